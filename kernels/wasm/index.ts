@@ -1,0 +1,2 @@
+// The CPU kernels: everything exported here is one WASM module over one shared memory.
+export * from './rows';

@@ -1,0 +1,59 @@
+// Builds everything into dist/ (library, kernels) and build/test/ (compiled tests). No tool outside node_modules.
+import { spawnSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('..', import.meta.url));
+
+function node(script, ...args) {
+  const { status, signal } = spawnSync(process.execPath, [`${root}${script}`, ...args], {
+    cwd: root,
+    stdio: 'inherit',
+  });
+  if (status !== 0) {
+    console.error(`build: ${script} ${args.join(' ')} ended with ${signal ?? `exit code ${status}`}`);
+    process.exit(1);
+  }
+}
+
+/** Compiles kernels/wasm into one module; skipped when neither the sources, the layouts nor the flags changed. */
+function buildWasm() {
+  const folder = `${root}kernels/wasm/`;
+  const sources = readdirSync(folder)
+    .filter((name) => name.endsWith('.ts'))
+    .toSorted();
+  const flags = [
+    '-O3',
+    '--noAssert',
+    '--runtime',
+    'stub',
+    '--enable',
+    'simd',
+    '--enable',
+    'threads',
+    '--enable',
+    'bulk-memory',
+    '--importMemory',
+    '--sharedMemory',
+    '--initialMemory',
+    '1',
+    '--maximumMemory',
+    '65536',
+  ];
+  const hash = createHash('sha256').update(flags.join(' '));
+  for (const name of sources) hash.update(name).update(readFileSync(folder + name));
+  const key = hash.digest('hex');
+  const output = `${root}dist/kernels/weftline.wasm`;
+  const stamp = `${output}.sha256`;
+  if (existsSync(output) && existsSync(stamp) && readFileSync(stamp, 'utf8') === key) return;
+  mkdirSync(`${root}dist/kernels`, { recursive: true });
+  node('node_modules/assemblyscript/bin/asc.js', 'kernels/wasm/index.ts', ...flags, '-o', `${output}.new`);
+  renameSync(`${output}.new`, output);
+  writeFileSync(stamp, key);
+}
+
+node('node_modules/typescript/bin/tsc', '-b');
+node('dist/abi/emit.js', 'kernels/wasm/abi.gen.ts');
+buildWasm();
+chmodSync(`${root}dist/cli/main.js`, 0o755);

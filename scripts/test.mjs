@@ -1,0 +1,21 @@
+// Runs the compiled tests with node's own runner. Arguments: parts of file names to run (default: all); --watch etc. go to node.
+import { spawnSync } from 'node:child_process';
+import { readdirSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('../build/test', import.meta.url));
+const options = process.argv.slice(2).filter((word) => word.startsWith('--'));
+const wanted = process.argv.slice(2).filter((word) => !word.startsWith('--'));
+const files = readdirSync(root, { recursive: true })
+  .filter((name) => name.endsWith('.test.js'))
+  .filter((name) => wanted.length === 0 || wanted.some((part) => name.includes(part)))
+  .toSorted()
+  .map((name) => `${root}/${name}`);
+if (files.length === 0) {
+  console.error(`No test file matches ${wanted.join(', ')} under ${root}`);
+  process.exit(1);
+}
+const { status } = spawnSync(process.execPath, ['--test', '--test-concurrency=2', ...options, ...files], {
+  stdio: 'inherit',
+});
+process.exit(status ?? 1);

@@ -1,0 +1,49 @@
+// Element types of tensors: size, the typed array that holds them, and conversions to and from f32.
+
+export const dtypes = {
+  bf16: { bytes: 2, array: Uint16Array },
+  fp8e4m3: { bytes: 1, array: Uint8Array },
+  f32: { bytes: 4, array: Float32Array },
+  i32: { bytes: 4, array: Int32Array },
+  i64: { bytes: 8, array: BigInt64Array },
+  u8: { bytes: 1, array: Uint8Array },
+} as const;
+
+export type DType = keyof typeof dtypes;
+
+/** What `tensor.view()` returns: bf16 and fp8e4m3 as their bit patterns. */
+export interface TypedArrayOf {
+  bf16: Uint16Array;
+  fp8e4m3: Uint8Array;
+  f32: Float32Array;
+  i32: Int32Array;
+  i64: BigInt64Array;
+  u8: Uint8Array;
+}
+
+const f32Cell = new Float32Array(1);
+const bitsCell = new Uint32Array(f32Cell.buffer);
+
+/** The bit pattern of a number rounded to f32. */
+export function f32Bits(value: number): number {
+  f32Cell[0] = value;
+  return bitsCell[0] as number;
+}
+
+/** The number that a 32-bit pattern stands for. */
+export function f32FromBits(bits: number): number {
+  bitsCell[0] = bits;
+  return f32Cell[0] as number;
+}
+
+/** f32 to bf16, round to nearest even; every NaN becomes 0x7fc0, as in PyTorch. */
+export function toBf16(value: number): number {
+  const bits = f32Bits(value);
+  if ((bits & 0x7fff_ffff) > 0x7f80_0000) return 0x7fc0;
+  return ((bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16) & 0xffff;
+}
+
+/** bf16 bit pattern to number; exact. */
+export function fromBf16(bits: number): number {
+  return f32FromBits((bits << 16) >>> 0);
+}

@@ -1,0 +1,121 @@
+// The one error type of the package: a stable code, the failed action, the offending value, and what to do.
+
+/** Every code a WeftlineError can carry, with the situation it stands for. Codes never change meaning. */
+export const errorCodes = {
+  WL_INVALID_ARGUMENT: 'an argument has the wrong type, shape, dtype or value; nothing was changed',
+  WL_CONFIG: 'a setting or an environment variable has a value outside its range',
+  WL_CONFIG_MISMATCH: 'ranks called the same collective with different configurations',
+  WL_CAPACITY: 'a request does not fit the capacity that was configured',
+  WL_MEMORY: 'the memory or address space of this rank is exhausted',
+  WL_SHARED_MEMORY: 'shared memory is missing, too small or not what a peer announced',
+  WL_TIMEOUT: 'a deadline passed; details name who is missing',
+  WL_PEER_LOST: 'a rank ended or its connection broke',
+  WL_PEER_FAILED: 'another rank reported an error and the group cannot go on',
+  WL_RANK_TAKEN: 'another process already uses this rank number',
+  WL_UNAUTHORIZED: 'a peer does not hold the token of this job',
+  WL_PROTOCOL: 'a peer sent bytes that are not of this protocol or version',
+  WL_LAUNCH: 'a process could not be started or ended with an error',
+  WL_FILE: 'a file cannot be read or written',
+  WL_FILE_FORMAT: 'a file is not what its name or header claims',
+  WL_CHECK: 'a result differs from its reference by more than the tolerance',
+  WL_UNSUPPORTED: 'this machine or build cannot do what was asked',
+  WL_NATIVE: 'a native function failed; details hold its name and errno',
+  WL_CLOSED: 'the object was closed',
+  WL_INTERNAL: 'a defect of weftline itself; please report it',
+} as const;
+
+export type ErrorCode = keyof typeof errorCodes;
+
+export type ErrorDetails = Readonly<Record<string, unknown>>;
+
+export interface ErrorOptions {
+  readonly details?: ErrorDetails;
+  readonly cause?: unknown;
+  /** The rank where the error began, when it came from another rank. */
+  readonly rank?: number;
+  /** The stack of the original, when it came from another thread or process. */
+  readonly remoteStack?: string;
+}
+
+const brand = Symbol.for('weftline.error');
+
+/** An error with a stable `code` to switch on; `details` holds the values that the message mentions. */
+export class WeftlineError extends Error {
+  override readonly name: string = 'WeftlineError';
+  readonly code: ErrorCode;
+  readonly details: ErrorDetails;
+  readonly rank: number | undefined;
+  readonly remoteStack: string | undefined;
+
+  constructor(code: ErrorCode, message: string, options: ErrorOptions = {}) {
+    super(message, options.cause === undefined ? undefined : { cause: options.cause });
+    this.code = code;
+    this.details = Object.freeze({ ...options.details });
+    this.rank = options.rank;
+    this.remoteStack = options.remoteStack;
+    Object.defineProperty(this, brand, { value: true });
+  }
+
+  /** True for an error of any copy of this package in the process, so that `instanceof` survives duplicates. */
+  static override [Symbol.hasInstance](value: unknown): boolean {
+    return typeof value === 'object' && value !== null && brand in value;
+  }
+}
+
+/** An error as plain JSON, to cross a worker thread, a socket or a process boundary. */
+export interface EncodedError {
+  readonly code: ErrorCode;
+  readonly message: string;
+  readonly details: ErrorDetails;
+  readonly rank?: number;
+  readonly stack?: string;
+  readonly cause?: EncodedError;
+}
+
+/** Turns any thrown value into plain JSON; a foreign error keeps its message and stack under WL_INTERNAL. */
+export function encodeError(error: unknown, rank?: number): EncodedError {
+  const at = error instanceof WeftlineError ? (error.rank ?? rank) : rank;
+  const known = error instanceof WeftlineError;
+  const stack = known ? (error.remoteStack ?? error.stack) : error instanceof Error ? error.stack : undefined;
+  const cause = error instanceof Error && error.cause !== undefined ? encodeError(error.cause) : undefined;
+  return {
+    code: known ? error.code : 'WL_INTERNAL',
+    message: error instanceof Error ? error.message : String(error),
+    details: known ? jsonSafe(error.details) : {},
+    ...(at === undefined ? {} : { rank: at }),
+    ...(stack === undefined ? {} : { stack }),
+    ...(cause === undefined ? {} : { cause }),
+  };
+}
+
+/** The reverse of encodeError; an unknown code (a newer peer) becomes WL_INTERNAL and keeps the code in details. */
+export function decodeError(encoded: EncodedError): WeftlineError {
+  const known = Object.hasOwn(errorCodes, encoded.code);
+  return new WeftlineError(known ? encoded.code : 'WL_INTERNAL', encoded.message, {
+    details: known ? encoded.details : { ...encoded.details, code: encoded.code },
+    ...(encoded.rank === undefined ? {} : { rank: encoded.rank }),
+    ...(encoded.stack === undefined ? {} : { remoteStack: encoded.stack }),
+    ...(encoded.cause === undefined ? {} : { cause: decodeError(encoded.cause) }),
+  });
+}
+
+/** Throws WL_INVALID_ARGUMENT naming the argument, its value and what is allowed. */
+export function invalidArgument(argument: string, value: unknown, allowed: string): WeftlineError {
+  return new WeftlineError('WL_INVALID_ARGUMENT', `Invalid ${argument}: got ${show(value)}, allowed is ${allowed}`, {
+    details: { argument, value, allowed },
+  });
+}
+
+function show(value: unknown): string {
+  if (typeof value === 'string') return JSON.stringify(value);
+  if (typeof value === 'bigint') return `${value}n`;
+  if (Array.isArray(value)) return `[${value.map(show).join(', ')}]`;
+  if (typeof value === 'object' && value !== null) return value.constructor?.name ?? 'object';
+  return String(value);
+}
+
+function jsonSafe(details: ErrorDetails): ErrorDetails {
+  return JSON.parse(
+    JSON.stringify(details, (_key, value: unknown) => (typeof value === 'bigint' ? Number(value) : value)),
+  ) as ErrorDetails;
+}

@@ -1,0 +1,86 @@
+// Hands out ranges of one address space: first fit over a sorted list of gaps, neighbours merged on release.
+import { alignUp } from '../../abi/layout.ts';
+import { WeftlineError } from '../../core/errors.ts';
+
+interface Range {
+  start: number;
+  end: number;
+}
+
+export class AddressSpace {
+  readonly #limit: number;
+  readonly #gaps: Range[];
+  readonly #taken = new Map<number, number>();
+  #used = 0;
+
+  /** Manages [start, limit). */
+  constructor(start: number, limit: number) {
+    this.#limit = limit;
+    this.#gaps = [{ start, end: limit }];
+  }
+
+  /** Bytes handed out at the moment. */
+  get used(): number {
+    return this.#used;
+  }
+
+  get limit(): number {
+    return this.#limit;
+  }
+
+  /** The largest single range that could be handed out. */
+  get largestGap(): number {
+    return this.#gaps.reduce((most, gap) => Math.max(most, gap.end - gap.start), 0);
+  }
+
+  /** Takes `bytes` at a multiple of `alignment`. Fails with WL_MEMORY. */
+  take(bytes: number, alignment: number): number {
+    const size = alignUp(Math.max(bytes, 1), alignment);
+    for (const [index, gap] of this.#gaps.entries()) {
+      const start = alignUp(gap.start, alignment);
+      if (start + size > gap.end) continue;
+      const rest: Range[] = [];
+      if (start > gap.start) rest.push({ start: gap.start, end: start });
+      if (start + size < gap.end) rest.push({ start: start + size, end: gap.end });
+      this.#gaps.splice(index, 1, ...rest);
+      this.#taken.set(start, size);
+      this.#used += size;
+      return start;
+    }
+    throw new WeftlineError(
+      'WL_MEMORY',
+      `Cannot take ${MiB(bytes)} of this rank's address space: ${MiB(this.#used)} of ${MiB(this.#limit)} are in use and the largest gap is ${MiB(this.largestGap)}; dispose tensors and buffers, or use fewer tokens per rank`,
+      { details: { bytes, used: this.#used, limit: this.#limit, largestGap: this.largestGap } },
+    );
+  }
+
+  /** Gives a range back by its start. Returns its size. */
+  release(start: number): number {
+    const size = this.#taken.get(start);
+    if (size === undefined) throw new WeftlineError('WL_INTERNAL', `Address ${start} is not in use`);
+    this.#taken.delete(start);
+    this.#used -= size;
+    let index = this.#gaps.findIndex((gap) => gap.start > start);
+    if (index === -1) index = this.#gaps.length;
+    const before = this.#gaps[index - 1];
+    const after = this.#gaps[index];
+    const merged = { start, end: start + size };
+    let from = index;
+    let count = 0;
+    if (before?.end === merged.start) {
+      merged.start = before.start;
+      from = index - 1;
+      count += 1;
+    }
+    if (after?.start === merged.end) {
+      merged.end = after.end;
+      count += 1;
+    }
+    this.#gaps.splice(from, count, merged);
+    return size;
+  }
+}
+
+function MiB(bytes: number): string {
+  return `${(bytes / 1_048_576).toFixed(1)} MiB`;
+}

@@ -1,0 +1,14 @@
+// The part of the WebAssembly API that is used here, typed; the ES library of TypeScript does not declare it.
+
+export interface WasmMemory {
+  readonly buffer: SharedArrayBuffer;
+  grow(pages: number): number;
+}
+
+export interface WasmApi {
+  readonly Memory: new (options: { initial: number; maximum: number; shared: true }) => WasmMemory;
+  compile(bytes: Uint8Array): Promise<object>;
+  instantiate(module: object, imports: { env: { memory: WasmMemory } }): Promise<{ readonly exports: object }>;
+}
+
+export const wasm: WasmApi = (globalThis as unknown as { WebAssembly: WasmApi }).WebAssembly;

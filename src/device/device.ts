@@ -1,0 +1,22 @@
+// What the rest of weftline asks of a device; the implementations are cpu/ and cuda/.
+import type { DType, TypedArrayOf } from '../core/dtype.ts';
+import type { Tensor } from './tensor.ts';
+
+export type DeviceKind = 'cpu' | 'cuda';
+
+export interface Device extends AsyncDisposable {
+  readonly kind: DeviceKind;
+
+  /** Uninitialised memory for a tensor. Fails with WL_MEMORY, telling what is used and by how much it is short. */
+  empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D>;
+
+  /** A tensor with the given values; bf16 and fp8e4m3 as bit patterns. */
+  tensor<D extends DType>(dtype: D, shape: readonly number[], values: TypedArrayOf[D]): Promise<Tensor<D>>;
+
+  /** Device memory as a typed array in place; WL_UNSUPPORTED where the host cannot address it. */
+  hostView<D extends DType>(dtype: D, address: number, elements: number): TypedArrayOf[D];
+
+  upload<D extends DType>(tensor: Tensor<D>, values: TypedArrayOf[D]): Promise<void>;
+
+  download<D extends DType>(tensor: Tensor<D>): Promise<TypedArrayOf[D]>;
+}

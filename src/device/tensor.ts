@@ -1,0 +1,115 @@
+// A typed, contiguous, row-major view of device memory.
+import { type DType, dtypes, type TypedArrayOf } from '../core/dtype.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import type { Device } from './device.ts';
+
+/** A run of device memory that one owner frees; every tensor over it keeps it alive. */
+export interface Storage extends Disposable {
+  readonly device: Device;
+  /** Address in the device's own memory: an offset into WASM memory on `cpu`, a device pointer on `cuda`. */
+  readonly address: number;
+  readonly bytes: number;
+  readonly disposed: boolean;
+}
+
+/**
+ * A contiguous tensor. `using` or dispose() frees what `device.empty` gave; a tensor that an operation returned says
+ * in its own documentation how long it stays valid.
+ */
+export class Tensor<D extends DType = DType> implements Disposable {
+  readonly storage: Storage;
+  readonly dtype: D;
+  readonly shape: readonly number[];
+  readonly address: number;
+  readonly elements: number;
+  readonly bytes: number;
+
+  constructor(storage: Storage, dtype: D, shape: readonly number[], byteOffset = 0) {
+    this.storage = storage;
+    this.dtype = dtype;
+    this.shape = Object.freeze([...shape]);
+    this.elements = elementCount(shape);
+    this.bytes = this.elements * dtypes[dtype].bytes;
+    this.address = storage.address + byteOffset;
+    if (byteOffset < 0 || byteOffset + this.bytes > storage.bytes) {
+      throw new WeftlineError(
+        'WL_INTERNAL',
+        `A ${dtype} tensor [${shape.join(', ')}] at ${byteOffset} exceeds its storage of ${storage.bytes} bytes`,
+      );
+    }
+  }
+
+  get device(): Device {
+    return this.storage.device;
+  }
+
+  /** Rows `start` to `end` (exclusive) of the first dimension, sharing memory. */
+  slice(start: number, end: number): Tensor<D> {
+    const rows = this.shape[0] ?? 0;
+    if (!(Number.isInteger(start) && Number.isInteger(end) && 0 <= start && start <= end && end <= rows)) {
+      throw invalidArgument('slice range', [start, end], `0 <= start <= end <= ${rows}`);
+    }
+    const rowBytes = rows === 0 ? 0 : this.bytes / rows;
+    return new Tensor(
+      this.storage,
+      this.dtype,
+      [end - start, ...this.shape.slice(1)],
+      this.#byteOffset + start * rowBytes,
+    );
+  }
+
+  /** The same elements under another shape of equal size. */
+  reshape(shape: readonly number[]): Tensor<D> {
+    if (elementCount(shape) !== this.elements) {
+      throw invalidArgument('shape', shape, `any with ${this.elements} elements, as in [${this.shape.join(', ')}]`);
+    }
+    return new Tensor(this.storage, this.dtype, shape, this.#byteOffset);
+  }
+
+  /**
+   * The elements in place, without a copy; bf16 and fp8e4m3 as bit patterns. Only where the host can address the
+   * memory (`cpu`); elsewhere use toHost(). Valid as long as the tensor is.
+   */
+  view(): TypedArrayOf[D] {
+    if (this.storage.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot view a tensor that was disposed');
+    return this.device.hostView(this.dtype, this.address, this.elements);
+  }
+
+  /** A copy of the elements in host memory. */
+  toHost(): Promise<TypedArrayOf[D]> {
+    return this.device.download(this);
+  }
+
+  /** Overwrites the elements with values from host memory; lengths must agree. */
+  fromHost(values: TypedArrayOf[D]): Promise<void> {
+    if (values.length !== this.elements) {
+      throw invalidArgument(
+        'values.length',
+        values.length,
+        `${this.elements}, the elements of [${this.shape.join(', ')}]`,
+      );
+    }
+    return this.device.upload(this, values);
+  }
+
+  dispose(): void {
+    this.storage[Symbol.dispose]();
+  }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
+
+  get #byteOffset(): number {
+    return this.address - this.storage.address;
+  }
+}
+
+export function elementCount(shape: readonly number[]): number {
+  let count = 1;
+  for (const extent of shape) {
+    if (!Number.isInteger(extent) || extent < 0) throw invalidArgument('shape', shape, 'whole numbers of at least 0');
+    count *= extent;
+  }
+  return count;
+}

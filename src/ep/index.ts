@@ -1,0 +1,2 @@
+// weftline/ep: expert-parallel dispatch and combine.
+export { Tensor } from '../device/tensor.ts';

@@ -1,0 +1,15 @@
+// The package's main entry: errors, settings, devices. Expert parallelism is in weftline/ep, ranks are in weftline/world.
+export {
+  type EncodedError,
+  type ErrorCode,
+  type ErrorDetails,
+  decodeError,
+  encodeError,
+  errorCodes,
+  WeftlineError,
+} from './core/errors.ts';
+export { type DType, dtypes, fromBf16, toBf16, type TypedArrayOf } from './core/dtype.ts';
+export { readSettings, type Settings, settingsTable } from './settings/settings.ts';
+export type { Device, DeviceKind } from './device/device.ts';
+export { Tensor } from './device/tensor.ts';
+export { CpuDevice, type CpuDeviceOptions } from './device/cpu/cpu-device.ts';

@@ -1,0 +1,142 @@
+// The Linux calls that Node does not offer: memory mapping, futex, advisory locks, process control.
+import { WeftlineError } from '../core/errors.ts';
+import { addressOf, lazyFunction, loadKoffi } from './library.ts';
+
+const libc = 'libc.so.6';
+const mmapFunction = lazyFunction(libc, 'intptr_t mmap(intptr_t, size_t, int, int, int, int64_t)');
+const fallocateFunction = lazyFunction(libc, 'int fallocate(int, int, int64_t, int64_t)');
+const fcntlFunction = lazyFunction(libc, 'int fcntl(int, int, void*)');
+const prctlFunction = lazyFunction(libc, 'int prctl(int, uint64_t, uint64_t, uint64_t, uint64_t)');
+const madviseFunction = lazyFunction(libc, 'int madvise(intptr_t, size_t, int)');
+/** Declared without "...", so that each argument keeps one type and the call stays cheap. */
+const syscallFunction = lazyFunction(
+  libc,
+  'int64_t syscall(int64_t, intptr_t, int64_t, int64_t, void*, void*, int64_t)',
+);
+
+const PROT_READ_WRITE = 3;
+const MAP_SHARED = 1;
+const MAP_PRIVATE = 2;
+const MAP_FIXED = 0x10;
+const MAP_ANONYMOUS = 0x20;
+const MAP_NORESERVE = 0x4000;
+const MADV_DONTNEED = 4;
+const F_OFD_GETLK = 36;
+const F_OFD_SETLK = 37;
+const F_WRLCK = 1;
+const F_UNLCK = 2;
+const PR_SET_PDEATHSIG = 1;
+const FUTEX_WAIT = 0;
+const FUTEX_WAKE = 1;
+const EAGAIN = 11;
+const EACCES = 13;
+const ETIMEDOUT = 110;
+const EINTR = 4;
+
+function failed(call: string, what: string): WeftlineError {
+  const koffi = loadKoffi();
+  const errno = koffi.errno();
+  const name = Object.entries(koffi.os.errno).find(([, value]) => value === errno)?.[0] ?? `errno ${errno}`;
+  return new WeftlineError('WL_NATIVE', `${call} failed with ${name}: ${what}`, { details: { call, errno, name } });
+}
+
+/** Maps a shared file over already committed memory, which keeps its address. `address` must be page aligned. */
+export function mapFileOver(address: bigint, bytes: number, fd: number): void {
+  const at: number = mmapFunction()(address, bytes, PROT_READ_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+  if (BigInt(at) !== address) throw failed('mmap', `mapping ${bytes} bytes of shared memory`);
+}
+
+/** Replaces whatever is mapped there by fresh zero pages. */
+export function mapZeroOver(address: bigint, bytes: number): void {
+  const flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+  const at: number = mmapFunction()(address, bytes, PROT_READ_WRITE, flags, -1, 0);
+  if (BigInt(at) !== address) throw failed('mmap', `mapping ${bytes} zero bytes`);
+}
+
+/** Gives the pages of private memory back to the system; they read as zero afterwards. */
+export function releasePages(address: bigint, bytes: number): void {
+  if (madviseFunction()(address, bytes, MADV_DONTNEED) !== 0) throw failed('madvise', `releasing ${bytes} bytes`);
+}
+
+/** Reserves the pages of a file, so that a later store to it cannot fail for want of memory. */
+export function reserveFile(fd: number, bytes: number): void {
+  if (fallocateFunction()(fd, 0, 0, bytes) !== 0) throw failed('fallocate', `reserving ${bytes} bytes`);
+}
+
+function lockRecord(type: number, start: number): Uint8Array {
+  const record = new Uint8Array(32);
+  const view = new DataView(record.buffer);
+  view.setInt16(0, type, true);
+  view.setBigInt64(8, BigInt(start), true);
+  view.setBigInt64(16, 1n, true);
+  return record;
+}
+
+/** Takes an exclusive lock on one byte; the kernel drops it when the last descriptor closes, kill -9 included. */
+export function lockByte(fd: number, offset: number): boolean {
+  if (fcntlFunction()(fd, F_OFD_SETLK, lockRecord(F_WRLCK, offset)) === 0) return true;
+  const errno = loadKoffi().errno();
+  if (errno === EAGAIN || errno === EACCES) return false;
+  throw failed('fcntl(F_OFD_SETLK)', `locking byte ${offset}`);
+}
+
+/** True while another open description holds the lock of that byte. Our own locks do not count. */
+export function isByteLocked(fd: number, offset: number): boolean {
+  const record = lockRecord(F_WRLCK, offset);
+  if (fcntlFunction()(fd, F_OFD_GETLK, record) !== 0) throw failed('fcntl(F_OFD_GETLK)', `testing byte ${offset}`);
+  return new DataView(record.buffer).getInt16(0, true) !== F_UNLCK;
+}
+
+/** Asks the kernel to send this process a signal when its parent ends. */
+export function signalOnParentDeath(signal: number): void {
+  if (prctlFunction()(PR_SET_PDEATHSIG, signal, 0, 0, 0) !== 0) throw failed('prctl', 'PR_SET_PDEATHSIG');
+}
+
+/** The number of the futex call differs between architectures. */
+const futexNumber = process.arch === 'arm64' ? 98 : 202;
+
+/** Sleeps and wakes on one 32-bit word of memory shared between processes. */
+export class Futex {
+  readonly #address: bigint;
+  readonly #timespec: BigInt64Array = new BigInt64Array(2);
+  readonly #timespecAddress: bigint;
+
+  /** `word` must be 4-byte aligned and must not move. */
+  constructor(word: Int32Array) {
+    this.#address = addressOf(word);
+    this.#timespecAddress = addressOf(this.#timespec);
+  }
+
+  /** Blocks this thread until woken, `nanoseconds` (< 1 s) passed or the word no longer holds `seen`. */
+  waitBlocking(seen: number, nanoseconds: number): void {
+    this.#timespec[1] = BigInt(nanoseconds);
+    const status: number = syscallFunction()(
+      futexNumber,
+      this.#address,
+      FUTEX_WAIT,
+      seen,
+      this.#timespecAddress,
+      0n,
+      0,
+    );
+    if (status !== 0) checkFutex(loadKoffi().errno());
+  }
+
+  /** The same on a thread of the pool, so that the event loop goes on. */
+  wait(seen: number, nanoseconds: number): Promise<void> {
+    const timespec = new BigInt64Array([0n, BigInt(nanoseconds)]);
+    return new Promise((resolve) => {
+      // The outcome does not matter: the caller looks at its own words again.
+      syscallFunction().async(futexNumber, this.#address, FUTEX_WAIT, seen, timespec, null, 0, () => resolve());
+    });
+  }
+
+  /** Wakes every process that sleeps on the word. */
+  wakeAll(): void {
+    syscallFunction()(futexNumber, this.#address, FUTEX_WAKE, 0x7fff_ffff, null, null, 0);
+  }
+}
+
+function checkFutex(errno: number): void {
+  if (errno !== EAGAIN && errno !== ETIMEDOUT && errno !== EINTR) throw failed('futex', 'waiting');
+}

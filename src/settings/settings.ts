@@ -1,0 +1,133 @@
+// Every knob of weftline, once: name, environment variable, flag, unit, range, default and what it does.
+import { WeftlineError } from '../core/errors.ts';
+
+interface NumberSetting {
+  readonly kind: 'number';
+  readonly env: string;
+  readonly flag: string;
+  readonly unit: string;
+  readonly min: number;
+  readonly max: number;
+  readonly default: number;
+  readonly sentence: string;
+}
+
+interface BooleanSetting {
+  readonly kind: 'boolean';
+  readonly env: string;
+  readonly flag: string;
+  readonly default: boolean;
+  readonly sentence: string;
+}
+
+export const settingsTable = {
+  timeoutMs: {
+    kind: 'number',
+    env: 'WEFTLINE_TIMEOUT_MS',
+    flag: '--timeout <ms>',
+    unit: 'ms',
+    min: 1,
+    max: 86_400_000,
+    default: 60_000,
+    sentence: 'How long any wait for another rank may last before it fails with WL_TIMEOUT.',
+  },
+  spinMicroseconds: {
+    kind: 'number',
+    env: 'WEFTLINE_SPIN_US',
+    flag: '--spin <us>',
+    unit: 'µs',
+    min: 0,
+    max: 1_000_000,
+    default: 20,
+    sentence:
+      'How long a wait polls shared memory before it sleeps in the kernel; raise it where each rank has its own core.',
+  },
+  reserveSharedMemory: {
+    kind: 'boolean',
+    env: 'WEFTLINE_RESERVE_SHM',
+    flag: '--no-reserve-shm',
+    default: true,
+    sentence:
+      'Reserve the pages of every window at creation, so that a full /dev/shm is an error then and not a crash later.',
+  },
+  addressSpaceMiB: {
+    kind: 'number',
+    env: 'WEFTLINE_ADDRESS_SPACE_MIB',
+    flag: '--address-space <MiB>',
+    unit: 'MiB',
+    min: 16,
+    max: 4096,
+    default: 4096,
+    sentence: 'Most memory a CPU rank may address, its tensors and the windows of all ranks of its host together.',
+  },
+  graceMs: {
+    kind: 'number',
+    env: 'WEFTLINE_GRACE_MS',
+    flag: '--grace <ms>',
+    unit: 'ms',
+    min: 0,
+    max: 600_000,
+    default: 1_000,
+    sentence:
+      'After one rank ended with an error, how long the launcher lets the others report their own before it stops them.',
+  },
+  storeMaxValueBytes: {
+    kind: 'number',
+    env: 'WEFTLINE_STORE_MAX_VALUE',
+    flag: '--store-max-value <bytes>',
+    unit: 'bytes',
+    min: 1024,
+    max: 1_073_741_824,
+    default: 16_777_216,
+    sentence: 'Largest value that the rendezvous store accepts.',
+  },
+} as const satisfies Record<string, NumberSetting | BooleanSetting>;
+
+export type SettingName = keyof typeof settingsTable;
+
+export type Settings = {
+  readonly [Name in SettingName]: (typeof settingsTable)[Name]['kind'] extends 'boolean' ? boolean : number;
+};
+
+/** Reads all settings: an override wins over the environment, which wins over the default. Fails with WL_CONFIG. */
+export function readSettings(
+  overrides: Partial<Settings> = {},
+  environment: Readonly<Record<string, string | undefined>> = process.env,
+): Settings {
+  const result: Record<string, number | boolean> = {};
+  for (const [name, setting] of Object.entries(settingsTable)) {
+    const override = overrides[name as SettingName];
+    const text = environment[setting.env];
+    if (override !== undefined) result[name] = check(setting, name, override);
+    else if (text !== undefined && text !== '') result[name] = check(setting, setting.env, parse(setting, text));
+    else result[name] = setting.default;
+  }
+  return Object.freeze(result) as Settings;
+}
+
+function parse(setting: NumberSetting | BooleanSetting, text: string): unknown {
+  if (setting.kind === 'number') return /^[0-9]+(\.[0-9]+)?$/.test(text.trim()) ? Number(text) : text;
+  const word = text.trim().toLowerCase();
+  if (['1', 'true', 'yes', 'on'].includes(word)) return true;
+  if (['0', 'false', 'no', 'off'].includes(word)) return false;
+  return text;
+}
+
+function check(setting: NumberSetting | BooleanSetting, source: string, value: unknown): number | boolean {
+  if (setting.kind === 'boolean') {
+    if (typeof value === 'boolean') return value;
+    throw wrong(source, value, '1, 0, true, false, yes, no, on or off');
+  }
+  if (typeof value === 'number' && value >= setting.min && value <= setting.max) return value;
+  throw wrong(source, value, `a number of ${setting.unit} from ${setting.min} to ${setting.max}`);
+}
+
+function wrong(source: string, value: unknown, allowed: string): WeftlineError {
+  return new WeftlineError(
+    'WL_CONFIG',
+    `Invalid setting ${source}: got ${JSON.stringify(value)}, allowed is ${allowed}`,
+    {
+      details: { setting: source, value, allowed },
+    },
+  );
+}

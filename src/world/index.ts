@@ -1,0 +1,2 @@
+// weftline/world: ranks, the rendezvous store, the launcher.
+export { readSettings } from '../settings/settings.ts';

@@ -1,0 +1,42 @@
+import assert from 'node:assert/strict';
+import { closeSync, ftruncateSync, openSync, unlinkSync } from 'node:fs';
+import test from 'node:test';
+import { CpuDevice, WeftlineError } from 'weftline';
+
+test('a tensor keeps its values, shares memory with its slices and frees its range', async () => {
+  const device = await CpuDevice.create();
+  const tensor = await device.tensor('i32', [4, 2], Int32Array.from([1, 2, 3, 4, 5, 6, 7, 8]));
+  assert.deepEqual([...tensor.slice(1, 3).view()], [3, 4, 5, 6]);
+  tensor.slice(1, 2).view()[0] = 30;
+  assert.deepEqual([...(await tensor.toHost())], [1, 2, 30, 4, 5, 6, 7, 8]);
+  const used = device.space.used;
+  tensor.dispose();
+  assert.equal(device.space.used, used - 128);
+  assert.throws(() => tensor.view(), { code: 'WL_CLOSED' });
+});
+
+test('mapFile() makes two ranges of the memory show the same bytes', async () => {
+  const device = await CpuDevice.create();
+  const path = `/dev/shm/weftline-test-${process.pid}`;
+  const fd = openSync(path, 'w+');
+  unlinkSync(path);
+  ftruncateSync(fd, 131_072);
+  const first = device.mapFile(fd, 131_072);
+  const second = device.mapFile(fd, 131_072);
+  closeSync(fd);
+  device.hostView('u8', first.address, 131_072)[70_000] = 77;
+  assert.equal(device.hostView('u8', second.address, 131_072)[70_000], 77);
+  device.kernels.copyBytes(second.address + 5, first.address + 70_000, 1);
+  assert.equal(device.hostView('u8', first.address, 8)[5], 77);
+  first[Symbol.dispose]();
+  second[Symbol.dispose]();
+});
+
+test('a tensor beyond the address space fails with WL_MEMORY and says what is used', async () => {
+  const device = await CpuDevice.create({ addressSpaceMiB: 16 });
+  assert.throws(
+    () => device.empty('u8', [32 << 20]),
+    (error: unknown) =>
+      error instanceof WeftlineError && error.code === 'WL_MEMORY' && error.message.includes('32.0 MiB'),
+  );
+});
