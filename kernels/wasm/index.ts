@@ -1,2 +1,4 @@
 // The CPU kernels: everything exported here is one WASM module over one shared memory.
+export * from './layout';
 export * from './rows';
+export * from './sum';

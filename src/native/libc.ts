@@ -97,43 +97,51 @@ const futexNumber = process.arch === 'arm64' ? 98 : 202;
 
 /** Sleeps and wakes on one 32-bit word of memory shared between processes. */
 export class Futex {
-  readonly #address: bigint;
+  readonly #word: Int32Array;
   readonly #timespec: BigInt64Array = new BigInt64Array(2);
-  readonly #timespecAddress: bigint;
+  /** One of its own: a pool thread may still read it while a blocking wait starts. */
+  readonly #poolTimespec: BigInt64Array = new BigInt64Array(2);
+  #address = 0n;
+  #timespecAddress = 0n;
+  #poolTimespecAddress = 0n;
 
-  /** `word` must be 4-byte aligned and must not move. */
+  /** `word` must not move. Nothing native is loaded before the first call. */
   constructor(word: Int32Array) {
-    this.#address = addressOf(word);
-    this.#timespecAddress = addressOf(this.#timespec);
+    this.#word = word;
   }
 
   /** Blocks this thread until woken, `nanoseconds` (< 1 s) passed or the word no longer holds `seen`. */
   waitBlocking(seen: number, nanoseconds: number): void {
+    const address = this.#resolve();
     this.#timespec[1] = BigInt(nanoseconds);
-    const status: number = syscallFunction()(
-      futexNumber,
-      this.#address,
-      FUTEX_WAIT,
-      seen,
-      this.#timespecAddress,
-      0n,
-      0,
-    );
+    const status: number = syscallFunction()(futexNumber, address, FUTEX_WAIT, seen, this.#timespecAddress, 0n, 0);
     if (status !== 0) checkFutex(loadKoffi().errno());
   }
 
   /** The same on a thread of the pool, so that the event loop goes on. */
   wait(seen: number, nanoseconds: number): Promise<void> {
-    const timespec = new BigInt64Array([0n, BigInt(nanoseconds)]);
+    const address = this.#resolve();
+    this.#poolTimespec[1] = BigInt(nanoseconds);
     return new Promise((resolve) => {
       // The outcome does not matter: the caller looks at its own words again.
-      syscallFunction().async(futexNumber, this.#address, FUTEX_WAIT, seen, timespec, null, 0, () => resolve());
+      syscallFunction().async(futexNumber, address, FUTEX_WAIT, seen, this.#poolTimespecAddress, 0n, 0, () =>
+        resolve(),
+      );
     });
   }
 
   /** Wakes every process that sleeps on the word. */
   wakeAll(): void {
-    syscallFunction()(futexNumber, this.#address, FUTEX_WAKE, 0x7fff_ffff, null, null, 0);
+    syscallFunction()(futexNumber, this.#resolve(), FUTEX_WAKE, 0x7fff_ffff, null, null, 0);
+  }
+
+  #resolve(): bigint {
+    if (this.#address === 0n) {
+      this.#address = addressOf(this.#word);
+      this.#timespecAddress = addressOf(this.#timespec);
+      this.#poolTimespecAddress = addressOf(this.#poolTimespec);
+    }
+    return this.#address;
   }
 }
 

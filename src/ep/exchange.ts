@@ -1,0 +1,86 @@
+// The count exchange: every rank writes what it is about to send into every window; after a barrier all know all.
+import { WeftlineError } from '../core/errors.ts';
+import type { CpuDevice } from '../device/cpu/cpu-device.ts';
+import type { SymmetricWindow } from '../memory/symmetric-window.ts';
+import { EXCHANGE_HEADER_WORDS, exchangeRecordBytes } from './buffer-size.ts';
+
+/** What must be equal on all ranks of one call, in the order of the header words. */
+export const exchangeFields = ['topk', 'rowBytes', 'scaleBytes', 'indexBytes', 'hasWeights', 'expanded'] as const;
+/** What may differ: the sender's tokens, and its own bound on received rows (0: none). */
+const ownFields = ['numTokens', 'rowBound'] as const;
+
+export type ExchangeHeader = Record<(typeof exchangeFields)[number] | (typeof ownFields)[number], number>;
+
+export interface ExchangeResult {
+  /** numTokens of each source rank. */
+  readonly numTokens: Int32Array;
+  readonly rowBound: Int32Array;
+  /** perRank[s * n + d]: rows that rank s sends to rank d, each token once. */
+  readonly perRank: Int32Array;
+  /** perExpert[s * E + e]: choices of expert e by rank s. */
+  readonly perExpert: Int32Array;
+}
+
+export class CountExchange {
+  readonly #records: Int32Array[][];
+  readonly #ranks: number;
+  readonly #experts: number;
+  readonly #self: number;
+
+  /** `offset`: where the exchange region starts in each window. */
+  constructor(device: CpuDevice, window: SymmetricWindow, region: { offset: number; experts: number }) {
+    this.#ranks = window.ranks.length;
+    this.#experts = region.experts;
+    this.#self = window.localRank;
+    const bytes = exchangeRecordBytes(this.#ranks, this.#experts);
+    this.#records = window.addresses.map((address) =>
+      window.ranks.map((_, source) => device.hostView('i32', address + region.offset + source * bytes, bytes / 4)),
+    );
+  }
+
+  /** Writes this rank's record into every window. A barrier must follow before collect(). */
+  publish(header: ExchangeHeader, perRank: Int32Array, perExpert: Int32Array): void {
+    for (const records of this.#records) {
+      const record = records[this.#self] as Int32Array;
+      let word = 0;
+      for (const field of exchangeFields) record[word++] = header[field];
+      for (const field of ownFields) record[word++] = header[field];
+      record.set(perRank, EXCHANGE_HEADER_WORDS);
+      record.set(perExpert, EXCHANGE_HEADER_WORDS + this.#ranks);
+    }
+  }
+
+  /** All ranks' records, after the barrier. Every rank fails with the same WL_CONFIG_MISMATCH if they disagree. */
+  collect(): ExchangeResult {
+    const n = this.#ranks;
+    const records = this.#records[this.#self] as Int32Array[];
+    this.#compare(records);
+    const result = {
+      numTokens: new Int32Array(n),
+      rowBound: new Int32Array(n),
+      perRank: new Int32Array(n * n),
+      perExpert: new Int32Array(n * this.#experts),
+    };
+    for (const [source, record] of records.entries()) {
+      result.numTokens[source] = record[exchangeFields.length] as number;
+      result.rowBound[source] = record[exchangeFields.length + 1] as number;
+      const counts = EXCHANGE_HEADER_WORDS;
+      result.perRank.set(record.subarray(counts, counts + n), source * n);
+      result.perExpert.set(record.subarray(counts + n, counts + n + this.#experts), source * this.#experts);
+    }
+    return result;
+  }
+
+  #compare(records: readonly Int32Array[]): void {
+    const first = records[0] as Int32Array;
+    for (const [word, field] of exchangeFields.entries()) {
+      const rank = records.findIndex((record) => record[word] !== first[word]);
+      if (rank === -1) continue;
+      throw new WeftlineError(
+        'WL_CONFIG_MISMATCH',
+        `The ranks disagree on ${field}: ${first[word]} on rank 0, ${records[rank]?.[word]} on rank ${rank}; all must pass the same kind of tensors`,
+        { details: { field, rank, rank0: first[word], other: records[rank]?.[word] } },
+      );
+    }
+  }
+}
