@@ -70,9 +70,13 @@ export function scatterTokenIndex(
   }
 }
 
-/** Writes weights[t, c] to the place that the table names for (t, c): one weight per row, expanded layout. */
+/**
+ * Writes weights[t, c] to the place that the table names for (t, c): one weight per row, expanded layout.
+ * `weightBytes` is 4 (f32) or 2 (bf16).
+ */
 export function scatterWeight(
   weights: usize,
+  weightBytes: i32,
   tokens: i32,
   columns: i32,
   rowTable: usize,
@@ -84,7 +88,8 @@ export function scatterWeight(
     const place = load<i32>(rowTable + (cell << 2));
     if (place < 0) continue;
     const base = <usize>load<u32>(bases + (<usize>load<i32>(rankTable + (cell << 2)) << 2));
-    store<f32>(base + (<usize>place << 2), load<f32>(weights + (cell << 2)));
+    if (weightBytes == 4) store<u32>(base + (<usize>place << 2), load<u32>(weights + (cell << 2)));
+    else store<u16>(base + (<usize>place << 1), load<u16>(weights + (cell << 1)));
   }
 }
 

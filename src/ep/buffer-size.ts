@@ -54,7 +54,7 @@ export function bufferSize(config: EpBufferConfig, numRanks: number): EpBufferSi
   const rowBytes = config.hidden * 2;
   const shared = config.combineRows === 'shared';
   const bytesOf: Record<EpRegion, number> = {
-    exchange: numRanks * exchangeRecordBytes(numRanks, config.numExperts),
+    exchange: exchangeRegionBytes(numRanks, config.numExperts),
     rows: rows * rowBytes,
     scales: rows * Math.ceil(config.hidden / SCALE_GROUP) * 4,
     topkIdx: rows * config.maxTopk * 8,
@@ -76,6 +76,11 @@ export function bufferSize(config: EpBufferConfig, numRanks: number): EpBufferSi
 /** One source rank's record in the exchange region: header words, counts per rank, counts per expert. */
 export function exchangeRecordBytes(numRanks: number, numExperts: number): number {
   return alignUp((EXCHANGE_HEADER_WORDS + numRanks + numExperts) * 4, REGION_ALIGNMENT);
+}
+
+/** Records of all sources, twice; see CountExchange. */
+export function exchangeRegionBytes(numRanks: number, numExperts: number): number {
+  return 2 * numRanks * exchangeRecordBytes(numRanks, numExperts);
 }
 
 function checkConfig(config: EpBufferConfig, numRanks: number): void {

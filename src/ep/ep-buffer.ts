@@ -1,6 +1,5 @@
 // EpBuffer: dispatch sends each token once to every rank that holds one of its experts; combine brings the sums back.
 import { type DType, dtypes } from '../core/dtype.ts';
-import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import { Tensor } from '../device/tensor.ts';
 import { SymmetricWindow } from '../memory/symmetric-window.ts';
@@ -8,6 +7,7 @@ import type { WaitOptions, World } from '../world/world.ts';
 import { addressTable } from './address-table.ts';
 import { agreeOnConfig, requireOneHost } from './agree.ts';
 import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from './buffer-size.ts';
+import { CallGuard } from './call-guard.ts';
 import { callWord, describeCall } from './calls.ts';
 import { checkCombine, type CombineArguments } from './combine-arguments.ts';
 import { checkDispatch, type DispatchArguments, type DispatchPlanInput, type RowsLike } from './dispatch-arguments.ts';
@@ -54,8 +54,7 @@ export class EpBuffer implements AsyncDisposable {
   readonly #bases: Readonly<Record<EpRegion, Tensor<'i32'>>>;
   readonly #nextRow: Tensor<'i32'>;
   readonly #scratch: Tensor<'i32'>;
-  #present: string | undefined;
-  #closed = false;
+  readonly #guard = new CallGuard('EpBuffer');
 
   /**
    * Collective over the world, whose ranks must all be on one host. Fails on every rank with the same error:
@@ -111,7 +110,7 @@ export class EpBuffer implements AsyncDisposable {
 
   /** Counts for dispatch. Local, no rank waits for another. `topkIdx` [T, K], -1 for no expert. The caller owns the result. */
   getDispatchLayout({ topkIdx }: { readonly topkIdx: Tensor<'i32' | 'i64'> }): DispatchLayout {
-    this.#requireOpen();
+    this.#guard.requireOpen();
     const { device } = this;
     const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: ['T', 'K'] });
     const layout = emptyLayout(device, choices.shape[0] as number, this.#shape);
@@ -129,7 +128,7 @@ export class EpBuffer implements AsyncDisposable {
    * WL_INVALID_ARGUMENT on this rank before it does anything; the others then wait for it.
    */
   async dispatch(args: DispatchArguments): Promise<DispatchResult> {
-    return this.#exclusive('dispatch', async () => {
+    return this.#guard.run('dispatch', async () => {
       const input = checkDispatch(args, this, this.#receiveRegion());
       return input.handle === undefined
         ? this.#dispatchNew(input, args)
@@ -142,13 +141,13 @@ export class EpBuffer implements AsyncDisposable {
    * until combine() returns. With combineRows 'shared' it is the memory of recvX.
    */
   combineInput(handle: DispatchHandle): Tensor<'bf16'> {
-    this.#requireOpen();
+    this.#guard.requireOpen();
     return this.#view('bf16', 'combineRows', [handle.rows, this.config.hidden]);
   }
 
   /** Collective. The unweighted sum of the rows that the ranks hold of each token, back at the token's rank. */
   async combine(args: CombineArguments): Promise<CombineResult> {
-    return this.#exclusive('combine', async () => {
+    return this.#guard.run('combine', async () => {
       const { device, config } = this;
       const { x, handle, weights, biases, out } = checkCombine(args, this, this.#window.storage);
       const k = weights?.shape[1] ?? 0;
@@ -193,13 +192,12 @@ export class EpBuffer implements AsyncDisposable {
 
   /** Collective: returns when all ranks have called it. */
   barrier(options: WaitOptions = {}): Promise<void> {
-    return this.#exclusive('barrier', () => this.#window.barrier.wait(callWord('barrier', 'opening'), options));
+    return this.#guard.run('barrier', () => this.#window.barrier.wait(callWord('barrier', 'opening'), options));
   }
 
   /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */
   [Symbol.asyncDispose](): Promise<void> {
-    if (!this.#closed) {
-      this.#closed = true;
+    if (this.#guard.close()) {
       this.#layout[Symbol.dispose]();
       for (const table of new Set(Object.values(this.#bases))) table.dispose();
       this.#nextRow.dispose();
@@ -334,27 +332,6 @@ export class EpBuffer implements AsyncDisposable {
     const { offset, bytes } = this.size.regions.rows;
     return { address: this.#window.address + offset, bytes };
   }
-
-  /** One call at a time: a second one before the first has ended would use the same window. */
-  async #exclusive<T>(name: string, call: () => Promise<T>): Promise<T> {
-    this.#requireOpen();
-    if (this.#present !== undefined) {
-      throw new WeftlineError(
-        'WL_INVALID_ARGUMENT',
-        `Cannot start ${name} on this buffer: its ${this.#present} has not ended; await it first`,
-      );
-    }
-    this.#present = name;
-    try {
-      return await call();
-    } finally {
-      this.#present = undefined;
-    }
-  }
-
-  #requireOpen(): void {
-    if (this.#closed) throw new WeftlineError('WL_CLOSED', 'This EpBuffer was disposed');
-  }
 }
 
 function exchangeHeader(input: DispatchPlanInput): ExchangeHeader {
@@ -363,8 +340,8 @@ function exchangeHeader(input: DispatchPlanInput): ExchangeHeader {
     rowBytes: dtypes[input.data.dtype].bytes,
     scaleBytes: input.scales ? (input.scales.shape[1] as number) * 4 : 0,
     indexBytes: input.topkIdx ? dtypes[input.topkIdx.dtype].bytes : 0,
-    hasWeights: input.topkWeights ? 1 : 0,
-    expanded: 0,
+    weightBytes: input.topkWeights ? 4 : 0,
+    scattered: 0,
     numTokens: input.numTokens,
     rowBound: input.numWorstTokens,
   };

@@ -5,9 +5,12 @@ import type { SymmetricWindow } from '../memory/symmetric-window.ts';
 import { EXCHANGE_HEADER_WORDS, exchangeRecordBytes } from './buffer-size.ts';
 
 /** What must be equal on all ranks of one call, in the order of the header words. */
-export const exchangeFields = ['topk', 'rowBytes', 'scaleBytes', 'indexBytes', 'hasWeights', 'expanded'] as const;
+const exchangeFields = ['topk', 'rowBytes', 'scaleBytes', 'indexBytes', 'weightBytes', 'scattered'] as const;
 /** What may differ: the sender's tokens, and its own bound on received rows (0: none). */
 const ownFields = ['numTokens', 'rowBound'] as const;
+
+/** Header word of a later agreement within the call: 0 good, else what went wrong at that rank. */
+const STATUS_WORD = EXCHANGE_HEADER_WORDS - 1;
 
 export type ExchangeHeader = Record<(typeof exchangeFields)[number] | (typeof ownFields)[number], number>;
 
@@ -22,7 +25,12 @@ export interface ExchangeResult {
 }
 
 export class CountExchange {
-  readonly #records: Int32Array[][];
+  /**
+   * [parity][destination][source]. Two sets, used in turn: a rank that failed right after a barrier may publish its next
+   * call while a slow peer still reads this one, but cannot pass the next barrier without that peer.
+   */
+  readonly #sets: readonly (readonly Int32Array[][])[];
+  #parity = 0;
   readonly #ranks: number;
   readonly #experts: number;
   readonly #self: number;
@@ -33,14 +41,20 @@ export class CountExchange {
     this.#experts = region.experts;
     this.#self = window.localRank;
     const bytes = exchangeRecordBytes(this.#ranks, this.#experts);
-    this.#records = window.addresses.map((address) =>
-      window.ranks.map((_, source) => device.hostView('i32', address + region.offset + source * bytes, bytes / 4)),
+    this.#sets = [0, 1].map((parity) =>
+      window.addresses.map((address) =>
+        window.ranks.map((_, source) => {
+          const offset = region.offset + (parity * this.#ranks + source) * bytes;
+          return device.hostView('i32', address + offset, bytes / 4);
+        }),
+      ),
     );
   }
 
   /** Writes this rank's record into every window. A barrier must follow before collect(). */
   publish(header: ExchangeHeader, perRank: Int32Array, perExpert: Int32Array): void {
-    for (const records of this.#records) {
+    this.#parity ^= 1;
+    for (const records of this.#destinations()) {
       const record = records[this.#self] as Int32Array;
       let word = 0;
       for (const field of exchangeFields) record[word++] = header[field];
@@ -53,7 +67,7 @@ export class CountExchange {
   /** All ranks' records, after the barrier. Every rank fails with the same WL_CONFIG_MISMATCH if they disagree. */
   collect(): ExchangeResult {
     const n = this.#ranks;
-    const records = this.#records[this.#self] as Int32Array[];
+    const records = this.#received();
     this.#compare(records);
     const result = {
       numTokens: new Int32Array(n),
@@ -69,6 +83,24 @@ export class CountExchange {
       result.perExpert.set(record.subarray(counts + n, counts + n + this.#experts), source * this.#experts);
     }
     return result;
+  }
+
+  /** Tells everyone how a step went here: 0 good, else a code of the caller's. A barrier must follow before statuses(). */
+  publishStatus(status: number): void {
+    for (const records of this.#destinations()) (records[this.#self] as Int32Array)[STATUS_WORD] = status;
+  }
+
+  statuses(): number[] {
+    return this.#received().map((record) => record[STATUS_WORD] as number);
+  }
+
+  #destinations(): readonly Int32Array[][] {
+    return this.#sets[this.#parity] as readonly Int32Array[][];
+  }
+
+  /** The records of all sources in this rank's own window. */
+  #received(): readonly Int32Array[] {
+    return this.#destinations()[this.#self] as readonly Int32Array[];
   }
 
   #compare(records: readonly Int32Array[]): void {

@@ -25,7 +25,15 @@ export interface CpuKernels {
     [first: number, tokens: number, columns: number, rowTable: number, rankTable: number, bases: number]
   >;
   scatterWeight: Kernel<
-    [weights: number, tokens: number, columns: number, rowTable: number, rankTable: number, bases: number]
+    [
+      weights: number,
+      weightBytes: number,
+      tokens: number,
+      columns: number,
+      rowTable: number,
+      rankTable: number,
+      bases: number,
+    ]
   >;
   scatterTopkIndex: Kernel<
     [
