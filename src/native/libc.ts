@@ -63,12 +63,12 @@ export function reserveFile(fd: number, bytes: number): void {
   if (fallocateFunction()(fd, 0, 0, bytes) !== 0) throw failed('fallocate', `reserving ${bytes} bytes`);
 }
 
-function lockRecord(type: number, start: number): Uint8Array {
+function lockRecord(type: number, start: number, length = 1): Uint8Array {
   const record = new Uint8Array(32);
   const view = new DataView(record.buffer);
   view.setInt16(0, type, true);
   view.setBigInt64(8, BigInt(start), true);
-  view.setBigInt64(16, 1n, true);
+  view.setBigInt64(16, BigInt(length), true);
   return record;
 }
 
@@ -84,6 +84,14 @@ export function lockByte(fd: number, offset: number): boolean {
 export function isByteLocked(fd: number, offset: number): boolean {
   const record = lockRecord(F_WRLCK, offset);
   if (fcntlFunction()(fd, F_OFD_GETLK, record) !== 0) throw failed('fcntl(F_OFD_GETLK)', `testing byte ${offset}`);
+  return new DataView(record.buffer).getInt16(0, true) !== F_UNLCK;
+}
+
+/** True while another open description holds a lock of any byte. Our own locks do not count. */
+export function isAnyByteLocked(fd: number): boolean {
+  // A length of 0 means: to the end, wherever that is.
+  const record = lockRecord(F_WRLCK, 0, 0);
+  if (fcntlFunction()(fd, F_OFD_GETLK, record) !== 0) throw failed('fcntl(F_OFD_GETLK)', 'testing all bytes');
   return new DataView(record.buffer).getInt16(0, true) !== F_UNLCK;
 }
 

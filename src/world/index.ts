@@ -1,2 +1,4 @@
 // weftline/world: ranks, the rendezvous store, the launcher.
-export { readSettings } from '../settings/settings.ts';
+export { join, type JoinOptions, type World } from './world.ts';
+export type { CompareAndSetResult, KeyWaitOptions, Store, WaitOptions } from './store.ts';
+export { isRank } from './environment.ts';
