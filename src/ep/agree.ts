@@ -1,6 +1,7 @@
 // All ranks must create a collective object with the same configuration; a difference is named on every rank.
 import { WeftlineError } from '../core/errors.ts';
-import type { WaitOptions, World } from '../world/world.ts';
+import type { WaitOptions } from '../world/store.ts';
+import type { World } from '../world/world.ts';
 
 type Scalar = string | number | boolean | undefined;
 

@@ -1,7 +1,7 @@
 // What EpBuffer.dispatch accepts, and the checks that make sure of it before any byte moves.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { Tensor } from '../device/tensor.ts';
-import type { WaitOptions } from '../world/world.ts';
+import type { WaitOptions } from '../world/store.ts';
 import { isWhole, SCALE_GROUP } from './buffer-size.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';

@@ -8,7 +8,7 @@ import {
 } from '../abi/window-header.ts';
 import { type EncodedError, WeftlineError } from '../core/errors.ts';
 import { Futex } from '../native/libc.ts';
-import type { WaitOptions } from '../world/world.ts';
+import type { WaitOptions } from '../world/store.ts';
 import { type SharedWord, waitForWord, wakeWord } from './wait.ts';
 
 export interface LocalBarrierOptions {

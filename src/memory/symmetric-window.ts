@@ -13,7 +13,8 @@ import { decodeError, type EncodedError, encodeError, WeftlineError } from '../c
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Storage } from '../device/tensor.ts';
 import { isByteLocked, lockByte } from '../native/libc.ts';
-import type { WaitOptions, World } from '../world/world.ts';
+import type { WaitOptions } from '../world/store.ts';
+import type { World } from '../world/world.ts';
 import { LocalBarrier } from './local-barrier.ts';
 import { createSharedFile, mebibytes, openSharedFile, removeSharedFile, SHARED_MEMORY_FOLDER } from './shared-file.ts';
 
@@ -157,7 +158,7 @@ async function mapTogether(options: SymmetricWindowOptions, total: number): Prom
       if (!lockByte(fd, world.localRanks.indexOf(world.rank))) {
         throw new WeftlineError('WL_SHARED_MEMORY', `Another process holds rank ${world.rank}'s place in ${path}`);
       }
-      storage = device.mapFile(fd, total);
+      storage = device.mapFile(fd, total, world.settings.reserveSharedMemory);
       if (leader) writeHeader(options, storage.address);
     });
     await agree(options, 'header', () => checkHeader(options, (storage as Storage).address));

@@ -109,9 +109,7 @@ export class StoreCore {
     const desired = parts.at(-1) ?? new Uint8Array();
     const current = this.#values.get(key);
     const done =
-      expected === undefined || current === undefined
-        ? expected === current
-        : Buffer.compare(expected, current) === 0;
+      expected === undefined || current === undefined ? expected === current : Buffer.compare(expected, current) === 0;
     if (done) this.#store(key, desired);
     const now = this.#values.get(key);
     return { done, parts: now === undefined ? [] : [now] };
@@ -244,7 +242,15 @@ export class StoreCore {
     return new WeftlineError(
       'WL_TIMEOUT',
       `Rank ${request.rank} gave up ${request.waitingFor} after ${request.timeoutMs} ms${unset}${absent}`,
-      { details: { rank: request.rank, waitingFor: request.waitingFor, timeoutMs: request.timeoutMs, missing: ranks, ...(keys === undefined ? {} : { keys }) } },
+      {
+        details: {
+          rank: request.rank,
+          waitingFor: request.waitingFor,
+          timeoutMs: request.timeoutMs,
+          missing: ranks,
+          ...(keys === undefined ? {} : { keys }),
+        },
+      },
     );
   }
 

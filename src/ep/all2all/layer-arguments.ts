@@ -2,7 +2,7 @@
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../world/world.ts';
+import type { WaitOptions } from '../../world/store.ts';
 import { checkTensor } from '../tensor-check.ts';
 import type { EPConfig } from './ep-config.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
