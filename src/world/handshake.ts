@@ -23,7 +23,15 @@ export function clientProof(token: string, facts: HandshakeFacts): string {
 
 /** Shows the client that the server holds the token, and that the job id is the server's. */
 export function serverProof(token: string, facts: HandshakeFacts, jobId: string): string {
-  return proof(token, ['server', PROTOCOL_VERSION, facts.serverNonce, facts.clientNonce, facts.rank, facts.size, jobId]);
+  return proof(token, [
+    'server',
+    PROTOCOL_VERSION,
+    facts.serverNonce,
+    facts.clientNonce,
+    facts.rank,
+    facts.size,
+    jobId,
+  ]);
 }
 
 /** Compares in constant time; a value of another type or length is just different. */

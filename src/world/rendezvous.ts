@@ -41,8 +41,7 @@ function meetAlone({ settings, jobId }: MeetOptions): Rendezvous {
   let open = true;
   return {
     link: {
-      request: (request, parts, signal) =>
-        open ? core.request(0, request, parts, signal) : Promise.reject(closed),
+      request: (request, parts, signal) => (open ? core.request(0, request, parts, signal) : Promise.reject(closed)),
     },
     jobId,
     peerLost: new AbortController().signal,

@@ -79,6 +79,8 @@ export class StoreCore {
       case 'gather':
       case 'barrier':
         return this.#collect(rank, request, parts[0], signal);
+      default:
+        return request satisfies never;
     }
   }
 
@@ -109,9 +111,7 @@ export class StoreCore {
     const desired = parts.at(-1) ?? new Uint8Array();
     const current = this.#values.get(key);
     const done =
-      expected === undefined || current === undefined
-        ? expected === current
-        : Buffer.compare(expected, current) === 0;
+      expected === undefined || current === undefined ? expected === current : Buffer.compare(expected, current) === 0;
     if (done) this.#store(key, desired);
     const now = this.#values.get(key);
     return { done, parts: now === undefined ? [] : [now] };
@@ -213,7 +213,7 @@ export class StoreCore {
         fail: (error) => {
           end();
           drop();
-          reject(error as Error);
+          reject(error);
         },
       };
       const abort = () => wait.fail(signal?.reason);
@@ -244,7 +244,15 @@ export class StoreCore {
     return new WeftlineError(
       'WL_TIMEOUT',
       `Rank ${request.rank} gave up ${request.waitingFor} after ${request.timeoutMs} ms${unset}${absent}`,
-      { details: { rank: request.rank, waitingFor: request.waitingFor, timeoutMs: request.timeoutMs, missing: ranks, ...(keys === undefined ? {} : { keys }) } },
+      {
+        details: {
+          rank: request.rank,
+          waitingFor: request.waitingFor,
+          timeoutMs: request.timeoutMs,
+          missing: ranks,
+          ...(keys === undefined ? {} : { keys }),
+        },
+      },
     );
   }
 

@@ -19,7 +19,9 @@ export class StoreHost {
     });
     return new Promise((resolve, reject) => {
       worker.once('error', (cause) => {
-        reject(new WeftlineError('WL_INTERNAL', `The thread of the rendezvous store failed: ${cause.message}`, { cause }));
+        reject(
+          new WeftlineError('WL_INTERNAL', `The thread of the rendezvous store failed: ${cause.message}`, { cause }),
+        );
       });
       worker.once('message', (message: StoreWorkerMessage) => {
         worker.unref();
@@ -46,7 +48,8 @@ export class StoreHost {
 
 function listenError(options: StoreServerOptions, failure: { readonly code: string; readonly message: string }): Error {
   const { listen } = options;
-  const where = 'fd' in listen ? `the inherited socket ${listen.fd}` : `${listen.host ?? 'all interfaces'}:${listen.port}`;
+  const where =
+    'fd' in listen ? `the inherited socket ${listen.fd}` : `${listen.host ?? 'all interfaces'}:${listen.port}`;
   const advice =
     failure.code === 'EADDRINUSE'
       ? 'another program uses the port; choose another one (--master, WEFTLINE_MASTER_PORT, MASTER_PORT) on all ranks'
