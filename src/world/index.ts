@@ -2,3 +2,6 @@
 export { join, type JoinOptions, type World } from './world.ts';
 export type { CompareAndSetResult, KeyWaitOptions, Store, WaitOptions } from './store.ts';
 export { isRank } from './environment.ts';
+export { launch, type LaunchOptions, type LaunchResult } from './launcher.ts';
+export type { OutputLine } from './output-lines.ts';
+export type { RankResult } from './rank-process.ts';

@@ -196,7 +196,7 @@ function greet(options: StoreClientOptions, deadline: number): Promise<StoreClie
     const fail = (error: unknown) => {
       leave();
       socket.destroy();
-      reject(error as Error);
+      reject(error);
     };
     const abort = () => fail(signal?.reason);
     const handle = ({ header }: Frame): boolean => {

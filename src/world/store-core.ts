@@ -79,6 +79,8 @@ export class StoreCore {
       case 'gather':
       case 'barrier':
         return this.#collect(rank, request, parts[0], signal);
+      default:
+        return request satisfies never;
     }
   }
 
@@ -211,7 +213,7 @@ export class StoreCore {
         fail: (error) => {
           end();
           drop();
-          reject(error as Error);
+          reject(error);
         },
       };
       const abort = () => wait.fail(signal?.reason);

@@ -93,6 +93,6 @@ function list<T>(
   is: (value: unknown) => value is T,
 ): readonly T[] {
   const value = header[field];
-  if (Array.isArray(value) && value.length > 0 && value.length <= MAX_KEYS && value.every(is)) return value as T[];
+  if (Array.isArray(value) && value.length > 0 && value.length <= MAX_KEYS && value.every(is)) return value;
   throw protocolError(`a request whose ${field} is not a list of 1 to ${MAX_KEYS} entries`);
 }
