@@ -1,2 +1,7 @@
 // The CPU kernels: everything exported here is one WASM module over one shared memory.
 export * from './rows';
+export { expF32 } from './exp';
+export * from './fp8';
+export * from './gather';
+export * from './matmul';
+export * from './swiglu';
