@@ -2,3 +2,8 @@
 export * from './layout';
 export * from './rows';
 export * from './sum';
+export { expF32 } from './exp';
+export * from './fp8';
+export * from './gather';
+export * from './matmul';
+export * from './swiglu';
