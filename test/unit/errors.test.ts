@@ -45,6 +45,7 @@ test('a chain of causes survives, foreign errors included', () => {
 test('encodeError() takes anything that was thrown', () => {
   assert.equal(viaJson('a word').message, 'a word');
   assert.equal(viaJson(undefined).message, 'undefined');
+  assert.equal(viaJson(Object.create(null)).message, 'object');
   assert.equal(viaJson(new RangeError('far')).code, 'WL_INTERNAL');
   assert.deepEqual(viaJson(new WeftlineError('WL_MEMORY', 'big', { details: { bytes: 12n } })).details, { bytes: 12 });
 });
@@ -83,6 +84,26 @@ test('instanceof holds across two copies of the module, and not for other errors
   for (const other of [new Error('x'), null, undefined, 'WeftlineError', { code: 'WL_CLOSED' }]) {
     assert.equal((other as unknown) instanceof WeftlineError, false);
   }
+});
+
+test('instanceof of a subclass accepts only the subclass', () => {
+  class PeerError extends WeftlineError {}
+  const peer = new PeerError('WL_PEER_LOST', 'rank 1 ended');
+  assert.ok(peer instanceof PeerError && peer instanceof WeftlineError);
+  assert.equal((new WeftlineError('WL_CLOSED', 'closed') as unknown) instanceof PeerError, false);
+});
+
+test('encodeError() never throws: circular causes end, circular details become words', () => {
+  const first = new Error('first');
+  const second = new Error('second', { cause: first });
+  first.cause = second;
+  const circular: Record<string, unknown> = { bytes: 4 };
+  circular['self'] = circular;
+  let depth = 0;
+  for (let at: EncodedError | undefined = encodeError(second); at !== undefined; at = at.cause) depth += 1;
+  assert.equal(depth, 9);
+  const error = new WeftlineError('WL_MEMORY', 'short', { details: circular });
+  assert.deepEqual(viaJson(error).details, { bytes: '4', self: 'Object' });
 });
 
 test('details are a frozen copy', () => {
