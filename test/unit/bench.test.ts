@@ -39,8 +39,11 @@ test('summarizeRatios() pairs iterations, so that a slow phase of the machine ca
   assert.throws(() => summarizeRatios([1], [1, 2]), { code: 'WL_INVALID_ARGUMENT' });
 });
 
+function draws(seed: number): number[] {
+  return Array.from({ length: 20_000 }, seededRandom(seed));
+}
+
 test('seededRandom() repeats itself, differs by seed and fills [0, 1) evenly', () => {
-  const draws = (seed: number): number[] => Array.from({ length: 20_000 }, seededRandom(seed));
   assert.deepEqual(draws(3), draws(3));
   assert.notDeepEqual(draws(3).slice(0, 4), draws(4).slice(0, 4));
   const values = draws(1);
@@ -65,14 +68,17 @@ test('generateRouting() picks distinct experts in range, differs by rank and is 
   assert.notDeepEqual(generateRouting(small, 1).topkIdx, topkIdx);
 });
 
+/** The expert that nearly every token of the rank goes to. */
+function favourite(rank: number): number {
+  const load = Array.from({ length: small.experts }, () => 0);
+  for (const expert of generateRouting({ ...small, skew: 2 }, rank).topkIdx) {
+    load[expert] = (load[expert] as number) + 1;
+  }
+  assert.ok(Math.max(...load) > small.tokens * 0.9, load.join(' '));
+  return load.indexOf(Math.max(...load));
+}
+
 test('skew makes the same experts popular on every rank', () => {
-  const favourite = (rank: number): number => {
-    const load = Array.from({ length: small.experts }, () => 0);
-    for (const expert of generateRouting({ ...small, skew: 2 }, rank).topkIdx)
-      load[expert] = (load[expert] as number) + 1;
-    assert.ok(Math.max(...load) > small.tokens * 0.9, load.join(' '));
-    return load.indexOf(Math.max(...load));
-  };
   assert.equal(favourite(0), favourite(1));
 });
 
@@ -293,23 +299,16 @@ const traffic: readonly CaseTraffic[] = [
 
 /** Ranks in one process: each collective ends when all have called it. */
 function makeGroup(size: number): BenchGroup[] {
-  let round: { values: unknown[]; arrived: number; done: Promise<void>; finish: () => void } | undefined;
+  let meeting: { readonly values: unknown[]; readonly leave: (() => void)[] } = { values: [], leave: [] };
   const meet = async <T>(rank: number, value: T): Promise<T[]> => {
-    if (round === undefined) {
-      let finish = (): void => undefined;
-      const done = new Promise<void>((resolve) => {
-        finish = resolve;
-      });
-      round = { values: [], arrived: 0, done, finish };
-    }
-    const mine = round;
+    const mine = meeting;
     mine.values[rank] = value;
-    mine.arrived += 1;
-    if (mine.arrived === size) {
-      round = undefined;
-      mine.finish();
-    }
-    await mine.done;
+    await new Promise<void>((resolve) => {
+      mine.leave.push(resolve);
+      if (mine.leave.length < size) return;
+      meeting = { values: [], leave: [] };
+      for (const leave of mine.leave) leave();
+    });
     return mine.values as T[];
   };
   return Array.from({ length: size }, (_, rank) => ({
