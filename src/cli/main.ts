@@ -3,6 +3,7 @@
 import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
 import { WeftlineError } from '../core/errors.ts';
+import { addDoctorCommand } from './doctor-command.ts';
 import { addRunCommand } from './run-command.ts';
 
 const USAGE_EXIT_CODE = 2;
@@ -16,6 +17,7 @@ const program = new Command('weftline')
   .exitOverride();
 
 addRunCommand(program);
+addDoctorCommand(program);
 
 try {
   await program.parseAsync();

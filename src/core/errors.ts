@@ -58,6 +58,8 @@ export class WeftlineError extends Error {
 
   /** True for an error of any copy of this package in the process, so that `instanceof` survives duplicates. */
   static override [Symbol.hasInstance](value: unknown): boolean {
+    // A subclass inherits this method but must accept its own instances only.
+    if (this !== WeftlineError) return Function.prototype[Symbol.hasInstance].call(this, value);
     return typeof value === 'object' && value !== null && brand in value;
   }
 }
@@ -72,15 +74,23 @@ export interface EncodedError {
   readonly cause?: EncodedError;
 }
 
-/** Turns any thrown value into plain JSON; a foreign error keeps its message and stack under WL_INTERNAL. */
+/** Longest chain of causes that is encoded; a cause may lead back to its own error. */
+const CAUSE_DEPTH = 8;
+
+/** Turns any thrown value into plain JSON; a foreign error keeps its message and stack under WL_INTERNAL. Never throws. */
 export function encodeError(error: unknown, rank?: number): EncodedError {
+  return encodeChain(error, rank, CAUSE_DEPTH);
+}
+
+function encodeChain(error: unknown, rank: number | undefined, depth: number): EncodedError {
   const at = error instanceof WeftlineError ? (error.rank ?? rank) : rank;
   const known = error instanceof WeftlineError;
   const stack = known ? (error.remoteStack ?? error.stack) : error instanceof Error ? error.stack : undefined;
-  const cause = error instanceof Error && error.cause !== undefined ? encodeError(error.cause) : undefined;
+  const inner = error instanceof Error && depth > 0 ? error.cause : undefined;
+  const cause = inner === undefined ? undefined : encodeChain(inner, undefined, depth - 1);
   return {
     code: known ? error.code : 'WL_INTERNAL',
-    message: error instanceof Error ? error.message : String(error),
+    message: error instanceof Error ? error.message : typeof error === 'string' ? error : show(error),
     details: known ? jsonSafe(error.details) : {},
     ...(at === undefined ? {} : { rank: at }),
     ...(stack === undefined ? {} : { stack }),
@@ -115,7 +125,12 @@ function show(value: unknown): string {
 }
 
 function jsonSafe(details: ErrorDetails): ErrorDetails {
-  return JSON.parse(
-    JSON.stringify(details, (_key, value: unknown) => (typeof value === 'bigint' ? Number(value) : value)),
-  ) as ErrorDetails;
+  try {
+    return JSON.parse(
+      JSON.stringify(details, (_key, value: unknown) => (typeof value === 'bigint' ? Number(value) : value)),
+    ) as ErrorDetails;
+  } catch {
+    // A circular value: the error itself matters more than its details.
+    return Object.fromEntries(Object.entries(details).map(([name, value]) => [name, show(value)]));
+  }
 }

@@ -7,6 +7,7 @@ export interface WasmMemory {
 
 export interface WasmApi {
   readonly Memory: new (options: { initial: number; maximum: number; shared: true }) => WasmMemory;
+  validate(bytes: Uint8Array): boolean;
   compile(bytes: Uint8Array): Promise<object>;
   instantiate(module: object, imports: { env: { memory: WasmMemory } }): Promise<{ readonly exports: object }>;
 }

@@ -1,0 +1,105 @@
+// The result document of the expert-parallel bench, made from the times of its cases.
+import type { Settings } from '../settings/settings.ts';
+import type { RowCounts } from './ep-traffic.ts';
+import type { EpWorkload } from './ep-workload.ts';
+import type { CaseTimes } from './interleaved.ts';
+import type { MachineDocument } from './machine.ts';
+import type { PlacementSample } from './placement.ts';
+import { type Summary, summarize, summarizePairs, summarizeRatios } from './statistics.ts';
+
+/** Written into every document, so that a number can be read without this source. */
+export const method = {
+  time: 'Microseconds from the begin of the first rank to the end of the last one, after a barrier.',
+  logical: 'Bytes of every received row of all ranks, own rows included (fp8 rows with their scales).',
+  wire: 'Bytes of rows that came from another rank.',
+  ceiling:
+    'The same processes copy each (token, destination rank) row once, token-major, to the place where dispatch puts it.',
+  ratioToCeiling:
+    'Logical bandwidth of the case over that of the ceiling in the same iteration; combine reads what the ceiling wrote.',
+  beyondCopying: 'Time of the case less the time that the ceiling of the same iteration takes for as many bytes.',
+  placement:
+    'Taken on rank 0 before and after. On virtual machines the round trip between two cores may jump, and copies between processes with it: compare runs with similar values only.',
+} as const;
+
+/** What one case moves in one iteration, over all ranks. */
+export interface CaseTraffic {
+  readonly name: string;
+  readonly description: string;
+  readonly rows: RowCounts;
+  readonly rowBytes: number;
+}
+
+export interface CaseResult {
+  readonly name: string;
+  readonly description: string;
+  readonly logicalRows: number;
+  readonly wireRows: number;
+  readonly rowBytes: number;
+  readonly microseconds: Summary;
+  readonly startSkewMicroseconds: Summary;
+  /** GB/s (1e9 bytes) of all ranks together. */
+  readonly logicalGBps: Summary;
+  readonly wireGBps: Summary;
+  readonly logicalGBpsPerRank: Summary;
+  readonly ratioToCeiling: Summary;
+  readonly beyondCopyingMicroseconds: Summary;
+}
+
+export interface EpBenchMemory {
+  /** Address space of one rank that the windows of all ranks of its host take. */
+  readonly bufferWindowsBytes: number;
+  readonly layerWindowsBytes: number | undefined;
+  /** Everything that rank 0 holds in its device memory while the cases run, windows included. */
+  readonly deviceBytes: number;
+  /** What DeepEP's own size hint asks for in the same configuration, per rank. */
+  readonly deepEpHintBytes: number | undefined;
+}
+
+export interface EpBenchReport {
+  readonly schema: 'weftline.bench.ep/1';
+  readonly date: string;
+  readonly method: typeof method;
+  readonly workload: EpWorkload;
+  readonly warmup: number;
+  readonly iterations: number;
+  readonly machine: MachineDocument;
+  readonly settings: Settings;
+  readonly loadAverage: { readonly before: number; readonly after: number };
+  readonly placement: { readonly before: PlacementSample; readonly after: PlacementSample };
+  readonly memory: EpBenchMemory;
+  readonly cases: readonly CaseResult[];
+}
+
+/** The first case is the ceiling that the others are compared with. */
+export function summarizeCases(
+  times: readonly CaseTimes[],
+  traffic: readonly CaseTraffic[],
+  ranks: number,
+): CaseResult[] {
+  const [ceilingTimes, ceilingTraffic] = [times[0] as CaseTimes, traffic[0] as CaseTraffic];
+  const ceilingBytes = ceilingTraffic.rows.logical * ceilingTraffic.rowBytes;
+  return traffic.map(({ name, description, rows, rowBytes }, index) => {
+    const of = times[index] as CaseTimes;
+    const bytes = rows.logical * rowBytes;
+    // What the ceiling would take for as many bytes as this case moves.
+    const copying = ceilingTimes.times.map((time) => (ceilingBytes === 0 ? 0 : (time * bytes) / ceilingBytes));
+    return {
+      name,
+      description,
+      logicalRows: rows.logical,
+      wireRows: rows.wire,
+      rowBytes,
+      microseconds: summarize(of.times),
+      startSkewMicroseconds: summarize(of.startSkews),
+      logicalGBps: bandwidth(bytes, of.times),
+      wireGBps: bandwidth(rows.wire * rowBytes, of.times),
+      logicalGBpsPerRank: bandwidth(bytes / ranks, of.times),
+      ratioToCeiling: summarizeRatios(copying, of.times),
+      beyondCopyingMicroseconds: summarizePairs(of.times, copying, (time, copy) => time - copy),
+    };
+  });
+}
+
+function bandwidth(bytes: number, microseconds: readonly number[]): Summary {
+  return summarize(microseconds.map((time) => bytes / time / 1000));
+}

@@ -1,0 +1,77 @@
+// Times several cases in turn, iteration by iteration, on all ranks at once.
+import { monotonicMicroseconds } from './clock.ts';
+
+/** The ranks that take part; a World is one. */
+export interface BenchGroup {
+  readonly rank: number;
+  readonly size: number;
+  barrier(name: string): Promise<void>;
+  allGather<T>(name: string, value: T): Promise<T[]>;
+}
+
+export interface BenchCase {
+  readonly name: string;
+  /** Not timed: brings the inputs into the state that the case expects. */
+  prepare?(): void | Promise<void>;
+  run(): void | Promise<void>;
+}
+
+export interface InterleavedOptions {
+  readonly warmup: number;
+  readonly iterations: number;
+  readonly progress?: ((done: number, total: number) => void) | undefined;
+  /** Microseconds on a time line that all ranks share. */
+  readonly now?: () => number;
+}
+
+/** Times of one case, an element per iteration, in microseconds. */
+export interface CaseTimes {
+  readonly name: string;
+  /** From the first rank's begin to the last rank's end. */
+  readonly times: readonly number[];
+  /** From the first rank's begin to the last rank's begin: how much of the time is late starting. */
+  readonly startSkews: readonly number[];
+}
+
+/** Collective. Every rank gets the same result; nothing is exchanged before the last iteration has ended. */
+export async function runInterleaved(
+  group: BenchGroup,
+  cases: readonly BenchCase[],
+  { warmup, iterations, progress, now = monotonicMicroseconds }: InterleavedOptions,
+): Promise<CaseTimes[]> {
+  const begins = cases.map(() => new Float64Array(iterations));
+  const ends = cases.map(() => new Float64Array(iterations));
+  const total = warmup + iterations;
+  for (let iteration = -warmup; iteration < iterations; iteration += 1) {
+    for (const [index, benchCase] of cases.entries()) {
+      await benchCase.prepare?.();
+      await group.barrier('bench');
+      const begin = now();
+      await benchCase.run();
+      const end = now();
+      if (iteration >= 0) {
+        (begins[index] as Float64Array)[iteration] = begin;
+        (ends[index] as Float64Array)[iteration] = end;
+      }
+    }
+    progress?.(iteration + warmup + 1, total);
+  }
+  const spans = await group.allGather(
+    'bench-spans',
+    cases.map((_, index) => ({
+      begins: [...(begins[index] as Float64Array)],
+      ends: [...(ends[index] as Float64Array)],
+    })),
+  );
+  return cases.map(({ name }, index) => {
+    const iterationsOf = Array.from({ length: iterations }, (_, iteration) => ({
+      begins: spans.map((rank) => rank[index]?.begins[iteration] as number),
+      ends: spans.map((rank) => rank[index]?.ends[iteration] as number),
+    }));
+    return {
+      name,
+      times: iterationsOf.map((spansOf) => Math.max(...spansOf.ends) - Math.min(...spansOf.begins)),
+      startSkews: iterationsOf.map((spansOf) => Math.max(...spansOf.begins) - Math.min(...spansOf.begins)),
+    };
+  });
+}

@@ -1,0 +1,83 @@
+// How fast this machine is at the moment: arithmetic on one core, and the way of a word between two cores.
+import { once } from 'node:events';
+import { Worker } from 'node:worker_threads';
+import { monotonicMicroseconds } from './clock.ts';
+
+/**
+ * Taken before and after a run. A virtual machine may move its processors between caches: the round trip then jumps
+ * (about 100 ns to 400 ns was seen) and copies between cores follow it. Compare runs with similar values only.
+ */
+export interface PlacementSample {
+  /** Time of a fixed arithmetic loop on one core; more means that something else used the core. */
+  readonly arithmeticMilliseconds: number;
+  /** One word to another thread and back; undefined when the two did not run at the same time. */
+  readonly coreRoundTripNanoseconds: number | undefined;
+}
+
+const ROUNDS = 20_000;
+const LIMIT_MICROSECONDS = 200_000;
+
+export async function samplePlacement(): Promise<PlacementSample> {
+  return { arithmeticMilliseconds: timeArithmetic(), coreRoundTripNanoseconds: await timeRoundTrip() };
+}
+
+/** True when the two samples are so far apart that numbers of the run between them should not be trusted. */
+export function placementChanged(before: PlacementSample, after: PlacementSample): boolean {
+  const [first, second] = [before.coreRoundTripNanoseconds, after.coreRoundTripNanoseconds];
+  return (
+    apart(before.arithmeticMilliseconds, after.arithmeticMilliseconds) ||
+    (first !== undefined && second !== undefined && apart(first, second))
+  );
+}
+
+function apart(a: number, b: number): boolean {
+  return Math.max(a, b) > 1.5 * Math.min(a, b);
+}
+
+function timeArithmetic(): number {
+  let best = Infinity;
+  for (let attempt = 0; attempt < 3; attempt += 1) {
+    const begin = monotonicMicroseconds();
+    let word = 1;
+    for (let step = 0; step < 5_000_000; step += 1) word = (Math.imul(word, 1_664_525) + 1_013_904_223) | 0;
+    // The result is used, so that the loop is not removed.
+    if (word === 0x7fff_ffff) best = Infinity;
+    best = Math.min(best, monotonicMicroseconds() - begin);
+  }
+  return best / 1000;
+}
+
+const echo = `
+  const { parentPort, workerData } = require('node:worker_threads');
+  const words = new Int32Array(workerData);
+  parentPort.postMessage('ready');
+  for (let round = 1; round <= ${ROUNDS}; round += 1) {
+    for (;;) {
+      const seen = Atomics.load(words, 0);
+      if (seen === -1) process.exit();
+      if (seen === round) break;
+    }
+    Atomics.store(words, 32, round);
+  }`;
+
+async function timeRoundTrip(): Promise<number | undefined> {
+  const buffer = new SharedArrayBuffer(256);
+  const words = new Int32Array(buffer);
+  const worker = new Worker(echo, { eval: true, workerData: buffer });
+  try {
+    await once(worker, 'message');
+    const begin = monotonicMicroseconds();
+    let sincePeek = 0;
+    for (let round = 1; round <= ROUNDS; round += 1) {
+      Atomics.store(words, 0, round);
+      while (Atomics.load(words, 32) !== round) {
+        sincePeek += 1;
+        if (sincePeek % 4096 === 0 && monotonicMicroseconds() - begin > LIMIT_MICROSECONDS) return undefined;
+      }
+    }
+    return ((monotonicMicroseconds() - begin) * 1000) / ROUNDS;
+  } finally {
+    Atomics.store(words, 0, -1);
+    await worker.terminate();
+  }
+}

@@ -1,0 +1,69 @@
+// What the checks ask of the machine; tests put another machine in its place.
+import { existsSync, readdirSync, readFileSync, statfsSync } from 'node:fs';
+import { availableParallelism, cpus, totalmem } from 'node:os';
+import { wasm } from '../device/cpu/wasm.ts';
+import { loadKoffi } from '../native/library.ts';
+
+/** Reading never throws: what is missing or forbidden is undefined or empty. */
+export interface MachineProbe {
+  readonly platform: string;
+  readonly arch: string;
+  readonly nodeVersion: string;
+  readonly env: Readonly<Record<string, string | undefined>>;
+  /** Logical processors of the machine, and how many of them this process may use. */
+  readonly cores: { readonly model: string; readonly present: number; readonly usable: number };
+  readonly memoryBytes: number;
+  readText(path: string): string | undefined;
+  exists(path: string): boolean;
+  /** Names in a folder, sorted. */
+  list(folder: string): readonly string[];
+  fileSystem(path: string): { readonly totalBytes: number; readonly freeBytes: number } | undefined;
+  /** Throws when the kernels cannot run here: compiles a SIMD module, reserves a shared memory of so many pages. */
+  tryWebAssembly(maximumPages: number): void;
+  /** Throws when native functions cannot be called here. */
+  tryNativeCalls(): void;
+}
+
+/** The machine we run on. */
+export function thisMachine(): MachineProbe {
+  return {
+    platform: process.platform,
+    arch: process.arch,
+    nodeVersion: process.versions.node,
+    env: process.env,
+    cores: { model: cpus()[0]?.model.trim() ?? 'unknown', present: cpus().length, usable: availableParallelism() },
+    memoryBytes: totalmem(),
+    readText: (path) => orUndefined(() => readFileSync(path, 'latin1')),
+    exists: (path) => existsSync(path),
+    list: (folder) => orUndefined(() => readdirSync(folder).toSorted()) ?? [],
+    fileSystem: (path) =>
+      orUndefined(() => {
+        const { bsize, blocks, bavail } = statfsSync(path);
+        return { totalBytes: bsize * blocks, freeBytes: bsize * bavail };
+      }),
+    tryWebAssembly,
+    tryNativeCalls: () => void loadKoffi(),
+  };
+}
+
+function orUndefined<T>(read: () => T): T | undefined {
+  try {
+    return read();
+  } catch {
+    return undefined;
+  }
+}
+
+/** (module (func (export "f") (result v128) (v128.const i32x4 0 0 0 0))): compiles only where SIMD is supported. */
+const simdModule = Buffer.from(
+  `0061736d01000000 0105016000017b 03020100 07050101660000 0a16011400fd0c${'00'.repeat(16)}0b`
+    .replaceAll(' ', '')
+    .replace(' ', ''),
+  'hex',
+);
+
+function tryWebAssembly(maximumPages: number): void {
+  if (!wasm.validate(simdModule)) throw new Error('WebAssembly SIMD is not supported');
+  const memory = new wasm.Memory({ initial: 1, maximum: maximumPages, shared: true });
+  if (!(memory.buffer instanceof SharedArrayBuffer)) throw new Error('WebAssembly memory is not shared');
+}

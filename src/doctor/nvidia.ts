@@ -1,0 +1,80 @@
+// NVIDIA GPUs, the driver's library, and NVRTC, which compiles kernels at run time. Nothing is loaded.
+import type { Finding } from './finding.ts';
+import { findLibrary } from './library-search.ts';
+import type { MachineProbe } from './machine-probe.ts';
+
+export function checkGpus(machine: MachineProbe): Finding {
+  const name = 'NVIDIA GPUs';
+  const models = machine.list('/proc/driver/nvidia/gpus').map((bus) => {
+    const text = machine.readText(`/proc/driver/nvidia/gpus/${bus}/information`) ?? '';
+    return /^Model:\s*(.+)$/m.exec(text)?.[1]?.trim() ?? 'unknown model';
+  });
+  const usable = machine.list('/dev').filter((file) => /^nvidia\d+$/.test(file)).length;
+  if (models.length === 0 && usable === 0) {
+    return { name, status: 'absent', value: 'none', advice: 'ranks run on the CPU; a GPU needs the NVIDIA driver' };
+  }
+  const version = /Kernel Module.*?\s(\d+(?:\.\d+)+)\s/.exec(
+    machine.readText('/proc/driver/nvidia/version') ?? '',
+  )?.[1];
+  const what = models.length === 0 ? `${usable}, models unknown` : countEqual(models);
+  const value = version === undefined ? what : `${what}, driver ${version}`;
+  if (usable >= models.length) return { name, status: 'ok', value };
+  const advice = `only ${usable} of ${models.length} have a device file here: start the container with --gpus all`;
+  return { name, status: 'short', value, advice };
+}
+
+export function checkCudaDriver(machine: MachineProbe): Finding {
+  const name = 'CUDA driver (libcuda)';
+  const path = findLibrary(machine, /^libcuda\.so\.1$/, ['/usr/local/nvidia/lib64', '/usr/lib/wsl/lib']);
+  if (path !== undefined) return { name, status: 'ok', value: path };
+  const advice = 'it comes with the NVIDIA driver; in a container it needs the NVIDIA container toolkit';
+  return { name, status: 'absent', value: 'not found', advice };
+}
+
+export function checkNvrtc(machine: MachineProbe): Finding {
+  const name = 'NVRTC';
+  const path = findLibrary(machine, /^libnvrtc\.so(\.\d+)*$/, [...toolkitFolders(machine), ...wheelFolders(machine)]);
+  if (path !== undefined) return { name, status: 'ok', value: path };
+  const advice =
+    'it compiles GPU kernels: install the CUDA toolkit and set CUDA_HOME, or "pip install nvidia-cuda-nvrtc" into the active environment';
+  return { name, status: 'absent', value: 'not found', advice };
+}
+
+function countEqual(models: readonly string[]): string {
+  return [...new Set(models)]
+    .map((model) => `${models.filter((other) => other === model).length} x ${model}`)
+    .join(', ');
+}
+
+function toolkitFolders(machine: MachineProbe): string[] {
+  const named = [machine.env['CUDA_HOME'], machine.env['CUDA_PATH']].filter((path) => path !== undefined);
+  const installed = machine
+    .list('/usr/local')
+    .filter((entry) => /^cuda(-[\d.]+)?$/.test(entry))
+    .map((entry) => `/usr/local/${entry}`);
+  const triplet = machine.arch === 'arm64' ? 'sbsa-linux' : 'x86_64-linux';
+  return [...named, ...installed].flatMap((folder) => [`${folder}/lib64`, `${folder}/targets/${triplet}/lib`]);
+}
+
+/** Python packages bring NVRTC as nvidia/cuda_nvrtc/lib, from CUDA 13 on as nvidia/cu13/lib. */
+function wheelFolders(machine: MachineProbe): string[] {
+  const { env } = machine;
+  const prefixes = [
+    env['VIRTUAL_ENV'],
+    env['CONDA_PREFIX'],
+    '/usr/local',
+    '/usr',
+    env['HOME'] && `${env['HOME']}/.local`,
+  ];
+  return prefixes
+    .filter((prefix) => prefix !== undefined && prefix !== '')
+    .flatMap((prefix) =>
+      machine
+        .list(`${prefix}/lib`)
+        .filter((entry) => entry.startsWith('python3'))
+        .flatMap((python) =>
+          ['site-packages', 'dist-packages'].map((kind) => `${prefix}/lib/${python}/${kind}/nvidia`),
+        ),
+    )
+    .flatMap((folder) => machine.list(folder).map((entry) => `${folder}/${entry}/lib`));
+}

@@ -1,0 +1,17 @@
+// The table that `weftline doctor` prints.
+import Table from 'cli-table3';
+import type { Examination } from '../doctor/doctor.ts';
+
+/** No lines between rows. */
+const chars = { mid: '', 'left-mid': '', 'mid-mid': '', 'right-mid': '' };
+
+/** A table of all findings, then what to do about those that are not ok. */
+export function doctorReport(examination: Examination): string {
+  const table = new Table({ head: ['what', 'status', 'found'], chars, style: { head: [], border: [] } });
+  for (const { name, status, value } of examination.findings) table.push([name, status, value]);
+  const advice = examination.findings
+    .filter((finding) => finding.advice !== undefined)
+    .map((finding) => `  ${finding.name}: ${finding.advice}`);
+  const verdict = examination.cpuReady ? 'CPU ranks can run here.' : 'CPU ranks cannot run here.';
+  return [table.toString(), ...(advice.length === 0 ? [] : ['What to do:', ...advice]), verdict, ''].join('\n');
+}

@@ -1,0 +1,94 @@
+// The tables that `weftline bench ep` prints.
+import Table from 'cli-table3';
+import type { CaseResult, EpBenchReport } from '../bench/ep-results.ts';
+import { placementChanged, type PlacementSample } from '../bench/placement.ts';
+import type { Summary } from '../bench/statistics.ts';
+import { formatBytes } from '../core/byte-size.ts';
+
+/** No lines between rows. */
+const chars = { mid: '', 'left-mid': '', 'mid-mid': '', 'right-mid': '' };
+
+export function epBenchReport(report: EpBenchReport): string {
+  return [
+    heading(report),
+    caseTable(report.cases),
+    'GB/s of all ranks together: logical counts every received row, wire those from other ranks. Ratio: bandwidth over',
+    'that of copying the same rows in the same iteration. Beyond: time less the time of that copying. (p25 to p75)',
+    ...memoryLines(report),
+    ...machineLines(report),
+    '',
+  ].join('\n');
+}
+
+function heading({ workload, iterations, warmup }: EpBenchReport): string {
+  const { ranks, tokens, hidden, topk, experts, dtype, seed, skew } = workload;
+  const shape = `${ranks} ranks, ${tokens} tokens of ${hidden} each, top-${topk} of ${experts} experts, dispatch ${dtype}`;
+  return `${shape}, seed ${seed}, skew ${skew}; ${iterations} iterations after ${warmup} to warm up`;
+}
+
+function caseTable(cases: readonly CaseResult[]): string {
+  const table = new Table({
+    head: ['case', 'time', '', 'logical GB/s', 'wire GB/s', 'ratio', '', 'beyond copying'],
+    colAligns: ['left', 'right', 'left', 'right', 'right', 'right', 'left', 'right'],
+    chars,
+    style: { head: [], border: [] },
+  });
+  for (const [index, result] of cases.entries()) {
+    const { microseconds, ratioToCeiling, beyondCopyingMicroseconds } = result;
+    const compared = index > 0;
+    table.push([
+      result.name,
+      formatTime(microseconds.median),
+      `(${spread(microseconds, formatTime)})`,
+      result.logicalGBps.median.toFixed(2),
+      result.wireGBps.median.toFixed(2),
+      compared ? ratioToCeiling.median.toFixed(2) : '',
+      compared ? `(${spread(ratioToCeiling, (value) => value.toFixed(2))})` : '',
+      compared ? formatTime(beyondCopyingMicroseconds.median) : '',
+    ]);
+  }
+  return table.toString();
+}
+
+function memoryLines({ memory }: EpBenchReport): string[] {
+  const layer =
+    memory.layerWindowsBytes === undefined ? '' : `, of EPAll2AllLayer ${formatBytes(memory.layerWindowsBytes)}`;
+  const hint =
+    memory.deepEpHintBytes === undefined
+      ? ''
+      : `; DeepEP's size hint is ${formatBytes(memory.deepEpHintBytes)} per rank`;
+  return [
+    `memory: windows of EpBuffer ${formatBytes(memory.bufferWindowsBytes)}${layer} (all ranks), device memory of rank 0 ${formatBytes(memory.deviceBytes)}${hint}`,
+  ];
+}
+
+function machineLines({ machine, loadAverage, placement }: EpBenchReport): string[] {
+  const commit =
+    machine.commit === undefined ? '' : `, commit ${machine.commit.slice(0, 10)}${machine.modified ? ' modified' : ''}`;
+  const lines = [
+    `machine: ${machine.usableCores} of ${machine.cores} cores (${machine.cpu}), ${formatBytes(machine.memoryBytes)}, ${machine.platform} ${machine.kernel}, Node.js ${machine.nodeVersion}, weftline ${machine.weftlineVersion}${commit}`,
+    `load ${loadAverage.before.toFixed(1)} before, ${loadAverage.after.toFixed(1)} after; arithmetic and round trip between cores ${showPlacement(placement.before)} before, ${showPlacement(placement.after)} after`,
+  ];
+  if (placementChanged(placement.before, placement.after)) {
+    lines.push('The machine changed while it ran (other load, or its processors moved): run again before comparing.');
+  }
+  return lines;
+}
+
+function showPlacement({ arithmeticMilliseconds, coreRoundTripNanoseconds }: PlacementSample): string {
+  const trip = coreRoundTripNanoseconds === undefined ? 'unknown' : `${coreRoundTripNanoseconds.toFixed(0)} ns`;
+  return `${arithmeticMilliseconds.toFixed(1)} ms, ${trip}`;
+}
+
+function spread(summary: Summary, show: (value: number) => string): string {
+  return `${show(summary.p25)} to ${show(summary.p75)}`;
+}
+
+/** Three significant digits or so: "85 µs", "1.92 ms", "104 ms". */
+function formatTime(microseconds: number): string {
+  const size = Math.abs(microseconds);
+  if (size < 1000) return `${microseconds.toFixed(0)} µs`;
+  if (size < 10_000) return `${(microseconds / 1000).toFixed(2)} ms`;
+  if (size < 100_000) return `${(microseconds / 1000).toFixed(1)} ms`;
+  return `${(microseconds / 1000).toFixed(0)} ms`;
+}

@@ -1,0 +1,212 @@
+// The rules that keep the project's shape: order of folders, native code in one place, size of files, words.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import test from 'node:test';
+import { settingsTable } from 'weftline';
+import { listFiles, parseSource, readSource, root, type SourceFile } from './architecture/source-tree.ts';
+
+/** Each folder of src imports only from those before it; the main entry is last. */
+const folderOrder = [
+  'core',
+  'abi',
+  'settings',
+  'native',
+  'device',
+  'world',
+  'memory',
+  'ep',
+  'moe',
+  'bench',
+  'doctor',
+  'report',
+  'cli',
+  'index.ts',
+] as const;
+
+/** This file, which holds samples of what it looks for. */
+const own = 'test/unit/architecture.test.ts';
+
+const sources: readonly SourceFile[] = listFiles('src', ['.ts']).map(readSource);
+const tests: readonly SourceFile[] = listFiles('test', ['.ts']).map(readSource);
+const packageJson = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as {
+  readonly exports: Readonly<Record<string, string | { readonly default: string }>>;
+  readonly bin: Readonly<Record<string, string>>;
+};
+
+function folderOf(path: string): string {
+  return path.split('/')[1] as string;
+}
+
+function place(path: string): number {
+  return (folderOrder as readonly string[]).indexOf(folderOf(path));
+}
+
+function noneOf(problems: readonly string[]): void {
+  assert.equal(problems.length, 0, `\n  ${problems.join('\n  ')}`);
+}
+
+test('every folder of src has a place in the order', () => {
+  noneOf(
+    [...new Set(sources.map((file) => folderOf(file.path)))].filter(
+      (folder) => !(folderOrder as readonly string[]).includes(folder),
+    ),
+  );
+});
+
+test('each folder imports only from itself and from those before it', () => {
+  noneOf(
+    sources.flatMap((file) =>
+      file.imports
+        .filter((line) => line.target.startsWith('src/') && place(line.target) > place(file.path))
+        .map((line) => `${file.path} imports ${line.target}, which comes later`),
+    ),
+  );
+});
+
+test('every relative import leads to a file of the repository', () => {
+  noneOf(
+    [...sources, ...tests.filter((file) => file.path !== own)].flatMap((file) =>
+      file.imports
+        .filter((line) => /^(src|test|kernels)\//.test(line.target) && !existsSync(join(root, line.target)))
+        .map((line) => `${file.path} imports ${line.target}, which does not exist`),
+    ),
+  );
+});
+
+test('no cycles between the modules that are loaded', () => {
+  noneOf(findCycles(sources));
+});
+
+test('only src/native imports koffi', () => {
+  noneOf(
+    sources
+      .filter((file) => folderOf(file.path) !== 'native')
+      .filter((file) => file.imports.some((line) => line.target === 'koffi') || /['"]koffi['"]\)/.test(file.text))
+      .map((file) => file.path),
+  );
+});
+
+test('importing the package loads nothing native', () => {
+  const entries = Object.keys(packageJson.exports)
+    .filter((key) => !key.endsWith('.json'))
+    .map((key) => key.replace(/^\./, 'weftline'));
+  assert.ok(entries.length >= 3);
+  const script = `
+    for (const name of ${JSON.stringify(entries)}) await import(name);
+    console.log(JSON.stringify(process.report.getReport().sharedObjects.filter((path) => path.endsWith('.node'))));`;
+  const { stdout, stderr } = spawnSync(process.execPath, ['--input-type=module', '--eval', script], {
+    cwd: root,
+    encoding: 'utf8',
+  });
+  assert.equal(stdout.trim(), '[]', stderr);
+});
+
+test('no source file has more than 400 lines', () => {
+  const files = [...sources, ...listFiles('kernels', ['.ts', '.cu', '.cuh']).map(readSource)];
+  noneOf(
+    files
+      .map((file) => ({ path: file.path, lines: file.text.split('\n').length - 1 }))
+      .filter((file) => file.lines > 400)
+      .map((file) => `${file.path} has ${file.lines} lines`),
+  );
+});
+
+test('every source file says in its first line what it owns', () => {
+  noneOf(
+    sources
+      .filter((file) => !/^(\/\/ |\/\*\* )/.test(file.text.replace(/^#!.*\n/, '')))
+      .map((file) => `${file.path} does not begin with a comment`),
+  );
+});
+
+test('no word of a machine, a registry or unfinished work', () => {
+  const files = ['src', 'test', 'scripts', 'kernels', 'docs', 'examples', '.ci']
+    .filter((folder) => existsSync(join(root, folder)))
+    .flatMap((folder) => listFiles(folder, ['.ts', '.js', '.mjs', '.md', '.json', '.cu', '.cuh', 'run']));
+  const forbidden: readonly (readonly [string, RegExp])[] = [
+    ['a path of one machine', /(?<![\w.$}])\/(?:home|work|Users|root)\/\w/],
+    ['a registry', /\bregistry\.[a-z]|\bnpmjs\.org|artifactory|\bnexus\b/i],
+    ['unfinished work', /\b(?:TODO|FIXME|XXX)\b/],
+  ];
+  const problems: string[] = [];
+  for (const path of ['README.md', 'package.json', '.npmrc', ...files]) {
+    if (path === own) continue;
+    for (const [index, line] of readFileSync(join(root, path), 'utf8').split('\n').entries()) {
+      for (const [what, pattern] of forbidden) {
+        if (pattern.test(line)) problems.push(`${path}:${index + 1} ${what}: ${line.trim().slice(0, 100)}`);
+      }
+    }
+  }
+  noneOf(problems);
+});
+
+test('every WEFTLINE_ variable is a setting, or one of those that the launcher passes to its ranks', () => {
+  const declared = new Set<string>(Object.values(settingsTable).map((setting) => setting.env));
+  const launcher = sources.find((file) => file.path === 'src/world/environment.ts');
+  for (const [name] of launcher?.text.matchAll(/WEFTLINE_[A-Z0-9_]+/g) ?? []) declared.add(name);
+  noneOf(
+    sources.flatMap((file) =>
+      [...file.text.matchAll(/\bWEFTLINE_[A-Z0-9_]+/g)]
+        .filter(([name]) => !declared.has(name))
+        .map(([name]) => `${file.path} reads ${name}`),
+    ),
+  );
+});
+
+test('the reader of sources sees each form of import and export', () => {
+  const text = [
+    "import { a, type B as C } from './x.ts';",
+    "import type * as D from 'd';",
+    "import {\n  type E,\n  type F,\n} from '../abi/e.ts';",
+    "import './bare.ts';",
+    "export { g as h } from './g.ts';",
+    "export async function i(): Promise<void> { await import('./late.ts'); }",
+    'export const j = 1;',
+    'const k = 2;',
+    'export { k as l };',
+    'export abstract class M {}',
+    'export interface N {}',
+  ].join('\n');
+  const file = parseSource('src/core/sample.ts', text);
+  assert.deepEqual(
+    file.imports.map((line) => [line.target, line.names.join(' '), line.typeOnly]),
+    [
+      ['src/core/x.ts', 'a B', false],
+      ['d', '*', true],
+      ['src/abi/e.ts', 'E F', true],
+      ['src/core/g.ts', 'g', false],
+      ['src/core/bare.ts', '*', false],
+      ['src/core/late.ts', '*', false],
+    ],
+  );
+  assert.deepEqual(file.exports, ['i', 'j', 'M', 'N', 'l']);
+});
+
+test('the search for cycles finds one, and types do not count', () => {
+  const a = parseSource('src/core/a.ts', "import { b } from './b.ts';");
+  const b = parseSource('src/core/b.ts', "import { c } from './c.ts';");
+  const c = parseSource('src/core/c.ts', "import { a } from './a.ts';");
+  const typed = parseSource('src/core/c.ts', "import type { a } from './a.ts';");
+  assert.deepEqual(findCycles([a, b, c]), ['src/core/a.ts -> src/core/b.ts -> src/core/c.ts -> src/core/a.ts']);
+  assert.deepEqual(findCycles([a, b, typed]), []);
+});
+
+/** Depth first over imports that load something; each cycle is reported where it closes. */
+function findCycles(files: readonly SourceFile[]): string[] {
+  const byPath = new Map(files.map((file) => [file.path, file]));
+  const done = new Set<string>();
+  const cycles: string[] = [];
+  const visit = (path: string, trail: readonly string[]): void => {
+    const at = trail.indexOf(path);
+    if (at !== -1) cycles.push([...trail.slice(at), path].join(' -> '));
+    if (at !== -1 || done.has(path)) return;
+    for (const line of byPath.get(path)?.imports ?? []) {
+      if (!line.typeOnly && byPath.has(line.target)) visit(line.target, [...trail, path]);
+    }
+    done.add(path);
+  };
+  for (const file of files) visit(file.path, []);
+  return cycles;
+}

@@ -1,0 +1,71 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { readSettings, type Settings, settingsTable, WeftlineError } from 'weftline';
+
+test('an override wins over the environment, which wins over the default', () => {
+  assert.equal(readSettings({}, {}).timeoutMs, settingsTable.timeoutMs.default);
+  assert.equal(readSettings({}, { WEFTLINE_TIMEOUT_MS: '250' }).timeoutMs, 250);
+  assert.equal(readSettings({ timeoutMs: 90 }, { WEFTLINE_TIMEOUT_MS: '250' }).timeoutMs, 90);
+  assert.equal(readSettings({ reserveSharedMemory: false }, { WEFTLINE_RESERVE_SHM: '1' }).reserveSharedMemory, false);
+});
+
+test('an empty variable counts as unset, blanks around a value are ignored', () => {
+  assert.equal(readSettings({}, { WEFTLINE_TIMEOUT_MS: '' }).timeoutMs, settingsTable.timeoutMs.default);
+  assert.equal(readSettings({}, { WEFTLINE_TIMEOUT_MS: ' 40 ' }).timeoutMs, 40);
+});
+
+test('each default lies in its own range, and each variable and flag is used once', () => {
+  const environment: Record<string, string> = {};
+  for (const setting of Object.values(settingsTable)) environment[setting.env] = String(setting.default);
+  assert.deepEqual({ ...readSettings({}, environment) }, { ...readSettings({}, {}) });
+  const rows = Object.values(settingsTable);
+  assert.equal(new Set(rows.map((row) => row.env)).size, rows.length);
+  assert.equal(new Set(rows.map((row) => row.flag)).size, rows.length);
+  for (const row of rows) assert.match(row.env, /^WEFTLINE_[A-Z0-9_]+$/);
+});
+
+test('the ends of each range are allowed, the values beyond are not, from the environment and from overrides', () => {
+  for (const [name, setting] of Object.entries(settingsTable)) {
+    if (setting.kind !== 'number') continue;
+    for (const allowed of [setting.min, setting.max]) {
+      assert.equal(readSettings({ [name]: allowed }, {})[name as keyof Settings], allowed);
+    }
+    for (const beyond of [setting.min - 1, setting.max + 1, Number.NaN, '5' as unknown as number]) {
+      assert.throws(() => readSettings({ [name]: beyond }, {}), configError(name));
+    }
+    assert.throws(() => readSettings({}, { [setting.env]: String(setting.max + 1) }), configError(setting.env));
+  }
+});
+
+test('text that is no number names the variable, the text and the range', () => {
+  for (const text of ['soon', '-5', '1e3', '0x10', '12ms', 'Infinity', '1,5', '.']) {
+    assert.throws(
+      () => readSettings({}, { WEFTLINE_TIMEOUT_MS: text }),
+      (error: unknown) => {
+        assert.ok(configError('WEFTLINE_TIMEOUT_MS')(error));
+        assert.ok((error as Error).message.includes(JSON.stringify(text)), (error as Error).message);
+        assert.match((error as Error).message, /from 1 to 86400000/);
+        return true;
+      },
+    );
+  }
+});
+
+function read(text: string): boolean {
+  return readSettings({}, { WEFTLINE_RESERVE_SHM: text }).reserveSharedMemory;
+}
+
+test('a switch takes the usual words in any case and nothing else', () => {
+  for (const text of ['1', 'true', 'YES', 'On']) assert.equal(read(text), true);
+  for (const text of ['0', 'false', 'No', 'OFF']) assert.equal(read(text), false);
+  for (const text of ['2', 'maybe', 'null']) assert.throws(() => read(text), configError('WEFTLINE_RESERVE_SHM'));
+});
+
+test('the settings are frozen', () => {
+  assert.ok(Object.isFrozen(readSettings({}, {})));
+});
+
+function configError(source: string): (error: unknown) => boolean {
+  return (error) =>
+    error instanceof WeftlineError && error.code === 'WL_CONFIG' && error.message.includes(`setting ${source}:`);
+}
