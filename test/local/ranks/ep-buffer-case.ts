@@ -1,6 +1,6 @@
 // One random EpBuffer case on one rank, compared bit for bit with the reference.
 import assert from 'node:assert/strict';
-import { CpuDevice, type Tensor } from 'weftline';
+import type { CpuDevice, Tensor } from 'weftline';
 import {
   type DispatchResult,
   EpBuffer,
@@ -12,7 +12,7 @@ import {
   type RowsLike,
 } from 'weftline/ep';
 import type { World } from 'weftline/world';
-import { choices, type EpCase, random, rows } from './ep-case.js';
+import { choices, type EpCase, random, rows } from './ep-case.ts';
 
 export async function runBufferCase(world: World, device: CpuDevice, of: EpCase): Promise<void> {
   const n = world.size;

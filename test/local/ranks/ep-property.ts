@@ -2,9 +2,9 @@
 import fc from 'fast-check';
 import { CpuDevice } from 'weftline';
 import { join } from 'weftline/world';
-import { runBufferCase } from './ep-buffer-case.js';
-import { epCase } from './ep-case.js';
-import { runLayerCase } from './layer-case.js';
+import { runBufferCase } from './ep-buffer-case.ts';
+import { epCase } from './ep-case.ts';
+import { runLayerCase } from './layer-case.ts';
 
 const [what, runs, seed] = process.argv.slice(2);
 const run = what === 'layer' ? runLayerCase : runBufferCase;

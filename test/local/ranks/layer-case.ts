@@ -9,8 +9,8 @@ import {
   type ReferenceLayerReceived,
 } from 'weftline/ep';
 import type { World } from 'weftline/world';
-import { flat, flat16, uploadChoices } from './ep-buffer-case.js';
-import { choices, type EpCase, random, rows } from './ep-case.js';
+import { flat, flat16, uploadChoices } from './ep-buffer-case.ts';
+import { choices, type EpCase, random, rows } from './ep-case.ts';
 
 export async function runLayerCase(world: World, device: CpuDevice, of: EpCase): Promise<void> {
   const n = world.size;
