@@ -191,7 +191,9 @@ function greet(options: StoreClientOptions, deadline: number): Promise<StoreClie
     const leave = () => {
       clearTimeout(timer);
       signal?.removeEventListener('abort', abort);
-      socket.removeAllListeners('data').removeAllListeners('close');
+      socket.removeAllListeners('data').removeAllListeners('close').removeAllListeners('error');
+      // An error is always followed by 'close', which says enough.
+      socket.on('error', () => {});
     };
     const fail = (error: unknown) => {
       leave();
