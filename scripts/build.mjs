@@ -54,6 +54,5 @@ function buildWasm() {
 }
 
 node('node_modules/typescript/bin/tsc', '-b');
-node('dist/abi/emit.js', 'kernels/wasm/abi.gen.ts');
 buildWasm();
 chmodSync(`${root}dist/cli/main.js`, 0o755);

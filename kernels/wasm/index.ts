@@ -1,2 +1,9 @@
 // The CPU kernels: everything exported here is one WASM module over one shared memory.
+export * from './layout';
 export * from './rows';
+export * from './sum';
+export { expF32 } from './exp';
+export * from './fp8';
+export * from './gather';
+export * from './matmul';
+export * from './swiglu';

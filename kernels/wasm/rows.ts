@@ -1,5 +1,185 @@
-// Moves rows. `memory.copy` is the fastest copy here: the engine hands it to the C library's memmove.
+// Moves rows between this rank's memory and the windows of all ranks.
+//
+// A row table names, for token t and column c, a row at some rank, or -1. The rank is the column itself (compact layout:
+// one column per rank) or stands in a rank table of the same shape (expanded layout: one column per top-k choice).
+// `bases[r]` is the address of row 0 of the region at rank r.
+//
+// `memory.copy` is the fastest copy there is here: the engine hands it to the C library, which does not read what it
+// overwrites. The source row comes from memory once and from the first-level cache for the other ranks.
 
 export function copyBytes(destination: usize, source: usize, bytes: usize): void {
   memory.copy(destination, source, bytes);
+}
+
+// @ts-ignore: decorator
+@inline
+function rankAt(rankTable: usize, cell: usize, column: i32): i32 {
+  return rankTable == 0 ? column : load<i32>(rankTable + (cell << 2));
+}
+
+/** Copies row t of `source` to every place that the table names for token t. */
+export function scatterRows(
+  source: usize,
+  rowBytes: usize,
+  tokens: i32,
+  columns: i32,
+  rowTable: usize,
+  rankTable: usize,
+  bases: usize,
+): void {
+  for (let t = 0; t < tokens; t++) {
+    scatterRow(source + <usize>t * rowBytes, rowBytes, columns, rowTable, rankTable, bases, <usize>t * <usize>columns);
+  }
+}
+
+/** One token of scatterRows; a function of its own, so that the engine can switch to optimised code between tokens. */
+export function scatterRow(
+  row: usize,
+  rowBytes: usize,
+  columns: i32,
+  rowTable: usize,
+  rankTable: usize,
+  bases: usize,
+  cell: usize,
+): void {
+  for (let c = 0; c < columns; c++, cell++) {
+    const place = load<i32>(rowTable + (cell << 2));
+    if (place < 0) continue;
+    const base = <usize>load<u32>(bases + (<usize>rankAt(rankTable, cell, c) << 2));
+    memory.copy(base + <usize>place * rowBytes, row, rowBytes);
+  }
+}
+
+/** Writes `first + t` to every place that the table names for token t. */
+export function scatterTokenIndex(
+  first: i32,
+  tokens: i32,
+  columns: i32,
+  rowTable: usize,
+  rankTable: usize,
+  bases: usize,
+): void {
+  let cell: usize = 0;
+  for (let t = 0; t < tokens; t++) {
+    for (let c = 0; c < columns; c++, cell++) {
+      const place = load<i32>(rowTable + (cell << 2));
+      if (place < 0) continue;
+      const base = <usize>load<u32>(bases + (<usize>rankAt(rankTable, cell, c) << 2));
+      store<i32>(base + (<usize>place << 2), first + t);
+    }
+  }
+}
+
+/**
+ * Writes weights[t, c] to the place that the table names for (t, c): one weight per row, expanded layout.
+ * `weightBytes` is 4 (f32) or 2 (bf16).
+ */
+export function scatterWeight(
+  weights: usize,
+  weightBytes: i32,
+  tokens: i32,
+  columns: i32,
+  rowTable: usize,
+  rankTable: usize,
+  bases: usize,
+): void {
+  const cells = <usize>tokens * <usize>columns;
+  for (let cell: usize = 0; cell < cells; cell++) {
+    const place = load<i32>(rowTable + (cell << 2));
+    if (place < 0) continue;
+    const base = <usize>load<u32>(bases + (<usize>load<i32>(rankTable + (cell << 2)) << 2));
+    if (weightBytes == 4) store<u32>(base + (<usize>place << 2), load<u32>(weights + (cell << 2)));
+    else store<u16>(base + (<usize>place << 1), load<u16>(weights + (cell << 1)));
+  }
+}
+
+/**
+ * Compact layout: sends the top-k choices of each token to every rank that receives it, as that rank's local expert
+ * ids, -1 for experts of other ranks. `indexBytes` is 4 (i32) or 8 (i64), the same here and there.
+ */
+export function scatterTopkIndex(
+  topk: usize,
+  indexBytes: i32,
+  tokens: i32,
+  k: i32,
+  ranks: i32,
+  expertsPerRank: i32,
+  rowTable: usize,
+  bases: usize,
+): void {
+  let cell: usize = 0;
+  const wide = indexBytes == 8;
+  const pitch = <usize>(k * indexBytes);
+  for (let t = 0; t < tokens; t++) {
+    const row = topk + <usize>t * pitch;
+    for (let r = 0; r < ranks; r++, cell++) {
+      const place = load<i32>(rowTable + (cell << 2));
+      if (place < 0) continue;
+      const target = <usize>load<u32>(bases + (<usize>r << 2)) + <usize>place * pitch;
+      const firstExpert = r * expertsPerRank;
+      for (let j = 0; j < k; j++) {
+        const expert = wide ? <i32>load<i64>(row + (<usize>j << 3)) : load<i32>(row + (<usize>j << 2));
+        const local = expert - firstExpert;
+        const value = expert >= 0 && local >= 0 && local < expertsPerRank ? local : -1;
+        if (wide) store<i64>(target + (<usize>j << 3), <i64>value);
+        else store<i32>(target + (<usize>j << 2), value);
+      }
+    }
+  }
+}
+
+/** Compact layout: sends the weights of each token, 0 where the expert belongs to another rank. */
+export function scatterTopkWeight(
+  topk: usize,
+  indexBytes: i32,
+  weights: usize,
+  tokens: i32,
+  k: i32,
+  ranks: i32,
+  expertsPerRank: i32,
+  rowTable: usize,
+  bases: usize,
+): void {
+  let cell: usize = 0;
+  const wide = indexBytes == 8;
+  for (let t = 0; t < tokens; t++) {
+    const row = topk + <usize>(t * k * indexBytes);
+    const weightRow = weights + (<usize>(t * k) << 2);
+    for (let r = 0; r < ranks; r++, cell++) {
+      const place = load<i32>(rowTable + (cell << 2));
+      if (place < 0) continue;
+      const target = <usize>load<u32>(bases + (<usize>r << 2)) + (<usize>place * <usize>k << 2);
+      const firstExpert = r * expertsPerRank;
+      for (let j = 0; j < k; j++) {
+        const expert = wide ? <i32>load<i64>(row + (<usize>j << 3)) : load<i32>(row + (<usize>j << 2));
+        const local = expert - firstExpert;
+        const mine = expert >= 0 && local >= 0 && local < expertsPerRank;
+        store<f32>(target + (<usize>j << 2), mine ? load<f32>(weightRow + (<usize>j << 2)) : 0);
+      }
+    }
+  }
+}
+
+/** Compact layout: out[t, j] = sum over the ranks that hold token t, in rank order, of their weight row. */
+export function gatherTopkWeight(
+  out: usize,
+  tokens: i32,
+  k: i32,
+  ranks: i32,
+  rowTable: usize,
+  bases: usize,
+): void {
+  let cell: usize = 0;
+  for (let t = 0; t < tokens; t++) {
+    const target = out + (<usize>(t * k) << 2);
+    memory.fill(target, 0, <usize>k << 2);
+    for (let r = 0; r < ranks; r++, cell++) {
+      const place = load<i32>(rowTable + (cell << 2));
+      if (place < 0) continue;
+      const source = <usize>load<u32>(bases + (<usize>r << 2)) + (<usize>place * <usize>k << 2);
+      for (let j: usize = 0; j < <usize>k; j++) {
+        store<f32>(target + (j << 2), load<f32>(target + (j << 2)) + load<f32>(source + (j << 2)));
+      }
+    }
+  }
 }

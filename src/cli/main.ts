@@ -1,8 +1,39 @@
 #!/usr/bin/env node
-// The weftline command.
-import { Command } from 'commander';
+// The weftline command: its name, its version, its commands, and how it ends when one fails.
+import { readFileSync } from 'node:fs';
+import { Command, CommanderError } from 'commander';
+import { WeftlineError } from '../core/errors.ts';
 import { addDoctorCommand } from './doctor-command.ts';
+import { addRunCommand } from './run-command.ts';
 
-const program = new Command('weftline').description('Expert-parallel communication for mixture-of-experts models');
+const USAGE_EXIT_CODE = 2;
+
+const program = new Command('weftline')
+  .description('Expert-parallel communication for mixture-of-experts models')
+  .version(readVersion())
+  // What follows a script's name is the script's.
+  .enablePositionalOptions()
+  .showHelpAfterError('(weftline --help, or weftline COMMAND --help, shows what is allowed)')
+  .exitOverride();
+
+addRunCommand(program);
 addDoctorCommand(program);
-await program.parseAsync();
+
+try {
+  await program.parseAsync();
+} catch (error) {
+  process.exitCode = report(error);
+}
+
+function readVersion(): string {
+  const file = new URL('../../package.json', import.meta.url);
+  return (JSON.parse(readFileSync(file, 'utf8')) as { readonly version: string }).version;
+}
+
+/** Prints what went wrong, unless commander has, and returns the exit code. */
+function report(error: unknown): number {
+  if (error instanceof CommanderError) return error.exitCode === 0 ? 0 : USAGE_EXIT_CODE;
+  if (error instanceof WeftlineError) process.stderr.write(`weftline: ${error.code}: ${error.message}\n`);
+  else process.stderr.write(`weftline: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}\n`);
+  return 1;
+}

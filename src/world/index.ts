@@ -1,2 +1,7 @@
 // weftline/world: ranks, the rendezvous store, the launcher.
-export { readSettings } from '../settings/settings.ts';
+export { join, type JoinOptions, type World } from './world.ts';
+export type { CompareAndSetResult, KeyWaitOptions, Store, WaitOptions } from './store.ts';
+export { isRank } from './environment.ts';
+export { launch, type LaunchOptions, type LaunchResult } from './launcher.ts';
+export type { OutputLine } from './output-lines.ts';
+export type { RankResult } from './rank-process.ts';

@@ -28,6 +28,11 @@ export class AddressSpace {
     return this.#limit;
   }
 
+  /** The ranges that are free, ascending. */
+  gaps(): readonly Readonly<Range>[] {
+    return this.#gaps;
+  }
+
   /** The largest single range that could be handed out. */
   get largestGap(): number {
     return this.#gaps.reduce((most, gap) => Math.max(most, gap.end - gap.start), 0);

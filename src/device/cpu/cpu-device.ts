@@ -1,7 +1,7 @@
 // The CPU device: one WebAssembly memory per process that holds tensors, windows and everything the kernels touch.
 import { type DType, dtypes, type TypedArrayOf } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { mapFileOver, mapZeroOver, releasePages } from '../../native/libc.ts';
+import { mapFileOver, mapZeroOver, preferHugePages, releasePages } from '../../native/libc.ts';
 import { addressOf } from '../../native/library.ts';
 import { readSettings } from '../../settings/settings.ts';
 import type { Device } from '../device.ts';
@@ -11,10 +11,11 @@ import { type CpuKernels, instantiateKernels } from './kernels.ts';
 import { wasm, type WasmMemory } from './wasm.ts';
 
 const WASM_PAGE = 65_536;
+const PAGE = 4096;
+/** Blocks from this size on are worth huge pages. */
+const HUGE_BLOCK = 4 << 20;
 /** Tensors start on a boundary that suits SIMD loads and two cache lines. */
 const TENSOR_ALIGNMENT = 128;
-/** Blocks from this size on give their pages back to the system when they are freed. */
-const RELEASE_BYTES = 1 << 20;
 
 export interface CpuDeviceOptions {
   /** Most memory this rank may address, in MiB; the setting `addressSpaceMiB` by default. */
@@ -59,6 +60,7 @@ export class CpuDevice implements Device {
   allocate(bytes: number, alignment: number = TENSOR_ALIGNMENT): Storage {
     const address = this.space.take(bytes, alignment);
     this.#commit(address + bytes);
+    if (bytes >= HUGE_BLOCK && process.platform === 'linux') this.#preferHugePages(address, bytes);
     const storage = new CpuStorage(this, address, bytes, () => {
       this.#abandoned.unregister(storage);
       this.#release(address);
@@ -67,12 +69,15 @@ export class CpuDevice implements Device {
     return storage;
   }
 
-  /** Maps a whole shared file, so that kernels and peers see the same bytes. `bytes` must be the file's size. */
-  mapFile(fd: number, bytes: number): Storage {
+  /**
+   * Maps a whole shared file, so that kernels and peers see the same bytes. `bytes` must be the file's size. `populate`
+   * sets up the page tables at once, which allocates what the file does not hold yet.
+   */
+  mapFile(fd: number, bytes: number, populate = false): Storage {
     const address = this.space.take(bytes, WASM_PAGE);
     try {
       this.#commit(address + bytes);
-      mapFileOver(this.#base() + BigInt(address), bytes, fd);
+      mapFileOver({ address: this.#base() + BigInt(address), bytes, fd, populate });
     } catch (error) {
       this.space.release(address);
       throw error;
@@ -81,6 +86,18 @@ export class CpuDevice implements Device {
       mapZeroOver(this.#base() + BigInt(address), bytes);
       this.space.release(address);
     });
+  }
+
+  /**
+   * Gives the pages of freed tensors back to the system. They are kept otherwise, because touching a fresh page costs as
+   * much as copying it a few times.
+   */
+  releaseUnused(): void {
+    for (const gap of this.space.gaps()) {
+      const start = Math.ceil(gap.start / PAGE) * PAGE;
+      const end = Math.floor(Math.min(gap.end, this.memory.buffer.byteLength) / PAGE) * PAGE;
+      if (end > start) releasePages(this.#base() + BigInt(start), end - start);
+    }
   }
 
   hostView<D extends DType>(dtype: D, address: number, elements: number): TypedArrayOf[D] {
@@ -128,12 +145,13 @@ export class CpuDevice implements Device {
     }
   }
 
+  #preferHugePages(address: number, bytes: number): void {
+    const start = Math.ceil(address / PAGE) * PAGE;
+    preferHugePages(this.#base() + BigInt(start), Math.floor((address + bytes - start) / PAGE) * PAGE);
+  }
+
   #release(address: number): void {
-    const size = this.space.release(address);
-    if (size >= RELEASE_BYTES && process.platform === 'linux') {
-      const start = Math.ceil(address / 4096) * 4096;
-      releasePages(this.#base() + BigInt(start), Math.floor((address + size - start) / 4096) * 4096);
-    }
+    this.space.release(address);
   }
 }
 

@@ -4,9 +4,143 @@ import { fileURLToPath } from 'node:url';
 import { WeftlineError } from '../../core/errors.ts';
 import { wasm, type WasmMemory } from './wasm.ts';
 
+/** Arguments are plain numbers in the order of the AssemblyScript declarations, which document them. */
+type Kernel<Arguments extends number[], Result = void> = (...args: Arguments) => Result;
+
 export interface CpuKernels {
-  /** Copies `bytes` from `source` to `destination`. */
-  copyBytes(destination: number, source: number, bytes: number): void;
+  // kernels/wasm/rows.ts
+  copyBytes: Kernel<[destination: number, source: number, bytes: number]>;
+  scatterRows: Kernel<
+    [
+      source: number,
+      rowBytes: number,
+      tokens: number,
+      columns: number,
+      rowTable: number,
+      rankTable: number,
+      bases: number,
+    ]
+  >;
+  scatterTokenIndex: Kernel<
+    [first: number, tokens: number, columns: number, rowTable: number, rankTable: number, bases: number]
+  >;
+  scatterWeight: Kernel<
+    [
+      weights: number,
+      weightBytes: number,
+      tokens: number,
+      columns: number,
+      rowTable: number,
+      rankTable: number,
+      bases: number,
+    ]
+  >;
+  scatterTopkIndex: Kernel<
+    [
+      topk: number,
+      indexBytes: number,
+      tokens: number,
+      k: number,
+      ranks: number,
+      expertsPerRank: number,
+      rowTable: number,
+      bases: number,
+    ]
+  >;
+  scatterTopkWeight: Kernel<
+    [
+      topk: number,
+      indexBytes: number,
+      weights: number,
+      tokens: number,
+      k: number,
+      ranks: number,
+      expertsPerRank: number,
+      rowTable: number,
+      bases: number,
+    ]
+  >;
+  gatherTopkWeight: Kernel<[out: number, tokens: number, k: number, ranks: number, rowTable: number, bases: number]>;
+  // kernels/wasm/layout.ts
+  countChoices: Kernel<
+    [
+      topk: number,
+      indexBytes: number,
+      tokens: number,
+      k: number,
+      ranks: number,
+      experts: number,
+      dropped: number,
+      membership: number,
+      perRank: number,
+      perExpert: number,
+    ],
+    number
+  >;
+  compactRows: Kernel<[membership: number, tokens: number, ranks: number, nextRow: number, rowTable: number]>;
+  expandedRows: Kernel<
+    [
+      topk: number,
+      indexBytes: number,
+      tokens: number,
+      k: number,
+      experts: number,
+      expertsPerRank: number,
+      nextRow: number,
+      rowTable: number,
+      rankTable: number,
+    ]
+  >;
+  // kernels/wasm/sum.ts
+  sumRows: Kernel<[out: number, sources: number, count: number, bytes: number]>;
+  gatherSum: Kernel<
+    [
+      out: number,
+      rowBytes: number,
+      tokens: number,
+      columns: number,
+      rowTable: number,
+      rankTable: number,
+      bases: number,
+      onePerRank: number,
+      bias0: number,
+      bias1: number,
+      scratch: number,
+    ]
+  >;
+  sumDuplicates: Kernel<
+    [rows: number, rowBytes: number, count: number, k: number, duplicates: number, scratch: number]
+  >;
+  scatterDuplicates: Kernel<
+    [tokens: number, k: number, rowTable: number, rankTable: number, firstBases: number, duplicateBases: number]
+  >;
+  // kernels/wasm/exp.ts, fp8.ts, gather.ts, matmul.ts, swiglu.ts
+  /** out[i] = e^x[i] for `count` f32, a multiple of 4. */
+  expF32(out: number, x: number, count: number): void;
+
+  /** bf16 x [rows, columns] to e4m3 data of that shape and f32 scales [rows, ceil(columns / 128)]; columns a multiple of 8. */
+  quantizeFp8(data: number, scales: number, x: number, rows: number, columns: number, roundScale: number): void;
+
+  /** The reverse: x = bf16(data * scale). */
+  dequantizeFp8(x: number, data: number, scales: number, rows: number, columns: number): void;
+
+  /** out[i] = x[rows[i]] for rows of `rowBytes` bytes. */
+  gatherRows(out: number, x: number, rows: number, count: number, rowBytes: number): void;
+
+  /** y[rows[i]] += weights[i] * x[i] in f32; columns a multiple of 8. */
+  accumulateRows(y: number, rows: number, weights: number, x: number, count: number, columns: number): void;
+
+  /** out[i] = bf16(weights[i] * x[i]) for f32 x; weights 0 for none; columns a multiple of 8. */
+  roundRows(out: number, x: number, weights: number, count: number, columns: number): void;
+
+  /**
+   * out[i,j] = sum over k of x[rows[i],k] * w[j,k] for i < m, j < n, summed in f32 in an order that depends on k alone.
+   * x and w are bf16, out is f32, or bf16 if `toBf16` is 1; rows 0 for rows 0 to m-1; k a multiple of 8.
+   */
+  matmul(out: number, x: number, rows: number, w: number, m: number, n: number, k: number, toBf16: number): void;
+
+  /** out[i,j] = bf16(silu(x[i,j]) * x[i,width+j]) for f32 x [rows, 2 * width]; width a multiple of 8. */
+  swiglu(out: number, x: number, rows: number, width: number): void;
 }
 
 const modulePath = fileURLToPath(new URL('../../kernels/weftline.wasm', import.meta.url));

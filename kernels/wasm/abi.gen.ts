@@ -1,0 +1,2 @@
+// Generated from src/abi by src/abi/emit.ts. Do not edit.
+

@@ -1,0 +1,191 @@
+// Sums bf16 rows in f32, in the order they are listed, and rounds once to bf16 (nearest even; NaN becomes 0x7fc0).
+//
+// A 128-bit load holds eight bf16 values; shifting left by 16 gives the even ones as f32, masking the low half away the
+// odd ones. Even and odd lanes are summed apart and merged by a shift and an or, so nothing is ever shuffled.
+// The sum starts from the first row, not from zero, and a single row is copied bit for bit.
+
+/** Bytes of one step of the main loop: 32 values in eight accumulators. */
+const STEP: usize = 64;
+
+// @ts-ignore: decorator
+@inline
+function even(v: v128): v128 {
+  return i32x4.shl(v, 16);
+}
+
+// @ts-ignore: decorator
+@inline
+function odd(v: v128): v128 {
+  return v128.and(v, i32x4.splat(<i32>0xffff0000));
+}
+
+/** f32 lanes to bf16 bits in the high halves, low halves zero. */
+// @ts-ignore: decorator
+@inline
+function roundHigh(v: v128): v128 {
+  const lsb = v128.and(i32x4.shr_u(v, 16), i32x4.splat(1));
+  const rounded = i32x4.add(v, i32x4.add(lsb, i32x4.splat(0x7fff)));
+  const nan = f32x4.ne(v, v);
+  return v128.and(v128.bitselect(i32x4.splat(0x7fc00000), rounded, nan), i32x4.splat(<i32>0xffff0000));
+}
+
+// @ts-ignore: decorator
+@inline
+function merge(evens: v128, odds: v128): v128 {
+  return v128.or(i32x4.shr_u(roundHigh(evens), 16), roundHigh(odds));
+}
+
+/**
+ * out[0..bytes) = the sum of `count` rows whose addresses (u32) stand at `sources`. `bytes` is a multiple of 16.
+ * No source is all zeros. `out` may be one of the sources.
+ */
+export function sumRows(out: usize, sources: usize, count: i32, bytes: usize): void {
+  if (count == 0) {
+    memory.fill(out, 0, bytes);
+    return;
+  }
+  const first = <usize>load<u32>(sources);
+  if (count == 1) {
+    if (out != first) memory.copy(out, first, bytes);
+    return;
+  }
+  const end = sources + (<usize>count << 2);
+  let column: usize = 0;
+  for (; column + STEP <= bytes; column += STEP) {
+    const p = first + column;
+    const a = v128.load(p);
+    const b = v128.load(p, 16);
+    const c = v128.load(p, 32);
+    const d = v128.load(p, 48);
+    let e0 = even(a), o0 = odd(a), e1 = even(b), o1 = odd(b), e2 = even(c), o2 = odd(c), e3 = even(d), o3 = odd(d);
+    for (let s = sources + 4; s < end; s += 4) {
+      const q = <usize>load<u32>(s) + column;
+      const w = v128.load(q);
+      const x = v128.load(q, 16);
+      const y = v128.load(q, 32);
+      const z = v128.load(q, 48);
+      e0 = f32x4.add(e0, even(w));
+      o0 = f32x4.add(o0, odd(w));
+      e1 = f32x4.add(e1, even(x));
+      o1 = f32x4.add(o1, odd(x));
+      e2 = f32x4.add(e2, even(y));
+      o2 = f32x4.add(o2, odd(y));
+      e3 = f32x4.add(e3, even(z));
+      o3 = f32x4.add(o3, odd(z));
+    }
+    v128.store(out + column, merge(e0, o0));
+    v128.store(out + column, merge(e1, o1), 16);
+    v128.store(out + column, merge(e2, o2), 32);
+    v128.store(out + column, merge(e3, o3), 48);
+  }
+  for (; column < bytes; column += 16) {
+    const a = v128.load(first + column);
+    let e = even(a), o = odd(a);
+    for (let s = sources + 4; s < end; s += 4) {
+      const w = v128.load(<usize>load<u32>(s) + column);
+      e = f32x4.add(e, even(w));
+      o = f32x4.add(o, odd(w));
+    }
+    v128.store(out + column, merge(e, o));
+  }
+}
+
+/**
+ * out[t] = bias0[t] + bias1[t] + the rows that the table names for token t, column by column (see rows.ts for tables).
+ * A bias address of 0 means none. `onePerRank` != 0 takes only the first column of each rank: the others were summed
+ * into that row before (sumDuplicates). `scratch` holds columns + 2 addresses.
+ */
+export function gatherSum(
+  out: usize,
+  rowBytes: usize,
+  tokens: i32,
+  columns: i32,
+  rowTable: usize,
+  rankTable: usize,
+  bases: usize,
+  onePerRank: i32,
+  bias0: usize,
+  bias1: usize,
+  scratch: usize,
+): void {
+  for (let t = 0; t < tokens; t++) {
+    const at = <usize>t * rowBytes;
+    let count = 0;
+    if (bias0 != 0) store<u32>(scratch + (<usize>(count++) << 2), <u32>(bias0 + at));
+    if (bias1 != 0) store<u32>(scratch + (<usize>(count++) << 2), <u32>(bias1 + at));
+    const firstCell = <usize>t * <usize>columns;
+    for (let c = 0; c < columns; c++) {
+      const cell = firstCell + <usize>c;
+      const place = load<i32>(rowTable + (cell << 2));
+      if (place < 0) continue;
+      const rank = rankTable == 0 ? c : load<i32>(rankTable + (cell << 2));
+      if (onePerRank != 0 && rankSeen(rankTable, firstCell, cell, rank)) continue;
+      const base = <usize>load<u32>(bases + (<usize>rank << 2));
+      store<u32>(scratch + (<usize>(count++) << 2), <u32>(base + <usize>place * rowBytes));
+    }
+    sumRows(out + at, scratch, count, rowBytes);
+  }
+}
+
+/** True when an earlier column of the token goes to the same rank. */
+export function rankSeen(rankTable: usize, firstCell: usize, cell: usize, rank: i32): bool {
+  for (let before = firstCell; before < cell; before++) {
+    if (load<i32>(rankTable + (before << 2)) == rank) return true;
+  }
+  return false;
+}
+
+/**
+ * Expanded layout, local combine: for every row m that is the first of its token here, sums the token's rows on this
+ * rank in top-k order into row m. `duplicates` i32 [rows, k] holds, for such m, the row of each choice or -1; for any
+ * other row only -1. `scratch` holds k addresses.
+ */
+export function sumDuplicates(
+  rows: usize,
+  rowBytes: usize,
+  count: i32,
+  k: i32,
+  duplicates: usize,
+  scratch: usize,
+): void {
+  for (let m = 0; m < count; m++) {
+    const list = duplicates + (<usize>(m * k) << 2);
+    let sources = 0;
+    for (let j = 0; j < k; j++) {
+      const row = load<i32>(list + (<usize>j << 2));
+      if (row >= 0) store<u32>(scratch + (<usize>(sources++) << 2), <u32>(rows + <usize>row * rowBytes));
+    }
+    if (sources > 1) sumRows(rows + <usize>m * rowBytes, scratch, sources, rowBytes);
+  }
+}
+
+/**
+ * Expanded layout: tells every receiving rank which of its rows hold the same token. `firstBases[r]`: i32 [rows] at
+ * rank r, the row of the token's first choice there; `duplicateBases[r]`: i32 [rows, k], see sumDuplicates.
+ */
+export function scatterDuplicates(
+  tokens: i32,
+  k: i32,
+  rowTable: usize,
+  rankTable: usize,
+  firstBases: usize,
+  duplicateBases: usize,
+): void {
+  for (let t = 0; t < tokens; t++) {
+    const firstCell = <usize>t * <usize>k;
+    for (let j: usize = 0; j < <usize>k; j++) {
+      const row = load<i32>(rowTable + ((firstCell + j) << 2));
+      if (row < 0) continue;
+      const rank = load<i32>(rankTable + ((firstCell + j) << 2));
+      const list = <usize>load<u32>(duplicateBases + (<usize>rank << 2)) + (<usize>row * <usize>k << 2);
+      let first = -1;
+      for (let i: usize = 0; i < <usize>k; i++) {
+        const here = load<i32>(rankTable + ((firstCell + i) << 2)) == rank;
+        const other = here ? load<i32>(rowTable + ((firstCell + i) << 2)) : -1;
+        if (first < 0) first = other;
+        store<i32>(list + (i << 2), first == row ? other : -1);
+      }
+      store<i32>(<usize>load<u32>(firstBases + (<usize>rank << 2)) + (<usize>row << 2), first);
+    }
+  }
+}

@@ -1,0 +1,67 @@
+// Rows of bf16 as rows of fp8 with scales, and back, on the CPU device.
+import { invalidArgument } from '../../core/errors.ts';
+import type { Tensor } from '../tensor.ts';
+import type { CpuDevice } from './cpu-device.ts';
+
+/** Columns that share one scale. */
+export const fp8GroupColumns = 128;
+
+/** fp8 rows as expert parallelism sends them: the value of an element is data * scale of its group. */
+export interface Fp8Rows {
+  /** [T, H] */
+  readonly data: Tensor<'fp8e4m3'>;
+  /** [T, ceil(H / 128)] */
+  readonly scales: Tensor<'f32'>;
+}
+
+export interface QuantizeOptions {
+  /** Where to write; by default new tensors that the caller disposes. */
+  readonly out?: Fp8Rows;
+  /** Round scales up to powers of two, for hardware that stores them as exponents; false by default. */
+  readonly roundScale?: boolean;
+}
+
+/**
+ * Quantises each row of x (bf16 [T, H], H a multiple of 8) in groups of 128 columns: the scale is max(|x|, 1e-4) / 448,
+ * elements are rounded to nearest even. A NaN becomes NaN without touching its neighbours; an infinity counts as the
+ * largest finite bf16. Fails with WL_INVALID_ARGUMENT.
+ */
+export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: QuantizeOptions = {}): Fp8Rows {
+  const [rows, columns] = matrix('x', x.shape);
+  const groups = Math.ceil(columns / fp8GroupColumns);
+  if (options.out !== undefined) {
+    expectShape('out.data', options.out.data.shape, [rows, columns]);
+    expectShape('out.scales', options.out.scales.shape, [rows, groups]);
+  }
+  const out = options.out ?? {
+    data: device.empty('fp8e4m3', [rows, columns]),
+    scales: device.empty('f32', [rows, groups]),
+  };
+  const { data, scales } = out;
+  device.kernels.quantizeFp8(data.address, scales.address, x.address, rows, columns, options.roundScale ? 1 : 0);
+  return out;
+}
+
+/** x = bf16(data * scale) into `out` (bf16 [T, H]), by default a new tensor that the caller disposes. */
+export function dequantizeRows(device: CpuDevice, { data, scales }: Fp8Rows, out?: Tensor<'bf16'>): Tensor<'bf16'> {
+  const [rows, columns] = matrix('data', data.shape);
+  expectShape('scales', scales.shape, [rows, Math.ceil(columns / fp8GroupColumns)]);
+  if (out !== undefined) expectShape('out', out.shape, [rows, columns]);
+  const x = out ?? device.empty('bf16', [rows, columns]);
+  device.kernels.dequantizeFp8(x.address, data.address, scales.address, rows, columns);
+  return x;
+}
+
+function matrix(argument: string, shape: readonly number[]): [rows: number, columns: number] {
+  const [rows, columns] = shape;
+  if (shape.length !== 2 || rows === undefined || columns === undefined || columns % 8 !== 0) {
+    throw invalidArgument(`${argument}.shape`, shape, '[T, H] with H a multiple of 8');
+  }
+  return [rows, columns];
+}
+
+function expectShape(argument: string, shape: readonly number[], expected: readonly number[]): void {
+  if (shape.length !== expected.length || shape.some((extent, index) => extent !== expected[index])) {
+    throw invalidArgument(`${argument}.shape`, shape, `[${expected.join(', ')}]`);
+  }
+}

@@ -1,0 +1,72 @@
+// What get_dispatch_layout tells: how many tokens each rank and expert gets, and which rank gets which token.
+import { invalidArgument } from '../core/errors.ts';
+import type { CpuDevice } from '../device/cpu/cpu-device.ts';
+import type { Tensor } from '../device/tensor.ts';
+
+/** Owned by the caller; all on the device. */
+export interface DispatchLayout extends Disposable {
+  /** i32 [ranks]: distinct tokens that go to each rank. */
+  readonly numTokensPerRank: Tensor<'i32'>;
+  /** i32 [experts]: choices of each expert. */
+  readonly numTokensPerExpert: Tensor<'i32'>;
+  /** u8 [T, ranks]: 1 where the token goes to the rank. */
+  readonly isTokenInRank: Tensor<'u8'>;
+}
+
+export interface LayoutShape {
+  readonly ranks: number;
+  readonly experts: number;
+  /** An id besides -1 that means "no expert"; -1 for none. */
+  readonly dropped: number;
+}
+
+/**
+ * Fills `layout` from topkIdx [T, K]. Fails with WL_INVALID_ARGUMENT at a choice that is out of range or repeats an
+ * expert of its token, naming the token, the choice and its value.
+ */
+export function computeLayout(
+  topkIdx: Tensor<'i32' | 'i64'>,
+  layout: Omit<DispatchLayout, keyof Disposable>,
+  shape: LayoutShape,
+): void {
+  const device = topkIdx.device as CpuDevice;
+  const [tokens = 0, k = 0] = topkIdx.shape;
+  const bad = device.kernels.countChoices(
+    topkIdx.address,
+    topkIdx.dtype === 'i64' ? 8 : 4,
+    tokens,
+    k,
+    shape.ranks,
+    shape.experts,
+    shape.dropped,
+    layout.isTokenInRank.address,
+    layout.numTokensPerRank.address,
+    layout.numTokensPerExpert.address,
+  );
+  if (bad < 0) return;
+  const value = Number(topkIdx.view()[bad]);
+  const place = `topkIdx[${Math.floor(bad / k)}, ${bad % k}]`;
+  const inRange = value >= 0 && value < shape.experts;
+  throw invalidArgument(
+    place,
+    value,
+    inRange
+      ? 'an expert that the token has not chosen before'
+      : `an expert from 0 to ${shape.experts - 1}, or -1 for none`,
+  );
+}
+
+/** Memory for a layout of `tokens` tokens. */
+export function emptyLayout(device: CpuDevice, tokens: number, shape: LayoutShape): DispatchLayout {
+  const parts = {
+    numTokensPerRank: device.empty('i32', [shape.ranks]),
+    numTokensPerExpert: device.empty('i32', [shape.experts]),
+    isTokenInRank: device.empty('u8', [tokens, shape.ranks]),
+  };
+  return {
+    ...parts,
+    [Symbol.dispose]() {
+      for (const tensor of Object.values(parts)) tensor.dispose();
+    },
+  };
+}

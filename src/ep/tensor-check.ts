@@ -1,0 +1,34 @@
+// Checks of tensors that a caller passes: on which device, of which dtype, of which shape, before any byte moves.
+import type { DType } from '../core/dtype.ts';
+import { invalidArgument } from '../core/errors.ts';
+import type { Device } from '../device/device.ts';
+import { Tensor } from '../device/tensor.ts';
+
+/** A shape in which a string names an extent that may be anything. */
+export type ShapePattern = readonly (number | string)[];
+
+export interface TensorRule<D extends DType> {
+  readonly device: Device;
+  readonly dtype: readonly D[];
+  readonly shape: ShapePattern;
+}
+
+/** Returns the tensor under its checked type, or fails with WL_INVALID_ARGUMENT naming what was got and allowed. */
+export function checkTensor<D extends DType>(name: string, value: unknown, rule: TensorRule<D>): Tensor<D> {
+  const allowed = `a ${rule.dtype.join(' or ')} tensor [${rule.shape.join(', ')}] on this ${rule.device.kind} device`;
+  if (!(value instanceof Tensor)) throw invalidArgument(name, value, allowed);
+  if (value.storage.disposed) throw invalidArgument(name, 'a disposed tensor', allowed);
+  if (value.device !== rule.device)
+    throw invalidArgument(name, `a tensor of another ${value.device.kind} device`, allowed);
+  const dtypeFits = (rule.dtype as readonly DType[]).includes(value.dtype);
+  const shapeFits =
+    value.shape.length === rule.shape.length &&
+    rule.shape.every((extent, axis) => typeof extent === 'string' || extent === value.shape[axis]);
+  if (!dtypeFits || !shapeFits) throw invalidArgument(name, `${value.dtype} [${value.shape.join(', ')}]`, allowed);
+  return value as Tensor<D>;
+}
+
+/** True when two runs of bytes of one device share any. */
+export function overlaps(tensor: Tensor, address: number, bytes: number): boolean {
+  return tensor.bytes > 0 && tensor.address < address + bytes && address < tensor.address + tensor.bytes;
+}

@@ -1,0 +1,201 @@
+// Symmetric memory: the same number of bytes at every rank of a host, each readable and writable by all of them.
+import { randomBytes } from 'node:crypto';
+import { closeSync } from 'node:fs';
+import { alignUp, Block } from '../abi/layout.ts';
+import {
+  MAX_LOCAL_RANKS,
+  WINDOW_HEADER_BYTES,
+  WINDOW_MAGIC,
+  WINDOW_VERSION,
+  windowHeader,
+} from '../abi/window-header.ts';
+import { decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
+import type { CpuDevice } from '../device/cpu/cpu-device.ts';
+import type { Storage } from '../device/tensor.ts';
+import { isByteLocked, lockByte } from '../native/libc.ts';
+import type { WaitOptions } from '../world/store.ts';
+import type { World } from '../world/world.ts';
+import { LocalBarrier } from './local-barrier.ts';
+import { createSharedFile, mebibytes, openSharedFile, removeSharedFile, SHARED_MEMORY_FOLDER } from './shared-file.ts';
+
+const WINDOW_ALIGNMENT = 65_536;
+
+export interface SymmetricWindowOptions extends WaitOptions {
+  readonly world: World;
+  readonly device: CpuDevice;
+  /** Of the object that the window serves; only for names and errors. */
+  readonly name: string;
+  /** Bytes per rank, the same on every rank. */
+  readonly bytes: number;
+  /** What a call word of barrier() means, for errors. */
+  describeCall(call: number): string;
+}
+
+/** What one window of `bytes` per rank takes from each rank's address space and, in all, from /dev/shm. */
+export function windowFootprint(bytes: number, localRanks: number): number {
+  return WINDOW_HEADER_BYTES + localRanks * alignUp(bytes, WINDOW_ALIGNMENT);
+}
+
+export class SymmetricWindow implements Disposable {
+  /** World ranks that share the window, ascending. */
+  readonly ranks: readonly number[];
+  readonly localRank: number;
+  readonly bytes: number;
+  /** Address of each local rank's part in this rank's memory. */
+  readonly addresses: readonly number[];
+  readonly barrier: LocalBarrier;
+  /** Keeps the memory; tensors over the window hold on to it. */
+  readonly storage: Storage;
+  readonly #fd: number | undefined;
+
+  /**
+   * Collective over the world. Every rank gets the same error when one cannot take part: WL_CONFIG_MISMATCH (sizes
+   * differ), WL_MEMORY (address space), WL_SHARED_MEMORY (/dev/shm). Leaves no file behind, whatever happens.
+   */
+  static async create(options: SymmetricWindowOptions): Promise<SymmetricWindow> {
+    const { world, device, bytes } = options;
+    const ranks = world.localRanks;
+    const total = windowFootprint(bytes, ranks.length);
+    await agree(options, 'size', () => checkFit(options, total));
+    if (ranks.length === 1) {
+      const storage = device.allocate(total, WINDOW_ALIGNMENT);
+      device.hostView('u8', storage.address, total).fill(0);
+      writeHeader(options, storage.address);
+      return new SymmetricWindow(options, storage, undefined);
+    }
+    return mapTogether(options, total);
+  }
+
+  /** Internal: use create(). */
+  constructor(options: SymmetricWindowOptions, storage: Storage, fd: number | undefined) {
+    const { world, device, bytes } = options;
+    this.ranks = world.localRanks;
+    this.localRank = this.ranks.indexOf(world.rank);
+    this.bytes = bytes;
+    this.storage = storage;
+    this.#fd = fd;
+    const stride = alignUp(bytes, WINDOW_ALIGNMENT);
+    this.addresses = this.ranks.map((_, index) => storage.address + WINDOW_HEADER_BYTES + index * stride);
+    this.barrier = new LocalBarrier({
+      header: device.memory.buffer,
+      headerOffset: storage.address,
+      ranks: this.ranks,
+      localRank: this.localRank,
+      timeoutMs: world.settings.timeoutMs,
+      spinMicroseconds: world.settings.spinMicroseconds,
+      isAlive: (index) => fd === undefined || isByteLocked(fd, index),
+      describeCall: (call) => options.describeCall(call),
+    });
+  }
+
+  /** Address of this rank's own part. */
+  get address(): number {
+    return this.addresses[this.localRank] as number;
+  }
+
+  /** Unmaps the window here; peers that still wait for this rank get WL_PEER_LOST. Tensors over it become invalid. */
+  [Symbol.dispose](): void {
+    if (this.storage.disposed) return;
+    this.storage[Symbol.dispose]();
+    if (this.#fd !== undefined) closeSync(this.#fd);
+  }
+}
+
+/** All ranks learn who cannot go on; each then fails with the first such rank's error. */
+async function agree<T>(options: SymmetricWindowOptions, step: string, work: () => T): Promise<T> {
+  const { world, name } = options;
+  let result: T | undefined;
+  let error: EncodedError | null = null;
+  try {
+    result = work();
+  } catch (thrown) {
+    error = encodeError(thrown, world.rank);
+  }
+  const errors = await world.allGather(`window/${name}/${step}`, { bytes: options.bytes, error }, options);
+  const failed = errors.find((entry) => entry.error !== null);
+  if (failed?.error) throw decodeError(failed.error);
+  const other = errors.findIndex((entry) => entry.bytes !== options.bytes);
+  if (other !== -1) {
+    throw new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `Window ${name} has ${options.bytes} bytes here and ${errors[other]?.bytes} on rank ${other}; all ranks must ask for the same`,
+      { details: { rank: other, bytes: options.bytes, otherBytes: errors[other]?.bytes } },
+    );
+  }
+  return result as T;
+}
+
+function checkFit({ world, device, bytes, name }: SymmetricWindowOptions, total: number): void {
+  const local = world.localRanks.length;
+  if (local > MAX_LOCAL_RANKS) {
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      `${local} ranks on one host share a window; at most ${MAX_LOCAL_RANKS} can`,
+    );
+  }
+  if (total <= device.space.largestGap) return;
+  throw new WeftlineError(
+    'WL_MEMORY',
+    `${name}: ${local} windows of ${mebibytes(bytes)} (one per rank of this host) need ${mebibytes(total)} of this rank's address space; ${mebibytes(device.space.used)} of ${mebibytes(device.space.limit)} are in use and the largest gap is ${mebibytes(device.space.largestGap)}. Use fewer tokens per rank, fewer ranks per host, or free other buffers`,
+    { details: { bytes, total, ranks: local, used: device.space.used, limit: device.space.limit } },
+  );
+}
+
+async function mapTogether(options: SymmetricWindowOptions, total: number): Promise<SymmetricWindow> {
+  const { world, device, bytes, name } = options;
+  const leader = world.localRanks[0] === world.rank;
+  const path = `${SHARED_MEMORY_FOLDER}/weftline-${world.jobId}-${name}-${world.rank}-${randomBytes(6).toString('hex')}`;
+  const purpose = `${world.localRanks.length} windows of ${mebibytes(bytes)}`;
+  let fd: number | undefined;
+  let storage: Storage | undefined;
+  try {
+    await agree(options, 'file', () => {
+      if (leader) fd = createSharedFile({ path, bytes: total, purpose, reserve: world.settings.reserveSharedMemory });
+    });
+    const paths = await world.allGather(`window/${name}/path`, path, options);
+    await agree(options, 'map', () => {
+      fd ??= openSharedFile(paths[world.localRanks[0] as number] as string, total);
+      if (!lockByte(fd, world.localRanks.indexOf(world.rank))) {
+        throw new WeftlineError('WL_SHARED_MEMORY', `Another process holds rank ${world.rank}'s place in ${path}`);
+      }
+      storage = device.mapFile(fd, total, world.settings.reserveSharedMemory);
+      if (leader) writeHeader(options, storage.address);
+    });
+    await agree(options, 'header', () => checkHeader(options, (storage as Storage).address));
+    return new SymmetricWindow(options, storage as unknown as Storage, fd);
+  } catch (error) {
+    storage?.[Symbol.dispose]();
+    if (fd !== undefined) closeSync(fd);
+    throw error;
+  } finally {
+    if (leader) removeSharedFile(path);
+  }
+}
+
+function writeHeader({ world, device, bytes }: SymmetricWindowOptions, address: number): void {
+  const header = new Block(windowHeader, device.memory.buffer, address);
+  header.set('version', WINDOW_VERSION);
+  header.set('ranks', world.localRanks.length);
+  header.set('windowBytes', bytes);
+  header.set('magic', WINDOW_MAGIC);
+}
+
+function checkHeader({ world, device, bytes, name }: SymmetricWindowOptions, address: number): void {
+  const header = new Block(windowHeader, device.memory.buffer, address);
+  const found = {
+    magic: header.get('magic'),
+    version: header.get('version'),
+    ranks: header.get('ranks'),
+    windowBytes: header.get('windowBytes'),
+  };
+  const good =
+    found.magic === WINDOW_MAGIC &&
+    found.version === WINDOW_VERSION &&
+    found.ranks === world.localRanks.length &&
+    found.windowBytes === bytes;
+  if (!good) {
+    throw new WeftlineError('WL_SHARED_MEMORY', `The header of window ${name} is not ours: ${JSON.stringify(found)}`, {
+      details: found,
+    });
+  }
+}

@@ -1,0 +1,61 @@
+// Waiting for a word in memory that another process writes: spin briefly, then sleep in the kernel, never without end.
+import type { Futex } from '../native/libc.ts';
+
+/** How long a wait may block the event loop at a time. */
+const BLOCKING_SLICE_NS = 1_000_000;
+/** From then on the wait sleeps on a pool thread, so that timers and sockets of this process go on. */
+const BLOCKING_LIMIT_MS = 4;
+/** How often a long wait looks at deadlines, signals and whether the peers still live. */
+const POOL_SLICE_NS = 50_000_000;
+
+export interface SharedWord {
+  /** One element; the word that is waited for. */
+  readonly value: Int32Array;
+  /** One element; greater than zero tells the writer that someone sleeps. */
+  readonly waiters: Int32Array;
+  readonly futex: Futex;
+}
+
+export interface WordWait {
+  /** True when the wait is over. */
+  ready(): boolean;
+  /** Called between sleeps; throws to give up (deadline, abort, a peer that is gone). */
+  check(): void;
+  readonly spinMicroseconds: number;
+}
+
+/**
+ * Resolves when `ready()` holds. A wake is never lost: the word is read before `ready()`, and the kernel refuses to
+ * sleep when it has changed since.
+ */
+export async function waitForWord(word: SharedWord, wait: WordWait): Promise<void> {
+  if (spin(wait)) return;
+  const started = performance.now();
+  while (true) {
+    wait.check();
+    Atomics.add(word.waiters, 0, 1);
+    try {
+      const seen = Atomics.load(word.value, 0);
+      if (wait.ready()) return;
+      if (performance.now() - started < BLOCKING_LIMIT_MS) word.futex.waitBlocking(seen, BLOCKING_SLICE_NS);
+      else await word.futex.wait(seen, POOL_SLICE_NS);
+    } finally {
+      Atomics.sub(word.waiters, 0, 1);
+    }
+    if (wait.ready()) return;
+  }
+}
+
+/** Publishes that the word changed: wakes the sleepers, if there are any. */
+export function wakeWord(word: SharedWord): void {
+  if (Atomics.load(word.waiters, 0) !== 0) word.futex.wakeAll();
+}
+
+function spin(wait: WordWait): boolean {
+  if (wait.ready()) return true;
+  const end = performance.now() + wait.spinMicroseconds / 1000;
+  do {
+    for (let i = 0; i < 50; i++) if (wait.ready()) return true;
+  } while (performance.now() < end);
+  return false;
+}

@@ -1,0 +1,211 @@
+// Which rank this process is: read from the variables of weftline's launcher, torchrun, Slurm or Open MPI, in that order.
+import { createHash } from 'node:crypto';
+import { WeftlineError } from '../core/errors.ts';
+import { expandNodeList } from './node-list.ts';
+
+export type Environment = Readonly<Record<string, string | undefined>>;
+
+export interface RankEnvironment {
+  readonly source: 'weftline' | 'torchrun' | 'slurm' | 'openmpi' | 'single';
+  readonly rank: number;
+  readonly size: number;
+  /** Where the launcher counts ranks per node; the world itself counts the ranks that share memory. */
+  readonly localRank: number | undefined;
+  readonly localSize: number | undefined;
+  /** Where rank 0 serves the store. */
+  readonly host: string;
+  readonly port: number;
+  /** The shared secret. Derived from the job's names where none is given: that keeps jobs apart, not strangers out. */
+  readonly token: string;
+  /** First part of the job id, [a-z0-9]{1,20}; rank 0 appends what makes it unique. */
+  readonly jobPrefix: string;
+  /** The process that started this one, if it is weftline's launcher. */
+  readonly launcherPid: number | undefined;
+  /** The listening socket that the launcher gave to rank 0. */
+  readonly storeDescriptor: number | undefined;
+}
+
+/** Where in the unprivileged ports below the ephemeral ones a derived port lies. */
+const DERIVED_PORT_BASE = 15_000;
+const DERIVED_PORT_COUNT = 15_000;
+const MAX_WORLD_SIZE = 65_536;
+
+/** Reads the first source that is there; without any, this is a world of one rank. Fails with WL_CONFIG naming the variable. */
+export function readEnvironment(environment: Environment = process.env): RankEnvironment {
+  const variables = new Variables(environment);
+  if (variables.has('WEFTLINE_RANK') || variables.has('WEFTLINE_WORLD_SIZE')) return fromWeftline(variables);
+  if (variables.has('RANK') && variables.has('WORLD_SIZE')) return fromTorchrun(variables);
+  if (variables.has('SLURM_PROCID') && (variables.has('SLURM_STEP_NUM_TASKS') || variables.has('SLURM_NTASKS'))) {
+    return fromSlurm(variables);
+  }
+  if (variables.has('OMPI_COMM_WORLD_RANK') && variables.has('OMPI_COMM_WORLD_SIZE')) return fromOpenMpi(variables);
+  const none = { rank: 0, size: 1, localRank: 0, localSize: 1, host: '127.0.0.1', port: 0 };
+  return finish(variables, { source: 'single', ...none, names: ['single'] });
+}
+
+/** True if this process was started as a rank by any of the launchers. */
+export function isRank(environment: Environment = process.env): boolean {
+  return readEnvironment(environment).source !== 'single';
+}
+
+function fromWeftline(variables: Variables): RankEnvironment {
+  const ranks = readRanks(variables, {
+    rank: 'WEFTLINE_RANK',
+    size: 'WEFTLINE_WORLD_SIZE',
+    localRank: 'WEFTLINE_LOCAL_RANK',
+    localSize: 'WEFTLINE_LOCAL_WORLD_SIZE',
+  });
+  const host = variables.text('WEFTLINE_MASTER_ADDR') ?? '127.0.0.1';
+  const port = ranks.size === 1 ? 0 : variables.port('WEFTLINE_MASTER_PORT');
+  return {
+    ...finish(variables, { source: 'weftline', ...ranks, host, port, names: [host, port] }),
+    launcherPid: variables.optionalInteger('WEFTLINE_LAUNCHER_PID', 1, 2 ** 31),
+    storeDescriptor: variables.optionalInteger('WEFTLINE_STORE_FD', 3, 1023),
+  };
+}
+
+function fromTorchrun(variables: Variables): RankEnvironment {
+  const ranks = readRanks(variables, {
+    rank: 'RANK',
+    size: 'WORLD_SIZE',
+    localRank: 'LOCAL_RANK',
+    localSize: 'LOCAL_WORLD_SIZE',
+  });
+  const host = ranks.size === 1 ? '127.0.0.1' : variables.required('MASTER_ADDR');
+  const given = ranks.size === 1 ? 0 : variables.port('MASTER_PORT');
+  // torchrun's agent serves its own store on the port that it announces.
+  const agentOwnsPort = variables.text('TORCHELASTIC_USE_AGENT_STORE')?.toLowerCase() === 'true';
+  const port = agentOwnsPort && given > 0 ? given + 1 : given;
+  const names = [variables.text('TORCHELASTIC_RUN_ID') ?? '', variables.text('TORCHELASTIC_RESTART_COUNT') ?? ''];
+  return finish(variables, { source: 'torchrun', ...ranks, host, port, names: [...names, host, port] });
+}
+
+function fromSlurm(variables: Variables): RankEnvironment {
+  const ranks = readRanks(variables, {
+    rank: 'SLURM_PROCID',
+    size: variables.has('SLURM_STEP_NUM_TASKS') ? 'SLURM_STEP_NUM_TASKS' : 'SLURM_NTASKS',
+    localRank: 'SLURM_LOCALID',
+  });
+  const nodeCount = variables.text('SLURM_STEP_NUM_NODES') ?? variables.text('SLURM_NNODES');
+  const listName = ['SLURM_STEP_NODELIST', 'SLURM_JOB_NODELIST', 'SLURM_NODELIST'].find((name) => variables.has(name));
+  const host =
+    variables.text('MASTER_ADDR') ??
+    (nodeCount === '1' || ranks.size === 1
+      ? '127.0.0.1'
+      : expandNodeList(listName ?? 'SLURM_STEP_NODELIST', variables.required(listName ?? 'SLURM_STEP_NODELIST'))[0]);
+  const names = ['slurm', variables.text('SLURM_JOB_ID') ?? '', variables.text('SLURM_STEP_ID') ?? ''];
+  const port = derivedPort(variables, names);
+  const localSize = nodeCount === '1' ? ranks.size : ranks.localSize;
+  return finish(variables, { source: 'slurm', ...ranks, localSize, host: host ?? '127.0.0.1', port, names });
+}
+
+function fromOpenMpi(variables: Variables): RankEnvironment {
+  const ranks = readRanks(variables, {
+    rank: 'OMPI_COMM_WORLD_RANK',
+    size: 'OMPI_COMM_WORLD_SIZE',
+    localRank: 'OMPI_COMM_WORLD_LOCAL_RANK',
+    localSize: 'OMPI_COMM_WORLD_LOCAL_SIZE',
+  });
+  const host = ranks.localSize === ranks.size ? '127.0.0.1' : variables.required('MASTER_ADDR');
+  const job = ['PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'OMPI_MCA_orte_hnp_uri'];
+  const names = ['openmpi', ...job.map((name) => variables.text(name) ?? '')];
+  return finish(variables, { source: 'openmpi', ...ranks, host, port: derivedPort(variables, names), names });
+}
+
+interface RankNames {
+  readonly rank: string;
+  readonly size: string;
+  readonly localRank?: string;
+  readonly localSize?: string;
+}
+
+type Ranks = Pick<RankEnvironment, 'rank' | 'size' | 'localRank' | 'localSize'>;
+
+function readRanks(variables: Variables, names: RankNames): Ranks {
+  const size = variables.integer(names.size, 1, MAX_WORLD_SIZE);
+  const rank = variables.integer(names.rank, 0, size - 1);
+  const localSize = names.localSize === undefined ? undefined : variables.optionalInteger(names.localSize, 1, size);
+  const localRank =
+    names.localRank === undefined ? undefined : variables.optionalInteger(names.localRank, 0, (localSize ?? size) - 1);
+  return { rank, size, localRank, localSize };
+}
+
+type Found = Omit<RankEnvironment, 'token' | 'jobPrefix' | 'launcherPid' | 'storeDescriptor'> & {
+  /** What tells this job from others. */
+  readonly names: readonly (string | number)[];
+};
+
+function finish(variables: Variables, { names, ...found }: Found): RankEnvironment {
+  const job = variables.text('WEFTLINE_JOB_ID');
+  if (job !== undefined && !/^[a-z0-9]{1,20}$/.test(job)) {
+    throw variables.wrong('WEFTLINE_JOB_ID', '1 to 20 characters of a-z and 0-9');
+  }
+  // All ranks on one node: nothing needs to be reachable from outside.
+  const host = found.localSize === found.size ? '127.0.0.1' : found.host;
+  return {
+    ...found,
+    host,
+    token: variables.text('WEFTLINE_TOKEN') ?? digest(['token', ...names]),
+    jobPrefix: job ?? digest(['job', ...names]).slice(0, 12),
+    launcherPid: undefined,
+    storeDescriptor: undefined,
+  };
+}
+
+function derivedPort(variables: Variables, names: readonly (string | number)[]): number {
+  if (variables.has('MASTER_PORT')) return variables.port('MASTER_PORT');
+  return DERIVED_PORT_BASE + (Number.parseInt(digest(['port', ...names]).slice(0, 8), 16) % DERIVED_PORT_COUNT);
+}
+
+function digest(names: readonly (string | number)[]): string {
+  return createHash('sha256')
+    .update(JSON.stringify(['weftline', ...names]))
+    .digest('hex');
+}
+
+/** Access to variables with errors that name them; an empty variable counts as absent. */
+class Variables {
+  readonly #environment: Environment;
+
+  constructor(environment: Environment) {
+    this.#environment = environment;
+  }
+
+  text(name: string): string | undefined {
+    const value = this.#environment[name]?.trim();
+    return value === '' ? undefined : value;
+  }
+
+  has(name: string): boolean {
+    return this.text(name) !== undefined;
+  }
+
+  required(name: string): string {
+    const value = this.text(name);
+    if (value === undefined) throw this.wrong(name, 'a value: the launcher must set it on every rank');
+    return value;
+  }
+
+  integer(name: string, min: number, max: number): number {
+    const text = this.required(name);
+    const value = Number(text);
+    if (/^[0-9]{1,10}$/.test(text) && value >= min && value <= max) return value;
+    throw this.wrong(name, `an integer from ${min} to ${max}`);
+  }
+
+  optionalInteger(name: string, min: number, max: number): number | undefined {
+    return this.has(name) ? this.integer(name, min, max) : undefined;
+  }
+
+  port(name: string): number {
+    return this.integer(name, 1, 65_535);
+  }
+
+  wrong(name: string, allowed: string): WeftlineError {
+    const value = this.text(name);
+    const got = value === undefined ? 'it is not set' : `got ${JSON.stringify(value)}`;
+    return new WeftlineError('WL_CONFIG', `Invalid environment variable ${name}: ${got}, allowed is ${allowed}`, {
+      details: { variable: name, value, allowed },
+    });
+  }
+}

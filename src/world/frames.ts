@@ -1,0 +1,130 @@
+// The wire format of the rendezvous store: length-prefixed frames of one JSON header and any number of byte parts.
+import { WeftlineError } from '../core/errors.ts';
+
+/** One message. `parts` are views of the bytes that arrived; they stay valid. */
+export interface Frame {
+  readonly header: Readonly<Record<string, unknown>>;
+  readonly parts: readonly Uint8Array[];
+}
+
+/** What a peer may send: everything larger is refused before memory is spent on it. */
+export interface FrameLimits {
+  readonly headerBytes: number;
+  readonly payloadBytes: number;
+}
+
+/** Little-endian header length, then payload length, 32 bits each. */
+const PREFIX_BYTES = 8;
+/** A gather of 64 Ki ranks has as many parts; its list of lengths must fit the header. */
+const MAX_HEADER_BYTES = 1 << 20;
+
+/** Limits for a peer that has not shown that it holds the token. */
+export const strangerLimits: FrameLimits = { headerBytes: 4096, payloadBytes: 0 };
+
+/** Limits for a rank of the job. */
+export function memberLimits(maxValueBytes: number): FrameLimits {
+  // compareAndSet carries two values.
+  return { headerBytes: MAX_HEADER_BYTES, payloadBytes: 2 * maxValueBytes };
+}
+
+/** The bytes of one frame, in pieces to write one after the other; the parts are not copied. */
+export function encodeFrame(
+  header: Readonly<Record<string, unknown>>,
+  parts: readonly Uint8Array[] = [],
+): readonly Uint8Array[] {
+  const lengths = parts.map((part) => part.byteLength);
+  const text = Buffer.from(JSON.stringify(parts.length === 0 ? header : { ...header, parts: lengths }));
+  const prefix = Buffer.alloc(PREFIX_BYTES);
+  prefix.writeUInt32LE(text.byteLength, 0);
+  prefix.writeUInt32LE(
+    lengths.reduce((sum, length) => sum + length, 0),
+    4,
+  );
+  return [Buffer.concat([prefix, text]), ...parts];
+}
+
+/** Collects arriving bytes and hands out whole frames; the first byte that breaks the format fails with WL_PROTOCOL. */
+export class FrameReader {
+  /** May be widened between frames, once the peer is known. */
+  limits: FrameLimits;
+  readonly #chunks: Buffer[] = [];
+  #bytes = 0;
+
+  constructor(limits: FrameLimits) {
+    this.limits = limits;
+  }
+
+  push(chunk: Buffer): void {
+    if (chunk.byteLength === 0) return;
+    this.#chunks.push(chunk);
+    this.#bytes += chunk.byteLength;
+  }
+
+  /** The next whole frame, if it has arrived. */
+  next(): Frame | undefined {
+    if (this.#bytes < PREFIX_BYTES) return undefined;
+    const prefix = this.#peek(PREFIX_BYTES);
+    const headerBytes = prefix.readUInt32LE(0);
+    const payloadBytes = prefix.readUInt32LE(4);
+    if (headerBytes > this.limits.headerBytes || payloadBytes > this.limits.payloadBytes) {
+      throw protocolError(
+        `a frame of ${headerBytes} + ${payloadBytes} bytes; allowed are ${this.limits.headerBytes} + ${this.limits.payloadBytes}`,
+      );
+    }
+    if (this.#bytes < PREFIX_BYTES + headerBytes + payloadBytes) return undefined;
+    this.#take(PREFIX_BYTES);
+    const header = parseHeader(this.#take(headerBytes));
+    return { header, parts: split(this.#take(payloadBytes), header['parts']) };
+  }
+
+  #peek(count: number): Buffer {
+    const first = this.#chunks[0];
+    if (first !== undefined && first.byteLength >= count) return first.subarray(0, count);
+    const joined = Buffer.concat(this.#chunks);
+    this.#chunks.splice(0, this.#chunks.length, joined);
+    return joined.subarray(0, count);
+  }
+
+  #take(count: number): Buffer {
+    if (count === 0) return Buffer.alloc(0);
+    const taken = this.#peek(count);
+    const first = this.#chunks[0] as Buffer;
+    if (first.byteLength === count) this.#chunks.shift();
+    else this.#chunks[0] = first.subarray(count);
+    this.#bytes -= count;
+    return taken;
+  }
+}
+
+export function protocolError(what: string): WeftlineError {
+  return new WeftlineError('WL_PROTOCOL', `A peer of the rendezvous store sent ${what}`);
+}
+
+function parseHeader(bytes: Buffer): Readonly<Record<string, unknown>> {
+  let value: unknown;
+  try {
+    value = JSON.parse(bytes.toString('utf8'));
+  } catch {
+    throw protocolError('a header that is not JSON');
+  }
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    throw protocolError('a header that is not an object');
+  }
+  return value as Record<string, unknown>;
+}
+
+function split(payload: Buffer, lengths: unknown): Uint8Array[] {
+  if (lengths === undefined && payload.byteLength === 0) return [];
+  if (!Array.isArray(lengths)) throw protocolError('a payload without the lengths of its parts');
+  const parts: Uint8Array[] = [];
+  let at = 0;
+  for (const length of lengths as unknown[]) {
+    if (typeof length !== 'number' || !Number.isInteger(length) || length < 0 || at + length > payload.byteLength) {
+      throw protocolError('part lengths that do not fit the payload');
+    }
+    parts.push(payload.subarray(at, at + length));
+    at += length;
+  }
+  if (at !== payload.byteLength) throw protocolError('part lengths that do not fill the payload');
+  return parts;
+}

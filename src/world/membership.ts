@@ -1,0 +1,94 @@
+// Who takes part in a job, and how those who left did so: the store fails waits on ranks that will not come.
+import { decodeError, type EncodedError, WeftlineError } from '../core/errors.ts';
+
+export interface MemberIdentity {
+  readonly pid: number;
+  readonly host: string;
+}
+
+/** How a rank left: its world was closed, its connection broke, or it reported an error. */
+export type Departure =
+  | { readonly how: 'closed' }
+  | { readonly how: 'lost' }
+  | { readonly how: 'failed'; readonly error: EncodedError };
+
+interface Member extends MemberIdentity {
+  departure?: Departure;
+}
+
+export class Membership {
+  readonly size: number;
+  readonly #members = new Map<number, Member>();
+
+  constructor(size: number) {
+    this.size = size;
+  }
+
+  /** Fails with WL_RANK_TAKEN naming the holder; a rank joins once in the life of a job. */
+  join(rank: number, identity: MemberIdentity): void {
+    const holder = this.#members.get(rank);
+    if (holder === undefined) {
+      this.#members.set(rank, { ...identity });
+      return;
+    }
+    const state = holder.departure === undefined ? 'is used by' : 'was used and left by';
+    throw new WeftlineError(
+      'WL_RANK_TAKEN',
+      `Rank ${rank} of this job ${state} process ${holder.pid} on ${holder.host}: start each rank once, with its own number, and join() once`,
+      { details: { rank, pid: holder.pid, host: holder.host, left: holder.departure !== undefined } },
+    );
+  }
+
+  leave(rank: number, departure: Departure): void {
+    const member = this.#members.get(rank);
+    if (member !== undefined && member.departure === undefined) member.departure = departure;
+  }
+
+  departure(rank: number): Departure | undefined {
+    return this.#members.get(rank)?.departure;
+  }
+
+  joined(rank: number): boolean {
+    return this.#members.has(rank);
+  }
+
+  /** True once every rank that ever joined has left. */
+  get empty(): boolean {
+    return [...this.#members.values()].every((member) => member.departure !== undefined);
+  }
+
+  /** "rank 2 did not come; rank 3 never joined", for a message on ranks that are missed. */
+  describe(ranks: readonly number[]): string {
+    const joined = ranks.filter((rank) => this.#members.has(rank));
+    const absent = ranks.filter((rank) => !this.#members.has(rank));
+    const sentences: string[] = [];
+    if (joined.length > 0) sentences.push(`${rankList(joined)} did not come`);
+    if (absent.length > 0) sentences.push(`${rankList(absent)} never joined`);
+    return sentences.join('; ');
+  }
+
+  /** Why a wait that needs this departed rank fails. */
+  failure(rank: number, waitingFor: string): WeftlineError {
+    const member = this.#members.get(rank);
+    const departure = member?.departure;
+    const who = member === undefined ? `Rank ${rank}` : `Rank ${rank} (process ${member.pid} on ${member.host})`;
+    const details = { rank, pid: member?.pid, host: member?.host, how: departure?.how, waitingFor };
+    if (departure?.how === 'failed') {
+      const cause = decodeError(departure.error);
+      return new WeftlineError(
+        'WL_PEER_FAILED',
+        `${who} failed, ${waitingFor} cannot go on: ${cause.code}: ${cause.message}`,
+        { details, cause, rank },
+      );
+    }
+    const how = departure?.how === 'closed' ? 'closed its world' : 'was lost: its connection broke without goodbye';
+    return new WeftlineError('WL_PEER_LOST', `${who} ${how}; ${waitingFor} cannot go on`, { details, rank });
+  }
+}
+
+/** "rank 3", "ranks 1, 2, 3"; long lists are cut. */
+export function rankList(ranks: readonly number[]): string {
+  const shown = ranks.slice(0, 16).join(', ');
+  const more = ranks.length > 16 ? ` and ${ranks.length - 16} more` : '';
+  return `rank${ranks.length === 1 ? '' : 's'} ${shown}${more}`;
+}

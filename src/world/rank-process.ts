@@ -1,0 +1,113 @@
+// One rank as the launcher sees it: a process that leads its own group, so that what it started ends with it.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { constants } from 'node:os';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { WeftlineError } from '../core/errors.ts';
+
+export interface RankResult {
+  readonly rank: number;
+  readonly pid: number;
+  /** null if a signal ended it. */
+  readonly exitCode: number | null;
+  readonly signal: NodeJS.Signals | null;
+  readonly durationMs: number;
+  /** True if the launcher ended it because another rank failed, or on request. */
+  readonly stopped: boolean;
+}
+
+export interface RankProcessOptions {
+  readonly rank: number;
+  readonly command: readonly string[];
+  readonly cwd: string | undefined;
+  readonly env: NodeJS.ProcessEnv;
+  /** True: the rank uses the launcher's own input and output. */
+  readonly raw: boolean;
+  /** A listening socket, which becomes descriptor 3. */
+  readonly socket: number | undefined;
+}
+
+export class RankProcess {
+  readonly rank: number;
+  readonly pid: number;
+  readonly child: ChildProcess;
+  /** Resolves when the process has ended and nothing of its group is left. */
+  readonly ended: Promise<RankResult>;
+  running = true;
+  #stopped = false;
+
+  /** Fails with WL_LAUNCH if the command cannot be started. */
+  static async start(options: RankProcessOptions): Promise<RankProcess> {
+    const [file = '', ...args] = options.command;
+    const output = options.raw ? 'inherit' : 'pipe';
+    const child = spawn(file, args, {
+      env: options.env,
+      ...(options.cwd === undefined ? {} : { cwd: options.cwd }),
+      stdio: [
+        options.raw ? 'inherit' : 'ignore',
+        output,
+        output,
+        ...(options.socket === undefined ? [] : [options.socket]),
+      ],
+      detached: true,
+    });
+    const started = performance.now();
+    if (child.pid === undefined) {
+      const cause = await new Promise<Error>((resolve) => child.once('error', resolve));
+      throw new WeftlineError('WL_LAUNCH', `Cannot start ${file} for rank ${options.rank}: ${cause.message}`, {
+        details: { rank: options.rank, command: options.command },
+        cause,
+      });
+    }
+    return new RankProcess(options.rank, child, started);
+  }
+
+  private constructor(rank: number, child: ChildProcess, started: number) {
+    this.rank = rank;
+    this.child = child;
+    this.pid = child.pid ?? 0;
+    child.on('error', () => {});
+    this.ended = new Promise((resolve) => {
+      child.once('exit', (exitCode, signal) => {
+        this.running = false;
+        // At once, while no other process can have taken the number: what the rank started and left behind.
+        this.signalGroup('SIGKILL');
+        const durationMs = performance.now() - started;
+        void this.#groupGone().then(() =>
+          resolve({ rank, pid: this.pid, exitCode, signal, durationMs, stopped: this.#stopped }),
+        );
+      });
+    });
+  }
+
+  /** Asks the rank to end; its result then says that it was stopped. */
+  stop(signal: NodeJS.Signals): void {
+    if (!this.running) return;
+    this.#stopped = true;
+    this.signalGroup(signal);
+  }
+
+  signalGroup(signal: NodeJS.Signals | 0): boolean {
+    try {
+      process.kill(-this.pid, signal);
+      return true;
+    } catch {
+      return false;
+    }
+  }
+
+  /** Killed processes take a moment; a zombie that its parent does not collect is not waited for. */
+  async #groupGone(): Promise<void> {
+    for (let pause = 1; pause < 200 && this.signalGroup(0); pause *= 2) await sleep(pause);
+  }
+}
+
+/** A shell's way to say how a process ended: its exit code, or 128 and the signal's number. */
+export function exitCodeOf({ exitCode, signal }: Pick<RankResult, 'exitCode' | 'signal'>): number {
+  if (signal !== null) return 128 + constants.signals[signal];
+  return exitCode ?? 1;
+}
+
+/** "exit code 3", "signal SIGKILL". */
+export function describeEnd({ exitCode, signal }: Pick<RankResult, 'exitCode' | 'signal'>): string {
+  return signal === null ? `exit code ${exitCode ?? 1}` : `signal ${signal}`;
+}

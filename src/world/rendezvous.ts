@@ -1,0 +1,135 @@
+// How a rank reaches the store: rank 0 serves it from a thread, others connect, a world of one keeps it in the process.
+import { fstatSync } from 'node:fs';
+import { hostname } from 'node:os';
+import { WeftlineError } from '../core/errors.ts';
+import type { Settings } from '../settings/settings.ts';
+import type { RankEnvironment } from './environment.ts';
+import type { StoreLink } from './store.ts';
+import { StoreClient } from './store-client.ts';
+import { StoreCore } from './store-core.ts';
+import { StoreHost } from './store-host.ts';
+import type { ListenTarget } from './store-server.ts';
+
+export interface Rendezvous {
+  readonly link: StoreLink;
+  readonly jobId: string;
+  readonly peerLost: AbortSignal;
+  /** Says goodbye, with the error that ended this rank if any; rank 0 then serves the others for up to `waitMs`. */
+  close(waitMs: number, error?: unknown): Promise<void>;
+}
+
+export interface MeetOptions {
+  readonly settings: Settings;
+  /** The job's id, should this be the rank that serves the store. */
+  readonly jobId: string;
+  readonly timeoutMs: number;
+  readonly signal?: AbortSignal;
+}
+
+/** How long to look who holds a port that cannot be listened on. */
+const LOOK_MS = 2_000;
+
+export function meet(environment: RankEnvironment, options: MeetOptions): Promise<Rendezvous> {
+  if (environment.size === 1) return Promise.resolve(meetAlone(options));
+  return environment.rank === 0 ? hostStore(environment, options) : joinStore(environment, options);
+}
+
+function meetAlone({ settings, jobId }: MeetOptions): Rendezvous {
+  const core = new StoreCore({ size: 1, maxValueBytes: settings.storeMaxValueBytes });
+  core.join(0, { pid: process.pid, host: hostname() });
+  const closed = new WeftlineError('WL_CLOSED', 'This rank has closed its world');
+  let open = true;
+  return {
+    link: {
+      request: (request, parts, signal) => (open ? core.request(0, request, parts, signal) : Promise.reject(closed)),
+    },
+    jobId,
+    peerLost: new AbortController().signal,
+    close: () => {
+      open = false;
+      core.leave(0, { how: 'closed' });
+      return Promise.resolve();
+    },
+  };
+}
+
+async function hostStore(environment: RankEnvironment, options: MeetOptions): Promise<Rendezvous> {
+  const { size, token } = environment;
+  const { jobId, settings } = options;
+  let host: StoreHost;
+  try {
+    const listen = listenTarget(environment);
+    host = await StoreHost.start({ listen, size, token, jobId, maxValueBytes: settings.storeMaxValueBytes });
+  } catch (error) {
+    // Perhaps another process is rank 0 of this very job: then its store says so, which is the better error.
+    await tellTaken(environment);
+    throw error;
+  }
+  try {
+    const client = await connect(environment, options, { host: '127.0.0.1', port: host.port });
+    return {
+      link: client,
+      jobId: client.jobId,
+      peerLost: client.peerLost,
+      close: async (waitMs, error) => {
+        await client.close(error);
+        await host.stop(waitMs);
+      },
+    };
+  } catch (error) {
+    await host.stop(0);
+    throw error;
+  }
+}
+
+async function joinStore(environment: RankEnvironment, options: MeetOptions): Promise<Rendezvous> {
+  const client = await connect(environment, options, environment);
+  return {
+    link: client,
+    jobId: client.jobId,
+    peerLost: client.peerLost,
+    close: (_waitMs, error) => client.close(error),
+  };
+}
+
+function connect(
+  { rank, size, token }: RankEnvironment,
+  { timeoutMs, signal }: Pick<MeetOptions, 'timeoutMs' | 'signal'>,
+  { host, port }: { readonly host: string; readonly port: number },
+): Promise<StoreClient> {
+  return StoreClient.connect({ host, port, rank, size, token, timeoutMs, ...(signal === undefined ? {} : { signal }) });
+}
+
+function listenTarget({ storeDescriptor, host, port }: RankEnvironment): ListenTarget {
+  if (storeDescriptor !== undefined) return { fd: checkSocket(storeDescriptor) };
+  return isLoopback(host) ? { host: '127.0.0.1', port } : { port };
+}
+
+/** A process that only inherited the variables of rank 0 has something else there, which must not be touched. */
+function checkSocket(fd: number): number {
+  let isSocket = false;
+  try {
+    isSocket = fstatSync(fd).isSocket();
+  } catch {
+    // Not open at all.
+  }
+  if (isSocket) return fd;
+  throw new WeftlineError(
+    'WL_CONFIG',
+    `Invalid environment variable WEFTLINE_STORE_FD: descriptor ${fd} is not the socket that the launcher gave to rank 0; only the process that it started may join as rank 0`,
+    { details: { variable: 'WEFTLINE_STORE_FD', value: fd } },
+  );
+}
+
+function isLoopback(host: string): boolean {
+  return host === 'localhost' || host === '::1' || host.startsWith('127.');
+}
+
+async function tellTaken(environment: RankEnvironment): Promise<void> {
+  try {
+    const client = await connect(environment, { timeoutMs: LOOK_MS }, environment);
+    await client.close();
+  } catch (error) {
+    if (error instanceof WeftlineError && error.code === 'WL_RANK_TAKEN') throw error;
+  }
+}

@@ -1,0 +1,260 @@
+// A rank's connection to the store of rank 0: finds it, proves the token both ways, matches replies to requests.
+import { connect, type Socket } from 'node:net';
+import { hostname } from 'node:os';
+import { type EncodedError, decodeError, encodeError, WeftlineError } from '../core/errors.ts';
+import { encodeFrame, type Frame, FrameReader, protocolError, strangerLimits } from './frames.ts';
+import { clientProof, createNonce, PROTOCOL_NAME, PROTOCOL_VERSION, sameProof, serverProof } from './handshake.ts';
+import type { StoreLink } from './store.ts';
+import { KEEP_ALIVE_MS } from './store-connection.ts';
+import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
+
+export interface StoreAddress {
+  readonly host: string;
+  readonly port: number;
+}
+
+export interface StoreClientOptions extends StoreAddress {
+  readonly rank: number;
+  readonly size: number;
+  readonly token: string;
+  readonly timeoutMs: number;
+  readonly signal?: AbortSignal;
+}
+
+interface Pending {
+  readonly resolve: (reply: StoreReply) => void;
+  readonly reject: (error: unknown) => void;
+  readonly end: () => void;
+}
+
+/** The server enforces deadlines; this much later the client stops believing in it. */
+const SECOND_NET_MS = 2_000;
+/** A thread that was busy finds its timers and its replies due together: read the replies first. */
+const READ_FIRST_MS = 250;
+const FIRST_RETRY_MS = 20;
+const LAST_RETRY_MS = 500;
+/** Replies come from a server that has shown the token, and hold what ranks were allowed to send. */
+const serverLimits = { headerBytes: 1 << 24, payloadBytes: 2 ** 32 - 1 };
+
+export class StoreClient implements StoreLink {
+  readonly jobId: string;
+  /** Aborted, with WL_PEER_LOST or WL_PEER_FAILED, once a rank is gone that did not close its world. */
+  readonly peerLost: AbortSignal;
+  readonly #peerLost = new AbortController();
+  readonly #socket: Socket;
+  readonly #reader: FrameReader;
+  readonly #address: StoreAddress;
+  readonly #pending = new Map<number, Pending>();
+  #nextId = 1;
+  #end: WeftlineError | undefined;
+  #saidGoodbye = false;
+
+  /** Tries again, with growing pauses, until the deadline. */
+  static async connect(options: StoreClientOptions): Promise<StoreClient> {
+    const deadline = Date.now() + options.timeoutMs;
+    let pause = FIRST_RETRY_MS;
+    for (;;) {
+      options.signal?.throwIfAborted();
+      try {
+        return await greet(options, deadline);
+      } catch (error) {
+        // Only a peer's refusal is final: that nobody is there yet, or that a connection broke, may pass.
+        if (error instanceof WeftlineError || options.signal?.aborted === true) throw error;
+        if (Date.now() + pause >= deadline) throw unreachable(options, error as Error);
+      }
+      await new Promise((resolve) => setTimeout(resolve, pause));
+      pause = Math.min(LAST_RETRY_MS, pause * 1.5);
+    }
+  }
+
+  constructor(socket: Socket, reader: FrameReader, facts: { readonly jobId: string; readonly address: StoreAddress }) {
+    this.jobId = facts.jobId;
+    this.peerLost = this.#peerLost.signal;
+    this.#socket = socket;
+    this.#reader = reader;
+    this.#address = facts.address;
+    reader.limits = serverLimits;
+    socket.on('data', (chunk) => this.#receive(chunk));
+    socket.on('close', () => this.#ended());
+    socket.unref();
+  }
+
+  request(request: StoreRequest, parts: readonly Uint8Array[], signal?: AbortSignal): Promise<StoreReply> {
+    if (this.#end !== undefined) return Promise.reject(this.#end);
+    if (signal?.aborted === true) return Promise.reject(signal.reason as Error);
+    const id = this.#nextId++;
+    return new Promise((resolve, reject) => {
+      const abort = () => {
+        this.#send({ cancel: id });
+        this.#settle(id)?.reject(signal?.reason);
+      };
+      const timer =
+        'timeoutMs' in request
+          ? setTimeout(() => this.#checkAgain(id, request), request.timeoutMs + SECOND_NET_MS)
+          : undefined;
+      signal?.addEventListener('abort', abort);
+      const end = () => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', abort);
+      };
+      if (this.#pending.size === 0) this.#socket.ref();
+      this.#pending.set(id, { resolve, reject, end });
+      this.#send({ ...request, id }, parts);
+    });
+  }
+
+  /** Says goodbye, with the error that ended this rank if there was one, and waits shortly for the connection to end. */
+  async close(error?: unknown): Promise<void> {
+    if (this.#end !== undefined) return;
+    this.#saidGoodbye = true;
+    const ended = new Promise((resolve) => this.#socket.once('close', resolve));
+    this.#send({ goodbye: true, ...(error === undefined ? {} : { error: briefError(error) }) });
+    this.#fail(new WeftlineError('WL_CLOSED', 'This rank has closed its world'));
+    this.#socket.ref();
+    this.#socket.setTimeout(SECOND_NET_MS, () => this.#socket.destroy());
+    await ended;
+  }
+
+  #receive(chunk: Buffer): void {
+    try {
+      this.#reader.push(chunk);
+      for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) this.#handle(frame);
+    } catch (error) {
+      this.#fail(error as WeftlineError);
+      this.#socket.destroy();
+    }
+  }
+
+  #handle({ header, parts }: Frame): void {
+    if (header['event'] === 'left') return this.#peerLost.abort(decodeError(header['error'] as EncodedError));
+    if (header['refused'] !== undefined) throw decodeError(header['refused'] as EncodedError);
+    const pending = this.#settle(Number(header['id']));
+    if (header['error'] === undefined) pending?.resolve(parseReply(header, parts));
+    else pending?.reject(decodeError(header['error'] as EncodedError));
+  }
+
+  #settle(id: number): Pending | undefined {
+    const pending = this.#pending.get(id);
+    if (pending === undefined) return undefined;
+    pending.end();
+    this.#pending.delete(id);
+    if (this.#pending.size === 0) this.#socket.unref();
+    return pending;
+  }
+
+  #checkAgain(id: number, request: WaitingRequest): void {
+    setTimeout(() => {
+      const { host, port } = this.#address;
+      const what = request.op === 'wait' ? `keys ${request.keys.join(', ')}` : `${request.op} "${request.name}"`;
+      this.#settle(id)?.reject(
+        new WeftlineError(
+          'WL_TIMEOUT',
+          `The store of rank 0 at ${host}:${port} did not answer on ${what} within ${request.timeoutMs} ms: rank 0 is stopped or cut off`,
+          { details: { missing: [0], host, port, timeoutMs: request.timeoutMs } },
+        ),
+      );
+    }, READ_FIRST_MS);
+  }
+
+  #ended(): void {
+    const { host, port } = this.#address;
+    const lost = new WeftlineError(
+      'WL_PEER_LOST',
+      `Rank 0, which holds the rendezvous store at ${host}:${port}, was lost: its connection broke`,
+      { details: { rank: 0, host, port }, rank: 0 },
+    );
+    this.#fail(lost);
+    if (!this.#saidGoodbye) this.#peerLost.abort(this.#end);
+  }
+
+  /** Everything pending and later fails with this error; the first one stays. */
+  #fail(error: WeftlineError): void {
+    this.#end ??= error;
+    for (const id of this.#pending.keys()) this.#settle(id)?.reject(this.#end);
+  }
+
+  #send(header: Readonly<Record<string, unknown>>, parts: readonly Uint8Array[] = []): void {
+    this.#socket.cork();
+    for (const piece of encodeFrame(header, parts)) this.#socket.write(piece);
+    this.#socket.uncork();
+  }
+}
+
+/** One attempt: connects, exchanges proofs. Rejects with a plain error if trying again may help. */
+function greet(options: StoreClientOptions, deadline: number): Promise<StoreClient> {
+  const { host, port, rank, size, token, signal } = options;
+  return new Promise((resolve, reject) => {
+    const socket = connect({ host, port });
+    const reader = new FrameReader(strangerLimits);
+    const facts = { serverNonce: '', clientNonce: createNonce(), rank, size };
+    const timer = setTimeout(() => fail(new Error('connected, but got no answer')), deadline - Date.now());
+    const leave = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener('abort', abort);
+      socket.removeAllListeners('data').removeAllListeners('close');
+    };
+    const fail = (error: unknown) => {
+      leave();
+      socket.destroy();
+      reject(error);
+    };
+    const abort = () => fail(signal?.reason);
+    const handle = ({ header }: Frame): boolean => {
+      if (header['refused'] !== undefined) throw decodeError(header['refused'] as EncodedError);
+      if (header['protocol'] !== undefined) {
+        facts.serverNonce = checkChallenge(header);
+        const hello = { version: PROTOCOL_VERSION, rank, size, nonce: facts.clientNonce, pid: process.pid };
+        const proof = clientProof(token, facts);
+        for (const piece of encodeFrame({ ...hello, host: hostname(), proof })) socket.write(piece);
+        return false;
+      }
+      const jobId = String(header['jobId']);
+      if (!sameProof(serverProof(token, facts, jobId), header['proof'])) {
+        throw new WeftlineError(
+          'WL_UNAUTHORIZED',
+          `The store at ${host}:${port} does not hold the token of this job; is another job using the port?`,
+        );
+      }
+      leave();
+      resolve(new StoreClient(socket, reader, { jobId, address: { host, port } }));
+      return true;
+    };
+    socket.setNoDelay(true);
+    socket.setKeepAlive(true, KEEP_ALIVE_MS);
+    socket.on('error', fail);
+    socket.on('close', () => fail(new Error('the connection broke')));
+    socket.on('data', (chunk) => {
+      try {
+        reader.push(chunk);
+        for (let frame = reader.next(); frame !== undefined && !handle(frame); frame = reader.next());
+      } catch (error) {
+        fail(error);
+      }
+    });
+    signal?.addEventListener('abort', abort);
+  });
+}
+
+function checkChallenge(header: Readonly<Record<string, unknown>>): string {
+  const { protocol, version, nonce } = header;
+  if (protocol !== PROTOCOL_NAME || typeof nonce !== 'string') throw protocolError('a greeting of another protocol');
+  if (version === PROTOCOL_VERSION) return nonce;
+  throw protocolError(
+    `protocol version ${JSON.stringify(version)}, this rank speaks ${PROTOCOL_VERSION}: use the same weftline on all ranks`,
+  );
+}
+
+function unreachable(options: StoreClientOptions, cause: Error): WeftlineError {
+  const { host, port, rank, timeoutMs } = options;
+  return new WeftlineError(
+    'WL_TIMEOUT',
+    `Rank ${rank} could not reach rank 0 at ${host}:${port} within ${timeoutMs} ms (${cause.message}): rank 0 is missing, or the address or a firewall is wrong`,
+    { details: { rank, missing: [0], host, port, timeoutMs }, cause },
+  );
+}
+
+/** An error that fits any header. */
+function briefError(error: unknown): EncodedError {
+  const { code, message, rank } = encodeError(error);
+  return { code, message: message.slice(0, 2000), details: {}, ...(rank === undefined ? {} : { rank }) };
+}

@@ -1,0 +1,286 @@
+// The rendezvous store itself, without any I/O: values, waits and collectives of one job, and what fails when a rank leaves.
+import { WeftlineError } from '../core/errors.ts';
+import { type Departure, type MemberIdentity, Membership } from './membership.ts';
+import type { StoreReply, StoreRequest } from './store-request.ts';
+
+export interface StoreCoreOptions {
+  readonly size: number;
+  readonly maxValueBytes: number;
+}
+
+/** One request that waits for other ranks. */
+interface Wait {
+  readonly rank: number;
+  readonly waitingFor: string;
+  /** The ranks whose departure ends the wait. */
+  readonly awaited: () => readonly number[];
+  /** A collective needs every awaited rank; a key may still be set while one of them is there. */
+  readonly needsAll: boolean;
+  readonly fail: (error: unknown) => void;
+  readonly finish: (reply: StoreReply) => void;
+}
+
+interface KeyWait extends Wait {
+  readonly keys: readonly string[];
+  readonly read: boolean;
+}
+
+/** One round of a collective: rank to what it brought. */
+type Round = Map<number, { readonly wait: Wait; readonly part: Uint8Array | undefined }>;
+
+const decimal = /^-?[0-9]{1,16}$/;
+
+export class StoreCore {
+  readonly members: Membership;
+  readonly #options: StoreCoreOptions;
+  readonly #values = new Map<string, Uint8Array>();
+  readonly #waits = new Set<Wait>();
+  /** Rounds of one collective in order: a rank that comes again before a round is complete opens the next. */
+  readonly #rounds = new Map<string, Round[]>();
+
+  constructor(options: StoreCoreOptions) {
+    this.#options = options;
+    this.members = new Membership(options.size);
+  }
+
+  join(rank: number, identity: MemberIdentity): void {
+    this.members.join(rank, identity);
+  }
+
+  /** Fails, now, every wait that needs this rank. */
+  leave(rank: number, departure: Departure): void {
+    this.members.leave(rank, departure);
+    const closed = new WeftlineError('WL_CLOSED', `Rank ${rank} left the job`);
+    // Its own first: that takes back what it brought to collectives, so that the others see that it is missing.
+    for (const wait of this.#waits) if (wait.rank === rank) wait.fail(closed);
+    for (const wait of this.#waits) this.#failIfHopeless(wait);
+  }
+
+  /** Answers one request of a rank; rejects with a WeftlineError, or with the signal's reason. */
+  async request(
+    rank: number,
+    request: StoreRequest,
+    parts: readonly Uint8Array[],
+    signal?: AbortSignal,
+  ): Promise<StoreReply> {
+    for (const part of parts) this.#checkSize(part.byteLength, this.#options.maxValueBytes);
+    switch (request.op) {
+      case 'set':
+        this.#store(request.key, parts[0] ?? new Uint8Array());
+        return { parts: [] };
+      case 'delete':
+        return { done: this.#values.delete(request.key), parts: [] };
+      case 'add':
+        return { sum: this.#add(request.key, request.delta), parts: [] };
+      case 'compareAndSet':
+        return this.#compareAndSet(request.key, parts);
+      case 'wait':
+        return this.#waitForKeys(rank, request, signal);
+      case 'gather':
+      case 'barrier':
+        return this.#collect(rank, request, parts[0], signal);
+      default:
+        return request satisfies never;
+    }
+  }
+
+  #store(key: string, value: Uint8Array): void {
+    // A copy: the argument may be a view into a larger network buffer, or the caller's to change.
+    this.#values.set(key, value.slice());
+    for (const wait of this.#waits) {
+      if ('keys' in wait) this.#finishIfThere(wait as KeyWait);
+    }
+  }
+
+  #add(key: string, delta: number): number {
+    const text = Buffer.from(this.#values.get(key) ?? Buffer.from('0')).toString('latin1');
+    const sum = decimal.test(text) ? Number(text) + delta : Number.NaN;
+    if (!Number.isSafeInteger(sum)) {
+      throw new WeftlineError(
+        'WL_INVALID_ARGUMENT',
+        `Cannot add ${delta} to key "${key}": it holds ${JSON.stringify(text.slice(0, 32))}, and value and sum must be integers below 2^53`,
+        { details: { key, delta } },
+      );
+    }
+    this.#store(key, Buffer.from(String(sum)));
+    return sum;
+  }
+
+  #compareAndSet(key: string, parts: readonly Uint8Array[]): StoreReply {
+    const expected = parts.length > 1 ? parts[0] : undefined;
+    const desired = parts.at(-1) ?? new Uint8Array();
+    const current = this.#values.get(key);
+    const done =
+      expected === undefined || current === undefined ? expected === current : Buffer.compare(expected, current) === 0;
+    if (done) this.#store(key, desired);
+    const now = this.#values.get(key);
+    return { done, parts: now === undefined ? [] : [now] };
+  }
+
+  #waitForKeys(
+    rank: number,
+    request: StoreRequest & { readonly op: 'wait' },
+    signal: AbortSignal | undefined,
+  ): Promise<StoreReply> {
+    const { keys, read, timeoutMs } = request;
+    const from = request.from ?? this.#others(rank);
+    const names = keys.map((key) => JSON.stringify(key)).join(', ');
+    return this.#wait({
+      rank,
+      waitingFor: `waiting for ${keys.length === 1 ? 'key' : 'keys'} ${names}`,
+      awaited: () => from,
+      needsAll: false,
+      timeoutMs,
+      signal,
+      start: (wait) => this.#finishIfThere(Object.assign(wait, { keys, read })),
+      drop: () => {},
+      missing: () => ({
+        keys: keys.filter((key) => !this.#values.has(key)),
+        // Without a word from the caller any rank might have set it; the ones that never joined are the suspects.
+        ranks: request.from ?? from.filter((other) => !this.members.joined(other)),
+      }),
+    });
+  }
+
+  #finishIfThere(wait: KeyWait): void {
+    const values = wait.keys.map((key) => this.#values.get(key));
+    if (values.every((value) => value !== undefined)) wait.finish({ parts: wait.read ? values : [] });
+  }
+
+  #collect(
+    rank: number,
+    request: StoreRequest & { readonly op: 'gather' | 'barrier' },
+    part: Uint8Array | undefined,
+    signal: AbortSignal | undefined,
+  ): Promise<StoreReply> {
+    const { size } = this.#options;
+    if (request.op === 'gather') {
+      this.#checkSize((part?.byteLength ?? 0) * size, this.#options.maxValueBytes, ` from ${size} ranks together`);
+    }
+    const name = `${request.op} ${JSON.stringify(request.name)}`;
+    const rounds = this.#rounds.get(name) ?? [];
+    this.#rounds.set(name, rounds);
+    let round = rounds.find((candidate) => !candidate.has(rank));
+    if (round === undefined) rounds.push((round = new Map()));
+    const current = round;
+    const missing = () => this.#others(rank).filter((other) => !current.has(other));
+    return this.#wait({
+      rank,
+      waitingFor: name,
+      awaited: missing,
+      needsAll: true,
+      timeoutMs: request.timeoutMs,
+      signal,
+      start: (wait) => {
+        current.set(rank, { wait, part: part?.slice() });
+        if (current.size === size) this.#finishRound(name, rounds, current);
+      },
+      drop: () => {
+        current.delete(rank);
+        if (current.size === 0) this.#forgetRound(name, rounds, current);
+      },
+      missing: () => ({ ranks: missing() }),
+    });
+  }
+
+  #finishRound(name: string, rounds: Round[], round: Round): void {
+    this.#forgetRound(name, rounds, round);
+    const arrivals = [...round].toSorted(([left], [right]) => left - right).map(([, arrival]) => arrival);
+    const parts = arrivals.map(({ part }) => part).filter((part) => part !== undefined);
+    for (const { wait } of arrivals) wait.finish({ parts });
+  }
+
+  #forgetRound(name: string, rounds: Round[], round: Round): void {
+    const at = rounds.indexOf(round);
+    if (at >= 0) rounds.splice(at, 1);
+    if (rounds.length === 0) this.#rounds.delete(name);
+  }
+
+  #wait(request: WaitRequest): Promise<StoreReply> {
+    const { signal, timeoutMs, start, drop, missing, ...facts } = request;
+    return new Promise((resolve, reject) => {
+      const end = () => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', abort);
+        this.#waits.delete(wait);
+      };
+      const wait: Wait = {
+        ...facts,
+        finish: (reply) => {
+          end();
+          resolve(reply);
+        },
+        fail: (error) => {
+          end();
+          drop();
+          reject(error);
+        },
+      };
+      const abort = () => wait.fail(signal?.reason);
+      const timer = setTimeout(() => wait.fail(this.#timeout(request, missing())), timeoutMs);
+      if (signal?.aborted === true) return abort();
+      signal?.addEventListener('abort', abort);
+      this.#waits.add(wait);
+      start(wait);
+      if (this.#waits.has(wait)) this.#failIfHopeless(wait);
+    });
+  }
+
+  #failIfHopeless(wait: Wait): void {
+    const awaited = wait.awaited();
+    const left = awaited.filter((rank) => this.members.departure(rank) !== undefined);
+    const culprit = left.find((rank) => this.members.departure(rank)?.how !== 'closed');
+    if (culprit !== undefined) return wait.fail(this.members.failure(culprit, wait.waitingFor));
+    const first = left[0];
+    if (first !== undefined && (wait.needsAll || left.length === awaited.length)) {
+      wait.fail(this.members.failure(first, wait.waitingFor));
+    }
+  }
+
+  #timeout(request: WaitRequest, missing: Missing): WeftlineError {
+    const { keys, ranks } = missing;
+    const unset = keys === undefined ? '' : `: nobody set ${keys.map((key) => JSON.stringify(key)).join(', ')}`;
+    const absent = ranks.length === 0 ? '' : `: ${this.members.describe(ranks)}`;
+    return new WeftlineError(
+      'WL_TIMEOUT',
+      `Rank ${request.rank} gave up ${request.waitingFor} after ${request.timeoutMs} ms${unset}${absent}`,
+      {
+        details: {
+          rank: request.rank,
+          waitingFor: request.waitingFor,
+          timeoutMs: request.timeoutMs,
+          missing: ranks,
+          ...(keys === undefined ? {} : { keys }),
+        },
+      },
+    );
+  }
+
+  #others(rank: number): number[] {
+    return Array.from({ length: this.#options.size }, (_, other) => other).filter((other) => other !== rank);
+  }
+
+  #checkSize(bytes: number, allowed: number, together = ''): void {
+    if (bytes <= allowed) return;
+    throw new WeftlineError(
+      'WL_CAPACITY',
+      `A value of ${bytes} bytes${together} does not fit the rendezvous store: at most ${allowed} (setting storeMaxValueBytes, WEFTLINE_STORE_MAX_VALUE on rank 0)`,
+      { details: { bytes, allowed } },
+    );
+  }
+}
+
+interface Missing {
+  readonly ranks: readonly number[];
+  readonly keys?: readonly string[];
+}
+
+interface WaitRequest extends Omit<Wait, 'fail' | 'finish'> {
+  readonly timeoutMs: number;
+  readonly signal: AbortSignal | undefined;
+  /** Called once registered: may finish it at once. */
+  readonly start: (wait: Wait) => void;
+  /** Called when it failed: takes back what `start` registered. */
+  readonly drop: () => void;
+  readonly missing: () => Missing;
+}

@@ -1,0 +1,62 @@
+// Rank 0's end of the store's worker thread: starts it, stops it, never keeps the process alive for it.
+import { Worker } from 'node:worker_threads';
+import { WeftlineError } from '../core/errors.ts';
+import type { StoreServerOptions } from './store-server.ts';
+import type { StoreWorkerMessage, StoreWorkerStop } from './store-worker.ts';
+
+export class StoreHost {
+  readonly port: number;
+  readonly #worker: Worker;
+
+  /** Fails with WL_CONFIG if the address cannot be listened on. */
+  static start(options: StoreServerOptions): Promise<StoreHost> {
+    // The build keeps names and depth, so only the extension differs between source and build.
+    const extension = import.meta.url.slice(import.meta.url.lastIndexOf('.'));
+    const worker = new Worker(new URL(`./store-worker${extension}`, import.meta.url), {
+      workerData: options,
+      execArgv: [],
+      name: 'weftline-store',
+    });
+    return new Promise((resolve, reject) => {
+      worker.once('error', (cause) => {
+        reject(
+          new WeftlineError('WL_INTERNAL', `The thread of the rendezvous store failed: ${cause.message}`, { cause }),
+        );
+      });
+      worker.once('message', (message: StoreWorkerMessage) => {
+        worker.unref();
+        if (message.kind === 'listening') resolve(new StoreHost(worker, message.port));
+        else reject(listenError(options, message));
+      });
+    });
+  }
+
+  private constructor(worker: Worker, port: number) {
+    this.#worker = worker;
+    this.port = port;
+  }
+
+  /** Resolves once the thread has ended: when all ranks have left, or after `waitMs`. */
+  async stop(waitMs: number): Promise<void> {
+    const stop: StoreWorkerStop = { waitMs };
+    this.#worker.ref();
+    const ended = new Promise<void>((resolve) => this.#worker.once('exit', () => resolve()));
+    this.#worker.postMessage(stop);
+    await ended;
+  }
+}
+
+function listenError(options: StoreServerOptions, failure: { readonly code: string; readonly message: string }): Error {
+  const { listen } = options;
+  const where =
+    'fd' in listen ? `the inherited socket ${listen.fd}` : `${listen.host ?? 'all interfaces'}:${listen.port}`;
+  const advice =
+    failure.code === 'EADDRINUSE'
+      ? 'another program uses the port; choose another one (--master, WEFTLINE_MASTER_PORT, MASTER_PORT) on all ranks'
+      : 'check WEFTLINE_MASTER_ADDR or MASTER_ADDR, and that only the rank itself uses the variables of its launcher';
+  return new WeftlineError(
+    'WL_CONFIG',
+    `Rank 0 cannot listen on ${where} for the other ranks: ${failure.message}; ${advice}`,
+    { details: { listen, code: failure.code } },
+  );
+}

@@ -1,0 +1,98 @@
+// The requests that the rendezvous store answers, and how one that came over a wire is checked.
+import { protocolError } from './frames.ts';
+
+export type StoreRequest =
+  | { readonly op: 'set' | 'delete'; readonly key: string }
+  | { readonly op: 'add'; readonly key: string; readonly delta: number }
+  /** Parts: [expected,] desired. Without `expected` the key must not exist. */
+  | { readonly op: 'compareAndSet'; readonly key: string }
+  /** Waits until all keys exist; `from` names the ranks that set them; replies with the values if `read`. */
+  | {
+      readonly op: 'wait';
+      readonly keys: readonly string[];
+      readonly read: boolean;
+      readonly from?: readonly number[];
+      readonly timeoutMs: number;
+    }
+  /** Collective: waits until every rank came with its part; replies with all parts in rank order. */
+  | { readonly op: 'gather' | 'barrier'; readonly name: string; readonly timeoutMs: number };
+
+/** The requests that may wait for other ranks. */
+export type WaitingRequest = Extract<StoreRequest, { readonly timeoutMs: number }>;
+
+export interface StoreReply {
+  /** The sum after `add`. */
+  readonly sum?: number;
+  /** Whether `compareAndSet` swapped or `delete` found the key. */
+  readonly done?: boolean;
+  readonly parts: readonly Uint8Array[];
+}
+
+export const MAX_KEY_LENGTH = 1024;
+const MAX_KEYS = 4096;
+const MAX_TIMEOUT_MS = 2 ** 31 - 1;
+
+/** Checks a header that came over a wire. Fails with WL_PROTOCOL naming the field. */
+export function parseRequest(header: Readonly<Record<string, unknown>>): StoreRequest {
+  const op = header['op'];
+  switch (op) {
+    case 'set':
+    case 'delete':
+    case 'compareAndSet':
+      return { op, key: text(header, 'key') };
+    case 'add':
+      return { op, key: text(header, 'key'), delta: integer(header, 'delta') };
+    case 'gather':
+    case 'barrier':
+      return { op, name: text(header, 'name'), timeoutMs: timeout(header) };
+    case 'wait': {
+      const from = header['from'] === undefined ? {} : { from: list(header, 'from', isRank) };
+      const keys = list(header, 'keys', isText);
+      return { op, keys, read: header['read'] === true, ...from, timeoutMs: timeout(header) };
+    }
+    default:
+      throw protocolError('an unknown request');
+  }
+}
+
+/** Checks a reply that came over a wire. */
+export function parseReply(header: Readonly<Record<string, unknown>>, parts: readonly Uint8Array[]): StoreReply {
+  const { sum, done } = header;
+  return {
+    ...(typeof sum === 'number' ? { sum } : {}),
+    ...(typeof done === 'boolean' ? { done } : {}),
+    parts,
+  };
+}
+
+const isText = (value: unknown): value is string =>
+  typeof value === 'string' && value.length > 0 && value.length <= MAX_KEY_LENGTH;
+const isRank = (value: unknown): value is number => Number.isInteger(value) && (value as number) >= 0;
+
+function text(header: Readonly<Record<string, unknown>>, field: string): string {
+  const value = header[field];
+  if (isText(value)) return value;
+  throw protocolError(`a request whose ${field} is not a text of 1 to ${MAX_KEY_LENGTH} characters`);
+}
+
+function integer(header: Readonly<Record<string, unknown>>, field: string): number {
+  const value = header[field];
+  if (Number.isSafeInteger(value)) return value as number;
+  throw protocolError(`a request whose ${field} is not an integer`);
+}
+
+function timeout(header: Readonly<Record<string, unknown>>): number {
+  const value = header['timeoutMs'];
+  if (typeof value === 'number' && value >= 0 && value <= MAX_TIMEOUT_MS) return value;
+  throw protocolError('a request whose timeoutMs is out of range');
+}
+
+function list<T>(
+  header: Readonly<Record<string, unknown>>,
+  field: string,
+  is: (value: unknown) => value is T,
+): readonly T[] {
+  const value = header[field];
+  if (Array.isArray(value) && value.length > 0 && value.length <= MAX_KEYS && value.every(is)) return value;
+  throw protocolError(`a request whose ${field} is not a list of 1 to ${MAX_KEYS} entries`);
+}

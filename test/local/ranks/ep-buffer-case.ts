@@ -1,0 +1,161 @@
+// One random EpBuffer case on one rank, compared bit for bit with the reference.
+import assert from 'node:assert/strict';
+import { CpuDevice, type Tensor } from 'weftline';
+import {
+  type DispatchResult,
+  EpBuffer,
+  referenceCombine,
+  referenceCombineWeights,
+  referenceDispatch,
+  type ReferenceInput,
+  type ReferenceReceived,
+  type RowsLike,
+} from 'weftline/ep';
+import type { World } from 'weftline/world';
+import { choices, type EpCase, random, rows } from './ep-case.js';
+
+export async function runBufferCase(world: World, device: CpuDevice, of: EpCase): Promise<void> {
+  const n = world.size;
+  const numExperts = of.expertsPerRank * n;
+  const inputs = Array.from({ length: n }, (_, rank) => makeInput(of, rank, n));
+  const expected = referenceDispatch(inputs, { numExperts, expertAlignment: of.alignment });
+  const mine = inputs[world.rank] as ReferenceInput;
+  const config = {
+    maxTokensPerRank: Math.max(1, ...of.tokens),
+    hidden: of.hidden,
+    numExperts,
+    maxTopk: of.topk,
+    combineRows: of.sharedRows ? ('shared' as const) : ('separate' as const),
+  };
+  await using buffer = await EpBuffer.create(world, device, config);
+  const x = await upload(device, mine, of);
+  const topkIdx = await uploadChoices(device, mine.topkIdx, of);
+  const weights = of.weights ? await device.tensor('f32', [mine.x.length, of.topk], flat(mine.topkWeights)) : undefined;
+  const layout = of.givenLayout ? buffer.getDispatchLayout({ topkIdx }) : undefined;
+  const numWorstTokens = of.worst ? n * config.maxTokensPerRank : 0;
+  const result = await buffer.dispatch({
+    x,
+    topkIdx,
+    ...(weights && { topkWeights: weights }),
+    ...(layout && { layout }),
+    expertAlignment: of.alignment,
+    numWorstTokens,
+  });
+  compareReceived(result, expected[world.rank] as ReferenceReceived, { of, numWorstTokens });
+  const cached = await buffer.dispatch({ x, handle: result.handle });
+  compareRows(cached.recvX, expected[world.rank] as ReferenceReceived);
+  assert.equal(cached.recvTopkIdx, undefined);
+
+  // Every rank knows all ranks' expert outputs, random ones, so that no two rows are alike.
+  const outputs = expected.map((received, rank) => rows(received.x.length, of.hidden, random(of.seed + 77 + rank)));
+  const outWeights = expected.map((received, rank) => {
+    const next = random(of.seed + 99 + rank);
+    return received.x.map(() => Array.from({ length: of.topk }, () => Math.fround(next())));
+  });
+  const y = of.inPlace ? buffer.combineInput(result.handle) : device.empty('bf16', [result.handle.rows, of.hidden]);
+  y.view().set(flat16(outputs[world.rank] as number[][]));
+  const recvWeights = device.empty('f32', [result.handle.rows, of.topk]);
+  recvWeights.view().fill(0);
+  recvWeights.view().set(flat(outWeights[world.rank]));
+  const bias = Array.from({ length: of.biases }, (_, b) => rows(mine.x.length, of.hidden, random(of.seed + 5 + b)));
+  const biases = await Promise.all(bias.map((b) => device.tensor('bf16', [mine.x.length, of.hidden], flat16(b))));
+  const { combinedX, combinedTopkWeights } = await buffer.combine({
+    x: y,
+    handle: result.handle,
+    ...(of.weights && { topkWeights: recvWeights }),
+    ...(biases.length > 0 && { bias: biases as [Tensor<'bf16'>] }),
+  });
+  const reference = { received: expected, outputs, weights: outWeights };
+  const got = combinedX.view();
+  const gotWeights = combinedTopkWeights?.view();
+  for (let token = 0; token < mine.x.length; token++) {
+    const place = { rank: world.rank, token, hidden: of.hidden, topk: of.topk, bias: bias.map((b) => b[token] ?? []) };
+    const want = referenceCombine(reference, place);
+    assert.deepEqual([...got.subarray(token * of.hidden, (token + 1) * of.hidden)], want, `combined row ${token}`);
+    if (gotWeights) {
+      const row = [...gotWeights.subarray(token * of.topk, (token + 1) * of.topk)];
+      assert.deepEqual(row, referenceCombineWeights(reference, place), `combined weights of row ${token}`);
+    }
+  }
+  for (const tensor of [topkIdx, weights, recvWeights, combinedX, combinedTopkWeights, ...biases]) tensor?.dispose();
+  if (!of.inPlace) y.dispose();
+  layout?.[Symbol.dispose]();
+  result.handle.dispose();
+  disposeRows(x);
+}
+
+function makeInput(of: EpCase, rank: number, ranks: number): ReferenceInput {
+  const next = random(of.seed + rank * 31 + 1);
+  const topkIdx = choices(of, rank, ranks);
+  const x = rows(topkIdx.length, of.hidden, next).map((row) => (of.fp8 ? row.map((bits) => bits & 0xff) : row));
+  const groups = Math.ceil(of.hidden / 128);
+  const fraction = (length: number): number[] => Array.from({ length }, () => Math.fround(next()));
+  return {
+    x,
+    topkIdx,
+    ...(of.fp8 && { scales: topkIdx.map(() => fraction(groups)) }),
+    ...(of.weights && { topkWeights: topkIdx.map(() => fraction(of.topk)) }),
+  };
+}
+
+async function upload(device: CpuDevice, input: ReferenceInput, of: EpCase): Promise<RowsLike> {
+  const shape = [input.x.length, of.hidden];
+  if (!of.fp8) return device.tensor('bf16', shape, flat16(input.x));
+  const scales = input.scales ?? [];
+  return {
+    data: await device.tensor('fp8e4m3', shape, Uint8Array.from(input.x.flat())),
+    scales: await device.tensor('f32', [scales.length, Math.ceil(of.hidden / 128)], flat(scales)),
+  };
+}
+
+export function uploadChoices(
+  device: CpuDevice,
+  topk: ReferenceInput['topkIdx'],
+  of: EpCase,
+): Promise<Tensor<'i32' | 'i64'>> {
+  const shape = [topk.length, of.topk];
+  if (of.wideIndex) return device.tensor('i64', shape, BigInt64Array.from(topk.flat(), BigInt));
+  return device.tensor('i32', shape, Int32Array.from(topk.flat()));
+}
+
+function compareReceived(
+  result: DispatchResult,
+  want: ReferenceReceived,
+  { of, numWorstTokens }: { of: EpCase; numWorstTokens: number },
+): void {
+  const count = want.x.length;
+  const total = numWorstTokens || count;
+  assert.equal(result.handle.numRecvTokens, count);
+  assert.deepEqual(result.numRecvTokensPerExpert, numWorstTokens ? [] : want.numRecvTokensPerExpert);
+  compareRows(result.recvX, want);
+  const tail = <T>(value: T, width: number): T[] => Array.from({ length: (total - count) * width }, () => value);
+  assert.deepEqual([...result.handle.recvSrcIdx.view()], [...want.sourceToken, ...tail(-1, 1)]);
+  assert.equal(result.recvTopkIdx?.dtype, of.wideIndex ? 'i64' : 'i32');
+  assert.deepEqual([...(result.recvTopkIdx?.view() ?? [])].map(Number), [...want.topkIdx.flat(), ...tail(-1, of.topk)]);
+  const weights = result.recvTopkWeights && [...result.recvTopkWeights.view()];
+  assert.deepEqual(weights, of.weights ? [...want.topkWeights.flat(), ...tail(0, of.topk)] : undefined);
+}
+
+function compareRows(got: RowsLike, want: ReferenceReceived): void {
+  const data = 'data' in got ? got.data : got;
+  const values = [...data.view()].slice(0, want.x.flat().length);
+  assert.deepEqual(values, want.x.flat(), 'received rows');
+  if ('scales' in got) {
+    assert.deepEqual([...got.scales.view()].slice(0, want.scales.flat().length), want.scales.flat(), 'received scales');
+  }
+}
+
+function disposeRows(x: RowsLike): void {
+  if ('data' in x) {
+    x.data.dispose();
+    x.scales.dispose();
+  } else x.dispose();
+}
+
+export function flat(values: readonly (readonly number[])[] | undefined): Float32Array {
+  return Float32Array.from((values ?? []).flat());
+}
+
+export function flat16(values: readonly (readonly number[])[]): Uint16Array {
+  return Uint16Array.from(values.flat());
+}

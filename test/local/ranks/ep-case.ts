@@ -1,0 +1,92 @@
+// Random EpBuffer and EPAll2AllLayer cases: what each rank passes in, made alike on every rank from one seed.
+import fc from 'fast-check';
+import { toBf16 } from 'weftline';
+
+export interface EpCase {
+  readonly seed: number;
+  readonly hidden: number;
+  readonly expertsPerRank: number;
+  readonly topk: number;
+  /** Tokens of each rank; zero is common. */
+  readonly tokens: readonly number[];
+  readonly skew: 'uniform' | 'one expert' | 'one rank' | 'half idle';
+  readonly dropPercent: number;
+  readonly fp8: boolean;
+  readonly wideIndex: boolean;
+  readonly weights: boolean;
+  readonly alignment: number;
+  readonly worst: boolean;
+  readonly biases: number;
+  readonly givenLayout: boolean;
+  readonly inPlace: boolean;
+  readonly sharedRows: boolean;
+  readonly localCombine: boolean;
+  readonly scatter: boolean;
+  readonly capacity: number;
+}
+
+export function epCase(ranks: number): fc.Arbitrary<EpCase> {
+  return fc.record({
+    seed: fc.integer(),
+    hidden: fc.constantFrom(8, 16, 40, 64, 128, 136, 256, 264),
+    expertsPerRank: fc.integer({ min: 1, max: 6 }),
+    topk: fc.oneof({ weight: 4, arbitrary: fc.integer({ min: 1, max: 8 }) }, fc.integer({ min: 9, max: 32 })),
+    tokens: fc.array(fc.oneof(fc.constant(0), fc.integer({ min: 1, max: 24 })), { minLength: ranks, maxLength: ranks }),
+    skew: fc.constantFrom('uniform', 'one expert', 'one rank', 'half idle'),
+    dropPercent: fc.constantFrom(0, 0, 20, 100),
+    fp8: fc.boolean(),
+    wideIndex: fc.boolean(),
+    weights: fc.boolean(),
+    alignment: fc.constantFrom(1, 1, 4, 128),
+    worst: fc.boolean(),
+    biases: fc.integer({ min: 0, max: 2 }),
+    givenLayout: fc.boolean(),
+    inPlace: fc.boolean(),
+    sharedRows: fc.boolean(),
+    localCombine: fc.boolean(),
+    scatter: fc.boolean(),
+    capacity: fc.constantFrom(0.1, 1, 2),
+  });
+}
+
+/** mulberry32. */
+export function random(seed: number): () => number {
+  let state = seed | 0;
+  return () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4_294_967_296;
+  };
+}
+
+/** Top-k ids of one rank, [T][K], without repetition in a row. */
+export function choices(of: EpCase, rank: number, ranks: number): number[][] {
+  const experts = of.expertsPerRank * ranks;
+  const next = random(of.seed ^ Math.imul(rank + 1, 0x9e3779b1));
+  return Array.from({ length: of.tokens[rank] ?? 0 }, () => {
+    const free = Array.from({ length: experts }, (_, expert) => expert);
+    return Array.from({ length: of.topk }, (_, k) => {
+      if (next() * 100 < of.dropPercent) return -1;
+      const allowed = free.filter((expert) => allows(of, expert, k));
+      const expert = allowed[Math.floor(next() * allowed.length)];
+      if (expert === undefined) return -1;
+      free.splice(free.indexOf(expert), 1);
+      return expert;
+    });
+  });
+}
+
+function allows(of: EpCase, expert: number, k: number): boolean {
+  if (of.skew === 'one expert') return k > 0 || expert === 0;
+  if (of.skew === 'one rank') return expert < of.expertsPerRank;
+  if (of.skew === 'half idle') return expert % (2 * of.expertsPerRank) < of.expertsPerRank;
+  return true;
+}
+
+/** Rows of bit patterns: mostly ordinary numbers, some of every kind (NaN, infinities, subnormals, -0). */
+export function rows(count: number, width: number, next: () => number): number[][] {
+  return Array.from({ length: count }, () =>
+    Array.from({ length: width }, () => (next() < 0.02 ? Math.floor(next() * 65_536) : toBf16((next() - 0.5) * 16))),
+  );
+}

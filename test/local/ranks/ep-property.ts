@@ -1,0 +1,28 @@
+// Runs random cases in lockstep on all ranks: argv = what ("buffer" or "layer"), runs, seed.
+import fc from 'fast-check';
+import { CpuDevice } from 'weftline';
+import { join } from 'weftline/world';
+import { runBufferCase } from './ep-buffer-case.js';
+import { epCase } from './ep-case.js';
+import { runLayerCase } from './layer-case.js';
+
+const [what, runs, seed] = process.argv.slice(2);
+const run = what === 'layer' ? runLayerCase : runBufferCase;
+await using world = await join();
+const device = await CpuDevice.create();
+const property = fc.asyncProperty(epCase(world.size), async (of) => {
+  let failure: string | null = null;
+  try {
+    await run(world, device, of);
+  } catch (error) {
+    failure = error instanceof Error ? (error.stack ?? error.message) : String(error);
+  }
+  // All ranks fail together, so that all try the same smaller cases next.
+  const failures = await world.allGather('failure', failure);
+  const rank = failures.findIndex((one) => one !== null);
+  if (rank !== -1) throw new Error(`rank ${rank}: ${failures[rank]}`);
+});
+await fc.assert(property, { numRuns: Number(runs), seed: Number(seed) });
+const left = device.space.used;
+if (left > 0) throw new Error(`${left} bytes of the device's memory were not given back`);
+console.log(`rank ${world.rank}: ${runs} cases agree with the reference`);
