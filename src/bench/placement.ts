@@ -14,7 +14,9 @@ export interface PlacementSample {
   readonly coreRoundTripNanoseconds: number | undefined;
 }
 
-const ROUNDS = 20_000;
+/** The quickest run counts: the first ones warm up, and other threads may get in between. */
+const RUNS = 5;
+const ROUNDS_PER_RUN = 4_000;
 const LIMIT_MICROSECONDS = 200_000;
 
 export async function samplePlacement(): Promise<PlacementSample> {
@@ -51,7 +53,7 @@ const echo = `
   const { parentPort, workerData } = require('node:worker_threads');
   const words = new Int32Array(workerData);
   parentPort.postMessage('ready');
-  for (let round = 1; round <= ${ROUNDS}; round += 1) {
+  for (let round = 1; round <= ${RUNS * ROUNDS_PER_RUN}; round += 1) {
     for (;;) {
       const seen = Atomics.load(words, 0);
       if (seen === -1) process.exit();
@@ -66,18 +68,30 @@ async function timeRoundTrip(): Promise<number | undefined> {
   const worker = new Worker(echo, { eval: true, workerData: buffer });
   try {
     await once(worker, 'message');
-    const begin = monotonicMicroseconds();
-    let sincePeek = 0;
-    for (let round = 1; round <= ROUNDS; round += 1) {
-      Atomics.store(words, 0, round);
-      while (Atomics.load(words, 32) !== round) {
-        sincePeek += 1;
-        if (sincePeek % 4096 === 0 && monotonicMicroseconds() - begin > LIMIT_MICROSECONDS) return undefined;
-      }
+    const deadline = monotonicMicroseconds() + LIMIT_MICROSECONDS;
+    let best: number | undefined;
+    for (let run = 0; run < RUNS; run += 1) {
+      const microseconds = exchange(words, run * ROUNDS_PER_RUN, deadline);
+      if (microseconds === undefined) break;
+      best = Math.min(best ?? Infinity, (microseconds * 1000) / ROUNDS_PER_RUN);
     }
-    return ((monotonicMicroseconds() - begin) * 1000) / ROUNDS;
+    return best;
   } finally {
     Atomics.store(words, 0, -1);
     await worker.terminate();
   }
+}
+
+/** Time of one run of rounds; undefined when the other thread did not answer in time. */
+function exchange(words: Int32Array, first: number, deadline: number): number | undefined {
+  const begin = monotonicMicroseconds();
+  let spins = 0;
+  for (let round = first + 1; round <= first + ROUNDS_PER_RUN; round += 1) {
+    Atomics.store(words, 0, round);
+    while (Atomics.load(words, 32) !== round) {
+      spins += 1;
+      if (spins % 4096 === 0 && monotonicMicroseconds() > deadline) return undefined;
+    }
+  }
+  return monotonicMicroseconds() - begin;
 }

@@ -85,7 +85,9 @@ function names(list: string, side: 0 | 1): string[] {
 }
 
 function resolveSpecifier(path: string, specifier: string): string {
-  if (specifier.startsWith('.')) return normalize(join(dirname(path), specifier));
-  if (specifier.startsWith('#lib/')) return specifier.replace('#lib/', 'src/').replace(/\.js$/, '.ts');
+  // Tests may name the compiled file.
+  const source = specifier.replace(/\.js$/, '.ts');
+  if (source.startsWith('.')) return normalize(join(dirname(path), source));
+  if (source.startsWith('#lib/')) return source.replace('#lib/', 'src/');
   return specifier;
 }
