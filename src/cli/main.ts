@@ -4,6 +4,7 @@ import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
 import { WeftlineError } from '../core/errors.ts';
 import { addDoctorCommand } from './doctor-command.ts';
+import { addMoeCommand } from './moe-command.ts';
 import { addRunCommand } from './run-command.ts';
 
 const USAGE_EXIT_CODE = 2;
@@ -17,6 +18,7 @@ const program = new Command('weftline')
   .exitOverride();
 
 addRunCommand(program);
+addMoeCommand(program);
 addDoctorCommand(program);
 
 try {
