@@ -1,6 +1,7 @@
 // The tokens and routing that the expert-parallel bench moves; the same seed gives the same bytes on every machine.
 import { toBf16 } from '../core/dtype.ts';
 import { invalidArgument } from '../core/errors.ts';
+import { MAX_TOPK, SCALE_GROUP } from '../ep/buffer-size.ts';
 import { seededRandom } from './seeded-random.ts';
 
 export interface EpWorkload {
@@ -28,9 +29,6 @@ export const defaultEpWorkload: EpWorkload = {
   seed: 1,
   skew: 0,
 };
-
-const SCALE_GROUP = 128;
-const MAX_TOPK = 32;
 
 /** Fails with WL_INVALID_ARGUMENT naming the first value that does not work. */
 export function checkEpWorkload(workload: EpWorkload): void {

@@ -3,6 +3,7 @@
 import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
 import { WeftlineError } from '../core/errors.ts';
+import { addBenchCommand } from './bench-command.ts';
 import { addDoctorCommand } from './doctor-command.ts';
 import { addMoeCommand } from './moe-command.ts';
 import { addRunCommand } from './run-command.ts';
@@ -20,6 +21,7 @@ const program = new Command('weftline')
 addRunCommand(program);
 addMoeCommand(program);
 addDoctorCommand(program);
+addBenchCommand(program);
 
 try {
   await program.parseAsync();

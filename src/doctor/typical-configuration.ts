@@ -1,20 +1,20 @@
-// The configuration that the checks measure a machine against: the one that `weftline bench ep` runs by default.
+// The configuration that the checks measure a machine against: an EpBuffer for what `weftline bench ep` runs by default.
 import { defaultEpWorkload } from '../bench/ep-workload.ts';
+import { bufferSize } from '../ep/index.ts';
 
-const { ranks, tokens, hidden } = defaultEpWorkload;
-const BF16_BYTES = 2;
+const { ranks, tokens, hidden, experts, topk } = defaultEpWorkload;
 const BYTES_PER_RANK_BESIDE_WINDOWS = 256 * 1_048_576;
-/** Every rank sends every token to every rank: what the windows must be able to hold. */
-const windowBytesPerToken = ranks * ranks * hidden * BF16_BYTES;
+const { addressSpaceBytes } = bufferSize(
+  { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk },
+  ranks,
+);
 
 export const typicalConfiguration = {
   ranks,
-  tokens,
-  hidden,
-  windowBytesPerToken,
   /** Shared memory of all ranks together. */
-  windowBytes: tokens * windowBytesPerToken,
+  windowBytes: addressSpaceBytes,
+  windowBytesPerToken: addressSpaceBytes / tokens,
   /** The same, and what each process holds for itself. */
-  memoryBytes: tokens * windowBytesPerToken + ranks * BYTES_PER_RANK_BESIDE_WINDOWS,
+  memoryBytes: addressSpaceBytes + ranks * BYTES_PER_RANK_BESIDE_WINDOWS,
   sentence: `${ranks} ranks of ${tokens} tokens of ${hidden}`,
 } as const;

@@ -149,7 +149,7 @@ test('a small /dev/shm says how many tokens fit, and how to raise it here or in 
   assert.equal(bare.status, 'short');
   assert.equal(bare.blocksCpu, undefined);
   assert.equal(bare.value, '64 MiB free of 64 MiB (tmpfs)');
-  assert.match(bare.advice ?? '', /896 MiB at worst, about 292 tokens per rank fit: mount -o remount/);
+  assert.match(bare.advice ?? '', /1\.8 GiB at worst, about 144 tokens per rank fit: mount -o remount/);
   const docker = finding('shared memory (/dev/shm)', machine({ ...completeFiles, '/.dockerenv': '' }, small));
   assert.match(docker.advice ?? '', /--shm-size/);
 });

@@ -1,0 +1,99 @@
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { after } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import type { EpBenchReport } from '#lib/bench/ep-results.js';
+import type { Examination } from '#lib/doctor/doctor.js';
+
+const commandLine = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const folder = mkdtempSync(join(tmpdir(), 'weftline-commands-'));
+after(() => rmSync(folder, { recursive: true }));
+
+const small = [
+  '--tokens',
+  '24',
+  '--hidden',
+  '136',
+  '--topk',
+  '3',
+  '--experts',
+  '12',
+  '--iterations',
+  '3',
+  '--warmup',
+  '1',
+];
+
+function weftline(...args: string[]): { status: number | null; stdout: string; stderr: string } {
+  return spawnSync(process.execPath, [commandLine, ...args], { encoding: 'utf8', timeout: 60_000 });
+}
+
+test('weftline doctor ends with 0 where CPU ranks run, and prints JSON on request', () => {
+  const text = weftline('doctor');
+  assert.equal(text.status, 0, text.stderr);
+  assert.match(text.stdout, /Node\.js +│ ok/);
+  const json = weftline('doctor', '--json');
+  assert.equal(json.status, 0, json.stderr);
+  assert.equal((JSON.parse(json.stdout) as Examination).cpuReady, true);
+});
+
+test('weftline bench ep measures every case on 3 ranks and writes its document', () => {
+  const file = join(folder, 'bf16.json');
+  const { status, stdout, stderr } = weftline('bench', 'ep', '--ranks', '3', ...small, '--json', file);
+  assert.equal(status, 0, stderr);
+  const report = JSON.parse(readFileSync(file, 'utf8')) as EpBenchReport;
+  assert.equal(report.schema, 'weftline.bench.ep/1');
+  assert.deepEqual([report.workload.ranks, report.workload.tokens, report.iterations], [3, 24, 3]);
+  assert.deepEqual(
+    report.cases.map((result) => result.name),
+    ['copy ceiling', 'dispatch', 'dispatch cached', 'combine', 'combine staged', 'layer dispatch', 'layer combine'],
+  );
+  for (const result of report.cases) {
+    assert.ok(stdout.includes(result.name));
+    assert.equal(result.microseconds.count, 3);
+    assert.ok(result.microseconds.min > 0 && result.ratioToCeiling.median > 0);
+    assert.equal(result.rowBytes, 272);
+    assert.ok(result.wireRows < result.logicalRows);
+  }
+  assert.equal(report.cases[5]?.logicalRows, 3 * 24 * 3);
+  assert.ok(report.memory.bufferWindowsBytes > 0 && report.memory.deviceBytes > report.memory.bufferWindowsBytes);
+});
+
+test('weftline bench ep moves fp8 rows with their scales, and leaves the layer out on request', () => {
+  const file = join(folder, 'fp8.json');
+  const args = ['--ranks', '2', ...small, '--dtype', 'fp8', '--skew', '1.5', '--no-layer', '--json', file];
+  const { status, stderr } = weftline('bench', 'ep', ...args);
+  assert.equal(status, 0, stderr);
+  const report = JSON.parse(readFileSync(file, 'utf8')) as EpBenchReport;
+  assert.deepEqual(
+    report.cases.map((result) => result.rowBytes),
+    [136 + 8, 136 + 8, 136 + 8, 272, 272],
+  );
+  assert.equal(report.memory.layerWindowsBytes, undefined);
+});
+
+test('weftline bench ep on one rank needs no launcher', () => {
+  const { status, stdout, stderr } = weftline('bench', 'ep', '--ranks', '1', ...small);
+  assert.equal(status, 0, stderr);
+  assert.match(stdout, /1 ranks, 24 tokens of 136/);
+});
+
+test('weftline bench ep refuses what cannot work before any rank starts', () => {
+  const wrong: readonly (readonly [readonly string[], RegExp])[] = [
+    [['--ranks', '5'], /experts: got 256, allowed is a multiple of ranks, 5/],
+    [['--hidden', '100'], /hidden: got 100, allowed is a multiple of 8/],
+    [['--topk', '40'], /topk: got 40/],
+    [['--tokens', 'many'], /tokens.*integer from 1/],
+    [['--dtype', 'fp4'], /dtype.*bf16, fp8/],
+    [['--skew', '-1'], /skew/],
+    [['--json', '/no/such/folder/x.json'], /WL_FILE.*\/no\/such\/folder/],
+  ];
+  for (const [args, message] of wrong) {
+    const { status, stderr } = weftline('bench', 'ep', ...args);
+    assert.notEqual(status, 0);
+    assert.match(stderr, message);
+  }
+});
