@@ -5,6 +5,7 @@ import { Command, CommanderError } from 'commander';
 import { WeftlineError } from '../core/errors.ts';
 import { addBenchCommand } from './bench-command.ts';
 import { addDoctorCommand } from './doctor-command.ts';
+import { addMoeCommand } from './moe-command.ts';
 import { addRunCommand } from './run-command.ts';
 
 const USAGE_EXIT_CODE = 2;
@@ -18,6 +19,7 @@ const program = new Command('weftline')
   .exitOverride();
 
 addRunCommand(program);
+addMoeCommand(program);
 addDoctorCommand(program);
 addBenchCommand(program);
 

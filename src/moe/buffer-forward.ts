@@ -1,0 +1,74 @@
+// A MoE block through EpBuffer: a token travels once to each rank that holds one of its experts.
+import { WeftlineError } from '../core/errors.ts';
+import { dequantizeRows, quantizeRows } from '../device/cpu/fp8-rows.ts';
+import { Tensor } from '../device/tensor.ts';
+import { type DispatchResult, EpBuffer } from '../ep/ep-buffer.ts';
+import { type ForwardOptions, type MoeForward, type MoePhase, routePhase } from './moe-forward.ts';
+import { largestTokenShare } from './token-split.ts';
+
+/** Collective, like every phase that it returns. */
+export async function createBufferForward(options: ForwardOptions): Promise<MoeForward> {
+  const { world, device, block, share, dtype } = options;
+  const { x, topkIdx, topkWeights, experts } = share;
+  const buffer = await EpBuffer.create(world, device, {
+    maxTokensPerRank: Math.max(1, largestTokenShare(block.tokens, world.size)),
+    hidden: block.hidden,
+    numExperts: block.experts,
+    maxTopk: block.topk,
+  });
+  const fp8 = dtype === 'fp8' ? quantizeRows(device, x) : undefined;
+  const output = device.empty('bf16', x.shape);
+  let received: DispatchResult | undefined;
+  const arrived = (): DispatchResult => {
+    if (received === undefined) throw new WeftlineError('WL_INTERNAL', 'A phase ran before dispatch');
+    return received;
+  };
+
+  const quantize: MoePhase = { name: 'quantize', run: () => void quantizeRows(device, x, fp8 && { out: fp8 }) };
+  const dispatch: MoePhase = {
+    name: 'dispatch',
+    async run() {
+      received?.handle.dispose();
+      received = undefined;
+      received = await buffer.dispatch({ x: fp8 ?? x, topkIdx, topkWeights });
+    },
+  };
+  const dequantize: MoePhase = {
+    name: 'dequantize',
+    run() {
+      const { recvX, handle } = arrived();
+      // The rows that combine reads are free until the experts write them.
+      if (!(recvX instanceof Tensor)) dequantizeRows(device, recvX, buffer.combineInput(handle));
+    },
+  };
+  const compute: MoePhase = {
+    name: 'experts',
+    run() {
+      const { recvX, recvTopkIdx, recvTopkWeights, handle } = arrived();
+      if (!recvTopkIdx || !recvTopkWeights)
+        throw new WeftlineError('WL_INTERNAL', 'Rows arrived without their choices');
+      const out = buffer.combineInput(handle);
+      const rows = recvX instanceof Tensor ? recvX : out;
+      experts.forwardTokens({ x: rows, topkIdx: recvTopkIdx, topkWeights: recvTopkWeights }, out);
+    },
+  };
+  const combine: MoePhase = {
+    name: 'combine',
+    async run() {
+      const { handle } = arrived();
+      await buffer.combine({ x: buffer.combineInput(handle), handle, out: output });
+    },
+  };
+
+  const route = routePhase(share);
+  return {
+    phases: fp8 ? [...route, quantize, dispatch, dequantize, compute, combine] : [...route, dispatch, compute, combine],
+    output,
+    windowBytes: buffer.size.bytes,
+    async [Symbol.asyncDispose]() {
+      received?.handle.dispose();
+      for (const tensor of [output, ...(fp8 ? [fp8.data, fp8.scales] : [])]) tensor.dispose();
+      await buffer[Symbol.asyncDispose]();
+    },
+  };
+}

@@ -1,0 +1,47 @@
+// Times the phases of a forward pass: each phase begins on all ranks together and counts as long as the slowest takes.
+import type { World } from '../world/world.ts';
+import type { MoeForward } from './moe-forward.ts';
+
+export interface PhaseTimes {
+  /** Milliseconds of each phase, in the order of the forward's phases: median over the repeats. */
+  readonly phases: readonly number[];
+  /** Milliseconds of all phases in one go, without waiting for each other in between. */
+  readonly forward: number;
+}
+
+/** Collective. One pass to warm up, then `repeat` passes phase by phase and as many in one go. */
+export async function timePhases(world: World, forward: MoeForward, repeat: number): Promise<PhaseTimes> {
+  for (const phase of forward.phases) await phase.run();
+  const phases: number[][] = forward.phases.map(() => []);
+  const whole: number[] = [];
+  for (let pass = 0; pass < repeat; pass++) {
+    for (const [index, phase] of forward.phases.entries()) {
+      phases[index]?.push(await timeTogether(world, () => phase.run()));
+    }
+    whole.push(
+      await timeTogether(world, async () => {
+        for (const phase of forward.phases) await phase.run();
+      }),
+    );
+  }
+  const everyone = await world.allGather('moe/times', [...phases, whole]);
+  const slowest = [...phases, whole].map((own, index) =>
+    own.map((_, pass) => Math.max(...everyone.map((rank) => rank[index]?.[pass] ?? 0))),
+  );
+  const medians = slowest.map(median);
+  return { phases: medians.slice(0, -1), forward: medians.at(-1) as number };
+}
+
+async function timeTogether(world: World, work: () => void | Promise<void>): Promise<number> {
+  await world.barrier('moe/phase');
+  const start = performance.now();
+  await work();
+  return performance.now() - start;
+}
+
+function median(values: readonly number[]): number {
+  const sorted = values.toSorted((one, other) => one - other);
+  const middle = sorted.length / 2;
+  const high = sorted[Math.floor(middle)] as number;
+  return sorted.length % 2 === 1 ? high : ((sorted[middle - 1] as number) + high) / 2;
+}

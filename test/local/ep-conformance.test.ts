@@ -1,0 +1,37 @@
+// EpBuffer and EPAll2AllLayer against the reference: random cases on real ranks, bit for bit.
+import assert from 'node:assert/strict';
+import { readdirSync } from 'node:fs';
+import test from 'node:test';
+import { runRanks } from './support/run-ranks.ts';
+
+const script = new URL('./ranks/ep-property.js', import.meta.url);
+const repeats = new URL('./ranks/ep-repeats.js', import.meta.url);
+/** WEFTLINE_TEST_SEED=… repeats a failing run; the seed stands in every failure's output. */
+const seed = process.env['WEFTLINE_TEST_SEED'] ?? String(Date.now() % 1_000_000_007);
+
+for (const what of ['buffer', 'layer']) {
+  for (const [ranks, runs] of [
+    [1, 60],
+    [2, 40],
+    [3, 40],
+    [4, 40],
+    [7, 10],
+  ] as const) {
+    test(`${what}: ${runs} random cases on ${ranks} ranks agree with the reference`, async () => {
+      const { exitCode, transcript } = await runRanks(ranks, script, { args: [what, String(runs), seed] });
+      assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+    });
+  }
+}
+
+test('100 dispatches and combines with stragglers give the same bytes', async () => {
+  const { exitCode, transcript } = await runRanks(4, repeats, { args: ['100'] });
+  assert.equal(exitCode, 0, transcript);
+});
+
+test('nothing is left in /dev/shm', () => {
+  assert.deepEqual(
+    readdirSync('/dev/shm').filter((name) => name.startsWith('weftline-') && name.includes(`-ep-`)),
+    [],
+  );
+});

@@ -1,0 +1,137 @@
+// What the ranks of an EpBuffer see when one of them dies, stays away, calls something else or passes nonsense.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { readdirSync } from 'node:fs';
+import test from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { resultOf, runRanks, type RunRanksOptions } from './support/run-ranks.ts';
+
+interface Failure {
+  readonly code: string;
+  readonly message: string;
+  readonly ms: number;
+}
+
+const script = new URL('./ranks/ep-failure.js', import.meta.url);
+
+function run(scenario: string, ranks: number, options: RunRanksOptions = {}): ReturnType<typeof runRanks> {
+  return runRanks(ranks, script, { ...options, args: [scenario] });
+}
+
+test('kill -9 of one rank mid-dispatch fails the others at once, names it and leaves nothing behind', async () => {
+  const before = new Set(readdirSync('/dev/shm'));
+  let killed = false;
+  const { exitCode, ranks, notices, transcript } = await run('loop', 4, {
+    graceMs: 5_000,
+    onLine: ({ rank, text }) => {
+      const pid = /^running (\d+)$/.exec(text)?.[1];
+      if (rank !== 2 || pid === undefined || killed) return;
+      killed = true;
+      setTimeout(() => process.kill(Number(pid), 'SIGKILL'), 300);
+    },
+  });
+  assert.notEqual(exitCode, 0, transcript);
+  assert.ok(
+    notices.some((text) => text.includes('rank 2')),
+    notices.join('\n'),
+  );
+  for (const rank of [0, 1, 3]) {
+    const failure = resultOf<Failure>(ranks[rank]!);
+    assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(failure.code), transcript);
+    assert.match(failure.message, /[Rr]ank 2\b/, transcript);
+  }
+  assert.deepEqual(
+    readdirSync('/dev/shm').filter((name) => name.startsWith('weftline-') && !before.has(name)),
+    [],
+  );
+});
+
+test('a rank that stays away is named by WL_TIMEOUT, and then hears that the others gave up', async () => {
+  const { ranks, transcript } = await run('absent', 4);
+  for (const rank of [0, 2, 3]) {
+    const failure = resultOf<Failure>(ranks[rank]!);
+    assert.ok(['WL_TIMEOUT', 'WL_PEER_FAILED'].includes(failure.code), transcript);
+    assert.match(failure.message, /Rank 1 did not arrive within 400 ms/, transcript);
+  }
+  const late = resultOf<Failure>(ranks[1]!);
+  assert.equal(late.code, 'WL_PEER_FAILED', transcript);
+  assert.match(late.message, /Rank [023] gave up: WL_TIMEOUT/);
+});
+
+for (const [scenario, code, message] of [
+  ['other call', 'WL_CONFIG_MISMATCH', /dispatch.*combine|combine.*dispatch/],
+  ['other topk', 'WL_CONFIG_MISMATCH', /topk/],
+  ['other dtype', 'WL_CONFIG_MISMATCH', /rowBytes/],
+  ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
+  ['worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
+  ['address space', 'WL_MEMORY', /2 windows of .* MiB \(one per rank of this host\) need/],
+  ['scatter out of block', 'WL_INVALID_ARGUMENT', /fullScatterIndices of rank 1/],
+  ['scatter repeated', 'WL_INVALID_ARGUMENT', /name a row of rank \d twice/],
+] as const) {
+  test(`${scenario}: every rank gets the same ${code}`, async () => {
+    const { exitCode, ranks, transcript } = await run(scenario, 2);
+    assert.equal(exitCode, 0, transcript);
+    for (const rank of ranks) {
+      const failure = resultOf<Failure>(rank);
+      assert.equal(failure.code, code, transcript);
+      assert.match(failure.message, message, transcript);
+    }
+  });
+}
+
+test('an abort signal ends a wait with its reason and the other rank hears of it', async () => {
+  const { exitCode, ranks, transcript } = await run('abort', 2);
+  assert.equal(exitCode, 0, transcript);
+  assert.match(resultOf<Failure>(ranks[0]!).message, /enough/);
+  assert.equal(resultOf<Failure>(ranks[1]!).code, 'WL_PEER_FAILED', transcript);
+});
+
+test('wrong arguments fail before anything moves, naming argument, value and what is allowed', async () => {
+  const { exitCode, ranks, transcript } = await run('arguments', 1);
+  assert.equal(exitCode, 0, transcript);
+  const found = resultOf<Record<string, string>>(ranks[0]!);
+  const expected: Record<string, RegExp> = {
+    'x dtype': /^WL_INVALID_ARGUMENT: Invalid x: got "f32 \[2, 16\]", allowed is a bf16 tensor \[T, 16\]/,
+    'x shape': /^WL_INVALID_ARGUMENT: Invalid x: got "bf16 \[2, 8\]"/,
+    'x missing': /^WL_INVALID_ARGUMENT: Invalid x: got undefined/,
+    'x disposed': /^WL_INVALID_ARGUMENT: Invalid x: got "a disposed tensor"/,
+    'x of another device': /^WL_INVALID_ARGUMENT: Invalid x: got "a tensor of another cpu device"/,
+    'x in the window': /^WL_INVALID_ARGUMENT: Invalid x: got "rows in the receive window"/,
+    'too many tokens':
+      /^WL_CAPACITY: Cannot dispatch 9 tokens: the buffer was made for at most 8 per rank \(maxTokensPerRank\)/,
+    'expert too large': /^WL_INVALID_ARGUMENT: Invalid topkIdx\[1, 0\]: got 4, allowed is an expert from 0 to 3, or -1/,
+    'expert below -1': /^WL_INVALID_ARGUMENT: Invalid topkIdx\[0, 1\]: got -2/,
+    'expert beyond i32': /^WL_INVALID_ARGUMENT: Invalid topkIdx\[0, 0\]: got 4294967296/,
+    'expert twice':
+      /^WL_INVALID_ARGUMENT: Invalid topkIdx\[1, 1\]: got 3, allowed is an expert that the token has not chosen/,
+    'topk too wide': /^WL_INVALID_ARGUMENT: Invalid topkIdx columns: got 3, allowed is 1 to 2/,
+    'no routing': /^WL_INVALID_ARGUMENT: Invalid topkIdx: got undefined/,
+    'handle and topk': /absent when a handle is given/,
+    'handle of another buffer': /got "a handle of another buffer"/,
+    'disposed handle': /got "a disposed handle"/,
+    'combine shape': /Invalid x: got "bf16 \[1, 16\]"/,
+    'second call': /Cannot start dispatch on this EpBuffer: its dispatch has not ended/,
+    'hidden not of 8': /Invalid hidden: got 12, allowed is a positive multiple of 8/,
+    'experts not divisible': /Invalid numExperts: got 0/,
+    'topk over 32': /Invalid maxTopk: got 33, allowed is 1 to 32/,
+    'after close': /^WL_CLOSED/,
+    'layer weights': /Invalid weight: got "bf16 \[2, 2\]", allowed is a f32 tensor \[2, 2\]/,
+    'layer topk': /Invalid expIndices/,
+  };
+  for (const [name, pattern] of Object.entries(expected))
+    assert.match(found[name] ?? `no result for ${name}`, pattern, name);
+  assert.deepEqual(Object.keys(found).toSorted(), Object.keys(expected).toSorted());
+});
+
+test('too little /dev/shm is told before anything is allocated, with what is needed', (t) => {
+  const probe = spawnSync('unshare', ['-m', 'mount', '-t', 'tmpfs', '-o', 'size=8m', 'tmpfs', '/dev/shm']);
+  if (probe.status !== 0) return t.skip('needs root to mount a small /dev/shm of its own');
+  const cli = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+  const command = `mount -t tmpfs -o size=8m tmpfs /dev/shm && exec ${process.execPath} ${cli} run -n 2 ${fileURLToPath(script)} small`;
+  const { stdout, stderr } = spawnSync('unshare', ['-m', 'sh', '-c', command], { encoding: 'utf8' });
+  assert.match(
+    stdout,
+    /WL_SHARED_MEMORY.*\/dev\/shm has 8\.0 MiB free, 2 windows of .* MiB need .* MiB: enlarge it/,
+    stderr,
+  );
+});

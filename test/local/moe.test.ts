@@ -1,0 +1,185 @@
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { after } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { fromBf16, toBf16 } from 'weftline';
+import type { MoeReport } from '#lib/moe/moe-job.js';
+import { referenceMoeBlock } from '#lib/moe/reference.js';
+import { SafetensorsFile } from '#lib/moe/safetensors-file.js';
+import { writeSafetensors } from '#lib/moe/safetensors-writer.js';
+
+const main = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const example = fileURLToPath(new URL('../../../examples/data/qwen3-moe-block.safetensors', import.meta.url));
+const folder = mkdtempSync(join(tmpdir(), 'weftline-moe-'));
+after(() => rmSync(folder, { recursive: true }));
+
+interface Run {
+  readonly status: number | null;
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+function moe(...args: readonly string[]): Run {
+  return spawnSync(process.execPath, [main, 'moe', ...args], { encoding: 'utf8', timeout: 60_000 });
+}
+
+/** Runs with --json and returns the report; fails the test when the command fails. */
+function reportOf(...args: readonly string[]): MoeReport {
+  const json = join(folder, 'report.json');
+  const { status, stdout, stderr } = moe(...args, '--json', json, '--repeat', '1');
+  assert.equal(status, 0, stdout + stderr);
+  return JSON.parse(readFileSync(json, 'utf8')) as MoeReport;
+}
+
+interface SmallBlock {
+  readonly path: string;
+  readonly expected: Float64Array;
+}
+
+const small = { hidden: 24, intermediate: 16, topk: 2, experts: 8 };
+
+/** A block of few tokens with expert ids, and what it gives. `change` may spoil the tensors before they are written. */
+async function smallBlock(
+  tokens: number,
+  change: (values: { readonly ids: BigInt64Array; readonly reference: Float32Array }) => void = () => undefined,
+): Promise<SmallBlock> {
+  const { hidden, intermediate, topk, experts } = small;
+  let state = tokens;
+  const random = (count: number): Uint16Array =>
+    Uint16Array.from({ length: count }, () => {
+      state = (Math.imul(state, 1_664_525) + 1_013_904_223) | 0;
+      return toBf16(state / 2 ** 32);
+    });
+  const x = random(tokens * hidden);
+  const gateUp = random(experts * 2 * intermediate * hidden);
+  const down = random(experts * hidden * intermediate);
+  const ids = BigInt64Array.from({ length: tokens * topk }, (_, at) =>
+    at % 5 === 4 ? -1n : BigInt((at * 3) % experts),
+  );
+  const topkWeights = Float32Array.from(ids, (id, at) => (id < 0n ? 0 : 0.3 + (at % 3) / 4));
+  const expected = referenceMoeBlock({ x, topkIdx: ids, topkWeights, gateUp, down }, small);
+  const reference = Float32Array.from(expected);
+  change({ ids, reference });
+  const path = join(folder, `small-${tokens}.safetensors`);
+  const tensors = {
+    x: { dtype: 'BF16', shape: [tokens, hidden] },
+    topk_idx: { dtype: 'I64', shape: [tokens, topk] },
+    topk_weights: { dtype: 'F32', shape: [tokens, topk] },
+    'experts.gate_up_proj': { dtype: 'BF16', shape: [experts, 2 * intermediate, hidden] },
+    'experts.down_proj': { dtype: 'BF16', shape: [experts, hidden, intermediate] },
+    output_f32: { dtype: 'F32', shape: [tokens, hidden] },
+  } as const;
+  const values = { x, topk_idx: ids, topk_weights: topkWeights, output_f32: reference };
+  await writeSafetensors({ path, tensors }, { ...values, 'experts.gate_up_proj': gateUp, 'experts.down_proj': down });
+  return { path, expected };
+}
+
+async function outputError(path: string, expected: ArrayLike<number>): Promise<number> {
+  await using file = await SafetensorsFile.open(path);
+  const output = await file.read('output', 'bf16');
+  assert.equal(output.length, expected.length);
+  let difference = 0;
+  let size = 0;
+  for (const [index, pattern] of output.entries()) {
+    difference += (fromBf16(pattern) - (expected[index] as number)) ** 2;
+    size += (expected[index] as number) ** 2;
+  }
+  return Math.sqrt(difference / size);
+}
+
+test('weftline moe runs the example on 4 ranks, prints tables of at most 100 columns and writes the output', async () => {
+  const out = join(folder, 'output.safetensors');
+  const { status, stdout, stderr } = moe(example, '--out', out, '--repeat', '1');
+  assert.equal(status, 0, stderr);
+  assert.match(stdout, /PASSED: error 2\.\d\de-3/);
+  assert.match(stdout, /860 \(expert 6\)/);
+  for (const line of stdout.split('\n').filter((text) => !text.includes(folder) && !text.includes(example))) {
+    assert.ok(line.length <= 100, line);
+  }
+  await using file = await SafetensorsFile.open(example);
+  assert.ok((await outputError(out, await file.read('output_f32', 'f32'))) < 4e-3);
+  assert.deepEqual(readdirSync(folder), ['output.safetensors']);
+});
+
+test('weftline moe with layer all2all counts a row per token and expert', () => {
+  const report = reportOf(example, '-n', '2', '--layer', 'all2all');
+  assert.ok((report.check?.error ?? 1) < 4e-3);
+  assert.equal(
+    report.load.ranks.reduce((sum, rank) => sum + rank.received, 0),
+    1536 * 4,
+  );
+  assert.deepEqual(
+    report.phases.map((phase) => phase.name),
+    ['dispatch', 'experts', 'combine'],
+  );
+});
+
+test('weftline moe with fp8 rows stays within 5e-2 and moves about half', () => {
+  const report = reportOf(example, '-n', '2', '--dtype', 'fp8');
+  assert.ok((report.check?.error ?? 1) < 5e-2);
+  const [, dispatch] = report.phases;
+  assert.equal(dispatch?.bytes, dispatch === undefined ? 0 : dispatch.rows * (256 + 8));
+});
+
+test('weftline moe routes by the gate when the file has no expert ids', async () => {
+  await using file = await SafetensorsFile.open(example);
+  const path = join(folder, 'gate.safetensors');
+  const names = [...file.tensors.keys()].filter((name) => !name.startsWith('topk_') && name !== 'output_bf16');
+  const values: Record<string, ArrayBufferView> = {};
+  for (const name of names) values[name] = await file.read(name, name === 'output_f32' ? 'f32' : 'bf16');
+  const tensors = Object.fromEntries(names.map((name) => [name, file.entry(name)]));
+  await writeSafetensors({ path, tensors, metadata: file.metadata }, values);
+  const report = reportOf(path, '-n', '2');
+  assert.equal(report.phases[0]?.name, 'route');
+  assert.ok((report.check?.error ?? 1) < 4e-3);
+});
+
+for (const [tokens, ranks, layer] of [
+  [9, 4, 'buffer'],
+  [2, 4, 'buffer'],
+  [3, 8, 'all2all'],
+] as const) {
+  test(`weftline moe: ${tokens} tokens on ${ranks} ranks with layer ${layer}`, async () => {
+    const { path, expected } = await smallBlock(tokens);
+    const out = join(folder, 'small-output.safetensors');
+    const report = reportOf(path, '-n', String(ranks), '--layer', layer, '--out', out);
+    assert.equal(report.check?.passed, true);
+    assert.ok((await outputError(out, expected)) < 6e-3);
+  });
+}
+
+test('weftline moe exits non-zero with WL_CHECK when the output is not the reference', async () => {
+  const { path } = await smallBlock(10, ({ reference }) => reference.fill(0.5));
+  const { status, stdout, stderr } = moe(path, '-n', '2', '--repeat', '1');
+  assert.notEqual(status, 0);
+  assert.match(stdout, /FAILED: error/);
+  assert.match(stderr, /WL_CHECK/);
+});
+
+test('weftline moe names a token whose expert does not exist, whichever rank reads it', async () => {
+  const { path } = await smallBlock(11, ({ ids }) => ids.fill(99n, 20));
+  const { status, stderr } = moe(path, '-n', '4', '--repeat', '1', '--timeout', '20000');
+  assert.notEqual(status, 0);
+  assert.match(stderr, /topk_idx of token 10 has expert 99/);
+});
+
+test('weftline moe refuses what cannot work before any rank is started', () => {
+  const wrong: readonly (readonly [args: readonly string[], words: RegExp])[] = [
+    [[example, '-n', '3'], /WL_INVALID_ARGUMENT.*divisor of the 32 experts/],
+    [[example, '--layer', 'all2all', '--dtype', 'fp8'], /WL_INVALID_ARGUMENT.*--dtype/],
+    [[example, '--topk', '3'], /WL_INVALID_ARGUMENT.*topk/],
+    [[join(folder, 'missing')], /WL_FILE: /],
+    [[main], /WL_FILE_FORMAT/],
+    [[example, '--out', join(folder, 'no', 'where')], /WL_FILE: /],
+  ];
+  for (const [args, words] of wrong) {
+    const { status, stdout, stderr } = moe(...args);
+    assert.notEqual(status, 0);
+    assert.equal(stdout, '');
+    assert.match(stderr, words);
+    assert.equal(stderr.trim().split('\n').length, 1, stderr);
+  }
+});

@@ -1,0 +1,213 @@
+// One failure per scenario (argv): prints the error that this rank got as its last line of JSON.
+import { setTimeout as sleep } from 'node:timers/promises';
+import { CpuDevice, type Tensor, WeftlineError } from 'weftline';
+import { EPAll2AllLayer, EpBuffer, type EpBufferConfig } from 'weftline/ep';
+import { join, type World } from 'weftline/world';
+
+const config: EpBufferConfig = { maxTokensPerRank: 8, hidden: 16, numExperts: 4, maxTopk: 2 };
+const world = await join();
+const device = await CpuDevice.create();
+
+async function tokens(count: number, hidden = 16): Promise<Tensor<'bf16'>> {
+  return device.tensor('bf16', [count, hidden], new Uint16Array(count * hidden));
+}
+
+function ids(rows: number[][]): Promise<Tensor<'i32'>> {
+  return device.tensor('i32', [rows.length, rows[0]?.length ?? 0], Int32Array.from(rows.flat()));
+}
+
+async function failureOf(call: () => Promise<unknown>): Promise<{ code: string; message: string; ms: number }> {
+  const started = performance.now();
+  try {
+    await call();
+    return { code: 'none', message: 'no error', ms: 0 };
+  } catch (error) {
+    const code = error instanceof WeftlineError ? error.code : 'not ours';
+    return { code, message: error instanceof Error ? error.message : String(error), ms: performance.now() - started };
+  }
+}
+
+const scenarios: Record<string, (world: World) => Promise<unknown>> = {
+  async loop() {
+    const buffer = await EpBuffer.create(world, device, { ...config, maxTokensPerRank: 512, hidden: 4096 });
+    const x = await tokens(512, 4096);
+    const topkIdx = await ids(Array.from({ length: 512 }, (_, t) => [t % 4, (t + 1) % 4]));
+    console.log(`running ${process.pid}`);
+    return failureOf(async () => {
+      while (true) (await buffer.dispatch({ x, topkIdx })).handle.dispose();
+    });
+  },
+
+  async absent() {
+    const buffer = await EpBuffer.create(world, device, config);
+    if (world.rank === 1) await sleep(1_500);
+    const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];
+    return failureOf(() => buffer.dispatch({ x, topkIdx, timeoutMs: 400 }));
+  },
+
+  async abort() {
+    const buffer = await EpBuffer.create(world, device, config);
+    if (world.rank === 1) await sleep(800);
+    const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];
+    const controller = new AbortController();
+    setTimeout(() => controller.abort(new Error('enough')), 200);
+    return failureOf(() => buffer.dispatch({ x, topkIdx, ...(world.rank === 0 && { signal: controller.signal }) }));
+  },
+
+  async 'other call'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const x = await tokens(2);
+    const { handle } = await buffer.dispatch({
+      x,
+      topkIdx: await ids([
+        [0, 3],
+        [3, 0],
+      ]),
+    });
+    if (world.rank === 0) return failureOf(() => buffer.dispatch({ x, handle }));
+    return failureOf(() => buffer.combine({ x: buffer.combineInput(handle), handle }));
+  },
+
+  async 'other topk'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const topkIdx = await ids(world.rank === 0 ? [[0, 1]] : [[2]]);
+    return failureOf(async () => buffer.dispatch({ x: await tokens(1), topkIdx }));
+  },
+
+  async 'other dtype'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const fp8 = { data: device.empty('fp8e4m3', [1, 16]), scales: device.empty('f32', [1, 1]) };
+    const x = world.rank === 0 ? fp8 : await tokens(1);
+    return failureOf(async () => buffer.dispatch({ x, topkIdx: await ids([[0, 1]]) }));
+  },
+
+  async 'other config'() {
+    return failureOf(() => EpBuffer.create(world, device, { ...config, hidden: world.rank === 0 ? 16 : 24 }));
+  },
+
+  async 'worst too small'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const topkIdx = await ids([
+      [2, 3],
+      [2, 3],
+    ]);
+    return failureOf(async () => buffer.dispatch({ x: await tokens(2), topkIdx, numWorstTokens: 2 }));
+  },
+
+  async 'address space'() {
+    return failureOf(() => EpBuffer.create(world, device, { ...config, maxTokensPerRank: 100_000, hidden: 8192 }));
+  },
+
+  async small() {
+    return failureOf(() => EpBuffer.create(world, device, { ...config, maxTokensPerRank: 1024, hidden: 4096 }));
+  },
+
+  'scatter out of block': () => scatter((places) => (world.rank === 1 ? places.map((place) => place + 1) : places)),
+
+  'scatter repeated': () => scatter((places) => (world.rank === 1 ? [0, 2] : places)),
+
+  arguments: wrongArguments,
+};
+
+/** Two tokens per rank, all to expert 0 then 2; `change` spoils the good places. */
+async function scatter(change: (places: number[]) => number[]): Promise<unknown> {
+  const layer = await EPAll2AllLayer.create(world, device, { maxTokens: 2, hidden: 16, topk: 1, numTotExperts: 4 });
+  const places = change(world.rank === 0 ? [0, 2] : [1, 3]);
+  const [input, expIndices] = [await tokens(2), await ids([[0], [2]])];
+  const fullScatterIndices = await ids(places.map((place) => [place]));
+  return failureOf(() => layer.dispatch({ input, expIndices, fullScatterIndices }));
+}
+
+async function wrongArguments(): Promise<Record<string, string>> {
+  const buffer = await EpBuffer.create(world, device, config);
+  const other = await EpBuffer.create(world, device, config);
+  const x = await tokens(2);
+  const topkIdx = await ids([
+    [0, 1],
+    [2, 3],
+  ]);
+  const disposed = await tokens(2);
+  disposed.dispose();
+  const elsewhere = await (await CpuDevice.create()).tensor('bf16', [2, 16], new Uint16Array(32));
+  const { handle, recvX } = await buffer.dispatch({ x, topkIdx });
+  const gone = (await buffer.dispatch({ x, topkIdx })).handle;
+  gone.dispose();
+  const received = recvX as Tensor<'bf16'>;
+  const layer = await EPAll2AllLayer.create(world, device, { maxTokens: 8, hidden: 16, topk: 2, numTotExperts: 4 });
+  const wide = await device.tensor('i64', [1, 2], BigInt64Array.from([4_294_967_296n, 0n]));
+  const f32 = device.empty('f32', [2, 16]) as unknown as Tensor<'bf16'>;
+  const one = await tokens(1);
+  const calls: Record<string, () => Promise<unknown>> = {
+    'x dtype': () => buffer.dispatch({ x: f32, topkIdx }),
+    'x shape': async () => buffer.dispatch({ x: await tokens(2, 8), topkIdx }),
+    'x missing': () => buffer.dispatch({ topkIdx } as unknown as Parameters<EpBuffer['dispatch']>[0]),
+    'x disposed': () => buffer.dispatch({ x: disposed, topkIdx }),
+    'x of another device': () => buffer.dispatch({ x: elsewhere, topkIdx }),
+    'x in the window': () => buffer.dispatch({ x: received, topkIdx }),
+    'too many tokens': async () => buffer.dispatch({ x: await tokens(9), topkIdx }),
+    'expert too large': async () =>
+      buffer.dispatch({
+        x,
+        topkIdx: await ids([
+          [0, 1],
+          [4, 3],
+        ]),
+      }),
+    'expert below -1': async () =>
+      buffer.dispatch({
+        x,
+        topkIdx: await ids([
+          [0, -2],
+          [1, 3],
+        ]),
+      }),
+    'expert beyond i32': () => buffer.dispatch({ x: one, topkIdx: wide }),
+    'expert twice': async () =>
+      buffer.dispatch({
+        x,
+        topkIdx: await ids([
+          [0, 1],
+          [3, 3],
+        ]),
+      }),
+    'topk too wide': async () =>
+      buffer.dispatch({
+        x,
+        topkIdx: await ids([
+          [0, 1, 2],
+          [1, 2, 3],
+        ]),
+      }),
+    'no routing': () => buffer.dispatch({ x }),
+    'handle and topk': () => buffer.dispatch({ x, topkIdx, handle }),
+    'handle of another buffer': () => other.dispatch({ x, handle }),
+    'disposed handle': () => buffer.dispatch({ x, handle: gone }),
+    'combine shape': () => buffer.combine({ x: one, handle }),
+    'second call': async () => {
+      const first = buffer.dispatch({ x, topkIdx });
+      const second = failureOf(() => buffer.dispatch({ x, topkIdx }));
+      await first;
+      throw new Error((await second).message);
+    },
+    'hidden not of 8': () => EpBuffer.create(world, device, { ...config, hidden: 12 }),
+    'experts not divisible': () => EpBuffer.create(world, device, { ...config, numExperts: 0 }),
+    'topk over 32': () => EpBuffer.create(world, device, { ...config, maxTopk: 33 }),
+    'after close': async () => {
+      await other[Symbol.asyncDispose]();
+      await other.dispatch({ x, topkIdx });
+    },
+    'layer weights': () => layer.dispatch({ input: x, expIndices: topkIdx, weight: device.empty('bf16', [2, 2]) }),
+    'layer topk': async () => layer.dispatch({ input: x, expIndices: await ids([[0], [1]]) }),
+  };
+  const found: Record<string, string> = {};
+  for (const [name, call] of Object.entries(calls)) {
+    const { code, message } = await failureOf(call);
+    found[name] = code === 'not ours' ? message : `${code}: ${message}`;
+  }
+  return found;
+}
+
+const scenario = scenarios[process.argv[2] ?? ''];
+if (scenario === undefined) throw new Error(`no scenario ${process.argv[2]}`);
+console.log(JSON.stringify(await scenario(world)));
+await world.close();
