@@ -16,7 +16,7 @@ export interface Layout<Name extends string = string> {
   readonly fields: Readonly<Record<Name, FieldType>>;
 }
 
-export const scalarBytes: Readonly<Record<Scalar, number>> = { u8: 1, u32: 4, i32: 4, u64: 8, ptr: 8, f32: 4 };
+const scalarBytes: Readonly<Record<Scalar, number>> = { u8: 1, u32: 4, i32: 4, u64: 8, ptr: 8, f32: 4 };
 
 /** Lays fields out in order with C's alignment rules; `alignment` may widen the whole (a cache line, a page). */
 export function defineLayout<const Fields extends Readonly<Record<string, FieldType>>>(

@@ -1,7 +1,7 @@
 // fp8 e4m3fn: 4 exponent bits with bias 7, 3 mantissa bits, no infinity, NaN is 0x7f and 0xff, largest number 448.
 import { f32Bits, f32FromBits } from './dtype.ts';
 
-export const fp8Max = 448;
+const fp8Max = 448;
 
 /** f32 to e4m3fn, round to nearest even; what rounds above 448, infinities and NaN become NaN with the sign kept, as in PyTorch. */
 export function toFp8e4m3(value: number): number {

@@ -8,10 +8,11 @@ import { typicalConfiguration } from './typical-configuration.ts';
 export function checkSharedMemory(machine: MachineProbe): Finding {
   const name = 'shared memory (/dev/shm)';
   const space = machine.fileSystem('/dev/shm');
+  // Of several mounts at one place the last one is seen.
   const mount = machine
     .readText('/proc/self/mounts')
     ?.split('\n')
-    .find((line) => line.split(' ')[1] === '/dev/shm');
+    .findLast((line) => line.split(' ')[1] === '/dev/shm');
   if (machine.platform !== 'linux' || space === undefined) {
     const advice =
       'ranks share memory through /dev/shm, a tmpfs that Linux has: mount -t tmpfs -o size=50% tmpfs /dev/shm';

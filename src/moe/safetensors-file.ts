@@ -13,7 +13,7 @@ import {
 } from './safetensors-header.ts';
 
 /** Tensors of these types can be read as tensors of weftline. */
-export const dtypeOf: Readonly<Partial<Record<SafetensorsDtype, DType>>> = {
+const dtypeOf: Readonly<Partial<Record<SafetensorsDtype, DType>>> = {
   BF16: 'bf16',
   F8_E4M3: 'fp8e4m3',
   F32: 'f32',

@@ -28,7 +28,7 @@ export function loadKoffi(): KoffiModule {
 const libraries = new Map<string, Koffi.LibraryHandle>();
 
 /** Opens a shared library once per process. Fails with WL_UNSUPPORTED naming the library. */
-export function openLibrary(name: string): Koffi.LibraryHandle {
+function openLibrary(name: string): Koffi.LibraryHandle {
   let library = libraries.get(name);
   if (library === undefined) {
     try {

@@ -22,7 +22,7 @@ export function epBenchReport(report: EpBenchReport): string {
 
 function heading({ workload, iterations, warmup }: EpBenchReport): string {
   const { ranks, tokens, hidden, topk, experts, dtype, seed, skew } = workload;
-  const shape = `${ranks} ranks, ${tokens} tokens of ${hidden} each, top-${topk} of ${experts} experts, dispatch ${dtype}`;
+  const shape = `${ranks} ${ranks === 1 ? 'rank' : 'ranks'}, ${tokens} tokens of ${hidden} each, top-${topk} of ${experts} experts, dispatch ${dtype}`;
   return `${shape}, seed ${seed}, skew ${skew}; ${iterations} iterations after ${warmup} to warm up`;
 }
 

@@ -78,7 +78,7 @@ test('weftline bench ep moves fp8 rows with their scales, and leaves the layer o
 test('weftline bench ep on one rank needs no launcher', () => {
   const { status, stdout, stderr } = weftline('bench', 'ep', '--ranks', '1', ...small);
   assert.equal(status, 0, stderr);
-  assert.match(stdout, /1 ranks, 24 tokens of 136/);
+  assert.match(stdout, /1 rank, 24 tokens of 136/);
 });
 
 test('weftline bench ep refuses what cannot work before any rank starts', () => {

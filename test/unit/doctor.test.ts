@@ -211,6 +211,9 @@ test('GPUs without device files, and device files without /proc, are told apart'
   const hidden = finding('NVIDIA GPUs', machine(without('/dev/nvidia1')));
   assert.equal(hidden.status, 'short');
   assert.match(hidden.advice ?? '', /1 of 2/);
+  const closed = 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n';
+  const older = machine({ ...completeFiles, '/proc/driver/nvidia/version': closed });
+  assert.equal(finding('NVIDIA GPUs', older).value, '2 x NVIDIA H200, driver 535.129.03');
   const bare = finding('NVIDIA GPUs', machine(without('/proc/driver')));
   assert.deepEqual([bare.status, bare.value], ['ok', '2, models unknown']);
 });
