@@ -1,7 +1,8 @@
 // The tokens and routing that the expert-parallel bench moves; the same seed gives the same bytes on every machine.
 import { toBf16 } from '../core/dtype.ts';
 import { invalidArgument } from '../core/errors.ts';
-import { MAX_TOPK, SCALE_GROUP } from '../ep/buffer-size.ts';
+import { SCALE_GROUP } from '../device/scaled-rows.ts';
+import { MAX_TOPK } from '../ep/buffer-size.ts';
 import { seededRandom } from './seeded-random.ts';
 
 export interface EpWorkload {

@@ -1,11 +1,10 @@
 // What an EpBuffer takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
 import { alignUp } from '../abi/layout.ts';
 import { invalidArgument } from '../core/errors.ts';
+import { SCALE_GROUP } from '../device/scaled-rows.ts';
 import { windowFootprint } from '../memory/symmetric-window.ts';
 
 export const MAX_TOPK = 32;
-/** Columns that share one fp8 scale. */
-export const SCALE_GROUP = 128;
 /** Regions start on cache-line pairs. */
 const REGION_ALIGNMENT = 128;
 /** Words before the counts of an exchange record; see exchange.ts. */

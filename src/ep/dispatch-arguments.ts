@@ -1,18 +1,13 @@
 // What EpBuffer.dispatch accepts, and the checks that make sure of it before any byte moves.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { SCALE_GROUP, type ScaledRows } from '../device/scaled-rows.ts';
 import type { Tensor } from '../device/tensor.ts';
 import type { WaitOptions } from '../world/store.ts';
-import { isWhole, SCALE_GROUP } from './buffer-size.ts';
+import { isWhole } from './buffer-size.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps } from './tensor-check.ts';
-
-/** fp8 rows with one f32 scale per 128 columns: data [T, H], scales [T, ceil(H / 128)]. */
-export interface ScaledRows {
-  readonly data: Tensor<'fp8e4m3'>;
-  readonly scales: Tensor<'f32'>;
-}
 
 /** bf16 rows, or fp8 rows with their scales. */
 export type RowsLike = Tensor<'bf16'> | ScaledRows;

@@ -1,22 +1,12 @@
 // Rows of bf16 as rows of fp8 with scales, and back, on the CPU device.
 import { invalidArgument } from '../../core/errors.ts';
+import { SCALE_GROUP, type ScaledRows } from '../scaled-rows.ts';
 import type { Tensor } from '../tensor.ts';
 import type { CpuDevice } from './cpu-device.ts';
 
-/** Columns that share one scale. */
-export const fp8GroupColumns = 128;
-
-/** fp8 rows as expert parallelism sends them: the value of an element is data * scale of its group. */
-export interface Fp8Rows {
-  /** [T, H] */
-  readonly data: Tensor<'fp8e4m3'>;
-  /** [T, ceil(H / 128)] */
-  readonly scales: Tensor<'f32'>;
-}
-
 export interface QuantizeOptions {
   /** Where to write; by default new tensors that the caller disposes. */
-  readonly out?: Fp8Rows;
+  readonly out?: ScaledRows;
   /** Round scales up to powers of two, for hardware that stores them as exponents; false by default. */
   readonly roundScale?: boolean;
 }
@@ -26,9 +16,9 @@ export interface QuantizeOptions {
  * elements are rounded to nearest even. A NaN becomes NaN without touching its neighbours; an infinity counts as the
  * largest finite bf16. Fails with WL_INVALID_ARGUMENT.
  */
-export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: QuantizeOptions = {}): Fp8Rows {
+export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: QuantizeOptions = {}): ScaledRows {
   const [rows, columns] = matrix('x', x.shape);
-  const groups = Math.ceil(columns / fp8GroupColumns);
+  const groups = Math.ceil(columns / SCALE_GROUP);
   if (options.out !== undefined) {
     expectShape('out.data', options.out.data.shape, [rows, columns]);
     expectShape('out.scales', options.out.scales.shape, [rows, groups]);
@@ -43,9 +33,9 @@ export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: Quan
 }
 
 /** x = bf16(data * scale) into `out` (bf16 [T, H]), by default a new tensor that the caller disposes. */
-export function dequantizeRows(device: CpuDevice, { data, scales }: Fp8Rows, out?: Tensor<'bf16'>): Tensor<'bf16'> {
+export function dequantizeRows(device: CpuDevice, { data, scales }: ScaledRows, out?: Tensor<'bf16'>): Tensor<'bf16'> {
   const [rows, columns] = matrix('data', data.shape);
-  expectShape('scales', scales.shape, [rows, Math.ceil(columns / fp8GroupColumns)]);
+  expectShape('scales', scales.shape, [rows, Math.ceil(columns / SCALE_GROUP)]);
   if (out !== undefined) expectShape('out', out.shape, [rows, columns]);
   const x = out ?? device.empty('bf16', [rows, columns]);
   device.kernels.dequantizeFp8(x.address, data.address, scales.address, rows, columns);

@@ -1,0 +1,94 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import fc from 'fast-check';
+import {
+  bufferSize,
+  deepEpConfig,
+  deepEpLowLatencySize,
+  deepEpNvlBytes,
+  deepEpRdmaBytes,
+  EPConfig,
+  outputSize,
+} from 'weftline/ep';
+
+test('deepEpLowLatencySize() gives the published example: 128 tokens, hidden 7168, 288 experts take about 2.1 GB', () => {
+  const size = deepEpLowLatencySize(128, 7168, 288);
+  assert.equal(size.dispatchMessageBytes, 14_352);
+  assert.equal(size.combineMessageBytes, 14_336);
+  assert.equal(size.recvBytes, 288 * 128 * 14_352);
+  assert.equal(Math.round(size.recvBytes / 1e6), 529);
+  assert.equal(size.totalBytes, (Math.floor((2 * (size.recvBytes + 288 * 128 * 14_336 + 1152)) / 128) + 1) * 128);
+  assert.equal((size.totalBytes / 1e9).toFixed(1), '2.1');
+});
+
+test('deepEpNvlBytes() and deepEpRdmaBytes() follow the formulas for one and for two nodes', () => {
+  const eight = deepEpConfig('dispatch', 8) ?? assert.fail();
+  assert.deepEqual(eight, { numSms: 20, nvlSend: 6, nvlRecv: 256, rdmaSend: 6, rdmaRecv: 132 });
+  // 10 channels, 8 peers, 1 node: prefixes, then 256 slots of 14336 + 8 + 1024 + 512 + 512 bytes.
+  assert.equal(deepEpNvlBytes(eight, 14_336, 8), Math.ceil((10 * 8 * 5 * 4 + 10 * 8 * 256 * 16_392) / 128) * 128);
+  assert.equal(deepEpRdmaBytes(eight, 14_336, 8), 0);
+  const sixteen = deepEpConfig('combine', 16, 24) ?? assert.fail();
+  assert.deepEqual(sixteen, { numSms: 24, nvlSend: 4, nvlRecv: 288, rdmaSend: 12, rdmaRecv: 132 });
+  const meta = 12 * 2 * (8 * 2 + 2) * 2 * 4;
+  const data = 2 * 12 * 2 * 132 * (14_336 + 8 + 1024 + 512 + 512 + 16);
+  assert.equal(deepEpRdmaBytes(sixteen, 14_336, 16), Math.ceil((meta + data) / 128) * 128);
+  assert.equal(deepEpConfig('dispatch', 6), undefined);
+});
+
+test('bufferSize() is the worst case and nothing beyond it but alignment', () => {
+  const config = { maxTokensPerRank: 4096, hidden: 7168, numExperts: 256, maxTopk: 8 };
+  const size = bufferSize(config, 4);
+  assert.equal(size.maxRecvTokens, 4 * 4096);
+  const perRow = 7168 * 2 * 2 + 56 * 4 + 8 * 8 + 8 * 4 + 4 + 8 * 4;
+  const exchange = 2 * 4 * Math.ceil(((16 + 4 + 256) * 4) / 128) * 128;
+  assert.ok(size.bytes >= 16_384 * perRow + exchange);
+  assert.ok(size.bytes < 16_384 * perRow + exchange + 8 * 128);
+  assert.equal(size.addressSpaceBytes, 65_536 + 4 * Math.ceil(size.bytes / 65_536) * 65_536);
+  const shared = bufferSize({ ...config, combineRows: 'shared' }, 4);
+  assert.equal(size.bytes - shared.bytes, 16_384 * 7168 * 2);
+  assert.deepEqual(shared.regions.combineRows, shared.regions.rows);
+});
+
+test('bufferSize() lays regions out without overlap, aligned, for any configuration', () => {
+  const config = fc.record({
+    maxTokensPerRank: fc.integer({ min: 1, max: 5000 }),
+    hidden: fc.integer({ min: 1, max: 1000 }).map((eighths) => eighths * 8),
+    expertsPerRank: fc.integer({ min: 1, max: 64 }),
+    maxTopk: fc.integer({ min: 1, max: 32 }),
+    ranks: fc.integer({ min: 1, max: 16 }),
+  });
+  fc.assert(
+    fc.property(config, ({ ranks, expertsPerRank, ...rest }) => {
+      const size = bufferSize({ ...rest, numExperts: expertsPerRank * ranks }, ranks);
+      let end = 0;
+      for (const { offset, bytes } of Object.values(size.regions).toSorted((a, b) => a.offset - b.offset)) {
+        assert.ok(offset >= end && offset % 128 === 0);
+        end = offset + bytes;
+      }
+      assert.ok(end <= size.bytes && size.bytes < end + 128);
+    }),
+  );
+});
+
+test('outputSize() and EPConfig give sizes and bounds before anything is allocated', () => {
+  const config = new EPConfig({
+    maxTokens: 10,
+    hidden: 16,
+    topk: 4,
+    numExperts: 6,
+    rank: 1,
+    worldSize: 2,
+    localWorldSize: 2,
+  });
+  assert.equal(config.numExpertsPerRank, 3);
+  assert.equal(config.isIntraNode, true);
+  assert.equal(config.maxRecvRows, 2 * 10 * 3);
+  const size = outputSize(config, 60);
+  assert.equal(size.capacityRows, 60);
+  assert.ok(size.bytes >= 60 * (32 + 4 + 4 + 4 + 16) && size.bytes < 60 * 60 + 5 * 128);
+  const wrong = { maxTokens: 10, hidden: 16, topk: 4, numExperts: 7, rank: 0, worldSize: 2, localWorldSize: 2 };
+  assert.throws(() => new EPConfig(wrong), {
+    code: 'WL_INVALID_ARGUMENT',
+    message: /numExperts: got 7, allowed is a multiple of the 2 ranks/,
+  });
+});
