@@ -66,7 +66,7 @@ export interface MoeReport {
 }
 
 /** Largest error that passes, by the form in which rows travel. */
-export const tolerances: Readonly<Record<MoeRowDtype, number>> = { bf16: 1e-2, fp8: 5e-2 };
+const tolerances: Readonly<Record<MoeRowDtype, number>> = { bf16: 1e-2, fp8: 5e-2 };
 
 /**
  * Collective. Returns the report on rank 0, undefined elsewhere; a failed check is in the report, not thrown. Fails with

@@ -4,12 +4,16 @@ import { spawnSync } from 'node:child_process';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { resultOf, runRanks, type RunRanksOptions } from './support/run-ranks.ts';
+import { type RankOutput, resultOf, runRanks, type RunRanksOptions } from './support/run-ranks.ts';
 
 interface Failure {
   readonly code: string;
   readonly message: string;
   readonly ms: number;
+}
+
+function failureOf(output: RankOutput | undefined): Failure {
+  return resultOf(output) as Failure;
 }
 
 const script = new URL('./ranks/ep-failure.js', import.meta.url);
@@ -19,14 +23,13 @@ function run(scenario: string, ranks: number, options: RunRanksOptions = {}): Re
 }
 
 test('kill -9 of one rank mid-dispatch fails the others at once, names it and leaves nothing behind', async () => {
-  const before = new Set(readdirSync('/dev/shm'));
-  let killed = false;
+  let jobId = '';
   const { exitCode, ranks, notices, transcript } = await run('loop', 4, {
     graceMs: 5_000,
     onLine: ({ rank, text }) => {
-      const pid = /^running (\d+)$/.exec(text)?.[1];
-      if (rank !== 2 || pid === undefined || killed) return;
-      killed = true;
+      const [, pid, job] = /^running (\d+) (\w+)$/.exec(text) ?? [];
+      if (rank !== 2 || pid === undefined || job === undefined) return;
+      jobId = job;
       setTimeout(() => process.kill(Number(pid), 'SIGKILL'), 300);
     },
   });
@@ -36,12 +39,13 @@ test('kill -9 of one rank mid-dispatch fails the others at once, names it and le
     notices.join('\n'),
   );
   for (const rank of [0, 1, 3]) {
-    const failure = resultOf<Failure>(ranks[rank]!);
+    const failure = failureOf(ranks[rank]);
     assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(failure.code), transcript);
     assert.match(failure.message, /[Rr]ank 2\b/, transcript);
   }
+  assert.notEqual(jobId, '');
   assert.deepEqual(
-    readdirSync('/dev/shm').filter((name) => name.startsWith('weftline-') && !before.has(name)),
+    readdirSync('/dev/shm').filter((name) => name.includes(jobId)),
     [],
   );
 });
@@ -49,11 +53,11 @@ test('kill -9 of one rank mid-dispatch fails the others at once, names it and le
 test('a rank that stays away is named by WL_TIMEOUT, and then hears that the others gave up', async () => {
   const { ranks, transcript } = await run('absent', 4);
   for (const rank of [0, 2, 3]) {
-    const failure = resultOf<Failure>(ranks[rank]!);
+    const failure = failureOf(ranks[rank]);
     assert.ok(['WL_TIMEOUT', 'WL_PEER_FAILED'].includes(failure.code), transcript);
     assert.match(failure.message, /Rank 1 did not arrive within 400 ms/, transcript);
   }
-  const late = resultOf<Failure>(ranks[1]!);
+  const late = failureOf(ranks[1]);
   assert.equal(late.code, 'WL_PEER_FAILED', transcript);
   assert.match(late.message, /Rank [023] gave up: WL_TIMEOUT/);
 });
@@ -72,7 +76,7 @@ for (const [scenario, code, message] of [
     const { exitCode, ranks, transcript } = await run(scenario, 2);
     assert.equal(exitCode, 0, transcript);
     for (const rank of ranks) {
-      const failure = resultOf<Failure>(rank);
+      const failure = failureOf(rank);
       assert.equal(failure.code, code, transcript);
       assert.match(failure.message, message, transcript);
     }
@@ -82,14 +86,14 @@ for (const [scenario, code, message] of [
 test('an abort signal ends a wait with its reason and the other rank hears of it', async () => {
   const { exitCode, ranks, transcript } = await run('abort', 2);
   assert.equal(exitCode, 0, transcript);
-  assert.match(resultOf<Failure>(ranks[0]!).message, /enough/);
-  assert.equal(resultOf<Failure>(ranks[1]!).code, 'WL_PEER_FAILED', transcript);
+  assert.match(failureOf(ranks[0]).message, /enough/);
+  assert.equal(failureOf(ranks[1]).code, 'WL_PEER_FAILED', transcript);
 });
 
 test('wrong arguments fail before anything moves, naming argument, value and what is allowed', async () => {
   const { exitCode, ranks, transcript } = await run('arguments', 1);
   assert.equal(exitCode, 0, transcript);
-  const found = resultOf<Record<string, string>>(ranks[0]!);
+  const found = resultOf(ranks[0]) as Record<string, string>;
   const expected: Record<string, RegExp> = {
     'x dtype': /^WL_INVALID_ARGUMENT: Invalid x: got "f32 \[2, 16\]", allowed is a bf16 tensor \[T, 16\]/,
     'x shape': /^WL_INVALID_ARGUMENT: Invalid x: got "bf16 \[2, 8\]"/,

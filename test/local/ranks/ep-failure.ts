@@ -32,7 +32,7 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
     const buffer = await EpBuffer.create(world, device, { ...config, maxTokensPerRank: 512, hidden: 4096 });
     const x = await tokens(512, 4096);
     const topkIdx = await ids(Array.from({ length: 512 }, (_, t) => [t % 4, (t + 1) % 4]));
-    console.log(`running ${process.pid}`);
+    console.log(`running ${process.pid} ${world.jobId}`);
     return failureOf(async () => {
       while (true) (await buffer.dispatch({ x, topkIdx })).handle.dispose();
     });

@@ -71,6 +71,6 @@ export async function runRanks(ranks: number, script: URL, options: RunRanksOpti
 }
 
 /** The last line of standard output as JSON: how rank scripts return values to their tests. */
-export function resultOf<T>(output: RankOutput): T {
-  return JSON.parse(output.stdout.at(-1) ?? 'null') as T;
+export function resultOf(output: RankOutput | undefined): unknown {
+  return JSON.parse(output?.stdout.at(-1) ?? 'null');
 }

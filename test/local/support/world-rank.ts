@@ -1,4 +1,6 @@
 // What a rank does in the tests of the world: argv names the scenario; the last line printed is its result as JSON.
+import { spawn } from 'node:child_process';
+import { existsSync, writeFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { WeftlineError } from 'weftline';
 import { join, type World } from 'weftline/world';
@@ -117,40 +119,40 @@ const scenarios: Readonly<Record<string, Scenario>> = {
     return { unclosed: true };
   },
 
-  /** Waits for a stranger's visit to the store, then uses it. */
+  /** Uses the store until a file exists, while strangers visit it. */
   async visited(world) {
-    if (world.rank === 0)
-      console.log(`port ${process.env['WEFTLINE_MASTER_PORT']} token ${process.env['WEFTLINE_TOKEN']}`);
     await world.barrier('start');
-    const end = Date.now() + Number(process.argv[3]);
-    let rounds = 0;
-    for (;;) {
-      const [over] = await world.allGather('over', Date.now() > end);
-      if (over === true) return rounds > 0;
-      rounds += 1;
+    const { WEFTLINE_MASTER_PORT: port, WEFTLINE_TOKEN: token } = process.env;
+    if (world.rank === 1) console.log(JSON.stringify({ port: Number(port), token, pid: process.pid }));
+    for (let rounds = 0; ; rounds += 1) {
+      const [over] = await world.allGather('over', existsSync(process.argv[3] ?? ''));
+      if (over === true) return { rounds };
     }
   },
 
-  /** Prints its process number and waits for ever; starts a grandchild that would outlive it. */
+  /** Leaves a file, starts a process that would outlive it, and waits for ever; rank argv[3] kills itself. */
   async forever(world) {
-    const { spawn } = await import('node:child_process');
     const grandchild = spawn('sleep', ['1000'], { stdio: 'ignore' });
-    const { writeFileSync } = await import('node:fs');
     writeFileSync(`/dev/shm/weftline-${world.jobId}-test-${world.rank}`, 'x');
     console.log(JSON.stringify({ pid: process.pid, grandchild: grandchild.pid, jobId: world.jobId }));
     await world.barrier('started');
+    if (world.rank === Number(process.argv[3])) process.kill(process.pid, 'SIGKILL');
     console.log('started');
-    await world.store.get('never');
+    await sleep(60_000);
   },
 
   /** Handles a forwarded signal. */
   async interrupted(world) {
+    // Nothing else keeps a process that only waits for a signal.
+    const alive = setInterval(() => {}, 1_000);
     const signal = new Promise((resolve) => {
       for (const name of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.once(name, resolve);
     });
     await world.barrier('ready');
     console.log('ready');
-    return { got: await signal };
+    const got = await signal;
+    clearInterval(alive);
+    return { got };
   },
 };
 
