@@ -114,7 +114,11 @@ export class LocalBarrier {
   }
 
   #throwIfLost(epoch: number): void {
-    const lost = this.#missing(epoch).filter((index) => !this.#options.isAlive(index));
+    const gone = this.#missing(epoch).filter((index) => !this.#options.isAlive(index));
+    if (gone.length === 0) return;
+    // ORDER: a rank arrives before it leaves. One that did both since we looked is not lost, so look again.
+    const missing = this.#missing(epoch);
+    const lost = gone.filter((index) => missing.includes(index));
     if (lost.length === 0) return;
     const ranks = lost.map((index) => this.#options.ranks[index] as number);
     throw new WeftlineError('WL_PEER_LOST', `${rankList(ranks)} ended or left while this rank was waiting for it`, {
