@@ -35,17 +35,18 @@ export function readEnvironment(environment: Environment = process.env): RankEnv
   const variables = new Variables(environment);
   if (variables.has('WEFTLINE_RANK') || variables.has('WEFTLINE_WORLD_SIZE')) return fromWeftline(variables);
   if (variables.has('RANK') && variables.has('WORLD_SIZE')) return fromTorchrun(variables);
-  if (variables.has('SLURM_PROCID') && (variables.has('SLURM_STEP_NUM_TASKS') || variables.has('SLURM_NTASKS'))) {
-    return fromSlurm(variables);
-  }
+  // A batch script outside of srun has SLURM_PROCID and SLURM_NTASKS too, but is alone.
+  const inStep = variables.has('SLURM_STEP_ID') || variables.has('SLURM_STEP_NODELIST');
+  if (inStep && variables.has('SLURM_PROCID')) return fromSlurm(variables);
   if (variables.has('OMPI_COMM_WORLD_RANK') && variables.has('OMPI_COMM_WORLD_SIZE')) return fromOpenMpi(variables);
   const none = { rank: 0, size: 1, localRank: 0, localSize: 1, host: '127.0.0.1', port: 0 };
   return finish(variables, { source: 'single', ...none, names: ['single'] });
 }
 
-/** True if this process was started as a rank by any of the launchers. */
+/** True if this process is a rank that weftline started, or one of several that another launcher started. */
 export function isRank(environment: Environment = process.env): boolean {
-  return readEnvironment(environment).source !== 'single';
+  const { source, size } = readEnvironment(environment);
+  return source === 'weftline' || size > 1;
 }
 
 function fromWeftline(variables: Variables): RankEnvironment {

@@ -10,38 +10,46 @@ export const FILE_PREFIX = 'weftline-';
 /** A job needs a moment between creating a file and locking it. */
 const YOUNG_MS = 60_000;
 
+export interface StaleFileOptions {
+  readonly folder?: string;
+  /** Milliseconds since 1970. */
+  readonly now?: number;
+}
+
 /** Removes the files of the jobs whose id starts with the prefix. */
 export function removeFilesOfJob(jobPrefix: string): void {
-  for (const name of namesStartingWith(FILE_PREFIX + jobPrefix)) remove(name);
+  for (const path of filesStartingWith(SHARED_MEMORY_FOLDER, FILE_PREFIX + jobPrefix)) remove(path);
 }
 
-/** Removes old files that no living process holds a lock on; returns their names. Needs the native library only if there are any. */
-export function removeStaleFiles(): string[] {
-  return namesStartingWith(FILE_PREFIX).filter((name) => isOld(name) && !isHeld(name) && remove(name));
+/** Removes old files that no living process holds a lock on; returns their paths. Loads the native library only if there are any. */
+export function removeStaleFiles(options: StaleFileOptions = {}): string[] {
+  const { folder = SHARED_MEMORY_FOLDER, now = Date.now() } = options;
+  return filesStartingWith(folder, FILE_PREFIX).filter((path) => isOld(path, now) && !isHeld(path) && remove(path));
 }
 
-function namesStartingWith(prefix: string): string[] {
+function filesStartingWith(folder: string, prefix: string): string[] {
   try {
-    return readdirSync(SHARED_MEMORY_FOLDER).filter((name) => name.startsWith(prefix));
+    const names = readdirSync(folder).filter((name) => name.startsWith(prefix));
+    return names.map((name) => `${folder}/${name}`);
   } catch {
     return [];
   }
 }
 
-function isOld(name: string): boolean {
+function isOld(path: string, now: number): boolean {
   try {
-    const { ctimeMs, mtimeMs } = statSync(`${SHARED_MEMORY_FOLDER}/${name}`);
-    return Date.now() - Math.max(ctimeMs, mtimeMs) > YOUNG_MS;
+    const { ctimeMs, mtimeMs } = statSync(path);
+    return now - Math.max(ctimeMs, mtimeMs) > YOUNG_MS;
   } catch {
     return false;
   }
 }
 
 /** A file that cannot be opened, another user's, counts as held. */
-function isHeld(name: string): boolean {
+function isHeld(path: string): boolean {
   let fd: number;
   try {
-    fd = openSync(`${SHARED_MEMORY_FOLDER}/${name}`, 'r+');
+    fd = openSync(path, 'r+');
   } catch {
     return true;
   }
@@ -52,9 +60,9 @@ function isHeld(name: string): boolean {
   }
 }
 
-function remove(name: string): boolean {
+function remove(path: string): boolean {
   try {
-    unlinkSync(`${SHARED_MEMORY_FOLDER}/${name}`);
+    unlinkSync(path);
     return true;
   } catch {
     // Another rank was faster.

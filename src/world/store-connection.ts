@@ -23,6 +23,9 @@ export interface ConnectionOptions {
 /** The system notices a vanished machine after this and ten probes, one a second. */
 export const KEEP_ALIVE_MS = 15_000;
 
+/** A client that does not read its last replies for so long misses them. */
+const FLUSH_MS = 500;
+
 export class StoreConnection {
   /** The rank, once the client has shown the token. */
   rank: number | undefined;
@@ -55,6 +58,12 @@ export class StoreConnection {
 
   destroy(): void {
     this.#socket.destroy();
+  }
+
+  /** Ends the connection once what was said to the client is on its way. */
+  end(): void {
+    this.#socket.destroySoon();
+    setTimeout(() => this.#socket.destroy(), FLUSH_MS).unref();
   }
 
   #receive(chunk: Buffer): void {

@@ -71,7 +71,8 @@ export class StoreServer {
       });
     }
     this.#server.close();
-    for (const connection of [...this.#strangers, ...this.#members]) connection.destroy();
+    for (const stranger of this.#strangers) stranger.destroy();
+    for (const member of this.#members) member.end();
   }
 
   /** The oldest half-open connection goes first: a rank's handshake takes milliseconds, and a rank tries again. */

@@ -33,13 +33,21 @@ async function until(condition: () => boolean): Promise<void> {
   while (!condition()) await sleep(20);
 }
 
-/** Starts "weftline ..." and collects its output. */
-function weftline(args: readonly string[]): { readonly child: ChildProcess; readonly output: { text: string } } {
-  const child = spawn(process.execPath, [main, ...args], { stdio: ['ignore', 'pipe', 'pipe'] });
+interface Started {
+  readonly child: ChildProcess;
+  readonly output: { text: string };
+}
+
+/** Starts a script in this environment and collects its output. */
+function start(args: readonly string[], variables: Readonly<Record<string, string>> = {}): Started {
+  const env = { ...process.env, ...variables, NODE_TEST_CONTEXT: undefined };
+  const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'pipe'], env });
   const output = { text: '' };
   for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk) => (output.text += String(chunk)));
   return { child, output };
 }
+
+const weftline = (args: readonly string[]) => start([main, ...args]);
 
 const exitOf = (child: ChildProcess) => new Promise<number | null>((resolve) => child.once('close', resolve));
 
@@ -191,6 +199,41 @@ test('two launchers form one world over --master', { timeout: 30_000 }, async ()
     return facts['jobId'];
   });
   assert.equal(new Set(jobs).size, 1);
+});
+
+test('withRanks() starts copies of its own command line, rank 0 without prefix', { timeout: 30_000 }, async () => {
+  const { child, output } = start([fileURLToPath(new URL('./support/with-ranks-rank.js', import.meta.url))]);
+  assert.equal(await exitOf(child), 0, output.text);
+  assert.deepEqual(output.text.trim().split('\n').toSorted(), [
+    '[1] rank 1 sees 0,1,2, terminal 1',
+    '[2] rank 2 sees 0,1,2, terminal 2',
+    'rank 0 sees 0,1,2, terminal 0',
+  ]);
+});
+
+test('withRanks() tells the other ranks why one failed', { timeout: 30_000 }, async () => {
+  const script = fileURLToPath(new URL('./support/with-ranks-rank.js', import.meta.url));
+  const { child, output } = start([script, 'fail']);
+  assert.equal(await exitOf(child), 1, output.text);
+  assert.match(output.text, /^\[1\] Error: on purpose$/m);
+  assert.match(output.text, /^WeftlineError: Rank 1 .* failed, barrier "end" cannot go on: WL_INTERNAL: on purpose/m);
+});
+
+test('ranks of torchrun meet, a second process with a used number is refused', { timeout: 30_000 }, async () => {
+  const port = 10_000 + (process.pid % 10_000);
+  const of = (rank: number) => ({ RANK: `${rank}`, WORLD_SIZE: '2', MASTER_ADDR: 'localhost', MASTER_PORT: `${port}` });
+  const ranks = [0, 1].map((rank) => start([fileURLToPath(worldRank), 'interrupted'], of(rank)));
+  await until(() => ranks.every(({ output }) => output.text.includes('ready')));
+  for (const rank of [0, 1]) {
+    const second = start([fileURLToPath(worldRank), 'all'], of(rank));
+    assert.equal(await exitOf(second.child), 1);
+    const holder = ranks[rank]?.child.pid;
+    assert.match(second.output.text, new RegExp(`Rank ${rank} of this job is used by process ${holder} on `));
+    assert.match(second.output.text, /code: 'WL_RANK_TAKEN'/);
+  }
+  const ends = ranks.map(({ child }) => exitOf(child));
+  for (const { child } of ranks) child.kill('SIGTERM');
+  assert.deepEqual(await Promise.all(ends), [0, 0]);
 });
 
 test('a rank may be any program, and sees its number', { timeout: 30_000 }, async () => {

@@ -1,0 +1,191 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { encodeError, WeftlineError } from 'weftline';
+import { LinkedStore } from '#lib/world/store.js';
+import { StoreCore } from '#lib/world/store-core.js';
+
+const bytes = (text: string) => new TextEncoder().encode(text);
+const text = (value: Uint8Array | undefined) => (value === undefined ? undefined : new TextDecoder().decode(value));
+
+/** A store with a view for each rank; all have joined except those that are listed. */
+function world(size: number, absent: readonly number[] = []) {
+  const core = new StoreCore({ size, maxValueBytes: 4096 });
+  const stores = Array.from({ length: size }, (_, rank) => {
+    if (!absent.includes(rank)) core.join(rank, { pid: 100 + rank, host: `host${rank}` });
+    const request: StoreCore['request'] extends (rank: number, ...rest: infer Rest) => infer Result
+      ? (...rest: Rest) => Result
+      : never = (...rest) => core.request(rank, ...rest);
+    return new LinkedStore({ request }, { timeoutMs: 5_000, maxValueBytes: 4096 });
+  });
+  return { core, stores: stores as [LinkedStore, LinkedStore, LinkedStore] };
+}
+
+test('set, get, delete and compareAndSet keep bytes and do not share them with callers', async () => {
+  const { stores } = world(3);
+  const [a, b] = stores;
+  const value = bytes('one');
+  await a.set('k', value);
+  value[0] = 0;
+  const read = await b.get('k');
+  assert.equal(text(read), 'one');
+  read[0] = 0;
+  assert.equal(text(await a.get('k')), 'one');
+  assert.deepEqual(await a.compareAndSet('k', bytes('two'), bytes('three')), { swapped: false, value: bytes('one') });
+  assert.deepEqual(await a.compareAndSet('k', bytes('one'), bytes('two')), { swapped: true, value: bytes('two') });
+  assert.deepEqual(await b.compareAndSet('k', undefined, bytes('x')), { swapped: false, value: bytes('two') });
+  assert.deepEqual([await a.delete('k'), await a.delete('k')], [true, false]);
+  assert.deepEqual(await b.compareAndSet('k', bytes('two'), bytes('x')), { swapped: false, value: undefined });
+  assert.deepEqual(await b.compareAndSet('k', undefined, bytes('')), { swapped: true, value: bytes('') });
+  assert.equal((await a.get('k')).byteLength, 0);
+});
+
+test('get() and wait() return once the last key is set, getJson() reads what setJson() wrote', async () => {
+  const { stores } = world(3);
+  const [a, b, c] = stores;
+  const order: string[] = [];
+  const both = b.wait(['x', 'y']).then(() => order.push('both'));
+  const json = c.getJson('y').then((value) => order.push(JSON.stringify(value)));
+  await a.set('x', bytes('1'));
+  order.push('x');
+  await a.setJson('y', { n: [1, null] });
+  await Promise.all([both, json]);
+  assert.equal(order[0], 'x');
+  assert.deepEqual(order.slice(1).toSorted(), ['both', '{"n":[1,null]}']);
+});
+
+test('add() counts in decimal and refuses what is no integer', async () => {
+  const { stores } = world(3);
+  const [a, b] = stores;
+  assert.deepEqual([await a.add('n', 5), await b.add('n', -7), await a.add('n', 0)], [5, -2, -2]);
+  assert.equal(text(await a.get('n')), '-2');
+  await a.set('n', bytes('12 apples'));
+  await assert.rejects(a.add('n', 1), { code: 'WL_INVALID_ARGUMENT', message: /"n".*"12 apples"/ });
+  await a.add('big', Number.MAX_SAFE_INTEGER);
+  await assert.rejects(a.add('big', 1), { code: 'WL_INVALID_ARGUMENT' });
+  await assert.rejects(a.add('n', 0.5), { code: 'WL_INVALID_ARGUMENT', message: /delta: got 0.5/ });
+});
+
+test('collectives complete in rounds, even when a rank is a round ahead', async () => {
+  const { stores } = world(3);
+  const [a, b, c] = stores;
+  const results = await Promise.all([
+    a.allGather('g', bytes('a1')),
+    a.allGather('g', bytes('a2')),
+    b.allGather('g', bytes('b1')),
+    c.allGather('g', bytes('c1')),
+    c.allGather('g', bytes('c2')),
+    b.allGather('g', bytes('b2')),
+    ...stores.map((store) => store.barrier('g').then(() => [])),
+  ]);
+  const texts = results.map((values) => values.map(text).join());
+  assert.deepEqual(texts.slice(0, 6), ['a1,b1,c1', 'a2,b2,c2', 'a1,b1,c1', 'a1,b1,c1', 'a2,b2,c2', 'a2,b2,c2']);
+});
+
+test('a timeout names who is missing and takes the arrival back', async () => {
+  const { stores } = world(3, [2]);
+  const [a, b, c] = stores;
+  await assert.rejects(a.barrier('b', { timeoutMs: 5 }), {
+    code: 'WL_TIMEOUT',
+    message: 'Rank 0 gave up barrier "b" after 5 ms: rank 1 did not come; rank 2 never joined',
+    details: { rank: 0, waitingFor: 'barrier "b"', timeoutMs: 5, missing: [1, 2] },
+  });
+  const again = Promise.all([b.barrier('b'), c.barrier('b')]);
+  await assert.rejects(b.barrier('other', { timeoutMs: 5 }), { code: 'WL_TIMEOUT' });
+  await a.barrier('b');
+  await again;
+  await assert.rejects(a.get('k', { timeoutMs: 0 }), { message: /nobody set "k": rank 2 never joined$/ });
+  await assert.rejects(a.get('k', { timeoutMs: 0, from: [1] }), {
+    message: /nobody set "k": rank 1 did not come$/,
+    details: { rank: 0, waitingFor: 'waiting for key "k"', timeoutMs: 0, missing: [1], keys: ['k'] },
+  });
+});
+
+test('an abort ends a wait with its reason and takes the arrival back', async () => {
+  const { stores } = world(3);
+  const [a, b, c] = stores;
+  const abort = new AbortController();
+  const reason = new Error('enough');
+  const barrier = a.barrier('b', { signal: abort.signal });
+  const other = b.barrier('b');
+  const key = a.get('k', { signal: abort.signal });
+  const rejections = Promise.all([assert.rejects(barrier, reason), assert.rejects(key, reason)]);
+  abort.abort(reason);
+  await rejections;
+  await assert.rejects(a.get('k', { signal: abort.signal }), reason);
+  await Promise.all([a.barrier('b'), other, c.barrier('b')]);
+});
+
+test('a lost rank fails pending and later waits that need it, and no others', async () => {
+  const { core, stores } = world(3);
+  const [a, b] = stores;
+  const lost = { code: 'WL_PEER_LOST', message: /^Rank 2 \(process 102 on host2\) was lost/ };
+  const pending = [a.barrier('b'), a.get('k'), b.get('k', { from: [2] })].map((wait) => assert.rejects(wait, lost));
+  const fromA = b.get('from a', { from: [0] });
+  core.leave(2, { how: 'lost' });
+  await Promise.all(pending);
+  await assert.rejects(a.barrier('later'), lost);
+  await assert.rejects(a.wait(['k']), lost);
+  await a.set('from a', bytes('1'));
+  assert.equal(text(await fromA), '1');
+});
+
+test('a rank that was waiting in a collective when it was lost is missed there', async () => {
+  const { core, stores } = world(3);
+  const [a, b, c] = stores;
+  const own = assert.rejects(c.barrier('b'), { code: 'WL_CLOSED' });
+  const other = assert.rejects(a.barrier('b'), { code: 'WL_PEER_LOST', message: /^Rank 2/ });
+  core.leave(2, { how: 'lost' });
+  await Promise.all([own, other]);
+  await assert.rejects(b.barrier('b'), { code: 'WL_PEER_LOST' });
+});
+
+test('a rank that failed passes its error on, one that closed is named', async () => {
+  const { core, stores } = world(3);
+  const [a] = stores;
+  const key = a.get('k');
+  core.leave(1, { how: 'closed' });
+  await assert.rejects(a.barrier('b'), {
+    code: 'WL_PEER_LOST',
+    message: 'Rank 1 (process 101 on host1) closed its world; barrier "b" cannot go on',
+  });
+  // Rank 2 may still set the key.
+  const failed = assert.rejects(key, (error: unknown) => {
+    assert.ok(error instanceof WeftlineError && error.cause instanceof WeftlineError);
+    assert.deepEqual([error.code, error.rank, error.cause.code], ['WL_PEER_FAILED', 2, 'WL_CHECK']);
+    assert.match(error.message, /WL_CHECK: off by one/);
+    return true;
+  });
+  core.leave(2, { how: 'failed', error: encodeError(new WeftlineError('WL_CHECK', 'off by one')) });
+  await failed;
+  assert.ok(!core.members.empty);
+  core.leave(0, { how: 'closed' });
+  assert.ok(core.members.empty);
+});
+
+test('a key that only closed ranks could set fails at once', async () => {
+  const { core, stores } = world(3);
+  const wait = assert.rejects(stores[0].get('k'), { code: 'WL_PEER_LOST', message: /closed its world/ });
+  core.leave(1, { how: 'closed' });
+  core.leave(2, { how: 'closed' });
+  await wait;
+});
+
+test('a rank number is given once, its holder is named', () => {
+  const { core } = world(3);
+  const again = () => core.join(1, { pid: 9, host: 'h' });
+  assert.throws(again, { code: 'WL_RANK_TAKEN', message: /Rank 1 .* is used by process 101 on host1/ });
+  core.leave(1, { how: 'closed' });
+  assert.throws(again, { code: 'WL_RANK_TAKEN', message: /was used and left by process 101/ });
+});
+
+test('values and keys have limits', async () => {
+  const { stores } = world(3);
+  const [a] = stores;
+  await a.set('k', new Uint8Array(4096));
+  await assert.rejects(a.set('k', new Uint8Array(4097)), { code: 'WL_CAPACITY', message: /4097 bytes.*at most 4096/ });
+  await assert.rejects(a.allGather('g', new Uint8Array(1366)), { code: 'WL_CAPACITY', message: /3 ranks together/ });
+  await assert.rejects(a.set('', bytes('')), { code: 'WL_INVALID_ARGUMENT', message: /key/ });
+  await assert.rejects(a.set('x'.repeat(1025), bytes('')), { code: 'WL_INVALID_ARGUMENT' });
+  await assert.rejects(a.setJson('k', undefined), { code: 'WL_INVALID_ARGUMENT' });
+  await assert.rejects(a.get('k', { timeoutMs: -1 }), { code: 'WL_INVALID_ARGUMENT', message: /timeoutMs/ });
+});
