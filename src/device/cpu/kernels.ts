@@ -92,7 +92,7 @@ export interface CpuKernels {
     ]
   >;
   // kernels/wasm/sum.ts
-  sumRows: Kernel<[out: number, sources: number, count: number, bytes: number]>;
+  sumRows: Kernel<[out: number, sources: number, count: number, bytes: number, scattered: number]>;
   gatherSum: Kernel<
     [
       out: number,
