@@ -18,6 +18,8 @@ export interface LayoutShape {
   readonly experts: number;
   /** An id besides -1 that means "no expert"; -1 for none. */
   readonly dropped: number;
+  /** i32 [experts] for the kernel. */
+  readonly scratch: Tensor<'i32'>;
 }
 
 /**
@@ -42,6 +44,7 @@ export function computeLayout(
     layout.isTokenInRank.address,
     layout.numTokensPerRank.address,
     layout.numTokensPerExpert.address,
+    shape.scratch.address,
   );
   if (bad < 0) return;
   const value = Number(topkIdx.view()[bad]);

@@ -94,7 +94,12 @@ export class EpBuffer implements AsyncDisposable {
     this.size = parts.size;
     this.#window = parts.window;
     const { device, size, config } = parts;
-    this.#shape = { ranks: this.world.size, experts: config.numExperts, dropped: -1 };
+    this.#shape = {
+      ranks: this.world.size,
+      experts: config.numExperts,
+      dropped: -1,
+      scratch: device.empty('i32', [config.numExperts]),
+    };
     this.#exchange = new CountExchange(device, parts.window, {
       offset: size.regions.exchange.offset,
       experts: config.numExperts,
@@ -200,6 +205,7 @@ export class EpBuffer implements AsyncDisposable {
   [Symbol.asyncDispose](): Promise<void> {
     if (this.#guard.close()) {
       this.#layout[Symbol.dispose]();
+      this.#shape.scratch.dispose();
       for (const table of new Set(Object.values(this.#bases))) table.dispose();
       this.#nextRow.dispose();
       this.#scratch.dispose();

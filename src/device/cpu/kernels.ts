@@ -74,6 +74,7 @@ export interface CpuKernels {
       membership: number,
       perRank: number,
       perExpert: number,
+      lastToken: number,
     ],
     number
   >;

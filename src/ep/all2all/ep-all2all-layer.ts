@@ -97,7 +97,12 @@ export class EPAll2AllLayer implements AsyncDisposable {
     this.config = config;
     this.context = context;
     this.enableLocalCombine = enableLocalCombine;
-    this.#shape = { ranks: world.size, experts: config.numExperts, dropped: config.numExperts };
+    this.#shape = {
+      ranks: world.size,
+      experts: config.numExperts,
+      dropped: config.numExperts,
+      scratch: device.empty('i32', [config.numExperts]),
+    };
     this.#layout = emptyLayout(device, config.maxTokens, this.#shape);
     this.#nextRow = device.empty('i32', [config.numExperts]);
     this.#scratch = device.empty('i32', [config.topk + 2]);
@@ -223,6 +228,7 @@ export class EPAll2AllLayer implements AsyncDisposable {
   async finalize(): Promise<void> {
     if (!this.#guard.close()) return;
     this.#layout[Symbol.dispose]();
+    this.#shape.scratch.dispose();
     this.#nextRow.dispose();
     this.#scratch.dispose();
     await this.context.finalize();
