@@ -1,5 +1,6 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
 import { createServer, type Server } from 'node:net';
+import { LAUNCH_ID_VARIABLE } from './environment.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import { type JobPlan, planJob } from './job-plan.ts';
@@ -157,7 +158,7 @@ class Job {
         WEFTLINE_TOKEN: token,
         WEFTLINE_JOB_ID: jobPrefix,
         WEFTLINE_LAUNCHER_PID: String(process.pid),
-        WEFTLINE_LAUNCH_ID: launchId,
+        [LAUNCH_ID_VARIABLE]: launchId,
         // Undefined removes what a launcher around this one may have set.
         WEFTLINE_STORE_FD: holdsStore ? String(STORE_FD) : undefined,
       },
