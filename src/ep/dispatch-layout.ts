@@ -18,6 +18,8 @@ export interface LayoutShape {
   readonly experts: number;
   /** An id besides -1 that means "no expert"; -1 for none. */
   readonly dropped: number;
+  /** Of the choices, for errors. */
+  readonly name: string;
   /** i32 [experts] for the kernel. */
   readonly scratch: Tensor<'i32'>;
 }
@@ -48,14 +50,14 @@ export function computeLayout(
   );
   if (bad < 0) return;
   const value = Number(topkIdx.view()[bad]);
-  const place = `topkIdx[${Math.floor(bad / k)}, ${bad % k}]`;
+  const place = `${shape.name}[${Math.floor(bad / k)}, ${bad % k}]`;
   const inRange = value >= 0 && value < shape.experts;
   throw invalidArgument(
     place,
     value,
     inRange
       ? 'an expert that the token has not chosen before'
-      : `an expert from 0 to ${shape.experts - 1}, or -1 for none`,
+      : `an expert from 0 to ${shape.experts - 1}, or -1${shape.dropped < 0 ? '' : ` or ${shape.dropped}`} for none`,
   );
 }
 
@@ -72,4 +74,27 @@ export function emptyLayout(device: CpuDevice, tokens: number, shape: LayoutShap
       for (const tensor of Object.values(parts)) tensor.dispose();
     },
   };
+}
+
+/** Fails with WL_INVALID_ARGUMENT when a caller's layout is not what its choices give. `cells` is tokens * ranks. */
+export function requireSameLayout(given: DispatchLayout, counted: DispatchLayout, cells: number): void {
+  const marks = given.isTokenInRank.view();
+  const same =
+    given.numTokensPerRank.view().every((count, rank) => count === counted.numTokensPerRank.view()[rank]) &&
+    given.numTokensPerExpert.view().every((count, expert) => count === counted.numTokensPerExpert.view()[expert]) &&
+    Buffer.compare(marks, counted.isTokenInRank.view().subarray(0, cells)) === 0;
+  if (!same)
+    throw invalidArgument('layout', 'one of other choices', 'what getDispatchLayout returned for this topkIdx');
+}
+
+/** Fails with WL_INVALID_ARGUMENT when the counts per rank are not those of the marks: rows would land on others'. */
+export function requireConsistentLayout({ isTokenInRank, numTokensPerRank }: DispatchLayout, ranks: number): void {
+  const counts = new Int32Array(ranks);
+  for (const [cell, mark] of isTokenInRank.view().entries()) {
+    if (mark !== 0) counts[cell % ranks] = (counts[cell % ranks] as number) + 1;
+  }
+  for (const [rank, count] of numTokensPerRank.view().entries()) {
+    if (count === counts[rank]) continue;
+    throw invalidArgument(`layout.numTokensPerRank[${rank}]`, count, `${counts[rank]}, the marks of isTokenInRank`);
+  }
 }
