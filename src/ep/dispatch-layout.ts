@@ -2,9 +2,10 @@
 import { invalidArgument } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Tensor } from '../device/tensor.ts';
+import type { TensorAllocator } from '../device/tensor-set.ts';
 
-/** Owned by the caller; all on the device. */
-export interface DispatchLayout extends Disposable {
+/** All on the device. */
+export interface LayoutTensors {
   /** i32 [ranks]: distinct tokens that go to each rank. */
   readonly numTokensPerRank: Tensor<'i32'>;
   /** i32 [experts]: choices of each expert. */
@@ -12,6 +13,9 @@ export interface DispatchLayout extends Disposable {
   /** u8 [T, ranks]: 1 where the token goes to the rank. */
   readonly isTokenInRank: Tensor<'u8'>;
 }
+
+/** Owned by the caller. */
+export interface DispatchLayout extends LayoutTensors, Disposable {}
 
 export interface LayoutShape {
   readonly ranks: number;
@@ -28,11 +32,7 @@ export interface LayoutShape {
  * Fills `layout` from topkIdx [T, K]. Fails with WL_INVALID_ARGUMENT at a choice that is out of range or repeats an
  * expert of its token, naming the token, the choice and its value.
  */
-export function computeLayout(
-  topkIdx: Tensor<'i32' | 'i64'>,
-  layout: Omit<DispatchLayout, keyof Disposable>,
-  shape: LayoutShape,
-): void {
+export function computeLayout(topkIdx: Tensor<'i32' | 'i64'>, layout: LayoutTensors, shape: LayoutShape): void {
   const device = topkIdx.device as CpuDevice;
   const [tokens = 0, k = 0] = topkIdx.shape;
   const bad = device.kernels.countChoices(
@@ -61,23 +61,17 @@ export function computeLayout(
   );
 }
 
-/** Memory for a layout of `tokens` tokens. */
-export function emptyLayout(device: CpuDevice, tokens: number, shape: LayoutShape): DispatchLayout {
-  const parts = {
-    numTokensPerRank: device.empty('i32', [shape.ranks]),
-    numTokensPerExpert: device.empty('i32', [shape.experts]),
-    isTokenInRank: device.empty('u8', [tokens, shape.ranks]),
-  };
+/** Memory for a layout of `tokens` tokens, owned by whoever owns the allocator's tensors. */
+export function emptyLayout(tensors: TensorAllocator, tokens: number, shape: LayoutShape): LayoutTensors {
   return {
-    ...parts,
-    [Symbol.dispose]() {
-      for (const tensor of Object.values(parts)) tensor.dispose();
-    },
+    numTokensPerRank: tensors.empty('i32', [shape.ranks]),
+    numTokensPerExpert: tensors.empty('i32', [shape.experts]),
+    isTokenInRank: tensors.empty('u8', [tokens, shape.ranks]),
   };
 }
 
 /** Fails with WL_INVALID_ARGUMENT when a caller's layout is not what its choices give. `cells` is tokens * ranks. */
-export function requireSameLayout(given: DispatchLayout, counted: DispatchLayout, cells: number): void {
+export function requireSameLayout(given: LayoutTensors, counted: LayoutTensors, cells: number): void {
   const marks = given.isTokenInRank.view();
   const same =
     given.numTokensPerRank.view().every((count, rank) => count === counted.numTokensPerRank.view()[rank]) &&
@@ -88,7 +82,7 @@ export function requireSameLayout(given: DispatchLayout, counted: DispatchLayout
 }
 
 /** Fails with WL_INVALID_ARGUMENT when the counts per rank are not those of the marks: rows would land on others'. */
-export function requireConsistentLayout({ isTokenInRank, numTokensPerRank }: DispatchLayout, ranks: number): void {
+export function requireConsistentLayout({ isTokenInRank, numTokensPerRank }: LayoutTensors, ranks: number): void {
   const counts = new Int32Array(ranks);
   for (const [cell, mark] of isTokenInRank.view().entries()) {
     if (mark !== 0) counts[cell % ranks] = (counts[cell % ranks] as number) + 1;

@@ -3,6 +3,7 @@ import { type DType, dtypes } from '../core/dtype.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import { Tensor } from '../device/tensor.ts';
+import { TensorSet } from '../device/tensor-set.ts';
 import { SymmetricWindow } from '../memory/symmetric-window.ts';
 import type { WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
@@ -20,8 +21,14 @@ import {
   type RowsLike,
 } from './dispatch-arguments.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
-import { computeLayout, type DispatchLayout, emptyLayout, requireSameLayout } from './dispatch-layout.ts';
-import { EpTables } from './ep-tables.ts';
+import {
+  computeLayout,
+  type DispatchLayout,
+  emptyLayout,
+  type LayoutTensors,
+  requireSameLayout,
+} from './dispatch-layout.ts';
+import { type EpTables, makeEpTables } from './ep-tables.ts';
 import { CountExchange, type ExchangeHeader } from './exchange.ts';
 import { planReceive, type ReceivePlan } from './receive-plan.ts';
 import { checkTensor } from './tensor-check.ts';
@@ -76,7 +83,7 @@ export class EpBuffer implements AsyncDisposable {
     const full = { combineRows: 'separate' as const, ...config };
     const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
       const size = bufferSize(full, world.size);
-      return { size, tables: new EpTables(device, full, { ranks: world.size, size }) };
+      return { size, tables: makeEpTables(device, full, { ranks: world.size, size }) };
     };
     const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
     const { size, tables } = await agreeOn(world, { what: 'EpBuffer', config: full, prepare, release }, options);
@@ -111,14 +118,12 @@ export class EpBuffer implements AsyncDisposable {
     const { device } = this;
     const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: ['T', 'K'] });
     const { shape } = this.#tables;
-    const layout = emptyLayout(device, choices.shape[0] as number, shape);
-    try {
+    const { set, made } = TensorSet.make(device, (tensors) => {
+      const layout = emptyLayout(tensors, choices.shape[0] as number, shape);
       computeLayout(choices, layout, shape);
-    } catch (error) {
-      layout[Symbol.dispose]();
-      throw error;
-    }
-    return layout;
+      return layout;
+    });
+    return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
   }
 
   /**
@@ -244,8 +249,8 @@ export class EpBuffer implements AsyncDisposable {
   }
 
   /** Counts the choices; a layout that came with them must say the same. */
-  #layoutOf({ topkIdx, layout, numTokens }: DispatchPlanInput): DispatchLayout {
-    if (topkIdx === undefined) return layout as DispatchLayout;
+  #layoutOf({ topkIdx, layout, numTokens }: DispatchPlanInput): LayoutTensors {
+    if (topkIdx === undefined) return layout as LayoutTensors;
     const counted = this.#tables.layout;
     computeLayout(topkIdx, counted, this.#tables.shape);
     if (layout !== undefined) requireSameLayout(layout, counted, numTokens * this.world.size);

@@ -3,6 +3,7 @@ import type { DType } from '../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../device/tensor.ts';
+import { TensorSet } from '../../device/tensor-set.ts';
 import { SymmetricWindow } from '../../memory/symmetric-window.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import type { World } from '../../world/world.ts';
@@ -136,18 +137,21 @@ export class DispatchCombineContext implements AsyncDisposable {
   async #allocate(rows: number, options: WaitOptions): Promise<void> {
     const { world, device } = this;
     const size = outputSize(this.config, rows);
-    let bases: AddressTables<OutputRegion> | undefined;
+    const tables: { set?: TensorSet; bases?: AddressTables<OutputRegion> } = {};
     const prepare = (): void => {
-      bases = makeAddressTables(device, Object.keys(size.regions) as OutputRegion[], world.size);
+      const names = Object.keys(size.regions) as OutputRegion[];
+      const { set, made } = TensorSet.make(device, (tensors) => makeAddressTables(tensors, names, world.size));
+      tables.set = set;
+      tables.bases = made;
     };
     try {
       const of = { world, device, name: 'a2a-output', bytes: size.bytes, describeCall, prepare };
       const window = await SymmetricWindow.create({ ...options, ...of });
-      const tables = bases as unknown as AddressTables<OutputRegion>;
-      fillAddressTables(tables, window, size.regions);
-      this.#output = { window, size, bases: tables };
+      const { set, bases } = tables as Required<typeof tables>;
+      fillAddressTables(bases, window, size.regions);
+      this.#output = { window, size, bases, set };
     } catch (error) {
-      for (const table of Object.values(bases ?? {}) as Tensor[]) table.dispose();
+      tables.set?.[Symbol.dispose]();
       throw error;
     }
   }
@@ -155,7 +159,7 @@ export class DispatchCombineContext implements AsyncDisposable {
   #releaseOutput(): void {
     if (this.#output === undefined) return;
     this.#output.window[Symbol.dispose]();
-    for (const table of Object.values(this.#output.bases)) table.dispose();
+    this.#output.set[Symbol.dispose]();
     this.#output = undefined;
   }
 
@@ -171,4 +175,5 @@ interface Output {
   readonly window: SymmetricWindow;
   readonly size: OutputSize;
   readonly bases: AddressTables<OutputRegion>;
+  readonly set: TensorSet;
 }

@@ -23,7 +23,7 @@ import {
   type LayerDispatchArguments,
   type LayerInput,
 } from './layer-arguments.ts';
-import { LayerTables } from './layer-tables.ts';
+import { type LayerTables, makeLayerTables } from './layer-tables.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
 import { applyScatterIndices, throwIfOutOfBlock, throwIfRepeated } from './scatter-indices.ts';
 
@@ -70,7 +70,7 @@ export class EPAll2AllLayer implements AsyncDisposable {
     const { enableLocalCombine = false, capacity = 2 } = options;
     const prepare = (): { readonly epConfig: EPConfig; readonly tables: LayerTables } => {
       const epConfig = makeConfig(options, world);
-      return { epConfig, tables: new LayerTables(device, epConfig) };
+      return { epConfig, tables: makeLayerTables(device, epConfig) };
     };
     const config = { maxTokens, hidden, topk, numTotExperts, weightDtype, enableLocalCombine, capacity };
     const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
