@@ -68,7 +68,7 @@ for (const [scenario, code, message] of [
   ['other dtype', 'WL_CONFIG_MISMATCH', /rowBytes/],
   ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
   ['worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
-  ['address space', 'WL_MEMORY', /2 windows of .* MiB \(one per rank of this host\) need/],
+  ['address space', 'WL_MEMORY', /2 windows of .* GiB \(one per rank of this host\) need/],
   ['scatter out of block', 'WL_INVALID_ARGUMENT', /fullScatterIndices of rank 1/],
   ['scatter repeated', 'WL_INVALID_ARGUMENT', /name a row of rank \d twice/],
 ] as const) {
@@ -135,7 +135,7 @@ test('too little /dev/shm is told before anything is allocated, with what is nee
   const { stdout, stderr } = spawnSync('unshare', ['-m', 'sh', '-c', command], { encoding: 'utf8' });
   assert.match(
     stdout,
-    /WL_SHARED_MEMORY.*\/dev\/shm has 8\.0 MiB free, 2 windows of .* MiB need .* MiB: enlarge it/,
+    /WL_SHARED_MEMORY.*\/dev\/shm has 8 MiB free, 2 windows of .* MiB need .* MiB: enlarge it/,
     stderr,
   );
 });
