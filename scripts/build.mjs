@@ -17,7 +17,7 @@ function node(script, ...args) {
   }
 }
 
-/** Compiles kernels/wasm into one module; skipped when neither the sources, the layouts nor the flags changed. */
+/** Compiles kernels/wasm into one module; skipped when neither the sources nor the flags changed. */
 function buildWasm() {
   const folder = `${root}kernels/wasm/`;
   const sources = readdirSync(folder)

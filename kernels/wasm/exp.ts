@@ -26,8 +26,3 @@ export function expLanes(x: v128): v128 {
   const second = i32x4.shl(i32x4.add(i32x4.sub(exponent, half), i32x4.splat(127)), 23);
   return f32x4.mul(f32x4.mul(power, first), second);
 }
-
-/** out[i] = e^x[i] for `count` f32, a multiple of 4. */
-export function expF32(out: usize, x: usize, count: i32): void {
-  for (const end = x + ((<usize>count) << 2); x < end; x += 16, out += 16) v128.store(out, expLanes(v128.load(x)));
-}

@@ -2,8 +2,7 @@
 export * from './layout';
 export * from './rows';
 export * from './sum';
-export { expF32 } from './exp';
 export * from './fp8';
-export * from './gather';
 export * from './matmul';
 export * from './swiglu';
+export * from './weighted-rows';

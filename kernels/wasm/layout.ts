@@ -2,15 +2,7 @@
 //
 // Top-k ids are i32 or i64 (`indexBytes` 4 or 8); -1 means "no expert". Functions that read them return the flat index
 // of the first choice that is out of range or repeats an expert of its row, or -1 when all are good.
-
-// @ts-ignore: decorator
-@inline
-function expertAt(topk: usize, wide: bool, cell: usize): i32 {
-  if (!wide) return load<i32>(topk + (cell << 2));
-  const value = load<i64>(topk + (cell << 3));
-  // A value that i32 cannot hold must not wrap into the allowed range.
-  return value < i64(i32.MIN_VALUE) || value > i64(i32.MAX_VALUE) ? i32.MIN_VALUE : <i32>value;
-}
+import { expertAt } from './topk';
 
 /**
  * Counts tokens per rank and per expert and marks which rank receives which token.

@@ -1,5 +1,5 @@
 // Multiplies bf16 rows by a bf16 weight matrix with f32 accumulation.
-import { evenLanes, oddLanes, roundLanes } from './bf16';
+import { evenLanes, oddLanes } from './bf16';
 
 /** Bytes of weights that stay in a core's second-level cache while all rows pass by. */
 const WEIGHT_BLOCK: i32 = 262_144;
@@ -7,19 +7,9 @@ const WEIGHT_BLOCK: i32 = 262_144;
 /**
  * out[i,j] = sum over k of x[rows[i],k] * w[j,k] for i < m, j < n: a linear layer whose weights are [n,k] as in PyTorch.
  * `rows` is the address of i32 row numbers, or 0 for rows 0 to m-1. The order of the sum depends on k alone, so that a row's
- * result is the same bits whatever else is in the batch. k is a multiple of 8; out is f32, or bf16 with `toBf16`.
+ * result is the same bits whatever else is in the batch. k is a multiple of 8; out is f32.
  */
-export function matmul(
-  out: usize,
-  x: usize,
-  rows: usize,
-  w: usize,
-  m: i32,
-  n: i32,
-  k: i32,
-  toBf16: i32,
-): void {
-  const size: usize = toBf16 ? 2 : 4;
+export function matmul(out: usize, x: usize, rows: usize, w: usize, m: i32, n: i32, k: i32): void {
   const rowBytes = (<usize>k) << 1;
   const block = max(WEIGHT_BLOCK / max(<i32>rowBytes, 1), 4) & ~3;
   for (let from = 0; from < n; from += block) {
@@ -29,10 +19,11 @@ export function matmul(
       const i1 = min(i + 1, m - 1);
       const x0 = x + rowBytes * <usize>(rows ? load<i32>(rows + ((<usize>i) << 2)) : i);
       const x1 = x + rowBytes * <usize>(rows ? load<i32>(rows + ((<usize>i1) << 2)) : i1);
-      const out0 = out + <usize>i * <usize>n * size;
-      const out1 = out + <usize>i1 * <usize>n * size;
+      const out0 = out + ((<usize>i * <usize>n) << 2);
+      const out1 = out + ((<usize>i1 * <usize>n) << 2);
       for (let j = from; j < to; j += 4) {
-        multiplyTile(out0 + <usize>j * size, out1 + <usize>j * size, x0, x1, w + <usize>j * rowBytes, k, min(to - j, 4), toBf16);
+        const column = (<usize>j) << 2;
+        multiplyTile(out0 + column, out1 + column, x0, x1, w + <usize>j * rowBytes, k, min(to - j, 4));
       }
     }
   }
@@ -48,7 +39,6 @@ export function multiplyTile(
   w0: usize,
   k: i32,
   columns: i32,
-  toBf16: i32,
 ): void {
   const rowBytes = (<usize>k) << 1;
   const w1 = columns > 1 ? w0 + rowBytes : w0;
@@ -90,8 +80,8 @@ export function multiplyTile(
     a3 = f32x4.add(a3, f32x4.mul(odd0, oddLanes(c3)));
     b3 = f32x4.add(b3, f32x4.mul(odd1, oddLanes(c3)));
   }
-  storeColumns(out0, sumLanes(a0, a1, a2, a3), columns, toBf16);
-  storeColumns(out1, sumLanes(b0, b1, b2, b3), columns, toBf16);
+  storeColumns(out0, sumLanes(a0, a1, a2, a3), columns);
+  storeColumns(out1, sumLanes(b0, b1, b2, b3), columns);
 }
 
 /** [sum of a, sum of b, sum of c, sum of d]. */
@@ -103,17 +93,8 @@ function sumLanes(a: v128, b: v128, c: v128, d: v128): v128 {
 }
 
 @inline
-function storeColumns(out: usize, sums: v128, columns: i32, toBf16: i32): void {
-  if (toBf16) {
-    const halves = i32x4.shr_u(roundLanes(sums), 16);
-    const packed = i16x8.narrow_i32x4_u(halves, halves);
-    if (columns == 4) v128.store64_lane(out, packed, 0);
-    else {
-      v128.store16_lane(out, packed, 0);
-      if (columns > 1) v128.store16_lane(out, packed, 1, 2);
-      if (columns > 2) v128.store16_lane(out, packed, 2, 4);
-    }
-  } else if (columns == 4) v128.store(out, sums);
+function storeColumns(out: usize, sums: v128, columns: i32): void {
+  if (columns == 4) v128.store(out, sums);
   else {
     v128.store32_lane(out, sums, 0);
     if (columns > 1) v128.store32_lane(out, sums, 1, 4);

@@ -6,12 +6,12 @@
 //
 // `memory.copy` is the fastest copy there is here: the engine hands it to the C library, which does not read what it
 // overwrites. The source row comes from memory once and from the first-level cache for the other ranks.
+import { expertAt } from './topk';
 
 export function copyBytes(destination: usize, source: usize, bytes: usize): void {
   memory.copy(destination, source, bytes);
 }
 
-// @ts-ignore: decorator
 @inline
 function rankAt(rankTable: usize, cell: usize, column: i32): i32 {
   return rankTable == 0 ? column : load<i32>(rankTable + (cell << 2));
@@ -92,12 +92,6 @@ export function scatterWeight(
   }
 }
 
-// @ts-ignore: decorator
-@inline
-function expertOf(topk: usize, wide: bool, j: usize): i32 {
-  return wide ? <i32>load<i64>(topk + (j << 3)) : load<i32>(topk + (j << 2));
-}
-
 /**
  * Compact layout: sends the top-k choices of each token to every rank that receives it, as that rank's local expert
  * ids, -1 for experts of other ranks. `indexBytes` is 4 (i32) or 8 (i64), the same here and there.
@@ -132,7 +126,7 @@ export function scatterTopkIndex(
         }
       }
       for (; j < <usize>k; j++) {
-        const local = expertOf(row, wide, j) - firstExpert;
+        const local = expertAt(row, wide, j) - firstExpert;
         const value = <u32>local < <u32>expertsPerRank ? local : -1;
         if (wide) store<i64>(target + (j << 3), <i64>value);
         else store<i32>(target + (j << 2), value);
@@ -172,7 +166,7 @@ export function scatterTopkWeight(
         }
       }
       for (; j < <usize>k; j++) {
-        const mine = <u32>(expertOf(row, wide, j) - firstExpert) < <u32>expertsPerRank;
+        const mine = <u32>(expertAt(row, wide, j) - firstExpert) < <u32>expertsPerRank;
         store<f32>(target + (j << 2), mine ? load<f32>(weightRow + (j << 2)) : 0);
       }
     }

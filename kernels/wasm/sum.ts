@@ -1,44 +1,11 @@
 // Sums bf16 rows in f32, in the order they are listed, and rounds once to bf16 (nearest even; NaN becomes 0x7fc0).
 //
-// A 128-bit load holds eight bf16 values; shifting left by 16 gives the even ones as f32, masking the low half away the
-// odd ones. Even and odd lanes are summed apart and merged by a shift and an or, so nothing is ever shuffled.
+// Even and odd elements are summed apart (see bf16.ts).
 // The sum starts from the first row, not from zero, and a single row is copied bit for bit.
+import { evenLanes, interleaveNumbers, interleaveToBf16, oddLanes, plainNan } from './bf16';
 
 /** Bytes of one step of the main loop: 32 values in eight accumulators. */
 const STEP: usize = 64;
-
-// @ts-ignore: decorator
-@inline
-function even(v: v128): v128 {
-  return i32x4.shl(v, 16);
-}
-
-// @ts-ignore: decorator
-@inline
-function odd(v: v128): v128 {
-  return v128.and(v, i32x4.splat(<i32>0xffff0000));
-}
-
-/** f32 lanes with their upper halves rounded to nearest even; wrong for NaN. */
-// @ts-ignore: decorator
-@inline
-function roundUpper(v: v128): v128 {
-  const lsb = v128.and(i32x4.shr_u(v, 16), i32x4.splat(1));
-  return i32x4.add(v, i32x4.add(lsb, i32x4.splat(0x7fff)));
-}
-
-// @ts-ignore: decorator
-@inline
-function merge(evens: v128, odds: v128): v128 {
-  return v128.or(i32x4.shr_u(roundUpper(evens), 16), odd(roundUpper(odds)));
-}
-
-/** NaN lanes become 0x7fc00000, which rounding leaves alone. */
-// @ts-ignore: decorator
-@inline
-function plainNan(v: v128): v128 {
-  return v128.bitselect(v, i32x4.splat(0x7fc00000), f32x4.eq(v, v));
-}
 
 /**
  * Rows that lie anywhere (expanded layout) are summed in blocks of so many bytes, and each block of all rows is touched
@@ -95,21 +62,22 @@ export function sumColumns(out: usize, sources: usize, end: usize, start: usize,
     const b = v128.load(p, 16);
     const c = v128.load(p, 32);
     const d = v128.load(p, 48);
-    let e0 = even(a), o0 = odd(a), e1 = even(b), o1 = odd(b), e2 = even(c), o2 = odd(c), e3 = even(d), o3 = odd(d);
+    let e0 = evenLanes(a), o0 = oddLanes(a), e1 = evenLanes(b), o1 = oddLanes(b);
+    let e2 = evenLanes(c), o2 = oddLanes(c), e3 = evenLanes(d), o3 = oddLanes(d);
     for (let s = sources + 4; s < end; s += 4) {
       const q = <usize>load<u32>(s) + column;
       const w = v128.load(q);
       const x = v128.load(q, 16);
       const y = v128.load(q, 32);
       const z = v128.load(q, 48);
-      e0 = f32x4.add(e0, even(w));
-      o0 = f32x4.add(o0, odd(w));
-      e1 = f32x4.add(e1, even(x));
-      o1 = f32x4.add(o1, odd(x));
-      e2 = f32x4.add(e2, even(y));
-      o2 = f32x4.add(o2, odd(y));
-      e3 = f32x4.add(e3, even(z));
-      o3 = f32x4.add(o3, odd(z));
+      e0 = f32x4.add(e0, evenLanes(w));
+      o0 = f32x4.add(o0, oddLanes(w));
+      e1 = f32x4.add(e1, evenLanes(x));
+      o1 = f32x4.add(o1, oddLanes(x));
+      e2 = f32x4.add(e2, evenLanes(y));
+      o2 = f32x4.add(o2, oddLanes(y));
+      e3 = f32x4.add(e3, evenLanes(z));
+      o3 = f32x4.add(o3, oddLanes(z));
     }
     // A sum of all lanes is NaN if one of them is (or if infinities meet, which only costs the slow way).
     const all = f32x4.add(
@@ -126,20 +94,20 @@ export function sumColumns(out: usize, sources: usize, end: usize, start: usize,
       e3 = plainNan(e3);
       o3 = plainNan(o3);
     }
-    v128.store(out + column, merge(e0, o0));
-    v128.store(out + column, merge(e1, o1), 16);
-    v128.store(out + column, merge(e2, o2), 32);
-    v128.store(out + column, merge(e3, o3), 48);
+    v128.store(out + column, interleaveNumbers(e0, o0));
+    v128.store(out + column, interleaveNumbers(e1, o1), 16);
+    v128.store(out + column, interleaveNumbers(e2, o2), 32);
+    v128.store(out + column, interleaveNumbers(e3, o3), 48);
   }
   for (; column < stop; column += 16) {
     const a = v128.load(first + column);
-    let e = even(a), o = odd(a);
+    let e = evenLanes(a), o = oddLanes(a);
     for (let s = sources + 4; s < end; s += 4) {
       const w = v128.load(<usize>load<u32>(s) + column);
-      e = f32x4.add(e, even(w));
-      o = f32x4.add(o, odd(w));
+      e = f32x4.add(e, evenLanes(w));
+      o = f32x4.add(o, oddLanes(w));
     }
-    v128.store(out + column, merge(plainNan(e), plainNan(o)));
+    v128.store(out + column, interleaveToBf16(e, o));
   }
 }
 

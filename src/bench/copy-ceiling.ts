@@ -1,4 +1,4 @@
-// The ceiling of dispatch: the same processes copy the same rows between the same windows, and do nothing else.
+// The ceiling that every case is compared with: the same processes copy the same rows between the same windows, and do nothing else.
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { EpBuffer, RowsLike } from '../ep/index.ts';

@@ -4,6 +4,7 @@ import { deepEpConfig, deepEpNvlBytes } from '../ep/index.ts';
 import type { World } from '../world/index.ts';
 import { makeEpCases } from './ep-cases.ts';
 import { type EpBenchReport, method, summarizeCases } from './ep-results.ts';
+import { requireAddressSpace } from './ep-memory.ts';
 import { checkEpWorkload, combineRowBytes, type EpWorkload } from './ep-workload.ts';
 import { runInterleaved } from './interleaved.ts';
 import { loadAverage, machineDocument } from './machine.ts';
@@ -29,6 +30,7 @@ export async function runEpBench(
 ): Promise<EpBenchReport | undefined> {
   const { workload, iterations, warmup } = options;
   checkEpWorkload(workload);
+  requireAddressSpace(workload, options.layer, device.space.limit);
   await using made = await makeEpCases(world, device, workload, options.layer);
   const { group, cases } = made;
   const before = await sampleHere(world);

@@ -3,9 +3,11 @@ import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Tensor } from '../device/tensor.ts';
 import { type DispatchHandle, EpBuffer, type RowsLike } from '../ep/index.ts';
 import type { World } from '../world/index.ts';
+import { checkCopyBack, copyBack } from './copy-back.ts';
 import { checkCeiling, copyCeiling } from './copy-ceiling.ts';
+import { benchBufferConfig } from './ep-memory.ts';
 import type { CaseTraffic } from './ep-results.ts';
-import { countRows, countTokens, planCopies, tokensInRanks } from './ep-traffic.ts';
+import { type CopyPlan, countRows, countTokens, planCopies, tokensInRanks } from './ep-traffic.ts';
 import {
   combineRowBytes,
   dispatchRowBytes,
@@ -41,14 +43,7 @@ export async function makeEpCases(
   const topkWeights = await device.tensor('f32', [tokens, topk], routing.topkWeights);
   const bf16 = await device.tensor('bf16', [tokens, hidden], generateBf16Rows(workload, tokens, world.rank));
   const x: RowsLike = workload.dtype === 'bf16' ? bf16 : await fp8Input(device, workload, world.rank);
-  // One region for received and combined rows: half the memory, and zero-copy combine reads what dispatch wrote.
-  const buffer = await EpBuffer.create(world, device, {
-    maxTokensPerRank: tokens,
-    hidden,
-    numExperts: experts,
-    maxTopk: topk,
-    combineRows: 'shared',
-  });
+  const buffer = await EpBuffer.create(world, device, benchBufferConfig(workload));
   const group: BenchGroup = {
     rank: world.rank,
     size: world.size,
@@ -58,9 +53,13 @@ export async function makeEpCases(
 
   const inRanks = tokensInRanks(routing.topkIdx, topk, experts / world.size, world.size);
   const counts = await world.allGather('bench-counts', countTokens(inRanks, world.size));
-  const ceiling = copyCeiling({ device, buffer, x, plan: planCopies(inRanks, counts, world.rank) });
+  const plan = planCopies(inRanks, counts, world.rank);
+  const ceiling = copyCeiling({ device, buffer, x, plan });
   const first = await buffer.dispatch({ x, topkIdx, topkWeights });
   await checkCeiling(group, receivedWords(device, first.recvX), ceiling);
+  const out = device.empty('bf16', [tokens, hidden]);
+  const back = copyBack({ device, sources: rowsInWindows(buffer, plan), tokens: plan.tokens, out });
+  await checkCopyBack(group, { sent: bf16, out }, copyCeiling({ device, buffer, x: bf16, plan }), back);
 
   const dispatched: EpCase = {
     name: 'copy ceiling',
@@ -69,9 +68,10 @@ export async function makeEpCases(
     rowBytes: dispatchRowBytes(workload),
     run: ceiling,
   };
-  const cases = bufferCases({ device, buffer, x, topkIdx, topkWeights, workload, first: first.handle }, dispatched);
+  const inputs = { device, buffer, x, topkIdx, topkWeights, workload, first: first.handle, back, out };
+  const cases = bufferCases(inputs, dispatched);
   const layer = withLayer
-    ? await makeLayerCases({ world, device, workload, input: bf16, topkIdx, topkWeights })
+    ? await makeLayerCases({ group, world, device, workload, input: bf16, topkIdx, topkWeights })
     : undefined;
   return {
     group,
@@ -93,17 +93,30 @@ interface BufferInputs {
   readonly topkWeights: Tensor<'f32'>;
   readonly workload: EpWorkload;
   readonly first: DispatchHandle;
+  readonly back: () => void;
+  readonly out: Tensor<'bf16'>;
+}
+
+/** Where combine finds the rows of this rank's tokens. */
+function rowsInWindows(buffer: EpBuffer, { destinations, rows }: CopyPlan): Uint32Array {
+  return Uint32Array.from(destinations, (rank, copy) =>
+    buffer.peerRowAddress(rank, rows[copy] as number, 'combineRows'),
+  );
 }
 
 function bufferCases(inputs: BufferInputs, { rows, rowBytes }: CaseTraffic): EpCase[] {
-  const { device, buffer, x, topkIdx, topkWeights, workload } = inputs;
+  const { device, buffer, x, topkIdx, topkWeights, workload, back, out } = inputs;
   const handles = [inputs.first];
   const handle = (): DispatchHandle => handles[0] as DispatchHandle;
-  const out = device.empty('bf16', [workload.tokens, workload.hidden]);
   // The experts' output: the routing never changes, so one tensor serves all iterations.
   const expertOutput = device.empty('bf16', [handle().rows, workload.hidden]);
   expertOutput.view().set(generateBf16Rows(workload, handle().rows, buffer.world.rank));
-  const combined = { rows, rowBytes: combineRowBytes(workload) };
+  const moved = { rows, rowBytes: combineRowBytes(workload) };
+  const combined = { ...moved, copyBack: 'copy back' };
+  const writeExpertOutput = (): void => {
+    const target = buffer.combineInput(handle());
+    device.kernels.copyBytes(target.address, expertOutput.address, expertOutput.bytes);
+  };
   return [
     {
       name: 'dispatch',
@@ -123,13 +136,17 @@ function bufferCases(inputs: BufferInputs, { rows, rowBytes }: CaseTraffic): EpC
       run: async () => void (await buffer.dispatch({ x, handle: handle() })),
     },
     {
+      name: 'copy back',
+      description: 'each row copied once from where combine reads it, over the other rows of its token',
+      ...moved,
+      prepare: writeExpertOutput,
+      run: back,
+    },
+    {
       name: 'combine',
       description: 'EpBuffer.combine of rows that were written into the window (combineInput)',
       ...combined,
-      prepare: () => {
-        const target = buffer.combineInput(handle());
-        device.kernels.copyBytes(target.address, expertOutput.address, expertOutput.bytes);
-      },
+      prepare: writeExpertOutput,
       run: async () => void (await buffer.combine({ x: buffer.combineInput(handle()), handle: handle(), out })),
     },
     {

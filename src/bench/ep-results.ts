@@ -16,6 +16,8 @@ export const method = {
     'The same processes copy each (token, destination rank) row once, token-major, to the place where dispatch puts it.',
   ratioToCeiling:
     'Logical bandwidth of the case over that of the ceiling in the same iteration; combine reads what the ceiling wrote.',
+  ratioToCopyBack:
+    'Of combine: bandwidth over that of copy back in the same iteration, which copies each of the same rows from the windows over the other rows of its token in a local tensor.',
   beyondCopying: 'Time of the case less the time that the ceiling of the same iteration takes for as many bytes.',
   placement:
     'Taken on rank 0 before and after. On virtual machines the round trip between two cores may jump, and copies between processes with it: compare runs with similar values only.',
@@ -27,6 +29,8 @@ export interface CaseTraffic {
   readonly description: string;
   readonly rows: RowCounts;
   readonly rowBytes: number;
+  /** Of a combine: the name of the case that copies its rows back. */
+  readonly copyBack?: string;
 }
 
 export interface CaseResult {
@@ -42,6 +46,8 @@ export interface CaseResult {
   readonly wireGBps: Summary;
   readonly logicalGBpsPerRank: Summary;
   readonly ratioToCeiling: Summary;
+  /** Only of combine. */
+  readonly ratioToCopyBack?: Summary;
   readonly beyondCopyingMicroseconds: Summary;
 }
 
@@ -76,13 +82,17 @@ export function summarizeCases(
   traffic: readonly CaseTraffic[],
   ranks: number,
 ): CaseResult[] {
-  const [ceilingTimes, ceilingTraffic] = [times[0] as CaseTimes, traffic[0] as CaseTraffic];
-  const ceilingBytes = ceilingTraffic.rows.logical * ceilingTraffic.rowBytes;
-  return traffic.map(({ name, description, rows, rowBytes }, index) => {
+  /** What the case at `index` would take in each iteration for so many bytes. */
+  const timesFor = (index: number, bytes: number): number[] => {
+    const { rows, rowBytes } = traffic[index] as CaseTraffic;
+    const moved = rows.logical * rowBytes;
+    return (times[index] as CaseTimes).times.map((time) => (moved === 0 ? 0 : (time * bytes) / moved));
+  };
+  return traffic.map(({ name, description, rows, rowBytes, copyBack }, index) => {
     const of = times[index] as CaseTimes;
     const bytes = rows.logical * rowBytes;
-    // What the ceiling would take for as many bytes as this case moves.
-    const copying = ceilingTimes.times.map((time) => (ceilingBytes === 0 ? 0 : (time * bytes) / ceilingBytes));
+    const copying = timesFor(0, bytes);
+    const back = traffic.findIndex((other) => other.name === copyBack);
     return {
       name,
       description,
@@ -95,6 +105,7 @@ export function summarizeCases(
       wireGBps: bandwidth(rows.wire * rowBytes, of.times),
       logicalGBpsPerRank: bandwidth(bytes / ranks, of.times),
       ratioToCeiling: summarizeRatios(copying, of.times),
+      ...(back === -1 ? {} : { ratioToCopyBack: summarizeRatios(timesFor(back, bytes), of.times) }),
       beyondCopyingMicroseconds: summarizePairs(of.times, copying, (time, copy) => time - copy),
     };
   });

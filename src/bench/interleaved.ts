@@ -60,24 +60,24 @@ export async function runInterleaved(
     }
     progress?.(iteration + warmup + 1, total);
   }
-  const spans = await group.allGather(
-    'bench-spans',
-    cases.map((_, index) => ({
+  const results: CaseTimes[] = [];
+  // One case at a time: a value of the store has a limit, which all cases of many iterations would exceed.
+  for (const [index, { name }] of cases.entries()) {
+    const spans = await group.allGather('bench-spans', {
       begins: [...(begins[index] as Float64Array)],
       ends: [...(ends[index] as Float64Array)],
-    })),
-  );
-  return cases.map(({ name }, index) => {
-    const iterationsOf = Array.from({ length: iterations }, (_, iteration) => ({
-      begins: spans.map((rank) => rank[index]?.begins[iteration] as number),
-      ends: spans.map((rank) => rank[index]?.ends[iteration] as number),
-    }));
-    return {
+    });
+    const first = (iteration: number): number => Math.min(...spans.map((rank) => rank.begins[iteration] as number));
+    const last = (side: 'begins' | 'ends', iteration: number): number =>
+      Math.max(...spans.map((rank) => rank[side][iteration] as number));
+    const all = Array.from({ length: iterations }, (_, iteration) => iteration);
+    results.push({
       name,
-      times: iterationsOf.map((spansOf) => Math.max(...spansOf.ends) - Math.min(...spansOf.begins)),
-      startSkews: iterationsOf.map((spansOf) => Math.max(...spansOf.begins) - Math.min(...spansOf.begins)),
-    };
-  });
+      times: all.map((iteration) => last('ends', iteration) - first(iteration)),
+      startSkews: all.map((iteration) => last('begins', iteration) - first(iteration)),
+    });
+  }
+  return results;
 }
 
 /**

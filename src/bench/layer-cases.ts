@@ -3,11 +3,14 @@ import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Tensor } from '../device/tensor.ts';
 import { EPAll2AllLayer, type EPAllToAllLayoutDesc } from '../ep/index.ts';
 import type { World } from '../world/index.ts';
+import { checkCopyBack, copyBack } from './copy-back.ts';
 import type { EpCase } from './ep-cases.ts';
 import { countPairs, countRows } from './ep-traffic.ts';
 import { combineRowBytes, type EpWorkload } from './ep-workload.ts';
+import type { BenchGroup } from './interleaved.ts';
 
 export interface LayerInputs {
+  readonly group: BenchGroup;
   readonly world: World;
   readonly device: CpuDevice;
   readonly workload: EpWorkload;
@@ -23,7 +26,7 @@ export interface LayerCases extends AsyncDisposable {
 
 /** Collective. Rows are always bf16, one per (token, expert). */
 export async function makeLayerCases(inputs: LayerInputs): Promise<LayerCases> {
-  const { world, device, workload, input, topkIdx, topkWeights } = inputs;
+  const { group, world, device, workload, input, topkIdx, topkWeights } = inputs;
   const { tokens, hidden, topk, experts } = workload;
   const pairs = await world.allGather('bench-pairs', countPairs(topkIdx.view(), experts / world.size, world.size));
   const received = pairs.map((_, rank) => pairs.reduce((sum, row) => sum + (row[rank] as number), 0));
@@ -40,6 +43,8 @@ export async function makeLayerCases(inputs: LayerInputs): Promise<LayerCases> {
   const dispatch = async (): Promise<EPAllToAllLayoutDesc> =>
     (await layer.dispatch({ input, expIndices: topkIdx, weight: topkWeights })).layoutDesc;
   const descriptors = [await dispatch()];
+  const back = copyBack({ device, ...rowsInWindows(device, layer, descriptors[0] as EPAllToAllLayoutDesc), out });
+  await checkCopyBack(group, { sent: input, out }, async () => void descriptors.unshift(await dispatch()), back);
   const cases: EpCase[] = [
     {
       name: 'layer dispatch',
@@ -51,9 +56,16 @@ export async function makeLayerCases(inputs: LayerInputs): Promise<LayerCases> {
       run: async () => void descriptors.unshift(await dispatch()),
     },
     {
+      name: 'layer copy back',
+      description: 'each row copied once from where the layer combines it, over the other rows of its token',
+      ...traffic,
+      run: back,
+    },
+    {
       name: 'layer combine',
       description: 'EPAll2AllLayer.combine of rows that were written into the window (combineInput)',
       ...traffic,
+      copyBack: 'layer copy back',
       run: async () => {
         const layoutDesc = descriptors[0] as EPAllToAllLayoutDesc;
         await layer.combine({ input: layer.combineInput(layoutDesc), layoutDesc, out });
@@ -64,5 +76,25 @@ export async function makeLayerCases(inputs: LayerInputs): Promise<LayerCases> {
     cases,
     windowsBytes: layer.context.outputSize.addressSpaceBytes,
     [Symbol.asyncDispose]: () => layer.finalize(),
+  };
+}
+
+/** Where combine finds the rows of this rank's tokens; stays true, for neither routing nor windows change. */
+function rowsInWindows(
+  device: CpuDevice,
+  layer: EPAll2AllLayer,
+  { tokenDstScatterIdx, tokenDstRank }: EPAllToAllLayoutDesc,
+): { readonly sources: Uint32Array; readonly tokens: Int32Array } {
+  const { hidden, topk, worldSize } = layer.config;
+  const bases = device.hostView('i32', layer.context.bases('rows'), worldSize);
+  const places = tokenDstScatterIdx.view();
+  const ranks = tokenDstRank.view();
+  const cells = [...ranks.keys()].filter((cell) => (ranks[cell] as number) >= 0);
+  // Addresses above 2 GiB are negative in the table.
+  const address = (cell: number): number =>
+    ((bases[ranks[cell] as number] as number) >>> 0) + (places[cell] as number) * hidden * 2;
+  return {
+    sources: Uint32Array.from(cells, address),
+    tokens: Int32Array.from(cells, (cell) => Math.floor(cell / topk)),
   };
 }

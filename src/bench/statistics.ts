@@ -1,5 +1,6 @@
 // Order statistics of repeated measurements, and ratios of two sides measured in the same iterations.
 import { invalidArgument } from '../core/errors.ts';
+import { quantile } from '../core/quantile.ts';
 
 /** Median and spread; quartiles interpolate linearly between neighbours. */
 export interface Summary {
@@ -42,12 +43,4 @@ export function summarizePairs(
     throw invalidArgument('paired measurements', [first.length, second.length], 'the same number on both sides');
   }
   return summarize(first.map((value, index) => combine(value, second[index] as number)));
-}
-
-/** `sorted` ascending, `fraction` from 0 to 1. */
-function quantile(sorted: readonly number[], fraction: number): number {
-  const at = (sorted.length - 1) * fraction;
-  const below = sorted[Math.floor(at)] as number;
-  const above = sorted[Math.ceil(at)] as number;
-  return below + (above - below) * (at - Math.floor(at));
 }

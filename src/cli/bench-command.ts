@@ -5,10 +5,12 @@ import { SingleBar } from 'cli-progress';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runEpBench } from '../bench/ep-bench.ts';
 import type { EpBenchReport } from '../bench/ep-results.ts';
+import { requireAddressSpace } from '../bench/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep-workload.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { CpuDevice } from '../device/cpu/cpu-device.ts';
 import { epBenchReport } from '../report/ep-bench-report.ts';
+import { readSettings } from '../settings/settings.ts';
 import type { World } from '../world/index.ts';
 import { integerArgument } from './integer-argument.ts';
 import { withRanks } from './with-ranks.ts';
@@ -48,6 +50,7 @@ function addEpBench(bench: Command): void {
     .action(async ({ iterations, warmup, layer, json, ...workload }: EpBenchFlags) => {
       // Before any process starts.
       checkEpWorkload(workload);
+      requireAddressSpace(workload, layer, readSettings().addressSpaceMiB * 1_048_576);
       if (json !== undefined) requireWritableFolder(json);
       await withRanks(workload.ranks, async (world) => {
         const report = await benchRank(world, { iterations, warmup, layer, workload });

@@ -1,14 +1,12 @@
 #!/usr/bin/env node
 // The weftline command: its name, its version, its commands, and how it ends when one fails.
 import { readFileSync } from 'node:fs';
-import { Command, CommanderError } from 'commander';
-import { WeftlineError } from '../core/errors.ts';
+import { Command } from 'commander';
 import { addBenchCommand } from './bench-command.ts';
 import { addDoctorCommand } from './doctor-command.ts';
 import { addMoeCommand } from './moe-command.ts';
+import { printError } from './print-error.ts';
 import { addRunCommand } from './run-command.ts';
-
-const USAGE_EXIT_CODE = 2;
 
 const program = new Command('weftline')
   .description('Expert-parallel communication for mixture-of-experts models')
@@ -26,18 +24,10 @@ addBenchCommand(program);
 try {
   await program.parseAsync();
 } catch (error) {
-  process.exitCode = report(error);
+  process.exitCode = printError(error);
 }
 
 function readVersion(): string {
   const file = new URL('../../package.json', import.meta.url);
   return (JSON.parse(readFileSync(file, 'utf8')) as { readonly version: string }).version;
-}
-
-/** Prints what went wrong, unless commander has, and returns the exit code. */
-function report(error: unknown): number {
-  if (error instanceof CommanderError) return error.exitCode === 0 ? 0 : USAGE_EXIT_CODE;
-  if (error instanceof WeftlineError) process.stderr.write(`weftline: ${error.code}: ${error.message}\n`);
-  else process.stderr.write(`weftline: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}\n`);
-  return 1;
 }

@@ -2,6 +2,7 @@
 import { checkContainer } from './container.ts';
 import { checkCores } from './cores.ts';
 import type { Check, Finding } from './finding.ts';
+import { checkHugePages } from './huge-pages.ts';
 import type { MachineProbe } from './machine-probe.ts';
 import { checkMemory } from './memory.ts';
 import { checkNativeCalls } from './native-calls.ts';
@@ -18,6 +19,7 @@ const checks: readonly Check[] = [
   checkCores,
   checkMemory,
   checkSharedMemory,
+  checkHugePages,
   checkWebAssembly,
   checkNativeCalls,
   checkOpenFiles,

@@ -2,7 +2,7 @@
 import { ARRIVAL_OFFSET, ARRIVAL_STRIDE, windowArrival, windowHeader } from '../abi/window-header.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { Futex } from '../native/libc.ts';
-import { rankList } from '../world/membership.ts';
+import { rankList } from '../world/rank-list.ts';
 import { checkTimeout, type WaitOptions } from '../world/store.ts';
 import { AbortRecord, type AbortRecordOptions } from './abort-record.ts';
 import { type SharedWord, waitForWord, wakeWord } from './wait.ts';
@@ -140,7 +140,7 @@ export class LocalBarrier {
     const missing = this.#missing(epoch);
     const ranks = gone.filter((index) => missing.includes(index)).map((index) => this.#options.ranks[index] as number);
     if (ranks.length === 0) return undefined;
-    const message = `${capitalized(rankList(ranks))} ended or left while this rank was waiting for it`;
+    const message = `${rankList(ranks, 'Rank')} ended or left while this rank was waiting for it`;
     return new WeftlineError('WL_PEER_LOST', message, { details: { ranks } });
   }
 
@@ -148,7 +148,7 @@ export class LocalBarrier {
     const ranks = this.#missing(epoch).map((index) => this.#options.ranks[index] as number);
     return new WeftlineError(
       'WL_TIMEOUT',
-      `${capitalized(rankList(ranks))} did not arrive within ${timeoutMs} ms; its process lives: it may still compute (raise --timeout) or wait elsewhere (all ranks must make the same calls in the same order)`,
+      `${rankList(ranks, 'Rank')} did not arrive within ${timeoutMs} ms; its process lives: it may still compute (raise --timeout) or wait elsewhere (all ranks must make the same calls in the same order)`,
       { details: { ranks, timeoutMs } },
     );
   }
@@ -167,8 +167,4 @@ export class LocalBarrier {
       );
     }
   }
-}
-
-function capitalized(text: string): string {
-  return text.charAt(0).toUpperCase() + text.slice(1);
 }

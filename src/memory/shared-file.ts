@@ -1,9 +1,12 @@
 // A file in /dev/shm that the ranks of one host map together: made by one of them, nameless as soon as all have it.
 import { closeSync, constants, fstatSync, ftruncateSync, openSync, rmSync, statfsSync } from 'node:fs';
+import { formatBytes } from '../core/byte-size.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { reserveFile } from '../native/libc.ts';
+import { settingsTable } from '../settings/settings.ts';
+import { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
 
-export const SHARED_MEMORY_FOLDER = '/dev/shm';
+const MORE_ROOM = 'enlarge it (mount -o remount,size=…, docker run --shm-size=…) or lower the tokens per rank';
 
 export interface SharedFileSpec {
   readonly path: string;
@@ -16,23 +19,45 @@ export interface SharedFileSpec {
 /** Creates the file with all its bytes zero. Fails with WL_SHARED_MEMORY and leaves nothing behind. */
 export function createSharedFile(spec: SharedFileSpec): number {
   checkRoom(spec);
-  const fd = openSync(spec.path, constants.O_RDWR | constants.O_CREAT | constants.O_EXCL, 0o600);
+  let fd: number | undefined;
   try {
+    fd = openSync(spec.path, constants.O_RDWR | constants.O_CREAT | constants.O_EXCL, 0o600);
     ftruncateSync(fd, spec.bytes);
     if (spec.reserve) reserveFile(fd, spec.bytes);
     return fd;
   } catch (cause) {
-    closeSync(fd);
-    removeSharedFile(spec.path);
-    throw new WeftlineError(
-      'WL_SHARED_MEMORY',
-      `Cannot reserve ${mebibytes(spec.bytes)} in ${SHARED_MEMORY_FOLDER} for ${spec.purpose}`,
-      {
-        details: { bytes: spec.bytes },
-        cause,
-      },
-    );
+    if (fd !== undefined) {
+      closeSync(fd);
+      removeSharedFile(spec.path);
+    }
+    throw cannotCreate(spec, cause);
   }
+}
+
+/** What to do, by the system's name of the error. */
+const remedies: Readonly<Record<string, string>> = {
+  ENOSPC: MORE_ROOM,
+  EDQUOT: MORE_ROOM,
+  ENOMEM: "raise the memory limit of this machine's control group, or lower the tokens per rank",
+  EFBIG: 'raise "ulimit -f", or lower the tokens per rank',
+  EROFS: 'mount it writable (mount -o remount,rw …, docker run without --read-only or with --tmpfs)',
+  EACCES: 'let this user write there (chmod 1777)',
+  EPERM: 'let this user write there (chmod 1777)',
+  EMFILE: 'raise "ulimit -n"',
+  EOPNOTSUPP: `mount a tmpfs there, or set ${settingsTable.reserveSharedMemory.env}=0`,
+};
+
+function cannotCreate({ path, bytes, purpose }: SharedFileSpec, cause: unknown): WeftlineError {
+  const { code, message, details } = cause as NodeJS.ErrnoException & {
+    readonly details?: { readonly name?: unknown };
+  };
+  const name = cause instanceof WeftlineError ? String(details?.name) : String(code);
+  const remedy = remedies[name] ?? `it must be a tmpfs that this user may write to`;
+  return new WeftlineError(
+    'WL_SHARED_MEMORY',
+    `Cannot reserve ${formatBytes(bytes)} in ${SHARED_MEMORY_FOLDER} for ${purpose}: ${message}; ${remedy}`,
+    { details: { path, bytes, name }, cause },
+  );
 }
 
 /** Opens a file that a peer made. Fails with WL_SHARED_MEMORY when its size is not what was announced. */
@@ -74,11 +99,7 @@ function checkRoom({ bytes, purpose }: SharedFileSpec): void {
   if (free >= bytes) return;
   throw new WeftlineError(
     'WL_SHARED_MEMORY',
-    `${SHARED_MEMORY_FOLDER} has ${mebibytes(free)} free, ${purpose} need ${mebibytes(bytes)}: enlarge it (mount -o remount,size=…, docker run --shm-size=…) or lower the tokens per rank`,
+    `${SHARED_MEMORY_FOLDER} has ${formatBytes(free)} free, ${purpose} need ${formatBytes(bytes)}: ${MORE_ROOM}`,
     { details: { free, bytes } },
   );
-}
-
-export function mebibytes(bytes: number): string {
-  return `${(bytes / 1_048_576).toFixed(1)} MiB`;
 }

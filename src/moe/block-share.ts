@@ -79,7 +79,7 @@ async function readChoices(
   const route = (): void => {
     const { x } = options;
     const { kernels } = device;
-    kernels.matmul(logits.address, x.address, 0, gate.address, tokens.count, block.experts, block.hidden, 0);
+    kernels.matmul(logits.address, x.address, 0, gate.address, tokens.count, block.experts, block.hidden);
     const { ids, weights } = routeTopk(logits.view(), block);
     topkIdx.view().set(ids);
     topkWeights.view().set(weights);

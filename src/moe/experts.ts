@@ -149,9 +149,9 @@ export class LocalExperts implements Disposable {
     const down = this.#weights.down.address + expert * hidden * intermediate * 2;
     const inner = this.#inner.address;
     const active = this.#active.address;
-    kernels.matmul(inner, block.x, block.rows, gateUp, count, 2 * intermediate, hidden, 0);
+    kernels.matmul(inner, block.x, block.rows, gateUp, count, 2 * intermediate, hidden);
     kernels.swiglu(active, inner, count, intermediate);
-    kernels.matmul(this.#outer.address, active, 0, down, count, hidden, intermediate, 0);
+    kernels.matmul(this.#outer.address, active, 0, down, count, hidden, intermediate);
   }
 
   /** The rows of every local expert, one expert after the other: expert e's stand from starts[e] to starts[e + 1]. */

@@ -1,4 +1,5 @@
 // Times the phases of a forward pass: each phase begins on all ranks together and counts as long as the slowest takes.
+import { median } from '../core/quantile.ts';
 import type { World } from '../world/world.ts';
 import type { MoeForward } from './moe-forward.ts';
 
@@ -37,11 +38,4 @@ async function timeTogether(world: World, work: () => void | Promise<void>): Pro
   const start = performance.now();
   await work();
   return performance.now() - start;
-}
-
-function median(values: readonly number[]): number {
-  const sorted = values.toSorted((one, other) => one - other);
-  const middle = sorted.length / 2;
-  const high = sorted[Math.floor(middle)] as number;
-  return sorted.length % 2 === 1 ? high : ((sorted[middle - 1] as number) + high) / 2;
 }

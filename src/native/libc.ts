@@ -1,8 +1,12 @@
 // The Linux calls that Node does not offer: memory mapping, futex, advisory locks, process control.
 import { WeftlineError } from '../core/errors.ts';
-import { addressOf, lazyFunction, loadKoffi } from './library.ts';
+import { addressOf, lazyFunction, loadKoffi, ownProcess } from './library.ts';
 
-const libc = 'libc.so.6';
+/**
+ * Every Linux process has its C library loaded, whose file has other names elsewhere (libc.so.6, ld-musl-x86_64.so.1).
+ * Other systems have functions of these names too, but not with these numbers: there the file is missing, which is told.
+ */
+const libc = process.platform === 'linux' ? ownProcess : 'libc.so.6';
 const mmapFunction = lazyFunction(libc, 'intptr_t mmap(intptr_t, size_t, int, int, int, int64_t)');
 const fallocateFunction = lazyFunction(libc, 'int fallocate(int, int, int64_t, int64_t)');
 const fcntlFunction = lazyFunction(libc, 'int fcntl(int, int, void*)');
@@ -20,7 +24,6 @@ const MAP_PRIVATE = 2;
 const MAP_FIXED = 0x10;
 const MAP_ANONYMOUS = 0x20;
 const MAP_NORESERVE = 0x4000;
-const MADV_DONTNEED = 4;
 const MADV_HUGEPAGE = 14;
 const MADV_POPULATE_WRITE = 23;
 const F_OFD_GETLK = 36;
@@ -54,7 +57,7 @@ export interface FileMapping {
 export function mapFileOver({ address, bytes, fd, populate }: FileMapping): void {
   const at: number = mmapFunction()(address, bytes, PROT_READ_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
   if (BigInt(at) !== address) throw failed('mmap', `mapping ${bytes} bytes of shared memory`);
-  preferHugePages(address, bytes);
+  madviseFunction()(address, bytes, MADV_HUGEPAGE);
   // Kernels before 5.14 do not know this advice; pages are then set up as they are touched.
   if (populate) madviseFunction()(address, bytes, MADV_POPULATE_WRITE);
 }
@@ -66,17 +69,16 @@ export function mapZeroOver(address: bigint, bytes: number): void {
   if (BigInt(at) !== address) throw failed('mmap', `mapping ${bytes} zero bytes`);
 }
 
-/** Gives the pages of private memory back to the system; they read as zero afterwards. */
-export function releasePages(address: bigint, bytes: number): void {
-  if (madviseFunction()(address, bytes, MADV_DONTNEED) !== 0) throw failed('madvise', `releasing ${bytes} bytes`);
-}
-
 /**
  * Asks for huge pages, which make large copies up to 1.6 times as fast. Only a wish: the system may not grant it (its
- * transparent_hugepage settings decide), and nothing depends on it.
+ * transparent_hugepage settings decide), and nothing depends on it; never throws. `pages` begins and ends at pages.
  */
-export function preferHugePages(address: bigint, bytes: number): void {
-  madviseFunction()(address, bytes, MADV_HUGEPAGE);
+export function preferHugePages(pages: Uint8Array): void {
+  try {
+    madviseFunction()(addressOf(pages), pages.length, MADV_HUGEPAGE);
+  } catch {
+    // No koffi or no C library: one rank works without them.
+  }
 }
 
 /** Reserves the pages of a file, so that a later store to it cannot fail for want of memory. */

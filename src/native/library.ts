@@ -25,16 +25,22 @@ export function loadKoffi(): KoffiModule {
   return koffi;
 }
 
-const libraries = new Map<string, Koffi.LibraryHandle>();
+/** In place of a library's name: what is loaded in this process anyway. */
+export const ownProcess = null;
+
+const libraries = new Map<string | null, Koffi.LibraryHandle>();
 
 /** Opens a shared library once per process. Fails with WL_UNSUPPORTED naming the library. */
-function openLibrary(name: string): Koffi.LibraryHandle {
+function openLibrary(name: string | null): Koffi.LibraryHandle {
   let library = libraries.get(name);
   if (library === undefined) {
     try {
       library = loadKoffi().load(name);
     } catch (cause) {
-      throw new WeftlineError('WL_UNSUPPORTED', `Cannot open the shared library ${name}`, { details: { name }, cause });
+      throw new WeftlineError('WL_UNSUPPORTED', `Cannot open the shared library ${name ?? 'of this process'}`, {
+        details: { name },
+        cause,
+      });
     }
     libraries.set(name, library);
   }
@@ -42,7 +48,7 @@ function openLibrary(name: string): Koffi.LibraryHandle {
 }
 
 /** Binds one C prototype when it is first called. */
-export function lazyFunction(libraryName: string, prototype: string): () => NativeFunction {
+export function lazyFunction(libraryName: string | null, prototype: string): () => NativeFunction {
   let bound: NativeFunction | undefined;
   return () => (bound ??= openLibrary(libraryName).func(prototype));
 }

@@ -13,7 +13,8 @@ export function epBenchReport(report: EpBenchReport): string {
     heading(report),
     caseTable(report.cases),
     'GB/s of all ranks together: logical counts every received row, wire those from other ranks. Ratio: bandwidth over',
-    'that of copying the same rows in the same iteration. Beyond: time less the time of that copying. (p25 to p75)',
+    'that of copying the same rows in the same iteration; ratio back: over that of copying them from the windows back.',
+    'Beyond: time less the time of the copy ceiling. (p25 to p75)',
     ...memoryLines(report),
     ...machineLines(report),
     '',
@@ -28,13 +29,13 @@ function heading({ workload, iterations, warmup }: EpBenchReport): string {
 
 function caseTable(cases: readonly CaseResult[]): string {
   const table = new Table({
-    head: ['case', 'time', '', 'logical GB/s', 'wire GB/s', 'ratio', '', 'beyond copying'],
-    colAligns: ['left', 'right', 'left', 'right', 'right', 'right', 'left', 'right'],
+    head: ['case', 'time', '', 'logical GB/s', 'wire GB/s', 'ratio', '', 'ratio back', 'beyond copying'],
+    colAligns: ['left', 'right', 'left', 'right', 'right', 'right', 'left', 'right', 'right'],
     chars,
     style: { head: [], border: [] },
   });
   for (const [index, result] of cases.entries()) {
-    const { microseconds, ratioToCeiling, beyondCopyingMicroseconds } = result;
+    const { microseconds, ratioToCeiling, ratioToCopyBack, beyondCopyingMicroseconds } = result;
     const compared = index > 0;
     table.push([
       result.name,
@@ -44,6 +45,7 @@ function caseTable(cases: readonly CaseResult[]): string {
       result.wireGBps.median.toFixed(2),
       compared ? ratioToCeiling.median.toFixed(2) : '',
       compared ? `(${spread(ratioToCeiling, (value) => value.toFixed(2))})` : '',
+      ratioToCopyBack?.median.toFixed(2) ?? '',
       compared ? formatTime(beyondCopyingMicroseconds.median) : '',
     ]);
   }

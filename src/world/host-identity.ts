@@ -1,6 +1,7 @@
 // Which ranks share a host's memory: the same boot, the same /dev/shm, the same host name.
 import { readFileSync, statSync } from 'node:fs';
 import { hostname } from 'node:os';
+import { SHARED_MEMORY_FOLDER } from './shared-memory-files.ts';
 
 /** Equal for two processes exactly if shared-memory files of one are visible to the other. */
 export function hostIdentity(): string {
@@ -39,7 +40,7 @@ function bootId(): string {
 /** Tells containers of one host apart: each has its own /dev/shm unless they share it. */
 function sharedMemoryDevice(): string {
   try {
-    return String(statSync('/dev/shm').dev);
+    return String(statSync(SHARED_MEMORY_FOLDER).dev);
   } catch {
     return 'no-shm';
   }

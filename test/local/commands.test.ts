@@ -49,7 +49,17 @@ test('weftline bench ep measures every case on 3 ranks and writes its document',
   assert.deepEqual([report.workload.ranks, report.workload.tokens, report.iterations], [3, 24, 3]);
   assert.deepEqual(
     report.cases.map((result) => result.name),
-    ['copy ceiling', 'dispatch', 'dispatch cached', 'combine', 'combine staged', 'layer dispatch', 'layer combine'],
+    [
+      'copy ceiling',
+      'dispatch',
+      'dispatch cached',
+      'copy back',
+      'combine',
+      'combine staged',
+      'layer dispatch',
+      'layer copy back',
+      'layer combine',
+    ],
   );
   for (const result of report.cases) {
     assert.ok(stdout.includes(result.name));
@@ -58,7 +68,11 @@ test('weftline bench ep measures every case on 3 ranks and writes its document',
     assert.equal(result.rowBytes, 272);
     assert.ok(result.wireRows < result.logicalRows);
   }
-  assert.equal(report.cases[5]?.logicalRows, 3 * 24 * 3);
+  assert.deepEqual(
+    report.cases.filter((result) => result.ratioToCopyBack !== undefined).map((result) => result.name),
+    ['combine', 'combine staged', 'layer combine'],
+  );
+  assert.equal(report.cases.at(-1)?.logicalRows, 3 * 24 * 3);
   assert.ok(report.memory.bufferWindowsBytes > 0 && report.memory.deviceBytes > report.memory.bufferWindowsBytes);
 });
 
@@ -70,7 +84,7 @@ test('weftline bench ep moves fp8 rows with their scales, and leaves the layer o
   const report = JSON.parse(readFileSync(file, 'utf8')) as EpBenchReport;
   assert.deepEqual(
     report.cases.map((result) => result.rowBytes),
-    [136 + 8, 136 + 8, 136 + 8, 272, 272],
+    [136 + 8, 136 + 8, 136 + 8, 272, 272, 272],
   );
   assert.equal(report.memory.layerWindowsBytes, undefined);
 });
@@ -89,6 +103,7 @@ test('weftline bench ep refuses what cannot work before any rank starts', () => 
     [['--tokens', 'many'], /tokens.*integer from 1/],
     [['--dtype', 'fp4'], /dtype.*bf16, fp8/],
     [['--skew', '-1'], /skew/],
+    [['--ranks', '2', '--tokens', '200000'], /WL_MEMORY.*at least .* GiB of each rank's address space/],
     [['--json', '/no/such/folder/x.json'], /WL_FILE.*\/no\/such\/folder/],
   ];
   for (const [args, message] of wrong) {

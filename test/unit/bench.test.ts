@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type CaseTraffic, type EpBenchReport, method, summarizeCases } from '#lib/bench/ep-results.js';
+import { requireAddressSpace } from '#lib/bench/ep-memory.js';
 import { countPairs, countRows, countTokens, planCopies, tokensInRanks } from '#lib/bench/ep-traffic.js';
 import {
   checkEpWorkload,
@@ -114,6 +115,23 @@ test('checkEpWorkload() names the first value that does not work', () => {
   for (const [values, message] of wrong) {
     assert.throws(() => checkEpWorkload({ ...defaultEpWorkload, ...values }), { code: 'WL_INVALID_ARGUMENT', message });
   }
+});
+
+test('requireAddressSpace() lets the usual configuration pass and says what another one needs', () => {
+  const limit = 4 * 2 ** 30;
+  requireAddressSpace(defaultEpWorkload, true, limit);
+  requireAddressSpace({ ...defaultEpWorkload, dtype: 'fp8' }, true, limit);
+  const more = { ...defaultEpWorkload, tokens: 8000 };
+  requireAddressSpace(more, false, limit);
+  assert.throws(() => requireAddressSpace(more, true, limit), {
+    code: 'WL_MEMORY',
+    message: /All2AllLayer .* GiB.*no-layer/,
+  });
+  const far = { ...defaultEpWorkload, ranks: 2, tokens: 200_000 };
+  assert.throws(() => requireAddressSpace(far, false, limit), {
+    code: 'WL_MEMORY',
+    message: /which is 4 GiB.*fewer tokens/,
+  });
 });
 
 test('planCopies() gives each (token, rank) one row, ordered by source rank, then token', () => {
@@ -253,6 +271,7 @@ test('summarizeCases() compares bandwidths with the ceiling of the same iteratio
   assert.equal(same?.ratioToCeiling.median, 0.8);
   assert.deepEqual([same?.beyondCopyingMicroseconds.min, same?.beyondCopyingMicroseconds.max], [25, 50]);
   assert.equal(double?.ratioToCeiling.median, 1);
+  assert.deepEqual([same?.ratioToCopyBack, double?.ratioToCopyBack?.median], [undefined, 1.25]);
   assert.equal(double?.beyondCopyingMicroseconds.median, 0);
 });
 
@@ -307,7 +326,13 @@ test('machineDocument() knows the package and, in a checkout, the commit', () =>
 const traffic: readonly CaseTraffic[] = [
   { name: 'ceiling', description: 'copies', rows: { logical: 1000, wire: 750 }, rowBytes: 1000 },
   { name: 'same', description: 'same bytes', rows: { logical: 1000, wire: 750 }, rowBytes: 1000 },
-  { name: 'double', description: 'twice the bytes', rows: { logical: 1000, wire: 750 }, rowBytes: 2000 },
+  {
+    name: 'double',
+    description: 'twice the bytes',
+    rows: { logical: 1000, wire: 750 },
+    rowBytes: 2000,
+    copyBack: 'same',
+  },
 ];
 
 /** Ranks in one process: each collective ends when all have called it. */

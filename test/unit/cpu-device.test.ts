@@ -37,6 +37,25 @@ test('a tensor beyond the address space fails with WL_MEMORY and says what is us
   assert.throws(
     () => device.empty('u8', [32 << 20]),
     (error: unknown) =>
-      error instanceof WeftlineError && error.code === 'WL_MEMORY' && error.message.includes('32.0 MiB'),
+      error instanceof WeftlineError && error.code === 'WL_MEMORY' && error.message.includes('32 MiB'),
   );
+});
+
+test('address space or memory that the system refuses is WL_MEMORY with what to do, and takes no range', async (t) => {
+  const device = await CpuDevice.create();
+  const { used } = device.space;
+  t.mock.method(device.memory, 'grow', () => {
+    throw new RangeError('refused');
+  });
+  assert.throws(() => device.empty('u8', [32 << 20]), { code: 'WL_MEMORY', message: /32\.\d MiB.*fewer tokens/ });
+  assert.throws(() => device.mapFile(-1, 32 << 20), { code: 'WL_MEMORY' });
+  assert.equal(device.space.used, used);
+  const api = (globalThis as unknown as { WebAssembly: { Memory: unknown } }).WebAssembly;
+  t.mock.method(api as { Memory: () => void }, 'Memory', () => {
+    throw new RangeError('refused');
+  });
+  await assert.rejects(CpuDevice.create({ addressSpaceMiB: 512 }), {
+    code: 'WL_MEMORY',
+    message: /Cannot reserve 512 MiB.*ulimit -v.*WEFTLINE_ADDRESS_SPACE_MIB/,
+  });
 });

@@ -16,6 +16,7 @@ Max locked memory         unlimited            unlimited            bytes
 const completeFiles: Readonly<Record<string, string>> = {
   '/proc/self/limits': limits,
   '/proc/self/mounts': 'tmpfs /dev/shm tmpfs rw,nosuid 0 0\n',
+  '/sys/kernel/mm/transparent_hugepage/shmem_enabled': 'always within_size [advise] never deny force\n',
   '/proc/self/cgroup': '0::/system.slice/job\n',
   '/sys/fs/cgroup/system.slice/job/memory.max': 'max\n',
   '/sys/fs/cgroup/system.slice/job/cpu.max': 'max 100000\n',
@@ -72,6 +73,11 @@ function finding(name: string, probe: MachineProbe): Finding {
   return found;
 }
 
+function hugePages(modes: string): Finding {
+  const files = { ...completeFiles, '/sys/kernel/mm/transparent_hugepage/shmem_enabled': modes };
+  return finding('huge pages of /dev/shm', machine(files));
+}
+
 function refuse(): never {
   throw new Error('refused');
 }
@@ -109,6 +115,7 @@ test('on an empty machine every row that is not ok says what to do, and CPU rank
   assert.ok(cpuReady);
   const absent = findings.filter((row) => row.status === 'absent').map((row) => row.name);
   assert.deepEqual(absent, [
+    'huge pages of /dev/shm',
     'open files',
     'locked memory',
     'NVIDIA GPUs',
@@ -121,6 +128,15 @@ test('on an empty machine every row that is not ok says what to do, and CPU rank
     'UDP send buffer',
   ]);
   for (const row of findings) assert.ok(row.status === 'ok' || row.advice !== undefined, row.name);
+});
+
+test('huge pages of /dev/shm that are turned off say how to turn them on', () => {
+  for (const mode of ['never', 'deny']) {
+    const row = hugePages(`always within_size advise ${mode === 'deny' ? 'never [deny]' : '[never] deny'} force\n`);
+    assert.deepEqual([row.status, row.value], ['short', mode]);
+    assert.match(row.advice ?? '', /^echo advise > \/sys\/kernel\/mm\/transparent_hugepage\/shmem_enabled makes/);
+  }
+  assert.deepEqual([hugePages('[always] never deny').status, hugePages('[always] never deny').value], ['ok', 'always']);
 });
 
 test('an old Node.js, no /dev/shm, no WebAssembly or no native calls mean that CPU ranks cannot run', () => {

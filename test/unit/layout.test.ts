@@ -7,7 +7,7 @@ const mixed = defineLayout('mixed', {
   count: 'u32',
   signs: { of: 'i32', count: 3 },
   tail: 'u8',
-  address: 'ptr',
+  address: 'u64',
   ratio: 'f32',
   bytes: { of: 'u8', count: 5 },
   total: 'u64',

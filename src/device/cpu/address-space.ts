@@ -1,5 +1,6 @@
 // Hands out ranges of one address space: first fit over a sorted list of gaps, neighbours merged on release.
 import { alignUp } from '../../abi/layout.ts';
+import { formatBytes } from '../../core/byte-size.ts';
 import { WeftlineError } from '../../core/errors.ts';
 
 interface Range {
@@ -28,11 +29,6 @@ export class AddressSpace {
     return this.#limit;
   }
 
-  /** The ranges that are free, ascending. */
-  gaps(): readonly Readonly<Range>[] {
-    return this.#gaps;
-  }
-
   /** The largest single range that could be handed out. */
   get largestGap(): number {
     return this.#gaps.reduce((most, gap) => Math.max(most, gap.end - gap.start), 0);
@@ -54,7 +50,7 @@ export class AddressSpace {
     }
     throw new WeftlineError(
       'WL_MEMORY',
-      `Cannot take ${MiB(bytes)} of this rank's address space: ${MiB(this.#used)} of ${MiB(this.#limit)} are in use and the largest gap is ${MiB(this.largestGap)}; dispose tensors and buffers, or use fewer tokens per rank`,
+      `Cannot take ${formatBytes(bytes)} of this rank's address space: ${formatBytes(this.#used)} of ${formatBytes(this.#limit)} are in use and the largest gap is ${formatBytes(this.largestGap)}; dispose tensors and buffers, or use fewer tokens per rank`,
       { details: { bytes, used: this.#used, limit: this.#limit, largestGap: this.largestGap } },
     );
   }
@@ -84,8 +80,4 @@ export class AddressSpace {
     this.#gaps.splice(from, count, merged);
     return size;
   }
-}
-
-function MiB(bytes: number): string {
-  return `${(bytes / 1_048_576).toFixed(1)} MiB`;
 }

@@ -1,9 +1,10 @@
 // The CPU device: one WebAssembly memory per process that holds tensors, windows and everything the kernels touch.
+import { formatBytes } from '../../core/byte-size.ts';
 import { type DType, dtypes, type TypedArrayOf } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { mapFileOver, mapZeroOver, preferHugePages, releasePages } from '../../native/libc.ts';
+import { mapFileOver, mapZeroOver, preferHugePages } from '../../native/libc.ts';
 import { addressOf } from '../../native/library.ts';
-import { readSettings } from '../../settings/settings.ts';
+import { readSettings, settingsTable } from '../../settings/settings.ts';
 import type { Device } from '../device.ts';
 import { elementCount, type Storage, Tensor } from '../tensor.ts';
 import { AddressSpace } from './address-space.ts';
@@ -29,11 +30,11 @@ export class CpuDevice implements Device {
   readonly space: AddressSpace;
   readonly #abandoned: FinalizationRegistry<number>;
 
-  /** Makes the memory and compiles the kernels into it. Loads no native library. */
+  /** Makes the memory and compiles the kernels into it. Loads no native library. Fails with WL_MEMORY or WL_CONFIG. */
   static async create(options: CpuDeviceOptions = {}): Promise<CpuDevice> {
     const { addressSpaceMiB } = readSettings(options);
     const pages = Math.floor((addressSpaceMiB * 1_048_576) / WASM_PAGE);
-    const memory = new wasm.Memory({ initial: 16, maximum: pages, shared: true });
+    const memory = reserveMemory(pages);
     return new CpuDevice(memory, await instantiateKernels(memory), pages);
   }
 
@@ -56,10 +57,13 @@ export class CpuDevice implements Device {
     return tensor;
   }
 
-  /** Uninitialised bytes; disposed by the caller, or with the last tensor over them. */
+  /**
+   * Uninitialised bytes; disposed by the caller, or with the last tensor over them. Their pages are kept for the next
+   * owner, because touching a fresh page costs as much as copying it a few times.
+   */
   allocate(bytes: number, alignment: number = TENSOR_ALIGNMENT): Storage {
     const address = this.space.take(bytes, alignment);
-    this.#commit(address + bytes);
+    this.#commitTaken(address, bytes);
     if (bytes >= HUGE_BLOCK && process.platform === 'linux') this.#preferHugePages(address, bytes);
     const storage = new CpuStorage(this, address, bytes, () => {
       this.#abandoned.unregister(storage);
@@ -75,8 +79,8 @@ export class CpuDevice implements Device {
    */
   mapFile(fd: number, bytes: number, populate = false): Storage {
     const address = this.space.take(bytes, WASM_PAGE);
+    this.#commitTaken(address, bytes);
     try {
-      this.#commit(address + bytes);
       mapFileOver({ address: this.#base() + BigInt(address), bytes, fd, populate });
     } catch (error) {
       this.space.release(address);
@@ -86,18 +90,6 @@ export class CpuDevice implements Device {
       mapZeroOver(this.#base() + BigInt(address), bytes);
       this.space.release(address);
     });
-  }
-
-  /**
-   * Gives the pages of freed tensors back to the system. They are kept otherwise, because touching a fresh page costs as
-   * much as copying it a few times.
-   */
-  releaseUnused(): void {
-    for (const gap of this.space.gaps()) {
-      const start = Math.ceil(gap.start / PAGE) * PAGE;
-      const end = Math.floor(Math.min(gap.end, this.memory.buffer.byteLength) / PAGE) * PAGE;
-      if (end > start) releasePages(this.#base() + BigInt(start), end - start);
-    }
   }
 
   hostView<D extends DType>(dtype: D, address: number, elements: number): TypedArrayOf[D] {
@@ -129,8 +121,9 @@ export class CpuDevice implements Device {
     return addressOf(new Uint8Array(this.memory.buffer, 0, 8));
   }
 
-  /** Grows the memory to hold `end` bytes; the system hands out pages only when they are touched. */
-  #commit(end: number): void {
+  /** Grows the memory to hold a range just taken; the system hands out pages only when they are touched. */
+  #commitTaken(address: number, bytes: number): void {
+    const end = address + bytes;
     const missing = end - this.memory.buffer.byteLength;
     if (missing <= 0) return;
     const room = this.space.limit - this.memory.buffer.byteLength;
@@ -138,20 +131,37 @@ export class CpuDevice implements Device {
     try {
       this.memory.grow(Math.ceil(step / WASM_PAGE));
     } catch (cause) {
-      throw new WeftlineError('WL_MEMORY', `Cannot grow this rank's memory to ${end} bytes: the system refused it`, {
-        details: { end },
-        cause,
-      });
+      this.space.release(address);
+      throw new WeftlineError(
+        'WL_MEMORY',
+        `Cannot grow this rank's memory to ${formatBytes(end)}: the system refused it; raise its memory limit, or use fewer tokens per rank`,
+        { details: { end }, cause },
+      );
     }
   }
 
   #preferHugePages(address: number, bytes: number): void {
     const start = Math.ceil(address / PAGE) * PAGE;
-    preferHugePages(this.#base() + BigInt(start), Math.floor((address + bytes - start) / PAGE) * PAGE);
+    const length = Math.floor((address + bytes - start) / PAGE) * PAGE;
+    preferHugePages(new Uint8Array(this.memory.buffer, start, length));
   }
 
   #release(address: number): void {
     this.space.release(address);
+  }
+}
+
+/** Takes address space for all that the memory may become; pages come later, as they are touched. */
+function reserveMemory(pages: number): WasmMemory {
+  try {
+    return new wasm.Memory({ initial: 16, maximum: pages, shared: true });
+  } catch (cause) {
+    const mib = (pages * WASM_PAGE) / 1_048_576;
+    throw new WeftlineError(
+      'WL_MEMORY',
+      `Cannot reserve ${mib} MiB of address space for this rank: the system refused it; raise "ulimit -v", or set ${settingsTable.addressSpaceMiB.env} to less ("weftline doctor" shows what is granted)`,
+      { details: { mib }, cause },
+    );
   }
 }
 

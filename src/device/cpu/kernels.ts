@@ -113,18 +113,12 @@ export interface CpuKernels {
   scatterDuplicates: Kernel<
     [tokens: number, k: number, rowTable: number, rankTable: number, firstBases: number, duplicateBases: number]
   >;
-  // kernels/wasm/exp.ts, fp8.ts, gather.ts, matmul.ts, swiglu.ts
-  /** out[i] = e^x[i] for `count` f32, a multiple of 4. */
-  expF32(out: number, x: number, count: number): void;
-
+  // kernels/wasm/fp8.ts, matmul.ts, swiglu.ts, weighted-rows.ts
   /** bf16 x [rows, columns] to e4m3 data of that shape and f32 scales [rows, ceil(columns / 128)]; columns a multiple of 8. */
   quantizeFp8(data: number, scales: number, x: number, rows: number, columns: number, roundScale: number): void;
 
   /** The reverse: x = bf16(data * scale). */
   dequantizeFp8(x: number, data: number, scales: number, rows: number, columns: number): void;
-
-  /** out[i] = x[rows[i]] for rows of `rowBytes` bytes. */
-  gatherRows(out: number, x: number, rows: number, count: number, rowBytes: number): void;
 
   /** y[rows[i]] += weights[i] * x[i] in f32; columns a multiple of 8. */
   accumulateRows(y: number, rows: number, weights: number, x: number, count: number, columns: number): void;
@@ -134,9 +128,9 @@ export interface CpuKernels {
 
   /**
    * out[i,j] = sum over k of x[rows[i],k] * w[j,k] for i < m, j < n, summed in f32 in an order that depends on k alone.
-   * x and w are bf16, out is f32, or bf16 if `toBf16` is 1; rows 0 for rows 0 to m-1; k a multiple of 8.
+   * x and w are bf16, out is f32; rows 0 for rows 0 to m-1; k a multiple of 8.
    */
-  matmul(out: number, x: number, rows: number, w: number, m: number, n: number, k: number, toBf16: number): void;
+  matmul(out: number, x: number, rows: number, w: number, m: number, n: number, k: number): void;
 
   /** out[i,j] = bf16(silu(x[i,j]) * x[i,width+j]) for f32 x [rows, 2 * width]; width a multiple of 8. */
   swiglu(out: number, x: number, rows: number, width: number): void;

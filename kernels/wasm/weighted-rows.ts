@@ -1,12 +1,5 @@
-// Moves and adds rows through lists of row numbers. Lists are i32; columns are a multiple of 8.
+// Adds weighted f32 rows through a list of i32 row numbers, and rounds them to bf16. Columns are a multiple of 8.
 import { packToBf16 } from './bf16';
-
-/** out[i] = x[rows[i]] for rows of `rowBytes` bytes. */
-export function gatherRows(out: usize, x: usize, rows: usize, count: i32, rowBytes: usize): void {
-  for (const end = rows + ((<usize>count) << 2); rows < end; rows += 4, out += rowBytes) {
-    memory.copy(out, x + rowBytes * <usize>load<u32>(rows), rowBytes);
-  }
-}
 
 /** y[rows[i]] += weights[i] * x[i], all f32. A row number may appear more than once. */
 export function accumulateRows(y: usize, rows: usize, weights: usize, x: usize, count: i32, columns: i32): void {
