@@ -50,9 +50,8 @@ export function scatterRow(
   }
 }
 
-/** Writes `first + t` to every place that the table names for token t. */
+/** Writes t to every place that the table names for token t. */
 export function scatterTokenIndex(
-  first: i32,
   tokens: i32,
   columns: i32,
   rowTable: usize,
@@ -65,7 +64,7 @@ export function scatterTokenIndex(
       const place = load<i32>(rowTable + (cell << 2));
       if (place < 0) continue;
       const base = <usize>load<u32>(bases + (<usize>rankAt(rankTable, cell, c) << 2));
-      store<i32>(base + (<usize>place << 2), first + t);
+      store<i32>(base + (<usize>place << 2), t);
     }
   }
 }

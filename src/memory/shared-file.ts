@@ -6,9 +6,6 @@ import { reserveFile } from '../native/libc.ts';
 import { settingsTable } from '../settings/settings.ts';
 import { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
 
-export { formatBytes as mebibytes } from '../core/byte-size.ts';
-export { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
-
 const MORE_ROOM = 'enlarge it (mount -o remount,size=…, docker run --shm-size=…) or lower the tokens per rank';
 
 export interface SharedFileSpec {

@@ -9,14 +9,16 @@ import {
   WINDOW_VERSION,
   windowHeader,
 } from '../abi/window-header.ts';
+import { formatBytes } from '../core/byte-size.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Storage } from '../device/tensor.ts';
 import { isByteLocked, lockByte } from '../native/libc.ts';
+import { FILE_PREFIX, SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
 import type { WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
 import { LocalBarrier } from './local-barrier.ts';
-import { createSharedFile, mebibytes, openSharedFile, removeSharedFile, SHARED_MEMORY_FOLDER } from './shared-file.ts';
+import { createSharedFile, openSharedFile, removeSharedFile } from './shared-file.ts';
 
 const WINDOW_ALIGNMENT = 65_536;
 
@@ -27,6 +29,8 @@ export interface SymmetricWindowOptions extends WaitOptions {
   readonly name: string;
   /** Bytes per rank, the same on every rank. */
   readonly bytes: number;
+  /** Work of this rank before anything is shared; if it throws, creation fails on every rank with its error. */
+  prepare?(): void;
   /** What a call word of barrier() means, for errors. */
   describeCall(call: number): string;
 }
@@ -56,10 +60,13 @@ export class SymmetricWindow implements Disposable {
     const { world, device, bytes } = options;
     const ranks = world.localRanks;
     const total = windowFootprint(bytes, ranks.length);
-    await agree(options, 'size', () => checkFit(options, total));
+    await agree(options, 'size', () => {
+      options.prepare?.();
+      checkFit(options, total);
+    });
     if (ranks.length === 1) {
       const storage = device.allocate(total, WINDOW_ALIGNMENT);
-      device.hostView('u8', storage.address, total).fill(0);
+      device.hostView('u8', storage.address, WINDOW_HEADER_BYTES).fill(0);
       writeHeader(options, storage.address);
       return new SymmetricWindow(options, storage, undefined);
     }
@@ -83,6 +90,7 @@ export class SymmetricWindow implements Disposable {
       localRank: this.localRank,
       timeoutMs: world.settings.timeoutMs,
       spinMicroseconds: world.settings.spinMicroseconds,
+      peerLost: world.peerLost,
       isAlive: (index) => fd === undefined || isByteLocked(fd, index),
       describeCall: (call) => options.describeCall(call),
     });
@@ -96,6 +104,7 @@ export class SymmetricWindow implements Disposable {
   /** Unmaps the window here; peers that still wait for this rank get WL_PEER_LOST. Tensors over it become invalid. */
   [Symbol.dispose](): void {
     if (this.storage.disposed) return;
+    this.barrier.close();
     this.storage[Symbol.dispose]();
     if (this.#fd !== undefined) closeSync(this.#fd);
   }
@@ -136,7 +145,7 @@ function checkFit({ world, device, bytes, name }: SymmetricWindowOptions, total:
   if (total <= device.space.largestGap) return;
   throw new WeftlineError(
     'WL_MEMORY',
-    `${name}: ${local} windows of ${mebibytes(bytes)} (one per rank of this host) need ${mebibytes(total)} of this rank's address space; ${mebibytes(device.space.used)} of ${mebibytes(device.space.limit)} are in use and the largest gap is ${mebibytes(device.space.largestGap)}. Use fewer tokens per rank, fewer ranks per host, or free other buffers`,
+    `${name}: ${local} windows of ${formatBytes(bytes)} (one per rank of this host) need ${formatBytes(total)} of this rank's address space; ${formatBytes(device.space.used)} of ${formatBytes(device.space.limit)} are in use and the largest gap is ${formatBytes(device.space.largestGap)}. Use fewer tokens per rank, fewer ranks per host, or free other buffers`,
     { details: { bytes, total, ranks: local, used: device.space.used, limit: device.space.limit } },
   );
 }
@@ -144,8 +153,8 @@ function checkFit({ world, device, bytes, name }: SymmetricWindowOptions, total:
 async function mapTogether(options: SymmetricWindowOptions, total: number): Promise<SymmetricWindow> {
   const { world, device, bytes, name } = options;
   const leader = world.localRanks[0] === world.rank;
-  const path = `${SHARED_MEMORY_FOLDER}/weftline-${world.jobId}-${name}-${world.rank}-${randomBytes(6).toString('hex')}`;
-  const purpose = `${world.localRanks.length} windows of ${mebibytes(bytes)}`;
+  const path = `${SHARED_MEMORY_FOLDER}/${FILE_PREFIX}${world.jobId}-${name}-${world.rank}-${randomBytes(6).toString('hex')}`;
+  const purpose = `${world.localRanks.length} windows of ${formatBytes(bytes)}`;
   let fd: number | undefined;
   let storage: Storage | undefined;
   try {

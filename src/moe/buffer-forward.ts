@@ -2,7 +2,8 @@
 import { WeftlineError } from '../core/errors.ts';
 import { dequantizeRows, quantizeRows } from '../device/cpu/fp8-rows.ts';
 import { Tensor } from '../device/tensor.ts';
-import { type DispatchResult, EpBuffer } from '../ep/ep-buffer.ts';
+import { EpBuffer } from '../ep/ep-buffer.ts';
+import type { DispatchResult } from '../ep/ep-results.ts';
 import { type ForwardOptions, type MoeForward, type MoePhase, routePhase } from './moe-forward.ts';
 import { largestTokenShare } from './token-split.ts';
 

@@ -21,9 +21,7 @@ export interface CpuKernels {
       bases: number,
     ]
   >;
-  scatterTokenIndex: Kernel<
-    [first: number, tokens: number, columns: number, rowTable: number, rankTable: number, bases: number]
-  >;
+  scatterTokenIndex: Kernel<[tokens: number, columns: number, rowTable: number, rankTable: number, bases: number]>;
   scatterWeight: Kernel<
     [
       weights: number,
