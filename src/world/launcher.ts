@@ -5,7 +5,7 @@ import { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import { type JobPlan, planJob } from './job-plan.ts';
 import { endMarkedProcesses } from './marked-processes.ts';
-import { rankList } from './membership.ts';
+import { rankList } from './rank-list.ts';
 import { eachLine, LineWriter, type OutputLine } from './output-lines.ts';
 import { describeEnd, exitCodeOf, RankProcess, type RankResult } from './rank-process.ts';
 import { removeFilesOfJob } from './shared-memory-files.ts';

@@ -1,5 +1,6 @@
 // Who takes part in a job, and how those who left did so: the store fails waits on ranks that will not come.
 import { decodeError, type EncodedError, WeftlineError } from '../core/errors.ts';
+import { rankList } from './rank-list.ts';
 
 export interface MemberIdentity {
   readonly pid: number;
@@ -79,11 +80,4 @@ export class Membership {
     const how = departure?.how === 'closed' ? 'closed its world' : 'was lost: its connection broke without goodbye';
     return new WeftlineError('WL_PEER_LOST', `${who} ${how}; ${waitingFor} cannot go on`, { details, rank });
   }
-}
-
-/** "rank 3", "ranks 1, 2, 3"; long lists are cut. */
-export function rankList(ranks: readonly number[]): string {
-  const shown = ranks.slice(0, 16).join(', ');
-  const more = ranks.length > 16 ? ` and ${ranks.length - 16} more` : '';
-  return `rank${ranks.length === 1 ? '' : 's'} ${shown}${more}`;
 }
