@@ -4,6 +4,7 @@ import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
 import { WeftlineError } from '../core/errors.ts';
 import { addBenchCommand } from './bench-command.ts';
+import { addCompileCommand } from './compile-command.ts';
 import { addDoctorCommand } from './doctor-command.ts';
 import { addMoeCommand } from './moe-command.ts';
 import { addRunCommand } from './run-command.ts';
@@ -22,6 +23,7 @@ addRunCommand(program);
 addMoeCommand(program);
 addDoctorCommand(program);
 addBenchCommand(program);
+addCompileCommand(program);
 
 try {
   await program.parseAsync();

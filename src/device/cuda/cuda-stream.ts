@@ -18,10 +18,11 @@ export class CudaStream implements Disposable {
   /** CUstream. */
   readonly handle: number;
   readonly #timeoutMs: number;
+  readonly #onDispose: (stream: CudaStream) => void;
   #disposed = false;
 
   /** Use device.createStream(). Never waits for the legacy default stream. */
-  constructor(context: CudaContext, options: StreamOptions) {
+  constructor(context: CudaContext, options: StreamOptions, onDispose: (stream: CudaStream) => void) {
     const least: Out = [0];
     const greatest: Out = [0];
     context.call('cuCtxGetStreamPriorityRange', least, greatest);
@@ -31,6 +32,7 @@ export class CudaStream implements Disposable {
     this.context = context;
     this.handle = handle[0];
     this.#timeoutMs = options.timeoutMs;
+    this.#onDispose = onDispose;
     context.own(this);
   }
 
@@ -68,6 +70,7 @@ export class CudaStream implements Disposable {
   [Symbol.dispose](): void {
     if (this.#disposed) return;
     this.#disposed = true;
+    this.#onDispose(this);
     this.context.disown(this);
     this.context.release('cuStreamDestroy', this.handle);
   }

@@ -61,8 +61,6 @@ export class LaunchPlan<Name extends string = string> {
   readonly #configuration: number;
   readonly #parameters: number;
   readonly #defaultStream: CudaStream;
-  /** Keeps what the launched function lives in. */
-  readonly #owner: object;
   #stream: CudaStream | undefined;
 
   /** Use kernel.plan(). */
@@ -74,7 +72,6 @@ export class LaunchPlan<Name extends string = string> {
     this.#context = target.context;
     this.#handle = target.handle;
     this.#defaultStream = target.stream;
-    this.#owner = target;
     this.#view = new DataView(memory);
     this.#configuration = base;
     this.#parameters = base + PARAMETER_TABLE;
