@@ -62,9 +62,7 @@ export function structure(layout: Layout): string[] {
 }
 
 function member(field: string, type: FieldType): string {
-  return typeof type === 'string'
-    ? `${cudaTypes[type]} ${field}`
-    : `${cudaTypes[type.of]} ${field}[${type.count}]`;
+  return typeof type === 'string' ? `${cudaTypes[type]} ${field}` : `${cudaTypes[type.of]} ${field}[${type.count}]`;
 }
 
 function capital(word: string): string {

@@ -2,11 +2,7 @@
 import type { FileProbe } from './file-probe.ts';
 
 /** The path of the first library whose file name matches; `folders` are looked at after those of the loader. */
-export function findLibrary(
-  machine: FileProbe,
-  fileName: RegExp,
-  folders: readonly string[] = [],
-): string | undefined {
+export function findLibrary(machine: FileProbe, fileName: RegExp, folders: readonly string[] = []): string | undefined {
   const fromEnvironment = (machine.env['LD_LIBRARY_PATH'] ?? '').split(':').filter((folder) => folder !== '');
   return (
     inFolders(machine, fileName, fromEnvironment) ??

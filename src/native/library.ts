@@ -42,9 +42,9 @@ function openLibrary(name: string): Koffi.LibraryHandle {
 }
 
 /** Binds one C prototype when it is first called. */
-export function lazyFunction(libraryName: string, prototype: string): () => NativeFunction {
+export function lazyFunction(libraryName: string, text: string): () => NativeFunction {
   let bound: NativeFunction | undefined;
-  return () => (bound ??= openLibrary(libraryName).func(prototype));
+  return () => (bound ??= openLibrary(libraryName).func(text));
 }
 
 /** The address of the first byte of a view; the view's memory must not move (shared or mapped memory does not). */

@@ -21,15 +21,20 @@ export function findNvrtc(machine: FileProbe, setting = ''): string | undefined 
 
 /** The highest version; the shortest of equal ones, which is the soname that others link to. */
 function newest(names: readonly string[]): string | undefined {
-  const version = (name: string): number => Number(/\.so\.(\d+)/.exec(name)?.[1] ?? 0);
   return names
     .filter((name) => fileName.test(name))
-    .toSorted((a, b) => version(b) - version(a) || a.length - b.length)[0];
+    .toSorted((a, b) => majorVersion(b) - majorVersion(a) || a.length - b.length)[0];
+}
+
+function majorVersion(name: string): number {
+  return Number(/\.so\.(\d+)/.exec(name)?.[1] ?? 0);
 }
 
 /** CUDA_HOME says which toolkit the user wants. */
 function namedFolders(machine: FileProbe): string[] {
-  const named = [machine.env['CUDA_HOME'], machine.env['CUDA_PATH']].filter((path) => path !== undefined && path !== '');
+  const named = [machine.env['CUDA_HOME'], machine.env['CUDA_PATH']].filter(
+    (path) => path !== undefined && path !== '',
+  );
   return named.flatMap((folder) => libraryFolders(machine, folder as string));
 }
 

@@ -107,9 +107,9 @@ class Nvrtc implements Compiler {
   #compileAsync(program: number, flags: readonly string[]): Promise<number> {
     const compile = this.#compileProgram();
     return new Promise((resolve, reject) => {
-      compile.async(program, flags.length, flags, (error: unknown, status: number) => {
-        if (error === null || error === undefined) resolve(status);
-        else reject(error instanceof Error ? error : new Error(String(error)));
+      compile.async(program, flags.length, flags, (error: Error | null, status: number) => {
+        if (error === null) resolve(status);
+        else reject(error);
       });
     });
   }

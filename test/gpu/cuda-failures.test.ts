@@ -38,27 +38,46 @@ gpuTest('a device wait that expires is WL_TIMEOUT with all that is known, and th
   assert.equal(words[64], 8);
 });
 
-test('an illegal access ends the device for the process, and every later call says what did it', { skip: noGpu }, () => {
-  const script = fileURLToPath(new URL('processes/lose-device.js', import.meta.url));
-  const { status, stdout, stderr } = spawnSync(process.execPath, [script], { encoding: 'utf8', timeout: 60_000 });
-  assert.equal(status, 0, stderr);
-  const report = JSON.parse(stdout) as Record<string, { readonly code: string; readonly message: string; readonly sticky: boolean }>;
-  const first = report['first'];
-  assert.equal(first?.code, 'WL_CUDA');
-  assert.match(first.message, /^cuStreamQuery failed on GPU 0 with CUDA_ERROR_ILLEGAL_ADDRESS \(700\): a kernel read or wrote/);
-  assert.match(first.message, /the last kernel launched was self-test\.cu:selfTestFill; the device is lost to this process/);
-  assert.equal(first.sticky, true);
-  for (const later of ['launch', 'empty', 'upload', 'event']) {
-    assert.equal(report[later]?.code, 'WL_CUDA', later);
-    assert.match(report[later].message, /^GPU 0 is lost to this process since: cuStreamQuery failed .*selfTestFill/, later);
-  }
-  assert.equal(report['disposed']?.code, 'none');
-});
+test(
+  'an illegal access ends the device for the process, and every later call says what did it',
+  { skip: noGpu },
+  () => {
+    const script = fileURLToPath(new URL('processes/lose-device.js', import.meta.url));
+    const { status, stdout, stderr } = spawnSync(process.execPath, [script], { encoding: 'utf8', timeout: 60_000 });
+    assert.equal(status, 0, stderr);
+    const report = JSON.parse(stdout) as Record<
+      string,
+      { readonly code: string; readonly message: string; readonly sticky: boolean }
+    >;
+    const first = report['first'];
+    assert.equal(first?.code, 'WL_CUDA');
+    assert.match(
+      first.message,
+      /^cuStreamQuery failed on GPU 0 with CUDA_ERROR_ILLEGAL_ADDRESS \(700\): a kernel read or wrote/,
+    );
+    assert.match(
+      first.message,
+      /the last kernel launched was self-test\.cu:selfTestFill; the device is lost to this process/,
+    );
+    assert.equal(first.sticky, true);
+    for (const later of ['launch', 'empty', 'upload', 'event']) {
+      assert.equal(report[later]?.code, 'WL_CUDA', later);
+      assert.match(
+        report[later].message,
+        /^GPU 0 is lost to this process since: cuStreamQuery failed .*selfTestFill/,
+        later,
+      );
+    }
+    assert.equal(report['disposed']?.code, 'none');
+  },
+);
 
 test('a GPU that is not there is named', { skip: noGpu }, async () => {
   const missing = cudaDeviceCount();
   await assert.rejects(CudaDevice.create({ ordinal: missing }), {
     code: 'WL_CUDA',
-    message: new RegExp(`cuDeviceGet failed on GPU ${missing} with CUDA_ERROR_INVALID_DEVICE \\(101\\): there is no GPU`),
+    message: new RegExp(
+      `cuDeviceGet failed on GPU ${missing} with CUDA_ERROR_INVALID_DEVICE \\(101\\): there is no GPU`,
+    ),
   });
 });

@@ -78,16 +78,20 @@ test('a kernel is compiled once, and again when what is kept is damaged', { skip
   assert.equal(nvrtc.calls, 3);
 });
 
-test('processes that compile the same kernel at the same time all get it, and leave one copy', { skip: noGpu }, async () => {
-  using folder = new TemporaryFolder();
-  const script = fileURLToPath(new URL('processes/compile-once.js', import.meta.url));
-  const children = Array.from({ length: 4 }, () =>
-    spawn(process.execPath, [script, folder.path], { stdio: ['ignore', 'inherit', 'inherit'] }),
-  );
-  const codes = await Promise.all(children.map(async (child) => (await once(child, 'exit'))[0] as number));
-  assert.deepEqual(codes, [0, 0, 0, 0]);
-  assert.equal(readdirSync(join(folder.path, 'kernels')).length, 1);
-});
+test(
+  'processes that compile the same kernel at the same time all get it, and leave one copy',
+  { skip: noGpu },
+  async () => {
+    using folder = new TemporaryFolder();
+    const script = fileURLToPath(new URL('processes/compile-once.js', import.meta.url));
+    const children = Array.from({ length: 4 }, () =>
+      spawn(process.execPath, [script, folder.path], { stdio: ['ignore', 'inherit', 'inherit'] }),
+    );
+    const codes = await Promise.all(children.map(async (child) => (await once(child, 'exit'))[0] as number));
+    assert.deepEqual(codes, [0, 0, 0, 0]);
+    assert.equal(readdirSync(join(folder.path, 'kernels')).length, 1);
+  },
+);
 
 gpuTest('kernels compiled ahead of time run without NVRTC', async (device) => {
   using folder = new TemporaryFolder();
@@ -109,5 +113,8 @@ gpuTest('kernels compiled ahead of time run without NVRTC', async (device) => {
   plan.launch();
   assert.deepEqual([...(await tensor.toHost())], [9, 10]);
   await using without = await CudaDevice.create({ ...options, aotFolder: '' });
-  await assert.rejects(without.loadKernels(selfTestKernels), { code: 'WL_COMPILE', message: /weftline compile --arch sm_/ });
+  await assert.rejects(without.loadKernels(selfTestKernels), {
+    code: 'WL_COMPILE',
+    message: /weftline compile --arch sm_/,
+  });
 });

@@ -36,7 +36,10 @@ gpuTest('a kernel writes host memory that is mapped, and reads what the host wro
   fill.arguments.set('value', 7);
   fill.launch();
   await device.stream.idle();
-  assert.deepEqual([...words], Array.from({ length: 1024 }, (_, index) => 7 + index));
+  assert.deepEqual(
+    [...words],
+    Array.from({ length: 1024 }, (_, index) => 7 + index),
+  );
 
   words.fill(0);
   const wait = selfTestWait.plan({ grid: 1, block: 32 });
@@ -59,6 +62,7 @@ gpuTest('freed memory is handed out again, but not while earlier work may use it
   const { address } = first;
   first.dispose();
   first.dispose();
+  await device.stream.idle();
   const second = device.empty('u8', [900]);
   assert.equal(second.address, address);
 
@@ -76,6 +80,7 @@ gpuTest('freed memory is handed out again, but not while earlier work may use it
   assert.notEqual(third.address, address);
   Atomics.store(flags.view('i32'), 0, 1);
   await other.idle();
+  await device.stream.idle();
   using fourth = device.empty('u8', [1000]);
   assert.equal(fourth.address, address);
 });

@@ -5,7 +5,7 @@ import type { Out } from '../../native/library.ts';
 import { CUDA_SUCCESS, cudaError, isSticky } from './cuda-status.ts';
 
 /** The context that this thread made current last; each thread loads its own copy of this module. */
-let current: CudaContext | undefined;
+let currentHandle = 0;
 
 /** Something that belongs to a context and must go before it. */
 export interface ContextResource extends Disposable {
@@ -64,17 +64,17 @@ export class CudaContext implements Disposable {
   /** The same, for calls whose status is an answer. */
   status<Name extends CudaCall>(name: Name, ...parameters: Parameters<CudaDriver[Name]>): number {
     this.enter();
-    return (this.driver[name] as (...values: unknown[]) => number)(...parameters);
+    return this.driver[name](...parameters);
   }
 
   /** Before any driver call: fails on a lost or closed device, and makes the context current. */
   enter(): void {
     if (this.#lost !== undefined) throw this.#lostError(this.#lost);
     if (this.#disposed) throw new WeftlineError('WL_CLOSED', `The device of GPU ${this.ordinal} was disposed`);
-    if (current === this) return;
+    if (currentHandle === this.handle) return;
     const status = this.driver.cuCtxSetCurrent(this.handle);
     this.check('cuCtxSetCurrent', status);
-    current = this;
+    currentHandle = this.handle;
   }
 
   /** Turns a status into an error; a sticky one marks the device as lost. */
@@ -118,7 +118,7 @@ export class CudaContext implements Disposable {
     this.#resources.clear();
     if (this.#lost === undefined) this.driver.cuDevicePrimaryCtxRelease(this.device);
     this.#disposed = true;
-    if (current === this) current = undefined;
+    if (currentHandle === this.handle) currentHandle = 0;
   }
 
   #lostError(first: WeftlineError): WeftlineError {

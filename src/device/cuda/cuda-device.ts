@@ -114,7 +114,7 @@ export class CudaDevice implements Device {
       this.context.release('cuMemFree', address[0]);
     });
     this.context.own(storage);
-    this.fill(storage, 0);
+    this.setBytes(storage, 0);
     return storage;
   }
 
@@ -133,7 +133,7 @@ export class CudaDevice implements Device {
   }
 
   /** Sets every byte, in the order of the stream. */
-  fill(storage: Storage, byte: number, stream: CudaStream = this.stream): void {
+  setBytes(storage: Storage, byte: number, stream: CudaStream = this.stream): void {
     this.context.workCount += 1;
     this.context.call('cuMemsetD8Async', storage.address, byte, storage.bytes, stream.handle);
   }
@@ -179,7 +179,8 @@ export class CudaDevice implements Device {
     return loaded as Promise<unknown> as Promise<LoadedKernels<File>>;
   }
 
-  hostView<D extends DType>(): TypedArrayOf[D] {
+  /** Always fails with WL_UNSUPPORTED. */
+  hostView(): never {
     throw new WeftlineError(
       'WL_UNSUPPORTED',
       'The host cannot address GPU memory: copy it with tensor.toHost(), or use device.allocateHost() for memory that both reach',

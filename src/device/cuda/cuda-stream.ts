@@ -43,10 +43,7 @@ export class CudaStream implements Disposable {
   /** What is enqueued from now on starts after the event's mark; the host goes on at once. */
   waitFor(event: CudaEvent): void {
     this.context.enter();
-    this.context.check(
-      'cuStreamWaitEvent',
-      this.context.driver.cuStreamWaitEvent(this.handle, event.handle, 0),
-    );
+    this.context.check('cuStreamWaitEvent', this.context.driver.cuStreamWaitEvent(this.handle, event.handle, 0));
   }
 
   /** True when everything enqueued is done. Does not wait. */

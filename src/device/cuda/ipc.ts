@@ -27,7 +27,10 @@ export class PeerMemory implements Storage {
   constructor(device: Device, context: CudaContext, peer: { readonly handle: string; readonly bytes: number }) {
     const reserved = new Uint8Array(Buffer.from(peer.handle, 'base64'));
     if (reserved.length !== IPC_HANDLE_BYTES) {
-      throw new WeftlineError('WL_PROTOCOL', `A memory handle has ${reserved.length} bytes, ${IPC_HANDLE_BYTES} are needed`);
+      throw new WeftlineError(
+        'WL_PROTOCOL',
+        `A memory handle has ${reserved.length} bytes, ${IPC_HANDLE_BYTES} are needed`,
+      );
     }
     const address: Out = [0];
     const status = context.status('cuIpcOpenMemHandle', address, { reserved }, LAZY_ENABLE_PEER_ACCESS);

@@ -68,9 +68,13 @@ export interface WantedVariant {
 export function readBundle(folder: string, wanted: WantedVariant): Uint8Array | undefined {
   const manifest = readManifest(folder);
   if (manifest === undefined) {
-    throw new WeftlineError('WL_FILE', `${folder} holds no compiled kernels (${MANIFEST}): fill it with "weftline compile"`, {
-      details: { folder },
-    });
+    throw new WeftlineError(
+      'WL_FILE',
+      `${folder} holds no compiled kernels (${MANIFEST}): fill it with "weftline compile"`,
+      {
+        details: { folder },
+      },
+    );
   }
   const variant = manifest.variants.find(
     ({ name, architecture }) => name === wanted.name && architecture === wanted.architecture,

@@ -12,7 +12,8 @@ export function architectureOf(capability: { readonly major: number; readonly mi
 /** "sm_90" and "90" mean sm_90a here; "sm_80" stays. Fails with WL_INVALID_ARGUMENT. */
 export function parseArchitecture(text: string): string {
   const digits = /^(?:sm_)?(\d{2,3})a?$/.exec(text)?.[1];
-  if (digits === undefined || Number(digits) < 80) throw invalidArgument('architecture', text, 'sm_80 or newer, as sm_90');
+  if (digits === undefined || Number(digits) < 80)
+    throw invalidArgument('architecture', text, 'sm_80 or newer, as sm_90');
   const name = `sm_${digits}`;
   return specific.has(name) ? `${name}a` : name;
 }

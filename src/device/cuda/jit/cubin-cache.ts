@@ -63,6 +63,10 @@ export class CubinCache {
     const temporary = join(this.#folder, `.new-${process.pid}-${randomBytes(6).toString('hex')}`);
     try {
       mkdirSync(temporary, { recursive: true });
+    } catch {
+      return false;
+    }
+    try {
       writeDurably(join(temporary, CUBIN), cubin);
       writeDurably(join(temporary, HASH), sha256(cubin));
       syncFolder(temporary);

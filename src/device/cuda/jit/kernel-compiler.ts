@@ -16,9 +16,9 @@ export interface KernelCompilerOptions {
   /** Only what the folder has. */
   readonly useAot?: boolean;
   /** Called when something must be compiled and never before. */
-  openCompiler(): Compiler;
+  readonly openCompiler: () => Compiler;
   /** Where kernels come from; the files of this package by default. */
-  readText?(file: string): KernelText;
+  readonly readText?: (file: string) => KernelText;
 }
 
 export class KernelCompiler {
