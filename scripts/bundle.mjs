@@ -66,8 +66,8 @@ function productionPackages() {
 
 /** What a package needs only to be built or read. */
 function isNeeded(path) {
-  if (/\.(?:d\.[cm]?ts|map|md|markdown|ts|mts|cts)$/i.test(path)) return false;
-  if (/node_modules\/koffi\/(?:src|doc|vendor)(?:\/|$)/.test(path)) return false;
+  if (/\.(?:d\.[cm]?ts|map|md|markdown|ts|mts|cts|cc|hh|c|h|S|asm|inc)$/i.test(path)) return false;
+  if (/node_modules\/koffi\/(?:doc|vendor)(?:\/|$)/.test(path)) return false;
   return !/node_modules\/@koromix\/(?!koffi-linux-x64)|koffi-linux-x64\/musl_x64/.test(path);
 }
 
@@ -111,6 +111,11 @@ for (const path of ['package.json', 'LICENSE', 'examples/data', 'dist', 'build/t
 cpSync(compressedNode(), `${bundle}/node.gz`);
 writeFileSync(`${bundle}/weftline`, launcher);
 chmodSync(`${bundle}/weftline`, 0o755);
+// Unpacks Node as well, which is then taken out again.
+if (process.platform === 'linux' && process.arch === 'x64') {
+  run(`${bundle}/weftline`, ['doctor']);
+  rmSync(`${bundle}/bin`, { recursive: true, force: true });
+}
 const bytes = sizeOf(bundle);
 console.log(`bundle/: ${(bytes / 1_048_576).toFixed(1)} MiB`);
 if (bytes > MOST_BYTES) {
