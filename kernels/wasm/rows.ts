@@ -50,9 +50,8 @@ export function scatterRow(
   }
 }
 
-/** Writes `first + t` to every place that the table names for token t. */
+/** Writes t to every place that the table names for token t. */
 export function scatterTokenIndex(
-  first: i32,
   tokens: i32,
   columns: i32,
   rowTable: usize,
@@ -65,7 +64,7 @@ export function scatterTokenIndex(
       const place = load<i32>(rowTable + (cell << 2));
       if (place < 0) continue;
       const base = <usize>load<u32>(bases + (<usize>rankAt(rankTable, cell, c) << 2));
-      store<i32>(base + (<usize>place << 2), first + t);
+      store<i32>(base + (<usize>place << 2), t);
     }
   }
 }
@@ -93,6 +92,12 @@ export function scatterWeight(
   }
 }
 
+// @ts-ignore: decorator
+@inline
+function expertOf(topk: usize, wide: bool, j: usize): i32 {
+  return wide ? <i32>load<i64>(topk + (j << 3)) : load<i32>(topk + (j << 2));
+}
+
 /**
  * Compact layout: sends the top-k choices of each token to every rank that receives it, as that rank's local expert
  * ids, -1 for experts of other ranks. `indexBytes` is 4 (i32) or 8 (i64), the same here and there.
@@ -110,6 +115,7 @@ export function scatterTopkIndex(
   let cell: usize = 0;
   const wide = indexBytes == 8;
   const pitch = <usize>(k * indexBytes);
+  const most = i32x4.splat(expertsPerRank);
   for (let t = 0; t < tokens; t++) {
     const row = topk + <usize>t * pitch;
     for (let r = 0; r < ranks; r++, cell++) {
@@ -117,12 +123,19 @@ export function scatterTopkIndex(
       if (place < 0) continue;
       const target = <usize>load<u32>(bases + (<usize>r << 2)) + <usize>place * pitch;
       const firstExpert = r * expertsPerRank;
-      for (let j = 0; j < k; j++) {
-        const expert = wide ? <i32>load<i64>(row + (<usize>j << 3)) : load<i32>(row + (<usize>j << 2));
-        const local = expert - firstExpert;
-        const value = expert >= 0 && local >= 0 && local < expertsPerRank ? local : -1;
-        if (wide) store<i64>(target + (<usize>j << 3), <i64>value);
-        else store<i32>(target + (<usize>j << 2), value);
+      let j: usize = 0;
+      if (!wide) {
+        // Unsigned, so that -1 and experts of lower ranks are beyond every bound.
+        for (; j + 4 <= <usize>k; j += 4) {
+          const local = i32x4.sub(v128.load(row + (j << 2)), i32x4.splat(firstExpert));
+          v128.store(target + (j << 2), v128.or(local, i32x4.ge_u(local, most)));
+        }
+      }
+      for (; j < <usize>k; j++) {
+        const local = expertOf(row, wide, j) - firstExpert;
+        const value = <u32>local < <u32>expertsPerRank ? local : -1;
+        if (wide) store<i64>(target + (j << 3), <i64>value);
+        else store<i32>(target + (j << 2), value);
       }
     }
   }
@@ -142,6 +155,7 @@ export function scatterTopkWeight(
 ): void {
   let cell: usize = 0;
   const wide = indexBytes == 8;
+  const most = i32x4.splat(expertsPerRank);
   for (let t = 0; t < tokens; t++) {
     const row = topk + <usize>(t * k * indexBytes);
     const weightRow = weights + (<usize>(t * k) << 2);
@@ -150,11 +164,16 @@ export function scatterTopkWeight(
       if (place < 0) continue;
       const target = <usize>load<u32>(bases + (<usize>r << 2)) + (<usize>place * <usize>k << 2);
       const firstExpert = r * expertsPerRank;
-      for (let j = 0; j < k; j++) {
-        const expert = wide ? <i32>load<i64>(row + (<usize>j << 3)) : load<i32>(row + (<usize>j << 2));
-        const local = expert - firstExpert;
-        const mine = expert >= 0 && local >= 0 && local < expertsPerRank;
-        store<f32>(target + (<usize>j << 2), mine ? load<f32>(weightRow + (<usize>j << 2)) : 0);
+      let j: usize = 0;
+      if (!wide) {
+        for (; j + 4 <= <usize>k; j += 4) {
+          const local = i32x4.sub(v128.load(row + (j << 2)), i32x4.splat(firstExpert));
+          v128.store(target + (j << 2), v128.and(v128.load(weightRow + (j << 2)), i32x4.lt_u(local, most)));
+        }
+      }
+      for (; j < <usize>k; j++) {
+        const mine = <u32>(expertOf(row, wide, j) - firstExpert) < <u32>expertsPerRank;
+        store<f32>(target + (j << 2), mine ? load<f32>(weightRow + (j << 2)) : 0);
       }
     }
   }

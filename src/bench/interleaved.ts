@@ -1,5 +1,6 @@
 // Times several cases in turn, iteration by iteration, on all ranks at once.
 import { monotonicMicroseconds } from './clock.ts';
+import { seededRandom } from './seeded-random.ts';
 
 /** The ranks that take part; a World is one. */
 export interface BenchGroup {
@@ -20,6 +21,8 @@ export interface InterleavedOptions {
   readonly warmup: number;
   readonly iterations: number;
   readonly progress?: ((done: number, total: number) => void) | undefined;
+  /** The order of the cases in an iteration, the same on every rank; another one each time by default. */
+  readonly order?: (count: number, iteration: number) => readonly number[];
   /** Microseconds on a time line that all ranks share. */
   readonly now?: () => number;
 }
@@ -37,13 +40,14 @@ export interface CaseTimes {
 export async function runInterleaved(
   group: BenchGroup,
   cases: readonly BenchCase[],
-  { warmup, iterations, progress, now = monotonicMicroseconds }: InterleavedOptions,
+  { warmup, iterations, progress, order = shuffled, now = monotonicMicroseconds }: InterleavedOptions,
 ): Promise<CaseTimes[]> {
   const begins = cases.map(() => new Float64Array(iterations));
   const ends = cases.map(() => new Float64Array(iterations));
   const total = warmup + iterations;
   for (let iteration = -warmup; iteration < iterations; iteration += 1) {
-    for (const [index, benchCase] of cases.entries()) {
+    for (const index of order(cases.length, iteration)) {
+      const benchCase = cases[index] as BenchCase;
       await benchCase.prepare?.();
       await group.barrier('bench');
       const begin = now();
@@ -74,4 +78,15 @@ export async function runInterleaved(
       startSkews: iterationsOf.map((spansOf) => Math.max(...spansOf.begins) - Math.min(...spansOf.begins)),
     };
   });
+}
+
+/**
+ * The same order on every rank, another one in every iteration: what a case leaves in the caches and in flight to memory
+ * must not always meet the same successor.
+ */
+export function shuffled(count: number, iteration: number): number[] {
+  const next = seededRandom(iteration + 1);
+  return Array.from({ length: count }, (_, index) => ({ index, key: next() }))
+    .toSorted((a, b) => a.key - b.key)
+    .map(({ index }) => index);
 }

@@ -16,7 +16,7 @@ export function addRunCommand(program: Command): void {
     .command('run')
     .summary('start a script once per rank')
     .description(
-      'Starts SCRIPT once per rank. Inside, join() of weftline/world finds the other ranks. When one rank fails the\n' +
+      'Starts SCRIPT once per rank. Inside, join() of weftline/world finds the other ranks. When one rank fails the ' +
         'others are stopped and the exit code is its own; nothing is left behind.',
     )
     .argument('<script>', 'a JavaScript file, or any program')

@@ -1,18 +1,47 @@
-// All ranks must create a collective object with the same configuration; a difference is named on every rank.
-import { WeftlineError } from '../core/errors.ts';
+// All ranks must create a collective object with the same, valid configuration; otherwise all fail with the same error.
+import { decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import type { WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
 
 type Scalar = string | number | boolean | undefined;
 
-/** Collective. Fails on every rank with the same WL_CONFIG_MISMATCH: which field, which ranks, which values. */
-export async function agreeOnConfig(
-  world: World,
-  what: string,
-  config: Readonly<Record<string, Scalar>>,
-  options: WaitOptions,
-): Promise<void> {
-  const all = await world.allGather(`config/${what}`, config, options);
+export interface Agreement<T> {
+  /** Of the object, for errors. */
+  readonly what: string;
+  /** With defaults filled in, so that a default equals its explicit value. */
+  readonly config: Readonly<Record<string, Scalar>>;
+  /** Local checks and allocations; if they throw on one rank, all ranks get that error. */
+  prepare(): T;
+  /** Undoes prepare() when another rank failed. */
+  release?(prepared: T): void;
+}
+
+/** Collective. WL_CONFIG_MISMATCH names the field, the ranks and the values; else the first rank's error, if any. */
+export async function agreeOn<T>(world: World, agreement: Agreement<T>, options: WaitOptions): Promise<T> {
+  const { what, config } = agreement;
+  let prepared: T | undefined;
+  let error: EncodedError | null = null;
+  try {
+    prepared = agreement.prepare();
+  } catch (thrown) {
+    error = encodeError(thrown, world.rank);
+  }
+  try {
+    const all = await world.allGather(`config/${what}`, { config, error }, options);
+    compareConfigs(
+      what,
+      all.map((entry) => entry.config),
+    );
+    const failed = all.find((entry) => entry.error !== null);
+    if (failed?.error) throw decodeError(failed.error);
+  } catch (thrown) {
+    if (error === null) agreement.release?.(prepared as T);
+    throw thrown;
+  }
+  return prepared as T;
+}
+
+function compareConfigs(what: string, all: readonly Readonly<Record<string, Scalar>>[]): void {
   const first = all[0] ?? {};
   for (const field of new Set(all.flatMap((entry) => Object.keys(entry)))) {
     const rank = all.findIndex((entry) => entry[field] !== first[field]);

@@ -1,21 +1,44 @@
 // The word each rank shows at a barrier, so that ranks in different calls fail with a reason instead of mixing data.
 
-const kinds = ['none', 'dispatch', 'cached dispatch', 'combine', 'layer dispatch', 'layer combine', 'barrier'] as const;
+/** What must agree besides the kind, and how an error tells it. */
+const kinds = {
+  none: () => 'no call',
+  dispatch: () => 'dispatch',
+  'cached dispatch': (detail, handle) => `cached dispatch of ${rowKind(detail)} rows with handle ${handle}`,
+  combine: (detail, handle) =>
+    `combine with handle ${handle} ${detail === 0 ? 'without topkWeights' : `with topkWeights of ${detail} columns`}`,
+  'layer dispatch': () => 'layer dispatch',
+  'layer combine': (_, handle) => `layer combine with descriptor ${handle}`,
+  barrier: (detail) => (detail === 0 ? 'barrier' : 'barrier within the node'),
+} as const satisfies Record<string, (detail: number, handle: number) => string>;
 
-export type CallKind = (typeof kinds)[number];
+export type CallKind = keyof typeof kinds;
+
+const kindNames = Object.keys(kinds) as readonly CallKind[];
 
 /** The barrier before the data moves, the one in the middle where there is one, the one after it. */
-export type CallPhase = 'opening' | 'middle' | 'closing';
+const phases = ['opening', 'middle', 'closing'] as const;
 
-const phases: readonly CallPhase[] = ['opening', 'middle', 'closing'];
+export interface Call {
+  readonly kind: CallKind;
+  /** 0 to 255, see `kinds`: columns of weights, bytes of a row's element. */
+  readonly detail?: number;
+  /** Number of the dispatch whose handle is used; its low 16 bits count. */
+  readonly handle?: number;
+}
 
-/** `detail` is whatever must agree in this kind of call, at most 16 bits (bytes per row element, top-k, flags). */
-export function callWord(kind: CallKind, phase: CallPhase, detail = 0): number {
-  return kinds.indexOf(kind) | (phases.indexOf(phase) << 4) | ((detail & 0xffff) << 8);
+/** kind in bits 0-3, phase in bits 4-7, detail in bits 8-15, handle in bits 16-31. */
+export function callWord({ kind, detail = 0, handle = 0 }: Call, phase: (typeof phases)[number]): number {
+  const low = kindNames.indexOf(kind) | (phases.indexOf(phase) << 4) | ((detail & 0xff) << 8);
+  return (low | ((handle & 0xffff) << 16)) >>> 0;
 }
 
 export function describeCall(word: number): string {
-  const kind = kinds[word & 0xf] ?? `call ${word & 0xf}`;
-  const phase = phases[(word >> 4) & 0xf] ?? 'unknown';
-  return `${kind} (${phase} barrier, detail ${word >>> 8})`;
+  const kind = kindNames[word & 0xf] ?? 'none';
+  const phase = phases[(word >>> 4) & 0xf] ?? 'unknown';
+  return `${kinds[kind]((word >>> 8) & 0xff, word >>> 16)} (${phase} barrier)`;
+}
+
+function rowKind(bytes: number): string {
+  return bytes === 1 ? 'fp8' : 'bf16';
 }

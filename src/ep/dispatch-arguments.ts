@@ -2,10 +2,11 @@
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { SCALE_GROUP, type ScaledRows } from '../device/scaled-rows.ts';
 import type { Tensor } from '../device/tensor.ts';
+import type { SymmetricWindow } from '../memory/symmetric-window.ts';
 import type { WaitOptions } from '../world/store.ts';
 import { isWhole } from './buffer-size.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
-import type { DispatchLayout } from './dispatch-layout.ts';
+import { type DispatchLayout, requireConsistentLayout } from './dispatch-layout.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps } from './tensor-check.ts';
 
@@ -42,13 +43,7 @@ export interface DispatchPlanInput {
   readonly numWorstTokens: number;
 }
 
-/** Where the buffer receives rows; input must not lie there. */
-export interface ReceiveRegion {
-  readonly address: number;
-  readonly bytes: number;
-}
-
-export function checkDispatch(args: DispatchArguments, scope: EpScope, received: ReceiveRegion): DispatchPlanInput {
+export function checkDispatch(args: DispatchArguments, scope: EpScope, window: SymmetricWindow): DispatchPlanInput {
   const { config } = scope;
   const { data, scales } = checkRows(args.x, scope);
   const numTokens = data.shape[0] as number;
@@ -57,13 +52,6 @@ export function checkDispatch(args: DispatchArguments, scope: EpScope, received:
       'WL_CAPACITY',
       `Cannot dispatch ${numTokens} tokens: the buffer was made for at most ${config.maxTokensPerRank} per rank (maxTokensPerRank)`,
       { details: { numTokens, maxTokensPerRank: config.maxTokensPerRank } },
-    );
-  }
-  if (overlaps(data, received.address, received.bytes)) {
-    throw invalidArgument(
-      'x',
-      'rows in the receive window',
-      'rows elsewhere; copy them first, or peers would overwrite them',
     );
   }
   const expertAlignment = args.expertAlignment ?? 1;
@@ -77,15 +65,42 @@ export function checkDispatch(args: DispatchArguments, scope: EpScope, received:
   }
   const routing =
     args.handle === undefined ? checkChoices(args, scope, numTokens) : checkReplay(args, scope, numTokens);
+  const { topkIdx, topkWeights, layout } = routing;
+  rejectReceived(
+    { x: data, 'x.scales': scales, topkIdx, topkWeights, 'layout.isTokenInRank': layout?.isTokenInRank },
+    scope,
+    window,
+  );
   return { data, scales, numTokens, expertAlignment, numWorstTokens, ...routing };
+}
+
+/** Peers overwrite what lies in the window while it would be read; only the rows for combine are this rank's alone. */
+function rejectReceived(
+  inputs: Readonly<Record<string, Tensor | undefined>>,
+  { config, size }: EpScope,
+  { storage, address }: SymmetricWindow,
+): void {
+  for (const [name, tensor] of Object.entries(inputs)) {
+    if (tensor === undefined || !overlaps(tensor, storage.address, storage.bytes)) continue;
+    const { offset, bytes } = size.regions.combineRows;
+    const start = address + offset;
+    const own =
+      config.combineRows === 'separate' && tensor.address >= start && tensor.address + tensor.bytes <= start + bytes;
+    if (!own)
+      throw invalidArgument(
+        name,
+        'a tensor in the receive window',
+        'a tensor elsewhere; copy it first, or peers would overwrite it',
+      );
+  }
 }
 
 type Routing = Pick<DispatchPlanInput, 'topkIdx' | 'topkWeights' | 'layout' | 'handle'>;
 
 function checkReplay(args: DispatchArguments, scope: EpScope, numTokens: number): Routing {
   const handle = checkHandle(args.handle, scope);
-  if (args.topkIdx || args.topkWeights || args.layout) {
-    throw invalidArgument('topkIdx, topkWeights and layout', 'given', 'absent when a handle is given');
+  for (const name of ['topkIdx', 'topkWeights', 'layout', 'numWorstTokens', 'expertAlignment'] as const) {
+    if (args[name] !== undefined) throw invalidArgument(name, 'given', 'absent when a handle is given');
   }
   if (handle.numTokens !== numTokens) {
     throw invalidArgument('x rows', numTokens, `${handle.numTokens}, as in the handle's dispatch`);
@@ -100,6 +115,7 @@ function checkChoices(args: DispatchArguments, scope: EpScope, numTokens: number
   if (!topkIdx) {
     if (!layout) throw invalidArgument('topkIdx', undefined, 'a tensor, unless layout or handle is given');
     if (topkWeights) throw invalidArgument('topkWeights', 'given without topkIdx', 'absent, or with topkIdx');
+    requireConsistentLayout(layout, scope.world.size);
     return { handle: undefined, topkIdx: undefined, topkWeights: undefined, layout };
   }
   const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: [numTokens, 'K'] });

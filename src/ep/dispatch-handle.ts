@@ -8,6 +8,8 @@ import type { Tensor } from '../device/tensor.ts';
 export class DispatchHandle implements Disposable {
   /** The buffer that made it, compared by identity. */
   readonly owner: object;
+  /** Number of the dispatch among the buffer's; ranks that use handles of different dispatches together get an error. */
+  readonly sequence: number;
   /** Tokens that this rank sent. */
   readonly numTokens: number;
   /** Rows that this rank received. */
@@ -25,6 +27,7 @@ export class DispatchHandle implements Disposable {
 
   constructor(parts: Omit<DispatchHandle, 'dispose' | typeof Symbol.dispose>) {
     this.owner = parts.owner;
+    this.sequence = parts.sequence;
     this.numTokens = parts.numTokens;
     this.numRecvTokens = parts.numRecvTokens;
     this.rows = parts.rows;

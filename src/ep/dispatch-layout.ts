@@ -2,9 +2,10 @@
 import { invalidArgument } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Tensor } from '../device/tensor.ts';
+import type { TensorAllocator } from '../device/tensor-set.ts';
 
-/** Owned by the caller; all on the device. */
-export interface DispatchLayout extends Disposable {
+/** All on the device. */
+export interface LayoutTensors {
   /** i32 [ranks]: distinct tokens that go to each rank. */
   readonly numTokensPerRank: Tensor<'i32'>;
   /** i32 [experts]: choices of each expert. */
@@ -13,22 +14,25 @@ export interface DispatchLayout extends Disposable {
   readonly isTokenInRank: Tensor<'u8'>;
 }
 
+/** Owned by the caller. */
+export interface DispatchLayout extends LayoutTensors, Disposable {}
+
 export interface LayoutShape {
   readonly ranks: number;
   readonly experts: number;
   /** An id besides -1 that means "no expert"; -1 for none. */
   readonly dropped: number;
+  /** Of the choices, for errors. */
+  readonly name: string;
+  /** i32 [experts] for the kernel. */
+  readonly scratch: Tensor<'i32'>;
 }
 
 /**
  * Fills `layout` from topkIdx [T, K]. Fails with WL_INVALID_ARGUMENT at a choice that is out of range or repeats an
  * expert of its token, naming the token, the choice and its value.
  */
-export function computeLayout(
-  topkIdx: Tensor<'i32' | 'i64'>,
-  layout: Omit<DispatchLayout, keyof Disposable>,
-  shape: LayoutShape,
-): void {
+export function computeLayout(topkIdx: Tensor<'i32' | 'i64'>, layout: LayoutTensors, shape: LayoutShape): void {
   const device = topkIdx.device as CpuDevice;
   const [tokens = 0, k = 0] = topkIdx.shape;
   const bad = device.kernels.countChoices(
@@ -42,31 +46,49 @@ export function computeLayout(
     layout.isTokenInRank.address,
     layout.numTokensPerRank.address,
     layout.numTokensPerExpert.address,
+    shape.scratch.address,
   );
   if (bad < 0) return;
   const value = Number(topkIdx.view()[bad]);
-  const place = `topkIdx[${Math.floor(bad / k)}, ${bad % k}]`;
+  const place = `${shape.name}[${Math.floor(bad / k)}, ${bad % k}]`;
   const inRange = value >= 0 && value < shape.experts;
   throw invalidArgument(
     place,
     value,
     inRange
       ? 'an expert that the token has not chosen before'
-      : `an expert from 0 to ${shape.experts - 1}, or -1 for none`,
+      : `an expert from 0 to ${shape.experts - 1}, or -1${shape.dropped < 0 ? '' : ` or ${shape.dropped}`} for none`,
   );
 }
 
-/** Memory for a layout of `tokens` tokens. */
-export function emptyLayout(device: CpuDevice, tokens: number, shape: LayoutShape): DispatchLayout {
-  const parts = {
-    numTokensPerRank: device.empty('i32', [shape.ranks]),
-    numTokensPerExpert: device.empty('i32', [shape.experts]),
-    isTokenInRank: device.empty('u8', [tokens, shape.ranks]),
-  };
+/** Memory for a layout of `tokens` tokens, owned by whoever owns the allocator's tensors. */
+export function emptyLayout(tensors: TensorAllocator, tokens: number, shape: LayoutShape): LayoutTensors {
   return {
-    ...parts,
-    [Symbol.dispose]() {
-      for (const tensor of Object.values(parts)) tensor.dispose();
-    },
+    numTokensPerRank: tensors.empty('i32', [shape.ranks]),
+    numTokensPerExpert: tensors.empty('i32', [shape.experts]),
+    isTokenInRank: tensors.empty('u8', [tokens, shape.ranks]),
   };
+}
+
+/** Fails with WL_INVALID_ARGUMENT when a caller's layout is not what its choices give. `cells` is tokens * ranks. */
+export function requireSameLayout(given: LayoutTensors, counted: LayoutTensors, cells: number): void {
+  const marks = given.isTokenInRank.view();
+  const same =
+    given.numTokensPerRank.view().every((count, rank) => count === counted.numTokensPerRank.view()[rank]) &&
+    given.numTokensPerExpert.view().every((count, expert) => count === counted.numTokensPerExpert.view()[expert]) &&
+    Buffer.compare(marks, counted.isTokenInRank.view().subarray(0, cells)) === 0;
+  if (!same)
+    throw invalidArgument('layout', 'one of other choices', 'what getDispatchLayout returned for this topkIdx');
+}
+
+/** Fails with WL_INVALID_ARGUMENT when the counts per rank are not those of the marks: rows would land on others'. */
+export function requireConsistentLayout({ isTokenInRank, numTokensPerRank }: LayoutTensors, ranks: number): void {
+  const counts = new Int32Array(ranks);
+  for (const [cell, mark] of isTokenInRank.view().entries()) {
+    if (mark !== 0) counts[cell % ranks] = (counts[cell % ranks] as number) + 1;
+  }
+  for (const [rank, count] of numTokensPerRank.view().entries()) {
+    if (count === counts[rank]) continue;
+    throw invalidArgument(`layout.numTokensPerRank[${rank}]`, count, `${counts[rank]}, the marks of isTokenInRank`);
+  }
 }

@@ -1,21 +1,36 @@
 // EpBuffer: dispatch sends each token once to every rank that holds one of its experts; combine brings the sums back.
 import { type DType, dtypes } from '../core/dtype.ts';
+import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import { Tensor } from '../device/tensor.ts';
+import { TensorSet } from '../device/tensor-set.ts';
 import { SymmetricWindow } from '../memory/symmetric-window.ts';
 import type { WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
-import { addressTable } from './address-table.ts';
-import { agreeOnConfig, requireOneHost } from './agree.ts';
+import { fillAddressTables } from './address-table.ts';
+import { agreeOn, requireOneHost } from './agree.ts';
 import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from './buffer-size.ts';
 import { CallGuard } from './call-guard.ts';
-import { callWord, describeCall } from './calls.ts';
-import { checkCombine, type CombineArguments } from './combine-arguments.ts';
-import { checkDispatch, type DispatchArguments, type DispatchPlanInput, type RowsLike } from './dispatch-arguments.ts';
+import { type Call, callWord, describeCall } from './calls.ts';
+import { checkCombine, type CheckedCombine, type CombineArguments } from './combine-arguments.ts';
+import {
+  checkDispatch,
+  checkHandle,
+  type DispatchArguments,
+  type DispatchPlanInput,
+  type RowsLike,
+} from './dispatch-arguments.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
-import { computeLayout, type DispatchLayout, emptyLayout, type LayoutShape } from './dispatch-layout.ts';
+import {
+  computeLayout,
+  type DispatchLayout,
+  emptyLayout,
+  type LayoutTensors,
+  requireSameLayout,
+} from './dispatch-layout.ts';
+import { type EpTables, makeEpTables } from './ep-tables.ts';
 import { CountExchange, type ExchangeHeader } from './exchange.ts';
-import { planReceive } from './receive-plan.ts';
+import { planReceive, type ReceivePlan } from './receive-plan.ts';
 import { checkTensor } from './tensor-check.ts';
 
 /**
@@ -45,17 +60,14 @@ export interface CombineResult {
 export class EpBuffer implements AsyncDisposable {
   readonly world: World;
   readonly device: CpuDevice;
-  readonly config: Readonly<EpBufferConfig>;
+  readonly config: Readonly<Required<EpBufferConfig>>;
   readonly size: EpBufferSize;
   readonly #window: SymmetricWindow;
   readonly #exchange: CountExchange;
-  readonly #shape: LayoutShape;
-  /** The layout of the present dispatch, for callers who pass none. */
-  readonly #layout: DispatchLayout;
-  readonly #bases: Readonly<Record<EpRegion, Tensor<'i32'>>>;
-  readonly #nextRow: Tensor<'i32'>;
-  readonly #scratch: Tensor<'i32'>;
+  readonly #tables: EpTables;
   readonly #guard = new CallGuard('EpBuffer');
+  /** Dispatches that counted tokens; alike on all ranks, because they are collective. */
+  #dispatches = 0;
 
   /**
    * Collective over the world, whose ranks must all be on one host. Fails on every rank with the same error:
@@ -67,46 +79,37 @@ export class EpBuffer implements AsyncDisposable {
     config: EpBufferConfig,
     options: WaitOptions = {},
   ): Promise<EpBuffer> {
-    const size = bufferSize(config, world.size);
     requireOneHost(world, 'EpBuffer');
-    await agreeOnConfig(world, 'EpBuffer', { ...config }, options);
-    const window = await SymmetricWindow.create({
-      world,
-      device,
-      name: 'ep',
-      bytes: size.bytes,
-      describeCall,
-      ...options,
-    });
-    return new EpBuffer({ world, device, config, size, window });
+    const full = { combineRows: 'separate' as const, ...config };
+    const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
+      const size = bufferSize(full, world.size);
+      return { size, tables: makeEpTables(device, full, { ranks: world.size, size }) };
+    };
+    const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
+    const { size, tables } = await agreeOn(world, { what: 'EpBuffer', config: full, prepare, release }, options);
+    try {
+      const of = { world, device, name: 'ep', bytes: size.bytes, describeCall };
+      const window = await SymmetricWindow.create({ ...options, ...of });
+      return new EpBuffer({ world, device, config: full, size, window, tables });
+    } catch (error) {
+      tables[Symbol.dispose]();
+      throw error;
+    }
   }
 
-  private constructor(parts: {
-    world: World;
-    device: CpuDevice;
-    config: EpBufferConfig;
-    size: EpBufferSize;
-    window: SymmetricWindow;
-  }) {
+  private constructor(parts: EpBufferParts) {
+    const { device, size, config, window, tables } = parts;
     this.world = parts.world;
-    this.device = parts.device;
-    this.config = Object.freeze({ ...parts.config });
-    this.size = parts.size;
-    this.#window = parts.window;
-    const { device, size, config } = parts;
-    this.#shape = { ranks: this.world.size, experts: config.numExperts, dropped: -1 };
-    this.#exchange = new CountExchange(device, parts.window, {
+    this.device = device;
+    this.config = Object.freeze({ ...config });
+    this.size = size;
+    this.#window = window;
+    this.#tables = tables;
+    this.#exchange = new CountExchange(device, window, {
       offset: size.regions.exchange.offset,
       experts: config.numExperts,
     });
-    this.#layout = emptyLayout(device, config.maxTokensPerRank, this.#shape);
-    const bases = Object.entries(size.regions).map(([name, { offset }]) => [
-      name,
-      addressTable(device, parts.window, offset),
-    ]);
-    this.#bases = Object.fromEntries(bases) as Record<EpRegion, Tensor<'i32'>>;
-    this.#nextRow = device.empty('i32', [this.world.size]);
-    this.#scratch = device.empty('i32', [this.world.size + 2]);
+    fillAddressTables(tables.bases, window, size.regions);
   }
 
   /** Counts for dispatch. Local, no rank waits for another. `topkIdx` [T, K], -1 for no expert. The caller owns the result. */
@@ -114,14 +117,13 @@ export class EpBuffer implements AsyncDisposable {
     this.#guard.requireOpen();
     const { device } = this;
     const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: ['T', 'K'] });
-    const layout = emptyLayout(device, choices.shape[0] as number, this.#shape);
-    try {
-      computeLayout(choices, layout, this.#shape);
-    } catch (error) {
-      layout[Symbol.dispose]();
-      throw error;
-    }
-    return layout;
+    const { shape } = this.#tables;
+    const { set, made } = TensorSet.make(device, (tensors) => {
+      const layout = emptyLayout(tensors, choices.shape[0] as number, shape);
+      computeLayout(choices, layout, shape);
+      return layout;
+    });
+    return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
   }
 
   /**
@@ -130,7 +132,8 @@ export class EpBuffer implements AsyncDisposable {
    */
   async dispatch(args: DispatchArguments): Promise<DispatchResult> {
     return this.#guard.run('dispatch', async () => {
-      const input = checkDispatch(args, this, this.#receiveRegion());
+      this.#window.barrier.throwIfUnusable();
+      const input = checkDispatch(args, this, this.#window);
       return input.handle === undefined
         ? this.#dispatchNew(input, args)
         : this.#dispatchCached(input, input.handle, args);
@@ -143,45 +146,28 @@ export class EpBuffer implements AsyncDisposable {
    */
   combineInput(handle: DispatchHandle): Tensor<'bf16'> {
     this.#guard.requireOpen();
-    return this.#view('bf16', 'combineRows', [handle.rows, this.config.hidden]);
+    const { rows } = checkHandle(handle, this);
+    return this.#view('bf16', 'combineRows', [rows, this.config.hidden]);
   }
 
   /** Collective. The unweighted sum of the rows that the ranks hold of each token, back at the token's rank. */
   async combine(args: CombineArguments): Promise<CombineResult> {
     return this.#guard.run('combine', async () => {
-      const { device, config } = this;
-      const { x, handle, weights, biases, out } = checkCombine(args, this, this.#window.storage);
+      const { barrier, storage } = this.#window;
+      barrier.throwIfUnusable();
+      const input = checkCombine(args, this, storage);
+      const { handle, weights } = input;
+      const tokens = handle.numTokens;
       const k = weights?.shape[1] ?? 0;
-      const combinedX = out ?? device.empty('bf16', [handle.numTokens, config.hidden]);
-      const combinedTopkWeights = weights && device.empty('f32', [handle.numTokens, k]);
-      this.#stage(x, 'combineRows');
+      const combinedX = input.out ?? this.device.empty('bf16', [tokens, this.config.hidden]);
+      const combinedTopkWeights = weights && this.device.empty('f32', [tokens, k]);
+      this.#stage(input.x, 'combineRows');
       if (weights) this.#stage(weights, 'combineWeights');
-      await this.#window.barrier.wait(callWord('combine', 'opening', k), args);
-      const { kernels } = device;
-      kernels.gatherSum(
-        combinedX.address,
-        config.hidden * 2,
-        handle.numTokens,
-        this.world.size,
-        handle.rowTable.address,
-        0,
-        this.#bases.combineRows.address,
-        0,
-        biases[0]?.address ?? 0,
-        biases[1]?.address ?? 0,
-        this.#scratch.address,
-      );
-      if (combinedTopkWeights) {
-        kernels.gatherTopkWeight(
-          combinedTopkWeights.address,
-          handle.numTokens,
-          k,
-          this.world.size,
-          handle.rowTable.address,
-          this.#bases.combineWeights.address,
-        );
-      }
-      await this.#window.barrier.wait(callWord('combine', 'closing', k), args);
+      const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };
+      await barrier.wait(callWord(call, 'opening'), args);
+      this.#sumRows(combinedX, input);
+      if (combinedTopkWeights) this.#sumWeights(combinedTopkWeights, handle);
+      await barrier.wait(callWord(call, 'closing'), args);
       return { combinedX, combinedTopkWeights };
     });
   }
@@ -193,52 +179,53 @@ export class EpBuffer implements AsyncDisposable {
 
   /** Collective: returns when all ranks have called it. */
   barrier(options: WaitOptions = {}): Promise<void> {
-    return this.#guard.run('barrier', () => this.#window.barrier.wait(callWord('barrier', 'opening'), options));
+    return this.#guard.run('barrier', () =>
+      this.#window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), options),
+    );
   }
 
   /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */
   [Symbol.asyncDispose](): Promise<void> {
     if (this.#guard.close()) {
-      this.#layout[Symbol.dispose]();
-      for (const table of new Set(Object.values(this.#bases))) table.dispose();
-      this.#nextRow.dispose();
-      this.#scratch.dispose();
+      this.#tables[Symbol.dispose]();
       this.#window[Symbol.dispose]();
     }
     return Promise.resolve();
   }
 
   async #dispatchNew(input: DispatchPlanInput, options: WaitOptions): Promise<DispatchResult> {
-    const { world, device, config } = this;
-    const layout = input.layout ?? this.#layout;
-    if (input.layout === undefined && input.topkIdx) computeLayout(input.topkIdx, layout, this.#shape);
-    const perRank = layout.numTokensPerRank.view();
-    this.#exchange.publish(exchangeHeader(input), perRank, layout.numTokensPerExpert.view());
-    await this.#window.barrier.wait(callWord('dispatch', 'opening'), options);
+    const { world, config } = this;
+    const { barrier } = this.#window;
+    const layout = this.#layoutOf(input);
+    this.#exchange.publish(
+      exchangeHeader(input),
+      layout.numTokensPerRank.view(),
+      layout.numTokensPerExpert.view().subarray(0, config.numExperts),
+    );
+    await barrier.wait(callWord({ kind: 'dispatch' }, 'opening'), options);
+    this.#dispatches += 1;
+    // All ranks compute the same from the same counts, so all fail here or none does.
+    const { expertAlignment } = input;
     const plan = planReceive(this.#exchange.collect(), {
       rank: world.rank,
       experts: config.numExperts,
-      expertAlignment: input.expertAlignment,
+      expertAlignment,
     });
-
-    const rows = input.numWorstTokens || plan.numRecvTokens;
-    const handle = new DispatchHandle({
-      owner: this,
-      numTokens: input.numTokens,
-      numRecvTokens: plan.numRecvTokens,
-      rows,
-      rowTable: device.empty('i32', [input.numTokens, world.size]),
-      rankPrefixMatrix: plan.rankPrefixMatrix,
-      recvSrcIdx: device.empty('i32', [rows]),
-      numRecvTokensPerExpert: input.numWorstTokens ? [] : plan.numRecvTokensPerExpert,
+    return barrier.orAbort(async () => {
+      const handle = this.#makeHandle(input, plan);
+      this.#tables.nextRow.view().set(plan.firstRow);
+      this.device.kernels.compactRows(
+        layout.isTokenInRank.address,
+        input.numTokens,
+        world.size,
+        this.#tables.nextRow.address,
+        handle.rowTable.address,
+      );
+      this.#sendRows(input, handle);
+      this.#sendChoices(input, handle);
+      await barrier.wait(callWord({ kind: 'dispatch' }, 'closing'), options);
+      return this.#receive(input, handle);
     });
-    this.#nextRow.view().set(plan.firstRow);
-    const membership = layout.isTokenInRank.address;
-    device.kernels.compactRows(membership, input.numTokens, world.size, this.#nextRow.address, handle.rowTable.address);
-    this.#sendRows(input, handle);
-    this.#sendChoices(input, handle);
-    await this.#window.barrier.wait(callWord('dispatch', 'closing'), options);
-    return this.#receive(input, handle);
   }
 
   async #dispatchCached(
@@ -246,10 +233,12 @@ export class EpBuffer implements AsyncDisposable {
     handle: DispatchHandle,
     options: WaitOptions,
   ): Promise<DispatchResult> {
+    const { barrier } = this.#window;
     const { bytes } = dtypes[input.data.dtype];
-    await this.#window.barrier.wait(callWord('cached dispatch', 'opening', bytes), options);
+    const call: Call = { kind: 'cached dispatch', detail: bytes, handle: handle.sequence };
+    await barrier.wait(callWord(call, 'opening'), options);
     this.#sendRows(input, handle);
-    await this.#window.barrier.wait(callWord('cached dispatch', 'closing', bytes), options);
+    await barrier.wait(callWord(call, 'closing'), options);
     return {
       recvX: this.#receivedRows(input, handle),
       recvTopkIdx: undefined,
@@ -259,32 +248,86 @@ export class EpBuffer implements AsyncDisposable {
     };
   }
 
+  /** Counts the choices; a layout that came with them must say the same. */
+  #layoutOf({ topkIdx, layout, numTokens }: DispatchPlanInput): LayoutTensors {
+    if (topkIdx === undefined) return layout as LayoutTensors;
+    const counted = this.#tables.layout;
+    computeLayout(topkIdx, counted, this.#tables.shape);
+    if (layout !== undefined) requireSameLayout(layout, counted, numTokens * this.world.size);
+    return counted;
+  }
+
+  #makeHandle(input: DispatchPlanInput, plan: ReceivePlan): DispatchHandle {
+    const { device, world } = this;
+    const rows = input.numWorstTokens || plan.numRecvTokens;
+    return new DispatchHandle({
+      owner: this,
+      sequence: this.#dispatches,
+      numTokens: input.numTokens,
+      numRecvTokens: plan.numRecvTokens,
+      rows,
+      rowTable: device.empty('i32', [input.numTokens, world.size]),
+      rankPrefixMatrix: plan.rankPrefixMatrix,
+      recvSrcIdx: device.empty('i32', [rows]),
+      numRecvTokensPerExpert: input.numWorstTokens ? [] : plan.numRecvTokensPerExpert,
+    });
+  }
+
   #sendRows({ data, scales, numTokens }: DispatchPlanInput, { rowTable }: DispatchHandle): void {
     const { scatterRows } = this.device.kernels;
+    const { bases } = this.#tables;
     const n = this.world.size;
     const rowBytes = this.config.hidden * dtypes[data.dtype].bytes;
-    scatterRows(data.address, rowBytes, numTokens, n, rowTable.address, 0, this.#bases.rows.address);
+    scatterRows(data.address, rowBytes, numTokens, n, rowTable.address, 0, bases.rows.address);
     if (scales) {
       const scaleBytes = (scales.shape[1] as number) * 4;
-      scatterRows(scales.address, scaleBytes, numTokens, n, rowTable.address, 0, this.#bases.scales.address);
+      scatterRows(scales.address, scaleBytes, numTokens, n, rowTable.address, 0, bases.scales.address);
     }
   }
 
   /** Token index, expert ids and weights of every row, straight to the receivers. */
   #sendChoices({ topkIdx, topkWeights, numTokens }: DispatchPlanInput, { rowTable }: DispatchHandle): void {
     const { kernels } = this.device;
+    const { bases } = this.#tables;
     const n = this.world.size;
     const table = rowTable.address;
-    kernels.scatterTokenIndex(0, numTokens, n, table, 0, this.#bases.sourceToken.address);
+    kernels.scatterTokenIndex(numTokens, n, table, 0, bases.sourceToken.address);
     if (!topkIdx) return;
     const k = topkIdx.shape[1] as number;
     const indexBytes = dtypes[topkIdx.dtype].bytes;
     const perRank = this.config.numExperts / n;
-    kernels.scatterTopkIndex(topkIdx.address, indexBytes, numTokens, k, n, perRank, table, this.#bases.topkIdx.address);
+    kernels.scatterTopkIndex(topkIdx.address, indexBytes, numTokens, k, n, perRank, table, bases.topkIdx.address);
     if (!topkWeights) return;
     const weights = topkWeights.address;
-    const target = this.#bases.topkWeights.address;
+    const target = bases.topkWeights.address;
     kernels.scatterTopkWeight(topkIdx.address, indexBytes, weights, numTokens, k, n, perRank, table, target);
+  }
+
+  #sumRows(out: Tensor<'bf16'>, { handle, biases }: CheckedCombine): void {
+    this.device.kernels.gatherSum(
+      out.address,
+      this.config.hidden * 2,
+      handle.numTokens,
+      this.world.size,
+      handle.rowTable.address,
+      0,
+      this.#tables.bases.combineRows.address,
+      0,
+      biases[0]?.address ?? 0,
+      biases[1]?.address ?? 0,
+      this.#tables.sources.address,
+    );
+  }
+
+  #sumWeights(out: Tensor<'f32'>, handle: DispatchHandle): void {
+    this.device.kernels.gatherTopkWeight(
+      out.address,
+      handle.numTokens,
+      out.shape[1] as number,
+      this.world.size,
+      handle.rowTable.address,
+      this.#tables.bases.combineWeights.address,
+    );
   }
 
   #receive(input: DispatchPlanInput, handle: DispatchHandle): DispatchResult {
@@ -326,13 +369,20 @@ export class EpBuffer implements AsyncDisposable {
 
   #view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D> {
     const { address, storage } = this.#window;
-    return new Tensor(storage, dtype, shape, address + this.size.regions[region].offset - storage.address);
+    const { offset, bytes } = this.size.regions[region];
+    const tensor = new Tensor(storage, dtype, shape, address + offset - storage.address);
+    if (tensor.bytes <= bytes) return tensor;
+    throw new WeftlineError('WL_INTERNAL', `A ${dtype} [${shape.join(', ')}] exceeds the ${bytes} bytes of ${region}`);
   }
+}
 
-  #receiveRegion(): { readonly address: number; readonly bytes: number } {
-    const { offset, bytes } = this.size.regions.rows;
-    return { address: this.#window.address + offset, bytes };
-  }
+interface EpBufferParts {
+  readonly world: World;
+  readonly device: CpuDevice;
+  readonly config: Required<EpBufferConfig>;
+  readonly size: EpBufferSize;
+  readonly window: SymmetricWindow;
+  readonly tables: EpTables;
 }
 
 function exchangeHeader(input: DispatchPlanInput): ExchangeHeader {

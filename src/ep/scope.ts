@@ -6,6 +6,6 @@ import type { EpBufferConfig, EpBufferSize } from './buffer-size.ts';
 export interface EpScope {
   readonly world: World;
   readonly device: CpuDevice;
-  readonly config: Readonly<EpBufferConfig>;
+  readonly config: Readonly<Required<EpBufferConfig>>;
   readonly size: EpBufferSize;
 }

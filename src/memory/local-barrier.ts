@@ -1,25 +1,17 @@
 // The barrier of a window: every local rank arrives in a shared cell; the last one publishes the epoch and wakes the rest.
-import {
-  ABORT_MESSAGE_BYTES,
-  ARRIVAL_OFFSET,
-  ARRIVAL_STRIDE,
-  windowArrival,
-  windowHeader,
-} from '../abi/window-header.ts';
-import { type EncodedError, WeftlineError } from '../core/errors.ts';
+import { ARRIVAL_OFFSET, ARRIVAL_STRIDE, windowArrival, windowHeader } from '../abi/window-header.ts';
+import { WeftlineError } from '../core/errors.ts';
 import { Futex } from '../native/libc.ts';
-import type { WaitOptions } from '../world/store.ts';
+import { rankList } from '../world/membership.ts';
+import { checkTimeout, type WaitOptions } from '../world/store.ts';
+import { AbortRecord, type AbortRecordOptions } from './abort-record.ts';
 import { type SharedWord, waitForWord, wakeWord } from './wait.ts';
 
-export interface LocalBarrierOptions {
-  /** The window's header in this process. */
-  readonly header: SharedArrayBuffer;
-  readonly headerOffset: number;
-  /** World ranks by local rank. */
-  readonly ranks: readonly number[];
-  readonly localRank: number;
+export interface LocalBarrierOptions extends AbortRecordOptions {
   readonly timeoutMs: number;
   readonly spinMicroseconds: number;
+  /** Aborted when a rank of the world is lost or reports an error; its reason ends a wait. */
+  readonly peerLost: AbortSignal;
   /** False when the process of that local rank has ended or left the window. */
   isAlive(localRank: number): boolean;
   /** What a call word means, for errors: "dispatch of bf16 rows". */
@@ -28,11 +20,12 @@ export interface LocalBarrierOptions {
 
 export class LocalBarrier {
   readonly #options: LocalBarrierOptions;
-  readonly #arrivals: Int32Array[];
+  readonly #arrivals: readonly Int32Array[];
   readonly #generation: SharedWord;
-  readonly #abortState: Int32Array;
+  readonly #abort: AbortRecord;
   #epoch = 0;
-  #broken: WeftlineError | undefined;
+  #closed = false;
+  #waiting = false;
 
   constructor(options: LocalBarrierOptions) {
     this.#options = options;
@@ -43,7 +36,7 @@ export class LocalBarrier {
     );
     const value = words(windowHeader.offset.generation, 1);
     this.#generation = { value, waiters: words(windowHeader.offset.waiters, 1), futex: new Futex(value) };
-    this.#abortState = words(windowHeader.offset.abortState, 1);
+    this.#abort = new AbortRecord(options);
   }
 
   /**
@@ -53,56 +46,75 @@ export class LocalBarrier {
    * given up by all its ranks (WL_PEER_FAILED), because they no longer agree on where they are.
    */
   async wait(call: number, options: WaitOptions = {}): Promise<void> {
-    this.#throwIfBroken();
+    const timeoutMs = checkTimeout(options.timeoutMs ?? this.#options.timeoutMs);
+    this.throwIfUnusable();
     const epoch = (this.#epoch + 1) | 0;
     this.#epoch = epoch;
     const mine = this.#arrivals[this.#options.localRank] as Int32Array;
     // ORDER: the call word first, then the epoch, whose store publishes it and all our writes to the windows.
     Atomics.store(mine, 1 + (epoch & 1), call);
     Atomics.store(mine, 0, epoch);
-    // INVARIANT: arrivals are stored and loaded sequentially consistent, so the last to arrive sees all the others.
-    if (this.#missing(epoch).length === 0) {
-      Atomics.store(this.#generation.value, 0, epoch);
-      wakeWord(this.#generation);
-    } else {
-      await this.#sleepUntil(epoch, options);
-    }
-    this.#compareCalls(epoch, call);
+    await this.orAbort(async () => {
+      if (!this.#publishIfComplete(epoch)) {
+        this.#waiting = true;
+        await this.#sleepUntil(epoch, { ...options, timeoutMs }).finally(() => (this.#waiting = false));
+      }
+      this.#compareCalls(epoch, call);
+    });
   }
 
-  /** Gives the window up for all its ranks, who get WL_PEER_FAILED with this error's text at their next or present wait. */
-  abort(error: EncodedError): void {
-    if (Atomics.compareExchange(this.#abortState, 0, 0, 1) !== 0) return;
-    const { header, headerOffset, localRank } = this.#options;
-    const text = new TextEncoder().encode(`${error.code}: ${error.message}`).subarray(0, ABORT_MESSAGE_BYTES);
-    const copy = new Uint8Array(header, headerOffset + windowHeader.offset.abortMessage, text.length);
-    copy.set(text);
-    Atomics.store(this.#word('abortLocalRank'), 0, localRank);
-    Atomics.store(this.#word('abortLength'), 0, text.length);
-    Atomics.store(this.#abortState, 0, 2);
-    // A sleeper looks at abortState whenever it wakes.
-    this.#generation.futex.wakeAll();
-  }
-
-  async #sleepUntil(epoch: number, options: WaitOptions): Promise<void> {
-    const timeoutMs = options.timeoutMs ?? this.#options.timeoutMs;
-    const deadline = performance.now() + timeoutMs;
-    const { value } = this.#generation;
+  /**
+   * Runs a part of a collective call in which only this rank can fail. If it does, the window is given up for all, so
+   * that the others hear the reason instead of waiting for a rank that does not come.
+   */
+  async orAbort<T>(work: () => T | Promise<T>): Promise<T> {
     try {
-      await waitForWord(this.#generation, {
-        ready: () => ((Atomics.load(value, 0) - epoch) | 0) >= 0,
-        check: () => {
-          this.#throwIfBroken();
-          options.signal?.throwIfAborted();
-          this.#throwIfLost(epoch);
-          if (performance.now() >= deadline) throw this.#timeout(epoch, timeoutMs);
-        },
-        spinMicroseconds: this.#options.spinMicroseconds,
-      });
+      return await work();
     } catch (error) {
-      this.#breakWith(error);
+      this.#abort.raise(error);
+      // Sleepers look at the record when they wake; one that was about to sleep looks within a slice.
+      this.#generation.futex.wakeAll();
       throw error;
     }
+  }
+
+  /** Fails with the reason if the window was given up, here or by a peer, and with WL_CLOSED after close(). */
+  throwIfUnusable(): void {
+    if (this.#closed) throw new WeftlineError('WL_CLOSED', 'The window of this object was closed');
+    const reason = this.#abort.reason();
+    if (reason !== undefined) throw reason;
+  }
+
+  /** The memory is about to go: no word of it may be touched any more. Fails while a call still waits here. */
+  close(): void {
+    if (this.#waiting) throw new WeftlineError('WL_INVALID_ARGUMENT', 'Cannot close a window while a call waits on it');
+    this.#closed = true;
+  }
+
+  async #sleepUntil(epoch: number, { signal, timeoutMs }: WaitOptions & { readonly timeoutMs: number }): Promise<void> {
+    const deadline = performance.now() + timeoutMs;
+    const { value } = this.#generation;
+    const ready = (): boolean => ((Atomics.load(value, 0) - epoch) | 0) >= 0;
+    await waitForWord(this.#generation, {
+      ready,
+      check: () => {
+        // Whoever died between the last arrival and its publication must not cost the others their barrier.
+        if (this.#publishIfComplete(epoch)) return;
+        const reason = this.#reasonToGiveUp(epoch, signal);
+        // ORDER: a peer may publish this barrier and give up in the next; then this one still counts.
+        if (reason !== undefined && !ready()) throw reason;
+        if (performance.now() >= deadline) throw this.#timeout(epoch, timeoutMs);
+      },
+      spinMicroseconds: this.#options.spinMicroseconds,
+    });
+  }
+
+  #publishIfComplete(epoch: number): boolean {
+    // INVARIANT: arrivals are stored and loaded sequentially consistent, so the last to arrive sees all the others.
+    if (this.#missing(epoch).length > 0) return false;
+    Atomics.store(this.#generation.value, 0, epoch);
+    wakeWord(this.#generation);
+    return true;
   }
 
   #missing(epoch: number): number[] {
@@ -113,76 +125,50 @@ export class LocalBarrier {
     return missing;
   }
 
-  #throwIfLost(epoch: number): void {
+  #reasonToGiveUp(epoch: number, signal: AbortSignal | undefined): unknown {
+    const { peerLost } = this.#options;
+    const aborted = this.#abort.reason();
+    if (aborted !== undefined) return aborted;
+    if (signal?.aborted) return signal.reason;
+    return this.#lost(epoch) ?? (peerLost.aborted ? peerLost.reason : undefined);
+  }
+
+  #lost(epoch: number): WeftlineError | undefined {
     const gone = this.#missing(epoch).filter((index) => !this.#options.isAlive(index));
-    if (gone.length === 0) return;
+    if (gone.length === 0) return undefined;
     // ORDER: a rank arrives before it leaves. One that did both since we looked is not lost, so look again.
     const missing = this.#missing(epoch);
-    const lost = gone.filter((index) => missing.includes(index));
-    if (lost.length === 0) return;
-    const ranks = lost.map((index) => this.#options.ranks[index] as number);
-    throw new WeftlineError('WL_PEER_LOST', `${rankList(ranks)} ended or left while this rank was waiting for it`, {
-      details: { ranks },
-    });
+    const ranks = gone.filter((index) => missing.includes(index)).map((index) => this.#options.ranks[index] as number);
+    if (ranks.length === 0) return undefined;
+    const message = `${capitalized(rankList(ranks))} ended or left while this rank was waiting for it`;
+    return new WeftlineError('WL_PEER_LOST', message, { details: { ranks } });
   }
 
   #timeout(epoch: number, timeoutMs: number): WeftlineError {
     const ranks = this.#missing(epoch).map((index) => this.#options.ranks[index] as number);
     return new WeftlineError(
       'WL_TIMEOUT',
-      `${rankList(ranks)} did not arrive within ${timeoutMs} ms; its process lives: it may still compute (raise --timeout) or wait elsewhere (all ranks must make the same calls in the same order)`,
+      `${capitalized(rankList(ranks))} did not arrive within ${timeoutMs} ms; its process lives: it may still compute (raise --timeout) or wait elsewhere (all ranks must make the same calls in the same order)`,
       { details: { ranks, timeoutMs } },
     );
   }
 
   #compareCalls(epoch: number, call: number): void {
     const { ranks } = this.#options;
-    const describeCall = (word: number): string => this.#options.describeCall(word);
     for (const [index, arrival] of this.#arrivals.entries()) {
-      const theirs = Atomics.load(arrival, 1 + (epoch & 1)) >>> 0;
-      if (theirs === call >>> 0) continue;
-      const error = new WeftlineError(
+      const word = Atomics.load(arrival, 1 + (epoch & 1)) >>> 0;
+      if (word === call >>> 0) continue;
+      const here = this.#options.describeCall(call >>> 0);
+      const there = this.#options.describeCall(word);
+      throw new WeftlineError(
         'WL_CONFIG_MISMATCH',
-        `This rank is in ${describeCall(call >>> 0)}, but rank ${ranks[index]} is in ${describeCall(theirs)}; all ranks must make the same calls in the same order`,
-        { details: { rank: ranks[index], here: describeCall(call >>> 0), there: describeCall(theirs) } },
+        `This rank is in ${here}, but rank ${ranks[index]} is in ${there}; all ranks must make the same calls in the same order`,
+        { details: { rank: ranks[index], here, there } },
       );
-      this.#breakWith(error);
-      throw error;
     }
-  }
-
-  #breakWith(error: unknown): void {
-    const known = error instanceof WeftlineError;
-    this.#broken ??= known
-      ? error
-      : new WeftlineError('WL_CLOSED', 'A wait on this window was aborted', { cause: error });
-    this.abort({
-      code: this.#broken.code,
-      message: this.#broken.message,
-      details: {},
-    });
-  }
-
-  #throwIfBroken(): void {
-    if (this.#broken !== undefined) throw this.#broken;
-    if (Atomics.load(this.#abortState, 0) !== 2) return;
-    const { header, headerOffset, ranks } = this.#options;
-    const rank = ranks[Atomics.load(this.#word('abortLocalRank'), 0)] ?? -1;
-    const length = Math.min(Atomics.load(this.#word('abortLength'), 0), ABORT_MESSAGE_BYTES);
-    const bytes = new Uint8Array(header, headerOffset + windowHeader.offset.abortMessage, length).slice();
-    this.#broken = new WeftlineError('WL_PEER_FAILED', `Rank ${rank} gave up: ${new TextDecoder().decode(bytes)}`, {
-      details: { rank },
-      rank,
-    });
-    throw this.#broken;
-  }
-
-  #word(field: 'abortLocalRank' | 'abortLength'): Int32Array {
-    const { header, headerOffset } = this.#options;
-    return new Int32Array(header, headerOffset + windowHeader.offset[field], 1);
   }
 }
 
-function rankList(ranks: readonly number[]): string {
-  return ranks.length === 1 ? `Rank ${ranks[0]}` : `Ranks ${ranks.join(', ')}`;
+function capitalized(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }

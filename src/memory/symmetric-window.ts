@@ -27,6 +27,8 @@ export interface SymmetricWindowOptions extends WaitOptions {
   readonly name: string;
   /** Bytes per rank, the same on every rank. */
   readonly bytes: number;
+  /** Work of this rank before anything is shared; if it throws, creation fails on every rank with its error. */
+  prepare?(): void;
   /** What a call word of barrier() means, for errors. */
   describeCall(call: number): string;
 }
@@ -56,10 +58,13 @@ export class SymmetricWindow implements Disposable {
     const { world, device, bytes } = options;
     const ranks = world.localRanks;
     const total = windowFootprint(bytes, ranks.length);
-    await agree(options, 'size', () => checkFit(options, total));
+    await agree(options, 'size', () => {
+      options.prepare?.();
+      checkFit(options, total);
+    });
     if (ranks.length === 1) {
       const storage = device.allocate(total, WINDOW_ALIGNMENT);
-      device.hostView('u8', storage.address, total).fill(0);
+      device.hostView('u8', storage.address, WINDOW_HEADER_BYTES).fill(0);
       writeHeader(options, storage.address);
       return new SymmetricWindow(options, storage, undefined);
     }
@@ -83,6 +88,7 @@ export class SymmetricWindow implements Disposable {
       localRank: this.localRank,
       timeoutMs: world.settings.timeoutMs,
       spinMicroseconds: world.settings.spinMicroseconds,
+      peerLost: world.peerLost,
       isAlive: (index) => fd === undefined || isByteLocked(fd, index),
       describeCall: (call) => options.describeCall(call),
     });
@@ -96,6 +102,7 @@ export class SymmetricWindow implements Disposable {
   /** Unmaps the window here; peers that still wait for this rank get WL_PEER_LOST. Tensors over it become invalid. */
   [Symbol.dispose](): void {
     if (this.storage.disposed) return;
+    this.barrier.close();
     this.storage[Symbol.dispose]();
     if (this.#fd !== undefined) closeSync(this.#fd);
   }

@@ -25,8 +25,9 @@ export interface WordWait {
 }
 
 /**
- * Resolves when `ready()` holds. A wake is never lost: the word is read before `ready()`, and the kernel refuses to
- * sleep when it has changed since.
+ * Resolves when `ready()` holds. A change of the word is never missed: it is read before `ready()`, and the kernel
+ * refuses to sleep when it has changed since. What `check()` looks at may change just before a sleep; it is then seen
+ * one slice later.
  */
 export async function waitForWord(word: SharedWord, wait: WordWait): Promise<void> {
   if (spin(wait)) return;

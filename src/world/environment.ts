@@ -25,6 +25,9 @@ export interface RankEnvironment {
   readonly storeDescriptor: number | undefined;
 }
 
+/** Marks every process of one launch, so that the launcher finds those that left its groups; join() does not read it. */
+export const LAUNCH_ID_VARIABLE = 'WEFTLINE_LAUNCH_ID';
+
 /** Where in the unprivileged ports below the ephemeral ones a derived port lies. */
 const DERIVED_PORT_BASE = 15_000;
 const DERIVED_PORT_COUNT = 15_000;

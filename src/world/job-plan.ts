@@ -10,6 +10,8 @@ export interface JobPlan {
   readonly firstRank: number;
   readonly token: string;
   readonly jobPrefix: string;
+  /** Tells the processes of this launcher from all others. */
+  readonly launchId: string;
   readonly command: readonly string[];
 }
 
@@ -40,6 +42,7 @@ export function planJob(options: LaunchOptions): JobPlan {
       .update(JSON.stringify([token, master ?? null]))
       .digest('hex')
       .slice(0, 20),
+    launchId: randomBytes(16).toString('hex'),
     command: fullCommand(options.command),
   };
 }

@@ -1,8 +1,10 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
 import { createServer, type Server } from 'node:net';
+import { LAUNCH_ID_VARIABLE } from './environment.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import { type JobPlan, planJob } from './job-plan.ts';
+import { endMarkedProcesses } from './marked-processes.ts';
 import { rankList } from './membership.ts';
 import { eachLine, LineWriter, type OutputLine } from './output-lines.ts';
 import { describeEnd, exitCodeOf, RankProcess, type RankResult } from './rank-process.ts';
@@ -85,7 +87,7 @@ class Job {
   constructor(options: LaunchOptions, plan: JobPlan) {
     this.#options = options;
     this.#plan = plan;
-    this.#watchdog = new Watchdog(plan.jobPrefix);
+    this.#watchdog = new Watchdog(plan.jobPrefix, plan.launchId);
     options.signal?.addEventListener('abort', this.#abort);
     if (options.forwardSignals !== false) for (const signal of forwarded) process.on(signal, this.#forward);
   }
@@ -124,6 +126,7 @@ class Job {
     for (const timer of this.#timers) clearTimeout(timer);
     for (const rank of this.#ranks) rank.stop('SIGKILL');
     await Promise.all(this.#ranks.map((rank) => rank.ended));
+    await endMarkedProcesses(this.#plan.launchId);
     this.#closePipes();
     for (const writer of this.#writers) writer[Symbol.dispose]();
     removeFilesOfJob(this.#plan.jobPrefix);
@@ -133,7 +136,7 @@ class Job {
   }
 
   async #startRank(local: number, { address, server, print }: RankStart): Promise<void> {
-    const { firstRank, size, token, jobPrefix, command } = this.#plan;
+    const { firstRank, size, token, jobPrefix, launchId, command } = this.#plan;
     const rank = firstRank + local;
     const holdsStore = rank === 0 && server !== undefined;
     const raw = this.#options.rawRank === rank;
@@ -155,6 +158,7 @@ class Job {
         WEFTLINE_TOKEN: token,
         WEFTLINE_JOB_ID: jobPrefix,
         WEFTLINE_LAUNCHER_PID: String(process.pid),
+        [LAUNCH_ID_VARIABLE]: launchId,
         // Undefined removes what a launcher around this one may have set.
         WEFTLINE_STORE_FD: holdsStore ? String(STORE_FD) : undefined,
       },

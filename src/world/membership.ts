@@ -52,11 +52,6 @@ export class Membership {
     return this.#members.has(rank);
   }
 
-  /** True once every rank that ever joined has left. */
-  get empty(): boolean {
-    return [...this.#members.values()].every((member) => member.departure !== undefined);
-  }
-
   /** "rank 2 did not come; rank 3 never joined", for a message on ranks that are missed. */
   describe(ranks: readonly number[]): string {
     const joined = ranks.filter((rank) => this.#members.has(rank));

@@ -16,8 +16,10 @@ export interface ConnectionOptions {
   /** A client that has not shown the token by then is dropped. */
   readonly handshakeMs: number;
   readonly onMember: (connection: StoreConnection) => void;
-  /** Called once, when the socket is gone; `departure` is set if the client was a rank. */
-  readonly onEnd: (connection: StoreConnection, departure: Departure | undefined) => void;
+  /** Called once, at a rank's goodbye or when its connection broke. */
+  readonly onDeparture: (connection: StoreConnection, departure: Departure) => void;
+  /** Called once, when the socket is gone. */
+  readonly onEnd: (connection: StoreConnection) => void;
 }
 
 /** The system notices a vanished machine after this and ten probes, one a second. */
@@ -35,7 +37,7 @@ export class StoreConnection {
   readonly #nonce = createNonce();
   readonly #deadline: NodeJS.Timeout;
   readonly #running = new Map<number, AbortController>();
-  #departure: Departure = { how: 'lost' };
+  #departed = false;
 
   constructor(socket: Socket, options: ConnectionOptions) {
     this.#socket = socket;
@@ -134,8 +136,15 @@ export class StoreConnection {
 
   #leave(error: unknown): void {
     const reason = typeof error === 'object' && error !== null ? (error as EncodedError) : undefined;
-    this.#departure = reason === undefined ? { how: 'closed' } : { how: 'failed', error: reason };
+    // First: the client takes the end of the connection for the sign that the others have been told.
+    this.#depart(reason === undefined ? { how: 'closed' } : { how: 'failed', error: reason });
     this.#socket.end();
+  }
+
+  #depart(departure: Departure): void {
+    if (this.rank === undefined || this.#departed) return;
+    this.#departed = true;
+    this.#options.onDeparture(this, departure);
   }
 
   /** A stranger and a rank that breaks the protocol hear why, then they are dropped. */
@@ -155,6 +164,7 @@ export class StoreConnection {
   #ended(): void {
     clearTimeout(this.#deadline);
     for (const cancel of this.#running.values()) cancel.abort();
-    this.#options.onEnd(this, this.rank === undefined ? undefined : this.#departure);
+    this.#depart({ how: 'lost' });
+    this.#options.onEnd(this);
   }
 }

@@ -47,7 +47,12 @@ export class StoreServer {
           this.#strangers.delete(member);
           this.#members.add(member);
         },
-        onEnd: (ended, departure) => this.#ended(ended, departure),
+        onDeparture: (member, departure) => this.#departed(member, departure),
+        onEnd: (ended) => {
+          this.#strangers.delete(ended);
+          this.#members.delete(ended);
+          if (this.#members.size === 0) this.#whenEmpty?.();
+        },
       });
       this.#strangers.add(connection);
       this.#limitStrangers();
@@ -61,7 +66,7 @@ export class StoreServer {
 
   /** Waits, at most `waitMs`, until all ranks that joined have left, then ends every connection. */
   async stop(waitMs: number): Promise<void> {
-    if (!this.#core.members.empty && waitMs > 0) {
+    if (this.#members.size > 0 && waitMs > 0) {
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, waitMs);
         this.#whenEmpty = () => {
@@ -81,16 +86,12 @@ export class StoreServer {
     if (this.#strangers.size > this.#maxStrangers) oldest?.destroy();
   }
 
-  #ended(connection: StoreConnection, departure: Departure | undefined): void {
-    this.#strangers.delete(connection);
-    this.#members.delete(connection);
-    const { rank } = connection;
-    if (departure === undefined || rank === undefined) return;
+  #departed(member: StoreConnection, departure: Departure): void {
+    const { rank } = member;
+    if (rank === undefined) return;
     this.#core.leave(rank, departure);
-    if (departure.how !== 'closed') {
-      const { stack: _hidden, ...error } = encodeError(this.#core.members.failure(rank, 'the job'));
-      for (const member of this.#members) member.announce(rank, error);
-    }
-    if (this.#core.members.empty) this.#whenEmpty?.();
+    if (departure.how === 'closed') return;
+    const { stack: _hidden, ...error } = encodeError(this.#core.members.failure(rank, 'the job'));
+    for (const other of this.#members) if (other !== member) other.announce(rank, error);
   }
 }

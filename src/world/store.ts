@@ -129,9 +129,7 @@ export class LinkedStore implements Store {
   }
 
   #timeout(options: WaitOptions): number {
-    const timeoutMs = options.timeoutMs ?? this.#options.timeoutMs;
-    if (timeoutMs >= 0 && timeoutMs < 2 ** 31) return timeoutMs;
-    throw invalidArgument('timeoutMs', timeoutMs, 'a number of milliseconds from 0 to 2147483647');
+    return checkTimeout(options.timeoutMs ?? this.#options.timeoutMs);
   }
 
   #checkValue(value: Uint8Array): Uint8Array {
@@ -164,4 +162,10 @@ function onePart(parts: readonly Uint8Array[]): Uint8Array {
 function checkKey(key: string): string {
   if (typeof key === 'string' && key.length > 0 && key.length <= MAX_KEY_LENGTH) return key;
   throw invalidArgument('key', key, `a text of 1 to ${MAX_KEY_LENGTH} characters`);
+}
+
+/** Fails with WL_INVALID_ARGUMENT for what no timer can hold, NaN and infinity among it: a wait must end. */
+export function checkTimeout(timeoutMs: number): number {
+  if (timeoutMs >= 0 && timeoutMs < 2 ** 31) return timeoutMs;
+  throw invalidArgument('timeoutMs', timeoutMs, 'a number of milliseconds from 0 to 2147483647');
 }

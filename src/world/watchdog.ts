@@ -4,10 +4,13 @@ import { FILE_PREFIX, SHARED_MEMORY_FOLDER } from './shared-memory-files.ts';
 
 /**
  * Reads which process groups live from its input; the end of the input means that the launcher is gone, however it went.
- * The pause lets killed processes finish the system call that they were in, which may create a file.
+ * It may have gone while it started a rank, of which this script then has not heard: the environment tells such ranks.
+ * The second round finds what was between two system calls in the first: starting a program, creating a file.
  */
 const script = `
 trap "" INT TERM HUP QUIT
+files=$1
+mark=$2
 groups=" "
 while read -r word group; do
   case $word in
@@ -17,21 +20,27 @@ while read -r word group; do
   esac
 done
 for group in $groups; do kill -s KILL -- "-$group"; done
-rm -f "$1"*
-sleep 1
-rm -f "$1"*
+for round in 1 2; do
+  for path in $(grep -lsa "$mark" /proc/[0-9]*/environ); do
+    pid=\${path#/proc/}
+    kill -s KILL "\${pid%/environ}"
+  done
+  rm -f "$files"*
+  [ $round = 2 ] || sleep 1
+done
 `;
 
 export class Watchdog {
   readonly #process: ChildProcess;
 
-  constructor(jobPrefix: string) {
+  /** `mark` is in the environment of all processes of this launcher, and of no others. */
+  constructor(jobPrefix: string, mark: string) {
     const files = `${SHARED_MEMORY_FOLDER}/${FILE_PREFIX}${jobPrefix}`;
     // A session of its own: a terminal's Ctrl-C or hang-up must not reach it.
-    this.#process = spawn('/bin/sh', ['-c', script, 'weftline-watchdog', files], {
+    this.#process = spawn('/bin/sh', ['-c', script, 'weftline-watchdog', files, mark], {
       detached: true,
       cwd: '/',
-      env: {},
+      env: { PATH: '/usr/bin:/bin' },
       stdio: ['pipe', 'ignore', 'ignore'],
     });
     // Without a shell there is no watchdog; the ranks that joined still end with their launcher.

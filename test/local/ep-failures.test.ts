@@ -69,6 +69,17 @@ for (const [scenario, code, message] of [
   ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
   ['worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
   ['address space', 'WL_MEMORY', /2 windows of .* MiB \(one per rank of this host\) need/],
+  [
+    'other handle',
+    'WL_CONFIG_MISMATCH',
+    /cached dispatch of bf16 rows with handle 1 .*with handle 2|handle 2 .*handle 1/,
+  ],
+  ['other descriptor', 'WL_CONFIG_MISMATCH', /layer combine with descriptor [12]/],
+  ['weights on one rank', 'WL_CONFIG_MISMATCH', /combine with handle 1 with(out)? topkWeights/],
+  ['invalid on one rank', 'WL_CONFIG_MISMATCH', /different hidden: 12 on rank 0, 16 on rank 1/],
+  ['invalid on all ranks', 'WL_INVALID_ARGUMENT', /Invalid hidden: got 12/],
+  ['no room for tables', 'WL_MEMORY', /Cannot take/],
+  ['layer cannot grow', 'WL_MEMORY', /windows of .* need/],
   ['scatter out of block', 'WL_INVALID_ARGUMENT', /fullScatterIndices of rank 1/],
   ['scatter repeated', 'WL_INVALID_ARGUMENT', /name a row of rank \d twice/],
 ] as const) {
@@ -82,6 +93,33 @@ for (const [scenario, code, message] of [
     }
   });
 }
+
+test('what fails on one rank alone is told to the others, who do not wait', async () => {
+  const { exitCode, ranks, transcript } = await run('fails alone', 2);
+  assert.equal(exitCode, 0, transcript);
+  assert.equal(failureOf(ranks[0]).code, 'WL_MEMORY', transcript);
+  assert.equal(failureOf(ranks[1]).code, 'WL_PEER_FAILED', transcript);
+  assert.match(failureOf(ranks[1]).message, /Rank 0 gave up: WL_MEMORY: Cannot take/, transcript);
+});
+
+test("a rank that closes its world with an error ends the others' waits with that error", async () => {
+  const { exitCode, ranks, transcript } = await run('closes with an error', 2);
+  assert.equal(exitCode, 0, transcript);
+  assert.equal(failureOf(ranks[0]).code, 'WL_PEER_FAILED', transcript);
+  assert.match(failureOf(ranks[0]).message, /boom/, transcript);
+  assert.ok(failureOf(ranks[0]).ms < 20_000, transcript);
+});
+
+test('kill -9 of one rank ends the waits of a layer too', async () => {
+  const { ranks, transcript } = await run('layer loop', 3, {
+    graceMs: 5_000,
+    onLine: ({ rank, text }) => {
+      const [, pid] = /^running (\d+)/.exec(text) ?? [];
+      if (rank === 1 && pid !== undefined) setTimeout(() => process.kill(Number(pid), 'SIGKILL'), 200);
+    },
+  });
+  for (const rank of [0, 2]) assert.match(failureOf(ranks[rank]).message, /[Rr]ank 1\b/, transcript);
+});
 
 test('an abort signal ends a wait with its reason and the other rank hears of it', async () => {
   const { exitCode, ranks, transcript } = await run('abort', 2);
@@ -100,7 +138,17 @@ test('wrong arguments fail before anything moves, naming argument, value and wha
     'x missing': /^WL_INVALID_ARGUMENT: Invalid x: got undefined/,
     'x disposed': /^WL_INVALID_ARGUMENT: Invalid x: got "a disposed tensor"/,
     'x of another device': /^WL_INVALID_ARGUMENT: Invalid x: got "a tensor of another cpu device"/,
-    'x in the window': /^WL_INVALID_ARGUMENT: Invalid x: got "rows in the receive window"/,
+    'x in the window': /^WL_INVALID_ARGUMENT: Invalid x: got "a tensor in the receive window"/,
+    'weights in the window': /Invalid topkWeights: got "a tensor in the receive window"/,
+    'layout of other choices': /Invalid layout: got "one of other choices"/,
+    'layout with wrong counts': /Invalid layout.numTokensPerRank\[0\]: got 1, allowed is 2, the marks of isTokenInRank/,
+    'combineInput of a foreign handle': /Invalid handle: got "a handle of another buffer"/,
+    'worst beside a handle': /Invalid numWorstTokens: got "given", allowed is absent when a handle is given/,
+    'timeout NaN': /Invalid timeoutMs: got NaN/,
+    'layer experts': /Invalid expIndices\[0, 1\]: got 9, allowed is an expert from 0 to 3, or -1 or 4 for none/,
+    'layer numTotExperts': /Invalid numTotExperts: got 0/,
+    'layer after its context': /^WL_CLOSED/,
+    'layer weight in the window': /Invalid weight: got "a tensor in the layer's window"/,
     'too many tokens':
       /^WL_CAPACITY: Cannot dispatch 9 tokens: the buffer was made for at most 8 per rank \(maxTokensPerRank\)/,
     'expert too large': /^WL_INVALID_ARGUMENT: Invalid topkIdx\[1, 0\]: got 4, allowed is an expert from 0 to 3, or -1/,

@@ -12,7 +12,7 @@ import {
   generateFp8Rows,
   generateRouting,
 } from '#lib/bench/ep-workload.js';
-import { type BenchGroup, type CaseTimes, runInterleaved } from '#lib/bench/interleaved.js';
+import { type BenchGroup, type CaseTimes, runInterleaved, shuffled } from '#lib/bench/interleaved.js';
 import { loadAverage, machineDocument } from '#lib/bench/machine.js';
 import { placementChanged, samplePlacement } from '#lib/bench/placement.js';
 import { seededRandom } from '#lib/bench/seeded-random.js';
@@ -180,6 +180,18 @@ test('ids of -1 are nobody, and countPairs() counts every expert of a token', ()
   );
 });
 
+test('shuffled() is a permutation that only the iteration determines, and most iterations differ', () => {
+  const orders = Array.from({ length: 20 }, (_, iteration) => shuffled(7, iteration));
+  for (const [iteration, order] of orders.entries()) {
+    assert.deepEqual(
+      order.toSorted((a, b) => a - b),
+      [0, 1, 2, 3, 4, 5, 6],
+    );
+    assert.deepEqual(order, shuffled(7, iteration));
+  }
+  assert.ok(new Set(orders.map(String)).size > 10);
+});
+
 test('runInterleaved() takes cases in turn, and times from the first begin to the last end', async () => {
   const log: string[] = [];
   const progress: number[] = [];
@@ -207,6 +219,7 @@ test('runInterleaved() takes cases in turn, and times from the first begin to th
         {
           warmup: 1,
           iterations: 3,
+          order: (count) => Array.from({ length: count }, (_, index) => index),
           now: () => time,
           ...(group.rank === 0 ? { progress: (done: number) => progress.push(done) } : {}),
         },

@@ -21,9 +21,7 @@ export interface CpuKernels {
       bases: number,
     ]
   >;
-  scatterTokenIndex: Kernel<
-    [first: number, tokens: number, columns: number, rowTable: number, rankTable: number, bases: number]
-  >;
+  scatterTokenIndex: Kernel<[tokens: number, columns: number, rowTable: number, rankTable: number, bases: number]>;
   scatterWeight: Kernel<
     [
       weights: number,
@@ -74,6 +72,7 @@ export interface CpuKernels {
       membership: number,
       perRank: number,
       perExpert: number,
+      lastToken: number,
     ],
     number
   >;
@@ -92,7 +91,7 @@ export interface CpuKernels {
     ]
   >;
   // kernels/wasm/sum.ts
-  sumRows: Kernel<[out: number, sources: number, count: number, bytes: number]>;
+  sumRows: Kernel<[out: number, sources: number, count: number, bytes: number, scattered: number]>;
   gatherSum: Kernel<
     [
       out: number,

@@ -3,10 +3,12 @@ import type { DType } from '../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../device/tensor.ts';
+import { TensorSet } from '../../device/tensor-set.ts';
 import { SymmetricWindow } from '../../memory/symmetric-window.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import type { World } from '../../world/world.ts';
-import { addressTable } from '../address-table.ts';
+import { type AddressTables, fillAddressTables, makeAddressTables } from '../address-table.ts';
+import { agreeOn } from '../agree.ts';
 import { exchangeRegionBytes, isWhole } from '../buffer-size.ts';
 import { describeCall } from '../calls.ts';
 import { CountExchange } from '../exchange.ts';
@@ -34,7 +36,7 @@ export class DispatchCombineContext implements AsyncDisposable {
   readonly control: SymmetricWindow;
   #output: Output | undefined;
 
-  /** Collective. Fails on all ranks with WL_MEMORY or WL_SHARED_MEMORY when the windows do not fit. */
+  /** Collective. The same error on every rank: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY. */
   static async create(
     world: World,
     device: CpuDevice,
@@ -42,16 +44,15 @@ export class DispatchCombineContext implements AsyncDisposable {
     options: ContextOptions = {},
   ): Promise<DispatchCombineContext> {
     const { capacity = 2 } = options;
-    if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');
-    const bytes = exchangeRegionBytes(world.size, epConfig.numExperts);
-    const control = await SymmetricWindow.create({
-      world,
-      device,
-      name: 'a2a-control',
-      bytes,
-      describeCall,
-      ...options,
-    });
+    const { maxTokens, hidden, topk, numExperts, weightDtype } = epConfig;
+    const config = { maxTokens, hidden, topk, numExperts, weightDtype, capacity };
+    const prepare = (): void => {
+      if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');
+    };
+    await agreeOn(world, { what: 'DispatchCombineContext', config, prepare }, options);
+    const bytes = exchangeRegionBytes(world.size, numExperts);
+    const of = { world, device, name: 'a2a-control', bytes, describeCall };
+    const control = await SymmetricWindow.create({ ...options, ...of });
     const context = new DispatchCombineContext({ world, device, epConfig, control });
     try {
       await context.#allocate(initialRows(epConfig, capacity), options);
@@ -85,7 +86,8 @@ export class DispatchCombineContext implements AsyncDisposable {
 
   /**
    * Collective, with the same number on every rank: makes room for that many rows at every rank. Keeps the buffers when
-   * they suffice; else they are replaced, their contents lost and tensors over them closed.
+   * they suffice; else they are replaced, their contents lost and tensors over them closed. When there is no room, all
+   * ranks get the same WL_MEMORY or WL_SHARED_MEMORY, and the context goes on with buffers of the old size.
    */
   async reallocateDispatchOutputBuf(dispatchRecvTokens: number, options: WaitOptions = {}): Promise<OutputBuffers> {
     if (!isWhole(dispatchRecvTokens, 0) || dispatchRecvTokens > this.config.maxRecvRows) {
@@ -95,9 +97,15 @@ export class DispatchCombineContext implements AsyncDisposable {
         `0 to ${this.config.maxRecvRows}, the most that can arrive`,
       );
     }
-    if (dispatchRecvTokens > this.outputSize.capacityRows) {
+    const before = this.outputSize.capacityRows;
+    if (dispatchRecvTokens > before) {
       this.#releaseOutput();
-      await this.#allocate(grownRows(this.config, dispatchRecvTokens), options);
+      try {
+        await this.#allocate(grownRows(this.config, dispatchRecvTokens), options);
+      } catch (error) {
+        await this.#allocate(before, options);
+        throw error;
+      }
     }
     return this.outputBuffers;
   }
@@ -125,28 +133,33 @@ export class DispatchCombineContext implements AsyncDisposable {
     return this.finalize();
   }
 
+  /** Every rank fails alike, also when only one of them has no memory for its tables. */
   async #allocate(rows: number, options: WaitOptions): Promise<void> {
     const { world, device } = this;
     const size = outputSize(this.config, rows);
-    const window = await SymmetricWindow.create({
-      world,
-      device,
-      name: 'a2a-output',
-      bytes: size.bytes,
-      describeCall,
-      ...options,
-    });
-    const bases = Object.entries(size.regions).map(([name, { offset }]) => [
-      name,
-      addressTable(device, window, offset),
-    ]);
-    this.#output = { window, size, bases: Object.fromEntries(bases) as Record<OutputRegion, Tensor<'i32'>> };
+    const tables: { set?: TensorSet; bases?: AddressTables<OutputRegion> } = {};
+    const prepare = (): void => {
+      const names = Object.keys(size.regions) as OutputRegion[];
+      const { set, made } = TensorSet.make(device, (tensors) => makeAddressTables(tensors, names, world.size));
+      tables.set = set;
+      tables.bases = made;
+    };
+    try {
+      const of = { world, device, name: 'a2a-output', bytes: size.bytes, describeCall, prepare };
+      const window = await SymmetricWindow.create({ ...options, ...of });
+      const { set, bases } = tables as Required<typeof tables>;
+      fillAddressTables(bases, window, size.regions);
+      this.#output = { window, size, bases, set };
+    } catch (error) {
+      tables.set?.[Symbol.dispose]();
+      throw error;
+    }
   }
 
   #releaseOutput(): void {
     if (this.#output === undefined) return;
     this.#output.window[Symbol.dispose]();
-    for (const table of Object.values(this.#output.bases)) table.dispose();
+    this.#output.set[Symbol.dispose]();
     this.#output = undefined;
   }
 
@@ -161,5 +174,6 @@ export class DispatchCombineContext implements AsyncDisposable {
 interface Output {
   readonly window: SymmetricWindow;
   readonly size: OutputSize;
-  readonly bases: Readonly<Record<OutputRegion, Tensor<'i32'>>>;
+  readonly bases: AddressTables<OutputRegion>;
+  readonly set: TensorSet;
 }

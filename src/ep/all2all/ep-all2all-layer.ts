@@ -2,25 +2,28 @@
 import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { Tensor } from '../../device/tensor.ts';
+import { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import type { World } from '../../world/world.ts';
-import { agreeOnConfig, requireOneHost } from '../agree.ts';
+import { agreeOn, requireOneHost } from '../agree.ts';
 import { isWhole } from '../buffer-size.ts';
 import { CallGuard } from '../call-guard.ts';
-import { callWord } from '../calls.ts';
-import { computeLayout, emptyLayout, type LayoutShape } from '../dispatch-layout.ts';
+import { type Call, callWord } from '../calls.ts';
+import { computeLayout } from '../dispatch-layout.ts';
+import type { ExchangeHeader } from '../exchange.ts';
 import { overlaps } from '../tensor-check.ts';
 import { DispatchCombineContext } from './dispatch-combine-context.ts';
 import { EPConfig } from './ep-config.ts';
 import { type ExpertPlan, planExperts } from './expert-plan.ts';
 import {
+  checkDescriptor,
   checkLayerCombine,
   checkLayerDispatch,
   type LayerCombineArguments,
   type LayerDispatchArguments,
   type LayerInput,
 } from './layer-arguments.ts';
+import { type LayerTables, makeLayerTables } from './layer-tables.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
 import { applyScatterIndices, throwIfOutOfBlock, throwIfRepeated } from './scatter-indices.ts';
 
@@ -55,52 +58,38 @@ export class EPAll2AllLayer implements AsyncDisposable {
   readonly config: EPConfig;
   readonly context: DispatchCombineContext;
   readonly enableLocalCombine: boolean;
-  readonly #shape: LayoutShape;
-  readonly #layout: ReturnType<typeof emptyLayout>;
-  readonly #nextRow: Tensor<'i32'>;
-  readonly #scratch: Tensor<'i32'>;
+  readonly #tables: LayerTables;
   readonly #guard = new CallGuard('EPAll2AllLayer');
+  /** Dispatches so far; alike on all ranks, because they are collective. */
+  #dispatches = 0;
 
   /** Collective over the world, whose ranks must all be on one host; the same error on every rank if it cannot be. */
   static async create(world: World, device: CpuDevice, options: LayerOptions): Promise<EPAll2AllLayer> {
-    const {
-      maxTokens,
-      hidden,
-      topk,
-      numTotExperts,
-      weightDtype = 'f32',
-      enableLocalCombine = false,
-      capacity = 2,
-    } = options;
-    if (options.dtype !== undefined && options.dtype !== 'bf16')
-      throw invalidArgument('dtype', options.dtype, '"bf16"');
-    if (!isWhole(options.numSm ?? 20, 1)) throw invalidArgument('numSm', options.numSm, 'a whole number of at least 1');
     requireOneHost(world, 'EPAll2AllLayer');
-    const config = new EPConfig({
-      maxTokens,
-      hidden,
-      topk,
-      numExperts: numTotExperts,
-      rank: world.rank,
-      worldSize: world.size,
-      localWorldSize: world.localSize,
-      weightDtype,
-    });
-    const shared = { maxTokens, hidden, topk, numTotExperts, weightDtype, enableLocalCombine, capacity };
-    await agreeOnConfig(world, 'EPAll2AllLayer', shared, options);
-    const context = await DispatchCombineContext.create(world, device, config, { ...options, capacity });
-    return new EPAll2AllLayer(context, enableLocalCombine);
+    const { maxTokens, hidden, topk, numTotExperts, weightDtype = 'f32' } = options;
+    const { enableLocalCombine = false, capacity = 2 } = options;
+    const prepare = (): { readonly epConfig: EPConfig; readonly tables: LayerTables } => {
+      const epConfig = makeConfig(options, world);
+      return { epConfig, tables: makeLayerTables(device, epConfig) };
+    };
+    const config = { maxTokens, hidden, topk, numTotExperts, weightDtype, enableLocalCombine, capacity };
+    const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
+    const agreement = { what: 'EPAll2AllLayer', config, prepare, release };
+    const { epConfig, tables } = await agreeOn(world, agreement, options);
+    try {
+      const context = await DispatchCombineContext.create(world, device, epConfig, { ...options, capacity });
+      return new EPAll2AllLayer(context, tables, enableLocalCombine);
+    } catch (error) {
+      tables[Symbol.dispose]();
+      throw error;
+    }
   }
 
-  private constructor(context: DispatchCombineContext, enableLocalCombine: boolean) {
-    const { device, config, world } = context;
-    this.config = config;
+  private constructor(context: DispatchCombineContext, tables: LayerTables, enableLocalCombine: boolean) {
+    this.config = context.config;
     this.context = context;
     this.enableLocalCombine = enableLocalCombine;
-    this.#shape = { ranks: world.size, experts: config.numExperts, dropped: config.numExperts };
-    this.#layout = emptyLayout(device, config.maxTokens, this.#shape);
-    this.#nextRow = device.empty('i32', [config.numExperts]);
-    this.#scratch = device.empty('i32', [config.topk + 2]);
+    this.#tables = tables;
   }
 
   /**
@@ -109,54 +98,27 @@ export class EPAll2AllLayer implements AsyncDisposable {
    */
   async dispatch(args: LayerDispatchArguments): Promise<LayerDispatchResult> {
     return this.#guard.run('dispatch', async () => {
-      const input = checkLayerDispatch(args, this.config, this.context.device);
-      const { device, exchange, control, world } = this.context;
-      this.#rejectInWindow('input', input.input);
-      computeLayout(input.expIndices, this.#layout, this.#shape);
-      const scattered = input.fullScatterIndices !== undefined;
-      exchange.publish(
-        {
-          topk: this.config.topk,
-          rowBytes: 2,
-          scaleBytes: 0,
-          indexBytes: 0,
-          weightBytes: input.weight ? dtypes[input.weight.dtype].bytes : 0,
-          scattered: scattered ? 1 : 0,
-          numTokens: input.numTokens,
-          rowBound: 0,
-        },
-        this.#layout.numTokensPerRank.view(),
-        this.#layout.numTokensPerExpert.view(),
-      );
-      await control.barrier.wait(callWord('layer dispatch', 'opening'), args);
+      const { device, exchange, world } = this.context;
+      const { barrier } = this.context.control;
+      barrier.throwIfUnusable();
+      const input = checkLayerDispatch(args, this.config, device);
+      this.#rejectInWindow(input);
+      const { layout, shape } = this.#tables;
+      computeLayout(input.expIndices, layout, shape);
+      exchange.publish(this.#exchangeHeader(input), layout.numTokensPerRank.view(), layout.numTokensPerExpert.view());
+      await barrier.wait(callWord({ kind: 'layer dispatch' }, 'opening'), args);
+      this.#dispatches += 1;
       const counts = exchange.collect();
       const plan = planExperts(counts, world.rank, this.config.numExperts);
-      // Everyone knows everyone's rows, so all decide alike whether the output must grow.
+      // Everyone knows everyone's rows, so all decide alike whether the output must grow, and fail alike if it cannot.
       await this.context.reallocateDispatchOutputBuf(Math.max(...plan.recvRows), args);
-
-      const tables = await this.#placeRows(input, plan, args);
-      this.#sendRows(input, tables);
-      await control.barrier.wait(callWord('layer dispatch', 'closing'), args);
-      const rows = plan.recvRows[world.rank] as number;
-      if (scattered) await this.#requireAllWritten(rows, args);
-      const output = this.context.view('bf16', 'rows', [rows, this.config.hidden]);
-      const weights = input.weight && this.context.view(this.config.weightDtype, 'weights', [rows]);
-      const numInputTokensPerRank = device.empty('i32', [world.size]);
-      numInputTokensPerRank.view().set(counts.numTokens);
-      const perRank = this.config.numExpertsPerRank;
-      const layoutDesc = new EPAllToAllLayoutDesc({
-        owner: this,
-        numDispatchTokenCurRank: input.numTokens,
-        numInputTokensPerRank,
-        topkIndicesTensor: input.expIndices,
-        tokenDstScatterIdx: tables.rowTable,
-        tokenDstRank: tables.rankTable,
-        skippedTokenMappingIndices: this.#copyOwn('firstRow', [rows]),
-        skippedTokenTopkMappingIndices: this.#copyOwn('duplicates', [rows, this.config.topk]),
-        numRecvTokens: rows,
-        numRecvTokensPerExpert: [...plan.blockRows.subarray(world.rank * perRank, (world.rank + 1) * perRank)],
-      });
-      return { output, weights, layoutDesc };
+      const tables = await barrier.orAbort(() => this.#placeRows(input, plan));
+      if (input.fullScatterIndices)
+        await this.#applyScatter(input.fullScatterIndices, input, { plan, tables, options: args });
+      await barrier.orAbort(() => this.#sendRows(input, tables));
+      await barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), args);
+      if (input.fullScatterIndices) await this.#requireAllWritten(plan, args);
+      return barrier.orAbort(() => this.#receive(input, { plan, tables, numTokens: counts.numTokens }));
     });
   }
 
@@ -166,7 +128,8 @@ export class EPAll2AllLayer implements AsyncDisposable {
    */
   combineInput(layoutDesc: EPAllToAllLayoutDesc): Tensor<'bf16'> {
     this.#guard.requireOpen();
-    return this.context.view('bf16', 'rows', [layoutDesc.numRecvTokens, this.config.hidden]);
+    const { numRecvTokens } = checkDescriptor(layoutDesc, this);
+    return this.context.view('bf16', 'rows', [numRecvTokens, this.config.hidden]);
   }
 
   /**
@@ -176,55 +139,49 @@ export class EPAll2AllLayer implements AsyncDisposable {
   async combine(args: LayerCombineArguments): Promise<Tensor<'bf16'>> {
     return this.#guard.run('combine', async () => {
       const { device, control } = this.context;
+      control.barrier.throwIfUnusable();
       const { input, desc, out } = checkLayerCombine(args, this, device);
-      if (out) this.#rejectInWindow('out', out);
+      if (out) this.#rejectInWindow({ out });
       const { kernels } = device;
-      const rowBytes = this.config.hidden * 2;
+      const { topk, hidden } = this.config;
+      const combined = out ?? device.empty('bf16', [desc.numDispatchTokenCurRank, hidden]);
       const own = this.combineInput(desc);
+      const sources = this.#tables.sources.address;
       if (input.address !== own.address) kernels.copyBytes(own.address, input.address, input.bytes);
-      if (this.enableLocalCombine) {
-        const duplicates = (desc.skippedTokenTopkMappingIndices as Tensor<'i32'>).address;
-        kernels.sumDuplicates(
-          own.address,
-          rowBytes,
-          desc.numRecvTokens,
-          this.config.topk,
-          duplicates,
-          this.#scratch.address,
-        );
+      const duplicates = desc.skippedTokenTopkMappingIndices?.address;
+      if (duplicates !== undefined) {
+        kernels.sumDuplicates(own.address, hidden * 2, desc.numRecvTokens, topk, duplicates, sources);
       }
-      await control.barrier.wait(callWord('layer combine', 'opening'), args);
-      const combined = out ?? device.empty('bf16', [desc.numDispatchTokenCurRank, this.config.hidden]);
+      const call: Call = { kind: 'layer combine', handle: desc.sequence };
+      await control.barrier.wait(callWord(call, 'opening'), args);
       kernels.gatherSum(
         combined.address,
-        rowBytes,
+        hidden * 2,
         desc.numDispatchTokenCurRank,
-        this.config.topk,
+        topk,
         desc.tokenDstScatterIdx.address,
         desc.tokenDstRank.address,
         this.context.bases('rows'),
         this.enableLocalCombine ? 1 : 0,
         0,
         0,
-        this.#scratch.address,
+        sources,
       );
-      await control.barrier.wait(callWord('layer combine', 'closing'), args);
+      await control.barrier.wait(callWord(call, 'closing'), args);
       return combined;
     });
   }
 
   /** Collective: returns when all ranks have called it. One host holds all ranks, so both forms are the same. */
   epBarrierAll(options: WaitOptions & { readonly intraNodeOnly?: boolean } = {}): Promise<void> {
-    const call = callWord('barrier', 'opening', options.intraNodeOnly ? 1 : 0);
+    const call = callWord({ kind: 'barrier', detail: options.intraNodeOnly ? 1 : 0 }, 'opening');
     return this.#guard.run('barrier', () => this.context.control.barrier.wait(call, options));
   }
 
   /** Releases the symmetric memory here. Not collective; idempotent. */
   async finalize(): Promise<void> {
     if (!this.#guard.close()) return;
-    this.#layout[Symbol.dispose]();
-    this.#nextRow.dispose();
-    this.#scratch.dispose();
+    this.#tables[Symbol.dispose]();
     await this.context.finalize();
   }
 
@@ -232,48 +189,57 @@ export class EPAll2AllLayer implements AsyncDisposable {
     return this.finalize();
   }
 
-  /** Row and rank of every choice, from prefix sums or from the caller's indices. */
-  async #placeRows(
-    input: LayerInput,
-    plan: ExpertPlan,
-    options: WaitOptions,
-  ): Promise<{ rowTable: Tensor<'i32'>; rankTable: Tensor<'i32'> }> {
-    const { device, exchange, control } = this.context;
+  #exchangeHeader(input: LayerInput): ExchangeHeader {
+    return {
+      topk: this.config.topk,
+      rowBytes: 2,
+      scaleBytes: 0,
+      indexBytes: 0,
+      weightBytes: input.weight ? dtypes[input.weight.dtype].bytes : 0,
+      scattered: input.fullScatterIndices ? 1 : 0,
+      numTokens: input.numTokens,
+      rowBound: 0,
+    };
+  }
+
+  /** Row and rank of every choice, from prefix sums. */
+  #placeRows({ expIndices, numTokens }: LayerInput, plan: ExpertPlan): PlaceTables {
+    const { device } = this.context;
     const { topk, maxTokens, numExperts, numExpertsPerRank } = this.config;
-    const { expIndices, numTokens, fullScatterIndices } = input;
     const rowTable = device.empty('i32', [1, maxTokens, topk]);
     const rankTable = device.empty('i32', [numTokens, topk]);
     rowTable.view().fill(-1, numTokens * topk);
-    this.#nextRow.view().set(plan.firstRow);
-    const indexBytes = dtypes[expIndices.dtype].bytes;
-    const next = this.#nextRow.address;
+    this.#tables.nextRow.view().set(plan.firstRow);
     device.kernels.expandedRows(
       expIndices.address,
-      indexBytes,
+      dtypes[expIndices.dtype].bytes,
       numTokens,
       topk,
       numExperts,
       numExpertsPerRank,
-      next,
+      this.#tables.nextRow.address,
       rowTable.address,
       rankTable.address,
     );
-    if (fullScatterIndices) {
-      exchange.publishStatus(
-        applyScatterIndices({ topkIdx: expIndices, fullScatterIndices, rowTable, rankTable }, plan) + 1,
-      );
-      // An empty token index marks a row that nobody wrote.
-      this.context
-        .view('i32', 'sourceToken', [plan.recvRows[this.config.rank] as number])
-        .view()
-        .fill(-1);
-      await control.barrier.wait(callWord('layer dispatch', 'middle'), options);
-      throwIfOutOfBlock(exchange.statuses());
-    }
     return { rowTable, rankTable };
   }
 
-  #sendRows(input: LayerInput, { rowTable, rankTable }: { rowTable: Tensor<'i32'>; rankTable: Tensor<'i32'> }): void {
+  /** Rows from the caller's indices instead; every rank gets the same error when one of them names a wrong row. */
+  async #applyScatter(
+    fullScatterIndices: Tensor<'i32' | 'i64'>,
+    { expIndices }: LayerInput,
+    { plan, tables, options }: { plan: ExpertPlan; tables: PlaceTables; options: WaitOptions },
+  ): Promise<void> {
+    const { exchange, control } = this.context;
+    const bad = applyScatterIndices({ topkIdx: expIndices, fullScatterIndices, ...tables }, plan);
+    exchange.publishStatus(bad + 1);
+    // An empty token index marks a row that nobody wrote.
+    this.#sourceTokens(plan).fill(-1);
+    await control.barrier.wait(callWord({ kind: 'layer dispatch' }, 'middle'), options);
+    throwIfOutOfBlock(exchange.statuses());
+  }
+
+  #sendRows(input: LayerInput, { rowTable, rankTable }: PlaceTables): void {
     const { context } = this;
     const { kernels } = context.device;
     const { topk, hidden } = this.config;
@@ -281,7 +247,9 @@ export class EPAll2AllLayer implements AsyncDisposable {
     const [table, ranks] = [rowTable.address, rankTable.address];
     // Each row is written once per expert: on a CPU the copy at the far side would read and write the same memory again.
     kernels.scatterRows(input.input.address, hidden * 2, numTokens, topk, table, ranks, context.bases('rows'));
-    kernels.scatterTokenIndex(0, numTokens, topk, table, ranks, context.bases('sourceToken'));
+    if (input.fullScatterIndices) {
+      kernels.scatterTokenIndex(numTokens, topk, table, ranks, context.bases('sourceToken'));
+    }
     if (weight) {
       const bytes = dtypes[weight.dtype].bytes;
       kernels.scatterWeight(weight.address, bytes, numTokens, topk, table, ranks, context.bases('weights'));
@@ -291,12 +259,45 @@ export class EPAll2AllLayer implements AsyncDisposable {
     }
   }
 
-  async #requireAllWritten(rows: number, options: WaitOptions): Promise<void> {
+  async #requireAllWritten(plan: ExpertPlan, options: WaitOptions): Promise<void> {
     const { exchange, control } = this.context;
-    const empty = this.context.view('i32', 'sourceToken', [rows]).view().includes(-1);
-    exchange.publishStatus(empty ? 1 : 0);
-    await control.barrier.wait(callWord('layer dispatch', 'middle', 1), options);
+    exchange.publishStatus(this.#sourceTokens(plan).includes(-1) ? 1 : 0);
+    await control.barrier.wait(callWord({ kind: 'layer dispatch', detail: 1 }, 'middle'), options);
     throwIfRepeated(exchange.statuses());
+  }
+
+  #sourceTokens({ recvRows }: ExpertPlan): Int32Array {
+    return this.context.view('i32', 'sourceToken', [recvRows[this.config.rank] as number]).view();
+  }
+
+  #receive(
+    input: LayerInput,
+    { plan, tables, numTokens }: { plan: ExpertPlan; tables: PlaceTables; numTokens: Int32Array },
+  ): LayerDispatchResult {
+    const { device, world } = this.context;
+    const { hidden, topk, numExpertsPerRank, weightDtype } = this.config;
+    const rows = plan.recvRows[world.rank] as number;
+    const numInputTokensPerRank = device.empty('i32', [world.size]);
+    numInputTokensPerRank.view().set(numTokens);
+    const firstExpert = world.rank * numExpertsPerRank;
+    const layoutDesc = new EPAllToAllLayoutDesc({
+      owner: this,
+      sequence: this.#dispatches,
+      numDispatchTokenCurRank: input.numTokens,
+      numInputTokensPerRank,
+      topkIndicesTensor: input.expIndices,
+      tokenDstScatterIdx: tables.rowTable,
+      tokenDstRank: tables.rankTable,
+      skippedTokenMappingIndices: this.#copyOwn('firstRow', [rows]),
+      skippedTokenTopkMappingIndices: this.#copyOwn('duplicates', [rows, topk]),
+      numRecvTokens: rows,
+      numRecvTokensPerExpert: [...plan.blockRows.subarray(firstExpert, firstExpert + numExpertsPerRank)],
+    });
+    return {
+      output: this.context.view('bf16', 'rows', [rows, hidden]),
+      weights: input.weight && this.context.view(weightDtype, 'weights', [rows]),
+      layoutDesc,
+    };
   }
 
   #copyOwn(region: 'firstRow' | 'duplicates', shape: readonly number[]): Tensor<'i32'> | undefined {
@@ -306,13 +307,38 @@ export class EPAll2AllLayer implements AsyncDisposable {
     return copy;
   }
 
-  #rejectInWindow(name: string, tensor: Tensor): void {
+  #rejectInWindow(tensors: object): void {
     const { storage } = this.context.outputBuffers.dispatchOutputBuf;
-    if (!overlaps(tensor, storage.address, storage.bytes)) return;
-    throw invalidArgument(
-      name,
-      "a tensor in the layer's window",
-      'a tensor of its own, for peers read and write the window',
-    );
+    for (const [name, tensor] of Object.entries(tensors) as [string, unknown][]) {
+      if (!(tensor instanceof Tensor) || !overlaps(tensor, storage.address, storage.bytes)) continue;
+      const allowed = 'a tensor of its own, for peers read and write the window';
+      throw invalidArgument(name, "a tensor in the layer's window", allowed);
+    }
   }
+}
+
+interface PlaceTables {
+  /** i32 [1, maxTokens, K] */
+  readonly rowTable: Tensor<'i32'>;
+  /** i32 [T, K] */
+  readonly rankTable: Tensor<'i32'>;
+}
+
+function makeConfig(options: LayerOptions, world: World): EPConfig {
+  const { maxTokens, hidden, topk, numTotExperts, dtype = 'bf16', weightDtype = 'f32', numSm = 20 } = options;
+  if (dtype !== 'bf16') throw invalidArgument('dtype', dtype, '"bf16"');
+  if (!isWhole(numSm, 1)) throw invalidArgument('numSm', numSm, 'a whole number of at least 1');
+  if (!isWhole(numTotExperts, 1) || numTotExperts % world.size !== 0) {
+    throw invalidArgument('numTotExperts', numTotExperts, `a positive multiple of the ${world.size} ranks`);
+  }
+  return new EPConfig({
+    maxTokens,
+    hidden,
+    topk,
+    numExperts: numTotExperts,
+    rank: world.rank,
+    worldSize: world.size,
+    localWorldSize: world.localSize,
+    weightDtype,
+  });
 }

@@ -62,16 +62,21 @@ export interface CheckedLayerCombine {
   readonly out: Tensor<'bf16'> | undefined;
 }
 
+/** A live descriptor of this very layer. */
+export function checkDescriptor(desc: unknown, layer: object): EPAllToAllLayoutDesc {
+  const allowed = 'a live descriptor from a dispatch of this layer';
+  if (!(desc instanceof EPAllToAllLayoutDesc)) throw invalidArgument('layoutDesc', desc, allowed);
+  if (desc.owner !== layer) throw invalidArgument('layoutDesc', 'a descriptor of another layer', allowed);
+  if (desc.tokenDstScatterIdx.storage.disposed) throw invalidArgument('layoutDesc', 'a disposed descriptor', allowed);
+  return desc;
+}
+
 export function checkLayerCombine(
   args: LayerCombineArguments,
   layer: { readonly config: EPConfig },
   device: Device,
 ): CheckedLayerCombine {
-  const allowed = 'a live descriptor from a dispatch of this layer';
-  const desc: unknown = args.layoutDesc;
-  if (!(desc instanceof EPAllToAllLayoutDesc)) throw invalidArgument('layoutDesc', desc, allowed);
-  if (desc.owner !== layer) throw invalidArgument('layoutDesc', 'a descriptor of another layer', allowed);
-  if (desc.tokenDstScatterIdx.storage.disposed) throw invalidArgument('layoutDesc', 'a disposed descriptor', allowed);
+  const desc = checkDescriptor(args.layoutDesc, layer);
   const { hidden } = layer.config;
   const input = checkTensor('input', args.input, { device, dtype: ['bf16'], shape: [desc.numRecvTokens, hidden] });
   const out =

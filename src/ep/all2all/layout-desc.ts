@@ -4,6 +4,8 @@ import type { Tensor } from '../../device/tensor.ts';
 /** Owned by the caller; valid as long as the layer. Dispose it when combine is done (else the garbage collector does). */
 export class EPAllToAllLayoutDesc implements Disposable {
   readonly owner: object;
+  /** Number of the dispatch among the layer's; ranks that use descriptors of different dispatches together get an error. */
+  readonly sequence: number;
   /** Tokens that this rank dispatched. */
   readonly numDispatchTokenCurRank: number;
   /** i32 [worldSize]: tokens that each rank dispatched. */
@@ -27,6 +29,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
 
   constructor(parts: Omit<EPAllToAllLayoutDesc, 'dispose' | 'sendReqsRecvTensor' | typeof Symbol.dispose>) {
     this.owner = parts.owner;
+    this.sequence = parts.sequence;
     this.numDispatchTokenCurRank = parts.numDispatchTokenCurRank;
     this.numInputTokensPerRank = parts.numInputTokensPerRank;
     this.topkIndicesTensor = parts.topkIndicesTensor;

@@ -1,7 +1,8 @@
 // One random EpBuffer case on one rank, compared bit for bit with the reference.
 import assert from 'node:assert/strict';
-import type { CpuDevice, Tensor } from 'weftline';
+import { type CpuDevice, fromBf16, type Tensor } from 'weftline';
 import {
+  type DispatchHandle,
   type DispatchResult,
   EpBuffer,
   referenceCombine,
@@ -14,25 +15,70 @@ import {
 import type { World } from 'weftline/world';
 import { choices, type EpCase, random, rows } from './ep-case.ts';
 
+/** Several dispatches of different shapes and kinds over one buffer, and at the end a combine of the first one again. */
 export async function runBufferCase(world: World, device: CpuDevice, of: EpCase): Promise<void> {
+  const rounds = [of, another(of), of];
+  await using buffer = await EpBuffer.create(world, device, {
+    maxTokensPerRank: Math.max(1, ...of.tokens),
+    hidden: of.hidden,
+    numExperts: of.expertsPerRank * world.size,
+    maxTopk: of.topk,
+    combineRows: of.sharedRows ? 'shared' : 'separate',
+  });
+  const handles: DispatchHandle[] = [];
+  for (const round of rounds) handles.push(await runRound(buffer, round));
+  const [first, , last] = handles as [DispatchHandle, DispatchHandle, DispatchHandle];
+  // The last round was the first one again, so its rows fit the first handle; each is 1, so sums count ranks.
+  const x = buffer.combineInput(last);
+  x.view().fill(0x3f80);
+  const out = device.empty('bf16', [first.numTokens, of.hidden]);
+  assert.equal((await buffer.combine({ x, handle: first, out })).combinedX, out);
+  const counts = [...out.view()].map(fromBf16);
+  const table = first.rowTable.view();
+  for (const [cell, count] of counts.entries()) {
+    const token = Math.floor(cell / of.hidden);
+    const places = table.subarray(token * world.size, (token + 1) * world.size);
+    assert.equal(count, places.filter((row) => row >= 0).length);
+  }
+  x.view().fill(0x3f80);
+  await buffer.combine({ x, handle: last, bias: out, out });
+  assert.deepEqual(
+    [...out.view()].map(fromBf16),
+    counts.map((count) => 2 * count),
+    'a bias may be the output',
+  );
+  out.dispose();
+  for (const handle of handles) handle.dispose();
+}
+
+/** Fewer choices, other tokens, the other kind of rows. */
+function another(of: EpCase): EpCase {
+  return {
+    ...of,
+    seed: of.seed + 1,
+    topk: Math.max(1, of.topk - 1),
+    tokens: [...of.tokens.slice(1), of.tokens[0] ?? 0],
+    fp8: !of.fp8,
+    wideIndex: !of.wideIndex,
+    weights: !of.weights,
+    worst: !of.worst,
+    biases: 2 - of.biases,
+  };
+}
+
+async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
+  const { world, device } = buffer;
   const n = world.size;
   const numExperts = of.expertsPerRank * n;
   const inputs = Array.from({ length: n }, (_, rank) => makeInput(of, rank, n));
   const expected = referenceDispatch(inputs, { numExperts, expertAlignment: of.alignment });
   const mine = inputs[world.rank] as ReferenceInput;
-  const config = {
-    maxTokensPerRank: Math.max(1, ...of.tokens),
-    hidden: of.hidden,
-    numExperts,
-    maxTopk: of.topk,
-    combineRows: of.sharedRows ? ('shared' as const) : ('separate' as const),
-  };
-  await using buffer = await EpBuffer.create(world, device, config);
   const x = await upload(device, mine, of);
   const topkIdx = await uploadChoices(device, mine.topkIdx, of);
   const weights = of.weights ? await device.tensor('f32', [mine.x.length, of.topk], flat(mine.topkWeights)) : undefined;
   const layout = of.givenLayout ? buffer.getDispatchLayout({ topkIdx }) : undefined;
-  const numWorstTokens = of.worst ? n * config.maxTokensPerRank : 0;
+  // The tightest bound that holds at every rank, or none.
+  const numWorstTokens = of.worst ? Math.max(0, ...expected.map((received) => received.x.length)) : 0;
   const result = await buffer.dispatch({
     x,
     topkIdx,
@@ -80,8 +126,8 @@ export async function runBufferCase(world: World, device: CpuDevice, of: EpCase)
   for (const tensor of [topkIdx, weights, recvWeights, combinedX, combinedTopkWeights, ...biases]) tensor?.dispose();
   if (!of.inPlace) y.dispose();
   layout?.[Symbol.dispose]();
-  result.handle.dispose();
   disposeRows(x);
+  return result.handle;
 }
 
 function makeInput(of: EpCase, rank: number, ranks: number): ReferenceInput {

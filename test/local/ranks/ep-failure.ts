@@ -1,10 +1,11 @@
 // One failure per scenario (argv): prints the error that this rank got as its last line of JSON.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { CpuDevice, type Tensor, WeftlineError } from 'weftline';
-import { EPAll2AllLayer, EpBuffer, type EpBufferConfig } from 'weftline/ep';
+import { type DispatchHandle, EPAll2AllLayer, EpBuffer, type EpBufferConfig } from 'weftline/ep';
 import { join, type World } from 'weftline/world';
 
 const config: EpBufferConfig = { maxTokensPerRank: 8, hidden: 16, numExperts: 4, maxTopk: 2 };
+const layerOptions = { maxTokens: 8, hidden: 16, topk: 2, numTotExperts: 4 };
 const world = await join();
 const device = await CpuDevice.create();
 
@@ -66,6 +67,109 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
     });
     if (world.rank === 0) return failureOf(() => buffer.dispatch({ x, handle }));
     return failureOf(() => buffer.combine({ x: buffer.combineInput(handle), handle }));
+  },
+
+  async 'other handle'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const [x, topkIdx] = [
+      await tokens(2),
+      await ids([
+        [0, 3],
+        [3, 0],
+      ]),
+    ];
+    const handles = [(await buffer.dispatch({ x, topkIdx })).handle, (await buffer.dispatch({ x, topkIdx })).handle];
+    return failureOf(() => buffer.dispatch({ x, handle: handles[world.rank] as DispatchHandle }));
+  },
+
+  async 'other descriptor'() {
+    const layer = await EPAll2AllLayer.create(world, device, layerOptions);
+    const [input, expIndices] = [
+      await tokens(2),
+      await ids([
+        [0, 3],
+        [3, 0],
+      ]),
+    ];
+    const first = await layer.dispatch({ input, expIndices });
+    const second = await layer.dispatch({ input, expIndices });
+    const { layoutDesc } = world.rank === 0 ? first : second;
+    return failureOf(() => layer.combine({ input: layer.combineInput(layoutDesc), layoutDesc }));
+  },
+
+  async 'weights on one rank'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const { handle } = await buffer.dispatch({
+      x: await tokens(2),
+      topkIdx: await ids([
+        [0, 3],
+        [3, 0],
+      ]),
+    });
+    const topkWeights = device.empty('f32', [handle.rows, 2]);
+    const x = buffer.combineInput(handle);
+    return failureOf(() => buffer.combine({ x, handle, ...(world.rank === 0 && { topkWeights }) }));
+  },
+
+  'invalid on one rank': () =>
+    failureOf(() => EpBuffer.create(world, device, { ...config, hidden: world.rank === 0 ? 12 : 16 })),
+
+  'invalid on all ranks': () => failureOf(() => EpBuffer.create(world, device, { ...config, hidden: 12 })),
+
+  async 'no room for tables'() {
+    const space = device.space.largestGap - (world.rank === 0 ? 1024 : 0);
+    device.empty('u8', [world.rank === 0 ? space : 8]);
+    const failure = await failureOf(() => EpBuffer.create(world, device, config));
+    if (world.rank === 0 && device.space.largestGap !== 1024) throw new Error('something was not given back');
+    return failure;
+  },
+
+  async 'layer cannot grow'() {
+    const options = { ...layerOptions, maxTokens: 4096, hidden: 1024, capacity: 0.01 };
+    const layer = await EPAll2AllLayer.create(world, device, options);
+    const filler = device.empty('u8', [device.space.largestGap - (4 << 20)]);
+    const fits = { input: await tokens(8, 1024), expIndices: await ids(Array.from({ length: 8 }, () => [0, 2])) };
+    await layer.dispatch(fits);
+    const failure = await failureOf(async () => {
+      const expIndices = await ids(Array.from({ length: 512 }, () => [0, 2]));
+      return layer.dispatch({ input: await tokens(512, 1024), expIndices });
+    });
+    // The layer goes on with what it had.
+    const { layoutDesc, output } = await layer.dispatch(fits);
+    await layer.combine({ input: output, layoutDesc });
+    filler.dispose();
+    return failure;
+  },
+
+  async 'fails alone'() {
+    const buffer = await EpBuffer.create(world, device, { ...config, maxTokensPerRank: 4096 });
+    const [x, topkIdx] = [await tokens(4096), await ids(Array.from({ length: 4096 }, () => [0, 2]))];
+    // The handle's tables do not fit at rank 0, which it notices after the ranks have met.
+    if (world.rank === 0) device.empty('u8', [device.space.largestGap - 1024]);
+    return failureOf(() => buffer.dispatch({ x, topkIdx }));
+  },
+
+  async 'closes with an error'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];
+    if (world.rank === 0) return failureOf(() => buffer.dispatch({ x, topkIdx, timeoutMs: 30_000 }));
+    await sleep(100);
+    await world.close(new Error('boom'));
+    await sleep(1_000);
+    return 'closed';
+  },
+
+  async 'layer loop'() {
+    const layer = await EPAll2AllLayer.create(world, device, { ...layerOptions, numTotExperts: 6 });
+    const [input, expIndices] = [await tokens(8), await ids(Array.from({ length: 8 }, (_, t) => [t % 6, (t + 1) % 6]))];
+    console.log(`running ${process.pid}`);
+    return failureOf(async () => {
+      while (true) {
+        const { output, layoutDesc } = await layer.dispatch({ input, expIndices });
+        (await layer.combine({ input: output, layoutDesc })).dispose();
+        layoutDesc.dispose();
+      }
+    });
   },
 
   async 'other topk'() {
@@ -137,6 +241,19 @@ async function wrongArguments(): Promise<Record<string, string>> {
   const wide = await device.tensor('i64', [1, 2], BigInt64Array.from([4_294_967_296n, 0n]));
   const f32 = device.empty('f32', [2, 16]) as unknown as Tensor<'bf16'>;
   const one = await tokens(1);
+  const topkWeights = await device.tensor('f32', [2, 2], new Float32Array(4));
+  const otherLayout = buffer.getDispatchLayout({
+    topkIdx: await ids([
+      [0, 1],
+      [2, -1],
+    ]),
+  });
+  const wrongLayout = buffer.getDispatchLayout({ topkIdx });
+  wrongLayout.numTokensPerRank.view()[0] = 1;
+  const layerWeights = async (): Promise<Tensor<'f32'>> => {
+    const { weights } = await layer.dispatch({ input: x, expIndices: topkIdx, weight: topkWeights });
+    return (weights as Tensor<'f32'>).slice(0, 4).reshape([2, 2]);
+  };
   const calls: Record<string, () => Promise<unknown>> = {
     'x dtype': () => buffer.dispatch({ x: f32, topkIdx }),
     'x shape': async () => buffer.dispatch({ x: await tokens(2, 8), topkIdx }),
@@ -144,6 +261,31 @@ async function wrongArguments(): Promise<Record<string, string>> {
     'x disposed': () => buffer.dispatch({ x: disposed, topkIdx }),
     'x of another device': () => buffer.dispatch({ x: elsewhere, topkIdx }),
     'x in the window': () => buffer.dispatch({ x: received, topkIdx }),
+    'weights in the window': async () => {
+      const { recvTopkWeights } = await buffer.dispatch({ x, topkIdx, topkWeights });
+      await buffer.dispatch({ x, topkIdx, ...(recvTopkWeights && { topkWeights: recvTopkWeights }) });
+    },
+    'layout of other choices': () => buffer.dispatch({ x, topkIdx, layout: otherLayout }),
+    'layout with wrong counts': () => buffer.dispatch({ x, layout: wrongLayout }),
+    'combineInput of a foreign handle': async () => other.combineInput(handle),
+    'worst beside a handle': () => buffer.dispatch({ x, handle, numWorstTokens: 4 }),
+    'timeout NaN': () => buffer.dispatch({ x, topkIdx, timeoutMs: Number.NaN }),
+    'layer experts': async () =>
+      layer.dispatch({
+        input: x,
+        expIndices: await ids([
+          [0, 9],
+          [1, 2],
+        ]),
+      }),
+    'layer numTotExperts': () => EPAll2AllLayer.create(world, device, { ...layerOptions, numTotExperts: 0 }),
+    'layer weight in the window': async () =>
+      layer.dispatch({ input: x, expIndices: topkIdx, weight: await layerWeights() }),
+    'layer after its context': async () => {
+      const closing = await EPAll2AllLayer.create(world, device, layerOptions);
+      await closing.context.finalize();
+      await closing.epBarrierAll();
+    },
     'too many tokens': async () => buffer.dispatch({ x: await tokens(9), topkIdx }),
     'expert too large': async () =>
       buffer.dispatch({

@@ -132,7 +132,8 @@ const scenarios: Readonly<Record<string, Scenario>> = {
 
   /** Leaves a file, starts a process that would outlive it, and waits for ever; rank argv[3] kills itself. */
   async forever(world) {
-    const grandchild = spawn('sleep', ['1000'], { stdio: 'ignore' });
+    // Rank 0's even leaves the process group.
+    const grandchild = spawn('sleep', ['1000'], { stdio: 'ignore', detached: world.rank === 0 });
     writeFileSync(`/dev/shm/weftline-${world.jobId}-test-${world.rank}`, 'x');
     console.log(JSON.stringify({ pid: process.pid, grandchild: grandchild.pid, jobId: world.jobId }));
     await world.barrier('started');

@@ -1,2 +1,0 @@
-// Generated from src/abi by src/abi/emit.ts. Do not edit.
-

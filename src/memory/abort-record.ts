@@ -1,0 +1,69 @@
+// Why a window was given up, in its header: written once by the first rank that gives up, read by all others.
+import { ABORT_MESSAGE_BYTES, windowHeader } from '../abi/window-header.ts';
+import { encodeError, WeftlineError } from '../core/errors.ts';
+
+/** Values of the header's abortState. */
+const NONE = 0;
+const WRITING = 1;
+const READABLE = 2;
+
+export interface AbortRecordOptions {
+  /** The window's header in this process. */
+  readonly header: SharedArrayBuffer;
+  readonly headerOffset: number;
+  /** World ranks by local rank. */
+  readonly ranks: readonly number[];
+  readonly localRank: number;
+}
+
+export class AbortRecord {
+  readonly #options: AbortRecordOptions;
+  readonly #state: Int32Array;
+  #reason: WeftlineError | undefined;
+
+  constructor(options: AbortRecordOptions) {
+    this.#options = options;
+    this.#state = this.#word('abortState');
+  }
+
+  /** The error that ended the use of this window, here or elsewhere; undefined while it is in use. */
+  reason(): WeftlineError | undefined {
+    if (this.#reason === undefined && Atomics.load(this.#state, 0) === READABLE) this.#reason = this.#read();
+    return this.#reason;
+  }
+
+  /** Gives the window up for all ranks. The first one's reason stays. */
+  raise(error: unknown): void {
+    const { localRank, ranks } = this.#options;
+    const { code, message } = encodeError(error);
+    const known = error instanceof WeftlineError;
+    this.#reason ??= known
+      ? error
+      : new WeftlineError('WL_CLOSED', `An earlier call on this window failed: ${message}`, { cause: error });
+    if (Atomics.compareExchange(this.#state, 0, NONE, WRITING) !== NONE) return;
+    const text = new TextEncoder().encode(`Rank ${ranks[localRank]} gave up: ${known ? `${code}: ` : ''}${message}`);
+    const bytes = text.subarray(0, ABORT_MESSAGE_BYTES);
+    this.#message(bytes.length).set(bytes);
+    Atomics.store(this.#word('abortLocalRank'), 0, localRank);
+    Atomics.store(this.#word('abortLength'), 0, bytes.length);
+    // ORDER: the state last; whoever reads READABLE reads a whole record.
+    Atomics.store(this.#state, 0, READABLE);
+  }
+
+  #read(): WeftlineError {
+    const rank = this.#options.ranks[Atomics.load(this.#word('abortLocalRank'), 0)] ?? -1;
+    const length = Math.min(Atomics.load(this.#word('abortLength'), 0), ABORT_MESSAGE_BYTES);
+    const text = new TextDecoder().decode(this.#message(length).slice());
+    return new WeftlineError('WL_PEER_FAILED', text, { details: { rank }, rank });
+  }
+
+  #message(bytes: number): Uint8Array {
+    const { header, headerOffset } = this.#options;
+    return new Uint8Array(header, headerOffset + windowHeader.offset.abortMessage, bytes);
+  }
+
+  #word(field: 'abortState' | 'abortLocalRank' | 'abortLength'): Int32Array {
+    const { header, headerOffset } = this.#options;
+    return new Int32Array(header, headerOffset + windowHeader.offset[field], 1);
+  }
+}

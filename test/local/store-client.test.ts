@@ -1,0 +1,124 @@
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { type AddressInfo, createServer } from 'node:net';
+import test from 'node:test';
+import { join } from 'weftline/world';
+import { LinkedStore } from '#lib/world/store.js';
+import { StoreClient } from '#lib/world/store-client.js';
+import { StoreServer } from '#lib/world/store-server.js';
+
+const maxValueBytes = 4 << 20;
+
+async function serve(size: number) {
+  const listen = { host: '127.0.0.1', port: 0 };
+  const server = await StoreServer.listen({ listen, size, token: 'token', jobId: 'job', maxValueBytes });
+  const clients = await Promise.all(
+    Array.from({ length: size }, (_, rank) =>
+      StoreClient.connect({ host: '127.0.0.1', port: server.port, rank, size, token: 'token', timeoutMs: 5_000 }),
+    ),
+  );
+  const stores = clients.map((client) => new LinkedStore(client, { timeoutMs: 5_000, maxValueBytes }));
+  return {
+    server,
+    clients: clients as [StoreClient, StoreClient],
+    stores: stores as [LinkedStore, LinkedStore],
+  };
+}
+
+test('values up to the limit travel whole, larger ones are refused before they do', async () => {
+  const { server, clients, stores } = await serve(2);
+  const value = Uint8Array.from({ length: maxValueBytes }, (_, index) => (index * 31) & 255);
+  await stores[0].set('large', value);
+  assert.ok(Buffer.from(await stores[1].get('large')).equals(Buffer.from(value)));
+  const other = value.map((byte) => byte ^ 1);
+  assert.equal((await stores[1].compareAndSet('large', value, other)).swapped, true);
+  await assert.rejects(stores[0].set('larger', new Uint8Array(maxValueBytes + 1)), { code: 'WL_CAPACITY' });
+  await Promise.all(clients.map((client) => client.close()));
+  await server.stop(1_000);
+});
+
+test('an abort reaches the server, which forgets the wait', async () => {
+  const { server, clients, stores } = await serve(2);
+  const abort = new AbortController();
+  const aborted = assert.rejects(stores[0].barrier('b', { signal: abort.signal }), { message: 'enough' });
+  await stores[0].set('sync', new Uint8Array());
+  abort.abort(new Error('enough'));
+  await aborted;
+  await stores[0].set('sync', new Uint8Array());
+  await assert.rejects(stores[1].barrier('b', { timeoutMs: 5 }), {
+    code: 'WL_TIMEOUT',
+    message: /rank 0 did not come/,
+  });
+  await Promise.all(clients.map((client) => client.close()));
+  await server.stop(1_000);
+});
+
+test('a client that closed, and one whose server is gone, say so', async () => {
+  const { server, clients, stores } = await serve(2);
+  const pending = assert.rejects(stores[0].get('never'), { code: 'WL_CLOSED' });
+  await clients[0].close();
+  await clients[0].close();
+  await pending;
+  await assert.rejects(stores[0].add('n', 1), { code: 'WL_CLOSED' });
+  assert.equal(clients[0].peerLost.aborted, false);
+  const lost = { code: 'WL_PEER_LOST', message: /^Rank 0, which holds the rendezvous store at 127\.0\.0\.1:/ };
+  const waiting = assert.rejects(stores[1].get('never', { from: [1] }), lost);
+  await server.stop(0);
+  await waiting;
+  await assert.rejects(stores[1].add('n', 1), lost);
+  assert.equal(clients[1].peerLost.aborted, true);
+});
+
+test('stop() waits for ranks that are still there', async () => {
+  const { server, clients, stores } = await serve(2);
+  const stopped = server.stop(10_000);
+  assert.equal(await stores[0].add('n', 1), 1);
+  await clients[0].close();
+  assert.equal(await stores[1].add('n', 1), 2);
+  await clients[1].close();
+  await stopped;
+});
+
+test('a rank that cannot reach rank 0 says where it looked', async () => {
+  const listener = createServer();
+  listener.listen(0, '127.0.0.1');
+  await once(listener, 'listening');
+  const { port } = listener.address() as AddressInfo;
+  listener.close();
+  const environment = { RANK: '1', WORLD_SIZE: '2', MASTER_ADDR: '127.0.0.1', MASTER_PORT: String(port) };
+  await assert.rejects(join({ environment, timeoutMs: 100 }), {
+    code: 'WL_TIMEOUT',
+    message: new RegExp(`Rank 1 could not reach rank 0 at 127\\.0\\.0\\.1:${port} within 100 ms .*ECONNREFUSED`),
+  });
+  await assert.rejects(join({ environment, signal: AbortSignal.abort(new Error('enough')) }), { message: 'enough' });
+  const abort = new AbortController();
+  const joining = assert.rejects(join({ environment, signal: abort.signal }), { message: 'enough' });
+  setTimeout(() => abort.abort(new Error('enough')), 30);
+  await joining;
+});
+
+test('another service on the port, or the store of another job, is told apart', async () => {
+  const service = createServer((socket) => socket.on('error', () => {}).write('SSH-2.0-OpenSSH_9.9\r\n'));
+  service.listen(0, '127.0.0.1');
+  await once(service, 'listening');
+  const { port } = service.address() as AddressInfo;
+  const options = { host: '127.0.0.1', rank: 1, size: 2, timeoutMs: 5_000 };
+  await assert.rejects(StoreClient.connect({ ...options, port, token: 'token' }), { code: 'WL_PROTOCOL' });
+  // A port that another program holds is rank 0's to report.
+  const environment = { RANK: '0', WORLD_SIZE: '2', MASTER_ADDR: '127.0.0.1', MASTER_PORT: String(port) };
+  await assert.rejects(join({ environment }), {
+    code: 'WL_CONFIG',
+    message: new RegExp(`Rank 0 cannot listen on 127\\.0\\.0\\.1:${port}.*EADDRINUSE.*another program uses the port`),
+  });
+  service.close();
+});
+
+test('join() names the ranks that never came, on all ranks', async () => {
+  const port = String(30_000 + (process.pid % 2_000));
+  const of = (rank: number) => ({ RANK: `${rank}`, WORLD_SIZE: '4', MASTER_ADDR: '127.0.0.1', MASTER_PORT: port });
+  const results = await Promise.allSettled([0, 1].map((rank) => join({ environment: of(rank), timeoutMs: 800 })));
+  for (const result of results) {
+    assert.ok(result.status === 'rejected');
+    assert.match(String(result.reason), /ranks 2, 3 never joined/);
+  }
+});

@@ -1,0 +1,37 @@
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import test from 'node:test';
+import { join } from 'weftline/world';
+
+const nativeLibraryIsLoaded = () => /koffi[^\n]*\.node/.test(readFileSync('/proc/self/maps', 'utf8'));
+
+test('join() without a launcher is a world of one rank, without sockets, threads and native libraries', async () => {
+  const world = await join({ environment: {} });
+  const { rank, size, localRank, localSize, nodeRank, nodeCount, localRanks } = world;
+  assert.deepEqual(
+    { rank, size, localRank, localSize, nodeRank, nodeCount, localRanks },
+    { rank: 0, size: 1, localRank: 0, localSize: 1, nodeRank: 0, nodeCount: 1, localRanks: [0] },
+  );
+  assert.match(world.jobId, /^[a-z0-9]{1,32}$/);
+  await world.barrier('b');
+  assert.deepEqual(await world.allGather('g', { a: 1 }), [{ a: 1 }]);
+  assert.equal(await world.store.add('n', 2), 2);
+  await assert.rejects(world.store.get('never', { timeoutMs: 1 }), { code: 'WL_TIMEOUT' });
+  const resources = process.getActiveResourcesInfo().filter((name) => /TCP|MessagePort|Worker/.test(name));
+  assert.deepEqual(resources, []);
+  if (process.platform === 'linux') assert.ok(!nativeLibraryIsLoaded());
+  const pending = assert.rejects(world.store.get('never'), { code: 'WL_CLOSED' });
+  await world.close();
+  await world.close();
+  await pending;
+  await assert.rejects(world.barrier('b'), { code: 'WL_CLOSED' });
+});
+
+test('two worlds of one have different job ids, settings come from the given environment', async () => {
+  await using first = await join({ environment: { WEFTLINE_TIMEOUT_MS: '5' } });
+  await using second = await join({ environment: { WEFTLINE_TIMEOUT_MS: '5' }, settings: { timeoutMs: 7 } });
+  assert.notEqual(first.jobId, second.jobId);
+  assert.deepEqual([first.settings.timeoutMs, second.settings.timeoutMs], [5, 7]);
+  await assert.rejects(first.store.get('k'), { message: /after 5 ms/ });
+  await assert.rejects(join({ environment: { WEFTLINE_TIMEOUT_MS: 'soon' } }), { code: 'WL_CONFIG' });
+});
