@@ -105,7 +105,7 @@ exec "$node" "$here/dist/cli/main.js" "$@"
 
 rmSync(bundle, { recursive: true, force: true });
 mkdirSync(bundle);
-for (const path of ['package.json', 'LICENSE', 'examples/data', 'dist', 'build/test/gpu', ...productionPackages()]) {
+for (const path of ['package.json', 'LICENSE', 'dist', 'build/test/gpu', ...productionPackages()]) {
   copy(path);
 }
 cpSync(compressedNode(), `${bundle}/node.gz`);

@@ -28,7 +28,7 @@ export function addCompileCommand(program: Command): void {
     .requiredOption('--arch <names...>', 'architectures, as sm_90')
     .requiredOption('--out <folder>', 'where the kernels go; what is there already stays');
   for (const [name, { option, sentence }] of Object.entries(shapeConstants)) {
-    command.option(`--${option} <numbers...>`, `${sentence} (${name.toLowerCase()}), one or several`);
+    command.option(`--${option} <numbers...>`, `${sentence} (${name}), one or several`);
   }
   command.addHelpText(
     'after',

@@ -21,9 +21,12 @@ interface Launch {
   readonly arguments: DataView;
 }
 
+function words(from: DataView, at: number): number[] {
+  return [0, 4, 8].map((step) => from.getUint32(at + step, true));
+}
+
 function decode(configuration: number, kernel: number, parameters: number): Launch {
   const view = new DataView(viewAt(configuration, 56));
-  const words = (from: DataView, at: number): number[] => [0, 4, 8].map((step) => from.getUint32(at + step, true));
   const attributes = new DataView(viewAt(Number(view.getBigUint64(40, true)), 3 * 72));
   const first = Number(new DataView(viewAt(parameters, 8)).getBigUint64(0, true));
   return {
@@ -44,7 +47,7 @@ interface Pretended {
   readonly launches: Launch[];
   readonly context: CudaContext;
   readonly stream: CudaStream;
-  plan(shape: LaunchShape): LaunchPlan<'base' | 'count' | 'ratio'>;
+  readonly plan: (shape: LaunchShape) => LaunchPlan<'base' | 'count' | 'ratio'>;
 }
 
 /** A driver that decodes launches; handles count up from 1001. */

@@ -2,7 +2,6 @@
 import { WeftlineError } from '../../../core/errors.ts';
 import type { Compiler } from '../../../native/nvrtc.ts';
 import { type ConstantValues, definesOf, type KernelFile, variantName } from '../kernel-file.ts';
-import { readBundle } from './aot-bundle.ts';
 import { compileFlags } from './architecture.ts';
 import { cacheKey, CubinCache, sourceHash } from './cubin-cache.ts';
 import { type KernelText, readKernelText } from './kernel-text.ts';
@@ -52,6 +51,8 @@ export class KernelCompiler {
   async #find(file: KernelFile, values: ConstantValues): Promise<Uint8Array> {
     const { aotFolder = '', useAot = false } = this.#options;
     if (aotFolder !== '') {
+      // Loaded here, because it brings a schema library that most processes do not need.
+      const { readBundle } = await import('./aot-bundle.ts');
       const found = readBundle(aotFolder, {
         name: variantName(file, values),
         architecture: this.#options.architecture,
