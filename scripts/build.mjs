@@ -1,7 +1,17 @@
 // Builds everything into dist/ (library, kernels) and build/test/ (compiled tests). No tool outside node_modules.
 import { spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  cpSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { fileURLToPath } from 'node:url';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
@@ -53,6 +63,15 @@ function buildWasm() {
   writeFileSync(stamp, key);
 }
 
+/** CUDA kernels travel as text, with the header of all layouts; they are compiled where they run. */
+function copyCudaSources() {
+  const folder = `${root}dist/kernels/cuda`;
+  rmSync(folder, { recursive: true, force: true });
+  cpSync(`${root}kernels/cuda`, folder, { recursive: true });
+  node('dist/abi/emit.js', `${folder}/include/weftline/abi.cuh`);
+}
+
 node('node_modules/typescript/bin/tsc', '-b');
 buildWasm();
+copyCudaSources();
 chmodSync(`${root}dist/cli/main.js`, 0o755);

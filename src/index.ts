@@ -13,3 +13,5 @@ export { readSettings, type Settings, settingsTable } from './settings/settings.
 export type { Device, DeviceKind } from './device/device.ts';
 export { Tensor } from './device/tensor.ts';
 export { CpuDevice, type CpuDeviceOptions } from './device/cpu/cpu-device.ts';
+export { cudaDeviceCount } from './device/cuda/cuda-context.ts';
+export { CudaDevice, type CudaDeviceOptions } from './device/cuda/cuda-device.ts';

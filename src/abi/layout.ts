@@ -1,8 +1,8 @@
-// A byte layout declared once as a value: offsets, size and accessors derive from it.
+// A byte layout declared once as a value: offsets, size, accessors and the text for CUDA derive from it.
 import { WeftlineError } from '../core/errors.ts';
 
-/** Little-endian scalars. */
-export type Scalar = 'u8' | 'u32' | 'i32' | 'u64' | 'f32';
+/** Little-endian scalars; `ptr` is a 64-bit cell that holds an address of the device's own memory. */
+export type Scalar = 'u8' | 'u32' | 'i32' | 'u64' | 'ptr' | 'f32';
 
 /** A scalar, or a fixed run of one scalar. */
 export type FieldType = Scalar | { readonly of: Scalar; readonly count: number };
@@ -16,7 +16,7 @@ export interface Layout<Name extends string = string> {
   readonly fields: Readonly<Record<Name, FieldType>>;
 }
 
-const scalarBytes: Readonly<Record<Scalar, number>> = { u8: 1, u32: 4, i32: 4, u64: 8, f32: 4 };
+const scalarBytes: Readonly<Record<Scalar, number>> = { u8: 1, u32: 4, i32: 4, u64: 8, ptr: 8, f32: 4 };
 
 /** Lays fields out in order with C's alignment rules; `alignment` may widen the whole (a cache line, a page). */
 export function defineLayout<const Fields extends Readonly<Record<string, FieldType>>>(

@@ -3,6 +3,7 @@
 import { readFileSync } from 'node:fs';
 import { Command } from 'commander';
 import { addBenchCommand } from './bench-command.ts';
+import { addCompileCommand } from './compile-command.ts';
 import { addDoctorCommand } from './doctor-command.ts';
 import { addMoeCommand } from './moe-command.ts';
 import { printError } from './print-error.ts';
@@ -20,6 +21,7 @@ addRunCommand(program);
 addMoeCommand(program);
 addDoctorCommand(program);
 addBenchCommand(program);
+addCompileCommand(program);
 
 try {
   await program.parseAsync();

@@ -20,6 +20,8 @@ export const errorCodes = {
   WL_CHECK: 'a result differs from its reference by more than the tolerance',
   WL_UNSUPPORTED: 'this machine or build cannot do what was asked',
   WL_NATIVE: 'a native function failed; details hold its name and errno',
+  WL_CUDA: 'a call of the CUDA driver failed; details hold the call, its status and whether the device is lost',
+  WL_COMPILE: 'a GPU kernel could not be compiled, or is not among those compiled ahead of time',
   WL_CLOSED: 'the object was closed',
   WL_INTERNAL: 'a defect of weftline itself; please report it',
 } as const;

@@ -1,22 +1,17 @@
 // What the checks ask of the machine; tests put another machine in its place.
-import { existsSync, readdirSync, readFileSync, statfsSync } from 'node:fs';
+import { statfsSync } from 'node:fs';
 import { availableParallelism, cpus, totalmem } from 'node:os';
 import { wasm } from '../device/cpu/wasm.ts';
+import { type FileProbe, localFiles, orUndefined } from '../native/file-probe.ts';
 import { loadKoffi } from '../native/library.ts';
 
 /** Reading never throws: what is missing or forbidden is undefined or empty. */
-export interface MachineProbe {
+export interface MachineProbe extends FileProbe {
   readonly platform: string;
-  readonly arch: string;
   readonly nodeVersion: string;
-  readonly env: Readonly<Record<string, string | undefined>>;
   /** Logical processors of the machine, and how many of them this process may use. */
   readonly cores: { readonly model: string; readonly present: number; readonly usable: number };
   readonly memoryBytes: number;
-  readText(path: string): string | undefined;
-  exists(path: string): boolean;
-  /** Names in a folder, sorted. */
-  list(folder: string): readonly string[];
   fileSystem(path: string): { readonly totalBytes: number; readonly freeBytes: number } | undefined;
   /** Throws when the kernels cannot run here: compiles a SIMD module, reserves a shared memory of so many pages. */
   tryWebAssembly(maximumPages: number): void;
@@ -27,15 +22,11 @@ export interface MachineProbe {
 /** The machine we run on. */
 export function thisMachine(): MachineProbe {
   return {
+    ...localFiles(),
     platform: process.platform,
-    arch: process.arch,
     nodeVersion: process.versions.node,
-    env: process.env,
     cores: { model: cpus()[0]?.model.trim() ?? 'unknown', present: cpus().length, usable: availableParallelism() },
     memoryBytes: totalmem(),
-    readText: (path) => orUndefined(() => readFileSync(path, 'latin1')),
-    exists: (path) => existsSync(path),
-    list: (folder) => orUndefined(() => readdirSync(folder).toSorted()) ?? [],
     fileSystem: (path) =>
       orUndefined(() => {
         const { bsize, blocks, bavail } = statfsSync(path);
@@ -44,14 +35,6 @@ export function thisMachine(): MachineProbe {
     tryWebAssembly,
     tryNativeCalls: () => void loadKoffi(),
   };
-}
-
-function orUndefined<T>(read: () => T): T | undefined {
-  try {
-    return read();
-  } catch {
-    return undefined;
-  }
 }
 
 /** (module (func (export "f") (result v128) (v128.const i32x4 0 0 0 0))): compiles only where SIMD is supported. */

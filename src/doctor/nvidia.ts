@@ -1,6 +1,7 @@
 // NVIDIA GPUs, the driver's library, and NVRTC, which compiles kernels at run time. Nothing is loaded.
+import { findLibrary } from '../native/library-search.ts';
+import { findNvrtc } from '../native/nvrtc-search.ts';
 import type { Finding } from './finding.ts';
-import { findLibrary } from './library-search.ts';
 import type { MachineProbe } from './machine-probe.ts';
 
 export function checkGpus(machine: MachineProbe): Finding {
@@ -33,7 +34,7 @@ export function checkCudaDriver(machine: MachineProbe): Finding {
 
 export function checkNvrtc(machine: MachineProbe): Finding {
   const name = 'NVRTC';
-  const path = findLibrary(machine, /^libnvrtc\.so(\.\d+)*$/, [...toolkitFolders(machine), ...wheelFolders(machine)]);
+  const path = findNvrtc(machine, machine.env['WEFTLINE_NVRTC']);
   if (path !== undefined) return { name, status: 'ok', value: path };
   const advice =
     'it compiles GPU kernels: install the CUDA toolkit and set CUDA_HOME, or "pip install nvidia-cuda-nvrtc" into the active environment';
@@ -44,37 +45,4 @@ function countEqual(models: readonly string[]): string {
   return [...new Set(models)]
     .map((model) => `${models.filter((other) => other === model).length} x ${model}`)
     .join(', ');
-}
-
-function toolkitFolders(machine: MachineProbe): string[] {
-  const named = [machine.env['CUDA_HOME'], machine.env['CUDA_PATH']].filter((path) => path !== undefined);
-  const installed = machine
-    .list('/usr/local')
-    .filter((entry) => /^cuda(-[\d.]+)?$/.test(entry))
-    .map((entry) => `/usr/local/${entry}`);
-  const triplet = machine.arch === 'arm64' ? 'sbsa-linux' : 'x86_64-linux';
-  return [...named, ...installed].flatMap((folder) => [`${folder}/lib64`, `${folder}/targets/${triplet}/lib`]);
-}
-
-/** Python packages bring NVRTC as nvidia/cuda_nvrtc/lib, from CUDA 13 on as nvidia/cu13/lib. */
-function wheelFolders(machine: MachineProbe): string[] {
-  const { env } = machine;
-  const prefixes = [
-    env['VIRTUAL_ENV'],
-    env['CONDA_PREFIX'],
-    '/usr/local',
-    '/usr',
-    env['HOME'] && `${env['HOME']}/.local`,
-  ];
-  return prefixes
-    .filter((prefix) => prefix !== undefined && prefix !== '')
-    .flatMap((prefix) =>
-      machine
-        .list(`${prefix}/lib`)
-        .filter((entry) => entry.startsWith('python3'))
-        .flatMap((python) =>
-          ['site-packages', 'dist-packages'].map((kind) => `${prefix}/lib/${python}/${kind}/nvidia`),
-        ),
-    )
-    .flatMap((folder) => machine.list(folder).map((entry) => `${folder}/${entry}/lib`));
 }

@@ -1,6 +1,6 @@
 // RDMA devices and the libraries that drive them: verbs, and UCX, which carries transfers between machines.
+import { findLibrary } from '../native/library-search.ts';
 import type { Finding } from './finding.ts';
-import { findLibrary } from './library-search.ts';
 import type { MachineProbe } from './machine-probe.ts';
 
 const DEVICES = '/sys/class/infiniband';

@@ -48,12 +48,54 @@ function openLibrary(name: string | null): Koffi.LibraryHandle {
 }
 
 /** Binds one C prototype when it is first called. */
-export function lazyFunction(libraryName: string | null, prototype: string): () => NativeFunction {
+export function lazyFunction(libraryName: string | null, text: string): () => NativeFunction {
   let bound: NativeFunction | undefined;
-  return () => (bound ??= openLibrary(libraryName).func(prototype));
+  return () => (bound ??= openLibrary(libraryName).func(text));
 }
 
 /** The address of the first byte of a view; the view's memory must not move (shared or mapped memory does not). */
 export function addressOf(view: ArrayBufferView): bigint {
   return loadKoffi().address(view);
+}
+
+/** Memory at a native address as a buffer in place, at most 4 GiB; the memory must outlive every view of it. */
+export function viewAt(address: number, bytes: number): ArrayBuffer {
+  return loadKoffi().view(BigInt(address), bytes);
+}
+
+/** What a call does to the numbers it is given to fill. */
+export type Out = [number];
+
+/** A C prototype whose parameters TypeScript sees as `Parameters`; bound when it is first called. */
+export interface Prototype<Parameters extends readonly unknown[]> {
+  readonly text: string;
+  /** Only for the type. */
+  readonly parameters?: Parameters;
+}
+
+export function prototype<Parameters extends readonly unknown[]>(text: string): Prototype<Parameters> {
+  return { text };
+}
+
+/** Functions of one library that all return a status number. */
+export type StatusCalls<Table extends Readonly<Record<string, Prototype<readonly unknown[]>>>> = {
+  [Name in keyof Table]: Table[Name] extends Prototype<infer Parameters>
+    ? (...parameters: Parameters extends readonly unknown[] ? Parameters : never) => number
+    : never;
+};
+
+/** Binds each function at its first call, after which the property is the native function itself. */
+export function bindLazily<const Table extends Readonly<Record<string, Prototype<readonly unknown[]>>>>(
+  libraryName: () => string,
+  table: Table,
+): StatusCalls<Table> {
+  const calls: Record<string, NativeFunction> = {};
+  for (const [name, { text }] of Object.entries(table)) {
+    calls[name] = ((...parameters: unknown[]) => {
+      const bound = openLibrary(libraryName()).func(text);
+      calls[name] = bound;
+      return bound(...parameters) as unknown;
+    }) as NativeFunction;
+  }
+  return calls as unknown as StatusCalls<Table>;
 }

@@ -20,6 +20,22 @@ interface BooleanSetting {
   readonly sentence: string;
 }
 
+interface TextSetting {
+  readonly kind: 'text';
+  readonly env: string;
+  readonly flag: string;
+  readonly default: string;
+  readonly sentence: string;
+}
+
+type Setting = NumberSetting | BooleanSetting | TextSetting;
+
+interface ValueOf {
+  number: number;
+  boolean: boolean;
+  text: string;
+}
+
 export const settingsTable = {
   timeoutMs: {
     kind: 'number',
@@ -81,12 +97,41 @@ export const settingsTable = {
     default: 16_777_216,
     sentence: 'Largest value that the rendezvous store accepts.',
   },
-} as const satisfies Record<string, NumberSetting | BooleanSetting>;
+  nvrtcPath: {
+    kind: 'text',
+    env: 'WEFTLINE_NVRTC',
+    flag: '--nvrtc <path>',
+    default: '',
+    sentence:
+      'The library libnvrtc.so that compiles GPU kernels, or its folder; looked for in CUDA_HOME, toolkits and Python packages if empty.',
+  },
+  cacheFolder: {
+    kind: 'text',
+    env: 'WEFTLINE_CACHE',
+    flag: '--cache <folder>',
+    default: '',
+    sentence: 'Where compiled GPU kernels are kept; $XDG_CACHE_HOME/weftline or ~/.cache/weftline if empty.',
+  },
+  aotFolder: {
+    kind: 'text',
+    env: 'WEFTLINE_AOT_FOLDER',
+    flag: '--aot-folder <folder>',
+    default: '',
+    sentence: 'A folder that "weftline compile" filled; its GPU kernels are used before any is compiled.',
+  },
+  useAot: {
+    kind: 'boolean',
+    env: 'WEFTLINE_USE_AOT',
+    flag: '--use-aot',
+    default: false,
+    sentence: 'Run only GPU kernels of the AOT folder and never compile one.',
+  },
+} as const satisfies Record<string, Setting>;
 
 export type SettingName = keyof typeof settingsTable;
 
 export type Settings = {
-  readonly [Name in SettingName]: (typeof settingsTable)[Name]['kind'] extends 'boolean' ? boolean : number;
+  readonly [Name in SettingName]: ValueOf[(typeof settingsTable)[Name]['kind']];
 };
 
 /** Reads all settings: an override wins over the environment, which wins over the default. Fails with WL_CONFIG. */
@@ -94,7 +139,7 @@ export function readSettings(
   overrides: Partial<Settings> = {},
   environment: Readonly<Record<string, string | undefined>> = process.env,
 ): Settings {
-  const result: Record<string, number | boolean> = {};
+  const result: Record<string, number | boolean | string> = {};
   for (const [name, setting] of Object.entries(settingsTable)) {
     const override = overrides[name as SettingName];
     const text = environment[setting.env];
@@ -105,7 +150,8 @@ export function readSettings(
   return Object.freeze(result) as Settings;
 }
 
-function parse(setting: NumberSetting | BooleanSetting, text: string): unknown {
+function parse(setting: Setting, text: string): unknown {
+  if (setting.kind === 'text') return text;
   if (setting.kind === 'number') return /^[0-9]+(\.[0-9]+)?$/.test(text.trim()) ? Number(text) : text;
   const word = text.trim().toLowerCase();
   if (['1', 'true', 'yes', 'on'].includes(word)) return true;
@@ -113,7 +159,11 @@ function parse(setting: NumberSetting | BooleanSetting, text: string): unknown {
   return text;
 }
 
-function check(setting: NumberSetting | BooleanSetting, source: string, value: unknown): number | boolean {
+function check(setting: Setting, source: string, value: unknown): number | boolean | string {
+  if (setting.kind === 'text') {
+    if (typeof value === 'string') return value;
+    throw wrong(source, value, 'a text');
+  }
   if (setting.kind === 'boolean') {
     if (typeof value === 'boolean') return value;
     throw wrong(source, value, '1, 0, true, false, yes, no, on or off');

@@ -1,12 +1,8 @@
 // Finds shared libraries where the dynamic loader would, without loading them.
-import type { MachineProbe } from './machine-probe.ts';
+import type { FileProbe } from './file-probe.ts';
 
 /** The path of the first library whose file name matches; `folders` are looked at after those of the loader. */
-export function findLibrary(
-  machine: MachineProbe,
-  fileName: RegExp,
-  folders: readonly string[] = [],
-): string | undefined {
+export function findLibrary(machine: FileProbe, fileName: RegExp, folders: readonly string[] = []): string | undefined {
   const fromEnvironment = (machine.env['LD_LIBRARY_PATH'] ?? '').split(':').filter((folder) => folder !== '');
   return (
     inFolders(machine, fileName, fromEnvironment) ??
@@ -15,7 +11,7 @@ export function findLibrary(
   );
 }
 
-function inFolders(machine: MachineProbe, fileName: RegExp, folders: readonly string[]): string | undefined {
+function inFolders(machine: FileProbe, fileName: RegExp, folders: readonly string[]): string | undefined {
   for (const folder of folders) {
     const found = machine.list(folder).find((name) => fileName.test(name));
     if (found !== undefined) return `${folder}/${found}`;
@@ -24,7 +20,7 @@ function inFolders(machine: MachineProbe, fileName: RegExp, folders: readonly st
 }
 
 /** The cache of the loader holds names and paths as strings that end with a zero byte. */
-function inLoaderCache(machine: MachineProbe, fileName: RegExp): string | undefined {
+function inLoaderCache(machine: FileProbe, fileName: RegExp): string | undefined {
   const cache = machine.readText('/etc/ld.so.cache') ?? '';
   return cache
     .split('\0')
@@ -32,7 +28,7 @@ function inLoaderCache(machine: MachineProbe, fileName: RegExp): string | undefi
     .find((path) => machine.exists(path));
 }
 
-function systemFolders(machine: MachineProbe): string[] {
+function systemFolders(machine: FileProbe): string[] {
   const triplet = machine.arch === 'arm64' ? 'aarch64-linux-gnu' : 'x86_64-linux-gnu';
   return [`/lib/${triplet}`, `/usr/lib/${triplet}`, '/lib64', '/usr/lib64', '/lib', '/usr/lib', '/usr/local/lib'];
 }

@@ -1,0 +1,105 @@
+// Loads, stores and additions with an order: .gpu for blocks of this GPU, .sys for peers and the host as well.
+#pragma once
+#include "weftline/types.cuh"
+
+namespace weftline {
+
+// ORDER: what another thread wrote before its release is visible after an acquire that reads the released value.
+
+__device__ __forceinline__ u32 loadAcquireSystem(const u32* word) {
+  u32 value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ u64 loadAcquireSystem(const u64* word) {
+  u64 value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ u32 loadAcquireGpu(const u32* word) {
+  u32 value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ u64 loadAcquireGpu(const u64* word) {
+  u64 value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void storeReleaseSystem(u32* word, u32 value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void storeReleaseSystem(u64* word, u64 value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void storeReleaseGpu(u32* word, u32 value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+// No order of its own: combine with a fence, or use where only the word itself matters.
+__device__ __forceinline__ u32 loadRelaxedSystem(const u32* word) {
+  u32 value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void storeRelaxedSystem(u32* word, u32 value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+// Adds without returning the old value, which spares the round trip to a peer.
+__device__ __forceinline__ void addReleaseSystem(u32* word, u32 value) {
+  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void addReleaseGpu(u32* word, u32 value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+// Returns the value before.
+__device__ __forceinline__ u32 fetchAddAcquireReleaseGpu(u32* word, u32 value) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
+  return before;
+}
+
+__device__ __forceinline__ u32 fetchAddAcquireReleaseSystem(u32* word, u32 value) {
+  u32 before;
+  asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
+  return before;
+}
+
+// Returns the value before; equal to `expected` when `desired` was stored.
+__device__ __forceinline__ u32 compareExchangeGpu(u32* word, u32 expected, u32 desired) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(before)
+               : "l"(word), "r"(expected), "r"(desired)
+               : "memory");
+  return before;
+}
+
+__device__ __forceinline__ void fenceGpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void fenceSystem() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// Between ordinary accesses and those of the bulk copy engine, both ways, all memory. Nothing to order before sm_90.
+__device__ __forceinline__ void fenceProxyAsync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+
+// The same for this block's shared memory only.
+__device__ __forceinline__ void fenceProxyAsyncShared() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+}  // namespace weftline

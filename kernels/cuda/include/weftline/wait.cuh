@@ -1,0 +1,79 @@
+// Waits that end: each has a deadline given at run time, and says in a record of the host whom it waited for.
+#pragma once
+#include "weftline/abi.cuh"
+#include "weftline/memory-order.cuh"
+#include "weftline/types.cuh"
+
+namespace weftline {
+
+// Nanoseconds, the same clock on the whole GPU; it ticks coarsely (up to about 1 us).
+__device__ __forceinline__ u64 globalTimer() {
+  u64 now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+// What all waits of one kernel share.
+struct WaitScope {
+  // In mapped host memory.
+  TrapRecord* trap;
+  // One of the trapKernel constants.
+  u32 kernel;
+  u32 rank;
+  u64 timeoutNs;
+};
+
+// Whom a wait is for, for the record; what `channel` counts is the kernel's own business.
+struct WaitFor {
+  u32 peer;
+  u32 channel;
+};
+
+// Only the first wait of a GPU that expires is recorded: the others mostly follow from it.
+__device__ __forceinline__ void recordTrap(const WaitScope& scope, WaitFor whom, u64 expected, u64 seen) {
+  TrapRecord* trap = scope.trap;
+  if (compareExchangeGpu(&trap->state, trapStateEmpty, trapStateWriting) != trapStateEmpty) return;
+  trap->kernel = scope.kernel;
+  trap->rank = scope.rank;
+  trap->peer = whom.peer;
+  trap->channel = whom.channel;
+  trap->expected = expected;
+  trap->seen = seen;
+  trap->timeoutNs = scope.timeoutNs;
+  // ORDER: publishes the fields above to the host.
+  storeReleaseSystem(&trap->state, trapStateReadable);
+}
+
+// Epochs only grow and may wrap: reached means not behind by signed difference.
+__device__ __forceinline__ bool epochReached(u32 seen, u32 expected) { return static_cast<i32>(seen - expected) >= 0; }
+
+// Returns true once `*word` has reached the epoch, with what its writer released before; false after the deadline, when
+// the caller must leave the kernel without touching what it waited for. One thread per word suffices.
+__device__ __forceinline__ bool waitForEpoch(const u32* word, u32 expected, const WaitScope& scope, WaitFor whom) {
+  u32 seen = loadAcquireSystem(word);
+  if (epochReached(seen, expected)) return true;
+  const u64 start = globalTimer();
+  for (u32 polls = 1;; ++polls) {
+    seen = loadAcquireSystem(word);
+    if (epochReached(seen, expected)) return true;
+    // Reading the timer costs as much as a few polls.
+    if ((polls & 31u) == 0 && globalTimer() - start >= scope.timeoutNs) break;
+  }
+  recordTrap(scope, whom, expected, seen);
+  return false;
+}
+
+// The same for a word that is to become anything but `empty`; stores what it became in `*value`.
+__device__ __forceinline__ bool waitForChange(const u64* word, u64 empty, u64* value, const WaitScope& scope,
+                                              WaitFor whom) {
+  const u64 start = globalTimer();
+  for (u32 polls = 1;; ++polls) {
+    *value = loadAcquireSystem(word);
+    if (*value != empty) return true;
+    if ((polls & 31u) == 0 && globalTimer() - start >= scope.timeoutNs) break;
+  }
+  recordTrap(scope, whom, empty, *value);
+  return false;
+}
+
+}  // namespace weftline

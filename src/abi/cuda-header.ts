@@ -1,0 +1,70 @@
+// The text of kernels/cuda/include/weftline/abi.cuh: every layout and constant that CUDA kernels share with the host.
+import type { FieldType, Layout, Scalar } from './layout.ts';
+import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
+import { trapKernels, trapRecord, trapStates } from './trap-record.ts';
+
+/** A layout that a kernel uses stands here; arguments of a kernel are one structure, passed by value. */
+const layouts: readonly Layout[] = [
+  trapRecord,
+  selfTestFillArguments,
+  selfTestWaitArguments,
+  selfTestCopyRowsArguments,
+];
+
+/** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
+const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
+  trapState: trapStates,
+  trapKernel: trapKernels,
+};
+
+const cudaTypes: Readonly<Record<Scalar, string>> = {
+  u8: 'u8',
+  u32: 'u32',
+  i32: 'i32',
+  u64: 'u64',
+  ptr: 'void*',
+  f32: 'f32',
+};
+
+export function cudaHeader(): string {
+  return [
+    '// Generated from src/abi. Do not edit.',
+    '#pragma once',
+    '#include "weftline/types.cuh"',
+    '',
+    'namespace weftline {',
+    '',
+    ...Object.entries(constants).flatMap(([prefix, values]) =>
+      Object.entries(values).map(([name, value]) => `constexpr u32 ${prefix}${capital(name)} = ${value};`),
+    ),
+    ...layouts.flatMap((layout) => ['', ...structure(layout)]),
+    '',
+    '}  // namespace weftline',
+    '',
+  ].join('\n');
+}
+
+/** The assertions prove that the CUDA compiler places each field where TypeScript writes it. */
+export function structure(layout: Layout): string[] {
+  const { name, size, alignment, offset } = layout;
+  return [
+    `struct alignas(${alignment}) ${name} {`,
+    ...Object.entries(layout.fields).map(([field, type]) => `  ${member(field, type)};`),
+    '};',
+    // The run-time compiler need not prove again what the tests prove with nvcc.
+    '#ifndef __CUDACC_RTC__',
+    `static_assert(sizeof(${name}) == ${size}, "${name}");`,
+    ...Object.keys(layout.fields).map(
+      (field) => `static_assert(__builtin_offsetof(${name}, ${field}) == ${offset[field]}, "${name}.${field}");`,
+    ),
+    '#endif',
+  ];
+}
+
+function member(field: string, type: FieldType): string {
+  return typeof type === 'string' ? `${cudaTypes[type]} ${field}` : `${cudaTypes[type.of]} ${field}[${type.count}]`;
+}
+
+function capital(word: string): string {
+  return word.charAt(0).toUpperCase() + word.slice(1);
+}

@@ -1,0 +1,142 @@
+// The primary context of one GPU in this process: the way every driver call goes, and what remembers a lost device.
+import { WeftlineError } from '../../core/errors.ts';
+import { type CudaCall, type CudaDriver, cudaDriver } from '../../native/cuda-driver.ts';
+import type { Out } from '../../native/library.ts';
+import { CUDA_SUCCESS, cudaError, isSticky } from './cuda-status.ts';
+
+/** The context that this thread made current last; each thread loads its own copy of this module. */
+let currentHandle = 0;
+
+/** Something that belongs to a context and must go before it. */
+export interface ContextResource extends Disposable {
+  readonly disposed: boolean;
+}
+
+export class CudaContext implements Disposable {
+  readonly driver: CudaDriver;
+  readonly ordinal: number;
+  /** CUdevice. */
+  readonly device: number;
+  /** CUcontext. */
+  readonly handle: number;
+  /** The kernel launched last, for the error of a kernel that fails later. */
+  lastLaunch = '';
+  /** Counts what was enqueued on any stream. */
+  workCount = 0;
+  #lost: WeftlineError | undefined;
+  #disposed = false;
+  readonly #resources = new Set<ContextResource>();
+
+  /** Retains the primary context, which the process shares with other CUDA libraries. Fails with WL_CUDA or WL_UNSUPPORTED. */
+  static retain(ordinal: number, driver: CudaDriver = cudaDriver): CudaContext {
+    const fail = (call: CudaCall, status: number): void => {
+      if (status !== CUDA_SUCCESS) throw cudaError(driver, { call, status, device: ordinal });
+    };
+    fail('cuInit', driver.cuInit(0));
+    const device: Out = [0];
+    fail('cuDeviceGet', driver.cuDeviceGet(device, ordinal));
+    const handle: Out = [0];
+    fail('cuDevicePrimaryCtxRetain', driver.cuDevicePrimaryCtxRetain(handle, device[0]));
+    return new CudaContext(driver, ordinal, { device: device[0], handle: handle[0] });
+  }
+
+  private constructor(driver: CudaDriver, ordinal: number, native: { device: number; handle: number }) {
+    this.driver = driver;
+    this.ordinal = ordinal;
+    this.device = native.device;
+    this.handle = native.handle;
+  }
+
+  /** The error that ended the device for this process, if one did. */
+  get lost(): WeftlineError | undefined {
+    return this.#lost;
+  }
+
+  get disposed(): boolean {
+    return this.#disposed;
+  }
+
+  /** Calls the driver with this context current. Fails with WL_CUDA, or WL_CLOSED after dispose. */
+  call<Name extends CudaCall>(name: Name, ...parameters: Parameters<CudaDriver[Name]>): void {
+    this.check(name, this.status(name, ...parameters));
+  }
+
+  /** The same, for calls whose status is an answer. */
+  status<Name extends CudaCall>(name: Name, ...parameters: Parameters<CudaDriver[Name]>): number {
+    this.enter();
+    return this.driver[name](...parameters);
+  }
+
+  /** Before any driver call: fails on a lost or closed device, and makes the context current. */
+  enter(): void {
+    if (this.#lost !== undefined) throw this.#lostError(this.#lost);
+    if (this.#disposed) throw new WeftlineError('WL_CLOSED', `The device of GPU ${this.ordinal} was disposed`);
+    if (currentHandle === this.handle) return;
+    const status = this.driver.cuCtxSetCurrent(this.handle);
+    this.check('cuCtxSetCurrent', status);
+    currentHandle = this.handle;
+  }
+
+  /** Turns a status into an error; a sticky one marks the device as lost. */
+  check(call: CudaCall, status: number, subject?: string): void {
+    if (status === CUDA_SUCCESS) return;
+    const error = cudaError(this.driver, {
+      call,
+      status,
+      device: this.ordinal,
+      ...(subject === undefined ? {} : { subject }),
+      ...(this.lastLaunch === '' ? {} : { lastLaunch: this.lastLaunch }),
+    });
+    if (isSticky(status)) this.#lost ??= error;
+    throw error;
+  }
+
+  /** For destructors: never throws, and does nothing on a lost device, whose resources go with the process. */
+  release<Name extends CudaCall>(name: Name, ...parameters: Parameters<CudaDriver[Name]>): void {
+    if (this.#lost !== undefined || this.#disposed) return;
+    try {
+      const status = this.status(name, ...parameters);
+      if (isSticky(status)) this.check(name, status);
+    } catch {
+      // The device was lost just now; the next call that can throw says so.
+    }
+  }
+
+  /** What is added here is disposed before the context, the newest first, unless its owner did it before. */
+  own<Resource extends ContextResource>(resource: Resource): Resource {
+    this.#resources.add(resource);
+    return resource;
+  }
+
+  disown(resource: ContextResource): void {
+    this.#resources.delete(resource);
+  }
+
+  [Symbol.dispose](): void {
+    if (this.#disposed) return;
+    for (const resource of [...this.#resources].toReversed()) resource[Symbol.dispose]();
+    this.#resources.clear();
+    if (this.#lost === undefined) this.driver.cuDevicePrimaryCtxRelease(this.device);
+    this.#disposed = true;
+    if (currentHandle === this.handle) currentHandle = 0;
+  }
+
+  #lostError(first: WeftlineError): WeftlineError {
+    return new WeftlineError('WL_CUDA', `GPU ${this.ordinal} is lost to this process since: ${first.message}`, {
+      details: first.details,
+      cause: first,
+    });
+  }
+}
+
+/** How many GPUs this process may use; 0 where there is no driver. */
+export function cudaDeviceCount(driver: CudaDriver = cudaDriver): number {
+  const count: Out = [0];
+  try {
+    if (driver.cuInit(0) !== CUDA_SUCCESS) return 0;
+    return driver.cuDeviceGetCount(count) === CUDA_SUCCESS ? count[0] : 0;
+  } catch (error) {
+    if (error instanceof WeftlineError && error.code === 'WL_UNSUPPORTED') return 0;
+    throw error;
+  }
+}

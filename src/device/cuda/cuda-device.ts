@@ -1,0 +1,225 @@
+// The CUDA device: one GPU of this process with its memory, streams, kernels and trap record.
+import type { Layout } from '../../abi/layout.ts';
+import { type DType, dtypes, type TypedArrayOf } from '../../core/dtype.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { Out } from '../../native/library.ts';
+import { openNvrtc } from '../../native/nvrtc.ts';
+import { readSettings, type Settings } from '../../settings/settings.ts';
+import type { Device } from '../device.ts';
+import { elementCount, type Storage, Tensor } from '../tensor.ts';
+import { CudaContext } from './cuda-context.ts';
+import { CudaEvent } from './cuda-event.ts';
+import { CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED } from './cuda-status.ts';
+import { CudaStream } from './cuda-stream.ts';
+import { type DeviceProperties, readDeviceProperties } from './device-properties.ts';
+import { DeviceMemory } from './device-memory.ts';
+import { HostCopy } from './host-copy.ts';
+import { HostMemory } from './host-memory.ts';
+import { exportMemory, PeerMemory } from './ipc.ts';
+import { architectureOf } from './jit/architecture.ts';
+import { resolveCacheFolder } from './jit/cubin-cache.ts';
+import { KernelCompiler } from './jit/kernel-compiler.ts';
+import { CudaKernel, CudaModule } from './kernel.ts';
+import { type ConstantValues, type KernelFile, variantName } from './kernel-file.ts';
+import { MemoryPool } from './memory-pool.ts';
+import { TrapBox } from './trap-box.ts';
+import { WorkFences } from './work-fence.ts';
+
+export interface CudaDeviceOptions extends Partial<
+  Pick<Settings, 'timeoutMs' | 'nvrtcPath' | 'cacheFolder' | 'aotFolder' | 'useAot'>
+> {
+  /** Number of the GPU among those that this process sees; 0 by default. */
+  readonly ordinal?: number;
+}
+
+/** The kernels of one file by their names. */
+export type LoadedKernels<File extends KernelFile> = {
+  readonly [Entry in keyof File['kernels']]: File['kernels'][Entry] extends Layout<infer Name>
+    ? CudaKernel<Name>
+    : never;
+};
+
+export class CudaDevice implements Device {
+  readonly kind = 'cuda';
+  readonly context: CudaContext;
+  readonly properties: DeviceProperties;
+  /** Where everything runs that is not told otherwise, copies of tensors too. */
+  readonly stream: CudaStream;
+  readonly traps: TrapBox;
+  readonly compiler: KernelCompiler;
+  readonly #settings: Settings;
+  readonly #streams = new Set<CudaStream>();
+  readonly #pool: MemoryPool;
+  readonly #copy: HostCopy;
+  readonly #modules = new Map<string, Promise<LoadedKernels<KernelFile>>>();
+  readonly #abandoned: FinalizationRegistry<number>;
+
+  /** Fails with WL_UNSUPPORTED without a driver, WL_CUDA without the GPU. Compiles nothing. */
+  static create(options: CudaDeviceOptions = {}): Promise<CudaDevice> {
+    return Promise.resolve().then(() => {
+      const { ordinal = 0, ...settings } = options;
+      const context = CudaContext.retain(ordinal);
+      try {
+        return new CudaDevice(context, readSettings(settings));
+      } catch (error) {
+        context[Symbol.dispose]();
+        throw error;
+      }
+    });
+  }
+
+  private constructor(context: CudaContext, settings: Settings) {
+    this.context = context;
+    this.#settings = settings;
+    this.properties = readDeviceProperties(context);
+    this.stream = this.createStream();
+    this.traps = new TrapBox(context);
+    this.#pool = new MemoryPool(context, new WorkFences(context, this.#streams));
+    this.#copy = new HostCopy(context, this.stream, settings.timeoutMs);
+    this.compiler = new KernelCompiler({
+      architecture: architectureOf(this.properties.capability),
+      cacheFolder: resolveCacheFolder(settings.cacheFolder),
+      aotFolder: settings.aotFolder,
+      useAot: settings.useAot,
+      openCompiler: () => openNvrtc(settings.nvrtcPath),
+    });
+    // A safety net: a tensor that nobody disposed frees its memory when it is collected.
+    this.#abandoned = new FinalizationRegistry((address) => this.#pool.give(address));
+  }
+
+  /** Memory that is handed out again once all work enqueued before its disposal is done. */
+  empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D> {
+    const bytes = elementCount(shape) * dtypes[dtype].bytes;
+    const address = this.#pool.take(bytes);
+    const storage = new DeviceMemory(this, { address, bytes }, () => {
+      this.#abandoned.unregister(storage);
+      this.#pool.give(address);
+    });
+    this.#abandoned.register(storage, address, storage);
+    return new Tensor(storage, dtype, shape);
+  }
+
+  async tensor<D extends DType>(dtype: D, shape: readonly number[], values: TypedArrayOf[D]): Promise<Tensor<D>> {
+    const tensor = this.empty(dtype, shape);
+    await tensor.fromHost(values);
+    return tensor;
+  }
+
+  /** Memory of its own, zeroed by the stream's next work, that exportMemory() can name to other processes. */
+  allocateShared(bytes: number): Storage {
+    const address: Out = [0];
+    this.context.check('cuMemAlloc', this.context.status('cuMemAlloc', address, bytes), `${bytes} bytes to share`);
+    const storage = new DeviceMemory(this, { address: address[0], bytes }, () => {
+      this.context.disown(storage);
+      this.context.release('cuMemFree', address[0]);
+    });
+    this.context.own(storage);
+    this.setBytes(storage, 0);
+    return storage;
+  }
+
+  /** The name of memory from allocateShared() for openPeerMemory() in another process of this host. */
+  exportMemory(storage: Storage): string {
+    return exportMemory(this.context, storage.address);
+  }
+
+  openPeerMemory(handle: string, bytes: number): Storage {
+    return new PeerMemory(this, this.context, { handle, bytes });
+  }
+
+  /** Memory of the host that kernels reach; zeroed. */
+  allocateHost(bytes: number): HostMemory {
+    return new HostMemory(this.context, bytes);
+  }
+
+  /** Sets every byte, in the order of the stream. */
+  setBytes(storage: Storage, byte: number, stream: CudaStream = this.stream): void {
+    this.context.workCount += 1;
+    this.context.call('cuMemsetD8Async', storage.address, byte, storage.bytes, stream.handle);
+  }
+
+  /** `high`: its blocks run before those of other streams. Disposed by the caller, or with the device. */
+  createStream(options: { readonly priority?: 'normal' | 'high' } = {}): CudaStream {
+    const { priority = 'normal' } = options;
+    const stream = new CudaStream(this.context, { priority, timeoutMs: this.#settings.timeoutMs }, (closed) =>
+      this.#streams.delete(closed),
+    );
+    this.#streams.add(stream);
+    return stream;
+  }
+
+  /** `timing` makes millisecondsSince() possible and recording a little slower. */
+  createEvent(options: { readonly timing?: boolean } = {}): CudaEvent {
+    return new CudaEvent(this.context, { timing: options.timing ?? false, timeoutMs: this.#settings.timeoutMs });
+  }
+
+  /** Whether kernels here can use the memory of another GPU of this host. */
+  canAccess(peer: CudaDevice): boolean {
+    const can: Out = [0];
+    this.context.call('cuDeviceCanAccessPeer', can, this.context.device, peer.context.device);
+    return can[0] === 1;
+  }
+
+  /** Lets kernels here use the memory of another GPU that this process holds too; may be called again. */
+  enablePeerAccess(peer: CudaDevice): void {
+    const status = this.context.status('cuCtxEnablePeerAccess', peer.context.handle, 0);
+    if (status === CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) return;
+    this.context.check('cuCtxEnablePeerAccess', status, `access to GPU ${peer.context.ordinal}`);
+  }
+
+  /** Compiles what is in no cache, and loads it once. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
+  loadKernels<File extends KernelFile>(file: File, values: ConstantValues = {}): Promise<LoadedKernels<File>> {
+    const name = variantName(file, values);
+    let loaded = this.#modules.get(name);
+    if (loaded === undefined) {
+      loaded = this.#load(file, values);
+      this.#modules.set(name, loaded);
+      loaded.catch(() => this.#modules.delete(name));
+    }
+    return loaded as Promise<unknown> as Promise<LoadedKernels<File>>;
+  }
+
+  /** Always fails with WL_UNSUPPORTED. */
+  hostView(): never {
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      'The host cannot address GPU memory: copy it with tensor.toHost(), or use device.allocateHost() for memory that both reach',
+    );
+  }
+
+  upload<D extends DType>(tensor: Tensor<D>, values: TypedArrayOf[D]): Promise<void> {
+    return this.#copy.toDevice(tensor.address, new Uint8Array(values.buffer, values.byteOffset, values.byteLength));
+  }
+
+  async download<D extends DType>(tensor: Tensor<D>): Promise<TypedArrayOf[D]> {
+    const copy = new Uint8Array(tensor.bytes);
+    await this.#copy.fromDevice(copy, tensor.address);
+    return new dtypes[tensor.dtype].array(copy.buffer) as unknown as TypedArrayOf[D];
+  }
+
+  /** Waits for running work, unless the device is lost; then everything that was made from it is gone. Idempotent. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    if (this.context.disposed) return;
+    try {
+      if (this.context.lost === undefined) for (const stream of this.#streams) await stream.idle();
+    } finally {
+      this.#pool.dispose();
+      this.context[Symbol.dispose]();
+    }
+  }
+
+  async #load(file: KernelFile, values: ConstantValues): Promise<LoadedKernels<KernelFile>> {
+    const cubin = await this.compiler.cubin(file, values);
+    const name = variantName(file, values);
+    const module = new CudaModule(this.context, cubin, name);
+    const { multiprocessors, sharedBytesPerBlock } = this.properties;
+    const { stream } = this;
+    const shared = { file: name, stream, multiprocessors, sharedBytesPerBlock };
+    return Object.fromEntries(
+      Object.entries(file.kernels).map(([entry, layout]) => [
+        entry,
+        new CudaKernel(module, { ...shared, entry, arguments: layout }),
+      ]),
+    );
+  }
+}

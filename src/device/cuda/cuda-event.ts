@@ -1,0 +1,80 @@
+// A point in a stream: other streams wait for it on the device, the host polls it, two of them give a time.
+import type { Out } from '../../native/library.ts';
+import type { CudaContext } from './cuda-context.ts';
+import type { CudaStream } from './cuda-stream.ts';
+import { CUDA_ERROR_NOT_READY } from './cuda-status.ts';
+import { pollUntil } from './poll.ts';
+
+const DISABLE_TIMING = 2;
+
+export interface DeviceWaitOptions {
+  /** The setting `timeoutMs` by default. */
+  readonly timeoutMs?: number;
+  readonly signal?: AbortSignal;
+}
+
+export interface EventDefaults {
+  readonly timing: boolean;
+  readonly timeoutMs: number;
+}
+
+export class CudaEvent implements Disposable {
+  readonly context: CudaContext;
+  /** CUevent. */
+  readonly handle: number;
+  readonly #defaults: EventDefaults;
+  #disposed = false;
+
+  /** Use device.createEvent(). */
+  constructor(context: CudaContext, defaults: EventDefaults) {
+    const handle: Out = [0];
+    context.call('cuEventCreate', handle, defaults.timing ? 0 : DISABLE_TIMING);
+    this.context = context;
+    this.handle = handle[0];
+    this.#defaults = defaults;
+    context.own(this);
+  }
+
+  get disposed(): boolean {
+    return this.#disposed;
+  }
+
+  /** Marks what was enqueued on the stream so far; replaces an earlier mark. */
+  record(stream: CudaStream): this {
+    this.context.enter();
+    this.context.check('cuEventRecord', this.context.driver.cuEventRecord(this.handle, stream.handle));
+    return this;
+  }
+
+  /** True when the work before the mark is done, or nothing was recorded. Does not wait. */
+  isDone(): boolean {
+    this.context.enter();
+    const status = this.context.driver.cuEventQuery(this.handle);
+    if (status === CUDA_ERROR_NOT_READY) return false;
+    this.context.check('cuEventQuery', status);
+    return true;
+  }
+
+  /** Resolves when the work before the mark is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
+  wait(options: DeviceWaitOptions = {}): Promise<void> {
+    return pollUntil(() => this.isDone(), {
+      timeoutMs: options.timeoutMs ?? this.#defaults.timeoutMs,
+      signal: options.signal,
+      what: `The work before an event of GPU ${this.context.ordinal}`,
+    });
+  }
+
+  /** Time between two marks that are done, both of events with timing. */
+  millisecondsSince(start: CudaEvent): number {
+    const milliseconds: Out = [0];
+    this.context.call('cuEventElapsedTime', milliseconds, start.handle, this.handle);
+    return milliseconds[0];
+  }
+
+  [Symbol.dispose](): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    this.context.disown(this);
+    this.context.release('cuEventDestroy', this.handle);
+  }
+}

@@ -1,0 +1,74 @@
+// A queue of device work that runs in order, and beside other streams.
+import type { Out } from '../../native/library.ts';
+import type { CudaContext } from './cuda-context.ts';
+import type { CudaEvent, DeviceWaitOptions } from './cuda-event.ts';
+import { CUDA_ERROR_NOT_READY } from './cuda-status.ts';
+import { pollUntil } from './poll.ts';
+
+const NON_BLOCKING = 1;
+
+export interface StreamOptions {
+  /** `high`: its blocks are scheduled before those of other streams. */
+  readonly priority: 'normal' | 'high';
+  readonly timeoutMs: number;
+}
+
+export class CudaStream implements Disposable {
+  readonly context: CudaContext;
+  /** CUstream. */
+  readonly handle: number;
+  readonly #timeoutMs: number;
+  readonly #onDispose: (stream: CudaStream) => void;
+  #disposed = false;
+
+  /** Use device.createStream(). Never waits for the legacy default stream. */
+  constructor(context: CudaContext, options: StreamOptions, onDispose: (stream: CudaStream) => void) {
+    const least: Out = [0];
+    const greatest: Out = [0];
+    context.call('cuCtxGetStreamPriorityRange', least, greatest);
+    const handle: Out = [0];
+    const priority = options.priority === 'high' ? greatest[0] : least[0];
+    context.call('cuStreamCreateWithPriority', handle, NON_BLOCKING, priority);
+    this.context = context;
+    this.handle = handle[0];
+    this.#timeoutMs = options.timeoutMs;
+    this.#onDispose = onDispose;
+    context.own(this);
+  }
+
+  get disposed(): boolean {
+    return this.#disposed;
+  }
+
+  /** What is enqueued from now on starts after the event's mark; the host goes on at once. */
+  waitFor(event: CudaEvent): void {
+    this.context.enter();
+    this.context.check('cuStreamWaitEvent', this.context.driver.cuStreamWaitEvent(this.handle, event.handle, 0));
+  }
+
+  /** True when everything enqueued is done. Does not wait. */
+  isIdle(): boolean {
+    this.context.enter();
+    const status = this.context.driver.cuStreamQuery(this.handle);
+    if (status === CUDA_ERROR_NOT_READY) return false;
+    this.context.check('cuStreamQuery', status);
+    return true;
+  }
+
+  /** Resolves when everything enqueued is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
+  idle(options: DeviceWaitOptions = {}): Promise<void> {
+    return pollUntil(() => this.isIdle(), {
+      timeoutMs: options.timeoutMs ?? this.#timeoutMs,
+      signal: options.signal,
+      what: `The work of a stream of GPU ${this.context.ordinal}`,
+    });
+  }
+
+  [Symbol.dispose](): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    this.#onDispose(this);
+    this.context.disown(this);
+    this.context.release('cuStreamDestroy', this.handle);
+  }
+}

@@ -1,0 +1,58 @@
+// Host memory that does not move and that kernels reach by a device address: mailboxes, trap records, staging.
+import { type DType, dtypes, type TypedArrayOf } from '../../core/dtype.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { type Out, viewAt } from '../../native/library.ts';
+import type { CudaContext } from './cuda-context.ts';
+
+/** Usable by all contexts of the process, and mapped into the device's address space. */
+const PORTABLE = 1;
+const DEVICE_MAPPED = 2;
+
+export class HostMemory implements Disposable {
+  readonly context: CudaContext;
+  readonly bytes: number;
+  /** What kernels use. */
+  readonly deviceAddress: number;
+  /** What copies use. */
+  readonly hostAddress: number;
+  readonly #buffer: ArrayBuffer;
+  #disposed = false;
+
+  /** Use device.allocateHost(). All bytes are zero. */
+  constructor(context: CudaContext, bytes: number) {
+    const host: Out = [0];
+    context.call('cuMemHostAlloc', host, Math.max(bytes, 1), PORTABLE | DEVICE_MAPPED);
+    const device: Out = [0];
+    context.call('cuMemHostGetDevicePointer', device, host[0], 0);
+    this.context = context;
+    this.bytes = bytes;
+    this.hostAddress = host[0];
+    this.deviceAddress = device[0];
+    this.#buffer = viewAt(host[0], Math.max(bytes, 1));
+    new Uint8Array(this.#buffer).fill(0);
+    context.own(this);
+  }
+
+  get disposed(): boolean {
+    return this.#disposed;
+  }
+
+  /** The memory itself; keep the view, making one costs about a microsecond. It must not be touched after dispose. */
+  view<D extends DType>(dtype: D, byteOffset = 0, elements?: number): TypedArrayOf[D] {
+    const count = elements ?? Math.floor((this.bytes - byteOffset) / dtypes[dtype].bytes);
+    return new dtypes[dtype].array(this.buffer, byteOffset, count) as unknown as TypedArrayOf[D];
+  }
+
+  get buffer(): ArrayBuffer {
+    if (this.#disposed) throw new WeftlineError('WL_CLOSED', 'Cannot view host memory that was disposed');
+    return this.#buffer;
+  }
+
+  /** No work that uses the memory may be running. */
+  [Symbol.dispose](): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    this.context.disown(this);
+    this.context.release('cuMemFreeHost', this.hostAddress);
+  }
+}

@@ -1,0 +1,106 @@
+// Gives the machine code of a kernel variant: from this process, a bundle, the cache on disk, or the compiler.
+import { WeftlineError } from '../../../core/errors.ts';
+import type { Compiler } from '../../../native/nvrtc.ts';
+import { type ConstantValues, definesOf, type KernelFile, variantName } from '../kernel-file.ts';
+import { compileFlags } from './architecture.ts';
+import { cacheKey, CubinCache, sourceHash } from './cubin-cache.ts';
+import { type KernelText, readKernelText } from './kernel-text.ts';
+
+export interface KernelCompilerOptions {
+  /** As parseArchitecture() gives it. */
+  readonly architecture: string;
+  readonly cacheFolder: string;
+  /** Looked at first; empty for none. */
+  readonly aotFolder?: string;
+  /** Only what the folder has. */
+  readonly useAot?: boolean;
+  /** Called when something must be compiled and never before. */
+  readonly openCompiler: () => Compiler;
+  /** Where kernels come from; the files of this package by default. */
+  readonly readText?: (file: string) => KernelText;
+}
+
+export class KernelCompiler {
+  readonly #options: KernelCompilerOptions;
+  readonly #cache: CubinCache;
+  readonly #cubins = new Map<string, Promise<Uint8Array>>();
+
+  constructor(options: KernelCompilerOptions) {
+    this.#options = options;
+    this.#cache = new CubinCache(options.cacheFolder);
+  }
+
+  /** Fails with WL_COMPILE, which holds the compiler's log, or WL_UNSUPPORTED without a compiler. */
+  cubin(file: KernelFile, values: ConstantValues): Promise<Uint8Array> {
+    const name = variantName(file, values);
+    let cubin = this.#cubins.get(name);
+    if (cubin === undefined) {
+      cubin = this.#find(file, values);
+      this.#cubins.set(name, cubin);
+      // A failure is not remembered: its cause may be removed.
+      cubin.catch(() => this.#cubins.delete(name));
+    }
+    return cubin;
+  }
+
+  /** What identifies the sources of a variant in a bundle. */
+  sources(file: KernelFile, values: ConstantValues): string {
+    return sourceHash(this.#text(file), this.#flags(file, values));
+  }
+
+  async #find(file: KernelFile, values: ConstantValues): Promise<Uint8Array> {
+    const { aotFolder = '', useAot = false } = this.#options;
+    if (aotFolder !== '') {
+      // Loaded here, because it brings a schema library that most processes do not need.
+      const { readBundle } = await import('./aot-bundle.ts');
+      const found = readBundle(aotFolder, {
+        name: variantName(file, values),
+        architecture: this.#options.architecture,
+        sources: this.sources(file, values),
+      });
+      if (found !== undefined) return found;
+    }
+    if (useAot) throw this.#notInBundle(file, values, aotFolder);
+    return this.#compile(file, values);
+  }
+
+  async #compile(file: KernelFile, values: ConstantValues): Promise<Uint8Array> {
+    const text = this.#text(file);
+    const flags = this.#flags(file, values);
+    const compiler = this.#options.openCompiler();
+    const key = cacheKey(text, flags, compiler.version);
+    const cached = this.#cache.read(key);
+    if (cached !== undefined) return cached;
+    const result = await compiler.compile(text, flags);
+    if (!result.ok) {
+      throw new WeftlineError(
+        'WL_COMPILE',
+        `${variantName(file, values)} does not compile for ${this.#options.architecture} with NVRTC ${compiler.version}:\n${result.log}`,
+        { details: { file: file.file, architecture: this.#options.architecture, flags, log: result.log } },
+      );
+    }
+    this.#cache.write(key, result.cubin);
+    return result.cubin;
+  }
+
+  #text(file: KernelFile): KernelText {
+    return (this.#options.readText ?? readKernelText)(file.file);
+  }
+
+  #flags(file: KernelFile, values: ConstantValues): string[] {
+    return [...compileFlags(this.#options.architecture), ...definesOf(file, values)];
+  }
+
+  #notInBundle(file: KernelFile, values: ConstantValues, folder: string): WeftlineError {
+    const { architecture } = this.#options;
+    const shapes = Object.entries(file.constants)
+      .filter(([, range]) => 'shape' in range)
+      .map(([name]) => ` --${name.toLowerCase()} ${values[name]}`);
+    const where = folder === '' ? 'no AOT folder is set' : `${folder} does not have it for ${architecture}`;
+    return new WeftlineError(
+      'WL_COMPILE',
+      `Only kernels compiled ahead of time may be used, but ${where}: ${variantName(file, values)}; run "weftline compile --arch ${architecture}${shapes.join('')} --out ${folder === '' ? 'FOLDER' : folder}" where NVRTC is`,
+      { details: { file: file.file, values, architecture, folder } },
+    );
+  }
+}

@@ -1,0 +1,30 @@
+// The text of our kernels and of all headers they may include, as the build put it beside the code.
+import { readdirSync, readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+
+/** dist/kernels/cuda; this file runs from dist/device/cuda/jit. */
+export const kernelFolder: string = fileURLToPath(new URL('../../../kernels/cuda', import.meta.url));
+
+export interface KernelText {
+  /** What the compiler's messages call it. */
+  readonly name: string;
+  readonly text: string;
+  /** By the name in #include. */
+  readonly headers: Readonly<Record<string, string>>;
+}
+
+export function readKernelText(file: string): KernelText {
+  return {
+    name: `kernels/cuda/${file}`,
+    text: readFileSync(`${kernelFolder}/${file}`, 'utf8'),
+    headers: (allHeaders ??= readHeaders()),
+  };
+}
+
+let allHeaders: Readonly<Record<string, string>> | undefined;
+
+function readHeaders(): Record<string, string> {
+  const folder = `${kernelFolder}/include/weftline`;
+  const names = readdirSync(folder).toSorted();
+  return Object.fromEntries(names.map((name) => [`weftline/${name}`, readFileSync(`${folder}/${name}`, 'utf8')]));
+}

@@ -1,0 +1,5 @@
+// Every file of kernels/cuda: what `weftline compile` fills a bundle with and what the tests compile.
+import type { KernelFile } from './kernel-file.ts';
+import { selfTestKernels } from './kernels/self-test.ts';
+
+export const kernelCatalogue: readonly KernelFile[] = [selfTestKernels];

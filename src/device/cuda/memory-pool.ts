@@ -1,0 +1,111 @@
+// Device memory for tensors: blocks that were given back are handed out again, since the driver's own calls are slow
+// and freeing waits for the whole device.
+import { alignUp } from '../../abi/layout.ts';
+import { formatBytes } from '../../core/byte-size.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { Out } from '../../native/library.ts';
+import type { CudaContext } from './cuda-context.ts';
+import { CUDA_ERROR_OUT_OF_MEMORY } from './cuda-status.ts';
+import type { Fence, WorkFences } from './work-fence.ts';
+
+const SMALLEST = 512;
+const LARGE = 2 << 20;
+/** How much larger than asked a block may be that is handed out again. */
+const SLACK = 1.25;
+
+interface FreeBlock {
+  readonly address: number;
+  readonly bytes: number;
+  /** INVARIANT: work that used the block was enqueued before it was given back, so it is over once this has passed. */
+  readonly fence: Fence;
+}
+
+export class MemoryPool {
+  readonly #context: CudaContext;
+  readonly #fences: WorkFences;
+  readonly #taken = new Map<number, number>();
+  #free: FreeBlock[] = [];
+
+  constructor(context: CudaContext, fences: WorkFences) {
+    this.#context = context;
+    this.#fences = fences;
+  }
+
+  /** Bytes of blocks in use. */
+  get used(): number {
+    return [...this.#taken.values()].reduce((sum, bytes) => sum + bytes, 0);
+  }
+
+  /** Uninitialised memory at a multiple of 256. Fails with WL_MEMORY. */
+  take(bytes: number): number {
+    const size = roundUp(bytes);
+    const block = this.#reuse(size) ?? { address: this.#allocate(size), bytes: size };
+    this.#taken.set(block.address, block.bytes);
+    return block.address;
+  }
+
+  /** Never throws; on a lost device the memory goes with the process. */
+  give(address: number): void {
+    const bytes = this.#taken.get(address);
+    if (bytes === undefined || this.#context.lost !== undefined || this.#context.disposed) return;
+    this.#taken.delete(address);
+    try {
+      this.#free.push({ address, bytes, fence: this.#fences.now() });
+    } catch {
+      // The device was lost just now; the next call that can throw says so.
+    }
+  }
+
+  /** Gives free blocks back to the driver, which waits for the work that uses them. */
+  trim(): void {
+    const blocks = this.#free;
+    this.#free = [];
+    for (const { address } of blocks) this.#context.release('cuMemFree', address);
+  }
+
+  dispose(): void {
+    this.trim();
+    for (const address of this.#taken.keys()) this.#context.release('cuMemFree', address);
+    this.#taken.clear();
+  }
+
+  #reuse(size: number): FreeBlock | undefined {
+    let best = -1;
+    for (const [index, block] of this.#free.entries()) {
+      if (block.bytes < size || block.bytes > size * SLACK) continue;
+      if (best !== -1 && (this.#free[best] as FreeBlock).bytes <= block.bytes) continue;
+      if (block.fence.isPassed()) best = index;
+    }
+    return best === -1 ? undefined : this.#free.splice(best, 1)[0];
+  }
+
+  #allocate(bytes: number): number {
+    const address: Out = [0];
+    let status = this.#context.status('cuMemAlloc', address, bytes);
+    if (status === CUDA_ERROR_OUT_OF_MEMORY && this.#free.length > 0) {
+      this.trim();
+      status = this.#context.status('cuMemAlloc', address, bytes);
+    }
+    if (status === CUDA_ERROR_OUT_OF_MEMORY) throw this.#exhausted(bytes);
+    this.#context.check('cuMemAlloc', status, formatBytes(bytes));
+    return address[0];
+  }
+
+  #exhausted(bytes: number): WeftlineError {
+    const free: Out = [0];
+    const total: Out = [0];
+    this.#context.call('cuMemGetInfo', free, total);
+    const used = this.used;
+    return new WeftlineError(
+      'WL_MEMORY',
+      `Cannot take ${formatBytes(bytes)} on GPU ${this.#context.ordinal}: ${formatBytes(free[0])} of ${formatBytes(total[0])} are free and this process holds ${formatBytes(used)} in tensors; dispose some, use fewer tokens per rank, or see with nvidia-smi who else uses the GPU`,
+      { details: { bytes, free: free[0], total: total[0], used } },
+    );
+  }
+}
+
+/** Few distinct sizes, so that blocks fit again: powers of two, and multiples of 2 MiB where those would waste much. */
+function roundUp(bytes: number): number {
+  if (bytes > LARGE) return alignUp(bytes, LARGE);
+  return Math.max(SMALLEST, 2 ** Math.ceil(Math.log2(Math.max(bytes, 1))));
+}

@@ -1,0 +1,34 @@
+// Waits for the device without blocking the event loop: polls a little, lets others run, polls again.
+import { setImmediate as nextTurn, setTimeout as sleep } from 'node:timers/promises';
+import { WeftlineError } from '../../core/errors.ts';
+
+/** Longest stretch of polling in one turn of the event loop. */
+const TURN_MS = 0.2;
+/** A wait that lasts longer than this sleeps between looks, to leave the core to others. */
+const EAGER_MS = 20;
+
+export interface PollOptions {
+  readonly timeoutMs: number;
+  readonly signal?: AbortSignal | undefined;
+  /** What is waited for, in the error: "the copy of 4 MiB". */
+  readonly what: string;
+}
+
+/** Resolves when `ready` returns true. Fails with WL_TIMEOUT, the signal's reason, or whatever `ready` throws. */
+export async function pollUntil(ready: () => boolean, options: PollOptions): Promise<void> {
+  const start = performance.now();
+  for (;;) {
+    const turn = performance.now();
+    do {
+      if (ready()) return;
+    } while (performance.now() - turn < TURN_MS);
+    options.signal?.throwIfAborted();
+    const waited = performance.now() - start;
+    if (waited >= options.timeoutMs) {
+      throw new WeftlineError('WL_TIMEOUT', `${options.what} did not finish within ${options.timeoutMs} ms`, {
+        details: { timeoutMs: options.timeoutMs },
+      });
+    }
+    await (waited < EAGER_MS ? nextTurn() : sleep(1));
+  }
+}

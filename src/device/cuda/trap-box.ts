@@ -1,0 +1,53 @@
+// Where the kernels of a device report a wait that expired, and how that becomes an error with names.
+import { Block } from '../../abi/layout.ts';
+import { trapKernels, trapRecord, trapStates } from '../../abi/trap-record.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { CudaContext } from './cuda-context.ts';
+import { HostMemory } from './host-memory.ts';
+
+export class TrapBox implements Disposable {
+  readonly #memory: HostMemory;
+  readonly #record: Block<keyof typeof trapRecord.offset>;
+  readonly #state: Int32Array;
+
+  constructor(context: CudaContext) {
+    this.#memory = new HostMemory(context, trapRecord.size);
+    this.#record = new Block(trapRecord, this.#memory.buffer, 0);
+    this.#state = this.#memory.view('i32', trapRecord.offset.state, 1);
+  }
+
+  /** For the kernels' WaitScope. */
+  get address(): number {
+    return this.#memory.deviceAddress;
+  }
+
+  /**
+   * To be called when a kernel that waits has ended. After WL_TIMEOUT the record is empty again and the device as
+   * usable as before. `describeChannel` says what the kernel's channel number means.
+   */
+  throwIfExpired(describeChannel: (channel: number) => string = (channel) => `channel ${channel}`): void {
+    if (Atomics.load(this.#state, 0) !== trapStates.readable) return;
+    const read = (field: keyof typeof trapRecord.offset): number => this.#record.get(field);
+    const number = read('kernel');
+    const kernel = Object.entries(trapKernels).find(([, value]) => value === number)?.[0] ?? `kernel ${number}`;
+    const details = {
+      kernel,
+      rank: read('rank'),
+      peer: read('peer'),
+      channel: read('channel'),
+      expected: read('expected'),
+      seen: read('seen'),
+      timeoutMs: read('timeoutNs') / 1e6,
+    };
+    Atomics.store(this.#state, 0, trapStates.empty);
+    throw new WeftlineError(
+      'WL_TIMEOUT',
+      `Kernel ${kernel} of rank ${details.rank} waited ${details.timeoutMs} ms for rank ${details.peer} (${describeChannel(details.channel)}: expected ${details.expected}, seen ${details.seen}); rank ${details.peer} may still compute (raise --timeout), wait elsewhere, or have ended`,
+      { details },
+    );
+  }
+
+  [Symbol.dispose](): void {
+    this.#memory[Symbol.dispose]();
+  }
+}

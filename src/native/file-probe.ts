@@ -1,0 +1,31 @@
+// What a search for libraries asks of a machine: its variables and its files. Tests put another machine in its place.
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+
+/** Reading never throws: what is missing or forbidden is undefined or empty. */
+export interface FileProbe {
+  readonly arch: string;
+  readonly env: Readonly<Record<string, string | undefined>>;
+  readText(path: string): string | undefined;
+  exists(path: string): boolean;
+  /** Names in a folder, sorted. */
+  list(folder: string): readonly string[];
+}
+
+/** The machine we run on. */
+export function localFiles(): FileProbe {
+  return {
+    arch: process.arch,
+    env: process.env,
+    readText: (path) => orUndefined(() => readFileSync(path, 'latin1')),
+    exists: (path) => existsSync(path),
+    list: (folder) => orUndefined(() => readdirSync(folder).toSorted()) ?? [],
+  };
+}
+
+export function orUndefined<T>(read: () => T): T | undefined {
+  try {
+    return read();
+  } catch {
+    return undefined;
+  }
+}

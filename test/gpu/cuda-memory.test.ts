@@ -1,0 +1,101 @@
+import assert from 'node:assert/strict';
+import { selfTestKernels } from '#lib/device/cuda/kernels/self-test.js';
+import { gpuTest, noise } from './support/gpu.js';
+
+gpuTest('tensors of all sizes come back as they were uploaded', async (device) => {
+  for (const bytes of [0, 1, 3, 4096, (2 << 20) - 1, 2 << 20, (5 << 20) + 7]) {
+    const values = noise(bytes);
+    using tensor = await device.tensor('u8', [bytes], values);
+    assert.deepEqual(await tensor.toHost(), values);
+  }
+  using matrix = await device.tensor('f32', [2, 3], Float32Array.of(1, 2, 3, 4, 5, 6));
+  assert.deepEqual([...(await matrix.slice(1, 2).toHost())], [4, 5, 6]);
+});
+
+gpuTest('copies that run at the same time do not mix', async (device) => {
+  const tensors = await Promise.all(
+    [1, 2, 3, 4].map((value) => device.tensor('u8', [3 << 20], new Uint8Array(3 << 20).fill(value))),
+  );
+  const copies = await Promise.all(tensors.map((tensor) => tensor.toHost()));
+  for (const [index, copy] of copies.entries()) assert.ok(copy.every((byte) => byte === index + 1));
+});
+
+gpuTest('the host cannot view GPU memory, and the error says what to do', async (device) => {
+  using tensor = device.empty('u8', [4]);
+  assert.throws(() => tensor.view(), { code: 'WL_UNSUPPORTED', message: /toHost\(\)/ });
+});
+
+gpuTest('a kernel writes host memory that is mapped, and reads what the host wrote', async (device) => {
+  const { selfTestFill, selfTestWait } = await device.loadKernels(selfTestKernels);
+  using memory = device.allocateHost(4096);
+  const words = memory.view('i32');
+  assert.ok(words.every((word) => word === 0));
+  const fill = selfTestFill.plan({ grid: 2, block: 64 });
+  fill.arguments.set('words', memory.deviceAddress);
+  fill.arguments.set('count', 1024);
+  fill.arguments.set('value', 7);
+  fill.launch();
+  await device.stream.idle();
+  assert.deepEqual(
+    [...words],
+    Array.from({ length: 1024 }, (_, index) => 7 + index),
+  );
+
+  words.fill(0);
+  const wait = selfTestWait.plan({ grid: 1, block: 32 });
+  wait.arguments.set('trap', device.traps.address);
+  wait.arguments.set('flag', memory.deviceAddress);
+  wait.arguments.set('answer', memory.deviceAddress + 256);
+  wait.arguments.set('timeoutNs', 10e9);
+  wait.arguments.set('epoch', 5);
+  wait.launch();
+  assert.equal(device.stream.isIdle(), false);
+  Atomics.store(words, 0, 5);
+  await device.stream.idle();
+  assert.equal(Atomics.load(words, 64), 5);
+  device.traps.throwIfExpired();
+});
+
+gpuTest('freed memory is handed out again, but not while earlier work may use it', async (device) => {
+  const { selfTestWait } = await device.loadKernels(selfTestKernels);
+  const first = device.empty('u8', [1000]);
+  const { address } = first;
+  first.dispose();
+  first.dispose();
+  await device.stream.idle();
+  const second = device.empty('u8', [900]);
+  assert.equal(second.address, address);
+
+  using flags = device.allocateHost(512);
+  const wait = selfTestWait.plan({ grid: 1, block: 32 });
+  wait.arguments.set('trap', device.traps.address);
+  wait.arguments.set('flag', flags.deviceAddress);
+  wait.arguments.set('answer', flags.deviceAddress + 256);
+  wait.arguments.set('timeoutNs', 10e9);
+  wait.arguments.set('epoch', 1);
+  const other = device.createStream();
+  wait.launch(other);
+  second.dispose();
+  using third = device.empty('u8', [1000]);
+  assert.notEqual(third.address, address);
+  Atomics.store(flags.view('i32'), 0, 1);
+  await other.idle();
+  await device.stream.idle();
+  using fourth = device.empty('u8', [1000]);
+  assert.equal(fourth.address, address);
+});
+
+gpuTest('too much memory is WL_MEMORY, and the device goes on', async (device) => {
+  assert.throws(() => device.empty('u8', [2 ** 44]), { code: 'WL_MEMORY', message: /GPU 0: .* are free/ });
+  using tensor = await device.tensor('u8', [2], Uint8Array.of(1, 2));
+  assert.deepEqual([...(await tensor.toHost())], [1, 2]);
+});
+
+gpuTest('what the device is', async (device, context) => {
+  const { properties } = device;
+  context.diagnostic(JSON.stringify(properties));
+  assert.match(properties.uuid, /^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/);
+  assert.match(properties.pciBusId, /^[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:/);
+  assert.ok(properties.multiprocessors > 0 && properties.capability.major >= 8);
+  assert.ok(properties.sharedBytesPerBlock >= 96 * 1024 && properties.totalBytes > 2 ** 30);
+});

@@ -1,0 +1,91 @@
+// Every kernel variant and every header compiles with nvcc without a warning, and hot kernels do not spill. No GPU needed.
+import assert from 'node:assert/strict';
+import { spawn, spawnSync } from 'node:child_process';
+import { mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { after } from 'node:test';
+import { compileFlags } from '#lib/device/cuda/jit/architecture.js';
+import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
+import { kernelCatalogue } from '#lib/device/cuda/kernel-catalogue.js';
+import { definesOf, type KernelFile, variantName, variantsOf } from '#lib/device/cuda/kernel-file.js';
+
+const noCompiler = spawnSync('nvcc', ['--version']).status === 0 ? false : 'there is no nvcc';
+const architectures = ['sm_80', 'sm_90a'];
+const folder = mkdtempSync(join(tmpdir(), 'weftline-nvcc-'));
+let outputs = 0;
+
+after(() => rmSync(folder, { recursive: true, force: true }));
+
+/** What the compiler and its assembler say; fails the test unless it succeeds. */
+async function compile(path: string, flags: readonly string[]): Promise<string> {
+  const output = join(folder, `${(outputs += 1)}.cubin`);
+  const child = spawn(
+    'nvcc',
+    [
+      ...flags,
+      '-cubin',
+      '-Werror',
+      'all-warnings',
+      '-Xptxas',
+      '-v',
+      '-I',
+      join(kernelFolder, 'include'),
+      path,
+      '-o',
+      output,
+    ],
+    { stdio: ['ignore', 'pipe', 'pipe'] },
+  );
+  let said = '';
+  for (const stream of [child.stdout, child.stderr]) {
+    stream.setEncoding('utf8').on('data', (text: string) => (said += text));
+  }
+  const code = await new Promise((resolve) => child.on('close', resolve));
+  assert.equal(code, 0, said);
+  return said;
+}
+
+/** "dispatchRows spills 8 bytes" for each kernel that spills or keeps arrays in local memory. */
+function spills(said: string): string[] {
+  return [...said.matchAll(/properties for (\w+)\n\s*(\d+) bytes stack frame, (\d+) bytes spill/g)]
+    .filter(([, , stack, spilled]) => Number(stack) + Number(spilled) > 0)
+    .map(([, name, stack, spilled]) => `${name} has a stack of ${stack} bytes and spills ${spilled}`);
+}
+
+function variants(): { file: KernelFile; name: string; defines: string[] }[] {
+  return kernelCatalogue.flatMap((file) =>
+    variantsOf(file).map((values) => ({ file, name: variantName(file, values), defines: definesOf(file, values) })),
+  );
+}
+
+for (const architecture of architectures) {
+  for (const { file, name, defines } of variants()) {
+    test(`${name} for ${architecture}`, { skip: noCompiler }, async () => {
+      const said = await compile(join(kernelFolder, file.file), [...compileFlags(architecture), ...defines]);
+      for (const entry of Object.keys(file.kernels)) assert.match(said, new RegExp(`entry function '${entry}'`));
+      if (file.hot) assert.deepEqual(spills(said), []);
+    });
+  }
+
+  test(`each header by itself for ${architecture}`, { skip: noCompiler }, async () => {
+    const headers = readdirSync(join(kernelFolder, 'include/weftline'));
+    assert.ok(headers.includes('abi.cuh'));
+    for (const header of headers) {
+      const path = join(folder, `${header}.${architecture}.cu`);
+      writeFileSync(path, `#include "weftline/${header}"\n#include "weftline/${header}"\n`);
+      await compile(path, compileFlags(architecture));
+    }
+  });
+}
+
+test('every file of kernels/cuda is in the catalogue', () => {
+  const files = readdirSync(kernelFolder).filter((name) => name.endsWith('.cu'));
+  assert.deepEqual(kernelCatalogue.map((file) => file.file).toSorted(), files.toSorted());
+});
+
+test('a spill is noticed', () => {
+  const said = `ptxas info    : Function properties for a\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Function properties for b\n    16 bytes stack frame, 12 bytes spill stores, 12 bytes spill loads\n`;
+  assert.deepEqual(spills(said), ['b has a stack of 16 bytes and spills 12']);
+});
