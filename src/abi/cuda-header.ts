@@ -1,4 +1,17 @@
 // The text of kernels/cuda/include/weftline/abi.cuh: every layout and constant that CUDA kernels share with the host.
+import {
+  EP_ARRIVAL_STRIDE,
+  EP_MAX_EXPERTS,
+  EP_MAX_RANKS,
+  EXCHANGE_HEADER_WORDS,
+  epCombineArguments,
+  epDispatchArguments,
+  epHostPlan,
+  epPlan,
+  epPrepareArguments,
+  epRecordWords,
+  epStatus,
+} from './ep-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
 import { trapKernels, trapRecord, trapStates } from './trap-record.ts';
@@ -9,12 +22,20 @@ const layouts: readonly Layout[] = [
   selfTestFillArguments,
   selfTestWaitArguments,
   selfTestCopyRowsArguments,
+  epPlan,
+  epHostPlan,
+  epPrepareArguments,
+  epDispatchArguments,
+  epCombineArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
 const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapState: trapStates,
   trapKernel: trapKernels,
+  epStatus,
+  epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
+  ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
 };
 
 const cudaTypes: Readonly<Record<Scalar, string>> = {

@@ -1,4 +1,5 @@
 // What an EpBuffer takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
+import { EXCHANGE_HEADER_WORDS } from '../abi/ep-arguments.ts';
 import { alignUp } from '../abi/layout.ts';
 import { invalidArgument } from '../core/errors.ts';
 import { SCALE_GROUP } from '../device/scaled-rows.ts';
@@ -7,8 +8,6 @@ import { windowFootprint } from '../memory/symmetric-window.ts';
 export const MAX_TOPK = 32;
 /** Regions start on cache-line pairs. */
 const REGION_ALIGNMENT = 128;
-/** Words before the counts of an exchange record; see exchange.ts. */
-export const EXCHANGE_HEADER_WORDS = 16;
 
 export interface EpBufferConfig {
   /** Most tokens that any rank passes to one dispatch. */
@@ -24,6 +23,13 @@ export interface EpBufferConfig {
    * memory of the received rows, half the window; the expert output overwrites them.
    */
   readonly combineRows?: 'separate' | 'shared';
+  /** Multiprocessors for the kernels of a GPU, 16 by default; a CPU rank works on its one thread whatever it says. */
+  readonly numSms?: number;
+}
+
+/** Fills in what a configuration leaves out. */
+export function withDefaults(config: EpBufferConfig): Required<EpBufferConfig> {
+  return { combineRows: 'separate', numSms: 16, ...config };
 }
 
 export type EpRegion =
@@ -93,6 +99,7 @@ function checkConfig(config: EpBufferConfig, numRanks: number): void {
     throw invalidArgument('numExperts', numExperts, `a positive multiple of the ${numRanks} ranks`);
   }
   if (!isWhole(maxTopk, 1) || maxTopk > MAX_TOPK) throw invalidArgument('maxTopk', maxTopk, `1 to ${MAX_TOPK}`);
+  if (!isWhole(config.numSms ?? 1, 1)) throw invalidArgument('numSms', config.numSms, 'a whole number of at least 1');
   if (combineRows !== 'separate' && combineRows !== 'shared') {
     throw invalidArgument('combineRows', combineRows, '"separate" or "shared"');
   }

@@ -3,32 +3,69 @@ import { type DType, dtypes } from '../core/dtype.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import { Tensor } from '../device/tensor.ts';
-import type { SymmetricWindow } from '../memory/symmetric-window.ts';
+import { TensorSet } from '../device/tensor-set.ts';
+import { SymmetricWindow } from '../memory/symmetric-window.ts';
 import type { WaitOptions } from '../world/store.ts';
+import type { World } from '../world/world.ts';
 import { fillAddressTables } from './address-table.ts';
-import type { EpRegion } from './buffer-size.ts';
-import { type Call, callWord } from './calls.ts';
+import { agreeOn, requireOneHost } from './agree.ts';
+import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from './buffer-size.ts';
+import { type Call, callWord, describeCall } from './calls.ts';
 import type { CheckedCombine } from './combine-arguments.ts';
 import type { DispatchPlanInput, RowsLike } from './dispatch-arguments.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
-import { computeLayout, type LayoutTensors, requireSameLayout } from './dispatch-layout.ts';
+import {
+  computeLayout,
+  type DispatchLayout,
+  emptyLayout,
+  type LayoutTensors,
+  requireConsistentLayout,
+  requireSameLayout,
+} from './dispatch-layout.ts';
+import type { EpEngine, MemoryRange } from './engine.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
-import type { EpTables } from './ep-tables.ts';
+import { type EpTables, makeEpTables } from './ep-tables.ts';
 import { CountExchange, type ExchangeHeader } from './exchange.ts';
 import { planReceive, type ReceivePlan } from './receive-plan.ts';
 import type { EpScope } from './scope.ts';
 
-/** Owns the window and the tables; `scope` is the buffer that it works for. Arguments were checked before. */
-export class CpuEpEngine implements Disposable {
+/** Collective: agrees on the configuration, makes the tables and the window. */
+export async function createCpuEngine(
+  world: World,
+  device: CpuDevice,
+  config: Required<EpBufferConfig>,
+  options: WaitOptions,
+): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
+  requireOneHost(world, 'EpBuffer');
+  const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
+    const size = bufferSize(config, world.size);
+    return { size, tables: makeEpTables(device, config, { ranks: world.size, size }) };
+  };
+  const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
+  const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare, release };
+  const { size, tables } = await agreeOn(world, agreement, options);
+  try {
+    const of = { world, device, name: 'ep', bytes: size.bytes, describeCall };
+    const window = await SymmetricWindow.create({ ...options, ...of });
+    const scope = { world, device, config: Object.freeze({ ...config }), size };
+    return { scope, engine: new CpuEpEngine(scope, window, tables) };
+  } catch (error) {
+    tables[Symbol.dispose]();
+    throw error;
+  }
+}
+
+/** Owns the window and the tables. */
+class CpuEpEngine implements EpEngine {
   readonly window: SymmetricWindow;
   readonly tables: EpTables;
-  readonly #scope: EpScope;
+  readonly #scope: EpScope<CpuDevice>;
   readonly #device: CpuDevice;
   readonly #exchange: CountExchange;
   /** Dispatches that counted tokens; alike on all ranks, because they are collective. */
   #dispatches = 0;
 
-  constructor(scope: EpScope, window: SymmetricWindow, tables: EpTables) {
+  constructor(scope: EpScope<CpuDevice>, window: SymmetricWindow, tables: EpTables) {
     this.window = window;
     this.tables = tables;
     this.#scope = scope;
@@ -38,6 +75,32 @@ export class CpuEpEngine implements Disposable {
       experts: scope.config.numExperts,
     });
     fillAddressTables(tables.bases, window, scope.size.regions);
+  }
+
+  get mapped(): MemoryRange {
+    return this.window.storage;
+  }
+
+  throwIfUnusable(): void {
+    this.window.barrier.throwIfUnusable();
+  }
+
+  getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {
+    const { shape } = this.tables;
+    const { set, made } = TensorSet.make(this.#device, (tensors) => {
+      const layout = emptyLayout(tensors, topkIdx.shape[0] as number, shape);
+      computeLayout(topkIdx, layout, shape);
+      return layout;
+    });
+    return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  }
+
+  regionAddress(rank: number, region: EpRegion): number {
+    return (this.window.addresses[rank] as number) + this.#scope.size.regions[region].offset;
+  }
+
+  barrier(options: WaitOptions): Promise<void> {
+    return this.window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), options);
   }
 
   async dispatch(input: DispatchPlanInput, options: WaitOptions): Promise<DispatchResult> {
@@ -113,14 +176,18 @@ export class CpuEpEngine implements Disposable {
   }
 
   /** The window is unmapped: tensors over it become invalid. */
-  [Symbol.dispose](): void {
+  close(): Promise<void> {
     this.window[Symbol.dispose]();
     this.tables[Symbol.dispose]();
+    return Promise.resolve();
   }
 
   /** Counts the choices; a layout that came with them must say the same. */
   #layoutOf({ topkIdx, layout, numTokens }: DispatchPlanInput): LayoutTensors {
-    if (topkIdx === undefined) return layout as LayoutTensors;
+    if (topkIdx === undefined) {
+      requireConsistentLayout(layout as LayoutTensors, this.#scope.world.size);
+      return layout as LayoutTensors;
+    }
     const counted = this.tables.layout;
     computeLayout(topkIdx, counted, this.tables.shape);
     if (layout !== undefined) requireSameLayout(layout, counted, numTokens * this.#scope.world.size);

@@ -2,11 +2,11 @@
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { SCALE_GROUP, type ScaledRows } from '../device/scaled-rows.ts';
 import type { Tensor } from '../device/tensor.ts';
-import type { SymmetricWindow } from '../memory/symmetric-window.ts';
 import type { WaitOptions } from '../world/store.ts';
 import { isWhole } from './buffer-size.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
-import { type DispatchLayout, requireConsistentLayout } from './dispatch-layout.ts';
+import type { DispatchLayout } from './dispatch-layout.ts';
+import type { EpEngine } from './engine.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps } from './tensor-check.ts';
 
@@ -43,7 +43,7 @@ export interface DispatchPlanInput {
   readonly numWorstTokens: number;
 }
 
-export function checkDispatch(args: DispatchArguments, scope: EpScope, window: SymmetricWindow): DispatchPlanInput {
+export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: EpEngine): DispatchPlanInput {
   const { config } = scope;
   const { data, scales } = checkRows(args.x, scope);
   const numTokens = data.shape[0] as number;
@@ -69,7 +69,7 @@ export function checkDispatch(args: DispatchArguments, scope: EpScope, window: S
   rejectReceived(
     { x: data, 'x.scales': scales, topkIdx, topkWeights, 'layout.isTokenInRank': layout?.isTokenInRank },
     scope,
-    window,
+    engine,
   );
   return { data, scales, numTokens, expertAlignment, numWorstTokens, ...routing };
 }
@@ -77,21 +77,17 @@ export function checkDispatch(args: DispatchArguments, scope: EpScope, window: S
 /** Peers overwrite what lies in the window while it would be read; only the rows for combine are this rank's alone. */
 function rejectReceived(
   inputs: Readonly<Record<string, Tensor | undefined>>,
-  { config, size }: EpScope,
-  { storage, address }: SymmetricWindow,
+  { config, size, world }: EpScope,
+  engine: EpEngine,
 ): void {
+  const start = engine.regionAddress(world.rank, 'combineRows');
+  const end = start + size.regions.combineRows.bytes;
   for (const [name, tensor] of Object.entries(inputs)) {
-    if (tensor === undefined || !overlaps(tensor, storage.address, storage.bytes)) continue;
-    const { offset, bytes } = size.regions.combineRows;
-    const start = address + offset;
-    const own =
-      config.combineRows === 'separate' && tensor.address >= start && tensor.address + tensor.bytes <= start + bytes;
-    if (!own)
-      throw invalidArgument(
-        name,
-        'a tensor in the receive window',
-        'a tensor elsewhere; copy it first, or peers would overwrite it',
-      );
+    if (tensor === undefined || !overlaps(tensor, engine.mapped.address, engine.mapped.bytes)) continue;
+    const inside = tensor.address >= start && tensor.address + tensor.bytes <= end;
+    if (config.combineRows === 'separate' && inside) continue;
+    const allowed = 'a tensor elsewhere; copy it first, or peers would overwrite it';
+    throw invalidArgument(name, 'a tensor in the receive window', allowed);
   }
 }
 
@@ -115,7 +111,6 @@ function checkChoices(args: DispatchArguments, scope: EpScope, numTokens: number
   if (!topkIdx) {
     if (!layout) throw invalidArgument('topkIdx', undefined, 'a tensor, unless layout or handle is given');
     if (topkWeights) throw invalidArgument('topkWeights', 'given without topkIdx', 'absent, or with topkIdx');
-    requireConsistentLayout(layout, scope.world.size);
     return { handle: undefined, topkIdx: undefined, topkWeights: undefined, layout };
   }
   const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: [numTokens, 'K'] });

@@ -18,6 +18,8 @@ export class DispatchHandle implements Disposable {
   readonly rows: number;
   /** i32 [T, ranks]: the row of each token at each rank, -1 where it does not go. */
   readonly rowTable: Tensor<'i32'>;
+  /** On a GPU, what its kernels need of the exchange (EpPlan); absent on the CPU. */
+  readonly plan: Tensor<'u8'> | undefined;
   /** i32 [ranks, ranks] on the host: [s * ranks + d] = rows that ranks 0..s together send to d. */
   readonly rankPrefixMatrix: Int32Array;
   /** i32 [rows]: the token's index at its source rank; -1 in the tail of a worst-case result. */
@@ -25,13 +27,14 @@ export class DispatchHandle implements Disposable {
   /** Received choices per local expert, each rounded up to expertAlignment; empty with numWorstTokens. */
   readonly numRecvTokensPerExpert: readonly number[];
 
-  constructor(parts: Omit<DispatchHandle, 'dispose' | typeof Symbol.dispose>) {
+  constructor(parts: Omit<DispatchHandle, 'dispose' | 'plan' | typeof Symbol.dispose> & { plan?: Tensor<'u8'> }) {
     this.owner = parts.owner;
     this.sequence = parts.sequence;
     this.numTokens = parts.numTokens;
     this.numRecvTokens = parts.numRecvTokens;
     this.rows = parts.rows;
     this.rowTable = parts.rowTable;
+    this.plan = parts.plan;
     this.rankPrefixMatrix = parts.rankPrefixMatrix;
     this.recvSrcIdx = parts.recvSrcIdx;
     this.numRecvTokensPerExpert = Object.freeze([...parts.numRecvTokensPerExpert]);
@@ -40,6 +43,7 @@ export class DispatchHandle implements Disposable {
   dispose(): void {
     this.rowTable.dispose();
     this.recvSrcIdx.dispose();
+    this.plan?.dispose();
   }
 
   [Symbol.dispose](): void {

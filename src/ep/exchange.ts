@@ -1,8 +1,9 @@
 // The count exchange: every rank writes what it is about to send into every window; after a barrier all know all.
+import { EXCHANGE_HEADER_WORDS } from '../abi/ep-arguments.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { SymmetricWindow } from '../memory/symmetric-window.ts';
-import { EXCHANGE_HEADER_WORDS, exchangeRecordBytes } from './buffer-size.ts';
+import { exchangeRecordBytes } from './buffer-size.ts';
 
 /** What must be equal on all ranks of one call, in the order of the header words. */
 const exchangeFields = ['topk', 'rowBytes', 'scaleBytes', 'indexBytes', 'weightBytes', 'scattered'] as const;

@@ -49,8 +49,11 @@ export function planReceive(exchange: ExchangeResult, options: ReceivePlanOption
 }
 
 function checkBound(rank: number, rows: number, bound: number): void {
-  if (bound === 0 || rows <= bound) return;
-  throw new WeftlineError(
+  if (bound !== 0 && rows > bound) throw capacityError(rank, rows, bound);
+}
+
+export function capacityError(rank: number, rows: number, bound: number): WeftlineError {
+  return new WeftlineError(
     'WL_CAPACITY',
     `Rank ${rank} would receive ${rows} rows, more than its numWorstTokens ${bound}; pass at least the sum of all ranks' tokens`,
     { details: { rank, rows, numWorstTokens: bound } },

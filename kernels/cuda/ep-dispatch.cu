@@ -1,0 +1,173 @@
+// Dispatch: each row is read once and written to its final place at every rank that needs it.
+//
+// A warp per token. The bulk copy engine brings the row into shared memory and stores it to each destination; the lanes
+// write scales, choices, weights and the token's index meanwhile. No ring, no credit, nothing for receivers to do.
+#include "weftline/abi.cuh"
+#include "weftline/bulk-copy.cuh"
+#include "weftline/rank-barrier.cuh"
+#include "weftline/types.cuh"
+
+using namespace weftline;
+
+namespace {
+
+constexpr u32 barrierBytes = 1024;
+
+struct Destinations {
+  // Row at each rank, -1 where the token does not go.
+  i64 rows[epMaxRanks];
+};
+
+__device__ __forceinline__ u8* window(const EpDispatchArguments& a, u32 rank, u64 offset) {
+  return static_cast<u8*>(a.peers[rank]) + offset;
+}
+
+__device__ __forceinline__ Destinations destinationsOf(const EpDispatchArguments& a, u32 token) {
+  const EpPlan* plan = static_cast<const EpPlan*>(a.plan);
+  const i32* table = static_cast<const i32*>(a.rowTable) + static_cast<u64>(token) * a.ranks;
+  Destinations to;
+#pragma unroll
+  for (u32 r = 0; r < epMaxRanks; ++r) {
+    to.rows[r] = -1;
+    if (r < a.ranks && table[r] >= 0) to.rows[r] = static_cast<i64>(plan->firstRow[r]) + table[r];
+  }
+  return to;
+}
+
+__device__ void sendChoices(const EpDispatchArguments& a, u32 token, const Destinations& to) {
+  const u32 lane = laneIndex();
+  const u64 cell = static_cast<u64>(token) * a.topkColumns + lane;
+  const bool column = lane < a.topkColumns && a.topk != nullptr;
+  i64 expert = -1;
+  f32 weight = 0;
+  if (column) {
+    expert = a.indexBytes == 8 ? static_cast<const i64*>(a.topk)[cell] : static_cast<const i32*>(a.topk)[cell];
+    if (a.weights != nullptr) weight = static_cast<const f32*>(a.weights)[cell];
+  }
+#pragma unroll
+  for (u32 r = 0; r < epMaxRanks; ++r) {
+    if (to.rows[r] < 0) continue;
+    const u64 row = static_cast<u64>(to.rows[r]);
+    if (lane == 0) reinterpret_cast<i32*>(window(a, r, a.sourceOffset))[row] = static_cast<i32>(token);
+    const f32* scales = static_cast<const f32*>(a.scales) + static_cast<u64>(token) * (a.scaleBytes / 4);
+    f32* target = reinterpret_cast<f32*>(window(a, r, a.scalesOffset) + row * a.scaleBytes);
+    for (u32 group = lane; group < a.scaleBytes / 4; group += lanesPerWarp) target[group] = scales[group];
+    if (!column) continue;
+    const i64 local = expert - static_cast<i64>(r) * a.expertsPerRank;
+    const bool mine = expert >= 0 && local >= 0 && local < a.expertsPerRank;
+    u8* choice = window(a, r, a.topkOffset) + (row * a.topkColumns + lane) * a.indexBytes;
+    if (a.indexBytes == 8) *reinterpret_cast<i64*>(choice) = mine ? local : -1;
+    else *reinterpret_cast<i32*>(choice) = mine ? static_cast<i32>(local) : -1;
+    if (a.weights == nullptr) continue;
+    f32* weights = reinterpret_cast<f32*>(window(a, r, a.weightsOffset));
+    weights[row * a.topkColumns + lane] = mine ? weight : 0.0f;
+  }
+}
+
+// Rows that the copy engine cannot move (no multiple of 16 bytes): 8 bytes per lane and step.
+__device__ void sendRowPlain(const EpDispatchArguments& a, u32 token, const Destinations& to) {
+  const u64* source = reinterpret_cast<const u64*>(static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes);
+  for (u32 index = laneIndex(); index < a.rowBytes / 8; index += lanesPerWarp) {
+    const u64 value = source[index];
+#pragma unroll
+    for (u32 r = 0; r < epMaxRanks; ++r) {
+      if (to.rows[r] < 0) continue;
+      reinterpret_cast<u64*>(window(a, r, a.rowsOffset) + static_cast<u64>(to.rows[r]) * a.rowBytes)[index] = value;
+    }
+  }
+}
+
+__device__ void sendRows(const EpDispatchArguments& a, u8* stage, u64* barrier) {
+  const u32 warps = blockDim.x / lanesPerWarp;
+  const u32 warp = threadIdx.x / lanesPerWarp;
+  const bool staged = a.rowBytes % 16 == 0;
+  u32 phase = 0;
+  for (u32 token = blockIdx.x + warp * gridDim.x; token < a.tokens; token += gridDim.x * warps) {
+    const Destinations to = destinationsOf(a, token);
+    if (!staged) {
+      sendRowPlain(a, token, to);
+      sendChoices(a, token, to);
+      continue;
+    }
+    const u8* source = static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes;
+    for (u32 at = 0; at < a.rowBytes; at += a.stageBytes) {
+      const u32 bytes = min(a.stageBytes, a.rowBytes - at);
+      // The stores of the row before must have read the stage.
+      warpWaitStoresRead<0>();
+      warpLoadRow(stage, source + at, bytes, barrier);
+      if (at == 0) sendChoices(a, token, to);
+      warpWaitRow(barrier, phase & 1);
+      ++phase;
+      // Beginning with the next rank spreads the load over the links.
+      for (u32 step = 1; step <= a.ranks; ++step) {
+        const u32 r = (a.rank + step) % a.ranks;
+        i64 row = -1;
+#pragma unroll
+        for (u32 q = 0; q < epMaxRanks; ++q) row = q == r ? to.rows[q] : row;
+        if (row < 0) continue;
+        warpStoreRow(window(a, r, a.rowsOffset) + static_cast<u64>(row) * a.rowBytes + at, stage, bytes);
+      }
+      warpCommitStores();
+    }
+  }
+  warpWaitStoresWritten();
+}
+
+// Marks the rows beyond the received ones, which only a worst-case result has.
+__device__ void fillTail(const EpDispatchArguments& a) {
+  const u32 first = static_cast<const EpPlan*>(a.plan)->numRecvTokens;
+  const u32 step = gridDim.x * blockDim.x;
+  for (u32 row = first + blockIdx.x * blockDim.x + threadIdx.x; row < a.worstRows; row += step) {
+    reinterpret_cast<i32*>(window(a, a.rank, a.sourceOffset))[row] = -1;
+    for (u32 j = 0; j < a.topkColumns && a.topk != nullptr; ++j) {
+      const u64 cell = static_cast<u64>(row) * a.topkColumns + j;
+      u8* choice = window(a, a.rank, a.topkOffset) + cell * a.indexBytes;
+      if (a.indexBytes == 8) *reinterpret_cast<i64*>(choice) = -1;
+      else *reinterpret_cast<i32*>(choice) = -1;
+      if (a.weights != nullptr) reinterpret_cast<f32*>(window(a, a.rank, a.weightsOffset))[cell] = 0.0f;
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(1024) epDispatch(const __grid_constant__ EpDispatchArguments a) {
+  extern __shared__ __align__(128) u8 shared[];
+  const u32 warp = threadIdx.x / lanesPerWarp;
+  u64* barrier = reinterpret_cast<u64*>(shared) + warp;
+  if (laneIndex() == 0) warpRowBarrierInit(barrier);
+  // A plan that failed moves nothing; every rank's has failed alike.
+  if (static_cast<const EpPlan*>(a.plan)->status != epStatusGood) return;
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.rank, a.timeoutNs};
+  u32 status = epStatusGood;
+  if (a.openingEpoch != 0 && threadIdx.x < a.ranks) {
+    const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
+    if (blockIdx.x == 0) signalRank(opening, threadIdx.x);
+    status = awaitRank(opening, threadIdx.x, scope);
+  }
+  if (__syncthreads_or(status != epStatusGood)) return;
+  if (a.worstRows != 0) fillTail(a);
+  sendRows(a, shared + barrierBytes + static_cast<u64>(warp) * a.stageBytes, barrier);
+  __syncthreads();
+  __shared__ u32 last;
+  if (threadIdx.x == 0) {
+    // ORDER: all of this block's writes, then the count; the last block's release publishes those of all.
+    fenceSystem();
+    last = fetchAddAcquireReleaseGpu(static_cast<u32*>(a.counter), 1) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (last == 0) return;
+  if (threadIdx.x < a.ranks) {
+    const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall};
+    signalRank(closing, threadIdx.x);
+    awaitRank(closing, threadIdx.x, scope);
+  }
+  if (threadIdx.x == 0) *static_cast<u32*>(a.counter) = 0;
+  __syncthreads();
+  // The window's list is overwritten by the next dispatch; the handle keeps its own.
+  if (a.recvSrcIdx == nullptr) return;
+  const u32 received = static_cast<const EpPlan*>(a.plan)->numRecvTokens;
+  const u32 rows = a.worstRows != 0 ? a.worstRows : received;
+  const volatile i32* source = reinterpret_cast<const volatile i32*>(window(a, a.rank, a.sourceOffset));
+  for (u32 row = threadIdx.x; row < rows; row += blockDim.x) static_cast<i32*>(a.recvSrcIdx)[row] = source[row];
+}

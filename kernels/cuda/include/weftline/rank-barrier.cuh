@@ -1,0 +1,41 @@
+// The barrier between the ranks of a host: each writes {epoch, call} into its cell in every peer's window.
+//
+// Epochs only grow, so nothing is ever reset. Two sets of cells are used in turn: a peer is at most one barrier ahead,
+// hence the cell of the barrier just passed still holds its call when everyone compares it.
+#pragma once
+#include "weftline/abi.cuh"
+#include "weftline/memory-order.cuh"
+#include "weftline/wait.cuh"
+
+namespace weftline {
+
+struct RankBarrier {
+  // Start of every rank's window, as this process maps it.
+  void* const* peers;
+  u32 ranks;
+  u32 rank;
+  u32 epoch;
+  u32 call;
+};
+
+__device__ __forceinline__ u64* arrivalCell(void* window, u32 epoch, u32 from) {
+  u8* base = static_cast<u8*>(window) + ((epoch & 1) * epMaxRanks + from) * epArrivalStride;
+  return reinterpret_cast<u64*>(base);
+}
+
+// By one thread per rank (peer = its index), after a block synchronisation that ends what the barrier publishes.
+// ORDER: the release publishes all that this block wrote, and what others of this GPU wrote before they told this one.
+__device__ __forceinline__ void signalRank(const RankBarrier& barrier, u32 peer) {
+  const u64 word = (static_cast<u64>(barrier.call) << 32) | barrier.epoch;
+  storeReleaseSystem(arrivalCell(barrier.peers[peer], barrier.epoch, barrier.rank), word);
+}
+
+// By one thread per rank. 0, or the epStatus of why the caller must leave the kernel.
+__device__ __forceinline__ u32 awaitRank(const RankBarrier& barrier, u32 peer, const WaitScope& scope) {
+  u64* cell = arrivalCell(barrier.peers[barrier.rank], barrier.epoch, peer);
+  const u32* words = reinterpret_cast<const u32*>(cell);
+  if (!waitForEpoch(words, barrier.epoch, scope, {peer, barrier.call})) return epStatusTimeout;
+  return loadRelaxedSystem(words + 1) == barrier.call ? epStatusGood : epStatusOtherCall;
+}
+
+}  // namespace weftline

@@ -1,0 +1,148 @@
+// What the expert-parallel CUDA kernels take and exchange: arguments, the plan of a dispatch, arrival words, records.
+import { defineLayout } from './layout.ts';
+
+/** Most ranks of one host that CUDA kernels serve. */
+export const EP_MAX_RANKS = 8;
+/** Most experts of all ranks: the prepare kernel counts them in shared memory. */
+export const EP_MAX_EXPERTS = 4096;
+/** Bytes before the regions of a rank's window. */
+export const EP_SYNC_BYTES = 4096;
+
+/**
+ * At the start of a window, per parity of the epoch and per rank: {epoch u32, call u32} written as one 64-bit word by
+ * that rank, read here. A peer is at most one barrier ahead, so the word of the barrier just passed still stands.
+ */
+export const EP_ARRIVAL_STRIDE = 128;
+
+/** Words of an exchange record before its counts per rank and per expert. */
+export const EXCHANGE_HEADER_WORDS = 16;
+
+/** The CUDA kernels' header words: what must agree, then what may differ. */
+export const epRecordWords = {
+  topk: 0,
+  rowBytes: 1,
+  scaleBytes: 2,
+  indexBytes: 3,
+  weightBytes: 4,
+  numTokens: 5,
+  rowBound: 6,
+  badCell: 7,
+} as const;
+
+/** How a prepare kernel ended. */
+export const epStatus = { good: 0, timeout: 1, mismatch: 2, badChoice: 3, capacity: 4, otherCall: 5 } as const;
+
+/** Device memory, one per handle: what dispatch and combine kernels need of the exchange. */
+export const epPlan = defineLayout('EpPlan', {
+  status: 'u32',
+  numRecvTokens: 'u32',
+  /** Row, at each rank, where this rank's tokens begin. */
+  firstRow: { of: 'u32', count: EP_MAX_RANKS },
+});
+
+/** Mapped host memory; `sequence` is stored last and says for which dispatch the rest is. Counts per expert follow. */
+export const epHostPlan = defineLayout('EpHostPlan', {
+  sequence: 'u32',
+  status: 'u32',
+  /** Of a mismatch: word of the record; of a bad choice: flat index; of a capacity: rows. */
+  detail: 'u32',
+  /** The rank that differs, passed the bad choice, or would receive too much. */
+  culprit: 'u32',
+  numRecvTokens: 'u32',
+  rankPrefixMatrix: { of: 'u32', count: EP_MAX_RANKS * EP_MAX_RANKS },
+});
+
+const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
+
+export const epPrepareArguments = defineLayout('EpPrepareArguments', {
+  peers,
+  topk: 'ptr',
+  membership: 'ptr',
+  isTokenInRank: 'ptr',
+  numTokensPerRank: 'ptr',
+  numTokensPerExpert: 'ptr',
+  rowTable: 'ptr',
+  plan: 'ptr',
+  hostPlan: 'ptr',
+  hostExperts: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  exchangeOffset: 'u64',
+  recordWords: 'u32',
+  ranks: 'u32',
+  rank: 'u32',
+  tokens: 'u32',
+  topkColumns: 'u32',
+  indexBytes: 'u32',
+  experts: 'u32',
+  epoch: 'u32',
+  call: 'u32',
+  sequence: 'u32',
+  rowBytes: 'u32',
+  scaleBytes: 'u32',
+  weightBytes: 'u32',
+  rowBound: 'u32',
+  /** 0: count only, for getDispatchLayout. */
+  exchange: 'u32',
+});
+
+export const epDispatchArguments = defineLayout('EpDispatchArguments', {
+  peers,
+  x: 'ptr',
+  scales: 'ptr',
+  topk: 'ptr',
+  weights: 'ptr',
+  rowTable: 'ptr',
+  plan: 'ptr',
+  counter: 'ptr',
+  recvSrcIdx: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  rowsOffset: 'u64',
+  scalesOffset: 'u64',
+  topkOffset: 'u64',
+  weightsOffset: 'u64',
+  sourceOffset: 'u64',
+  ranks: 'u32',
+  rank: 'u32',
+  tokens: 'u32',
+  rowBytes: 'u32',
+  scaleBytes: 'u32',
+  topkColumns: 'u32',
+  indexBytes: 'u32',
+  expertsPerRank: 'u32',
+  /** 0: the exchange was the opening barrier. */
+  openingEpoch: 'u32',
+  openingCall: 'u32',
+  closingEpoch: 'u32',
+  closingCall: 'u32',
+  /** Rows of the result when it has a tail; 0 for the exact size. */
+  worstRows: 'u32',
+  /** Bytes of shared memory that one warp stages rows in. */
+  stageBytes: 'u32',
+});
+
+export const epCombineArguments = defineLayout('EpCombineArguments', {
+  peers,
+  out: 'ptr',
+  bias0: 'ptr',
+  bias1: 'ptr',
+  outWeights: 'ptr',
+  rowTable: 'ptr',
+  plan: 'ptr',
+  counter: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  rowsOffset: 'u64',
+  weightsOffset: 'u64',
+  ranks: 'u32',
+  rank: 'u32',
+  tokens: 'u32',
+  rowBytes: 'u32',
+  chunkBytes: 'u32',
+  topkColumns: 'u32',
+  openingEpoch: 'u32',
+  openingCall: 'u32',
+  closingEpoch: 'u32',
+  closingCall: 'u32',
+});

@@ -1,0 +1,451 @@
+// The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
+import {
+  EP_MAX_EXPERTS,
+  EP_MAX_RANKS,
+  EP_SYNC_BYTES,
+  epHostPlan,
+  epPlan,
+  epRecordWords,
+  epStatus,
+} from '../abi/ep-arguments.ts';
+import { alignUp, Block } from '../abi/layout.ts';
+import { type DType, dtypes } from '../core/dtype.ts';
+import { WeftlineError } from '../core/errors.ts';
+import type { CudaDevice } from '../device/cuda/cuda-device.ts';
+import type { HostMemory } from '../device/cuda/host-memory.ts';
+import { pollUntil } from '../device/cuda/poll.ts';
+import { Tensor } from '../device/tensor.ts';
+import { CudaWindow } from '../memory/cuda-window.ts';
+import { checkTimeout, type WaitOptions } from '../world/store.ts';
+import type { World } from '../world/world.ts';
+import { agreeOn, requireOneHost } from './agree.ts';
+import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion, exchangeRecordBytes } from './buffer-size.ts';
+import { type Call, callWord, describeCall } from './calls.ts';
+import type { CheckedCombine } from './combine-arguments.ts';
+import { type CudaLaunches, loadLaunches } from './cuda-launches.ts';
+import type { DispatchPlanInput, RowsLike } from './dispatch-arguments.ts';
+import { DispatchHandle } from './dispatch-handle.ts';
+import type { DispatchLayout } from './dispatch-layout.ts';
+import type { EpEngine, MemoryRange } from './engine.ts';
+import type { CombineResult, DispatchResult } from './ep-results.ts';
+import { capacityError } from './receive-plan.ts';
+import type { EpScope } from './scope.ts';
+
+/** How much longer the host waits than a kernel, whose record says more. */
+const HOST_GRACE_MS = 2_000;
+
+/** Collective: agrees on the configuration, compiles the kernels, makes the window. */
+export async function createCudaEngine(
+  world: World,
+  device: CudaDevice,
+  config: Required<EpBufferConfig>,
+  options: WaitOptions,
+): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
+  requireOneHost(world, 'EpBuffer');
+  const prepare = (): EpBufferSize => {
+    requireSupported(world, config);
+    return bufferSize(config, world.size);
+  };
+  const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare };
+  const size = await agreeOn(world, agreement, options);
+  const scope = { world, device, config: Object.freeze({ ...config }), size };
+  // Compiling may fail or take long on one rank alone, so the ranks meet again behind it.
+  const launches = await loadLaunches(scope).catch((error: unknown) => error as Error);
+  await agreeOn(world, { what: 'EpBuffer kernels', config: {}, prepare: () => rethrow(launches) }, options);
+  const window = await CudaWindow.create({ ...options, world, device, name: 'ep', bytes: EP_SYNC_BYTES + size.bytes });
+  return { scope, engine: new CudaEpEngine(scope, window, launches as CudaLaunches) };
+}
+
+function requireSupported(world: World, { numExperts }: EpBufferConfig): void {
+  if (world.size <= EP_MAX_RANKS && numExperts <= EP_MAX_EXPERTS) return;
+  throw new WeftlineError(
+    'WL_UNSUPPORTED',
+    `An EpBuffer on GPUs has at most ${EP_MAX_RANKS} ranks per host and ${EP_MAX_EXPERTS} experts; asked are ${world.size} and ${numExperts}`,
+    { details: { ranks: world.size, numExperts } },
+  );
+}
+
+function rethrow(value: unknown): void {
+  if (value instanceof Error) throw value;
+}
+
+class CudaEpEngine implements EpEngine {
+  readonly #scope: EpScope<CudaDevice>;
+  readonly #device: CudaDevice;
+  readonly #window: CudaWindow;
+  readonly #launches: CudaLaunches;
+  readonly #host: HostMemory;
+  readonly #hostPlan: Block<keyof typeof epHostPlan.offset>;
+  readonly #sequenceSeen: Int32Array;
+  readonly #expertCounts: Int32Array;
+  /** Blocks of a kernel that are done; each kernel leaves it at zero. */
+  readonly #counter: Tensor<'i32'>;
+  #epoch = 0;
+  #dispatches = 0;
+  #broken: WeftlineError | undefined;
+
+  constructor(scope: EpScope<CudaDevice>, window: CudaWindow, launches: CudaLaunches) {
+    const { device, config, world } = scope;
+    this.#scope = scope;
+    this.#device = device;
+    this.#window = window;
+    this.#launches = launches;
+    const experts = config.numExperts / world.size;
+    this.#host = device.allocateHost(epHostPlan.size + experts * 4);
+    this.#hostPlan = new Block(epHostPlan, this.#host.buffer, 0);
+    this.#sequenceSeen = this.#host.view('i32', epHostPlan.offset.sequence, 1);
+    this.#expertCounts = this.#host.view('i32', epHostPlan.size, experts);
+    this.#counter = device.empty('i32', [1]);
+    device.setBytes(this.#counter.storage, 0);
+    this.#setConstants();
+  }
+
+  get mapped(): MemoryRange {
+    return this.#window.storage;
+  }
+
+  throwIfUnusable(): void {
+    if (this.#broken !== undefined) throw this.#broken;
+    this.#throwIfExpired();
+    const { peerLost } = this.#scope.world;
+    if (peerLost.aborted) throw peerLost.reason;
+  }
+
+  getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {
+    const device = this.#device;
+    const { world, config } = this.#scope;
+    const tokens = topkIdx.shape[0] as number;
+    const layout = {
+      numTokensPerRank: device.empty('i32', [world.size]),
+      numTokensPerExpert: device.empty('i32', [config.numExperts]),
+      isTokenInRank: device.empty('u8', [tokens, world.size]),
+    };
+    const { prepare } = this.#launches;
+    this.#setChoices(topkIdx);
+    prepare.arguments.set('tokens', tokens);
+    prepare.arguments.set('membership', 0);
+    prepare.arguments.set('isTokenInRank', layout.isTokenInRank.address);
+    prepare.arguments.set('numTokensPerRank', layout.numTokensPerRank.address);
+    prepare.arguments.set('numTokensPerExpert', layout.numTokensPerExpert.address);
+    prepare.arguments.set('rowTable', 0);
+    prepare.arguments.set('exchange', 0);
+    prepare.launch();
+    const release = (): void => {
+      for (const tensor of Object.values(layout)) tensor.dispose();
+    };
+    return { ...layout, [Symbol.dispose]: release };
+  }
+
+  async dispatch(input: DispatchPlanInput, options: WaitOptions): Promise<DispatchResult> {
+    const device = this.#device;
+    const { world, size } = this.#scope;
+    const sequence = this.#dispatches + 1;
+    const rowTable = device.empty('i32', [input.numTokens, world.size]);
+    const plan = device.empty('u8', [epPlan.size]);
+    const recvSrcIdx = device.empty('i32', [input.numWorstTokens || size.maxRecvTokens]);
+    this.#launchPrepare(input, { rowTable, plan, sequence }, options);
+    this.#dispatches = sequence;
+    this.#launchDispatch(input, { rowTable, plan, recvSrcIdx }, { kind: 'dispatch' });
+    await this.#awaitPlan(sequence, options);
+    if (this.#hostPlan.get('status') !== epStatus.good) {
+      // All ranks fail alike, so none of them uses the epoch of the closing barrier.
+      this.#epoch -= 1;
+      for (const tensor of [rowTable, plan, recvSrcIdx]) tensor.dispose();
+      throw await this.#planError(input);
+    }
+    const numRecvTokens = this.#hostPlan.get('numRecvTokens');
+    const rows = input.numWorstTokens || numRecvTokens;
+    const perExpert = Array.from(this.#expertCounts, (count) => alignUp(count, input.expertAlignment));
+    const handle = new DispatchHandle({
+      owner: this.#scope,
+      sequence,
+      numTokens: input.numTokens,
+      numRecvTokens,
+      rows,
+      rowTable,
+      plan,
+      rankPrefixMatrix: this.#prefixMatrix(),
+      recvSrcIdx: recvSrcIdx.slice(0, rows),
+      numRecvTokensPerExpert: input.numWorstTokens ? [] : perExpert,
+    });
+    const k = input.topkIdx?.shape[1] ?? 0;
+    return {
+      recvX: this.#receivedRows(input, rows),
+      recvTopkIdx: input.topkIdx && this.view(input.topkIdx.dtype, 'topkIdx', [rows, k]),
+      recvTopkWeights: input.topkWeights && this.view('f32', 'topkWeights', [rows, k]),
+      numRecvTokensPerExpert: handle.numRecvTokensPerExpert,
+      handle,
+    };
+  }
+
+  dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: WaitOptions): Promise<DispatchResult> {
+    const call: Call = {
+      kind: 'cached dispatch',
+      detail: dtypes[input.data.dtype].bytes,
+      handle: handle.sequence,
+    };
+    const plan = handle.plan as Tensor<'u8'>;
+    this.#setTimeout(options);
+    this.#launchDispatch(input, { rowTable: handle.rowTable, plan, recvSrcIdx: undefined }, call);
+    return Promise.resolve({
+      recvX: this.#receivedRows(input, handle.rows),
+      recvTopkIdx: undefined,
+      recvTopkWeights: undefined,
+      numRecvTokensPerExpert: handle.numRecvTokensPerExpert,
+      handle,
+    });
+  }
+
+  combine(input: CheckedCombine, options: WaitOptions): Promise<CombineResult> {
+    const { handle, weights, biases, x } = input;
+    const { hidden } = this.#scope.config;
+    const k = weights?.shape[1] ?? 0;
+    const combinedX = input.out ?? this.#device.empty('bf16', [handle.numTokens, hidden]);
+    const combinedTopkWeights = weights && this.#device.empty('f32', [handle.numTokens, k]);
+    this.#setTimeout(options);
+    this.#stage(x, 'combineRows');
+    if (weights) this.#stage(weights, 'combineWeights');
+    const { combine } = this.#launches;
+    const set = combine.arguments;
+    set.set('out', combinedX.address);
+    set.set('outWeights', combinedTopkWeights?.address ?? 0);
+    set.set('topkColumns', k);
+    set.set('bias0', biases[0]?.address ?? 0);
+    set.set('bias1', biases[1]?.address ?? 0);
+    set.set('rowTable', handle.rowTable.address);
+    set.set('plan', (handle.plan as Tensor<'u8'>).address);
+    set.set('tokens', handle.numTokens);
+    const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };
+    set.set('openingEpoch', this.#nextEpoch());
+    set.set('openingCall', callWord(call, 'opening'));
+    set.set('closingEpoch', this.#nextEpoch());
+    set.set('closingCall', callWord(call, 'closing'));
+    combine.launch();
+    return Promise.resolve({ combinedX, combinedTopkWeights });
+  }
+
+  /** The host waits for the device, then for the other ranks: afterwards nothing of this buffer runs anywhere. */
+  async barrier(options: WaitOptions): Promise<void> {
+    await this.#device.stream.idle(options);
+    this.throwIfUnusable();
+    await this.#scope.world.barrier('ep', options);
+  }
+
+  view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D> {
+    const { offset, bytes } = this.#scope.size.regions[region];
+    const tensor = new Tensor(this.#window.storage, dtype, shape, EP_SYNC_BYTES + offset);
+    if (tensor.bytes <= bytes) return tensor;
+    throw new WeftlineError('WL_INTERNAL', `A ${dtype} [${shape.join(', ')}] exceeds the ${bytes} bytes of ${region}`);
+  }
+
+  regionAddress(rank: number, region: EpRegion): number {
+    return (this.#window.addresses[rank] as number) + EP_SYNC_BYTES + this.#scope.size.regions[region].offset;
+  }
+
+  async close(): Promise<void> {
+    // Kernels that still run use the window; a lost device runs none.
+    await this.#device.stream.idle().catch(() => {});
+    this.#counter.dispose();
+    this.#host[Symbol.dispose]();
+    this.#window[Symbol.dispose]();
+  }
+
+  #setConstants(): void {
+    const { world, config, size } = this.#scope;
+    const region = (name: EpRegion): number => EP_SYNC_BYTES + size.regions[name].offset;
+    const { prepare, dispatch, combine } = this.#launches;
+    for (const plan of [prepare, dispatch.bf16, dispatch.fp8e4m3, combine]) {
+      for (const [rank, address] of this.#window.addresses.entries()) plan.arguments.set('peers', address, rank);
+      plan.arguments.set('ranks', world.size);
+      plan.arguments.set('rank', world.rank);
+      plan.arguments.set('trap', this.#device.traps.address);
+    }
+    prepare.arguments.set('hostPlan', this.#host.deviceAddress);
+    prepare.arguments.set('hostExperts', this.#host.deviceAddress + epHostPlan.size);
+    prepare.arguments.set('experts', config.numExperts);
+    prepare.arguments.set('exchangeOffset', region('exchange'));
+    prepare.arguments.set('recordWords', exchangeRecordBytes(world.size, config.numExperts) / 4);
+    for (const plan of [dispatch.bf16, dispatch.fp8e4m3]) {
+      plan.arguments.set('counter', this.#counter.address);
+      plan.arguments.set('expertsPerRank', config.numExperts / world.size);
+      plan.arguments.set('rowsOffset', region('rows'));
+      plan.arguments.set('scalesOffset', region('scales'));
+      plan.arguments.set('topkOffset', region('topkIdx'));
+      plan.arguments.set('weightsOffset', region('topkWeights'));
+      plan.arguments.set('sourceOffset', region('sourceToken'));
+    }
+    combine.arguments.set('counter', this.#counter.address);
+    combine.arguments.set('rowsOffset', region('combineRows'));
+    combine.arguments.set('weightsOffset', region('combineWeights'));
+    this.#setTimeout({});
+  }
+
+  #setTimeout(options: WaitOptions): void {
+    const timeoutMs = checkTimeout(options.timeoutMs ?? this.#scope.world.settings.timeoutMs);
+    const { prepare, dispatch, combine } = this.#launches;
+    for (const plan of [prepare, dispatch.bf16, dispatch.fp8e4m3, combine]) {
+      plan.arguments.set('timeoutNs', Math.round(timeoutMs * 1e6));
+    }
+  }
+
+  #setChoices(topkIdx: Tensor<'i32' | 'i64'> | undefined): void {
+    const set = this.#launches.prepare.arguments;
+    set.set('topk', topkIdx?.address ?? 0);
+    set.set('topkColumns', topkIdx?.shape[1] ?? 0);
+    set.set('indexBytes', topkIdx ? dtypes[topkIdx.dtype].bytes : 0);
+  }
+
+  #launchPrepare(
+    input: DispatchPlanInput,
+    to: { readonly rowTable: Tensor; readonly plan: Tensor; readonly sequence: number },
+    options: WaitOptions,
+  ): void {
+    const { prepare } = this.#launches;
+    const set = prepare.arguments;
+    // Choices are counted afresh; a layout without them brings its marks and its counts per expert.
+    const layout = input.topkIdx ? undefined : input.layout;
+    this.#setTimeout(options);
+    this.#setChoices(input.topkIdx);
+    set.set('membership', layout?.isTokenInRank.address ?? 0);
+    set.set('isTokenInRank', 0);
+    set.set('numTokensPerRank', 0);
+    set.set('numTokensPerExpert', layout?.numTokensPerExpert.address ?? 0);
+    set.set('rowTable', to.rowTable.address);
+    set.set('plan', to.plan.address);
+    set.set('tokens', input.numTokens);
+    set.set('epoch', this.#nextEpoch());
+    set.set('call', callWord({ kind: 'dispatch' }, 'opening'));
+    set.set('sequence', to.sequence);
+    set.set('rowBytes', dtypes[input.data.dtype].bytes);
+    set.set('scaleBytes', scaleBytes(input));
+    set.set('weightBytes', input.topkWeights ? 4 : 0);
+    set.set('rowBound', input.numWorstTokens);
+    set.set('exchange', 1);
+    prepare.launch();
+  }
+
+  #launchDispatch(
+    input: DispatchPlanInput,
+    to: { readonly rowTable: Tensor; readonly plan: Tensor; readonly recvSrcIdx: Tensor | undefined },
+    call: Call,
+  ): void {
+    const launch = this.#launches.dispatch[input.data.dtype];
+    const set = launch.arguments;
+    const cached = call.kind === 'cached dispatch';
+    set.set('x', input.data.address);
+    set.set('scales', input.scales?.address ?? 0);
+    set.set('scaleBytes', scaleBytes(input));
+    set.set('topk', input.topkIdx?.address ?? 0);
+    set.set('topkColumns', input.topkIdx?.shape[1] ?? 0);
+    set.set('indexBytes', input.topkIdx ? dtypes[input.topkIdx.dtype].bytes : 0);
+    set.set('weights', input.topkWeights?.address ?? 0);
+    set.set('rowTable', to.rowTable.address);
+    set.set('plan', to.plan.address);
+    set.set('recvSrcIdx', to.recvSrcIdx?.address ?? 0);
+    set.set('tokens', input.numTokens);
+    set.set('openingEpoch', cached ? this.#nextEpoch() : 0);
+    set.set('openingCall', callWord(call, 'opening'));
+    set.set('closingEpoch', this.#nextEpoch());
+    set.set('closingCall', callWord(call, 'closing'));
+    set.set('worstRows', cached ? 0 : input.numWorstTokens);
+    launch.launch();
+  }
+
+  /** The next epoch, skipping 0, which stands for "no barrier". */
+  #nextEpoch(): number {
+    this.#epoch = (this.#epoch + 1) >>> 0 || 2;
+    return this.#epoch;
+  }
+
+  /** Until the prepare kernel has told the host how many rows arrive, or its wait has expired. */
+  async #awaitPlan(sequence: number, options: WaitOptions): Promise<void> {
+    const timeoutMs = (options.timeoutMs ?? this.#scope.world.settings.timeoutMs) + HOST_GRACE_MS;
+    const ready = (): boolean => {
+      this.#throwIfExpired();
+      return Atomics.load(this.#sequenceSeen, 0) === (sequence | 0);
+    };
+    try {
+      await pollUntil(ready, { timeoutMs, signal: options.signal, what: 'The count exchange of a dispatch' });
+    } catch (error) {
+      this.#broken ??= asReason(error);
+      throw error;
+    }
+    // A kernel whose wait expired reports a status as well, after its record.
+    this.#throwIfExpired();
+  }
+
+  #throwIfExpired(): void {
+    try {
+      this.#device.traps.throwIfExpired(describeCall);
+    } catch (error) {
+      this.#broken ??= asReason(error);
+      throw error;
+    }
+  }
+
+  async #planError(input: DispatchPlanInput): Promise<WeftlineError> {
+    const rank = this.#hostPlan.get('culprit');
+    const detail = this.#hostPlan.get('detail');
+    const status = this.#hostPlan.get('status');
+    if (status === epStatus.capacity) return capacityError(rank, detail, input.numWorstTokens);
+    if (status === epStatus.badChoice) return this.#badChoice(input, rank, detail);
+    if (status === epStatus.mismatch) {
+      const field = Object.entries(epRecordWords).find(([, word]) => word === detail)?.[0] ?? `word ${detail}`;
+      return new WeftlineError(
+        'WL_CONFIG_MISMATCH',
+        `The ranks disagree on ${field}: rank ${rank} differs from rank 0; all must pass the same kind of tensors`,
+        { details: { field, rank } },
+      );
+    }
+    const error = new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `This rank is in dispatch, but rank ${rank} is in another call; all ranks must make the same calls in the same order`,
+      { details: { rank } },
+    );
+    this.#broken ??= error;
+    return error;
+  }
+
+  /** Every rank fails: the one that passed the choice says which value it was. */
+  async #badChoice(input: DispatchPlanInput, rank: number, cell: number): Promise<WeftlineError> {
+    const k = input.topkIdx?.shape[1] ?? 1;
+    const place = `topkIdx[${Math.floor(cell / k)}, ${cell % k}]`;
+    const own = rank === this.#scope.world.rank;
+    const value = own ? `got ${(await input.topkIdx?.toHost())?.[cell]}` : `of rank ${rank} is bad`;
+    return new WeftlineError(
+      'WL_INVALID_ARGUMENT',
+      `Invalid ${place}: ${value}, allowed is an expert from 0 to ${this.#scope.config.numExperts - 1} that the token has not chosen before, or -1 for none`,
+      { details: { argument: place, rank } },
+    );
+  }
+
+  #prefixMatrix(): Int32Array {
+    const cells = this.#scope.world.size ** 2;
+    return Int32Array.from({ length: cells }, (_, cell) => this.#hostPlan.get('rankPrefixMatrix', cell));
+  }
+
+  #receivedRows({ data, scales }: DispatchPlanInput, rows: number): RowsLike {
+    const received = this.view(data.dtype, 'rows', [rows, this.#scope.config.hidden]);
+    if (!scales) return received as Tensor<'bf16'>;
+    const groups = scales.shape[1] as number;
+    return { data: received as Tensor<'fp8e4m3'>, scales: this.view('f32', 'scales', [rows, groups]) };
+  }
+
+  /** Brings a tensor to where the peers read it, in the order of the stream, unless it is there already. */
+  #stage(tensor: Tensor, region: 'combineRows' | 'combineWeights'): void {
+    const target = this.regionAddress(this.#scope.world.rank, region);
+    if (tensor.address === target || tensor.bytes === 0) return;
+    const { context, stream } = this.#device;
+    context.workCount += 1;
+    context.call('cuMemcpyDtoDAsync', target, tensor.address, tensor.bytes, stream.handle);
+  }
+}
+
+function scaleBytes({ scales }: DispatchPlanInput): number {
+  return scales ? (scales.shape[1] as number) * 4 : 0;
+}
+
+function asReason(error: unknown): WeftlineError {
+  if (error instanceof WeftlineError) return error;
+  return new WeftlineError('WL_CLOSED', 'An earlier call on this buffer was given up', { cause: error });
+}

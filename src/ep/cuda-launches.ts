@@ -1,0 +1,83 @@
+// The kernels of an EpBuffer on a GPU, prepared once: how many blocks and warps, and what shared memory they stage in.
+import type { epCombineArguments, epDispatchArguments, epPrepareArguments } from '../abi/ep-arguments.ts';
+import { alignUp, type Layout } from '../abi/layout.ts';
+import type { CudaDevice } from '../device/cuda/cuda-device.ts';
+import { epCombineKernels, epDispatchKernels, epPrepareKernels } from '../device/cuda/kernels/ep.ts';
+import type { CudaKernel } from '../device/cuda/kernel.ts';
+import type { LaunchPlan } from '../device/cuda/launch-plan.ts';
+import type { EpScope } from './scope.ts';
+
+type Names<L> = L extends Layout<infer Name> ? Name : never;
+
+export interface CudaLaunches {
+  readonly prepare: LaunchPlan<Names<typeof epPrepareArguments>>;
+  /** By the dtype of the rows. */
+  readonly dispatch: Readonly<Record<'bf16' | 'fp8e4m3', LaunchPlan<Names<typeof epDispatchArguments>>>>;
+  readonly combine: LaunchPlan<Names<typeof epCombineArguments>>;
+}
+
+const PREPARE_THREADS = 1024;
+/** The kernels' mbarriers, before what they stage. */
+const BARRIER_BYTES = 1024;
+/** What the kernels declare themselves besides. */
+const STATIC_BYTES = 1024;
+const MAX_DISPATCH_WARPS = 28;
+/** A longer row is staged in parts. */
+const MAX_STAGE_BYTES = 32_768;
+/** More warps would leave each too small a chunk for the copy engine to be worth starting. */
+const COMBINE_WARPS = 6;
+const COMBINE_STAGES = 2;
+
+/** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
+export async function loadLaunches({ device, config, world }: EpScope<CudaDevice>): Promise<CudaLaunches> {
+  const [{ epPrepare }, { epDispatch }, { epCombine }] = await Promise.all([
+    device.loadKernels(epPrepareKernels),
+    device.loadKernels(epDispatchKernels),
+    device.loadKernels(epCombineKernels),
+  ]);
+  const { multiprocessors, sharedBytesPerBlock } = device.properties;
+  const grid = Math.min(config.numSms, multiprocessors);
+  const room = sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES;
+  const rowBytes = config.hidden * 2;
+  const combine = epCombine.plan(combineShape({ grid, room, rowBytes, ranks: world.size }));
+  combine.arguments.set('rowBytes', rowBytes);
+  combine.arguments.set('chunkBytes', combineChunk(room, rowBytes, world.size));
+  return {
+    prepare: epPrepare.plan({ grid: 1, block: PREPARE_THREADS }),
+    dispatch: {
+      bf16: dispatchPlan(epDispatch, { grid, room, rowBytes }),
+      fp8e4m3: dispatchPlan(epDispatch, { grid, room, rowBytes: config.hidden }),
+    },
+    combine,
+  };
+}
+
+function dispatchPlan(
+  kernel: CudaKernel<Names<typeof epDispatchArguments>>,
+  { grid, room, rowBytes }: { grid: number; room: number; rowBytes: number },
+): CudaLaunches['dispatch']['bf16'] {
+  // Rows that are no multiple of 16 bytes are not staged; the stage is then only not zero.
+  const stageBytes = Math.min(alignUp(rowBytes, 16), MAX_STAGE_BYTES);
+  const warps = Math.max(1, Math.min(MAX_DISPATCH_WARPS, Math.floor(room / stageBytes)));
+  const plan = kernel.plan({ grid, block: warps * 32, sharedBytes: BARRIER_BYTES + warps * stageBytes });
+  plan.arguments.set('rowBytes', rowBytes);
+  plan.arguments.set('stageBytes', stageBytes);
+  return plan;
+}
+
+function combineShape(of: { grid: number; room: number; rowBytes: number; ranks: number }): {
+  grid: number;
+  block: number;
+  sharedBytes: number;
+} {
+  const chunk = combineChunk(of.room, of.rowBytes, of.ranks);
+  const sharedBytes = BARRIER_BYTES + COMBINE_WARPS * (COMBINE_STAGES * of.ranks + 1) * chunk;
+  return { grid: of.grid, block: COMBINE_WARPS * 32, sharedBytes };
+}
+
+/** Equal parts of a row, as large as fit: per warp, two stages of a part from every rank, and one to sum into. */
+function combineChunk(room: number, rowBytes: number, ranks: number): number {
+  const most = Math.floor(room / COMBINE_WARPS / (COMBINE_STAGES * ranks + 1) / 128) * 128;
+  const parts = Math.ceil(rowBytes / most);
+  return alignUp(Math.ceil(rowBytes / parts), 16);
+}
