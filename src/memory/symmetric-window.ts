@@ -10,25 +10,19 @@ import {
   windowHeader,
 } from '../abi/window-header.ts';
 import { formatBytes } from '../core/byte-size.ts';
-import { decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
+import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Storage } from '../device/tensor.ts';
 import { isByteLocked, lockByte } from '../native/libc.ts';
 import { FILE_PREFIX, SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
-import type { WaitOptions } from '../world/store.ts';
-import type { World } from '../world/world.ts';
 import { LocalBarrier } from './local-barrier.ts';
 import { createSharedFile, openSharedFile, removeSharedFile } from './shared-file.ts';
+import { agree, type WindowAgreement } from './window-agreement.ts';
 
 const WINDOW_ALIGNMENT = 65_536;
 
-export interface SymmetricWindowOptions extends WaitOptions {
-  readonly world: World;
+export interface SymmetricWindowOptions extends WindowAgreement {
   readonly device: CpuDevice;
-  /** Of the object that the window serves; only for names and errors. */
-  readonly name: string;
-  /** Bytes per rank, the same on every rank. */
-  readonly bytes: number;
   /** Work of this rank before anything is shared; if it throws, creation fails on every rank with its error. */
   prepare?(): void;
   /** What a call word of barrier() means, for errors. */
@@ -110,30 +104,6 @@ export class SymmetricWindow implements Disposable {
   }
 }
 
-/** All ranks learn who cannot go on; each then fails with the first such rank's error. */
-async function agree<T>(options: SymmetricWindowOptions, step: string, work: () => T): Promise<T> {
-  const { world, name } = options;
-  let result: T | undefined;
-  let error: EncodedError | null = null;
-  try {
-    result = work();
-  } catch (thrown) {
-    error = encodeError(thrown, world.rank);
-  }
-  const errors = await world.allGather(`window/${name}/${step}`, { bytes: options.bytes, error }, options);
-  const failed = errors.find((entry) => entry.error !== null);
-  if (failed?.error) throw decodeError(failed.error);
-  const other = errors.findIndex((entry) => entry.bytes !== options.bytes);
-  if (other !== -1) {
-    throw new WeftlineError(
-      'WL_CONFIG_MISMATCH',
-      `Window ${name} has ${options.bytes} bytes here and ${errors[other]?.bytes} on rank ${other}; all ranks must ask for the same`,
-      { details: { rank: other, bytes: options.bytes, otherBytes: errors[other]?.bytes } },
-    );
-  }
-  return result as T;
-}
-
 function checkFit({ world, device, bytes, name }: SymmetricWindowOptions, total: number): void {
   const local = world.localRanks.length;
   if (local > MAX_LOCAL_RANKS) {
@@ -158,10 +128,10 @@ async function mapTogether(options: SymmetricWindowOptions, total: number): Prom
   let fd: number | undefined;
   let storage: Storage | undefined;
   try {
-    await agree(options, 'file', () => {
+    const paths = await agree(options, 'file', () => {
       if (leader) fd = createSharedFile({ path, bytes: total, purpose, reserve: world.settings.reserveSharedMemory });
+      return path;
     });
-    const paths = await world.allGather(`window/${name}/path`, path, options);
     await agree(options, 'map', () => {
       fd ??= openSharedFile(paths[world.localRanks[0] as number] as string, total);
       if (!lockByte(fd, world.localRanks.indexOf(world.rank))) {
