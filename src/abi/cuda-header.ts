@@ -14,7 +14,7 @@ import {
 } from './ep-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
-import { trapKernels, trapRecord, trapStates } from './trap-record.ts';
+import { trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
 
 /** A layout that a kernel uses stands here; arguments of a kernel are one structure, passed by value. */
 const layouts: readonly Layout[] = [
@@ -33,6 +33,7 @@ const layouts: readonly Layout[] = [
 const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapState: trapStates,
   trapKernel: trapKernels,
+  trapReason: trapReasons,
   epStatus,
   epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
   ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },

@@ -4,6 +4,9 @@ import { defineLayout } from './layout.ts';
 /** `state`: taken by compare-and-set on the device, written back to empty by the host. */
 export const trapStates = { empty: 0, writing: 1, readable: 2 } as const;
 
+/** Why a kernel left: a deadline passed, or a peer arrived in another call (expected and seen are then the calls). */
+export const trapReasons = { timeout: 0, otherCall: 1 } as const;
+
 /** Numbers of the kernels that wait; a name is what an error shows. */
 export const trapKernels = { selfTest: 1, epPrepare: 2, epDispatch: 3, epCombine: 4 } as const;
 
@@ -19,7 +22,8 @@ export const trapRecord = defineLayout(
     rank: 'u32',
     peer: 'u32',
     channel: 'u32',
-    reserved: 'u32',
+    /** One of trapReasons. */
+    reason: 'u32',
     expected: 'u64',
     seen: 'u64',
     timeoutNs: 'u64',

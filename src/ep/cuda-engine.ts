@@ -1,34 +1,30 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
-import {
-  EP_MAX_EXPERTS,
-  EP_MAX_RANKS,
-  EP_SYNC_BYTES,
-  epHostPlan,
-  epPlan,
-  epRecordWords,
-  epStatus,
-} from '../abi/ep-arguments.ts';
-import { alignUp, Block } from '../abi/layout.ts';
+import { EP_MAX_EXPERTS, EP_MAX_RANKS, EP_SYNC_BYTES, epPlan } from '../abi/ep-arguments.ts';
 import { type DType, dtypes } from '../core/dtype.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
-import type { HostMemory } from '../device/cuda/host-memory.ts';
 import { pollUntil } from '../device/cuda/poll.ts';
 import { Tensor } from '../device/tensor.ts';
 import { CudaWindow } from '../memory/cuda-window.ts';
 import { checkTimeout, type WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
 import { agreeOn, requireOneHost } from './agree.ts';
-import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion, exchangeRecordBytes } from './buffer-size.ts';
+import {
+  bufferSize,
+  type EpBufferConfig,
+  type EpBufferSize,
+  type EpRegion,
+  exchangeRecordBytes,
+} from './buffer-size.ts';
 import { type Call, callWord, describeCall } from './calls.ts';
 import type { CheckedCombine } from './combine-arguments.ts';
+import { CudaHostPlan } from './cuda-host-plan.ts';
 import { type CudaLaunches, loadLaunches } from './cuda-launches.ts';
 import type { DispatchPlanInput, RowsLike } from './dispatch-arguments.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { EpEngine, MemoryRange } from './engine.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
-import { capacityError } from './receive-plan.ts';
 import type { EpScope } from './scope.ts';
 
 /** How much longer the host waits than a kernel, whose record says more. */
@@ -74,10 +70,7 @@ class CudaEpEngine implements EpEngine {
   readonly #device: CudaDevice;
   readonly #window: CudaWindow;
   readonly #launches: CudaLaunches;
-  readonly #host: HostMemory;
-  readonly #hostPlan: Block<keyof typeof epHostPlan.offset>;
-  readonly #sequenceSeen: Int32Array;
-  readonly #expertCounts: Int32Array;
+  readonly #hostPlan: CudaHostPlan;
   /** Blocks of a kernel that are done; each kernel leaves it at zero. */
   readonly #counter: Tensor<'i32'>;
   #epoch = 0;
@@ -85,16 +78,12 @@ class CudaEpEngine implements EpEngine {
   #broken: WeftlineError | undefined;
 
   constructor(scope: EpScope<CudaDevice>, window: CudaWindow, launches: CudaLaunches) {
-    const { device, config, world } = scope;
+    const { device } = scope;
     this.#scope = scope;
     this.#device = device;
     this.#window = window;
     this.#launches = launches;
-    const experts = config.numExperts / world.size;
-    this.#host = device.allocateHost(epHostPlan.size + experts * 4);
-    this.#hostPlan = new Block(epHostPlan, this.#host.buffer, 0);
-    this.#sequenceSeen = this.#host.view('i32', epHostPlan.offset.sequence, 1);
-    this.#expertCounts = this.#host.view('i32', epHostPlan.size, experts);
+    this.#hostPlan = new CudaHostPlan(scope);
     this.#counter = device.empty('i32', [1]);
     device.setBytes(this.#counter.storage, 0);
     this.#setConstants();
@@ -147,15 +136,15 @@ class CudaEpEngine implements EpEngine {
     this.#dispatches = sequence;
     this.#launchDispatch(input, { rowTable, plan, recvSrcIdx }, { kind: 'dispatch' });
     await this.#awaitPlan(sequence, options);
-    if (this.#hostPlan.get('status') !== epStatus.good) {
+    const failure = await this.#hostPlan.failure(input);
+    if (failure !== undefined) {
       // All ranks fail alike, so none of them uses the epoch of the closing barrier.
       this.#epoch -= 1;
       for (const tensor of [rowTable, plan, recvSrcIdx]) tensor.dispose();
-      throw await this.#planError(input);
+      throw failure;
     }
-    const numRecvTokens = this.#hostPlan.get('numRecvTokens');
+    const { numRecvTokens } = this.#hostPlan;
     const rows = input.numWorstTokens || numRecvTokens;
-    const perExpert = Array.from(this.#expertCounts, (count) => alignUp(count, input.expertAlignment));
     const handle = new DispatchHandle({
       owner: this.#scope,
       sequence,
@@ -164,9 +153,9 @@ class CudaEpEngine implements EpEngine {
       rows,
       rowTable,
       plan,
-      rankPrefixMatrix: this.#prefixMatrix(),
+      rankPrefixMatrix: this.#hostPlan.rankPrefixMatrix(),
       recvSrcIdx: recvSrcIdx.slice(0, rows),
-      numRecvTokensPerExpert: input.numWorstTokens ? [] : perExpert,
+      numRecvTokensPerExpert: input.numWorstTokens ? [] : this.#hostPlan.perExpert(input.expertAlignment),
     });
     const k = input.topkIdx?.shape[1] ?? 0;
     return {
@@ -246,7 +235,7 @@ class CudaEpEngine implements EpEngine {
     // Kernels that still run use the window; a lost device runs none.
     await this.#device.stream.idle().catch(() => {});
     this.#counter.dispose();
-    this.#host[Symbol.dispose]();
+    this.#hostPlan[Symbol.dispose]();
     this.#window[Symbol.dispose]();
   }
 
@@ -260,8 +249,8 @@ class CudaEpEngine implements EpEngine {
       plan.arguments.set('rank', world.rank);
       plan.arguments.set('trap', this.#device.traps.address);
     }
-    prepare.arguments.set('hostPlan', this.#host.deviceAddress);
-    prepare.arguments.set('hostExperts', this.#host.deviceAddress + epHostPlan.size);
+    prepare.arguments.set('hostPlan', this.#hostPlan.address);
+    prepare.arguments.set('hostExperts', this.#hostPlan.expertsAddress);
     prepare.arguments.set('experts', config.numExperts);
     prepare.arguments.set('exchangeOffset', region('exchange'));
     prepare.arguments.set('recordWords', exchangeRecordBytes(world.size, config.numExperts) / 4);
@@ -362,7 +351,7 @@ class CudaEpEngine implements EpEngine {
     const timeoutMs = (options.timeoutMs ?? this.#scope.world.settings.timeoutMs) + HOST_GRACE_MS;
     const ready = (): boolean => {
       this.#throwIfExpired();
-      return Atomics.load(this.#sequenceSeen, 0) === (sequence | 0);
+      return this.#hostPlan.isThere(sequence);
     };
     try {
       await pollUntil(ready, { timeoutMs, signal: options.signal, what: 'The count exchange of a dispatch' });
@@ -381,47 +370,6 @@ class CudaEpEngine implements EpEngine {
       this.#broken ??= asReason(error);
       throw error;
     }
-  }
-
-  async #planError(input: DispatchPlanInput): Promise<WeftlineError> {
-    const rank = this.#hostPlan.get('culprit');
-    const detail = this.#hostPlan.get('detail');
-    const status = this.#hostPlan.get('status');
-    if (status === epStatus.capacity) return capacityError(rank, detail, input.numWorstTokens);
-    if (status === epStatus.badChoice) return this.#badChoice(input, rank, detail);
-    if (status === epStatus.mismatch) {
-      const field = Object.entries(epRecordWords).find(([, word]) => word === detail)?.[0] ?? `word ${detail}`;
-      return new WeftlineError(
-        'WL_CONFIG_MISMATCH',
-        `The ranks disagree on ${field}: rank ${rank} differs from rank 0; all must pass the same kind of tensors`,
-        { details: { field, rank } },
-      );
-    }
-    const error = new WeftlineError(
-      'WL_CONFIG_MISMATCH',
-      `This rank is in dispatch, but rank ${rank} is in another call; all ranks must make the same calls in the same order`,
-      { details: { rank } },
-    );
-    this.#broken ??= error;
-    return error;
-  }
-
-  /** Every rank fails: the one that passed the choice says which value it was. */
-  async #badChoice(input: DispatchPlanInput, rank: number, cell: number): Promise<WeftlineError> {
-    const k = input.topkIdx?.shape[1] ?? 1;
-    const place = `topkIdx[${Math.floor(cell / k)}, ${cell % k}]`;
-    const own = rank === this.#scope.world.rank;
-    const value = own ? `got ${(await input.topkIdx?.toHost())?.[cell]}` : `of rank ${rank} is bad`;
-    return new WeftlineError(
-      'WL_INVALID_ARGUMENT',
-      `Invalid ${place}: ${value}, allowed is an expert from 0 to ${this.#scope.config.numExperts - 1} that the token has not chosen before, or -1 for none`,
-      { details: { argument: place, rank } },
-    );
-  }
-
-  #prefixMatrix(): Int32Array {
-    const cells = this.#scope.world.size ** 2;
-    return Int32Array.from({ length: cells }, (_, cell) => this.#hostPlan.get('rankPrefixMatrix', cell));
   }
 
   #receivedRows({ data, scales }: DispatchPlanInput, rows: number): RowsLike {

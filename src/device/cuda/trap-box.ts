@@ -1,6 +1,6 @@
 // Where the kernels of a device report a wait that expired, and how that becomes an error with names.
 import { Block } from '../../abi/layout.ts';
-import { trapKernels, trapRecord, trapStates } from '../../abi/trap-record.ts';
+import { trapKernels, trapReasons, trapRecord, trapStates } from '../../abi/trap-record.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaContext } from './cuda-context.ts';
 import { HostMemory } from './host-memory.ts';
@@ -22,7 +22,8 @@ export class TrapBox implements Disposable {
   }
 
   /**
-   * To be called when a kernel that waits has ended. After WL_TIMEOUT the record is empty again and the device as
+   * To be called when a kernel that waits has ended. Fails with WL_TIMEOUT, or WL_CONFIG_MISMATCH when a peer arrived in
+   * another call. The record is empty again and the device as
    * usable as before. `describeChannel` says what the kernel's channel number means.
    */
   throwIfExpired(describeChannel: (channel: number) => string = (channel) => `channel ${channel}`): void {
@@ -39,7 +40,16 @@ export class TrapBox implements Disposable {
       seen: read('seen'),
       timeoutMs: read('timeoutNs') / 1e6,
     };
+    const reason = read('reason');
     Atomics.store(this.#state, 0, trapStates.empty);
+    if (reason === trapReasons.otherCall) {
+      const [here, there] = [describeChannel(details.expected), describeChannel(details.seen)];
+      throw new WeftlineError(
+        'WL_CONFIG_MISMATCH',
+        `Rank ${details.rank} is in ${here}, but rank ${details.peer} is in ${there}; all ranks must make the same calls in the same order`,
+        { details: { ...details, here, there } },
+      );
+    }
     throw new WeftlineError(
       'WL_TIMEOUT',
       `Kernel ${kernel} of rank ${details.rank} waited ${details.timeoutMs} ms for rank ${details.peer} (${describeChannel(details.channel)}: expected ${details.expected}, seen ${details.seen}); rank ${details.peer} may still compute (raise --timeout), wait elsewhere, or have ended`,

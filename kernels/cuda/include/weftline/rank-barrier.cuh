@@ -35,7 +35,10 @@ __device__ __forceinline__ u32 awaitRank(const RankBarrier& barrier, u32 peer, c
   u64* cell = arrivalCell(barrier.peers[barrier.rank], barrier.epoch, peer);
   const u32* words = reinterpret_cast<const u32*>(cell);
   if (!waitForEpoch(words, barrier.epoch, scope, {peer, barrier.call})) return epStatusTimeout;
-  return loadRelaxedSystem(words + 1) == barrier.call ? epStatusGood : epStatusOtherCall;
+  const u32 call = loadRelaxedSystem(words + 1);
+  if (call == barrier.call) return epStatusGood;
+  recordTrap(scope, {peer, barrier.call}, barrier.call, call, trapReasonOtherCall);
+  return epStatusOtherCall;
 }
 
 }  // namespace weftline

@@ -30,13 +30,15 @@ struct WaitFor {
 };
 
 // Only the first wait of a GPU that expires is recorded: the others mostly follow from it.
-__device__ __forceinline__ void recordTrap(const WaitScope& scope, WaitFor whom, u64 expected, u64 seen) {
+__device__ __forceinline__ void recordTrap(const WaitScope& scope, WaitFor whom, u64 expected, u64 seen,
+                                           u32 reason = trapReasonTimeout) {
   TrapRecord* trap = scope.trap;
   if (compareExchangeGpu(&trap->state, trapStateEmpty, trapStateWriting) != trapStateEmpty) return;
   trap->kernel = scope.kernel;
   trap->rank = scope.rank;
   trap->peer = whom.peer;
   trap->channel = whom.channel;
+  trap->reason = reason;
   trap->expected = expected;
   trap->seen = seen;
   trap->timeoutNs = scope.timeoutNs;

@@ -1,0 +1,96 @@
+// What the prepare kernel tells the host of a dispatch: how many rows arrive, or why none will.
+import { epHostPlan, epRecordWords, epStatus } from '../abi/ep-arguments.ts';
+import { alignUp, Block } from '../abi/layout.ts';
+import { WeftlineError } from '../core/errors.ts';
+import type { CudaDevice } from '../device/cuda/cuda-device.ts';
+import type { HostMemory } from '../device/cuda/host-memory.ts';
+import type { DispatchPlanInput } from './dispatch-arguments.ts';
+import { capacityError } from './receive-plan.ts';
+import type { EpScope } from './scope.ts';
+
+export class CudaHostPlan implements Disposable {
+  readonly #scope: EpScope<CudaDevice>;
+  readonly #memory: HostMemory;
+  readonly #plan: Block<keyof typeof epHostPlan.offset>;
+  readonly #sequence: Int32Array;
+  readonly #experts: Int32Array;
+
+  constructor(scope: EpScope<CudaDevice>) {
+    const experts = scope.config.numExperts / scope.world.size;
+    this.#scope = scope;
+    this.#memory = scope.device.allocateHost(epHostPlan.size + experts * 4);
+    this.#plan = new Block(epHostPlan, this.#memory.buffer, 0);
+    this.#sequence = this.#memory.view('i32', epHostPlan.offset.sequence, 1);
+    this.#experts = this.#memory.view('i32', epHostPlan.size, experts);
+  }
+
+  /** For the kernel. */
+  get address(): number {
+    return this.#memory.deviceAddress;
+  }
+
+  get expertsAddress(): number {
+    return this.#memory.deviceAddress + epHostPlan.size;
+  }
+
+  /** True when the rest is of that dispatch; the kernel stores the sequence number last. */
+  isThere(sequence: number): boolean {
+    return Atomics.load(this.#sequence, 0) === (sequence | 0);
+  }
+
+  get numRecvTokens(): number {
+    return this.#plan.get('numRecvTokens');
+  }
+
+  /** Choices of each local expert, rounded up to the alignment. */
+  perExpert(alignment: number): number[] {
+    return Array.from(this.#experts, (count) => alignUp(count, alignment));
+  }
+
+  rankPrefixMatrix(): Int32Array {
+    const cells = this.#scope.world.size ** 2;
+    return Int32Array.from({ length: cells }, (_, cell) => this.#plan.get('rankPrefixMatrix', cell));
+  }
+
+  /** The error that every rank finds alike, or undefined. */
+  async failure(input: DispatchPlanInput): Promise<WeftlineError | undefined> {
+    const rank = this.#plan.get('culprit');
+    const detail = this.#plan.get('detail');
+    const status = this.#plan.get('status');
+    if (status === epStatus.good) return undefined;
+    if (status === epStatus.capacity) return capacityError(rank, detail, input.numWorstTokens);
+    if (status === epStatus.badChoice) return this.#badChoice(input, rank, detail);
+    if (status === epStatus.mismatch) return mismatch(rank, detail);
+    return new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `This rank is in dispatch, but rank ${rank} is in another call; all ranks must make the same calls in the same order`,
+      { details: { rank } },
+    );
+  }
+
+  [Symbol.dispose](): void {
+    this.#memory[Symbol.dispose]();
+  }
+
+  /** The rank that passed the choice says which value it was. */
+  async #badChoice(input: DispatchPlanInput, rank: number, cell: number): Promise<WeftlineError> {
+    const { world, config } = this.#scope;
+    const k = input.topkIdx?.shape[1] ?? 1;
+    const place = `topkIdx[${Math.floor(cell / k)}, ${cell % k}]`;
+    const value = rank === world.rank ? String((await input.topkIdx?.toHost())?.[cell]) : `a bad value of rank ${rank}`;
+    return new WeftlineError(
+      'WL_INVALID_ARGUMENT',
+      `Invalid ${place}: got ${value}, allowed is an expert from 0 to ${config.numExperts - 1} that the token has not chosen before, or -1 for none`,
+      { details: { argument: place, rank } },
+    );
+  }
+}
+
+function mismatch(rank: number, word: number): WeftlineError {
+  const field = Object.entries(epRecordWords).find(([, at]) => at === word)?.[0] ?? `word ${word}`;
+  return new WeftlineError(
+    'WL_CONFIG_MISMATCH',
+    `The ranks disagree on ${field}: rank ${rank} differs from rank 0; all must pass the same kind of tensors`,
+    { details: { field, rank } },
+  );
+}
