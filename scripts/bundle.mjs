@@ -64,6 +64,10 @@ function productionPackages() {
     .map(([path]) => path);
 }
 
+/** What the tests that travel with the bundle need besides: fast-check with its own dependency. */
+const testPackages = ['node_modules/fast-check', 'node_modules/pure-rand'];
+const tests = ['build/test/gpu', 'build/test/local/ranks', 'build/test/local/support'];
+
 /** What a package needs only to be built or read. */
 function isNeeded(path) {
   if (/\.(?:d\.[cm]?ts|map|md|markdown|ts|mts|cts|cc|hh|c|h|S|asm|inc)$/i.test(path)) return false;
@@ -105,7 +109,7 @@ exec "$node" "$here/dist/cli/main.js" "$@"
 
 rmSync(bundle, { recursive: true, force: true });
 mkdirSync(bundle);
-for (const path of ['package.json', 'LICENSE', 'dist', 'build/test/gpu', ...productionPackages()]) {
+for (const path of ['package.json', 'LICENSE', 'dist', ...tests, ...testPackages, ...productionPackages()]) {
   copy(path);
 }
 cpSync(compressedNode(), `${bundle}/node.gz`);

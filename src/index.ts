@@ -15,3 +15,4 @@ export { Tensor } from './device/tensor.ts';
 export { CpuDevice, type CpuDeviceOptions } from './device/cpu/cpu-device.ts';
 export { cudaDeviceCount } from './device/cuda/cuda-context.ts';
 export { CudaDevice, type CudaDeviceOptions } from './device/cuda/cuda-device.ts';
+export { openDevice, type OpenDeviceOptions } from './device/open-device.ts';

@@ -5,8 +5,13 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { CudaDevice, cudaDeviceCount } from 'weftline';
 
+const gpus = cudaDeviceCount();
+
 /** Why a test does not run here, or false. */
-export const noGpu: string | false = cudaDeviceCount() === 0 ? 'there is no GPU' : false;
+export const noGpu: string | false = gpus === 0 ? 'there is no GPU' : false;
+
+/** How many ranks the tests of collective work start: one, two (which may share a GPU), one per GPU. */
+export const rankCounts: readonly number[] = [...new Set([1, 2, Math.min(Math.max(gpus, 1), 8)])];
 
 /** Compiled kernels of all tests of one file. */
 export const cacheFolder: string = mkdtempSync(join(tmpdir(), 'weftline-gpu-'));

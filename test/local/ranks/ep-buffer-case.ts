@@ -1,6 +1,6 @@
 // One random EpBuffer case on one rank, compared bit for bit with the reference.
 import assert from 'node:assert/strict';
-import { type CpuDevice, fromBf16, type Tensor } from 'weftline';
+import { type Device, fromBf16, type Tensor } from 'weftline';
 import {
   type DispatchHandle,
   type DispatchResult,
@@ -13,10 +13,11 @@ import {
   type RowsLike,
 } from 'weftline/ep';
 import type { World } from 'weftline/world';
+import type { EpDevice } from '../support/test-device.ts';
 import { choices, type EpCase, random, rows } from './ep-case.ts';
 
 /** Several dispatches of different shapes and kinds over one buffer, and at the end a combine of the first one again. */
-export async function runBufferCase(world: World, device: CpuDevice, of: EpCase): Promise<void> {
+export async function runBufferCase(world: World, device: EpDevice, of: EpCase): Promise<void> {
   const rounds = [of, another(of), of];
   await using buffer = await EpBuffer.create(world, device, {
     maxTokensPerRank: Math.max(1, ...of.tokens),
@@ -30,20 +31,20 @@ export async function runBufferCase(world: World, device: CpuDevice, of: EpCase)
   const [first, , last] = handles as [DispatchHandle, DispatchHandle, DispatchHandle];
   // The last round was the first one again, so its rows fit the first handle; each is 1, so sums count ranks.
   const x = buffer.combineInput(last);
-  x.view().fill(0x3f80);
+  await x.fromHost(new Uint16Array(x.elements).fill(0x3f80));
   const out = device.empty('bf16', [first.numTokens, of.hidden]);
   assert.equal((await buffer.combine({ x, handle: first, out })).combinedX, out);
-  const counts = [...out.view()].map(fromBf16);
-  const table = first.rowTable.view();
+  const counts = [...(await out.toHost())].map(fromBf16);
+  const table = await first.rowTable.toHost();
   for (const [cell, count] of counts.entries()) {
     const token = Math.floor(cell / of.hidden);
     const places = table.subarray(token * world.size, (token + 1) * world.size);
     assert.equal(count, places.filter((row) => row >= 0).length);
   }
-  x.view().fill(0x3f80);
+  await x.fromHost(new Uint16Array(x.elements).fill(0x3f80));
   await buffer.combine({ x, handle: last, bias: out, out });
   assert.deepEqual(
-    [...out.view()].map(fromBf16),
+    [...(await out.toHost())].map(fromBf16),
     counts.map((count) => 2 * count),
     'a bias may be the output',
   );
@@ -87,9 +88,9 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
     expertAlignment: of.alignment,
     numWorstTokens,
   });
-  compareReceived(result, expected[world.rank] as ReferenceReceived, { of, numWorstTokens });
+  await compareReceived(result, expected[world.rank] as ReferenceReceived, { of, numWorstTokens });
   const cached = await buffer.dispatch({ x, handle: result.handle });
-  compareRows(cached.recvX, expected[world.rank] as ReferenceReceived);
+  await compareRows(cached.recvX, expected[world.rank] as ReferenceReceived);
   assert.equal(cached.recvTopkIdx, undefined);
 
   // Every rank knows all ranks' expert outputs, random ones, so that no two rows are alike.
@@ -99,10 +100,12 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
     return received.x.map(() => Array.from({ length: of.topk }, () => Math.fround(next())));
   });
   const y = of.inPlace ? buffer.combineInput(result.handle) : device.empty('bf16', [result.handle.rows, of.hidden]);
-  y.view().set(flat16(outputs[world.rank] as number[][]));
-  const recvWeights = device.empty('f32', [result.handle.rows, of.topk]);
-  recvWeights.view().fill(0);
-  recvWeights.view().set(flat(outWeights[world.rank]));
+  const ownOutputs = outputs[world.rank] as number[][];
+  // With numWorstTokens there are more rows than tokens; what the others hold must not matter.
+  await y.slice(0, ownOutputs.length).fromHost(flat16(ownOutputs));
+  const weightRows = new Float32Array(result.handle.rows * of.topk);
+  weightRows.set(flat(outWeights[world.rank]));
+  const recvWeights = await device.tensor('f32', [result.handle.rows, of.topk], weightRows);
   const bias = Array.from({ length: of.biases }, (_, b) => rows(mine.x.length, of.hidden, random(of.seed + 5 + b)));
   const biases = await Promise.all(bias.map((b) => device.tensor('bf16', [mine.x.length, of.hidden], flat16(b))));
   const { combinedX, combinedTopkWeights } = await buffer.combine({
@@ -112,8 +115,8 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
     ...(biases.length > 0 && { bias: biases as [Tensor<'bf16'>] }),
   });
   const reference = { received: expected, outputs, weights: outWeights };
-  const got = combinedX.view();
-  const gotWeights = combinedTopkWeights?.view();
+  const got = await combinedX.toHost();
+  const gotWeights = await combinedTopkWeights?.toHost();
   for (let token = 0; token < mine.x.length; token++) {
     const place = { rank: world.rank, token, hidden: of.hidden, topk: of.topk, bias: bias.map((b) => b[token] ?? []) };
     const want = referenceCombine(reference, place);
@@ -144,7 +147,7 @@ function makeInput(of: EpCase, rank: number, ranks: number): ReferenceInput {
   };
 }
 
-async function upload(device: CpuDevice, input: ReferenceInput, of: EpCase): Promise<RowsLike> {
+async function upload(device: Device, input: ReferenceInput, of: EpCase): Promise<RowsLike> {
   const shape = [input.x.length, of.hidden];
   if (!of.fp8) return device.tensor('bf16', shape, flat16(input.x));
   const scales = input.scales ?? [];
@@ -155,7 +158,7 @@ async function upload(device: CpuDevice, input: ReferenceInput, of: EpCase): Pro
 }
 
 export function uploadChoices(
-  device: CpuDevice,
+  device: Device,
   topk: ReferenceInput['topkIdx'],
   of: EpCase,
 ): Promise<Tensor<'i32' | 'i64'>> {
@@ -164,30 +167,37 @@ export function uploadChoices(
   return device.tensor('i32', shape, Int32Array.from(topk.flat()));
 }
 
-function compareReceived(
+async function compareReceived(
   result: DispatchResult,
   want: ReferenceReceived,
   { of, numWorstTokens }: { of: EpCase; numWorstTokens: number },
-): void {
+): Promise<void> {
   const count = want.x.length;
   const total = numWorstTokens || count;
   assert.equal(result.handle.numRecvTokens, count);
   assert.deepEqual(result.numRecvTokensPerExpert, numWorstTokens ? [] : want.numRecvTokensPerExpert);
-  compareRows(result.recvX, want);
+  await compareRows(result.recvX, want);
   const tail = <T>(value: T, width: number): T[] => Array.from({ length: (total - count) * width }, () => value);
-  assert.deepEqual([...result.handle.recvSrcIdx.view()], [...want.sourceToken, ...tail(-1, 1)]);
+  assert.deepEqual([...(await result.handle.recvSrcIdx.toHost())], [...want.sourceToken, ...tail(-1, 1)]);
   assert.equal(result.recvTopkIdx?.dtype, of.wideIndex ? 'i64' : 'i32');
-  assert.deepEqual([...(result.recvTopkIdx?.view() ?? [])].map(Number), [...want.topkIdx.flat(), ...tail(-1, of.topk)]);
-  const weights = result.recvTopkWeights && [...result.recvTopkWeights.view()];
+  assert.deepEqual([...((await result.recvTopkIdx?.toHost()) ?? [])].map(Number), [
+    ...want.topkIdx.flat(),
+    ...tail(-1, of.topk),
+  ]);
+  const weights = result.recvTopkWeights && [...(await result.recvTopkWeights.toHost())];
   assert.deepEqual(weights, of.weights ? [...want.topkWeights.flat(), ...tail(0, of.topk)] : undefined);
 }
 
-function compareRows(got: RowsLike, want: ReferenceReceived): void {
+async function compareRows(got: RowsLike, want: ReferenceReceived): Promise<void> {
   const data = 'data' in got ? got.data : got;
-  const values = [...data.view()].slice(0, want.x.flat().length);
+  const values = [...(await data.toHost())].slice(0, want.x.flat().length);
   assert.deepEqual(values, want.x.flat(), 'received rows');
   if ('scales' in got) {
-    assert.deepEqual([...got.scales.view()].slice(0, want.scales.flat().length), want.scales.flat(), 'received scales');
+    assert.deepEqual(
+      [...(await got.scales.toHost())].slice(0, want.scales.flat().length),
+      want.scales.flat(),
+      'received scales',
+    );
   }
 }
 

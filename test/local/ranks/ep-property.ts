@@ -1,7 +1,7 @@
 // Runs random cases in lockstep on all ranks: argv = what ("buffer" or "layer"), runs, seed.
 import fc from 'fast-check';
-import { CpuDevice } from 'weftline';
 import { join } from 'weftline/world';
+import { bytesInUse, openTestDevice } from '../support/test-device.ts';
 import { runBufferCase } from './ep-buffer-case.ts';
 import { epCase } from './ep-case.ts';
 import { runLayerCase } from './layer-case.ts';
@@ -9,7 +9,7 @@ import { runLayerCase } from './layer-case.ts';
 const [what, runs, seed] = process.argv.slice(2);
 const run = what === 'layer' ? runLayerCase : runBufferCase;
 await using world = await join();
-const device = await CpuDevice.create();
+await using device = await openTestDevice(world);
 const property = fc.asyncProperty(epCase(world.size), async (of) => {
   let failure: string | null = null;
   try {
@@ -23,6 +23,6 @@ const property = fc.asyncProperty(epCase(world.size), async (of) => {
   if (rank !== -1) throw new Error(`rank ${rank}: ${failures[rank]}`);
 });
 await fc.assert(property, { numRuns: Number(runs), seed: Number(seed) });
-const left = device.space.used;
+const left = bytesInUse(device) ?? 0;
 if (left > 0) throw new Error(`${left} bytes of the device's memory were not given back`);
 console.log(`job ${world.jobId}, rank ${world.rank}: ${runs} cases agree with the reference`);

@@ -1,6 +1,6 @@
 // One random EPAll2AllLayer case on one rank, compared bit for bit with the reference.
 import assert from 'node:assert/strict';
-import { type CpuDevice, toBf16 } from 'weftline';
+import { toBf16 } from 'weftline';
 import {
   EPAll2AllLayer,
   referenceLayerCombine,
@@ -9,10 +9,11 @@ import {
   type ReferenceLayerReceived,
 } from 'weftline/ep';
 import type { World } from 'weftline/world';
+import type { EpDevice } from '../support/test-device.ts';
 import { flat, flat16, uploadChoices } from './ep-buffer-case.ts';
 import { choices, type EpCase, random, rows } from './ep-case.ts';
 
-export async function runLayerCase(world: World, device: CpuDevice, of: EpCase): Promise<void> {
+export async function runLayerCase(world: World, device: EpDevice, of: EpCase): Promise<void> {
   const n = world.size;
   const numExperts = of.expertsPerRank * n;
   const inputs = Array.from({ length: n }, (_, rank) => makeInput(of, rank, n));
@@ -49,14 +50,14 @@ export async function runLayerCase(world: World, device: CpuDevice, of: EpCase):
   const placed = order.map((row) => want.rows[row] as (typeof want.rows)[number]);
   assert.deepEqual(layoutDesc.numRecvTokensPerExpert, want.numRecvTokensPerExpert);
   assert.deepEqual(
-    [...output.view()],
+    [...(await output.toHost())],
     placed.flatMap((row) => row.x),
     'output rows',
   );
   const wantWeights = placed.map((row) => (of.wideIndex ? Math.fround(row.weight) : toBf16(row.weight)));
-  assert.deepEqual(weights && [...weights.view()], of.weights ? wantWeights : undefined);
+  assert.deepEqual(weights && [...(await weights.toHost())], of.weights ? wantWeights : undefined);
   assert.deepEqual(
-    [...layoutDesc.numInputTokensPerRank.view()],
+    [...(await layoutDesc.numInputTokensPerRank.toHost())],
     inputs.map((one) => one.input.length),
   );
   assert.equal(layoutDesc.numDispatchTokenCurRank, mine.input.length);
@@ -64,9 +65,10 @@ export async function runLayerCase(world: World, device: CpuDevice, of: EpCase):
   const outputs = received.map((one, rank) => rows(one.rows.length, of.hidden, random(of.seed + 7 + rank)));
   const result = of.inPlace ? layer.combineInput(layoutDesc) : device.empty('bf16', output.shape);
   const ownOutputs = outputs[world.rank] as number[][];
-  result.view().set(flat16(order.map((row) => ownOutputs[row] as number[])));
+  const inOrder = order.map((row) => ownOutputs[row] as number[]);
+  await result.fromHost(flat16(inOrder));
   const combined = await layer.combine({ input: result, layoutDesc });
-  const got = combined.view();
+  const got = await combined.toHost();
   for (let token = 0; token < mine.input.length; token++) {
     const place = { rank: world.rank, token, hidden: of.hidden, localCombine: of.localCombine };
     const row = [...got.subarray(token * of.hidden, (token + 1) * of.hidden)];

@@ -1,0 +1,28 @@
+// EpBuffer on GPUs against the reference, by the programs that check it on the CPU: the same bytes in the same order.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { settingsTable } from 'weftline';
+import { runRanks } from '../local/support/run-ranks.ts';
+import { cacheFolder, noGpu, rankCounts } from './support/gpu.ts';
+
+const property = new URL('../local/ranks/ep-property.js', import.meta.url);
+const repeats = new URL('../local/ranks/ep-repeats.js', import.meta.url);
+/** WEFTLINE_TEST_SEED=… repeats a failing run. */
+const seed = process.env['WEFTLINE_TEST_SEED'] ?? String(Date.now() % 1_000_000_007);
+/** Time to compile the kernels of all the hidden sizes and top-k that random cases come upon. */
+const timeoutMs = 300_000;
+const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };
+
+for (const ranks of rankCounts) {
+  test(`buffer: 30 random cases on ${ranks} ranks agree with the reference`, { skip: noGpu }, async (context) => {
+    context.diagnostic(`WEFTLINE_TEST_SEED=${seed}`);
+    const args = ['buffer', '30', seed];
+    const { exitCode, transcript } = await runRanks(ranks, property, { args, env, timeoutMs });
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+  });
+
+  test(`50 dispatches and combines of ${ranks} ranks give the same bytes`, { skip: noGpu }, async () => {
+    const { exitCode, transcript } = await runRanks(ranks, repeats, { args: ['50', 'buffer'], env, timeoutMs });
+    assert.equal(exitCode, 0, transcript);
+  });
+}

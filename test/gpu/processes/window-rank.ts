@@ -1,0 +1,37 @@
+// Every rank writes its number into a place of its own in each rank's part of a window, then checks its own part.
+import assert from 'node:assert/strict';
+import { CudaDevice, openDevice, Tensor } from 'weftline';
+import { join } from 'weftline/world';
+import { CudaWindow } from '#lib/memory/cuda-window.js';
+
+const BYTES = 1000;
+await using world = await join();
+await using device = await openDevice('cuda', world);
+assert.ok(device instanceof CudaDevice);
+
+if (world.size > 1) {
+  const uneven = CudaWindow.create({ world, device, name: 'uneven', bytes: 8 + world.rank });
+  await assert.rejects(uneven, { code: 'WL_CONFIG_MISMATCH' });
+}
+
+const window = await CudaWindow.create({ world, device, name: 'test', bytes: BYTES });
+assert.equal(window.bytes, BYTES);
+assert.equal(window.address, window.addresses[window.localRank]);
+assert.equal(new Set(window.addresses).size, world.size);
+const own = new Tensor(window.storage, 'u8', [BYTES]);
+assert.ok((await own.toHost()).every((byte) => byte === 0));
+await world.barrier('read');
+for (const address of window.addresses) {
+  const cell = { device, address: address + world.rank, bytes: 1, disposed: false, [Symbol.dispose]: () => undefined };
+  await new Tensor(cell, 'u8', [1]).fromHost(Uint8Array.of(world.rank + 1));
+}
+await world.barrier('written');
+const seen = await own.toHost();
+assert.deepEqual(
+  [...seen.subarray(0, world.size + 1)],
+  [...Array.from({ length: world.size }, (_, rank) => rank + 1), 0],
+);
+await world.barrier('checked');
+window[Symbol.dispose]();
+window[Symbol.dispose]();
+assert.ok(window.storage.disposed);
