@@ -21,95 +21,118 @@ struct Item {
   u32 bytes;
 };
 
-__device__ __forceinline__ Item itemAt(const EpCombineArguments& a, u32 index, u32 chunks) {
-  const u32 warps = blockDim.x / lanesPerWarp;
-  const u32 warp = threadIdx.x / lanesPerWarp;
-  const u32 turn = index / chunks;
-  const u32 at = (index - turn * chunks) * a.chunkBytes;
-  return {blockIdx.x + warp * gridDim.x + turn * gridDim.x * warps, at, min(a.chunkBytes, a.rowBytes - at)};
+// Lane r: where the token's row lies at rank r in its source's numbering, -1 for none (and for other lanes).
+__device__ __forceinline__ i32 placeAt(const EpCombineArguments& a, u32 token) {
+  if (laneIndex() >= a.ranks || token >= a.tokens) return -1;
+  return static_cast<const i32*>(a.rowTable)[static_cast<u64>(token) * a.ranks + laneIndex()];
 }
 
-__device__ __forceinline__ const u8* sourceRow(const EpCombineArguments& a, u32 rank, u32 token) {
-  const i32 row = static_cast<const i32*>(a.rowTable)[static_cast<u64>(token) * a.ranks + rank];
-  if (row < 0) return nullptr;
-  const u64 place = static_cast<u64>(static_cast<const EpPlan*>(a.plan)->firstRow[rank]) + row;
-  return static_cast<const u8*>(a.peers[rank]) + a.rowsOffset + place * a.rowBytes;
-}
-
-// Loads the item's part of every row into consecutive slots of a stage; the number of rows, the same for all lanes.
-__device__ u32 beginItem(const EpCombineArguments& a, const Item& item, u8* stage, u64* barrier) {
-  u32 rows = 0;
-  const u8* sources[epMaxRanks];
-#pragma unroll
-  for (u32 r = 0; r < epMaxRanks; ++r) {
-    sources[r] = r < a.ranks ? sourceRow(a, r, item.token) : nullptr;
-    rows += sources[r] != nullptr;
-  }
+// Loads the item's part of every row into consecutive slots of a stage, rank by rank; each lane starts its own.
+__device__ __forceinline__ void beginItem(const EpCombineArguments& a, const Item& item, i32 row, u8* stage,
+                                          u64* barrier) {
+  const u32 holders = __ballot_sync(0xffffffffu, row >= 0);
+  const u32 lane = laneIndex();
 #if WEFTLINE_BULK_COPY
+  if (lane == 0 && holders != 0) barrierArriveExpect(barrier, __popc(holders) * item.bytes);
   __syncwarp();
-  if (laneIndex() == 0 && rows > 0) barrierArriveExpect(barrier, rows * item.bytes);
-#endif
-  u32 slot = 0;
-#pragma unroll
-  for (u32 r = 0; r < epMaxRanks; ++r) {
-    if (sources[r] == nullptr) continue;
-    u8* to = stage + slot * a.chunkBytes;
-#if WEFTLINE_BULK_COPY
-    if (laneIndex() == 0) bulkLoad(to, sources[r] + item.at, item.bytes, barrier);
-#else
-    warpCopyVectors(to, sources[r] + item.at, item.bytes);
-#endif
-    ++slot;
+  if (row >= 0) {
+    const u32 slot = __popc(holders & ((1u << lane) - 1));
+    const u8* from = static_cast<const u8*>(a.peers[lane]) + a.rowsOffset + static_cast<u64>(row) * a.rowBytes;
+    bulkLoad(stage + slot * a.chunkBytes, from + item.at, item.bytes, barrier);
   }
-  return rows;
+#else
+  u32 slot = 0;
+  for (u32 r = 0; r < a.ranks; ++r) {
+    const i32 place = __shfl_sync(0xffffffffu, row, r);
+    if (place < 0) continue;
+    const u8* from = static_cast<const u8*>(a.peers[r]) + a.rowsOffset + static_cast<u64>(place) * a.rowBytes;
+    warpCopyVectors(stage + slot++ * a.chunkBytes, from + item.at, item.bytes);
+  }
+#endif
 }
 
-__device__ __forceinline__ void load8(const void* from, f32 (&values)[8]) {
-  const uint4 v = *static_cast<const uint4*>(from);
+__device__ __forceinline__ void addVector(f32 (&sum)[8], const uint4& v) {
   const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (u32 q = 0; q < 4; ++q) {
-    values[2 * q] = lowBf16ToFloat(words[q]);
-    values[2 * q + 1] = highBf16ToFloat(words[q]);
+    sum[2 * q] += lowBf16ToFloat(words[q]);
+    sum[2 * q + 1] += highBf16ToFloat(words[q]);
   }
 }
 
-__device__ __forceinline__ void accumulate(f32 (&sum)[8], const void* from, bool first) {
-  f32 values[8];
-  load8(from, values);
+__device__ __forceinline__ void startVector(f32 (&sum)[8], const uint4& v) {
+  const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-  for (u32 q = 0; q < 8; ++q) sum[q] = first ? values[q] : sum[q] + values[q];
+  for (u32 q = 0; q < 4; ++q) {
+    sum[2 * q] = lowBf16ToFloat(words[q]);
+    sum[2 * q + 1] = highBf16ToFloat(words[q]);
+  }
 }
 
-// One row alone travels bit for bit; several are added from the first on, not from zero.
-__device__ void sumItem(const EpCombineArguments& a, const Item& item, const u8* stage, u32 rows, u8* out) {
-  const u64 offset = static_cast<u64>(item.token) * a.rowBytes + item.at;
-  const u8* biases[2] = {static_cast<const u8*>(a.bias0), static_cast<const u8*>(a.bias1)};
-  const u32 addends = rows + (biases[0] != nullptr) + (biases[1] != nullptr);
-  for (u32 column = laneIndex() * 16; column < item.bytes; column += lanesPerWarp * 16) {
-    uint4 result = make_uint4(0, 0, 0, 0);
-    if (addends == 1) {
-      const u8* only = rows == 1 ? stage : (biases[0] != nullptr ? biases[0] : biases[1]) + offset;
-      result = *reinterpret_cast<const uint4*>(only + column);
-    } else if (addends > 1) {
-      f32 sum[8];
-      bool first = true;
+__device__ __forceinline__ uint4 roundVector(const f32 (&sum)[8]) {
+  return make_uint4(packBf16(sum[0], sum[1]), packBf16(sum[2], sum[3]), packBf16(sum[4], sum[5]),
+                    packBf16(sum[6], sum[7]));
+}
+
+// The usual case, with everything known to the compiler: `rows` rows, no bias.
+template <u32 rows>
+__device__ __forceinline__ void sumRows(const EpCombineArguments& a, const u8* stage, u8* out, u32 bytes) {
+#pragma unroll 2
+  for (u32 column = laneIndex() * 16; column < bytes; column += lanesPerWarp * 16) {
+    uint4 vectors[rows];
 #pragma unroll
-      for (u32 b = 0; b < 2; ++b) {
-        if (biases[b] == nullptr) continue;
-        accumulate(sum, biases[b] + offset + column, first);
-        first = false;
-      }
-      for (u32 slot = 0; slot < rows; ++slot) {
-        accumulate(sum, stage + slot * a.chunkBytes + column, first);
-        first = false;
-      }
-      result.x = packBf16(sum[0], sum[1]);
-      result.y = packBf16(sum[2], sum[3]);
-      result.z = packBf16(sum[4], sum[5]);
-      result.w = packBf16(sum[6], sum[7]);
+    for (u32 slot = 0; slot < rows; ++slot) {
+      vectors[slot] = *reinterpret_cast<const uint4*>(stage + slot * a.chunkBytes + column);
     }
-    *reinterpret_cast<uint4*>(out + column) = result;
+    f32 sum[8];
+    startVector(sum, vectors[0]);
+#pragma unroll
+    for (u32 slot = 1; slot < rows; ++slot) addVector(sum, vectors[slot]);
+    *reinterpret_cast<uint4*>(out + column) = roundVector(sum);
+  }
+}
+
+// With biases, which are added before the rows. One addend alone travels bit for bit; none is zero.
+__device__ void sumAny(const EpCombineArguments& a, const Item& item, const u8* stage, u32 rows, u8* out) {
+  const u64 offset = static_cast<u64>(item.token) * a.rowBytes + item.at;
+  const u8* addends[2] = {static_cast<const u8*>(a.bias0), static_cast<const u8*>(a.bias1)};
+  const u32 count = rows + (addends[0] != nullptr) + (addends[1] != nullptr);
+  for (u32 column = laneIndex() * 16; column < item.bytes; column += lanesPerWarp * 16) {
+    f32 sum[8] = {};
+    uint4 only = make_uint4(0, 0, 0, 0);
+    bool started = false;
+    for (u32 index = 0; index < rows + 2; ++index) {
+      const u8* from = index < 2 ? (addends[index] == nullptr ? nullptr : addends[index] + offset)
+                                 : stage + (index - 2) * a.chunkBytes;
+      if (from == nullptr) continue;
+      only = *reinterpret_cast<const uint4*>(from + column);
+      if (started) addVector(sum, only);
+      else startVector(sum, only);
+      started = true;
+    }
+    *reinterpret_cast<uint4*>(out + column) = count <= 1 ? only : roundVector(sum);
+  }
+}
+
+__device__ void sumItem(const EpCombineArguments& a, const Item& item, const u8* stage, u32 rows, u8* out) {
+  const bool biased = a.bias0 != nullptr || a.bias1 != nullptr;
+  switch (biased ? 0 : rows) {
+    case 2:
+      return sumRows<2>(a, stage, out, item.bytes);
+    case 3:
+      return sumRows<3>(a, stage, out, item.bytes);
+    case 4:
+      return sumRows<4>(a, stage, out, item.bytes);
+    case 5:
+      return sumRows<5>(a, stage, out, item.bytes);
+    case 6:
+      return sumRows<6>(a, stage, out, item.bytes);
+    case 7:
+      return sumRows<7>(a, stage, out, item.bytes);
+    case 8:
+      return sumRows<8>(a, stage, out, item.bytes);
+    default:
+      return sumAny(a, item, stage, rows, out);
   }
 }
 
@@ -129,40 +152,50 @@ __device__ void sumWeights(const EpCombineArguments& a, u32 token) {
 }
 
 __device__ void combineTokens(const EpCombineArguments& a, u8* memory, u64* barriers) {
-  const u32 warps = blockDim.x / lanesPerWarp;
-  const u32 warp = threadIdx.x / lanesPerWarp;
-  const u32 first = blockIdx.x + warp * gridDim.x;
-  const u32 mine = first < a.tokens ? (a.tokens - first + gridDim.x * warps - 1) / (gridDim.x * warps) : 0;
+  const u32 step = gridDim.x * (blockDim.x / lanesPerWarp);
+  const u32 firstToken = blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x;
+  const u32 mine = firstToken < a.tokens ? (a.tokens - firstToken + step - 1) / step : 0;
   const u32 chunks = (a.rowBytes + a.chunkBytes - 1) / a.chunkBytes;
-  const u32 items = mine * chunks;
   const u64 stageBytes = static_cast<u64>(a.ranks) * a.chunkBytes;
+  const i32 firstRow =
+      laneIndex() < a.ranks ? static_cast<i32>(static_cast<const EpPlan*>(a.plan)->firstRow[laneIndex()]) : 0;
   u8* result = memory + stages * stageBytes;
-  u32 rows[stages] = {0, 0};
-  u32 phases[stages] = {0, 0};
-  if (items > 0) rows[0] = beginItem(a, itemAt(a, 0, chunks), memory, &barriers[0]);
-  for (u32 index = 0; index < items; ++index) {
+  // The item being summed and the one being loaded; places are asked for one token ahead.
+  Item item = {firstToken, 0, min(a.chunkBytes, a.rowBytes)};
+  i32 place = placeAt(a, firstToken);
+  i32 row = place < 0 ? -1 : place + firstRow;
+  i32 nextPlace = placeAt(a, firstToken + step);
+  u32 phases = 0;
+  if (mine > 0) beginItem(a, item, row, memory, &barriers[0]);
+  for (u32 index = 0; index < mine * chunks; ++index) {
     const u32 stage = index & 1;
-    const Item item = itemAt(a, index, chunks);
-    __syncwarp();
-    if (index + 1 < items) {
-      const u32 next = beginItem(a, itemAt(a, index + 1, chunks), memory + (stage ^ 1) * stageBytes, &barriers[stage ^ 1]);
-      if (stage == 0) rows[1] = next;
-      else rows[0] = next;
+    Item next = {item.token, item.at + a.chunkBytes, 0};
+    i32 nextRow = row;
+    if (next.at >= a.rowBytes) {
+      next.token += step;
+      next.at = 0;
+      nextRow = nextPlace < 0 ? -1 : nextPlace + firstRow;
+      nextPlace = placeAt(a, next.token + step);
     }
-    const u32 here = stage == 0 ? rows[0] : rows[1];
+    next.bytes = min(a.chunkBytes, a.rowBytes - next.at);
+    // All lanes have summed what that stage held.
+    __syncwarp();
+    if (index + 1 < mine * chunks) beginItem(a, next, nextRow, memory + (stage ^ 1) * stageBytes, &barriers[stage ^ 1]);
     if (item.at == 0 && a.outWeights != nullptr) sumWeights(a, item.token);
-    if (here > 0) {
-      warpWaitRow(&barriers[stage], (stage == 0 ? phases[0] : phases[1]) & 1);
-      if (stage == 0) ++phases[0];
-      else ++phases[1];
+    const u32 rows = __popc(__ballot_sync(0xffffffffu, row >= 0));
+    if (rows > 0) {
+      warpWaitRow(&barriers[stage], (phases >> stage) & 1);
+      phases ^= 1u << stage;
     }
     // The result before must have left its slot.
     warpWaitStoresRead<0>();
-    sumItem(a, item, memory + stage * stageBytes, here, result);
+    sumItem(a, item, memory + stage * stageBytes, rows, result);
     warpRowWritten();
     u8* out = static_cast<u8*>(a.out) + static_cast<u64>(item.token) * a.rowBytes + item.at;
     warpStoreRow(out, result, item.bytes);
     warpCommitStores();
+    item = next;
+    row = nextRow;
   }
   warpWaitStoresWritten();
 }

@@ -13,80 +13,83 @@ namespace {
 
 constexpr u32 barrierBytes = 1024;
 
-struct Destinations {
-  // Row at each rank, -1 where the token does not go.
-  i64 rows[epMaxRanks];
-};
-
 __device__ __forceinline__ u8* window(const EpDispatchArguments& a, u32 rank, u64 offset) {
   return static_cast<u8*>(a.peers[rank]) + offset;
 }
 
-__device__ __forceinline__ Destinations destinationsOf(const EpDispatchArguments& a, u32 token) {
-  const EpPlan* plan = static_cast<const EpPlan*>(a.plan);
-  const i32* table = static_cast<const i32*>(a.rowTable) + static_cast<u64>(token) * a.ranks;
-  Destinations to;
-#pragma unroll
-  for (u32 r = 0; r < epMaxRanks; ++r) {
-    to.rows[r] = -1;
-    if (r < a.ranks && table[r] >= 0) to.rows[r] = static_cast<i64>(plan->firstRow[r]) + table[r];
-  }
-  return to;
+// Lane r: the token's row in its source's numbering at rank r, -1 where it does not go (and for other lanes).
+__device__ __forceinline__ i32 placeAt(const EpDispatchArguments& a, u32 token) {
+  if (laneIndex() >= a.ranks || token >= a.tokens) return -1;
+  return static_cast<const i32*>(a.rowTable)[static_cast<u64>(token) * a.ranks + laneIndex()];
 }
 
-__device__ void sendChoices(const EpDispatchArguments& a, u32 token, const Destinations& to) {
+// `row`: lane r holds the row at rank r, or -1.
+__device__ void sendChoices(const EpDispatchArguments& a, u32 token, i32 row) {
   const u32 lane = laneIndex();
   const u64 cell = static_cast<u64>(token) * a.topkColumns + lane;
   const bool column = lane < a.topkColumns && a.topk != nullptr;
+  // Replays bring no choices, and the handle has the token indices.
+  if (a.sendSource != 0 && row >= 0) reinterpret_cast<i32*>(window(a, lane, a.sourceOffset))[row] = static_cast<i32>(token);
+  if (a.topk == nullptr && a.scaleBytes == 0) return;
   i64 expert = -1;
   f32 weight = 0;
   if (column) {
     expert = a.indexBytes == 8 ? static_cast<const i64*>(a.topk)[cell] : static_cast<const i32*>(a.topk)[cell];
     if (a.weights != nullptr) weight = static_cast<const f32*>(a.weights)[cell];
   }
-#pragma unroll
-  for (u32 r = 0; r < epMaxRanks; ++r) {
-    if (to.rows[r] < 0) continue;
-    const u64 row = static_cast<u64>(to.rows[r]);
-    if (lane == 0) reinterpret_cast<i32*>(window(a, r, a.sourceOffset))[row] = static_cast<i32>(token);
-    const f32* scales = static_cast<const f32*>(a.scales) + static_cast<u64>(token) * (a.scaleBytes / 4);
-    f32* target = reinterpret_cast<f32*>(window(a, r, a.scalesOffset) + row * a.scaleBytes);
+  const f32* scales = static_cast<const f32*>(a.scales) + static_cast<u64>(token) * (a.scaleBytes / 4);
+  for (u32 r = 0; r < a.ranks; ++r) {
+    const i32 place = __shfl_sync(0xffffffffu, row, r);
+    if (place < 0) continue;
+    f32* target = reinterpret_cast<f32*>(window(a, r, a.scalesOffset) + static_cast<u64>(place) * a.scaleBytes);
     for (u32 group = lane; group < a.scaleBytes / 4; group += lanesPerWarp) target[group] = scales[group];
     if (!column) continue;
     const i64 local = expert - static_cast<i64>(r) * a.expertsPerRank;
     const bool mine = expert >= 0 && local >= 0 && local < a.expertsPerRank;
-    u8* choice = window(a, r, a.topkOffset) + (row * a.topkColumns + lane) * a.indexBytes;
-    if (a.indexBytes == 8) *reinterpret_cast<i64*>(choice) = mine ? local : -1;
-    else *reinterpret_cast<i32*>(choice) = mine ? static_cast<i32>(local) : -1;
-    if (a.weights == nullptr) continue;
-    f32* weights = reinterpret_cast<f32*>(window(a, r, a.weightsOffset));
-    weights[row * a.topkColumns + lane] = mine ? weight : 0.0f;
+    const u64 choice = static_cast<u64>(place) * a.topkColumns + lane;
+    u8* choices = window(a, r, a.topkOffset);
+    if (a.indexBytes == 8) reinterpret_cast<i64*>(choices)[choice] = mine ? local : -1;
+    else reinterpret_cast<i32*>(choices)[choice] = mine ? static_cast<i32>(local) : -1;
+    if (a.weights != nullptr) reinterpret_cast<f32*>(window(a, r, a.weightsOffset))[choice] = mine ? weight : 0.0f;
   }
 }
 
 // Rows that the copy engine cannot move (no multiple of 16 bytes): 8 bytes per lane and step.
-__device__ void sendRowPlain(const EpDispatchArguments& a, u32 token, const Destinations& to) {
+__device__ void sendRowPlain(const EpDispatchArguments& a, u32 token, i32 row) {
   const u64* source = reinterpret_cast<const u64*>(static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes);
-  for (u32 index = laneIndex(); index < a.rowBytes / 8; index += lanesPerWarp) {
-    const u64 value = source[index];
-#pragma unroll
-    for (u32 r = 0; r < epMaxRanks; ++r) {
-      if (to.rows[r] < 0) continue;
-      reinterpret_cast<u64*>(window(a, r, a.rowsOffset) + static_cast<u64>(to.rows[r]) * a.rowBytes)[index] = value;
-    }
+  for (u32 r = 0; r < a.ranks; ++r) {
+    const i32 place = __shfl_sync(0xffffffffu, row, r);
+    if (place < 0) continue;
+    u64* target = reinterpret_cast<u64*>(window(a, r, a.rowsOffset) + static_cast<u64>(place) * a.rowBytes);
+    for (u32 index = laneIndex(); index < a.rowBytes / 8; index += lanesPerWarp) target[index] = source[index];
   }
 }
 
+// The part of a row in `stage` to all its places. Beginning with the next rank spreads the load over the links.
+__device__ __forceinline__ void storePart(const EpDispatchArguments& a, i32 row, const u8* stage, u32 at, u32 bytes) {
+  for (u32 step = 1, r = a.rank; step <= a.ranks; ++step) {
+    r = r + 1 == a.ranks ? 0 : r + 1;
+    const i32 place = __shfl_sync(0xffffffffu, row, r);
+    if (place < 0) continue;
+    warpStoreRow(window(a, r, a.rowsOffset) + static_cast<u64>(place) * a.rowBytes + at, stage, bytes);
+  }
+  warpCommitStores();
+}
+
 __device__ void sendRows(const EpDispatchArguments& a, u8* stage, u64* barrier) {
-  const u32 warps = blockDim.x / lanesPerWarp;
-  const u32 warp = threadIdx.x / lanesPerWarp;
+  const u32 step = gridDim.x * (blockDim.x / lanesPerWarp);
+  const u32 firstToken = blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x;
   const bool staged = a.rowBytes % 16 == 0;
+  const u32 firstRow = laneIndex() < a.ranks ? static_cast<const EpPlan*>(a.plan)->firstRow[laneIndex()] : 0;
+  i32 nextPlace = placeAt(a, firstToken);
   u32 phase = 0;
-  for (u32 token = blockIdx.x + warp * gridDim.x; token < a.tokens; token += gridDim.x * warps) {
-    const Destinations to = destinationsOf(a, token);
+  for (u32 token = firstToken; token < a.tokens; token += step) {
+    const i32 row = nextPlace < 0 ? -1 : nextPlace + static_cast<i32>(firstRow);
+    // Asked for one token ahead, so that nobody waits for it.
+    nextPlace = placeAt(a, token + step);
     if (!staged) {
-      sendRowPlain(a, token, to);
-      sendChoices(a, token, to);
+      sendRowPlain(a, token, row);
+      sendChoices(a, token, row);
       continue;
     }
     const u8* source = static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes;
@@ -95,19 +98,10 @@ __device__ void sendRows(const EpDispatchArguments& a, u8* stage, u64* barrier) 
       // The stores of the row before must have read the stage.
       warpWaitStoresRead<0>();
       warpLoadRow(stage, source + at, bytes, barrier);
-      if (at == 0) sendChoices(a, token, to);
+      if (at == 0) sendChoices(a, token, row);
       warpWaitRow(barrier, phase & 1);
       ++phase;
-      // Beginning with the next rank spreads the load over the links.
-      for (u32 step = 1; step <= a.ranks; ++step) {
-        const u32 r = (a.rank + step) % a.ranks;
-        i64 row = -1;
-#pragma unroll
-        for (u32 q = 0; q < epMaxRanks; ++q) row = q == r ? to.rows[q] : row;
-        if (row < 0) continue;
-        warpStoreRow(window(a, r, a.rowsOffset) + static_cast<u64>(row) * a.rowBytes + at, stage, bytes);
-      }
-      warpCommitStores();
+      storePart(a, row, stage, at, bytes);
     }
   }
   warpWaitStoresWritten();
@@ -131,7 +125,7 @@ __device__ void fillTail(const EpDispatchArguments& a) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(1024) epDispatch(const __grid_constant__ EpDispatchArguments a) {
+extern "C" __global__ void __launch_bounds__(896) epDispatch(const __grid_constant__ EpDispatchArguments a) {
   extern __shared__ __align__(128) u8 shared[];
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barrier = reinterpret_cast<u64*>(shared) + warp;
@@ -163,11 +157,4 @@ extern "C" __global__ void __launch_bounds__(1024) epDispatch(const __grid_const
     awaitRank(closing, threadIdx.x, scope);
   }
   if (threadIdx.x == 0) *static_cast<u32*>(a.counter) = 0;
-  __syncthreads();
-  // The window's list is overwritten by the next dispatch; the handle keeps its own.
-  if (a.recvSrcIdx == nullptr) return;
-  const u32 received = static_cast<const EpPlan*>(a.plan)->numRecvTokens;
-  const u32 rows = a.worstRows != 0 ? a.worstRows : received;
-  const volatile i32* source = reinterpret_cast<const volatile i32*>(window(a, a.rank, a.sourceOffset));
-  for (u32 row = threadIdx.x; row < rows; row += blockDim.x) static_cast<i32*>(a.recvSrcIdx)[row] = source[row];
 }

@@ -10,7 +10,9 @@ using namespace weftline;
 
 namespace {
 
-constexpr u32 threads = 1024;
+// Most choices of a token; a constant, so that they stay in registers. More of them leave room for fewer threads.
+constexpr u32 columns = WEFTLINE_COLUMNS;
+constexpr u32 threads = columns <= 8 ? 1024 : 512;
 constexpr u32 warps = threads / lanesPerWarp;
 constexpr u32 noBadCell = 0xffffffffu;
 
@@ -22,23 +24,33 @@ struct Shared {
   u32 detail;
   u32 culprit;
   u32 matrix[epMaxRanks * epMaxRanks];
+  u32 headers[epMaxRanks][epRecordHeaderWords];
+  u32 counts[epMaxRanks][epMaxRanks];
   u32 experts[epMaxExperts];
 };
 
-__device__ __forceinline__ i64 choiceAt(const EpPrepareArguments& a, u64 cell) {
-  return a.indexBytes == 8 ? static_cast<const i64*>(a.topk)[cell] : static_cast<const i32*>(a.topk)[cell];
+// What an i32 cannot hold becomes a value that no expert has.
+__device__ __forceinline__ i32 choiceAt(const EpPrepareArguments& a, u64 cell) {
+  if (a.indexBytes != 8) return static_cast<const i32*>(a.topk)[cell];
+  const i64 value = static_cast<const i64*>(a.topk)[cell];
+  return static_cast<i64>(static_cast<i32>(value)) == value ? static_cast<i32>(value) : -2;
 }
 
 // The ranks of a token as bits, its choices counted; the first bad choice of all is kept.
 __device__ u32 ranksOfToken(const EpPrepareArguments& a, u32 token, Shared& shared) {
-  u32 mask = 0;
-  const u32 expertsPerRank = a.experts / a.ranks;
   const u64 first = static_cast<u64>(token) * a.topkColumns;
-  for (u32 j = 0; j < a.topkColumns; ++j) {
-    const i64 expert = choiceAt(a, first + j);
+  i32 choices[columns];
+#pragma unroll
+  for (u32 j = 0; j < columns; ++j) choices[j] = j < a.topkColumns ? choiceAt(a, first + j) : -1;
+  const u32 expertsPerRank = a.experts / a.ranks;
+  u32 mask = 0;
+#pragma unroll
+  for (u32 j = 0; j < columns; ++j) {
+    const i32 expert = choices[j];
     if (expert == -1) continue;
-    bool bad = expert < 0 || expert >= a.experts;
-    for (u32 before = 0; before < j && !bad; ++before) bad = choiceAt(a, first + before) == expert;
+    bool bad = static_cast<u32>(expert) >= a.experts;
+#pragma unroll
+    for (u32 before = 0; before < j; ++before) bad = bad || choices[before] == expert;
     if (bad) {
       atomicMin(&shared.badCell, static_cast<u32>(first + j));
       continue;
@@ -126,7 +138,7 @@ __device__ __forceinline__ u32 received(const EpPrepareArguments& a, u32 source,
 // One thread: the same answer at every rank, because all read the same records.
 __device__ void judge(const EpPrepareArguments& a, Shared& shared) {
   for (u32 source = 0; source < a.ranks; ++source) {
-    const u32 bad = received(a, source, epRecordBadCell);
+    const u32 bad = shared.headers[source][epRecordBadCell];
     if (bad == noBadCell) continue;
     shared.status = epStatusBadChoice;
     shared.culprit = source;
@@ -134,9 +146,9 @@ __device__ void judge(const EpPrepareArguments& a, Shared& shared) {
     return;
   }
   for (u32 word = epRecordTopk; word <= epRecordWeightBytes; ++word) {
-    const u32 first = received(a, 0, word);
+    const u32 first = shared.headers[0][word];
     for (u32 source = 1; source < a.ranks; ++source) {
-      if (received(a, source, word) == first) continue;
+      if (shared.headers[source][word] == first) continue;
       shared.status = epStatusMismatch;
       shared.culprit = source;
       shared.detail = word;
@@ -144,7 +156,7 @@ __device__ void judge(const EpPrepareArguments& a, Shared& shared) {
     }
   }
   for (u32 d = 0; d < a.ranks; ++d) {
-    const u32 bound = received(a, d, epRecordRowBound);
+    const u32 bound = shared.headers[d][epRecordRowBound];
     const u32 rows = shared.matrix[(a.ranks - 1) * a.ranks + d];
     if (bound == 0 || rows <= bound) continue;
     shared.status = epStatusCapacity;
@@ -155,10 +167,20 @@ __device__ void judge(const EpPrepareArguments& a, Shared& shared) {
 }
 
 __device__ void plan(const EpPrepareArguments& a, Shared& shared) {
+  // One load per thread, all under way together.
+  const u32 words = epRecordHeaderWords + a.ranks;
+  if (threadIdx.x < a.ranks * words) {
+    const u32 source = threadIdx.x / words;
+    const u32 word = threadIdx.x - source * words;
+    const u32 value = received(a, source, word);
+    if (word < epRecordHeaderWords) shared.headers[source][word] = value;
+    else shared.counts[source][word - epRecordHeaderWords] = value;
+  }
+  __syncthreads();
   if (threadIdx.x < a.ranks) {
     u32 sum = 0;
     for (u32 source = 0; source < a.ranks; ++source) {
-      sum += received(a, source, epRecordHeaderWords + threadIdx.x);
+      sum += shared.counts[source][threadIdx.x];
       shared.matrix[source * a.ranks + threadIdx.x] = sum;
     }
   }
@@ -187,8 +209,9 @@ __device__ void report(const EpPrepareArguments& a, const Shared& shared) {
     const u32 perRank = a.experts / a.ranks;
     for (u32 local = threadIdx.x; local < perRank; local += threads) {
       u32 count = 0;
-      for (u32 source = 0; source < a.ranks; ++source) {
-        count += received(a, source, epRecordHeaderWords + a.ranks + a.rank * perRank + local);
+#pragma unroll
+      for (u32 source = 0; source < epMaxRanks; ++source) {
+        if (source < a.ranks) count += received(a, source, epRecordHeaderWords + a.ranks + a.rank * perRank + local);
       }
       static_cast<u32*>(a.hostExperts)[local] = count;
     }

@@ -95,7 +95,6 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   rowTable: 'ptr',
   plan: 'ptr',
   counter: 'ptr',
-  recvSrcIdx: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   rowsOffset: 'u64',
@@ -116,6 +115,8 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   openingCall: 'u32',
   closingEpoch: 'u32',
   closingCall: 'u32',
+  /** Send each row's token index. */
+  sendSource: 'u32',
   /** Rows of the result when it has a tail; 0 for the exact size. */
   worstRows: 'u32',
   /** Bytes of shared memory that one warp stages rows in. */

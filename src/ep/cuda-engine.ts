@@ -9,17 +9,11 @@ import { CudaWindow } from '../memory/cuda-window.ts';
 import { checkTimeout, type WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
 import { agreeOn, requireOneHost } from './agree.ts';
-import {
-  bufferSize,
-  type EpBufferConfig,
-  type EpBufferSize,
-  type EpRegion,
-  exchangeRecordBytes,
-} from './buffer-size.ts';
+import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from './buffer-size.ts';
 import { type Call, callWord, describeCall } from './calls.ts';
 import type { CheckedCombine } from './combine-arguments.ts';
 import { CudaHostPlan } from './cuda-host-plan.ts';
-import { type CudaLaunches, loadLaunches } from './cuda-launches.ts';
+import { bindLaunches, type CudaLaunches, loadLaunches } from './cuda-launches.ts';
 import type { DispatchPlanInput, RowsLike } from './dispatch-arguments.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
@@ -86,7 +80,8 @@ class CudaEpEngine implements EpEngine {
     this.#hostPlan = new CudaHostPlan(scope);
     this.#counter = device.empty('i32', [1]);
     device.setBytes(this.#counter.storage, 0);
-    this.#setConstants();
+    bindLaunches(launches, scope, { addresses: window.addresses, hostPlan: this.#hostPlan, counter: this.#counter });
+    this.#setTimeout({});
   }
 
   get mapped(): MemoryRange {
@@ -239,36 +234,6 @@ class CudaEpEngine implements EpEngine {
     this.#window[Symbol.dispose]();
   }
 
-  #setConstants(): void {
-    const { world, config, size } = this.#scope;
-    const region = (name: EpRegion): number => EP_SYNC_BYTES + size.regions[name].offset;
-    const { prepare, dispatch, combine } = this.#launches;
-    for (const plan of [prepare, dispatch.bf16, dispatch.fp8e4m3, combine]) {
-      for (const [rank, address] of this.#window.addresses.entries()) plan.arguments.set('peers', address, rank);
-      plan.arguments.set('ranks', world.size);
-      plan.arguments.set('rank', world.rank);
-      plan.arguments.set('trap', this.#device.traps.address);
-    }
-    prepare.arguments.set('hostPlan', this.#hostPlan.address);
-    prepare.arguments.set('hostExperts', this.#hostPlan.expertsAddress);
-    prepare.arguments.set('experts', config.numExperts);
-    prepare.arguments.set('exchangeOffset', region('exchange'));
-    prepare.arguments.set('recordWords', exchangeRecordBytes(world.size, config.numExperts) / 4);
-    for (const plan of [dispatch.bf16, dispatch.fp8e4m3]) {
-      plan.arguments.set('counter', this.#counter.address);
-      plan.arguments.set('expertsPerRank', config.numExperts / world.size);
-      plan.arguments.set('rowsOffset', region('rows'));
-      plan.arguments.set('scalesOffset', region('scales'));
-      plan.arguments.set('topkOffset', region('topkIdx'));
-      plan.arguments.set('weightsOffset', region('topkWeights'));
-      plan.arguments.set('sourceOffset', region('sourceToken'));
-    }
-    combine.arguments.set('counter', this.#counter.address);
-    combine.arguments.set('rowsOffset', region('combineRows'));
-    combine.arguments.set('weightsOffset', region('combineWeights'));
-    this.#setTimeout({});
-  }
-
   #setTimeout(options: WaitOptions): void {
     const timeoutMs = checkTimeout(options.timeoutMs ?? this.#scope.world.settings.timeoutMs);
     const { prepare, dispatch, combine } = this.#launches;
@@ -330,7 +295,7 @@ class CudaEpEngine implements EpEngine {
     set.set('weights', input.topkWeights?.address ?? 0);
     set.set('rowTable', to.rowTable.address);
     set.set('plan', to.plan.address);
-    set.set('recvSrcIdx', to.recvSrcIdx?.address ?? 0);
+    set.set('sendSource', cached ? 0 : 1);
     set.set('tokens', input.numTokens);
     set.set('openingEpoch', cached ? this.#nextEpoch() : 0);
     set.set('openingCall', callWord(call, 'opening'));
@@ -338,6 +303,9 @@ class CudaEpEngine implements EpEngine {
     set.set('closingCall', callWord(call, 'closing'));
     set.set('worstRows', cached ? 0 : input.numWorstTokens);
     launch.launch();
+    // The window's list is overwritten by the next dispatch; the handle keeps its own.
+    if (to.recvSrcIdx)
+      this.#copy(to.recvSrcIdx.address, this.regionAddress(this.#scope.world.rank, 'sourceToken'), to.recvSrcIdx.bytes);
   }
 
   /** The next epoch, skipping 0, which stands for "no barrier". */
@@ -383,9 +351,13 @@ class CudaEpEngine implements EpEngine {
   #stage(tensor: Tensor, region: 'combineRows' | 'combineWeights'): void {
     const target = this.regionAddress(this.#scope.world.rank, region);
     if (tensor.address === target || tensor.bytes === 0) return;
+    this.#copy(target, tensor.address, tensor.bytes);
+  }
+
+  #copy(to: number, from: number, bytes: number): void {
     const { context, stream } = this.#device;
     context.workCount += 1;
-    context.call('cuMemcpyDtoDAsync', target, tensor.address, tensor.bytes, stream.handle);
+    context.call('cuMemcpyDtoDAsync', to, from, bytes, stream.handle);
   }
 }
 

@@ -1,10 +1,18 @@
 // The kernels of an EpBuffer on a GPU, prepared once: how many blocks and warps, and what shared memory they stage in.
-import type { epCombineArguments, epDispatchArguments, epPrepareArguments } from '../abi/ep-arguments.ts';
+import {
+  EP_SYNC_BYTES,
+  type epCombineArguments,
+  type epDispatchArguments,
+  type epPrepareArguments,
+} from '../abi/ep-arguments.ts';
 import { alignUp, type Layout } from '../abi/layout.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { epCombineKernels, epDispatchKernels, epPrepareKernels } from '../device/cuda/kernels/ep.ts';
 import type { CudaKernel } from '../device/cuda/kernel.ts';
 import type { LaunchPlan } from '../device/cuda/launch-plan.ts';
+import type { Tensor } from '../device/tensor.ts';
+import { type EpRegion, exchangeRecordBytes } from './buffer-size.ts';
+import type { CudaHostPlan } from './cuda-host-plan.ts';
 import type { EpScope } from './scope.ts';
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;
@@ -16,7 +24,11 @@ export interface CudaLaunches {
   readonly combine: LaunchPlan<Names<typeof epCombineArguments>>;
 }
 
-const PREPARE_THREADS = 1024;
+/** Choices that a prepare kernel keeps in registers, and the threads that fit beside them. */
+const PREPARE_VARIANTS = [
+  { columns: 8, threads: 1024 },
+  { columns: 32, threads: 512 },
+] as const;
 /** The kernels' mbarriers, before what they stage. */
 const BARRIER_BYTES = 1024;
 /** What the kernels declare themselves besides. */
@@ -30,8 +42,9 @@ const COMBINE_STAGES = 2;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 export async function loadLaunches({ device, config, world }: EpScope<CudaDevice>): Promise<CudaLaunches> {
+  const variant = PREPARE_VARIANTS.find(({ columns }) => config.maxTopk <= columns) ?? PREPARE_VARIANTS[1];
   const [{ epPrepare }, { epDispatch }, { epCombine }] = await Promise.all([
-    device.loadKernels(epPrepareKernels),
+    device.loadKernels(epPrepareKernels, { COLUMNS: variant.columns }),
     device.loadKernels(epDispatchKernels),
     device.loadKernels(epCombineKernels),
   ]);
@@ -43,13 +56,45 @@ export async function loadLaunches({ device, config, world }: EpScope<CudaDevice
   combine.arguments.set('rowBytes', rowBytes);
   combine.arguments.set('chunkBytes', combineChunk(room, rowBytes, world.size));
   return {
-    prepare: epPrepare.plan({ grid: 1, block: PREPARE_THREADS }),
+    prepare: epPrepare.plan({ grid: 1, block: variant.threads }),
     dispatch: {
       bf16: dispatchPlan(epDispatch, { grid, room, rowBytes }),
       fp8e4m3: dispatchPlan(epDispatch, { grid, room, rowBytes: config.hidden }),
     },
     combine,
   };
+}
+
+/** Addresses and counts that stay the same for all calls of a buffer. */
+export function bindLaunches(
+  { prepare, dispatch, combine }: CudaLaunches,
+  { world, config, size, device }: EpScope<CudaDevice>,
+  bound: { readonly addresses: readonly number[]; readonly hostPlan: CudaHostPlan; readonly counter: Tensor },
+): void {
+  const region = (name: EpRegion): number => EP_SYNC_BYTES + size.regions[name].offset;
+  for (const plan of [prepare, dispatch.bf16, dispatch.fp8e4m3, combine]) {
+    for (const [rank, address] of bound.addresses.entries()) plan.arguments.set('peers', address, rank);
+    plan.arguments.set('ranks', world.size);
+    plan.arguments.set('rank', world.rank);
+    plan.arguments.set('trap', device.traps.address);
+  }
+  prepare.arguments.set('hostPlan', bound.hostPlan.address);
+  prepare.arguments.set('hostExperts', bound.hostPlan.expertsAddress);
+  prepare.arguments.set('experts', config.numExperts);
+  prepare.arguments.set('exchangeOffset', region('exchange'));
+  prepare.arguments.set('recordWords', exchangeRecordBytes(world.size, config.numExperts) / 4);
+  for (const plan of [dispatch.bf16, dispatch.fp8e4m3]) {
+    plan.arguments.set('counter', bound.counter.address);
+    plan.arguments.set('expertsPerRank', config.numExperts / world.size);
+    plan.arguments.set('rowsOffset', region('rows'));
+    plan.arguments.set('scalesOffset', region('scales'));
+    plan.arguments.set('topkOffset', region('topkIdx'));
+    plan.arguments.set('weightsOffset', region('topkWeights'));
+    plan.arguments.set('sourceOffset', region('sourceToken'));
+  }
+  combine.arguments.set('counter', bound.counter.address);
+  combine.arguments.set('rowsOffset', region('combineRows'));
+  combine.arguments.set('weightsOffset', region('combineWeights'));
 }
 
 function dispatchPlan(

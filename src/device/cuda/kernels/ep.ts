@@ -2,9 +2,10 @@
 import { epCombineArguments, epDispatchArguments, epPrepareArguments } from '../../../abi/ep-arguments.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
+/** COLUMNS: most choices per token; PREPARE_THREADS in the launches follows it. */
 export const epPrepareKernels = defineKernelFile({
   file: 'ep-prepare.cu',
-  constants: {},
+  constants: { COLUMNS: { choices: [8, 32] } },
   kernels: { epPrepare: epPrepareArguments },
   hot: true,
 });
