@@ -125,7 +125,7 @@ __device__ void fillTail(const EpDispatchArguments& a) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(896) epDispatch(const __grid_constant__ EpDispatchArguments a) {
+extern "C" __global__ void __launch_bounds__(896, 1) epDispatch(const __grid_constant__ EpDispatchArguments a) {
   extern __shared__ __align__(128) u8 shared[];
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barrier = reinterpret_cast<u64*>(shared) + warp;
