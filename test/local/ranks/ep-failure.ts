@@ -3,11 +3,12 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { CpuDevice, type Tensor, WeftlineError } from 'weftline';
 import { type DispatchHandle, EPAll2AllLayer, EpBuffer, type EpBufferConfig } from 'weftline/ep';
 import { join, type World } from 'weftline/world';
+import { openTestDevice } from '../support/test-device.ts';
 
 const config: EpBufferConfig = { maxTokensPerRank: 8, hidden: 16, numExperts: 4, maxTopk: 2 };
 const layerOptions = { maxTokens: 8, hidden: 16, topk: 2, numTotExperts: 4 };
 const world = await join();
-const device = await CpuDevice.create();
+const device = await openTestDevice(world);
 
 async function tokens(count: number, hidden = 16): Promise<Tensor<'bf16'>> {
   return device.tensor('bf16', [count, hidden], new Uint16Array(count * hidden));

@@ -1,0 +1,43 @@
+// What the ranks of an EpBuffer on GPUs see when one stays away or passes something else: reasons, and a usable device.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { settingsTable } from 'weftline';
+import { resultOf, runRanks } from '../local/support/run-ranks.ts';
+import { cacheFolder, noGpu } from './support/gpu.ts';
+
+interface Failure {
+  readonly code: string;
+  readonly message: string;
+}
+
+const script = new URL('../local/ranks/ep-failure.js', import.meta.url);
+const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };
+
+test('a rank that stays away is named by WL_TIMEOUT, with kernel and call', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await runRanks(2, script, { args: ['absent'], env, graceMs: 10_000 });
+  const { code, message } = resultOf(ranks[0]) as Failure;
+  assert.equal(code, 'WL_TIMEOUT', transcript);
+  assert.match(
+    message,
+    /Kernel epPrepare of rank 0 waited 400 ms for rank 1 \(dispatch \(opening barrier\)/,
+    transcript,
+  );
+});
+
+for (const [scenario, code, message] of [
+  ['other topk', 'WL_CONFIG_MISMATCH', /disagree on topk/],
+  ['other dtype', 'WL_CONFIG_MISMATCH', /disagree on rowBytes/],
+  ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
+  ['worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
+  ['invalid on all ranks', 'WL_INVALID_ARGUMENT', /Invalid hidden: got 12/],
+] as const) {
+  test(`${scenario}: every rank gets the same ${code}`, { skip: noGpu }, async () => {
+    const { exitCode, ranks, transcript } = await runRanks(2, script, { args: [scenario], env });
+    assert.equal(exitCode, 0, transcript);
+    for (const rank of ranks) {
+      const failure = resultOf(rank) as Failure;
+      assert.equal(failure.code, code, transcript);
+      assert.match(failure.message, message, transcript);
+    }
+  });
+}
