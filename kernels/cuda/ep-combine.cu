@@ -210,29 +210,11 @@ extern "C" __global__ void __launch_bounds__(256) epCombine(const __grid_constan
     for (u32 stage = 0; stage < stages; ++stage) warpRowBarrierInit(&barriers[stage]);
   }
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpCombine, a.rank, a.timeoutNs};
-  u32 status = epStatusGood;
-  if (threadIdx.x < a.ranks) {
-    const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
-    if (blockIdx.x == 0) signalRank(opening, threadIdx.x);
-    status = awaitRank(opening, threadIdx.x, scope);
-  }
-  if (__syncthreads_or(status != epStatusGood)) return;
+  const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
+  if (!enterTogether(opening, scope)) return;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();
   const u64 warpBytes = (static_cast<u64>(stages) * a.ranks + 1) * a.chunkBytes;
   combineTokens(a, shared + barrierBytes + warp * warpBytes, barriers);
-  __syncthreads();
-  __shared__ u32 last;
-  if (threadIdx.x == 0) {
-    fenceSystem();
-    last = fetchAddAcquireReleaseGpu(static_cast<u32*>(a.counter), 1) == gridDim.x - 1;
-  }
-  __syncthreads();
-  if (last == 0) return;
-  if (threadIdx.x < a.ranks) {
-    const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall};
-    signalRank(closing, threadIdx.x);
-    awaitRank(closing, threadIdx.x, scope);
-  }
-  if (threadIdx.x == 0) *static_cast<u32*>(a.counter) = 0;
+  leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
 }

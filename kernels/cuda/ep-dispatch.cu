@@ -133,28 +133,10 @@ extern "C" __global__ void __launch_bounds__(896, 1) epDispatch(const __grid_con
   // A plan that failed moves nothing; every rank's has failed alike.
   if (static_cast<const EpPlan*>(a.plan)->status != epStatusGood) return;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.rank, a.timeoutNs};
-  u32 status = epStatusGood;
-  if (a.openingEpoch != 0 && threadIdx.x < a.ranks) {
-    const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
-    if (blockIdx.x == 0) signalRank(opening, threadIdx.x);
-    status = awaitRank(opening, threadIdx.x, scope);
-  }
-  if (__syncthreads_or(status != epStatusGood)) return;
+  const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
+  if (a.openingEpoch != 0 && !enterTogether(opening, scope)) return;
+  __syncthreads();
   if (a.worstRows != 0) fillTail(a);
   sendRows(a, shared + barrierBytes + static_cast<u64>(warp) * a.stageBytes, barrier);
-  __syncthreads();
-  __shared__ u32 last;
-  if (threadIdx.x == 0) {
-    // ORDER: all of this block's writes, then the count; the last block's release publishes those of all.
-    fenceSystem();
-    last = fetchAddAcquireReleaseGpu(static_cast<u32*>(a.counter), 1) == gridDim.x - 1;
-  }
-  __syncthreads();
-  if (last == 0) return;
-  if (threadIdx.x < a.ranks) {
-    const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall};
-    signalRank(closing, threadIdx.x);
-    awaitRank(closing, threadIdx.x, scope);
-  }
-  if (threadIdx.x == 0) *static_cast<u32*>(a.counter) = 0;
+  leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
 }

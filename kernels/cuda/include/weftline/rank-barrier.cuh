@@ -41,4 +41,33 @@ __device__ __forceinline__ u32 awaitRank(const RankBarrier& barrier, u32 peer, c
   return epStatusOtherCall;
 }
 
+// By all threads of every block of a kernel: true when all ranks have arrived, else the caller must leave.
+__device__ __forceinline__ bool enterTogether(const RankBarrier& barrier, const WaitScope& scope) {
+  u32 status = epStatusGood;
+  if (threadIdx.x < barrier.ranks) {
+    if (blockIdx.x == 0) signalRank(barrier, threadIdx.x);
+    status = awaitRank(barrier, threadIdx.x, scope);
+  }
+  return !__syncthreads_or(status != epStatusGood);
+}
+
+// By all threads of every block, as the last thing: the block that ends last tells the peers and waits for them.
+// `counter` counts the blocks of this kernel; it is zero before and after.
+__device__ __forceinline__ void leaveTogether(const RankBarrier& barrier, u32* counter, const WaitScope& scope) {
+  __shared__ u32 last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    // ORDER: all of this block's writes, then the count; the last block's release publishes those of all.
+    fenceSystem();
+    last = fetchAddAcquireReleaseGpu(counter, 1) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (last == 0) return;
+  if (threadIdx.x < barrier.ranks) {
+    signalRank(barrier, threadIdx.x);
+    awaitRank(barrier, threadIdx.x, scope);
+  }
+  if (threadIdx.x == 0) *counter = 0;
+}
+
 }  // namespace weftline
