@@ -6,3 +6,4 @@ export * from './fp8';
 export * from './matmul';
 export * from './swiglu';
 export * from './weighted-rows';
+export * from './crc32c';

@@ -1,16 +1,13 @@
 // The Linux calls that Node does not offer: memory mapping, futex, advisory locks, process control.
-import { WeftlineError } from '../core/errors.ts';
-import { addressOf, lazyFunction, loadKoffi, ownProcess } from './library.ts';
+import { addressOf, lazyFunction, linuxLibrary as libc, loadKoffi } from './library.ts';
+import { nativeError as failed } from './native-error.ts';
 
-/**
- * Every Linux process has its C library loaded, whose file has other names elsewhere (libc.so.6, ld-musl-x86_64.so.1).
- * Other systems have functions of these names too, but not with these numbers: there the file is missing, which is told.
- */
-const libc = process.platform === 'linux' ? ownProcess : 'libc.so.6';
 const mmapFunction = lazyFunction(libc, 'intptr_t mmap(intptr_t, size_t, int, int, int, int64_t)');
 const fallocateFunction = lazyFunction(libc, 'int fallocate(int, int, int64_t, int64_t)');
 const fcntlFunction = lazyFunction(libc, 'int fcntl(int, int, void*)');
 const prctlFunction = lazyFunction(libc, 'int prctl(int, uint64_t, uint64_t, uint64_t, uint64_t)');
+/** Its result is its first argument; not to take it saves half of the call. */
+const memcpyFunction = lazyFunction(libc, 'void memcpy(intptr_t, intptr_t, size_t)');
 const madviseFunction = lazyFunction(libc, 'int madvise(intptr_t, size_t, int)');
 /** Declared without "...", so that each argument keeps one type and the call stays cheap. */
 const syscallFunction = lazyFunction(
@@ -37,13 +34,6 @@ const EAGAIN = 11;
 const EACCES = 13;
 const ETIMEDOUT = 110;
 const EINTR = 4;
-
-function failed(call: string, what: string): WeftlineError {
-  const koffi = loadKoffi();
-  const errno = koffi.errno();
-  const name = Object.entries(koffi.os.errno).find(([, value]) => value === errno)?.[0] ?? `errno ${errno}`;
-  return new WeftlineError('WL_NATIVE', `${call} failed with ${name}: ${what}`, { details: { call, errno, name } });
-}
 
 export interface FileMapping {
   /** Page aligned, inside memory that is already mapped. */
@@ -79,6 +69,11 @@ export function preferHugePages(pages: Uint8Array): void {
   } catch {
     // No koffi or no C library: one rank works without them.
   }
+}
+
+/** Hot path. Copies between native addresses; the ranges must not overlap and must be this process's own. */
+export function copyMemory(to: number, from: number, bytes: number): void {
+  memcpyFunction()(to, from, bytes);
 }
 
 /** Reserves the pages of a file, so that a later store to it cannot fail for want of memory. */

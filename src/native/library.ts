@@ -26,7 +26,13 @@ export function loadKoffi(): KoffiModule {
 }
 
 /** In place of a library's name: what is loaded in this process anyway. */
-export const ownProcess = null;
+const ownProcess = null;
+
+/**
+ * Every Linux process has its C library loaded, whose file has other names elsewhere (libc.so.6, ld-musl-x86_64.so.1).
+ * Other systems have functions of these names too, but not with these numbers: there the file is missing, which is told.
+ */
+export const linuxLibrary: string | null = process.platform === 'linux' ? ownProcess : 'libc.so.6';
 
 const libraries = new Map<string | null, Koffi.LibraryHandle>();
 

@@ -97,7 +97,7 @@ export class FrameReader {
 }
 
 export function protocolError(what: string): WeftlineError {
-  return new WeftlineError('WL_PROTOCOL', `A peer of the rendezvous store sent ${what}`);
+  return new WeftlineError('WL_PROTOCOL', `A peer sent ${what}`);
 }
 
 function parseHeader(bytes: Buffer): Readonly<Record<string, unknown>> {

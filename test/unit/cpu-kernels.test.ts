@@ -271,3 +271,23 @@ test('accumulateRows and roundRows are the plain sums, bit for bit', async () =>
   kernels.roundRows(out.address, xTensor.address, 0, count, columns);
   assert.deepEqual([...out.view()], [...x].map(toBf16));
 });
+
+test('crc32c() gives the published values, whole or in pieces', () => {
+  using tensor = device.empty('u8', [4096]);
+  const bytes = tensor.view();
+  const crc = (text: Uint8Array): number => {
+    bytes.set(text);
+    return kernels.crc32c(0, tensor.address, text.length) >>> 0;
+  };
+  // RFC 3720, B.4, read as little-endian words, and the check value of the catalogue of CRCs.
+  assert.equal(crc(new Uint8Array(32)), 0x8a9136aa);
+  assert.equal(crc(new Uint8Array(32).fill(0xff)), 0x62a8ab43);
+  assert.equal(crc(Uint8Array.from({ length: 32 }, (_, index) => index)), 0x46dd794e);
+  assert.equal(crc(Buffer.from('123456789')), 0xe3069283);
+  bytes.set(Uint8Array.from({ length: 4096 }, (_, index) => index * 7));
+  const whole = kernels.crc32c(0, tensor.address, 4096) >>> 0;
+  for (const cut of [0, 1, 15, 16, 17, 1000, 4095]) {
+    const first = kernels.crc32c(0, tensor.address, cut);
+    assert.equal(kernels.crc32c(first, tensor.address + cut, 4096 - cut) >>> 0, whole);
+  }
+});

@@ -113,6 +113,9 @@ export interface CpuKernels {
   scatterDuplicates: Kernel<
     [tokens: number, k: number, rowTable: number, rankTable: number, firstBases: number, duplicateBases: number]
   >;
+  // kernels/wasm/crc32c.ts
+  /** CRC-32C of `bytes` bytes; `crc` is that of the bytes before, 0 at the beginning. The result may come as negative. */
+  crc32c: Kernel<[crc: number, address: number, bytes: number], number>;
   // kernels/wasm/fp8.ts, matmul.ts, swiglu.ts, weighted-rows.ts
   /** bf16 x [rows, columns] to e4m3 data of that shape and f32 scales [rows, ceil(columns / 128)]; columns a multiple of 8. */
   quantizeFp8(data: number, scales: number, x: number, rows: number, columns: number, roundScale: number): void;

@@ -1,0 +1,109 @@
+// Arguments of sendmmsg and recvmmsg, laid out once: mmsghdr, iovec and control records in one block. Hot path: no allocation.
+import { NativeBlock } from './native-block.ts';
+
+/** struct mmsghdr, in words of 32 bits: name, name length, iovecs, their count, control, its length, flags, msg_len. */
+const HEADER_WORDS = 16;
+const IOVEC_WORDS = 4;
+const IOVECS_WORD = 4;
+const IOVEC_COUNT_WORD = 6;
+const CONTROL_WORD = 8;
+const CONTROL_LENGTH_WORD = 10;
+const FLAGS_WORD = 12;
+const LENGTH_WORD = 14;
+/** Room for the control records that the kernel may add: a segment size is 24 bytes. */
+const CONTROL_BYTES = 64;
+const SEGMENT_RECORD_BYTES = 24;
+const SOL_UDP = 17;
+const UDP_SEGMENT = 103;
+const UDP_GRO = 104;
+const MSG_TRUNC = 0x20;
+const TWO_32 = 2 ** 32;
+
+export interface MessageBlockOptions {
+  readonly messages: number;
+  readonly iovecsPerMessage: number;
+}
+
+export class MessageBlock {
+  readonly messages: number;
+  readonly iovecsPerMessage: number;
+  readonly #block: NativeBlock;
+  readonly #words: Uint32Array;
+  readonly #firstIovec: number;
+  readonly #firstControl: number;
+
+  constructor({ messages, iovecsPerMessage }: MessageBlockOptions) {
+    this.messages = messages;
+    this.iovecsPerMessage = iovecsPerMessage;
+    this.#firstIovec = messages * HEADER_WORDS;
+    this.#firstControl = this.#firstIovec + messages * iovecsPerMessage * IOVEC_WORDS;
+    this.#block = new NativeBlock(this.#firstControl * 4 + messages * CONTROL_BYTES);
+    this.#words = this.#block.words;
+    for (let message = 0; message < messages; message += 1) {
+      const header = message * HEADER_WORDS;
+      const iovecs = this.#firstIovec + message * iovecsPerMessage * IOVEC_WORDS;
+      this.#setAddress(header + IOVECS_WORD, this.#block.address + iovecs * 4);
+      const control = this.#controlOf(message);
+      this.#setAddress(header + CONTROL_WORD, this.#block.address + control * 4);
+      this.#words[control] = 18;
+      this.#words[control + 2] = SOL_UDP;
+      this.#words[control + 3] = UDP_SEGMENT;
+    }
+  }
+
+  /** Of the mmsghdr of a message: what the calls take. */
+  addressOf(message: number): number {
+    return this.#block.address + message * HEADER_WORDS * 4;
+  }
+
+  setIovec(message: number, index: number, address: number, bytes: number): void {
+    const at = this.#firstIovec + (message * this.iovecsPerMessage + index) * IOVEC_WORDS;
+    const words = this.#words;
+    words[at] = address;
+    words[at + 1] = address / TWO_32;
+    words[at + 2] = bytes;
+  }
+
+  setIovecCount(message: number, count: number): void {
+    this.#words[message * HEADER_WORDS + IOVEC_COUNT_WORD] = count;
+  }
+
+  /** For sending: the kernel cuts the message into datagrams of `bytes`; 0 sends it as one. */
+  setSegmentBytes(message: number, bytes: number): void {
+    this.#words[message * HEADER_WORDS + CONTROL_LENGTH_WORD] = bytes === 0 ? 0 : SEGMENT_RECORD_BYTES;
+    if (bytes !== 0) this.#words[this.#controlOf(message) + 4] = bytes;
+  }
+
+  /** For receiving: before every call, because the kernel shortens what it was given. */
+  expectControl(message: number): void {
+    this.#words[message * HEADER_WORDS + CONTROL_LENGTH_WORD] = CONTROL_BYTES;
+  }
+
+  /** Bytes of a received message. */
+  lengthOf(message: number): number {
+    return this.#words[message * HEADER_WORDS + LENGTH_WORD] as number;
+  }
+
+  /** True if the message was longer than its iovecs. */
+  isTruncated(message: number): boolean {
+    return ((this.#words[message * HEADER_WORDS + FLAGS_WORD] as number) & MSG_TRUNC) !== 0;
+  }
+
+  /** Bytes of each of the datagrams that the kernel joined into this message, the last of which may be shorter. */
+  segmentBytesOf(message: number): number {
+    const control = this.#controlOf(message);
+    const isJoined =
+      (this.#words[message * HEADER_WORDS + CONTROL_LENGTH_WORD] as number) >= SEGMENT_RECORD_BYTES - 4 &&
+      this.#words[control + 3] === UDP_GRO;
+    return isJoined ? (this.#words[control + 4] as number) : this.lengthOf(message);
+  }
+
+  #controlOf(message: number): number {
+    return this.#firstControl + message * (CONTROL_BYTES / 4);
+  }
+
+  #setAddress(word: number, address: number): void {
+    this.#words[word] = address;
+    this.#words[word + 1] = address / TWO_32;
+  }
+}

@@ -1,0 +1,126 @@
+// Sleeping until a descriptor is readable or another thread rings: epoll, ppoll with nanoseconds, eventfd.
+import { addressOf, lazyFunction, linuxLibrary, loadKoffi } from './library.ts';
+import { nativeError } from './native-error.ts';
+import { closeDescriptor } from './udp.ts';
+
+const epollCreateFunction = lazyFunction(linuxLibrary, 'int epoll_create1(int)');
+const epollCtlFunction = lazyFunction(linuxLibrary, 'int epoll_ctl(int, int, int, void*)');
+const epollWaitFunction = lazyFunction(linuxLibrary, 'int epoll_wait(int, intptr_t, int, int)');
+const ppollFunction = lazyFunction(linuxLibrary, 'int ppoll(intptr_t, uint64_t, intptr_t, intptr_t)');
+/** The same with arguments that may move before the call. */
+const ppollOnceFunction = lazyFunction(linuxLibrary, 'int ppoll(void*, uint64_t, void*, void*)');
+const eventfdFunction = lazyFunction(linuxLibrary, 'int eventfd(uint32_t, int)');
+const readFunction = lazyFunction(linuxLibrary, 'int64_t read(int, intptr_t, size_t)');
+const writeFunction = lazyFunction(linuxLibrary, 'int64_t write(int, intptr_t, size_t)');
+
+const CLOEXEC = 0o2000000;
+const NONBLOCK = 0o4000;
+const EPOLL_CTL_ADD = 1;
+const EPOLL_CTL_DEL = 2;
+const READABLE = 1;
+const WRITABLE = 4;
+const EINTR = 4;
+/** struct epoll_event is packed on x86-64 alone; in words of 32 bits: events, then the caller's number. */
+const EVENT_WORDS = process.arch === 'x64' ? 3 : 4;
+const NUMBER_WORD = process.arch === 'x64' ? 1 : 2;
+const MAX_EVENTS = 64;
+
+/** Descriptors to wait for, each with a number by which the caller knows it. */
+export class ReadinessSet implements Disposable {
+  readonly #epoll: number;
+  // Shared memory does not move, so that the kernel may be given addresses once.
+  readonly #events: Int32Array = new Int32Array(new SharedArrayBuffer(MAX_EVENTS * EVENT_WORDS * 4));
+  readonly #poll: Int32Array = new Int32Array(new SharedArrayBuffer(8));
+  readonly #timespec: Int32Array = new Int32Array(new SharedArrayBuffer(16));
+  readonly #eventsAddress: number = Number(addressOf(this.#events));
+  readonly #pollAddress: number = Number(addressOf(this.#poll));
+  readonly #timespecAddress: number = Number(addressOf(this.#timespec));
+
+  constructor() {
+    this.#epoll = epollCreateFunction()(CLOEXEC);
+    if (this.#epoll < 0) throw nativeError('epoll_create1', 'making a set of sockets to wait for');
+    this.#poll[0] = this.#epoll;
+    this.#poll[1] = READABLE;
+  }
+
+  add(fd: number, number: number): void {
+    const event = new Int32Array(EVENT_WORDS);
+    event[0] = READABLE;
+    event[NUMBER_WORD] = number;
+    if (epollCtlFunction()(this.#epoll, EPOLL_CTL_ADD, fd, event) !== 0) {
+      throw nativeError('epoll_ctl', 'adding a socket to those to wait for');
+    }
+  }
+
+  remove(fd: number): void {
+    epollCtlFunction()(this.#epoll, EPOLL_CTL_DEL, fd, new Int32Array(EVENT_WORDS));
+  }
+
+  /** Hot path. How many descriptors are readable now; their numbers are at `numberAt(0..)`. Does not wait. */
+  poll(): number {
+    const count: number = epollWaitFunction()(this.#epoll, this.#eventsAddress, MAX_EVENTS, 0);
+    return count < 0 ? 0 : count;
+  }
+
+  /** The number of the i-th readable descriptor of the last `poll()`. */
+  numberAt(index: number): number {
+    return this.#events[index * EVENT_WORDS + NUMBER_WORD] as number;
+  }
+
+  /** Blocks this thread until a descriptor is readable or the time is over; a signal may end it early. */
+  sleep(microseconds: number): void {
+    const seconds = Math.floor(microseconds / 1e6);
+    this.#timespec[0] = seconds;
+    this.#timespec[2] = Math.ceil((microseconds - seconds * 1e6) * 1000);
+    if ((ppollFunction()(this.#pollAddress, 1, this.#timespecAddress, 0) as number) >= 0) return;
+    const errno = loadKoffi().errno();
+    if (errno !== EINTR) throw nativeError('ppoll', 'waiting for packets', errno);
+  }
+
+  [Symbol.dispose](): void {
+    closeDescriptor(this.#epoll);
+  }
+}
+
+/** Blocks this thread until the socket takes data again or the time, less than a second, is over. */
+export function waitWritable(fd: number, microseconds: number): void {
+  ppollOnceFunction()(Int32Array.of(fd, WRITABLE), 1, Int32Array.of(0, 0, microseconds * 1000, 0), null);
+}
+
+/** What one thread rings to wake another that sleeps on a ReadinessSet with `fd` in it. */
+export class Doorbell implements Disposable {
+  readonly fd: number;
+  readonly #word: Int32Array = new Int32Array(new SharedArrayBuffer(8));
+  readonly #wordAddress: number = Number(addressOf(this.#word));
+
+  private constructor(fd: number) {
+    this.fd = fd;
+    this.#word[0] = 1;
+  }
+
+  static create(): Doorbell {
+    const fd: number = eventfdFunction()(0, CLOEXEC | NONBLOCK);
+    if (fd < 0) throw nativeError('eventfd', 'making a doorbell between threads');
+    return new Doorbell(fd);
+  }
+
+  /** The doorbell of another thread of this process. */
+  static of(fd: number): Doorbell {
+    return new Doorbell(fd);
+  }
+
+  ring(): void {
+    writeFunction()(this.fd, this.#wordAddress, 8);
+  }
+
+  /** So that the descriptor is not readable any more. */
+  silence(): void {
+    readFunction()(this.fd, this.#wordAddress, 8);
+    this.#word[0] = 1;
+    this.#word[1] = 0;
+  }
+
+  [Symbol.dispose](): void {
+    closeDescriptor(this.fd);
+  }
+}

@@ -1,0 +1,94 @@
+// The socket calls that move datagrams in batches, on blocks of native memory that the caller prepared.
+import { lazyFunction, linuxLibrary, loadKoffi } from './library.ts';
+import { nativeError } from './native-error.ts';
+import { addressFamily, encodeSocketAddress, portOf, type SocketAddress } from './socket-address.ts';
+
+const socketFunction = lazyFunction(linuxLibrary, 'int socket(int, int, int)');
+const bindFunction = lazyFunction(linuxLibrary, 'int bind(int, void*, int)');
+const connectFunction = lazyFunction(linuxLibrary, 'int connect(int, void*, int)');
+const getsocknameFunction = lazyFunction(linuxLibrary, 'int getsockname(int, void*, void*)');
+const setsockoptFunction = lazyFunction(linuxLibrary, 'int setsockopt(int, int, int, void*, int)');
+const getsockoptFunction = lazyFunction(linuxLibrary, 'int getsockopt(int, int, int, void*, void*)');
+const sendmmsgFunction = lazyFunction(linuxLibrary, 'int sendmmsg(int, intptr_t, uint32_t, int)');
+const recvmmsgFunction = lazyFunction(linuxLibrary, 'int recvmmsg(int, intptr_t, uint32_t, int, intptr_t)');
+const closeFunction = lazyFunction(linuxLibrary, 'int close(int)');
+
+const SOCK_DGRAM = 2;
+const SOCK_CLOEXEC = 0o2000000;
+const SOCK_NONBLOCK = 0o4000;
+const MSG_DONTWAIT = 0x40;
+
+/** Levels and names of the socket options that the transport uses, as Linux numbers them. */
+export const socketOption = {
+  sendBuffer: [1, 7],
+  receiveBuffer: [1, 8],
+  /** The same beyond the system's limit; needs CAP_NET_ADMIN. */
+  sendBufferForce: [1, 32],
+  receiveBufferForce: [1, 33],
+  /** 2: never fragment, datagrams beyond the MTU are refused. */
+  mtuDiscoverV4: [0, 10],
+  mtuDiscoverV6: [41, 23],
+  /** Of a connected socket: what the route allows, IP header included. */
+  mtuV4: [0, 14],
+  mtuV6: [41, 24],
+  udpSegment: [17, 103],
+  udpReceiveOffload: [17, 104],
+} as const satisfies Record<string, readonly [level: number, name: number]>;
+
+export type SocketOption = keyof typeof socketOption;
+
+/** A UDP socket bound to `local` (port 0: any). Fails with WL_NATIVE. */
+export function openUdpSocket(local: SocketAddress): number {
+  const fd: number = socketFunction()(addressFamily(local.host), SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) throw nativeError('socket', 'opening a UDP socket');
+  const address = encodeSocketAddress(local);
+  if (bindFunction()(fd, address, address.length) === 0) return fd;
+  const error = nativeError('bind', `binding a UDP socket to ${local.host} port ${local.port}`);
+  closeDescriptor(fd);
+  throw error;
+}
+
+/** From then on the socket receives from that peer only. */
+export function connectUdpSocket(fd: number, peer: SocketAddress): void {
+  const address = encodeSocketAddress(peer);
+  if (connectFunction()(fd, address, address.length) !== 0) {
+    throw nativeError('connect', `connecting a UDP socket to ${peer.host} port ${peer.port}`);
+  }
+}
+
+export function localPort(fd: number): number {
+  const address = new Uint8Array(28);
+  const length = Int32Array.of(address.length);
+  if (getsocknameFunction()(fd, address, length) !== 0)
+    throw nativeError('getsockname', 'reading the port of a socket');
+  return portOf(address);
+}
+
+/** False when the system refuses: callers ask for what they can do without. */
+export function setSocketOption(fd: number, option: SocketOption, value: number): boolean {
+  const [level, name] = socketOption[option];
+  return setsockoptFunction()(fd, level, name, Int32Array.of(value), 4) === 0;
+}
+
+/** undefined when the system does not tell. */
+export function getSocketOption(fd: number, option: SocketOption): number | undefined {
+  const [level, name] = socketOption[option];
+  const value = new Int32Array(1);
+  return getsockoptFunction()(fd, level, name, value, Int32Array.of(4)) === 0 ? value[0] : undefined;
+}
+
+/** Hot path. Sends `count` of the mmsghdr at `address`; returns how many went, or the negative errno of the first. */
+export function sendMessages(fd: number, address: number, count: number): number {
+  const sent: number = sendmmsgFunction()(fd, address, count, MSG_DONTWAIT);
+  return sent < 0 ? -loadKoffi().errno() : sent;
+}
+
+/** Hot path. Receives into at most `count` of the mmsghdr at `address`; returns how many came, or a negative errno. */
+export function receiveMessages(fd: number, address: number, count: number): number {
+  const received: number = recvmmsgFunction()(fd, address, count, MSG_DONTWAIT, 0);
+  return received < 0 ? -loadKoffi().errno() : received;
+}
+
+export function closeDescriptor(fd: number): void {
+  closeFunction()(fd);
+}

@@ -1,0 +1,193 @@
+// The PacketIo over UDP sockets: bursts become segmentation-offload sends without a copy. Hot path: no allocation.
+import { MessageBlock } from '../../../native/message-block.ts';
+import { copyMemory } from '../../../native/libc.ts';
+import { NativeBlock } from '../../../native/native-block.ts';
+import { waitWritable } from '../../../native/readiness.ts';
+import { sendMessages } from '../../../native/udp.ts';
+import { type Burst, type PacketIo, type PlacementRun, placeRun } from '../../packet-io.ts';
+import { MAX_DATAGRAM_BYTES } from './udp-socket.ts';
+
+/** The socket of one path to one peer, as the engine's thread sees it. */
+export interface PathSocket {
+  readonly fd: number;
+  /** Most segments that the kernel cuts one send into; 1 if it must not. */
+  segments: number;
+}
+
+/** Counters of what the kernel did not take. */
+export interface SendFailures {
+  /** Bursts given up because the socket stayed full, or the device had no room: to the protocol they are lost. */
+  full: number;
+  /** Datagrams that exceed what the route takes now. */
+  tooLarge: number;
+  /** The peer's port is closed. */
+  refused: number;
+  /** Anything else. */
+  other: number;
+}
+
+const ARENA_BYTES = 512 * 1024;
+const DATA_MESSAGES = 64;
+const URGENT_MESSAGES = 256;
+/** Older kernels cut a send into no more. */
+const MAX_SEGMENTS = 64;
+const FULL_WAIT_MICROSECONDS = 2_000;
+const [EAGAIN, ENOBUFS, EMSGSIZE, ECONNREFUSED] = [11, 105, 90, 111];
+/** Devices without checksum offload refuse to cut with EIO, old kernels do not know the record. */
+const [EIO, EINVAL] = [5, 22];
+
+/** Messages in one block, each with the socket it goes to, sent in the order they came. */
+class Outbox {
+  readonly block: MessageBlock;
+  readonly sockets: PathSocket[] = [];
+  count = 0;
+
+  constructor(messages: number, iovecsPerMessage: number) {
+    this.block = new MessageBlock({ messages, iovecsPerMessage });
+  }
+}
+
+export class UdpPacketIo implements PacketIo {
+  readonly arena: Uint8Array;
+  readonly burstBytes: number = MAX_DATAGRAM_BYTES;
+  readonly failures: SendFailures = { full: 0, tooLarge: 0, refused: 0, other: 0 };
+  readonly #arenaAddress: number;
+  readonly #peers: (readonly PathSocket[] | undefined)[] = [];
+  readonly #data = new Outbox(DATA_MESSAGES, 2 * MAX_SEGMENTS);
+  /** Bursts that the kernel must not cut, a message for each of their packets. */
+  readonly #plain = new Outbox(4 * MAX_SEGMENTS, 2);
+  readonly #urgent = new Outbox(URGENT_MESSAGES, 2);
+  readonly #receiveBytes: Uint8Array;
+  readonly #receiveAddress: number;
+  #burstSegments = 1;
+
+  /** `received` is the memory that placed payload comes from. */
+  constructor(received: NativeBlock) {
+    const arena = new NativeBlock(ARENA_BYTES);
+    this.arena = arena.bytes;
+    this.#arenaAddress = arena.address;
+    this.#receiveBytes = received.bytes;
+    this.#receiveAddress = received.address;
+  }
+
+  get burstSegments(): number {
+    return this.#burstSegments;
+  }
+
+  /** The sockets of a peer, by path. `peer` is a small number that no other peer has. */
+  setPeer(peer: number, sockets: readonly PathSocket[]): void {
+    this.#peers[peer] = sockets;
+    for (const { segments } of sockets) this.#burstSegments = Math.max(this.#burstSegments, segments);
+  }
+
+  removePeer(peer: number): void {
+    this.#peers[peer] = undefined;
+  }
+
+  room(): number {
+    const data = DATA_MESSAGES - this.#data.count;
+    const plain = Math.floor((this.#plain.block.messages - this.#plain.count) / MAX_SEGMENTS);
+    return Math.min(data, plain, URGENT_MESSAGES - this.#urgent.count);
+  }
+
+  send(burst: Burst): void {
+    const socket = this.#peers[burst.peer]?.[burst.path];
+    if (socket === undefined) return;
+    if (burst.count > socket.segments) this.#addPlain(socket, burst);
+    else this.#addMessage(burst.urgent ? this.#urgent : this.#data, socket, burst);
+  }
+
+  flush(): void {
+    this.#sendAll(this.#urgent);
+    this.#sendAll(this.#data);
+    this.#sendAll(this.#plain);
+  }
+
+  place(run: PlacementRun): void {
+    const { region, payloadBytes } = run;
+    if (region.address === 0 || run.source !== this.#receiveBytes) {
+      placeRun(run);
+      return;
+    }
+    let from = this.#receiveAddress + run.sourceOffset;
+    let to = region.address + run.regionOffset;
+    for (let left = run.count; left > 1; left -= 1) {
+      copyMemory(to, from, payloadBytes);
+      from += run.sourceStride;
+      to += payloadBytes;
+    }
+    copyMemory(to, from, run.lastPayloadBytes);
+  }
+
+  /** One message; the kernel cuts it into the burst's packets. */
+  #addMessage(outbox: Outbox, socket: PathSocket, burst: Burst): void {
+    const { block } = outbox;
+    const message = outbox.count;
+    const { count, headerBytes, region } = burst;
+    let header = this.#arenaAddress + burst.headerOffset;
+    outbox.sockets[message] = socket;
+    outbox.count = message + 1;
+    block.setSegmentBytes(message, count === 1 ? 0 : headerBytes + burst.payloadBytes);
+    if (region === undefined) {
+      block.setIovec(message, 0, header, count * headerBytes);
+      block.setIovecCount(message, 1);
+      return;
+    }
+    let payload = region.address + burst.payloadOffset;
+    for (let packet = 0; packet < count; packet += 1) {
+      const bytes = packet === count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
+      block.setIovec(message, 2 * packet, header, headerBytes);
+      block.setIovec(message, 2 * packet + 1, payload, bytes);
+      header += headerBytes;
+      payload += bytes;
+    }
+    block.setIovecCount(message, 2 * count);
+  }
+
+  #addPlain(socket: PathSocket, burst: Burst): void {
+    const outbox = this.#plain;
+    const { count, headerOffset, headerBytes, region } = burst;
+    for (let packet = 0; packet < count; packet += 1) {
+      const message = outbox.count + packet;
+      outbox.sockets[message] = socket;
+      outbox.block.setIovec(message, 0, this.#arenaAddress + headerOffset + packet * headerBytes, headerBytes);
+      outbox.block.setIovecCount(message, region === undefined ? 1 : 2);
+      if (region === undefined) continue;
+      const payload = region.address + burst.payloadOffset + packet * burst.payloadBytes;
+      const bytes = packet === count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
+      outbox.block.setIovec(message, 1, payload, bytes);
+    }
+    outbox.count += count;
+  }
+
+  #sendAll(outbox: Outbox): void {
+    const { sockets, count } = outbox;
+    let first = 0;
+    let hasWaited = false;
+    while (first < count) {
+      const socket = sockets[first] as PathSocket;
+      let end = first + 1;
+      while (end < count && sockets[end] === socket) end += 1;
+      const sent = sendMessages(socket.fd, outbox.block.addressOf(first), end - first);
+      if (sent > 0) {
+        first += sent;
+      } else if (sent === -EAGAIN && !hasWaited) {
+        hasWaited = true;
+        waitWritable(socket.fd, FULL_WAIT_MICROSECONDS);
+      } else {
+        this.#giveUp(socket, -sent);
+        first += 1;
+      }
+    }
+    outbox.count = 0;
+  }
+
+  /** The burst is lost; the protocol sends it again. */
+  #giveUp(socket: PathSocket, errno: number): void {
+    if (errno === EAGAIN || errno === ENOBUFS) this.failures.full += 1;
+    else if (errno === EMSGSIZE) this.failures.tooLarge += 1;
+    else if (errno === ECONNREFUSED) this.failures.refused += 1;
+    else this.failures.other += 1;
+    if (errno === EIO || errno === EINVAL) socket.segments = 1;
+  }
+}
