@@ -1,23 +1,24 @@
 // weftline bench: what this machine reaches. One subcommand per part of the library.
-import { accessSync, constants, writeFileSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { writeFileSync } from 'node:fs';
 import { SingleBar } from 'cli-progress';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runEpBench } from '../bench/ep-bench.ts';
 import type { EpBenchReport } from '../bench/ep-results.ts';
 import { requireAddressSpace } from '../bench/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep-workload.ts';
-import { WeftlineError } from '../core/errors.ts';
 import { CpuDevice } from '../device/cpu/cpu-device.ts';
 import { epBenchReport } from '../report/ep-bench-report.ts';
 import { readSettings } from '../settings/settings.ts';
 import type { World } from '../world/index.ts';
+import { addTransportBench } from './bench-transport.ts';
 import { integerArgument } from './integer-argument.ts';
+import { requireWritableFolder } from './output-file.ts';
 import { withRanks } from './with-ranks.ts';
 
 export function addBenchCommand(program: Command): void {
   const bench = program.command('bench').description('measure this machine against its own limits');
   addEpBench(bench);
+  addTransportBench(bench);
 }
 
 interface EpBenchFlags extends EpWorkload {
@@ -79,18 +80,6 @@ async function benchRank(
     return await runEpBench(world, device, { ...options, workload }, (done) => bar.update(done));
   } finally {
     bar.stop();
-  }
-}
-
-function requireWritableFolder(file: string): void {
-  const folder = dirname(file);
-  try {
-    accessSync(folder, constants.W_OK);
-  } catch (cause) {
-    throw new WeftlineError('WL_FILE', `Cannot write ${file}: the folder ${folder} is missing or not writable`, {
-      details: { file, folder },
-      cause,
-    });
   }
 }
 

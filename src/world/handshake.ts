@@ -18,12 +18,12 @@ export function createNonce(): string {
 
 /** Shows the server that a client holds the token. */
 export function clientProof(token: string, facts: HandshakeFacts): string {
-  return proof(token, ['client', PROTOCOL_VERSION, facts.serverNonce, facts.clientNonce, facts.rank, facts.size]);
+  return keyedProof(token, ['client', PROTOCOL_VERSION, facts.serverNonce, facts.clientNonce, facts.rank, facts.size]);
 }
 
 /** Shows the client that the server holds the token, and that the job id is the server's. */
 export function serverProof(token: string, facts: HandshakeFacts, jobId: string): string {
-  return proof(token, [
+  return keyedProof(token, [
     'server',
     PROTOCOL_VERSION,
     facts.serverNonce,
@@ -42,6 +42,7 @@ export function sameProof(expected: string, received: unknown): boolean {
   return left.byteLength === right.byteLength && timingSafeEqual(left, right);
 }
 
-function proof(token: string, facts: readonly (string | number)[]): string {
+/** Shows that its maker holds the token and means these facts. */
+export function keyedProof(token: string, facts: readonly (string | number)[]): string {
   return createHmac('sha256', token).update(JSON.stringify(facts)).digest('hex');
 }

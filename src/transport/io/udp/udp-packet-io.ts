@@ -60,6 +60,8 @@ export class UdpPacketIo implements PacketIo {
   readonly #receiveBytes: Uint8Array;
   readonly #receiveAddress: number;
   #burstSegments = 1;
+  /** True if some sockets take fewer segments than bursts may have. */
+  #isMixed = false;
 
   /** `received` is the memory that placed payload comes from. */
   constructor(received: NativeBlock) {
@@ -77,7 +79,10 @@ export class UdpPacketIo implements PacketIo {
   /** The sockets of a peer, by path. `peer` is a small number that no other peer has. */
   setPeer(peer: number, sockets: readonly PathSocket[]): void {
     this.#peers[peer] = sockets;
-    for (const { segments } of sockets) this.#burstSegments = Math.max(this.#burstSegments, segments);
+    for (const { segments } of sockets) {
+      if (this.#peers.length > 1 && segments !== this.#burstSegments) this.#isMixed = true;
+      this.#burstSegments = Math.max(this.#burstSegments, segments);
+    }
   }
 
   removePeer(peer: number): void {
@@ -85,9 +90,9 @@ export class UdpPacketIo implements PacketIo {
   }
 
   room(): number {
-    const data = DATA_MESSAGES - this.#data.count;
-    const plain = Math.floor((this.#plain.block.messages - this.#plain.count) / MAX_SEGMENTS);
-    return Math.min(data, plain, URGENT_MESSAGES - this.#urgent.count);
+    const room = Math.min(DATA_MESSAGES - this.#data.count, URGENT_MESSAGES - this.#urgent.count);
+    if (!this.#isMixed) return room;
+    return Math.min(room, Math.floor((this.#plain.block.messages - this.#plain.count) / MAX_SEGMENTS));
   }
 
   send(burst: Burst): void {
@@ -188,6 +193,8 @@ export class UdpPacketIo implements PacketIo {
     else if (errno === EMSGSIZE) this.failures.tooLarge += 1;
     else if (errno === ECONNREFUSED) this.failures.refused += 1;
     else this.failures.other += 1;
-    if (errno === EIO || errno === EINVAL) socket.segments = 1;
+    if (errno !== EIO && errno !== EINVAL) return;
+    socket.segments = 1;
+    this.#isMixed = true;
   }
 }

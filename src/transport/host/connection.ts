@@ -1,0 +1,207 @@
+// A connection as the user sees it: requests are posted here, their ends are taken from the transport.
+import { commandKinds } from '../../abi/transport-command.ts';
+import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import type { ControlChannel } from '../io/udp/control-channel.ts';
+import type { HostStatistics } from './engine-host.ts';
+import type { EngineLink } from './engine-link.ts';
+import type { MemoryRegion } from './memory-region.ts';
+import type { Request, RequestSlots } from './request-slots.ts';
+
+/** Part of a region of this side; all of it by default. */
+export interface LocalPart {
+  readonly region: MemoryRegion;
+  readonly offset?: number;
+  readonly bytes?: number;
+  /** Messages of a flow meet receives of the same flow in the order of posting; 0 by default, at most 65535. */
+  readonly flow?: number;
+}
+
+/** Where a one-sided operation goes: `region.remote` of the peer, and an offset in it. */
+export interface RemotePart {
+  readonly remoteRegion: number;
+  readonly remoteKey: number;
+  /** 0 by default. */
+  readonly remoteOffset?: number;
+}
+
+export interface SignalPart extends RemotePart {
+  readonly flow?: number;
+  /** Added to the 64-bit cell at `remoteOffset`, a multiple of 8. */
+  readonly add: number;
+}
+
+export interface ConnectionParts {
+  readonly link: EngineLink;
+  readonly slots: RequestSlots;
+  readonly channel: ControlChannel;
+  readonly number: number;
+  readonly peerName: string;
+  readonly paths: number;
+  readonly segmentBytes: number;
+  readonly cutsSends: boolean;
+  readonly onClose: (connection: Connection) => void;
+}
+
+/** After its goodbye, how long a peer's last acknowledgements may still come in. */
+const FAREWELL_MS = 100;
+
+/**
+ * Posting never waits: it returns a request, whose end `transport.wait` takes. Requests fail with WL_PEER_LOST when the
+ * peer's process ended or fell silent, with WL_CLOSED when either side closed, with WL_INVALID_ARGUMENT for ranges outside
+ * their region, with WL_UNAUTHORIZED for a wrong key.
+ */
+export class Connection implements AsyncDisposable {
+  readonly peerName: string;
+  /** UDP sockets on each side. */
+  readonly paths: number;
+  /** Bytes of a full packet. */
+  readonly segmentBytes: number;
+  /** True if the kernel cuts large sends into packets. */
+  readonly cutsSends: boolean;
+  /** Numeric addresses. */
+  readonly localHost: string;
+  readonly peerHost: string;
+  readonly #link: EngineLink;
+  readonly #slots: RequestSlots;
+  readonly #channel: ControlChannel;
+  readonly #number: number;
+  readonly #onClose: (connection: Connection) => void;
+  #error: WeftlineError | undefined;
+  #ending: Promise<void> | undefined;
+
+  constructor({ link, slots, channel, number, onClose, ...facts }: ConnectionParts) {
+    this.peerName = facts.peerName;
+    this.paths = facts.paths;
+    this.segmentBytes = facts.segmentBytes;
+    this.cutsSends = facts.cutsSends;
+    this.localHost = channel.localAddress;
+    this.peerHost = channel.remoteAddress;
+    this.#link = link;
+    this.#slots = slots;
+    this.#channel = channel;
+    this.#number = number;
+    this.#onClose = onClose;
+    channel.onEnd = (farewell) => {
+      if (farewell) setTimeout(() => void this.end(this.#closedByPeer()), FAREWELL_MS).unref();
+      else void this.end(this.#lost());
+    };
+    channel.unref();
+  }
+
+  /** The engine's number of it. */
+  get number(): number {
+    return this.#number;
+  }
+
+  /** Why the connection is over; undefined while it is not. */
+  get error(): WeftlineError | undefined {
+    return this.#error;
+  }
+
+  /** Offers memory for the next message of the flow. The end tells how many bytes came. */
+  receive(part: LocalPart): Request {
+    return this.#postLocal(commandKinds.receive, part);
+  }
+
+  /** Sends a message to the next receive of the flow; ends when every byte has arrived there. */
+  send(part: LocalPart): Request {
+    return this.#postLocal(commandKinds.send, part);
+  }
+
+  /** Writes into a region of the peer; ends when every byte lies there. */
+  write(part: LocalPart & RemotePart): Request {
+    this.#aim(part);
+    return this.#postLocal(commandKinds.write, part);
+  }
+
+  /** Reads from a region of the peer; ends when every byte lies here. */
+  read(part: LocalPart & RemotePart): Request {
+    this.#aim(part);
+    return this.#postLocal(commandKinds.read, part);
+  }
+
+  /** Adds to a counter of the peer, after the data of all earlier writes of the flow. */
+  signal(part: SignalPart): Request {
+    this.#aim(part);
+    this.#slots.command.add = part.add;
+    return this.#post(commandKinds.signal, part.flow);
+  }
+
+  /** Ends when all writes and signals posted before on the flow have. */
+  flush(flow?: number): Request {
+    return this.#post(commandKinds.flush, flow);
+  }
+
+  /** Withdraws a pending request, which then fails with WL_CLOSED here and there, unless it ends first. */
+  cancel(request: Request): void {
+    this.#slots.cancel(request, this.#number);
+  }
+
+  statistics(): Promise<HostStatistics> {
+    return this.#link.call({ name: 'statistics', connection: this.#number }) as Promise<HostStatistics>;
+  }
+
+  /** Pending requests fail with WL_CLOSED, here and at the peer. Idempotent. */
+  async close(): Promise<void> {
+    await this.end(new WeftlineError('WL_CLOSED', `The connection to ${this.peerName} was closed`));
+    this.#channel.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  /** Ends the connection for a reason, which its pending requests carry. */
+  end(error: WeftlineError): Promise<void> {
+    this.#error ??= error;
+    this.#ending ??= this.#end(this.#error);
+    return this.#ending;
+  }
+
+  /** What the engine says of its end. */
+  endWith(error: EncodedError): Promise<void> {
+    return this.end(decodeError(error));
+  }
+
+  async #end(error: WeftlineError): Promise<void> {
+    this.#onClose(this);
+    if (this.#link.failure !== undefined) return;
+    await this.#link.call({ name: 'end', connection: this.#number, error: encodeError(error) });
+  }
+
+  #postLocal(kind: number, { region, offset = 0, bytes, flow }: LocalPart): Request {
+    const { command } = this.#slots;
+    command.region = region.number;
+    command.offset = offset;
+    command.bytes = bytes ?? region.bytes.length - offset;
+    return this.#post(kind, flow);
+  }
+
+  #post(kind: number, flow = 0): Request {
+    if (this.#error !== undefined) throw this.#error;
+    const { command } = this.#slots;
+    command.kind = kind;
+    command.connection = this.#number;
+    command.flow = flow;
+    return this.#slots.post(this.peerName);
+  }
+
+  #aim({ remoteRegion, remoteKey, remoteOffset = 0 }: RemotePart): void {
+    const { command } = this.#slots;
+    command.remoteRegion = remoteRegion;
+    command.remoteKey = remoteKey;
+    command.remoteOffset = remoteOffset;
+  }
+
+  #lost(): WeftlineError {
+    return new WeftlineError('WL_PEER_LOST', `${this.peerName} is gone: its process ended or its connection broke`, {
+      details: { peer: this.peerName },
+    });
+  }
+
+  #closedByPeer(): WeftlineError {
+    return new WeftlineError('WL_CLOSED', `${this.peerName} closed the connection`, {
+      details: { peer: this.peerName },
+    });
+  }
+}

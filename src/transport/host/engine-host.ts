@@ -1,0 +1,261 @@
+// Runs one engine for a user who may be on another thread: carries out commands, keeps the tables they refer to.
+import { commandKinds, REQUEST_SLOTS } from '../../abi/transport-command.ts';
+import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import { viewAt } from '../../native/library.ts';
+import type { Settings } from '../../settings/settings.ts';
+import { Engine } from '../engine.ts';
+import { EngineLoop } from '../io/udp/engine-loop.ts';
+import type { Region, RemoteAccess } from '../region.ts';
+import {
+  type ConnectionStatistics,
+  type DropCounters,
+  type RequestHandle,
+  requestStatus,
+  type RequestStatus,
+  type TransportConnection,
+} from '../transport-engine.ts';
+import { type Command, emptyCommand, type SharedRequests } from './shared-requests.ts';
+
+/** What the user's side asks now and then; each is answered. Plain data, so that it can cross threads. */
+export type HostCall =
+  | { readonly name: 'reserve' }
+  | { readonly name: 'connect'; readonly options: HostConnection }
+  | { readonly name: 'register'; readonly options: HostRegion }
+  | { readonly name: 'release'; readonly region: number }
+  /** Ends a connection; its pending requests fail with the error. */
+  | { readonly name: 'end'; readonly connection: number; readonly error: EncodedError }
+  | { readonly name: 'statistics'; readonly connection: number }
+  | { readonly name: 'stop' };
+
+export interface HostConnection {
+  readonly localId: number;
+  readonly remoteId: number;
+  readonly peerName: string;
+  readonly secret: bigint;
+  readonly segmentBytes: number;
+  /** By path; the host closes them. */
+  readonly descriptors: readonly number[];
+  readonly segments: number;
+}
+
+export interface HostRegion {
+  /** Of memory that stays until the region is released. */
+  readonly address: number;
+  readonly bytes: number;
+  readonly remote: Partial<RemoteAccess>;
+}
+
+/** What a peer needs to read or write the region. */
+export interface RegionName {
+  readonly number: number;
+  readonly id: number;
+  readonly key: number;
+}
+
+export interface HostStatistics {
+  readonly connection: ConnectionStatistics;
+  readonly drops: DropCounters;
+  readonly failures: Readonly<Record<string, number>>;
+}
+
+/** What the host tells without being asked. */
+export type HostEvent =
+  /** Sent before the table shows that the request failed. */
+  | { readonly event: 'failed'; readonly slot: number; readonly error: EncodedError }
+  | { readonly event: 'ended'; readonly connection: number; readonly error: EncodedError };
+
+export interface EngineHostOptions {
+  readonly settings: Settings;
+  readonly requests: SharedRequests;
+  readonly onEvent: (event: HostEvent) => void;
+}
+
+interface HostedConnection {
+  readonly connection: TransportConnection;
+  /** Why the connection was ended from here, in place of what the engine says of it. */
+  reason: EncodedError | undefined;
+}
+
+export class EngineHost implements Disposable {
+  readonly loop: EngineLoop;
+  readonly #requests: SharedRequests;
+  readonly #onEvent: (event: HostEvent) => void;
+  readonly #connections: (HostedConnection | undefined)[] = [];
+  readonly #regions: (Region | undefined)[] = [];
+  readonly #slotOf = new Map<RequestHandle, number>();
+  readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
+  readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
+  readonly #command: Command = emptyCommand();
+
+  constructor({ settings, requests, onEvent }: EngineHostOptions) {
+    this.#requests = requests;
+    this.#onEvent = onEvent;
+    this.loop = new EngineLoop({
+      spinMicroseconds: settings.transportSpinUs,
+      engine: (io) =>
+        new Engine({
+          io,
+          settings,
+          onCompletion: (handle, status) => this.#completed(handle, status),
+          onConnectionEnd: (connection, error) => this.#connectionEnded(connection, error),
+        }),
+    });
+  }
+
+  /** Hot path. Carries out what the user's side has put; false if there was nothing. */
+  takeCommands(): boolean {
+    if (!this.#requests.take(this.#command)) return false;
+    do this.#carryOut(this.#command);
+    while (this.#requests.take(this.#command));
+    this.loop.touch();
+    return true;
+  }
+
+  call(call: HostCall): unknown {
+    switch (call.name) {
+      case 'reserve':
+        return this.loop.engine.reserveConnectionId();
+      case 'connect':
+        return this.#connect(call.options);
+      case 'register':
+        return this.#register(call.options);
+      case 'release':
+        return this.#release(call.region);
+      case 'end':
+        return this.#end(call.connection, call.error);
+      case 'statistics':
+        return this.#statistics(call.connection);
+      case 'stop':
+        return this.#stop();
+      default:
+        return call satisfies never;
+    }
+  }
+
+  [Symbol.dispose](): void {
+    this.loop[Symbol.dispose]();
+  }
+
+  #connect(options: HostConnection): number {
+    const { descriptors, segments, ...names } = options;
+    const free = this.#connections.indexOf(undefined);
+    const number = free === -1 ? this.#connections.length : free;
+    this.loop.addPeer({ peer: number, descriptors, segments });
+    try {
+      const connection = this.loop.engine.createConnection({ ...names, peer: number, paths: descriptors.length });
+      this.#connections[number] = { connection, reason: undefined };
+    } catch (error) {
+      this.loop.removePeer(number);
+      throw error;
+    }
+    return number;
+  }
+
+  #register({ address, bytes, remote }: HostRegion): RegionName {
+    const view = new Uint8Array(viewAt(address, bytes));
+    const region = this.loop.engine.register({ bytes: view, address, remote });
+    const free = this.#regions.indexOf(undefined);
+    const number = free === -1 ? this.#regions.length : free;
+    this.#regions[number] = region;
+    return { number, id: region.id, key: region.key };
+  }
+
+  #release(number: number): void {
+    const region = this.#regions[number];
+    this.#regions[number] = undefined;
+    if (region !== undefined) this.loop.engine.release(region);
+  }
+
+  #end(number: number, error: EncodedError): void {
+    const hosted = this.#connections[number];
+    if (hosted === undefined) return;
+    hosted.reason ??= error;
+    hosted.connection.close();
+    // What the close says goes out, and pending requests fail, before the sockets close.
+    this.loop.engine.onTimer(performance.now() * 1000);
+    for (const [slot, connection] of this.#connectionOf.entries()) {
+      if (connection === number && this.#handleOf[slot] !== -1) this.#fail(slot, error);
+    }
+    this.loop.removePeer(number);
+    this.#connections[number] = undefined;
+  }
+
+  #statistics(number: number): HostStatistics {
+    const hosted = this.#connections[number];
+    if (hosted === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
+    const { drops } = this.loop.engine;
+    // A copy: the counters themselves go on.
+    const { statistics } = hosted.connection;
+    return structuredClone({ connection: statistics, drops, failures: this.loop.failures });
+  }
+
+  #stop(): void {
+    const error = encodeError(new WeftlineError('WL_CLOSED', 'The transport was closed'));
+    for (const [number, hosted] of this.#connections.entries()) if (hosted !== undefined) this.#end(number, error);
+  }
+
+  #carryOut(command: Command): void {
+    const { slot } = command;
+    if (command.kind === commandKinds.cancel) {
+      const handle = this.#handleOf[slot] as number;
+      if (handle !== -1) this.#connections[command.connection]?.connection.cancel(handle);
+      return;
+    }
+    this.#connectionOf[slot] = command.connection;
+    try {
+      const handle = this.#post(command);
+      this.#handleOf[slot] = handle;
+      this.#slotOf.set(handle, slot);
+    } catch (error) {
+      this.#fail(slot, encodeError(error));
+    }
+  }
+
+  #post(command: Command): RequestHandle {
+    const hosted = this.#connections[command.connection];
+    if (hosted === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
+    const { connection } = hosted;
+    const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
+    if (kind === commandKinds.flush) return connection.flush(flow);
+    if (kind === commandKinds.signal) {
+      return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
+    }
+    const region = this.#regions[command.region];
+    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
+    const { offset, bytes } = command;
+    if (kind === commandKinds.send) return connection.postSend({ region, offset, bytes, flow });
+    if (kind === commandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
+    const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset };
+    return kind === commandKinds.write ? connection.write(range) : connection.read(range);
+  }
+
+  #completed(handle: RequestHandle, status: RequestStatus): void {
+    const slot = this.#slotOf.get(handle);
+    if (slot === undefined) return;
+    if (status !== requestStatus.done) {
+      const error = this.loop.engine.requestError(handle);
+      const reason = this.#connections[this.#connectionOf[slot] as number]?.reason;
+      this.#fail(slot, reason ?? encodeError(error ?? new WeftlineError('WL_INTERNAL', 'A request failed silently')));
+      return;
+    }
+    this.#forget(slot);
+    this.#requests.finish(slot, true, this.loop.engine.receivedBytes(handle));
+  }
+
+  #fail(slot: number, error: EncodedError): void {
+    this.#forget(slot);
+    // ORDER: the reason first, so that whoever sees the failure finds it.
+    this.#onEvent({ event: 'failed', slot, error });
+    this.#requests.finish(slot, false, 0);
+  }
+
+  #forget(slot: number): void {
+    this.#slotOf.delete(this.#handleOf[slot] as number);
+    this.#handleOf[slot] = -1;
+  }
+
+  #connectionEnded(connection: TransportConnection, error: WeftlineError): void {
+    const number = this.#connections.findIndex((hosted) => hosted?.connection === connection);
+    if (number !== -1) this.#onEvent({ event: 'ended', connection: number, error: encodeError(error) });
+  }
+}

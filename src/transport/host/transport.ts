@@ -1,0 +1,249 @@
+// The transport as a program uses it: registered memory, connections made and accepted, the ends of requests.
+import { connect as connectTcp, createServer, type Socket } from 'node:net';
+import { hostname } from 'node:os';
+import { WeftlineError } from '../../core/errors.ts';
+import { readSettings, type Settings } from '../../settings/settings.ts';
+import type { WaitOptions } from '../../world/store.ts';
+import { ControlChannel } from '../io/udp/control-channel.ts';
+import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '../io/udp/greeting.ts';
+import type { RemoteAccess } from '../region.ts';
+import { Connection } from './connection.ts';
+import type { HostEvent, RegionName } from './engine-host.ts';
+import { type EngineLink, openEngineLink } from './engine-link.ts';
+import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
+import { type Request, RequestSlots, type RequestState } from './request-slots.ts';
+import { TransportListener } from './transport-listener.ts';
+
+export interface TransportOptions {
+  /** How errors of peers call this side, such as "rank 3"; host and process by default. */
+  readonly name?: string;
+  /** Both sides of a connection must hold the same; WEFTLINE_TOKEN by default, none if that is empty. */
+  readonly token?: string;
+  /** Wins over the environment. Those whose names begin with `transport` count, and `timeoutMs`. */
+  readonly settings?: Partial<Settings>;
+}
+
+export interface Address {
+  readonly host: string;
+  readonly port: number;
+}
+
+/** The kernel cuts a send into no more on every version. */
+const MAX_CUTS = 64;
+const FIRST_RETRY_MS = 10;
+const LAST_RETRY_MS = 200;
+
+export class Transport implements AsyncDisposable {
+  readonly settings: Settings;
+  readonly name: string;
+  readonly #token: string;
+  readonly #link: EngineLink;
+  readonly #slots: RequestSlots;
+  readonly #connections = new Map<number, Connection>();
+  readonly #listeners = new Set<TransportListener>();
+  /** So that registered memory is not collected. */
+  readonly #regions = new Map<number, Uint8Array>();
+  #closing: Promise<void> | undefined;
+
+  /** Starts the engine. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing. */
+  static async create(options: TransportOptions = {}): Promise<Transport> {
+    const settings = readSettings(options.settings);
+    return new Transport(await openEngineLink(settings), settings, options);
+  }
+
+  private constructor(link: EngineLink, settings: Settings, { name, token }: TransportOptions) {
+    this.settings = settings;
+    this.name = name ?? `process ${process.pid} on ${hostname()}`;
+    this.#token = token ?? process.env['WEFTLINE_TOKEN'] ?? '';
+    this.#link = link;
+    this.#slots = new RequestSlots(link, settings.timeoutMs);
+    link.onEvent = (event) => this.#handle(event);
+  }
+
+  /** Accepts connections at the address; port 0 takes any. Fails with the system's error if it cannot listen. */
+  async listen({ host, port }: Address): Promise<TransportListener> {
+    const listener = await TransportListener.open({
+      server: createServer(),
+      address: { host, port },
+      greet: (socket) => this.#greetGuest(socket),
+      onClose: (closed) => this.#listeners.delete(closed),
+    });
+    this.#listeners.add(listener);
+    return listener;
+  }
+
+  /**
+   * Connects to a transport that listens, trying again until it does. Fails with WL_TIMEOUT, WL_UNAUTHORIZED (another
+   * token), WL_PROTOCOL (another version).
+   */
+  async connect(address: Address, options: WaitOptions = {}): Promise<Connection> {
+    const timeoutMs = options.timeoutMs ?? this.settings.timeoutMs;
+    const end = performance.now() + timeoutMs;
+    const socket = await dial(address, end, { timeoutMs, ...options });
+    const channel = new ControlChannel(socket, end);
+    return this.#establish(channel, visitHost);
+  }
+
+  /** Memory becomes usable for requests of every connection. `remote` says what peers may do that are told its name. */
+  async register(memory: RegisteredMemory, remote: Partial<RemoteAccess> = {}): Promise<MemoryRegion> {
+    const { bytes, address } = fixedBytes(memory);
+    const options = { address, bytes: bytes.length, remote };
+    const name = (await this.#link.call({ name: 'register', options })) as RegionName;
+    this.#regions.set(name.number, bytes);
+    return memoryRegion(bytes, name);
+  }
+
+  /** The memory is the caller's again; pending requests that use it fail with WL_CLOSED. */
+  async release(region: MemoryRegion): Promise<void> {
+    await this.#link.call({ name: 'release', region: region.number });
+    this.#regions.delete(region.number);
+  }
+
+  state(request: Request): RequestState {
+    return this.#slots.state(request);
+  }
+
+  /** Takes the end of a request that has one: returns the bytes received, or throws why it failed. Its name is then free. */
+  take(request: Request): number {
+    return this.#slots.take(request);
+  }
+
+  /** `take` once the request has ended. Fails with WL_TIMEOUT, naming the peer; the request then stays pending. */
+  wait(request: Request, options?: WaitOptions): Promise<number> {
+    return this.#slots.wait(request, options);
+  }
+
+  /** The same, but blocks this thread: answers sooner, while its timers and sockets stand still. */
+  waitBlocking(request: Request, timeoutMs?: number): number {
+    return this.#slots.waitBlocking(request, timeoutMs);
+  }
+
+  /** How many requests have ended so far; wraps at 2^32. */
+  get ended(): number {
+    return this.#link.requests.ended;
+  }
+
+  /** Blocks this thread until a further request has ended than `seen` counts, or the time is over. */
+  waitForEndBlocking(seen: number, milliseconds: number): void {
+    if (this.#link.failure !== undefined) throw this.#link.failure;
+    this.#link.waitBlocking(seen, milliseconds);
+  }
+
+  /** Lets packets move without waiting; only of use without an engine thread. */
+  progress(): void {
+    this.#link.progress();
+  }
+
+  /** Closes listeners and connections, ends the engine. Idempotent. */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  async #close(): Promise<void> {
+    for (const listener of this.#listeners) listener.close();
+    await Promise.all([...this.#connections.values()].map((connection) => connection.close()));
+    await this.#link.close();
+    this.#regions.clear();
+  }
+
+  #greetGuest(socket: Socket): Promise<Connection> {
+    return this.#establish(new ControlChannel(socket, performance.now() + this.settings.timeoutMs), receiveGuest);
+  }
+
+  async #establish(
+    channel: ControlChannel,
+    meet: (channel: ControlChannel, options: GreetingOptions) => Promise<Meeting>,
+  ): Promise<Connection> {
+    const { settings } = this;
+    const connectionId = (await this.#link.call({ name: 'reserve' })) as number;
+    const meeting = await meet(channel, {
+      token: this.#token,
+      name: this.name,
+      paths: settings.transportPaths,
+      segmentBytes: settings.transportSegmentBytes,
+      bufferBytes: settings.transportSocketBufferBytes,
+      segmentationOffload: settings.transportSegmentationOffload,
+      connectionId,
+    });
+    const { peerName, segmentBytes, sockets, remoteId, secret, cutsSends } = meeting;
+    const descriptors = sockets.map(({ fd }) => fd);
+    const number = (await this.#link.call({
+      name: 'connect',
+      options: {
+        localId: connectionId,
+        remoteId,
+        peerName,
+        secret,
+        segmentBytes,
+        descriptors,
+        segments: cutsSends ? MAX_CUTS : 1,
+      },
+    })) as number;
+    const connection = new Connection({
+      link: this.#link,
+      slots: this.#slots,
+      channel,
+      number,
+      peerName,
+      paths: sockets.length,
+      segmentBytes,
+      cutsSends,
+      onClose: () => this.#connections.delete(number),
+    });
+    this.#connections.set(number, connection);
+    return connection;
+  }
+
+  #handle(event: HostEvent): void {
+    if (event.event === 'failed') this.#slots.failed(event.slot, event.error);
+    else void this.#connections.get(event.connection)?.endWith(event.error);
+  }
+}
+
+/** A TCP connection, tried again with growing pauses until the deadline. */
+async function dial(
+  { host, port }: Address,
+  end: number,
+  { timeoutMs, signal }: WaitOptions & { readonly timeoutMs: number },
+): Promise<Socket> {
+  let pause = FIRST_RETRY_MS;
+  for (;;) {
+    signal?.throwIfAborted();
+    try {
+      return await dialOnce(host, port, end - performance.now());
+    } catch (cause) {
+      if (performance.now() + pause < end) {
+        await new Promise((resolve) => setTimeout(resolve, pause));
+        pause = Math.min(LAST_RETRY_MS, pause * 1.5);
+        continue;
+      }
+      throw new WeftlineError(
+        'WL_TIMEOUT',
+        `No transport answered at ${host} port ${port} within ${timeoutMs} ms (${(cause as Error).message}): it is missing, or the address or a firewall is wrong`,
+        { details: { host, port, timeoutMs }, cause },
+      );
+    }
+  }
+}
+
+function dialOnce(host: string, port: number, milliseconds: number): Promise<Socket> {
+  return new Promise((resolve, reject) => {
+    const socket = connectTcp({ host, port });
+    const timer = setTimeout(() => socket.destroy(new Error('no answer')), Math.max(1, milliseconds));
+    const fail = (error: Error): void => {
+      clearTimeout(timer);
+      reject(error);
+    };
+    socket.once('error', fail);
+    socket.once('connect', () => {
+      clearTimeout(timer);
+      socket.removeListener('error', fail);
+      resolve(socket);
+    });
+  });
+}

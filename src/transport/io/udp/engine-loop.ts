@@ -1,0 +1,147 @@
+// One engine over UDP sockets on one thread: takes packets in, lets the engine send, sleeps when nothing happens.
+import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
+import { NativeBlock } from '../../../native/native-block.ts';
+import { closeDescriptor } from '../../../native/udp.ts';
+import type { PacketIo } from '../../packet-io.ts';
+import type { TransportEngine } from '../../transport-engine.ts';
+import { DatagramReceiver, RECEIVE_ARENA_BYTES } from './datagram-receiver.ts';
+import { type PathSocket, type SendFailures, UdpPacketIo } from './udp-packet-io.ts';
+
+/** Batches taken from one socket before the engine may answer: acks must not wait for a full socket to run dry. */
+const BATCHES_PER_ROUND = 4;
+/** In place of a socket's number. */
+const DOORBELL = -1;
+/** Nothing is missed by a longer sleep, but a thread that sleeps cannot be ended from outside. */
+const LONGEST_SLEEP_MICROSECONDS = 100_000;
+
+export interface EngineLoopOptions {
+  /** Makes the engine over the I/O. */
+  readonly engine: (io: PacketIo) => TransportEngine;
+  /** How long the loop polls after the last packet before it sleeps. */
+  readonly spinMicroseconds: number;
+}
+
+export interface PeerSockets {
+  /** A small number that no other peer has. */
+  readonly peer: number;
+  /** By path. The loop closes them. */
+  readonly descriptors: readonly number[];
+  /** Most segments that the kernel cuts one send into; 1 if it must not. */
+  readonly segments: number;
+}
+
+export class EngineLoop implements Disposable {
+  readonly engine: TransportEngine;
+  /** Rung by other threads to end a sleep. */
+  readonly doorbell: Doorbell = Doorbell.create();
+  readonly #io: UdpPacketIo;
+  readonly #receiver: DatagramReceiver;
+  readonly #readiness = new ReadinessSet();
+  readonly #spinMicroseconds: number;
+  /** By socket number; -1 for a number that is free. */
+  readonly #descriptors: number[] = [];
+  readonly #peers: number[] = [];
+  readonly #paths = new Map<number, readonly PathSocket[]>();
+  #sockets = 0;
+  #lastWork = 0;
+
+  constructor({ engine, spinMicroseconds }: EngineLoopOptions) {
+    const arena = new NativeBlock(RECEIVE_ARENA_BYTES);
+    this.#receiver = new DatagramReceiver(arena);
+    this.#io = new UdpPacketIo(arena);
+    this.#spinMicroseconds = spinMicroseconds;
+    this.#readiness.add(this.doorbell.fd, DOORBELL);
+    this.engine = engine(this.#io);
+  }
+
+  /** Sends that the kernel did not take. */
+  get failures(): Readonly<SendFailures> {
+    return this.#io.failures;
+  }
+
+  addPeer({ peer, descriptors, segments }: PeerSockets): void {
+    const paths = descriptors.map((fd) => ({ fd, segments }));
+    this.#paths.set(peer, paths);
+    this.#io.setPeer(peer, paths);
+    for (const fd of descriptors) {
+      const free = this.#descriptors.indexOf(-1);
+      const number = free === -1 ? this.#descriptors.length : free;
+      this.#descriptors[number] = fd;
+      this.#peers[number] = peer;
+      this.#readiness.add(fd, number);
+      this.#sockets += 1;
+    }
+  }
+
+  removePeer(peer: number): void {
+    this.#io.removePeer(peer);
+    for (const { fd } of this.#paths.get(peer) ?? []) {
+      this.#readiness.remove(fd);
+      this.#descriptors[this.#descriptors.indexOf(fd)] = -1;
+      this.#sockets -= 1;
+      closeDescriptor(fd);
+    }
+    this.#paths.delete(peer);
+  }
+
+  /** Hot path. Takes in what has arrived, sends what is due. False if there was nothing to do. */
+  step(): boolean {
+    const isBusy = this.#sockets === 1 && this.#descriptors.length === 1 ? this.#drain(0) : this.#drainReady();
+    const now = microseconds();
+    if (this.engine.nextDeadline() > now && !isBusy) return false;
+    this.engine.onTimer(now);
+    this.#lastWork = now;
+    return true;
+  }
+
+  /** True once so little happens that the thread had better sleep. */
+  get isIdle(): boolean {
+    return microseconds() - this.#lastWork >= this.#spinMicroseconds;
+  }
+
+  /** Sleeps until a packet comes, the engine's next deadline, the doorbell, or `most` is over. */
+  sleep(most: number = LONGEST_SLEEP_MICROSECONDS): void {
+    const due = this.engine.nextDeadline() - microseconds();
+    if (due > 0) this.#readiness.sleep(Math.min(due, most, LONGEST_SLEEP_MICROSECONDS));
+  }
+
+  /** Counts as work: the loop goes on polling for a while. */
+  touch(): void {
+    this.#lastWork = microseconds();
+  }
+
+  [Symbol.dispose](): void {
+    for (const peer of this.#paths.keys()) this.removePeer(peer);
+    this.#readiness[Symbol.dispose]();
+    this.doorbell[Symbol.dispose]();
+  }
+
+  #drainReady(): boolean {
+    const ready = this.#readiness.poll();
+    let isBusy = false;
+    for (let index = 0; index < ready; index += 1) {
+      const number = this.#readiness.numberAt(index);
+      if (number === DOORBELL) this.doorbell.silence();
+      else if (this.#drain(number)) isBusy = true;
+    }
+    return isBusy;
+  }
+
+  #drain(number: number): boolean {
+    const fd = this.#descriptors[number] as number;
+    const peer = this.#peers[number] as number;
+    const { batch } = this.#receiver;
+    for (let round = 0; round < BATCHES_PER_ROUND; round += 1) {
+      const hasMore = this.#receiver.receive(fd, peer);
+      if (batch.count === 0) return round > 0;
+      this.engine.onPackets(batch, microseconds());
+      if (!hasMore) break;
+    }
+    return true;
+  }
+}
+
+/** The clock of the loops of this thread. */
+function microseconds(): number {
+  return performance.now() * 1000;
+}

@@ -1,0 +1,120 @@
+// How two transports meet: over loopback TCP and UDP, both sides in this process, without an engine.
+import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import test from 'node:test';
+import { ControlChannel } from '#lib/transport/io/udp/control-channel.js';
+import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '#lib/transport/io/udp/greeting.js';
+import { encodeFrame } from '#lib/world/frames.js';
+
+const base: GreetingOptions = {
+  token: 'secret',
+  name: 'host',
+  paths: 3,
+  segmentBytes: 0,
+  bufferBytes: 1 << 20,
+  segmentationOffload: true,
+  connectionId: 7,
+};
+
+/** Two ends of a TCP connection. */
+async function pair(host = '127.0.0.1'): Promise<[Socket, Socket]> {
+  const server = createServer().listen(0, host);
+  await once(server, 'listening');
+  const guest = connect((server.address() as AddressInfo).port, host);
+  const [hostSide] = (await once(server, 'connection')) as [Socket];
+  server.close();
+  return [hostSide, guest];
+}
+
+function deadline(milliseconds = 5000): number {
+  return performance.now() + milliseconds;
+}
+
+async function greet(
+  hostOptions: Partial<GreetingOptions>,
+  guestOptions: Partial<GreetingOptions>,
+  host?: string,
+): Promise<PromiseSettledResult<Meeting>[]> {
+  const [hostSocket, guestSocket] = await pair(host);
+  const results = await Promise.allSettled([
+    receiveGuest(new ControlChannel(hostSocket, deadline()), { ...base, ...hostOptions }),
+    visitHost(new ControlChannel(guestSocket, deadline()), { ...base, name: 'guest', ...guestOptions }),
+  ]);
+  hostSocket.destroy();
+  guestSocket.destroy();
+  for (const result of results) {
+    if (result.status === 'fulfilled') for (const socket of result.value.sockets) socket[Symbol.dispose]();
+  }
+  return results;
+}
+
+async function meet(hostOptions: Partial<GreetingOptions>, guestOptions: Partial<GreetingOptions>, host?: string) {
+  const [one, two] = await greet(hostOptions, guestOptions, host);
+  if (one?.status !== 'fulfilled') throw one?.reason;
+  if (two?.status !== 'fulfilled') throw two?.reason;
+  return [one.value, two.value] as const;
+}
+
+test('both sides learn the same secret, the paths both can have, and the largest packet that passes', async () => {
+  const [host, guest] = await meet({ connectionId: 7 }, { connectionId: 9, paths: 2 });
+  assert.equal(host.secret, guest.secret);
+  assert.equal(host.sockets.length, 2);
+  assert.equal(guest.sockets.length, 2);
+  assert.deepEqual([host.remoteId, guest.remoteId], [9, 7]);
+  assert.deepEqual([host.peerName, guest.peerName], ['guest', 'host']);
+  assert.equal(host.segmentBytes, guest.segmentBytes);
+  // The loopback of every Linux takes them.
+  assert.ok(host.segmentBytes > 16_000);
+});
+
+test('the smaller packet size wins, and no offload means none', async () => {
+  const [host, guest] = await meet({ segmentBytes: 1472, segmentationOffload: false }, {});
+  assert.deepEqual([host.segmentBytes, guest.segmentBytes], [1472, 1472]);
+  assert.equal(host.cutsSends, false);
+});
+
+test('IPv6 works alike', async (t) => {
+  const [host, guest] = await meet({ paths: 1 }, {}, '::1').catch((error: NodeJS.ErrnoException) => {
+    if (error.code !== 'EADDRNOTAVAIL' && error.code !== 'EAFNOSUPPORT') throw error;
+    t.skip('no IPv6 here');
+    return [];
+  });
+  assert.equal(host?.segmentBytes, guest?.segmentBytes);
+});
+
+test('another token is refused on both sides', async () => {
+  const results = await greet({}, { token: 'a guess' });
+  for (const result of results) {
+    assert.equal(result.status, 'rejected');
+    assert.equal((result.reason as { code: string }).code, 'WL_UNAUTHORIZED');
+  }
+});
+
+test('another version, other protocols and noise are refused with a reason', async () => {
+  const frames: Buffer[] = [
+    Buffer.concat(encodeFrame({ protocol: 'weftline-transport', version: 99, nonce: 'x' })),
+    Buffer.concat(encodeFrame({ protocol: 'weftline-store', version: 1 })),
+    Buffer.from('GET / HTTP/1.1\r\nHost: here\r\n\r\n'),
+    Buffer.concat([randomBytes(100), Buffer.alloc(16, 0xff)]),
+  ];
+  for (const bytes of frames) {
+    const [hostSocket, stranger] = await pair();
+    const heard: Buffer[] = [];
+    stranger.on('data', (chunk) => heard.push(chunk)).write(bytes);
+    const ended = once(stranger, 'close');
+    await assert.rejects(receiveGuest(new ControlChannel(hostSocket, deadline()), base), { code: 'WL_PROTOCOL' });
+    await ended;
+    assert.match(Buffer.concat(heard).toString(), /refused.*WL_PROTOCOL/);
+  }
+});
+
+test('a caller that says nothing is given up at the deadline, one that leaves at once', async () => {
+  const [hostSocket, silent] = await pair();
+  await assert.rejects(receiveGuest(new ControlChannel(hostSocket, deadline(50)), base), { code: 'WL_TIMEOUT' });
+  silent.destroy();
+  const [other, leaving] = await pair();
+  leaving.destroy();
+  await assert.rejects(receiveGuest(new ControlChannel(other, deadline()), base), { code: 'WL_PEER_LOST' });
+});
