@@ -1,5 +1,6 @@
 // Every file of kernels/cuda: what `weftline compile` fills a bundle with and what the tests compile.
 import type { KernelFile } from './kernel-file.ts';
+import { benchKernels } from './kernels/bench.ts';
 import { epCombineKernels, epDispatchKernels, epPrepareKernels } from './kernels/ep.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
 
@@ -8,4 +9,5 @@ export const kernelCatalogue: readonly KernelFile[] = [
   epPrepareKernels,
   epDispatchKernels,
   epCombineKernels,
+  benchKernels,
 ];
