@@ -66,17 +66,10 @@ __device__ void pushSides(const BenchCopyArguments& a, i32 row, u32 token) {
 
 constexpr u32 barrierBytes = 1024;
 
-// What a slot holds: a part of a row, with the token's side row behind it when the engine moves those.
-__device__ __forceinline__ u32 slotBytes(const BenchCopyArguments& a) {
-  return a.partBytes + (a.sidesByEngine != 0 ? a.sideBytes : 0);
-}
-
 struct Part {
   u32 token;
   u32 at;
   u32 bytes;
-  // The token's side row goes with its first part.
-  u32 sideBytes;
 };
 
 __device__ __forceinline__ Part partOf(const BenchCopyArguments& a, const Share& share, u32 item) {
@@ -84,18 +77,14 @@ __device__ __forceinline__ Part partOf(const BenchCopyArguments& a, const Share&
   part.token = share.first + item / share.parts * share.step;
   part.at = item % share.parts * a.partBytes;
   part.bytes = min(a.partBytes, a.rowBytes - part.at);
-  part.sideBytes = part.at == 0 && a.sidesByEngine != 0 ? a.sideBytes : 0;
   return part;
 }
 
 __device__ __forceinline__ void loadPart(const BenchCopyArguments& a, const Part& part, u8* slot, u64* barrier) {
   __syncwarp();
   if (laneIndex() != 0) return;
-  barrierArriveExpect(barrier, part.bytes + part.sideBytes);
+  barrierArriveExpect(barrier, part.bytes);
   bulkLoad(slot, static_cast<const u8*>(a.local) + static_cast<u64>(part.token) * a.rowBytes + part.at, part.bytes, barrier);
-  if (part.sideBytes == 0) return;
-  bulkLoad(slot + a.partBytes, static_cast<const u8*>(a.localSides) + static_cast<u64>(part.token) * a.sideBytes,
-           a.sideBytes, barrier);
 }
 
 // Row t of this rank to its place at every rank. While one part is stored the next ones are being loaded.
@@ -103,9 +92,6 @@ __device__ void pushRows(const BenchCopyArguments& a, u8* slots, u64* barriers) 
   const Share share = shareOf(a);
   const u32 peer = peerOfLane(a);
   u8* rows = static_cast<u8*>(a.rows[peer]);
-  u8* sides = static_cast<u8*>(a.sides[peer]);
-  const u32 stride = slotBytes(a);
-  const bool plainSides = a.sideBytes != 0 && a.sidesByEngine == 0;
   i32 row = -1;
   i32 nextRow = rowAt(a, peer, share.first);
   u32 loaded = 0;
@@ -116,7 +102,7 @@ __device__ void pushRows(const BenchCopyArguments& a, u8* slots, u64* barriers) 
     while (loaded < share.items && loaded < item + a.slots) {
       // The slot was stored from one item ago.
       bulkWaitRead<0>();
-      loadPart(a, partOf(a, share, loaded), slots + loadSlot * stride, &barriers[loadSlot]);
+      loadPart(a, partOf(a, share, loaded), slots + loadSlot * a.partBytes, &barriers[loadSlot]);
       ++loaded;
       loadSlot = loadSlot + 1 == a.slots ? 0 : loadSlot + 1;
     }
@@ -124,13 +110,11 @@ __device__ void pushRows(const BenchCopyArguments& a, u8* slots, u64* barriers) 
     if (part.at == 0) {
       row = nextRow;
       nextRow = rowAt(a, peer, part.token + share.step);
-      if (plainSides) pushSides(a, row, part.token);
+      if (a.sideBytes != 0) pushSides(a, row, part.token);
     }
     barrierWait(&barriers[slot], phase);
     if (row >= 0) {
-      const u8* from = slots + slot * stride;
-      bulkStore(rows + static_cast<u64>(row) * a.rowBytes + part.at, from, part.bytes);
-      if (part.sideBytes != 0) bulkStore(sides + static_cast<u64>(row) * a.sideBytes, from + a.partBytes, a.sideBytes);
+      bulkStore(rows + static_cast<u64>(row) * a.rowBytes + part.at, slots + slot * a.partBytes, part.bytes);
       bulkCommit();
     }
     if (++slot == a.slots) {
@@ -266,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) benchPush(const __grid_con
 #if WEFTLINE_BULK_COPY
   extern __shared__ __align__(128) u8 shared[];
   u64* barriers = makeBarriers(a, shared);
-  u8* slots = shared + barrierBytes + static_cast<u64>(threadIdx.x / lanesPerWarp) * a.slots * slotBytes(a);
+  u8* slots = shared + barrierBytes + static_cast<u64>(threadIdx.x / lanesPerWarp) * a.slots * a.partBytes;
   copyTogether(a, [&] { a.rowBytes % 16 == 0 ? pushRows(a, slots, barriers) : pushRowsPlain(a); });
 #else
   copyTogether(a, [&] { pushRowsPlain(a); });

@@ -37,8 +37,6 @@ export const benchCopyArguments = defineLayout('BenchCopyArguments', {
   tokens: 'u32',
   rowBytes: 'u32',
   sideBytes: 'u32',
-  /** 1: the bulk copy engine moves side rows as well; 0: the lanes do. */
-  sidesByEngine: 'u32',
   /** A row moves in parts of so many bytes, each staged in shared memory. */
   partBytes: 'u32',
   /** Parts that one warp stages at once. */

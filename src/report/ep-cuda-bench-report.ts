@@ -52,9 +52,8 @@ function caseTable({ runs }: EpCudaBenchReport): string {
 /** What the ceilings turned out to be. */
 function describeCopies({ runs }: EpCudaBenchReport): string {
   const lines = runs.flatMap(({ numSms, copyShapes }) =>
-    Object.entries(copyShapes).map(([name, { warps, slots, partBytes, sidesByEngine, shapesTried }]) => {
-      const sides = sidesByEngine ? ', scales by the copy engine' : '';
-      return `  ${name}, ${numSms} SMs: ${warps} warps, ${slots} in flight, parts of ${partBytes} bytes${sides}; best of ${shapesTried}`;
+    Object.entries(copyShapes).map(([name, { warps, slots, partBytes, shapesTried }]) => {
+      return `  ${name}, ${numSms} SMs: ${warps} warps, ${slots} in flight, parts of ${partBytes} bytes; best of ${shapesTried}`;
     }),
   );
   return ['copies:', ...lines].join('\n');

@@ -10,23 +10,20 @@ import { machineDocument } from '#lib/bench/machine.js';
 import { epCudaBenchReport } from '#lib/report/ep-cuda-bench-report.js';
 import { readSettings } from 'weftline';
 
-const push: CopyOf = { direction: 'push', ranks: 4, rowBytes: 14_336, sideBytes: 0, room: 230_400 };
+const push: CopyOf = { direction: 'push', ranks: 4, rowBytes: 14_336, room: 230_400 };
 
 test('copyShapes() tries whole rows and equal parts of them, in all shapes that fit', () => {
   const shapes = copyShapes(push);
-  assert.deepEqual([...new Set(shapes.map((shape) => shape.partBytes))], [14_336, 7168, 3584, 2048]);
+  assert.deepEqual([...new Set(shapes.map((shape) => shape.partBytes))], [14_336, 7168, 3584, 2048, 1024]);
   assert.ok(shapes.some(({ warps, slots, partBytes }) => warps === 16 && slots === 1 && partBytes === 7168));
-  assert.ok(shapes.every((shape) => stagedBytes(push, shape) <= push.room && !shape.sidesByEngine));
+  assert.ok(shapes.every((shape) => stagedBytes(push, shape) <= push.room));
   assert.ok(!shapes.some(({ warps, partBytes }) => warps === 32 && partBytes === 14_336));
 });
 
-test('copyShapes() stages side rows where the copy engine can move them, and a row of every rank for a pull', () => {
-  const fp8 = { ...push, rowBytes: 7168, sideBytes: 224 };
-  assert.deepEqual(new Set(copyShapes(fp8).map((shape) => shape.sidesByEngine)), new Set([false, true]));
-  const shape = { warps: 8, slots: 2, partBytes: 3584, sidesByEngine: true };
-  assert.equal(stagedBytes(fp8, shape), 8 * 2 * (3584 + 224));
-  assert.equal(stagedBytes({ ...push, direction: 'pull' }, { ...shape, sidesByEngine: false }), 8 * 2 * 4 * 3584);
-  assert.ok(copyShapes({ ...fp8, sideBytes: 8 }).every(({ sidesByEngine }) => !sidesByEngine));
+test('copyShapes() stages a row of every rank for a pull', () => {
+  const pull: CopyOf = { ...push, direction: 'pull' };
+  assert.equal(stagedBytes(pull, { warps: 8, slots: 2, partBytes: 3584 }), 8 * 2 * 4 * 3584);
+  assert.ok(copyShapes(pull).length < copyShapes(push).length);
 });
 
 test('copyShapes() finds a shape for the smallest rows, for rows of no whole vectors and for huge ones', () => {
@@ -105,7 +102,7 @@ test('the report shows the sweep of each case, the copies that were kept, and th
     clockKiloHertz: 1_980_000,
     capability: { major: 9, minor: 0 },
   };
-  const shape = { warps: 16, slots: 1, partBytes: 7168, sidesByEngine: true, shapesTried: 40 };
+  const shape = { warps: 16, slots: 1, partBytes: 7168, shapesTried: 40 };
   const results = summarizeCudaCases(times, cases, 2);
   const report: EpCudaBenchReport = {
     schema: 'weftline.bench.ep.cuda/1',
@@ -133,7 +130,7 @@ test('the report shows the sweep of each case, the copies that were kept, and th
   const text = epCudaBenchReport(report);
   for (const sms of [8, 16]) {
     assert.match(text, new RegExp(`│ cached +│ +${sms} │ +20\\.0 │ \\(18\\.0 to 22\\.0\\) │ .*│ 0\\.563 │`));
-    assert.match(text, new RegExp(`push, ${sms} SMs: 16 warps, 1 in flight, parts of 7168 bytes, scales by`));
+    assert.match(text, new RegExp(`push, ${sms} SMs: 16 warps, 1 in flight, parts of 7168 bytes; best of 40`));
   }
   assert.match(text, /│ +24\.0, 24\.0 │/);
   assert.match(text, /2 x GPU of a test \(132 SMs\), driver 580\.1 \(CUDA 13\.0\), linked by NV18/);

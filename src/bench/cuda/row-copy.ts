@@ -53,7 +53,6 @@ export async function fastestRowCopy(
     direction: options.direction,
     ranks: world.size,
     rowBytes: options.rowBytes,
-    sideBytes: options.sides?.bytes ?? 0,
     room: sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES,
   };
   const { benchPush, benchPull } = await device.loadKernels(benchKernels);
@@ -65,7 +64,6 @@ export async function fastestRowCopy(
     bindCopy(plan, meeting, options);
     plan.arguments.set('partBytes', shape.partBytes);
     plan.arguments.set('slots', shape.slots);
-    plan.arguments.set('sidesByEngine', shape.sidesByEngine ? 1 : 0);
     return { shape, launch: () => launchCopy(plan, meeting) };
   });
   const finalists = await trialRounds(meeting, stopwatch, trials, FIRST_ROUNDS);
