@@ -15,9 +15,11 @@ constexpr f32 smallestAmax = 1e-4f;
 // The largest finite bf16: what an infinity counts as.
 constexpr u32 bf16MaxBits = 0x7f7f;
 
-// To nearest, ties to even, saturating at 448; NaN becomes 0x7f with its sign.
-__device__ __forceinline__ u32 toE4m3(f32 value) {
-  const u32 sign = (__float_as_uint(value) >> 24) & 0x80u;
+// element * scale to nearest, ties to even, saturating at 448; NaN becomes 0x7f with its sign.
+__device__ __forceinline__ u32 toE4m3(f32 element, f32 scale) {
+  // Of the element, because a product that is NaN loses its sign here. The scale is positive.
+  const u32 sign = (__float_as_uint(element) >> 24) & 0x80u;
+  const f32 value = element * scale;
   if (value != value) return sign | 0x7fu;
   const f32 magnitude = fminf(fabsf(value), fp8Max);
   if (magnitude < 0.015625f) {
@@ -84,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(256) quantizeRows(const __grid_cons
   const u32 groups = (a.columns + groupColumns - 1) / groupColumns;
   if (laneIndex() == 0) static_cast<f32*>(a.scales)[at.row * groups + at.group] = inverse;
   if (!at.inRow) return;
-  const u32 codes = toE4m3(lowBf16ToFloat(pairs.x) * scale) | toE4m3(highBf16ToFloat(pairs.x) * scale) << 8 |
-                    toE4m3(lowBf16ToFloat(pairs.y) * scale) << 16 | toE4m3(highBf16ToFloat(pairs.y) * scale) << 24;
+  const u32 codes = toE4m3(lowBf16ToFloat(pairs.x), scale) | toE4m3(highBf16ToFloat(pairs.x), scale) << 8 |
+                    toE4m3(lowBf16ToFloat(pairs.y), scale) << 16 | toE4m3(highBf16ToFloat(pairs.y), scale) << 24;
   *reinterpret_cast<u32*>(static_cast<u8*>(a.data) + first) = codes;
 }
 
