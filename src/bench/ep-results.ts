@@ -45,7 +45,6 @@ export interface MovedRows {
   readonly logicalGBps: Summary;
   readonly wireGBps: Summary;
   readonly logicalGBpsPerRank: Summary;
-  readonly wireGBpsPerRank: Summary;
 }
 
 export interface CaseResult extends MovedRows {
@@ -125,7 +124,6 @@ export function summarizeMoved(
     logicalGBps: bandwidth(bytes, times),
     wireGBps: bandwidth(rows.wire * rowBytes, times),
     logicalGBpsPerRank: bandwidth(bytes / ranks, times),
-    wireGBpsPerRank: bandwidth((rows.wire * rowBytes) / ranks, times),
   };
 }
 

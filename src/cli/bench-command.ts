@@ -71,7 +71,7 @@ function addEpBench(bench: Command): void {
       const result = await benchRank(world, flags);
       if (result === undefined) return;
       process.stdout.write(result.text);
-      if (flags.json !== undefined) writeFileSync(flags.json, `${JSON.stringify(result.report, undefined, 2)}\n`);
+      if (flags.json !== undefined) writeFileSync(flags.json, `${JSON.stringify(result.report, sixDigits, 2)}\n`);
     });
   });
 }
@@ -164,6 +164,11 @@ function requireWritableFolder(file: string): void {
       cause,
     });
   }
+}
+
+/** More digits than these are noise. */
+function sixDigits(_key: string, value: unknown): unknown {
+  return typeof value === 'number' && !Number.isInteger(value) ? Number(value.toPrecision(6)) : value;
 }
 
 function decimalNumber(text: string): number {

@@ -22,7 +22,7 @@ export function epCudaBenchReport(report: EpCudaBenchReport): string {
   ].join('\n');
 }
 
-function caseTable({ runs }: EpCudaBenchReport): string {
+function caseTable({ runs, workload }: EpCudaBenchReport): string {
   const table = new Table({
     head: ['case', 'SMs', 'device', '', 'logical', 'wire', 'ratio', '', 'returned', 'ready', '+ uncached'],
     colAligns: ['left', 'right', 'right', 'left', 'right', 'right', 'right', 'left', 'right', 'right', 'right'],
@@ -37,7 +37,7 @@ function caseTable({ runs }: EpCudaBenchReport): string {
         tenths(microseconds.median),
         `(${spread(microseconds, tenths)})`,
         result.logicalGBpsPerRank.median.toFixed(0),
-        result.wireGBpsPerRank.median.toFixed(0),
+        (result.wireGBps.median / workload.ranks).toFixed(0),
         ratioToCopy?.median.toFixed(3) ?? '',
         ratioToCopy ? `(${spread(ratioToCopy, (value) => value.toFixed(2))})` : '',
         tenths(result.returnedMicroseconds.median),
@@ -52,8 +52,8 @@ function caseTable({ runs }: EpCudaBenchReport): string {
 /** What the ceilings turned out to be. */
 function describeCopies({ runs }: EpCudaBenchReport): string {
   const lines = runs.flatMap(({ numSms, copyShapes }) =>
-    Object.entries(copyShapes).map(([name, { warps, slots, partBytes, shapesTried }]) => {
-      return `  ${name}, ${numSms} SMs: ${warps} warps, ${slots} in flight, parts of ${partBytes} bytes; best of ${shapesTried}`;
+    Object.entries(copyShapes).map(([name, { blocks, warps, slots, partBytes, shapesTried }]) => {
+      return `  ${name}, ${numSms} SMs: ${blocks} blocks of ${warps} warps, ${slots} in flight, parts of ${partBytes} bytes; best of ${shapesTried}`;
     }),
   );
   return ['copies:', ...lines].join('\n');

@@ -10,11 +10,12 @@ import { machineDocument } from '#lib/bench/machine.js';
 import { epCudaBenchReport } from '#lib/report/ep-cuda-bench-report.js';
 import { readSettings } from 'weftline';
 
-const push: CopyOf = { direction: 'push', ranks: 4, rowBytes: 14_336, room: 230_400 };
+const push: CopyOf = { direction: 'push', numSms: 16, ranks: 4, rowBytes: 14_336, room: 230_400 };
 
 test('copyShapes() tries whole rows and equal parts of them, in all shapes that fit', () => {
   const shapes = copyShapes(push);
   assert.deepEqual([...new Set(shapes.map((shape) => shape.partBytes))], [14_336, 7168, 3584, 2048, 1024]);
+  assert.deepEqual(new Set(shapes.map((shape) => shape.blocks)), new Set([16, 12, 8]));
   assert.ok(shapes.some(({ warps, slots, partBytes }) => warps === 16 && slots === 1 && partBytes === 7168));
   assert.ok(shapes.every((shape) => stagedBytes(push, shape) <= push.room));
   assert.ok(!shapes.some(({ warps, partBytes }) => warps === 32 && partBytes === 14_336));
@@ -84,7 +85,7 @@ function timesOf(first: number, second: number): CudaTimes {
 test('summarizeCudaCases() compares with the copies of the same iteration, added up where there are several', () => {
   const [pushed, , cached, both] = summarizeCudaCases(times, cases, 2);
   assert.deepEqual([pushed?.ratioToCopy, pushed?.beyondCached], [undefined, undefined]);
-  assert.deepEqual([pushed?.logicalGBpsPerRank.max, pushed?.wireGBpsPerRank.max], [200, 150]);
+  assert.deepEqual([pushed?.logicalGBpsPerRank.max, pushed?.wireGBps.max], [200, 300]);
   assert.deepEqual(pushed?.microsecondsOfRanks, [11, 10]);
   assert.deepEqual([cached?.ratioToCopy?.min, cached?.ratioToCopy?.max], [0.5, 0.625]);
   assert.deepEqual([both?.ratioToCopy?.min, both?.ratioToCopy?.max], [0.75, 0.75]);
@@ -102,7 +103,7 @@ test('the report shows the sweep of each case, the copies that were kept, and th
     clockKiloHertz: 1_980_000,
     capability: { major: 9, minor: 0 },
   };
-  const shape = { warps: 16, slots: 1, partBytes: 7168, shapesTried: 40 };
+  const shape = { blocks: 7, warps: 16, slots: 1, partBytes: 7168, shapesTried: 40 };
   const results = summarizeCudaCases(times, cases, 2);
   const report: EpCudaBenchReport = {
     schema: 'weftline.bench.ep.cuda/1',
@@ -130,7 +131,10 @@ test('the report shows the sweep of each case, the copies that were kept, and th
   const text = epCudaBenchReport(report);
   for (const sms of [8, 16]) {
     assert.match(text, new RegExp(`│ cached +│ +${sms} │ +20\\.0 │ \\(18\\.0 to 22\\.0\\) │ .*│ 0\\.563 │`));
-    assert.match(text, new RegExp(`push, ${sms} SMs: 16 warps, 1 in flight, parts of 7168 bytes; best of 40`));
+    assert.match(
+      text,
+      new RegExp(`push, ${sms} SMs: 7 blocks of 16 warps, 1 in flight, parts of 7168 bytes; best of 40`),
+    );
   }
   assert.match(text, /│ +24\.0, 24\.0 │/);
   assert.match(text, /2 x GPU of a test \(132 SMs\), driver 580\.1 \(CUDA 13\.0\), linked by NV18/);

@@ -51,16 +51,16 @@ export async function fastestRowCopy(
   const { sharedBytesPerBlock } = device.properties;
   const of: CopyOf = {
     direction: options.direction,
+    numSms: Math.min(options.numSms, device.properties.multiprocessors),
     ranks: world.size,
     rowBytes: options.rowBytes,
     room: sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES,
   };
   const { benchPush, benchPull } = await device.loadKernels(benchKernels);
   const kernel = options.direction === 'push' ? benchPush : benchPull;
-  const grid = Math.min(options.numSms, device.properties.multiprocessors);
   const trials = copyShapes(of).map((shape) => {
     const sharedBytes = BARRIER_BYTES + stagedBytes(of, shape);
-    const plan = kernel.plan({ grid, block: shape.warps * 32, sharedBytes });
+    const plan = kernel.plan({ grid: shape.blocks, block: shape.warps * 32, sharedBytes });
     bindCopy(plan, meeting, options);
     plan.arguments.set('partBytes', shape.partBytes);
     plan.arguments.set('slots', shape.slots);
