@@ -4,12 +4,13 @@ import { encodeSocketAddress, portOf } from '#lib/native/socket-address.js';
 
 const hex = (host: string, port: number) => Buffer.from(encodeSocketAddress({ host, port })).toString('hex');
 
+const v6 = (groups: string): string => `0a00005000000000${groups}00000000`;
+
 test('encodeSocketAddress() writes sockaddr_in', () => {
   assert.equal(hex('127.0.0.1', 4660), '020012347f0000010000000000000000');
 });
 
 test('encodeSocketAddress() writes sockaddr_in6', () => {
-  const v6 = (groups: string): string => `0a00005000000000${groups}00000000`;
   assert.equal(hex('::1', 80), v6('00000000000000000000000000000001'));
   assert.equal(hex('::', 80), v6('00000000000000000000000000000000'));
   assert.equal(hex('2001:db8::5:6', 80), v6('20010db8000000000000000000050006'));

@@ -62,6 +62,7 @@ export class UdpPacketIo implements PacketIo {
   #burstSegments = 1;
   /** True if some sockets take fewer segments than bursts may have. */
   #isMixed = false;
+  #hasSockets = false;
 
   /** `received` is the memory that placed payload comes from. */
   constructor(received: NativeBlock) {
@@ -80,8 +81,9 @@ export class UdpPacketIo implements PacketIo {
   setPeer(peer: number, sockets: readonly PathSocket[]): void {
     this.#peers[peer] = sockets;
     for (const { segments } of sockets) {
-      if (this.#peers.length > 1 && segments !== this.#burstSegments) this.#isMixed = true;
+      if (this.#hasSockets && segments !== this.#burstSegments) this.#isMixed = true;
       this.#burstSegments = Math.max(this.#burstSegments, segments);
+      this.#hasSockets = true;
     }
   }
 
