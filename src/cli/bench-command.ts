@@ -1,5 +1,4 @@
 // weftline bench: what this machine reaches. One subcommand per part of the library.
-import { writeFileSync } from 'node:fs';
 import { SingleBar } from 'cli-progress';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runEpBench } from '../bench/ep-bench.ts';
@@ -17,7 +16,7 @@ import { readSettings } from '../settings/settings.ts';
 import type { World } from '../world/index.ts';
 import { addTransportBench } from './bench-transport.ts';
 import { integerArgument } from './integer-argument.ts';
-import { requireWritableFolder } from './output-file.ts';
+import { requireWritableFolder, writeJson } from './output-file.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
 
@@ -73,7 +72,7 @@ function addEpBench(bench: Command): void {
       const result = await benchRank(world, flags);
       if (result === undefined) return;
       process.stdout.write(result.text);
-      if (flags.json !== undefined) writeFileSync(flags.json, `${JSON.stringify(result.report, sixDigits, 2)}\n`);
+      writeJson(flags.json, result.report);
     });
   });
 }

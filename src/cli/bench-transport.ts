@@ -1,5 +1,4 @@
 // weftline bench transport: messages between two processes, or between ranks, over UDP.
-import { writeFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runTransportBench, serveTransportBench } from '../bench/transport-bench.ts';
 import { runRankBench } from '../bench/transport-ranks.ts';
@@ -12,7 +11,7 @@ import {
 } from '../bench/transport-workload.ts';
 import { rankBenchReport, transportBenchReport } from '../report/transport-bench-report.ts';
 import { integerArgument } from './integer-argument.ts';
-import { requireWritableFolder } from './output-file.ts';
+import { requireWritableFolder, writeJson } from './output-file.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
 
@@ -121,10 +120,6 @@ function workloadOf(flags: TransportFlags): TransportWorkload {
 
 function onLine(line: string): void {
   process.stdout.write(`${line}\n`);
-}
-
-function writeJson(file: string | undefined, report: unknown): void {
-  if (file !== undefined) writeFileSync(file, `${JSON.stringify(report, undefined, 2)}\n`);
 }
 
 function decimal(text: string): number {

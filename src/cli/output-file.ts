@@ -1,5 +1,5 @@
 // Files that a command writes at its end, checked before it begins.
-import { accessSync, constants } from 'node:fs';
+import { accessSync, constants, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { WeftlineError } from '../core/errors.ts';
 
@@ -14,4 +14,14 @@ export function requireWritableFolder(file: string): void {
       cause,
     });
   }
+}
+
+/** Writes a result document, if a file was asked for. */
+export function writeJson(file: string | undefined, document: unknown): void {
+  if (file !== undefined) writeFileSync(file, `${JSON.stringify(document, sixDigits, 2)}\n`);
+}
+
+/** More digits than these are noise. */
+function sixDigits(_key: string, value: unknown): unknown {
+  return typeof value === 'number' && !Number.isInteger(value) ? Number(value.toPrecision(6)) : value;
 }
