@@ -22,8 +22,8 @@ function ends(segments: number): Ends {
   const to = new UdpSocket(options);
   from.connect(to);
   to.connect(from);
-  const io = new UdpPacketIo(new NativeBlock(64));
-  io.setPeer(0, [{ fd: from.fd, segments }]);
+  const io = new UdpPacketIo(new NativeBlock(64), () => {});
+  io.setPeer(0, [{ fd: from.fd, peer: 0, segments }]);
   const receiver = new DatagramReceiver(new NativeBlock(RECEIVE_ARENA_BYTES));
   return {
     io,
@@ -153,7 +153,7 @@ test('a send that the kernel refuses to cut goes out uncut from then on', () => 
 test('payload is placed from the arena into the region, in runs', () => {
   const arena = new NativeBlock(8192);
   for (let index = 0; index < 8192; index += 1) arena.bytes[index] = index;
-  const io = new UdpPacketIo(arena);
+  const io = new UdpPacketIo(arena, () => {});
   const target = regionOf(8192);
   target.bytes.fill(0);
   io.place({

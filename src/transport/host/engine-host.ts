@@ -76,6 +76,9 @@ interface HostedConnection {
   reason: EncodedError | undefined;
 }
 
+/** A peer that closes in good order says so over TCP; its closed ports count only after this. */
+const REFUSED_PATIENCE_MS = 200;
+
 export class EngineHost implements Disposable {
   readonly loop: EngineLoop;
   readonly #requests: SharedRequests;
@@ -86,6 +89,8 @@ export class EngineHost implements Disposable {
   readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
   readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
   readonly #command: Command = emptyCommand();
+  /** When a peer's ports were first found closed. */
+  readonly #refusedAt = new Map<number, number>();
 
   constructor({ settings, requests, onEvent }: EngineHostOptions) {
     this.#requests = requests;
@@ -109,6 +114,22 @@ export class EngineHost implements Disposable {
     while (this.#requests.take(this.#command));
     this.loop.touch();
     return true;
+  }
+
+  /** Ends connections to peers whose ports are closed: the process has ended, though nobody said goodbye. */
+  watchPeers(): void {
+    const { refused } = this.loop;
+    if (refused.length === 0 && this.#refusedAt.size === 0) return;
+    const now = performance.now();
+    for (const peer of refused.splice(0)) if (!this.#refusedAt.has(peer)) this.#refusedAt.set(peer, now);
+    for (const [peer, at] of this.#refusedAt) {
+      if (now - at < REFUSED_PATIENCE_MS) continue;
+      const name = this.#connections[peer]?.connection.peerName;
+      const message = `${name} is gone: its UDP ports are closed`;
+      const error = encodeError(new WeftlineError('WL_PEER_LOST', message, { details: { peer: name } }));
+      this.#onEvent({ event: 'ended', connection: peer, error });
+      this.#end(peer, error);
+    }
   }
 
   call(call: HostCall): unknown {
@@ -167,6 +188,7 @@ export class EngineHost implements Disposable {
   }
 
   #end(number: number, error: EncodedError): void {
+    this.#refusedAt.delete(number);
     const hosted = this.#connections[number];
     if (hosted === undefined) return;
     hosted.reason ??= error;

@@ -177,6 +177,7 @@ class InlineLink implements EngineLink {
   progress(): void {
     this.#host.takeCommands();
     this.#host.loop.step();
+    this.#host.watchPeers();
   }
 
   async wait(seen: number, milliseconds: number): Promise<void> {
@@ -204,6 +205,7 @@ class InlineLink implements EngineLink {
     for (;;) {
       const hasCommands = this.#host.takeCommands();
       const hasPackets = loop.step();
+      this.#host.watchPeers();
       if (this.requests.ended !== seen) return;
       if (hasCommands || hasPackets) continue;
       const left = end - performance.now();

@@ -53,6 +53,7 @@ function run(host: EngineHost): void {
   for (;;) {
     const hasCommands = host.takeCommands();
     const hasPackets = host.loop.step();
+    host.watchPeers();
     if (requests.calls !== seenCalls) {
       seenCalls = requests.calls;
       if (!answerCalls(host)) return;

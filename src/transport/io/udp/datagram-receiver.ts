@@ -18,8 +18,8 @@ const ECONNREFUSED = 111;
 export class DatagramReceiver {
   /** What the last `receive` brought. */
   readonly batch: ReceivedBatch;
-  /** Times that the kernel said that a peer's port is closed. */
-  refused = 0;
+  /** True if the last `receive` heard that the peer's port is closed. */
+  isRefused = false;
   readonly #block = new MessageBlock({ messages: SLOTS, iovecsPerMessage: 1 });
   #slots = SLOTS;
 
@@ -41,10 +41,8 @@ export class DatagramReceiver {
     for (let slot = 0; slot < asked; slot += 1) block.expectControl(slot);
     const count = receiveMessages(fd, block.addressOf(0), asked);
     batch.count = Math.max(0, count);
-    if (count <= 0) {
-      if (count === -ECONNREFUSED) this.refused += 1;
-      return false;
-    }
+    this.isRefused = count === -ECONNREFUSED;
+    if (count <= 0) return false;
     let bytes = 0;
     for (let slot = 0; slot < count; slot += 1) {
       const length = block.lengthOf(slot);

@@ -34,6 +34,8 @@ export class EngineLoop implements Disposable {
   readonly engine: TransportEngine;
   /** Rung by other threads to end a sleep. */
   readonly doorbell: Doorbell = Doorbell.create();
+  /** Peers whose ports the kernel says are closed, for the owner to take out. */
+  readonly refused: number[] = [];
   readonly #io: UdpPacketIo;
   readonly #receiver: DatagramReceiver;
   readonly #readiness = new ReadinessSet();
@@ -48,7 +50,7 @@ export class EngineLoop implements Disposable {
   constructor({ engine, spinMicroseconds }: EngineLoopOptions) {
     const arena = new NativeBlock(RECEIVE_ARENA_BYTES);
     this.#receiver = new DatagramReceiver(arena);
-    this.#io = new UdpPacketIo(arena);
+    this.#io = new UdpPacketIo(arena, (peer) => this.refused.push(peer));
     this.#spinMicroseconds = spinMicroseconds;
     this.#readiness.add(this.doorbell.fd, DOORBELL);
     this.engine = engine(this.#io);
@@ -60,7 +62,7 @@ export class EngineLoop implements Disposable {
   }
 
   addPeer({ peer, descriptors, segments }: PeerSockets): void {
-    const paths = descriptors.map((fd) => ({ fd, segments }));
+    const paths = descriptors.map((fd) => ({ fd, peer, segments }));
     this.#paths.set(peer, paths);
     this.#io.setPeer(peer, paths);
     for (const fd of descriptors) {
@@ -133,6 +135,7 @@ export class EngineLoop implements Disposable {
     const { batch } = this.#receiver;
     for (let round = 0; round < BATCHES_PER_ROUND; round += 1) {
       const hasMore = this.#receiver.receive(fd, peer);
+      if (this.#receiver.isRefused) this.refused.push(peer);
       if (batch.count === 0) return round > 0;
       this.engine.onPackets(batch, microseconds());
       if (!hasMore) break;

@@ -10,6 +10,7 @@ import { MAX_DATAGRAM_BYTES } from './udp-socket.ts';
 /** The socket of one path to one peer, as the engine's thread sees it. */
 export interface PathSocket {
   readonly fd: number;
+  readonly peer: number;
   /** Most segments that the kernel cuts one send into; 1 if it must not. */
   segments: number;
 }
@@ -64,13 +65,16 @@ export class UdpPacketIo implements PacketIo {
   #isMixed = false;
   #hasSockets = false;
 
-  /** `received` is the memory that placed payload comes from. */
-  constructor(received: NativeBlock) {
+  readonly #onRefused: (peer: number) => void;
+
+  /** `received` is the memory that placed payload comes from. `onRefused` hears of peers whose port is closed. */
+  constructor(received: NativeBlock, onRefused: (peer: number) => void) {
     const arena = new NativeBlock(ARENA_BYTES);
     this.arena = arena.bytes;
     this.#arenaAddress = arena.address;
     this.#receiveBytes = received.bytes;
     this.#receiveAddress = received.address;
+    this.#onRefused = onRefused;
   }
 
   get burstSegments(): number {
@@ -195,6 +199,7 @@ export class UdpPacketIo implements PacketIo {
     else if (errno === EMSGSIZE) this.failures.tooLarge += 1;
     else if (errno === ECONNREFUSED) this.failures.refused += 1;
     else this.failures.other += 1;
+    if (errno === ECONNREFUSED) this.#onRefused(socket.peer);
     if (errno !== EIO && errno !== EINVAL) return;
     socket.segments = 1;
     this.#isMixed = true;
