@@ -12,6 +12,17 @@ import {
   epRecordWords,
   epStatus,
 } from './ep-arguments.ts';
+import {
+  layerCombineArguments,
+  layerCopyArguments,
+  layerDispatchArguments,
+  layerHostPlan,
+  layerPlaceArguments,
+  layerPlan,
+  layerPrepareArguments,
+  layerRecordWords,
+  layerSumArguments,
+} from './layer-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
 import { trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
@@ -27,6 +38,14 @@ const layouts: readonly Layout[] = [
   epPrepareArguments,
   epDispatchArguments,
   epCombineArguments,
+  layerPlan,
+  layerHostPlan,
+  layerPrepareArguments,
+  layerPlaceArguments,
+  layerDispatchArguments,
+  layerCopyArguments,
+  layerSumArguments,
+  layerCombineArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
@@ -36,6 +55,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapReason: trapReasons,
   epStatus,
   epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
+  layerRecord: layerRecordWords,
   ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
 };
 

@@ -1,6 +1,7 @@
 // Every file of kernels/cuda: what `weftline compile` fills a bundle with and what the tests compile.
 import type { KernelFile } from './kernel-file.ts';
 import { epCombineKernels, epDispatchKernels, epPrepareKernels } from './kernels/ep.ts';
+import { layerCombineKernels, layerDispatchKernels, layerPlaceKernels, layerPrepareKernels } from './kernels/layer.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
 
 export const kernelCatalogue: readonly KernelFile[] = [
@@ -8,4 +9,8 @@ export const kernelCatalogue: readonly KernelFile[] = [
   epPrepareKernels,
   epDispatchKernels,
   epCombineKernels,
+  layerPrepareKernels,
+  layerPlaceKernels,
+  layerDispatchKernels,
+  layerCombineKernels,
 ];
