@@ -7,8 +7,9 @@ import { type CudaDevice, openDevice, type Tensor } from 'weftline';
 import { EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
 import { random } from '../../local/ranks/ep-case.ts';
+import { type Measured, measure } from '../support/device-time.ts';
 
-const [tokens, hidden, topk, experts, warmup, calls] = [4096, 7168, 8, 256, 8, 30];
+const [tokens, hidden, topk, experts] = [4096, 7168, 8, 256];
 const [smCounts = '4,8,12,16,20,24,32', jsonPath] = process.argv.slice(2);
 const world = await join();
 const device = (await openDevice('cuda', world)) as CudaDevice;
@@ -27,56 +28,10 @@ const fp8 = {
 };
 const out: Tensor<'bf16'> = device.empty('bf16', [tokens, hidden]);
 
-interface Measured {
-  readonly name: string;
-  readonly sms: number;
-  /** Of the slowest rank. */
-  readonly microseconds: number;
-  readonly logicalGBps: number;
-  /** Until the call returned to the host. */
-  readonly hostMicroseconds: number;
-}
 const results: Measured[] = [];
 
-async function measure(name: string, sms: number, bytes: number, call: () => Promise<unknown>): Promise<void> {
-  for (let i = 0; i < warmup; i++) await call();
-  await device.stream.idle();
-  await world.barrier('begin');
-  const marks = Array.from({ length: calls }, () => [
-    device.createEvent({ timing: true }),
-    device.createEvent({ timing: true }),
-  ]);
-  const hostTimes: number[] = [];
-  for (const [begin, end] of marks) {
-    begin?.record(device.stream);
-    const start = performance.now();
-    await call();
-    hostTimes.push((performance.now() - start) * 1000);
-    end?.record(device.stream);
-  }
-  await device.stream.idle();
-  const times = marks.map(([begin, end]) => (begin && end ? end.millisecondsSince(begin) * 1000 : 0));
-  for (const event of marks.flat()) event[Symbol.dispose]();
-  const all = await world.allGather('measured', { time: median(times), host: median(hostTimes), bytes });
-  const microseconds = Math.max(...all.map(({ time }) => time));
-  const measured = {
-    name,
-    sms,
-    microseconds,
-    logicalGBps: Math.min(...all.map((one) => one.bytes)) / microseconds / 1e3,
-    hostMicroseconds: Math.max(...all.map(({ host }) => host)),
-  };
-  results.push(measured);
-  if (world.rank > 0) return;
-  const { logicalGBps, hostMicroseconds } = measured;
-  const figures = [microseconds, logicalGBps, hostMicroseconds].map((value) => value.toFixed(1).padStart(8));
-  console.log(
-    `${String(sms).padStart(3)} SMs  ${name.padEnd(22)} ${figures[0]} us ${figures[1]} GB/s ${figures[2]} us host`,
-  );
-}
-
-function median(values: readonly number[]): number {
-  return values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)] ?? 0;
+async function add(name: string, sms: number, bytes: number, call: () => Promise<unknown>): Promise<void> {
+  results.push(await measure(world, device, { name, sms, bytes, call }));
 }
 
 for (const sms of smCounts.split(',').map(Number)) {
@@ -86,13 +41,13 @@ for (const sms of smCounts.split(',').map(Number)) {
   const rows = handle.numRecvTokens;
   const bf16Bytes = rows * hidden * 2;
   const fp8Bytes = rows * (hidden + (hidden / 128) * 4);
-  await measure('dispatch bf16, cached', sms, bf16Bytes, () => buffer.dispatch({ x, handle }));
-  await measure('dispatch fp8, cached', sms, fp8Bytes, () => buffer.dispatch({ x: fp8, handle }));
-  await measure('dispatch bf16', sms, bf16Bytes, async () =>
+  await add('dispatch bf16, cached', sms, bf16Bytes, () => buffer.dispatch({ x, handle }));
+  await add('dispatch fp8, cached', sms, fp8Bytes, () => buffer.dispatch({ x: fp8, handle }));
+  await add('dispatch bf16', sms, bf16Bytes, async () =>
     (await buffer.dispatch({ x, topkIdx, topkWeights })).handle.dispose(),
   );
   const y = buffer.combineInput(handle);
-  await measure('combine bf16', sms, bf16Bytes, () => buffer.combine({ x: y, handle, out }));
+  await add('combine bf16', sms, bf16Bytes, () => buffer.combine({ x: y, handle, out }));
   handle.dispose();
   await buffer.barrier();
   await buffer[Symbol.asyncDispose]();

@@ -1,4 +1,5 @@
 // Allocates, grows and finalizes a DispatchCombineContext; then a layer whose capacity is too small for its first call.
+// argv: "aot" for a layer of kernels compiled ahead of time.
 import { fromBf16, toBf16, WeftlineError } from 'weftline';
 import { DispatchCombineContext, EPAll2AllLayer, EPConfig } from 'weftline/ep';
 import { join } from 'weftline/world';
@@ -43,7 +44,8 @@ await context.finalize();
 await context.finalize();
 
 // Everyone sends four tokens to expert `rank`'s neighbour at the same rank: 8 rows there, capacity for 2.
-const options = { maxTokens: 8, hidden: 16, topk: 2, numTotExperts: 4, capacity: 0.1 };
+const useAot = process.argv[2] === 'aot';
+const options = { maxTokens: 8, hidden: 16, topk: 2, numTotExperts: 4, capacity: 0.1, useAot };
 const layer = await EPAll2AllLayer.create(world, device, options);
 const input = await device.tensor(
   'bf16',

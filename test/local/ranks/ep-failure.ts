@@ -213,6 +213,47 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
     return failureOf(() => EpBuffer.create(world, device, { ...config, maxTokensPerRank: 1024, hidden: 4096 }));
   },
 
+  async 'layer absent'() {
+    const layer = await EPAll2AllLayer.create(world, device, layerOptions);
+    if (world.rank === 1) await sleep(1_500);
+    const [input, expIndices] = [await tokens(1), await ids([[0, 1]])];
+    return failureOf(() => layer.dispatch({ input, expIndices, timeoutMs: 400 }));
+  },
+
+  async 'layer choice'() {
+    const layer = await EPAll2AllLayer.create(world, device, layerOptions);
+    const input = await tokens(2);
+    const good = [
+      [0, 1],
+      [0, 3],
+    ];
+    const failure = await failureOf(async () => {
+      const expIndices = await ids(
+        world.rank === 1
+          ? [
+              [0, 1],
+              [0, 0],
+            ]
+          : good,
+      );
+      return layer.dispatch({ input, expIndices });
+    });
+    const { output, layoutDesc } = await layer.dispatch({ input, expIndices: await ids(good) });
+    await layer.combine({ input: output, layoutDesc });
+    await layer.epBarrierAll();
+    return failure;
+  },
+
+  async 'other weights'() {
+    const layer = await EPAll2AllLayer.create(world, device, layerOptions);
+    const [input, expIndices] = [await tokens(1), await ids([[0, 3]])];
+    const weight = await device.tensor('f32', [1, 2], new Float32Array(2));
+    return failureOf(() => layer.dispatch({ input, expIndices, ...(world.rank === 0 && { weight }) }));
+  },
+
+  'layer without AOT kernels': () =>
+    failureOf(() => EPAll2AllLayer.create(world, device, { ...layerOptions, useAot: true })),
+
   'scatter out of block': () => scatter((places) => (world.rank === 1 ? places.map((place) => place + 1) : places)),
 
   'scatter repeated': () => scatter((places) => (world.rank === 1 ? [0, 2] : places)),
