@@ -122,6 +122,22 @@ export const settingsTable = {
     sentence:
       'The library libnvrtc.so that compiles GPU kernels, or its folder; looked for in CUDA_HOME, toolkits and Python packages if empty.',
   },
+  expertProduct: {
+    kind: 'choice',
+    env: 'WEFTLINE_EXPERT_PRODUCT',
+    flag: '--expert-product <kind>',
+    choices: ['auto', 'cublas', 'kernel'],
+    default: 'auto',
+    sentence:
+      'What multiplies rows by the weights of experts on GPUs; auto is cuBLAS where it is found, else a kernel of weftline.',
+  },
+  cublasPath: {
+    kind: 'text',
+    env: 'WEFTLINE_CUBLAS',
+    flag: '--cublas <path>',
+    default: '',
+    sentence: 'The library libcublas.so, or its folder; looked for where NVRTC is if empty.',
+  },
   cacheFolder: {
     kind: 'text',
     env: 'WEFTLINE_CACHE',
