@@ -13,8 +13,12 @@ export const trapKernels = {
   epPrepare: 2,
   epDispatch: 3,
   epCombine: 4,
-  benchMeet: 5,
-  benchCopy: 6,
+  layerPrepare: 5,
+  layerPlace: 6,
+  layerDispatch: 7,
+  layerCombine: 8,
+  benchMeet: 9,
+  benchCopy: 10,
 } as const;
 
 /**
