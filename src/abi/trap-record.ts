@@ -13,12 +13,12 @@ export const trapKernels = {
   epPrepare: 2,
   epDispatch: 3,
   epCombine: 4,
-  layerPrepare: 5,
-  layerPlace: 6,
-  layerDispatch: 7,
-  layerCombine: 8,
-  benchMeet: 9,
-  benchCopy: 10,
+  benchMeet: 5,
+  benchCopy: 6,
+  layerPrepare: 7,
+  layerPlace: 8,
+  layerDispatch: 9,
+  layerCombine: 10,
 } as const;
 
 /**
