@@ -7,9 +7,10 @@ import {
   epCombineArguments,
   epDispatchArguments,
   epHostPlan,
+  epLayoutArguments,
   epPlan,
-  epPrepareArguments,
   epRecordWords,
+  epScratch,
   epStatus,
 } from './ep-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
@@ -24,7 +25,8 @@ const layouts: readonly Layout[] = [
   selfTestCopyRowsArguments,
   epPlan,
   epHostPlan,
-  epPrepareArguments,
+  epScratch,
+  epLayoutArguments,
   epDispatchArguments,
   epCombineArguments,
 ];

@@ -7,13 +7,14 @@ import { isWhole } from './buffer-size.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { EpEngine } from './engine.ts';
+import type { OverlapOptions } from './overlap.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps } from './tensor-check.ts';
 
 /** bf16 rows, or fp8 rows with their scales. */
 export type RowsLike = Tensor<'bf16'> | ScaledRows;
 
-export interface DispatchArguments extends WaitOptions {
+export interface DispatchArguments extends WaitOptions, OverlapOptions {
   /** [T, H]; T at most maxTokensPerRank, 0 allowed, may differ between ranks. */
   readonly x: RowsLike;
   /** [T, K] expert ids, -1 for none, no expert twice in a row. Leave out with `handle`. */

@@ -1,11 +1,11 @@
 // Every file of kernels/cuda: what `weftline compile` fills a bundle with and what the tests compile.
 import type { KernelFile } from './kernel-file.ts';
-import { epCombineKernels, epDispatchKernels, epPrepareKernels } from './kernels/ep.ts';
+import { epCombineKernels, epDispatchKernels, epLayoutKernels } from './kernels/ep.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
 
 export const kernelCatalogue: readonly KernelFile[] = [
   selfTestKernels,
-  epPrepareKernels,
+  epLayoutKernels,
   epDispatchKernels,
   epCombineKernels,
 ];
