@@ -247,8 +247,8 @@ __device__ bool awaitWord(const u32* word, const EpDispatchArguments& a, WaitSco
   return __syncthreads_and(reached);
 }
 
-// Where every token goes. `memory` is what rows are staged in later. False when this block must leave.
-__device__ bool prepare(const EpDispatchArguments& a, Shared& shared, u8* memory, const WaitScope& scope) {
+// Where every token goes. `memory` is what rows are staged in later. Returns an epStatus.
+__device__ u32 prepare(const EpDispatchArguments& a, Shared& shared, u8* memory, const WaitScope& scope) {
   EpScratch* scratch = static_cast<EpScratch*>(a.scratch);
   u32* experts = reinterpret_cast<u32*>(memory);
   u8* masks = memory + static_cast<u64>(a.experts) * 4;
@@ -268,14 +268,14 @@ __device__ bool prepare(const EpDispatchArguments& a, Shared& shared, u8* memory
   if (addCounts(scratch, a, shared, experts)) {
     exchangeCounts(scratch, a, shared, masks, scope);
   } else {
-    if (!awaitWord(&scratch->numbered, a, scope)) return false;
+    if (!awaitWord(&scratch->numbered, a, scope)) return epStatusTimeout;
     numberOwn(scratch, a, shared, masks);
-    if (!awaitWord(&scratch->planned, a, scope)) return false;
+    if (!awaitWord(&scratch->planned, a, scope)) return epStatusTimeout;
   }
   // ORDER: what lay in the staging memory was written by ordinary stores; the copy engine writes there next.
   fenceProxyAsyncShared();
   __syncthreads();
-  return __ldcg(&static_cast<const EpPlan*>(a.plan)->status) == epStatusGood;
+  return __ldcg(&static_cast<const EpPlan*>(a.plan)->status);
 }
 
 }  // namespace
@@ -287,15 +287,21 @@ extern "C" __global__ void __launch_bounds__(mostWarps * 32, 1) epDispatch(const
   u64* barrier = reinterpret_cast<u64*>(dynamic) + warp;
   if (laneIndex() == 0) warpRowBarrierInit(barrier);
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.rank, a.timeoutNs};
+  u32 status = epStatusGood;
   if (a.sequence != 0) {
-    // A plan that failed moves nothing; every rank's has failed alike.
-    if (!prepare(a, shared, dynamic + barrierBytes, scope)) return;
+    status = prepare(a, shared, dynamic + barrierBytes, scope);
+    // The ranks have not met.
+    if (status == epStatusTimeout || status == epStatusOtherCall) return;
   } else {
     const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
     if (!enterTogether(opening, scope)) return;
   }
-  if (a.worstRows != 0) fillTail(a);
-  sendRows(a, dynamic + barrierBytes + static_cast<u64>(warp) * a.stageBytes, barrier);
+  // A plan that failed moves nothing; every rank's has failed alike, and all meet at the end as they always do.
+  if (status == epStatusGood) {
+    if (a.worstRows != 0) fillTail(a);
+    sendRows(a, dynamic + barrierBytes + static_cast<u64>(warp) * a.stageBytes, barrier);
+  }
   const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall};
-  if (leaveTogether(closing, static_cast<u32*>(a.counter), scope) && a.recvSource != nullptr) keepSources(a);
+  const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), scope);
+  if (arrived && status == epStatusGood && a.recvSource != nullptr) keepSources(a);
 }

@@ -42,9 +42,13 @@ export const epPlan = defineLayout('EpPlan', {
   firstRow: { of: 'u32', count: EP_MAX_RANKS },
 });
 
-/** Mapped host memory; `sequence` is stored last and says for which dispatch the rest is. Counts per expert follow. */
+/**
+ * Mapped host memory; `sequence` is stored last and says for which dispatch the rest is. Counts per expert follow. The
+ * first dispatch that failed stays named until the host has taken note: `failedSequence`, 0 for none.
+ */
 export const epHostPlan = defineLayout('EpHostPlan', {
   sequence: 'u32',
+  failedSequence: 'u32',
   status: 'u32',
   /** Of a mismatch: word of the record; of a bad choice: flat index; of a capacity: rows. */
   detail: 'u32',

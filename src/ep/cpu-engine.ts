@@ -136,7 +136,7 @@ class CpuEpEngine implements EpEngine {
       this.#sendRows(input, handle);
       this.#sendChoices(input, handle);
       await barrier.wait(callWord({ kind: 'dispatch' }, 'closing'), options);
-      return { ...this.#receive(input, handle), event: eventOf(options) };
+      return { ...this.#receive(input, handle, plan.numRecvTokens), event: eventOf(options) };
     });
   }
 
@@ -273,8 +273,8 @@ class CpuEpEngine implements EpEngine {
     );
   }
 
-  #receive(input: DispatchPlanInput, handle: DispatchHandle): Omit<DispatchResult, 'event'> {
-    const { rows, numRecvTokens } = handle;
+  #receive(input: DispatchPlanInput, handle: DispatchHandle, numRecvTokens: number): Omit<DispatchResult, 'event'> {
+    const { rows } = handle;
     const source = this.view('i32', 'sourceToken', [rows]).view();
     source.fill(-1, numRecvTokens);
     handle.recvSrcIdx.view().set(source);

@@ -1,5 +1,5 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
-import { EP_MAX_EXPERTS, EP_MAX_RANKS, EP_SYNC_BYTES, epPlan, epScratch } from '../abi/ep-arguments.ts';
+import { EP_MAX_EXPERTS, EP_MAX_RANKS, EP_SYNC_BYTES, epPlan, epScratch, epStatus } from '../abi/ep-arguments.ts';
 import { type DType, dtypes } from '../core/dtype.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
@@ -19,6 +19,7 @@ import { CudaCallOrder } from './cuda-call-order.ts';
 import { CudaHostPlan } from './cuda-host-plan.ts';
 import { bindLaunches, type CudaLaunches, type LaunchMemory, loadLaunches } from './cuda-launches.ts';
 import type { DispatchPlanInput, RowsLike } from './dispatch-arguments.ts';
+import { setChoices, setRows } from './cuda-dispatch-inputs.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { CallOptions, EpEngine, MemoryRange } from './engine.ts';
@@ -73,6 +74,8 @@ class CudaEpEngine implements EpEngine {
   readonly #stopJudging: () => void;
   #epoch = 0;
   #dispatches = 0;
+  /** The last dispatch, until the host has seen how it went. */
+  #unseen: DispatchPlanInput | undefined;
   #broken: WeftlineError | undefined;
 
   constructor(scope: EpScope<CudaDevice>, window: CudaWindow, launches: CudaLaunches) {
@@ -93,7 +96,9 @@ class CudaEpEngine implements EpEngine {
     this.#setTimeout({});
     // Whoever waits for the device next learns that a kernel left early, instead of taking what it left for results.
     this.#stopJudging = device.context.judgeWaits(() => {
-      if (this.#broken === undefined) this.#throwIfExpired();
+      if (this.#broken !== undefined) return;
+      this.#throwIfExpired();
+      if (this.#unseen?.numWorstTokens) this.#throwIfFailed();
     });
     scope.world.peerLost.addEventListener('abort', this.#abandon);
     if (scope.world.peerLost.aborted) this.#abandon();
@@ -106,6 +111,7 @@ class CudaEpEngine implements EpEngine {
   throwIfUnusable(): void {
     if (this.#broken !== undefined) throw this.#broken;
     this.#throwIfExpired();
+    this.#throwIfFailed();
     const { peerLost } = this.#scope.world;
     if (peerLost.aborted) throw peerLost.reason;
   }
@@ -147,28 +153,27 @@ class CudaEpEngine implements EpEngine {
     const recvSrcIdx = device.empty('i32', [input.numWorstTokens || size.maxRecvTokens]);
     const event = this.#launchDispatch(input, { rowTable, plan, recvSrcIdx, sequence }, options);
     this.#dispatches = sequence;
-    await this.#awaitPlan(sequence, options);
-    const failure = await hostPlan.failure(input);
+    this.#unseen = input;
+    // A bound makes the results' sizes known beforehand; how the dispatch went shows later.
+    const waits = input.numWorstTokens === 0;
+    const failure = waits ? await this.#awaitPlan(sequence, options) : undefined;
     if (failure !== undefined) {
-      // All ranks fail alike, so none of them uses the epoch of the closing barrier.
-      this.#epoch -= 1;
       for (const tensor of [rowTable, plan, recvSrcIdx]) tensor.dispose();
       event?.[Symbol.dispose]();
       throw failure;
     }
-    const { numRecvTokens } = hostPlan;
-    const rows = input.numWorstTokens || numRecvTokens;
+    const rows = input.numWorstTokens || hostPlan.numRecvTokens;
     const handle = new DispatchHandle({
       owner: this.#scope,
       sequence,
       numTokens: input.numTokens,
-      numRecvTokens,
+      numRecvTokens: waits ? rows : undefined,
       rows,
       rowTable,
       plan,
-      rankPrefixMatrix: hostPlan.rankPrefixMatrix(),
+      rankPrefixMatrix: waits ? hostPlan.rankPrefixMatrix() : undefined,
       recvSrcIdx: recvSrcIdx.slice(0, rows),
-      numRecvTokensPerExpert: input.numWorstTokens ? [] : hostPlan.perExpert(input.expertAlignment),
+      numRecvTokensPerExpert: waits ? hostPlan.perExpert(input.expertAlignment) : [],
     });
     const k = input.topkIdx?.shape[1] ?? 0;
     return {
@@ -294,12 +299,13 @@ class CudaEpEngine implements EpEngine {
     return this.#epoch;
   }
 
-  /** Until the kernel has told the host how many rows arrive, or its wait has expired. */
-  async #awaitPlan(sequence: number, options: WaitOptions): Promise<void> {
+  /** Until the kernel has told the host how many rows arrive, or that none will; fails when its wait has expired. */
+  async #awaitPlan(sequence: number, options: WaitOptions): Promise<WeftlineError | undefined> {
+    const { hostPlan } = this.#memory;
     const timeoutMs = (options.timeoutMs ?? this.#scope.world.settings.timeoutMs) + HOST_GRACE_MS;
     const ready = (): boolean => {
       this.#throwIfExpired();
-      return this.#memory.hostPlan.isThere(sequence);
+      return hostPlan.isThere(sequence);
     };
     try {
       await pollUntil(ready, { timeoutMs, signal: options.signal, what: 'The count exchange of a dispatch' });
@@ -309,6 +315,12 @@ class CudaEpEngine implements EpEngine {
     }
     // A kernel whose wait expired reports a status as well, after its record.
     this.#throwIfExpired();
+    const failure = hostPlan.takeFailure();
+    const input = this.#unseen;
+    this.#unseen = undefined;
+    if (failure === undefined || input === undefined) return undefined;
+    const own = failure.status === epStatus.badChoice && failure.rank === this.#scope.world.rank;
+    return hostPlan.errorOf(failure, input, own ? (await input.topkIdx?.toHost())?.[failure.detail] : undefined);
   }
 
   #throwIfExpired(): void {
@@ -318,6 +330,14 @@ class CudaEpEngine implements EpEngine {
       this.#broken ??= asReason(error);
       throw error;
     }
+  }
+
+  /** What nobody waited for: a dispatch with a bound on its rows that failed. */
+  #throwIfFailed(): void {
+    const failure = this.#unseen && this.#memory.hostPlan.takeFailure();
+    if (failure === undefined) return;
+    this.#broken ??= this.#memory.hostPlan.errorOf(failure, this.#unseen as DispatchPlanInput);
+    throw this.#broken;
   }
 
   #receivedRows({ data, scales }: DispatchPlanInput, rows: number): RowsLike {
@@ -343,26 +363,6 @@ interface NewHandle {
   readonly plan: Tensor<'u8'>;
   readonly recvSrcIdx: Tensor<'i32'>;
   readonly sequence: number;
-}
-
-type DispatchBlock = CudaLaunches['dispatch']['bf16']['arguments'];
-
-function setRows(set: DispatchBlock, { data, scales, numTokens }: DispatchPlanInput): void {
-  set.set('x', data.address);
-  set.set('scales', scales?.address ?? 0);
-  set.set('scaleBytes', scales ? (scales.shape[1] as number) * 4 : 0);
-  set.set('tokens', numTokens);
-}
-
-/** Choices are counted afresh; a layout without them brings its marks and its counts per expert. */
-function setChoices(set: DispatchBlock, { topkIdx, topkWeights, layout }: DispatchPlanInput): void {
-  const marks = topkIdx ? undefined : layout;
-  set.set('topk', topkIdx?.address ?? 0);
-  set.set('topkColumns', topkIdx?.shape[1] ?? 0);
-  set.set('indexBytes', topkIdx ? dtypes[topkIdx.dtype].bytes : 0);
-  set.set('weights', topkWeights?.address ?? 0);
-  set.set('membership', marks?.isTokenInRank.address ?? 0);
-  set.set('givenExperts', marks?.numTokensPerExpert.address ?? 0);
 }
 
 function zeroed<D extends DType>(device: CudaDevice, dtype: D, elements: number): Tensor<D> {

@@ -27,7 +27,10 @@ export interface DispatchArguments extends WaitOptions, OverlapOptions {
   readonly handle?: DispatchHandle;
   /** numRecvTokensPerExpert is rounded up to it; 1 by default. */
   readonly expertAlignment?: number;
-  /** Bound on received rows: results get this many rows, the surplus marked -1. 0 or absent: exact size. */
+  /**
+   * Bound on received rows: results get this many rows, the surplus marked -1. 0 or absent: exact size. The host of a
+   * GPU then waits for nothing; a dispatch that fails (WL_CAPACITY and the like) shows at a later call or wait.
+   */
   readonly numWorstTokens?: number;
 }
 

@@ -83,7 +83,7 @@ for (const sms of smCounts.split(',').map(Number)) {
   const config = { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk, numSms: sms };
   const buffer = await EpBuffer.create(world, device, config);
   const { handle } = await buffer.dispatch({ x, topkIdx, topkWeights });
-  const rows = handle.numRecvTokens;
+  const { rows } = handle;
   const bf16Bytes = rows * hidden * 2;
   const fp8Bytes = rows * (hidden + (hidden / 128) * 4);
   await measure('dispatch bf16, cached', sms, bf16Bytes, () => buffer.dispatch({ x, handle }));

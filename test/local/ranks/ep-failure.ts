@@ -213,7 +213,11 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
       [2, 3],
       [2, 3],
     ]);
-    return failureOf(async () => buffer.dispatch({ x: await tokens(2), topkIdx, numWorstTokens: 2 }));
+    return failureOf(async () => {
+      const { recvX } = await buffer.dispatch({ x: await tokens(2), topkIdx, numWorstTokens: 2 });
+      // A GPU's dispatch with a bound has not waited.
+      await (recvX as Tensor).toHost();
+    });
   },
 
   async 'address space'() {

@@ -130,10 +130,14 @@ __device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const Ex
 __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const ExchangeState& state) {
   EpHostPlan* host = static_cast<EpHostPlan*>(a.hostPlan);
   if (threadIdx.x == 0) {
-    host->status = state.status;
-    host->detail = state.detail;
-    host->culprit = state.culprit;
     host->numRecvTokens = rowsHere(a, state);
+    if (state.status != epStatusGood && loadRelaxedSystem(&host->failedSequence) == 0) {
+      host->status = state.status;
+      host->detail = state.detail;
+      host->culprit = state.culprit;
+      // ORDER: publishes the reason.
+      storeReleaseSystem(&host->failedSequence, a.sequence);
+    }
   }
   for (u32 cell = threadIdx.x; cell < a.ranks * a.ranks; cell += blockDim.x) {
     host->rankPrefixMatrix[cell] = state.matrix[cell];
