@@ -13,7 +13,18 @@ import {
   epScratch,
   epStatus,
 } from './ep-arguments.ts';
+import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
+import {
+  GROUPED_TILE_COLUMNS,
+  GROUPED_TILE_ROWS,
+  groupedProductArguments,
+  moeGatherRowsArguments,
+  moeListChoicesArguments,
+  moeStoreWordsArguments,
+  moeSumRowsArguments,
+  moeSwigluArguments,
+} from './moe-arguments.ts';
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
 import { trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
 
@@ -29,6 +40,13 @@ const layouts: readonly Layout[] = [
   epLayoutArguments,
   epDispatchArguments,
   epCombineArguments,
+  fp8RowsArguments,
+  moeStoreWordsArguments,
+  moeListChoicesArguments,
+  moeGatherRowsArguments,
+  moeSwigluArguments,
+  moeSumRowsArguments,
+  groupedProductArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
@@ -39,10 +57,12 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   epStatus,
   epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
   ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
+  grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },
 };
 
 const cudaTypes: Readonly<Record<Scalar, string>> = {
   u8: 'u8',
+  u16: 'u16',
   u32: 'u32',
   i32: 'i32',
   u64: 'u64',

@@ -3,7 +3,7 @@ import { toBf16 } from '../core/dtype.ts';
 import { invalidArgument } from '../core/errors.ts';
 import { SCALE_GROUP } from '../device/scaled-rows.ts';
 import { MAX_TOPK } from '../ep/buffer-size.ts';
-import { seededRandom } from './seeded-random.ts';
+import { seededRandom } from '../core/seeded-random.ts';
 
 export interface EpWorkload {
   readonly ranks: number;

@@ -1,6 +1,6 @@
 // Times several cases in turn, iteration by iteration, on all ranks at once.
 import { monotonicMicroseconds } from './clock.ts';
-import { seededRandom } from './seeded-random.ts';
+import { seededRandom } from '../core/seeded-random.ts';
 
 /** The ranks that take part; a World is one. */
 export interface BenchGroup {

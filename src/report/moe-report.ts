@@ -22,11 +22,13 @@ export function moeReport(report: MoeReport): string {
   ].join('\n');
 }
 
-function headline({ block, layer, dtype, ranks, repeat, windowBytes }: MoeReport): string {
+function headline({ block, layer, dtype, ranks, device, product, repeat, windowBytes }: MoeReport): string {
   const shape = `${block.tokens} tokens of ${block.hidden}, top ${block.topk} of ${block.experts} experts (width ${block.intermediate})`;
   return [
     block.path,
     `${shape}; ${ranks} ${ranks === 1 ? 'rank' : 'ranks'}`,
+    `device: ${device.kind} (${device.reason})`,
+    `experts: ${product}`,
     `layer ${layer}, ${dtype} rows, window ${formatBytes(windowBytes)} per rank`,
     `Times: slowest rank, median of ${repeat}. Rows, bytes, GB/s: all ranks; off-rank: from other ranks.`,
   ].join('\n');

@@ -16,7 +16,7 @@ import {
 import { type BenchGroup, type CaseTimes, runInterleaved, shuffled } from '#lib/bench/interleaved.js';
 import { loadAverage, machineDocument } from '#lib/bench/machine.js';
 import { placementChanged, samplePlacement } from '#lib/bench/placement.js';
-import { seededRandom } from '#lib/bench/seeded-random.js';
+import { seededRandom } from '#lib/core/seeded-random.js';
 import { summarize, summarizeRatios } from '#lib/bench/statistics.js';
 import { epBenchReport } from '#lib/report/ep-bench-report.js';
 import { readSettings } from 'weftline';

@@ -1,6 +1,8 @@
 // Every file of kernels/cuda: what `weftline compile` fills a bundle with and what the tests compile.
 import type { KernelFile } from './kernel-file.ts';
 import { epCombineKernels, epDispatchKernels, epLayoutKernels } from './kernels/ep.ts';
+import { fp8RowsKernels } from './kernels/fp8-rows.ts';
+import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
 
 export const kernelCatalogue: readonly KernelFile[] = [
@@ -8,4 +10,7 @@ export const kernelCatalogue: readonly KernelFile[] = [
   epLayoutKernels,
   epDispatchKernels,
   epCombineKernels,
+  fp8RowsKernels,
+  groupedProductKernels,
+  moeExpertsKernels,
 ];
