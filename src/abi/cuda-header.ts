@@ -1,4 +1,5 @@
 // The text of kernels/cuda/include/weftline/abi.cuh: every layout and constant that CUDA kernels share with the host.
+import { benchCopyArguments, benchMeetArguments } from './bench-arguments.ts';
 import {
   EP_ARRIVAL_STRIDE,
   EP_MAX_EXPERTS,
@@ -47,6 +48,8 @@ const layouts: readonly Layout[] = [
   moeSwigluArguments,
   moeSumRowsArguments,
   groupedProductArguments,
+  benchMeetArguments,
+  benchCopyArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */

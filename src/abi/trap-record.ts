@@ -8,7 +8,7 @@ export const trapStates = { empty: 0, writing: 1, readable: 2 } as const;
 export const trapReasons = { timeout: 0, otherCall: 1, aborted: 2 } as const;
 
 /** Numbers of the kernels that wait; a name is what an error shows. */
-export const trapKernels = { selfTest: 1, epDispatch: 2, epCombine: 3 } as const;
+export const trapKernels = { selfTest: 1, epDispatch: 2, epCombine: 3, benchMeet: 4, benchCopy: 5 } as const;
 
 /**
  * One per device. `peer` is the rank that was waited for, `channel` what the kernel says it is; `expected` and `seen`

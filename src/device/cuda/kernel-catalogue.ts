@@ -1,5 +1,6 @@
 // Every file of kernels/cuda: what `weftline compile` fills a bundle with and what the tests compile.
 import type { KernelFile } from './kernel-file.ts';
+import { benchKernels } from './kernels/bench.ts';
 import { epCombineKernels, epDispatchKernels, epLayoutKernels } from './kernels/ep.ts';
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
 import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
@@ -13,4 +14,5 @@ export const kernelCatalogue: readonly KernelFile[] = [
   fp8RowsKernels,
   groupedProductKernels,
   moeExpertsKernels,
+  benchKernels,
 ];
