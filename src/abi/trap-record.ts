@@ -8,7 +8,17 @@ export const trapStates = { empty: 0, writing: 1, readable: 2 } as const;
 export const trapReasons = { timeout: 0, otherCall: 1, aborted: 2 } as const;
 
 /** Numbers of the kernels that wait; a name is what an error shows. */
-export const trapKernels = { selfTest: 1, epDispatch: 2, epCombine: 3, benchMeet: 4, benchCopy: 5 } as const;
+export const trapKernels = {
+  selfTest: 1,
+  epDispatch: 2,
+  epCombine: 3,
+  benchMeet: 4,
+  benchCopy: 5,
+  layerPrepare: 6,
+  layerPlace: 7,
+  layerDispatch: 8,
+  layerCombine: 9,
+} as const;
 
 /**
  * One per device. `peer` is the rank that was waited for, `channel` what the kernel says it is; `expected` and `seen`

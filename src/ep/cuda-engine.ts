@@ -1,20 +1,19 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
-import { EP_MAX_EXPERTS, EP_MAX_RANKS, EP_SYNC_BYTES, epPlan, epScratch, epStatus } from '../abi/ep-arguments.ts';
+import { EP_SYNC_BYTES, epPlan, epScratch, epStatus } from '../abi/ep-arguments.ts';
 import { type DType, dtypes } from '../core/dtype.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../device/cuda/cuda-stream.ts';
-import { pollUntil } from '../device/cuda/poll.ts';
-import { TrapBox } from '../device/cuda/trap-box.ts';
 import { Tensor } from '../device/tensor.ts';
 import { CudaWindow } from '../memory/cuda-window.ts';
-import { checkTimeout, type WaitOptions } from '../world/store.ts';
+import type { WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
 import { agreeOn, requireOneHost } from './agree.ts';
 import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from './buffer-size.ts';
-import { type Call, callWord, describeCall } from './calls.ts';
+import { type Call, callWord } from './calls.ts';
 import type { CheckedCombine } from './combine-arguments.ts';
+import { CudaCalls, requireCudaLimits } from './cuda-calls.ts';
 import { CudaCallOrder } from './cuda-call-order.ts';
 import { CudaHostPlan } from './cuda-host-plan.ts';
 import { bindLaunches, type CudaLaunches, type LaunchMemory, loadLaunches } from './cuda-launches.ts';
@@ -26,9 +25,6 @@ import type { CallOptions, EpEngine, MemoryRange } from './engine.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { EpScope } from './scope.ts';
 
-/** How much longer the host waits than a kernel, whose record says more. */
-const HOST_GRACE_MS = 2_000;
-
 /** Collective: agrees on the configuration, compiles the kernels, makes the window. */
 export async function createCudaEngine(
   world: World,
@@ -38,7 +34,7 @@ export async function createCudaEngine(
 ): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
   requireOneHost(world, 'EpBuffer');
   const prepare = (): EpBufferSize => {
-    requireSupported(world, config);
+    requireCudaLimits('EpBuffer', world.size, config.numExperts);
     return bufferSize(config, world.size);
   };
   const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare };
@@ -49,15 +45,6 @@ export async function createCudaEngine(
   await agreeOn(world, { what: 'EpBuffer kernels', config: {}, prepare: () => rethrow(launches) }, options);
   const window = await CudaWindow.create({ ...options, world, device, name: 'ep', bytes: EP_SYNC_BYTES + size.bytes });
   return { scope, engine: new CudaEpEngine(scope, window, launches as CudaLaunches) };
-}
-
-function requireSupported(world: World, { numExperts }: EpBufferConfig): void {
-  if (world.size <= EP_MAX_RANKS && numExperts <= EP_MAX_EXPERTS) return;
-  throw new WeftlineError(
-    'WL_UNSUPPORTED',
-    `An EpBuffer on GPUs has at most ${EP_MAX_RANKS} ranks per host and ${EP_MAX_EXPERTS} experts; asked are ${world.size} and ${numExperts}`,
-    { details: { ranks: world.size, numExperts } },
-  );
 }
 
 function rethrow(value: unknown): void {
@@ -71,12 +58,10 @@ class CudaEpEngine implements EpEngine {
   readonly #launches: CudaLaunches;
   readonly #memory: LaunchMemory;
   readonly #order: CudaCallOrder;
-  readonly #stopJudging: () => void;
-  #epoch = 0;
+  readonly #calls: CudaCalls;
   #dispatches = 0;
   /** The last dispatch, until the host has seen how it went. */
   #unseen: DispatchPlanInput | undefined;
-  #broken: WeftlineError | undefined;
 
   constructor(scope: EpScope<CudaDevice>, window: CudaWindow, launches: CudaLaunches) {
     const { device } = scope;
@@ -84,24 +69,17 @@ class CudaEpEngine implements EpEngine {
     this.#device = device;
     this.#window = window;
     this.#launches = launches;
+    this.#calls = new CudaCalls(scope.world, device, { findFailure: () => this.#findFailure() });
     this.#memory = {
       addresses: window.addresses,
       hostPlan: new CudaHostPlan(scope),
-      traps: new TrapBox(device.context),
+      traps: this.#calls.traps,
       counter: zeroed(device, 'i32', 1),
       scratch: zeroed(device, 'u8', epScratch.size),
     };
     this.#order = new CudaCallOrder(device);
     bindLaunches(launches, scope, this.#memory);
     this.#setTimeout({});
-    // Whoever waits for the device next learns that a kernel left early, instead of taking what it left for results.
-    this.#stopJudging = device.context.judgeWaits(() => {
-      if (this.#broken !== undefined) return;
-      this.#throwIfExpired();
-      if (this.#unseen?.numWorstTokens) this.#throwIfFailed();
-    });
-    scope.world.peerLost.addEventListener('abort', this.#abandon);
-    if (scope.world.peerLost.aborted) this.#abandon();
   }
 
   get mapped(): MemoryRange {
@@ -109,11 +87,7 @@ class CudaEpEngine implements EpEngine {
   }
 
   throwIfUnusable(): void {
-    if (this.#broken !== undefined) throw this.#broken;
-    this.#throwIfExpired();
-    this.#throwIfFailed();
-    const { peerLost } = this.#scope.world;
-    if (peerLost.aborted) throw peerLost.reason;
+    this.#calls.throwIfUnusable();
   }
 
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {
@@ -219,9 +193,9 @@ class CudaEpEngine implements EpEngine {
     set.set('plan', (handle.plan as Tensor<'u8'>).address);
     set.set('tokens', handle.numTokens);
     const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };
-    set.set('openingEpoch', this.#nextEpoch());
+    set.set('openingEpoch', this.#calls.nextEpoch());
     set.set('openingCall', callWord(call, 'opening'));
-    set.set('closingEpoch', this.#nextEpoch());
+    set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord(call, 'closing'));
     combine.launch(stream);
     const event = this.#order.end(options);
@@ -247,23 +221,16 @@ class CudaEpEngine implements EpEngine {
   }
 
   async close(): Promise<void> {
-    this.#stopJudging();
-    this.#scope.world.peerLost.removeEventListener('abort', this.#abandon);
     // Kernels that still run use the window; a lost device runs none.
     await this.#order.idle().catch(() => {});
-    const { hostPlan, traps, counter, scratch } = this.#memory;
-    for (const part of [this.#order, counter, scratch, hostPlan, traps, this.#window]) part[Symbol.dispose]();
+    const { hostPlan, counter, scratch } = this.#memory;
+    for (const part of [this.#order, counter, scratch, hostPlan, this.#calls, this.#window]) part[Symbol.dispose]();
   }
 
-  /** Kernels that wait for a rank that is gone leave at once instead of at their deadline. */
-  readonly #abandon = (): void => this.#memory.traps.abort(this.#scope.world.peerLost.reason);
-
   #setTimeout(options: WaitOptions): void {
-    const timeoutMs = checkTimeout(options.timeoutMs ?? this.#scope.world.settings.timeoutMs);
     const { dispatch, combine } = this.#launches;
-    for (const plan of [dispatch.bf16, dispatch.fp8e4m3, combine]) {
-      plan.arguments.set('timeoutNs', Math.round(timeoutMs * 1e6));
-    }
+    const timeoutNs = this.#calls.timeoutNs(options);
+    for (const plan of [dispatch.bf16, dispatch.fp8e4m3, combine]) plan.arguments.set('timeoutNs', timeoutNs);
   }
 
   /** `to`: a handle to replay, or the parts of a new one to fill in. */
@@ -284,37 +251,19 @@ class CudaEpEngine implements EpEngine {
     set.set('plan', (to.plan as Tensor<'u8'>).address);
     set.set('recvSource', replay ? 0 : to.recvSrcIdx.address);
     set.set('sequence', replay ? 0 : to.sequence);
-    set.set('openingEpoch', this.#nextEpoch());
+    set.set('openingEpoch', this.#calls.nextEpoch());
     set.set('openingCall', callWord(call, 'opening'));
-    set.set('closingEpoch', this.#nextEpoch());
+    set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord(call, 'closing'));
     set.set('worstRows', replay ? 0 : input.numWorstTokens);
     launch.launch(this.#order.begin(options));
     return this.#order.end(options);
   }
 
-  /** The next epoch, skipping 0, which stands for "no barrier". */
-  #nextEpoch(): number {
-    this.#epoch = (this.#epoch + 1) >>> 0 || 2;
-    return this.#epoch;
-  }
-
   /** Until the kernel has told the host how many rows arrive, or that none will; fails when its wait has expired. */
   async #awaitPlan(sequence: number, options: WaitOptions): Promise<WeftlineError | undefined> {
     const { hostPlan } = this.#memory;
-    const timeoutMs = (options.timeoutMs ?? this.#scope.world.settings.timeoutMs) + HOST_GRACE_MS;
-    const ready = (): boolean => {
-      this.#throwIfExpired();
-      return hostPlan.isThere(sequence);
-    };
-    try {
-      await pollUntil(ready, { timeoutMs, signal: options.signal, what: 'The count exchange of a dispatch' });
-    } catch (error) {
-      this.#broken ??= asReason(error);
-      throw error;
-    }
-    // A kernel whose wait expired reports a status as well, after its record.
-    this.#throwIfExpired();
+    await this.#calls.waitFor('The count exchange of a dispatch', () => hostPlan.isThere(sequence), options);
     const failure = hostPlan.takeFailure();
     const input = this.#unseen;
     this.#unseen = undefined;
@@ -323,21 +272,12 @@ class CudaEpEngine implements EpEngine {
     return hostPlan.errorOf(failure, input, own ? (await input.topkIdx?.toHost())?.[failure.detail] : undefined);
   }
 
-  #throwIfExpired(): void {
-    try {
-      this.#memory.traps.throwIfExpired(describeCall);
-    } catch (error) {
-      this.#broken ??= asReason(error);
-      throw error;
-    }
-  }
-
   /** What nobody waited for: a dispatch with a bound on its rows that failed. */
-  #throwIfFailed(): void {
-    const failure = this.#unseen && this.#memory.hostPlan.takeFailure();
-    if (failure === undefined) return;
-    this.#broken ??= this.#memory.hostPlan.errorOf(failure, this.#unseen as DispatchPlanInput);
-    throw this.#broken;
+  #findFailure(): WeftlineError | undefined {
+    if (!this.#unseen?.numWorstTokens) return undefined;
+    const { hostPlan } = this.#memory;
+    const failure = hostPlan.takeFailure();
+    return failure && hostPlan.errorOf(failure, this.#unseen);
   }
 
   #receivedRows({ data, scales }: DispatchPlanInput, rows: number): RowsLike {
@@ -369,9 +309,4 @@ function zeroed<D extends DType>(device: CudaDevice, dtype: D, elements: number)
   const tensor = device.empty(dtype, [elements]);
   device.setBytes(tensor, 0);
   return tensor;
-}
-
-function asReason(error: unknown): WeftlineError {
-  if (error instanceof WeftlineError) return error;
-  return new WeftlineError('WL_CLOSED', 'An earlier call on this buffer was given up', { cause: error });
 }

@@ -2,6 +2,7 @@
 import type { KernelFile } from './kernel-file.ts';
 import { benchKernels } from './kernels/bench.ts';
 import { epCombineKernels, epDispatchKernels, epLayoutKernels } from './kernels/ep.ts';
+import { layerCombineKernels, layerDispatchKernels, layerPlaceKernels, layerPrepareKernels } from './kernels/layer.ts';
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
 import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
@@ -11,6 +12,10 @@ export const kernelCatalogue: readonly KernelFile[] = [
   epLayoutKernels,
   epDispatchKernels,
   epCombineKernels,
+  layerPrepareKernels,
+  layerPlaceKernels,
+  layerDispatchKernels,
+  layerCombineKernels,
   fp8RowsKernels,
   groupedProductKernels,
   moeExpertsKernels,

@@ -3,6 +3,7 @@
 // All ranks read the same records, so all judge alike: when one of them cannot dispatch, none does.
 #pragma once
 #include "weftline/abi.cuh"
+#include "weftline/exchange-record.cuh"
 #include "weftline/memory-order.cuh"
 #include "weftline/rank-barrier.cuh"
 #include "weftline/types.cuh"
@@ -20,14 +21,14 @@ struct ExchangeState {
   u32 counts[epMaxRanks][epMaxRanks];
 };
 
-__device__ __forceinline__ u32* recordOf(const EpDispatchArguments& a, u32 owner, u32 source) {
-  u8* region = static_cast<u8*>(a.peers[owner]) + a.exchangeOffset;
-  return reinterpret_cast<u32*>(region) + static_cast<u64>((a.sequence & 1) * a.ranks + source) * a.recordWords;
+__device__ __forceinline__ ExchangeRecords recordsOf(const EpDispatchArguments& a) {
+  return {a.peers, a.exchangeOffset, a.ranks, a.recordWords, a.sequence};
 }
 
 // Writes this rank's record into every window. `counts` per rank in shared memory, `experts` in global memory.
 __device__ __forceinline__ void publishRecord(const EpDispatchArguments& a, const u32* counts, const u32* experts,
                                               u32 badCell) {
+  const ExchangeRecords records = recordsOf(a);
   for (u32 index = threadIdx.x; index < epRecordHeaderWords + a.ranks + a.experts; index += blockDim.x) {
     u32 word = 0;
     if (index >= epRecordHeaderWords + a.ranks) word = __ldcg(experts + index - epRecordHeaderWords - a.ranks);
@@ -40,13 +41,8 @@ __device__ __forceinline__ void publishRecord(const EpDispatchArguments& a, cons
     else if (index == epRecordNumTokens) word = a.tokens;
     else if (index == epRecordRowBound) word = a.worstRows;
     else if (index == epRecordBadCell) word = badCell;
-    for (u32 peer = 0; peer < a.ranks; ++peer) recordOf(a, peer, a.rank)[index] = word;
+    for (u32 peer = 0; peer < a.ranks; ++peer) records.at(peer, a.rank)[index] = word;
   }
-}
-
-// Peers wrote these words during this kernel; the load goes past the first-level cache.
-__device__ __forceinline__ u32 receivedWord(const EpDispatchArguments& a, u32 source, u32 word) {
-  return __ldcg(recordOf(a, a.rank, source) + word);
 }
 
 // By one thread, when something is known to be wrong: the first thing in a fixed order.
@@ -81,12 +77,13 @@ __device__ __forceinline__ void findFault(const EpDispatchArguments& a, Exchange
 
 // By all threads, behind the barrier: reads all records, adds up, and judges.
 __device__ __forceinline__ void readRecords(const EpDispatchArguments& a, ExchangeState& state) {
+  const ExchangeRecords records = recordsOf(a);
   const u32 words = epRecordHeaderWords + a.ranks;
   // The loads of a thread, mostly one, are all under way together.
   for (u32 index = threadIdx.x; index < a.ranks * words; index += blockDim.x) {
     const u32 source = index / words;
     const u32 word = index - source * words;
-    const u32 value = receivedWord(a, source, word);
+    const u32 value = records.received(a.rank, source, word);
     if (word < epRecordHeaderWords) state.headers[source][word] = value;
     else state.counts[source][word - epRecordHeaderWords] = value;
   }
@@ -129,6 +126,7 @@ __device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const Ex
 // By all threads: what the host waits for, in its memory; the sequence number last.
 __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const ExchangeState& state) {
   EpHostPlan* host = static_cast<EpHostPlan*>(a.hostPlan);
+  const ExchangeRecords records = recordsOf(a);
   if (threadIdx.x == 0) {
     host->numRecvTokens = rowsHere(a, state);
     if (state.status != epStatusGood && loadRelaxedSystem(&host->failedSequence) == 0) {
@@ -148,7 +146,7 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
       u32 count = 0;
 #pragma unroll
       for (u32 source = 0; source < epMaxRanks; ++source) {
-        if (source < a.ranks) count += receivedWord(a, source, word);
+        if (source < a.ranks) count += records.received(a.rank, source, word);
       }
       static_cast<u32*>(a.hostExperts)[local] = count;
     }
