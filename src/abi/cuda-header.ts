@@ -1,4 +1,5 @@
 // The text of kernels/cuda/include/weftline/abi.cuh: every layout and constant that CUDA kernels share with the host.
+import { benchCopyArguments, benchMeetArguments } from './bench-arguments.ts';
 import {
   EP_ARRIVAL_STRIDE,
   EP_MAX_EXPERTS,
@@ -12,6 +13,17 @@ import {
   epRecordWords,
   epStatus,
 } from './ep-arguments.ts';
+import {
+  layerCombineArguments,
+  layerCopyArguments,
+  layerDispatchArguments,
+  layerHostPlan,
+  layerPlaceArguments,
+  layerPlan,
+  layerPrepareArguments,
+  layerRecordWords,
+  layerSumArguments,
+} from './layer-arguments.ts';
 import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
 import {
@@ -38,6 +50,14 @@ const layouts: readonly Layout[] = [
   epPrepareArguments,
   epDispatchArguments,
   epCombineArguments,
+  layerPlan,
+  layerHostPlan,
+  layerPrepareArguments,
+  layerPlaceArguments,
+  layerDispatchArguments,
+  layerCopyArguments,
+  layerSumArguments,
+  layerCombineArguments,
   fp8RowsArguments,
   moeStoreWordsArguments,
   moeListChoicesArguments,
@@ -45,6 +65,8 @@ const layouts: readonly Layout[] = [
   moeSwigluArguments,
   moeSumRowsArguments,
   groupedProductArguments,
+  benchMeetArguments,
+  benchCopyArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
@@ -54,6 +76,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapReason: trapReasons,
   epStatus,
   epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
+  layerRecord: layerRecordWords,
   ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },
 };

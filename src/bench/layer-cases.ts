@@ -43,7 +43,7 @@ export async function makeLayerCases(inputs: LayerInputs): Promise<LayerCases> {
   const dispatch = async (): Promise<EPAllToAllLayoutDesc> =>
     (await layer.dispatch({ input, expIndices: topkIdx, weight: topkWeights })).layoutDesc;
   const descriptors = [await dispatch()];
-  const back = copyBack({ device, ...rowsInWindows(device, layer, descriptors[0] as EPAllToAllLayoutDesc), out });
+  const back = copyBack({ device, ...rowsInWindows(layer, descriptors[0] as EPAllToAllLayoutDesc), out });
   await checkCopyBack(group, { sent: input, out }, async () => void descriptors.unshift(await dispatch()), back);
   const cases: EpCase[] = [
     {
@@ -81,18 +81,14 @@ export async function makeLayerCases(inputs: LayerInputs): Promise<LayerCases> {
 
 /** Where combine finds the rows of this rank's tokens; stays true, for neither routing nor windows change. */
 function rowsInWindows(
-  device: CpuDevice,
   layer: EPAll2AllLayer,
   { tokenDstScatterIdx, tokenDstRank }: EPAllToAllLayoutDesc,
 ): { readonly sources: Uint32Array; readonly tokens: Int32Array } {
-  const { hidden, topk, worldSize } = layer.config;
-  const bases = device.hostView('i32', layer.context.bases('rows'), worldSize);
+  const { topk } = layer.config;
   const places = tokenDstScatterIdx.view();
   const ranks = tokenDstRank.view();
   const cells = [...ranks.keys()].filter((cell) => (ranks[cell] as number) >= 0);
-  // Addresses above 2 GiB are negative in the table.
-  const address = (cell: number): number =>
-    ((bases[ranks[cell] as number] as number) >>> 0) + (places[cell] as number) * hidden * 2;
+  const address = (cell: number): number => layer.context.peerRowAddress(ranks[cell] as number, places[cell] as number);
   return {
     sources: Uint32Array.from(cells, address),
     tokens: Int32Array.from(cells, (cell) => Math.floor(cell / topk)),

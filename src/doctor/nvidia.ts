@@ -1,4 +1,6 @@
 // NVIDIA GPUs, the driver's library, NVRTC, which compiles kernels at run time, and cuBLAS. Nothing is loaded.
+import { countEqual } from '../core/count-equal.ts';
+import { driverVersionFile, parseDriverVersion } from '../device/cuda/driver-version.ts';
 import { findLibrary } from '../native/library-search.ts';
 import { findCudaLibrary } from '../native/cuda-library-search.ts';
 import type { Finding } from './finding.ts';
@@ -14,9 +16,7 @@ export function checkGpus(machine: MachineProbe): Finding {
   if (models.length === 0 && usable === 0) {
     return { name, status: 'absent', value: 'none', advice: 'ranks run on the CPU; a GPU needs the NVIDIA driver' };
   }
-  const version = /Kernel Module.*?\s(\d+(?:\.\d+)+)\s/.exec(
-    machine.readText('/proc/driver/nvidia/version') ?? '',
-  )?.[1];
+  const version = parseDriverVersion(machine.readText(driverVersionFile) ?? '');
   const what = models.length === 0 ? `${usable}, models unknown` : countEqual(models);
   const value = version === undefined ? what : `${what}, driver ${version}`;
   if (usable >= models.length) return { name, status: 'ok', value };
@@ -48,10 +48,4 @@ export function checkCublas(machine: MachineProbe): Finding {
   const advice =
     'weftline moe multiplies by a kernel of its own instead; the CUDA toolkit has it, or "pip install nvidia-cublas"';
   return { name, status: 'absent', value: 'not found', advice };
-}
-
-function countEqual(models: readonly string[]): string {
-  return [...new Set(models)]
-    .map((model) => `${models.filter((other) => other === model).length} x ${model}`)
-    .join(', ');
 }

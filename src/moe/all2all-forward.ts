@@ -1,6 +1,7 @@
 // A MoE block through EPAll2AllLayer: a token arrives once for each of its experts, the rows of an expert together.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
-import { EPAll2AllLayer, type LayerDispatchResult } from '../ep/all2all/ep-all2all-layer.ts';
+import { EPAll2AllLayer } from '../ep/all2all/ep-all2all-layer.ts';
+import type { LayerDispatchResult } from '../ep/all2all/layer-engine.ts';
 import type { Tensor } from '../device/tensor.ts';
 import { type ForwardOptions, type MoeForward, type MoePhase, routePhase } from './moe-forward.ts';
 import { largestTokenShare } from './token-split.ts';
@@ -59,7 +60,7 @@ export async function createAll2AllForward(options: ForwardOptions): Promise<Moe
     phases: [...routePhase(share), dispatch, compute, combine],
     output,
     get windowBytes() {
-      return layer.context.control.bytes + layer.context.outputSize.bytes;
+      return layer.context.windowBytes;
     },
     async [Symbol.asyncDispose]() {
       received?.layoutDesc.dispose();
