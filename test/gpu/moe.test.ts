@@ -38,15 +38,20 @@ const products = [
   { product: 'cublas', skip: noCublas, name: /^cuBLAS \d+\.\d+\.\d+ \(.*libcublas/ },
   { product: 'kernel', skip: noGpu, name: /^tensor core kernel \(asked for\)$/ },
 ] as const;
+const carriers = [
+  ['buffer', 'bf16'],
+  ['buffer', 'fp8'],
+  ['all2all', 'bf16'],
+] as const;
 /** 32 experts divide among 1, 2, 4 and 8 ranks. */
 const counts = rankCounts.filter((ranks) => 32 % ranks === 0);
 
 for (const ranks of counts) {
   for (const { product, skip, name } of products) {
-    for (const dtype of ['bf16', 'fp8'] as const) {
-      test(`${ranks} ranks, ${dtype} rows, experts by ${product}`, { skip }, (context) => {
-        const args = ['-n', String(ranks), '--device', 'cuda', '--expert-product', product, '--dtype', dtype];
-        const { report, stdout } = moe(...args);
+    for (const [layer, dtype] of carriers) {
+      test(`${ranks} ranks, layer ${layer}, ${dtype} rows, experts by ${product}`, { skip }, (context) => {
+        const args = ['--device', 'cuda', '--layer', layer, '--dtype', dtype, '--expert-product', product];
+        const { report, stdout } = moe('-n', String(ranks), ...args);
         assert.equal(report.device.kind, 'cuda');
         assert.match(report.product, name);
         assert.match(stdout, /\ndevice: cuda \(asked for.*\)\nexperts: /);
