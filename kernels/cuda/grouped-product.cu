@@ -130,14 +130,9 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
   extern __shared__ __align__(128) u8 shared[];
   const u32* tileStarts = static_cast<const u32*>(a.tileStarts);
   const u32* starts = static_cast<const u32*>(a.starts);
-  // Blocks that follow one another take the rows of a group by the same columns: its matrix, which is the larger of
-  // the two, comes from memory once.
-  const u32 across = (a.n + groupedTileColumns - 1) / groupedTileColumns;
-  const u32 group = groupOf(tileStarts, a.groups, blockIdx.x / across);
-  const u32 inGroup = blockIdx.x - tileStarts[group] * across;
-  const u32 down = tileStarts[group + 1] - tileStarts[group];
-  const u32 tileRow = starts[group] + inGroup % down * groupedTileRows;
-  const u32 tileColumn = inGroup / down * groupedTileColumns;
+  const u32 group = groupOf(tileStarts, a.groups, blockIdx.y);
+  const u32 tileRow = starts[group] + (blockIdx.y - tileStarts[group]) * groupedTileRows;
+  const u32 tileColumn = blockIdx.x * groupedTileColumns;
   const Tile tile = {static_cast<const u16*>(a.x) + static_cast<u64>(tileRow) * a.k,
                      static_cast<const u16*>(a.w) + (static_cast<u64>(group) * a.n + tileColumn) * a.k,
                      min(groupedTileRows, starts[group + 1] - tileRow), min(groupedTileColumns, a.n - tileColumn), a.k};

@@ -34,7 +34,7 @@ class KernelProduct implements GroupedProduct {
     set.set('groups', groups.rows.length);
     set.set('n', n);
     set.set('k', k);
-    this.#plan.setGrid(Math.ceil(n / GROUPED_TILE_COLUMNS) * groups.tiles);
+    this.#plan.setGrid([Math.ceil(n / GROUPED_TILE_COLUMNS), groups.tiles]);
     this.#plan.launch();
   }
 
