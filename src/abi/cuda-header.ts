@@ -8,11 +8,23 @@ import {
   epCombineArguments,
   epDispatchArguments,
   epHostPlan,
+  epLayoutArguments,
   epPlan,
-  epPrepareArguments,
   epRecordWords,
+  epScratch,
   epStatus,
 } from './ep-arguments.ts';
+import {
+  layerCombineArguments,
+  layerCopyArguments,
+  layerDispatchArguments,
+  layerHostPlan,
+  layerPlaceArguments,
+  layerPlan,
+  layerPrepareArguments,
+  layerRecordWords,
+  layerSumArguments,
+} from './layer-arguments.ts';
 import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
 import {
@@ -36,9 +48,18 @@ const layouts: readonly Layout[] = [
   selfTestCopyRowsArguments,
   epPlan,
   epHostPlan,
-  epPrepareArguments,
+  epScratch,
+  epLayoutArguments,
   epDispatchArguments,
   epCombineArguments,
+  layerPlan,
+  layerHostPlan,
+  layerPrepareArguments,
+  layerPlaceArguments,
+  layerDispatchArguments,
+  layerCopyArguments,
+  layerSumArguments,
+  layerCombineArguments,
   fp8RowsArguments,
   moeStoreWordsArguments,
   moeListChoicesArguments,
@@ -57,6 +78,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapReason: trapReasons,
   epStatus,
   epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
+  layerRecord: layerRecordWords,
   ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },
 };

@@ -1,43 +1,7 @@
 // Every knob of weftline, once: name, environment variable, flag, unit, range, default and what it does.
 import { WeftlineError } from '../core/errors.ts';
-
-interface NumberSetting {
-  readonly kind: 'number';
-  readonly env: string;
-  readonly flag: string;
-  readonly unit: string;
-  readonly min: number;
-  readonly max: number;
-  readonly default: number;
-  readonly sentence: string;
-}
-
-interface BooleanSetting {
-  readonly kind: 'boolean';
-  readonly env: string;
-  readonly flag: string;
-  readonly default: boolean;
-  readonly sentence: string;
-}
-
-interface TextSetting {
-  readonly kind: 'text';
-  readonly env: string;
-  readonly flag: string;
-  readonly default: string;
-  readonly sentence: string;
-}
-
-interface ChoiceSetting {
-  readonly kind: 'choice';
-  readonly env: string;
-  readonly flag: string;
-  readonly choices: readonly string[];
-  readonly default: string;
-  readonly sentence: string;
-}
-
-type Setting = NumberSetting | BooleanSetting | TextSetting | ChoiceSetting;
+import type { Setting } from './setting.ts';
+import { transportSettingsTable } from './transport-settings-table.ts';
 
 interface ValueOf {
   number: number;
@@ -159,71 +123,7 @@ export const settingsTable = {
     default: false,
     sentence: 'Run only GPU kernels of the AOT folder and never compile one.',
   },
-  transportPaths: {
-    kind: 'number',
-    env: 'WEFTLINE_TRANSPORT_PATHS',
-    flag: '--paths <count>',
-    unit: 'paths',
-    min: 1,
-    max: 256,
-    default: 4,
-    sentence:
-      'UDP sockets of a connection, each with ports of its own, over which packets are spread; the smaller wish of both sides counts.',
-  },
-  transportSegmentBytes: {
-    kind: 'number',
-    env: 'WEFTLINE_TRANSPORT_SEGMENT',
-    flag: '--segment <bytes>',
-    unit: 'bytes',
-    min: 0,
-    max: 65_472,
-    default: 0,
-    sentence: 'Bytes of a packet, its header included; 0 takes the largest that is found to reach the peer.',
-  },
-  transportSegmentationOffload: {
-    kind: 'boolean',
-    env: 'WEFTLINE_TRANSPORT_GSO',
-    flag: '--no-gso',
-    default: true,
-    sentence: 'Hand many packets to the kernel as one send that it cuts, where it can.',
-  },
-  transportSocketBufferBytes: {
-    kind: 'number',
-    env: 'WEFTLINE_TRANSPORT_SOCKET_BUFFER',
-    flag: '--socket-buffer <bytes>',
-    unit: 'bytes',
-    min: 65_536,
-    max: 1_073_741_824,
-    default: 16_777_216,
-    sentence:
-      'Buffer of each UDP socket in each direction; beyond net.core.rmem_max and wmem_max only with CAP_NET_ADMIN.',
-  },
-  transportSpinUs: {
-    kind: 'number',
-    env: 'WEFTLINE_TRANSPORT_SPIN_US',
-    flag: '--transport-spin <us>',
-    unit: 'µs',
-    min: 0,
-    max: 1_000_000,
-    default: 20,
-    sentence:
-      'How long an engine polls its sockets after the last packet before it sleeps; raise it where it has a core to itself.',
-  },
-  transportPinCore: {
-    kind: 'text',
-    env: 'WEFTLINE_TRANSPORT_PIN',
-    flag: '--pin <core>',
-    default: '',
-    sentence: 'The core, by its number, to keep the thread of the engine on; any if empty.',
-  },
-  transportThread: {
-    kind: 'boolean',
-    env: 'WEFTLINE_TRANSPORT_THREAD',
-    flag: '--no-engine-thread',
-    default: true,
-    sentence:
-      "Run the engine on a thread of its own; without, it runs on the caller's, inside calls that wait, and answers sooner.",
-  },
+  ...transportSettingsTable,
 } as const satisfies Record<string, Setting>;
 
 export type SettingName = keyof typeof settingsTable;

@@ -1,0 +1,40 @@
+// What a knob is made of.
+
+interface NumberSetting {
+  readonly kind: 'number';
+  readonly env: string;
+  readonly flag: string;
+  readonly unit: string;
+  readonly min: number;
+  readonly max: number;
+  readonly default: number;
+  readonly sentence: string;
+}
+
+interface BooleanSetting {
+  readonly kind: 'boolean';
+  readonly env: string;
+  readonly flag: string;
+  readonly default: boolean;
+  readonly sentence: string;
+}
+
+interface TextSetting {
+  readonly kind: 'text';
+  readonly env: string;
+  readonly flag: string;
+  readonly default: string;
+  readonly sentence: string;
+}
+
+interface ChoiceSetting {
+  readonly kind: 'choice';
+  readonly env: string;
+  readonly flag: string;
+  readonly choices: readonly string[];
+  readonly default: string;
+  readonly sentence: string;
+}
+
+/** One knob: how it is written, what it allows, what it is without being set. */
+export type Setting = NumberSetting | BooleanSetting | TextSetting | ChoiceSetting;
