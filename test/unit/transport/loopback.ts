@@ -102,27 +102,21 @@ export class Loopback {
     this.b = new Side(this, 'b', true);
     this.a.other = this.b;
     this.b.other = this.a;
+    [this.a.connection, this.b.connection] = this.connect();
+  }
+
+  /** One more connection: the ends at `a` and at `b`. */
+  connect(): [TransportConnection, TransportConnection] {
     const idA = this.a.engine.reserveConnectionId();
     const idB = this.b.engine.reserveConnectionId();
     const shared = {
       secret: 0x0123_4567_89ab_cdefn,
-      paths: options.paths ?? 1,
-      segmentBytes: options.segmentBytes ?? 1368,
+      paths: this.options.paths ?? 1,
+      segmentBytes: this.options.segmentBytes ?? 1368,
     };
-    this.a.connection = this.a.engine.createConnection({
-      ...shared,
-      peer: 1,
-      peerName: 'rank 1 (b)',
-      localId: idA,
-      remoteId: idB,
-    });
-    this.b.connection = this.b.engine.createConnection({
-      ...shared,
-      peer: 0,
-      peerName: 'rank 0 (a)',
-      localId: idB,
-      remoteId: idA,
-    });
+    const a = { ...shared, peer: 1, peerName: 'rank 1 (b)', localId: idA, remoteId: idB };
+    const b = { ...shared, peer: 0, peerName: 'rank 0 (a)', localId: idB, remoteId: idA };
+    return [this.a.engine.createConnection(a), this.b.engine.createConnection(b)];
   }
 
   /** Runs until `done`, or for `limit` microseconds of virtual time. Returns whether it got done. */
