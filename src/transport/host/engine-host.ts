@@ -110,9 +110,9 @@ export class EngineHost implements Disposable {
   /** Hot path. Carries out what the user's side has put; false if there was nothing. */
   takeCommands(): boolean {
     if (!this.#requests.take(this.#command)) return false;
+    this.loop.touch();
     do this.#carryOut(this.#command);
     while (this.#requests.take(this.#command));
-    this.loop.touch();
     return true;
   }
 
@@ -133,6 +133,7 @@ export class EngineHost implements Disposable {
   }
 
   call(call: HostCall): unknown {
+    this.loop.touch();
     switch (call.name) {
       case 'reserve':
         return this.loop.engine.reserveConnectionId();

@@ -137,6 +137,8 @@ class WorkerLink implements EngineLink {
 
   #ended(cause: unknown): void {
     this.#doorbell = undefined;
+    // What the engine said last may still wait to be read.
+    this.readEvents();
     this.failure ??=
       cause instanceof WeftlineError
         ? cause

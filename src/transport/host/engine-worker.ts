@@ -44,7 +44,6 @@ function answerCalls(host: EngineHost): boolean {
     }
     if (call.name === 'stop') isWanted = false;
   }
-  host.loop.touch();
   return isWanted;
 }
 

@@ -13,6 +13,7 @@ const BATCHES_PER_ROUND = 4;
 const DOORBELL = -1;
 /** Nothing is missed by a longer sleep, but a thread that sleeps cannot be ended from outside. */
 const LONGEST_SLEEP_MICROSECONDS = 100_000;
+const STALE_MICROSECONDS = 1000;
 
 export interface EngineLoopOptions {
   /** Makes the engine over the I/O. */
@@ -46,6 +47,7 @@ export class EngineLoop implements Disposable {
   readonly #paths = new Map<number, readonly PathSocket[]>();
   #sockets = 0;
   #lastWork = 0;
+  #lastTimer = 0;
 
   constructor({ engine, spinMicroseconds }: EngineLoopOptions) {
     const arena = new NativeBlock(RECEIVE_ARENA_BYTES);
@@ -91,7 +93,7 @@ export class EngineLoop implements Disposable {
     const isBusy = this.#sockets === 1 && this.#descriptors.length === 1 ? this.#drain(0) : this.#drainReady();
     const now = microseconds();
     if (this.engine.nextDeadline() > now && !isBusy) return false;
-    this.engine.onTimer(now);
+    this.#runTimer(now);
     this.#lastWork = now;
     return true;
   }
@@ -107,15 +109,23 @@ export class EngineLoop implements Disposable {
     if (due > 0) this.#readiness.sleep(Math.min(due, most, LONGEST_SLEEP_MICROSECONDS));
   }
 
-  /** Counts as work: the loop goes on polling for a while. */
+  /** To be called before requests are posted: the engine then knows what time it is, and the loop polls for a while. */
   touch(): void {
-    this.#lastWork = microseconds();
+    const now = microseconds();
+    // The engine counts the silence of peers from the time it was last told.
+    if (now - this.#lastTimer > STALE_MICROSECONDS) this.#runTimer(now);
+    this.#lastWork = now;
   }
 
   [Symbol.dispose](): void {
     for (const peer of this.#paths.keys()) this.removePeer(peer);
     this.#readiness[Symbol.dispose]();
     this.doorbell[Symbol.dispose]();
+  }
+
+  #runTimer(now: number): void {
+    this.engine.onTimer(now);
+    this.#lastTimer = now;
   }
 
   #drainReady(): boolean {
