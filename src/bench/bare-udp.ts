@@ -48,6 +48,8 @@ export class BareUdp implements Disposable {
   readonly #spinMicroseconds: number;
   readonly #small = new MessageBlock({ messages: 1, iovecsPerMessage: 1 });
   readonly #smallMemory = new NativeBlock(SLOT_BYTES);
+  /** Held here, because the kernel's address of it does not keep memory from being collected. */
+  #arena: NativeBlock | undefined;
 
   constructor({ host, bufferBytes, spinMicroseconds }: BareUdpOptions) {
     this.#socket = new UdpSocket({ host, bufferBytes });
@@ -103,7 +105,7 @@ export class BareUdp implements Disposable {
 
   /** Takes what a peer sends until its end, or until nothing comes any more. Returns the bytes. */
   receive(): number {
-    const arena = new NativeBlock(SLOTS * SLOT_BYTES);
+    const arena = (this.#arena ??= new NativeBlock(SLOTS * SLOT_BYTES));
     const block = new MessageBlock({ messages: SLOTS, iovecsPerMessage: 1 });
     for (let slot = 0; slot < SLOTS; slot += 1) {
       block.setIovec(slot, 0, arena.address + slot * SLOT_BYTES, SLOT_BYTES);

@@ -6,7 +6,7 @@ export class NativeBlock {
   readonly words: Uint32Array;
   readonly address: number;
 
-  /** Zeroed; lives as long as this object is referenced. */
+  /** Zeroed; lives as long as this object is referenced. An address in the kernel's or in native hands is no reference. */
   constructor(byteLength: number) {
     // Shared memory is never moved or paged out by the collector. It begins at a multiple of 16 bytes only.
     const buffer = new SharedArrayBuffer(Math.ceil(byteLength / 8) * 8 + 64);
