@@ -74,8 +74,17 @@ export class Schedule {
   }
 }
 
-/** True if the request has a segment to make now. */
-export function hasSegment(request: Request): boolean {
+/**
+ * The first request that has a segment to make now. A message without a grant lets later ones pass: the receiver may
+ * have given them what there was, and waits for it to come before it grants more.
+ */
+export function firstReady(queue: SendQueue): Request | undefined {
+  let request = queue.head;
+  while (request !== undefined && !hasSegment(request)) request = request.next;
+  return request;
+}
+
+function hasSegment(request: Request): boolean {
   if (request.kind === 'send') {
     return request.granted > request.position || (request.bytes === 0 && !request.segmented);
   }
