@@ -41,6 +41,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
 
 const cudaTypes: Readonly<Record<Scalar, string>> = {
   u8: 'u8',
+  u16: 'u16',
   u32: 'u32',
   i32: 'i32',
   u64: 'u64',

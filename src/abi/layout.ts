@@ -2,7 +2,7 @@
 import { WeftlineError } from '../core/errors.ts';
 
 /** Little-endian scalars; `ptr` is a 64-bit cell that holds an address of the device's own memory. */
-export type Scalar = 'u8' | 'u32' | 'i32' | 'u64' | 'ptr' | 'f32';
+export type Scalar = 'u8' | 'u16' | 'u32' | 'i32' | 'u64' | 'ptr' | 'f32';
 
 /** A scalar, or a fixed run of one scalar. */
 export type FieldType = Scalar | { readonly of: Scalar; readonly count: number };
@@ -16,7 +16,7 @@ export interface Layout<Name extends string = string> {
   readonly fields: Readonly<Record<Name, FieldType>>;
 }
 
-const scalarBytes: Readonly<Record<Scalar, number>> = { u8: 1, u32: 4, i32: 4, u64: 8, ptr: 8, f32: 4 };
+const scalarBytes: Readonly<Record<Scalar, number>> = { u8: 1, u16: 2, u32: 4, i32: 4, u64: 8, ptr: 8, f32: 4 };
 
 /** Lays fields out in order with C's alignment rules; `alignment` may widen the whole (a cache line, a page). */
 export function defineLayout<const Fields extends Readonly<Record<string, FieldType>>>(
@@ -62,6 +62,7 @@ export class Block<Name extends string> {
     if (scalar === 'u32') this.#view.setUint32(at, value, true);
     else if (scalar === 'i32') this.#view.setInt32(at, value, true);
     else if (scalar === 'f32') this.#view.setFloat32(at, value, true);
+    else if (scalar === 'u16') this.#view.setUint16(at, value, true);
     else if (scalar === 'u8') this.#view.setUint8(at, value);
     else {
       this.#view.setUint32(at, value % 0x1_0000_0000, true);
@@ -75,6 +76,7 @@ export class Block<Name extends string> {
     if (scalar === 'u32') return this.#view.getUint32(at, true);
     if (scalar === 'i32') return this.#view.getInt32(at, true);
     if (scalar === 'f32') return this.#view.getFloat32(at, true);
+    if (scalar === 'u16') return this.#view.getUint16(at, true);
     if (scalar === 'u8') return this.#view.getUint8(at);
     return this.#view.getUint32(at, true) + this.#view.getUint32(at + 4, true) * 0x1_0000_0000;
   }

@@ -7,7 +7,10 @@ export function addSettingOptions(command: Command, names: readonly SettingName[
   for (const name of names) {
     const setting = settingsTable[name];
     const option = new Option(setting.flag, setting.sentence).env(setting.env);
-    command.addOption(setting.kind === 'number' ? option.default(undefined, String(setting.default)) : option);
+    if (setting.kind === 'choice') option.choices(setting.choices);
+    // Shown in the help only: the value comes from readSettings().
+    if (setting.kind === 'number' || setting.kind === 'choice') option.default(undefined, String(setting.default));
+    command.addOption(option);
   }
   return command.hook('preAction', (_program, action) => {
     for (const name of names) {

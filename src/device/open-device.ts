@@ -1,26 +1,19 @@
-// Opens the device that a rank was told to use, one GPU for each rank of a host as far as they go.
+// Opens the device that the ranks of a job chose together; the one place that knows all kinds.
 import { CpuDevice } from './cpu/cpu-device.ts';
-import { cudaDeviceCount } from './cuda/cuda-context.ts';
 import { CudaDevice } from './cuda/cuda-device.ts';
-import type { DeviceKind } from './device.ts';
-
-export interface OpenDeviceOptions {
-  /** Place of this rank among those of its host, from 0. */
-  readonly localRank: number;
-}
+import { chooseDevice, type DeviceChoice, type DeviceGroup } from './device-choice.ts';
+import type { Settings } from '../settings/settings.ts';
 
 /**
- * `auto` is `cuda` where this process finds a driver and a GPU, else `cpu`. Rank l takes GPU l of those that the
- * process sees; when there are more ranks than GPUs, they start again at GPU 0. Fails with WL_UNSUPPORTED or WL_CUDA
- * where `cuda` cannot be had, else as the devices' own create().
+ * Collective: chooses a kind for all ranks (see chooseDevice) and opens this rank's device with the group's settings. A
+ * world is a group. Fails as chooseDevice() and the devices' own create() do.
  */
-export function openDevice(
-  kind: DeviceKind | 'auto',
-  { localRank }: OpenDeviceOptions,
-): Promise<CpuDevice | CudaDevice> {
-  if (kind === 'cpu') return CpuDevice.create();
-  const gpus = cudaDeviceCount();
-  if (kind === 'auto' && gpus === 0) return CpuDevice.create();
-  // Without a GPU, opening the first one tells what is missing.
-  return CudaDevice.create({ ordinal: gpus === 0 ? 0 : localRank % gpus });
+export async function openDevice(request: Settings['device'], group: DeviceGroup): Promise<CpuDevice | CudaDevice> {
+  return openChosenDevice(await chooseDevice(request, group), group.settings);
+}
+
+/** Opens what chooseDevice() chose; local. Fails with what the device's own create() does. */
+export function openChosenDevice(choice: DeviceChoice, settings: Settings): Promise<CpuDevice | CudaDevice> {
+  if (choice.kind === 'cpu') return CpuDevice.create(settings);
+  return CudaDevice.create({ ...settings, ordinal: choice.ordinal });
 }

@@ -28,7 +28,16 @@ interface TextSetting {
   readonly sentence: string;
 }
 
-type Setting = NumberSetting | BooleanSetting | TextSetting;
+interface ChoiceSetting {
+  readonly kind: 'choice';
+  readonly env: string;
+  readonly flag: string;
+  readonly choices: readonly string[];
+  readonly default: string;
+  readonly sentence: string;
+}
+
+type Setting = NumberSetting | BooleanSetting | TextSetting | ChoiceSetting;
 
 interface ValueOf {
   number: number;
@@ -37,6 +46,14 @@ interface ValueOf {
 }
 
 export const settingsTable = {
+  device: {
+    kind: 'choice',
+    env: 'WEFTLINE_DEVICE',
+    flag: '--device <kind>',
+    choices: ['auto', 'cpu', 'cuda'],
+    default: 'auto',
+    sentence: 'What the ranks of a command run on; auto is cuda where every rank finds a GPU of its own, else cpu.',
+  },
   timeoutMs: {
     kind: 'number',
     env: 'WEFTLINE_TIMEOUT_MS',
@@ -130,8 +147,12 @@ export const settingsTable = {
 
 export type SettingName = keyof typeof settingsTable;
 
+type SettingValue<S extends Setting> = S extends { readonly kind: 'choice' }
+  ? S['choices'][number]
+  : ValueOf[Exclude<S['kind'], 'choice'>];
+
 export type Settings = {
-  readonly [Name in SettingName]: ValueOf[(typeof settingsTable)[Name]['kind']];
+  readonly [Name in SettingName]: SettingValue<(typeof settingsTable)[Name]>;
 };
 
 /** Reads all settings: an override wins over the environment, which wins over the default. Fails with WL_CONFIG. */
@@ -152,6 +173,7 @@ export function readSettings(
 
 function parse(setting: Setting, text: string): unknown {
   if (setting.kind === 'text') return text;
+  if (setting.kind === 'choice') return text.trim();
   if (setting.kind === 'number') return /^[0-9]+(\.[0-9]+)?$/.test(text.trim()) ? Number(text) : text;
   const word = text.trim().toLowerCase();
   if (['1', 'true', 'yes', 'on'].includes(word)) return true;
@@ -163,6 +185,10 @@ function check(setting: Setting, source: string, value: unknown): number | boole
   if (setting.kind === 'text') {
     if (typeof value === 'string') return value;
     throw wrong(source, value, 'a text');
+  }
+  if (setting.kind === 'choice') {
+    if (typeof value === 'string' && setting.choices.includes(value)) return value;
+    throw wrong(source, value, setting.choices.join(', '));
   }
   if (setting.kind === 'boolean') {
     if (typeof value === 'boolean') return value;

@@ -3,7 +3,7 @@ import type { Out } from '../../native/library.ts';
 import type { CudaContext } from './cuda-context.ts';
 
 /** CUdevice_attribute. */
-const attributes = {
+export const attributes = {
   clockKiloHertz: 13,
   multiprocessors: 16,
   l2CacheBytes: 38,

@@ -6,10 +6,10 @@ import type { World } from 'weftline/world';
 /** What EPAll2AllLayer and EpBuffer both run on. */
 export type EpDevice = Parameters<typeof EPAll2AllLayer.create>[1];
 
-export async function openTestDevice({ localRank }: World): Promise<EpDevice> {
+export async function openTestDevice(world: World): Promise<EpDevice> {
   const kind = process.env['WEFTLINE_TEST_DEVICE'] ?? 'cpu';
   if (kind !== 'cpu' && kind !== 'cuda') throw new Error(`WEFTLINE_TEST_DEVICE is ${kind}, not cpu or cuda`);
-  return (await openDevice(kind, { localRank })) as EpDevice;
+  return (await openDevice(kind, world)) as EpDevice;
 }
 
 /** Bytes that were taken and not given back; undefined where the device keeps no count. */

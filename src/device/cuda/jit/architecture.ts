@@ -1,6 +1,9 @@
 // Names of GPU architectures as the compilers know them.
 import { invalidArgument } from '../../../core/errors.ts';
 
+/** Compute capability, major and minor, that the kernels need at least. */
+export const OLDEST_CAPABILITY = 80;
+
 /** sm_90 has instructions that only its architecture-specific target allows. */
 const specific: ReadonlySet<string> = new Set(['sm_90']);
 
@@ -12,8 +15,8 @@ export function architectureOf(capability: { readonly major: number; readonly mi
 /** "sm_90" and "90" mean sm_90a here; "sm_80" stays. Fails with WL_INVALID_ARGUMENT. */
 export function parseArchitecture(text: string): string {
   const digits = /^(?:sm_)?(\d{2,3})a?$/.exec(text)?.[1];
-  if (digits === undefined || Number(digits) < 80)
-    throw invalidArgument('architecture', text, 'sm_80 or newer, as sm_90');
+  if (digits === undefined || Number(digits) < OLDEST_CAPABILITY)
+    throw invalidArgument('architecture', text, `sm_${OLDEST_CAPABILITY} or newer, as sm_90`);
   const name = `sm_${digits}`;
   return specific.has(name) ? `${name}a` : name;
 }

@@ -1,0 +1,192 @@
+// The packets of the software transport, little endian: what each kind begins with, and what follows.
+import { defineLayout } from './layout.ts';
+
+/** Goes up with every change of this file; packets of another version are dropped. */
+export const TRANSPORT_VERSION = 1;
+
+export const packetKinds = {
+  /** A segment of a message, a write or the answer to a read: dataHeader, then `length` bytes of payload. */
+  data: 1,
+  /** What arrived: ackHeader, ackPath × `paths`, then `bitmapWords` words of 32 segments each. */
+  ack: 2,
+  /** Small records, ordered and reliable by repetition: controlHeader, then controlRecord × `records`. */
+  control: 3,
+  /** Asks for an ack at once, to measure or revive a path: dataHeader without payload and without a sequence. */
+  probe: 4,
+  /** The sender has given the connection up: resetHeader. */
+  reset: 5,
+} as const;
+
+/** Bits of `flags`. */
+export const packetFlags = {
+  /** `checksum` covers the header, whose own field counts as zero. */
+  checksum: 1,
+  /** `checksum` goes on over the payload. */
+  payloadChecksum: 2,
+  /** The receiver should acknowledge without delay. */
+  ackNow: 4,
+  /** A segment that takes its number and carries nothing: what it carried was cancelled. */
+  skip: 8,
+  /** Data: `target` is a registered region that the key opens; otherwise a request of the receiver. */
+  region: 16,
+} as const;
+
+/** The first fields of every packet. */
+const prefix = {
+  version: 'u8',
+  kind: 'u8',
+  flags: 'u16',
+  /** The receiver's name for the connection. */
+  connection: 'u32',
+  /** What both ends learnt when they connected; a packet without it is a stranger's. */
+  secretLow: 'u32',
+  secretHigh: 'u32',
+  /** CRC32C, if `flags` says so. */
+  checksum: 'u32',
+  /** The path that the packet was sent on. */
+  path: 'u16',
+  /** Bytes behind the header. */
+  length: 'u16',
+} as const;
+
+export const packetPrefix = defineLayout('TransportPrefix', prefix, 4);
+
+/** Bytes between the headers of a burst. */
+export const DATA_HEADER_BYTES = 64;
+
+export const dataHeader = defineLayout(
+  'TransportData',
+  {
+    ...prefix,
+    /** Number of the segment in its connection and direction, the same when it is sent again; wraps. */
+    sequence: 'u32',
+    /** Number of the transmission on its path, new each time; wraps. */
+    pathSequence: 'u32',
+    /** The sender's clock in microseconds, to be echoed; wraps. */
+    timestamp: 'u32',
+    /** Where the bytes belong: a request or a region of the receiver. */
+    target: 'u32',
+    /** Of a region: its key. */
+    targetKey: 'u32',
+    /** Bytes that the sender would like to have sent by now if it could, cumulative; wraps. For receiver credits. */
+    demand: 'u32',
+    /** Position of the payload in its message: low 32 bits. */
+    offset: 'u32',
+    /** Bytes of the whole message: low 32 bits. */
+    messageBytes: 'u32',
+    /** Position of the message in its region: low 32 bits. */
+    base: 'u32',
+    /** Bits 32 to 39 of `offset` and of `messageBytes`, bits 32 to 47 of `base`. */
+    offsetHigh: 'u8',
+    messageBytesHigh: 'u8',
+    baseHigh: 'u16',
+  },
+  4,
+);
+
+export const ackHeader = defineLayout(
+  'TransportAck',
+  {
+    ...prefix,
+    /** Every segment before this one has arrived. */
+    cumulative: 'u32',
+    /** Every control record before this one has been carried out. */
+    controlExpected: 'u32',
+    /** Receiver credits: bytes that may have been sent by now, cumulative; wraps. */
+    credit: 'u32',
+    /** Segments that arrived more than once, cumulative: they were sent again too early. */
+    duplicates: 'u32',
+    /** How many ackPath records follow. */
+    paths: 'u16',
+    /** How many words of the bitmap follow; bit 0 of word 0 is the segment `cumulative`. */
+    bitmapWords: 'u16',
+  },
+  4,
+);
+
+/** The newest arrival of one path since the ack before. */
+export const ackPath = defineLayout(
+  'TransportAckPath',
+  {
+    path: 'u16',
+    /** Packets of this path with an ECN mark since the ack before. */
+    marks: 'u16',
+    /** Highest `pathSequence` that arrived. */
+    pathSequence: 'u32',
+    /** Its `timestamp`. */
+    timestamp: 'u32',
+    /** Microseconds from its arrival to this ack. */
+    hold: 'u32',
+  },
+  4,
+);
+
+export const controlHeader = defineLayout(
+  'TransportControl',
+  {
+    ...prefix,
+    /** Number of the first record that follows; the others follow on. */
+    firstRecord: 'u32',
+    records: 'u16',
+    reserved: 'u16',
+  },
+  4,
+);
+
+export const controlKinds = {
+  /** Clear to send: request `a` of the receiver takes up to `bytes`, of which `more` may be sent now. */
+  clearToSend: 1,
+  /** Request `a` may be sent up to `more` bytes. */
+  grant: 2,
+  /** Please read `bytes` at `more` of region `a` with key `b`; the answer goes to request `c`. */
+  read: 3,
+  /** Add `bytes` to the 64-bit cell at `more` of region `a` with key `b`, once all segments before `c` have arrived. */
+  signal: 4,
+  /** The segment `a` cannot be taken, for the reason `b`; `bytes` is the room that there is. */
+  reject: 5,
+  /** Request `a` of the receiver of this record has failed for the reason `b`; `bytes` says how much was meant to come. */
+  fail: 6,
+  /** The sender will send nothing more. */
+  close: 7,
+  /** The receive announced as request `a` was withdrawn. */
+  withdraw: 8,
+} as const;
+
+/** Reasons in `reject`, `fail` and reset packets. */
+export const failReasons = {
+  /** No region of that number is registered, or the key is not its key. */
+  key: 1,
+  /** The region does not allow what was asked. */
+  access: 2,
+  /** Bytes outside the region, or a cell that is not aligned to eight bytes. */
+  bounds: 3,
+  /** The message is larger than the buffer that was posted for it. */
+  tooLarge: 4,
+  /** The other side cancelled. */
+  cancelled: 5,
+  /** The connection was given up because nothing was heard. */
+  silent: 6,
+  /** The connection was closed. */
+  closed: 7,
+} as const;
+
+export const controlRecord = defineLayout(
+  'TransportControlRecord',
+  {
+    kind: 'u16',
+    flow: 'u16',
+    a: 'u32',
+    b: 'u32',
+    c: 'u32',
+    bytes: 'u64',
+    more: 'u64',
+  },
+  8,
+);
+
+export const resetHeader = defineLayout('TransportReset', { ...prefix, reason: 'u32' }, 4);
+
+/** Limits of the layout. */
+export const MAX_PATHS = 256;
+export const MAX_FLOWS = 65_536;
+export const MAX_MESSAGE_BYTES = 2 ** 40 - 1;

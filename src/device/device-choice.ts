@@ -1,0 +1,94 @@
+// On which kind of device the ranks of a job run: all on their own GPUs, or all on the CPU.
+import { WeftlineError } from '../core/errors.ts';
+import { type CudaDriver, cudaDriver } from '../native/cuda-driver.ts';
+import type { Settings } from '../settings/settings.ts';
+import { findGpu, type FoundGpu, type NoGpu } from './cuda/find-gpu.ts';
+import type { DeviceKind } from './device.ts';
+
+/** What choosing needs of the ranks; a World is one. */
+export interface DeviceGroup {
+  readonly localRank: number;
+  readonly settings: Settings;
+  allGather<T>(name: string, value: T): Promise<T[]>;
+}
+
+export interface DeviceChoice {
+  readonly kind: DeviceKind;
+  /** The same on all ranks: "every rank has a GPU of its own", "rank 2 found no GPU: no driver library: ...". */
+  readonly reason: string;
+  /** Number of this rank's GPU among those that its process sees; 0 with `cpu`. */
+  readonly ordinal: number;
+}
+
+type DeviceRequest = Settings['device'];
+
+/**
+ * Collective: every rank gets the same kind and reason. Local rank l looks at GPU l of those that its process sees, again
+ * from 0 where there are fewer. `auto` is `cuda` if every rank found a usable GPU (sm_80 or newer) that no other rank
+ * uses, else `cpu`. With `cuda`, ranks may share a GPU; a rank without one fails all ranks with the same WL_UNSUPPORTED,
+ * which names it. Ranks that ask for different kinds fail with WL_CONFIG_MISMATCH. `cpu` looks for nothing.
+ */
+export async function chooseDevice(
+  request: DeviceRequest,
+  group: DeviceGroup,
+  driver: CudaDriver = cudaDriver,
+): Promise<DeviceChoice> {
+  const own: FoundGpu | NoGpu = request === 'cpu' ? { missing: 'not looked for' } : findGpu(group.localRank, driver);
+  const all = await group.allGather('weftline/device', { request, gpu: own });
+  requireOneRequest(all.map((rank) => rank.request));
+  if (request === 'cpu') return { kind: 'cpu', reason: 'asked for', ordinal: 0 };
+  const obstacle = findMissing(all.map(({ gpu }) => gpu));
+  const sharing = findSharing(all.map(({ gpu }) => gpu));
+  if (request === 'cuda') {
+    if (obstacle !== undefined) throw noGpu(obstacle);
+    const reason = sharing === undefined ? 'asked for' : `asked for; ${sharing}`;
+    return { kind: 'cuda', reason, ordinal: ordinalOf(own) };
+  }
+  const reason = obstacle?.reason ?? (sharing && `fewer GPUs than ranks: ${sharing}`);
+  if (reason !== undefined) return { kind: 'cpu', reason, ordinal: 0 };
+  return { kind: 'cuda', reason: 'every rank has a GPU of its own', ordinal: ordinalOf(own) };
+}
+
+interface Obstacle {
+  readonly rank: number;
+  readonly reason: string;
+}
+
+function findMissing(gpus: readonly (FoundGpu | NoGpu)[]): Obstacle | undefined {
+  for (const [rank, gpu] of gpus.entries()) {
+    if ('missing' in gpu) return { rank, reason: `rank ${rank} found no GPU: ${gpu.missing}` };
+  }
+  return undefined;
+}
+
+function findSharing(gpus: readonly (FoundGpu | NoGpu)[]): string | undefined {
+  const owners = new Map<string, number>();
+  for (const [rank, gpu] of gpus.entries()) {
+    if ('missing' in gpu) continue;
+    const owner = owners.get(gpu.uuid);
+    if (owner !== undefined) return `ranks ${owner} and ${rank} share ${gpu.uuid}`;
+    owners.set(gpu.uuid, rank);
+  }
+  return undefined;
+}
+
+function requireOneRequest(requests: readonly DeviceRequest[]): void {
+  const other = requests.findIndex((request) => request !== requests[0]);
+  if (other === -1) return;
+  throw new WeftlineError(
+    'WL_CONFIG_MISMATCH',
+    `The ranks ask for different devices: ${requests[0]} on rank 0, ${requests[other]} on rank ${other}`,
+    { details: { rank: other, rank0: requests[0], other: requests[other] } },
+  );
+}
+
+function noGpu({ rank, reason }: Obstacle): WeftlineError {
+  return new WeftlineError('WL_UNSUPPORTED', `Cannot run on GPUs: ${reason}; use --device cpu or WEFTLINE_DEVICE=cpu`, {
+    details: { rank },
+    rank,
+  });
+}
+
+function ordinalOf(gpu: FoundGpu | NoGpu): number {
+  return 'ordinal' in gpu ? gpu.ordinal : 0;
+}
