@@ -88,7 +88,11 @@ export class Network {
     return Math.max(0, (this.#fields[at + BUSY_UNTIL] as number) - now) * (this.#fields[at + RATE] as number);
   }
 
-  /** A host sends a packet of the pool whose source, destination, path, length and wire bytes are set. */
+  bytesPerMicrosecond(link: number): number {
+    return this.#fields[link * FIELDS + RATE] as number;
+  }
+
+  /** A host sends a packet of the pool whose source, destination, path, length and wire bytes are set; its own link never drops it for want of room. */
   send(packet: number, now: number): void {
     const { sources, destinations, paths } = this.#packets;
     const link = this.#topology.firstLink(
@@ -97,7 +101,8 @@ export class Network {
       paths[packet] as number,
     );
     this.#counts.sent += 1;
-    this.#enter(packet, link, now);
+    // A host does not drop what it sends: it waits for room in its own card.
+    this.#enter(packet, link, now, Number.POSITIVE_INFINITY);
   }
 
   /** A packet reached the end of its link. True when that is its destination: it is the caller's to release. */
@@ -116,7 +121,7 @@ export class Network {
       this.#counts.delivered += 1;
       return true;
     }
-    this.#enter(packet, next, now);
+    this.#enter(packet, next, now, this.#fields[next * FIELDS + QUEUE] as number);
     return false;
   }
 
@@ -132,7 +137,7 @@ export class Network {
     this.#fields[link * FIELDS + BUSY_UNTIL] = now;
   }
 
-  #enter(packet: number, link: number, now: number): void {
+  #enter(packet: number, link: number, now: number, room: number): void {
     const packets = this.#packets;
     const fields = this.#fields;
     const counts = this.#counts;
@@ -146,7 +151,7 @@ export class Network {
     const begin = Math.max(now, fields[at + BUSY_UNTIL] as number);
     const queued = (begin - now) * rate;
     const bytes = packets.wireBytes[packet] as number;
-    if (queued + bytes > (fields[at + QUEUE] as number)) {
+    if (queued + bytes > room) {
       counts.droppedFull += 1;
       packets.release(packet);
       return;
@@ -155,7 +160,7 @@ export class Network {
     fields[at + BUSY_UNTIL] = end;
     this.#carried[link] = (this.#carried[link] as number) + bytes;
     if (queued > (this.#longest[link] as number)) this.#longest[link] = queued;
-    if (queued > (fields[at + ECN] as number)) {
+    if (queued > (fields[at + ECN] as number) && room !== Number.POSITIVE_INFINITY) {
       counts.marked += 1;
       packets.marks[packet] = (packets.marks[packet] as number) | MARK_ECN;
     }

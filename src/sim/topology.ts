@@ -25,6 +25,20 @@ export function routeOf(topology: Topology, source: number, destination: number,
   return links;
 }
 
+/** The links that a path uses and the next one does not. */
+export function pathLinks(topology: Topology, path: number, paths: number): number[] {
+  const links = new Set<number>();
+  const shared = new Set<number>();
+  for (let source = 0; source < topology.hosts; source += 1) {
+    for (let destination = 0; destination < topology.hosts; destination += 1) {
+      if (source === destination) continue;
+      for (const link of routeOf(topology, source, destination, path)) links.add(link);
+      for (const link of routeOf(topology, source, destination, (path + 1) % paths)) shared.add(link);
+    }
+  }
+  return [...links].filter((link) => !shared.has(link));
+}
+
 /** What a switch does to choose among equal links: the same for all packets of a (source, destination, path). */
 export function ecmpHash(source: number, destination: number, path: number, salt: number): number {
   let word = Math.imul(source, 0x9e37_79b1) ^ Math.imul(destination + 0x5bd1, 0x85eb_ca6b);

@@ -14,9 +14,8 @@ export interface TrafficOptions {
   readonly hosts: number;
   /** Flows of each sending host. */
   readonly flows: number;
-  /** Messages of each flow, and bytes of each message. */
+  /** Messages of each flow. */
   readonly messages: number;
-  readonly messageBytes: number;
   /** Messages that a flow offers per microsecond, at random times (Poisson); Infinity offers all at once. */
   readonly messagesPerMicrosecond: number;
   readonly random: () => number;
@@ -51,6 +50,7 @@ function pairsOf({ pattern, hosts, random }: TrafficOptions): Flow[] {
     case 'incast':
       return Array.from({ length: hosts - 1 }, (_, source) => ({ source, destination: hosts - 1 }));
     case 'permutation':
+    default:
       return cycle(hosts, random).map((destination, source) => ({ source, destination }));
   }
 }

@@ -92,16 +92,16 @@ test('a packet takes its time on each link, and waits behind others', () => {
 });
 
 test('a full queue drops, a long one marks', () => {
-  const { send, run, network, packets } = start(star({ queueBytes: 3000, ecnBytes: 1500 }));
-  for (let count = 0; count < 5; count += 1) send(0, 1, 0);
-  const arrived = run();
+  const { send, run, network, packets } = start(star({ queueBytes: 3500, ecnBytes: 1500 }, 6));
+  // Five packets meet before the link of host 5. The hosts' own links have room for whatever their hosts send.
+  for (let source = 0; source < 5; source += 1) send(source, 5, 0);
   assert.deepEqual(
-    arrived.map(({ marks }) => marks),
+    run().map(({ marks }) => marks),
     [0, 0, MARK_ECN],
   );
   assert.equal(network.counts.droppedFull, 2);
-  assert.equal(network.linkLoad(0).bytes, 3000);
-  assert.equal(network.linkLoad(0).longestQueueBytes, 2000);
+  assert.equal(network.linkLoad(11).bytes, 3000);
+  assert.equal(network.linkLoad(11).longestQueueBytes, 2000);
   assert.equal(packets.used, 0);
 });
 
