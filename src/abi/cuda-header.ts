@@ -1,4 +1,5 @@
 // The text of kernels/cuda/include/weftline/abi.cuh: every layout and constant that CUDA kernels share with the host.
+import { benchCopyArguments, benchMeetArguments } from './bench-arguments.ts';
 import {
   EP_ARRIVAL_STRIDE,
   EP_MAX_EXPERTS,
@@ -12,7 +13,29 @@ import {
   epRecordWords,
   epStatus,
 } from './ep-arguments.ts';
+import {
+  layerCombineArguments,
+  layerCopyArguments,
+  layerDispatchArguments,
+  layerHostPlan,
+  layerPlaceArguments,
+  layerPlan,
+  layerPrepareArguments,
+  layerRecordWords,
+  layerSumArguments,
+} from './layer-arguments.ts';
+import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
+import {
+  GROUPED_TILE_COLUMNS,
+  GROUPED_TILE_ROWS,
+  groupedProductArguments,
+  moeGatherRowsArguments,
+  moeListChoicesArguments,
+  moeStoreWordsArguments,
+  moeSumRowsArguments,
+  moeSwigluArguments,
+} from './moe-arguments.ts';
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
 import { trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
 
@@ -27,6 +50,23 @@ const layouts: readonly Layout[] = [
   epPrepareArguments,
   epDispatchArguments,
   epCombineArguments,
+  layerPlan,
+  layerHostPlan,
+  layerPrepareArguments,
+  layerPlaceArguments,
+  layerDispatchArguments,
+  layerCopyArguments,
+  layerSumArguments,
+  layerCombineArguments,
+  fp8RowsArguments,
+  moeStoreWordsArguments,
+  moeListChoicesArguments,
+  moeGatherRowsArguments,
+  moeSwigluArguments,
+  moeSumRowsArguments,
+  groupedProductArguments,
+  benchMeetArguments,
+  benchCopyArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
@@ -36,7 +76,9 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapReason: trapReasons,
   epStatus,
   epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
+  layerRecord: layerRecordWords,
   ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
+  grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },
 };
 
 const cudaTypes: Readonly<Record<Scalar, string>> = {

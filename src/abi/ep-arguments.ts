@@ -30,7 +30,18 @@ export const epRecordWords = {
 } as const;
 
 /** How a prepare kernel ended. */
-export const epStatus = { good: 0, timeout: 1, mismatch: 2, badChoice: 3, capacity: 4, otherCall: 5 } as const;
+export const epStatus = {
+  good: 0,
+  timeout: 1,
+  mismatch: 2,
+  badChoice: 3,
+  capacity: 4,
+  otherCall: 5,
+  /** Of a layer: more rows come than the output holds; it can grow. */
+  grow: 6,
+  badPlace: 7,
+  emptyRow: 8,
+} as const;
 
 /** Device memory, one per handle: what dispatch and combine kernels need of the exchange. */
 export const epPlan = defineLayout('EpPlan', {

@@ -8,7 +8,18 @@ export const trapStates = { empty: 0, writing: 1, readable: 2 } as const;
 export const trapReasons = { timeout: 0, otherCall: 1 } as const;
 
 /** Numbers of the kernels that wait; a name is what an error shows. */
-export const trapKernels = { selfTest: 1, epPrepare: 2, epDispatch: 3, epCombine: 4 } as const;
+export const trapKernels = {
+  selfTest: 1,
+  epPrepare: 2,
+  epDispatch: 3,
+  epCombine: 4,
+  benchMeet: 5,
+  benchCopy: 6,
+  layerPrepare: 7,
+  layerPlace: 8,
+  layerDispatch: 9,
+  layerCombine: 10,
+} as const;
 
 /**
  * One per device. `peer` is the rank that was waited for, `channel` what the kernel says it is; `expected` and `seen`

@@ -33,18 +33,22 @@ export interface CaseTraffic {
   readonly copyBack?: string;
 }
 
-export interface CaseResult {
+/** What any case moved and how quickly. */
+export interface MovedRows {
   readonly name: string;
   readonly description: string;
   readonly logicalRows: number;
   readonly wireRows: number;
   readonly rowBytes: number;
   readonly microseconds: Summary;
-  readonly startSkewMicroseconds: Summary;
   /** GB/s (1e9 bytes) of all ranks together. */
   readonly logicalGBps: Summary;
   readonly wireGBps: Summary;
   readonly logicalGBpsPerRank: Summary;
+}
+
+export interface CaseResult extends MovedRows {
+  readonly startSkewMicroseconds: Summary;
   readonly ratioToCeiling: Summary;
   /** Only of combine. */
   readonly ratioToCopyBack?: Summary;
@@ -88,27 +92,39 @@ export function summarizeCases(
     const moved = rows.logical * rowBytes;
     return (times[index] as CaseTimes).times.map((time) => (moved === 0 ? 0 : (time * bytes) / moved));
   };
-  return traffic.map(({ name, description, rows, rowBytes, copyBack }, index) => {
+  return traffic.map((moved, index) => {
+    const { rows, rowBytes, copyBack } = moved;
     const of = times[index] as CaseTimes;
     const bytes = rows.logical * rowBytes;
     const copying = timesFor(0, bytes);
     const back = traffic.findIndex((other) => other.name === copyBack);
     return {
-      name,
-      description,
-      logicalRows: rows.logical,
-      wireRows: rows.wire,
-      rowBytes,
-      microseconds: summarize(of.times),
+      ...summarizeMoved(moved, of.times, ranks),
       startSkewMicroseconds: summarize(of.startSkews),
-      logicalGBps: bandwidth(bytes, of.times),
-      wireGBps: bandwidth(rows.wire * rowBytes, of.times),
-      logicalGBpsPerRank: bandwidth(bytes / ranks, of.times),
       ratioToCeiling: summarizeRatios(copying, of.times),
       ...(back === -1 ? {} : { ratioToCopyBack: summarizeRatios(timesFor(back, bytes), of.times) }),
       beyondCopyingMicroseconds: summarizePairs(of.times, copying, (time, copy) => time - copy),
     };
   });
+}
+
+export function summarizeMoved(
+  { name, description, rows, rowBytes }: CaseTraffic,
+  times: readonly number[],
+  ranks: number,
+): MovedRows {
+  const bytes = rows.logical * rowBytes;
+  return {
+    name,
+    description,
+    logicalRows: rows.logical,
+    wireRows: rows.wire,
+    rowBytes,
+    microseconds: summarize(times),
+    logicalGBps: bandwidth(bytes, times),
+    wireGBps: bandwidth(rows.wire * rowBytes, times),
+    logicalGBpsPerRank: bandwidth(bytes / ranks, times),
+  };
 }
 
 function bandwidth(bytes: number, microseconds: readonly number[]): Summary {

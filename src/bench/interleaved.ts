@@ -17,12 +17,27 @@ export interface BenchCase {
   run(): void | Promise<void>;
 }
 
-export interface InterleavedOptions {
+export interface Rounds {
   readonly warmup: number;
   readonly iterations: number;
   readonly progress?: ((done: number, total: number) => void) | undefined;
   /** The order of the cases in an iteration, the same on every rank; another one each time by default. */
   readonly order?: (count: number, iteration: number) => readonly number[];
+}
+
+/** Calls `measure` for each case in turn, in every iteration in another order; in warm-up rounds iteration is negative. */
+export async function interleave(
+  count: number,
+  { warmup, iterations, progress, order = shuffled }: Rounds,
+  measure: (index: number, iteration: number) => Promise<void>,
+): Promise<void> {
+  for (let iteration = -warmup; iteration < iterations; iteration += 1) {
+    for (const index of order(count, iteration)) await measure(index, iteration);
+    progress?.(iteration + warmup + 1, warmup + iterations);
+  }
+}
+
+export interface InterleavedOptions extends Rounds {
   /** Microseconds on a time line that all ranks share. */
   readonly now?: () => number;
 }
@@ -40,26 +55,22 @@ export interface CaseTimes {
 export async function runInterleaved(
   group: BenchGroup,
   cases: readonly BenchCase[],
-  { warmup, iterations, progress, order = shuffled, now = monotonicMicroseconds }: InterleavedOptions,
+  { now = monotonicMicroseconds, ...rounds }: InterleavedOptions,
 ): Promise<CaseTimes[]> {
+  const { iterations } = rounds;
   const begins = cases.map(() => new Float64Array(iterations));
   const ends = cases.map(() => new Float64Array(iterations));
-  const total = warmup + iterations;
-  for (let iteration = -warmup; iteration < iterations; iteration += 1) {
-    for (const index of order(cases.length, iteration)) {
-      const benchCase = cases[index] as BenchCase;
-      await benchCase.prepare?.();
-      await group.barrier('bench');
-      const begin = now();
-      await benchCase.run();
-      const end = now();
-      if (iteration >= 0) {
-        (begins[index] as Float64Array)[iteration] = begin;
-        (ends[index] as Float64Array)[iteration] = end;
-      }
-    }
-    progress?.(iteration + warmup + 1, total);
-  }
+  await interleave(cases.length, rounds, async (index, iteration) => {
+    const benchCase = cases[index] as BenchCase;
+    await benchCase.prepare?.();
+    await group.barrier('bench');
+    const begin = now();
+    await benchCase.run();
+    const end = now();
+    if (iteration < 0) return;
+    (begins[index] as Float64Array)[iteration] = begin;
+    (ends[index] as Float64Array)[iteration] = end;
+  });
   const results: CaseTimes[] = [];
   // One case at a time: a value of the store has a limit, which all cases of many iterations would exceed.
   for (const [index, { name }] of cases.entries()) {

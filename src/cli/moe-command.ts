@@ -4,7 +4,8 @@ import { access, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { type Command, Option } from 'commander';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
-import { CpuDevice } from '../device/cpu/cpu-device.ts';
+import { chooseDevice } from '../device/device-choice.ts';
+import { openChosenDevice } from '../device/open-device.ts';
 import { describeMoeBlock, maxTopk } from '../moe/moe-block.ts';
 import { type MoeJobOptions, moeLayers, requirePassed, runMoeJob } from '../moe/moe-job.ts';
 import { SafetensorsFile } from '../moe/safetensors-file.ts';
@@ -14,7 +15,7 @@ import { integerArgument } from './integer-argument.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
 
-interface MoeOptions extends Omit<MoeJobOptions, 'path'> {
+interface MoeOptions extends Omit<MoeJobOptions, 'path' | 'device'> {
   readonly ranks: number;
   readonly json?: string;
 }
@@ -42,12 +43,13 @@ export function addMoeCommand(program: Command): void {
     .option('--topk <count>', 'experts per token, for a file without topk_idx', integerArgument(1, maxTopk))
     .option('--normalize', 'scale the chosen weights to a sum of 1, for a file without topk_idx')
     .option('--no-normalize', 'leave them as the softmax gives them');
-  addSettingOptions(command, ['timeoutMs']);
+  addSettingOptions(command, ['device', 'expertProduct', 'cublasPath', 'nvrtcPath', 'timeoutMs']);
   command.action(async (path: string, options: MoeOptions) => {
     await checkBeforeLaunch(path, options);
     await withRanks(options.ranks, async (world) => {
-      await using device = await CpuDevice.create(world.settings);
-      const report = await runMoeJob(world, device, { ...options, path });
+      const choice = await chooseDevice(world.settings.device, world);
+      await using device = await openChosenDevice(choice, world.settings);
+      const report = await runMoeJob(world, device, { ...options, path, device: choice });
       if (report === undefined) return;
       process.stdout.write(moeReport(report));
       if (options.json !== undefined) await writeJson(options.json, report);

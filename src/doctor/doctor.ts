@@ -7,7 +7,7 @@ import type { MachineProbe } from './machine-probe.ts';
 import { checkMemory } from './memory.ts';
 import { checkNativeCalls } from './native-calls.ts';
 import { checkNodeVersion } from './node-version.ts';
-import { checkCudaDriver, checkGpus, checkNvrtc } from './nvidia.ts';
+import { checkCublas, checkCudaDriver, checkGpus, checkNvrtc } from './nvidia.ts';
 import { checkLockedMemory, checkOpenFiles } from './process-limits.ts';
 import { checkRdmaDevices, checkUcx, checkVerbs } from './rdma.ts';
 import { checkSharedMemory } from './shared-memory.ts';
@@ -28,6 +28,7 @@ const checks: readonly Check[] = [
   checkGpus,
   checkCudaDriver,
   checkNvrtc,
+  checkCublas,
   checkRdmaDevices,
   checkVerbs,
   checkUcx,

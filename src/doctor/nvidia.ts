@@ -1,6 +1,8 @@
-// NVIDIA GPUs, the driver's library, and NVRTC, which compiles kernels at run time. Nothing is loaded.
+// NVIDIA GPUs, the driver's library, NVRTC, which compiles kernels at run time, and cuBLAS. Nothing is loaded.
+import { countEqual } from '../core/count-equal.ts';
+import { driverVersionFile, parseDriverVersion } from '../device/cuda/driver-version.ts';
 import { findLibrary } from '../native/library-search.ts';
-import { findNvrtc } from '../native/nvrtc-search.ts';
+import { findCudaLibrary } from '../native/cuda-library-search.ts';
 import type { Finding } from './finding.ts';
 import type { MachineProbe } from './machine-probe.ts';
 
@@ -14,9 +16,7 @@ export function checkGpus(machine: MachineProbe): Finding {
   if (models.length === 0 && usable === 0) {
     return { name, status: 'absent', value: 'none', advice: 'ranks run on the CPU; a GPU needs the NVIDIA driver' };
   }
-  const version = /Kernel Module.*?\s(\d+(?:\.\d+)+)\s/.exec(
-    machine.readText('/proc/driver/nvidia/version') ?? '',
-  )?.[1];
+  const version = parseDriverVersion(machine.readText(driverVersionFile) ?? '');
   const what = models.length === 0 ? `${usable}, models unknown` : countEqual(models);
   const value = version === undefined ? what : `${what}, driver ${version}`;
   if (usable >= models.length) return { name, status: 'ok', value };
@@ -34,15 +34,18 @@ export function checkCudaDriver(machine: MachineProbe): Finding {
 
 export function checkNvrtc(machine: MachineProbe): Finding {
   const name = 'NVRTC';
-  const path = findNvrtc(machine, machine.env['WEFTLINE_NVRTC']);
+  const path = findCudaLibrary(machine, 'nvrtc', machine.env['WEFTLINE_NVRTC']);
   if (path !== undefined) return { name, status: 'ok', value: path };
   const advice =
     'it compiles GPU kernels: install the CUDA toolkit and set CUDA_HOME, or "pip install nvidia-cuda-nvrtc" into the active environment';
   return { name, status: 'absent', value: 'not found', advice };
 }
 
-function countEqual(models: readonly string[]): string {
-  return [...new Set(models)]
-    .map((model) => `${models.filter((other) => other === model).length} x ${model}`)
-    .join(', ');
+export function checkCublas(machine: MachineProbe): Finding {
+  const name = 'cuBLAS';
+  const path = findCudaLibrary(machine, 'cublas', machine.env['WEFTLINE_CUBLAS']);
+  if (path !== undefined) return { name, status: 'ok', value: path };
+  const advice =
+    'weftline moe multiplies by a kernel of its own instead; the CUDA toolkit has it, or "pip install nvidia-cublas"';
+  return { name, status: 'absent', value: 'not found', advice };
 }

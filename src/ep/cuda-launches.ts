@@ -5,7 +5,7 @@ import {
   type epDispatchArguments,
   type epPrepareArguments,
 } from '../abi/ep-arguments.ts';
-import { alignUp, type Layout } from '../abi/layout.ts';
+import type { Layout } from '../abi/layout.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { epCombineKernels, epDispatchKernels, epPrepareKernels } from '../device/cuda/kernels/ep.ts';
 import type { CudaKernel } from '../device/cuda/kernel.ts';
@@ -13,6 +13,7 @@ import type { LaunchPlan } from '../device/cuda/launch-plan.ts';
 import type { Tensor } from '../device/tensor.ts';
 import { type EpRegion, exchangeRecordBytes } from './buffer-size.ts';
 import type { CudaHostPlan } from './cuda-host-plan.ts';
+import { BARRIER_BYTES, gatherShape, stagingShape } from './cuda-shapes.ts';
 import type { EpScope } from './scope.ts';
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;
@@ -29,17 +30,8 @@ const PREPARE_VARIANTS = [
   { columns: 8, threads: 1024 },
   { columns: 32, threads: 512 },
 ] as const;
-/** The kernels' mbarriers, before what they stage. */
-const BARRIER_BYTES = 1024;
 /** What the kernels declare themselves besides. */
 const STATIC_BYTES = 1024;
-/** More only get into each other's way: 8 to 16 warps are alike, 28 are slower. */
-const MAX_DISPATCH_WARPS = 16;
-/** Longer rows are staged in equal parts: a part's memory is free again sooner than a row's. */
-const MAX_STAGE_BYTES = 8192;
-/** More warps would leave each too small a chunk for the copy engine to be worth starting. */
-const COMBINE_WARPS = 7;
-const COMBINE_STAGES = 2;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 export async function loadLaunches({ device, config, world }: EpScope<CudaDevice>): Promise<CudaLaunches> {
@@ -53,9 +45,10 @@ export async function loadLaunches({ device, config, world }: EpScope<CudaDevice
   const grid = Math.min(config.numSms, multiprocessors);
   const room = sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES;
   const rowBytes = config.hidden * 2;
-  const combine = epCombine.plan(combineShape({ grid, room, rowBytes, ranks: world.size }));
+  const { partBytes, ...shape } = gatherShape(room, rowBytes, world.size);
+  const combine = epCombine.plan({ grid, ...shape });
   combine.arguments.set('rowBytes', rowBytes);
-  combine.arguments.set('chunkBytes', combineChunk(room, rowBytes, world.size));
+  combine.arguments.set('chunkBytes', partBytes);
   return {
     prepare: epPrepare.plan({ grid: 1, block: variant.threads }),
     dispatch: {
@@ -102,28 +95,9 @@ function dispatchPlan(
   kernel: CudaKernel<Names<typeof epDispatchArguments>>,
   { grid, room, rowBytes }: { grid: number; room: number; rowBytes: number },
 ): CudaLaunches['dispatch']['bf16'] {
-  // Rows that are no multiple of 16 bytes are not staged; the stage is then only not zero.
-  const stageBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / MAX_STAGE_BYTES)), 16);
-  const warps = Math.max(1, Math.min(MAX_DISPATCH_WARPS, Math.floor(room / stageBytes)));
-  const plan = kernel.plan({ grid, block: warps * 32, sharedBytes: BARRIER_BYTES + warps * stageBytes });
+  const { partBytes, ...shape } = stagingShape(room, rowBytes);
+  const plan = kernel.plan({ grid, ...shape });
   plan.arguments.set('rowBytes', rowBytes);
-  plan.arguments.set('stageBytes', stageBytes);
+  plan.arguments.set('stageBytes', partBytes);
   return plan;
-}
-
-function combineShape(of: { grid: number; room: number; rowBytes: number; ranks: number }): {
-  grid: number;
-  block: number;
-  sharedBytes: number;
-} {
-  const chunk = combineChunk(of.room, of.rowBytes, of.ranks);
-  const sharedBytes = BARRIER_BYTES + COMBINE_WARPS * (COMBINE_STAGES * of.ranks + 1) * chunk;
-  return { grid: of.grid, block: COMBINE_WARPS * 32, sharedBytes };
-}
-
-/** Equal parts of a row, as large as fit: per warp, two stages of a part from every rank, and one to sum into. */
-function combineChunk(room: number, rowBytes: number, ranks: number): number {
-  const most = Math.floor(room / COMBINE_WARPS / (COMBINE_STAGES * ranks + 1) / 128) * 128;
-  const parts = Math.ceil(rowBytes / most);
-  return alignUp(Math.ceil(rowBytes / parts), 16);
 }

@@ -66,9 +66,14 @@ export class CudaWindow implements Disposable {
     return this.storage.address;
   }
 
+  /** Unmaps the peers' parts, which every rank should have done before any frees its own. Idempotent. */
+  closePeers(): void {
+    for (const peer of this.#peers) peer[Symbol.dispose]();
+  }
+
   /** Unmaps the window here; no work that uses it, of any rank, may be running. Not collective. Idempotent. */
   [Symbol.dispose](): void {
-    for (const peer of this.#peers) peer[Symbol.dispose]();
+    this.closePeers();
     this.storage[Symbol.dispose]();
   }
 }

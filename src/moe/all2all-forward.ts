@@ -1,6 +1,7 @@
 // A MoE block through EPAll2AllLayer: a token arrives once for each of its experts, the rows of an expert together.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
-import { EPAll2AllLayer, type LayerDispatchResult } from '../ep/all2all/ep-all2all-layer.ts';
+import { EPAll2AllLayer } from '../ep/all2all/ep-all2all-layer.ts';
+import type { LayerDispatchResult } from '../ep/all2all/layer-engine.ts';
 import type { Tensor } from '../device/tensor.ts';
 import { type ForwardOptions, type MoeForward, type MoePhase, routePhase } from './moe-forward.ts';
 import { largestTokenShare } from './token-split.ts';
@@ -9,6 +10,12 @@ import { largestTokenShare } from './token-split.ts';
 export async function createAll2AllForward(options: ForwardOptions): Promise<MoeForward> {
   const { world, device, block, share, dtype } = options;
   if (dtype !== 'bf16') throw invalidArgument('dtype', dtype, '"bf16" with layer "all2all"');
+  if (device.kind !== 'cpu') {
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      'EPAll2AllLayer runs on CPU ranks only: use --layer buffer, or --device cpu',
+    );
+  }
   const { x, topkIdx, topkWeights, experts } = share;
   const layer = await EPAll2AllLayer.create(world, device, {
     maxTokens: Math.max(1, largestTokenShare(block.tokens, world.size)),
@@ -53,7 +60,7 @@ export async function createAll2AllForward(options: ForwardOptions): Promise<Moe
     phases: [...routePhase(share), dispatch, compute, combine],
     output,
     get windowBytes() {
-      return layer.context.control.bytes + layer.context.outputSize.bytes;
+      return layer.context.windowBytes;
     },
     async [Symbol.asyncDispose]() {
       received?.layoutDesc.dispose();

@@ -1,9 +1,8 @@
 // What one rank reads of a block file: its tokens with their choices, its experts, and its part of the reference.
-import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Tensor } from '../device/tensor.ts';
-import { LocalExperts } from './experts.ts';
+import type { LocalExperts } from './experts.ts';
 import { blockTensors, type MoeBlock } from './moe-block.ts';
-import { routeTopk } from './router.ts';
+import type { MoeDevice, MoeEngine, Routing } from './moe-engine.ts';
 import type { SafetensorsFile } from './safetensors-file.ts';
 import { formatError } from './safetensors-header.ts';
 import { expertShare, type Share, tokenShare } from './token-split.ts';
@@ -16,7 +15,7 @@ export interface BlockShare extends Disposable {
   readonly topkIdx: Tensor<'i64'>;
   /** [T, K] */
   readonly topkWeights: Tensor<'f32'>;
-  /** With routing 'gate': computes topkIdx and topkWeights anew from x. */
+  /** With routing 'gate', where that is part of each pass: computes topkIdx and topkWeights anew from x. */
   readonly route: (() => void) | undefined;
   readonly experts: LocalExperts;
   /** [T, H] */
@@ -24,6 +23,7 @@ export interface BlockShare extends Disposable {
 }
 
 export interface ShareOptions {
+  readonly engine: MoeEngine;
   readonly file: SafetensorsFile;
   readonly block: MoeBlock;
   readonly rank: number;
@@ -31,61 +31,49 @@ export interface ShareOptions {
 }
 
 /** Reads no more of the file than this rank needs. Fails with WL_FILE_FORMAT if expert ids are out of range or repeat. */
-export async function readBlockShare(device: CpuDevice, options: ShareOptions): Promise<BlockShare> {
+export async function readBlockShare(device: MoeDevice, options: ShareOptions): Promise<BlockShare> {
   const { file, block, rank, ranks } = options;
   const mine = expertShare(block.experts, rank, ranks);
   const tokens = tokenShare(block.tokens, rank, ranks);
   const end = tokens.first + tokens.count;
-  const x = await device.tensor(
-    'bf16',
-    [tokens.count, block.hidden],
-    await file.read(blockTensors.x, 'bf16', tokens.first, end),
-  );
-  const choices = await readChoices(device, { ...options, x, tokens });
+  const xValues = await file.read(blockTensors.x, 'bf16', tokens.first, end);
+  const x = await device.tensor('bf16', [tokens.count, block.hidden], xValues);
+  const routing =
+    block.routing === 'file'
+      ? await readChoices(device, { ...options, tokens })
+      : await options.engine.openGate({ block, x, xValues, gate: await file.read(blockTensors.gate, 'bf16') });
   const reference = block.hasReference ? await file.read(blockTensors.reference, 'f32', tokens.first, end) : undefined;
   const experts = await readExperts(device, options, mine);
   return {
     tokens,
     x,
-    ...choices,
+    topkIdx: routing.topkIdx,
+    topkWeights: routing.topkWeights,
+    route: routing.route,
     experts,
     reference,
     [Symbol.dispose]() {
-      for (const tensor of [x, choices.topkIdx, choices.topkWeights, ...choices.scratch]) tensor.dispose();
+      x.dispose();
+      routing[Symbol.dispose]();
       experts[Symbol.dispose]();
     },
   };
 }
 
-type TokenOptions = ShareOptions & { readonly x: Tensor<'bf16'>; readonly tokens: Share };
+type TokenOptions = ShareOptions & { readonly tokens: Share };
 
-async function readChoices(
-  device: CpuDevice,
-  options: TokenOptions,
-): Promise<Pick<BlockShare, 'topkIdx' | 'topkWeights' | 'route'> & { readonly scratch: readonly Tensor[] }> {
+async function readChoices(device: MoeDevice, options: TokenOptions): Promise<Routing> {
   const { file, block, tokens } = options;
   const shape = [tokens.count, block.topk];
-  if (block.routing === 'file') {
-    const end = tokens.first + tokens.count;
-    const ids = await readIds(options);
-    const weights = await file.read(blockTensors.topkWeights, 'f32', tokens.first, end);
-    const topkIdx = await device.tensor('i64', shape, ids);
-    return { topkIdx, topkWeights: await device.tensor('f32', shape, weights), route: undefined, scratch: [] };
-  }
-  const topkIdx = device.empty('i64', shape);
-  const topkWeights = device.empty('f32', shape);
-  const gate = await device.tensor('bf16', [block.experts, block.hidden], await file.read(blockTensors.gate, 'bf16'));
-  const logits = device.empty('f32', [tokens.count, block.experts]);
-  const route = (): void => {
-    const { x } = options;
-    const { kernels } = device;
-    kernels.matmul(logits.address, x.address, 0, gate.address, tokens.count, block.experts, block.hidden);
-    const { ids, weights } = routeTopk(logits.view(), block);
-    topkIdx.view().set(ids);
-    topkWeights.view().set(weights);
+  const ids = await readIds(options);
+  const weights = await file.read(blockTensors.topkWeights, 'f32', tokens.first, tokens.first + tokens.count);
+  const topkIdx = await device.tensor('i64', shape, ids);
+  const topkWeights = await device.tensor('f32', shape, weights);
+  const release = (): void => {
+    topkIdx.dispose();
+    topkWeights.dispose();
   };
-  route();
-  return { topkIdx, topkWeights, route, scratch: [gate, logits] };
+  return { topkIdx, topkWeights, route: undefined, [Symbol.dispose]: release };
 }
 
 async function readIds({ file, block, tokens }: TokenOptions): Promise<BigInt64Array> {
@@ -110,12 +98,16 @@ async function readIds({ file, block, tokens }: TokenOptions): Promise<BigInt64A
   return ids;
 }
 
-async function readExperts(device: CpuDevice, { file, block }: ShareOptions, mine: Share): Promise<LocalExperts> {
+async function readExperts(
+  device: MoeDevice,
+  { file, block, engine }: ShareOptions,
+  mine: Share,
+): Promise<LocalExperts> {
   const { hidden, intermediate } = block;
   const end = mine.first + mine.count;
   const gateUp = await file.read(blockTensors.gateUp, 'bf16', mine.first, end);
   const down = await file.read(blockTensors.down, 'bf16', mine.first, end);
-  return new LocalExperts(device, {
+  return engine.createExperts({
     gateUp: await device.tensor('bf16', [mine.count, 2 * intermediate, hidden], gateUp),
     down: await device.tensor('bf16', [mine.count, hidden, intermediate], down),
   });

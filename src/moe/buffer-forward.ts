@@ -1,15 +1,16 @@
 // A MoE block through EpBuffer: a token travels once to each rank that holds one of its experts.
 import { WeftlineError } from '../core/errors.ts';
-import { dequantizeRows, quantizeRows } from '../device/cpu/fp8-rows.ts';
+import { SCALE_GROUP, type ScaledRows } from '../device/scaled-rows.ts';
 import { Tensor } from '../device/tensor.ts';
 import { EpBuffer } from '../ep/ep-buffer.ts';
 import type { DispatchResult } from '../ep/ep-results.ts';
 import { type ForwardOptions, type MoeForward, type MoePhase, routePhase } from './moe-forward.ts';
+import type { MoeDevice } from './moe-engine.ts';
 import { largestTokenShare } from './token-split.ts';
 
 /** Collective, like every phase that it returns. */
 export async function createBufferForward(options: ForwardOptions): Promise<MoeForward> {
-  const { world, device, block, share, dtype } = options;
+  const { world, device, engine, block, share, dtype } = options;
   const { x, topkIdx, topkWeights, experts } = share;
   const buffer = await EpBuffer.create(world, device, {
     maxTokensPerRank: Math.max(1, largestTokenShare(block.tokens, world.size)),
@@ -17,7 +18,7 @@ export async function createBufferForward(options: ForwardOptions): Promise<MoeF
     numExperts: block.experts,
     maxTopk: block.topk,
   });
-  const fp8 = dtype === 'fp8' ? quantizeRows(device, x) : undefined;
+  const fp8 = dtype === 'fp8' ? emptyScaledRows(device, x) : undefined;
   const output = device.empty('bf16', x.shape);
   let received: DispatchResult | undefined;
   const arrived = (): DispatchResult => {
@@ -25,7 +26,7 @@ export async function createBufferForward(options: ForwardOptions): Promise<MoeF
     return received;
   };
 
-  const quantize: MoePhase = { name: 'quantize', run: () => void quantizeRows(device, x, fp8 && { out: fp8 }) };
+  const quantize: MoePhase = { name: 'quantize', run: () => fp8 && engine.quantizeRows(x, fp8) };
   const dispatch: MoePhase = {
     name: 'dispatch',
     async run() {
@@ -39,18 +40,19 @@ export async function createBufferForward(options: ForwardOptions): Promise<MoeF
     run() {
       const { recvX, handle } = arrived();
       // The rows that combine reads are free until the experts write them.
-      if (!(recvX instanceof Tensor)) dequantizeRows(device, recvX, buffer.combineInput(handle));
+      if (!(recvX instanceof Tensor)) engine.dequantizeRows(recvX, buffer.combineInput(handle));
     },
   };
   const compute: MoePhase = {
     name: 'experts',
     run() {
-      const { recvX, recvTopkIdx, recvTopkWeights, handle } = arrived();
+      const { recvX, recvTopkIdx, recvTopkWeights, numRecvTokensPerExpert: rowsPerExpert, handle } = arrived();
       if (!recvTopkIdx || !recvTopkWeights)
         throw new WeftlineError('WL_INTERNAL', 'Rows arrived without their choices');
       const out = buffer.combineInput(handle);
       const rows = recvX instanceof Tensor ? recvX : out;
-      experts.forwardTokens({ x: rows, topkIdx: recvTopkIdx, topkWeights: recvTopkWeights }, out);
+      const input = { x: rows, topkIdx: recvTopkIdx, topkWeights: recvTopkWeights, rowsPerExpert };
+      experts.forwardTokens(input, out);
     },
   };
   const combine: MoePhase = {
@@ -71,5 +73,12 @@ export async function createBufferForward(options: ForwardOptions): Promise<MoeF
       for (const tensor of [output, ...(fp8 ? [fp8.data, fp8.scales] : [])]) tensor.dispose();
       await buffer[Symbol.asyncDispose]();
     },
+  };
+}
+
+function emptyScaledRows(device: MoeDevice, { shape: [tokens = 0, hidden = 0] }: Tensor<'bf16'>): ScaledRows {
+  return {
+    data: device.empty('fp8e4m3', [tokens, hidden]),
+    scales: device.empty('f32', [tokens, Math.ceil(hidden / SCALE_GROUP)]),
   };
 }

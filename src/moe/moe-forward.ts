@@ -1,12 +1,13 @@
 // One pass of a MoE block over all ranks, as a list of phases that can be timed one by one.
-import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Tensor } from '../device/tensor.ts';
 import type { World } from '../world/world.ts';
 import type { BlockShare } from './block-share.ts';
 import type { MoeBlock } from './moe-block.ts';
+import type { MoeDevice, MoeEngine } from './moe-engine.ts';
 
 export type MoePhaseName = 'route' | 'quantize' | 'dispatch' | 'dequantize' | 'experts' | 'combine';
 
+/** On GPUs a phase may end while its work is still enqueued; MoeEngine.finish() waits for that. */
 export interface MoePhase {
   readonly name: MoePhaseName;
   run(): void | Promise<void>;
@@ -26,7 +27,8 @@ export type MoeRowDtype = 'bf16' | 'fp8';
 
 export interface ForwardOptions {
   readonly world: World;
-  readonly device: CpuDevice;
+  readonly device: MoeDevice;
+  readonly engine: MoeEngine;
   readonly block: MoeBlock;
   readonly share: BlockShare;
   readonly dtype: MoeRowDtype;

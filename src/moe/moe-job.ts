@@ -1,13 +1,14 @@
 // What every rank of the main job does: its part of a MoE block from a file, measured, checked and written.
 import { WeftlineError } from '../core/errors.ts';
 import { fromBf16 } from '../core/dtype.ts';
-import type { CpuDevice } from '../device/cpu/cpu-device.ts';
+import type { DeviceChoice } from '../device/device-choice.ts';
 import { SCALE_GROUP } from '../device/scaled-rows.ts';
 import type { World } from '../world/world.ts';
 import { createAll2AllForward } from './all2all-forward.ts';
 import { type BlockShare, readBlockShare } from './block-share.ts';
 import { createBufferForward } from './buffer-forward.ts';
 import { describeMoeBlock, type MoeBlock, type MoeBlockOptions } from './moe-block.ts';
+import { type MoeDevice, openMoeEngine } from './moe-engine.ts';
 import type { MoeForward, MoePhaseName, MoeRowDtype } from './moe-forward.ts';
 import { countRouting, gatherLoad, type MoeLoad } from './moe-load.ts';
 import { type PhaseTimes, timePhases } from './phase-times.ts';
@@ -17,6 +18,8 @@ import { type SafetensorsPlan, SafetensorsWriter } from './safetensors-writer.ts
 export const moeLayers = ['buffer', 'all2all'] as const;
 
 export interface MoeJobOptions extends MoeBlockOptions {
+  /** How the device was chosen, for the report. */
+  readonly device: Pick<DeviceChoice, 'kind' | 'reason'>;
   /** The block: a safetensors file that all ranks can read. */
   readonly path: string;
   readonly layer: (typeof moeLayers)[number];
@@ -53,12 +56,15 @@ export interface MoeReport {
   readonly layer: MoeJobOptions['layer'];
   readonly dtype: MoeRowDtype;
   readonly ranks: number;
+  readonly device: MoeJobOptions['device'];
+  /** What multiplied rows by the experts' weights on rank 0. */
+  readonly product: string;
   readonly repeat: number;
   readonly phases: readonly PhaseReport[];
   /** Median of whole passes, without waiting for all ranks between phases. */
   readonly forwardMs: number;
   readonly load: MoeLoad;
-  /** Shared memory per rank. */
+  /** Memory per rank that all ranks of the host share. */
   readonly windowBytes: number;
   /** Absent if the file has no reference. */
   readonly check?: MoeCheck;
@@ -75,20 +81,21 @@ const tolerances: Readonly<Record<MoeRowDtype, number>> = { bf16: 1e-2, fp8: 5e-
  */
 export async function runMoeJob(
   world: World,
-  device: CpuDevice,
+  device: MoeDevice,
   options: MoeJobOptions,
 ): Promise<MoeReport | undefined> {
   const { layer, dtype, repeat, out } = options;
   await using file = await SafetensorsFile.open(options.path);
   const block = describeMoeBlock(file, options);
-  using share = await readBlockShare(device, { file, block, rank: world.rank, ranks: world.size });
+  using engine = await openMoeEngine(device, world.settings);
+  using share = await readBlockShare(device, { engine, file, block, rank: world.rank, ranks: world.size });
   const create = layer === 'buffer' ? createBufferForward : createAll2AllForward;
-  await using forward = await create({ world, device, block, share, dtype });
-  const times = await timePhases(world, forward, repeat);
+  await using forward = await create({ world, device, engine, block, share, dtype });
+  const times = await timePhases(world, forward, { repeat, finish: () => engine.finish() });
   if (out !== undefined) await writeOutput(world, { path: out, block, share, forward });
   const check =
     share.reference && (await checkOutput(world, share.reference, { forward, tolerance: tolerances[dtype] }));
-  const counts = countRouting(share.topkIdx.view(), { ...block, ranks: world.size });
+  const counts = countRouting(await share.topkIdx.toHost(), { ...block, ranks: world.size });
   const load = gatherLoad(await world.allGather('moe/load', counts), layer === 'buffer' ? 'rank' : 'expert');
   if (world.rank !== 0) return undefined;
   return {
@@ -96,6 +103,8 @@ export async function runMoeJob(
     layer,
     dtype,
     ranks: world.size,
+    device: { kind: options.device.kind, reason: options.device.reason },
+    product: engine.product,
     repeat,
     phases: describePhases(forward, { times, load, block, dtype }),
     forwardMs: times.forward,
@@ -163,7 +172,7 @@ async function checkOutput(
 ): Promise<MoeCheck> {
   let difference = 0;
   let size = 0;
-  for (const [index, pattern] of forward.output.view().entries()) {
+  for (const [index, pattern] of (await forward.output.toHost()).entries()) {
     const wanted = reference[index] as number;
     difference += (fromBf16(pattern) - wanted) ** 2;
     size += wanted ** 2;
@@ -193,7 +202,7 @@ async function writeOutput(world: World, { path, block, share, forward }: Output
   await using writer = creator;
   await world.barrier('moe/output made');
   await using attached = writer === undefined ? await SafetensorsWriter.attach(plan) : undefined;
-  await (writer ?? attached)?.write('output', forward.output.view(), share.tokens.first);
+  await (writer ?? attached)?.write('output', await forward.output.toHost(), share.tokens.first);
   await world.barrier('moe/output written');
   await writer?.commit();
 }

@@ -10,20 +10,34 @@ export interface PhaseTimes {
   readonly forward: number;
 }
 
+export interface TimingOptions {
+  readonly repeat: number;
+  /** Waits for what phases enqueued. */
+  readonly finish: () => Promise<void>;
+}
+
 /** Collective. One pass to warm up, then `repeat` passes phase by phase and as many in one go. */
-export async function timePhases(world: World, forward: MoeForward, repeat: number): Promise<PhaseTimes> {
-  for (const phase of forward.phases) await phase.run();
+export async function timePhases(
+  world: World,
+  forward: MoeForward,
+  { repeat, finish }: TimingOptions,
+): Promise<PhaseTimes> {
+  const runAll = async (): Promise<void> => {
+    for (const phase of forward.phases) await phase.run();
+    await finish();
+  };
+  await runAll();
   const phases: number[][] = forward.phases.map(() => []);
   const whole: number[] = [];
   for (let pass = 0; pass < repeat; pass++) {
     for (const [index, phase] of forward.phases.entries()) {
-      phases[index]?.push(await timeTogether(world, () => phase.run()));
+      const runOne = async (): Promise<void> => {
+        await phase.run();
+        await finish();
+      };
+      phases[index]?.push(await timeTogether(world, runOne));
     }
-    whole.push(
-      await timeTogether(world, async () => {
-        for (const phase of forward.phases) await phase.run();
-      }),
-    );
+    whole.push(await timeTogether(world, runAll));
   }
   const everyone = await world.allGather('moe/times', [...phases, whole]);
   const slowest = [...phases, whole].map((own, index) =>
@@ -33,7 +47,7 @@ export async function timePhases(world: World, forward: MoeForward, repeat: numb
   return { phases: medians.slice(0, -1), forward: medians.at(-1) as number };
 }
 
-async function timeTogether(world: World, work: () => void | Promise<void>): Promise<number> {
+async function timeTogether(world: World, work: () => Promise<void>): Promise<number> {
   await world.barrier('moe/phase');
   const start = performance.now();
   await work();

@@ -2,7 +2,7 @@
 import { WeftlineError } from '../core/errors.ts';
 import { localFiles } from './file-probe.ts';
 import { bindLazily, lazyFunction, type NativeFunction, type Out, prototype, type StatusCalls } from './library.ts';
-import { findNvrtc } from './nvrtc-search.ts';
+import { findCudaLibrary } from './cuda-library-search.ts';
 
 const table = {
   nvrtcVersion: prototype<[major: Out, minor: Out]>('int nvrtcVersion(_Out_ int*, _Out_ int*)'),
@@ -51,7 +51,7 @@ const opened = new Map<string, Nvrtc>();
 
 /** Opens the library once. Fails with WL_UNSUPPORTED when there is none, or none at the given place. */
 export function openNvrtc(setting = ''): Compiler {
-  const path = findNvrtc(localFiles(), setting);
+  const path = findCudaLibrary(localFiles(), 'nvrtc', setting);
   if (path === undefined) {
     throw new WeftlineError(
       'WL_UNSUPPORTED',

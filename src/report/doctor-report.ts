@@ -1,13 +1,11 @@
 // The table that `weftline doctor` prints.
 import Table from 'cli-table3';
 import type { Examination } from '../doctor/doctor.ts';
-
-/** No lines between rows. */
-const chars = { mid: '', 'left-mid': '', 'mid-mid': '', 'right-mid': '' };
+import { plainTable } from './plain-table.ts';
 
 /** A table of all findings, then what to do about those that are not ok. */
 export function doctorReport(examination: Examination): string {
-  const table = new Table({ head: ['what', 'status', 'found'], chars, style: { head: [], border: [] } });
+  const table = new Table({ head: ['what', 'status', 'found'], ...plainTable });
   for (const { name, status, value } of examination.findings) table.push([name, status, value]);
   const advice = examination.findings
     .filter((finding) => finding.advice !== undefined)

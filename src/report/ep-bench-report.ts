@@ -2,11 +2,10 @@
 import Table from 'cli-table3';
 import type { CaseResult, EpBenchReport } from '../bench/ep-results.ts';
 import { placementChanged, type PlacementSample } from '../bench/placement.ts';
-import type { Summary } from '../bench/statistics.ts';
 import { formatBytes } from '../core/byte-size.ts';
-
-/** No lines between rows. */
-const chars = { mid: '', 'left-mid': '', 'mid-mid': '', 'right-mid': '' };
+import { describeMachine, describeRounds, describeWorkload } from './bench-heading.ts';
+import { plainTable } from './plain-table.ts';
+import { formatTime, spread } from './time-format.ts';
 
 export function epBenchReport(report: EpBenchReport): string {
   return [
@@ -21,18 +20,15 @@ export function epBenchReport(report: EpBenchReport): string {
   ].join('\n');
 }
 
-function heading({ workload, iterations, warmup }: EpBenchReport): string {
-  const { ranks, tokens, hidden, topk, experts, dtype, seed, skew } = workload;
-  const shape = `${ranks} ${ranks === 1 ? 'rank' : 'ranks'}, ${tokens} tokens of ${hidden} each, top-${topk} of ${experts} experts, dispatch ${dtype}`;
-  return `${shape}, seed ${seed}, skew ${skew}; ${iterations} iterations after ${warmup} to warm up`;
+function heading(report: EpBenchReport): string {
+  return `${describeWorkload(report.workload)}, dispatch ${report.workload.dtype}; ${describeRounds(report)}`;
 }
 
 function caseTable(cases: readonly CaseResult[]): string {
   const table = new Table({
     head: ['case', 'time', '', 'logical GB/s', 'wire GB/s', 'ratio', '', 'ratio back', 'beyond copying'],
     colAligns: ['left', 'right', 'left', 'right', 'right', 'right', 'left', 'right', 'right'],
-    chars,
-    style: { head: [], border: [] },
+    ...plainTable,
   });
   for (const [index, result] of cases.entries()) {
     const { microseconds, ratioToCeiling, ratioToCopyBack, beyondCopyingMicroseconds } = result;
@@ -65,10 +61,8 @@ function memoryLines({ memory }: EpBenchReport): string[] {
 }
 
 function machineLines({ machine, loadAverage, placement }: EpBenchReport): string[] {
-  const commit =
-    machine.commit === undefined ? '' : `, commit ${machine.commit.slice(0, 10)}${machine.modified ? ' modified' : ''}`;
   const lines = [
-    `machine: ${machine.usableCores} of ${machine.cores} cores (${machine.cpu}), ${formatBytes(machine.memoryBytes)}, ${machine.platform} ${machine.kernel}, Node.js ${machine.nodeVersion}, weftline ${machine.weftlineVersion}${commit}`,
+    describeMachine(machine),
     `load ${loadAverage.before.toFixed(1)} before, ${loadAverage.after.toFixed(1)} after; arithmetic and round trip between cores ${showPlacement(placement.before)} before, ${showPlacement(placement.after)} after`,
   ];
   if (placementChanged(placement.before, placement.after)) {
@@ -80,17 +74,4 @@ function machineLines({ machine, loadAverage, placement }: EpBenchReport): strin
 function showPlacement({ arithmeticMilliseconds, coreRoundTripNanoseconds }: PlacementSample): string {
   const trip = coreRoundTripNanoseconds === undefined ? 'unknown' : `${coreRoundTripNanoseconds.toFixed(0)} ns`;
   return `${arithmeticMilliseconds.toFixed(1)} ms, ${trip}`;
-}
-
-function spread(summary: Summary, show: (value: number) => string): string {
-  return `${show(summary.p25)} to ${show(summary.p75)}`;
-}
-
-/** Three significant digits or so: "85 µs", "1.92 ms", "104 ms". */
-function formatTime(microseconds: number): string {
-  const size = Math.abs(microseconds);
-  if (size < 1000) return `${microseconds.toFixed(0)} µs`;
-  if (size < 10_000) return `${(microseconds / 1000).toFixed(2)} ms`;
-  if (size < 100_000) return `${(microseconds / 1000).toFixed(1)} ms`;
-  return `${(microseconds / 1000).toFixed(0)} ms`;
 }

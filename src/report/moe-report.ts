@@ -3,10 +3,8 @@ import Table from 'cli-table3';
 import { formatBytes } from '../core/byte-size.ts';
 import type { MoeReport, PhaseReport } from '../moe/moe-job.ts';
 import { spread } from '../moe/moe-load.ts';
+import { plainTable } from './plain-table.ts';
 
-/** No lines between rows. */
-const chars = { mid: '', 'left-mid': '', 'mid-mid': '', 'right-mid': '' };
-const style = { head: [], border: [] };
 /** More ranks than this are shown by their spread alone. */
 const MOST_RANK_ROWS = 16;
 
@@ -22,11 +20,13 @@ export function moeReport(report: MoeReport): string {
   ].join('\n');
 }
 
-function headline({ block, layer, dtype, ranks, repeat, windowBytes }: MoeReport): string {
+function headline({ block, layer, dtype, ranks, device, product, repeat, windowBytes }: MoeReport): string {
   const shape = `${block.tokens} tokens of ${block.hidden}, top ${block.topk} of ${block.experts} experts (width ${block.intermediate})`;
   return [
     block.path,
     `${shape}; ${ranks} ${ranks === 1 ? 'rank' : 'ranks'}`,
+    `device: ${device.kind} (${device.reason})`,
+    `experts: ${product}`,
     `layer ${layer}, ${dtype} rows, window ${formatBytes(windowBytes)} per rank`,
     `Times: slowest rank, median of ${repeat}. Rows, bytes, GB/s: all ranks; off-rank: from other ranks.`,
   ].join('\n');
@@ -36,8 +36,7 @@ function phaseTable({ phases, forwardMs }: MoeReport): string {
   const table = new Table({
     head: ['phase', 'ms', 'rows', 'moved', 'GB/s', 'off-rank', 'GB/s'],
     colAligns: ['left', 'right', 'right', 'right', 'right', 'right', 'right'],
-    chars,
-    style,
+    ...plainTable,
   });
   for (const phase of phases) table.push(phaseRow(phase));
   table.push(['all in one go', forwardMs.toFixed(2), '', '', '', '', '']);
@@ -68,8 +67,7 @@ function loadTable({ load }: MoeReport): string {
   const table = new Table({
     head: ['rows', 'mean', 'least', 'most', 'most / mean'],
     colAligns: ['left', 'right', 'right', 'right', 'right'],
-    chars,
-    style,
+    ...plainTable,
   });
   const add = (name: string, place: string, values: readonly number[]): void => {
     const { mean, least, most } = spread(values);
@@ -90,8 +88,7 @@ function rankTable({ load }: MoeReport): string {
   const table = new Table({
     head: ['rank', 'tokens', 'rows received', 'off-rank', 'rows computed'],
     colAligns: ['right', 'right', 'right', 'right', 'right'],
-    chars,
-    style,
+    ...plainTable,
   });
   for (const { rank, tokens, received, receivedFromOthers, expertRows } of load.ranks) {
     table.push([rank, tokens, received, receivedFromOthers, expertRows]);

@@ -1,4 +1,4 @@
-// EpBuffer on GPUs against the reference, by the programs that check it on the CPU: the same bytes in the same order.
+// EpBuffer and EPAll2AllLayer on GPUs against their references, by the programs that check it on the CPU: the same bytes in the same order.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { settingsTable } from 'weftline';
@@ -14,15 +14,17 @@ const timeoutMs = 300_000;
 const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };
 
 for (const ranks of rankCounts) {
-  test(`buffer: 30 random cases on ${ranks} ranks agree with the reference`, { skip: noGpu }, async (context) => {
-    context.diagnostic(`WEFTLINE_TEST_SEED=${seed}`);
-    const args = ['buffer', '30', seed];
-    const { exitCode, transcript } = await runRanks(ranks, property, { args, env, timeoutMs });
-    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
-  });
+  for (const what of ['buffer', 'layer']) {
+    test(`${what}: 30 random cases on ${ranks} ranks agree with the reference`, { skip: noGpu }, async (context) => {
+      context.diagnostic(`WEFTLINE_TEST_SEED=${seed}`);
+      const args = [what, '30', seed];
+      const { exitCode, transcript } = await runRanks(ranks, property, { args, env, timeoutMs });
+      assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+    });
+  }
 
   test(`50 dispatches and combines of ${ranks} ranks give the same bytes`, { skip: noGpu }, async () => {
-    const { exitCode, transcript } = await runRanks(ranks, repeats, { args: ['50', 'buffer'], env, timeoutMs });
+    const { exitCode, transcript } = await runRanks(ranks, repeats, { args: ['50'], env, timeoutMs });
     assert.equal(exitCode, 0, transcript);
   });
 }

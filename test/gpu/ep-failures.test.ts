@@ -1,4 +1,4 @@
-// What the ranks of an EpBuffer on GPUs see when one stays away or passes something else: reasons, and a usable device.
+// What the ranks of an EpBuffer or a layer on GPUs see when one stays away or passes something else: reasons, and a usable device.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { settingsTable } from 'weftline';
@@ -24,12 +24,36 @@ test('a rank that stays away is named by WL_TIMEOUT, with kernel and call', { sk
   );
 });
 
+test('a rank that stays away from a layer is named too', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await runRanks(2, script, { args: ['layer absent'], env, graceMs: 10_000 });
+  const { code, message } = resultOf(ranks[0]) as Failure;
+  assert.equal(code, 'WL_TIMEOUT', transcript);
+  assert.match(message, /Kernel layerPrepare of rank 0 waited 400 ms for rank 1 \(layer dispatch/, transcript);
+});
+
+test('a choice that only one rank gets wrong fails on all, and the layer goes on', { skip: noGpu }, async () => {
+  const { exitCode, ranks, transcript } = await runRanks(2, script, { args: ['layer choice'], env });
+  assert.equal(exitCode, 0, transcript);
+  const failures = ranks.map((rank) => resultOf(rank) as Failure);
+  for (const { code } of failures) assert.equal(code, 'WL_INVALID_ARGUMENT', transcript);
+  assert.match(failures[0]?.message ?? '', /Invalid expIndices\[1, 1\]: got "a bad value of rank 1"/, transcript);
+  assert.match(failures[1]?.message ?? '', /Invalid expIndices\[1, 1\]: got 0, .* not chosen before/, transcript);
+});
+
 for (const [scenario, code, message] of [
   ['other topk', 'WL_CONFIG_MISMATCH', /disagree on topk/],
   ['other dtype', 'WL_CONFIG_MISMATCH', /disagree on rowBytes/],
   ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
   ['worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
   ['invalid on all ranks', 'WL_INVALID_ARGUMENT', /Invalid hidden: got 12/],
+  ['other weights', 'WL_CONFIG_MISMATCH', /disagree on weightBytes/],
+  ['scatter out of block', 'WL_INVALID_ARGUMENT', /fullScatterIndices of rank 1/],
+  ['scatter repeated', 'WL_INVALID_ARGUMENT', /name a row of rank \d twice/],
+  [
+    'layer without AOT kernels',
+    'WL_COMPILE',
+    /Only kernels compiled ahead of time may be used, but no AOT folder is set/,
+  ],
 ] as const) {
   test(`${scenario}: every rank gets the same ${code}`, { skip: noGpu }, async () => {
     const { exitCode, ranks, transcript } = await runRanks(2, script, { args: [scenario], env });

@@ -104,6 +104,11 @@ test('weftline bench ep refuses what cannot work before any rank starts', () => 
     [['--dtype', 'fp4'], /dtype.*bf16, fp8/],
     [['--skew', '-1'], /skew/],
     [['--ranks', '2', '--tokens', '200000'], /WL_MEMORY.*at least .* GiB of each rank's address space/],
+    [['--device', 'cpu', '--sms', '8,16'], /--sms is for GPUs: leave it out; .*on the CPU \(asked for\)/],
+    [['--device', 'cpu', '--dtype', 'both'], /both is for GPUs: use bf16 or fp8/],
+    [['--sms', '8,,16'], /sms.*integer from 1/],
+    [['--sms', '8,8'], /Each SM count may be named once/],
+    [['--device', 'tpu'], /device.*auto, cpu, cuda/],
     [['--json', '/no/such/folder/x.json'], /WL_FILE.*\/no\/such\/folder/],
   ];
   for (const [args, message] of wrong) {

@@ -80,6 +80,7 @@ for (const [scenario, code, message] of [
   ['invalid on all ranks', 'WL_INVALID_ARGUMENT', /Invalid hidden: got 12/],
   ['no room for tables', 'WL_MEMORY', /Cannot take/],
   ['layer cannot grow', 'WL_MEMORY', /windows of .* need/],
+  ['other weights', 'WL_CONFIG_MISMATCH', /disagree on weightBytes/],
   ['scatter out of block', 'WL_INVALID_ARGUMENT', /fullScatterIndices of rank 1/],
   ['scatter repeated', 'WL_INVALID_ARGUMENT', /name a row of rank \d twice/],
 ] as const) {

@@ -22,8 +22,10 @@ interface Run {
   readonly stderr: string;
 }
 
+/** On the CPU, whatever GPUs this machine has, unless the arguments say otherwise; none of them is visible. */
 function moe(...args: readonly string[]): Run {
-  return spawnSync(process.execPath, [main, 'moe', ...args], { encoding: 'utf8', timeout: 60_000 });
+  const env = { ...process.env, WEFTLINE_DEVICE: 'cpu', CUDA_VISIBLE_DEVICES: '-1' };
+  return spawnSync(process.execPath, [main, 'moe', ...args], { encoding: 'utf8', timeout: 60_000, env });
 }
 
 /** Runs with --json and returns the report; fails the test when the command fails. */
@@ -157,6 +159,22 @@ test('weftline moe exits non-zero with WL_CHECK when the output is not the refer
   assert.notEqual(status, 0);
   assert.match(stdout, /FAILED: error/);
   assert.match(stderr, /WL_CHECK/);
+});
+
+test('weftline moe takes the CPU by itself where there is no GPU, and says why', () => {
+  const { device, product } = reportOf(example, '-n', '2', '--device', 'auto');
+  assert.equal(device.kind, 'cpu');
+  assert.match(device.reason, /^rank 0 found no GPU: (no driver library \(|cuInit failed)/);
+  assert.equal(product, 'CPU kernels');
+});
+
+test('weftline moe --device cuda fails once for all ranks where there is no GPU', () => {
+  const { status, stdout, stderr } = moe(example, '-n', '4', '--device', 'cuda');
+  assert.notEqual(status, 0);
+  assert.equal(stdout, '');
+  const errors = stderr.split('\n').filter((line) => line.includes('WL_'));
+  assert.equal(errors.length, 1, stderr);
+  assert.match(errors[0] ?? '', /WL_UNSUPPORTED: Cannot run on GPUs: rank 0 found no GPU: .*--device cpu/);
 });
 
 test('weftline moe names a token whose expert does not exist, whichever rank reads it', async () => {

@@ -6,24 +6,28 @@ import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { CpuDevice, fromBf16 } from 'weftline';
 import { type BlockShare, readBlockShare } from '#lib/moe/block-share.js';
+import { createCpuMoeEngine } from '#lib/moe/cpu-moe-engine.js';
 import { describeMoeBlock } from '#lib/moe/moe-block.js';
+import { countRouting } from '#lib/moe/moe-load.js';
 import { SafetensorsFile } from '#lib/moe/safetensors-file.js';
 import { writeSafetensors } from '#lib/moe/safetensors-writer.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'weftline-block-share-'));
 after(() => rmSync(folder, { recursive: true }));
 const device = await CpuDevice.create();
+const engine = createCpuMoeEngine(device);
 const example = fileURLToPath(new URL('../../../examples/data/qwen3-moe-block.safetensors', import.meta.url));
 
 async function share(path: string, rank: number, ranks: number): Promise<BlockShare> {
   await using file = await SafetensorsFile.open(path);
-  return await readBlockShare(device, { file, block: describeMoeBlock(file), rank, ranks });
+  return await readBlockShare(device, { engine, file, block: describeMoeBlock(file), rank, ranks });
 }
 
 test('one rank alone computes the example as the model did, from its own routing too', async () => {
   using whole = await share(example, 0, 1);
   const out = device.empty('bf16', [...whole.x.shape]);
-  whole.experts.forwardTokens(whole, out);
+  const { perExpert: rowsPerExpert } = countRouting(whole.topkIdx.view(), { topk: 4, experts: 32, ranks: 1 });
+  whole.experts.forwardTokens({ ...whole, rowsPerExpert }, out);
   let difference = 0;
   let size = 0;
   for (const [index, wanted] of (whole.reference as Float32Array).entries()) {
@@ -34,7 +38,7 @@ test('one rank alone computes the example as the model did, from its own routing
 
   await using file = await SafetensorsFile.open(example);
   const block = { ...describeMoeBlock(file), routing: 'gate', normalize: true } as const;
-  using routed = await readBlockShare(device, { file, block, rank: 0, ranks: 1 });
+  using routed = await readBlockShare(device, { engine, file, block, rank: 0, ranks: 1 });
   assert.deepEqual([...routed.topkIdx.view()], [...whole.topkIdx.view()]);
   for (const [index, weight] of routed.topkWeights.view().entries()) {
     assert.ok(Math.abs(weight - (whole.topkWeights.view()[index] as number)) < 1e-5);

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, fromBf16, toBf16 } from 'weftline';
-import { LocalExperts } from '#lib/moe/experts.js';
+import { CpuExperts } from '#lib/moe/cpu-experts.js';
 import { referenceExpert, referenceMoeBlock } from '#lib/moe/reference.js';
 
 const device = await CpuDevice.create();
@@ -18,7 +18,7 @@ function randomBf16(count: number, scale: number): Uint16Array {
 
 const gateUp = randomBf16(experts * 2 * intermediate * hidden, 0.4);
 const down = randomBf16(experts * hidden * intermediate, 0.4);
-const local = new LocalExperts(device, {
+const local = new CpuExperts(device, {
   gateUp: await device.tensor('bf16', [experts, 2 * intermediate, hidden], gateUp),
   down: await device.tensor('bf16', [experts, hidden, intermediate], down),
 });
@@ -95,7 +95,7 @@ test('no rows at all are no trouble', async () => {
   local.forwardExperts({ x: none.x, rowsPerExpert: [0, 0, 0, 0, 0] }, none.x);
 });
 
-test('LocalExperts names what does not fit', async () => {
+test('CpuExperts names what does not fit', async () => {
   const topkIdx = await device.tensor('i32', [1, 1], Int32Array.of(experts));
   const topkWeights = await device.tensor('f32', [1, 1], Float32Array.of(1));
   const x = device.empty('bf16', [1, hidden]);
@@ -104,10 +104,10 @@ test('LocalExperts names what does not fit', async () => {
     message: /topkIdx: got 5, allowed is -1 to 4/,
   });
   const good = device.empty('bf16', [2, 16, 8]);
-  assert.throws(() => new LocalExperts(device, { gateUp: good, down: device.empty('bf16', [3, 8, 8]) }), {
+  assert.throws(() => new CpuExperts(device, { gateUp: good, down: device.empty('bf16', [3, 8, 8]) }), {
     message: /down\.shape/,
   });
-  assert.throws(() => new LocalExperts(device, { gateUp: good, down: device.empty('bf16', [2, 8, 4]) }), {
+  assert.throws(() => new CpuExperts(device, { gateUp: good, down: device.empty('bf16', [2, 8, 4]) }), {
     message: /gateUp\.shape/,
   });
 });

@@ -18,6 +18,8 @@ const report: MoeReport = {
   layer: 'buffer',
   dtype: 'bf16',
   ranks: 2,
+  device: { kind: 'cpu', reason: 'rank 1 found no GPU: no driver library (libcuda.so.1)' },
+  product: 'CPU kernels',
   repeat: 5,
   phases: [
     { name: 'route', ms: 12.345, rows: 65_536 },
@@ -50,6 +52,7 @@ const report: MoeReport = {
 test('moeReport() fits 100 columns and ends with the verdict', () => {
   const text = moeReport(report);
   for (const line of text.split('\n')) assert.ok(line.length <= 100, line);
+  assert.match(text, /\ndevice: cpu \(rank 1 found no GPU: .*\)\nexperts: CPU kernels\n/);
   assert.match(text, /│ dispatch +│ +1234\.50 │ +131072 │ +1\.8 GiB │ +1\.52 │ +896 MiB │ +0\.76 │/);
   assert.match(text, /Output written to out\.safetensors\nPASSED: error 2\.10e-3 .*; 1300\.0 ms, 50412 tokens\/s\n$/);
 });

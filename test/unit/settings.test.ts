@@ -61,6 +61,13 @@ test('a switch takes the usual words in any case and nothing else', () => {
   for (const text of ['2', 'maybe', 'null']) assert.throws(() => read(text), configError('WEFTLINE_RESERVE_SHM'));
 });
 
+test('a choice takes its words and nothing else, and the error lists them', () => {
+  assert.equal(readSettings({}, { WEFTLINE_DEVICE: ' cuda ' }).device, 'cuda');
+  assert.equal(readSettings({ device: 'cpu' }, { WEFTLINE_DEVICE: 'cuda' }).device, 'cpu');
+  assert.throws(() => readSettings({}, { WEFTLINE_DEVICE: 'gpu' }), configError('WEFTLINE_DEVICE'));
+  assert.throws(() => readSettings({ device: 'tpu' as 'cpu' }, {}), { message: /"tpu", allowed is auto, cpu, cuda$/ });
+});
+
 test('the settings are frozen', () => {
   assert.ok(Object.isFrozen(readSettings({}, {})));
 });

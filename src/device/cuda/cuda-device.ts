@@ -167,14 +167,21 @@ export class CudaDevice implements Device {
     this.context.check('cuCtxEnablePeerAccess', status, `access to GPU ${peer.context.ordinal}`);
   }
 
-  /** Compiles what is in no cache, and loads it once. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
-  loadKernels<File extends KernelFile>(file: File, values: ConstantValues = {}): Promise<LoadedKernels<File>> {
-    const name = variantName(file, values);
-    let loaded = this.#modules.get(name);
+  /**
+   * Compiles what is in no cache, and loads it once; with `useAot` takes it from the AOT folder or fails. WL_COMPILE,
+   * WL_UNSUPPORTED or WL_CUDA.
+   */
+  loadKernels<File extends KernelFile>(
+    file: File,
+    values: ConstantValues = {},
+    { useAot = false }: { readonly useAot?: boolean } = {},
+  ): Promise<LoadedKernels<File>> {
+    const key = `${variantName(file, values)}${useAot ? ' AOT' : ''}`;
+    let loaded = this.#modules.get(key);
     if (loaded === undefined) {
-      loaded = this.#load(file, values);
-      this.#modules.set(name, loaded);
-      loaded.catch(() => this.#modules.delete(name));
+      loaded = this.#load(file, values, useAot);
+      this.#modules.set(key, loaded);
+      loaded.catch(() => this.#modules.delete(key));
     }
     return loaded as Promise<unknown> as Promise<LoadedKernels<File>>;
   }
@@ -208,8 +215,8 @@ export class CudaDevice implements Device {
     }
   }
 
-  async #load(file: KernelFile, values: ConstantValues): Promise<LoadedKernels<KernelFile>> {
-    const cubin = await this.compiler.cubin(file, values);
+  async #load(file: KernelFile, values: ConstantValues, useAot: boolean): Promise<LoadedKernels<KernelFile>> {
+    const cubin = await this.compiler.cubin(file, values, useAot);
     const name = variantName(file, values);
     const module = new CudaModule(this.context, cubin, name);
     const { multiprocessors, sharedBytesPerBlock } = this.properties;

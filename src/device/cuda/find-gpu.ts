@@ -40,7 +40,8 @@ function look(localRank: number, driver: CudaDriver): FoundGpu | NoGpu {
     call('cuInit', 0);
   } catch (error) {
     if (!(error instanceof WeftlineError && error.code === 'WL_UNSUPPORTED')) throw error;
-    return { missing: `no driver library: ${error.message}` };
+    const { name } = error.details;
+    return { missing: typeof name === 'string' ? `no driver library (${name})` : error.message };
   }
   const gpus = call('cuDeviceGetCount', cell);
   if (gpus === 0) return { missing: 'no GPU is visible: see CUDA_VISIBLE_DEVICES, and --gpus of the container' };

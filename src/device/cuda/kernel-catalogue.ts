@@ -1,6 +1,10 @@
 // Every file of kernels/cuda: what `weftline compile` fills a bundle with and what the tests compile.
 import type { KernelFile } from './kernel-file.ts';
+import { benchKernels } from './kernels/bench.ts';
 import { epCombineKernels, epDispatchKernels, epPrepareKernels } from './kernels/ep.ts';
+import { layerCombineKernels, layerDispatchKernels, layerPlaceKernels, layerPrepareKernels } from './kernels/layer.ts';
+import { fp8RowsKernels } from './kernels/fp8-rows.ts';
+import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
 
 export const kernelCatalogue: readonly KernelFile[] = [
@@ -8,4 +12,12 @@ export const kernelCatalogue: readonly KernelFile[] = [
   epPrepareKernels,
   epDispatchKernels,
   epCombineKernels,
+  layerPrepareKernels,
+  layerPlaceKernels,
+  layerDispatchKernels,
+  layerCombineKernels,
+  fp8RowsKernels,
+  groupedProductKernels,
+  moeExpertsKernels,
+  benchKernels,
 ];

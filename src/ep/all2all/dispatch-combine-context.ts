@@ -1,19 +1,17 @@
-// DispatchCombineContext: the symmetric memory of an all-to-all layer, its resizable output and its count exchange.
+// DispatchCombineContext: the symmetric memory of an all-to-all layer, with an output that grows.
 import type { DType } from '../../core/dtype.ts';
-import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import { Tensor } from '../../device/tensor.ts';
-import { TensorSet } from '../../device/tensor-set.ts';
-import { SymmetricWindow } from '../../memory/symmetric-window.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import type { World } from '../../world/world.ts';
-import { type AddressTables, fillAddressTables, makeAddressTables } from '../address-table.ts';
 import { agreeOn } from '../agree.ts';
-import { exchangeRegionBytes, isWhole } from '../buffer-size.ts';
-import { describeCall } from '../calls.ts';
-import { CountExchange } from '../exchange.ts';
+import { isWhole } from '../buffer-size.ts';
+import { CpuLayerMemory } from './cpu-layer-memory.ts';
+import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import type { EPConfig } from './ep-config.ts';
-import { grownRows, initialRows, type OutputRegion, type OutputSize, outputSize } from './output-size.ts';
+import { grownRows, initialRows, type OutputRegion, type OutputSize } from './output-size.ts';
 
 export interface ContextOptions extends WaitOptions {
   /** Rows of the output buffer as a multiple of maxTokens * topk, a balanced load; 2 by default. It grows on demand. */
@@ -29,51 +27,57 @@ export interface OutputBuffers {
 
 export class DispatchCombineContext implements AsyncDisposable {
   readonly world: World;
-  readonly device: CpuDevice;
+  readonly device: CpuDevice | CudaDevice;
   readonly config: EPConfig;
-  readonly exchange: CountExchange;
-  /** Whose barrier orders the layer's calls; holds the exchange records. */
-  readonly control: SymmetricWindow;
-  #output: Output | undefined;
+  /** For the engine of the layer: windows, exchange, barrier. */
+  readonly memory: CpuLayerMemory | CudaLayerMemory;
 
-  /** Collective. The same error on every rank: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY. */
+  /**
+   * Collective. The same error on every rank: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY,
+   * WL_UNSUPPORTED or WL_CUDA.
+   */
   static async create(
     world: World,
-    device: CpuDevice,
+    device: CpuDevice | CudaDevice,
     epConfig: EPConfig,
     options: ContextOptions = {},
   ): Promise<DispatchCombineContext> {
     const { capacity = 2 } = options;
     const { maxTokens, hidden, topk, numExperts, weightDtype } = epConfig;
-    const config = { maxTokens, hidden, topk, numExperts, weightDtype, capacity };
+    const config = { maxTokens, hidden, topk, numExperts, weightDtype, capacity, device: device.kind };
     const prepare = (): void => {
       if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');
     };
     await agreeOn(world, { what: 'DispatchCombineContext', config, prepare }, options);
-    const bytes = exchangeRegionBytes(world.size, numExperts);
-    const of = { world, device, name: 'a2a-control', bytes, describeCall };
-    const control = await SymmetricWindow.create({ ...options, ...of });
-    const context = new DispatchCombineContext({ world, device, epConfig, control });
+    const memory = await createMemory(world, device, epConfig, options);
     try {
-      await context.#allocate(initialRows(epConfig, capacity), options);
+      await memory.allocate(initialRows(epConfig, capacity), options);
     } catch (error) {
-      control[Symbol.dispose]();
+      await memory.close();
       throw error;
     }
-    return context;
+    return new DispatchCombineContext(world, device, { epConfig, memory });
   }
 
-  private constructor(parts: { world: World; device: CpuDevice; epConfig: EPConfig; control: SymmetricWindow }) {
-    this.world = parts.world;
-    this.device = parts.device;
+  private constructor(
+    world: World,
+    device: CpuDevice | CudaDevice,
+    parts: { readonly epConfig: EPConfig; readonly memory: CpuLayerMemory | CudaLayerMemory },
+  ) {
+    this.world = world;
+    this.device = device;
     this.config = parts.epConfig;
-    this.control = parts.control;
-    this.exchange = new CountExchange(parts.device, parts.control, { offset: 0, experts: parts.epConfig.numExperts });
+    this.memory = parts.memory;
   }
 
   /** Sizes of the present output buffer. */
   get outputSize(): OutputSize {
-    return this.#present().size;
+    return this.memory.size;
+  }
+
+  /** Bytes of this rank's windows. */
+  get windowBytes(): number {
+    return this.memory.windowBytes;
   }
 
   get outputBuffers(): OutputBuffers {
@@ -99,81 +103,44 @@ export class DispatchCombineContext implements AsyncDisposable {
     }
     const before = this.outputSize.capacityRows;
     if (dispatchRecvTokens > before) {
-      this.#releaseOutput();
       try {
-        await this.#allocate(grownRows(this.config, dispatchRecvTokens), options);
+        await this.memory.allocate(grownRows(this.config, dispatchRecvTokens), options);
       } catch (error) {
-        await this.#allocate(before, options);
+        await this.memory.allocate(before, options);
         throw error;
       }
     }
     return this.outputBuffers;
   }
 
-  /** For the kernels: the addresses of a region at all ranks. */
-  bases(region: OutputRegion): number {
-    return this.#present().bases[region].address;
-  }
-
   /** A tensor over one of this rank's own regions. */
   view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {
-    const { window, size } = this.#present();
-    const offset = window.address + size.regions[region].offset - window.storage.address;
-    return new Tensor(window.storage, dtype, shape, offset);
+    return this.memory.view(dtype, region, shape);
+  }
+
+  /** Address, as this process maps it, of a received row of any rank; for benchmarks. */
+  peerRowAddress(rank: number, row: number): number {
+    return this.memory.regionAddress(rank, 'rows') + row * this.config.hidden * 2;
   }
 
   /** Releases the memory here. Not collective; idempotent. */
   finalize(): Promise<void> {
-    this.#releaseOutput();
-    this.control[Symbol.dispose]();
-    return Promise.resolve();
+    return this.memory.close();
   }
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.finalize();
   }
-
-  /** Every rank fails alike, also when only one of them has no memory for its tables. */
-  async #allocate(rows: number, options: WaitOptions): Promise<void> {
-    const { world, device } = this;
-    const size = outputSize(this.config, rows);
-    const tables: { set?: TensorSet; bases?: AddressTables<OutputRegion> } = {};
-    const prepare = (): void => {
-      const names = Object.keys(size.regions) as OutputRegion[];
-      const { set, made } = TensorSet.make(device, (tensors) => makeAddressTables(tensors, names, world.size));
-      tables.set = set;
-      tables.bases = made;
-    };
-    try {
-      const of = { world, device, name: 'a2a-output', bytes: size.bytes, describeCall, prepare };
-      const window = await SymmetricWindow.create({ ...options, ...of });
-      const { set, bases } = tables as Required<typeof tables>;
-      fillAddressTables(bases, window, size.regions);
-      this.#output = { window, size, bases, set };
-    } catch (error) {
-      tables.set?.[Symbol.dispose]();
-      throw error;
-    }
-  }
-
-  #releaseOutput(): void {
-    if (this.#output === undefined) return;
-    this.#output.window[Symbol.dispose]();
-    this.#output.set[Symbol.dispose]();
-    this.#output = undefined;
-  }
-
-  #present(): Output {
-    if (this.#output === undefined) {
-      throw new WeftlineError('WL_CLOSED', 'This DispatchCombineContext was finalized, or could not be reallocated');
-    }
-    return this.#output;
-  }
 }
 
-interface Output {
-  readonly window: SymmetricWindow;
-  readonly size: OutputSize;
-  readonly bases: AddressTables<OutputRegion>;
-  readonly set: TensorSet;
+async function createMemory(
+  world: World,
+  device: CpuDevice | CudaDevice,
+  config: EPConfig,
+  options: WaitOptions,
+): Promise<CpuLayerMemory | CudaLayerMemory> {
+  if (device.kind === 'cpu') return CpuLayerMemory.create(world, device, config, options);
+  // Loaded here, so that CPU ranks never load what GPUs need.
+  const { CudaLayerMemory } = await import('./cuda-layer-memory.ts');
+  return CudaLayerMemory.create(world, device, config, options);
 }

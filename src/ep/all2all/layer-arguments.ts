@@ -4,6 +4,7 @@ import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import { checkTensor } from '../tensor-check.ts';
+import type { DispatchCombineContext } from './dispatch-combine-context.ts';
 import type { EPConfig } from './ep-config.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
@@ -62,22 +63,19 @@ export interface CheckedLayerCombine {
   readonly out: Tensor<'bf16'> | undefined;
 }
 
-/** A live descriptor of this very layer. */
-export function checkDescriptor(desc: unknown, layer: object): EPAllToAllLayoutDesc {
+/** A live descriptor of the layer with this context. */
+export function checkDescriptor(desc: unknown, context: object): EPAllToAllLayoutDesc {
   const allowed = 'a live descriptor from a dispatch of this layer';
   if (!(desc instanceof EPAllToAllLayoutDesc)) throw invalidArgument('layoutDesc', desc, allowed);
-  if (desc.owner !== layer) throw invalidArgument('layoutDesc', 'a descriptor of another layer', allowed);
+  if (desc.owner !== context) throw invalidArgument('layoutDesc', 'a descriptor of another layer', allowed);
   if (desc.tokenDstScatterIdx.storage.disposed) throw invalidArgument('layoutDesc', 'a disposed descriptor', allowed);
   return desc;
 }
 
-export function checkLayerCombine(
-  args: LayerCombineArguments,
-  layer: { readonly config: EPConfig },
-  device: Device,
-): CheckedLayerCombine {
-  const desc = checkDescriptor(args.layoutDesc, layer);
-  const { hidden } = layer.config;
+export function checkLayerCombine(args: LayerCombineArguments, context: DispatchCombineContext): CheckedLayerCombine {
+  const { device, config } = context;
+  const desc = checkDescriptor(args.layoutDesc, context);
+  const { hidden } = config;
   const input = checkTensor('input', args.input, { device, dtype: ['bf16'], shape: [desc.numRecvTokens, hidden] });
   const out =
     args.out &&

@@ -20,6 +20,8 @@ export class EPAllToAllLayoutDesc implements Disposable {
   readonly skippedTokenMappingIndices: Tensor<'i32'> | undefined;
   /** i32 [recv, K]: for first rows, the row of each choice of the token here or -1; -1 for other rows. Only with local combine. */
   readonly skippedTokenTopkMappingIndices: Tensor<'i32'> | undefined;
+  /** i32 [n]: first rows of the n tokens that have several rows here, in no particular order. Only on GPUs with local combine. */
+  readonly repeatedRows: Tensor<'i32'> | undefined;
   /** i32 [T, K]: the rank of each choice's expert, -1 for dropped ones. */
   readonly tokenDstRank: Tensor<'i32'>;
   /** Rows received. */
@@ -36,6 +38,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
     this.tokenDstScatterIdx = parts.tokenDstScatterIdx;
     this.skippedTokenMappingIndices = parts.skippedTokenMappingIndices;
     this.skippedTokenTopkMappingIndices = parts.skippedTokenTopkMappingIndices;
+    this.repeatedRows = parts.repeatedRows;
     this.tokenDstRank = parts.tokenDstRank;
     this.numRecvTokens = parts.numRecvTokens;
     this.numRecvTokensPerExpert = parts.numRecvTokensPerExpert;
@@ -47,6 +50,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
     this.tokenDstRank.dispose();
     this.skippedTokenMappingIndices?.dispose();
     this.skippedTokenTopkMappingIndices?.dispose();
+    this.repeatedRows?.dispose();
   }
 
   [Symbol.dispose](): void {

@@ -9,7 +9,7 @@ const ROW_STEP = 1024;
 /** How much more than needed a reallocation takes. */
 const GROWTH = 1.25;
 
-export type OutputRegion = 'rows' | 'weights' | 'sourceToken' | 'firstRow' | 'duplicates';
+export type OutputRegion = 'rows' | 'weights' | 'sourceToken' | 'firstRow' | 'duplicates' | 'repeated';
 
 export interface OutputSize {
   /** Rows that fit. */
@@ -38,6 +38,8 @@ export function outputSize(config: EPConfig, capacityRows: number): OutputSize {
     sourceToken: capacityRows * 4,
     firstRow: capacityRows * 4,
     duplicates: capacityRows * config.topk * 4,
+    // A token that is repeated has two rows at least.
+    repeated: Math.floor(capacityRows / 2) * 4,
   };
   const regions = {} as Record<OutputRegion, { offset: number; bytes: number }>;
   let end = 0;

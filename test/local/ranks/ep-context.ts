@@ -1,10 +1,12 @@
 // Allocates, grows and finalizes a DispatchCombineContext; then a layer whose capacity is too small for its first call.
-import { CpuDevice, fromBf16, toBf16, WeftlineError } from 'weftline';
+// argv: "aot" for a layer of kernels compiled ahead of time.
+import { fromBf16, toBf16, WeftlineError } from 'weftline';
 import { DispatchCombineContext, EPAll2AllLayer, EPConfig } from 'weftline/ep';
 import { join } from 'weftline/world';
+import { bytesInUse, openTestDevice } from '../support/test-device.ts';
 
 await using world = await join();
-const device = await CpuDevice.create();
+const device = await openTestDevice(world);
 
 async function codeOf(call: () => unknown): Promise<string> {
   try {
@@ -42,7 +44,8 @@ await context.finalize();
 await context.finalize();
 
 // Everyone sends four tokens to expert `rank`'s neighbour at the same rank: 8 rows there, capacity for 2.
-const options = { maxTokens: 8, hidden: 16, topk: 2, numTotExperts: 4, capacity: 0.1 };
+const useAot = process.argv[2] === 'aot';
+const options = { maxTokens: 8, hidden: 16, topk: 2, numTotExperts: 4, capacity: 0.1, useAot };
 const layer = await EPAll2AllLayer.create(world, device, options);
 const input = await device.tensor(
   'bf16',
@@ -56,9 +59,9 @@ const expIndices = await device.tensor(
 );
 const { output, layoutDesc } = await layer.dispatch({ input, expIndices });
 found['layerRows'] = layoutDesc.numRecvTokens;
-found['layerOutput'] = [...output.view()].filter((_, i) => i % 16 === 0).map(fromBf16);
+found['layerOutput'] = [...(await output.toHost())].filter((_, i) => i % 16 === 0).map(fromBf16);
 for (const one of [input, expIndices, layoutDesc]) one.dispose();
 await layer.finalize();
 found['finalized'] = await codeOf(() => layer.epBarrierAll());
-found['left'] = device.space.used;
+found['left'] = bytesInUse(device) ?? 0;
 console.log(JSON.stringify(found));

@@ -10,6 +10,12 @@ const layerOptions = { maxTokens: 8, hidden: 16, topk: 2, numTotExperts: 4 };
 const world = await join();
 const device = await openTestDevice(world);
 
+/** Of a CPU rank; the scenarios that fill it are not for GPUs. */
+function addressSpace(): CpuDevice['space'] {
+  if (device.kind !== 'cpu') throw new Error('this scenario is for CPU ranks');
+  return device.space;
+}
+
 async function tokens(count: number, hidden = 16): Promise<Tensor<'bf16'>> {
   return device.tensor('bf16', [count, hidden], new Uint16Array(count * hidden));
 }
@@ -118,17 +124,17 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
   'invalid on all ranks': () => failureOf(() => EpBuffer.create(world, device, { ...config, hidden: 12 })),
 
   async 'no room for tables'() {
-    const space = device.space.largestGap - (world.rank === 0 ? 1024 : 0);
+    const space = addressSpace().largestGap - (world.rank === 0 ? 1024 : 0);
     device.empty('u8', [world.rank === 0 ? space : 8]);
     const failure = await failureOf(() => EpBuffer.create(world, device, config));
-    if (world.rank === 0 && device.space.largestGap !== 1024) throw new Error('something was not given back');
+    if (world.rank === 0 && addressSpace().largestGap !== 1024) throw new Error('something was not given back');
     return failure;
   },
 
   async 'layer cannot grow'() {
     const options = { ...layerOptions, maxTokens: 4096, hidden: 1024, capacity: 0.01 };
     const layer = await EPAll2AllLayer.create(world, device, options);
-    const filler = device.empty('u8', [device.space.largestGap - (4 << 20)]);
+    const filler = device.empty('u8', [addressSpace().largestGap - (4 << 20)]);
     const fits = { input: await tokens(8, 1024), expIndices: await ids(Array.from({ length: 8 }, () => [0, 2])) };
     await layer.dispatch(fits);
     const failure = await failureOf(async () => {
@@ -146,7 +152,7 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
     const buffer = await EpBuffer.create(world, device, { ...config, maxTokensPerRank: 4096 });
     const [x, topkIdx] = [await tokens(4096), await ids(Array.from({ length: 4096 }, () => [0, 2]))];
     // The handle's tables do not fit at rank 0, which it notices after the ranks have met.
-    if (world.rank === 0) device.empty('u8', [device.space.largestGap - 1024]);
+    if (world.rank === 0) device.empty('u8', [addressSpace().largestGap - 1024]);
     return failureOf(() => buffer.dispatch({ x, topkIdx }));
   },
 
@@ -206,6 +212,47 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
   async small() {
     return failureOf(() => EpBuffer.create(world, device, { ...config, maxTokensPerRank: 1024, hidden: 4096 }));
   },
+
+  async 'layer absent'() {
+    const layer = await EPAll2AllLayer.create(world, device, layerOptions);
+    if (world.rank === 1) await sleep(1_500);
+    const [input, expIndices] = [await tokens(1), await ids([[0, 1]])];
+    return failureOf(() => layer.dispatch({ input, expIndices, timeoutMs: 400 }));
+  },
+
+  async 'layer choice'() {
+    const layer = await EPAll2AllLayer.create(world, device, layerOptions);
+    const input = await tokens(2);
+    const good = [
+      [0, 1],
+      [0, 3],
+    ];
+    const failure = await failureOf(async () => {
+      const expIndices = await ids(
+        world.rank === 1
+          ? [
+              [0, 1],
+              [0, 0],
+            ]
+          : good,
+      );
+      return layer.dispatch({ input, expIndices });
+    });
+    const { output, layoutDesc } = await layer.dispatch({ input, expIndices: await ids(good) });
+    await layer.combine({ input: output, layoutDesc });
+    await layer.epBarrierAll();
+    return failure;
+  },
+
+  async 'other weights'() {
+    const layer = await EPAll2AllLayer.create(world, device, layerOptions);
+    const [input, expIndices] = [await tokens(1), await ids([[0, 3]])];
+    const weight = await device.tensor('f32', [1, 2], new Float32Array(2));
+    return failureOf(() => layer.dispatch({ input, expIndices, ...(world.rank === 0 && { weight }) }));
+  },
+
+  'layer without AOT kernels': () =>
+    failureOf(() => EPAll2AllLayer.create(world, device, { ...layerOptions, useAot: true })),
 
   'scatter out of block': () => scatter((places) => (world.rank === 1 ? places.map((place) => place + 1) : places)),
 

@@ -30,15 +30,19 @@ export class KernelCompiler {
     this.#cache = new CubinCache(options.cacheFolder);
   }
 
-  /** Fails with WL_COMPILE, which holds the compiler's log, or WL_UNSUPPORTED without a compiler. */
-  cubin(file: KernelFile, values: ConstantValues): Promise<Uint8Array> {
-    const name = variantName(file, values);
-    let cubin = this.#cubins.get(name);
+  /**
+   * `useAot`: only from the AOT folder, even if the options do not ask for it. Fails with WL_COMPILE, which holds the
+   * compiler's log, or WL_UNSUPPORTED without a compiler.
+   */
+  cubin(file: KernelFile, values: ConstantValues, useAot = false): Promise<Uint8Array> {
+    const onlyAot = useAot || this.#options.useAot === true;
+    const key = `${variantName(file, values)}${onlyAot ? ' AOT' : ''}`;
+    let cubin = this.#cubins.get(key);
     if (cubin === undefined) {
-      cubin = this.#find(file, values);
-      this.#cubins.set(name, cubin);
+      cubin = this.#find(file, values, onlyAot);
+      this.#cubins.set(key, cubin);
       // A failure is not remembered: its cause may be removed.
-      cubin.catch(() => this.#cubins.delete(name));
+      cubin.catch(() => this.#cubins.delete(key));
     }
     return cubin;
   }
@@ -48,8 +52,8 @@ export class KernelCompiler {
     return sourceHash(this.#text(file), this.#flags(file, values));
   }
 
-  async #find(file: KernelFile, values: ConstantValues): Promise<Uint8Array> {
-    const { aotFolder = '', useAot = false } = this.#options;
+  async #find(file: KernelFile, values: ConstantValues, onlyAot: boolean): Promise<Uint8Array> {
+    const { aotFolder = '' } = this.#options;
     if (aotFolder !== '') {
       // Loaded here, because it brings a schema library that most processes do not need.
       const { readBundle } = await import('./aot-bundle.ts');
@@ -60,7 +64,7 @@ export class KernelCompiler {
       });
       if (found !== undefined) return found;
     }
-    if (useAot) throw this.#notInBundle(file, values, aotFolder);
+    if (onlyAot) throw this.#notInBundle(file, values, aotFolder);
     return this.#compile(file, values);
   }
 

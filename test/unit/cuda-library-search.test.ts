@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { FileProbe } from '#lib/native/file-probe.js';
-import { findNvrtc } from '#lib/native/nvrtc-search.js';
+import { findCudaLibrary } from '#lib/native/cuda-library-search.js';
 
 function machine(paths: readonly string[], env: Readonly<Record<string, string>> = {}): FileProbe {
   return {
@@ -19,6 +19,8 @@ function machine(paths: readonly string[], env: Readonly<Record<string, string>>
       ].toSorted(),
   };
 }
+
+const findNvrtc = (probe: FileProbe, setting?: string): string | undefined => findCudaLibrary(probe, 'nvrtc', setting);
 
 const toolkit = '/usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so.13';
 const other = '/opt/cuda-12/lib64/libnvrtc.so.12';
@@ -52,4 +54,13 @@ test('the highest version of a folder is taken, and never the builtins', () => {
   );
   assert.equal(findNvrtc(probe), `${folder}/libnvrtc.so.13`);
   assert.equal(findNvrtc(machine([`${folder}/libnvrtc-builtins.so.13.0`], { CUDA_HOME: '/opt/t' })), undefined);
+});
+
+test('cuBLAS is found beside NVRTC, and never taken for its helper', () => {
+  const folder = '/opt/venv/lib/python3.12/site-packages/nvidia/cublas/lib';
+  const env = { VIRTUAL_ENV: '/opt/venv' };
+  const names = ['libcublasLt.so.12', 'libcublas.so.12', 'libnvblas.so.12'].map((name) => `${folder}/${name}`);
+  assert.equal(findCudaLibrary(machine(names, env), 'cublas'), `${folder}/libcublas.so.12`);
+  assert.equal(findCudaLibrary(machine([`${folder}/libcublasLt.so.12`], env), 'cublas'), undefined);
+  assert.equal(findCudaLibrary(machine([toolkit]), 'cublas'), undefined);
 });

@@ -1,26 +1,30 @@
-// Where NVRTC may be: the dynamic loader's folders, CUDA toolkits, Python packages.
+// Where NVIDIA's libraries may be: the dynamic loader's folders, CUDA toolkits, Python packages.
 import type { FileProbe } from './file-probe.ts';
 import { findLibrary } from './library-search.ts';
 
-/** libnvrtc.so, .so.12, .so.13.0.88; not libnvrtc-builtins.so, which it loads itself. */
-const fileName = /^libnvrtc\.so(\.\d+)*$/;
+/** Names as libnvrtc.so, .so.12, .so.13.0.88; not libnvrtc-builtins.so and libcublasLt.so, which they load themselves. */
+const fileNames = {
+  nvrtc: /^libnvrtc\.so(\.\d+)*$/,
+  cublas: /^libcublas\.so(\.\d+)*$/,
+} as const;
 
 /** The path of the library; `setting` is the library itself or its folder and wins over every other place. */
-export function findNvrtc(machine: FileProbe, setting = ''): string | undefined {
+export function findCudaLibrary(machine: FileProbe, library: keyof typeof fileNames, setting = ''): string | undefined {
+  const fileName = fileNames[library];
   if (setting !== '') {
-    const inFolder = newest(machine.list(setting));
+    const inFolder = newest(machine.list(setting), fileName);
     if (inFolder !== undefined) return `${setting}/${inFolder}`;
     return machine.exists(setting) ? setting : undefined;
   }
   for (const folder of namedFolders(machine)) {
-    const found = newest(machine.list(folder));
+    const found = newest(machine.list(folder), fileName);
     if (found !== undefined) return `${folder}/${found}`;
   }
   return findLibrary(machine, fileName, [...installedFolders(machine), ...wheelFolders(machine)]);
 }
 
 /** The highest version; the shortest of equal ones, which is the soname that others link to. */
-function newest(names: readonly string[]): string | undefined {
+function newest(names: readonly string[], fileName: RegExp): string | undefined {
   return names
     .filter((name) => fileName.test(name))
     .toSorted((a, b) => majorVersion(b) - majorVersion(a) || a.length - b.length)[0];
@@ -50,7 +54,7 @@ function libraryFolders(machine: FileProbe, toolkit: string): string[] {
   return [`${toolkit}/lib64`, `${toolkit}/targets/${triplet}/lib`, `${toolkit}/lib`];
 }
 
-/** Python packages bring NVRTC as nvidia/cuda_nvrtc/lib, from CUDA 13 on as nvidia/cu13/lib. */
+/** Python packages bring them as nvidia/cuda_nvrtc/lib and nvidia/cublas/lib, from CUDA 13 on as nvidia/cu13/lib. */
 function wheelFolders(machine: FileProbe): string[] {
   const { env } = machine;
   const pythons = (env['PATH'] ?? '').split(':').filter((folder) => machine.exists(`${folder}/python3`));

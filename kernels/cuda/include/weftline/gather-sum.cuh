@@ -1,0 +1,207 @@
+// Sums of rows that lie anywhere: a warp pulls the rows of one item through shared memory in chunks of columns, adds them
+// in f32 in a given order and rounds once to bf16. While one chunk is summed the copy engine brings the next.
+#pragma once
+#include "weftline/bulk-copy.cuh"
+#include "weftline/types.cuh"
+
+namespace weftline {
+
+// What all items of one kernel share.
+struct GatherShape {
+  u32 items;
+  u32 rowBytes;
+  // Bytes of a row that are summed at once.
+  u32 chunkBytes;
+  // Most rows of one item.
+  u32 slots;
+};
+
+// Rows added before those of an item, a row per item each; null for none.
+struct Biases {
+  const void* first;
+  const void* second;
+};
+
+// Two stages of chunks to sum, and one to sum into.
+constexpr u32 gatherStages = 2;
+
+// Shared memory that one warp needs; `barriers` are gatherStages of its own, made by makeGatherBarriers.
+__device__ __forceinline__ u64 gatherBytes(const GatherShape& shape) {
+  return (static_cast<u64>(gatherStages) * shape.slots + 1) * shape.chunkBytes;
+}
+
+__device__ __forceinline__ void makeGatherBarriers(u64* barriers) {
+  if (laneIndex() != 0) return;
+  for (u32 stage = 0; stage < gatherStages; ++stage) warpRowBarrierInit(&barriers[stage]);
+}
+
+// What one warp is at: an item, and the part of its row.
+struct GatherPart {
+  u32 item;
+  u32 at;
+  u32 bytes;
+};
+
+// Loads the part of every row into consecutive slots of a stage, lane by lane; each lane starts its own.
+__device__ __forceinline__ void beginPart(const GatherShape& shape, const GatherPart& part, const u8* row, u8* stage,
+                                          u64* barrier) {
+  u32 holders = __ballot_sync(0xffffffffu, row != nullptr);
+#if WEFTLINE_BULK_COPY
+  const u32 lane = laneIndex();
+  if (lane == 0 && holders != 0) barrierArriveExpect(barrier, __popc(holders) * part.bytes);
+  __syncwarp();
+  if (row != nullptr) {
+    const u32 slot = __popc(holders & ((1u << lane) - 1));
+    bulkLoad(stage + slot * shape.chunkBytes, row + part.at, part.bytes, barrier);
+  }
+#else
+  for (u32 slot = 0; holders != 0; holders &= holders - 1, ++slot) {
+    const u64 from = __shfl_sync(0xffffffffu, reinterpret_cast<u64>(row), __ffs(holders) - 1);
+    warpCopyVectors(stage + slot * shape.chunkBytes, reinterpret_cast<const u8*>(from) + part.at, part.bytes);
+  }
+#endif
+}
+
+__device__ __forceinline__ void addVector(f32 (&sum)[8], const uint4& v) {
+  const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (u32 q = 0; q < 4; ++q) {
+    sum[2 * q] += lowBf16ToFloat(words[q]);
+    sum[2 * q + 1] += highBf16ToFloat(words[q]);
+  }
+}
+
+__device__ __forceinline__ void startVector(f32 (&sum)[8], const uint4& v) {
+  const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (u32 q = 0; q < 4; ++q) {
+    sum[2 * q] = lowBf16ToFloat(words[q]);
+    sum[2 * q + 1] = highBf16ToFloat(words[q]);
+  }
+}
+
+__device__ __forceinline__ uint4 roundVector(const f32 (&sum)[8]) {
+  return make_uint4(packBf16(sum[0], sum[1]), packBf16(sum[2], sum[3]), packBf16(sum[4], sum[5]),
+                    packBf16(sum[6], sum[7]));
+}
+
+// The usual case, with everything known to the compiler: `rows` rows, no bias.
+template <u32 rows>
+__device__ __forceinline__ void sumKnown(u32 chunkBytes, const u8* stage, u8* out, u32 bytes) {
+#pragma unroll 2
+  for (u32 column = laneIndex() * 16; column < bytes; column += lanesPerWarp * 16) {
+    uint4 vectors[rows];
+#pragma unroll
+    for (u32 slot = 0; slot < rows; ++slot) {
+      vectors[slot] = *reinterpret_cast<const uint4*>(stage + slot * chunkBytes + column);
+    }
+    f32 sum[8];
+    startVector(sum, vectors[0]);
+#pragma unroll
+    for (u32 slot = 1; slot < rows; ++slot) addVector(sum, vectors[slot]);
+    *reinterpret_cast<uint4*>(out + column) = roundVector(sum);
+  }
+}
+
+// Any number of rows, after the biases. One addend alone travels bit for bit; none is zero.
+__device__ __forceinline__ void sumAny(const GatherShape& shape, const Biases& biases, const GatherPart& part,
+                                       const u8* stage, u32 rows, u8* out) {
+  const u64 offset = static_cast<u64>(part.item) * shape.rowBytes + part.at;
+  const u8* addends[2] = {static_cast<const u8*>(biases.first), static_cast<const u8*>(biases.second)};
+  const u32 count = rows + (addends[0] != nullptr) + (addends[1] != nullptr);
+  for (u32 column = laneIndex() * 16; column < part.bytes; column += lanesPerWarp * 16) {
+    f32 sum[8] = {};
+    uint4 only = make_uint4(0, 0, 0, 0);
+    bool started = false;
+    for (u32 index = 0; index < rows + 2; ++index) {
+      const u8* from = index < 2 ? (addends[index] == nullptr ? nullptr : addends[index] + offset)
+                                 : stage + (index - 2) * shape.chunkBytes;
+      if (from == nullptr) continue;
+      only = *reinterpret_cast<const uint4*>(from + column);
+      if (started) addVector(sum, only);
+      else startVector(sum, only);
+      started = true;
+    }
+    *reinterpret_cast<uint4*>(out + column) = count <= 1 ? only : roundVector(sum);
+  }
+}
+
+__device__ __forceinline__ void sumPart(const GatherShape& shape, const Biases& biases, const GatherPart& part,
+                                        const u8* stage, u32 rows, u8* out) {
+  const bool biased = biases.first != nullptr || biases.second != nullptr;
+  switch (biased ? 0 : rows) {
+    case 2:
+      return sumKnown<2>(shape.chunkBytes, stage, out, part.bytes);
+    case 3:
+      return sumKnown<3>(shape.chunkBytes, stage, out, part.bytes);
+    case 4:
+      return sumKnown<4>(shape.chunkBytes, stage, out, part.bytes);
+    case 5:
+      return sumKnown<5>(shape.chunkBytes, stage, out, part.bytes);
+    case 6:
+      return sumKnown<6>(shape.chunkBytes, stage, out, part.bytes);
+    case 7:
+      return sumKnown<7>(shape.chunkBytes, stage, out, part.bytes);
+    case 8:
+      return sumKnown<8>(shape.chunkBytes, stage, out, part.bytes);
+    default:
+      return sumAny(shape, biases, part, stage, rows, out);
+  }
+}
+
+// All blocks of a kernel together sum all items. Source says what an item is made of, all 32 lanes calling together:
+//   Place placeAt(item)            what this lane must know of the item; asked for one item ahead, nothing past the end
+//   const u8* rowAt(place)         the row that this lane adds, in the order of lanes, or null
+//   u8* outAt(item, row)           where the sum goes; null for nowhere
+//   void begin(item)               once per item, before its sum is stored
+template <class Source>
+__device__ __forceinline__ void gatherSums(const GatherShape& shape, const Source& source, const Biases& biases,
+                                           u8* memory, u64* barriers) {
+  const u32 step = gridDim.x * (blockDim.x / lanesPerWarp);
+  const u32 firstItem = blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x;
+  const u32 mine = firstItem < shape.items ? (shape.items - firstItem + step - 1) / step : 0;
+  const u32 parts = (shape.rowBytes + shape.chunkBytes - 1) / shape.chunkBytes;
+  const u64 stageBytes = static_cast<u64>(shape.slots) * shape.chunkBytes;
+  u8* result = memory + gatherStages * stageBytes;
+  // The part being summed and the one being loaded.
+  GatherPart part = {firstItem, 0, min(shape.chunkBytes, shape.rowBytes)};
+  const u8* row = source.rowAt(source.placeAt(firstItem));
+  auto nextPlace = source.placeAt(firstItem + step);
+  u32 phases = 0;
+  if (mine > 0) beginPart(shape, part, row, memory, &barriers[0]);
+  for (u32 index = 0; index < mine * parts; ++index) {
+    const u32 stage = index & 1;
+    GatherPart next = {part.item, part.at + shape.chunkBytes, 0};
+    const u8* nextRow = row;
+    if (next.at >= shape.rowBytes) {
+      next.item += step;
+      next.at = 0;
+      nextRow = source.rowAt(nextPlace);
+      nextPlace = source.placeAt(next.item + step);
+    }
+    next.bytes = min(shape.chunkBytes, shape.rowBytes - next.at);
+    // All lanes have summed what that stage held.
+    __syncwarp();
+    if (index + 1 < mine * parts) {
+      beginPart(shape, next, nextRow, memory + (stage ^ 1) * stageBytes, &barriers[stage ^ 1]);
+    }
+    if (part.at == 0) source.begin(part.item);
+    const u32 rows = __popc(__ballot_sync(0xffffffffu, row != nullptr));
+    if (rows > 0) {
+      warpWaitRow(&barriers[stage], (phases >> stage) & 1);
+      phases ^= 1u << stage;
+    }
+    // The result before must have left its slot.
+    warpWaitStoresRead<0>();
+    sumPart(shape, biases, part, memory + stage * stageBytes, rows, result);
+    warpRowWritten();
+    u8* out = source.outAt(part.item, row);
+    if (out != nullptr) warpStoreRow(out + part.at, result, part.bytes);
+    warpCommitStores();
+    part = next;
+    row = nextRow;
+  }
+  warpWaitStoresWritten();
+}
+
+}  // namespace weftline

@@ -1,0 +1,101 @@
+// The layer's combine: each rank pulls the rows of its tokens from their experts' ranks and sums them in the order of the
+// token's choices. With local combine every rank first sums the rows that it holds of one token, so that one travels.
+#include "weftline/abi.cuh"
+#include "weftline/gather-sum.cuh"
+#include "weftline/rank-barrier.cuh"
+#include "weftline/types.cuh"
+
+using namespace weftline;
+
+namespace {
+
+constexpr u32 barrierBytes = 1024;
+constexpr u32 allLanes = 0xffffffffu;
+
+// An item is a token of this rank; lane k has to do with its choice k.
+struct ChoiceRows {
+  struct Place {
+    i32 rank;
+    i32 row;
+  };
+
+  const LayerCombineArguments& a;
+
+  __device__ __forceinline__ Place placeAt(u32 token) const {
+    if (laneIndex() >= a.topkColumns || token >= a.tokens) return {-1, -1};
+    const u64 cell = static_cast<u64>(token) * a.topkColumns + laneIndex();
+    return {static_cast<const i32*>(a.rankTable)[cell], static_cast<const i32*>(a.rowTable)[cell]};
+  }
+
+  __device__ __forceinline__ const u8* rowAt(const Place& place) const {
+    bool mine = place.rank >= 0;
+    if (a.onePerRank != 0) {
+      const u32 lanes = __match_any_sync(allLanes, place.rank);
+      mine = mine && (lanes & ((1u << laneIndex()) - 1)) == 0;
+    }
+    if (!mine) return nullptr;
+    const u8* rows = static_cast<const u8*>(a.outputs[place.rank]) + a.rowsOffset;
+    return rows + static_cast<u64>(place.row) * a.rowBytes;
+  }
+
+  __device__ __forceinline__ u8* outAt(u32 token, const u8*) const {
+    return static_cast<u8*>(a.out) + static_cast<u64>(token) * a.rowBytes;
+  }
+
+  __device__ __forceinline__ void begin(u32) const {}
+};
+
+// An item is a token that has several rows here; their sum replaces the first.
+struct RepeatedRows {
+  const LayerSumArguments& a;
+
+  __device__ __forceinline__ i32 placeAt(u32 index) const {
+    if (laneIndex() >= a.topkColumns || index >= a.count) return -1;
+    const u64 first = static_cast<const u32*>(a.repeated)[index];
+    // Only what an interrupted dispatch left can be out of range.
+    if (first >= a.recvRows) return -1;
+    const i32 row = static_cast<const i32*>(a.duplicates)[first * a.topkColumns + laneIndex()];
+    return row >= 0 && static_cast<u32>(row) < a.recvRows ? row : -1;
+  }
+
+  __device__ __forceinline__ const u8* rowAt(i32 row) const {
+    return row < 0 ? nullptr : static_cast<const u8*>(a.rows) + static_cast<u64>(row) * a.rowBytes;
+  }
+
+  __device__ __forceinline__ u8* outAt(u32, const u8* row) const {
+    const u32 lanes = __ballot_sync(allLanes, row != nullptr);
+    const u64 first = __shfl_sync(allLanes, reinterpret_cast<u64>(row), lanes == 0 ? 0 : __ffs(lanes) - 1);
+    return reinterpret_cast<u8*>(first);
+  }
+
+  __device__ __forceinline__ void begin(u32) const {}
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(256, 1) layerSumRepeated(const __grid_constant__ LayerSumArguments a) {
+  extern __shared__ __align__(128) u8 shared[];
+  const u32 warp = threadIdx.x / lanesPerWarp;
+  u64* barriers = reinterpret_cast<u64*>(shared) + gatherStages * warp;
+  makeGatherBarriers(barriers);
+  __syncthreads();
+  const GatherShape shape = {a.count, a.rowBytes, a.chunkBytes, a.slots};
+  u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
+  gatherSums(shape, RepeatedRows{a}, {nullptr, nullptr}, memory, barriers);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) layerCombine(const __grid_constant__ LayerCombineArguments a) {
+  extern __shared__ __align__(128) u8 shared[];
+  const u32 warp = threadIdx.x / lanesPerWarp;
+  u64* barriers = reinterpret_cast<u64*>(shared) + gatherStages * warp;
+  makeGatherBarriers(barriers);
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerCombine, a.rank, a.timeoutNs};
+  const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
+  if (!enterTogether(opening, scope)) return;
+  // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
+  fenceProxyAsync();
+  const GatherShape shape = {a.tokens, a.rowBytes, a.chunkBytes, a.slots};
+  u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
+  gatherSums(shape, ChoiceRows{a}, {nullptr, nullptr}, memory, barriers);
+  leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
+}

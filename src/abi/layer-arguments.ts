@@ -1,0 +1,203 @@
+// What the CUDA kernels of EPAll2AllLayer take and exchange: arguments, the plan of a dispatch, words of its record.
+import { EP_MAX_RANKS } from './ep-arguments.ts';
+import { defineLayout } from './layout.ts';
+
+/**
+ * Header words of a layer's exchange record: what must agree, then what may differ. Behind the header stand as many
+ * words as there are bins: per rank the tokens that go there more than once, then per expert its choices.
+ */
+export const layerRecordWords = {
+  weightBytes: 0,
+  scattered: 1,
+  numTokens: 2,
+  /** Flat index of the first choice that is not allowed, plus 1; 0 for none. */
+  badChoice: 3,
+  /** The same for a place outside the block of its expert. */
+  badPlace: 4,
+  /** 1 where a row of this rank was given to no choice. */
+  emptyRow: 5,
+} as const;
+
+/** Device memory, one per layer: what later kernels of a dispatch need of the exchange. */
+export const layerPlan = defineLayout('LayerPlan', {
+  status: 'u32',
+  recvRows: 'u32',
+  /** Tokens that arrive here once but have several rows here. */
+  repeated: 'u32',
+});
+
+/** Mapped host memory; a sequence number is stored last and says for which dispatch the rest is. Counts per local expert follow. */
+export const layerHostPlan = defineLayout('LayerHostPlan', {
+  sequence: 'u32',
+  /** The same, of the kernel that places rows as the caller says. */
+  placeSequence: 'u32',
+  status: 'u32',
+  /** Of a mismatch: word of the record; of a bad choice or place: flat index. */
+  detail: 'u32',
+  /** The rank that differs, passed the bad value, or has an empty row. */
+  culprit: 'u32',
+  repeated: 'u32',
+  recvRows: { of: 'u32', count: EP_MAX_RANKS },
+});
+
+const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
+
+export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
+  peers,
+  topk: 'ptr',
+  /** i32 [maxTokens, topk]: the number of (token, choice) among its tile's for the expert; dispatch makes rows of them. */
+  rowTable: 'ptr',
+  /** i32 [tokens, topk] */
+  rankTable: 'ptr',
+  /** i32 [maxTokens, ranks]: number of the token among its tile's that repeat at the rank, or -1. */
+  repeatTable: 'ptr',
+  /** u32 [tiles, bins]: a tile's counts, then the counts of all tiles before it. */
+  tileCounts: 'ptr',
+  /** u32 [bins]: row, at its rank, of this rank's first row of the bin. */
+  firstRows: 'ptr',
+  /** u32 [experts + 1]: row where each expert's block starts when the outputs of all ranks are numbered as one. */
+  blockStarts: 'ptr',
+  numInputTokens: 'ptr',
+  plan: 'ptr',
+  hostPlan: 'ptr',
+  hostExperts: 'ptr',
+  /** u32 [2]: blocks that are done; the complement of the first bad choice. Both zero between kernels. */
+  counter: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  exchangeOffset: 'u64',
+  recordWords: 'u32',
+  ranks: 'u32',
+  rank: 'u32',
+  tokens: 'u32',
+  maxTokens: 'u32',
+  topkColumns: 'u32',
+  indexBytes: 'u32',
+  experts: 'u32',
+  /** 32 tokens each; a tile has so many words and is taken by one block. */
+  tileWords: 'u32',
+  epoch: 'u32',
+  call: 'u32',
+  sequence: 'u32',
+  weightBytes: 'u32',
+  scattered: 'u32',
+  capacityRows: 'u32',
+  /** 1: tokens that stay on this rank count as repeated too, because combine sums them here. */
+  localCombine: 'u32',
+});
+
+export const layerPlaceArguments = defineLayout('LayerPlaceArguments', {
+  peers,
+  outputs: peers,
+  topk: 'ptr',
+  places: 'ptr',
+  rowTable: 'ptr',
+  rankTable: 'ptr',
+  blockStarts: 'ptr',
+  plan: 'ptr',
+  hostPlan: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  exchangeOffset: 'u64',
+  sourceOffset: 'u64',
+  recordWords: 'u32',
+  ranks: 'u32',
+  rank: 'u32',
+  tokens: 'u32',
+  topkColumns: 'u32',
+  indexBytes: 'u32',
+  placeBytes: 'u32',
+  expertsPerRank: 'u32',
+  sequence: 'u32',
+  /** Of three barriers that follow each other. */
+  epochs: { of: 'u32', count: 3 },
+  calls: { of: 'u32', count: 3 },
+});
+
+export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
+  peers,
+  outputs: peers,
+  x: 'ptr',
+  topk: 'ptr',
+  weights: 'ptr',
+  rowTable: 'ptr',
+  rankTable: 'ptr',
+  repeatTable: 'ptr',
+  tileCounts: 'ptr',
+  firstRows: 'ptr',
+  plan: 'ptr',
+  counter: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  rowsOffset: 'u64',
+  weightsOffset: 'u64',
+  firstRowOffset: 'u64',
+  duplicatesOffset: 'u64',
+  repeatedOffset: 'u64',
+  ranks: 'u32',
+  rank: 'u32',
+  tokens: 'u32',
+  rowBytes: 'u32',
+  topkColumns: 'u32',
+  indexBytes: 'u32',
+  /** Of one routing weight; 0 without weights. */
+  weightBytes: 'u32',
+  experts: 'u32',
+  tileWords: 'u32',
+  /** 1: rowTable holds final rows, which the caller chose. */
+  placed: 'u32',
+  localCombine: 'u32',
+  closingEpoch: 'u32',
+  closingCall: 'u32',
+  /** Bytes of shared memory that one warp stages rows in. */
+  stageBytes: 'u32',
+});
+
+export const layerCopyArguments = defineLayout('LayerCopyArguments', {
+  rows: 'ptr',
+  duplicates: 'ptr',
+  repeated: 'ptr',
+  plan: 'ptr',
+  rowBytes: 'u32',
+  topkColumns: 'u32',
+  stageBytes: 'u32',
+});
+
+export const layerSumArguments = defineLayout('LayerSumArguments', {
+  rows: 'ptr',
+  duplicates: 'ptr',
+  repeated: 'ptr',
+  /** Repeated tokens, received rows. */
+  count: 'u32',
+  recvRows: 'u32',
+  rowBytes: 'u32',
+  chunkBytes: 'u32',
+  slots: 'u32',
+  topkColumns: 'u32',
+});
+
+export const layerCombineArguments = defineLayout('LayerCombineArguments', {
+  peers,
+  outputs: peers,
+  out: 'ptr',
+  rowTable: 'ptr',
+  rankTable: 'ptr',
+  counter: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  rowsOffset: 'u64',
+  ranks: 'u32',
+  rank: 'u32',
+  tokens: 'u32',
+  rowBytes: 'u32',
+  chunkBytes: 'u32',
+  /** Most rows of one sum. */
+  slots: 'u32',
+  topkColumns: 'u32',
+  /** 1: only a token's first row at each rank, which holds the sum of its rows there. */
+  onePerRank: 'u32',
+  openingEpoch: 'u32',
+  openingCall: 'u32',
+  closingEpoch: 'u32',
+  closingCall: 'u32',
+});

@@ -1,0 +1,10 @@
+// The kernels of kernels/cuda/fp8-rows.cu.
+import { fp8RowsArguments } from '../../../abi/fp8-rows-arguments.ts';
+import { defineKernelFile } from '../kernel-file.ts';
+
+export const fp8RowsKernels = defineKernelFile({
+  file: 'fp8-rows.cu',
+  constants: {},
+  kernels: { quantizeRows: fp8RowsArguments, dequantizeRows: fp8RowsArguments },
+  hot: true,
+});

@@ -1,0 +1,88 @@
+// The calls of a collective object on a GPU: barrier epochs, what the host waits for, and the error that ended the object.
+import { EP_MAX_EXPERTS, EP_MAX_RANKS } from '../abi/ep-arguments.ts';
+import { WeftlineError } from '../core/errors.ts';
+import { pollUntil } from '../device/cuda/poll.ts';
+import type { TrapBox } from '../device/cuda/trap-box.ts';
+import { checkTimeout, type WaitOptions } from '../world/store.ts';
+import type { World } from '../world/world.ts';
+import { describeCall } from './calls.ts';
+
+/** How much longer the host waits than a kernel, whose record says more. */
+const HOST_GRACE_MS = 2_000;
+
+export class CudaCalls {
+  readonly #world: World;
+  readonly #traps: TrapBox;
+  #epoch = 0;
+  #broken: WeftlineError | undefined;
+
+  constructor(world: World, traps: TrapBox) {
+    this.#world = world;
+    this.#traps = traps;
+  }
+
+  /** The epoch of the next barrier that a kernel is given, skipping 0, which stands for "no barrier". */
+  nextEpoch(): number {
+    this.#epoch = (this.#epoch + 1) >>> 0 || 2;
+    return this.#epoch;
+  }
+
+  /** When no rank's kernel came to the barrier that the last epoch was for. */
+  takeBackEpoch(): void {
+    this.#epoch -= 1;
+  }
+
+  /** How long a kernel may wait. Fails with WL_INVALID_ARGUMENT. */
+  timeoutNs(options: WaitOptions): number {
+    return Math.round(checkTimeout(options.timeoutMs ?? this.#world.settings.timeoutMs) * 1e6);
+  }
+
+  /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
+  throwIfUnusable(): void {
+    if (this.#broken !== undefined) throw this.#broken;
+    this.#throwIfExpired();
+    const { peerLost } = this.#world;
+    if (peerLost.aborted) throw peerLost.reason;
+  }
+
+  /** Until a kernel has told the host what `isThere` looks for, or a wait on the device has expired. */
+  async waitFor(what: string, isThere: () => boolean, options: WaitOptions): Promise<void> {
+    const timeoutMs = (options.timeoutMs ?? this.#world.settings.timeoutMs) + HOST_GRACE_MS;
+    const ready = (): boolean => {
+      this.#throwIfExpired();
+      return isThere();
+    };
+    try {
+      await pollUntil(ready, { timeoutMs, signal: options.signal, what });
+    } catch (error) {
+      this.#broken ??= asReason(error);
+      throw error;
+    }
+    // A kernel whose wait expired reports a status as well, after its record.
+    this.#throwIfExpired();
+  }
+
+  #throwIfExpired(): void {
+    try {
+      this.#traps.throwIfExpired(describeCall);
+    } catch (error) {
+      this.#broken ??= asReason(error);
+      throw error;
+    }
+  }
+}
+
+/** Fails with WL_UNSUPPORTED when the kernels cannot serve so many. */
+export function requireCudaLimits(what: string, ranks: number, numExperts: number): void {
+  if (ranks <= EP_MAX_RANKS && numExperts <= EP_MAX_EXPERTS) return;
+  throw new WeftlineError(
+    'WL_UNSUPPORTED',
+    `An ${what} on GPUs has at most ${EP_MAX_RANKS} ranks per host and ${EP_MAX_EXPERTS} experts; asked are ${ranks} and ${numExperts}`,
+    { details: { ranks, numExperts } },
+  );
+}
+
+function asReason(error: unknown): WeftlineError {
+  if (error instanceof WeftlineError) return error;
+  return new WeftlineError('WL_CLOSED', 'An earlier call on this object was given up', { cause: error });
+}
