@@ -58,9 +58,12 @@ export class Connection implements TransportConnection {
   readonly flows = new Map<number, Flow>();
   readonly flowOrder: Flow[] = [];
   readonly schedule = new Schedule();
-  /** Reads and receives whose control record did not fit yet; flushes that wait for acks. */
+  /** Reads and receives whose control record did not fit yet. */
   readonly unannounced = new RequestQueue();
+  /** Flushes, and signals that have arrived, in the order of the segments before which everything must have arrived. */
   readonly flushes = new RequestQueue();
+  /** Sends that are too large for the receives they met: the next `onTimer` fails them. */
+  readonly oversized = new RequestQueue();
   /** Receives that want more than they were granted. */
   readonly grantQueue = new RequestQueue();
   waitsForGrant = false;
@@ -261,7 +264,9 @@ export class Connection implements TransportConnection {
       request.target = clear.target;
       request.granted = Math.min(clear.granted, request.bytes);
       if (request.bytes > clear.bytes) {
-        this.#tooLarge(request, clear.bytes);
+        request.granted = clear.bytes;
+        this.oversized.push(request);
+        this.wake();
       } else {
         if (request.granted < request.bytes && clear.granted === 0) this.unrequested++;
         this.enqueue(flow.messages, request);
@@ -329,6 +334,11 @@ export class Connection implements TransportConnection {
   addPending(): void {
     if (this.pending === 0) this.pendingSince = this.engine.now;
     this.pending++;
+  }
+
+  /** Fails the sends that are too large, here and at the peer. */
+  refuseOversized(): void {
+    for (let head = this.oversized.head; head !== undefined; head = this.oversized.head) this.#tooLarge(head, head.granted);
   }
 
   #tooLarge(request: Request, room: number): void {

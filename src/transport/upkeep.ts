@@ -22,6 +22,7 @@ export function runConnection(connection: Connection, now: number, bursts: numbe
     return 0;
   }
   if (isGone(connection, now)) return 0;
+  connection.refuseOversized();
   announce(connection);
   if (connection.unrequested > 0) requestToSend(connection);
   if (connection.ackDue === ackDue.now || (connection.ackDue === ackDue.later && now >= connection.ackDeadline)) {
@@ -154,11 +155,14 @@ function checkPaths(connection: Connection, now: number): void {
     let due = since + backOff(patience, Math.max(0, unanswered - 1));
     if (now >= due) {
       counters.timeouts++;
-      if (unanswered >= PROBES_OF_THE_DYING && paths.alive[path] === 1 && othersSpeak(connection, path)) {
+      const compared = unanswered === 0 || paths.alive[path] === 0 || othersSpeak(connection, path);
+      if (compared && unanswered >= PROBES_OF_THE_DYING && paths.alive[path] === 1) {
         paths.kill(path);
         loseAll(connection, path);
       }
       paths.penalise(path);
+      // Where nothing else is under way, the others have no reason to speak.
+      if (!compared) askAnother(connection, path, now);
       if (!sendProbe(connection, path, now)) {
         next = Math.min(next, now + patience);
         continue;
@@ -170,6 +174,12 @@ function checkPaths(connection: Connection, now: number): void {
     next = Math.min(next, due);
   }
   connection.lossDeadline = connection.pending > 0 || connection.sendWindow.outstanding > 0 ? next : Infinity;
+}
+
+function askAnother(connection: Connection, path: number, now: number): void {
+  const { paths, bursts, engine } = connection;
+  const choice = paths.choose(engine.random, bursts.pathBytes);
+  sendProbe(connection, choice === path ? (path + 1) % paths.count : choice, now);
 }
 
 /** Another path has answered since this one was first asked. */
