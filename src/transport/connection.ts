@@ -89,7 +89,9 @@ export class Connection implements TransportConnection {
   /** When a packet of the peer last came, and when one of this side's segments was last acknowledged. */
   heardAt: number;
   progressAt: number;
+  /** When and where the peer was last asked whether it is there. */
   probedAt = 0;
+  probedPath = 0;
 
   ackDue: number = ackDue.no;
   ackDeadline = 0;
@@ -299,6 +301,13 @@ export class Connection implements TransportConnection {
   replyPath(): number {
     const { latestPath } = this.arrivals;
     return latestPath === -1 ? this.paths.choose(this.engine.random, this.bursts.pathBytes) : latestPath;
+  }
+
+  /** Another path than this one, if there is one: what got no answer is tried elsewhere. */
+  pathBesides(path: number): number {
+    const { paths, engine, bursts } = this;
+    const choice = paths.choose(engine.random, bursts.pathBytes);
+    return choice === path ? (path + 1) % paths.count : choice;
   }
 
   /** There is work for the next `onTimer`. */

@@ -101,7 +101,7 @@ function requestToSend(connection: Connection): void {
 }
 
 function runControl(connection: Connection, now: number): void {
-  const { control, paths, engine } = connection;
+  const { control } = connection;
   if (control.open === 0) return;
   const due = now >= controlTime(connection);
   if (!due) return;
@@ -115,8 +115,9 @@ function runControl(connection: Connection, now: number): void {
   while (from !== control.end) {
     const count = Math.min(most, (control.end - from) | 0);
     // What was lost on one path is repeated on another.
-    const path = isNew ? connection.replyPath() : paths.choose(engine.random, connection.bursts.pathBytes);
+    const path = isNew ? connection.replyPath() : connection.pathBesides(control.path);
     if (!sendControl(connection, from, count, path)) return;
+    control.path = path;
     from = (from + count) | 0;
     if (((from - control.sent) | 0) > 0) control.sent = from;
     if (!isNew) break;
@@ -162,7 +163,7 @@ function checkPaths(connection: Connection, now: number): void {
       }
       paths.penalise(path);
       // Where nothing else is under way, the others have no reason to speak.
-      if (!compared) askAnother(connection, path, now);
+      if (!compared) sendProbe(connection, connection.pathBesides(path), now);
       if (!sendProbe(connection, path, now)) {
         next = Math.min(next, now + patience);
         continue;
@@ -174,12 +175,6 @@ function checkPaths(connection: Connection, now: number): void {
     next = Math.min(next, due);
   }
   connection.lossDeadline = connection.pending > 0 || connection.sendWindow.outstanding > 0 ? next : Infinity;
-}
-
-function askAnother(connection: Connection, path: number, now: number): void {
-  const { paths, bursts, engine } = connection;
-  const choice = paths.choose(engine.random, bursts.pathBytes);
-  sendProbe(connection, choice === path ? (path + 1) % paths.count : choice, now);
 }
 
 /** Another path has answered since this one was first asked. */
@@ -202,8 +197,10 @@ function keepAliveTime(connection: Connection): number {
 
 function keepAlive(connection: Connection, now: number): void {
   if (connection.pending === 0 || now < keepAliveTime(connection)) return;
-  const { paths, engine } = connection;
-  if (sendProbe(connection, paths.choose(engine.random, connection.bursts.pathBytes), now)) connection.probedAt = now;
+  const path = connection.pathBesides(connection.probedPath);
+  if (!sendProbe(connection, path, now)) return;
+  connection.probedAt = now;
+  connection.probedPath = path;
 }
 
 function giveUpTime(connection: Connection): number {
