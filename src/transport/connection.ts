@@ -83,7 +83,7 @@ export class Connection implements TransportConnection {
   /** Payload that waits in send queues. */
   backlogBytes = 0;
 
-  /** Requests that are not done, and since when there have been any. */
+  /** Requests that are not done, and since when there have been any: Infinity until the next `onTimer` tells the time. */
   pending = 0;
   pendingSince = 0;
   /** When a packet of the peer last came, and when one of this side's segments was last acknowledged. */
@@ -341,7 +341,7 @@ export class Connection implements TransportConnection {
   }
 
   addPending(): void {
-    if (this.pending === 0) this.pendingSince = this.engine.now;
+    if (this.pending === 0) this.pendingSince = Number.POSITIVE_INFINITY;
     this.pending++;
   }
 

@@ -21,6 +21,7 @@ export function runConnection(connection: Connection, now: number, bursts: numbe
     tellEnd(connection, now);
     return 0;
   }
+  if (connection.pendingSince === Number.POSITIVE_INFINITY) connection.pendingSince = now;
   if (isGone(connection, now)) return 0;
   connection.refuseOversized();
   announce(connection);
@@ -204,7 +205,9 @@ function keepAlive(connection: Connection, now: number): void {
 }
 
 function giveUpTime(connection: Connection): number {
-  const { sendWindow, control, engine, pendingSince } = connection;
+  const { sendWindow, control, engine, heardAt, pending, pendingSince } = connection;
+  // Nobody waits, but records are repeated: not for ever.
+  if (pending === 0) return Math.max(heardAt, control.progressAt) + engine.settings.giveUp;
   let since = silentFrom(connection);
   if (sendWindow.outstanding > 0) since = Math.min(since, Math.max(connection.progressAt, pendingSince));
   if (control.sent !== control.first) since = Math.min(since, Math.max(control.progressAt, pendingSince));
@@ -213,9 +216,11 @@ function giveUpTime(connection: Connection): number {
 
 /** Gives the connection up if the peer, or one segment, has been waited for too long. */
 function isGone(connection: Connection, now: number): boolean {
-  if (connection.pending === 0 || now < giveUpTime(connection)) return false;
+  const { control } = connection;
+  if (connection.pending === 0 && control.sent === control.first) return false;
+  if (now < giveUpTime(connection)) return false;
   const { engine, peerName, pending } = connection;
-  const silent = now >= silentFrom(connection) + engine.settings.giveUp;
+  const silent = pending === 0 || now >= silentFrom(connection) + engine.settings.giveUp;
   const seconds = engine.settings.giveUp / 1e6;
   const what = silent
     ? `nothing was heard from it for ${seconds} s`
