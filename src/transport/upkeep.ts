@@ -157,8 +157,10 @@ function checkPaths(connection: Connection, now: number): void {
     let due = since + backOff(patience, Math.max(0, unanswered - 1));
     if (now >= due) {
       counters.timeouts++;
-      const compared = unanswered === 0 || paths.alive[path] === 0 || othersSpeak(connection, path);
-      if (compared && unanswered >= PROBES_OF_THE_DYING && paths.alive[path] === 1) {
+      // What was sent on a dead path because all were dead is lost as well, as soon as another has come back.
+      const canDie = paths.alive[path] === 1 || bursts.oldest[path] !== NO_BURST;
+      const compared = unanswered === 0 || !canDie || othersSpeak(connection, path);
+      if (compared && canDie && unanswered >= PROBES_OF_THE_DYING) {
         paths.kill(path);
         loseAll(connection, path);
       }
@@ -169,6 +171,7 @@ function checkPaths(connection: Connection, now: number): void {
         next = Math.min(next, now + patience);
         continue;
       }
+      if (unanswered === 0) paths.askedAt[path] = now;
       paths.unanswered[path] = Math.min(255, unanswered + 1);
       paths.silentSince[path] = now;
       due = now + backOff(patience, unanswered);
@@ -178,12 +181,11 @@ function checkPaths(connection: Connection, now: number): void {
   connection.lossDeadline = connection.pending > 0 || connection.sendWindow.outstanding > 0 ? next : Infinity;
 }
 
-/** Another path has answered since this one was first asked. */
-function othersSpeak({ paths, bursts }: Connection, path: number): boolean {
-  const oldest = bursts.oldest[path] as number;
-  const since = oldest === NO_BURST ? (paths.silentSince[path] as number) : (bursts.sentAt[oldest] as number);
+/** Another path has answered something that was sent since this one was first asked. */
+function othersSpeak({ paths }: Connection, path: number): boolean {
+  const since = paths.askedAt[path] as number;
   for (let other = 0; other < paths.count; other++) {
-    if (other !== path && (paths.echoedSentAt[other] as number) > since) return true;
+    if (other !== path && (paths.echoedSentAt[other] as number) >= since) return true;
   }
   return false;
 }
