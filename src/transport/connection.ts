@@ -347,7 +347,8 @@ export class Connection implements TransportConnection {
 
   /** Fails the sends that are too large, here and at the peer. */
   refuseOversized(): void {
-    for (let head = this.oversized.head; head !== undefined; head = this.oversized.head) this.#tooLarge(head, head.granted);
+    for (let head = this.oversized.head; head !== undefined; head = this.oversized.head)
+      this.#tooLarge(head, head.granted);
   }
 
   #tooLarge(request: Request, room: number): void {

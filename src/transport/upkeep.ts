@@ -165,8 +165,8 @@ function checkPaths(connection: Connection, now: number): void {
         loseAll(connection, path);
       }
       paths.penalise(path);
-      // Where nothing else is under way, the others have no reason to speak.
-      if (!compared) sendProbe(connection, connection.pathBesides(path), now);
+      // Is it the path, or the peer? Where nothing else is under way, others have no reason to speak.
+      if (!compared && paths.count > 1) sendProbe(connection, connection.pathBesides(path), now);
       if (!sendProbe(connection, path, now)) {
         next = Math.min(next, now + patience);
         continue;
