@@ -160,7 +160,8 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
 function simSettings(rate: number, cc: Settings['transportCongestion'] | undefined): Partial<Settings> {
   const usual: Partial<Settings> = {
     transportLinkGbps: rate,
-    transportTargetDelayUs: 50,
+    transportTargetDelayUs: 10,
+    transportCtsBytes: 524_288,
     transportMinRtoUs: 200,
     transportAckDelayUs: 10,
     transportChecksum: 'none',

@@ -52,6 +52,7 @@ export async function samplePlot(description: SimDescription, { samples, theory 
       marginLeft: 56,
       x: { label: index === panels.length - 1 ? 'ms' : null },
       y: { label: panel.label, grid: true, zero: true },
+      color: { type: 'categorical' },
       marks: [
         plot.line(panel.points, { x: 'ms', y: 'value', stroke: 'pair', strokeOpacity: 0.8 }),
         ...(panel.at === undefined ? [] : [plot.ruleY([panel.at], { strokeDasharray: '4 3' })]),
