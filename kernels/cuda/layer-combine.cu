@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) layerSumRepeated(const __gr
   u64* barriers = reinterpret_cast<u64*>(shared) + gatherStages * warp;
   makeGatherBarriers(barriers);
   __syncthreads();
-  const GatherShape shape = {a.count, a.rowBytes, a.chunkBytes, a.slots};
+  const GatherShape shape = {a.count, a.rowBytes, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
   gatherSums(shape, RepeatedRows{a}, {nullptr, nullptr}, memory, barriers);
 }
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) layerCombine(const __grid_c
   if (!enterTogether(opening, scope)) return;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();
-  const GatherShape shape = {a.tokens, a.rowBytes, a.chunkBytes, a.slots};
+  const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
   gatherSums(shape, ChoiceRows{a}, {nullptr, nullptr}, memory, barriers);
   leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);

@@ -15,22 +15,38 @@ export interface RowShape {
   /** Threads of a block. */
   readonly block: number;
   readonly sharedBytes: number;
-  /** Bytes of a row that a warp has in hand at once. */
+  /** Most bytes of a row that a warp has in hand at once. */
   readonly partBytes: number;
 }
 
-/** Each warp brings a row into memory of its own and stores it from there. `room`: shared memory beside the barriers. */
-export function stagingShape(room: number, rowBytes: number): RowShape {
+/**
+ * Each warp brings a row into memory of its own and stores it from there. `room`: shared memory beside the barriers;
+ * `mostWarps` where more than move rows over the links are of use.
+ */
+export function stagingShape(room: number, rowBytes: number, mostWarps = MAX_STAGING_WARPS): RowShape {
   // Rows that are no multiple of 16 bytes are not staged; the stage is then only not zero.
   const partBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / MAX_STAGE_BYTES)), 16);
-  const warps = Math.max(1, Math.min(MAX_STAGING_WARPS, Math.floor(room / partBytes)));
+  const warps = Math.max(1, Math.min(mostWarps, Math.floor(room / partBytes)));
   return { block: warps * 32, sharedBytes: BARRIER_BYTES + warps * partBytes, partBytes };
 }
 
-/** Each warp sums up to `slots` rows, in equal parts as large as fit: two stages of a part of each, and one to sum into. */
-export function gatherShape(room: number, rowBytes: number, slots: number): RowShape {
-  const parts = GATHER_STAGES * slots + 1;
-  const most = Math.floor(room / GATHER_WARPS / parts / 128) * 128;
-  const partBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / most)), 16);
-  return { block: GATHER_WARPS * 32, sharedBytes: BARRIER_BYTES + GATHER_WARPS * parts * partBytes, partBytes };
+export interface GatherShape extends RowShape {
+  /** Bytes for the parts of all rows of a sum. */
+  readonly stageBytes: number;
+}
+
+/**
+ * Each warp sums rows part by part: two stages for the parts of all rows, and room for one part of the sum. Parts are
+ * as large as `usual` rows allow; up to `most` rows share a stage in smaller ones.
+ */
+export function gatherShape(room: number, rowBytes: number, rows: { usual: number; most: number }): GatherShape {
+  const warpBytes = Math.floor(room / GATHER_WARPS / 128) * 128;
+  const largest = Math.floor(warpBytes / (GATHER_STAGES * rows.usual + 1) / 128) * 128;
+  const partBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / largest)), 16);
+  const stageBytes = Math.max(
+    rows.usual * partBytes,
+    Math.min(Math.floor((warpBytes - partBytes) / GATHER_STAGES / 128) * 128, rows.most * partBytes),
+  );
+  const sharedBytes = BARRIER_BYTES + GATHER_WARPS * (GATHER_STAGES * stageBytes + partBytes);
+  return { block: GATHER_WARPS * 32, sharedBytes, partBytes, stageBytes };
 }
