@@ -73,7 +73,7 @@ struct RepeatedRows {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(256, 1) layerSumRepeated(const __grid_constant__ LayerSumArguments a) {
+extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __grid_constant__ LayerSumArguments a) {
   extern __shared__ __align__(128) u8 shared[];
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barriers = reinterpret_cast<u64*>(shared) + gatherStages * warp;

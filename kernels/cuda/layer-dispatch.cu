@@ -1,9 +1,9 @@
 // The layer's dispatch: each row travels once to every rank that needs it; the ranks copy it to its other experts there.
 //
-// Warps that send take a token each. The bulk copy engine brings its row into shared memory and stores it to the row of
+// Some blocks send, a warp per token. The bulk copy engine brings its row into shared memory and stores it to the row of
 // the token's first choice at each rank; lane k writes what belongs to choice k meanwhile. Memory is several times as fast
-// as the links, so other warps of the same blocks copy, meanwhile, the rows of tokens that came once and have several
-// experts here: a source says of each section of its tokens when it has gone.
+// as the links, so the other blocks copy, meanwhile, the rows of tokens that came once and have several experts here: a
+// source says of each section of its tokens when it has gone. Whoever has sent all helps to copy.
 #include "weftline/abi.cuh"
 #include "weftline/bulk-copy.cuh"
 #include "weftline/exchange-record.cuh"
@@ -121,7 +121,7 @@ __device__ void endSection(const LayerDispatchArguments& a, u32 section) {
     u32* arrived = static_cast<u32*>(a.counter) + 2 + section;
     // ORDER: all of this warp's writes, then the count; the last warp's release publishes those of all.
     fenceSystem();
-    last = fetchAddAcquireReleaseGpu(arrived, 1) == gridDim.x * a.sendWarps - 1;
+    last = fetchAddAcquireReleaseGpu(arrived, 1) == a.sendBlocks * (blockDim.x / lanesPerWarp) - 1;
     if (last != 0) *arrived = 0;
   }
   last = __shfl_sync(allLanes, last, 0);
@@ -132,11 +132,11 @@ __device__ void endSection(const LayerDispatchArguments& a, u32 section) {
   storeReleaseSystem(sectionWord(a, laneIndex(), a.rank, section), static_cast<u64>(a.sequence) << 32 | repeated);
 }
 
-__device__ void sendRows(const LayerDispatchArguments& a, u32 warp, u8* stage, u64* barrier) {
-  const u32 step = gridDim.x * a.sendWarps;
-  u32 token = blockIdx.x + warp * gridDim.x;
+// `phase` counts what the warp's barrier has seen.
+__device__ void sendRows(const LayerDispatchArguments& a, u8* stage, u64* barrier, u32& phase) {
+  const u32 step = a.sendBlocks * (blockDim.x / lanesPerWarp);
+  u32 token = blockIdx.x + threadIdx.x / lanesPerWarp * a.sendBlocks;
   Place next = placeAt(a, token);
-  u32 phase = 0;
   for (u32 section = 0; section < layerSections; ++section) {
     const u32 end = min(tilesBefore(a, section + 1) * a.tileWords * 32, a.tokens);
     for (; token < end; token += step) {
@@ -191,15 +191,20 @@ __device__ void copyToken(const LayerDispatchArguments& a, i32 row, u8* stage, u
   }
 }
 
+// Lane s takes the next of source s's repeated tokens, of which every warp of this GPU takes some.
+__device__ __forceinline__ u32 takeToken(const LayerDispatchArguments& a) {
+  u32* taken = static_cast<u32*>(a.counter) + 2 + layerSections;
+  return laneIndex() < a.ranks && laneIndex() != a.rank ? atomicAdd(&taken[laneIndex()], 1u) : 0;
+}
+
 // False when a source's section did not come in time.
-__device__ bool copyRows(const LayerDispatchArguments& a, u32 warp, u8* stage, u64* barrier, const WaitScope& scope) {
-  const u32 copyWarps = blockDim.x / lanesPerWarp - a.sendWarps;
-  const u32 step = gridDim.x * copyWarps;
+__device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrier, u32& phase,
+                         const WaitScope& scope) {
   const LayerPlan* plan = static_cast<const LayerPlan*>(a.plan);
-  // Lane s: this warp's next token of source s.
-  u32 index = blockIdx.x + warp * gridDim.x;
   const u32 first = laneIndex() < a.ranks ? plan->repeatedFirst[laneIndex()] : 0;
-  u32 phase = 0;
+  u32* taken = static_cast<u32*>(a.counter) + 2 + layerSections;
+  // Lane s: the token of source s that this warp will copy next, kept until its section has come.
+  u32 mine = takeToken(a);
   for (u32 section = 0; section < layerSections; ++section) {
     // This rank has written its own rows itself.
     for (u32 source = (a.rank + 1) % a.ranks; source != a.rank; source = (source + 1) % a.ranks) {
@@ -210,10 +215,13 @@ __device__ bool copyRows(const LayerDispatchArguments& a, u32 warp, u8* stage, u
       const u32 end = __shfl_sync(allLanes, loadRelaxedSystem(word), 0);
       // ORDER: the source wrote rows before it said so; the copy engine reads them after.
       fenceProxyAsync();
-      u32 at = __shfl_sync(allLanes, index, source);
       const u32 start = __shfl_sync(allLanes, first, source);
-      for (; at < end; at += step) copyToken(a, duplicateAt(a, start + at, plan->recvRows), stage, barrier, phase);
-      if (laneIndex() == source) index = at;
+      for (u32 token = __shfl_sync(allLanes, mine, source); token < end;
+           token = __shfl_sync(allLanes, mine, source)) {
+        // The next one is asked for while this one is copied.
+        if (laneIndex() == source) mine = atomicAdd(&taken[source], 1u);
+        copyToken(a, duplicateAt(a, start + token, plan->recvRows), stage, barrier, phase);
+      }
     }
   }
   warpWaitStoresWritten();
@@ -232,9 +240,9 @@ extern "C" __global__ void __launch_bounds__(896, 1) layerDispatch(const __grid_
   __syncthreads();
   u8* stage = shared + barrierBytes + static_cast<u64>(warp) * a.stageBytes;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerDispatch, a.rank, a.timeoutNs};
-  bool good = true;
-  if (warp < a.sendWarps) sendRows(a, warp, stage, barrier);
-  else good = copyRows(a, warp - a.sendWarps, stage, barrier, scope);
+  u32 phase = 0;
+  if (blockIdx.x < a.sendBlocks) sendRows(a, stage, barrier, phase);
+  const bool good = a.copies == 0 || copyRows(a, stage, barrier, phase, scope);
   if (__syncthreads_or(!good)) return;
   leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
 }

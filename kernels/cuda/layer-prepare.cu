@@ -276,6 +276,7 @@ __device__ void report(const LayerPrepareArguments& a, const Shared& shared) {
     host->repeated = plan->repeated;
     static_cast<u32*>(a.counter)[0] = 0;
     static_cast<u32*>(a.counter)[1] = 0;
+    for (u32 r = 0; r < a.ranks; ++r) static_cast<u32*>(a.counter)[2 + layerSections + r] = 0;
   }
   __syncthreads();
   // ORDER: everything above, by any thread of the block, is in host memory before the sequence number.

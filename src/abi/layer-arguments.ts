@@ -50,6 +50,9 @@ export const layerHostPlan = defineLayout('LayerHostPlan', {
   recvRows: { of: 'u32', count: EP_MAX_RANKS },
 });
 
+/** See LayerPrepareArguments. */
+export const LAYER_COUNTERS = 2 + LAYER_SECTIONS + EP_MAX_RANKS;
+
 const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
 
 export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
@@ -71,7 +74,10 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
   plan: 'ptr',
   hostPlan: 'ptr',
   hostExperts: 'ptr',
-  /** u32 [2 + sections], zero between kernels: blocks that are done, complement of the first bad choice, warps that are. */
+  /**
+   * u32 [LAYER_COUNTERS]: blocks that are done; complement of the first bad choice; per section, warps that have sent
+   * it; all zero between kernels. Per source, repeated tokens that are being copied: zero when a dispatch begins.
+   */
   counter: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
@@ -152,8 +158,10 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
   topkColumns: 'u32',
   indexBytes: 'u32',
   sequence: 'u32',
-  /** Warps of a block that send; the others copy rows that came once, or there are no others. */
-  sendWarps: 'u32',
+  /** Blocks that send first. */
+  sendBlocks: 'u32',
+  /** 1: rows that came once may have to be copied. */
+  copies: 'u32',
   /** Of one routing weight; 0 without weights. */
   weightBytes: 'u32',
   experts: 'u32',

@@ -19,14 +19,11 @@ export interface RowShape {
   readonly partBytes: number;
 }
 
-/**
- * Each warp brings a row into memory of its own and stores it from there. `room`: shared memory beside the barriers;
- * `mostWarps` where more than move rows over the links are of use.
- */
-export function stagingShape(room: number, rowBytes: number, mostWarps = MAX_STAGING_WARPS): RowShape {
+/** Each warp brings a row into memory of its own and stores it from there. `room`: shared memory beside the barriers. */
+export function stagingShape(room: number, rowBytes: number): RowShape {
   // Rows that are no multiple of 16 bytes are not staged; the stage is then only not zero.
   const partBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / MAX_STAGE_BYTES)), 16);
-  const warps = Math.max(1, Math.min(mostWarps, Math.floor(room / partBytes)));
+  const warps = Math.max(1, Math.min(MAX_STAGING_WARPS, Math.floor(room / partBytes)));
   return { block: warps * 32, sharedBytes: BARRIER_BYTES + warps * partBytes, partBytes };
 }
 
@@ -35,18 +32,23 @@ export interface GatherShape extends RowShape {
   readonly stageBytes: number;
 }
 
-/**
- * Each warp sums rows part by part: two stages for the parts of all rows, and room for one part of the sum. Parts are
- * as large as `usual` rows allow; up to `most` rows share a stage in smaller ones.
- */
-export function gatherShape(room: number, rowBytes: number, rows: { usual: number; most: number }): GatherShape {
-  const warpBytes = Math.floor(room / GATHER_WARPS / 128) * 128;
-  const largest = Math.floor(warpBytes / (GATHER_STAGES * rows.usual + 1) / 128) * 128;
+export interface GatherRows {
+  /** Rows of most sums: parts are as large as they allow. */
+  readonly usual: number;
+  /** So many share a stage in smaller parts. */
+  readonly most: number;
+  /** Of a block; GATHER_WARPS by default. */
+  readonly warps?: number;
+}
+
+/** Each warp sums rows part by part: two stages for the parts of all rows, and room for one part of the sum. */
+export function gatherShape(room: number, rowBytes: number, rows: GatherRows): GatherShape {
+  const { usual, most, warps = GATHER_WARPS } = rows;
+  const warpBytes = Math.floor(room / warps / 128) * 128;
+  const largest = Math.floor(warpBytes / (GATHER_STAGES * usual + 1) / 128) * 128;
   const partBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / largest)), 16);
-  const stageBytes = Math.max(
-    rows.usual * partBytes,
-    Math.min(Math.floor((warpBytes - partBytes) / GATHER_STAGES / 128) * 128, rows.most * partBytes),
-  );
-  const sharedBytes = BARRIER_BYTES + GATHER_WARPS * (GATHER_STAGES * stageBytes + partBytes);
-  return { block: GATHER_WARPS * 32, sharedBytes, partBytes, stageBytes };
+  const fitting = Math.floor((warpBytes - partBytes) / GATHER_STAGES / 128) * 128;
+  const stageBytes = Math.max(usual * partBytes, Math.min(fitting, most * partBytes));
+  const sharedBytes = BARRIER_BYTES + warps * (GATHER_STAGES * stageBytes + partBytes);
+  return { block: warps * 32, sharedBytes, partBytes, stageBytes };
 }

@@ -1,8 +1,8 @@
 // The kernels of a layer on a GPU, prepared once: blocks, warps, shared memory, and the addresses that stay the same.
 import { EP_SYNC_BYTES } from '../../abi/ep-arguments.ts';
 import {
+  LAYER_COUNTERS,
   LAYER_SECTION_BYTES,
-  LAYER_SECTIONS,
   type layerCombineArguments,
   type layerDispatchArguments,
   type layerPlaceArguments,
@@ -44,9 +44,10 @@ export interface LayerLaunches {
 /** Threads of the prepare kernel, one for each token of a tile at most. */
 const PREPARE_THREADS = 512;
 const PLACE_THREADS = 1024;
-/** Warps of a block that send rows to other ranks, and those that copy what came. */
-const SEND_WARPS = 12;
-const COPY_WARPS = 8;
+/** Part of the blocks that send, where others copy what came: rows on the links hold up those behind them on one SM. */
+const SEND_SHARE = 0.6;
+/** Sums of rows from this GPU's own memory, which is nearer than the links, need more warps to keep it busy. */
+const SUM_WARPS = 14;
 /** What the kernels declare themselves. */
 const STATIC_BYTES = 1024;
 
@@ -73,7 +74,7 @@ export function makeLayerScratch(
     firstRows: tensors.empty('i32', [bins]),
     blockStarts: tensors.empty('i32', [numExperts + 1]),
     plan: tensors.empty('u8', [layerPlan.size]),
-    counter: tensors.empty('i32', [2 + LAYER_SECTIONS]),
+    counter: tensors.empty('i32', [LAYER_COUNTERS]),
   };
 }
 
@@ -99,24 +100,25 @@ export async function loadLayerLaunches(
   const tileWords = Math.max(1, Math.min(fitting, Math.ceil(config.maxTokens / 32 / grid)));
   const perRank = Math.min(config.topk, config.numExpertsPerRank);
   // Rows that came once are copied only where a token can have several experts, and the rank has others to get it from.
-  const copyWarps = perRank > 1 && config.worldSize > 1 ? COPY_WARPS : 0;
-  const staging = stagingShape(room, rowBytes, SEND_WARPS + copyWarps);
-  const sendWarps = Math.max(1, staging.block / 32 - copyWarps);
+  const copies = perRank > 1 && config.worldSize > 1;
+  const sendBlocks = copies ? Math.ceil(grid * SEND_SHARE) : grid;
+  const staging = stagingShape(room, rowBytes);
   const pulls = enableLocalCombine ? Math.min(config.topk, config.worldSize) : config.topk;
   const pulled = gatherShape(room, rowBytes, { usual: pulls, most: pulls });
   // Most tokens that have several rows somewhere have two or three.
-  const summed = gatherShape(room, rowBytes, { usual: Math.min(2, perRank), most: perRank });
+  const summed = gatherShape(room, rowBytes, { usual: Math.min(2, perRank), most: perRank, warps: SUM_WARPS });
   const launches = {
     prepare: layerPrepare.plan({ grid, block: PREPARE_THREADS, sharedBytes: tileWords * binBytes }),
     place: layerPlace.plan({ grid: 1, block: PLACE_THREADS }),
-    // Warps that copy wait for other ranks, so all blocks must be there.
+    // Blocks that copy wait for other ranks, so all blocks must be there.
     dispatch: layerDispatch.plan({ grid, block: staging.block, sharedBytes: staging.sharedBytes, cooperative: true }),
     sumRepeated: layerSumRepeated.plan({ grid, block: summed.block, sharedBytes: summed.sharedBytes }),
     combine: layerCombine.plan({ grid, block: pulled.block, sharedBytes: pulled.sharedBytes }),
     tileWords,
   };
   launches.dispatch.arguments.set('stageBytes', staging.partBytes);
-  launches.dispatch.arguments.set('sendWarps', sendWarps);
+  launches.dispatch.arguments.set('sendBlocks', sendBlocks);
+  launches.dispatch.arguments.set('copies', copies ? 1 : 0);
   for (const [plan, { stageBytes, partBytes }] of [
     [launches.sumRepeated, summed],
     [launches.combine, pulled],
