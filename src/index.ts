@@ -11,6 +11,7 @@ export {
 export { type DType, dtypes, fromBf16, toBf16, type TypedArrayOf } from './core/dtype.ts';
 export { readSettings, type Settings, settingsTable } from './settings/settings.ts';
 export type { Device, DeviceKind } from './device/device.ts';
+export type { DeviceEvent, DeviceWaitOptions } from './device/device-event.ts';
 export { Tensor } from './device/tensor.ts';
 export { CpuDevice, type CpuDeviceOptions } from './device/cpu/cpu-device.ts';
 export { cudaDeviceCount } from './device/cuda/cuda-context.ts';

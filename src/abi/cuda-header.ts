@@ -8,9 +8,10 @@ import {
   epCombineArguments,
   epDispatchArguments,
   epHostPlan,
+  epLayoutArguments,
   epPlan,
-  epPrepareArguments,
   epRecordWords,
+  epScratch,
   epStatus,
 } from './ep-arguments.ts';
 import {
@@ -47,7 +48,8 @@ const layouts: readonly Layout[] = [
   selfTestCopyRowsArguments,
   epPlan,
   epHostPlan,
-  epPrepareArguments,
+  epScratch,
+  epLayoutArguments,
   epDispatchArguments,
   epCombineArguments,
   layerPlan,

@@ -3,8 +3,10 @@ import { defineLayout } from './layout.ts';
 
 /** Most ranks of one host that CUDA kernels serve. */
 export const EP_MAX_RANKS = 8;
-/** Most experts of all ranks: the prepare kernel counts them in shared memory. */
+/** Most experts of all ranks: blocks count them in shared memory. */
 export const EP_MAX_EXPERTS = 4096;
+/** Most blocks of a dispatch; their counts are added up in device memory. */
+export const EP_MAX_BLOCKS = 256;
 /** Bytes before the regions of a rank's window. */
 export const EP_SYNC_BYTES = 4096;
 
@@ -29,7 +31,7 @@ export const epRecordWords = {
   badCell: 7,
 } as const;
 
-/** How a prepare kernel ended. */
+/** How a count exchange ended. */
 export const epStatus = {
   good: 0,
   timeout: 1,
@@ -51,9 +53,13 @@ export const epPlan = defineLayout('EpPlan', {
   firstRow: { of: 'u32', count: EP_MAX_RANKS },
 });
 
-/** Mapped host memory; `sequence` is stored last and says for which dispatch the rest is. Counts per expert follow. */
+/**
+ * Mapped host memory; `sequence` is stored last and says for which dispatch the rest is. Counts per expert follow. The
+ * first dispatch that failed stays named until the host has taken note: `failedSequence`, 0 for none.
+ */
 export const epHostPlan = defineLayout('EpHostPlan', {
   sequence: 'u32',
+  failedSequence: 'u32',
   status: 'u32',
   /** Of a mismatch: word of the record; of a bad choice: flat index; of a capacity: rows. */
   detail: 'u32',
@@ -65,36 +71,30 @@ export const epHostPlan = defineLayout('EpHostPlan', {
 
 const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
 
-export const epPrepareArguments = defineLayout('EpPrepareArguments', {
-  peers,
+/** Device memory, one per buffer, zero at first: where the blocks of one dispatch meet. */
+export const epScratch = defineLayout('EpScratch', {
+  /** Blocks that have counted; the last one takes it back to zero. */
+  tickets: 'u32',
+  /** Sequence numbers of the last dispatch whose blockRows, and whose plan, are there. */
+  numbered: 'u32',
+  planned: 'u32',
+  /** Complement of the flat index of the first bad choice; 0 for none. */
+  lastBadCell: 'u32',
+  /** Per block and rank: its tokens, then its first row. */
+  blockRows: { of: 'u32', count: EP_MAX_BLOCKS * EP_MAX_RANKS },
+  experts: { of: 'u32', count: EP_MAX_EXPERTS },
+});
+
+export const epLayoutArguments = defineLayout('EpLayoutArguments', {
   topk: 'ptr',
-  membership: 'ptr',
   isTokenInRank: 'ptr',
   numTokensPerRank: 'ptr',
   numTokensPerExpert: 'ptr',
-  rowTable: 'ptr',
-  plan: 'ptr',
-  hostPlan: 'ptr',
-  hostExperts: 'ptr',
-  trap: 'ptr',
-  timeoutNs: 'u64',
-  exchangeOffset: 'u64',
-  recordWords: 'u32',
   ranks: 'u32',
-  rank: 'u32',
   tokens: 'u32',
   topkColumns: 'u32',
   indexBytes: 'u32',
   experts: 'u32',
-  epoch: 'u32',
-  call: 'u32',
-  sequence: 'u32',
-  rowBytes: 'u32',
-  scaleBytes: 'u32',
-  weightBytes: 'u32',
-  rowBound: 'u32',
-  /** 0: count only, for getDispatchLayout. */
-  exchange: 'u32',
 });
 
 export const epDispatchArguments = defineLayout('EpDispatchArguments', {
@@ -103,11 +103,20 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   scales: 'ptr',
   topk: 'ptr',
   weights: 'ptr',
+  /** Marks [T, ranks] and counts per expert that stand in for `topk`. */
+  membership: 'ptr',
+  givenExperts: 'ptr',
   rowTable: 'ptr',
   plan: 'ptr',
+  /** Where the received token indices are kept beyond the next dispatch; null for a replay. */
+  recvSource: 'ptr',
+  scratch: 'ptr',
+  hostPlan: 'ptr',
+  hostExperts: 'ptr',
   counter: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
+  exchangeOffset: 'u64',
   rowsOffset: 'u64',
   scalesOffset: 'u64',
   topkOffset: 'u64',
@@ -120,14 +129,15 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   scaleBytes: 'u32',
   topkColumns: 'u32',
   indexBytes: 'u32',
+  experts: 'u32',
   expertsPerRank: 'u32',
-  /** 0: the exchange was the opening barrier. */
+  recordWords: 'u32',
+  /** Number of the dispatch, which counts and exchanges; 0 for the replay of a handle. */
+  sequence: 'u32',
   openingEpoch: 'u32',
   openingCall: 'u32',
   closingEpoch: 'u32',
   closingCall: 'u32',
-  /** Send each row's token index. */
-  sendSource: 'u32',
   /** Rows of the result when it has a tail; 0 for the exact size. */
   worstRows: 'u32',
   /** Bytes of shared memory that one warp stages rows in. */

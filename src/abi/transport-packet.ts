@@ -13,8 +13,6 @@ export const packetKinds = {
   control: 3,
   /** Asks for an ack at once, to measure or revive a path: dataHeader without payload and without a sequence. */
   probe: 4,
-  /** The sender has given the connection up: resetHeader. */
-  reset: 5,
 } as const;
 
 /** Bits of `flags`. */
@@ -29,6 +27,13 @@ export const packetFlags = {
   skip: 8,
   /** Data: `target` is a registered region that the key opens; otherwise a request of the receiver. */
   region: 16,
+  /**
+   * Data: no payload; a number is added to the 64-bit cell at `base` of region `target` when all segments before this
+   * one have arrived. `offset` holds its low 32 bits, `messageBytes` the others.
+   */
+  signal: 32,
+  /** Ack: the sender has ended the connection for `reason`; what the ack says still counts. */
+  reset: 64,
 } as const;
 
 /** The first fields of every packet. */
@@ -98,8 +103,13 @@ export const ackHeader = defineLayout(
     duplicates: 'u32',
     /** How many ackPath records follow. */
     paths: 'u16',
-    /** How many words of the bitmap follow; bit 0 of word 0 is the segment `cumulative`. */
+    /**
+     * How many words of the bitmap follow. Bit b of word w is segment (`cumulative` rounded down to a multiple of 32)
+     * + 32 w + b, so that words of two acks can be compared as they are; bits before `cumulative` are set.
+     */
     bitmapWords: 'u16',
+    /** One of failReasons, if the flag `reset` is set. */
+    reason: 'u32',
   },
   4,
 );
@@ -136,23 +146,21 @@ export const controlHeader = defineLayout(
 export const controlKinds = {
   /** Clear to send: request `a` of the receiver takes up to `bytes`, of which `more` may be sent now. */
   clearToSend: 1,
-  /** Request `a` may be sent up to `more` bytes. */
+  /** Up to `more` bytes of the message to request `a` may be sent. */
   grant: 2,
+  /** A message of `bytes` is ready for request `a` and waits for its first grant. */
+  requestToSend: 3,
   /** Please read `bytes` at `more` of region `a` with key `b`; the answer goes to request `c`. */
-  read: 3,
-  /** Add `bytes` to the 64-bit cell at `more` of region `a` with key `b`, once all segments before `c` have arrived. */
-  signal: 4,
-  /** The segment `a` cannot be taken, for the reason `b`; `bytes` is the room that there is. */
+  read: 4,
+  /** The segment `a` is not taken, for the reason `b`; `bytes` is the room that there is. */
   reject: 5,
-  /** Request `a` of the receiver of this record has failed for the reason `b`; `bytes` says how much was meant to come. */
+  /** Request `a` of this record's receiver has failed for the reason `b`; `bytes` is what was asked or the room there is. */
   fail: 6,
-  /** The sender will send nothing more. */
-  close: 7,
-  /** The receive announced as request `a` was withdrawn. */
-  withdraw: 8,
+  /** The receive that was announced as request `a` was withdrawn. */
+  withdraw: 7,
 } as const;
 
-/** Reasons in `reject`, `fail` and reset packets. */
+/** Reasons in `reject` and `fail` records and in acks that end a connection. */
 export const failReasons = {
   /** No region of that number is registered, or the key is not its key. */
   key: 1,
@@ -183,8 +191,6 @@ export const controlRecord = defineLayout(
   },
   8,
 );
-
-export const resetHeader = defineLayout('TransportReset', { ...prefix, reason: 'u32' }, 4);
 
 /** Limits of the layout. */
 export const MAX_PATHS = 256;

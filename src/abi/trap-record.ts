@@ -4,21 +4,20 @@ import { defineLayout } from './layout.ts';
 /** `state`: taken by compare-and-set on the device, written back to empty by the host. */
 export const trapStates = { empty: 0, writing: 1, readable: 2 } as const;
 
-/** Why a kernel left: a deadline passed, or a peer arrived in another call (expected and seen are then the calls). */
-export const trapReasons = { timeout: 0, otherCall: 1 } as const;
+/** Why a kernel left: a deadline passed, a peer arrived in another call (expected and seen are the calls), or the host gave up. */
+export const trapReasons = { timeout: 0, otherCall: 1, aborted: 2 } as const;
 
 /** Numbers of the kernels that wait; a name is what an error shows. */
 export const trapKernels = {
   selfTest: 1,
-  epPrepare: 2,
-  epDispatch: 3,
-  epCombine: 4,
-  benchMeet: 5,
-  benchCopy: 6,
-  layerPrepare: 7,
-  layerPlace: 8,
-  layerDispatch: 9,
-  layerCombine: 10,
+  epDispatch: 2,
+  epCombine: 3,
+  benchMeet: 4,
+  benchCopy: 5,
+  layerPrepare: 6,
+  layerPlace: 7,
+  layerDispatch: 8,
+  layerCombine: 9,
 } as const;
 
 /**
@@ -38,6 +37,8 @@ export const trapRecord = defineLayout(
     expected: 'u64',
     seen: 'u64',
     timeoutNs: 'u64',
+    /** Set by the host: waits end at once. */
+    abort: 'u32',
   },
   64,
 );

@@ -71,7 +71,7 @@ export async function makeEpCases(
   const inputs = { device, buffer, x, topkIdx, topkWeights, workload, first: first.handle, back, out };
   const cases = bufferCases(inputs, dispatched);
   const layer = withLayer
-    ? await makeLayerCases({ group, world, device, workload, input: bf16, topkIdx, topkWeights })
+    ? await makeLayerCases({ group, world, device, workload, input: bf16, topkIdx, topkWeights, out })
     : undefined;
   return {
     group,

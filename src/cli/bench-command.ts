@@ -122,7 +122,7 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
   const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
   const { dtype = 'both', sms = defaultSms } = flags;
   const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
-  const report = await runEpCudaBench(world, device, { iterations, warmup, workload, dtypes, sms }, bar.show);
+  const report = await runEpCudaBench(world, device, { iterations, warmup, layer, workload, dtypes, sms }, bar.show);
   return report && { report, text: epCudaBenchReport(report) };
 }
 

@@ -4,10 +4,11 @@ import type { Tensor } from '../device/tensor.ts';
 import type { WaitOptions } from '../world/store.ts';
 import { checkHandle } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
+import type { OverlapOptions } from './overlap.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps } from './tensor-check.ts';
 
-export interface CombineArguments extends WaitOptions {
+export interface CombineArguments extends WaitOptions, OverlapOptions {
   /** bf16 [rows of the handle, H]: what the experts of this rank made of each received row, already weighted. */
   readonly x: Tensor<'bf16'>;
   readonly handle: DispatchHandle;

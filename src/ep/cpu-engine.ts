@@ -2,6 +2,7 @@
 import { type DType, dtypes } from '../core/dtype.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
+import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
 import { Tensor } from '../device/tensor.ts';
 import { TensorSet } from '../device/tensor-set.ts';
 import { SymmetricWindow } from '../memory/symmetric-window.ts';
@@ -22,7 +23,7 @@ import {
   requireConsistentLayout,
   requireSameLayout,
 } from './dispatch-layout.ts';
-import type { EpEngine, MemoryRange } from './engine.ts';
+import type { CallOptions, EpEngine, MemoryRange } from './engine.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import { type EpTables, makeEpTables } from './ep-tables.ts';
 import { CountExchange, type ExchangeHeader } from './exchange.ts';
@@ -103,7 +104,8 @@ class CpuEpEngine implements EpEngine {
     return this.window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), options);
   }
 
-  async dispatch(input: DispatchPlanInput, options: WaitOptions): Promise<DispatchResult> {
+  async dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult> {
+    await options.previousEvent?.wait(options);
     const { world, config } = this.#scope;
     const { barrier } = this.window;
     const layout = this.#layoutOf(input);
@@ -134,15 +136,16 @@ class CpuEpEngine implements EpEngine {
       this.#sendRows(input, handle);
       this.#sendChoices(input, handle);
       await barrier.wait(callWord({ kind: 'dispatch' }, 'closing'), options);
-      return this.#receive(input, handle);
+      return { ...this.#receive(input, handle, plan.numRecvTokens), event: eventOf(options) };
     });
   }
 
   async dispatchCached(
     input: DispatchPlanInput,
     handle: DispatchHandle,
-    options: WaitOptions,
+    options: CallOptions,
   ): Promise<DispatchResult> {
+    await options.previousEvent?.wait(options);
     const { barrier } = this.window;
     const { bytes } = dtypes[input.data.dtype];
     const call: Call = { kind: 'cached dispatch', detail: bytes, handle: handle.sequence };
@@ -155,10 +158,12 @@ class CpuEpEngine implements EpEngine {
       recvTopkWeights: undefined,
       numRecvTokensPerExpert: handle.numRecvTokensPerExpert,
       handle,
+      event: eventOf(options),
     };
   }
 
-  async combine(input: CheckedCombine, options: WaitOptions): Promise<CombineResult> {
+  async combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult> {
+    await options.previousEvent?.wait(options);
     const { barrier } = this.window;
     const { handle, weights } = input;
     const tokens = handle.numTokens;
@@ -172,7 +177,7 @@ class CpuEpEngine implements EpEngine {
     this.#sumRows(combinedX, input);
     if (combinedTopkWeights) this.#sumWeights(combinedTopkWeights, handle);
     await barrier.wait(callWord(call, 'closing'), options);
-    return { combinedX, combinedTopkWeights };
+    return { combinedX, combinedTopkWeights, event: eventOf(options) };
   }
 
   /** The window is unmapped: tensors over it become invalid. */
@@ -268,8 +273,8 @@ class CpuEpEngine implements EpEngine {
     );
   }
 
-  #receive(input: DispatchPlanInput, handle: DispatchHandle): DispatchResult {
-    const { rows, numRecvTokens } = handle;
+  #receive(input: DispatchPlanInput, handle: DispatchHandle, numRecvTokens: number): Omit<DispatchResult, 'event'> {
+    const { rows } = handle;
     const source = this.view('i32', 'sourceToken', [rows]).view();
     source.fill(-1, numRecvTokens);
     handle.recvSrcIdx.view().set(source);
@@ -313,6 +318,11 @@ class CpuEpEngine implements EpEngine {
     if (tensor.bytes <= bytes) return tensor;
     throw new WeftlineError('WL_INTERNAL', `A ${dtype} [${shape.join(', ')}] exceeds the ${bytes} bytes of ${region}`);
   }
+}
+
+/** A CPU's work is done when the call returns. */
+function eventOf({ asyncFinish = false }: CallOptions): DeviceEvent | undefined {
+  return asyncFinish ? passedEvent : undefined;
 }
 
 function exchangeHeader(input: DispatchPlanInput): ExchangeHeader {

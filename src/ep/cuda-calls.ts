@@ -1,8 +1,9 @@
 // The calls of a collective object on a GPU: barrier epochs, what the host waits for, and the error that ended the object.
 import { EP_MAX_EXPERTS, EP_MAX_RANKS } from '../abi/ep-arguments.ts';
 import { WeftlineError } from '../core/errors.ts';
+import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { pollUntil } from '../device/cuda/poll.ts';
-import type { TrapBox } from '../device/cuda/trap-box.ts';
+import { TrapBox } from '../device/cuda/trap-box.ts';
 import { checkTimeout, type WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
 import { describeCall } from './calls.ts';
@@ -10,15 +11,37 @@ import { describeCall } from './calls.ts';
 /** How much longer the host waits than a kernel, whose record says more. */
 const HOST_GRACE_MS = 2_000;
 
-export class CudaCalls {
+export interface CudaCallsOptions {
+  /** Looks for a failure that nobody waited for; the object is unusable from then on. */
+  readonly findFailure?: () => WeftlineError | undefined;
+}
+
+export class CudaCalls implements Disposable {
+  /** Where the object's kernels report waits that expired. */
+  readonly traps: TrapBox;
   readonly #world: World;
-  readonly #traps: TrapBox;
+  readonly #options: CudaCallsOptions;
+  readonly #stopJudging: () => void;
   #epoch = 0;
   #broken: WeftlineError | undefined;
 
-  constructor(world: World, traps: TrapBox) {
+  constructor(world: World, device: CudaDevice, options: CudaCallsOptions = {}) {
     this.#world = world;
-    this.#traps = traps;
+    this.#options = options;
+    this.traps = new TrapBox(device.context);
+    // Whoever waits for the device next learns that a kernel left early, instead of taking what it left for results.
+    this.#stopJudging = device.context.judgeWaits(() => {
+      if (this.#broken === undefined) this.#throwIfFailed();
+    });
+    world.peerLost.addEventListener('abort', this.#abandon);
+    if (world.peerLost.aborted) this.#abandon();
+  }
+
+  /** When no kernel runs that uses the traps. */
+  [Symbol.dispose](): void {
+    this.#stopJudging();
+    this.#world.peerLost.removeEventListener('abort', this.#abandon);
+    this.traps[Symbol.dispose]();
   }
 
   /** The epoch of the next barrier that a kernel is given, skipping 0, which stands for "no barrier". */
@@ -40,7 +63,7 @@ export class CudaCalls {
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void {
     if (this.#broken !== undefined) throw this.#broken;
-    this.#throwIfExpired();
+    this.#throwIfFailed();
     const { peerLost } = this.#world;
     if (peerLost.aborted) throw peerLost.reason;
   }
@@ -62,9 +85,18 @@ export class CudaCalls {
     this.#throwIfExpired();
   }
 
+  /** Kernels that wait for a rank that is gone leave at once instead of at their deadline. */
+  readonly #abandon = (): void => this.traps.abort(this.#world.peerLost.reason);
+
+  #throwIfFailed(): void {
+    this.#throwIfExpired();
+    this.#broken = this.#options.findFailure?.();
+    if (this.#broken !== undefined) throw this.#broken;
+  }
+
   #throwIfExpired(): void {
     try {
-      this.#traps.throwIfExpired(describeCall);
+      this.traps.throwIfExpired(describeCall);
     } catch (error) {
       this.#broken ??= asReason(error);
       throw error;

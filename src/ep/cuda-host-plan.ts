@@ -8,11 +8,22 @@ import type { DispatchPlanInput } from './dispatch-arguments.ts';
 import { capacityError } from './receive-plan.ts';
 import type { EpScope } from './scope.ts';
 
+/** What a kernel says of a dispatch that failed. */
+export interface EpFailure {
+  /** One of epStatus. */
+  readonly status: number;
+  /** The rank that differs, passed a bad choice, or would receive too much. */
+  readonly rank: number;
+  /** See epHostPlan. */
+  readonly detail: number;
+}
+
 export class CudaHostPlan implements Disposable {
   readonly #scope: EpScope<CudaDevice>;
   readonly #memory: HostMemory;
   readonly #plan: Block<keyof typeof epHostPlan.offset>;
   readonly #sequence: Int32Array;
+  readonly #failed: Int32Array;
   readonly #experts: Int32Array;
 
   constructor(scope: EpScope<CudaDevice>) {
@@ -21,6 +32,7 @@ export class CudaHostPlan implements Disposable {
     this.#memory = scope.device.allocateHost(epHostPlan.size + experts * 4);
     this.#plan = new Block(epHostPlan, this.#memory.buffer, 0);
     this.#sequence = this.#memory.view('i32', epHostPlan.offset.sequence, 1);
+    this.#failed = this.#memory.view('i32', epHostPlan.offset.failedSequence, 1);
     this.#experts = this.#memory.view('i32', epHostPlan.size, experts);
   }
 
@@ -52,14 +64,22 @@ export class CudaHostPlan implements Disposable {
     return Int32Array.from({ length: cells }, (_, cell) => this.#plan.get('rankPrefixMatrix', cell));
   }
 
-  /** The error that every rank finds alike, or undefined. */
-  async failure(input: DispatchPlanInput): Promise<WeftlineError | undefined> {
-    const rank = this.#plan.get('culprit');
-    const detail = this.#plan.get('detail');
-    const status = this.#plan.get('status');
-    if (status === epStatus.good) return undefined;
+  /** Why a dispatch failed, which every rank finds alike; forgotten then. Undefined if none did. */
+  takeFailure(): EpFailure | undefined {
+    if (Atomics.load(this.#failed, 0) === 0) return undefined;
+    const failure = {
+      status: this.#plan.get('status'),
+      rank: this.#plan.get('culprit'),
+      detail: this.#plan.get('detail'),
+    };
+    Atomics.store(this.#failed, 0, 0);
+    return failure;
+  }
+
+  /** `input`: of the dispatch that failed, `choice` the value it names if this rank passed it. */
+  errorOf({ status, rank, detail }: EpFailure, input: DispatchPlanInput, choice?: number | bigint): WeftlineError {
     if (status === epStatus.capacity) return capacityError(rank, detail, input.numWorstTokens);
-    if (status === epStatus.badChoice) return this.#badChoice(input, rank, detail);
+    if (status === epStatus.badChoice) return this.#badChoice(input, { rank, cell: detail, choice });
     if (status === epStatus.mismatch) return mismatch(rank, detail);
     return new WeftlineError(
       'WL_CONFIG_MISMATCH',
@@ -72,12 +92,14 @@ export class CudaHostPlan implements Disposable {
     this.#memory[Symbol.dispose]();
   }
 
-  /** The rank that passed the choice says which value it was. */
-  async #badChoice(input: DispatchPlanInput, rank: number, cell: number): Promise<WeftlineError> {
-    const { world, config } = this.#scope;
+  #badChoice(
+    input: DispatchPlanInput,
+    { rank, cell, choice }: { rank: number; cell: number; choice: number | bigint | undefined },
+  ): WeftlineError {
+    const { config } = this.#scope;
     const k = input.topkIdx?.shape[1] ?? 1;
     const place = `topkIdx[${Math.floor(cell / k)}, ${cell % k}]`;
-    const value = rank === world.rank ? String((await input.topkIdx?.toHost())?.[cell]) : `a bad value of rank ${rank}`;
+    const value = choice === undefined ? `a bad value of rank ${rank}` : String(choice);
     return new WeftlineError(
       'WL_INVALID_ARGUMENT',
       `Invalid ${place}: got ${value}, allowed is an expert from 0 to ${config.numExperts - 1} that the token has not chosen before, or -1 for none`,

@@ -1,15 +1,18 @@
 // The kernels of an EpBuffer on a GPU, prepared once: how many blocks and warps, and what shared memory they stage in.
 import {
+  EP_MAX_BLOCKS,
   EP_SYNC_BYTES,
   type epCombineArguments,
   type epDispatchArguments,
-  type epPrepareArguments,
+  type epLayoutArguments,
 } from '../abi/ep-arguments.ts';
-import type { Layout } from '../abi/layout.ts';
+import { alignUp, type Layout } from '../abi/layout.ts';
+import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
-import { epCombineKernels, epDispatchKernels, epPrepareKernels } from '../device/cuda/kernels/ep.ts';
+import { epCombineKernels, epDispatchKernels, epLayoutKernels } from '../device/cuda/kernels/ep.ts';
 import type { CudaKernel } from '../device/cuda/kernel.ts';
 import type { LaunchPlan } from '../device/cuda/launch-plan.ts';
+import type { TrapBox } from '../device/cuda/trap-box.ts';
 import type { Tensor } from '../device/tensor.ts';
 import { type EpRegion, exchangeRecordBytes } from './buffer-size.ts';
 import type { CudaHostPlan } from './cuda-host-plan.ts';
@@ -19,30 +22,40 @@ import type { EpScope } from './scope.ts';
 type Names<L> = L extends Layout<infer Name> ? Name : never;
 
 export interface CudaLaunches {
-  readonly prepare: LaunchPlan<Names<typeof epPrepareArguments>>;
+  readonly layout: LaunchPlan<Names<typeof epLayoutArguments>>;
   /** By the dtype of the rows. */
   readonly dispatch: Readonly<Record<'bf16' | 'fp8e4m3', LaunchPlan<Names<typeof epDispatchArguments>>>>;
   readonly combine: LaunchPlan<Names<typeof epCombineArguments>>;
 }
 
-/** Choices that a prepare kernel keeps in registers, and the threads that fit beside them. */
-const PREPARE_VARIANTS = [
-  { columns: 8, threads: 1024 },
-  { columns: 32, threads: 512 },
-] as const;
-/** What the kernels declare themselves besides. */
-const STATIC_BYTES = 1024;
+/** What the launches of a buffer use all its life. */
+export interface LaunchMemory {
+  /** Of the ranks' windows. */
+  readonly addresses: readonly number[];
+  readonly hostPlan: CudaHostPlan;
+  readonly traps: TrapBox;
+  /** i32 [1], zero: blocks of a kernel that are done; each kernel leaves it at zero. */
+  readonly counter: Tensor<'i32'>;
+  /** EpScratch, zero. */
+  readonly scratch: Tensor<'u8'>;
+}
+
+/** Choices of a token that a thread keeps in registers. */
+const COLUMN_VARIANTS = [8, 32] as const;
+const LAYOUT_THREADS = 256;
+/** What the kernels declare themselves. */
+const STATIC_BYTES = 4096;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 export async function loadLaunches({ device, config, world }: EpScope<CudaDevice>): Promise<CudaLaunches> {
-  const variant = PREPARE_VARIANTS.find(({ columns }) => config.maxTopk <= columns) ?? PREPARE_VARIANTS[1];
-  const [{ epPrepare }, { epDispatch }, { epCombine }] = await Promise.all([
-    device.loadKernels(epPrepareKernels, { COLUMNS: variant.columns }),
-    device.loadKernels(epDispatchKernels),
+  const COLUMNS = COLUMN_VARIANTS.find((columns) => config.maxTopk <= columns) ?? COLUMN_VARIANTS[1];
+  const [{ epLayout }, { epDispatch }, { epCombine }] = await Promise.all([
+    device.loadKernels(epLayoutKernels, { COLUMNS }),
+    device.loadKernels(epDispatchKernels, { COLUMNS }),
     device.loadKernels(epCombineKernels),
   ]);
   const { multiprocessors, sharedBytesPerBlock } = device.properties;
-  const grid = Math.min(config.numSms, multiprocessors);
+  const grid = Math.min(config.numSms, multiprocessors, EP_MAX_BLOCKS);
   const room = sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES;
   const rowBytes = config.hidden * 2;
   const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, { usual: world.size, most: world.size });
@@ -51,10 +64,10 @@ export async function loadLaunches({ device, config, world }: EpScope<CudaDevice
   combine.arguments.set('stageBytes', stageBytes);
   combine.arguments.set('partBytes', partBytes);
   return {
-    prepare: epPrepare.plan({ grid: 1, block: variant.threads }),
+    layout: epLayout.plan({ grid, block: LAYOUT_THREADS }),
     dispatch: {
-      bf16: dispatchPlan(epDispatch, { grid, room, rowBytes }),
-      fp8e4m3: dispatchPlan(epDispatch, { grid, room, rowBytes: config.hidden }),
+      bf16: dispatchPlan(epDispatch, { grid, room, rowBytes, config }),
+      fp8e4m3: dispatchPlan(epDispatch, { grid, room, rowBytes: config.hidden, config }),
     },
     combine,
   };
@@ -62,24 +75,27 @@ export async function loadLaunches({ device, config, world }: EpScope<CudaDevice
 
 /** Addresses and counts that stay the same for all calls of a buffer. */
 export function bindLaunches(
-  { prepare, dispatch, combine }: CudaLaunches,
-  { world, config, size, device }: EpScope<CudaDevice>,
-  bound: { readonly addresses: readonly number[]; readonly hostPlan: CudaHostPlan; readonly counter: Tensor },
+  { layout, dispatch, combine }: CudaLaunches,
+  { world, config, size }: EpScope<CudaDevice>,
+  bound: LaunchMemory,
 ): void {
   const region = (name: EpRegion): number => EP_SYNC_BYTES + size.regions[name].offset;
-  for (const plan of [prepare, dispatch.bf16, dispatch.fp8e4m3, combine]) {
+  layout.arguments.set('ranks', world.size);
+  layout.arguments.set('experts', config.numExperts);
+  for (const plan of [dispatch.bf16, dispatch.fp8e4m3, combine]) {
     for (const [rank, address] of bound.addresses.entries()) plan.arguments.set('peers', address, rank);
     plan.arguments.set('ranks', world.size);
     plan.arguments.set('rank', world.rank);
-    plan.arguments.set('trap', device.traps.address);
-  }
-  prepare.arguments.set('hostPlan', bound.hostPlan.address);
-  prepare.arguments.set('hostExperts', bound.hostPlan.expertsAddress);
-  prepare.arguments.set('experts', config.numExperts);
-  prepare.arguments.set('exchangeOffset', region('exchange'));
-  prepare.arguments.set('recordWords', exchangeRecordBytes(world.size, config.numExperts) / 4);
-  for (const plan of [dispatch.bf16, dispatch.fp8e4m3]) {
+    plan.arguments.set('trap', bound.traps.address);
     plan.arguments.set('counter', bound.counter.address);
+  }
+  for (const plan of [dispatch.bf16, dispatch.fp8e4m3]) {
+    plan.arguments.set('scratch', bound.scratch.address);
+    plan.arguments.set('hostPlan', bound.hostPlan.address);
+    plan.arguments.set('hostExperts', bound.hostPlan.expertsAddress);
+    plan.arguments.set('exchangeOffset', region('exchange'));
+    plan.arguments.set('recordWords', exchangeRecordBytes(world.size, config.numExperts) / 4);
+    plan.arguments.set('experts', config.numExperts);
     plan.arguments.set('expertsPerRank', config.numExperts / world.size);
     plan.arguments.set('rowsOffset', region('rows'));
     plan.arguments.set('scalesOffset', region('scales'));
@@ -87,18 +103,33 @@ export function bindLaunches(
     plan.arguments.set('weightsOffset', region('topkWeights'));
     plan.arguments.set('sourceOffset', region('sourceToken'));
   }
-  combine.arguments.set('counter', bound.counter.address);
   combine.arguments.set('rowsOffset', region('combineRows'));
   combine.arguments.set('weightsOffset', region('combineWeights'));
 }
 
 function dispatchPlan(
   kernel: CudaKernel<Names<typeof epDispatchArguments>>,
-  { grid, room, rowBytes }: { grid: number; room: number; rowBytes: number },
+  { grid, room, rowBytes, config }: { grid: number; room: number; rowBytes: number; config: EpScope['config'] },
 ): CudaLaunches['dispatch']['bf16'] {
-  const { partBytes, ...shape } = stagingShape(room, rowBytes);
-  const plan = kernel.plan({ grid, ...shape });
+  const { partBytes, block, sharedBytes } = stagingShape(room, rowBytes);
+  // Before rows are staged there, blocks count in the same memory: choices per expert, and a byte for each token.
+  const countBytes = config.numExperts * 4 + Math.ceil(config.maxTokensPerRank / grid);
+  if (countBytes > room) throw tooManyTokens(config, grid, room);
+  const plan = kernel.plan({
+    grid,
+    block,
+    sharedBytes: Math.max(sharedBytes, BARRIER_BYTES + alignUp(countBytes, 16)),
+  });
   plan.arguments.set('rowBytes', rowBytes);
   plan.arguments.set('stageBytes', partBytes);
   return plan;
+}
+
+function tooManyTokens({ maxTokensPerRank, numExperts }: EpScope['config'], grid: number, room: number): WeftlineError {
+  const most = grid * (room - numExperts * 4 - 16);
+  return new WeftlineError(
+    'WL_UNSUPPORTED',
+    `${grid} blocks cannot count ${maxTokensPerRank} tokens per rank, at most ${most}; use more of the GPU (numSms), or dispatch in several calls`,
+    { details: { maxTokensPerRank, numSms: grid, most } },
+  );
 }

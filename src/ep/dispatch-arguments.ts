@@ -7,13 +7,14 @@ import { isWhole } from './buffer-size.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { EpEngine } from './engine.ts';
+import type { OverlapOptions } from './overlap.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps } from './tensor-check.ts';
 
 /** bf16 rows, or fp8 rows with their scales. */
 export type RowsLike = Tensor<'bf16'> | ScaledRows;
 
-export interface DispatchArguments extends WaitOptions {
+export interface DispatchArguments extends WaitOptions, OverlapOptions {
   /** [T, H]; T at most maxTokensPerRank, 0 allowed, may differ between ranks. */
   readonly x: RowsLike;
   /** [T, K] expert ids, -1 for none, no expert twice in a row. Leave out with `handle`. */
@@ -26,7 +27,10 @@ export interface DispatchArguments extends WaitOptions {
   readonly handle?: DispatchHandle;
   /** numRecvTokensPerExpert is rounded up to it; 1 by default. */
   readonly expertAlignment?: number;
-  /** Bound on received rows: results get this many rows, the surplus marked -1. 0 or absent: exact size. */
+  /**
+   * Bound on received rows: results get this many rows, the surplus marked -1. 0 or absent: exact size. The host of a
+   * GPU then waits for nothing; a dispatch that fails (WL_CAPACITY and the like) shows at a later call or wait.
+   */
   readonly numWorstTokens?: number;
 }
 

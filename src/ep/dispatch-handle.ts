@@ -12,16 +12,16 @@ export class DispatchHandle implements Disposable {
   readonly sequence: number;
   /** Tokens that this rank sent. */
   readonly numTokens: number;
-  /** Rows that this rank received. */
-  readonly numRecvTokens: number;
+  /** Rows that this rank received; undefined after a GPU's dispatch with numWorstTokens, for which the host does not wait. */
+  readonly numRecvTokens: number | undefined;
   /** Rows of the received tensors: numRecvTokens, or numWorstTokens if that was given. */
   readonly rows: number;
   /** i32 [T, ranks]: the row of each token at each rank, -1 where it does not go. */
   readonly rowTable: Tensor<'i32'>;
   /** On a GPU, what its kernels need of the exchange (EpPlan); absent on the CPU. */
   readonly plan: Tensor<'u8'> | undefined;
-  /** i32 [ranks, ranks] on the host: [s * ranks + d] = rows that ranks 0..s together send to d. */
-  readonly rankPrefixMatrix: Int32Array;
+  /** i32 [ranks, ranks] on the host: [s * ranks + d] = rows that ranks 0..s together send to d; as numRecvTokens. */
+  readonly rankPrefixMatrix: Int32Array | undefined;
   /** i32 [rows]: the token's index at its source rank; -1 in the tail of a worst-case result. */
   readonly recvSrcIdx: Tensor<'i32'>;
   /** Received choices per local expert, each rounded up to expertAlignment; empty with numWorstTokens. */

@@ -8,11 +8,15 @@ import type { DispatchPlanInput } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
+import type { OverlapOptions } from './overlap.ts';
 
 export interface MemoryRange {
   readonly address: number;
   readonly bytes: number;
 }
+
+/** How long to wait, and between what. */
+export type CallOptions = WaitOptions & OverlapOptions;
 
 export interface EpEngine {
   /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */
@@ -20,9 +24,9 @@ export interface EpEngine {
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout;
-  dispatch(input: DispatchPlanInput, options: WaitOptions): Promise<DispatchResult>;
-  dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: WaitOptions): Promise<DispatchResult>;
-  combine(input: CheckedCombine, options: WaitOptions): Promise<CombineResult>;
+  dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult>;
+  dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: CallOptions): Promise<DispatchResult>;
+  combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult>;
   barrier(options: WaitOptions): Promise<void>;
   /** A tensor over one of this rank's own regions. */
   view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D>;

@@ -1,4 +1,5 @@
 // What EpBuffer's calls return.
+import type { DeviceEvent } from '../device/device-event.ts';
 import type { Tensor } from '../device/tensor.ts';
 import type { RowsLike } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
@@ -17,6 +18,8 @@ export interface DispatchResult {
   /** Choices per local expert, rounded up to expertAlignment (the count only, no rows are added). */
   readonly numRecvTokensPerExpert: readonly number[];
   readonly handle: DispatchHandle;
+  /** When the rows are there; only with asyncFinish. Disposed by the caller. */
+  readonly event: DeviceEvent | undefined;
 }
 
 /** Owned by the caller. */
@@ -25,4 +28,6 @@ export interface CombineResult {
   readonly combinedX: Tensor<'bf16'>;
   /** f32 [T, K]: the sum of the ranks' weight rows. */
   readonly combinedTopkWeights: Tensor<'f32'> | undefined;
+  /** When the sums are there; only with asyncFinish. Disposed by the caller. */
+  readonly event: DeviceEvent | undefined;
 }

@@ -8,6 +8,7 @@ export { DispatchHandle } from './dispatch-handle.ts';
 export type { DispatchLayout } from './dispatch-layout.ts';
 export { EpBuffer } from './ep-buffer.ts';
 export type { CombineResult, DispatchResult } from './ep-results.ts';
+export type { OverlapOptions } from './overlap.ts';
 export { type ContextOptions, DispatchCombineContext, type OutputBuffers } from './all2all/dispatch-combine-context.ts';
 export { EPAll2AllLayer, type LayerOptions } from './all2all/ep-all2all-layer.ts';
 export type { LayerDispatchResult } from './all2all/layer-engine.ts';

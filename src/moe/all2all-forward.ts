@@ -10,12 +10,6 @@ import { largestTokenShare } from './token-split.ts';
 export async function createAll2AllForward(options: ForwardOptions): Promise<MoeForward> {
   const { world, device, block, share, dtype } = options;
   if (dtype !== 'bf16') throw invalidArgument('dtype', dtype, '"bf16" with layer "all2all"');
-  if (device.kind !== 'cpu') {
-    throw new WeftlineError(
-      'WL_UNSUPPORTED',
-      'EPAll2AllLayer runs on CPU ranks only: use --layer buffer, or --device cpu',
-    );
-  }
   const { x, topkIdx, topkWeights, experts } = share;
   const layer = await EPAll2AllLayer.create(world, device, {
     maxTokens: Math.max(1, largestTokenShare(block.tokens, world.size)),

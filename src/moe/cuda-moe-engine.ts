@@ -2,7 +2,6 @@
 import { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { CudaFp8Rows } from '../device/cuda/fp8-rows.ts';
-import { describeCall } from '../ep/calls.ts';
 import type { Settings } from '../settings/settings.ts';
 import { createCpuMoeEngine } from './cpu-moe-engine.ts';
 import { CudaExperts, loadExpertLaunches } from './cuda-experts.ts';
@@ -20,10 +19,7 @@ export async function createCudaMoeEngine(device: CudaDevice, settings: Settings
     openGate: (options) => openGate(device, options),
     quantizeRows: (x, out) => fp8Rows.quantize(x, out),
     dequantizeRows: (rows, out) => fp8Rows.dequantize(rows, out),
-    async finish() {
-      await device.stream.idle();
-      device.traps.throwIfExpired(describeCall);
-    },
+    finish: () => device.stream.idle(),
     [Symbol.dispose]: () => product[Symbol.dispose](),
   };
 }

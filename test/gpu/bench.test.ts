@@ -43,6 +43,9 @@ for (const [ranks, hidden] of [
           assert.ok(cases.some((result) => result.name === name));
         }
       }
+      for (const name of ['combine bf16', 'layer dispatch', 'layer combine', 'layer combine, local']) {
+        assert.ok(cases.some((result) => result.name === name));
+      }
       for (const result of cases) {
         assert.ok(stdout.includes(result.name));
         assert.ok(result.microseconds.min > 0 && result.readyMicroseconds.min >= result.returnedMicroseconds.min);

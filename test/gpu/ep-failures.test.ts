@@ -19,10 +19,21 @@ test('a rank that stays away is named by WL_TIMEOUT, with kernel and call', { sk
   assert.equal(code, 'WL_TIMEOUT', transcript);
   assert.match(
     message,
-    /Kernel epPrepare of rank 0 waited 400 ms for rank 1 \(dispatch \(opening barrier\)/,
+    /Kernel epDispatch of rank 0 waited 400 ms for rank 1 \(dispatch \(opening barrier\)/,
     transcript,
   );
 });
+
+test(
+  'kill -9 of a rank ends the waits of kernels at once, names it, and no half result is handed out',
+  { skip: noGpu },
+  async () => {
+    const { ranks, transcript } = await runRanks(2, script, { args: ['lost before combine'], env, graceMs: 10_000 });
+    const { code, message } = resultOf(ranks[0]) as Failure;
+    assert.equal(code, 'WL_PEER_LOST', transcript);
+    assert.match(message, /[Rr]ank 1\b/, transcript);
+  },
+);
 
 test('a rank that stays away from a layer is named too', { skip: noGpu }, async () => {
   const { ranks, transcript } = await runRanks(2, script, { args: ['layer absent'], env, graceMs: 10_000 });

@@ -50,6 +50,13 @@ test('kill -9 of one rank mid-dispatch fails the others at once, names it and le
   );
 });
 
+test('a rank that is gone before combine is named, and no half result is handed out', async () => {
+  const { ranks, transcript } = await run('lost before combine', 2, { graceMs: 5_000 });
+  const failure = failureOf(ranks[0]);
+  assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(failure.code), transcript);
+  assert.match(failure.message, /[Rr]ank 1\b/, transcript);
+});
+
 test('a rank that stays away is named by WL_TIMEOUT, and then hears that the others gave up', async () => {
   const { ranks, transcript } = await run('absent', 4);
   for (const rank of [0, 2, 3]) {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type CopyOf, copyShapes, stagedBytes } from '#lib/bench/cuda/copy-shape.js';
-import type { CudaCase } from '#lib/bench/cuda/ep-cases.js';
+import type { CudaCase } from '#lib/bench/cuda/ep-case.js';
 import { cudaMethod, type EpCudaBenchReport, summarizeCudaCases } from '#lib/bench/cuda/ep-results.js';
 import { parseLinks } from '#lib/bench/cuda/gpu-machine.js';
 import type { CudaTimes } from '#lib/bench/cuda/time-cases.js';
@@ -66,8 +66,15 @@ const cases: readonly CudaCase[] = [
     cached: 'cached',
     run: () => {},
   },
+  { name: 'twice', description: 'more rows', rows, rowBytes: 500, copies: ['pull'], copyScale: 2, run: () => {} },
 ];
-const times: readonly CudaTimes[] = [timesOf(10, 12), timesOf(20, 24), timesOf(16, 24), timesOf(40, 48)];
+const times: readonly CudaTimes[] = [
+  timesOf(10, 12),
+  timesOf(20, 24),
+  timesOf(16, 24),
+  timesOf(40, 48),
+  timesOf(50, 60),
+];
 
 /** Two iterations on two ranks, of which rank 0 is the slower one. */
 function timesOf(first: number, second: number): CudaTimes {
@@ -83,7 +90,7 @@ function timesOf(first: number, second: number): CudaTimes {
 }
 
 test('summarizeCudaCases() compares with the copies of the same iteration, added up where there are several', () => {
-  const [pushed, , cached, both] = summarizeCudaCases(times, cases, 2);
+  const [pushed, , cached, both, twice] = summarizeCudaCases(times, cases, 2);
   assert.deepEqual([pushed?.ratioToCopy, pushed?.beyondCached], [undefined, undefined]);
   assert.deepEqual([pushed?.logicalGBpsPerRank.max, pushed?.wireGBps.max], [200, 300]);
   assert.deepEqual(pushed?.microsecondsOfRanks, [11, 10]);
@@ -92,6 +99,7 @@ test('summarizeCudaCases() compares with the copies of the same iteration, added
   assert.equal(both?.beyondCopyMicroseconds?.min, 10);
   assert.deepEqual([both?.beyondCached?.microseconds.median, both?.beyondCached?.readyMicroseconds.median], [24, 24]);
   assert.equal(cached?.returnedMicroseconds.median, 6);
+  assert.deepEqual([twice?.ratioToCopy?.min, twice?.ratioToCopy?.max], [0.8, 0.8]);
 });
 
 test('the report shows the sweep of each case, the copies that were kept, and the GPUs', () => {
@@ -126,6 +134,7 @@ test('the report shows the sweep of each case, the copies that were kept, and th
     settings: readSettings({}, {}),
     loadAverage: { before: 0, after: 0 },
     bufferWindowBytes: 1 << 20,
+    layerWindowBytes: 1 << 21,
     runs: [8, 16].map((numSms) => ({ numSms, copyShapes: { push: shape }, cases: results })),
   };
   const text = epCudaBenchReport(report);

@@ -16,7 +16,6 @@ import {
   packetFlags,
   packetKinds,
   packetPrefix,
-  resetHeader,
   TRANSPORT_VERSION,
 } from '#lib/abi/transport-packet.js';
 import { createReceivedBatch, placeRun } from '#lib/transport/packet-io.js';
@@ -29,7 +28,7 @@ import {
 
 test('every packet begins with the same prefix', () => {
   assert.equal(TRANSPORT_VERSION, 1);
-  for (const layout of [dataHeader, ackHeader, controlHeader, resetHeader]) {
+  for (const layout of [dataHeader, ackHeader, controlHeader]) {
     for (const [field, at] of Object.entries(packetPrefix.offset)) {
       assert.equal((layout.offset as Record<string, number>)[field], at, `${layout.name}.${field}`);
     }
@@ -38,8 +37,8 @@ test('every packet begins with the same prefix', () => {
 
 test('sizes of the layouts', () => {
   assert.deepEqual(
-    [packetPrefix, dataHeader, ackHeader, ackPath, controlHeader, controlRecord, resetHeader].map((l) => l.size),
-    [24, DATA_HEADER_BYTES, 44, 16, 32, 32, 28],
+    [packetPrefix, dataHeader, ackHeader, ackPath, controlHeader, controlRecord].map((l) => l.size),
+    [24, DATA_HEADER_BYTES, 48, 16, 32, 32],
   );
   assert.deepEqual([MAX_PATHS, MAX_FLOWS, MAX_MESSAGE_BYTES], [256, 65_536, 1_099_511_627_775]);
 });

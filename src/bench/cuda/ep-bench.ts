@@ -17,6 +17,8 @@ export interface EpCudaBenchOptions {
   readonly dtypes: readonly RowDtype[];
   /** SM counts to run one after another. */
   readonly sms: readonly number[];
+  /** False leaves EPAll2AllLayer out. */
+  readonly layer: boolean;
   readonly iterations: number;
   readonly warmup: number;
 }
@@ -31,7 +33,7 @@ export async function runEpCudaBench(
   options: EpCudaBenchOptions,
   progress?: (done: number, total: number) => void,
 ): Promise<EpCudaBenchReport | undefined> {
-  const { workload, dtypes, sms, iterations, warmup } = options;
+  const { workload, dtypes, sms, layer, iterations, warmup } = options;
   // What is generated for both dtypes does not depend on it.
   const full: EpWorkload = { ...workload, dtype: 'bf16' };
   checkEpWorkload(full);
@@ -42,9 +44,9 @@ export async function runEpCudaBench(
   using meeting = await CudaMeeting.create(world, device);
   using stopwatch = new CudaStopwatch(meeting);
   const runs: CudaRun[] = [];
-  let bufferWindowBytes = 0;
+  let windows = { bufferWindowBytes: 0, layerWindowBytes: undefined as number | undefined };
   for (const numSms of sms) {
-    await using made = await makeCudaCases({ meeting, stopwatch, inputs }, { numSms, dtypes });
+    await using made = await makeCudaCases({ meeting, stopwatch, inputs }, { numSms, dtypes, layer });
     const times = await timeCudaCases(world, stopwatch, made.cases, {
       warmup,
       iterations,
@@ -52,7 +54,7 @@ export async function runEpCudaBench(
     });
     // Nobody releases its window while others still use it.
     await world.barrier('bench-done');
-    bufferWindowBytes = made.windowBytes;
+    windows = { bufferWindowBytes: made.bufferWindowBytes, layerWindowBytes: made.layerWindowBytes };
     runs.push({ numSms, copyShapes: made.copyShapes, cases: summarizeCudaCases(times, made.cases, world.size) });
   }
   if (gpuMachine === undefined) return undefined;
@@ -68,7 +70,7 @@ export async function runEpCudaBench(
     gpuMachine,
     settings: world.settings,
     loadAverage: { before, after: loadAverage() },
-    bufferWindowBytes,
+    ...windows,
     runs,
   };
 }

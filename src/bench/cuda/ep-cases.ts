@@ -3,36 +3,20 @@ import { alignUp } from '../../abi/layout.ts';
 import { Tensor } from '../../device/tensor.ts';
 import { type DispatchHandle, EpBuffer } from '../../ep/index.ts';
 import { benchBufferConfig } from '../ep-memory.ts';
-import type { CaseTraffic } from '../ep-results.ts';
 import { combineRowBytes, dispatchRowBytes } from '../ep-workload.ts';
 import { checkPull, checkPush } from './copy-checks.ts';
 import type { CopyShape } from './copy-shape.ts';
-import { type CudaEpInputs, inputRows, type RowDtype } from './ep-inputs.ts';
-import type { CudaMeeting } from './meeting.ts';
+import { inputRows, type RowDtype } from './ep-inputs.ts';
+import { type CudaCase, type CudaCaseTools, pullName, pushName } from './ep-case.ts';
+import { makeCudaLayerCases } from './layer-cases.ts';
 import { fastestRowCopy, type RowCopy } from './row-copy.ts';
-import type { CudaStopwatch } from './stopwatch.ts';
-
-export interface CudaCase extends CaseTraffic {
-  /** The bare copies of the same rows; together they are the ceiling. None for a copy. */
-  readonly copies: readonly string[];
-  /** The case that does the same without counts and exchange. */
-  readonly cached?: string;
-  /** Not timed. */
-  readonly prepare?: () => void;
-  readonly run: () => unknown;
-}
 
 export interface CudaCases extends AsyncDisposable {
   readonly cases: readonly CudaCase[];
   /** What the bare copies are, by their cases' names. */
   readonly copyShapes: Readonly<Record<string, CopyShape & { readonly shapesTried: number }>>;
-  readonly windowBytes: number;
-}
-
-export interface CudaCaseTools {
-  readonly meeting: CudaMeeting;
-  readonly stopwatch: CudaStopwatch;
-  readonly inputs: CudaEpInputs;
+  readonly bufferWindowBytes: number;
+  readonly layerWindowBytes: number | undefined;
 }
 
 interface Bench extends CudaCaseTools {
@@ -40,12 +24,10 @@ interface Bench extends CudaCaseTools {
   readonly counter: Tensor<'i32'>;
 }
 
-const pullName = 'pull copy bf16';
-
 /** Collective. Makes a buffer with so many SMs, finds and checks the bare copies, and dispatches once. */
 export async function makeCudaCases(
   tools: CudaCaseTools,
-  { numSms, dtypes }: { readonly numSms: number; readonly dtypes: readonly RowDtype[] },
+  { numSms, dtypes, layer }: { readonly numSms: number; readonly dtypes: readonly RowDtype[]; readonly layer: boolean },
 ): Promise<CudaCases> {
   const { meeting, inputs } = tools;
   const { world, device } = meeting;
@@ -57,28 +39,30 @@ export async function makeCudaCases(
   const pull = await makePull(bench);
   const copies = new Map([[pullName, pull]]);
   const cases: CudaCase[] = [copyCase(bench, pullName, pull, 'bf16')];
-  for (const dtype of dtypes) {
+  // The layer's rows are always bf16.
+  for (const dtype of new Set<RowDtype>(layer ? ['bf16', ...dtypes] : dtypes)) {
     const push = await makePush(bench, dtype);
     copies.set(pushName(dtype), push);
-    cases.push(copyCase(bench, pushName(dtype), push, dtype), ...dispatchCases(bench, handle, dtype));
+    cases.push(copyCase(bench, pushName(dtype), push, dtype));
   }
+  for (const dtype of dtypes) cases.push(...dispatchCases(bench, handle, dtype));
   cases.push(combineCase(bench, handle));
+  const layers = layer ? await makeCudaLayerCases(tools, numSms) : undefined;
+  cases.push(...(layers?.cases ?? []));
   return {
     cases,
     copyShapes: Object.fromEntries(
       [...copies].map(([name, { shape, shapesTried }]) => [name, { ...shape, shapesTried }]),
     ),
-    windowBytes: buffer.size.bytes,
+    bufferWindowBytes: buffer.size.bytes,
+    layerWindowBytes: layers?.windowBytes,
     async [Symbol.asyncDispose]() {
+      await layers?.[Symbol.asyncDispose]();
       handle.dispose();
       bench.counter.dispose();
       await buffer[Symbol.asyncDispose]();
     },
   };
-}
-
-function pushName(dtype: RowDtype): string {
-  return `push copy ${dtype}`;
 }
 
 function copyCase({ inputs }: Bench, name: string, copy: RowCopy, dtype: RowDtype): CudaCase {

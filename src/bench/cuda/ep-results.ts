@@ -4,7 +4,8 @@ import { type MovedRows, summarizeMoved } from '../ep-results.ts';
 import type { EpWorkload } from '../ep-workload.ts';
 import type { MachineDocument } from '../machine.ts';
 import { type Summary, summarize, summarizePairs, summarizeRatios } from '../statistics.ts';
-import type { CudaCase, CudaCases } from './ep-cases.ts';
+import type { CudaCase } from './ep-case.ts';
+import type { CudaCases } from './ep-cases.ts';
 import type { RowDtype } from './ep-inputs.ts';
 import type { GpuMachineDocument } from './gpu-machine.ts';
 import type { CudaTimes } from './time-cases.ts';
@@ -21,7 +22,8 @@ export const cudaMethod = {
   wire: 'Bytes of rows that came from another rank.',
   copies:
     'The ceiling: kernels with as many SMs that move the same rows between the same memory through shared memory by bulk copies, places known before, nothing counted, told or summed; the ranks meet before and after as in the library. Push loads a row once and stores it to each rank; pull loads all rows of a token and stores one. Before the timing each shape that fits (warps, parts in flight, bytes of a part) is tried, and the fastest is kept.',
-  ratioToCopy: 'Time of the bare copies of the same rows over that of the case, in the same iteration.',
+  ratioToCopy:
+    'Time of the bare copies of the same rows over that of the case, in the same iteration. For layer combine, which pulls a row per (token, expert), the time of the copy is multiplied by how many more rows cross.',
   beyondCached:
     'Time of the case less that of the same case with a cached handle, in the same iteration: what counts and their exchange cost.',
 } as const;
@@ -58,6 +60,8 @@ export interface EpCudaBenchReport {
   readonly loadAverage: { readonly before: number; readonly after: number };
   /** Bytes of one rank. */
   readonly bufferWindowBytes: number;
+  /** Of each of the two layers; absent when they were left out. */
+  readonly layerWindowBytes: number | undefined;
   readonly runs: readonly CudaRun[];
 }
 
@@ -69,8 +73,9 @@ export function summarizeCudaCases(
   const timesOf = (name: string): CudaTimes => times[cases.findIndex((other) => other.name === name)] as CudaTimes;
   return cases.map((one, index) => {
     const of = times[index] as CudaTimes;
+    const scale = one.copyScale ?? 1;
     const copying = of.device.map((_, iteration) =>
-      one.copies.reduce((sum, name) => sum + (timesOf(name).device[iteration] as number), 0),
+      one.copies.reduce((sum, name) => sum + scale * (timesOf(name).device[iteration] as number), 0),
     );
     const cached = one.cached === undefined ? undefined : timesOf(one.cached);
     return {

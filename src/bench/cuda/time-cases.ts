@@ -1,7 +1,7 @@
 // Times the cases of a GPU bench in turn: in every iteration each of them once for the device and once for the host.
 import type { World } from '../../world/index.ts';
 import { interleave, type Rounds } from '../interleaved.ts';
-import type { CudaCase } from './ep-cases.ts';
+import type { CudaCase } from './ep-case.ts';
 import type { CudaStopwatch } from './stopwatch.ts';
 
 /** Microseconds of one case, an element per iteration, each of the slowest rank. */

@@ -26,6 +26,7 @@ export class CudaContext implements Disposable {
   #lost: WeftlineError | undefined;
   #disposed = false;
   readonly #resources = new Set<ContextResource>();
+  readonly #verdicts = new Set<() => void>();
 
   /** Retains the primary context, which the process shares with other CUDA libraries. Fails with WL_CUDA or WL_UNSUPPORTED. */
   static retain(ordinal: number, driver: CudaDriver = cudaDriver): CudaContext {
@@ -110,6 +111,20 @@ export class CudaContext implements Disposable {
 
   disown(resource: ContextResource): void {
     this.#resources.delete(resource);
+  }
+
+  /**
+   * Called after each wait of the host for device work; throws when that work left without doing what it was to do, so
+   * that nobody takes its results for good. Returns a function that ends this.
+   */
+  judgeWaits(verdict: () => void): () => void {
+    this.#verdicts.add(verdict);
+    return () => this.#verdicts.delete(verdict);
+  }
+
+  /** After a wait of the host: fails with what any judge finds. */
+  throwIfFailed(): void {
+    for (const verdict of this.#verdicts) verdict();
   }
 
   [Symbol.dispose](): void {

@@ -132,10 +132,10 @@ export class CudaDevice implements Device {
     return new HostMemory(this.context, bytes);
   }
 
-  /** Sets every byte, in the order of the stream. */
-  setBytes(storage: Storage, byte: number, stream: CudaStream = this.stream): void {
+  /** Sets every byte of a tensor or of memory, in the order of the stream. */
+  setBytes(memory: Tensor | Storage, byte: number, stream: CudaStream = this.stream): void {
     this.context.workCount += 1;
-    this.context.call('cuMemsetD8Async', storage.address, byte, storage.bytes, stream.handle);
+    this.context.call('cuMemsetD8Async', memory.address, byte, memory.bytes, stream.handle);
   }
 
   /** `high`: its blocks run before those of other streams. Disposed by the caller, or with the device. */

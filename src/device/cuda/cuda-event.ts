@@ -1,5 +1,6 @@
 // A point in a stream: other streams wait for it on the device, the host polls it, two of them give a time.
 import type { Out } from '../../native/library.ts';
+import type { DeviceEvent, DeviceWaitOptions } from '../device-event.ts';
 import type { CudaContext } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';
 import { CUDA_ERROR_NOT_READY } from './cuda-status.ts';
@@ -7,18 +8,12 @@ import { pollUntil } from './poll.ts';
 
 const DISABLE_TIMING = 2;
 
-export interface DeviceWaitOptions {
-  /** The setting `timeoutMs` by default. */
-  readonly timeoutMs?: number;
-  readonly signal?: AbortSignal;
-}
-
 export interface EventDefaults {
   readonly timing: boolean;
   readonly timeoutMs: number;
 }
 
-export class CudaEvent implements Disposable {
+export class CudaEvent implements DeviceEvent {
   readonly context: CudaContext;
   /** CUevent. */
   readonly handle: number;
@@ -56,12 +51,13 @@ export class CudaEvent implements Disposable {
   }
 
   /** Resolves when the work before the mark is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
-  wait(options: DeviceWaitOptions = {}): Promise<void> {
-    return pollUntil(() => this.isDone(), {
+  async wait(options: DeviceWaitOptions = {}): Promise<void> {
+    await pollUntil(() => this.isDone(), {
       timeoutMs: options.timeoutMs ?? this.#defaults.timeoutMs,
       signal: options.signal,
       what: `The work before an event of GPU ${this.context.ordinal}`,
     });
+    this.context.throwIfFailed();
   }
 
   /** Time between two marks that are done, both of events with timing. */

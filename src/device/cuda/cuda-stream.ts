@@ -1,7 +1,8 @@
 // A queue of device work that runs in order, and beside other streams.
 import type { Out } from '../../native/library.ts';
+import type { DeviceWaitOptions } from '../device-event.ts';
 import type { CudaContext } from './cuda-context.ts';
-import type { CudaEvent, DeviceWaitOptions } from './cuda-event.ts';
+import type { CudaEvent } from './cuda-event.ts';
 import { CUDA_ERROR_NOT_READY } from './cuda-status.ts';
 import { pollUntil } from './poll.ts';
 
@@ -56,12 +57,13 @@ export class CudaStream implements Disposable {
   }
 
   /** Resolves when everything enqueued is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
-  idle(options: DeviceWaitOptions = {}): Promise<void> {
-    return pollUntil(() => this.isIdle(), {
+  async idle(options: DeviceWaitOptions = {}): Promise<void> {
+    await pollUntil(() => this.isIdle(), {
       timeoutMs: options.timeoutMs ?? this.#timeoutMs,
       signal: options.signal,
       what: `The work of a stream of GPU ${this.context.ordinal}`,
     });
+    this.context.throwIfFailed();
   }
 
   [Symbol.dispose](): void {

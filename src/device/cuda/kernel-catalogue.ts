@@ -1,7 +1,7 @@
 // Every file of kernels/cuda: what `weftline compile` fills a bundle with and what the tests compile.
 import type { KernelFile } from './kernel-file.ts';
 import { benchKernels } from './kernels/bench.ts';
-import { epCombineKernels, epDispatchKernels, epPrepareKernels } from './kernels/ep.ts';
+import { epCombineKernels, epDispatchKernels, epLayoutKernels } from './kernels/ep.ts';
 import { layerCombineKernels, layerDispatchKernels, layerPlaceKernels, layerPrepareKernels } from './kernels/layer.ts';
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
 import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
@@ -9,7 +9,7 @@ import { selfTestKernels } from './kernels/self-test.ts';
 
 export const kernelCatalogue: readonly KernelFile[] = [
   selfTestKernels,
-  epPrepareKernels,
+  epLayoutKernels,
   epDispatchKernels,
   epCombineKernels,
   layerPrepareKernels,

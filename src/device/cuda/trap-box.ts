@@ -5,10 +5,12 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { CudaContext } from './cuda-context.ts';
 import { HostMemory } from './host-memory.ts';
 
+/** The device has one for its users' kernels; an object whose waits must end on their own makes one for itself. */
 export class TrapBox implements Disposable {
   readonly #memory: HostMemory;
   readonly #record: Block<keyof typeof trapRecord.offset>;
   readonly #state: Int32Array;
+  #abortedBy: unknown;
 
   constructor(context: CudaContext) {
     this.#memory = new HostMemory(context, trapRecord.size);
@@ -21,12 +23,19 @@ export class TrapBox implements Disposable {
     return this.#memory.deviceAddress;
   }
 
+  /** Kernels that wait leave within a few milliseconds, and throwIfExpired() throws `reason` from then on. */
+  abort(reason: unknown): void {
+    this.#abortedBy ??= reason;
+    this.#record.set('abort', 1);
+  }
+
   /**
    * To be called when a kernel that waits has ended. Fails with WL_TIMEOUT, or WL_CONFIG_MISMATCH when a peer arrived in
    * another call. The record is empty again and the device as
    * usable as before. `describeChannel` says what the kernel's channel number means.
    */
   throwIfExpired(describeChannel: (channel: number) => string = (channel) => `channel ${channel}`): void {
+    if (this.#abortedBy !== undefined) throw this.#abortedBy;
     if (Atomics.load(this.#state, 0) !== trapStates.readable) return;
     const read = (field: keyof typeof trapRecord.offset): number => this.#record.get(field);
     const number = read('kernel');

@@ -3,7 +3,6 @@ import { layerPlan } from '../../abi/layer-arguments.ts';
 import { type DType, dtypes } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import { TrapBox } from '../../device/cuda/trap-box.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { TensorSet } from '../../device/tensor-set.ts';
 import type { WaitOptions } from '../../world/store.ts';
@@ -73,7 +72,6 @@ class CudaLayerEngine implements LayerEngine {
   readonly #scratch: LayerScratch & Disposable;
   readonly #options: LayerEngineOptions;
   readonly #hostPlan: CudaLayerPlan;
-  readonly #traps: TrapBox;
   readonly #calls: CudaCalls;
   #dispatches = 0;
 
@@ -87,10 +85,9 @@ class CudaLayerEngine implements LayerEngine {
     this.#scratch = scratch;
     this.#options = options;
     this.#hostPlan = new CudaLayerPlan(device, config);
-    this.#traps = new TrapBox(device.context);
-    this.#calls = new CudaCalls(world, this.#traps);
-    device.setBytes(scratch.counter.storage, 0);
-    bindLayerLaunches(launches, config, { memory, scratch, hostPlan: this.#hostPlan, traps: this.#traps });
+    this.#calls = new CudaCalls(world, device);
+    device.setBytes(scratch.counter, 0);
+    bindLayerLaunches(launches, config, { memory, scratch, hostPlan: this.#hostPlan, traps: this.#calls.traps });
   }
 
   throwIfUnusable(): void {
@@ -160,7 +157,7 @@ class CudaLayerEngine implements LayerEngine {
   async close(): Promise<void> {
     // Kernels that still run use this memory; a lost device runs none.
     await this.#device.stream.idle().catch(() => {});
-    for (const part of [this.#scratch, this.#hostPlan, this.#traps]) part[Symbol.dispose]();
+    for (const part of [this.#scratch, this.#hostPlan, this.#calls]) part[Symbol.dispose]();
   }
 
   /** The usual case: rows are sent right behind the count exchange, which needs no host to be right. */

@@ -4,6 +4,7 @@
 // an even part falls here. Times are of the device, by events around one call, the median of 20 after 3.
 import { writeFileSync } from 'node:fs';
 import { CudaDevice, readSettings } from 'weftline';
+import { median } from '#lib/core/quantile.js';
 import { findCublas } from '#lib/native/cublas.js';
 import { openMoeEngine } from '#lib/moe/moe-engine.js';
 
@@ -41,7 +42,7 @@ for (const expertProduct of findCublas() === undefined ? (['kernel'] as const) :
       await engine.finish();
       if (call >= 0) times.push(end.millisecondsSince(start));
     }
-    const ms = times.toSorted((a, b) => a - b)[times.length >> 1] as number;
+    const ms = median(times);
     const flops = rows * (2 * hidden * 2 * intermediate + 2 * intermediate * hidden);
     const result = { product: engine.product, rows, ms, teraflops: flops / ms / 1e9 };
     console.log(JSON.stringify(result));

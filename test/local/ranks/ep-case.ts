@@ -23,10 +23,14 @@ export interface EpCase {
   readonly localCombine: boolean;
   readonly scatter: boolean;
   readonly capacity: number;
+  /** Of a GPU. */
+  readonly numSms: number;
+  /** With previousEvent and asyncFinish. */
+  readonly overlap: boolean;
 }
 
 export function epCase(ranks: number): fc.Arbitrary<EpCase> {
-  return fc.record({
+  const cases = fc.record({
     seed: fc.integer(),
     hidden: fc.constantFrom(8, 16, 40, 64, 128, 136, 256, 264),
     expertsPerRank: fc.integer({ min: 1, max: 6 }),
@@ -46,7 +50,13 @@ export function epCase(ranks: number): fc.Arbitrary<EpCase> {
     localCombine: fc.boolean(),
     scatter: fc.boolean(),
     capacity: fc.constantFrom(0.1, 1, 2),
+    numSms: fc.constantFrom(1, 3, 16),
+    overlap: fc.boolean(),
   });
+  // Rarely more tokens than the threads of a block, in short rows.
+  const crowd = { hidden: 8, numSms: 1 };
+  const crowded = cases.map((one) => ({ ...one, ...crowd, tokens: one.tokens.map((count) => count * 25) }));
+  return fc.oneof({ weight: 40, arbitrary: cases }, crowded);
 }
 
 /** mulberry32. */

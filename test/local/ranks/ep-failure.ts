@@ -53,6 +53,23 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
     return failureOf(() => buffer.dispatch({ x, topkIdx, timeoutMs: 400 }));
   },
 
+  async 'lost before combine'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const { handle } = await buffer.dispatch({
+      x: await tokens(2),
+      topkIdx: await ids([
+        [0, 3],
+        [3, 0],
+      ]),
+    });
+    if (world.rank === 1) process.kill(process.pid, 'SIGKILL');
+    return failureOf(async () => {
+      const { combinedX } = await buffer.combine({ x: buffer.combineInput(handle), handle });
+      // On a GPU the call itself has returned before its kernel waits; what it left must not pass for a result.
+      await combinedX.toHost();
+    });
+  },
+
   async abort() {
     const buffer = await EpBuffer.create(world, device, config);
     if (world.rank === 1) await sleep(800);
@@ -202,7 +219,11 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
       [2, 3],
       [2, 3],
     ]);
-    return failureOf(async () => buffer.dispatch({ x: await tokens(2), topkIdx, numWorstTokens: 2 }));
+    return failureOf(async () => {
+      const { recvX } = await buffer.dispatch({ x: await tokens(2), topkIdx, numWorstTokens: 2 });
+      // A GPU's dispatch with a bound has not waited.
+      await (recvX as Tensor).toHost();
+    });
   },
 
   async 'address space'() {

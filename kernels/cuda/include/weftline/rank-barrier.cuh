@@ -52,8 +52,9 @@ __device__ __forceinline__ bool enterTogether(const RankBarrier& barrier, const 
 }
 
 // By all threads of every block, as the last thing: the block that ends last tells the peers and waits for them.
-// `counter` counts the blocks of this kernel; it is zero before and after.
-__device__ __forceinline__ void leaveTogether(const RankBarrier& barrier, u32* counter, const WaitScope& scope) {
+// `counter` counts the blocks of this kernel; it is zero before and after. True for all threads of the last block once
+// all ranks have arrived; what they wrote is then read past the first-level cache.
+__device__ __forceinline__ bool leaveTogether(const RankBarrier& barrier, u32* counter, const WaitScope& scope) {
   __shared__ u32 last;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -62,12 +63,14 @@ __device__ __forceinline__ void leaveTogether(const RankBarrier& barrier, u32* c
     last = fetchAddAcquireReleaseGpu(counter, 1) == gridDim.x - 1;
   }
   __syncthreads();
-  if (last == 0) return;
+  if (last == 0) return false;
+  u32 status = epStatusGood;
   if (threadIdx.x < barrier.ranks) {
     signalRank(barrier, threadIdx.x);
-    awaitRank(barrier, threadIdx.x, scope);
+    status = awaitRank(barrier, threadIdx.x, scope);
   }
   if (threadIdx.x == 0) *counter = 0;
+  return !__syncthreads_or(status != epStatusGood);
 }
 
 }  // namespace weftline

@@ -22,6 +22,16 @@ __device__ __forceinline__ u32 laneIndex() {
   return lane;
 }
 
+// Lane l gets the sum of lanes 0 to l. By all lanes.
+__device__ __forceinline__ u32 warpInclusiveSum(u32 value) {
+#pragma unroll
+  for (u32 distance = 1; distance < lanesPerWarp; distance *= 2) {
+    const u32 before = __shfl_up_sync(0xffffffffu, value, distance);
+    if (laneIndex() >= distance) value += before;
+  }
+  return value;
+}
+
 // bf16 is the upper half of an f32; exact.
 __device__ __forceinline__ f32 bf16ToFloat(u16 bits) {
   return __uint_as_float(static_cast<u32>(bits) << 16);

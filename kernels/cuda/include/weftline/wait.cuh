@@ -46,6 +46,16 @@ __device__ __forceinline__ void recordTrap(const WaitScope& scope, WaitFor whom,
   storeReleaseSystem(&trap->state, trapStateReadable);
 }
 
+// Reading the timer costs as much as a few polls; asking the host, whose memory is far, much more.
+__device__ __forceinline__ bool waitIsOver(const WaitScope& scope, u32 polls, u64 start) {
+  if ((polls & 31u) == 0 && globalTimer() - start >= scope.timeoutNs) return true;
+  return (polls & 1023u) == 0 && loadRelaxedSystem(&scope.trap->abort) != 0;
+}
+
+__device__ __forceinline__ u32 expiryReason(const WaitScope& scope) {
+  return loadRelaxedSystem(&scope.trap->abort) != 0 ? trapReasonAborted : trapReasonTimeout;
+}
+
 // Epochs only grow and may wrap: reached means not behind by signed difference.
 __device__ __forceinline__ bool epochReached(u32 seen, u32 expected) { return static_cast<i32>(seen - expected) >= 0; }
 
@@ -58,10 +68,9 @@ __device__ __forceinline__ bool waitForEpoch(const u32* word, u32 expected, cons
   for (u32 polls = 1;; ++polls) {
     seen = loadAcquireSystem(word);
     if (epochReached(seen, expected)) return true;
-    // Reading the timer costs as much as a few polls.
-    if ((polls & 31u) == 0 && globalTimer() - start >= scope.timeoutNs) break;
+    if (waitIsOver(scope, polls, start)) break;
   }
-  recordTrap(scope, whom, expected, seen);
+  recordTrap(scope, whom, expected, seen, expiryReason(scope));
   return false;
 }
 
@@ -72,9 +81,9 @@ __device__ __forceinline__ bool waitForChange(const u64* word, u64 empty, u64* v
   for (u32 polls = 1;; ++polls) {
     *value = loadAcquireSystem(word);
     if (*value != empty) return true;
-    if ((polls & 31u) == 0 && globalTimer() - start >= scope.timeoutNs) break;
+    if (waitIsOver(scope, polls, start)) break;
   }
-  recordTrap(scope, whom, empty, *value);
+  recordTrap(scope, whom, empty, *value, expiryReason(scope));
   return false;
 }
 

@@ -1,18 +1,20 @@
 // The kernels of expert parallelism.
-import { epCombineArguments, epDispatchArguments, epPrepareArguments } from '../../../abi/ep-arguments.ts';
+import { epCombineArguments, epDispatchArguments, epLayoutArguments } from '../../../abi/ep-arguments.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
-/** COLUMNS: most choices per token; PREPARE_THREADS in the launches follows it. */
-export const epPrepareKernels = defineKernelFile({
-  file: 'ep-prepare.cu',
-  constants: { COLUMNS: { choices: [8, 32] } },
-  kernels: { epPrepare: epPrepareArguments },
+/** Most choices per token, which a thread keeps in registers. */
+const columns = { COLUMNS: { choices: [8, 32] } } as const;
+
+export const epLayoutKernels = defineKernelFile({
+  file: 'ep-layout.cu',
+  constants: columns,
+  kernels: { epLayout: epLayoutArguments },
   hot: true,
 });
 
 export const epDispatchKernels = defineKernelFile({
   file: 'ep-dispatch.cu',
-  constants: {},
+  constants: columns,
   kernels: { epDispatch: epDispatchArguments },
   hot: true,
 });

@@ -1,0 +1,162 @@
+// The count exchange of a dispatch: every rank's record in every window, what they add up to, and what the host is told.
+//
+// All ranks read the same records, so all judge alike: when one of them cannot dispatch, none does.
+#pragma once
+#include "weftline/abi.cuh"
+#include "weftline/exchange-record.cuh"
+#include "weftline/memory-order.cuh"
+#include "weftline/rank-barrier.cuh"
+#include "weftline/types.cuh"
+
+namespace weftline {
+
+// In shared memory of the one block that exchanges.
+struct ExchangeState {
+  u32 status;
+  u32 detail;
+  u32 culprit;
+  // Rows that ranks 0..s together send to d, at [s * ranks + d].
+  u32 matrix[epMaxRanks * epMaxRanks];
+  u32 headers[epMaxRanks][epRecordHeaderWords];
+  u32 counts[epMaxRanks][epMaxRanks];
+};
+
+__device__ __forceinline__ ExchangeRecords recordsOf(const EpDispatchArguments& a) {
+  return {a.peers, a.exchangeOffset, a.ranks, a.recordWords, a.sequence};
+}
+
+// Writes this rank's record into every window. `counts` per rank in shared memory, `experts` in global memory.
+__device__ __forceinline__ void publishRecord(const EpDispatchArguments& a, const u32* counts, const u32* experts,
+                                              u32 badCell) {
+  const ExchangeRecords records = recordsOf(a);
+  for (u32 index = threadIdx.x; index < epRecordHeaderWords + a.ranks + a.experts; index += blockDim.x) {
+    u32 word = 0;
+    if (index >= epRecordHeaderWords + a.ranks) word = __ldcg(experts + index - epRecordHeaderWords - a.ranks);
+    else if (index >= epRecordHeaderWords) word = counts[index - epRecordHeaderWords];
+    else if (index == epRecordTopk) word = a.topk == nullptr ? 0 : a.topkColumns;
+    else if (index == epRecordRowBytes) word = a.rowBytes;
+    else if (index == epRecordScaleBytes) word = a.scaleBytes;
+    else if (index == epRecordIndexBytes) word = a.topk == nullptr ? 0 : a.indexBytes;
+    else if (index == epRecordWeightBytes) word = a.weights == nullptr ? 0 : 4;
+    else if (index == epRecordNumTokens) word = a.tokens;
+    else if (index == epRecordRowBound) word = a.worstRows;
+    else if (index == epRecordBadCell) word = badCell;
+    for (u32 peer = 0; peer < a.ranks; ++peer) records.at(peer, a.rank)[index] = word;
+  }
+}
+
+// By one thread, when something is known to be wrong: the first thing in a fixed order.
+__device__ __forceinline__ void findFault(const EpDispatchArguments& a, ExchangeState& state) {
+  for (u32 source = 0; source < a.ranks; ++source) {
+    const u32 bad = state.headers[source][epRecordBadCell];
+    if (bad == 0xffffffffu) continue;
+    state.status = epStatusBadChoice;
+    state.culprit = source;
+    state.detail = bad;
+    return;
+  }
+  for (u32 word = epRecordTopk; word <= epRecordWeightBytes; ++word) {
+    for (u32 source = 1; source < a.ranks; ++source) {
+      if (state.headers[source][word] == state.headers[0][word]) continue;
+      state.status = epStatusMismatch;
+      state.culprit = source;
+      state.detail = word;
+      return;
+    }
+  }
+  for (u32 d = 0; d < a.ranks; ++d) {
+    const u32 bound = state.headers[d][epRecordRowBound];
+    const u32 rows = state.matrix[(a.ranks - 1) * a.ranks + d];
+    if (bound == 0 || rows <= bound) continue;
+    state.status = epStatusCapacity;
+    state.culprit = d;
+    state.detail = rows;
+    return;
+  }
+}
+
+// By all threads, behind the barrier: reads all records, adds up, and judges.
+__device__ __forceinline__ void readRecords(const EpDispatchArguments& a, ExchangeState& state) {
+  const ExchangeRecords records = recordsOf(a);
+  const u32 words = epRecordHeaderWords + a.ranks;
+  // The loads of a thread, mostly one, are all under way together.
+  for (u32 index = threadIdx.x; index < a.ranks * words; index += blockDim.x) {
+    const u32 source = index / words;
+    const u32 word = index - source * words;
+    const u32 value = records.received(a.rank, source, word);
+    if (word < epRecordHeaderWords) state.headers[source][word] = value;
+    else state.counts[source][word - epRecordHeaderWords] = value;
+  }
+  __syncthreads();
+  bool fault = false;
+  if (threadIdx.x < a.ranks) {
+    const u32 r = threadIdx.x;
+    u32 sum = 0;
+    for (u32 source = 0; source < a.ranks; ++source) {
+      sum += state.counts[source][r];
+      state.matrix[source * a.ranks + r] = sum;
+    }
+    const u32 bound = state.headers[r][epRecordRowBound];
+    fault = (bound != 0 && sum > bound) || state.headers[r][epRecordBadCell] != 0xffffffffu;
+    for (u32 word = epRecordTopk; word <= epRecordWeightBytes; ++word) {
+      fault = fault || state.headers[r][word] != state.headers[0][word];
+    }
+  }
+  if (!__syncthreads_or(fault)) return;
+  if (threadIdx.x == 0) findFault(a, state);
+  __syncthreads();
+}
+
+__device__ __forceinline__ u32 rowsHere(const EpDispatchArguments& a, const ExchangeState& state) {
+  return state.status == epStatusGood ? state.matrix[(a.ranks - 1) * a.ranks + a.rank] : 0;
+}
+
+// By all threads: the plan for the blocks of this dispatch and for later kernels. The caller publishes it.
+__device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const ExchangeState& state) {
+  EpPlan* plan = static_cast<EpPlan*>(a.plan);
+  if (threadIdx.x < a.ranks) {
+    plan->firstRow[threadIdx.x] = a.rank == 0 ? 0 : state.matrix[(a.rank - 1) * a.ranks + threadIdx.x];
+  }
+  if (threadIdx.x == 0) {
+    plan->status = state.status;
+    plan->numRecvTokens = rowsHere(a, state);
+  }
+}
+
+// By all threads: what the host waits for, in its memory; the sequence number last.
+__device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const ExchangeState& state) {
+  EpHostPlan* host = static_cast<EpHostPlan*>(a.hostPlan);
+  const ExchangeRecords records = recordsOf(a);
+  if (threadIdx.x == 0) {
+    host->numRecvTokens = rowsHere(a, state);
+    if (state.status != epStatusGood && loadRelaxedSystem(&host->failedSequence) == 0) {
+      host->status = state.status;
+      host->detail = state.detail;
+      host->culprit = state.culprit;
+      // ORDER: publishes the reason.
+      storeReleaseSystem(&host->failedSequence, a.sequence);
+    }
+  }
+  for (u32 cell = threadIdx.x; cell < a.ranks * a.ranks; cell += blockDim.x) {
+    host->rankPrefixMatrix[cell] = state.matrix[cell];
+  }
+  if (state.status == epStatusGood) {
+    for (u32 local = threadIdx.x; local < a.expertsPerRank; local += blockDim.x) {
+      const u32 word = epRecordHeaderWords + a.ranks + a.rank * a.expertsPerRank + local;
+      u32 count = 0;
+#pragma unroll
+      for (u32 source = 0; source < epMaxRanks; ++source) {
+        if (source < a.ranks) count += records.received(a.rank, source, word);
+      }
+      static_cast<u32*>(a.hostExperts)[local] = count;
+    }
+  }
+  __syncthreads();
+  // ORDER: everything above, by any thread of the block, is in host memory before the sequence number.
+  if (threadIdx.x == 0) {
+    fenceSystem();
+    storeReleaseSystem(&host->sequence, a.sequence);
+  }
+}
+
+}  // namespace weftline

@@ -1,0 +1,76 @@
+// On which stream each call of a buffer runs: one after another, whatever else the device does meanwhile.
+import { invalidArgument } from '../core/errors.ts';
+import type { CudaDevice } from '../device/cuda/cuda-device.ts';
+import { CudaEvent } from '../device/cuda/cuda-event.ts';
+import type { CudaStream } from '../device/cuda/cuda-stream.ts';
+import type { OverlapOptions } from './overlap.ts';
+
+export class CudaCallOrder implements Disposable {
+  readonly #device: CudaDevice;
+  /** Made by the first call that overlaps others. */
+  #own: CudaStream | undefined;
+  /** The end of the last call, once calls may run on two streams. */
+  #lastEnd: CudaEvent | undefined;
+  #lastStream: CudaStream;
+  #marked: CudaEvent | undefined;
+
+  constructor(device: CudaDevice) {
+    this.#device = device;
+    this.#lastStream = device.stream;
+  }
+
+  /**
+   * The stream for the next call. Without options it is the device's: what the caller enqueued before comes first, and
+   * what comes later waits, at no cost. Fails with WL_INVALID_ARGUMENT for an event that is not a live one of CUDA.
+   */
+  begin(options: OverlapOptions): CudaStream {
+    const { previousEvent } = options;
+    const { stream } = this.#device;
+    const overlaps = previousEvent !== undefined || options.asyncFinish === true;
+    if (previousEvent !== undefined) requireEvent(previousEvent);
+    const next = overlaps ? this.#overlapping() : stream;
+    if (overlaps) next.waitFor((previousEvent as CudaEvent | undefined) ?? this.#mark(stream));
+    if (next !== this.#lastStream) next.waitFor(this.#lastEnd ?? this.#mark(this.#lastStream));
+    this.#lastStream = next;
+    return next;
+  }
+
+  /** After the call was enqueued: the event of a call with asyncFinish; otherwise the device's stream waits for it. */
+  end({ asyncFinish = false }: OverlapOptions): CudaEvent | undefined {
+    if (this.#own === undefined) return undefined;
+    this.#lastEnd ??= this.#device.createEvent();
+    this.#lastEnd.record(this.#lastStream);
+    if (asyncFinish) return this.#device.createEvent().record(this.#lastStream);
+    if (this.#lastStream === this.#own) this.#device.stream.waitFor(this.#lastEnd);
+    return undefined;
+  }
+
+  /** Resolves when the calls so far are done. */
+  async idle(options: { readonly timeoutMs?: number; readonly signal?: AbortSignal } = {}): Promise<void> {
+    await this.#device.stream.idle(options);
+    await this.#own?.idle(options);
+  }
+
+  /** After idle(). */
+  [Symbol.dispose](): void {
+    this.#lastEnd?.[Symbol.dispose]();
+    this.#marked?.[Symbol.dispose]();
+    this.#own?.[Symbol.dispose]();
+  }
+
+  #overlapping(): CudaStream {
+    this.#own ??= this.#device.createStream({ priority: 'high' });
+    return this.#own;
+  }
+
+  /** The end of what is enqueued on a stream now. Who was told to wait for an earlier mark still waits for that one. */
+  #mark(stream: CudaStream): CudaEvent {
+    this.#marked ??= this.#device.createEvent();
+    return this.#marked.record(stream);
+  }
+}
+
+function requireEvent(event: unknown): void {
+  if (event instanceof CudaEvent && !event.disposed) return;
+  throw invalidArgument('previousEvent', event, 'a live event of device.createEvent(), or of an earlier call');
+}

@@ -1,0 +1,45 @@
+// Checks what users pass to connections; nothing has happened when one fails.
+import { MAX_FLOWS, MAX_MESSAGE_BYTES, MAX_PATHS } from '../abi/transport-packet.ts';
+import { invalidArgument } from '../core/errors.ts';
+import type { RegionTable } from './region-table.ts';
+import type { ConnectionOptions, LocalRange, RemoteRange, SignalOptions } from './transport-engine.ts';
+
+const MOST_SEGMENT_BYTES = 65_472;
+
+export function checkConnection(options: ConnectionOptions): void {
+  const { paths, segmentBytes, secret, localId, remoteId, peerName } = options;
+  whole('paths', paths, 1, MAX_PATHS);
+  whole('segmentBytes', segmentBytes, 512, MOST_SEGMENT_BYTES);
+  if (segmentBytes % 8 !== 0) throw invalidArgument('segmentBytes', segmentBytes, 'a multiple of 8');
+  whole('localId', localId, 0, 0xffff_ffff);
+  whole('remoteId', remoteId, 0, 0xffff_ffff);
+  if (typeof secret !== 'bigint') throw invalidArgument('secret', secret, 'a bigint of 64 bits');
+  if (typeof peerName !== 'string') throw invalidArgument('peerName', peerName, 'a string');
+}
+
+export function checkFlow(flow: number): void {
+  whole('flow', flow, 0, MAX_FLOWS - 1);
+}
+
+export function checkLocal(regions: RegionTable, { region, offset, bytes }: LocalRange): void {
+  if (!regions.isRegistered(region)) throw invalidArgument('region', region, 'a region registered with this engine');
+  whole('offset', offset, 0, region.bytes.byteLength);
+  whole('bytes', bytes, 0, Math.min(MAX_MESSAGE_BYTES, region.bytes.byteLength - offset));
+}
+
+export function checkRemote({ remoteRegion, remoteKey, remoteOffset }: RemoteRange): void {
+  whole('remoteRegion', remoteRegion, 0, 0xffff_ffff);
+  whole('remoteKey', remoteKey, 0, 0xffff_ffff);
+  whole('remoteOffset', remoteOffset, 0, 2 ** 48 - 1);
+}
+
+export function checkSignal(options: SignalOptions): void {
+  checkRemote(options);
+  whole('add', options.add, 0, Number.MAX_SAFE_INTEGER);
+  if (options.remoteOffset % 8 !== 0) throw invalidArgument('remoteOffset', options.remoteOffset, 'a multiple of 8');
+}
+
+function whole(name: string, value: number, least: number, most: number): void {
+  if (Number.isSafeInteger(value) && value >= least && value <= most) return;
+  throw invalidArgument(name, value, `a whole number from ${least} to ${most}`);
+}

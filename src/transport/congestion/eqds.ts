@@ -1,0 +1,103 @@
+// EQDS (Olteanu et al., NSDI 2022): the receiver gives credits at the speed of its link; a sender spends them.
+import type { Congestion } from './congestion.ts';
+
+/** What a sender may send before any credit has come, and what an idle one keeps: both ends count from here. */
+export const SPECULATIVE_BYTES = 262_144;
+/** Bytes of one credit. */
+const CREDIT_BYTES = 16_384;
+
+/** The sender's side. */
+export class EqdsCredits implements Congestion {
+  readonly rate = Number.POSITIVE_INFINITY;
+  readonly windowBytes: number;
+  /** Bytes that were allowed so far and bytes that were sent, as integers that wrap. */
+  #granted = SPECULATIVE_BYTES;
+  #spent = 0;
+
+  constructor(maxWindow: number) {
+    this.windowBytes = maxWindow;
+  }
+
+  get spent(): number {
+    return this.#spent;
+  }
+
+  /** The `credit` of an ack; an old one changes nothing. */
+  onCredit(granted: number): void {
+    if (((granted - this.#granted) | 0) > 0) this.#granted = granted;
+  }
+
+  allowance(inFlight: number): number {
+    return Math.min((this.#granted - this.#spent) | 0, this.windowBytes - inFlight);
+  }
+
+  /** May spend more than there is, by less than a segment that is always admitted: the debt is paid by the next credit. */
+  onSend(bytes: number): void {
+    this.#spent = (this.#spent + bytes) | 0;
+  }
+
+  onAck(): void {}
+  onLoss(): void {}
+  onTimeout(): void {}
+}
+
+/** The receiver's side of one connection. */
+export interface CreditAccount {
+  /** Highest `demand` that the peer has shown. */
+  demand: number;
+  granted: number;
+}
+
+/** Gives credits to the connections of an engine, one after the other, at the speed of its link. */
+export class CreditPacer<Account extends CreditAccount> {
+  readonly #accounts: Account[] = [];
+  readonly #interval: number;
+  #turn = 0;
+  #next = 0;
+
+  /** `linkRate` in bytes per microsecond. */
+  constructor(linkRate: number) {
+    this.#interval = CREDIT_BYTES / linkRate;
+  }
+
+  add(account: Account): void {
+    this.#accounts.push(account);
+  }
+
+  remove(account: Account): void {
+    const at = this.#accounts.indexOf(account);
+    if (at !== -1) this.#accounts.splice(at, 1);
+  }
+
+  /** Gives what is due by `now`; `given` is called for each account that got something. */
+  run(now: number, given: (account: Account) => void): void {
+    // Credits that nobody wanted are not saved up.
+    if (this.#next < now - this.#interval * 4) this.#next = now - this.#interval * 4;
+    while (this.#next <= now) {
+      let at = this.#needy(0);
+      if (at === -1) at = this.#needy(SPECULATIVE_BYTES);
+      if (at === -1) return;
+      const account = this.#accounts[at] as Account;
+      this.#turn = at;
+      this.#next += this.#interval;
+      account.granted = (account.granted + CREDIT_BYTES) | 0;
+      given(account);
+    }
+  }
+
+  /** When credit is next due; Infinity if nobody wants any. */
+  deadline(): number {
+    return this.#needy(SPECULATIVE_BYTES) === -1 ? Number.POSITIVE_INFINITY : this.#next;
+  }
+
+  /** The next account in turn that has less than what it asked for and `more`; -1 if there is none. */
+  #needy(more: number): number {
+    const accounts = this.#accounts;
+    for (let step = 1; step <= accounts.length; step++) {
+      const at = (this.#turn + step) % accounts.length;
+      const account = accounts[at] as Account;
+      if (((account.demand + more - account.granted) | 0) > 0) return at;
+    }
+    return -1;
+  }
+}

@@ -1,0 +1,75 @@
+// TIMELY (Mittal et al., SIGCOMM 2015) with the weighted gradient of "ECN or Delay" (Zhu et al., CoNEXT 2016): a rate.
+import type { AckSample, Congestion } from './congestion.ts';
+
+export interface TimelyOptions {
+  readonly segmentBytes: number;
+  /** Bytes per microsecond: where the rate begins, and its upper end. */
+  readonly linkRate: number;
+  /** Below this round-trip time the rate grows, in microseconds. */
+  readonly lowRtt: number;
+  /** Above this one it shrinks whatever the gradient. */
+  readonly highRtt: number;
+  readonly maxWindow: number;
+}
+
+const GAIN = 0.125;
+const BETA = 0.008;
+/** Round-trip time of an empty network, in microseconds: the unit of the gradient. */
+const MIN_RTT = 2;
+
+export class Timely implements Congestion {
+  rate: number;
+  windowBytes: number;
+  readonly #options: TimelyOptions;
+  readonly #addRate: number;
+  readonly #minRate: number;
+  #previousRtt = 0;
+  #averageDifference = 0;
+  #updatedAt = Number.NEGATIVE_INFINITY;
+
+  constructor(options: TimelyOptions) {
+    this.#options = options;
+    this.#addRate = options.linkRate / 25;
+    this.#minRate = options.linkRate / 125;
+    this.rate = options.linkRate;
+    this.windowBytes = options.maxWindow;
+  }
+
+  allowance(inFlight: number): number {
+    return this.windowBytes - inFlight;
+  }
+
+  onSend(): void {}
+
+  onAck({ now, rtt }: AckSample): void {
+    if (rtt < MIN_RTT) return;
+    const { linkRate, lowRtt, highRtt, maxWindow, segmentBytes } = this.#options;
+    const difference = this.#previousRtt === 0 ? 0 : rtt - this.#previousRtt;
+    this.#averageDifference = (1 - GAIN) * this.#averageDifference + GAIN * difference;
+    // Acks that come in a bunch count as little as the time between them.
+    const share = Math.min((now - this.#updatedAt) / rtt, 1);
+    const increase = this.#addRate * share;
+    let next: number;
+    if (rtt < lowRtt) {
+      next = this.rate + increase;
+    } else if (rtt > highRtt) {
+      next = this.rate * (1 - BETA * share * (1 - highRtt / rtt));
+    } else {
+      const gradient = this.#averageDifference / MIN_RTT;
+      const weight = Math.min(Math.max(2 * gradient + 0.5, 0), 1);
+      const error = (rtt - lowRtt) / lowRtt;
+      next = this.rate * (1 - BETA * share * weight * error) + increase * (1 - weight);
+    }
+    this.#updatedAt = now;
+    this.#previousRtt = rtt;
+    this.rate = Math.min(Math.max(next, this.rate / 2, this.#minRate), linkRate);
+    // What the rate has in flight during a round trip, and as much again for acks that come late.
+    this.windowBytes = Math.min(Math.max(2 * this.rate * rtt, 2 * segmentBytes), maxWindow);
+  }
+
+  onLoss(): void {}
+
+  onTimeout(): void {
+    this.rate = Math.max(this.rate / 2, this.#minRate);
+  }
+}

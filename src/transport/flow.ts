@@ -1,0 +1,83 @@
+// A flow: its queues of requests, and the order in which the flows of a connection take turns.
+import { type Request, RequestQueue } from './request.ts';
+
+/** A receive of the peer that waits for a send of this side. */
+export interface ClearToSend {
+  readonly target: number;
+  readonly bytes: number;
+  granted: number;
+}
+
+/** Requests that are cut into segments one after the other. */
+export class SendQueue extends RequestQueue {
+  readonly flow: Flow;
+  /** In the ring of queues with work. */
+  scheduled = false;
+
+  constructor(flow: Flow) {
+    super();
+    this.flow = flow;
+  }
+}
+
+export class Flow {
+  readonly id: number;
+  /** Which congestion window counts its bytes, unless paths have them. */
+  readonly controller: number;
+  /** Messages that a receive of the peer has let go. */
+  readonly messages = new SendQueue(this);
+  /** Writes, signals and flushes: these keep their order. */
+  readonly operations = new SendQueue(this);
+  /** Answers to reads. */
+  readonly replies = new SendQueue(this);
+  /** Sends without a receive, or receives of the peer without a send: one of the two is empty. */
+  readonly unmatched = new RequestQueue();
+  readonly clears: ClearToSend[] = [];
+
+  constructor(id: number, controller: number) {
+    this.id = id;
+    this.controller = controller;
+  }
+}
+
+/** Send queues with work, in turn. */
+export class Schedule {
+  readonly #ring: SendQueue[] = [];
+  #turn = 0;
+
+  get size(): number {
+    return this.#ring.length;
+  }
+
+  add(queue: SendQueue): void {
+    if (queue.scheduled) return;
+    queue.scheduled = true;
+    this.#ring.push(queue);
+  }
+
+  /** The queue whose turn it is; there must be one. */
+  current(): SendQueue {
+    if (this.#turn >= this.#ring.length) this.#turn = 0;
+    return this.#ring[this.#turn] as SendQueue;
+  }
+
+  advance(): void {
+    this.#turn++;
+  }
+
+  /** The current queue has no work. */
+  dropCurrent(): void {
+    const queue = this.current();
+    queue.scheduled = false;
+    const last = this.#ring.pop() as SendQueue;
+    if (last !== queue) this.#ring[this.#turn] = last;
+  }
+}
+
+/** True if the request has a segment to make now. */
+export function hasSegment(request: Request): boolean {
+  if (request.kind === 'send') {
+    return request.granted > request.position || (request.bytes === 0 && !request.segmented);
+  }
+  return !request.segmented;
+}

@@ -1,0 +1,114 @@
+// The paths to a peer, shared by all its flows: round-trip times, what arrived last, which are dead, and which to take.
+// Hot path: no allocation.
+
+const RTT_GAIN = 1 / 8;
+const VARIATION_GAIN = 1 / 4;
+/** A loss doubles the round-trip time that the choice of a path sees, up to this factor; each echo takes some back. */
+const MOST_PENALTY = 64;
+const PENALTY_DECAY = 0.9;
+/** Bytes in flight that double the cost of a path. */
+const LOAD_UNIT = 65_536;
+
+export class PathTable {
+  readonly count: number;
+  /** Number of the next transmission on the path. */
+  readonly nextSequence: Int32Array;
+  /** The newest transmission that the peer has echoed, and when it was sent. */
+  readonly echoedSequence: Int32Array;
+  readonly echoedSentAt: Float64Array;
+  /** When the newest echo came. */
+  readonly echoedAt: Float64Array;
+  /** Smoothed, in microseconds; 0 before the first sample, so that a path nobody has tried is tried. */
+  readonly rtt: Float64Array;
+  readonly rttVariation: Float64Array;
+  readonly penalty: Float64Array;
+  readonly alive: Uint8Array;
+  /** Since when the path has been silent although something is in flight. */
+  readonly silentSince: Float64Array;
+  /** Probes since the last echo. */
+  readonly unanswered: Uint8Array;
+  readonly sentSegments: Float64Array;
+  readonly lostSegments: Float64Array;
+  aliveCount: number;
+
+  constructor(count: number) {
+    this.count = count;
+    this.nextSequence = new Int32Array(count).fill(1);
+    this.echoedSequence = new Int32Array(count);
+    this.echoedSentAt = new Float64Array(count);
+    this.echoedAt = new Float64Array(count).fill(Number.NEGATIVE_INFINITY);
+    this.rtt = new Float64Array(count);
+    this.rttVariation = new Float64Array(count);
+    this.penalty = new Float64Array(count).fill(1);
+    this.alive = new Uint8Array(count).fill(1);
+    this.silentSince = new Float64Array(count);
+    this.unanswered = new Uint8Array(count);
+    this.sentSegments = new Float64Array(count);
+    this.lostSegments = new Float64Array(count);
+    this.aliveCount = count;
+  }
+
+  /** A sample of the round-trip time (Jacobson's estimator, RFC 6298). */
+  sample(path: number, rtt: number): void {
+    const smoothed = this.rtt[path] as number;
+    const variation = this.rttVariation[path] as number;
+    if (smoothed === 0) {
+      this.rtt[path] = rtt;
+      this.rttVariation[path] = rtt / 2;
+    } else {
+      this.rttVariation[path] = variation + VARIATION_GAIN * (Math.abs(smoothed - rtt) - variation);
+      this.rtt[path] = smoothed + RTT_GAIN * (rtt - smoothed);
+    }
+    this.penalty[path] = Math.max(1, (this.penalty[path] as number) * PENALTY_DECAY);
+  }
+
+  penalise(path: number): void {
+    this.penalty[path] = Math.min(MOST_PENALTY, (this.penalty[path] as number) * 2);
+  }
+
+  /** The path answered. */
+  revive(path: number): void {
+    this.unanswered[path] = 0;
+    if (this.alive[path] === 1) return;
+    this.alive[path] = 1;
+    this.aliveCount++;
+  }
+
+  kill(path: number): void {
+    if (this.alive[path] === 0) return;
+    this.alive[path] = 0;
+    this.aliveCount--;
+    this.penalty[path] = MOST_PENALTY;
+  }
+
+  /**
+   * The better of two distinct live paths that chance picks (power of two choices). A path is as good as its round-trip
+   * time is short, its losses are few, and its bytes in flight are few: a path that has just died collects those.
+   */
+  choose(random: () => number, inFlight: Float64Array): number {
+    const { count } = this;
+    if (count === 1) return 0;
+    const first = this.#liveFrom(Math.floor(random() * count));
+    const second = this.#liveFrom((first + 1 + Math.floor(random() * (count - 1))) % count);
+    return this.#score(second, inFlight) < this.#score(first, inFlight) ? second : first;
+  }
+
+  #score(path: number, inFlight: Float64Array): number {
+    const load = LOAD_UNIT + (inFlight[path] as number);
+    return Math.max(1, this.rtt[path] as number) * (this.penalty[path] as number) * load;
+  }
+
+  /** The path itself if it is alive, else the next live one; itself again if none is. */
+  #liveFrom(path: number): number {
+    if (this.aliveCount === this.count || this.aliveCount === 0) return path;
+    let at = path;
+    while (this.alive[at] === 0) at = at + 1 === this.count ? 0 : at + 1;
+    return at;
+  }
+
+  /** How long an answer may take on the path before silence means something. */
+  timeout(path: number, floor: number): number {
+    const rtt = this.rtt[path] as number;
+    return Math.max(floor, rtt === 0 ? 0 : rtt + 4 * (this.rttVariation[path] as number) + rtt);
+  }
+}
