@@ -206,7 +206,7 @@ export const settingsTable = {
     max: 1000000,
     default: 300,
     sentence:
-      'Round-trip time that the algorithms swift and timely accept without slowing down; raise it where threads share cores.',
+      'Time in queues, over and above the shortest round trip, that the algorithms swift and timely accept; raise it where threads share cores.',
   },
   transportLinkGbps: {
     kind: 'number',

@@ -11,7 +11,7 @@ const ECHO = ackPath.offset;
 /** Echoes beyond this are of another clock, in microseconds. */
 const LONGEST_RTT = 60_000_000;
 /** What the echoes of the ack at hand said. */
-const echoes = { rttSum: 0, rtts: 0, marks: 0 };
+const echoes = { rttSum: 0, baseSum: 0, rtts: 0, marks: 0 };
 
 /** Takes in the ack at `at`, which has `bytes` bytes and has been authenticated. False if it is malformed. */
 export function onAck(connection: Connection, view: DataView, at: number, bytes: number): boolean {
@@ -30,6 +30,7 @@ export function onAck(connection: Connection, view: DataView, at: number, bytes:
   takeBitmap(connection, { view, at: bitmap, words, from: cumulative & ~31 });
   noteDuplicates(connection, view.getInt32(at + ACK.duplicates, true));
   echoes.rttSum = 0;
+  echoes.baseSum = 0;
   echoes.rtts = 0;
   echoes.marks = 0;
   for (let echo = 0; echo < paths; echo++) takeEcho(connection, view, at + ackHeader.size + echo * ackPath.size);
@@ -129,12 +130,15 @@ function takeEcho(connection: Connection, view: DataView, at: number): void {
   // Clocks count whole microseconds.
   const rtt = Math.max(1, age - hold);
   paths.sample(path, rtt);
+  const base = paths.leastRtt[path] as number;
   echoes.rttSum += rtt;
+  echoes.baseSum += base;
   echoes.rtts++;
   const { congestion } = connection;
   if (engine.settings.perPath && congestion.length > 1) {
     const { sample } = engine;
     sample.rtt = rtt;
+    sample.baseRtt = base;
     sample.marked = view.getUint16(at + ECHO.marks, true) > 0;
     sample.now = engine.now;
     sample.ackedBytes = takeAcked(connection, path);
@@ -155,8 +159,9 @@ function tellCongestion(connection: Connection): void {
   const { bursts, engine, congestion } = connection;
   const { sample } = engine;
   sample.now = engine.now;
-  sample.rtt =
-    echoes.rtts === 0 || (engine.settings.perPath && congestion.length > 1) ? 0 : echoes.rttSum / echoes.rtts;
+  const perPath = engine.settings.perPath && congestion.length > 1;
+  sample.rtt = echoes.rtts === 0 || perPath ? 0 : echoes.rttSum / echoes.rtts;
+  sample.baseRtt = echoes.rtts === 0 || perPath ? 0 : echoes.baseSum / echoes.rtts;
   sample.marked = echoes.marks > 0;
   for (let index = 0; index < bursts.touchedCount; index++) {
     const controller = bursts.touched[index] as number;

@@ -50,7 +50,7 @@ export class Engine implements TransportEngine, EngineCore {
   readonly admission: Admission;
   readonly random: () => number;
   readonly template = createDataTemplate();
-  readonly sample: AckSample = { now: 0, ackedBytes: 0, rtt: 0, marked: false };
+  readonly sample: AckSample = { now: 0, ackedBytes: 0, rtt: 0, baseRtt: 0, marked: false };
   readonly placement: PlacementRun;
   readonly drops = Object.fromEntries(dropReasons.map((reason) => [reason, 0])) as Record<DropReason, number>;
   now: Microseconds = 0;

@@ -3,9 +3,13 @@
 
 const RTT_GAIN = 1 / 8;
 const VARIATION_GAIN = 1 / 4;
+const LEAST_RTT_DRIFT = 2 ** -16;
 /** A loss doubles the round-trip time that the choice of a path sees, up to this factor; each echo takes some back. */
 const MOST_PENALTY = 64;
 const PENALTY_DECAY = 0.9;
+const PENALTY_OF_THE_REVIVED = 4;
+/** What is left, each time a path is not taken, of its penalty and of its excess over the path that is. */
+const FADE = 0.98;
 /** Bytes in flight that double the cost of a path. */
 const LOAD_UNIT = 65_536;
 
@@ -21,6 +25,8 @@ export class PathTable {
   /** Smoothed, in microseconds; 0 before the first sample, so that a path nobody has tried is tried. */
   readonly rtt: Float64Array;
   readonly rttVariation: Float64Array;
+  /** The shortest, without queues; forgotten slowly, because routes change. */
+  readonly leastRtt: Float64Array;
   readonly penalty: Float64Array;
   readonly alive: Uint8Array;
   /** Since when the path has been silent although something is in flight. */
@@ -39,6 +45,7 @@ export class PathTable {
     this.echoedAt = new Float64Array(count).fill(Number.NEGATIVE_INFINITY);
     this.rtt = new Float64Array(count);
     this.rttVariation = new Float64Array(count);
+    this.leastRtt = new Float64Array(count).fill(Number.POSITIVE_INFINITY);
     this.penalty = new Float64Array(count).fill(1);
     this.alive = new Uint8Array(count).fill(1);
     this.silentSince = new Float64Array(count);
@@ -52,6 +59,8 @@ export class PathTable {
   sample(path: number, rtt: number): void {
     const smoothed = this.rtt[path] as number;
     const variation = this.rttVariation[path] as number;
+    const least = this.leastRtt[path] as number;
+    this.leastRtt[path] = rtt < least ? rtt : least + LEAST_RTT_DRIFT * (rtt - least);
     if (smoothed === 0) {
       this.rtt[path] = rtt;
       this.rttVariation[path] = rtt / 2;
@@ -72,6 +81,7 @@ export class PathTable {
     if (this.alive[path] === 1) return;
     this.alive[path] = 1;
     this.aliveCount++;
+    this.penalty[path] = PENALTY_OF_THE_REVIVED;
   }
 
   kill(path: number): void {
@@ -90,7 +100,17 @@ export class PathTable {
     if (count === 1) return 0;
     const first = this.#liveFrom(Math.floor(random() * count));
     const second = this.#liveFrom((first + 1 + Math.floor(random() * (count - 1))) % count);
-    return this.#score(second, inFlight) < this.#score(first, inFlight) ? second : first;
+    const secondWins = this.#score(second, inFlight) < this.#score(first, inFlight);
+    const better = secondWins ? second : first;
+    this.#forgive(secondWins ? first : second, better);
+    return better;
+  }
+
+  /** A path that is not taken brings no news: what was held against it fades, so that it is tried again. */
+  #forgive(path: number, better: number): void {
+    this.penalty[path] = Math.max(1, (this.penalty[path] as number) * FADE);
+    const surplus = (this.rtt[path] as number) - (this.rtt[better] as number);
+    if (surplus > 0) this.rtt[path] = (this.rtt[path] as number) - surplus * (1 - FADE);
   }
 
   #score(path: number, inFlight: Float64Array): number {

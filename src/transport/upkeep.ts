@@ -154,9 +154,13 @@ function checkPaths(connection: Connection, now: number): void {
     let due = since + backOff(patience, Math.max(0, unanswered - 1));
     if (now >= due) {
       counters.timeouts++;
-      if (unanswered >= PROBES_OF_THE_DYING && paths.alive[path] === 1 && othersSpeak(connection, path)) {
-        paths.kill(path);
-        loseAll(connection, path);
+      if (unanswered > 0 && paths.alive[path] === 1) {
+        // Is it the path, or the peer? Whoever else is asked will tell.
+        if (!othersSpeak(connection, path)) askAnother(connection, path, now);
+        else if (unanswered >= PROBES_OF_THE_DYING) {
+          paths.kill(path);
+          loseAll(connection, path);
+        }
       }
       paths.penalise(path);
       if (!sendProbe(connection, path, now)) {
@@ -180,6 +184,13 @@ function othersSpeak({ paths, bursts }: Connection, path: number): boolean {
     if (other !== path && (paths.echoedSentAt[other] as number) > since) return true;
   }
   return false;
+}
+
+function askAnother(connection: Connection, path: number, now: number): void {
+  const { paths, bursts, engine } = connection;
+  const chosen = paths.choose(engine.random, bursts.pathBytes);
+  const other = chosen === path ? (path + 1) % paths.count : chosen;
+  if (other !== path) sendProbe(connection, other, now);
 }
 
 function silentFrom(connection: Connection): number {

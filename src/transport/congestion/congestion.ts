@@ -8,6 +8,8 @@ export interface AckSample {
   ackedBytes: number;
   /** Round-trip time in microseconds without the receiver's hold; 0 if the ack brought none. */
   rtt: number;
+  /** The shortest round-trip time of the same paths: what is more is time in queues. 0 with `rtt` 0. */
+  baseRtt: number;
   /** True if the network marked packets of the window (ECN). */
   marked: boolean;
 }

@@ -25,8 +25,8 @@ export function createCongestion(settings: TransportSettings, segmentBytes: numb
       return new Timely({
         segmentBytes,
         linkRate: settings.linkRate,
-        lowRtt: settings.targetDelay,
-        highRtt: 10 * settings.targetDelay,
+        low: settings.targetDelay,
+        high: 10 * settings.targetDelay,
         maxWindow,
       });
     case 'cubic':

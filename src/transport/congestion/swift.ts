@@ -5,7 +5,7 @@ export interface SwiftOptions {
   readonly segmentBytes: number;
   /** The window begins here and never grows beyond. */
   readonly maxWindow: number;
-  /** Target of a flow with a large window, in microseconds. */
+  /** Time in queues that a flow with a large window may see, in microseconds. */
   readonly baseTarget: number;
   /** Added to the target of small windows, in microseconds: with many flows, queues are longer (flow scaling). */
   readonly flowScalingRange?: number;
@@ -32,6 +32,7 @@ export class Swift implements Congestion {
   readonly #alpha: number;
   #lastDecrease = Number.NEGATIVE_INFINITY;
   #rtt = 0;
+  #above = false;
 
   constructor(options: SwiftOptions) {
     this.#segment = options.segmentBytes;
@@ -43,7 +44,7 @@ export class Swift implements Congestion {
     this.windowBytes = options.maxWindow;
   }
 
-  /** The delay that the window as it is should see, in microseconds. */
+  /** The time in queues that the window as it is should see, in microseconds. */
   target(): number {
     const segments = this.windowBytes / this.#segment;
     const scaled = this.#alpha / Math.sqrt(segments) - this.#alpha / Math.sqrt(SCALING_TO);
@@ -56,11 +57,13 @@ export class Swift implements Congestion {
 
   onSend(): void {}
 
-  onAck({ now, ackedBytes, rtt }: AckSample): void {
+  onAck({ now, ackedBytes, rtt, baseRtt }: AckSample): void {
     if (rtt <= 0) return;
     this.#rtt = rtt;
-    const target = this.target();
-    if (rtt < target) {
+    // The paper's target is a delay for a known network; here the network's own share is measured.
+    const target = baseRtt + this.target();
+    this.#above = rtt >= target;
+    if (!this.#above) {
       // In one round trip the window is acknowledged once, so that these parts add up to the increase.
       const parts = ackedBytes / Math.max(this.windowBytes, this.#segment);
       this.#set(this.windowBytes + this.#increase * parts);
@@ -72,7 +75,7 @@ export class Swift implements Congestion {
 
   /** Unlike the paper's: a loss at low delay is not congestion, but the network's or a switch's own fault. */
   onLoss(now: number): void {
-    if (this.#rtt >= this.target()) this.#halve(now);
+    if (this.#above) this.#halve(now);
   }
 
   onTimeout(now: number): void {

@@ -5,10 +5,10 @@ export interface TimelyOptions {
   readonly segmentBytes: number;
   /** Bytes per microsecond: where the rate begins, and its upper end. */
   readonly linkRate: number;
-  /** Below this round-trip time the rate grows, in microseconds. */
-  readonly lowRtt: number;
+  /** Below this time in queues the rate grows, in microseconds. */
+  readonly low: number;
   /** Above this one it shrinks whatever the gradient. */
-  readonly highRtt: number;
+  readonly high: number;
   readonly maxWindow: number;
 }
 
@@ -41,9 +41,12 @@ export class Timely implements Congestion {
 
   onSend(): void {}
 
-  onAck({ now, rtt }: AckSample): void {
+  onAck({ now, rtt, baseRtt }: AckSample): void {
     if (rtt < MIN_RTT) return;
-    const { linkRate, lowRtt, highRtt, maxWindow, segmentBytes } = this.#options;
+    const { linkRate, low, high, maxWindow, segmentBytes } = this.#options;
+    // The paper's thresholds are for a known network; here the network's own share is measured.
+    const lowRtt = baseRtt + low;
+    const highRtt = baseRtt + high;
     const difference = this.#previousRtt === 0 ? 0 : rtt - this.#previousRtt;
     this.#averageDifference = (1 - GAIN) * this.#averageDifference + GAIN * difference;
     // Acks that come in a bunch count as little as the time between them.

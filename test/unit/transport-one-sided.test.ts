@@ -1,0 +1,119 @@
+// Writes, reads, signals and flushes: data, order, and what a wrong key or range does.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import type { Region } from '#lib/transport/region.js';
+import { requestStatus } from '#lib/transport/transport-engine.js';
+import { isEnded, Loopback, pattern } from './transport/loopback.js';
+
+function remote(region: Region, remoteOffset = 0) {
+  return { remoteRegion: region.id, remoteKey: region.key, remoteOffset };
+}
+
+test('write() fills a range of the peer and nothing else', () => {
+  const net = new Loopback({ paths: 4, loss: 0.03, reordering: 0.2 });
+  const from = net.a.region(50_000);
+  const to = net.b.region(60_000);
+  pattern(from.bytes);
+  to.bytes.fill(7);
+  const write = net.a.connection.write({ region: from, offset: 10, bytes: 40_000, ...remote(to, 100) });
+  assert.ok(net.run(() => isEnded(net.a, write)));
+  assert.equal(net.a.engine.poll(write), requestStatus.done);
+  assert.deepEqual(to.bytes.subarray(100, 40_100), from.bytes.subarray(10, 40_010));
+  assert.ok(to.bytes.subarray(0, 100).every((byte) => byte === 7));
+  assert.ok(to.bytes.subarray(40_100).every((byte) => byte === 7));
+});
+
+test('read() fetches a range of the peer', () => {
+  for (const bytes of [0, 9, 40_000]) {
+    const net = new Loopback({ paths: 2, loss: 0.03, seed: bytes });
+    const to = net.a.region(50_000);
+    const from = net.b.region(50_000);
+    pattern(from.bytes);
+    const read = net.a.connection.read({ region: to, offset: 3, bytes, ...remote(from, 17) });
+    assert.ok(net.run(() => isEnded(net.a, read)));
+    assert.equal(net.a.engine.poll(read), requestStatus.done);
+    assert.deepEqual(to.bytes.subarray(3, 3 + bytes), from.bytes.subarray(17, 17 + bytes));
+    assert.equal(to.bytes[3 + bytes], 0);
+  }
+});
+
+test('a signal shows only behind the data of earlier writes', () => {
+  for (let seed = 1; seed <= 10; seed++) {
+    const net = new Loopback({ seed, paths: 4, loss: 0.05, reordering: 0.5, delay: (path) => 10 + 30 * path });
+    const from = net.a.region(20_000);
+    const to = net.b.region(20_000);
+    const counters = net.b.region(64);
+    from.bytes.fill(1);
+    const cell = new BigUint64Array(counters.bytes.buffer, 0, 8);
+    let last = 0;
+    for (let round = 0; round < 10; round++) {
+      net.a.connection.write({ region: from, offset: 0, bytes: 2000, ...remote(to, round * 2000) });
+      last = net.a.connection.signal({ add: 2 ** 33 + 1, ...remote(counters, 16) });
+    }
+    const flush = net.a.connection.flush();
+    const ok = net.run(() => {
+      const rounds = Number(cell[2]) % 2 ** 33;
+      assert.ok(
+        to.bytes.subarray(0, rounds * 2000).every((byte) => byte === 1),
+        `seed ${seed}, ${rounds} rounds`,
+      );
+      return isEnded(net.a, flush);
+    });
+    assert.ok(ok);
+    assert.equal(net.a.engine.poll(last), requestStatus.done);
+    assert.equal(cell[2], 10n * (2n ** 33n + 1n));
+  }
+});
+
+test('flush() without anything before it is done at once', () => {
+  const net = new Loopback();
+  const flush = net.a.connection.flush(3);
+  assert.ok(net.run(() => isEnded(net.a, flush), 1000));
+  assert.equal(net.packets, 0);
+});
+
+const refusals = [
+  ['a wrong key', (to: Region) => ({ ...remote(to), remoteKey: (to.key ^ 1) >>> 0 }), 'WL_UNAUTHORIZED'],
+  ['a region that is not there', (to: Region) => ({ ...remote(to), remoteRegion: to.id + 1 }), 'WL_UNAUTHORIZED'],
+  ['a range that ends outside', (to: Region) => remote(to, 7000), 'WL_INVALID_ARGUMENT'],
+  ['a range that begins outside', (to: Region) => remote(to, 2 ** 40), 'WL_INVALID_ARGUMENT'],
+] as const;
+
+for (const [what, where, code] of refusals) {
+  test(`${what} fails writes, reads and signals, and nothing is written`, () => {
+    const net = new Loopback({ paths: 2, loss: 0.05, burstSegments: 2 });
+    const local = net.a.region(8000);
+    local.bytes.fill(9);
+    const to = net.b.region(8000);
+    const write = net.a.connection.write({ region: local, offset: 0, bytes: 5000, ...where(to) });
+    const read = net.a.connection.read({ region: local, offset: 0, bytes: 5000, ...where(to) });
+    const add = { add: 1, ...where(to) };
+    if (add.remoteOffset === 7000) add.remoteOffset = 8000;
+    const signal = net.a.connection.signal(add);
+    const good = net.a.connection.write({ region: local, offset: 0, bytes: 1, ...remote(to, 7999) });
+    const all = [write, read, signal, good];
+    assert.ok(net.run(() => all.every((handle) => isEnded(net.a, handle))));
+    for (const handle of [write, read, signal]) {
+      assert.equal(net.a.engine.requestError(handle)?.code, code);
+      assert.match(net.a.engine.requestError(handle)?.message ?? '', /rank 1 \(b\)/);
+    }
+    assert.equal(net.a.engine.poll(good), requestStatus.done);
+    assert.ok(to.bytes.subarray(0, 7999).every((byte) => byte === 0));
+    assert.ok(local.bytes.every((byte) => byte === 9));
+    net.settle(5_000_000);
+    assert.equal(net.a.connection.error, undefined);
+  });
+}
+
+test('a region for reading takes no writes, one for nothing gives no reads', () => {
+  const net = new Loopback();
+  const local = net.a.region(100);
+  const to = net.b.region(100, { read: true, write: false });
+  const write = net.a.connection.write({ region: local, offset: 0, bytes: 5, ...remote(to) });
+  to.bytes.fill(3);
+  const read = net.a.connection.read({ region: local, offset: 0, bytes: 5, ...remote(to) });
+  assert.ok(net.run(() => isEnded(net.a, write) && isEnded(net.a, read)));
+  assert.equal(net.a.engine.requestError(write)?.code, 'WL_UNAUTHORIZED');
+  assert.equal(net.a.engine.poll(read), requestStatus.done);
+  assert.deepEqual([...local.bytes.subarray(0, 6)], [3, 3, 3, 3, 3, 0]);
+});
