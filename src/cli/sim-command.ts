@@ -9,6 +9,7 @@ import { makeScenario } from '../sim/scenario.ts';
 import { runScenario } from '../sim/scenario-run.ts';
 import { pathLinks } from '../sim/topology.ts';
 import { type PatternName, patternNames } from '../sim/traffic.ts';
+import { usualSettings } from '../sim/usual-settings.ts';
 import { integerArgument } from './integer-argument.ts';
 import { addSettingOptions } from './setting-options.ts';
 
@@ -158,14 +159,7 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
 
 /** What the user has set, and otherwise what suits a simulated network better than threads that share cores. */
 function simSettings(rate: number, cc: Settings['transportCongestion'] | undefined): Partial<Settings> {
-  const usual: Partial<Settings> = {
-    transportLinkGbps: rate,
-    transportTargetDelayUs: 10,
-    transportCtsBytes: 524_288,
-    transportMinRtoUs: 200,
-    transportAckDelayUs: 10,
-    transportChecksum: 'none',
-  };
+  const usual = usualSettings(rate);
   const wanted = readSettings();
   const set = Object.keys(usual).filter((name) => process.env[settingsTable[name as SettingName].env] !== undefined);
   return {

@@ -10,6 +10,7 @@ import { rails } from '#lib/sim/rails.js';
 import { oneWayDelay, theory, wireBytes } from '#lib/sim/theory.js';
 import { pathLinks } from '#lib/sim/topology.js';
 import { makeTraffic, type PatternName } from '#lib/sim/traffic.js';
+import { usualSettings } from '#lib/sim/usual-settings.js';
 import { simReport } from '#lib/report/sim-report.js';
 import { samplePlot } from '#lib/report/sample-plot.js';
 
@@ -82,13 +83,7 @@ function options(pattern: PatternName, hosts: number, more: Partial<PatternOptio
     load: 1,
     pollDelay: 2,
     nic: { burstSegments: 16, sendBufferBytes: 262_144, carryPayload: false, join: false },
-    settings: {
-      transportLinkGbps: 100,
-      transportTargetDelayUs: 50,
-      transportMinRtoUs: 200,
-      transportAckDelayUs: 10,
-      transportChecksum: 'none',
-    },
+    settings: usualSettings(100),
     until: 1_000_000,
     ...more,
   };
