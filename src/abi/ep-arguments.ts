@@ -161,7 +161,9 @@ export const epCombineArguments = defineLayout('EpCombineArguments', {
   rank: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
-  chunkBytes: 'u32',
+  /** Shared memory of a warp: for the parts of all rows of a token, and for their sum. */
+  stageBytes: 'u32',
+  partBytes: 'u32',
   topkColumns: 'u32',
   openingEpoch: 'u32',
   openingCall: 'u32',

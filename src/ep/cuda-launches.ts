@@ -58,10 +58,11 @@ export async function loadLaunches({ device, config, world }: EpScope<CudaDevice
   const grid = Math.min(config.numSms, multiprocessors, EP_MAX_BLOCKS);
   const room = sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES;
   const rowBytes = config.hidden * 2;
-  const { partBytes, ...shape } = gatherShape(room, rowBytes, world.size);
+  const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, { usual: world.size, most: world.size });
   const combine = epCombine.plan({ grid, ...shape });
   combine.arguments.set('rowBytes', rowBytes);
-  combine.arguments.set('chunkBytes', partBytes);
+  combine.arguments.set('stageBytes', stageBytes);
+  combine.arguments.set('partBytes', partBytes);
   return {
     layout: epLayout.plan({ grid, block: LAYOUT_THREADS }),
     dispatch: {

@@ -15,7 +15,7 @@ export interface RowShape {
   /** Threads of a block. */
   readonly block: number;
   readonly sharedBytes: number;
-  /** Bytes of a row that a warp has in hand at once. */
+  /** Most bytes of a row that a warp has in hand at once. */
   readonly partBytes: number;
 }
 
@@ -27,10 +27,28 @@ export function stagingShape(room: number, rowBytes: number): RowShape {
   return { block: warps * 32, sharedBytes: BARRIER_BYTES + warps * partBytes, partBytes };
 }
 
-/** Each warp sums up to `slots` rows, in equal parts as large as fit: two stages of a part of each, and one to sum into. */
-export function gatherShape(room: number, rowBytes: number, slots: number): RowShape {
-  const parts = GATHER_STAGES * slots + 1;
-  const most = Math.floor(room / GATHER_WARPS / parts / 128) * 128;
-  const partBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / most)), 16);
-  return { block: GATHER_WARPS * 32, sharedBytes: BARRIER_BYTES + GATHER_WARPS * parts * partBytes, partBytes };
+export interface GatherShape extends RowShape {
+  /** Bytes for the parts of all rows of a sum. */
+  readonly stageBytes: number;
+}
+
+export interface GatherRows {
+  /** Rows of most sums: parts are as large as they allow. */
+  readonly usual: number;
+  /** So many share a stage in smaller parts. */
+  readonly most: number;
+  /** Of a block; GATHER_WARPS by default. */
+  readonly warps?: number;
+}
+
+/** Each warp sums rows part by part: two stages for the parts of all rows, and room for one part of the sum. */
+export function gatherShape(room: number, rowBytes: number, rows: GatherRows): GatherShape {
+  const { usual, most, warps = GATHER_WARPS } = rows;
+  const warpBytes = Math.floor(room / warps / 128) * 128;
+  const largest = Math.floor(warpBytes / (GATHER_STAGES * usual + 1) / 128) * 128;
+  const partBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / largest)), 16);
+  const fitting = Math.floor((warpBytes - partBytes) / GATHER_STAGES / 128) * 128;
+  const stageBytes = Math.max(usual * partBytes, Math.min(fitting, most * partBytes));
+  const sharedBytes = BARRIER_BYTES + warps * (GATHER_STAGES * stageBytes + partBytes);
+  return { block: warps * 32, sharedBytes, partBytes, stageBytes };
 }
