@@ -236,6 +236,7 @@ export class Engine implements TransportEngine, EngineCore {
   #unqueue(request: Request, connection: Connection): void {
     connection.unannounced.remove(request);
     connection.flushes.remove(request);
+    connection.oversized.remove(request);
     const flow = connection.flows.get(request.flow);
     if (flow === undefined) return;
     flow.unmatched.remove(request);

@@ -18,6 +18,16 @@ export class SendQueue extends RequestQueue {
     super();
     this.flow = flow;
   }
+
+  /**
+   * The first request that has a segment to make now. A message that waits for a grant does not hold up those behind it:
+   * bytes that were granted must be sent, or the receiver has none left to grant to the first.
+   */
+  ready(): Request | undefined {
+    let request = this.head;
+    while (request !== undefined && !hasSegment(request)) request = request.next;
+    return request;
+  }
 }
 
 export class Flow {
@@ -74,16 +84,7 @@ export class Schedule {
   }
 }
 
-/**
- * The first request that has a segment to make now. A message without a grant lets later ones pass: the receiver may
- * have given them what there was, and waits for it to come before it grants more.
- */
-export function firstReady(queue: SendQueue): Request | undefined {
-  let request = queue.head;
-  while (request !== undefined && !hasSegment(request)) request = request.next;
-  return request;
-}
-
+/** True if the request has a segment to make now. */
 function hasSegment(request: Request): boolean {
   if (request.kind === 'send') {
     return request.granted > request.position || (request.bytes === 0 && !request.segmented);

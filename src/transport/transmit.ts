@@ -2,7 +2,6 @@
 // Hot path: no allocation.
 import { DATA_HEADER_BYTES, packetFlags } from '../abi/transport-packet.ts';
 import type { Connection } from './connection.ts';
-import { firstReady } from './flow.ts';
 import { writeData } from './packet-writer.ts';
 import type { Request } from './request.ts';
 
@@ -45,7 +44,7 @@ type Outcome = typeof WENT | typeof SKIPPED | typeof STUCK;
 function sendNext(connection: Connection, now: number): Outcome {
   const { schedule, sendWindow } = connection;
   const queue = schedule.current();
-  const request = firstReady(queue);
+  const request = queue.ready();
   if (request === undefined) {
     schedule.dropCurrent();
     return SKIPPED;
