@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) epCombine(const __grid_cons
   if (!enterTogether(opening, scope)) return;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();
-  const GatherShape shape = {a.tokens, a.rowBytes, a.chunkBytes, a.ranks};
+  const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
   gatherSums(shape, TokenRows(a), {a.bias0, a.bias1}, shared + barrierBytes + warp * gatherBytes(shape), barriers);
   leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
 }

@@ -73,13 +73,13 @@ struct RepeatedRows {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(256, 1) layerSumRepeated(const __grid_constant__ LayerSumArguments a) {
+extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __grid_constant__ LayerSumArguments a) {
   extern __shared__ __align__(128) u8 shared[];
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barriers = reinterpret_cast<u64*>(shared) + gatherStages * warp;
   makeGatherBarriers(barriers);
   __syncthreads();
-  const GatherShape shape = {a.count, a.rowBytes, a.chunkBytes, a.slots};
+  const GatherShape shape = {a.count, a.rowBytes, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
   gatherSums(shape, RepeatedRows{a}, {nullptr, nullptr}, memory, barriers);
 }
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) layerCombine(const __grid_c
   if (!enterTogether(opening, scope)) return;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();
-  const GatherShape shape = {a.tokens, a.rowBytes, a.chunkBytes, a.slots};
+  const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
   gatherSums(shape, ChoiceRows{a}, {nullptr, nullptr}, memory, barriers);
   leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);

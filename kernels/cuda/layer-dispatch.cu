@@ -1,8 +1,9 @@
 // The layer's dispatch: each row travels once to every rank that needs it; the ranks copy it to its other experts there.
 //
-// A warp per token. The bulk copy engine brings the row into shared memory and stores it to the row of the token's first
-// choice at each rank; lane k writes what belongs to choice k meanwhile. layerCopyRows, behind the closing barrier, copies
-// the rows of tokens that a rank got once but has several experts for: memory is several times as fast as the links.
+// Some blocks send, a warp per token. The bulk copy engine brings its row into shared memory and stores it to the row of
+// the token's first choice at each rank; lane k writes what belongs to choice k meanwhile. Memory is several times as fast
+// as the links, so the other blocks copy, meanwhile, the rows of tokens that came once and have several experts here: a
+// source says of each section of its tokens when it has gone. Whoever has sent all helps to copy.
 #include "weftline/abi.cuh"
 #include "weftline/bulk-copy.cuh"
 #include "weftline/exchange-record.cuh"
@@ -89,8 +90,8 @@ __device__ __forceinline__ void storePart(const LayerDispatchArguments& a, const
   for (u32 step = 1, r = a.rank; step <= a.ranks; ++step) {
     r = r + 1 == a.ranks ? 0 : r + 1;
     u32 lanes = __ballot_sync(allLanes, place.rank == static_cast<i32>(r));
-    // Others copy what they get once; rows that stay here are written straight away, unless layerCopyRows will.
-    if (r != a.rank || a.localCombine != 0) lanes &= ~(lanes - 1);
+    // Others copy what they get once; rows that stay here are written straight away.
+    if (r != a.rank) lanes &= ~(lanes - 1);
     for (; lanes != 0; lanes &= lanes - 1) {
       const i32 row = __shfl_sync(allLanes, place.row, __ffs(lanes) - 1);
       warpStoreRow(output(a, r, a.rowsOffset) + static_cast<u64>(row) * a.rowBytes + at, stage, bytes);
@@ -99,40 +100,132 @@ __device__ __forceinline__ void storePart(const LayerDispatchArguments& a, const
   warpCommitStores();
 }
 
-__device__ void sendRows(const LayerDispatchArguments& a, u8* stage, u64* barrier) {
-  const u32 step = gridDim.x * (blockDim.x / lanesPerWarp);
-  const u32 firstToken = blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x;
-  Place next = placeAt(a, firstToken);
-  u32 phase = 0;
-  for (u32 token = firstToken; token < a.tokens; token += step) {
-    const Place place = next;
-    const u8* source = static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes;
-    for (u32 at = 0; at < a.rowBytes; at += a.stageBytes) {
-      const u32 bytes = min(a.stageBytes, a.rowBytes - at);
-      // The stores of the part before must have read the stage.
-      warpWaitStoresRead<0>();
-      warpLoadRow(stage, source + at, bytes, barrier);
-      if (at == 0) {
-        // Asked for one token ahead, while the row is on its way.
-        next = placeAt(a, token + step);
-        sendChoices(a, token, place);
+// In tiles, whose counts say how many repeated tokens stand before. The last sections may be empty.
+__device__ __forceinline__ u32 tilesBefore(const LayerDispatchArguments& a, u32 section) {
+  const u32 tileTokens = a.tileWords * 32;
+  const u32 tiles = (a.tokens + tileTokens - 1) / tileTokens;
+  const u32 each = (tiles + layerSections - 1) / layerSections;
+  return min(section * each, tiles);
+}
+
+__device__ __forceinline__ u64* sectionWord(const LayerDispatchArguments& a, u32 owner, u32 source, u32 section) {
+  u64* words = reinterpret_cast<u64*>(static_cast<u8*>(a.peers[owner]) + a.sectionOffset);
+  return words + source * layerSections + section;
+}
+
+// By every warp that sends, when its tokens of the section have gone: the last one tells all ranks.
+__device__ void endSection(const LayerDispatchArguments& a, u32 section) {
+  warpWaitStoresWritten();
+  u32 last = 0;
+  if (laneIndex() == 0) {
+    u32* arrived = static_cast<u32*>(a.counter) + 2 + section;
+    // ORDER: all of this warp's writes, then the count; the last warp's release publishes those of all.
+    fenceSystem();
+    last = fetchAddAcquireReleaseGpu(arrived, 1) == a.sendBlocks * (blockDim.x / lanesPerWarp) - 1;
+    if (last != 0) *arrived = 0;
+  }
+  last = __shfl_sync(allLanes, last, 0);
+  __syncwarp();
+  if (last == 0 || laneIndex() >= a.ranks) return;
+  const u64 cell = static_cast<u64>(tilesBefore(a, section + 1)) * (a.ranks + a.experts) + laneIndex();
+  const u64 repeated = static_cast<const u32*>(a.tileCounts)[cell];
+  storeReleaseSystem(sectionWord(a, laneIndex(), a.rank, section), static_cast<u64>(a.sequence) << 32 | repeated);
+}
+
+// `phase` counts what the warp's barrier has seen.
+__device__ void sendRows(const LayerDispatchArguments& a, u8* stage, u64* barrier, u32& phase) {
+  const u32 step = a.sendBlocks * (blockDim.x / lanesPerWarp);
+  u32 token = blockIdx.x + threadIdx.x / lanesPerWarp * a.sendBlocks;
+  Place next = placeAt(a, token);
+  for (u32 section = 0; section < layerSections; ++section) {
+    const u32 end = min(tilesBefore(a, section + 1) * a.tileWords * 32, a.tokens);
+    for (; token < end; token += step) {
+      const Place place = next;
+      const u8* source = static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes;
+      for (u32 at = 0; at < a.rowBytes; at += a.stageBytes) {
+        const u32 bytes = min(a.stageBytes, a.rowBytes - at);
+        // The stores of the part before must have read the stage.
+        warpWaitStoresRead<0>();
+        warpLoadRow(stage, source + at, bytes, barrier);
+        if (at == 0) {
+          // Asked for one token ahead, while the row is on its way.
+          next = placeAt(a, token + step);
+          sendChoices(a, token, place);
+        }
+        warpWaitRow(barrier, phase & 1);
+        ++phase;
+        storePart(a, place, stage, at, bytes);
       }
-      warpWaitRow(barrier, phase & 1);
-      ++phase;
-      storePart(a, place, stage, at, bytes);
+    }
+    endSection(a, section);
+  }
+}
+
+// The rows of a repeated token here, lane k that of choice k or -1; peers wrote them during this kernel.
+__device__ __forceinline__ i32 duplicateAt(const LayerDispatchArguments& a, u32 index, u32 rows) {
+  if (laneIndex() >= a.topkColumns) return -1;
+  const u32 first = reinterpret_cast<const volatile u32*>(output(a, a.rank, a.repeatedOffset))[index];
+  if (first >= rows) return -1;
+  const volatile i32* duplicates = reinterpret_cast<const volatile i32*>(output(a, a.rank, a.duplicatesOffset));
+  const i32 row = duplicates[static_cast<u64>(first) * a.topkColumns + laneIndex()];
+  return row >= 0 && static_cast<u32>(row) < rows ? row : -1;
+}
+
+// The token's first row here is read once and stored to its others.
+__device__ void copyToken(const LayerDispatchArguments& a, i32 row, u8* stage, u64* barrier, u32& phase) {
+  const u32 lanes = __ballot_sync(allLanes, row >= 0);
+  if (lanes == 0) return;
+  u8* rows = output(a, a.rank, a.rowsOffset);
+  const u8* first = rows + static_cast<u64>(__shfl_sync(allLanes, row, __ffs(lanes) - 1)) * a.rowBytes;
+  for (u32 at = 0; at < a.rowBytes; at += a.stageBytes) {
+    const u32 bytes = min(a.stageBytes, a.rowBytes - at);
+    warpWaitStoresRead<0>();
+    warpLoadRow(stage, first + at, bytes, barrier);
+    warpWaitRow(barrier, phase & 1);
+    ++phase;
+    for (u32 others = lanes & (lanes - 1); others != 0; others &= others - 1) {
+      const i32 other = __shfl_sync(allLanes, row, __ffs(others) - 1);
+      warpStoreRow(rows + static_cast<u64>(other) * a.rowBytes + at, stage, bytes);
+    }
+    warpCommitStores();
+  }
+}
+
+// Lane s takes the next of source s's repeated tokens, of which every warp of this GPU takes some.
+__device__ __forceinline__ u32 takeToken(const LayerDispatchArguments& a) {
+  u32* taken = static_cast<u32*>(a.counter) + 2 + layerSections;
+  return laneIndex() < a.ranks && laneIndex() != a.rank ? atomicAdd(&taken[laneIndex()], 1u) : 0;
+}
+
+// False when a source's section did not come in time.
+__device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrier, u32& phase,
+                         const WaitScope& scope) {
+  const LayerPlan* plan = static_cast<const LayerPlan*>(a.plan);
+  const u32 first = laneIndex() < a.ranks ? plan->repeatedFirst[laneIndex()] : 0;
+  u32* taken = static_cast<u32*>(a.counter) + 2 + layerSections;
+  // Lane s: the token of source s that this warp will copy next, kept until its section has come.
+  u32 mine = takeToken(a);
+  for (u32 section = 0; section < layerSections; ++section) {
+    // This rank has written its own rows itself.
+    for (u32 source = (a.rank + 1) % a.ranks; source != a.rank; source = (source + 1) % a.ranks) {
+      const u32* word = reinterpret_cast<const u32*>(sectionWord(a, a.rank, source, section));
+      const bool came = laneIndex() != 0 || waitForEpoch(word + 1, a.sequence, scope, {source, a.closingCall});
+      if (!__all_sync(allLanes, came)) return false;
+      __syncwarp();
+      const u32 end = __shfl_sync(allLanes, loadRelaxedSystem(word), 0);
+      // ORDER: the source wrote rows before it said so; the copy engine reads them after.
+      fenceProxyAsync();
+      const u32 start = __shfl_sync(allLanes, first, source);
+      for (u32 token = __shfl_sync(allLanes, mine, source); token < end;
+           token = __shfl_sync(allLanes, mine, source)) {
+        // The next one is asked for while this one is copied.
+        if (laneIndex() == source) mine = atomicAdd(&taken[source], 1u);
+        copyToken(a, duplicateAt(a, start + token, plan->recvRows), stage, barrier, phase);
+      }
     }
   }
   warpWaitStoresWritten();
-}
-
-// The rows of a repeated token here, lane k that of choice k or -1; `index` counts the tokens.
-__device__ __forceinline__ i32 duplicateAt(const LayerCopyArguments& a, u32 index, u32 count, u32 rows) {
-  if (index >= count || laneIndex() >= a.topkColumns) return -1;
-  const u32 first = static_cast<const u32*>(a.repeated)[index];
-  // Only what an interrupted dispatch left can be out of range.
-  if (first >= rows) return -1;
-  const i32 row = static_cast<const i32*>(a.duplicates)[static_cast<u64>(first) * a.topkColumns + laneIndex()];
-  return row >= 0 && static_cast<u32>(row) < rows ? row : -1;
+  return true;
 }
 
 }  // namespace
@@ -145,52 +238,11 @@ extern "C" __global__ void __launch_bounds__(896, 1) layerDispatch(const __grid_
   // A plan that failed moves nothing; every rank's has failed alike.
   if (static_cast<const LayerPlan*>(a.plan)->status != epStatusGood) return;
   __syncthreads();
-  sendRows(a, shared + barrierBytes + static_cast<u64>(warp) * a.stageBytes, barrier);
-  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerDispatch, a.rank, a.timeoutNs};
-  leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
-}
-
-// A warp per token that has several rows here and came once: its first row is read once and stored to the others.
-extern "C" __global__ void __launch_bounds__(896, 1) layerCopyRows(const __grid_constant__ LayerCopyArguments a) {
-  extern __shared__ __align__(128) u8 shared[];
-  const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barrier = reinterpret_cast<u64*>(shared) + warp;
   u8* stage = shared + barrierBytes + static_cast<u64>(warp) * a.stageBytes;
-  if (laneIndex() == 0) warpRowBarrierInit(barrier);
-  const LayerPlan* plan = static_cast<const LayerPlan*>(a.plan);
-  if (plan->status != epStatusGood) return;
-  __syncthreads();
-  // ORDER: peers wrote the rows before the barrier that ended the kernel before; the copy engine reads them now.
-  fenceProxyAsync();
-  const u32 count = plan->repeated;
-  const u32 rows = plan->recvRows;
-  const u32 step = gridDim.x * (blockDim.x / lanesPerWarp);
-  const u32 firstIndex = blockIdx.x + warp * gridDim.x;
-  i32 next = duplicateAt(a, firstIndex, count, rows);
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerDispatch, a.rank, a.timeoutNs};
   u32 phase = 0;
-  for (u32 index = firstIndex; index < count; index += step) {
-    const i32 row = next;
-    const u32 lanes = __ballot_sync(allLanes, row >= 0);
-    if (lanes == 0) {
-      next = duplicateAt(a, index + step, count, rows);
-      continue;
-    }
-    const i32 first = __shfl_sync(allLanes, row, __ffs(lanes) - 1);
-    u8* base = static_cast<u8*>(a.rows);
-    for (u32 at = 0; at < a.rowBytes; at += a.stageBytes) {
-      const u32 bytes = min(a.stageBytes, a.rowBytes - at);
-      warpWaitStoresRead<0>();
-      warpLoadRow(stage, base + static_cast<u64>(first) * a.rowBytes + at, bytes, barrier);
-      // Asked for one token ahead, while the row is on its way.
-      if (at == 0) next = duplicateAt(a, index + step, count, rows);
-      warpWaitRow(barrier, phase & 1);
-      ++phase;
-      for (u32 others = lanes & (lanes - 1); others != 0; others &= others - 1) {
-        const i32 other = __shfl_sync(allLanes, row, __ffs(others) - 1);
-        warpStoreRow(base + static_cast<u64>(other) * a.rowBytes + at, stage, bytes);
-      }
-      warpCommitStores();
-    }
-  }
-  warpWaitStoresWritten();
+  if (blockIdx.x < a.sendBlocks) sendRows(a, stage, barrier, phase);
+  const bool good = a.copies == 0 || copyRows(a, stage, barrier, phase, scope);
+  if (__syncthreads_or(!good)) return;
+  leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
 }

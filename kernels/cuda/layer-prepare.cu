@@ -62,7 +62,7 @@ __device__ u32 markChoices(const LayerPrepareArguments& a, u32 token, u32* word)
     }
     static_cast<i32*>(a.rankTable)[cell] = rank;
   }
-  // A rank writes its own tokens' rows itself, unless it must know which belong together.
+  // A rank writes its own tokens' rows itself; only local combine must know which belong together.
   return a.localCombine != 0 ? again : again & ~(1u << a.rank);
 }
 
@@ -133,6 +133,7 @@ __device__ void addTiles(const LayerPrepareArguments& a, u32* totals) {
         sum += count[i];
       }
     }
+    counts[static_cast<u64>(tiles) * bins] = sum;
     totals[bin] = sum;
   }
   __syncthreads();
@@ -220,18 +221,20 @@ __device__ void plan(const LayerPrepareArguments& a, const ExchangeRecords& reco
   }
   u32* firstRows = static_cast<u32*>(a.firstRows);
   for (u32 bin = threadIdx.x; bin < binCount(a); bin += threads) {
+    LayerPlan* repeated = bin == a.rank ? static_cast<LayerPlan*>(a.plan) : nullptr;
     u32 total = 0;
     u32 before = 0;
 #pragma unroll
     for (u32 source = 0; source < epMaxRanks; ++source) {
       if (source >= a.ranks) break;
       const u32 count = records.received(a.rank, source, epRecordHeaderWords + bin);
+      if (repeated != nullptr) repeated->repeatedFirst[source] = total;
       total += count;
       if (source < a.rank) before += count;
     }
     firstRows[bin] = before;
     if (bin >= a.ranks) starts[bin - a.ranks] = total;
-    else if (bin == a.rank) static_cast<LayerPlan*>(a.plan)->repeated = total;
+    if (repeated != nullptr) repeated->repeated = total;
   }
   __syncthreads();
   const u32 all = scanCounts(starts, a.experts, shared);
@@ -273,6 +276,7 @@ __device__ void report(const LayerPrepareArguments& a, const Shared& shared) {
     host->repeated = plan->repeated;
     static_cast<u32*>(a.counter)[0] = 0;
     static_cast<u32*>(a.counter)[1] = 0;
+    for (u32 r = 0; r < a.ranks; ++r) static_cast<u32*>(a.counter)[2 + layerSections + r] = 0;
   }
   __syncthreads();
   // ORDER: everything above, by any thread of the block, is in host memory before the sequence number.

@@ -15,8 +15,8 @@ import {
   epStatus,
 } from './ep-arguments.ts';
 import {
+  LAYER_SECTIONS,
   layerCombineArguments,
-  layerCopyArguments,
   layerDispatchArguments,
   layerHostPlan,
   layerPlaceArguments,
@@ -57,7 +57,6 @@ const layouts: readonly Layout[] = [
   layerPrepareArguments,
   layerPlaceArguments,
   layerDispatchArguments,
-  layerCopyArguments,
   layerSumArguments,
   layerCombineArguments,
   fp8RowsArguments,
@@ -79,6 +78,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   epStatus,
   epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
   layerRecord: layerRecordWords,
+  layer: { sections: LAYER_SECTIONS },
   ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },
 };

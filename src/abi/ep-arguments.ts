@@ -142,6 +142,8 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   worstRows: 'u32',
   /** Bytes of shared memory that one warp stages rows in. */
   stageBytes: 'u32',
+  /** Warps of a block that move rows; the others write what goes with them. */
+  rowWarps: 'u32',
 });
 
 export const epCombineArguments = defineLayout('EpCombineArguments', {
@@ -161,7 +163,9 @@ export const epCombineArguments = defineLayout('EpCombineArguments', {
   rank: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
-  chunkBytes: 'u32',
+  /** Shared memory of a warp: for the parts of all rows of a token, and for their sum. */
+  stageBytes: 'u32',
+  partBytes: 'u32',
   topkColumns: 'u32',
   openingEpoch: 'u32',
   openingCall: 'u32',

@@ -2,6 +2,14 @@
 import { EP_MAX_RANKS } from './ep-arguments.ts';
 import { defineLayout } from './layout.ts';
 
+/** A source's tokens are sent in so many sections; when one has gone, its receivers may copy its rows. */
+export const LAYER_SECTIONS = 8;
+/**
+ * In a rank's window, behind the barrier cells: per source and section a word {repeated tokens through the section u32,
+ * number of the dispatch u32}, written at once by that source. Numbers only grow, so nothing is reset.
+ */
+export const LAYER_SECTION_BYTES = EP_MAX_RANKS * LAYER_SECTIONS * 8;
+
 /**
  * Header words of a layer's exchange record: what must agree, then what may differ. Behind the header stand as many
  * words as there are bins: per rank the tokens that go there more than once, then per expert its choices.
@@ -24,6 +32,8 @@ export const layerPlan = defineLayout('LayerPlan', {
   recvRows: 'u32',
   /** Tokens that arrive here once but have several rows here. */
   repeated: 'u32',
+  /** Number, among them, of each source's first. */
+  repeatedFirst: { of: 'u32', count: EP_MAX_RANKS },
 });
 
 /** Mapped host memory; a sequence number is stored last and says for which dispatch the rest is. Counts per local expert follow. */
@@ -40,6 +50,9 @@ export const layerHostPlan = defineLayout('LayerHostPlan', {
   recvRows: { of: 'u32', count: EP_MAX_RANKS },
 });
 
+/** See LayerPrepareArguments. */
+export const LAYER_COUNTERS = 2 + LAYER_SECTIONS + EP_MAX_RANKS;
+
 const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
 
 export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
@@ -51,7 +64,7 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
   rankTable: 'ptr',
   /** i32 [maxTokens, ranks]: number of the token among its tile's that repeat at the rank, or -1. */
   repeatTable: 'ptr',
-  /** u32 [tiles, bins]: a tile's counts, then the counts of all tiles before it. */
+  /** u32 [tiles + 1, bins]: a tile's counts, then the counts of all tiles before it. */
   tileCounts: 'ptr',
   /** u32 [bins]: row, at its rank, of this rank's first row of the bin. */
   firstRows: 'ptr',
@@ -61,7 +74,10 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
   plan: 'ptr',
   hostPlan: 'ptr',
   hostExperts: 'ptr',
-  /** u32 [2]: blocks that are done; the complement of the first bad choice. Both zero between kernels. */
+  /**
+   * u32 [LAYER_COUNTERS]: blocks that are done; complement of the first bad choice; per section, warps that have sent
+   * it; all zero between kernels. Per source, repeated tokens that are being copied: zero when a dispatch begins.
+   */
   counter: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
@@ -82,7 +98,7 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
   weightBytes: 'u32',
   scattered: 'u32',
   capacityRows: 'u32',
-  /** 1: tokens that stay on this rank count as repeated too, because combine sums them here. */
+  /** 1: tokens of this rank that repeat here count too, because combine sums them here. */
   localCombine: 'u32',
 });
 
@@ -134,12 +150,18 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
   firstRowOffset: 'u64',
   duplicatesOffset: 'u64',
   repeatedOffset: 'u64',
+  sectionOffset: 'u64',
   ranks: 'u32',
   rank: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
   topkColumns: 'u32',
   indexBytes: 'u32',
+  sequence: 'u32',
+  /** Blocks that send first. */
+  sendBlocks: 'u32',
+  /** 1: rows that came once may have to be copied. */
+  copies: 'u32',
   /** Of one routing weight; 0 without weights. */
   weightBytes: 'u32',
   experts: 'u32',
@@ -153,16 +175,6 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
   stageBytes: 'u32',
 });
 
-export const layerCopyArguments = defineLayout('LayerCopyArguments', {
-  rows: 'ptr',
-  duplicates: 'ptr',
-  repeated: 'ptr',
-  plan: 'ptr',
-  rowBytes: 'u32',
-  topkColumns: 'u32',
-  stageBytes: 'u32',
-});
-
 export const layerSumArguments = defineLayout('LayerSumArguments', {
   rows: 'ptr',
   duplicates: 'ptr',
@@ -171,8 +183,8 @@ export const layerSumArguments = defineLayout('LayerSumArguments', {
   count: 'u32',
   recvRows: 'u32',
   rowBytes: 'u32',
-  chunkBytes: 'u32',
-  slots: 'u32',
+  stageBytes: 'u32',
+  partBytes: 'u32',
   topkColumns: 'u32',
 });
 
@@ -190,9 +202,8 @@ export const layerCombineArguments = defineLayout('LayerCombineArguments', {
   rank: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
-  chunkBytes: 'u32',
-  /** Most rows of one sum. */
-  slots: 'u32',
+  stageBytes: 'u32',
+  partBytes: 'u32',
   topkColumns: 'u32',
   /** 1: only a token's first row at each rank, which holds the sum of its rows there. */
   onePerRank: 'u32',

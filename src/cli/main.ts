@@ -8,6 +8,7 @@ import { addDoctorCommand } from './doctor-command.ts';
 import { addMoeCommand } from './moe-command.ts';
 import { printError } from './print-error.ts';
 import { addRunCommand } from './run-command.ts';
+import { addSimCommand } from './sim-command.ts';
 
 const program = new Command('weftline')
   .description('Expert-parallel communication for mixture-of-experts models')
@@ -22,6 +23,7 @@ addMoeCommand(program);
 addDoctorCommand(program);
 addBenchCommand(program);
 addCompileCommand(program);
+addSimCommand(program);
 
 try {
   await program.parseAsync();

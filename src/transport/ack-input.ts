@@ -58,14 +58,14 @@ function advance(connection: Connection, cumulative: number): void {
         bursts.arriveWhole(burst);
         // INVARIANT: a slot names a burst only while its segment is in flight in it.
         for (let index = 0; index < count; index++) sendWindow.burst[(sequence + index) & sendWindow.mask] = NO_BURST;
-        arrived(connection, sendWindow.request[slot] as number, count);
+        arrived(connection, sequence, count);
         sequence = (sequence + count) | 0;
         continue;
       }
     }
     if (!sendWindow.isAcked(sequence)) {
       sendWindow.acknowledge(sequence, bursts);
-      arrived(connection, sendWindow.request[slot] as number, 1);
+      arrived(connection, sequence, 1);
     }
     sequence = (sequence + 1) | 0;
   }
@@ -96,17 +96,25 @@ function takeBitmap(connection: Connection, { view, at, words, from }: Bitmap): 
       if (!sendWindow.isOutstanding(sequence)) continue;
       connection.progressAt = engine.now;
       sendWindow.acknowledge(sequence, bursts);
-      arrived(connection, sendWindow.request[sequence & mask] as number, 1);
+      arrived(connection, sequence, 1);
     }
   }
 }
 
-/** `count` segments of a request have arrived. */
-function arrived(connection: Connection, handle: number, count: number): void {
-  const request = connection.engine.requests.find(handle);
+/** `count` segments of a request, from `sequence` on, have arrived. */
+function arrived(connection: Connection, sequence: number, count: number): void {
+  const { engine, sendWindow, flushes } = connection;
+  const request = engine.requests.find(sendWindow.request[sequence & sendWindow.mask] as number);
   if (request === undefined || !request.isPending) return;
   request.unacked -= count;
-  if (request.unacked === 0 && request.segmented) connection.engine.done(request);
+  if (request.unacked !== 0 || !request.segmented) return;
+  if (request.kind !== 'signal') {
+    engine.done(request);
+    return;
+  }
+  // The peer adds it when everything before it has come as well.
+  request.value = (sequence + 1) | 0;
+  flushes.insertByValue(request);
 }
 
 /** The newest arrival of one path: a sample of its round-trip time, and news of what it overtook. */

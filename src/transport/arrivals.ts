@@ -27,7 +27,6 @@ export class Arrivals {
 
   /** A packet of a path came. An overtaken one changes nothing but its mark. */
   note(path: number, sequence: number, timestamp: number, now: number): void {
-    this.latestPath = path;
     if (((sequence - (this.sequence[path] as number)) | 0) > 0) {
       this.sequence[path] = sequence;
       this.timestamp[path] = timestamp;

@@ -58,9 +58,12 @@ export class Connection implements TransportConnection {
   readonly flows = new Map<number, Flow>();
   readonly flowOrder: Flow[] = [];
   readonly schedule = new Schedule();
-  /** Reads and receives whose control record did not fit yet; flushes that wait for acks. */
+  /** Reads and receives whose control record did not fit yet. */
   readonly unannounced = new RequestQueue();
+  /** Flushes, and signals that have arrived, in the order of the segments before which everything must have arrived. */
   readonly flushes = new RequestQueue();
+  /** Sends that are too large for the receives they met: the next `onTimer` fails them. */
+  readonly oversized = new RequestQueue();
   /** Receives that want more than they were granted. */
   readonly grantQueue = new RequestQueue();
   waitsForGrant = false;
@@ -80,13 +83,15 @@ export class Connection implements TransportConnection {
   /** Payload that waits in send queues. */
   backlogBytes = 0;
 
-  /** Requests that are not done, and since when there have been any. */
+  /** Requests that are not done, and since when there have been any: Infinity until the next `onTimer` tells the time. */
   pending = 0;
   pendingSince = 0;
   /** When a packet of the peer last came, and when one of this side's segments was last acknowledged. */
   heardAt: number;
   progressAt: number;
+  /** When and where the peer was last asked whether it is there. */
   probedAt = 0;
+  probedPath = 0;
 
   ackDue: number = ackDue.no;
   ackDeadline = 0;
@@ -129,7 +134,9 @@ export class Connection implements TransportConnection {
     this.paths = new PathTable(options.paths);
     this.arrivals = new Arrivals(options.paths);
     // An ack can list every segment of the window, so that what it does not list has not arrived.
-    this.sendWindow = new SendWindow(Math.min(settings.windowSegments, this.ackWords * 32 - 32, 8192 - 64));
+    this.sendWindow = new SendWindow(
+      Math.min(settings.windowSegments, this.ackWords * 32, RECEIVE_WINDOW_SEGMENTS) - 32,
+    );
     this.bursts = new BurstTable(this.sendWindow.mask + 1, options.paths, DATA_HEADER_BYTES);
     this.nextSendAt = new Float64Array(this.bursts.controllerBytes.length);
     this.reorderSegments = settings.reorderSegments;
@@ -261,7 +268,9 @@ export class Connection implements TransportConnection {
       request.target = clear.target;
       request.granted = Math.min(clear.granted, request.bytes);
       if (request.bytes > clear.bytes) {
-        this.#tooLarge(request, clear.bytes);
+        request.granted = clear.bytes;
+        this.oversized.push(request);
+        this.wake();
       } else {
         if (request.granted < request.bytes && clear.granted === 0) this.unrequested++;
         this.enqueue(flow.messages, request);
@@ -296,6 +305,13 @@ export class Connection implements TransportConnection {
     return latestPath === -1 ? this.paths.choose(this.engine.random, this.bursts.pathBytes) : latestPath;
   }
 
+  /** Another path than this one, if there is one: what got no answer is tried elsewhere. */
+  pathBesides(path: number): number {
+    const { paths, engine, bursts } = this;
+    const choice = paths.choose(engine.random, bursts.pathBytes);
+    return choice === path ? (path + 1) % paths.count : choice;
+  }
+
   /** There is work for the next `onTimer`. */
   wake(): void {
     this.sendDeadline = Number.NEGATIVE_INFINITY;
@@ -327,8 +343,14 @@ export class Connection implements TransportConnection {
   }
 
   addPending(): void {
-    if (this.pending === 0) this.pendingSince = this.engine.now;
+    if (this.pending === 0) this.pendingSince = Number.POSITIVE_INFINITY;
     this.pending++;
+  }
+
+  /** Fails the sends that are too large, here and at the peer. */
+  refuseOversized(): void {
+    for (let head = this.oversized.head; head !== undefined; head = this.oversized.head)
+      this.#tooLarge(head, head.granted);
   }
 
   #tooLarge(request: Request, room: number): void {

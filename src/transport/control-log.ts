@@ -17,6 +17,8 @@ export class ControlLog {
   sentAt = 0;
   progressAt = 0;
   repeats = 0;
+  /** The path that the open records were last sent on. */
+  path = 0;
   /** Carried out so far of the peer's records. */
   expected = 0;
   readonly bytes = new Uint8Array(CAPACITY * RECORD_BYTES);

@@ -135,6 +135,7 @@ export class Decoder {
     if (this.#path >= connection.paths.count) return this.#drop('length');
     if (!this.#isIntact(at, size, header)) return this.#drop('checksum');
     connection.heardAt = this.#engine.now;
+    connection.arrivals.latestPath = this.#path;
     if (connection.error === undefined) return connection;
     // Whoever still sends has not heard of the end.
     if (connection.endReason !== 0 && kind !== packetKinds.ack) {

@@ -95,7 +95,7 @@ export class Engine implements TransportEngine, EngineCore {
     if (slot >= MOST_CONNECTIONS) {
       throw new WeftlineError('WL_CAPACITY', `Cannot connect: the engine has ${MOST_CONNECTIONS} connections`);
     }
-    const before = this.#generations[slot] ?? (crypto.getRandomValues(new Uint16Array(1))[0] as number);
+    const before = this.#generations[slot] ?? crypto.getRandomValues(new Uint16Array(1))[0] ?? 0;
     const generation = (before % 0xffff) + 1;
     this.#generations[slot] = generation;
     return generation * MOST_CONNECTIONS + slot;
@@ -236,6 +236,7 @@ export class Engine implements TransportEngine, EngineCore {
   #unqueue(request: Request, connection: Connection): void {
     connection.unannounced.remove(request);
     connection.flushes.remove(request);
+    connection.oversized.remove(request);
     const flow = connection.flows.get(request.flow);
     if (flow === undefined) return;
     flow.unmatched.remove(request);

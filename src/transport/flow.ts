@@ -18,6 +18,16 @@ export class SendQueue extends RequestQueue {
     super();
     this.flow = flow;
   }
+
+  /**
+   * The first request that has a segment to make now. A message that waits for a grant does not hold up those behind it:
+   * bytes that were granted must be sent, or the receiver has none left to grant to the first.
+   */
+  ready(): Request | undefined {
+    let request = this.head;
+    while (request !== undefined && !hasSegment(request)) request = request.next;
+    return request;
+  }
 }
 
 export class Flow {
@@ -75,7 +85,7 @@ export class Schedule {
 }
 
 /** True if the request has a segment to make now. */
-export function hasSegment(request: Request): boolean {
+function hasSegment(request: Request): boolean {
   if (request.kind === 'send') {
     return request.granted > request.position || (request.bytes === 0 && !request.segmented);
   }

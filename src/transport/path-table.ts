@@ -33,8 +33,9 @@ export class PathTable {
   readonly alive: Uint8Array;
   /** Since when the path has been silent although something is in flight. */
   readonly silentSince: Float64Array;
-  /** Probes since the last echo. */
+  /** Probes since the last echo, and when the first of them was sent. */
   readonly unanswered: Uint8Array;
+  readonly askedAt: Float64Array;
   readonly sentSegments: Float64Array;
   readonly lostSegments: Float64Array;
   aliveCount: number;
@@ -52,6 +53,7 @@ export class PathTable {
     this.alive = new Uint8Array(count).fill(1);
     this.silentSince = new Float64Array(count);
     this.unanswered = new Uint8Array(count);
+    this.askedAt = new Float64Array(count);
     this.sentSegments = new Float64Array(count);
     this.lostSegments = new Float64Array(count);
     this.aliveCount = count;

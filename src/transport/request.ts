@@ -33,7 +33,10 @@ export class Request {
   segmented = false;
   /** Segments that are made and have not arrived. */
   unacked = 0;
-  /** Of a signal: what is added. Of a flush: the segment before which everything must have arrived. */
+  /**
+   * Of a signal: what is added. Of a flush, and of a signal whose segment has arrived: the segment before which
+   * everything must have arrived.
+   */
   value = 0;
   /** Of a send: bytes the receiver lets go. Of a receive: bytes let go. */
   granted = 0;
@@ -124,6 +127,19 @@ export class RequestQueue {
     if (this.#tail === undefined) this.head = request;
     else this.#tail.next = request;
     this.#tail = request;
+  }
+
+  /** Puts it in order of `value`, a sequence, before those of the same value. */
+  insertByValue(request: Request): void {
+    let before: Request | undefined;
+    for (let at = this.head; at !== undefined && ((at.value - request.value) | 0) < 0; at = at.next) before = at;
+    if (before === this.#tail) {
+      this.push(request);
+      return;
+    }
+    request.next = before === undefined ? this.head : before.next;
+    if (before === undefined) this.head = request;
+    else before.next = request;
   }
 
   shift(): void {

@@ -2,7 +2,6 @@
 // Hot path: no allocation.
 import { DATA_HEADER_BYTES, packetFlags } from '../abi/transport-packet.ts';
 import type { Connection } from './connection.ts';
-import { hasSegment } from './flow.ts';
 import { writeData } from './packet-writer.ts';
 import type { Request } from './request.ts';
 
@@ -45,8 +44,8 @@ type Outcome = typeof WENT | typeof SKIPPED | typeof STUCK;
 function sendNext(connection: Connection, now: number): Outcome {
   const { schedule, sendWindow } = connection;
   const queue = schedule.current();
-  const request = queue.head;
-  if (request === undefined || !hasSegment(request)) {
+  const request = queue.ready();
+  if (request === undefined) {
     schedule.dropCurrent();
     return SKIPPED;
   }
@@ -66,7 +65,7 @@ function sendNext(connection: Connection, now: number): Outcome {
   const at = connection.engine.outbox.reserve(route.segments * DATA_HEADER_BYTES);
   if (at === -1) return stuck(connection, now + SOCKET_WAIT);
   sendFresh(connection, request, at, now);
-  if (request.segmented) queue.shift();
+  if (request.segmented) queue.remove(request);
   schedule.advance();
   return WENT;
 }

@@ -21,7 +21,9 @@ export function runConnection(connection: Connection, now: number, bursts: numbe
     tellEnd(connection, now);
     return 0;
   }
+  if (connection.pendingSince === Number.POSITIVE_INFINITY) connection.pendingSince = now;
   if (isGone(connection, now)) return 0;
+  connection.refuseOversized();
   announce(connection);
   if (connection.unrequested > 0) requestToSend(connection);
   if (connection.ackDue === ackDue.now || (connection.ackDue === ackDue.later && now >= connection.ackDeadline)) {
@@ -100,7 +102,7 @@ function requestToSend(connection: Connection): void {
 }
 
 function runControl(connection: Connection, now: number): void {
-  const { control, paths, engine } = connection;
+  const { control } = connection;
   if (control.open === 0) return;
   const due = now >= controlTime(connection);
   if (!due) return;
@@ -114,8 +116,9 @@ function runControl(connection: Connection, now: number): void {
   while (from !== control.end) {
     const count = Math.min(most, (control.end - from) | 0);
     // What was lost on one path is repeated on another.
-    const path = isNew ? connection.replyPath() : paths.choose(engine.random, connection.bursts.pathBytes);
+    const path = isNew ? connection.replyPath() : connection.pathBesides(control.path);
     if (!sendControl(connection, from, count, path)) return;
+    control.path = path;
     from = (from + count) | 0;
     if (((from - control.sent) | 0) > 0) control.sent = from;
     if (!isNew) break;
@@ -154,19 +157,21 @@ function checkPaths(connection: Connection, now: number): void {
     let due = since + backOff(patience, Math.max(0, unanswered - 1));
     if (now >= due) {
       counters.timeouts++;
-      if (unanswered > 0 && paths.alive[path] === 1) {
-        // Is it the path, or the peer? Whoever else is asked will tell.
-        if (!othersSpeak(connection, path)) askAnother(connection, path, now);
-        else if (unanswered >= PROBES_OF_THE_DYING) {
-          paths.kill(path);
-          loseAll(connection, path);
-        }
+      // What was sent on a dead path because all were dead is lost as well, as soon as another has come back.
+      const canDie = paths.alive[path] === 1 || bursts.oldest[path] !== NO_BURST;
+      const compared = unanswered === 0 || !canDie || othersSpeak(connection, path);
+      if (compared && canDie && unanswered >= PROBES_OF_THE_DYING) {
+        paths.kill(path);
+        loseAll(connection, path);
       }
       paths.penalise(path);
+      // Is it the path, or the peer? Where nothing else is under way, others have no reason to speak.
+      if (!compared && paths.count > 1) sendProbe(connection, connection.pathBesides(path), now);
       if (!sendProbe(connection, path, now)) {
         next = Math.min(next, now + patience);
         continue;
       }
+      if (unanswered === 0) paths.askedAt[path] = now;
       paths.unanswered[path] = Math.min(255, unanswered + 1);
       paths.silentSince[path] = now;
       due = now + backOff(patience, unanswered);
@@ -176,21 +181,13 @@ function checkPaths(connection: Connection, now: number): void {
   connection.lossDeadline = connection.pending > 0 || connection.sendWindow.outstanding > 0 ? next : Infinity;
 }
 
-/** Another path has answered since this one was first asked. */
-function othersSpeak({ paths, bursts }: Connection, path: number): boolean {
-  const oldest = bursts.oldest[path] as number;
-  const since = oldest === NO_BURST ? (paths.silentSince[path] as number) : (bursts.sentAt[oldest] as number);
+/** Another path has answered something that was sent since this one was first asked. */
+function othersSpeak({ paths }: Connection, path: number): boolean {
+  const since = paths.askedAt[path] as number;
   for (let other = 0; other < paths.count; other++) {
-    if (other !== path && (paths.echoedSentAt[other] as number) > since) return true;
+    if (other !== path && (paths.echoedSentAt[other] as number) >= since) return true;
   }
   return false;
-}
-
-function askAnother(connection: Connection, path: number, now: number): void {
-  const { paths, bursts, engine } = connection;
-  const chosen = paths.choose(engine.random, bursts.pathBytes);
-  const other = chosen === path ? (path + 1) % paths.count : chosen;
-  if (other !== path) sendProbe(connection, other, now);
 }
 
 function silentFrom(connection: Connection): number {
@@ -203,12 +200,16 @@ function keepAliveTime(connection: Connection): number {
 
 function keepAlive(connection: Connection, now: number): void {
   if (connection.pending === 0 || now < keepAliveTime(connection)) return;
-  const { paths, engine } = connection;
-  if (sendProbe(connection, paths.choose(engine.random, connection.bursts.pathBytes), now)) connection.probedAt = now;
+  const path = connection.pathBesides(connection.probedPath);
+  if (!sendProbe(connection, path, now)) return;
+  connection.probedAt = now;
+  connection.probedPath = path;
 }
 
 function giveUpTime(connection: Connection): number {
-  const { sendWindow, control, engine, pendingSince } = connection;
+  const { sendWindow, control, engine, heardAt, pending, pendingSince } = connection;
+  // Nobody waits, but records are repeated: not for ever.
+  if (pending === 0) return Math.max(heardAt, control.progressAt) + engine.settings.giveUp;
   let since = silentFrom(connection);
   if (sendWindow.outstanding > 0) since = Math.min(since, Math.max(connection.progressAt, pendingSince));
   if (control.sent !== control.first) since = Math.min(since, Math.max(control.progressAt, pendingSince));
@@ -217,9 +218,11 @@ function giveUpTime(connection: Connection): number {
 
 /** Gives the connection up if the peer, or one segment, has been waited for too long. */
 function isGone(connection: Connection, now: number): boolean {
-  if (connection.pending === 0 || now < giveUpTime(connection)) return false;
+  const { control } = connection;
+  if (connection.pending === 0 && control.sent === control.first) return false;
+  if (now < giveUpTime(connection)) return false;
   const { engine, peerName, pending } = connection;
-  const silent = now >= silentFrom(connection) + engine.settings.giveUp;
+  const silent = pending === 0 || now >= silentFrom(connection) + engine.settings.giveUp;
   const seconds = engine.settings.giveUp / 1e6;
   const what = silent
     ? `nothing was heard from it for ${seconds} s`

@@ -1,8 +1,8 @@
 // Each congestion control against cases computed by hand from its formulas.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { readSettings } from 'weftline';
-import type { AckSample } from '#lib/transport/congestion/congestion.js';
+import { readSettings, type Settings } from 'weftline';
+import type { AckSample, Congestion } from '#lib/transport/congestion/congestion.js';
 import { createCongestion } from '#lib/transport/congestion/create-congestion.js';
 import { Cubic } from '#lib/transport/congestion/cubic.js';
 import { CreditPacer, EqdsCredits, SPECULATIVE_BYTES } from '#lib/transport/congestion/eqds.js';
@@ -181,9 +181,14 @@ test('EQDS: the receiver gives credits in turn at the speed of its link, and non
   pacer.remove(accounts[0] as (typeof accounts)[0]);
 });
 
+function make(transportCongestion: Settings['transportCongestion']): Congestion {
+  return createCongestion(
+    transportSettings(readSettings({ transportCongestion, transportWindowBytes: 5000 }, {})),
+    1000,
+  );
+}
+
 test('createCongestion() makes what the setting names', () => {
-  const make = (transportCongestion: 'swift' | 'timely' | 'cubic' | 'eqds' | 'fixed' | 'none') =>
-    createCongestion(transportSettings(readSettings({ transportCongestion, transportWindowBytes: 5000 }, {})), 1000);
   assert.ok(make('swift') instanceof Swift);
   assert.ok(make('timely') instanceof Timely);
   assert.ok(make('cubic') instanceof Cubic);

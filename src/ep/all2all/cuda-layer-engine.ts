@@ -73,8 +73,6 @@ class CudaLayerEngine implements LayerEngine {
   readonly #options: LayerEngineOptions;
   readonly #hostPlan: CudaLayerPlan;
   readonly #calls: CudaCalls;
-  /** Tokens may have to be copied to, or summed from, several rows of one rank. */
-  readonly #canRepeat: boolean;
   #dispatches = 0;
 
   constructor(context: DispatchCombineContext, { memory, launches, scratch, options }: Parts) {
@@ -88,8 +86,6 @@ class CudaLayerEngine implements LayerEngine {
     this.#options = options;
     this.#hostPlan = new CudaLayerPlan(device, config);
     this.#calls = new CudaCalls(world, device);
-    const several = Math.min(config.topk, config.numExpertsPerRank) > 1;
-    this.#canRepeat = several && (world.size > 1 || options.enableLocalCombine);
     device.setBytes(scratch.counter, 0);
     bindLayerLaunches(launches, config, { memory, scratch, hostPlan: this.#hostPlan, traps: this.#calls.traps });
   }
@@ -248,8 +244,9 @@ class CudaLayerEngine implements LayerEngine {
   }
 
   #launchDispatch(input: LayerInput, tables: NewTables, timeoutNs: number): void {
-    const { dispatch, copyRows } = this.#launches;
+    const { dispatch } = this.#launches;
     const set = dispatch.arguments;
+    set.set('sequence', this.#dispatches);
     set.set('x', input.input.address);
     set.set('topk', input.expIndices.address);
     set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
@@ -263,7 +260,6 @@ class CudaLayerEngine implements LayerEngine {
     set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord({ kind: 'layer dispatch' }, 'closing'));
     dispatch.launch();
-    if (this.#canRepeat) copyRows.launch();
   }
 
   #receive(input: LayerInput, { rowTable, rankTable, numInputTokens }: NewTables): LayerDispatchResult {

@@ -1,5 +1,6 @@
 // The windows of an all-to-all layer on GPUs: one with barrier cells and the count exchange, one with the output.
 import { EP_SYNC_BYTES } from '../../abi/ep-arguments.ts';
+import { LAYER_SECTION_BYTES } from '../../abi/layer-arguments.ts';
 import type { DType } from '../../core/dtype.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { Tensor } from '../../device/tensor.ts';
@@ -22,7 +23,7 @@ interface Output {
 export class CudaLayerMemory implements LayerMemory {
   readonly kind = 'cuda';
   readonly device: CudaDevice;
-  /** EP_SYNC_BYTES for barriers, then the exchange records. */
+  /** EP_SYNC_BYTES for barriers, then the words of sections, then the exchange records. */
   readonly control: CudaWindow;
   readonly #world: World;
   readonly #config: EPConfig;
@@ -37,7 +38,7 @@ export class CudaLayerMemory implements LayerMemory {
   ): Promise<CudaLayerMemory> {
     requireOneHost(world, 'DispatchCombineContext');
     requireCudaLimits('EPAll2AllLayer', world.size, config.numExperts);
-    const bytes = EP_SYNC_BYTES + exchangeRegionBytes(world.size, config.numExperts);
+    const bytes = EP_SYNC_BYTES + LAYER_SECTION_BYTES + exchangeRegionBytes(world.size, config.numExperts);
     const control = await CudaWindow.create({ ...options, world, device, name: 'a2a-control', bytes });
     return new CudaLayerMemory(control, { world, device, config });
   }

@@ -26,6 +26,9 @@ export class Timely implements Congestion {
   #previousRtt = 0;
   #averageDifference = 0;
   #updatedAt = Number.NEGATIVE_INFINITY;
+  /** Whether the newest round trip took longer than the low threshold, and when a loss last halved the rate. */
+  #above = false;
+  #halvedAt = Number.NEGATIVE_INFINITY;
 
   constructor(options: TimelyOptions) {
     this.#options = options;
@@ -52,6 +55,7 @@ export class Timely implements Congestion {
     // Acks that come in a bunch count as little as the time between them.
     const share = Math.min((now - this.#updatedAt) / rtt, 1);
     const increase = this.#addRate * share;
+    this.#above = rtt >= lowRtt;
     let next: number;
     if (rtt < lowRtt) {
       next = this.rate + increase;
@@ -70,7 +74,15 @@ export class Timely implements Congestion {
     this.windowBytes = Math.min(Math.max(2 * this.rate * rtt, 2 * segmentBytes), maxWindow);
   }
 
-  onLoss(): void {}
+  /**
+   * Unlike the paper's, which has a network without loss: the delay of a queue that overflows grows no more, so that the
+   * loss must tell. A loss at low delay is not congestion, but the network's or a switch's own fault.
+   */
+  onLoss(now: number): void {
+    if (!this.#above || now - this.#halvedAt < this.#previousRtt) return;
+    this.#halvedAt = now;
+    this.rate = Math.max(this.rate / 2, this.#minRate);
+  }
 
   onTimeout(): void {
     this.rate = Math.max(this.rate / 2, this.#minRate);

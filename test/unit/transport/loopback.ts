@@ -13,6 +13,9 @@ export interface LoopbackOptions {
   readonly burstSegments?: number;
   /** One way, in microseconds, of path p. */
   readonly delay?: (path: number) => number;
+  /** Bytes per microsecond of each path and direction, behind a queue of `queueBytes`; unbounded if missing. */
+  readonly rate?: number;
+  readonly queueBytes?: number;
   /** Chances per packet. */
   readonly loss?: number;
   readonly duplication?: number;
@@ -90,6 +93,7 @@ export class Loopback {
   /** Sides that have died: nothing reaches them and they do nothing. */
   readonly gone = new Set<Side>();
   packets = 0;
+  readonly #linkFree = new Map<string, number>();
   #order = 0;
   readonly #flying: Flying[] = [];
   readonly #random: () => number;
@@ -177,8 +181,10 @@ export class Loopback {
       const at = Math.floor(this.#random() * bytes.length);
       bytes[at] = (bytes[at] as number) ^ (1 << Math.floor(this.#random() * 8));
     }
+    const sent = this.#transmitted(from, path, bytes.length);
+    if (sent === undefined) return;
     const packet: Flying = {
-      at: this.now + delay(path) + late,
+      at: sent + delay(path) + late,
       order: this.#order++,
       to: from.other,
       path,
@@ -188,6 +194,17 @@ export class Loopback {
     if (this.options.lose?.(packet) === true) return;
     this.#insert(packet);
     if (this.#random() < duplication) this.#insert({ ...packet, at: packet.at + delay(path), order: this.#order++ });
+  }
+
+  /** When the last bit of a packet is on the link; undefined if the queue before it is full. */
+  #transmitted(from: Side, path: number, bytes: number): number | undefined {
+    const { rate, queueBytes = Infinity } = this.options;
+    if (rate === undefined) return this.now;
+    const link = `${from.name}${path}`;
+    const begin = Math.max(this.now, this.#linkFree.get(link) ?? 0);
+    if ((begin - this.now) * rate + bytes > queueBytes) return undefined;
+    this.#linkFree.set(link, begin + bytes / rate);
+    return begin + bytes / rate;
   }
 
   #insert(packet: Flying): void {

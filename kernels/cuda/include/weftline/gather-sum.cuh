@@ -10,10 +10,9 @@ namespace weftline {
 struct GatherShape {
   u32 items;
   u32 rowBytes;
-  // Bytes of a row that are summed at once.
-  u32 chunkBytes;
-  // Most rows of one item.
-  u32 slots;
+  // Shared memory of a warp: for the parts of all rows that are loaded at once, twice; and for their sum.
+  u32 stageBytes;
+  u32 partBytes;
 };
 
 // Rows added before those of an item, a row per item each; null for none.
@@ -22,12 +21,11 @@ struct Biases {
   const void* second;
 };
 
-// Two stages of chunks to sum, and one to sum into.
 constexpr u32 gatherStages = 2;
 
 // Shared memory that one warp needs; `barriers` are gatherStages of its own, made by makeGatherBarriers.
 __device__ __forceinline__ u64 gatherBytes(const GatherShape& shape) {
-  return (static_cast<u64>(gatherStages) * shape.slots + 1) * shape.chunkBytes;
+  return static_cast<u64>(gatherStages) * shape.stageBytes + shape.partBytes;
 }
 
 __device__ __forceinline__ void makeGatherBarriers(u64* barriers) {
@@ -40,11 +38,22 @@ struct GatherPart {
   u32 item;
   u32 at;
   u32 bytes;
+  // The item's rows, and bytes of every part but the last: equal ones, as large as that many rows leave room for.
+  u32 rows;
+  u32 each;
 };
 
+// The first part of an item with these rows.
+__device__ __forceinline__ GatherPart firstPart(const GatherShape& shape, u32 item, const u8* row) {
+  const u32 rows = __popc(__ballot_sync(0xffffffffu, row != nullptr));
+  const u32 most = min(shape.partBytes, rows == 0 ? shape.stageBytes : shape.stageBytes / rows & ~15u);
+  const u32 parts = (shape.rowBytes + most - 1) / most;
+  const u32 each = ((shape.rowBytes + parts - 1) / parts + 15) & ~15u;
+  return {item, 0, min(each, shape.rowBytes), rows, each};
+}
+
 // Loads the part of every row into consecutive slots of a stage, lane by lane; each lane starts its own.
-__device__ __forceinline__ void beginPart(const GatherShape& shape, const GatherPart& part, const u8* row, u8* stage,
-                                          u64* barrier) {
+__device__ __forceinline__ void beginPart(const GatherPart& part, const u8* row, u8* stage, u64* barrier) {
   u32 holders = __ballot_sync(0xffffffffu, row != nullptr);
 #if WEFTLINE_BULK_COPY
   const u32 lane = laneIndex();
@@ -52,12 +61,12 @@ __device__ __forceinline__ void beginPart(const GatherShape& shape, const Gather
   __syncwarp();
   if (row != nullptr) {
     const u32 slot = __popc(holders & ((1u << lane) - 1));
-    bulkLoad(stage + slot * shape.chunkBytes, row + part.at, part.bytes, barrier);
+    bulkLoad(stage + slot * part.each, row + part.at, part.bytes, barrier);
   }
 #else
   for (u32 slot = 0; holders != 0; holders &= holders - 1, ++slot) {
     const u64 from = __shfl_sync(0xffffffffu, reinterpret_cast<u64>(row), __ffs(holders) - 1);
-    warpCopyVectors(stage + slot * shape.chunkBytes, reinterpret_cast<const u8*>(from) + part.at, part.bytes);
+    warpCopyVectors(stage + slot * part.each, reinterpret_cast<const u8*>(from) + part.at, part.bytes);
   }
 #endif
 }
@@ -87,13 +96,13 @@ __device__ __forceinline__ uint4 roundVector(const f32 (&sum)[8]) {
 
 // The usual case, with everything known to the compiler: `rows` rows, no bias.
 template <u32 rows>
-__device__ __forceinline__ void sumKnown(u32 chunkBytes, const u8* stage, u8* out, u32 bytes) {
+__device__ __forceinline__ void sumKnown(u32 each, const u8* stage, u8* out, u32 bytes) {
 #pragma unroll 2
   for (u32 column = laneIndex() * 16; column < bytes; column += lanesPerWarp * 16) {
     uint4 vectors[rows];
 #pragma unroll
     for (u32 slot = 0; slot < rows; ++slot) {
-      vectors[slot] = *reinterpret_cast<const uint4*>(stage + slot * chunkBytes + column);
+      vectors[slot] = *reinterpret_cast<const uint4*>(stage + slot * each + column);
     }
     f32 sum[8];
     startVector(sum, vectors[0]);
@@ -105,17 +114,17 @@ __device__ __forceinline__ void sumKnown(u32 chunkBytes, const u8* stage, u8* ou
 
 // Any number of rows, after the biases. One addend alone travels bit for bit; none is zero.
 __device__ __forceinline__ void sumAny(const GatherShape& shape, const Biases& biases, const GatherPart& part,
-                                       const u8* stage, u32 rows, u8* out) {
+                                       const u8* stage, u8* out) {
   const u64 offset = static_cast<u64>(part.item) * shape.rowBytes + part.at;
   const u8* addends[2] = {static_cast<const u8*>(biases.first), static_cast<const u8*>(biases.second)};
-  const u32 count = rows + (addends[0] != nullptr) + (addends[1] != nullptr);
+  const u32 count = part.rows + (addends[0] != nullptr) + (addends[1] != nullptr);
   for (u32 column = laneIndex() * 16; column < part.bytes; column += lanesPerWarp * 16) {
     f32 sum[8] = {};
     uint4 only = make_uint4(0, 0, 0, 0);
     bool started = false;
-    for (u32 index = 0; index < rows + 2; ++index) {
+    for (u32 index = 0; index < part.rows + 2; ++index) {
       const u8* from = index < 2 ? (addends[index] == nullptr ? nullptr : addends[index] + offset)
-                                 : stage + (index - 2) * shape.chunkBytes;
+                                 : stage + (index - 2) * part.each;
       if (from == nullptr) continue;
       only = *reinterpret_cast<const uint4*>(from + column);
       if (started) addVector(sum, only);
@@ -127,25 +136,25 @@ __device__ __forceinline__ void sumAny(const GatherShape& shape, const Biases& b
 }
 
 __device__ __forceinline__ void sumPart(const GatherShape& shape, const Biases& biases, const GatherPart& part,
-                                        const u8* stage, u32 rows, u8* out) {
+                                        const u8* stage, u8* out) {
   const bool biased = biases.first != nullptr || biases.second != nullptr;
-  switch (biased ? 0 : rows) {
+  switch (biased ? 0 : part.rows) {
     case 2:
-      return sumKnown<2>(shape.chunkBytes, stage, out, part.bytes);
+      return sumKnown<2>(part.each, stage, out, part.bytes);
     case 3:
-      return sumKnown<3>(shape.chunkBytes, stage, out, part.bytes);
+      return sumKnown<3>(part.each, stage, out, part.bytes);
     case 4:
-      return sumKnown<4>(shape.chunkBytes, stage, out, part.bytes);
+      return sumKnown<4>(part.each, stage, out, part.bytes);
     case 5:
-      return sumKnown<5>(shape.chunkBytes, stage, out, part.bytes);
+      return sumKnown<5>(part.each, stage, out, part.bytes);
     case 6:
-      return sumKnown<6>(shape.chunkBytes, stage, out, part.bytes);
+      return sumKnown<6>(part.each, stage, out, part.bytes);
     case 7:
-      return sumKnown<7>(shape.chunkBytes, stage, out, part.bytes);
+      return sumKnown<7>(part.each, stage, out, part.bytes);
     case 8:
-      return sumKnown<8>(shape.chunkBytes, stage, out, part.bytes);
+      return sumKnown<8>(part.each, stage, out, part.bytes);
     default:
-      return sumAny(shape, biases, part, stage, rows, out);
+      return sumAny(shape, biases, part, stage, out);
   }
 }
 
@@ -159,41 +168,36 @@ __device__ __forceinline__ void gatherSums(const GatherShape& shape, const Sourc
                                            u8* memory, u64* barriers) {
   const u32 step = gridDim.x * (blockDim.x / lanesPerWarp);
   const u32 firstItem = blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x;
-  const u32 mine = firstItem < shape.items ? (shape.items - firstItem + step - 1) / step : 0;
-  const u32 parts = (shape.rowBytes + shape.chunkBytes - 1) / shape.chunkBytes;
-  const u64 stageBytes = static_cast<u64>(shape.slots) * shape.chunkBytes;
-  u8* result = memory + gatherStages * stageBytes;
+  u8* result = memory + gatherStages * static_cast<u64>(shape.stageBytes);
   // The part being summed and the one being loaded.
-  GatherPart part = {firstItem, 0, min(shape.chunkBytes, shape.rowBytes)};
   const u8* row = source.rowAt(source.placeAt(firstItem));
+  GatherPart part = firstPart(shape, firstItem, row);
   auto nextPlace = source.placeAt(firstItem + step);
   u32 phases = 0;
-  if (mine > 0) beginPart(shape, part, row, memory, &barriers[0]);
-  for (u32 index = 0; index < mine * parts; ++index) {
-    const u32 stage = index & 1;
-    GatherPart next = {part.item, part.at + shape.chunkBytes, 0};
+  if (part.item < shape.items) beginPart(part, row, memory, &barriers[0]);
+  for (u32 stage = 0; part.item < shape.items; stage ^= 1) {
+    GatherPart next = part;
     const u8* nextRow = row;
+    next.at += part.each;
+    next.bytes = min(part.each, shape.rowBytes - next.at);
     if (next.at >= shape.rowBytes) {
-      next.item += step;
-      next.at = 0;
       nextRow = source.rowAt(nextPlace);
+      next = firstPart(shape, part.item + step, nextRow);
       nextPlace = source.placeAt(next.item + step);
     }
-    next.bytes = min(shape.chunkBytes, shape.rowBytes - next.at);
     // All lanes have summed what that stage held.
     __syncwarp();
-    if (index + 1 < mine * parts) {
-      beginPart(shape, next, nextRow, memory + (stage ^ 1) * stageBytes, &barriers[stage ^ 1]);
+    if (next.item < shape.items) {
+      beginPart(next, nextRow, memory + (stage ^ 1) * static_cast<u64>(shape.stageBytes), &barriers[stage ^ 1]);
     }
     if (part.at == 0) source.begin(part.item);
-    const u32 rows = __popc(__ballot_sync(0xffffffffu, row != nullptr));
-    if (rows > 0) {
+    if (part.rows > 0) {
       warpWaitRow(&barriers[stage], (phases >> stage) & 1);
       phases ^= 1u << stage;
     }
     // The result before must have left its slot.
     warpWaitStoresRead<0>();
-    sumPart(shape, biases, part, memory + stage * stageBytes, rows, result);
+    sumPart(shape, biases, part, memory + stage * static_cast<u64>(shape.stageBytes), result);
     warpRowWritten();
     u8* out = source.outAt(part.item, row);
     if (out != nullptr) warpStoreRow(out + part.at, result, part.bytes);

@@ -1,7 +1,6 @@
 // The kernels of EPAll2AllLayer.
 import {
   layerCombineArguments,
-  layerCopyArguments,
   layerDispatchArguments,
   layerPlaceArguments,
   layerPrepareArguments,
@@ -26,7 +25,7 @@ export const layerPlaceKernels = defineKernelFile({
 export const layerDispatchKernels = defineKernelFile({
   file: 'layer-dispatch.cu',
   constants: {},
-  kernels: { layerDispatch: layerDispatchArguments, layerCopyRows: layerCopyArguments },
+  kernels: { layerDispatch: layerDispatchArguments },
   hot: true,
 });
 

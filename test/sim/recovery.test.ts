@@ -1,0 +1,89 @@
+// Scenarios made by hand, one for each way in which a connection once got stuck or gave up without need.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { leafSpine } from '#lib/sim/leaf-spine.js';
+import { defaultLink } from '#lib/sim/link.js';
+import { rails } from '#lib/sim/rails.js';
+import type { MessageOperation, Operation, Scenario } from '#lib/sim/scenario.js';
+import { runScenario } from '#lib/sim/scenario-run.js';
+import { pathLinks } from '#lib/sim/topology.js';
+
+const link = { ...defaultLink, gigabitsPerSecond: 10 };
+const place = { connection: 0, from: 0, flow: 0, at: 0 } as const;
+
+function check(changes: Partial<Scenario> & { readonly operations: readonly Operation[] }): void {
+  const { problems } = runScenario({
+    seed: 1,
+    topology: rails({ hosts: 2, rails: 1, link }),
+    paths: 1,
+    segmentBytes: 1024,
+    nic: { burstSegments: 4, sendBufferBytes: 100_000, carryPayload: true, join: false },
+    pollDelay: 1,
+    settings: {},
+    connections: [[0, 1]],
+    faults: [],
+    deaths: [],
+    ...changes,
+  });
+  assert.deepEqual(problems, []);
+}
+
+function message(flow: number, bytes: number): MessageOperation {
+  return { ...place, kind: 'message', flow, bytes, room: bytes + 100, receiveAt: 0 };
+}
+
+test('a signal that overtakes a lost write is done when it is added, and a flush behind it after that', () => {
+  const operations: Operation[] = [];
+  for (let index = 0; index < 40; index += 1) {
+    operations.push({ ...place, kind: 'write', bytes: 5000, badKey: false }, { ...place, kind: 'signal', add: 3 });
+    if (index % 5 === 4) operations.push({ ...place, kind: 'flush' });
+  }
+  check({ topology: rails({ hosts: 2, rails: 1, link: { ...link, loss: 0.05 } }), operations });
+});
+
+test('a send that is too large for a receive that waits fails at both ends, after its call has returned', () => {
+  check({ operations: [{ ...place, kind: 'message', bytes: 10, room: 9, at: 500, receiveAt: 0 }] });
+});
+
+test('a connection that was idle for longer than the time to give up works', () => {
+  const late = 25_000_000;
+  check({
+    operations: [
+      { ...place, kind: 'read', bytes: 100, badKey: false, at: late },
+      { ...place, kind: 'message', bytes: 100, room: 100, at: 3 * late, receiveAt: 2 * late },
+    ],
+  });
+});
+
+test('messages beyond what an engine may admit end, though later ones were granted first', () => {
+  for (let seed = 1; seed <= 20; seed += 1) {
+    check({
+      seed,
+      topology: rails({ hosts: 2, rails: 1, link: { ...link, loss: 0.02, reorder: 0.3, jitter: 30 } }),
+      settings: { transportCtsBytes: 20_000, transportCtsChunkBytes: 8000 },
+      operations: [message(0, 30_000), message(0, 60_000), message(0, 9000), message(1, 40_000), message(0, 25_000)],
+    });
+  }
+});
+
+test('a path that dies with all that is under way is left, whatever it was', () => {
+  const topology = leafSpine({ leaves: 2, hostsPerLeaf: 1, spines: 2, link, fabric: link, ecmp: 'path' });
+  for (let seed = 1; seed <= 20; seed += 1) {
+    const faults = pathLinks(topology, seed % 2, 2).map((dead) => ({ link: dead, at: 5 }));
+    for (const operation of [
+      { ...place, kind: 'read', bytes: 200, badKey: false },
+      { ...place, kind: 'write', bytes: 20_000, badKey: false },
+      { ...place, kind: 'message', bytes: 3000, room: 3000, receiveAt: 20 },
+      { ...place, kind: 'message', bytes: 3000, room: 3000, receiveAt: 0, at: 20 },
+    ] satisfies Operation[]) {
+      check({ seed, topology, paths: 2, faults, operations: [operation] });
+    }
+  }
+});
+
+test('a peer that dies while records are still open does not keep an engine awake', () => {
+  check({
+    operations: [{ ...place, kind: 'message', bytes: 10, room: 9, at: 0, receiveAt: 0 }],
+    deaths: [{ host: 0, at: 4 }],
+  });
+});

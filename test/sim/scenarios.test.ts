@@ -1,0 +1,22 @@
+// Random scenarios: whatever is lost, reordered, doubled, changed or dies, every promise of the transport holds.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { makeScenario } from '#lib/sim/scenario.js';
+import { runScenario } from '#lib/sim/scenario-run.js';
+
+/** `npm run test:long` goes on to 10,000. */
+const SCENARIOS = 300;
+
+test(`${SCENARIOS} random scenarios`, () => {
+  for (let seed = 1; seed <= SCENARIOS; seed += 1) {
+    const { problems } = runScenario(makeScenario(seed));
+    assert.deepEqual(problems, [], `again: weftline sim random --seed ${seed}`);
+  }
+});
+
+test('a scenario is determined by its seed', () => {
+  const once = runScenario(makeScenario(42));
+  const again = runScenario(makeScenario(42));
+  assert.deepEqual(again, once);
+  assert.notEqual(JSON.stringify(makeScenario(42)), JSON.stringify(makeScenario(43)));
+});

@@ -1,0 +1,27 @@
+// TIMELY and loss: the rate halves once per round trip where the delay shows a queue, and not otherwise.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { Timely } from '#lib/transport/congestion/timely.js';
+
+function timely(): Timely {
+  return new Timely({ segmentBytes: 4096, linkRate: 12_500, low: 10, high: 100, maxWindow: 1_000_000 });
+}
+
+test('a loss at high delay halves the rate, once per round trip', () => {
+  const control = timely();
+  control.onAck({ now: 100, ackedBytes: 4096, rtt: 60, baseRtt: 10, marked: false });
+  const before = control.rate;
+  control.onLoss(110);
+  control.onLoss(120);
+  assert.equal(control.rate, before / 2);
+  control.onLoss(171);
+  assert.equal(control.rate, before / 4);
+});
+
+test('a loss at low delay changes nothing', () => {
+  const control = timely();
+  control.onAck({ now: 100, ackedBytes: 4096, rtt: 15, baseRtt: 10, marked: false });
+  const before = control.rate;
+  control.onLoss(110);
+  assert.equal(control.rate, before);
+});
