@@ -10,7 +10,9 @@ export class IperfServer {
   /** undefined if iperf3 is not installed. */
   static async start(): Promise<IperfServer | undefined> {
     const port = await freePort();
-    const child = spawn('iperf3', ['-s', '-1', '--forceflush', '-p', String(port)], { stdio: ['ignore', 'pipe', 'ignore'] });
+    const child = spawn('iperf3', ['-s', '-1', '--forceflush', '-p', String(port)], {
+      stdio: ['ignore', 'pipe', 'ignore'],
+    });
     const isThere = await new Promise<boolean>((resolve) => {
       child.once('error', () => resolve(false));
       child.stdout.once('data', () => resolve(true));

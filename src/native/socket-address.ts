@@ -2,8 +2,8 @@
 import { isIPv4, isIPv6 } from 'node:net';
 import { invalidArgument } from '../core/errors.ts';
 
-export const AF_INET = 2;
-export const AF_INET6 = 10;
+const AF_INET = 2;
+const AF_INET6 = 10;
 const INET_BYTES = 16;
 const INET6_BYTES = 28;
 

@@ -19,7 +19,7 @@ const SOCK_NONBLOCK = 0o4000;
 const MSG_DONTWAIT = 0x40;
 
 /** Levels and names of the socket options that the transport uses, as Linux numbers them. */
-export const socketOption = {
+const socketOption = {
   sendBuffer: [1, 7],
   receiveBuffer: [1, 8],
   /** The same beyond the system's limit; needs CAP_NET_ADMIN. */

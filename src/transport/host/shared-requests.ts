@@ -6,7 +6,7 @@ const RING_OFFSET = sharedHead.size;
 const STATE_OFFSET = RING_OFFSET + REQUEST_SLOTS * commandRecord.size;
 const BYTES_OFFSET = STATE_OFFSET + REQUEST_SLOTS * 4;
 
-export const SHARED_BYTES: number = BYTES_OFFSET + REQUEST_SLOTS * 8;
+const SHARED_BYTES = BYTES_OFFSET + REQUEST_SLOTS * 8;
 
 const at = Object.fromEntries(
   Object.entries(sharedHead.offset).map(([name, offset]) => [name, offset / 4]),
