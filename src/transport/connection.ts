@@ -206,17 +206,23 @@ export class Connection implements TransportConnection {
   cancel(handle: RequestHandle): boolean {
     const request = this.engine.requests.find(handle);
     if (request === undefined || !request.isPending || request.connection !== this) return false;
-    const told = request.kind === 'send' && request.target !== 0;
-    if (told && this.control.append(controlKinds.fail, request.flow)) {
-      this.control.setIds(request.target, failReasons.cancelled, 0);
+    const what = `The ${request.kind} ${request.kind === 'receive' ? 'from' : 'to'} ${this.peerName} was cancelled`;
+    this.abandon(request, new WeftlineError('WL_CLOSED', what, { details: { peer: this.peerName, handle } }));
+    return true;
+  }
+
+  /** Fails a request for a reason of this side, and its other end, if it has one. */
+  abandon(request: Request, error: WeftlineError): void {
+    const { control } = this;
+    const meets = request.kind === 'reply' || (request.kind === 'send' && request.target !== 0);
+    if (meets && control.append(controlKinds.fail, request.flow)) {
+      control.setIds(request.target, failReasons.cancelled, 0);
     }
-    if (request.kind === 'receive' && request.announced && this.control.append(controlKinds.withdraw, request.flow)) {
-      this.control.setIds(request.handle, 0, 0);
+    if (request.kind === 'receive' && request.announced && control.append(controlKinds.withdraw, request.flow)) {
+      control.setIds(request.handle, 0, 0);
     }
     this.wake();
-    const what = `The ${request.kind} ${request.kind === 'receive' ? 'from' : 'to'} ${this.peerName} was cancelled`;
-    this.engine.fail(request, new WeftlineError('WL_CLOSED', what, { details: { peer: this.peerName, handle } }));
-    return true;
+    this.engine.fail(request, error);
   }
 
   close(): void {

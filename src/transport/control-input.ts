@@ -86,7 +86,8 @@ function takeClear(connection: Connection, { flow: id, a, bytes, more }: Record)
 }
 
 function takeGrant(connection: Connection, { flow: id, a, more }: Record): boolean {
-  const flow = connection.flow(id);
+  const flow = connection.flows.get(id);
+  if (flow === undefined) return true;
   const request = findSend(flow.messages.head, a);
   if (request !== undefined) {
     request.granted = Math.max(request.granted, Math.min(more, request.bytes));
@@ -153,7 +154,8 @@ function takeFail(connection: Connection, { a, b, bytes }: Record): boolean {
 
 /** The receive is gone: so is the send that it has met. */
 function takeWithdraw(connection: Connection, { flow: id, a }: Record): boolean {
-  const flow = connection.flow(id);
+  const flow = connection.flows.get(id);
+  if (flow === undefined) return true;
   const at = flow.clears.findIndex((waiting) => waiting.target === a);
   if (at !== -1) {
     flow.clears.splice(at, 1);

@@ -126,7 +126,8 @@ export class Engine implements TransportEngine, EngineCore {
     for (const request of this.requests) {
       if (request.region !== region || !request.isPending) continue;
       const what = `The region of a pending ${request.kind} of ${request.bytes} bytes was released`;
-      this.fail(request, new WeftlineError('WL_CLOSED', what, { details: { kind: request.kind } }));
+      const error = new WeftlineError('WL_CLOSED', what, { details: { kind: request.kind } });
+      request.connection?.abandon(request, error);
     }
   }
 

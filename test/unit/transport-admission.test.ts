@@ -54,6 +54,17 @@ test('many receives that wait for idle peers do not keep a busy one waiting', ()
   assert.equal(net.b.engine.poll(receive), requestStatus.done);
 });
 
+test('a message without a grant does not hold up those behind it that have one', () => {
+  const net = new Loopback({ segmentBytes: 512, settings: { transportCtsBytes: 4096, transportWindowBytes: 1024 } });
+  const from = net.a.region(4000);
+  const to = net.b.region(4000);
+  const sends = [2049, 3709].map((bytes) => net.a.connection.postSend({ region: from, offset: 0, bytes }));
+  const receives = [2049, 3709].map((bytes) => net.b.connection.postReceive({ region: to, offset: 0, bytes }));
+  assert.ok(
+    net.run(() => sends.every((h) => isEnded(net.a, h)) && receives.every((h) => isEnded(net.b, h)), 1_000_000),
+  );
+});
+
 test('a short message gives the rest of its grant back', () => {
   const net = new Loopback({ settings });
   const from = net.a.region(MESSAGE);

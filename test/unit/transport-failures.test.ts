@@ -192,6 +192,28 @@ test('a dead path that comes back is used again', () => {
   assert.ok((net.a.connection.statistics.paths[1]?.sentSegments ?? 0) > before);
 });
 
+test('release() of a region that a peer reads or that sends fails the peer too', () => {
+  const net = new Loopback({ settings: { transportWindowBytes: 4096 } });
+  const there = net.b.region(500_000);
+  const here = net.a.region(500_000);
+  const read = net.a.connection.read({
+    region: here,
+    offset: 0,
+    bytes: 500_000,
+    remoteRegion: there.id,
+    remoteKey: there.key,
+    remoteOffset: 0,
+  });
+  const receive = net.a.connection.postReceive({ region: here, offset: 0, bytes: 500_000 });
+  const send = net.b.connection.postSend({ region: there, offset: 0, bytes: 500_000 });
+  net.run(() => false, 100);
+  net.b.engine.release(there);
+  assert.ok(net.run(() => isEnded(net.a, read) && isEnded(net.a, receive), 1_000_000));
+  assert.equal(net.b.engine.requestError(send)?.code, 'WL_CLOSED');
+  assert.equal(net.a.engine.requestError(read)?.code, 'WL_PEER_FAILED');
+  assert.equal(net.a.engine.requestError(receive)?.code, 'WL_PEER_FAILED');
+});
+
 test('release() of a region fails what uses it', () => {
   const net = new Loopback();
   const to = net.b.region(100);

@@ -1,18 +1,18 @@
-// CRC32C (Castagnoli), four bytes a step by tables. Hot path: no allocation.
+// CRC32C (Castagnoli), eight bytes a step by tables. Hot path: no allocation.
 
 const POLYNOMIAL = 0x82f6_3b78;
 
-/** Four tables: the effect of a byte that is 0, 1, 2 or 3 bytes before the end of a step. */
+/** Eight tables of 256: the effect of a byte that is 0 to 7 bytes before the end of a step. */
 const tables = makeTables();
 
 function makeTables(): Int32Array {
-  const table = new Int32Array(1024);
+  const table = new Int32Array(2048);
   for (let byte = 0; byte < 256; byte++) {
     let word = byte;
     for (let bit = 0; bit < 8; bit++) word = (word & 1) === 1 ? (word >>> 1) ^ POLYNOMIAL : word >>> 1;
     table[byte] = word;
   }
-  for (let at = 256; at < 1024; at++) {
+  for (let at = 256; at < 2048; at++) {
     const before = table[at - 256] as number;
     table[at] = (before >>> 8) ^ (table[before & 255] as number);
   }
@@ -26,6 +26,19 @@ export const CRC32C_START = -1;
 export function crc32cUpdate(state: number, view: DataView, from: number, to: number): number {
   let crc = state;
   let at = from;
+  for (; at + 8 <= to; at += 8) {
+    const word = crc ^ view.getInt32(at, true);
+    const next = view.getInt32(at + 4, true);
+    crc =
+      (tables[1792 + (word & 255)] as number) ^
+      (tables[1536 + ((word >>> 8) & 255)] as number) ^
+      (tables[1280 + ((word >>> 16) & 255)] as number) ^
+      (tables[1024 + (word >>> 24)] as number) ^
+      (tables[768 + (next & 255)] as number) ^
+      (tables[512 + ((next >>> 8) & 255)] as number) ^
+      (tables[256 + ((next >>> 16) & 255)] as number) ^
+      (tables[next >>> 24] as number);
+  }
   for (; at + 4 <= to; at += 4) {
     const word = crc ^ view.getInt32(at, true);
     crc =
