@@ -1,8 +1,9 @@
 // Dispatch: counts and exchanges what goes where, unless a handle knows; then each row is read once and written to its
 // final place at every rank that needs it.
 //
-// A warp per token. The bulk copy engine brings the row into shared memory and stores it to each destination; the lanes
-// write scales, choices, weights and the token's index meanwhile. No ring, no credit, nothing for receivers to do.
+// A warp per token. The first warps of a block move rows: the bulk copy engine brings a row into shared memory and stores
+// it to each destination. They are few, for what is under way beyond what the links hold only gets in its own way. The
+// other warps write scales, choices, weights and token indices. No ring, no credit, nothing for receivers to do.
 //
 // The block that ends counting last exchanges for all: it adds up the blocks' counts, writes the record, meets the
 // peers, and publishes the plan, while the others number their tokens.
@@ -39,6 +40,11 @@ __device__ __forceinline__ u8* window(const EpDispatchArguments& a, u32 rank, u6
 __device__ __forceinline__ i32 placeAt(const EpDispatchArguments& a, TokenRange range, u32 token) {
   if (laneIndex() >= a.ranks || token >= range.end) return -1;
   return static_cast<const i32*>(a.rowTable)[static_cast<u64>(token) * a.ranks + laneIndex()];
+}
+
+// Lane r: where this rank's rows begin at rank r.
+__device__ __forceinline__ i32 firstRowAt(const EpDispatchArguments& a) {
+  return laneIndex() < a.ranks ? static_cast<i32>(static_cast<const EpPlan*>(a.plan)->firstRow[laneIndex()]) : 0;
 }
 
 // `row`: lane r holds the row at rank r, or -1.
@@ -94,36 +100,44 @@ __device__ __forceinline__ void storePart(const EpDispatchArguments& a, i32 row,
   warpCommitStores();
 }
 
-__device__ void sendRows(const EpDispatchArguments& a, u8* stage, u64* barrier) {
-  const TokenRange range = tokensOfBlock(a.tokens);
-  const u32 step = blockDim.x / lanesPerWarp;
-  const u32 firstToken = range.first + threadIdx.x / lanesPerWarp;
+// By the warps that move rows.
+__device__ void sendRows(const EpDispatchArguments& a, TokenRange range, u32 warp, u8* stage, u64* barrier) {
+  const u32 firstToken = range.first + warp;
   const bool staged = a.rowBytes % 16 == 0;
-  const u32 firstRow = laneIndex() < a.ranks ? static_cast<const EpPlan*>(a.plan)->firstRow[laneIndex()] : 0;
+  const i32 firstRow = firstRowAt(a);
   i32 nextPlace = placeAt(a, range, firstToken);
   u32 phase = 0;
-  for (u32 token = firstToken; token < range.end; token += step) {
-    const i32 row = nextPlace < 0 ? -1 : nextPlace + static_cast<i32>(firstRow);
+  for (u32 token = firstToken; token < range.end; token += a.rowWarps) {
+    const i32 row = nextPlace < 0 ? -1 : nextPlace + firstRow;
     // Asked for one token ahead, so that nobody waits for it.
-    nextPlace = placeAt(a, range, token + step);
+    nextPlace = placeAt(a, range, token + a.rowWarps);
     if (!staged) {
       sendRowPlain(a, token, row);
-      sendChoices(a, token, row);
       continue;
     }
     const u8* source = static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes;
     for (u32 at = 0; at < a.rowBytes; at += a.stageBytes) {
       const u32 bytes = min(a.stageBytes, a.rowBytes - at);
-      // The stores of the row before must have read the stage.
+      // The stores of the part before must have read the stage.
       warpWaitStoresRead<0>();
       warpLoadRow(stage, source + at, bytes, barrier);
-      if (at == 0) sendChoices(a, token, row);
       warpWaitRow(barrier, phase & 1);
       ++phase;
       storePart(a, row, stage, at, bytes);
     }
   }
   warpWaitStoresWritten();
+}
+
+// By the other warps.
+__device__ void sendAllChoices(const EpDispatchArguments& a, TokenRange range, u32 warp) {
+  if (a.recvSource == nullptr && a.topk == nullptr && a.scaleBytes == 0) return;
+  const u32 warps = blockDim.x / lanesPerWarp - a.rowWarps;
+  const i32 firstRow = firstRowAt(a);
+  for (u32 token = range.first + warp - a.rowWarps; token < range.end; token += warps) {
+    const i32 place = placeAt(a, range, token);
+    sendChoices(a, token, place < 0 ? -1 : place + firstRow);
+  }
 }
 
 // Marks the rows beyond the received ones, which only a worst-case result has.
@@ -299,7 +313,10 @@ extern "C" __global__ void __launch_bounds__(mostWarps * 32, 1) epDispatch(const
   // A plan that failed moves nothing; every rank's has failed alike, and all meet at the end as they always do.
   if (status == epStatusGood) {
     if (a.worstRows != 0) fillTail(a);
-    sendRows(a, dynamic + barrierBytes + static_cast<u64>(warp) * a.stageBytes, barrier);
+    const TokenRange range = tokensOfBlock(a.tokens);
+    u8* stage = dynamic + barrierBytes + static_cast<u64>(warp) * a.stageBytes;
+    if (warp < a.rowWarps) sendRows(a, range, warp, stage, barrier);
+    else sendAllChoices(a, range, warp);
   }
   const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall};
   const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), scope);

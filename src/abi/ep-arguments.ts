@@ -142,6 +142,8 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   worstRows: 'u32',
   /** Bytes of shared memory that one warp stages rows in. */
   stageBytes: 'u32',
+  /** Warps of a block that move rows; the others write what goes with them. */
+  rowWarps: 'u32',
 });
 
 export const epCombineArguments = defineLayout('EpCombineArguments', {

@@ -1,9 +1,9 @@
 // What a dispatch sends, as arguments of its kernel.
 import { dtypes } from '../core/dtype.ts';
-import type { CudaLaunches } from './cuda-launches.ts';
+import type { DispatchLaunch } from './cuda-launches.ts';
 import type { DispatchPlanInput } from './dispatch-arguments.ts';
 
-type DispatchBlock = CudaLaunches['dispatch']['bf16']['arguments'];
+type DispatchBlock = DispatchLaunch['plan']['arguments'];
 
 export function setRows(set: DispatchBlock, { data, scales, numTokens }: DispatchPlanInput): void {
   set.set('x', data.address);

@@ -230,7 +230,7 @@ class CudaEpEngine implements EpEngine {
   #setTimeout(options: WaitOptions): void {
     const { dispatch, combine } = this.#launches;
     const timeoutNs = this.#calls.timeoutNs(options);
-    for (const plan of [dispatch.bf16, dispatch.fp8e4m3, combine]) plan.arguments.set('timeoutNs', timeoutNs);
+    for (const plan of [dispatch.bf16.plan, dispatch.fp8e4m3.plan, combine]) plan.arguments.set('timeoutNs', timeoutNs);
   }
 
   /** `to`: a handle to replay, or the parts of a new one to fill in. */
@@ -239,13 +239,14 @@ class CudaEpEngine implements EpEngine {
     to: DispatchHandle | NewHandle,
     options: CallOptions,
   ): CudaEvent | undefined {
-    const launch = this.#launches.dispatch[input.data.dtype];
-    const set = launch.arguments;
+    const { plan, rowWarps } = this.#launches.dispatch[input.data.dtype];
+    const set = plan.arguments;
     const replay = to instanceof DispatchHandle;
     const { bytes } = dtypes[input.data.dtype];
     const call: Call = replay ? { kind: 'cached dispatch', detail: bytes, handle: to.sequence } : { kind: 'dispatch' };
     this.#setTimeout(options);
     setRows(set, input);
+    set.set('rowWarps', rowWarps(input.numTokens));
     setChoices(set, input);
     set.set('rowTable', to.rowTable.address);
     set.set('plan', (to.plan as Tensor<'u8'>).address);
@@ -256,7 +257,7 @@ class CudaEpEngine implements EpEngine {
     set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord(call, 'closing'));
     set.set('worstRows', replay ? 0 : input.numWorstTokens);
-    launch.launch(this.#order.begin(options));
+    plan.launch(this.#order.begin(options));
     return this.#order.end(options);
   }
 

@@ -16,15 +16,21 @@ import type { TrapBox } from '../device/cuda/trap-box.ts';
 import type { Tensor } from '../device/tensor.ts';
 import { type EpRegion, exchangeRecordBytes } from './buffer-size.ts';
 import type { CudaHostPlan } from './cuda-host-plan.ts';
-import { BARRIER_BYTES, gatherShape, stagingShape } from './cuda-shapes.ts';
+import { BARRIER_BYTES, gatherShape, sendingShape } from './cuda-shapes.ts';
 import type { EpScope } from './scope.ts';
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;
 
+export interface DispatchLaunch {
+  readonly plan: LaunchPlan<Names<typeof epDispatchArguments>>;
+  /** Warps of a block that move rows of that many tokens. */
+  readonly rowWarps: (tokens: number) => number;
+}
+
 export interface CudaLaunches {
   readonly layout: LaunchPlan<Names<typeof epLayoutArguments>>;
   /** By the dtype of the rows. */
-  readonly dispatch: Readonly<Record<'bf16' | 'fp8e4m3', LaunchPlan<Names<typeof epDispatchArguments>>>>;
+  readonly dispatch: Readonly<Record<'bf16' | 'fp8e4m3', DispatchLaunch>>;
   readonly combine: LaunchPlan<Names<typeof epCombineArguments>>;
 }
 
@@ -63,11 +69,12 @@ export async function loadLaunches({ device, config, world }: EpScope<CudaDevice
   combine.arguments.set('rowBytes', rowBytes);
   combine.arguments.set('stageBytes', stageBytes);
   combine.arguments.set('partBytes', partBytes);
+  const sending = { sms: grid, ranks: world.size, room, config };
   return {
     layout: epLayout.plan({ grid, block: LAYOUT_THREADS }),
     dispatch: {
-      bf16: dispatchPlan(epDispatch, { grid, room, rowBytes, config }),
-      fp8e4m3: dispatchPlan(epDispatch, { grid, room, rowBytes: config.hidden, config }),
+      bf16: dispatchPlan(epDispatch, { ...sending, rowBytes }),
+      fp8e4m3: dispatchPlan(epDispatch, { ...sending, rowBytes: config.hidden }),
     },
     combine,
   };
@@ -82,14 +89,14 @@ export function bindLaunches(
   const region = (name: EpRegion): number => EP_SYNC_BYTES + size.regions[name].offset;
   layout.arguments.set('ranks', world.size);
   layout.arguments.set('experts', config.numExperts);
-  for (const plan of [dispatch.bf16, dispatch.fp8e4m3, combine]) {
+  for (const plan of [dispatch.bf16.plan, dispatch.fp8e4m3.plan, combine]) {
     for (const [rank, address] of bound.addresses.entries()) plan.arguments.set('peers', address, rank);
     plan.arguments.set('ranks', world.size);
     plan.arguments.set('rank', world.rank);
     plan.arguments.set('trap', bound.traps.address);
     plan.arguments.set('counter', bound.counter.address);
   }
-  for (const plan of [dispatch.bf16, dispatch.fp8e4m3]) {
+  for (const { plan } of [dispatch.bf16, dispatch.fp8e4m3]) {
     plan.arguments.set('scratch', bound.scratch.address);
     plan.arguments.set('hostPlan', bound.hostPlan.address);
     plan.arguments.set('hostExperts', bound.hostPlan.expertsAddress);
@@ -107,11 +114,20 @@ export function bindLaunches(
   combine.arguments.set('weightsOffset', region('combineWeights'));
 }
 
+interface DispatchPlanOptions {
+  readonly sms: number;
+  readonly ranks: number;
+  readonly room: number;
+  readonly rowBytes: number;
+  readonly config: EpScope['config'];
+}
+
 function dispatchPlan(
   kernel: CudaKernel<Names<typeof epDispatchArguments>>,
-  { grid, room, rowBytes, config }: { grid: number; room: number; rowBytes: number; config: EpScope['config'] },
-): CudaLaunches['dispatch']['bf16'] {
-  const { partBytes, block, sharedBytes } = stagingShape(room, rowBytes);
+  { sms, ranks, room, rowBytes, config }: DispatchPlanOptions,
+): DispatchLaunch {
+  const shape = sendingShape(room, rowBytes, { sms, ranks, topk: config.maxTopk });
+  const { grid, block, partBytes, sharedBytes, rowWarps, mostRowWarps } = shape;
   // Before rows are staged there, blocks count in the same memory: choices per expert, and a byte for each token.
   const countBytes = config.numExperts * 4 + Math.ceil(config.maxTokensPerRank / grid);
   if (countBytes > room) throw tooManyTokens(config, grid, room);
@@ -122,7 +138,8 @@ function dispatchPlan(
   });
   plan.arguments.set('rowBytes', rowBytes);
   plan.arguments.set('stageBytes', partBytes);
-  return plan;
+  const few = mostRowWarps * grid;
+  return { plan, rowWarps: (tokens) => (tokens <= few ? Math.max(1, Math.ceil(tokens / grid)) : rowWarps) };
 }
 
 function tooManyTokens({ maxTokensPerRank, numExperts }: EpScope['config'], grid: number, room: number): WeftlineError {

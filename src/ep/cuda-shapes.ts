@@ -11,6 +11,19 @@ const MAX_STAGE_BYTES = 8192;
 const GATHER_WARPS = 7;
 const GATHER_STAGES = 2;
 
+/** Warps of a dispatch block; some of them move rows. */
+const SENDING_WARPS = 16;
+const MOST_ROW_WARPS = 12;
+/** With fewer blocks than this a GPU cannot fill its links, and the more warps move rows the better. */
+const SENDING_BLOCKS = 12;
+/** A warp that moves rows holds one of up to this size whole. */
+const MAX_SENT_PART = 16_384;
+/**
+ * Bytes that the warps of a GPU have on their way to other GPUs, about what its links hold: more only queues, and then
+ * the links carry a tenth less. Measured with 4 H200; the steps of the rate beyond it are sharp.
+ */
+const WIRE_BYTES_UNDER_WAY = 930_000;
+
 export interface RowShape {
   /** Threads of a block. */
   readonly block: number;
@@ -19,12 +32,39 @@ export interface RowShape {
   readonly partBytes: number;
 }
 
+export interface SendingShape extends RowShape {
+  readonly grid: number;
+  /** Warps of a block that move rows, and how many may where a block has few tokens and latency counts. */
+  readonly rowWarps: number;
+  readonly mostRowWarps: number;
+}
+
 /** Each warp brings a row into memory of its own and stores it from there. `room`: shared memory beside the barriers. */
 export function stagingShape(room: number, rowBytes: number): RowShape {
-  // Rows that are no multiple of 16 bytes are not staged; the stage is then only not zero.
-  const partBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / MAX_STAGE_BYTES)), 16);
+  const partBytes = stagePart(rowBytes, MAX_STAGE_BYTES);
   const warps = Math.max(1, Math.min(MAX_STAGING_WARPS, Math.floor(room / partBytes)));
   return { block: warps * 32, sharedBytes: BARRIER_BYTES + warps * partBytes, partBytes };
+}
+
+/** What sets the traffic of a dispatch, besides its rows. */
+export interface SendingConfig {
+  /** Multiprocessors that may be used. */
+  readonly sms: number;
+  readonly ranks: number;
+  readonly topk: number;
+}
+
+/** Some warps of each block bring rows into memory of their own and store them from there. */
+export function sendingShape(room: number, rowBytes: number, { sms, ranks, topk }: SendingConfig): SendingShape {
+  const grid = ranks === 1 ? sms : Math.min(sms, SENDING_BLOCKS);
+  const partBytes = stagePart(rowBytes, sms < SENDING_BLOCKS ? MAX_STAGE_BYTES : MAX_SENT_PART);
+  const most = Math.max(1, Math.min(MOST_ROW_WARPS, Math.floor(room / partBytes)));
+  // Ranks other than its own that a token goes to, with even routing.
+  const copies = (ranks - 1) * (1 - (1 - 1 / ranks) ** topk);
+  const filling = Math.round(WIRE_BYTES_UNDER_WAY / (grid * partBytes * copies));
+  const rowWarps = grid < SENDING_BLOCKS || ranks === 1 ? most : Math.max(1, Math.min(most, filling));
+  const sharedBytes = BARRIER_BYTES + most * partBytes;
+  return { grid, block: SENDING_WARPS * 32, sharedBytes, partBytes, rowWarps, mostRowWarps: most };
 }
 
 export interface GatherShape extends RowShape {
@@ -51,4 +91,10 @@ export function gatherShape(room: number, rowBytes: number, rows: GatherRows): G
   const stageBytes = Math.max(usual * partBytes, Math.min(fitting, most * partBytes));
   const sharedBytes = BARRIER_BYTES + warps * (GATHER_STAGES * stageBytes + partBytes);
   return { block: warps * 32, sharedBytes, partBytes, stageBytes };
+}
+
+/** Equal parts of at most `most` bytes. */
+function stagePart(rowBytes: number, most: number): number {
+  // Rows that are no multiple of 16 bytes are not staged; the stage is then only not zero.
+  return alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / most)), 16);
 }

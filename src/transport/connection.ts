@@ -134,7 +134,9 @@ export class Connection implements TransportConnection {
     this.paths = new PathTable(options.paths);
     this.arrivals = new Arrivals(options.paths);
     // An ack can list every segment of the window, so that what it does not list has not arrived.
-    this.sendWindow = new SendWindow(Math.min(settings.windowSegments, this.ackWords * 32 - 32, 8192 - 64));
+    this.sendWindow = new SendWindow(
+      Math.min(settings.windowSegments, this.ackWords * 32, RECEIVE_WINDOW_SEGMENTS) - 32,
+    );
     this.bursts = new BurstTable(this.sendWindow.mask + 1, options.paths, DATA_HEADER_BYTES);
     this.nextSendAt = new Float64Array(this.bursts.controllerBytes.length);
     this.reorderSegments = settings.reorderSegments;

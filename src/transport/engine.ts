@@ -34,7 +34,10 @@ import { deadlineOf, runConnection } from './upkeep.ts';
 /** Bursts of one connection, and of all, in one `onTimer`: then packets are looked at again. */
 const BURSTS_PER_CONNECTION = 8;
 const BURSTS_PER_ROUND = 32;
-/** 2^16 connections at a time, 2^16 generations of each. */
+/**
+ * 2^16 connections at a time, 2^16 generations of each. Generations begin anywhere, so that both ends of a connection do
+ * not call it by the same number: a packet that comes back to its sender is then a stranger's.
+ */
 const MOST_CONNECTIONS = 2 ** 16;
 
 interface ConnectionCredit {
@@ -92,7 +95,8 @@ export class Engine implements TransportEngine, EngineCore {
     if (slot >= MOST_CONNECTIONS) {
       throw new WeftlineError('WL_CAPACITY', `Cannot connect: the engine has ${MOST_CONNECTIONS} connections`);
     }
-    const generation = ((this.#generations[slot] ?? 0) % 0xffff) + 1;
+    const before = this.#generations[slot] ?? crypto.getRandomValues(new Uint16Array(1))[0] ?? 0;
+    const generation = (before % 0xffff) + 1;
     this.#generations[slot] = generation;
     return generation * MOST_CONNECTIONS + slot;
   }

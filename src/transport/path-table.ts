@@ -10,6 +10,8 @@ const PENALTY_DECAY = 0.9;
 const PENALTY_OF_THE_REVIVED = 4;
 /** What is left, each time a path is not taken, of its penalty and of its excess over the path that is. */
 const FADE = 0.98;
+/** Share of the better path's round-trip time that an untried path's fades to: below 1, or it would not be tried. */
+const TRY_AGAIN = 0.9;
 /** Bytes in flight that double the cost of a path. */
 const LOAD_UNIT = 65_536;
 
@@ -111,7 +113,7 @@ export class PathTable {
   /** A path that is not taken brings no news: what was held against it fades, so that it is tried again. */
   #forgive(path: number, better: number): void {
     this.penalty[path] = Math.max(1, (this.penalty[path] as number) * FADE);
-    const surplus = (this.rtt[path] as number) - (this.rtt[better] as number);
+    const surplus = (this.rtt[path] as number) - TRY_AGAIN * (this.rtt[better] as number);
     if (surplus > 0) this.rtt[path] = (this.rtt[path] as number) - surplus * (1 - FADE);
   }
 

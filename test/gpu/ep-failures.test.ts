@@ -35,6 +35,23 @@ test(
   },
 );
 
+test('kill -9 of a rank ends the waits of a layer too', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await runRanks(3, script, {
+    args: ['layer loop'],
+    env,
+    graceMs: 10_000,
+    onLine: ({ rank, text }) => {
+      const [, pid] = /^running (\d+)/.exec(text) ?? [];
+      if (rank === 1 && pid !== undefined) setTimeout(() => process.kill(Number(pid), 'SIGKILL'), 300);
+    },
+  });
+  for (const rank of [0, 2]) {
+    const { code, message } = resultOf(ranks[rank]) as Failure;
+    assert.equal(code, 'WL_PEER_LOST', transcript);
+    assert.match(message, /[Rr]ank 1\b/, transcript);
+  }
+});
+
 test('a rank that stays away from a layer is named too', { skip: noGpu }, async () => {
   const { ranks, transcript } = await runRanks(2, script, { args: ['layer absent'], env, graceMs: 10_000 });
   const { code, message } = resultOf(ranks[0]) as Failure;

@@ -13,6 +13,9 @@ export interface LoopbackOptions {
   readonly burstSegments?: number;
   /** One way, in microseconds, of path p. */
   readonly delay?: (path: number) => number;
+  /** Bytes per microsecond of each path and direction, behind a queue of `queueBytes`; unbounded if missing. */
+  readonly rate?: number;
+  readonly queueBytes?: number;
   /** Chances per packet. */
   readonly loss?: number;
   readonly duplication?: number;
@@ -90,6 +93,7 @@ export class Loopback {
   /** Sides that have died: nothing reaches them and they do nothing. */
   readonly gone = new Set<Side>();
   packets = 0;
+  readonly #linkFree = new Map<string, number>();
   #order = 0;
   readonly #flying: Flying[] = [];
   readonly #random: () => number;
@@ -102,27 +106,21 @@ export class Loopback {
     this.b = new Side(this, 'b', true);
     this.a.other = this.b;
     this.b.other = this.a;
+    [this.a.connection, this.b.connection] = this.connect();
+  }
+
+  /** One more connection: the ends at `a` and at `b`. */
+  connect(): [TransportConnection, TransportConnection] {
     const idA = this.a.engine.reserveConnectionId();
     const idB = this.b.engine.reserveConnectionId();
     const shared = {
       secret: 0x0123_4567_89ab_cdefn,
-      paths: options.paths ?? 1,
-      segmentBytes: options.segmentBytes ?? 1368,
+      paths: this.options.paths ?? 1,
+      segmentBytes: this.options.segmentBytes ?? 1368,
     };
-    this.a.connection = this.a.engine.createConnection({
-      ...shared,
-      peer: 1,
-      peerName: 'rank 1 (b)',
-      localId: idA,
-      remoteId: idB,
-    });
-    this.b.connection = this.b.engine.createConnection({
-      ...shared,
-      peer: 0,
-      peerName: 'rank 0 (a)',
-      localId: idB,
-      remoteId: idA,
-    });
+    const a = { ...shared, peer: 1, peerName: 'rank 1 (b)', localId: idA, remoteId: idB };
+    const b = { ...shared, peer: 0, peerName: 'rank 0 (a)', localId: idB, remoteId: idA };
+    return [this.a.engine.createConnection(a), this.b.engine.createConnection(b)];
   }
 
   /** Runs until `done`, or for `limit` microseconds of virtual time. Returns whether it got done. */
@@ -183,8 +181,10 @@ export class Loopback {
       const at = Math.floor(this.#random() * bytes.length);
       bytes[at] = (bytes[at] as number) ^ (1 << Math.floor(this.#random() * 8));
     }
+    const sent = this.#transmitted(from, path, bytes.length);
+    if (sent === undefined) return;
     const packet: Flying = {
-      at: this.now + delay(path) + late,
+      at: sent + delay(path) + late,
       order: this.#order++,
       to: from.other,
       path,
@@ -194,6 +194,17 @@ export class Loopback {
     if (this.options.lose?.(packet) === true) return;
     this.#insert(packet);
     if (this.#random() < duplication) this.#insert({ ...packet, at: packet.at + delay(path), order: this.#order++ });
+  }
+
+  /** When the last bit of a packet is on the link; undefined if the queue before it is full. */
+  #transmitted(from: Side, path: number, bytes: number): number | undefined {
+    const { rate, queueBytes = Infinity } = this.options;
+    if (rate === undefined) return this.now;
+    const link = `${from.name}${path}`;
+    const begin = Math.max(this.now, this.#linkFree.get(link) ?? 0);
+    if ((begin - this.now) * rate + bytes > queueBytes) return undefined;
+    this.#linkFree.set(link, begin + bytes / rate);
+    return begin + bytes / rate;
   }
 
   #insert(packet: Flying): void {
