@@ -16,7 +16,7 @@ export const WIRE_OVERHEAD_BYTES = 66;
 export interface NicOptions {
   /** Packets that the engine may pass in one burst. */
   readonly burstSegments: number;
-  /** Bytes that may wait in the card before `room` says that it is full. */
+  /** Bytes that may wait in the card, for each of its links, before `room` says that it is full. */
   readonly sendBufferBytes: number;
   /** Whether payload travels; without, packets have their sizes and headers, and buffers stay as they are. */
   readonly carryPayload: boolean;
@@ -47,25 +47,27 @@ export class SimulatedIo implements PacketIo {
   readonly #options: SimulatedIoOptions;
   readonly #batch: ReceivedBatch;
   readonly #joined: Uint8Array;
+  readonly #sendBufferBytes: number;
   #inbox = new Int32Array(64);
 
   constructor(options: SimulatedIoOptions) {
     this.#options = options;
     this.burstSegments = options.burstSegments;
     this.uplinks = options.uplinks;
+    this.#sendBufferBytes = options.sendBufferBytes * options.uplinks.length;
     // Joined packets lie behind one another; others stay where they are in the pool.
     this.#joined = new Uint8Array(options.join ? BATCH * options.packets.slotBytes : 0);
     this.#batch = createReceivedBatch(this.#joined, BATCH);
   }
 
   room(): number {
-    return Math.max(0, Math.ceil((this.#options.sendBufferBytes - this.#backlog()) / this.burstBytes));
+    return Math.max(0, Math.ceil((this.#sendBufferBytes - this.#backlog()) / this.burstBytes));
   }
 
   /** When `room` will be more than 0 again. */
   whenRoom(): number {
-    const { network, sendBufferBytes } = this.#options;
-    const excess = this.#backlog() - sendBufferBytes;
+    const { network } = this.#options;
+    const excess = this.#backlog() - this.#sendBufferBytes;
     if (excess < 0) return this.now;
     const rate = this.uplinks.reduce((sum, link) => sum + network.bytesPerMicrosecond(link), 0);
     return this.now + (excess + 1) / rate;
