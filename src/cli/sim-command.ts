@@ -3,6 +3,7 @@ import { writeFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { type SimDescription, simReport } from '../report/sim-report.ts';
 import { type Settings, type SettingName, readSettings, settingsTable } from '../settings/settings.ts';
+import { protocolSettingsTable } from '../settings/transport-settings-table.ts';
 import { type LinkFault, type PatternOptions, runPattern } from '../sim/pattern-run.ts';
 import { patternTopology, type TopologyName, topologyNames, usualTopology } from '../sim/pattern-topology.ts';
 import { makeScenario } from '../sim/scenario.ts';
@@ -54,9 +55,9 @@ const patternSentences: Readonly<Record<PatternName, string>> = {
 };
 const usualHosts: Readonly<Record<PatternName, number>> = { pair: 2, incast: 17, permutation: 128 };
 
-/** The transport's settings, but for the congestion control, which has a short name here. */
-const transportSettings = (Object.keys(settingsTable) as SettingName[]).filter(
-  (name) => name.startsWith('transport') && name !== 'transportCongestion',
+/** The protocol's settings, but for the congestion control, which has a short name here. */
+const protocolSettings = (Object.keys(protocolSettingsTable) as SettingName[]).filter(
+  (name) => name !== 'transportCongestion',
 );
 
 function addPattern(sim: Command, pattern: PatternName): void {
@@ -90,7 +91,7 @@ function addPattern(sim: Command, pattern: PatternName): void {
     .option('--seed <n>', 'of everything random', integerArgument(0, MOST), 1)
     .option('--json <file>', 'write the result document')
     .option('--plot <file>', 'write a picture (SVG) of the samples');
-  addSettingOptions(command, transportSettings);
+  addSettingOptions(command, protocolSettings);
   command.action((flags: PatternFlags) => simulate(pattern, flags));
 }
 

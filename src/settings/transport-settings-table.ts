@@ -1,7 +1,8 @@
 // The knobs of the transport.
 import type { Setting } from './setting.ts';
 
-export const transportSettingsTable = {
+/** Of sockets and threads. */
+const hostSettings = {
   transportPaths: {
     kind: 'number',
     env: 'WEFTLINE_TRANSPORT_PATHS',
@@ -67,6 +68,10 @@ export const transportSettingsTable = {
     sentence:
       "Run the engine on a thread of its own; without, it runs on the caller's, inside calls that wait, and answers sooner.",
   },
+} as const satisfies Record<string, Setting>;
+
+/** Of the protocol, whatever carries its packets. */
+export const protocolSettingsTable = {
   transportCongestion: {
     kind: 'choice',
     env: 'WEFTLINE_TRANSPORT_CONGESTION',
@@ -220,3 +225,5 @@ export const transportSettingsTable = {
     sentence: 'What the CRC32C of each packet covers, over and above the checksum of UDP.',
   },
 } as const satisfies Record<string, Setting>;
+
+export const transportSettingsTable = { ...hostSettings, ...protocolSettingsTable } as const;
