@@ -104,7 +104,7 @@ export interface BackendLink {
   /** `kind` and `bytes` are what the peer's metadata say of the region. Fails with WL_PROTOCOL if info is not understood. */
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): BackendRemoteRegion;
   /** Makes all native argument blocks; a part list may hold many thousands. */
-  prepare(operation: TransferOperation, parts: readonly TransferPart[]): BackendTransfer;
+  prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer>;
   /** Bytes to the peer's agent, after the data of all transfers that were done before the call. Copied. */
   notify(message: Uint8Array): void;
   /** Ordered puts and signals whose places are known only when they are posted. */
