@@ -2,18 +2,16 @@
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { decodeError, WeftlineError } from '../../core/errors.ts';
 import { Doorbell } from '../../native/readiness.ts';
-import type { Settings } from '../../settings/settings.ts';
-import { EngineHost, type HostCall, type HostEvent } from './engine-host.ts';
-import type { EngineWorkerData, WorkerMessage } from './engine-worker.ts';
+import type { EngineThreadData, HostedEngine, StopCall, ThreadMessage } from './serve-engine.ts';
 import { SharedRequests } from './shared-requests.ts';
 
-export interface EngineLink {
+export interface EngineLink<Call, Event> {
   /** The user's side of it. */
   readonly requests: SharedRequests;
   /** Why the engine is gone; undefined while it runs. */
   readonly failure: WeftlineError | undefined;
-  onEvent: (event: HostEvent) => void;
-  call(call: HostCall): Promise<unknown>;
+  onEvent: (event: Event) => void;
+  call(call: Call | StopCall): Promise<unknown>;
   /** Hot path. To be called after `requests.put`. */
   nudge(): void;
   /** Hands events that have arrived to `onEvent` now. */
@@ -26,8 +24,25 @@ export interface EngineLink {
   close(): Promise<void>;
 }
 
-export async function openEngineLink(settings: Settings): Promise<EngineLink> {
-  return settings.transportThread ? WorkerLink.start(settings) : new InlineLink(settings);
+export interface EngineLinkOptions<Call, Event> {
+  /** For errors: "transport". */
+  readonly name: string;
+  /** The module that serves the engine on a thread of its own, and what it needs to know. */
+  readonly thread: { readonly entry: URL; readonly data: unknown };
+  /** Makes the engine on this thread. */
+  readonly inline: (requests: SharedRequests, onEvent: (event: Event) => void) => HostedEngine<Call>;
+}
+
+export function openThreadLink<Call, Event extends object>(
+  options: EngineLinkOptions<Call, Event>,
+): Promise<EngineLink<Call, Event>> {
+  return WorkerLink.start(options);
+}
+
+export function openInlineLink<Call, Event extends object>(
+  options: EngineLinkOptions<Call, Event>,
+): EngineLink<Call, Event> {
+  return new InlineLink(options);
 }
 
 interface PendingCall {
@@ -35,10 +50,11 @@ interface PendingCall {
   readonly reject: (error: WeftlineError) => void;
 }
 
-class WorkerLink implements EngineLink {
+class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> {
   readonly requests = new SharedRequests();
-  onEvent: (event: HostEvent) => void = () => {};
+  onEvent: (event: Event) => void = () => {};
   failure: WeftlineError | undefined;
+  readonly #name: string;
   readonly #worker: Worker;
   readonly #port: MessagePort;
   readonly #calls = new Map<number, PendingCall>();
@@ -47,8 +63,10 @@ class WorkerLink implements EngineLink {
   #doorbell: Doorbell | undefined;
   #nextCall = 1;
 
-  static async start(settings: Settings): Promise<EngineLink> {
-    const link: WorkerLink = new WorkerLink(settings);
+  static async start<Call, Event extends object>(
+    options: EngineLinkOptions<Call, Event>,
+  ): Promise<EngineLink<Call, Event>> {
+    const link: WorkerLink<Call, Event> = new WorkerLink(options);
     await link.#started;
     if (link.failure !== undefined) throw link.failure;
     link.#worker.unref();
@@ -56,22 +74,19 @@ class WorkerLink implements EngineLink {
     return link;
   }
 
-  private constructor(settings: Settings) {
+  private constructor({ name, thread }: EngineLinkOptions<Call, Event>) {
     const { port1, port2 } = new MessageChannel();
-    const workerData: EngineWorkerData = { settings, shared: this.requests.buffer, port: port2 };
+    const workerData: EngineThreadData = { data: thread.data, shared: this.requests.buffer, port: port2 };
+    this.#name = name;
     this.#port = port1;
     this.#started = new Promise((resolve) => (this.#start = resolve));
-    port1.on('message', (message: WorkerMessage) => this.#handle(message));
-    this.#worker = new Worker(new URL('./engine-worker.js', import.meta.url), {
-      workerData,
-      transferList: [port2],
-      name: 'weftline-engine',
-    });
+    port1.on('message', (message: ThreadMessage<Event>) => this.#handle(message));
+    this.#worker = new Worker(thread.entry, { workerData, transferList: [port2], name: `weftline-${name}` });
     this.#worker.on('error', (cause) => this.#ended(cause));
     this.#worker.on('exit', () => this.#ended(undefined));
   }
 
-  call(call: HostCall): Promise<unknown> {
+  call(call: Call | StopCall): Promise<unknown> {
     if (this.failure !== undefined) return Promise.reject(this.failure);
     const id = this.#nextCall++;
     return new Promise((resolve, reject) => {
@@ -91,7 +106,7 @@ class WorkerLink implements EngineLink {
     for (;;) {
       const next = receiveMessageOnPort(this.#port);
       if (next === undefined) return;
-      this.#handle(next.message as WorkerMessage);
+      this.#handle(next.message as ThreadMessage<Event>);
     }
   }
 
@@ -114,18 +129,18 @@ class WorkerLink implements EngineLink {
     await this.call({ name: 'stop' });
     // The engine closes its doorbell, whose number may then be another file's.
     this.#doorbell = undefined;
-    this.failure = closed();
+    this.failure = closed(this.#name);
     await exited;
     this.readEvents();
     this.#port.close();
   }
 
-  #handle(message: WorkerMessage): void {
+  #handle(message: ThreadMessage<Event>): void {
     if ('doorbell' in message) {
       this.#doorbell = Doorbell.of(message.doorbell);
       this.#start?.();
     } else if ('event' in message) {
-      this.onEvent(message);
+      this.onEvent(message.event);
     } else {
       const pending = this.#calls.get(message.id);
       this.#calls.delete(message.id);
@@ -142,7 +157,7 @@ class WorkerLink implements EngineLink {
     this.failure ??=
       cause instanceof WeftlineError
         ? cause
-        : new WeftlineError('WL_INTERNAL', "The thread of the transport's engine ended", { cause });
+        : new WeftlineError('WL_INTERNAL', `The thread of the ${this.#name} ended`, { cause });
     for (const pending of this.#calls.values()) pending.reject(this.failure);
     this.#calls.clear();
     this.#start?.();
@@ -154,18 +169,19 @@ class WorkerLink implements EngineLink {
 /** An async wait returns to the event loop at least this often. */
 const INLINE_SLICE_MS = 1;
 
-class InlineLink implements EngineLink {
+class InlineLink<Call, Event> implements EngineLink<Call, Event> {
   readonly requests: SharedRequests = new SharedRequests();
-  onEvent: (event: HostEvent) => void = () => {};
+  onEvent: (event: Event) => void = () => {};
   failure: WeftlineError | undefined;
-  readonly #host: EngineHost;
+  readonly #name: string;
+  readonly #host: HostedEngine<Call>;
 
-  constructor(settings: Settings) {
-    const requests = new SharedRequests(this.requests.buffer);
-    this.#host = new EngineHost({ settings, requests, onEvent: (event) => this.onEvent(event) });
+  constructor({ name, inline }: EngineLinkOptions<Call, Event>) {
+    this.#name = name;
+    this.#host = inline(new SharedRequests(this.requests.buffer), (event) => this.onEvent(event));
   }
 
-  async call(call: HostCall): Promise<unknown> {
+  async call(call: Call | StopCall): Promise<unknown> {
     if (this.failure !== undefined) throw this.failure;
     // Commands put before the call come before it, as they do where the engine has a thread.
     this.#host.takeCommands();
@@ -178,8 +194,7 @@ class InlineLink implements EngineLink {
 
   progress(): void {
     this.#host.takeCommands();
-    this.#host.loop.step();
-    this.#host.watchPeers();
+    this.#host.step();
   }
 
   async wait(seen: number, milliseconds: number): Promise<void> {
@@ -198,25 +213,24 @@ class InlineLink implements EngineLink {
   async close(): Promise<void> {
     if (this.failure !== undefined) return;
     await this.call({ name: 'stop' });
-    this.failure = closed();
+    this.failure = closed(this.#name);
     this.#host[Symbol.dispose]();
   }
 
   #run(seen: number, end: number): void {
-    const { loop } = this.#host;
+    const host = this.#host;
     for (;;) {
-      const hasCommands = this.#host.takeCommands();
-      const hasPackets = loop.step();
-      this.#host.watchPeers();
+      const hasCommands = host.takeCommands();
+      const hasPackets = host.step();
       if (this.requests.ended !== seen) return;
       if (hasCommands || hasPackets) continue;
       const left = end - performance.now();
       if (left <= 0) return;
-      if (loop.isIdle) loop.sleep(left * 1000);
+      if (host.isIdle) host.sleep(left * 1000);
     }
   }
 }
 
-function closed(): WeftlineError {
-  return new WeftlineError('WL_CLOSED', 'The transport was closed');
+function closed(name: string): WeftlineError {
+  return new WeftlineError('WL_CLOSED', `The ${name} was closed`);
 }

@@ -1,70 +1,12 @@
-// The thread of an engine: carries out commands, moves packets, sleeps when there is nothing to do.
-import { type MessagePort, receiveMessageOnPort, workerData } from 'node:worker_threads';
-import { type EncodedError, encodeError } from '../../core/errors.ts';
+// The thread of the transport's engine.
+import { workerData } from 'node:worker_threads';
 import { pinThread } from '../../native/thread-affinity.ts';
 import type { Settings } from '../../settings/settings.ts';
-import { EngineHost, type HostCall, type HostEvent } from './engine-host.ts';
-import { SharedRequests } from './shared-requests.ts';
+import { EngineHost, type HostCall } from './engine-host.ts';
+import { type EngineThreadData, serveEngine } from './serve-engine.ts';
 
-export interface EngineWorkerData {
-  readonly settings: Settings;
-  readonly shared: SharedArrayBuffer;
-  readonly port: MessagePort;
-}
-
-/** What the user's side posts. */
-export interface CallMessage {
-  readonly id: number;
-  readonly call: HostCall;
-}
-
-/** What the worker posts: first the doorbell to wake it with, then answers and events. */
-export type WorkerMessage =
-  | { readonly doorbell: number }
-  | { readonly id: number; readonly result: unknown }
-  | { readonly id: number; readonly error: EncodedError }
-  | HostEvent;
-
-const { settings, shared, port } = workerData as EngineWorkerData;
-const requests = new SharedRequests(shared);
-
-function post(message: WorkerMessage): void {
-  port.postMessage(message);
-}
-
-/** False once the worker is to end. */
-function answerCalls(host: EngineHost): boolean {
-  let isWanted = true;
-  for (let next = receiveMessageOnPort(port); next !== undefined; next = receiveMessageOnPort(port)) {
-    const { id, call } = next.message as CallMessage;
-    try {
-      post({ id, result: host.call(call) });
-    } catch (error) {
-      post({ id, error: encodeError(error) });
-    }
-    if (call.name === 'stop') isWanted = false;
-  }
-  return isWanted;
-}
-
-function run(host: EngineHost): void {
-  let seenCalls = 0;
-  for (;;) {
-    const hasCommands = host.takeCommands();
-    const hasPackets = host.loop.step();
-    host.watchPeers();
-    if (requests.calls !== seenCalls) {
-      seenCalls = requests.calls;
-      if (!answerCalls(host)) return;
-    } else if (!hasCommands && !hasPackets && host.loop.isIdle && requests.fallAsleep(seenCalls)) {
-      host.loop.sleep();
-      requests.wakeUp();
-    }
-  }
-}
+const thread = workerData as EngineThreadData;
+const settings = thread.data as Settings;
 
 if (settings.transportPinCore !== '') pinThread(Number(settings.transportPinCore));
-using host = new EngineHost({ settings, requests, onEvent: post });
-post({ doorbell: host.loop.doorbell.fd });
-run(host);
-port.close();
+serveEngine<HostCall>(thread, (requests, onEvent) => new EngineHost({ settings, requests, onEvent }));
