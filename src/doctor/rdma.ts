@@ -1,5 +1,6 @@
 // RDMA devices and the libraries that drive them: verbs, and UCX, which carries transfers between machines.
 import { findLibrary } from '../native/library-search.ts';
+import { findUcx } from '../native/ucx.ts';
 import type { Finding } from './finding.ts';
 import type { MachineProbe } from './machine-probe.ts';
 
@@ -30,10 +31,22 @@ export function checkVerbs(machine: MachineProbe): Finding {
 
 export function checkUcx(machine: MachineProbe): Finding {
   const name = 'UCX (libucp)';
-  const path = findLibrary(machine, /^libucp\.so\.0$/);
-  if (path !== undefined) return { name, status: 'ok', value: path };
-  const advice = 'optional, carries one-sided transfers between machines: install UCX (Debian and Ubuntu: libucx0)';
+  const path = findUcx(machine);
+  if (path !== undefined) {
+    const version = machine.ucxVersion();
+    const value = `${version === undefined ? '' : `${version}, `}${path} (${ucxTransports(machine, path)})`;
+    if (version !== undefined) return { name, status: 'ok', value };
+    return { name, status: 'short', value, advice: 'it cannot be used: 1.10 or a later 1.x is needed' };
+  }
+  const advice = 'optional, carries transfers of the agent between machines (backend ucx): "apt-get install libucx0"';
   return { name, status: 'absent', value: 'not found', advice };
+}
+
+/** UCX has TCP and shared memory built in; what else it can use lies beside it as modules. */
+function ucxTransports(machine: MachineProbe, path: string): string {
+  const folder = `${path.slice(0, path.lastIndexOf('/'))}/ucx`;
+  const modules = machine.list(folder).flatMap((file) => /^libuct_(\w+)\.so\.0$/.exec(file)?.[1] ?? []);
+  return ['tcp', 'shared memory', ...modules].join(', ');
 }
 
 /** "1: 400 Gb/sec (4X NDR)" for each port that is up. */

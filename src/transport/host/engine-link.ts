@@ -193,6 +193,7 @@ class InlineLink<Call, Event> implements EngineLink<Call, Event> {
   readEvents(): void {}
 
   progress(): void {
+    if (this.failure !== undefined) return;
     this.#host.takeCommands();
     this.#host.step();
   }
