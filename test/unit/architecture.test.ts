@@ -17,6 +17,7 @@ const folderOrder = [
   'world',
   'memory',
   'transport',
+  'agent',
   'ep',
   'sim',
   'moe',
