@@ -2,6 +2,7 @@
 import { type BackendName, backendNames, type CreateBackend } from '../backend.ts';
 
 const loaders: Readonly<Partial<Record<BackendName, () => Promise<CreateBackend>>>> = {
+  local: async () => (await import('./local/local-backend.ts')).createBackend,
   ucx: async () => (await import('./ucx/ucx-backend.ts')).createUcxBackend,
 };
 
