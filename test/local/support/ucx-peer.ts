@@ -7,6 +7,8 @@ const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex');
 process.stdout.write(
   `${JSON.stringify({ ...side.peer, connectionInfo: hex(side.peer.connectionInfo), region: hex(region.info) })}\n`,
 );
+// A sleep on the word does not keep the process alive.
+setInterval(() => {}, 1000);
 for (;;) {
   side.backend.poll();
   const { seen } = side.wake;

@@ -1,5 +1,5 @@
 // A channel as the UCX thread sees it: every put and signal is a job, delivered in order; after one fails, nothing follows.
-import { WeftlineError } from '../../../core/errors.ts';
+import type { WeftlineError } from '../../../core/errors.ts';
 import type { Command } from '../../../transport/host/shared-requests.ts';
 import { ucxCommands } from './host-calls.ts';
 import type { HostLink } from './host-link.ts';
