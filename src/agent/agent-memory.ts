@@ -1,5 +1,6 @@
 // Memory as an agent registers it: where it lies, and how a process of the same host could map it.
 import type { Device } from '../device/device.ts';
+import type { SharedMemory } from '../memory/shared-memory.ts';
 
 export type MemoryKind = 'host' | 'cuda';
 
@@ -13,6 +14,6 @@ export interface AgentMemory {
   readonly view: Uint8Array | undefined;
   /** Of 'cuda': the device that owns it. */
   readonly device: Device | undefined;
-  /** Of what `agent.allocate` gave: the file in /dev/shm that holds it, and where in it the memory begins. */
-  readonly file: { readonly path: string; readonly bytes: number; readonly offset: number } | undefined;
+  /** Of what `agent.allocate` gave: the memory that other processes of this host can map, and where in it this begins. */
+  readonly shared: { readonly memory: SharedMemory; readonly offset: number } | undefined;
 }

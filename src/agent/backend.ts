@@ -71,8 +71,12 @@ export interface Backend {
    * thread of its own also moves data. Never waits. True if anything happened.
    */
   poll(): boolean;
-  /** The longest that a wait may sleep between two calls of `poll`, in ms: Infinity if the backend rings `wake`. */
-  readonly pollIntervalMs: number;
+  /**
+   * To be called before the agent sleeps on `wake`, after a `poll` that brought nothing and a look at `wake.seen` before
+   * it: how long it may, in ms. Until the next `poll` the backend rings `wake` for whatever comes sooner. 0: there is
+   * something already, or work to do in `poll`: do not sleep.
+   */
+  prepareSleep(): number;
   /** Closes links and frees everything. Awaited, idempotent. */
   close(): Promise<void>;
 }
