@@ -166,7 +166,10 @@ function byBackend(fields: readonly Field[], tag: number): ByBackend {
   return found;
 }
 
-function filled<Name extends string>(layout: Layout<Name>, values: Readonly<Partial<Record<Name, number>>>): Uint8Array {
+function filled<Name extends string>(
+  layout: Layout<Name>,
+  values: Readonly<Partial<Record<Name, number>>>,
+): Uint8Array {
   const bytes = new Uint8Array(layout.size);
   const block = new Block(layout, bytes.buffer, 0);
   for (const [name, value] of Object.entries(values) as [Name, number][]) block.set(name, value);

@@ -10,7 +10,7 @@ export interface TransferPlan {
   readonly connection: number;
   readonly operation: 'read' | 'write';
   readonly flow: number;
-  /** PART_NUMBERS numbers per range: region, offset, remote region, remote key, remote offset, bytes. */
+  /** Six numbers per range: region, offset, remote region, remote key, remote offset, bytes. */
   readonly parts: Float64Array;
   /** That of `openLine` which carries the messages of posts. */
   readonly line: number;
@@ -34,7 +34,7 @@ export interface LinePlan {
   readonly ringBytes: number;
 }
 
-export const PART_NUMBERS = 6;
+const PART_NUMBERS = 6;
 
 /** Of the line's region on this side. No message if `bytes` is 0. */
 export interface TransferMessage {

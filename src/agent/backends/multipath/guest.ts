@@ -1,7 +1,7 @@
 // A peer that connected to this agent: its messages arrive in an inbox, and it is told what was taken.
 import type { Connection, MemoryRegion, Request, Transport } from '../../../transport/index.ts';
 import type { Hello } from './agent-greeting.ts';
-import { Inbox } from './inbox.ts';
+import type { Inbox } from './inbox.ts';
 
 const CREDIT_FLOW = 0;
 const NONE = -1;

@@ -43,7 +43,6 @@ class MultipathBackend implements Backend {
   readonly name = 'multipath';
   readonly whyOnlyForced = undefined;
   readonly connectionInfo: Uint8Array;
-  readonly pollIntervalMs: number;
   readonly #context: BackendContext;
   readonly #transport: Transport;
   readonly #listener: TransportListener;
@@ -55,7 +54,6 @@ class MultipathBackend implements Backend {
     this.#context = context;
     this.#transport = transport;
     this.#listener = listener;
-    this.pollIntervalMs = transport.settings.transportThread ? Number.POSITIVE_INFINITY : POLL_INTERVAL_MS;
     this.connectionInfo = Buffer.from(JSON.stringify({ host: context.host, port: listener.port }));
     void this.#acceptGuests();
   }
@@ -103,13 +101,17 @@ class MultipathBackend implements Backend {
 
   poll(): boolean {
     const transport = this.#transport;
-    if (this.pollIntervalMs !== Number.POSITIVE_INFINITY) transport.progress();
+    if (!transport.settings.transportThread) transport.progress();
     let hasNews = false;
     for (const link of this.#links) if (link.poll()) hasNews = true;
     for (const guest of this.#guests) {
       if (this.#pollGuest(guest)) hasNews = true;
     }
     return hasNews;
+  }
+
+  prepareSleep(): number {
+    return this.#transport.settings.transportThread ? Number.POSITIVE_INFINITY : POLL_INTERVAL_MS;
   }
 
   close(): Promise<void> {
