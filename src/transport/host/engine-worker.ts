@@ -57,6 +57,8 @@ function run(host: EngineHost): void {
     host.watchPeers();
     if (requests.calls !== seenCalls) {
       seenCalls = requests.calls;
+      // Commands put before a call come before it.
+      host.takeCommands();
       if (!answerCalls(host)) return;
     } else if (!hasCommands && !hasPackets && host.loop.isIdle && requests.fallAsleep(seenCalls)) {
       host.loop.sleep();
