@@ -23,6 +23,8 @@ export interface EngineOptions {
   readonly seed?: number;
   /** Called inside `onPackets` or `onTimer` when a request has ended; `forget` is not needed then. Must not throw. */
   readonly onCompletion?: (handle: RequestHandle, status: RequestStatus) => void;
+  /** Called inside `onPackets` when signals of a peer were added to cells of this side. Must not throw. */
+  readonly onSignal?: () => void;
   /** Called inside `onPackets` or `onTimer` when a connection has failed or the peer has closed it. Must not throw. */
   readonly onConnectionEnd?: (connection: TransportConnection, error: WeftlineError) => void;
 }
@@ -150,6 +152,8 @@ export interface PathStatistics {
 export interface TransportEngine {
   /** A name for a connection to be, to tell the peer before `createConnection`. */
   reserveConnectionId(): number;
+  /** Takes back a reservation that came to no connection. */
+  releaseConnectionId(id: number): void;
   /** Fails with WL_INVALID_ARGUMENT for options out of range. */
   createConnection(options: ConnectionOptions): TransportConnection;
   register(options: RegisterOptions): Region;

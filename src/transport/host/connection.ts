@@ -5,6 +5,7 @@ import type { ControlChannel } from '../io/udp/control-channel.ts';
 import type { HostCall, HostEvent, HostStatistics } from './engine-host.ts';
 import type { EngineLink } from './engine-link.ts';
 import type { MemoryRegion } from './memory-region.ts';
+import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
 import type { Request, RequestSlots } from './request-slots.ts';
 
 /** Part of a region of this side; all of it by default. */
@@ -81,10 +82,10 @@ export class Connection implements AsyncDisposable {
     this.#channel = channel;
     this.#number = number;
     this.#onClose = onClose;
-    channel.onEnd = (farewell) => {
+    channel.watch((farewell) => {
       if (farewell) setTimeout(() => void this.end(this.#closedByPeer()), FAREWELL_MS).unref();
       else void this.end(this.#lost());
-    };
+    });
     channel.unref();
   }
 
@@ -132,6 +133,30 @@ export class Connection implements AsyncDisposable {
     return this.#post(commandKinds.flush, flow);
   }
 
+  /** Describes a transfer of many ranges to the engine; `postTransfer` takes the number. */
+  prepareTransfer(plan: Omit<TransferPlan, 'connection'>): Promise<number> {
+    return this.#link.call({ name: 'prepare', plan: { ...plan, connection: this.#number } }) as Promise<number>;
+  }
+
+  /** Where messages of transfers go. Its number goes into their plans; it ends with the connection. */
+  openLine(plan: Omit<LinePlan, 'connection'>): Promise<number> {
+    return this.#link.call({ name: 'openLine', plan: { ...plan, connection: this.#number } }) as Promise<number>;
+  }
+
+  /** Posts all its ranges, then its message; ends when both have arrived. Failing ranges hold the message back. */
+  postTransfer(transfer: number, { offset, bytes }: TransferMessage): Request {
+    const { command } = this.#slots;
+    command.region = transfer;
+    command.offset = offset;
+    command.bytes = bytes;
+    return this.#post(commandKinds.transfer);
+  }
+
+  /** None of its posts may be pending. */
+  async releaseTransfer(transfer: number): Promise<void> {
+    await this.#link.call({ name: 'unprepare', transfer });
+  }
+
   /** Withdraws a pending request, which then fails with WL_CLOSED here and there, unless it ends first. */
   cancel(request: Request): void {
     this.#slots.cancel(request, this.#number);
@@ -142,9 +167,10 @@ export class Connection implements AsyncDisposable {
   }
 
   /** Pending requests fail with WL_CLOSED, here and at the peer. Idempotent. */
-  async close(): Promise<void> {
-    await this.end(new WeftlineError('WL_CLOSED', `The connection to ${this.peerName} was closed`));
-    this.#channel.close();
+  close(): Promise<void> {
+    this.#error ??= new WeftlineError('WL_CLOSED', `The connection to ${this.peerName} was closed`);
+    this.#ending ??= this.#end(this.#error, true);
+    return this.#ending;
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -154,7 +180,7 @@ export class Connection implements AsyncDisposable {
   /** Ends the connection for a reason, which its pending requests carry. */
   end(error: WeftlineError): Promise<void> {
     this.#error ??= error;
-    this.#ending ??= this.#end(this.#error);
+    this.#ending ??= this.#end(this.#error, false);
     return this.#ending;
   }
 
@@ -163,10 +189,13 @@ export class Connection implements AsyncDisposable {
     return this.end(decodeError(error));
   }
 
-  async #end(error: WeftlineError): Promise<void> {
+  async #end(error: WeftlineError, farewell: boolean): Promise<void> {
     this.#onClose(this);
-    if (this.#link.failure !== undefined) return;
-    await this.#link.call({ name: 'end', connection: this.#number, error: encodeError(error) });
+    const end = { name: 'end', connection: this.#number, error: encodeError(error) } as const;
+    // An engine that is gone has ended it already.
+    if (this.#link.failure === undefined) await this.#link.call(end).catch(() => {});
+    if (farewell) this.#channel.close();
+    else this.#channel.hangUp();
   }
 
   #postLocal(kind: number, { region, offset = 0, bytes, flow }: LocalPart): Request {

@@ -1,6 +1,7 @@
 // Runs one engine for a user who may be on another thread: carries out commands, keeps the tables they refer to.
 import { commandKinds, REQUEST_SLOTS } from '../../abi/transport-command.ts';
-import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import type { WakeWord } from '../../core/wake-word.ts';
 import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
@@ -15,15 +16,21 @@ import {
   type RequestStatus,
   type TransportConnection,
 } from '../transport-engine.ts';
+import { type LinePlan, PreparedTransfers, type TransferPlan } from './prepared-transfers.ts';
 import type { HostedEngine, StopCall } from './serve-engine.ts';
 import { type Command, emptyCommand, type SharedRequests } from './shared-requests.ts';
 
 /** What the user's side asks now and then; each is answered. Plain data, so that it can cross threads. */
 export type HostCall =
   | { readonly name: 'reserve' }
+  /** The reserved number is not needed after all. */
+  | { readonly name: 'unreserve'; readonly localId: number }
   | { readonly name: 'connect'; readonly options: HostConnection }
   | { readonly name: 'register'; readonly options: HostRegion }
   | { readonly name: 'release'; readonly region: number }
+  | { readonly name: 'prepare'; readonly plan: TransferPlan }
+  | { readonly name: 'openLine'; readonly plan: LinePlan }
+  | { readonly name: 'unprepare'; readonly transfer: number }
   /** Ends a connection; its pending requests fail with the error. */
   | { readonly name: 'end'; readonly connection: number; readonly error: EncodedError }
   | { readonly name: 'statistics'; readonly connection: number };
@@ -69,12 +76,16 @@ export interface EngineHostOptions {
   readonly settings: Settings;
   readonly requests: SharedRequests;
   readonly onEvent: (event: HostEvent) => void;
+  /** Rung when a request ended, when signals came, and when a connection ended. */
+  readonly wake?: WakeWord | undefined;
 }
 
 interface HostedConnection {
   readonly connection: TransportConnection;
   /** Why the connection was ended from here, in place of what the engine says of it. */
   reason: EncodedError | undefined;
+  /** True once its sockets are closed; its number stays taken until the user's side has ended it too. */
+  isShut: boolean;
 }
 
 /** A peer that closes in good order says so over TCP; its closed ports count only after this. */
@@ -90,18 +101,29 @@ export class EngineHost implements HostedEngine<HostCall> {
   readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
   readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
   readonly #command: Command = emptyCommand();
+  readonly #wake: WakeWord | undefined;
+  readonly #transfers: PreparedTransfers;
   /** When a peer's ports were first found closed. */
   readonly #refusedAt = new Map<number, number>();
 
-  constructor({ settings, requests, onEvent }: EngineHostOptions) {
+  constructor({ settings, requests, onEvent, wake }: EngineHostOptions) {
     this.#requests = requests;
     this.#onEvent = onEvent;
+    this.#wake = wake;
+    this.#transfers = new PreparedTransfers({
+      connection: (number) => this.#connections[number]?.connection,
+      region: (number) => this.#regions[number],
+      follow: (handle, slot) => this.#slotOf.set(handle, slot),
+      done: (slot, bytes) => this.#done(slot, bytes),
+      failed: (slot, error) => this.#fail(slot, error),
+    });
     this.#loop = new EngineLoop({
       spinMicroseconds: settings.transportSpinUs,
       engine: (io) =>
         new Engine({
           io,
           settings,
+          onSignal: () => wake?.ring(),
           onCompletion: (handle, status) => this.#completed(handle, status),
           onConnectionEnd: (connection, error) => this.#connectionEnded(connection, error),
         }),
@@ -146,7 +168,7 @@ export class EngineHost implements HostedEngine<HostCall> {
       const message = `${name} is gone: its UDP ports are closed`;
       const error = encodeError(new WeftlineError('WL_PEER_LOST', message, { details: { peer: name } }));
       this.#onEvent({ event: 'ended', connection: peer, error });
-      this.#end(peer, error);
+      this.#shut(peer, error);
     }
   }
 
@@ -155,12 +177,20 @@ export class EngineHost implements HostedEngine<HostCall> {
     switch (call.name) {
       case 'reserve':
         return this.#loop.engine.reserveConnectionId();
+      case 'unreserve':
+        return this.#loop.engine.releaseConnectionId(call.localId);
       case 'connect':
         return this.#connect(call.options);
       case 'register':
         return this.#register(call.options);
       case 'release':
         return this.#release(call.region);
+      case 'prepare':
+        return this.#transfers.prepare(call.plan);
+      case 'openLine':
+        return this.#transfers.openLine(call.plan);
+      case 'unprepare':
+        return this.#transfers.forget(call.transfer);
       case 'end':
         return this.#end(call.connection, call.error);
       case 'statistics':
@@ -180,10 +210,10 @@ export class EngineHost implements HostedEngine<HostCall> {
     const { descriptors, segments, ...names } = options;
     const free = this.#connections.indexOf(undefined);
     const number = free === -1 ? this.#connections.length : free;
-    this.#loop.addPeer({ peer: number, descriptors, segments });
     try {
+      this.#loop.addPeer({ peer: number, descriptors, segments });
       const connection = this.#loop.engine.createConnection({ ...names, peer: number, paths: descriptors.length });
-      this.#connections[number] = { connection, reason: undefined };
+      this.#connections[number] = { connection, reason: undefined, isShut: false };
     } catch (error) {
       this.#loop.removePeer(number);
       throw error;
@@ -206,19 +236,26 @@ export class EngineHost implements HostedEngine<HostCall> {
     if (region !== undefined) this.#loop.engine.release(region);
   }
 
+  /** Frees the number as well. */
   #end(number: number, error: EncodedError): void {
+    this.#shut(number, error);
+    this.#connections[number] = undefined;
+  }
+
+  #shut(number: number, error: EncodedError): void {
     this.#refusedAt.delete(number);
     const hosted = this.#connections[number];
-    if (hosted === undefined) return;
+    if (hosted === undefined || hosted.isShut) return;
+    hosted.isShut = true;
     hosted.reason ??= error;
     hosted.connection.close();
     // What the close says goes out, and pending requests fail, before the sockets close.
     this.#loop.engine.onTimer(performance.now() * 1000);
+    this.#transfers.end(number, error);
     for (const [slot, connection] of this.#connectionOf.entries()) {
       if (connection === number && this.#handleOf[slot] !== -1) this.#fail(slot, error);
     }
     this.#loop.removePeer(number);
-    this.#connections[number] = undefined;
   }
 
   #statistics(number: number): HostStatistics {
@@ -238,12 +275,15 @@ export class EngineHost implements HostedEngine<HostCall> {
   #carryOut(command: Command): void {
     const { slot } = command;
     if (command.kind === commandKinds.cancel) {
-      const handle = this.#handleOf[slot] as number;
-      if (handle !== -1) this.#connections[command.connection]?.connection.cancel(handle);
+      this.#cancel(slot, command.connection);
       return;
     }
     this.#connectionOf[slot] = command.connection;
     try {
+      if (command.kind === commandKinds.transfer) {
+        this.#transfers.post(slot, command.region, command);
+        return;
+      }
       const handle = this.#post(command);
       this.#handleOf[slot] = handle;
       this.#slotOf.set(handle, slot);
@@ -255,7 +295,8 @@ export class EngineHost implements HostedEngine<HostCall> {
   #post(command: Command): RequestHandle {
     const hosted = this.#connections[command.connection];
     if (hosted === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
-    const { connection } = hosted;
+    const { connection, isShut, reason } = hosted;
+    if (isShut && reason !== undefined) throw decodeError(reason);
     const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
     if (kind === commandKinds.flush) return connection.flush(flow);
     if (kind === commandKinds.signal) {
@@ -273,14 +314,39 @@ export class EngineHost implements HostedEngine<HostCall> {
   #completed(handle: RequestHandle, status: RequestStatus): void {
     const slot = this.#slotOf.get(handle);
     if (slot === undefined) return;
-    if (status !== requestStatus.done) {
-      const error = this.#loop.engine.requestError(handle);
-      const reason = this.#connections[this.#connectionOf[slot] as number]?.reason;
-      this.#fail(slot, reason ?? encodeError(error ?? new WeftlineError('WL_INTERNAL', 'A request failed silently')));
+    const error = status === requestStatus.done ? undefined : this.#errorOf(handle, slot);
+    if (this.#transfers.has(slot)) {
+      this.#slotOf.delete(handle);
+      this.#transfers.ended(slot, error);
+    } else if (error === undefined) {
+      this.#done(slot, this.#loop.engine.receivedBytes(handle));
+    } else {
+      this.#fail(slot, error);
+    }
+  }
+
+  #errorOf(handle: RequestHandle, slot: number): EncodedError {
+    const error = this.#loop.engine.requestError(handle);
+    const reason = this.#connections[this.#connectionOf[slot] as number]?.reason;
+    return reason ?? encodeError(error ?? new WeftlineError('WL_INTERNAL', 'A request failed silently'));
+  }
+
+  #cancel(slot: number, number: number): void {
+    const connection = this.#connections[number]?.connection;
+    if (!this.#transfers.has(slot)) {
+      const handle = this.#handleOf[slot] as number;
+      if (handle !== -1) connection?.cancel(handle);
       return;
     }
+    if (!this.#transfers.cancel(slot)) return;
+    const handles = [...this.#slotOf].flatMap(([handle, owner]) => (owner === slot ? [handle] : []));
+    for (const handle of handles) connection?.cancel(handle);
+  }
+
+  #done(slot: number, bytes: number): void {
     this.#forget(slot);
-    this.#requests.finish(slot, true, this.#loop.engine.receivedBytes(handle));
+    this.#requests.finish(slot, true, bytes);
+    this.#wake?.ring();
   }
 
   #fail(slot: number, error: EncodedError): void {
@@ -288,6 +354,7 @@ export class EngineHost implements HostedEngine<HostCall> {
     // ORDER: the reason first, so that whoever sees the failure finds it.
     this.#onEvent({ event: 'failed', slot, error });
     this.#requests.finish(slot, false, 0);
+    this.#wake?.ring();
   }
 
   #forget(slot: number): void {
@@ -298,5 +365,6 @@ export class EngineHost implements HostedEngine<HostCall> {
   #connectionEnded(connection: TransportConnection, error: WeftlineError): void {
     const number = this.#connections.findIndex((hosted) => hosted?.connection === connection);
     if (number !== -1) this.#onEvent({ event: 'ended', connection: number, error: encodeError(error) });
+    this.#wake?.ring();
   }
 }

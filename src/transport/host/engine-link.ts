@@ -1,6 +1,7 @@
 // How the user's thread reaches its engine: on a thread of its own, or on the same one inside calls that wait.
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { decodeError, WeftlineError } from '../../core/errors.ts';
+import type { WakeWord } from '../../core/wake-word.ts';
 import { Doorbell } from '../../native/readiness.ts';
 import type { EngineThreadData, HostedEngine, StopCall, ThreadMessage } from './serve-engine.ts';
 import { SharedRequests } from './shared-requests.ts';
@@ -11,6 +12,8 @@ export interface EngineLink<Call, Event> {
   /** Why the engine is gone; undefined while it runs. */
   readonly failure: WeftlineError | undefined;
   onEvent: (event: Event) => void;
+  /** Called once if the engine fails. */
+  onFailure: (error: WeftlineError) => void;
   call(call: Call | StopCall): Promise<unknown>;
   /** Hot path. To be called after `requests.put`. */
   nudge(): void;
@@ -31,6 +34,7 @@ export interface EngineLinkOptions<Call, Event> {
   readonly thread: { readonly entry: URL; readonly data: unknown };
   /** Makes the engine on this thread. */
   readonly inline: (requests: SharedRequests, onEvent: (event: Event) => void) => HostedEngine<Call>;
+  readonly wake: WakeWord | undefined;
 }
 
 export function openThreadLink<Call, Event extends object>(
@@ -53,9 +57,11 @@ interface PendingCall {
 class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> {
   readonly requests = new SharedRequests();
   onEvent: (event: Event) => void = () => {};
+  onFailure: (error: WeftlineError) => void = () => {};
   failure: WeftlineError | undefined;
   readonly #name: string;
   readonly #worker: Worker;
+  readonly #wake: WakeWord | undefined;
   readonly #port: MessagePort;
   readonly #calls = new Map<number, PendingCall>();
   readonly #started: Promise<void>;
@@ -74,10 +80,12 @@ class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> 
     return link;
   }
 
-  private constructor({ name, thread }: EngineLinkOptions<Call, Event>) {
+  private constructor({ name, thread, wake }: EngineLinkOptions<Call, Event>) {
     const { port1, port2 } = new MessageChannel();
-    const workerData: EngineThreadData = { data: thread.data, shared: this.requests.buffer, port: port2 };
+    const shared = this.requests.buffer;
+    const workerData: EngineThreadData = { data: thread.data, shared, port: port2, wake: wake?.buffer };
     this.#name = name;
+    this.#wake = wake;
     this.#port = port1;
     this.#started = new Promise((resolve) => (this.#start = resolve));
     port1.on('message', (message: ThreadMessage<Event>) => this.#handle(message));
@@ -120,6 +128,7 @@ class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> 
 
   waitBlocking(seen: number, milliseconds: number): void {
     this.requests.waitBlocking(seen, milliseconds);
+    if (this.requests.hasCrashed) this.readEvents();
   }
 
   async close(): Promise<void> {
@@ -141,6 +150,8 @@ class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> 
       this.#start?.();
     } else if ('event' in message) {
       this.onEvent(message.event);
+    } else if ('crash' in message) {
+      this.#ended(decodeError(message.crash));
     } else {
       const pending = this.#calls.get(message.id);
       this.#calls.delete(message.id);
@@ -154,15 +165,16 @@ class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> 
     this.#doorbell = undefined;
     // What the engine said last may still wait to be read.
     this.readEvents();
-    this.failure ??=
-      cause instanceof WeftlineError
-        ? cause
-        : new WeftlineError('WL_INTERNAL', `The thread of the ${this.#name} ended`, { cause });
+    const isNews = this.failure === undefined;
+    this.failure ??= engineFailure(this.#name, cause);
     for (const pending of this.#calls.values()) pending.reject(this.failure);
     this.#calls.clear();
+    this.#port.unref();
     this.#start?.();
     // Whoever waits looks at the failure.
     this.requests.wakeWaiters();
+    this.#wake?.ring();
+    if (isNews) this.onFailure(this.failure);
   }
 }
 
@@ -172,6 +184,7 @@ const INLINE_SLICE_MS = 1;
 class InlineLink<Call, Event> implements EngineLink<Call, Event> {
   readonly requests: SharedRequests = new SharedRequests();
   onEvent: (event: Event) => void = () => {};
+  onFailure: (error: WeftlineError) => void = () => {};
   failure: WeftlineError | undefined;
   readonly #name: string;
   readonly #host: HostedEngine<Call>;
@@ -193,9 +206,7 @@ class InlineLink<Call, Event> implements EngineLink<Call, Event> {
   readEvents(): void {}
 
   progress(): void {
-    if (this.failure !== undefined) return;
-    this.#host.takeCommands();
-    this.#host.step();
+    if (this.failure === undefined) this.#step();
   }
 
   async wait(seen: number, milliseconds: number): Promise<void> {
@@ -220,16 +231,35 @@ class InlineLink<Call, Event> implements EngineLink<Call, Event> {
 
   #run(seen: number, end: number): void {
     const host = this.#host;
-    for (;;) {
-      const hasCommands = host.takeCommands();
-      const hasPackets = host.step();
+    while (this.failure === undefined) {
+      const isBusy = this.#step();
       if (this.requests.ended !== seen) return;
-      if (hasCommands || hasPackets) continue;
+      if (isBusy) continue;
       const left = end - performance.now();
       if (left <= 0) return;
       if (host.isIdle) host.sleep(left * 1000);
     }
   }
+
+  /** False if there was nothing to do. An engine that fails is not run again. */
+  #step(): boolean {
+    try {
+      const hasCommands = this.#host.takeCommands();
+      const hasWork = this.#host.step();
+      return hasCommands || hasWork;
+    } catch (cause) {
+      this.failure = engineFailure(this.#name, cause);
+      this.#host[Symbol.dispose]();
+      this.onFailure(this.failure);
+      throw this.failure;
+    }
+  }
+}
+
+function engineFailure(name: string, cause: unknown): WeftlineError {
+  if (cause instanceof WeftlineError) return cause;
+  const reason = cause instanceof Error ? `: ${cause.message}` : '';
+  return new WeftlineError('WL_INTERNAL', `The engine of the ${name} failed${reason}`, { cause });
 }
 
 function closed(name: string): WeftlineError {

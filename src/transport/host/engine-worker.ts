@@ -9,4 +9,4 @@ const thread = workerData as EngineThreadData;
 const settings = thread.data as Settings;
 
 if (settings.transportPinCore !== '') pinThread(Number(settings.transportPinCore));
-serveEngine<HostCall>(thread, (requests, onEvent) => new EngineHost({ settings, requests, onEvent }));
+serveEngine<HostCall>(thread, (requests, onEvent, wake) => new EngineHost({ settings, requests, onEvent, wake }));

@@ -2,14 +2,16 @@
 import { connect as connectTcp, createServer, type Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { WeftlineError } from '../../core/errors.ts';
+import type { WakeWord } from '../../core/wake-word.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import { ControlChannel } from '../io/udp/control-channel.ts';
 import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '../io/udp/greeting.ts';
 import type { RemoteAccess } from '../region.ts';
 import { Connection } from './connection.ts';
-import { EngineHost, type HostCall, type HostEvent, type RegionName } from './engine-host.ts';
-import { type EngineLink, type EngineLinkOptions, openInlineLink, openThreadLink } from './engine-link.ts';
+import type { HostCall, HostEvent, RegionName } from './engine-host.ts';
+import type { EngineLink } from './engine-link.ts';
+import { openTransportLink } from './transport-engine-link.ts';
 import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
 import { type Request, RequestSlots, type RequestState } from './request-slots.ts';
 import { TransportListener } from './transport-listener.ts';
@@ -21,6 +23,13 @@ export interface TransportOptions {
   readonly token?: string;
   /** Wins over the environment. Those whose names begin with `transport` count, and `timeoutMs`. */
   readonly settings?: Partial<Settings>;
+  /** Rung from the engine's thread when a request or connection has ended, and when a peer's signal was added. */
+  readonly wake?: WakeWord;
+}
+
+export interface ConnectOptions extends WaitOptions {
+  /** False: a port where nobody listens fails at once with WL_PEER_LOST. True by default. */
+  readonly retry?: boolean;
 }
 
 export interface Address {
@@ -48,13 +57,7 @@ export class Transport implements AsyncDisposable {
   /** Starts the engine. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing. */
   static async create(options: TransportOptions = {}): Promise<Transport> {
     const settings = readSettings(options.settings);
-    const engine: EngineLinkOptions<HostCall, HostEvent> = {
-      name: 'transport',
-      thread: { entry: new URL('./engine-worker.js', import.meta.url), data: settings },
-      inline: (requests, onEvent) => new EngineHost({ settings, requests, onEvent }),
-    };
-    const link = settings.transportThread ? await openThreadLink(engine) : openInlineLink(engine);
-    return new Transport(link, settings, options);
+    return new Transport(await openTransportLink(settings, options.wake), settings, options);
   }
 
   private constructor(link: EngineLink<HostCall, HostEvent>, settings: Settings, { name, token }: TransportOptions) {
@@ -64,6 +67,9 @@ export class Transport implements AsyncDisposable {
     this.#link = link;
     this.#slots = new RequestSlots(link, settings.timeoutMs);
     link.onEvent = (event) => this.#handle(event);
+    link.onFailure = (error) => {
+      for (const connection of this.#connections.values()) void connection.end(error);
+    };
   }
 
   /** Accepts connections at the address; port 0 takes any. Fails with the system's error if it cannot listen. */
@@ -82,7 +88,7 @@ export class Transport implements AsyncDisposable {
    * Connects to a transport that listens, trying again until it does. Fails with WL_TIMEOUT, WL_UNAUTHORIZED (another
    * token), WL_PROTOCOL (another version).
    */
-  async connect(address: Address, options: WaitOptions = {}): Promise<Connection> {
+  async connect(address: Address, options: ConnectOptions = {}): Promise<Connection> {
     const timeoutMs = options.timeoutMs ?? this.settings.timeoutMs;
     const end = performance.now() + timeoutMs;
     const socket = await dial(address, end, { timeoutMs, ...options });
@@ -122,6 +128,11 @@ export class Transport implements AsyncDisposable {
   /** The same, but blocks this thread: answers sooner, while its timers and sockets stand still. */
   waitBlocking(request: Request, timeoutMs?: number): number {
     return this.#slots.waitBlocking(request, timeoutMs);
+  }
+
+  /** Carries out failures and ends that the engine has told of; waits and `take` do so by themselves. */
+  readEvents(): void {
+    this.#link.readEvents();
   }
 
   /** How many requests have ended so far; wraps at 2^32. */
@@ -165,9 +176,29 @@ export class Transport implements AsyncDisposable {
     channel: ControlChannel,
     meet: (channel: ControlChannel, options: GreetingOptions) => Promise<Meeting>,
   ): Promise<Connection> {
+    let connectionId: number | undefined;
+    try {
+      connectionId = (await this.#link.call({ name: 'reserve' })) as number;
+      const connection = await this.#adopt(channel, connectionId, await this.#meet(channel, connectionId, meet));
+      if (this.#closing === undefined) return connection;
+      await connection.close();
+      throw new WeftlineError('WL_CLOSED', 'The transport was closed');
+    } catch (error) {
+      channel.hangUp();
+      if (connectionId !== undefined && this.#link.failure === undefined) {
+        await this.#link.call({ name: 'unreserve', localId: connectionId });
+      }
+      throw error;
+    }
+  }
+
+  #meet(
+    channel: ControlChannel,
+    connectionId: number,
+    meet: (channel: ControlChannel, options: GreetingOptions) => Promise<Meeting>,
+  ): Promise<Meeting> {
     const { settings } = this;
-    const connectionId = (await this.#link.call({ name: 'reserve' })) as number;
-    const meeting = await meet(channel, {
+    return meet(channel, {
       token: this.#token,
       name: this.name,
       paths: settings.transportPaths,
@@ -176,20 +207,20 @@ export class Transport implements AsyncDisposable {
       segmentationOffload: settings.transportSegmentationOffload,
       connectionId,
     });
+  }
+
+  /** Gives what came of a meeting to the engine. */
+  async #adopt(channel: ControlChannel, localId: number, meeting: Meeting): Promise<Connection> {
     const { peerName, segmentBytes, sockets, remoteId, secret, cutsSends } = meeting;
+    if (this.#link.failure !== undefined) {
+      for (const socket of sockets) socket[Symbol.dispose]();
+      throw this.#link.failure;
+    }
     const descriptors = sockets.map(({ fd }) => fd);
-    const number = (await this.#link.call({
-      name: 'connect',
-      options: {
-        localId: connectionId,
-        remoteId,
-        peerName,
-        secret,
-        segmentBytes,
-        descriptors,
-        segments: cutsSends ? MAX_CUTS : 1,
-      },
-    })) as number;
+    const segments = cutsSends ? MAX_CUTS : 1;
+    // From here on the engine closes the sockets, also if it fails.
+    const options = { localId, remoteId, peerName, secret, segmentBytes, descriptors, segments };
+    const number = (await this.#link.call({ name: 'connect', options })) as number;
     const connection = new Connection({
       link: this.#link,
       slots: this.#slots,
@@ -215,7 +246,7 @@ export class Transport implements AsyncDisposable {
 async function dial(
   { host, port }: Address,
   end: number,
-  { timeoutMs, signal }: WaitOptions & { readonly timeoutMs: number },
+  { timeoutMs, signal, retry = true }: ConnectOptions & { readonly timeoutMs: number },
 ): Promise<Socket> {
   let pause = FIRST_RETRY_MS;
   for (;;) {
@@ -223,6 +254,10 @@ async function dial(
     try {
       return await dialOnce(host, port, end - performance.now());
     } catch (cause) {
+      if (!retry && (cause as NodeJS.ErrnoException).code === 'ECONNREFUSED') {
+        const message = `Nobody listens at ${host} port ${port} any more: the process ended or closed its transport`;
+        throw new WeftlineError('WL_PEER_LOST', message, { details: { host, port }, cause });
+      }
       if (performance.now() + pause < end) {
         await new Promise((resolve) => setTimeout(resolve, pause));
         pause = Math.min(LAST_RETRY_MS, pause * 1.5);

@@ -3,6 +3,8 @@ import { createServer, type Server, type Socket } from 'node:net';
 import { decodeError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { WakeWord } from '../../../core/wake-word.ts';
 import { REQUEST_SLOTS } from '../../../abi/transport-command.ts';
+import { localFiles } from '../../../native/file-probe.ts';
+import { hasActiveRdmaPort } from '../../../native/rdma-ports.ts';
 import { openUcx } from '../../../native/ucx.ts';
 import { type EngineLink, openInlineLink, openThreadLink } from '../../../transport/host/engine-link.ts';
 import { hostIdentity } from '../../../world/host-identity.ts';
@@ -55,6 +57,7 @@ export class UcxBackend implements Backend {
     const data: UcxThreadOptions = { news: [news.buffer, context.wake.buffer], spinMicroseconds };
     const options = {
       name: 'ucx',
+      wake: context.wake,
       thread: { entry: new URL('./ucx-thread.js', import.meta.url), data },
       inline: (requests: ConstructorParameters<typeof UcxHost>[0]['requests'], onEvent: (event: UcxEvent) => void) =>
         new UcxHost({ requests, onEvent, news: [news, context.wake], canSleep: false, spinMicroseconds }),
@@ -95,6 +98,10 @@ export class UcxBackend implements Backend {
 
   whyNotPeer(peer: BackendPeer): string | undefined {
     return decodeUcxAddress(peer.connectionInfo) === undefined ? 'its address is not understood' : undefined;
+  }
+
+  get whyOnlyForced(): string | undefined {
+    return hasActiveRdmaPort(localFiles()) ? undefined : 'this host has no RDMA device with an active port';
   }
 
   whyNotRemote(kind: MemoryKind): string | undefined {

@@ -1,5 +1,5 @@
 // Ordered puts and signals over UCX, as the agent posts them. Hot path: no allocation.
-import type { WeftlineError } from '../../../core/errors.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import { type Command, emptyCommand } from '../../../transport/host/shared-requests.ts';
 import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { channelWords } from './host-channel.ts';
@@ -26,6 +26,7 @@ export class UcxChannel implements BackendChannel {
     this.#onClose = onClose;
     this.#command.connection = number;
     this.error = link.error;
+    if (link.error !== undefined) return;
     const words = this.#words.buffer;
     const plan = { channel: number, link: link.number, words };
     link.backend.engine.call({ name: 'openChannel', channel: plan }).catch((error: WeftlineError) => {
@@ -70,6 +71,7 @@ export class UcxChannel implements BackendChannel {
   #post(): boolean {
     const { engine } = this.#link.backend;
     if (this.error !== undefined) throw this.error;
+    if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The channel was closed');
     if (this.posted - this.delivered >= MOST_PENDING || !engine.requests.put(this.#command)) return false;
     this.posted += 1;
     engine.nudge();

@@ -60,7 +60,7 @@ export class UcxLink implements BackendLink {
     this.peer = peer;
     this.#channel = channel;
     channel.unref();
-    channel.onEnd = (farewell) => this.#peerLeft(farewell);
+    channel.watch((farewell) => this.#peerLeft(farewell));
   }
 
   get shared(): { readonly words: SharedArrayBuffer; readonly ring: number } {
@@ -153,7 +153,6 @@ export class UcxLink implements BackendLink {
       details: { peer: this.peer },
     });
     this.ended(error);
-    this.#channel.onEnd = undefined;
     await this.#disconnect(error);
     this.#channel.close();
   }
@@ -167,6 +166,7 @@ export class UcxLink implements BackendLink {
   }
 
   #peerLeft(farewell: boolean): void {
+    if (this.#closing !== undefined) return;
     const how = farewell ? 'it closed the link' : 'its process ended or the network broke';
     const error = new WeftlineError('WL_PEER_LOST', `${this.peer} is gone: ${how}`, { details: { peer: this.peer } });
     // What UCX has said of it already counts.

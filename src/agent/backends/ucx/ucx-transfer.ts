@@ -61,7 +61,7 @@ export class UcxTransfer implements BackendTransfer {
 
   cancel(): void {
     const { engine } = this.#link.backend;
-    if (this.state !== 'pending') return;
+    if (this.state !== 'pending' || this.#release !== undefined) return;
     this.#command.kind = ucxCommands.cancel;
     if (engine.requests.put(this.#command)) engine.nudge();
   }
