@@ -16,7 +16,7 @@ import { type DeviceProperties, readDeviceProperties } from './device-properties
 import { DeviceMemory } from './device-memory.ts';
 import { HostCopy } from './host-copy.ts';
 import { HostMemory } from './host-memory.ts';
-import { exportMemory, PeerMemory } from './ipc.ts';
+import { exportAllocation, exportMemory, PeerMemory } from './ipc.ts';
 import { architectureOf } from './jit/architecture.ts';
 import { resolveCacheFolder } from './jit/cubin-cache.ts';
 import { KernelCompiler } from './jit/kernel-compiler.ts';
@@ -124,6 +124,11 @@ export class CudaDevice implements Device {
   /** The name of memory from allocateShared() for openPeerMemory() in another process of this host. */
   exportMemory(storage: Storage): string {
     return exportMemory(this.context, storage.address);
+  }
+
+  /** The allocation that holds an address, to be opened with openPeerMemory() in another process of this host. */
+  exportAllocation(address: number): { readonly base: number; readonly bytes: number; readonly handle: string } {
+    return exportAllocation(this.context, address);
   }
 
   openPeerMemory(handle: string, bytes: number): Storage {
