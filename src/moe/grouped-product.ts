@@ -23,6 +23,8 @@ export interface GroupedOperands {
 /** Rows of each group, in host and in device memory. */
 export interface Groups {
   readonly rows: readonly number[];
+  /** Of all groups together. */
+  readonly total: number;
   /** Tiles of the kernel, of all groups together. */
   readonly tiles: number;
   /** Groups that have rows. */
@@ -49,7 +51,7 @@ export async function openGroupedProduct(device: CudaDevice, settings: Settings)
   if (opened instanceof Cublas) {
     const many = new CublasProduct(opened, (library as CublasLibrary).path);
     if (expertProduct === 'cublas') return many;
-    return new AutoProduct(await createKernelProduct(device, 'few rows per expert'), many);
+    return new AutoProduct(await createKernelProduct(device, 'for small groups of rows'), many);
   }
   // A path that was given is a wish too.
   if (expertProduct === 'cublas' || cublasPath !== '') throw opened;

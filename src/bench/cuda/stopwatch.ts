@@ -4,7 +4,7 @@ import { monotonicMicroseconds } from '../clock.ts';
 import type { CudaMeeting } from './meeting.ts';
 
 /** Longer than any call takes to enqueue its kernels. */
-const PAUSE_MICROSECONDS = 60;
+const PAUSE_MICROSECONDS = 200;
 
 export interface HostTime {
   /** Microseconds until the call returned. */

@@ -16,7 +16,7 @@ await using device = await openTestDevice(world);
 const experts = 4 * world.size;
 const next = random(world.rank + 1);
 // Choices of all kinds: several of one rank, and none.
-const ids = Array.from({ length: tokens }, (_, token) => [token % experts, (token + 1 + (token % 5)) % experts, -1]);
+const ids = Array.from({ length: tokens }, (_, token) => [token % experts, (token + 1 + (token % 3)) % experts, -1]);
 const x = await device.tensor('bf16', [tokens, hidden], new Uint16Array(tokens * hidden).fill(0x3f80));
 const topkIdx = await device.tensor('i32', [tokens, topk], Int32Array.from(ids.flat()));
 
