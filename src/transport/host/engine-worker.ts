@@ -23,6 +23,8 @@ export type WorkerMessage =
   | { readonly doorbell: number }
   | { readonly id: number; readonly result: unknown }
   | { readonly id: number; readonly error: EncodedError }
+  /** The last message of an engine that failed. */
+  | { readonly crash: EncodedError }
   | HostEvent;
 
 const { settings, shared, port } = workerData as EngineWorkerData;
@@ -37,6 +39,8 @@ function answerCalls(host: EngineHost): boolean {
   let isWanted = true;
   for (let next = receiveMessageOnPort(port); next !== undefined; next = receiveMessageOnPort(port)) {
     const { id, call } = next.message as CallMessage;
+    // Commands put before the call come before it.
+    host.takeCommands();
     try {
       post({ id, result: host.call(call) });
     } catch (error) {
@@ -66,5 +70,11 @@ function run(host: EngineHost): void {
 if (settings.transportPinCore !== '') pinThread(Number(settings.transportPinCore));
 using host = new EngineHost({ settings, requests, onEvent: post });
 post({ doorbell: host.loop.doorbell.fd });
-run(host);
+try {
+  run(host);
+} catch (error) {
+  // Whoever blocks the user's thread does not hear that this one ends.
+  post({ crash: encodeError(error) });
+  requests.reportCrash();
+}
 port.close();
