@@ -44,7 +44,14 @@ function pretendedHost(): {
 
 const lost: EncodedError = { code: 'WL_UNAUTHORIZED', message: 'no', details: {} };
 
-function plan(transfers: PreparedTransfers, { parts = 2, operation = 'write', region = DATA_REGION } = {}): number {
+interface PlanOptions {
+  readonly parts?: number;
+  readonly operation?: 'read' | 'write';
+  readonly region?: number;
+}
+
+function plan(transfers: PreparedTransfers, options: PlanOptions = {}): number {
+  const { parts = 2, operation = 'write', region = DATA_REGION } = options;
   const line = transfers.openLine({
     connection: 0,
     flow: 9,
