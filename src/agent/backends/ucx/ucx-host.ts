@@ -143,6 +143,8 @@ export class UcxHost implements HostedEngine<UcxCall> {
   }
 
   [Symbol.dispose](): void {
+    // Without errors from UCX, an endpoint to a process that was killed does not close.
+    if (this.#links.size > 0 || this.#closing.length > 0) this.#worker.abandon();
     this.#worker[Symbol.dispose]();
     this.#readiness[Symbol.dispose]();
     this.doorbell[Symbol.dispose]();

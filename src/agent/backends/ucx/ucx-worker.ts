@@ -50,6 +50,7 @@ export class UcxWorker implements Disposable {
   readonly #worker: number;
   /** UCX copies what it needs of them during the call, but an address may be read until the endpoint is connected. */
   readonly #addresses: NativeBlock[] = [];
+  #isAbandoned = false;
   #isDisposed = false;
 
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
@@ -133,9 +134,15 @@ export class UcxWorker implements Disposable {
     return status;
   }
 
+  /** Something is under way that never ends. UCX aborts the process when such a worker is destroyed, so it will stay. */
+  abandon(): void {
+    this.#isAbandoned = true;
+  }
+
   [Symbol.dispose](): void {
     if (this.#isDisposed) return;
     this.#isDisposed = true;
+    if (this.#isAbandoned) return;
     this.#ucx.calls.ucp_worker_destroy(this.#worker);
     this.#ucx.calls.ucp_cleanup(this.#context);
     for (const callback of this.#callbacks) callback[Symbol.dispose]();
