@@ -63,7 +63,7 @@ export class Transport implements AsyncDisposable {
     };
   }
 
-  /** Accepts connections at the address; port 0 takes any. Fails with the system's error if it cannot listen. */
+  /** Accepts connections at the address; port 0 takes any. Fails with WL_NATIVE if it cannot listen. */
   async listen({ host, port }: Address): Promise<TransportListener> {
     const listener = await TransportListener.open({
       server: createServer(),
@@ -77,7 +77,7 @@ export class Transport implements AsyncDisposable {
 
   /**
    * Connects to a transport that listens, trying again until it does. Fails with WL_TIMEOUT, WL_UNAUTHORIZED (another
-   * token), WL_PROTOCOL (another version).
+   * token), WL_PROTOCOL (another version), WL_INVALID_ARGUMENT (no such host).
    */
   async connect(address: Address, options: WaitOptions = {}): Promise<Connection> {
     const timeoutMs = options.timeoutMs ?? this.settings.timeoutMs;
@@ -240,6 +240,12 @@ async function dial(
     try {
       return await dialOnce(host, port, end - performance.now());
     } catch (cause) {
+      if ((cause as NodeJS.ErrnoException).code === 'ENOTFOUND') {
+        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, {
+          details: { host },
+          cause,
+        });
+      }
       if (performance.now() + pause < end) {
         await new Promise((resolve) => setTimeout(resolve, pause));
         pause = Math.min(LAST_RETRY_MS, pause * 1.5);
