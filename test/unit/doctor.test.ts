@@ -129,6 +129,7 @@ test('on an empty machine every row that is not ok says what to do, and CPU rank
     'UCX (libucp)',
     'UDP receive buffer',
     'UDP send buffer',
+    'UDP memory, all sockets',
   ]);
   for (const row of findings) assert.ok(row.status === 'ok' || row.advice !== undefined, row.name);
 });
