@@ -52,7 +52,8 @@ export function serveEngine<Call>(
 ): void {
   const requests = new SharedRequests(shared);
   const post = (message: ThreadMessage<unknown>): void => port.postMessage(message);
-  using host = create(requests, (event) => post({ event }), wake === undefined ? undefined : new WakeWord(wake));
+  const wakeWord = wake === undefined ? undefined : new WakeWord(wake);
+  using host = create(requests, (event) => post({ event }), wakeWord);
   post({ doorbell: host.doorbell.fd });
   try {
     run(host, requests, () => answerCalls(host, port, post));
@@ -60,6 +61,7 @@ export function serveEngine<Call>(
     // Whoever blocks the user's thread does not hear that this one ends.
     post({ crash: encodeError(error) });
     requests.reportCrash();
+    wakeWord?.ring();
   }
   port.close();
 }
