@@ -129,9 +129,11 @@ export class Transport implements AsyncDisposable {
     return this.#slots.waitBlocking(request, timeoutMs);
   }
 
-  /** Carries out failures and ends that the engine has told of; waits and `take` do so by themselves. */
-  readEvents(): void {
-    this.#link.readEvents();
+  /** Why the engine is gone; undefined while it runs. Requests that were pending then stay so. */
+  get failure(): WeftlineError | undefined {
+    const link = this.#link;
+    if (link.failure === undefined && link.requests.hasCrashed) link.readEvents();
+    return link.failure;
   }
 
   /** How many requests have ended so far; wraps at 2^32. */
