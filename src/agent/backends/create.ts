@@ -3,13 +3,15 @@ import { type BackendName, backendNames, type CreateBackend } from '../backend.t
 
 const loaders: Readonly<Partial<Record<BackendName, () => Promise<CreateBackend>>>> = {
   local: async () => (await import('./local/local-backend.ts')).createBackend,
+  multipath: async () => (await import('./multipath/multipath-backend.ts')).createBackend,
 };
 
-/** The names that `loadBackend` knows, in the order of preference. */
+/** In the order of preference. */
 export function knownBackends(): readonly BackendName[] {
   return backendNames.filter((name) => loaders[name] !== undefined);
 }
 
-export async function loadBackend(name: BackendName): Promise<CreateBackend | undefined> {
-  return loaders[name]?.();
+/** One of `knownBackends`. */
+export function loadBackend(name: BackendName): CreateBackend {
+  return async (context) => (await (loaders[name] as () => Promise<CreateBackend>)())(context);
 }
