@@ -22,6 +22,7 @@ const completeFiles: Readonly<Record<string, string>> = {
   '/sys/fs/cgroup/system.slice/job/cpu.max': 'max 100000\n',
   '/proc/sys/net/core/rmem_max': '67108864\n',
   '/proc/sys/net/core/wmem_max': '67108864\n',
+  '/proc/sys/net/ipv4/udp_mem': '575802\t767736\t1151604\n',
   '/proc/driver/nvidia/version': 'NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\n',
   '/proc/driver/nvidia/gpus/0000:01:00.0/information': 'Model: \t\t NVIDIA H200\nIRQ:   1\n',
   '/proc/driver/nvidia/gpus/0000:02:00.0/information': 'Model: \t\t NVIDIA H200\nIRQ:   2\n',
@@ -35,6 +36,8 @@ const completeFiles: Readonly<Record<string, string>> = {
   '/usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc-builtins.so.13.0': '',
   '/etc/ld.so.cache': 'glibc-ld.so.cache1.1\0libucp.so.0\0/opt/ucx/lib/libucp.so.0\0',
   '/opt/ucx/lib/libucp.so.0': '',
+  '/opt/ucx/lib/ucx/libuct_ib.so.0': '',
+  '/opt/ucx/lib/ucx/libuct_ib.so': '',
   '/usr/lib64/libibverbs.so.1': '',
   '/sys/class/infiniband/mlx5_0/ports/1/state': '4: ACTIVE\n',
   '/sys/class/infiniband/mlx5_0/ports/1/rate': '400 Gb/sec (4X NDR)\n',
@@ -64,6 +67,7 @@ function machine(
     fileSystem: () => ({ totalBytes: 32 * GIB, freeBytes: 30 * GIB }),
     tryWebAssembly: () => undefined,
     tryNativeCalls: () => undefined,
+    ucxVersion: () => '1.18.0',
     ...other,
   };
 }
@@ -106,7 +110,7 @@ test('on a complete machine every row is ok and none gives advice', () => {
   );
   assert.equal(new Set(findings.map((row) => row.name)).size, findings.length);
   assert.equal(finding('NVIDIA GPUs', machine()).value, '2 x NVIDIA H200, driver 580.82.07');
-  assert.equal(finding('UCX (libucp)', machine()).value, '/opt/ucx/lib/libucp.so.0');
+  assert.equal(finding('UCX (libucp)', machine()).value, '1.18.0, /opt/ucx/lib/libucp.so.0 (tcp, shared memory, ib)');
   assert.equal(finding('RDMA devices', machine()).value, 'mlx5_0 (1: 400 Gb/sec (4X NDR))');
   assert.equal(finding('locked memory', machine()).value, 'unlimited');
 });
@@ -128,6 +132,7 @@ test('on an empty machine every row that is not ok says what to do, and CPU rank
     'UCX (libucp)',
     'UDP receive buffer',
     'UDP send buffer',
+    'UDP memory, all sockets',
   ]);
   for (const row of findings) assert.ok(row.status === 'ok' || row.advice !== undefined, row.name);
 });
@@ -210,9 +215,10 @@ test('limits and UDP buffers below what is wanted are short', () => {
     ...completeFiles,
     '/proc/self/limits': limits.replace('4096', '256 ').replace('unlimited', '8388608  '),
     '/proc/sys/net/core/rmem_max': '212992\n',
+    '/proc/sys/net/ipv4/udp_mem': '1000\t2000\t4096\n',
   };
   assert.deepEqual(
-    ['open files', 'locked memory', 'UDP receive buffer', 'UDP send buffer'].map((name) => {
+    ['open files', 'locked memory', 'UDP receive buffer', 'UDP send buffer', 'UDP memory, all sockets'].map((name) => {
       const { status, value } = finding(name, machine(files));
       return [status, value];
     }),
@@ -221,6 +227,7 @@ test('limits and UDP buffers below what is wanted are short', () => {
       ['short', '8 MiB'],
       ['short', '208 KiB'],
       ['ok', '64 MiB'],
+      ['short', '16 MiB'],
     ],
   );
 });
@@ -241,6 +248,8 @@ test('libraries are found in LD_LIBRARY_PATH first, the loader cache only counts
   const named = machine(files, { env: { LD_LIBRARY_PATH: '/empty::/mine' } });
   assert.equal(finding('CUDA driver (libcuda)', named).value, '/mine/libcuda.so.1');
   assert.equal(finding('UCX (libucp)', machine(without('/opt/ucx'))).status, 'absent');
+  const unusable = machine(completeFiles, { ucxVersion: () => undefined });
+  assert.equal(finding('UCX (libucp)', unusable).status, 'short');
 });
 
 test('NVRTC is found in CUDA_HOME and in the packages of a Python environment', () => {

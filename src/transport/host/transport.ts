@@ -9,8 +9,9 @@ import { ControlChannel } from '../io/udp/control-channel.ts';
 import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '../io/udp/greeting.ts';
 import type { RemoteAccess } from '../region.ts';
 import { Connection } from './connection.ts';
-import type { HostEvent, RegionName } from './engine-host.ts';
-import { type EngineLink, openEngineLink } from './engine-link.ts';
+import type { HostCall, HostEvent, RegionName } from './engine-host.ts';
+import type { EngineLink } from './engine-link.ts';
+import { openTransportLink } from './transport-engine-link.ts';
 import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
 import { type Request, RequestSlots, type RequestState } from './request-slots.ts';
 import { TransportListener } from './transport-listener.ts';
@@ -45,7 +46,7 @@ export class Transport implements AsyncDisposable {
   readonly settings: Settings;
   readonly name: string;
   readonly #token: string;
-  readonly #link: EngineLink;
+  readonly #link: EngineLink<HostCall, HostEvent>;
   readonly #slots: RequestSlots;
   readonly #connections = new Map<number, Connection>();
   readonly #listeners = new Set<TransportListener>();
@@ -56,10 +57,10 @@ export class Transport implements AsyncDisposable {
   /** Starts the engine. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing. */
   static async create(options: TransportOptions = {}): Promise<Transport> {
     const settings = readSettings(options.settings);
-    return new Transport(await openEngineLink(settings, options.wake), settings, options);
+    return new Transport(await openTransportLink(settings, options.wake), settings, options);
   }
 
-  private constructor(link: EngineLink, settings: Settings, { name, token }: TransportOptions) {
+  private constructor(link: EngineLink<HostCall, HostEvent>, settings: Settings, { name, token }: TransportOptions) {
     this.settings = settings;
     this.name = name ?? `process ${process.pid} on ${hostname()}`;
     this.#token = token ?? process.env['WEFTLINE_TOKEN'] ?? '';
@@ -71,7 +72,7 @@ export class Transport implements AsyncDisposable {
     };
   }
 
-  /** Accepts connections at the address; port 0 takes any. Fails with the system's error if it cannot listen. */
+  /** Accepts connections at the address; port 0 takes any. Fails with WL_NATIVE if it cannot listen. */
   async listen({ host, port }: Address): Promise<TransportListener> {
     const listener = await TransportListener.open({
       server: createServer(),
@@ -85,7 +86,7 @@ export class Transport implements AsyncDisposable {
 
   /**
    * Connects to a transport that listens, trying again until it does. Fails with WL_TIMEOUT, WL_UNAUTHORIZED (another
-   * token), WL_PROTOCOL (another version).
+   * token), WL_PROTOCOL (another version), WL_INVALID_ARGUMENT (no such host).
    */
   async connect(address: Address, options: ConnectOptions = {}): Promise<Connection> {
     const timeoutMs = options.timeoutMs ?? this.settings.timeoutMs;
@@ -129,9 +130,11 @@ export class Transport implements AsyncDisposable {
     return this.#slots.waitBlocking(request, timeoutMs);
   }
 
-  /** Carries out failures and ends that the engine has told of; waits and `take` do so by themselves. */
-  readEvents(): void {
-    this.#link.readEvents();
+  /** Why the engine is gone; undefined while it runs. Requests that were pending then stay so. */
+  get failure(): WeftlineError | undefined {
+    const link = this.#link;
+    if (link.failure === undefined && link.requests.hasCrashed) link.readEvents();
+    return link.failure;
   }
 
   /** How many requests have ended so far; wraps at 2^32. */
@@ -253,6 +256,12 @@ async function dial(
     try {
       return await dialOnce(host, port, end - performance.now());
     } catch (cause) {
+      if ((cause as NodeJS.ErrnoException).code === 'ENOTFOUND') {
+        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, {
+          details: { host },
+          cause,
+        });
+      }
       if (!retry && (cause as NodeJS.ErrnoException).code === 'ECONNREFUSED') {
         const message = `Nobody listens at ${host} port ${port} any more: the process ended or closed its transport`;
         throw new WeftlineError('WL_PEER_LOST', message, { details: { host, port }, cause });
