@@ -1,0 +1,61 @@
+// put and flush: bytes from here to a peer, and the knowledge that they have arrived.
+#pragma once
+#include "weftline/command-queue.cuh"
+#include "weftline/peer-copy.cuh"
+#include "weftline/request.cuh"
+
+namespace weftline {
+
+__device__ __forceinline__ DeviceQueue* queueOf(Request request, const Route& route) {
+  const Waits waits = waitsOf(request);
+  return static_cast<DeviceQueue*>(waits->queues) + route.channel % waits->queueCount;
+}
+
+// By the leader, after the group has synchronised.
+__device__ __forceinline__ bool pushFor(Request request, const Route& route, const Command& command) {
+  return pushCommand(queueOf(request, route), command, scopeOf(waitsOf(request)), {request->peer, route.channel});
+}
+
+// Copies `bytes` from `source` in the request's local range to `target` in the peer's. Returns when the peer's memory
+// has been told to change, not when it has: signal() and flush() of the same channel come after it. The source must
+// stay as it is until a flush, if the peer is not mapped. False, with a record for the host and nothing written, for a
+// range that is not inside, and when the queue stays full until the deadline: leave the kernel then.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool put(Request request, u64 target, u64 source, u64 bytes, Route route = {}) {
+  if (!hasRemote<level>(request, route)) return false;
+  const DeviceRemote* remote = remoteOf(request, route.remote);
+  if (!isInside<level>(request, route, target, bytes, remote->bytes)) return false;
+  if (!isInside<level>(request, route, source, bytes, request->localBytes)) return false;
+  if (remote->direct != nullptr) {
+    copyToPeer<level>(static_cast<u8*>(remote->direct) + target, static_cast<const u8*>(request->local) + source, bytes);
+    return true;
+  }
+  Group<level>::synchronize();
+  const bool isPushed =
+      !Group<level>::isLeader() ||
+      pushFor(request, route, {commandKindPut, request->number, route.remote, target, source, bytes});
+  return Group<level>::agree(isPushed);
+}
+
+// Returns when every put and signal that this group made on the channel is visible to the peer. False when that does
+// not happen until the deadline, or the host failed at one.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool flush(Request request, Route route = {}) {
+  if (!hasRemote<level>(request, route)) return false;
+  Group<level>::synchronize();
+  if (remoteOf(request, route.remote)->direct != nullptr) {
+    // ORDER: waits until the stores that this group made before have been performed.
+    fenceSystem();
+    Group<level>::synchronize();
+    return true;
+  }
+  bool isDelivered = true;
+  if (Group<level>::isLeader()) {
+    DeviceQueue* queue = queueOf(request, route);
+    const u32 pushed = loadAcquireGpu(&queue->head);
+    isDelivered = waitDelivered(queue, pushed, scopeOf(waitsOf(request)), {request->peer, route.channel});
+  }
+  return Group<level>::agree(isDelivered);
+}
+
+}  // namespace weftline

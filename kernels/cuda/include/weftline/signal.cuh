@@ -1,0 +1,78 @@
+// Signals: 64-bit counters in memory of the peer that is told. Adding to one, waiting for one, reading one.
+#pragma once
+#include "weftline/put.cuh"
+
+namespace weftline {
+
+__device__ __forceinline__ void addReleaseSystem(u64* word, u64 value) {
+  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+// Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
+// sees what this group put before on the same channel. False as put().
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool signal(Request request, u64 target, u64 add, Route route = {}) {
+  if (!hasRemote<level>(request, route)) return false;
+  const DeviceRemote* remote = remoteOf(request, route.remote);
+  // A counter across two words would not be added at once.
+  if (!isInside<level>(request, route, (target & 7) == 0 ? target : ~0ull - 7, 8, remote->bytes)) return false;
+  Group<level>::synchronize();
+  if (remote->direct != nullptr) {
+    // ORDER: the release publishes what the group's members wrote before they synchronised.
+    if (Group<level>::isLeader()) {
+      addReleaseSystem(reinterpret_cast<u64*>(static_cast<u8*>(remote->direct) + target), add);
+    }
+    return true;
+  }
+  const bool isPushed = !Group<level>::isLeader() ||
+                        pushFor(request, route,
+                                {commandKindSignal, request->number, route.remote, target, add & 0xffffffffull, add >> 32});
+  return Group<level>::agree(isPushed);
+}
+
+// A put, and a signal that comes after it. The counter may be in another request, to the same peer.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool putWithSignal(Request data, u64 target, u64 source, u64 bytes, Request counter,
+                                              u64 counterTarget, u64 add, Route route = {}) {
+  return put<level>(data, target, source, bytes, route) && signal<level>(counter, counterTarget, add, route);
+}
+
+// ORDER: what a peer put before its signal is visible behind this.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ u64 readSignal(const void* counter) {
+  static_assert(sizeof(Group<level>) > 0, "");
+  const u64 value = loadAcquireSystem(static_cast<const u64*>(counter));
+  Group<level>::synchronize();
+  return value;
+}
+
+// Sets a counter of this device, while no peer adds to it.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ void writeSignal(void* counter, u64 value) {
+  Group<level>::synchronize();
+  if (Group<level>::isLeader()) storeReleaseSystem(static_cast<u64*>(counter), value);
+  Group<level>::synchronize();
+}
+
+// Returns true once the counter, in memory of this device, is at least `value`; what the peers put before their signals
+// is then visible to the group. False after the deadline, or when the host gives up on a peer: leave the kernel.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool wait(const void* counter, u64 value, Waits waits, u32 channel = 0) {
+  bool hasCome = true;
+  if (Group<level>::isLeader()) {
+    const u64* word = static_cast<const u64*>(counter);
+    u64 seen = loadAcquireSystem(word);
+    if (seen < value) {
+      const WaitScope scope = scopeOf(waits);
+      const u64 start = globalTimer();
+      for (u32 polls = 1; seen < value && hasCome; ++polls) {
+        seen = loadAcquireSystem(word);
+        if (seen < value && waitIsOver(scope, polls, start)) hasCome = false;
+      }
+      if (!hasCome) recordTrap(scope, {trapAnyPeer, channel}, value, seen, expiryReason(scope));
+    }
+  }
+  return Group<level>::agree(hasCome);
+}
+
+}  // namespace weftline
