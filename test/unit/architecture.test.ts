@@ -17,6 +17,8 @@ const folderOrder = [
   'world',
   'memory',
   'transport',
+  'agent',
+  'proxy',
   'ep',
   'sim',
   'moe',

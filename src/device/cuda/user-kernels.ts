@@ -96,22 +96,12 @@ export function loadUserKernels<Kernels extends UserKernelParameters>(
   const loaded: Record<string, UserKernel<Readonly<Record<string, Scalar>>>> = {};
   for (const [entry, parameters] of Object.entries(kernels)) {
     const layout: Layout = defineLayout(entry, parameters);
-    loaded[entry] = new UserKernel(findKernel(module, { ...shared, entry, arguments: layout, passing: 'each' }), parameters);
-  }
-  return loaded as CompiledKernels<Kernels>;
-}
-
-function findKernel(module: CudaModule, options: KernelOptions<string>): CudaKernel {
-  try {
-    return new CudaKernel(module, options);
-  } catch (cause) {
-    if (!(cause instanceof WeftlineError) || cause.details['name'] !== 'CUDA_ERROR_NOT_FOUND') throw cause;
-    throw new WeftlineError(
-      'WL_COMPILE',
-      `${options.file} has no kernel ${options.entry}: declare it as extern "C" __global__ void ${options.entry}(...)`,
-      { details: { file: options.file, kernel: options.entry }, cause },
+    loaded[entry] = new UserKernel(
+      new CudaKernel(module, { ...shared, entry, arguments: layout, passing: 'each' }),
+      parameters,
     );
   }
+  return loaded as CompiledKernels<Kernels>;
 }
 
 function readSource(file: string): string {
