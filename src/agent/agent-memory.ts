@@ -1,0 +1,19 @@
+// Memory as an agent registers it: where it lies, and how a process of the same host could map it.
+import type { Device } from '../device/device.ts';
+import type { SharedMemory } from '../memory/shared-memory.ts';
+
+export type MemoryKind = 'host' | 'cuda';
+
+/** It stays where it is, and allocated, until it is deregistered. */
+export interface AgentMemory {
+  readonly kind: MemoryKind;
+  /** Native address of the first byte: of this process for 'host', a device pointer for 'cuda'. */
+  readonly address: number;
+  readonly bytes: number;
+  /** Of 'host': the bytes themselves. */
+  readonly view: Uint8Array | undefined;
+  /** Of 'cuda': the device that owns it. */
+  readonly device: Device | undefined;
+  /** Of what `agent.allocate` gave: the memory that other processes of this host can map, and where in it this begins. */
+  readonly shared: { readonly memory: SharedMemory; readonly offset: number } | undefined;
+}

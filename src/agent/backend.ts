@@ -1,0 +1,163 @@
+// The seam between the agent and what moves its bytes: one Backend per kind of path, one BackendLink per peer.
+import type { WeftlineError } from '../core/errors.ts';
+import type { Settings } from '../settings/settings.ts';
+import type { AgentMemory, MemoryKind } from './agent-memory.ts';
+import type { WakeWord } from '../core/wake-word.ts';
+
+/** In the order of preference. */
+export const backendNames = ['local', 'ucx', 'multipath'] as const;
+export type BackendName = (typeof backendNames)[number];
+
+export type TransferOperation = 'read' | 'write';
+
+/** What the agent gives to a backend that it creates. */
+export interface BackendContext {
+  readonly agentName: string;
+  /** 16 hexadecimal digits, new for each Agent.create: tells a restarted agent from its predecessor. */
+  readonly incarnation: string;
+  readonly settings: Settings;
+  /** Peers must prove that they hold it, or live as the same user on the same host. */
+  readonly token: string;
+  /** The numeric address that peers reach this host by, to listen at. */
+  readonly host: string;
+  /** True: progress happens on a thread of the backend's own. False: inside `poll`, for latency. */
+  readonly ownThread: boolean;
+  /** To be rung, from any thread, after a transfer or channel operation ended, a notification came or a link broke. */
+  readonly wake: WakeWord;
+  /** To be called inside `poll` only. The bytes become the agent's; the peer is named as its own agent is. */
+  readonly deliver: (peer: string, message: Uint8Array) => void;
+}
+
+/** `create` fails with WL_UNSUPPORTED, saying what is missing, where the backend cannot run. */
+export type CreateBackend = (context: BackendContext) => Promise<Backend>;
+
+/** A peer as its metadata describes it. */
+export interface BackendPeer {
+  readonly name: string;
+  readonly incarnation: string;
+  /** `hostIdentity()` of the peer. */
+  readonly host: string;
+  readonly process: number;
+  /** What the peer's backend of the same name published. */
+  readonly connectionInfo: Uint8Array;
+}
+
+export interface ConnectOptions {
+  readonly timeoutMs: number;
+  readonly signal?: AbortSignal;
+}
+
+/** Agent's thread only. Nothing but `poll` and `post` is a hot path. */
+export interface Backend {
+  readonly name: BackendName;
+  /** What peers need to connect. Fixed once created. */
+  readonly connectionInfo: Uint8Array;
+  /** Why it cannot use such memory here, as the end of a sentence: "it has no GPU support"; undefined if it can. */
+  whyNotMemory(memory: AgentMemory): string | undefined;
+  /** Why it cannot reach the peer, in the same way. Looks at what is known, connects to nobody. */
+  whyNotPeer(peer: BackendPeer): string | undefined;
+  /** Whether a peer of this backend can use memory of this kind on its side. */
+  whyNotRemote(kind: MemoryKind): string | undefined;
+  register(memory: AgentMemory): Promise<BackendRegion>;
+  /**
+   * Fails with WL_TIMEOUT, WL_PEER_LOST (nobody is there any more), WL_STALE (another incarnation of the peer answered),
+   * WL_UNAUTHORIZED (another token).
+   */
+  connect(peer: BackendPeer, options: ConnectOptions): Promise<BackendLink>;
+  /**
+   * Hot path. Takes in what has happened: updates states of transfers and channels, delivers notifications; without a
+   * thread of its own also moves data. Never waits. True if anything happened.
+   */
+  poll(): boolean;
+  /**
+   * To be called before the agent sleeps on `wake`, after a `poll` that brought nothing and a look at `wake.seen` before
+   * it: how long it may, in ms. Until the next `poll` the backend rings `wake` for whatever comes sooner. 0: there is
+   * something already, or work to do in `poll`: do not sleep.
+   */
+  prepareSleep(): number;
+  /** Closes links and frees everything. Awaited, idempotent. */
+  close(): Promise<void>;
+}
+
+/** Registered memory of this side. Backends return a class of their own and get it back in `prepare`. */
+export interface BackendRegion {
+  /** What peers need to use it: handles, keys. Goes into the metadata. */
+  readonly info: Uint8Array;
+  /** The memory is the caller's again; peers that still use it get an error. */
+  release(): Promise<void>;
+}
+
+/** A region of the peer as imported from its `info`. Backends return a class of their own. */
+export interface BackendRemoteRegion {
+  readonly bytes: number;
+}
+
+/** One descriptor pair. The agent has checked that it lies inside both regions and is not empty. */
+export interface TransferPart {
+  readonly local: BackendRegion;
+  readonly localOffset: number;
+  readonly remote: BackendRemoteRegion;
+  readonly remoteOffset: number;
+  readonly bytes: number;
+}
+
+/** The way to one peer. */
+export interface BackendLink {
+  /** Why it is unusable: the peer's process ended, fell silent or closed. Undefined while it is usable. */
+  readonly error: WeftlineError | undefined;
+  /** `kind` and `bytes` are what the peer's metadata say of the region. Fails with WL_PROTOCOL if info is not understood. */
+  importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): BackendRemoteRegion;
+  /** Makes all native argument blocks; a part list may hold many thousands. */
+  prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer>;
+  /** Bytes to the peer's agent, after the data of all transfers that were done before the call. Copied. */
+  notify(message: Uint8Array): void;
+  /** Ordered puts and signals whose places are known only when they are posted. */
+  openChannel(): BackendChannel;
+  /** Pending transfers and channels fail with WL_CLOSED. Idempotent. */
+  close(): Promise<void>;
+}
+
+/** `idle`: never posted. `failed`: see `error`; may be posted again if the link is usable. */
+export type TransferState = 'idle' | 'pending' | 'done' | 'failed';
+
+/** A prepared transfer. One post at a time; as many transfers of a link as wanted may be pending together. */
+export interface BackendTransfer {
+  /**
+   * Hot path: no allocation, no promise, never waits. The message, which is copied, is delivered at the peer after all
+   * data of this post is visible there (of a read: has been read), with no further call on this side needed, and not at
+   * all if the transfer fails. Fails with WL_CAPACITY, having posted nothing, if the peer has not taken earlier messages.
+   */
+  post(message?: Uint8Array): void;
+  /** Hot path. As of the last `poll`. Done means delivered: all bytes are visible at their destination. */
+  readonly state: TransferState;
+  /** Why it failed. */
+  readonly error: WeftlineError | undefined;
+  /** Ends a pending post early, as failed with WL_CLOSED, if it can; what was moved stays moved. */
+  cancel(): void;
+  /** Frees it; cancels if pending. Memory is not touched after the promise. Idempotent. */
+  release(): Promise<void>;
+}
+
+/** Where a put goes. The caller owns one such object, writes to it and hands it over again. */
+export interface PutPlace {
+  local: BackendRegion;
+  localOffset: number;
+  remote: BackendRemoteRegion;
+  remoteOffset: number;
+  bytes: number;
+}
+
+/** Hot path: no allocation. */
+export interface BackendChannel {
+  /** Never waits; reads `place` during the call only. False, with nothing posted, if there is no room now. */
+  put(place: PutPlace): boolean;
+  /** Adds to the 64-bit cell at `offset` (a multiple of 8), after the data of all earlier puts of the channel. */
+  signal(remote: BackendRemoteRegion, offset: number, add: number): boolean;
+  /** Operations posted so far. */
+  readonly posted: number;
+  /** How many of them, counted from the first, are delivered: those before it are all visible at the peer. */
+  readonly delivered: number;
+  /** Why the channel ended; nothing is delivered after the operation that failed. */
+  readonly error: WeftlineError | undefined;
+  close(): Promise<void>;
+}

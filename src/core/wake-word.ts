@@ -1,0 +1,50 @@
+// One word that several threads ring when something happened, and that one thread sleeps on.
+
+/**
+ * The words. `events`: what happened so far, wraps; written by any thread behind what it announces. `sleepers`: waits of
+ * the sleeping thread. ORDER: a ringer adds to `events`, then looks at `sleepers`; a sleeper adds itself, and the sleep
+ * itself compares `events` with what was seen. So no ring is slept through.
+ */
+const word = { events: 0, sleepers: 1 } as const;
+const WORDS = 2;
+
+/** Node 20 has it, the ES library of this language level does not declare it. */
+const atomics = Atomics as unknown as {
+  waitAsync(words: Int32Array, index: number, value: number, milliseconds: number): { readonly value: unknown };
+};
+
+export class WakeWord {
+  /** To be handed to a worker thread, which makes its own WakeWord over it. */
+  readonly buffer: SharedArrayBuffer;
+  readonly #words: Int32Array;
+
+  constructor(buffer: SharedArrayBuffer = new SharedArrayBuffer(WORDS * 4)) {
+    this.buffer = buffer;
+    this.#words = new Int32Array(buffer, 0, WORDS);
+  }
+
+  /** Hot path. Something happened: it can be seen by now. From any thread. */
+  ring(): void {
+    Atomics.add(this.#words, word.events, 1);
+    if (Atomics.load(this.#words, word.sleepers) !== 0) Atomics.notify(this.#words, word.events);
+  }
+
+  /** To be read before looking for what is waited for, and given to the sleep. */
+  get seen(): number {
+    return Atomics.load(this.#words, word.events);
+  }
+
+  /** Blocks this thread until a ring after `seen`, or until the time is over. */
+  sleepBlocking(seen: number, milliseconds: number): void {
+    Atomics.add(this.#words, word.sleepers, 1);
+    Atomics.wait(this.#words, word.events, seen, milliseconds);
+    Atomics.sub(this.#words, word.sleepers, 1);
+  }
+
+  /** The same without blocking. */
+  async sleep(seen: number, milliseconds: number): Promise<void> {
+    Atomics.add(this.#words, word.sleepers, 1);
+    await atomics.waitAsync(this.#words, word.events, seen, milliseconds).value;
+    Atomics.sub(this.#words, word.sleepers, 1);
+  }
+}

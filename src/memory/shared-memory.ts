@@ -1,0 +1,120 @@
+// Host memory that other processes of this host can map: a file without a name, reached through its owner's /proc entry.
+import { closeSync, constants, fstatSync, ftruncateSync, openSync, statSync } from 'node:fs';
+import { formatBytes } from '../core/byte-size.ts';
+import { WeftlineError } from '../core/errors.ts';
+import { viewAt } from '../native/library.ts';
+import { createMemoryFile, mapSharedFile, unmap } from '../native/memory-file.ts';
+
+/** How another process finds the memory. Inode and device keep it from taking another file for it. */
+export interface SharedMemoryName {
+  readonly pid: number;
+  readonly fd: number;
+  readonly device: number;
+  readonly inode: number;
+  readonly bytes: number;
+}
+
+/** A view of more aborts Node 20. */
+const MAX_VIEW_BYTES = 2 ** 32 - 65_536;
+
+/**
+ * Never has a path: when the last process that has it open or mapped ends, however it ends, it is gone. Unlike files of
+ * /dev/shm it is not bounded by the size of that file system.
+ */
+export class SharedMemory implements Disposable {
+  readonly name: SharedMemoryName;
+  readonly fd: number;
+  readonly address: number;
+  readonly bytes: number;
+  #disposed = false;
+
+  /** Zeroed pages. `populate` sets them up now. Fails with WL_SHARED_MEMORY. */
+  static create(purpose: string, bytes: number, populate: boolean): SharedMemory {
+    if (!Number.isInteger(bytes) || bytes < 1 || bytes > MAX_VIEW_BYTES) {
+      throw new WeftlineError(
+        'WL_INVALID_ARGUMENT',
+        `Invalid bytes of shared memory: got ${bytes}, allowed is 1 to ${MAX_VIEW_BYTES} (${formatBytes(MAX_VIEW_BYTES)})`,
+        { details: { bytes, allowed: MAX_VIEW_BYTES } },
+      );
+    }
+    let fd: number | undefined;
+    try {
+      fd = createMemoryFile(`weftline-${purpose}`);
+      ftruncateSync(fd, bytes);
+      const { dev: device, ino: inode } = fstatSync(fd);
+      const name = { pid: process.pid, fd, device, inode, bytes };
+      return new SharedMemory(name, fd, mapSharedFile(fd, bytes, populate));
+    } catch (cause) {
+      if (fd !== undefined) closeSync(fd);
+      throw new WeftlineError(
+        'WL_SHARED_MEMORY',
+        `Cannot make ${formatBytes(bytes)} of shared memory for ${purpose}: ${(cause as Error).message}`,
+        { details: { purpose, bytes }, cause },
+      );
+    }
+  }
+
+  /**
+   * Maps another process's memory. Fails with WL_PEER_LOST when it is gone, with WL_SHARED_MEMORY when it cannot be
+   * reached; `owner` is how errors call the process.
+   */
+  static open(name: SharedMemoryName, owner: string): SharedMemory {
+    const fd = openDescriptor(name, owner);
+    try {
+      return new SharedMemory(name, fd, mapSharedFile(fd, name.bytes, false));
+    } catch (cause) {
+      closeSync(fd);
+      throw new WeftlineError('WL_SHARED_MEMORY', `Cannot map ${formatBytes(name.bytes)} of ${owner}`, { cause });
+    }
+  }
+
+  private constructor(name: SharedMemoryName, fd: number, address: number) {
+    this.name = name;
+    this.fd = fd;
+    this.address = address;
+    this.bytes = name.bytes;
+  }
+
+  /** The memory in place; no view of it may be used after disposal. */
+  buffer(): ArrayBuffer {
+    return viewAt(this.address, this.bytes);
+  }
+
+  contains(address: number, bytes: number): boolean {
+    return address >= this.address && address + bytes <= this.address + this.bytes;
+  }
+
+  [Symbol.dispose](): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    unmap(this.address, this.bytes);
+    closeSync(this.fd);
+  }
+}
+
+function openDescriptor({ pid, fd, device, inode, bytes }: SharedMemoryName, owner: string): number {
+  const path = `/proc/${pid}/fd/${fd}`;
+  const isIt = (found: { dev: number; ino: number; size: number }): boolean =>
+    found.dev === device && found.ino === inode && found.size === bytes;
+  let opened: number | undefined;
+  try {
+    // Looked at before it is opened: opening a pipe or a terminal of a stranger could have effects.
+    if (isIt(statSync(path))) opened = openSync(path, constants.O_RDWR);
+    if (opened !== undefined && isIt(fstatSync(opened))) return opened;
+  } catch (cause) {
+    const { code } = cause as NodeJS.ErrnoException;
+    if (code !== 'ENOENT' && code !== 'ESRCH') {
+      throw new WeftlineError(
+        'WL_SHARED_MEMORY',
+        `Cannot open the memory of ${owner} (${path}: ${code}): both processes must run as the same user, and that user must be able to see the other's /proc entry`,
+        { details: { path, code }, cause },
+      );
+    }
+  }
+  if (opened !== undefined) closeSync(opened);
+  throw new WeftlineError(
+    'WL_PEER_LOST',
+    `${owner} is gone, or no longer has the memory that it announced: its process ended, or its metadata is of an earlier run`,
+    { details: { peer: owner, pid } },
+  );
+}
