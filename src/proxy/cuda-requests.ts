@@ -5,7 +5,7 @@ import { Block, type Layout } from '../abi/layout.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../device/cuda/host-memory.ts';
 import { Tensor } from '../device/tensor.ts';
-import { queueBytes, type QueueMemory } from './command-queue.ts';
+import { queueBytes } from './command-queue.ts';
 import type { RequestShape } from './request-shape.ts';
 
 export interface CudaRequestsOptions {
@@ -90,11 +90,6 @@ export class CudaRequests implements Disposable {
     for (const tensor of this.#memory) tensor.dispose();
     this.#rings[Symbol.dispose]();
   }
-}
-
-/** How the queues lie in memory, one behind the other. */
-export function queuesIn(buffer: ArrayBufferLike, queues: number, capacity: number): QueueMemory[] {
-  return Array.from({ length: queues }, (_, index) => ({ buffer, byteOffset: index * queueBytes(capacity), capacity }));
 }
 
 async function upload<Name extends string>(
