@@ -57,6 +57,11 @@ export class CudaRequests implements Disposable {
     return { address: this.#rings.hostAddress, bytes: this.#rings.bytes };
   }
 
+  /** The queues in place. */
+  get buffer(): ArrayBuffer {
+    return this.#rings.buffer;
+  }
+
   /** Forgets failures, once no kernel runs that could still see them. */
   clearFailures(): void {
     const { queues, capacity } = this.#options;

@@ -43,32 +43,36 @@ __device__ __forceinline__ bool waitDelivered(DeviceQueue* queue, u32 count, con
   return false;
 }
 
-// By one thread; returns false without a command when the ring stays full until the deadline.
-// ORDER: what this thread has seen or written is visible to the host, and to what it starts, before the command is.
-__device__ __forceinline__ bool pushCommand(DeviceQueue* queue, const Command& command, const WaitScope& scope,
-                                            WaitFor whom) {
-  const u32 number = atomicAdd(&queue->head, 1u);
-  // The command that had this slot a lap ago must be delivered; the number may be ahead of what is known by any amount.
-  const u32 needed = number + 1 - queue->capacity;
-  const u32 known = *static_cast<volatile u32*>(&queue->knownDelivered);
-  if (!epochReached(known, needed) && !waitDelivered(queue, needed, scope, whom)) return false;
+// Writes commands into the slots from `number` on, whose turn it is.
+__device__ __forceinline__ void writeCommand(DeviceQueue* queue, u32 number, const Command& command) {
   const u32 phase = ((number >> queue->capacityBits) & 1u) ^ 1u;
   u32 high = phase | (command.kind << commandBitsKind) | (command.remote << commandBitsRemote) |
              (command.request << commandBitsRequest) |
              (static_cast<u32>(command.target >> 31) << commandBitsTargetHigh);
-  u32 third = static_cast<u32>(command.bytes);
   if (command.kind == commandKindPut) {
     high |= static_cast<u32>(command.source >> 32) << commandBitsSourceHigh;
     high |= static_cast<u32>(command.bytes >> 32) << commandBitsBytesHigh;
   }
-  const u32 low = static_cast<u32>(command.source);
-  const u32 target = phase | (static_cast<u32>(command.target) << commandBitsTargetLow);
-  u8* ring = reinterpret_cast<u8*>(hostSide(queue) + 1);
-  u8* slot = ring + static_cast<u64>(number & (queue->capacity - 1)) * 16;
+  const u64 first = (static_cast<u64>(static_cast<u32>(command.source)) << 32) | high;
+  const u64 second = (command.bytes << 32) | phase | (static_cast<u32>(command.target) << commandBitsTargetLow);
+  u8* slot = reinterpret_cast<u8*>(hostSide(queue) + 1) + static_cast<u64>(number & (queue->capacity - 1)) * 16;
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(slot), "l"(first), "l"(second) : "memory");
+}
+
+// By one thread: one or two commands, the second right behind the first. False, without a command, when the ring stays
+// full until the deadline; the queue is then of no more use.
+// ORDER: what this thread has seen or written is visible to the host, and to what it starts, before the commands are.
+template <u32 count>
+__device__ __forceinline__ bool pushCommands(DeviceQueue* queue, const Command (&commands)[count], const WaitScope& scope,
+                                             WaitFor whom) {
+  const u32 number = atomicAdd(&queue->head, count);
+  // What had the last of these slots a lap ago must be delivered.
+  const u32 needed = number + count - queue->capacity;
+  const u32 known = *static_cast<volatile u32*>(&queue->knownDelivered);
+  if (!epochReached(known, needed) && !waitDelivered(queue, needed, scope, whom)) return false;
   fenceSystem();
-  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(slot),
-               "l"((static_cast<u64>(low) << 32) | high), "l"((static_cast<u64>(third) << 32) | target)
-               : "memory");
+#pragma unroll
+  for (u32 index = 0; index < count; ++index) writeCommand(queue, number + index, commands[index]);
   return true;
 }
 

@@ -12,8 +12,17 @@ __device__ __forceinline__ DeviceQueue* queueOf(Request request, const Route& ro
 }
 
 // By the leader, after the group has synchronised.
-__device__ __forceinline__ bool pushFor(Request request, const Route& route, const Command& command) {
-  return pushCommand(queueOf(request, route), command, scopeOf(waitsOf(request)), {request->peer, route.channel});
+template <u32 count>
+__device__ __forceinline__ bool pushFor(Request request, const Route& route, const Command (&commands)[count]) {
+  return pushCommands(queueOf(request, route), commands, scopeOf(waitsOf(request)), {request->peer, route.channel});
+}
+
+// Whether both ranges of a put are inside; the leader records it if not.
+template <Level level>
+__device__ __forceinline__ bool mayPut(Request request, u64 target, u64 source, u64 bytes, const Route& route) {
+  return hasRemote<level>(request, route) &&
+         isInside<level>(request, route, target, bytes, remoteOf(request, route.remote)->bytes) &&
+         isInside<level>(request, route, source, bytes, request->localBytes);
 }
 
 // Copies `bytes` from `source` in the request's local range to `target` in the peer's. Returns when the peer's memory
@@ -22,18 +31,18 @@ __device__ __forceinline__ bool pushFor(Request request, const Route& route, con
 // range that is not inside, and when the queue stays full until the deadline: leave the kernel then.
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool put(Request request, u64 target, u64 source, u64 bytes, Route route = {}) {
-  if (!hasRemote<level>(request, route)) return false;
+  if (!mayPut<level>(request, target, source, bytes, route)) return false;
   const DeviceRemote* remote = remoteOf(request, route.remote);
-  if (!isInside<level>(request, route, target, bytes, remote->bytes)) return false;
-  if (!isInside<level>(request, route, source, bytes, request->localBytes)) return false;
   if (remote->direct != nullptr) {
     copyToPeer<level>(static_cast<u8*>(remote->direct) + target, static_cast<const u8*>(request->local) + source, bytes);
     return true;
   }
   Group<level>::synchronize();
-  const bool isPushed =
-      !Group<level>::isLeader() ||
-      pushFor(request, route, {commandKindPut, request->number, route.remote, target, source, bytes});
+  bool isPushed = true;
+  if (Group<level>::isLeader()) {
+    const Command commands[] = {{commandKindPut, request->number, route.remote, target, source, bytes}};
+    isPushed = pushFor(request, route, commands);
+  }
   return Group<level>::agree(isPushed);
 }
 

@@ -8,14 +8,23 @@ __device__ __forceinline__ void addReleaseSystem(u64* word, u64 value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
+// A counter across two words would not be added at once, so it begins at a multiple of 8.
+template <Level level>
+__device__ __forceinline__ bool maySignal(Request request, u64 target, const Route& route) {
+  return hasRemote<level>(request, route) &&
+         isInside<level>(request, route, (target & 7) == 0 ? target : ~0ull - 7, 8, remoteOf(request, route.remote)->bytes);
+}
+
+__device__ __forceinline__ Command signalCommand(Request request, u64 target, u64 add, const Route& route) {
+  return {commandKindSignal, request->number, route.remote, target, add & 0xffffffffull, add >> 32};
+}
+
 // Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
 // sees what this group put before on the same channel. False as put().
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool signal(Request request, u64 target, u64 add, Route route = {}) {
-  if (!hasRemote<level>(request, route)) return false;
+  if (!maySignal<level>(request, target, route)) return false;
   const DeviceRemote* remote = remoteOf(request, route.remote);
-  // A counter across two words would not be added at once.
-  if (!isInside<level>(request, route, (target & 7) == 0 ? target : ~0ull - 7, 8, remote->bytes)) return false;
   Group<level>::synchronize();
   if (remote->direct != nullptr) {
     // ORDER: the release publishes what the group's members wrote before they synchronised.
@@ -24,9 +33,11 @@ __device__ __forceinline__ bool signal(Request request, u64 target, u64 add, Rou
     }
     return true;
   }
-  const bool isPushed = !Group<level>::isLeader() ||
-                        pushFor(request, route,
-                                {commandKindSignal, request->number, route.remote, target, add & 0xffffffffull, add >> 32});
+  bool isPushed = true;
+  if (Group<level>::isLeader()) {
+    const Command commands[] = {signalCommand(request, target, add, route)};
+    isPushed = pushFor(request, route, commands);
+  }
   return Group<level>::agree(isPushed);
 }
 
@@ -34,7 +45,19 @@ __device__ __forceinline__ bool signal(Request request, u64 target, u64 add, Rou
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool putWithSignal(Request data, u64 target, u64 source, u64 bytes, Request counter,
                                               u64 counterTarget, u64 add, Route route = {}) {
-  return put<level>(data, target, source, bytes, route) && signal<level>(counter, counterTarget, add, route);
+  if (!mayPut<level>(data, target, source, bytes, route) || !maySignal<level>(counter, counterTarget, route)) return false;
+  if (remoteOf(data, route.remote)->direct != nullptr || remoteOf(counter, route.remote)->direct != nullptr) {
+    return put<level>(data, target, source, bytes, route) && signal<level>(counter, counterTarget, add, route);
+  }
+  // Both at once, for one fence and so that the host sees them together.
+  Group<level>::synchronize();
+  bool isPushed = true;
+  if (Group<level>::isLeader()) {
+    const Command commands[] = {{commandKindPut, data->number, route.remote, target, source, bytes},
+                                signalCommand(counter, counterTarget, add, route)};
+    isPushed = pushFor(data, route, commands);
+  }
+  return Group<level>::agree(isPushed);
 }
 
 // ORDER: what a peer put before its signal is visible behind this.
