@@ -8,13 +8,10 @@
 
 namespace weftline {
 
-template <Level level, typename Vector>
-__device__ __forceinline__ void copyVectors(u8* to, const u8* from, u64 count) {
-  constexpr u32 batch = 8;
-  const u64 step = Group<level>::size();
-  Vector* target = reinterpret_cast<Vector*>(to);
-  const Vector* source = reinterpret_cast<const Vector*>(from);
-  u64 index = Group<level>::index();
+// Whole batches from `index` on, each thread's parts a group apart; the index behind them.
+template <Level level, u32 batch, typename Vector, typename Index>
+__device__ __forceinline__ Index copyBatches(Vector* target, const Vector* source, Index index, Index count) {
+  const Index step = Group<level>::size();
   for (; index + (batch - 1) * step < count; index += batch * step) {
     Vector values[batch];
 #pragma unroll
@@ -22,7 +19,24 @@ __device__ __forceinline__ void copyVectors(u8* to, const u8* from, u64 count) {
 #pragma unroll
     for (u32 part = 0; part < batch; ++part) target[index + part * step] = values[part];
   }
-  for (; index < count; index += step) target[index] = source[index];
+  return index;
+}
+
+template <Level level, typename Vector>
+__device__ __forceinline__ void copyVectors(u8* to, const u8* from, u64 count) {
+  Vector* target = reinterpret_cast<Vector*>(to);
+  const Vector* source = reinterpret_cast<const Vector*>(from);
+  if constexpr (sizeof(Vector) == 16) {
+    // Largest size: 2^34 bytes. A message of few vectors per thread keeps them under way together too.
+    const u32 vectors = static_cast<u32>(count);
+    u32 index = copyBatches<level, 8>(target, source, Group<level>::index(), vectors);
+    index = copyBatches<level, 4>(target, source, index, vectors);
+    index = copyBatches<level, 2>(target, source, index, vectors);
+    copyBatches<level, 1>(target, source, index, vectors);
+  } else {
+    const u64 index = copyBatches<level, 8>(target, source, static_cast<u64>(Group<level>::index()), count);
+    copyBatches<level, 1>(target, source, index, count);
+  }
 }
 
 template <Level level>
@@ -31,14 +45,15 @@ __device__ __forceinline__ void copyToPeer(void* to, const void* from, u64 bytes
   const u8* source = static_cast<const u8*>(from);
   const u64 targetAt = reinterpret_cast<u64>(to);
   const u64 sourceAt = reinterpret_cast<u64>(from);
-  if (((targetAt ^ sourceAt) & 15) != 0) {
-    if (((targetAt | sourceAt | bytes) & 3) == 0) copyVectors<level, u32>(target, source, bytes / 4);
-    else copyVectors<level, u8>(target, source, bytes);
-    return;
+  const u64 all = targetAt | sourceAt | bytes;
+  if ((all & 15) == 0) return copyVectors<level, uint4>(target, source, bytes / 16);
+  if (((targetAt ^ sourceAt) & 15) != 0 || bytes < 64) {
+    if ((all & 7) == 0) return copyVectors<level, u64>(target, source, bytes / 8);
+    if ((all & 3) == 0) return copyVectors<level, u32>(target, source, bytes / 4);
+    return copyVectors<level, u8>(target, source, bytes);
   }
   // Bytes before the first whole vector, the vectors, and what is left.
-  const u64 toVector = (16 - (targetAt & 15)) & 15;
-  const u64 head = toVector < bytes ? toVector : bytes;
+  const u64 head = (16 - (targetAt & 15)) & 15;
   const u64 vectors = (bytes - head) / 16;
   const u64 tail = head + vectors * 16;
   copyVectors<level, u8>(target, source, head);

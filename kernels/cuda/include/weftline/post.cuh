@@ -38,7 +38,7 @@ enum class PostStatus { Done, UnderWay, Failed };
 // a fence, which this makes.
 __device__ __forceinline__ PostStatus postStatus(RequestHandle handle) {
   const Request request = requestOf(handle);
-  if (request->remoteCount == 0 || remoteOf(request, 0)->direct != nullptr) {
+  if (directOf(request, {}) != nullptr) {
     fenceSystem();
     return PostStatus::Done;
   }

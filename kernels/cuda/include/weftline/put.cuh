@@ -8,21 +8,24 @@ namespace weftline {
 
 __device__ __forceinline__ DeviceQueue* queueOf(Request request, const Route& route) {
   const Waits waits = waitsOf(request);
-  return static_cast<DeviceQueue*>(waits->queues) + route.channel % waits->queueCount;
+  return static_cast<DeviceQueue*>(fixed(waits->queues)) + route.channel % fixed(waits->queueCount);
 }
 
 // By the leader, after the group has synchronised.
 template <u32 count>
 __device__ __forceinline__ bool pushFor(Request request, const Route& route, const Command (&commands)[count]) {
-  return pushCommands(queueOf(request, route), commands, scopeOf(waitsOf(request)), {request->peer, route.channel});
+  return pushCommands(queueOf(request, route), commands, scopeOf(waitsOf(request)), {fixed(request->peer), route.channel});
 }
+
+// What a command can name.
+constexpr u64 maxPutBytes = (1ull << 34) - 1;
 
 // Whether both ranges of a put are inside; the leader records it if not.
 template <Level level>
 __device__ __forceinline__ bool mayPut(Request request, u64 target, u64 source, u64 bytes, const Route& route) {
-  return hasRemote<level>(request, route) &&
-         isInside<level>(request, route, target, bytes, remoteOf(request, route.remote)->bytes) &&
-         isInside<level>(request, route, source, bytes, request->localBytes);
+  return hasRemote<level>(request, route) && isInside<level>(request, route, 0, bytes, maxPutBytes) &&
+         isInside<level>(request, route, target, bytes, fixed(remoteOf(request, route.remote)->bytes)) &&
+         isInside<level>(request, route, source, bytes, fixed(request->localBytes));
 }
 
 // Copies `bytes` from `source` in the request's local range to `target` in the peer's. Returns when the peer's memory
@@ -32,15 +35,14 @@ __device__ __forceinline__ bool mayPut(Request request, u64 target, u64 source, 
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool put(Request request, u64 target, u64 source, u64 bytes, Route route = {}) {
   if (!mayPut<level>(request, target, source, bytes, route)) return false;
-  const DeviceRemote* remote = remoteOf(request, route.remote);
-  if (remote->direct != nullptr) {
-    copyToPeer<level>(static_cast<u8*>(remote->direct) + target, static_cast<const u8*>(request->local) + source, bytes);
+  if (u8* direct = directOf(request, route)) {
+    copyToPeer<level>(direct + target, static_cast<const u8*>(fixed(request->local)) + source, bytes);
     return true;
   }
   Group<level>::synchronize();
   bool isPushed = true;
   if (Group<level>::isLeader()) {
-    const Command commands[] = {{commandKindPut, request->number, route.remote, target, source, bytes}};
+    const Command commands[] = {{commandKindPut, fixed(request->number), route.remote, target, source, bytes}};
     isPushed = pushFor(request, route, commands);
   }
   return Group<level>::agree(isPushed);
@@ -52,7 +54,7 @@ template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool flush(Request request, Route route = {}) {
   if (!hasRemote<level>(request, route)) return false;
   Group<level>::synchronize();
-  if (remoteOf(request, route.remote)->direct != nullptr) {
+  if (directOf(request, route) != nullptr) {
     // ORDER: waits until the stores that this group made before have been performed.
     fenceSystem();
     Group<level>::synchronize();
@@ -62,7 +64,7 @@ __device__ __forceinline__ bool flush(Request request, Route route = {}) {
   if (Group<level>::isLeader()) {
     DeviceQueue* queue = queueOf(request, route);
     const u32 pushed = loadAcquireGpu(&queue->head);
-    isDelivered = waitDelivered(queue, pushed, scopeOf(waitsOf(request)), {request->peer, route.channel});
+    isDelivered = waitDelivered(queue, pushed, scopeOf(waitsOf(request)), {fixed(request->peer), route.channel});
   }
   return Group<level>::agree(isDelivered);
 }

@@ -12,11 +12,11 @@ __device__ __forceinline__ void addReleaseSystem(u64* word, u64 value) {
 template <Level level>
 __device__ __forceinline__ bool maySignal(Request request, u64 target, const Route& route) {
   return hasRemote<level>(request, route) &&
-         isInside<level>(request, route, (target & 7) == 0 ? target : ~0ull - 7, 8, remoteOf(request, route.remote)->bytes);
+         isInside<level>(request, route, (target & 7) == 0 ? target : ~0ull - 7, 8, fixed(remoteOf(request, route.remote)->bytes));
 }
 
 __device__ __forceinline__ Command signalCommand(Request request, u64 target, u64 add, const Route& route) {
-  return {commandKindSignal, request->number, route.remote, target, add & 0xffffffffull, add >> 32};
+  return {commandKindSignal, fixed(request->number), route.remote, target, add & 0xffffffffull, add >> 32};
 }
 
 // Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
@@ -24,13 +24,10 @@ __device__ __forceinline__ Command signalCommand(Request request, u64 target, u6
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool signal(Request request, u64 target, u64 add, Route route = {}) {
   if (!maySignal<level>(request, target, route)) return false;
-  const DeviceRemote* remote = remoteOf(request, route.remote);
   Group<level>::synchronize();
-  if (remote->direct != nullptr) {
+  if (u8* direct = directOf(request, route)) {
     // ORDER: the release publishes what the group's members wrote before they synchronised.
-    if (Group<level>::isLeader()) {
-      addReleaseSystem(reinterpret_cast<u64*>(static_cast<u8*>(remote->direct) + target), add);
-    }
+    if (Group<level>::isLeader()) addReleaseSystem(reinterpret_cast<u64*>(direct + target), add);
     return true;
   }
   bool isPushed = true;
@@ -46,14 +43,14 @@ template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool putWithSignal(Request data, u64 target, u64 source, u64 bytes, Request counter,
                                               u64 counterTarget, u64 add, Route route = {}) {
   if (!mayPut<level>(data, target, source, bytes, route) || !maySignal<level>(counter, counterTarget, route)) return false;
-  if (remoteOf(data, route.remote)->direct != nullptr || remoteOf(counter, route.remote)->direct != nullptr) {
+  if (directOf(data, route) != nullptr || directOf(counter, route) != nullptr) {
     return put<level>(data, target, source, bytes, route) && signal<level>(counter, counterTarget, add, route);
   }
   // Both at once, for one fence and so that the host sees them together.
   Group<level>::synchronize();
   bool isPushed = true;
   if (Group<level>::isLeader()) {
-    const Command commands[] = {{commandKindPut, data->number, route.remote, target, source, bytes},
+    const Command commands[] = {{commandKindPut, fixed(data->number), route.remote, target, source, bytes},
                                 signalCommand(counter, counterTarget, add, route)};
     isPushed = pushFor(data, route, commands);
   }
