@@ -274,6 +274,7 @@ __device__ u32 prepare(const EpDispatchArguments& a, Shared& shared, u8* memory,
     shared.exchange.status = epStatusGood;
     shared.exchange.detail = 0;
     shared.exchange.culprit = 0;
+    shared.exchange.extent = 0;
   }
   __syncthreads();
   const Routing routing = {a.topk, a.membership, a.topkColumns, a.indexBytes, a.experts, a.ranks};

@@ -129,7 +129,7 @@ __device__ void endSection(const LayerDispatchArguments& a, u32 section) {
   if (last == 0 || laneIndex() >= a.ranks) return;
   const u64 cell = static_cast<u64>(tilesBefore(a, section + 1)) * (a.ranks + a.experts) + laneIndex();
   const u64 repeated = static_cast<const u32*>(a.tileCounts)[cell];
-  storeReleaseSystem(sectionWord(a, laneIndex(), a.rank, section), static_cast<u64>(a.sequence) << 32 | repeated);
+  storeReleaseSystem(sectionWord(a, laneIndex(), a.rank, section), repeated << 32 | a.sequence);
 }
 
 // `phase` counts what the warp's barrier has seen.
@@ -208,11 +208,13 @@ __device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrie
   for (u32 section = 0; section < layerSections; ++section) {
     // This rank has written its own rows itself.
     for (u32 source = (a.rank + 1) % a.ranks; source != a.rank; source = (source + 1) % a.ranks) {
-      const u32* word = reinterpret_cast<const u32*>(sectionWord(a, a.rank, source, section));
-      const bool came = laneIndex() != 0 || waitForEpoch(word + 1, a.sequence, scope, {source, a.closingCall});
+      const u64* cell = sectionWord(a, a.rank, source, section);
+      u64 word = 0;
+      const bool came =
+          laneIndex() != 0 || waitForEpoch(cell, a.sequence, &word, scope, {source, a.closingCall});
       if (!__all_sync(allLanes, came)) return false;
       __syncwarp();
-      const u32 end = __shfl_sync(allLanes, loadRelaxedSystem(word), 0);
+      const u32 end = __shfl_sync(allLanes, static_cast<u32>(word >> 32), 0);
       // ORDER: the source wrote rows before it said so; the copy engine reads them after.
       fenceProxyAsync();
       const u32 start = __shfl_sync(allLanes, first, source);

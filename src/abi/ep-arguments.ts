@@ -65,6 +65,8 @@ export const epHostPlan = defineLayout('EpHostPlan', {
   detail: 'u32',
   /** The rank that differs, passed the bad choice, or would receive too much. */
   culprit: 'u32',
+  /** Of a bad choice: columns of its topkIdx; of a capacity: the rank's bound. */
+  extent: 'u32',
   numRecvTokens: 'u32',
   rankPrefixMatrix: { of: 'u32', count: EP_MAX_RANKS * EP_MAX_RANKS },
 });

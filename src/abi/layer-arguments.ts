@@ -5,8 +5,8 @@ import { defineLayout } from './layout.ts';
 /** A source's tokens are sent in so many sections; when one has gone, its receivers may copy its rows. */
 export const LAYER_SECTIONS = 8;
 /**
- * In a rank's window, behind the barrier cells: per source and section a word {repeated tokens through the section u32,
- * number of the dispatch u32}, written at once by that source. Numbers only grow, so nothing is reset.
+ * In a rank's window, behind the barrier cells: per source and section a word {number of the dispatch u32, repeated
+ * tokens through the section u32}, written at once by that source. Numbers only grow, so nothing is reset.
  */
 export const LAYER_SECTION_BYTES = EP_MAX_RANKS * LAYER_SECTIONS * 8;
 

@@ -71,17 +71,19 @@ export class Tensor<D extends DType = DType> implements Disposable {
    * memory (`cpu`); elsewhere use toHost(). Valid as long as the tensor is.
    */
   view(): TypedArrayOf[D] {
-    if (this.storage.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot view a tensor that was disposed');
+    this.#requireLive('view');
     return this.device.hostView(this.dtype, this.address, this.elements);
   }
 
   /** A copy of the elements in host memory. */
-  toHost(): Promise<TypedArrayOf[D]> {
+  async toHost(): Promise<TypedArrayOf[D]> {
+    this.#requireLive('read');
     return this.device.download(this);
   }
 
   /** Overwrites the elements with values from host memory; lengths must agree. */
-  fromHost(values: TypedArrayOf[D]): Promise<void> {
+  async fromHost(values: TypedArrayOf[D]): Promise<void> {
+    this.#requireLive('write');
     if (values.length !== this.elements) {
       throw invalidArgument(
         'values.length',
@@ -98,6 +100,10 @@ export class Tensor<D extends DType = DType> implements Disposable {
 
   [Symbol.dispose](): void {
     this.dispose();
+  }
+
+  #requireLive(action: string): void {
+    if (this.storage.disposed) throw new WeftlineError('WL_CLOSED', `Cannot ${action} a tensor that was disposed`);
   }
 
   get #byteOffset(): number {

@@ -6,7 +6,7 @@ import { checkHandle } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { OverlapOptions } from './overlap.ts';
 import type { EpScope } from './scope.ts';
-import { checkTensor, overlaps } from './tensor-check.ts';
+import { checkTensor, overlaps, rowAlignment } from './tensor-check.ts';
 
 export interface CombineArguments extends WaitOptions, OverlapOptions {
   /** bf16 [rows of the handle, H]: what the experts of this rank made of each received row, already weighted. */
@@ -45,7 +45,8 @@ export function checkCombine(
     throw invalidArgument('topkWeights columns', k, `1 to ${config.maxTopk} (maxTopk)`);
   const given: readonly unknown[] = args.bias === undefined ? [] : Array.isArray(args.bias) ? args.bias : [args.bias];
   if (given.length > 2) throw invalidArgument('bias', `${given.length} tensors`, 'one or two');
-  const rule = { device, dtype: ['bf16'] as const, shape: [numTokens, config.hidden] };
+  const alignment = rowAlignment(config.hidden * 2);
+  const rule = { device, dtype: ['bf16'] as const, shape: [numTokens, config.hidden], alignment };
   const biases = given.map((bias, index) => checkTensor(`bias[${index}]`, bias, rule));
   const out = args.out && checkTensor('out', args.out, rule);
   for (const [name, tensor] of [

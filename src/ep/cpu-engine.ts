@@ -2,7 +2,6 @@
 import { type DType, dtypes } from '../core/dtype.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
-import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
 import { Tensor } from '../device/tensor.ts';
 import { TensorSet } from '../device/tensor-set.ts';
 import { SymmetricWindow } from '../memory/symmetric-window.ts';
@@ -27,6 +26,7 @@ import type { CallOptions, EpEngine, MemoryRange } from './engine.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import { type EpTables, makeEpTables } from './ep-tables.ts';
 import { CountExchange, type ExchangeHeader } from './exchange.ts';
+import { eventAtOnce } from './overlap.ts';
 import { planReceive, type ReceivePlan } from './receive-plan.ts';
 import type { EpScope } from './scope.ts';
 
@@ -136,7 +136,7 @@ class CpuEpEngine implements EpEngine {
       this.#sendRows(input, handle);
       this.#sendChoices(input, handle);
       await barrier.wait(callWord({ kind: 'dispatch' }, 'closing'), options);
-      return { ...this.#receive(input, handle, plan.numRecvTokens), event: eventOf(options) };
+      return { ...this.#receive(input, handle, plan.numRecvTokens), event: eventAtOnce(options) };
     });
   }
 
@@ -158,7 +158,7 @@ class CpuEpEngine implements EpEngine {
       recvTopkWeights: undefined,
       numRecvTokensPerExpert: handle.numRecvTokensPerExpert,
       handle,
-      event: eventOf(options),
+      event: eventAtOnce(options),
     };
   }
 
@@ -177,7 +177,7 @@ class CpuEpEngine implements EpEngine {
     this.#sumRows(combinedX, input);
     if (combinedTopkWeights) this.#sumWeights(combinedTopkWeights, handle);
     await barrier.wait(callWord(call, 'closing'), options);
-    return { combinedX, combinedTopkWeights, event: eventOf(options) };
+    return { combinedX, combinedTopkWeights, event: eventAtOnce(options) };
   }
 
   /** The window is unmapped: tensors over it become invalid. */
@@ -318,11 +318,6 @@ class CpuEpEngine implements EpEngine {
     if (tensor.bytes <= bytes) return tensor;
     throw new WeftlineError('WL_INTERNAL', `A ${dtype} [${shape.join(', ')}] exceeds the ${bytes} bytes of ${region}`);
   }
-}
-
-/** A CPU's work is done when the call returns. */
-function eventOf({ asyncFinish = false }: CallOptions): DeviceEvent | undefined {
-  return asyncFinish ? passedEvent : undefined;
 }
 
 function exchangeHeader(input: DispatchPlanInput): ExchangeHeader {

@@ -51,7 +51,12 @@ export class CudaCallOrder implements Disposable {
     await this.#own?.idle(options);
   }
 
-  /** After idle(). */
+  /** Resolves when nothing of the calls runs any more, whatever became of them; the device may be lost. */
+  async drained(): Promise<void> {
+    for (const stream of [this.#device.stream, this.#own]) await stream?.drained().catch(() => {});
+  }
+
+  /** After drained(). */
   [Symbol.dispose](): void {
     this.#lastEnd?.[Symbol.dispose]();
     this.#marked?.[Symbol.dispose]();

@@ -44,15 +44,21 @@ export class CudaCalls implements Disposable {
     this.traps[Symbol.dispose]();
   }
 
-  /** The epoch of the next barrier that a kernel is given, skipping 0, which stands for "no barrier". */
+  /** The epoch of the next barrier that a kernel is given. */
   nextEpoch(): number {
-    this.#epoch = (this.#epoch + 1) >>> 0 || 2;
+    this.#epoch = numberAfter(this.#epoch);
     return this.#epoch;
   }
 
   /** When no rank's kernel came to the barrier that the last epoch was for. */
   takeBackEpoch(): void {
     this.#epoch -= 1;
+  }
+
+  /** Makes the object unusable for a reason that every rank finds, each in its own time. */
+  giveUp(reason: WeftlineError): WeftlineError {
+    this.#broken ??= reason;
+    return reason;
   }
 
   /** How long a kernel may wait. Fails with WL_INVALID_ARGUMENT. */
@@ -102,6 +108,11 @@ export class CudaCalls implements Disposable {
       throw error;
     }
   }
+}
+
+/** Numbers of barriers and dispatches: 32 bits, even and odd in turn, and never 0, which stands for none. */
+export function numberAfter(number: number): number {
+  return (number + 1) >>> 0 || 2;
 }
 
 /** Fails with WL_UNSUPPORTED when the kernels cannot serve so many. */

@@ -1,11 +1,12 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
 import { EP_SYNC_BYTES, epPlan, epScratch, epStatus } from '../abi/ep-arguments.ts';
 import { type DType, dtypes } from '../core/dtype.ts';
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../device/cuda/cuda-stream.ts';
 import { Tensor } from '../device/tensor.ts';
+import { TensorSet } from '../device/tensor-set.ts';
 import { CudaWindow } from '../memory/cuda-window.ts';
 import type { WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
@@ -13,7 +14,7 @@ import { agreeOn, requireOneHost } from './agree.ts';
 import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from './buffer-size.ts';
 import { type Call, callWord } from './calls.ts';
 import type { CheckedCombine } from './combine-arguments.ts';
-import { CudaCalls, requireCudaLimits } from './cuda-calls.ts';
+import { CudaCalls, numberAfter, requireCudaLimits } from './cuda-calls.ts';
 import { CudaCallOrder } from './cuda-call-order.ts';
 import { CudaHostPlan } from './cuda-host-plan.ts';
 import { bindLaunches, type CudaLaunches, type LaunchMemory, loadLaunches } from './cuda-launches.ts';
@@ -24,6 +25,7 @@ import type { DispatchLayout } from './dispatch-layout.ts';
 import type { CallOptions, EpEngine, MemoryRange } from './engine.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { EpScope } from './scope.ts';
+import { overlaps } from './tensor-check.ts';
 
 /** Collective: agrees on the configuration, compiles the kernels, makes the window. */
 export async function createCudaEngine(
@@ -42,13 +44,43 @@ export async function createCudaEngine(
   const scope = { world, device, config: Object.freeze({ ...config }), size };
   // Compiling may fail or take long on one rank alone, so the ranks meet again behind it.
   const launches = await loadLaunches(scope).catch((error: unknown) => error as Error);
-  await agreeOn(world, { what: 'EpBuffer kernels', config: {}, prepare: () => rethrow(launches) }, options);
-  const window = await CudaWindow.create({ ...options, world, device, name: 'ep', bytes: EP_SYNC_BYTES + size.bytes });
-  return { scope, engine: new CudaEpEngine(scope, window, launches as CudaLaunches) };
+  const parts = await agreeOn(
+    world,
+    { what: 'EpBuffer kernels', config: {}, prepare: () => prepareParts(scope, launches), release: releaseParts },
+    options,
+  );
+  try {
+    const bytes = EP_SYNC_BYTES + size.bytes;
+    const window = await CudaWindow.create({ ...options, world, device, name: 'ep', bytes });
+    return { scope, engine: new CudaEpEngine(scope, window, parts) };
+  } catch (error) {
+    releaseParts(parts);
+    throw error;
+  }
 }
 
-function rethrow(value: unknown): void {
-  if (value instanceof Error) throw value;
+/** What an engine has before its window. */
+interface Parts extends Pick<LaunchMemory, 'hostPlan' | 'counter' | 'scratch'> {
+  readonly launches: CudaLaunches;
+}
+
+function prepareParts(scope: EpScope<CudaDevice>, launches: CudaLaunches | Error): Parts {
+  if (launches instanceof Error) throw launches;
+  const { set, made } = TensorSet.make(scope.device, (tensors) => ({
+    counter: tensors.empty('i32', [1]),
+    scratch: tensors.empty('u8', [epScratch.size]),
+  }));
+  try {
+    for (const tensor of [made.counter, made.scratch]) scope.device.setBytes(tensor, 0);
+    return { launches, ...made, hostPlan: new CudaHostPlan(scope) };
+  } catch (error) {
+    set[Symbol.dispose]();
+    throw error;
+  }
+}
+
+function releaseParts({ counter, scratch, hostPlan }: Parts): void {
+  for (const part of [counter, scratch, hostPlan]) part[Symbol.dispose]();
 }
 
 class CudaEpEngine implements EpEngine {
@@ -59,24 +91,20 @@ class CudaEpEngine implements EpEngine {
   readonly #memory: LaunchMemory;
   readonly #order: CudaCallOrder;
   readonly #calls: CudaCalls;
+  /** Number of the last dispatch. */
   #dispatches = 0;
-  /** The last dispatch, until the host has seen how it went. */
-  #unseen: DispatchPlanInput | undefined;
+  /** The dispatch that the host waits for, which tells of its failure itself; 0 for none. */
+  #awaited = 0;
 
-  constructor(scope: EpScope<CudaDevice>, window: CudaWindow, launches: CudaLaunches) {
+  constructor(scope: EpScope<CudaDevice>, window: CudaWindow, parts: Parts) {
     const { device } = scope;
+    const { launches, hostPlan, counter, scratch } = parts;
     this.#scope = scope;
     this.#device = device;
     this.#window = window;
     this.#launches = launches;
     this.#calls = new CudaCalls(scope.world, device, { findFailure: () => this.#findFailure() });
-    this.#memory = {
-      addresses: window.addresses,
-      hostPlan: new CudaHostPlan(scope),
-      traps: this.#calls.traps,
-      counter: zeroed(device, 'i32', 1),
-      scratch: zeroed(device, 'u8', epScratch.size),
-    };
+    this.#memory = { addresses: window.addresses, hostPlan, traps: this.#calls.traps, counter, scratch };
     this.#order = new CudaCallOrder(device);
     bindLaunches(launches, scope, this.#memory);
     this.#setTimeout({});
@@ -121,21 +149,25 @@ class CudaEpEngine implements EpEngine {
     const device = this.#device;
     const { world, size } = this.#scope;
     const { hostPlan } = this.#memory;
-    const sequence = this.#dispatches + 1;
-    const rowTable = device.empty('i32', [input.numTokens, world.size]);
-    const plan = device.empty('u8', [epPlan.size]);
-    const recvSrcIdx = device.empty('i32', [input.numWorstTokens || size.maxRecvTokens]);
-    const event = this.#launchDispatch(input, { rowTable, plan, recvSrcIdx, sequence }, options);
-    this.#dispatches = sequence;
-    this.#unseen = input;
+    const sequence = numberAfter(this.#dispatches);
+    const { set, made } = TensorSet.make(device, (tensors) => ({
+      rowTable: tensors.empty('i32', [input.numTokens, world.size]),
+      plan: tensors.empty('u8', [epPlan.size]),
+      recvSrcIdx: tensors.empty('i32', [input.numWorstTokens || size.maxRecvTokens]),
+    }));
     // A bound makes the results' sizes known beforehand; how the dispatch went shows later.
     const waits = input.numWorstTokens === 0;
-    const failure = waits ? await this.#awaitPlan(sequence, options) : undefined;
-    if (failure !== undefined) {
-      for (const tensor of [rowTable, plan, recvSrcIdx]) tensor.dispose();
+    let event: CudaEvent | undefined;
+    try {
+      event = this.#launchDispatch(input, { ...made, sequence }, options);
+      this.#dispatches = sequence;
+      if (waits) await this.#awaitPlan(sequence, input, options);
+    } catch (error) {
+      set[Symbol.dispose]();
       event?.[Symbol.dispose]();
-      throw failure;
+      throw error;
     }
+    const { rowTable, plan, recvSrcIdx } = made;
     const rows = input.numWorstTokens || hostPlan.numRecvTokens;
     const handle = new DispatchHandle({
       owner: this.#scope,
@@ -221,8 +253,8 @@ class CudaEpEngine implements EpEngine {
   }
 
   async close(): Promise<void> {
-    // Kernels that still run use the window; a lost device runs none.
-    await this.#order.idle().catch(() => {});
+    // Kernels that still run use the window.
+    await this.#order.drained();
     const { hostPlan, counter, scratch } = this.#memory;
     for (const part of [this.#order, counter, scratch, hostPlan, this.#calls, this.#window]) part[Symbol.dispose]();
   }
@@ -245,6 +277,8 @@ class CudaEpEngine implements EpEngine {
     const { bytes } = dtypes[input.data.dtype];
     const call: Call = replay ? { kind: 'cached dispatch', detail: bytes, handle: to.sequence } : { kind: 'dispatch' };
     this.#setTimeout(options);
+    // Whatever may fail comes before the epochs are taken: the other ranks count them too.
+    const stream = this.#order.begin(options);
     setRows(set, input);
     set.set('rowWarps', rowWarps(input.numTokens));
     setChoices(set, input);
@@ -257,28 +291,32 @@ class CudaEpEngine implements EpEngine {
     set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord(call, 'closing'));
     set.set('worstRows', replay ? 0 : input.numWorstTokens);
-    plan.launch(this.#order.begin(options));
+    plan.launch(stream);
     return this.#order.end(options);
   }
 
-  /** Until the kernel has told the host how many rows arrive, or that none will; fails when its wait has expired. */
-  async #awaitPlan(sequence: number, options: WaitOptions): Promise<WeftlineError | undefined> {
+  /** Until the kernel has told the host how many rows arrive; fails when none will, or when its wait has expired. */
+  async #awaitPlan(sequence: number, { topkIdx }: DispatchPlanInput, options: WaitOptions): Promise<void> {
     const { hostPlan } = this.#memory;
-    await this.#calls.waitFor('The count exchange of a dispatch', () => hostPlan.isThere(sequence), options);
+    this.#awaited = sequence;
+    try {
+      await this.#calls.waitFor('The count exchange of a dispatch', () => hostPlan.isThere(sequence), options);
+    } finally {
+      this.#awaited = 0;
+    }
     const failure = hostPlan.takeFailure();
-    const input = this.#unseen;
-    this.#unseen = undefined;
-    if (failure === undefined || input === undefined) return undefined;
+    if (failure === undefined) return;
+    // One that nobody waited for, and whose results were taken for good.
+    if (failure.sequence !== sequence) throw this.#calls.giveUp(hostPlan.errorOf(failure));
     const own = failure.status === epStatus.badChoice && failure.rank === this.#scope.world.rank;
-    return hostPlan.errorOf(failure, input, own ? (await input.topkIdx?.toHost())?.[failure.detail] : undefined);
+    throw hostPlan.errorOf(failure, own ? (await topkIdx?.toHost())?.[failure.detail] : undefined);
   }
 
   /** What nobody waited for: a dispatch with a bound on its rows that failed. */
   #findFailure(): WeftlineError | undefined {
-    if (!this.#unseen?.numWorstTokens) return undefined;
     const { hostPlan } = this.#memory;
-    const failure = hostPlan.takeFailure();
-    return failure && hostPlan.errorOf(failure, this.#unseen);
+    const failure = hostPlan.takeFailure(this.#awaited);
+    return failure && hostPlan.errorOf(failure);
   }
 
   #receivedRows({ data, scales }: DispatchPlanInput, rows: number): RowsLike {
@@ -292,6 +330,10 @@ class CudaEpEngine implements EpEngine {
   #stage(tensor: Tensor, region: 'combineRows' | 'combineWeights', stream: CudaStream): void {
     const target = this.regionAddress(this.#scope.world.rank, region);
     if (tensor.address === target || tensor.bytes === 0) return;
+    if (overlaps(tensor, target, tensor.bytes)) {
+      const allowed = 'combineInput of the same handle, or a tensor that shares no bytes with it';
+      throw invalidArgument(region, 'a tensor that overlaps where peers read it', allowed);
+    }
     const { context } = this.#device;
     context.workCount += 1;
     context.call('cuMemcpyDtoDAsync', target, tensor.address, tensor.bytes, stream.handle);
@@ -304,10 +346,4 @@ interface NewHandle {
   readonly plan: Tensor<'u8'>;
   readonly recvSrcIdx: Tensor<'i32'>;
   readonly sequence: number;
-}
-
-function zeroed<D extends DType>(device: CudaDevice, dtype: D, elements: number): Tensor<D> {
-  const tensor = device.empty(dtype, [elements]);
-  device.setBytes(tensor, 0);
-  return tensor;
 }

@@ -4,18 +4,20 @@ import { alignUp, Block } from '../abi/layout.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../device/cuda/host-memory.ts';
-import type { DispatchPlanInput } from './dispatch-arguments.ts';
 import { capacityError } from './receive-plan.ts';
 import type { EpScope } from './scope.ts';
 
 /** What a kernel says of a dispatch that failed. */
 export interface EpFailure {
+  /** Number of the dispatch. */
+  readonly sequence: number;
   /** One of epStatus. */
   readonly status: number;
   /** The rank that differs, passed a bad choice, or would receive too much. */
   readonly rank: number;
   /** See epHostPlan. */
   readonly detail: number;
+  readonly extent: number;
 }
 
 export class CudaHostPlan implements Disposable {
@@ -64,22 +66,26 @@ export class CudaHostPlan implements Disposable {
     return Int32Array.from({ length: cells }, (_, cell) => this.#plan.get('rankPrefixMatrix', cell));
   }
 
-  /** Why a dispatch failed, which every rank finds alike; forgotten then. Undefined if none did. */
-  takeFailure(): EpFailure | undefined {
-    if (Atomics.load(this.#failed, 0) === 0) return undefined;
+  /** Why a dispatch but `except` failed, which every rank finds alike; forgotten then. Undefined if none did. */
+  takeFailure(except = 0): EpFailure | undefined {
+    const sequence = Atomics.load(this.#failed, 0) >>> 0;
+    if (sequence === 0 || sequence === except) return undefined;
     const failure = {
+      sequence,
       status: this.#plan.get('status'),
       rank: this.#plan.get('culprit'),
       detail: this.#plan.get('detail'),
+      extent: this.#plan.get('extent'),
     };
     Atomics.store(this.#failed, 0, 0);
     return failure;
   }
 
-  /** `input`: of the dispatch that failed, `choice` the value it names if this rank passed it. */
-  errorOf({ status, rank, detail }: EpFailure, input: DispatchPlanInput, choice?: number | bigint): WeftlineError {
-    if (status === epStatus.capacity) return capacityError(rank, detail, input.numWorstTokens);
-    if (status === epStatus.badChoice) return this.#badChoice(input, { rank, cell: detail, choice });
+  /** `choice`: the bad value, if this rank passed it and it is known. */
+  errorOf(failure: EpFailure, choice?: number | bigint): WeftlineError {
+    const { status, rank, detail } = failure;
+    if (status === epStatus.capacity) return capacityError(rank, detail, failure.extent);
+    if (status === epStatus.badChoice) return this.#badChoice(failure, choice);
     if (status === epStatus.mismatch) return mismatch(rank, detail);
     return new WeftlineError(
       'WL_CONFIG_MISMATCH',
@@ -92,13 +98,9 @@ export class CudaHostPlan implements Disposable {
     this.#memory[Symbol.dispose]();
   }
 
-  #badChoice(
-    input: DispatchPlanInput,
-    { rank, cell, choice }: { rank: number; cell: number; choice: number | bigint | undefined },
-  ): WeftlineError {
+  #badChoice({ rank, detail: cell, extent: columns }: EpFailure, choice: number | bigint | undefined): WeftlineError {
     const { config } = this.#scope;
-    const k = input.topkIdx?.shape[1] ?? 1;
-    const place = `topkIdx[${Math.floor(cell / k)}, ${cell % k}]`;
+    const place = `topkIdx[${Math.floor(cell / columns)}, ${cell % columns}]`;
     const value = choice === undefined ? `a bad value of rank ${rank}` : String(choice);
     return new WeftlineError(
       'WL_INVALID_ARGUMENT',

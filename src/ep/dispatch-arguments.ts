@@ -9,7 +9,7 @@ import type { DispatchLayout } from './dispatch-layout.ts';
 import type { EpEngine } from './engine.ts';
 import type { OverlapOptions } from './overlap.ts';
 import type { EpScope } from './scope.ts';
-import { checkTensor, overlaps } from './tensor-check.ts';
+import { checkTensor, overlaps, rowAlignment } from './tensor-check.ts';
 
 /** bf16 rows, or fp8 rows with their scales. */
 export type RowsLike = Tensor<'bf16'> | ScaledRows;
@@ -139,7 +139,12 @@ function checkRows(
   { device, config }: EpScope,
 ): { data: Tensor<'bf16' | 'fp8e4m3'>; scales: Tensor<'f32'> | undefined } {
   if (typeof x === 'object' && x !== null && 'data' in x && 'scales' in x) {
-    const data = checkTensor('x.data', x.data, { device, dtype: ['fp8e4m3'], shape: ['T', config.hidden] });
+    const data = checkTensor('x.data', x.data, {
+      device,
+      dtype: ['fp8e4m3'],
+      shape: ['T', config.hidden],
+      alignment: rowAlignment(config.hidden),
+    });
     const groups = Math.ceil(config.hidden / SCALE_GROUP);
     const scales = checkTensor('x.scales', x.scales, {
       device,
@@ -148,7 +153,9 @@ function checkRows(
     });
     return { data, scales };
   }
-  return { data: checkTensor('x', x, { device, dtype: ['bf16'], shape: ['T', config.hidden] }), scales: undefined };
+  const alignment = rowAlignment(config.hidden * 2);
+  const data = checkTensor('x', x, { device, dtype: ['bf16'], shape: ['T', config.hidden], alignment });
+  return { data, scales: undefined };
 }
 
 function checkLayout(layout: DispatchLayout, { device, config, world }: EpScope, numTokens: number): void {

@@ -11,7 +11,7 @@ export type { CombineResult, DispatchResult } from './ep-results.ts';
 export type { OverlapOptions } from './overlap.ts';
 export { type ContextOptions, DispatchCombineContext, type OutputBuffers } from './all2all/dispatch-combine-context.ts';
 export { EPAll2AllLayer, type LayerOptions } from './all2all/ep-all2all-layer.ts';
-export type { LayerDispatchResult } from './all2all/layer-engine.ts';
+export type { LayerCombineResult, LayerDispatchResult } from './all2all/layer-engine.ts';
 export { EPConfig, type EPConfigOptions } from './all2all/ep-config.ts';
 export type { LayerCombineArguments, LayerDispatchArguments } from './all2all/layer-arguments.ts';
 export { EPAllToAllLayoutDesc } from './all2all/layout-desc.ts';

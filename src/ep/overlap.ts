@@ -1,10 +1,11 @@
 // How a call fits between other work of a device: what it begins after, and whether others wait for it by themselves.
-import type { DeviceEvent } from '../device/device-event.ts';
+import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
 
 export interface OverlapOptions {
   /**
    * The call's device work begins after this event instead of after everything enqueued on the device's stream so far,
-   * and runs on the buffer's own stream, which has priority. On the CPU the call waits for the event.
+   * and runs on a stream of its object, which has priority. What still reads or writes the object's window (received
+   * rows, the input of combine) must come before the event. On the CPU the call waits for the event.
    */
   readonly previousEvent?: DeviceEvent;
   /**
@@ -12,4 +13,9 @@ export interface OverlapOptions {
    * `device.stream.waitFor(event)`, or `await event.wait()`; before it, neither inputs nor results may be touched.
    */
   readonly asyncFinish?: boolean;
+}
+
+/** The event of a call whose work is done when it returns. */
+export function eventAtOnce({ asyncFinish = false }: OverlapOptions): DeviceEvent | undefined {
+  return asyncFinish ? passedEvent : undefined;
 }

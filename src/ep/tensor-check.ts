@@ -1,5 +1,5 @@
 // Checks of tensors that a caller passes: on which device, of which dtype, of which shape, before any byte moves.
-import type { DType } from '../core/dtype.ts';
+import { type DType, dtypes } from '../core/dtype.ts';
 import { invalidArgument } from '../core/errors.ts';
 import type { Device } from '../device/device.ts';
 import { Tensor } from '../device/tensor.ts';
@@ -11,6 +11,13 @@ export interface TensorRule<D extends DType> {
   readonly device: Device;
   readonly dtype: readonly D[];
   readonly shape: ShapePattern;
+  /** Bytes that a GPU's kernels take at once; the address must be a multiple. On other devices any address will do. */
+  readonly alignment?: number;
+}
+
+/** Of rows that the kernels of a GPU move; those of fp8 may be shorter than a multiple of what the copy engine takes. */
+export function rowAlignment(rowBytes: number): number {
+  return rowBytes % 16 === 0 ? 16 : 8;
 }
 
 /** Returns the tensor under its checked type, or fails with WL_INVALID_ARGUMENT naming what was got and allowed. */
@@ -25,6 +32,11 @@ export function checkTensor<D extends DType>(name: string, value: unknown, rule:
     value.shape.length === rule.shape.length &&
     rule.shape.every((extent, axis) => typeof extent === 'string' || extent === value.shape[axis]);
   if (!dtypeFits || !shapeFits) throw invalidArgument(name, `${value.dtype} [${value.shape.join(', ')}]`, allowed);
+  const { device, alignment = dtypes[value.dtype as DType].bytes } = rule;
+  if (device.kind === 'cuda' && value.address % alignment !== 0) {
+    const first = `${allowed} that begins at a multiple of ${alignment} bytes, as what device.empty gives does`;
+    throw invalidArgument(name, `a view that begins at byte ${value.address - value.storage.address}`, first);
+  }
   return value as Tensor<D>;
 }
 

@@ -25,7 +25,7 @@ export class CudaWindow implements Disposable {
 
   /**
    * Collective over the world; returns when every rank has mapped all parts, which are zero. Every rank gets the same
-   * error when one cannot take part: WL_CONFIG_MISMATCH (sizes differ), WL_CUDA (memory, no access to a peer's GPU) or
+   * error when one cannot take part: WL_CONFIG_MISMATCH (sizes differ), WL_MEMORY, WL_CUDA (no access to a peer's GPU) or
    * WL_TIMEOUT.
    */
   static async create(options: CudaWindowOptions): Promise<CudaWindow> {

@@ -45,6 +45,9 @@ const table = {
 
   cuMemGetInfo: prototype<[free: Out, total: Out]>('int cuMemGetInfo_v2(_Out_ size_t*, _Out_ size_t*)'),
   cuMemAlloc: prototype<[address: Out, bytes: number]>('int cuMemAlloc_v2(_Out_ uint64_t*, size_t)'),
+  cuMemGetAddressRange: prototype<[base: Out, bytes: Out, address: number]>(
+    'int cuMemGetAddressRange_v2(_Out_ uint64_t*, _Out_ size_t*, uint64_t)',
+  ),
   cuMemFree: prototype<[address: number]>('int cuMemFree_v2(uint64_t)'),
   /** The allocation that an address lies in. */
   cuMemGetAddressRange: prototype<[base: Out, bytes: Out, address: number]>(
@@ -65,6 +68,10 @@ const table = {
   ),
   cuMemcpyDtoDAsync: prototype<[to: number, from: number, bytes: number, stream: number]>(
     'int cuMemcpyDtoDAsync_v2(uint64_t, uint64_t, size_t, uint64_t)',
+  ),
+  /** Either side may be host memory; the driver finds out which is which. */
+  cuMemcpyAsync: prototype<[to: number, from: number, bytes: number, stream: number]>(
+    'int cuMemcpyAsync(uint64_t, uint64_t, size_t, uint64_t)',
   ),
   cuMemsetD8Async: prototype<[address: number, value: number, bytes: number, stream: number]>(
     'int cuMemsetD8Async(uint64_t, uint8_t, size_t, uint64_t)',

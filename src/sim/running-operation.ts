@@ -17,6 +17,8 @@ export interface RunningOperation {
   readonly target: BufferRange | undefined;
   /** The bytes lie in the target, and the target has been checked. */
   arrived: boolean;
+  /** One of its ends was withdrawn. */
+  cancelled: boolean;
 }
 
 /** What a request is to its operation. */
@@ -50,7 +52,7 @@ export function prepareOperation({ scenario, ends, buffers, counter }: Operation
   const [near, far] = operation.from === 0 ? [a, b] : [b, a];
   const [nearEnd, farEnd] = operation.from === 0 ? pair : [pair[1], pair[0]];
   const [here, there] = [buffers[near] as ScenarioBuffers, buffers[far] as ScenarioBuffers];
-  const base = { index, operation, near, far, nearEnd, farEnd, arrived: false };
+  const base = { index, operation, near, far, nearEnd, farEnd, arrived: false, cancelled: false };
   switch (operation.kind) {
     case 'message':
       return { ...base, source: here.take(operation.bytes), target: there.take(operation.room) };

@@ -17,7 +17,7 @@ import {
   type Role,
   type RunningOperation,
 } from './running-operation.ts';
-import type { Scenario } from './scenario.ts';
+import type { Cancellation, Closing, Scenario } from './scenario.ts';
 import { type BufferRange, firstWrongByte, ScenarioBuffers } from './scenario-buffers.ts';
 import { keyOf, SignalCounters } from './signal-counters.ts';
 import { type RunEnd, type SimulatedHost, Simulation } from './simulation.ts';
@@ -54,6 +54,8 @@ class ScenarioRun {
   readonly #buffers: readonly ScenarioBuffers[];
   readonly #ends: readonly (readonly [TransportConnection, TransportConnection])[];
   readonly #problems: string[] = [];
+  /** Connections that one end has closed. */
+  readonly #closed = new Set<number>();
   readonly #counters = new SignalCounters(this.#problems);
   /** Of each host. */
   readonly #pending: readonly Map<RequestHandle, Pending>[];
@@ -75,7 +77,7 @@ class ScenarioRun {
   }
 
   run(): ScenarioResult {
-    const { faults, deaths } = this.#scenario;
+    const { faults, deaths, cancellations, closings } = this.#scenario;
     const simulation = this.#simulation;
     for (const host of simulation.hosts) {
       host.onCompletion = (handle) => this.#ended(host, handle);
@@ -87,6 +89,9 @@ class ScenarioRun {
     }
     for (const { host, at } of deaths) simulation.at(at, () => this.#kill(host));
     for (const running of this.#operations) this.#schedule(running);
+    // At the same time as what they undo, these come after it.
+    for (const cancellation of cancellations) simulation.at(cancellation.at, () => this.#cancel(cancellation));
+    for (const closing of closings) simulation.at(closing.at, () => this.#close(closing));
     const done = (): boolean => this.#unposted === 0 && this.#waiting === 0;
     let end = simulation.run({ until: LONGEST, events: MOST_EVENTS, done });
     if (end === 'done') end = this.#windDown();
@@ -163,6 +168,8 @@ class ScenarioRun {
     const { running, role } = pending;
     if (host.engine.poll(handle) === requestStatus.failed) {
       this.#checkError(running, role, host.engine.requestError(handle));
+      // Nothing may come for it any more.
+      if (role === 'receive' || role === 'read') this.#buffers[host.index]?.poison(running.target as BufferRange);
       return;
     }
     if (mustFail(running.operation)) {
@@ -232,10 +239,31 @@ class ScenarioRun {
     this.#problems.push(`${nameOf(running)}: ${what} failed with ${error?.code}: ${error?.message}`);
   }
 
-  #allowedErrors({ operation, near, far }: RunningOperation): readonly ErrorCode[] {
+  #allowedErrors({ operation, near, far, cancelled }: RunningOperation): readonly ErrorCode[] {
     const dead = [near, far].some((host) => !(this.#simulation.hosts[host] as SimulatedHost).alive);
     const lost: readonly ErrorCode[] = dead ? ['WL_PEER_LOST', 'WL_TIMEOUT'] : [];
-    return mustFail(operation) ? [...lost, 'WL_CAPACITY', 'WL_UNAUTHORIZED'] : lost;
+    const closed: readonly ErrorCode[] = this.#closed.has(operation.connection) ? ['WL_CLOSED', 'WL_PEER_LOST'] : [];
+    const withdrawn: readonly ErrorCode[] = cancelled ? ['WL_CLOSED', 'WL_PEER_FAILED'] : [];
+    const refused: readonly ErrorCode[] = mustFail(operation) ? ['WL_CAPACITY', 'WL_UNAUTHORIZED'] : [];
+    return [...lost, ...closed, ...withdrawn, ...refused];
+  }
+
+  #cancel({ operation, by }: Cancellation): void {
+    const running = this.#operations[operation] as RunningOperation;
+    const [host, end] = by === 'near' ? [running.near, running.nearEnd] : [running.far, running.farEnd];
+    const found = [...(this.#pending[host] ?? [])].find(([, pending]) => pending.running === running);
+    if (found === undefined) return;
+    running.cancelled = true;
+    if (!end.cancel(found[0])) this.#problems.push(`${nameOf(running)}: is pending, but cannot be cancelled`);
+    this.#simulation.wake(host);
+  }
+
+  #close({ connection, end }: Closing): void {
+    const host = this.#scenario.connections[connection]?.[end] as number;
+    if (!(this.#simulation.hosts[host] as SimulatedHost).alive) return;
+    this.#closed.add(connection);
+    this.#ends[connection]?.[end].close();
+    this.#simulation.wake(host);
   }
 
   #kill(host: number): void {

@@ -1,6 +1,7 @@
 // A random scenario, all of it determined by a seed: who sends what to whom over which network, and what goes wrong.
 import { seededRandom } from '../core/seeded-random.ts';
 import { type Settings, settingsTable } from '../settings/settings.ts';
+import { fatTree } from './fat-tree.ts';
 import { leafSpine } from './leaf-spine.ts';
 import type { LinkOptions } from './link.ts';
 import type { LinkFault } from './pattern-run.ts';
@@ -47,6 +48,22 @@ export interface HostDeath {
   readonly at: number;
 }
 
+/** One end withdraws its request for an operation, if that has been posted and has not ended. */
+export interface Cancellation {
+  /** Index of the operation. */
+  readonly operation: number;
+  /** The end that begins the operation, or the one that answers it. */
+  readonly by: 'near' | 'far';
+  readonly at: number;
+}
+
+/** One end of a connection closes it. */
+export interface Closing {
+  readonly connection: number;
+  readonly end: 0 | 1;
+  readonly at: number;
+}
+
 export interface Scenario {
   readonly seed: number;
   readonly topology: Topology;
@@ -61,20 +78,26 @@ export interface Scenario {
   readonly operations: readonly Operation[];
   readonly faults: readonly LinkFault[];
   readonly deaths: readonly HostDeath[];
+  readonly cancellations: readonly Cancellation[];
+  readonly closings: readonly Closing[];
 }
 
 /** Bytes that all operations of a scenario move, but for its largest one. */
 const USUAL_BYTES = 400_000;
+/** Operations that are withdrawn have flows of their own, from this one on. */
+const CANCELLED_FLOWS = 30_000;
 
 export function makeScenario(seed: number): Scenario {
   const dice = new Dice(seededRandom(seed));
-  const hosts = dice.chance(0.5) ? 2 : dice.integer(3, 6);
+  const wanted = dice.chance(0.5) ? 2 : dice.integer(3, 6);
   const paths = dice.chance(0.2) ? 1 : dice.pick([2, 3, 4, 8, 16, 64]);
   const link = makeLink(dice);
-  const { topology, disjoint } = makeTopology(dice, { hosts, paths, link, salt: seed });
+  const { topology, disjoint } = makeTopology(dice, { hosts: wanted, paths, link, salt: seed });
+  const { hosts } = topology;
   const connections = makeConnections(dice, hosts);
   // Some are so slow that waiting alone is longer than the time after which a peer counts as lost.
   const span = dice.chance(0.05) ? dice.real(10_000_000, 40_000_000) : dice.exponential(10, 20_000);
+  const { operations, cancellations } = makeOperations(dice, connections, span);
   return {
     seed,
     topology,
@@ -89,9 +112,13 @@ export function makeScenario(seed: number): Scenario {
     pollDelay: dice.chance(0.3) ? 0 : dice.exponential(0.1, 50),
     settings: makeSettings(dice, link.corrupt > 0),
     connections,
-    operations: makeOperations(dice, connections, span),
+    operations,
     faults: makeFaults(dice, { topology, paths, disjoint, span }),
     deaths: dice.chance(0.06) ? [{ host: dice.integer(0, hosts - 1), at: dice.real(0, span) }] : [],
+    cancellations,
+    closings: dice.chance(0.06)
+      ? [{ connection: dice.integer(0, connections.length - 1), end: dice.pick([0, 1]), at: dice.real(0, span) }]
+      : [],
   };
 }
 
@@ -157,12 +184,17 @@ function makeTopology(
   { hosts, paths, link, salt }: NetworkDraft,
 ): { readonly topology: Topology; readonly disjoint: boolean } {
   const fabric = { ...link, gigabitsPerSecond: link.gigabitsPerSecond * dice.real(0.5, 1.5) };
-  switch (dice.integer(0, 3)) {
+  switch (dice.integer(0, 8)) {
+    case 8:
+      return { topology: fatTree({ ports: 4, link, fabric, ecmp: salt }), disjoint: false };
     case 0:
+    case 4:
       return { topology: rails({ hosts, rails: 1, link }), disjoint: false };
     case 1:
+    case 5:
       return { topology: rails({ hosts, rails: Math.min(paths, 8), link }), disjoint: paths > 1 };
-    case 2: {
+    case 2:
+    case 6: {
       const shape = { leaves: hosts, hostsPerLeaf: 1, spines: Math.min(paths, 8) };
       return { topology: leafSpine({ ...shape, link, fabric, ecmp: 'path' }), disjoint: paths > 1 };
     }
@@ -205,8 +237,16 @@ function makeConnections(dice: Dice, hosts: number): [number, number][] {
   return connections;
 }
 
-function makeOperations(dice: Dice, connections: readonly (readonly [number, number])[], span: number): Operation[] {
+interface Operations {
+  readonly operations: Operation[];
+  readonly cancellations: Cancellation[];
+}
+
+function makeOperations(dice: Dice, connections: readonly (readonly [number, number])[], span: number): Operations {
   const operations: Operation[] = [];
+  const cancellations: Cancellation[] = [];
+  // Many flows have few messages each.
+  const flows = dice.chance(0.2) ? Array.from({ length: 64 }, (_, flow) => flow * 16) : [0, 0, 1, 2, 65_535];
   let left = dice.exponential(1000, USUAL_BYTES);
   const count = dice.integer(1, 40);
   // The clock of each (connection, end, flow): its operations are posted in the order in which they are made.
@@ -214,7 +254,9 @@ function makeOperations(dice: Dice, connections: readonly (readonly [number, num
   for (let index = 0; index < count; index += 1) {
     const connection = dice.integer(0, connections.length - 1);
     const from = dice.pick([0, 1] as const);
-    const flow = dice.pick([0, 0, 1, 2, 65_535]);
+    const cancelled = dice.chance(0.05);
+    // Where one of its ends is withdrawn, messages and receives of a flow would meet others than meant.
+    const flow = cancelled ? CANCELLED_FLOWS + index : dice.pick(flows);
     const key = `${connection} ${from} ${flow}`;
     const clock = clocks.get(key) ?? { at: dice.real(0, span), receiveAt: dice.real(0, span) };
     clocks.set(key, clock);
@@ -233,8 +275,19 @@ function makeOperations(dice: Dice, connections: readonly (readonly [number, num
       const room = bytes > 0 && dice.chance(0.03) ? bytes - 1 : bytes + (dice.chance(0.3) ? dice.integer(1, 5000) : 0);
       operations.push({ ...place, kind: 'message', bytes, room, receiveAt: clock.receiveAt });
     }
+    if (cancelled) cancellations.push(...makeCancellations(dice, operations, span));
   }
-  return operations;
+  return { operations, cancellations };
+}
+
+/** The last operation is withdrawn some time after it was posted; a message at both ends, or one would wait for ever. */
+function makeCancellations(dice: Dice, operations: readonly Operation[], span: number): Cancellation[] {
+  const operation = operations.length - 1;
+  const last = operations[operation] as Operation;
+  const after = (at: number): number => at + (dice.chance(0.5) ? dice.exponential(0.1, 200) : dice.real(0, span / 4));
+  const near = { operation, by: 'near', at: after(last.at) } as const;
+  if (last.kind === 'message') return [near, { operation, by: 'far', at: after(last.receiveAt) }];
+  return last.kind === 'write' || last.kind === 'read' ? [near] : [];
 }
 
 function makeSize(dice: Dice, most: number): number {

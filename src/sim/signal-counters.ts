@@ -60,7 +60,7 @@ export class SignalCounters {
   #checkWrites(signal: RunningOperation, operations: readonly RunningOperation[]): void {
     for (const earlier of operations.slice(0, signal.index)) {
       const { operation } = earlier;
-      if (operation.kind !== 'write' || operation.badKey || earlier.arrived) continue;
+      if (operation.kind !== 'write' || operation.badKey || earlier.arrived || earlier.cancelled) continue;
       if (keyOf(operation) !== keyOf(signal.operation)) continue;
       const wrong = firstWrongByte(earlier.target as BufferRange, earlier.index);
       if (wrong === -1) continue;

@@ -101,7 +101,9 @@ export class Simulation {
   connect(a: number, b: number, paths: number): [TransportConnection, TransportConnection] {
     const [first, second] = [this.#host(a), this.#host(b)];
     const word = (): bigint => BigInt(Math.floor(this.#secrets() * 2 ** 32));
-    const secret = (word() << 32n) | word();
+    // Segments are numbered from the upper half on: two of three connections soon reach an end of the numbers.
+    const end = [2n ** 31n, 2n ** 32n, word()][Math.floor(this.#secrets() * 3)] as bigint;
+    const secret = BigInt.asUintN(64, ((end - (word() >> 25n)) << 32n) | word());
     const ids = [first.engine.reserveConnectionId(), second.engine.reserveConnectionId()] as const;
     const { segmentBytes } = this.#options;
     const shared = { secret, paths, segmentBytes };

@@ -16,8 +16,9 @@ export class Arrivals {
   latestPath = -1;
   readonly #isTouched: Uint8Array;
 
-  constructor(paths: number) {
-    this.sequence = new Int32Array(paths);
+  /** `first`: the number before that of the first transmission. */
+  constructor(paths: number, first = 0) {
+    this.sequence = new Int32Array(paths).fill(first);
     this.timestamp = new Int32Array(paths);
     this.arrivedAt = new Float64Array(paths);
     this.marks = new Uint16Array(paths);

@@ -51,9 +51,9 @@ export class Connection implements TransportConnection {
   readonly paths: PathTable;
   readonly sendWindow: SendWindow;
   readonly bursts: BurstTable;
-  readonly receiveWindow = new ReceiveWindow();
+  readonly receiveWindow: ReceiveWindow;
   readonly arrivals: Arrivals;
-  readonly control = new ControlLog();
+  readonly control: ControlLog;
   readonly signals = new PendingSignals();
   readonly flows = new Map<number, Flow>();
   readonly flowOrder: Flow[] = [];
@@ -67,6 +67,9 @@ export class Connection implements TransportConnection {
   /** Receives that want more than they were granted. */
   readonly grantQueue = new RequestQueue();
   waitsForGrant = false;
+  /** Bytes that were granted to claimed receives and have not come, and since when they do not count: Infinity if they do. */
+  claimedBytes = 0;
+  silentSince = Number.POSITIVE_INFINITY;
   /** Receives of the peer that wait for a send of this side. */
   clearCount = 0;
   /** Sends that may have to ask for a first grant. */
@@ -77,7 +80,7 @@ export class Connection implements TransportConnection {
   /** One per flow, or per path. */
   readonly congestion: Congestion[] = [];
   readonly eqds: EqdsCredits | undefined;
-  readonly credit: CreditAccount = { demand: 0, granted: SPECULATIVE_BYTES };
+  readonly credit: CreditAccount;
   /** Per congestion window: when the next packet may go, with pacing. */
   nextSendAt: Float64Array;
   /** Payload that waits in send queues. */
@@ -131,11 +134,17 @@ export class Connection implements TransportConnection {
     this.burstSegments = Math.max(1, Math.min(64, outbox.io.burstSegments, fitting));
     const ackRoom = options.segmentBytes - ackHeader.size - MOST_ECHOES * ackPath.size;
     this.ackWords = Math.min(Math.floor(ackRoom / 4), RECEIVE_WINDOW_SEGMENTS / 32);
-    this.paths = new PathTable(options.paths);
-    this.arrivals = new Arrivals(options.paths);
+    // Every number that wraps begins anywhere: both ends take it from what only they know.
+    const start = this.secretHigh;
+    this.paths = new PathTable(options.paths, start);
+    this.arrivals = new Arrivals(options.paths, start);
+    this.receiveWindow = new ReceiveWindow(start);
+    this.control = new ControlLog(start);
+    this.credit = { demand: start, granted: (start + SPECULATIVE_BYTES) | 0 };
     // An ack can list every segment of the window, so that what it does not list has not arrived.
     this.sendWindow = new SendWindow(
       Math.min(settings.windowSegments, this.ackWords * 32, RECEIVE_WINDOW_SEGMENTS) - 32,
+      start,
     );
     this.bursts = new BurstTable(this.sendWindow.mask + 1, options.paths, DATA_HEADER_BYTES);
     this.nextSendAt = new Float64Array(this.bursts.controllerBytes.length);
@@ -144,6 +153,7 @@ export class Connection implements TransportConnection {
     this.progressAt = engine.now;
     const first = createCongestion(settings, options.segmentBytes);
     this.eqds = first instanceof EqdsCredits ? first : undefined;
+    this.eqds?.begin(start);
     this.congestion.push(first);
     if (settings.perPath && this.eqds === undefined) {
       while (this.congestion.length < options.paths) {

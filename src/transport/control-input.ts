@@ -176,7 +176,7 @@ function findSend(head: Request | undefined, target: number): Request | undefine
 function ownReceive(connection: Connection, handle: number): Request | undefined {
   const request = connection.engine.requests.find(handle);
   const own = request?.isPending === true && request.connection === connection && request.kind === 'receive';
-  return own ? request : undefined;
+  return own && request.announced ? request : undefined;
 }
 
 function broken(connection: Connection, what: string): boolean {

@@ -10,9 +10,9 @@ const AT = controlRecord.offset;
 
 export class ControlLog {
   /** First record that the peer has not confirmed, one after the last, and one after the last that was ever sent. */
-  first = 0;
-  end = 0;
-  sent = 0;
+  first: number;
+  end: number;
+  sent: number;
   /** When the open records were last sent, when one was last confirmed, and how often they were repeated since. */
   sentAt = 0;
   progressAt = 0;
@@ -20,9 +20,16 @@ export class ControlLog {
   /** The path that the open records were last sent on. */
   path = 0;
   /** Carried out so far of the peer's records. */
-  expected = 0;
+  expected: number;
   readonly bytes = new Uint8Array(CAPACITY * RECORD_BYTES);
   readonly #view = new DataView(this.bytes.buffer);
+
+  constructor(first = 0) {
+    this.first = first;
+    this.end = first;
+    this.sent = first;
+    this.expected = first;
+  }
 
   get open(): number {
     return (this.end - this.first) | 0;

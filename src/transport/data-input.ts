@@ -93,8 +93,10 @@ export function endRun(connection: Connection): void {
     takeSignal(connection);
     return;
   }
-  if (count === 1 && receiveWindow.has(sequence)) {
-    counters.duplicateSegments++;
+  // Judged by what is new of it: the message of segments that came twice may be over.
+  const first = firstMissing(connection);
+  if (first === count) {
+    counters.duplicateSegments += count;
     connection.ackDue = ackDue.now;
     return;
   }
@@ -102,6 +104,7 @@ export function endRun(connection: Connection): void {
   const request = (run.flags & packetFlags.region) === 0 ? engine.requests.find(run.target) : undefined;
   const refusal = (run.flags & packetFlags.region) === 0 ? refuseMessage(connection, request) : refuseWrite(region);
   if (refusal !== 0) {
+    run.sequence = (sequence + first) | 0;
     reject(connection, refusal, request?.bytes ?? region?.bytes.byteLength ?? 0);
     return;
   }
@@ -113,6 +116,13 @@ export function endRun(connection: Connection): void {
   }
   if (connection.signals.count > 0) connection.signals.apply(receiveWindow.next);
   if (request !== undefined && request.received >= request.messageBytes) engine.done(request);
+}
+
+/** Index of the first segment of the run that has not come before; the run's count if all have. */
+function firstMissing({ receiveWindow }: Connection): number {
+  let index = 0;
+  while (index < run.count && receiveWindow.has((run.sequence + index) | 0)) index++;
+  return index;
 }
 
 /** Places the parts of the run that have not come before, and asks for an ack: the order is broken. */
@@ -180,6 +190,8 @@ function refuseMessage(connection: Connection, request: Request | undefined): nu
   if (request.kind !== 'receive' && request.kind !== 'read') return failReasons.cancelled;
   if (run.messageBytes > request.bytes) return failReasons.tooLarge;
   if (run.offset + runBytes() > run.messageBytes) return failReasons.bounds;
+  // A sender that goes beyond its grant would take from the others what they were promised.
+  if (request.kind === 'receive' && run.offset + runBytes() > request.granted) return failReasons.bounds;
   if (request.messageBytes === -1) request.messageBytes = run.messageBytes;
   return request.messageBytes === run.messageBytes ? 0 : failReasons.bounds;
 }

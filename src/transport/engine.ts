@@ -123,6 +123,7 @@ export class Engine implements TransportEngine, EngineCore {
 
   release(region: Region): void {
     this.regions.release(region);
+    for (const connection of this.#connections) connection.signals.forget(region);
     for (const request of this.requests) {
       if (request.region !== region || !request.isPending) continue;
       const what = `The region of a pending ${request.kind} of ${request.bytes} bytes was released`;
@@ -139,11 +140,11 @@ export class Engine implements TransportEngine, EngineCore {
   onTimer(now: Microseconds): void {
     this.now = now;
     this.#awake = false;
-    this.admission.run();
+    this.admission.run(now);
     this.#credits?.run(now, this.#onCredit);
     const connections = this.#connections;
     let left = BURSTS_PER_ROUND;
-    let deadline = this.#credits?.deadline() ?? Number.POSITIVE_INFINITY;
+    let deadline = Math.min(this.admission.deadline, this.#credits?.deadline() ?? Number.POSITIVE_INFINITY);
     for (let step = 0; step < connections.length; step++) {
       const connection = connections[(this.#turn + step) % connections.length] as Connection;
       if (deadlineOf(connection) <= now) {

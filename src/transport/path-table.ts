@@ -27,6 +27,8 @@ export class PathTable {
   /** Smoothed, in microseconds; 0 before the first sample, so that a path nobody has tried is tried. */
   readonly rtt: Float64Array;
   readonly rttVariation: Float64Array;
+  /** The round trip that the choice of a path sees: the smoothed one, fading while the path is not taken. */
+  readonly #choiceRtt: Float64Array;
   /** The shortest, without queues; forgotten slowly, because routes change. */
   readonly leastRtt: Float64Array;
   readonly penalty: Float64Array;
@@ -40,14 +42,16 @@ export class PathTable {
   readonly lostSegments: Float64Array;
   aliveCount: number;
 
-  constructor(count: number) {
+  /** `first`: the number before that of the first transmission. */
+  constructor(count: number, first = 0) {
     this.count = count;
-    this.nextSequence = new Int32Array(count).fill(1);
-    this.echoedSequence = new Int32Array(count);
+    this.nextSequence = new Int32Array(count).fill(first + 1);
+    this.echoedSequence = new Int32Array(count).fill(first);
     this.echoedSentAt = new Float64Array(count);
     this.echoedAt = new Float64Array(count).fill(Number.NEGATIVE_INFINITY);
     this.rtt = new Float64Array(count);
     this.rttVariation = new Float64Array(count);
+    this.#choiceRtt = new Float64Array(count);
     this.leastRtt = new Float64Array(count).fill(Number.POSITIVE_INFINITY);
     this.penalty = new Float64Array(count).fill(1);
     this.alive = new Uint8Array(count).fill(1);
@@ -65,13 +69,11 @@ export class PathTable {
     const variation = this.rttVariation[path] as number;
     const least = this.leastRtt[path] as number;
     this.leastRtt[path] = rtt < least ? rtt : least + LEAST_RTT_DRIFT * (rtt - least);
-    if (smoothed === 0) {
-      this.rtt[path] = rtt;
-      this.rttVariation[path] = rtt / 2;
-    } else {
-      this.rttVariation[path] = variation + VARIATION_GAIN * (Math.abs(smoothed - rtt) - variation);
-      this.rtt[path] = smoothed + RTT_GAIN * (rtt - smoothed);
-    }
+    const isFirst = smoothed === 0;
+    const next = isFirst ? rtt : smoothed + RTT_GAIN * (rtt - smoothed);
+    this.rttVariation[path] = isFirst ? rtt / 2 : variation + VARIATION_GAIN * (Math.abs(smoothed - rtt) - variation);
+    this.rtt[path] = next;
+    this.#choiceRtt[path] = next;
     this.penalty[path] = Math.max(1, (this.penalty[path] as number) * PENALTY_DECAY);
   }
 
@@ -113,13 +115,14 @@ export class PathTable {
   /** A path that is not taken brings no news: what was held against it fades, so that it is tried again. */
   #forgive(path: number, better: number): void {
     this.penalty[path] = Math.max(1, (this.penalty[path] as number) * FADE);
-    const surplus = (this.rtt[path] as number) - TRY_AGAIN * (this.rtt[better] as number);
-    if (surplus > 0) this.rtt[path] = (this.rtt[path] as number) - surplus * (1 - FADE);
+    const rtt = this.#choiceRtt;
+    const surplus = (rtt[path] as number) - TRY_AGAIN * (rtt[better] as number);
+    if (surplus > 0) rtt[path] = (rtt[path] as number) - surplus * (1 - FADE);
   }
 
   #score(path: number, inFlight: Float64Array): number {
     const load = LOAD_UNIT + (inFlight[path] as number);
-    return Math.max(1, this.rtt[path] as number) * (this.penalty[path] as number) * load;
+    return Math.max(1, this.#choiceRtt[path] as number) * (this.penalty[path] as number) * load;
   }
 
   /** The path itself if it is alive, else the next live one; itself again if none is. */

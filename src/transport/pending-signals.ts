@@ -29,13 +29,21 @@ export class PendingSignals {
     this.count++;
   }
 
+  /** The region is no longer registered: what was to be added there is nobody's. */
+  forget(region: Region): void {
+    for (let at = 0; at < this.count; at++) {
+      const item = this.#items[at] as PendingSignal;
+      if (item.region === region) item.region = undefined;
+    }
+  }
+
   /** Carries out the signals before segment `next`, which is the oldest that is missing. */
   apply(next: number): void {
     let kept = 0;
     for (let at = 0; at < this.count; at++) {
       const item = this.#items[at] as PendingSignal;
       if (((item.sequence - next) | 0) < 0) {
-        addToCell(item.region as Region, item.offset, item.add);
+        if (item.region !== undefined) addToCell(item.region, item.offset, item.add);
         item.region = undefined;
         continue;
       }

@@ -9,11 +9,16 @@ const WORD_MASK = WORDS - 1;
 
 export class ReceiveWindow {
   /** The oldest segment that is missing. */
-  next = 0;
+  next: number;
   /** One more than the newest that arrived. */
-  end = 0;
+  end: number;
   /** INVARIANT: bits of segments outside [next, end) are clear. Word = (sequence >>> 5) modulo the window. */
   readonly #bits = new Int32Array(WORDS);
+
+  constructor(first = 0) {
+    this.next = first;
+    this.end = first;
+  }
 
   /** True if the whole run is expected next and nothing later has come: the usual case, O(1). */
   isNext(sequence: number): boolean {

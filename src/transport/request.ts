@@ -91,7 +91,7 @@ export class RequestTable {
     request.region = undefined;
     request.error = undefined;
     request.next = undefined;
-    request.handle = (request.handle + MOST_REQUESTS) % 2 ** 32;
+    request.handle = nextHandle(request.handle);
     this.#free.push(request);
   }
 
@@ -110,11 +110,16 @@ export class RequestTable {
       );
     }
     const request = new Request();
-    // No handle is 0, so that a zeroed packet names none.
-    request.handle = slot + MOST_REQUESTS;
+    request.handle = nextHandle(slot);
     this.#slots.push(request);
     return request;
   }
+}
+
+/** The same slot in its next generation. None is 0, so that no handle is, and a zeroed packet names no request. */
+function nextHandle(handle: number): number {
+  const next = handle + MOST_REQUESTS;
+  return next < 2 ** 32 ? next : (next % MOST_REQUESTS) + MOST_REQUESTS;
 }
 
 /** Requests in a row, linked through themselves. */

@@ -4,9 +4,9 @@ import { NO_BURST, type BurstTable } from './burst-table.ts';
 
 export class SendWindow {
   /** The oldest segment that is not known to have arrived. */
-  first = 0;
+  first: number;
   /** The segment to be sent next. */
-  next = 0;
+  next: number;
   readonly limit: number;
   readonly mask: number;
   /** Per segment, at `sequence & mask`: the burst of its latest transmission, if it is in flight. */
@@ -22,10 +22,13 @@ export class SendWindow {
   readonly lost: Int32Array;
   lostCount = 0;
   /** No segment before this one is lost. */
-  lostFrom = 0;
+  lostFrom: number;
 
   /** At most `limit` segments are outstanding. */
-  constructor(limit: number) {
+  constructor(limit: number, first = 0) {
+    this.first = first;
+    this.next = first;
+    this.lostFrom = first;
     let size = 64;
     while (size < limit + 32) size *= 2;
     this.limit = limit;

@@ -208,8 +208,11 @@ function keepAlive(connection: Connection, now: number): void {
 
 function giveUpTime(connection: Connection): number {
   const { sendWindow, control, engine, heardAt, pending, pendingSince } = connection;
-  // Nobody waits, but records are repeated: not for ever.
-  if (pending === 0) return Math.max(heardAt, control.progressAt) + engine.settings.giveUp;
+  if (pending === 0) {
+    // Nobody waits, but records are repeated, and segments of requests that have failed: not for ever.
+    const segments = sendWindow.outstanding > 0 ? connection.progressAt : 0;
+    return Math.max(heardAt, control.progressAt, segments) + engine.settings.giveUp;
+  }
   let since = silentFrom(connection);
   if (sendWindow.outstanding > 0) since = Math.min(since, Math.max(connection.progressAt, pendingSince));
   if (control.sent !== control.first) since = Math.min(since, Math.max(control.progressAt, pendingSince));
@@ -218,12 +221,15 @@ function giveUpTime(connection: Connection): number {
 
 /** Gives the connection up if the peer, or one segment, has been waited for too long. */
 function isGone(connection: Connection, now: number): boolean {
-  const { control } = connection;
-  if (connection.pending === 0 && control.sent === control.first) return false;
+  const { control, sendWindow } = connection;
+  const waits = connection.pending > 0 || control.sent !== control.first || sendWindow.outstanding > 0;
+  if (!waits) return false;
   if (now < giveUpTime(connection)) return false;
   const { engine, peerName, pending } = connection;
-  const silent = pending === 0 || now >= silentFrom(connection) + engine.settings.giveUp;
-  const seconds = engine.settings.giveUp / 1e6;
+  const silence = now - (pending === 0 ? connection.heardAt : silentFrom(connection));
+  // What it said last may have come shortly after what it had not confirmed was sent.
+  const silent = silence >= engine.settings.giveUp / 2;
+  const seconds = Math.round((silent ? silence : engine.settings.giveUp) / 1e5) / 10;
   const what = silent
     ? `nothing was heard from it for ${seconds} s`
     : `nothing that is sent has arrived for ${seconds} s`;

@@ -59,6 +59,20 @@ test('a rank that stays away from a layer is named too', { skip: noGpu }, async 
   assert.match(message, /Kernel layerPrepare of rank 0 waited 400 ms for rank 1 \(layer dispatch/, transcript);
 });
 
+test('a call that fails on one rank before it begins leaves no trace', { skip: noGpu }, async () => {
+  const { exitCode, ranks, transcript } = await runRanks(2, script, { args: ['stale event'], env });
+  assert.equal(exitCode, 0, transcript);
+  const failures = ranks.map((rank) => resultOf(rank) as Failure & { readonly received: number });
+  assert.deepEqual(
+    failures.map(({ code, received }) => [code, received]),
+    [
+      ['WL_INVALID_ARGUMENT', 2],
+      ['none', 2],
+    ],
+    transcript,
+  );
+});
+
 test('a choice that only one rank gets wrong fails on all, and the layer goes on', { skip: noGpu }, async () => {
   const { exitCode, ranks, transcript } = await runRanks(2, script, { args: ['layer choice'], env });
   assert.equal(exitCode, 0, transcript);
@@ -73,6 +87,10 @@ for (const [scenario, code, message] of [
   ['other dtype', 'WL_CONFIG_MISMATCH', /disagree on rowBytes/],
   ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
   ['worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
+  ['worst of one rank too small', 'WL_CAPACITY', /Rank 1 would receive 4 rows, more than its numWorstTokens 2/],
+  ['worst too small, then none', 'WL_CAPACITY', /Rank 1 would receive 4 rows, more than its numWorstTokens 1/],
+  ['shifted rows', 'WL_INVALID_ARGUMENT', /Invalid x: got "a view that begins at byte 2"/],
+  ['layer cannot grow', 'WL_MEMORY', /Cannot take .* on GPU/],
   ['invalid on all ranks', 'WL_INVALID_ARGUMENT', /Invalid hidden: got 12/],
   ['other weights', 'WL_CONFIG_MISMATCH', /disagree on weightBytes/],
   ['scatter out of block', 'WL_INVALID_ARGUMENT', /fullScatterIndices of rank 1/],

@@ -75,6 +75,7 @@ for (const [scenario, code, message] of [
   ['other dtype', 'WL_CONFIG_MISMATCH', /rowBytes/],
   ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
   ['worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
+  ['worst of one rank too small', 'WL_CAPACITY', /Rank 1 would receive 4 rows, more than its numWorstTokens 2/],
   ['address space', 'WL_MEMORY', /2 windows of .* GiB \(one per rank of this host\) need/],
   [
     'other handle',

@@ -6,7 +6,10 @@ import { defaultLink } from '#lib/sim/link.js';
 import { rails } from '#lib/sim/rails.js';
 import type { MessageOperation, Operation, Scenario } from '#lib/sim/scenario.js';
 import { runScenario } from '#lib/sim/scenario-run.js';
+import { type SimulatedHost, Simulation } from '#lib/sim/simulation.js';
 import { pathLinks } from '#lib/sim/topology.js';
+import type { Region } from '#lib/transport/region.js';
+import { type RequestHandle, requestStatus } from '#lib/transport/transport-engine.js';
 
 const link = { ...defaultLink, gigabitsPerSecond: 10 };
 const place = { connection: 0, from: 0, flow: 0, at: 0 } as const;
@@ -23,6 +26,8 @@ function check(changes: Partial<Scenario> & { readonly operations: readonly Oper
     connections: [[0, 1]],
     faults: [],
     deaths: [],
+    cancellations: [],
+    closings: [],
     ...changes,
   });
   assert.deepEqual(problems, []);
@@ -86,4 +91,55 @@ test('a peer that dies while records are still open does not keep an engine awak
     operations: [{ ...place, kind: 'message', bytes: 10, room: 9, at: 0, receiveAt: 0 }],
     deaths: [{ host: 0, at: 4 }],
   });
+});
+
+test('a peer that dies while segments of a request that has failed are under way does not keep an engine awake', () => {
+  check({
+    operations: [{ ...place, kind: 'write', bytes: 100, badKey: true }],
+    deaths: [{ host: 1, at: 4 }],
+  });
+  check({
+    operations: [{ ...place, kind: 'write', bytes: 100_000, badKey: false }],
+    cancellations: [{ operation: 0, by: 'near', at: 10 }],
+    deaths: [{ host: 1, at: 8 }],
+  });
+});
+
+test('what a dead sender was granted does not keep others waiting until it is given up', () => {
+  const simulation = new Simulation({
+    seed: 1,
+    topology: rails({ hosts: 3, rails: 1, link }),
+    segmentBytes: 1024,
+    nic: { burstSegments: 4, sendBufferBytes: 100_000, carryPayload: true, join: false },
+    pollDelay: 1,
+    settings: { transportCtsBytes: 65_536, transportCtsChunkBytes: 8192 },
+  });
+  const ends = [simulation.connect(0, 2, 1), simulation.connect(1, 2, 1)] as const;
+  const regions = simulation.hosts.map(({ engine }) => engine.register({ bytes: new Uint8Array(1_000_000) }));
+  const post = (sender: 0 | 1, bytes: number): RequestHandle => {
+    const [near, far] = ends[sender];
+    near.postSend({ region: regions[sender] as Region, offset: 0, bytes });
+    const receive = far.postReceive({ region: regions[2] as Region, offset: 0, bytes });
+    simulation.wake(sender);
+    simulation.wake(2);
+    return receive;
+  };
+  const { engine } = simulation.hosts[2] as SimulatedHost;
+  const errors: string[] = [];
+  const done = new Set<RequestHandle>();
+  (simulation.hosts[2] as SimulatedHost).onCompletion = (handle, status) => {
+    if (status === requestStatus.done) done.add(handle);
+    else errors.push(engine.requestError(handle)?.code ?? '');
+  };
+  const first = post(0, 1_000_000);
+  simulation.run({ until: 100, events: 100_000, done: () => false });
+  assert.ok(engine.admission.claimedBytes > 57_344);
+  simulation.kill(0);
+  const second = post(1, 300_000);
+  simulation.run({ until: 100_000, events: 100_000, done: () => done.has(second) });
+  assert.ok(done.has(second) && !done.has(first), `${simulation.now} µs`);
+  simulation.run({ until: 20_000_000, events: 100_000, done: () => false });
+  assert.deepEqual(errors, ['WL_PEER_LOST']);
+  const { claimedBytes, unclaimedBytes } = engine.admission;
+  assert.deepEqual([claimedBytes, unclaimedBytes], [0, 0]);
 });

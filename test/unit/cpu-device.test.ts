@@ -13,6 +13,8 @@ test('a tensor keeps its values, shares memory with its slices and frees its ran
   tensor.dispose();
   assert.equal(device.space.used, used - 128);
   assert.throws(() => tensor.view(), { code: 'WL_CLOSED' });
+  await assert.rejects(tensor.toHost(), { code: 'WL_CLOSED' });
+  await assert.rejects(tensor.fromHost(new Int32Array(8)), { code: 'WL_CLOSED' });
 });
 
 test('mapFile() makes two ranges of the memory show the same bytes', async () => {

@@ -8,36 +8,7 @@ import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
 import { formatUuid } from '#lib/device/cuda/device-properties.js';
 import { MemoryPool } from '#lib/device/cuda/memory-pool.js';
 import { WorkFences } from '#lib/device/cuda/work-fence.js';
-import type { CudaCall, CudaDriver } from '#lib/native/cuda-driver.js';
-
-interface Pretended {
-  readonly driver: CudaDriver;
-  readonly calls: string[];
-  /** Status of later calls of a name; 0 otherwise. */
-  readonly status: Partial<Record<CudaCall, number>>;
-}
-
-/** Counts handles and addresses up; calls succeed unless told otherwise. */
-function pretend(): Pretended {
-  const calls: string[] = [];
-  const status: Partial<Record<CudaCall, number>> = {};
-  let next = 4096;
-  const driver = new Proxy({} as CudaDriver, {
-    get: (_target, name: CudaCall) => {
-      return (...parameters: unknown[]): number => {
-        if (name === 'cuGetErrorName') {
-          (parameters[1] as [string | null])[0] = `CUDA_ERROR_${String(parameters[0])}`;
-          return 0;
-        }
-        calls.push(name);
-        const out = parameters[0];
-        if (Array.isArray(out)) out[0] = next += 4096;
-        return status[name] ?? 0;
-      };
-    },
-  });
-  return { driver, calls, status };
-}
+import { pretendDriver } from './support/pretended-driver.ts';
 
 function codeOf(act: () => unknown): { readonly code: string; readonly message: string; readonly details: unknown } {
   try {
@@ -50,7 +21,7 @@ function codeOf(act: () => unknown): { readonly code: string; readonly message: 
 }
 
 test('an error names the call, the status and the likely mistake', () => {
-  const { driver, status } = pretend();
+  const { driver, status } = pretendDriver();
   using context = CudaContext.retain(2, driver);
   status.cuMemFree = 1;
   const error = codeOf(() => context.call('cuMemFree', 4096));
@@ -61,7 +32,7 @@ test('an error names the call, the status and the likely mistake', () => {
 });
 
 test('a sticky error loses the device: every later call says who did it, and nothing is called any more', () => {
-  const { driver, calls, status } = pretend();
+  const { driver, calls, status } = pretendDriver();
   const context = CudaContext.retain(0, driver);
   const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 100 }, () => undefined);
   context.lastLaunch = 'dispatch.cu:dispatchRows';
@@ -87,7 +58,7 @@ test('a sticky error loses the device: every later call says who did it, and not
 });
 
 test('what belongs to a context goes before it, the newest first, and each once', () => {
-  const { driver, calls } = pretend();
+  const { driver, calls } = pretendDriver();
   const context = CudaContext.retain(0, driver);
   const event = new CudaEvent(context, { timing: true, timeoutMs: 100 });
   const stream = new CudaStream(context, { priority: 'high', timeoutMs: 100 }, () => undefined);
@@ -103,7 +74,7 @@ test('what belongs to a context goes before it, the newest first, and each once'
 });
 
 test('the context is made current once, and again after another one was', () => {
-  const { driver, calls } = pretend();
+  const { driver, calls } = pretendDriver();
   using first = CudaContext.retain(0, driver);
   using second = CudaContext.retain(1, driver);
   calls.length = 0;
@@ -112,7 +83,7 @@ test('the context is made current once, and again after another one was', () => 
 });
 
 test('a wait for the device polls, and ends with its deadline, its signal or an error', async () => {
-  const { driver, status } = pretend();
+  const { driver, status } = pretendDriver();
   using context = CudaContext.retain(0, driver);
   const event = new CudaEvent(context, { timing: false, timeoutMs: 30 });
   status.cuEventQuery = 600;
@@ -126,7 +97,7 @@ test('a wait for the device polls, and ends with its deadline, its signal or an 
 });
 
 test('memory that was given back waits for the work before it, and then serves again', () => {
-  const { driver, calls, status } = pretend();
+  const { driver, calls, status } = pretendDriver();
   using context = CudaContext.retain(0, driver);
   const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 100 }, () => undefined);
   const pool = new MemoryPool(context, new WorkFences(context, new Set([stream])));
@@ -150,8 +121,22 @@ test('memory that was given back waits for the work before it, and then serves a
   assert.equal(calls.filter((call) => call === 'cuMemFree').length, 2);
 });
 
+test('memory outside of the pool takes the place of free blocks too, and is WL_MEMORY when there is none', () => {
+  const { driver, calls, status } = pretendDriver();
+  using context = CudaContext.retain(0, driver);
+  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 100 }, () => undefined);
+  const pool = new MemoryPool(context, new WorkFences(context, new Set([stream])));
+  pool.give(pool.take(1000));
+  status.cuMemAlloc = () => (calls.includes('cuMemFree') ? 0 : 2);
+  assert.ok(pool.allocate(2 << 20) > 0);
+  assert.equal(pool.used, 0);
+  status.cuMemAlloc = 2;
+  assert.match(codeOf(() => pool.allocate(2 << 20)).message, /^Cannot take 2 MiB on GPU 0/);
+  assert.equal(codeOf(() => pool.allocate(2 << 20)).code, 'WL_MEMORY');
+});
+
 test('a machine without driver has no GPU, and other failures are none either', () => {
-  const { driver, status } = pretend();
+  const { driver, status } = pretendDriver();
   status.cuInit = 100;
   assert.equal(cudaDeviceCount(driver), 0);
 });

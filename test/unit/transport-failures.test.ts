@@ -1,6 +1,7 @@
 // What goes wrong between two engines: small buffers, cancelled requests, dead paths, dead peers, closed connections.
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { packetKinds, packetPrefix } from '#lib/abi/transport-packet.js';
 import { requestStatus } from '#lib/transport/transport-engine.js';
 import { isEnded, Loopback, pattern } from './transport/loopback.js';
 
@@ -224,4 +225,54 @@ test('release() of a region fails what uses it', () => {
   assert.throws(() => net.b.connection.postReceive({ region: to, offset: 0, bytes: 1 }), {
     code: 'WL_INVALID_ARGUMENT',
   });
+});
+
+test('joined segments that come twice, after their message is over, fail nothing', () => {
+  const net: Loopback = new Loopback({
+    join: true,
+    duplication: 1,
+    // The sender learns what came only after it came again.
+    lose: ({ to, bytes }) => to.name === 'a' && bytes[packetPrefix.offset.kind] === packetKinds.ack && net.now < 2000,
+  });
+  const from = net.a.region(20_000);
+  const to = net.b.region(20_000);
+  const receive = net.b.connection.postReceive({ region: to, offset: 0, bytes: 20_000 });
+  const send = net.a.connection.postSend({ region: from, offset: 0, bytes: 20_000 });
+  assert.ok(net.run(() => isEnded(net.a, send) && isEnded(net.b, receive)));
+  assert.equal(net.a.engine.requestError(send), undefined);
+  assert.ok(net.b.connection.statistics.duplicateSegments > 10);
+});
+
+test('a signal that waits for a segment is forgotten with its region', () => {
+  const net: Loopback = new Loopback({
+    // The write before the signal does not arrive at first.
+    lose: ({ to, bytes }) => to.name === 'b' && net.now < 3000 && bytes.length > 500,
+  });
+  const from = net.a.region(1000);
+  const target = net.b.region(1000);
+  const counter = net.b.region(8);
+  const remote = { remoteRegion: target.id, remoteKey: target.key, remoteOffset: 0 };
+  const write = net.a.connection.write({ region: from, offset: 0, bytes: 1000, ...remote });
+  const cell = { remoteRegion: counter.id, remoteKey: counter.key, remoteOffset: 0 };
+  const signal = net.a.connection.signal({ ...cell, add: 7 });
+  net.run(() => false, 500);
+  net.b.engine.release(counter);
+  assert.ok(net.run(() => isEnded(net.a, write) && isEnded(net.a, signal)));
+  assert.deepEqual(counter.bytes, new Uint8Array(8));
+  assert.equal(net.a.engine.poll(write), requestStatus.done);
+});
+
+test('a path that is much slower than the others is not taken for dead once its round trip is known', () => {
+  const net = new Loopback({ paths: 4, delay: (path) => (path === 3 ? 10_000 : 20), rate: 200 });
+  const from = net.a.region(20_000_000);
+  const to = net.b.region(20_000_000);
+  const lost: number[] = [];
+  for (let message = 0; message < 3; message++) {
+    const receive = net.b.connection.postReceive({ region: to, offset: 0, bytes: 20_000_000 });
+    const send = net.a.connection.postSend({ region: from, offset: 0, bytes: 20_000_000 });
+    assert.ok(net.run(() => isEnded(net.a, send) && isEnded(net.b, receive)));
+    const path = net.a.connection.statistics.paths[3];
+    lost.push(path?.lostSegments ?? 0);
+  }
+  assert.equal(lost[2], lost[0]);
 });

@@ -1,6 +1,7 @@
 // Messages over a lossless and a lossy network: every byte once, and both ends know.
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { settingsTable } from '#lib/settings/settings.js';
 import { requestStatus } from '#lib/transport/transport-engine.js';
 import { isEnded, Loopback, type LoopbackOptions, pattern } from './transport/loopback.js';
 
@@ -29,6 +30,36 @@ test('joined packets arrive as runs', () => {
   const { statistics } = net.a.connection;
   assert.equal(statistics.retransmittedSegments, 0);
   assert.equal(net.b.connection.statistics.receivedBytes, 3_000_000);
+});
+
+test('numbers wrap in the middle of messages, both ways at once, whatever the congestion control', () => {
+  for (const end of [2n ** 31n, 2n ** 32n]) {
+    for (const transportCongestion of settingsTable.transportCongestion.choices) {
+      const secret = ((end - 40n) << 32n) | 5n;
+      const settings = { transportCongestion, transportWindowSegments: 64, transportWindowBytes: 32_768 };
+      const net = new Loopback({ secret, paths: 3, loss: 0.03, reordering: 0.1, duplication: 0.02, settings });
+      const requests = [net.a, net.b].flatMap((side) => {
+        const from = side.region(400_000);
+        const to = side.other.region(400_000);
+        pattern(from.bytes);
+        return [0, 1, 2, 3].flatMap((flow) => {
+          const place = { offset: 100_000 * flow, bytes: 100_000, flow };
+          const receive = side.other.connection.postReceive({ ...place, region: to });
+          const send = side.connection.postSend({ ...place, region: from });
+          return [[side, send, from, to] as const, [side.other, receive, from, to] as const];
+        });
+      });
+      const what = `${transportCongestion} from ${end}`;
+      assert.ok(
+        net.run(() => requests.every(([side, handle]) => isEnded(side, handle))),
+        what,
+      );
+      for (const [side, handle, from, to] of requests) {
+        assert.equal(side.engine.requestError(handle), undefined, what);
+        assert.equal(Buffer.compare(from.bytes, to.bytes), 0, what);
+      }
+    }
+  }
 });
 
 test('a message survives loss, duplication, reordering and corruption over several paths', () => {

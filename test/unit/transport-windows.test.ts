@@ -3,11 +3,14 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { BurstTable, NO_BURST } from '#lib/transport/burst-table.js';
+import type { Connection } from '#lib/transport/connection.js';
 import { ControlLog } from '#lib/transport/control-log.js';
 import { PathTable } from '#lib/transport/path-table.js';
 import { RECEIVE_WINDOW_SEGMENTS, ReceiveWindow } from '#lib/transport/receive-window.js';
+import { RequestTable } from '#lib/transport/request.js';
 import { SendWindow } from '#lib/transport/send-window.js';
 import { CRC32C_START, crc32cEnd, crc32cUpdate, crc32cZeroWord } from '#lib/transport/wire/crc32c.js';
+import { Loopback } from './transport/loopback.js';
 
 function crc32c(bytes: Uint8Array): number {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
@@ -130,4 +133,18 @@ test('ControlLog: keeps a reserve, confirms only what was sent, merges grants', 
   log.setIds(77, 0, 0);
   assert.equal(log.raiseLast(2, 76, 10), false);
   assert.equal(log.raiseLast(2, 77, 10), true);
+});
+
+test('RequestTable: a slot that is used for ever never has the handle 0, nor the one before', () => {
+  const { connection } = new Loopback().a;
+  const table = new RequestTable();
+  let before = 0;
+  for (let round = 0; round < 140_000; round++) {
+    const request = table.open('send', connection as Connection);
+    assert.ok(request.handle > 0xffff && request.handle < 2 ** 32 && request.handle !== before);
+    assert.equal(table.find(request.handle | 0), request);
+    before = request.handle;
+    table.close(request);
+    assert.equal(table.find(before), undefined);
+  }
 });

@@ -1,7 +1,9 @@
 // The backends there are, each loaded when an agent first wants it.
 import { type BackendName, backendNames, type CreateBackend } from '../backend.ts';
 
-const loaders: Readonly<Partial<Record<BackendName, () => Promise<CreateBackend>>>> = {};
+const loaders: Readonly<Partial<Record<BackendName, () => Promise<CreateBackend>>>> = {
+  local: async () => (await import('./local/local-backend.ts')).createBackend,
+};
 
 /** The names that `loadBackend` knows, in the order of preference. */
 export function knownBackends(): readonly BackendName[] {

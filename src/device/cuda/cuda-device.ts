@@ -6,6 +6,7 @@ import type { Out } from '../../native/library.ts';
 import { openNvrtc } from '../../native/nvrtc.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import type { Device } from '../device.ts';
+import type { DeviceWaitOptions } from '../device-event.ts';
 import { elementCount, type Storage, Tensor } from '../tensor.ts';
 import { CudaContext } from './cuda-context.ts';
 import { CudaEvent } from './cuda-event.ts';
@@ -15,7 +16,7 @@ import { type DeviceProperties, readDeviceProperties } from './device-properties
 import { DeviceMemory } from './device-memory.ts';
 import { HostCopy } from './host-copy.ts';
 import { HostMemory } from './host-memory.ts';
-import { exportMemory, PeerMemory } from './ipc.ts';
+import { exportAllocation, exportMemory, PeerMemory } from './ipc.ts';
 import { architectureOf } from './jit/architecture.ts';
 import { resolveCacheFolder } from './jit/cubin-cache.ts';
 import { KernelCompiler } from './jit/kernel-compiler.ts';
@@ -113,13 +114,15 @@ export class CudaDevice implements Device {
     return tensor;
   }
 
-  /** Memory of its own, zeroed by the stream's next work, that exportMemory() can name to other processes. */
+  /**
+   * Memory of its own, zeroed by the stream's next work, that exportMemory() can name to other processes. Fails with
+   * WL_MEMORY.
+   */
   allocateShared(bytes: number): Storage {
-    const address: Out = [0];
-    this.context.check('cuMemAlloc', this.context.status('cuMemAlloc', address, bytes), `${bytes} bytes to share`);
-    const storage = new DeviceMemory(this, { address: address[0], bytes }, () => {
+    const address = this.#pool.allocate(bytes);
+    const storage = new DeviceMemory(this, { address, bytes }, () => {
       this.context.disown(storage);
-      this.context.release('cuMemFree', address[0]);
+      this.context.release('cuMemFree', address);
     });
     this.context.own(storage);
     this.setBytes(storage, 0);
@@ -129,6 +132,11 @@ export class CudaDevice implements Device {
   /** The name of memory from allocateShared() for openPeerMemory() in another process of this host. */
   exportMemory(storage: Storage): string {
     return exportMemory(this.context, storage.address);
+  }
+
+  /** The allocation that holds an address, to be opened with openPeerMemory() in another process of this host. */
+  exportAllocation(address: number): { readonly base: number; readonly bytes: number; readonly handle: string } {
+    return exportAllocation(this.context, address);
   }
 
   openPeerMemory(handle: string, bytes: number): Storage {
@@ -230,11 +238,17 @@ export class CudaDevice implements Device {
     return new dtypes[tensor.dtype].array(copy.buffer) as unknown as TypedArrayOf[D];
   }
 
+  /** Resolves when everything on any stream is done, as CudaStream.drained(); at once on a lost device. */
+  async drained(options: DeviceWaitOptions = {}): Promise<void> {
+    if (this.context.lost !== undefined) return;
+    await Promise.all([...this.#streams].map((stream) => stream.drained(options)));
+  }
+
   /** Waits for running work, unless the device is lost; then everything that was made from it is gone. Idempotent. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.context.disposed) return;
     try {
-      if (this.context.lost === undefined) for (const stream of this.#streams) await stream.idle();
+      await this.drained();
     } finally {
       this.#pool.dispose();
       this.context[Symbol.dispose]();

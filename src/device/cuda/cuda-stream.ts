@@ -58,12 +58,20 @@ export class CudaStream implements Disposable {
 
   /** Resolves when everything enqueued is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
   async idle(options: DeviceWaitOptions = {}): Promise<void> {
-    await pollUntil(() => this.isIdle(), {
+    await this.drained(options);
+    this.context.throwIfFailed();
+  }
+
+  /**
+   * The same, before memory is released: kernels that left without doing their work are as good as done. Their failure is
+   * still told, once, to whoever waits for results.
+   */
+  drained(options: DeviceWaitOptions = {}): Promise<void> {
+    return pollUntil(() => this.isIdle(), {
       timeoutMs: options.timeoutMs ?? this.#timeoutMs,
       signal: options.signal,
       what: `The work of a stream of GPU ${this.context.ordinal}`,
     });
-    this.context.throwIfFailed();
   }
 
   [Symbol.dispose](): void {

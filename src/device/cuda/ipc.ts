@@ -15,6 +15,17 @@ export function exportMemory(context: CudaContext, address: number): string {
   return Buffer.from(handle).toString('base64');
 }
 
+/** The allocation that holds an address: it is shared as a whole. Fails with WL_CUDA for memory that cannot be shared. */
+export function exportAllocation(
+  context: CudaContext,
+  address: number,
+): { readonly base: number; readonly bytes: number; readonly handle: string } {
+  const base: Out = [0];
+  const bytes: Out = [0];
+  context.call('cuMemGetAddressRange', base, bytes, address);
+  return { base: base[0], bytes: bytes[0], handle: exportMemory(context, base[0]) };
+}
+
 /** Another process's memory in this one. A process cannot open its own. */
 export class PeerMemory implements Storage {
   readonly device: Device;

@@ -39,9 +39,22 @@ export class MemoryPool {
   /** Uninitialised memory at a multiple of 256. Fails with WL_MEMORY. */
   take(bytes: number): number {
     const size = roundUp(bytes);
-    const block = this.#reuse(size) ?? { address: this.#allocate(size), bytes: size };
+    const block = this.#reuse(size) ?? { address: this.allocate(size), bytes: size };
     this.#taken.set(block.address, block.bytes);
     return block.address;
+  }
+
+  /** Memory that the pool keeps no account of, freed by the caller. Its free blocks make room. Fails with WL_MEMORY. */
+  allocate(bytes: number): number {
+    const address: Out = [0];
+    let status = this.#context.status('cuMemAlloc', address, bytes);
+    if (status === CUDA_ERROR_OUT_OF_MEMORY && this.#free.length > 0) {
+      this.trim();
+      status = this.#context.status('cuMemAlloc', address, bytes);
+    }
+    if (status === CUDA_ERROR_OUT_OF_MEMORY) throw this.#exhausted(bytes);
+    this.#context.check('cuMemAlloc', status, formatBytes(bytes));
+    return address[0];
   }
 
   /** Never throws; on a lost device the memory goes with the process. */
@@ -77,18 +90,6 @@ export class MemoryPool {
       if (block.fence.isPassed()) best = index;
     }
     return best === -1 ? undefined : this.#free.splice(best, 1)[0];
-  }
-
-  #allocate(bytes: number): number {
-    const address: Out = [0];
-    let status = this.#context.status('cuMemAlloc', address, bytes);
-    if (status === CUDA_ERROR_OUT_OF_MEMORY && this.#free.length > 0) {
-      this.trim();
-      status = this.#context.status('cuMemAlloc', address, bytes);
-    }
-    if (status === CUDA_ERROR_OUT_OF_MEMORY) throw this.#exhausted(bytes);
-    this.#context.check('cuMemAlloc', status, formatBytes(bytes));
-    return address[0];
   }
 
   #exhausted(bytes: number): WeftlineError {

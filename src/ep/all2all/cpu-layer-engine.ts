@@ -7,12 +7,14 @@ import type { WaitOptions } from '../../world/store.ts';
 import { agreeOn } from '../agree.ts';
 import { type Call, callWord } from '../calls.ts';
 import { computeLayout } from '../dispatch-layout.ts';
+import type { CallOptions } from '../engine.ts';
 import type { ExchangeHeader } from '../exchange.ts';
+import { eventAtOnce } from '../overlap.ts';
 import type { CpuLayerMemory } from './cpu-layer-memory.ts';
 import type { DispatchCombineContext } from './dispatch-combine-context.ts';
 import { type ExpertPlan, planExperts } from './expert-plan.ts';
 import type { CheckedLayerCombine, LayerInput } from './layer-arguments.ts';
-import type { LayerDispatchResult, LayerEngine, LayerEngineOptions } from './layer-engine.ts';
+import type { LayerCombineResult, LayerDispatchResult, LayerEngine, LayerEngineOptions } from './layer-engine.ts';
 import { type LayerTables, makeLayerTables } from './layer-tables.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
 import { applyScatterIndices, throwIfOutOfBlock, throwIfRepeated } from './scatter-indices.ts';
@@ -67,7 +69,8 @@ class CpuLayerEngine implements LayerEngine {
     this.#barrier.throwIfUnusable();
   }
 
-  async dispatch(input: LayerInput, options: WaitOptions): Promise<LayerDispatchResult> {
+  async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult> {
+    await options.previousEvent?.wait(options);
     const { world, config } = this.#context;
     const { exchange } = this.#memory;
     const barrier = this.#barrier;
@@ -85,10 +88,12 @@ class CpuLayerEngine implements LayerEngine {
     await barrier.orAbort(() => this.#sendRows(input, tables));
     await barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), options);
     if (input.fullScatterIndices) await this.#requireAllWritten(plan, options);
-    return barrier.orAbort(() => this.#receive(input, { plan, tables, numTokens: counts.numTokens }));
+    const received = await barrier.orAbort(() => this.#receive(input, { plan, tables, numTokens: counts.numTokens }));
+    return { ...received, event: eventAtOnce(options) };
   }
 
-  async combine({ input, desc, out }: CheckedLayerCombine, options: WaitOptions): Promise<Tensor<'bf16'>> {
+  async combine({ input, desc, out }: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult> {
+    await options.previousEvent?.wait(options);
     const { kernels } = this.#device;
     const { topk, hidden } = this.#context.config;
     const combined = out ?? this.#device.empty('bf16', [desc.numDispatchTokenCurRank, hidden]);
@@ -115,7 +120,7 @@ class CpuLayerEngine implements LayerEngine {
       sources,
     );
     await this.#barrier.wait(callWord(call, 'closing'), options);
-    return combined;
+    return { combined, event: eventAtOnce(options) };
   }
 
   barrier(options: WaitOptions & { readonly intraNodeOnly?: boolean }): Promise<void> {
@@ -212,7 +217,7 @@ class CpuLayerEngine implements LayerEngine {
   #receive(
     input: LayerInput,
     { plan, tables, numTokens }: { plan: ExpertPlan; tables: PlaceTables; numTokens: Int32Array },
-  ): LayerDispatchResult {
+  ): Omit<LayerDispatchResult, 'event'> {
     const { world } = this.#context;
     const { hidden, topk, numExpertsPerRank, weightDtype } = this.#context.config;
     const rows = plan.recvRows[world.rank] as number;

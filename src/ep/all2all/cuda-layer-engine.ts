@@ -1,14 +1,18 @@
 // The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
 import { layerPlan } from '../../abi/layer-arguments.ts';
 import { type DType, dtypes } from '../../core/dtype.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { TensorSet } from '../../device/tensor-set.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import { agreeOn } from '../agree.ts';
 import { type Call, callWord } from '../calls.ts';
-import { CudaCalls } from '../cuda-calls.ts';
+import { CudaCallOrder } from '../cuda-call-order.ts';
+import { CudaCalls, numberAfter } from '../cuda-calls.ts';
+import type { CallOptions } from '../engine.ts';
+import { overlaps } from '../tensor-check.ts';
 import {
   bindLayerLaunches,
   bindOutput,
@@ -21,7 +25,7 @@ import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import { CudaLayerPlan } from './cuda-layer-plan.ts';
 import type { DispatchCombineContext } from './dispatch-combine-context.ts';
 import type { CheckedLayerCombine, LayerInput } from './layer-arguments.ts';
-import type { LayerDispatchResult, LayerEngine, LayerEngineOptions } from './layer-engine.ts';
+import type { LayerCombineResult, LayerDispatchResult, LayerEngine, LayerEngineOptions } from './layer-engine.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
 /** What a dispatch writes for its descriptor. */
@@ -32,6 +36,15 @@ interface NewTables {
   readonly rankTable: Tensor<'i32'>;
   /** i32 [ranks] */
   readonly numInputTokens: Tensor<'i32'>;
+}
+
+/** A dispatch under way. */
+interface Sending {
+  readonly input: LayerInput;
+  readonly tables: NewTables;
+  readonly stream: CudaStream;
+  readonly timeoutNs: number;
+  readonly options: WaitOptions;
 }
 
 interface Parts {
@@ -73,6 +86,8 @@ class CudaLayerEngine implements LayerEngine {
   readonly #options: LayerEngineOptions;
   readonly #hostPlan: CudaLayerPlan;
   readonly #calls: CudaCalls;
+  readonly #order: CudaCallOrder;
+  /** Number of the last dispatch. */
   #dispatches = 0;
 
   constructor(context: DispatchCombineContext, { memory, launches, scratch, options }: Parts) {
@@ -86,6 +101,7 @@ class CudaLayerEngine implements LayerEngine {
     this.#options = options;
     this.#hostPlan = new CudaLayerPlan(device, config);
     this.#calls = new CudaCalls(world, device);
+    this.#order = new CudaCallOrder(device);
     device.setBytes(scratch.counter, 0);
     bindLayerLaunches(launches, config, { memory, scratch, hostPlan: this.#hostPlan, traps: this.#calls.traps });
   }
@@ -94,7 +110,7 @@ class CudaLayerEngine implements LayerEngine {
     this.#calls.throwIfUnusable();
   }
 
-  async dispatch(input: LayerInput, options: WaitOptions): Promise<LayerDispatchResult> {
+  async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult> {
     const { config, world } = this.#context;
     const timeoutNs = this.#calls.timeoutNs(options);
     bindOutput(this.#launches, config, this.#memory);
@@ -104,23 +120,32 @@ class CudaLayerEngine implements LayerEngine {
       numInputTokens: tensors.empty('i32', [world.size]),
     }));
     try {
-      this.#launchPrepare(input, tables, timeoutNs);
-      if (input.fullScatterIndices) await this.#placeThenSend(input, tables, options);
-      else await this.#sendAtOnce(input, tables, options);
-      return this.#receive(input, tables);
+      const sending = { input, tables, stream: this.#order.begin(options), timeoutNs, options };
+      this.#launchPrepare(sending);
+      if (input.fullScatterIndices) await this.#placeThenSend(sending);
+      else await this.#sendAtOnce(sending);
+      const received = this.#receive(sending);
+      return { ...received, event: this.#order.end(options) };
     } catch (error) {
       set[Symbol.dispose]();
+      // What was launched keeps its place in the order of calls.
+      this.#order.end({});
       throw error;
     }
   }
 
-  combine({ input, desc, out }: CheckedLayerCombine, options: WaitOptions): Promise<Tensor<'bf16'>> {
+  combine({ input, desc, out }: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult> {
     const { config } = this.#context;
     const timeoutNs = this.#calls.timeoutNs(options);
     bindOutput(this.#launches, config, this.#memory);
     const combined = out ?? this.#device.empty('bf16', [desc.numDispatchTokenCurRank, config.hidden]);
     const own = this.#memory.regionAddress(config.rank, 'rows');
-    if (input.address !== own) this.#copy(own, input.address, input.bytes);
+    if (input.address !== own && overlaps(input, own, input.bytes)) {
+      const allowed = 'combineInput of the same descriptor, or a tensor that shares no bytes with it';
+      throw invalidArgument('input', 'a tensor that overlaps where peers read it', allowed);
+    }
+    const stream = this.#order.begin(options);
+    if (input.address !== own) this.#copy(own, input.address, { bytes: input.bytes, stream });
     const { repeatedRows, skippedTokenTopkMappingIndices: duplicates } = desc;
     if (repeatedRows !== undefined && duplicates !== undefined && repeatedRows.elements > 0) {
       const { sumRepeated } = this.#launches;
@@ -128,7 +153,7 @@ class CudaLayerEngine implements LayerEngine {
       sumRepeated.arguments.set('duplicates', duplicates.address);
       sumRepeated.arguments.set('count', repeatedRows.elements);
       sumRepeated.arguments.set('recvRows', desc.numRecvTokens);
-      sumRepeated.launch();
+      sumRepeated.launch(stream);
     }
     const { combine } = this.#launches;
     const call: Call = { kind: 'layer combine', handle: desc.sequence };
@@ -141,33 +166,32 @@ class CudaLayerEngine implements LayerEngine {
     combine.arguments.set('openingCall', callWord(call, 'opening'));
     combine.arguments.set('closingEpoch', this.#calls.nextEpoch());
     combine.arguments.set('closingCall', callWord(call, 'closing'));
-    combine.launch();
-    return Promise.resolve(combined);
+    combine.launch(stream);
+    return Promise.resolve({ combined, event: this.#order.end(options) });
   }
 
   /** The host waits for the device, then for the other ranks: afterwards nothing of this layer runs anywhere. */
   async barrier(options: WaitOptions): Promise<void> {
     // Fails when the context was finalized.
     void this.#memory.size;
-    await this.#device.stream.idle(options);
+    await this.#order.idle(options);
     this.throwIfUnusable();
     await this.#context.world.barrier('a2a', options);
   }
 
   async close(): Promise<void> {
-    // Kernels that still run use this memory; a lost device runs none.
-    await this.#device.stream.idle().catch(() => {});
-    for (const part of [this.#scratch, this.#hostPlan, this.#calls]) part[Symbol.dispose]();
+    // Kernels that still run use this memory.
+    await this.#order.drained();
+    for (const part of [this.#order, this.#scratch, this.#hostPlan, this.#calls]) part[Symbol.dispose]();
   }
 
   /** The usual case: rows are sent right behind the count exchange, which needs no host to be right. */
-  async #sendAtOnce(input: LayerInput, tables: NewTables, options: WaitOptions): Promise<void> {
-    const timeoutNs = this.#calls.timeoutNs(options);
-    this.#launchDispatch(input, tables, timeoutNs);
+  async #sendAtOnce(sending: Sending): Promise<void> {
+    this.#launchDispatch(sending);
     try {
-      await this.#awaitCounts(input, options);
+      await this.#awaitCounts(sending);
       if (!this.#hostPlan.mustGrow) return;
-      await this.#grow(options);
+      await this.#grow(sending);
     } catch (error) {
       // All ranks fail alike, so none of them came to the closing barrier.
       this.#calls.takeBackEpoch();
@@ -175,39 +199,38 @@ class CudaLayerEngine implements LayerEngine {
     }
     // The kernels left at once; the epoch of their closing barrier is still to be used.
     this.#calls.takeBackEpoch();
-    this.#launchDispatch(input, tables, timeoutNs);
+    this.#launchDispatch(sending);
   }
 
-  async #placeThenSend(input: LayerInput, tables: NewTables, options: WaitOptions): Promise<void> {
-    const timeoutNs = this.#calls.timeoutNs(options);
-    await this.#awaitCounts(input, options);
-    if (this.#hostPlan.mustGrow) await this.#grow(options);
-    this.#launchPlace(input, tables, timeoutNs);
+  async #placeThenSend(sending: Sending): Promise<void> {
+    await this.#awaitCounts(sending);
+    if (this.#hostPlan.mustGrow) await this.#grow(sending);
+    this.#launchPlace(sending);
     const isPlaced = (): boolean => this.#hostPlan.isPlaced(this.#dispatches);
-    await this.#calls.waitFor('The check of fullScatterIndices', isPlaced, options);
-    await this.#hostPlan.throwIfFailed(input);
-    this.#launchDispatch(input, tables, timeoutNs);
+    await this.#calls.waitFor('The check of fullScatterIndices', isPlaced, sending.options);
+    await this.#hostPlan.throwIfFailed(sending.input);
+    this.#launchDispatch(sending);
   }
 
-  async #awaitCounts(input: LayerInput, options: WaitOptions): Promise<void> {
+  async #awaitCounts({ input, options }: Sending): Promise<void> {
     const isCounted = (): boolean => this.#hostPlan.isCounted(this.#dispatches);
     await this.#calls.waitFor('The count exchange of a layer dispatch', isCounted, options);
     await this.#hostPlan.throwIfFailed(input);
   }
 
   /** Everyone knows everyone's rows, so all decide alike to come here, and fail alike if there is no room. */
-  async #grow(options: WaitOptions): Promise<void> {
+  async #grow({ stream, options }: Sending): Promise<void> {
     await this.#context.reallocateDispatchOutputBuf(Math.max(...this.#hostPlan.recvRows), options);
     bindOutput(this.#launches, this.#context.config, this.#memory);
     // What made the kernels leave is over.
-    const status = this.#scratch.plan.address + layerPlan.offset.status;
-    this.#device.context.call('cuMemsetD8Async', status, 0, 4, this.#device.stream.handle);
+    const { status } = layerPlan.offset;
+    this.#device.setBytes(this.#scratch.plan.slice(status, status + 4), 0, stream);
   }
 
-  #launchPrepare(input: LayerInput, tables: NewTables, timeoutNs: number): void {
+  #launchPrepare({ input, tables, stream, timeoutNs }: Sending): void {
     const { prepare } = this.#launches;
     const set = prepare.arguments;
-    this.#dispatches += 1;
+    this.#dispatches = numberAfter(this.#dispatches);
     set.set('topk', input.expIndices.address);
     set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
     set.set('rowTable', tables.rowTable.address);
@@ -220,10 +243,10 @@ class CudaLayerEngine implements LayerEngine {
     set.set('sequence', this.#dispatches);
     set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
     set.set('scattered', input.fullScatterIndices ? 1 : 0);
-    prepare.launch();
+    prepare.launch(stream);
   }
 
-  #launchPlace(input: LayerInput, tables: NewTables, timeoutNs: number): void {
+  #launchPlace({ input, tables, stream, timeoutNs }: Sending): void {
     const { place } = this.#launches;
     const set = place.arguments;
     const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
@@ -240,10 +263,10 @@ class CudaLayerEngine implements LayerEngine {
       set.set('epochs', this.#calls.nextEpoch(), barrier);
       set.set('calls', callWord({ kind: 'layer dispatch', detail: barrier }, 'middle'), barrier);
     }
-    place.launch();
+    place.launch(stream);
   }
 
-  #launchDispatch(input: LayerInput, tables: NewTables, timeoutNs: number): void {
+  #launchDispatch({ input, tables, stream, timeoutNs }: Sending): void {
     const { dispatch } = this.#launches;
     const set = dispatch.arguments;
     set.set('sequence', this.#dispatches);
@@ -259,17 +282,18 @@ class CudaLayerEngine implements LayerEngine {
     set.set('timeoutNs', timeoutNs);
     set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord({ kind: 'layer dispatch' }, 'closing'));
-    dispatch.launch();
+    dispatch.launch(stream);
   }
 
-  #receive(input: LayerInput, { rowTable, rankTable, numInputTokens }: NewTables): LayerDispatchResult {
+  #receive({ input, tables, stream }: Sending): Omit<LayerDispatchResult, 'event'> {
     const { config } = this.#context;
+    const { rowTable, rankTable, numInputTokens } = tables;
     const rows = this.#hostPlan.recvRows[config.rank] as number;
     const local = this.#options.enableLocalCombine;
     const keep = (
       region: 'firstRow' | 'duplicates' | 'repeated',
       shape: readonly number[],
-    ): Tensor<'i32'> | undefined => (local ? this.#copyOwn(region, shape) : undefined);
+    ): Tensor<'i32'> | undefined => (local ? this.#copyOwn(region, shape, stream) : undefined);
     const layoutDesc = new EPAllToAllLayoutDesc({
       owner: this.#context,
       sequence: this.#dispatches,
@@ -296,15 +320,20 @@ class CudaLayerEngine implements LayerEngine {
   }
 
   /** The window's table is overwritten by the next dispatch; the descriptor keeps its own. */
-  #copyOwn(region: 'firstRow' | 'duplicates' | 'repeated', shape: readonly number[]): Tensor<'i32'> {
+  #copyOwn(
+    region: 'firstRow' | 'duplicates' | 'repeated',
+    shape: readonly number[],
+    stream: CudaStream,
+  ): Tensor<'i32'> {
     const copy = this.#device.empty('i32', shape);
-    this.#copy(copy.address, this.#memory.regionAddress(this.#context.config.rank, region), copy.bytes);
+    const from = this.#memory.regionAddress(this.#context.config.rank, region);
+    this.#copy(copy.address, from, { bytes: copy.bytes, stream });
     return copy;
   }
 
-  #copy(to: number, from: number, bytes: number): void {
+  #copy(to: number, from: number, { bytes, stream }: { readonly bytes: number; readonly stream: CudaStream }): void {
     if (bytes === 0) return;
-    const { context, stream } = this.#device;
+    const { context } = this.#device;
     context.workCount += 1;
     context.call('cuMemcpyDtoDAsync', to, from, bytes, stream.handle);
   }

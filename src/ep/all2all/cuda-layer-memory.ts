@@ -70,10 +70,10 @@ export class CudaLayerMemory implements LayerMemory {
   async allocate(rows: number, options: WaitOptions): Promise<void> {
     const [world, device] = [this.#world, this.device];
     if (this.#output !== undefined) {
+      // What was launched before may still use it; afterwards nobody may free what others have mapped.
+      await device.drained(options);
       const { window } = this.#output;
       this.#output = undefined;
-      // What was launched before may still use it; afterwards nobody may free what others have mapped.
-      await device.stream.idle(options);
       window.closePeers();
       await world.barrier('a2a-output unmapped', options);
       window[Symbol.dispose]();
@@ -96,7 +96,7 @@ export class CudaLayerMemory implements LayerMemory {
   async close(): Promise<void> {
     if (this.control.storage.disposed) return;
     // Kernels that still run use the windows; a lost device runs none.
-    await this.device.stream.idle().catch(() => {});
+    await this.device.drained().catch(() => {});
     this.#output?.window[Symbol.dispose]();
     this.#output = undefined;
     this.control[Symbol.dispose]();

@@ -19,7 +19,7 @@ import {
   type LayerCombineArguments,
   type LayerDispatchArguments,
 } from './layer-arguments.ts';
-import type { LayerDispatchResult, LayerEngine, LayerEngineOptions } from './layer-engine.ts';
+import type { LayerCombineResult, LayerDispatchResult, LayerEngine, LayerEngineOptions } from './layer-engine.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
 export interface LayerOptions extends WaitOptions {
@@ -110,13 +110,17 @@ export class EPAll2AllLayer implements AsyncDisposable {
   /**
    * Collective. bf16 [T, H]: the unweighted sum of each token's rows, in top-k order in f32, rounded once (with local
    * combine: once per rank, then once more, ranks in the order of the token's choices). The dispatch output is consumed.
+   * With asyncFinish the event comes beside the tensor.
    */
-  async combine(args: LayerCombineArguments): Promise<Tensor<'bf16'>> {
+  combine(args: LayerCombineArguments & { readonly asyncFinish: true }): Promise<LayerCombineResult>;
+  combine(args: LayerCombineArguments & { readonly asyncFinish?: false }): Promise<Tensor<'bf16'>>;
+  async combine(args: LayerCombineArguments): Promise<Tensor<'bf16'> | LayerCombineResult> {
     return this.#guard.run('combine', async () => {
       this.#engine.throwIfUnusable();
       const input = checkLayerCombine(args, this.context);
       if (input.out) this.#rejectInWindow({ out: input.out });
-      return this.#engine.combine(input, args);
+      const result = await this.#engine.combine(input, args);
+      return args.asyncFinish === true ? result : result.combined;
     });
   }
 

@@ -2,13 +2,13 @@
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../world/store.ts';
-import { checkTensor } from '../tensor-check.ts';
+import type { CallOptions } from '../engine.ts';
+import { checkTensor, rowAlignment } from '../tensor-check.ts';
 import type { DispatchCombineContext } from './dispatch-combine-context.ts';
 import type { EPConfig } from './ep-config.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
-export interface LayerDispatchArguments extends WaitOptions {
+export interface LayerDispatchArguments extends CallOptions {
   /** bf16 [T, H]; T at most maxTokens, may differ between ranks. */
   readonly input: Tensor<'bf16'>;
   /** [T, K] expert ids; -1 or the number of experts for a dropped choice; no expert twice in a row. */
@@ -31,7 +31,8 @@ export interface LayerInput {
 }
 
 export function checkLayerDispatch(args: LayerDispatchArguments, config: EPConfig, device: Device): LayerInput {
-  const input = checkTensor('input', args.input, { device, dtype: ['bf16'], shape: ['T', config.hidden] });
+  const alignment = rowAlignment(config.hidden * 2);
+  const input = checkTensor('input', args.input, { device, dtype: ['bf16'], shape: ['T', config.hidden], alignment });
   const numTokens = input.shape[0] as number;
   if (numTokens > config.maxTokens) {
     throw new WeftlineError(
@@ -49,7 +50,7 @@ export function checkLayerDispatch(args: LayerDispatchArguments, config: EPConfi
   return { input, expIndices, weight, fullScatterIndices, numTokens };
 }
 
-export interface LayerCombineArguments extends WaitOptions {
+export interface LayerCombineArguments extends CallOptions {
   /** bf16 [recv, H]: the experts' output, row by row as in dispatch's output, already weighted. */
   readonly input: Tensor<'bf16'>;
   readonly layoutDesc: EPAllToAllLayoutDesc;
@@ -79,6 +80,11 @@ export function checkLayerCombine(args: LayerCombineArguments, context: Dispatch
   const input = checkTensor('input', args.input, { device, dtype: ['bf16'], shape: [desc.numRecvTokens, hidden] });
   const out =
     args.out &&
-    checkTensor('out', args.out, { device, dtype: ['bf16'], shape: [desc.numDispatchTokenCurRank, hidden] });
+    checkTensor('out', args.out, {
+      device,
+      dtype: ['bf16'],
+      shape: [desc.numDispatchTokenCurRank, hidden],
+      alignment: rowAlignment(hidden * 2),
+    });
   return { input, desc, out };
 }

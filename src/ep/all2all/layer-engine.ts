@@ -1,6 +1,8 @@
 // What EPAll2AllLayer asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
 import type { Tensor } from '../../device/tensor.ts';
+import type { DeviceEvent } from '../../device/device-event.ts';
 import type { WaitOptions } from '../../world/store.ts';
+import type { CallOptions } from '../engine.ts';
 import type { CheckedLayerCombine, LayerInput } from './layer-arguments.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
@@ -13,13 +15,22 @@ export interface LayerDispatchResult {
   /** [recv], of weightDtype, in the window like `output`; absent when no weights were passed. */
   readonly weights: Tensor<'f32' | 'bf16'> | undefined;
   readonly layoutDesc: EPAllToAllLayoutDesc;
+  /** When the rows are there; only with asyncFinish. Disposed by the caller. */
+  readonly event: DeviceEvent | undefined;
+}
+
+export interface LayerCombineResult {
+  /** bf16 [T, H] */
+  readonly combined: Tensor<'bf16'>;
+  /** When the sums are there; only with asyncFinish. Disposed by the caller. */
+  readonly event: DeviceEvent | undefined;
 }
 
 export interface LayerEngine {
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
-  dispatch(input: LayerInput, options: WaitOptions): Promise<LayerDispatchResult>;
-  combine(input: CheckedLayerCombine, options: WaitOptions): Promise<Tensor<'bf16'>>;
+  dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult>;
+  combine(input: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult>;
   barrier(options: WaitOptions & { readonly intraNodeOnly?: boolean }): Promise<void>;
   /** Releases what the engine has besides the context's memory. */
   close(): Promise<void>;

@@ -18,6 +18,12 @@ export class EqdsCredits implements Congestion {
     this.windowBytes = maxWindow;
   }
 
+  /** Both ends count from `start`. */
+  begin(start: number): void {
+    this.#granted = (start + SPECULATIVE_BYTES) | 0;
+    this.#spent = start;
+  }
+
   get spent(): number {
     return this.#spent;
   }

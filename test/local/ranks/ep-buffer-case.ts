@@ -141,7 +141,7 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
   return result.handle;
 }
 
-function overlapOf({ overlap }: EpCase, device: Device): OverlapOptions {
+export function overlapOf({ overlap }: EpCase, device: Device): OverlapOptions {
   if (!overlap) return {};
   const previousEvent = device instanceof CudaDevice ? device.createEvent().record(device.stream) : undefined;
   return { asyncFinish: true, ...(previousEvent && { previousEvent }) };

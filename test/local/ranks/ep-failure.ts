@@ -16,6 +16,21 @@ function addressSpace(): CpuDevice['space'] {
   return device.space;
 }
 
+/** Leaves little of the device's memory. */
+function fillMemory(): Tensor[] {
+  if (device.kind === 'cpu') return [device.empty('u8', [addressSpace().largestGap - (4 << 20)])];
+  const fillers: Tensor[] = [];
+  for (let bytes = 2 ** 36; bytes >= 4 << 20;) {
+    try {
+      fillers.push(device.empty('u8', [bytes]));
+    } catch {
+      bytes /= 2;
+    }
+  }
+  fillers.pop()?.dispose();
+  return fillers;
+}
+
 async function tokens(count: number, hidden = 16): Promise<Tensor<'bf16'>> {
   return device.tensor('bf16', [count, hidden], new Uint16Array(count * hidden));
 }
@@ -151,17 +166,17 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
   async 'layer cannot grow'() {
     const options = { ...layerOptions, maxTokens: 4096, hidden: 1024, capacity: 0.01 };
     const layer = await EPAll2AllLayer.create(world, device, options);
-    const filler = device.empty('u8', [addressSpace().largestGap - (4 << 20)]);
-    const fits = { input: await tokens(8, 1024), expIndices: await ids(Array.from({ length: 8 }, () => [0, 2])) };
+    const [fits, large] = [
+      { input: await tokens(8, 1024), expIndices: await ids(Array.from({ length: 8 }, () => [0, 2])) },
+      { input: await tokens(4096, 1024), expIndices: await ids(Array.from({ length: 4096 }, () => [0, 2])) },
+    ];
+    const fillers = fillMemory();
     await layer.dispatch(fits);
-    const failure = await failureOf(async () => {
-      const expIndices = await ids(Array.from({ length: 512 }, () => [0, 2]));
-      return layer.dispatch({ input: await tokens(512, 1024), expIndices });
-    });
+    const failure = await failureOf(() => layer.dispatch(large));
     // The layer goes on with what it had.
     const { layoutDesc, output } = await layer.dispatch(fits);
-    await layer.combine({ input: output, layoutDesc });
-    filler.dispose();
+    await (await layer.combine({ input: output, layoutDesc })).toHost();
+    for (const filler of fillers) filler.dispose();
     return failure;
   },
 
@@ -224,6 +239,60 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
       // A GPU's dispatch with a bound has not waited.
       await (recvX as Tensor).toHost();
     });
+  },
+
+  async 'worst of one rank too small'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const topkIdx = await ids([
+      [2, 3],
+      [2, 3],
+    ]);
+    return failureOf(async () => {
+      const bound = world.rank === 1 ? { numWorstTokens: 2 } : {};
+      const { recvX } = await buffer.dispatch({ x: await tokens(2), topkIdx, ...bound });
+      await (recvX as Tensor).toHost();
+    });
+  },
+
+  async 'worst too small, then none'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const topkIdx = await ids([[2], [3]]);
+    const x = await tokens(2);
+    const choices = await ids([
+      [0, 2],
+      [2, 3],
+    ]);
+    await buffer.dispatch({ x, topkIdx, numWorstTokens: 1 });
+    const first = await failureOf(() => buffer.dispatch({ x, topkIdx: choices }));
+    const second = await failureOf(() => buffer.dispatch({ x, topkIdx: choices }));
+    return { ...first, again: second.code };
+  },
+
+  async 'stale event'() {
+    if (device.kind !== 'cuda') throw new Error('this scenario is for GPUs');
+    const buffer = await EpBuffer.create(world, device, config);
+    const [x, topkIdx] = [await tokens(1), await ids([[0, 3]])];
+    const previousEvent = device.createEvent();
+    previousEvent[Symbol.dispose]();
+    const failure = await failureOf(async () => {
+      if (world.rank === 0) await buffer.dispatch({ x, topkIdx, previousEvent, timeoutMs: 2_000 });
+    });
+    // Nothing has happened: the same call again finds the other rank.
+    const { recvX, handle } = await buffer.dispatch({ x, topkIdx, timeoutMs: 2_000 });
+    await (recvX as Tensor).toHost();
+    return { ...failure, received: handle.numRecvTokens };
+  },
+
+  async 'shifted rows'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const topkIdx = await ids([
+      [0, 1],
+      [2, 3],
+    ]);
+    const x = (await tokens(1, 33)).reshape([33]).slice(1, 33).reshape([2, 16]);
+    const failure = await failureOf(() => buffer.dispatch({ x, topkIdx }));
+    await (await buffer.dispatch({ x: await tokens(2), topkIdx })).handle.rowTable.toHost();
+    return failure;
   },
 
   async 'address space'() {

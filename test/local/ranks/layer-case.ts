@@ -1,8 +1,9 @@
 // One random EPAll2AllLayer case on one rank, compared bit for bit with the reference.
 import assert from 'node:assert/strict';
-import { toBf16 } from 'weftline';
+import { type Tensor, toBf16 } from 'weftline';
 import {
   EPAll2AllLayer,
+  type EPAllToAllLayoutDesc,
   referenceLayerCombine,
   referenceLayerDispatch,
   type ReferenceLayerInput,
@@ -10,7 +11,7 @@ import {
 } from 'weftline/ep';
 import type { World } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
-import { flat, flat16, uploadChoices } from './ep-buffer-case.ts';
+import { flat, flat16, overlapOf, uploadChoices } from './ep-buffer-case.ts';
 import { choices, type EpCase, random, rows } from './ep-case.ts';
 
 export async function runLayerCase(world: World, device: EpDevice, of: EpCase): Promise<void> {
@@ -40,12 +41,14 @@ export async function runLayerCase(world: World, device: EpDevice, of: EpCase): 
   const fullScatterIndices = of.scatter
     ? await device.tensor('i32', shape, scatterIndices(received, world.rank, mine))
     : undefined;
-  const { output, weights, layoutDesc } = await layer.dispatch({
+  const { output, weights, layoutDesc, event } = await layer.dispatch({
     input,
     expIndices,
     ...(of.weights && { weight }),
     ...(fullScatterIndices && { fullScatterIndices }),
+    ...overlapOf(of, device),
   });
+  await event?.wait();
   const order = of.scatter ? want.rows.map((_, row) => reversed(want, row)) : want.rows.map((_, row) => row);
   const placed = order.map((row) => want.rows[row] as (typeof want.rows)[number]);
   assert.deepEqual(layoutDesc.numRecvTokensPerExpert, want.numRecvTokensPerExpert);
@@ -67,7 +70,7 @@ export async function runLayerCase(world: World, device: EpDevice, of: EpCase): 
   const ownOutputs = outputs[world.rank] as number[][];
   const inOrder = order.map((row) => ownOutputs[row] as number[]);
   await result.fromHost(flat16(inOrder));
-  const combined = await layer.combine({ input: result, layoutDesc });
+  const combined = await combineAs(of, layer, { input: result, layoutDesc });
   const got = await combined.toHost();
   for (let token = 0; token < mine.input.length; token++) {
     const place = { rank: world.rank, token, hidden: of.hidden, localCombine: of.localCombine };
@@ -77,6 +80,19 @@ export async function runLayerCase(world: World, device: EpDevice, of: EpCase): 
   await layer.epBarrierAll();
   for (const tensor of [input, expIndices, weight, fullScatterIndices, combined, layoutDesc]) tensor?.dispose();
   if (!of.inPlace) result.dispose();
+}
+
+async function combineAs(
+  of: EpCase,
+  layer: EPAll2AllLayer,
+  call: { readonly input: Tensor<'bf16'>; readonly layoutDesc: EPAllToAllLayoutDesc },
+): Promise<Tensor<'bf16'>> {
+  if (!of.overlap) return layer.combine(call);
+  const overlap = { ...overlapOf(of, layer.context.device), asyncFinish: true } as const;
+  const { combined, event } = await layer.combine({ ...call, ...overlap });
+  assert.ok(event);
+  await event.wait();
+  return combined;
 }
 
 function makeInput(of: EpCase, rank: number, ranks: number): ReferenceLayerInput {

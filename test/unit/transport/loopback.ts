@@ -8,6 +8,8 @@ import { type RequestHandle, requestStatus, type TransportConnection } from '#li
 
 export interface LoopbackOptions {
   readonly seed?: number;
+  /** Of all connections; its upper half is where numbers begin. */
+  readonly secret?: bigint;
   readonly paths?: number;
   readonly segmentBytes?: number;
   readonly burstSegments?: number;
@@ -114,7 +116,7 @@ export class Loopback {
     const idA = this.a.engine.reserveConnectionId();
     const idB = this.b.engine.reserveConnectionId();
     const shared = {
-      secret: 0x0123_4567_89ab_cdefn,
+      secret: this.options.secret ?? 0x0123_4567_89ab_cdefn,
       paths: this.options.paths ?? 1,
       segmentBytes: this.options.segmentBytes ?? 1368,
     };

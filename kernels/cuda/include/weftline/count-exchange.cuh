@@ -15,6 +15,7 @@ struct ExchangeState {
   u32 status;
   u32 detail;
   u32 culprit;
+  u32 extent;
   // Rows that ranks 0..s together send to d, at [s * ranks + d].
   u32 matrix[epMaxRanks * epMaxRanks];
   u32 headers[epMaxRanks][epRecordHeaderWords];
@@ -53,6 +54,7 @@ __device__ __forceinline__ void findFault(const EpDispatchArguments& a, Exchange
     state.status = epStatusBadChoice;
     state.culprit = source;
     state.detail = bad;
+    state.extent = state.headers[source][epRecordTopk];
     return;
   }
   for (u32 word = epRecordTopk; word <= epRecordWeightBytes; ++word) {
@@ -71,6 +73,7 @@ __device__ __forceinline__ void findFault(const EpDispatchArguments& a, Exchange
     state.status = epStatusCapacity;
     state.culprit = d;
     state.detail = rows;
+    state.extent = bound;
     return;
   }
 }
@@ -133,6 +136,7 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
       host->status = state.status;
       host->detail = state.detail;
       host->culprit = state.culprit;
+      host->extent = state.extent;
       // ORDER: publishes the reason.
       storeReleaseSystem(&host->failedSequence, a.sequence);
     }

@@ -32,10 +32,11 @@ __device__ __forceinline__ void signalRank(const RankBarrier& barrier, u32 peer)
 
 // By one thread per rank. 0, or the epStatus of why the caller must leave the kernel.
 __device__ __forceinline__ u32 awaitRank(const RankBarrier& barrier, u32 peer, const WaitScope& scope) {
-  u64* cell = arrivalCell(barrier.peers[barrier.rank], barrier.epoch, peer);
-  const u32* words = reinterpret_cast<const u32*>(cell);
-  if (!waitForEpoch(words, barrier.epoch, scope, {peer, barrier.call})) return epStatusTimeout;
-  const u32 call = loadRelaxedSystem(words + 1);
+  // Epoch and call are one word, written at once and read at once.
+  const u64* cell = arrivalCell(barrier.peers[barrier.rank], barrier.epoch, peer);
+  u64 word;
+  if (!waitForEpoch(cell, barrier.epoch, &word, scope, {peer, barrier.call})) return epStatusTimeout;
+  const u32 call = static_cast<u32>(word >> 32);
   if (call == barrier.call) return epStatusGood;
   recordTrap(scope, {peer, barrier.call}, barrier.call, call, trapReasonOtherCall);
   return epStatusOtherCall;

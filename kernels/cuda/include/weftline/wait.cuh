@@ -60,18 +60,26 @@ __device__ __forceinline__ u32 expiryReason(const WaitScope& scope) {
 __device__ __forceinline__ bool epochReached(u32 seen, u32 expected) { return static_cast<i32>(seen - expected) >= 0; }
 
 // Returns true once `*word` has reached the epoch, with what its writer released before; false after the deadline, when
-// the caller must leave the kernel without touching what it waited for. One thread per word suffices.
-__device__ __forceinline__ bool waitForEpoch(const u32* word, u32 expected, const WaitScope& scope, WaitFor whom) {
-  u32 seen = loadAcquireSystem(word);
-  if (epochReached(seen, expected)) return true;
+// the caller must leave the kernel without touching what it waited for. One thread per word suffices. A word of 64 bits
+// has its epoch in the lower half; `*value` becomes the whole of what was read.
+template <class Word>
+__device__ __forceinline__ bool waitForEpoch(const Word* word, u32 expected, Word* value, const WaitScope& scope,
+                                             WaitFor whom) {
+  *value = loadAcquireSystem(word);
+  if (epochReached(static_cast<u32>(*value), expected)) return true;
   const u64 start = globalTimer();
   for (u32 polls = 1;; ++polls) {
-    seen = loadAcquireSystem(word);
-    if (epochReached(seen, expected)) return true;
+    *value = loadAcquireSystem(word);
+    if (epochReached(static_cast<u32>(*value), expected)) return true;
     if (waitIsOver(scope, polls, start)) break;
   }
-  recordTrap(scope, whom, expected, seen, expiryReason(scope));
+  recordTrap(scope, whom, expected, static_cast<u32>(*value), expiryReason(scope));
   return false;
+}
+
+__device__ __forceinline__ bool waitForEpoch(const u32* word, u32 expected, const WaitScope& scope, WaitFor whom) {
+  u32 value;
+  return waitForEpoch(word, expected, &value, scope, whom);
 }
 
 // The same for a word that is to become anything but `empty`; stores what it became in `*value`.

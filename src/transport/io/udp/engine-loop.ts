@@ -106,7 +106,10 @@ export class EngineLoop implements Disposable {
   /** Sleeps until a packet comes, the engine's next deadline, the doorbell, or `most` is over. */
   sleep(most: number = LONGEST_SLEEP_MICROSECONDS): void {
     const due = this.engine.nextDeadline() - microseconds();
-    if (due > 0) this.#readiness.sleep(Math.min(due, most, LONGEST_SLEEP_MICROSECONDS));
+    if (due <= 0) return;
+    this.#readiness.sleep(Math.min(due, most, LONGEST_SLEEP_MICROSECONDS));
+    // A doorbell that stays rung would end every later sleep at once; a loop with one socket never looks at it.
+    this.doorbell.silence();
   }
 
   /** To be called before requests are posted: the engine then knows what time it is, and the loop polls for a while. */
@@ -133,8 +136,7 @@ export class EngineLoop implements Disposable {
     let isBusy = false;
     for (let index = 0; index < ready; index += 1) {
       const number = this.#readiness.numberAt(index);
-      if (number === DOORBELL) this.doorbell.silence();
-      else if (this.#drain(number)) isBusy = true;
+      if (number !== DOORBELL && this.#drain(number)) isBusy = true;
     }
     return isBusy;
   }

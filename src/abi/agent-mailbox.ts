@@ -1,0 +1,86 @@
+// The memory through which agents of one host reach an agent: who it is, what it has registered, notifications per sender.
+import { defineLayout } from './layout.ts';
+
+/** "WLMB", little endian. */
+export const MAILBOX_MAGIC = 0x424d4c57;
+export const MAILBOX_VERSION = 1;
+/** Agents that can have a link to one agent at a time. */
+export const MAILBOX_SENDERS = 64;
+/** A power of two. */
+export const SENDER_RING_BYTES = 65_536;
+export const MAILBOX_REGIONS = 4096;
+export const SENDER_NAME_BYTES = 256;
+
+export const mailboxStates = { open: 1, closed: 2 } as const;
+export const senderStates = { free: 0, open: 1, closed: 2 } as const;
+
+/**
+ * The first page. Words that change stand alone on their cache lines.
+ *
+ * - `state`: written by the owner; tells a peer that closed from one that died.
+ * - `joins`: senders that have come so far, wraps. Added to by a sender behind its slot; the owner then looks at all slots.
+ * - `doorbell`: futex word. Added to by senders when the owner sleeps; wraps.
+ * - `sleepers`: waits of the owner that sleep on `doorbell`. ORDER: the owner adds to it, then looks at all tails once
+ *   more; a sender stores its tail, then looks at it. So one of the two sees the other.
+ * - `address`: where the owner has this page mapped, so that peers can try whether they may read its memory.
+ */
+export const mailboxHeader = defineLayout(
+  'MailboxHeader',
+  {
+    magic: 'u32',
+    version: 'u32',
+    incarnation: 'u64',
+    address: 'u64',
+    pid: 'u32',
+    state: 'u32',
+    statePad: { of: 'u32', count: 8 },
+    joins: 'u32',
+    joinsPad: { of: 'u32', count: 15 },
+    doorbell: 'u32',
+    doorbellPad: { of: 'u32', count: 15 },
+    sleepers: 'u32',
+    sleepersPad: { of: 'u32', count: 15 },
+  },
+  4096,
+);
+
+/**
+ * One per sender. The sender holds the lock of byte 1 + slot of the file, the owner that of byte 0; the kernel drops them
+ * when their processes end. A slot is taken by whoever holds its lock and finds it free; the owner frees it once the
+ * sender is gone and its ring is empty.
+ *
+ * - `tail`: bytes written so far. Written by the sender; its store publishes the records before it. Wraps.
+ * - `head`: bytes read so far. Written by the owner; the sender may write over what lies before it. Wraps.
+ */
+export const mailboxSender = defineLayout(
+  'MailboxSender',
+  {
+    tail: 'u32',
+    state: 'u32',
+    nameBytes: 'u32',
+    tailPad: { of: 'u32', count: 13 },
+    head: 'u32',
+    headPad: { of: 'u32', count: 15 },
+    name: { of: 'u8', count: SENDER_NAME_BYTES },
+  },
+  64,
+);
+
+/** What is in front of each record of a ring; records begin at multiples of 8 and never wrap. */
+export const notificationHead = defineLayout('NotificationHead', {
+  /** Of what follows; SKIP_RECORD: the next record is at the beginning of the ring. */
+  bytes: 'u32',
+  reserved: 'u32',
+});
+export const SKIP_RECORD = 0xffff_ffff;
+
+/** One per region that the owner has registered; a key of zero says that there is none (any more). */
+export const mailboxRegion = defineLayout('MailboxRegion', {
+  key: 'u32',
+  reserved: 'u32',
+});
+
+export const SENDERS_OFFSET: number = mailboxHeader.size;
+export const REGIONS_OFFSET: number = SENDERS_OFFSET + MAILBOX_SENDERS * mailboxSender.size;
+export const RINGS_OFFSET: number = Math.ceil((REGIONS_OFFSET + MAILBOX_REGIONS * mailboxRegion.size) / 4096) * 4096;
+export const MAILBOX_BYTES: number = RINGS_OFFSET + MAILBOX_SENDERS * SENDER_RING_BYTES;

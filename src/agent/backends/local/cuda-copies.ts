@@ -1,0 +1,62 @@
+// Copies to and from memory of GPUs: enqueued on a stream of their own, done when an event behind them is.
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
+import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
+import type { CopyPart, CopyPlan } from './copy-plan.ts';
+
+export interface CudaCopiesOptions {
+  readonly device: CudaDevice;
+  readonly stream: CudaStream;
+  readonly isRead: boolean;
+}
+
+/**
+ * Copies begin when the transfer is posted; they do not wait for work of other streams: what is sent must lie there, as
+ * for a copy by the host. Host memory that the driver does not know is copied by the host within `advance`.
+ */
+export class CudaCopies implements CopyPlan, Disposable {
+  readonly bytes: number;
+  readonly #device: CudaDevice;
+  readonly #stream: CudaStream;
+  readonly #event: CudaEvent;
+  /** To, from, bytes. */
+  readonly #copies: Float64Array;
+  #isEnqueued = false;
+
+  constructor(parts: readonly CopyPart[], { device, stream, isRead }: CudaCopiesOptions) {
+    this.#device = device;
+    this.#stream = stream;
+    this.#event = device.createEvent();
+    this.bytes = parts.reduce((sum, { bytes }) => sum + bytes, 0);
+    this.#copies = new Float64Array(parts.length * 3);
+    for (const [index, { local, remote, bytes }] of parts.entries()) {
+      this.#copies.set(isRead ? [local, remote, bytes] : [remote, local, bytes], index * 3);
+    }
+  }
+
+  begin(): void {
+    this.#isEnqueued = false;
+  }
+
+  advance(): boolean {
+    if (!this.#isEnqueued) this.#enqueue();
+    return this.#event.isDone();
+  }
+
+  [Symbol.dispose](): void {
+    this.#event[Symbol.dispose]();
+  }
+
+  #enqueue(): void {
+    const { context } = this.#device;
+    const copies = this.#copies;
+    context.enter();
+    context.workCount += 1;
+    for (let at = 0; at < copies.length; at += 3) {
+      const [to, from, bytes] = [copies[at], copies[at + 1], copies[at + 2]] as [number, number, number];
+      context.check('cuMemcpyAsync', context.driver.cuMemcpyAsync(to, from, bytes, this.#stream.handle));
+    }
+    this.#event.record(this.#stream);
+    this.#isEnqueued = true;
+  }
+}

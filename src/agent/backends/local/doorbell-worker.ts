@@ -1,0 +1,32 @@
+// Sleeps on the doorbell of a mailbox until told to stop.
+import { parentPort, workerData } from 'node:worker_threads';
+import { WakeWord } from '../../../core/wake-word.ts';
+import { Futex } from '../../../native/libc.ts';
+import { viewAt } from '../../../native/library.ts';
+
+export interface DoorbellWorkerData {
+  /** Native address; mapped until the thread has ended. */
+  readonly doorbell: number;
+  /** Of the agent's WakeWord. */
+  readonly wake: SharedArrayBuffer;
+  /** One word, set to 1 before the doorbell is rung for the last time. */
+  readonly stop: SharedArrayBuffer;
+}
+
+const LONGEST_SLEEP_NS = 900_000_000;
+
+const data = workerData as DoorbellWorkerData;
+const word = new Int32Array(viewAt(data.doorbell, 4));
+const futex = new Futex(word);
+const wake = new WakeWord(data.wake);
+const stop = new Int32Array(data.stop);
+
+parentPort?.postMessage('running');
+let seen = Atomics.load(word, 0);
+while (Atomics.load(stop, 0) === 0) {
+  futex.waitBlocking(seen, LONGEST_SLEEP_NS);
+  const now = Atomics.load(word, 0);
+  if (now === seen) continue;
+  seen = now;
+  wake.ring();
+}

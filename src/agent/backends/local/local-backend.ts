@@ -1,0 +1,232 @@
+// Transfers between agents of one host: one copy by the caller's thread, from memory to memory.
+import { readFileSync, statSync } from 'node:fs';
+import { BOOT_ID_BYTES, LOCAL_INFO_VERSION, localConnectionInfo } from '../../../abi/agent-local-info.ts';
+import { Block } from '../../../abi/layout.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
+import type {
+  Backend,
+  BackendContext,
+  BackendLink,
+  BackendPeer,
+  BackendRegion,
+  ConnectOptions,
+  CreateBackend,
+} from '../../backend.ts';
+import { DoorbellThread } from './doorbell-thread.ts';
+import { LocalLink } from './local-link.ts';
+import { LocalRegion } from './local-region.ts';
+import { Mailbox } from './mailbox.ts';
+import { PeerMailbox } from './peer-mailbox.ts';
+import { whyNotProcessMemory } from './process-permission.ts';
+
+export const createBackend: CreateBackend = (context) => Promise.resolve().then(() => new LocalBackend(context));
+
+/** How much is copied between two looks at everything else: well under a millisecond. */
+const TURN_BYTES = 4 << 20;
+/** How often it is looked whether peers still live. */
+const PEER_CHECK_MS = 50;
+/** A look at the clock costs more than an empty poll. */
+const POLLS_PER_CLOCK = 256;
+/** As long as the thread on the doorbell starts. */
+const SHORT_SLEEP_MS = 1;
+
+class LocalBackend implements Backend {
+  readonly name = 'local';
+  readonly connectionInfo: Uint8Array;
+  readonly #context: BackendContext;
+  readonly #mailbox: Mailbox;
+  readonly #own: HostPlace;
+  readonly #links = new Set<LocalLink>();
+  #busy: LocalLink[] = [];
+  #thread: DoorbellThread | undefined;
+  #isScheduled = false;
+  #polls = 0;
+  #checkedAt = 0;
+  #closing: Promise<void> | undefined;
+
+  constructor(context: BackendContext) {
+    this.#context = context;
+    this.#own = hostPlace();
+    this.#mailbox = new Mailbox(context.incarnation);
+    this.connectionInfo = describe(this.#own, this.#mailbox);
+  }
+
+  whyNotMemory({ kind, device }: AgentMemory): string | undefined {
+    if (kind === 'host' || device instanceof CudaDevice) return undefined;
+    return 'the memory belongs to a device that is not a GPU';
+  }
+
+  whyNotPeer(peer: BackendPeer): string | undefined {
+    const info = readInfo(peer.connectionInfo);
+    if (info === undefined) return 'the peer has another version of weftline';
+    if (info.bootId !== this.#own.bootId) return 'the peer is on another host';
+    if (info.pidNamespace !== this.#own.pidNamespace) {
+      return 'the peer is in a container with process numbers of its own (start both with the same, as docker run --pid=…)';
+    }
+    if (info.uid === this.#own.uid || this.#own.uid === 0) return undefined;
+    return `the peer runs as user ${info.uid}, this process as ${this.#own.uid}`;
+  }
+
+  whyNotRemote(_kind: MemoryKind): string | undefined {
+    return undefined;
+  }
+
+  async register(memory: AgentMemory): Promise<BackendRegion> {
+    return new LocalRegion(memory, this.#mailbox);
+  }
+
+  async connect(peer: BackendPeer, { signal }: ConnectOptions): Promise<BackendLink> {
+    signal?.throwIfAborted();
+    const info = readInfo(peer.connectionInfo);
+    const why = this.whyNotPeer(peer);
+    if (info === undefined || why !== undefined) {
+      throw new WeftlineError('WL_UNSUPPORTED', `Cannot reach ${peer.name} within this host: ${why}`);
+    }
+    const mailbox = PeerMailbox.open({
+      peer: peer.name,
+      incarnation: peer.incarnation,
+      place: info,
+      sender: this.#context.agentName,
+    });
+    const link: LocalLink = new LocalLink({
+      peerName: peer.name,
+      pid: info.pid,
+      mailbox,
+      whyNotProcess: whyNotProcessMemory(info.pid, info.address),
+      onWork: () => this.#work(link),
+      onClose: () => {
+        this.#links.delete(link);
+        this.#busy = this.#busy.filter((other) => other !== link);
+      },
+    });
+    this.#links.add(link);
+    return link;
+  }
+
+  poll(): boolean {
+    let any = this.#mailbox.poll(this.#context.deliver);
+    if (this.#busy.length > 0) any = this.#advance() || any;
+    this.#polls += 1;
+    if (this.#polls % POLLS_PER_CLOCK === 0) any = this.#checkPeers() || any;
+    return any;
+  }
+
+  prepareSleep(): number {
+    if (this.#busy.length > 0 || !this.#mailbox.arm()) return 0;
+    this.#polls = POLLS_PER_CLOCK - 1;
+    this.#thread ??= new DoorbellThread(this.#mailbox, this.#context.wake);
+    return this.#thread.isRunning ? PEER_CHECK_MS : SHORT_SLEEP_MS;
+  }
+
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  async #close(): Promise<void> {
+    for (const link of this.#links) await link.close();
+    await this.#thread?.close();
+    this.#mailbox[Symbol.dispose]();
+  }
+
+  #work(link: LocalLink): void {
+    if (!this.#busy.includes(link)) this.#busy.push(link);
+    this.#schedule();
+  }
+
+  /** Copies go on although nobody waits for them, a turn of the event loop at a time. */
+  readonly #turn = (): void => {
+    this.#isScheduled = false;
+    if (this.#busy.length === 0) return;
+    if (this.#advance()) this.#context.wake.ring();
+    this.#schedule();
+  };
+
+  #schedule(): void {
+    if (this.#isScheduled || this.#busy.length === 0) return;
+    this.#isScheduled = true;
+    setImmediate(this.#turn);
+  }
+
+  #advance(): boolean {
+    let any = false;
+    for (let index = this.#busy.length - 1; index >= 0; index -= 1) {
+      const link = this.#busy[index] as LocalLink;
+      any = link.advance(TURN_BYTES) || any;
+      if (link.isQuiet) this.#busy.splice(index, 1);
+    }
+    return any;
+  }
+
+  /** True if a peer was found dead. */
+  #checkPeers(): boolean {
+    const now = performance.now();
+    if (now - this.#checkedAt < PEER_CHECK_MS) return false;
+    this.#checkedAt = now;
+    let any = false;
+    for (const link of this.#links) any = link.checkPeer() || any;
+    this.#mailbox.freeSenders(this.#context.deliver);
+    return any;
+  }
+}
+
+interface HostPlace {
+  readonly bootId: string;
+  readonly pidNamespace: number;
+  readonly uid: number;
+}
+
+function hostPlace(): HostPlace {
+  try {
+    return {
+      bootId: readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim(),
+      pidNamespace: statSync('/proc/self/ns/pid').ino,
+      uid: process.getuid?.() ?? 0,
+    };
+  } catch (cause) {
+    throw new WeftlineError('WL_UNSUPPORTED', 'The local backend needs Linux with /proc mounted', { cause });
+  }
+}
+
+function describe({ bootId, pidNamespace, uid }: HostPlace, { memory }: Mailbox): Uint8Array {
+  const bytes = new Uint8Array(localConnectionInfo.size);
+  const info = new Block(localConnectionInfo, bytes.buffer, 0);
+  info.set('version', LOCAL_INFO_VERSION);
+  info.set('pid', process.pid);
+  info.set('uid', uid);
+  info.set('fd', memory.name.fd);
+  info.set('device', memory.name.device);
+  info.set('inode', memory.name.inode);
+  info.set('pidNamespace', pidNamespace);
+  info.set('address', memory.address);
+  bytes.set(Buffer.from(bootId).subarray(0, BOOT_ID_BYTES), localConnectionInfo.offset.bootId);
+  return bytes;
+}
+
+interface PeerPlace extends HostPlace {
+  readonly pid: number;
+  readonly fd: number;
+  readonly device: number;
+  readonly inode: number;
+  readonly address: number;
+}
+
+function readInfo(bytes: Uint8Array): PeerPlace | undefined {
+  if (bytes.length !== localConnectionInfo.size) return undefined;
+  const copy = bytes.slice();
+  const info = new Block(localConnectionInfo, copy.buffer, 0);
+  if (info.get('version') !== LOCAL_INFO_VERSION) return undefined;
+  const bootId = Buffer.from(copy.subarray(localConnectionInfo.offset.bootId)).toString('latin1');
+  return {
+    pid: info.get('pid'),
+    uid: info.get('uid'),
+    fd: info.get('fd'),
+    device: info.get('device'),
+    inode: info.get('inode'),
+    pidNamespace: info.get('pidNamespace'),
+    address: info.get('address'),
+    bootId: bootId.replace(/\0.*$/s, ''),
+  };
+}

@@ -1,0 +1,201 @@
+// An agent's own mailbox: peers write notifications into it and read from it which regions there are. `poll` is a hot path.
+import { randomInt } from 'node:crypto';
+import {
+  MAILBOX_BYTES,
+  MAILBOX_MAGIC,
+  MAILBOX_REGIONS,
+  MAILBOX_SENDERS,
+  MAILBOX_VERSION,
+  mailboxHeader,
+  mailboxRegion,
+  mailboxSender,
+  mailboxStates,
+  REGIONS_OFFSET,
+  RINGS_OFFSET,
+  SENDER_NAME_BYTES,
+  SENDER_RING_BYTES,
+  SENDERS_OFFSET,
+  senderStates,
+} from '../../../abi/agent-mailbox.ts';
+import { Block } from '../../../abi/layout.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+import { SharedMemory } from '../../../memory/shared-memory.ts';
+import { Futex, isByteLocked, lockByte } from '../../../native/libc.ts';
+import { NotificationRing } from './notification-ring.ts';
+
+/** The owner's lock; that of a sender is at 1 + its slot. */
+export const OWNER_LOCK = 0;
+
+/** Where each word of the header stands, in words. */
+export const headerWord = Object.fromEntries(
+  Object.entries(mailboxHeader.offset).map(([name, offset]) => [name, offset / 4]),
+) as typeof mailboxHeader.offset;
+
+interface Sender {
+  readonly slot: number;
+  readonly name: string;
+  readonly ring: NotificationRing;
+  /** It wrote what cannot be; nothing of it is read any more. */
+  isBroken: boolean;
+}
+
+export type Deliver = (peer: string, message: Uint8Array) => void;
+
+export class Mailbox implements Disposable {
+  readonly memory: SharedMemory;
+  readonly #buffer: ArrayBuffer;
+  readonly #words: Int32Array;
+  readonly #regions: Uint32Array;
+  readonly #freeRegions: number[] = Array.from({ length: MAILBOX_REGIONS }, (_, index) => MAILBOX_REGIONS - 1 - index);
+  readonly #doorbell: Futex;
+  #senders: readonly Sender[] = [];
+  #seenJoins = 0;
+  #isArmed = false;
+  #isClosed = false;
+
+  /** `incarnation`: 16 hexadecimal digits. */
+  constructor(incarnation: string) {
+    this.memory = SharedMemory.create('mailbox', MAILBOX_BYTES, false);
+    this.#buffer = this.memory.buffer();
+    this.#words = new Int32Array(this.#buffer, 0, mailboxHeader.size / 4);
+    this.#regions = new Uint32Array(this.#buffer, REGIONS_OFFSET, (MAILBOX_REGIONS * mailboxRegion.size) / 4);
+    this.#doorbell = new Futex(this.#words.subarray(headerWord.doorbell, headerWord.doorbell + 1));
+    const header = new Block(mailboxHeader, this.#buffer, 0);
+    const words = new DataView(this.#buffer, mailboxHeader.offset.incarnation, 8);
+    words.setBigUint64(0, BigInt(`0x${incarnation}`), true);
+    header.set('magic', MAILBOX_MAGIC);
+    header.set('version', MAILBOX_VERSION);
+    header.set('address', this.memory.address);
+    header.set('pid', process.pid);
+    header.set('state', mailboxStates.open);
+    lockByte(this.memory.fd, OWNER_LOCK);
+  }
+
+  /** Address of the word that senders ring when `arm` said so. */
+  get doorbellAddress(): number {
+    return this.memory.address + mailboxHeader.offset.doorbell;
+  }
+
+  /** A place in the table of regions. Fails with WL_CAPACITY. */
+  openRegion(): { readonly slot: number; readonly key: number } {
+    const slot = this.#freeRegions.pop();
+    if (slot === undefined) {
+      throw new WeftlineError(
+        'WL_CAPACITY',
+        `An agent shares at most ${MAILBOX_REGIONS} regions with its host: deregister some, or register larger ones`,
+        { details: { allowed: MAILBOX_REGIONS } },
+      );
+    }
+    const key = randomInt(1, 2 ** 32);
+    Atomics.store(this.#regions, (slot * mailboxRegion.size) / 4, key);
+    return { slot, key };
+  }
+
+  closeRegion(slot: number): void {
+    if (this.#isClosed) return;
+    Atomics.store(this.#regions, (slot * mailboxRegion.size) / 4, 0);
+    this.#freeRegions.push(slot);
+  }
+
+  /** Hands over what senders wrote. True if there was anything. */
+  poll(deliver: Deliver): boolean {
+    if (this.#isClosed) return false;
+    if (this.#isArmed) {
+      this.#isArmed = false;
+      Atomics.store(this.#words, headerWord.sleepers, 0);
+    }
+    if (Atomics.load(this.#words, headerWord.joins) !== this.#seenJoins) this.#admit();
+    let any = false;
+    for (let index = 0; index < this.#senders.length; index += 1) {
+      const sender = this.#senders[index] as Sender;
+      if (!sender.ring.hasRecord || sender.isBroken) continue;
+      any = true;
+      this.#drain(sender, deliver);
+    }
+    return any;
+  }
+
+  /** From now until the next poll, senders ring the doorbell. False if something is there already. */
+  arm(): boolean {
+    this.#isArmed = true;
+    Atomics.store(this.#words, headerWord.sleepers, 1);
+    if (Atomics.load(this.#words, headerWord.joins) !== this.#seenJoins) return false;
+    return !this.#senders.some(({ ring, isBroken }) => ring.hasRecord && !isBroken);
+  }
+
+  /** Rings the own doorbell. */
+  ring(): void {
+    ringDoorbell(this.#words, this.#doorbell);
+  }
+
+  /** Frees the places of senders that left or died; what they had written is delivered first. */
+  freeSenders(deliver: Deliver): void {
+    const { fd } = this.memory;
+    const gone = this.#senders.filter(({ slot }) => !isByteLocked(fd, 1 + slot));
+    if (gone.length === 0) return;
+    this.#senders = this.#senders.filter((sender) => !gone.includes(sender));
+    for (const sender of gone) {
+      if (!sender.isBroken) this.#drain(sender, deliver);
+      const block = new Block(mailboxSender, this.#buffer, slotOffset(sender.slot));
+      block.set('tail', 0);
+      block.set('head', 0);
+      const state = (slotOffset(sender.slot) + mailboxSender.offset.state) / 4;
+      Atomics.store(new Int32Array(this.#buffer), state, senderStates.free);
+    }
+  }
+
+  [Symbol.dispose](): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    Atomics.store(this.#words, headerWord.state, mailboxStates.closed);
+    this.#senders = [];
+    this.memory[Symbol.dispose]();
+  }
+
+  #drain(sender: Sender, deliver: Deliver): void {
+    try {
+      for (let message = sender.ring.take(); message !== undefined; message = sender.ring.take()) {
+        deliver(sender.name, message);
+      }
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error;
+      sender.isBroken = true;
+    }
+  }
+
+  #admit(): void {
+    this.#seenJoins = Atomics.load(this.#words, headerWord.joins);
+    const senders = [...this.#senders];
+    for (let slot = 0; slot < MAILBOX_SENDERS; slot += 1) {
+      const block = new Block(mailboxSender, this.#buffer, slotOffset(slot));
+      // One that has left already may have written something before.
+      if (block.get('state') === senderStates.free || senders.some((sender) => sender.slot === slot)) continue;
+      senders.push({ slot, name: nameOf(this.#buffer, slot), ring: ringOf(this.#buffer, slot), isBroken: false });
+    }
+    this.#senders = senders;
+  }
+}
+
+/** Tells an owner that sleeps that something came. */
+export function ringDoorbell(header: Int32Array, doorbell: Futex): void {
+  Atomics.add(header, headerWord.doorbell, 1);
+  doorbell.wakeAll();
+}
+
+export function slotOffset(slot: number): number {
+  return SENDERS_OFFSET + slot * mailboxSender.size;
+}
+
+export function ringOf(buffer: ArrayBuffer, slot: number): NotificationRing {
+  return new NotificationRing({
+    buffer,
+    slotOffset: slotOffset(slot),
+    ringOffset: RINGS_OFFSET + slot * SENDER_RING_BYTES,
+  });
+}
+
+function nameOf(buffer: ArrayBuffer, slot: number): string {
+  const length = new Block(mailboxSender, buffer, slotOffset(slot)).get('nameBytes');
+  const bytes = new Uint8Array(buffer, slotOffset(slot) + mailboxSender.offset.name, SENDER_NAME_BYTES);
+  return Buffer.from(bytes.subarray(0, length)).toString();
+}

@@ -1,0 +1,92 @@
+// A ring of records in shared memory with one writer and one reader, each of which may die at any time. Hot path.
+import { mailboxSender, notificationHead, SENDER_RING_BYTES, SKIP_RECORD } from '../../../abi/agent-mailbox.ts';
+
+const HEAD_BYTES = notificationHead.size;
+const MASK = SENDER_RING_BYTES - 1;
+
+/** Longest record; anything up to it fits an empty ring, wherever that begins. */
+export const MAX_NOTIFICATION_BYTES: number = SENDER_RING_BYTES / 2 - HEAD_BYTES;
+
+export interface RingPlace {
+  readonly buffer: ArrayBuffer;
+  /** Where the sender's slot and its ring begin. */
+  readonly slotOffset: number;
+  readonly ringOffset: number;
+}
+
+export class NotificationRing {
+  readonly #control: Int32Array;
+  readonly #bytes: Uint8Array;
+  readonly #words: Uint32Array;
+  /** What this side has written, or read; the other side's count is in the shared memory. */
+  #own: number;
+  /** The writer's last look at what the reader has read. */
+  #seen: number;
+
+  constructor({ buffer, slotOffset, ringOffset }: RingPlace) {
+    this.#control = new Int32Array(buffer, slotOffset, mailboxSender.size / 4);
+    this.#bytes = new Uint8Array(buffer, ringOffset, SENDER_RING_BYTES);
+    this.#words = new Uint32Array(buffer, ringOffset, SENDER_RING_BYTES / 4);
+    this.#own = Atomics.load(this.#control, HEAD);
+    this.#seen = this.#own;
+  }
+
+  /** The writer's: false if the reader has to make room first. */
+  push(record: Uint8Array): boolean {
+    const needed = sizeOf(record.length);
+    const at = this.#own & MASK;
+    const skipped = at + needed > SENDER_RING_BYTES ? SENDER_RING_BYTES - at : 0;
+    if (!this.#hasRoom(skipped + needed)) return false;
+    if (skipped > 0) this.#words[at >>> 2] = SKIP_RECORD;
+    const start = (at + skipped) & MASK;
+    this.#words[start >>> 2] = record.length;
+    this.#bytes.set(record, start + HEAD_BYTES);
+    this.#own = (this.#own + skipped + needed) | 0;
+    Atomics.store(this.#control, TAIL, this.#own);
+    return true;
+  }
+
+  /** The writer's: true if `push` would take a record of that length. */
+  hasRoomFor(bytes: number): boolean {
+    const needed = sizeOf(bytes);
+    const at = this.#own & MASK;
+    return this.#hasRoom(needed + (at + needed > SENDER_RING_BYTES ? SENDER_RING_BYTES - at : 0));
+  }
+
+  /** The reader's: true if a record is there. */
+  get hasRecord(): boolean {
+    return Atomics.load(this.#control, TAIL) !== this.#own;
+  }
+
+  /** The reader's: the next record, a copy; undefined if there is none. Throws RangeError when the writer wrote nonsense. */
+  take(): Uint8Array | undefined {
+    if (!this.hasRecord) return undefined;
+    let at = this.#own & MASK;
+    let bytes = this.#words[at >>> 2] as number;
+    if (bytes === SKIP_RECORD) {
+      this.#own = (this.#own + SENDER_RING_BYTES - at) | 0;
+      at = 0;
+      bytes = this.#words[0] as number;
+    }
+    if (bytes > MAX_NOTIFICATION_BYTES || at + HEAD_BYTES + bytes > SENDER_RING_BYTES) {
+      throw new RangeError(`a record of ${bytes} bytes at ${at}`);
+    }
+    const record = this.#bytes.slice(at + HEAD_BYTES, at + HEAD_BYTES + bytes);
+    this.#own = (this.#own + sizeOf(bytes)) | 0;
+    Atomics.store(this.#control, HEAD, this.#own);
+    return record;
+  }
+
+  #hasRoom(bytes: number): boolean {
+    if (((this.#own - this.#seen) | 0) + bytes <= SENDER_RING_BYTES) return true;
+    this.#seen = Atomics.load(this.#control, HEAD);
+    return ((this.#own - this.#seen) | 0) + bytes <= SENDER_RING_BYTES;
+  }
+}
+
+const TAIL = mailboxSender.offset.tail / 4;
+const HEAD = mailboxSender.offset.head / 4;
+
+function sizeOf(bytes: number): number {
+  return HEAD_BYTES + Math.ceil(bytes / 8) * 8;
+}

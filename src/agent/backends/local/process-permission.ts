@@ -1,0 +1,31 @@
+// Whether this process may copy memory of another one: tried out, and if not, why not.
+import { readFileSync } from 'node:fs';
+import { MAILBOX_MAGIC } from '../../../abi/agent-mailbox.ts';
+import { NativeBlock } from '../../../native/native-block.ts';
+import { RangeList, whyCopyFailed } from '../../../native/process-memory.ts';
+
+/** `address`: of the peer's mailbox in its own memory, which begins with a word that is known. */
+export function whyNotProcessMemory(pid: number, address: number): string | undefined {
+  const word = new NativeBlock(4);
+  const range = new RangeList(1);
+  range.set(0, { local: word.address, remote: address, bytes: 4 });
+  const copied = range.copy(pid, true, 0, 1);
+  if (copied === 4 && word.words[0] === MAILBOX_MAGIC) return undefined;
+  if (copied === 4) return `process ${pid} is not the one that was announced`;
+  const reasons: Readonly<Record<ReturnType<typeof whyCopyFailed>, string>> = {
+    gone: `process ${pid} has ended`,
+    missing: 'this container forbids copies between processes (process_vm_readv): its seccomp profile must allow them',
+    forbidden: `the system forbids copies between processes of one user here (${forbiddenBy()})`,
+    fault: `reading memory of process ${pid} failed`,
+  };
+  return reasons[whyCopyFailed(-copied)];
+}
+
+function forbiddenBy(): string {
+  try {
+    const scope = readFileSync('/proc/sys/kernel/yama/ptrace_scope', 'utf8').trim();
+    return `kernel.yama.ptrace_scope is ${scope}, and containers need CAP_SYS_PTRACE or a seccomp profile that allows it`;
+  } catch {
+    return 'containers need CAP_SYS_PTRACE or a seccomp profile that allows it';
+  }
+}

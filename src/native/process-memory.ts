@@ -1,0 +1,69 @@
+// Copies between this process's memory and another's, where the kernel permits it. Hot path: argument blocks are made once.
+import { lazyFunction, linuxLibrary as libc, loadKoffi } from './library.ts';
+import { NativeBlock } from './native-block.ts';
+import { nativeError } from './native-error.ts';
+
+const readFunction = lazyFunction(libc, 'int64_t process_vm_readv(int, intptr_t, ulong, intptr_t, ulong, ulong)');
+const writeFunction = lazyFunction(libc, 'int64_t process_vm_writev(int, intptr_t, ulong, intptr_t, ulong, ulong)');
+const prctlFunction = lazyFunction(libc, 'int prctl(int, uint64_t, uint64_t, uint64_t, uint64_t)');
+
+const PR_SET_PTRACER = 0x59616d61;
+const PR_SET_PTRACER_ANY = 2 ** 64 - 1;
+const EPERM = 1;
+const ESRCH = 3;
+const ENOSYS = 38;
+
+/** The kernel takes no more ranges in one call. */
+export const MAX_RANGES = 1024;
+
+const IOVEC_WORDS = 4;
+
+/** Ranges here and there that belong together in order; the kernel reads them in place. */
+export class RangeList {
+  readonly #local: NativeBlock;
+  readonly #remote: NativeBlock;
+
+  constructor(capacity: number) {
+    this.#local = new NativeBlock(capacity * IOVEC_WORDS * 4);
+    this.#remote = new NativeBlock(capacity * IOVEC_WORDS * 4);
+  }
+
+  set(index: number, range: { readonly local: number; readonly remote: number; readonly bytes: number }): void {
+    putRange(this.#local.words, index, range.local, range.bytes);
+    putRange(this.#remote.words, index, range.remote, range.bytes);
+  }
+
+  /** Copies `count` ranges from `first` on, out of the other process or into it. Returns the bytes, or -errno. */
+  copy(pid: number, isRead: boolean, first: number, count: number): number {
+    const at = first * IOVEC_WORDS * 4;
+    const call = isRead ? readFunction() : writeFunction();
+    const bytes: number = call(pid, this.#local.address + at, count, this.#remote.address + at, count, 0);
+    return bytes === -1 ? -loadKoffi().errno() : bytes;
+  }
+}
+
+/** Where a security module restricts who may read a process's memory (yama), lets every process of this user do so. */
+export function admitPeersToMemory(): void {
+  // Kernels without the module do not know the call; then nothing has to be admitted.
+  prctlFunction()(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+}
+
+/** What a failed copy means for a person. */
+export function whyCopyFailed(errno: number): 'gone' | 'forbidden' | 'missing' | 'fault' {
+  if (errno === ESRCH) return 'gone';
+  if (errno === EPERM) return 'forbidden';
+  return errno === ENOSYS ? 'missing' : 'fault';
+}
+
+/** The error of a copy that returned -errno. */
+export function copyError(isRead: boolean, errno: number): Error {
+  return nativeError(isRead ? 'process_vm_readv' : 'process_vm_writev', 'copying between processes', errno);
+}
+
+function putRange(words: Uint32Array, index: number, address: number, bytes: number): void {
+  const at = index * IOVEC_WORDS;
+  words[at] = address;
+  words[at + 1] = address / 2 ** 32;
+  words[at + 2] = bytes;
+  words[at + 3] = bytes / 2 ** 32;
+}
