@@ -25,6 +25,7 @@ import {
   layerRecordWords,
   layerSumArguments,
 } from './layer-arguments.ts';
+import { channelPutArguments } from './channel-arguments.ts';
 import {
   commandBits,
   commandKinds,
@@ -87,6 +88,7 @@ const layouts: readonly Layout[] = [
   groupedProductArguments,
   benchMeetArguments,
   benchCopyArguments,
+  channelPutArguments,
   twoProcessWriteArguments,
   twoProcessWaitArguments,
   benchDevicePutArguments,

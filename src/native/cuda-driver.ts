@@ -49,10 +49,6 @@ const table = {
     'int cuMemGetAddressRange_v2(_Out_ uint64_t*, _Out_ size_t*, uint64_t)',
   ),
   cuMemFree: prototype<[address: number]>('int cuMemFree_v2(uint64_t)'),
-  /** The allocation that an address lies in. */
-  cuMemGetAddressRange: prototype<[base: Out, bytes: Out, address: number]>(
-    'int cuMemGetAddressRange_v2(_Out_ uint64_t*, _Out_ size_t*, uint64_t)',
-  ),
   cuMemHostAlloc: prototype<[address: Out, bytes: number, flags: number]>(
     'int cuMemHostAlloc(_Out_ uint64_t*, size_t, uint)',
   ),

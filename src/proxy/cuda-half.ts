@@ -2,7 +2,6 @@
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { type Storage, Tensor } from '../device/tensor.ts';
-import type { Out } from '../native/library.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
 import { CudaRequests } from './cuda-requests.ts';
 import type { DeviceHalf, DeviceHalfOptions } from './device-half.ts';
@@ -80,19 +79,16 @@ export class CudaHalf implements DeviceHalf {
   }
 
   exportMemory(address: number, bytes: number): DescRange['ipc'] {
-    const base: Out = [0];
-    const size: Out = [0];
-    this.#device.context.call('cuMemGetAddressRange', base, size, address);
-    const offset = address - base[0];
-    if (offset + bytes > size[0]) {
+    const allocation = this.#device.exportAllocation(address);
+    const offset = address - allocation.base;
+    if (offset + bytes > allocation.bytes) {
       throw new WeftlineError(
         'WL_INVALID_ARGUMENT',
-        `A range of ${bytes} bytes is not inside one allocation of the GPU: ${size[0] - offset} bytes are left there`,
-        { details: { address, bytes, allocation: base[0], allocationBytes: size[0] } },
+        `A range of ${bytes} bytes is not inside one allocation of the GPU: ${allocation.bytes - offset} bytes are left there`,
+        { details: { address, bytes, allocation: allocation.base, allocationBytes: allocation.bytes } },
       );
     }
-    const whole = this.#tensor({ address: base[0], bytes: size[0] }).storage;
-    return { handle: this.#device.exportMemory(whole), offset, bytes: size[0] };
+    return { handle: allocation.handle, offset, bytes: allocation.bytes };
   }
 
   map(descs: TransferDescs): number[] | string {

@@ -4,10 +4,6 @@
 
 namespace weftline {
 
-__device__ __forceinline__ void addReleaseSystem(u64* word, u64 value) {
-  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-
 // A counter across two words would not be added at once, so it begins at a multiple of 8.
 template <Level level>
 __device__ __forceinline__ bool maySignal(Request request, u64 target, const Route& route) {
