@@ -82,7 +82,10 @@ export class CommandServer {
     const route = this.#requests[request]?.remotes[remote];
     if (route === undefined || (kind !== commandKinds.put && kind !== commandKinds.signal)) {
       const what = `request ${request}, remote range ${remote}, kind ${kind}`;
-      this.#refuse(slot, new WeftlineError('WL_PROTOCOL', `A device pushed a command that means nothing here: ${what}`));
+      this.#refuse(
+        slot,
+        new WeftlineError('WL_PROTOCOL', `A device pushed a command that means nothing here: ${what}`),
+      );
       return true;
     }
     const { channel } = route;

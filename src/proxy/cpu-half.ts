@@ -5,6 +5,7 @@ import { queueBytes } from './command-queue.ts';
 import { CpuKernelApi } from './cpu-kernel-api.ts';
 import type { DeviceHalf, DeviceHalfOptions } from './device-half.ts';
 import type { ProxyLink } from './proxy-link.ts';
+import type { Allocation } from './proxy-messages.ts';
 import { queuesIn } from './queue-layout.ts';
 import type { RequestShape } from './request-shape.ts';
 
@@ -35,8 +36,8 @@ export class CpuHalf implements DeviceHalf {
     });
   }
 
-  async allocate(bytes: number): Promise<number> {
-    return (await this.#link.call({ name: 'allocate', bytes })) as number;
+  async allocate(bytes: number): Promise<Allocation> {
+    return (await this.#link.call({ name: 'allocate', bytes })) as Allocation;
   }
 
   view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {

@@ -58,12 +58,12 @@ export class CudaHalf implements DeviceHalf {
     return this.#requests.rings;
   }
 
-  async allocate(bytes: number): Promise<number> {
+  async allocate(bytes: number): Promise<{ readonly address: number }> {
     const storage = this.#device.allocateShared(Math.ceil(bytes / SHARED_BLOCK) * SHARED_BLOCK);
     this.#owned.push(storage);
     // No peer may write before the memory is zeroed.
     await this.#device.stream.idle();
-    return storage.address;
+    return { address: storage.address };
   }
 
   view(): never {

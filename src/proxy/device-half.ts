@@ -10,7 +10,8 @@ export interface DeviceHalf extends Disposable {
   /** What kernels wait with. */
   readonly waits: number;
   readonly queueMemory: SharedBytes;
-  allocate(bytes: number): Promise<number>;
+  /** Memory of the device; `id` if it is registered already. */
+  allocate(bytes: number): Promise<{ readonly address: number; readonly id?: number }>;
   view(memory: { readonly address: number; readonly bytes: number }): Uint8Array;
   read(memory: { readonly address: number; readonly bytes: number }): Promise<Uint8Array>;
   write(address: number, values: Uint8Array): Promise<void>;

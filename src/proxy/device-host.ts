@@ -1,4 +1,5 @@
 // The host of kernels that communicate: registers their memory, exchanges it with peers, gives them handles to requests.
+import type { BackendName } from '../agent/index.ts';
 import { MAX_COMMAND_OFFSET, MAX_DEVICE_REQUESTS, MAX_REQUEST_REMOTES } from '../abi/command-queue.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
@@ -21,7 +22,9 @@ export interface DeviceHostOptions {
   /** Peers must have the same; see Agent. */
   readonly token?: string;
   /** Which of the agent's backends may carry what kernels cannot write directly; all by default. */
-  readonly backends?: readonly string[];
+  readonly backends?: readonly BackendName[];
+  /** The numeric address that peers of other hosts reach this one by. */
+  readonly host?: string;
   /** False: also what kernels could write directly goes through the queues. */
   readonly direct?: boolean;
   /** Command queues of the device; channel c uses queue c % queues. 4 by default. */
@@ -84,9 +87,11 @@ export class DeviceHost implements AsyncDisposable {
       capacity,
     };
     const ordinal = device.kind === 'cuda' ? device.context.ordinal : undefined;
-    const { backends, token = '' } = options;
+    const { backends, host, token = process.env['WEFTLINE_TOKEN'] ?? '' } = options;
     let half: DeviceHalf | undefined;
-    const link = new ProxyLink({ agent: name, settings, token, backends, ordinal }, (error) => half?.abort(error));
+    const link = new ProxyLink({ agent: name, settings, token, backends, ordinal, host }, (error) =>
+      half?.abort(error),
+    );
     try {
       half =
         device.kind === 'cpu'
@@ -125,8 +130,8 @@ export class DeviceHost implements AsyncDisposable {
 
   /** Memory of the device that peers can map, zeroed, and registered. Freed with the host. */
   async allocate(bytes: number): Promise<RegisteredVram> {
-    const address = await this.#half.allocate(bytes);
-    return this.registerVram(address, bytes);
+    const { address, id } = await this.#half.allocate(bytes);
+    return id === undefined ? this.registerVram(address, bytes) : this.#keep({ id, address, bytes });
   }
 
   /** On the CPU the address is native, as allocate() gives it. The memory stays until the host is closed. */
@@ -135,9 +140,7 @@ export class DeviceHost implements AsyncDisposable {
       throw invalidArgument('bytes', bytes, `1 to ${MAX_COMMAND_OFFSET}`);
     }
     const id = (await this.#link.call({ name: 'register', address, bytes })) as number;
-    const memory = { id, address, bytes };
-    this.#regions.set(id, memory);
-    return memory;
+    return this.#keep({ id, address, bytes });
   }
 
   /** The bytes of registered memory, in place; WL_UNSUPPORTED on GPUs. */
@@ -220,6 +223,11 @@ export class DeviceHost implements AsyncDisposable {
     return this.#half.addRequest(request);
   }
 
+  /** Kernels that wait leave within milliseconds; whoever waits for them gets the error, once. */
+  abort(reason: WeftlineError): void {
+    this.#half.abort(reason);
+  }
+
   /** After kernels have ended: fails with why one of them left early, if one did. Waiting for a stream does this too. */
   throwIfFailed(): void {
     this.#half.throwIfFailed();
@@ -229,6 +237,11 @@ export class DeviceHost implements AsyncDisposable {
   async [Symbol.asyncDispose](): Promise<void> {
     await this.#link[Symbol.asyncDispose]();
     this.#half[Symbol.dispose]();
+  }
+
+  #keep(memory: RegisteredVram): RegisteredVram {
+    this.#regions.set(memory.id, memory);
+    return memory;
   }
 
   /** Addresses of all ranges in this process, or why there are none. */

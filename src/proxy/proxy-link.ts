@@ -13,18 +13,20 @@ export class ProxyLink implements AsyncDisposable {
   readonly wake: WakeWord = new WakeWord();
   readonly #worker: Worker;
   readonly #calls = new Map<number, PendingCall>();
-  readonly #onFailure: (error: WeftlineError, peer: string | undefined) => void;
+  readonly #onFailure: (error: WeftlineError) => void;
   #ended: WeftlineError | undefined;
   #nextCall = 1;
 
-  /** `onFailure` hears of commands and peers that failed. */
-  constructor(
-    options: Omit<ProxyWorkerData, 'wake'>,
-    onFailure: (error: WeftlineError, peer: string | undefined) => void,
-  ) {
+  /** `onFailure` hears of commands that failed, once per cause. */
+  constructor(options: Omit<ProxyWorkerData, 'wake'>, onFailure: (error: WeftlineError) => void) {
     const workerData: ProxyWorkerData = { ...options, wake: this.wake.buffer };
     this.#onFailure = onFailure;
-    this.#worker = new Worker(new URL('./proxy-worker.js', import.meta.url), { workerData, name: 'weftline-proxy' });
+    this.#worker = new Worker(new URL('./proxy-worker.js', import.meta.url), {
+      workerData,
+      name: 'weftline-proxy',
+      // Descriptors of memory files come from native calls, which Node does not know of.
+      trackUnmanagedFds: false,
+    });
     this.#worker.on('message', (answer: ProxyAnswer) => this.#handle(answer));
     this.#worker.on('error', (cause) => this.#end(cause));
     this.#worker.on('exit', () => this.#end(undefined));
@@ -57,7 +59,7 @@ export class ProxyLink implements AsyncDisposable {
 
   #handle(answer: ProxyAnswer): void {
     if ('failure' in answer) {
-      this.#onFailure(decodeError(answer.failure), answer.peer);
+      this.#onFailure(decodeError(answer.failure));
       return;
     }
     const pending = this.#calls.get(answer.id);

@@ -1,4 +1,5 @@
 // What a DeviceHost and the thread that serves its queues say to each other.
+import type { BackendName } from '../agent/backend.ts';
 import type { EncodedError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 
@@ -6,7 +7,9 @@ export interface ProxyWorkerData {
   readonly agent: string;
   readonly settings: Settings;
   readonly token: string;
-  readonly backends: readonly string[] | undefined;
+  readonly backends: readonly BackendName[] | undefined;
+  /** The address that peers reach this host by. */
+  readonly host: string | undefined;
   /** GPU whose memory is registered; undefined on the CPU. */
   readonly ordinal: number | undefined;
   /** Of a WakeWord: rung when a queue or a call has something for a thread that sleeps. */
@@ -32,15 +35,19 @@ export interface RequestOptions {
   readonly remotes: readonly RemoteRange[];
 }
 
-/** Answered with, in this order: nothing, address, number of the region, nothing, metadata, the peer's name, nothing, the path. */
+/** Memory that the agent made and registered. */
+export interface Allocation {
+  readonly id: number;
+  readonly address: number;
+}
+
+/** Answered with, in this order: nothing, Allocation, number of the region, metadata, the peer's name, the path, nothing. */
 export type ProxyCall =
   | { readonly name: 'serve'; readonly memory: SharedBytes; readonly queues: number; readonly capacity: number }
   | { readonly name: 'allocate'; readonly bytes: number }
   | { readonly name: 'register'; readonly address: number; readonly bytes: number }
-  | { readonly name: 'release'; readonly region: number }
   | { readonly name: 'metadata' }
   | { readonly name: 'addRemote'; readonly metadata: Uint8Array }
-  | { readonly name: 'removeRemote'; readonly peer: string }
   /** Opens the way to the ranges, after which commands of the request are carried out. */
   | { readonly name: 'request'; readonly options: RequestOptions }
   | { readonly name: 'stop' };
@@ -53,5 +60,5 @@ export interface ProxyCallMessage {
 export type ProxyAnswer =
   | { readonly id: number; readonly result: unknown }
   | { readonly id: number; readonly error: EncodedError }
-  /** A command could not be carried out, or a peer is lost. `peer` is undefined if the command named none. */
-  | { readonly failure: EncodedError; readonly peer: string | undefined };
+  /** A command could not be carried out. */
+  | { readonly failure: EncodedError };

@@ -1,7 +1,7 @@
 // The thread that serves a device's command queues: polls them, posts to the agent's channels, sleeps when nothing comes.
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { parentPort, workerData } from 'node:worker_threads';
-import { encodeError, WeftlineError } from '../core/errors.ts';
+import { encodeError, type WeftlineError } from '../core/errors.ts';
 import { WakeWord } from '../core/wake-word.ts';
 import { viewAt } from '../native/library.ts';
 import { CommandReader } from './command-queue.ts';
@@ -29,13 +29,13 @@ function post(message: ProxyAnswer): void {
 
 /** Each failure is told once: commands that follow fail for the same reason. */
 const told = new WeakSet<WeftlineError>();
-function tellFailure(error: WeftlineError, peer?: string): void {
+function tellFailure(error: WeftlineError): void {
   if (told.has(error)) return;
   told.add(error);
-  post({ failure: encodeError(error), peer });
+  post({ failure: encodeError(error) });
 }
 
-const agent = await ProxyAgent.create(options, wake, tellFailure);
+const agent = await ProxyAgent.create(options);
 
 async function answer(call: ProxyCall): Promise<unknown> {
   switch (call.name) {
@@ -48,14 +48,10 @@ async function answer(call: ProxyCall): Promise<unknown> {
       return agent.allocate(call.bytes);
     case 'register':
       return agent.register(call.address, call.bytes);
-    case 'release':
-      return agent.release(call.region);
     case 'metadata':
       return agent.metadata();
     case 'addRemote':
       return agent.addRemote(call.metadata);
-    case 'removeRemote':
-      return agent.removeRemote(call.peer);
     case 'request': {
       const { request, path } = await agent.openRequest(call.options);
       requests[call.options.number] = request;
@@ -96,7 +92,7 @@ async function serve(): Promise<void> {
     if (hasWork || now - lastWork < options.settings.proxySpinUs / 1000) {
       sleepMs = 0.05;
     } else {
-      wake.sleepBlocking(seen, Math.min(sleepMs, agent.prepareSleep()));
+      wake.sleepBlocking(seen, sleepMs);
       sleepMs = Math.min(sleepMs * 2, LONGEST_SLEEP_MS);
     }
     await nextTurn();

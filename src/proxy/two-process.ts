@@ -57,6 +57,7 @@ export async function runTwoProcess(
   await using host = await DeviceHost.create({ name, device, direct, timeoutMs, token: world.jobId });
   const data = await host.allocate(bytes);
   const counter = await host.allocate(COUNTER_BYTES);
+  world.peerLost.addEventListener('abort', () => host.abort(world.peerLost.reason as WeftlineError));
   const side: Side = { ...options, world, device, host, data, counter };
   await (isInitiator ? runInitiator(side) : runTarget(side));
   // Nobody frees memory that the other still writes to.

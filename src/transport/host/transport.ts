@@ -2,6 +2,7 @@
 import { connect as connectTcp, createServer, type Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { WeftlineError } from '../../core/errors.ts';
+import type { WakeWord } from '../../core/wake-word.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import { ControlChannel } from '../io/udp/control-channel.ts';
@@ -21,6 +22,13 @@ export interface TransportOptions {
   readonly token?: string;
   /** Wins over the environment. Those whose names begin with `transport` count, and `timeoutMs`. */
   readonly settings?: Partial<Settings>;
+  /** Rung from the engine's thread when a request or connection has ended, and when a peer's signal was added. */
+  readonly wake?: WakeWord;
+}
+
+export interface ConnectOptions extends WaitOptions {
+  /** False: a port where nobody listens fails at once with WL_PEER_LOST. True by default. */
+  readonly retry?: boolean;
 }
 
 export interface Address {
@@ -48,7 +56,7 @@ export class Transport implements AsyncDisposable {
   /** Starts the engine. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing. */
   static async create(options: TransportOptions = {}): Promise<Transport> {
     const settings = readSettings(options.settings);
-    return new Transport(await openEngineLink(settings), settings, options);
+    return new Transport(await openEngineLink(settings, options.wake), settings, options);
   }
 
   private constructor(link: EngineLink, settings: Settings, { name, token }: TransportOptions) {
@@ -76,7 +84,7 @@ export class Transport implements AsyncDisposable {
    * Connects to a transport that listens, trying again until it does. Fails with WL_TIMEOUT, WL_UNAUTHORIZED (another
    * token), WL_PROTOCOL (another version).
    */
-  async connect(address: Address, options: WaitOptions = {}): Promise<Connection> {
+  async connect(address: Address, options: ConnectOptions = {}): Promise<Connection> {
     const timeoutMs = options.timeoutMs ?? this.settings.timeoutMs;
     const end = performance.now() + timeoutMs;
     const socket = await dial(address, end, { timeoutMs, ...options });
@@ -116,6 +124,11 @@ export class Transport implements AsyncDisposable {
   /** The same, but blocks this thread: answers sooner, while its timers and sockets stand still. */
   waitBlocking(request: Request, timeoutMs?: number): number {
     return this.#slots.waitBlocking(request, timeoutMs);
+  }
+
+  /** Carries out failures and ends that the engine has told of; waits and `take` do so by themselves. */
+  readEvents(): void {
+    this.#link.readEvents();
   }
 
   /** How many requests have ended so far; wraps at 2^32. */
@@ -209,7 +222,7 @@ export class Transport implements AsyncDisposable {
 async function dial(
   { host, port }: Address,
   end: number,
-  { timeoutMs, signal }: WaitOptions & { readonly timeoutMs: number },
+  { timeoutMs, signal, retry = true }: ConnectOptions & { readonly timeoutMs: number },
 ): Promise<Socket> {
   let pause = FIRST_RETRY_MS;
   for (;;) {
@@ -217,6 +230,10 @@ async function dial(
     try {
       return await dialOnce(host, port, end - performance.now());
     } catch (cause) {
+      if (!retry && (cause as NodeJS.ErrnoException).code === 'ECONNREFUSED') {
+        const message = `Nobody listens at ${host} port ${port} any more: the process ended or closed its transport`;
+        throw new WeftlineError('WL_PEER_LOST', message, { details: { host, port }, cause });
+      }
       if (performance.now() + pause < end) {
         await new Promise((resolve) => setTimeout(resolve, pause));
         pause = Math.min(LAST_RETRY_MS, pause * 1.5);
