@@ -3,8 +3,8 @@
 
 using namespace weftline;
 
-extern "C" __global__ void __launch_bounds__(1024, 1) benchDevicePut(const __grid_constant__ BenchDevicePutArguments a) {
-  const Request request = static_cast<Request>(a.request);
+extern "C" __global__ void __launch_bounds__(512, 1) benchDevicePut(const __grid_constant__ BenchDevicePutArguments a) {
+  const Opened request = static_cast<Request>(a.request);
   // Shares are whole vectors.
   const u64 share = ((a.bytes + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
   const u64 begin = min(blockIdx.x * share, a.bytes);
@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1) benchDevicePut(const __gri
 
 extern "C" __global__ void benchDevicePing(const __grid_constant__ BenchDevicePingArguments a) {
   if (threadIdx.x != 0 || blockIdx.x != 0) return;
-  const Request request = static_cast<Request>(a.request);
-  const Request counter = static_cast<Request>(a.signalRequest);
+  const Opened request = static_cast<Request>(a.request);
+  const Opened counter = static_cast<Request>(a.signalRequest);
   u64* outbox = static_cast<u64*>(a.outbox);
   const volatile u64* inbox = static_cast<const volatile u64*>(a.inbox);
   u64* result = static_cast<u64*>(a.result);
@@ -48,7 +48,7 @@ extern "C" __global__ void benchDevicePing(const __grid_constant__ BenchDevicePi
 
 extern "C" __global__ void benchDevicePush(const __grid_constant__ BenchDevicePushArguments a) {
   if (laneIndex() != 0) return;
-  const Request request = static_cast<Request>(a.request);
+  const Opened request = static_cast<Request>(a.request);
   const u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / lanesPerWarp;
   const Route route = {0, warp % a.channels};
   for (u32 turn = 0; turn < a.count; ++turn) {

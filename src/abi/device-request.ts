@@ -25,6 +25,9 @@ export const deviceRequest = defineLayout('DeviceRequest', {
   host: 'ptr',
   local: 'ptr',
   localBytes: 'u64',
+  /** The first of `remotes`, which most requests have alone. */
+  firstDirect: 'ptr',
+  firstBytes: 'u64',
   /** DeviceRemote[remoteCount] */
   remotes: 'ptr',
   remoteCount: 'u32',

@@ -82,6 +82,8 @@ export class CudaRequests implements Disposable {
       block.set('host', this.state);
       block.set('local', request.local.address);
       block.set('localBytes', request.local.bytes);
+      block.set('firstDirect', request.remotes[0]?.direct ?? 0);
+      block.set('firstBytes', request.remotes[0]?.bytes ?? 0);
       block.set('remotes', remotes.address);
       block.set('remoteCount', request.remotes.length);
       block.set('number', request.number);

@@ -66,7 +66,9 @@ export class ProxyAgent {
       path ??= parts.backend;
       const { local, remote } = parts;
       const place: PutPlace = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
-      remotes.push(new AgentRoute(this.#channel(parts.link), place, { ...options, range }));
+      const channel = this.#channel(parts.link);
+      await channel.prepare(local, remote);
+      remotes.push(new AgentRoute(channel, place, { ...options, range }));
     }
     return { request: { peer: options.peer, remotes }, path: path as BackendName };
   }

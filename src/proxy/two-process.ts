@@ -124,7 +124,7 @@ const writeKernels = {
   warp: 'postWriteAndSignalWarp',
   block: 'postWriteAndSignalBlock',
 } as const;
-const threads = { thread: 1, warp: 32, block: 1024 } as const;
+const threads = { thread: 1, warp: 32, block: 512 } as const;
 
 async function writeAndSignal(side: Side, requests: readonly number[], signal: number): Promise<void> {
   const { device, host, bytes, pipeline, level } = side;

@@ -18,7 +18,7 @@ template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool postWrite(RequestHandle handle, u64 targetOffset, u64 sourceOffset, u32 remote, u64 bytes,
                                           u32 flags = 0, bool waitsForDelivery = false) {
   (void)flags;
-  const Request request = requestOf(handle);
+  const Opened request = requestOf(handle);
   if (!put<level>(request, targetOffset, sourceOffset, bytes, {remote, 0})) return false;
   return !waitsForDelivery || flush<level>(request, {remote, 0});
 }
@@ -27,7 +27,7 @@ template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool postSignal(RequestHandle handle, u64 targetOffset, u64 add, u32 remote, u32 flags = 0,
                                            bool waitsForDelivery = false) {
   (void)flags;
-  const Request request = requestOf(handle);
+  const Opened request = requestOf(handle);
   if (!signal<level>(request, targetOffset, add, {remote, 0})) return false;
   return !waitsForDelivery || flush<level>(request, {remote, 0});
 }
@@ -37,7 +37,7 @@ enum class PostStatus { Done, UnderWay, Failed };
 // Of everything posted to the handle's peer; by one thread. Without waiting: a mapped peer is only known to be done behind
 // a fence, which this makes.
 __device__ __forceinline__ PostStatus postStatus(RequestHandle handle) {
-  const Request request = requestOf(handle);
+  const Opened request = requestOf(handle);
   if (directOf(request, {}) != nullptr) {
     fenceSystem();
     return PostStatus::Done;

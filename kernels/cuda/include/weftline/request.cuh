@@ -19,46 +19,64 @@ struct Route {
   u32 channel = 0;
 };
 
-// Handles do not change while a kernel runs. Reading them so lets the compiler keep them across the fences of a loop of
-// puts and waits, each of which would otherwise fetch them from the second-level cache again.
-__device__ __forceinline__ u32 fixed(const u32& field) { return __ldg(&field); }
-__device__ __forceinline__ u64 fixed(const u64& field) { return __ldg(&field); }
-__device__ __forceinline__ void* fixed(void* const& field) {
-  return reinterpret_cast<void*>(__ldg(reinterpret_cast<const u64*>(&field)));
-}
-
-__device__ __forceinline__ Waits waitsOf(Request request) { return static_cast<Waits>(fixed(request->host)); }
-
 __device__ __forceinline__ WaitScope scopeOf(Waits waits) {
-  return {static_cast<TrapRecord*>(fixed(waits->trap)), trapKernelDeviceApi, 0, fixed(waits->timeoutNs)};
+  return {static_cast<TrapRecord*>(waits->trap), trapKernelDeviceApi, 0, waits->timeoutNs};
 }
 
-__device__ __forceinline__ const DeviceRemote* remoteOf(Request request, u32 remote) {
-  return static_cast<const DeviceRemote*>(fixed(request->remotes)) + remote;
+// A request as it is used, in registers. Every function takes a handle in its place and opens it; a kernel that uses one
+// again and again opens it once, because a wait or a signal in between would make it be fetched again.
+struct Opened {
+  const u8* local;
+  u64 localBytes;
+  // The first range of the peer, which most requests have alone.
+  u8* direct;
+  u64 remoteBytes;
+  Request handle;
+  u32 remoteCount;
+  u32 number;
+
+  __device__ __forceinline__ Opened(Request request)
+      : local(static_cast<const u8*>(request->local)),
+        localBytes(request->localBytes),
+        direct(static_cast<u8*>(request->firstDirect)),
+        remoteBytes(request->firstBytes),
+        handle(request),
+        remoteCount(request->remoteCount),
+        number(request->number) {}
+};
+
+__device__ __forceinline__ const DeviceRemote* remoteOf(const Opened& request, u32 remote) {
+  return static_cast<const DeviceRemote*>(request.handle->remotes) + remote;
 }
 
 // Where the range is mapped; null if only the host reaches it.
-__device__ __forceinline__ u8* directOf(Request request, const Route& route) {
-  return static_cast<u8*>(fixed(remoteOf(request, route.remote)->direct));
+__device__ __forceinline__ u8* directOf(const Opened& request, const Route& route) {
+  return route.remote == 0 ? request.direct : static_cast<u8*>(remoteOf(request, route.remote)->direct);
+}
+
+__device__ __forceinline__ u64 remoteBytesOf(const Opened& request, const Route& route) {
+  return route.remote == 0 ? request.remoteBytes : remoteOf(request, route.remote)->bytes;
+}
+
+__device__ __forceinline__ Waits waitsOf(const Opened& request) { return static_cast<Waits>(request.handle->host); }
+
+// The record of a range that is not inside.
+__device__ __forceinline__ void recordOutside(Request request, u32 channel, u64 limit, u64 end) {
+  recordTrap(scopeOf(static_cast<Waits>(request->host)), {request->peer, channel}, limit, end, trapReasonOutOfRange);
 }
 
 // False, and a record by the leader, when [offset, offset + bytes) is not inside `limit` bytes.
 template <Level level>
-__device__ __forceinline__ bool isInside(Request request, const Route& route, u64 offset, u64 bytes, u64 limit) {
+__device__ __forceinline__ bool isInside(const Opened& request, const Route& route, u64 offset, u64 bytes, u64 limit) {
   if (offset <= limit && bytes <= limit - offset) return true;
-  if (Group<level>::isLeader()) {
-    recordTrap(scopeOf(waitsOf(request)), {fixed(request->peer), route.channel}, limit, offset + bytes, trapReasonOutOfRange);
-  }
+  if (Group<level>::isLeader()) recordOutside(request.handle, route.channel, limit, offset + bytes);
   return false;
 }
 
 template <Level level>
-__device__ __forceinline__ bool hasRemote(Request request, const Route& route) {
-  if (route.remote < fixed(request->remoteCount)) return true;
-  if (Group<level>::isLeader()) {
-    recordTrap(scopeOf(waitsOf(request)), {fixed(request->peer), route.channel}, fixed(request->remoteCount), route.remote,
-               trapReasonOutOfRange);
-  }
+__device__ __forceinline__ bool hasRemote(const Opened& request, const Route& route) {
+  if (route.remote < request.remoteCount) return true;
+  if (Group<level>::isLeader()) recordOutside(request.handle, route.channel, request.remoteCount, route.remote);
   return false;
 }
 

@@ -6,19 +6,19 @@ namespace weftline {
 
 // A counter across two words would not be added at once, so it begins at a multiple of 8.
 template <Level level>
-__device__ __forceinline__ bool maySignal(Request request, u64 target, const Route& route) {
+__device__ __forceinline__ bool maySignal(const Opened& request, u64 target, const Route& route) {
   return hasRemote<level>(request, route) &&
-         isInside<level>(request, route, (target & 7) == 0 ? target : ~0ull - 7, 8, fixed(remoteOf(request, route.remote)->bytes));
+         isInside<level>(request, route, (target & 7) == 0 ? target : ~0ull - 7, 8, remoteBytesOf(request, route));
 }
 
-__device__ __forceinline__ Command signalCommand(Request request, u64 target, u64 add, const Route& route) {
-  return {commandKindSignal, fixed(request->number), route.remote, target, add & 0xffffffffull, add >> 32};
+__device__ __forceinline__ Command signalCommand(const Opened& request, u64 target, u64 add, const Route& route) {
+  return {commandKindSignal, request.number, route.remote, target, add & 0xffffffffull, add >> 32};
 }
 
 // Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
 // sees what this group put before on the same channel. False as put().
 template <Level level = Level::Unnamed>
-__device__ __forceinline__ bool signal(Request request, u64 target, u64 add, Route route = {}) {
+__device__ __forceinline__ bool signal(const Opened& request, u64 target, u64 add, Route route = {}) {
   if (!maySignal<level>(request, target, route)) return false;
   Group<level>::synchronize();
   if (u8* direct = directOf(request, route)) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ bool signal(Request request, u64 target, u64 add, Rou
 
 // A put, and a signal that comes after it. The counter may be in another request, to the same peer.
 template <Level level = Level::Unnamed>
-__device__ __forceinline__ bool putWithSignal(Request data, u64 target, u64 source, u64 bytes, Request counter,
+__device__ __forceinline__ bool putWithSignal(const Opened& data, u64 target, u64 source, u64 bytes, const Opened& counter,
                                               u64 counterTarget, u64 add, Route route = {}) {
   if (!mayPut<level>(data, target, source, bytes, route) || !maySignal<level>(counter, counterTarget, route)) return false;
   if (directOf(data, route) != nullptr || directOf(counter, route) != nullptr) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool putWithSignal(Request data, u64 target, u64 sour
   Group<level>::synchronize();
   bool isPushed = true;
   if (Group<level>::isLeader()) {
-    const Command commands[] = {{commandKindPut, fixed(data->number), route.remote, target, source, bytes},
+    const Command commands[] = {{commandKindPut, data.number, route.remote, target, source, bytes},
                                 signalCommand(counter, counterTarget, add, route)};
     isPushed = pushFor(data, route, commands);
   }

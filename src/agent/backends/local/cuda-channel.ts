@@ -30,16 +30,16 @@ export class LocalCudaChannel {
   #from = 0;
   #bytes = 0;
 
-  /** Compiles its kernel, if it is in no cache; until it is there, nothing can be posted. */
+  /** Its kernel is compiled, loaded, and has run once. Until then nothing can be posted. */
+  readonly ready: Promise<void>;
+
   constructor(device: CudaDevice) {
     this.device = device;
     this.#stream = device.createStream({ priority: 'high' });
     this.#done = device.allocateHost(4);
     this.#doneWord = this.#done.view('i32');
-    device.loadKernels(channelKernels).then(
-      ({ channelPut }) => this.#prepare(channelPut.plan({ grid: 1, block: THREADS })),
-      (error: WeftlineError) => (this.#error = error),
-    );
+    this.ready = this.#prepare();
+    this.ready.catch((error: WeftlineError) => (this.#error = error));
   }
 
   get error(): WeftlineError | undefined {
@@ -94,8 +94,13 @@ export class LocalCudaChannel {
     this.#done[Symbol.dispose]();
   }
 
-  #prepare(plan: PutPlan): void {
+  async #prepare(): Promise<void> {
+    const { channelPut } = await this.device.loadKernels(channelKernels);
+    const plan = channelPut.plan({ grid: 1, block: THREADS });
     plan.arguments.set('done', this.#done.deviceAddress);
+    // The driver puts off loading until the first launch, which would wait for kernels that run.
+    plan.launch(this.#stream);
+    await this.#stream.idle();
     this.#plan = plan;
   }
 

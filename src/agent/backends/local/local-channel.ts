@@ -5,7 +5,7 @@ import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
 import { RangeList } from '../../../native/process-memory.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
+import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { LocalCudaChannel } from './cuda-channel.ts';
 import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
@@ -47,6 +47,14 @@ export class LocalChannel implements BackendChannel {
     const hasNews = delivered !== this.#seen;
     this.#seen = delivered;
     return hasNews;
+  }
+
+  async prepare(local: BackendRegion, remote: BackendRemoteRegion): Promise<void> {
+    const { device } = local as LocalRegion;
+    const { reach } = remote as LocalRemoteRegion;
+    if (device === undefined || reach.kind !== 'cuda') return;
+    this.#link.mapAllocation(reach, device);
+    await this.#gpu(device).ready;
   }
 
   put(place: PutPlace): boolean {
