@@ -9,3 +9,19 @@ export type { DeviceMemory, Registrable, Registration } from './registration.ts'
 export type { RegisterOptions } from './registrations.ts';
 export type { RemoteMemory } from './remote-agent.ts';
 export type { Transfer, TransferTelemetry } from './transfer.ts';
+export { etcdMetadataStore, type EtcdOptions } from './exchange/etcd-store.ts';
+export {
+  exchangeMetadata,
+  fetchMetadata,
+  type ListenerAddress,
+  sendInvalidation,
+  sendMetadata,
+} from './exchange/metadata-caller.ts';
+export { type ListenOptions, MetadataListener } from './exchange/metadata-listener.ts';
+export {
+  loadPublished,
+  type MetadataStore,
+  publishMetadata,
+  withdrawMetadata,
+  worldMetadataStore,
+} from './exchange/metadata-store.ts';
