@@ -26,12 +26,7 @@ import {
   layerSumArguments,
 } from './layer-arguments.ts';
 import { channelPutArguments } from './channel-arguments.ts';
-import {
-  commandBits,
-  commandKinds,
-  commandQueueHead,
-  deviceQueue,
-} from './command-queue.ts';
+import { commandBits, commandKinds, commandQueueHead, deviceQueue } from './command-queue.ts';
 import {
   benchDevicePingArguments,
   benchDevicePushArguments,

@@ -35,9 +35,13 @@ export function addTwoProcessCommand(program: Command): void {
     )
     .addOption(new Option('--mode <mode>', 'which of both this process is').choices(['initiator', 'target']))
     .option('--size <bytes>', 'how much to write', integerArgument(1, 2 ** 31), 1_048_576)
-    .addOption(new Option('--level <level>', 'who makes the calls together').choices(twoProcessLevels).default('thread'))
+    .addOption(
+      new Option('--level <level>', 'who makes the calls together').choices(twoProcessLevels).default('thread'),
+    )
     .option('--pipeline <n>', 'writes before the signal', integerArgument(1, 65_536), 1)
-    .addOption(new Option('--handles <n>', '32: a request per lane, with --level warp').choices(['1', '32']).default('1'))
+    .addOption(
+      new Option('--handles <n>', '32: a request per lane, with --level warp').choices(['1', '32']).default('1'),
+    )
     .option('--no-direct', 'through the command queue, also where the kernel could write by itself')
     .option('--peer-ip <address>', 'where the other is, if not on this machine', '127.0.0.1')
     .option('--port <port>', 'where the initiator listens', integerArgument(1, 65_535), 9998);

@@ -108,6 +108,10 @@ export class CommandWriter {
     return ((Atomics.load(this.#head, DELIVERED) - count) | 0) >= 0;
   }
 
+  forgetFailure(): void {
+    Atomics.store(this.#head, FAILED, 0);
+  }
+
   /** Commands that wait or are under way. */
   get depth(): number {
     return (this.#pushed - Atomics.load(this.#head, DELIVERED)) | 0;

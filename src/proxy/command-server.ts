@@ -89,16 +89,18 @@ export class CommandServer {
       return true;
     }
     const { channel } = route;
-    if (channel.error === undefined) {
-      try {
-        const isPosted = kind === commandKinds.put ? route.put(source, target, bytes) : route.signal(target, add);
-        if (!isPosted) return false;
-      } catch (error) {
-        this.#refuse(slot, error as WeftlineError);
-        return true;
-      }
-    }
     this.#channels[slot] = channel;
+    if (channel.error !== undefined) {
+      this.#sequences[slot] = Number.POSITIVE_INFINITY;
+      return true;
+    }
+    try {
+      const isPosted = kind === commandKinds.put ? route.put(source, target, bytes) : route.signal(target, add);
+      if (!isPosted) return false;
+    } catch (error) {
+      this.#refuse(slot, error as WeftlineError);
+      return true;
+    }
     this.#sequences[slot] = channel.posted;
     return true;
   }

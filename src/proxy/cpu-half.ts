@@ -40,6 +40,10 @@ export class CpuHalf implements DeviceHalf {
     return (await this.#link.call({ name: 'allocate', bytes })) as Allocation;
   }
 
+  pin(address: number): number {
+    return address;
+  }
+
   view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {
     return new Uint8Array(viewAt(address, bytes));
   }
@@ -71,8 +75,10 @@ export class CpuHalf implements DeviceHalf {
 
   throwIfFailed(): void {
     const failure = this.#failure;
+    if (failure === undefined) return;
     this.#failure = undefined;
-    if (failure !== undefined) throw failure;
+    this.kernelApi.forgetFailures();
+    throw failure;
   }
 
   [Symbol.dispose](): void {}

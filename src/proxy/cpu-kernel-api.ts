@@ -12,6 +12,20 @@ export interface CpuRoute {
   readonly channel?: number;
 }
 
+export interface CpuPut {
+  /** Where in the peer's range. */
+  readonly target: number;
+  /** Where in the request's local range. */
+  readonly source: number;
+  readonly bytes: number;
+}
+
+export interface CpuSignal {
+  /** Where in the peer's range, a multiple of 8. */
+  readonly target: number;
+  readonly add: number;
+}
+
 export interface CpuKernelApiOptions {
   readonly agent: string;
   readonly queues: readonly QueueMemory[];
@@ -43,7 +57,7 @@ export class CpuKernelApi {
    * stay as it is until flush(). Blocks while the queue is full. Fails with WL_INVALID_ARGUMENT, having written nothing,
    * for a range that is not inside; WL_TIMEOUT when the queue stays full.
    */
-  put(request: number, target: number, source: number, bytes: number, route: CpuRoute = {}): void {
+  put(request: number, { target, source, bytes }: CpuPut, route: CpuRoute = {}): void {
     const shape = this.#shape(request);
     checkRange('target range', target, bytes, this.#remoteBytes(shape, route));
     checkRange('source range', source, bytes, shape.local.bytes);
@@ -56,7 +70,7 @@ export class CpuKernelApi {
   }
 
   /** Adds to the 64-bit counter at `target` (a multiple of 8), after the puts of the channel. Fails as put(). */
-  signal(request: number, target: number, add: number, route: CpuRoute = {}): void {
+  signal(request: number, { target, add }: CpuSignal, route: CpuRoute = {}): void {
     const shape = this.#shape(request);
     if (target % 8 !== 0) throw invalidArgument('target', target, 'a multiple of 8');
     checkRange('counter', target, 8, this.#remoteBytes(shape, route));
@@ -67,13 +81,14 @@ export class CpuKernelApi {
     this.#push(shape, route);
   }
 
+  /** A put, and a signal that comes after it; the counter may be in another request, to the same peer. */
   putWithSignal(
-    data: { readonly request: number; readonly target: number; readonly source: number; readonly bytes: number },
-    counter: { readonly request: number; readonly target: number; readonly add: number },
+    data: CpuPut & { readonly request: number },
+    counter: CpuSignal & { readonly request: number },
     route: CpuRoute = {},
   ): void {
-    this.put(data.request, data.target, data.source, data.bytes, route);
-    this.signal(counter.request, counter.target, counter.add, route);
+    this.put(data.request, data, route);
+    this.signal(counter.request, counter, route);
   }
 
   /** Resolves when all puts and signals of the channel are visible to their peers. Fails with WL_TIMEOUT or what befell them. */
@@ -98,6 +113,11 @@ export class CpuKernelApi {
       () => this.readSignal(counter) >= value,
       () => `a signal (expected ${value}, seen ${this.readSignal(counter)})`,
     );
+  }
+
+  /** Once the failure was told: queues carry commands of other requests as before. */
+  forgetFailures(): void {
+    for (const writer of this.#writers) writer.forgetFailure();
   }
 
   #shape(request: number): RequestShape {
@@ -137,7 +157,13 @@ export class CpuKernelApi {
   async #until(isOver: () => boolean, what: string | (() => string)): Promise<void> {
     const deadline = performance.now() + this.#options.timeoutMs;
     for (;;) {
-      for (let looks = 0; looks < LOOKS; looks += 1) if (isOver()) return;
+      try {
+        for (let looks = 0; looks < LOOKS; looks += 1) if (isOver()) return;
+      } catch (error) {
+        // What happened comes as a message, a moment after the queue shows that something did.
+        await new Promise((resolve) => setTimeout(resolve, 1));
+        throw this.#options.failure() ?? error;
+      }
       const reason = this.#options.failure();
       if (reason !== undefined) throw reason;
       if (performance.now() >= deadline) throw this.#late(typeof what === 'string' ? what : what());

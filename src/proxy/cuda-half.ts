@@ -2,6 +2,7 @@
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { type Storage, Tensor } from '../device/tensor.ts';
+import { type Out, viewAt } from '../native/library.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
 import { CudaRequests } from './cuda-requests.ts';
 import type { DeviceHalf, DeviceHalfOptions } from './device-half.ts';
@@ -15,25 +16,26 @@ export interface CudaHalfOptions extends DeviceHalfOptions {
 
 /** What the driver shares at once; smaller allocations would show neighbours to the other processes as well. */
 const SHARED_BLOCK = 2 << 20;
+/** Of cuMemHostRegister: for all contexts of the process, with an address that kernels use. */
+const PORTABLE = 1;
+const DEVICE_MAPPED = 2;
 
 export class CudaHalf implements DeviceHalf {
   readonly #device: CudaDevice;
   readonly #requests: CudaRequests;
   readonly #traps: DeviceTraps;
   readonly #owned: Storage[] = [];
+  /** Host memory that kernels reach, by where they find it. */
+  readonly #pinned = new Map<number, { readonly host: number; readonly bytes: number }>();
   /** Allocations of peers by the name of their memory: each is mapped once. */
   readonly #mapped = new Map<string, Storage>();
   readonly #endJudging: () => void;
-  #failure: WeftlineError | undefined;
 
   static async create(options: CudaHalfOptions): Promise<CudaHalf> {
     const { device, agent, peerName } = options;
-    let failure: () => WeftlineError | undefined = () => undefined;
-    const traps = new DeviceTraps({ device, agent, peerName, failureOf: () => failure() });
+    const traps = new DeviceTraps({ device, agent, peerName });
     const requests = await CudaRequests.create({ ...options, trap: traps.address });
-    const half = new CudaHalf(device, requests, traps);
-    failure = () => half.#failure;
-    return half;
+    return new CudaHalf(device, requests, traps);
   }
 
   private constructor(device: CudaDevice, requests: CudaRequests, traps: DeviceTraps) {
@@ -66,19 +68,36 @@ export class CudaHalf implements DeviceHalf {
     return { address: storage.address };
   }
 
-  view(): never {
-    return this.#device.hostView();
+  pin(address: number, bytes: number): number {
+    const { context } = this.#device;
+    context.call('cuMemHostRegister', address, bytes, PORTABLE | DEVICE_MAPPED);
+    const mapped: Out = [0];
+    context.call('cuMemHostGetDevicePointer', mapped, address, 0);
+    this.#pinned.set(mapped[0], { host: address, bytes });
+    return mapped[0];
+  }
+
+  view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {
+    const pinned = this.#pinned.get(address);
+    return pinned === undefined ? this.#device.hostView() : new Uint8Array(viewAt(pinned.host, bytes));
   }
 
   async read(memory: { readonly address: number; readonly bytes: number }): Promise<Uint8Array> {
-    return this.#tensor(memory).toHost();
+    return this.#pinned.has(memory.address) ? this.view(memory).slice() : this.#tensor(memory).toHost();
   }
 
-  write(address: number, values: Uint8Array): Promise<void> {
-    return this.#tensor({ address, bytes: values.length }).fromHost(values);
+  async write(address: number, values: Uint8Array): Promise<void> {
+    if (this.#pinned.has(address)) {
+      this.view({ address, bytes: values.length }).set(values);
+      return;
+    }
+    await this.#tensor({ address, bytes: values.length }).fromHost(values);
   }
 
   exportMemory(address: number, bytes: number): DescRange['ipc'] {
+    for (const [mapped, pinned] of this.#pinned) {
+      if (address >= mapped && address < mapped + pinned.bytes) return undefined;
+    }
     const allocation = this.#device.exportAllocation(address);
     const offset = address - allocation.base;
     if (offset + bytes > allocation.bytes) {
@@ -117,14 +136,12 @@ export class CudaHalf implements DeviceHalf {
   }
 
   abort(error: WeftlineError): void {
-    this.#failure ??= error;
     this.#traps.abort(error);
   }
 
   throwIfFailed(): void {
     const error = this.#traps.take();
     if (error === undefined) return;
-    this.#failure = undefined;
     this.#requests.clearFailures();
     throw error;
   }
@@ -138,6 +155,7 @@ export class CudaHalf implements DeviceHalf {
   [Symbol.dispose](): void {
     this.#endJudging();
     for (const memory of this.#mapped.values()) memory[Symbol.dispose]();
+    for (const { host } of this.#pinned.values()) this.#device.context.release('cuMemHostUnregister', host);
     this.#requests[Symbol.dispose]();
     this.#traps[Symbol.dispose]();
     for (const storage of this.#owned) storage[Symbol.dispose]();

@@ -4,7 +4,7 @@ import { deviceHostState, deviceRemote, deviceRequest } from '../abi/device-requ
 import { Block, type Layout } from '../abi/layout.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../device/cuda/host-memory.ts';
-import { Tensor } from '../device/tensor.ts';
+import type { Tensor } from '../device/tensor.ts';
 import { queueBytes } from './command-queue.ts';
 import type { RequestShape } from './request-shape.ts';
 

@@ -12,6 +12,8 @@ export interface DeviceHalf extends Disposable {
   readonly queueMemory: SharedBytes;
   /** Memory of the device; `id` if it is registered already. */
   allocate(bytes: number): Promise<{ readonly address: number; readonly id?: number }>;
+  /** Lets kernels reach host memory of this process; returns where they find it. */
+  pin(address: number, bytes: number): number;
   view(memory: { readonly address: number; readonly bytes: number }): Uint8Array;
   read(memory: { readonly address: number; readonly bytes: number }): Promise<Uint8Array>;
   write(address: number, values: Uint8Array): Promise<void>;

@@ -10,6 +10,7 @@ import { CpuHalf } from './cpu-half.ts';
 import { CudaHalf } from './cuda-half.ts';
 import type { DeviceHalf } from './device-half.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
+import type { Allocation } from './proxy-messages.ts';
 import { ProxyLink } from './proxy-link.ts';
 import { checkQueueLayout } from './queue-layout.ts';
 import type { RequestShape } from './request-shape.ts';
@@ -134,6 +135,15 @@ export class DeviceHost implements AsyncDisposable {
     return id === undefined ? this.registerVram(address, bytes) : this.#keep({ id, address, bytes });
   }
 
+  /**
+   * Memory of the host that kernels and the agent reach, zeroed, registered. For counters and small data of peers that
+   * this device cannot write to by itself: its host then moves them without a GPU's help. Freed with the host.
+   */
+  async allocateHost(bytes: number): Promise<RegisteredVram> {
+    const { id, address } = (await this.#link.call({ name: 'allocate', bytes })) as Allocation;
+    return this.#keep({ id, address: this.#half.pin(address, bytes), bytes });
+  }
+
   /** On the CPU the address is native, as allocate() gives it. The memory stays until the host is closed. */
   async registerVram(address: number, bytes: number): Promise<RegisteredVram> {
     if (!Number.isInteger(bytes) || bytes < 1 || bytes > MAX_COMMAND_OFFSET) {
@@ -143,7 +153,7 @@ export class DeviceHost implements AsyncDisposable {
     return this.#keep({ id, address, bytes });
   }
 
-  /** The bytes of registered memory, in place; WL_UNSUPPORTED on GPUs. */
+  /** The bytes in place; WL_UNSUPPORTED for memory of GPUs. */
   view(memory: RegisteredVram): Uint8Array {
     return this.#half.view(this.#known(memory));
   }

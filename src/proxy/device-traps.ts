@@ -10,8 +10,6 @@ export interface DeviceTrapsOptions {
   readonly agent: string;
   /** By the number that requests carry. */
   readonly peerName: (number: number) => string | undefined;
-  /** Of a request whose command failed. */
-  readonly failureOf: (request: number) => WeftlineError | undefined;
 }
 
 export class DeviceTraps implements Disposable {
@@ -57,7 +55,7 @@ export class DeviceTraps implements Disposable {
 
   #describe(): WeftlineError {
     const read = (field: keyof typeof trapRecord.offset): number => this.#record.get(field);
-    const { agent, peerName, failureOf } = this.#options;
+    const { agent, peerName } = this.#options;
     const number = read('peer');
     const peer = number === TRAP_ANY_PEER ? 'its peers' : (peerName(number) ?? `peer ${number}`);
     const details = {
@@ -75,9 +73,8 @@ export class DeviceTraps implements Disposable {
       return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
     }
     if (reason === trapReasons.commandFailed) {
-      const cause = failureOf(seen);
-      const message = `A command of a kernel of ${agent} to ${peer} failed: ${cause?.message ?? `request ${seen}`}`;
-      return new WeftlineError(cause?.code ?? 'WL_PEER_FAILED', message, { details, cause });
+      const message = `A kernel of ${agent} left because the host could not carry out a command of request ${seen}`;
+      return new WeftlineError('WL_PEER_FAILED', message, { details });
     }
     return new WeftlineError(
       'WL_TIMEOUT',

@@ -1,5 +1,5 @@
 // weftline/device-api: the host of kernels that write to their peers by themselves.
-export type { CpuKernelApi, CpuRoute } from './cpu-kernel-api.ts';
+export type { CpuKernelApi, CpuPut, CpuRoute, CpuSignal } from './cpu-kernel-api.ts';
 export {
   DeviceHost,
   type DeviceHostOptions,

@@ -21,7 +21,7 @@ const options = workerData as ProxyWorkerData;
 const wake = new WakeWord(options.wake);
 const requests: (ServedRequest | undefined)[] = [];
 const servers: CommandServer[] = [];
-let isWanted = true;
+const life = { isWanted: true };
 
 function post(message: ProxyAnswer): void {
   parentPort?.postMessage(message);
@@ -58,7 +58,7 @@ async function answer(call: ProxyCall): Promise<unknown> {
       return path;
     }
     case 'stop':
-      isWanted = false;
+      life.isWanted = false;
       return agent.close();
     default:
       return call satisfies never;
@@ -79,7 +79,7 @@ function step(): boolean {
 async function serve(): Promise<void> {
   let lastWork = performance.now();
   let sleepMs = 0.05;
-  while (isWanted) {
+  while (life.isWanted) {
     const seen = wake.seen;
     let now = performance.now();
     const end = now + TURN_MS;

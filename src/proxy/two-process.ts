@@ -133,10 +133,10 @@ async function writeAndSignal(side: Side, requests: readonly number[], signal: n
       for (const [index, request] of requests.entries()) {
         const begin = Math.floor((bytes * index) / requests.length);
         const end = Math.floor((bytes * (index + 1)) / requests.length);
-        host.kernelApi.put(request, begin, begin, end - begin);
+        host.kernelApi.put(request, { target: begin, source: begin, bytes: end - begin });
       }
     }
-    host.kernelApi.signal(signal, 0, 1);
+    host.kernelApi.signal(signal, { target: 0, add: 1 });
     return host.kernelApi.flush(signal);
   }
   const kernels = await device.loadKernels(twoProcessKernels);

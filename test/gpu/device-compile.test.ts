@@ -1,6 +1,6 @@
 // Kernels of users: compiled from text, launched with plain parameters, mistakes told with their line; waits that end.
 import assert from 'node:assert/strict';
-import { CudaDevice, type WeftlineError } from 'weftline';
+import type { CudaDevice, WeftlineError } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
 import { gpuTest } from './support/gpu.js';
 

@@ -17,7 +17,10 @@ const put = fc.record({
   ...common,
   kind: fc.constant<number>(commandKinds.put),
   source: offset,
-  bytes: fc.oneof(fc.constantFrom(0, 2 ** 32, MAX_COMMAND_BYTES - 1), fc.integer({ min: 0, max: MAX_COMMAND_BYTES - 1 })),
+  bytes: fc.oneof(
+    fc.constantFrom(0, 2 ** 32, MAX_COMMAND_BYTES - 1),
+    fc.integer({ min: 0, max: MAX_COMMAND_BYTES - 1 }),
+  ),
   add: fc.constant(0),
 });
 const signal = fc.record({
@@ -114,7 +117,10 @@ test('commands are counted in their order, whichever peer is faster', () => {
   assert.equal(writer.isDelivered(1), false);
   one.channel.delivered = 1;
   assert.ok(server.step());
-  assert.deepEqual([1, 2, 3].map((count) => writer.isDelivered(count)), [true, true, false]);
+  assert.deepEqual(
+    [1, 2, 3].map((count) => writer.isDelivered(count)),
+    [true, true, false],
+  );
 });
 
 test('a peer without room holds its command back, and nothing is lost over many laps', () => {
@@ -127,7 +133,10 @@ test('a peer without room holds its command back, and nothing is lost over many 
     if (turn % 3 === 0) one.channel.delivered = one.channel.posted;
   }
   assert.ok(pushed > 600, `${pushed} pushed`);
-  assert.deepEqual(one.log, Array.from({ length: one.log.length }, (_, number) => `signal 0 ${number}`));
+  assert.deepEqual(
+    one.log,
+    Array.from({ length: one.log.length }, (_, number) => `signal 0 ${number}`),
+  );
 });
 
 test('when a peer is lost its commands end as failed, which the device sees, and the others go on', () => {
@@ -138,9 +147,16 @@ test('when a peer is lost its commands end as failed, which the device sees, and
   two.channel.error = new WeftlineError('WL_PEER_LOST', 'two is gone');
   one.channel.delivered = 1;
   assert.ok(server.step());
-  assert.deepEqual(failures.map((error) => error.message), ['two is gone']);
+  assert.deepEqual(
+    failures.map((error) => error.message),
+    ['two is gone'],
+  );
   assert.equal(writer.depth, 0);
   assert.throws(() => writer.isDelivered(2), { code: 'WL_PEER_FAILED', message: /request 1/ });
+  writer.push(signalOf(1, 3));
+  two.channel.delivered = two.channel.posted;
+  assert.ok(server.step());
+  assert.equal(two.log.length, 1, 'nothing is posted to a lost peer');
 });
 
 test('a command that names no request fails alone', () => {

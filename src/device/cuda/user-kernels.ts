@@ -48,7 +48,7 @@ export class UserKernel<Parameters extends Readonly<Record<string, Scalar>>> {
 
   /** For launches that are made again and again: set its arguments, then launch() is one native call. */
   plan(shape: LaunchShape): LaunchPlan<Extract<keyof Parameters, string>> {
-    return this.#kernel.plan(shape) as LaunchPlan<Extract<keyof Parameters, string>>;
+    return this.#kernel.plan(shape);
   }
 
   /** Enqueues the kernel and returns; on device.stream, if no other is given. Fails with WL_INVALID_ARGUMENT or WL_CUDA. */

@@ -25,12 +25,12 @@ export async function measureQueue(device: CudaDevice): Promise<QueueSpeed[]> {
     remotes: [{ direct: 0, bytes: 8 }],
   });
   const channel = { posted: 0, delivered: 0, error: undefined };
-  let sum = 0;
+  const seen = { sum: 0 };
   const route = {
     channel,
     put: () => false,
     signal: (_target: number, add: number) => {
-      sum += add;
+      seen.sum += add;
       channel.posted += 1;
       channel.delivered += 1;
       return true;
@@ -50,13 +50,14 @@ export async function measureQueue(device: CudaDevice): Promise<QueueSpeed[]> {
     plan.arguments.set('channels', 1);
     const commands = each * warps;
     for (let round = 0; round < 3; round += 1) {
-      sum = 0;
+      seen.sum = 0;
       const start = performance.now();
       plan.launch();
-      while (sum < commands && performance.now() - start < 10_000) for (let turn = 0; turn < 64; turn += 1) server.step();
+      const isOver = (): boolean => seen.sum >= commands || performance.now() - start > 10_000;
+      while (!isOver()) for (let turn = 0; turn < 64; turn += 1) server.step();
       const milliseconds = performance.now() - start;
       await device.stream.idle();
-      assert.equal(sum, commands);
+      assert.equal(seen.sum, commands);
       results.push({ warps, commands, millionPerSecond: commands / milliseconds / 1000 });
     }
     console.log(`queue, ${warps} warps: ${results.at(-1)?.millionPerSecond.toFixed(2)} M commands/s`);

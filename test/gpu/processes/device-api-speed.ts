@@ -1,6 +1,7 @@
 // What the device API reaches between two GPUs: `weftline run -n 2 device-api-speed.js RESULT.json [queue]`.
 //
-// Rank 0 writes and begins, rank 1 answers and checks what came. With "queue" also the way through the command queue.
+// Rank 0 writes and begins, rank 1 answers and checks what came. With "queue" also
+// the way through the command queue from memory of one GPU to the other's, with "host" to memory of the host.
 import assert from 'node:assert/strict';
 import { writeFileSync } from 'node:fs';
 import { hostname } from 'node:os';
@@ -25,11 +26,16 @@ interface Pair {
 const encode = (bytes: Uint8Array): string => Buffer.from(bytes).toString('base64');
 const decode = (text: string): Uint8Array => Buffer.from(text, 'base64');
 
-async function pair(world: World, device: CudaDevice, direct: boolean): Promise<Pair> {
-  const host = await DeviceHost.create({ name: `${direct}-${world.rank}`, device, direct, token: world.jobId });
-  const data = await host.allocate(REGION);
-  const counter = await host.allocate(4096);
-  const all = await world.allGather(`pair ${direct}`, {
+async function pair(world: World, device: CudaDevice, way: 'direct' | 'queue' | 'host'): Promise<Pair> {
+  const host = await DeviceHost.create({
+    name: `${way}-${world.rank}`,
+    device,
+    direct: way === 'direct',
+    token: world.jobId,
+  });
+  const data = way === 'host' ? await host.allocateHost(4096) : await host.allocate(REGION);
+  const counter = way === 'host' ? await host.allocateHost(4096) : await host.allocate(4096);
+  const all = await world.allGather(`pair ${way}`, {
     metadata: encode(await host.getMetadata()),
     data: encode(host.serializeXferDescs({ memory: data })),
     counter: encode(host.serializeXferDescs({ memory: counter })),
@@ -51,7 +57,11 @@ async function pair(world: World, device: CudaDevice, direct: boolean): Promise<
 const middle = (values: readonly number[]): number =>
   values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)] as number;
 
-async function measurePut(world: World, device: CudaDevice, { data, counter, dataRequest, counterRequest, host }: Pair) {
+async function measurePut(
+  world: World,
+  device: CudaDevice,
+  { data, counter, dataRequest, counterRequest, host }: Pair,
+) {
   const { benchDevicePut } = await device.loadKernels(benchDeviceApiKernels);
   const results: { sms: number; bytes: number; gbPerSecond: number[] }[] = [];
   const pattern = new Uint8Array(REGION).map((_, index) => (index * 31 + (index >> 8) * 7 + (index >> 16) * 13) & 255);
@@ -125,7 +135,9 @@ async function measurePing(world: World, device: CudaDevice, pairOf: Pair, round
     }
     measured.push({ path, hasPut, rounds, oneWayUs: oneWayUs.slice(1) });
     if (world.rank === 0) {
-      console.log(`one way, ${hasPut ? '8 B put + signal' : 'signal'} (${path}): ${middle(oneWayUs.slice(1)).toFixed(2)} us`);
+      console.log(
+        `one way, ${hasPut ? '8 B put + signal' : 'signal'} (${path}): ${middle(oneWayUs.slice(1)).toFixed(2)} us`,
+      );
     }
   }
   return measured;
@@ -138,21 +150,23 @@ try {
   if (modes.includes('commands') && world.rank === 0) report['queue'] = await measureQueue(device);
   await world.barrier('queue', { timeoutMs: 60_000 });
   {
-    const direct = await pair(world, device, true);
-    await using _ = direct.host;
-    console.log(`rank ${world.rank}: ${direct.path}`);
+    const direct = await pair(world, device, 'direct');
+    await using host = direct.host;
+    console.log(`${host.name}: ${direct.path}`);
     if (modes.includes('put')) report['put'] = await measurePut(world, device, direct);
     if (modes.includes('ping')) report['ping'] = await measurePing(world, device, direct, 2000);
     await world.barrier('direct end');
   }
-  if (modes.includes('queue')) {
-    const queued = await pair(world, device, false);
-    await using _ = queued.host;
-    console.log(`rank ${world.rank}: ${queued.path}`);
-    report['queuePing'] = await measurePing(world, device, queued, 500);
-    await world.barrier('queue end');
+  for (const way of ['queue', 'host'] as const) {
+    if (!modes.includes(way)) continue;
+    const queued = await pair(world, device, way);
+    await using host = queued.host;
+    console.log(`${host.name}: ${queued.path}`);
+    report[`${way}Ping`] = await measurePing(world, device, queued, 500);
+    await world.barrier(`${way} end`);
   }
-  if (world.rank === 0 && resultFile !== undefined) writeFileSync(resultFile, `${JSON.stringify(report, undefined, 2)}\n`);
+  if (world.rank === 0 && resultFile !== undefined)
+    writeFileSync(resultFile, `${JSON.stringify(report, undefined, 2)}\n`);
   await world.close();
 } catch (error) {
   console.error(error);

@@ -1,5 +1,5 @@
 // Puts and signals into memory of a GPU of this host, in order, on a stream of the channel. Hot path: no allocation.
-import { WeftlineError } from '../../../core/errors.ts';
+import type { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
