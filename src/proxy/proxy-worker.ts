@@ -13,7 +13,9 @@ import type { ProxyAnswer, ProxyCall, ProxyCallMessage, ProxyWorkerData, SharedB
 /** How long the queues are polled in one turn of the event loop. */
 const TURN_MS = 0.05;
 /** Rounds between two looks at the clock. */
-const ROUNDS = 16;
+const ROUNDS = 4;
+/** Looks at the queues between two looks at the agent. */
+const LOOKS = 4;
 /** Longest sleep between two looks at a device's queue, which cannot wake this thread. */
 const LONGEST_SLEEP_MS = 1;
 
@@ -69,10 +71,12 @@ function bufferOf(memory: SharedBytes): ArrayBufferLike {
   return memory instanceof SharedArrayBuffer ? memory : viewAt(memory.address, memory.bytes);
 }
 
-/** One look at everything; true if anything happened. */
+/** Some looks at the queues and one at the agent, which costs more; true if anything happened. */
 function step(): boolean {
   let hasWork = false;
-  for (const server of servers) hasWork = server.step() || hasWork;
+  for (let look = 0; look < LOOKS; look += 1) {
+    for (const server of servers) hasWork = server.step() || hasWork;
+  }
   return agent.poll() || hasWork;
 }
 

@@ -162,7 +162,7 @@ try {
     const queued = await pair(world, device, way);
     await using host = queued.host;
     console.log(`${host.name}: ${queued.path}`);
-    report[`${way}Ping`] = await measurePing(world, device, queued, 500);
+    report[`${way}Ping`] = await measurePing(world, device, queued, 5000);
     await world.barrier(`${way} end`);
   }
   if (world.rank === 0 && resultFile !== undefined)
