@@ -72,12 +72,8 @@ function run(host: EngineHost): void {
 }
 
 if (settings.transportPinCore !== '') pinThread(Number(settings.transportPinCore));
-using host = new EngineHost({
-  settings,
-  requests,
-  onEvent: post,
-  wake: wake === undefined ? undefined : new WakeWord(wake),
-});
+const wakeWord = wake === undefined ? undefined : new WakeWord(wake);
+using host = new EngineHost({ settings, requests, onEvent: post, wake: wakeWord });
 post({ doorbell: host.loop.doorbell.fd });
 try {
   run(host);
@@ -85,5 +81,6 @@ try {
   // Whoever blocks the user's thread does not hear that this one ends.
   post({ crash: encodeError(error) });
   requests.reportCrash();
+  wakeWord?.ring();
 }
 port.close();

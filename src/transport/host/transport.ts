@@ -71,7 +71,7 @@ export class Transport implements AsyncDisposable {
     };
   }
 
-  /** Accepts connections at the address; port 0 takes any. Fails with the system's error if it cannot listen. */
+  /** Accepts connections at the address; port 0 takes any. Fails with WL_NATIVE if it cannot listen. */
   async listen({ host, port }: Address): Promise<TransportListener> {
     const listener = await TransportListener.open({
       server: createServer(),
@@ -85,7 +85,7 @@ export class Transport implements AsyncDisposable {
 
   /**
    * Connects to a transport that listens, trying again until it does. Fails with WL_TIMEOUT, WL_UNAUTHORIZED (another
-   * token), WL_PROTOCOL (another version).
+   * token), WL_PROTOCOL (another version), WL_INVALID_ARGUMENT (no such host).
    */
   async connect(address: Address, options: ConnectOptions = {}): Promise<Connection> {
     const timeoutMs = options.timeoutMs ?? this.settings.timeoutMs;
@@ -129,9 +129,11 @@ export class Transport implements AsyncDisposable {
     return this.#slots.waitBlocking(request, timeoutMs);
   }
 
-  /** Carries out failures and ends that the engine has told of; waits and `take` do so by themselves. */
-  readEvents(): void {
-    this.#link.readEvents();
+  /** Why the engine is gone; undefined while it runs. Requests that were pending then stay so. */
+  get failure(): WeftlineError | undefined {
+    const link = this.#link;
+    if (link.failure === undefined && link.requests.hasCrashed) link.readEvents();
+    return link.failure;
   }
 
   /** How many requests have ended so far; wraps at 2^32. */
@@ -253,6 +255,12 @@ async function dial(
     try {
       return await dialOnce(host, port, end - performance.now());
     } catch (cause) {
+      if ((cause as NodeJS.ErrnoException).code === 'ENOTFOUND') {
+        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, {
+          details: { host },
+          cause,
+        });
+      }
       if (!retry && (cause as NodeJS.ErrnoException).code === 'ECONNREFUSED') {
         const message = `Nobody listens at ${host} port ${port} any more: the process ended or closed its transport`;
         throw new WeftlineError('WL_PEER_LOST', message, { details: { host, port }, cause });
