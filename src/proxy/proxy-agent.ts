@@ -67,7 +67,7 @@ export class ProxyAgent {
       const { local, remote } = parts;
       const place: PutPlace = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
       const channel = this.#channel(parts.link);
-      await channel.prepare(local, remote);
+      await channel.prepare?.(local, remote);
       remotes.push(new AgentRoute(channel, place, { ...options, range }));
     }
     return { request: { peer: options.peer, remotes }, path: path as BackendName };

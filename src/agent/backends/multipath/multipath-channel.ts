@@ -34,10 +34,6 @@ export class MultipathChannel implements BackendChannel {
     this.#onClose = onClose;
   }
 
-  prepare(): Promise<void> {
-    return Promise.resolve();
-  }
-
   put(place: PutPlace): boolean {
     if (!this.#hasRoom()) return false;
     const write = this.#write;
