@@ -44,6 +44,8 @@ export class CpuHalf implements DeviceHalf {
     return address;
   }
 
+  unpin(): void {}
+
   view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {
     return new Uint8Array(viewAt(address, bytes));
   }

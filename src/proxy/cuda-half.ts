@@ -77,6 +77,11 @@ export class CudaHalf implements DeviceHalf {
     return mapped[0];
   }
 
+  unpin(): void {
+    for (const { host } of this.#pinned.values()) this.#device.context.release('cuMemHostUnregister', host);
+    this.#pinned.clear();
+  }
+
   view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {
     const pinned = this.#pinned.get(address);
     return pinned === undefined ? this.#device.hostView() : new Uint8Array(viewAt(pinned.host, bytes));
@@ -155,7 +160,6 @@ export class CudaHalf implements DeviceHalf {
   [Symbol.dispose](): void {
     this.#endJudging();
     for (const memory of this.#mapped.values()) memory[Symbol.dispose]();
-    for (const { host } of this.#pinned.values()) this.#device.context.release('cuMemHostUnregister', host);
     this.#requests[Symbol.dispose]();
     this.#traps[Symbol.dispose]();
     for (const storage of this.#owned) storage[Symbol.dispose]();

@@ -245,6 +245,7 @@ export class DeviceHost implements AsyncDisposable {
 
   /** Closes the agent and frees what was allocated; no kernel that uses it may be running. Idempotent. */
   async [Symbol.asyncDispose](): Promise<void> {
+    this.#half.unpin();
     await this.#link[Symbol.asyncDispose]();
     this.#half[Symbol.dispose]();
   }
