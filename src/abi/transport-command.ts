@@ -10,6 +10,8 @@ export const commandKinds = {
   flush: 6,
   /** Withdraws the request in `slot`. */
   cancel: 7,
+  /** Posts the prepared transfer `region`; its message lies at `offset` and has `bytes` bytes. */
+  transfer: 8,
 } as const;
 
 /** One entry of the ring: a request. 64-bit values are below 2^53. */

@@ -56,6 +56,8 @@ export interface Backend {
   whyNotMemory(memory: AgentMemory): string | undefined;
   /** Why it cannot reach the peer, in the same way. Looks at what is known, connects to nobody. */
   whyNotPeer(peer: BackendPeer): string | undefined;
+  /** Why it is used only where it is asked for by name, in the same way; undefined if it may be chosen. */
+  readonly whyOnlyForced: string | undefined;
   /** Whether a peer of this backend can use memory of this kind on its side. */
   whyNotRemote(kind: MemoryKind): string | undefined;
   register(memory: AgentMemory): Promise<BackendRegion>;
@@ -157,7 +159,7 @@ export interface BackendChannel {
   readonly posted: number;
   /** How many of them, counted from the first, are delivered: those before it are all visible at the peer. */
   readonly delivered: number;
-  /** Why the channel ended; nothing is delivered after the operation that failed. */
+  /** Why the channel ended. What was posted behind the operation that failed is not counted, and may have arrived. */
   readonly error: WeftlineError | undefined;
   close(): Promise<void>;
 }

@@ -114,7 +114,7 @@ export function endRun(connection: Connection): void {
   } else {
     placeMissing(connection, request, region);
   }
-  if (connection.signals.count > 0) connection.signals.apply(receiveWindow.next);
+  if (connection.signals.count > 0) applySignals(connection);
   if (request !== undefined && request.received >= request.messageBytes) engine.done(request);
 }
 
@@ -224,6 +224,7 @@ function takeSignal(connection: Connection): void {
   const add = run.offset + run.messageBytes * TWO_32;
   if (receiveWindow.isNext(sequence)) {
     addToCell(region, base, add);
+    engine.signalled();
   } else if (signals.hasRoom()) {
     signals.add(sequence, region, { offset: base, add });
   } else {
@@ -232,14 +233,18 @@ function takeSignal(connection: Connection): void {
   }
   counters.receivedSegments++;
   receiveWindow.add(sequence);
-  signals.apply(receiveWindow.next);
+  applySignals(connection);
 }
 
 function noteSkipped(connection: Connection): void {
-  const { receiveWindow, signals } = connection;
+  const { receiveWindow } = connection;
   if (receiveWindow.has(run.sequence)) connection.counters.duplicateSegments++;
   else receiveWindow.add(run.sequence);
-  signals.apply(receiveWindow.next);
+  applySignals(connection);
+}
+
+function applySignals({ signals, receiveWindow, engine }: Connection): void {
+  if (signals.apply(receiveWindow.next)) engine.signalled();
 }
 
 /** The run is not taken, so its segments stay unacknowledged; a record says why. */

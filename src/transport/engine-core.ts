@@ -32,6 +32,8 @@ export interface EngineCore {
   done(request: Request): void;
   /** The request has failed; it leaves all queues. */
   fail(request: Request, error: WeftlineError): void;
+  /** Cells of this side have changed. */
+  signalled(): void;
   /** The connection is over, for one of failReasons: its requests fail with `error`, and the peer is told. */
   end(connection: Connection, error: WeftlineError, reason: number): void;
 }

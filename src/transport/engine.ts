@@ -199,6 +199,10 @@ export class Engine implements TransportEngine, EngineCore {
     this.#finish(request, requestStatus.failed);
   }
 
+  signalled(): void {
+    this.#options.onSignal?.();
+  }
+
   end(connection: Connection, error: WeftlineError, reason: number): void {
     if (connection.error !== undefined) return;
     connection.error = error;

@@ -37,8 +37,9 @@ export class PendingSignals {
     }
   }
 
-  /** Carries out the signals before segment `next`, which is the oldest that is missing. */
-  apply(next: number): void {
+  /** Carries out the signals before segment `next`, which is the oldest that is missing. True if there were any. */
+  apply(next: number): boolean {
+    const before = this.count;
     let kept = 0;
     for (let at = 0; at < this.count; at++) {
       const item = this.#items[at] as PendingSignal;
@@ -51,6 +52,7 @@ export class PendingSignals {
       this.#items[kept++] = item;
     }
     this.count = kept;
+    return kept < before;
   }
 }
 

@@ -23,6 +23,8 @@ export interface EngineOptions {
   readonly seed?: number;
   /** Called inside `onPackets` or `onTimer` when a request has ended; `forget` is not needed then. Must not throw. */
   readonly onCompletion?: (handle: RequestHandle, status: RequestStatus) => void;
+  /** Called inside `onPackets` when signals of a peer were added to cells of this side. Must not throw. */
+  readonly onSignal?: () => void;
   /** Called inside `onPackets` or `onTimer` when a connection has failed or the peer has closed it. Must not throw. */
   readonly onConnectionEnd?: (connection: TransportConnection, error: WeftlineError) => void;
 }

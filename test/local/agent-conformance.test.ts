@@ -1,14 +1,382 @@
-// The same cases for every backend of the agent.
+// The same cases for every backend of the agent: data, order, errors, and what survives a peer's death.
 import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import test from 'node:test';
-import { knownBackends, loadBackend } from '#lib/agent/backends/create.js';
+import type { WeftlineError } from 'weftline';
+import { Agent, type AgentOptions, type BackendName, DescriptorList, type RemoteMemory } from 'weftline/agent';
+import { knownBackends } from '#lib/agent/backends/create.js';
+import { AgentPeer, openPair } from './support/agent-pair.ts';
 
-for (const name of knownBackends()) {
-  test(`${name}: can be loaded`, async () => {
-    assert.equal(typeof (await loadBackend(name)), 'function');
-  });
+const MiB = 1 << 20;
+
+/** Why a backend cannot run here, or undefined. */
+async function whyMissing(backend: BackendName): Promise<string | undefined> {
+  try {
+    await (await Agent.create('probe', { backends: [backend] })).close();
+    return undefined;
+  } catch (error) {
+    return (error as Error).message;
+  }
 }
 
-test('a backend that is not there is undefined', async () => {
-  if (!knownBackends().includes('ucx')) assert.equal(await loadBackend('ucx'), undefined);
-});
+function withCode(code: WeftlineError['code'], text: RegExp = /./): (error: unknown) => boolean {
+  return (error) => {
+    const { code: found, message } = error as WeftlineError;
+    assert.equal(found, code, message);
+    assert.match(message, text);
+    return true;
+  };
+}
+
+function memoryOf(agent: Agent, name: string): RemoteMemory {
+  const found = agent.remoteMemory('there').find((memory) => memory.name === name);
+  assert.ok(found);
+  return found;
+}
+
+function hostRange(address: number, bytes: number): DescriptorList {
+  return new DescriptorList('host', Float64Array.of(address), Float64Array.of(bytes));
+}
+
+const threads: Readonly<Record<string, AgentOptions>> = {
+  'on its own thread': { ownThread: true },
+  "on the caller's thread": { ownThread: false },
+};
+
+for (const backend of knownBackends()) {
+  const skip = (await whyMissing(backend)) ?? false;
+
+  for (const [how, options] of Object.entries(threads)) {
+    test(`${backend}, ${how}: writes and reads of every size and place are intact`, { skip }, async () => {
+      await using pair = await openPair(backend, 3 * MiB, options);
+      const { agent, peer } = pair;
+      const out = await agent.register(randomBytes(3 * MiB));
+      const back = await agent.allocate(3 * MiB);
+      for (const name of ['allocated', 'plain']) {
+        const memory = memoryOf(agent, name);
+        for (const [offset, bytes] of [
+          [0, 1],
+          [13, 4099],
+          [1, 65_536],
+          [777, MiB + 5],
+          [0, 3 * MiB],
+        ] as const) {
+          const local = DescriptorList.of(out, offset, bytes);
+          const remote = DescriptorList.of(memory, offset, bytes);
+          await using write = await agent.prepare({ operation: 'write', peer: 'there', local, remote });
+          assert.equal(write.backend, backend);
+          assert.equal(write.state, 'idle');
+          write.post();
+          await write.wait();
+          const expected = out.bytes.slice(offset, offset + bytes);
+          assert.deepEqual(await peer.bytes(name, offset, bytes), new Uint8Array(expected));
+          const into = DescriptorList.of(back, offset, bytes);
+          await using read = await agent.prepare({ operation: 'read', peer: 'there', local: into, remote });
+          read.post();
+          read.waitBlocking();
+          assert.ok(Buffer.from(expected).equals(back.bytes.subarray(offset, offset + bytes)));
+        }
+      }
+    });
+  }
+
+  test(`${backend}: only what the descriptors name is written, in any order of blocks`, { skip }, async () => {
+    await using pair = await openPair(backend, MiB);
+    const { agent, peer } = pair;
+    const out = await agent.allocate(MiB);
+    out.bytes.set(randomBytes(MiB));
+    const ours = DescriptorList.blocks(out, { blockBytes: 1000, stride: 4096 });
+    const theirs = DescriptorList.blocks(memoryOf(agent, 'allocated'), { blockBytes: 1000, stride: 4096 });
+    const indices = [200, 3, 4, 5, 0, 77];
+    await using transfer = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local: ours.select(indices),
+      remote: theirs.select(indices.toReversed()),
+    });
+    transfer.post();
+    await transfer.wait();
+    const expected = new Uint8Array(MiB).fill(7);
+    for (const [at, index] of indices.toReversed().entries()) {
+      const from = (indices[at] as number) * 4096;
+      expected.set(out.bytes.subarray(from, from + 1000), index * 4096);
+    }
+    assert.deepEqual(await peer.bytes('allocated', 0, MiB), expected);
+  });
+
+  test(`${backend}: neighbours are moved as one, and telemetry counts`, { skip }, async () => {
+    await using pair = await openPair(backend, MiB);
+    const { agent } = pair;
+    const out = await agent.allocate(MiB);
+    const local = DescriptorList.blocks(out, { blockBytes: 4096, count: 128 });
+    const remote = DescriptorList.blocks(memoryOf(agent, 'plain'), { blockBytes: 4096, count: 128 });
+    const common = { operation: 'write', peer: 'there', local, remote } as const;
+    await using joined = await agent.prepare(common);
+    await using single = await agent.prepare({ ...common, merge: false });
+    for (const transfer of [joined, single]) {
+      for (let round = 0; round < 3; round++) {
+        transfer.post();
+        await transfer.wait();
+      }
+    }
+    assert.equal(joined.telemetry.parts, 1);
+    const { parts, descriptors, bytes, posts, failures, transferMicroseconds, totalTransferMicroseconds } =
+      single.telemetry;
+    assert.deepEqual(
+      { parts, descriptors, bytes, posts, failures },
+      { parts: 128, descriptors: 128, bytes: 524_288, posts: 3, failures: 0 },
+    );
+    assert.ok(transferMicroseconds > 0 && totalTransferMicroseconds > transferMicroseconds);
+  });
+
+  test(`${backend}: a notification comes behind its data, while the initiator does nothing`, { skip }, async () => {
+    await using pair = await openPair(backend, 2 * MiB);
+    const { agent, peer } = pair;
+    const folder = mkdtempSync(join(tmpdir(), 'weftline-agent-'));
+    try {
+      const out = await agent.allocate(2 * MiB);
+      for (const operation of ['write', 'read'] as const) {
+        const path = join(folder, operation);
+        out.bytes.fill(99);
+        const remote = DescriptorList.of(memoryOf(agent, 'allocated'));
+        await using transfer = await agent.prepare({ operation, peer: 'there', local: DescriptorList.of(out), remote });
+        const marked = peer.do({ do: 'mark', name: 'allocated', path });
+        transfer.post(Buffer.from(operation));
+        // This thread stands still: nothing of the agent runs on it.
+        const end = performance.now() + 20_000;
+        while (!existsSync(path) && performance.now() < end)
+          Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 5);
+        await marked;
+        assert.equal(readFileSync(path, 'utf8'), `${operation} 99 99`);
+        await transfer.wait();
+      }
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+  });
+
+  for (const blocking of [true, false]) {
+    test(`${backend}: many notifications arrive in order, ${blocking ? 'blocking' : 'async'}`, { skip }, async () => {
+      await using pair = await openPair(backend, 4096);
+      const { agent, peer } = pair;
+      const out = await agent.allocate(64);
+      const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
+      await using transfer = await agent.prepare({
+        operation: 'write',
+        peer: 'there',
+        local: DescriptorList.of(out),
+        remote,
+      });
+      const sent: string[] = [];
+      for (let round = 0; round < 40; round++) {
+        const text = `${round} ${'x'.repeat(round * 97)}`;
+        sent.push(text);
+        if (round % 2 === 0) {
+          transfer.post(Buffer.from(text));
+          await transfer.wait();
+        } else await agent.notify('there', Buffer.from(text));
+        // Those of notify are ordered behind transfers that are done; the next one waits for them here.
+        const { peer: from, message } = (await peer.do({ do: 'next', blocking, timeoutMs: 20_000 })) as {
+          readonly peer: string;
+          readonly message: Uint8Array;
+        };
+        assert.equal(from, 'here');
+        assert.equal(Buffer.from(message).toString(), sent[round]);
+      }
+      await assert.rejects(
+        peer.do({ do: 'next', blocking, timeoutMs: 30 }),
+        withCode('WL_TIMEOUT', /No notification came to agent there within 30 ms/),
+      );
+    });
+  }
+
+  test(
+    `${backend}: both sides write to each other, and the peer's notification wakes an async wait here`,
+    { skip },
+    async () => {
+      await using pair = await openPair(backend, MiB);
+      const { agent, peer } = pair;
+      const mine = await agent.allocate(MiB, { name: 'mine' });
+      assert.equal(await peer.do({ do: 'load', blob: agent.localMetadata() }), 'here');
+      await peer.do({ do: 'fill', name: 'plain', value: 55 });
+      const next = agent.nextNotification({ from: 'there' });
+      await peer.do({ do: 'write', peer: 'here', name: 'plain', message: Buffer.from('look') });
+      assert.equal(Buffer.from((await next).message).toString(), 'look');
+      assert.ok(mine.bytes.every((byte) => byte === 55));
+    },
+  );
+
+  test(`${backend}: a channel's signals come behind its puts`, { skip }, async () => {
+    await using pair = await openPair(backend, 4 * MiB);
+    const { agent, peer } = pair;
+    await peer.do({ do: 'fill', name: 'allocated', value: 0 });
+    const out = await agent.allocate(MiB);
+    out.bytes.fill(3);
+    const memory = memoryOf(agent, 'allocated');
+    const { link, local, remote } = await agent.channelParts('there', out, memory.number);
+    const channel = link.openChannel();
+    const place = { local, localOffset: 0, remote, remoteOffset: 4096, bytes: MiB };
+    for (let round = 0; round < 3; round++) {
+      place.remoteOffset = 4096 + round * MiB;
+      assert.ok(channel.put(place));
+      assert.ok(channel.signal(remote, 0, 5));
+    }
+    assert.equal(await peer.do({ do: 'awaitCell', name: 'allocated', value: 15 }), 15);
+    assert.deepEqual(await peer.bytes('allocated', 4096, 3 * MiB - 4096), new Uint8Array(3 * MiB - 4096).fill(3));
+    const end = performance.now() + 20_000;
+    while (channel.delivered < channel.posted && performance.now() < end) {
+      agent.poll();
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    assert.deepEqual([channel.posted, channel.delivered, channel.error], [6, 6, undefined]);
+    await channel.close();
+  });
+
+  test(`${backend}: what is wrong is refused, and nothing is written`, { skip }, async () => {
+    await using pair = await openPair(backend, 65_536);
+    const { agent, peer } = pair;
+    const out = await agent.allocate(65_536);
+    out.bytes.fill(1);
+    const memory = memoryOf(agent, 'plain');
+    const prepare = (local: DescriptorList, remote: DescriptorList): Promise<unknown> =>
+      agent.prepare({ operation: 'write', peer: 'there', local, remote });
+    const whole = DescriptorList.of(out);
+    await assert.rejects(
+      prepare(whole, hostRange(memory.address + 1, 65_536)),
+      withCode('WL_INVALID_ARGUMENT', /leaves a region of 65536 bytes by 1/),
+    );
+    await assert.rejects(
+      prepare(whole, hostRange(memory.address - 1, 65_536)),
+      withCode('WL_INVALID_ARGUMENT', /lies in no region that agent there/),
+    );
+    await assert.rejects(
+      prepare(hostRange(64, 8), hostRange(memory.address, 8)),
+      withCode('WL_INVALID_ARGUMENT', /no region that agent here has registered/),
+    );
+    await assert.rejects(
+      prepare(whole, hostRange(memory.address, 8)),
+      withCode('WL_INVALID_ARGUMENT', /as its local one has/),
+    );
+    await assert.rejects(
+      agent.prepare({ operation: 'write', peer: 'nobody', local: whole, remote: whole }),
+      withCode('WL_INVALID_ARGUMENT', /nobody/),
+    );
+    await using transfer = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local: whole,
+      remote: DescriptorList.of(memory),
+    });
+    await assert.rejects(transfer.wait(), withCode('WL_INVALID_ARGUMENT', /never posted/));
+    await peer.do({ do: 'deregister', name: 'plain' });
+    transfer.post(Buffer.from('must not come'));
+    await assert.rejects(transfer.wait(), (error: WeftlineError) =>
+      /Transfer \d+ \(write of agent here to agent there by/.test(error.message),
+    );
+    assert.equal(transfer.state, 'failed');
+    assert.equal(transfer.telemetry.failures, 1);
+    await assert.rejects(peer.do({ do: 'next', blocking: false, timeoutMs: 50 }), withCode('WL_TIMEOUT'));
+    // The rest goes on.
+    await using other = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local: whole,
+      remote: DescriptorList.of(memoryOf(agent, 'allocated')),
+    });
+    other.post();
+    await other.wait();
+    await agent.deregister(out);
+    assert.throws(() => other.post(), withCode('WL_CLOSED', /deregistered/));
+  });
+
+  test(`${backend}: another token is refused`, { skip: skip || backend === 'local' }, async () => {
+    await using pair = await openPair(backend, 64);
+    await using stranger = await Agent.create('stranger', {
+      backends: [backend],
+      token: 'another',
+      settings: { timeoutMs: 5000 },
+    });
+    await stranger.loadRemoteMetadata(await pair.peer.metadata());
+    await assert.rejects(stranger.connect('there'), withCode('WL_UNAUTHORIZED'));
+  });
+
+  test(`${backend}: a killed peer fails what is under way, and may come back`, { skip }, async () => {
+    await using pair = await openPair(backend, 64 * MiB, { settings: { timeoutMs: 20_000, transportGiveUpMs: 3000 } });
+    const { agent } = pair;
+    const out = await agent.allocate(64 * MiB);
+    const before = await pair.peer.metadata();
+    const remote = DescriptorList.of(memoryOf(agent, 'plain'));
+    const transfers = await Promise.all(
+      Array.from({ length: 4 }, () =>
+        agent.prepare({ operation: 'write', peer: 'there', local: DescriptorList.of(out), remote }),
+      ),
+    );
+    for (const transfer of transfers) transfer.post();
+    pair.peer.child.kill('SIGKILL');
+    const ends = await Promise.allSettled(transfers.map((transfer) => transfer.wait()));
+    const failed = ends.filter((end) => end.status === 'rejected').map((end) => (end.reason as WeftlineError).code);
+    assert.ok(
+      failed.length > 0 && failed.every((code) => code === 'WL_PEER_LOST' || code === 'WL_CLOSED'),
+      failed.join(),
+    );
+    await assert.rejects(
+      agent.prepare({ operation: 'write', peer: 'there', local: DescriptorList.of(out), remote, timeoutMs: 5000 }),
+      withCode('WL_PEER_LOST'),
+    );
+    // The same name, another life.
+    await using again = await AgentPeer.start('there', { backends: [backend], token: 'secret' });
+    await again.do({ do: 'register', name: 'plain', bytes: 64 });
+    await agent.loadRemoteMetadata(await again.metadata());
+    assert.throws(() => transfers[0]?.post(), withCode('WL_STALE', /restarted/));
+    await assert.rejects(agent.loadRemoteMetadata(before), withCode('WL_STALE', /a later one is known/));
+    await using anew = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local: DescriptorList.of(out, 0, 64),
+      remote: DescriptorList.of(memoryOf(agent, 'plain')),
+    });
+    anew.post(Buffer.from('back'));
+    await anew.wait();
+    const { message } = (await again.do({ do: 'next', blocking: false, timeoutMs: 5000 })) as {
+      readonly message: Uint8Array;
+    };
+    assert.equal(Buffer.from(message).toString(), 'back');
+  });
+
+  test(
+    `${backend}: cancel and release end what is under way; close is awaited and may be repeated`,
+    { skip },
+    async () => {
+      await using pair = await openPair(backend, 64 * MiB);
+      const { agent } = pair;
+      const out = await agent.allocate(64 * MiB);
+      const remote = DescriptorList.of(memoryOf(agent, 'plain'));
+      const options = { operation: 'write', peer: 'there', local: DescriptorList.of(out), remote } as const;
+      await using first = await agent.prepare(options);
+      const second = await agent.prepare(options);
+      first.post();
+      assert.throws(() => first.post(), withCode('WL_INVALID_ARGUMENT', /under way/));
+      second.post();
+      first.cancel();
+      await first.wait().catch(withCode('WL_CLOSED', /cancelled/));
+      await second.release();
+      await second.release();
+      assert.throws(() => second.post(), withCode('WL_CLOSED'));
+      first.post();
+      await first.wait();
+      await assert.rejects(
+        (async () => {
+          first.post();
+          await first.wait({ signal: AbortSignal.abort(new Error('enough')) });
+        })(),
+        /enough/,
+      );
+      await Promise.all([agent.close(), agent.close()]);
+      assert.throws(() => agent.localMetadata(), withCode('WL_CLOSED'));
+      await assert.rejects(agent.prepare(options), withCode('WL_CLOSED'));
+    },
+  );
+}

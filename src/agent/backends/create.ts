@@ -1,15 +1,19 @@
 // The backends there are, each loaded when an agent first wants it.
 import { type BackendName, backendNames, type CreateBackend } from '../backend.ts';
 
-const loaders: Readonly<Partial<Record<BackendName, () => Promise<CreateBackend>>>> = {
-  local: async () => (await import('./local/local-backend.ts')).createBackend,
+type Loader = () => Promise<{ readonly create: CreateBackend }>;
+
+const loaders: Readonly<Partial<Record<BackendName, Loader>>> = {
+  local: async () => ({ create: (await import('./local/local-backend.ts')).createBackend }),
+  multipath: async () => ({ create: (await import('./multipath/multipath-backend.ts')).createMultipathBackend }),
 };
 
-/** The names that `loadBackend` knows, in the order of preference. */
+/** In the order of preference. */
 export function knownBackends(): readonly BackendName[] {
   return backendNames.filter((name) => loaders[name] !== undefined);
 }
 
-export async function loadBackend(name: BackendName): Promise<CreateBackend | undefined> {
-  return loaders[name]?.();
+/** One of `knownBackends`. */
+export function loadBackend(name: BackendName): CreateBackend {
+  return async (context) => (await (loaders[name] as Loader)()).create(context);
 }

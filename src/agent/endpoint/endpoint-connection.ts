@@ -118,7 +118,10 @@ export class EndpointConnection implements AsyncDisposable {
       if (found !== undefined) return found;
       const left = end - performance.now();
       if (left <= 0) {
-        throw new WeftlineError('WL_TIMEOUT', `${this.#who()} registered no memory of the name ${JSON.stringify(name)}`);
+        throw new WeftlineError(
+          'WL_TIMEOUT',
+          `${this.#who()} registered no memory of the name ${JSON.stringify(name)}`,
+        );
       }
       await this.#nextMemory(left);
     }
@@ -324,7 +327,9 @@ export class EndpointConnection implements AsyncDisposable {
     const message = this.#message(kind, content);
     const { agent, peer, backend } = this.#parts;
     this.#outbox = this.#outbox
-      .then(() => (this.#error === undefined ? this.#patiently(() => agent.notify(peer, message, { backend })) : undefined))
+      .then(() =>
+        this.#error === undefined ? this.#patiently(() => agent.notify(peer, message, { backend })) : undefined,
+      )
       .catch((error: unknown) => this.end(error as WeftlineError));
   }
 

@@ -58,7 +58,9 @@ export class Endpoint implements AsyncDisposable {
       });
     } catch (cause) {
       await agent.close();
-      throw new WeftlineError('WL_NATIVE', `Cannot listen at ${host} port ${options.port}: ${String(cause)}`, { cause });
+      throw new WeftlineError('WL_NATIVE', `Cannot listen at ${host} port ${options.port}: ${String(cause)}`, {
+        cause,
+      });
     }
     return new Endpoint(agent, server, options);
   }

@@ -35,7 +35,9 @@ export class Operation {
     if (this.#error !== undefined) throw this.#error;
     signal?.throwIfAborted();
     if (this.#bytes !== undefined) return this.#bytes;
-    throw new WeftlineError('WL_TIMEOUT', `${this.#what} did not end within ${timeoutMs} ms`, { details: { timeoutMs } });
+    throw new WeftlineError('WL_TIMEOUT', `${this.#what} did not end within ${timeoutMs} ms`, {
+      details: { timeoutMs },
+    });
   }
 
   finish(bytes: number): void {
@@ -51,15 +53,15 @@ export class Operation {
   }
 
   async #wait(timeoutMs: number, signal: AbortSignal | undefined): Promise<void> {
-    let giveUp: () => void = () => {};
-    const over = new Promise<void>((resolve) => (giveUp = resolve));
-    const timer = setTimeout(giveUp, timeoutMs);
-    signal?.addEventListener('abort', giveUp);
-    try {
-      await Promise.race([this.#ended, over]);
-    } finally {
-      clearTimeout(timer);
-      signal?.removeEventListener('abort', giveUp);
-    }
+    await new Promise<void>((resolve) => {
+      const over = (): void => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', over);
+        resolve();
+      };
+      const timer = setTimeout(over, timeoutMs);
+      signal?.addEventListener('abort', over);
+      void this.#ended.then(over);
+    });
   }
 }

@@ -5,6 +5,7 @@ import type { ControlChannel } from '../io/udp/control-channel.ts';
 import type { HostStatistics } from './engine-host.ts';
 import type { EngineLink } from './engine-link.ts';
 import type { MemoryRegion } from './memory-region.ts';
+import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
 import type { Request, RequestSlots } from './request-slots.ts';
 
 /** Part of a region of this side; all of it by default. */
@@ -130,6 +131,30 @@ export class Connection implements AsyncDisposable {
   /** Ends when all writes and signals posted before on the flow have. */
   flush(flow?: number): Request {
     return this.#post(commandKinds.flush, flow);
+  }
+
+  /** Describes a transfer of many ranges to the engine; `postTransfer` takes the number. */
+  prepareTransfer(plan: Omit<TransferPlan, 'connection'>): Promise<number> {
+    return this.#link.call({ name: 'prepare', plan: { ...plan, connection: this.#number } }) as Promise<number>;
+  }
+
+  /** Where messages of transfers go. Its number goes into their plans; it ends with the connection. */
+  openLine(plan: Omit<LinePlan, 'connection'>): Promise<number> {
+    return this.#link.call({ name: 'openLine', plan: { ...plan, connection: this.#number } }) as Promise<number>;
+  }
+
+  /** Posts all its ranges, then its message; ends when both have arrived. Failing ranges hold the message back. */
+  postTransfer(transfer: number, { offset, bytes }: TransferMessage): Request {
+    const { command } = this.#slots;
+    command.region = transfer;
+    command.offset = offset;
+    command.bytes = bytes;
+    return this.#post(commandKinds.transfer);
+  }
+
+  /** None of its posts may be pending. */
+  async releaseTransfer(transfer: number): Promise<void> {
+    await this.#link.call({ name: 'unprepare', transfer });
   }
 
   /** Withdraws a pending request, which then fails with WL_CLOSED here and there, unless it ends first. */

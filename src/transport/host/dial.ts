@@ -8,6 +8,11 @@ export interface Address {
   readonly port: number;
 }
 
+export interface ConnectOptions extends WaitOptions {
+  /** False: a port where nobody listens fails at once with WL_PEER_LOST. True by default. */
+  readonly retry?: boolean;
+}
+
 const FIRST_RETRY_MS = 10;
 const LAST_RETRY_MS = 200;
 
@@ -15,7 +20,7 @@ const LAST_RETRY_MS = 200;
 export async function dial(
   { host, port }: Address,
   end: number,
-  { timeoutMs, signal }: WaitOptions & { readonly timeoutMs: number },
+  { timeoutMs, signal, retry = true }: ConnectOptions & { readonly timeoutMs: number },
 ): Promise<Socket> {
   let pause = FIRST_RETRY_MS;
   for (;;) {
@@ -23,6 +28,10 @@ export async function dial(
     try {
       return await dialOnce(host, port, end - performance.now());
     } catch (cause) {
+      if (!retry && (cause as NodeJS.ErrnoException).code === 'ECONNREFUSED') {
+        const message = `Nobody listens at ${host} port ${port} any more: the process ended or closed its transport`;
+        throw new WeftlineError('WL_PEER_LOST', message, { details: { host, port }, cause });
+      }
       if (performance.now() + pause < end) {
         await new Promise((resolve) => setTimeout(resolve, pause));
         pause = Math.min(LAST_RETRY_MS, pause * 1.5);

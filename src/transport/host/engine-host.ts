@@ -1,6 +1,7 @@
 // Runs one engine for a user who may be on another thread: carries out commands, keeps the tables they refer to.
 import { commandKinds, REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import type { WakeWord } from '../../core/wake-word.ts';
 import { viewAt } from '../../native/library.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { Engine } from '../engine.ts';
@@ -14,6 +15,7 @@ import {
   type RequestStatus,
   type TransportConnection,
 } from '../transport-engine.ts';
+import { type LinePlan, PreparedTransfers, type TransferPlan } from './prepared-transfers.ts';
 import { type Command, emptyCommand, type SharedRequests } from './shared-requests.ts';
 
 /** What the user's side asks now and then; each is answered. Plain data, so that it can cross threads. */
@@ -22,6 +24,9 @@ export type HostCall =
   | { readonly name: 'connect'; readonly options: HostConnection }
   | { readonly name: 'register'; readonly options: HostRegion }
   | { readonly name: 'release'; readonly region: number }
+  | { readonly name: 'prepare'; readonly plan: TransferPlan }
+  | { readonly name: 'openLine'; readonly plan: LinePlan }
+  | { readonly name: 'unprepare'; readonly transfer: number }
   /** Ends a connection; its pending requests fail with the error. */
   | { readonly name: 'end'; readonly connection: number; readonly error: EncodedError }
   | { readonly name: 'statistics'; readonly connection: number }
@@ -68,6 +73,8 @@ export interface EngineHostOptions {
   readonly settings: Settings;
   readonly requests: SharedRequests;
   readonly onEvent: (event: HostEvent) => void;
+  /** Rung when a request ended, when signals came, and when a connection ended. */
+  readonly wake?: WakeWord | undefined;
 }
 
 interface HostedConnection {
@@ -89,18 +96,29 @@ export class EngineHost implements Disposable {
   readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
   readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
   readonly #command: Command = emptyCommand();
+  readonly #wake: WakeWord | undefined;
+  readonly #transfers: PreparedTransfers;
   /** When a peer's ports were first found closed. */
   readonly #refusedAt = new Map<number, number>();
 
-  constructor({ settings, requests, onEvent }: EngineHostOptions) {
+  constructor({ settings, requests, onEvent, wake }: EngineHostOptions) {
     this.#requests = requests;
     this.#onEvent = onEvent;
+    this.#wake = wake;
+    this.#transfers = new PreparedTransfers({
+      connection: (number) => this.#connections[number]?.connection,
+      region: (number) => this.#regions[number],
+      follow: (handle, slot) => this.#slotOf.set(handle, slot),
+      done: (slot, bytes) => this.#done(slot, bytes),
+      failed: (slot, error) => this.#fail(slot, error),
+    });
     this.loop = new EngineLoop({
       spinMicroseconds: settings.transportSpinUs,
       engine: (io) =>
         new Engine({
           io,
           settings,
+          onSignal: () => wake?.ring(),
           onCompletion: (handle, status) => this.#completed(handle, status),
           onConnectionEnd: (connection, error) => this.#connectionEnded(connection, error),
         }),
@@ -143,6 +161,12 @@ export class EngineHost implements Disposable {
         return this.#register(call.options);
       case 'release':
         return this.#release(call.region);
+      case 'prepare':
+        return this.#transfers.prepare(call.plan);
+      case 'openLine':
+        return this.#transfers.openLine(call.plan);
+      case 'unprepare':
+        return this.#transfers.forget(call.transfer);
       case 'end':
         return this.#end(call.connection, call.error);
       case 'statistics':
@@ -196,6 +220,7 @@ export class EngineHost implements Disposable {
     hosted.connection.close();
     // What the close says goes out, and pending requests fail, before the sockets close.
     this.loop.engine.onTimer(performance.now() * 1000);
+    this.#transfers.end(number, error);
     for (const [slot, connection] of this.#connectionOf.entries()) {
       if (connection === number && this.#handleOf[slot] !== -1) this.#fail(slot, error);
     }
@@ -220,12 +245,15 @@ export class EngineHost implements Disposable {
   #carryOut(command: Command): void {
     const { slot } = command;
     if (command.kind === commandKinds.cancel) {
-      const handle = this.#handleOf[slot] as number;
-      if (handle !== -1) this.#connections[command.connection]?.connection.cancel(handle);
+      this.#cancel(slot, command.connection);
       return;
     }
     this.#connectionOf[slot] = command.connection;
     try {
+      if (command.kind === commandKinds.transfer) {
+        this.#transfers.post(slot, command.region, command);
+        return;
+      }
       const handle = this.#post(command);
       this.#handleOf[slot] = handle;
       this.#slotOf.set(handle, slot);
@@ -255,14 +283,39 @@ export class EngineHost implements Disposable {
   #completed(handle: RequestHandle, status: RequestStatus): void {
     const slot = this.#slotOf.get(handle);
     if (slot === undefined) return;
-    if (status !== requestStatus.done) {
-      const error = this.loop.engine.requestError(handle);
-      const reason = this.#connections[this.#connectionOf[slot] as number]?.reason;
-      this.#fail(slot, reason ?? encodeError(error ?? new WeftlineError('WL_INTERNAL', 'A request failed silently')));
+    const error = status === requestStatus.done ? undefined : this.#errorOf(handle, slot);
+    if (this.#transfers.has(slot)) {
+      this.#slotOf.delete(handle);
+      this.#transfers.ended(slot, error);
+    } else if (error === undefined) {
+      this.#done(slot, this.loop.engine.receivedBytes(handle));
+    } else {
+      this.#fail(slot, error);
+    }
+  }
+
+  #errorOf(handle: RequestHandle, slot: number): EncodedError {
+    const error = this.loop.engine.requestError(handle);
+    const reason = this.#connections[this.#connectionOf[slot] as number]?.reason;
+    return reason ?? encodeError(error ?? new WeftlineError('WL_INTERNAL', 'A request failed silently'));
+  }
+
+  #cancel(slot: number, number: number): void {
+    const connection = this.#connections[number]?.connection;
+    if (!this.#transfers.has(slot)) {
+      const handle = this.#handleOf[slot] as number;
+      if (handle !== -1) connection?.cancel(handle);
       return;
     }
+    if (!this.#transfers.cancel(slot)) return;
+    const handles = [...this.#slotOf].flatMap(([handle, owner]) => (owner === slot ? [handle] : []));
+    for (const handle of handles) connection?.cancel(handle);
+  }
+
+  #done(slot: number, bytes: number): void {
     this.#forget(slot);
-    this.#requests.finish(slot, true, this.loop.engine.receivedBytes(handle));
+    this.#requests.finish(slot, true, bytes);
+    this.#wake?.ring();
   }
 
   #fail(slot: number, error: EncodedError): void {
@@ -270,6 +323,7 @@ export class EngineHost implements Disposable {
     // ORDER: the reason first, so that whoever sees the failure finds it.
     this.#onEvent({ event: 'failed', slot, error });
     this.#requests.finish(slot, false, 0);
+    this.#wake?.ring();
   }
 
   #forget(slot: number): void {
@@ -280,5 +334,6 @@ export class EngineHost implements Disposable {
   #connectionEnded(connection: TransportConnection, error: WeftlineError): void {
     const number = this.#connections.findIndex((hosted) => hosted?.connection === connection);
     if (number !== -1) this.#onEvent({ event: 'ended', connection: number, error: encodeError(error) });
+    this.#wake?.ring();
   }
 }

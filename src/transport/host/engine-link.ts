@@ -1,6 +1,7 @@
 // How the user's thread reaches its engine: on a thread of its own, or on the same one inside calls that wait.
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { decodeError, WeftlineError } from '../../core/errors.ts';
+import type { WakeWord } from '../../core/wake-word.ts';
 import { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { EngineHost, type HostCall, type HostEvent } from './engine-host.ts';
@@ -26,8 +27,8 @@ export interface EngineLink {
   close(): Promise<void>;
 }
 
-export async function openEngineLink(settings: Settings): Promise<EngineLink> {
-  return settings.transportThread ? WorkerLink.start(settings) : new InlineLink(settings);
+export async function openEngineLink(settings: Settings, wake: WakeWord | undefined): Promise<EngineLink> {
+  return settings.transportThread ? WorkerLink.start(settings, wake) : new InlineLink(settings, wake);
 }
 
 interface PendingCall {
@@ -40,6 +41,7 @@ class WorkerLink implements EngineLink {
   onEvent: (event: HostEvent) => void = () => {};
   failure: WeftlineError | undefined;
   readonly #worker: Worker;
+  readonly #wake: WakeWord | undefined;
   readonly #port: MessagePort;
   readonly #calls = new Map<number, PendingCall>();
   readonly #started: Promise<void>;
@@ -47,8 +49,8 @@ class WorkerLink implements EngineLink {
   #doorbell: Doorbell | undefined;
   #nextCall = 1;
 
-  static async start(settings: Settings): Promise<EngineLink> {
-    const link: WorkerLink = new WorkerLink(settings);
+  static async start(settings: Settings, wake: WakeWord | undefined): Promise<EngineLink> {
+    const link: WorkerLink = new WorkerLink(settings, wake);
     await link.#started;
     if (link.failure !== undefined) throw link.failure;
     link.#worker.unref();
@@ -56,9 +58,11 @@ class WorkerLink implements EngineLink {
     return link;
   }
 
-  private constructor(settings: Settings) {
+  private constructor(settings: Settings, wake: WakeWord | undefined) {
     const { port1, port2 } = new MessageChannel();
-    const workerData: EngineWorkerData = { settings, shared: this.requests.buffer, port: port2 };
+    const shared = this.requests.buffer;
+    const workerData: EngineWorkerData = { settings, shared, port: port2, wake: wake?.buffer };
+    this.#wake = wake;
     this.#port = port1;
     this.#started = new Promise((resolve) => (this.#start = resolve));
     port1.on('message', (message: WorkerMessage) => this.#handle(message));
@@ -148,6 +152,7 @@ class WorkerLink implements EngineLink {
     this.#start?.();
     // Whoever waits looks at the failure.
     this.requests.wakeWaiters();
+    this.#wake?.ring();
   }
 }
 
@@ -160,9 +165,9 @@ class InlineLink implements EngineLink {
   failure: WeftlineError | undefined;
   readonly #host: EngineHost;
 
-  constructor(settings: Settings) {
+  constructor(settings: Settings, wake: WakeWord | undefined) {
     const requests = new SharedRequests(this.requests.buffer);
-    this.#host = new EngineHost({ settings, requests, onEvent: (event) => this.onEvent(event) });
+    this.#host = new EngineHost({ settings, requests, wake, onEvent: (event) => this.onEvent(event) });
   }
 
   async call(call: HostCall): Promise<unknown> {

@@ -1,6 +1,7 @@
 // The thread of an engine: carries out commands, moves packets, sleeps when there is nothing to do.
 import { type MessagePort, receiveMessageOnPort, workerData } from 'node:worker_threads';
 import { type EncodedError, encodeError } from '../../core/errors.ts';
+import { WakeWord } from '../../core/wake-word.ts';
 import { pinThread } from '../../native/thread-affinity.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { EngineHost, type HostCall, type HostEvent } from './engine-host.ts';
@@ -10,6 +11,7 @@ export interface EngineWorkerData {
   readonly settings: Settings;
   readonly shared: SharedArrayBuffer;
   readonly port: MessagePort;
+  readonly wake: SharedArrayBuffer | undefined;
 }
 
 /** What the user's side posts. */
@@ -25,7 +27,7 @@ export type WorkerMessage =
   | { readonly id: number; readonly error: EncodedError }
   | HostEvent;
 
-const { settings, shared, port } = workerData as EngineWorkerData;
+const { settings, shared, port, wake } = workerData as EngineWorkerData;
 const requests = new SharedRequests(shared);
 
 function post(message: WorkerMessage): void {
@@ -64,7 +66,12 @@ function run(host: EngineHost): void {
 }
 
 if (settings.transportPinCore !== '') pinThread(Number(settings.transportPinCore));
-using host = new EngineHost({ settings, requests, onEvent: post });
+using host = new EngineHost({
+  settings,
+  requests,
+  onEvent: post,
+  wake: wake === undefined ? undefined : new WakeWord(wake),
+});
 post({ doorbell: host.loop.doorbell.fd });
 run(host);
 port.close();

@@ -1,13 +1,14 @@
 // The transport as a program uses it: registered memory, connections made and accepted, the ends of requests.
 import { createServer, type Socket } from 'node:net';
 import { hostname } from 'node:os';
+import type { WakeWord } from '../../core/wake-word.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import { ControlChannel } from '../io/udp/control-channel.ts';
 import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '../io/udp/greeting.ts';
 import type { RemoteAccess } from '../region.ts';
 import { Connection } from './connection.ts';
-import { type Address, dial } from './dial.ts';
+import { type Address, type ConnectOptions, dial } from './dial.ts';
 import type { HostEvent, RegionName } from './engine-host.ts';
 import { type EngineLink, openEngineLink } from './engine-link.ts';
 import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
@@ -21,6 +22,8 @@ export interface TransportOptions {
   readonly token?: string;
   /** Wins over the environment. Those whose names begin with `transport` count, and `timeoutMs`. */
   readonly settings?: Partial<Settings>;
+  /** Rung from the engine's thread when a request or connection has ended, and when a peer's signal was added. */
+  readonly wake?: WakeWord;
 }
 
 /** The kernel cuts a send into no more on every version. */
@@ -41,7 +44,7 @@ export class Transport implements AsyncDisposable {
   /** Starts the engine. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing. */
   static async create(options: TransportOptions = {}): Promise<Transport> {
     const settings = readSettings(options.settings);
-    return new Transport(await openEngineLink(settings), settings, options);
+    return new Transport(await openEngineLink(settings, options.wake), settings, options);
   }
 
   private constructor(link: EngineLink, settings: Settings, { name, token }: TransportOptions) {
@@ -69,7 +72,7 @@ export class Transport implements AsyncDisposable {
    * Connects to a transport that listens, trying again until it does. Fails with WL_TIMEOUT, WL_UNAUTHORIZED (another
    * token), WL_PROTOCOL (another version).
    */
-  async connect(address: Address, options: WaitOptions = {}): Promise<Connection> {
+  async connect(address: Address, options: ConnectOptions = {}): Promise<Connection> {
     const timeoutMs = options.timeoutMs ?? this.settings.timeoutMs;
     const end = performance.now() + timeoutMs;
     const socket = await dial(address, end, { timeoutMs, ...options });
@@ -109,6 +112,11 @@ export class Transport implements AsyncDisposable {
   /** The same, but blocks this thread: answers sooner, while its timers and sockets stand still. */
   waitBlocking(request: Request, timeoutMs?: number): number {
     return this.#slots.waitBlocking(request, timeoutMs);
+  }
+
+  /** Carries out failures and ends that the engine has told of; waits and `take` do so by themselves. */
+  readEvents(): void {
+    this.#link.readEvents();
   }
 
   /** How many requests have ended so far; wraps at 2^32. */

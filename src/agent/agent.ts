@@ -1,0 +1,394 @@
+// A P2P agent: registers memory, tells peers of it, reads and writes theirs, notifies and is notified.
+import { randomBytes } from 'node:crypto';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { WakeWord } from '../core/wake-word.ts';
+import { readSettings, type Settings } from '../settings/settings.ts';
+import { hostIdentity } from '../world/host-identity.ts';
+import type { WaitOptions } from '../world/store.ts';
+import type {
+  Backend,
+  BackendLink,
+  BackendName,
+  BackendRegion,
+  BackendRemoteRegion,
+  TransferOperation,
+} from './backend.ts';
+import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
+import { BackendSet } from './backend-set.ts';
+import type { DescriptorList } from './descriptors.ts';
+import { checkAgentName, decodeMetadata, encodeMetadata } from './metadata.ts';
+import { NextNotification, type Notification, type NotificationFilter, Notifications } from './notifications.ts';
+import type { Registrable, Registration } from './registration.ts';
+import { type RegisterOptions, Registrations } from './registrations.ts';
+import { RemoteAgents } from './remote-agents.ts';
+import type { RemoteAgent, RemoteMemory } from './remote-agent.ts';
+import { Transfer } from './transfer.ts';
+import { planTransfer } from './transfer-plan.ts';
+import { Waiter } from './waiting.ts';
+
+export interface AgentOptions {
+  /** All that work here by default. */
+  readonly backends?: readonly BackendName[];
+  /** Win over the environment. */
+  readonly settings?: Partial<Settings>;
+  /** Peers must hold the same; WEFTLINE_TOKEN by default, none if that is empty. */
+  readonly token?: string;
+  /** The numeric address that peers reach this host by; 127.0.0.1 by default. */
+  readonly host?: string;
+  /** False: backends work inside waits and `poll` only, for latency. True by default: on threads of their own. */
+  readonly ownThread?: boolean;
+}
+
+export interface MetadataOptions {
+  /** Only these; then what the peer knows of others stays. */
+  readonly regions?: readonly Registration[];
+  /** Without what peers need to connect, for a peer that knows it. True by default. */
+  readonly connections?: boolean;
+}
+
+export interface PrepareOptions extends WaitOptions {
+  readonly operation: TransferOperation;
+  readonly peer: string;
+  readonly local: DescriptorList;
+  /** Entry i goes with entry i of `local` and has its size. */
+  readonly remote: DescriptorList;
+  /** This one or none. */
+  readonly backend?: BackendName;
+  /** Neighbours that are neighbours on both sides are moved as one. True by default. */
+  readonly merge?: boolean;
+}
+
+export interface PeerOptions extends WaitOptions {
+  readonly backend?: BackendName;
+}
+
+/** Everything that a channel needs for one pair of regions. */
+export interface ChannelParts {
+  readonly backend: BackendName;
+  readonly link: BackendLink;
+  readonly local: BackendRegion;
+  readonly remote: BackendRemoteRegion;
+}
+
+/** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
+const PUMP_MS = 1000;
+const LAZY_PUMP_MS = 20;
+const NO_MEMORY: ChoiceMemory = { local: [], remote: [] };
+
+/**
+ * All calls belong to the thread that created it. What waits fails with WL_TIMEOUT, naming agent, peer and backend, and
+ * takes a signal. After `close` everything fails with WL_CLOSED.
+ */
+export class Agent implements AsyncDisposable {
+  readonly name: string;
+  /** Tells this agent from earlier ones of its name. */
+  readonly incarnation: string;
+  readonly settings: Settings;
+  readonly token: string;
+  readonly #wake: WakeWord;
+  readonly #set: BackendSet;
+  readonly #waiter: Waiter;
+  readonly #notifications: Notifications;
+  readonly #registrations: Registrations;
+  readonly #remotes = new RemoteAgents();
+  /** Those that are under way. */
+  readonly #underWay: Transfer[] = [];
+  readonly #closers = new Set<() => Promise<void>>();
+  #nextNumber = 1;
+  #closing: Promise<void> | undefined;
+
+  /** Fails with WL_CONFIG for settings, WL_UNSUPPORTED if a backend that was named cannot work here. */
+  static async create(name: string, options: AgentOptions = {}): Promise<Agent> {
+    checkAgentName(
+      name,
+      (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${JSON.stringify(name)}: ${why}`),
+    );
+    const settings = readSettings(options.settings);
+    const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
+    const token = options.token ?? process.env['WEFTLINE_TOKEN'] ?? '';
+    const wake = new WakeWord();
+    const notifications = new Notifications();
+    const set = await BackendSet.create(options.backends, {
+      agentName: name,
+      incarnation,
+      settings,
+      token,
+      wake,
+      host: options.host ?? '127.0.0.1',
+      ownThread: options.ownThread ?? true,
+      deliver: (peer, message) => notifications.push(peer, message),
+    });
+    return new Agent({ name, incarnation, settings, token, wake, notifications, set });
+  }
+
+  private constructor(parts: {
+    readonly name: string;
+    readonly incarnation: string;
+    readonly settings: Settings;
+    readonly token: string;
+    readonly wake: WakeWord;
+    readonly notifications: Notifications;
+    readonly set: BackendSet;
+  }) {
+    const { settings, wake, set } = parts;
+    this.name = parts.name;
+    this.incarnation = parts.incarnation;
+    this.settings = settings;
+    this.token = parts.token;
+    this.#wake = wake;
+    this.#notifications = parts.notifications;
+    this.#set = set;
+    this.#registrations = new Registrations(this.name, set);
+    this.#waiter = new Waiter({
+      wake,
+      timeoutMs: settings.timeoutMs,
+      spinMicroseconds: settings.spinMicroseconds,
+      poll: () => this.poll(),
+      prepareSleep: () => set.prepareSleep(),
+    });
+    void this.#pump();
+  }
+
+  /** Those that work here, in the order of preference. */
+  get backends(): readonly BackendName[] {
+    return this.#set.backends.map(({ name }) => name);
+  }
+
+  /** Registers memory with every backend that takes it. Fails with WL_UNSUPPORTED if none does, telling why. */
+  register(memory: Registrable, options: RegisterOptions = {}): Promise<Registration> {
+    this.#checkOpen();
+    return this.#registrations.add(memory, options);
+  }
+
+  /** Zeroed host memory that all backends like, registered. It is freed when it is deregistered. */
+  async allocate(bytes: number, options: RegisterOptions = {}): Promise<Registration> {
+    this.#checkOpen();
+    return this.#registrations.allocate(bytes, this.settings.reserveSharedMemory, options);
+  }
+
+  /** The memory is the caller's again: transfers that use it fail with WL_CLOSED, peers get errors. Idempotent. */
+  deregister(registration: Registration): Promise<void> {
+    return this.#registrations.remove(registration);
+  }
+
+  /** What a peer needs to reach this agent and its memory; whole unless options name regions. */
+  localMetadata({ regions, connections = true }: MetadataOptions = {}): Uint8Array {
+    this.#checkOpen();
+    return encodeMetadata({
+      name: this.name,
+      incarnation: this.incarnation,
+      host: hostIdentity(),
+      process: process.pid,
+      isWhole: regions === undefined,
+      connections: new Map(
+        connections ? this.#set.backends.map(({ name, connectionInfo }) => [name, connectionInfo]) : [],
+      ),
+      regions: this.#registrations.describe(regions),
+    });
+  }
+
+  /**
+   * Learns a peer's metadata and returns its name. Of a restarted peer, everything of its earlier life is forgotten:
+   * links close, transfers fail with WL_STALE. Fails with WL_PROTOCOL for bytes that are no metadata, WL_STALE for those
+   * of an earlier life than is known.
+   */
+  async loadRemoteMetadata(blob: Uint8Array): Promise<string> {
+    this.#checkOpen();
+    return this.#remotes.load(decodeMetadata(blob));
+  }
+
+  /** Forgets a peer: its links close, its transfers fail with WL_STALE. False if it was not known. */
+  async invalidate(peer: string): Promise<boolean> {
+    return this.#remotes.forget(peer);
+  }
+
+  /** Memory of a peer, in the order in which it registered it. Fails with WL_INVALID_ARGUMENT if the peer is not known. */
+  remoteMemory(peer: string): readonly RemoteMemory[] {
+    return this.#remotes.get(peer, this.name).memory;
+  }
+
+  /** Which backends can reach the peer, and why not the others; with descriptors, which can carry them. */
+  explain(peer: string): readonly BackendVerdict[] {
+    return judgeBackends(this.#choice(this.#remotes.get(peer, this.name), NO_MEMORY, undefined));
+  }
+
+  /** Connects now rather than at the first transfer. Returns the backend that was chosen. */
+  async connect(peer: string, options: PeerOptions = {}): Promise<BackendName> {
+    const remote = this.#remotes.get(peer, this.name);
+    const backend = chooseBackend(this.#choice(remote, NO_MEMORY, options.backend));
+    await remote.link(backend, this.#time(options));
+    return backend.name;
+  }
+
+  /**
+   * Makes a transfer that can be posted many times. Fails with WL_INVALID_ARGUMENT (ranges outside of registered memory,
+   * lists that do not fit), WL_UNSUPPORTED (no backend, with the reasons), WL_PEER_LOST, WL_STALE, WL_TIMEOUT.
+   */
+  async prepare(options: PrepareOptions): Promise<Transfer> {
+    this.#checkOpen();
+    const { operation, local, remote, merge = true } = options;
+    const peer = this.#remotes.get(options.peer, this.name);
+    const planned = planTransfer(
+      { list: local, regions: this.#registrations.all, owner: `agent ${this.name}` },
+      { list: remote, regions: peer.memory, owner: `agent ${peer.name}` },
+      { merge },
+    );
+    const registrations = [...new Set(planned.map((part) => part.local))];
+    const memory = { local: registrations, remote: [...new Set(planned.map((part) => part.remote))] };
+    const backend = chooseBackend(this.#choice(peer, memory, options.backend));
+    const time = this.#time(options);
+    const link = await peer.link(backend, time);
+    const remoteRegions = new Map(
+      await Promise.all(
+        memory.remote.map(async (region) => [region, await peer.region(backend, region.number, time)] as const),
+      ),
+    );
+    const parts = planned.map((part) => ({
+      ...part,
+      local: regionOf(part.local, backend),
+      remote: remoteRegions.get(part.remote) as BackendRemoteRegion,
+    }));
+    return new Transfer({
+      number: this.#nextNumber++,
+      agent: this.name,
+      peer,
+      operation,
+      backend: backend.name,
+      link,
+      inner: await link.prepare(operation, parts),
+      bytes: local.bytes,
+      descriptors: local.length,
+      parts: parts.length,
+      waiter: this.#waiter,
+      onPost: (posted) => this.#underWay.push(posted),
+      isLocalOpen: () => registrations.every((registration) => registration.isOpen),
+    });
+  }
+
+  /** Sends bytes to a peer, behind the data of all transfers to it that were seen to be done. Connects if need be. */
+  async notify(peer: string, message: Uint8Array, options: PeerOptions = {}): Promise<void> {
+    const remote = this.#remotes.get(peer, this.name);
+    const backend = chooseBackend(this.#choice(remote, NO_MEMORY, options.backend));
+    (await remote.link(backend, this.#time(options))).notify(message);
+  }
+
+  /** All notifications that are here, oldest first. Never waits. */
+  takeNotifications(): Notification[] {
+    this.poll();
+    return this.#notifications.takeAll();
+  }
+
+  /** The next notification, as soon as it comes. */
+  async nextNotification(options: NotificationFilter & WaitOptions = {}): Promise<Notification> {
+    const next = new NextNotification(this.#notifications, options, this.name);
+    await this.#waiter.wait(next, options);
+    return next.found as Notification;
+  }
+
+  /** The same, but blocks this thread. */
+  nextNotificationBlocking({
+    timeoutMs,
+    ...filter
+  }: NotificationFilter & { readonly timeoutMs?: number } = {}): Notification {
+    const next = new NextNotification(this.#notifications, filter, this.name);
+    this.#waiter.waitBlocking(next, timeoutMs);
+    return next.found as Notification;
+  }
+
+  /** Internal: for a device's command queue. What puts from this memory to the peer's memory of that number need. */
+  async channelParts(
+    peer: string,
+    registration: Registration,
+    remote: number,
+    options: PeerOptions = {},
+  ): Promise<ChannelParts> {
+    this.#checkOpen();
+    const known = this.#remotes.get(peer, this.name);
+    const memory = known.memory.filter(({ number }) => number === remote);
+    if (memory.length === 0) throw invalidArgument('remote', remote, `the number of memory of agent ${peer}`);
+    const backend = chooseBackend(this.#choice(known, { local: [registration], remote: memory }, options.backend));
+    const time = this.#time(options);
+    const link = await known.link(backend, time);
+    const region = await known.region(backend, remote, time);
+    return { backend: backend.name, link, local: regionOf(registration, backend), remote: region };
+  }
+
+  /** Hot path. Takes in what has happened; waits do so by themselves. True if anything happened. */
+  poll(): boolean {
+    if (this.#closing !== undefined) throw this.#closed();
+    const hasNews = this.#set.poll();
+    const underWay = this.#underWay;
+    let kept = 0;
+    for (let at = 0; at < underWay.length; at++) {
+      const transfer = underWay[at] as Transfer;
+      if (!transfer.look()) underWay[kept++] = transfer;
+    }
+    underWay.length = kept;
+    return hasNews;
+  }
+
+  /** Internal: something that ends before the agent's backends do, such as a listener. Returns how to take it back. */
+  closeWith(close: () => Promise<void>): () => void {
+    this.#checkOpen();
+    this.#closers.add(close);
+    return () => this.#closers.delete(close);
+  }
+
+  /** Releases transfers and memory, closes links and backends. Awaited, idempotent. */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  async #close(): Promise<void> {
+    this.#wake.ring();
+    await Promise.allSettled([...this.#closers].map((close) => close()));
+    await this.#remotes.close(this.#closed());
+    await this.#set.close();
+    await this.#registrations.close();
+  }
+
+  /** Between waits, notifications must still be taken in: senders wait for it. */
+  async #pump(): Promise<void> {
+    while (this.#closing === undefined) {
+      const { seen } = this.#wake;
+      const hasNews = this.poll();
+      const pause = hasNews ? 0 : this.#set.prepareSleep();
+      if (hasNews) await new Promise((resolve) => setImmediate(resolve));
+      else if (pause >= LAZY_PUMP_MS) await this.#wake.sleep(seen, Math.min(pause, PUMP_MS));
+      else await new Promise((resolve) => setTimeout(resolve, LAZY_PUMP_MS).unref());
+    }
+  }
+
+  #choice(
+    peer: RemoteAgent,
+    memory: ChoiceMemory,
+    forced: BackendName | undefined,
+  ): Parameters<typeof chooseBackend>[0] {
+    const { backends, missing, areListed } = this.#set;
+    return { backends, missing, areListed, peer, memory, forced };
+  }
+
+  #time({ timeoutMs = this.settings.timeoutMs, signal }: WaitOptions): { timeoutMs: number; signal?: AbortSignal } {
+    return signal === undefined ? { timeoutMs } : { timeoutMs, signal };
+  }
+
+  #checkOpen(): void {
+    if (this.#closing !== undefined) throw this.#closed();
+  }
+
+  #closed(): WeftlineError {
+    return new WeftlineError('WL_CLOSED', `Agent ${this.name} was closed`, { details: { agent: this.name } });
+  }
+}
+
+function regionOf(
+  registration: Registration,
+  { name }: Backend,
+): NonNullable<ReturnType<Registration['regions']['get']>> {
+  return registration.regions.get(name) as NonNullable<ReturnType<Registration['regions']['get']>>;
+}

@@ -1,0 +1,74 @@
+// Which backend carries a transfer: the first of a fixed order that both sides have and that takes both memories.
+import { WeftlineError } from '../core/errors.ts';
+import type { Backend, BackendName } from './backend.ts';
+import type { MemoryKind } from './agent-memory.ts';
+import type { RegionMetadata } from './metadata.ts';
+import type { Registration } from './registration.ts';
+import type { RemoteAgent } from './remote-agent.ts';
+
+export interface BackendVerdict {
+  readonly backend: BackendName;
+  readonly isUsable: boolean;
+  /** Why not, as the end of a sentence; undefined if it is usable. */
+  readonly why: string | undefined;
+}
+
+export interface ChoiceMemory {
+  readonly local: readonly Registration[];
+  readonly remote: readonly { readonly kind: MemoryKind; readonly info: RegionMetadata['info'] }[];
+}
+
+export interface ChoiceOptions {
+  readonly backends: readonly Backend[];
+  /** Those that could not be created, with the reason. */
+  readonly missing: ReadonlyMap<BackendName, string>;
+  readonly peer: RemoteAgent;
+  readonly memory: ChoiceMemory;
+  /** Asked for by name: may then be one that is otherwise left out. */
+  readonly forced?: BackendName | undefined;
+  /** The agent was told which backends to have: none of them is left out. */
+  readonly areListed: boolean;
+}
+
+/** Every backend in the order of preference, with why it is not chosen. */
+export function judgeBackends(options: ChoiceOptions): BackendVerdict[] {
+  const { backends, missing, forced } = options;
+  const verdicts = backends.map((backend) => {
+    const why = whyNot(backend, options);
+    return { backend: backend.name, isUsable: why === undefined, why };
+  });
+  const absent = [...missing].map(([backend, why]) => ({ backend, isUsable: false, why }));
+  return [...verdicts, ...absent].filter(({ backend }) => forced === undefined || backend === forced);
+}
+
+/** Fails with WL_UNSUPPORTED, telling why not for each. */
+export function chooseBackend(options: ChoiceOptions): Backend {
+  const verdicts = judgeBackends(options);
+  const chosen = verdicts.find(({ isUsable }) => isUsable);
+  const found = options.backends.find(({ name }) => name === chosen?.backend);
+  if (found !== undefined) return found;
+  const reasons = verdicts.map(({ backend, why }) => `${backend}: ${why}`);
+  const { forced, peer } = options;
+  if (reasons.length === 0) reasons.push(`this agent has no backend ${forced ?? ''}`);
+  throw new WeftlineError('WL_UNSUPPORTED', `No backend can carry this to agent ${peer.name}: ${reasons.join('; ')}`, {
+    details: { peer: peer.name, verdicts },
+  });
+}
+
+function whyNot(backend: Backend, { peer, memory, forced, areListed }: ChoiceOptions): string | undefined {
+  const found = peer.peer(backend.name);
+  if (found === undefined) return `agent ${peer.name} has not got it`;
+  if (backend.whyOnlyForced !== undefined && forced === undefined && !areListed) return backend.whyOnlyForced;
+  const unreachable = backend.whyNotPeer(found);
+  if (unreachable !== undefined) return unreachable;
+  for (const registration of memory.local) {
+    if (registration.regions.has(backend.name)) continue;
+    return backend.whyNotMemory(registration.memory) ?? 'the local memory is not registered with it';
+  }
+  for (const { kind, info } of memory.remote) {
+    const why = backend.whyNotRemote(kind);
+    if (why !== undefined) return why;
+    if (!info.has(backend.name)) return `agent ${peer.name} has not registered the memory with it`;
+  }
+  return undefined;
+}

@@ -1,0 +1,66 @@
+// The backends of one agent: created together, looked at together, closed together.
+import { WeftlineError } from '../core/errors.ts';
+import { type Backend, type BackendContext, type BackendName, backendNames } from './backend.ts';
+import { knownBackends, loadBackend } from './backends/create.ts';
+
+export class BackendSet {
+  /** In the order of preference. */
+  readonly backends: readonly Backend[];
+  /** Those that are not there, with the reason. */
+  readonly missing: ReadonlyMap<BackendName, string>;
+  /** The user named them. */
+  readonly areListed: boolean;
+
+  /**
+   * Those that were named, which must all work: fails with what the first one fails with. Without names, those of this
+   * build that can work here.
+   */
+  static async create(names: readonly BackendName[] | undefined, context: BackendContext): Promise<BackendSet> {
+    const known = knownBackends();
+    for (const name of names ?? []) {
+      if (known.includes(name)) continue;
+      throw new WeftlineError('WL_UNSUPPORTED', `There is no backend ${name}: known are ${known.join(', ')}`);
+    }
+    const wanted = backendNames.filter((name) => (names ?? known).includes(name));
+    const backends: Backend[] = [];
+    const missing = new Map<BackendName, string>();
+    for (const name of wanted) {
+      try {
+        backends.push(await loadBackend(name)(context));
+      } catch (error) {
+        const mayLack = names === undefined && error instanceof WeftlineError && error.code === 'WL_UNSUPPORTED';
+        if (!mayLack) {
+          await Promise.allSettled(backends.map((backend) => backend.close()));
+          throw error;
+        }
+        missing.set(name, error.message);
+      }
+    }
+    return new BackendSet(backends, missing, names !== undefined);
+  }
+
+  private constructor(backends: readonly Backend[], missing: ReadonlyMap<BackendName, string>, areListed: boolean) {
+    this.backends = backends;
+    this.missing = missing;
+    this.areListed = areListed;
+  }
+
+  /** Hot path. True if anything happened. */
+  poll(): boolean {
+    let hasNews = false;
+    for (const backend of this.backends) if (backend.poll()) hasNews = true;
+    return hasNews;
+  }
+
+  /** How long the agent may sleep before the next `poll`, in ms. */
+  prepareSleep(): number {
+    let pause = Number.POSITIVE_INFINITY;
+    for (const backend of this.backends) pause = Math.min(pause, backend.prepareSleep());
+    return pause;
+  }
+
+  async close(): Promise<void> {
+    const ends = await Promise.allSettled(this.backends.map((backend) => backend.close()));
+    for (const end of ends) if (end.status === 'rejected') throw end.reason;
+  }
+}

@@ -1,0 +1,70 @@
+// A peer that connected to this agent: its messages arrive in an inbox, and it is told what was taken.
+import type { Connection, MemoryRegion, Request, Transport } from '../../../transport/index.ts';
+import type { Hello } from './agent-greeting.ts';
+import type { Inbox } from './inbox.ts';
+
+const CREDIT_FLOW = 0;
+const NONE = -1;
+
+export interface GuestParts {
+  readonly transport: Transport;
+  readonly connection: Connection;
+  readonly inbox: Inbox;
+  readonly inboxRegion: MemoryRegion;
+  readonly hello: Hello;
+}
+
+export class Guest {
+  readonly name: string;
+  readonly #parts: GuestParts;
+  readonly #deliver: (message: Uint8Array) => void;
+  /** Bytes that were taken and not told yet, and the signal that tells of earlier ones. */
+  #untold = 0;
+  #credit: Request = NONE;
+  readonly #signal: { flow: number; remoteRegion: number; remoteKey: number; remoteOffset: number; add: number };
+
+  constructor(parts: GuestParts, deliver: (peer: string, message: Uint8Array) => void) {
+    const { hello } = parts;
+    this.name = hello.name;
+    this.#parts = parts;
+    this.#deliver = (message) => deliver(hello.name, message);
+    this.#signal = { flow: CREDIT_FLOW, remoteRegion: hello.region, remoteKey: hello.key, remoteOffset: 0, add: 0 };
+  }
+
+  get isGone(): boolean {
+    return this.#parts.connection.error !== undefined;
+  }
+
+  /** Hot path while nothing has arrived. True if something has. */
+  poll(): boolean {
+    const taken = this.#parts.inbox.drain(this.#deliver);
+    this.#untold += taken;
+    this.#reap();
+    if (this.#untold > 0 && this.#credit === NONE && !this.isGone) this.#tell();
+    return taken > 0;
+  }
+
+  async close(): Promise<void> {
+    const { transport, connection, inboxRegion } = this.#parts;
+    await connection.close();
+    this.#reap();
+    await transport.release(inboxRegion);
+  }
+
+  #tell(): void {
+    this.#signal.add = this.#untold;
+    this.#credit = this.#parts.connection.signal(this.#signal);
+    this.#untold = 0;
+  }
+
+  #reap(): void {
+    const { transport } = this.#parts;
+    if (this.#credit === NONE || transport.state(this.#credit) === 'pending') return;
+    try {
+      transport.take(this.#credit);
+    } catch {
+      // The peer is gone, or does not want to know.
+    }
+    this.#credit = NONE;
+  }
+}

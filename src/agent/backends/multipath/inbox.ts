@@ -1,0 +1,37 @@
+// The receiver's side of a mailbox: takes messages out of the ring in the order in which they arrived.
+import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord, MAX_MESSAGE_BYTES } from '../../../abi/multipath-mailbox.ts';
+import { alignUp } from '../../../abi/layout.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+
+export class Inbox {
+  /** Registered for the sender to write to. */
+  readonly bytes: Uint8Array = new Uint8Array(new SharedArrayBuffer(mailboxHead.size + MAILBOX_RING_BYTES));
+  readonly #arrived: Int32Array = new Int32Array(this.bytes.buffer, mailboxHead.offset.counter, 1);
+  readonly #words: Uint32Array = new Uint32Array(this.bytes.buffer, mailboxHead.size);
+  /** Bytes taken so far; wraps. */
+  #taken = 0;
+
+  /** Hot path while nothing has arrived. Returns the bytes that were taken, which the sender is to be told. */
+  drain(deliver: (message: Uint8Array) => void): number {
+    // ORDER: the atomic load before the reads of what it announces.
+    const arrived = Atomics.load(this.#arrived, 0);
+    const before = this.#taken;
+    while (((arrived - this.#taken) | 0) > 0) {
+      const at = (this.#taken >>> 0) % MAILBOX_RING_BYTES;
+      const length = this.#words[at / 4] as number;
+      if (length > MAX_MESSAGE_BYTES)
+        throw new WeftlineError('WL_PROTOCOL', `A peer sent a message of ${length} bytes`);
+      deliver(this.#copy((at + mailboxRecord.size) % MAILBOX_RING_BYTES, length));
+      this.#taken = (this.#taken + alignUp(mailboxRecord.size + length, 8)) | 0;
+    }
+    return (this.#taken - before) | 0;
+  }
+
+  #copy(at: number, length: number): Uint8Array {
+    const message = new Uint8Array(length);
+    const first = Math.min(length, MAILBOX_RING_BYTES - at);
+    message.set(this.bytes.subarray(mailboxHead.size + at, mailboxHead.size + at + first));
+    if (first < length) message.set(this.bytes.subarray(mailboxHead.size, mailboxHead.size + length - first), first);
+    return message;
+  }
+}

@@ -1,0 +1,194 @@
+// The backend over weftline's own transport: host memory, any peer that UDP reaches.
+import { isIP } from 'node:net';
+import { z } from 'zod';
+import { WeftlineError } from '../../../core/errors.ts';
+import { type Connection, Transport, type TransportListener } from '../../../transport/index.ts';
+import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
+import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../../backend.ts';
+import { greet, type Hello, receive, type Welcome } from './agent-greeting.ts';
+import { Guest } from './guest.ts';
+import { Inbox } from './inbox.ts';
+import { MultipathLink } from './multipath-link.ts';
+import { MultipathRegion } from './multipath-region.ts';
+import { Outbox } from './outbox.ts';
+
+/** A view of more aborts Node 20. */
+const MOST_REGION_BYTES = 2 ** 32 - 65_536;
+/** Without a thread of its own. */
+const POLL_INTERVAL_MS = 0.1;
+const LISTENER_PAUSE_MS = 100;
+
+const infoSchema = z.object({
+  host: z.string().refine((host) => isIP(host) !== 0),
+  port: z.number().int().min(1).max(65_535),
+});
+
+export async function createMultipathBackend(context: BackendContext): Promise<Backend> {
+  const { agentName, token, settings, ownThread, wake, host } = context;
+  const transport = await Transport.create({
+    name: agentName,
+    token,
+    settings: { ...settings, transportThread: settings.transportThread && ownThread },
+    wake,
+  });
+  try {
+    return new MultipathBackend(context, transport, await transport.listen({ host, port: 0 }));
+  } catch (error) {
+    await transport.close();
+    throw error;
+  }
+}
+
+class MultipathBackend implements Backend {
+  readonly name = 'multipath';
+  readonly whyOnlyForced = undefined;
+  readonly connectionInfo: Uint8Array;
+  readonly #context: BackendContext;
+  readonly #transport: Transport;
+  readonly #listener: TransportListener;
+  readonly #links = new Set<MultipathLink>();
+  readonly #guests = new Set<Guest>();
+  #closing: Promise<void> | undefined;
+
+  constructor(context: BackendContext, transport: Transport, listener: TransportListener) {
+    this.#context = context;
+    this.#transport = transport;
+    this.#listener = listener;
+    this.connectionInfo = Buffer.from(JSON.stringify({ host: context.host, port: listener.port }));
+    void this.#acceptGuests();
+  }
+
+  whyNotMemory({ kind, bytes }: AgentMemory): string | undefined {
+    if (kind !== 'host') return 'it moves host memory only';
+    return bytes > MOST_REGION_BYTES ? `its regions have at most ${MOST_REGION_BYTES} bytes` : undefined;
+  }
+
+  whyNotRemote(kind: MemoryKind): string | undefined {
+    return kind === 'host' ? undefined : 'it moves host memory only';
+  }
+
+  whyNotPeer({ connectionInfo }: BackendPeer): string | undefined {
+    return parseInfo(connectionInfo) === undefined ? 'what the peer published is not an address' : undefined;
+  }
+
+  async register(memory: AgentMemory): Promise<MultipathRegion> {
+    const region = await this.#transport.register(memory.view as Uint8Array, { read: true, write: true });
+    return new MultipathRegion(this.#transport, region);
+  }
+
+  async connect(peer: BackendPeer, options: ConnectOptions): Promise<MultipathLink> {
+    const address = parseInfo(peer.connectionInfo);
+    if (address === undefined) throw new WeftlineError('WL_PROTOCOL', `${peer.name} published no address of multipath`);
+    const transport = this.#transport;
+    const connection = await transport.connect(address, { ...options, retry: false });
+    const outbox = new Outbox(peer.name);
+    try {
+      const outboxRegion = await transport.register(outbox.bytes, { write: true });
+      const { agentName, incarnation } = this.#context;
+      const { remoteRegion: region, remoteKey: key } = outboxRegion.remote;
+      const words = { name: agentName, incarnation, expects: peer.incarnation, region, key };
+      const welcome = await greet(transport, connection, words, options);
+      if (welcome.incarnation !== peer.incarnation) throw stale(peer, welcome.incarnation);
+      const onClose = (closed: MultipathLink): void => void this.#links.delete(closed);
+      const link = await MultipathLink.open({ transport, connection, outbox, outboxRegion, welcome, onClose });
+      this.#links.add(link);
+      return link;
+    } catch (error) {
+      await connection.close();
+      throw error;
+    }
+  }
+
+  poll(): boolean {
+    const transport = this.#transport;
+    if (!transport.settings.transportThread) transport.progress();
+    let hasNews = false;
+    for (const link of this.#links) if (link.poll()) hasNews = true;
+    for (const guest of this.#guests) {
+      if (this.#pollGuest(guest)) hasNews = true;
+    }
+    return hasNews;
+  }
+
+  prepareSleep(): number {
+    return this.#transport.settings.transportThread ? Number.POSITIVE_INFINITY : POLL_INTERVAL_MS;
+  }
+
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  async #close(): Promise<void> {
+    this.#listener.close();
+    await Promise.all([...this.#links].map((link) => link.close()));
+    await this.#transport.close();
+  }
+
+  #pollGuest(guest: Guest): boolean {
+    try {
+      const hasNews = guest.poll();
+      if (guest.isGone) this.#dismiss(guest);
+      return hasNews;
+    } catch {
+      // Its messages make no sense: it is not heard any more, and learns so from the end of the connection.
+      this.#dismiss(guest);
+      return false;
+    }
+  }
+
+  #dismiss(guest: Guest): void {
+    this.#guests.delete(guest);
+    void guest.close().catch(() => {});
+  }
+
+  async #acceptGuests(): Promise<void> {
+    while (this.#closing === undefined) {
+      try {
+        const connection = await this.#listener.accept();
+        void this.#welcome(connection).catch(() => connection.close());
+      } catch {
+        if (this.#closing !== undefined) return;
+        await new Promise((resolve) => setTimeout(resolve, LISTENER_PAUSE_MS));
+      }
+    }
+  }
+
+  async #welcome(connection: Connection): Promise<void> {
+    const transport = this.#transport;
+    const inbox = new Inbox();
+    const inboxRegion = await transport.register(inbox.bytes, { write: true });
+    const { remoteRegion: region, remoteKey: key } = inboxRegion.remote;
+    const { incarnation, settings, deliver } = this.#context;
+    let guest: Guest | undefined;
+    const answer = async (hello: Hello): Promise<Welcome> => {
+      // ORDER: heard before the peer knows where to write.
+      if (hello.expects === incarnation) {
+        guest = new Guest({ transport, connection, inbox, inboxRegion, hello }, deliver);
+        this.#guests.add(guest);
+      }
+      return { incarnation, region, key };
+    };
+    try {
+      await receive(transport, connection, answer, { timeoutMs: settings.timeoutMs });
+    } finally {
+      if (guest === undefined) await transport.release(inboxRegion);
+    }
+  }
+}
+
+function parseInfo(info: Uint8Array): z.infer<typeof infoSchema> | undefined {
+  try {
+    return infoSchema.parse(JSON.parse(Buffer.from(info).toString('utf8')));
+  } catch {
+    return undefined;
+  }
+}
+
+function stale({ name, incarnation }: BackendPeer, now: string): WeftlineError {
+  return new WeftlineError(
+    'WL_STALE',
+    `Agent ${name} has restarted: its metadata here is of incarnation ${incarnation}, it is ${now} now; load its metadata anew`,
+    { details: { peer: name, incarnation, now } },
+  );
+}

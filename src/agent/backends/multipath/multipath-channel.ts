@@ -1,0 +1,105 @@
+// Puts and signals on a flow of their own, in order; their ends are counted in the order of posting.
+import { WeftlineError } from '../../../core/errors.ts';
+import type { MemoryRegion, Request } from '../../../transport/index.ts';
+import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
+import type { MultipathLink } from './multipath-link.ts';
+import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
+
+/** Operations under way. A power of two; all channels share the transport's 4096 requests. */
+const MOST_PENDING = 512;
+
+export class MultipathChannel implements BackendChannel {
+  posted = 0;
+  delivered = 0;
+  error: WeftlineError | undefined;
+  readonly #link: MultipathLink;
+  readonly #requests = new Float64Array(MOST_PENDING);
+  readonly #onClose: () => void;
+  /** What is posted. Objects of the channel, so that nothing is made per post. */
+  readonly #write = {
+    region: undefined as unknown as MemoryRegion,
+    offset: 0,
+    bytes: 0,
+    flow: 0,
+    remoteRegion: 0,
+    remoteKey: 0,
+    remoteOffset: 0,
+  };
+  readonly #signal = { flow: 0, remoteRegion: 0, remoteKey: 0, remoteOffset: 0, add: 0 };
+
+  constructor(link: MultipathLink, flow: number, onClose: () => void) {
+    this.#link = link;
+    this.#write.flow = flow;
+    this.#signal.flow = flow;
+    this.#onClose = onClose;
+  }
+
+  put(place: PutPlace): boolean {
+    if (!this.#hasRoom()) return false;
+    const write = this.#write;
+    const remote = own(MultipathRemoteRegion, place.remote);
+    write.region = own(MultipathRegion, place.local).region;
+    write.offset = place.localOffset;
+    write.bytes = place.bytes;
+    write.remoteRegion = remote.remoteRegion;
+    write.remoteKey = remote.remoteKey;
+    write.remoteOffset = place.remoteOffset;
+    return this.#note(this.#link.connection.write(write));
+  }
+
+  signal(remote: BackendRemoteRegion, offset: number, add: number): boolean {
+    if (!this.#hasRoom()) return false;
+    const signal = this.#signal;
+    const { remoteRegion, remoteKey } = own(MultipathRemoteRegion, remote);
+    signal.remoteRegion = remoteRegion;
+    signal.remoteKey = remoteKey;
+    signal.remoteOffset = offset;
+    signal.add = add;
+    return this.#note(this.#link.connection.signal(signal));
+  }
+
+  /** Hot path. True if something was delivered or failed. */
+  look(): boolean {
+    const { transport } = this.#link;
+    const before = this.delivered;
+    while (this.delivered < this.posted && this.error === undefined) {
+      const request = this.#requests[this.delivered % MOST_PENDING] as Request;
+      if (transport.state(request) === 'pending') break;
+      try {
+        transport.take(request);
+        this.delivered++;
+      } catch (error) {
+        this.#fail(this.#link.error ?? (error as WeftlineError), this.delivered + 1);
+        return true;
+      }
+    }
+    return this.delivered > before;
+  }
+
+  async close(): Promise<void> {
+    if (this.error === undefined) this.#fail(new WeftlineError('WL_CLOSED', 'The channel was closed'), this.delivered);
+    this.#onClose();
+  }
+
+  #hasRoom(): boolean {
+    if (this.error !== undefined) throw this.error;
+    return this.posted - this.delivered < MOST_PENDING;
+  }
+
+  #note(request: Request): boolean {
+    this.#requests[this.posted % MOST_PENDING] = request;
+    this.posted++;
+    return true;
+  }
+
+  /** Those from number `first` on are withdrawn; their ends are nobody's any more. */
+  #fail(error: WeftlineError, first: number): void {
+    this.error = error;
+    const { transport, connection } = this.#link;
+    for (let at = first; at < this.posted; at++) {
+      const request = this.#requests[at % MOST_PENDING] as Request;
+      if (connection.error === undefined) connection.cancel(request);
+      void transport.wait(request).catch(() => {});
+    }
+  }
+}

@@ -1,0 +1,125 @@
+// The way to one peer over the transport: prepared transfers, messages behind their data, channels.
+import { MAILBOX_RING_BYTES, mailboxHead } from '../../../abi/multipath-mailbox.ts';
+import type { WeftlineError } from '../../../core/errors.ts';
+import type { Connection, MemoryRegion, Transport } from '../../../transport/index.ts';
+import type { MemoryKind } from '../../agent-memory.ts';
+import type { BackendLink, TransferOperation, TransferPart } from '../../backend.ts';
+import type { Welcome } from './agent-greeting.ts';
+import { MultipathChannel } from './multipath-channel.ts';
+import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
+import { MultipathTransfer } from './multipath-transfer.ts';
+import type { Outbox } from './outbox.ts';
+
+/** Flows of the transport: data of transfers, messages, then one per channel. */
+const DATA_FLOW = 0;
+const MESSAGE_FLOW = 65_534;
+const FIRST_CHANNEL_FLOW = 1;
+const CHANNEL_FLOWS = 60_000;
+
+export interface LinkParts {
+  readonly transport: Transport;
+  readonly connection: Connection;
+  readonly outbox: Outbox;
+  readonly outboxRegion: MemoryRegion;
+  readonly welcome: Welcome;
+  readonly onClose: (link: MultipathLink) => void;
+}
+
+export class MultipathLink implements BackendLink {
+  readonly transport: Transport;
+  readonly connection: Connection;
+  readonly outbox: Outbox;
+  readonly #outboxRegion: MemoryRegion;
+  readonly #line: number;
+  readonly #onClose: (link: MultipathLink) => void;
+  /** Those with something under way. */
+  readonly #busy: MultipathTransfer[] = [];
+  readonly #channels = new Set<MultipathChannel>();
+  /** Transfers of nothing, which carry messages; used again. */
+  readonly #carriers: MultipathTransfer[] = [];
+  readonly #emptyPlan: number;
+  #nextFlow = 0;
+
+  static async open(parts: LinkParts): Promise<MultipathLink> {
+    const { connection, outboxRegion, welcome } = parts;
+    const line = await connection.openLine({
+      flow: MESSAGE_FLOW,
+      region: outboxRegion.number,
+      remoteRegion: welcome.region,
+      remoteKey: welcome.key,
+      counter: mailboxHead.offset.counter,
+      ring: mailboxHead.size,
+      ringBytes: MAILBOX_RING_BYTES,
+    });
+    const nothing = { operation: 'write', flow: DATA_FLOW, parts: new Float64Array(0), line } as const;
+    return new MultipathLink(parts, line, await connection.prepareTransfer(nothing));
+  }
+
+  private constructor(parts: LinkParts, line: number, emptyPlan: number) {
+    this.transport = parts.transport;
+    this.connection = parts.connection;
+    this.outbox = parts.outbox;
+    this.#outboxRegion = parts.outboxRegion;
+    this.#onClose = parts.onClose;
+    this.#line = line;
+    this.#emptyPlan = emptyPlan;
+  }
+
+  get error(): WeftlineError | undefined {
+    return this.connection.error;
+  }
+
+  importRegion(
+    info: Uint8Array,
+    { bytes }: { readonly kind: MemoryKind; readonly bytes: number },
+  ): MultipathRemoteRegion {
+    return new MultipathRemoteRegion(info, bytes);
+  }
+
+  async prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<MultipathTransfer> {
+    const numbers = parts.flatMap(({ local, localOffset, remote, remoteOffset, bytes }) => {
+      const { remoteRegion, remoteKey } = own(MultipathRemoteRegion, remote);
+      return [own(MultipathRegion, local).region.number, localOffset, remoteRegion, remoteKey, remoteOffset, bytes];
+    });
+    const plan = { operation, flow: DATA_FLOW, parts: Float64Array.from(numbers), line: this.#line };
+    return new MultipathTransfer(this, await this.connection.prepareTransfer(plan));
+  }
+
+  notify(message: Uint8Array): void {
+    const carrier = this.#carriers.pop() ?? new MultipathTransfer(this, this.#emptyPlan, this.#carriers);
+    carrier.post(message);
+  }
+
+  openChannel(): MultipathChannel {
+    const flow = FIRST_CHANNEL_FLOW + (this.#nextFlow++ % CHANNEL_FLOWS);
+    const channel = new MultipathChannel(this, flow, () => this.#channels.delete(channel));
+    this.#channels.add(channel);
+    return channel;
+  }
+
+  async close(): Promise<void> {
+    this.#onClose(this);
+    await this.connection.close();
+    this.poll();
+    await this.transport.release(this.#outboxRegion);
+  }
+
+  /** A transfer has been posted. */
+  watch(transfer: MultipathTransfer): void {
+    this.#busy.push(transfer);
+  }
+
+  /** Hot path. True if something ended. */
+  poll(): boolean {
+    const busy = this.#busy;
+    let kept = 0;
+    for (let at = 0; at < busy.length; at++) {
+      const transfer = busy[at] as MultipathTransfer;
+      if (!transfer.look()) busy[kept++] = transfer;
+    }
+    let hasNews = kept < busy.length;
+    busy.length = kept;
+    for (const channel of this.#channels) if (channel.look()) hasNews = true;
+    return hasNews;
+  }
+}

@@ -1,0 +1,84 @@
+// A transfer that the transport's engine knows: posted with one command, looked at until it has ended.
+import { WeftlineError } from '../../../core/errors.ts';
+import type { Request } from '../../../transport/index.ts';
+import type { BackendTransfer, TransferState } from '../../backend.ts';
+import type { MultipathLink } from './multipath-link.ts';
+
+const NO_MESSAGE = { offset: 0, bytes: 0 };
+const NONE = -1;
+
+export class MultipathTransfer implements BackendTransfer {
+  state: TransferState = 'idle';
+  error: WeftlineError | undefined;
+  readonly #link: MultipathLink;
+  readonly #plan: number;
+  /** Where it goes back to when it has ended; the plan is then another's to release. */
+  readonly #pool: MultipathTransfer[] | undefined;
+  #request: Request = NONE;
+  #message = NONE;
+  #messageBytes = 0;
+  #isReleased = false;
+  readonly #onEnd: (() => void)[] = [];
+
+  constructor(link: MultipathLink, plan: number, pool?: MultipathTransfer[]) {
+    this.#link = link;
+    this.#plan = plan;
+    this.#pool = pool;
+  }
+
+  post(message?: Uint8Array): void {
+    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
+    const { connection, outbox } = this.#link;
+    if (connection.error !== undefined) throw connection.error;
+    this.#message = message === undefined ? NONE : outbox.reserve(message);
+    this.#messageBytes = message === undefined ? 0 : outbox.message.bytes;
+    try {
+      this.#request = connection.postTransfer(this.#plan, message === undefined ? NO_MESSAGE : outbox.message);
+    } catch (error) {
+      this.#releaseMessage(false);
+      throw error;
+    }
+    this.state = 'pending';
+    this.error = undefined;
+    this.#link.watch(this);
+  }
+
+  cancel(): void {
+    if (this.state === 'pending' && this.#link.error === undefined) this.#link.connection.cancel(this.#request);
+  }
+
+  async release(): Promise<void> {
+    if (this.#isReleased) return;
+    this.#isReleased = true;
+    if (this.state === 'pending') {
+      const ended = new Promise<void>((resolve) => this.#onEnd.push(resolve));
+      this.cancel();
+      await ended;
+    }
+    if (this.#link.error === undefined) await this.#link.connection.releaseTransfer(this.#plan);
+  }
+
+  /** Hot path. True if it has ended. */
+  look(): boolean {
+    const { transport } = this.#link;
+    if (transport.state(this.#request) === 'pending') return false;
+    try {
+      transport.take(this.#request);
+      this.state = 'done';
+    } catch (error) {
+      this.error = this.#link.error ?? (error as WeftlineError);
+      this.state = 'failed';
+    }
+    this.#request = NONE;
+    this.#releaseMessage(this.state === 'done');
+    this.#pool?.push(this);
+    for (const resolve of this.#onEnd.splice(0)) resolve();
+    return true;
+  }
+
+  #releaseMessage(wasSent: boolean): void {
+    if (this.#message === NONE) return;
+    this.#link.outbox.release(this.#message, wasSent, this.#messageBytes);
+    this.#message = NONE;
+  }
+}

@@ -1,0 +1,15 @@
+// weftline/agent: register memory, tell peers of it, read, write and notify.
+export { Agent, type AgentOptions, type MetadataOptions, type PeerOptions, type PrepareOptions } from './agent.ts';
+export type { MemoryKind } from './agent-memory.ts';
+export type { BackendName, TransferOperation, TransferState } from './backend.ts';
+export type { BackendVerdict } from './backend-choice.ts';
+export { type Addressed, type BlockOptions, DescriptorList } from './descriptors.ts';
+export type { Notification, NotificationFilter } from './notifications.ts';
+export type { DeviceMemory, Registrable, Registration } from './registration.ts';
+export type { RegisterOptions } from './registrations.ts';
+export type { RemoteMemory } from './remote-agent.ts';
+export type { Transfer, TransferTelemetry } from './transfer.ts';
+export { Endpoint, type EndpointOptions } from './endpoint/endpoint.ts';
+export type { EndpointConnection } from './endpoint/endpoint-connection.ts';
+export type { Operation } from './endpoint/operation.ts';
+export type { LocalPart, LocalParts } from './endpoint/ranges.ts';

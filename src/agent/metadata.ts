@@ -1,0 +1,186 @@
+// What an agent tells of itself, as bytes and back. Nothing of a peer's bytes is believed before it is checked.
+import { crc32 } from 'node:zlib';
+import {
+  METADATA_MAGIC,
+  METADATA_VERSION,
+  metadataField,
+  metadataHeader,
+  metadataProcess,
+  metadataRegion,
+  metadataTags,
+} from '../abi/agent-metadata.ts';
+import { Block, type Layout } from '../abi/layout.ts';
+import { WeftlineError } from '../core/errors.ts';
+import type { MemoryKind } from './agent-memory.ts';
+import { type BackendName, backendNames } from './backend.ts';
+
+type ByBackend = ReadonlyMap<BackendName, Uint8Array>;
+
+export interface RegionMetadata {
+  readonly number: number;
+  readonly name: string;
+  readonly kind: MemoryKind;
+  readonly address: number;
+  readonly bytes: number;
+  readonly info: ByBackend;
+}
+
+export interface AgentMetadata {
+  readonly name: string;
+  readonly incarnation: string;
+  readonly host: string;
+  readonly process: number;
+  /** Every region of the agent is listed. */
+  readonly isWhole: boolean;
+  readonly connections: ByBackend;
+  readonly regions: readonly RegionMetadata[];
+}
+
+const kinds: readonly MemoryKind[] = ['host', 'cuda'];
+const MAX_NAME_BYTES = 255;
+
+export function encodeMetadata(metadata: AgentMetadata): Uint8Array {
+  const { tag } = { tag: metadataTags };
+  const fields = [
+    field(tag.name, Buffer.from(metadata.name)),
+    field(tag.incarnation, Buffer.from(metadata.incarnation)),
+    field(tag.host, Buffer.from(metadata.host)),
+    field(tag.process, filled(metadataProcess, { id: metadata.process })),
+    ...[...metadata.connections].map((entry) => field(tag.connection, named(entry))),
+    ...metadata.regions.map((region) => field(tag.region, encodeRegion(region))),
+  ];
+  const body = Buffer.concat(fields);
+  const header = filled(metadataHeader, {
+    magic: METADATA_MAGIC,
+    version: METADATA_VERSION,
+    isWhole: metadata.isWhole ? 1 : 0,
+    bytes: metadataHeader.size + body.length,
+    checksum: crc32(body),
+  });
+  return new Uint8Array(Buffer.concat([header, body]));
+}
+
+/** Fails with WL_PROTOCOL for bytes that are not metadata, are cut short, or are of another version. */
+export function decodeMetadata(bytes: Uint8Array): AgentMetadata {
+  if (bytes.length < metadataHeader.size) throw bad(`${bytes.length} bytes are too few`);
+  const header = new Block(metadataHeader, bytes.buffer, bytes.byteOffset);
+  if (header.get('magic') !== METADATA_MAGIC) throw bad('they do not begin as it does');
+  const version = header.get('version');
+  if (version !== METADATA_VERSION) throw bad(`its version is ${version}, this side reads ${METADATA_VERSION}`);
+  if (header.get('bytes') !== bytes.length) throw bad(`${bytes.length} bytes of ${header.get('bytes')} arrived`);
+  const body = bytes.subarray(metadataHeader.size);
+  if (header.get('checksum') !== crc32(body)) throw bad('its checksum does not fit');
+  const fields = [...readFields(body)];
+  const text = (tag: number): string => Buffer.from(one(fields, tag)).toString('utf8');
+  const name = text(metadataTags.name);
+  const incarnation = text(metadataTags.incarnation);
+  checkAgentName(name, bad);
+  if (!/^[0-9a-f]{16}$/.test(incarnation)) throw bad('it has no incarnation');
+  return {
+    name,
+    incarnation,
+    host: text(metadataTags.host),
+    process: blockOf(metadataProcess, one(fields, metadataTags.process)).get('id'),
+    isWhole: header.get('isWhole') === 1,
+    connections: byBackend(fields, metadataTags.connection),
+    regions: all(fields, metadataTags.region).map(decodeRegion),
+  };
+}
+
+/** 1 to 255 bytes without control characters: it is printed and is part of keys. */
+export function checkAgentName(name: string, fail: (why: string) => WeftlineError): void {
+  // oxlint-disable-next-line no-control-regex
+  if (Buffer.byteLength(name) > MAX_NAME_BYTES || !/^[^\u0000-\u001F\u007F]+$/.test(name)) {
+    throw fail(`an agent's name has 1 to ${MAX_NAME_BYTES} bytes and no control characters`);
+  }
+}
+
+function encodeRegion({ number, name, kind, address, bytes, info }: RegionMetadata): Uint8Array {
+  return Buffer.concat([
+    filled(metadataRegion, { number, kind: kinds.indexOf(kind), address, bytes }),
+    field(metadataTags.regionName, Buffer.from(name)),
+    ...[...info].map((entry) => field(metadataTags.regionInfo, named(entry))),
+  ]);
+}
+
+function decodeRegion(bytes: Uint8Array): RegionMetadata {
+  const block = blockOf(metadataRegion, bytes);
+  const kind = kinds[block.get('kind')];
+  if (kind === undefined) throw bad(`it has a region of an unknown kind ${block.get('kind')}`);
+  const fields = [...readFields(bytes.subarray(metadataRegion.size))];
+  return {
+    number: block.get('number'),
+    name: Buffer.from(one(fields, metadataTags.regionName)).toString('utf8'),
+    kind,
+    address: block.get('address'),
+    bytes: block.get('bytes'),
+    info: byBackend(fields, metadataTags.regionInfo),
+  };
+}
+
+interface Field {
+  readonly tag: number;
+  readonly value: Uint8Array;
+}
+
+function field(tag: number, value: Uint8Array): Uint8Array {
+  return Buffer.concat([filled(metadataField, { tag, bytes: value.length }), value]);
+}
+
+function* readFields(bytes: Uint8Array): Generator<Field> {
+  let at = 0;
+  while (at < bytes.length) {
+    const rest = bytes.subarray(at);
+    const head = blockOf(metadataField, rest);
+    const end = metadataField.size + head.get('bytes');
+    if (end > rest.length) throw bad('a field of it is longer than what holds it');
+    yield { tag: head.get('tag'), value: rest.slice(metadataField.size, end) };
+    at += end;
+  }
+}
+
+function all(fields: readonly Field[], tag: number): Uint8Array[] {
+  return fields.filter((entry) => entry.tag === tag).map(({ value }) => value);
+}
+
+function one(fields: readonly Field[], tag: number): Uint8Array {
+  const [value, ...others] = all(fields, tag);
+  if (value === undefined || others.length > 0) throw bad(`field ${tag} of it is not there once`);
+  return value;
+}
+
+function named([name, value]: readonly [string, Uint8Array]): Uint8Array {
+  return Buffer.concat([Buffer.from(name), Buffer.of(0), value]);
+}
+
+/** Backends that this side does not know are left out. */
+function byBackend(fields: readonly Field[], tag: number): ByBackend {
+  const found = new Map<BackendName, Uint8Array>();
+  for (const value of all(fields, tag)) {
+    const end = value.indexOf(0);
+    if (end === -1) throw bad('an entry of a backend has no name');
+    const text = Buffer.from(value.subarray(0, end)).toString('utf8');
+    const name = backendNames.find((known) => known === text);
+    if (name !== undefined) found.set(name, value.slice(end + 1));
+  }
+  return found;
+}
+
+function filled<Name extends string>(
+  layout: Layout<Name>,
+  values: Readonly<Partial<Record<Name, number>>>,
+): Uint8Array {
+  const bytes = new Uint8Array(layout.size);
+  const block = new Block(layout, bytes.buffer, 0);
+  for (const [name, value] of Object.entries(values) as [Name, number][]) block.set(name, value);
+  return bytes;
+}
+
+function blockOf<Name extends string>(layout: Layout<Name>, bytes: Uint8Array): Block<Name> {
+  if (bytes.length < layout.size) throw bad('a field of it is cut short');
+  return new Block(layout, bytes.buffer, bytes.byteOffset);
+}
+
+function bad(why: string): WeftlineError {
+  return new WeftlineError('WL_PROTOCOL', `These bytes are not metadata of an agent: ${why}`);
+}

@@ -1,0 +1,141 @@
+// Memory that an agent has registered: what the caller gave, where it lies, and what each backend made of it.
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import type { Device } from '../device/device.ts';
+import { Tensor } from '../device/tensor.ts';
+import type { SharedMemory } from '../memory/shared-memory.ts';
+import { addressOf } from '../native/library.ts';
+import type { AgentMemory, MemoryKind } from './agent-memory.ts';
+import type { BackendName, BackendRegion } from './backend.ts';
+
+/** Device memory that is not a tensor. */
+export interface DeviceMemory {
+  readonly device: Device;
+  readonly address: number;
+  readonly bytes: number;
+}
+
+/** Host memory, a tensor of either device, or a piece of device memory. */
+export type Registrable = Uint8Array | Tensor | DeviceMemory;
+
+/** Registered memory. It must stay allocated until it is deregistered. */
+export class Registration {
+  /** Peers find it by this name; '' if none was given. */
+  readonly name: string;
+  /** Of the agent; never used again. */
+  readonly number: number;
+  readonly memory: AgentMemory;
+  readonly #caller: Registrable;
+  readonly #regions = new Map<BackendName, BackendRegion>();
+  #isOpen = true;
+
+  constructor(
+    memory: AgentMemory,
+    caller: Registrable,
+    { name, number }: { readonly name: string; readonly number: number },
+  ) {
+    this.memory = memory;
+    this.#caller = caller;
+    this.name = name;
+    this.number = number;
+  }
+
+  get kind(): MemoryKind {
+    return this.memory.kind;
+  }
+
+  get address(): number {
+    return this.memory.address;
+  }
+
+  /** How many there are. */
+  get length(): number {
+    return this.memory.bytes;
+  }
+
+  /** Of host memory: the bytes in place. Fails with WL_CLOSED once it is deregistered. */
+  get bytes(): Uint8Array {
+    if (!this.#isOpen) throw closed();
+    const { view } = this.memory;
+    if (view === undefined)
+      throw new WeftlineError('WL_UNSUPPORTED', 'The host cannot address device memory: use its tensor');
+    return view;
+  }
+
+  get isOpen(): boolean {
+    return this.#isOpen && !(this.#caller instanceof Tensor && this.#caller.storage.disposed);
+  }
+
+  /** Backends that can use it, and the region of each. */
+  get regions(): ReadonlyMap<BackendName, BackendRegion> {
+    return this.#regions;
+  }
+
+  add(backend: BackendName, region: BackendRegion): void {
+    this.#regions.set(backend, region);
+  }
+
+  /** All backends let go of it, and what `agent.allocate` gave is freed. Fails with the first error, having tried all. */
+  async release(): Promise<void> {
+    if (!this.#isOpen) return;
+    try {
+      await this.letGo();
+    } finally {
+      this.memory.shared?.memory[Symbol.dispose]();
+    }
+  }
+
+  /** All backends let go of it. */
+  async letGo(): Promise<void> {
+    this.#isOpen = false;
+    const ends = await Promise.allSettled([...this.#regions.values()].map((region) => region.release()));
+    for (const end of ends) if (end.status === 'rejected') throw end.reason;
+  }
+}
+
+function closed(): WeftlineError {
+  return new WeftlineError('WL_CLOSED', 'The memory was deregistered');
+}
+
+/** Where memory lies. Fails with WL_INVALID_ARGUMENT for anything else. */
+export function describeMemory(memory: Registrable): AgentMemory {
+  if (memory instanceof Tensor) {
+    if (memory.device.kind === 'cpu') return hostMemory(memory.view());
+    return cudaMemory({ device: memory.device, address: memory.address, bytes: memory.bytes });
+  }
+  if (ArrayBuffer.isView(memory)) return hostMemory(memory);
+  if (typeof memory === 'object' && memory !== null && typeof memory.address === 'number') return cudaMemory(memory);
+  throw invalidArgument('memory', memory, 'a Uint8Array, a tensor, or { device, address, bytes }');
+}
+
+export function sharedHostMemory(memory: SharedMemory): AgentMemory {
+  const view = new Uint8Array(memory.buffer());
+  return {
+    kind: 'host',
+    address: memory.address,
+    bytes: view.length,
+    view,
+    device: undefined,
+    shared: { memory, offset: 0 },
+  };
+}
+
+function hostMemory(given: ArrayBufferView): AgentMemory {
+  if (given.byteLength === 0) throw invalidArgument('memory', given, 'at least one byte');
+  // Asking for `buffer` takes a small array out of the heap, in which it might be moved.
+  const view = new Uint8Array(given.buffer, given.byteOffset, given.byteLength);
+  return {
+    kind: 'host',
+    address: Number(addressOf(view)),
+    bytes: view.length,
+    view,
+    device: undefined,
+    shared: undefined,
+  };
+}
+
+function cudaMemory({ device, address, bytes }: DeviceMemory): AgentMemory {
+  if (device?.kind !== 'cuda') throw invalidArgument('device', device, 'a CUDA device');
+  if (!Number.isSafeInteger(address) || address <= 0) throw invalidArgument('address', address, 'a device pointer');
+  if (!Number.isSafeInteger(bytes) || bytes <= 0) throw invalidArgument('bytes', bytes, 'at least 1');
+  return { kind: 'cuda', address, bytes, view: undefined, device, shared: undefined };
+}

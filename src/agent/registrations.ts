@@ -1,0 +1,92 @@
+// What an agent has registered, and with which of its backends.
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { SharedMemory } from '../memory/shared-memory.ts';
+import type { AgentMemory } from './agent-memory.ts';
+import type { BackendSet } from './backend-set.ts';
+import type { RegionMetadata } from './metadata.ts';
+import { describeMemory, type Registrable, Registration, sharedHostMemory } from './registration.ts';
+
+export interface RegisterOptions {
+  /** For peers to find it by; '' by default. */
+  readonly name?: string;
+}
+
+export class Registrations {
+  readonly #agent: string;
+  readonly #set: BackendSet;
+  readonly #known = new Map<number, Registration>();
+  #nextNumber = 1;
+
+  constructor(agent: string, set: BackendSet) {
+    this.#agent = agent;
+    this.#set = set;
+  }
+
+  get all(): readonly Registration[] {
+    return [...this.#known.values()];
+  }
+
+  /** For metadata; all of them if none are named. Fails with WL_INVALID_ARGUMENT for one that is not registered. */
+  describe(regions: readonly Registration[] = this.all): RegionMetadata[] {
+    return regions.map((region) => {
+      if (!this.#has(region))
+        throw invalidArgument('regions', region.name, 'memory that is registered with this agent');
+      const { number, name, kind, address, length: bytes } = region;
+      const info = new Map([...region.regions].map(([backend, made]) => [backend, made.info]));
+      return { number, name, kind, address, bytes, info };
+    });
+  }
+
+  add(memory: Registrable, options: RegisterOptions): Promise<Registration> {
+    return this.#register(describeMemory(memory), memory, options);
+  }
+
+  /** `populate` sets up all pages now. */
+  async allocate(bytes: number, populate: boolean, options: RegisterOptions): Promise<Registration> {
+    const shared = SharedMemory.create('agent', bytes, populate);
+    const memory = sharedHostMemory(shared);
+    try {
+      return await this.#register(memory, memory.view as Uint8Array, options);
+    } catch (error) {
+      shared[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  async remove(registration: Registration): Promise<void> {
+    if (this.#has(registration)) this.#known.delete(registration.number);
+    await registration.release();
+  }
+
+  /** Of all of them; errors are nobody's any more. */
+  async close(): Promise<void> {
+    const all = this.all;
+    this.#known.clear();
+    await Promise.allSettled(all.map((registration) => registration.release()));
+  }
+
+  #has(registration: Registration): boolean {
+    return this.#known.get(registration.number) === registration;
+  }
+
+  async #register(memory: AgentMemory, caller: Registrable, { name = '' }: RegisterOptions): Promise<Registration> {
+    const registration = new Registration(memory, caller, { name, number: this.#nextNumber++ });
+    const reasons: string[] = [...this.#set.missing].map(([backend, why]) => `${backend}: ${why}`);
+    try {
+      for (const backend of this.#set.backends) {
+        const why = backend.whyNotMemory(memory);
+        if (why === undefined) registration.add(backend.name, await backend.register(memory));
+        else reasons.push(`${backend.name}: ${why}`);
+      }
+    } catch (error) {
+      await registration.letGo();
+      throw error;
+    }
+    if (registration.regions.size === 0) {
+      const why = reasons.join('; ');
+      throw new WeftlineError('WL_UNSUPPORTED', `No backend of agent ${this.#agent} takes this memory: ${why}`);
+    }
+    this.#known.set(registration.number, registration);
+    return registration;
+  }
+}

@@ -1,0 +1,128 @@
+// A peer as this agent knows it: its metadata, and the links to it.
+import type { WeftlineError } from '../core/errors.ts';
+import type { MemoryKind } from './agent-memory.ts';
+import type { Backend, BackendLink, BackendName, BackendPeer, BackendRemoteRegion, ConnectOptions } from './backend.ts';
+import type { Addressed } from './descriptors.ts';
+import type { AgentMetadata, RegionMetadata } from './metadata.ts';
+
+/** Memory of a peer, as its metadata name it. */
+export interface RemoteMemory extends Addressed {
+  readonly name: string;
+  readonly number: number;
+  readonly kind: MemoryKind;
+}
+
+interface LinkEntry {
+  readonly link: BackendLink;
+  readonly regions: Map<number, BackendRemoteRegion>;
+}
+
+export class RemoteAgent {
+  readonly name: string;
+  readonly incarnation: string;
+  readonly #host: string;
+  readonly #process: number;
+  readonly #connections = new Map<BackendName, Uint8Array>();
+  readonly #regions = new Map<number, RegionMetadata>();
+  readonly #links = new Map<BackendName, Promise<LinkEntry>>();
+  readonly #open = new Map<BackendName, LinkEntry>();
+  /** Why nothing of it counts any more. */
+  #ended: WeftlineError | undefined;
+
+  constructor({ name, incarnation, host, process }: AgentMetadata) {
+    this.name = name;
+    this.incarnation = incarnation;
+    this.#host = host;
+    this.#process = process;
+  }
+
+  get ended(): WeftlineError | undefined {
+    return this.#ended;
+  }
+
+  /** Adds what the metadata tell; regions that whole metadata do not list are gone. */
+  learn({ isWhole, connections, regions }: AgentMetadata): void {
+    for (const [name, info] of connections) this.#connections.set(name, info);
+    if (isWhole) this.#regions.clear();
+    for (const region of regions) this.#regions.set(region.number, region);
+  }
+
+  /** In the order of registration. */
+  get memory(): readonly (RemoteMemory & { readonly info: RegionMetadata['info'] })[] {
+    return [...this.#regions.values()]
+      .toSorted((a, b) => a.number - b.number)
+      .map(({ name, number, kind, address, bytes, info }) => ({ name, number, kind, address, length: bytes, info }));
+  }
+
+  /** What a backend needs to know to reach it; undefined if the peer has not got the backend. */
+  peer(backend: BackendName): BackendPeer | undefined {
+    const connectionInfo = this.#connections.get(backend);
+    if (connectionInfo === undefined) return undefined;
+    const { name, incarnation } = this;
+    return { name, incarnation, host: this.#host, process: this.#process, connectionInfo };
+  }
+
+  /** The link of the backend: made at the first call, and again once it broke. */
+  async link(backend: Backend, options: ConnectOptions): Promise<BackendLink> {
+    return (await this.#entry(backend, options)).link;
+  }
+
+  /** The link that is there, if it is usable. */
+  openLink(backend: BackendName): BackendLink | undefined {
+    const entry = this.#open.get(backend);
+    return entry?.link.error === undefined ? entry?.link : undefined;
+  }
+
+  /** A region as the backend's link knows it. */
+  async region(backend: Backend, number: number, options: ConnectOptions): Promise<BackendRemoteRegion> {
+    const entry = await this.#entry(backend, options);
+    const known = entry.regions.get(number);
+    if (known !== undefined) return known;
+    const { info, kind, bytes } = this.#regions.get(number) as RegionMetadata;
+    const imported = entry.link.importRegion(info.get(backend.name) as Uint8Array, { kind, bytes });
+    entry.regions.set(number, imported);
+    return imported;
+  }
+
+  /** All links close, and all later calls fail with the error. */
+  async end(error: WeftlineError): Promise<void> {
+    this.#ended ??= error;
+    const links = [...this.#links.values()];
+    this.#links.clear();
+    this.#open.clear();
+    await Promise.allSettled(links.map(async (entry) => (await entry).link.close()));
+  }
+
+  async #entry(backend: Backend, options: ConnectOptions): Promise<LinkEntry> {
+    if (this.#ended !== undefined) throw this.#ended;
+    const open = this.#open.get(backend.name);
+    if (open !== undefined) {
+      if (open.link.error === undefined) return open;
+      this.#open.delete(backend.name);
+      this.#links.delete(backend.name);
+      await open.link.close();
+    }
+    let pending = this.#links.get(backend.name);
+    if (pending === undefined) {
+      pending = this.#connect(backend, options);
+      this.#links.set(backend.name, pending);
+    }
+    return pending;
+  }
+
+  async #connect(backend: Backend, options: ConnectOptions): Promise<LinkEntry> {
+    try {
+      const link = await backend.connect(this.peer(backend.name) as BackendPeer, options);
+      const entry = { link, regions: new Map<number, BackendRemoteRegion>() };
+      if (this.#ended !== undefined) {
+        await link.close();
+        throw this.#ended;
+      }
+      this.#open.set(backend.name, entry);
+      return entry;
+    } catch (error) {
+      this.#links.delete(backend.name);
+      throw error;
+    }
+  }
+}

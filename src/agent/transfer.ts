@@ -1,0 +1,193 @@
+// A prepared transfer as the user holds it: posted many times, waited for, measured.
+import { WeftlineError } from '../core/errors.ts';
+import type { WaitOptions } from '../world/store.ts';
+import type { BackendLink, BackendName, BackendTransfer, TransferOperation, TransferState } from './backend.ts';
+import type { RemoteAgent } from './remote-agent.ts';
+import type { Awaited, Waiter } from './waiting.ts';
+
+/** Of one transfer since it was prepared; times in microseconds. */
+export interface TransferTelemetry {
+  /** Of one post, as the descriptors say. */
+  readonly bytes: number;
+  readonly descriptors: number;
+  /** Ranges that are moved after neighbours were joined. */
+  readonly parts: number;
+  readonly posts: number;
+  readonly failures: number;
+  /** Of the last post: what the call took, and until this side saw the end. */
+  readonly postMicroseconds: number;
+  readonly transferMicroseconds: number;
+  /** Of all posts. */
+  readonly totalPostMicroseconds: number;
+  readonly totalTransferMicroseconds: number;
+}
+
+export interface TransferParts {
+  readonly number: number;
+  readonly agent: string;
+  readonly peer: RemoteAgent;
+  readonly operation: TransferOperation;
+  readonly backend: BackendName;
+  readonly link: BackendLink;
+  readonly inner: BackendTransfer;
+  readonly bytes: number;
+  readonly descriptors: number;
+  readonly parts: number;
+  readonly waiter: Waiter;
+  /** The transfer is under way. */
+  readonly onPost: (transfer: Transfer) => void;
+  /** Memory of this side that it uses. */
+  readonly isLocalOpen: () => boolean;
+}
+
+/**
+ * A post fails with WL_INVALID_ARGUMENT while one is under way, WL_CLOSED when the transfer, its memory or the agent is
+ * released, WL_STALE when the peer's metadata have been replaced, and with the link's error when the peer is gone.
+ */
+export class Transfer implements Awaited, AsyncDisposable {
+  /** Of the agent. */
+  readonly number: number;
+  readonly operation: TransferOperation;
+  /** Which path it got. */
+  readonly backend: BackendName;
+  readonly #parts: TransferParts;
+  #posts = 0;
+  #failures = 0;
+  #postedAt = 0;
+  #isUnderWay = false;
+  #postTime = 0;
+  #transferTime = 0;
+  #totalPostTime = 0;
+  #totalTransferTime = 0;
+  #releasing: Promise<void> | undefined;
+
+  constructor(parts: TransferParts) {
+    this.number = parts.number;
+    this.operation = parts.operation;
+    this.backend = parts.backend;
+    this.#parts = parts;
+  }
+
+  get peer(): string {
+    return this.#parts.peer.name;
+  }
+
+  /** Hot path. Done means delivered: every byte is visible where it belongs. */
+  get state(): TransferState {
+    this.look();
+    return this.#parts.inner.state;
+  }
+
+  /** Why the last post failed. */
+  get error(): WeftlineError | undefined {
+    return this.state === 'failed' ? this.#parts.inner.error : undefined;
+  }
+
+  get isSettled(): boolean {
+    return this.state !== 'pending';
+  }
+
+  /** Hot path: no allocation, never waits. The message is delivered at the peer behind the data; it is copied. */
+  post(message?: Uint8Array): void {
+    if (this.#isUnderWay && !this.isSettled) throw this.#stillUnderWay();
+    const { peer, inner, link, isLocalOpen } = this.#parts;
+    if (this.#releasing !== undefined) throw new WeftlineError('WL_CLOSED', `${this.#name()} was released`);
+    if (peer.ended !== undefined) throw peer.ended;
+    if (link.error !== undefined) throw link.error;
+    if (!isLocalOpen()) throw new WeftlineError('WL_CLOSED', `Memory of ${this.#name()} was deregistered`);
+    const start = performance.now();
+    inner.post(message);
+    this.#postedAt = start;
+    this.#postTime = performance.now() - start;
+    this.#totalPostTime += this.#postTime;
+    this.#posts++;
+    this.#isUnderWay = true;
+    this.#parts.onPost(this);
+  }
+
+  /** Resolves when the last post is done; fails with why it failed, with WL_TIMEOUT (it then goes on), with the signal's reason. */
+  async wait(options?: WaitOptions): Promise<void> {
+    if (!this.isSettled) await this.#parts.waiter.wait(this, options);
+    this.#throwFailure();
+  }
+
+  /** The same, but blocks this thread: answers sooner, while its timers and sockets stand still. */
+  waitBlocking(timeoutMs?: number): void {
+    if (!this.isSettled) this.#parts.waiter.waitBlocking(this, timeoutMs);
+    this.#throwFailure();
+  }
+
+  /** Ends a post that is under way early, as failed with WL_CLOSED, unless it ends by itself first. */
+  cancel(): void {
+    if (this.state === 'pending') this.#parts.inner.cancel();
+  }
+
+  /** Cancels and frees it. Idempotent. */
+  release(): Promise<void> {
+    this.#releasing ??= this.#parts.inner.release();
+    return this.#releasing;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.release();
+  }
+
+  get telemetry(): TransferTelemetry {
+    this.look();
+    const { bytes, descriptors, parts } = this.#parts;
+    return {
+      bytes,
+      descriptors,
+      parts,
+      posts: this.#posts,
+      failures: this.#failures,
+      postMicroseconds: this.#postTime * 1000,
+      transferMicroseconds: this.#transferTime * 1000,
+      totalPostMicroseconds: this.#totalPostTime * 1000,
+      totalTransferMicroseconds: this.#totalTransferTime * 1000,
+    };
+  }
+
+  /** Hot path. Notes the end of a post. True if none is under way. */
+  look(): boolean {
+    if (!this.#isUnderWay) return true;
+    const { state } = this.#parts.inner;
+    if (state === 'pending') return false;
+    this.#isUnderWay = false;
+    this.#transferTime = performance.now() - this.#postedAt;
+    this.#totalTransferTime += this.#transferTime;
+    if (state === 'failed') this.#failures++;
+    return true;
+  }
+
+  describe(): string {
+    return `${this.#name()} did not end`;
+  }
+
+  #throwFailure(): void {
+    const { inner, peer } = this.#parts;
+    if (inner.state === 'idle') throw new WeftlineError('WL_INVALID_ARGUMENT', `${this.#name()} was never posted`);
+    if (inner.state !== 'failed') return;
+    const cause = inner.error;
+    throw new WeftlineError(cause?.code ?? 'WL_INTERNAL', `${this.#name()} failed: ${cause?.message}`, {
+      details: { ...cause?.details, peer: peer.name, backend: this.backend, transfer: this.number },
+      cause,
+    });
+  }
+
+  #stillUnderWay(): WeftlineError {
+    return new WeftlineError(
+      'WL_INVALID_ARGUMENT',
+      `${this.#name()} is under way: wait for its end, or prepare another`,
+      {
+        details: { peer: this.peer, backend: this.backend, transfer: this.number },
+      },
+    );
+  }
+
+  #name(): string {
+    const { agent, peer, operation, backend, number } = this.#parts;
+    const preposition = operation === 'read' ? 'from' : 'to';
+    return `Transfer ${number} (${operation} of agent ${agent} ${preposition} agent ${peer.name} by ${backend})`;
+  }
+}

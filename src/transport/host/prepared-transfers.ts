@@ -1,0 +1,295 @@
+// Transfers of many ranges that are described once and posted with one command; what follows the data is sent by the
+// engine's own thread. Hot path: no allocation.
+import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
+import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import type { Region } from '../region.ts';
+import type { RequestHandle, TransportConnection } from '../transport-engine.ts';
+
+/** Plain data, so that it can cross threads. */
+export interface TransferPlan {
+  readonly connection: number;
+  readonly operation: 'read' | 'write';
+  readonly flow: number;
+  /** Six numbers per range: region, offset, remote region, remote key, remote offset, bytes. */
+  readonly parts: Float64Array;
+  /** That of `openLine` which carries the messages of posts. */
+  readonly line: number;
+}
+
+/**
+ * Carries messages in the order in which their transfers end: into a ring of a peer's region, followed by a signal that
+ * adds their bytes to a counter. Nothing here keeps the ring from overflowing: whoever posts counts.
+ */
+export interface LinePlan {
+  readonly connection: number;
+  /** No other requests should use it. */
+  readonly flow: number;
+  /** Of this side, where messages wait. */
+  readonly region: number;
+  readonly remoteRegion: number;
+  readonly remoteKey: number;
+  /** In the peer's region: the counter, and the ring. */
+  readonly counter: number;
+  readonly ring: number;
+  readonly ringBytes: number;
+}
+
+const PART_NUMBERS = 6;
+
+/** Of the line's region on this side. No message if `bytes` is 0. */
+export interface TransferMessage {
+  offset: number;
+  bytes: number;
+}
+
+interface Line {
+  readonly plan: LinePlan;
+  /** In the ring, of the next message. */
+  position: number;
+}
+
+export interface TransferHost {
+  connection(number: number): TransportConnection | undefined;
+  region(number: number): Region | undefined;
+  /** The request's end is to be reported under the slot. */
+  follow(handle: RequestHandle, slot: number): void;
+  done(slot: number, bytes: number): void;
+  failed(slot: number, error: EncodedError): void;
+}
+
+/** Requests of transfers in the engine at a time; it has 2^16 for everything. */
+const MOST_PARTS = 8192;
+
+interface Post {
+  plan: TransferPlan | undefined;
+  slot: number;
+  /** Ranges that were posted, and requests of those that have not ended. */
+  posted: number;
+  pending: number;
+  bytes: number;
+  error: EncodedError | undefined;
+  messageSent: boolean;
+  message: TransferMessage;
+}
+
+export class PreparedTransfers {
+  readonly #host: TransferHost;
+  readonly #plans: (TransferPlan | undefined)[] = [];
+  readonly #lines: (Line | undefined)[] = [];
+  /** By slot; objects are used again. */
+  readonly #posts: (Post | undefined)[] = Array.from({ length: REQUEST_SLOTS }, () => undefined);
+  /** Those with ranges that are not posted yet, oldest first. */
+  readonly #waiting: Post[] = [];
+  #underWay = 0;
+
+  constructor(host: TransferHost) {
+    this.#host = host;
+  }
+
+  prepare(plan: TransferPlan): number {
+    const free = this.#plans.indexOf(undefined);
+    const number = free === -1 ? this.#plans.length : free;
+    this.#plans[number] = plan;
+    return number;
+  }
+
+  forget(number: number): void {
+    this.#plans[number] = undefined;
+  }
+
+  openLine(plan: LinePlan): number {
+    const free = this.#lines.indexOf(undefined);
+    const number = free === -1 ? this.#lines.length : free;
+    this.#lines[number] = { plan, position: 0 };
+    return number;
+  }
+
+  /** True if the slot's request is a transfer that has not ended. */
+  has(slot: number): boolean {
+    return this.#posts[slot]?.plan !== undefined;
+  }
+
+  post(slot: number, number: number, message: TransferMessage): void {
+    const plan = this.#plans[number];
+    if (plan === undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
+    const post = (this.#posts[slot] ??= emptyPost(slot));
+    post.plan = plan;
+    post.posted = 0;
+    post.pending = 0;
+    post.bytes = 0;
+    post.error = undefined;
+    post.messageSent = false;
+    post.message.offset = message.offset;
+    post.message.bytes = message.bytes;
+    this.#waiting.push(post);
+    this.#postWaiting();
+  }
+
+  /** A request that was followed has ended; `error` is undefined if it is done. */
+  ended(slot: number, error: EncodedError | undefined): void {
+    const post = this.#posts[slot] as Post;
+    this.#underWay--;
+    post.pending--;
+    post.error ??= error;
+    this.#advance(post);
+    this.#postWaiting();
+  }
+
+  /**
+   * Nothing more is posted for the transfer; its requests are the caller's to cancel. False if its message is under way
+   * already: then it ends as it would have.
+   */
+  cancel(slot: number): boolean {
+    const post = this.#posts[slot];
+    if (post?.plan === undefined || post.messageSent) return false;
+    post.error ??= encodeError(new WeftlineError('WL_CLOSED', 'The transfer was cancelled'));
+    this.#advance(post);
+    return true;
+  }
+
+  /** Fails the transfers of a connection that have requests no more. */
+  end(connection: number, error: EncodedError): void {
+    for (const [number, line] of this.#lines.entries()) {
+      if (line?.plan.connection === connection) this.#lines[number] = undefined;
+    }
+    for (const post of this.#posts) {
+      if (post?.plan?.connection !== connection) continue;
+      post.error ??= error;
+      this.#advance(post);
+    }
+  }
+
+  #postWaiting(): void {
+    while (this.#waiting.length > 0) {
+      const post = this.#waiting[0] as Post;
+      const { plan } = post;
+      if (plan !== undefined && post.error === undefined) {
+        const count = plan.parts.length / PART_NUMBERS;
+        while (post.posted < count && post.error === undefined) {
+          if (this.#underWay >= MOST_PARTS) return;
+          this.#postPart(post, plan);
+        }
+      }
+      this.#waiting.shift();
+      this.#advance(post);
+    }
+  }
+
+  #postPart(post: Post, plan: TransferPlan): void {
+    const at = post.posted * PART_NUMBERS;
+    const { parts } = plan;
+    part.offset = parts[at + 1] as number;
+    part.remoteRegion = parts[at + 2] as number;
+    part.remoteKey = parts[at + 3] as number;
+    part.remoteOffset = parts[at + 4] as number;
+    part.bytes = parts[at + 5] as number;
+    post.posted++;
+    post.bytes += part.bytes;
+    this.#request(post, plan, parts[at] as number);
+  }
+
+  #request(post: Post, { connection: number, flow, operation }: Way, regionNumber: number): void {
+    try {
+      const connection = this.#host.connection(number);
+      const region = this.#host.region(regionNumber);
+      if (connection === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
+      if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
+      part.region = region;
+      part.flow = flow;
+      this.#follow(post, operation === 'read' ? connection.read(part) : connection.write(part));
+    } catch (error) {
+      post.error ??= encodeError(error);
+    }
+  }
+
+  #follow(post: Post, handle: RequestHandle): void {
+    post.pending++;
+    this.#underWay++;
+    this.#host.follow(handle, post.slot);
+  }
+
+  /** ORDER: the message only when every range is where it belongs, and the end only when the message is. */
+  #advance(post: Post): void {
+    const { plan, message } = post;
+    if (plan === undefined || post.pending > 0) return;
+    if (post.error === undefined) {
+      if (post.posted * PART_NUMBERS < plan.parts.length) return;
+      if (message.bytes > 0 && !post.messageSent) {
+        post.messageSent = true;
+        this.#sendMessage(post, plan);
+        if (post.pending > 0) return;
+      }
+    }
+    const { error } = post;
+    post.plan = undefined;
+    if (error === undefined) this.#host.done(post.slot, post.bytes);
+    else this.#host.failed(post.slot, error);
+  }
+
+  #sendMessage(post: Post, { line: number }: TransferPlan): void {
+    const line = this.#lines[number];
+    if (line === undefined) {
+      post.error = encodeError(new WeftlineError('WL_CLOSED', 'The connection was closed'));
+      return;
+    }
+    const { plan, position } = line;
+    const { offset, bytes } = post.message;
+    const first = Math.min(bytes, plan.ringBytes - position);
+    this.#sendPiece(post, plan, offset, position, first);
+    if (first < bytes) this.#sendPiece(post, plan, offset + first, 0, bytes - first);
+    line.position = (position + bytes) % plan.ringBytes;
+    if (post.error !== undefined) return;
+    try {
+      cell.flow = plan.flow;
+      cell.remoteRegion = plan.remoteRegion;
+      cell.remoteKey = plan.remoteKey;
+      cell.remoteOffset = plan.counter;
+      cell.add = bytes;
+      this.#follow(post, (this.#host.connection(plan.connection) as TransportConnection).signal(cell));
+    } catch (error) {
+      post.error ??= encodeError(error);
+    }
+  }
+
+  // oxlint-disable-next-line max-params
+  #sendPiece(post: Post, plan: LinePlan, offset: number, position: number, bytes: number): void {
+    part.offset = offset;
+    part.remoteRegion = plan.remoteRegion;
+    part.remoteKey = plan.remoteKey;
+    part.remoteOffset = plan.ring + position;
+    part.bytes = bytes;
+    this.#request(post, plan, plan.region);
+  }
+}
+
+/** What a request goes through; a line writes. */
+interface Way {
+  readonly connection: number;
+  readonly flow: number;
+  readonly operation?: 'read' | 'write';
+}
+
+/** The range that is being posted. One object: the engine reads it during the call. */
+const part = {
+  region: undefined as unknown as Region,
+  offset: 0,
+  bytes: 0,
+  flow: 0,
+  remoteRegion: 0,
+  remoteKey: 0,
+  remoteOffset: 0,
+};
+const cell = { flow: 0, remoteRegion: 0, remoteKey: 0, remoteOffset: 0, add: 0 };
+
+function emptyPost(slot: number): Post {
+  return {
+    plan: undefined,
+    slot,
+    posted: 0,
+    pending: 0,
+    bytes: 0,
+    error: undefined,
+    messageSent: false,
+    message: { offset: 0, bytes: 0 },
+  };
+}

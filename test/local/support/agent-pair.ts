@@ -1,0 +1,81 @@
+// An agent here and one in another process, which know each other.
+import assert from 'node:assert/strict';
+import { type ChildProcess, fork } from 'node:child_process';
+import { once } from 'node:events';
+import { fileURLToPath } from 'node:url';
+import { decodeError, type EncodedError } from 'weftline';
+import { Agent, type AgentOptions, type BackendName } from 'weftline/agent';
+import type { PeerCommand } from './agent-peer.ts';
+
+const script = fileURLToPath(new URL('./agent-peer.js', import.meta.url));
+
+/** What a test gives the peer to do. */
+export class AgentPeer implements AsyncDisposable {
+  readonly child: ChildProcess;
+
+  static async start(name: string, options: AgentOptions): Promise<AgentPeer> {
+    const peer = new AgentPeer();
+    await peer.do({ do: 'create', name, options });
+    return peer;
+  }
+
+  private constructor() {
+    const env = { ...process.env, NODE_TEST_CONTEXT: undefined };
+    this.child = fork(script, { serialization: 'advanced', env, execArgv: [] });
+  }
+
+  async do(command: PeerCommand): Promise<unknown> {
+    const settled = new AbortController();
+    const { signal } = settled;
+    const answer = once(this.child, 'message', { signal });
+    const lost = once(this.child, 'exit', { signal }).then(() => assert.fail(`the peer ended at ${command.do}`));
+    for (const end of [answer, lost]) end.catch(() => {});
+    this.child.send(command);
+    const [message] = (await Promise.race([answer, lost])) as [{ result?: unknown; error?: EncodedError }];
+    settled.abort();
+    if (message.error !== undefined) throw decodeError(message.error);
+    return message.result;
+  }
+
+  async bytes(name: string, offset: number, count: number): Promise<Uint8Array> {
+    return (await this.do({ do: 'bytes', name, offset, count })) as Uint8Array;
+  }
+
+  async metadata(): Promise<Uint8Array> {
+    return (await this.do({ do: 'metadata' })) as Uint8Array;
+  }
+
+  async kill(): Promise<void> {
+    if (this.child.exitCode !== null || this.child.signalCode !== null) return;
+    this.child.kill('SIGKILL');
+    await once(this.child, 'exit');
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.kill();
+  }
+}
+
+export interface AgentPair extends AsyncDisposable {
+  readonly agent: Agent;
+  readonly peer: AgentPeer;
+}
+
+/** `bytes` of memory named `allocated` and of memory named `plain` at the peer, filled with 7. */
+export async function openPair(backend: BackendName, bytes: number, options: AgentOptions = {}): Promise<AgentPair> {
+  const all = { token: 'secret', settings: { timeoutMs: 20_000 }, ...options, backends: [backend] };
+  const agent = await Agent.create('here', all);
+  const peer = await AgentPeer.start('there', { ...all, ownThread: true });
+  await peer.do({ do: 'allocate', name: 'allocated', bytes });
+  await peer.do({ do: 'register', name: 'plain', bytes });
+  for (const name of ['allocated', 'plain']) await peer.do({ do: 'fill', name, value: 7 });
+  assert.equal(await agent.loadRemoteMetadata(await peer.metadata()), 'there');
+  return {
+    agent,
+    peer,
+    [Symbol.asyncDispose]: async () => {
+      await agent.close();
+      await peer.kill();
+    },
+  };
+}
