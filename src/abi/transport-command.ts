@@ -45,6 +45,7 @@ export const commandRecord = defineLayout(
  * - `sleeping`: 1 while the engine's thread is asleep or about to be. ORDER: the engine stores it, then looks at `tail` and
  *   `calls` once more; the user's thread stores those, then looks at it. So one of the two sees the other.
  * - `ended`: requests that have ended so far, wraps. Written by the engine's thread behind the table's entry.
+ * - `crashed`: 1 once the engine has failed. Its last message, with the reason, was posted before.
  * - `waiters`: how many waits of the user's thread sleep on `ended`; the engine wakes them only if there are any.
  */
 export const sharedHead = defineLayout(
@@ -62,6 +63,8 @@ export const sharedHead = defineLayout(
     endedPad: { of: 'u32', count: 15 },
     waiters: 'u32',
     waitersPad: { of: 'u32', count: 15 },
+    crashed: 'u32',
+    crashedPad: { of: 'u32', count: 15 },
   },
   64,
 );

@@ -34,6 +34,8 @@ export const packetFlags = {
   signal: 32,
   /** Ack: the sender has ended the connection for `reason`; what the ack says still counts. */
   reset: 64,
+  /** Ack: control records came, and others before them are missing. */
+  controlGap: 128,
 } as const;
 
 /** The first fields of every packet. */

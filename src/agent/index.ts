@@ -13,3 +13,19 @@ export { Endpoint, type EndpointOptions } from './endpoint/endpoint.ts';
 export type { EndpointConnection } from './endpoint/endpoint-connection.ts';
 export type { Operation } from './endpoint/operation.ts';
 export type { LocalPart, LocalParts } from './endpoint/ranges.ts';
+export { etcdMetadataStore, type EtcdOptions } from './exchange/etcd-store.ts';
+export {
+  exchangeMetadata,
+  fetchMetadata,
+  type ListenerAddress,
+  sendInvalidation,
+  sendMetadata,
+} from './exchange/metadata-caller.ts';
+export { type ListenOptions, MetadataListener } from './exchange/metadata-listener.ts';
+export {
+  loadPublished,
+  type MetadataStore,
+  publishMetadata,
+  withdrawMetadata,
+  worldMetadataStore,
+} from './exchange/metadata-store.ts';

@@ -31,14 +31,20 @@ interface PatternFlags {
   readonly cc?: Settings['transportCongestion'];
   readonly load: number;
   readonly loss: number;
+  readonly reorder: number;
+  readonly jitter: number;
+  readonly duplicate: number;
+  readonly corrupt: number;
   readonly rate: number;
   readonly delay: number;
   readonly queue: number;
   readonly ecn?: number;
   readonly segment: number;
+  readonly burst: number;
   readonly poll: number;
   readonly failPath?: number;
   readonly failAt: number;
+  readonly recoverAt?: number;
   readonly sample?: number;
   readonly until: number;
   readonly seed: number;
@@ -78,14 +84,20 @@ function addPattern(sim: Command, pattern: PatternName): void {
     )
     .option('--load <share>', "offered share of the hosts' rate, at random times; 1: all at once", decimal(0.001, 1), 1)
     .option('--loss <probability>', 'of each packet on each link', decimal(0, 1), 0)
+    .option('--reorder <probability>', 'that a packet takes longer on a link, up to the jitter', decimal(0, 1), 0)
+    .option('--jitter <us>', 'longest such delay', decimal(0, 1_000_000), 50)
+    .option('--duplicate <probability>', 'that a packet comes twice, on each link', decimal(0, 1), 0)
+    .option('--corrupt <probability>', 'that a packet changes on a link; turns checksums on', decimal(0, 1), 0)
     .option('--rate <Gb/s>', 'of each host', decimal(0.001, 10_000), 100)
     .option('--delay <us>', 'of each link', decimal(0, 1_000_000), 1)
     .option('--queue <bytes>', 'that may wait before each link', integerArgument(1, MOST), 1_000_000)
     .option('--ecn <bytes>', 'from which on a queue marks packets', integerArgument(0, MOST))
     .option('--segment <bytes>', 'of a full packet', integerArgument(512, 65_472), 4096)
+    .option('--burst <n>', 'most packets that go back to back on one path', integerArgument(1, 64), 16)
     .option('--poll <us>', 'from the arrival of a packet until its host looks', decimal(0, 100_000), 2)
     .option('--fail-path <n>', 'a path that dies', integerArgument(0, 255))
     .option('--fail-at <us>', 'when it dies', decimal(0, 1e9), 1000)
+    .option('--recover-at <us>', 'when it works again; never if missing', decimal(0, 1e9))
     .option('--sample <us>', 'take samples this often, for --json and --plot', decimal(0.1, 1e9))
     .option('--until <ms>', 'longest simulated time', decimal(0.001, 1e7), 10_000)
     .option('--seed <n>', 'of everything random', integerArgument(0, MOST), 1)
@@ -123,19 +135,32 @@ async function simulate(pattern: PatternName, flags: PatternFlags): Promise<void
 }
 
 function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptions {
-  const { paths, seed, loss, delay, queue, ecn, rate } = flags;
+  const { paths, seed, loss, reorder, jitter, duplicate, corrupt, delay, queue, ecn, rate, recoverAt } = flags;
   const topology = patternTopology({
     name: flags.topology ?? usualTopology[pattern],
     hosts: flags.hosts,
     paths,
     seed,
     gigabitsPerSecond: rate,
-    link: { loss, delay, queueBytes: queue, ecnBytes: ecn ?? Number.POSITIVE_INFINITY },
+    link: {
+      loss,
+      reorder,
+      jitter,
+      duplicate,
+      corrupt,
+      delay,
+      queueBytes: queue,
+      ecnBytes: ecn ?? Number.POSITIVE_INFINITY,
+    },
   });
   const faults: LinkFault[] =
     flags.failPath === undefined
       ? []
-      : pathLinks(topology, flags.failPath, paths).map((link) => ({ link, at: flags.failAt }));
+      : pathLinks(topology, flags.failPath, paths).map((link) => ({
+          link,
+          at: flags.failAt,
+          ...(recoverAt === undefined ? {} : { recoversAt: recoverAt }),
+        }));
   const sampleEvery = flags.sample ?? (flags.plot === undefined ? undefined : 20);
   return {
     pattern,
@@ -150,8 +175,9 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
     segmentBytes: flags.segment,
     load: flags.load,
     pollDelay: flags.poll,
-    nic: { burstSegments: 16, sendBufferBytes: 262_144, carryPayload: false, join: false },
-    settings: simSettings(rate, flags.cc),
+    // A change in a packet shows only where its bytes travel.
+    nic: { burstSegments: flags.burst, sendBufferBytes: 262_144, carryPayload: corrupt > 0, join: false },
+    settings: { ...simSettings(rate, flags.cc), ...(corrupt > 0 ? { transportChecksum: 'full' } : {}) },
     faults,
     ...(sampleEvery === undefined ? {} : { sampleEvery }),
     until: flags.until * 1000,

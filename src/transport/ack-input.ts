@@ -23,6 +23,8 @@ export function onAck(connection: Connection, view: DataView, at: number, bytes:
   const cumulative = view.getInt32(at + ACK.cumulative, true);
   if (((cumulative - sendWindow.next) | 0) > 0) return false;
   if (!control.confirm(view.getInt32(at + ACK.controlExpected, true), engine.now)) return false;
+  const flags = view.getUint16(at + ACK.flags, true);
+  if ((flags & packetFlags.controlGap) !== 0) repeatControl(connection);
   connection.counters.receivedAcks++;
   connection.eqds?.onCredit(view.getInt32(at + ACK.credit, true));
   advance(connection, cumulative);
@@ -37,10 +39,19 @@ export function onAck(connection: Connection, view: DataView, at: number, bytes:
   tellCongestion(connection);
   finishFlushes(connection);
   connection.wake();
-  if ((view.getUint16(at + ACK.flags, true) & packetFlags.reset) !== 0) {
+  if ((flags & packetFlags.reset) !== 0) {
     endedByPeer(connection, view.getUint32(at + ACK.reason, true));
   }
   return true;
+}
+
+/** The peer misses control records: they go again, but once in a while, because the peer says so until they come. */
+function repeatControl({ control, paths, engine }: Connection): void {
+  // Who only receives knows no round trip.
+  const pause = Math.max(paths.rtt[control.path] as number, engine.settings.minRto / 8);
+  if (control.sent === control.first || engine.now - control.missingAt < pause) return;
+  control.missing = true;
+  control.missingAt = engine.now;
 }
 
 /** Everything before `cumulative` has arrived. */

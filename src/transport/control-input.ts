@@ -33,7 +33,10 @@ export function onControl(connection: Connection, view: DataView, at: number, by
   const known = (control.expected - first) | 0;
   // Records before these are missing: the peer repeats them. Or all are old; either way an ack says what is known.
   raiseAck(connection, known < 0 || known >= count);
-  if (known < 0) return true;
+  if (known < 0) {
+    control.gap = true;
+    return true;
+  }
   for (let index = known; index < count && connection.error === undefined; index++) {
     const record = readRecord(view, at + controlHeader.size + index * controlRecord.size);
     if (!carryOut(connection, record)) break;

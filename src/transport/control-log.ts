@@ -17,6 +17,11 @@ export class ControlLog {
   sentAt = 0;
   progressAt = 0;
   repeats = 0;
+  /** The peer misses open records that were sent: they are due at once. And when such a repetition was last asked for. */
+  missing = false;
+  missingAt = Number.NEGATIVE_INFINITY;
+  /** Records of the peer came, and others before them did not: the next ack says so. */
+  gap = false;
   /** The path that the open records were last sent on. */
   path = 0;
   /** Carried out so far of the peer's records. */

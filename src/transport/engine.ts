@@ -101,6 +101,14 @@ export class Engine implements TransportEngine, EngineCore {
     return generation * MOST_CONNECTIONS + slot;
   }
 
+  releaseConnectionId(id: number): void {
+    const slot = id % MOST_CONNECTIONS;
+    const generation = Math.floor(id / MOST_CONNECTIONS);
+    if (this.#generations[slot] !== generation || this.#slots[slot] !== undefined) return;
+    this.#generations[slot] = (generation % 0xffff) + 1;
+    this.#freeSlots.push(slot);
+  }
+
   createConnection(options: ConnectionOptions): TransportConnection {
     const slot = options.localId % MOST_CONNECTIONS;
     const reserved = this.#generations[slot] === Math.floor(options.localId / MOST_CONNECTIONS);

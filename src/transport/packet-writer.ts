@@ -153,7 +153,9 @@ export function sendAck(connection: Connection, now: number, reason = 0): boolea
   const { view } = outbox;
   const path = connection.replyPath();
   writePrefix(connection, at, packetKinds.ack, path);
-  if (reason !== 0) view.setUint16(at + ACK.flags, packetFlags.reset, true);
+  const flags = (reason === 0 ? 0 : packetFlags.reset) | (connection.control.gap ? packetFlags.controlGap : 0);
+  connection.control.gap = false;
+  view.setUint16(at + ACK.flags, flags, true);
   view.setUint16(at + ACK.length, bytes - ackHeader.size, true);
   view.setInt32(at + ACK.cumulative, receiveWindow.next, true);
   view.setInt32(at + ACK.controlExpected, connection.control.expected, true);

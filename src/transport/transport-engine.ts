@@ -152,6 +152,8 @@ export interface PathStatistics {
 export interface TransportEngine {
   /** A name for a connection to be, to tell the peer before `createConnection`. */
   reserveConnectionId(): number;
+  /** Takes back a reservation that came to no connection. */
+  releaseConnectionId(id: number): void;
   /** Fails with WL_INVALID_ARGUMENT for options out of range. */
   createConnection(options: ConnectionOptions): TransportConnection;
   register(options: RegisterOptions): Region;

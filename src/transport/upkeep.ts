@@ -107,12 +107,13 @@ function runControl(connection: Connection, now: number): void {
   const due = now >= controlTime(connection);
   if (!due) return;
   const most = Math.floor((connection.segmentBytes - controlHeader.size) / controlRecord.size);
-  const isNew = control.end !== control.sent;
+  const isNew = control.end !== control.sent && !control.missing;
   // New records take a few that are still open along; a repetition begins with the oldest.
   const repeated = Math.min(REPEATED_RECORDS, most - 1, (control.sent - control.first) | 0);
   if (control.sent === control.first) control.progressAt = now;
   let from = isNew ? (control.sent - repeated) | 0 : control.first;
-  if (!isNew) control.repeats++;
+  if (!isNew && !control.missing) control.repeats++;
+  control.missing = false;
   while (from !== control.end) {
     const count = Math.min(most, (control.end - from) | 0);
     // What was lost on one path is repeated on another.
@@ -129,7 +130,7 @@ function runControl(connection: Connection, now: number): void {
 /** When control records are next sent: at once if there are new ones, else when their confirmation is overdue. */
 function controlTime(connection: Connection): number {
   const { control, paths, engine } = connection;
-  if (control.end !== control.sent) return Number.NEGATIVE_INFINITY;
+  if (control.end !== control.sent || control.missing) return Number.NEGATIVE_INFINITY;
   const patience = paths.timeout(Math.max(0, connection.arrivals.latestPath), engine.settings.minRto);
   return control.sentAt + backOff(patience + engine.settings.ackDelay, control.repeats);
 }

@@ -6,7 +6,14 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
 import type { WeftlineError } from 'weftline';
-import { Agent, type AgentOptions, type BackendName, DescriptorList, type RemoteMemory } from 'weftline/agent';
+import {
+  Agent,
+  type AgentOptions,
+  type BackendName,
+  DescriptorList,
+  type RemoteMemory,
+  type Transfer,
+} from 'weftline/agent';
 import { knownBackends } from '#lib/agent/backends/create.js';
 import { AgentPeer, openPair } from './support/agent-pair.ts';
 
@@ -37,6 +44,11 @@ function memoryOf(agent: Agent, name: string): RemoteMemory {
   return found;
 }
 
+async function postAndWait(transfer: Transfer, message: string): Promise<void> {
+  transfer.post(Buffer.from(message));
+  await transfer.wait();
+}
+
 function hostRange(address: number, bytes: number): DescriptorList {
   return new DescriptorList('host', Float64Array.of(address), Float64Array.of(bytes));
 }
@@ -48,6 +60,8 @@ const threads: Readonly<Record<string, AgentOptions>> = {
 
 for (const backend of knownBackends()) {
   const skip = (await whyMissing(backend)) ?? false;
+  // Within a host, this thread copies: what is too much for the call of post itself goes on when the thread does.
+  const standingStill = backend === 'local' ? 131_072 : 2 * MiB;
 
   for (const [how, options] of Object.entries(threads)) {
     test(`${backend}, ${how}: writes and reads of every size and place are intact`, { skip }, async () => {
@@ -133,11 +147,11 @@ for (const backend of knownBackends()) {
   });
 
   test(`${backend}: a notification comes behind its data, while the initiator does nothing`, { skip }, async () => {
-    await using pair = await openPair(backend, 2 * MiB);
+    await using pair = await openPair(backend, standingStill);
     const { agent, peer } = pair;
     const folder = mkdtempSync(join(tmpdir(), 'weftline-agent-'));
     try {
-      const out = await agent.allocate(2 * MiB);
+      const out = await agent.allocate(standingStill);
       for (const operation of ['write', 'read'] as const) {
         const path = join(folder, operation);
         out.bytes.fill(99);
@@ -272,12 +286,9 @@ for (const backend of knownBackends()) {
     });
     await assert.rejects(transfer.wait(), withCode('WL_INVALID_ARGUMENT', /never posted/));
     await peer.do({ do: 'deregister', name: 'plain' });
-    transfer.post(Buffer.from('must not come'));
-    await assert.rejects(transfer.wait(), (error: WeftlineError) =>
-      /Transfer \d+ \(write of agent here to agent there by/.test(error.message),
-    );
-    assert.equal(transfer.state, 'failed');
-    assert.equal(transfer.telemetry.failures, 1);
+    // At once, or when the peer says so.
+    await assert.rejects(postAndWait(transfer, 'must not come'), withCode('WL_UNAUTHORIZED', /there/));
+    assert.notEqual(transfer.state, 'done');
     await assert.rejects(peer.do({ do: 'next', blocking: false, timeoutMs: 50 }), withCode('WL_TIMEOUT'));
     // The rest goes on.
     await using other = await agent.prepare({
@@ -315,17 +326,25 @@ for (const backend of knownBackends()) {
       ),
     );
     for (const transfer of transfers) transfer.post();
-    pair.peer.child.kill('SIGKILL');
+    await pair.peer.kill();
     const ends = await Promise.allSettled(transfers.map((transfer) => transfer.wait()));
     const failed = ends.filter((end) => end.status === 'rejected').map((end) => (end.reason as WeftlineError).code);
     assert.ok(
       failed.length > 0 && failed.every((code) => code === 'WL_PEER_LOST' || code === 'WL_CLOSED'),
       failed.join(),
     );
-    await assert.rejects(
-      agent.prepare({ operation: 'write', peer: 'there', local: DescriptorList.of(out), remote, timeoutMs: 5000 }),
-      withCode('WL_PEER_LOST'),
-    );
+    const late = async (): Promise<void> => {
+      const options = {
+        operation: 'write',
+        peer: 'there',
+        local: DescriptorList.of(out),
+        remote,
+        timeoutMs: 5000,
+      } as const;
+      await using transfer = await agent.prepare(options);
+      await postAndWait(transfer, 'too late');
+    };
+    await assert.rejects(late(), withCode('WL_PEER_LOST'));
     // The same name, another life.
     await using again = await AgentPeer.start('there', { backends: [backend], token: 'secret' });
     await again.do({ do: 'register', name: 'plain', bytes: 64 });

@@ -47,6 +47,10 @@ for (const backend of ['local', 'multipath'] as const) {
     const source = await client.reg(new Uint8Array(new SharedArrayBuffer(100_000)));
     const target = await server.allocate(100_000);
     for (let index = 0; index < source.length; index += 1) source.bytes[index] = index * 7;
+    const answer = await client.allocate(10);
+    const back = there.recv({ region: answer });
+    await here.send({ region: target, bytes: 7 }).wait();
+    assert.equal(await back.wait(), 7);
     for (let round = 0; round < 3; round += 1) {
       target.bytes.fill(0);
       const first = there.send({ region: source, offset: 0, bytes: 60_000 });

@@ -86,23 +86,29 @@ test('TIMELY: grows below the low mark, follows the gradient between, shrinks ab
   assert.equal(timely.rate, 1000);
   near(timely.windowBytes, 2 * 1000 * 20);
   timely.onAck(ack(2000, 1000));
-  // 1000 * (1 - 0.008 * (1 - 500/1000)); average difference 0.125 * 980 = 122.5
-  near(timely.rate, 996);
+  // 1000 * (1 - 0.025 * (1 - 500/1000)); average difference 0.125 * 980 = 122.5
+  near(timely.rate, 987.5);
   timely.onAck(ack(3000, 100));
-  // 0.875 * 122.5 - 0.125 * 900 = -5.3125: falling, so that the whole increase of 1000/25 counts, up to the link.
-  near(timely.rate, 1000);
+  // 0.875 * 122.5 - 0.125 * 900 = -5.3125: falling, so that the whole increase of 1000 * 0.025 / 8 counts.
+  near(timely.rate, 990.625);
   timely.onAck(ack(4000, 300));
-  // 0.875 * -5.3125 + 0.125 * 200 = 20.35: rising; 1000 * (1 - 0.008 * (300 - 50) / 50)
-  near(timely.rate, 960);
+  // 0.875 * -5.3125 + 0.125 * 200 = 20.35: rising; 990.625 * (1 - 0.025 * (300 - 50) / 50)
+  near(timely.rate, 866.796875);
   timely.onAck(ack(4100, 40));
-  // A third of a round trip... of 40 us has passed more than twice: the share is 1. 960 + 40
-  near(timely.rate, 1000);
+  // A third of a round trip... of 40 us has passed more than twice: the share is 1. 866.796875 + 3.125
+  near(timely.rate, 869.921875);
   timely.onAck(ack(4110, 40));
-  timely.onTimeout();
-  near(timely.rate, 500);
-  timely.onAck(ack(4120, 40));
   // 10 of 40 us: a quarter of the increase.
-  near(timely.rate, 510);
+  near(timely.rate, 870.703125);
+  timely.onTimeout();
+  near(timely.rate, 435.3515625);
+});
+
+test('TIMELY: at a steady round trip the rate settles where increase and decrease are equal', () => {
+  const timely = new Timely({ segmentBytes: 1000, linkRate: 1000, low: 50, high: 500, maxWindow: 1e9 });
+  // Base 50, so the low mark is at 100: 8 flows settle at 200, each with an eighth of the link, and 4 at 150.
+  for (let round = 0; round < 4000; round++) timely.onAck(ack(round * 1000, 150, 1000, { baseRtt: 50 }));
+  near(timely.rate, 1000 / 8 / 0.5, 1e-6);
 });
 
 test('TIMELY: the rate stays between a 125th of the link and the link', () => {

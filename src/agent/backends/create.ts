@@ -1,11 +1,9 @@
 // The backends there are, each loaded when an agent first wants it.
 import { type BackendName, backendNames, type CreateBackend } from '../backend.ts';
 
-type Loader = () => Promise<{ readonly create: CreateBackend }>;
-
-const loaders: Readonly<Partial<Record<BackendName, Loader>>> = {
-  local: async () => ({ create: (await import('./local/local-backend.ts')).createBackend }),
-  multipath: async () => ({ create: (await import('./multipath/multipath-backend.ts')).createMultipathBackend }),
+const loaders: Readonly<Partial<Record<BackendName, () => Promise<CreateBackend>>>> = {
+  local: async () => (await import('./local/local-backend.ts')).createBackend,
+  multipath: async () => (await import('./multipath/multipath-backend.ts')).createBackend,
 };
 
 /** In the order of preference. */
@@ -15,5 +13,5 @@ export function knownBackends(): readonly BackendName[] {
 
 /** One of `knownBackends`. */
 export function loadBackend(name: BackendName): CreateBackend {
-  return async (context) => (await (loaders[name] as Loader)()).create(context);
+  return async (context) => (await (loaders[name] as () => Promise<CreateBackend>)())(context);
 }

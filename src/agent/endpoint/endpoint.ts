@@ -138,6 +138,15 @@ export class Endpoint implements AsyncDisposable {
     return this.close();
   }
 
+  /** Internal: a notification that was taken from the agent while its thread was blocked. Of strangers to the protocol: ignored. */
+  hear({ message }: Notification): void {
+    if (message.length < endpointMessage.size) return;
+    const id = new Block(endpointMessage, message.buffer, message.byteOffset).get('connection');
+    const connection = this.#connections.get(id);
+    if (connection === undefined) this.#early.get(id)?.push(message);
+    else connection.handle(message);
+  }
+
   async #close(): Promise<void> {
     this.#server.close();
     for (const connection of this.#connections.values()) await connection.close();
@@ -188,7 +197,7 @@ export class Endpoint implements AsyncDisposable {
       });
       this.#connections.set(id, connection);
       this.#channels.set(id, channel);
-      channel.onEnd = (farewell) => connection.end(lost(connection, farewell));
+      channel.watch((farewell) => connection.end(lost(connection, farewell)));
       for (const region of this.#regions) if (region.isOpen) connection.announce(region);
       for (const message of this.#early.get(id) ?? []) connection.handle(message);
       return connection;
@@ -210,20 +219,12 @@ export class Endpoint implements AsyncDisposable {
     while (!this.#stop.signal.aborted) {
       try {
         const { signal } = this.#stop;
-        this.#hear(await this.agent.nextNotification({ timeoutMs: LONGEST_WAIT_MS, signal }));
+        this.hear(await this.agent.nextNotification({ timeoutMs: LONGEST_WAIT_MS, signal }));
       } catch (error) {
         if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') continue;
         return;
       }
     }
-  }
-
-  #hear({ message }: Notification): void {
-    if (message.length < endpointMessage.size) return;
-    const id = new Block(endpointMessage, message.buffer, message.byteOffset).get('connection');
-    const connection = this.#connections.get(id);
-    if (connection === undefined) this.#early.get(id)?.push(message);
-    else connection.handle(message);
   }
 
   #checkOpen(): void {

@@ -42,7 +42,7 @@ export async function serveP2pBench(options: P2pServerOptions): Promise<void> {
   try {
     const connection = await endpoint.accept();
     options.onConnected(connection);
-    session = await P2pSession.open(endpoint, connection);
+    session = await P2pSession.open(endpoint, connection, await endpoint.accept());
     const { bytes } = await session.hear<{ readonly bytes: number }>();
     await session.openMemory(bytes, MEMORY_NAMES.server, options.device);
     await serveP2pPhases(session, { onSize: options.onSize, host: options.host });
@@ -61,7 +61,8 @@ export async function runP2pBench(options: P2pClientOptions): Promise<P2pBenchRe
     const connection = await endpoint.connect(options.remoteIp, options.port);
     const { id, backend, peer } = connection;
     options.onConnected({ id, backend, verdicts: endpoint.agent.explain(peer) });
-    session = await P2pSession.open(endpoint, connection);
+    const words = await endpoint.connect(options.remoteIp, options.port);
+    session = await P2pSession.open(endpoint, connection, words);
     const bytes = memoryOf(workload);
     await session.say({ bytes });
     await session.openMemory(bytes, MEMORY_NAMES.client, device);

@@ -15,7 +15,10 @@ const WORD_BYTES = 65_536;
 
 export class P2pSession {
   readonly endpoint: Endpoint;
+  /** For what is measured. */
   readonly connection: EndpointConnection;
+  /** For words: they must not meet receives of messages. */
+  readonly #words: EndpointConnection;
   readonly #in: Memory;
   readonly #out: Memory;
   #pending: Operation;
@@ -23,8 +26,13 @@ export class P2pSession {
   #device: CudaDevice | undefined;
   #tensor: Tensor | undefined;
 
-  static async open(endpoint: Endpoint, connection: EndpointConnection): Promise<P2pSession> {
+  static async open(
+    endpoint: Endpoint,
+    connection: EndpointConnection,
+    words: EndpointConnection,
+  ): Promise<P2pSession> {
     return new P2pSession(endpoint, connection, {
+      connection: words,
       incoming: await endpoint.allocate(WORD_BYTES),
       outgoing: await endpoint.allocate(WORD_BYTES),
     });
@@ -33,13 +41,14 @@ export class P2pSession {
   private constructor(
     endpoint: Endpoint,
     connection: EndpointConnection,
-    words: { readonly incoming: Memory; readonly outgoing: Memory },
+    words: { readonly connection: EndpointConnection; readonly incoming: Memory; readonly outgoing: Memory },
   ) {
     this.endpoint = endpoint;
     this.connection = connection;
+    this.#words = words.connection;
     this.#in = words.incoming;
     this.#out = words.outgoing;
-    this.#pending = connection.recv({ region: this.#in });
+    this.#pending = this.#words.recv({ region: this.#in });
   }
 
   /** What this side moves. */
@@ -75,14 +84,14 @@ export class P2pSession {
   async say(value: unknown): Promise<void> {
     const text = Buffer.from(JSON.stringify(value));
     this.#out.bytes.set(text);
-    await this.connection.send({ region: this.#out, bytes: text.length }).wait();
+    await this.#words.send({ region: this.#out, bytes: text.length }).wait();
   }
 
   /** What the other side says next. */
   async hear<T>(timeoutMs?: number): Promise<T> {
     const bytes = await this.#pending.wait(timeoutMs === undefined ? {} : { timeoutMs });
     const value = JSON.parse(Buffer.from(this.#in.bytes.subarray(0, bytes)).toString()) as T;
-    this.#pending = this.connection.recv({ region: this.#in });
+    this.#pending = this.#words.recv({ region: this.#in });
     return value;
   }
 

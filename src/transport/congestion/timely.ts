@@ -13,8 +13,11 @@ export interface TimelyOptions {
 }
 
 const GAIN = 0.125;
-const BETA = 0.008;
-/** Round-trip time of an empty network, in microseconds: the unit of the gradient. */
+/** Share of the rate that a round trip of twice the low one takes; the papers' 0.008 needs longer to become fair. */
+const BETA = 0.025;
+/** Flows of one link that settle at twice the low round trip: there the increase is as much as the decrease. */
+const FLOWS_AT_TWICE_LOW = 8;
+/** Shortest round-trip time that counts, in microseconds. */
 const MIN_RTT = 2;
 
 export class Timely implements Congestion {
@@ -32,7 +35,7 @@ export class Timely implements Congestion {
 
   constructor(options: TimelyOptions) {
     this.#options = options;
-    this.#addRate = options.linkRate / 25;
+    this.#addRate = (options.linkRate * BETA) / FLOWS_AT_TWICE_LOW;
     this.#minRate = options.linkRate / 125;
     this.rate = options.linkRate;
     this.windowBytes = options.maxWindow;
@@ -62,7 +65,7 @@ export class Timely implements Congestion {
     } else if (rtt > highRtt) {
       next = this.rate * (1 - BETA * share * (1 - highRtt / rtt));
     } else {
-      const gradient = this.#averageDifference / MIN_RTT;
+      const gradient = this.#averageDifference / Math.max(baseRtt, MIN_RTT);
       const weight = Math.min(Math.max(2 * gradient + 0.5, 0), 1);
       const error = (rtt - lowRtt) / lowRtt;
       next = this.rate * (1 - BETA * share * weight * error) + increase * (1 - weight);

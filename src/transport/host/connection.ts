@@ -82,10 +82,10 @@ export class Connection implements AsyncDisposable {
     this.#channel = channel;
     this.#number = number;
     this.#onClose = onClose;
-    channel.onEnd = (farewell) => {
+    channel.watch((farewell) => {
       if (farewell) setTimeout(() => void this.end(this.#closedByPeer()), FAREWELL_MS).unref();
       else void this.end(this.#lost());
-    };
+    });
     channel.unref();
   }
 
@@ -167,9 +167,10 @@ export class Connection implements AsyncDisposable {
   }
 
   /** Pending requests fail with WL_CLOSED, here and at the peer. Idempotent. */
-  async close(): Promise<void> {
-    await this.end(new WeftlineError('WL_CLOSED', `The connection to ${this.peerName} was closed`));
-    this.#channel.close();
+  close(): Promise<void> {
+    this.#error ??= new WeftlineError('WL_CLOSED', `The connection to ${this.peerName} was closed`);
+    this.#ending ??= this.#end(this.#error, true);
+    return this.#ending;
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -179,7 +180,7 @@ export class Connection implements AsyncDisposable {
   /** Ends the connection for a reason, which its pending requests carry. */
   end(error: WeftlineError): Promise<void> {
     this.#error ??= error;
-    this.#ending ??= this.#end(this.#error);
+    this.#ending ??= this.#end(this.#error, false);
     return this.#ending;
   }
 
@@ -188,10 +189,13 @@ export class Connection implements AsyncDisposable {
     return this.end(decodeError(error));
   }
 
-  async #end(error: WeftlineError): Promise<void> {
+  async #end(error: WeftlineError, farewell: boolean): Promise<void> {
     this.#onClose(this);
-    if (this.#link.failure !== undefined) return;
-    await this.#link.call({ name: 'end', connection: this.#number, error: encodeError(error) });
+    const end = { name: 'end', connection: this.#number, error: encodeError(error) } as const;
+    // An engine that is gone has ended it already.
+    if (this.#link.failure === undefined) await this.#link.call(end).catch(() => {});
+    if (farewell) this.#channel.close();
+    else this.#channel.hangUp();
   }
 
   #postLocal(kind: number, { region, offset = 0, bytes, flow }: LocalPart): Request {

@@ -1,6 +1,6 @@
 // Runs one engine for a user who may be on another thread: carries out commands, keeps the tables they refer to.
 import { commandKinds, REQUEST_SLOTS } from '../../abi/transport-command.ts';
-import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { WakeWord } from '../../core/wake-word.ts';
 import { viewAt } from '../../native/library.ts';
 import type { Settings } from '../../settings/settings.ts';
@@ -21,6 +21,8 @@ import { type Command, emptyCommand, type SharedRequests } from './shared-reques
 /** What the user's side asks now and then; each is answered. Plain data, so that it can cross threads. */
 export type HostCall =
   | { readonly name: 'reserve' }
+  /** The reserved number is not needed after all. */
+  | { readonly name: 'unreserve'; readonly localId: number }
   | { readonly name: 'connect'; readonly options: HostConnection }
   | { readonly name: 'register'; readonly options: HostRegion }
   | { readonly name: 'release'; readonly region: number }
@@ -81,6 +83,8 @@ interface HostedConnection {
   readonly connection: TransportConnection;
   /** Why the connection was ended from here, in place of what the engine says of it. */
   reason: EncodedError | undefined;
+  /** True once its sockets are closed; its number stays taken until the user's side has ended it too. */
+  isShut: boolean;
 }
 
 /** A peer that closes in good order says so over TCP; its closed ports count only after this. */
@@ -146,7 +150,7 @@ export class EngineHost implements Disposable {
       const message = `${name} is gone: its UDP ports are closed`;
       const error = encodeError(new WeftlineError('WL_PEER_LOST', message, { details: { peer: name } }));
       this.#onEvent({ event: 'ended', connection: peer, error });
-      this.#end(peer, error);
+      this.#shut(peer, error);
     }
   }
 
@@ -155,6 +159,8 @@ export class EngineHost implements Disposable {
     switch (call.name) {
       case 'reserve':
         return this.loop.engine.reserveConnectionId();
+      case 'unreserve':
+        return this.loop.engine.releaseConnectionId(call.localId);
       case 'connect':
         return this.#connect(call.options);
       case 'register':
@@ -186,10 +192,10 @@ export class EngineHost implements Disposable {
     const { descriptors, segments, ...names } = options;
     const free = this.#connections.indexOf(undefined);
     const number = free === -1 ? this.#connections.length : free;
-    this.loop.addPeer({ peer: number, descriptors, segments });
     try {
+      this.loop.addPeer({ peer: number, descriptors, segments });
       const connection = this.loop.engine.createConnection({ ...names, peer: number, paths: descriptors.length });
-      this.#connections[number] = { connection, reason: undefined };
+      this.#connections[number] = { connection, reason: undefined, isShut: false };
     } catch (error) {
       this.loop.removePeer(number);
       throw error;
@@ -212,10 +218,17 @@ export class EngineHost implements Disposable {
     if (region !== undefined) this.loop.engine.release(region);
   }
 
+  /** Frees the number as well. */
   #end(number: number, error: EncodedError): void {
+    this.#shut(number, error);
+    this.#connections[number] = undefined;
+  }
+
+  #shut(number: number, error: EncodedError): void {
     this.#refusedAt.delete(number);
     const hosted = this.#connections[number];
-    if (hosted === undefined) return;
+    if (hosted === undefined || hosted.isShut) return;
+    hosted.isShut = true;
     hosted.reason ??= error;
     hosted.connection.close();
     // What the close says goes out, and pending requests fail, before the sockets close.
@@ -225,7 +238,6 @@ export class EngineHost implements Disposable {
       if (connection === number && this.#handleOf[slot] !== -1) this.#fail(slot, error);
     }
     this.loop.removePeer(number);
-    this.#connections[number] = undefined;
   }
 
   #statistics(number: number): HostStatistics {
@@ -265,7 +277,8 @@ export class EngineHost implements Disposable {
   #post(command: Command): RequestHandle {
     const hosted = this.#connections[command.connection];
     if (hosted === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
-    const { connection } = hosted;
+    const { connection, isShut, reason } = hosted;
+    if (isShut && reason !== undefined) throw decodeError(reason);
     const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
     if (kind === commandKinds.flush) return connection.flush(flow);
     if (kind === commandKinds.signal) {

@@ -14,6 +14,8 @@ export interface EngineLink {
   /** Why the engine is gone; undefined while it runs. */
   readonly failure: WeftlineError | undefined;
   onEvent: (event: HostEvent) => void;
+  /** Called once if the engine fails. */
+  onFailure: (error: WeftlineError) => void;
   call(call: HostCall): Promise<unknown>;
   /** Hot path. To be called after `requests.put`. */
   nudge(): void;
@@ -27,7 +29,7 @@ export interface EngineLink {
   close(): Promise<void>;
 }
 
-export async function openEngineLink(settings: Settings, wake: WakeWord | undefined): Promise<EngineLink> {
+export async function openEngineLink(settings: Settings, wake?: WakeWord): Promise<EngineLink> {
   return settings.transportThread ? WorkerLink.start(settings, wake) : new InlineLink(settings, wake);
 }
 
@@ -39,6 +41,7 @@ interface PendingCall {
 class WorkerLink implements EngineLink {
   readonly requests = new SharedRequests();
   onEvent: (event: HostEvent) => void = () => {};
+  onFailure: (error: WeftlineError) => void = () => {};
   failure: WeftlineError | undefined;
   readonly #worker: Worker;
   readonly #wake: WakeWord | undefined;
@@ -109,6 +112,7 @@ class WorkerLink implements EngineLink {
 
   waitBlocking(seen: number, milliseconds: number): void {
     this.requests.waitBlocking(seen, milliseconds);
+    if (this.requests.hasCrashed) this.readEvents();
   }
 
   async close(): Promise<void> {
@@ -130,6 +134,8 @@ class WorkerLink implements EngineLink {
       this.#start?.();
     } else if ('event' in message) {
       this.onEvent(message);
+    } else if ('crash' in message) {
+      this.#ended(decodeError(message.crash));
     } else {
       const pending = this.#calls.get(message.id);
       this.#calls.delete(message.id);
@@ -143,16 +149,16 @@ class WorkerLink implements EngineLink {
     this.#doorbell = undefined;
     // What the engine said last may still wait to be read.
     this.readEvents();
-    this.failure ??=
-      cause instanceof WeftlineError
-        ? cause
-        : new WeftlineError('WL_INTERNAL', "The thread of the transport's engine ended", { cause });
+    const isNews = this.failure === undefined;
+    this.failure ??= engineFailure(cause);
     for (const pending of this.#calls.values()) pending.reject(this.failure);
     this.#calls.clear();
+    this.#port.unref();
     this.#start?.();
     // Whoever waits looks at the failure.
     this.requests.wakeWaiters();
     this.#wake?.ring();
+    if (isNews) this.onFailure(this.failure);
   }
 }
 
@@ -162,6 +168,7 @@ const INLINE_SLICE_MS = 1;
 class InlineLink implements EngineLink {
   readonly requests: SharedRequests = new SharedRequests();
   onEvent: (event: HostEvent) => void = () => {};
+  onFailure: (error: WeftlineError) => void = () => {};
   failure: WeftlineError | undefined;
   readonly #host: EngineHost;
 
@@ -182,9 +189,7 @@ class InlineLink implements EngineLink {
   readEvents(): void {}
 
   progress(): void {
-    this.#host.takeCommands();
-    this.#host.loop.step();
-    this.#host.watchPeers();
+    if (this.failure === undefined) this.#step();
   }
 
   async wait(seen: number, milliseconds: number): Promise<void> {
@@ -209,17 +214,36 @@ class InlineLink implements EngineLink {
 
   #run(seen: number, end: number): void {
     const { loop } = this.#host;
-    for (;;) {
-      const hasCommands = this.#host.takeCommands();
-      const hasPackets = loop.step();
-      this.#host.watchPeers();
+    while (this.failure === undefined) {
+      const isBusy = this.#step();
       if (this.requests.ended !== seen) return;
-      if (hasCommands || hasPackets) continue;
+      if (isBusy) continue;
       const left = end - performance.now();
       if (left <= 0) return;
       if (loop.isIdle) loop.sleep(left * 1000);
     }
   }
+
+  /** False if there was nothing to do. An engine that fails is not run again. */
+  #step(): boolean {
+    try {
+      const hasCommands = this.#host.takeCommands();
+      const hasPackets = this.#host.loop.step();
+      this.#host.watchPeers();
+      return hasCommands || hasPackets;
+    } catch (cause) {
+      this.failure = engineFailure(cause);
+      this.#host[Symbol.dispose]();
+      this.onFailure(this.failure);
+      throw this.failure;
+    }
+  }
+}
+
+function engineFailure(cause: unknown): WeftlineError {
+  if (cause instanceof WeftlineError) return cause;
+  const reason = cause instanceof Error ? `: ${cause.message}` : '';
+  return new WeftlineError('WL_INTERNAL', `The engine of the transport failed${reason}`, { cause });
 }
 
 function closed(): WeftlineError {

@@ -25,6 +25,8 @@ export type WorkerMessage =
   | { readonly doorbell: number }
   | { readonly id: number; readonly result: unknown }
   | { readonly id: number; readonly error: EncodedError }
+  /** The last message of an engine that failed. */
+  | { readonly crash: EncodedError }
   | HostEvent;
 
 const { settings, shared, port, wake } = workerData as EngineWorkerData;
@@ -39,6 +41,8 @@ function answerCalls(host: EngineHost): boolean {
   let isWanted = true;
   for (let next = receiveMessageOnPort(port); next !== undefined; next = receiveMessageOnPort(port)) {
     const { id, call } = next.message as CallMessage;
+    // Commands put before the call come before it.
+    host.takeCommands();
     try {
       post({ id, result: host.call(call) });
     } catch (error) {
@@ -57,6 +61,8 @@ function run(host: EngineHost): void {
     host.watchPeers();
     if (requests.calls !== seenCalls) {
       seenCalls = requests.calls;
+      // Commands put before a call come before it.
+      host.takeCommands();
       if (!answerCalls(host)) return;
     } else if (!hasCommands && !hasPackets && host.loop.isIdle && requests.fallAsleep(seenCalls)) {
       host.loop.sleep();
@@ -73,5 +79,11 @@ using host = new EngineHost({
   wake: wake === undefined ? undefined : new WakeWord(wake),
 });
 post({ doorbell: host.loop.doorbell.fd });
-run(host);
+try {
+  run(host);
+} catch (error) {
+  // Whoever blocks the user's thread does not hear that this one ends.
+  post({ crash: encodeError(error) });
+  requests.reportCrash();
+}
 port.close();

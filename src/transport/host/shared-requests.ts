@@ -119,6 +119,11 @@ export class SharedRequests {
     return this.#bytes[slot] as number;
   }
 
+  /** True once the engine has failed; why stands in its last message. */
+  get hasCrashed(): boolean {
+    return Atomics.load(this.#words, at.crashed) === 1;
+  }
+
   /** How many requests have ended so far, to give to a wait. */
   get ended(): number {
     return Atomics.load(this.#words, at.ended);
@@ -145,6 +150,12 @@ export class SharedRequests {
   }
 
   // The engine's side.
+
+  /** Ends waits of the user's side, which finds the reason in the engine's last message. */
+  reportCrash(): void {
+    Atomics.store(this.#words, at.crashed, 1);
+    this.wakeWaiters();
+  }
 
   /** Takes the next command into `command`; false if there is none. */
   take(command: Command): boolean {

@@ -10,8 +10,8 @@ export interface ListenerOptions {
   readonly onClose: (listener: TransportListener) => void;
 }
 
-/** Callers that have not shown the token yet; of more, the oldest are dropped. */
-const MAX_STRANGERS = 64;
+/** Callers whose greeting goes on, as many as the system lets wait; of more, the oldest are dropped. */
+const MAX_STRANGERS = 1024;
 
 export class TransportListener implements Disposable {
   readonly #options: ListenerOptions;
@@ -41,8 +41,9 @@ export class TransportListener implements Disposable {
 
   /** The next connection. Fails with WL_TIMEOUT, and with WL_CLOSED once the listener is closed. */
   accept({ timeoutMs }: { readonly timeoutMs?: number } = {}): Promise<Connection> {
-    const ready = this.#ready.shift();
-    if (ready !== undefined) return Promise.resolve(ready);
+    for (let ready = this.#ready.shift(); ready !== undefined; ready = this.#ready.shift()) {
+      if (ready.error === undefined) return Promise.resolve(ready);
+    }
     if (this.#isClosed) return Promise.reject(closed());
     return new Promise((resolve, reject) => {
       const entry = { resolve, reject };

@@ -1,6 +1,7 @@
 // The transport as a program uses it: registered memory, connections made and accepted, the ends of requests.
 import { createServer, type Socket } from 'node:net';
 import { hostname } from 'node:os';
+import { WeftlineError } from '../../core/errors.ts';
 import type { WakeWord } from '../../core/wake-word.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import type { WaitOptions } from '../../world/store.ts';
@@ -54,6 +55,9 @@ export class Transport implements AsyncDisposable {
     this.#link = link;
     this.#slots = new RequestSlots(link, settings.timeoutMs);
     link.onEvent = (event) => this.#handle(event);
+    link.onFailure = (error) => {
+      for (const connection of this.#connections.values()) void connection.end(error);
+    };
   }
 
   /** Accepts connections at the address; port 0 takes any. Fails with the system's error if it cannot listen. */
@@ -160,9 +164,29 @@ export class Transport implements AsyncDisposable {
     channel: ControlChannel,
     meet: (channel: ControlChannel, options: GreetingOptions) => Promise<Meeting>,
   ): Promise<Connection> {
+    let connectionId: number | undefined;
+    try {
+      connectionId = (await this.#link.call({ name: 'reserve' })) as number;
+      const connection = await this.#adopt(channel, connectionId, await this.#meet(channel, connectionId, meet));
+      if (this.#closing === undefined) return connection;
+      await connection.close();
+      throw new WeftlineError('WL_CLOSED', 'The transport was closed');
+    } catch (error) {
+      channel.hangUp();
+      if (connectionId !== undefined && this.#link.failure === undefined) {
+        await this.#link.call({ name: 'unreserve', localId: connectionId });
+      }
+      throw error;
+    }
+  }
+
+  #meet(
+    channel: ControlChannel,
+    connectionId: number,
+    meet: (channel: ControlChannel, options: GreetingOptions) => Promise<Meeting>,
+  ): Promise<Meeting> {
     const { settings } = this;
-    const connectionId = (await this.#link.call({ name: 'reserve' })) as number;
-    const meeting = await meet(channel, {
+    return meet(channel, {
       token: this.#token,
       name: this.name,
       paths: settings.transportPaths,
@@ -171,20 +195,20 @@ export class Transport implements AsyncDisposable {
       segmentationOffload: settings.transportSegmentationOffload,
       connectionId,
     });
+  }
+
+  /** Gives what came of a meeting to the engine. */
+  async #adopt(channel: ControlChannel, localId: number, meeting: Meeting): Promise<Connection> {
     const { peerName, segmentBytes, sockets, remoteId, secret, cutsSends } = meeting;
+    if (this.#link.failure !== undefined) {
+      for (const socket of sockets) socket[Symbol.dispose]();
+      throw this.#link.failure;
+    }
     const descriptors = sockets.map(({ fd }) => fd);
-    const number = (await this.#link.call({
-      name: 'connect',
-      options: {
-        localId: connectionId,
-        remoteId,
-        peerName,
-        secret,
-        segmentBytes,
-        descriptors,
-        segments: cutsSends ? MAX_CUTS : 1,
-      },
-    })) as number;
+    const segments = cutsSends ? MAX_CUTS : 1;
+    // From here on the engine closes the sockets, also if it fails.
+    const options = { localId, remoteId, peerName, secret, segmentBytes, descriptors, segments };
+    const number = (await this.#link.call({ name: 'connect', options })) as number;
     const connection = new Connection({
       link: this.#link,
       slots: this.#slots,

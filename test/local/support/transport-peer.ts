@@ -17,6 +17,11 @@ async function echo(on: Connection, region: MemoryRegion): Promise<void> {
   }
 }
 
+/** Waits for a message that does not come. */
+async function idle(on: Connection, region: MemoryRegion): Promise<void> {
+  await transport.wait(on.receive({ region }));
+}
+
 /** Sends until it is killed. */
 async function flood(on: Connection, region: MemoryRegion): Promise<never> {
   for (;;) await transport.wait(on.send({ region }));
@@ -40,5 +45,7 @@ console.log('ready');
 if (role === 'echo') await echo(connection, region);
 else if (role === 'flood') await flood(connection, region);
 else if (role === 'memory') await serveMemory(connection);
-else if (role === 'idle') await transport.wait(connection.receive({ region })).catch(() => {});
-await transport.close();
+else if (role === 'idle') await idle(connection, region).catch(() => {});
+// The process then ends although its transport is open, and a request is pending.
+else if (role === 'leave') connection.receive({ region });
+if (role !== 'leave') await transport.close();

@@ -34,7 +34,7 @@ const SHORT_SLEEP_MS = 1;
 
 class LocalBackend implements Backend {
   readonly name = 'local';
-  readonly whyOnlyForced: string | undefined = undefined;
+  readonly whyOnlyForced = undefined;
   readonly connectionInfo: Uint8Array;
   readonly #context: BackendContext;
   readonly #mailbox: Mailbox;

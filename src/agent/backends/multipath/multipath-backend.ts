@@ -23,7 +23,7 @@ const infoSchema = z.object({
   port: z.number().int().min(1).max(65_535),
 });
 
-export async function createMultipathBackend(context: BackendContext): Promise<Backend> {
+export async function createBackend(context: BackendContext): Promise<Backend> {
   const { agentName, token, settings, ownThread, wake, host } = context;
   const transport = await Transport.create({
     name: agentName,

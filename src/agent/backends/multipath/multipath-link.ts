@@ -101,6 +101,8 @@ export class MultipathLink implements BackendLink {
     this.#onClose(this);
     await this.connection.close();
     this.poll();
+    // An engine that is gone says nothing any more.
+    for (const transfer of this.#busy.splice(0)) transfer.end(this.connection.error);
     await this.transport.release(this.#outboxRegion);
   }
 

@@ -64,16 +64,21 @@ export class MultipathTransfer implements BackendTransfer {
     if (transport.state(this.#request) === 'pending') return false;
     try {
       transport.take(this.#request);
-      this.state = 'done';
+      this.end(undefined);
     } catch (error) {
-      this.error = this.#link.error ?? (error as WeftlineError);
-      this.state = 'failed';
+      this.end(this.#link.error ?? (error as WeftlineError));
     }
+    return true;
+  }
+
+  /** Its post has ended, with an error or without. */
+  end(error: WeftlineError | undefined): void {
+    this.error = error;
+    this.state = error === undefined ? 'done' : 'failed';
     this.#request = NONE;
-    this.#releaseMessage(this.state === 'done');
+    this.#releaseMessage(error === undefined);
     this.#pool?.push(this);
     for (const resolve of this.#onEnd.splice(0)) resolve();
-    return true;
   }
 
   #releaseMessage(wasSent: boolean): void {

@@ -7,10 +7,10 @@ export type ControlFrame = Readonly<Record<string, unknown>>;
 
 /** A vanished machine is noticed after this and ten probes, one a second. */
 const KEEP_ALIVE_MS = 15_000;
+/** Frames that nobody has asked for yet. */
+const MOST_UNREAD = 8;
 
 export class ControlChannel {
-  /** Called once when the connection is over; `farewell` is true if the peer said goodbye first. */
-  onEnd: ((farewell: boolean) => void) | undefined;
   /** For errors: who is at the other end. */
   peer: string;
   readonly #socket: Socket;
@@ -20,6 +20,8 @@ export class ControlChannel {
   #waiting: (() => void) | undefined;
   #failure: WeftlineError | undefined;
   #farewell = false;
+  #isOver = false;
+  #onEnd: ((farewell: boolean) => void) | undefined;
 
   /** `deadline`, on the clock of performance.now(), bounds every receive. */
   constructor(socket: Socket, deadline: number) {
@@ -77,6 +79,21 @@ export class ControlChannel {
     this.#socket.unref();
   }
 
+  /** Hangs up without a goodbye, so that the peer takes this side for lost; a refusal still goes out. Idempotent. */
+  hangUp(): void {
+    this.#socket.destroySoon();
+    this.#socket.unref();
+  }
+
+  /**
+   * To be called when both sides are set up. The function is called once when the connection is over, soon if it is
+   * already; `farewell` is true if the peer said goodbye first.
+   */
+  watch(onEnd: (farewell: boolean) => void): void {
+    this.#onEnd = onEnd;
+    if (this.#isOver) queueMicrotask(() => this.#ended());
+  }
+
   /** The connection keeps the process alive no longer. */
   unref(): void {
     this.#socket.unref();
@@ -95,8 +112,9 @@ export class ControlChannel {
 
   #take(frame: ControlFrame): void {
     if (frame['goodbye'] === true) this.#farewell = true;
-    else if (this.onEnd === undefined) this.#frames.push(frame);
-    else throw protocolError('a frame after the connection was set up');
+    else if (this.#onEnd !== undefined) throw protocolError('a frame after the connection was set up');
+    else if (this.#frames.length === MOST_UNREAD) throw protocolError('more frames than a greeting has');
+    else this.#frames.push(frame);
   }
 
   #ended(): void {
@@ -104,8 +122,10 @@ export class ControlChannel {
       details: { peer: this.peer },
     });
     this.#wake();
-    this.onEnd?.(this.#farewell);
-    this.onEnd = undefined;
+    this.#isOver = true;
+    const onEnd = this.#onEnd;
+    this.#onEnd = undefined;
+    onEnd?.(this.#farewell);
   }
 
   /** False at the deadline. */

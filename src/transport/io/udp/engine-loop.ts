@@ -72,8 +72,8 @@ export class EngineLoop implements Disposable {
       const number = free === -1 ? this.#descriptors.length : free;
       this.#descriptors[number] = fd;
       this.#peers[number] = peer;
-      this.#readiness.add(fd, number);
       this.#sockets += 1;
+      this.#readiness.add(fd, number);
     }
   }
 
@@ -81,9 +81,11 @@ export class EngineLoop implements Disposable {
     this.#io.removePeer(peer);
     for (const { fd } of this.#paths.get(peer) ?? []) {
       this.#readiness.remove(fd);
-      this.#descriptors[this.#descriptors.indexOf(fd)] = -1;
-      this.#sockets -= 1;
       closeDescriptor(fd);
+      const number = this.#descriptors.indexOf(fd);
+      if (number === -1) continue;
+      this.#descriptors[number] = -1;
+      this.#sockets -= 1;
     }
     this.#paths.delete(peer);
   }

@@ -1,0 +1,238 @@
+// How agents learn of each other: blobs, the listener, the world's store, etcd; and what strangers get.
+import assert from 'node:assert/strict';
+import { spawn, spawnSync } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { connect, createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join as joinPath } from 'node:path';
+import test from 'node:test';
+import type { WeftlineError } from 'weftline';
+import {
+  Agent,
+  DescriptorList,
+  etcdMetadataStore,
+  exchangeMetadata,
+  fetchMetadata,
+  loadPublished,
+  MetadataListener,
+  type MetadataStore,
+  publishMetadata,
+  sendInvalidation,
+  sendMetadata,
+  withdrawMetadata,
+  worldMetadataStore,
+} from 'weftline/agent';
+import { join } from 'weftline/world';
+
+const host = '127.0.0.1';
+
+function open(name: string, token = 'secret'): Promise<Agent> {
+  return Agent.create(name, { backends: ['multipath'], token, settings: { timeoutMs: 10_000 } });
+}
+
+async function failsWith(call: Promise<unknown>, code: WeftlineError['code'], text = /./): Promise<void> {
+  await assert.rejects(call, (error: WeftlineError) => {
+    assert.equal(error.code, code, error.message);
+    assert.match(error.message, text);
+    return true;
+  });
+}
+
+async function writeAll(from: Agent, to: string): Promise<void> {
+  const memory = await from.allocate(64);
+  const [remote] = from.remoteMemory(to);
+  assert.ok(remote);
+  const local = DescriptorList.of(memory);
+  await using transfer = await from.prepare({ operation: 'write', peer: to, local, remote: DescriptorList.of(remote) });
+  transfer.post();
+  await transfer.wait();
+  await transfer.release();
+  await from.deregister(memory);
+}
+
+test('an agent that is given the address of a listener knows it afterwards, and is known', async () => {
+  await using a = await open('a');
+  await using b = await open('b');
+  const memory = [await a.allocate(64, { name: 'of a' }), await b.allocate(64, { name: 'of b' })];
+  const listener = await MetadataListener.open(a);
+  assert.equal(await exchangeMetadata(b, { host, port: listener.port }), 'a');
+  assert.deepEqual([a.remoteMemory('b')[0]?.name, b.remoteMemory('a')[0]?.name], ['of b', 'of a']);
+  await writeAll(b, 'a');
+  await writeAll(a, 'b');
+  assert.deepEqual(a.explain('b'), [{ backend: 'multipath', isUsable: true, why: undefined }]);
+  await sendInvalidation(b, { host, port: listener.port });
+  assert.throws(() => a.remoteMemory('b'), /metadata agent a has loaded/);
+  await sendMetadata(b, { host, port: listener.port });
+  assert.equal(a.remoteMemory('b').length, 1);
+  assert.equal(await a.invalidate('b'), true);
+  assert.equal(await a.invalidate('b'), false);
+  assert.equal(memory.length, 2);
+  await listener.close();
+  await listener.close();
+  await failsWith(fetchMetadata(b, { host, port: listener.port }), 'WL_PEER_LOST', /No agent listens/);
+});
+
+test('partial metadata add memory, whole ones replace it, earlier lives are refused', async () => {
+  await using a = await open('a');
+  await using b = await open('b');
+  const first = await a.allocate(64, { name: 'first' });
+  const second = await a.allocate(64, { name: 'second' });
+  const names = (): string[] => b.remoteMemory('a').map(({ name }) => name);
+  await b.loadRemoteMetadata(a.localMetadata({ regions: [second] }));
+  assert.deepEqual(names(), ['second']);
+  await b.loadRemoteMetadata(a.localMetadata({ regions: [first], connections: false }));
+  assert.deepEqual(names(), ['first', 'second']);
+  await writeAll(b, 'a');
+  await a.deregister(first);
+  await b.loadRemoteMetadata(a.localMetadata());
+  assert.deepEqual(names(), ['second']);
+  assert.throws(() => a.localMetadata({ regions: [first] }), { code: 'WL_INVALID_ARGUMENT' });
+  const old = a.localMetadata();
+  await a.close();
+  await new Promise((resolve) => setTimeout(resolve, 2));
+  await using later = await open('a');
+  await b.loadRemoteMetadata(later.localMetadata());
+  assert.deepEqual(names(), []);
+  await failsWith(b.loadRemoteMetadata(old), 'WL_STALE', /a later one is known/);
+});
+
+test('metadata whose agent has been started anew are found out when they are used', async () => {
+  await using b = await open('b');
+  const a = await open('a');
+  await a.allocate(64);
+  const blob = a.localMetadata();
+  await a.close();
+  await b.loadRemoteMetadata(blob);
+  await failsWith(b.connect('a'), 'WL_PEER_LOST');
+});
+
+test('a caller with another token is refused, and says so on both sides', async () => {
+  await using a = await open('a');
+  await using stranger = await open('stranger', 'another');
+  await using listener = await MetadataListener.open(a);
+  await failsWith(exchangeMetadata(stranger, { host, port: listener.port }), 'WL_UNAUTHORIZED', /token/);
+  assert.throws(() => a.remoteMemory('stranger'));
+});
+
+test('random bytes at the listener are refused with a reason, and the others go on', async () => {
+  await using a = await open('a');
+  await using b = await open('b');
+  await using listener = await MetadataListener.open(a);
+  const answers: string[] = [];
+  for (let round = 0; round < 20; round++) {
+    const socket = connect({ host, port: listener.port });
+    socket.on('error', () => {});
+    const chunks: Buffer[] = [];
+    socket.on('data', (chunk) => chunks.push(chunk));
+    const noise = randomBytes(1 + round * 500);
+    // A length that no limit allows, so that the reader does not wait for more.
+    noise[3] = 0xff;
+    socket.end(noise);
+    await once(socket, 'close');
+    answers.push(Buffer.concat(chunks).toString('latin1'));
+  }
+  assert.ok(answers.slice(1).every((answer) => answer.includes('WL_PROTOCOL')));
+  assert.equal(await exchangeMetadata(b, { host, port: listener.port }), 'a');
+  await failsWith(a.loadRemoteMetadata(randomBytes(500)), 'WL_PROTOCOL', /not metadata of an agent/);
+});
+
+test('a listener that is no agent, or says nothing, is found out', async () => {
+  await using b = await open('b');
+  const server = createServer((socket) => {
+    socket.on('error', () => {});
+    socket.end('HTTP/1.1 400 Bad Request\r\n\r\n');
+  });
+  server.listen(0, host);
+  await once(server, 'listening');
+  const { port } = server.address() as { readonly port: number };
+  await failsWith(fetchMetadata(b, { host, port }), 'WL_PROTOCOL');
+  server.removeAllListeners('connection');
+  server.on('connection', (socket) => socket.on('error', () => {}).resume());
+  await failsWith(fetchMetadata(b, { host, port, timeoutMs: 50 }), 'WL_TIMEOUT', /within 50 ms/);
+  const signal = AbortSignal.timeout(20);
+  await assert.rejects(fetchMetadata(b, { host, port, signal }), (error) => error === signal.reason);
+  server.close();
+});
+
+async function throughStore(store: MetadataStore): Promise<void> {
+  await using a = await open('a');
+  await using b = await open('b');
+  await a.allocate(64, { name: 'of a' });
+  const late = loadPublished(b, store, 'a');
+  await publishMetadata(a, store);
+  assert.equal(await late, 'a');
+  await writeAll(b, 'a');
+  await withdrawMetadata(a, store);
+  await failsWith(loadPublished(b, store, 'a', { timeoutMs: 40 }), 'WL_TIMEOUT');
+}
+
+test("agents meet in the world's store", async () => {
+  const world = await join();
+  try {
+    await throughStore(worldMetadataStore(world.store));
+  } finally {
+    await world.close();
+  }
+});
+
+const etcd = spawnSync('etcd', ['--version']);
+
+test('agents meet in etcd', { skip: etcd.error === undefined ? false : 'no etcd on this machine' }, async () => {
+  const folder = mkdtempSync(joinPath(tmpdir(), 'weftline-etcd-'));
+  const [clients, peers] = [await freePort(), await freePort()];
+  const endpoint = `http://${host}:${clients}`;
+  const settings = {
+    'data-dir': folder,
+    'listen-client-urls': endpoint,
+    'advertise-client-urls': endpoint,
+    'listen-peer-urls': `http://${host}:${peers}`,
+    'initial-advertise-peer-urls': `http://${host}:${peers}`,
+    'initial-cluster': `default=http://${host}:${peers}`,
+    'log-level': 'error',
+  };
+  const flags = Object.entries(settings).flatMap(([name, value]) => [`--${name}`, value]);
+  const child = spawn('etcd', flags, {
+    stdio: 'ignore',
+    env: { ...process.env, ETCD_UNSUPPORTED_ARCH: process.arch },
+  });
+  try {
+    const store = etcdMetadataStore({ endpoint });
+    await untilItAnswers(store);
+    await throughStore(store);
+  } finally {
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+    rmSync(folder, { recursive: true });
+  }
+});
+
+test('etcd that is not there, or is something else, is told', async () => {
+  await using a = await open('a');
+  const nowhere = etcdMetadataStore({ endpoint: `http://${host}:${await freePort()}` });
+  await failsWith(publishMetadata(a, nowhere), 'WL_PEER_LOST', /Cannot reach etcd/);
+});
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, host);
+  await once(server, 'listening');
+  const { port } = server.address() as { readonly port: number };
+  server.close();
+  await once(server, 'close');
+  return port;
+}
+
+/** etcd needs a moment to elect itself. */
+async function untilItAnswers(store: MetadataStore): Promise<void> {
+  const end = performance.now() + 20_000;
+  for (;;) {
+    try {
+      await store.put('probe', Buffer.from('x'));
+      return;
+    } catch (error) {
+      if (performance.now() > end) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+  }
+}
