@@ -1,5 +1,4 @@
 // The transport bench between two processes: the client decides and reports, the server does its part and ends by itself.
-import { lookup } from 'node:dns/promises';
 import { readSettings } from '../settings/settings.ts';
 import { type Connection, Transport } from '../transport/index.ts';
 import { segmentsPerSend } from './bare-udp.ts';
@@ -27,7 +26,13 @@ import {
   transportMethod,
 } from './transport-results.ts';
 import { BenchSession } from './transport-session.ts';
-import { BASIC_ITERATIONS, LATENCY_ITERATIONS, LATENCY_WARMUP, type TransportWorkload } from './transport-workload.ts';
+import {
+  BASIC_BYTES,
+  BASIC_ITERATIONS,
+  LATENCY_ITERATIONS,
+  LATENCY_WARMUP,
+  type TransportWorkload,
+} from './transport-workload.ts';
 
 export interface ServerOptions {
   readonly host: string;
@@ -62,9 +67,10 @@ export async function serveTransportBench({ host, port, onLine, onListening }: S
 export async function runTransportBench(options: ClientOptions): Promise<TransportBenchReport> {
   const { workload, onLine } = options;
   await using transport = await Transport.create({ name: 'the bench client' });
-  const { address } = await lookup(options.host);
-  const connection = await transport.connect({ host: address, port: options.port });
-  for (let flow = 0; flow < workload.nflow; flow += 1) onLine(`Client connected to ${options.host} (flow#${flow})`);
+  const { host, port } = options;
+  onLine(`connecting to ${host} port ${port}, for at most ${transport.settings.timeoutMs / 1000} s`);
+  const connection = await transport.connect({ host, port });
+  for (let flow = 0; flow < workload.nflow; flow += 1) onLine(`Client connected to ${host} (flow#${flow})`);
   onLine(describe(connection));
   const session = await BenchSession.open(transport, connection);
   const phases: PhaseOptions = { onLine, host: connection.localHost, peerHost: connection.peerHost };
@@ -97,7 +103,9 @@ type Measured = Pick<TransportBenchReport, 'throughput' | 'comparison' | 'latenc
 async function measure(session: BenchSession, options: ClientOptions, phases: PhaseOptions): Promise<Measured> {
   const { workload, rounds } = options;
   if (workload.perftype === 'basic') {
-    await runBasic(session, workload.iterations || BASIC_ITERATIONS, phases);
+    const messages = workload.iterations || BASIC_ITERATIONS;
+    await runBasic(session, messages, phases);
+    options.onLine(`${messages} messages of ${BASIC_BYTES} bytes arrived intact`);
     return {};
   }
   if (workload.perftype === 'lat') return { latency: await latency(session, options, phases) };

@@ -142,7 +142,7 @@ export async function runThroughput(
   return { client, server: await session.hear() };
 }
 
-function secondLine({ nflow }: TransportWorkload, { sent, received, seconds }: SecondOfExchange): string {
+export function secondLine({ nflow }: TransportWorkload, { sent, received, seconds }: SecondOfExchange): string {
   const show = ({ bytes, messages }: { bytes: number; messages: number }): string =>
     `${((bytes * 8) / seconds / 1e9).toFixed(2)} Gbps(${messages})`;
   return `(${nflow} flows) TX Tpt: ${show(sent)}, RX Tpt: ${show(received)}`;

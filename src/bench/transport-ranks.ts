@@ -2,8 +2,8 @@
 import { seededRandom } from '../core/seeded-random.ts';
 import { Transport } from '../transport/index.ts';
 import type { World } from '../world/index.ts';
-import { runExchange } from './transport-exchange.ts';
-import { quantilesOf } from './transport-phases.ts';
+import { runExchange, type SecondOfExchange } from './transport-exchange.ts';
+import { quantilesOf, secondLine } from './transport-phases.ts';
 import { BenchSession } from './transport-session.ts';
 import type { TransportWorkload } from './transport-workload.ts';
 
@@ -54,7 +54,7 @@ function derangement(count: number, seed: number): number[] {
 export async function runRankBench(
   world: World,
   workload: TransportWorkload,
-  seed: number,
+  { seed, onLine }: { readonly seed: number; readonly onLine: (line: string) => void },
 ): Promise<RankBenchReport | undefined> {
   await using transport = await Transport.create({ name: `rank ${world.rank}`, token: world.jobId });
   using listener = await transport.listen({ host: '127.0.0.1', port: 0 });
@@ -70,7 +70,8 @@ export async function runRankBench(
   }
   for (const connection of dialled) outgoing.push(await BenchSession.open(transport, await connection));
   await world.barrier('transport-bench-begin');
-  const result = await runExchange({ transport, workload, outgoing, incoming });
+  const onSecond = (second: SecondOfExchange): void => onLine(`Rank ${world.rank} ${secondLine(workload, second)}`);
+  const result = await runExchange({ transport, workload, outgoing, incoming, onSecond });
   const mine: RankTraffic = {
     rank: world.rank,
     sendsTo,

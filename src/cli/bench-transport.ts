@@ -92,7 +92,7 @@ async function run(flags: TransportFlags): Promise<void> {
   const { perftype } = workload;
   if (perftype === 'incast' || perftype === 'permutation') {
     await withRanks(flags.ranks, async (world) => {
-      const report = await runRankBench(world, workload, flags.seed);
+      const report = await runRankBench(world, workload, { seed: flags.seed, onLine });
       if (report === undefined) return;
       process.stdout.write(rankBenchReport(report));
       writeJson(flags.json, report);

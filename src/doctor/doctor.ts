@@ -11,7 +11,7 @@ import { checkCublas, checkCudaDriver, checkGpus, checkNvrtc } from './nvidia.ts
 import { checkLockedMemory, checkOpenFiles } from './process-limits.ts';
 import { checkRdmaDevices, checkUcx, checkVerbs } from './rdma.ts';
 import { checkSharedMemory } from './shared-memory.ts';
-import { checkUdpReceiveBuffer, checkUdpSendBuffer } from './udp-buffers.ts';
+import { checkUdpMemory, checkUdpReceiveBuffer, checkUdpSendBuffer } from './udp-buffers.ts';
 import { checkWebAssembly } from './webassembly.ts';
 
 const checks: readonly Check[] = [
@@ -34,6 +34,7 @@ const checks: readonly Check[] = [
   checkUcx,
   checkUdpReceiveBuffer,
   checkUdpSendBuffer,
+  checkUdpMemory,
 ];
 
 export interface Examination {

@@ -55,12 +55,6 @@ export class CudaCalls implements Disposable {
     this.#epoch -= 1;
   }
 
-  /** Makes the object unusable for a reason that every rank finds, each in its own time. */
-  giveUp(reason: WeftlineError): WeftlineError {
-    this.#broken ??= reason;
-    return reason;
-  }
-
   /** How long a kernel may wait. Fails with WL_INVALID_ARGUMENT. */
   timeoutNs(options: WaitOptions): number {
     return Math.round(checkTimeout(options.timeoutMs ?? this.#world.settings.timeoutMs) * 1e6);
@@ -78,35 +72,37 @@ export class CudaCalls implements Disposable {
   async waitFor(what: string, isThere: () => boolean, options: WaitOptions): Promise<void> {
     const timeoutMs = (options.timeoutMs ?? this.#world.settings.timeoutMs) + HOST_GRACE_MS;
     const ready = (): boolean => {
-      this.#throwIfExpired();
+      this.#throwIfFailed();
       return isThere();
     };
     try {
       await pollUntil(ready, { timeoutMs, signal: options.signal, what });
     } catch (error) {
-      this.#broken ??= asReason(error);
-      throw error;
+      throw this.#giveUp(error);
     }
     // A kernel whose wait expired reports a status as well, after its record.
-    this.#throwIfExpired();
+    this.#throwIfFailed();
   }
 
   /** Kernels that wait for a rank that is gone leave at once instead of at their deadline. */
   readonly #abandon = (): void => this.traps.abort(this.#world.peerLost.reason);
 
+  /** A call that failed comes first: that others then waited in vain for a rank that knew of it is what followed. */
   #throwIfFailed(): void {
-    this.#throwIfExpired();
-    this.#broken = this.#options.findFailure?.();
-    if (this.#broken !== undefined) throw this.#broken;
-  }
-
-  #throwIfExpired(): void {
+    const failure = this.#options.findFailure?.();
+    if (failure !== undefined) throw this.#giveUp(failure);
     try {
       this.traps.throwIfExpired(describeCall);
     } catch (error) {
-      this.#broken ??= asReason(error);
-      throw error;
+      throw this.#giveUp(error);
     }
+  }
+
+  /** The object is unusable from now on, and its kernels that wait leave at once, as no peer will come for them. */
+  #giveUp(error: unknown): unknown {
+    this.#broken ??= asReason(error);
+    this.traps.abort(this.#broken);
+    return error;
   }
 }
 

@@ -306,8 +306,6 @@ class CudaEpEngine implements EpEngine {
     }
     const failure = hostPlan.takeFailure();
     if (failure === undefined) return;
-    // One that nobody waited for, and whose results were taken for good.
-    if (failure.sequence !== sequence) throw this.#calls.giveUp(hostPlan.errorOf(failure));
     const own = failure.status === epStatus.badChoice && failure.rank === this.#scope.world.rank;
     throw hostPlan.errorOf(failure, own ? (await topkIdx?.toHost())?.[failure.detail] : undefined);
   }

@@ -1,9 +1,10 @@
-// Products of groups of rows with one matrix per group on GPUs: by cuBLAS where it is, else by a kernel of ours.
+// Products of groups of rows with one matrix per group on GPUs: by cuBLAS, by a kernel of ours, or by the faster one.
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { Cublas } from '../device/cuda/cublas.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { type CublasLibrary, findCublas } from '../native/cublas.ts';
 import type { Settings } from '../settings/settings.ts';
+import { AutoProduct } from './auto-product.ts';
 import { CublasProduct } from './cublas-product.ts';
 import { createKernelProduct } from './kernel-product.ts';
 
@@ -22,8 +23,12 @@ export interface GroupedOperands {
 /** Rows of each group, in host and in device memory. */
 export interface Groups {
   readonly rows: readonly number[];
+  /** Of all groups together. */
+  readonly total: number;
   /** Tiles of the kernel, of all groups together. */
   readonly tiles: number;
+  /** Groups that have rows. */
+  readonly busy: number;
   /** u32 [groups + 1] first row of each group. */
   readonly starts: number;
   /** u32 [groups + 1] first tile of each group. */
@@ -43,7 +48,11 @@ export async function openGroupedProduct(device: CudaDevice, settings: Settings)
   if (expertProduct === 'kernel') return createKernelProduct(device, 'asked for');
   const library = findCublas(cublasPath);
   const opened = library === undefined ? notFound(cublasPath) : open(device, library);
-  if (opened instanceof Cublas) return new CublasProduct(opened, (library as CublasLibrary).path);
+  if (opened instanceof Cublas) {
+    const many = new CublasProduct(opened, (library as CublasLibrary).path);
+    if (expertProduct === 'cublas') return many;
+    return new AutoProduct(await createKernelProduct(device, 'for small groups of rows'), many);
+  }
   // A path that was given is a wish too.
   if (expertProduct === 'cublas' || cublasPath !== '') throw opened;
   return createKernelProduct(device, opened.message);

@@ -10,6 +10,7 @@ export class RowGroups implements Groups, Disposable {
   /** Rows of all groups together. */
   total = 0;
   tiles = 0;
+  busy = 0;
   readonly starts: number;
   readonly tileStarts: number;
   readonly #words: Uint32Array;
@@ -29,13 +30,16 @@ export class RowGroups implements Groups, Disposable {
     const tileWord = this.#words.length / 2;
     let start = 0;
     let tile = 0;
+    let busy = 0;
     for (const [group, count] of rows.entries()) {
+      busy += count > 0 ? 1 : 0;
       this.#words[group + 1] = start += count;
       this.#words[tileWord + group + 1] = tile += Math.ceil(count / GROUPED_TILE_ROWS);
     }
     this.rows = rows;
     this.total = start;
     this.tiles = tile;
+    this.busy = busy;
     const set = this.#storeWords.arguments;
     for (let first = 0; first < this.#words.length; first += MOE_STORE_WORDS) {
       const count = Math.min(MOE_STORE_WORDS, this.#words.length - first);

@@ -21,10 +21,11 @@ export function transportBenchReport(report: TransportBenchReport): string {
   if (idle !== undefined) {
     lines.push(`idle: client ${percent(idle.client)}, server ${percent(idle.server)} of one core`);
   }
-  if (placementChanged(report.placement.before, report.placement.after)) {
+  const isMeasured = throughput !== undefined || latency !== undefined;
+  if (isMeasured && placementChanged(report.placement.before, report.placement.after)) {
     lines.push('The machine changed while it ran (other load, or its processors moved): run again before comparing.');
   }
-  return `${lines.join('\n')}\n`;
+  return lines.map((line) => `${line}\n`).join('');
 }
 
 export function rankBenchReport({ workload, ranks, totalGbps }: RankBenchReport): string {

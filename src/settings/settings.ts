@@ -93,7 +93,7 @@ export const settingsTable = {
     choices: ['auto', 'cublas', 'kernel'],
     default: 'auto',
     sentence:
-      'What multiplies rows by the weights of experts on GPUs; auto is cuBLAS where it is found, else a kernel of weftline.',
+      'What multiplies rows by the weights of experts on GPUs; auto is a kernel of weftline for few rows per expert, cuBLAS, where it is found, for many.',
   },
   cublasPath: {
     kind: 'text',

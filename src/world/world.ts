@@ -1,4 +1,5 @@
 // The world of ranks: join() finds the others through rank 0's store and agrees with them on who shares a host.
+import { setMaxListeners } from 'node:events';
 import { randomBytes } from 'node:crypto';
 import { WeftlineError } from '../core/errors.ts';
 import { signalOnParentDeath } from '../native/libc.ts';
@@ -115,6 +116,8 @@ class JoinedWorld implements World {
     this.store = store;
     this.settings = settings;
     this.peerLost = rendezvous.peerLost;
+    // Every collective object listens; any number of them is no leak.
+    setMaxListeners(0, this.peerLost);
     this.#rendezvous = rendezvous;
   }
 

@@ -38,7 +38,8 @@ function error(actual: Uint16Array, expected: ArrayLike<number>): number {
   return Math.sqrt(difference / size);
 }
 
-const products: readonly Settings['expertProduct'][] = findCublas() === undefined ? ['kernel'] : ['kernel', 'cublas'];
+const products: readonly Settings['expertProduct'][] =
+  findCublas() === undefined ? ['kernel'] : ['kernel', 'cublas', 'auto'];
 
 /** Sums of small whole numbers, which f32 holds exactly in any order. */
 async function productIsExact(device: CudaDevice, expertProduct: Settings['expertProduct']): Promise<void> {

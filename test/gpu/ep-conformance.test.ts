@@ -6,6 +6,7 @@ import { runRanks } from '../local/support/run-ranks.ts';
 import { cacheFolder, noGpu, rankCounts } from './support/gpu.ts';
 
 const property = new URL('../local/ranks/ep-property.js', import.meta.url);
+const lives = new URL('../local/ranks/ep-lives.js', import.meta.url);
 const repeats = new URL('../local/ranks/ep-repeats.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run. */
 const seed = process.env['WEFTLINE_TEST_SEED'] ?? String(Date.now() % 1_000_000_007);
@@ -22,6 +23,11 @@ for (const ranks of rankCounts) {
       assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     });
   }
+
+  test(`two buffers and a layer of ${ranks} ranks at once; nothing is left of them`, { skip: noGpu }, async () => {
+    const { exitCode, transcript } = await runRanks(ranks, lives, { args: ['20'], env, timeoutMs });
+    assert.equal(exitCode, 0, transcript);
+  });
 
   test(`50 dispatches and combines of ${ranks} ranks give the same bytes`, { skip: noGpu }, async () => {
     const { exitCode, transcript } = await runRanks(ranks, repeats, { args: ['50'], env, timeoutMs });

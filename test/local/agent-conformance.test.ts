@@ -6,28 +6,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
 import type { WeftlineError } from 'weftline';
-import {
-  Agent,
-  type AgentOptions,
-  type BackendName,
-  DescriptorList,
-  type RemoteMemory,
-  type Transfer,
-} from 'weftline/agent';
+import { Agent, type AgentOptions, DescriptorList, type RemoteMemory, type Transfer } from 'weftline/agent';
 import { knownBackends } from '#lib/agent/backends/create.js';
 import { AgentPeer, openPair } from './support/agent-pair.ts';
+import { whyMissing } from './support/missing-backend.ts';
 
 const MiB = 1 << 20;
-
-/** Why a backend cannot run here, or undefined. */
-async function whyMissing(backend: BackendName): Promise<string | undefined> {
-  try {
-    await (await Agent.create('probe', { backends: [backend] })).close();
-    return undefined;
-  } catch (error) {
-    return (error as Error).message;
-  }
-}
 
 function withCode(code: WeftlineError['code'], text: RegExp = /./): (error: unknown) => boolean {
   return (error) => {

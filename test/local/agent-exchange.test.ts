@@ -25,6 +25,7 @@ import {
   worldMetadataStore,
 } from 'weftline/agent';
 import { join } from 'weftline/world';
+import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 
 const host = '127.0.0.1';
 
@@ -106,6 +107,42 @@ test('metadata whose agent has been started anew are found out when they are use
   await a.close();
   await b.loadRemoteMetadata(blob);
   await failsWith(b.connect('a'), 'WL_PEER_LOST');
+});
+
+test('a later life of an agent at the same port refuses those who mean its predecessor', async () => {
+  await using a = await open('a');
+  await using b = await open('b');
+  const known = decodeMetadata(a.localMetadata());
+  const earlier = { ...known, incarnation: known.incarnation.replace(/^0./, '00') };
+  await b.loadRemoteMetadata(encodeMetadata(earlier));
+  await failsWith(b.connect('a'), 'WL_STALE', /Agent a has restarted/);
+});
+
+test('a wrong key, or a region that lies about its size, is refused by the peer, and nothing is written', async () => {
+  await using a = await open('a');
+  await using b = await open('b');
+  const memory = await a.allocate(64);
+  const known = decodeMetadata(a.localMetadata());
+  const local = DescriptorList.of(await b.allocate(128));
+  const [region] = known.regions;
+  assert.ok(region);
+  const info = region.info.get('multipath') as Uint8Array;
+  const guessed = new Map([['multipath', info.map((byte, at) => (at === info.length - 1 ? byte ^ 1 : byte))]] as const);
+  const lies = [
+    { region: { ...region, number: 100, address: 4096, bytes: 128, info: guessed }, code: 'WL_UNAUTHORIZED' },
+    { region: { ...region, number: 101, address: 8192, bytes: 128 }, code: 'WL_INVALID_ARGUMENT' },
+  ] as const;
+  await b.loadRemoteMetadata(encodeMetadata({ ...known, regions: lies.map((lie) => lie.region) }));
+  for (const { region: lie, code } of lies) {
+    const remote = new DescriptorList('host', Float64Array.of(lie.address), Float64Array.of(128));
+    for (const operation of ['write', 'read'] as const) {
+      await using transfer = await b.prepare({ operation, peer: 'a', local, remote });
+      transfer.post(Buffer.from('never'));
+      await failsWith(transfer.wait(), code);
+    }
+  }
+  assert.ok(memory.bytes.every((byte) => byte === 0));
+  assert.deepEqual(a.takeNotifications(), []);
 });
 
 test('a caller with another token is refused, and says so on both sides', async () => {

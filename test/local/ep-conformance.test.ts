@@ -5,6 +5,7 @@ import test from 'node:test';
 import { runRanks } from './support/run-ranks.ts';
 
 const script = new URL('./ranks/ep-property.js', import.meta.url);
+const lives = new URL('./ranks/ep-lives.js', import.meta.url);
 const repeats = new URL('./ranks/ep-repeats.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run; the seed stands in every failure's output. */
 const seed = process.env['WEFTLINE_TEST_SEED'] ?? String(Date.now() % 1_000_000_007);
@@ -28,6 +29,11 @@ for (const what of ['buffer', 'layer']) {
     });
   }
 }
+
+test('two buffers and a layer at once, each rank in its own order; nothing is left of them', async () => {
+  const { exitCode, transcript } = await runRanks(3, lives, { args: ['10'] });
+  assert.equal(exitCode, 0, transcript);
+});
 
 test('100 dispatches and combines with stragglers give the same bytes', async () => {
   const { exitCode, transcript } = await runRanks(4, repeats, { args: ['100'] });

@@ -22,6 +22,7 @@ const completeFiles: Readonly<Record<string, string>> = {
   '/sys/fs/cgroup/system.slice/job/cpu.max': 'max 100000\n',
   '/proc/sys/net/core/rmem_max': '67108864\n',
   '/proc/sys/net/core/wmem_max': '67108864\n',
+  '/proc/sys/net/ipv4/udp_mem': '575802\t767736\t1151604\n',
   '/proc/driver/nvidia/version': 'NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\n',
   '/proc/driver/nvidia/gpus/0000:01:00.0/information': 'Model: \t\t NVIDIA H200\nIRQ:   1\n',
   '/proc/driver/nvidia/gpus/0000:02:00.0/information': 'Model: \t\t NVIDIA H200\nIRQ:   2\n',
@@ -128,6 +129,7 @@ test('on an empty machine every row that is not ok says what to do, and CPU rank
     'UCX (libucp)',
     'UDP receive buffer',
     'UDP send buffer',
+    'UDP memory, all sockets',
   ]);
   for (const row of findings) assert.ok(row.status === 'ok' || row.advice !== undefined, row.name);
 });
@@ -210,9 +212,10 @@ test('limits and UDP buffers below what is wanted are short', () => {
     ...completeFiles,
     '/proc/self/limits': limits.replace('4096', '256 ').replace('unlimited', '8388608  '),
     '/proc/sys/net/core/rmem_max': '212992\n',
+    '/proc/sys/net/ipv4/udp_mem': '1000\t2000\t4096\n',
   };
   assert.deepEqual(
-    ['open files', 'locked memory', 'UDP receive buffer', 'UDP send buffer'].map((name) => {
+    ['open files', 'locked memory', 'UDP receive buffer', 'UDP send buffer', 'UDP memory, all sockets'].map((name) => {
       const { status, value } = finding(name, machine(files));
       return [status, value];
     }),
@@ -221,6 +224,7 @@ test('limits and UDP buffers below what is wanted are short', () => {
       ['short', '8 MiB'],
       ['short', '208 KiB'],
       ['ok', '64 MiB'],
+      ['short', '16 MiB'],
     ],
   );
 });

@@ -27,6 +27,17 @@ test('join() without a launcher is a world of one rank, without sockets, threads
   await assert.rejects(world.barrier('b'), { code: 'WL_CLOSED' });
 });
 
+test('any number of objects may listen for lost peers', async () => {
+  await using world = await join({ environment: {} });
+  const warnings: string[] = [];
+  const note = (warning: Error): number => warnings.push(warning.name);
+  process.on('warning', note);
+  for (let index = 0; index < 12; index++) world.peerLost.addEventListener('abort', () => index);
+  await new Promise((resolve) => setImmediate(resolve));
+  process.off('warning', note);
+  assert.deepEqual(warnings, []);
+});
+
 test('two worlds of one have different job ids, settings come from the given environment', async () => {
   await using first = await join({ environment: { WEFTLINE_TIMEOUT_MS: '5' } });
   await using second = await join({ environment: { WEFTLINE_TIMEOUT_MS: '5' }, settings: { timeoutMs: 7 } });

@@ -6,6 +6,7 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { benchKernels } from '../../device/cuda/kernels/bench.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
 import { callWord, describeCall } from '../../ep/calls.ts';
+import { numberAfter } from '../../ep/cuda-calls.ts';
 import { CudaWindow } from '../../memory/cuda-window.ts';
 import type { World } from '../../world/index.ts';
 
@@ -52,7 +53,7 @@ export class CudaMeeting implements Disposable {
 
   /** For the next barrier; all ranks enqueue the same kernels in the same order. 0 is no epoch. */
   nextEpoch(): number {
-    this.#epoch = (this.#epoch + 1) >>> 0 || 2;
+    this.#epoch = numberAfter(this.#epoch);
     return this.#epoch;
   }
 

@@ -3,8 +3,8 @@ import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import { monotonicMicroseconds } from '../clock.ts';
 import type { CudaMeeting } from './meeting.ts';
 
-/** Longer than any call takes to enqueue its kernels. */
-const PAUSE_MICROSECONDS = 60;
+/** Longer than a call takes to enqueue its kernels, also on slow hosts; shorter than a host polls before it yields. */
+const PAUSE_MICROSECONDS = 120;
 
 export interface HostTime {
   /** Microseconds until the call returned. */

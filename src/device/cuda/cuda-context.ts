@@ -114,7 +114,7 @@ export class CudaContext implements Disposable {
   }
 
   /**
-   * Called after each wait of the host for device work; throws when that work left without doing what it was to do, so
+   * Called while the host waits for device work, and after it; throws when that work left without doing what it was to do, so
    * that nobody takes its results for good. Returns a function that ends this.
    */
   judgeWaits(verdict: () => void): () => void {
@@ -122,9 +122,10 @@ export class CudaContext implements Disposable {
     return () => this.#verdicts.delete(verdict);
   }
 
-  /** After a wait of the host: fails with what any judge finds. */
-  throwIfFailed(): void {
+  /** For each look of a wait, returning what it saw: fails with what any judge finds, which may end the work awaited. */
+  isGood(done: boolean): boolean {
     for (const verdict of this.#verdicts) verdict();
+    return done;
   }
 
   [Symbol.dispose](): void {

@@ -52,12 +52,11 @@ export class CudaEvent implements DeviceEvent {
 
   /** Resolves when the work before the mark is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
   async wait(options: DeviceWaitOptions = {}): Promise<void> {
-    await pollUntil(() => this.isDone(), {
+    await pollUntil(() => this.context.isGood(this.isDone()), {
       timeoutMs: options.timeoutMs ?? this.#defaults.timeoutMs,
       signal: options.signal,
       what: `The work before an event of GPU ${this.context.ordinal}`,
     });
-    this.context.throwIfFailed();
   }
 
   /** Time between two marks that are done, both of events with timing. */

@@ -57,9 +57,8 @@ export class CudaStream implements Disposable {
   }
 
   /** Resolves when everything enqueued is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
-  async idle(options: DeviceWaitOptions = {}): Promise<void> {
-    await this.drained(options);
-    this.context.throwIfFailed();
+  idle(options: DeviceWaitOptions = {}): Promise<void> {
+    return this.#until(() => this.context.isGood(this.isIdle()), options);
   }
 
   /**
@@ -67,7 +66,11 @@ export class CudaStream implements Disposable {
    * still told, once, to whoever waits for results.
    */
   drained(options: DeviceWaitOptions = {}): Promise<void> {
-    return pollUntil(() => this.isIdle(), {
+    return this.#until(() => this.isIdle(), options);
+  }
+
+  #until(ready: () => boolean, options: DeviceWaitOptions): Promise<void> {
+    return pollUntil(ready, {
       timeoutMs: options.timeoutMs ?? this.#timeoutMs,
       signal: options.signal,
       what: `The work of a stream of GPU ${this.context.ordinal}`,

@@ -28,6 +28,12 @@ export async function dial(
     try {
       return await dialOnce(host, port, end - performance.now());
     } catch (cause) {
+      if ((cause as NodeJS.ErrnoException).code === 'ENOTFOUND') {
+        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, {
+          details: { host },
+          cause,
+        });
+      }
       if (!retry && (cause as NodeJS.ErrnoException).code === 'ECONNREFUSED') {
         const message = `Nobody listens at ${host} port ${port} any more: the process ended or closed its transport`;
         throw new WeftlineError('WL_PEER_LOST', message, { details: { host, port }, cause });

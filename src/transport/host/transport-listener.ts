@@ -19,11 +19,13 @@ export class TransportListener implements Disposable {
   readonly #ready: Connection[] = [];
   readonly #waiting: { readonly resolve: (c: Connection) => void; readonly reject: (error: unknown) => void }[] = [];
   #isClosed = false;
+  #refused = 0;
+  #lastRefusal = '';
 
   static open(options: ListenerOptions): Promise<TransportListener> {
     return new Promise((resolve, reject) => {
       const { server, address } = options;
-      server.once('error', reject);
+      server.once('error', (cause: NodeJS.ErrnoException) => reject(cannotListen(address, cause)));
       server.listen({ ...address, backlog: 1024 }, () => resolve(new TransportListener(options)));
     });
   }
@@ -53,7 +55,7 @@ export class TransportListener implements Disposable {
         const index = this.#waiting.indexOf(entry);
         if (index === -1) return;
         this.#waiting.splice(index, 1);
-        reject(new WeftlineError('WL_TIMEOUT', `Nobody connected to port ${this.port} within ${timeoutMs} ms`));
+        reject(this.#nobodyCame(timeoutMs));
       }, timeoutMs).unref();
     });
   }
@@ -73,6 +75,13 @@ export class TransportListener implements Disposable {
     this.close();
   }
 
+  #nobodyCame(timeoutMs: number): WeftlineError {
+    const refused = this.#refused;
+    const why = refused === 0 ? '' : `; refused: ${refused}, the last one because: ${this.#lastRefusal}`;
+    const message = `Nobody connected to port ${this.port} within ${timeoutMs} ms${why}`;
+    return new WeftlineError('WL_TIMEOUT', message, { details: { port: this.port, timeoutMs, refused } });
+  }
+
   async #welcome(socket: Socket): Promise<void> {
     this.#strangers.add(socket);
     if (this.#strangers.size > MAX_STRANGERS) [...this.#strangers][0]?.destroy();
@@ -82,13 +91,25 @@ export class TransportListener implements Disposable {
       if (waiting !== undefined) waiting.resolve(connection);
       else if (this.#isClosed) void connection.close();
       else this.#ready.push(connection);
-    } catch {
+    } catch (error) {
       // The caller was told why; this side goes on for the others.
+      this.#refused += 1;
+      this.#lastRefusal = error instanceof Error ? error.message : String(error);
       socket.destroySoon();
     } finally {
       this.#strangers.delete(socket);
     }
   }
+}
+
+function cannotListen({ host, port }: ListenerOptions['address'], cause: NodeJS.ErrnoException): WeftlineError {
+  const advice: Readonly<Record<string, string>> = {
+    EADDRINUSE: 'another process has this port: take another one, or 0 for any that is free',
+    EADDRNOTAVAIL: 'this host does not have this address: take one that it has, or 0.0.0.0 for all',
+    EACCES: 'ports below 1024 need privileges: take a higher one',
+  };
+  const message = `Cannot listen at ${host} port ${port}: ${advice[cause.code ?? ''] ?? cause.message}`;
+  return new WeftlineError('WL_NATIVE', message, { details: { host, port, errno: cause.code }, cause });
 }
 
 function closed(): WeftlineError {

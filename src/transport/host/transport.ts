@@ -60,7 +60,7 @@ export class Transport implements AsyncDisposable {
     };
   }
 
-  /** Accepts connections at the address; port 0 takes any. Fails with the system's error if it cannot listen. */
+  /** Accepts connections at the address; port 0 takes any. Fails with WL_NATIVE if it cannot listen. */
   async listen({ host, port }: Address): Promise<TransportListener> {
     const listener = await TransportListener.open({
       server: createServer(),
@@ -74,7 +74,7 @@ export class Transport implements AsyncDisposable {
 
   /**
    * Connects to a transport that listens, trying again until it does. Fails with WL_TIMEOUT, WL_UNAUTHORIZED (another
-   * token), WL_PROTOCOL (another version).
+   * token), WL_PROTOCOL (another version), WL_INVALID_ARGUMENT (no such host).
    */
   async connect(address: Address, options: ConnectOptions = {}): Promise<Connection> {
     const timeoutMs = options.timeoutMs ?? this.settings.timeoutMs;

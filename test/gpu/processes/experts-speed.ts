@@ -20,7 +20,7 @@ for (const expertProduct of findCublas() === undefined ? (['kernel'] as const) :
   // 0x3c3c is 0.0115: a product's speed depends on its values only where they are all zero.
   for (const tensor of [gateUp, down]) device.setBytes(tensor.storage, 0x3c);
   const local = engine.createExperts({ gateUp, down });
-  for (const rows of [128, 1024, 8192]) {
+  for (const rows of [128, 512, 1024, 1536, 2048, 3072, 4096, 8192]) {
     // Each row has one choice here; expert e gets every 16th.
     const ids = Int32Array.from({ length: rows * columns }, (_, at) =>
       at % columns === 0 ? Math.floor(at / columns) % experts : -1,
