@@ -45,7 +45,7 @@ export async function dial(
       }
       throw new WeftlineError(
         'WL_TIMEOUT',
-        `Nobody answered at ${host} port ${port} within ${timeoutMs} ms (${(cause as Error).message}): it is missing, or the address or a firewall is wrong`,
+        `No transport answered at ${host} port ${port} within ${timeoutMs} ms (${(cause as Error).message}): it is missing, or the address or a firewall is wrong`,
         { details: { host, port, timeoutMs }, cause },
       );
     }
