@@ -356,7 +356,13 @@ export class Agent implements AsyncDisposable {
   async #pump(): Promise<void> {
     while (this.#closing === undefined) {
       const { seen } = this.#wake;
-      const hasNews = this.poll();
+      let hasNews: boolean;
+      try {
+        hasNews = this.poll();
+      } catch {
+        // Whoever polls or waits next gets the error.
+        return;
+      }
       const pause = hasNews ? 0 : this.#set.prepareSleep();
       if (hasNews) await new Promise((resolve) => setImmediate(resolve));
       else if (pause >= LAZY_PUMP_MS) await this.#wake.sleep(seen, Math.min(pause, PUMP_MS));

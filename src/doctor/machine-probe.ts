@@ -4,6 +4,7 @@ import { availableParallelism, cpus, totalmem } from 'node:os';
 import { wasm } from '../device/cpu/wasm.ts';
 import { type FileProbe, localFiles, orUndefined } from '../native/file-probe.ts';
 import { loadKoffi } from '../native/library.ts';
+import { openUcx } from '../native/ucx.ts';
 
 /** Reading never throws: what is missing or forbidden is undefined or empty. */
 export interface MachineProbe extends FileProbe {
@@ -17,6 +18,8 @@ export interface MachineProbe extends FileProbe {
   tryWebAssembly(maximumPages: number): void;
   /** Throws when native functions cannot be called here. */
   tryNativeCalls(): void;
+  /** Of the UCX that an agent would use; undefined if none can be. */
+  ucxVersion(): string | undefined;
 }
 
 /** The machine we run on. */
@@ -34,6 +37,7 @@ export function thisMachine(): MachineProbe {
       }),
     tryWebAssembly,
     tryNativeCalls: () => void loadKoffi(),
+    ucxVersion: () => orUndefined(() => openUcx().version),
   };
 }
 

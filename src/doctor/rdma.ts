@@ -1,13 +1,13 @@
 // RDMA devices and the libraries that drive them: verbs, and UCX, which carries transfers between machines.
 import { findLibrary } from '../native/library-search.ts';
+import { rdmaDevices } from '../native/rdma-ports.ts';
+import { findUcx } from '../native/ucx.ts';
 import type { Finding } from './finding.ts';
 import type { MachineProbe } from './machine-probe.ts';
 
-const DEVICES = '/sys/class/infiniband';
-
 export function checkRdmaDevices(machine: MachineProbe): Finding {
   const name = 'RDMA devices';
-  const devices = machine.list(DEVICES).map((device) => ({ device, ports: activePorts(machine, device) }));
+  const devices = rdmaDevices(machine);
   if (devices.length === 0) {
     return { name, status: 'absent', value: 'none', advice: 'transfers between machines go over TCP and UDP' };
   }
@@ -30,17 +30,20 @@ export function checkVerbs(machine: MachineProbe): Finding {
 
 export function checkUcx(machine: MachineProbe): Finding {
   const name = 'UCX (libucp)';
-  const path = findLibrary(machine, /^libucp\.so\.0$/);
-  if (path !== undefined) return { name, status: 'ok', value: path };
-  const advice = 'optional, carries one-sided transfers between machines: install UCX (Debian and Ubuntu: libucx0)';
+  const path = findUcx(machine);
+  if (path !== undefined) {
+    const version = machine.ucxVersion();
+    const value = `${version === undefined ? '' : `${version}, `}${path} (${ucxTransports(machine, path)})`;
+    if (version !== undefined) return { name, status: 'ok', value };
+    return { name, status: 'short', value, advice: 'it cannot be used: 1.10 or a later 1.x is needed' };
+  }
+  const advice = 'optional, carries transfers of the agent between machines (backend ucx): "apt-get install libucx0"';
   return { name, status: 'absent', value: 'not found', advice };
 }
 
-/** "1: 400 Gb/sec (4X NDR)" for each port that is up. */
-function activePorts(machine: MachineProbe, device: string): string[] {
-  const folder = `${DEVICES}/${device}/ports`;
-  return machine
-    .list(folder)
-    .filter((port) => machine.readText(`${folder}/${port}/state`)?.includes('ACTIVE'))
-    .map((port) => `${port}: ${machine.readText(`${folder}/${port}/rate`)?.trim() ?? 'unknown rate'}`);
+/** UCX has TCP and shared memory built in; what else it can use lies beside it as modules. */
+function ucxTransports(machine: MachineProbe, path: string): string {
+  const folder = `${path.slice(0, path.lastIndexOf('/'))}/ucx`;
+  const modules = machine.list(folder).flatMap((file) => /^libuct_(\w+)\.so\.0$/.exec(file)?.[1] ?? []);
+  return ['tcp', 'shared memory', ...modules].join(', ');
 }

@@ -122,11 +122,11 @@ class CudaEpEngine implements EpEngine {
     const device = this.#device;
     const { world, config } = this.#scope;
     const tokens = topkIdx.shape[0] as number;
-    const layout = {
-      numTokensPerRank: device.empty('i32', [world.size]),
-      numTokensPerExpert: device.empty('i32', [config.numExperts]),
-      isTokenInRank: device.empty('u8', [tokens, world.size]),
-    };
+    const { set: tensors, made: layout } = TensorSet.make(device, (allocator) => ({
+      numTokensPerRank: allocator.empty('i32', [world.size]),
+      numTokensPerExpert: allocator.empty('i32', [config.numExperts]),
+      isTokenInRank: allocator.empty('u8', [tokens, world.size]),
+    }));
     // Blocks add to the counts.
     for (const counts of [layout.numTokensPerRank, layout.numTokensPerExpert]) device.setBytes(counts, 0);
     const plan = this.#launches.layout;
@@ -139,10 +139,7 @@ class CudaEpEngine implements EpEngine {
     set.set('numTokensPerRank', layout.numTokensPerRank.address);
     set.set('numTokensPerExpert', layout.numTokensPerExpert.address);
     plan.launch();
-    const release = (): void => {
-      for (const tensor of Object.values(layout)) tensor.dispose();
-    };
-    return { ...layout, [Symbol.dispose]: release };
+    return { ...layout, [Symbol.dispose]: () => tensors[Symbol.dispose]() };
   }
 
   async dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult> {

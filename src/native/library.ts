@@ -105,3 +105,18 @@ export function bindLazily<const Table extends Readonly<Record<string, Prototype
   }
   return calls as unknown as StatusCalls<Table>;
 }
+
+/** A TypeScript function as C sees it. Called on the thread that made it only; its exceptions must not leave it. */
+export interface NativeCallback extends Disposable {
+  readonly address: number;
+}
+
+export function nativeCallback(
+  result: string,
+  parameters: readonly string[],
+  handler: (...values: number[]) => number | void,
+): NativeCallback {
+  const { address, pointer, proto, register, unregister } = loadKoffi();
+  const registered = register(handler, pointer(proto(result, [...parameters])));
+  return { address: Number(address(registered)), [Symbol.dispose]: () => unregister(registered) };
+}

@@ -1,47 +1,52 @@
-// The transport through a network of its own that loses single packets, and through one whose path dies.
+// The transport through a network of its own that loses or corrupts single packets, and through one whose path dies.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { Settings } from 'weftline';
+import type { HostStatistics } from '#lib/transport/host/engine-host.js';
+import type { Harm } from './support/lossy-transport.ts';
 
 const script = fileURLToPath(new URL('./support/lossy-transport.js', import.meta.url));
 const namespace = 'ip link set lo up gso_max_segs 1 && nft add table ip weftline';
 
-interface Statistics {
-  readonly retransmittedSegments: number;
-  readonly paths: readonly { readonly alive: boolean }[];
-}
-
 const canIsolate = spawnSync('unshare', ['-n', 'sh', '-c', namespace]).status === 0;
 const options = canIsolate ? {} : { skip: 'needs root, unshare, ip and nft' };
 
-/** Ends with its process; the network and what drops packets in it end too. */
-function runWithLoss(percent: number, deadPath: number, settings: Partial<Settings>): Statistics {
-  const words = ['-n', process.execPath, script, String(percent), String(deadPath), JSON.stringify(settings)];
-  const { status, stdout, stderr } = spawnSync('unshare', words, {
+/** Ends with its process; the network and what harms packets in it end too. */
+function runWith(harm: Harm): HostStatistics {
+  const { status, stdout, stderr } = spawnSync('unshare', ['-n', process.execPath, script, JSON.stringify(harm)], {
     encoding: 'utf8',
     timeout: 60_000,
     env: { ...process.env, NODE_TEST_CONTEXT: undefined },
   });
   assert.equal(status, 0, stderr);
-  return JSON.parse(stdout) as Statistics;
+  return JSON.parse(stdout) as HostStatistics;
 }
 
-for (const percent of [1, 5]) {
+for (const lost of [1, 5]) {
   for (const transportSegmentBytes of [0, 1472]) {
     const size = transportSegmentBytes === 0 ? 'the largest packets' : `packets of ${transportSegmentBytes} bytes`;
-    test(`${percent} % of ${size} are lost, every message arrives intact`, options, () => {
-      const { retransmittedSegments } = runWithLoss(percent, -1, { transportSegmentBytes });
+    test(`${lost} % of ${size} are lost, every message arrives intact`, options, () => {
+      const { connection } = runWith({ lost, settings: { transportSegmentBytes } });
       // Of 12 MB in the largest packets some 180 are sent: one of a hundred may be none.
-      if (transportSegmentBytes !== 0) assert.ok(retransmittedSegments > 0);
+      if (transportSegmentBytes !== 0) assert.ok(connection.retransmittedSegments > 0);
     });
   }
 }
 
 test('one of eight paths dies, every message arrives intact', options, () => {
-  const { retransmittedSegments, paths } = runWithLoss(0, 2, { transportPaths: 8 });
-  assert.equal(paths.length, 8);
-  assert.ok(retransmittedSegments > 0);
-  assert.equal(paths.filter(({ alive }) => !alive).length, 1);
+  const { connection } = runWith({ deadPath: 2, settings: { transportPaths: 8 } });
+  assert.equal(connection.paths.length, 8);
+  assert.equal(connection.paths.filter(({ alive }) => !alive).length, 1);
 });
+
+test(
+  '3 % of the packets are written over on the way: the checksum finds them, every message arrives intact',
+  options,
+  () => {
+    const settings = { transportSegmentBytes: 1472, transportChecksum: 'full' } as const;
+    const { connection, drops } = runWith({ corrupted: 3, settings });
+    assert.ok(drops.checksum > 0);
+    assert.ok(connection.retransmittedSegments > 0);
+  },
+);

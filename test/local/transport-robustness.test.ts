@@ -9,7 +9,7 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { readSettings, type Settings } from 'weftline';
 import { commandKinds } from '#lib/abi/transport-command.js';
-import { openEngineLink } from '#lib/transport/host/engine-link.js';
+import { openTransportLink } from '#lib/transport/host/transport-engine-link.js';
 import { RequestSlots } from '#lib/transport/host/request-slots.js';
 import { type Connection, Transport, type TransportListener } from 'weftline/transport';
 
@@ -124,7 +124,7 @@ test('a process ends by itself though its transport is open and a request is pen
 });
 
 test('an engine that fails ends the waits of a thread that blocks, and those of one that does not', async () => {
-  const link = await openEngineLink({ ...readSettings(), transportThread: true });
+  const link = await openTransportLink({ ...readSettings(), transportThread: true });
   const failures: Error[] = [];
   link.onFailure = (error) => failures.push(error);
   const slots = new RequestSlots(link, 20_000);

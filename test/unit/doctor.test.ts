@@ -36,6 +36,8 @@ const completeFiles: Readonly<Record<string, string>> = {
   '/usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc-builtins.so.13.0': '',
   '/etc/ld.so.cache': 'glibc-ld.so.cache1.1\0libucp.so.0\0/opt/ucx/lib/libucp.so.0\0',
   '/opt/ucx/lib/libucp.so.0': '',
+  '/opt/ucx/lib/ucx/libuct_ib.so.0': '',
+  '/opt/ucx/lib/ucx/libuct_ib.so': '',
   '/usr/lib64/libibverbs.so.1': '',
   '/sys/class/infiniband/mlx5_0/ports/1/state': '4: ACTIVE\n',
   '/sys/class/infiniband/mlx5_0/ports/1/rate': '400 Gb/sec (4X NDR)\n',
@@ -65,6 +67,7 @@ function machine(
     fileSystem: () => ({ totalBytes: 32 * GIB, freeBytes: 30 * GIB }),
     tryWebAssembly: () => undefined,
     tryNativeCalls: () => undefined,
+    ucxVersion: () => '1.18.0',
     ...other,
   };
 }
@@ -107,7 +110,7 @@ test('on a complete machine every row is ok and none gives advice', () => {
   );
   assert.equal(new Set(findings.map((row) => row.name)).size, findings.length);
   assert.equal(finding('NVIDIA GPUs', machine()).value, '2 x NVIDIA H200, driver 580.82.07');
-  assert.equal(finding('UCX (libucp)', machine()).value, '/opt/ucx/lib/libucp.so.0');
+  assert.equal(finding('UCX (libucp)', machine()).value, '1.18.0, /opt/ucx/lib/libucp.so.0 (tcp, shared memory, ib)');
   assert.equal(finding('RDMA devices', machine()).value, 'mlx5_0 (1: 400 Gb/sec (4X NDR))');
   assert.equal(finding('locked memory', machine()).value, 'unlimited');
 });
@@ -245,6 +248,8 @@ test('libraries are found in LD_LIBRARY_PATH first, the loader cache only counts
   const named = machine(files, { env: { LD_LIBRARY_PATH: '/empty::/mine' } });
   assert.equal(finding('CUDA driver (libcuda)', named).value, '/mine/libcuda.so.1');
   assert.equal(finding('UCX (libucp)', machine(without('/opt/ucx'))).status, 'absent');
+  const unusable = machine(completeFiles, { ucxVersion: () => undefined });
+  assert.equal(finding('UCX (libucp)', unusable).status, 'short');
 });
 
 test('NVRTC is found in CUDA_HOME and in the packages of a Python environment', () => {

@@ -3,6 +3,7 @@ import { type BackendName, backendNames, type CreateBackend } from '../backend.t
 
 const loaders: Readonly<Partial<Record<BackendName, () => Promise<CreateBackend>>>> = {
   local: async () => (await import('./local/local-backend.ts')).createBackend,
+  ucx: async () => (await import('./ucx/ucx-backend.ts')).createUcxBackend,
   multipath: async () => (await import('./multipath/multipath-backend.ts')).createBackend,
 };
 

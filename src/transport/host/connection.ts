@@ -2,7 +2,7 @@
 import { commandKinds } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../io/udp/control-channel.ts';
-import type { HostStatistics } from './engine-host.ts';
+import type { HostCall, HostEvent, HostStatistics } from './engine-host.ts';
 import type { EngineLink } from './engine-link.ts';
 import type { MemoryRegion } from './memory-region.ts';
 import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
@@ -32,7 +32,7 @@ export interface SignalPart extends RemotePart {
 }
 
 export interface ConnectionParts {
-  readonly link: EngineLink;
+  readonly link: EngineLink<HostCall, HostEvent>;
   readonly slots: RequestSlots;
   readonly channel: ControlChannel;
   readonly number: number;
@@ -62,7 +62,7 @@ export class Connection implements AsyncDisposable {
   /** Numeric addresses. */
   readonly localHost: string;
   readonly peerHost: string;
-  readonly #link: EngineLink;
+  readonly #link: EngineLink<HostCall, HostEvent>;
   readonly #slots: RequestSlots;
   readonly #channel: ControlChannel;
   readonly #number: number;

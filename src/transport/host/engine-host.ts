@@ -3,6 +3,7 @@ import { commandKinds, REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { WakeWord } from '../../core/wake-word.ts';
 import { viewAt } from '../../native/library.ts';
+import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { Engine } from '../engine.ts';
 import { EngineLoop } from '../io/udp/engine-loop.ts';
@@ -16,6 +17,7 @@ import {
   type TransportConnection,
 } from '../transport-engine.ts';
 import { type LinePlan, PreparedTransfers, type TransferPlan } from './prepared-transfers.ts';
+import type { HostedEngine, StopCall } from './serve-engine.ts';
 import { type Command, emptyCommand, type SharedRequests } from './shared-requests.ts';
 
 /** What the user's side asks now and then; each is answered. Plain data, so that it can cross threads. */
@@ -31,8 +33,7 @@ export type HostCall =
   | { readonly name: 'unprepare'; readonly transfer: number }
   /** Ends a connection; its pending requests fail with the error. */
   | { readonly name: 'end'; readonly connection: number; readonly error: EncodedError }
-  | { readonly name: 'statistics'; readonly connection: number }
-  | { readonly name: 'stop' };
+  | { readonly name: 'statistics'; readonly connection: number };
 
 export interface HostConnection {
   readonly localId: number;
@@ -90,8 +91,8 @@ interface HostedConnection {
 /** A peer that closes in good order says so over TCP; its closed ports count only after this. */
 const REFUSED_PATIENCE_MS = 200;
 
-export class EngineHost implements Disposable {
-  readonly loop: EngineLoop;
+export class EngineHost implements HostedEngine<HostCall> {
+  readonly #loop: EngineLoop;
   readonly #requests: SharedRequests;
   readonly #onEvent: (event: HostEvent) => void;
   readonly #connections: (HostedConnection | undefined)[] = [];
@@ -116,7 +117,7 @@ export class EngineHost implements Disposable {
       done: (slot, bytes) => this.#done(slot, bytes),
       failed: (slot, error) => this.#fail(slot, error),
     });
-    this.loop = new EngineLoop({
+    this.#loop = new EngineLoop({
       spinMicroseconds: settings.transportSpinUs,
       engine: (io) =>
         new Engine({
@@ -129,18 +130,35 @@ export class EngineHost implements Disposable {
     });
   }
 
-  /** Hot path. Carries out what the user's side has put; false if there was nothing. */
+  get doorbell(): Doorbell {
+    return this.#loop.doorbell;
+  }
+
+  get isIdle(): boolean {
+    return this.#loop.isIdle;
+  }
+
+  step(): boolean {
+    const isBusy = this.#loop.step();
+    this.#watchPeers();
+    return isBusy;
+  }
+
+  sleep(most?: number): void {
+    this.#loop.sleep(most);
+  }
+
   takeCommands(): boolean {
     if (!this.#requests.take(this.#command)) return false;
-    this.loop.touch();
+    this.#loop.touch();
     do this.#carryOut(this.#command);
     while (this.#requests.take(this.#command));
     return true;
   }
 
   /** Ends connections to peers whose ports are closed: the process has ended, though nobody said goodbye. */
-  watchPeers(): void {
-    const { refused } = this.loop;
+  #watchPeers(): void {
+    const { refused } = this.#loop;
     if (refused.length === 0 && this.#refusedAt.size === 0) return;
     const now = performance.now();
     for (const peer of refused.splice(0)) if (!this.#refusedAt.has(peer)) this.#refusedAt.set(peer, now);
@@ -154,13 +172,13 @@ export class EngineHost implements Disposable {
     }
   }
 
-  call(call: HostCall): unknown {
-    this.loop.touch();
+  call(call: HostCall | StopCall): unknown {
+    this.#loop.touch();
     switch (call.name) {
       case 'reserve':
-        return this.loop.engine.reserveConnectionId();
+        return this.#loop.engine.reserveConnectionId();
       case 'unreserve':
-        return this.loop.engine.releaseConnectionId(call.localId);
+        return this.#loop.engine.releaseConnectionId(call.localId);
       case 'connect':
         return this.#connect(call.options);
       case 'register':
@@ -185,7 +203,7 @@ export class EngineHost implements Disposable {
   }
 
   [Symbol.dispose](): void {
-    this.loop[Symbol.dispose]();
+    this.#loop[Symbol.dispose]();
   }
 
   #connect(options: HostConnection): number {
@@ -193,11 +211,11 @@ export class EngineHost implements Disposable {
     const free = this.#connections.indexOf(undefined);
     const number = free === -1 ? this.#connections.length : free;
     try {
-      this.loop.addPeer({ peer: number, descriptors, segments });
-      const connection = this.loop.engine.createConnection({ ...names, peer: number, paths: descriptors.length });
+      this.#loop.addPeer({ peer: number, descriptors, segments });
+      const connection = this.#loop.engine.createConnection({ ...names, peer: number, paths: descriptors.length });
       this.#connections[number] = { connection, reason: undefined, isShut: false };
     } catch (error) {
-      this.loop.removePeer(number);
+      this.#loop.removePeer(number);
       throw error;
     }
     return number;
@@ -205,7 +223,7 @@ export class EngineHost implements Disposable {
 
   #register({ address, bytes, remote }: HostRegion): RegionName {
     const view = new Uint8Array(viewAt(address, bytes));
-    const region = this.loop.engine.register({ bytes: view, address, remote });
+    const region = this.#loop.engine.register({ bytes: view, address, remote });
     const free = this.#regions.indexOf(undefined);
     const number = free === -1 ? this.#regions.length : free;
     this.#regions[number] = region;
@@ -215,7 +233,7 @@ export class EngineHost implements Disposable {
   #release(number: number): void {
     const region = this.#regions[number];
     this.#regions[number] = undefined;
-    if (region !== undefined) this.loop.engine.release(region);
+    if (region !== undefined) this.#loop.engine.release(region);
   }
 
   /** Frees the number as well. */
@@ -232,21 +250,21 @@ export class EngineHost implements Disposable {
     hosted.reason ??= error;
     hosted.connection.close();
     // What the close says goes out, and pending requests fail, before the sockets close.
-    this.loop.engine.onTimer(performance.now() * 1000);
+    this.#loop.engine.onTimer(performance.now() * 1000);
     this.#transfers.end(number, error);
     for (const [slot, connection] of this.#connectionOf.entries()) {
       if (connection === number && this.#handleOf[slot] !== -1) this.#fail(slot, error);
     }
-    this.loop.removePeer(number);
+    this.#loop.removePeer(number);
   }
 
   #statistics(number: number): HostStatistics {
     const hosted = this.#connections[number];
     if (hosted === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
-    const { drops } = this.loop.engine;
+    const { drops } = this.#loop.engine;
     // A copy: the counters themselves go on.
     const { statistics } = hosted.connection;
-    return structuredClone({ connection: statistics, drops, failures: this.loop.failures });
+    return structuredClone({ connection: statistics, drops, failures: this.#loop.failures });
   }
 
   #stop(): void {
@@ -301,14 +319,14 @@ export class EngineHost implements Disposable {
       this.#slotOf.delete(handle);
       this.#transfers.ended(slot, error);
     } else if (error === undefined) {
-      this.#done(slot, this.loop.engine.receivedBytes(handle));
+      this.#done(slot, this.#loop.engine.receivedBytes(handle));
     } else {
       this.#fail(slot, error);
     }
   }
 
   #errorOf(handle: RequestHandle, slot: number): EncodedError {
-    const error = this.loop.engine.requestError(handle);
+    const error = this.#loop.engine.requestError(handle);
     const reason = this.#connections[this.#connectionOf[slot] as number]?.reason;
     return reason ?? encodeError(error ?? new WeftlineError('WL_INTERNAL', 'A request failed silently'));
   }

@@ -3,20 +3,18 @@ import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from '
 import { decodeError, WeftlineError } from '../../core/errors.ts';
 import type { WakeWord } from '../../core/wake-word.ts';
 import { Doorbell } from '../../native/readiness.ts';
-import type { Settings } from '../../settings/settings.ts';
-import { EngineHost, type HostCall, type HostEvent } from './engine-host.ts';
-import type { EngineWorkerData, WorkerMessage } from './engine-worker.ts';
+import type { EngineThreadData, HostedEngine, StopCall, ThreadMessage } from './serve-engine.ts';
 import { SharedRequests } from './shared-requests.ts';
 
-export interface EngineLink {
+export interface EngineLink<Call, Event> {
   /** The user's side of it. */
   readonly requests: SharedRequests;
   /** Why the engine is gone; undefined while it runs. */
   readonly failure: WeftlineError | undefined;
-  onEvent: (event: HostEvent) => void;
+  onEvent: (event: Event) => void;
   /** Called once if the engine fails. */
   onFailure: (error: WeftlineError) => void;
-  call(call: HostCall): Promise<unknown>;
+  call(call: Call | StopCall): Promise<unknown>;
   /** Hot path. To be called after `requests.put`. */
   nudge(): void;
   /** Hands events that have arrived to `onEvent` now. */
@@ -29,8 +27,26 @@ export interface EngineLink {
   close(): Promise<void>;
 }
 
-export async function openEngineLink(settings: Settings, wake?: WakeWord): Promise<EngineLink> {
-  return settings.transportThread ? WorkerLink.start(settings, wake) : new InlineLink(settings, wake);
+export interface EngineLinkOptions<Call, Event> {
+  /** For errors: "transport". */
+  readonly name: string;
+  /** The module that serves the engine on a thread of its own, and what it needs to know. */
+  readonly thread: { readonly entry: URL; readonly data: unknown };
+  /** Makes the engine on this thread. */
+  readonly inline: (requests: SharedRequests, onEvent: (event: Event) => void) => HostedEngine<Call>;
+  readonly wake: WakeWord | undefined;
+}
+
+export function openThreadLink<Call, Event extends object>(
+  options: EngineLinkOptions<Call, Event>,
+): Promise<EngineLink<Call, Event>> {
+  return WorkerLink.start(options);
+}
+
+export function openInlineLink<Call, Event extends object>(
+  options: EngineLinkOptions<Call, Event>,
+): EngineLink<Call, Event> {
+  return new InlineLink(options);
 }
 
 interface PendingCall {
@@ -38,11 +54,12 @@ interface PendingCall {
   readonly reject: (error: WeftlineError) => void;
 }
 
-class WorkerLink implements EngineLink {
+class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> {
   readonly requests = new SharedRequests();
-  onEvent: (event: HostEvent) => void = () => {};
+  onEvent: (event: Event) => void = () => {};
   onFailure: (error: WeftlineError) => void = () => {};
   failure: WeftlineError | undefined;
+  readonly #name: string;
   readonly #worker: Worker;
   readonly #wake: WakeWord | undefined;
   readonly #port: MessagePort;
@@ -52,8 +69,10 @@ class WorkerLink implements EngineLink {
   #doorbell: Doorbell | undefined;
   #nextCall = 1;
 
-  static async start(settings: Settings, wake: WakeWord | undefined): Promise<EngineLink> {
-    const link: WorkerLink = new WorkerLink(settings, wake);
+  static async start<Call, Event extends object>(
+    options: EngineLinkOptions<Call, Event>,
+  ): Promise<EngineLink<Call, Event>> {
+    const link: WorkerLink<Call, Event> = new WorkerLink(options);
     await link.#started;
     if (link.failure !== undefined) throw link.failure;
     link.#worker.unref();
@@ -61,24 +80,21 @@ class WorkerLink implements EngineLink {
     return link;
   }
 
-  private constructor(settings: Settings, wake: WakeWord | undefined) {
+  private constructor({ name, thread, wake }: EngineLinkOptions<Call, Event>) {
     const { port1, port2 } = new MessageChannel();
     const shared = this.requests.buffer;
-    const workerData: EngineWorkerData = { settings, shared, port: port2, wake: wake?.buffer };
+    const workerData: EngineThreadData = { data: thread.data, shared, port: port2, wake: wake?.buffer };
+    this.#name = name;
     this.#wake = wake;
     this.#port = port1;
     this.#started = new Promise((resolve) => (this.#start = resolve));
-    port1.on('message', (message: WorkerMessage) => this.#handle(message));
-    this.#worker = new Worker(new URL('./engine-worker.js', import.meta.url), {
-      workerData,
-      transferList: [port2],
-      name: 'weftline-engine',
-    });
+    port1.on('message', (message: ThreadMessage<Event>) => this.#handle(message));
+    this.#worker = new Worker(thread.entry, { workerData, transferList: [port2], name: `weftline-${name}` });
     this.#worker.on('error', (cause) => this.#ended(cause));
     this.#worker.on('exit', () => this.#ended(undefined));
   }
 
-  call(call: HostCall): Promise<unknown> {
+  call(call: Call | StopCall): Promise<unknown> {
     if (this.failure !== undefined) return Promise.reject(this.failure);
     const id = this.#nextCall++;
     return new Promise((resolve, reject) => {
@@ -98,7 +114,7 @@ class WorkerLink implements EngineLink {
     for (;;) {
       const next = receiveMessageOnPort(this.#port);
       if (next === undefined) return;
-      this.#handle(next.message as WorkerMessage);
+      this.#handle(next.message as ThreadMessage<Event>);
     }
   }
 
@@ -122,18 +138,18 @@ class WorkerLink implements EngineLink {
     await this.call({ name: 'stop' });
     // The engine closes its doorbell, whose number may then be another file's.
     this.#doorbell = undefined;
-    this.failure = closed();
+    this.failure = closed(this.#name);
     await exited;
     this.readEvents();
     this.#port.close();
   }
 
-  #handle(message: WorkerMessage): void {
+  #handle(message: ThreadMessage<Event>): void {
     if ('doorbell' in message) {
       this.#doorbell = Doorbell.of(message.doorbell);
       this.#start?.();
     } else if ('event' in message) {
-      this.onEvent(message);
+      this.onEvent(message.event);
     } else if ('crash' in message) {
       this.#ended(decodeError(message.crash));
     } else {
@@ -150,7 +166,7 @@ class WorkerLink implements EngineLink {
     // What the engine said last may still wait to be read.
     this.readEvents();
     const isNews = this.failure === undefined;
-    this.failure ??= engineFailure(cause);
+    this.failure ??= engineFailure(this.#name, cause);
     for (const pending of this.#calls.values()) pending.reject(this.failure);
     this.#calls.clear();
     this.#port.unref();
@@ -165,19 +181,20 @@ class WorkerLink implements EngineLink {
 /** An async wait returns to the event loop at least this often. */
 const INLINE_SLICE_MS = 1;
 
-class InlineLink implements EngineLink {
+class InlineLink<Call, Event> implements EngineLink<Call, Event> {
   readonly requests: SharedRequests = new SharedRequests();
-  onEvent: (event: HostEvent) => void = () => {};
+  onEvent: (event: Event) => void = () => {};
   onFailure: (error: WeftlineError) => void = () => {};
   failure: WeftlineError | undefined;
-  readonly #host: EngineHost;
+  readonly #name: string;
+  readonly #host: HostedEngine<Call>;
 
-  constructor(settings: Settings, wake: WakeWord | undefined) {
-    const requests = new SharedRequests(this.requests.buffer);
-    this.#host = new EngineHost({ settings, requests, wake, onEvent: (event) => this.onEvent(event) });
+  constructor({ name, inline }: EngineLinkOptions<Call, Event>) {
+    this.#name = name;
+    this.#host = inline(new SharedRequests(this.requests.buffer), (event) => this.onEvent(event));
   }
 
-  async call(call: HostCall): Promise<unknown> {
+  async call(call: Call | StopCall): Promise<unknown> {
     if (this.failure !== undefined) throw this.failure;
     // Commands put before the call come before it, as they do where the engine has a thread.
     this.#host.takeCommands();
@@ -208,19 +225,19 @@ class InlineLink implements EngineLink {
   async close(): Promise<void> {
     if (this.failure !== undefined) return;
     await this.call({ name: 'stop' });
-    this.failure = closed();
+    this.failure = closed(this.#name);
     this.#host[Symbol.dispose]();
   }
 
   #run(seen: number, end: number): void {
-    const { loop } = this.#host;
+    const host = this.#host;
     while (this.failure === undefined) {
       const isBusy = this.#step();
       if (this.requests.ended !== seen) return;
       if (isBusy) continue;
       const left = end - performance.now();
       if (left <= 0) return;
-      if (loop.isIdle) loop.sleep(left * 1000);
+      if (host.isIdle) host.sleep(left * 1000);
     }
   }
 
@@ -228,11 +245,10 @@ class InlineLink implements EngineLink {
   #step(): boolean {
     try {
       const hasCommands = this.#host.takeCommands();
-      const hasPackets = this.#host.loop.step();
-      this.#host.watchPeers();
-      return hasCommands || hasPackets;
+      const hasWork = this.#host.step();
+      return hasCommands || hasWork;
     } catch (cause) {
-      this.failure = engineFailure(cause);
+      this.failure = engineFailure(this.#name, cause);
       this.#host[Symbol.dispose]();
       this.onFailure(this.failure);
       throw this.failure;
@@ -240,12 +256,12 @@ class InlineLink implements EngineLink {
   }
 }
 
-function engineFailure(cause: unknown): WeftlineError {
+function engineFailure(name: string, cause: unknown): WeftlineError {
   if (cause instanceof WeftlineError) return cause;
   const reason = cause instanceof Error ? `: ${cause.message}` : '';
-  return new WeftlineError('WL_INTERNAL', `The engine of the transport failed${reason}`, { cause });
+  return new WeftlineError('WL_INTERNAL', `The engine of the ${name} failed${reason}`, { cause });
 }
 
-function closed(): WeftlineError {
-  return new WeftlineError('WL_CLOSED', 'The transport was closed');
+function closed(name: string): WeftlineError {
+  return new WeftlineError('WL_CLOSED', `The ${name} was closed`);
 }

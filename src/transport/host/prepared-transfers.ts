@@ -152,6 +152,9 @@ export class PreparedTransfers {
     for (const [number, line] of this.#lines.entries()) {
       if (line?.plan.connection === connection) this.#lines[number] = undefined;
     }
+    for (const [number, plan] of this.#plans.entries()) {
+      if (plan?.connection === connection) this.#plans[number] = undefined;
+    }
     for (const post of this.#posts) {
       if (post?.plan?.connection !== connection) continue;
       post.error ??= error;

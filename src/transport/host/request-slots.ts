@@ -2,6 +2,7 @@
 import { REQUEST_SLOTS, slotStates } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { checkTimeout, type WaitOptions } from '../../world/store.ts';
+import type { HostCall, HostEvent } from './engine-host.ts';
 import type { EngineLink } from './engine-link.ts';
 import { type Command, emptyCommand } from './shared-requests.ts';
 
@@ -16,7 +17,7 @@ const SLICE_MS = 100;
 export class RequestSlots {
   /** What the next `post` sends; written by the caller, who leaves `slot` alone. */
   readonly command: Command = emptyCommand();
-  readonly #link: EngineLink;
+  readonly #link: EngineLink<HostCall, HostEvent>;
   readonly #timeoutMs: number;
   readonly #free: Int32Array = Int32Array.from({ length: REQUEST_SLOTS }, (_, index) => REQUEST_SLOTS - 1 - index);
   #freeCount: number = REQUEST_SLOTS;
@@ -26,7 +27,7 @@ export class RequestSlots {
   /** Who a slot's request is with, for errors. */
   readonly #peers: string[] = [];
 
-  constructor(link: EngineLink, timeoutMs: number) {
+  constructor(link: EngineLink<HostCall, HostEvent>, timeoutMs: number) {
     this.#link = link;
     this.#timeoutMs = timeoutMs;
   }

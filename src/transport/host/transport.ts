@@ -10,8 +10,9 @@ import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '../
 import type { RemoteAccess } from '../region.ts';
 import { Connection } from './connection.ts';
 import { type Address, type ConnectOptions, dial } from './dial.ts';
-import type { HostEvent, RegionName } from './engine-host.ts';
-import { type EngineLink, openEngineLink } from './engine-link.ts';
+import type { HostCall, HostEvent, RegionName } from './engine-host.ts';
+import type { EngineLink } from './engine-link.ts';
+import { openTransportLink } from './transport-engine-link.ts';
 import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
 import { type Request, RequestSlots, type RequestState } from './request-slots.ts';
 import { TransportListener } from './transport-listener.ts';
@@ -34,7 +35,7 @@ export class Transport implements AsyncDisposable {
   readonly settings: Settings;
   readonly name: string;
   readonly #token: string;
-  readonly #link: EngineLink;
+  readonly #link: EngineLink<HostCall, HostEvent>;
   readonly #slots: RequestSlots;
   readonly #connections = new Map<number, Connection>();
   readonly #listeners = new Set<TransportListener>();
@@ -45,10 +46,10 @@ export class Transport implements AsyncDisposable {
   /** Starts the engine. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing. */
   static async create(options: TransportOptions = {}): Promise<Transport> {
     const settings = readSettings(options.settings);
-    return new Transport(await openEngineLink(settings, options.wake), settings, options);
+    return new Transport(await openTransportLink(settings, options.wake), settings, options);
   }
 
-  private constructor(link: EngineLink, settings: Settings, { name, token }: TransportOptions) {
+  private constructor(link: EngineLink<HostCall, HostEvent>, settings: Settings, { name, token }: TransportOptions) {
     this.settings = settings;
     this.name = name ?? `process ${process.pid} on ${hostname()}`;
     this.#token = token ?? process.env['WEFTLINE_TOKEN'] ?? '';
@@ -118,9 +119,11 @@ export class Transport implements AsyncDisposable {
     return this.#slots.waitBlocking(request, timeoutMs);
   }
 
-  /** Carries out failures and ends that the engine has told of; waits and `take` do so by themselves. */
-  readEvents(): void {
-    this.#link.readEvents();
+  /** Why the engine is gone; undefined while it runs. Requests that were pending then stay so. */
+  get failure(): WeftlineError | undefined {
+    const link = this.#link;
+    if (link.failure === undefined && link.requests.hasCrashed) link.readEvents();
+    return link.failure;
   }
 
   /** How many requests have ended so far; wraps at 2^32. */

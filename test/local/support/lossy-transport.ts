@@ -1,18 +1,28 @@
-// Two transports in a network of their own that drops packets. Arguments: per cent of loss, the path to kill or -1, settings as JSON. Prints JSON.
+// Two transports in a network of their own that harms packets. Argument: JSON of what happens, and settings. Prints JSON.
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import type { Settings } from 'weftline';
 import { Transport } from 'weftline/transport';
 
-const [percent = '0', deadPath = '-1', settingsText = '{}'] = process.argv.slice(2);
-const settings = JSON.parse(settingsText) as Partial<Settings>;
+export interface Harm {
+  /** Per cent of all packets. */
+  readonly lost?: number;
+  /** Per cent of the packets of 1000 to 1500 bytes whose payload is written over; nobody looks at UDP's own checksum here. */
+  readonly corrupted?: number;
+  /** A path that dies after some messages; more are then sent until the sender has noticed. */
+  readonly deadPath?: number;
+  readonly settings?: Partial<Settings>;
+}
+
+const { lost = 0, corrupted = 0, deadPath, settings = {} } = JSON.parse(process.argv[2] ?? '{}') as Harm;
 const MESSAGE_BYTES = 1_000_000;
 const MESSAGES = 12;
+const MOST_MESSAGES = 500;
 
 /** Needs a network namespace that is this process's alone. */
-function drop(...what: string[]): void {
-  execFileSync('nft', ['add', 'rule', 'ip', 'weftline', 'in', ...what, 'counter', 'drop']);
+function addRule(rule: string): void {
+  execFileSync('nft', [`add rule ip weftline in ${rule}`]);
 }
 
 /** Of this process alone; both ends of each path are in it. */
@@ -32,31 +42,43 @@ const [there, here] = await Promise.all([
   listener.accept({ timeoutMs: 10_000 }),
   near.connect({ host: '127.0.0.1', port: listener.port }),
 ]);
-if (percent !== '0')
-  drop('ip', 'protocol', 'udp', 'numgen', 'random', 'mod', '1000', '<', String(10 * Number(percent)));
+if (lost !== 0) addRule(`ip protocol udp numgen random mod 100 < ${lost} drop`);
+if (corrupted !== 0) {
+  addRule(`ip protocol udp udp length 1000-1500 numgen random mod 100 < ${corrupted} @th,1024,32 set 0x12345678`);
+}
 
 const source = await near.register(new Uint8Array(new SharedArrayBuffer(MESSAGE_BYTES)));
 const target = await far.register(new Uint8Array(new SharedArrayBuffer(2 * MESSAGE_BYTES)));
 const remote = await far.register(new Uint8Array(new SharedArrayBuffer(MESSAGE_BYTES)), { write: true });
 for (let index = 0; index < MESSAGE_BYTES; index += 1) source.bytes[index] = (index * 31 + (index >> 9)) & 0xff;
-for (let message = 0; message < MESSAGES; message += 1) {
-  if (message === 3 && deadPath !== '-1') {
-    const port = String(udpPorts()[Number(deadPath)]);
-    drop('udp', 'dport', port);
-    drop('udp', 'sport', port);
-  }
+/** A message that differs from the one before in length and place, and must arrive intact. */
+async function sendOne(message: number): Promise<void> {
+  const bytes = MESSAGE_BYTES - (message % MESSAGES);
   const offset = (message % 2) * MESSAGE_BYTES;
   target.bytes.fill(0);
   const receive = there.receive({ region: target, offset, bytes: MESSAGE_BYTES });
-  const send = here.send({ region: source, bytes: MESSAGE_BYTES - message });
-  assert.equal(await far.wait(receive), MESSAGE_BYTES - message);
+  const send = here.send({ region: source, bytes });
+  assert.equal(await far.wait(receive), bytes);
   await near.wait(send);
-  const got = target.bytes.subarray(offset, offset + MESSAGE_BYTES - message);
-  assert.ok(Buffer.compare(got, source.bytes.subarray(0, MESSAGE_BYTES - message)) === 0, `message ${message}`);
+  const got = target.bytes.subarray(offset, offset + bytes);
+  assert.ok(Buffer.compare(got, source.bytes.subarray(0, bytes)) === 0, `message ${message}`);
   const [other] = target.bytes.subarray(MESSAGE_BYTES - offset);
   assert.equal(other, 0);
+}
+
+for (let message = 0; message < MESSAGES; message += 1) await sendOne(message);
+if (deadPath !== undefined) {
+  const port = udpPorts()[deadPath];
+  addRule(`udp dport ${port} drop`);
+  addRule(`udp sport ${port} drop`);
+  for (let message = 0; message < MOST_MESSAGES; message += 1) {
+    await sendOne(message);
+    const { paths } = (await here.statistics()).connection;
+    if (paths.some(({ alive }) => !alive)) break;
+  }
 }
 await near.wait(here.write({ region: source, ...remote.remote }));
 assert.ok(Buffer.compare(remote.bytes, source.bytes) === 0);
 const { connection } = await here.statistics();
-process.stdout.write(JSON.stringify(connection));
+const { drops } = await there.statistics();
+process.stdout.write(JSON.stringify({ connection, drops }));

@@ -31,9 +31,11 @@ export async function greet(
 ): Promise<Welcome> {
   return exchange(transport, connection, async (region) => {
     const answer = connection.receive({ region, flow: GREETING_FLOW, offset: GREETING_BYTES, bytes: GREETING_BYTES });
+    // Unheard until it is waited for.
+    const heard = transport.wait(answer, time);
+    heard.catch(() => {});
     await send(transport, connection, region, words);
-    const bytes = await transport.wait(answer, time);
-    return parse(welcome, region, bytes, connection.peerName);
+    return parse(welcome, region, await heard, connection.peerName);
   });
 }
 
@@ -65,7 +67,7 @@ async function exchange<T>(
     // The connection's own reason says more than that of a request.
     throw connection.error ?? error;
   } finally {
-    if (connection.error === undefined) await transport.release(region);
+    await transport.release(region);
   }
 }
 

@@ -76,6 +76,11 @@ export class MultipathChannel implements BackendChannel {
     return this.delivered > before;
   }
 
+  /** The link has ended. */
+  abandon(error: WeftlineError | undefined): void {
+    this.error ??= error;
+  }
+
   async close(): Promise<void> {
     if (this.error === undefined) this.#fail(new WeftlineError('WL_CLOSED', 'The channel was closed'), this.delivered);
     this.#onClose();
@@ -96,6 +101,7 @@ export class MultipathChannel implements BackendChannel {
   #fail(error: WeftlineError, first: number): void {
     this.error = error;
     const { transport, connection } = this.#link;
+    if (transport.failure !== undefined) return;
     for (let at = first; at < this.posted; at++) {
       const request = this.#requests[at % MOST_PENDING] as Request;
       if (connection.error === undefined) connection.cancel(request);

@@ -101,8 +101,7 @@ export class MultipathLink implements BackendLink {
     this.#onClose(this);
     await this.connection.close();
     this.poll();
-    // An engine that is gone says nothing any more.
-    for (const transfer of this.#busy.splice(0)) transfer.end(this.connection.error);
+    this.#abandon(this.connection.error);
     await this.transport.release(this.#outboxRegion);
   }
 
@@ -113,6 +112,8 @@ export class MultipathLink implements BackendLink {
 
   /** Hot path. True if something ended. */
   poll(): boolean {
+    const { failure } = this.transport;
+    if (failure !== undefined) return this.#abandon(failure);
     const busy = this.#busy;
     let kept = 0;
     for (let at = 0; at < busy.length; at++) {
@@ -123,5 +124,15 @@ export class MultipathLink implements BackendLink {
     busy.length = kept;
     for (const channel of this.#channels) if (channel.look()) hasNews = true;
     return hasNews;
+  }
+
+  /** An engine that is gone says nothing any more of what is under way. True if something was. */
+  #abandon(error: WeftlineError | undefined): boolean {
+    const transfers = this.#busy.splice(0);
+    const channels = [...this.#channels];
+    this.#channels.clear();
+    for (const transfer of transfers) transfer.end(error);
+    for (const channel of channels) channel.abandon(error);
+    return transfers.length + channels.length > 0;
   }
 }

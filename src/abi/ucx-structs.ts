@@ -1,0 +1,64 @@
+// The structures and numbers of UCX's C interface (ucp.h, API 1.10 and later), as far as weftline uses them.
+import { defineLayout } from './layout.ts';
+
+// Each structure has room for the fields that weftline leaves out: zero, and not in the field mask.
+
+export const ucpParams = defineLayout('ucp_params_t', {
+  fieldMask: 'u64',
+  features: 'u64',
+  others: { of: 'u64', count: 8 },
+});
+
+export const ucpWorkerParams = defineLayout('ucp_worker_params_t', {
+  fieldMask: 'u64',
+  threadMode: 'u32',
+  others: { of: 'u64', count: 19 },
+  flags: 'u64',
+  more: { of: 'u64', count: 3 },
+});
+
+export const ucpEndpointParams = defineLayout('ucp_ep_params_t', {
+  fieldMask: 'u64',
+  address: 'u64',
+  errorMode: 'u32',
+  errorCallback: 'u64',
+  errorArgument: 'u64',
+  others: { of: 'u64', count: 8 },
+});
+
+export const ucpRequestParam = defineLayout('ucp_request_param_t', {
+  attributes: 'u32',
+  flags: 'u32',
+  others: { of: 'u64', count: 8 },
+});
+
+export const ucpHandlerParam = defineLayout('ucp_am_handler_param_t', {
+  fieldMask: 'u64',
+  id: 'u32',
+  flags: 'u32',
+  callback: 'u64',
+  argument: 'u64',
+});
+
+export const ucpReceiveParam = defineLayout('ucp_am_recv_param_t', { attributes: 'u64', replyEndpoint: 'u64' });
+
+export const ucpMasks = {
+  params: { features: 1 },
+  features: { wakeup: 16, activeMessages: 64 },
+  worker: { threadMode: 1, flags: 32 },
+  /** No warning about requests of a peer that died. */
+  workerFlags: { ignoreRequestLeak: 1 },
+  endpoint: { address: 1, errorMode: 2, errorHandler: 4 },
+  handler: { id: 1, flags: 2, callback: 4 },
+  /** The callback sees whole messages. */
+  handlerFlags: { wholeMessage: 1 },
+  request: { flags: 16 },
+  sendFlags: { eager: 2 },
+  receiveAttributes: { rendezvous: 2 ** 17 },
+  closeFlags: { force: 1 },
+} as const;
+
+export const ucpErrorModes = { none: 0, peer: 1 } as const;
+
+/** ucs_status_t, one byte. A pointer status is 0 (done), a request, or one of the negative ones. */
+export const ucsStatus = { ok: 0, inProgress: 1, busy: -15, canceled: -16, last: -100 } as const;

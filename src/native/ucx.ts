@@ -1,0 +1,109 @@
+// UCX (libucp.so.0) as TypeScript functions: found at run time, opened once per process.
+import { WeftlineError } from '../core/errors.ts';
+import { localFiles, type FileProbe } from './file-probe.ts';
+import { bindLazily, lazyFunction, type Out, prototype, type StatusCalls } from './library.ts';
+import { findLibrary } from './library-search.ts';
+
+/** Handles, requests and addresses are numbers: user-space addresses stay below 2^53. */
+const table = {
+  ucp_get_version: prototype<[major: Out, minor: Out, release: Out]>(
+    'void ucp_get_version(_Out_ uint32_t*, _Out_ uint32_t*, _Out_ uint32_t*)',
+  ),
+  ucp_init_version: prototype<[major: number, minor: number, params: number, config: number, context: number]>(
+    'int8_t ucp_init_version(uint32_t, uint32_t, intptr_t, intptr_t, intptr_t)',
+  ),
+  ucp_cleanup: prototype<[context: number]>('void ucp_cleanup(intptr_t)'),
+  ucp_worker_create: prototype<[context: number, params: number, worker: number]>(
+    'int8_t ucp_worker_create(intptr_t, intptr_t, intptr_t)',
+  ),
+  ucp_worker_destroy: prototype<[worker: number]>('void ucp_worker_destroy(intptr_t)'),
+  ucp_worker_get_address: prototype<[worker: number, address: number, bytes: number]>(
+    'int8_t ucp_worker_get_address(intptr_t, intptr_t, intptr_t)',
+  ),
+  ucp_worker_release_address: prototype<[worker: number, address: number]>(
+    'void ucp_worker_release_address(intptr_t, intptr_t)',
+  ),
+  ucp_worker_progress: prototype<[worker: number]>('uint32_t ucp_worker_progress(intptr_t)'),
+  ucp_worker_get_efd: prototype<[worker: number, fd: Out]>('int8_t ucp_worker_get_efd(intptr_t, _Out_ int*)'),
+  ucp_worker_arm: prototype<[worker: number]>('int8_t ucp_worker_arm(intptr_t)'),
+  ucp_worker_set_am_recv_handler: prototype<[worker: number, params: number]>(
+    'int8_t ucp_worker_set_am_recv_handler(intptr_t, intptr_t)',
+  ),
+  ucp_ep_create: prototype<[worker: number, params: number, endpoint: number]>(
+    'int8_t ucp_ep_create(intptr_t, intptr_t, intptr_t)',
+  ),
+  ucp_ep_close_nbx: prototype<[endpoint: number, params: number]>('intptr_t ucp_ep_close_nbx(intptr_t, intptr_t)'),
+  ucp_am_send_nbx: prototype<
+    [endpoint: number, id: number, header: number, headerBytes: number, data: number, bytes: number, params: number]
+  >('intptr_t ucp_am_send_nbx(intptr_t, uint32_t, intptr_t, size_t, intptr_t, size_t, intptr_t)'),
+  ucp_am_recv_data_nbx: prototype<[worker: number, descriptor: number, data: number, bytes: number, params: number]>(
+    'intptr_t ucp_am_recv_data_nbx(intptr_t, intptr_t, intptr_t, size_t, intptr_t)',
+  ),
+  ucp_request_check_status: prototype<[request: number]>('int8_t ucp_request_check_status(intptr_t)'),
+  ucp_request_free: prototype<[request: number]>('void ucp_request_free(intptr_t)'),
+};
+
+/** The oldest interface that has all of these. */
+const API = { major: 1, minor: 10 } as const;
+
+export interface Ucx {
+  readonly path: string;
+  /** "1.13.1" */
+  readonly version: string;
+  readonly calls: StatusCalls<typeof table>;
+  /** `ucp_init_version` with the version that weftline speaks. */
+  init(params: number, context: number): number;
+}
+
+const fileName = /^libucp\.so\.0$/;
+let opened: Ucx | undefined;
+
+/** Where the library lies, without opening it. */
+export function findUcx(machine: FileProbe): string | undefined {
+  return findLibrary(machine, fileName);
+}
+
+/** Opens the library. Fails with WL_UNSUPPORTED when there is none or it is too old. */
+export function openUcx(): Ucx {
+  opened ??= open();
+  return opened;
+}
+
+function open(): Ucx {
+  const path = findUcx(localFiles());
+  if (path === undefined) {
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      'UCX (libucp.so.0) was not found: install it (Debian and Ubuntu: "apt-get install libucx0"), or add its folder to LD_LIBRARY_PATH',
+    );
+  }
+  loadQuietly(path);
+  const calls = bindLazily(() => path, table);
+  const major: Out = [0];
+  const minor: Out = [0];
+  const release: Out = [0];
+  calls.ucp_get_version(major, minor, release);
+  const version = `${major[0]}.${minor[0]}.${release[0]}`;
+  if (major[0] !== API.major || minor[0] < API.minor) {
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      `UCX ${version} at ${path} cannot be used: weftline needs ${API.major}.${API.minor} or a later one of ${API.major}.x`,
+      { details: { path, version } },
+    );
+  }
+  const init = (params: number, context: number): number =>
+    calls.ucp_init_version(API.major, API.minor, params, 0, context);
+  return { path, version, calls, init };
+}
+
+/**
+ * Once loaded, UCX catches SIGSEGV and its like to print where it happened. Node needs SIGSEGV for WebAssembly, so UCX is
+ * told not to, unless the user wants it; it reads the variable while it is loaded.
+ */
+function loadQuietly(path: string): void {
+  const variable = 'UCX_HANDLE_ERRORS';
+  const isSet = process.env[variable] !== undefined;
+  if (!isSet) process.env[variable] = 'none';
+  lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')();
+  if (!isSet) delete process.env[variable];
+}

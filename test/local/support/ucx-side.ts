@@ -1,0 +1,80 @@
+// One side of a conversation over the backend ucx: a backend, memory, and what it was told.
+import { createUcxBackend } from '#lib/agent/backends/ucx/ucx-backend.js';
+import type { AgentMemory } from '#lib/agent/agent-memory.js';
+import type { Backend, BackendPeer, BackendRegion } from '#lib/agent/backend.js';
+import { WakeWord } from '#lib/core/wake-word.js';
+import { addressOf } from '#lib/native/library.js';
+import { readSettings } from '#lib/settings/settings.js';
+import { hostIdentity } from '#lib/world/host-identity.js';
+
+export interface SideOptions {
+  readonly ownThread?: boolean;
+  readonly token?: string;
+  readonly incarnation?: string;
+}
+
+export class UcxSide implements AsyncDisposable {
+  readonly name: string;
+  readonly peer: BackendPeer;
+  readonly backend: Backend;
+  readonly wake: WakeWord;
+  readonly messages: string[];
+
+  static async open(name: string, options: SideOptions = {}): Promise<UcxSide> {
+    const wake = new WakeWord();
+    const messages: string[] = [];
+    const incarnation = options.incarnation ?? '0123456789abcdef';
+    const backend = await createUcxBackend({
+      agentName: name,
+      incarnation,
+      settings: readSettings({ timeoutMs: 10_000 }),
+      token: options.token ?? 'token',
+      host: '127.0.0.1',
+      ownThread: options.ownThread ?? true,
+      wake,
+      deliver: (peer, message) => messages.push(`${peer}: ${Buffer.from(message).toString()}`),
+    });
+    const peer = { name, incarnation, host: hostIdentity(), process: process.pid };
+    return new UcxSide(backend, { ...peer, connectionInfo: backend.connectionInfo }, { wake, messages });
+  }
+
+  private constructor(
+    backend: Backend,
+    peer: BackendPeer,
+    { wake, messages }: { readonly wake: WakeWord; readonly messages: string[] },
+  ) {
+    this.backend = backend;
+    this.peer = peer;
+    this.name = peer.name;
+    this.wake = wake;
+    this.messages = messages;
+  }
+
+  async register(view: Uint8Array): Promise<BackendRegion> {
+    return this.backend.register(memoryOf(view));
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.backend.close();
+  }
+}
+
+/** Memory that does not move. */
+export function fixedBytes(bytes: number): Uint8Array {
+  return new Uint8Array(new SharedArrayBuffer(bytes));
+}
+
+function memoryOf(view: Uint8Array): AgentMemory {
+  const address = Number(addressOf(view));
+  return { kind: 'host', address, bytes: view.length, view, device: undefined, shared: undefined };
+}
+
+/** Lets all sides work until the condition holds. */
+export async function until(sides: readonly UcxSide[], isSo: () => boolean): Promise<void> {
+  const end = performance.now() + 20_000;
+  while (!isSo()) {
+    for (const side of sides) side.backend.poll();
+    if (performance.now() > end) throw new Error('it did not come to pass within 20 s');
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+}
