@@ -1,10 +1,11 @@
 // What the path could reach, measured in turn with it: a bare copy, or the transport without an agent.
+import { median } from '../../core/quantile.ts';
 import { copyMemory } from '../../native/libc.ts';
 import { monotonicMicroseconds } from '../clock.ts';
 import { summarizeRatios } from '../statistics.ts';
 import { runTransportBench } from '../transport-bench.ts';
 import { defaultTransportWorkload } from '../transport-workload.ts';
-import { type P2pPhase, runOneSided } from './p2p-phases.ts';
+import { type P2pPhase, prepareSlots, runOneSided } from './p2p-phases.ts';
 import type { CeilingResult } from './p2p-results.ts';
 import type { P2pSession } from './p2p-session.ts';
 import { slotsOf } from './p2p-workload.ts';
@@ -36,32 +37,41 @@ export async function runCeilings(session: P2pSession, options: CeilingOptions):
   return results;
 }
 
+/** Message by message in turn, so that what else the machine does meets both alike. */
 async function besideMemcpy(
   session: P2pSession,
   bytes: number,
   { mode, rounds }: CeilingOptions,
 ): Promise<CeilingResult> {
   const { endpoint, memory } = session;
-  const count = Math.max(3, Math.floor(ROUND_BYTES / bytes));
+  const pairs = Math.max(5, Math.floor(ROUND_BYTES / bytes));
   const target = await endpoint.agent.allocate(bytes);
-  const own: number[] = [];
-  const ceilings: number[] = [];
+  const [transfer] = await prepareSlots(session, mode, { bytes, slots: 1 });
+  const sides = [
+    (): void => {
+      transfer?.post();
+      transfer?.waitBlocking();
+    },
+    (): void => copyMemory(target.address, memory.address, bytes),
+  ];
+  const speeds: [number[], number[]] = [[], []];
   // The first round warms up.
   for (let round = -1; round < rounds; round += 1) {
-    const { gigabytesPerSecond } = await runOneSided(session, { mode, bytes, count, slots: 1 });
-    const copied = copy(target.address, memory.address, bytes, count);
+    const times: [number[], number[]] = [[], []];
+    for (let pair = 0; pair < pairs; pair += 1) {
+      for (const side of pair % 2 === 0 ? ([0, 1] as const) : ([1, 0] as const)) {
+        const begin = monotonicMicroseconds();
+        sides[side]?.();
+        times[side].push(monotonicMicroseconds() - begin);
+      }
+    }
     if (round < 0) continue;
-    own.push(gigabytesPerSecond);
-    ceilings.push(copied);
+    for (const side of [0, 1] as const) speeds[side].push(bytes / median(times[side]) / 1000);
   }
+  await transfer?.release();
   await endpoint.agent.deregister(target);
+  const [own, ceilings] = speeds;
   return { bytes, ceiling: 'memcpy', own, ceilings, ratio: summarizeRatios(own, ceilings) };
-}
-
-function copy(to: number, from: number, bytes: number, count: number): number {
-  const begin = monotonicMicroseconds();
-  for (let index = 0; index < count; index += 1) copyMemory(to, from, bytes);
-  return (bytes * count) / (monotonicMicroseconds() - begin) / 1000;
 }
 
 async function besideTransport(

@@ -125,7 +125,7 @@ export async function runOneSided(
   }
 }
 
-async function prepareSlots(
+export async function prepareSlots(
   session: P2pSession,
   operation: 'write' | 'read',
   { bytes, slots }: { readonly bytes: number; readonly slots: number },
