@@ -197,4 +197,6 @@ export const controlRecord = defineLayout(
 /** Limits of the layout. */
 export const MAX_PATHS = 256;
 export const MAX_FLOWS = 65_536;
+/** Receives of a connection that one side may have announced and the other has no message for. */
+export const MAX_OPEN_RECEIVES = 4096;
 export const MAX_MESSAGE_BYTES = 2 ** 40 - 1;

@@ -43,6 +43,7 @@ export class Admission {
   /** A sender has a message of `messageBytes` for the receive. */
   claim(request: Request, messageBytes: number): void {
     if (request.claimed) return;
+    unclaimed(request.connection as Connection);
     request.claimed = true;
     request.messageBytes = messageBytes;
     this.unclaimedBytes -= request.granted;
@@ -69,6 +70,7 @@ export class Admission {
   /** The receive has ended; what was granted and did not come is free again. */
   end(request: Request): void {
     if (!request.announced) return;
+    if (!request.claimed) unclaimed(request.connection as Connection);
     const open = Math.max(0, request.granted - request.received);
     if (request.claimed) this.#hold(request.connection as Connection, -open);
     else this.unclaimedBytes -= open;
@@ -155,4 +157,10 @@ export class Admission {
       this.#silent.splice(at, 1);
     }
   }
+}
+
+/** One receive less that waits for a message: another may be announced. */
+function unclaimed(connection: Connection): void {
+  connection.unclaimedReceives--;
+  if (connection.unannounced.head !== undefined) connection.wake();
 }

@@ -58,8 +58,11 @@ export class Connection implements TransportConnection {
   readonly flows = new Map<number, Flow>();
   readonly flowOrder: Flow[] = [];
   readonly schedule = new Schedule();
-  /** Reads and receives whose control record did not fit yet. */
+  /** Receives and reads whose control record did not fit yet. */
   readonly unannounced = new RequestQueue();
+  readonly unannouncedReads = new RequestQueue();
+  /** Receives that the peer was told of and has no message for, as far as this side knows. */
+  unclaimedReceives = 0;
   /** Flushes, and signals that have arrived, in the order of the segments before which everything must have arrived. */
   readonly flushes = new RequestQueue();
   /** Sends that are too large for the receives they met: the next `onTimer` fails them. */
@@ -192,7 +195,7 @@ export class Connection implements TransportConnection {
     request.target = options.remoteRegion;
     request.targetKey = options.remoteKey;
     request.base = options.remoteOffset;
-    this.unannounced.push(request);
+    this.unannouncedReads.push(request);
     return request.handle;
   }
 

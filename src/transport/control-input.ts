@@ -1,5 +1,5 @@
 // Carries out the peer's control records, each once and in order.
-import { controlHeader, controlKinds, controlRecord, failReasons } from '../abi/transport-packet.ts';
+import { controlHeader, controlKinds, controlRecord, failReasons, MAX_OPEN_RECEIVES } from '../abi/transport-packet.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { Connection } from './connection.ts';
 import { getUint53 } from './control-log.ts';
@@ -9,8 +9,7 @@ import type { Request } from './request.ts';
 
 const CONTROL = controlHeader.offset;
 const RECORD = controlRecord.offset;
-/** Receives that a peer may announce before this side sends, and reads that it may have open. */
-const MOST_CLEARS = 4096;
+/** Reads that a peer may have open. */
 const MOST_REPLIES = 1024;
 
 interface Record {
@@ -80,7 +79,7 @@ function carryOut(connection: Connection, record: Record): boolean {
 }
 
 function takeClear(connection: Connection, { flow: id, a, bytes, more }: Record): boolean {
-  if (connection.clearCount >= MOST_CLEARS) return broken(connection, `more than ${MOST_CLEARS} receives`);
+  if (connection.clearCount >= MAX_OPEN_RECEIVES) return broken(connection, `more than ${MAX_OPEN_RECEIVES} receives`);
   const flow = connection.flow(id);
   flow.clears.push({ target: a, bytes, granted: more });
   connection.clearCount++;

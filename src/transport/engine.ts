@@ -249,6 +249,7 @@ export class Engine implements TransportEngine, EngineCore {
   /** Takes a request out of whatever queue it stands in. */
   #unqueue(request: Request, connection: Connection): void {
     connection.unannounced.remove(request);
+    connection.unannouncedReads.remove(request);
     connection.flushes.remove(request);
     connection.oversized.remove(request);
     const flow = connection.flows.get(request.flow);

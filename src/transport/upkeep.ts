@@ -1,5 +1,5 @@
 // What time brings to a connection: acks and control records that are due, silent paths, a peer that is gone.
-import { controlHeader, controlKinds, controlRecord, failReasons } from '../abi/transport-packet.ts';
+import { controlHeader, controlKinds, controlRecord, failReasons, MAX_OPEN_RECEIVES } from '../abi/transport-packet.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { finishFlushes } from './ack-input.ts';
 import { NO_BURST } from './burst-table.ts';
@@ -68,16 +68,19 @@ function tellEnd(connection: Connection, now: number): void {
 
 /** Posted receives and reads become control records as long as there is room for them. */
 function announce(connection: Connection): void {
-  const { unannounced, control, engine } = connection;
+  const { unannounced, unannouncedReads, control, engine } = connection;
+  for (let head = unannouncedReads.head; head !== undefined && control.hasRoom(); head = unannouncedReads.head) {
+    unannouncedReads.shift();
+    head.announced = true;
+    control.append(controlKinds.read, head.flow);
+    control.setIds(head.target, head.targetKey, head.handle);
+    control.setSizes(head.bytes, head.base);
+  }
   for (let head = unannounced.head; head !== undefined && control.hasRoom(); head = unannounced.head) {
+    if (connection.unclaimedReceives === MAX_OPEN_RECEIVES) return;
+    connection.unclaimedReceives++;
     unannounced.shift();
     head.announced = true;
-    if (head.kind === 'read') {
-      control.append(controlKinds.read, head.flow);
-      control.setIds(head.target, head.targetKey, head.handle);
-      control.setSizes(head.bytes, head.base);
-      continue;
-    }
     head.granted = engine.admission.firstGrant(head);
     control.append(controlKinds.clearToSend, head.flow);
     control.setIds(head.handle, 0, 0);

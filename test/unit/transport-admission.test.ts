@@ -93,3 +93,23 @@ test('a thousand receives, then a thousand sends, on several flows, in order', (
   const view = new DataView(to.bytes.buffer);
   for (let index = 0; index < 1000; index++) assert.equal(view.getUint32(index * 400, true), index);
 });
+
+test('more receives than a peer keeps in mind are announced as messages come, and hold up no read', () => {
+  const net = new Loopback();
+  const from = net.a.region(100);
+  const to = net.b.region(100);
+  const place = { region: to, offset: 0, bytes: 100 };
+  const receives = Array.from({ length: 6000 }, () => net.b.connection.postReceive(place));
+  const remote = { remoteRegion: from.id, remoteKey: from.key, remoteOffset: 0 };
+  const read = net.b.connection.read({ ...place, ...remote });
+  net.run(() => false, 1_000_000);
+  assert.equal(net.b.engine.poll(read), requestStatus.done);
+  // One of the announced and one of the others are withdrawn.
+  assert.ok(net.b.connection.cancel(receives[0] as number));
+  assert.ok(net.b.connection.cancel(receives[5999] as number));
+  net.run(() => false, 1000);
+  const sends = Array.from({ length: 5998 }, () => net.a.connection.postSend({ ...place, region: from }));
+  assert.ok(net.run(() => sends.every((h) => isEnded(net.a, h)) && receives.every((h) => isEnded(net.b, h))));
+  assert.ok(sends.every((handle) => net.a.engine.poll(handle) === requestStatus.done));
+  assert.deepEqual([net.a.connection.error, net.b.connection.error], [undefined, undefined]);
+});
