@@ -25,6 +25,16 @@ import {
   layerRecordWords,
   layerSumArguments,
 } from './layer-arguments.ts';
+import { channelPutArguments } from './channel-arguments.ts';
+import { commandBits, commandKinds, commandQueueHead, deviceQueue } from './command-queue.ts';
+import {
+  benchDevicePingArguments,
+  benchDevicePushArguments,
+  benchDevicePutArguments,
+  twoProcessWaitArguments,
+  twoProcessWriteArguments,
+} from './device-api-arguments.ts';
+import { deviceHostState, deviceRemote, deviceRequest } from './device-request.ts';
 import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
 import {
@@ -38,11 +48,16 @@ import {
   moeSwigluArguments,
 } from './moe-arguments.ts';
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
-import { trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
+import { TRAP_ANY_PEER, trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
 
 /** A layout that a kernel uses stands here; arguments of a kernel are one structure, passed by value. */
 const layouts: readonly Layout[] = [
   trapRecord,
+  commandQueueHead,
+  deviceQueue,
+  deviceHostState,
+  deviceRemote,
+  deviceRequest,
   selfTestFillArguments,
   selfTestWaitArguments,
   selfTestCopyRowsArguments,
@@ -68,6 +83,12 @@ const layouts: readonly Layout[] = [
   groupedProductArguments,
   benchMeetArguments,
   benchCopyArguments,
+  channelPutArguments,
+  twoProcessWriteArguments,
+  twoProcessWaitArguments,
+  benchDevicePutArguments,
+  benchDevicePingArguments,
+  benchDevicePushArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
@@ -75,6 +96,9 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapState: trapStates,
   trapKernel: trapKernels,
   trapReason: trapReasons,
+  trap: { anyPeer: TRAP_ANY_PEER },
+  commandKind: commandKinds,
+  commandBits,
   epStatus,
   epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
   layerRecord: layerRecordWords,

@@ -4,8 +4,15 @@ import { defineLayout } from './layout.ts';
 /** `state`: taken by compare-and-set on the device, written back to empty by the host. */
 export const trapStates = { empty: 0, writing: 1, readable: 2 } as const;
 
-/** Why a kernel left: a deadline passed, a peer arrived in another call (expected and seen are the calls), or the host gave up. */
-export const trapReasons = { timeout: 0, otherCall: 1, aborted: 2 } as const;
+/**
+ * Why a kernel left: a deadline passed, a peer arrived in another call (expected and seen are the calls), the host gave up,
+ * the host could not carry out a command, or a range ends outside of its memory (expected are the bytes there, seen is
+ * the end).
+ */
+export const trapReasons = { timeout: 0, otherCall: 1, aborted: 2, commandFailed: 3, outOfRange: 4 } as const;
+
+/** As `peer`: whoever may add to the counter that was waited for. */
+export const TRAP_ANY_PEER = 0xffff_ffff;
 
 /** Numbers of the kernels that wait; a name is what an error shows. */
 export const trapKernels = {
@@ -18,6 +25,8 @@ export const trapKernels = {
   layerPlace: 7,
   layerDispatch: 8,
   layerCombine: 9,
+  /** A kernel of a user, in a function of the device API. */
+  deviceApi: 10,
 } as const;
 
 /**

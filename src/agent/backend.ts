@@ -151,6 +151,12 @@ export interface PutPlace {
 
 /** Hot path: no allocation. */
 export interface BackendChannel {
+  /**
+   * Resolves when operations between these regions need nothing more that could wait for a running kernel: a GPU loads
+   * code and maps memory only when its kernels have ended, and one of them may wait for the operation. Left out by
+   * backends without memory of GPUs.
+   */
+  prepare?(local: BackendRegion, remote: BackendRemoteRegion): Promise<void>;
   /** Never waits; reads `place` during the call only. False, with nothing posted, if there is no room now. */
   put(place: PutPlace): boolean;
   /** Adds to the 64-bit cell at `offset` (a multiple of 8), after the data of all earlier puts of the channel. */

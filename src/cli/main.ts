@@ -9,6 +9,7 @@ import { addMoeCommand } from './moe-command.ts';
 import { printError } from './print-error.ts';
 import { addRunCommand } from './run-command.ts';
 import { addSimCommand } from './sim-command.ts';
+import { addTwoProcessCommand } from './two-process-command.ts';
 
 const program = new Command('weftline')
   .description('Expert-parallel communication for mixture-of-experts models')
@@ -24,6 +25,7 @@ addDoctorCommand(program);
 addBenchCommand(program);
 addCompileCommand(program);
 addSimCommand(program);
+addTwoProcessCommand(program);
 
 try {
   await program.parseAsync();

@@ -53,6 +53,10 @@ const table = {
     'int cuMemHostAlloc(_Out_ uint64_t*, size_t, uint)',
   ),
   cuMemFreeHost: prototype<[address: number]>('int cuMemFreeHost(uint64_t)'),
+  cuMemHostRegister: prototype<[host: number, bytes: number, flags: number]>(
+    'int cuMemHostRegister_v2(uint64_t, size_t, uint)',
+  ),
+  cuMemHostUnregister: prototype<[host: number]>('int cuMemHostUnregister(uint64_t)'),
   cuMemHostGetDevicePointer: prototype<[address: Out, host: number, flags: number]>(
     'int cuMemHostGetDevicePointer_v2(_Out_ uint64_t*, uint64_t, uint)',
   ),

@@ -123,6 +123,17 @@ export const settingsTable = {
     default: false,
     sentence: 'Run only GPU kernels of the AOT folder and never compile one.',
   },
+  proxySpinUs: {
+    kind: 'number',
+    env: 'WEFTLINE_PROXY_SPIN_US',
+    flag: '--proxy-spin <us>',
+    unit: 'µs',
+    min: 0,
+    max: 60_000_000,
+    default: 5_000,
+    sentence:
+      'How long the thread that serves a device polls its command queues after the last command, before it looks only every millisecond.',
+  },
   ...transportSettingsTable,
 } as const satisfies Record<string, Setting>;
 

@@ -18,6 +18,7 @@ const folderOrder = [
   'memory',
   'transport',
   'agent',
+  'proxy',
   'ep',
   'sim',
   'moe',

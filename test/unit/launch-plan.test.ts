@@ -68,7 +68,14 @@ function pretend(status = 0): Pretended {
   });
   const context = CudaContext.retain(0, driver);
   const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 1 }, () => undefined);
-  const target = { context, handle: 77, label: 'sample.cu:sample', arguments: layout, stream };
+  const target = {
+    context,
+    handle: 77,
+    label: 'sample.cu:sample',
+    arguments: layout,
+    passing: 'structure',
+    stream,
+  } as const;
   return { launches, context, stream, plan: (shape) => new LaunchPlan(target, shape) };
 }
 

@@ -24,6 +24,14 @@ import { CudaKernel, CudaModule } from './kernel.ts';
 import { type ConstantValues, type KernelFile, variantName } from './kernel-file.ts';
 import { MemoryPool } from './memory-pool.ts';
 import { TrapBox } from './trap-box.ts';
+import {
+  type CompiledKernels,
+  definesOfUser,
+  loadUserKernels,
+  readUserText,
+  type UserKernelParameters,
+  type UserSource,
+} from './user-kernels.ts';
 import { WorkFences } from './work-fence.ts';
 
 export interface CudaDeviceOptions extends Partial<
@@ -194,6 +202,24 @@ export class CudaDevice implements Device {
     return loaded as Promise<unknown> as Promise<LoadedKernels<File>>;
   }
 
+  /**
+   * Kernels of a user: CUDA C++ that may include weftline/weftline.cuh, compiled once per text, loaded once per call. A
+   * mistake in the text is WL_COMPILE with the compiler's log and, in details, its first line and message.
+   */
+  async compile<const Kernels extends UserKernelParameters>(
+    source: UserSource<Kernels>,
+  ): Promise<CompiledKernels<Kernels>> {
+    const text = readUserText(source);
+    const cubin = await this.compiler.cubinOf(text, definesOfUser(source));
+    const { multiprocessors, sharedBytesPerBlock } = this.properties;
+    return loadUserKernels(new CudaModule(this.context, cubin, text.name), source.kernels, {
+      file: text.name,
+      stream: this.stream,
+      multiprocessors,
+      sharedBytesPerBlock,
+    });
+  }
+
   /** Always fails with WL_UNSUPPORTED. */
   hostView(): never {
     throw new WeftlineError(
@@ -239,7 +265,7 @@ export class CudaDevice implements Device {
     return Object.fromEntries(
       Object.entries(file.kernels).map(([entry, layout]) => [
         entry,
-        new CudaKernel(module, { ...shared, entry, arguments: layout }),
+        new CudaKernel(module, { ...shared, entry, arguments: layout, passing: 'structure' }),
       ]),
     );
   }

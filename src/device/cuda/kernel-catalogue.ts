@@ -1,6 +1,8 @@
 // Every file of kernels/cuda: what `weftline compile` fills a bundle with and what the tests compile.
 import type { KernelFile } from './kernel-file.ts';
 import { benchKernels } from './kernels/bench.ts';
+import { channelKernels } from './kernels/channel.ts';
+import { benchDeviceApiKernels, twoProcessKernels } from './kernels/device-api.ts';
 import { epCombineKernels, epDispatchKernels, epLayoutKernels } from './kernels/ep.ts';
 import { layerCombineKernels, layerDispatchKernels, layerPlaceKernels, layerPrepareKernels } from './kernels/layer.ts';
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
@@ -20,4 +22,7 @@ export const kernelCatalogue: readonly KernelFile[] = [
   groupedProductKernels,
   moeExpertsKernels,
   benchKernels,
+  channelKernels,
+  twoProcessKernels,
+  benchDeviceApiKernels,
 ];

@@ -4,7 +4,7 @@ import { invalidArgument } from '../../core/errors.ts';
 import type { Out } from '../../native/library.ts';
 import type { CudaContext } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';
-import { LaunchPlan, type LaunchShape } from './launch-plan.ts';
+import { type ArgumentPassing, LaunchPlan, type LaunchShape } from './launch-plan.ts';
 
 /** CUfunction_attribute. */
 const LOCAL_BYTES = 3;
@@ -44,8 +44,9 @@ export interface KernelOptions<Name extends string> {
   readonly entry: string;
   /** The kernel file's name, for errors. */
   readonly file: string;
-  /** Of its one parameter. */
+  /** Of its one parameter, or of all of them. */
   readonly arguments: Layout<Name>;
+  readonly passing: ArgumentPassing;
   /** Where plans launch if they are not told. */
   readonly stream: CudaStream;
   readonly multiprocessors: number;
@@ -88,6 +89,7 @@ export class CudaKernel<Name extends string = string> {
         handle: this.#handle,
         label: this.label,
         arguments: this.#options.arguments,
+        passing: this.#options.passing,
         stream: this.#options.stream,
       },
       shape,

@@ -17,7 +17,6 @@ const ATTRIBUTES = 64;
 const ATTRIBUTE_BYTES = 72;
 const MOST_ATTRIBUTES = 3;
 const PARAMETER_TABLE = alignUp(ATTRIBUTES + MOST_ATTRIBUTES * ATTRIBUTE_BYTES, 8);
-const PARAMETERS = alignUp(PARAMETER_TABLE + 8, 64);
 
 const attributeNumbers = { cooperative: 2, cluster: 4, overlap: 6 } as const;
 
@@ -46,8 +45,12 @@ export interface LaunchTarget<Name extends string> {
   /** "dispatch.cu:dispatchRows", for errors. */
   readonly label: string;
   readonly arguments: Layout<Name>;
+  /** The kernel takes the layout as one structure, or each of its fields as a parameter. */
+  readonly passing: ArgumentPassing;
   readonly stream: CudaStream;
 }
+
+export type ArgumentPassing = 'structure' | 'each';
 
 export class LaunchPlan<Name extends string = string> {
   readonly label: string;
@@ -65,8 +68,10 @@ export class LaunchPlan<Name extends string = string> {
 
   /** Use kernel.plan(). */
   constructor(target: LaunchTarget<Name>, shape: LaunchShape) {
+    const offsets = target.passing === 'structure' ? [0] : Object.values<number>(target.arguments.offset);
+    const parameters = alignUp(PARAMETER_TABLE + 8 * offsets.length, 64);
     // Shared memory never moves, so its address may be kept.
-    const memory = new SharedArrayBuffer(PARAMETERS + alignUp(target.arguments.size, 64));
+    const memory = new SharedArrayBuffer(parameters + alignUp(target.arguments.size, 64));
     const base = Number(addressOf(new Uint8Array(memory)));
     this.label = target.label;
     this.#context = target.context;
@@ -75,9 +80,11 @@ export class LaunchPlan<Name extends string = string> {
     this.#view = new DataView(memory);
     this.#configuration = base;
     this.#parameters = base + PARAMETER_TABLE;
-    this.arguments = new Block(target.arguments, memory, PARAMETERS);
-    this.argumentBytes = new DataView(memory, PARAMETERS, target.arguments.size);
-    this.#setAddress(PARAMETER_TABLE, base + PARAMETERS);
+    this.arguments = new Block(target.arguments, memory, parameters);
+    this.argumentBytes = new DataView(memory, parameters, target.arguments.size);
+    for (const [index, offset] of offsets.entries()) {
+      this.#setAddress(PARAMETER_TABLE + 8 * index, base + parameters + offset);
+    }
     this.setGrid(shape.grid);
     this.#setExtent(BLOCK, shape.block, 'block');
     this.#view.setUint32(SHARED_BYTES, shape.sharedBytes ?? 0, true);

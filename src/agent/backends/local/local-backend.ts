@@ -42,6 +42,7 @@ class LocalBackend implements Backend {
   readonly #links = new Set<LocalLink>();
   #busy: LocalLink[] = [];
   #thread: DoorbellThread | undefined;
+  #someDevice: CudaDevice | undefined;
   #isScheduled = false;
   #polls = 0;
   #checkedAt = 0;
@@ -75,6 +76,7 @@ class LocalBackend implements Backend {
   }
 
   async register(memory: AgentMemory): Promise<BackendRegion> {
+    if (memory.device instanceof CudaDevice) this.#someDevice ??= memory.device;
     return new LocalRegion(memory, this.#mailbox);
   }
 
@@ -96,6 +98,7 @@ class LocalBackend implements Backend {
       pid: info.pid,
       mailbox,
       whyNotProcess: whyNotProcessMemory(info.pid, info.address),
+      someDevice: () => this.#someDevice,
       onWork: () => this.#work(link),
       onClose: () => {
         this.#links.delete(link);
@@ -109,6 +112,7 @@ class LocalBackend implements Backend {
   poll(): boolean {
     let any = this.#mailbox.poll(this.#context.deliver);
     if (this.#busy.length > 0) any = this.#advance() || any;
+    for (const link of this.#links) any = link.lookAtChannels() || any;
     this.#polls += 1;
     if (this.#polls % POLLS_PER_CLOCK === 0) any = this.#checkPeers() || any;
     return any;

@@ -1,9 +1,12 @@
-// Puts and signals that are carried out at once, in order. Hot path: no allocation but that of a 64-bit sum.
+// Puts and signals between memory of hosts, carried out at once, or of GPUs, enqueued; in order. Hot path: no allocation
+// but that of a 64-bit sum.
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
 import { RangeList } from '../../../native/process-memory.ts';
-import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../backend.ts';
+import { LocalCudaChannel } from './cuda-channel.ts';
 import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
 import type { LocalRemoteRegion } from './remote-region.ts';
@@ -15,28 +18,55 @@ export class LocalChannel implements BackendChannel {
   readonly #cells = new Map<LocalRemoteRegion, BigInt64Array>();
   #error: WeftlineError | undefined;
   #posted = 0;
+  /** Of a channel between GPUs: all its operations. */
+  #cuda: LocalCudaChannel | undefined;
+  #seen = 0;
 
   constructor(link: LocalLink) {
     this.#link = link;
   }
 
   get posted(): number {
-    return this.#posted;
+    return this.#cuda?.posted ?? this.#posted;
   }
 
   get delivered(): number {
-    return this.#posted;
+    return this.#cuda?.delivered ?? this.#posted;
   }
 
   get error(): WeftlineError | undefined {
-    return this.#error ?? this.#link.error;
+    return this.#error ?? this.#cuda?.error ?? this.#link.error;
+  }
+
+  /** Hot path, of `poll`. True if something was delivered. */
+  look(): boolean {
+    const cuda = this.#cuda;
+    if (cuda === undefined) return false;
+    if (this.error === undefined) cuda.flush();
+    const { delivered } = cuda;
+    const hasNews = delivered !== this.#seen;
+    this.#seen = delivered;
+    return hasNews;
+  }
+
+  async prepare(local: BackendRegion, remote: BackendRemoteRegion): Promise<void> {
+    const { device } = local as LocalRegion;
+    const { reach } = remote as LocalRemoteRegion;
+    if (device === undefined || reach.kind !== 'cuda') return;
+    this.#link.mapAllocation(reach, device);
+    await this.#gpu(device).ready;
   }
 
   put(place: PutPlace): boolean {
     this.#require(place.remote as LocalRemoteRegion);
     const local = place.local as LocalRegion;
     const { reach } = place.remote as LocalRemoteRegion;
-    if (local.device !== undefined || reach.kind === 'cuda') throw noGpuChannel();
+    if (local.device !== undefined || reach.kind === 'cuda') {
+      if (local.device === undefined || reach.kind !== 'cuda') throw mixedMemory();
+      const to = this.#link.mapAllocation(reach, local.device) + place.remoteOffset;
+      return this.#gpu(local.device).put(to, local.address + place.localOffset, place.bytes);
+    }
+    if (this.#cuda !== undefined) throw mixedMemory();
     const [from, to] = [local.address + place.localOffset, reach.address + place.remoteOffset];
     if (reach.kind === 'mapped') copyMemory(to, from, place.bytes);
     else this.#copyToProcess(from, to, place.bytes);
@@ -50,6 +80,12 @@ export class LocalChannel implements BackendChannel {
     if (offset % 8 !== 0 || offset < 0 || offset + 8 > region.bytes) {
       throw invalidArgument('offset of a signal', offset, `a multiple of 8 from 0 to ${region.bytes - 8}`);
     }
+    if (region.reach.kind === 'cuda') {
+      const device = this.#cuda?.device ?? this.#link.someDevice;
+      if (device === undefined) throw mixedMemory();
+      return this.#gpu(device).signal(this.#link.mapAllocation(region.reach, device) + offset, add);
+    }
+    if (this.#cuda !== undefined) throw mixedMemory();
     let cells = this.#cells.get(region);
     if (cells === undefined) {
       cells = cellsOf(region);
@@ -61,10 +97,19 @@ export class LocalChannel implements BackendChannel {
     return true;
   }
 
-  close(): Promise<void> {
+  async close(): Promise<void> {
     this.#error ??= new WeftlineError('WL_CLOSED', `A channel to ${this.#link.peerName} was closed`);
     this.#cells.clear();
-    return Promise.resolve();
+    this.#link.forget(this);
+    await this.#cuda?.close();
+  }
+
+  #gpu(device: CudaDevice): LocalCudaChannel {
+    if (this.#cuda === undefined) {
+      if (this.#posted > 0) throw mixedMemory();
+      this.#cuda = new LocalCudaChannel(device);
+    }
+    return this.#cuda;
   }
 
   #require(region: LocalRemoteRegion): void {
@@ -98,9 +143,9 @@ function cellsOf({ reach, bytes }: LocalRemoteRegion): BigInt64Array {
   );
 }
 
-function noGpuChannel(): WeftlineError {
+function mixedMemory(): WeftlineError {
   return new WeftlineError(
     'WL_UNSUPPORTED',
-    'A channel of the local backend moves host memory: GPUs of one host write to each other directly',
+    'A channel of the local backend goes from GPUs to GPUs or from hosts to hosts: put what lies in the other kind on a channel of its own, or as a transfer',
   );
 }

@@ -19,6 +19,8 @@ export interface LocalLinkOptions {
   readonly mailbox: PeerMailbox;
   /** Why other memory of the peer's process cannot be copied; undefined if it can. */
   readonly whyNotProcess: string | undefined;
+  /** A GPU whose memory is registered here, if there is one. */
+  readonly someDevice: () => CudaDevice | undefined;
   /** Called when a transfer begins to be pending. */
   readonly onWork: () => void;
   readonly onClose: (link: LocalLink) => void;
@@ -31,6 +33,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   readonly #mailbox: PeerMailbox;
   readonly #files = new Map<number, SharedMemory>();
   readonly #allocations = new Map<string, Storage>();
+  readonly #channels = new Set<LocalChannel>();
   readonly #streams = new Map<CudaDevice, CudaStream>();
   #first: LocalTransfer | undefined;
   #last: LocalTransfer | undefined;
@@ -78,7 +81,9 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   openChannel(): BackendChannel {
     this.requireUsable();
-    return new LocalChannel(this);
+    const channel = new LocalChannel(this);
+    this.#channels.add(channel);
+    return channel;
   }
 
   // Of the transfers.
@@ -133,6 +138,13 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return any;
   }
 
+  /** Enqueues what channels hold. True if one delivered something. */
+  lookAtChannels(): boolean {
+    let any = false;
+    for (const channel of this.#channels) any = channel.look() || any;
+    return any;
+  }
+
   /** Looks whether the peer still lives. True if that changed. */
   checkPeer(): boolean {
     if (this.#error !== undefined) return false;
@@ -161,6 +173,15 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return storage.address + reach.offset;
   }
 
+  /** A GPU from whose memory the channels may signal. */
+  get someDevice(): CudaDevice | undefined {
+    return this.#options.someDevice();
+  }
+
+  forget(channel: LocalChannel): void {
+    this.#channels.delete(channel);
+  }
+
   stream(device: CudaDevice): CudaStream {
     let stream = this.#streams.get(device);
     if (stream === undefined) {
@@ -177,6 +198,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#options.onClose(this);
     this.#mailbox[Symbol.dispose]();
     // A copy that is running must end before its memory goes.
+    for (const channel of this.#channels) await channel.close();
     for (const stream of this.#streams.values()) await stream.idle().catch(() => undefined);
     for (const stream of this.#streams.values()) stream[Symbol.dispose]();
     for (const storage of this.#allocations.values()) storage[Symbol.dispose]();

@@ -47,6 +47,12 @@ export class KernelCompiler {
     return cubin;
   }
 
+  /** Of a text that is not ours: from this process's or the disk's cache, or compiled. */
+  cubinOf(text: KernelText, defines: readonly string[]): Promise<Uint8Array> {
+    const flags = [...compileFlags(this.#options.architecture), ...defines];
+    return this.#compile(text, flags, text.name);
+  }
+
   /** What identifies the sources of a variant in a bundle. */
   sources(file: KernelFile, values: ConstantValues): string {
     return sourceHash(this.#text(file), this.#flags(file, values));
@@ -65,12 +71,10 @@ export class KernelCompiler {
       if (found !== undefined) return found;
     }
     if (onlyAot) throw this.#notInBundle(file, values, aotFolder);
-    return this.#compile(file, values);
+    return this.#compile(this.#text(file), this.#flags(file, values), variantName(file, values));
   }
 
-  async #compile(file: KernelFile, values: ConstantValues): Promise<Uint8Array> {
-    const text = this.#text(file);
-    const flags = this.#flags(file, values);
+  async #compile(text: KernelText, flags: readonly string[], name: string): Promise<Uint8Array> {
     const compiler = this.#options.openCompiler();
     const key = cacheKey(text, flags, compiler.version);
     const cached = this.#cache.read(key);
@@ -79,8 +83,16 @@ export class KernelCompiler {
     if (!result.ok) {
       throw new WeftlineError(
         'WL_COMPILE',
-        `${variantName(file, values)} does not compile for ${this.#options.architecture} with NVRTC ${compiler.version}:\n${result.log}`,
-        { details: { file: file.file, architecture: this.#options.architecture, flags, log: result.log } },
+        `${name} does not compile for ${this.#options.architecture} with NVRTC ${compiler.version}:\n${result.log}`,
+        {
+          details: {
+            file: text.name,
+            architecture: this.#options.architecture,
+            flags,
+            log: result.log,
+            ...firstMistake(result.log),
+          },
+        },
       );
     }
     this.#cache.write(key, result.cubin);
@@ -107,4 +119,10 @@ export class KernelCompiler {
       { details: { file: file.file, values, architecture, folder } },
     );
   }
+}
+
+/** Where the compiler saw the first error, as its log says: "scale.cu(3): error: identifier \"y\" is undefined". */
+function firstMistake(log: string): { readonly line?: number; readonly mistake?: string } {
+  const [, line, mistake] = /\((\d+)\): (?:catastrophic )?error: (.*)/.exec(log) ?? [];
+  return line === undefined || mistake === undefined ? {} : { line: Number(line), mistake };
 }

@@ -17,8 +17,13 @@ export function readKernelText(file: string): KernelText {
   return {
     name: `kernels/cuda/${file}`,
     text: readFileSync(`${kernelFolder}/${file}`, 'utf8'),
-    headers: (allHeaders ??= readHeaders()),
+    headers: ourHeaders(),
   };
+}
+
+/** weftline/*.cuh, for our kernels and for those of users. */
+export function ourHeaders(): Readonly<Record<string, string>> {
+  return (allHeaders ??= readHeaders());
 }
 
 let allHeaders: Readonly<Record<string, string>> | undefined;

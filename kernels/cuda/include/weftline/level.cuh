@@ -1,0 +1,44 @@
+// Who works together in a call of the device API: one thread, the 32 lanes of a warp, or all threads of a block.
+//
+// All of them make the call together, with the same arguments. A call without a level does not compile.
+#pragma once
+#include "weftline/types.cuh"
+
+namespace weftline {
+
+enum class Level { Unnamed, Thread, Warp, Block };
+
+template <Level level>
+struct Group {
+  static_assert(level == Level::Thread || level == Level::Warp || level == Level::Block,
+                "name who makes this call together: <Level::Thread>, <Level::Warp> or <Level::Block>");
+
+  __device__ __forceinline__ static u32 size() {
+    if constexpr (level == Level::Thread) return 1;
+    else if constexpr (level == Level::Warp) return lanesPerWarp;
+    else return blockDim.x * blockDim.y * blockDim.z;
+  }
+
+  __device__ __forceinline__ static u32 index() {
+    if constexpr (level == Level::Thread) return 0;
+    else if constexpr (level == Level::Warp) return laneIndex();
+    else return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  }
+
+  __device__ __forceinline__ static bool isLeader() { return index() == 0; }
+
+  // ORDER: what a member did before is visible to all members after, so that a release by the leader publishes it.
+  __device__ __forceinline__ static void synchronize() {
+    if constexpr (level == Level::Warp) __syncwarp();
+    else if constexpr (level == Level::Block) __syncthreads();
+  }
+
+  // What the leader says, for all; synchronises.
+  __device__ __forceinline__ static bool agree(bool leaders) {
+    if constexpr (level == Level::Thread) return leaders;
+    else if constexpr (level == Level::Warp) return __shfl_sync(0xffffffffu, leaders ? 1 : 0, 0) != 0;
+    else return __syncthreads_or(isLeader() && leaders) != 0;
+  }
+};
+
+}  // namespace weftline

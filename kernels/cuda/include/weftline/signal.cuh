@@ -1,0 +1,94 @@
+// Signals: 64-bit counters in memory of the peer that is told. Adding to one, waiting for one, reading one.
+#pragma once
+#include "weftline/put.cuh"
+
+namespace weftline {
+
+// A counter across two words would not be added at once, so it begins at a multiple of 8.
+template <Level level>
+__device__ __forceinline__ bool maySignal(const Opened& request, u64 target, const Route& route) {
+  return hasRemote<level>(request, route) &&
+         isInside<level>(request, route, (target & 7) == 0 ? target : ~0ull - 7, 8, remoteBytesOf(request, route));
+}
+
+__device__ __forceinline__ Command signalCommand(const Opened& request, u64 target, u64 add, const Route& route) {
+  return {commandKindSignal, request.number, route.remote, target, add & 0xffffffffull, add >> 32};
+}
+
+// Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
+// sees what this group put before on the same channel. False as put().
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool signal(const Opened& request, u64 target, u64 add, Route route = {}) {
+  if (!maySignal<level>(request, target, route)) return false;
+  Group<level>::synchronize();
+  if (u8* direct = directOf(request, route)) {
+    // ORDER: the release publishes what the group's members wrote before they synchronised.
+    if (Group<level>::isLeader()) addReleaseSystem(reinterpret_cast<u64*>(direct + target), add);
+    return true;
+  }
+  bool isPushed = true;
+  if (Group<level>::isLeader()) {
+    const Command commands[] = {signalCommand(request, target, add, route)};
+    isPushed = pushFor(request, route, commands);
+  }
+  return Group<level>::agree(isPushed);
+}
+
+// A put, and a signal that comes after it. The counter may be in another request, to the same peer.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool putWithSignal(const Opened& data, u64 target, u64 source, u64 bytes, const Opened& counter,
+                                              u64 counterTarget, u64 add, Route route = {}) {
+  if (!mayPut<level>(data, target, source, bytes, route) || !maySignal<level>(counter, counterTarget, route)) return false;
+  if (directOf(data, route) != nullptr || directOf(counter, route) != nullptr) {
+    return put<level>(data, target, source, bytes, route) && signal<level>(counter, counterTarget, add, route);
+  }
+  // Both at once, for one fence and so that the host sees them together.
+  Group<level>::synchronize();
+  bool isPushed = true;
+  if (Group<level>::isLeader()) {
+    const Command commands[] = {{commandKindPut, data.number, route.remote, target, source, bytes},
+                                signalCommand(counter, counterTarget, add, route)};
+    isPushed = pushFor(data, route, commands);
+  }
+  return Group<level>::agree(isPushed);
+}
+
+// ORDER: what a peer put before its signal is visible behind this.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ u64 readSignal(const void* counter) {
+  static_assert(sizeof(Group<level>) > 0, "");
+  const u64 value = loadAcquireSystem(static_cast<const u64*>(counter));
+  Group<level>::synchronize();
+  return value;
+}
+
+// Sets a counter of this device, while no peer adds to it.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ void writeSignal(void* counter, u64 value) {
+  Group<level>::synchronize();
+  if (Group<level>::isLeader()) storeReleaseSystem(static_cast<u64*>(counter), value);
+  Group<level>::synchronize();
+}
+
+// Returns true once the counter, in memory of this device, is at least `value`; what the peers put before their signals
+// is then visible to the group. False after the deadline, or when the host gives up on a peer: leave the kernel.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool wait(const void* counter, u64 value, Waits waits, u32 channel = 0) {
+  bool hasCome = true;
+  if (Group<level>::isLeader()) {
+    const u64* word = static_cast<const u64*>(counter);
+    u64 seen = loadAcquireSystem(word);
+    if (seen < value) {
+      const WaitScope scope = scopeOf(waits);
+      const u64 start = globalTimer();
+      for (u32 polls = 1; seen < value && hasCome; ++polls) {
+        seen = loadAcquireSystem(word);
+        if (seen < value && waitIsOver(scope, polls, start)) hasCome = false;
+      }
+      if (!hasCome) recordTrap(scope, {trapAnyPeer, channel}, value, seen, expiryReason(scope));
+    }
+  }
+  return Group<level>::agree(hasCome);
+}
+
+}  // namespace weftline

@@ -1,0 +1,73 @@
+// The queue through which a device tells its host what to put where: 16-byte commands, a word that says what is delivered.
+import { defineLayout } from './layout.ts';
+
+/** What a command asks for. */
+export const commandKinds = { put: 1, signal: 2 } as const;
+
+export const COMMAND_BYTES = 16;
+
+/** Most requests of a host, remote ranges of a request, and bytes that an offset or a size can name. */
+export const MAX_DEVICE_REQUESTS = 4096;
+export const MAX_REQUEST_REMOTES = 64;
+export const MAX_COMMAND_OFFSET: number = 2 ** 36;
+export const MAX_COMMAND_BYTES: number = 2 ** 34;
+
+/**
+ * Where each part of a command begins, in bits of its words. A command is two halves of 8 bytes, each of which is written
+ * at once and begins with the *phase*: 1 in the first lap round the ring, 0 in the second, and so on. A half belongs to the
+ * command that is looked for when its phase is that of the lap, so memory of zeros holds no command.
+ *
+ * word 0: phase 1, kind 2, remote 6, request 12, high bits of source 4, target 5 and bytes 2
+ * word 1: low 32 bits of the source offset; of a signal, the low half of what it adds
+ * word 2: phase 1, low 31 bits of the target offset
+ * word 3: low 32 bits of the size; of a signal, the high half of what it adds
+ */
+export const commandBits = {
+  kind: 1,
+  remote: 3,
+  request: 9,
+  sourceHigh: 21,
+  targetHigh: 25,
+  bytesHigh: 30,
+  targetLow: 1,
+} as const;
+
+/**
+ * The head of a queue in host memory that both reach; the ring of commands follows. Each word has a cache line.
+ *
+ * - `delivered`: commands whose effect is visible at their target, in the order they were pushed; wraps. The host writes
+ *   it, the device reads it: a slot is free again, and a flush is over, when it has come that far. A stale read only
+ *   waits longer.
+ * - `failed`: 1 + number of the request that failed first; 0 while none has. The host writes it before it counts the
+ *   command as delivered; who waits looks at it behind `delivered`, and leaves.
+ */
+export const commandQueueHead = defineLayout(
+  'CommandQueueHead',
+  {
+    delivered: 'u32',
+    deliveredPad: { of: 'u32', count: 15 },
+    failed: 'u32',
+    failedPad: { of: 'u32', count: 15 },
+  },
+  64,
+);
+
+/**
+ * The device's side of a queue, in its own memory.
+ *
+ * - `head`: commands begun so far, wraps. Any thread takes the next number by an atomic addition.
+ * - `knownDelivered`: what some thread last read of `delivered`, so that not every push reads host memory.
+ */
+export const deviceQueue = defineLayout(
+  'DeviceQueue',
+  {
+    head: 'u32',
+    knownDelivered: 'u32',
+    /** Commands of the ring, a power of two. */
+    capacity: 'u32',
+    capacityBits: 'u32',
+    /** CommandQueueHead, with the ring behind it. */
+    host: 'ptr',
+  },
+  64,
+);

@@ -1,0 +1,136 @@
+// Puts and signals into memory of a GPU of this host, in order, on a stream of the channel. Hot path: no allocation.
+import type { WeftlineError } from '../../../core/errors.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
+import type { HostMemory } from '../../../device/cuda/host-memory.ts';
+import { channelKernels } from '../../../device/cuda/kernels/channel.ts';
+import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
+import type { channelPutArguments } from '../../../abi/channel-arguments.ts';
+
+/** Up to here one block of a kernel copies faster than the copy engine starts; beyond, that needs no multiprocessor. */
+const KERNEL_BYTES = 32 << 10;
+const THREADS = 256;
+/** Enqueued and not yet done. */
+const MOST_PENDING = 512;
+
+type PutPlan = LaunchPlan<keyof typeof channelPutArguments.offset>;
+
+export class LocalCudaChannel {
+  readonly device: CudaDevice;
+  readonly #stream: CudaStream;
+  readonly #done: HostMemory;
+  readonly #doneWord: Int32Array;
+  #plan: PutPlan | undefined;
+  #error: WeftlineError | undefined;
+  #posted = 0;
+  #delivered = 0;
+  /** A put that waits a moment for its signal, to go with it in one launch. */
+  #isHeld = false;
+  #to = 0;
+  #from = 0;
+  #bytes = 0;
+
+  /** Its kernel is compiled, loaded, and has run once. Until then nothing can be posted. */
+  readonly ready: Promise<void>;
+
+  constructor(device: CudaDevice) {
+    this.device = device;
+    this.#stream = device.createStream({ priority: 'high' });
+    this.#done = device.allocateHost(4);
+    this.#doneWord = this.#done.view('i32');
+    this.ready = this.#prepare();
+    this.ready.catch((error: WeftlineError) => (this.#error = error));
+  }
+
+  get error(): WeftlineError | undefined {
+    return this.#error;
+  }
+
+  get posted(): number {
+    return this.#posted;
+  }
+
+  get delivered(): number {
+    // The word is a number of 32 bits, which the count continues.
+    const news = (Atomics.load(this.#doneWord, 0) - this.#delivered) | 0;
+    this.#delivered += news;
+    return this.#delivered;
+  }
+
+  put(to: number, from: number, bytes: number): boolean {
+    if (!this.#hasRoom()) return false;
+    this.flush();
+    if (bytes > KERNEL_BYTES) {
+      const { context } = this.device;
+      context.call('cuMemcpyDtoDAsync', to, from, bytes, this.#stream.handle);
+      context.workCount += 1;
+      this.#posted += 1;
+      this.#hold(0, 0, 0);
+    } else {
+      this.#posted += 1;
+      this.#hold(to, from, bytes);
+    }
+    return true;
+  }
+
+  signal(counter: number, add: number): boolean {
+    if (!this.#hasRoom()) return false;
+    this.#posted += 1;
+    if (!this.#isHeld) this.#hold(0, 0, 0);
+    this.#launch(counter, add);
+    return true;
+  }
+
+  /** Enqueues a put that no signal has followed. */
+  flush(): void {
+    if (this.#isHeld) this.#launch(0, 0);
+  }
+
+  /** Waits for what runs. */
+  async close(): Promise<void> {
+    if (this.device.context.disposed) return;
+    await this.#stream.idle().catch(() => undefined);
+    this.#stream[Symbol.dispose]();
+    this.#done[Symbol.dispose]();
+  }
+
+  async #prepare(): Promise<void> {
+    const { channelPut } = await this.device.loadKernels(channelKernels);
+    const plan = channelPut.plan({ grid: 1, block: THREADS });
+    plan.arguments.set('done', this.#done.deviceAddress);
+    // The driver puts off loading until the first launch, which would wait for kernels that run.
+    plan.launch(this.#stream);
+    await this.#stream.idle();
+    this.#plan = plan;
+  }
+
+  #hasRoom(): boolean {
+    if (this.#error !== undefined) throw this.#error;
+    return this.#plan !== undefined && this.#posted - this.delivered < MOST_PENDING;
+  }
+
+  #hold(to: number, from: number, bytes: number): void {
+    this.#isHeld = true;
+    this.#to = to;
+    this.#from = from;
+    this.#bytes = bytes;
+  }
+
+  #launch(counter: number, add: number): void {
+    const plan = this.#plan as PutPlan;
+    const block = plan.arguments;
+    block.set('to', this.#to);
+    block.set('from', this.#from);
+    block.set('bytes', this.#bytes);
+    block.set('counter', counter);
+    block.set('add', add);
+    block.set('operations', this.#posted >>> 0);
+    this.#isHeld = false;
+    try {
+      plan.launch(this.#stream);
+    } catch (error) {
+      this.#error = error as WeftlineError;
+      throw error;
+    }
+  }
+}

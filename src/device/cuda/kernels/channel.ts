@@ -1,0 +1,10 @@
+// The kernel of kernels/cuda/channel-put.cu.
+import { channelPutArguments } from '../../../abi/channel-arguments.ts';
+import { defineKernelFile } from '../kernel-file.ts';
+
+export const channelKernels = defineKernelFile({
+  file: 'channel-put.cu',
+  constants: {},
+  kernels: { channelPut: channelPutArguments },
+  hot: true,
+});

@@ -1,0 +1,32 @@
+// The kernels of kernels/cuda/two-process.cu and kernels/cuda/bench-device-api.cu, which use the device API.
+import {
+  benchDevicePingArguments,
+  benchDevicePushArguments,
+  benchDevicePutArguments,
+  twoProcessWaitArguments,
+  twoProcessWriteArguments,
+} from '../../../abi/device-api-arguments.ts';
+import { defineKernelFile } from '../kernel-file.ts';
+
+export const twoProcessKernels = defineKernelFile({
+  file: 'two-process.cu',
+  constants: {},
+  kernels: {
+    postWriteAndSignalThread: twoProcessWriteArguments,
+    postWriteAndSignalWarp: twoProcessWriteArguments,
+    postWriteAndSignalBlock: twoProcessWriteArguments,
+    waitForSignal: twoProcessWaitArguments,
+  },
+  hot: true,
+});
+
+export const benchDeviceApiKernels = defineKernelFile({
+  file: 'bench-device-api.cu',
+  constants: {},
+  kernels: {
+    benchDevicePut: benchDevicePutArguments,
+    benchDevicePing: benchDevicePingArguments,
+    benchDevicePush: benchDevicePushArguments,
+  },
+  hot: true,
+});

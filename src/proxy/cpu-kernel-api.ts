@@ -1,0 +1,186 @@
+// The device API where kernels are functions of TypeScript: put, signal, wait and the rest, over the CPU's queues.
+import { commandKinds } from '../abi/command-queue.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { emptyCommand } from './command.ts';
+import { CommandWriter, type QueueMemory } from './command-queue.ts';
+import type { RequestShape } from './request-shape.ts';
+
+export interface CpuRoute {
+  /** Which range of the request's peer; 0 by default. */
+  readonly remote?: number;
+  /** Signals come after the puts of their channel; there is no order between channels. 0 by default. */
+  readonly channel?: number;
+}
+
+export interface CpuPut {
+  /** Where in the peer's range. */
+  readonly target: number;
+  /** Where in the request's local range. */
+  readonly source: number;
+  readonly bytes: number;
+}
+
+export interface CpuSignal {
+  /** Where in the peer's range, a multiple of 8. */
+  readonly target: number;
+  readonly add: number;
+}
+
+export interface CpuKernelApiOptions {
+  readonly agent: string;
+  readonly queues: readonly QueueMemory[];
+  readonly timeoutMs: number;
+  /** By number. */
+  readonly requests: readonly (RequestShape | undefined)[];
+  readonly peerName: (peer: number) => string;
+  /** Why waits are to end, if they are. */
+  readonly failure: () => WeftlineError | undefined;
+  /** After a push: the thread that serves the queues may sleep. */
+  readonly wake: () => void;
+}
+
+/** How many looks between two looks at the clock. */
+const LOOKS = 64;
+
+export class CpuKernelApi {
+  readonly #options: CpuKernelApiOptions;
+  readonly #writers: readonly CommandWriter[];
+  readonly #command = emptyCommand();
+
+  constructor(options: CpuKernelApiOptions) {
+    this.#options = options;
+    this.#writers = options.queues.map((memory) => new CommandWriter(memory));
+  }
+
+  /**
+   * Tells the host to copy `bytes` from `source` in the request's local range to `target` in the peer's. The source must
+   * stay as it is until flush(). Blocks while the queue is full. Fails with WL_INVALID_ARGUMENT, having written nothing,
+   * for a range that is not inside; WL_TIMEOUT when the queue stays full.
+   */
+  put(request: number, { target, source, bytes }: CpuPut, route: CpuRoute = {}): void {
+    const shape = this.#shape(request);
+    checkRange('target range', target, bytes, this.#remoteBytes(shape, route));
+    checkRange('source range', source, bytes, shape.local.bytes);
+    const command = this.#command;
+    command.kind = commandKinds.put;
+    command.target = target;
+    command.source = source;
+    command.bytes = bytes;
+    this.#push(shape, route);
+  }
+
+  /** Adds to the 64-bit counter at `target` (a multiple of 8), after the puts of the channel. Fails as put(). */
+  signal(request: number, { target, add }: CpuSignal, route: CpuRoute = {}): void {
+    const shape = this.#shape(request);
+    if (target % 8 !== 0) throw invalidArgument('target', target, 'a multiple of 8');
+    checkRange('counter', target, 8, this.#remoteBytes(shape, route));
+    const command = this.#command;
+    command.kind = commandKinds.signal;
+    command.target = target;
+    command.add = add;
+    this.#push(shape, route);
+  }
+
+  /** A put, and a signal that comes after it; the counter may be in another request, to the same peer. */
+  putWithSignal(
+    data: CpuPut & { readonly request: number },
+    counter: CpuSignal & { readonly request: number },
+    route: CpuRoute = {},
+  ): void {
+    this.put(data.request, data, route);
+    this.signal(counter.request, counter, route);
+  }
+
+  /** Resolves when all puts and signals of the channel are visible to their peers. Fails with WL_TIMEOUT or what befell them. */
+  async flush(request: number, route: CpuRoute = {}): Promise<void> {
+    const writer = this.#writer(route);
+    const count = writer.pushed;
+    const peer = this.#options.peerName(this.#shape(request).peer);
+    await this.#until(() => writer.isDelivered(count), `${writer.depth} commands to ${peer} and others`);
+  }
+
+  readSignal(counter: BigUint64Array): number {
+    return Number(Atomics.load(counter, 0));
+  }
+
+  writeSignal(counter: BigUint64Array, value: number): void {
+    Atomics.store(counter, 0, BigInt(value));
+  }
+
+  /** Resolves once the counter is at least `value`. Fails with WL_TIMEOUT, or the error of a peer that is lost. */
+  async wait(counter: BigUint64Array, value: number): Promise<void> {
+    await this.#until(
+      () => this.readSignal(counter) >= value,
+      () => `a signal (expected ${value}, seen ${this.readSignal(counter)})`,
+    );
+  }
+
+  /** Once the failure was told: queues carry commands of other requests as before. */
+  forgetFailures(): void {
+    for (const writer of this.#writers) writer.forgetFailure();
+  }
+
+  #shape(request: number): RequestShape {
+    const shape = this.#options.requests[request];
+    if (shape === undefined) throw invalidArgument('request', request, 'what createGpuReq() returned');
+    return shape;
+  }
+
+  #remoteBytes(shape: RequestShape, { remote = 0 }: CpuRoute): number {
+    const range = shape.remotes[remote];
+    if (range === undefined) throw invalidArgument('remote', remote, `a number below ${shape.remotes.length}`);
+    return range.bytes;
+  }
+
+  #writer({ channel = 0 }: CpuRoute): CommandWriter {
+    return this.#writers[channel % this.#writers.length] as CommandWriter;
+  }
+
+  #push(shape: RequestShape, route: CpuRoute): void {
+    const command = this.#command;
+    command.request = shape.number;
+    command.remote = route.remote ?? 0;
+    const writer = this.#writer(route);
+    const { wake, timeoutMs, failure } = this.#options;
+    let deadline = 0;
+    for (let looks = 0; !writer.push(command); looks += 1) {
+      if (looks % LOOKS !== 0) continue;
+      const reason = failure();
+      if (reason !== undefined) throw reason;
+      const now = performance.now();
+      if (deadline === 0) deadline = now + timeoutMs;
+      if (now >= deadline) throw this.#late(`room in its queue of ${writer.capacity} commands`);
+    }
+    wake();
+  }
+
+  async #until(isOver: () => boolean, what: string | (() => string)): Promise<void> {
+    const deadline = performance.now() + this.#options.timeoutMs;
+    for (;;) {
+      try {
+        for (let looks = 0; looks < LOOKS; looks += 1) if (isOver()) return;
+      } catch (error) {
+        // What happened comes as a message, a moment after the queue shows that something did.
+        await new Promise((resolve) => setTimeout(resolve, 1));
+        throw this.#options.failure() ?? error;
+      }
+      const reason = this.#options.failure();
+      if (reason !== undefined) throw reason;
+      if (performance.now() >= deadline) throw this.#late(typeof what === 'string' ? what : what());
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+  }
+
+  #late(what: string): WeftlineError {
+    const { agent, timeoutMs } = this.#options;
+    return new WeftlineError('WL_TIMEOUT', `${agent} waited ${timeoutMs} ms for ${what}`, {
+      details: { agent, timeoutMs },
+    });
+  }
+}
+
+function checkRange(name: string, start: number, bytes: number, limit: number): void {
+  const isInside = Number.isSafeInteger(start) && Number.isSafeInteger(bytes) && start >= 0 && bytes >= 0;
+  if (isInside && start + bytes <= limit) return;
+  throw invalidArgument(name, [start, start + bytes], `inside the ${limit} bytes of its memory`);
+}

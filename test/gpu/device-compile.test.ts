@@ -1,0 +1,80 @@
+// Kernels of users: compiled from text, launched with plain parameters, mistakes told with their line; waits that end.
+import assert from 'node:assert/strict';
+import type { CudaDevice, WeftlineError } from 'weftline';
+import { DeviceHost } from 'weftline/device-api';
+import { gpuTest } from './support/gpu.js';
+
+const scale = `
+#include "weftline/weftline.cuh"
+extern "C" __global__ void scale(float* x, unsigned count, float factor, const unsigned char* add) {
+  const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
+  if (index < count) x[index] = x[index] * factor + *add;
+}
+`;
+const kernels = { scale: { x: 'ptr', count: 'u32', factor: 'f32', add: 'ptr' } } as const;
+
+gpuTest("a user's kernel takes its parameters one by one", async (device) => {
+  const compiled = await device.compile({ source: scale, kernels });
+  using x = await device.tensor('f32', [4], Float32Array.of(1, 2, 3, 4));
+  using add = await device.tensor('u8', [1], Uint8Array.of(7));
+  compiled.scale.launch({ grid: 1, block: 32 }, { x, count: 3, factor: 0.5, add: add.address });
+  assert.deepEqual([...(await x.toHost())], [7.5, 8, 8.5, 4]);
+  const plan = compiled.scale.plan({ grid: 1, block: 32 });
+  plan.arguments.set('x', x.address);
+  plan.arguments.set('add', add.address);
+  plan.arguments.set('factor', 2);
+  plan.arguments.set('count', 1);
+  plan.launch();
+  assert.equal((await x.toHost())[0], 22);
+  assert.throws(() => compiled.scale.launch({ grid: 1, block: 32 }, { x, count: 0.5, factor: 1, add }), {
+    code: 'WL_INVALID_ARGUMENT',
+    message: /parameter count \(u32\) of user\.cu:scale/,
+  });
+});
+
+async function mistake(device: CudaDevice, source: string): Promise<WeftlineError> {
+  try {
+    await device.compile({ source, name: 'mine.cu', kernels: { scale: {} } });
+  } catch (error) {
+    return error as WeftlineError;
+  }
+  return assert.fail('it compiled');
+}
+
+gpuTest('what does not compile says where and why', async (device) => {
+  const wrong = await mistake(device, scale.replace('* factor', '* factory'));
+  assert.equal(wrong.code, 'WL_COMPILE');
+  assert.match(wrong.message, /^mine\.cu does not compile .*\n?.*mine\.cu\(5\): error: .*factory/s);
+  assert.equal(wrong.details['line'], 5);
+  const level = await mistake(
+    device,
+    `#include "weftline/weftline.cuh"
+extern "C" __global__ void scale(weftline::Request request) { weftline::put(request, 0, 0, 8); }`,
+  );
+  assert.match(level.message, /name who makes this call together/);
+  const hidden = await mistake(device, '__global__ void scale() {}');
+  assert.match(hidden.message, /extern "C"/);
+});
+
+gpuTest('a wait for a signal that never comes ends with its deadline, and the device goes on', async (device) => {
+  await using host = await DeviceHost.create({ name: 'alone', device, timeoutMs: 200 });
+  const counter = await host.allocate(8);
+  const compiled = await device.compile({
+    source: `#include "weftline/weftline.cuh"
+extern "C" __global__ void waitFor(const unsigned long long* counter, weftline::Waits waits, unsigned long long* seen) {
+  if (weftline::wait<weftline::Level::Warp>(counter, 3, waits)) *seen = weftline::readSignal<weftline::Level::Warp>(counter);
+}`,
+    kernels: { waitFor: { counter: 'ptr', waits: 'ptr', seen: 'ptr' } },
+  });
+  using seen = await device.tensor('i32', [2], Int32Array.of(0, 0));
+  const launch = () =>
+    compiled.waitFor.launch({ grid: 1, block: 32 }, { counter: counter.address, waits: host.waits, seen });
+  launch();
+  await assert.rejects(device.stream.idle(), {
+    code: 'WL_TIMEOUT',
+    message: /A kernel of alone waited 200 ms for its peers \(channel 0: expected 3, seen 0\)/,
+  });
+  await host.write(counter, Uint8Array.of(5));
+  launch();
+  assert.equal((await seen.toHost())[0], 5);
+});

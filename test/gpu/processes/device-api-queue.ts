@@ -1,0 +1,66 @@
+// How many commands a second one thread takes from a queue that a GPU fills, and how long a command is on its way.
+import assert from 'node:assert/strict';
+import type { CudaDevice } from 'weftline';
+import { benchDeviceApiKernels } from '#lib/device/cuda/kernels/device-api.js';
+import { CommandReader } from '#lib/proxy/command-queue.js';
+import { CommandServer } from '#lib/proxy/command-server.js';
+import { CudaRequests } from '#lib/proxy/cuda-requests.js';
+import { queuesIn } from '#lib/proxy/queue-layout.js';
+
+export interface QueueSpeed {
+  readonly warps: number;
+  readonly commands: number;
+  readonly millionPerSecond: number;
+}
+
+/** Peers are pretended: what is posted is delivered at once. Fails if a signal is lost or comes twice. */
+export async function measureQueue(device: CudaDevice): Promise<QueueSpeed[]> {
+  const { benchDevicePush } = await device.loadKernels(benchDeviceApiKernels);
+  const layout = { queues: 1, capacity: 4096 };
+  using requests = await CudaRequests.create({ device, trap: device.traps.address, timeoutMs: 10_000, ...layout });
+  const handle = await requests.add({
+    number: 0,
+    peer: 0,
+    local: { address: 0, bytes: 0 },
+    remotes: [{ direct: 0, bytes: 8 }],
+  });
+  const channel = { posted: 0, delivered: 0, error: undefined };
+  const seen = { sum: 0 };
+  const route = {
+    channel,
+    put: () => false,
+    signal: (_target: number, add: number) => {
+      seen.sum += add;
+      channel.posted += 1;
+      channel.delivered += 1;
+      return true;
+    },
+  };
+  const results: QueueSpeed[] = [];
+  const [memory] = queuesIn(requests.buffer, layout.queues, layout.capacity);
+  assert.ok(memory !== undefined);
+  const server = new CommandServer(new CommandReader(memory), [{ peer: 'nobody', remotes: [route] }], (error) => {
+    throw error;
+  });
+  for (const warps of [1, 4, 32, 128]) {
+    const each = Math.floor(400_000 / warps / (warps === 1 ? 4 : 1));
+    const plan = benchDevicePush.plan({ grid: Math.ceil(warps / 8), block: Math.min(warps, 8) * 32 });
+    plan.arguments.set('request', handle);
+    plan.arguments.set('count', each);
+    plan.arguments.set('channels', 1);
+    const commands = each * warps;
+    for (let round = 0; round < 3; round += 1) {
+      seen.sum = 0;
+      const start = performance.now();
+      plan.launch();
+      const isOver = (): boolean => seen.sum >= commands || performance.now() - start > 10_000;
+      while (!isOver()) for (let turn = 0; turn < 64; turn += 1) server.step();
+      const milliseconds = performance.now() - start;
+      await device.stream.idle();
+      assert.equal(seen.sum, commands);
+      results.push({ warps, commands, millionPerSecond: commands / milliseconds / 1000 });
+    }
+    console.log(`queue, ${warps} warps: ${results.at(-1)?.millionPerSecond.toFixed(2)} M commands/s`);
+  }
+  return results;
+}

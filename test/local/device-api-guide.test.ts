@@ -1,0 +1,57 @@
+// The kernels of docs/device-api.md compile with nvcc without a warning, and calls at no level do not. No GPU needed.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { after } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { compileFlags } from '#lib/device/cuda/jit/architecture.js';
+import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
+import { extractCodeBlocks } from './documentation/code-blocks.ts';
+
+const noCompiler = spawnSync('nvcc', ['--version']).status === 0 ? false : 'there is no nvcc';
+const guide = fileURLToPath(new URL('../../../docs/device-api.md', import.meta.url));
+const kernels = extractCodeBlocks('docs/device-api.md', readFileSync(guide, 'utf8')).filter(
+  ({ language }) => language === 'cuda',
+);
+const folder = mkdtempSync(join(tmpdir(), 'weftline-guide-'));
+after(() => rmSync(folder, { recursive: true, force: true }));
+
+function compile(code: string, architecture = 'sm_90a'): { readonly ok: boolean; readonly said: string } {
+  const path = join(folder, 'kernel.cu');
+  writeFileSync(path, code);
+  const include = join(kernelFolder, 'include');
+  const flags = [...compileFlags(architecture), '-Werror', 'all-warnings', '-I', include, '-cubin', '-o', `${path}bin`];
+  const { status, stderr, stdout } = spawnSync('nvcc', [...flags, path], { encoding: 'utf8' });
+  return { ok: status === 0, said: stdout + stderr };
+}
+
+test('the guide shows kernels', () => assert.ok(kernels.length >= 4));
+
+for (const { line, code } of kernels) {
+  test(`docs/device-api.md:${line} compiles`, { skip: noCompiler }, () => {
+    const { ok, said } = compile(code);
+    assert.ok(ok, said);
+  });
+}
+
+function kernel(call: string): string {
+  return `#include "weftline/weftline.cuh"\nextern "C" __global__ void k(weftline::Request r) { weftline::${call}; }\n`;
+}
+
+test('a call at no level, or at one that is none, does not compile', { skip: noCompiler }, () => {
+  for (const call of [
+    'put(r, 0, 0, 8)',
+    'signal(r, 0, 1)',
+    'flush(r)',
+    'wait(nullptr, 1, nullptr)',
+    'readSignal(nullptr)',
+  ]) {
+    const { ok, said } = compile(kernel(call));
+    assert.equal(ok, false, call);
+    assert.match(said, /name who makes this call together/);
+  }
+  assert.equal(compile(kernel('put<32>(r, 0, 0, 8)')).ok, false);
+  assert.ok(compile(kernel('put<weftline::Level::Warp>(r, 0, 0, 8)'), 'sm_80').ok);
+});

@@ -1,0 +1,171 @@
+// The command queue: every part of a command survives its 16 bytes, slots come back when delivered, failures are told.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import fc from 'fast-check';
+import { commandKinds, MAX_COMMAND_BYTES, MAX_COMMAND_OFFSET } from '#lib/abi/command-queue.js';
+import { WeftlineError } from 'weftline';
+import { type Command, decodeCommand, emptyCommand, encodeCommand } from '#lib/proxy/command.js';
+import { CommandReader, CommandWriter, queueBytes } from '#lib/proxy/command-queue.js';
+import { type CommandRoute, CommandServer } from '#lib/proxy/command-server.js';
+
+const offset = fc.oneof(
+  fc.constantFrom(0, 1, 2 ** 31 - 1, 2 ** 31, 2 ** 32 - 1, 2 ** 32, MAX_COMMAND_OFFSET - 1),
+  fc.integer({ min: 0, max: MAX_COMMAND_OFFSET - 1 }),
+);
+const common = { request: fc.nat(4095), remote: fc.nat(63), target: offset };
+const put = fc.record({
+  ...common,
+  kind: fc.constant<number>(commandKinds.put),
+  source: offset,
+  bytes: fc.oneof(
+    fc.constantFrom(0, 2 ** 32, MAX_COMMAND_BYTES - 1),
+    fc.integer({ min: 0, max: MAX_COMMAND_BYTES - 1 }),
+  ),
+  add: fc.constant(0),
+});
+const signal = fc.record({
+  ...common,
+  kind: fc.constant<number>(commandKinds.signal),
+  source: fc.constant(0),
+  bytes: fc.constant(0),
+  add: fc.oneof(fc.constantFrom(0, 1, 2 ** 32, 2 ** 53 - 1), fc.maxSafeNat()),
+});
+
+test('a command survives its slot, and a slot of the other phase holds none', () => {
+  const words = new Uint32Array(8);
+  fc.assert(
+    fc.property(fc.oneof(put, signal), fc.constantFrom(0, 1), (command, phase) => {
+      encodeCommand(words, 4, phase, command);
+      const seen = emptyCommand();
+      assert.equal(decodeCommand(words, 4, phase ^ 1, seen), false);
+      assert.equal(decodeCommand(words, 4, phase, seen), true);
+      assert.deepEqual(seen, { ...command });
+    }),
+  );
+});
+
+function makeQueue(capacity: number): { reader: CommandReader; writer: CommandWriter } {
+  const memory = { buffer: new SharedArrayBuffer(queueBytes(capacity)), byteOffset: 0, capacity };
+  return { reader: new CommandReader(memory), writer: new CommandWriter(memory) };
+}
+
+function signalOf(request: number, add: number): Command {
+  return { ...emptyCommand(), kind: commandKinds.signal, request, add };
+}
+
+test('a slot is free when its command is delivered, not when it was taken', () => {
+  const { reader, writer } = makeQueue(4);
+  const command = emptyCommand();
+  for (let number = 0; number < 4; number += 1) assert.ok(writer.push(signalOf(0, number)));
+  assert.equal(writer.push(signalOf(0, 4)), false);
+  for (let number = 0; number < 4; number += 1) {
+    assert.ok(reader.take(command));
+    assert.equal(command.add, number);
+  }
+  assert.equal(reader.take(command), false);
+  assert.equal(writer.push(signalOf(0, 4)), false);
+  reader.deliver(1);
+  assert.ok(writer.push(signalOf(0, 4)));
+  assert.equal(writer.isDelivered(1), true);
+  assert.equal(writer.isDelivered(2), false);
+  assert.ok(reader.take(command));
+  assert.equal(command.add, 4);
+});
+
+/** A peer that remembers what it is told and delivers when the test says so. */
+class PretendedPeer implements CommandRoute {
+  readonly channel = { posted: 0, delivered: 0, error: undefined as WeftlineError | undefined };
+  readonly log: string[] = [];
+  room = Number.POSITIVE_INFINITY;
+
+  put(source: number, target: number, bytes: number): boolean {
+    return this.#post(`put ${source} ${target} ${bytes}`);
+  }
+
+  signal(target: number, add: number): boolean {
+    return this.#post(`signal ${target} ${add}`);
+  }
+
+  #post(what: string): boolean {
+    if (this.channel.posted - this.channel.delivered >= this.room) return false;
+    this.channel.posted += 1;
+    this.log.push(what);
+    return true;
+  }
+}
+
+function serve(capacity: number) {
+  const queue = makeQueue(capacity);
+  const [one, two] = [new PretendedPeer(), new PretendedPeer()];
+  const failures: WeftlineError[] = [];
+  const requests = [
+    { peer: 'one', remotes: [one] },
+    { peer: 'two', remotes: [two, two] },
+  ];
+  return { ...queue, one, two, failures, server: new CommandServer(queue.reader, requests, (e) => failures.push(e)) };
+}
+
+test('commands are counted in their order, whichever peer is faster', () => {
+  const { writer, server, one, two } = serve(8);
+  writer.push({ ...emptyCommand(), kind: commandKinds.put, source: 8, target: 16, bytes: 24 });
+  writer.push(signalOf(1, 5));
+  writer.push(signalOf(0, 6));
+  assert.ok(server.step());
+  assert.deepEqual([one.log, two.log], [['put 8 16 24', 'signal 0 6'], ['signal 0 5']]);
+  two.channel.delivered = 1;
+  assert.equal(server.step(), false);
+  assert.equal(writer.isDelivered(1), false);
+  one.channel.delivered = 1;
+  assert.ok(server.step());
+  assert.deepEqual(
+    [1, 2, 3].map((count) => writer.isDelivered(count)),
+    [true, true, false],
+  );
+});
+
+test('a peer without room holds its command back, and nothing is lost over many laps', () => {
+  const { writer, server, one } = serve(4);
+  one.room = 2;
+  let pushed = 0;
+  for (let turn = 0; turn < 1000; turn += 1) {
+    while (writer.push(signalOf(0, pushed))) pushed += 1;
+    server.step();
+    if (turn % 3 === 0) one.channel.delivered = one.channel.posted;
+  }
+  assert.ok(pushed > 600, `${pushed} pushed`);
+  assert.deepEqual(
+    one.log,
+    Array.from({ length: one.log.length }, (_, number) => `signal 0 ${number}`),
+  );
+});
+
+test('when a peer is lost its commands end as failed, which the device sees, and the others go on', () => {
+  const { writer, server, one, two, failures } = serve(8);
+  writer.push(signalOf(1, 1));
+  writer.push(signalOf(0, 2));
+  server.step();
+  two.channel.error = new WeftlineError('WL_PEER_LOST', 'two is gone');
+  one.channel.delivered = 1;
+  assert.ok(server.step());
+  assert.deepEqual(
+    failures.map((error) => error.message),
+    ['two is gone'],
+  );
+  assert.equal(writer.depth, 0);
+  assert.throws(() => writer.isDelivered(2), { code: 'WL_PEER_FAILED', message: /request 1/ });
+  writer.push(signalOf(1, 3));
+  two.channel.delivered = two.channel.posted;
+  assert.ok(server.step());
+  assert.equal(two.log.length, 1, 'nothing is posted to a lost peer');
+});
+
+test('a command that names no request fails alone', () => {
+  const { writer, server, one, failures } = serve(8);
+  writer.push(signalOf(77, 1));
+  writer.push(signalOf(0, 1));
+  server.step();
+  one.channel.delivered = 1;
+  server.step();
+  assert.equal(writer.depth, 0);
+  assert.match(failures[0]?.message ?? '', /request 77, remote range 0/);
+});
