@@ -97,13 +97,17 @@ function open(): Ucx {
 }
 
 /**
- * Once loaded, UCX catches SIGSEGV and its like to print where it happened. Node needs SIGSEGV for WebAssembly, so UCX is
- * told not to, unless the user wants it; it reads the variable while it is loaded.
+ * What UCX must not do in this process unless the user wants it; it reads the variables while it is loaded.
+ *
+ * - It catches SIGSEGV and its like to print where it happened. Node needs SIGSEGV for WebAssembly.
+ * - It rewrites mmap, munmap and brk of the running process to hear when memory goes. Other threads of Node are in them
+ *   at that moment and later: V8 was seen to lose its heap. Without, UCX keeps no cache of registered memory for RDMA.
  */
+const quietly: Readonly<Record<string, string>> = { UCX_HANDLE_ERRORS: 'none', UCX_MEM_EVENTS: 'n' };
+
 function loadQuietly(path: string): void {
-  const variable = 'UCX_HANDLE_ERRORS';
-  const isSet = process.env[variable] !== undefined;
-  if (!isSet) process.env[variable] = 'none';
+  const added = Object.keys(quietly).filter((variable) => process.env[variable] === undefined);
+  for (const variable of added) process.env[variable] = quietly[variable];
   lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')();
-  if (!isSet) delete process.env[variable];
+  for (const variable of added) delete process.env[variable];
 }
