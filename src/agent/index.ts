@@ -9,6 +9,10 @@ export type { DeviceMemory, Registrable, Registration } from './registration.ts'
 export type { RegisterOptions } from './registrations.ts';
 export type { RemoteMemory } from './remote-agent.ts';
 export type { Transfer, TransferTelemetry } from './transfer.ts';
+export { Endpoint, type EndpointOptions } from './endpoint/endpoint.ts';
+export type { EndpointConnection } from './endpoint/endpoint-connection.ts';
+export type { Operation } from './endpoint/operation.ts';
+export type { LocalPart, LocalParts } from './endpoint/ranges.ts';
 export { etcdMetadataStore, type EtcdOptions } from './exchange/etcd-store.ts';
 export {
   exchangeMetadata,

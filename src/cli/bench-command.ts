@@ -14,6 +14,7 @@ import { epBenchReport } from '../report/ep-bench-report.ts';
 import { epCudaBenchReport } from '../report/ep-cuda-bench-report.ts';
 import { readSettings } from '../settings/settings.ts';
 import type { World } from '../world/index.ts';
+import { addP2pBench } from './bench-p2p.ts';
 import { addTransportBench } from './bench-transport.ts';
 import { integerArgument } from './integer-argument.ts';
 import { requireWritableFolder, writeJson } from './output-file.ts';
@@ -24,6 +25,7 @@ export function addBenchCommand(program: Command): void {
   const bench = program.command('bench').description('measure this machine against its own limits');
   addEpBench(bench);
   addTransportBench(bench);
+  addP2pBench(bench);
 }
 
 interface EpBenchFlags extends Omit<EpWorkload, 'dtype'> {

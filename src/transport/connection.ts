@@ -71,7 +71,8 @@ export class Connection implements TransportConnection {
   readonly grantQueue = new RequestQueue();
   waitsForGrant = false;
   /** Bytes that were granted to claimed receives and have not come, and since when they do not count: Infinity if they do. */
-  claimedBytes = 0;
+  // -0 is held as a double from the start. When the first 64-bit size came, all compiled code that knows a connection was lost.
+  claimedBytes: number = -0;
   silentSince = Number.POSITIVE_INFINITY;
   /** Receives of the peer that wait for a send of this side. */
   clearCount = 0;

@@ -23,8 +23,8 @@ import { whyNotProcessMemory } from './process-permission.ts';
 
 export const createBackend: CreateBackend = (context) => Promise.resolve().then(() => new LocalBackend(context));
 
-/** How much is copied between two looks at everything else: well under a millisecond. */
-const TURN_BYTES = 4 << 20;
+/** How much is copied between two looks at everything else: a millisecond or two. Smaller steps make long copies slower. */
+const TURN_BYTES = 8 << 20;
 /** How often it is looked whether peers still live. */
 const PEER_CHECK_MS = 50;
 /** A look at the clock costs more than an empty poll. */

@@ -115,7 +115,8 @@ export class LocalChannel implements BackendChannel {
   #require(region: LocalRemoteRegion): void {
     if (this.#error !== undefined) throw this.#error;
     this.#link.requireUsable();
-    this.#link.requireRegion(region);
+    const refusal = this.#link.refusal(region);
+    if (refusal !== undefined) throw refusal;
   }
 
   #copyToProcess(from: number, to: number, bytes: number): void {

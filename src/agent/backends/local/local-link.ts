@@ -92,13 +92,19 @@ export class LocalLink implements BackendLink, LinkedMemory {
     if (this.#error !== undefined) throw this.#error;
   }
 
-  requireRegion(region: LocalRemoteRegion): void {
-    if (this.#mailbox.holds(region.slot, region.key)) return;
-    throw new WeftlineError(
+  /** Hot path. Why the peer does not let this side touch the region. */
+  refusal(region: LocalRemoteRegion): WeftlineError | undefined {
+    if (this.#mailbox.holds(region.slot, region.key)) return undefined;
+    return new WeftlineError(
       'WL_UNAUTHORIZED',
       `${this.peerName} has not registered that region, or no longer: the key is wrong`,
       { details: { peer: this.peerName, slot: region.slot } },
     );
+  }
+
+  /** The peer was found dead. */
+  lose(error: WeftlineError): void {
+    this.#fail(error);
   }
 
   /** Fails with WL_CAPACITY if a message of that length cannot be written now. */

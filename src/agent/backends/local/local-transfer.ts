@@ -6,8 +6,10 @@ import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
 import type { LocalRemoteRegion } from './remote-region.ts';
 
-/** Up to this much is copied within `post`: some 20 µs. More goes on in `poll`, or between turns of the event loop. */
-const INLINE_BYTES = 256 << 10;
+/** Up to this much is copied within `post`: less than a millisecond. More goes on in `poll`, and between turns of the event loop. */
+const INLINE_BYTES = 4 << 20;
+/** A copy of more takes long enough for the peer to die meanwhile, and for a look at that not to count. */
+const LONG_BYTES = 256 << 10;
 
 export interface LocalTransferParts {
   readonly plan: CopyPlan;
@@ -46,7 +48,7 @@ export class LocalTransfer implements BackendTransfer {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
     this.#link.requireUsable();
-    this.#requireRegions();
+    this.#requireLocals();
     this.#hasMessage = message !== undefined;
     if (message !== undefined) {
       this.#link.requireRoom(message.length);
@@ -56,6 +58,11 @@ export class LocalTransfer implements BackendTransfer {
     this.#state = 'pending';
     this.#error = undefined;
     this.#areCopied = false;
+    const refusal = this.#refusal();
+    if (refusal !== undefined) {
+      this.fail(refusal);
+      return;
+    }
     this.#parts.plan.begin();
     if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.advance(INLINE_BYTES)) return;
     this.#link.enqueue(this);
@@ -65,14 +72,17 @@ export class LocalTransfer implements BackendTransfer {
   advance(budget: number): boolean {
     if (this.#state !== 'pending') return true;
     try {
+      this.#requireLocals();
       this.#areCopied ||= this.#parts.plan.advance(budget);
       if (!this.#areCopied || (this.#hasMessage && !this.#link.push(this.#message))) return false;
       // A large copy may have gone to the memory of a peer that died meanwhile.
-      if (this.#parts.plan.bytes > INLINE_BYTES) this.#link.checkPeer();
+      if (this.#parts.plan.bytes > LONG_BYTES) this.#link.checkPeer();
       if (this.#link.error !== undefined) throw this.#link.error;
       this.#state = 'done';
     } catch (error) {
-      this.fail(error as WeftlineError);
+      const failure = error as WeftlineError;
+      this.fail(failure);
+      if (failure.code === 'WL_PEER_LOST') this.#link.lose(failure);
     }
     return true;
   }
@@ -96,14 +106,22 @@ export class LocalTransfer implements BackendTransfer {
     return Promise.resolve();
   }
 
-  #requireRegions(): void {
-    const { locals, remotes } = this.#parts;
+  /** Why the peer does not take it. */
+  #refusal(): WeftlineError | undefined {
+    const { remotes } = this.#parts;
+    for (let index = 0; index < remotes.length; index += 1) {
+      const refusal = this.#link.refusal(remotes[index] as LocalRemoteRegion);
+      if (refusal !== undefined) return refusal;
+    }
+    return undefined;
+  }
+
+  /** Memory that was deregistered may be unmapped. */
+  #requireLocals(): void {
+    const { locals } = this.#parts;
     for (let index = 0; index < locals.length; index += 1) {
       if ((locals[index] as LocalRegion).isReleased)
         throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
-    }
-    for (let index = 0; index < remotes.length; index += 1) {
-      this.#link.requireRegion(remotes[index] as LocalRemoteRegion);
     }
   }
 }

@@ -1,0 +1,241 @@
+// Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
+import { createServer, type Server, type Socket } from 'node:net';
+import { randomBytes } from 'node:crypto';
+import { endpointMessage } from '../../abi/endpoint-message.ts';
+import { Block } from '../../abi/layout.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { ControlChannel } from '../../transport/io/udp/control-channel.ts';
+import { dial } from '../../transport/host/dial.ts';
+import type { WaitOptions } from '../../world/store.ts';
+import { Agent, type AgentOptions } from '../agent.ts';
+import type { BackendName } from '../backend.ts';
+import type { Notification } from '../notifications.ts';
+import type { Registrable, Registration } from '../registration.ts';
+import { EndpointConnection } from './endpoint-connection.ts';
+import { type Greeting, type GreetingOptions, receiveGuest, visitHost } from './greeting.ts';
+
+export interface EndpointOptions extends AgentOptions {
+  /** Told to peers; memory may lie anywhere. 0 by default. */
+  readonly localGpuIndex?: number;
+  /** Every connection takes this backend; else the agent chooses. */
+  readonly backend?: BackendName;
+  /** To accept at; 0, the default, takes any. */
+  readonly port?: number;
+}
+
+const LONGEST_WAIT_MS = 86_400_000;
+
+/**
+ * Operations of a connection begin at once and are waited for with `operation.wait()`, or asked with `operation.state`.
+ * Several parts make one message (the vectored calls). Until `close` the process is kept alive.
+ */
+export class Endpoint implements AsyncDisposable {
+  readonly agent: Agent;
+  readonly localGpuIndex: number;
+  readonly #backend: BackendName | undefined;
+  readonly #server: Server;
+  readonly #connections = new Map<number, EndpointConnection>();
+  readonly #channels = new Map<number, ControlChannel>();
+  readonly #regions = new Set<Registration>();
+  readonly #arrived: EndpointConnection[] = [];
+  readonly #accepting: ((connection: EndpointConnection) => void)[] = [];
+  /** For connections that are being made: messages can be quicker than the end of the greeting. */
+  readonly #early = new Map<number, Uint8Array[]>();
+  readonly #stop = new AbortController();
+  #nextId = 0;
+  #closing: Promise<void> | undefined;
+
+  /** Listens at once. Fails as Agent.create does, and with WL_NATIVE if the address cannot be listened at. */
+  static async create(options: EndpointOptions = {}): Promise<Endpoint> {
+    const name = `endpoint-${process.pid}-${randomBytes(4).toString('hex')}`;
+    const agent = await Agent.create(name, options);
+    const server = createServer();
+    const host = options.host ?? '127.0.0.1';
+    try {
+      await new Promise<void>((resolve, reject) => {
+        server.once('error', reject);
+        server.listen({ host, port: options.port ?? 0 }, resolve);
+      });
+    } catch (cause) {
+      await agent.close();
+      throw new WeftlineError('WL_NATIVE', `Cannot listen at ${host} port ${options.port}: ${String(cause)}`, {
+        cause,
+      });
+    }
+    return new Endpoint(agent, server, options);
+  }
+
+  private constructor(agent: Agent, server: Server, { localGpuIndex = 0, backend }: EndpointOptions) {
+    this.agent = agent;
+    this.localGpuIndex = localGpuIndex;
+    this.#server = server;
+    this.#backend = backend;
+    server.on('connection', (socket) => void this.#welcome(socket));
+    server.on('error', () => {});
+    void this.#listen();
+  }
+
+  /** Where peers connect to. */
+  get port(): number {
+    const address = this.#server.address();
+    return typeof address === 'object' && address !== null ? address.port : 0;
+  }
+
+  /** Memory becomes usable for this endpoint's connections, and known to their peers. */
+  async reg(memory: Registrable, name = ''): Promise<Registration> {
+    return this.#announce(await this.agent.register(memory, { name }));
+  }
+
+  /** Zeroed host memory that every backend likes, registered. */
+  async allocate(bytes: number, name = ''): Promise<Registration> {
+    return this.#announce(await this.agent.allocate(bytes, { name }));
+  }
+
+  /** The memory is the caller's again. */
+  async dereg(region: Registration): Promise<void> {
+    this.#regions.delete(region);
+    await this.agent.deregister(region);
+  }
+
+  /** Fails with WL_TIMEOUT, WL_UNAUTHORIZED, WL_PROTOCOL or, when no backend reaches the peer, WL_UNSUPPORTED. */
+  async connect(ip: string, port: number, options: WaitOptions = {}): Promise<EndpointConnection> {
+    this.#checkOpen();
+    const timeoutMs = options.timeoutMs ?? this.agent.settings.timeoutMs;
+    const end = performance.now() + timeoutMs;
+    const socket = await dial({ host: ip, port }, end, { ...options, timeoutMs });
+    return this.#establish(new ControlChannel(socket, end), visitHost);
+  }
+
+  /** The next connection that a peer made. Fails with WL_TIMEOUT. */
+  accept({ timeoutMs = this.agent.settings.timeoutMs, signal }: WaitOptions = {}): Promise<EndpointConnection> {
+    this.#checkOpen();
+    const ready = this.#arrived.shift();
+    if (ready !== undefined) return Promise.resolve(ready);
+    return new Promise((resolve, reject) => {
+      const settle = (act: () => void): void => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', onAbort);
+        const index = this.#accepting.indexOf(take);
+        if (index !== -1) this.#accepting.splice(index, 1);
+        act();
+      };
+      const take = (connection: EndpointConnection): void => settle(() => resolve(connection));
+      const onAbort = (): void => settle(() => reject(signal?.reason as Error));
+      const late = new WeftlineError('WL_TIMEOUT', `Nobody connected to port ${this.port} within ${timeoutMs} ms`);
+      const timer = setTimeout(() => settle(() => reject(late)), timeoutMs);
+      signal?.addEventListener('abort', onAbort);
+      this.#accepting.push(take);
+    });
+  }
+
+  /** Ends connections, frees what `allocate` gave. Idempotent. */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  /** Internal: a notification that was taken from the agent while its thread was blocked. Of strangers to the protocol: ignored. */
+  hear({ message }: Notification): void {
+    if (message.length < endpointMessage.size) return;
+    const id = new Block(endpointMessage, message.buffer, message.byteOffset).get('connection');
+    const connection = this.#connections.get(id);
+    if (connection === undefined) this.#early.get(id)?.push(message);
+    else connection.handle(message);
+  }
+
+  async #close(): Promise<void> {
+    this.#server.close();
+    for (const connection of this.#connections.values()) await connection.close();
+    this.#stop.abort(new WeftlineError('WL_CLOSED', 'The endpoint was closed'));
+    await this.agent.close();
+  }
+
+  async #announce(region: Registration): Promise<Registration> {
+    this.#regions.add(region);
+    for (const connection of this.#connections.values()) connection.announce(region);
+    return region;
+  }
+
+  async #welcome(socket: Socket): Promise<void> {
+    const channel = new ControlChannel(socket, performance.now() + this.agent.settings.timeoutMs);
+    try {
+      const connection = await this.#establish(channel, receiveGuest);
+      const waiting = this.#accepting[0];
+      if (waiting === undefined) this.#arrived.push(connection);
+      else waiting(connection);
+    } catch {
+      // The guest was told why.
+    }
+  }
+
+  async #establish(
+    channel: ControlChannel,
+    greet: (channel: ControlChannel, options: GreetingOptions) => Promise<Greeting>,
+  ): Promise<EndpointConnection> {
+    const { agent, localGpuIndex: gpuIndex } = this;
+    const id = this.#nextId++;
+    this.#early.set(id, []);
+    try {
+      const metadata = agent.localMetadata({ regions: [] });
+      const token = agent.token;
+      const greeting = await greet(channel, { token, gpuIndex, connection: id, metadata });
+      const peer = await agent.loadRemoteMetadata(greeting.metadata);
+      const backend = await agent.connect(peer, this.#backend === undefined ? {} : { backend: this.#backend });
+      const connection = new EndpointConnection({
+        agent,
+        id,
+        remoteId: greeting.connection,
+        peer,
+        ip: channel.remoteAddress,
+        gpuIndex: greeting.gpuIndex,
+        backend,
+        onClose: () => this.#forget(id),
+      });
+      this.#connections.set(id, connection);
+      this.#channels.set(id, channel);
+      channel.watch((farewell) => connection.end(lost(connection, farewell)));
+      for (const region of this.#regions) if (region.isOpen) connection.announce(region);
+      for (const message of this.#early.get(id) ?? []) connection.handle(message);
+      return connection;
+    } catch (error) {
+      channel.close();
+      throw error;
+    } finally {
+      this.#early.delete(id);
+    }
+  }
+
+  #forget(id: number): void {
+    this.#connections.delete(id);
+    this.#channels.get(id)?.close();
+    this.#channels.delete(id);
+  }
+
+  async #listen(): Promise<void> {
+    while (!this.#stop.signal.aborted) {
+      try {
+        const { signal } = this.#stop;
+        this.hear(await this.agent.nextNotification({ timeoutMs: LONGEST_WAIT_MS, signal }));
+      } catch (error) {
+        if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') continue;
+        return;
+      }
+    }
+  }
+
+  #checkOpen(): void {
+    if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The endpoint was closed');
+  }
+}
+
+function lost({ peer, ip }: EndpointConnection, farewell: boolean): WeftlineError {
+  const details = { peer, ip };
+  if (farewell) {
+    return new WeftlineError('WL_CLOSED', `The endpoint ${peer} at ${ip} closed the connection`, { details });
+  }
+  return new WeftlineError('WL_PEER_LOST', `The endpoint ${peer} at ${ip} is gone: its process ended`, { details });
+}

@@ -1,0 +1,67 @@
+// A send, receive, write or read of an endpoint: asked whether it is done, or waited for.
+import { WeftlineError } from '../../core/errors.ts';
+import { checkTimeout, type WaitOptions } from '../../world/store.ts';
+
+export class Operation {
+  /** For errors: "A send of 4096 bytes to 10.0.0.2". */
+  readonly #what: string;
+  readonly #timeoutMs: number;
+  readonly #ended: Promise<void>;
+  #end: () => void = () => {};
+  #bytes: number | undefined;
+  #error: WeftlineError | undefined;
+
+  constructor(what: string, timeoutMs: number) {
+    this.#what = what;
+    this.#timeoutMs = timeoutMs;
+    this.#ended = new Promise((resolve) => (this.#end = resolve));
+  }
+
+  /** Done means delivered. Never waits. */
+  get state(): 'pending' | 'done' | 'failed' {
+    if (this.#error !== undefined) return 'failed';
+    return this.#bytes === undefined ? 'pending' : 'done';
+  }
+
+  /** Why it failed. */
+  get error(): WeftlineError | undefined {
+    return this.#error;
+  }
+
+  /** Resolves to the bytes that were moved. Fails with why it failed, with WL_TIMEOUT (it then goes on) or the signal's reason. */
+  async wait({ timeoutMs = this.#timeoutMs, signal }: WaitOptions = {}): Promise<number> {
+    signal?.throwIfAborted();
+    if (this.state === 'pending') await this.#wait(checkTimeout(timeoutMs), signal);
+    if (this.#error !== undefined) throw this.#error;
+    signal?.throwIfAborted();
+    if (this.#bytes !== undefined) return this.#bytes;
+    throw new WeftlineError('WL_TIMEOUT', `${this.#what} did not end within ${timeoutMs} ms`, {
+      details: { timeoutMs },
+    });
+  }
+
+  finish(bytes: number): void {
+    if (this.state !== 'pending') return;
+    this.#bytes = bytes;
+    this.#end();
+  }
+
+  fail(error: WeftlineError): void {
+    if (this.state !== 'pending') return;
+    this.#error = error;
+    this.#end();
+  }
+
+  async #wait(timeoutMs: number, signal: AbortSignal | undefined): Promise<void> {
+    await new Promise<void>((resolve) => {
+      const over = (): void => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', over);
+        resolve();
+      };
+      const timer = setTimeout(over, timeoutMs);
+      signal?.addEventListener('abort', over);
+      void this.#ended.then(over);
+    });
+  }
+}

@@ -1,0 +1,105 @@
+// What the path could reach, measured in turn with it: a bare copy, or the transport without an agent.
+import { median } from '../../core/quantile.ts';
+import { copyMemory } from '../../native/libc.ts';
+import { monotonicMicroseconds } from '../clock.ts';
+import { summarizeRatios } from '../statistics.ts';
+import { runTransportBench } from '../transport-bench.ts';
+import { defaultTransportWorkload } from '../transport-workload.ts';
+import { type P2pPhase, prepareSlots, runOneSided } from './p2p-phases.ts';
+import type { CeilingResult } from './p2p-results.ts';
+import type { P2pSession } from './p2p-session.ts';
+import { slotsOf } from './p2p-workload.ts';
+
+/** Sizes below are bound by other costs than bytes. */
+const SMALLEST_BYTES = 1 << 20;
+/** Of one side of one round. */
+const ROUND_BYTES = 256 << 20;
+const TRANSPORT_SECONDS = 1;
+
+export interface CeilingOptions {
+  readonly mode: 'write' | 'read';
+  readonly sizes: readonly number[];
+  readonly rounds: number;
+  /** Where the peer's transport bench is reached. */
+  readonly host: string;
+}
+
+/** Empty where the path has no ceiling that is measured here. */
+export async function runCeilings(session: P2pSession, options: CeilingOptions): Promise<CeilingResult[]> {
+  const results: CeilingResult[] = [];
+  for (const bytes of options.sizes.filter((size) => size >= SMALLEST_BYTES)) {
+    if (session.connection.backend === 'local' && session.memory.kind === 'host') {
+      results.push(await besideMemcpy(session, bytes, options));
+    } else if (session.connection.backend === 'multipath') {
+      results.push(await besideTransport(session, bytes, options));
+    }
+  }
+  return results;
+}
+
+/** Message by message in turn, so that what else the machine does meets both alike. */
+async function besideMemcpy(
+  session: P2pSession,
+  bytes: number,
+  { mode, rounds }: CeilingOptions,
+): Promise<CeilingResult> {
+  const { endpoint, memory } = session;
+  const pairs = Math.max(5, Math.floor(ROUND_BYTES / bytes));
+  const target = await endpoint.agent.allocate(bytes);
+  const [transfer] = await prepareSlots(session, mode, { bytes, slots: 1 });
+  const sides = [
+    (): void => {
+      transfer?.post();
+      transfer?.waitBlocking();
+    },
+    (): void => copyMemory(target.address, memory.address, bytes),
+  ];
+  const speeds: [number[], number[]] = [[], []];
+  // The first round warms up.
+  for (let round = -1; round < rounds; round += 1) {
+    const times: [number[], number[]] = [[], []];
+    for (let pair = 0; pair < pairs; pair += 1) {
+      for (const side of pair % 2 === 0 ? ([0, 1] as const) : ([1, 0] as const)) {
+        const begin = monotonicMicroseconds();
+        sides[side]?.();
+        times[side].push(monotonicMicroseconds() - begin);
+      }
+    }
+    if (round < 0) continue;
+    for (const side of [0, 1] as const) speeds[side].push(bytes / median(times[side]) / 1000);
+  }
+  await transfer?.release();
+  await endpoint.agent.deregister(target);
+  const [own, ceilings] = speeds;
+  return { bytes, ceiling: 'memcpy', own, ceilings, ratio: summarizeRatios(own, ceilings) };
+}
+
+async function besideTransport(
+  session: P2pSession,
+  bytes: number,
+  { mode, rounds, host }: CeilingOptions,
+): Promise<CeilingResult> {
+  const { nflow, nreq } = defaultTransportWorkload;
+  const slots = slotsOf(nflow * nreq, bytes);
+  const own: number[] = [];
+  const ceilings: number[] = [];
+  let count = Math.max(slots, Math.floor(ROUND_BYTES / bytes));
+  for (let round = -1; round < rounds; round += 1) {
+    const { gigabytesPerSecond, seconds } = await runOneSided(session, { mode, bytes, count, slots });
+    // As long as the other side.
+    count = Math.max(slots, Math.round((count * TRANSPORT_SECONDS) / seconds));
+    if (round < 0) continue;
+    own.push(gigabytesPerSecond);
+    ceilings.push(await runTransport(session, bytes, host));
+  }
+  return { bytes, ceiling: 'transport', own, ceilings, ratio: summarizeRatios(own, ceilings) };
+}
+
+/** GB/s. */
+async function runTransport(session: P2pSession, msize: number, host: string): Promise<number> {
+  await session.say({ phase: 'transport' } satisfies P2pPhase);
+  const { port } = await session.hear<{ port: number }>();
+  const workload = { ...defaultTransportWorkload, msize, seconds: TRANSPORT_SECONDS };
+  const { throughput } = await runTransportBench({ host, port, workload, rounds: 0, onLine: () => {} });
+  return (throughput?.gbps[0] ?? 0) / 8;
+}

@@ -1,0 +1,97 @@
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import test from 'node:test';
+import { fileURLToPath } from 'node:url';
+import type { P2pBenchReport } from '#lib/bench/p2p/p2p-results.js';
+
+const cli = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+
+async function freePort(): Promise<string> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as { readonly port: number };
+  server.close();
+  await once(server, 'close');
+  return String(port);
+}
+
+async function bench(role: string, options: readonly string[]): Promise<string[]> {
+  const child = spawn(process.execPath, [cli, 'bench', 'p2p', '--role', role, ...options], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  let text = '';
+  child.stdout.on('data', (chunk: Buffer) => (text += chunk.toString()));
+  child.stderr.on('data', (chunk: Buffer) => (text += chunk.toString()));
+  const [code] = (await once(child, 'close')) as [number];
+  assert.equal(code, 0, text);
+  return text.trimEnd().split('\n');
+}
+
+const sizeLine = (role: string, size: string): RegExp =>
+  new RegExp(`^\\[${role}\\] ${size.padStart(8)} : [ \\d.]{6,} Gbps \\| [ \\d.]{6,} GB/s$`);
+
+for (const [backend, mode] of [
+  ['local', 'write'],
+  ['local', 'send'],
+  ['multipath', 'read'],
+] as const) {
+  test(`bench p2p --backend ${backend} --mode ${mode} prints the lines of both sides and ends by itself`, async () => {
+    const folder = mkdtempSync(`${tmpdir()}/weftline-p2p-`);
+    const json = `${folder}/result.json`;
+    const common = ['--port', await freePort(), '--backend', backend, '--mode', mode, '--iters', '20'];
+    const client = [
+      '--sizes',
+      '256,65536',
+      '--inflight',
+      '2',
+      '--blocks',
+      '4096,8192',
+      '--pings',
+      '10',
+      '--json',
+      json,
+    ];
+    const compared = backend === 'local' ? ['--compare', '1'] : [];
+    const [server, lines] = await Promise.all([
+      bench('server', common),
+      bench('client', [...common, ...client, ...compared]),
+    ]);
+    assert.match(server[0] ?? '', /P2P Benchmark — role: server$/);
+    assert.ok(server.includes('[Server] Waiting for connection …'));
+    assert.ok(server.some((line) => /^\[Server\] Connected to 127\.0\.0\.1 \(GPU 0\) conn_id=0$/.test(line)));
+    assert.ok(
+      server.some((line) => sizeLine('Server', '64.0 KB').test(line)),
+      server.join('\n'),
+    );
+    assert.equal(server.at(-1), '[Server] Benchmark complete');
+    assert.equal(lines[1], 'Message sizes: 256 B, 64.0 KB');
+    assert.equal(lines[2], 'Device: cpu | Local GPU idx: 0 | Iterations: 20');
+    assert.ok(lines.includes('[Client] Connected to 127.0.0.1 conn_id=0'));
+    assert.ok(lines.some((line) => line.startsWith(`Path: ${backend}`)));
+    assert.ok(
+      lines.some((line) => sizeLine('Client', '256 B').test(line)),
+      lines.join('\n'),
+    );
+    assert.ok(lines.some((line) => /^Block Size \(B\) +Batch Size +B\/W \(GB\/Sec\) +Avg Lat/.test(line)));
+    assert.equal(lines.at(-1), '[Client] Benchmark complete');
+    const report = JSON.parse(readFileSync(json, 'utf8')) as P2pBenchReport;
+    rmSync(folder, { recursive: true });
+    assert.equal(report.backend, backend);
+    assert.deepEqual(
+      report.sizes.map(({ bytes, iterations }) => [bytes, iterations]),
+      [
+        [256, 20],
+        [65_536, 20],
+      ],
+    );
+    assert.deepEqual(
+      report.blocks?.map(({ blockBytes }) => blockBytes),
+      [4096, 8192],
+    );
+    assert.equal(report.pingMicroseconds?.length, 6);
+  });
+}
