@@ -101,7 +101,7 @@ function open(): Ucx {
  *
  * - It catches SIGSEGV and its like to print where it happened. Node needs SIGSEGV for WebAssembly.
  * - It rewrites mmap, munmap and brk of the running process to hear when memory goes. Other threads of Node are in them
- *   at that moment and later: V8 was seen to lose its heap. Without, UCX keeps no cache of registered memory for RDMA.
+ *   at that moment, and crashes seen before this was set are thought to come from it. Without, UCX keeps no cache of registered memory for RDMA.
  */
 const quietly: Readonly<Record<string, string>> = { UCX_HANDLE_ERRORS: 'none', UCX_MEM_EVENTS: 'n' };
 
