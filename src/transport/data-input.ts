@@ -146,7 +146,7 @@ function placeMissing(connection: Connection, request: Request | undefined, regi
 }
 
 /** Has `count` segments of the run from number `from` on copied to where they belong. */
-// oxlint-disable-next-line max-params
+// oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
 function place(
   connection: Connection,
   request: Request | undefined,

@@ -254,7 +254,7 @@ export class PreparedTransfers {
     }
   }
 
-  // oxlint-disable-next-line max-params
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per message
   #sendPiece(post: Post, plan: LinePlan, offset: number, position: number, bytes: number): void {
     part.offset = offset;
     part.remoteRegion = plan.remoteRegion;

@@ -173,7 +173,7 @@ export class Loopback {
     for (const packet of packets) this.#launch(from, burst.path, packet, 0);
   }
 
-  // oxlint-disable-next-line max-params
+  // oxlint-disable-next-line max-params -- a packet and where it goes
   #launch(from: Side, path: number, bytes: Uint8Array, segmentBytes: number): void {
     const { delay = () => 10, loss = 0, duplication = 0, reordering = 0, corruption = 0 } = this.options;
     this.packets++;
