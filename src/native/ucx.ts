@@ -26,19 +26,20 @@ const table = {
   ucp_worker_progress: prototype<[worker: number]>('uint32_t ucp_worker_progress(intptr_t)'),
   ucp_worker_get_efd: prototype<[worker: number, fd: Out]>('int8_t ucp_worker_get_efd(intptr_t, _Out_ int*)'),
   ucp_worker_arm: prototype<[worker: number]>('int8_t ucp_worker_arm(intptr_t)'),
-  ucp_worker_set_am_recv_handler: prototype<[worker: number, params: number]>(
-    'int8_t ucp_worker_set_am_recv_handler(intptr_t, intptr_t)',
-  ),
   ucp_ep_create: prototype<[worker: number, params: number, endpoint: number]>(
     'int8_t ucp_ep_create(intptr_t, intptr_t, intptr_t)',
   ),
   ucp_ep_close_nbx: prototype<[endpoint: number, params: number]>('intptr_t ucp_ep_close_nbx(intptr_t, intptr_t)'),
-  ucp_am_send_nbx: prototype<
-    [endpoint: number, id: number, header: number, headerBytes: number, data: number, bytes: number, params: number]
-  >('intptr_t ucp_am_send_nbx(intptr_t, uint32_t, intptr_t, size_t, intptr_t, size_t, intptr_t)'),
-  ucp_am_recv_data_nbx: prototype<[worker: number, descriptor: number, data: number, bytes: number, params: number]>(
-    'intptr_t ucp_am_recv_data_nbx(intptr_t, intptr_t, intptr_t, size_t, intptr_t)',
+  ucp_tag_send_nbx: prototype<[endpoint: number, data: number, bytes: number, tag: number, params: number]>(
+    'intptr_t ucp_tag_send_nbx(intptr_t, intptr_t, size_t, uint64_t, intptr_t)',
   ),
+  ucp_tag_recv_nbx: prototype<[worker: number, data: number, bytes: number, tag: number, mask: number, params: number]>(
+    'intptr_t ucp_tag_recv_nbx(intptr_t, intptr_t, size_t, uint64_t, uint64_t, intptr_t)',
+  ),
+  ucp_tag_recv_request_test: prototype<[request: number, info: number]>(
+    'int8_t ucp_tag_recv_request_test(intptr_t, intptr_t)',
+  ),
+  ucp_request_cancel: prototype<[worker: number, request: number]>('void ucp_request_cancel(intptr_t, intptr_t)'),
   ucp_request_check_status: prototype<[request: number]>('int8_t ucp_request_check_status(intptr_t)'),
   ucp_request_free: prototype<[request: number]>('void ucp_request_free(intptr_t)'),
 };

@@ -17,6 +17,9 @@ export interface UcxSelf {
   readonly incarnation: string;
   /** `hostIdentity()` */
   readonly host: string;
+  /** `process.pid`, and when it began: the number may mean another process elsewhere. */
+  readonly process: number;
+  readonly started: string;
   /** Of its UCX worker. */
   readonly address: Uint8Array;
   /** The number it has reserved for the link. */
@@ -34,6 +37,10 @@ export interface UcxMeeting {
   readonly secretLow: number;
   readonly secretHigh: number;
   readonly mode: 'peer' | 'none';
+  /** Of the peer: see UcxSelf. */
+  readonly host: string;
+  readonly process: number;
+  readonly started: string;
 }
 
 /** The side that was called. `connect` makes its end of the link, before the caller may use its own. */
@@ -68,6 +75,7 @@ export async function receiveUcxGuest(
       remoteLink: number(hello, 'link'),
       mode,
       ...secrets,
+      ...processOf(hello),
     });
     channel.send({
       ...describe(self),
@@ -118,6 +126,7 @@ export async function visitUcxPeer(
       secretLow: number(welcome, 'secretLow'),
       secretHigh: number(welcome, 'secretHigh'),
       mode: welcome['mode'] === 'none' ? 'none' : 'peer',
+      ...processOf(welcome),
     };
   } catch (error) {
     channel.refuse(error);
@@ -164,8 +173,12 @@ function lost(peer: string, what: string, cause: unknown): WeftlineError {
   return new WeftlineError('WL_PEER_LOST', `${peer} is not there any more (${what})`, { details: { peer }, cause });
 }
 
-function describe({ name, incarnation, host, address, link, sharesMemory }: UcxSelf): ControlFrame {
-  return { name, incarnation, host, address: Buffer.from(address).toString('base64'), link, sharesMemory };
+function describe({ token: _, address, ...said }: UcxSelf): ControlFrame {
+  return { ...said, address: Buffer.from(address).toString('base64') };
+}
+
+function processOf(frame: ControlFrame): Pick<UcxMeeting, 'host' | 'process' | 'started'> {
+  return { host: text(frame, 'host'), process: number(frame, 'process'), started: text(frame, 'started') };
 }
 
 function checkVersion(frame: ControlFrame): void {
