@@ -107,7 +107,7 @@ export class Agent implements AsyncDisposable {
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
     const token = options.token ?? process.env['WEFTLINE_TOKEN'] ?? '';
     const wake = new WakeWord();
-    const notifications = new Notifications();
+    const notifications = new Notifications(settings.notificationBytes, () => wake.ring());
     const set = await BackendSet.create(options.backends, {
       agentName: name,
       incarnation,
@@ -117,6 +117,7 @@ export class Agent implements AsyncDisposable {
       host: options.host ?? '127.0.0.1',
       ownThread: options.ownThread ?? true,
       deliver: (peer, message) => notifications.push(peer, message),
+      mayDeliver: (peer) => notifications.hasRoom(peer),
     });
     return new Agent({ name, incarnation, settings, token, wake, notifications, set });
   }
@@ -272,7 +273,10 @@ export class Agent implements AsyncDisposable {
     (await remote.link(backend, this.#time(options))).notify(message);
   }
 
-  /** All notifications that are here, oldest first. Never waits. */
+  /**
+   * All notifications that are here, oldest first. Never waits. Of each peer at most the setting `notificationBytes` wait
+   * to be taken; then the peer's posts with messages fail with WL_CAPACITY, until some are.
+   */
   takeNotifications(): Notification[] {
     this.poll();
     return this.#notifications.takeAll();
@@ -392,9 +396,6 @@ export class Agent implements AsyncDisposable {
   }
 }
 
-function regionOf(
-  registration: Registration,
-  { name }: Backend,
-): NonNullable<ReturnType<Registration['regions']['get']>> {
-  return registration.regions.get(name) as NonNullable<ReturnType<Registration['regions']['get']>>;
+function regionOf(registration: Registration, { name }: Backend): BackendRegion {
+  return registration.regions.get(name) as BackendRegion;
 }
