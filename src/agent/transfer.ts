@@ -97,12 +97,14 @@ export class Transfer implements Awaited, AsyncDisposable {
     if (!isLocalOpen()) throw new WeftlineError('WL_CLOSED', `Memory of ${this.#name()} was deregistered`);
     const start = performance.now();
     inner.post(message);
+    const end = performance.now();
     this.#postedAt = start;
-    this.#postTime = performance.now() - start;
+    this.#postTime = end - start;
     this.#totalPostTime += this.#postTime;
     this.#posts++;
     this.#isUnderWay = true;
-    this.#parts.onPost(this);
+    if (inner.state === 'pending') this.#parts.onPost(this);
+    else this.#end(end);
   }
 
   /** Resolves when the last post is done; fails with why it failed, with WL_TIMEOUT (it then goes on), with the signal's reason. */
@@ -151,17 +153,20 @@ export class Transfer implements Awaited, AsyncDisposable {
   /** Hot path. Notes the end of a post. True if none is under way. */
   look(): boolean {
     if (!this.#isUnderWay) return true;
-    const { state } = this.#parts.inner;
-    if (state === 'pending') return false;
-    this.#isUnderWay = false;
-    this.#transferTime = performance.now() - this.#postedAt;
-    this.#totalTransferTime += this.#transferTime;
-    if (state === 'failed') this.#failures++;
+    if (this.#parts.inner.state === 'pending') return false;
+    this.#end(performance.now());
     return true;
   }
 
   describe(): string {
     return `${this.#name()} did not end`;
+  }
+
+  #end(now: number): void {
+    this.#isUnderWay = false;
+    this.#transferTime = now - this.#postedAt;
+    this.#totalTransferTime += this.#transferTime;
+    if (this.#parts.inner.state === 'failed') this.#failures++;
   }
 
   #throwFailure(): void {

@@ -8,8 +8,6 @@ import type { LocalRemoteRegion } from './remote-region.ts';
 
 /** Up to this much is copied within `post`: less than a millisecond. More goes on in `poll`, and between turns of the event loop. */
 const INLINE_BYTES = 4 << 20;
-/** A copy of more takes long enough for the peer to die meanwhile, and for a look at that not to count. */
-const LONG_BYTES = 256 << 10;
 
 export interface LocalTransferParts {
   readonly plan: CopyPlan;
@@ -75,8 +73,7 @@ export class LocalTransfer implements BackendTransfer {
       this.#requireLocals();
       this.#areCopied ||= this.#parts.plan.advance(budget);
       if (!this.#areCopied || (this.#hasMessage && !this.#link.push(this.#message))) return false;
-      // A large copy may have gone to the memory of a peer that died meanwhile.
-      if (this.#parts.plan.bytes > LONG_BYTES) this.#link.checkPeer();
+      this.#link.noteCopied(this.#parts.plan.bytes);
       if (this.#link.error !== undefined) throw this.#link.error;
       this.#state = 'done';
     } catch (error) {

@@ -136,9 +136,7 @@ export class Mailbox implements Disposable {
     this.#senders = this.#senders.filter((sender) => !gone.includes(sender));
     for (const sender of gone) {
       if (!sender.isBroken) this.#drain(sender, deliver);
-      const block = new Block(mailboxSender, this.#buffer, slotOffset(sender.slot));
-      block.set('tail', 0);
-      block.set('head', 0);
+      sender.ring.reset();
       const state = (slotOffset(sender.slot) + mailboxSender.offset.state) / 4;
       Atomics.store(new Int32Array(this.#buffer), state, senderStates.free);
     }

@@ -82,7 +82,7 @@ export class PeerMailbox implements Disposable {
   /** Hot path. False, with nothing written, if the peer has to read earlier records first. */
   push(record: Uint8Array): boolean {
     if (!this.#ring.push(record)) return false;
-    // ORDER: the record's tail is stored before this look.
+    // ORDER: the record is stamped before this look.
     if (Atomics.load(this.#header, headerWord.sleepers) !== 0) ringDoorbell(this.#header, this.#doorbell);
     return true;
   }
