@@ -40,6 +40,9 @@ export interface TransferParts {
   readonly isLocalOpen: () => boolean;
 }
 
+/** Places of times in milliseconds. */
+const [POSTED_AT, POST, TRANSFER, ALL_POSTS, ALL_TRANSFERS] = [0, 1, 2, 3, 4] as const;
+
 /**
  * A post fails with WL_INVALID_ARGUMENT while one is under way, WL_CLOSED when the transfer, its memory or the agent is
  * released, WL_STALE when the peer's metadata have been replaced, and with the link's error when the peer is gone.
@@ -51,14 +54,11 @@ export class Transfer implements Awaited, AsyncDisposable {
   /** Which path it got. */
   readonly backend: BackendName;
   readonly #parts: TransferParts;
+  /** In one piece of memory: behind a copy that emptied the caches, each other place costs. */
+  readonly #times: Float64Array = new Float64Array(5);
   #posts = 0;
   #failures = 0;
-  #postedAt = 0;
   #isUnderWay = false;
-  #postTime = 0;
-  #transferTime = 0;
-  #totalPostTime = 0;
-  #totalTransferTime = 0;
   #releasing: Promise<void> | undefined;
 
   constructor(parts: TransferParts) {
@@ -98,9 +98,10 @@ export class Transfer implements Awaited, AsyncDisposable {
     const start = performance.now();
     inner.post(message);
     const end = performance.now();
-    this.#postedAt = start;
-    this.#postTime = end - start;
-    this.#totalPostTime += this.#postTime;
+    const times = this.#times;
+    times[POSTED_AT] = start;
+    times[POST] = end - start;
+    (times[ALL_POSTS] as number) += end - start;
     this.#posts++;
     this.#isUnderWay = true;
     if (inner.state === 'pending') this.#parts.onPost(this);
@@ -137,16 +138,17 @@ export class Transfer implements Awaited, AsyncDisposable {
   get telemetry(): TransferTelemetry {
     this.look();
     const { bytes, descriptors, parts } = this.#parts;
+    const microseconds = (index: number): number => (this.#times[index] as number) * 1000;
     return {
       bytes,
       descriptors,
       parts,
       posts: this.#posts,
       failures: this.#failures,
-      postMicroseconds: this.#postTime * 1000,
-      transferMicroseconds: this.#transferTime * 1000,
-      totalPostMicroseconds: this.#totalPostTime * 1000,
-      totalTransferMicroseconds: this.#totalTransferTime * 1000,
+      postMicroseconds: microseconds(POST),
+      transferMicroseconds: microseconds(TRANSFER),
+      totalPostMicroseconds: microseconds(ALL_POSTS),
+      totalTransferMicroseconds: microseconds(ALL_TRANSFERS),
     };
   }
 
@@ -164,8 +166,10 @@ export class Transfer implements Awaited, AsyncDisposable {
 
   #end(now: number): void {
     this.#isUnderWay = false;
-    this.#transferTime = now - this.#postedAt;
-    this.#totalTransferTime += this.#transferTime;
+    const times = this.#times;
+    const time = now - (times[POSTED_AT] as number);
+    times[TRANSFER] = time;
+    (times[ALL_TRANSFERS] as number) += time;
     if (this.#parts.inner.state === 'failed') this.#failures++;
   }
 

@@ -13,8 +13,8 @@ import type { PeerMailbox } from './peer-mailbox.ts';
 import { type LinkedMemory, planCopies } from './plan-copies.ts';
 import { type LocalRemoteRegion, readRegionInfo, type RegionReach, type SharedPlace } from './remote-region.ts';
 
-/** Takes some 0.2 ms to copy, beside which a look whether the peer lives does not count. */
-const BYTES_PER_LOOK = 4 << 20;
+/** Takes most of a millisecond to copy, beside which a look whether the peer lives does not count. */
+const BYTES_PER_LOOK = 16 << 20;
 
 export interface LocalLinkOptions {
   readonly peerName: string;

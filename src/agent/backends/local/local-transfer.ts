@@ -46,7 +46,7 @@ export class LocalTransfer implements BackendTransfer {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
     this.#link.requireUsable();
-    this.#requireLocals();
+    if (!areRegistered(this.#parts.locals)) throw deregistered();
     this.#hasMessage = message !== undefined;
     if (message !== undefined) {
       this.#link.requireRoom(message.length);
@@ -62,15 +62,23 @@ export class LocalTransfer implements BackendTransfer {
       return;
     }
     this.#parts.plan.begin();
-    if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.advance(INLINE_BYTES)) return;
+    if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.#goOn(INLINE_BYTES)) return;
     this.#link.enqueue(this);
   }
 
   /** Goes on. True if it has ended. */
   advance(budget: number): boolean {
     if (this.#state !== 'pending') return true;
+    const { locals } = this.#parts;
+    if (!areRegistered(locals)) {
+      this.fail(deregistered());
+      return true;
+    }
+    return this.#goOn(budget);
+  }
+
+  #goOn(budget: number): boolean {
     try {
-      this.#requireLocals();
       this.#areCopied ||= this.#parts.plan.advance(budget);
       if (!this.#areCopied || (this.#hasMessage && !this.#link.push(this.#message))) return false;
       this.#link.noteCopied(this.#parts.plan.bytes);
@@ -112,13 +120,14 @@ export class LocalTransfer implements BackendTransfer {
     }
     return undefined;
   }
+}
 
-  /** Memory that was deregistered may be unmapped. */
-  #requireLocals(): void {
-    const { locals } = this.#parts;
-    for (let index = 0; index < locals.length; index += 1) {
-      if ((locals[index] as LocalRegion).isReleased)
-        throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
-    }
-  }
+/** Memory that was deregistered may be unmapped. */
+function areRegistered(locals: readonly LocalRegion[]): boolean {
+  for (let index = 0; index < locals.length; index += 1) if ((locals[index] as LocalRegion).isReleased) return false;
+  return true;
+}
+
+function deregistered(): WeftlineError {
+  return new WeftlineError('WL_CLOSED', 'The memory was deregistered');
 }
