@@ -2,7 +2,7 @@
 import { defineLayout } from './layout.ts';
 
 /** Goes up with every change of this file. */
-export const UCX_PROTOCOL_VERSION = 1;
+export const UCX_PROTOCOL_VERSION = 2;
 
 export const ucxMessageKinds = {
   /** `bytes` of data for `offset` of a region, then `messageBytes` of a notification. */
@@ -38,7 +38,7 @@ export const ucxMessage = defineLayout(
     kind: 'u32',
     sequence: 'u32',
     acknowledged: 'u32',
-    /** Notifications of the other direction that the agent has taken. */
+    /** Bytes of notifications of the other direction that the agent has taken, see noticeBytes. Wraps. */
     taken: 'u32',
     region: 'u32',
     key: 'u32',
@@ -51,3 +51,8 @@ export const ucxMessage = defineLayout(
   },
   64,
 );
+
+/** What a notification counts until it is taken. */
+export function noticeBytes(length: number): number {
+  return length + 64;
+}

@@ -89,6 +89,17 @@ export const settingsTable = {
     default: 16_777_216,
     sentence: 'Largest value that the rendezvous store accepts.',
   },
+  notificationBytes: {
+    kind: 'number',
+    env: 'WEFTLINE_NOTIFICATION_BYTES',
+    flag: '--notification-bytes <bytes>',
+    unit: 'bytes',
+    min: 1,
+    max: 1_073_741_824,
+    default: 16_777_216,
+    sentence:
+      'How much of one peer may wait to be taken by the owner of an agent, with 64 bytes more per notification, before the peer has to wait.',
+  },
   nvrtcPath: {
     kind: 'text',
     env: 'WEFTLINE_NVRTC',

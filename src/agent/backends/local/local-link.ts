@@ -40,6 +40,8 @@ export class LocalLink implements BackendLink, LinkedMemory {
   readonly #streams = new Map<CudaDevice, CudaStream>();
   #first: LocalTransfer | undefined;
   #last: LocalTransfer | undefined;
+  /** Bytes of the peer's ring that messages of pending transfers will take. */
+  #promised = 0;
   #error: WeftlineError | undefined;
   #isClosed = false;
   #bytesSinceLook = 0;
@@ -121,7 +123,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   /** Fails with WL_CAPACITY if a message of that length cannot be written now. */
   requireRoom(bytes: number): void {
-    if (bytes <= MAX_NOTIFICATION_BYTES && this.#mailbox.hasRoom(bytes)) return;
+    if (bytes <= MAX_NOTIFICATION_BYTES && this.#mailbox.hasRoom(this.#promised + bytes)) return;
     throw new WeftlineError(
       'WL_CAPACITY',
       bytes > MAX_NOTIFICATION_BYTES
@@ -140,6 +142,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     if (this.#last === undefined) this.#first = transfer;
     else this.#last.next = transfer;
     this.#last = transfer;
+    this.#promised += transfer.recordBytes;
     this.#options.onWork();
   }
 
@@ -151,6 +154,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
       // A transfer that finds the peer dead ends them all.
       if (this.#first !== first) break;
       this.#first = first.next;
+      this.#promised -= first.recordBytes;
       if (this.#first === undefined) this.#last = undefined;
     }
     return any;
@@ -237,5 +241,6 @@ export class LocalLink implements BackendLink, LinkedMemory {
     for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) transfer.fail(this.#error);
     this.#first = undefined;
     this.#last = undefined;
+    this.#promised = 0;
   }
 }

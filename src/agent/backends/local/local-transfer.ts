@@ -4,6 +4,7 @@ import type { BackendTransfer, TransferState } from '../../backend.ts';
 import type { CopyPlan } from './copy-plan.ts';
 import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
+import { recordBytes } from './notification-ring.ts';
 import type { LocalRemoteRegion } from './remote-region.ts';
 
 /** Up to this much is copied within `post`: less than a millisecond. More goes on in `poll`, and between turns of the event loop. */
@@ -40,6 +41,11 @@ export class LocalTransfer implements BackendTransfer {
 
   get error(): WeftlineError | undefined {
     return this.#error;
+  }
+
+  /** What its message takes of the peer's ring. */
+  get recordBytes(): number {
+    return this.#hasMessage ? recordBytes(this.#message.length) : 0;
   }
 
   post(message?: Uint8Array): void {

@@ -33,7 +33,7 @@ export class NotificationRing {
 
   /** The writer's: false if the reader has to make room first. */
   push(record: Uint8Array): boolean {
-    const needed = sizeOf(record.length);
+    const needed = recordBytes(record.length);
     const at = this.#own & MASK;
     const skipped = at + needed > SENDER_RING_BYTES ? SENDER_RING_BYTES - at : 0;
     if (!this.#hasRoom(skipped + needed)) return false;
@@ -61,7 +61,7 @@ export class NotificationRing {
 
   /** The writer's: true if `push` would take a record of that length. */
   hasRoomFor(bytes: number): boolean {
-    const needed = sizeOf(bytes);
+    const needed = recordBytes(bytes);
     const at = this.#own & MASK;
     return this.#hasRoom(needed + (at + needed > SENDER_RING_BYTES ? SENDER_RING_BYTES - at : 0));
   }
@@ -93,7 +93,7 @@ export class NotificationRing {
       throw new RangeError(`a record of ${bytes} bytes at ${at}`);
     }
     const record = this.#bytes.slice(at + HEAD_BYTES, at + HEAD_BYTES + bytes);
-    this.#own = (this.#own + sizeOf(bytes)) | 0;
+    this.#own = (this.#own + recordBytes(bytes)) | 0;
     Atomics.store(this.#control, HEAD, this.#own);
     return record;
   }
@@ -111,6 +111,7 @@ const TAIL = mailboxSender.offset.tail / 4;
 const HEAD = mailboxSender.offset.head / 4;
 const STAMP = notificationHead.offset.stamp / 4;
 
-function sizeOf(bytes: number): number {
+/** What a record of so many bytes takes. */
+export function recordBytes(bytes: number): number {
   return HEAD_BYTES + Math.ceil(bytes / 8) * 8;
 }

@@ -10,9 +10,9 @@ import type { ArrivingMessage } from './ucx-worker.ts';
 
 /** Words that both threads of a process share about a link. */
 export const linkWords = {
-  /** Notifications of the peer that this agent has taken. Written by the agent's thread. */
+  /** Bytes of the peer's notifications that this agent has taken, see noticeBytes; wraps. Written by the agent's thread. */
   taken: 0,
-  /** Notifications of this agent that the peer has taken. Written by the UCX thread. */
+  /** The same of this agent's notifications. Written by the UCX thread. */
   takenByPeer: 1,
   /** Bytes of the link's message ring that may be written again, wraps. Written by the UCX thread. */
   ringFree: 2,
@@ -37,7 +37,7 @@ export class HostLink {
   /** Why it cannot be used any more. */
   error: WeftlineError | undefined;
   readonly #words: Int32Array;
-  readonly #told: Told = { watermark: 0, told: 0, taken: 0 };
+  readonly #told: Told = { watermark: 0, told: 0, taken: 0, toldTaken: 0 };
   readonly #onEnd: (error: EncodedError) => void;
 
   constructor({ facts, mode, words, regions, onJobEnd, onNotification, onEnd }: HostLinkOptions) {

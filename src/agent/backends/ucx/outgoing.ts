@@ -16,6 +16,8 @@ const KEPT_FOR_CONTROL = 16;
 export const MOST_UNACKNOWLEDGED = 2048;
 /** A part goes in messages of this size, so that a read does not wait behind a whole large write. */
 const CHUNK_BYTES = 8 * 2 ** 20;
+/** What was taken of notifications is told at the latest with so much of it; a sender has four times as much. */
+const UNTOLD_BYTES = 128 * 1024;
 
 /** What both halves of a link share. */
 export interface LinkFacts {
@@ -33,8 +35,9 @@ export interface Told {
   watermark: number;
   /** The watermark that was told last. */
   told: number;
-  /** Notifications that the agent has taken. */
+  /** Bytes of notifications that the agent has taken, and what was told of them last. */
   taken: number;
+  toldTaken: number;
 }
 
 export class Outgoing {
@@ -102,7 +105,9 @@ export class Outgoing {
 
   /** Tells what has taken effect, unless a message has told it already. */
   acknowledgeArrivals(): void {
-    if (this.#told.told === this.#told.watermark || this.#sends.room === 0 || this.#refusals.length > 0) return;
+    const { told, watermark, taken, toldTaken } = this.#told;
+    const isKnown = told === watermark && ((taken - toldTaken) | 0) < UNTOLD_BYTES;
+    if (isKnown || this.#sends.room === 0 || this.#refusals.length > 0) return;
     this.#begin(ucxMessageKinds.acknowledge, 0, 0);
     this.#send(0, 0, false);
   }
@@ -243,6 +248,7 @@ export class Outgoing {
     putWide(words, base + at.offset, offset);
     putWide(words, base + at.bytes, bytes);
     this.#told.told = this.#told.watermark;
+    this.#told.toldTaken = this.#told.taken;
   }
 
   #send(address: number, bytes: number, isEager: boolean): void {

@@ -45,7 +45,8 @@ export class UcxBackend implements Backend {
   readonly #links = new Map<number, UcxLink>();
   readonly #strangers = new Set<Socket>();
   readonly #draining = new Map<string, () => void>();
-  readonly #notifications: { readonly link: number; readonly message: Uint8Array }[] = [];
+  /** Oldest first; those of a peer stay while the agent has no room for them. */
+  #notifications: { readonly from: UcxLink; readonly message: Uint8Array }[] = [];
   readonly #memories = new Map<number, Uint8Array | undefined>();
   #nextChannel = 1;
   #seen = 0;
@@ -135,17 +136,25 @@ export class UcxBackend implements Backend {
   poll(): boolean {
     this.engine.progress();
     const { seen } = this.#news;
-    if (seen === this.#seen) return false;
-    this.#seen = seen;
-    this.engine.readEvents();
-    while (this.#notifications.length > 0) {
-      const { link, message } = this.#notifications.shift() as { link: number; message: Uint8Array };
-      const from = this.#links.get(link);
-      if (from === undefined) continue;
-      from.tookNotification();
-      this.#context.deliver(from.peer, message);
+    const hasNews = seen !== this.#seen;
+    if (hasNews) {
+      this.#seen = seen;
+      this.engine.readEvents();
     }
-    return true;
+    return (this.#notifications.length > 0 && this.#deliver()) || hasNews;
+  }
+
+  /** True if there was room for any. */
+  #deliver(): boolean {
+    const { deliver, mayDeliver } = this.#context;
+    const waiting = this.#notifications;
+    this.#notifications = waiting.filter(({ from, message }) => {
+      if (!mayDeliver(from.peer)) return true;
+      from.tookNotification(message);
+      deliver(from.peer, message);
+      return false;
+    });
+    return this.#notifications.length < waiting.length;
   }
 
   prepareSleep(): number {
@@ -234,9 +243,11 @@ export class UcxBackend implements Backend {
       case 'ended':
         this.#links.get(event.link)?.ended(decodeError(event.error));
         break;
-      case 'notification':
-        this.#notifications.push(event);
+      case 'notification': {
+        const from = this.#links.get(event.link);
+        if (from !== undefined) this.#notifications.push({ from, message: event.message });
         break;
+      }
       case 'drained':
         this.#draining.get(`${event.kind} ${event.number}`)?.();
         break;

@@ -1,4 +1,5 @@
 // The way to one peer over UCX, as the agent has it: regions, transfers, channels, notifications.
+import { noticeBytes } from '../../../abi/ucx-message.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { encodeError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { emptyCommand, type Command } from '../../../transport/host/shared-requests.ts';
@@ -24,8 +25,10 @@ import { UcxTransfer } from './ucx-transfer.ts';
 const RING_BYTES = 256 * 1024;
 /** A longer notification had better be data. */
 const MAX_MESSAGE_BYTES = 64 * 1024;
-/** Notifications that the peer's agent has not taken. */
-const MOST_UNTAKEN = 1024;
+/** Of notifications that the peer's agent has not taken. */
+const MOST_UNTAKEN_BYTES = 512 * 1024;
+/** The UCX thread hears of so much that was taken even if nothing else wakes it. */
+const SAID_BYTES = 64 * 1024;
 
 export class UcxRemoteRegion implements BackendRemoteRegion {
   readonly bytes: number;
@@ -52,6 +55,7 @@ export class UcxLink implements BackendLink {
   /** Bytes of the ring that were ever written; wraps at 2^32. */
   #ringEnd = 0;
   #untaken = 0;
+  #unsaid = 0;
   #closing: Promise<void> | undefined;
 
   constructor(backend: UcxBackend, number: number, { peer, channel }: UcxMeeting) {
@@ -115,7 +119,7 @@ export class UcxLink implements BackendLink {
     const skipped = place + length > RING_BYTES ? RING_BYTES - place : 0;
     const end = (this.#ringEnd + skipped + length) >>> 0;
     const used = (end - Atomics.load(this.#words, linkWords.ringFree)) >>> 0;
-    if (untaken >= MOST_UNTAKEN || used > RING_BYTES) throw full(this.peer);
+    if (untaken + noticeBytes(length) > MOST_UNTAKEN_BYTES || used > RING_BYTES) throw full(this.peer);
     const start = skipped > 0 ? 0 : place;
     this.#ring.bytes.set(message, start);
     command.offset = start;
@@ -125,12 +129,17 @@ export class UcxLink implements BackendLink {
 
   /** Hot path. The command with the message is in the ring of commands. */
   sentMessage(command: Command): void {
-    this.#untaken = (this.#untaken + 1) | 0;
+    this.#untaken = (this.#untaken + noticeBytes(command.bytes)) | 0;
     this.#ringEnd = command.add;
   }
 
-  tookNotification(): void {
-    Atomics.add(this.#words, linkWords.taken, 1);
+  /** The agent has taken it. */
+  tookNotification({ length }: Uint8Array): void {
+    Atomics.add(this.#words, linkWords.taken, noticeBytes(length));
+    this.#unsaid += noticeBytes(length);
+    if (this.#unsaid < SAID_BYTES) return;
+    this.#unsaid = 0;
+    this.backend.engine.nudge();
   }
 
   channelFailed(channel: number, error: WeftlineError): void {
