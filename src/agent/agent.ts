@@ -92,7 +92,7 @@ export class Agent implements AsyncDisposable {
     this.#waiter = new Waiter({
       wake,
       timeoutMs: settings.timeoutMs,
-      spinMicroseconds: settings.spinMicroseconds,
+      spinMicroseconds: settings.agentSpinMicroseconds,
       poll: () => this.poll(),
       prepareSleep: () => set.prepareSleep(),
     });

@@ -13,6 +13,9 @@ import type { PeerMailbox } from './peer-mailbox.ts';
 import { type LinkedMemory, planCopies } from './plan-copies.ts';
 import { type LocalRemoteRegion, readRegionInfo, type RegionReach, type SharedPlace } from './remote-region.ts';
 
+/** Takes most of a millisecond to copy, beside which a look whether the peer lives does not count. */
+const BYTES_PER_LOOK = 16 << 20;
+
 export interface LocalLinkOptions {
   readonly peerName: string;
   readonly pid: number;
@@ -41,6 +44,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   #promised = 0;
   #error: WeftlineError | undefined;
   #isClosed = false;
+  #bytesSinceLook = 0;
 
   constructor(options: LocalLinkOptions) {
     this.peerName = options.peerName;
@@ -89,6 +93,14 @@ export class LocalLink implements BackendLink, LinkedMemory {
   }
 
   // Of the transfers.
+
+  /** Hot path. Copies may have gone to the memory of a peer that died meanwhile. */
+  noteCopied(bytes: number): void {
+    this.#bytesSinceLook += bytes;
+    if (this.#bytesSinceLook < BYTES_PER_LOOK) return;
+    this.#bytesSinceLook = 0;
+    this.checkPeer();
+  }
 
   requireUsable(): void {
     if (this.#error !== undefined) throw this.#error;
