@@ -5,17 +5,10 @@ import { WakeWord } from '../core/wake-word.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import type { WaitOptions } from '../world/store.ts';
-import type {
-  Backend,
-  BackendLink,
-  BackendName,
-  BackendRegion,
-  BackendRemoteRegion,
-  TransferOperation,
-} from './backend.ts';
+import type { Backend, BackendName, BackendRegion, BackendRemoteRegion } from './backend.ts';
+import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
 import { BackendSet } from './backend-set.ts';
-import type { DescriptorList } from './descriptors.ts';
 import { checkAgentName, decodeMetadata, encodeMetadata } from './metadata.ts';
 import { NextNotification, type Notification, type NotificationFilter, Notifications } from './notifications.ts';
 import type { Registrable, Registration } from './registration.ts';
@@ -25,50 +18,6 @@ import type { RemoteAgent, RemoteMemory } from './remote-agent.ts';
 import { Transfer } from './transfer.ts';
 import { planTransfer } from './transfer-plan.ts';
 import { Waiter } from './waiting.ts';
-
-export interface AgentOptions {
-  /** All that work here by default. */
-  readonly backends?: readonly BackendName[];
-  /** Win over the environment. */
-  readonly settings?: Partial<Settings>;
-  /** Peers must hold the same; WEFTLINE_TOKEN by default, none if that is empty. */
-  readonly token?: string;
-  /** The numeric address that peers reach this host by; 127.0.0.1 by default. */
-  readonly host?: string;
-  /** False: backends work inside waits and `poll` only, for latency. True by default: on threads of their own. */
-  readonly ownThread?: boolean;
-}
-
-export interface MetadataOptions {
-  /** Only these; then what the peer knows of others stays. */
-  readonly regions?: readonly Registration[];
-  /** Without what peers need to connect, for a peer that knows it. True by default. */
-  readonly connections?: boolean;
-}
-
-export interface PrepareOptions extends WaitOptions {
-  readonly operation: TransferOperation;
-  readonly peer: string;
-  readonly local: DescriptorList;
-  /** Entry i goes with entry i of `local` and has its size. */
-  readonly remote: DescriptorList;
-  /** This one or none. */
-  readonly backend?: BackendName;
-  /** Neighbours that are neighbours on both sides are moved as one. True by default. */
-  readonly merge?: boolean;
-}
-
-export interface PeerOptions extends WaitOptions {
-  readonly backend?: BackendName;
-}
-
-/** Everything that a channel needs for one pair of regions. */
-export interface ChannelParts {
-  readonly backend: BackendName;
-  readonly link: BackendLink;
-  readonly local: BackendRegion;
-  readonly remote: BackendRemoteRegion;
-}
 
 /** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
 const PUMP_MS = 1000;
@@ -107,7 +56,7 @@ export class Agent implements AsyncDisposable {
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
     const token = options.token ?? process.env['WEFTLINE_TOKEN'] ?? '';
     const wake = new WakeWord();
-    const notifications = new Notifications();
+    const notifications = new Notifications(settings.notificationBytes, () => wake.ring());
     const set = await BackendSet.create(options.backends, {
       agentName: name,
       incarnation,
@@ -117,6 +66,7 @@ export class Agent implements AsyncDisposable {
       host: options.host ?? '127.0.0.1',
       ownThread: options.ownThread ?? true,
       deliver: (peer, message) => notifications.push(peer, message),
+      mayDeliver: (peer) => notifications.hasRoom(peer),
     });
     return new Agent({ name, incarnation, settings, token, wake, notifications, set });
   }
@@ -142,7 +92,7 @@ export class Agent implements AsyncDisposable {
     this.#waiter = new Waiter({
       wake,
       timeoutMs: settings.timeoutMs,
-      spinMicroseconds: settings.spinMicroseconds,
+      spinMicroseconds: settings.agentSpinMicroseconds,
       poll: () => this.poll(),
       prepareSleep: () => set.prepareSleep(),
     });
@@ -272,7 +222,10 @@ export class Agent implements AsyncDisposable {
     (await remote.link(backend, this.#time(options))).notify(message);
   }
 
-  /** All notifications that are here, oldest first. Never waits. */
+  /**
+   * All notifications that are here, oldest first. Never waits. While the setting `notificationBytes` of a peer wait, its
+   * posts with messages fail with WL_CAPACITY.
+   */
   takeNotifications(): Notification[] {
     this.poll();
     return this.#notifications.takeAll();
@@ -392,9 +345,6 @@ export class Agent implements AsyncDisposable {
   }
 }
 
-function regionOf(
-  registration: Registration,
-  { name }: Backend,
-): NonNullable<ReturnType<Registration['regions']['get']>> {
-  return registration.regions.get(name) as NonNullable<ReturnType<Registration['regions']['get']>>;
+function regionOf(registration: Registration, { name }: Backend): BackendRegion {
+  return registration.regions.get(name) as BackendRegion;
 }

@@ -26,6 +26,11 @@ export interface BackendContext {
   readonly wake: WakeWord;
   /** To be called inside `poll` only. The bytes become the agent's; the peer is named as its own agent is. */
   readonly deliver: (peer: string, message: Uint8Array) => void;
+  /**
+   * Hot path. False while as much as may of that peer waits for the agent's owner: further messages of it stay with the
+   * backend, in order, until senders have no more room and fail with WL_CAPACITY. `wake` is rung when there is room again.
+   */
+  readonly mayDeliver: (peer: string) => boolean;
 }
 
 /** `create` fails with WL_UNSUPPORTED, saying what is missing, where the backend cannot run. */

@@ -1,5 +1,6 @@
 // weftline/agent: register memory, tell peers of it, read, write and notify.
-export { Agent, type AgentOptions, type MetadataOptions, type PeerOptions, type PrepareOptions } from './agent.ts';
+export { Agent } from './agent.ts';
+export type { AgentOptions, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 export type { MemoryKind } from './agent-memory.ts';
 export type { BackendName, TransferOperation, TransferState } from './backend.ts';
 export type { BackendVerdict } from './backend-choice.ts';

@@ -1,4 +1,4 @@
-// Notifications that have come and wait to be taken, oldest first.
+// Notifications that have come and wait to be taken, oldest first; how many bytes of a peer may wait.
 import type { Awaited } from './waiting.ts';
 
 export interface Notification {
@@ -12,22 +12,81 @@ export interface NotificationFilter {
   readonly from?: string;
 }
 
+/** What a message takes besides its bytes. */
+const ENTRY_BYTES = 64;
+/** Places of messages that were taken are given back when there are so many, and at least half are. */
+const MOST_GAPS = 1024;
+
 export class Notifications {
-  #waiting: Notification[] = [];
+  readonly #mostBytes: number;
+  readonly #onRoom: () => void;
+  /** Those before `#head` were taken. */
+  #waiting: (Notification | undefined)[] = [];
+  #head = 0;
+  /** By peer: bytes that wait, if any do. */
+  readonly #bytes = new Map<string, number>();
+  /** Peers of whom nothing more is taken in, because so much of them waits. */
+  readonly #full = new Set<string>();
+
+  /** `onRoom` is called when more can be taken in of a peer that had to wait. */
+  constructor(mostBytes: number, onRoom: () => void) {
+    this.#mostBytes = mostBytes;
+    this.#onRoom = onRoom;
+  }
 
   push(peer: string, message: Uint8Array): void {
     this.#waiting.push({ peer, message });
+    this.#bytes.set(peer, (this.#bytes.get(peer) ?? 0) + message.length + ENTRY_BYTES);
+  }
+
+  /** False while as much of the peer waits as may. */
+  hasRoom(peer: string): boolean {
+    if ((this.#bytes.get(peer) ?? 0) < this.#mostBytes) return true;
+    this.#full.add(peer);
+    return false;
   }
 
   takeAll(): Notification[] {
-    const all = this.#waiting;
+    const all = this.#waiting.slice(this.#head) as Notification[];
     this.#waiting = [];
+    this.#head = 0;
+    this.#bytes.clear();
+    if (this.#full.size > 0) {
+      this.#full.clear();
+      this.#onRoom();
+    }
     return all;
   }
 
   take({ from }: NotificationFilter): Notification | undefined {
-    const at = this.#waiting.findIndex(({ peer }) => from === undefined || peer === from);
-    return at === -1 ? undefined : this.#waiting.splice(at, 1)[0];
+    const waiting = this.#waiting;
+    for (let at = this.#head; at < waiting.length; at++) {
+      const found = waiting[at] as Notification;
+      if (from !== undefined && found.peer !== from) continue;
+      this.#remove(at);
+      this.#release(found);
+      return found;
+    }
+    return undefined;
+  }
+
+  #remove(at: number): void {
+    if (at !== this.#head) {
+      this.#waiting.splice(at, 1);
+      return;
+    }
+    this.#waiting[at] = undefined;
+    this.#head++;
+    if (this.#head < MOST_GAPS || this.#head * 2 < this.#waiting.length) return;
+    this.#waiting.splice(0, this.#head);
+    this.#head = 0;
+  }
+
+  #release({ peer, message }: Notification): void {
+    const left = (this.#bytes.get(peer) as number) - message.length - ENTRY_BYTES;
+    if (left > 0) this.#bytes.set(peer, left);
+    else this.#bytes.delete(peer);
+    if (left < this.#mostBytes && this.#full.delete(peer)) this.#onRoom();
   }
 }
 

@@ -28,9 +28,26 @@ function memoryOf(agent: Agent, name: string): RemoteMemory {
   return found;
 }
 
-async function postAndWait(transfer: Transfer, message: string): Promise<void> {
+async function postAndWait(transfer: Transfer, message: string | Uint8Array): Promise<void> {
   transfer.post(Buffer.from(message));
   await transfer.wait();
+}
+
+function canPost(transfer: Transfer, message: Buffer, number: number): boolean {
+  message.writeUInt32LE(number);
+  try {
+    transfer.post(message);
+    return true;
+  } catch (error) {
+    return !withCode('WL_CAPACITY')(error);
+  }
+}
+
+async function waitUntil(holds: () => boolean): Promise<void> {
+  for (const end = performance.now() + 10_000; !holds();) {
+    assert.ok(performance.now() < end, 'it does not come to hold');
+    await new Promise((resolve) => setTimeout(resolve, 5));
+  }
 }
 
 function hostRange(address: number, bytes: number): DescriptorList {
@@ -189,6 +206,59 @@ for (const backend of knownBackends()) {
         withCode('WL_TIMEOUT', /No notification came to agent there within 30 ms/),
       );
     });
+  }
+
+  for (const [how, options] of Object.entries(threads)) {
+    test(
+      `${backend}, ${how}: notifications that nobody takes hold up their sender and nothing else`,
+      { skip },
+      async () => {
+        const settings = { timeoutMs: 20_000, notificationBytes: 16_384 };
+        await using pair = await openPair(backend, 65_536, { ...options, settings });
+        const { agent, peer } = pair;
+        const out = await agent.allocate(65_536);
+        const remote = DescriptorList.of(memoryOf(agent, 'plain'));
+        const list = { operation: 'write', peer: 'there', local: DescriptorList.of(out), remote } as const;
+        await using transfer = await agent.prepare(list);
+        await using quiet = await agent.prepare(list);
+        const message = Buffer.alloc(4096);
+        let sent = 0;
+        const sendUntilFull = async (): Promise<void> => {
+          for (const end = performance.now() + 10_000; ; sent++) {
+            message.writeUInt32LE(sent);
+            try {
+              await postAndWait(transfer, message);
+            } catch (error) {
+              withCode('WL_CAPACITY', /there/)(error);
+              return;
+            }
+            assert.ok(performance.now() < end, `${sent} messages were taken in`);
+          }
+        };
+        const take = async (from: number, to: number): Promise<void> => {
+          for (let number = from; number < to; number++) {
+            const next = await peer.do({ do: 'next', blocking: number % 2 === 0, timeoutMs: 20_000 });
+            const { message: found } = next as { readonly message: Uint8Array };
+            assert.equal(Buffer.from(found).readUInt32LE(), number);
+          }
+        };
+        await sendUntilFull();
+        const first = sent;
+        assert.ok(first > 4 && first < 1000, `${first} messages`);
+        // Data goes on.
+        out.bytes.fill(88);
+        quiet.post();
+        await quiet.wait();
+        assert.deepEqual(await peer.bytes('plain', 0, 65_536), new Uint8Array(65_536).fill(88));
+        await take(0, first);
+        await waitUntil(() => canPost(transfer, message, sent));
+        sent++;
+        await transfer.wait();
+        await sendUntilFull();
+        await take(first, sent);
+        await assert.rejects(peer.do({ do: 'next', blocking: false, timeoutMs: 30 }), withCode('WL_TIMEOUT'));
+      },
+    );
   }
 
   test(

@@ -2,7 +2,8 @@
 import { connect, type Socket } from 'node:net';
 import { WeftlineError } from '../../core/errors.ts';
 import type { WaitOptions } from '../../world/store.ts';
-import type { Agent, MetadataOptions } from '../agent.ts';
+import type { Agent } from '../agent.ts';
+import type { MetadataOptions } from '../agent-options.ts';
 import { MetadataChannel } from './metadata-channel.ts';
 
 export interface ListenerAddress extends WaitOptions {

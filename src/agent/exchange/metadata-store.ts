@@ -1,6 +1,7 @@
 // Metadata under agents' names in a store that all of them reach.
 import type { Store, WaitOptions } from '../../world/store.ts';
-import type { Agent, MetadataOptions } from '../agent.ts';
+import type { Agent } from '../agent.ts';
+import type { MetadataOptions } from '../agent-options.ts';
 
 const KEY_PREFIX = 'agent/';
 

@@ -30,6 +30,7 @@ export async function openBackend(create: CreateBackend, name: string): Promise<
     ownThread: false,
     wake,
     deliver: (peer, message) => received.push({ peer, text: Buffer.from(message).toString() }),
+    mayDeliver: () => true,
   };
   const backend = await create(context);
   const { connectionInfo } = backend;

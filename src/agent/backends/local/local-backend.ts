@@ -110,7 +110,7 @@ class LocalBackend implements Backend {
   }
 
   poll(): boolean {
-    let any = this.#mailbox.poll(this.#context.deliver);
+    let any = this.#mailbox.poll(this.#context);
     if (this.#busy.length > 0) any = this.#advance() || any;
     for (const link of this.#links) any = link.lookAtChannels() || any;
     this.#polls += 1;
@@ -119,7 +119,7 @@ class LocalBackend implements Backend {
   }
 
   prepareSleep(): number {
-    if (this.#busy.length > 0 || !this.#mailbox.arm()) return 0;
+    if (this.#busy.length > 0 || !this.#mailbox.arm(this.#context)) return 0;
     this.#polls = POLLS_PER_CLOCK - 1;
     this.#thread ??= new DoorbellThread(this.#mailbox, this.#context.wake);
     return this.#thread.isRunning ? PEER_CHECK_MS : SHORT_SLEEP_MS;
@@ -172,7 +172,7 @@ class LocalBackend implements Backend {
     this.#checkedAt = now;
     let any = false;
     for (const link of this.#links) any = link.checkPeer() || any;
-    this.#mailbox.freeSenders(this.#context.deliver);
+    this.#mailbox.freeSenders(this.#context);
     return any;
   }
 }

@@ -13,6 +13,9 @@ import type { PeerMailbox } from './peer-mailbox.ts';
 import { type LinkedMemory, planCopies } from './plan-copies.ts';
 import { type LocalRemoteRegion, readRegionInfo, type RegionReach, type SharedPlace } from './remote-region.ts';
 
+/** Takes most of a millisecond to copy, beside which a look whether the peer lives does not count. */
+const BYTES_PER_LOOK = 16 << 20;
+
 export interface LocalLinkOptions {
   readonly peerName: string;
   readonly pid: number;
@@ -37,8 +40,11 @@ export class LocalLink implements BackendLink, LinkedMemory {
   readonly #streams = new Map<CudaDevice, CudaStream>();
   #first: LocalTransfer | undefined;
   #last: LocalTransfer | undefined;
+  /** Bytes of the peer's ring that messages of pending transfers will take. */
+  #promised = 0;
   #error: WeftlineError | undefined;
   #isClosed = false;
+  #bytesSinceLook = 0;
 
   constructor(options: LocalLinkOptions) {
     this.peerName = options.peerName;
@@ -88,6 +94,14 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   // Of the transfers.
 
+  /** Hot path. Copies may have gone to the memory of a peer that died meanwhile. */
+  noteCopied(bytes: number): void {
+    this.#bytesSinceLook += bytes;
+    if (this.#bytesSinceLook < BYTES_PER_LOOK) return;
+    this.#bytesSinceLook = 0;
+    this.checkPeer();
+  }
+
   requireUsable(): void {
     if (this.#error !== undefined) throw this.#error;
   }
@@ -109,7 +123,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   /** Fails with WL_CAPACITY if a message of that length cannot be written now. */
   requireRoom(bytes: number): void {
-    if (bytes <= MAX_NOTIFICATION_BYTES && this.#mailbox.hasRoom(bytes)) return;
+    if (bytes <= MAX_NOTIFICATION_BYTES && this.#mailbox.hasRoom(this.#promised + bytes)) return;
     throw new WeftlineError(
       'WL_CAPACITY',
       bytes > MAX_NOTIFICATION_BYTES
@@ -128,6 +142,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     if (this.#last === undefined) this.#first = transfer;
     else this.#last.next = transfer;
     this.#last = transfer;
+    this.#promised += transfer.recordBytes;
     this.#options.onWork();
   }
 
@@ -139,6 +154,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
       // A transfer that finds the peer dead ends them all.
       if (this.#first !== first) break;
       this.#first = first.next;
+      this.#promised -= first.recordBytes;
       if (this.#first === undefined) this.#last = undefined;
     }
     return any;
@@ -225,5 +241,6 @@ export class LocalLink implements BackendLink, LinkedMemory {
     for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) transfer.fail(this.#error);
     this.#first = undefined;
     this.#last = undefined;
+    this.#promised = 0;
   }
 }

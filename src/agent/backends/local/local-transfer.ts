@@ -4,12 +4,11 @@ import type { BackendTransfer, TransferState } from '../../backend.ts';
 import type { CopyPlan } from './copy-plan.ts';
 import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
+import { recordBytes } from './notification-ring.ts';
 import type { LocalRemoteRegion } from './remote-region.ts';
 
 /** Up to this much is copied within `post`: less than a millisecond. More goes on in `poll`, and between turns of the event loop. */
 const INLINE_BYTES = 4 << 20;
-/** A copy of more takes long enough for the peer to die meanwhile, and for a look at that not to count. */
-const LONG_BYTES = 256 << 10;
 
 export interface LocalTransferParts {
   readonly plan: CopyPlan;
@@ -44,11 +43,16 @@ export class LocalTransfer implements BackendTransfer {
     return this.#error;
   }
 
+  /** What its message takes of the peer's ring. */
+  get recordBytes(): number {
+    return this.#hasMessage ? recordBytes(this.#message.length) : 0;
+  }
+
   post(message?: Uint8Array): void {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
     this.#link.requireUsable();
-    this.#requireLocals();
+    if (!areRegistered(this.#parts.locals)) throw deregistered();
     this.#hasMessage = message !== undefined;
     if (message !== undefined) {
       this.#link.requireRoom(message.length);
@@ -64,19 +68,26 @@ export class LocalTransfer implements BackendTransfer {
       return;
     }
     this.#parts.plan.begin();
-    if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.advance(INLINE_BYTES)) return;
+    if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.#goOn(INLINE_BYTES)) return;
     this.#link.enqueue(this);
   }
 
   /** Goes on. True if it has ended. */
   advance(budget: number): boolean {
     if (this.#state !== 'pending') return true;
+    const { locals } = this.#parts;
+    if (!areRegistered(locals)) {
+      this.fail(deregistered());
+      return true;
+    }
+    return this.#goOn(budget);
+  }
+
+  #goOn(budget: number): boolean {
     try {
-      this.#requireLocals();
       this.#areCopied ||= this.#parts.plan.advance(budget);
       if (!this.#areCopied || (this.#hasMessage && !this.#link.push(this.#message))) return false;
-      // A large copy may have gone to the memory of a peer that died meanwhile.
-      if (this.#parts.plan.bytes > LONG_BYTES) this.#link.checkPeer();
+      this.#link.noteCopied(this.#parts.plan.bytes);
       if (this.#link.error !== undefined) throw this.#link.error;
       this.#state = 'done';
     } catch (error) {
@@ -115,13 +126,14 @@ export class LocalTransfer implements BackendTransfer {
     }
     return undefined;
   }
+}
 
-  /** Memory that was deregistered may be unmapped. */
-  #requireLocals(): void {
-    const { locals } = this.#parts;
-    for (let index = 0; index < locals.length; index += 1) {
-      if ((locals[index] as LocalRegion).isReleased)
-        throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
-    }
-  }
+/** Memory that was deregistered may be unmapped. */
+function areRegistered(locals: readonly LocalRegion[]): boolean {
+  for (let index = 0; index < locals.length; index += 1) if ((locals[index] as LocalRegion).isReleased) return false;
+  return true;
+}
+
+function deregistered(): WeftlineError {
+  return new WeftlineError('WL_CLOSED', 'The memory was deregistered');
 }

@@ -20,6 +20,7 @@ import {
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { SharedMemory } from '../../../memory/shared-memory.ts';
+import type { BackendContext } from '../../backend.ts';
 import { Futex, isByteLocked, lockByte } from '../../../native/libc.ts';
 import { NotificationRing } from './notification-ring.ts';
 
@@ -39,7 +40,8 @@ interface Sender {
   isBroken: boolean;
 }
 
-export type Deliver = (peer: string, message: Uint8Array) => void;
+/** Where messages go, and whether there is room for another of a peer. */
+export type Delivery = Pick<BackendContext, 'deliver' | 'mayDeliver'>;
 
 export class Mailbox implements Disposable {
   readonly memory: SharedMemory;
@@ -98,7 +100,7 @@ export class Mailbox implements Disposable {
   }
 
   /** Hands over what senders wrote. True if there was anything. */
-  poll(deliver: Deliver): boolean {
+  poll(delivery: Delivery): boolean {
     if (this.#isClosed) return false;
     if (this.#isArmed) {
       this.#isArmed = false;
@@ -108,19 +110,19 @@ export class Mailbox implements Disposable {
     let any = false;
     for (let index = 0; index < this.#senders.length; index += 1) {
       const sender = this.#senders[index] as Sender;
-      if (!sender.ring.hasRecord || sender.isBroken) continue;
+      if (!hasNews(sender, delivery)) continue;
       any = true;
-      this.#drain(sender, deliver);
+      this.#drain(sender, delivery);
     }
     return any;
   }
 
   /** From now until the next poll, senders ring the doorbell. False if something is there already. */
-  arm(): boolean {
+  arm(delivery: Delivery): boolean {
     this.#isArmed = true;
     Atomics.store(this.#words, headerWord.sleepers, 1);
     if (Atomics.load(this.#words, headerWord.joins) !== this.#seenJoins) return false;
-    return !this.#senders.some(({ ring, isBroken }) => ring.hasRecord && !isBroken);
+    return !this.#senders.some((sender) => hasNews(sender, delivery));
   }
 
   /** Rings the own doorbell. */
@@ -129,16 +131,14 @@ export class Mailbox implements Disposable {
   }
 
   /** Frees the places of senders that left or died; what they had written is delivered first. */
-  freeSenders(deliver: Deliver): void {
+  freeSenders(delivery: Delivery): void {
     const { fd } = this.memory;
-    const gone = this.#senders.filter(({ slot }) => !isByteLocked(fd, 1 + slot));
-    if (gone.length === 0) return;
-    this.#senders = this.#senders.filter((sender) => !gone.includes(sender));
-    for (const sender of gone) {
-      if (!sender.isBroken) this.#drain(sender, deliver);
-      const block = new Block(mailboxSender, this.#buffer, slotOffset(sender.slot));
-      block.set('tail', 0);
-      block.set('head', 0);
+    for (const sender of this.#senders) {
+      if (isByteLocked(fd, 1 + sender.slot)) continue;
+      if (!sender.isBroken) this.#drain(sender, delivery);
+      if (sender.ring.hasRecord && !sender.isBroken) continue;
+      this.#senders = this.#senders.filter((other) => other !== sender);
+      sender.ring.reset();
       const state = (slotOffset(sender.slot) + mailboxSender.offset.state) / 4;
       Atomics.store(new Int32Array(this.#buffer), state, senderStates.free);
     }
@@ -152,11 +152,10 @@ export class Mailbox implements Disposable {
     this.memory[Symbol.dispose]();
   }
 
-  #drain(sender: Sender, deliver: Deliver): void {
+  #drain(sender: Sender, { deliver, mayDeliver }: Delivery): void {
+    const { name, ring } = sender;
     try {
-      for (let message = sender.ring.take(); message !== undefined; message = sender.ring.take()) {
-        deliver(sender.name, message);
-      }
+      while (ring.hasRecord && mayDeliver(name)) deliver(name, ring.take() as Uint8Array);
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
       sender.isBroken = true;
@@ -174,6 +173,11 @@ export class Mailbox implements Disposable {
     }
     this.#senders = senders;
   }
+}
+
+/** Something that may be delivered now. */
+function hasNews({ name, ring, isBroken }: Sender, { mayDeliver }: Delivery): boolean {
+  return ring.hasRecord && !isBroken && mayDeliver(name);
 }
 
 /** Tells an owner that sleeps that something came. */

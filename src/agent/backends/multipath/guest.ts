@@ -1,7 +1,8 @@
 // A peer that connected to this agent: its messages arrive in an inbox, and it is told what was taken.
 import type { Connection, MemoryRegion, Request, Transport } from '../../../transport/index.ts';
 import type { Hello } from './agent-greeting.ts';
-import type { Inbox } from './inbox.ts';
+import type { BackendContext } from '../../backend.ts';
+import type { Inbox, InboxDelivery } from './inbox.ts';
 
 const CREDIT_FLOW = 0;
 const NONE = -1;
@@ -17,17 +18,18 @@ export interface GuestParts {
 export class Guest {
   readonly name: string;
   readonly #parts: GuestParts;
-  readonly #deliver: (message: Uint8Array) => void;
+  readonly #delivery: InboxDelivery;
   /** Bytes that were taken and not told yet, and the signal that tells of earlier ones. */
   #untold = 0;
   #credit: Request = NONE;
   readonly #signal: { flow: number; remoteRegion: number; remoteKey: number; remoteOffset: number; add: number };
 
-  constructor(parts: GuestParts, deliver: (peer: string, message: Uint8Array) => void) {
+  constructor(parts: GuestParts, { deliver, mayDeliver }: Pick<BackendContext, 'deliver' | 'mayDeliver'>) {
     const { hello } = parts;
-    this.name = hello.name;
+    const { name } = hello;
+    this.name = name;
     this.#parts = parts;
-    this.#deliver = (message) => deliver(hello.name, message);
+    this.#delivery = { deliver: (message) => deliver(name, message), mayDeliver: () => mayDeliver(name) };
     this.#signal = { flow: CREDIT_FLOW, remoteRegion: hello.region, remoteKey: hello.key, remoteOffset: 0, add: 0 };
   }
 
@@ -35,9 +37,14 @@ export class Guest {
     return this.#parts.connection.error !== undefined;
   }
 
+  /** Gone, and all that it sent was taken. */
+  get isDone(): boolean {
+    return this.isGone && this.#parts.inbox.isEmpty;
+  }
+
   /** Hot path while nothing has arrived. True if something has. */
   poll(): boolean {
-    const taken = this.#parts.inbox.drain(this.#deliver);
+    const taken = this.#parts.inbox.drain(this.#delivery);
     this.#untold += taken;
     this.#reap();
     if (this.#untold > 0 && this.#credit === NONE && !this.isGone) this.#tell();

@@ -3,6 +3,12 @@ import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord, MAX_MESSAGE_BYTES } fro
 import { alignUp } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 
+/** Where messages go, and whether there is room for another. */
+export interface InboxDelivery {
+  readonly mayDeliver: () => boolean;
+  readonly deliver: (message: Uint8Array) => void;
+}
+
 export class Inbox {
   /** Registered for the sender to write to. */
   readonly bytes: Uint8Array = new Uint8Array(new SharedArrayBuffer(mailboxHead.size + MAILBOX_RING_BYTES));
@@ -12,19 +18,24 @@ export class Inbox {
   #taken = 0;
 
   /** Hot path while nothing has arrived. Returns the bytes that were taken, which the sender is to be told. */
-  drain(deliver: (message: Uint8Array) => void): number {
+  drain(delivery: InboxDelivery): number {
     // ORDER: the atomic load before the reads of what it announces.
     const arrived = Atomics.load(this.#arrived, 0);
     const before = this.#taken;
-    while (((arrived - this.#taken) | 0) > 0) {
+    while (((arrived - this.#taken) | 0) > 0 && delivery.mayDeliver()) {
       const at = (this.#taken >>> 0) % MAILBOX_RING_BYTES;
       const length = this.#words[at / 4] as number;
       if (length > MAX_MESSAGE_BYTES)
         throw new WeftlineError('WL_PROTOCOL', `A peer sent a message of ${length} bytes`);
-      deliver(this.#copy((at + mailboxRecord.size) % MAILBOX_RING_BYTES, length));
+      delivery.deliver(this.#copy((at + mailboxRecord.size) % MAILBOX_RING_BYTES, length));
       this.#taken = (this.#taken + alignUp(mailboxRecord.size + length, 8)) | 0;
     }
     return (this.#taken - before) | 0;
+  }
+
+  /** All that has arrived was taken. */
+  get isEmpty(): boolean {
+    return Atomics.load(this.#arrived, 0) === this.#taken;
   }
 
   #copy(at: number, length: number): Uint8Array {

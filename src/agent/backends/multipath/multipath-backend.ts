@@ -128,7 +128,7 @@ class MultipathBackend implements Backend {
   #pollGuest(guest: Guest): boolean {
     try {
       const hasNews = guest.poll();
-      if (guest.isGone) this.#dismiss(guest);
+      if (guest.isDone) this.#dismiss(guest);
       return hasNews;
     } catch {
       // Its messages make no sense: it is not heard any more, and learns so from the end of the connection.
@@ -159,12 +159,12 @@ class MultipathBackend implements Backend {
     const inbox = new Inbox();
     const inboxRegion = await transport.register(inbox.bytes, { write: true });
     const { remoteRegion: region, remoteKey: key } = inboxRegion.remote;
-    const { incarnation, settings, deliver } = this.#context;
+    const { incarnation, settings } = this.#context;
     let guest: Guest | undefined;
     const answer = async (hello: Hello): Promise<Welcome> => {
       // ORDER: heard before the peer knows where to write.
       if (hello.expects === incarnation) {
-        guest = new Guest({ transport, connection, inbox, inboxRegion, hello }, deliver);
+        guest = new Guest({ transport, connection, inbox, inboxRegion, hello }, this.#context);
         this.#guests.add(guest);
       }
       return { incarnation, region, key };

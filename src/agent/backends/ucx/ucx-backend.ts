@@ -42,6 +42,7 @@ export class UcxBackend implements Backend {
   readonly #strangers = new Set<Socket>();
   /** So that registered memory lives as long. */
   readonly #memories = new Map<number, Uint8Array | undefined>();
+  #isHoldingBack = false;
   #closing: Promise<void> | undefined;
 
   static async open(context: BackendContext): Promise<UcxBackend> {
@@ -139,13 +140,19 @@ export class UcxBackend implements Backend {
   }
 
   poll(): boolean {
-    if (!this.driver.look()) return false;
+    const hasNews = this.driver.look();
+    if (!hasNews && !this.#isHoldingBack) return false;
+    const links = this.#links;
     let isAwaited = false;
-    for (let at = this.#links.length - 1; at >= 0; at--) {
-      if ((this.#links[at] as UcxLink).look(this.#context.deliver)) isAwaited = true;
+    this.#isHoldingBack = false;
+    for (let at = links.length - 1; at >= 0; at--) {
+      const link = links[at] as UcxLink;
+      link.look(this.#context);
+      if (link.isHoldingBack) this.#isHoldingBack = true;
+      if (link.owesRoom) isAwaited = true;
     }
     if (isAwaited) this.driver.look();
-    return true;
+    return hasNews;
   }
 
   prepareSleep(): number {

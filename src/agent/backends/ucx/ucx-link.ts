@@ -2,6 +2,7 @@
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../world/frames.ts';
 import type {
+  BackendContext,
   BackendLink,
   BackendRemoteRegion,
   BackendTransfer,
@@ -42,6 +43,8 @@ export class UcxLink implements BackendLink {
   readonly block: LinkBlock;
   readonly outgoing: Outgoing;
   error: WeftlineError | undefined;
+  /** Notifications are here for which the agent has no room. */
+  isHoldingBack = false;
   readonly #channel: UcxMeeting['channel'];
   readonly #channels = new Set<UcxChannel>();
   #isClosed = false;
@@ -133,9 +136,9 @@ export class UcxLink implements BackendLink {
     this.outgoing.send();
   }
 
-  /** Hot path, inside `poll`. Takes in what the UCX thread has found out. True if the peer waits to hear of it. */
-  look(deliver: (peer: string, message: Uint8Array) => void): boolean {
-    const { block } = this;
+  /** Hot path, inside `poll`. Takes in what the UCX thread has found out. */
+  look({ deliver, mayDeliver }: Pick<BackendContext, 'deliver' | 'mayDeliver'>): void {
+    const { block, peer } = this;
     const { words, inRing } = block;
     const published = Atomics.load(words, linkWord.inPublished);
     let at = words[linkWord.inTaken] as number;
@@ -143,19 +146,26 @@ export class UcxLink implements BackendLink {
       const start = at & (IN_RING_BYTES - 1);
       const length = inRing.words[start / 4] as number;
       const kind = inRing.words[start / 4 + 1] as number;
-      const size = ringBytes(length);
       if (kind === inRecord.skip) {
         at = (at + inRecord.bytes + length) | 0;
         continue;
       }
-      if (kind === inRecord.valid)
-        deliver(this.peer, inRing.bytes.slice(start + inRecord.bytes, start + inRecord.bytes + length));
-      at = (at + size) | 0;
-      Atomics.add(words, linkWord.taken, size);
+      if (kind === inRecord.valid) {
+        if (!mayDeliver(peer)) break;
+        const first = start + inRecord.bytes;
+        deliver(peer, inRing.bytes.slice(first, first + length));
+      }
+      at = (at + ringBytes(length)) | 0;
+      Atomics.add(words, linkWord.taken, ringBytes(length));
     }
+    this.isHoldingBack = at !== published;
     Atomics.store(words, linkWord.inTaken, at);
     if (words[linkWord.failure] !== failures.none && this.error === undefined) this.#hasFailed();
-    return this.backend.driver.engine.link(block.index).owesRoom;
+  }
+
+  /** The peer waits to hear what was taken. */
+  get owesRoom(): boolean {
+    return this.backend.driver.engine.link(this.block.index).owesRoom;
   }
 
   errorOf(failure: number, detail: number): WeftlineError {

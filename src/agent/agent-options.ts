@@ -1,0 +1,50 @@
+// What the calls of an agent take.
+import type { Settings } from '../settings/settings.ts';
+import type { WaitOptions } from '../world/store.ts';
+import type { BackendLink, BackendName, BackendRegion, BackendRemoteRegion, TransferOperation } from './backend.ts';
+import type { DescriptorList } from './descriptors.ts';
+import type { Registration } from './registration.ts';
+
+export interface AgentOptions {
+  /** All that work here by default. */
+  readonly backends?: readonly BackendName[];
+  /** Win over the environment. */
+  readonly settings?: Partial<Settings>;
+  /** Peers must hold the same; WEFTLINE_TOKEN by default, none if that is empty. */
+  readonly token?: string;
+  /** The numeric address that peers reach this host by; 127.0.0.1 by default. */
+  readonly host?: string;
+  /** False: backends work inside waits and `poll` only, for latency. True by default: on threads of their own. */
+  readonly ownThread?: boolean;
+}
+
+export interface MetadataOptions {
+  /** Only these; then what the peer knows of others stays. */
+  readonly regions?: readonly Registration[];
+  /** Without what peers need to connect, for a peer that knows it. True by default. */
+  readonly connections?: boolean;
+}
+
+export interface PrepareOptions extends WaitOptions {
+  readonly operation: TransferOperation;
+  readonly peer: string;
+  readonly local: DescriptorList;
+  /** Entry i goes with entry i of `local` and has its size. */
+  readonly remote: DescriptorList;
+  /** This one or none. */
+  readonly backend?: BackendName;
+  /** Neighbours that are neighbours on both sides are moved as one. True by default. */
+  readonly merge?: boolean;
+}
+
+export interface PeerOptions extends WaitOptions {
+  readonly backend?: BackendName;
+}
+
+/** Everything that a channel needs for one pair of regions. */
+export interface ChannelParts {
+  readonly backend: BackendName;
+  readonly link: BackendLink;
+  readonly local: BackendRegion;
+  readonly remote: BackendRemoteRegion;
+}
