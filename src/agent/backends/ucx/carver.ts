@@ -1,6 +1,6 @@
 // Cuts one piece of native memory into arrays, the same way on every thread.
 import { viewAt } from '../../../native/library.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
+import type { NativeBlock } from '../../../native/native-block.ts';
 
 /** Without memory it only counts: `end` is then how much is needed. */
 export class Carver {

@@ -4,7 +4,9 @@ import { failures } from './failure.ts';
 import { Incoming } from './incoming.ts';
 import { linkWord } from './link-block.ts';
 import { headerWord as at } from './message-header.ts';
+import { OutMessages } from './out-messages.ts';
 import { Outgoing } from './outgoing.ts';
+import { Reads } from './reads.ts';
 import { endLink, type LinkTools, Sender } from './sender.ts';
 
 /** A link that has ended, by what is left to do: withdraw receives, wait for UCX, nothing. */
@@ -13,14 +15,19 @@ const ends = { none: 0, draining: 1, drained: 2 } as const;
 export class LinkHalves {
   readonly outgoing: Outgoing;
   readonly #tools: LinkTools;
+  readonly messages: OutMessages;
   readonly #sender: Sender;
+  readonly #reads: Reads;
   readonly #incoming: Incoming;
   readonly #follows = { address: 0, length: 0 };
 
   constructor(tools: LinkTools, partsOf: (slot: number) => Float64Array) {
     this.#tools = tools;
     this.#sender = new Sender(tools);
-    this.outgoing = new Outgoing({ ...tools, sender: this.#sender, partsOf });
+    this.#reads = new Reads(tools, this.#sender);
+    this.messages = new OutMessages(tools.block);
+    const { messages } = this;
+    this.outgoing = new Outgoing({ ...tools, sender: this.#sender, reads: this.#reads, messages, partsOf });
     this.#incoming = new Incoming({ ...tools, sender: this.#sender, outgoing: this.outgoing });
   }
 
@@ -85,12 +92,12 @@ export class LinkHalves {
     const isFirst = link[linkWord.end] === ends.none;
     if (isFirst) {
       link[linkWord.end] = ends.draining;
-      this.outgoing.cancelReads();
+      this.#reads.cancelAll();
       this.#incoming.cancelReceives();
     }
     this.outgoing.failAll();
     this.#sender.pop();
-    this.outgoing.popReads();
+    this.#reads.pop();
     const hasReceived = this.#incoming.drain();
     const hasRead = link[linkWord.readsHead] === link[linkWord.readsTail];
     const hasSent = link[linkWord.sendsPopped] === link[linkWord.sendsPushed];

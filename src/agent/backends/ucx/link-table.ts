@@ -72,7 +72,7 @@ export class LinkTable {
     const index = (number >>> LINK_NUMBER_BITS) - 1;
     const { tables } = this.#engine;
     this.#memory[index] ??= new NativeBlock(LinkBlock.bytes);
-    tables.linkAddress[index] = (this.#memory[index] as NativeBlock).address;
+    tables.linkAddress[index] = this.#memory[index].address;
     const block = this.#engine.block(index);
     const { words } = block;
     words.fill(0);

@@ -1,28 +1,29 @@
 // The sending half of a link: operations in order, a window, acknowledgements, refusals. Hot path: no allocation.
-import { UCX_WHOLE_MASK, ucxMessageKinds, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
-import { ucsStatus } from '../../../abi/ucx-structs.ts';
+import { ucxMessageKinds, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { copyMemory } from '../../../native/libc.ts';
-import { isErrorPointer } from '../../../native/ucx-status.ts';
 import { failures } from './failure.ts';
-import { linkWord, OUT_RING_BYTES, QUEUE, WINDOW } from './link-block.ts';
-import { CHUNK_BYTES, headerWord as at, INLINE_BYTES, putWide, ringBytes } from './message-header.ts';
+import { linkWord, QUEUE, WINDOW } from './link-block.ts';
+import { CHUNK_BYTES, headerWord as at, INLINE_BYTES, putWide } from './message-header.ts';
+import { NO_MESSAGE, type OutMessages } from './out-messages.ts';
+import type { Reads } from './reads.ts';
 import type { LinkTools, Sender } from './sender.ts';
 import { PART_FIELDS, partField, transferStates } from './ucx-tables.ts';
 
 /** Of an operation. The last two are a channel's. */
 export const operationKinds = { write: 1, read: 2, notify: 3, put: 4, signal: 5 } as const;
 
-/** Instead of the length of a notification: there is none. */
-export const NO_MESSAGE = -1;
-
 export interface OutgoingOptions extends LinkTools {
   readonly sender: Sender;
+  readonly reads: Reads;
+  readonly messages: OutMessages;
   /** The parts of a prepared transfer. */
   readonly partsOf: (slot: number) => Float64Array;
 }
 
 export class Outgoing {
   readonly #options: OutgoingOptions;
+  readonly #reads: Reads;
+  readonly #messages: OutMessages;
   readonly #data = { address: 0, bytes: 0, region: -1 };
   /** The part that is sent next. */
   #local = 0;
@@ -33,6 +34,8 @@ export class Outgoing {
 
   constructor(options: OutgoingOptions) {
     this.#options = options;
+    this.#reads = options.reads;
+    this.#messages = options.messages;
   }
 
   /**
@@ -60,33 +63,6 @@ export class Outgoing {
     return entry;
   }
 
-  /** Where the notification of an entry goes that was begun; -1 if the far side has not taken earlier ones. */
-  placeMessage(entry: number, length: number): number {
-    const { block } = this.#options;
-    const { words } = block;
-    const size = ringBytes(length);
-    const untaken =
-      ((words[linkWord.sentMessages] as number) +
-        (words[linkWord.reserved] as number) -
-        (words[linkWord.takenThere] as number)) |
-      0;
-    // A message lies in one piece: what is left at the ring's end is skipped.
-    const outEnd = words[linkWord.outEnd] as number;
-    const place = outEnd & (OUT_RING_BYTES - 1);
-    const skipped = place + length > OUT_RING_BYTES ? OUT_RING_BYTES - place : 0;
-    const end = (outEnd + skipped + size) | 0;
-    const used = (end - (words[linkWord.outFree] as number)) | 0;
-    if (untaken + size > OUT_RING_BYTES || used > OUT_RING_BYTES) return -1;
-    const start = skipped > 0 ? 0 : place;
-    block.messagePlace[entry] = start;
-    block.messageBytes[entry] = length;
-    block.messageEnd[entry] = end;
-    block.isMessageSent[entry] = 0;
-    words[linkWord.reserved] = (words[linkWord.reserved] as number) + size;
-    words[linkWord.outEnd] = end;
-    return start;
-  }
-
   /** The entry that was begun is in the queue. */
   commit(): void {
     const { words } = this.#options.block;
@@ -95,7 +71,7 @@ export class Outgoing {
 
   /** Takes note of what has ended, sends what there is room for. False if nothing happened. */
   step(): boolean {
-    const hasRead = this.popReads();
+    const hasRead = this.#reads.pop();
     const hasSent = this.send();
     const hasEnded = this.#complete();
     return hasRead || hasSent || hasEnded;
@@ -118,35 +94,6 @@ export class Outgoing {
     return isBusy;
   }
 
-  /** Takes note of data of reads that have arrived. */
-  popReads(): boolean {
-    const { block, worker, sender } = this.#options;
-    const { words } = block;
-    let isBusy = false;
-    while (words[linkWord.readsHead] !== words[linkWord.readsTail]) {
-      const place = (words[linkWord.readsHead] as number) & (WINDOW - 1);
-      const request = block.readRequest[place] as number;
-      const status = request === 0 ? ucsStatus.ok : worker.check(request);
-      if (status === ucsStatus.inProgress) return isBusy;
-      const entry = block.readEntry[place] as number;
-      block.unanswered[entry] = (block.unanswered[entry] as number) - 1;
-      words[linkWord.readsHead] = (words[linkWord.readsHead] as number) + 1;
-      isBusy = true;
-      if (status !== ucsStatus.ok && status !== ucsStatus.canceled) sender.break(status);
-    }
-    return isBusy;
-  }
-
-  /** Nothing will come for reads any more. */
-  cancelReads(): void {
-    const { block, worker } = this.#options;
-    const { words } = block;
-    for (let at = words[linkWord.readsHead] as number; at !== words[linkWord.readsTail]; at = (at + 1) | 0) {
-      const request = block.readRequest[at & (WINDOW - 1)] as number;
-      if (request !== 0) worker.cancel(request);
-    }
-  }
-
   /** The far side says that all messages up to `sequence` have taken effect. */
   acknowledged(sequence: number): void {
     const { words } = this.#options.block;
@@ -157,7 +104,7 @@ export class Outgoing {
 
   /** The far side says that it has refused a message. */
   refused(sequence: number, reason: number): void {
-    const { block, worker } = this.#options;
+    const { block } = this.#options;
     const { words } = block;
     const end =
       ((words[linkWord.queueSend] as number) + (words[linkWord.queueSend] === words[linkWord.queueTail] ? 0 : 1)) | 0;
@@ -170,15 +117,7 @@ export class Outgoing {
       this.stop(entry, failures.refused, reason);
       break;
     }
-    for (
-      let place = words[linkWord.readsHead] as number;
-      place !== words[linkWord.readsTail];
-      place = (place + 1) | 0
-    ) {
-      const at = place & (WINDOW - 1);
-      if (block.readSequence[at] === (sequence | 0) && block.readRequest[at] !== 0)
-        worker.cancel(block.readRequest[at] as number);
-    }
+    this.#reads.cancel(sequence);
   }
 
   /** What is not sent yet stays so; what was sent still ends in its time. */
@@ -189,7 +128,7 @@ export class Outgoing {
       block.failureDetail[entry] = detail;
     }
     block.cursor[entry] = 0x7fff_ffff;
-    this.#dropMessage(entry);
+    this.#messages.drop(entry);
   }
 
   /** All of a channel that is under way. */
@@ -292,7 +231,6 @@ export class Outgoing {
   /** False if there is no room. */
   #sendNext(entry: number): boolean {
     const { block, sender } = this.#options;
-    const { words } = block;
     const count = this.#countOf(entry);
     const cursor = block.cursor[entry] as number;
     if (cursor >= count) {
@@ -310,8 +248,7 @@ export class Outgoing {
     const done = block.cursorOffset[entry] as number;
     const bytes = Math.min(this.#bytes - done, CHUNK_BYTES);
     if (kind === operationKinds.read) {
-      const reads = ((words[linkWord.readsTail] as number) - (words[linkWord.readsHead] as number)) | 0;
-      if (reads >= WINDOW) return false;
+      if (!this.#reads.hasRoom) return false;
       this.#ask(entry, done, bytes);
     } else this.#write(entry, done, bytes);
     const isWhole = done + bytes === this.#bytes;
@@ -348,29 +285,15 @@ export class Outgoing {
     const message = block.messageBytes[entry] as number;
     const isLast = done + bytes === this.#bytes && (block.cursor[entry] as number) + 1 === this.#countOf(entry);
     if (isLast && block.isMessageSent[entry] === 0 && bytes + message <= INLINE_BYTES) {
-      this.#putMessage(entry, inlineAddress + bytes);
+      this.#messages.put(entry, inlineAddress + bytes, sender.base);
       sender.sendControl(bytes + message);
     } else sender.sendControl(bytes);
   }
 
   /** Asks for data: the receive is there before the question. */
   #ask(entry: number, done: number, bytes: number): void {
-    const { block, sender, worker } = this.#options;
-    const { words } = block;
     const sequence = this.#begin(entry, ucxMessageKinds.read, this.#remoteOffset + done, bytes);
-    const tag = ucxTag(ucxTagKinds.answer, words[linkWord.number] as number, sequence);
-    const request = worker.receive(this.#local + done, bytes, tag, UCX_WHOLE_MASK);
-    if (isErrorPointer(request)) {
-      sender.break(request);
-      return;
-    }
-    const place = (words[linkWord.readsTail] as number) & (WINDOW - 1);
-    block.readRequest[place] = request;
-    block.readEntry[place] = entry;
-    block.readSequence[place] = sequence;
-    block.unanswered[entry] = (block.unanswered[entry] as number) + 1;
-    words[linkWord.readsTail] = (words[linkWord.readsTail] as number) + 1;
-    sender.sendControl(0);
+    if (this.#reads.receive(entry, sequence, this.#local + done, bytes)) this.#options.sender.sendControl(0);
   }
 
   #sendMessage(entry: number): void {
@@ -380,39 +303,13 @@ export class Outgoing {
     const sequence = this.#begin(entry, ucxMessageKinds.notify, 0, 0);
     const message = block.messageBytes[entry] as number;
     if (message <= INLINE_BYTES) {
-      this.#putMessage(entry, sender.inlineAddress);
+      this.#messages.put(entry, sender.inlineAddress, sender.base);
       sender.sendControl(message);
       return;
     }
-    this.#countMessage(entry);
+    this.#messages.count(entry, sender.base);
     sender.sendControl(0);
     this.#sendData(sequence, block.outRing.address + (block.messagePlace[entry] as number), message);
-  }
-
-  #putMessage(entry: number, to: number): void {
-    const { block } = this.#options;
-    this.#countMessage(entry);
-    copyMemory(to, block.outRing.address + (block.messagePlace[entry] as number), block.messageBytes[entry] as number);
-  }
-
-  #countMessage(entry: number): void {
-    const { block, sender } = this.#options;
-    const { words } = block;
-    const message = block.messageBytes[entry] as number;
-    // 0 says that there is none.
-    block.buffers.words[sender.base + at.messageBytes] = message + 1;
-    block.isMessageSent[entry] = 1;
-    const size = ringBytes(message);
-    words[linkWord.reserved] = (words[linkWord.reserved] as number) - size;
-    words[linkWord.sentMessages] = (words[linkWord.sentMessages] as number) + size;
-  }
-
-  #dropMessage(entry: number): void {
-    const { block } = this.#options;
-    if (block.isMessageSent[entry] === 1) return;
-    block.isMessageSent[entry] = 1;
-    const size = ringBytes(block.messageBytes[entry] as number);
-    block.words[linkWord.reserved] = (block.words[linkWord.reserved] as number) - size;
   }
 
   #sendData(sequence: number, address: number, bytes: number): void {
@@ -457,9 +354,8 @@ export class Outgoing {
   }
 
   #finish(entry: number): void {
-    const { block } = this.#options;
-    this.#dropMessage(entry);
-    if (block.messageBytes[entry] !== NO_MESSAGE) block.words[linkWord.outFree] = block.messageEnd[entry] as number;
+    this.#messages.drop(entry);
+    this.#messages.free(entry);
     this.#report(entry);
   }
 

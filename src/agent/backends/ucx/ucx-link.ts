@@ -13,6 +13,7 @@ import { failureError, failures } from './failure.ts';
 import { inRecord } from './incoming.ts';
 import { IN_RING_BYTES, type LinkBlock, linkWord } from './link-block.ts';
 import { ringBytes } from './message-header.ts';
+import type { OutMessages } from './out-messages.ts';
 import { operationKinds, type Outgoing } from './outgoing.ts';
 import type { UcxBackend } from './ucx-backend.ts';
 import { UcxChannel } from './ucx-channel.ts';
@@ -45,6 +46,7 @@ export class UcxLink implements BackendLink {
   error: WeftlineError | undefined;
   /** Notifications are here for which the agent has no room. */
   isHoldingBack = false;
+  readonly #messages: OutMessages;
   readonly #channel: UcxMeeting['channel'];
   readonly #channels = new Set<UcxChannel>();
   #isClosed = false;
@@ -54,7 +56,9 @@ export class UcxLink implements BackendLink {
     this.backend = backend;
     this.block = block;
     this.peer = peer;
-    this.outgoing = backend.driver.engine.link(block.index).outgoing;
+    const { outgoing, messages } = backend.driver.engine.link(block.index);
+    this.outgoing = outgoing;
+    this.#messages = messages;
     this.#channel = channel;
     channel.unref();
     channel.watch((farewell) => this.#peerLeft(farewell));
@@ -120,7 +124,7 @@ export class UcxLink implements BackendLink {
     if (message === undefined) return entry;
     const { length } = message;
     if (length > MAX_MESSAGE_BYTES) throw invalidArgument('message', length, `at most ${MAX_MESSAGE_BYTES} bytes`);
-    const place = outgoing.placeMessage(entry, length);
+    const place = this.#messages.place(entry, length);
     if (place < 0) {
       throw new WeftlineError('WL_CAPACITY', `${this.peer} has not taken earlier messages: wait until it has`, {
         details: { peer: this.peer },

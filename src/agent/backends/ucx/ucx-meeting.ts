@@ -1,7 +1,7 @@
 // How two UCX backends meet over TCP: proof of the token both ways, then the addresses of their workers.
 import { randomBytes } from 'node:crypto';
 import { connect as connectTcp, type Socket } from 'node:net';
-import { UCX_PROTOCOL_VERSION } from '../../../abi/ucx-message.ts';
+import { UCX_LINK_NUMBERS, UCX_PROTOCOL_VERSION } from '../../../abi/ucx-message.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { ControlChannel, type ControlFrame } from '../../../transport/io/udp/control-channel.ts';
 import { protocolError } from '../../../world/frames.ts';
@@ -72,7 +72,7 @@ export async function receiveUcxGuest(
       channel,
       peer,
       address: bytesOf(hello, 'address'),
-      remoteLink: number(hello, 'link'),
+      remoteLink: number(hello, 'link', UCX_LINK_NUMBERS),
       mode,
       ...secrets,
       ...processOf(hello),
@@ -122,7 +122,7 @@ export async function visitUcxPeer(
       channel,
       peer: peer.name,
       address: bytesOf(welcome, 'address'),
-      remoteLink: number(welcome, 'link'),
+      remoteLink: number(welcome, 'link', UCX_LINK_NUMBERS),
       secretLow: number(welcome, 'secretLow'),
       secretHigh: number(welcome, 'secretHigh'),
       mode: welcome['mode'] === 'none' ? 'none' : 'peer',
@@ -173,8 +173,10 @@ function lost(peer: string, what: string, cause: unknown): WeftlineError {
   return new WeftlineError('WL_PEER_LOST', `${peer} is not there any more (${what})`, { details: { peer }, cause });
 }
 
-function describe({ token: _, address, ...said }: UcxSelf): ControlFrame {
-  return { ...said, address: Buffer.from(address).toString('base64') };
+function describe(self: UcxSelf): ControlFrame {
+  const { name, incarnation, host, process, started, link, sharesMemory } = self;
+  const address = Buffer.from(self.address).toString('base64');
+  return { name, incarnation, host, process, started, address, link, sharesMemory };
 }
 
 function processOf(frame: ControlFrame): Pick<UcxMeeting, 'host' | 'process' | 'started'> {
@@ -195,9 +197,9 @@ function text(frame: ControlFrame, field: string): string {
   throw protocolError(`a greeting without ${field}`);
 }
 
-function number(frame: ControlFrame, field: string): number {
+function number(frame: ControlFrame, field: string, end: number = 2 ** 32): number {
   const value = frame[field];
-  if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value < 2 ** 32) return value;
+  if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value < end) return value;
   throw protocolError(`a greeting whose ${field} is ${JSON.stringify(value)}`);
 }
 

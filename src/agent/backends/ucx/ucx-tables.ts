@@ -2,7 +2,8 @@
 import { UCX_CONTROL_BYTES } from '../../../abi/ucx-message.ts';
 import { Carver } from './carver.ts';
 
-export const LINKS = 1024;
+/** So that their numbers stay below UCX_LINK_NUMBERS. */
+export const LINKS = 1023;
 export const REGIONS = 65_536;
 /** Prepared transfers. */
 export const SLOTS = 4096;
