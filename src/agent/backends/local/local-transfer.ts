@@ -133,11 +133,18 @@ export class LocalTransfer implements BackendTransfer {
     if (error.code === 'WL_PEER_LOST') this.#link.lose(error);
   }
 
-  /** Nothing is copied any more when it returns. */
+  /** Nothing is copied any more when it returns. What had been delivered before is done instead. */
   fail(error: WeftlineError): void {
     if (this.#state !== 'pending') return;
-    if (this.#isHandedOver) this.#shared?.takeBack();
+    const wasHandedOver = this.#isHandedOver;
     this.#isHandedOver = false;
+    if (wasHandedOver) {
+      this.#shared?.takeBack();
+      if (this.#shared?.isDone === true) {
+        this.#state = 'done';
+        return;
+      }
+    }
     this.#state = 'failed';
     this.#error = error;
   }

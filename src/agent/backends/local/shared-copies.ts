@@ -38,6 +38,10 @@ export class SharedCopies {
     return this.#job?.words[jobWord.failure] ?? 0;
   }
 
+  get isDone(): boolean {
+    return this.hasEnded && this.failure === 0;
+  }
+
   /** When it returns, nothing is copied any more. May wait for a step of a copy. */
   takeBack(): void {
     if (this.#job !== undefined) this.#help.lane.copies.remove(this.#job);
