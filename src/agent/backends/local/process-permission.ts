@@ -1,5 +1,5 @@
-// Whether this process may copy memory of another one: tried out, and if not, why not.
-import { readFileSync } from 'node:fs';
+// Whether this process may reach memory of another one: tried out, and if not, why not.
+import { readFileSync, statSync } from 'node:fs';
 import { MAILBOX_MAGIC } from '../../../abi/agent-mailbox.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { RangeList, whyCopyFailed } from '../../../native/process-memory.ts';
@@ -19,6 +19,17 @@ export function whyNotProcessMemory(pid: number, address: number): string | unde
     fault: `reading memory of process ${pid} failed`,
   };
   return reasons[whyCopyFailed(-copied)];
+}
+
+/** `fd`: of a memory file of the process, which others open through its /proc entry. That it has ended is no answer. */
+export function whyNotFilesOf({ pid, fd }: { readonly pid: number; readonly fd: number }): string | undefined {
+  try {
+    statSync(`/proc/${pid}/fd/${fd}`);
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code === 'EACCES' || code === 'EPERM') return `the system forbids to open files of process ${pid} (${code})`;
+  }
+  return undefined;
 }
 
 function forbiddenBy(): string {
