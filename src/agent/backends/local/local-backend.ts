@@ -21,7 +21,7 @@ import { LocalLink } from './local-link.ts';
 import { LocalRegion } from './local-region.ts';
 import { Mailbox } from './mailbox.ts';
 import { PeerMailbox } from './peer-mailbox.ts';
-import { whyNotFilesOf, whyNotProcessMemory } from './process-permission.ts';
+import { whyForbidden, whyNotFilesOf, whyNotProcessMemory } from './process-permission.ts';
 import { isOfProcess } from './remote-region.ts';
 
 export const createBackend: CreateBackend = (context) => Promise.resolve().then(() => new LocalBackend(context));
@@ -80,7 +80,7 @@ class LocalBackend implements Backend {
   whyNotRemote(_kind: MemoryKind, region?: RemoteRegionInfo): string | undefined {
     if (region === undefined || !isOfProcess(region.info)) return undefined;
     const place = readInfo(region.peer.connectionInfo);
-    const why = place === undefined ? undefined : whyNotProcessMemory(place.pid, place.address);
+    const why = place === undefined ? undefined : whyForbidden(place.pid, place.address);
     return why === undefined ? undefined : `the peer's memory is not from agent.allocate() there, and ${why}`;
   }
 
