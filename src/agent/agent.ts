@@ -94,6 +94,7 @@ export class Agent implements AsyncDisposable {
       timeoutMs: settings.timeoutMs,
       spinMicroseconds: settings.agentSpinMicroseconds,
       poll: () => this.poll(),
+      help: () => set.help(),
       prepareSleep: () => set.prepareSleep(),
     });
     void this.#pump();

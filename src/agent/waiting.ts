@@ -19,6 +19,8 @@ export interface WaiterOptions {
   readonly spinMicroseconds: number;
   /** Looks at all backends. True if anything happened. */
   readonly poll: () => boolean;
+  /** Does what other threads would have to do. True if there was anything. */
+  readonly help: () => boolean;
   /** How long the agent may sleep before the next look, in ms; 0: not at all. */
   readonly prepareSleep: () => number;
 }
@@ -81,18 +83,26 @@ export class Waiter {
   }
 
   #block(awaited: Awaited, timeoutMs: number): void {
-    const { wake, poll, prepareSleep } = this.#options;
-    const start = performance.now();
+    const { wake, poll, help, prepareSleep } = this.#options;
+    let start = performance.now();
     const end = start + timeoutMs;
     let spinEnd = start + this.#spin.milliseconds;
+    let isBusy = false;
     for (let looks = 1; ; looks += 1) {
       const { seen } = wake;
-      const hasNews = poll();
+      isBusy = poll() || isBusy;
       if (awaited.isSettled) break;
+      isBusy = help() || isBusy;
       if (looks % LOOKS_PER_CLOCK !== 0) continue;
       const now = performance.now();
       if (now >= end) throw tooLate(awaited, timeoutMs);
-      if (hasNews) continue;
+      if (isBusy) {
+        // What comes next may come soon again.
+        start = now;
+        spinEnd = now + this.#spin.milliseconds;
+        isBusy = false;
+        continue;
+      }
       if (now < spinEnd) {
         if (now - start > SELFISH_MS && this.#lend(now)) spinEnd = now;
         continue;
