@@ -1,9 +1,9 @@
 // How an agent waits for something that its backends will tell: blocking or not, always with a deadline.
 import { WeftlineError } from '../core/errors.ts';
+import { SpinTime } from '../core/spin-time.ts';
 import type { WakeWord } from '../core/wake-word.ts';
 import { yieldProcessor } from '../native/libc.ts';
 import { checkTimeout, type WaitOptions } from '../world/store.ts';
-import { SpinTime } from './spin-time.ts';
 
 /** What is waited for. `isSettled` is asked after each look at the backends. */
 export interface Awaited {
@@ -19,6 +19,8 @@ export interface WaiterOptions {
   readonly spinMicroseconds: number;
   /** Looks at all backends. True if anything happened. */
   readonly poll: () => boolean;
+  /** Does what other threads would have to do. True if there was anything. */
+  readonly help: () => boolean;
   /** How long the agent may sleep before the next look, in ms; 0: not at all. */
   readonly prepareSleep: () => number;
 }
@@ -69,20 +71,38 @@ export class Waiter {
   /** The same, but blocks this thread: answers sooner, while its timers and sockets stand still. Hot path: no allocation. */
   waitBlocking(awaited: Awaited, timeoutMs: number = this.#options.timeoutMs): void {
     checkTimeout(timeoutMs);
-    const { wake, poll, prepareSleep } = this.#options;
-    poll();
+    this.#options.poll();
     if (awaited.isSettled) return;
-    const start = performance.now();
+    const { wake } = this.#options;
+    wake.beginWait();
+    try {
+      this.#block(awaited, timeoutMs);
+    } finally {
+      wake.endWait();
+    }
+  }
+
+  #block(awaited: Awaited, timeoutMs: number): void {
+    const { wake, poll, help, prepareSleep } = this.#options;
+    let start = performance.now();
     const end = start + timeoutMs;
     let spinEnd = start + this.#spin.milliseconds;
+    let isBusy = false;
     for (let looks = 1; ; looks += 1) {
       const { seen } = wake;
-      const hasNews = poll();
+      isBusy = poll() || isBusy;
       if (awaited.isSettled) break;
+      isBusy = help() || isBusy;
       if (looks % LOOKS_PER_CLOCK !== 0) continue;
       const now = performance.now();
       if (now >= end) throw tooLate(awaited, timeoutMs);
-      if (hasNews) continue;
+      if (isBusy) {
+        // What comes next may come soon again.
+        start = now;
+        spinEnd = now + this.#spin.milliseconds;
+        isBusy = false;
+        continue;
+      }
       if (now < spinEnd) {
         if (now - start > SELFISH_MS && this.#lend(now)) spinEnd = now;
         continue;

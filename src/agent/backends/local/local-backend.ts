@@ -13,13 +13,16 @@ import type {
   BackendRegion,
   ConnectOptions,
   CreateBackend,
+  RemoteRegionInfo,
 } from '../../backend.ts';
+import { CopyThread } from './copy-thread.ts';
 import { DoorbellThread } from './doorbell-thread.ts';
 import { LocalLink } from './local-link.ts';
 import { LocalRegion } from './local-region.ts';
 import { Mailbox } from './mailbox.ts';
 import { PeerMailbox } from './peer-mailbox.ts';
-import { whyNotProcessMemory } from './process-permission.ts';
+import { whyForbidden, whyNotFilesOf, whyNotProcessMemory } from './process-permission.ts';
+import { isOfProcess } from './remote-region.ts';
 
 export const createBackend: CreateBackend = (context) => Promise.resolve().then(() => new LocalBackend(context));
 
@@ -42,6 +45,7 @@ class LocalBackend implements Backend {
   readonly #links = new Set<LocalLink>();
   #busy: LocalLink[] = [];
   #thread: DoorbellThread | undefined;
+  #copyThread: CopyThread | undefined;
   #someDevice: CudaDevice | undefined;
   #isScheduled = false;
   #polls = 0;
@@ -67,17 +71,24 @@ class LocalBackend implements Backend {
     if (info.pidNamespace !== this.#own.pidNamespace) {
       return 'the peer is in a container with process numbers of its own (start both with the same, as docker run --pid=…)';
     }
-    if (info.uid === this.#own.uid || this.#own.uid === 0) return undefined;
-    return `the peer runs as user ${info.uid}, this process as ${this.#own.uid}`;
+    if (info.uid !== this.#own.uid && this.#own.uid !== 0) {
+      return `the peer runs as user ${info.uid}, this process as ${this.#own.uid}`;
+    }
+    return whyNotFilesOf(info);
   }
 
-  whyNotRemote(_kind: MemoryKind): string | undefined {
-    return undefined;
+  whyNotRemote(_kind: MemoryKind, region?: RemoteRegionInfo): string | undefined {
+    if (region === undefined || !isOfProcess(region.info)) return undefined;
+    const place = readInfo(region.peer.connectionInfo);
+    const why = place === undefined ? undefined : whyForbidden(place.pid, place.address);
+    return why === undefined ? undefined : `the peer's memory is not from agent.allocate() there, and ${why}`;
   }
 
   async register(memory: AgentMemory): Promise<BackendRegion> {
     if (memory.device instanceof CudaDevice) this.#someDevice ??= memory.device;
-    return new LocalRegion(memory, this.#mailbox);
+    return new LocalRegion(memory, this.#mailbox, (region) => {
+      for (const link of this.#links) link.dropUsing(region);
+    });
   }
 
   async connect(peer: BackendPeer, { signal }: ConnectOptions): Promise<BackendLink> {
@@ -97,12 +108,14 @@ class LocalBackend implements Backend {
       peerName: peer.name,
       pid: info.pid,
       mailbox,
-      whyNotProcess: whyNotProcessMemory(info.pid, info.address),
+      whyNotProcess: () => whyNotProcessMemory(info.pid, info.address),
       someDevice: () => this.#someDevice,
+      copyThread: () => this.#getCopyThread(),
       onWork: () => this.#work(link),
       onClose: () => {
         this.#links.delete(link);
         this.#busy = this.#busy.filter((other) => other !== link);
+        this.#letGo();
       },
     });
     this.#links.add(link);
@@ -119,10 +132,17 @@ class LocalBackend implements Backend {
   }
 
   prepareSleep(): number {
-    if (this.#busy.length > 0 || !this.#mailbox.arm(this.#context)) return 0;
+    if (this.#needsTurns() || !this.#mailbox.arm(this.#context)) return 0;
     this.#polls = POLLS_PER_CLOCK - 1;
     this.#thread ??= new DoorbellThread(this.#mailbox, this.#context.wake);
     return this.#thread.isRunning ? PEER_CHECK_MS : SHORT_SLEEP_MS;
+  }
+
+  help(): boolean {
+    let any = false;
+    for (let index = 0; index < this.#busy.length; index += 1)
+      any = (this.#busy[index] as LocalLink).shareWork() || any;
+    return any;
   }
 
   close(): Promise<void> {
@@ -132,13 +152,34 @@ class LocalBackend implements Backend {
 
   async #close(): Promise<void> {
     for (const link of this.#links) await link.close();
+    await this.#copyThread?.close();
     await this.#thread?.close();
     this.#mailbox[Symbol.dispose]();
   }
 
   #work(link: LocalLink): void {
     if (!this.#busy.includes(link)) this.#busy.push(link);
+    if (this.#copyThread !== undefined) this.#copyThread.keepsAlive = true;
     this.#schedule();
+  }
+
+  #getCopyThread(): CopyThread | undefined {
+    const { ownThread, wake } = this.#context;
+    if (ownThread) this.#copyThread ??= new CopyThread(wake);
+    return this.#copyThread;
+  }
+
+  /** Without copies under way the process may end. */
+  #letGo(): void {
+    if (this.#copyThread !== undefined && this.#busy.length === 0) this.#copyThread.keepsAlive = false;
+  }
+
+  /** True if this thread has copies to go on with. */
+  #needsTurns(): boolean {
+    for (let index = 0; index < this.#busy.length; index += 1) {
+      if ((this.#busy[index] as LocalLink).needsTurns) return true;
+    }
+    return false;
   }
 
   /** Copies go on although nobody waits for them, a turn of the event loop at a time. */
@@ -150,7 +191,7 @@ class LocalBackend implements Backend {
   };
 
   #schedule(): void {
-    if (this.#isScheduled || this.#busy.length === 0) return;
+    if (this.#isScheduled || !this.#needsTurns()) return;
     this.#isScheduled = true;
     setImmediate(this.#turn);
   }
@@ -162,6 +203,7 @@ class LocalBackend implements Backend {
       any = link.advance(TURN_BYTES) || any;
       if (link.isQuiet) this.#busy.splice(index, 1);
     }
+    this.#letGo();
     return any;
   }
 

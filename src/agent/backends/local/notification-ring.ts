@@ -57,6 +57,7 @@ export class NotificationRing {
   /** The writer's: another thread of this process may have written since the last call. */
   catchUp(): void {
     this.#own = this.#control[TAIL] as number;
+    this.#seen = Atomics.load(this.#control, HEAD);
   }
 
   /** The writer's: true if `push` would take a record of that length. */
