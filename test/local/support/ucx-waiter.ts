@@ -1,7 +1,6 @@
 // A process whose peer over the backend ucx is stopped and killed while it waits blocking, so that its event loop stands still.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import type { WeftlineError } from 'weftline';
 import type { BackendPeer } from '#lib/agent/backend.js';
 import { fixedBytes, UcxSide } from './ucx-side.js';
 
@@ -29,6 +28,6 @@ while (transfer.state === 'pending' && performance.now() - start < DEADLINE_MS) 
   if (pause > 0) near.wake.sleepBlocking(seen, pause);
 }
 const milliseconds = performance.now() - start;
-const error = transfer.error as WeftlineError | undefined;
+const { error } = transfer;
 process.stdout.write(JSON.stringify({ code: error?.code ?? 'none', message: error?.message, milliseconds }));
 await link.close();

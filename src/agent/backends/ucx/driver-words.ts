@@ -1,7 +1,7 @@
-// The words by which a process's threads take turns at its UCX worker, and the lock around what they share.
+// The words by which a process's threads take turns at its UCX worker.
 
 /**
- * - `lock`: 0 free, 1 held, 2 held and waited for. Everything that the threads share is read and written under it, but for
+ * - `lock`: a SharedLock. Everything that the threads share is read and written under it, but for
  *   the words that say otherwise.
  * - `drives`: looks of the agent's thread so far. While they go on, the UCX thread stands back.
  * - `handOvers`: how often the agent's thread has told the UCX thread to take over, because it sleeps itself.
@@ -14,17 +14,3 @@ export const driverWords = { lock: 0, drives: 16, handOvers: 32, thread: 48, sto
 export const DRIVER_WORDS = 96;
 
 export const threadStates = { running: 0, watching: 1, armed: 2 } as const;
-
-const SPINS = 200;
-const NAP_MS = 1;
-
-export function lock(words: Int32Array): void {
-  for (let spin = 0; spin < SPINS; spin++) {
-    if (Atomics.compareExchange(words, driverWords.lock, 0, 1) === 0) return;
-  }
-  while (Atomics.exchange(words, driverWords.lock, 2) !== 0) Atomics.wait(words, driverWords.lock, 2, NAP_MS);
-}
-
-export function unlock(words: Int32Array): void {
-  if (Atomics.exchange(words, driverWords.lock, 0) === 2) Atomics.notify(words, driverWords.lock, 1);
-}

@@ -1,11 +1,12 @@
 // The agent's side of the UCX worker: works for it whenever the agent looks, and shares it with a thread for the rest of the time.
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { decodeError, type EncodedError, WeftlineError } from '../../../core/errors.ts';
+import { SharedLock } from '../../../core/shared-lock.ts';
 import type { WakeWord } from '../../../core/wake-word.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { Doorbell } from '../../../native/readiness.ts';
 import { Carver } from './carver.ts';
-import { DRIVER_WORDS, driverWords as at, lock, threadStates, unlock } from './driver-words.ts';
+import { DRIVER_WORDS, driverWords as at, threadStates } from './driver-words.ts';
 import { LinkTable } from './link-table.ts';
 import { ProcessWatch } from './process-watch.ts';
 import { UcxContext } from './ucx-context.ts';
@@ -40,7 +41,9 @@ export class UcxDriver {
   /** Why nothing works any more. */
   failure: WeftlineError | undefined;
   readonly #options: UcxDriverOptions;
-  readonly #words = new Int32Array(new SharedArrayBuffer(DRIVER_WORDS * 4));
+  readonly #buffer = new SharedArrayBuffer(DRIVER_WORDS * 4);
+  readonly #words = new Int32Array(this.#buffer);
+  readonly #lock = new SharedLock(this.#buffer, at.lock * 4);
   readonly #memory = new NativeBlock(UcxTables.bytes);
   readonly #processes = new ProcessWatch();
   readonly #doorbell = Doorbell.create();
@@ -70,7 +73,7 @@ export class UcxDriver {
       return;
     }
     const workerData: UcxThreadOptions = {
-      words: this.#words,
+      words: this.#buffer,
       port: port2,
       tables: this.#memory.address,
       worker: this.context.handle,
@@ -89,11 +92,11 @@ export class UcxDriver {
   /** Hot path. Before anything that the threads share is touched; then `leave`. */
   enter(): void {
     if (this.failure !== undefined) throw this.failure;
-    lock(this.#words);
+    this.#lock.take();
   }
 
   leave(): void {
-    unlock(this.#words);
+    this.#lock.letGo();
     this.#wakeThread();
   }
 
@@ -126,7 +129,7 @@ export class UcxDriver {
   /** Works until the condition, which is asked under the lock, holds. */
   async until(isSo: () => boolean): Promise<void> {
     while (this.failure === undefined) {
-      lock(this.#words);
+      this.#lock.take();
       try {
         if (isSo()) return;
         this.engine.step();
@@ -153,14 +156,14 @@ export class UcxDriver {
   }
 
   #drive(): void {
-    lock(this.#words);
+    this.#lock.take();
     Atomics.add(this.#words, at.drives, 1);
     try {
       if (this.engine.step()) this.#lastWork = performance.now();
       else if (++this.#idleLooks % LOOKS_PER_CLOCK === 0 || !this.#options.ownThread) this.#checkProcesses();
       if (this.links.isClosing) this.links.reap();
     } finally {
-      unlock(this.#words);
+      this.#lock.letGo();
     }
     this.#wakeThread();
   }

@@ -43,7 +43,8 @@ export class UcxLink implements BackendLink {
   readonly backend: UcxBackend;
   readonly block: LinkBlock;
   readonly outgoing: Outgoing;
-  error: WeftlineError | undefined;
+  #error: WeftlineError | undefined;
+  #isWatched = true;
   /** Notifications are here for which the agent has no room. */
   isHoldingBack = false;
   readonly #messages: OutMessages;
@@ -62,6 +63,15 @@ export class UcxLink implements BackendLink {
     this.#channel = channel;
     channel.unref();
     channel.watch((farewell) => this.#peerLeft(farewell));
+  }
+
+  get error(): WeftlineError | undefined {
+    const { words } = this.block;
+    const failure = words[linkWord.failure] as number;
+    if (this.#error === undefined && failure !== failures.none) {
+      this.#error = failureError(failure, words[linkWord.failureDetail] as number, this.peer);
+    }
+    return this.#error;
   }
 
   importRegion(info: Uint8Array, { bytes }: { readonly bytes: number }): UcxRemoteRegion {
@@ -164,7 +174,7 @@ export class UcxLink implements BackendLink {
     }
     this.isHoldingBack = at !== published;
     Atomics.store(words, linkWord.inTaken, at);
-    if (words[linkWord.failure] !== failures.none && this.error === undefined) this.#hasFailed();
+    if (this.#isWatched && words[linkWord.failure] !== failures.none) this.#unwatch();
   }
 
   /** The peer waits to hear what was taken. */
@@ -191,13 +201,12 @@ export class UcxLink implements BackendLink {
     this.#channel.close();
   }
 
-  #hasFailed(): void {
-    const { words, index } = this.block;
-    this.error = failureError(words[linkWord.failure] as number, words[linkWord.failureDetail] as number, this.peer);
+  /** The descriptor of a process that has ended stays readable. */
+  #unwatch(): void {
+    this.#isWatched = false;
     const { driver } = this.backend;
     driver.enter();
-    // Its descriptor would stay readable.
-    driver.links.forgetProcess(index);
+    driver.links.forgetProcess(this.block.index);
     driver.leave();
   }
 
@@ -213,13 +222,8 @@ export class UcxLink implements BackendLink {
         driver.leave();
       }
     }
-    const { words } = this.block;
-    const known = words[linkWord.failure] as number;
-    this.error ??= failureError(
-      known === failures.none ? failure : known,
-      words[linkWord.failureDetail] as number,
-      this.peer,
-    );
+    // Its memory may soon be another link's.
+    this.#error = this.error ?? failureError(failure, 0, this.peer);
     this.backend.forgetLink(this);
   }
 

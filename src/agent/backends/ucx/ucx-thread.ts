@@ -1,10 +1,11 @@
 // The thread that works for a UCX backend while the agent's thread does not: it stands back as long as that looks itself.
 import { type MessagePort, workerData } from 'node:worker_threads';
 import { encodeError } from '../../../core/errors.ts';
+import { SharedLock } from '../../../core/shared-lock.ts';
 import { WakeWord } from '../../../core/wake-word.ts';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { Carver } from './carver.ts';
-import { driverWords as at, lock, threadStates, unlock } from './driver-words.ts';
+import { driverWords as at, threadStates } from './driver-words.ts';
 import { ProcessWatch } from './process-watch.ts';
 import { UcxEngine } from './ucx-engine.ts';
 import { tableWord, UcxTables } from './ucx-tables.ts';
@@ -12,7 +13,7 @@ import { UcxWorker } from './ucx-worker.ts';
 
 /** What the thread needs to know. */
 export interface UcxThreadOptions {
-  readonly words: Int32Array;
+  readonly words: SharedArrayBuffer;
   /** To say why the thread ended. */
   readonly port: MessagePort;
   /** Native addresses: of the UcxTables and of the worker. */
@@ -36,6 +37,7 @@ const LONGEST_SLEEP_MICROSECONDS = 100_000;
 class UcxThread {
   readonly #options: UcxThreadOptions;
   readonly #words: Int32Array;
+  readonly #lock: SharedLock;
   readonly #tables: UcxTables;
   readonly #engine: UcxEngine;
   readonly #wake: WakeWord;
@@ -49,7 +51,8 @@ class UcxThread {
 
   constructor(options: UcxThreadOptions) {
     this.#options = options;
-    this.#words = options.words;
+    this.#words = new Int32Array(options.words);
+    this.#lock = new SharedLock(options.words, at.lock * 4);
     this.#tables = new UcxTables(Carver.at(options.tables, UcxTables.bytes));
     this.#engine = new UcxEngine(new UcxWorker(options.worker), this.#tables);
     this.#wake = new WakeWord(options.wake);
@@ -89,11 +92,11 @@ class UcxThread {
   }
 
   #turn(): boolean {
-    lock(this.#words);
+    this.#lock.take();
     try {
       return this.#engine.step();
     } finally {
-      unlock(this.#words);
+      this.#lock.letGo();
     }
   }
 
@@ -105,18 +108,18 @@ class UcxThread {
   }
 
   #sleep(): void {
-    lock(this.#words);
+    this.#lock.take();
     const canSleep = this.#engine.worker.arm();
     if (canSleep) Atomics.store(this.#words, at.thread, threadStates.armed);
-    unlock(this.#words);
+    this.#lock.letGo();
     if (!canSleep) return;
     this.#readiness.sleep(LONGEST_SLEEP_MICROSECONDS);
     Atomics.store(this.#words, at.thread, threadStates.running);
     this.#doorbell.silence();
     if (!this.#processes.hasEnded()) return;
-    lock(this.#words);
+    this.#lock.take();
     this.#processes.endLinks(this.#engine);
-    unlock(this.#words);
+    this.#lock.letGo();
   }
 }
 
@@ -126,7 +129,7 @@ try {
 } catch (error) {
   // Whoever blocks the agent's thread does not hear that this one ends.
   options.port.postMessage(encodeError(error));
-  Atomics.store(options.words, at.crashed, 1);
+  Atomics.store(new Int32Array(options.words), at.crashed, 1);
   new WakeWord(options.wake).ring();
 }
 options.port.close();
