@@ -12,6 +12,11 @@ const table = {
   ucp_init_version: prototype<[major: number, minor: number, params: number, config: number, context: number]>(
     'int8_t ucp_init_version(uint32_t, uint32_t, intptr_t, intptr_t, intptr_t)',
   ),
+  ucp_config_read: prototype<[prefix: null, file: null, config: number]>('int8_t ucp_config_read(str, str, intptr_t)'),
+  ucp_config_modify: prototype<[config: number, name: string, value: string]>(
+    'int8_t ucp_config_modify(intptr_t, str, str)',
+  ),
+  ucp_config_release: prototype<[config: number]>('void ucp_config_release(intptr_t)'),
   ucp_cleanup: prototype<[context: number]>('void ucp_cleanup(intptr_t)'),
   ucp_worker_create: prototype<[context: number, params: number, worker: number]>(
     'int8_t ucp_worker_create(intptr_t, intptr_t, intptr_t)',
@@ -53,7 +58,7 @@ export interface Ucx {
   readonly version: string;
   readonly calls: StatusCalls<typeof table>;
   /** `ucp_init_version` with the version that weftline speaks. */
-  init(params: number, context: number): number;
+  init(params: number, config: number, context: number): number;
 }
 
 const fileName = /^libucp\.so\.0$/;
@@ -92,8 +97,8 @@ function open(): Ucx {
       { details: { path, version } },
     );
   }
-  const init = (params: number, context: number): number =>
-    calls.ucp_init_version(API.major, API.minor, params, 0, context);
+  const init = (params: number, config: number, context: number): number =>
+    calls.ucp_init_version(API.major, API.minor, params, config, context);
   return { path, version, calls, init };
 }
 

@@ -21,10 +21,8 @@ export interface UcxDriverOptions {
   readonly spinMicroseconds: number;
 }
 
-/** A thread that waits by looking goes on doing so for this long after the last work. */
+/** A blocking wait goes on looking for this long after the last work. */
 const DRIVE_MS = 0.2;
-/** So many looks between two sleeps are a thread's that waits by looking. */
-const LOOKS_OF_A_WAIT = 3;
 /** Without a thread of its own nobody rings when something arrives. */
 const INLINE_SLEEP_MS = 1;
 /** How often a thread that looks asks for processes that ended. */
@@ -52,9 +50,7 @@ export class UcxDriver {
   #seenNews = 0;
   #lastWork = 0;
   #lastCheck = 0;
-  #looks = 0;
   #idleLooks = 0;
-  #isWaiting = false;
 
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
   constructor(options: UcxDriverOptions) {
@@ -103,7 +99,6 @@ export class UcxDriver {
   /** Hot path. Works for the worker. True if there is something to look at. */
   look(): boolean {
     if (this.failure !== undefined || Atomics.load(this.#words, at.crashed) === 1) this.#throwFailure();
-    this.#looks++;
     if (this.tables.words[tableWord.activeCount] !== 0) this.#drive();
     const news = Atomics.load(this.tables.words, tableWord.news);
     if (news === this.#seenNews) return false;
@@ -113,13 +108,9 @@ export class UcxDriver {
 
   /** How long the agent's thread may sleep, in ms. */
   prepareSleep(): number {
-    const looks = this.#looks;
-    this.#looks = 0;
     if (Atomics.load(this.tables.words, tableWord.news) !== this.#seenNews) return 0;
     if (this.tables.words[tableWord.activeCount] === 0) return Number.POSITIVE_INFINITY;
-    if (looks >= LOOKS_OF_A_WAIT) this.#isWaiting = true;
-    if (this.#isWaiting && performance.now() - this.#lastWork < DRIVE_MS) return 0;
-    this.#isWaiting = false;
+    if (this.#options.wake.isAwaited && performance.now() - this.#lastWork < DRIVE_MS) return 0;
     if (!this.#options.ownThread) return INLINE_SLEEP_MS;
     Atomics.add(this.#words, at.handOvers, 1);
     Atomics.notify(this.#words, at.handOvers);
