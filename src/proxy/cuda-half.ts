@@ -82,6 +82,10 @@ export class CudaHalf implements DeviceHalf {
     this.#pinned.clear();
   }
 
+  isFar(address: number): boolean {
+    return !this.#pinned.has(address);
+  }
+
   view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {
     const pinned = this.#pinned.get(address);
     return pinned === undefined ? this.#device.hostView() : new Uint8Array(viewAt(pinned.host, bytes));

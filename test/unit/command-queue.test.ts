@@ -21,20 +21,23 @@ const put = fc.record({
     fc.constantFrom(0, 2 ** 32, MAX_COMMAND_BYTES - 1),
     fc.integer({ min: 0, max: MAX_COMMAND_BYTES - 1 }),
   ),
-  add: fc.constant(0),
+  low: fc.constant(0),
+  high: fc.constant(0),
 });
-const signal = fc.record({
+const half = fc.oneof(fc.constantFrom(0, 1, 2 ** 31, 2 ** 32 - 1), fc.nat(2 ** 32 - 1));
+const numbered = fc.record({
   ...common,
-  kind: fc.constant<number>(commandKinds.signal),
+  kind: fc.constantFrom<number>(commandKinds.signal, commandKinds.store, commandKinds.set),
   source: fc.constant(0),
   bytes: fc.constant(0),
-  add: fc.oneof(fc.constantFrom(0, 1, 2 ** 32, 2 ** 53 - 1), fc.maxSafeNat()),
+  low: half,
+  high: half,
 });
 
 test('a command survives its slot, and a slot of the other phase holds none', () => {
   const words = new Uint32Array(8);
   fc.assert(
-    fc.property(fc.oneof(put, signal), fc.constantFrom(0, 1), (command, phase) => {
+    fc.property(fc.oneof(put, numbered), fc.constantFrom(0, 1), (command, phase) => {
       encodeCommand(words, 4, phase, command);
       const seen = emptyCommand();
       assert.equal(decodeCommand(words, 4, phase ^ 1, seen), false);
@@ -50,7 +53,7 @@ function makeQueue(capacity: number): { reader: CommandReader; writer: CommandWr
 }
 
 function signalOf(request: number, add: number): Command {
-  return { ...emptyCommand(), kind: commandKinds.signal, request, add };
+  return { ...emptyCommand(), kind: commandKinds.signal, request, low: add };
 }
 
 test('a slot is free when its command is delivered, not when it was taken', () => {
@@ -60,7 +63,7 @@ test('a slot is free when its command is delivered, not when it was taken', () =
   assert.equal(writer.push(signalOf(0, 4)), false);
   for (let number = 0; number < 4; number += 1) {
     assert.ok(reader.take(command));
-    assert.equal(command.add, number);
+    assert.equal(command.low, number);
   }
   assert.equal(reader.take(command), false);
   assert.equal(writer.push(signalOf(0, 4)), false);
@@ -69,7 +72,7 @@ test('a slot is free when its command is delivered, not when it was taken', () =
   assert.equal(writer.isDelivered(1), true);
   assert.equal(writer.isDelivered(2), false);
   assert.ok(reader.take(command));
-  assert.equal(command.add, 4);
+  assert.equal(command.low, 4);
 });
 
 /** A peer that remembers what it is told and delivers when the test says so. */
@@ -84,6 +87,14 @@ class PretendedPeer implements CommandRoute {
 
   signal(target: number, add: number): boolean {
     return this.#post(`signal ${target} ${add}`);
+  }
+
+  store(target: number, low: number, high: number): boolean {
+    return this.#post(`store ${target} ${low} ${high}`);
+  }
+
+  set(target: number, low: number, high: number): boolean {
+    return this.#post(`set ${target} ${low} ${high}`);
   }
 
   #post(what: string): boolean {

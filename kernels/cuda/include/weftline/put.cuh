@@ -14,7 +14,24 @@ __device__ __forceinline__ DeviceQueue* queueOf(const Opened& request, const Rou
 // By the leader, after the group has synchronised.
 template <u32 count>
 __device__ __forceinline__ bool pushFor(const Opened& request, const Route& route, const Command (&commands)[count]) {
-  return pushCommands(queueOf(request, route), commands, scopeOf(waitsOf(request)), {request.handle->peer, route.channel});
+  return pushCommands(queueOf(request, route), commands, route.order == Order::Release, scopeOf(waitsOf(request)),
+                      {request.handle->peer, route.channel});
+}
+
+// A command whose number, 8 bytes, is part of it.
+__device__ __forceinline__ Command numberCommand(u32 kind, const Opened& request, u64 target, u64 number,
+                                                 const Route& route) {
+  return {kind, request.number, route.remote, target, number & 0xffffffffull, number >> 32};
+}
+
+// Where the host would launch a kernel to read 8 bytes from this device, they are read here and travel along.
+__device__ __forceinline__ Command putCommand(const Opened& request, u64 target, u64 source, u64 bytes,
+                                              const Route& route) {
+  if (request.inlines == 0 || bytes != 8 || ((target | source) & 7) != 0) {
+    return {commandKindPut, request.number, route.remote, target, source, bytes};
+  }
+  const u64 value = *reinterpret_cast<const volatile u64*>(request.local + source);
+  return numberCommand(commandKindStore, request, target, value, route);
 }
 
 // What a command can name.
@@ -42,10 +59,43 @@ __device__ __forceinline__ bool put(const Opened& request, u64 target, u64 sourc
   Group<level>::synchronize();
   bool isPushed = true;
   if (Group<level>::isLeader()) {
-    const Command commands[] = {{commandKindPut, request.number, route.remote, target, source, bytes}};
+    const Command commands[] = {putCommand(request, target, source, bytes, route)};
     isPushed = pushFor(request, route, commands);
   }
   return Group<level>::agree(isPushed);
+}
+
+// Copies over a link go best in chunks of this size, side by side.
+constexpr u64 shareChunkBytes = 65536;
+
+// The chunks that `parts` groups together make of a put, as each counts them.
+__device__ __forceinline__ u64 chunkBytesOf(u64 bytes, u32 parts) {
+  u64 chunk = shareChunkBytes;
+  // Sixteen groups fill a link; fewer are kept busy all, and equally.
+  while (chunk > 4096 && bytes / chunk < min(parts, 16u)) chunk /= 2;
+  while (chunk > 16384) {
+    const u64 chunks = (bytes + chunk - 1) / chunk;
+    const u64 busy = min(static_cast<u64>(parts), chunks);
+    if ((chunks + busy - 1) / busy * busy * chunk <= bytes + bytes / 4) break;
+    chunk /= 2;
+  }
+  return chunk;
+}
+
+// A put by several groups, of which this is number `part`: all make the call with the same ranges, and together they copy
+// everything once. Each then signals for itself, or all synchronise and one does. Otherwise as put().
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool putShare(const Opened& request, u64 target, u64 source, u64 bytes, u32 part, u32 parts,
+                                         Route route = {}) {
+  if (!mayPut<level>(request, target, source, bytes, route)) return false;
+  u8* direct = directOf(request, route);
+  const u64 chunk = direct != nullptr ? chunkBytesOf(bytes, parts) : ((bytes + parts - 1) / parts + 15) / 16 * 16;
+  for (u64 begin = part * chunk; begin < bytes; begin += parts * chunk) {
+    const u64 size = min(chunk, bytes - begin);
+    if (direct != nullptr) copyToPeer<level>(direct + target + begin, request.local + source + begin, size);
+    else if (!put<level>(request, target + begin, source + begin, size, route)) return false;
+  }
+  return true;
 }
 
 // Returns when every put and signal that this group made on the channel is visible to the peer. False when that does
