@@ -5,6 +5,7 @@ import fc from 'fast-check';
 import { commandKinds, MAX_COMMAND_BYTES, MAX_COMMAND_OFFSET } from '#lib/abi/command-queue.js';
 import { WeftlineError } from 'weftline';
 import { type Command, decodeCommand, emptyCommand, encodeCommand } from '#lib/proxy/command.js';
+import { CpuKernelApi } from '#lib/proxy/cpu-kernel-api.js';
 import { CommandReader, CommandWriter, queueBytes } from '#lib/proxy/command-queue.js';
 import { type CommandRoute, CommandServer } from '#lib/proxy/command-server.js';
 
@@ -179,4 +180,41 @@ test('a command that names no request fails alone', () => {
   server.step();
   assert.equal(writer.depth, 0);
   assert.match(failures[0]?.message ?? '', /request 77, remote range 0/);
+});
+
+test('a push that finds no room until its deadline leaves no trace: the queue goes on when the host does', () => {
+  const queue = { buffer: new SharedArrayBuffer(queueBytes(4)), byteOffset: 0, capacity: 4 };
+  const shape = {
+    number: 0,
+    peer: 0,
+    inlines: false,
+    local: { address: 0, bytes: 8 },
+    remotes: [{ direct: 0, bytes: 64 }],
+  };
+  const api = new CpuKernelApi({
+    agent: 'one',
+    queues: [queue],
+    timeoutMs: 20,
+    requests: [shape],
+    peerName: () => 'two',
+    failure: () => undefined,
+    wake: () => {},
+  });
+  const two = new PretendedPeer();
+  const server = new CommandServer(new CommandReader(queue), [{ peer: 'two', remotes: [two] }], assert.fail);
+  for (let turn = 0; turn < 3; turn += 1) {
+    for (let add = 0; add < 4; add += 1) api.signal(0, { target: 8, add });
+    assert.throws(() => api.signal(0, { target: 8, add: 99 }), {
+      code: 'WL_TIMEOUT',
+      message: /room in its queue of 4/,
+    });
+    two.channel.delivered += 4;
+    server.step();
+    two.channel.delivered = two.channel.posted;
+    server.step();
+  }
+  api.putWord(0, { target: 16, value: -2n, epoch: 2 ** 33 });
+  server.step();
+  const round = [0, 1, 2, 3].map((add) => `signal 8 ${add}`);
+  assert.deepEqual(two.log, [...round, ...round, ...round, 'store 16 4294967294 4294967295', 'set 24 0 2']);
 });

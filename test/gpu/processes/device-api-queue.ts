@@ -73,7 +73,9 @@ export async function measureQueue(device: CudaDevice): Promise<QueueSpeed[]> {
       assert.equal(seen.sum, commands);
       results.push({ warps, lanes, order, commands, millionPerSecond: commands / milliseconds / 1000 });
     }
-    console.log(`queue, ${warps} warps, ${lanes} lanes, ${order}: ${results.at(-1)?.millionPerSecond.toFixed(2)} M commands/s`);
+    console.log(
+      `queue, ${warps} warps, ${lanes} lanes, ${order}: ${results.at(-1)?.millionPerSecond.toFixed(2)} M commands/s`,
+    );
   }
   return results;
 }
