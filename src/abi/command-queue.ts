@@ -62,8 +62,8 @@ export const commandQueueHead = defineLayout(
  * - `head`: commands begun so far, wraps. Any thread takes the next number by an atomic addition; who finds no room until
  *   its deadline gives it back, the newest first, so that no number is left without a command.
  * - `knownDelivered`: what some thread last read of `delivered`, so that not every push reads host memory.
- * - `lateAt`: the GPU's time when a wait for room expired last; 0 if room was found since. Those who come within a deadline
- *   after it, and find no room, leave at once.
+ * - `lateAt`: the GPU's time when a wait for room expired last; 0 before. Those who come within a deadline after it, and find
+ *   `delivered` still at `lateSeen`, leave at once.
  */
 export const deviceQueue = defineLayout(
   'DeviceQueue',
@@ -76,6 +76,7 @@ export const deviceQueue = defineLayout(
     /** CommandQueueHead, with the ring behind it. */
     host: 'ptr',
     lateAt: 'u64',
+    lateSeen: 'u32',
   },
   64,
 );

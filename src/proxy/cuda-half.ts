@@ -42,7 +42,7 @@ export class CudaHalf implements DeviceHalf {
     this.#device = device;
     this.#requests = requests;
     this.#traps = traps;
-    this.#endJudging = device.context.judgeWaits(() => this.throwIfFailed());
+    this.#endJudging = device.context.judgeWaits((isDone) => this.#throwIfFailed(isDone));
   }
 
   get kernelApi(): CpuKernelApi {
@@ -149,7 +149,11 @@ export class CudaHalf implements DeviceHalf {
   }
 
   throwIfFailed(): void {
-    const error = this.#traps.take();
+    this.#throwIfFailed(true);
+  }
+
+  #throwIfFailed(isDone: boolean): void {
+    const error = this.#traps.take(isDone);
     if (error === undefined) return;
     this.#requests.clearFailures();
     throw error;

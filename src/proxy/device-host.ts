@@ -231,7 +231,7 @@ export class DeviceHost implements AsyncDisposable {
       peer: peer.number,
       peerName,
       path,
-      inlines: soleWriter && this.#half.isFar(memory.address) && descs.ranges.every(({ ipc }) => ipc !== undefined),
+      inlines: soleWriter && this.#half.isFar(memory.address) && descs.ranges.every(takesWords),
       local: { address: memory.address + offset, bytes },
       remotes: descs.ranges.map((range, index) => ({
         direct: Array.isArray(mapped) ? (mapped[index] as number) : 0,
@@ -322,4 +322,9 @@ export class DeviceHost implements AsyncDisposable {
     if (known === undefined) throw invalidArgument('memory', memory.id, 'what registerVram() of this host returned');
     return known;
   }
+}
+
+/** Whether a stream can write 8 bytes wherever a kernel finds a multiple of 8. */
+function takesWords({ ipc }: DescRange): boolean {
+  return ipc !== undefined && ipc.offset % 8 === 0;
 }

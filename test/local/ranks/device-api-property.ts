@@ -36,7 +36,7 @@ const allocate = (bytes: number): Promise<RegisteredVram> =>
 const data = await allocate(REGION_BYTES + 64);
 const counter = await allocate(64);
 // Ranges that begin anywhere; counters and cells at multiples of 16.
-const skip = Math.floor(seededRandom(seed)() * 64);
+const skip = Math.floor(seededRandom(seed)() * 64) & (way === 'sole' ? ~7 : ~0);
 const all = await world.allGather('descriptors', {
   metadata: encode(await host.getMetadata()),
   data: encode(host.serializeXferDescs({ memory: data, offset: skip, bytes: REGION_BYTES })),

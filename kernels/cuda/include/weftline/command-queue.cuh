@@ -56,15 +56,18 @@ __device__ __forceinline__ bool waitForRoom(DeviceQueue* queue, u32 number, u32 
     const u32 seen = loadAcquireSystem(&hostSide(queue)->delivered);
     if (epochReached(seen, needed)) {
       queue->knownDelivered = seen;
-      *static_cast<volatile u64*>(&queue->lateAt) = 0;
       return true;
     }
     if (!isLate) {
-      const u64 lateAt = *static_cast<volatile u64*>(&queue->lateAt);
-      const bool isFirst = waitIsOver(scope, polls, start);
-      isLate = isFirst || (lateAt != 0 && globalTimer() - lateAt < scope.timeoutNs);
+      isLate = waitIsOver(scope, polls, start);
+      if (isLate) {
+        *static_cast<volatile u32*>(&queue->lateSeen) = seen;
+        *static_cast<volatile u64*>(&queue->lateAt) = globalTimer();
+      } else if (seen == *static_cast<volatile u32*>(&queue->lateSeen)) {
+        const u64 lateAt = *static_cast<volatile u64*>(&queue->lateAt);
+        isLate = lateAt != 0 && globalTimer() - lateAt < scope.timeoutNs;
+      }
       if (isLate) recordTrap(scope, whom, needed, seen, expiryReason(scope));
-      if (isFirst) *static_cast<volatile u64*>(&queue->lateAt) = globalTimer();
     }
     if (isLate && compareExchangeGpu(&queue->head, end, number) == end) return false;
   }
@@ -93,10 +96,10 @@ __device__ __forceinline__ void writeCommand(DeviceQueue* queue, u32 number, con
 template <u32 count>
 __device__ __forceinline__ bool pushCommands(DeviceQueue* queue, const Command (&commands)[count], bool isRelease,
                                              const WaitScope& scope, WaitFor whom) {
+  // Before the addition, which it would wait for.
+  if (isRelease) fenceSystem();
   const u32 number = atomicAdd(&queue->head, count);
   const u32 known = *static_cast<volatile u32*>(&queue->knownDelivered);
-  // Before the number is needed, so that both are under way together.
-  if (isRelease) fenceSystem();
   // What had the last of these slots a lap ago must be delivered.
   const u32 end = number + count;
   if (!epochReached(known, end - queue->capacity) && !waitForRoom(queue, number, end, scope, whom)) return false;

@@ -27,10 +27,11 @@ __device__ __forceinline__ Command numberCommand(u32 kind, const Opened& request
 // Where the host would launch a kernel to read 8 bytes from this device, they are read here and travel along.
 __device__ __forceinline__ Command putCommand(const Opened& request, u64 target, u64 source, u64 bytes,
                                               const Route& route) {
-  if (request.inlines == 0 || bytes != 8 || ((target | source) & 7) != 0) {
+  const u8* from = request.local + source;
+  if (request.inlines == 0 || bytes != 8 || ((target | reinterpret_cast<u64>(from)) & 7) != 0) {
     return {commandKindPut, request.number, route.remote, target, source, bytes};
   }
-  const u64 value = *reinterpret_cast<const volatile u64*>(request.local + source);
+  const u64 value = *reinterpret_cast<const volatile u64*>(from);
   return numberCommand(commandKindStore, request, target, value, route);
 }
 
@@ -65,36 +66,34 @@ __device__ __forceinline__ bool put(const Opened& request, u64 target, u64 sourc
   return Group<level>::agree(isPushed);
 }
 
-// Copies over a link go best in chunks of this size, side by side.
-constexpr u64 shareChunkBytes = 65536;
-
-// The chunks that `parts` groups together make of a put, as each counts them.
-__device__ __forceinline__ u64 chunkBytesOf(u64 bytes, u32 parts) {
-  u64 chunk = shareChunkBytes;
-  // Sixteen groups fill a link; fewer are kept busy all, and equally.
-  while (chunk > 4096 && bytes / chunk < min(parts, 16u)) chunk /= 2;
-  while (chunk > 16384) {
-    const u64 chunks = (bytes + chunk - 1) / chunk;
-    const u64 busy = min(static_cast<u64>(parts), chunks);
-    if ((chunks + busy - 1) / busy * busy * chunk <= bytes + bytes / 4) break;
-    chunk /= 2;
-  }
-  return chunk;
-}
-
 // A put by several groups, of which this is number `part`: all make the call with the same ranges, and together they copy
 // everything once. Each then signals for itself, or all synchronise and one does. Otherwise as put().
+//
+// The groups go through the bytes side by side, eight vectors per thread at a time, and share what is left equally in
+// whole pieces: a boundary inside a cache line would make two short writes of it, which costs a link a tenth.
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool putShare(const Opened& request, u64 target, u64 source, u64 bytes, u32 part, u32 parts,
                                          Route route = {}) {
   if (!mayPut<level>(request, target, source, bytes, route)) return false;
   u8* direct = directOf(request, route);
-  const u64 chunk = direct != nullptr ? chunkBytesOf(bytes, parts) : ((bytes + parts - 1) / parts + 15) / 16 * 16;
-  for (u64 begin = part * chunk; begin < bytes; begin += parts * chunk) {
-    const u64 size = min(chunk, bytes - begin);
-    if (direct != nullptr) copyToPeer<level>(direct + target + begin, request.local + source + begin, size);
-    else if (!put<level>(request, target + begin, source + begin, size, route)) return false;
+  // Counted in pieces of 512 bytes: 64-bit divisions would take as long as a short message.
+  const u32 pieces = static_cast<u32>((bytes + 511) / 512);
+  const u32 chunk = max(Group<level>::size() / 4, 1u);
+  // The host copies as fast in one piece.
+  const u32 even = direct == nullptr ? 0 : static_cast<u32>(bytes / 512) / (chunk * parts) * (chunk * parts);
+  for (u32 begin = part * chunk; begin < even; begin += chunk * parts) {
+    const u64 at = begin * 512ull;
+    copyToPeer<level>(direct + target + at, request.local + source + at, chunk * 512ull);
   }
+  u32 share = (pieces - even + parts - 1) / parts;
+  // Two vectors per thread at a time, where that leaves few without work.
+  const u32 pair = chunk / 4;
+  if (pair > 1 && share > pair) share = (share + pair - 1) / pair * pair;
+  const u64 begin = min((even + static_cast<u64>(part) * share) * 512, bytes);
+  const u64 size = min(share * 512ull, bytes - begin);
+  if (size == 0) return true;
+  if (direct == nullptr) return put<level>(request, target + begin, source + begin, size, route);
+  copyToPeer<level>(direct + target + begin, request.local + source + begin, size);
   return true;
 }
 
