@@ -23,7 +23,7 @@ for (const backend of knownBackends()) {
   const options = { skip: missing ?? false, timeout: 60_000 };
 
   test(`${backend}: random puts, signals and words arrive as they are`, options, async () => {
-    const { exitCode, transcript } = await runRanks(2, property, { args: [backend, seed, '3'] });
+    const { exitCode, transcript } = await runRanks(2, property, { args: [backend, seed, '3'], timeoutMs: 40_000 });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     assert.match(transcript, new RegExp(`queue, then ${backend}:`));
   });

@@ -79,9 +79,12 @@ __device__ __forceinline__ bool putShare(const Opened& request, u64 target, u64 
   // Counted in pieces of 512 bytes: 64-bit divisions would take as long as a short message.
   const u32 pieces = static_cast<u32>((bytes + 511) / 512);
   const u32 chunk = max(Group<level>::size() / 4, 1u);
+  const u32 step = chunk * parts;
+  u32 even = static_cast<u32>(bytes / 512);
   // The host copies as fast in one piece.
-  const u32 even = direct == nullptr ? 0 : static_cast<u32>(bytes / 512) / (chunk * parts) * (chunk * parts);
-  for (u32 begin = part * chunk; begin < even; begin += chunk * parts) {
+  if (direct == nullptr || even < step) even = 0;
+  else even -= even % step;
+  for (u32 begin = part * chunk; begin < even; begin += step) {
     const u64 at = begin * 512ull;
     copyToPeer<level>(direct + target + at, request.local + source + at, chunk * 512ull);
   }
