@@ -3,7 +3,7 @@ import { defineLayout } from './layout.ts';
 
 /** "WLMB", little endian. */
 export const MAILBOX_MAGIC = 0x424d4c57;
-export const MAILBOX_VERSION = 1;
+export const MAILBOX_VERSION = 2;
 /** Agents that can have a link to one agent at a time. */
 export const MAILBOX_SENDERS = 64;
 /** A power of two. */
@@ -20,8 +20,8 @@ export const senderStates = { free: 0, open: 1, closed: 2 } as const;
  * - `state`: written by the owner; tells a peer that closed from one that died.
  * - `joins`: senders that have come so far, wraps. Added to by a sender behind its slot; the owner then looks at all slots.
  * - `doorbell`: futex word. Added to by senders when the owner sleeps; wraps.
- * - `sleepers`: waits of the owner that sleep on `doorbell`. ORDER: the owner adds to it, then looks at all tails once
- *   more; a sender stores its tail, then looks at it. So one of the two sees the other.
+ * - `sleepers`: waits of the owner that sleep on `doorbell`. ORDER: the owner adds to it, then looks at all rings once
+ *   more; a sender stamps its record, then looks at it. So one of the two sees the other.
  * - `address`: where the owner has this page mapped, so that peers can try whether they may read its memory.
  */
 export const mailboxHeader = defineLayout(
@@ -49,7 +49,8 @@ export const mailboxHeader = defineLayout(
  * when their processes end. A slot is taken by whoever holds its lock and finds it free; the owner frees it once the
  * sender is gone and its ring is empty.
  *
- * - `tail`: bytes written so far. Written by the sender; its store publishes the records before it. Wraps.
+ * - `tail`: bytes written so far, for the threads of the sender alone: the owner looks at the stamps of records, so that
+ *   a message costs it one cache line. Wraps.
  * - `head`: bytes read so far. Written by the owner; the sender may write over what lies before it. Wraps.
  */
 export const mailboxSender = defineLayout(
@@ -66,11 +67,15 @@ export const mailboxSender = defineLayout(
   64,
 );
 
-/** What is in front of each record of a ring; records begin at multiples of 8 and never wrap. */
+/** What is in front of each record of a ring; records begin at multiples of 8 and never wrap in the middle. */
 export const notificationHead = defineLayout('NotificationHead', {
   /** Of what follows; SKIP_RECORD: the next record is at the beginning of the ring. */
   bytes: 'u32',
-  reserved: 'u32',
+  /**
+   * One more than the bytes written before the record: its store publishes the record. INVARIANT: where the next record
+   * will begin, zero stands in its place before a record is published, so what a ring held a lap ago is never taken for one.
+   */
+  stamp: 'u32',
 });
 export const SKIP_RECORD = 0xffff_ffff;
 

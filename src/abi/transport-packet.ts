@@ -2,7 +2,7 @@
 import { defineLayout } from './layout.ts';
 
 /** Goes up with every change of this file; packets of another version are dropped. */
-export const TRANSPORT_VERSION = 1;
+export const TRANSPORT_VERSION = 2;
 
 export const packetKinds = {
   /** A segment of a message, a write or the answer to a read: dataHeader, then `length` bytes of payload. */
@@ -36,6 +36,11 @@ export const packetFlags = {
   reset: 64,
   /** Ack: control records came, and others before them are missing. */
   controlGap: 128,
+  /**
+   * Data, with `region`: the payload begins with `base` entries, scatterEntry each, that say where in the region the bytes
+   * behind them belong, in turn. `offset` and `messageBytes` count nothing.
+   */
+  scatter: 256,
 } as const;
 
 /** The first fields of every packet. */
@@ -90,6 +95,20 @@ export const dataHeader = defineLayout(
   },
   4,
 );
+
+export const scatterEntry = defineLayout(
+  'TransportScatter',
+  {
+    /** Position in the region: low 32 bits, then the others. */
+    base: 'u32',
+    baseHigh: 'u16',
+    length: 'u16',
+  },
+  4,
+);
+export const SCATTER_ENTRY_BYTES: number = scatterEntry.size;
+/** Entries of a packet, so that header and ranges are few enough for one system call's list. */
+export const MAX_SCATTER_ENTRIES = 120;
 
 export const ackHeader = defineLayout(
   'TransportAck',

@@ -92,8 +92,9 @@ export class Agent implements AsyncDisposable {
     this.#waiter = new Waiter({
       wake,
       timeoutMs: settings.timeoutMs,
-      spinMicroseconds: settings.spinMicroseconds,
+      spinMicroseconds: settings.agentSpinMicroseconds,
       poll: () => this.poll(),
+      help: () => set.help(),
       prepareSleep: () => set.prepareSleep(),
     });
     void this.#pump();

@@ -52,6 +52,13 @@ export class BackendSet {
     return hasNews;
   }
 
+  /** Hot path. Lends this thread to backends that have something to do. True if they had. */
+  help(): boolean {
+    let hasHelped = false;
+    for (const backend of this.backends) if (backend.help?.() === true) hasHelped = true;
+    return hasHelped;
+  }
+
   /** How long the agent may sleep before the next `poll`, in ms. */
   prepareSleep(): number {
     let pause = Number.POSITIVE_INFINITY;

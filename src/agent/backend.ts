@@ -77,6 +77,11 @@ export interface Backend {
    */
   poll(): boolean;
   /**
+   * Hot path, of waits that block the thread anyway: does a little of what a thread of the backend does meanwhile. True if
+   * that brought something forward.
+   */
+  help?(): boolean;
+  /**
    * To be called before the agent sleeps on `wake`, after a `poll` that brought nothing and a look at `wake.seen` before
    * it: how long it may, in ms. Until the next `poll` the backend rings `wake` for whatever comes sooner. 0: there is
    * something already, or work to do in `poll`: do not sleep.

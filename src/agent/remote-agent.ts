@@ -26,6 +26,8 @@ export class RemoteAgent {
   readonly #regions = new Map<number, RegionMetadata>();
   readonly #links = new Map<BackendName, Promise<LinkEntry>>();
   readonly #open = new Map<BackendName, LinkEntry>();
+  /** Ends what is being connected. */
+  readonly #ending = new AbortController();
   /** Why nothing of it counts any more. */
   #ended: WeftlineError | undefined;
 
@@ -87,6 +89,7 @@ export class RemoteAgent {
   /** All links close, and all later calls fail with the error. */
   async end(error: WeftlineError): Promise<void> {
     this.#ended ??= error;
+    this.#ending.abort(this.#ended);
     const links = [...this.#links.values()];
     this.#links.clear();
     this.#open.clear();
@@ -112,7 +115,9 @@ export class RemoteAgent {
 
   async #connect(backend: Backend, options: ConnectOptions): Promise<LinkEntry> {
     try {
-      const link = await backend.connect(this.peer(backend.name) as BackendPeer, options);
+      const signals = [this.#ending.signal, ...(options.signal === undefined ? [] : [options.signal])];
+      const peer = this.peer(backend.name) as BackendPeer;
+      const link = await backend.connect(peer, { ...options, signal: AbortSignal.any(signals) });
       const entry = { link, regions: new Map<number, BackendRemoteRegion>() };
       if (this.#ended !== undefined) {
         await link.close();

@@ -40,6 +40,9 @@ export interface TransferParts {
   readonly isLocalOpen: () => boolean;
 }
 
+/** Places of times in milliseconds. */
+const [POSTED_AT, POST, TRANSFER, ALL_POSTS, ALL_TRANSFERS] = [0, 1, 2, 3, 4] as const;
+
 /**
  * A post fails with WL_INVALID_ARGUMENT while one is under way, WL_CLOSED when the transfer, its memory or the agent is
  * released, WL_STALE when the peer's metadata have been replaced, and with the link's error when the peer is gone.
@@ -51,14 +54,11 @@ export class Transfer implements Awaited, AsyncDisposable {
   /** Which path it got. */
   readonly backend: BackendName;
   readonly #parts: TransferParts;
+  /** In one piece of memory: behind a copy that emptied the caches, each other place costs. */
+  readonly #times: Float64Array = new Float64Array(5);
   #posts = 0;
   #failures = 0;
-  #postedAt = 0;
   #isUnderWay = false;
-  #postTime = 0;
-  #transferTime = 0;
-  #totalPostTime = 0;
-  #totalTransferTime = 0;
   #releasing: Promise<void> | undefined;
 
   constructor(parts: TransferParts) {
@@ -97,12 +97,15 @@ export class Transfer implements Awaited, AsyncDisposable {
     if (!isLocalOpen()) throw new WeftlineError('WL_CLOSED', `Memory of ${this.#name()} was deregistered`);
     const start = performance.now();
     inner.post(message);
-    this.#postedAt = start;
-    this.#postTime = performance.now() - start;
-    this.#totalPostTime += this.#postTime;
+    const end = performance.now();
+    const times = this.#times;
+    times[POSTED_AT] = start;
+    times[POST] = end - start;
+    (times[ALL_POSTS] as number) += end - start;
     this.#posts++;
     this.#isUnderWay = true;
-    this.#parts.onPost(this);
+    if (inner.state === 'pending') this.#parts.onPost(this);
+    else this.#end(end);
   }
 
   /** Resolves when the last post is done; fails with why it failed, with WL_TIMEOUT (it then goes on), with the signal's reason. */
@@ -135,33 +138,39 @@ export class Transfer implements Awaited, AsyncDisposable {
   get telemetry(): TransferTelemetry {
     this.look();
     const { bytes, descriptors, parts } = this.#parts;
+    const microseconds = (index: number): number => (this.#times[index] as number) * 1000;
     return {
       bytes,
       descriptors,
       parts,
       posts: this.#posts,
       failures: this.#failures,
-      postMicroseconds: this.#postTime * 1000,
-      transferMicroseconds: this.#transferTime * 1000,
-      totalPostMicroseconds: this.#totalPostTime * 1000,
-      totalTransferMicroseconds: this.#totalTransferTime * 1000,
+      postMicroseconds: microseconds(POST),
+      transferMicroseconds: microseconds(TRANSFER),
+      totalPostMicroseconds: microseconds(ALL_POSTS),
+      totalTransferMicroseconds: microseconds(ALL_TRANSFERS),
     };
   }
 
   /** Hot path. Notes the end of a post. True if none is under way. */
   look(): boolean {
     if (!this.#isUnderWay) return true;
-    const { state } = this.#parts.inner;
-    if (state === 'pending') return false;
-    this.#isUnderWay = false;
-    this.#transferTime = performance.now() - this.#postedAt;
-    this.#totalTransferTime += this.#transferTime;
-    if (state === 'failed') this.#failures++;
+    if (this.#parts.inner.state === 'pending') return false;
+    this.#end(performance.now());
     return true;
   }
 
   describe(): string {
     return `${this.#name()} did not end`;
+  }
+
+  #end(now: number): void {
+    this.#isUnderWay = false;
+    const times = this.#times;
+    const time = now - (times[POSTED_AT] as number);
+    times[TRANSFER] = time;
+    (times[ALL_TRANSFERS] as number) += time;
+    if (this.#parts.inner.state === 'failed') this.#failures++;
   }
 
   #throwFailure(): void {

@@ -1,7 +1,9 @@
 // How an agent waits for something that its backends will tell: blocking or not, always with a deadline.
 import { WeftlineError } from '../core/errors.ts';
 import type { WakeWord } from '../core/wake-word.ts';
+import { yieldProcessor } from '../native/libc.ts';
 import { checkTimeout, type WaitOptions } from '../world/store.ts';
+import { SpinTime } from './spin-time.ts';
 
 /** What is waited for. `isSettled` is asked after each look at the backends. */
 export interface Awaited {
@@ -13,9 +15,12 @@ export interface Awaited {
 export interface WaiterOptions {
   readonly wake: WakeWord;
   readonly timeoutMs: number;
+  /** The most that a blocking wait polls before it sleeps. */
   readonly spinMicroseconds: number;
   /** Looks at all backends. True if anything happened. */
   readonly poll: () => boolean;
+  /** Does what other threads would have to do. True if there was anything. */
+  readonly help: () => boolean;
   /** How long the agent may sleep before the next look, in ms; 0: not at all. */
   readonly prepareSleep: () => number;
 }
@@ -24,12 +29,18 @@ export interface WaiterOptions {
 const SLICE_MS = 100;
 /** Shorter sleeps are not worth a timer: the event loop turns once instead. */
 const SHORTEST_SLEEP_MS = 1;
+/** A look at the clock costs as much as several looks at the backends. */
+const LOOKS_PER_CLOCK = 16;
+/** A wait that polls for longer lets other threads go first: there may be more of them than processors. */
+const SELFISH_MS = 0.01;
 
 export class Waiter {
   readonly #options: WaiterOptions;
+  readonly #spin: SpinTime;
 
   constructor(options: WaiterOptions) {
     this.#options = options;
+    this.#spin = new SpinTime(options.spinMicroseconds);
   }
 
   /** Fails with WL_TIMEOUT, and with the signal's reason. What is waited for goes on. */
@@ -59,20 +70,43 @@ export class Waiter {
 
   /** The same, but blocks this thread: answers sooner, while its timers and sockets stand still. Hot path: no allocation. */
   waitBlocking(awaited: Awaited, timeoutMs: number = this.#options.timeoutMs): void {
-    const { wake, poll, prepareSleep, spinMicroseconds } = this.#options;
-    const start = performance.now();
-    const end = start + checkTimeout(timeoutMs);
-    const spinEnd = start + spinMicroseconds / 1000;
-    for (;;) {
+    checkTimeout(timeoutMs);
+    const { wake, poll, help, prepareSleep } = this.#options;
+    poll();
+    if (awaited.isSettled) return;
+    let start = performance.now();
+    const end = start + timeoutMs;
+    let spinEnd = start + this.#spin.milliseconds;
+    let isBusy = false;
+    for (let looks = 1; ; looks += 1) {
       const { seen } = wake;
-      const hasNews = poll();
-      if (awaited.isSettled) return;
+      isBusy = poll() || isBusy;
+      if (awaited.isSettled) break;
+      isBusy = help() || isBusy;
+      if (looks % LOOKS_PER_CLOCK !== 0) continue;
       const now = performance.now();
-      if (hasNews || now < spinEnd) continue;
       if (now >= end) throw tooLate(awaited, timeoutMs);
+      if (isBusy) {
+        // What comes next may come soon again.
+        start = now;
+        spinEnd = now + this.#spin.milliseconds;
+        isBusy = false;
+        continue;
+      }
+      if (now < spinEnd) {
+        if (now - start > SELFISH_MS && this.#lend(now)) spinEnd = now;
+        continue;
+      }
       const pause = Math.min(end - now, prepareSleep(), SLICE_MS);
       if (pause > 0) wake.sleepBlocking(seen, pause);
     }
+    this.#spin.learn(performance.now() - start);
+  }
+
+  /** True if others kept the processor so long that this wait had better sleep. */
+  #lend(now: number): boolean {
+    yieldProcessor();
+    return this.#spin.lent(performance.now() - now);
   }
 }
 

@@ -79,7 +79,7 @@ export function addP2pBench(bench: Command): void {
       0,
     )
     .option('--json <file>', 'write the result document (client)');
-  addSettingOptions(command, ['timeoutMs', 'spinMicroseconds', 'transportPaths', 'transportThread']);
+  addSettingOptions(command, ['timeoutMs', 'agentSpinMicroseconds', 'transportPaths', 'transportThread']);
   command.action((flags: P2pFlags) => run(flags));
 }
 

@@ -33,13 +33,29 @@ export class RangeList {
     putRange(this.#remote.words, index, range.remote, range.bytes);
   }
 
+  /** Where the argument blocks stand from range `first` on. */
+  addressesOf(first: number): { readonly local: number; readonly remote: number } {
+    const at = first * IOVEC_WORDS * 4;
+    return { local: this.#local.address + at, remote: this.#remote.address + at };
+  }
+
   /** Copies `count` ranges from `first` on, out of the other process or into it. Returns the bytes, or -errno. */
   copy(pid: number, isRead: boolean, first: number, count: number): number {
-    const at = first * IOVEC_WORDS * 4;
-    const call = isRead ? readFunction() : writeFunction();
-    const bytes: number = call(pid, this.#local.address + at, count, this.#remote.address + at, count, 0);
-    return bytes === -1 ? -loadKoffi().errno() : bytes;
+    const { local, remote } = this.addressesOf(first);
+    return isRead ? copyRanges(-pid, local, remote, count) : copyRanges(pid, remote, local, count);
   }
+}
+
+/**
+ * Hot path. Copies `count` ranges into process `process`, or out of process `-process`; `to` and `from` are addresses of
+ * argument blocks. Returns the bytes, or -errno.
+ */
+export function copyRanges(process: number, to: number, from: number, count: number): number {
+  const bytes: number =
+    process > 0
+      ? writeFunction()(process, from, count, to, count, 0)
+      : readFunction()(-process, to, count, from, count, 0);
+  return bytes === -1 ? -loadKoffi().errno() : bytes;
 }
 
 /** Where a security module restricts who may read a process's memory (yama), lets every process of this user do so. */

@@ -39,6 +39,17 @@ export const settingsTable = {
     sentence:
       'How long a wait polls shared memory before it sleeps in the kernel; raise it where each rank has its own core.',
   },
+  agentSpinMicroseconds: {
+    kind: 'number',
+    env: 'WEFTLINE_AGENT_SPIN_US',
+    flag: '--agent-spin <us>',
+    unit: 'µs',
+    min: 0,
+    max: 1_000_000,
+    default: 200,
+    sentence:
+      'The most that a blocking wait of an agent polls before it sleeps; after waits that took longer it polls less, down to a tenth, after short ones more. Waits that do not block never poll.',
+  },
   reserveSharedMemory: {
     kind: 'boolean',
     env: 'WEFTLINE_RESERVE_SHM',

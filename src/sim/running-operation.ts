@@ -1,4 +1,6 @@
 // One operation of a scenario while it runs: its ends, its memory, and the requests that carry it out.
+import { longestScattered } from '../transport/check-options.ts';
+import { RangeList } from '../transport/range-list.ts';
 import type { RemoteRange, RequestHandle, TransportConnection } from '../transport/transport-engine.ts';
 import type { Operation, Scenario } from './scenario.ts';
 import { type BufferRange, bytesOf, fillContent, type ScenarioBuffers } from './scenario-buffers.ts';
@@ -79,7 +81,7 @@ export function beginOperation(running: RunningOperation): { readonly role: Role
     case 'message':
       return { role: 'send', handle: nearEnd.postSend({ ...source, flow }) };
     case 'write':
-      return { role: 'write', handle: nearEnd.write({ ...source, ...remote(target, operation.badKey), flow }) };
+      return { role: 'write', handle: write(running, source, target) };
     case 'read':
       return { role: 'read', handle: nearEnd.read({ ...target, ...remote(source, operation.badKey), flow }) };
     case 'signal':
@@ -88,6 +90,29 @@ export function beginOperation(running: RunningOperation): { readonly role: Role
     default:
       return { role: 'flush', handle: nearEnd.flush(flow) };
   }
+}
+
+/** As one range, or, every other one, as many small ones, the last one first. */
+function write(
+  { index, operation, nearEnd }: RunningOperation,
+  source: BufferRange,
+  target: BufferRange,
+): RequestHandle {
+  const { flow } = operation;
+  const place = remote(target, 'badKey' in operation && operation.badKey);
+  const { bytes } = source;
+  if (index % 2 === 0 || bytes === 0) return nearEnd.write({ ...source, ...place, flow });
+  const longest = longestScattered(nearEnd.payloadBytes);
+  const length = 1 + ((index * 37) % Math.min(longest, bytes));
+  const count = Math.ceil(bytes / length);
+  const starts = Float64Array.from({ length: count }, (_, at) => (count - 1 - at) * length);
+  const ranges = new RangeList({
+    sources: starts.map((start) => source.offset + start),
+    targets: starts.map((start) => target.offset + start),
+    lengths: starts.map((start) => Math.min(length, bytes - start)),
+  });
+  const { remoteRegion, remoteKey } = place;
+  return nearEnd.scatter({ region: source.region, ranges, remoteRegion, remoteKey, flow });
 }
 
 /** Posts the request of the far end of a message. */

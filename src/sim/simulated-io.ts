@@ -1,6 +1,7 @@
 // A simulated network card: what an engine sends becomes packets on links, and what arrives becomes batches for the engine.
 import {
   type Burst,
+  copyPayload,
   createReceivedBatch,
   type PacketIo,
   type PlacementRun,
@@ -76,17 +77,13 @@ export class SimulatedIo implements PacketIo {
   send(burst: Burst): void {
     const { packets, network, host, carryPayload } = this.#options;
     const { peer, path, count, headerBytes, region } = burst;
-    let from = burst.payloadOffset;
     for (let index = 0; index < count; index += 1) {
       const payload = region === undefined ? 0 : index === count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
       const packet = packets.take();
       const start = packet * packets.slotBytes;
       const header = burst.headerOffset + index * headerBytes;
       packets.bytes.set(this.arena.subarray(header, header + headerBytes), start);
-      if (carryPayload && region !== undefined) {
-        packets.bytes.set(region.bytes.subarray(from, from + payload), start + headerBytes);
-      }
-      from += payload;
+      if (carryPayload) copyPayload(burst, index, packets.bytes, start + headerBytes);
       packets.lengths[packet] = headerBytes + payload;
       packets.wireBytes[packet] = headerBytes + payload + WIRE_OVERHEAD_BYTES;
       packets.sources[packet] = host;

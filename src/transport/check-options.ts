@@ -1,8 +1,8 @@
 // Checks what users pass to connections; nothing has happened when one fails.
-import { MAX_FLOWS, MAX_MESSAGE_BYTES, MAX_PATHS } from '../abi/transport-packet.ts';
+import { MAX_FLOWS, MAX_MESSAGE_BYTES, MAX_PATHS, SCATTER_ENTRY_BYTES } from '../abi/transport-packet.ts';
 import { invalidArgument } from '../core/errors.ts';
 import type { RegionTable } from './region-table.ts';
-import type { ConnectionOptions, LocalRange, RemoteRange, SignalOptions } from './transport-engine.ts';
+import type { ConnectionOptions, LocalRange, RemoteRange, ScatterOptions, SignalOptions } from './transport-engine.ts';
 
 const MOST_SEGMENT_BYTES = 65_472;
 
@@ -31,6 +31,20 @@ export function checkRemote({ remoteRegion, remoteKey, remoteOffset }: RemoteRan
   whole('remoteRegion', remoteRegion, 0, 0xffff_ffff);
   whole('remoteKey', remoteKey, 0, 0xffff_ffff);
   whole('remoteOffset', remoteOffset, 0, 2 ** 48 - 1);
+}
+
+/** `payloadBytes`: of a full packet. */
+export function checkScatter(regions: RegionTable, options: ScatterOptions, payloadBytes: number): void {
+  const { region, ranges, remoteRegion, remoteKey } = options;
+  checkRemote({ remoteRegion, remoteKey, remoteOffset: 0 });
+  if (!regions.isRegistered(region)) throw invalidArgument('region', region, 'a region registered with this engine');
+  whole('ranges.sourceEnd', ranges.sourceEnd, 0, region.bytes.byteLength);
+  whole('ranges.longest', ranges.longest, 0, longestScattered(payloadBytes));
+}
+
+/** Longer ranges are worth packets of their own. */
+export function longestScattered(payloadBytes: number): number {
+  return Math.floor(payloadBytes / 2) - SCATTER_ENTRY_BYTES;
 }
 
 export function checkSignal(options: SignalOptions): void {

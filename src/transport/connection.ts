@@ -4,7 +4,7 @@ import { ackHeader, ackPath, controlKinds, DATA_HEADER_BYTES, failReasons } from
 import { WeftlineError } from '../core/errors.ts';
 import { Arrivals, MOST_ECHOES } from './arrivals.ts';
 import { BurstTable } from './burst-table.ts';
-import { checkConnection, checkFlow, checkLocal, checkRemote, checkSignal } from './check-options.ts';
+import { checkConnection, checkFlow, checkLocal, checkRemote, checkScatter, checkSignal } from './check-options.ts';
 import type { Congestion } from './congestion/congestion.ts';
 import { createCongestion } from './congestion/create-congestion.ts';
 import { type CreditAccount, EqdsCredits, SPECULATIVE_BYTES } from './congestion/eqds.ts';
@@ -23,6 +23,7 @@ import type {
   MessageOptions,
   RemoteOptions,
   RequestHandle,
+  ScatterOptions,
   SignalOptions,
   TransportConnection,
 } from './transport-engine.ts';
@@ -186,6 +187,19 @@ export class Connection implements TransportConnection {
     request.target = options.remoteRegion;
     request.targetKey = options.remoteKey;
     request.base = options.remoteOffset;
+    this.enqueue(this.flow(request.flow).operations, request);
+    return request.handle;
+  }
+
+  scatter(options: ScatterOptions): RequestHandle {
+    checkScatter(this.engine.regions, options, this.payloadBytes);
+    const request = this.#openWithout('write', options.flow ?? 0);
+    request.region = options.region;
+    request.ranges = options.ranges;
+    request.nextRange = 0;
+    request.bytes = options.ranges.bytes;
+    request.target = options.remoteRegion;
+    request.targetKey = options.remoteKey;
     this.enqueue(this.flow(request.flow).operations, request);
     return request.handle;
   }

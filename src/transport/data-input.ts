@@ -1,12 +1,21 @@
 // Takes in segments: finds runs of consecutive ones, checks where they belong, has them placed, and notes them.
 // Hot path: no allocation. Nothing is placed before every bound is checked.
-import { controlKinds, DATA_HEADER_BYTES, dataHeader, failReasons, packetFlags } from '../abi/transport-packet.ts';
+import {
+  controlKinds,
+  DATA_HEADER_BYTES,
+  dataHeader,
+  failReasons,
+  packetFlags,
+  SCATTER_ENTRY_BYTES,
+  scatterEntry,
+} from '../abi/transport-packet.ts';
 import { ackDue, type Connection } from './connection.ts';
 import { addToCell } from './pending-signals.ts';
 import type { Region } from './region.ts';
 import type { Request } from './request.ts';
 
 const DATA = dataHeader.offset;
+const SCATTER = scatterEntry.offset;
 const TWO_32 = 2 ** 32;
 /** One refusal of the same place is enough for this many microseconds: the sender is told by a reliable record. */
 const REJECTION_INTERVAL = 5000;
@@ -57,7 +66,7 @@ export function extendRun(view: DataView, at: number): boolean {
     at === run.at + count * run.stride &&
     run.lastPayloadBytes === payloadBytes &&
     bytes <= payloadBytes &&
-    (flags & (packetFlags.skip | packetFlags.signal)) === 0 &&
+    (flags & (packetFlags.skip | packetFlags.signal | packetFlags.scatter)) === 0 &&
     view.getInt32(at + DATA.sequence, true) === ((run.sequence + count) | 0) &&
     view.getUint32(at + DATA.target, true) === run.target &&
     view.getUint32(at + DATA.targetKey, true) === run.targetKey &&
@@ -91,6 +100,10 @@ export function endRun(connection: Connection): void {
   }
   if ((run.flags & packetFlags.signal) !== 0) {
     takeSignal(connection);
+    return;
+  }
+  if ((run.flags & packetFlags.scatter) !== 0) {
+    takeScattered(connection);
     return;
   }
   // Judged by what is new of it: the message of segments that came twice may be over.
@@ -177,6 +190,70 @@ function place(
     engine.admission.arrived(request, bytes);
   }
   request.received += bytes;
+}
+
+/** A segment whose payload goes to several places of a region. */
+function takeScattered(connection: Connection): void {
+  const { receiveWindow, engine, counters, signals } = connection;
+  const { sequence } = run;
+  const isNext = receiveWindow.isNext(sequence);
+  if (!isNext) connection.ackDue = ackDue.now;
+  if (receiveWindow.has(sequence)) {
+    counters.duplicateSegments++;
+    return;
+  }
+  const region = (run.flags & packetFlags.region) === 0 ? undefined : engine.regions.find(run.target);
+  const refusal = refuseScattered(region);
+  if (refusal !== 0 || region === undefined) {
+    reject(connection, refusal, region?.bytes.byteLength ?? 0);
+    return;
+  }
+  placeScattered(connection, region);
+  if (isNext) receiveWindow.advance(1);
+  else receiveWindow.add(sequence);
+  if (signals.count > 0) applySignals(connection);
+}
+
+/** Why a scattered segment cannot be written; 0 if it can, with every range inside the region. */
+function refuseScattered(region: Region | undefined): number {
+  if (region === undefined || region.key !== run.targetKey) return failReasons.key;
+  if (!region.remote.write) return failReasons.access;
+  const view = run.view as DataView;
+  const count = run.base;
+  const places = count * SCATTER_ENTRY_BYTES;
+  if (count === 0 || places > run.payloadBytes) return failReasons.bounds;
+  const most = region.bytes.byteLength;
+  let left = run.payloadBytes - places;
+  let at = run.at + DATA_HEADER_BYTES;
+  for (let entry = 0; entry < count; entry++, at += SCATTER_ENTRY_BYTES) {
+    const length = view.getUint16(at + SCATTER.length, true);
+    if (scatterBase(view, at) + length > most) return failReasons.bounds;
+    left -= length;
+  }
+  return left === 0 ? 0 : failReasons.bounds;
+}
+
+function placeScattered({ engine, counters }: Connection, region: Region): void {
+  const { placement } = engine;
+  const view = run.view as DataView;
+  let at = run.at + DATA_HEADER_BYTES;
+  placement.sourceOffset = at + run.base * SCATTER_ENTRY_BYTES;
+  placement.region = region;
+  placement.count = 1;
+  for (let entry = 0; entry < run.base; entry++, at += SCATTER_ENTRY_BYTES) {
+    const length = view.getUint16(at + SCATTER.length, true);
+    placement.regionOffset = scatterBase(view, at);
+    placement.payloadBytes = length;
+    placement.lastPayloadBytes = length;
+    if (length > 0) engine.outbox.io.place(placement);
+    placement.sourceOffset += length;
+  }
+  counters.receivedSegments++;
+  counters.receivedBytes += run.payloadBytes;
+}
+
+function scatterBase(view: DataView, at: number): number {
+  return view.getUint32(at + SCATTER.base, true) + view.getUint16(at + SCATTER.baseHigh, true) * TWO_32;
 }
 
 /** Bytes that the run covers in its message. */

@@ -8,6 +8,7 @@ import {
   packetFlags,
   packetKinds,
   packetPrefix,
+  SCATTER_ENTRY_BYTES,
   TRANSPORT_VERSION,
 } from '../abi/transport-packet.ts';
 import { onAck } from './ack-input.ts';
@@ -151,8 +152,9 @@ export class Decoder {
     const view = this.#view;
     const flags = view.getUint16(at + PREFIX.flags, true);
     const payload = (flags & packetFlags.payloadChecksum) !== 0;
-    // Headers without payload by reference are summed whole.
-    const covered = header === DATA_HEADER_BYTES && !payload ? header : size;
+    // Headers without payload by reference are summed whole; what says where bytes belong counts as header.
+    const places = (flags & packetFlags.scatter) === 0 ? 0 : view.getUint32(at + DATA.base, true) * SCATTER_ENTRY_BYTES;
+    const covered = header === DATA_HEADER_BYTES && !payload ? Math.min(size, header + places) : size;
     if ((flags & packetFlags.checksum) === 0) return false;
     if (checksum === 'full' && covered !== size) return false;
     let crc = crc32cUpdate(CRC32C_START, view, at, at + PREFIX.checksum);

@@ -2,6 +2,7 @@
 import { alignUp } from '../abi/layout.ts';
 import { packetFlags, packetPrefix } from '../abi/transport-packet.ts';
 import type { Burst, PacketIo } from './packet-io.ts';
+import type { RangeList } from './range-list.ts';
 import type { Region } from './region.ts';
 import type { TransportSettings } from './transport-settings.ts';
 import { CRC32C_START, crc32cEnd, crc32cUpdate } from './wire/crc32c.ts';
@@ -23,6 +24,9 @@ export class Outbox {
     payloadOffset: 0,
     payloadBytes: 0,
     lastPayloadBytes: 0,
+    ranges: undefined,
+    firstRange: 0,
+    endRange: 0,
     urgent: false,
   };
   readonly #size: number;
@@ -65,6 +69,7 @@ export class Outbox {
     burst.region = undefined;
     burst.payloadBytes = 0;
     burst.lastPayloadBytes = 0;
+    burst.ranges = undefined;
     burst.urgent = true;
     this.sendBurst();
   }
@@ -93,13 +98,23 @@ export class Outbox {
       view.setUint16(at + FLAGS, view.getUint16(at + FLAGS, true) | flags, true);
       view.setInt32(at + CHECKSUM, 0, true);
       let crc = crc32cUpdate(CRC32C_START, view, at, at + burst.headerBytes);
-      if (withPayload) {
+      if (withPayload && burst.ranges !== undefined) crc = this.#sumRanges(crc, burst.ranges);
+      else if (withPayload) {
         const bytes = packet === burst.count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
         crc = crc32cUpdate(crc, this.#payload as DataView, payload, payload + bytes);
         payload += bytes;
       }
       view.setInt32(at + CHECKSUM, crc32cEnd(crc), true);
     }
+  }
+
+  #sumRanges(crc: number, { sources, lengths }: RangeList): number {
+    let sum = crc;
+    for (let index = this.burst.firstRange; index < this.burst.endRange; index++) {
+      const from = sources[index] as number;
+      sum = crc32cUpdate(sum, this.#payload as DataView, from, from + (lengths[index] as number));
+    }
+    return sum;
   }
 
   #viewPayload(region: Region): void {

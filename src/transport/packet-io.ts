@@ -1,4 +1,5 @@
 // The seam between the protocol and what moves its packets: bursts go out, batches of received packets come in.
+import type { RangeList } from './range-list.ts';
 import type { Region } from './region.ts';
 
 /**
@@ -20,6 +21,13 @@ export interface Burst {
   payloadOffset: number;
   payloadBytes: number;
   lastPayloadBytes: number;
+  /**
+   * Of a scattered write, one packet: its payload is the sources of these ranges of the region, from `firstRange` to before
+   * `endRange`, one behind the other; `payloadOffset` means nothing. Undefined for all others.
+   */
+  ranges: RangeList | undefined;
+  firstRange: number;
+  endRange: number;
   /** Acks and control packets: small, and better sent before data. */
   urgent: boolean;
 }
@@ -102,4 +110,24 @@ export function placeRun(run: PlacementRun): void {
     from += run.sourceStride;
     to += bytes;
   }
+}
+
+/** Copies the payload of packet number `packet` of a burst, out of plain memory. Returns how many bytes it is. */
+export function copyPayload(burst: Burst, packet: number, target: Uint8Array, at: number): number {
+  const { region, ranges, payloadBytes } = burst;
+  if (region === undefined) return 0;
+  const bytes = packet === burst.count - 1 ? burst.lastPayloadBytes : payloadBytes;
+  if (ranges === undefined) {
+    const from = burst.payloadOffset + packet * payloadBytes;
+    target.set(region.bytes.subarray(from, from + bytes), at);
+    return bytes;
+  }
+  let to = at;
+  for (let index = burst.firstRange; index < burst.endRange; index++) {
+    const from = ranges.sources[index] as number;
+    const length = ranges.lengths[index] as number;
+    target.set(region.bytes.subarray(from, from + length), to);
+    to += length;
+  }
+  return bytes;
 }

@@ -9,10 +9,13 @@ import {
   packetFlags,
   packetKinds,
   packetPrefix,
+  SCATTER_ENTRY_BYTES,
   TRANSPORT_VERSION,
 } from '../abi/transport-packet.ts';
 import { MOST_ECHOES } from './arrivals.ts';
 import type { Connection } from './connection.ts';
+import type { Burst } from './packet-io.ts';
+import type { RangeList } from './range-list.ts';
 
 const DATA = dataHeader.offset;
 const ACK = ackHeader.offset;
@@ -101,6 +104,20 @@ export function writeData(connection: Connection, data: DataTemplate, at: number
     offset += payloadBytes;
     word += WORDS;
   }
+}
+
+/** Writes where the ranges of a scattered segment belong, at `at` of the arena; the burst then counts it as header. */
+export function writeScatter(words: Int32Array, at: number, burst: Burst): void {
+  const { firstRange, endRange } = burst;
+  const { targets, lengths } = burst.ranges as RangeList;
+  let word = at >>> 2;
+  for (let index = firstRange; index < endRange; index++) {
+    const target = targets[index] as number;
+    words[word] = target;
+    words[word + 1] = Math.floor(target / TWO_32) | ((lengths[index] as number) << 16);
+    word += SCATTER_ENTRY_BYTES / 4;
+  }
+  burst.headerBytes = DATA_HEADER_BYTES + (endRange - firstRange) * SCATTER_ENTRY_BYTES;
 }
 
 /** Asks the peer for an ack on a path. False if the I/O takes nothing now. */

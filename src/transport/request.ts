@@ -1,6 +1,7 @@
 // Requests and the table that names them: a handle is a slot and a generation, so that a late look finds nothing.
 import { WeftlineError } from '../core/errors.ts';
 import type { Connection } from './connection.ts';
+import type { RangeList } from './range-list.ts';
 import type { Region } from './region.ts';
 import { requestStatus, type RequestStatus } from './transport-engine.ts';
 
@@ -28,6 +29,9 @@ export class Request {
   target = 0;
   targetKey = 0;
   base = 0;
+  /** Of a scattered write: what it carries, and the first range that is in no segment yet. */
+  ranges: RangeList | undefined;
+  nextRange = 0;
   /** Bytes that are in segments, and whether the last segment is made: a message of no bytes has one too. */
   position = 0;
   segmented = false;
@@ -89,6 +93,7 @@ export class RequestTable {
     request.status = requestStatus.unknown;
     request.connection = undefined;
     request.region = undefined;
+    request.ranges = undefined;
     request.error = undefined;
     request.next = undefined;
     request.handle = nextHandle(request.handle);

@@ -1,8 +1,9 @@
 // Sends segments: lost ones first, then those of the flows in turn, as far as windows, pacing and the I/O allow.
 // Hot path: no allocation.
-import { DATA_HEADER_BYTES, packetFlags } from '../abi/transport-packet.ts';
+import { DATA_HEADER_BYTES, MAX_SCATTER_ENTRIES, packetFlags, SCATTER_ENTRY_BYTES } from '../abi/transport-packet.ts';
 import type { Connection } from './connection.ts';
-import { writeData } from './packet-writer.ts';
+import { writeData, writeScatter } from './packet-writer.ts';
+import type { RangeList } from './range-list.ts';
 import type { Request } from './request.ts';
 
 /** When sending can go on: now with the next round, not before an ack or a post, or when the I/O has room again. */
@@ -10,6 +11,8 @@ const AGAIN = Number.NEGATIVE_INFINITY;
 const NOT_BEFORE_NEWS = Number.POSITIVE_INFINITY;
 /** How long to wait for a full socket, in microseconds. */
 const SOCKET_WAIT = 50;
+/** Header of a scattered segment, with all that say where its bytes belong. */
+const SCATTER_BYTES = DATA_HEADER_BYTES + MAX_SCATTER_ENTRIES * SCATTER_ENTRY_BYTES;
 
 /** Where the next burst may go. One object: nothing here outlives a call. */
 const route = { path: 0, controller: 0, segments: 0, resumeAt: 0 };
@@ -55,16 +58,20 @@ function sendNext(connection: Connection, now: number): Outcome {
     connection.flushes.push(request);
     return SKIPPED;
   }
+  const { ranges } = request;
   const ready = (request.kind === 'send' ? request.granted : request.bytes) - request.position;
-  const wanted = Math.max(1, Math.ceil(ready / connection.payloadBytes));
+  const wanted = ranges === undefined ? Math.max(1, Math.ceil(ready / connection.payloadBytes)) : 1;
   const room = sendWindow.room();
   if (room <= 0) return stuck(connection, NOT_BEFORE_NEWS);
   if (!chooseRoute(connection, queue.flow.controller, Math.min(wanted, connection.burstSegments, room))) {
     return stuck(connection, route.resumeAt);
   }
-  const at = connection.engine.outbox.reserve(route.segments * DATA_HEADER_BYTES);
+  const at = connection.engine.outbox.reserve(
+    ranges === undefined ? route.segments * DATA_HEADER_BYTES : SCATTER_BYTES,
+  );
   if (at === -1) return stuck(connection, now + SOCKET_WAIT);
-  sendFresh(connection, request, at, now);
+  if (ranges === undefined) sendFresh(connection, request, at, now);
+  else sendScattered(connection, request, ranges, at);
   if (request.segmented) queue.remove(request);
   schedule.advance();
   return WENT;
@@ -103,6 +110,49 @@ function sendFresh(connection: Connection, request: Request, at: number, now: nu
   sendBurst(connection, request, now);
 }
 
+/** Sends the next ranges of a scattered write, as many as go into a segment. Its window entry names the first of them. */
+function sendScattered(connection: Connection, request: Request, ranges: RangeList, at: number): void {
+  const { engine, sendWindow, bursts, payloadBytes } = connection;
+  const { now } = engine;
+  const first = request.nextRange;
+  const end = ranges.endOf(first, payloadBytes);
+  const data = ranges.bytesOf(first, end);
+  const bytes = data + (end - first) * SCATTER_ENTRY_BYTES;
+  const burst = bursts.open(route.path, route.controller, now);
+  if (sendWindow.outstanding === 0) connection.progressAt = now;
+  const sequence = sendWindow.append(request.handle, first, bytes);
+  sendWindow.burst[sequence & sendWindow.mask] = burst;
+  request.nextRange = end;
+  request.position += data;
+  request.segmented = end === ranges.count;
+  request.unacked++;
+  connection.backlogBytes -= data;
+  outgoing.at = at;
+  outgoing.burst = burst;
+  outgoing.bytes = bytes;
+  engine.template.sequence = sequence;
+  sendRanges(connection, request, first, end);
+}
+
+/** Sends the ranges from `first` to before `end` of a scattered write as one packet. */
+function sendRanges(connection: Connection, request: Request, first: number, end: number): void {
+  const { template, outbox, now } = connection.engine;
+  const ranges = request.ranges as RangeList;
+  template.count = 1;
+  template.offset = 0;
+  addressTo(connection, request);
+  template.flags |= packetFlags.scatter;
+  template.base = end - first;
+  template.messageBytes = 0;
+  template.lastPayloadBytes = outgoing.bytes;
+  const { burst } = outbox;
+  burst.ranges = ranges;
+  burst.firstRange = first;
+  burst.endRange = end;
+  writeScatter(outbox.words, outgoing.at + DATA_HEADER_BYTES, burst);
+  sendBurst(connection, request, now);
+}
+
 /** Sends the oldest run of lost segments again. */
 function retransmit(connection: Connection, now: number): Outcome {
   const { sendWindow, bursts, engine } = connection;
@@ -113,8 +163,10 @@ function retransmit(connection: Connection, now: number): Outcome {
   const found = requests.find(handle);
   const request = found !== undefined && found.isPending ? found : undefined;
   const controller = request === undefined ? 0 : connection.flow(request.flow).controller;
-  if (!chooseRoute(connection, controller, lostRun(connection, first))) return stuck(connection, route.resumeAt);
-  const at = engine.outbox.reserve(route.segments * DATA_HEADER_BYTES);
+  if (!chooseRoute(connection, controller, lostRun(connection, first, request?.ranges !== undefined)))
+    return stuck(connection, route.resumeAt);
+  const ranges = request?.ranges;
+  const at = engine.outbox.reserve(ranges === undefined ? route.segments * DATA_HEADER_BYTES : SCATTER_BYTES);
   if (at === -1) return stuck(connection, now + SOCKET_WAIT);
   const count = route.segments;
   const burst = bursts.open(route.path, route.controller, now);
@@ -125,6 +177,16 @@ function retransmit(connection: Connection, now: number): Outcome {
     if (request === undefined) sendWindow.bytes[sequence & sendWindow.mask] = 0;
     bytes += sendWindow.bytes[sequence & sendWindow.mask] as number;
     sendWindow.setInFlight(sequence, burst);
+  }
+  if (request !== undefined && ranges !== undefined) {
+    const firstRange = sendWindow.offset[slot] as number;
+    template.sequence = first;
+    outgoing.at = at;
+    outgoing.burst = burst;
+    outgoing.bytes = bytes;
+    sendRanges(connection, request, firstRange, ranges.endOf(firstRange, bytes));
+    connection.counters.retransmittedSegments++;
+    return WENT;
   }
   template.lastPayloadBytes = sendWindow.bytes[(first + count - 1) & sendWindow.mask] as number;
   template.sequence = first;
@@ -142,11 +204,12 @@ function retransmit(connection: Connection, now: number): Outcome {
 }
 
 /** How many segments from `first` on are lost, of the same request and, but for the last, full. */
-function lostRun(connection: Connection, first: number): number {
+function lostRun(connection: Connection, first: number, isScattered: boolean): number {
   const { sendWindow, burstSegments } = connection;
   const { mask, request, bytes } = sendWindow;
   const full = bytes[first & mask] as number;
   let count = 1;
+  if (isScattered) return count;
   while (count < burstSegments && (bytes[(first + count - 1) & mask] as number) === full) {
     const sequence = (first + count) | 0;
     const next = sequence & mask;
@@ -210,13 +273,19 @@ function sendBurst(connection: Connection, request: Request | undefined, now: nu
   out.path = path;
   out.count = count;
   out.headerOffset = at;
-  out.headerBytes = DATA_HEADER_BYTES;
   out.region = bytes === 0 ? undefined : request?.region;
-  out.payloadOffset = (request?.offset ?? 0) + template.offset;
-  out.payloadBytes = template.payloadBytes;
-  out.lastPayloadBytes = template.lastPayloadBytes;
+  if (out.ranges === undefined) {
+    out.headerBytes = DATA_HEADER_BYTES;
+    out.payloadOffset = (request?.offset ?? 0) + template.offset;
+    out.payloadBytes = template.payloadBytes;
+    out.lastPayloadBytes = template.lastPayloadBytes;
+  } else {
+    out.payloadBytes = wireBytes - out.headerBytes;
+    out.lastPayloadBytes = out.payloadBytes;
+  }
   out.urgent = false;
   outbox.sendBurst();
+  out.ranges = undefined;
   counters.sentSegments += count;
   counters.sentBytes += bytes;
   const deadline = now + paths.timeout(path, engine.settings.minRto) + engine.settings.ackDelay;

@@ -2,6 +2,7 @@
 import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { PacketIo, ReceivedBatch } from './packet-io.ts';
+import type { RangeList } from './range-list.ts';
 import type { Region, RemoteAccess } from './region.ts';
 
 /** Microseconds of the caller's clock; only differences count, and it never goes back. */
@@ -70,6 +71,13 @@ export interface RemoteOptions extends LocalRange, RemoteRange {
   readonly flow?: number;
 }
 
+export interface ScatterOptions extends Omit<RemoteRange, 'remoteOffset'> {
+  readonly region: Region;
+  /** None longer than half of `payloadBytes`. */
+  readonly ranges: RangeList;
+  readonly flow?: number;
+}
+
 export interface SignalOptions extends RemoteRange {
   readonly flow?: number;
   /** What is added to the 64-bit cell at `remoteOffset`, which is a multiple of 8; 0 to 2^53 - 1. */
@@ -88,6 +96,8 @@ export interface RegisterOptions {
 export interface TransportConnection {
   readonly id: number;
   readonly peerName: string;
+  /** Bytes of a full packet behind its header. */
+  readonly payloadBytes: number;
   /** Why the connection is no longer usable; undefined while it is. */
   readonly error: WeftlineError | undefined;
   /** Offers memory for the next message of the flow. Done when a message lies in it: `receivedBytes` tells its size. */
@@ -96,6 +106,8 @@ export interface TransportConnection {
   postSend(options: MessageOptions): RequestHandle;
   /** Writes into a region of the peer. Done when every byte lies there. */
   write(options: RemoteOptions): RequestHandle;
+  /** Writes many small ranges into a region of the peer, several in a packet. Done when all lie there. */
+  scatter(options: ScatterOptions): RequestHandle;
   /** Reads from a region of the peer. Done when every byte lies here. */
   read(options: RemoteOptions): RequestHandle;
   /** Adds to a counter of the peer after the data of all earlier writes of the flow. Done when it is added. */

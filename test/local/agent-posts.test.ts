@@ -9,7 +9,7 @@ import { knownBackends } from '#lib/agent/backends/create.js';
 import { openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
 
-const quickPosts: Readonly<Record<string, number>> = { local: 10_000 };
+const quickPosts: Readonly<Record<string, number>> = { local: 10_000, multipath: 10_000 };
 const WARM_UP = 500;
 const OUTSTANDING = 64;
 const BLOCKS = 128;

@@ -111,6 +111,14 @@ test('what fails on one rank alone is told to the others, who do not wait', asyn
   assert.match(failureOf(ranks[1]).message, /Rank 0 gave up: WL_MEMORY: Cannot take/, transcript);
 });
 
+test('a rank that goes on with a buffer which another has closed gets WL_PEER_LOST, naming it', async () => {
+  const { exitCode, ranks, transcript } = await run('closes its buffer', 2);
+  assert.equal(exitCode, 0, transcript);
+  assert.equal(failureOf(ranks[0]).code, 'WL_PEER_LOST', transcript);
+  assert.match(failureOf(ranks[0]).message, /[Rr]ank 1/, transcript);
+  assert.ok(failureOf(ranks[0]).ms < 20_000, transcript);
+});
+
 test("a rank that closes its world with an error ends the others' waits with that error", async () => {
   const { exitCode, ranks, transcript } = await run('closes with an error', 2);
   assert.equal(exitCode, 0, transcript);

@@ -7,8 +7,12 @@ import {
   controlHeader,
   controlRecord,
   DATA_HEADER_BYTES,
+  dataHeader,
+  packetFlags,
   packetKinds,
   packetPrefix,
+  SCATTER_ENTRY_BYTES,
+  scatterEntry,
   TRANSPORT_VERSION,
 } from '#lib/abi/transport-packet.js';
 import { isEnded, Loopback, pattern } from '../unit/transport/loopback.js';
@@ -49,12 +53,16 @@ function mostly(values: readonly number[]): fc.Arbitrary<number> {
 
 const packetOf = fc.record({
   kind: mostly(Object.values(packetKinds)),
-  flags: fc.integer({ min: 0, max: 127 }),
+  flags: fc.integer({ min: 0, max: 511 }),
   path: mostly([0, 1, 3]),
   authentic: fc.boolean(),
   words: fc.array(mostly([0, 1, 2, 8, 31, 32, 100, 2000, 4000, 4096]), { minLength: 16, maxLength: 16 }),
   target: fc.nat(5),
   body: fc.uint8Array({ maxLength: 300 }),
+  /** Where scattered bytes are said to belong: base, length. */
+  places: fc.array(fc.tuple(mostly([0, 1, 4000, 4095, 4096]), fc.constantFrom(0, 1, 8, 96, 97, 60_000)), {
+    maxLength: 4,
+  }),
   honestLength: fc.boolean(),
   cut: fc.option(fc.nat(400)),
   segmentBytes: mostly([0, 64, 100, 400]),
@@ -69,12 +77,22 @@ function headerBytes(kind: number): number {
 
 function build(packet: Packet, id: number, targets: readonly (readonly [number, number])[]): Uint8Array {
   const size = headerBytes(packet.kind);
-  const bytes = new Uint8Array(size + packet.body.length);
+  const isScattered = size === DATA_HEADER_BYTES && (packet.flags & packetFlags.scatter) !== 0;
+  const places = isScattered ? packet.places : [];
+  // Half of the time, what the places say is what there is.
+  const said = places.reduce((sum, [, length]) => sum + length, 0);
+  const body = isScattered && packet.honestLength && said < 400 ? new Uint8Array(said).fill(1) : packet.body;
+  const head = places.length * SCATTER_ENTRY_BYTES;
+  const bytes = new Uint8Array(size + head + body.length);
   const view = new DataView(bytes.buffer);
   packet.words.forEach((word, index) => {
     if (index * 4 + 4 <= size) view.setUint32(index * 4, word, true);
   });
-  bytes.set(packet.body, size);
+  bytes.set(body, size + head);
+  places.forEach(([base, length], index) => {
+    view.setUint32(size + index * SCATTER_ENTRY_BYTES + scatterEntry.offset.base, base, true);
+    view.setUint16(size + index * SCATTER_ENTRY_BYTES + scatterEntry.offset.length, length, true);
+  });
   const at = packetPrefix.offset;
   view.setUint8(at.version, TRANSPORT_VERSION);
   view.setUint8(at.kind, packet.kind & 255);
@@ -82,7 +100,8 @@ function build(packet: Packet, id: number, targets: readonly (readonly [number, 
   view.setUint32(at.connection, id, true);
   view.setBigUint64(at.secretLow, packet.authentic ? SECRET : SECRET ^ 1n, true);
   view.setUint16(at.path, packet.path & 0xffff, true);
-  if (packet.honestLength) view.setUint16(at.length, packet.body.length, true);
+  if (packet.honestLength) view.setUint16(at.length, head + body.length, true);
+  if (places.length > 0 && packet.honestLength) view.setUint32(dataHeader.offset.base, places.length, true);
   if (size === DATA_HEADER_BYTES) {
     const [target, key] = targets[packet.target % targets.length] as readonly [number, number];
     view.setUint32(36, target, true);

@@ -3,14 +3,14 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError, type EncodedError } from 'weftline';
 import type { Region } from '#lib/transport/region.js';
-import type { TransportConnection } from '#lib/transport/transport-engine.js';
+import type { ScatterOptions, TransportConnection } from '#lib/transport/transport-engine.js';
 import { PreparedTransfers } from '#lib/transport/host/prepared-transfers.js';
 
 const DATA_REGION = 3;
 const STAGING_REGION = 4;
 
 /** A connection that notes what is posted, and ends requests when it is told to. */
-function pretendedHost(): {
+function pretendedHost(payloadBytes = 0): {
   readonly transfers: PreparedTransfers;
   readonly log: string[];
   readonly end: (handle: number, error?: EncodedError) => void;
@@ -28,6 +28,9 @@ function pretendedHost(): {
   const describe = (kind: string, { region, offset, bytes, flow, remoteOffset }: Options): string =>
     `${kind} ${bytes} from ${region.id}+${offset} to ${remoteOffset} on ${flow}`;
   const connection = {
+    payloadBytes,
+    scatter: ({ ranges, region, flow, remoteRegion }: ScatterOptions) =>
+      note(`scatter ${[...ranges.lengths].join('+')} from ${region.id} to ${remoteRegion} on ${flow}`),
     write: (options: Options) => note(describe('write', options)),
     read: (options: Options) => note(describe('read', options)),
     signal: ({ remoteOffset, add, flow }: Options) => note(`signal ${add} at ${remoteOffset} on ${flow}`),
@@ -144,4 +147,31 @@ test('cancelled, closed or without its region, a transfer fails', () => {
     () => transfers.post(4, transfer, nothing),
     (error) => error instanceof WeftlineError && error.code === 'WL_CLOSED',
   );
+});
+
+test('small writes between the same regions are posted as one, others alone, in their order', () => {
+  const { transfers, log, end } = pretendedHost(216);
+  // Up to (216 - 16) / 2 bytes.
+  const parts = [
+    [DATA_REGION, 0, 1, 1, 0, 101],
+    [DATA_REGION, 500, 1, 1, 200, 100],
+    [DATA_REGION, 700, 1, 1, 400, 1],
+    [DATA_REGION, 900, 1, 1, 600, 100],
+    [DATA_REGION, 1100, 2, 7, 0, 100],
+    [STAGING_REGION, 0, 2, 7, 300, 4],
+    [STAGING_REGION, 10, 2, 7, 400, 5],
+  ];
+  const common = { connection: 0, flow: 2, parts: Float64Array.from(parts.flat()), line: -1 };
+  transfers.post(5, transfers.prepare({ ...common, operation: 'write' }), nothing);
+  assert.deepEqual(log.splice(0), [
+    '1 write 101 from 3+0 to 0 on 2',
+    '2 scatter 100+1+100 from 3 to 1 on 2',
+    '3 write 100 from 3+1100 to 0 on 2',
+    '4 scatter 4+5 from 4 to 2 on 2',
+  ]);
+  for (const handle of [1, 2, 3, 4]) end(handle);
+  assert.deepEqual(log.splice(0), ['slot 5 done, 411 bytes']);
+  // Reads ask for each part.
+  transfers.post(6, transfers.prepare({ ...common, operation: 'read' }), nothing);
+  assert.equal(log.length, 7);
 });

@@ -1,6 +1,7 @@
 // Writes, reads, signals and flushes: data, order, and what a wrong key or range does.
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { RangeList } from '#lib/transport/range-list.js';
 import type { Region } from '#lib/transport/region.js';
 import { requestStatus } from '#lib/transport/transport-engine.js';
 import { isEnded, Loopback, pattern } from './transport/loopback.js';
@@ -116,4 +117,110 @@ test('a region for reading takes no writes, one for nothing gives no reads', () 
   assert.equal(net.a.engine.requestError(write)?.code, 'WL_UNAUTHORIZED');
   assert.equal(net.a.engine.poll(read), requestStatus.done);
   assert.deepEqual([...local.bytes.subarray(0, 6)], [3, 3, 3, 3, 3, 0]);
+});
+
+/** `count` ranges of up to `longest` bytes: side by side here, one behind the other with gaps, the last first, there. */
+function scattered(count: number, longest: number): RangeList {
+  const lengths = Float64Array.from({ length: count }, (_, at) => (at * 89) % (longest + 1));
+  let at = 0;
+  const sources = lengths.map((length) => (at += length) - length);
+  const targets = lengths.map((_, index) => (count - 1 - index) * (longest + 3));
+  return new RangeList({ sources, targets, lengths });
+}
+
+/** 50 bytes to the beginning, 50 to `target`. */
+function ranges(target: number): RangeList {
+  return new RangeList({
+    sources: Float64Array.of(0, 100),
+    targets: Float64Array.of(0, target),
+    lengths: Float64Array.of(50, 50),
+  });
+}
+
+function one(source: number, target: number, length: number): RangeList {
+  return new RangeList({
+    sources: Float64Array.of(source),
+    targets: Float64Array.of(target),
+    lengths: Float64Array.of(length),
+  });
+}
+
+function place({ id, key }: Region): { remoteRegion: number; remoteKey: number } {
+  return { remoteRegion: id, remoteKey: key };
+}
+
+for (const transportChecksum of ['none', 'header', 'full'] as const) {
+  test(`scatter() writes every range and nothing else, over a bad network, checksum ${transportChecksum}`, () => {
+    for (const join of [false, true]) {
+      const net = new Loopback({
+        paths: 4,
+        join,
+        segmentBytes: 2048,
+        ...(join ? {} : { loss: 0.05, duplication: 0.05, reordering: 0.3 }),
+        settings: { transportChecksum },
+      });
+      const list = scattered(500, 700);
+      const from = net.a.region(list.sourceEnd);
+      const to = net.b.region(500 * 703);
+      pattern(from.bytes);
+      to.bytes.fill(7);
+      const expected = new Uint8Array(to.bytes);
+      for (let index = 0; index < list.count; index++) {
+        const start = list.sources[index] as number;
+        const bytes = from.bytes.subarray(start, start + (list.lengths[index] as number));
+        expected.set(bytes, list.targets[index]);
+      }
+      const counter = net.b.region(8);
+      const scatter = net.a.connection.scatter({ region: from, ranges: list, ...place(to) });
+      net.a.connection.signal({ add: 1, ...remote(counter) });
+      const ok = net.run(() => {
+        if (counter.bytes[0] === 1) assert.deepEqual(to.bytes, expected);
+        return isEnded(net.a, scatter);
+      });
+      assert.ok(ok);
+      assert.equal(net.a.engine.poll(scatter), requestStatus.done);
+      assert.deepEqual(to.bytes, expected);
+      net.settle();
+      assert.equal(counter.bytes[0], 1);
+      // Two or more to a packet.
+      if (join) assert.ok(net.packets < 500, `${net.packets} packets`);
+    }
+  });
+}
+
+test('scatter() that leaves the region, has a wrong key or may not write fails, and the connection goes on', () => {
+  const net = new Loopback();
+  const local = net.a.region(1000);
+  local.bytes.fill(9);
+  const to = net.b.region(1000);
+  const readOnly = net.b.region(1000, { read: true, write: false });
+  const cases = [
+    [{ ranges: ranges(951), ...place(to) }, 'WL_INVALID_ARGUMENT'],
+    [{ ranges: ranges(2 ** 40), ...place(to) }, 'WL_INVALID_ARGUMENT'],
+    [{ ranges: ranges(100), ...place(to), remoteKey: (to.key ^ 1) >>> 0 }, 'WL_UNAUTHORIZED'],
+    [{ ranges: ranges(100), ...place(readOnly) }, 'WL_UNAUTHORIZED'],
+  ] as const;
+  for (const [options, code] of cases) {
+    const handle = net.a.connection.scatter({ region: local, ...options });
+    assert.ok(net.run(() => isEnded(net.a, handle)));
+    assert.equal(net.a.engine.requestError(handle)?.code, code);
+  }
+  assert.ok(to.bytes.every((byte) => byte === 0) && readOnly.bytes.every((byte) => byte === 0));
+  const good = net.a.connection.scatter({ region: local, ranges: ranges(950), ...place(to) });
+  assert.ok(net.run(() => isEnded(net.a, good)));
+  assert.equal(net.a.engine.poll(good), requestStatus.done);
+  assert.equal(to.bytes.filter((byte) => byte === 9).length, 100);
+});
+
+test('scatter() and its ranges are checked before anything is sent', () => {
+  const net = new Loopback({ segmentBytes: 1368 });
+  const local = net.a.region(1000);
+  const where = { region: local, remoteRegion: 1, remoteKey: 1 };
+  assert.throws(() => net.a.connection.scatter({ ...where, ranges: one(990, 0, 11) }), /sourceEnd/);
+  assert.throws(() => net.a.connection.scatter({ ...where, ranges: one(0, 0, 700) }), /longest/);
+  assert.throws(() => one(-1, 0, 1), /range 0/);
+  assert.throws(() => one(0, 2 ** 48, 1), /range 0/);
+  assert.throws(() => one(0, 0.5, 1), /range 0/);
+  const none = new Float64Array(0);
+  assert.throws(() => new RangeList({ sources: none, targets: none, lengths: none }), /at least one/);
 });

@@ -15,6 +15,9 @@ const SMALLEST_BYTES = 1 << 20;
 /** Of one side of one round. */
 const ROUND_BYTES = 256 << 20;
 const TRANSPORT_SECONDS = 1;
+/** Until all of a message's path is compiled to machine code: a program that moves much gets there at once. */
+const WARM_MESSAGES = 20_000;
+const WARM_BYTES = 256;
 
 export interface CeilingOptions {
   readonly mode: 'write' | 'read';
@@ -46,6 +49,7 @@ async function besideMemcpy(
   const { endpoint, memory } = session;
   const pairs = Math.max(5, Math.floor(ROUND_BYTES / bytes));
   const target = await endpoint.agent.allocate(bytes);
+  await warmUp(session, mode, target.address);
   const [transfer] = await prepareSlots(session, mode, { bytes, slots: 1 });
   const sides = [
     (): void => {
@@ -72,6 +76,16 @@ async function besideMemcpy(
   await endpoint.agent.deregister(target);
   const [own, ceilings] = speeds;
   return { bytes, ceiling: 'memcpy', own, ceilings, ratio: summarizeRatios(own, ceilings) };
+}
+
+async function warmUp(session: P2pSession, mode: 'write' | 'read', target: number): Promise<void> {
+  const [transfer] = await prepareSlots(session, mode, { bytes: WARM_BYTES, slots: 1 });
+  for (let message = 0; message < WARM_MESSAGES; message += 1) {
+    transfer?.post();
+    transfer?.waitBlocking();
+    copyMemory(target, session.memory.address, WARM_BYTES);
+  }
+  await transfer?.release();
 }
 
 async function besideTransport(

@@ -13,7 +13,7 @@ export const p2pMethod = {
     'One transfer of a batch of blocks, posted again and again, one under way: transfer from post to done, post the call alone, preparation with connection and peer known.',
   ping: 'A write of 256 bytes with a notification there, and the same back; both processes wait blocking.',
   memcpy:
-    'The C library copies as many bytes from the same source to memory of the same kind in the same process, message by message in turn with the path; the median of each round counts.',
+    'The C library copies as many bytes from the same source to memory of the same kind in the same process, message by message in turn with the path, after 20,000 small messages of each and a round that does not count; the median of each round counts.',
   transport: 'bench transport --perftype tpt between the same processes, with its usual 4 flows of 2 requests.',
   interleaved: 'Sides of one round follow each other; ratios are taken within a round.',
 } as const;

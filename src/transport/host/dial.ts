@@ -26,8 +26,9 @@ export async function dial(
   for (;;) {
     signal?.throwIfAborted();
     try {
-      return await dialOnce(host, port, end - performance.now());
+      return await dialOnce(host, port, end - performance.now(), signal);
     } catch (cause) {
+      signal?.throwIfAborted();
       if ((cause as NodeJS.ErrnoException).code === 'ENOTFOUND') {
         throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, {
           details: { host },
@@ -52,17 +53,23 @@ export async function dial(
   }
 }
 
-function dialOnce(host: string, port: number, milliseconds: number): Promise<Socket> {
+function dialOnce(host: string, port: number, milliseconds: number, signal?: AbortSignal): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const socket = connectTcp({ host, port });
     const timer = setTimeout(() => socket.destroy(new Error('no answer')), Math.max(1, milliseconds));
-    const fail = (error: Error): void => {
+    const abort = (): void => void socket.destroy(new Error('aborted'));
+    signal?.addEventListener('abort', abort);
+    const settle = (): void => {
       clearTimeout(timer);
+      signal?.removeEventListener('abort', abort);
+    };
+    const fail = (error: Error): void => {
+      settle();
       reject(error);
     };
     socket.once('error', fail);
     socket.once('connect', () => {
-      clearTimeout(timer);
+      settle();
       socket.removeListener('error', fail);
       resolve(socket);
     });

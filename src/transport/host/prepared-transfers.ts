@@ -2,6 +2,9 @@
 // engine's own thread. Hot path: no allocation.
 import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import { findScatters, PART_NUMBERS, type Scatter } from './find-scatters.ts';
+import { longestScattered } from '../check-options.ts';
+import type { RangeList } from '../range-list.ts';
 import type { Region } from '../region.ts';
 import type { RequestHandle, TransportConnection } from '../transport-engine.ts';
 
@@ -34,8 +37,6 @@ export interface LinePlan {
   readonly ringBytes: number;
 }
 
-const PART_NUMBERS = 6;
-
 /** Of the line's region on this side. No message if `bytes` is 0. */
 export interface TransferMessage {
   offset: number;
@@ -60,11 +61,19 @@ export interface TransferHost {
 /** Requests of transfers in the engine at a time; it has 2^16 for everything. */
 const MOST_PARTS = 8192;
 
+/** A plan, with its runs of small ranges that go together. */
+interface Prepared extends TransferPlan {
+  readonly count: number;
+  /** In the order of their first parts. */
+  readonly scatters: readonly Scatter[];
+}
+
 interface Post {
-  plan: TransferPlan | undefined;
+  plan: Prepared | undefined;
   slot: number;
-  /** Ranges that were posted, and requests of those that have not ended. */
+  /** Ranges that were posted, how many scatters were among them, and requests of those that have not ended. */
   posted: number;
+  scatters: number;
   pending: number;
   bytes: number;
   error: EncodedError | undefined;
@@ -74,7 +83,7 @@ interface Post {
 
 export class PreparedTransfers {
   readonly #host: TransferHost;
-  readonly #plans: (TransferPlan | undefined)[] = [];
+  readonly #plans: (Prepared | undefined)[] = [];
   readonly #lines: (Line | undefined)[] = [];
   /** By slot; objects are used again. */
   readonly #posts: (Post | undefined)[] = Array.from({ length: REQUEST_SLOTS }, () => undefined);
@@ -89,7 +98,10 @@ export class PreparedTransfers {
   prepare(plan: TransferPlan): number {
     const free = this.#plans.indexOf(undefined);
     const number = free === -1 ? this.#plans.length : free;
-    this.#plans[number] = plan;
+    const count = plan.parts.length / PART_NUMBERS;
+    const payloadBytes = this.#host.connection(plan.connection)?.payloadBytes ?? 0;
+    const scatters = plan.operation === 'write' ? findScatters(plan.parts, longestScattered(payloadBytes)) : [];
+    this.#plans[number] = { ...plan, count, scatters };
     return number;
   }
 
@@ -115,6 +127,7 @@ export class PreparedTransfers {
     const post = (this.#posts[slot] ??= emptyPost(slot));
     post.plan = plan;
     post.posted = 0;
+    post.scatters = 0;
     post.pending = 0;
     post.bytes = 0;
     post.error = undefined;
@@ -167,10 +180,11 @@ export class PreparedTransfers {
       const post = this.#waiting[0] as Post;
       const { plan } = post;
       if (plan !== undefined && post.error === undefined) {
-        const count = plan.parts.length / PART_NUMBERS;
-        while (post.posted < count && post.error === undefined) {
+        while (post.posted < plan.count && post.error === undefined) {
           if (this.#underWay >= MOST_PARTS) return;
-          this.#postPart(post, plan);
+          const scatter = plan.scatters[post.scatters];
+          if (scatter?.first === post.posted) this.#postScatter(post, plan, scatter);
+          else this.#postPart(post, plan);
         }
       }
       this.#waiting.shift();
@@ -178,7 +192,7 @@ export class PreparedTransfers {
     }
   }
 
-  #postPart(post: Post, plan: TransferPlan): void {
+  #postPart(post: Post, plan: Prepared): void {
     const at = post.posted * PART_NUMBERS;
     const { parts } = plan;
     part.offset = parts[at + 1] as number;
@@ -191,13 +205,39 @@ export class PreparedTransfers {
     this.#request(post, plan, parts[at] as number);
   }
 
+  #postScatter(post: Post, { connection: number, flow }: Prepared, scatter: Scatter): void {
+    const { ranges } = scatter;
+    post.posted += ranges.count;
+    post.scatters++;
+    post.bytes += ranges.bytes;
+    try {
+      scattered.region = this.#region(scatter.region);
+      scattered.ranges = ranges;
+      scattered.remoteRegion = scatter.remoteRegion;
+      scattered.remoteKey = scatter.remoteKey;
+      scattered.flow = flow;
+      this.#follow(post, this.#connection(number).scatter(scattered));
+    } catch (error) {
+      post.error ??= encodeError(error);
+    }
+  }
+
+  #connection(number: number): TransportConnection {
+    const connection = this.#host.connection(number);
+    if (connection === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
+    return connection;
+  }
+
+  #region(number: number): Region {
+    const region = this.#host.region(number);
+    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
+    return region;
+  }
+
   #request(post: Post, { connection: number, flow, operation }: Way, regionNumber: number): void {
     try {
-      const connection = this.#host.connection(number);
-      const region = this.#host.region(regionNumber);
-      if (connection === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
-      if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
-      part.region = region;
+      const connection = this.#connection(number);
+      part.region = this.#region(regionNumber);
       part.flow = flow;
       this.#follow(post, operation === 'read' ? connection.read(part) : connection.write(part));
     } catch (error) {
@@ -216,7 +256,7 @@ export class PreparedTransfers {
     const { plan, message } = post;
     if (plan === undefined || post.pending > 0) return;
     if (post.error === undefined) {
-      if (post.posted * PART_NUMBERS < plan.parts.length) return;
+      if (post.posted < plan.count) return;
       if (message.bytes > 0 && !post.messageSent) {
         post.messageSent = true;
         this.#sendMessage(post, plan);
@@ -282,6 +322,13 @@ const part = {
   remoteKey: 0,
   remoteOffset: 0,
 };
+const scattered = {
+  region: undefined as unknown as Region,
+  ranges: undefined as unknown as RangeList,
+  flow: 0,
+  remoteRegion: 0,
+  remoteKey: 0,
+};
 const cell = { flow: 0, remoteRegion: 0, remoteKey: 0, remoteOffset: 0, add: 0 };
 
 function emptyPost(slot: number): Post {
@@ -289,6 +336,7 @@ function emptyPost(slot: number): Post {
     plan: undefined,
     slot,
     posted: 0,
+    scatters: 0,
     pending: 0,
     bytes: 0,
     error: undefined,

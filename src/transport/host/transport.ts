@@ -82,7 +82,17 @@ export class Transport implements AsyncDisposable {
     const end = performance.now() + timeoutMs;
     const socket = await dial(address, end, { timeoutMs, ...options });
     const channel = new ControlChannel(socket, end);
-    return this.#establish(channel, visitHost);
+    const { signal } = options;
+    const abort = (): void => channel.hangUp();
+    signal?.addEventListener('abort', abort);
+    try {
+      return await this.#establish(channel, visitHost);
+    } catch (error) {
+      signal?.throwIfAborted();
+      throw error;
+    } finally {
+      signal?.removeEventListener('abort', abort);
+    }
   }
 
   /** Memory becomes usable for requests of every connection. `remote` says what peers may do that are told its name. */

@@ -188,6 +188,24 @@ const scenarios: Record<string, (world: World) => Promise<unknown>> = {
     return failureOf(() => buffer.dispatch({ x, topkIdx }));
   },
 
+  async 'closes its buffer'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    await buffer.barrier();
+    const x = await tokens(2);
+    const topkIdx = await ids([
+      [0, 1],
+      [2, 3],
+    ]);
+    if (world.rank === 1) {
+      await buffer[Symbol.asyncDispose]();
+      // The process goes on: it is not its end that the other hears of.
+      await world.store.get('heard', { timeoutMs: 20_000 });
+      return 'closed';
+    }
+    const failure = await failureOf(() => buffer.dispatch({ x, topkIdx }));
+    await world.store.set('heard', new Uint8Array(1));
+    return failure;
+  },
   async 'closes with an error'() {
     const buffer = await EpBuffer.create(world, device, config);
     const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];

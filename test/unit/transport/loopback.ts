@@ -2,7 +2,7 @@
 import { readSettings, type Settings, type WeftlineError } from 'weftline';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { Engine } from '#lib/transport/engine.js';
-import { createReceivedBatch, type Burst, type PacketIo, placeRun } from '#lib/transport/packet-io.js';
+import { copyPayload, createReceivedBatch, type Burst, type PacketIo, placeRun } from '#lib/transport/packet-io.js';
 import type { Region } from '#lib/transport/region.js';
 import { type RequestHandle, requestStatus, type TransportConnection } from '#lib/transport/transport-engine.js';
 
@@ -152,16 +152,13 @@ export class Loopback {
   carry(from: Side, burst: Burst): void {
     if (this.gone.has(from)) return;
     const packets: Uint8Array[] = [];
-    let payload = burst.payloadOffset;
     for (let index = 0; index < burst.count; index++) {
       const at = burst.headerOffset + index * burst.headerBytes;
       const bytes = index === burst.count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
-      const body = burst.region?.bytes.subarray(payload, payload + bytes) ?? new Uint8Array(0);
-      const packet = new Uint8Array(burst.headerBytes + body.length);
+      const packet = new Uint8Array(burst.headerBytes + (burst.region === undefined ? 0 : bytes));
       packet.set(from.arena.subarray(at, at + burst.headerBytes));
-      packet.set(body, burst.headerBytes);
+      copyPayload(burst, index, packet, burst.headerBytes);
       packets.push(packet);
-      payload += bytes;
     }
     if (this.options.join === true && (this.options.loss ?? 0) === 0) {
       const stride = packets[0]?.length ?? 0;

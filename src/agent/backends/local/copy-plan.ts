@@ -1,7 +1,9 @@
 // The copies of one prepared transfer, and how far they have come. Hot path after construction: no allocation.
 import { WeftlineError } from '../../../core/errors.ts';
-import { copyMemory } from '../../../native/libc.ts';
-import { copyError, MAX_RANGES, RangeList, whyCopyFailed } from '../../../native/process-memory.ts';
+import { copyError, whyCopyFailed } from '../../../native/process-memory.ts';
+import { type CopyPart, CopyTable, CUT_SHORT } from './copy-table.ts';
+
+export type { CopyPart } from './copy-table.ts';
 
 export interface CopyPlan {
   readonly bytes: number;
@@ -11,84 +13,32 @@ export interface CopyPlan {
   advance(budget: number): boolean;
 }
 
-/** One piece of a transfer: where it is here, where it is there. */
-export interface CopyPart {
-  readonly local: number;
-  readonly remote: number;
-  readonly bytes: number;
+/** Up to this much is copied at once, within `post`: less than a millisecond. */
+export const INLINE_BYTES: number = 4 << 20;
+/** What a thread copies of a larger transfer before it looks up; threads share it in steps of this. */
+export const STEP_BYTES: number = 256 << 10;
+
+export interface HostCopiesOptions {
+  readonly mapped: readonly CopyPart[];
+  readonly process: readonly CopyPart[];
+  readonly pid: number;
+  readonly isRead: boolean;
+  readonly peer: string;
 }
 
-/** Both sides are mapped in this process. */
-export class MappedCopies implements CopyPlan {
+/** From memory of hosts to memory of hosts. */
+export class HostCopies implements CopyPlan {
   readonly bytes: number;
-  /** To, from, bytes. */
-  readonly #copies: Float64Array;
-  #at = 0;
-  #offset = 0;
-
-  constructor(parts: readonly CopyPart[], isRead: boolean) {
-    this.bytes = totalBytes(parts);
-    this.#copies = new Float64Array(parts.length * 3);
-    for (const [index, { local, remote, bytes }] of parts.entries()) {
-      this.#copies.set(isRead ? [local, remote, bytes] : [remote, local, bytes], index * 3);
-    }
-  }
-
-  begin(): void {
-    this.#at = 0;
-    this.#offset = 0;
-  }
-
-  advance(budget: number): boolean {
-    const copies = this.#copies;
-    let left = budget;
-    while (this.#at < copies.length && left > 0) {
-      const offset = this.#offset;
-      const rest = (copies[this.#at + 2] as number) - offset;
-      const bytes = Math.min(rest, left);
-      copyMemory((copies[this.#at] as number) + offset, (copies[this.#at + 1] as number) + offset, bytes);
-      left -= bytes;
-      this.#offset = bytes === rest ? 0 : offset + bytes;
-      if (bytes === rest) this.#at += 3;
-    }
-    return this.#at === copies.length;
-  }
-}
-
-/** Longest range, so that a call of the kernel stays short. */
-const RANGE_BYTES = 4 << 20;
-
-/** The far side is memory of another process. */
-export class ProcessCopies implements CopyPlan {
-  readonly bytes: number;
-  readonly #pid: number;
-  readonly #isRead: boolean;
-  readonly #peer: string;
-  readonly #ranges: RangeList;
-  /** First range, count and bytes of each call. */
-  readonly #calls: readonly number[];
+  readonly table: CopyTable;
+  readonly #options: Omit<HostCopiesOptions, 'mapped' | 'process'>;
   #at = 0;
 
-  constructor(parts: readonly CopyPart[], { pid, isRead, peer }: { pid: number; isRead: boolean; peer: string }) {
-    this.bytes = totalBytes(parts);
-    this.#pid = pid;
-    this.#isRead = isRead;
-    this.#peer = peer;
-    const cut = parts.flatMap(cutPart);
-    this.#ranges = new RangeList(cut.length);
-    const calls: number[] = [];
-    let [first, bytes] = [0, 0];
-    for (const [index, part] of cut.entries()) {
-      this.#ranges.set(index, part);
-      const isFull = index - first === MAX_RANGES || bytes + part.bytes > RANGE_BYTES;
-      if (isFull && index > first) {
-        calls.push(first, index - first, bytes);
-        [first, bytes] = [index, 0];
-      }
-      bytes += part.bytes;
-    }
-    calls.push(first, cut.length - first, bytes);
-    this.#calls = calls;
+  constructor({ mapped, process, pid, isRead, peer }: HostCopiesOptions) {
+    const bytes = [...mapped, ...process].reduce((sum, part) => sum + part.bytes, 0);
+    const stepBytes = bytes <= INLINE_BYTES ? INLINE_BYTES : STEP_BYTES;
+    this.table = CopyTable.of({ mapped, process, pid, isRead, stepBytes });
+    this.bytes = bytes;
+    this.#options = { pid, isRead, peer };
   }
 
   begin(): void {
@@ -96,26 +46,26 @@ export class ProcessCopies implements CopyPlan {
   }
 
   advance(budget: number): boolean {
-    let left = budget;
-    while (this.#at < this.#calls.length && left > 0) {
-      const [first, count, bytes] = [this.#calls[this.#at], this.#calls[this.#at + 1], this.#calls[this.#at + 2]];
-      const copied = this.#ranges.copy(this.#pid, this.#isRead, first as number, count as number);
-      if (copied !== bytes) throw this.#failure(copied, bytes as number);
-      this.#at += 3;
-      left -= copied;
+    const { table } = this;
+    for (let left = budget; this.#at < table.steps && left > 0; this.#at += 1) {
+      const failure = table.copy(this.#at);
+      if (failure !== 0) throw this.failure(failure);
+      left -= table.bytesOf(this.#at);
     }
-    return this.#at === this.#calls.length;
+    return this.#at === table.steps;
   }
 
-  #failure(copied: number, bytes: number): WeftlineError {
-    const details = { peer: this.#peer, pid: this.#pid, bytes };
-    const cause = copied < 0 ? copyError(this.#isRead, -copied) : undefined;
-    if (copied < 0 && whyCopyFailed(-copied) === 'gone') {
-      return new WeftlineError('WL_PEER_LOST', `${this.#peer} is gone: its process ended`, { details, cause });
+  /** `code`: as CopyTable.copy says it. */
+  failure(code: number): WeftlineError {
+    const { peer, pid, isRead } = this.#options;
+    const details = { peer, pid, bytes: this.bytes };
+    const cause = code === CUT_SHORT ? undefined : copyError(isRead, code);
+    if (code !== CUT_SHORT && whyCopyFailed(code) === 'gone') {
+      return new WeftlineError('WL_PEER_LOST', `${peer} is gone: its process ended`, { details, cause });
     }
     return new WeftlineError(
       'WL_SHARED_MEMORY',
-      `Copying ${bytes} bytes ${this.#isRead ? 'from' : 'to'} memory of ${this.#peer} failed: ${cause?.message ?? 'part of its region is no longer mapped there'}`,
+      `Copying ${this.bytes} bytes ${isRead ? 'from' : 'to'} memory of ${peer} failed: ${cause?.message ?? 'part of its region is no longer mapped there'}`,
       { details, cause },
     );
   }
@@ -144,16 +94,4 @@ export class JoinedCopies implements CopyPlan {
     }
     return true;
   }
-}
-
-function totalBytes(parts: readonly CopyPart[]): number {
-  return parts.reduce((sum, { bytes }) => sum + bytes, 0);
-}
-
-function cutPart({ local, remote, bytes }: CopyPart): CopyPart[] {
-  const cut: CopyPart[] = [];
-  for (let at = 0; at < bytes; at += RANGE_BYTES) {
-    cut.push({ local: local + at, remote: remote + at, bytes: Math.min(RANGE_BYTES, bytes - at) });
-  }
-  return cut;
 }

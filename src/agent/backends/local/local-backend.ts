@@ -14,6 +14,7 @@ import type {
   ConnectOptions,
   CreateBackend,
 } from '../../backend.ts';
+import { CopyThread } from './copy-thread.ts';
 import { DoorbellThread } from './doorbell-thread.ts';
 import { LocalLink } from './local-link.ts';
 import { LocalRegion } from './local-region.ts';
@@ -42,6 +43,7 @@ class LocalBackend implements Backend {
   readonly #links = new Set<LocalLink>();
   #busy: LocalLink[] = [];
   #thread: DoorbellThread | undefined;
+  #copyThread: CopyThread | undefined;
   #someDevice: CudaDevice | undefined;
   #isScheduled = false;
   #polls = 0;
@@ -77,7 +79,9 @@ class LocalBackend implements Backend {
 
   async register(memory: AgentMemory): Promise<BackendRegion> {
     if (memory.device instanceof CudaDevice) this.#someDevice ??= memory.device;
-    return new LocalRegion(memory, this.#mailbox);
+    return new LocalRegion(memory, this.#mailbox, (region) => {
+      for (const link of this.#links) link.dropUsing(region);
+    });
   }
 
   async connect(peer: BackendPeer, { signal }: ConnectOptions): Promise<BackendLink> {
@@ -99,10 +103,12 @@ class LocalBackend implements Backend {
       mailbox,
       whyNotProcess: whyNotProcessMemory(info.pid, info.address),
       someDevice: () => this.#someDevice,
+      copyThread: () => this.#getCopyThread(),
       onWork: () => this.#work(link),
       onClose: () => {
         this.#links.delete(link);
         this.#busy = this.#busy.filter((other) => other !== link);
+        this.#letGo();
       },
     });
     this.#links.add(link);
@@ -119,10 +125,17 @@ class LocalBackend implements Backend {
   }
 
   prepareSleep(): number {
-    if (this.#busy.length > 0 || !this.#mailbox.arm(this.#context)) return 0;
+    if (this.#needsTurns() || !this.#mailbox.arm(this.#context)) return 0;
     this.#polls = POLLS_PER_CLOCK - 1;
     this.#thread ??= new DoorbellThread(this.#mailbox, this.#context.wake);
     return this.#thread.isRunning ? PEER_CHECK_MS : SHORT_SLEEP_MS;
+  }
+
+  help(): boolean {
+    let any = false;
+    for (let index = 0; index < this.#busy.length; index += 1)
+      any = (this.#busy[index] as LocalLink).shareWork() || any;
+    return any;
   }
 
   close(): Promise<void> {
@@ -132,13 +145,34 @@ class LocalBackend implements Backend {
 
   async #close(): Promise<void> {
     for (const link of this.#links) await link.close();
+    await this.#copyThread?.close();
     await this.#thread?.close();
     this.#mailbox[Symbol.dispose]();
   }
 
   #work(link: LocalLink): void {
     if (!this.#busy.includes(link)) this.#busy.push(link);
+    if (this.#copyThread !== undefined) this.#copyThread.keepsAlive = true;
     this.#schedule();
+  }
+
+  #getCopyThread(): CopyThread | undefined {
+    const { ownThread, wake } = this.#context;
+    if (ownThread) this.#copyThread ??= new CopyThread(wake);
+    return this.#copyThread;
+  }
+
+  /** Without copies under way the process may end. */
+  #letGo(): void {
+    if (this.#copyThread !== undefined && this.#busy.length === 0) this.#copyThread.keepsAlive = false;
+  }
+
+  /** True if this thread has copies to go on with. */
+  #needsTurns(): boolean {
+    for (let index = 0; index < this.#busy.length; index += 1) {
+      if ((this.#busy[index] as LocalLink).needsTurns) return true;
+    }
+    return false;
   }
 
   /** Copies go on although nobody waits for them, a turn of the event loop at a time. */
@@ -150,7 +184,7 @@ class LocalBackend implements Backend {
   };
 
   #schedule(): void {
-    if (this.#isScheduled || this.#busy.length === 0) return;
+    if (this.#isScheduled || !this.#needsTurns()) return;
     this.#isScheduled = true;
     setImmediate(this.#turn);
   }
@@ -162,6 +196,7 @@ class LocalBackend implements Backend {
       any = link.advance(TURN_BYTES) || any;
       if (link.isQuiet) this.#busy.splice(index, 1);
     }
+    this.#letGo();
     return any;
   }
 

@@ -9,9 +9,16 @@ import type { BackendChannel, BackendLink, BackendTransfer, TransferOperation, T
 import { LocalChannel } from './local-channel.ts';
 import { LocalTransfer } from './local-transfer.ts';
 import { MAX_NOTIFICATION_BYTES } from './notification-ring.ts';
+import { STEP_BYTES } from './copy-plan.ts';
+import type { CopyThread } from './copy-thread.ts';
+import type { LocalRegion } from './local-region.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
 import { type LinkedMemory, planCopies } from './plan-copies.ts';
 import { type LocalRemoteRegion, readRegionInfo, type RegionReach, type SharedPlace } from './remote-region.ts';
+import type { CopyHelp } from './shared-copies.ts';
+
+/** Takes most of a millisecond to copy, beside which a look whether the peer lives does not count. */
+const BYTES_PER_LOOK = 16 << 20;
 
 export interface LocalLinkOptions {
   readonly peerName: string;
@@ -21,6 +28,8 @@ export interface LocalLinkOptions {
   readonly whyNotProcess: string | undefined;
   /** A GPU whose memory is registered here, if there is one. */
   readonly someDevice: () => CudaDevice | undefined;
+  /** The thread that copies; undefined if this one is to do it all. */
+  readonly copyThread: () => CopyThread | undefined;
   /** Called when a transfer begins to be pending. */
   readonly onWork: () => void;
   readonly onClose: (link: LocalLink) => void;
@@ -37,10 +46,14 @@ export class LocalLink implements BackendLink, LinkedMemory {
   readonly #streams = new Map<CudaDevice, CudaStream>();
   #first: LocalTransfer | undefined;
   #last: LocalTransfer | undefined;
+  /** The first one that the thread that copies does not know of. */
+  #unhanded: LocalTransfer | undefined;
+  #help: CopyHelp | undefined;
   /** Bytes of the peer's ring that messages of pending transfers will take. */
   #promised = 0;
   #error: WeftlineError | undefined;
   #isClosed = false;
+  #bytesSinceLook = 0;
 
   constructor(options: LocalLinkOptions) {
     this.peerName = options.peerName;
@@ -90,6 +103,14 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   // Of the transfers.
 
+  /** Hot path. Copies may have gone to the memory of a peer that died meanwhile. */
+  noteCopied(bytes: number): void {
+    this.#bytesSinceLook += bytes;
+    if (this.#bytesSinceLook < BYTES_PER_LOOK) return;
+    this.#bytesSinceLook = 0;
+    this.checkPeer();
+  }
+
   requireUsable(): void {
     if (this.#error !== undefined) throw this.#error;
   }
@@ -111,7 +132,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   /** Fails with WL_CAPACITY if a message of that length cannot be written now. */
   requireRoom(bytes: number): void {
-    if (bytes <= MAX_NOTIFICATION_BYTES && this.#mailbox.hasRoom(this.#promised + bytes)) return;
+    if (bytes <= MAX_NOTIFICATION_BYTES && this.#hasRoom(this.#promised + bytes)) return;
     throw new WeftlineError(
       'WL_CAPACITY',
       bytes > MAX_NOTIFICATION_BYTES
@@ -122,7 +143,15 @@ export class LocalLink implements BackendLink, LinkedMemory {
   }
 
   push(message: Uint8Array): boolean {
-    return this.#mailbox.push(message);
+    const { sender } = this.#mailbox;
+    if (this.#help === undefined) return sender.push(message);
+    // The thread that copies sends messages, too.
+    const { lock } = this.#help.lane;
+    lock.take();
+    sender.catchUp();
+    const isSent = sender.push(message);
+    lock.letGo();
+    return isSent;
   }
 
   enqueue(transfer: LocalTransfer): void {
@@ -131,7 +160,39 @@ export class LocalLink implements BackendLink, LinkedMemory {
     else this.#last.next = transfer;
     this.#last = transfer;
     this.#promised += transfer.recordBytes;
+    this.#unhanded ??= transfer;
+    this.#handOver();
     this.#options.onWork();
+  }
+
+  /** True if this thread has to go on with what is under way. */
+  get needsTurns(): boolean {
+    return this.#first !== undefined && !(this.#first.isHandedOver && this.#help?.thread.isRunning === true);
+  }
+
+  /** Hot path, of blocking waits. Does a little of what the other thread does. True if anything was moved. */
+  shareWork(): boolean {
+    return this.#first?.isHandedOver === true && this.#help?.lane.copies.step() === 'moved';
+  }
+
+  /** Ends transfers that use memory which is no longer this side's to touch. */
+  dropUsing(region: LocalRegion): void {
+    for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) {
+      if (transfer.uses(region)) this.drop(transfer, new WeftlineError('WL_CLOSED', 'The memory was deregistered'));
+    }
+  }
+
+  /** Ends one that is pending. */
+  drop(transfer: LocalTransfer, error: WeftlineError): void {
+    transfer.fail(error);
+    let before: LocalTransfer | undefined;
+    for (let at = this.#first; at !== undefined; at = at.next) {
+      if (at === transfer) {
+        this.#unlink(transfer, before);
+        return;
+      }
+      before = at;
+    }
   }
 
   /** Lets pending transfers go on, in the order of their posts. True if one ended. */
@@ -141,9 +202,12 @@ export class LocalLink implements BackendLink, LinkedMemory {
       any = true;
       // A transfer that finds the peer dead ends them all.
       if (this.#first !== first) break;
-      this.#first = first.next;
-      this.#promised -= first.recordBytes;
-      if (this.#first === undefined) this.#last = undefined;
+      this.#unlink(first, undefined);
+    }
+    this.#handOver();
+    for (let left = budget; left > 0 && this.#help?.thread.isRunning === false; left -= STEP_BYTES) {
+      if (!this.shareWork()) break;
+      any = true;
     }
     return any;
   }
@@ -208,6 +272,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#isClosed = true;
     this.#fail(new WeftlineError('WL_CLOSED', `The link to ${this.peerName} was closed`));
     this.#options.onClose(this);
+    if (this.#help !== undefined) this.#help.thread.closeLane(this.#help.lane);
     this.#mailbox[Symbol.dispose]();
     // A copy that is running must end before its memory goes.
     for (const channel of this.#channels) await channel.close();
@@ -226,11 +291,44 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return file.address + offset;
   }
 
+  #hasRoom(bytes: number): boolean {
+    const { sender } = this.#mailbox;
+    if (this.#help === undefined) return sender.hasRoom(bytes);
+    const { lock } = this.#help.lane;
+    lock.take();
+    sender.catchUp();
+    const hasRoom = sender.hasRoom(bytes);
+    lock.letGo();
+    return hasRoom;
+  }
+
+  /** In order: what only this thread can carry out holds up what was posted behind it. */
+  #handOver(): void {
+    while (this.#unhanded?.canBeHandedOver === true) {
+      if (this.#help === undefined) {
+        const thread = this.#options.copyThread();
+        if (thread === undefined) return;
+        this.#help = { thread, lane: thread.openLane(this.#mailbox) };
+      }
+      this.#unhanded.handOver(this.#help);
+      this.#unhanded = this.#unhanded.next;
+    }
+  }
+
+  #unlink(transfer: LocalTransfer, before: LocalTransfer | undefined): void {
+    if (before === undefined) this.#first = transfer.next;
+    else before.next = transfer.next;
+    if (this.#last === transfer) this.#last = before;
+    if (this.#unhanded === transfer) this.#unhanded = transfer.next;
+    this.#promised -= transfer.recordBytes;
+  }
+
   #fail(error: WeftlineError): void {
     this.#error ??= error;
     for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) transfer.fail(this.#error);
     this.#first = undefined;
     this.#last = undefined;
+    this.#unhanded = undefined;
     this.#promised = 0;
   }
 }

@@ -16,9 +16,12 @@ export class LocalRegion implements BackendRegion {
   readonly memory: AgentMemory;
   readonly #mailbox: Mailbox;
   readonly #slot: number;
+  readonly #onRelease: (region: LocalRegion) => void;
   #isReleased = false;
 
-  constructor(memory: AgentMemory, mailbox: Mailbox) {
+  /** `onRelease`: ends what still uses the memory. */
+  constructor(memory: AgentMemory, mailbox: Mailbox, onRelease: (region: LocalRegion) => void) {
+    this.#onRelease = onRelease;
     const { slot, key } = mailbox.openRegion();
     this.memory = memory;
     this.#mailbox = mailbox;
@@ -40,8 +43,11 @@ export class LocalRegion implements BackendRegion {
   }
 
   release(): Promise<void> {
-    if (!this.#isReleased) this.#mailbox.closeRegion(this.#slot);
-    this.#isReleased = true;
+    if (!this.#isReleased) {
+      this.#isReleased = true;
+      this.#mailbox.closeRegion(this.#slot);
+      this.#onRelease(this);
+    }
     return Promise.resolve();
   }
 }

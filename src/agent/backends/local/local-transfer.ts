@@ -1,19 +1,17 @@
 // A prepared transfer within the host. `post` is a hot path: no allocation.
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { BackendTransfer, TransferState } from '../../backend.ts';
-import type { CopyPlan } from './copy-plan.ts';
+import { type CopyPlan, type HostCopies, INLINE_BYTES } from './copy-plan.ts';
 import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
 import { recordBytes } from './notification-ring.ts';
 import type { LocalRemoteRegion } from './remote-region.ts';
-
-/** Up to this much is copied within `post`: less than a millisecond. More goes on in `poll`, and between turns of the event loop. */
-const INLINE_BYTES = 4 << 20;
-/** A copy of more takes long enough for the peer to die meanwhile, and for a look at that not to count. */
-const LONG_BYTES = 256 << 10;
+import { type CopyHelp, SharedCopies } from './shared-copies.ts';
 
 export interface LocalTransferParts {
   readonly plan: CopyPlan;
+  /** The plan, if the thread that copies can carry it out. */
+  readonly host: HostCopies | undefined;
   /** Without repetition. */
   readonly locals: readonly LocalRegion[];
   readonly remotes: readonly LocalRemoteRegion[];
@@ -31,6 +29,9 @@ export class LocalTransfer implements BackendTransfer {
   #isReleased = false;
   #hasMessage = false;
   #message: Uint8Array = new Uint8Array(0);
+  /** Once the thread that copies was needed. */
+  #shared: SharedCopies | undefined;
+  #isHandedOver = false;
 
   constructor(link: LocalLink, parts: LocalTransferParts) {
     this.#link = link;
@@ -54,7 +55,7 @@ export class LocalTransfer implements BackendTransfer {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
     this.#link.requireUsable();
-    this.#requireLocals();
+    if (!areRegistered(this.#parts.locals)) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
     this.#hasMessage = message !== undefined;
     if (message !== undefined) {
       this.#link.requireRoom(message.length);
@@ -70,43 +71,94 @@ export class LocalTransfer implements BackendTransfer {
       return;
     }
     this.#parts.plan.begin();
-    if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.advance(INLINE_BYTES)) return;
+    if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.#goOn(INLINE_BYTES)) return;
     this.#link.enqueue(this);
+  }
+
+  /** Another thread goes on with it. */
+  get isHandedOver(): boolean {
+    return this.#isHandedOver;
+  }
+
+  /** False if only this thread can carry it out. */
+  get canBeHandedOver(): boolean {
+    return this.#parts.host !== undefined;
+  }
+
+  handOver(help: CopyHelp): void {
+    this.#shared ??= new SharedCopies(help, (this.#parts.host as HostCopies).table);
+    this.#isHandedOver = true;
+    this.#shared.begin(this.#hasMessage ? this.#message : undefined);
+  }
+
+  uses(region: LocalRegion): boolean {
+    return this.#parts.locals.includes(region);
   }
 
   /** Goes on. True if it has ended. */
   advance(budget: number): boolean {
     if (this.#state !== 'pending') return true;
+    return this.#isHandedOver ? this.#look() : this.#goOn(budget);
+  }
+
+  /** How far the other thread has come. */
+  #look(): boolean {
+    const shared = this.#shared as SharedCopies;
+    if (!shared.hasEnded) return false;
+    this.#isHandedOver = false;
+    const { failure } = shared;
+    // It took long enough for the peer to have died meanwhile.
+    if (failure === 0) this.#link.checkPeer();
+    const error = failure === 0 ? this.#link.error : this.#parts.host?.failure(failure);
+    if (error === undefined) this.#state = 'done';
+    else this.#end(error);
+    return true;
+  }
+
+  #goOn(budget: number): boolean {
     try {
-      this.#requireLocals();
       this.#areCopied ||= this.#parts.plan.advance(budget);
       if (!this.#areCopied || (this.#hasMessage && !this.#link.push(this.#message))) return false;
-      // A large copy may have gone to the memory of a peer that died meanwhile.
-      if (this.#parts.plan.bytes > LONG_BYTES) this.#link.checkPeer();
+      this.#link.noteCopied(this.#parts.plan.bytes);
       if (this.#link.error !== undefined) throw this.#link.error;
       this.#state = 'done';
     } catch (error) {
-      const failure = error as WeftlineError;
-      this.fail(failure);
-      if (failure.code === 'WL_PEER_LOST') this.#link.lose(failure);
+      this.#end(error as WeftlineError);
     }
     return true;
   }
 
+  #end(error: WeftlineError): void {
+    this.fail(error);
+    if (error.code === 'WL_PEER_LOST') this.#link.lose(error);
+  }
+
+  /** Nothing is copied any more when it returns. What had been delivered before is done instead. */
   fail(error: WeftlineError): void {
     if (this.#state !== 'pending') return;
+    const wasHandedOver = this.#isHandedOver;
+    this.#isHandedOver = false;
+    if (wasHandedOver) {
+      this.#shared?.takeBack();
+      if (this.#shared?.isDone === true) {
+        this.#state = 'done';
+        return;
+      }
+    }
     this.#state = 'failed';
     this.#error = error;
   }
 
   cancel(): void {
-    this.fail(new WeftlineError('WL_CLOSED', `A transfer with ${this.#link.peerName} was cancelled`));
+    if (this.#state !== 'pending') return;
+    this.#link.drop(this, new WeftlineError('WL_CLOSED', `A transfer with ${this.#link.peerName} was cancelled`));
   }
 
   release(): Promise<void> {
     if (!this.#isReleased) {
       this.#isReleased = true;
       this.cancel();
+      this.#shared?.release();
       this.#parts.dispose();
     }
     return Promise.resolve();
@@ -121,13 +173,10 @@ export class LocalTransfer implements BackendTransfer {
     }
     return undefined;
   }
+}
 
-  /** Memory that was deregistered may be unmapped. */
-  #requireLocals(): void {
-    const { locals } = this.#parts;
-    for (let index = 0; index < locals.length; index += 1) {
-      if ((locals[index] as LocalRegion).isReleased)
-        throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
-    }
-  }
+/** Memory that was deregistered may be unmapped. */
+function areRegistered(locals: readonly LocalRegion[]): boolean {
+  for (let index = 0; index < locals.length; index += 1) if ((locals[index] as LocalRegion).isReleased) return false;
+  return true;
 }

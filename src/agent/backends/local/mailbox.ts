@@ -138,9 +138,7 @@ export class Mailbox implements Disposable {
       if (!sender.isBroken) this.#drain(sender, delivery);
       if (sender.ring.hasRecord && !sender.isBroken) continue;
       this.#senders = this.#senders.filter((other) => other !== sender);
-      const block = new Block(mailboxSender, this.#buffer, slotOffset(sender.slot));
-      block.set('tail', 0);
-      block.set('head', 0);
+      sender.ring.reset();
       const state = (slotOffset(sender.slot) + mailboxSender.offset.state) / 4;
       Atomics.store(new Int32Array(this.#buffer), state, senderStates.free);
     }

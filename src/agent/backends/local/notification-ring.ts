@@ -1,4 +1,4 @@
-// A ring of records in shared memory with one writer and one reader, each of which may die at any time. Hot path.
+// A ring of records in shared memory with one writer at a time and one reader, each of which may die. Hot path.
 import { mailboxSender, notificationHead, SENDER_RING_BYTES, SKIP_RECORD } from '../../../abi/agent-mailbox.ts';
 
 const HEAD_BYTES = notificationHead.size;
@@ -17,8 +17,8 @@ export interface RingPlace {
 export class NotificationRing {
   readonly #control: Int32Array;
   readonly #bytes: Uint8Array;
-  readonly #words: Uint32Array;
-  /** What this side has written, or read; the other side's count is in the shared memory. */
+  readonly #words: Int32Array;
+  /** What this side has written, or read. */
   #own: number;
   /** The writer's last look at what the reader has read. */
   #seen: number;
@@ -26,7 +26,7 @@ export class NotificationRing {
   constructor({ buffer, slotOffset, ringOffset }: RingPlace) {
     this.#control = new Int32Array(buffer, slotOffset, mailboxSender.size / 4);
     this.#bytes = new Uint8Array(buffer, ringOffset, SENDER_RING_BYTES);
-    this.#words = new Uint32Array(buffer, ringOffset, SENDER_RING_BYTES / 4);
+    this.#words = new Int32Array(buffer, ringOffset, SENDER_RING_BYTES / 4);
     this.#own = Atomics.load(this.#control, HEAD);
     this.#seen = this.#own;
   }
@@ -37,13 +37,27 @@ export class NotificationRing {
     const at = this.#own & MASK;
     const skipped = at + needed > SENDER_RING_BYTES ? SENDER_RING_BYTES - at : 0;
     if (!this.#hasRoom(skipped + needed)) return false;
-    if (skipped > 0) this.#words[at >>> 2] = SKIP_RECORD;
-    const start = (at + skipped) & MASK;
+    const begin = (this.#own + skipped) | 0;
+    const start = begin & MASK;
+    const next = (begin + needed) | 0;
     this.#words[start >>> 2] = record.length;
     this.#bytes.set(record, start + HEAD_BYTES);
-    this.#own = (this.#own + skipped + needed) | 0;
-    Atomics.store(this.#control, TAIL, this.#own);
+    this.#words[((next & MASK) >>> 2) + STAMP] = 0;
+    this.#control[TAIL] = next;
+    // ORDER: the last store is the one that the reader looks at.
+    if (skipped > 0) {
+      this.#words[(start >>> 2) + STAMP] = begin + 1;
+      this.#words[at >>> 2] = SKIP_RECORD | 0;
+    }
+    Atomics.store(this.#words, (at >>> 2) + STAMP, (this.#own + 1) | 0);
+    this.#own = next;
     return true;
+  }
+
+  /** The writer's: another thread of this process may have written since the last call. */
+  catchUp(): void {
+    this.#own = this.#control[TAIL] as number;
+    this.#seen = Atomics.load(this.#control, HEAD);
   }
 
   /** The writer's: true if `push` would take a record of that length. */
@@ -55,18 +69,26 @@ export class NotificationRing {
 
   /** The reader's: true if a record is there. */
   get hasRecord(): boolean {
-    return Atomics.load(this.#control, TAIL) !== this.#own;
+    return Atomics.load(this.#words, ((this.#own & MASK) >>> 2) + STAMP) === ((this.#own + 1) | 0);
+  }
+
+  /** The reader's, when there is no writer: as it was made. */
+  reset(): void {
+    this.#words.fill(0);
+    this.#control[TAIL] = 0;
+    Atomics.store(this.#control, HEAD, 0);
+    this.#own = 0;
   }
 
   /** The reader's: the next record, a copy; undefined if there is none. Throws RangeError when the writer wrote nonsense. */
   take(): Uint8Array | undefined {
     if (!this.hasRecord) return undefined;
     let at = this.#own & MASK;
-    let bytes = this.#words[at >>> 2] as number;
+    let bytes = (this.#words[at >>> 2] as number) >>> 0;
     if (bytes === SKIP_RECORD) {
       this.#own = (this.#own + SENDER_RING_BYTES - at) | 0;
       at = 0;
-      bytes = this.#words[0] as number;
+      bytes = (this.#words[0] as number) >>> 0;
     }
     if (bytes > MAX_NOTIFICATION_BYTES || at + HEAD_BYTES + bytes > SENDER_RING_BYTES) {
       throw new RangeError(`a record of ${bytes} bytes at ${at}`);
@@ -77,15 +99,18 @@ export class NotificationRing {
     return record;
   }
 
+  /** And for the place of the next stamp. */
   #hasRoom(bytes: number): boolean {
-    if (((this.#own - this.#seen) | 0) + bytes <= SENDER_RING_BYTES) return true;
+    const most = SENDER_RING_BYTES - HEAD_BYTES;
+    if (((this.#own - this.#seen) | 0) + bytes <= most) return true;
     this.#seen = Atomics.load(this.#control, HEAD);
-    return ((this.#own - this.#seen) | 0) + bytes <= SENDER_RING_BYTES;
+    return ((this.#own - this.#seen) | 0) + bytes <= most;
   }
 }
 
 const TAIL = mailboxSender.offset.tail / 4;
 const HEAD = mailboxSender.offset.head / 4;
+const STAMP = notificationHead.offset.stamp / 4;
 
 /** What a record of so many bytes takes. */
 export function recordBytes(bytes: number): number {

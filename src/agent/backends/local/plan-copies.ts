@@ -3,7 +3,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { TransferOperation, TransferPart } from '../../backend.ts';
-import { type CopyPart, type CopyPlan, JoinedCopies, MappedCopies, ProcessCopies } from './copy-plan.ts';
+import { type CopyPart, type CopyPlan, HostCopies, JoinedCopies } from './copy-plan.ts';
 import { CudaCopies } from './cuda-copies.ts';
 import type { LocalRegion } from './local-region.ts';
 import type { LocalTransferParts } from './local-transfer.ts';
@@ -45,9 +45,13 @@ export function planCopies(
     ([device, list]) => new CudaCopies(list, { device, stream: link.stream(device), isRead }),
   );
   plans.push(...cuda);
-  if (mapped.length > 0) plans.push(new MappedCopies(mapped, isRead));
-  if (process.length > 0) plans.push(new ProcessCopies(process, { pid: link.pid, isRead, peer: link.peerName }));
+  const host =
+    mapped.length + process.length === 0
+      ? undefined
+      : new HostCopies({ mapped, process, pid: link.pid, isRead, peer: link.peerName });
+  if (host !== undefined) plans.push(host);
   return {
+    host: cuda.length === 0 ? host : undefined,
     plan: plans.length === 1 ? (plans[0] as CopyPlan) : new JoinedCopies(plans),
     locals: [...new Set(parts.map(({ local }) => local as LocalRegion))],
     remotes: [...new Set(parts.map(({ remote }) => remote as LocalRemoteRegion))],

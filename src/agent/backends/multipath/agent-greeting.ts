@@ -1,7 +1,7 @@
 // What two agents tell each other over a fresh connection: who they are, whom they expect, where mailboxes lie.
 import { z } from 'zod';
 import { WeftlineError } from '../../../core/errors.ts';
-import type { Connection, MemoryRegion, Transport } from '../../../transport/index.ts';
+import type { Connection, MemoryRegion, Request, Transport } from '../../../transport/index.ts';
 
 /** The last of the transport's flows: nothing else uses it. */
 const GREETING_FLOW = 65_535;
@@ -29,13 +29,10 @@ export async function greet(
   words: Hello,
   time: GreetingTime,
 ): Promise<Welcome> {
-  return exchange(transport, connection, async (region) => {
-    const answer = connection.receive({ region, flow: GREETING_FLOW, offset: GREETING_BYTES, bytes: GREETING_BYTES });
-    // Unheard until it is waited for.
-    const heard = transport.wait(answer, time);
-    heard.catch(() => {});
-    await send(transport, connection, region, words);
-    return parse(welcome, region, await heard, connection.peerName);
+  return exchange(transport, connection, async (talk) => {
+    const answer = talk.listen();
+    await talk.say(words, time);
+    return talk.parse(welcome, await transport.wait(answer, time));
   });
 }
 
@@ -46,11 +43,9 @@ export async function receive(
   answer: (words: Hello) => Promise<Welcome>,
   time: GreetingTime,
 ): Promise<Hello> {
-  return exchange(transport, connection, async (region) => {
-    const request = connection.receive({ region, flow: GREETING_FLOW, offset: GREETING_BYTES, bytes: GREETING_BYTES });
-    const bytes = await transport.wait(request, time);
-    const words = parse(hello, region, bytes, connection.peerName);
-    await send(transport, connection, region, await answer(words));
+  return exchange(transport, connection, async (talk) => {
+    const words = talk.parse(hello, await transport.wait(talk.listen(), time));
+    await talk.say(await answer(words), time);
     return words;
   });
 }
@@ -58,30 +53,69 @@ export async function receive(
 async function exchange<T>(
   transport: Transport,
   connection: Connection,
-  talk: (region: MemoryRegion) => Promise<T>,
+  converse: (talk: Talk) => Promise<T>,
 ): Promise<T> {
   const region = await transport.register(new Uint8Array(new SharedArrayBuffer(2 * GREETING_BYTES)));
+  const talk = new Talk(transport, connection, region);
   try {
-    return await talk(region);
+    return await converse(talk);
   } catch (error) {
     // The connection's own reason says more than that of a request.
     throw connection.error ?? error;
   } finally {
     await transport.release(region);
+    talk.forget();
   }
 }
 
-async function send(transport: Transport, connection: Connection, region: MemoryRegion, words: unknown): Promise<void> {
-  const text = Buffer.from(JSON.stringify(words));
-  region.bytes.set(text);
-  await transport.wait(connection.send({ region, bytes: text.length, flow: GREETING_FLOW }));
-}
+/** One message each way. */
+class Talk {
+  readonly #transport: Transport;
+  readonly #connection: Connection;
+  readonly #region: MemoryRegion;
+  readonly #requests: Request[] = [];
 
-function parse<T>(schema: z.ZodType<T>, region: MemoryRegion, bytes: number, peer: string): T {
-  try {
-    const text = Buffer.from(region.bytes.slice(GREETING_BYTES, GREETING_BYTES + bytes)).toString('utf8');
-    return schema.parse(JSON.parse(text));
-  } catch (cause) {
-    throw new WeftlineError('WL_PROTOCOL', `${peer} sent a greeting that is not one of an agent`, { cause });
+  constructor(transport: Transport, connection: Connection, region: MemoryRegion) {
+    this.#transport = transport;
+    this.#connection = connection;
+    this.#region = region;
+  }
+
+  listen(): Request {
+    const place = { region: this.#region, flow: GREETING_FLOW, offset: GREETING_BYTES, bytes: GREETING_BYTES };
+    return this.#note(this.#connection.receive(place));
+  }
+
+  async say(words: unknown, time: GreetingTime): Promise<void> {
+    const text = Buffer.from(JSON.stringify(words));
+    this.#region.bytes.set(text);
+    const message = { region: this.#region, bytes: text.length, flow: GREETING_FLOW };
+    await this.#transport.wait(this.#note(this.#connection.send(message)), time);
+  }
+
+  parse<T>(schema: z.ZodType<T>, bytes: number): T {
+    try {
+      const text = Buffer.from(this.#region.bytes.slice(GREETING_BYTES, GREETING_BYTES + bytes)).toString('utf8');
+      return schema.parse(JSON.parse(text));
+    } catch (cause) {
+      const peer = this.#connection.peerName;
+      throw new WeftlineError('WL_PROTOCOL', `${peer} sent a greeting that is not one of an agent`, { cause });
+    }
+  }
+
+  /** The region is released, so that everything has ended: what nobody waited for to the end is given back. */
+  forget(): void {
+    for (const request of this.#requests) {
+      try {
+        this.#transport.take(request);
+      } catch {
+        // It was taken by whoever waited, or has failed, which that wait was not to hear of.
+      }
+    }
+  }
+
+  #note(request: Request): Request {
+    this.#requests.push(request);
+    return request;
   }
 }

@@ -5,6 +5,8 @@ import { NativeBlock } from '../../../native/native-block.ts';
 import { waitWritable } from '../../../native/readiness.ts';
 import { sendMessages } from '../../../native/udp.ts';
 import { type Burst, type PacketIo, type PlacementRun, placeRun } from '../../packet-io.ts';
+import type { RangeList } from '../../range-list.ts';
+import type { Region } from '../../region.ts';
 import { MAX_DATAGRAM_BYTES } from './udp-socket.ts';
 
 /** The socket of one path to one peer, as the engine's thread sees it. */
@@ -144,6 +146,10 @@ export class UdpPacketIo implements PacketIo {
       block.setIovecCount(message, 1);
       return;
     }
+    if (burst.ranges !== undefined) {
+      this.#addRanges(outbox, burst, header, burst.ranges);
+      return;
+    }
     let payload = region.address + burst.payloadOffset;
     for (let packet = 0; packet < count; packet += 1) {
       const bytes = packet === count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
@@ -153,6 +159,19 @@ export class UdpPacketIo implements PacketIo {
       payload += bytes;
     }
     block.setIovecCount(message, 2 * count);
+  }
+
+  /** The message that was begun last is a header, then ranges from here and there. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
+  #addRanges({ block, count }: Outbox, burst: Burst, header: number, { sources, lengths }: RangeList): void {
+    const message = count - 1;
+    const { firstRange, endRange } = burst;
+    const base = (burst.region as Region).address;
+    block.setIovec(message, 0, header, burst.headerBytes);
+    for (let index = firstRange; index < endRange; index += 1) {
+      block.setIovec(message, index - firstRange + 1, base + (sources[index] as number), lengths[index] as number);
+    }
+    block.setIovecCount(message, endRange - firstRange + 1);
   }
 
   #addPlain(socket: PathSocket, burst: Burst): void {

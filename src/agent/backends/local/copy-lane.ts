@@ -1,0 +1,159 @@
+// Copies to one peer that two threads share: they take steps of the first transfer in turn; whoever ends it sends its
+// message and tells the agent. Hot path: no allocation.
+import type { SharedLock } from '../../../core/shared-lock.ts';
+import type { WakeWord } from '../../../core/wake-word.ts';
+import type { CopyTable } from './copy-table.ts';
+import type { RecordSender } from './record-sender.ts';
+
+/** One transfer's copies. Each thread has an object of its own over the same memory. */
+export interface CopyJob {
+  readonly id: number;
+  readonly words: Int32Array;
+  readonly table: CopyTable;
+  /** What is sent behind the data when `hasMessage` says so. */
+  readonly message: Uint8Array;
+}
+
+/**
+ * Words of a job. All but `active` and `state` are read and written under the lock alone.
+ *
+ * - `next`: the job behind it in its lane, 0 if none.
+ * - `state`: of `jobStates`; the agent's thread also reads it without the lock.
+ * - `claimed`: steps that a thread has begun. `active`: threads that are within a step.
+ * - `failure`: why a step failed, as CopyTable.copy says it; 0 if none has.
+ * - `hasMessage`: 1 if a message is to follow.
+ */
+export const jobWord = { next: 0, state: 1, claimed: 2, active: 3, failure: 4, hasMessage: 5 } as const;
+export const JOB_WORDS = 6;
+export const jobStates = { idle: 0, queued: 1, ended: 2 } as const;
+
+/** Ids of the first and the last job; 0 if there is none. */
+const laneWord = { first: 0, last: 1 } as const;
+export const LANE_WORDS = 2;
+
+export interface CopyLaneParts {
+  readonly words: Int32Array;
+  /** Of all lanes and of what writes to the same peers. */
+  readonly lock: SharedLock;
+  readonly sender: () => RecordSender;
+  /** Where jobs are found by their ids. */
+  readonly jobs: (id: number) => CopyJob;
+  /** Rung when a job has ended. */
+  readonly wake: WakeWord;
+  /** Called under the lock when a job begins to be the first: there is work for both threads. */
+  readonly onWork: () => void;
+}
+
+/** `blocked`: the message of the first job waits for the peer to make room. */
+export type CopyOutcome = 'moved' | 'blocked' | 'nothing';
+
+export class CopyLane {
+  readonly #parts: CopyLaneParts;
+
+  constructor(parts: CopyLaneParts) {
+    this.#parts = parts;
+  }
+
+  /** The agent's thread. The job must not be queued. */
+  add({ id, words }: CopyJob, hasMessage: boolean): void {
+    const { lock, words: lane, jobs, onWork } = this.#parts;
+    lock.take();
+    words[jobWord.next] = 0;
+    words[jobWord.claimed] = 0;
+    words[jobWord.failure] = 0;
+    words[jobWord.hasMessage] = hasMessage ? 1 : 0;
+    Atomics.store(words, jobWord.state, jobStates.queued);
+    const last = lane[laneWord.last] as number;
+    if (last === 0) lane[laneWord.first] = id;
+    else jobs(last).words[jobWord.next] = id;
+    lane[laneWord.last] = id;
+    if (last === 0) onWork();
+    lock.letGo();
+  }
+
+  /** Either thread. Copies one step of the first job, and ends the job if it was its last. */
+  step(): CopyOutcome {
+    const { lock, words: lane, jobs } = this.#parts;
+    if (Atomics.load(lane, laneWord.first) === 0) return 'nothing';
+    lock.take();
+    const first = lane[laneWord.first] as number;
+    if (first === 0) {
+      lock.letGo();
+      return 'nothing';
+    }
+    const job = jobs(first);
+    const { words, table } = job;
+    const step = words[jobWord.claimed] as number;
+    if (step === table.steps) {
+      const outcome = words[jobWord.active] === 0 ? this.#end(job) : 'nothing';
+      lock.letGo();
+      return outcome;
+    }
+    words[jobWord.claimed] = step + 1;
+    Atomics.add(words, jobWord.active, 1);
+    lock.letGo();
+    const failure = table.copy(step);
+    lock.take();
+    const isQueued = words[jobWord.state] === jobStates.queued;
+    if (failure !== 0 && isQueued) {
+      words[jobWord.failure] = failure;
+      words[jobWord.claimed] = table.steps;
+    }
+    if (Atomics.sub(words, jobWord.active, 1) === 1) {
+      if (!isQueued) Atomics.notify(words, jobWord.active);
+      else if (words[jobWord.claimed] === table.steps) this.#end(job);
+    }
+    lock.letGo();
+    return 'moved';
+  }
+
+  /** The agent's thread. Ends a job early, if it has not ended; when it returns, no thread is within a step of it. */
+  remove({ id, words, table }: CopyJob): void {
+    const { lock } = this.#parts;
+    lock.take();
+    if (words[jobWord.state] === jobStates.queued) {
+      words[jobWord.claimed] = table.steps;
+      this.#unlink(id);
+      Atomics.store(words, jobWord.state, jobStates.idle);
+    }
+    lock.letGo();
+    for (;;) {
+      const active = Atomics.load(words, jobWord.active);
+      if (active === 0) return;
+      Atomics.wait(words, jobWord.active, active);
+    }
+  }
+
+  /** Under the lock; the job is the first one and all of its steps are over. */
+  #end({ words, message }: CopyJob): CopyOutcome {
+    const { words: lane, sender, wake, onWork } = this.#parts;
+    if (words[jobWord.hasMessage] === 1 && words[jobWord.failure] === 0) {
+      const records = sender();
+      records.catchUp();
+      if (!records.push(message)) return 'blocked';
+    }
+    const next = words[jobWord.next] as number;
+    Atomics.store(lane, laneWord.first, next);
+    if (next === 0) lane[laneWord.last] = 0;
+    else onWork();
+    // ORDER: behind the message and the failure.
+    Atomics.store(words, jobWord.state, jobStates.ended);
+    wake.ring();
+    return 'moved';
+  }
+
+  #unlink(id: number): void {
+    const { words: lane, jobs, onWork } = this.#parts;
+    let before = 0;
+    let at = lane[laneWord.first] as number;
+    while (at !== id) {
+      before = at;
+      at = jobs(at).words[jobWord.next] as number;
+    }
+    const next = jobs(id).words[jobWord.next] as number;
+    if (before === 0) Atomics.store(lane, laneWord.first, next);
+    else jobs(before).words[jobWord.next] = next;
+    if (next === 0) lane[laneWord.last] = before;
+    if (before === 0 && next !== 0) onWork();
+  }
+}

@@ -1,0 +1,103 @@
+// The thread that carries out large copies of an agent, so that they go on while the agent's thread does something else.
+import { Worker } from 'node:worker_threads';
+import { SharedLock } from '../../../core/shared-lock.ts';
+import type { WakeWord } from '../../../core/wake-word.ts';
+import { type CopyJob, CopyLane, JOB_WORDS, LANE_WORDS } from './copy-lane.ts';
+import type { CopyTable } from './copy-table.ts';
+import { type CopyOrder, type CopyWorkerData, THREAD_WORDS, threadWord } from './copy-worker-data.ts';
+import type { PeerMailbox } from './peer-mailbox.ts';
+
+export class CopyThread {
+  readonly #words = new Int32Array(new SharedArrayBuffer(THREAD_WORDS * 4));
+  readonly #lock: SharedLock;
+  readonly #wake: WakeWord;
+  readonly #jobs = new Map<number, CopyJob>();
+  readonly #worker: Worker;
+  readonly #exited: Promise<void>;
+  #nextId = 1;
+
+  constructor(wake: WakeWord) {
+    this.#wake = wake;
+    const shared = this.#words.buffer;
+    this.#lock = new SharedLock(shared, threadWord.lock * 4);
+    const workerData: CopyWorkerData = { words: shared, wake: wake.buffer };
+    this.#worker = new Worker(new URL('./copy-worker.js', import.meta.url), { workerData, name: 'weftline-copies' });
+    // Without the thread the agent's own copies all, in turns of its event loop.
+    this.#worker.on('error', () => Atomics.store(this.#words, threadWord.isRunning, 0));
+    this.#exited = new Promise((resolve) => this.#worker.once('exit', () => resolve()));
+    this.#worker.unref();
+  }
+
+  /** False while it starts. */
+  get isRunning(): boolean {
+    return Atomics.load(this.#words, threadWord.isRunning) === 1;
+  }
+
+  /** Whether the process stays alive for it. */
+  set keepsAlive(keeps: boolean) {
+    if (keeps) this.#worker.ref();
+    else this.#worker.unref();
+  }
+
+  openLane({ address, slot, sender }: PeerMailbox): LaneToPeer {
+    const id = this.#nextId++;
+    const words = new Int32Array(new SharedArrayBuffer(LANE_WORDS * 4));
+    this.#order({ do: 'open lane', id, words, mailbox: address, slot });
+    const copies = new CopyLane({
+      words,
+      lock: this.#lock,
+      sender: () => sender,
+      wake: this.#wake,
+      jobs: (job) => this.#jobs.get(job) as CopyJob,
+      onWork: () => this.#ring(),
+    });
+    return { id, copies, lock: this.#lock };
+  }
+
+  /** Its jobs must be gone. */
+  closeLane({ id }: LaneToPeer): void {
+    this.#order({ do: 'close lane', id });
+  }
+
+  /** `previous` is forgotten: messages of another length need a job of their own. */
+  makeJob(table: CopyTable, messageBytes: number, previous?: CopyJob): CopyJob {
+    if (previous !== undefined) this.forgetJob(previous);
+    const id = this.#nextId++;
+    const words = new Int32Array(new SharedArrayBuffer(JOB_WORDS * 4));
+    const message = new Uint8Array(new SharedArrayBuffer(messageBytes));
+    this.#order({ do: 'make job', id, words, table: table.buffer, message });
+    const job = { id, words, table, message };
+    this.#jobs.set(id, job);
+    return job;
+  }
+
+  /** It must not be queued. */
+  forgetJob({ id }: CopyJob): void {
+    this.#jobs.delete(id);
+    this.#order({ do: 'forget job', id });
+  }
+
+  async close(): Promise<void> {
+    Atomics.store(this.#words, threadWord.mustStop, 1);
+    this.#ring();
+    this.#worker.ref();
+    await this.#exited;
+  }
+
+  #order(order: CopyOrder): void {
+    this.#worker.postMessage(order);
+  }
+
+  #ring(): void {
+    Atomics.add(this.#words, threadWord.bell, 1);
+    Atomics.notify(this.#words, threadWord.bell);
+  }
+}
+
+/** What a link holds of the thread. */
+export interface LaneToPeer {
+  readonly id: number;
+  readonly copies: CopyLane;
+  /** To be held while something is written to the peer. */
+  readonly lock: SharedLock;
+}

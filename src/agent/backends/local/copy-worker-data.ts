@@ -1,0 +1,36 @@
+// What the agent's thread and the thread that copies for it tell each other.
+
+export interface CopyWorkerData {
+  /** Of `threadWord`. */
+  readonly words: SharedArrayBuffer;
+  /** Of the agent's WakeWord. */
+  readonly wake: SharedArrayBuffer;
+}
+
+/**
+ * - `lock`: a SharedLock.
+ * - `bell`: counts what there is to do, wraps; the thread that copies sleeps on it.
+ * - `isRunning`: 1 while that thread takes steps. `mustStop`: set to 1 before the bell is rung for the last time.
+ */
+export const threadWord = { lock: 0, bell: 1, isRunning: 2, mustStop: 3 } as const;
+export const THREAD_WORDS = 4;
+
+/** Sent before the bell is rung for what they speak of. */
+export type CopyOrder =
+  | {
+      readonly do: 'open lane';
+      readonly id: number;
+      readonly words: Int32Array;
+      /** Native address of the peer's mailbox, mapped until no job of the lane is queued any more; the sender's place in it. */
+      readonly mailbox: number;
+      readonly slot: number;
+    }
+  | { readonly do: 'close lane'; readonly id: number }
+  | {
+      readonly do: 'make job';
+      readonly id: number;
+      readonly words: Int32Array;
+      readonly table: SharedArrayBuffer;
+      readonly message: Uint8Array;
+    }
+  | { readonly do: 'forget job'; readonly id: number };

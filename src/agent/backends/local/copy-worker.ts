@@ -1,0 +1,91 @@
+// Takes steps of the copies of an agent's links until told to stop.
+import { type MessagePort, parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads';
+import { MAILBOX_BYTES } from '../../../abi/agent-mailbox.ts';
+import { SharedLock } from '../../../core/shared-lock.ts';
+import { WakeWord } from '../../../core/wake-word.ts';
+import { viewAt } from '../../../native/library.ts';
+import { type CopyJob, CopyLane } from './copy-lane.ts';
+import { CopyTable } from './copy-table.ts';
+import { type CopyOrder, type CopyWorkerData, threadWord } from './copy-worker-data.ts';
+import { RecordSender } from './record-sender.ts';
+
+/** How long a message waits for the peer's next look at its ring. */
+const BLOCKED_MS = 1;
+
+const data = workerData as CopyWorkerData;
+const port = parentPort as MessagePort;
+const words = new Int32Array(data.words);
+const lock = new SharedLock(data.words, threadWord.lock * 4);
+const wake = new WakeWord(data.wake);
+const lanes = new Map<number, CopyLane>();
+const jobs = new Map<number, CopyJob>();
+
+Atomics.store(words, threadWord.isRunning, 1);
+let heard = -1;
+while (Atomics.load(words, threadWord.mustStop) === 0) {
+  const seen = Atomics.load(words, threadWord.bell);
+  if (seen !== heard) takeOrders();
+  heard = seen;
+  const outcome = stepAll();
+  if (outcome === 'nothing') Atomics.wait(words, threadWord.bell, seen);
+  else if (outcome === 'blocked') Atomics.wait(words, threadWord.bell, seen, BLOCKED_MS);
+}
+Atomics.store(words, threadWord.isRunning, 0);
+
+function stepAll(): ReturnType<CopyLane['step']> {
+  let all: ReturnType<CopyLane['step']> = 'nothing';
+  for (const lane of lanes.values()) {
+    const outcome = lane.step();
+    if (outcome === 'moved') all = 'moved';
+    else if (outcome === 'blocked' && all === 'nothing') all = 'blocked';
+  }
+  return all;
+}
+
+function takeOrders(): void {
+  for (let found = receiveMessageOnPort(port); found !== undefined; found = receiveMessageOnPort(port)) {
+    take(found.message as CopyOrder);
+  }
+}
+
+function take(order: CopyOrder): void {
+  switch (order.do) {
+    case 'open lane':
+      lanes.set(order.id, openLane(order));
+      break;
+    case 'close lane':
+      lanes.delete(order.id);
+      break;
+    case 'make job': {
+      const { id, message, words: own } = order;
+      jobs.set(id, { id, words: own, message, table: CopyTable.over(order.table) });
+      break;
+    }
+    case 'forget job':
+      jobs.delete(order.id);
+      break;
+    default:
+      order satisfies never;
+  }
+}
+
+function openLane(order: Extract<CopyOrder, { do: 'open lane' }>): CopyLane {
+  let sender: RecordSender | undefined;
+  return new CopyLane({
+    words: order.words,
+    lock,
+    // The mailbox is only sure to be there while a job of the lane is.
+    sender: () => (sender ??= new RecordSender(viewAt(order.mailbox, MAILBOX_BYTES), order.slot)),
+    wake,
+    jobs: findJob,
+    // The loop looks at every lane again before it sleeps.
+    onWork: () => {},
+  });
+}
+
+/** Under the lock. */
+function findJob(id: number): CopyJob {
+  // It may have been queued since the last look at the orders, which came before.
+  if (!jobs.has(id)) takeOrders();
+  return jobs.get(id) as CopyJob;
+}

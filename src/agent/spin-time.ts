@@ -1,0 +1,43 @@
+// How long blocking waits poll before they sleep: longer where waits turn out short, shorter where they do not.
+
+/** Never less: a look costs next to nothing, and what is about to come is missed without. */
+const LEAST_MS = 0.01;
+/** Whoever keeps the processor for so long computes; those who poll, too, give it back much sooner. */
+const LONG_ABSENCE_MS = 0.5;
+/** How many waits then sleep early: who sleeps is woken in front of those who compute, who polls waits for their time to end. */
+const CAUTIOUS_WAITS = 100;
+
+export class SpinTime {
+  readonly #least: number;
+  readonly #most: number;
+  #milliseconds: number;
+  #cautious = 0;
+
+  /** Begins with the most. */
+  constructor(mostMicroseconds: number) {
+    this.#most = mostMicroseconds / 1000;
+    this.#least = Math.min(this.#most, LEAST_MS);
+    this.#milliseconds = this.#most;
+  }
+
+  /** For the next wait. */
+  get milliseconds(): number {
+    return this.#cautious > 0 ? this.#least : this.#milliseconds;
+  }
+
+  /** Hot path. A wait lent its processor to other threads and has it back after so long. True if it had better sleep. */
+  lent(milliseconds: number): boolean {
+    if (milliseconds <= LONG_ABSENCE_MS) return false;
+    this.#cautious = CAUTIOUS_WAITS + 1;
+    return true;
+  }
+
+  /** Hot path. A wait took so long, polling and sleeping. Twice as long as a wait that was worth it; half after one that was not. */
+  learn(milliseconds: number): void {
+    if (this.#cautious > 0) this.#cautious -= 1;
+    this.#milliseconds =
+      milliseconds <= this.#most
+        ? Math.min(this.#most, Math.max(this.#milliseconds, 2 * milliseconds))
+        : Math.max(this.#least, this.#milliseconds / 2);
+  }
+}

@@ -1,0 +1,40 @@
+// An agent closes, or forgets a peer, while it connects to one that does not answer.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { knownBackends } from '#lib/agent/backends/create.js';
+import { openPair } from './support/agent-pair.ts';
+import { whyMissing } from './support/missing-backend.ts';
+
+// What fails sooner fails because of the close.
+const settings = { timeoutMs: 120_000 };
+
+for (const backend of knownBackends()) {
+  const skip = (await whyMissing(backend)) ?? (backend === 'local' ? 'it asks nobody' : false);
+
+  test(`${backend}: close() ends a connect that nobody answers`, { skip, timeout: 30_000 }, async () => {
+    await using pair = await openPair(backend, 64, { settings });
+    const { agent, peer } = pair;
+    peer.child.kill('SIGSTOP');
+    const connecting = agent.connect('there');
+    const outcome = assert.rejects(connecting, { code: 'WL_CLOSED' });
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    await agent.close();
+    await outcome;
+  });
+
+  test(`${backend}: invalidate() and a signal end it as well`, { skip, timeout: 30_000 }, async () => {
+    await using pair = await openPair(backend, 64, { settings });
+    const { agent, peer } = pair;
+    const metadata = await peer.metadata();
+    peer.child.kill('SIGSTOP');
+    const aborted = agent.connect('there', { signal: AbortSignal.timeout(50) });
+    await assert.rejects(aborted, { name: 'TimeoutError' });
+    const connecting = assert.rejects(agent.connect('there'), { code: 'WL_STALE' });
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    assert.equal(await agent.invalidate('there'), true);
+    await connecting;
+    peer.child.kill('SIGCONT');
+    await agent.loadRemoteMetadata(metadata);
+    assert.equal(await agent.connect('there'), backend);
+  });
+}
