@@ -46,6 +46,8 @@ export const commandRecord = defineLayout(
  *   `calls` once more; the user's thread stores those, then looks at it. So one of the two sees the other.
  * - `ended`: requests that have ended so far, wraps. Written by the engine's thread behind the table's entry.
  * - `crashed`: 1 once the engine has failed. Its last message, with the reason, was posted before.
+ * - `awaited`: how many threads do nothing but wait for `ended`, polling or asleep. Written by them; the engine's thread is
+ *   then slow to sleep. A stale look costs time only.
  * - `waiters`: how many waits of the user's thread sleep on `ended`; the engine wakes them only if there are any.
  */
 export const sharedHead = defineLayout(
@@ -65,6 +67,8 @@ export const sharedHead = defineLayout(
     waitersPad: { of: 'u32', count: 15 },
     crashed: 'u32',
     crashedPad: { of: 'u32', count: 15 },
+    awaited: 'u32',
+    awaitedPad: { of: 'u32', count: 15 },
   },
   64,
 );

@@ -16,12 +16,14 @@ import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
 import type { RemoteAgent, RemoteMemory } from './remote-agent.ts';
 import { Transfer } from './transfer.ts';
-import { planTransfer } from './transfer-plan.ts';
+import { type PlannedPart, planTransfer } from './transfer-plan.ts';
 import { Waiter } from './waiting.ts';
 
 /** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
 const PUMP_MS = 1000;
 const LAZY_PUMP_MS = 20;
+type PeerMemory = RemoteAgent['memory'][number];
+
 const NO_MEMORY: ChoiceMemory = { local: [], remote: [] };
 
 /**
@@ -159,8 +161,10 @@ export class Agent implements AsyncDisposable {
   }
 
   /** Which backends can reach the peer, and why not the others; with descriptors, which can carry them. */
-  explain(peer: string): readonly BackendVerdict[] {
-    return judgeBackends(this.#choice(this.#remotes.get(peer, this.name), NO_MEMORY, undefined));
+  explain(peer: string, lists?: Pick<PrepareOptions, 'local' | 'remote'>): readonly BackendVerdict[] {
+    const remote = this.#remotes.get(peer, this.name);
+    const memory = lists === undefined ? NO_MEMORY : memoryOf(this.#plan(remote, lists, true));
+    return judgeBackends(this.#choice(remote, memory, undefined));
   }
 
   /** Connects now rather than at the first transfer. Returns the backend that was chosen. */
@@ -179,13 +183,8 @@ export class Agent implements AsyncDisposable {
     this.#checkOpen();
     const { operation, local, remote, merge = true } = options;
     const peer = this.#remotes.get(options.peer, this.name);
-    const planned = planTransfer(
-      { list: local, regions: this.#registrations.all, owner: `agent ${this.name}` },
-      { list: remote, regions: peer.memory, owner: `agent ${peer.name}` },
-      { merge },
-    );
-    const registrations = [...new Set(planned.map((part) => part.local))];
-    const memory = { local: registrations, remote: [...new Set(planned.map((part) => part.remote))] };
+    const planned = this.#plan(peer, { local, remote }, merge);
+    const memory = memoryOf(planned);
     const backend = chooseBackend(this.#choice(peer, memory, options.backend));
     const time = this.#time(options);
     const link = await peer.link(backend, time);
@@ -212,7 +211,7 @@ export class Agent implements AsyncDisposable {
       parts: parts.length,
       waiter: this.#waiter,
       onPost: (posted) => this.#underWay.push(posted),
-      isLocalOpen: () => registrations.every((registration) => registration.isOpen),
+      isLocalOpen: () => memory.local.every((registration) => registration.isOpen),
     });
   }
 
@@ -324,6 +323,18 @@ export class Agent implements AsyncDisposable {
     }
   }
 
+  #plan(
+    peer: RemoteAgent,
+    { local, remote }: Pick<PrepareOptions, 'local' | 'remote'>,
+    merge: boolean,
+  ): PlannedPart<Registration, PeerMemory>[] {
+    return planTransfer(
+      { list: local, regions: this.#registrations.all, owner: `agent ${this.name}` },
+      { list: remote, regions: peer.memory, owner: `agent ${peer.name}` },
+      { merge },
+    );
+  }
+
   #choice(
     peer: RemoteAgent,
     memory: ChoiceMemory,
@@ -344,6 +355,17 @@ export class Agent implements AsyncDisposable {
   #closed(): WeftlineError {
     return new WeftlineError('WL_CLOSED', `Agent ${this.name} was closed`, { details: { agent: this.name } });
   }
+}
+
+/** Which memory a transfer touches, each once. */
+function memoryOf(parts: readonly PlannedPart<Registration, PeerMemory>[]): {
+  readonly local: readonly Registration[];
+  readonly remote: readonly PeerMemory[];
+} {
+  return {
+    local: [...new Set(parts.map(({ local }) => local))],
+    remote: [...new Set(parts.map(({ remote }) => remote))],
+  };
 }
 
 function regionOf(registration: Registration, { name }: Backend): BackendRegion {

@@ -66,9 +66,10 @@ function whyNot(backend: Backend, { peer, memory, forced, areListed }: ChoiceOpt
     return backend.whyNotMemory(registration.memory) ?? 'the local memory is not registered with it';
   }
   for (const { kind, info } of memory.remote) {
-    const why = backend.whyNotRemote(kind);
+    const region = info.get(backend.name);
+    const why = backend.whyNotRemote(kind, region === undefined ? undefined : { peer: found, info: region });
     if (why !== undefined) return why;
-    if (!info.has(backend.name)) return `agent ${peer.name} has not registered the memory with it`;
+    if (region === undefined) return `agent ${peer.name} has not registered the memory with it`;
   }
   return undefined;
 }

@@ -47,6 +47,13 @@ export interface BackendPeer {
   readonly connectionInfo: Uint8Array;
 }
 
+/** Memory of a peer as its metadata describe it. */
+export interface RemoteRegionInfo {
+  readonly peer: BackendPeer;
+  /** What the peer's backend of the same name published of the region. */
+  readonly info: Uint8Array;
+}
+
 export interface ConnectOptions {
   readonly timeoutMs: number;
   readonly signal?: AbortSignal;
@@ -63,8 +70,8 @@ export interface Backend {
   whyNotPeer(peer: BackendPeer): string | undefined;
   /** Why it is used only where it is asked for by name, in the same way; undefined if it may be chosen. */
   readonly whyOnlyForced: string | undefined;
-  /** Whether a peer of this backend can use memory of this kind on its side. */
-  whyNotRemote(kind: MemoryKind): string | undefined;
+  /** Why memory of this kind cannot be used on the peer's side, in the same way; `region` says which it is, where it is known. */
+  whyNotRemote(kind: MemoryKind, region?: RemoteRegionInfo): string | undefined;
   register(memory: AgentMemory): Promise<BackendRegion>;
   /**
    * Fails with WL_TIMEOUT, WL_PEER_LOST (nobody is there any more), WL_STALE (another incarnation of the peer answered),

@@ -1,9 +1,9 @@
 // How an agent waits for something that its backends will tell: blocking or not, always with a deadline.
 import { WeftlineError } from '../core/errors.ts';
+import { SpinTime } from '../core/spin-time.ts';
 import type { WakeWord } from '../core/wake-word.ts';
 import { yieldProcessor } from '../native/libc.ts';
 import { checkTimeout, type WaitOptions } from '../world/store.ts';
-import { SpinTime } from './spin-time.ts';
 
 /** What is waited for. `isSettled` is asked after each look at the backends. */
 export interface Awaited {
@@ -71,9 +71,19 @@ export class Waiter {
   /** The same, but blocks this thread: answers sooner, while its timers and sockets stand still. Hot path: no allocation. */
   waitBlocking(awaited: Awaited, timeoutMs: number = this.#options.timeoutMs): void {
     checkTimeout(timeoutMs);
-    const { wake, poll, help, prepareSleep } = this.#options;
-    poll();
+    this.#options.poll();
     if (awaited.isSettled) return;
+    const { wake } = this.#options;
+    wake.beginWait();
+    try {
+      this.#block(awaited, timeoutMs);
+    } finally {
+      wake.endWait();
+    }
+  }
+
+  #block(awaited: Awaited, timeoutMs: number): void {
+    const { wake, poll, help, prepareSleep } = this.#options;
     let start = performance.now();
     const end = start + timeoutMs;
     let spinEnd = start + this.#spin.milliseconds;

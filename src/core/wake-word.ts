@@ -3,10 +3,11 @@
 /**
  * The words. `events`: what happened so far, wraps; written by any thread behind what it announces. `sleepers`: waits of
  * the sleeping thread. ORDER: a ringer adds to `events`, then looks at `sleepers`; a sleeper adds itself, and the sleep
- * itself compares `events` with what was seen. So no ring is slept through.
+ * itself compares `events` with what was seen. So no ring is slept through. `awaited`: blocking waits for a ring, polling or
+ * asleep; written by the sleeping thread, a stale look costs time only.
  */
-const word = { events: 0, sleepers: 1 } as const;
-const WORDS = 2;
+const word = { events: 0, sleepers: 1, awaited: 2 } as const;
+const WORDS = 3;
 
 /** Node 20 has it, the ES library of this language level does not declare it. */
 const atomics = Atomics as unknown as {
@@ -32,6 +33,20 @@ export class WakeWord {
   /** To be read before looking for what is waited for, and given to the sleep. */
   get seen(): number {
     return Atomics.load(this.#words, word.events);
+  }
+
+  /** True while a thread does nothing but wait for a ring: whoever rings had better be quick. */
+  get isAwaited(): boolean {
+    return Atomics.load(this.#words, word.awaited) !== 0;
+  }
+
+  /** Around a blocking wait, polling and sleeping. */
+  beginWait(): void {
+    Atomics.add(this.#words, word.awaited, 1);
+  }
+
+  endWait(): void {
+    Atomics.sub(this.#words, word.awaited, 1);
   }
 
   /** Blocks this thread until a ring after `seen`, or until the time is over. */

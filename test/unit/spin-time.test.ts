@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { SpinTime } from '#lib/agent/spin-time.js';
+import { SpinTime } from '#lib/core/spin-time.js';
 
 test('waits that last too long for polling make the next ones sleep sooner, down to a floor', () => {
   const spin = new SpinTime(200);

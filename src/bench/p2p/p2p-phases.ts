@@ -52,7 +52,6 @@ export async function serveP2pPhases(session: P2pSession, { onSize, host }: Serv
         onSize(phase.result);
         break;
       case 'ping':
-        await session.say({});
         await answerPings(session, phase.rounds);
         break;
       case 'transport':
@@ -241,12 +240,16 @@ function tail(times: readonly number[]): Tail {
   return { average: times.reduce((sum, time) => sum + time, 0) / times.length, p99: quantile(sorted, 0.99) };
 }
 
+const PING_PAUSE_MS = 100;
+
 /** Microseconds of each round trip, as quantiles. */
 export async function runPings(session: P2pSession, rounds: number): Promise<readonly number[]> {
   await session.say({ phase: 'ping', rounds } satisfies P2pPhase);
-  await session.hear();
   const [transfer] = await prepareSlots(session, 'write', { bytes: PING_BYTES, slots: 1 });
   if (transfer === undefined) return [];
+  await session.hear();
+  // Until the other side blocks, its endpoint would take the first ping for a word of its own.
+  await new Promise((resolve) => setTimeout(resolve, PING_PAUSE_MS));
   const times = new Float64Array(rounds);
   const from = session.connection.peer;
   for (let round = -WARM_PINGS; round < rounds; round += 1) {
@@ -271,6 +274,7 @@ async function answerPings(session: P2pSession, rounds: number): Promise<void> {
     local: session.slot(memory, 0, PING_BYTES),
     remote: session.slot(remote, 0, PING_BYTES),
   });
+  await session.say({});
   for (let round = 0; round < WARM_PINGS + rounds; round += 1) {
     waitForPing(session, peer);
     transfer.post(PING);

@@ -1,6 +1,7 @@
 // How the user's thread reaches its engine: on a thread of its own, or on the same one inside calls that wait.
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { decodeError, WeftlineError } from '../../core/errors.ts';
+import { SpinTime } from '../../core/spin-time.ts';
 import type { WakeWord } from '../../core/wake-word.ts';
 import { Doorbell } from '../../native/readiness.ts';
 import type { EngineThreadData, HostedEngine, StopCall, ThreadMessage } from './serve-engine.ts';
@@ -54,6 +55,9 @@ interface PendingCall {
   readonly reject: (error: WeftlineError) => void;
 }
 
+/** The most that blocking waits poll before they sleep; less where it turns out to be in vain. */
+const MOST_SPIN_MICROSECONDS = 300;
+
 class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> {
   readonly requests = new SharedRequests();
   onEvent: (event: Event) => void = () => {};
@@ -64,6 +68,7 @@ class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> 
   readonly #wake: WakeWord | undefined;
   readonly #port: MessagePort;
   readonly #calls = new Map<number, PendingCall>();
+  readonly #spin = new SpinTime(MOST_SPIN_MICROSECONDS);
   readonly #started: Promise<void>;
   #start: (() => void) | undefined;
   #doorbell: Doorbell | undefined;
@@ -127,7 +132,7 @@ class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> 
   }
 
   waitBlocking(seen: number, milliseconds: number): void {
-    this.requests.waitBlocking(seen, milliseconds);
+    this.requests.waitBlocking(seen, milliseconds, this.#spin);
     if (this.requests.hasCrashed) this.readEvents();
   }
 

@@ -3,6 +3,7 @@ import { type MessagePort, receiveMessageOnPort } from 'node:worker_threads';
 import { type EncodedError, encodeError } from '../../core/errors.ts';
 import { WakeWord } from '../../core/wake-word.ts';
 import type { Doorbell } from '../../native/readiness.ts';
+import { Idleness } from './idleness.ts';
 import { SharedRequests } from './shared-requests.ts';
 
 /** Ends the engine; the last call. */
@@ -56,7 +57,8 @@ export function serveEngine<Call>(
   using host = create(requests, (event) => post({ event }), wakeWord);
   post({ doorbell: host.doorbell.fd });
   try {
-    run(host, requests, () => answerCalls(host, port, post));
+    const idleness = new Idleness(() => requests.isAwaited || wakeWord?.isAwaited === true);
+    run(host, requests, { idleness, answer: () => answerCalls(host, port, post) });
   } catch (error) {
     // Whoever blocks the user's thread does not hear that this one ends.
     post({ crash: encodeError(error) });
@@ -66,7 +68,12 @@ export function serveEngine<Call>(
   port.close();
 }
 
-function run(host: HostedEngine<never>, requests: SharedRequests, answer: () => boolean): void {
+interface Run {
+  readonly idleness: Idleness;
+  readonly answer: () => boolean;
+}
+
+function run(host: HostedEngine<never>, requests: SharedRequests, { idleness, answer }: Run): void {
   let seenCalls = 0;
   for (;;) {
     const hasCommands = host.takeCommands();
@@ -76,7 +83,9 @@ function run(host: HostedEngine<never>, requests: SharedRequests, answer: () => 
       // Commands put before a call come before it.
       host.takeCommands();
       if (!answer()) return;
-    } else if (!hasCommands && !hasWork && host.isIdle && requests.fallAsleep(seenCalls)) {
+    } else if (hasCommands || hasWork) {
+      idleness.end();
+    } else if (!idleness.polls() && host.isIdle && requests.fallAsleep(seenCalls)) {
       host.sleep();
       requests.wakeUp();
     }

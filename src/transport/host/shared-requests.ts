@@ -1,6 +1,10 @@
 // The memory between the user's thread and the engine's: command ring, request table, words to sleep on. Hot path: no allocation.
 import { commandRecord, REQUEST_SLOTS, sharedHead, slotStates } from '../../abi/transport-command.ts';
+import type { SpinTime } from '../../core/spin-time.ts';
+import { yieldProcessor } from '../../native/libc.ts';
 
+/** A look at the clock costs as much as several looks at a word. */
+const LOOKS_PER_CLOCK = 4;
 const WORDS = commandRecord.size / 4;
 const RING_OFFSET = sharedHead.size;
 const STATE_OFFSET = RING_OFFSET + REQUEST_SLOTS * commandRecord.size;
@@ -129,11 +133,34 @@ export class SharedRequests {
     return Atomics.load(this.#words, at.ended);
   }
 
-  /** Blocks this thread until a further request has ended than `seen` counts, or the time is over. */
-  waitBlocking(seen: number, milliseconds: number): void {
-    Atomics.add(this.#words, at.waiters, 1);
-    Atomics.wait(this.#words, at.ended, seen, milliseconds);
-    Atomics.sub(this.#words, at.waiters, 1);
+  /**
+   * Blocks this thread until a further request has ended than `seen` counts, or the time is over: polls as long as `spin`
+   * says, lending the processor to others, the engine's thread among them, then sleeps.
+   */
+  waitBlocking(seen: number, milliseconds: number, spin: SpinTime): void {
+    const words = this.#words;
+    const start = performance.now();
+    Atomics.add(words, at.awaited, 1);
+    if (!this.#poll(seen, start, Math.min(milliseconds, spin.milliseconds), spin)) {
+      Atomics.add(words, at.waiters, 1);
+      Atomics.wait(words, at.ended, seen, milliseconds);
+      Atomics.sub(words, at.waiters, 1);
+    }
+    Atomics.sub(words, at.awaited, 1);
+    if (this.ended !== seen) spin.learn(performance.now() - start);
+  }
+
+  #poll(seen: number, start: number, milliseconds: number, spin: SpinTime): boolean {
+    for (let now = start; now - start < milliseconds;) {
+      for (let look = 0; look < LOOKS_PER_CLOCK; look++) {
+        if (this.ended !== seen) return true;
+        yieldProcessor();
+      }
+      const before = now;
+      now = performance.now();
+      if (spin.lent(now - before)) break;
+    }
+    return this.ended !== seen;
   }
 
   /** The same without blocking. */
@@ -176,6 +203,11 @@ export class SharedRequests {
     this.#next = (this.#next + 1) | 0;
     Atomics.store(this.#words, at.head, this.#next);
     return true;
+  }
+
+  /** True while a thread of the user's side does nothing but wait for a request to end. */
+  get isAwaited(): boolean {
+    return Atomics.load(this.#words, at.awaited) !== 0;
   }
 
   /** Messages announced so far. */

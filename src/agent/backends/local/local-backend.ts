@@ -13,6 +13,7 @@ import type {
   BackendRegion,
   ConnectOptions,
   CreateBackend,
+  RemoteRegionInfo,
 } from '../../backend.ts';
 import { CopyThread } from './copy-thread.ts';
 import { DoorbellThread } from './doorbell-thread.ts';
@@ -20,7 +21,8 @@ import { LocalLink } from './local-link.ts';
 import { LocalRegion } from './local-region.ts';
 import { Mailbox } from './mailbox.ts';
 import { PeerMailbox } from './peer-mailbox.ts';
-import { whyNotProcessMemory } from './process-permission.ts';
+import { whyForbidden, whyNotFilesOf, whyNotProcessMemory } from './process-permission.ts';
+import { isOfProcess } from './remote-region.ts';
 
 export const createBackend: CreateBackend = (context) => Promise.resolve().then(() => new LocalBackend(context));
 
@@ -69,12 +71,17 @@ class LocalBackend implements Backend {
     if (info.pidNamespace !== this.#own.pidNamespace) {
       return 'the peer is in a container with process numbers of its own (start both with the same, as docker run --pid=…)';
     }
-    if (info.uid === this.#own.uid || this.#own.uid === 0) return undefined;
-    return `the peer runs as user ${info.uid}, this process as ${this.#own.uid}`;
+    if (info.uid !== this.#own.uid && this.#own.uid !== 0) {
+      return `the peer runs as user ${info.uid}, this process as ${this.#own.uid}`;
+    }
+    return whyNotFilesOf(info);
   }
 
-  whyNotRemote(_kind: MemoryKind): string | undefined {
-    return undefined;
+  whyNotRemote(_kind: MemoryKind, region?: RemoteRegionInfo): string | undefined {
+    if (region === undefined || !isOfProcess(region.info)) return undefined;
+    const place = readInfo(region.peer.connectionInfo);
+    const why = place === undefined ? undefined : whyForbidden(place.pid, place.address);
+    return why === undefined ? undefined : `the peer's memory is not from agent.allocate() there, and ${why}`;
   }
 
   async register(memory: AgentMemory): Promise<BackendRegion> {
@@ -101,7 +108,7 @@ class LocalBackend implements Backend {
       peerName: peer.name,
       pid: info.pid,
       mailbox,
-      whyNotProcess: whyNotProcessMemory(info.pid, info.address),
+      whyNotProcess: () => whyNotProcessMemory(info.pid, info.address),
       someDevice: () => this.#someDevice,
       copyThread: () => this.#getCopyThread(),
       onWork: () => this.#work(link),

@@ -24,8 +24,8 @@ export interface LocalLinkOptions {
   readonly peerName: string;
   readonly pid: number;
   readonly mailbox: PeerMailbox;
-  /** Why other memory of the peer's process cannot be copied; undefined if it can. */
-  readonly whyNotProcess: string | undefined;
+  /** Why other memory of the peer's process cannot be copied, as of now; undefined if it can. */
+  readonly whyNotProcess: () => string | undefined;
   /** A GPU whose memory is registered here, if there is one. */
   readonly someDevice: () => CudaDevice | undefined;
   /** The thread that copies; undefined if this one is to do it all. */
@@ -74,8 +74,8 @@ export class LocalLink implements BackendLink, LinkedMemory {
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): LocalRemoteRegion {
     this.requireUsable();
     const region = readRegionInfo(info, about, (place) => this.#map(place));
-    const { whyNotProcess } = this.#options;
-    if (region.reach.kind !== 'process' || whyNotProcess === undefined) return region;
+    const whyNotProcess = region.reach.kind === 'process' ? this.#options.whyNotProcess() : undefined;
+    if (whyNotProcess === undefined) return region;
     throw new WeftlineError(
       'WL_UNSUPPORTED',
       `The memory that ${this.peerName} registered cannot be reached: ${whyNotProcess}. Take memory from agent.allocate() there, or another backend`,

@@ -1,24 +1,47 @@
-// Whether this process may copy memory of another one: tried out, and if not, why not.
-import { readFileSync } from 'node:fs';
+// Whether this process may reach memory of another one: tried out, and if not, why not.
+import { readFileSync, statSync } from 'node:fs';
 import { MAILBOX_MAGIC } from '../../../abi/agent-mailbox.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { RangeList, whyCopyFailed } from '../../../native/process-memory.ts';
 
 /** `address`: of the peer's mailbox in its own memory, which begins with a word that is known. */
 export function whyNotProcessMemory(pid: number, address: number): string | undefined {
-  const word = new NativeBlock(4);
-  const range = new RangeList(1);
-  range.set(0, { local: word.address, remote: address, bytes: 4 });
-  const copied = range.copy(pid, true, 0, 1);
-  if (copied === 4 && word.words[0] === MAILBOX_MAGIC) return undefined;
-  if (copied === 4) return `process ${pid} is not the one that was announced`;
-  const reasons: Readonly<Record<ReturnType<typeof whyCopyFailed>, string>> = {
+  const outcome = tryCopy(pid, address);
+  if (outcome === 'permitted') return undefined;
+  const reasons: Readonly<Record<typeof outcome, string>> = {
+    stranger: `process ${pid} is not the one that was announced`,
     gone: `process ${pid} has ended`,
     missing: 'this container forbids copies between processes (process_vm_readv): its seccomp profile must allow them',
     forbidden: `the system forbids copies between processes of one user here (${forbiddenBy()})`,
     fault: `reading memory of process ${pid} failed`,
   };
-  return reasons[whyCopyFailed(-copied)];
+  return reasons[outcome];
+}
+
+/** The same of processes that are there: that one has ended is for whoever connects to it to tell. */
+export function whyForbidden(pid: number, address: number): string | undefined {
+  const outcome = tryCopy(pid, address);
+  return outcome === 'forbidden' || outcome === 'missing' ? whyNotProcessMemory(pid, address) : undefined;
+}
+
+function tryCopy(pid: number, address: number): 'permitted' | 'stranger' | ReturnType<typeof whyCopyFailed> {
+  const word = new NativeBlock(4);
+  const range = new RangeList(1);
+  range.set(0, { local: word.address, remote: address, bytes: 4 });
+  const copied = range.copy(pid, true, 0, 1);
+  if (copied !== 4) return whyCopyFailed(-copied);
+  return word.words[0] === MAILBOX_MAGIC ? 'permitted' : 'stranger';
+}
+
+/** `fd`: of a memory file of the process, which others open through its /proc entry. That it has ended is no answer. */
+export function whyNotFilesOf({ pid, fd }: { readonly pid: number; readonly fd: number }): string | undefined {
+  try {
+    statSync(`/proc/${pid}/fd/${fd}`);
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code === 'EACCES' || code === 'EPERM') return `the system forbids to open files of process ${pid} (${code})`;
+  }
+  return undefined;
 }
 
 function forbiddenBy(): string {

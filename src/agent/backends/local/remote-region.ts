@@ -85,6 +85,12 @@ export function readRegionInfo(
   return new LocalRemoteRegion({ ...parts, reach: { kind: 'mapped', address: mapped } });
 }
 
+/** True if bytes that `readRegionInfo` would take speak of memory that only system calls reach. */
+export function isOfProcess(bytes: Uint8Array): boolean {
+  if (bytes.length !== localRegionInfo.size) return false;
+  return new Block(localRegionInfo, bytes.slice().buffer, 0).get('kind') === localRegionKinds.process;
+}
+
 function notUnderstood(why: string): WeftlineError {
   return new WeftlineError('WL_PROTOCOL', `The description of a region of the peer makes no sense: ${why}`);
 }
