@@ -1,8 +1,12 @@
 // The queue through which a device tells its host what to put where: 16-byte commands, a word that says what is delivered.
 import { defineLayout } from './layout.ts';
 
-/** What a command asks for. */
-export const commandKinds = { put: 1, signal: 2 } as const;
+/**
+ * What a command asks for: to put bytes from memory, to add to a counter, or to write 8 bytes that the command holds itself
+ * at a multiple of 8. `store` is a put without a source; `set` a signal whose number replaces the sum: the writer waits for
+ * no command behind it.
+ */
+export const commandKinds = { set: 0, put: 1, signal: 2, store: 3 } as const;
 
 export const COMMAND_BYTES = 16;
 
@@ -18,9 +22,9 @@ export const MAX_COMMAND_BYTES: number = 2 ** 34;
  * command that is looked for when its phase is that of the lap, so memory of zeros holds no command.
  *
  * word 0: phase 1, kind 2, remote 6, request 12, high bits of source 4, target 5 and bytes 2
- * word 1: low 32 bits of the source offset; of a signal, the low half of what it adds
+ * word 1: low 32 bits of the source offset; of others than puts, the low half of their number
  * word 2: phase 1, low 31 bits of the target offset
- * word 3: low 32 bits of the size; of a signal, the high half of what it adds
+ * word 3: low 32 bits of the size; of others than puts, the high half of their number
  */
 export const commandBits = {
   kind: 1,
@@ -55,8 +59,11 @@ export const commandQueueHead = defineLayout(
 /**
  * The device's side of a queue, in its own memory.
  *
- * - `head`: commands begun so far, wraps. Any thread takes the next number by an atomic addition.
+ * - `head`: commands begun so far, wraps. Any thread takes the next number by an atomic addition; who finds no room until
+ *   its deadline gives it back, the newest first, so that no number is left without a command.
  * - `knownDelivered`: what some thread last read of `delivered`, so that not every push reads host memory.
+ * - `lateAt`: the GPU's time when a wait for room expired last; 0 before. Those who come within a deadline after it, and find
+ *   `delivered` still at `lateSeen`, leave at once.
  */
 export const deviceQueue = defineLayout(
   'DeviceQueue',
@@ -68,6 +75,8 @@ export const deviceQueue = defineLayout(
     capacityBits: 'u32',
     /** CommandQueueHead, with the ring behind it. */
     host: 'ptr',
+    lateAt: 'u64',
+    lateSeen: 'u32',
   },
   64,
 );

@@ -31,6 +31,7 @@ import {
   benchDevicePingArguments,
   benchDevicePushArguments,
   benchDevicePutArguments,
+  benchPingKinds,
   twoProcessWaitArguments,
   twoProcessWriteArguments,
 } from './device-api-arguments.ts';
@@ -99,6 +100,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trap: { anyPeer: TRAP_ANY_PEER },
   commandKind: commandKinds,
   commandBits,
+  benchPingKind: benchPingKinds,
   epStatus,
   epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
   layerRecord: layerRecordWords,

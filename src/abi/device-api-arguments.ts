@@ -21,7 +21,7 @@ export const twoProcessWaitArguments = defineLayout('TwoProcessWaitArguments', {
   expected: 'u64',
 });
 
-/** Puts of a whole message by all blocks, each its share, again and again; then each block adds 1. */
+/** Puts of a whole message by all blocks, each its part, again and again; then each block adds 1. */
 export const benchDevicePutArguments = defineLayout('BenchDevicePutArguments', {
   request: 'ptr',
   signalRequest: 'ptr',
@@ -32,12 +32,15 @@ export const benchDevicePutArguments = defineLayout('BenchDevicePutArguments', {
   places: 'u32',
 });
 
+/** What the rounds of benchDevicePing send. */
+export const benchPingKinds = { signal: 0, putWithSignal: 1, word: 2 } as const;
+
 /** 8 bytes, a signal and a wait, there and back. */
 export const benchDevicePingArguments = defineLayout('BenchDevicePingArguments', {
   request: 'ptr',
   signalRequest: 'ptr',
   waits: 'ptr',
-  /** This side's counter, and where the peer's 8 bytes come. */
+  /** This side's counter, with a cell for words 16 bytes behind it, and where the peer's 8 bytes come. */
   counter: 'ptr',
   inbox: 'ptr',
   /** The local range of `request`: what is put. */
@@ -49,13 +52,18 @@ export const benchDevicePingArguments = defineLayout('BenchDevicePingArguments',
   first: 'u32',
   /** 1: begins; 0: answers. */
   begins: 'u32',
-  /** 0: without a put, the signal alone. */
-  hasPut: 'u32',
+  /** One of benchPingKinds. */
+  what: 'u32',
+  /** 1: with Order::Relaxed. */
+  isRelaxed: 'u32',
 });
 
-/** Signals as fast as they can be pushed, by every warp's first lane. */
+/** Signals as fast as they can be pushed, by the first lanes of every warp. */
 export const benchDevicePushArguments = defineLayout('BenchDevicePushArguments', {
   request: 'ptr',
   count: 'u32',
   channels: 'u32',
+  /** Of each warp that push, each for itself. */
+  lanes: 'u32',
+  isRelaxed: 'u32',
 });

@@ -9,8 +9,7 @@ export const deviceHostState = defineLayout('DeviceHostState', {
   /** DeviceQueue[queueCount]; channel c uses queue c % queueCount. */
   queues: 'ptr',
   queueCount: 'u32',
-  /** 1: puts and signals without a mapped address may go through the queues. */
-  hasQueues: 'u32',
+  reserved: 'u32',
 });
 
 /** A range of the peer that a request may write: its memory as this process maps it, or none. */
@@ -35,5 +34,6 @@ export const deviceRequest = defineLayout('DeviceRequest', {
   number: 'u32',
   /** Number of the peer at this host, for error messages. */
   peer: 'u32',
-  reserved: 'u32',
+  /** 1: what is put through the queue travels in the command itself, if it is 8 bytes at multiples of 8. */
+  inlines: 'u32',
 });

@@ -239,12 +239,9 @@ export class Agent implements AsyncDisposable {
   }
 
   /** The same, but blocks this thread. */
-  nextNotificationBlocking({
-    timeoutMs,
-    ...filter
-  }: NotificationFilter & { readonly timeoutMs?: number } = {}): Notification {
-    const next = new NextNotification(this.#notifications, filter, this.name);
-    this.#waiter.waitBlocking(next, timeoutMs);
+  nextNotificationBlocking(options: NotificationFilter & { readonly timeoutMs?: number } = {}): Notification {
+    const next = new NextNotification(this.#notifications, options, this.name);
+    this.#waiter.waitBlocking(next, options.timeoutMs);
     return next.found as Notification;
   }
 
@@ -276,7 +273,7 @@ export class Agent implements AsyncDisposable {
       const transfer = underWay[at] as Transfer;
       if (!transfer.look()) underWay[kept++] = transfer;
     }
-    underWay.length = kept;
+    if (kept !== underWay.length) underWay.length = kept;
     return hasNews;
   }
 

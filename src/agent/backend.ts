@@ -176,8 +176,18 @@ export interface BackendChannel {
   prepare?(local: BackendRegion, remote: BackendRemoteRegion): Promise<void>;
   /** Never waits; reads `place` during the call only. False, with nothing posted, if there is no room now. */
   put(place: PutPlace): boolean;
-  /** Adds to the 64-bit cell at `offset` (a multiple of 8), after the data of all earlier puts of the channel. */
-  signal(remote: BackendRemoteRegion, offset: number, add: number): boolean;
+  /**
+   * Adds to the 64-bit cell at `offset` (a multiple of 8), after the data of all earlier operations of the channel. `sum`
+   * is what the cell then holds, from a caller who knows that nobody else adds: it may be written instead.
+   */
+  signal(remote: BackendRemoteRegion, offset: number, add: number, sum?: number): boolean;
+  /**
+   * Writes the 64 bits of both halves at `offset` (a multiple of 8), whole, after the data of all earlier operations.
+   * Left out by backends that would have to send 8 bytes of registered memory.
+   */
+  store?(remote: BackendRemoteRegion, offset: number, low: number, high: number): boolean;
+  /** Starts what the channel holds back so that it goes together with what follows; else the next poll does. */
+  send?(): void;
   /** Operations posted so far. */
   readonly posted: number;
   /** How many of them, counted from the first, are delivered: those before it are all visible at the peer. */

@@ -23,8 +23,8 @@ export class Notifications {
   /** Those before `#head` were taken. */
   #waiting: (Notification | undefined)[] = [];
   #head = 0;
-  /** By peer: bytes that wait, if any do. */
-  readonly #bytes = new Map<string, number>();
+  /** By peer: what of it waits. Kept when nothing does: to take an entry out and put it in again costs more than the rest. */
+  readonly #peers = new Map<string, { bytes: number }>();
   /** Peers of whom nothing more is taken in, because so much of them waits. */
   readonly #full = new Set<string>();
 
@@ -36,12 +36,15 @@ export class Notifications {
 
   push(peer: string, message: Uint8Array): void {
     this.#waiting.push({ peer, message });
-    this.#bytes.set(peer, (this.#bytes.get(peer) ?? 0) + message.length + ENTRY_BYTES);
+    const bytes = message.length + ENTRY_BYTES;
+    const waits = this.#peers.get(peer);
+    if (waits === undefined) this.#peers.set(peer, { bytes });
+    else waits.bytes += bytes;
   }
 
   /** False while as much of the peer waits as may. */
   hasRoom(peer: string): boolean {
-    if ((this.#bytes.get(peer) ?? 0) < this.#mostBytes) return true;
+    if ((this.#peers.get(peer)?.bytes ?? 0) < this.#mostBytes) return true;
     this.#full.add(peer);
     return false;
   }
@@ -50,7 +53,7 @@ export class Notifications {
     const all = this.#waiting.slice(this.#head) as Notification[];
     this.#waiting = [];
     this.#head = 0;
-    this.#bytes.clear();
+    for (const waits of this.#peers.values()) waits.bytes = 0;
     if (this.#full.size > 0) {
       this.#full.clear();
       this.#onRoom();
@@ -83,10 +86,9 @@ export class Notifications {
   }
 
   #release({ peer, message }: Notification): void {
-    const left = (this.#bytes.get(peer) as number) - message.length - ENTRY_BYTES;
-    if (left > 0) this.#bytes.set(peer, left);
-    else this.#bytes.delete(peer);
-    if (left < this.#mostBytes && this.#full.delete(peer)) this.#onRoom();
+    const waits = this.#peers.get(peer) as { bytes: number };
+    waits.bytes -= message.length + ENTRY_BYTES;
+    if (this.#full.size > 0 && waits.bytes < this.#mostBytes && this.#full.delete(peer)) this.#onRoom();
   }
 }
 

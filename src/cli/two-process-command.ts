@@ -1,5 +1,6 @@
 // weftline 2proc: a kernel of one process writes into memory of another and signals it; both check what came.
 import { type Command, Option } from 'commander';
+import { type BackendName, backendNames } from '../agent/backend.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { chooseDevice } from '../device/device-choice.ts';
 import { openChosenDevice } from '../device/open-device.ts';
@@ -18,6 +19,7 @@ interface TwoProcessFlags {
   readonly pipeline: number;
   readonly handles: string;
   readonly direct: boolean;
+  readonly backend?: BackendName;
   readonly peerIp: string;
   readonly port: number;
 }
@@ -43,6 +45,11 @@ export function addTwoProcessCommand(program: Command): void {
       new Option('--handles <n>', '32: a request per lane, with --level warp').choices(['1', '32']).default('1'),
     )
     .option('--no-direct', 'through the command queue, also where the kernel could write by itself')
+    .addOption(
+      new Option('--backend <name>', 'what carries what goes through the queue; the best there is by default').choices(
+        backendNames,
+      ),
+    )
     .option('--peer-ip <address>', 'where the other is, if not on this machine', '127.0.0.1')
     .option('--port <port>', 'where the initiator listens', integerArgument(1, 65_535), 9998);
   addSettingOptions(command, ['device', 'timeoutMs']);
@@ -84,14 +91,15 @@ function rankVariables({ mode, peerIp, port }: TwoProcessFlags): Record<string, 
 }
 
 async function runSide(world: World, flags: TwoProcessFlags, prefix: string): Promise<void> {
-  const { size: bytes, level, pipeline, direct } = flags;
+  const { size: bytes, level, pipeline, direct, backend } = flags;
   const choice = await chooseDevice(world.settings.device, world);
   await using device = await openChosenDevice(choice, world.settings);
   await runTwoProcess(world, device, {
     bytes,
     level,
     pipeline,
-    direct,
+    direct: direct && backend === undefined,
+    backend,
     handles: Number(flags.handles),
     print: (line) => process.stdout.write(`${prefix}${line}\n`),
   });

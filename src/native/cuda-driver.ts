@@ -87,6 +87,9 @@ const table = {
   ),
   cuStreamDestroy: prototype<[stream: number]>('int cuStreamDestroy_v2(uint64_t)'),
   cuStreamQuery: prototype<[stream: number]>('int cuStreamQuery(uint64_t)'),
+  cuStreamBatchMemOp: prototype<[stream: number, count: number, parameters: number, flags: number]>(
+    'int cuStreamBatchMemOp_v2(uint64_t, uint, uint64_t, uint)',
+  ),
   cuStreamWaitEvent: prototype<[stream: number, event: number, flags: number]>(
     'int cuStreamWaitEvent(uint64_t, uint64_t, uint)',
   ),

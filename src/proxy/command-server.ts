@@ -11,6 +11,8 @@ export interface CommandChannel {
   readonly delivered: number;
   /** Nothing is delivered any more. */
   readonly error: WeftlineError | undefined;
+  /** See BackendChannel. */
+  send?(): void;
 }
 
 /** Where the commands of one request go, for one of its remote ranges. */
@@ -19,6 +21,10 @@ export interface CommandRoute {
   /** False, with nothing posted, if there is no room now. Throws for what can never be posted. */
   put(source: number, target: number, bytes: number): boolean;
   signal(target: number, add: number): boolean;
+  /** Writes a number of 64 bits, given as its halves, at a multiple of 8. */
+  store(target: number, low: number, high: number): boolean;
+  /** The same, after all that came before it, as a signal does. */
+  set(target: number, low: number, high: number): boolean;
 }
 
 export interface ServedRequest {
@@ -42,6 +48,8 @@ export class CommandServer {
   /** The command in #command was taken, but there was no room for it. */
   #isHeld = false;
   #delivered = 0;
+  /** The channel that the last signal went to, until it is told that this was all. */
+  #toSend: CommandChannel | undefined;
 
   /** `requests` by number, may grow later. `onFailure` hears of each failure of a channel or of a command once. */
   constructor(
@@ -72,15 +80,27 @@ export class CommandServer {
       this.#isHeld = !this.#carryOut((reader.taken - 1) & (reader.capacity - 1));
       if (this.#isHeld) break;
     }
+    // What a signal ends goes now; a put may still be followed by its signal.
+    if (this.#toSend !== undefined) this.#send(this.#toSend);
     return count > 0;
+  }
+
+  #send(channel: CommandChannel): void {
+    this.#toSend = undefined;
+    try {
+      channel.send?.();
+    } catch (error) {
+      // The channel has it too, and its commands end with it.
+      this.#onFailure(error as WeftlineError);
+    }
   }
 
   /** False if there is no room for the command now. */
   #carryOut(slot: number): boolean {
-    const { kind, request, remote, target, source, bytes, add } = this.#command;
+    const { kind, request, remote } = this.#command;
     this.#requestOf[slot] = request;
     const route = this.#requests[request]?.remotes[remote];
-    if (route === undefined || (kind !== commandKinds.put && kind !== commandKinds.signal)) {
+    if (route === undefined) {
       const what = `request ${request}, remote range ${remote}, kind ${kind}`;
       this.#refuse(
         slot,
@@ -95,14 +115,23 @@ export class CommandServer {
       return true;
     }
     try {
-      const isPosted = kind === commandKinds.put ? route.put(source, target, bytes) : route.signal(target, add);
-      if (!isPosted) return false;
+      if (!this.#postTo(route)) return false;
     } catch (error) {
       this.#refuse(slot, error as WeftlineError);
       return true;
     }
     this.#sequences[slot] = channel.posted;
+    if (kind !== commandKinds.signal && kind !== commandKinds.set) return true;
+    if (this.#toSend !== undefined && this.#toSend !== channel) this.#send(this.#toSend);
+    this.#toSend = channel;
     return true;
+  }
+
+  #postTo(route: CommandRoute): boolean {
+    const { kind, target, source, bytes, low, high } = this.#command;
+    if (kind === commandKinds.put) return route.put(source, target, bytes);
+    if (kind === commandKinds.signal) return route.signal(target, high * 2 ** 32 + low);
+    return kind === commandKinds.store ? route.store(target, low, high) : route.set(target, low, high);
   }
 
   /** The command ends without having been posted. */

@@ -13,12 +13,13 @@ export interface Command {
   /** Of a put. */
   source: number;
   bytes: number;
-  /** Of a signal, below 2^53. */
-  add: number;
+  /** Of others: the halves of their number. */
+  low: number;
+  high: number;
 }
 
 export function emptyCommand(): Command {
-  return { kind: 0, request: 0, remote: 0, target: 0, source: 0, bytes: 0, add: 0 };
+  return { kind: 0, request: 0, remote: 0, target: 0, source: 0, bytes: 0, low: 0, high: 0 };
 }
 
 /** Reads the slot at `first` into `command`; false if it does not hold the command of the lap with this phase. */
@@ -37,11 +38,13 @@ export function decodeCommand(words: Uint32Array, first: number, phase: number, 
   if (command.kind === commandKinds.put) {
     command.source = ((high >>> commandBits.sourceHigh) & 15) * TWO_32 + low;
     command.bytes = (high >>> commandBits.bytesHigh) * TWO_32 + last;
-    command.add = 0;
+    command.low = 0;
+    command.high = 0;
   } else {
     command.source = 0;
     command.bytes = 0;
-    command.add = last * TWO_32 + low;
+    command.low = low;
+    command.high = last;
   }
   return true;
 }
@@ -49,8 +52,8 @@ export function decodeCommand(words: Uint32Array, first: number, phase: number, 
 /** Writes a command whose parts are in range; its first word goes last, so that it appears whole. */
 export function encodeCommand(words: Uint32Array, first: number, phase: number, command: Command): void {
   const isPut = command.kind === commandKinds.put;
-  const low = isPut ? command.source : command.add;
-  const last = isPut ? command.bytes : Math.floor(command.add / TWO_32);
+  const low = isPut ? command.source : command.low;
+  const last = isPut ? command.bytes : command.high;
   let high = phase | (command.kind << commandBits.kind) | (command.remote << commandBits.remote);
   high |= command.request << commandBits.request;
   high |= Math.floor(command.target / TWO_31) << commandBits.targetHigh;

@@ -46,6 +46,10 @@ export class CpuHalf implements DeviceHalf {
 
   unpin(): void {}
 
+  isFar(): boolean {
+    return false;
+  }
+
   view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {
     return new Uint8Array(viewAt(address, bytes));
   }

@@ -26,6 +26,15 @@ export interface CpuSignal {
   readonly add: number;
 }
 
+export interface CpuWord {
+  /** Where in the peer's range, a multiple of 16: the value comes there, the epoch 8 bytes behind it. */
+  readonly target: number;
+  /** 64 bits. */
+  readonly value: bigint;
+  /** Greater each time. */
+  readonly epoch: number;
+}
+
 export interface CpuKernelApiOptions {
   readonly agent: string;
   readonly queues: readonly QueueMemory[];
@@ -41,6 +50,7 @@ export interface CpuKernelApiOptions {
 
 /** How many looks between two looks at the clock. */
 const LOOKS = 64;
+const TWO_32 = 2 ** 32;
 
 export class CpuKernelApi {
   readonly #options: CpuKernelApiOptions;
@@ -74,10 +84,22 @@ export class CpuKernelApi {
     const shape = this.#shape(request);
     if (target % 8 !== 0) throw invalidArgument('target', target, 'a multiple of 8');
     checkRange('counter', target, 8, this.#remoteBytes(shape, route));
-    const command = this.#command;
-    command.kind = commandKinds.signal;
-    command.target = target;
-    command.add = add;
+    this.#number(commandKinds.signal, target, add % TWO_32, Math.floor(add / TWO_32));
+    this.#push(shape, route);
+  }
+
+  /**
+   * Writes 8 bytes and their number into the peer's cell, of 16 bytes, so that it sees both or none. A cell has one writer,
+   * begins as zeros, and is written again when the peer has taken the word. No order with puts and signals. Fails as put().
+   */
+  putWord(request: number, { target, value, epoch }: CpuWord, route: CpuRoute = {}): void {
+    const shape = this.#shape(request);
+    if (target % 16 !== 0) throw invalidArgument('target', target, 'a multiple of 16');
+    checkRange('cell', target, 16, this.#remoteBytes(shape, route));
+    const bits = BigInt.asUintN(64, value);
+    this.#number(commandKinds.store, target, Number(bits & 0xffff_ffffn), Number(bits >> 32n));
+    this.#push(shape, route);
+    this.#number(commandKinds.set, target + 8, epoch % TWO_32, Math.floor(epoch / TWO_32));
     this.#push(shape, route);
   }
 
@@ -115,9 +137,27 @@ export class CpuKernelApi {
     );
   }
 
+  /** Resolves with the value of the cell (two words) once its epoch is at least `epoch`. Fails as wait(). */
+  async waitWord(cell: BigUint64Array, epoch: number): Promise<bigint> {
+    const seen = (): number => Number(Atomics.load(cell, 1));
+    await this.#until(
+      () => seen() >= epoch,
+      () => `a word (epoch ${epoch}, seen ${seen()})`,
+    );
+    return Atomics.load(cell, 0);
+  }
+
   /** Once the failure was told: queues carry commands of other requests as before. */
   forgetFailures(): void {
     for (const writer of this.#writers) writer.forgetFailure();
+  }
+
+  #number(kind: number, target: number, low: number, high: number): void {
+    const command = this.#command;
+    command.kind = kind;
+    command.target = target;
+    command.low = low;
+    command.high = high;
   }
 
   #shape(request: number): RequestShape {

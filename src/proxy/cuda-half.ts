@@ -42,7 +42,7 @@ export class CudaHalf implements DeviceHalf {
     this.#device = device;
     this.#requests = requests;
     this.#traps = traps;
-    this.#endJudging = device.context.judgeWaits(() => this.throwIfFailed());
+    this.#endJudging = device.context.judgeWaits((isDone) => this.#throwIfFailed(isDone));
   }
 
   get kernelApi(): CpuKernelApi {
@@ -80,6 +80,10 @@ export class CudaHalf implements DeviceHalf {
   unpin(): void {
     for (const { host } of this.#pinned.values()) this.#device.context.release('cuMemHostUnregister', host);
     this.#pinned.clear();
+  }
+
+  isFar(address: number): boolean {
+    return !this.#pinned.has(address);
   }
 
   view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {
@@ -145,7 +149,11 @@ export class CudaHalf implements DeviceHalf {
   }
 
   throwIfFailed(): void {
-    const error = this.#traps.take();
+    this.#throwIfFailed(true);
+  }
+
+  #throwIfFailed(isDone: boolean): void {
+    const error = this.#traps.take(isDone);
     if (error === undefined) return;
     this.#requests.clearFailures();
     throw error;

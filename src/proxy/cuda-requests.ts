@@ -39,7 +39,6 @@ export class CudaRequests implements Disposable {
       block.set('timeoutNs', options.timeoutMs * 1e6);
       block.set('queues', queueTable.address);
       block.set('queueCount', queues);
-      block.set('hasQueues', 1);
     });
     return new CudaRequests(options, rings, [queueTable, state]);
   }
@@ -88,6 +87,7 @@ export class CudaRequests implements Disposable {
       block.set('remoteCount', request.remotes.length);
       block.set('number', request.number);
       block.set('peer', request.peer);
+      block.set('inlines', request.inlines ? 1 : 0);
     });
     this.#memory.push(remotes, tensor);
     return tensor.address;

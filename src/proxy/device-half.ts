@@ -14,6 +14,8 @@ export interface DeviceHalf extends Disposable {
   allocate(bytes: number): Promise<{ readonly address: number; readonly id?: number }>;
   /** Lets kernels reach host memory of this process; returns where they find it. */
   pin(address: number, bytes: number): number;
+  /** True for memory that the host reads only by copies of the device. */
+  isFar(address: number): boolean;
   /** Of all that was pinned: its owner, the agent, frees it next. */
   unpin(): void;
   view(memory: { readonly address: number; readonly bytes: number }): Uint8Array;

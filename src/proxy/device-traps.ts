@@ -4,6 +4,7 @@ import { TRAP_ANY_PEER, trapReasons, trapRecord, trapStates } from '../abi/trap-
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../device/cuda/host-memory.ts';
+import type { Fence } from '../device/cuda/work-fence.ts';
 
 export interface DeviceTrapsOptions {
   readonly device: CudaDevice;
@@ -18,6 +19,8 @@ export class DeviceTraps implements Disposable {
   readonly #record: Block<keyof typeof trapRecord.offset>;
   readonly #state: Int32Array;
   #abortedBy: WeftlineError | undefined;
+  /** Passed when no kernel runs any more that is to leave. */
+  #leaving: Fence | undefined;
 
   constructor(options: DeviceTrapsOptions) {
     this.#options = options;
@@ -33,20 +36,33 @@ export class DeviceTraps implements Disposable {
   /** Kernels that wait leave within a few milliseconds; take() then returns the error once. */
   abort(reason: WeftlineError): void {
     this.#abortedBy ??= reason;
+    this.#leaving = undefined;
     this.#record.set('abort', 1);
   }
 
-  /** Why a kernel that has ended left early; undefined if none did. The record is empty again. */
-  take(): WeftlineError | undefined {
+  /**
+   * Why a kernel left early; undefined if none did. The record is empty again. An abort is told when the work that was
+   * waited for is done: kernels see it until all of them have left, and whoever is told launches others.
+   */
+  take(isDone: boolean): WeftlineError | undefined {
+    if (this.#leaving?.isPassed() === true) this.#endAbort();
+    if (this.#abortedBy !== undefined && !isDone) return undefined;
     const isReadable = Atomics.load(this.#state, 0) === trapStates.readable;
     const error = isReadable ? this.#describe() : undefined;
     if (isReadable) Atomics.store(this.#state, 0, trapStates.empty);
     const aborted = this.#abortedBy;
     if (aborted !== undefined) {
       this.#abortedBy = undefined;
-      this.#record.set('abort', 0);
+      const leaving = this.#options.device.workFence();
+      if (leaving.isPassed()) this.#endAbort();
+      else this.#leaving = leaving;
     }
     return aborted ?? error;
+  }
+
+  #endAbort(): void {
+    this.#leaving = undefined;
+    this.#record.set('abort', 0);
   }
 
   [Symbol.dispose](): void {

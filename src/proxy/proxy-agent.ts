@@ -2,11 +2,13 @@
 import { Agent } from '../agent/agent.ts';
 import type { BackendChannel, BackendLink, BackendName, PutPlace } from '../agent/backend.ts';
 import type { Registration } from '../agent/registration.ts';
-import { invalidArgument } from '../core/errors.ts';
+import type { WeftlineError } from '../core/errors.ts';
 import { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { viewAt } from '../native/library.ts';
+import { AgentRoute } from './agent-route.ts';
 import type { CommandRoute, ServedRequest } from './command-server.ts';
 import type { Allocation, ProxyWorkerData, RemoteRange, RequestOptions } from './proxy-messages.ts';
+import { STAGED_BYTES, StagedStores } from './staged-stores.ts';
 
 export class ProxyAgent {
   readonly #agent: Agent;
@@ -14,6 +16,9 @@ export class ProxyAgent {
   readonly #device: CudaDevice | undefined;
   readonly #registrations = new Map<number, Registration>();
   readonly #channels = new Map<BackendLink, BackendChannel>();
+  readonly #told = new WeakSet<BackendLink>();
+  /** Of channels that cannot store 8 bytes: where those are put from. */
+  readonly #staging = new Map<BackendChannel, StagedStores>();
 
   static async create({ agent, backends, token, settings, ordinal, host }: ProxyWorkerData): Promise<ProxyAgent> {
     const device = ordinal === undefined ? undefined : await CudaDevice.create({ ...settings, ordinal });
@@ -68,7 +73,9 @@ export class ProxyAgent {
       const place: PutPlace = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
       const channel = this.#channel(parts.link);
       await channel.prepare?.(local, remote);
-      remotes.push(new AgentRoute(channel, place, { ...options, range }));
+      const staged =
+        channel.store === undefined ? await this.#stagedStores(channel, parts.backend, options) : undefined;
+      remotes.push(new AgentRoute({ channel, place, staged }, { ...options, range }));
     }
     return { request: { peer: options.peer, remotes }, path: path as BackendName };
   }
@@ -83,6 +90,32 @@ export class ProxyAgent {
     await this.#device?.[Symbol.asyncDispose]();
   }
 
+  async #stagedStores(
+    channel: BackendChannel,
+    backend: BackendName,
+    { peer, remotes }: RequestOptions,
+  ): Promise<StagedStores> {
+    let staged = this.#staging.get(channel);
+    if (staged === undefined) {
+      const registration = await this.#agent.allocate(STAGED_BYTES);
+      const region = (remotes[0] as RemoteRange).region;
+      const { local } = await this.#agent.channelParts(peer, registration, region, { backend });
+      staged = new StagedStores(channel, local, viewAt(registration.address, STAGED_BYTES));
+      this.#staging.set(channel, staged);
+    }
+    return staged;
+  }
+
+  /** Why a peer that died was lost, told once; undefined if none was. One that closed its agent may do so. */
+  nextDeath(): WeftlineError | undefined {
+    for (const [link, { error }] of this.#channels) {
+      if (error?.details['hasDied'] !== true || this.#told.has(link)) continue;
+      this.#told.add(link);
+      return error;
+    }
+    return undefined;
+  }
+
   /** One per link, whichever queue a command comes from: within it, all is in order. */
   #channel(link: BackendLink): BackendChannel {
     let channel = this.#channels.get(link);
@@ -92,45 +125,4 @@ export class ProxyAgent {
     }
     return channel;
   }
-}
-
-/** The ranges of a request as the commands' offsets count them. Hot path. */
-class AgentRoute implements CommandRoute {
-  readonly channel: BackendChannel;
-  readonly #place: PutPlace;
-  readonly #localBegin: number;
-  readonly #localBytes: number;
-  readonly #range: RemoteRange;
-
-  constructor(
-    channel: BackendChannel,
-    place: PutPlace,
-    { offset, bytes, range }: { readonly offset: number; readonly bytes: number; readonly range: RemoteRange },
-  ) {
-    this.channel = channel;
-    this.#place = place;
-    this.#localBegin = offset;
-    this.#localBytes = bytes;
-    this.#range = range;
-  }
-
-  put(source: number, target: number, bytes: number): boolean {
-    // The device has checked this; its memory may have been overwritten since.
-    if (source + bytes > this.#localBytes) throw outside('source', source + bytes, this.#localBytes);
-    if (target + bytes > this.#range.bytes) throw outside('target', target + bytes, this.#range.bytes);
-    const place = this.#place;
-    place.localOffset = this.#localBegin + source;
-    place.remoteOffset = this.#range.offset + target;
-    place.bytes = bytes;
-    return this.channel.put(place);
-  }
-
-  signal(target: number, add: number): boolean {
-    if (target + 8 > this.#range.bytes) throw outside('counter', target + 8, this.#range.bytes);
-    return this.channel.signal(this.#place.remote, this.#range.offset + target, add);
-  }
-}
-
-function outside(what: string, end: number, limit: number): Error {
-  return invalidArgument(`end of a command's ${what}`, end, `at most ${limit}`);
 }

@@ -33,6 +33,8 @@ export interface RequestOptions {
   readonly bytes: number;
   readonly peer: string;
   readonly remotes: readonly RemoteRange[];
+  /** Nobody else writes to their counters, which are 0. */
+  readonly isSoleWriter: boolean;
 }
 
 /** Memory that the agent made and registered. */

@@ -93,6 +93,9 @@ async function serve(): Promise<void> {
       now = performance.now();
     } while (now < end);
     if (hasWork) lastWork = now;
+    // A kernel may wait for what a peer that is dead was to send, with no command of its own under way.
+    const death = agent.nextDeath();
+    if (death !== undefined) tellFailure(death);
     if (hasWork || now - lastWork < options.settings.proxySpinUs / 1000) {
       sleepMs = 0.05;
     } else {

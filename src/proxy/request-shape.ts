@@ -5,6 +5,8 @@ export interface RequestShape {
   readonly number: number;
   /** Number of the peer at this host. */
   readonly peer: number;
+  /** Puts of 8 bytes travel in their command: reading them would take the host a copy of the device. */
+  readonly inlines: boolean;
   readonly local: { readonly address: number; readonly bytes: number };
   readonly remotes: readonly {
     /** Where this process has mapped the range; 0 if its writes go through the queue. */

@@ -1,4 +1,5 @@
 // What `weftline 2proc` runs: one process writes bytes and a signal into memory of the other from a kernel, both check them.
+import type { BackendName } from '../agent/index.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
@@ -19,6 +20,8 @@ export interface TwoProcessOptions {
   readonly handles: number;
   /** False: through the queue also where the kernel could write directly. */
   readonly direct: boolean;
+  /** Of the agent, forced; undefined lets it choose. */
+  readonly backend: BackendName | undefined;
   readonly print: (line: string) => void;
 }
 
@@ -51,10 +54,11 @@ export async function runTwoProcess(
 ): Promise<void> {
   const isInitiator = world.rank === INITIATOR;
   const name = isInitiator ? 'initiator' : 'target';
-  const { bytes, direct, print } = options;
+  const { bytes, direct, backend, print } = options;
   print(`Starting (${device.kind === 'cpu' ? 'CPU' : device.properties.name})`);
   const { timeoutMs } = world.settings;
-  await using host = await DeviceHost.create({ name, device, direct, timeoutMs, token: world.jobId });
+  const backends = backend === undefined ? {} : { backends: [backend] };
+  await using host = await DeviceHost.create({ name, device, direct, timeoutMs, token: world.jobId, ...backends });
   const data = await host.allocate(bytes);
   const counter = await host.allocate(COUNTER_BYTES);
   world.peerLost.addEventListener('abort', () => host.abort(world.peerLost.reason as WeftlineError));
@@ -80,7 +84,7 @@ async function runInitiator(side: Side): Promise<void> {
     requests.push(await host.createGpuReq(request));
   }
   const signal = await host.createGpuReq(
-    await host.createWriteReq({ memory: side.counter }, fromBase64(target.counter), target.name),
+    await host.createWriteReq({ memory: side.counter }, fromBase64(target.counter), target.name, { soleWriter: true }),
   );
   print(`Transferring data via ${side.device.kind === 'cpu' ? 'CPU' : 'GPU'} kernel (${side.level} level)`);
   await writeAndSignal(side, requests, signal);

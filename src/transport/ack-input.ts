@@ -10,6 +10,11 @@ const ACK = ackHeader.offset;
 const ECHO = ackPath.offset;
 /** Echoes beyond this are of another clock, in microseconds. */
 const LONGEST_RTT = 60_000_000;
+/** Tolerance for reordering, see noteDuplicates: of a round trip, in segments, and how often it may change, in microseconds. */
+const MOST_REORDER_SHARE = 2;
+const MOST_REORDER_SEGMENTS = 256;
+const RAISE_INTERVAL = 1000;
+const RELAX_INTERVAL = 250_000;
 /** What the echoes of the ack at hand said. */
 const echoes = { rttSum: 0, baseSum: 0, rtts: 0, marks: 0 };
 
@@ -191,16 +196,32 @@ function tellCongestion(connection: Connection): void {
   bursts.touchedCount = 0;
 }
 
-/** Segments that came twice were sent again too early: later ones may overtake by more than was thought. */
+/**
+ * Segments that came twice were sent again too early: later ones may overtake by more than was thought. What was thought
+ * first comes back by halves while that does not happen: networks change, and tolerance makes losses show late.
+ */
 function noteDuplicates(connection: Connection, duplicates: number): void {
-  const before = connection.peerDuplicates;
-  if (((duplicates - before) | 0) <= 0) return;
-  connection.peerDuplicates = duplicates;
   const { engine, counters } = connection;
-  if (counters.retransmittedSegments === 0 || engine.now - connection.reorderRaisedAt < 1000) return;
-  connection.reorderRaisedAt = engine.now;
-  connection.reorderSegments = Math.min(256, connection.reorderSegments * 2);
-  connection.reorderShare = Math.min(2, connection.reorderShare * 2);
+  const elapsed = engine.now - connection.reorderChangedAt;
+  const hasNew = ((duplicates - connection.peerDuplicates) | 0) > 0;
+  if (hasNew) connection.peerDuplicates = duplicates;
+  if (hasNew && counters.retransmittedSegments > 0) {
+    if (elapsed >= RAISE_INTERVAL)
+      setTolerance(connection, connection.reorderSegments * 2, connection.reorderShare * 2);
+  } else if (elapsed >= RELAX_INTERVAL && isRaised(connection)) {
+    setTolerance(connection, Math.floor(connection.reorderSegments / 2), connection.reorderShare / 2);
+  }
+}
+
+function isRaised({ engine, reorderSegments, reorderShare }: Connection): boolean {
+  return reorderShare > engine.settings.reorderShare || reorderSegments > engine.settings.reorderSegments;
+}
+
+function setTolerance(connection: Connection, segments: number, share: number): void {
+  const { engine } = connection;
+  connection.reorderSegments = Math.max(engine.settings.reorderSegments, Math.min(MOST_REORDER_SEGMENTS, segments));
+  connection.reorderShare = Math.max(engine.settings.reorderShare, Math.min(MOST_REORDER_SHARE, share));
+  connection.reorderChangedAt = engine.now;
 }
 
 /** A flush is done when everything before it has arrived. */

@@ -112,8 +112,8 @@ export class Connection implements TransportConnection {
   /** The peer's last count of segments that came twice, and what that made of the tolerance for reordering. */
   peerDuplicates = 0;
   reorderSegments: number;
-  reorderShare = 1 / 4;
-  reorderRaisedAt = 0;
+  reorderShare: number;
+  reorderChangedAt = 0;
   /** Why the end is to be told to the peer, 0 while open; and whether it is told yet. */
   endReason = 0;
   endUntold = false;
@@ -154,6 +154,7 @@ export class Connection implements TransportConnection {
     this.bursts = new BurstTable(this.sendWindow.mask + 1, options.paths, DATA_HEADER_BYTES);
     this.nextSendAt = new Float64Array(this.bursts.controllerBytes.length);
     this.reorderSegments = settings.reorderSegments;
+    this.reorderShare = settings.reorderShare;
     this.heardAt = engine.now;
     this.progressAt = engine.now;
     const first = createCongestion(settings, options.segmentBytes);

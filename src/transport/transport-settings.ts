@@ -15,6 +15,8 @@ export interface TransportSettings {
   readonly ackDelay: number;
   readonly ackSegments: number;
   readonly reorderSegments: number;
+  /** Of a round trip: by how much a segment must be overtaken at least before it counts as lost. */
+  readonly reorderShare: number;
   readonly keepAlive: number;
   readonly giveUp: number;
   readonly checksum: Settings['transportChecksum'];
@@ -35,6 +37,7 @@ export function transportSettings(settings: Settings): TransportSettings {
     ackDelay: settings.transportAckDelayUs,
     ackSegments: settings.transportAckSegments,
     reorderSegments: settings.transportReorderSegments,
+    reorderShare: 1 / 4,
     keepAlive: settings.transportKeepAliveMs * 1000,
     giveUp: settings.transportGiveUpMs * 1000,
     checksum: settings.transportChecksum,

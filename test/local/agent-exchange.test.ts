@@ -26,6 +26,7 @@ import {
 } from 'weftline/agent';
 import { join } from 'weftline/world';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
+import { AgentPeer } from './support/agent-pair.ts';
 
 const host = '127.0.0.1';
 
@@ -214,6 +215,74 @@ test("agents meet in the world's store", async () => {
   }
 });
 
+/** What a process has published goes with it, and stays as long as it lives. */
+async function outliveNobody(endpoint: string): Promise<void> {
+  // The shortest that etcd grants is two seconds.
+  const etcdOptions = { endpoint, leaseMs: 2000 };
+  const store = etcdMetadataStore(etcdOptions);
+  await using watcher = await open('watcher');
+  await using alive = await open('alive');
+  const closed = await open('closed');
+  await using mortal = await AgentPeer.start('mortal', { backends: ['multipath'], token: 'secret' });
+  for (const agent of [alive, closed]) await publishMetadata(agent, store);
+  // Again, as after a registration.
+  await publishMetadata(closed, store);
+  await mortal.do({ do: 'publish', etcd: etcdOptions });
+  for (const name of ['alive', 'closed', 'mortal']) assert.equal(await loadPublished(watcher, store, name), name);
+  await closed.close();
+  await failsWith(
+    store.get('closed', { timeoutMs: 0 }).then(() => {}),
+    'WL_TIMEOUT',
+    /closed has published nothing/,
+  );
+  await mortal.kill();
+  const end = performance.now() + 20_000;
+  const isThere = (): Promise<boolean> =>
+    store.get('mortal', { timeoutMs: 0 }).then(
+      () => true,
+      () => false,
+    );
+  while (await isThere()) {
+    assert.ok(performance.now() < end, 'the metadata of a process that has ended stay');
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  // Longer than a lease without renewals.
+  await new Promise((resolve) => setTimeout(resolve, 1500));
+  assert.equal(await loadPublished(watcher, store, 'alive'), 'alive');
+  // The next life of an agent is not taken back by the end of the one before.
+  const again = await open('alive');
+  await publishMetadata(again, etcdMetadataStore(etcdOptions));
+  await alive.close();
+  assert.equal(await loadPublished(watcher, store, 'alive'), 'alive');
+  await again.close();
+}
+
+test('metadata of an earlier life in a store are recognised: newer ones are waited for', async () => {
+  const blobs = new Map<string, Uint8Array>();
+  const store: MetadataStore = {
+    put: async (name, blob) => void blobs.set(name, blob),
+    get: async (name) => blobs.get(name) as Uint8Array,
+    delete: async (name) => void blobs.delete(name),
+  };
+  await using b = await open('b');
+  const first = await open('a');
+  await publishMetadata(first, store);
+  await first.close();
+  await using second = await open('a');
+  await b.loadRemoteMetadata(second.localMetadata());
+  await failsWith(
+    loadPublished(b, store, 'a', { timeoutMs: 120 }).then(() => {}),
+    'WL_STALE',
+    /a later one is known/,
+  );
+  const waiting = loadPublished(b, store, 'a');
+  await new Promise((resolve) => setTimeout(resolve, 60));
+  await publishMetadata(second, store);
+  assert.equal(await waiting, 'a');
+  const late = loadPublished(b, store, 'a', { signal: AbortSignal.timeout(20) });
+  assert.equal(await late, 'a');
+});
+
 const etcd = spawnSync('etcd', ['--version']);
 
 test('agents meet in etcd', { skip: etcd.error === undefined ? false : 'no etcd on this machine' }, async () => {
@@ -238,6 +307,7 @@ test('agents meet in etcd', { skip: etcd.error === undefined ? false : 'no etcd 
     const store = etcdMetadataStore({ endpoint });
     await untilItAnswers(store);
     await throughStore(store);
+    await outliveNobody(endpoint);
   } finally {
     child.kill('SIGKILL');
     await once(child, 'exit');

@@ -23,7 +23,7 @@ const collectGarbage = runInNewContext('gc') as () => void;
 for (const backend of knownBackends()) {
   const skip = (await whyMissing(backend)) ?? false;
   const posts = Number(process.env['POSTS'] ?? quickPosts[backend] ?? 1500);
-  test(`${backend}: ${posts} posts of ${BLOCKS} descriptors, ${OUTSTANDING} at a time`, { skip }, async () => {
+  test(`${backend}: ${posts} posts of ${BLOCKS} descriptors, ${OUTSTANDING} at a time`, { skip }, async (context) => {
     await using pair = await openPair(backend, BLOCKS * BLOCK_BYTES * 2);
     const { agent, peer } = pair;
     const out = await agent.allocate(BLOCKS * BLOCK_BYTES);
@@ -51,9 +51,16 @@ for (const backend of knownBackends()) {
     collectGarbage();
     const before = process.memoryUsage();
     out.bytes.fill(200);
+    const start = performance.now();
     await run(posts - WARM_UP);
+    const seconds = (performance.now() - start) / 1000;
     collectGarbage();
     const after = process.memoryUsage();
+    const mebibytes = (name: keyof typeof before): string =>
+      `${name} ${(before[name] / 2 ** 20).toFixed(1)} to ${(after[name] / 2 ** 20).toFixed(1)} MiB`;
+    context.diagnostic(
+      `${posts - WARM_UP} posts in ${seconds.toFixed(2)} s; ${(['heapUsed', 'external', 'rss'] as const).map(mebibytes).join(', ')}`,
+    );
     const grown = after.heapUsed - before.heapUsed + after.external - before.external;
     assert.ok(grown < KEPT_BYTES, `${grown} bytes were kept`);
     const { telemetry } = transfers[0] as Transfer;

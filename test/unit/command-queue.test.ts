@@ -5,6 +5,7 @@ import fc from 'fast-check';
 import { commandKinds, MAX_COMMAND_BYTES, MAX_COMMAND_OFFSET } from '#lib/abi/command-queue.js';
 import { WeftlineError } from 'weftline';
 import { type Command, decodeCommand, emptyCommand, encodeCommand } from '#lib/proxy/command.js';
+import { CpuKernelApi } from '#lib/proxy/cpu-kernel-api.js';
 import { CommandReader, CommandWriter, queueBytes } from '#lib/proxy/command-queue.js';
 import { type CommandRoute, CommandServer } from '#lib/proxy/command-server.js';
 
@@ -21,20 +22,23 @@ const put = fc.record({
     fc.constantFrom(0, 2 ** 32, MAX_COMMAND_BYTES - 1),
     fc.integer({ min: 0, max: MAX_COMMAND_BYTES - 1 }),
   ),
-  add: fc.constant(0),
+  low: fc.constant(0),
+  high: fc.constant(0),
 });
-const signal = fc.record({
+const half = fc.oneof(fc.constantFrom(0, 1, 2 ** 31, 2 ** 32 - 1), fc.nat(2 ** 32 - 1));
+const numbered = fc.record({
   ...common,
-  kind: fc.constant<number>(commandKinds.signal),
+  kind: fc.constantFrom<number>(commandKinds.signal, commandKinds.store, commandKinds.set),
   source: fc.constant(0),
   bytes: fc.constant(0),
-  add: fc.oneof(fc.constantFrom(0, 1, 2 ** 32, 2 ** 53 - 1), fc.maxSafeNat()),
+  low: half,
+  high: half,
 });
 
 test('a command survives its slot, and a slot of the other phase holds none', () => {
   const words = new Uint32Array(8);
   fc.assert(
-    fc.property(fc.oneof(put, signal), fc.constantFrom(0, 1), (command, phase) => {
+    fc.property(fc.oneof(put, numbered), fc.constantFrom(0, 1), (command, phase) => {
       encodeCommand(words, 4, phase, command);
       const seen = emptyCommand();
       assert.equal(decodeCommand(words, 4, phase ^ 1, seen), false);
@@ -50,7 +54,7 @@ function makeQueue(capacity: number): { reader: CommandReader; writer: CommandWr
 }
 
 function signalOf(request: number, add: number): Command {
-  return { ...emptyCommand(), kind: commandKinds.signal, request, add };
+  return { ...emptyCommand(), kind: commandKinds.signal, request, low: add };
 }
 
 test('a slot is free when its command is delivered, not when it was taken', () => {
@@ -60,7 +64,7 @@ test('a slot is free when its command is delivered, not when it was taken', () =
   assert.equal(writer.push(signalOf(0, 4)), false);
   for (let number = 0; number < 4; number += 1) {
     assert.ok(reader.take(command));
-    assert.equal(command.add, number);
+    assert.equal(command.low, number);
   }
   assert.equal(reader.take(command), false);
   assert.equal(writer.push(signalOf(0, 4)), false);
@@ -69,7 +73,7 @@ test('a slot is free when its command is delivered, not when it was taken', () =
   assert.equal(writer.isDelivered(1), true);
   assert.equal(writer.isDelivered(2), false);
   assert.ok(reader.take(command));
-  assert.equal(command.add, 4);
+  assert.equal(command.low, 4);
 });
 
 /** A peer that remembers what it is told and delivers when the test says so. */
@@ -84,6 +88,14 @@ class PretendedPeer implements CommandRoute {
 
   signal(target: number, add: number): boolean {
     return this.#post(`signal ${target} ${add}`);
+  }
+
+  store(target: number, low: number, high: number): boolean {
+    return this.#post(`store ${target} ${low} ${high}`);
+  }
+
+  set(target: number, low: number, high: number): boolean {
+    return this.#post(`set ${target} ${low} ${high}`);
   }
 
   #post(what: string): boolean {
@@ -168,4 +180,41 @@ test('a command that names no request fails alone', () => {
   server.step();
   assert.equal(writer.depth, 0);
   assert.match(failures[0]?.message ?? '', /request 77, remote range 0/);
+});
+
+test('a push that finds no room until its deadline leaves no trace: the queue goes on when the host does', () => {
+  const queue = { buffer: new SharedArrayBuffer(queueBytes(4)), byteOffset: 0, capacity: 4 };
+  const shape = {
+    number: 0,
+    peer: 0,
+    inlines: false,
+    local: { address: 0, bytes: 8 },
+    remotes: [{ direct: 0, bytes: 64 }],
+  };
+  const api = new CpuKernelApi({
+    agent: 'one',
+    queues: [queue],
+    timeoutMs: 20,
+    requests: [shape],
+    peerName: () => 'two',
+    failure: () => undefined,
+    wake: () => {},
+  });
+  const two = new PretendedPeer();
+  const server = new CommandServer(new CommandReader(queue), [{ peer: 'two', remotes: [two] }], assert.fail);
+  for (let turn = 0; turn < 3; turn += 1) {
+    for (let add = 0; add < 4; add += 1) api.signal(0, { target: 8, add });
+    assert.throws(() => api.signal(0, { target: 8, add: 99 }), {
+      code: 'WL_TIMEOUT',
+      message: /room in its queue of 4/,
+    });
+    two.channel.delivered += 4;
+    server.step();
+    two.channel.delivered = two.channel.posted;
+    server.step();
+  }
+  api.putWord(0, { target: 16, value: -2n, epoch: 2 ** 33 });
+  server.step();
+  const round = [0, 1, 2, 3].map((add) => `signal 8 ${add}`);
+  assert.deepEqual(two.log, [...round, ...round, ...round, 'store 16 4294967294 4294967295', 'set 24 0 2']);
 });

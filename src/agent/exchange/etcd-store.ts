@@ -1,7 +1,7 @@
-// Metadata in etcd, through the JSON gateway of its version 3 interface.
-import { z } from 'zod';
+// Metadata in etcd, under leases that end with the processes that published them.
 import { WeftlineError } from '../../core/errors.ts';
 import type { WaitOptions } from '../../world/store.ts';
+import { EtcdClient } from './etcd-client.ts';
 import type { MetadataStore } from './metadata-store.ts';
 
 export interface EtcdOptions {
@@ -11,93 +11,115 @@ export interface EtcdOptions {
   readonly prefix?: string;
   /** Of one request, in ms; 5000 by default. */
   readonly requestMs?: number;
+  /**
+   * How long metadata stay when the process that published them has ended, or has not come to renew them because a call
+   * blocks its thread; then they come back with the next turn of its event loop. In ms; two minutes by default.
+   */
+  readonly leaseMs?: number;
 }
 
 const REQUEST_MS = 5000;
+const LEASE_MS = 120_000;
+/** A lease outlives two renewals that come to nothing. */
+const RENEWALS_PER_LEASE = 3;
 const FIRST_PAUSE_MS = 20;
 const LAST_PAUSE_MS = 500;
 
-const rangeAnswer = z.object({ kvs: z.array(z.object({ value: z.string().optional() })).optional() });
-
 /** Fails with WL_PEER_LOST if etcd cannot be reached, WL_PROTOCOL if something else answers. */
-export function etcdMetadataStore({
-  endpoint,
-  prefix = '/weftline/agents/',
-  requestMs = REQUEST_MS,
-}: EtcdOptions): MetadataStore {
-  const keyOf = (name: string): string => Buffer.from(prefix + name).toString('base64');
-  const ask = (path: string, body: unknown, signal?: AbortSignal): Promise<unknown> =>
-    request(new URL(`/v3/kv/${path}`, endpoint), body, { requestMs, signal });
-  return {
-    put: async (name, blob) => {
-      await ask('put', { key: keyOf(name), value: Buffer.from(blob).toString('base64') });
-    },
-    delete: async (name) => {
-      await ask('deleterange', { key: keyOf(name) });
-    },
-    get: async (name, { timeoutMs = requestMs, signal }: WaitOptions) => {
-      const end = performance.now() + timeoutMs;
-      for (let pause = FIRST_PAUSE_MS; ; pause = Math.min(LAST_PAUSE_MS, pause * 1.5)) {
-        const { kvs } = parseRange(await ask('range', { key: keyOf(name) }, signal));
-        const value = kvs?.[0]?.value;
-        if (value !== undefined) return new Uint8Array(Buffer.from(value, 'base64'));
-        if (performance.now() + pause > end) throw missing(name, endpoint, timeoutMs);
-        await new Promise((resolve) => setTimeout(resolve, pause));
-        signal?.throwIfAborted();
-      }
-    },
-  };
+export function etcdMetadataStore(options: EtcdOptions): MetadataStore {
+  return new EtcdStore(options);
 }
 
-interface RequestOptions {
-  readonly requestMs: number;
-  readonly signal: AbortSignal | undefined;
+/** What this process has published under a name. */
+interface Held {
+  blob: Uint8Array;
+  lease: string;
+  readonly timer: NodeJS.Timeout;
+  /** The same function for every put, so that whoever is to call it can keep one. */
+  readonly release: () => Promise<void>;
 }
 
-async function request(url: URL, body: unknown, { requestMs, signal }: RequestOptions): Promise<unknown> {
-  const deadline = AbortSignal.timeout(requestMs);
-  let answer: Response;
-  try {
-    answer = await fetch(url, {
-      method: 'POST',
-      body: JSON.stringify(body),
-      signal: signal === undefined ? deadline : AbortSignal.any([deadline, signal]),
-    });
-  } catch (cause) {
-    signal?.throwIfAborted();
-    const why = deadline.aborted ? `no answer within ${requestMs} ms` : String((cause as Error).cause ?? cause);
-    throw new WeftlineError('WL_PEER_LOST', `Cannot reach etcd at ${url.origin}: ${why}`, {
-      details: { endpoint: url.origin },
-      cause,
-    });
+class EtcdStore implements MetadataStore {
+  readonly #client: EtcdClient;
+  readonly #endpoint: string;
+  readonly #prefix: string;
+  readonly #requestMs: number;
+  readonly #leaseMs: number;
+  readonly #held = new Map<string, Held>();
+
+  constructor({ endpoint, prefix = '/weftline/agents/', requestMs = REQUEST_MS, leaseMs = LEASE_MS }: EtcdOptions) {
+    this.#client = new EtcdClient({ endpoint, requestMs });
+    this.#endpoint = endpoint;
+    this.#prefix = prefix;
+    this.#requestMs = requestMs;
+    this.#leaseMs = leaseMs;
   }
-  const text = await answer.text();
-  if (!answer.ok) throw notEtcd(url, `status ${answer.status}: ${text.slice(0, 200)}`);
-  try {
-    return JSON.parse(text) as unknown;
-  } catch {
-    throw notEtcd(url, 'an answer that is not JSON');
+
+  async put(name: string, blob: Uint8Array): Promise<() => Promise<void>> {
+    const lease = await this.#store(name, blob);
+    const held = this.#held.get(name) ?? this.#hold(name, lease);
+    const before = held.lease;
+    held.blob = blob;
+    held.lease = lease;
+    if (before !== lease) await this.#client.revoke(before).catch(() => {});
+    return held.release;
   }
-}
 
-function parseRange(answer: unknown): z.infer<typeof rangeAnswer> {
-  const parsed = rangeAnswer.safeParse(answer);
-  if (parsed.success) return parsed.data;
-  throw new WeftlineError('WL_PROTOCOL', 'etcd answered a range request with something else');
-}
+  async delete(name: string): Promise<void> {
+    await this.#client.delete(this.#prefix + name);
+    await this.#release(name);
+  }
 
-function notEtcd(url: URL, what: string): WeftlineError {
-  return new WeftlineError('WL_PROTOCOL', `${url.href} does not answer as etcd does: ${what}`, {
-    details: { url: url.href },
-  });
+  async get(name: string, { timeoutMs = this.#requestMs, signal }: WaitOptions): Promise<Uint8Array> {
+    const end = performance.now() + timeoutMs;
+    for (let pause = FIRST_PAUSE_MS; ; pause = Math.min(LAST_PAUSE_MS, pause * 1.5)) {
+      const value = await this.#client.get(this.#prefix + name, signal);
+      if (value !== undefined) return value;
+      if (performance.now() + pause > end) throw missing(name, this.#endpoint, timeoutMs);
+      await new Promise((resolve) => setTimeout(resolve, pause));
+      signal?.throwIfAborted();
+    }
+  }
+
+  /** Returns the lease. */
+  async #store(name: string, blob: Uint8Array): Promise<string> {
+    const lease = await this.#client.grant(Math.ceil(this.#leaseMs / 1000));
+    await this.#client.put(this.#prefix + name, blob, lease);
+    return lease;
+  }
+
+  #hold(name: string, lease: string): Held {
+    const timer = setInterval(() => void this.#renew(name).catch(() => {}), this.#leaseMs / RENEWALS_PER_LEASE);
+    timer.unref();
+    const held = { blob: new Uint8Array(0), lease, timer, release: () => this.#release(name) };
+    this.#held.set(name, held);
+    return held;
+  }
+
+  /** A failure is left to the next one. */
+  async #renew(name: string): Promise<void> {
+    const held = this.#held.get(name);
+    if (held === undefined || (await this.#client.keepAlive(held.lease))) return;
+    const lease = await this.#store(name, held.blob);
+    // Taken back, or published anew, meanwhile.
+    if (this.#held.get(name) !== held) await this.#client.revoke(lease);
+    else held.lease = lease;
+  }
+
+  /** What another process has published under the name since stays. */
+  async #release(name: string): Promise<void> {
+    const held = this.#held.get(name);
+    if (held === undefined) return;
+    this.#held.delete(name);
+    clearInterval(held.timer);
+    await this.#client.revoke(held.lease);
+  }
 }
 
 function missing(name: string, endpoint: string, timeoutMs: number): WeftlineError {
   return new WeftlineError(
     'WL_TIMEOUT',
-    `Agent ${name} has published nothing in etcd at ${endpoint} within ${timeoutMs} ms`,
-    {
-      details: { peer: name, endpoint, timeoutMs },
-    },
+    `Agent ${name} has published nothing in etcd at ${endpoint} within ${timeoutMs} ms, or its process has ended`,
+    { details: { peer: name, endpoint, timeoutMs } },
   );
 }

@@ -1,31 +1,54 @@
 // Metadata under agents' names in a store that all of them reach.
+import { WeftlineError } from '../../core/errors.ts';
 import type { Store, WaitOptions } from '../../world/store.ts';
 import type { Agent } from '../agent.ts';
 import type { MetadataOptions } from '../agent-options.ts';
 
 const KEY_PREFIX = 'agent/';
+const STALE_PAUSE_MS = 50;
 
 /** Implementations: the world's store, etcd. */
 export interface MetadataStore {
-  put(name: string, blob: Uint8Array): Promise<void>;
+  /** A function that is returned takes back what nobody has replaced, when the agent closes; always the same of a name. */
+  put(name: string, blob: Uint8Array): Promise<(() => Promise<void>) | void>;
   /** Waits until there is some. Fails with WL_TIMEOUT, naming the agent that is missing. */
   get(name: string, options: WaitOptions): Promise<Uint8Array>;
   delete(name: string): Promise<void>;
 }
 
-/** Tells all agents that reach the store; again after memory was registered or deregistered. */
+/**
+ * Tells all agents that reach the store; again after memory was registered or deregistered. In etcd they are gone when the
+ * agent closes, and some time after its process has ended.
+ */
 export async function publishMetadata(agent: Agent, store: MetadataStore, options?: MetadataOptions): Promise<void> {
-  await store.put(agent.name, agent.localMetadata(options));
+  const release = await store.put(agent.name, agent.localMetadata(options));
+  if (release !== undefined) agent.closeWith(release);
 }
 
-/** Loads what an agent has published, as soon as it has. Returns its name. */
+/**
+ * Loads what an agent has published, as soon as it has. Returns its name. While the store still holds what an earlier life
+ * of the agent published than is known here, it waits for newer ones, and fails with WL_STALE if none come.
+ */
 export async function loadPublished(
   agent: Agent,
   store: MetadataStore,
   name: string,
   options?: WaitOptions,
 ): Promise<string> {
-  return agent.loadRemoteMetadata(await store.get(name, { timeoutMs: agent.settings.timeoutMs, ...options }));
+  const { timeoutMs = agent.settings.timeoutMs, signal } = options ?? {};
+  const end = performance.now() + timeoutMs;
+  for (;;) {
+    const left = Math.max(0, end - performance.now());
+    const blob = await store.get(name, { timeoutMs: left, ...(signal === undefined ? {} : { signal }) });
+    try {
+      return await agent.loadRemoteMetadata(blob);
+    } catch (error) {
+      const isStale = error instanceof WeftlineError && error.code === 'WL_STALE';
+      if (!isStale || performance.now() + STALE_PAUSE_MS > end) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, STALE_PAUSE_MS));
+    signal?.throwIfAborted();
+  }
 }
 
 /** Takes it back; who has loaded it keeps it. */

@@ -26,7 +26,7 @@ export class CudaContext implements Disposable {
   #lost: WeftlineError | undefined;
   #disposed = false;
   readonly #resources = new Set<ContextResource>();
-  readonly #verdicts = new Set<() => void>();
+  readonly #verdicts = new Set<(isDone: boolean) => void>();
 
   /** Retains the primary context, which the process shares with other CUDA libraries. Fails with WL_CUDA or WL_UNSUPPORTED. */
   static retain(ordinal: number, driver: CudaDriver = cudaDriver): CudaContext {
@@ -115,16 +115,16 @@ export class CudaContext implements Disposable {
 
   /**
    * Called while the host waits for device work, and after it; throws when that work left without doing what it was to do, so
-   * that nobody takes its results for good. Returns a function that ends this.
+   * that nobody takes its results for good. It is told whether the work is done. Returns a function that ends this.
    */
-  judgeWaits(verdict: () => void): () => void {
+  judgeWaits(verdict: (isDone: boolean) => void): () => void {
     this.#verdicts.add(verdict);
     return () => this.#verdicts.delete(verdict);
   }
 
   /** For each look of a wait, returning what it saw: fails with what any judge finds, which may end the work awaited. */
   isGood(done: boolean): boolean {
-    for (const verdict of this.#verdicts) verdict();
+    for (const verdict of this.#verdicts) verdict(done);
     return done;
   }
 

@@ -32,7 +32,7 @@ import {
   type UserKernelParameters,
   type UserSource,
 } from './user-kernels.ts';
-import { WorkFences } from './work-fence.ts';
+import { type Fence, WorkFences } from './work-fence.ts';
 
 export interface CudaDeviceOptions extends Partial<
   Pick<Settings, 'timeoutMs' | 'nvrtcPath' | 'cacheFolder' | 'aotFolder' | 'useAot'>
@@ -58,6 +58,7 @@ export class CudaDevice implements Device {
   readonly compiler: KernelCompiler;
   readonly #settings: Settings;
   readonly #streams = new Set<CudaStream>();
+  readonly #fences: WorkFences;
   readonly #pool: MemoryPool;
   readonly #copy: HostCopy;
   readonly #modules = new Map<string, Promise<LoadedKernels<KernelFile>>>();
@@ -83,7 +84,8 @@ export class CudaDevice implements Device {
     this.properties = readDeviceProperties(context);
     this.stream = this.createStream();
     this.traps = new TrapBox(context);
-    this.#pool = new MemoryPool(context, new WorkFences(context, this.#streams));
+    this.#fences = new WorkFences(context, this.#streams);
+    this.#pool = new MemoryPool(context, this.#fences);
     this.#copy = new HostCopy(context, this.stream, settings.timeoutMs);
     this.compiler = new KernelCompiler({
       architecture: architectureOf(this.properties.capability),
@@ -94,6 +96,11 @@ export class CudaDevice implements Device {
     });
     // A safety net: a tensor that nobody disposed frees its memory when it is collected.
     this.#abandoned = new FinalizationRegistry((address) => this.#pool.give(address));
+  }
+
+  /** Tells when all work enqueued so far, on any of its streams, is done. */
+  workFence(): Fence {
+    return this.#fences.now();
   }
 
   /** Memory that is handed out again once all work enqueued before its disposal is done. */

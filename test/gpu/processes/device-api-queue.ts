@@ -9,6 +9,9 @@ import { queuesIn } from '#lib/proxy/queue-layout.js';
 
 export interface QueueSpeed {
   readonly warps: number;
+  /** Of each warp that push. */
+  readonly lanes: number;
+  readonly order: string;
   readonly commands: number;
   readonly millionPerSecond: number;
 }
@@ -21,6 +24,7 @@ export async function measureQueue(device: CudaDevice): Promise<QueueSpeed[]> {
   const handle = await requests.add({
     number: 0,
     peer: 0,
+    inlines: false,
     local: { address: 0, bytes: 0 },
     remotes: [{ direct: 0, bytes: 8 }],
   });
@@ -29,6 +33,8 @@ export async function measureQueue(device: CudaDevice): Promise<QueueSpeed[]> {
   const route = {
     channel,
     put: () => false,
+    store: () => false,
+    set: () => false,
     signal: (_target: number, add: number) => {
       seen.sum += add;
       channel.posted += 1;
@@ -42,13 +48,20 @@ export async function measureQueue(device: CudaDevice): Promise<QueueSpeed[]> {
   const server = new CommandServer(new CommandReader(memory), [{ peer: 'nobody', remotes: [route] }], (error) => {
     throw error;
   });
-  for (const warps of [1, 4, 32, 128]) {
-    const each = Math.floor(400_000 / warps / (warps === 1 ? 4 : 1));
+  const shapes = [1, 2, 4, 32, 128].flatMap((warps) => [
+    { warps, lanes: 1, order: 'release' },
+    { warps, lanes: 1, order: 'relaxed' },
+    { warps, lanes: 32, order: 'release' },
+  ]);
+  for (const { warps, lanes, order } of shapes) {
+    const each = Math.floor(400_000 / warps / lanes / (warps === 1 ? 4 : 1));
     const plan = benchDevicePush.plan({ grid: Math.ceil(warps / 8), block: Math.min(warps, 8) * 32 });
     plan.arguments.set('request', handle);
     plan.arguments.set('count', each);
     plan.arguments.set('channels', 1);
-    const commands = each * warps;
+    plan.arguments.set('lanes', lanes);
+    plan.arguments.set('isRelaxed', order === 'relaxed' ? 1 : 0);
+    const commands = each * warps * lanes;
     for (let round = 0; round < 3; round += 1) {
       seen.sum = 0;
       const start = performance.now();
@@ -58,9 +71,11 @@ export async function measureQueue(device: CudaDevice): Promise<QueueSpeed[]> {
       const milliseconds = performance.now() - start;
       await device.stream.idle();
       assert.equal(seen.sum, commands);
-      results.push({ warps, commands, millionPerSecond: commands / milliseconds / 1000 });
+      results.push({ warps, lanes, order, commands, millionPerSecond: commands / milliseconds / 1000 });
     }
-    console.log(`queue, ${warps} warps: ${results.at(-1)?.millionPerSecond.toFixed(2)} M commands/s`);
+    console.log(
+      `queue, ${warps} warps, ${lanes} lanes, ${order}: ${results.at(-1)?.millionPerSecond.toFixed(2)} M commands/s`,
+    );
   }
   return results;
 }

@@ -1,18 +1,21 @@
 // What the device API reaches between two GPUs: `weftline run -n 2 device-api-speed.js RESULT.json [queue]`.
 //
-// Rank 0 writes and begins, rank 1 answers and checks what came. With "queue" also
-// the way through the command queue from memory of one GPU to the other's, with "host" to memory of the host.
+// Rank 0 writes and begins, rank 1 answers and checks what came. With "queue" also the way through the command queue from
+// memory of one GPU to the other's, with "sole" the same as the only writer, with "host" to memory of the host.
 import assert from 'node:assert/strict';
 import { writeFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { CudaDevice } from 'weftline';
 import { DeviceHost, type RegisteredVram } from 'weftline/device-api';
 import { join, type World } from 'weftline/world';
+import { benchPingKinds } from '#lib/abi/device-api-arguments.js';
 import { benchDeviceApiKernels } from '#lib/device/cuda/kernels/device-api.js';
 import { measureQueue } from './device-api-queue.js';
 
 const REGION = 64 << 20;
 const [resultFile, ...modes] = process.argv.slice(2);
+
+type Way = 'direct' | 'queue' | 'sole' | 'host';
 
 interface Pair {
   readonly host: DeviceHost;
@@ -26,7 +29,7 @@ interface Pair {
 const encode = (bytes: Uint8Array): string => Buffer.from(bytes).toString('base64');
 const decode = (text: string): Uint8Array => Buffer.from(text, 'base64');
 
-async function pair(world: World, device: CudaDevice, way: 'direct' | 'queue' | 'host'): Promise<Pair> {
+async function pair(world: World, device: CudaDevice, way: Way): Promise<Pair> {
   const host = await DeviceHost.create({
     name: `${way}-${world.rank}`,
     device,
@@ -42,8 +45,9 @@ async function pair(world: World, device: CudaDevice, way: 'direct' | 'queue' | 
   });
   const other = all[1 - world.rank] as (typeof all)[number];
   const peer = await host.addRemoteAgent(decode(other.metadata));
-  const dataRequest = await host.createWriteReq({ memory: data }, decode(other.data), peer);
-  const counterRequest = await host.createWriteReq({ memory: counter }, decode(other.counter), peer);
+  const options = { soleWriter: way === 'sole' };
+  const dataRequest = await host.createWriteReq({ memory: data }, decode(other.data), peer, options);
+  const counterRequest = await host.createWriteReq({ memory: counter }, decode(other.counter), peer, options);
   return {
     host,
     data,
@@ -70,7 +74,7 @@ async function measurePut(
   await world.barrier('put begin');
   const start = device.createEvent({ timing: true });
   const end = device.createEvent({ timing: true });
-  for (const sms of [1, 4, 8, 16, 24, 32]) {
+  for (const sms of [1, 4, 8, 12, 16, 20, 24, 32]) {
     for (const bytes of [1 << 16, 1 << 20, 4 << 20, 64 << 20]) {
       if (world.rank !== 0) continue;
       const messages = Math.max(8, Math.floor((sms < 8 ? 2 ** 29 : 2 ** 31) / bytes / (bytes < 1 << 20 ? 8 : 1)));
@@ -110,8 +114,13 @@ async function measurePing(world: World, device: CudaDevice, pairOf: Pair, round
   using result = device.empty('u8', [16]);
   const plan = benchDevicePing.plan({ grid: 1, block: 32 });
   let first = 0;
-  const measured: { path: string; hasPut: boolean; rounds: number; oneWayUs: number[] }[] = [];
-  for (const hasPut of [true, false]) {
+  const measured: { path: string; what: string; order: string; rounds: number; oneWayUs: number[] }[] = [];
+  // Behind a relaxed signal the bytes of a direct put may come later.
+  const ways = (['signal', 'putWithSignal', 'word'] as const).flatMap((what) => [
+    { what, isRelaxed: false },
+    ...(what === 'word' || (what === 'putWithSignal' && path.startsWith('direct')) ? [] : [{ what, isRelaxed: true }]),
+  ]);
+  for (const { what, isRelaxed } of ways) {
     const oneWayUs: number[] = [];
     for (let turn = 0; turn < 5; turn += 1) {
       plan.arguments.set('request', dataRequest);
@@ -124,20 +133,21 @@ async function measurePing(world: World, device: CudaDevice, pairOf: Pair, round
       plan.arguments.set('rounds', rounds);
       plan.arguments.set('first', first);
       plan.arguments.set('begins', world.rank === 0 ? 1 : 0);
-      plan.arguments.set('hasPut', hasPut ? 1 : 0);
+      plan.arguments.set('what', benchPingKinds[what]);
+      plan.arguments.set('isRelaxed', isRelaxed ? 1 : 0);
       await world.barrier('ping');
       plan.launch();
       await device.stream.idle({ timeoutMs: 30_000 });
+      // The counter counts signals only; the epochs of words grow by themselves.
       first += rounds;
       const [nanoseconds, wrong] = new BigUint64Array((await result.toHost()).slice().buffer);
       assert.equal(Number(wrong), 0, `${wrong} of ${rounds} rounds brought other bytes`);
       oneWayUs.push(Number(nanoseconds) / rounds / 2 / 1000);
     }
-    measured.push({ path, hasPut, rounds, oneWayUs: oneWayUs.slice(1) });
+    const order = isRelaxed ? 'relaxed' : 'release';
+    measured.push({ path, what, order, rounds, oneWayUs: oneWayUs.slice(1) });
     if (world.rank === 0) {
-      console.log(
-        `one way, ${hasPut ? '8 B put + signal' : 'signal'} (${path}): ${middle(oneWayUs.slice(1)).toFixed(2)} us`,
-      );
+      console.log(`one way, ${what}, ${order} (${path}): ${middle(oneWayUs.slice(1)).toFixed(2)} us`);
     }
   }
   return measured;
@@ -157,7 +167,7 @@ try {
     if (modes.includes('ping')) report['ping'] = await measurePing(world, device, direct, 2000);
     await world.barrier('direct end');
   }
-  for (const way of ['queue', 'host'] as const) {
+  for (const way of ['queue', 'sole', 'host'] as const) {
     if (!modes.includes(way)) continue;
     const queued = await pair(world, device, way);
     await using host = queued.host;

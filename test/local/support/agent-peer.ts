@@ -1,7 +1,15 @@
 // Another process with an agent, which does what the test says: one message per command, one per answer.
 import { writeFileSync } from 'node:fs';
 import { encodeError } from 'weftline';
-import { Agent, type AgentOptions, DescriptorList, type Registration } from 'weftline/agent';
+import {
+  Agent,
+  type AgentOptions,
+  DescriptorList,
+  etcdMetadataStore,
+  type EtcdOptions,
+  publishMetadata,
+  type Registration,
+} from 'weftline/agent';
 
 export type PeerCommand =
   | { readonly do: 'create'; readonly name: string; readonly options: AgentOptions }
@@ -17,6 +25,7 @@ export type PeerCommand =
   | { readonly do: 'notify'; readonly peer: string; readonly message: Uint8Array }
   | { readonly do: 'write'; readonly peer: string; readonly name: string; readonly message: Uint8Array }
   | { readonly do: 'awaitCell'; readonly name: string; readonly value: number }
+  | { readonly do: 'publish'; readonly etcd: EtcdOptions }
   | { readonly do: 'close' };
 
 const regions = new Map<string, Registration>();
@@ -84,6 +93,8 @@ async function carryOut(command: PeerCommand): Promise<unknown> {
       }
       return Number(Atomics.load(cell, 0));
     }
+    case 'publish':
+      return publishMetadata(agent, etcdMetadataStore(command.etcd));
     case 'close':
       return agent.close();
     default:

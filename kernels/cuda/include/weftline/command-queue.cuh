@@ -13,7 +13,7 @@ struct Command {
   u32 request;
   u32 remote;
   u64 target;
-  // Of a put: the offset of its source and its size. Of a signal: the sum of both halves of what it adds.
+  // Of a put: the offset of its source and its size. Of others: both halves of their number.
   u64 source;
   u64 bytes;
 };
@@ -31,6 +31,9 @@ __device__ __forceinline__ bool waitDelivered(DeviceQueue* queue, u32 count, con
     seen = loadAcquireSystem(&host->delivered);
     if (epochReached(seen, count)) break;
     if (polls == 0) start = globalTimer();
+    // Numbers that were given back are not waited for.
+    const u32 head = *static_cast<volatile u32*>(&queue->head);
+    if (!epochReached(head, count)) count = head;
     if (waitIsOver(scope, polls + 1, start)) {
       recordTrap(scope, whom, count, seen, expiryReason(scope));
       return false;
@@ -41,6 +44,33 @@ __device__ __forceinline__ bool waitDelivered(DeviceQueue* queue, u32 count, con
   if (failed == 0) return true;
   recordTrap(scope, whom, 0, failed - 1, trapReasonCommandFailed);
   return false;
+}
+
+// Waits until the slots of the numbers [number, end) are free. False when they are not in time: the numbers are then given
+// back, by the newest first, for which those before it wait. Meanwhile a slot may become free after all.
+__device__ __forceinline__ bool waitForRoom(DeviceQueue* queue, u32 number, u32 end, const WaitScope& scope, WaitFor whom) {
+  const u32 needed = end - queue->capacity;
+  const u64 start = globalTimer();
+  bool isLate = false;
+  for (u32 polls = 1;; ++polls) {
+    const u32 seen = loadAcquireSystem(&hostSide(queue)->delivered);
+    if (epochReached(seen, needed)) {
+      queue->knownDelivered = seen;
+      return true;
+    }
+    if (!isLate) {
+      isLate = waitIsOver(scope, polls, start);
+      if (isLate) {
+        *static_cast<volatile u32*>(&queue->lateSeen) = seen;
+        *static_cast<volatile u64*>(&queue->lateAt) = globalTimer();
+      } else if (seen == *static_cast<volatile u32*>(&queue->lateSeen)) {
+        const u64 lateAt = *static_cast<volatile u64*>(&queue->lateAt);
+        isLate = lateAt != 0 && globalTimer() - lateAt < scope.timeoutNs;
+      }
+      if (isLate) recordTrap(scope, whom, needed, seen, expiryReason(scope));
+    }
+    if (isLate && compareExchangeGpu(&queue->head, end, number) == end) return false;
+  }
 }
 
 // Writes commands into the slots from `number` on, whose turn it is.
@@ -60,17 +90,19 @@ __device__ __forceinline__ void writeCommand(DeviceQueue* queue, u32 number, con
 }
 
 // By one thread: one or two commands, the second right behind the first. False, without a command, when the ring stays
-// full until the deadline; the queue is then of no more use.
-// ORDER: what this thread has seen or written is visible to the host, and to what it starts, before the commands are.
+// full until the deadline.
+// ORDER: with a release, what this thread has seen or written is visible to the host, and to what it starts, before the
+// commands are.
 template <u32 count>
-__device__ __forceinline__ bool pushCommands(DeviceQueue* queue, const Command (&commands)[count], const WaitScope& scope,
-                                             WaitFor whom) {
+__device__ __forceinline__ bool pushCommands(DeviceQueue* queue, const Command (&commands)[count], bool isRelease,
+                                             const WaitScope& scope, WaitFor whom) {
+  // Before the addition, which it would wait for.
+  if (isRelease) fenceSystem();
   const u32 number = atomicAdd(&queue->head, count);
-  // What had the last of these slots a lap ago must be delivered.
-  const u32 needed = number + count - queue->capacity;
   const u32 known = *static_cast<volatile u32*>(&queue->knownDelivered);
-  if (!epochReached(known, needed) && !waitDelivered(queue, needed, scope, whom)) return false;
-  fenceSystem();
+  // What had the last of these slots a lap ago must be delivered.
+  const u32 end = number + count;
+  if (!epochReached(known, end - queue->capacity) && !waitForRoom(queue, number, end, scope, whom)) return false;
 #pragma unroll
   for (u32 index = 0; index < count; ++index) writeCommand(queue, number + index, commands[index]);
   return true;

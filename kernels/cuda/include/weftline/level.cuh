@@ -39,6 +39,20 @@ struct Group {
     else if constexpr (level == Level::Warp) return __shfl_sync(0xffffffffu, leaders ? 1 : 0, 0) != 0;
     else return __syncthreads_or(isLeader() && leaders) != 0;
   }
+
+  // The leader's value, for all; synchronises.
+  __device__ __forceinline__ static u64 broadcast(u64 leaders) {
+    if constexpr (level == Level::Thread) return leaders;
+    else if constexpr (level == Level::Warp) return __shfl_sync(0xffffffffu, leaders, 0);
+    else {
+      __shared__ u64 shared;
+      // Behind the last call, whose value a slower thread may still have to read.
+      __syncthreads();
+      if (isLeader()) shared = leaders;
+      __syncthreads();
+      return shared;
+    }
+  }
 };
 
 }  // namespace weftline

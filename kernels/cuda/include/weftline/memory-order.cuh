@@ -53,6 +53,21 @@ __device__ __forceinline__ void storeRelaxedSystem(u32* word, u32 value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
+// Both halves at once: whoever reads one of them new reads the other new as well. At a multiple of 16.
+__device__ __forceinline__ void storeRelaxedSystem(void* pair, u64 low, u64 high) {
+  asm volatile(
+      "{\n\t.reg .b128 both;\n\tmov.b128 both, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], both;\n\t}" ::"l"(pair),
+      "l"(low), "l"(high)
+      : "memory");
+}
+
+__device__ __forceinline__ void loadRelaxedSystem(const void* pair, u64& low, u64& high) {
+  asm volatile("{\n\t.reg .b128 both;\n\tld.relaxed.sys.global.b128 both, [%2];\n\tmov.b128 {%0, %1}, both;\n\t}"
+               : "=l"(low), "=l"(high)
+               : "l"(pair)
+               : "memory");
+}
+
 // Adds without returning the old value, which spares the round trip to a peer.
 __device__ __forceinline__ void addReleaseSystem(u32* word, u32 value) {
   asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
@@ -60,6 +75,10 @@ __device__ __forceinline__ void addReleaseSystem(u32* word, u32 value) {
 
 __device__ __forceinline__ void addReleaseSystem(u64* word, u64 value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void addRelaxedSystem(u64* word, u64 value) {
+  asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
 __device__ __forceinline__ void addReleaseGpu(u32* word, u32 value) {

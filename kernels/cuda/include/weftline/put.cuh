@@ -14,7 +14,25 @@ __device__ __forceinline__ DeviceQueue* queueOf(const Opened& request, const Rou
 // By the leader, after the group has synchronised.
 template <u32 count>
 __device__ __forceinline__ bool pushFor(const Opened& request, const Route& route, const Command (&commands)[count]) {
-  return pushCommands(queueOf(request, route), commands, scopeOf(waitsOf(request)), {request.handle->peer, route.channel});
+  return pushCommands(queueOf(request, route), commands, route.order == Order::Release, scopeOf(waitsOf(request)),
+                      {request.handle->peer, route.channel});
+}
+
+// A command whose number, 8 bytes, is part of it.
+__device__ __forceinline__ Command numberCommand(u32 kind, const Opened& request, u64 target, u64 number,
+                                                 const Route& route) {
+  return {kind, request.number, route.remote, target, number & 0xffffffffull, number >> 32};
+}
+
+// Where the host would launch a kernel to read 8 bytes from this device, they are read here and travel along.
+__device__ __forceinline__ Command putCommand(const Opened& request, u64 target, u64 source, u64 bytes,
+                                              const Route& route) {
+  const u8* from = request.local + source;
+  if (request.inlines == 0 || bytes != 8 || ((target | reinterpret_cast<u64>(from)) & 7) != 0) {
+    return {commandKindPut, request.number, route.remote, target, source, bytes};
+  }
+  const u64 value = *reinterpret_cast<const volatile u64*>(from);
+  return numberCommand(commandKindStore, request, target, value, route);
 }
 
 // What a command can name.
@@ -42,10 +60,44 @@ __device__ __forceinline__ bool put(const Opened& request, u64 target, u64 sourc
   Group<level>::synchronize();
   bool isPushed = true;
   if (Group<level>::isLeader()) {
-    const Command commands[] = {{commandKindPut, request.number, route.remote, target, source, bytes}};
+    const Command commands[] = {putCommand(request, target, source, bytes, route)};
     isPushed = pushFor(request, route, commands);
   }
   return Group<level>::agree(isPushed);
+}
+
+// A put by several groups, of which this is number `part`: all make the call with the same ranges, and together they copy
+// everything once. Each then signals for itself, or all synchronise and one does. Otherwise as put().
+//
+// The groups go through the bytes side by side, eight vectors per thread at a time, and share what is left equally in
+// whole pieces: a boundary inside a cache line would make two short writes of it, which costs a link a tenth.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool putShare(const Opened& request, u64 target, u64 source, u64 bytes, u32 part, u32 parts,
+                                         Route route = {}) {
+  if (!mayPut<level>(request, target, source, bytes, route)) return false;
+  u8* direct = directOf(request, route);
+  // Counted in pieces of 512 bytes: 64-bit divisions would take as long as a short message.
+  const u32 pieces = static_cast<u32>((bytes + 511) / 512);
+  const u32 chunk = max(Group<level>::size() / 4, 1u);
+  const u32 step = chunk * parts;
+  u32 even = static_cast<u32>(bytes / 512);
+  // The host copies as fast in one piece.
+  if (direct == nullptr || even < step) even = 0;
+  else even -= even % step;
+  for (u32 begin = part * chunk; begin < even; begin += step) {
+    const u64 at = begin * 512ull;
+    copyToPeer<level>(direct + target + at, request.local + source + at, chunk * 512ull);
+  }
+  u32 share = (pieces - even + parts - 1) / parts;
+  // Two vectors per thread at a time, where that leaves few without work.
+  const u32 pair = chunk / 4;
+  if (pair > 1 && share > pair) share = (share + pair - 1) / pair * pair;
+  const u64 begin = min((even + static_cast<u64>(part) * share) * 512, bytes);
+  const u64 size = min(share * 512ull, bytes - begin);
+  if (size == 0) return true;
+  if (direct == nullptr) return put<level>(request, target + begin, source + begin, size, route);
+  copyToPeer<level>(direct + target + begin, request.local + source + begin, size);
+  return true;
 }
 
 // Returns when every put and signal that this group made on the channel is visible to the peer. False when that does

@@ -12,11 +12,17 @@ using Request = const DeviceRequest*;
 // From DeviceHost.waits: what a wait needs to end.
 using Waits = const DeviceHostState*;
 
+// What a signal, or a command for the host, waits for before it goes. Release: whoever sees it sees what its group wrote
+// and put before. Relaxed: it goes alone and at once, which spares a fence of about 1 us; what it tells of must be visible
+// already (written by an earlier kernel, say), or travel through the same queue.
+enum class Order : u32 { Release, Relaxed };
+
 // Which range of the request's peer, and which channel. Within a channel a signal comes after the puts before it;
 // between channels there is no order.
 struct Route {
   u32 remote = 0;
   u32 channel = 0;
+  Order order = Order::Release;
 };
 
 __device__ __forceinline__ WaitScope scopeOf(Waits waits) {
@@ -34,6 +40,7 @@ struct Opened {
   Request handle;
   u32 remoteCount;
   u32 number;
+  u32 inlines;
 
   __device__ __forceinline__ Opened(Request request)
       : local(static_cast<const u8*>(request->local)),
@@ -42,7 +49,8 @@ struct Opened {
         remoteBytes(request->firstBytes),
         handle(request),
         remoteCount(request->remoteCount),
-        number(request->number) {}
+        number(request->number),
+        inlines(request->inlines) {}
 };
 
 __device__ __forceinline__ const DeviceRemote* remoteOf(const Opened& request, u32 remote) {

@@ -11,24 +11,23 @@ __device__ __forceinline__ bool maySignal(const Opened& request, u64 target, con
          isInside<level>(request, route, (target & 7) == 0 ? target : ~0ull - 7, 8, remoteBytesOf(request, route));
 }
 
-__device__ __forceinline__ Command signalCommand(const Opened& request, u64 target, u64 add, const Route& route) {
-  return {commandKindSignal, request.number, route.remote, target, add & 0xffffffffull, add >> 32};
-}
-
 // Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
-// sees what this group put before on the same channel. False as put().
+// sees what this group put before on the same channel, unless the route's order is relaxed. False as put().
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool signal(const Opened& request, u64 target, u64 add, Route route = {}) {
   if (!maySignal<level>(request, target, route)) return false;
   Group<level>::synchronize();
   if (u8* direct = directOf(request, route)) {
+    if (!Group<level>::isLeader()) return true;
+    u64* counter = reinterpret_cast<u64*>(direct + target);
     // ORDER: the release publishes what the group's members wrote before they synchronised.
-    if (Group<level>::isLeader()) addReleaseSystem(reinterpret_cast<u64*>(direct + target), add);
+    if (route.order == Order::Release) addReleaseSystem(counter, add);
+    else addRelaxedSystem(counter, add);
     return true;
   }
   bool isPushed = true;
   if (Group<level>::isLeader()) {
-    const Command commands[] = {signalCommand(request, target, add, route)};
+    const Command commands[] = {numberCommand(commandKindSignal, request, target, add, route)};
     isPushed = pushFor(request, route, commands);
   }
   return Group<level>::agree(isPushed);
@@ -46,8 +45,8 @@ __device__ __forceinline__ bool putWithSignal(const Opened& data, u64 target, u6
   Group<level>::synchronize();
   bool isPushed = true;
   if (Group<level>::isLeader()) {
-    const Command commands[] = {{commandKindPut, data.number, route.remote, target, source, bytes},
-                                signalCommand(counter, counterTarget, add, route)};
+    const Command commands[] = {putCommand(data, target, source, bytes, route),
+                                numberCommand(commandKindSignal, counter, counterTarget, add, route)};
     isPushed = pushFor(data, route, commands);
   }
   return Group<level>::agree(isPushed);

@@ -1,10 +1,11 @@
 // Puts and signals into memory of a GPU of this host, in order, on a stream of the channel. Hot path: no allocation.
-import type { WeftlineError } from '../../../core/errors.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import { channelKernels } from '../../../device/cuda/kernels/channel.ts';
 import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
+import { StreamWrites } from '../../../device/cuda/stream-writes.ts';
 import type { channelPutArguments } from '../../../abi/channel-arguments.ts';
 
 /** Up to here one block of a kernel copies faster than the copy engine starts; beyond, that needs no multiprocessor. */
@@ -12,6 +13,9 @@ const KERNEL_BYTES = 32 << 10;
 const THREADS = 256;
 /** Enqueued and not yet done. */
 const MOST_PENDING = 512;
+/** Words of one call, the news of the last of them included. */
+const MOST_WRITES = 33;
+const TWO_32 = 2 ** 32;
 
 type PutPlan = LaunchPlan<keyof typeof channelPutArguments.offset>;
 
@@ -20,11 +24,13 @@ export class LocalCudaChannel {
   readonly #stream: CudaStream;
   readonly #done: HostMemory;
   readonly #doneWord: Int32Array;
+  /** Held back, to go in one call; never while a put is. Undefined where the driver cannot write words. */
+  readonly #writes: StreamWrites | undefined;
   #plan: PutPlan | undefined;
   #error: WeftlineError | undefined;
   #posted = 0;
   #delivered = 0;
-  /** A put that waits a moment for its signal, to go with it in one launch. */
+  /** A put that waits a moment for its signal, to go with it in one launch; of 0 bytes when a copy engine makes it. */
   #isHeld = false;
   #to = 0;
   #from = 0;
@@ -38,6 +44,7 @@ export class LocalCudaChannel {
     this.#stream = device.createStream({ priority: 'high' });
     this.#done = device.allocateHost(4);
     this.#doneWord = this.#done.view('i32');
+    if (StreamWrites.isSupported(device.context)) this.#writes = new StreamWrites(device.context, MOST_WRITES);
     this.ready = this.#prepare();
     this.ready.catch((error: WeftlineError) => (this.#error = error));
   }
@@ -73,17 +80,36 @@ export class LocalCudaChannel {
     return true;
   }
 
-  signal(counter: number, add: number): boolean {
+  /** A known sum is written by the stream, which a kernel that adds takes three times as long for. */
+  signal(counter: number, add: number, sum: number | undefined): boolean {
     if (!this.#hasRoom()) return false;
+    if (sum !== undefined && this.#writes !== undefined && this.#bytes === 0) {
+      return this.#write(this.#writes, counter, sum % TWO_32, Math.floor(sum / TWO_32));
+    }
+    if (this.#writes !== undefined && this.#writes.count > 0) this.#send(this.#writes);
     this.#posted += 1;
     if (!this.#isHeld) this.#hold(0, 0, 0);
     this.#launch(counter, add);
     return true;
   }
 
-  /** Enqueues a put that no signal has followed. */
+  store(address: number, low: number, high: number): boolean {
+    if (this.#writes === undefined) {
+      throw new WeftlineError(
+        'WL_UNSUPPORTED',
+        'The driver cannot write 64-bit words from a stream: words go to this GPU only where kernels reach it directly',
+      );
+    }
+    if (!this.#hasRoom()) return false;
+    if (this.#bytes > 0) this.#launch(0, 0);
+    return this.#write(this.#writes, address, low, high);
+  }
+
+  /** Enqueues what is held back. */
   flush(): void {
-    if (this.#isHeld) this.#launch(0, 0);
+    if (!this.#isHeld) return;
+    if (this.#bytes > 0 || this.#writes === undefined) this.#launch(0, 0);
+    else this.#send(this.#writes);
   }
 
   /** Waits for what runs. */
@@ -100,6 +126,8 @@ export class LocalCudaChannel {
     plan.arguments.set('done', this.#done.deviceAddress);
     // The driver puts off loading until the first launch, which would wait for kernels that run.
     plan.launch(this.#stream);
+    this.#writes?.add32(this.#done.deviceAddress, 0);
+    this.#writes?.enqueue(this.#stream);
     await this.#stream.idle();
     this.#plan = plan;
   }
@@ -116,6 +144,26 @@ export class LocalCudaChannel {
     this.#bytes = bytes;
   }
 
+  #write(writes: StreamWrites, address: number, low: number, high: number): boolean {
+    writes.add64(address, low, high);
+    this.#isHeld = true;
+    this.#posted += 1;
+    if (writes.count === MOST_WRITES - 1) this.#send(writes);
+    return true;
+  }
+
+  /** What is held, with the news of all that was posted; no put that a kernel makes is among it. */
+  #send(writes: StreamWrites): void {
+    this.#isHeld = false;
+    writes.add32(this.#done.deviceAddress, this.#posted >>> 0);
+    try {
+      writes.enqueue(this.#stream);
+    } catch (error) {
+      this.#error = error as WeftlineError;
+      throw error;
+    }
+  }
+
   #launch(counter: number, add: number): void {
     const plan = this.#plan as PutPlan;
     const block = plan.arguments;
@@ -126,6 +174,7 @@ export class LocalCudaChannel {
     block.set('add', add);
     block.set('operations', this.#posted >>> 0);
     this.#isHeld = false;
+    this.#bytes = 0;
     try {
       plan.launch(this.#stream);
     } catch (error) {

@@ -9,13 +9,15 @@ import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } fro
 import { LocalCudaChannel } from './cuda-channel.ts';
 import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
-import type { LocalRemoteRegion } from './remote-region.ts';
+import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
 
 export class LocalChannel implements BackendChannel {
   readonly #link: LocalLink;
   readonly #range: RangeList = new RangeList(1);
   readonly #range0 = { local: 0, remote: 0, bytes: 0 };
   readonly #cells = new Map<LocalRemoteRegion, BigInt64Array>();
+  /** Of regions of GPUs, as the channel's GPU sees them. */
+  readonly #addresses = new Map<LocalRemoteRegion, number>();
   #error: WeftlineError | undefined;
   #posted = 0;
   /** Of a channel between GPUs: all its operations. */
@@ -53,7 +55,7 @@ export class LocalChannel implements BackendChannel {
     const { device } = local as LocalRegion;
     const { reach } = remote as LocalRemoteRegion;
     if (device === undefined || reach.kind !== 'cuda') return;
-    this.#link.mapAllocation(reach, device);
+    this.#mapped(remote as LocalRemoteRegion, device);
     await this.#gpu(device).ready;
   }
 
@@ -63,7 +65,7 @@ export class LocalChannel implements BackendChannel {
     const { reach } = place.remote as LocalRemoteRegion;
     if (local.device !== undefined || reach.kind === 'cuda') {
       if (local.device === undefined || reach.kind !== 'cuda') throw mixedMemory();
-      const to = this.#link.mapAllocation(reach, local.device) + place.remoteOffset;
+      const to = this.#mapped(place.remote as LocalRemoteRegion, local.device) + place.remoteOffset;
       return this.#gpu(local.device).put(to, local.address + place.localOffset, place.bytes);
     }
     if (this.#cuda !== undefined) throw mixedMemory();
@@ -74,32 +76,39 @@ export class LocalChannel implements BackendChannel {
     return true;
   }
 
-  signal(remote: BackendRemoteRegion, offset: number, add: number): boolean {
+  signal(remote: BackendRemoteRegion, offset: number, add: number, sum?: number): boolean {
     const region = remote as LocalRemoteRegion;
-    this.#require(region);
-    if (offset % 8 !== 0 || offset < 0 || offset + 8 > region.bytes) {
-      throw invalidArgument('offset of a signal', offset, `a multiple of 8 from 0 to ${region.bytes - 8}`);
-    }
+    this.#requireCell(region, offset);
     if (region.reach.kind === 'cuda') {
-      const device = this.#cuda?.device ?? this.#link.someDevice;
-      if (device === undefined) throw mixedMemory();
-      return this.#gpu(device).signal(this.#link.mapAllocation(region.reach, device) + offset, add);
-    }
-    if (this.#cuda !== undefined) throw mixedMemory();
-    let cells = this.#cells.get(region);
-    if (cells === undefined) {
-      cells = cellsOf(region);
-      this.#cells.set(region, cells);
+      const device = this.#signalling();
+      return this.#gpu(device).signal(this.#mapped(region, device) + offset, add, sum);
     }
     // ORDER: the puts before it are ordinary stores of this thread, which this makes visible.
-    Atomics.add(cells, offset / 8, BigInt(add));
+    Atomics.add(this.#cellsOf(region), offset / 8, BigInt(add));
     this.#posted += 1;
     return true;
+  }
+
+  store(remote: BackendRemoteRegion, offset: number, low: number, high: number): boolean {
+    const region = remote as LocalRemoteRegion;
+    this.#requireCell(region, offset);
+    if (region.reach.kind === 'cuda') {
+      const device = this.#signalling();
+      return this.#gpu(device).store(this.#mapped(region, device) + offset, low, high);
+    }
+    Atomics.store(this.#cellsOf(region), offset / 8, (BigInt(high) << 32n) | BigInt(low));
+    this.#posted += 1;
+    return true;
+  }
+
+  send(): void {
+    this.#cuda?.flush();
   }
 
   async close(): Promise<void> {
     this.#error ??= new WeftlineError('WL_CLOSED', `A channel to ${this.#link.peerName} was closed`);
     this.#cells.clear();
+    this.#addresses.clear();
     this.#link.forget(this);
     await this.#cuda?.close();
   }
@@ -110,6 +119,38 @@ export class LocalChannel implements BackendChannel {
       this.#cuda = new LocalCudaChannel(device);
     }
     return this.#cuda;
+  }
+
+  /** The GPU whose stream writes to cells of the peer's GPU. */
+  #signalling(): CudaDevice {
+    const device = this.#cuda?.device ?? this.#link.someDevice;
+    if (device === undefined) throw mixedMemory();
+    return device;
+  }
+
+  #mapped(region: LocalRemoteRegion, device: CudaDevice): number {
+    let address = this.#addresses.get(region);
+    if (address === undefined) {
+      address = this.#link.mapAllocation(region.reach as Extract<RegionReach, { kind: 'cuda' }>, device);
+      this.#addresses.set(region, address);
+    }
+    return address;
+  }
+
+  #cellsOf(region: LocalRemoteRegion): BigInt64Array {
+    if (this.#cuda !== undefined) throw mixedMemory();
+    let cells = this.#cells.get(region);
+    if (cells === undefined) {
+      cells = cellsOf(region);
+      this.#cells.set(region, cells);
+    }
+    return cells;
+  }
+
+  #requireCell(region: LocalRemoteRegion, offset: number): void {
+    this.#require(region);
+    if (offset % 8 === 0 && offset >= 0 && offset + 8 <= region.bytes) return;
+    throw invalidArgument('offset of a signal', offset, `a multiple of 8 from 0 to ${region.bytes - 8}`);
   }
 
   #require(region: LocalRemoteRegion): void {

@@ -228,7 +228,9 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#fail(
       state === 'closed'
         ? new WeftlineError('WL_PEER_LOST', `${this.peerName} closed its agent`, { details })
-        : new WeftlineError('WL_PEER_LOST', `${this.peerName} is gone: its process ${this.pid} ended`, { details }),
+        : new WeftlineError('WL_PEER_LOST', `${this.peerName} is gone: its process ${this.pid} ended`, {
+            details: { ...details, hasDied: true },
+          }),
     );
     return true;
   }

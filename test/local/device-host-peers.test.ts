@@ -1,0 +1,75 @@
+// Hosts of kernels in two processes, over each backend: random puts and words, and a peer that is killed.
+import assert from 'node:assert/strict';
+import { fork } from 'node:child_process';
+import { once } from 'node:events';
+import { setTimeout as sleep } from 'node:timers/promises';
+import test from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { CpuDevice, type WeftlineError } from 'weftline';
+import { DeviceHost } from 'weftline/device-api';
+import { knownBackends } from '#lib/agent/backends/create.js';
+import type { DeviceHostPeer } from './support/device-host-peer.ts';
+import { whyMissing } from './support/missing-backend.ts';
+import { runRanks } from './support/run-ranks.ts';
+
+const property = new URL('./ranks/device-api-property.js', import.meta.url);
+const peerModule = fileURLToPath(new URL('./support/device-host-peer.js', import.meta.url));
+/** WEFTLINE_TEST_SEED=… repeats a failing run. */
+const seed = process.env['WEFTLINE_TEST_SEED'] ?? String(Date.now() % 1_000_000_007);
+const decode = (text: string): Uint8Array => Buffer.from(text, 'base64');
+
+for (const backend of knownBackends()) {
+  const missing = await whyMissing(backend);
+  const options = { skip: missing ?? false, timeout: 60_000 };
+
+  test(`${backend}: random puts, signals and words arrive as they are`, options, async () => {
+    const { exitCode, transcript } = await runRanks(2, property, { args: [backend, seed, '3'], timeoutMs: 40_000 });
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+    assert.match(transcript, new RegExp(`queue, then ${backend}:`));
+  });
+
+  test(`${backend}: a peer that is killed ends waits and commands under way, by name`, options, async () => {
+    const victim = fork(peerModule, [backend]);
+    const [said] = (await once(victim, 'message')) as [DeviceHostPeer];
+    const device = await CpuDevice.create({ addressSpaceMiB: 64 });
+    await using host = await DeviceHost.create({ name: 'here', device, backends: [backend], timeoutMs: 15_000 });
+    const source = await host.allocate(1 << 20);
+    const answer = await host.allocate(64);
+    const peer = await host.addRemoteAgent(decode(said.metadata));
+    const put = await host.createGpuReq(await host.createWriteReq({ memory: source }, decode(said.data), peer));
+    const tell = await host.createGpuReq(await host.createWriteReq({ memory: source }, decode(said.counter), peer));
+    const { kernelApi } = host;
+    const send = (): void =>
+      kernelApi.putWithSignal(
+        { request: put, target: 0, source: 0, bytes: 1 << 20 },
+        { request: tell, target: 0, add: 1 },
+      );
+    send();
+    await kernelApi.flush(put);
+    // So that nothing is acknowledged any more, if the backend needs that.
+    victim.kill('SIGSTOP');
+    for (let turn = 0; turn < 3; turn += 1) send();
+    const gone = once(victim, 'exit');
+    victim.kill('SIGKILL');
+    await gone;
+    const start = performance.now();
+    // What the victim was to answer with.
+    const word = new BigUint64Array(host.view(answer).buffer, host.view(answer).byteOffset, 1);
+    const error = await kernelApi.wait(word, 1).then(
+      () => assert.fail('a dead peer answered'),
+      (reason: WeftlineError) => reason,
+    );
+    assert.ok(performance.now() - start < 14_000, 'only the deadline ended the wait');
+    assert.equal(error.code, 'WL_PEER_LOST', error.message);
+    assert.match(error.message, /victim/);
+    assert.throws(() => host.throwIfFailed(), { code: 'WL_PEER_LOST' });
+    // And what comes after fails too, whichever way it is noticed.
+    await assert.rejects(async () => {
+      for (let turn = 0; turn < 50; turn += 1) {
+        send();
+        await kernelApi.flush(put);
+        await sleep(2);
+      }
+    });
+  });
+}

@@ -1,0 +1,116 @@
+// Ranks that die, stay away, close or give up: what the others see.
+import { setTimeout as sleep } from 'node:timers/promises';
+import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
+import {
+  addressSpace,
+  config,
+  device,
+  failureOf,
+  ids,
+  layerOptions,
+  type Scenarios,
+  tokens,
+  world,
+} from './context.ts';
+
+export const lostRanks: Scenarios = {
+  async loop() {
+    const buffer = await EpBuffer.create(world, device, { ...config, maxTokensPerRank: 512, hidden: 4096 });
+    const x = await tokens(512, 4096);
+    const topkIdx = await ids(Array.from({ length: 512 }, (_, t) => [t % 4, (t + 1) % 4]));
+    console.log(`running ${process.pid} ${world.jobId}`);
+    return failureOf(async () => {
+      while (true) (await buffer.dispatch({ x, topkIdx })).handle.dispose();
+    });
+  },
+
+  async absent() {
+    const buffer = await EpBuffer.create(world, device, config);
+    if (world.rank === 1) await sleep(1_500);
+    const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];
+    return failureOf(() => buffer.dispatch({ x, topkIdx, timeoutMs: 400 }));
+  },
+
+  async 'lost before combine'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const { handle } = await buffer.dispatch({
+      x: await tokens(2),
+      topkIdx: await ids([
+        [0, 3],
+        [3, 0],
+      ]),
+    });
+    if (world.rank === 1) process.kill(process.pid, 'SIGKILL');
+    return failureOf(async () => {
+      const { combinedX } = await buffer.combine({ x: buffer.combineInput(handle), handle });
+      // On a GPU the call itself has returned before its kernel waits; what it left must not pass for a result.
+      await combinedX.toHost();
+    });
+  },
+
+  async abort() {
+    const buffer = await EpBuffer.create(world, device, config);
+    if (world.rank === 1) await sleep(800);
+    const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];
+    const controller = new AbortController();
+    setTimeout(() => controller.abort(new Error('enough')), 200);
+    return failureOf(() => buffer.dispatch({ x, topkIdx, ...(world.rank === 0 && { signal: controller.signal }) }));
+  },
+
+  async 'fails alone'() {
+    const buffer = await EpBuffer.create(world, device, { ...config, maxTokensPerRank: 4096 });
+    const [x, topkIdx] = [await tokens(4096), await ids(Array.from({ length: 4096 }, () => [0, 2]))];
+    // The handle's tables do not fit at rank 0, which it notices after the ranks have met.
+    if (world.rank === 0) device.empty('u8', [addressSpace().largestGap - 1024]);
+    return failureOf(() => buffer.dispatch({ x, topkIdx }));
+  },
+
+  async 'closes its buffer'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    await buffer.barrier();
+    const x = await tokens(2);
+    const topkIdx = await ids([
+      [0, 1],
+      [2, 3],
+    ]);
+    if (world.rank === 1) {
+      await buffer[Symbol.asyncDispose]();
+      // The process goes on: it is not its end that the other hears of.
+      await world.store.get('heard', { timeoutMs: 20_000 });
+      return 'closed';
+    }
+    const failure = await failureOf(() => buffer.dispatch({ x, topkIdx }));
+    await world.store.set('heard', new Uint8Array(1));
+    return failure;
+  },
+
+  async 'closes with an error'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];
+    if (world.rank === 0) return failureOf(() => buffer.dispatch({ x, topkIdx, timeoutMs: 30_000 }));
+    await sleep(100);
+    await world.close(new Error('boom'));
+    await sleep(1_000);
+    return 'closed';
+  },
+
+  async 'layer loop'() {
+    const layer = await EPAll2AllLayer.create(world, device, { ...layerOptions, numTotExperts: 6 });
+    const [input, expIndices] = [await tokens(8), await ids(Array.from({ length: 8 }, (_, t) => [t % 6, (t + 1) % 6]))];
+    console.log(`running ${process.pid}`);
+    return failureOf(async () => {
+      while (true) {
+        const { output, layoutDesc } = await layer.dispatch({ input, expIndices });
+        (await layer.combine({ input: output, layoutDesc })).dispose();
+        layoutDesc.dispose();
+      }
+    });
+  },
+
+  async 'layer absent'() {
+    const layer = await EPAll2AllLayer.create(world, device, layerOptions);
+    if (world.rank === 1) await sleep(1_500);
+    const [input, expIndices] = [await tokens(1), await ids([[0, 1]])];
+    return failureOf(() => layer.dispatch({ input, expIndices, timeoutMs: 400 }));
+  },
+};
