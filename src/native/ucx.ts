@@ -12,11 +12,6 @@ const table = {
   ucp_init_version: prototype<[major: number, minor: number, params: number, config: number, context: number]>(
     'int8_t ucp_init_version(uint32_t, uint32_t, intptr_t, intptr_t, intptr_t)',
   ),
-  ucp_config_read: prototype<[prefix: null, file: null, config: number]>('int8_t ucp_config_read(str, str, intptr_t)'),
-  ucp_config_modify: prototype<[config: number, name: string, value: string]>(
-    'int8_t ucp_config_modify(intptr_t, str, str)',
-  ),
-  ucp_config_release: prototype<[config: number]>('void ucp_config_release(intptr_t)'),
   ucp_cleanup: prototype<[context: number]>('void ucp_cleanup(intptr_t)'),
   ucp_worker_create: prototype<[context: number, params: number, worker: number]>(
     'int8_t ucp_worker_create(intptr_t, intptr_t, intptr_t)',
@@ -58,7 +53,7 @@ export interface Ucx {
   readonly version: string;
   readonly calls: StatusCalls<typeof table>;
   /** `ucp_init_version` with the version that weftline speaks. */
-  init(params: number, config: number, context: number): number;
+  init(params: number, context: number): number;
 }
 
 const fileName = /^libucp\.so\.0$/;
@@ -97,8 +92,8 @@ function open(): Ucx {
       { details: { path, version } },
     );
   }
-  const init = (params: number, config: number, context: number): number =>
-    calls.ucp_init_version(API.major, API.minor, params, config, context);
+  const init = (params: number, context: number): number =>
+    calls.ucp_init_version(API.major, API.minor, params, 0, context);
   return { path, version, calls, init };
 }
 
@@ -112,8 +107,16 @@ function open(): Ucx {
 const quietly: Readonly<Record<string, string>> = { UCX_HANDLE_ERRORS: 'none', UCX_MEM_EVENTS: 'n' };
 
 function loadQuietly(path: string): void {
-  const added = Object.keys(quietly).filter((variable) => process.env[variable] === undefined);
-  for (const variable of added) process.env[variable] = quietly[variable];
-  lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')();
-  for (const variable of added) delete process.env[variable];
+  withVariables(quietly, () => lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')());
+}
+
+/** Runs native code that reads environment variables, of which those that the user has not set have these values. */
+export function withVariables<T>(variables: Readonly<Record<string, string>>, run: () => T): T {
+  const added = Object.keys(variables).filter((variable) => process.env[variable] === undefined);
+  for (const variable of added) process.env[variable] = variables[variable];
+  try {
+    return run();
+  } finally {
+    for (const variable of added) delete process.env[variable];
+  }
 }

@@ -4,7 +4,7 @@ import { ucpRequestParam, ucpWorkerParams, UCS_THREAD_MODE_SERIALIZED, ucsStatus
 import { Block, type Layout } from '../../../abi/layout.ts';
 import { symbolAddress, viewAt } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
-import { openUcx, type Ucx } from '../../../native/ucx.ts';
+import { openUcx, type Ucx, withVariables } from '../../../native/ucx.ts';
 import { isErrorPointer, ucxError } from '../../../native/ucx-status.ts';
 
 export interface EndpointOptions {
@@ -21,7 +21,7 @@ export interface EndpointOptions {
  * UCX has two ways to send large messages over TCP. The one that it takes for endpoints that tell when their peer is lost
  * cuts them into pieces of the receiver's buffers: with its 64 KiB it reaches two thirds of the other, with these all of it.
  */
-const preferences: Readonly<Record<string, string>> = { TCP_RX_SEG_SIZE: '256K' };
+const preferences: Readonly<Record<string, string>> = { UCX_TCP_RX_SEG_SIZE: '256K' };
 
 export class UcxContext implements Disposable {
   /** Of the worker, for UcxWorker. */
@@ -45,8 +45,9 @@ export class UcxContext implements Disposable {
     this.#ucx = openUcx();
     this.#force.block.set('attributes', ucpMasks.request.flags);
     this.#force.block.set('flags', ucpMasks.closeFlags.force);
-    this.#context = this.#createContext(canSleep);
-    this.handle = this.#createWorker();
+    const [context, handle] = withVariables(preferences, () => this.#create(canSleep));
+    this.#context = context;
+    this.handle = handle;
     this.address = this.#ownAddress();
     this.fd = canSleep ? this.#descriptor() : -1;
   }
@@ -89,38 +90,28 @@ export class UcxContext implements Disposable {
     this.#ucx.calls.ucp_cleanup(this.#context);
   }
 
+  #create(canSleep: boolean): [context: number, worker: number] {
+    const context = this.#createContext(canSleep);
+    return [context, this.#createWorker(context)];
+  }
+
   #createContext(canSleep: boolean): number {
     const { block, address } = struct(ucpParams);
     const { features } = ucpMasks;
     block.set('fieldMask', ucpMasks.params.features);
     block.set('features', features.tags + (canSleep ? features.wakeup : 0));
-    const config = this.#readConfig();
-    const status = this.#ucx.init(address, config, this.#out.address);
-    this.#ucx.calls.ucp_config_release(config);
-    this.#check('ucp_init', status, 'starting UCX');
+    this.#check('ucp_init', this.#ucx.init(address, this.#out.address), 'starting UCX');
     return this.#outNumber(0);
   }
 
-  /** The variables UCX_*, and what suits this backend better than UCX's defaults. */
-  #readConfig(): number {
-    const { calls } = this.#ucx;
-    this.#check('ucp_config_read', calls.ucp_config_read(null, null, this.#out.address), 'reading the variables UCX_*');
-    const config = this.#outNumber(0);
-    for (const [name, value] of Object.entries(preferences)) {
-      // A UCX that does not know it goes on without.
-      if (process.env[`UCX_${name}`] === undefined) calls.ucp_config_modify(config, name, value);
-    }
-    return config;
-  }
-
-  #createWorker(): number {
+  #createWorker(context: number): number {
     const { block, address } = struct(ucpWorkerParams);
     const { calls } = this.#ucx;
     block.set('fieldMask', ucpMasks.worker.threadMode + ucpMasks.worker.flags);
     block.set('threadMode', UCS_THREAD_MODE_SERIALIZED);
     block.set('flags', ucpMasks.workerFlags.ignoreRequestLeak);
-    const status = calls.ucp_worker_create(this.#context, address, this.#out.address);
-    if (status !== ucsStatus.ok) calls.ucp_cleanup(this.#context);
+    const status = calls.ucp_worker_create(context, address, this.#out.address);
+    if (status !== ucsStatus.ok) calls.ucp_cleanup(context);
     this.#check('ucp_worker_create', status, 'making a worker: UCX_TLS and UCX_NET_DEVICES may leave no transport');
     return this.#outNumber(0);
   }
