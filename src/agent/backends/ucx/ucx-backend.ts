@@ -14,6 +14,7 @@ import { UcxDriver } from './ucx-driver.ts';
 import { UcxLink } from './ucx-link.ts';
 import { receiveUcxGuest, type UcxMeeting, type UcxSelf, visitUcxPeer } from './ucx-meeting.ts';
 import { UcxRegion } from './ucx-region.ts';
+import { mayUse } from './ucx-transports.ts';
 import { CHANNELS, REGIONS, SLOTS } from './ucx-tables.ts';
 
 /** Callers that have not shown the token yet; of more, the oldest are dropped. */
@@ -71,7 +72,7 @@ export class UcxBackend implements Backend {
       process: process.pid,
       started: startOfProcess(process.pid) ?? '',
       address: driver.context.address,
-      sharesMemory: sharesMemory(),
+      sharesMemory: mayUse('shm', 'sm', 'mm', 'posix', 'sysv', 'xpmem'),
     };
     const bound = server.address();
     const port = typeof bound === 'object' && bound !== null ? bound.port : 0;
@@ -233,13 +234,6 @@ export class UcxBackend implements Backend {
     if (host !== this.#self.host || started === '' || startOfProcess(process) !== started) return -1;
     return openProcess(process);
   }
-}
-
-/** Whether UCX may use shared memory, as its variable UCX_TLS says. */
-function sharesMemory(): boolean {
-  const transports = process.env['UCX_TLS'] ?? 'all';
-  const isListed = /(^|[\^,])\s*(all|shm|sm|mm|posix|sysv|xpmem)\b/.test(transports);
-  return transports.startsWith('^') ? !isListed : isListed;
 }
 
 function listen(server: Server, host: string): Promise<void> {

@@ -5,6 +5,7 @@ import { Block, type Layout } from '../../../abi/layout.ts';
 import { symbolAddress, viewAt } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { openUcx, type Ucx, withVariables } from '../../../native/ucx.ts';
+import { mayUse } from './ucx-transports.ts';
 import { isErrorPointer, ucxError } from '../../../native/ucx-status.ts';
 
 export interface EndpointOptions {
@@ -45,7 +46,7 @@ export class UcxContext implements Disposable {
     this.#ucx = openUcx();
     this.#force.block.set('attributes', ucpMasks.request.flags);
     this.#force.block.set('flags', ucpMasks.closeFlags.force);
-    const [context, handle] = withVariables(preferences, () => this.#create(canSleep));
+    const [context, handle] = withVariables(mayUse('tcp') ? preferences : {}, () => this.#create(canSleep));
     this.#context = context;
     this.handle = handle;
     this.address = this.#ownAddress();
