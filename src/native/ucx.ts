@@ -1,7 +1,7 @@
 // UCX (libucp.so.0) as TypeScript functions: found at run time, opened once per process.
 import { WeftlineError } from '../core/errors.ts';
 import { localFiles, type FileProbe } from './file-probe.ts';
-import { bindLazily, lazyFunction, type Out, prototype, type StatusCalls } from './library.ts';
+import { bindLazily, lazyFunction, linuxLibrary, type Out, prototype, type StatusCalls } from './library.ts';
 import { findLibrary } from './library-search.ts';
 
 /** Handles, requests and addresses are numbers: user-space addresses stay below 2^53. */
@@ -105,9 +105,13 @@ function open(): Ucx {
  */
 const quietly: Readonly<Record<string, string>> = { UCX_HANDLE_ERRORS: 'none', UCX_MEM_EVENTS: 'n' };
 
+/** On a thread other than the first, process.env is a copy that native code does not see. */
+const setVariable = lazyFunction(linuxLibrary, 'int setenv(const char*, const char*, int)');
+const unsetVariable = lazyFunction(linuxLibrary, 'int unsetenv(const char*)');
+
 function loadQuietly(path: string): void {
   const added = Object.keys(quietly).filter((variable) => process.env[variable] === undefined);
-  for (const variable of added) process.env[variable] = quietly[variable];
+  for (const variable of added) setVariable()(variable, quietly[variable], 1);
   lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')();
-  for (const variable of added) delete process.env[variable];
+  for (const variable of added) unsetVariable()(variable);
 }
