@@ -97,6 +97,7 @@ export class Agent implements AsyncDisposable {
       spinMicroseconds: settings.agentSpinMicroseconds,
       poll: () => this.poll(),
       help: () => set.help(),
+      gainsFromPolling: () => set.gainsFromPolling,
       prepareSleep: () => set.prepareSleep(),
     });
     void this.#pump();

@@ -52,6 +52,12 @@ export class BackendSet {
     return hasNews;
   }
 
+  /** Hot path. True if polling for long brings what peers do sooner than a sleep. */
+  get gainsFromPolling(): boolean {
+    for (const backend of this.backends) if (backend.gainsFromPolling === true) return true;
+    return false;
+  }
+
   /** Hot path. Lends this thread to backends that have something to do. True if they had. */
   help(): boolean {
     let hasHelped = false;

@@ -84,6 +84,11 @@ export interface Backend {
    */
   poll(): boolean;
   /**
+   * True while peers write to where `poll` looks, with no thread of this process between: a blocking wait then polls for
+   * longer, which would only take the processor from a thread of the backend. Left out: never.
+   */
+  readonly gainsFromPolling?: boolean;
+  /**
    * Hot path, of waits that block the thread anyway: does a little of what a thread of the backend does meanwhile. True if
    * that brought something forward.
    */

@@ -15,8 +15,9 @@ export interface Awaited {
 export interface WaiterOptions {
   readonly wake: WakeWord;
   readonly timeoutMs: number;
-  /** The most that a blocking wait polls before it sleeps. */
+  /** The most that a blocking wait polls before it sleeps, if it gains from that. */
   readonly spinMicroseconds: number;
+  readonly gainsFromPolling: () => boolean;
   /** Looks at all backends. True if anything happened. */
   readonly poll: () => boolean;
   /** Does what other threads would have to do. True if there was anything. */
@@ -31,6 +32,8 @@ const SLICE_MS = 100;
 const SHORTEST_SLEEP_MS = 1;
 /** A look at the clock costs as much as several looks at the backends. */
 const LOOKS_PER_CLOCK = 16;
+/** While threads of the agent itself bring what is waited for: they need the processor. */
+const SHORT_SPIN_MS = 0.02;
 /** A wait that polls for longer lets other threads go first: there may be more of them than processors. */
 const SELFISH_MS = 0.01;
 
@@ -86,7 +89,8 @@ export class Waiter {
     const { wake, poll, help, prepareSleep } = this.#options;
     let start = performance.now();
     const end = start + timeoutMs;
-    let spinEnd = start + this.#spin.milliseconds;
+    const spin = this.#spinTime();
+    let spinEnd = start + spin;
     let isBusy = false;
     for (let looks = 1; ; looks += 1) {
       const { seen } = wake;
@@ -99,7 +103,7 @@ export class Waiter {
       if (isBusy) {
         // What comes next may come soon again.
         start = now;
-        spinEnd = now + this.#spin.milliseconds;
+        spinEnd = now + spin;
         isBusy = false;
         continue;
       }
@@ -111,6 +115,11 @@ export class Waiter {
       if (pause > 0) wake.sleepBlocking(seen, pause);
     }
     this.#spin.learn(performance.now() - start);
+  }
+
+  #spinTime(): number {
+    const { milliseconds } = this.#spin;
+    return this.#options.gainsFromPolling() ? milliseconds : Math.min(milliseconds, SHORT_SPIN_MS);
   }
 
   /** True if others kept the processor so long that this wait had better sleep. */

@@ -48,7 +48,7 @@ export const settingsTable = {
     max: 1_000_000,
     default: 200,
     sentence:
-      'The most that a blocking wait of an agent polls before it sleeps; after waits that took longer it polls less, down to a tenth, after short ones more. Waits that do not block never poll.',
+      'The most that a blocking wait of an agent polls before it sleeps while it has peers on its host: after waits that took longer it polls less, after short ones more. Other agents poll for at most 20 µs, waits that do not block not at all.',
   },
   reserveSharedMemory: {
     kind: 'boolean',

@@ -138,6 +138,10 @@ class LocalBackend implements Backend {
     return this.#thread.isRunning ? PEER_CHECK_MS : SHORT_SLEEP_MS;
   }
 
+  get gainsFromPolling(): boolean {
+    return this.#links.size > 0 || this.#mailbox.hasSenders;
+  }
+
   help(): boolean {
     let any = false;
     for (let index = 0; index < this.#busy.length; index += 1)

@@ -78,6 +78,11 @@ export class Mailbox implements Disposable {
     return this.memory.address + mailboxHeader.offset.doorbell;
   }
 
+  /** Hot path. True while links of peers lead here. */
+  get hasSenders(): boolean {
+    return this.#senders.length > 0;
+  }
+
   /** A place in the table of regions. Fails with WL_CAPACITY. */
   openRegion(): { readonly slot: number; readonly key: number } {
     const slot = this.#freeRegions.pop();
