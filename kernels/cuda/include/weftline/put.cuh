@@ -76,8 +76,8 @@ __device__ __forceinline__ u32 copyingParts(u32 parts) {
   return parts;
 }
 
-// A put by several groups, of which this is number `part` of `allParts`: all make the call with the same ranges, and together they copy
-// everything once. Each then signals for itself, or all synchronise and one does. Otherwise as put().
+// A put by several groups, of which this is number `part` of `allParts`: all make the call with the same ranges, and
+// together they copy everything once. Each then signals for itself, or all synchronise and one does. Otherwise as put().
 //
 // The groups go through the bytes side by side, eight vectors per thread at a time, and share what is left equally in
 // whole pieces: a boundary inside a cache line would make two short writes of it, which costs a link a tenth.
