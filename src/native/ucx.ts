@@ -1,7 +1,7 @@
 // UCX (libucp.so.0) as TypeScript functions: found at run time, opened once per process.
 import { WeftlineError } from '../core/errors.ts';
 import { localFiles, type FileProbe } from './file-probe.ts';
-import { bindLazily, lazyFunction, type Out, prototype, type StatusCalls } from './library.ts';
+import { bindLazily, lazyFunction, linuxLibrary, type Out, prototype, type StatusCalls } from './library.ts';
 import { findLibrary } from './library-search.ts';
 
 /** Handles, requests and addresses are numbers: user-space addresses stay below 2^53. */
@@ -106,6 +106,10 @@ function open(): Ucx {
  */
 const quietly: Readonly<Record<string, string>> = { UCX_HANDLE_ERRORS: 'none', UCX_MEM_EVENTS: 'n' };
 
+/** On a thread other than the first, process.env is a copy that native code does not see. */
+const setVariable = lazyFunction(linuxLibrary, 'int setenv(const char*, const char*, int)');
+const unsetVariable = lazyFunction(linuxLibrary, 'int unsetenv(const char*)');
+
 function loadQuietly(path: string): void {
   withVariables(quietly, () => lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')());
 }
@@ -113,10 +117,10 @@ function loadQuietly(path: string): void {
 /** Runs native code that reads environment variables, of which those that the user has not set have these values. */
 export function withVariables<T>(variables: Readonly<Record<string, string>>, run: () => T): T {
   const added = Object.keys(variables).filter((variable) => process.env[variable] === undefined);
-  for (const variable of added) process.env[variable] = variables[variable];
+  for (const variable of added) setVariable()(variable, variables[variable], 1);
   try {
     return run();
   } finally {
-    for (const variable of added) delete process.env[variable];
+    for (const variable of added) unsetVariable()(variable);
   }
 }

@@ -1,6 +1,6 @@
 // The backend ucx by itself: order, refusals, death of a peer, many posts, and quiet when idle. Skipped without libucp.
 import assert from 'node:assert/strict';
-import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import test from 'node:test';
 import { promisify } from 'node:util';
@@ -222,6 +222,12 @@ test('ucx: 10,000 posts of 128 blocks, 64 under way, do not grow the process', {
   const grown = process.memoryUsage().rss - before;
   assert.ok(grown < 64 * 2 ** 20, `grew by ${grown} bytes`);
   for (const transfer of transfers) await transfer.release();
+});
+
+test('ucx: loaded on any thread, it leaves the signals of the process to Node', { skip }, () => {
+  const script = new URL('./support/ucx-signals.js', import.meta.url).pathname;
+  const { stdout, stderr } = spawnSync(process.execPath, [script], { encoding: 'utf8' });
+  assert.match(stdout, /^node/, stderr);
 });
 
 test('ucx: an idle backend sleeps', { skip }, async () => {
