@@ -25,6 +25,8 @@ const socketOption = {
   /** The same beyond the system's limit; needs CAP_NET_ADMIN. */
   sendBufferForce: [1, 32],
   receiveBufferForce: [1, 33],
+  /** In milliseconds: TCP gives up when nothing it sends is answered for so long. */
+  tcpUserTimeout: [6, 18],
   /** 2: never fragment, datagrams beyond the MTU are refused. */
   mtuDiscoverV4: [0, 10],
   mtuDiscoverV6: [41, 23],

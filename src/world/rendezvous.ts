@@ -59,7 +59,14 @@ async function hostStore(environment: RankEnvironment, options: MeetOptions): Pr
   let host: StoreHost;
   try {
     const listen = listenTarget(environment);
-    host = await StoreHost.start({ listen, size, token, jobId, maxValueBytes: settings.storeMaxValueBytes });
+    host = await StoreHost.start({
+      listen,
+      size,
+      token,
+      jobId,
+      maxValueBytes: settings.storeMaxValueBytes,
+      silenceMs: settings.timeoutMs,
+    });
   } catch (error) {
     // Perhaps another process is rank 0 of this very job: then its store says so, which is the better error.
     await tellTaken(environment);
@@ -94,10 +101,19 @@ async function joinStore(environment: RankEnvironment, options: MeetOptions): Pr
 
 function connect(
   { rank, size, token }: RankEnvironment,
-  { timeoutMs, signal }: Pick<MeetOptions, 'timeoutMs' | 'signal'>,
+  { timeoutMs, signal, settings }: Pick<MeetOptions, 'timeoutMs' | 'signal'> & Partial<Pick<MeetOptions, 'settings'>>,
   { host, port }: { readonly host: string; readonly port: number },
 ): Promise<StoreClient> {
-  return StoreClient.connect({ host, port, rank, size, token, timeoutMs, ...(signal === undefined ? {} : { signal }) });
+  return StoreClient.connect({
+    host,
+    port,
+    rank,
+    size,
+    token,
+    timeoutMs,
+    ...(settings === undefined ? {} : { silenceMs: settings.timeoutMs }),
+    ...(signal === undefined ? {} : { signal }),
+  });
 }
 
 function listenTarget({ storeDescriptor, host, port }: RankEnvironment): ListenTarget {

@@ -2,10 +2,10 @@
 import { connect, type Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { type EncodedError, decodeError, encodeError, WeftlineError } from '../core/errors.ts';
+import { endWhenSilent } from '../native/tcp.ts';
 import { encodeFrame, type Frame, FrameReader, protocolError, strangerLimits } from './frames.ts';
 import { clientProof, createNonce, PROTOCOL_NAME, PROTOCOL_VERSION, sameProof, serverProof } from './handshake.ts';
 import type { StoreLink } from './store.ts';
-import { KEEP_ALIVE_MS } from './store-connection.ts';
 import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
 
 export interface StoreAddress {
@@ -18,6 +18,8 @@ export interface StoreClientOptions extends StoreAddress {
   readonly size: number;
   readonly token: string;
   readonly timeoutMs: number;
+  /** Rank 0 is lost when its system answers nothing for so long, at most 25 s, which is the default. */
+  readonly silenceMs?: number;
   readonly signal?: AbortSignal;
 }
 
@@ -222,7 +224,7 @@ function greet(options: StoreClientOptions, deadline: number): Promise<StoreClie
       return true;
     };
     socket.setNoDelay(true);
-    socket.setKeepAlive(true, KEEP_ALIVE_MS);
+    socket.once('connect', () => endWhenSilent(socket, options.silenceMs ?? Number.POSITIVE_INFINITY));
     socket.on('error', fail);
     socket.on('close', () => fail(new Error('the connection broke')));
     socket.on('data', (chunk) => {

@@ -1,6 +1,7 @@
 // One client of the store server: the handshake, its requests, and how it left.
 import type { Socket } from 'node:net';
 import { type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
+import { endWhenSilent } from '../native/tcp.ts';
 import { encodeFrame, type Frame, FrameReader, memberLimits, protocolError, strangerLimits } from './frames.ts';
 import { clientProof, createNonce, PROTOCOL_NAME, PROTOCOL_VERSION, sameProof, serverProof } from './handshake.ts';
 import type { Departure } from './membership.ts';
@@ -15,15 +16,14 @@ export interface ConnectionOptions {
   readonly maxValueBytes: number;
   /** A client that has not shown the token by then is dropped. */
   readonly handshakeMs: number;
+  /** A client whose system answers nothing for so long, at most 25 s, is lost. */
+  readonly silenceMs: number;
   readonly onMember: (connection: StoreConnection) => void;
   /** Called once, at a rank's goodbye or when its connection broke. */
   readonly onDeparture: (connection: StoreConnection, departure: Departure) => void;
   /** Called once, when the socket is gone. */
   readonly onEnd: (connection: StoreConnection) => void;
 }
-
-/** The system notices a vanished machine after this and ten probes, one a second. */
-export const KEEP_ALIVE_MS = 15_000;
 
 /** A client that does not read its last replies for so long misses them. */
 const FLUSH_MS = 500;
@@ -43,7 +43,7 @@ export class StoreConnection {
     this.#socket = socket;
     this.#options = options;
     socket.setNoDelay(true);
-    socket.setKeepAlive(true, KEEP_ALIVE_MS);
+    endWhenSilent(socket, options.silenceMs);
     this.#deadline = setTimeout(() => socket.destroy(), options.handshakeMs);
     socket.on('data', (chunk) => this.#receive(chunk));
     // A broken connection also ends with 'close'; a half-closed one is of no use to a client that waits for replies.

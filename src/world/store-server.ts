@@ -16,6 +16,8 @@ export interface StoreServerOptions {
   readonly maxValueBytes: number;
   /** How long a client may take to show the token; 10 s by default. */
   readonly handshakeMs?: number;
+  /** A rank is lost when its system answers nothing for so long, at most 25 s, which is the default. */
+  readonly silenceMs?: number;
 }
 
 export class StoreServer {
@@ -43,6 +45,7 @@ export class StoreServer {
         ...options,
         core: this.#core,
         handshakeMs: options.handshakeMs ?? 10_000,
+        silenceMs: options.silenceMs ?? Number.POSITIVE_INFINITY,
         onMember: (member) => {
           this.#strangers.delete(member);
           this.#members.add(member);

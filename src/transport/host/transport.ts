@@ -81,7 +81,7 @@ export class Transport implements AsyncDisposable {
     const timeoutMs = options.timeoutMs ?? this.settings.timeoutMs;
     const end = performance.now() + timeoutMs;
     const socket = await dial(address, end, { timeoutMs, ...options });
-    const channel = new ControlChannel(socket, end);
+    const channel = new ControlChannel(socket, end, this.settings.timeoutMs);
     const { signal } = options;
     const abort = (): void => channel.hangUp();
     signal?.addEventListener('abort', abort);
@@ -170,7 +170,8 @@ export class Transport implements AsyncDisposable {
   }
 
   #greetGuest(socket: Socket): Promise<Connection> {
-    return this.#establish(new ControlChannel(socket, performance.now() + this.settings.timeoutMs), receiveGuest);
+    const { timeoutMs } = this.settings;
+    return this.#establish(new ControlChannel(socket, performance.now() + timeoutMs, timeoutMs), receiveGuest);
   }
 
   async #establish(

@@ -1,12 +1,11 @@
 // The TCP connection beside a transport connection: frames one after the other while it is set up, later a sign of life.
 import type { Socket } from 'node:net';
+import { endWhenSilent } from '../../../native/tcp.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../../core/errors.ts';
 import { encodeFrame, FrameReader, protocolError, strangerLimits } from '../../../world/frames.ts';
 
 export type ControlFrame = Readonly<Record<string, unknown>>;
 
-/** A vanished machine is noticed after this and ten probes, one a second. */
-const KEEP_ALIVE_MS = 15_000;
 /** Frames that nobody has asked for yet. */
 const MOST_UNREAD = 8;
 
@@ -23,13 +22,16 @@ export class ControlChannel {
   #isOver = false;
   #onEnd: ((farewell: boolean) => void) | undefined;
 
-  /** `deadline`, on the clock of performance.now(), bounds every receive. */
-  constructor(socket: Socket, deadline: number) {
+  /**
+   * `deadline`, on the clock of performance.now(), bounds every receive. After `silenceMs` without an answer of its system
+   * the peer counts as gone.
+   */
+  constructor(socket: Socket, deadline: number, silenceMs: number = Number.POSITIVE_INFINITY) {
     this.#socket = socket;
     this.#deadline = deadline;
     this.peer = `${socket.remoteAddress ?? 'unknown'} port ${socket.remotePort ?? 0}`;
     socket.setNoDelay(true);
-    socket.setKeepAlive(true, KEEP_ALIVE_MS);
+    endWhenSilent(socket, silenceMs);
     socket.on('data', (chunk) => this.#arrived(chunk));
     socket.on('error', () => {});
     socket.on('end', () => socket.destroy());

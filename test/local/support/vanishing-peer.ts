@@ -1,0 +1,134 @@
+// Two processes on a network of their own, which then carries nothing any more: what each of them hears of the other.
+// Started by `unshare -n`, as root; prints what happened as one line of JSON.
+import { execFileSync, fork } from 'node:child_process';
+import { once } from 'node:events';
+import { fileURLToPath } from 'node:url';
+import { encodeError } from 'weftline';
+import { Agent, DescriptorList, fetchMetadata, MetadataListener } from 'weftline/agent';
+import { Transport } from 'weftline/transport';
+import { join, type World } from 'weftline/world';
+
+/** Rank 0 reaches its own store by another one, which goes on. */
+const host = '10.9.9.9';
+/** Of everything that is awaited here. */
+const settings = { timeoutMs: 3000, transportGiveUpMs: 2500 };
+const common = { token: 'secret', settings };
+const agentOptions = { ...common, host, backends: ['multipath'] as const };
+
+export interface Outcome {
+  readonly code: string;
+  readonly message: string;
+  readonly ms: number;
+}
+
+type Outcomes = Record<string, Outcome>;
+
+interface Meeting {
+  readonly transport: number;
+  readonly store: number;
+  readonly agent: Uint8Array;
+  readonly listener: number;
+}
+
+/** How a call fails, and after how long. */
+async function failureOf(call: Promise<unknown>): Promise<Outcome> {
+  const start = performance.now();
+  try {
+    await call;
+    return { code: 'none', message: '', ms: performance.now() - start };
+  } catch (error) {
+    const { code, message } = encodeError(error);
+    return { code, message, ms: performance.now() - start };
+  }
+}
+
+/** Becomes a failure when the other side is lost. */
+async function untilLost(errorOf: () => unknown): Promise<void> {
+  while (errorOf() === undefined) await new Promise((resolve) => setTimeout(resolve, 10));
+  throw errorOf();
+}
+
+function joinAs(rank: number, port: number): Promise<World> {
+  const environment = { RANK: `${rank}`, WORLD_SIZE: '2', MASTER_ADDR: host, MASTER_PORT: `${port}` };
+  return join({ environment, settings, timeoutMs: 20_000 });
+}
+
+function lossOf(world: World): () => unknown {
+  return () => (world.peerLost.aborted ? world.peerLost.reason : undefined);
+}
+
+/** The process whose machine vanishes. */
+async function stay(): Promise<void> {
+  const [meeting] = (await once(process, 'message')) as [Meeting];
+  const transport = await Transport.create(common);
+  const connections = [
+    await transport.connect({ host, port: meeting.transport }),
+    await transport.connect({ host, port: meeting.transport }),
+  ];
+  const world = await joinAs(1, meeting.store);
+  const agent = await Agent.create('there', agentOptions);
+  const listener = await MetadataListener.open(agent, { host });
+  await agent.allocate(4096);
+  process.send?.({ metadata: agent.localMetadata(), listener: listener.port });
+  const outcomes: Outcomes = {
+    'rank 0, seen by rank 1': await failureOf(untilLost(lossOf(world))),
+    'a connection, at the other end': await failureOf(untilLost(() => connections[0]?.error)),
+  };
+  process.send?.({ outcomes });
+}
+
+async function watch(): Promise<Outcomes> {
+  execFileSync('ip', ['link', 'set', 'lo', 'up']);
+  execFileSync('ip', ['address', 'add', `${host}/32`, 'dev', 'lo']);
+  nft('add table ip weftline');
+  nft('add chain ip weftline in { type filter hook input priority 0; }');
+  const child = fork(fileURLToPath(import.meta.url), ['stay'], { serialization: 'advanced', execArgv: [] });
+  const transport = await Transport.create(common);
+  const listener = await transport.listen({ host, port: 0 });
+  const ready = once(child, 'message');
+  const joining = joinAs(0, 29_500);
+  child.send({ transport: listener.port, store: 29_500 });
+  const idle = await listener.accept({ timeoutMs: 20_000 });
+  const busy = await listener.accept({ timeoutMs: 20_000 });
+  const world = await joining;
+  const agent = await Agent.create('here', agentOptions);
+  const [{ metadata, listener: port }] = (await ready) as [
+    { readonly metadata: Uint8Array; readonly listener: number },
+  ];
+  await agent.loadRemoteMetadata(metadata);
+  const memory = await agent.allocate(4096);
+  const [remote] = agent.remoteMemory('there');
+  if (remote === undefined) throw new Error('no memory of the peer');
+  const list = { local: DescriptorList.of(memory), remote: DescriptorList.of(remote) };
+  const transfer = await agent.prepare({ operation: 'write', peer: 'there', ...list });
+  transfer.post();
+  await transfer.wait();
+  const region = await transport.register(new Uint8Array(new SharedArrayBuffer(4096)));
+  const far = once(child, 'message') as Promise<[{ readonly outcomes: Outcomes }]>;
+
+  for (const end of ['saddr', 'daddr']) nft(`add rule ip weftline in ip ${end} ${host} drop`);
+  transfer.post();
+  const calls: Record<string, Promise<unknown>> = {
+    'an idle connection': untilLost(() => idle.error),
+    'a receive': transport.wait(busy.receive({ region }), { timeoutMs: 60_000 }),
+    'a transfer': transfer.wait({ timeoutMs: 60_000 }),
+    "a listener's metadata": fetchMetadata(agent, { host, port, timeoutMs: 1000 }),
+    'a key': world.store.get('never', { from: [1], timeoutMs: 1000 }),
+    'rank 1, seen by rank 0': untilLost(lossOf(world)),
+  };
+  const entries = Object.entries(calls).map(async ([name, call]) => [name, await failureOf(call)] as const);
+  const near = Object.fromEntries(await Promise.all(entries));
+  const [{ outcomes }] = await far;
+  child.kill('SIGKILL');
+  return { ...near, ...outcomes };
+}
+
+function nft(command: string): void {
+  execFileSync('nft', [command]);
+}
+
+if (process.argv[2] === 'stay') await stay();
+else {
+  console.log(JSON.stringify(await watch()));
+  process.exit(0);
+}
