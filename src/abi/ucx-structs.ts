@@ -32,31 +32,23 @@ export const ucpRequestParam = defineLayout('ucp_request_param_t', {
   others: { of: 'u64', count: 8 },
 });
 
-export const ucpHandlerParam = defineLayout('ucp_am_handler_param_t', {
-  fieldMask: 'u64',
-  id: 'u32',
-  flags: 'u32',
-  callback: 'u64',
-  argument: 'u64',
-});
-
-export const ucpReceiveParam = defineLayout('ucp_am_recv_param_t', { attributes: 'u64', replyEndpoint: 'u64' });
+/** What a receive tells of its message. */
+export const ucpTagInfo = defineLayout('ucp_tag_recv_info_t', { tag: 'u64', bytes: 'u64' });
 
 export const ucpMasks = {
   params: { features: 1 },
-  features: { wakeup: 16, activeMessages: 64 },
+  features: { tags: 1, wakeup: 16 },
   worker: { threadMode: 1, flags: 32 },
   /** No warning about requests of a peer that died. */
   workerFlags: { ignoreRequestLeak: 1 },
   endpoint: { address: 1, errorMode: 2, errorHandler: 4 },
-  handler: { id: 1, flags: 2, callback: 4 },
-  /** The callback sees whole messages. */
-  handlerFlags: { wholeMessage: 1 },
-  request: { flags: 16 },
-  sendFlags: { eager: 2 },
-  receiveAttributes: { rendezvous: 2 ** 17 },
+  /** `noImmediate`: a call that ends at once returns a request all the same. */
+  request: { flags: 16, noImmediate: 2 ** 16 },
   closeFlags: { force: 1 },
 } as const;
+
+/** One thread at a time. */
+export const UCS_THREAD_MODE_SERIALIZED = 1;
 
 export const ucpErrorModes = { none: 0, peer: 1 } as const;
 

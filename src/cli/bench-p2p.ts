@@ -42,6 +42,7 @@ interface P2pFlags {
   readonly batches: readonly number[];
   readonly pings: number;
   readonly compare: number;
+  readonly agentThread: boolean;
   readonly json?: string;
 }
 
@@ -74,10 +75,11 @@ export function addP2pBench(bench: Command): void {
     .option('--pings <n>', 'round trips of 256 bytes with a notification', integerArgument(0, MOST), 0)
     .option(
       '--compare <rounds>',
-      'beside the ceiling of the path: memcpy, or bench transport',
+      'beside the ceiling of the path: memcpy, bench transport or ucx_perftest',
       integerArgument(0, 1000),
       0,
     )
+    .option('--no-agent-thread', "the agent works on the caller's thread alone, inside calls that wait")
     .option('--json <file>', 'write the result document (client)');
   addSettingOptions(command, ['timeoutMs', 'agentSpinMicroseconds', 'transportPaths', 'transportThread']);
   command.action((flags: P2pFlags) => run(flags));
@@ -91,7 +93,8 @@ async function run(flags: P2pFlags): Promise<void> {
   const heading = { sizes: flags.sizes, device, gpuIndex: localGpuIndex, iterations: flags.iters };
   for (const line of p2pHeading(role, heading)) show(line);
   show(`Creating Engine with GPU index: ${localGpuIndex}, CPUs: ${flags.numCpus}`);
-  const options: P2pBenchOptions = { localGpuIndex, device, backend: flags.backend, host, port };
+  const { backend, agentThread: ownThread } = flags;
+  const options: P2pBenchOptions = { localGpuIndex, device, backend, host, port, ownThread };
   if (role === 'server') await serve(options);
   else await measure(options, flags, workload);
   show(`[${roleText(role)}] Benchmark complete`);

@@ -106,17 +106,9 @@ export function bindLazily<const Table extends Readonly<Record<string, Prototype
   return calls as unknown as StatusCalls<Table>;
 }
 
-/** A TypeScript function as C sees it. Called on the thread that made it only; its exceptions must not leave it. */
-export interface NativeCallback extends Disposable {
-  readonly address: number;
-}
+const dlsymFunction = lazyFunction(ownProcess, 'intptr_t dlsym(intptr_t, str)');
 
-export function nativeCallback(
-  result: string,
-  parameters: readonly string[],
-  handler: (...values: number[]) => number | void,
-): NativeCallback {
-  const { address, pointer, proto, register, unregister } = loadKoffi();
-  const registered = register(handler, pointer(proto(result, [...parameters])));
-  return { address: Number(address(registered)), [Symbol.dispose]: () => unregister(registered) };
+/** Where a function that is loaded in this process anyway begins, to be handed to native code. */
+export function symbolAddress(name: string): number {
+  return Number(dlsymFunction()(0, name));
 }

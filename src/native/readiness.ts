@@ -27,7 +27,9 @@ const MAX_EVENTS = 64;
 
 /** Descriptors to wait for, each with a number by which the caller knows it. */
 export class ReadinessSet implements Disposable {
-  readonly #epoll: number;
+  /** Readable itself when one of its descriptors is. */
+  readonly fd: number;
+  readonly #isOwn: boolean;
   // Shared memory does not move, so that the kernel may be given addresses once.
   readonly #events: Int32Array = new Int32Array(new SharedArrayBuffer(MAX_EVENTS * EVENT_WORDS * 4));
   readonly #poll: Int32Array = new Int32Array(new SharedArrayBuffer(8));
@@ -36,10 +38,12 @@ export class ReadinessSet implements Disposable {
   readonly #pollAddress: number = Number(addressOf(this.#poll));
   readonly #timespecAddress: number = Number(addressOf(this.#timespec));
 
-  constructor() {
-    this.#epoll = epollCreateFunction()(CLOEXEC);
-    if (this.#epoll < 0) throw nativeError('epoll_create1', 'making a set of sockets to wait for');
-    this.#poll[0] = this.#epoll;
+  /** `fd`: of a set that another thread of the process has made. */
+  constructor(fd?: number) {
+    this.#isOwn = fd === undefined;
+    this.fd = fd ?? epollCreateFunction()(CLOEXEC);
+    if (this.fd < 0) throw nativeError('epoll_create1', 'making a set of sockets to wait for');
+    this.#poll[0] = this.fd;
     this.#poll[1] = READABLE;
   }
 
@@ -47,18 +51,18 @@ export class ReadinessSet implements Disposable {
     const event = new Int32Array(EVENT_WORDS);
     event[0] = READABLE;
     event[NUMBER_WORD] = number;
-    if (epollCtlFunction()(this.#epoll, EPOLL_CTL_ADD, fd, event) !== 0) {
+    if (epollCtlFunction()(this.fd, EPOLL_CTL_ADD, fd, event) !== 0) {
       throw nativeError('epoll_ctl', 'adding a socket to those to wait for');
     }
   }
 
   remove(fd: number): void {
-    epollCtlFunction()(this.#epoll, EPOLL_CTL_DEL, fd, new Int32Array(EVENT_WORDS));
+    epollCtlFunction()(this.fd, EPOLL_CTL_DEL, fd, new Int32Array(EVENT_WORDS));
   }
 
   /** Hot path. How many descriptors are readable now; their numbers are at `numberAt(0..)`. Does not wait. */
   poll(): number {
-    const count: number = epollWaitFunction()(this.#epoll, this.#eventsAddress, MAX_EVENTS, 0);
+    const count: number = epollWaitFunction()(this.fd, this.#eventsAddress, MAX_EVENTS, 0);
     return count < 0 ? 0 : count;
   }
 
@@ -78,7 +82,7 @@ export class ReadinessSet implements Disposable {
   }
 
   [Symbol.dispose](): void {
-    closeDescriptor(this.#epoll);
+    if (this.#isOwn) closeDescriptor(this.fd);
   }
 }
 

@@ -1,7 +1,7 @@
 // UCX (libucp.so.0) as TypeScript functions: found at run time, opened once per process.
 import { WeftlineError } from '../core/errors.ts';
 import { localFiles, type FileProbe } from './file-probe.ts';
-import { bindLazily, lazyFunction, type Out, prototype, type StatusCalls } from './library.ts';
+import { bindLazily, lazyFunction, linuxLibrary, type Out, prototype, type StatusCalls } from './library.ts';
 import { findLibrary } from './library-search.ts';
 
 /** Handles, requests and addresses are numbers: user-space addresses stay below 2^53. */
@@ -26,19 +26,20 @@ const table = {
   ucp_worker_progress: prototype<[worker: number]>('uint32_t ucp_worker_progress(intptr_t)'),
   ucp_worker_get_efd: prototype<[worker: number, fd: Out]>('int8_t ucp_worker_get_efd(intptr_t, _Out_ int*)'),
   ucp_worker_arm: prototype<[worker: number]>('int8_t ucp_worker_arm(intptr_t)'),
-  ucp_worker_set_am_recv_handler: prototype<[worker: number, params: number]>(
-    'int8_t ucp_worker_set_am_recv_handler(intptr_t, intptr_t)',
-  ),
   ucp_ep_create: prototype<[worker: number, params: number, endpoint: number]>(
     'int8_t ucp_ep_create(intptr_t, intptr_t, intptr_t)',
   ),
   ucp_ep_close_nbx: prototype<[endpoint: number, params: number]>('intptr_t ucp_ep_close_nbx(intptr_t, intptr_t)'),
-  ucp_am_send_nbx: prototype<
-    [endpoint: number, id: number, header: number, headerBytes: number, data: number, bytes: number, params: number]
-  >('intptr_t ucp_am_send_nbx(intptr_t, uint32_t, intptr_t, size_t, intptr_t, size_t, intptr_t)'),
-  ucp_am_recv_data_nbx: prototype<[worker: number, descriptor: number, data: number, bytes: number, params: number]>(
-    'intptr_t ucp_am_recv_data_nbx(intptr_t, intptr_t, intptr_t, size_t, intptr_t)',
+  ucp_tag_send_nbx: prototype<[endpoint: number, data: number, bytes: number, tag: number, params: number]>(
+    'intptr_t ucp_tag_send_nbx(intptr_t, intptr_t, size_t, uint64_t, intptr_t)',
   ),
+  ucp_tag_recv_nbx: prototype<[worker: number, data: number, bytes: number, tag: number, mask: number, params: number]>(
+    'intptr_t ucp_tag_recv_nbx(intptr_t, intptr_t, size_t, uint64_t, uint64_t, intptr_t)',
+  ),
+  ucp_tag_recv_request_test: prototype<[request: number, info: number]>(
+    'int8_t ucp_tag_recv_request_test(intptr_t, intptr_t)',
+  ),
+  ucp_request_cancel: prototype<[worker: number, request: number]>('void ucp_request_cancel(intptr_t, intptr_t)'),
   ucp_request_check_status: prototype<[request: number]>('int8_t ucp_request_check_status(intptr_t)'),
   ucp_request_free: prototype<[request: number]>('void ucp_request_free(intptr_t)'),
 };
@@ -105,9 +106,21 @@ function open(): Ucx {
  */
 const quietly: Readonly<Record<string, string>> = { UCX_HANDLE_ERRORS: 'none', UCX_MEM_EVENTS: 'n' };
 
+/** On a thread other than the first, process.env is a copy that native code does not see. */
+const setVariable = lazyFunction(linuxLibrary, 'int setenv(const char*, const char*, int)');
+const unsetVariable = lazyFunction(linuxLibrary, 'int unsetenv(const char*)');
+
 function loadQuietly(path: string): void {
-  const added = Object.keys(quietly).filter((variable) => process.env[variable] === undefined);
-  for (const variable of added) process.env[variable] = quietly[variable];
-  lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')();
-  for (const variable of added) delete process.env[variable];
+  withVariables(quietly, () => lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')());
+}
+
+/** Runs native code that reads environment variables, of which those that the user has not set have these values. */
+export function withVariables<T>(variables: Readonly<Record<string, string>>, run: () => T): T {
+  const added = Object.keys(variables).filter((variable) => process.env[variable] === undefined);
+  for (const variable of added) setVariable()(variable, variables[variable], 1);
+  try {
+    return run();
+  } finally {
+    for (const variable of added) unsetVariable()(variable);
+  }
 }

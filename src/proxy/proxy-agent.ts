@@ -18,7 +18,7 @@ export class ProxyAgent {
   readonly #channels = new Map<BackendLink, BackendChannel>();
   readonly #told = new WeakSet<BackendLink>();
   /** Of channels that cannot store 8 bytes: where those are put from. */
-  readonly #staging = new Map<BackendChannel, StagedStores>();
+  readonly #staging = new Map<BackendChannel, { readonly stores: StagedStores; readonly memory: Registration }>();
 
   static async create({ agent, backends, token, settings, ordinal, host }: ProxyWorkerData): Promise<ProxyAgent> {
     const device = ordinal === undefined ? undefined : await CudaDevice.create({ ...settings, ordinal });
@@ -95,15 +95,20 @@ export class ProxyAgent {
     backend: BackendName,
     { peer, remotes }: RequestOptions,
   ): Promise<StagedStores> {
-    let staged = this.#staging.get(channel);
-    if (staged === undefined) {
-      const registration = await this.#agent.allocate(STAGED_BYTES);
-      const region = (remotes[0] as RemoteRange).region;
-      const { local } = await this.#agent.channelParts(peer, registration, region, { backend });
-      staged = new StagedStores(channel, local, viewAt(registration.address, STAGED_BYTES));
-      this.#staging.set(channel, staged);
+    const known = this.#staging.get(channel);
+    if (known !== undefined) return known.stores;
+    for (const [ended, { memory }] of this.#staging) {
+      // Nothing is posted to a channel that has failed.
+      if (ended.error === undefined) continue;
+      this.#staging.delete(ended);
+      await this.#agent.deregister(memory);
     }
-    return staged;
+    const memory = await this.#agent.allocate(STAGED_BYTES);
+    const region = (remotes[0] as RemoteRange).region;
+    const { local } = await this.#agent.channelParts(peer, memory, region, { backend });
+    const stores = new StagedStores(channel, local, viewAt(memory.address, STAGED_BYTES));
+    this.#staging.set(channel, { stores, memory });
+    return stores;
   }
 
   /** Why a peer that died was lost, told once; undefined if none was. One that closed its agent may do so. */

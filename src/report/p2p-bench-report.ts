@@ -6,6 +6,12 @@ import { latencyQuantiles } from '../bench/transport-phases.ts';
 
 export type P2pRole = 'server' | 'client';
 
+const ceilingNames = {
+  memcpy: 'memcpy',
+  transport: 'bench transport, tpt',
+  ucx_perftest: 'ucx_perftest',
+} as const;
+
 /** As UCCL's benchmark prints it. */
 export function p2pHeading(
   role: P2pRole,
@@ -66,7 +72,7 @@ export function p2pBlockLine(result: BlockResult): string {
 
 /** What follows the lines of the sizes. */
 export function p2pBenchReport(report: P2pBenchReport): string {
-  const { pingMicroseconds, ceilings = [] } = report;
+  const { pingMicroseconds, ceilings = [], pingCeiling } = report;
   const lines: string[] = [];
   if (pingMicroseconds !== undefined) {
     const times = latencyQuantiles.map((name, index) => `${name} ${(pingMicroseconds[index] ?? 0).toFixed(2)}`);
@@ -81,7 +87,7 @@ export function p2pBenchReport(report: P2pBenchReport): string {
     });
     for (const { bytes, ceiling, own, ceilings: found, ratio } of ceilings) {
       table.push([
-        ceiling === 'memcpy' ? 'memcpy' : 'bench transport, tpt',
+        ceilingNames[ceiling],
         sizeText(bytes),
         middle(found).toFixed(2),
         middle(own).toFixed(2),
@@ -90,6 +96,14 @@ export function p2pBenchReport(report: P2pBenchReport): string {
       ]);
     }
     lines.push(table.toString());
+  }
+  if (pingCeiling !== undefined) {
+    const { own, ceilings: found, ratio } = pingCeiling;
+    lines.push(
+      `round trip beside ${ceilingNames[pingCeiling.ceiling]}, in turn: ${middle(found).toFixed(2)} µs of it, ` +
+        `${middle(own).toFixed(2)} µs of ${report.backend}, ratio ${ratio.median.toFixed(2)} ` +
+        `(${ratio.p25.toFixed(2)} to ${ratio.p75.toFixed(2)})`,
+    );
   }
   if (placementChanged(report.placement.before, report.placement.after)) {
     lines.push('The machine changed while it ran (other load, or its processors moved): run again before comparing.');

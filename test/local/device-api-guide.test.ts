@@ -47,6 +47,8 @@ test('a call at no level, or at one that is none, does not compile', { skip: noC
     'flush(r)',
     'wait(nullptr, 1, nullptr)',
     'readSignal(nullptr)',
+    'putShare(r, 0, 0, 8, 0, 1)',
+    'putWord(r, 0, 1, 1)',
   ]) {
     const { ok, said } = compile(kernel(call));
     assert.equal(ok, false, call);

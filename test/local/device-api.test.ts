@@ -127,6 +127,14 @@ test('2proc starts both sides and both print the checksum', { timeout: 60_000 },
   }
 });
 
+test('2proc goes over the backend that is named', { timeout: 60_000 }, async () => {
+  const { code, output } = await weftline('2proc', '--device', 'cpu', '--backend', 'multipath', '--size', '100001')
+    .ended;
+  assert.equal(code, 0, output);
+  assert.match(output, /Path: queue, then multipath/);
+  assert.match(output, /\[target\] Checksum OK: 4200042/);
+});
+
 for (const [first, second] of [
   ['initiator', 'target'],
   ['target', 'initiator'],

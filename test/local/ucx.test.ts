@@ -1,13 +1,15 @@
 // The backend ucx by itself: order, refusals, death of a peer, many posts, and quiet when idle. Skipped without libucp.
 import assert from 'node:assert/strict';
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import test from 'node:test';
+import { promisify } from 'node:util';
 import type { WeftlineError } from 'weftline';
 import type { BackendLink, BackendPeer } from '#lib/agent/backend.js';
 import { openUcx } from '#lib/native/ucx.js';
 import { fixedBytes, UcxSide, until } from './support/ucx-side.js';
 
+const waiterModule = new URL('./support/ucx-waiter.js', import.meta.url).pathname;
 const peerModule = new URL('./support/ucx-peer.js', import.meta.url).pathname;
 
 function whyMissing(): string | false {
@@ -170,6 +172,27 @@ for (const [name, value] of Object.entries(transports)) {
   });
 }
 
+for (const tls of ['posix,self', 'tcp,self']) {
+  test(
+    `ucx with UCX_TLS=${tls}: a peer that dies ends a blocking wait long before its deadline`,
+    { skip },
+    async () => {
+      const { stdout } = await promisify(execFile)(process.execPath, [waiterModule, peerModule], {
+        env: { ...process.env, UCX_TLS: tls },
+        timeout: 30_000,
+      });
+      // UCX writes what it thinks of the death to stdout, too.
+      const { code, message, milliseconds } = JSON.parse(stdout.trim().split('\n').at(-1) ?? '') as Record<
+        string,
+        unknown
+      >;
+      assert.equal(code, 'WL_PEER_LOST', String(message));
+      assert.match(String(message), /peer is gone/);
+      assert.ok((milliseconds as number) < 5000, `after ${String(milliseconds)} ms`);
+    },
+  );
+}
+
 test('ucx: another token is refused', { skip }, async () => {
   await using near = await UcxSide.open('near', { token: 'another' });
   await using far = await UcxSide.open('far');
@@ -199,6 +222,12 @@ test('ucx: 10,000 posts of 128 blocks, 64 under way, do not grow the process', {
   const grown = process.memoryUsage().rss - before;
   assert.ok(grown < 64 * 2 ** 20, `grew by ${grown} bytes`);
   for (const transfer of transfers) await transfer.release();
+});
+
+test('ucx: loaded on any thread, it leaves the signals of the process to Node', { skip }, () => {
+  const script = new URL('./support/ucx-signals.js', import.meta.url).pathname;
+  const { stdout, stderr } = spawnSync(process.execPath, [script], { encoding: 'utf8' });
+  assert.match(stdout, /^node/, stderr);
 });
 
 test('ucx: an idle backend sleeps', { skip }, async () => {

@@ -3,7 +3,7 @@ import { type BackendName, Endpoint } from '../../agent/index.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
 import { samplePlacement } from '../placement.ts';
-import { runCeilings } from './p2p-ceilings.ts';
+import { runCeilings, runPingCeiling } from './p2p-ceilings.ts';
 import { MEMORY_NAMES, type P2pPhase, runBlocks, runPings, runSize, serveP2pPhases } from './p2p-phases.ts';
 import { type BlockResult, type P2pBenchReport, p2pMethod, type SizeResult } from './p2p-results.ts';
 import { P2pSession } from './p2p-session.ts';
@@ -14,6 +14,8 @@ export interface P2pBenchOptions {
   readonly device: 'cpu' | 'gpu';
   /** Both sides must have it; undefined: the agent chooses. */
   readonly backend: BackendName | undefined;
+  /** False: on the caller's thread alone, as `Agent.create` says. */
+  readonly ownThread: boolean;
   /** Numeric address of this host. */
   readonly host: string;
   readonly port: number;
@@ -93,7 +95,7 @@ export async function runP2pBench(options: P2pClientOptions): Promise<P2pBenchRe
   }
 }
 
-type Measured = Pick<P2pBenchReport, 'sizes' | 'blocks' | 'pingMicroseconds' | 'ceilings'>;
+type Measured = Pick<P2pBenchReport, 'sizes' | 'blocks' | 'pingMicroseconds' | 'ceilings' | 'pingCeiling'>;
 
 async function measure(session: P2pSession, options: P2pClientOptions): Promise<Measured> {
   const { mode, iterations, inflight, sizes, blocks, pings, compare } = options.workload;
@@ -109,26 +111,29 @@ async function measure(session: P2pSession, options: P2pClientOptions): Promise<
       ? undefined
       : await runBlocks(session, { mode: direction, sweep: blocks, iterations }, options.onBlock);
   const pingMicroseconds = pings === 0 ? undefined : await runPings(session, pings);
+  const { remoteIp: host } = options;
   const ceilings =
-    compare === 0
-      ? undefined
-      : await runCeilings(session, { mode: direction, sizes, rounds: compare, host: options.remoteIp });
+    compare === 0 ? undefined : await runCeilings(session, { mode: direction, sizes, rounds: compare, inflight, host });
+  const pingCeiling =
+    compare === 0 || pings === 0 ? undefined : await runPingCeiling(session, { rounds: compare, host, pings });
   return {
     sizes: sized,
     ...(swept === undefined ? {} : { blocks: swept }),
     ...(pingMicroseconds === undefined ? {} : { pingMicroseconds }),
     ...(ceilings === undefined ? {} : { ceilings }),
+    ...(pingCeiling === undefined ? {} : { pingCeiling }),
   };
 }
 
 function endpointOptions(
-  { localGpuIndex, backend, host }: P2pBenchOptions,
+  { localGpuIndex, backend, host, ownThread }: P2pBenchOptions,
   port: number,
 ): NonNullable<Parameters<typeof Endpoint.create>[0]> {
   return {
     localGpuIndex,
     host,
     port,
+    ownThread,
     ...(backend === undefined ? {} : { backend, backends: [backend] }),
   };
 }

@@ -1,14 +1,15 @@
-// What the path could reach, measured in turn with it: a bare copy, or the transport without an agent.
+// What the path could reach, measured in turn with it: a bare copy, the transport without an agent, UCX's own benchmark.
 import { median } from '../../core/quantile.ts';
 import { copyMemory } from '../../native/libc.ts';
 import { monotonicMicroseconds } from '../clock.ts';
 import { summarizeRatios } from '../statistics.ts';
 import { runTransportBench } from '../transport-bench.ts';
 import { defaultTransportWorkload } from '../transport-workload.ts';
-import { type P2pPhase, prepareSlots, runOneSided } from './p2p-phases.ts';
-import type { CeilingResult } from './p2p-results.ts';
+import { type P2pPhase, prepareSlots, runOneSided, runPings } from './p2p-phases.ts';
+import type { CeilingResult, PingCeilingResult } from './p2p-results.ts';
 import type { P2pSession } from './p2p-session.ts';
-import { slotsOf } from './p2p-workload.ts';
+import { PING_BYTES, slotsOf } from './p2p-workload.ts';
+import { type PerftestCase, type PerftestResult, perftestMissing, runPerftest } from './ucx-perftest.ts';
 
 /** Sizes below are bound by other costs than bytes. */
 const SMALLEST_BYTES = 1 << 20;
@@ -23,6 +24,8 @@ export interface CeilingOptions {
   readonly mode: 'write' | 'read';
   readonly sizes: readonly number[];
   readonly rounds: number;
+  /** Messages that are under way at a time, beside UCX's own benchmark. */
+  readonly inflight: number;
   /** Where the peer's transport bench is reached. */
   readonly host: string;
 }
@@ -35,6 +38,8 @@ export async function runCeilings(session: P2pSession, options: CeilingOptions):
       results.push(await besideMemcpy(session, bytes, options));
     } else if (session.connection.backend === 'multipath') {
       results.push(await besideTransport(session, bytes, options));
+    } else if (session.connection.backend === 'ucx') {
+      results.push(await besidePerftest(session, bytes, options));
     }
   }
   return results;
@@ -116,4 +121,53 @@ async function runTransport(session: P2pSession, msize: number, host: string): P
   const workload = { ...defaultTransportWorkload, msize, seconds: TRANSPORT_SECONDS };
   const { throughput } = await runTransportBench({ host, port, workload, rounds: 0, onLine: () => {} });
   return (throughput?.gbps[0] ?? 0) / 8;
+}
+
+async function besidePerftest(
+  session: P2pSession,
+  bytes: number,
+  { mode, rounds, host, inflight }: CeilingOptions,
+): Promise<CeilingResult> {
+  const slots = slotsOf(inflight, bytes);
+  const count = Math.max(slots * 4, Math.floor((ROUND_BYTES * 4) / bytes));
+  const own: number[] = [];
+  const ceilings: number[] = [];
+  for (let round = -1; round < rounds; round += 1) {
+    const { gigabytesPerSecond } = await runOneSided(session, { mode, bytes, count, slots });
+    const what = { test: 'tag_bw', bytes, iterations: count, window: slots } as const;
+    const { overall } = await runPerftestPhase(session, host, what);
+    if (round < 0) continue;
+    own.push(gigabytesPerSecond);
+    ceilings.push(bytes / overall / 1000);
+  }
+  return { bytes, ceiling: 'ucx_perftest', own, ceilings, ratio: summarizeRatios(own, ceilings) };
+}
+
+/** Round trips beside those of ucx_perftest, which measures one way: twice that. Undefined where there is no such ceiling. */
+export async function runPingCeiling(
+  session: P2pSession,
+  { rounds, host, pings }: { readonly rounds: number; readonly host: string; readonly pings: number },
+): Promise<PingCeilingResult | undefined> {
+  if (session.connection.backend !== 'ucx') return undefined;
+  const own: number[] = [];
+  const ceilings: number[] = [];
+  for (let round = 0; round < rounds; round += 1) {
+    const [, typicalOwn = 0] = await runPings(session, pings);
+    const what = { test: 'tag_lat', bytes: PING_BYTES, iterations: pings, window: 1 } as const;
+    const { typical } = await runPerftestPhase(session, host, what);
+    own.push(typicalOwn);
+    ceilings.push(2 * typical);
+  }
+  return { ceiling: 'ucx_perftest', own, ceilings, ratio: summarizeRatios(own, ceilings) };
+}
+
+async function runPerftestPhase(session: P2pSession, host: string, what: PerftestCase): Promise<PerftestResult> {
+  await session.say({ phase: 'perftest' } satisfies P2pPhase);
+  const { port } = await session.hear<{ port: number }>();
+  if (port === 0) throw perftestMissing('the server');
+  try {
+    return await runPerftest(host, port, what);
+  } finally {
+    await session.say({});
+  }
 }

@@ -8,6 +8,7 @@ import type { P2pSession } from './p2p-session.ts';
 import { type BlockSweep, doubling, iterationsOf, type P2pMode, PING_BYTES, slotsOf } from './p2p-workload.ts';
 import { DescriptorList } from '../../agent/index.ts';
 import { quantile } from '../../core/quantile.ts';
+import { PerftestServer } from './ucx-perftest.ts';
 
 /** Names that the sides register their memory under. */
 export const MEMORY_NAMES = { client: 'client', server: 'server' } as const;
@@ -24,6 +25,7 @@ export type P2pPhase =
   | { readonly phase: 'sized'; readonly result: SizeResult }
   | { readonly phase: 'ping'; readonly rounds: number }
   | { readonly phase: 'transport' }
+  | { readonly phase: 'perftest' }
   | { readonly phase: 'end' };
 
 /** A long run lets the event loop turn this often. */
@@ -62,10 +64,21 @@ export async function serveP2pPhases(session: P2pSession, { onSize, host }: Serv
           onListening: (port) => void session.say({ port }),
         });
         break;
+      case 'perftest':
+        await servePerftest(session);
+        break;
       default:
         phase satisfies never;
     }
   }
+}
+
+async function servePerftest(session: P2pSession): Promise<void> {
+  const server = await PerftestServer.start();
+  await session.say({ port: server?.port ?? 0 });
+  if (server === undefined) return;
+  await session.hear();
+  server.stop();
 }
 
 export interface SizeRun {

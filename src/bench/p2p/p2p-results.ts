@@ -15,6 +15,8 @@ export const p2pMethod = {
   memcpy:
     'The C library copies as many bytes from the same source to memory of the same kind in the same process, message by message in turn with the path, after 20,000 small messages of each and a round that does not count; the median of each round counts.',
   transport: 'bench transport --perftype tpt between the same processes, with its usual 4 flows of 2 requests.',
+  ucx_perftest:
+    'ucx_perftest of UCX between the same hosts with the same size and as many messages under way: tag_bw over all its messages; round trips beside twice the median of tag_lat, which measures one way.',
   interleaved: 'Sides of one round follow each other; ratios are taken within a round.',
 } as const;
 
@@ -46,8 +48,17 @@ export interface Tail {
 
 export interface CeilingResult {
   readonly bytes: number;
-  readonly ceiling: 'memcpy' | 'transport';
+  readonly ceiling: 'memcpy' | 'transport' | 'ucx_perftest';
   /** GB/s of each round. */
+  readonly own: readonly number[];
+  readonly ceilings: readonly number[];
+  readonly ratio: Summary;
+}
+
+/** Of round trips. */
+export interface PingCeilingResult {
+  readonly ceiling: 'ucx_perftest';
+  /** Microseconds of each round: its median. */
   readonly own: readonly number[];
   readonly ceilings: readonly number[];
   readonly ratio: Summary;
@@ -70,4 +81,5 @@ export interface P2pBenchReport {
   /** Microseconds: min, P50, P90, P99, P99.9, max. */
   readonly pingMicroseconds?: readonly number[];
   readonly ceilings?: readonly CeilingResult[];
+  readonly pingCeiling?: PingCeilingResult;
 }

@@ -1,281 +1,392 @@
 // The receiving half of a link: puts data where it belongs, keeps the order of signals and notifications.
-import { ucxMessageKinds, ucxRefusals } from '../../../abi/ucx-message.ts';
+import { UCX_WHOLE_MASK, ucxMessageKinds, ucxRefusals, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
 import { isErrorPointer } from '../../../native/ucx-status.ts';
-import type { HostRegion, HostRegions } from './host-regions.ts';
-import { Job } from './job.ts';
-import { headerWord as at, wideAt } from './message-header.ts';
-import { type LinkFacts, MOST_UNACKNOWLEDGED, type Outgoing, type Told } from './outgoing.ts';
-import { RequestFifo } from './request-fifo.ts';
-import type { ArrivingMessage } from './ucx-worker.ts';
+import { FAILED_OPERATIONS, IN_RING_BYTES, linkWord, WINDOW } from './link-block.ts';
+import { CHUNK_BYTES, HEADER_BYTES, headerWord as at, INLINE_BYTES, ringBytes, wideAt } from './message-header.ts';
+import type { Outgoing } from './outgoing.ts';
+import type { LinkTools, Sender } from './sender.ts';
+import { REGIONS } from './ucx-tables.ts';
 
-/** What is known of a sequence that is beyond the watermark. */
-const pending = 0;
-const complete = 1;
-/** Takes effect when all before it have: see `#deferred`. */
-const deferred = 2;
+/** What is known of a sequence beyond the watermark. `refusing` is a receive whose message is thrown away. */
+const states = { unknown: 0, complete: 1, receiving: 2, refusing: 3, answering: 4 } as const;
+/** What it does when everything before it has taken effect. */
+const actions = { nothing: 0, signal: 1, notify: 2 } as const;
+/** In front of a notification in the ring: its length, and one of these. */
+const records = { valid: 1, dropped: 2, skip: 3 } as const;
+const RECORD_BYTES = 8;
+const NO_REGION = -1;
 
-const WINDOW = MOST_UNACKNOWLEDGED * 2;
-/** Operations that failed; older ones are forgotten. */
-const MOST_FAILED = 4096;
-
-/** Of a region; those that have ended are then forgotten. */
-const MOST_ANSWERS = 64;
-
-interface Deferred {
-  readonly operation: number;
-  readonly region: HostRegion | undefined;
-  readonly offset: number;
-  readonly add: number;
-  readonly notification: Uint8Array | undefined;
-}
-
-export interface IncomingOptions {
-  readonly facts: LinkFacts;
-  readonly told: Told;
-  readonly regions: HostRegions;
+export interface IncomingOptions extends LinkTools {
+  readonly sender: Sender;
   readonly outgoing: Outgoing;
-  readonly onNotification: (message: Uint8Array) => void;
 }
 
 export class Incoming {
-  /** Why UCX cannot receive any more; 0 while it can. */
-  status: number = ucsStatus.ok;
   readonly #options: IncomingOptions;
-  readonly #receives: RequestFifo;
-  /** By place in `#receives`: whose memory is written. */
-  readonly #jobs: (Job | undefined)[] = [];
-  readonly #regions: (HostRegion | undefined)[] = [];
-  readonly #operations = new Uint32Array(WINDOW);
-  readonly #states = new Uint8Array(WINDOW);
-  readonly #deferred = new Map<number, Deferred>();
-  readonly #failed = new Set<number>();
+  readonly #answer = { address: 0, bytes: 0, region: 0 };
+  #cellAddress = 0;
+  #cell = new BigUint64Array(1);
 
   constructor(options: IncomingOptions) {
     this.#options = options;
-    this.#receives = new RequestFifo(options.facts.worker, WINDOW);
   }
 
-  /** Takes note of rendezvous that have ended. False if nothing happened. */
+  /** A control message of this link, whose header begins at word `base` and at `address`. */
+  take(words: Uint32Array, base: number, { address, length }: { address: number; length: number }): void {
+    const { outgoing, block } = this.#options;
+    const link = block.words;
+    outgoing.acknowledged(words[base + at.acknowledged] as number);
+    const kind = words[base + at.kind] as number;
+    if (kind === ucxMessageKinds.acknowledge) return;
+    if (kind === ucxMessageKinds.refuse) {
+      outgoing.refused(words[base + at.operation] as number, words[base + at.reason] as number);
+      return;
+    }
+    const sequence = (words[base + at.sequence] as number) | 0;
+    const ahead = (sequence - (link[linkWord.watermark] as number)) | 0;
+    const place = sequence & (WINDOW - 1);
+    if (ahead <= 0 || ahead > WINDOW || block.inState[place] !== states.unknown) return;
+    block.inAction[place] = actions.nothing;
+    block.inRegion[place] = NO_REGION;
+    block.inRequest[place] = 0;
+    block.inBytes[place] = 0;
+    block.inOperation[place] = words[base + at.operation] as number;
+    const reason = this.#accept(words, base, { address: address + HEADER_BYTES, length: length - HEADER_BYTES });
+    if (reason !== 0) this.#refuse(words, base, reason);
+  }
+
+  /** Takes note of data that have arrived; carries out what waited for them. False if nothing happened. */
   step(): boolean {
+    const { block, sender } = this.#options;
+    const link = block.words;
     let isBusy = false;
     for (;;) {
-      const place = this.#receives.popped % WINDOW;
-      const status = this.#receives.pop();
-      if (status === ucsStatus.inProgress) return isBusy;
-      isBusy = true;
-      this.#received(place, this.#receives.tag, status);
-    }
-  }
-
-  /** True once no arriving data is written to memory of the job. */
-  isDoneWith(job: Job): boolean {
-    return !this.#jobs.includes(job);
-  }
-
-  /** A message of this link. Returns true if UCX is to fetch the bytes of a rendezvous. */
-  take(words: Uint32Array, message: ArrivingMessage): boolean {
-    const { outgoing, told } = this.#options;
-    outgoing.acknowledged(words[at.acknowledged] as number);
-    const kind = words[at.kind] as number;
-    if (kind === ucxMessageKinds.acknowledge) return false;
-    if (kind === ucxMessageKinds.refuse) {
-      outgoing.refused(words[at.operation] as number, words[at.part] as number);
-      return false;
-    }
-    const sequence = words[at.sequence] as number;
-    const ahead = (sequence - told.watermark) | 0;
-    if (ahead <= 0 || ahead > WINDOW) return false;
-    if (kind === ucxMessageKinds.data) return this.#takeAnswer(words, message, sequence);
-    const operation = words[at.operation] as number;
-    if (this.#failed.has(operation)) return this.#refuse(sequence, operation, ucxRefusals.earlier);
-    if (kind === ucxMessageKinds.notify) {
-      if (message.isRendezvous) return this.#refuse(sequence, operation, ucxRefusals.protocol);
-      this.#defer(sequence, {
-        operation,
-        region: undefined,
-        offset: 0,
-        add: 0,
-        notification: copyOf(message.data, message.bytes),
-      });
-      return false;
-    }
-    return this.#takeOneSided(words, message, kind);
-  }
-
-  #takeOneSided(words: Uint32Array, message: ArrivingMessage, kind: number): boolean {
-    const sequence = words[at.sequence] as number;
-    const operation = words[at.operation] as number;
-    const region = this.#options.regions.find(words[at.region] as number, words[at.key] as number);
-    if (region === undefined) return this.#refuse(sequence, operation, ucxRefusals.region);
-    const offset = wideAt(words, at.offset);
-    const bytes = wideAt(words, at.bytes);
-    const isSignal = kind === ucxMessageKinds.signal;
-    const isInside = offset + (isSignal ? 8 : bytes) <= region.bytes;
-    if (!isInside || (isSignal && (region.address + offset) % 8 !== 0)) {
-      return this.#refuse(sequence, operation, ucxRefusals.range);
-    }
-    if (isSignal) {
-      this.#defer(sequence, { operation, region, offset, add: bytes, notification: undefined });
-      return false;
-    }
-    if (kind === ucxMessageKinds.read) {
-      this.#answer(words, region);
-      this.#complete(sequence);
-      return false;
-    }
-    const messageBytes = words[at.messageBytes] as number;
-    const isSound = message.bytes === bytes + messageBytes && (messageBytes === 0 || !message.isRendezvous);
-    if (kind !== ucxMessageKinds.write || !isSound) return this.#refuse(sequence, operation, ucxRefusals.protocol);
-    const to = region.address + offset;
-    if (message.isRendezvous) return this.#fetch({ message, to, sequence, operation }, undefined, region);
-    copyMemory(to, message.data, bytes);
-    if (messageBytes === 0) this.#complete(sequence);
-    else {
-      const notification = copyOf(message.data + bytes, messageBytes);
-      this.#defer(sequence, { operation, region: undefined, offset: 0, add: 0, notification });
-    }
-    return false;
-  }
-
-  #takeAnswer(words: Uint32Array, message: ArrivingMessage, sequence: number): boolean {
-    const { outgoing } = this.#options;
-    const job = outgoing.reading.get(words[at.operation] as number);
-    const part = words[at.part] as number;
-    const inside = wideAt(words, at.offset) - (job?.remoteOffset[part] ?? Number.NaN);
-    const isWanted = job !== undefined && inside >= 0 && inside + message.bytes <= (job.bytes[part] as number);
-    if (!isWanted) {
-      this.#complete(sequence);
-      return false;
-    }
-    const to = (job.localAddress[part] as number) + inside;
-    if (message.isRendezvous) return this.#fetch({ message, to, sequence, operation: 0 }, job, undefined);
-    copyMemory(to, message.data, message.bytes);
-    outgoing.answered(job);
-    this.#complete(sequence);
-    return false;
-  }
-
-  #answer(words: Uint32Array, region: HostRegion): void {
-    const offset = wideAt(words, at.offset);
-    const job = new Job('data', [
-      {
-        localAddress: region.address + offset,
-        remoteRegion: 0,
-        remoteKey: 0,
-        remoteOffset: offset,
-        bytes: wideAt(words, at.bytes),
-      },
-    ]);
-    job.start(words[at.operation] as number, 0, 0);
-    job.answeredPart = words[at.part] as number;
-    if (region.answers.length >= MOST_ANSWERS) region.answers = region.answers.filter((earlier) => earlier.isPending);
-    region.answers.push(job);
-    this.#options.outgoing.push(job);
-  }
-
-  #fetch(
-    place: {
-      readonly message: ArrivingMessage;
-      readonly to: number;
-      readonly sequence: number;
-      readonly operation: number;
-    },
-    job: Job | undefined,
-    region: HostRegion | undefined,
-  ): boolean {
-    const { message, to, sequence, operation } = place;
-    const request = this.#options.facts.worker.receive(message.data, to, message.bytes);
-    if (isErrorPointer(request)) {
-      this.#ended(sequence, operation, request, job);
-      return true;
-    }
-    const { place: free } = this.#receives;
-    this.#jobs[free] = job;
-    this.#regions[free] = region;
-    this.#operations[free] = operation;
-    if (region !== undefined) region.writes += 1;
-    this.#receives.push(request, sequence);
-    return true;
-  }
-
-  #received(place: number, sequence: number, status: number): void {
-    const job = this.#jobs[place];
-    const region = this.#regions[place];
-    this.#jobs[place] = undefined;
-    this.#regions[place] = undefined;
-    if (region !== undefined) region.writes -= 1;
-    this.#ended(sequence, this.#operations[place] as number, status, job);
-  }
-
-  #ended(sequence: number, operation: number, status: number, job: Job | undefined): void {
-    if (status !== ucsStatus.ok) this.status = status;
-    if (job !== undefined) this.#options.outgoing.answered(job);
-    else if (status !== ucsStatus.ok) {
-      this.#refuse(sequence, operation, ucxRefusals.native);
-      return;
-    }
-    this.#complete(sequence);
-  }
-
-  #refuse(sequence: number, operation: number, reason: number): boolean {
-    if (this.#failed.size >= MOST_FAILED) this.#failed.clear();
-    this.#failed.add(operation);
-    this.#options.outgoing.refuse(sequence, reason);
-    this.#complete(sequence);
-    return false;
-  }
-
-  #defer(sequence: number, action: Deferred): void {
-    const { told } = this.#options;
-    if (sequence === (told.watermark + 1) >>> 0) {
-      this.#carryOut(sequence, action);
-      told.watermark = sequence;
-      this.#advance();
-      return;
-    }
-    this.#deferred.set(sequence, action);
-    this.#states[sequence % WINDOW] = deferred;
-  }
-
-  #complete(sequence: number): void {
-    this.#states[sequence % WINDOW] = complete;
-    this.#advance();
-  }
-
-  #advance(): void {
-    const { told } = this.#options;
-    for (;;) {
-      const next = (told.watermark + 1) >>> 0;
-      const state = this.#states[next % WINDOW];
-      if (state === pending) return;
-      this.#states[next % WINDOW] = pending;
-      if (state === deferred) {
-        const action = this.#deferred.get(next) as Deferred;
-        this.#deferred.delete(next);
-        this.#carryOut(next, action);
+      const next = ((link[linkWord.watermark] as number) + 1) | 0;
+      const place = next & (WINDOW - 1);
+      const state = block.inState[place] as number;
+      if (state === states.unknown || state === states.answering) return isBusy;
+      if (state === states.receiving || state === states.refusing) {
+        const status = this.#check(place);
+        if (status === ucsStatus.inProgress) return isBusy;
+        if (state === states.receiving && status !== ucsStatus.ok) sender.break(status);
       }
-      told.watermark = next;
+      if (link[linkWord.failure] !== 0) return isBusy;
+      this.#carryOut(place, next);
+      block.inState[place] = states.unknown;
+      link[linkWord.watermark] = next;
+      link[linkWord.untoldBytes] = (link[linkWord.untoldBytes] as number) + (block.inBytes[place] as number);
+      isBusy = true;
     }
   }
 
-  #carryOut(sequence: number, { operation, region, offset, add, notification }: Deferred): void {
-    if (this.#failed.has(operation)) this.#options.outgoing.refuse(sequence, ucxRefusals.earlier);
-    else if (notification !== undefined) this.#options.onNotification(notification);
-    else if (region !== undefined) {
-      if (region.isReleased) this.#options.outgoing.refuse(sequence, ucxRefusals.region);
-      else addToCell(region.address + offset, add);
+  /** Sends what the far side has asked for. */
+  sendAnswers(): boolean {
+    const { block, sender, tables } = this.#options;
+    const link = block.words;
+    let isBusy = false;
+    while (link[linkWord.answersHead] !== link[linkWord.answersTail] && sender.hasRoom) {
+      const place = (link[linkWord.answersHead] as number) & (WINDOW - 1);
+      const sequence = block.answerSequence[place] as number;
+      const region = block.answerRegion[place] as number;
+      this.#answer.address = block.answerAddress[place] as number;
+      this.#answer.bytes = block.answerBytes[place] as number;
+      this.#answer.region = region;
+      sender.sendData(ucxTagKinds.answer, sequence, this.#answer);
+      tables.regionUses[region] = (tables.regionUses[region] as number) - 1;
+      block.inState[sequence & (WINDOW - 1)] = states.complete;
+      link[linkWord.answersHead] = (link[linkWord.answersHead] as number) + 1;
+      isBusy = true;
     }
+    return isBusy;
+  }
+
+  flushRefusals(): boolean {
+    const { block, sender } = this.#options;
+    const link = block.words;
+    let isBusy = false;
+    while (link[linkWord.refusalsHead] !== link[linkWord.refusalsTail] && sender.hasControlRoom) {
+      const place = ((link[linkWord.refusalsHead] as number) & (WINDOW - 1)) * 2;
+      sender.begin(ucxMessageKinds.refuse, 0, block.refusals[place] as number);
+      block.buffers.words[sender.base + at.reason] = block.refusals[place + 1] as number;
+      sender.sendControl(0);
+      link[linkWord.refusalsHead] = (link[linkWord.refusalsHead] as number) + 1;
+      isBusy = true;
+    }
+    return isBusy;
+  }
+
+  /** The link has ended: receives that no message will meet. */
+  cancelReceives(): void {
+    const { block, worker, tables } = this.#options;
+    for (let place = 0; place < WINDOW; place++) {
+      if (block.inState[place] !== states.receiving && block.inState[place] !== states.refusing) continue;
+      const request = block.inRequest[place] as number;
+      if (request !== 0) worker.cancel(request);
+    }
+    const link = block.words;
+    for (let next = link[linkWord.answersHead] as number; next !== link[linkWord.answersTail]; next = (next + 1) | 0) {
+      const region = block.answerRegion[next & (WINDOW - 1)] as number;
+      tables.regionUses[region] = (tables.regionUses[region] as number) - 1;
+    }
+    link[linkWord.answersHead] = link[linkWord.answersTail] as number;
+  }
+
+  /** After `cancelReceives`: takes note of those that have ended. True once all have. */
+  drain(): boolean {
+    const { block } = this.#options;
+    let isDone = true;
+    for (let place = 0; place < WINDOW; place++) {
+      if (block.inState[place] !== states.receiving && block.inState[place] !== states.refusing) continue;
+      if (this.#check(place) === ucsStatus.inProgress) isDone = false;
+    }
+    return isDone;
+  }
+
+  /** What has not ended by now never will. */
+  abandon(): void {
+    const { block } = this.#options;
+    for (let place = 0; place < WINDOW; place++) {
+      const state = block.inState[place];
+      if (state === states.receiving || state === states.refusing) this.#settle(place);
+    }
+  }
+
+  /** The status of a receive; once it has ended, UCX does not use its memory any more. */
+  #check(place: number): number {
+    const { block, worker } = this.#options;
+    const request = block.inRequest[place] as number;
+    const status = request === 0 ? ucsStatus.ok : worker.check(request);
+    if (status !== ucsStatus.inProgress) this.#settle(place);
+    return status;
+  }
+
+  #settle(place: number): void {
+    const { block, tables } = this.#options;
+    const region = block.inRegion[place] as number;
+    if (region !== NO_REGION) tables.regionUses[region] = (tables.regionUses[region] as number) - 1;
+    block.inRequest[place] = 0;
+    block.inState[place] = states.complete;
+  }
+
+  /** 0, or why not. `follows`: what lies behind the header. */
+  #accept(words: Uint32Array, base: number, follows: { address: number; length: number }): number {
+    const kind = words[base + at.kind] as number;
+    const { block } = this.#options;
+    const place = (words[base + at.sequence] as number) & (WINDOW - 1);
+    if (this.#hasFailed(words[base + at.operation] as number)) return ucxRefusals.earlier;
+    const message = (words[base + at.messageBytes] as number) - 1;
+    if (kind === ucxMessageKinds.notify) return this.#takeMessage(words, base, { ...follows, message });
+    const region = this.#regionOf(words, base);
+    if (region === NO_REGION) return ucxRefusals.region;
+    const { tables } = this.#options;
+    const offset = wideAt(words, base + at.offset);
+    const bytes = wideAt(words, base + at.bytes);
+    const to = (tables.regionAddress[region] as number) + offset;
+    const isSignal = kind === ucxMessageKinds.signal;
+    if (offset + (isSignal ? 8 : bytes) > (tables.regionBytes[region] as number)) return ucxRefusals.range;
+    if (isSignal) {
+      if (to % 8 !== 0) return ucxRefusals.range;
+      block.inAction[place] = actions.signal;
+      block.inRegion[place] = region;
+      block.inOffset[place] = to;
+      block.inAdd[place] = bytes;
+      block.inState[place] = states.complete;
+      return 0;
+    }
+    if (bytes === 0 || bytes > CHUNK_BYTES) return ucxRefusals.protocol;
+    if (kind === ucxMessageKinds.read) return this.#takeQuestion(words, base, region);
+    if (kind !== ucxMessageKinds.write) return ucxRefusals.protocol;
+    if (bytes > INLINE_BYTES) {
+      if (message >= 0 || follows.length !== 0) return ucxRefusals.protocol;
+      return this.#receive(words, base, { to, bytes, region });
+    }
+    if (follows.length !== bytes + Math.max(0, message)) return ucxRefusals.protocol;
+    if (message >= 0) {
+      const status = this.#append(place, message);
+      if (status !== 0) return status;
+      copyMemory(block.inRing.address + (block.inOffset[place] as number), follows.address + bytes, message);
+    }
+    copyMemory(to, follows.address, bytes);
+    block.inState[place] = states.complete;
+    return 0;
+  }
+
+  #regionOf(words: Uint32Array, base: number): number {
+    const { tables } = this.#options;
+    const region = words[base + at.region] as number;
+    const isRight =
+      region < REGIONS &&
+      tables.regionIsOpen[region] === 1 &&
+      tables.regionKey[region] === ((words[base + at.key] as number) | 0);
+    return isRight ? region : NO_REGION;
+  }
+
+  /** Data that follow as a message of their own go straight where they belong. */
+  #receive(
+    words: Uint32Array,
+    base: number,
+    { to, bytes, region }: { to: number; bytes: number; region: number },
+  ): number {
+    const { block, worker, tables } = this.#options;
+    const sequence = words[base + at.sequence] as number;
+    const place = sequence & (WINDOW - 1);
+    const tag = ucxTag(ucxTagKinds.write, block.words[linkWord.number] as number, sequence);
+    const request = worker.receive(to, bytes, tag, UCX_WHOLE_MASK);
+    if (isErrorPointer(request)) return ucxRefusals.native;
+    block.inRequest[place] = request;
+    block.inRegion[place] = region;
+    block.inBytes[place] = bytes;
+    block.inState[place] = states.receiving;
+    if (region !== NO_REGION) tables.regionUses[region] = (tables.regionUses[region] as number) + 1;
+    return 0;
+  }
+
+  #takeQuestion(words: Uint32Array, base: number, region: number): number {
+    const { block, tables } = this.#options;
+    const link = block.words;
+    const sequence = words[base + at.sequence] as number;
+    const answer = (link[linkWord.answersTail] as number) & (WINDOW - 1);
+    block.answerSequence[answer] = sequence;
+    block.answerRegion[answer] = region;
+    block.answerAddress[answer] = (tables.regionAddress[region] as number) + wideAt(words, base + at.offset);
+    block.answerBytes[answer] = wideAt(words, base + at.bytes);
+    link[linkWord.answersTail] = (link[linkWord.answersTail] as number) + 1;
+    tables.regionUses[region] = (tables.regionUses[region] as number) + 1;
+    block.inState[sequence & (WINDOW - 1)] = states.answering;
+    return 0;
+  }
+
+  #takeMessage(
+    words: Uint32Array,
+    base: number,
+    { address, length, message }: { address: number; length: number; message: number },
+  ): number {
+    const { block } = this.#options;
+    const place = (words[base + at.sequence] as number) & (WINDOW - 1);
+    const isInline = message <= INLINE_BYTES;
+    if (message < 0 || length !== (isInline ? message : 0)) return ucxRefusals.protocol;
+    const status = this.#append(place, message);
+    if (status !== 0) return status;
+    const to = block.inRing.address + (block.inOffset[place] as number);
+    if (!isInline) return this.#receive(words, base, { to, bytes: message, region: NO_REGION });
+    copyMemory(to, address, message);
+    block.inState[place] = states.complete;
+    return 0;
+  }
+
+  /** Room in the ring for a notification, and its record; the bytes go to `inOffset`. */
+  #append(place: number, message: number): number {
+    const { block } = this.#options;
+    const link = block.words;
+    const size = ringBytes(message);
+    let end = link[linkWord.inEnd] as number;
+    let start = end & (IN_RING_BYTES - 1);
+    const skipped = start + size > IN_RING_BYTES ? IN_RING_BYTES - start : 0;
+    const used = (end + skipped + size - Atomics.load(link, linkWord.inTaken)) | 0;
+    if (size > IN_RING_BYTES || used > IN_RING_BYTES) return ucxRefusals.protocol;
+    if (skipped > 0) {
+      this.#record(start, skipped - RECORD_BYTES, records.skip);
+      end = (end + skipped) | 0;
+      start = 0;
+    }
+    this.#record(start, message, records.valid);
+    block.inOffset[place] = start + RECORD_BYTES;
+    link[linkWord.inEnd] = (end + size) | 0;
+    block.inEnd[place] = link[linkWord.inEnd] as number;
+    block.inAction[place] = actions.notify;
+    return 0;
+  }
+
+  #record(start: number, length: number, kind: number): void {
+    const { words } = this.#options.block.inRing;
+    words[start / 4] = length;
+    words[start / 4 + 1] = kind;
+  }
+
+  #refuse(words: Uint32Array, base: number, reason: number): void {
+    const { block, worker } = this.#options;
+    const link = block.words;
+    const sequence = words[base + at.sequence] as number;
+    const place = sequence & (WINDOW - 1);
+    this.#fail(words[base + at.operation] as number);
+    this.#pushRefusal(sequence, reason);
+    const message = words[base + at.messageBytes] as number;
+    // What was not stored will not be taken, and needs no room.
+    if (message > 0 && block.inAction[place] !== actions.notify)
+      Atomics.add(link, linkWord.taken, ringBytes(message - 1));
+    block.inState[place] = states.complete;
+    const kind = words[base + at.kind] as number;
+    const bytes = kind === ucxMessageKinds.notify ? message - 1 : wideAt(words, base + at.bytes);
+    const hasData = (kind === ucxMessageKinds.write || kind === ucxMessageKinds.notify) && bytes > INLINE_BYTES;
+    if (!hasData) return;
+    // A receive without room makes UCX throw the message away.
+    const tag = ucxTag(ucxTagKinds.write, link[linkWord.number] as number, sequence);
+    const request = worker.receive(block.inRing.address, 0, tag, UCX_WHOLE_MASK);
+    if (isErrorPointer(request)) return;
+    block.inRequest[place] = request;
+    block.inState[place] = states.refusing;
+  }
+
+  #pushRefusal(sequence: number, reason: number): void {
+    const { block } = this.#options;
+    const link = block.words;
+    const place = ((link[linkWord.refusalsTail] as number) & (WINDOW - 1)) * 2;
+    block.refusals[place] = sequence;
+    block.refusals[place + 1] = reason;
+    link[linkWord.refusalsTail] = (link[linkWord.refusalsTail] as number) + 1;
+    this.flushRefusals();
+  }
+
+  #fail(operation: number): void {
+    const { block } = this.#options;
+    const link = block.words;
+    if (this.#hasFailed(operation)) return;
+    block.failed[(link[linkWord.failedCount] as number) & (FAILED_OPERATIONS - 1)] = operation;
+    link[linkWord.failedCount] = (link[linkWord.failedCount] as number) + 1;
+  }
+
+  #hasFailed(operation: number): boolean {
+    const { block } = this.#options;
+    const count = block.words[linkWord.failedCount] as number;
+    if (count === 0) return false;
+    for (let index = 0; index < Math.min(count, FAILED_OPERATIONS); index++) {
+      if (block.failed[index] === (operation | 0)) return true;
+    }
+    return false;
+  }
+
+  #carryOut(place: number, sequence: number): void {
+    const { block, tables } = this.#options;
+    const action = block.inAction[place];
+    if (action === actions.nothing) return;
+    const hasFailed = this.#hasFailed(block.inOperation[place] as number);
+    if (action === actions.notify) {
+      const start = (block.inOffset[place] as number) - RECORD_BYTES;
+      if (hasFailed) block.inRing.words[start / 4 + 1] = records.dropped;
+      Atomics.store(block.words, linkWord.inPublished, block.inEnd[place] as number);
+      if (hasFailed) this.#pushRefusal(sequence, ucxRefusals.earlier);
+      tables.tell();
+      return;
+    }
+    if (hasFailed) this.#pushRefusal(sequence, ucxRefusals.earlier);
+    else if (tables.regionIsOpen[block.inRegion[place] as number] === 0) {
+      this.#fail(block.inOperation[place] as number);
+      this.#pushRefusal(sequence, ucxRefusals.region);
+    } else this.#add(block.inOffset[place] as number, block.inAdd[place] as number);
+  }
+
+  /** ORDER: atomic, so that a thread that sees the new count sees the data that was written before it. */
+  #add(address: number, add: number): void {
+    if (this.#cellAddress !== address) {
+      this.#cellAddress = address;
+      this.#cell = new BigUint64Array(viewAt(address, 8));
+    }
+    Atomics.add(this.#cell, 0, BigInt(add));
   }
 }
 
-/** ORDER: atomic, so that a thread that sees the new count sees the data that was written before it. */
-function addToCell(address: number, add: number): void {
-  Atomics.add(new BigUint64Array(viewAt(address, 8)), 0, BigInt(add));
-}
-
-function copyOf(address: number, bytes: number): Uint8Array {
-  return bytes === 0 ? new Uint8Array() : new Uint8Array(viewAt(address, bytes)).slice();
-}
+/** What a notification's record in the ring says. */
+export const inRecord = { bytes: RECORD_BYTES, ...records } as const;

@@ -1,12 +1,17 @@
-// The words of a message's header, read and written in place. Hot path: no allocation.
-import { ucxMessage } from '../../../abi/ucx-message.ts';
+// The words of a control message's header, read and written in place. Hot path: no allocation.
+import { UCX_CONTROL_BYTES, ucxMessage } from '../../../abi/ucx-message.ts';
 
 /** Of each field of the header, in 32-bit words. */
 export const headerWord = Object.fromEntries(
   Object.entries(ucxMessage.offset).map(([name, offset]) => [name, offset / 4]),
 ) as typeof ucxMessage.offset;
 
-export const HEADER_WORDS: number = ucxMessage.size / 4;
+export const HEADER_BYTES: number = ucxMessage.size;
+export const CONTROL_WORDS: number = UCX_CONTROL_BYTES / 4;
+/** Data and notification up to this size lie behind the header. */
+export const INLINE_BYTES: number = UCX_CONTROL_BYTES - HEADER_BYTES;
+/** A part goes in messages of this size, so that a read does not wait behind a whole large write. */
+export const CHUNK_BYTES: number = 8 * 2 ** 20;
 
 const TWO_32 = 2 ** 32;
 
@@ -17,4 +22,9 @@ export function putWide(words: Uint32Array, word: number, value: number): void {
 
 export function wideAt(words: Uint32Array, word: number): number {
   return (words[word] as number) + (words[word + 1] as number) * TWO_32;
+}
+
+/** What a notification takes of the rings. */
+export function ringBytes(message: number): number {
+  return (message + 15) & ~7;
 }

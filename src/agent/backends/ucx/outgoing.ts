@@ -1,302 +1,388 @@
-// The sending half of a link: messages of jobs in order, a window, acknowledgements, refusals. Hot path: no allocation.
-import { ucxMessage, ucxMessageKinds, ucxRefusals } from '../../../abi/ucx-message.ts';
-import { ucsStatus } from '../../../abi/ucx-structs.ts';
-import { WeftlineError } from '../../../core/errors.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
-import { isErrorPointer, ucxStatusName } from '../../../native/ucx-status.ts';
-import type { Job } from './job.ts';
-import { HEADER_WORDS, headerWord as at, putWide } from './message-header.ts';
-import { RequestFifo } from './request-fifo.ts';
-import type { UcxWorker } from './ucx-worker.ts';
+// The sending half of a link: operations in order, a window, acknowledgements, refusals. Hot path: no allocation.
+import { ucxMessageKinds, ucxTagKinds } from '../../../abi/ucx-message.ts';
+import { copyMemory } from '../../../native/libc.ts';
+import { failures } from './failure.ts';
+import { linkWord, QUEUE, WINDOW } from './link-block.ts';
+import { CHUNK_BYTES, headerWord as at, INLINE_BYTES, putWide } from './message-header.ts';
+import { NO_MESSAGE, type OutMessages } from './out-messages.ts';
+import type { Reads } from './reads.ts';
+import type { LinkTools, Sender } from './sender.ts';
+import { PART_FIELDS, partField, transferStates } from './ucx-tables.ts';
 
-/** Messages that UCX has not finished sending; some room is kept for acknowledgements and refusals. */
-const SENDS = 512;
-const KEPT_FOR_CONTROL = 16;
-/** Messages without acknowledgement. Half of what the receiving half can tell apart. */
-export const MOST_UNACKNOWLEDGED = 2048;
-/** A part goes in messages of this size, so that a read does not wait behind a whole large write. */
-const CHUNK_BYTES = 8 * 2 ** 20;
-/** What was taken of notifications is told at the latest with so much of it; a sender has four times as much. */
-const UNTOLD_BYTES = 128 * 1024;
+/** Of an operation. The last two are a channel's. */
+export const operationKinds = { write: 1, read: 2, notify: 3, put: 4, signal: 5 } as const;
 
-/** What both halves of a link share. */
-export interface LinkFacts {
-  readonly worker: UcxWorker;
-  readonly endpoint: number;
-  readonly peer: string;
-  readonly remoteLink: number;
-  readonly secretLow: number;
-  readonly secretHigh: number;
-}
-
-/** What every message tells the far side of the receiving half. */
-export interface Told {
-  /** All messages up to this sequence have taken effect. */
-  watermark: number;
-  /** The watermark that was told last. */
-  told: number;
-  /** Bytes of notifications that the agent has taken, and what was told of them last. */
-  taken: number;
-  toldTaken: number;
+export interface OutgoingOptions extends LinkTools {
+  readonly sender: Sender;
+  readonly reads: Reads;
+  readonly messages: OutMessages;
+  /** The parts of a prepared transfer. */
+  readonly partsOf: (slot: number) => Float64Array;
 }
 
 export class Outgoing {
-  /** Reads that wait for answers, by operation. */
-  readonly reading = new Map<number, Job>();
-  readonly #facts: LinkFacts;
-  readonly #told: Told;
-  readonly #onEnd: (job: Job) => void;
-  readonly #sends: RequestFifo;
-  readonly #headers = new NativeBlock(SENDS * ucxMessage.size);
-  readonly #header = { address: 0, length: ucxMessage.size };
-  readonly #data = { address: 0, length: 0 };
-  readonly #jobs: Job[] = [];
-  readonly #awaiting: Job[] = [];
-  readonly #refusals: number[] = [];
-  #sequence = 0;
-  #acknowledged = 0;
-  /** Why UCX cannot send any more; 0 while it can. */
-  status: number = ucsStatus.ok;
+  readonly #options: OutgoingOptions;
+  readonly #reads: Reads;
+  readonly #messages: OutMessages;
+  readonly #data = { address: 0, bytes: 0, region: -1 };
+  /** The part that is sent next. */
+  #local = 0;
+  #remoteOffset = 0;
+  #bytes = 0;
+  #region = 0;
+  #key = 0;
 
-  constructor(facts: LinkFacts, told: Told, onEnd: (job: Job) => void) {
-    this.#facts = facts;
-    this.#told = told;
-    this.#onEnd = onEnd;
-    this.#sends = new RequestFifo(facts.worker, SENDS);
+  constructor(options: OutgoingOptions) {
+    this.#options = options;
+    this.#reads = options.reads;
+    this.#messages = options.messages;
   }
 
-  push(job: Job): void {
-    this.#jobs.push(job);
+  /**
+   * A place in the queue for an operation without message; -1 if it is full. `slot` is that of a transfer or channel.
+   * The caller fills in the rest, then calls `commit`.
+   */
+  begin(kind: number, slot: number, operation: number): number {
+    const { block } = this.#options;
+    const { words } = block;
+    const tail = words[linkWord.queueTail] as number;
+    if (((tail - (words[linkWord.queueDone] as number)) | 0) >= QUEUE) return -1;
+    const entry = tail & (QUEUE - 1);
+    block.kind[entry] = kind;
+    block.slot[entry] = slot;
+    block.operation[entry] = operation;
+    block.hasSent[entry] = 0;
+    block.failure[entry] = failures.none;
+    block.failureDetail[entry] = 0;
+    block.unanswered[entry] = 0;
+    block.cursor[entry] = 0;
+    block.cursorOffset[entry] = 0;
+    block.messageBytes[entry] = NO_MESSAGE;
+    block.isMessageSent[entry] = 1;
+    block.isReported[entry] = 0;
+    return entry;
   }
 
-  /** True if the far side has messages that it has not acknowledged, or has not been sent all. */
-  get isBusy(): boolean {
-    return this.#jobs.length > 0 || this.#awaiting.length > 0 || this.reading.size > 0;
+  /** The entry that was begun is in the queue. */
+  commit(): void {
+    const { words } = this.#options.block;
+    words[linkWord.queueTail] = (words[linkWord.queueTail] as number) + 1;
   }
 
-  /** True once UCX is done with all messages that had been sent by then. */
-  hasSent(count: number): boolean {
-    return this.#sends.popped >= count;
-  }
-
-  get sends(): number {
-    return this.#sends.pushed;
-  }
-
-  /** Takes note of what UCX has finished, sends what there is room for. False if nothing happened. */
+  /** Takes note of what has ended, sends what there is room for. False if nothing happened. */
   step(): boolean {
+    const hasRead = this.#reads.pop();
+    const hasSent = this.send();
+    const hasEnded = this.#complete();
+    return hasRead || hasSent || hasEnded;
+  }
+
+  /** Sends what there is room for. */
+  send(): boolean {
+    const { block } = this.#options;
+    const { words } = block;
     let isBusy = false;
-    for (let status = this.#sends.pop(); status !== ucsStatus.inProgress; status = this.#sends.pop()) {
-      if (status !== ucsStatus.ok) this.status = status;
-      isBusy = true;
-    }
-    if (this.#flushRefusals()) isBusy = true;
-    while (this.#jobs.length > 0 && this.#sends.room > KEPT_FOR_CONTROL && this.#hasWindow()) {
-      const job = this.#jobs[0] as Job;
-      isBusy = true;
-      if (job.cursor < job.count || !job.isMessageSent) this.#sendNext(job);
-      if (job.cursor < job.count || !job.isMessageSent) continue;
-      this.#jobs.shift();
-      job.sendsAfter = this.#sends.pushed;
-      this.#sentAll(job);
+    while (words[linkWord.queueSend] !== words[linkWord.queueTail]) {
+      const entry = (words[linkWord.queueSend] as number) & (QUEUE - 1);
+      while (!this.#isAllSent(entry)) {
+        if (!this.#hasWindow() || !this.#sendNext(entry)) return isBusy;
+        isBusy = true;
+      }
+      this.#noteSends(entry);
+      words[linkWord.queueSend] = (words[linkWord.queueSend] as number) + 1;
     }
     return isBusy;
   }
 
-  /** Tells what has taken effect, unless a message has told it already. */
-  acknowledgeArrivals(): void {
-    const { told, watermark, taken, toldTaken } = this.#told;
-    const isKnown = told === watermark && ((taken - toldTaken) | 0) < UNTOLD_BYTES;
-    if (isKnown || this.#sends.room === 0 || this.#refusals.length > 0) return;
-    this.#begin(ucxMessageKinds.acknowledge, 0, 0);
-    this.#send(0, 0, false);
-  }
-
-  /** Tells the far side that its message was refused; before it is told that the message has taken effect. */
-  refuse(sequence: number, reason: number): void {
-    this.#refusals.push(sequence, reason);
-    this.#flushRefusals();
-  }
-
   /** The far side says that all messages up to `sequence` have taken effect. */
   acknowledged(sequence: number): void {
-    if (((sequence - this.#acknowledged) | 0) <= 0 || ((sequence - this.#sequence) | 0) > 0) return;
-    this.#acknowledged = sequence;
-    while (this.#awaiting.length > 0) {
-      const job = this.#awaiting[0] as Job;
-      if (((job.last - sequence) | 0) > 0) return;
-      this.#awaiting.shift();
-      this.#end(job);
-    }
+    const { words } = this.#options.block;
+    if (((sequence - (words[linkWord.acknowledged] as number)) | 0) <= 0) return;
+    if (((sequence - (words[linkWord.sequence] as number)) | 0) > 0) return;
+    words[linkWord.acknowledged] = sequence;
   }
 
   /** The far side says that it has refused a message. */
   refused(sequence: number, reason: number): void {
-    const job = this.#jobOf(sequence);
-    if (job === undefined) return;
-    job.stop(refusal(reason, this.#facts.peer));
-    if (job.kind === 'read') this.answered(job);
-  }
-
-  /** An answer to a read has arrived. */
-  answered(job: Job): void {
-    job.unanswered -= 1;
-    this.#endRead(job);
-  }
-
-  /** The link is dead: all jobs fail. */
-  fail(failure: WeftlineError): void {
-    const jobs = [...this.#jobs.splice(0), ...this.#awaiting.splice(0), ...this.reading.values()];
-    this.reading.clear();
-    for (const job of new Set(jobs)) {
-      job.stop(failure);
-      job.sendsAfter = this.#sends.pushed;
-      this.#end(job);
+    const { block } = this.#options;
+    const { words } = block;
+    const end =
+      ((words[linkWord.queueSend] as number) + (words[linkWord.queueSend] === words[linkWord.queueTail] ? 0 : 1)) | 0;
+    for (let place = words[linkWord.queueDone] as number; place !== end; place = (place + 1) | 0) {
+      const entry = place & (QUEUE - 1);
+      if (block.hasSent[entry] === 0) continue;
+      const isIts =
+        ((sequence - (block.first[entry] as number)) | 0) >= 0 && ((sequence - (block.last[entry] as number)) | 0) <= 0;
+      if (!isIts) continue;
+      this.stop(entry, failures.refused, reason);
+      break;
     }
+    this.#reads.cancel(sequence);
+  }
+
+  /** What is not sent yet stays so; what was sent still ends in its time. */
+  stop(entry: number, failure: number, detail: number): void {
+    const { block } = this.#options;
+    if (block.failure[entry] === failures.none) {
+      block.failure[entry] = failure;
+      block.failureDetail[entry] = detail;
+    }
+    block.cursor[entry] = 0x7fff_ffff;
+    this.#messages.drop(entry);
+  }
+
+  /** All of a channel that is under way. */
+  stopChannel(channel: number, failure: number): void {
+    const { block } = this.#options;
+    const { words } = block;
+    for (
+      let place = words[linkWord.queueDone] as number;
+      place !== words[linkWord.queueTail];
+      place = (place + 1) | 0
+    ) {
+      const entry = place & (QUEUE - 1);
+      if ((block.kind[entry] as number) >= operationKinds.put && block.slot[entry] === channel)
+        this.stop(entry, failure, 0);
+    }
+  }
+
+  hasChannel(channel: number): boolean {
+    const { block } = this.#options;
+    const { words } = block;
+    for (
+      let place = words[linkWord.queueDone] as number;
+      place !== words[linkWord.queueTail];
+      place = (place + 1) | 0
+    ) {
+      const entry = place & (QUEUE - 1);
+      if ((block.kind[entry] as number) >= operationKinds.put && block.slot[entry] === channel) return true;
+    }
+    return false;
+  }
+
+  /** The link has ended: everything fails. */
+  failAll(): void {
+    const { block } = this.#options;
+    const { words } = block;
+    while (words[linkWord.queueDone] !== words[linkWord.queueTail]) {
+      const entry = (words[linkWord.queueDone] as number) & (QUEUE - 1);
+      this.stop(entry, words[linkWord.failure] as number, words[linkWord.failureDetail] as number);
+      this.#noteSends(entry);
+      this.#finish(entry);
+      words[linkWord.queueDone] = (words[linkWord.queueDone] as number) + 1;
+    }
+    words[linkWord.queueSend] = words[linkWord.queueTail] as number;
   }
 
   #hasWindow(): boolean {
-    return ((this.#sequence - this.#acknowledged) | 0) < MOST_UNACKNOWLEDGED;
+    const { block, sender } = this.#options;
+    const { words } = block;
+    return (
+      words[linkWord.failure] === failures.none &&
+      sender.hasRoom &&
+      (((words[linkWord.sequence] as number) - (words[linkWord.acknowledged] as number)) | 0) < WINDOW
+    );
   }
 
-  #sendNext(job: Job): void {
-    const { cursor, kind } = job;
-    if (cursor === job.count) {
-      this.#beginNext(job, ucxMessageKinds.notify, 0, 0);
-      this.#headers.words[this.#base + at.messageBytes] = job.messageBytes;
-      job.isMessageSent = true;
-      this.#send(job.messageAddress, job.messageBytes, true);
+  #countOf(entry: number): number {
+    const { block, tables } = this.#options;
+    const kind = block.kind[entry] as number;
+    if (kind >= operationKinds.put) return 1;
+    return kind === operationKinds.notify ? 0 : (tables.partCount[block.slot[entry] as number] as number);
+  }
+
+  #isAllSent(entry: number): boolean {
+    const { block } = this.#options;
+    if ((block.cursor[entry] as number) < this.#countOf(entry)) return false;
+    // That of a read follows its answers.
+    return block.isMessageSent[entry] === 1 || block.kind[entry] === operationKinds.read;
+  }
+
+  #nextSequence(entry: number): number {
+    const { block } = this.#options;
+    const { words } = block;
+    const sequence = ((words[linkWord.sequence] as number) + 1) | 0;
+    words[linkWord.sequence] = sequence;
+    if (block.hasSent[entry] === 0) block.first[entry] = sequence;
+    block.hasSent[entry] = 1;
+    block.last[entry] = sequence;
+    return sequence;
+  }
+
+  #loadPart(entry: number): void {
+    const { block, partsOf } = this.#options;
+    if ((block.kind[entry] as number) >= operationKinds.put) {
+      this.#local = block.local[entry] as number;
+      this.#remoteOffset = block.remoteOffset[entry] as number;
+      this.#bytes = block.size[entry] as number;
+      this.#region = block.region[entry] as number;
+      this.#key = block.key[entry] as number;
       return;
     }
-    const all = job.bytes[cursor] as number;
-    const done = job.cursorOffset;
-    const bytes = kind === 'signal' ? all : Math.min(all - done, CHUNK_BYTES);
-    const isWhole = kind === 'signal' || done + bytes === all;
-    this.#beginNext(job, ucxMessageKinds[kind], (job.remoteOffset[cursor] as number) + done, bytes);
-    const { words } = this.#headers;
-    const base = this.#base;
-    words[base + at.region] = job.remoteRegion[cursor] as number;
-    words[base + at.key] = job.remoteKey[cursor] as number;
-    words[base + at.part] = kind === 'data' ? job.answeredPart : cursor;
-    if (isWhole) {
-      job.cursor += 1;
-      job.cursorOffset = 0;
-    } else job.cursorOffset += bytes;
-    const from = (job.localAddress[cursor] as number) + done;
-    if (kind === 'read') {
-      this.reading.set(job.operation, job);
-      job.unanswered += 1;
-      this.#send(0, 0, false);
-    } else if (kind === 'signal') this.#send(0, 0, false);
-    else if (kind === 'write' && job.cursor === job.count && job.canPack(bytes)) {
-      words[base + at.messageBytes] = job.messageBytes;
-      job.isMessageSent = true;
-      this.#send(job.pack(from, bytes), bytes + job.messageBytes, true);
-    } else this.#send(from, bytes, false);
+    const parts = partsOf(block.slot[entry] as number);
+    const first = (block.cursor[entry] as number) * PART_FIELDS;
+    this.#local = parts[first + partField.local] as number;
+    this.#remoteOffset = parts[first + partField.remoteOffset] as number;
+    this.#bytes = parts[first + partField.bytes] as number;
+    this.#region = parts[first + partField.region] as number;
+    this.#key = parts[first + partField.key] as number;
   }
 
-  /** All messages of the job are with UCX. */
-  #sentAll(job: Job): void {
-    if (job.kind === 'read') {
-      this.#endRead(job);
+  /** False if there is no room. */
+  #sendNext(entry: number): boolean {
+    const { block, sender } = this.#options;
+    const count = this.#countOf(entry);
+    const cursor = block.cursor[entry] as number;
+    if (cursor >= count) {
+      this.#sendMessage(entry);
+      return true;
+    }
+    this.#loadPart(entry);
+    const kind = block.kind[entry] as number;
+    if (kind === operationKinds.signal) {
+      this.#begin(entry, ucxMessageKinds.signal, this.#remoteOffset, this.#bytes);
+      sender.sendControl(0);
+      block.cursor[entry] = cursor + 1;
+      return true;
+    }
+    const done = block.cursorOffset[entry] as number;
+    const bytes = Math.min(this.#bytes - done, CHUNK_BYTES);
+    if (kind === operationKinds.read) {
+      if (!this.#reads.hasRoom) return false;
+      this.#ask(entry, done, bytes);
+    } else this.#write(entry, done, bytes);
+    const isWhole = done + bytes === this.#bytes;
+    // A part that was refused meanwhile is at its end already.
+    if (isWhole && block.cursor[entry] === cursor) block.cursor[entry] = cursor + 1;
+    block.cursorOffset[entry] = isWhole ? 0 : done + bytes;
+    return true;
+  }
+
+  #begin(entry: number, kind: number, offset: number, bytes: number): number {
+    const { block, sender } = this.#options;
+    const sequence = this.#nextSequence(entry);
+    sender.begin(kind, sequence, block.operation[entry] as number);
+    const { words: header } = block.buffers;
+    const { base } = sender;
+    header[base + at.region] = this.#region;
+    header[base + at.key] = this.#key;
+    putWide(header, base + at.offset, offset);
+    putWide(header, base + at.bytes, bytes);
+    return sequence;
+  }
+
+  #write(entry: number, done: number, bytes: number): void {
+    const { block, sender } = this.#options;
+    const sequence = this.#begin(entry, ucxMessageKinds.write, this.#remoteOffset + done, bytes);
+    const from = this.#local + done;
+    if (bytes > INLINE_BYTES) {
+      sender.sendControl(0);
+      this.#sendData(sequence, from, bytes);
       return;
     }
-    // What was stopped before its first message has nothing to wait for.
-    if (job.hasSent) this.#awaiting.push(job);
-    else this.#end(job);
+    const { inlineAddress } = sender;
+    copyMemory(inlineAddress, from, bytes);
+    const message = block.messageBytes[entry] as number;
+    const isLast = done + bytes === this.#bytes && (block.cursor[entry] as number) + 1 === this.#countOf(entry);
+    if (isLast && block.isMessageSent[entry] === 0 && bytes + message <= INLINE_BYTES) {
+      this.#messages.put(entry, inlineAddress + bytes, sender.base);
+      sender.sendControl(bytes + message);
+    } else sender.sendControl(bytes);
   }
 
-  #endRead(job: Job): void {
-    if (job.unanswered > 0 || job.cursor < job.count || job === this.#jobs[0] || !job.isPending) return;
-    this.reading.delete(job.operation);
-    if (job.messageBytes > 0 && job.failure === undefined) this.push(job.startFollower());
-    this.#end(job);
+  /** Asks for data: the receive is there before the question. */
+  #ask(entry: number, done: number, bytes: number): void {
+    const sequence = this.#begin(entry, ucxMessageKinds.read, this.#remoteOffset + done, bytes);
+    if (this.#reads.receive(entry, sequence, this.#local + done, bytes)) this.#options.sender.sendControl(0);
   }
 
-  #end(job: Job): void {
-    if (!job.isPending) return;
-    job.isPending = false;
-    this.#onEnd(job);
+  #sendMessage(entry: number): void {
+    const { block, sender } = this.#options;
+    this.#region = 0;
+    this.#key = 0;
+    const sequence = this.#begin(entry, ucxMessageKinds.notify, 0, 0);
+    const message = block.messageBytes[entry] as number;
+    if (message <= INLINE_BYTES) {
+      this.#messages.put(entry, sender.inlineAddress, sender.base);
+      sender.sendControl(message);
+      return;
+    }
+    this.#messages.count(entry, sender.base);
+    sender.sendControl(0);
+    this.#sendData(sequence, block.outRing.address + (block.messagePlace[entry] as number), message);
   }
 
-  #beginNext(job: Job, kind: number, offset: number, bytes: number): void {
-    this.#sequence = (this.#sequence + 1) >>> 0;
-    if (!job.hasSent) job.first = this.#sequence;
-    job.hasSent = true;
-    job.last = this.#sequence;
-    this.#begin(kind, offset, bytes);
-    this.#headers.words[this.#base + at.sequence] = this.#sequence;
-    this.#headers.words[this.#base + at.operation] = job.operation;
-  }
-
-  /** The first word of the header that is written next. */
-  get #base(): number {
-    return this.#sends.place * HEADER_WORDS;
-  }
-
-  #begin(kind: number, offset: number, bytes: number): void {
-    const { words } = this.#headers;
-    const base = this.#base;
-    const { remoteLink, secretLow, secretHigh } = this.#facts;
-    words.fill(0, base, base + HEADER_WORDS);
-    words[base + at.link] = remoteLink;
-    words[base + at.secretLow] = secretLow;
-    words[base + at.secretHigh] = secretHigh;
-    words[base + at.kind] = kind;
-    words[base + at.acknowledged] = this.#told.watermark;
-    words[base + at.taken] = this.#told.taken;
-    putWide(words, base + at.offset, offset);
-    putWide(words, base + at.bytes, bytes);
-    this.#told.told = this.#told.watermark;
-    this.#told.toldTaken = this.#told.taken;
-  }
-
-  #send(address: number, bytes: number, isEager: boolean): void {
-    this.#header.address = this.#headers.address + this.#base * 4;
+  #sendData(sequence: number, address: number, bytes: number): void {
     this.#data.address = address;
-    this.#data.length = bytes;
-    const request = this.#facts.worker.send(this.#facts.endpoint, this.#header, this.#data, isEager);
-    if (isErrorPointer(request)) this.status = request;
-    this.#sends.push(isErrorPointer(request) ? 0 : request, 0);
+    this.#data.bytes = bytes;
+    this.#options.sender.sendData(ucxTagKinds.write, sequence, this.#data);
   }
 
-  #flushRefusals(): boolean {
-    let sent = false;
-    while (this.#refusals.length > 0 && this.#sends.room > 0) {
-      const [sequence = 0, reason = 0] = this.#refusals.splice(0, 2);
-      this.#begin(ucxMessageKinds.refuse, 0, 0);
-      this.#headers.words[this.#base + at.operation] = sequence;
-      this.#headers.words[this.#base + at.part] = reason;
-      this.#send(0, 0, false);
-      sent = true;
+  #noteSends(entry: number): void {
+    const { block, tables } = this.#options;
+    if ((block.kind[entry] as number) > operationKinds.read) return;
+    tables.sendsAfter[block.slot[entry] as number] = block.words[linkWord.sendsPushed] as number;
+  }
+
+  #complete(): boolean {
+    const { block } = this.#options;
+    const { words } = block;
+    let isBusy = false;
+    while (words[linkWord.queueDone] !== words[linkWord.queueSend]) {
+      const entry = (words[linkWord.queueDone] as number) & (QUEUE - 1);
+      if (!this.#hasEnded(entry)) return isBusy;
+      isBusy = true;
+      this.#finish(entry);
+      words[linkWord.queueDone] = (words[linkWord.queueDone] as number) + 1;
     }
-    return sent;
+    return isBusy;
   }
 
-  #jobOf(sequence: number): Job | undefined {
-    for (const jobs of [this.#awaiting, this.#jobs.slice(0, 1), this.reading.values()]) {
-      for (const job of jobs) {
-        if (job.hasSent && ((sequence - job.first) | 0) >= 0 && ((sequence - job.last) | 0) <= 0) return job;
+  #hasEnded(entry: number): boolean {
+    const { block } = this.#options;
+    if (block.kind[entry] === operationKinds.read) {
+      if ((block.unanswered[entry] as number) > 0) return false;
+      if (block.messageBytes[entry] === NO_MESSAGE || block.failure[entry] !== failures.none) return true;
+      this.#report(entry);
+      if (block.isMessageSent[entry] === 0) {
+        if (!this.#hasWindow()) return false;
+        this.#sendMessage(entry);
       }
     }
-    return undefined;
+    if (block.hasSent[entry] === 0) return true;
+    return (((block.last[entry] as number) - (block.words[linkWord.acknowledged] as number)) | 0) <= 0;
   }
-}
 
-function refusal(reason: number, peer: string): WeftlineError {
-  const details = { peer, reason };
-  if (reason === ucxRefusals.region) {
-    const message = `${peer} has no such region, or the key is not its: it was deregistered, or the metadata are of another life of the peer`;
-    return new WeftlineError('WL_UNAUTHORIZED', message, { details });
+  #finish(entry: number): void {
+    this.#messages.drop(entry);
+    this.#messages.free(entry);
+    this.#report(entry);
   }
-  if (reason === ucxRefusals.range) {
-    return new WeftlineError('WL_INVALID_ARGUMENT', `The range lies outside the region of ${peer}`, { details });
+
+  /** Tells the owner of the operation how it ended, once. */
+  #report(entry: number): void {
+    const { block, tables } = this.#options;
+    if (block.isReported[entry] === 1) return;
+    block.isReported[entry] = 1;
+    const slot = block.slot[entry] as number;
+    const kind = block.kind[entry] as number;
+    const failure = block.failure[entry] as number;
+    const detail = block.failureDetail[entry] as number;
+    if (kind === operationKinds.notify) return;
+    if (kind >= operationKinds.put) {
+      if (tables.channelFailure[slot] === failures.none) {
+        if (failure === failures.none) Atomics.add(tables.delivered, slot, 1);
+        else {
+          tables.channelDetail[slot] = detail;
+          Atomics.store(tables.channelFailure, slot, failure);
+        }
+      }
+    } else {
+      tables.failure[slot] = failure;
+      tables.failureDetail[slot] = detail;
+      // ORDER: the reason first, so that whoever sees the failure finds it.
+      Atomics.store(tables.state, slot, failure === failures.none ? transferStates.done : transferStates.failed);
+    }
+    tables.tell();
   }
-  if (reason === ucxRefusals.earlier) {
-    return new WeftlineError('WL_CLOSED', `An earlier operation with ${peer} failed, so this one was not carried out`, {
-      details,
-    });
-  }
-  const what = reason === ucxRefusals.native ? 'its UCX could not receive it' : ucxStatusName(reason);
-  return new WeftlineError('WL_PROTOCOL', `${peer} refused a message: ${what}`, { details });
 }

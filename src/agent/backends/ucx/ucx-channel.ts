@@ -1,9 +1,8 @@
-// Ordered puts and signals over UCX, as the agent posts them. Hot path: no allocation.
+// Ordered puts and signals over UCX, as the agent posts them; after one fails, nothing follows. Hot path: no allocation.
 import { WeftlineError } from '../../../core/errors.ts';
-import { type Command, emptyCommand } from '../../../transport/host/shared-requests.ts';
 import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
-import { channelWords } from './host-channel.ts';
-import { ucxCommands } from './host-calls.ts';
+import { failures } from './failure.ts';
+import { operationKinds } from './outgoing.ts';
 import type { UcxRegion } from './ucx-region.ts';
 import type { UcxLink, UcxRemoteRegion } from './ucx-link.ts';
 
@@ -12,55 +11,58 @@ const MOST_PENDING = 1024;
 
 export class UcxChannel implements BackendChannel {
   posted = 0;
-  error: WeftlineError | undefined;
   readonly #link: UcxLink;
   readonly #number: number;
-  readonly #words = new Int32Array(new SharedArrayBuffer(8));
-  readonly #command: Command = emptyCommand();
+  /** For the peer all operations of the channel are one. */
+  readonly #operation: number;
   readonly #onClose: () => void;
+  #error: WeftlineError | undefined;
   #closing: Promise<void> | undefined;
 
+  /** The caller holds the lock. */
   constructor(link: UcxLink, number: number, onClose: () => void) {
+    const { tables } = link.backend.driver;
     this.#link = link;
     this.#number = number;
     this.#onClose = onClose;
-    this.#command.connection = number;
-    this.error = link.error;
-    if (link.error !== undefined) return;
-    const words = this.#words.buffer;
-    const plan = { channel: number, link: link.number, words };
-    link.backend.engine.call({ name: 'openChannel', channel: plan }).catch((error: WeftlineError) => {
-      this.error ??= error;
-    });
+    this.#operation = tables.newOperation();
+    tables.delivered[number] = 0;
+    tables.channelFailure[number] = failures.none;
   }
 
-  put(place: PutPlace): boolean {
-    const command = this.#command;
-    const remote = place.remote as UcxRemoteRegion;
-    command.kind = ucxCommands.put;
-    command.offset = (place.local as UcxRegion).address + place.localOffset;
-    command.bytes = place.bytes;
-    command.remoteRegion = remote.number;
-    command.remoteKey = remote.key;
-    command.remoteOffset = place.remoteOffset;
-    return this.#post();
+  put({ local, localOffset, remote, remoteOffset, bytes }: PutPlace): boolean {
+    const { block } = this.#link;
+    const entry = this.#begin(operationKinds.put, remote as UcxRemoteRegion, remoteOffset);
+    if (entry < 0) return false;
+    block.local[entry] = (local as UcxRegion).address + localOffset;
+    block.size[entry] = bytes;
+    this.#commit();
+    return true;
   }
 
   signal(remote: BackendRemoteRegion, offset: number, add: number): boolean {
-    const command = this.#command;
-    const region = remote as UcxRemoteRegion;
-    command.kind = ucxCommands.signal;
-    command.bytes = add;
-    command.remoteRegion = region.number;
-    command.remoteKey = region.key;
-    command.remoteOffset = offset;
-    return this.#post();
+    const { block } = this.#link;
+    const entry = this.#begin(operationKinds.signal, remote as UcxRemoteRegion, offset);
+    if (entry < 0) return false;
+    block.size[entry] = add;
+    this.#commit();
+    return true;
   }
 
   get delivered(): number {
-    const known = Atomics.load(this.#words, channelWords.delivered);
+    const known = Atomics.load(this.#link.backend.driver.tables.delivered, this.#number);
     // The word wraps; fewer are under way than half of it counts.
     return this.posted - ((this.posted - known) >>> 0);
+  }
+
+  get error(): WeftlineError | undefined {
+    const { tables } = this.#link.backend.driver;
+    const failure = Atomics.load(tables.channelFailure, this.#number);
+    if (failure !== failures.none && this.#closing === undefined) {
+      this.#error ??= this.#link.errorOf(failure, tables.channelDetail[this.#number] as number);
+    }
+    this.#error ??= this.#link.error;
+    return this.#error;
   }
 
   close(): Promise<void> {
@@ -68,19 +70,46 @@ export class UcxChannel implements BackendChannel {
     return this.#closing;
   }
 
-  #post(): boolean {
-    const { engine } = this.#link.backend;
-    if (this.error !== undefined) throw this.error;
+  /** With the lock, unless there is no room: then -1, without. */
+  #begin(kind: number, remote: UcxRemoteRegion, offset: number): number {
+    const link = this.#link;
+    const { driver } = link.backend;
+    const { error } = this;
+    if (error !== undefined) throw error;
     if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The channel was closed');
-    if (this.posted - this.delivered >= MOST_PENDING || !engine.requests.put(this.#command)) return false;
-    this.posted += 1;
-    engine.nudge();
-    return true;
+    if (this.posted - this.delivered >= MOST_PENDING) return -1;
+    driver.enter();
+    const entry = link.outgoing.begin(kind, this.#number, this.#operation);
+    if (entry < 0) {
+      driver.leave();
+      return -1;
+    }
+    link.block.region[entry] = remote.number;
+    link.block.key[entry] = remote.key;
+    link.block.remoteOffset[entry] = offset;
+    return entry;
+  }
+
+  #commit(): void {
+    try {
+      this.#link.commit();
+      this.posted += 1;
+    } finally {
+      this.#link.backend.driver.leave();
+    }
   }
 
   async #close(): Promise<void> {
+    // What it has come to can be asked afterwards too.
+    this.#error = this.error;
     this.#onClose();
-    const { engine } = this.#link.backend;
-    if (engine.failure === undefined) await engine.call({ name: 'closeChannel', channel: this.#number });
+    const { driver } = this.#link.backend;
+    const { outgoing } = this.#link;
+    if (driver.failure !== undefined) return;
+    driver.enter();
+    outgoing.stopChannel(this.#number, failures.channelClosed);
+    driver.leave();
+    await driver.until(() => !outgoing.hasChannel(this.#number));
+    this.#link.backend.channels.push(this.#number);
   }
 }

@@ -1,34 +1,30 @@
 // The way to one peer over UCX, as the agent has it: regions, transfers, channels, notifications.
-import { noticeBytes } from '../../../abi/ucx-message.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
-import { encodeError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
-import { emptyCommand, type Command } from '../../../transport/host/shared-requests.ts';
+import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../world/frames.ts';
 import type {
+  BackendContext,
   BackendLink,
   BackendRemoteRegion,
   BackendTransfer,
   TransferOperation,
   TransferPart,
 } from '../../backend.ts';
-import { ucxCommands } from './host-calls.ts';
-import { LINK_WORDS, linkWords } from './host-link.ts';
-import type { JobPart } from './job.ts';
+import { failureError, failures } from './failure.ts';
+import { inRecord } from './incoming.ts';
+import { IN_RING_BYTES, type LinkBlock, linkWord } from './link-block.ts';
+import { ringBytes } from './message-header.ts';
+import type { OutMessages } from './out-messages.ts';
+import { operationKinds, type Outgoing } from './outgoing.ts';
 import type { UcxBackend } from './ucx-backend.ts';
 import { UcxChannel } from './ucx-channel.ts';
 import { decodeUcxRegion } from './ucx-info.ts';
 import { UcxRegion } from './ucx-region.ts';
 import type { UcxMeeting } from './ucx-meeting.ts';
+import { PART_FIELDS, partField } from './ucx-tables.ts';
 import { UcxTransfer } from './ucx-transfer.ts';
 
-/** Bytes of messages that the UCX thread has not taken yet. A power of two. */
-const RING_BYTES = 256 * 1024;
 /** A longer notification had better be data. */
 const MAX_MESSAGE_BYTES = 64 * 1024;
-/** Of notifications that the peer's agent has not taken. */
-const MOST_UNTAKEN_BYTES = 512 * 1024;
-/** The UCX thread hears of so much that was taken even if nothing else wakes it. */
-const SAID_BYTES = 64 * 1024;
 
 export class UcxRemoteRegion implements BackendRemoteRegion {
   readonly bytes: number;
@@ -44,31 +40,38 @@ export class UcxRemoteRegion implements BackendRemoteRegion {
 
 export class UcxLink implements BackendLink {
   readonly peer: string;
-  readonly number: number;
   readonly backend: UcxBackend;
-  error: WeftlineError | undefined;
-  readonly #words = new Int32Array(new SharedArrayBuffer(LINK_WORDS * 4));
-  readonly #ring = new NativeBlock(RING_BYTES);
+  readonly block: LinkBlock;
+  readonly outgoing: Outgoing;
+  #error: WeftlineError | undefined;
+  #isWatched = true;
+  /** Notifications are here for which the agent has no room. */
+  isHoldingBack = false;
+  readonly #messages: OutMessages;
   readonly #channel: UcxMeeting['channel'];
-  readonly #channels = new Map<number, UcxChannel>();
-  readonly #command: Command = emptyCommand();
-  /** Bytes of the ring that were ever written; wraps at 2^32. */
-  #ringEnd = 0;
-  #untaken = 0;
-  #unsaid = 0;
+  readonly #channels = new Set<UcxChannel>();
+  #isClosed = false;
   #closing: Promise<void> | undefined;
 
-  constructor(backend: UcxBackend, number: number, { peer, channel }: UcxMeeting) {
+  constructor(backend: UcxBackend, block: LinkBlock, { peer, channel }: UcxMeeting) {
     this.backend = backend;
-    this.number = number;
+    this.block = block;
     this.peer = peer;
+    const { outgoing, messages } = backend.driver.engine.link(block.index);
+    this.outgoing = outgoing;
+    this.#messages = messages;
     this.#channel = channel;
     channel.unref();
     channel.watch((farewell) => this.#peerLeft(farewell));
   }
 
-  get shared(): { readonly words: SharedArrayBuffer; readonly ring: number } {
-    return { words: this.#words.buffer, ring: this.#ring.address };
+  get error(): WeftlineError | undefined {
+    const { words } = this.block;
+    const failure = words[linkWord.failure] as number;
+    if (this.#error === undefined && failure !== failures.none) {
+      this.#error = failureError(failure, words[linkWord.failureDetail] as number, this.peer);
+    }
+    return this.#error;
   }
 
   importRegion(info: Uint8Array, { bytes }: { readonly bytes: number }): UcxRemoteRegion {
@@ -81,75 +84,111 @@ export class UcxLink implements BackendLink {
     if (this.error !== undefined) throw this.error;
     const slot = this.backend.slots.pop();
     if (slot === undefined) throw new WeftlineError('WL_CAPACITY', 'Too many prepared transfers: release some first');
-    const plan = { slot, link: this.number, operation, parts: parts.map(toJobPart) };
+    const { driver } = this.backend;
     try {
-      await this.backend.engine.call({ name: 'prepare', transfer: plan });
+      const plan = { operation, parts: numbersOf(parts) };
+      driver.enter();
+      try {
+        return new UcxTransfer(this, slot, plan);
+      } finally {
+        driver.leave();
+      }
     } catch (error) {
       this.backend.slots.push(slot);
       throw error;
     }
-    return new UcxTransfer(this, slot);
   }
 
   notify(message: Uint8Array): void {
     if (this.error !== undefined) throw this.error;
-    const command = this.#command;
-    command.kind = ucxCommands.notify;
-    command.connection = this.number;
-    this.writeMessage(message, command);
-    if (!this.backend.engine.requests.put(command)) throw full(this.peer);
-    this.sentMessage(command);
-    this.backend.engine.nudge();
+    const { driver } = this.backend;
+    driver.enter();
+    try {
+      this.begin(operationKinds.notify, 0, driver.tables.newOperation(), message);
+      this.commit();
+    } finally {
+      driver.leave();
+    }
   }
 
   openChannel(): UcxChannel {
-    const number = this.backend.nextChannel();
-    const channel = new UcxChannel(this, number, () => this.#channels.delete(number));
-    this.#channels.set(number, channel);
-    return channel;
+    if (this.error !== undefined) throw this.error;
+    const number = this.backend.channels.pop();
+    if (number === undefined) throw new WeftlineError('WL_CAPACITY', 'Too many open channels: close some first');
+    const { driver } = this.backend;
+    driver.enter();
+    try {
+      const channel: UcxChannel = new UcxChannel(this, number, () => this.#channels.delete(channel));
+      this.#channels.add(channel);
+      return channel;
+    } finally {
+      driver.leave();
+    }
   }
 
-  /** Hot path. Copies a message into the ring and its place into the command. Fails with WL_CAPACITY. */
-  writeMessage(message: Uint8Array, command: Command): void {
+  /** Hot path, under the lock. An operation that `commit` posts; its place in the queue. Fails with WL_CAPACITY. */
+  begin(kind: number, slot: number, operation: number, message: Uint8Array | undefined): number {
+    const { block, outgoing } = this;
+    const entry = outgoing.begin(kind, slot, operation);
+    if (entry < 0) throw new WeftlineError('WL_CAPACITY', 'Too many operations are under way: wait for earlier ones');
+    if (message === undefined) return entry;
     const { length } = message;
     if (length > MAX_MESSAGE_BYTES) throw invalidArgument('message', length, `at most ${MAX_MESSAGE_BYTES} bytes`);
-    const untaken = (this.#untaken - Atomics.load(this.#words, linkWords.takenByPeer)) | 0;
-    // A message lies in one piece: what is left at the ring's end is skipped.
-    const place = this.#ringEnd % RING_BYTES;
-    const skipped = place + length > RING_BYTES ? RING_BYTES - place : 0;
-    const end = (this.#ringEnd + skipped + length) >>> 0;
-    const used = (end - Atomics.load(this.#words, linkWords.ringFree)) >>> 0;
-    if (untaken + noticeBytes(length) > MOST_UNTAKEN_BYTES || used > RING_BYTES) throw full(this.peer);
-    const start = skipped > 0 ? 0 : place;
-    this.#ring.bytes.set(message, start);
-    command.offset = start;
-    command.bytes = length;
-    command.add = end;
+    const place = this.#messages.place(entry, length);
+    if (place < 0) {
+      throw new WeftlineError('WL_CAPACITY', `${this.peer} has not taken earlier messages: wait until it has`, {
+        details: { peer: this.peer },
+      });
+    }
+    block.outRing.bytes.set(message, place);
+    return entry;
   }
 
-  /** Hot path. The command with the message is in the ring of commands. */
-  sentMessage(command: Command): void {
-    this.#untaken = (this.#untaken + noticeBytes(command.bytes)) | 0;
-    this.#ringEnd = command.add;
+  /** Hot path, under the lock. What `begin` has made goes out as far as there is room. */
+  commit(): void {
+    this.outgoing.commit();
+    this.outgoing.send();
   }
 
-  /** The agent has taken it. */
-  tookNotification({ length }: Uint8Array): void {
-    Atomics.add(this.#words, linkWords.taken, noticeBytes(length));
-    this.#unsaid += noticeBytes(length);
-    if (this.#unsaid < SAID_BYTES) return;
-    this.#unsaid = 0;
-    this.backend.engine.nudge();
+  /** Hot path, inside `poll`. Takes in what the UCX thread has found out. */
+  look({ deliver, mayDeliver }: Pick<BackendContext, 'deliver' | 'mayDeliver'>): void {
+    const { block, peer } = this;
+    const { words, inRing } = block;
+    const published = Atomics.load(words, linkWord.inPublished);
+    let at = words[linkWord.inTaken] as number;
+    while (at !== published) {
+      const start = at & (IN_RING_BYTES - 1);
+      const length = inRing.words[start / 4] as number;
+      const kind = inRing.words[start / 4 + 1] as number;
+      if (kind === inRecord.skip) {
+        at = (at + inRecord.bytes + length) | 0;
+        continue;
+      }
+      if (kind === inRecord.valid) {
+        if (!mayDeliver(peer)) break;
+        const first = start + inRecord.bytes;
+        deliver(peer, inRing.bytes.slice(first, first + length));
+      }
+      at = (at + ringBytes(length)) | 0;
+      Atomics.add(words, linkWord.taken, ringBytes(length));
+    }
+    this.isHoldingBack = at !== published;
+    Atomics.store(words, linkWord.inTaken, at);
+    if (this.#isWatched && words[linkWord.failure] !== failures.none) this.#unwatch();
   }
 
-  channelFailed(channel: number, error: WeftlineError): void {
-    const failed = this.#channels.get(channel);
-    if (failed !== undefined) failed.error ??= error;
+  /** The peer waits to hear what was taken. */
+  get owesRoom(): boolean {
+    return this.backend.driver.engine.link(this.block.index).owesRoom;
   }
 
-  ended(error: WeftlineError): void {
-    this.error ??= error;
-    for (const channel of this.#channels.values()) channel.error ??= this.error;
+  errorOf(failure: number, detail: number): WeftlineError {
+    return this.error ?? failureError(failure, detail, this.peer);
+  }
+
+  /** It has ended, and UCX uses none of its memory. */
+  get isDrained(): boolean {
+    return this.backend.driver.engine.link(this.block.index).isDrained;
   }
 
   close(): Promise<void> {
@@ -158,43 +197,53 @@ export class UcxLink implements BackendLink {
   }
 
   async #close(): Promise<void> {
-    const error = new WeftlineError('WL_CLOSED', `The link to ${this.peer} was closed`, {
-      details: { peer: this.peer },
-    });
-    this.ended(error);
-    await this.#disconnect(error);
+    this.#end(failures.linkClosed);
     this.#channel.close();
   }
 
-  async #disconnect(error: WeftlineError): Promise<void> {
-    const { engine } = this.backend;
-    if (engine.failure === undefined) {
-      await engine.call({ name: 'disconnect', link: this.number, error: encodeError(error) });
+  /** The descriptor of a process that has ended stays readable. */
+  #unwatch(): void {
+    this.#isWatched = false;
+    const { driver } = this.backend;
+    driver.enter();
+    driver.links.forgetProcess(this.block.index);
+    driver.leave();
+  }
+
+  #end(failure: number): void {
+    const { driver } = this.backend;
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    if (driver.failure === undefined) {
+      driver.enter();
+      try {
+        driver.links.close(this.block, failure);
+      } finally {
+        driver.leave();
+      }
     }
-    this.backend.forgetLink(this.number);
+    // Its memory may soon be another link's.
+    this.#error = this.error ?? failureError(failure, 0, this.peer);
+    this.backend.forgetLink(this);
   }
 
   #peerLeft(farewell: boolean): void {
-    if (this.#closing !== undefined) return;
-    const how = farewell ? 'it closed the link' : 'its process ended or the network broke';
-    const error = new WeftlineError('WL_PEER_LOST', `${this.peer} is gone: ${how}`, { details: { peer: this.peer } });
-    // What UCX has said of it already counts.
-    this.backend.engine.readEvents();
-    this.ended(error);
-    void this.#disconnect(error).catch(() => {});
+    if (this.#closing === undefined) this.#end(farewell ? failures.peerClosed : failures.connectionEnded);
   }
 }
 
-function toJobPart({ local, localOffset, remote, remoteOffset, bytes }: TransferPart): JobPart {
-  if (!(local instanceof UcxRegion) || !(remote instanceof UcxRemoteRegion)) {
-    throw invalidArgument('part', local, 'regions of the backend ucx');
+function numbersOf(parts: readonly TransferPart[]): Float64Array {
+  const numbers = new Float64Array(parts.length * PART_FIELDS);
+  for (const [index, { local, localOffset, remote, remoteOffset, bytes }] of parts.entries()) {
+    if (!(local instanceof UcxRegion) || !(remote instanceof UcxRemoteRegion)) {
+      throw invalidArgument('part', local, 'regions of the backend ucx');
+    }
+    const first = index * PART_FIELDS;
+    numbers[first + partField.local] = local.address + localOffset;
+    numbers[first + partField.remoteOffset] = remoteOffset;
+    numbers[first + partField.bytes] = bytes;
+    numbers[first + partField.region] = remote.number;
+    numbers[first + partField.key] = remote.key;
   }
-  const localAddress = local.address + localOffset;
-  return { localAddress, remoteRegion: remote.number, remoteKey: remote.key, remoteOffset, bytes };
-}
-
-function full(peer: string): WeftlineError {
-  return new WeftlineError('WL_CAPACITY', `${peer} has not taken earlier messages: wait until it has`, {
-    details: { peer },
-  });
+  return numbers;
 }

@@ -1,7 +1,7 @@
 // How two UCX backends meet over TCP: proof of the token both ways, then the addresses of their workers.
 import { randomBytes } from 'node:crypto';
 import { connect as connectTcp, type Socket } from 'node:net';
-import { UCX_PROTOCOL_VERSION } from '../../../abi/ucx-message.ts';
+import { UCX_LINK_NUMBERS, UCX_PROTOCOL_VERSION } from '../../../abi/ucx-message.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { ControlChannel, type ControlFrame } from '../../../transport/io/udp/control-channel.ts';
 import { protocolError } from '../../../world/frames.ts';
@@ -17,6 +17,9 @@ export interface UcxSelf {
   readonly incarnation: string;
   /** `hostIdentity()` */
   readonly host: string;
+  /** `process.pid`, and when it began: the number may mean another process elsewhere. */
+  readonly process: number;
+  readonly started: string;
   /** Of its UCX worker. */
   readonly address: Uint8Array;
   /** The number it has reserved for the link. */
@@ -34,6 +37,10 @@ export interface UcxMeeting {
   readonly secretLow: number;
   readonly secretHigh: number;
   readonly mode: 'peer' | 'none';
+  /** Of the peer: see UcxSelf. */
+  readonly host: string;
+  readonly process: number;
+  readonly started: string;
 }
 
 /** The side that was called. `connect` makes its end of the link, before the caller may use its own. */
@@ -65,9 +72,10 @@ export async function receiveUcxGuest(
       channel,
       peer,
       address: bytesOf(hello, 'address'),
-      remoteLink: number(hello, 'link'),
+      remoteLink: number(hello, 'link', UCX_LINK_NUMBERS),
       mode,
       ...secrets,
+      ...processOf(hello),
     });
     channel.send({
       ...describe(self),
@@ -114,10 +122,11 @@ export async function visitUcxPeer(
       channel,
       peer: peer.name,
       address: bytesOf(welcome, 'address'),
-      remoteLink: number(welcome, 'link'),
+      remoteLink: number(welcome, 'link', UCX_LINK_NUMBERS),
       secretLow: number(welcome, 'secretLow'),
       secretHigh: number(welcome, 'secretHigh'),
       mode: welcome['mode'] === 'none' ? 'none' : 'peer',
+      ...processOf(welcome),
     };
   } catch (error) {
     channel.refuse(error);
@@ -164,8 +173,14 @@ function lost(peer: string, what: string, cause: unknown): WeftlineError {
   return new WeftlineError('WL_PEER_LOST', `${peer} is not there any more (${what})`, { details: { peer }, cause });
 }
 
-function describe({ name, incarnation, host, address, link, sharesMemory }: UcxSelf): ControlFrame {
-  return { name, incarnation, host, address: Buffer.from(address).toString('base64'), link, sharesMemory };
+function describe(self: UcxSelf): ControlFrame {
+  const { name, incarnation, host, process, started, link, sharesMemory } = self;
+  const address = Buffer.from(self.address).toString('base64');
+  return { name, incarnation, host, process, started, address, link, sharesMemory };
+}
+
+function processOf(frame: ControlFrame): Pick<UcxMeeting, 'host' | 'process' | 'started'> {
+  return { host: text(frame, 'host'), process: number(frame, 'process'), started: text(frame, 'started') };
 }
 
 function checkVersion(frame: ControlFrame): void {
@@ -182,9 +197,9 @@ function text(frame: ControlFrame, field: string): string {
   throw protocolError(`a greeting without ${field}`);
 }
 
-function number(frame: ControlFrame, field: string): number {
+function number(frame: ControlFrame, field: string, end: number = 2 ** 32): number {
   const value = frame[field];
-  if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value < 2 ** 32) return value;
+  if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value < end) return value;
   throw protocolError(`a greeting whose ${field} is ${JSON.stringify(value)}`);
 }
 

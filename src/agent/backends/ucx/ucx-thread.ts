@@ -1,21 +1,135 @@
-// The thread of a UCX worker.
-import { workerData } from 'node:worker_threads';
+// The thread that works for a UCX backend while the agent's thread does not: it stands back as long as that looks itself.
+import { type MessagePort, workerData } from 'node:worker_threads';
+import { encodeError } from '../../../core/errors.ts';
+import { SharedLock } from '../../../core/shared-lock.ts';
 import { WakeWord } from '../../../core/wake-word.ts';
-import { type EngineThreadData, serveEngine } from '../../../transport/host/serve-engine.ts';
-import type { UcxCall } from './host-calls.ts';
-import { UcxHost } from './ucx-host.ts';
+import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
+import { Carver } from './carver.ts';
+import { driverWords as at, threadStates } from './driver-words.ts';
+import { ProcessWatch } from './process-watch.ts';
+import { UcxEngine } from './ucx-engine.ts';
+import { tableWord, UcxTables } from './ucx-tables.ts';
+import { UcxWorker } from './ucx-worker.ts';
 
 /** What the thread needs to know. */
 export interface UcxThreadOptions {
+  readonly words: SharedArrayBuffer;
+  /** To say why the thread ended. */
+  readonly port: MessagePort;
+  /** Native addresses: of the UcxTables and of the worker. */
+  readonly tables: number;
+  readonly worker: number;
+  /** Descriptors: of the worker, of the doorbell that ends a sleep, and of the peers' processes. */
+  readonly workerFd: number;
+  readonly doorbell: number;
+  readonly processes: number;
   /** To be rung for everything that happens. */
-  readonly news: readonly SharedArrayBuffer[];
+  readonly wake: SharedArrayBuffer;
+  /** How long it polls after the last work before it sleeps. */
   readonly spinMicroseconds: number;
 }
 
-const thread = workerData as EngineThreadData;
-const { news, spinMicroseconds } = thread.data as UcxThreadOptions;
+/** How soon it takes over from an agent's thread that has stopped looking without a word. */
+const WATCH_MS = 2;
+/** Nothing is missed by a longer sleep, but a thread that sleeps cannot be ended from outside. */
+const LONGEST_SLEEP_MICROSECONDS = 100_000;
 
-serveEngine<UcxCall>(thread, (requests, onEvent) => {
-  const words = news.map((buffer) => new WakeWord(buffer));
-  return new UcxHost({ requests, onEvent, news: words, canSleep: true, spinMicroseconds });
-});
+class UcxThread {
+  readonly #options: UcxThreadOptions;
+  readonly #words: Int32Array;
+  readonly #lock: SharedLock;
+  readonly #tables: UcxTables;
+  readonly #engine: UcxEngine;
+  readonly #wake: WakeWord;
+  readonly #doorbell: Doorbell;
+  readonly #processes: ProcessWatch;
+  readonly #readiness = new ReadinessSet();
+  #seenDrives = 0;
+  #seenHandOvers = 0;
+  #seenNews = 0;
+  #lastWork = 0;
+
+  constructor(options: UcxThreadOptions) {
+    this.#options = options;
+    this.#words = new Int32Array(options.words);
+    this.#lock = new SharedLock(options.words, at.lock * 4);
+    this.#tables = new UcxTables(Carver.at(options.tables, UcxTables.bytes));
+    this.#engine = new UcxEngine(new UcxWorker(options.worker), this.#tables);
+    this.#wake = new WakeWord(options.wake);
+    this.#doorbell = Doorbell.of(options.doorbell);
+    this.#processes = new ProcessWatch(options.processes);
+    this.#readiness.add(options.doorbell, 0);
+    this.#readiness.add(options.workerFd, 1);
+    this.#readiness.add(options.processes, 2);
+  }
+
+  run(): void {
+    while (Atomics.load(this.#words, at.stop) === 0) {
+      if (!this.#isMine()) continue;
+      const isBusy = this.#turn();
+      this.#tellNews();
+      if (isBusy) this.#lastWork = performance.now();
+      else if ((performance.now() - this.#lastWork) * 1000 >= this.#options.spinMicroseconds) this.#sleep();
+    }
+    this.#readiness[Symbol.dispose]();
+  }
+
+  /** False if the agent's thread looks itself; returns then after a while, or when it hands over. */
+  #isMine(): boolean {
+    const handOvers = Atomics.load(this.#words, at.handOvers);
+    const drives = Atomics.load(this.#words, at.drives);
+    const wasHandedOver = handOvers !== this.#seenHandOvers;
+    this.#seenHandOvers = handOvers;
+    if (wasHandedOver || drives === this.#seenDrives) {
+      this.#seenDrives = drives;
+      return true;
+    }
+    this.#seenDrives = drives;
+    Atomics.store(this.#words, at.thread, threadStates.watching);
+    Atomics.wait(this.#words, at.handOvers, handOvers, WATCH_MS);
+    Atomics.store(this.#words, at.thread, threadStates.running);
+    return false;
+  }
+
+  #turn(): boolean {
+    this.#lock.take();
+    try {
+      return this.#engine.step();
+    } finally {
+      this.#lock.letGo();
+    }
+  }
+
+  #tellNews(): void {
+    const news = Atomics.load(this.#tables.words, tableWord.news);
+    if (news === this.#seenNews) return;
+    this.#seenNews = news;
+    this.#wake.ring();
+  }
+
+  #sleep(): void {
+    this.#lock.take();
+    const canSleep = this.#engine.worker.arm();
+    if (canSleep) Atomics.store(this.#words, at.thread, threadStates.armed);
+    this.#lock.letGo();
+    if (!canSleep) return;
+    this.#readiness.sleep(LONGEST_SLEEP_MICROSECONDS);
+    Atomics.store(this.#words, at.thread, threadStates.running);
+    this.#doorbell.silence();
+    if (!this.#processes.hasEnded()) return;
+    this.#lock.take();
+    this.#processes.endLinks(this.#engine);
+    this.#lock.letGo();
+  }
+}
+
+const options = workerData as UcxThreadOptions;
+try {
+  new UcxThread(options).run();
+} catch (error) {
+  // Whoever blocks the agent's thread does not hear that this one ends.
+  options.port.postMessage(encodeError(error));
+  Atomics.store(new Int32Array(options.words), at.crashed, 1);
+  new WakeWord(options.wake).ring();
+}
+options.port.close();

@@ -1,69 +1,71 @@
 // A prepared transfer over UCX, as the agent has it.
-import { slotStates } from '../../../abi/transport-command.ts';
-import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
-import { type Command, emptyCommand } from '../../../transport/host/shared-requests.ts';
-import type { BackendTransfer, TransferState } from '../../backend.ts';
-import { ucxCommands } from './host-calls.ts';
+import { WeftlineError, invalidArgument } from '../../../core/errors.ts';
+import { NativeBlock } from '../../../native/native-block.ts';
+import type { BackendTransfer, TransferOperation, TransferState } from '../../backend.ts';
+import { failures } from './failure.ts';
+import { linkWord } from './link-block.ts';
+import { operationKinds } from './outgoing.ts';
 import type { UcxLink } from './ucx-link.ts';
+import { PART_FIELDS, transferStates } from './ucx-tables.ts';
 
-const stateNames: Readonly<Record<number, TransferState>> = {
-  [slotStates.free]: 'idle',
-  [slotStates.pending]: 'pending',
-  [slotStates.done]: 'done',
-  [slotStates.failed]: 'failed',
-};
+const stateNames: readonly TransferState[] = Object.entries(transferStates)
+  .toSorted(([, a], [, b]) => a - b)
+  .map(([name]) => name as TransferState);
 
 export class UcxTransfer implements BackendTransfer {
   readonly #link: UcxLink;
   readonly #slot: number;
-  readonly #command: Command = emptyCommand();
+  readonly #kind: number;
+  /** The table names its address. */
+  readonly #parts: NativeBlock;
   #release: Promise<void> | undefined;
 
-  constructor(link: UcxLink, slot: number) {
+  /** `parts`: PART_FIELDS numbers for each. The caller holds the lock. */
+  constructor(link: UcxLink, slot: number, plan: { operation: TransferOperation; parts: Float64Array }) {
     this.#link = link;
     this.#slot = slot;
-    this.#command.slot = slot;
-    this.#command.connection = link.number;
+    this.#kind = operationKinds[plan.operation];
+    this.#parts = new NativeBlock(plan.parts.byteLength);
+    this.#parts.bytes.set(new Uint8Array(plan.parts.buffer, plan.parts.byteOffset, plan.parts.byteLength));
+    const { tables } = link.backend.driver;
+    tables.state[slot] = transferStates.idle;
+    tables.generation[slot] = ((tables.generation[slot] as number) + 1) | 0;
+    tables.partCount[slot] = plan.parts.length / PART_FIELDS;
+    tables.partAddress[slot] = this.#parts.address;
   }
 
   post(message?: Uint8Array): void {
-    const { backend, error } = this.#link;
-    const { requests, failure } = backend.engine;
-    if (error !== undefined) throw error;
-    if (failure !== undefined) throw failure;
+    const link = this.#link;
+    const { driver } = link.backend;
+    const { tables } = driver;
+    const slot = this.#slot;
+    if (link.error !== undefined) throw link.error;
     if (this.#release !== undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
-    const before = requests.stateOf(this.#slot);
-    if (before === slotStates.pending) throw invalidArgument('transfer', 'pending', 'one that is not under way');
-    const command = this.#command;
-    command.kind = ucxCommands.post;
-    command.bytes = 0;
-    if (message !== undefined) this.#link.writeMessage(message, command);
-    backend.errors.delete(this.#slot);
-    requests.open(this.#slot);
-    if (!requests.put(command)) {
-      requests.release(this.#slot);
-      throw new WeftlineError('WL_CAPACITY', 'Too many operations are under way: wait for earlier ones');
+    if (Atomics.load(tables.state, slot) === transferStates.pending) {
+      throw invalidArgument('transfer', 'pending', 'one that is not under way');
     }
-    if (message !== undefined) this.#link.sentMessage(command);
-    backend.engine.nudge();
+    driver.enter();
+    try {
+      tables.entry[slot] = link.begin(this.#kind, slot, tables.newOperation(), message);
+      tables.state[slot] = transferStates.pending;
+      link.commit();
+    } finally {
+      driver.leave();
+    }
   }
 
   get state(): TransferState {
-    return stateNames[this.#link.backend.engine.requests.stateOf(this.#slot)] ?? 'idle';
+    return stateNames[Atomics.load(this.#link.backend.driver.tables.state, this.#slot)] as TransferState;
   }
 
   get error(): WeftlineError | undefined {
     if (this.state !== 'failed') return undefined;
-    const { errors, engine } = this.#link.backend;
-    if (!errors.has(this.#slot)) engine.readEvents();
-    return errors.get(this.#slot) ?? this.#link.error;
+    const { tables } = this.#link.backend.driver;
+    return this.#link.errorOf(tables.failure[this.#slot] as number, tables.failureDetail[this.#slot] as number);
   }
 
   cancel(): void {
-    const { engine } = this.#link.backend;
-    if (this.state !== 'pending' || this.#release !== undefined) return;
-    this.#command.kind = ucxCommands.cancel;
-    if (engine.requests.put(this.#command)) engine.nudge();
+    if (this.#release === undefined) this.#stop(failures.cancelled);
   }
 
   release(): Promise<void> {
@@ -71,13 +73,33 @@ export class UcxTransfer implements BackendTransfer {
     return this.#release;
   }
 
-  async #forget(): Promise<void> {
-    const { backend } = this.#link;
-    if (backend.engine.failure === undefined) {
-      await backend.drain('transfer', this.#slot, { name: 'forget', slot: this.#slot });
+  #stop(failure: number): void {
+    const { driver } = this.#link.backend;
+    const { tables } = driver;
+    if (driver.failure !== undefined) return;
+    driver.enter();
+    try {
+      if (tables.state[this.#slot] !== transferStates.pending) return;
+      this.#link.outgoing.stop(tables.entry[this.#slot] as number, failure, 0);
+    } finally {
+      driver.leave();
     }
-    backend.engine.requests.release(this.#slot);
-    backend.errors.delete(this.#slot);
-    backend.slots.push(this.#slot);
+  }
+
+  async #forget(): Promise<void> {
+    const { driver } = this.#link.backend;
+    this.#stop(failures.released);
+    await driver.until(() => this.#isDone());
+    this.#link.backend.slots.push(this.#slot);
+  }
+
+  /** UCX does not use its memory any more. */
+  #isDone(): boolean {
+    const { tables } = this.#link.backend.driver;
+    const { words } = this.#link.block;
+    if (tables.state[this.#slot] === transferStates.pending) return false;
+    const sends = ((words[linkWord.sendsPopped] as number) - (tables.sendsAfter[this.#slot] as number)) | 0;
+    if (words[linkWord.failure] === failures.none) return sends >= 0;
+    return this.#link.isDrained;
   }
 }

@@ -1,0 +1,107 @@
+// One link as the thread works for it that has its turn: both halves, and its end.
+import { ucxMessage } from '../../../abi/ucx-message.ts';
+import { failures } from './failure.ts';
+import { Incoming } from './incoming.ts';
+import { linkWord } from './link-block.ts';
+import { headerWord as at } from './message-header.ts';
+import { OutMessages } from './out-messages.ts';
+import { Outgoing } from './outgoing.ts';
+import { Reads } from './reads.ts';
+import { endLink, type LinkTools, Sender } from './sender.ts';
+
+/** A link that has ended, by what is left to do: withdraw receives, wait for UCX, nothing. */
+const ends = { none: 0, draining: 1, drained: 2 } as const;
+
+export class LinkHalves {
+  readonly outgoing: Outgoing;
+  readonly #tools: LinkTools;
+  readonly messages: OutMessages;
+  readonly #sender: Sender;
+  readonly #reads: Reads;
+  readonly #incoming: Incoming;
+  readonly #follows = { address: 0, length: 0 };
+
+  constructor(tools: LinkTools, partsOf: (slot: number) => Float64Array) {
+    this.#tools = tools;
+    this.#sender = new Sender(tools);
+    this.#reads = new Reads(tools, this.#sender);
+    this.messages = new OutMessages(tools.block);
+    const { messages } = this;
+    this.outgoing = new Outgoing({ ...tools, sender: this.#sender, reads: this.#reads, messages, partsOf });
+    this.#incoming = new Incoming({ ...tools, sender: this.#sender, outgoing: this.outgoing });
+  }
+
+  /** A control message with this link's index. */
+  take(words: Uint32Array, base: number, address: number, length: number): void {
+    const link = this.#tools.block.words;
+    const isIts =
+      link[linkWord.isOpen] === 1 &&
+      link[linkWord.failure] === failures.none &&
+      link[linkWord.number] === words[base + at.link] &&
+      link[linkWord.secretLow] === ((words[base + at.secretLow] as number) | 0) &&
+      link[linkWord.secretHigh] === ((words[base + at.secretHigh] as number) | 0);
+    if (!isIts || length < ucxMessage.size) return;
+    link[linkWord.takenThere] = words[base + at.taken] as number;
+    this.#follows.address = address;
+    this.#follows.length = length;
+    this.#incoming.take(words, base, this.#follows);
+  }
+
+  /** False if nothing happened. */
+  step(): boolean {
+    const { block } = this.#tools;
+    const link = block.words;
+    if (link[linkWord.lost] !== 0) endLink(this.#tools, failures.lost, 0);
+    if (link[linkWord.failure] !== failures.none) return this.#windUp();
+    const hasSent = this.#sender.pop();
+    const hasReceived = this.#incoming.step();
+    const hasRefused = this.#incoming.flushRefusals();
+    const hasAnswered = this.#incoming.sendAnswers();
+    const hasMoved = this.outgoing.step();
+    return hasSent || hasReceived || hasRefused || hasAnswered || hasMoved;
+  }
+
+  /** Tells the far side what has arrived. */
+  acknowledge(isIdle: boolean): void {
+    if (this.#tools.block.words[linkWord.failure] === failures.none) this.#sender.acknowledge(isIdle);
+  }
+
+  /** To be asked after notifications were taken: whether the next step had better be soon. */
+  get owesRoom(): boolean {
+    return this.#sender.owesRoom;
+  }
+
+  /** UCX will not use its memory any more, whatever it has not finished. */
+  abandon(): void {
+    const link = this.#tools.block.words;
+    if (link[linkWord.end] === ends.none) this.#windUp();
+    this.#incoming.abandon();
+    this.#sender.abandon();
+    link[linkWord.readsHead] = link[linkWord.readsTail] as number;
+    link[linkWord.end] = ends.drained;
+  }
+
+  /** The link has ended, and UCX uses none of its memory. */
+  get isDrained(): boolean {
+    return this.#tools.block.words[linkWord.end] === ends.drained;
+  }
+
+  #windUp(): boolean {
+    const link = this.#tools.block.words;
+    if (link[linkWord.end] === ends.drained) return false;
+    const isFirst = link[linkWord.end] === ends.none;
+    if (isFirst) {
+      link[linkWord.end] = ends.draining;
+      this.#reads.cancelAll();
+      this.#incoming.cancelReceives();
+    }
+    this.outgoing.failAll();
+    this.#sender.pop();
+    this.#reads.pop();
+    const hasReceived = this.#incoming.drain();
+    const hasRead = link[linkWord.readsHead] === link[linkWord.readsTail];
+    const hasSent = link[linkWord.sendsPopped] === link[linkWord.sendsPushed];
+    if (hasReceived && hasRead && hasSent) link[linkWord.end] = ends.drained;
+    return isFirst;
+  }
+}

@@ -1,0 +1,47 @@
+// Notices that the process at the far side of a link has ended, where UCX cannot tell.
+import { ReadinessSet } from '../../../native/readiness.ts';
+import { failures } from './failure.ts';
+import { linkWord } from './link-block.ts';
+import { endLink } from './sender.ts';
+import type { UcxEngine } from './ucx-engine.ts';
+
+export class ProcessWatch {
+  readonly #set: ReadinessSet;
+
+  /** `fd`: that of the set of the thread that made it. */
+  constructor(fd?: number) {
+    this.#set = new ReadinessSet(fd);
+  }
+
+  get fd(): number {
+    return this.#set.fd;
+  }
+
+  /** `process` is a descriptor that is readable once the process has ended. */
+  add(process: number, link: number): void {
+    this.#set.add(process, link);
+  }
+
+  remove(process: number): void {
+    this.#set.remove(process);
+  }
+
+  /** Asks the kernel. */
+  hasEnded(): boolean {
+    return this.#set.poll() > 0;
+  }
+
+  /** Under the lock: those that `hasEnded` found. */
+  endLinks(engine: UcxEngine): void {
+    const count = this.#set.poll();
+    for (let at = 0; at < count; at++) {
+      const block = engine.block(this.#set.numberAt(at));
+      if (block.words[linkWord.isOpen] === 0) continue;
+      endLink({ block, worker: engine.worker, tables: engine.tables }, failures.processEnded, 0);
+    }
+  }
+
+  [Symbol.dispose](): void {
+    this.#set[Symbol.dispose]();
+  }
+}

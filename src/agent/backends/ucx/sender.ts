@@ -1,0 +1,168 @@
+// Hands messages of one link to UCX and takes note of what UCX has finished. Hot path: no allocation.
+import { ucxMessageKinds, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
+import { ucsStatus } from '../../../abi/ucx-structs.ts';
+import { isErrorPointer } from '../../../native/ucx-status.ts';
+import { failures } from './failure.ts';
+import { type LinkBlock, linkWord, OUT_RING_BYTES, SENDS, WINDOW } from './link-block.ts';
+import { CONTROL_WORDS, HEADER_BYTES, headerWord as at, putWide } from './message-header.ts';
+import type { UcxTables } from './ucx-tables.ts';
+import type { UcxWorker } from './ucx-worker.ts';
+
+/** What the halves of a link work with. */
+export interface LinkTools {
+  readonly block: LinkBlock;
+  readonly worker: UcxWorker;
+  readonly tables: UcxTables;
+}
+
+/** Room for acknowledgements and refusals, and for the data of a control message. */
+const KEPT = 16;
+const NO_REGION = -1;
+/** Far sides are told at once when so much has arrived: they may wait for nothing else. */
+const UNTOLD_BYTES = 256 * 1024;
+const UNTOLD_MESSAGES = WINDOW / 8;
+
+export class Sender {
+  readonly #tools: LinkTools;
+  /** The first word of the header that was begun last, in `buffers`. */
+  base = 0;
+
+  constructor(tools: LinkTools) {
+    this.#tools = tools;
+  }
+
+  get hasRoom(): boolean {
+    const { words } = this.#tools.block;
+    return (((words[linkWord.sendsPushed] as number) - (words[linkWord.sendsPopped] as number)) | 0) < SENDS - KEPT;
+  }
+
+  get hasControlRoom(): boolean {
+    const { words } = this.#tools.block;
+    return (((words[linkWord.sendsPushed] as number) - (words[linkWord.sendsPopped] as number)) | 0) < SENDS;
+  }
+
+  /** Where bytes go that follow the header. */
+  get inlineAddress(): number {
+    return this.#tools.block.buffers.address + this.base * 4 + HEADER_BYTES;
+  }
+
+  /** Writes a header; what it does not set is 0. */
+  begin(kind: number, sequence: number, operation: number): void {
+    const { buffers, words } = this.#tools.block;
+    const header = buffers.words;
+    const base = ((words[linkWord.sendsPushed] as number) & (SENDS - 1)) * CONTROL_WORDS;
+    this.base = base;
+    header[base + at.link] = words[linkWord.remoteNumber] as number;
+    header[base + at.secretLow] = words[linkWord.secretLow] as number;
+    header[base + at.secretHigh] = words[linkWord.secretHigh] as number;
+    header[base + at.kind] = kind;
+    header[base + at.sequence] = sequence;
+    // A refusal must come before the acknowledgement of what was refused.
+    const hasRefusals = words[linkWord.refusalsHead] !== words[linkWord.refusalsTail];
+    const told = words[hasRefusals ? linkWord.told : linkWord.watermark] as number;
+    header[base + at.acknowledged] = told;
+    header[base + at.taken] = words[linkWord.taken] as number;
+    header[base + at.region] = 0;
+    header[base + at.key] = 0;
+    header[base + at.operation] = operation;
+    header[base + at.reason] = 0;
+    header[base + at.messageBytes] = 0;
+    putWide(header, base + at.offset, 0);
+    putWide(header, base + at.bytes, 0);
+    words[linkWord.told] = told;
+    words[linkWord.toldTaken] = words[linkWord.taken] as number;
+    words[linkWord.untoldBytes] = 0;
+  }
+
+  /** Sends what was begun, with so many bytes behind the header. */
+  sendControl(inlineBytes: number): void {
+    const { words, buffers } = this.#tools.block;
+    const tag = ucxTag(ucxTagKinds.control, words[linkWord.remoteNumber] as number, 0);
+    this.#send(buffers.address + this.base * 4, HEADER_BYTES + inlineBytes, tag, NO_REGION);
+  }
+
+  /** Sends memory as a message of its own; `region` is that of this side that must stay until then, or -1. */
+  sendData(tagKind: number, sequence: number, place: { address: number; bytes: number; region: number }): void {
+    const remote = this.#tools.block.words[linkWord.remoteNumber] as number;
+    this.#send(place.address, place.bytes, ucxTag(tagKind, remote, sequence), place.region);
+  }
+
+  /** False if nothing has ended. */
+  pop(): boolean {
+    const { block, worker } = this.#tools;
+    const { words } = block;
+    let isBusy = false;
+    while (words[linkWord.sendsPopped] !== words[linkWord.sendsPushed]) {
+      const place = (words[linkWord.sendsPopped] as number) & (SENDS - 1);
+      const request = block.sendRequest[place] as number;
+      const status = request === 0 ? ucsStatus.ok : worker.check(request);
+      if (status === ucsStatus.inProgress) return isBusy;
+      this.#settle(place);
+      if (status !== ucsStatus.ok) this.break(status);
+      isBusy = true;
+    }
+    return isBusy;
+  }
+
+  /** What has not ended by now never will. */
+  abandon(): void {
+    const { words } = this.#tools.block;
+    while (words[linkWord.sendsPopped] !== words[linkWord.sendsPushed]) {
+      this.#settle((words[linkWord.sendsPopped] as number) & (SENDS - 1));
+    }
+  }
+
+  /** Tells the far side what has taken effect here, unless a message has. `isIdle`: there is nothing else to do. */
+  acknowledge(isIdle: boolean): void {
+    const { words } = this.#tools.block;
+    const untold = ((words[linkWord.watermark] as number) - (words[linkWord.told] as number)) | 0;
+    const hasNews = untold !== 0 || words[linkWord.taken] !== words[linkWord.toldTaken];
+    const isUrgent =
+      untold >= UNTOLD_MESSAGES || (words[linkWord.untoldBytes] as number) >= UNTOLD_BYTES || this.owesRoom;
+    if (!hasNews || !(isIdle || isUrgent) || !this.hasControlRoom) return;
+    this.begin(ucxMessageKinds.acknowledge, 0, 0);
+    this.sendControl(0);
+  }
+
+  /** The agent has taken so many notifications that the far side may wait to hear of it. */
+  get owesRoom(): boolean {
+    const { words } = this.#tools.block;
+    return (((words[linkWord.taken] as number) - (words[linkWord.toldTaken] as number)) | 0) >= OUT_RING_BYTES / 4;
+  }
+
+  /** UCX says that the peer cannot be reached any more. */
+  break(status: number): void {
+    endLink(this.#tools, failures.lost, status);
+  }
+
+  #settle(place: number): void {
+    const { block, tables } = this.#tools;
+    const region = block.sendRegion[place] as number;
+    if (region !== NO_REGION) tables.regionUses[region] = (tables.regionUses[region] as number) - 1;
+    block.words[linkWord.sendsPopped] = (block.words[linkWord.sendsPopped] as number) + 1;
+  }
+
+  #send(address: number, bytes: number, tag: number, region: number): void {
+    const { block, worker, tables } = this.#tools;
+    const { words } = block;
+    const request = worker.send(block.endpoint[0] as number, address, bytes, tag);
+    if (isErrorPointer(request)) {
+      this.break(request);
+      return;
+    }
+    if (request === 0) return;
+    const place = (words[linkWord.sendsPushed] as number) & (SENDS - 1);
+    block.sendRequest[place] = request;
+    block.sendRegion[place] = region;
+    if (region !== NO_REGION) tables.regionUses[region] = (tables.regionUses[region] as number) + 1;
+    words[linkWord.sendsPushed] = (words[linkWord.sendsPushed] as number) + 1;
+  }
+}
+
+/** The link cannot be used any more; all that is pending fails with its next step. Idempotent. */
+export function endLink({ block: { words }, tables }: LinkTools, failure: number, detail: number): void {
+  if (words[linkWord.failure] !== failures.none) return;
+  words[linkWord.failureDetail] = detail;
+  words[linkWord.failure] = failure;
+  tables.tell();
+}

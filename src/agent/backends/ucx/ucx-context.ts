@@ -1,0 +1,158 @@
+// The UCX context and worker of one backend: made, connected and destroyed by the agent's thread.
+import { ucpEndpointParams, ucpErrorModes, ucpMasks, ucpParams } from '../../../abi/ucx-structs.ts';
+import { ucpRequestParam, ucpWorkerParams, UCS_THREAD_MODE_SERIALIZED, ucsStatus } from '../../../abi/ucx-structs.ts';
+import { Block, type Layout } from '../../../abi/layout.ts';
+import { symbolAddress, viewAt } from '../../../native/library.ts';
+import { NativeBlock } from '../../../native/native-block.ts';
+import { openUcx, type Ucx, withVariables } from '../../../native/ucx.ts';
+import { mayUse } from './ucx-transports.ts';
+import { isErrorPointer, ucxError } from '../../../native/ucx-status.ts';
+
+export interface EndpointOptions {
+  /** Of the peer's worker. */
+  readonly address: Uint8Array;
+  readonly mode: keyof typeof ucpErrorModes;
+  /** For errors. */
+  readonly peer: string;
+  /** Of a word of 64 bits that is not 0 any more once the peer is lost. */
+  readonly lostWord: number;
+}
+
+/**
+ * UCX has two ways to send large messages over TCP. The one that it takes for endpoints that tell when their peer is lost
+ * cuts them into pieces of the receiver's buffers: with its 64 KiB it reaches two thirds of the other, with these all of it.
+ */
+const preferences: Readonly<Record<string, string>> = { UCX_TCP_RX_SEG_SIZE: '256K' };
+
+export class UcxContext implements Disposable {
+  /** Of the worker, for UcxWorker. */
+  readonly handle: number;
+  /** What peers connect to. */
+  readonly address: Uint8Array;
+  /** Readable when there is something to progress and the worker was armed; -1 if nobody is to sleep. */
+  readonly fd: number;
+  readonly #ucx: Ucx;
+  readonly #out = new NativeBlock(16);
+  readonly #plain: StructBlock = struct(ucpRequestParam);
+  readonly #force: StructBlock = struct(ucpRequestParam);
+  readonly #context: number;
+  /** UCX copies what it needs of them during the call, but an address may be read until the endpoint is connected. */
+  readonly #addresses: NativeBlock[] = [];
+  #isAbandoned = false;
+  #isDisposed = false;
+
+  /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
+  constructor({ canSleep }: { readonly canSleep: boolean }) {
+    this.#ucx = openUcx();
+    this.#force.block.set('attributes', ucpMasks.request.flags);
+    this.#force.block.set('flags', ucpMasks.closeFlags.force);
+    const [context, handle] = withVariables(mayUse('tcp') ? preferences : {}, () => this.#create(canSleep));
+    this.#context = context;
+    this.handle = handle;
+    this.address = this.#ownAddress();
+    this.fd = canSleep ? this.#descriptor() : -1;
+  }
+
+  /** The endpoint to a peer's worker. Fails with WL_NATIVE. */
+  connect({ address, mode, peer, lostWord }: EndpointOptions): number {
+    const own = new NativeBlock(address.length);
+    own.bytes.set(address);
+    this.#addresses.push(own);
+    const { block, address: params } = struct(ucpEndpointParams);
+    const { endpoint } = ucpMasks;
+    block.set('fieldMask', endpoint.address + (mode === 'peer' ? endpoint.errorMode + endpoint.errorHandler : 0));
+    block.set('address', own.address);
+    block.set('errorMode', ucpErrorModes[mode]);
+    // UCX calls it as handler(argument, endpoint, status) on whichever thread makes progress, where no function of
+    // TypeScript may run. time(2) fits: it writes where its first argument points, and ignores the others.
+    block.set('errorCallback', symbolAddress('time'));
+    block.set('errorArgument', lostWord);
+    this.#check('ucp_ep_create', this.#ucx.calls.ucp_ep_create(this.handle, params, this.#out.address), peer);
+    return this.#outNumber(0);
+  }
+
+  /** Ends an endpoint: at once in mode `peer`, else what is under way ends first. Returns a request or 0. */
+  disconnect(endpoint: number, mode: keyof typeof ucpErrorModes): number {
+    const how = mode === 'peer' ? this.#force : this.#plain;
+    const request = this.#ucx.calls.ucp_ep_close_nbx(endpoint, how.address);
+    return isErrorPointer(request) ? 0 : request;
+  }
+
+  /** Something is under way that never ends. UCX aborts the process when such a worker is destroyed, so it will stay. */
+  abandon(): void {
+    this.#isAbandoned = true;
+  }
+
+  [Symbol.dispose](): void {
+    if (this.#isDisposed) return;
+    this.#isDisposed = true;
+    if (this.#isAbandoned) return;
+    this.#ucx.calls.ucp_worker_destroy(this.handle);
+    this.#ucx.calls.ucp_cleanup(this.#context);
+  }
+
+  #create(canSleep: boolean): [context: number, worker: number] {
+    const context = this.#createContext(canSleep);
+    return [context, this.#createWorker(context)];
+  }
+
+  #createContext(canSleep: boolean): number {
+    const { block, address } = struct(ucpParams);
+    const { features } = ucpMasks;
+    block.set('fieldMask', ucpMasks.params.features);
+    block.set('features', features.tags + (canSleep ? features.wakeup : 0));
+    this.#check('ucp_init', this.#ucx.init(address, this.#out.address), 'starting UCX');
+    return this.#outNumber(0);
+  }
+
+  #createWorker(context: number): number {
+    const { block, address } = struct(ucpWorkerParams);
+    const { calls } = this.#ucx;
+    block.set('fieldMask', ucpMasks.worker.threadMode + ucpMasks.worker.flags);
+    block.set('threadMode', UCS_THREAD_MODE_SERIALIZED);
+    block.set('flags', ucpMasks.workerFlags.ignoreRequestLeak);
+    const status = calls.ucp_worker_create(context, address, this.#out.address);
+    if (status !== ucsStatus.ok) calls.ucp_cleanup(context);
+    this.#check('ucp_worker_create', status, 'making a worker: UCX_TLS and UCX_NET_DEVICES may leave no transport');
+    return this.#outNumber(0);
+  }
+
+  #ownAddress(): Uint8Array {
+    const { calls } = this.#ucx;
+    const status = calls.ucp_worker_get_address(this.handle, this.#out.address, this.#out.address + 8);
+    this.#check('ucp_worker_get_address', status, 'asking for the address of this worker');
+    const at = this.#outNumber(0);
+    const address = new Uint8Array(viewAt(at, this.#outNumber(1))).slice();
+    calls.ucp_worker_release_address(this.handle, at);
+    return address;
+  }
+
+  #descriptor(): number {
+    const fd: [number] = [-1];
+    const status = this.#ucx.calls.ucp_worker_get_efd(this.handle, fd);
+    this.#check('ucp_worker_get_efd', status, 'asking for what to sleep on');
+    return fd[0];
+  }
+
+  #outNumber(index: number): number {
+    const { words } = this.#out;
+    return (words[index * 2] as number) + (words[index * 2 + 1] as number) * 2 ** 32;
+  }
+
+  #check(call: string, status: number, what: string): void {
+    if (status !== ucsStatus.ok) throw ucxError(call, status, what);
+  }
+}
+
+interface StructBlock<Name extends string = string> {
+  readonly block: Block<Name>;
+  readonly address: number;
+  /** So that the memory lives as long. */
+  readonly memory: NativeBlock;
+}
+
+function struct<Name extends string>(layout: Layout<Name>): StructBlock<Name> {
+  const memory = new NativeBlock(layout.size);
+  const { buffer, byteOffset } = memory.bytes;
+  return { block: new Block(layout, buffer, byteOffset), address: memory.address, memory };
+}

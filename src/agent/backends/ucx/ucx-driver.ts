@@ -1,0 +1,203 @@
+// The agent's side of the UCX worker: works for it whenever the agent looks, and shares it with a thread for the rest of the time.
+import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
+import { decodeError, type EncodedError, WeftlineError } from '../../../core/errors.ts';
+import { SharedLock } from '../../../core/shared-lock.ts';
+import type { WakeWord } from '../../../core/wake-word.ts';
+import { NativeBlock } from '../../../native/native-block.ts';
+import { Doorbell } from '../../../native/readiness.ts';
+import { Carver } from './carver.ts';
+import { DRIVER_WORDS, driverWords as at, threadStates } from './driver-words.ts';
+import { LinkTable } from './link-table.ts';
+import { ProcessWatch } from './process-watch.ts';
+import { UcxContext } from './ucx-context.ts';
+import { UcxEngine } from './ucx-engine.ts';
+import { tableWord, UcxTables } from './ucx-tables.ts';
+import type { UcxThreadOptions } from './ucx-thread.ts';
+import { UcxWorker } from './ucx-worker.ts';
+
+export interface UcxDriverOptions {
+  readonly ownThread: boolean;
+  readonly wake: WakeWord;
+  readonly spinMicroseconds: number;
+}
+
+/** A blocking wait goes on looking for this long after the last work. */
+const DRIVE_MS = 0.2;
+/** Without a thread of its own nobody rings when something arrives. */
+const INLINE_SLEEP_MS = 1;
+/** How often a thread that looks asks for processes that ended. */
+const PROCESS_CHECK_MS = 20;
+const LOOKS_PER_CLOCK = 64;
+/** How long closing waits for the good order of endpoints. */
+const FAREWELL_MS = 200;
+
+export class UcxDriver {
+  readonly tables: UcxTables;
+  readonly engine: UcxEngine;
+  readonly links: LinkTable;
+  readonly context: UcxContext;
+  /** Why nothing works any more. */
+  failure: WeftlineError | undefined;
+  readonly #options: UcxDriverOptions;
+  readonly #buffer = new SharedArrayBuffer(DRIVER_WORDS * 4);
+  readonly #words = new Int32Array(this.#buffer);
+  readonly #lock = new SharedLock(this.#buffer, at.lock * 4);
+  readonly #memory = new NativeBlock(UcxTables.bytes);
+  readonly #processes = new ProcessWatch();
+  readonly #doorbell = Doorbell.create();
+  readonly #port: MessagePort;
+  #thread: Worker | undefined;
+  #seenNews = 0;
+  #lastWork = 0;
+  #lastCheck = 0;
+  #idleLooks = 0;
+
+  /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
+  constructor(options: UcxDriverOptions) {
+    this.#options = options;
+    const { ownThread, wake, spinMicroseconds } = options;
+    this.context = new UcxContext({ canSleep: ownThread });
+    this.tables = new UcxTables(Carver.of(this.#memory));
+    this.engine = new UcxEngine(new UcxWorker(this.context.handle), this.tables);
+    this.links = new LinkTable(this.engine, this.context, this.#processes);
+    this.engine.postReceives();
+    const { port1, port2 } = new MessageChannel();
+    this.#port = port1;
+    port1.unref();
+    if (!ownThread) {
+      port2.close();
+      return;
+    }
+    const workerData: UcxThreadOptions = {
+      words: this.#buffer,
+      port: port2,
+      tables: this.#memory.address,
+      worker: this.context.handle,
+      workerFd: this.context.fd,
+      doorbell: this.#doorbell.fd,
+      processes: this.#processes.fd,
+      wake: wake.buffer,
+      spinMicroseconds,
+    };
+    const entry = new URL('./ucx-thread.js', import.meta.url);
+    this.#thread = new Worker(entry, { workerData, transferList: [port2], name: 'weftline-ucx' });
+    this.#thread.on('error', (cause) => this.#failed(cause));
+    this.#thread.unref();
+  }
+
+  /** Hot path. Before anything that the threads share is touched; then `leave`. */
+  enter(): void {
+    if (this.failure !== undefined) throw this.failure;
+    this.#lock.take();
+  }
+
+  leave(): void {
+    this.#lock.letGo();
+    this.#wakeThread();
+  }
+
+  /** Hot path. Works for the worker. True if there is something to look at. */
+  look(): boolean {
+    if (this.failure !== undefined || Atomics.load(this.#words, at.crashed) === 1) this.#throwFailure();
+    if (this.tables.words[tableWord.activeCount] !== 0) this.#drive();
+    const news = Atomics.load(this.tables.words, tableWord.news);
+    if (news === this.#seenNews) return false;
+    this.#seenNews = news;
+    return true;
+  }
+
+  /** How long the agent's thread may sleep, in ms. */
+  prepareSleep(): number {
+    if (Atomics.load(this.tables.words, tableWord.news) !== this.#seenNews) return 0;
+    if (this.tables.words[tableWord.activeCount] === 0) return Number.POSITIVE_INFINITY;
+    if (this.#options.wake.isAwaited && performance.now() - this.#lastWork < DRIVE_MS) return 0;
+    if (!this.#options.ownThread) return INLINE_SLEEP_MS;
+    Atomics.add(this.#words, at.handOvers, 1);
+    Atomics.notify(this.#words, at.handOvers);
+    return Number.POSITIVE_INFINITY;
+  }
+
+  /** Works until the condition, which is asked under the lock, holds. */
+  async until(isSo: () => boolean): Promise<void> {
+    while (this.failure === undefined) {
+      this.#lock.take();
+      try {
+        if (isSo()) return;
+        this.engine.step();
+        this.links.reap();
+      } finally {
+        this.leave();
+      }
+      await new Promise((resolve) => setTimeout(resolve, 1));
+    }
+  }
+
+  /** After all links were closed. */
+  async close(): Promise<void> {
+    await this.#stopThread();
+    this.failure ??= new WeftlineError('WL_CLOSED', 'The agent was closed');
+    const end = performance.now() + FAREWELL_MS;
+    while (!this.links.reap() && performance.now() < end) this.engine.step();
+    if (!this.links.reap()) this.context.abandon();
+    this.engine.cancelReceives();
+    this.context[Symbol.dispose]();
+    this.#processes[Symbol.dispose]();
+    this.#doorbell[Symbol.dispose]();
+    this.#port.close();
+  }
+
+  #drive(): void {
+    this.#lock.take();
+    Atomics.add(this.#words, at.drives, 1);
+    try {
+      if (this.engine.step()) this.#lastWork = performance.now();
+      else if (++this.#idleLooks % LOOKS_PER_CLOCK === 0 || !this.#options.ownThread) this.#checkProcesses();
+      if (this.links.isClosing) this.links.reap();
+    } finally {
+      this.#lock.letGo();
+    }
+    this.#wakeThread();
+  }
+
+  #checkProcesses(): void {
+    const now = performance.now();
+    if (now - this.#lastCheck < PROCESS_CHECK_MS) return;
+    this.#lastCheck = now;
+    if (this.#processes.hasEnded()) this.#processes.endLinks(this.engine);
+  }
+
+  /** The thread must not sleep on while another works: it would not hear of what comes later. */
+  #wakeThread(): void {
+    if (Atomics.load(this.#words, at.thread) !== threadStates.armed) return;
+    const { armed, running } = threadStates;
+    if (Atomics.compareExchange(this.#words, at.thread, armed, running) === armed) this.#doorbell.ring();
+  }
+
+  async #stopThread(): Promise<void> {
+    const thread = this.#thread;
+    if (thread === undefined) return;
+    this.#thread = undefined;
+    thread.ref();
+    const exited = new Promise<void>((resolve) => thread.once('exit', () => resolve()));
+    Atomics.store(this.#words, at.stop, 1);
+    Atomics.add(this.#words, at.handOvers, 1);
+    Atomics.notify(this.#words, at.handOvers);
+    this.#doorbell.ring();
+    if (this.failure === undefined) await exited;
+  }
+
+  #throwFailure(): never {
+    const said = receiveMessageOnPort(this.#port)?.message as EncodedError | undefined;
+    if (this.failure === undefined) this.#failed(said === undefined ? undefined : decodeError(said));
+    throw this.failure as unknown as WeftlineError;
+  }
+
+  #failed(cause: unknown): void {
+    const reason = cause instanceof Error ? `: ${cause.message}` : '';
+    this.failure ??=
+      cause instanceof WeftlineError
+        ? cause
+        : new WeftlineError('WL_INTERNAL', `The thread of UCX failed${reason}`, { cause });
+    this.#options.wake.ring();
+  }
+}

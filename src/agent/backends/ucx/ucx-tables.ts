@@ -1,0 +1,103 @@
+// What the threads of a process share about its UCX worker as a whole, in native memory: links, regions, transfers, channels.
+import { UCX_CONTROL_BYTES } from '../../../abi/ucx-message.ts';
+import { Carver } from './carver.ts';
+
+/** So that their numbers stay below UCX_LINK_NUMBERS. */
+export const LINKS = 1023;
+export const REGIONS = 65_536;
+/** Prepared transfers. */
+export const SLOTS = 4096;
+export const CHANNELS = 1024;
+/** Receives of control messages that are posted ahead. A power of two. */
+export const RECEIVES = 64;
+
+export const tableWord = {
+  receiveAt: 0,
+  /** How many entries `active` has. */
+  activeCount: 1,
+  nextOperation: 2,
+  /** Goes up with everything that the agent's thread is to look at. Read without the lock. */
+  news: 3,
+} as const;
+const TABLE_WORDS = 16;
+
+/** A part of a transfer: the numbers of its record. */
+export const partField = { local: 0, remoteOffset: 1, bytes: 2, region: 3, key: 4 } as const;
+export const PART_FIELDS = 5;
+
+export const transferStates = { idle: 0, pending: 1, done: 2, failed: 3 } as const;
+
+export class UcxTables {
+  static readonly bytes: number = ((): number => {
+    const carver = Carver.counting();
+    void new UcxTables(carver);
+    return carver.end;
+  })();
+
+  readonly words: Int32Array;
+  readonly receiveRequest: Float64Array;
+  readonly receives: ReturnType<Carver['bytes']>;
+  /** Indices of links that are worked for, and where each link's block lies. */
+  readonly active: Int32Array;
+  readonly linkAddress: Float64Array;
+
+  /** By region: 1 while peers may use it, and what of UCX still does. */
+  readonly regionIsOpen: Int32Array;
+  readonly regionUses: Int32Array;
+  readonly regionKey: Int32Array;
+  readonly regionAddress: Float64Array;
+  readonly regionBytes: Float64Array;
+
+  /** By transfer. `state` is also read without the lock. */
+  readonly state: Int32Array;
+  readonly failure: Int32Array;
+  readonly failureDetail: Int32Array;
+  /** Its parts, of which `generation` tells those of another transfer in the same slot. */
+  readonly generation: Int32Array;
+  readonly partCount: Int32Array;
+  readonly partAddress: Float64Array;
+  /** Its place in the link's queue, and how many sends the link had posted after its last one. */
+  readonly entry: Int32Array;
+  readonly sendsAfter: Int32Array;
+
+  /** By channel. `delivered` and `channelFailure` are also read without the lock. */
+  readonly delivered: Int32Array;
+  readonly channelFailure: Int32Array;
+  readonly channelDetail: Int32Array;
+
+  constructor(carver: Carver) {
+    this.words = carver.integers(TABLE_WORDS);
+    this.receiveRequest = carver.numbers(RECEIVES);
+    this.active = carver.integers(LINKS);
+    this.linkAddress = carver.numbers(LINKS);
+    this.regionIsOpen = carver.integers(REGIONS);
+    this.regionUses = carver.integers(REGIONS);
+    this.regionKey = carver.integers(REGIONS);
+    this.regionAddress = carver.numbers(REGIONS);
+    this.regionBytes = carver.numbers(REGIONS);
+    this.state = carver.integers(SLOTS);
+    this.failure = carver.integers(SLOTS);
+    this.failureDetail = carver.integers(SLOTS);
+    this.generation = carver.integers(SLOTS);
+    this.partCount = carver.integers(SLOTS);
+    this.partAddress = carver.numbers(SLOTS);
+    this.entry = carver.integers(SLOTS);
+    this.sendsAfter = carver.integers(SLOTS);
+    this.delivered = carver.integers(CHANNELS);
+    this.channelFailure = carver.integers(CHANNELS);
+    this.channelDetail = carver.integers(CHANNELS);
+    this.receives = carver.bytes(RECEIVES * UCX_CONTROL_BYTES);
+  }
+
+  /** There is something for the agent's thread to look at. ORDER: after it can be seen. */
+  tell(): void {
+    Atomics.add(this.words, tableWord.news, 1);
+  }
+
+  /** For the peer, all messages of one operation belong together. */
+  newOperation(): number {
+    const next = ((this.words[tableWord.nextOperation] as number) + 1) | 0;
+    this.words[tableWord.nextOperation] = next === 0 ? 1 : next;
+    return this.words[tableWord.nextOperation] as number;
+  }
+}
