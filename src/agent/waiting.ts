@@ -87,6 +87,14 @@ export class Waiter {
 
   #block(awaited: Awaited, timeoutMs: number): void {
     const { wake, poll, help, prepareSleep } = this.#options;
+    // The shortest waits are over before the first look at the clock.
+    for (let looks = 1; looks < LOOKS_PER_CLOCK; looks += 1) {
+      poll();
+      if (awaited.isSettled) {
+        this.#spin.learn(0);
+        return;
+      }
+    }
     let start = performance.now();
     const end = start + timeoutMs;
     const spin = this.#spinTime();

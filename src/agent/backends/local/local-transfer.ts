@@ -56,12 +56,7 @@ export class LocalTransfer implements BackendTransfer {
     if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
     this.#link.requireUsable();
     if (!areRegistered(this.#parts.locals)) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
-    this.#hasMessage = message !== undefined;
-    if (message !== undefined) {
-      this.#link.requireRoom(message.length);
-      if (message.length !== this.#message.length) this.#message = new Uint8Array(message.length);
-      this.#message.set(message);
-    }
+    if (message !== undefined) this.#link.requireRoom(message.length);
     this.#state = 'pending';
     this.#error = undefined;
     this.#areCopied = false;
@@ -71,7 +66,8 @@ export class LocalTransfer implements BackendTransfer {
       return;
     }
     this.#parts.plan.begin();
-    if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.#goOn(INLINE_BYTES)) return;
+    if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.#goOn(INLINE_BYTES, message)) return;
+    this.#keep(message);
     this.#link.enqueue(this);
   }
 
@@ -98,7 +94,7 @@ export class LocalTransfer implements BackendTransfer {
   /** Goes on. True if it has ended. */
   advance(budget: number): boolean {
     if (this.#state !== 'pending') return true;
-    return this.#isHandedOver ? this.#look() : this.#goOn(budget);
+    return this.#isHandedOver ? this.#look() : this.#goOn(budget, this.#hasMessage ? this.#message : undefined);
   }
 
   /** How far the other thread has come. */
@@ -115,10 +111,10 @@ export class LocalTransfer implements BackendTransfer {
     return true;
   }
 
-  #goOn(budget: number): boolean {
+  #goOn(budget: number, message: Uint8Array | undefined): boolean {
     try {
       this.#areCopied ||= this.#parts.plan.advance(budget);
-      if (!this.#areCopied || (this.#hasMessage && !this.#link.push(this.#message))) return false;
+      if (!this.#areCopied || (message !== undefined && !this.#link.push(message))) return false;
       this.#link.noteCopied(this.#parts.plan.bytes);
       if (this.#link.error !== undefined) throw this.#link.error;
       this.#state = 'done';
@@ -126,6 +122,14 @@ export class LocalTransfer implements BackendTransfer {
       this.#end(error as WeftlineError);
     }
     return true;
+  }
+
+  /** For what is to be sent after the post. */
+  #keep(message: Uint8Array | undefined): void {
+    this.#hasMessage = message !== undefined;
+    if (message === undefined) return;
+    if (message.length !== this.#message.length) this.#message = new Uint8Array(message.length);
+    this.#message.set(message);
   }
 
   #end(error: WeftlineError): void {

@@ -115,9 +115,7 @@ export class Mailbox implements Disposable {
     let any = false;
     for (let index = 0; index < this.#senders.length; index += 1) {
       const sender = this.#senders[index] as Sender;
-      if (!hasNews(sender, delivery)) continue;
-      any = true;
-      this.#drain(sender, delivery);
+      if (!sender.isBroken && this.#drain(sender, delivery)) any = true;
     }
     return any;
   }
@@ -157,14 +155,20 @@ export class Mailbox implements Disposable {
     this.memory[Symbol.dispose]();
   }
 
-  #drain(sender: Sender, { deliver, mayDeliver }: Delivery): void {
+  /** Hot path. True if there was anything. */
+  #drain(sender: Sender, { deliver, mayDeliver }: Delivery): boolean {
     const { name, ring } = sender;
+    let any = false;
     try {
-      while (ring.hasRecord && mayDeliver(name)) deliver(name, ring.take() as Uint8Array);
+      while (ring.hasRecord && mayDeliver(name)) {
+        deliver(name, ring.take() as Uint8Array);
+        any = true;
+      }
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
       sender.isBroken = true;
     }
+    return any;
   }
 
   #admit(): void {
