@@ -156,6 +156,11 @@ export class UcxBackend implements Backend {
     return hasNews;
   }
 
+  /** Whoever looks works itself. */
+  get gainsFromPolling(): boolean {
+    return this.driver.hasLinks;
+  }
+
   prepareSleep(): number {
     return this.driver.prepareSleep();
   }

@@ -99,17 +99,21 @@ export class UcxDriver {
   /** Hot path. Works for the worker. True if there is something to look at. */
   look(): boolean {
     if (this.failure !== undefined || Atomics.load(this.#words, at.crashed) === 1) this.#throwFailure();
-    if (this.tables.words[tableWord.activeCount] !== 0) this.#drive();
+    if (this.hasLinks) this.#drive();
     const news = Atomics.load(this.tables.words, tableWord.news);
     if (news === this.#seenNews) return false;
     this.#seenNews = news;
     return true;
   }
 
+  get hasLinks(): boolean {
+    return this.tables.words[tableWord.activeCount] !== 0;
+  }
+
   /** How long the agent's thread may sleep, in ms. */
   prepareSleep(): number {
     if (Atomics.load(this.tables.words, tableWord.news) !== this.#seenNews) return 0;
-    if (this.tables.words[tableWord.activeCount] === 0) return Number.POSITIVE_INFINITY;
+    if (!this.hasLinks) return Number.POSITIVE_INFINITY;
     if (this.#options.wake.isAwaited && performance.now() - this.#lastWork < DRIVE_MS) return 0;
     if (!this.#options.ownThread) return INLINE_SLEEP_MS;
     Atomics.add(this.#words, at.handOvers, 1);
