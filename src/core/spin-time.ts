@@ -25,6 +25,11 @@ export class SpinTime {
     return this.#cautious > 0 ? this.#least : this.#milliseconds;
   }
 
+  /** True while to poll is in vain, or others need the processor: whoever lends it between looks had better sleep at once. */
+  get isShort(): boolean {
+    return this.milliseconds <= this.#least;
+  }
+
   /** Hot path. A wait lent its processor to other threads and has it back after so long. True if it had better sleep. */
   lent(milliseconds: number): boolean {
     if (milliseconds <= LONG_ABSENCE_MS) return false;

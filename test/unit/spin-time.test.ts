@@ -40,3 +40,14 @@ test('a most of zero never polls', () => {
   spin.learn(0.001);
   assert.equal(spin.milliseconds, 0);
 });
+
+test('polling is short where it is in vain, and while others need the processor', () => {
+  const spin = new SpinTime(200);
+  assert.equal(spin.isShort, false);
+  for (let wait = 0; wait < 5; wait += 1) spin.learn(5);
+  assert.equal(spin.isShort, true);
+  spin.learn(0.05);
+  assert.equal(spin.isShort, false);
+  spin.lent(3);
+  assert.equal(spin.isShort, true);
+});

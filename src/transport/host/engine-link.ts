@@ -24,7 +24,8 @@ export interface EngineLink<Call, Event> {
   progress(): void;
   /** Until a further request has ended than `seen` counts, or the time is over. */
   wait(seen: number, milliseconds: number): Promise<void>;
-  waitBlocking(seen: number, milliseconds: number): void;
+  /** `isLone`: nothing else is under way, so that the wait is for one answer. */
+  waitBlocking(seen: number, milliseconds: number, isLone: boolean): void;
   close(): Promise<void>;
 }
 
@@ -131,8 +132,9 @@ class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> 
     return this.requests.wait(seen, milliseconds);
   }
 
-  waitBlocking(seen: number, milliseconds: number): void {
-    this.requests.waitBlocking(seen, milliseconds, this.#spin);
+  waitBlocking(seen: number, milliseconds: number, isLone: boolean): void {
+    // Where many requests are under way, the engine needs the processor more than whoever waits.
+    this.requests.waitBlocking(seen, milliseconds, isLone ? this.#spin : undefined);
     if (this.requests.hasCrashed) this.readEvents();
   }
 

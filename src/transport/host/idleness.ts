@@ -33,7 +33,7 @@ export class Idleness {
     const now = performance.now();
     if (this.#since === NOT_IDLE) {
       this.#since = now;
-      this.#pollsUntil = now + this.#spin.milliseconds;
+      this.#pollsUntil = this.#spin.isShort ? now : now + this.#spin.milliseconds;
     }
     if (now >= this.#pollsUntil || !this.#isAwaited()) return false;
     yieldProcessor();

@@ -107,8 +107,13 @@ export class RequestSlots {
     for (;;) {
       const seen = this.#link.requests.ended;
       if (this.state(request) !== 'pending') return this.take(request);
-      this.#link.waitBlocking(seen, this.#timeLeft(request, end, timeoutMs));
+      this.#link.waitBlocking(seen, this.#timeLeft(request, end, timeoutMs), this.isLone);
     }
+  }
+
+  /** At most one request is under way. */
+  get isLone(): boolean {
+    return this.#freeCount >= REQUEST_SLOTS - 1;
   }
 
   failed(slot: number, error: EncodedError): void {

@@ -134,24 +134,25 @@ export class SharedRequests {
   }
 
   /**
-   * Blocks this thread until a further request has ended than `seen` counts, or the time is over: polls as long as `spin`
-   * says, lending the processor to others, the engine's thread among them, then sleeps.
+   * Blocks this thread until a further request has ended than `seen` counts, or the time is over. With `spin` it polls as
+   * long as that says, lending the processor to others, the engine's thread among them, before it sleeps.
    */
-  waitBlocking(seen: number, milliseconds: number, spin: SpinTime): void {
+  waitBlocking(seen: number, milliseconds: number, spin: SpinTime | undefined): void {
     const words = this.#words;
     const start = performance.now();
     Atomics.add(words, at.awaited, 1);
-    if (!this.#poll(seen, start, Math.min(milliseconds, spin.milliseconds), spin)) {
+    if (spin === undefined || spin.isShort || !this.#poll(seen, start, milliseconds, spin)) {
       Atomics.add(words, at.waiters, 1);
       Atomics.wait(words, at.ended, seen, milliseconds);
       Atomics.sub(words, at.waiters, 1);
     }
     Atomics.sub(words, at.awaited, 1);
-    if (this.ended !== seen) spin.learn(performance.now() - start);
+    if (this.ended !== seen) spin?.learn(performance.now() - start);
   }
 
   #poll(seen: number, start: number, milliseconds: number, spin: SpinTime): boolean {
-    for (let now = start; now - start < milliseconds;) {
+    const most = Math.min(milliseconds, spin.milliseconds);
+    for (let now = start; now - start < most;) {
       for (let look = 0; look < LOOKS_PER_CLOCK; look++) {
         if (this.ended !== seen) return true;
         yieldProcessor();

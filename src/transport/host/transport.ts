@@ -144,7 +144,7 @@ export class Transport implements AsyncDisposable {
   /** Blocks this thread until a further request has ended than `seen` counts, or the time is over. */
   waitForEndBlocking(seen: number, milliseconds: number): void {
     if (this.#link.failure !== undefined) throw this.#link.failure;
-    this.#link.waitBlocking(seen, milliseconds);
+    this.#link.waitBlocking(seen, milliseconds, this.#slots.isLone);
   }
 
   /** Lets packets move without waiting; only of use without an engine thread. */
