@@ -1,7 +1,8 @@
 // What the agent's local backend publishes: of itself, and of each region.
 import { defineLayout } from './layout.ts';
 
-export const LOCAL_INFO_VERSION = 1;
+/** Goes up with every change of this file, and of that of the mailbox: agents of another version choose another backend. */
+export const LOCAL_INFO_VERSION = 2;
 export const BOOT_ID_BYTES = 40;
 /** Of the CUDA driver. */
 export const MEMORY_HANDLE_BYTES = 64;

@@ -9,9 +9,9 @@ const LEAST_SILENCE_MS = 1000;
 const PROBES_FROM = 1 / 3;
 
 /**
- * Of a socket that is connected: ends a connection whose other end has answered nothing for so long, at most 25 s: neither to what was sent nor, where
- * nothing was, to probes. The peer's system answers, however busy its process is. By itself TCP gives up what was sent
- * after a quarter of an hour.
+ * Of a socket that is connected: ends a connection whose other end has answered nothing for so long, at most 25 s:
+ * neither to what was sent nor, where nothing was, to probes. The peer's system answers, however busy its process is. By
+ * itself TCP gives up what was sent after a quarter of an hour.
  */
 export function endWhenSilent(socket: Socket, milliseconds: number): void {
   const most = Math.max(LEAST_SILENCE_MS, Math.min(MOST_SILENCE_MS, milliseconds));

@@ -6,6 +6,8 @@ import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { localFiles } from '#lib/native/file-probe.js';
+import { findUcx } from '#lib/native/ucx.js';
 import type { P2pBenchReport } from '#lib/bench/p2p/p2p-results.js';
 
 const cli = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
@@ -20,15 +22,25 @@ async function freePort(): Promise<string> {
 }
 
 async function bench(role: string, options: readonly string[]): Promise<string[]> {
+  const { code, text } = await run(role, options, process.env);
+  assert.equal(code, 0, text);
+  return text.trimEnd().split('\n');
+}
+
+async function run(
+  role: string,
+  options: readonly string[],
+  env: NodeJS.ProcessEnv,
+): Promise<{ readonly code: number; readonly text: string }> {
   const child = spawn(process.execPath, [cli, 'bench', 'p2p', '--role', role, ...options], {
     stdio: ['ignore', 'pipe', 'pipe'],
+    env,
   });
   let text = '';
   child.stdout.on('data', (chunk: Buffer) => (text += chunk.toString()));
   child.stderr.on('data', (chunk: Buffer) => (text += chunk.toString()));
   const [code] = (await once(child, 'close')) as [number];
-  assert.equal(code, 0, text);
-  return text.trimEnd().split('\n');
+  return { code, text };
 }
 
 const sizeLine = (role: string, size: string): RegExp =>
@@ -95,3 +107,17 @@ for (const [backend, mode] of [
     assert.equal(report.pingMicroseconds?.length, 6);
   });
 }
+
+const withoutUcx = findUcx(localFiles()) === undefined && 'no libucp here';
+
+test('bench p2p --backend ucx --compare says what is missing without ucx_perftest', { skip: withoutUcx }, async () => {
+  const common = ['--port', await freePort(), '--backend', 'ucx'];
+  const env = { ...process.env, PATH: '/nowhere' };
+  const client = ['--sizes', '1048576', '--iters', '4', '--compare', '1', '--no-agent-thread'];
+  const [, { code, text }] = await Promise.all([
+    run('server', common, env),
+    run('client', [...common, ...client], env),
+  ]);
+  assert.notEqual(code, 0);
+  assert.match(text, /ucx_perftest, which the server has not got: install it .*ucx-utils/);
+});

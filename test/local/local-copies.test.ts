@@ -197,6 +197,30 @@ test('whatever is posted, cancelled and waited for in any order, what is done is
   assert.ok(done > 100);
 });
 
+test('a large write whose message the peer has taken is done, although the peer closed since', async () => {
+  for (let round = 0; round < 5; round += 1) {
+    await using two = await openTwo(LARGE);
+    const { a, b } = two;
+    await using transfer = await write(two, 0, LARGE);
+    transfer.post(Buffer.from('the last'));
+    // Nothing of `a` looks until `b` has closed, as where its program computes.
+    a.poll = () => false;
+    b.nextNotificationBlocking();
+    await b.close();
+    Reflect.deleteProperty(a, 'poll');
+    await transfer.wait();
+    await new Promise((resolve) => setTimeout(resolve, 60));
+    assert.throws(() => transfer.post(), byCode('WL_PEER_LOST'));
+  }
+});
+
+test('a large write to a peer that has closed fails before anything is copied', async () => {
+  await using two = await openTwo(LARGE);
+  await using transfer = await write(two, 0, LARGE);
+  await two.b.close();
+  assert.throws(() => transfer.post(), byCode('WL_PEER_LOST'));
+});
+
 test('a program that posts and waits for nothing ends when its copies have ended', () => {
   const agent = import.meta.resolve('weftline/agent');
   const text = `

@@ -71,6 +71,16 @@ function plan(transfers: PreparedTransfers, options: PlanOptions = {}): number {
 
 const nothing = { offset: 0, bytes: 0 };
 
+test('who forgets a transfer of a connection that has ended forgets no other one', () => {
+  const { transfers, log } = pretendedHost();
+  const ended = plan(transfers);
+  transfers.end(0, lost);
+  const other = plan(transfers, { parts: 1 });
+  transfers.forget(ended);
+  transfers.post(5, other, nothing);
+  assert.deepEqual(log, ['1 write 10 from 3+0 to 0 on 2']);
+});
+
 test('all ranges are posted at once; the end comes with the last of them', () => {
   const { transfers, log, end } = pretendedHost();
   transfers.post(5, plan(transfers), nothing);

@@ -46,6 +46,8 @@ class EtcdStore implements MetadataStore {
   readonly #requestMs: number;
   readonly #leaseMs: number;
   readonly #held = new Map<string, Held>();
+  /** By name: the last change that was begun. */
+  readonly #turns = new Map<string, Promise<unknown>>();
 
   constructor({ endpoint, prefix = '/weftline/agents/', requestMs = REQUEST_MS, leaseMs = LEASE_MS }: EtcdOptions) {
     this.#client = new EtcdClient({ endpoint, requestMs });
@@ -55,19 +57,23 @@ class EtcdStore implements MetadataStore {
     this.#leaseMs = leaseMs;
   }
 
-  async put(name: string, blob: Uint8Array): Promise<() => Promise<void>> {
-    const lease = await this.#store(name, blob);
-    const held = this.#held.get(name) ?? this.#hold(name, lease);
-    const before = held.lease;
-    held.blob = blob;
-    held.lease = lease;
-    if (before !== lease) await this.#client.revoke(before).catch(() => {});
-    return held.release;
+  put(name: string, blob: Uint8Array): Promise<() => Promise<void>> {
+    return this.#inTurn(name, async () => {
+      const lease = await this.#store(name, blob);
+      const held = this.#held.get(name) ?? this.#hold(name, lease);
+      const before = held.lease;
+      held.blob = blob;
+      held.lease = lease;
+      if (before !== lease) await this.#client.revoke(before).catch(() => {});
+      return held.release;
+    });
   }
 
-  async delete(name: string): Promise<void> {
-    await this.#client.delete(this.#prefix + name);
-    await this.#release(name);
+  delete(name: string): Promise<void> {
+    return this.#inTurn(name, async () => {
+      await this.#client.delete(this.#prefix + name);
+      await this.#release(name);
+    });
   }
 
   async get(name: string, { timeoutMs = this.#requestMs, signal }: WaitOptions): Promise<Uint8Array> {
@@ -88,10 +94,19 @@ class EtcdStore implements MetadataStore {
     return lease;
   }
 
+  /** One change of a name at a time: the lease that is renewed must be that of what was stored last. */
+  #inTurn<T>(name: string, change: () => Promise<T>): Promise<T> {
+    const turn = (this.#turns.get(name) ?? Promise.resolve()).then(change, change);
+    this.#turns.set(name, turn);
+    return turn;
+  }
+
   #hold(name: string, lease: string): Held {
-    const timer = setInterval(() => void this.#renew(name).catch(() => {}), this.#leaseMs / RENEWALS_PER_LEASE);
+    const renew = (): void => void this.#inTurn(name, () => this.#renew(name)).catch(() => {});
+    const timer = setInterval(renew, this.#leaseMs / RENEWALS_PER_LEASE);
     timer.unref();
-    const held = { blob: new Uint8Array(0), lease, timer, release: () => this.#release(name) };
+    const release = (): Promise<void> => this.#inTurn(name, () => this.#release(name));
+    const held = { blob: new Uint8Array(0), lease, timer, release };
     this.#held.set(name, held);
     return held;
   }
@@ -100,10 +115,7 @@ class EtcdStore implements MetadataStore {
   async #renew(name: string): Promise<void> {
     const held = this.#held.get(name);
     if (held === undefined || (await this.#client.keepAlive(held.lease))) return;
-    const lease = await this.#store(name, held.blob);
-    // Taken back, or published anew, meanwhile.
-    if (this.#held.get(name) !== held) await this.#client.revoke(lease);
-    else held.lease = lease;
+    held.lease = await this.#store(name, held.blob);
   }
 
   /** What another process has published under the name since stays. */

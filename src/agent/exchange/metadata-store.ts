@@ -22,7 +22,14 @@ export interface MetadataStore {
  */
 export async function publishMetadata(agent: Agent, store: MetadataStore, options?: MetadataOptions): Promise<void> {
   const release = await store.put(agent.name, agent.localMetadata(options));
-  if (release !== undefined) agent.closeWith(release);
+  if (release === undefined) return;
+  try {
+    agent.closeWith(release);
+  } catch (error) {
+    // It was closed meanwhile, and nobody else takes back what came too late.
+    await release();
+    throw error;
+  }
 }
 
 /**

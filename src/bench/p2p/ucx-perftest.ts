@@ -33,9 +33,10 @@ export class PerftestServer {
   /** undefined if ucx_perftest is not installed. */
   static async start(): Promise<PerftestServer | undefined> {
     const port = await freePort();
-    const child = spawn(PROGRAM, ['-p', String(port)], { stdio: 'ignore', timeout: LONGEST_MS });
+    const child = spawn(PROGRAM, ['-p', String(port)], { stdio: 'ignore', signal: AbortSignal.timeout(LONGEST_MS) });
     const isThere = await new Promise<boolean>((resolve) => {
-      child.once('error', () => resolve(false));
+      // Also of a run that takes too long, later.
+      child.on('error', () => resolve(false));
       child.once('spawn', () => resolve(true));
     });
     return isThere ? new PerftestServer(port, child) : undefined;
@@ -76,10 +77,14 @@ export function perftestMissing(side: string): WeftlineError {
 
 function output(words: readonly string[]): Promise<string> {
   return new Promise((resolve, reject) => {
-    const child = spawn(PROGRAM, words, { stdio: ['ignore', 'pipe', 'pipe'], timeout: LONGEST_MS });
+    const signal = AbortSignal.timeout(LONGEST_MS);
+    const child = spawn(PROGRAM, words, { stdio: ['ignore', 'pipe', 'pipe'], signal });
     let text = '';
     for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk: Buffer) => (text += chunk.toString()));
-    child.once('error', () => reject(perftestMissing('this side')));
+    child.once('error', ({ name }) => {
+      if (name === 'AbortError') text += `no result within ${LONGEST_MS} ms`;
+      else reject(perftestMissing('this side'));
+    });
     child.once('close', () => resolve(text));
   });
 }

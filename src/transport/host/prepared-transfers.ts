@@ -83,7 +83,9 @@ interface Post {
 
 export class PreparedTransfers {
   readonly #host: TransferHost;
-  readonly #plans: (Prepared | undefined)[] = [];
+  /** Numbers are not used again: who forgets a plan may not have heard yet that its connection ended, and the plan with it. */
+  readonly #plans = new Map<number, Prepared>();
+  #nextPlan = 0;
   readonly #lines: (Line | undefined)[] = [];
   /** By slot; objects are used again. */
   readonly #posts: (Post | undefined)[] = Array.from({ length: REQUEST_SLOTS }, () => undefined);
@@ -96,17 +98,16 @@ export class PreparedTransfers {
   }
 
   prepare(plan: TransferPlan): number {
-    const free = this.#plans.indexOf(undefined);
-    const number = free === -1 ? this.#plans.length : free;
+    const number = this.#nextPlan++;
     const count = plan.parts.length / PART_NUMBERS;
     const payloadBytes = this.#host.connection(plan.connection)?.payloadBytes ?? 0;
     const scatters = plan.operation === 'write' ? findScatters(plan.parts, longestScattered(payloadBytes)) : [];
-    this.#plans[number] = { ...plan, count, scatters };
+    this.#plans.set(number, { ...plan, count, scatters });
     return number;
   }
 
   forget(number: number): void {
-    this.#plans[number] = undefined;
+    this.#plans.delete(number);
   }
 
   openLine(plan: LinePlan): number {
@@ -122,7 +123,7 @@ export class PreparedTransfers {
   }
 
   post(slot: number, number: number, message: TransferMessage): void {
-    const plan = this.#plans[number];
+    const plan = this.#plans.get(number);
     if (plan === undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     const post = (this.#posts[slot] ??= emptyPost(slot));
     post.plan = plan;
@@ -165,9 +166,7 @@ export class PreparedTransfers {
     for (const [number, line] of this.#lines.entries()) {
       if (line?.plan.connection === connection) this.#lines[number] = undefined;
     }
-    for (const [number, plan] of this.#plans.entries()) {
-      if (plan?.connection === connection) this.#plans[number] = undefined;
-    }
+    for (const [number, plan] of this.#plans) if (plan.connection === connection) this.#plans.delete(number);
     for (const post of this.#posts) {
       if (post?.plan?.connection !== connection) continue;
       post.error ??= error;

@@ -40,7 +40,7 @@ export interface CopyLaneParts {
   readonly jobs: (id: number) => CopyJob;
   /** Rung when a job has ended. */
   readonly wake: WakeWord;
-  /** Called under the lock when a job begins to be the first: there is work for both threads. */
+  /** Called under the lock when there is work for both threads: a job begins to be the first, or its message waits for room. */
   readonly onWork: () => void;
 }
 
@@ -75,36 +75,43 @@ export class CopyLane {
   step(): CopyOutcome {
     const { lock, words: lane, jobs } = this.#parts;
     if (Atomics.load(lane, laneWord.first) === 0) return 'nothing';
+    let job: CopyJob;
+    let step: number;
     lock.take();
-    const first = lane[laneWord.first] as number;
-    if (first === 0) {
+    try {
+      const first = lane[laneWord.first] as number;
+      if (first === 0) return 'nothing';
+      job = jobs(first);
+      const { words, table } = job;
+      step = words[jobWord.claimed] as number;
+      if (step === table.steps) return words[jobWord.active] === 0 ? this.#end(job) : 'nothing';
+      words[jobWord.claimed] = step + 1;
+      Atomics.add(words, jobWord.active, 1);
+    } finally {
+      // Also of a thread that fails: the other one goes on alone.
       lock.letGo();
-      return 'nothing';
     }
-    const job = jobs(first);
-    const { words, table } = job;
-    const step = words[jobWord.claimed] as number;
-    if (step === table.steps) {
-      const outcome = words[jobWord.active] === 0 ? this.#end(job) : 'nothing';
-      lock.letGo();
-      return outcome;
-    }
-    words[jobWord.claimed] = step + 1;
-    Atomics.add(words, jobWord.active, 1);
-    lock.letGo();
-    const failure = table.copy(step);
-    lock.take();
-    const isQueued = words[jobWord.state] === jobStates.queued;
-    if (failure !== 0 && isQueued) {
-      words[jobWord.failure] = failure;
-      words[jobWord.claimed] = table.steps;
-    }
-    if (Atomics.sub(words, jobWord.active, 1) === 1) {
-      if (!isQueued) Atomics.notify(words, jobWord.active);
-      else if (words[jobWord.claimed] === table.steps) this.#end(job);
-    }
-    lock.letGo();
+    this.#endStep(job, job.table.copy(step));
     return 'moved';
+  }
+
+  #endStep(job: CopyJob, failure: number): void {
+    const { lock, onWork } = this.#parts;
+    const { words, table } = job;
+    lock.take();
+    try {
+      const isQueued = words[jobWord.state] === jobStates.queued;
+      if (failure !== 0 && isQueued) {
+        words[jobWord.failure] = failure;
+        words[jobWord.claimed] = table.steps;
+      }
+      if (Atomics.sub(words, jobWord.active, 1) !== 1) return;
+      if (!isQueued) Atomics.notify(words, jobWord.active);
+      // The other thread may have gone to sleep because this one was within the last step.
+      else if (words[jobWord.claimed] === table.steps && this.#end(job) === 'blocked') onWork();
+    } finally {
+      lock.letGo();
+    }
   }
 
   /** The agent's thread. Ends a job early, if it has not ended; when it returns, no thread is within a step of it. */

@@ -22,8 +22,10 @@ const jobs = new Map<number, CopyJob>();
 
 Atomics.store(words, threadWord.isRunning, 1);
 let heard = -1;
-while (Atomics.load(words, threadWord.mustStop) === 0) {
+for (;;) {
+  // ORDER: the bell before everything that it is rung for, so that no ring is slept through.
   const seen = Atomics.load(words, threadWord.bell);
+  if (Atomics.load(words, threadWord.mustStop) === 1) break;
   if (seen !== heard) takeOrders();
   heard = seen;
   const outcome = stepAll();

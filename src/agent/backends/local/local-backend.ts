@@ -1,4 +1,4 @@
-// Transfers between agents of one host: one copy by the caller's thread, from memory to memory.
+// Transfers between agents of one host: one copy from memory to memory, by the caller's thread; of large ones, by two.
 import { readFileSync, statSync } from 'node:fs';
 import { BOOT_ID_BYTES, LOCAL_INFO_VERSION, localConnectionInfo } from '../../../abi/agent-local-info.ts';
 import { Block } from '../../../abi/layout.ts';

@@ -103,12 +103,22 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   // Of the transfers.
 
-  /** Hot path. Copies may have gone to the memory of a peer that died meanwhile. */
-  noteCopied(bytes: number): void {
+  /** Hot path. Copies may have gone to the memory of a peer that died meanwhile: why, if that was found. */
+  noteCopied(bytes: number): WeftlineError | undefined {
     this.#bytesSinceLook += bytes;
-    if (this.#bytesSinceLook < BYTES_PER_LOOK) return;
+    if (this.#bytesSinceLook < BYTES_PER_LOOK) return undefined;
     this.#bytesSinceLook = 0;
+    return this.findDeath();
+  }
+
+  /**
+   * Why what was copied has come to nobody: the peer's process has ended. One that closed its agent may have done so
+   * because it had all that it waited for.
+   */
+  findDeath(): WeftlineError | undefined {
+    if (this.#mailbox.ownerState !== 'gone') return undefined;
     this.checkPeer();
+    return this.#error;
   }
 
   requireUsable(): void {

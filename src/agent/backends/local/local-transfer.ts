@@ -54,6 +54,8 @@ export class LocalTransfer implements BackendTransfer {
   post(message?: Uint8Array): void {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
+    // Beside so long a copy a look does not count.
+    if (this.#parts.plan.bytes > INLINE_BYTES) this.#link.checkPeer();
     this.#link.requireUsable();
     if (!areRegistered(this.#parts.locals)) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
     if (message !== undefined) this.#link.requireRoom(message.length);
@@ -104,8 +106,7 @@ export class LocalTransfer implements BackendTransfer {
     this.#isHandedOver = false;
     const { failure } = shared;
     // It took long enough for the peer to have died meanwhile.
-    if (failure === 0) this.#link.checkPeer();
-    const error = failure === 0 ? this.#link.error : this.#parts.host?.failure(failure);
+    const error = failure === 0 ? this.#link.findDeath() : this.#parts.host?.failure(failure);
     if (error === undefined) this.#state = 'done';
     else this.#end(error);
     return true;
@@ -115,8 +116,8 @@ export class LocalTransfer implements BackendTransfer {
     try {
       this.#areCopied ||= this.#parts.plan.advance(budget);
       if (!this.#areCopied || (message !== undefined && !this.#link.push(message))) return false;
-      this.#link.noteCopied(this.#parts.plan.bytes);
-      if (this.#link.error !== undefined) throw this.#link.error;
+      const death = this.#link.noteCopied(this.#parts.plan.bytes);
+      if (death !== undefined) throw death;
       this.#state = 'done';
     } catch (error) {
       this.#end(error as WeftlineError);

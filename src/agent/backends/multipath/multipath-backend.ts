@@ -2,7 +2,7 @@
 import { isIP } from 'node:net';
 import { z } from 'zod';
 import { WeftlineError } from '../../../core/errors.ts';
-import { type Connection, Transport, type TransportListener } from '../../../transport/index.ts';
+import { type Connection, type MemoryRegion, Transport, type TransportListener } from '../../../transport/index.ts';
 import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
 import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../../backend.ts';
 import { greet, type Hello, receive, type Welcome } from './agent-greeting.ts';
@@ -82,8 +82,9 @@ class MultipathBackend implements Backend {
     const transport = this.#transport;
     const connection = await transport.connect(address, { ...options, retry: false });
     const outbox = new Outbox(peer.name);
+    let outboxRegion: MemoryRegion | undefined;
     try {
-      const outboxRegion = await transport.register(outbox.bytes, { write: true });
+      outboxRegion = await transport.register(outbox.bytes, { write: true });
       const { agentName, incarnation } = this.#context;
       const { remoteRegion: region, remoteKey: key } = outboxRegion.remote;
       const words = { name: agentName, incarnation, expects: peer.incarnation, region, key };
@@ -95,6 +96,7 @@ class MultipathBackend implements Backend {
       return link;
     } catch (error) {
       await connection.close();
+      if (outboxRegion !== undefined) await transport.release(outboxRegion).catch(() => {});
       throw error;
     }
   }

@@ -5,7 +5,15 @@ import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
 import { isErrorPointer } from '../../../native/ucx-status.ts';
 import { FAILED_OPERATIONS, IN_RING_BYTES, linkWord, WINDOW } from './link-block.ts';
-import { CHUNK_BYTES, HEADER_BYTES, headerWord as at, INLINE_BYTES, ringBytes, wideAt } from './message-header.ts';
+import {
+  CHUNK_BYTES,
+  HEADER_BYTES,
+  headerWord as at,
+  INLINE_BYTES,
+  MAX_MESSAGE_BYTES,
+  ringBytes,
+  wideAt,
+} from './message-header.ts';
 import type { Outgoing } from './outgoing.ts';
 import type { LinkTools, Sender } from './sender.ts';
 import { REGIONS } from './ucx-tables.ts';
@@ -14,9 +22,8 @@ import { REGIONS } from './ucx-tables.ts';
 const states = { unknown: 0, complete: 1, receiving: 2, refusing: 3, answering: 4 } as const;
 /** What it does when everything before it has taken effect. */
 const actions = { nothing: 0, signal: 1, notify: 2 } as const;
-/** In front of a notification in the ring: its length, and one of these. */
-const records = { valid: 1, dropped: 2, skip: 3 } as const;
-const RECORD_BYTES = 8;
+/** In front of a notification in the ring, in so many bytes: its length, and one of these. */
+export const inRecord = { bytes: 8, valid: 1, dropped: 2, skip: 3 } as const;
 const NO_REGION = -1;
 
 export interface IncomingOptions extends LinkTools {
@@ -281,19 +288,20 @@ export class Incoming {
   #append(place: number, message: number): number {
     const { block } = this.#options;
     const link = block.words;
+    if (message > MAX_MESSAGE_BYTES) return ucxRefusals.protocol;
     const size = ringBytes(message);
     let end = link[linkWord.inEnd] as number;
     let start = end & (IN_RING_BYTES - 1);
     const skipped = start + size > IN_RING_BYTES ? IN_RING_BYTES - start : 0;
     const used = (end + skipped + size - Atomics.load(link, linkWord.inTaken)) | 0;
-    if (size > IN_RING_BYTES || used > IN_RING_BYTES) return ucxRefusals.protocol;
+    if (used > IN_RING_BYTES) return ucxRefusals.protocol;
     if (skipped > 0) {
-      this.#record(start, skipped - RECORD_BYTES, records.skip);
+      this.#record(start, skipped - inRecord.bytes, inRecord.skip);
       end = (end + skipped) | 0;
       start = 0;
     }
-    this.#record(start, message, records.valid);
-    block.inOffset[place] = start + RECORD_BYTES;
+    this.#record(start, message, inRecord.valid);
+    block.inOffset[place] = start + inRecord.bytes;
     link[linkWord.inEnd] = (end + size) | 0;
     block.inEnd[place] = link[linkWord.inEnd] as number;
     block.inAction[place] = actions.notify;
@@ -364,8 +372,8 @@ export class Incoming {
     if (action === actions.nothing) return;
     const hasFailed = this.#hasFailed(block.inOperation[place] as number);
     if (action === actions.notify) {
-      const start = (block.inOffset[place] as number) - RECORD_BYTES;
-      if (hasFailed) block.inRing.words[start / 4 + 1] = records.dropped;
+      const start = (block.inOffset[place] as number) - inRecord.bytes;
+      if (hasFailed) block.inRing.words[start / 4 + 1] = inRecord.dropped;
       Atomics.store(block.words, linkWord.inPublished, block.inEnd[place] as number);
       if (hasFailed) this.#pushRefusal(sequence, ucxRefusals.earlier);
       tables.tell();
@@ -387,6 +395,3 @@ export class Incoming {
     Atomics.add(this.#cell, 0, BigInt(add));
   }
 }
-
-/** What a notification's record in the ring says. */
-export const inRecord = { bytes: RECORD_BYTES, ...records } as const;

@@ -63,6 +63,8 @@ export const linkWord = {
   failedCount: 34,
   /** How far the end of the link has come: see LinkHalves. */
   end: 35,
+  /** Of the links that have had this block, which one it is. */
+  life: 36,
   /** Word that UCX sets when the peer is lost. */
   lost: 48,
   lostHigh: 49,

@@ -75,7 +75,9 @@ export class LinkTable {
     tables.linkAddress[index] = this.#memory[index].address;
     const block = this.#engine.block(index);
     const { words } = block;
+    const life = ((words[linkWord.life] as number) + 1) | 0;
     words.fill(0);
+    words[linkWord.life] = life;
     block.inState.fill(0);
     block.endpoint[0] = this.#context.connect({ address, mode, peer, lostWord: block.lostWord });
     words[linkWord.number] = number;

@@ -12,7 +12,7 @@ import type {
 import { failureError, failures } from './failure.ts';
 import { inRecord } from './incoming.ts';
 import { IN_RING_BYTES, type LinkBlock, linkWord } from './link-block.ts';
-import { ringBytes } from './message-header.ts';
+import { MAX_MESSAGE_BYTES, ringBytes } from './message-header.ts';
 import type { OutMessages } from './out-messages.ts';
 import { operationKinds, type Outgoing } from './outgoing.ts';
 import type { UcxBackend } from './ucx-backend.ts';
@@ -22,9 +22,6 @@ import { UcxRegion } from './ucx-region.ts';
 import type { UcxMeeting } from './ucx-meeting.ts';
 import { PART_FIELDS, partField } from './ucx-tables.ts';
 import { UcxTransfer } from './ucx-transfer.ts';
-
-/** A longer notification had better be data. */
-const MAX_MESSAGE_BYTES = 64 * 1024;
 
 export class UcxRemoteRegion implements BackendRemoteRegion {
   readonly bytes: number;
@@ -48,6 +45,7 @@ export class UcxLink implements BackendLink {
   /** Notifications are here for which the agent has no room. */
   isHoldingBack = false;
   readonly #messages: OutMessages;
+  readonly #life: number;
   readonly #channel: UcxMeeting['channel'];
   readonly #channels = new Set<UcxChannel>();
   #isClosed = false;
@@ -60,6 +58,7 @@ export class UcxLink implements BackendLink {
     const { outgoing, messages } = backend.driver.engine.link(block.index);
     this.outgoing = outgoing;
     this.#messages = messages;
+    this.#life = block.words[linkWord.life] as number;
     this.#channel = channel;
     channel.unref();
     channel.watch((farewell) => this.#peerLeft(farewell));
@@ -186,8 +185,10 @@ export class UcxLink implements BackendLink {
     return this.error ?? failureError(failure, detail, this.peer);
   }
 
-  /** It has ended, and UCX uses none of its memory. */
+  /** It has ended, and UCX uses none of its memory; its block may be another link's by now. */
   get isDrained(): boolean {
+    const { words } = this.block;
+    if (words[linkWord.life] !== this.#life) return true;
     return this.backend.driver.engine.link(this.block.index).isDrained;
   }
 

@@ -98,8 +98,8 @@ export class UcxTransfer implements BackendTransfer {
     const { tables } = this.#link.backend.driver;
     const { words } = this.#link.block;
     if (tables.state[this.#slot] === transferStates.pending) return false;
+    if (this.#link.isDrained) return true;
     const sends = ((words[linkWord.sendsPopped] as number) - (tables.sendsAfter[this.#slot] as number)) | 0;
-    if (words[linkWord.failure] === failures.none) return sends >= 0;
-    return this.#link.isDrained;
+    return words[linkWord.failure] === failures.none && sends >= 0;
   }
 }

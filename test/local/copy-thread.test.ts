@@ -1,0 +1,89 @@
+// The thread that copies and its lanes: what both threads rely on, without agents.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { MAILBOX_BYTES } from '#lib/abi/agent-mailbox.js';
+import { CopyLane, JOB_WORDS, LANE_WORDS } from '#lib/agent/backends/local/copy-lane.js';
+import { CopyTable } from '#lib/agent/backends/local/copy-table.js';
+import { CopyThread } from '#lib/agent/backends/local/copy-thread.js';
+import { ringOf } from '#lib/agent/backends/local/mailbox.js';
+import { RecordSender } from '#lib/agent/backends/local/record-sender.js';
+import { SharedLock } from '#lib/core/shared-lock.js';
+import { WakeWord } from '#lib/core/wake-word.js';
+import { addressOf } from '#lib/native/library.js';
+
+const SLOT = 0;
+
+/** A lane with one job of one step and a message, as this thread sees it. */
+function openLane(sender: () => RecordSender): {
+  readonly lane: CopyLane;
+  readonly rings: () => number;
+  readonly free: () => boolean;
+} {
+  const lockWord = new SharedArrayBuffer(4);
+  const memory = new Uint8Array(new SharedArrayBuffer(16));
+  const address = Number(addressOf(memory));
+  const table = CopyTable.of({
+    mapped: [{ local: address, remote: address + 8, bytes: 8 }],
+    process: [],
+    pid: process.pid,
+    isRead: false,
+    stepBytes: 8,
+  });
+  const words = new Int32Array(new SharedArrayBuffer(JOB_WORDS * 4));
+  const job = { id: 1, words, table, message: Buffer.alloc(100) };
+  let rings = 0;
+  const lane = new CopyLane({
+    words: new Int32Array(new SharedArrayBuffer(LANE_WORDS * 4)),
+    lock: new SharedLock(lockWord, 0),
+    sender,
+    jobs: () => job,
+    wake: new WakeWord(),
+    onWork: () => (rings += 1),
+  });
+  lane.add(job, true);
+  return { lane, rings: () => rings, free: () => new Int32Array(lockWord)[0] === 0 };
+}
+
+test("a message for which there is no room yet is the other thread's to send as well", () => {
+  const mailbox = new ArrayBuffer(MAILBOX_BYTES);
+  const sender = new RecordSender(mailbox, SLOT);
+  const reader = ringOf(mailbox, SLOT);
+  while (sender.push(Buffer.alloc(1000)));
+  const { lane, rings } = openLane(() => sender);
+  const before = rings();
+  assert.equal(lane.step(), 'moved');
+  assert.ok(rings() > before);
+  assert.equal(lane.step(), 'blocked');
+  while (reader.hasRecord) reader.take();
+  assert.equal(lane.step(), 'moved');
+  assert.equal(reader.take()?.length, 100);
+  assert.equal(lane.step(), 'nothing');
+});
+
+test('a thread that fails lets go of the lock: the other goes on alone', () => {
+  const sender = new RecordSender(new ArrayBuffer(MAILBOX_BYTES), SLOT);
+  let failures = 0;
+  const { lane, free } = openLane(() => {
+    if (failures++ === 0) throw new Error('no memory');
+    return sender;
+  });
+  assert.throws(() => lane.step(), /no memory/);
+  assert.ok(free());
+  assert.equal(lane.step(), 'moved');
+  assert.equal(lane.step(), 'nothing');
+});
+
+test('a thread that is told to stop at any moment ends', async () => {
+  for (let round = 0; round < 15; round += 1) {
+    const thread = new CopyThread(new WakeWord());
+    const end = performance.now() + 10_000;
+    while (!thread.isRunning && performance.now() < end);
+    for (let turn = 0; turn < round * 20; turn += 1);
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise((_, reject) => {
+      timer = setTimeout(() => reject(new Error(`round ${round}: it sleeps on`)), 3000);
+    });
+    await Promise.race([thread.close(), late]);
+    clearTimeout(timer);
+  }
+});
