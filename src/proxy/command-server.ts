@@ -50,6 +50,8 @@ export class CommandServer {
   #delivered = 0;
   /** The channel that the last signal went to, until it is told that this was all. */
   #toSend: CommandChannel | undefined;
+  /** Why bytes did not go. No signal of the channel may tell of them: until the failure was told, those fail too. */
+  readonly #withheld = new Map<CommandChannel, WeftlineError>();
 
   /** `requests` by number, may grow later. `onFailure` hears of each failure of a channel or of a command once. */
   constructor(
@@ -114,14 +116,17 @@ export class CommandServer {
       this.#sequences[slot] = Number.POSITIVE_INFINITY;
       return true;
     }
+    const tells = kind === commandKinds.signal || kind === commandKinds.set;
     try {
+      if (tells && this.#withheld.size > 0) this.#checkNothingWithheld(channel);
       if (!this.#postTo(route)) return false;
     } catch (error) {
       this.#refuse(slot, error as WeftlineError);
+      if (!tells) this.#withheld.set(channel, error as WeftlineError);
       return true;
     }
     this.#sequences[slot] = channel.posted;
-    if (kind !== commandKinds.signal && kind !== commandKinds.set) return true;
+    if (!tells) return true;
     if (this.#toSend !== undefined && this.#toSend !== channel) this.#send(this.#toSend);
     this.#toSend = channel;
     return true;
@@ -132,6 +137,12 @@ export class CommandServer {
     if (kind === commandKinds.put) return route.put(source, target, bytes);
     if (kind === commandKinds.signal) return route.signal(target, high * 2 ** 32 + low);
     return kind === commandKinds.store ? route.store(target, low, high) : route.set(target, low, high);
+  }
+
+  #checkNothingWithheld(channel: CommandChannel): void {
+    if (!this.#reader.hasFailed) this.#withheld.clear();
+    const error = this.#withheld.get(channel);
+    if (error !== undefined) throw error;
   }
 
   /** The command ends without having been posted. */
