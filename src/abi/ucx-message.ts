@@ -61,6 +61,8 @@ export const UCX_LINK_NUMBERS: number = 2 ** 19;
 
 /** Selects the kind. */
 export const UCX_KIND_MASK: number = 3 * 2 ** 32;
+/** Selects all of a link. */
+export const UCX_LINK_MASK: number = (UCX_LINK_NUMBERS - 1) * 2 ** 34;
 /** Selects one message. */
 export const UCX_WHOLE_MASK: number = 2 ** 53 - 1;
 

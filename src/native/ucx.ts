@@ -103,15 +103,19 @@ function open(): Ucx {
  * - It catches SIGSEGV and its like to print where it happened. Node needs SIGSEGV for WebAssembly.
  * - It rewrites mmap, munmap and brk of the running process to hear when memory goes. Other threads of Node are in them
  *   at that moment, and crashes seen before this was set are thought to come from it. Without, UCX keeps no cache of registered memory for RDMA.
+ * - It logs to stdout, which is the program's: that a peer is lost, for one, of which weftline tells by an error.
  */
 const quietly: Readonly<Record<string, string>> = { UCX_HANDLE_ERRORS: 'none', UCX_MEM_EVENTS: 'n' };
+const silently: Readonly<Record<string, string>> = { ...quietly, UCX_LOG_LEVEL: 'fatal' };
 
 /** On a thread other than the first, process.env is a copy that native code does not see. */
 const setVariable = lazyFunction(linuxLibrary, 'int setenv(const char*, const char*, int)');
 const unsetVariable = lazyFunction(linuxLibrary, 'int unsetenv(const char*)');
 
 function loadQuietly(path: string): void {
-  withVariables(quietly, () => lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')());
+  // Whoever names a file wants to read what UCX has to say.
+  const variables = process.env['UCX_LOG_FILE'] === undefined ? silently : quietly;
+  withVariables(variables, () => lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')());
 }
 
 /** Runs native code that reads environment variables, of which those that the user has not set have these values. */

@@ -198,6 +198,7 @@ export class Incoming {
       if (to % 8 !== 0) return ucxRefusals.range;
       block.inAction[place] = actions.signal;
       block.inRegion[place] = region;
+      block.inKey[place] = words[base + at.key] as number;
       block.inOffset[place] = to;
       block.inAdd[place] = bytes;
       block.inState[place] = states.complete;
@@ -222,13 +223,13 @@ export class Incoming {
   }
 
   #regionOf(words: Uint32Array, base: number): number {
-    const { tables } = this.#options;
     const region = words[base + at.region] as number;
-    const isRight =
-      region < REGIONS &&
-      tables.regionIsOpen[region] === 1 &&
-      tables.regionKey[region] === ((words[base + at.key] as number) | 0);
-    return isRight ? region : NO_REGION;
+    return this.#isOpen(region, (words[base + at.key] as number) | 0) ? region : NO_REGION;
+  }
+
+  #isOpen(region: number, key: number): boolean {
+    const { tables } = this.#options;
+    return region < REGIONS && tables.regionIsOpen[region] === 1 && tables.regionKey[region] === key;
   }
 
   /** Data that follow as a message of their own go straight where they belong. */
@@ -380,7 +381,7 @@ export class Incoming {
       return;
     }
     if (hasFailed) this.#pushRefusal(sequence, ucxRefusals.earlier);
-    else if (tables.regionIsOpen[block.inRegion[place] as number] === 0) {
+    else if (!this.#isOpen(block.inRegion[place] as number, block.inKey[place] as number)) {
       this.#fail(block.inOperation[place] as number);
       this.#pushRefusal(sequence, ucxRefusals.region);
     } else this.#add(block.inOffset[place] as number, block.inAdd[place] as number);

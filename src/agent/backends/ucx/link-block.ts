@@ -65,6 +65,8 @@ export const linkWord = {
   end: 35,
   /** Of the links that have had this block, which one it is. */
   life: 36,
+  /** Descriptor of the peer's process, or -1. */
+  process: 37,
   /** Word that UCX sets when the peer is lost. */
   lost: 48,
   lostHigh: 49,
@@ -118,6 +120,7 @@ export class LinkBlock {
   readonly inAction: Int32Array;
   readonly inOperation: Int32Array;
   readonly inRegion: Int32Array;
+  readonly inKey: Int32Array;
   readonly inEnd: Int32Array;
   readonly inRequest: Float64Array;
   readonly inOffset: Float64Array;
@@ -171,6 +174,7 @@ export class LinkBlock {
     this.inAction = carver.integers(WINDOW);
     this.inOperation = carver.integers(WINDOW);
     this.inRegion = carver.integers(WINDOW);
+    this.inKey = carver.integers(WINDOW);
     this.inEnd = carver.integers(WINDOW);
     this.inRequest = carver.numbers(WINDOW);
     this.inOffset = carver.numbers(WINDOW);

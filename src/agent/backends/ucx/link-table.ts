@@ -4,6 +4,7 @@ import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { closeDescriptor } from '../../../native/udp.ts';
+import { failures } from './failure.ts';
 import { LinkBlock, linkWord } from './link-block.ts';
 import type { ProcessWatch } from './process-watch.ts';
 import { endLink } from './sender.ts';
@@ -27,13 +28,16 @@ export interface LinkOptions {
 
 interface Closing {
   readonly block: LinkBlock;
-  readonly mode: 'peer' | 'none';
   readonly since: number;
   request: number;
 }
 
 /** How long a link that UCX cannot break off may take to end what is under way. */
 const LINGER_MS = 200;
+/** The same where its peer may live: UCX could still write what that sends. */
+const PATIENCE_MS = 2000;
+const LIVES: number = 1 << LINK_NUMBER_BITS;
+const goneFailures: readonly number[] = [failures.lost, failures.processEnded, failures.connectionEnded];
 
 /** Everything but the constructor: under the lock. */
 export class LinkTable {
@@ -42,7 +46,8 @@ export class LinkTable {
   readonly #processes: ProcessWatch;
   readonly #memory: NativeBlock[] = [];
   readonly #free: number[] = [];
-  readonly #processOf = new Map<number, number>();
+  /** By index: how many numbers it has had. */
+  readonly #lives: number[] = [];
   readonly #modeOf = new Map<number, 'peer' | 'none'>();
   readonly #closing: Closing[] = [];
   #made = 0;
@@ -56,9 +61,13 @@ export class LinkTable {
 
   /** The number of a link that is to be opened. Fails with WL_CAPACITY. */
   reserve(): number {
-    const index = this.#free.pop() ?? this.#made++;
+    // The one that was given back first: messages for its last number may still come.
+    const index = this.#free.shift() ?? this.#made;
     if (index >= LINKS) throw new WeftlineError('WL_CAPACITY', `More than ${LINKS} peers: close links first`);
-    return ((index + 1) << LINK_NUMBER_BITS) | randomInt(1 << LINK_NUMBER_BITS);
+    if (index === this.#made) this.#made += 1;
+    const life = ((this.#lives[index] ?? randomInt(LIVES)) + 1) % LIVES;
+    this.#lives[index] = life;
+    return ((index + 1) << LINK_NUMBER_BITS) | life;
   }
 
   /** A number that was reserved is not needed. */
@@ -75,21 +84,26 @@ export class LinkTable {
     tables.linkAddress[index] = this.#memory[index].address;
     const block = this.#engine.block(index);
     const { words } = block;
+    // Also those that came after it had ended.
+    if (words[linkWord.number] !== 0) this.#engine.discard(words[linkWord.number] as number);
     const life = ((words[linkWord.life] as number) + 1) | 0;
     words.fill(0);
     words[linkWord.life] = life;
     block.inState.fill(0);
-    block.endpoint[0] = this.#context.connect({ address, mode, peer, lostWord: block.lostWord });
+    try {
+      block.endpoint[0] = this.#context.connect({ address, mode, peer, lostWord: block.lostWord });
+    } catch (error) {
+      if (process >= 0) closeDescriptor(process);
+      throw error;
+    }
     words[linkWord.number] = number;
     words[linkWord.remoteNumber] = options.remoteNumber;
     words[linkWord.secretLow] = options.secretLow;
     words[linkWord.secretHigh] = options.secretHigh;
+    words[linkWord.process] = process;
     words[linkWord.isOpen] = 1;
     this.#modeOf.set(index, mode);
-    if (process >= 0) {
-      this.#processOf.set(index, process);
-      this.#processes.add(process, index);
-    }
+    if (process >= 0) this.#processes.add(process, index);
     tables.active[tables.words[tableWord.activeCount] as number] = index;
     tables.words[tableWord.activeCount] = (tables.words[tableWord.activeCount] as number) + 1;
     return block;
@@ -98,22 +112,14 @@ export class LinkTable {
   /** Ends a link; its pending operations fail. */
   close(block: LinkBlock, failure: number): void {
     const { index, words } = block;
+    this.#engine.link(index).acknowledge(true);
     endLink({ block, worker: this.#engine.worker, tables: this.#engine.tables }, failure, 0);
     this.#engine.link(index).step();
     words[linkWord.isOpen] = 0;
-    this.forgetProcess(index);
+    this.#forgetProcess(words);
     const mode = this.#modeOf.get(index) ?? 'none';
     const request = this.#context.disconnect(block.endpoint[0] as number, mode);
-    this.#closing.push({ block, mode, request, since: performance.now() });
-  }
-
-  /** It has ended, or is not to be watched. */
-  forgetProcess(index: number): void {
-    const process = this.#processOf.get(index);
-    if (process === undefined) return;
-    this.#processOf.delete(index);
-    this.#processes.remove(process);
-    closeDescriptor(process);
+    this.#closing.push({ block, request, since: performance.now() });
   }
 
   get isClosing(): boolean {
@@ -124,22 +130,33 @@ export class LinkTable {
   reap(): boolean {
     for (let at = this.#closing.length - 1; at >= 0; at--) {
       const closing = this.#closing[at] as Closing;
-      const { block, mode, since } = closing;
+      const { block, since } = closing;
       const link = this.#engine.link(block.index);
       if (closing.request !== 0 && this.#engine.worker.check(closing.request) !== ucsStatus.inProgress)
         closing.request = 0;
-      const isLate = mode === 'none' && performance.now() - since > LINGER_MS;
+      const isGone = goneFailures.includes(block.words[linkWord.failure] as number);
+      const isLate = performance.now() - since > (isGone ? LINGER_MS : PATIENCE_MS);
       const isClosed = closing.request === 0;
-      if (!(isClosed && (mode === 'peer' || link.isDrained)) && !isLate) continue;
+      if (!(isClosed && link.isDrained) && !isLate) continue;
       const wasDrained = link.isDrained;
       link.abandon();
       this.#deactivate(block.index);
       this.#closing.splice(at, 1);
       // Without errors from UCX, an endpoint to a process that was killed does not close: its memory stays.
-      if (isClosed && wasDrained) this.#free.push(block.index);
-      else this.#hasLost ||= !isClosed;
+      if (isClosed && wasDrained) {
+        this.#engine.discard(block.words[linkWord.number] as number);
+        this.#free.push(block.index);
+      } else this.#hasLost ||= !isClosed;
     }
     return this.#closing.length === 0 && !this.#hasLost;
+  }
+
+  #forgetProcess(words: Int32Array): void {
+    const process = words[linkWord.process] as number;
+    if (process < 0) return;
+    words[linkWord.process] = -1;
+    this.#processes.remove(process);
+    closeDescriptor(process);
   }
 
   #deactivate(index: number): void {

@@ -5,6 +5,9 @@ import { linkWord } from './link-block.ts';
 import { endLink } from './sender.ts';
 import type { UcxEngine } from './ucx-engine.ts';
 
+/** How often a thread that works asks for processes that ended. */
+export const PROCESS_CHECK_MS = 20;
+
 export class ProcessWatch {
   readonly #set: ReadinessSet;
 
@@ -31,12 +34,13 @@ export class ProcessWatch {
     return this.#set.poll() > 0;
   }
 
-  /** Under the lock: those that `hasEnded` found. */
+  /** Under the lock: those that `hasEnded` found. They are not watched on: their descriptors would stay readable. */
   endLinks(engine: UcxEngine): void {
     const count = this.#set.poll();
     for (let at = 0; at < count; at++) {
       const block = engine.block(this.#set.numberAt(at));
       if (block.words[linkWord.isOpen] === 0) continue;
+      this.remove(block.words[linkWord.process] as number);
       endLink({ block, worker: engine.worker, tables: engine.tables }, failures.processEnded, 0);
     }
   }

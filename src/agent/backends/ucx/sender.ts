@@ -163,6 +163,7 @@ export class Sender {
 export function endLink({ block: { words }, tables }: LinkTools, failure: number, detail: number): void {
   if (words[linkWord.failure] !== failures.none) return;
   words[linkWord.failureDetail] = detail;
-  words[linkWord.failure] = failure;
+  // ORDER: the detail first, so that whoever sees the failure finds it.
+  Atomics.store(words, linkWord.failure, failure);
   tables.tell();
 }

@@ -32,9 +32,10 @@ export class UcxChannel implements BackendChannel {
 
   put({ local, localOffset, remote, remoteOffset, bytes }: PutPlace): boolean {
     const { block } = this.#link;
+    const from = (local as UcxRegion).address + localOffset;
     const entry = this.#begin(operationKinds.put, remote as UcxRemoteRegion, remoteOffset);
     if (entry < 0) return false;
-    block.local[entry] = (local as UcxRegion).address + localOffset;
+    block.local[entry] = from;
     block.size[entry] = bytes;
     this.#commit();
     return true;
@@ -78,14 +79,15 @@ export class UcxChannel implements BackendChannel {
     if (error !== undefined) throw error;
     if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The channel was closed');
     if (this.posted - this.delivered >= MOST_PENDING) return -1;
+    const { number: region, key } = remote;
     driver.enter();
     const entry = link.outgoing.begin(kind, this.#number, this.#operation);
     if (entry < 0) {
       driver.leave();
       return -1;
     }
-    link.block.region[entry] = remote.number;
-    link.block.key[entry] = remote.key;
+    link.block.region[entry] = region;
+    link.block.key[entry] = key;
     link.block.remoteOffset[entry] = offset;
     return entry;
   }

@@ -8,7 +8,7 @@ import { Doorbell } from '../../../native/readiness.ts';
 import { Carver } from './carver.ts';
 import { DRIVER_WORDS, driverWords as at, threadStates } from './driver-words.ts';
 import { LinkTable } from './link-table.ts';
-import { ProcessWatch } from './process-watch.ts';
+import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
 import { UcxContext } from './ucx-context.ts';
 import { UcxEngine } from './ucx-engine.ts';
 import { tableWord, UcxTables } from './ucx-tables.ts';
@@ -25,8 +25,6 @@ export interface UcxDriverOptions {
 const DRIVE_MS = 1;
 /** Without a thread of its own nobody rings when something arrives. */
 const INLINE_SLEEP_MS = 1;
-/** How often a thread that looks asks for processes that ended. */
-const PROCESS_CHECK_MS = 20;
 const LOOKS_PER_CLOCK = 64;
 /** How long closing waits for the good order of endpoints. */
 const FAREWELL_MS = 200;
@@ -123,11 +121,11 @@ export class UcxDriver {
 
   /** Works until the condition, which is asked under the lock, holds. */
   async until(isSo: () => boolean): Promise<void> {
-    while (this.failure === undefined) {
+    while (this.failure === undefined && Atomics.load(this.#words, at.crashed) === 0) {
       this.#lock.take();
       try {
         if (isSo()) return;
-        this.engine.step();
+        this.work();
         this.links.reap();
       } finally {
         this.leave();
@@ -136,26 +134,49 @@ export class UcxDriver {
     }
   }
 
+  /** Under the lock: a turn at the worker. What has failed once is not tried again: requests may be gone by then. */
+  work(): boolean {
+    if (Atomics.load(this.#words, at.stop) === 1) return false;
+    try {
+      return this.engine.step();
+    } catch (error) {
+      Atomics.store(this.#words, at.stop, 1);
+      this.#failed(error);
+      return false;
+    }
+  }
+
   /** After all links were closed. */
   async close(): Promise<void> {
+    const isBroken = this.failure !== undefined || Atomics.load(this.#words, at.stop) === 1;
     await this.#stopThread();
     this.failure ??= new WeftlineError('WL_CLOSED', 'The agent was closed');
-    const end = performance.now() + FAREWELL_MS;
-    while (!this.links.reap() && performance.now() < end) this.engine.step();
-    if (!this.links.reap()) this.context.abandon();
-    this.engine.cancelReceives();
+    if (isBroken || !this.#sayFarewell()) this.context.abandon();
     this.context[Symbol.dispose]();
     this.#processes[Symbol.dispose]();
     this.#doorbell[Symbol.dispose]();
     this.#port.close();
   }
 
+  /** False if UCX still uses memory. */
+  #sayFarewell(): boolean {
+    try {
+      const end = performance.now() + FAREWELL_MS;
+      while (!this.links.reap() && performance.now() < end) this.engine.step();
+      this.engine.cancelReceives();
+      return this.links.reap();
+    } catch {
+      return false;
+    }
+  }
+
   #drive(): void {
     this.#lock.take();
     Atomics.add(this.#words, at.drives, 1);
     try {
-      if (this.engine.step()) this.#lastWork = performance.now();
-      else if (++this.#idleLooks % LOOKS_PER_CLOCK === 0 || !this.#options.ownThread) this.#checkProcesses();
+      if (this.work()) this.#checkProcesses((this.#lastWork = performance.now()));
+      else if (++this.#idleLooks % LOOKS_PER_CLOCK === 0 || !this.#options.ownThread)
+        this.#checkProcesses(performance.now());
       if (this.links.isClosing) this.links.reap();
     } finally {
       this.#lock.letGo();
@@ -163,8 +184,7 @@ export class UcxDriver {
     this.#wakeThread();
   }
 
-  #checkProcesses(): void {
-    const now = performance.now();
+  #checkProcesses(now: number): void {
     if (now - this.#lastCheck < PROCESS_CHECK_MS) return;
     this.#lastCheck = now;
     if (this.#processes.hasEnded()) this.#processes.endLinks(this.engine);
@@ -187,7 +207,7 @@ export class UcxDriver {
     Atomics.add(this.#words, at.handOvers, 1);
     Atomics.notify(this.#words, at.handOvers);
     this.#doorbell.ring();
-    if (this.failure === undefined) await exited;
+    if (thread.threadId !== -1) await exited;
   }
 
   #throwFailure(): never {

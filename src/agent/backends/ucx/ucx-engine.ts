@@ -1,5 +1,5 @@
 // What a thread does when it has its turn at the UCX worker: receives control messages, works for links. Under the lock.
-import { UCX_CONTROL_BYTES, UCX_KIND_MASK, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
+import { UCX_CONTROL_BYTES, UCX_KIND_MASK, UCX_LINK_MASK, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { isErrorPointer, ucxError } from '../../../native/ucx-status.ts';
 import { Carver } from './carver.ts';
@@ -11,7 +11,7 @@ import { endLink } from './sender.ts';
 import { LINKS, PART_FIELDS, RECEIVES, tableWord, type UcxTables } from './ucx-tables.ts';
 import type { UcxWorker } from './ucx-worker.ts';
 
-/** A link's number: its index, counted from 1, and bits that make numbers of its predecessors and successors differ. */
+/** A link's number: its index, counted from 1, and a count that makes numbers of its predecessors and successors differ. */
 export const LINK_NUMBER_BITS = 9;
 /** Steps after which the oldest receive is asked although its memory shows nothing: a message that did not fit. */
 const STEPS_PER_TEST = 256;
@@ -48,8 +48,18 @@ export class UcxEngine {
       worker.cancel(request);
       worker.test(request);
     }
+    this.#discard(0, 0);
+  }
+
+  /** Of a link that has ended: UCX keeps messages that nobody has received. */
+  discard(number: number): void {
+    this.#discard(ucxTag(0, number, 0), UCX_LINK_MASK);
+  }
+
+  #discard(tag: number, mask: number): void {
+    const { worker, tables } = this;
     for (let messages = 0; messages < MOST_LAST_STEPS; messages++) {
-      const request = worker.expect(tables.receives.address, 0, 0, 0);
+      const request = worker.expect(tables.receives.address, 0, tag, mask);
       if (isErrorPointer(request)) return;
       if (worker.test(request) !== ucsStatus.inProgress) continue;
       worker.cancel(request);

@@ -23,6 +23,9 @@ import type { UcxMeeting } from './ucx-meeting.ts';
 import { PART_FIELDS, partField } from './ucx-tables.ts';
 import { UcxTransfer } from './ucx-transfer.ts';
 
+/** Of a link that ends, before it does. */
+const MOST_LAST_STEPS = 64;
+
 export class UcxRemoteRegion implements BackendRemoteRegion {
   readonly bytes: number;
   readonly number: number;
@@ -41,13 +44,14 @@ export class UcxLink implements BackendLink {
   readonly block: LinkBlock;
   readonly outgoing: Outgoing;
   #error: WeftlineError | undefined;
-  #isWatched = true;
   /** Notifications are here for which the agent has no room. */
   isHoldingBack = false;
   readonly #messages: OutMessages;
   readonly #life: number;
   readonly #channel: UcxMeeting['channel'];
   readonly #channels = new Set<UcxChannel>();
+  /** Notifications that had come when the link ended. */
+  readonly #kept: Uint8Array[] = [];
   #isClosed = false;
   #closing: Promise<void> | undefined;
 
@@ -66,7 +70,7 @@ export class UcxLink implements BackendLink {
 
   get error(): WeftlineError | undefined {
     const { words } = this.block;
-    const failure = words[linkWord.failure] as number;
+    const failure = Atomics.load(words, linkWord.failure);
     if (this.#error === undefined && failure !== failures.none) {
       this.#error = failureError(failure, words[linkWord.failureDetail] as number, this.peer);
     }
@@ -152,6 +156,12 @@ export class UcxLink implements BackendLink {
   /** Hot path, inside `poll`. Takes in what the UCX thread has found out. */
   look({ deliver, mayDeliver }: Pick<BackendContext, 'deliver' | 'mayDeliver'>): void {
     const { block, peer } = this;
+    if (this.#isClosed) {
+      while (this.#kept.length > 0 && mayDeliver(peer)) deliver(peer, this.#kept.shift() as Uint8Array);
+      this.isHoldingBack = this.#kept.length > 0;
+      if (!this.isHoldingBack) this.backend.forgetLink(this);
+      return;
+    }
     const { words, inRing } = block;
     const published = Atomics.load(words, linkWord.inPublished);
     let at = words[linkWord.inTaken] as number;
@@ -173,12 +183,11 @@ export class UcxLink implements BackendLink {
     }
     this.isHoldingBack = at !== published;
     Atomics.store(words, linkWord.inTaken, at);
-    if (this.#isWatched && words[linkWord.failure] !== failures.none) this.#unwatch();
   }
 
   /** The peer waits to hear what was taken. */
   get owesRoom(): boolean {
-    return this.backend.driver.engine.link(this.block.index).owesRoom;
+    return !this.#isClosed && this.backend.driver.engine.link(this.block.index).owesRoom;
   }
 
   errorOf(failure: number, detail: number): WeftlineError {
@@ -202,22 +211,16 @@ export class UcxLink implements BackendLink {
     this.#channel.close();
   }
 
-  /** The descriptor of a process that has ended stays readable. */
-  #unwatch(): void {
-    this.#isWatched = false;
-    const { driver } = this.backend;
-    driver.enter();
-    driver.links.forgetProcess(this.block.index);
-    driver.leave();
-  }
-
   #end(failure: number): void {
     const { driver } = this.backend;
     if (this.#isClosed) return;
-    this.#isClosed = true;
     if (driver.failure === undefined) {
       driver.enter();
       try {
+        // What the peer has sent before it left may be here by now.
+        for (let steps = 0; steps < MOST_LAST_STEPS && driver.work(); steps++);
+        this.look({ mayDeliver: () => true, deliver: (_peer, message) => this.#kept.push(message) });
+        if (this.#kept.length > 0) driver.tables.tell();
         driver.links.close(this.block, failure);
       } finally {
         driver.leave();
@@ -225,7 +228,8 @@ export class UcxLink implements BackendLink {
     }
     // Its memory may soon be another link's.
     this.#error = this.error ?? failureError(failure, 0, this.peer);
-    this.backend.forgetLink(this);
+    this.#isClosed = true;
+    if (this.#kept.length === 0) this.backend.forgetLink(this);
   }
 
   #peerLeft(farewell: boolean): void {

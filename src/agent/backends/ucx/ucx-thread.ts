@@ -7,7 +7,7 @@ import { yieldProcessor } from '../../../native/libc.ts';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { Carver } from './carver.ts';
 import { driverWords as at, threadStates } from './driver-words.ts';
-import { ProcessWatch } from './process-watch.ts';
+import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
 import { UcxEngine } from './ucx-engine.ts';
 import { tableWord, UcxTables } from './ucx-tables.ts';
 import { UcxWorker } from './ucx-worker.ts';
@@ -51,6 +51,7 @@ class UcxThread {
   #seenHandOvers = 0;
   #seenNews = 0;
   #lastWork = 0;
+  #lastCheck = 0;
 
   constructor(options: UcxThreadOptions) {
     this.#spinMicroseconds = Math.max(LEAST_SPIN_MICROSECONDS, options.spinMicroseconds);
@@ -71,8 +72,11 @@ class UcxThread {
       if (!this.#isMine()) continue;
       const isBusy = this.#turn();
       this.#tellNews();
-      if (isBusy) this.#lastWork = performance.now();
-      else if ((performance.now() - this.#lastWork) * 1000 < this.#spinMicroseconds) yieldProcessor();
+      if (isBusy) {
+        this.#lastWork = performance.now();
+        // What goes on with others must not hide the end of one.
+        if (this.#lastWork - this.#lastCheck > PROCESS_CHECK_MS) this.#checkProcesses();
+      } else if ((performance.now() - this.#lastWork) * 1000 < this.#spinMicroseconds) yieldProcessor();
       else this.#sleep();
     }
     this.#readiness[Symbol.dispose]();
@@ -98,7 +102,10 @@ class UcxThread {
   #turn(): boolean {
     this.#lock.take();
     try {
-      return this.#engine.step();
+      return Atomics.load(this.#words, at.stop) === 0 && this.#engine.step();
+    } catch (error) {
+      Atomics.store(this.#words, at.stop, 1);
+      throw error;
     } finally {
       this.#lock.letGo();
     }
@@ -112,18 +119,33 @@ class UcxThread {
   }
 
   #sleep(): void {
-    this.#lock.take();
-    const canSleep = this.#engine.worker.arm();
-    if (canSleep) Atomics.store(this.#words, at.thread, threadStates.armed);
-    this.#lock.letGo();
-    if (!canSleep) return;
+    if (!this.#arm()) return;
     this.#readiness.sleep(LONGEST_SLEEP_MICROSECONDS);
     Atomics.store(this.#words, at.thread, threadStates.running);
     this.#doorbell.silence();
+    this.#checkProcesses();
+  }
+
+  #arm(): boolean {
+    this.#lock.take();
+    try {
+      const canSleep = this.#engine.worker.arm();
+      if (canSleep) Atomics.store(this.#words, at.thread, threadStates.armed);
+      return canSleep;
+    } finally {
+      this.#lock.letGo();
+    }
+  }
+
+  #checkProcesses(): void {
+    this.#lastCheck = performance.now();
     if (!this.#processes.hasEnded()) return;
     this.#lock.take();
-    this.#processes.endLinks(this.#engine);
-    this.#lock.letGo();
+    try {
+      this.#processes.endLinks(this.#engine);
+    } finally {
+      this.#lock.letGo();
+    }
   }
 }
 

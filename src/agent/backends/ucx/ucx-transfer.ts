@@ -3,7 +3,7 @@ import { WeftlineError, invalidArgument } from '../../../core/errors.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import type { BackendTransfer, TransferOperation, TransferState } from '../../backend.ts';
 import { failures } from './failure.ts';
-import { linkWord } from './link-block.ts';
+import { linkWord, SENDS } from './link-block.ts';
 import { operationKinds } from './outgoing.ts';
 import type { UcxLink } from './ucx-link.ts';
 import { PART_FIELDS, transferStates } from './ucx-tables.ts';
@@ -32,6 +32,7 @@ export class UcxTransfer implements BackendTransfer {
     tables.generation[slot] = ((tables.generation[slot] as number) + 1) | 0;
     tables.partCount[slot] = plan.parts.length / PART_FIELDS;
     tables.partAddress[slot] = this.#parts.address;
+    tables.sendsAfter[slot] = link.block.words[linkWord.sendsPopped] as number;
   }
 
   post(message?: Uint8Array): void {
@@ -99,7 +100,8 @@ export class UcxTransfer implements BackendTransfer {
     const { words } = this.#link.block;
     if (tables.state[this.#slot] === transferStates.pending) return false;
     if (this.#link.isDrained) return true;
-    const sends = ((words[linkWord.sendsPopped] as number) - (tables.sendsAfter[this.#slot] as number)) | 0;
-    return words[linkWord.failure] === failures.none && sends >= 0;
+    const sends = ((tables.sendsAfter[this.#slot] as number) - (words[linkWord.sendsPopped] as number)) | 0;
+    // Of what was sent long ago the difference may have wrapped.
+    return words[linkWord.failure] === failures.none && (sends <= 0 || sends > SENDS);
   }
 }

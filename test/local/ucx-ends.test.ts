@@ -1,0 +1,112 @@
+// The backend ucx where something ends: links, regions, slots, peers that die while nobody looks. Skipped without libucp.
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import test from 'node:test';
+import type { BackendPeer } from '#lib/agent/backend.js';
+import { openUcx } from '#lib/native/ucx.js';
+import { fixedBytes, UcxSide, until } from './support/ucx-side.js';
+
+const peerModule = new URL('./support/ucx-peer.js', import.meta.url).pathname;
+
+function whyMissing(): string | false {
+  try {
+    openUcx();
+    return false;
+  } catch (error) {
+    return (error as Error).message;
+  }
+}
+
+const skip = whyMissing();
+const BYTES = 2 ** 20;
+
+async function within<T>(milliseconds: number, work: Promise<T>, what: string): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`${what} did not end within ${milliseconds} ms`)), milliseconds);
+  });
+  return Promise.race([work, late]).finally(() => clearTimeout(timer));
+}
+
+test('ucx: a transfer that was never posted is released, whoever had its slot before', { skip }, async () => {
+  await using near = await UcxSide.open('near');
+  await using first = await UcxSide.open('first');
+  await using second = await UcxSide.open('second');
+  const local = await near.register(fixedBytes(BYTES));
+  for (const far of [first, second]) {
+    const link = await near.backend.connect(far.peer, { timeoutMs: 10_000 });
+    const { info } = await far.register(fixedBytes(BYTES));
+    const remote = link.importRegion(info, { kind: 'host', bytes: BYTES });
+    const part = { local, localOffset: 0, remote, remoteOffset: 0, bytes: BYTES };
+    const transfer = await link.prepare('write', [part]);
+    const rounds = far === first ? 5 : 0;
+    for (let round = 0; round < rounds; round++) {
+      transfer.post();
+      await until([near, far], () => transfer.state === 'done');
+    }
+    await within(3000, transfer.release(), 'release');
+  }
+});
+
+test('ucx: a signal that waits for data is not added to a region that is gone', { skip }, async () => {
+  await using near = await UcxSide.open('near', { ownThread: false });
+  await using far = await UcxSide.open('far', { ownThread: false });
+  const link = await near.backend.connect(far.peer, { timeoutMs: 10_000 });
+  const data = 8 * BYTES;
+  const local = await near.register(fixedBytes(data));
+  const { info } = await far.register(fixedBytes(data));
+  const remote = link.importRegion(info, { kind: 'host', bytes: data });
+  const cells = fixedBytes(64);
+  const successor = fixedBytes(64);
+  const region = await far.register(cells);
+  const channel = link.openChannel();
+  const whole = { local, localOffset: 0, remote, remoteOffset: 0, bytes: data };
+  // UCX connects with the first messages.
+  for (let round = 1; round <= 5; round++) {
+    assert.ok(channel.put(whole));
+    await until([near, far], () => channel.delivered === round);
+  }
+  assert.ok(channel.put(whole));
+  assert.ok(channel.signal(link.importRegion(region.info, { kind: 'host', bytes: 64 }), 0, 1));
+  // Its data wait for the near side, which does nothing meanwhile.
+  for (let look = 0; look < 100; look++) far.backend.poll();
+  await region.release();
+  await far.register(successor);
+  await until([near, far], () => channel.error !== undefined || channel.delivered === 7);
+  assert.equal(channel.error?.code, 'WL_UNAUTHORIZED');
+  assert.deepEqual(cells, fixedBytes(64));
+  assert.deepEqual(successor, fixedBytes(64));
+  await channel.close();
+});
+
+test('ucx: notifications that have come are delivered, though their sender has closed since', { skip }, async () => {
+  await using far = await UcxSide.open('far');
+  {
+    await using near = await UcxSide.open('near');
+    const link = await near.backend.connect(far.peer, { timeoutMs: 10_000 });
+    for (const word of ['one', 'two', 'three']) link.notify(Buffer.from(word));
+    // Only its thread works for the far side.
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  await until([far], () => far.messages.length === 3);
+  assert.deepEqual(far.messages, ['near: one', 'near: two', 'near: three']);
+});
+
+test('ucx: a dead peer keeps no thread busy while nobody looks', { skip }, async () => {
+  await using near = await UcxSide.open('near');
+  const child = spawn(process.execPath, [peerModule], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const [line] = (await once(child.stdout, 'data')) as [Buffer];
+  const said = JSON.parse(line.toString()) as BackendPeer & { connectionInfo: string };
+  const peer = { ...said, connectionInfo: Buffer.from(said.connectionInfo, 'hex') };
+  const link = await near.backend.connect(peer, { timeoutMs: 10_000 });
+  const { seen } = near.wake;
+  child.kill('SIGKILL');
+  near.wake.sleepBlocking(seen, 5000);
+  assert.equal(link.error?.code, 'WL_PEER_LOST');
+  const before = process.cpuUsage();
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 700);
+  const { user, system } = process.cpuUsage(before);
+  assert.ok(user + system < 200_000, `${user + system} µs of 700,000`);
+});
