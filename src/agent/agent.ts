@@ -5,7 +5,7 @@ import { WakeWord } from '../core/wake-word.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import type { WaitOptions } from '../world/store.ts';
-import type { Backend, BackendName, BackendRegion, BackendRemoteRegion } from './backend.ts';
+import type { Backend, BackendLink, BackendName, BackendRegion, BackendRemoteRegion } from './backend.ts';
 import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
 import { BackendSet } from './backend-set.ts';
@@ -174,6 +174,12 @@ export class Agent implements AsyncDisposable {
     const backend = chooseBackend(this.#choice(remote, NO_MEMORY, options.backend));
     await remote.link(backend, this.#time(options));
     return backend.name;
+  }
+
+  /** Internal: connects by this backend, for a link whose error tells that the peer was lost. */
+  async linkTo(peer: string, backend: BackendName): Promise<BackendLink> {
+    const remote = this.#remotes.get(peer, this.name);
+    return remote.link(chooseBackend(this.#choice(remote, NO_MEMORY, backend)), this.#time({}));
   }
 
   /**

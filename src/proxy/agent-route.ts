@@ -53,8 +53,10 @@ export class AgentRoute implements CommandRoute {
   signal(target: number, add: number): boolean {
     const offset = this.#cell(target);
     const { remote } = this.#way.place;
+    const sum = (this.#range.isSoleWriter ? (this.#held.get(target) ?? 0) : 0) + add;
+    // Numbers here are exact below this; a negative one of the device would be the largest of all.
+    if (sum > Number.MAX_SAFE_INTEGER) throw invalidArgument('what a signal adds', sum, 'below 2^53, in sum as well');
     if (!this.#range.isSoleWriter) return this.channel.signal(remote, offset, add);
-    const sum = (this.#held.get(target) ?? 0) + add;
     if (!this.channel.signal(remote, offset, add, sum)) return false;
     this.#held.set(target, sum);
     return true;

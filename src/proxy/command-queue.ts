@@ -64,7 +64,12 @@ export class CommandReader {
 
   /** Before deliver(): a command of this request could not be carried out. Only the first counts. */
   fail(request: number): void {
-    if (Atomics.load(this.#head, FAILED) === 0) Atomics.store(this.#head, FAILED, request + 1);
+    if (!this.hasFailed) Atomics.store(this.#head, FAILED, request + 1);
+  }
+
+  /** Until the device's host has told of the failure. */
+  get hasFailed(): boolean {
+    return Atomics.load(this.#head, FAILED) !== 0;
   }
 }
 

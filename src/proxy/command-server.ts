@@ -50,6 +50,8 @@ export class CommandServer {
   #delivered = 0;
   /** The channel that the last signal went to, until it is told that this was all. */
   #toSend: CommandChannel | undefined;
+  /** Why bytes did not go. No signal of the channel may tell of them: until the failure was told, those fail too. */
+  readonly #withheld = new Map<CommandChannel, WeftlineError>();
 
   /** `requests` by number, may grow later. `onFailure` hears of each failure of a channel or of a command once. */
   constructor(
@@ -114,14 +116,17 @@ export class CommandServer {
       this.#sequences[slot] = Number.POSITIVE_INFINITY;
       return true;
     }
+    const tells = kind === commandKinds.signal || kind === commandKinds.set;
     try {
+      if (tells && this.#withheld.size > 0) this.#checkNothingWithheld(channel);
       if (!this.#postTo(route)) return false;
     } catch (error) {
       this.#refuse(slot, error as WeftlineError);
+      if (!tells) this.#withheld.set(channel, error as WeftlineError);
       return true;
     }
     this.#sequences[slot] = channel.posted;
-    if (kind !== commandKinds.signal && kind !== commandKinds.set) return true;
+    if (!tells) return true;
     if (this.#toSend !== undefined && this.#toSend !== channel) this.#send(this.#toSend);
     this.#toSend = channel;
     return true;
@@ -134,10 +139,18 @@ export class CommandServer {
     return kind === commandKinds.store ? route.store(target, low, high) : route.set(target, low, high);
   }
 
+  #checkNothingWithheld(channel: CommandChannel): void {
+    if (!this.#reader.hasFailed) this.#withheld.clear();
+    const error = this.#withheld.get(channel);
+    if (error !== undefined) throw error;
+  }
+
   /** The command ends without having been posted. */
   #refuse(slot: number, error: WeftlineError): void {
     this.#channels[slot] = nowhere;
     this.#sequences[slot] = 0;
+    // Of thousands of commands that are refused alike, the device and its host hear once.
+    if (this.#reader.hasFailed) return;
     this.#reader.fail(this.#requestOf[slot] as number);
     this.#onFailure(error);
   }

@@ -44,7 +44,9 @@ export class CpuHalf implements DeviceHalf {
     return address;
   }
 
-  unpin(): void {}
+  letGo(): void {
+    this.kernelApi.close();
+  }
 
   isFar(): boolean {
     return false;

@@ -1,5 +1,5 @@
 // The device API where kernels are functions of TypeScript: put, signal, wait and the rest, over the CPU's queues.
-import { commandKinds } from '../abi/command-queue.ts';
+import { commandKinds, MAX_COMMAND_BYTES } from '../abi/command-queue.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { emptyCommand } from './command.ts';
 import { CommandWriter, type QueueMemory } from './command-queue.ts';
@@ -23,6 +23,7 @@ export interface CpuPut {
 export interface CpuSignal {
   /** Where in the peer's range, a multiple of 8. */
   readonly target: number;
+  /** From 0 to 2^53 - 1. */
   readonly add: number;
 }
 
@@ -31,7 +32,7 @@ export interface CpuWord {
   readonly target: number;
   /** 64 bits. */
   readonly value: bigint;
-  /** Greater each time. */
+  /** Greater each time, below 2^53. */
   readonly epoch: number;
 }
 
@@ -56,6 +57,7 @@ export class CpuKernelApi {
   readonly #options: CpuKernelApiOptions;
   readonly #writers: readonly CommandWriter[];
   readonly #command = emptyCommand();
+  #closed: WeftlineError | undefined;
 
   constructor(options: CpuKernelApiOptions) {
     this.#options = options;
@@ -71,6 +73,7 @@ export class CpuKernelApi {
     const shape = this.#shape(request);
     checkRange('target range', target, bytes, this.#remoteBytes(shape, route));
     checkRange('source range', source, bytes, shape.local.bytes);
+    checkRange('range', 0, bytes, MAX_COMMAND_BYTES - 1);
     const command = this.#command;
     command.kind = commandKinds.put;
     command.target = target;
@@ -84,6 +87,7 @@ export class CpuKernelApi {
     const shape = this.#shape(request);
     if (target % 8 !== 0) throw invalidArgument('target', target, 'a multiple of 8');
     checkRange('counter', target, 8, this.#remoteBytes(shape, route));
+    checkNumber('add', add);
     this.#number(commandKinds.signal, target, add % TWO_32, Math.floor(add / TWO_32));
     this.#push(shape, route);
   }
@@ -96,6 +100,7 @@ export class CpuKernelApi {
     const shape = this.#shape(request);
     if (target % 16 !== 0) throw invalidArgument('target', target, 'a multiple of 16');
     checkRange('cell', target, 16, this.#remoteBytes(shape, route));
+    checkNumber('epoch', epoch);
     const bits = BigInt.asUintN(64, value);
     this.#number(commandKinds.store, target, Number(bits & 0xffff_ffffn), Number(bits >> 32n));
     this.#push(shape, route);
@@ -129,7 +134,7 @@ export class CpuKernelApi {
     Atomics.store(counter, 0, BigInt(value));
   }
 
-  /** Resolves once the counter is at least `value`. Fails with WL_TIMEOUT, or the error of a peer that is lost. */
+  /** Resolves once the counter is at least `value`. Fails with WL_TIMEOUT, WL_CLOSED, or the error of a peer that is lost. */
   async wait(counter: BigUint64Array, value: number): Promise<void> {
     await this.#until(
       () => this.readSignal(counter) >= value,
@@ -152,6 +157,11 @@ export class CpuKernelApi {
     for (const writer of this.#writers) writer.forgetFailure();
   }
 
+  /** Waits end before they look again: what they look at is freed next. */
+  close(): void {
+    this.#closed ??= new WeftlineError('WL_CLOSED', `The device host ${this.#options.agent} was closed`);
+  }
+
   #number(kind: number, target: number, low: number, high: number): void {
     const command = this.#command;
     command.kind = kind;
@@ -161,6 +171,7 @@ export class CpuKernelApi {
   }
 
   #shape(request: number): RequestShape {
+    if (this.#closed !== undefined) throw this.#closed;
     const shape = this.#options.requests[request];
     if (shape === undefined) throw invalidArgument('request', request, 'what createGpuReq() returned');
     return shape;
@@ -197,6 +208,7 @@ export class CpuKernelApi {
   async #until(isOver: () => boolean, what: string | (() => string)): Promise<void> {
     const deadline = performance.now() + this.#options.timeoutMs;
     for (;;) {
+      if (this.#closed !== undefined) throw this.#closed;
       try {
         for (let looks = 0; looks < LOOKS; looks += 1) if (isOver()) return;
       } catch (error) {
@@ -217,6 +229,11 @@ export class CpuKernelApi {
       details: { agent, timeoutMs },
     });
   }
+}
+
+function checkNumber(name: string, value: number): void {
+  if (Number.isSafeInteger(value) && value >= 0) return;
+  throw invalidArgument(name, value, 'a whole number from 0 to 2^53 - 1');
 }
 
 function checkRange(name: string, start: number, bytes: number, limit: number): void {

@@ -77,7 +77,7 @@ export class CudaHalf implements DeviceHalf {
     return mapped[0];
   }
 
-  unpin(): void {
+  letGo(): void {
     for (const { host } of this.#pinned.values()) this.#device.context.release('cuMemHostUnregister', host);
     this.#pinned.clear();
   }

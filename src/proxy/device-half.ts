@@ -16,8 +16,8 @@ export interface DeviceHalf extends Disposable {
   pin(address: number, bytes: number): number;
   /** True for memory that the host reads only by copies of the device. */
   isFar(address: number): boolean;
-  /** Of all that was pinned: its owner, the agent, frees it next. */
-  unpin(): void;
+  /** Of the agent's memory, which is freed next: waits that look at it end, and nothing of it is pinned any more. */
+  letGo(): void;
   view(memory: { readonly address: number; readonly bytes: number }): Uint8Array;
   read(memory: { readonly address: number; readonly bytes: number }): Promise<Uint8Array>;
   write(address: number, values: Uint8Array): Promise<void>;

@@ -259,7 +259,7 @@ export class DeviceHost implements AsyncDisposable {
 
   /** Closes the agent and frees what was allocated; no kernel that uses it may be running. Idempotent. */
   async [Symbol.asyncDispose](): Promise<void> {
-    this.#half.unpin();
+    this.#half.letGo();
     await this.#link[Symbol.asyncDispose]();
     this.#half[Symbol.dispose]();
   }

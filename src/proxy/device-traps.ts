@@ -19,6 +19,8 @@ export class DeviceTraps implements Disposable {
   readonly #record: Block<keyof typeof trapRecord.offset>;
   readonly #state: Int32Array;
   #abortedBy: WeftlineError | undefined;
+  /** The last abort that was told. Kernels of other streams may leave, and say so, after that. */
+  #toldAbort: WeftlineError | undefined;
   /** Passed when no kernel runs any more that is to leave. */
   #leaving: Fence | undefined;
 
@@ -53,6 +55,7 @@ export class DeviceTraps implements Disposable {
     const aborted = this.#abortedBy;
     if (aborted !== undefined) {
       this.#abortedBy = undefined;
+      this.#toldAbort = aborted;
       const leaving = this.#options.device.workFence();
       if (leaving.isPassed()) this.#endAbort();
       else this.#leaving = leaving;
@@ -84,6 +87,11 @@ export class DeviceTraps implements Disposable {
     };
     const { channel, expected, seen, timeoutMs } = details;
     const reason = read('reason');
+    if (reason === trapReasons.aborted && this.#toldAbort !== undefined) return this.#toldAbort;
+    if (reason === trapReasons.outOfRange && (seen === 0 || expected === 0)) {
+      const message = `A kernel of ${agent} named a counter or a cell of ${peer} that is not aligned: counters lie at multiples of 8, cells of words at multiples of 16; nothing was written`;
+      return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
+    }
     if (reason === trapReasons.outOfRange) {
       const message = `A kernel of ${agent} named a range for ${peer} that ends at ${seen}, outside of ${expected} (bytes, or ranges of the request); nothing was written`;
       return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });

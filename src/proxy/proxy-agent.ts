@@ -16,7 +16,8 @@ export class ProxyAgent {
   readonly #device: CudaDevice | undefined;
   readonly #registrations = new Map<number, Registration>();
   readonly #channels = new Map<BackendLink, BackendChannel>();
-  readonly #told = new WeakSet<BackendLink>();
+  /** To peers whose death was not told. */
+  readonly #watched = new Set<BackendLink>();
   /** Of channels that cannot store 8 bytes: where those are put from. */
   readonly #staging = new Map<BackendChannel, { readonly stores: StagedStores; readonly memory: Registration }>();
 
@@ -57,8 +58,14 @@ export class ProxyAgent {
     return this.#agent.localMetadata();
   }
 
-  addRemote(metadata: Uint8Array): Promise<string> {
-    return this.#agent.loadRemoteMetadata(metadata);
+  async addRemote(metadata: Uint8Array): Promise<string> {
+    const name = await this.#agent.loadRemoteMetadata(metadata);
+    // Kernels may wait for a peer to which nothing goes from here, or not through a queue.
+    const isOfThisHost = this.#agent.explain(name).some(({ backend, isUsable }) => backend === 'local' && isUsable);
+    // One that cannot be watched is not watched: whoever needs the link hears why when it is made for a request.
+    const link = isOfThisHost ? await this.#agent.linkTo(name, 'local').catch(() => undefined) : undefined;
+    if (link !== undefined) this.#watched.add(link);
+    return name;
   }
 
   /** Connects, if that is not done. The path is the backend's name. */
@@ -72,6 +79,7 @@ export class ProxyAgent {
       const { local, remote } = parts;
       const place: PutPlace = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
       const channel = this.#channel(parts.link);
+      this.#watched.add(parts.link);
       await channel.prepare?.(local, remote);
       const staged =
         channel.store === undefined ? await this.#stagedStores(channel, parts.backend, options) : undefined;
@@ -113,10 +121,11 @@ export class ProxyAgent {
 
   /** Why a peer that died was lost, told once; undefined if none was. One that closed its agent may do so. */
   nextDeath(): WeftlineError | undefined {
-    for (const [link, { error }] of this.#channels) {
-      if (error?.details['hasDied'] !== true || this.#told.has(link)) continue;
-      this.#told.add(link);
-      return error;
+    for (const link of this.#watched) {
+      const { error } = link;
+      if (error === undefined) continue;
+      this.#watched.delete(link);
+      if (error.details['hasDied'] === true) return error;
     }
     return undefined;
   }

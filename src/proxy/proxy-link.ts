@@ -16,8 +16,9 @@ export class ProxyLink implements AsyncDisposable {
   readonly #onFailure: (error: WeftlineError) => void;
   #ended: WeftlineError | undefined;
   #nextCall = 1;
+  #isClosing = false;
 
-  /** `onFailure` hears of commands that failed, once per cause. */
+  /** `onFailure` hears of commands that failed, once per cause, and of the thread's end unless it was closed. */
   constructor(options: Omit<ProxyWorkerData, 'wake'>, onFailure: (error: WeftlineError) => void) {
     const workerData: ProxyWorkerData = { ...options, wake: this.wake.buffer };
     this.#onFailure = onFailure;
@@ -47,6 +48,7 @@ export class ProxyLink implements AsyncDisposable {
   /** Closes the agent and ends the thread. Idempotent. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.#ended !== undefined) return;
+    this.#isClosing = true;
     const exited = new Promise<void>((resolve) => this.#worker.once('exit', () => resolve()));
     try {
       await this.call({ name: 'stop' });
@@ -70,10 +72,14 @@ export class ProxyLink implements AsyncDisposable {
   }
 
   #end(cause: unknown): void {
-    this.#ended ??=
-      cause instanceof WeftlineError
-        ? cause
-        : new WeftlineError('WL_INTERNAL', 'The thread that serves the command queues ended', { cause });
+    if (this.#ended === undefined) {
+      const why = cause instanceof Error ? `: ${cause.message}` : '';
+      this.#ended = new WeftlineError('WL_INTERNAL', `The thread that serves the command queues ended${why}`, {
+        cause,
+      });
+      // Kernels would wait until their deadlines for what nobody does any more.
+      if (!this.#isClosing) this.#onFailure(this.#ended);
+    }
     for (const pending of this.#calls.values()) pending.reject(this.#ended);
     this.#calls.clear();
   }

@@ -3,8 +3,11 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { CpuDevice } from 'weftline';
+import { CpuDevice, type WeftlineError } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
+import type { BackendName } from '#lib/agent/backend.js';
+import { ProxyLink } from '#lib/proxy/proxy-link.js';
+import { readSettings } from '#lib/settings/settings.js';
 
 const commandLine = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
 
@@ -103,6 +106,34 @@ test('a peer that closes fails what is pushed after, with its name', { timeout: 
     (error: { readonly code: string; readonly message: string }) =>
       ['WL_PEER_LOST', 'WL_UNAUTHORIZED', 'WL_PEER_FAILED'].includes(error.code),
   );
+});
+
+test('a wait that is left behind ends when its host is closed', { timeout: 30_000 }, async () => {
+  await using both = await pair(10_000);
+  const { two, word, handles } = both;
+  const signal = assert.rejects(two.kernelApi.wait(word, 1), { code: 'WL_CLOSED', message: /two was closed/ });
+  const cell = assert.rejects(two.kernelApi.waitWord(word, 1), { code: 'WL_CLOSED' });
+  await new Promise((resolve) => setTimeout(resolve, 5));
+  await two[Symbol.asyncDispose]();
+  await Promise.all([signal, cell]);
+  assert.throws(() => two.kernelApi.signal(handles.signal, { target: 0, add: 1 }), { code: 'WL_CLOSED' });
+});
+
+test('when the thread that serves the queues ends, kernels and calls hear why; when it is closed, they do not', async () => {
+  const told: WeftlineError[] = [];
+  const settings = readSettings({});
+  const options = { agent: 'one', settings, token: '', ordinal: undefined, host: undefined };
+  const ended = new ProxyLink({ ...options, backends: ['none' as BackendName] }, (error) => told.push(error));
+  await assert.rejects(ended.call({ name: 'metadata' }), { code: 'WL_INTERNAL', message: /thread .* ended: .*none/ });
+  assert.deepEqual(
+    told.map(({ code }) => code),
+    ['WL_INTERNAL'],
+  );
+  await ended[Symbol.asyncDispose]();
+  const closed = new ProxyLink({ ...options, backends: undefined }, (error) => told.push(error));
+  await closed.call({ name: 'metadata' });
+  await closed[Symbol.asyncDispose]();
+  assert.equal(told.length, 1);
 });
 
 test('2proc starts both sides and both print the checksum', { timeout: 60_000 }, async () => {

@@ -81,8 +81,11 @@ class PretendedPeer implements CommandRoute {
   readonly channel = { posted: 0, delivered: 0, error: undefined as WeftlineError | undefined };
   readonly log: string[] = [];
   room = Number.POSITIVE_INFINITY;
+  /** What puts throw. */
+  refusal: string | undefined;
 
   put(source: number, target: number, bytes: number): boolean {
+    if (this.refusal !== undefined) throw new WeftlineError('WL_UNAUTHORIZED', this.refusal);
     return this.#post(`put ${source} ${target} ${bytes}`);
   }
 
@@ -182,15 +185,34 @@ test('a command that names no request fails alone', () => {
   assert.match(failures[0]?.message ?? '', /request 77, remote range 0/);
 });
 
-test('a push that finds no room until its deadline leaves no trace: the queue goes on when the host does', () => {
+test('no signal tells of bytes that were refused, until the failure was told', () => {
+  const { writer, server, one, two, failures } = serve(8);
+  one.refusal = 'the memory is gone';
+  for (let turn = 0; turn < 2; turn += 1) writer.push({ ...emptyCommand(), kind: commandKinds.put, bytes: 8 });
+  writer.push(signalOf(0, 1));
+  writer.push({ ...signalOf(0, 1), kind: commandKinds.set });
+  writer.push(signalOf(1, 2));
+  server.step();
+  assert.deepEqual([one.log, two.log], [[], ['signal 0 2']]);
+  assert.deepEqual(
+    failures.map((error) => error.message),
+    ['the memory is gone'],
+    'told once',
+  );
+  two.channel.delivered = 1;
+  server.step();
+  assert.equal(writer.depth, 0);
+  assert.throws(() => writer.isDelivered(5), { code: 'WL_PEER_FAILED', message: /request 0/ });
+  writer.forgetFailure();
+  writer.push(signalOf(0, 3));
+  server.step();
+  assert.deepEqual(one.log, ['signal 0 3']);
+});
+
+/** Kernels of the CPU whose one request goes between so many bytes, and their queue, which nobody serves yet. */
+function makeApi(bytes: number) {
   const queue = { buffer: new SharedArrayBuffer(queueBytes(4)), byteOffset: 0, capacity: 4 };
-  const shape = {
-    number: 0,
-    peer: 0,
-    inlines: false,
-    local: { address: 0, bytes: 8 },
-    remotes: [{ direct: 0, bytes: 64 }],
-  };
+  const shape = { number: 0, peer: 0, inlines: false, local: { address: 0, bytes }, remotes: [{ direct: 0, bytes }] };
   const api = new CpuKernelApi({
     agent: 'one',
     queues: [queue],
@@ -200,6 +222,40 @@ test('a push that finds no room until its deadline leaves no trace: the queue go
     failure: () => undefined,
     wake: () => {},
   });
+  return { api, queue };
+}
+
+test('what a command cannot hold is refused, and nothing is pushed', () => {
+  const { api, queue } = makeApi(2 ** 35);
+  const wrong = { code: 'WL_INVALID_ARGUMENT' };
+  assert.throws(() => api.put(0, { target: 0, source: 0, bytes: MAX_COMMAND_BYTES }), wrong);
+  for (const add of [-1, 1.5, 2 ** 53, Number.NaN]) {
+    assert.throws(() => api.signal(0, { target: 0, add }), wrong);
+    assert.throws(() => api.putWord(0, { target: 0, value: 1n, epoch: add }), wrong);
+  }
+  assert.equal(new CommandReader(queue).take(emptyCommand()), false);
+  api.put(0, { target: 0, source: 0, bytes: MAX_COMMAND_BYTES - 1 });
+  api.signal(0, { target: 0, add: Number.MAX_SAFE_INTEGER });
+});
+
+test('a wait whose host is closed ends before it looks again', async () => {
+  const { api } = makeApi(64);
+  const looks = { count: 0 };
+  const counter = new BigUint64Array(1);
+  api.readSignal = () => {
+    looks.count += 1;
+    return 0;
+  };
+  const waiting = api.wait(counter, 1);
+  const before = looks.count;
+  api.close();
+  await assert.rejects(waiting, { code: 'WL_CLOSED' });
+  assert.equal(looks.count, before);
+  assert.throws(() => api.signal(0, { target: 0, add: 1 }), { code: 'WL_CLOSED' });
+});
+
+test('a push that finds no room until its deadline leaves no trace: the queue goes on when the host does', () => {
+  const { api, queue } = makeApi(64);
   const two = new PretendedPeer();
   const server = new CommandServer(new CommandReader(queue), [{ peer: 'two', remotes: [two] }], assert.fail);
   for (let turn = 0; turn < 3; turn += 1) {

@@ -4,11 +4,13 @@
 
 namespace weftline {
 
-// A counter across two words would not be added at once, so it begins at a multiple of 8.
+// A counter across two words would not be added at once, so it lies at a multiple of 8, where the begin of a mapped range
+// need not be.
 template <Level level>
 __device__ __forceinline__ bool maySignal(const Opened& request, u64 target, const Route& route) {
-  return hasRemote<level>(request, route) &&
-         isInside<level>(request, route, (target & 7) == 0 ? target : ~0ull - 7, 8, remoteBytesOf(request, route));
+  if (!hasRemote<level>(request, route)) return false;
+  const bool isAligned = ((reinterpret_cast<u64>(directOf(request, route)) | target) & 7) == 0;
+  return isInside<level>(request, route, isAligned ? target : ~0ull - 7, 8, remoteBytesOf(request, route));
 }
 
 // Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
@@ -39,7 +41,11 @@ __device__ __forceinline__ bool putWithSignal(const Opened& data, u64 target, u6
                                               u64 counterTarget, u64 add, Route route = {}) {
   if (!mayPut<level>(data, target, source, bytes, route) || !maySignal<level>(counter, counterTarget, route)) return false;
   if (directOf(data, route) != nullptr || directOf(counter, route) != nullptr) {
-    return put<level>(data, target, source, bytes, route) && signal<level>(counter, counterTarget, add, route);
+    if (!put<level>(data, target, source, bytes, route)) return false;
+    // What goes through a queue is overtaken by what does not.
+    const bool isOvertaken = directOf(data, route) == nullptr && route.order == Order::Release;
+    if (isOvertaken && !flush<level>(data, route)) return false;
+    return signal<level>(counter, counterTarget, add, route);
   }
   // Both at once, for one fence and so that the host sees them together.
   Group<level>::synchronize();

@@ -44,7 +44,12 @@ export class LocalChannel implements BackendChannel {
   look(): boolean {
     const cuda = this.#cuda;
     if (cuda === undefined) return false;
-    if (this.error === undefined) cuda.flush();
+    try {
+      if (this.error === undefined) cuda.flush();
+    } catch (error) {
+      // It ends the channel, and not the thread that polls.
+      this.#error ??= error as WeftlineError;
+    }
     const { delivered } = cuda;
     const hasNews = delivered !== this.#seen;
     this.#seen = delivered;
@@ -52,8 +57,9 @@ export class LocalChannel implements BackendChannel {
   }
 
   async prepare(local: BackendRegion, remote: BackendRemoteRegion): Promise<void> {
-    const { device } = local as LocalRegion;
     const { reach } = remote as LocalRemoteRegion;
+    // Of a request for signals only, the local memory may be the host's.
+    const device = (local as LocalRegion).device ?? this.#cuda?.device ?? this.#link.someDevice;
     if (device === undefined || reach.kind !== 'cuda') return;
     this.#mapped(remote as LocalRemoteRegion, device);
     await this.#gpu(device).ready;

@@ -22,7 +22,7 @@ export interface UcxDriverOptions {
 }
 
 /** A blocking wait goes on looking for this long after the last work. */
-const DRIVE_MS = 0.2;
+const DRIVE_MS = 1;
 /** Without a thread of its own nobody rings when something arrives. */
 const INLINE_SLEEP_MS = 1;
 /** How often a thread that looks asks for processes that ended. */
