@@ -1,5 +1,6 @@
 // A peer as this agent knows it: its metadata, and the links to it.
-import type { WeftlineError } from '../core/errors.ts';
+import { WeftlineError } from '../core/errors.ts';
+import { checkTimeout } from '../world/store.ts';
 import type { MemoryKind } from './agent-memory.ts';
 import type { Backend, BackendLink, BackendName, BackendPeer, BackendRemoteRegion, ConnectOptions } from './backend.ts';
 import type { Addressed } from './descriptors.ts';
@@ -113,7 +114,7 @@ export class RemoteAgent {
     }
     for (let shared = this.#links.get(backend.name); shared !== undefined; shared = this.#links.get(backend.name)) {
       try {
-        return await shared.entry;
+        return await this.#share(shared, backend.name, options);
       } catch (error) {
         // Whoever asked first was to have it cancelled; this caller was not.
         if (shared.signal?.aborted !== true || shared.signal === options.signal || this.#ended !== undefined)
@@ -129,6 +130,36 @@ export class RemoteAgent {
       if (this.#links.get(backend.name) === pending) this.#links.delete(backend.name);
     });
     return pending.entry;
+  }
+
+  /** A connect that another caller began, until this one's own deadline or signal. */
+  #share({ entry }: PendingLink, backend: BackendName, { timeoutMs, signal }: ConnectOptions): Promise<LinkEntry> {
+    checkTimeout(timeoutMs);
+    signal?.throwIfAborted();
+    return new Promise((resolve, reject) => {
+      const settle = (): void => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', abort);
+      };
+      const fail = (error: unknown): void => {
+        settle();
+        reject(error as Error);
+      };
+      const abort = (): void => fail(signal?.reason);
+      signal?.addEventListener('abort', abort);
+      const timer = setTimeout(() => fail(this.#late(backend, timeoutMs)), timeoutMs);
+      entry.then(resolve, reject).finally(settle);
+    });
+  }
+
+  #late(backend: BackendName, timeoutMs: number): WeftlineError {
+    return new WeftlineError(
+      'WL_TIMEOUT',
+      `No link to agent ${this.name} by ${backend} came about within ${timeoutMs} ms`,
+      {
+        details: { peer: this.name, backend, timeoutMs },
+      },
+    );
   }
 
   async #connect(backend: Backend, options: ConnectOptions): Promise<LinkEntry> {

@@ -40,6 +40,21 @@ for (const backend of knownBackends()) {
   });
 }
 
+test(
+  'who waits for a connect that another began has an own deadline and an own signal',
+  { timeout: 30_000 },
+  async () => {
+    await using pair = await openPair('multipath', 64, { settings });
+    const { agent, peer } = pair;
+    peer.child.kill('SIGSTOP');
+    const first = assert.rejects(agent.connect('there'), { code: 'WL_CLOSED' });
+    await assert.rejects(agent.connect('there', { timeoutMs: 50 }), { code: 'WL_TIMEOUT', message: /there.*50 ms/ });
+    await assert.rejects(agent.connect('there', { signal: AbortSignal.timeout(50) }), { name: 'TimeoutError' });
+    await agent.close();
+    await first;
+  },
+);
+
 test('who cancels a connect does not cancel that of others to the same peer', async () => {
   await using a = await Agent.create('a', { backends: ['multipath'] });
   await using b = await Agent.create('b', { backends: ['multipath'] });
