@@ -143,7 +143,7 @@ export class RemoteAgent {
       };
       const fail = (error: unknown): void => {
         settle();
-        reject(error as Error);
+        reject(error);
       };
       const abort = (): void => fail(signal?.reason);
       signal?.addEventListener('abort', abort);
