@@ -7,7 +7,7 @@ export const trapStates = { empty: 0, writing: 1, readable: 2 } as const;
 /**
  * Why a kernel left: a deadline passed, a peer arrived in another call (expected and seen are the calls), the host gave up,
  * the host could not carry out a command, or a range ends outside of its memory (expected are the bytes there, seen is
- * the end).
+ * the end; one of them is 0 for what is inside and not aligned).
  */
 export const trapReasons = { timeout: 0, otherCall: 1, aborted: 2, commandFailed: 3, outOfRange: 4 } as const;
 

@@ -1,5 +1,6 @@
 // A peer as this agent knows it: its metadata, and the links to it.
-import type { WeftlineError } from '../core/errors.ts';
+import { WeftlineError } from '../core/errors.ts';
+import { checkTimeout } from '../world/store.ts';
 import type { MemoryKind } from './agent-memory.ts';
 import type { Backend, BackendLink, BackendName, BackendPeer, BackendRemoteRegion, ConnectOptions } from './backend.ts';
 import type { Addressed } from './descriptors.ts';
@@ -17,6 +18,12 @@ interface LinkEntry {
   readonly regions: Map<number, BackendRemoteRegion>;
 }
 
+/** What is being connected, or is: all who ask meanwhile share it, and the first of them gave the signal. */
+interface PendingLink {
+  readonly entry: Promise<LinkEntry>;
+  readonly signal: AbortSignal | undefined;
+}
+
 export class RemoteAgent {
   readonly name: string;
   readonly incarnation: string;
@@ -24,7 +31,7 @@ export class RemoteAgent {
   readonly #process: number;
   readonly #connections = new Map<BackendName, Uint8Array>();
   readonly #regions = new Map<number, RegionMetadata>();
-  readonly #links = new Map<BackendName, Promise<LinkEntry>>();
+  readonly #links = new Map<BackendName, PendingLink>();
   readonly #open = new Map<BackendName, LinkEntry>();
   /** Ends what is being connected. */
   readonly #ending = new AbortController();
@@ -93,7 +100,7 @@ export class RemoteAgent {
     const links = [...this.#links.values()];
     this.#links.clear();
     this.#open.clear();
-    await Promise.allSettled(links.map(async (entry) => (await entry).link.close()));
+    await Promise.allSettled(links.map(async ({ entry }) => (await entry).link.close()));
   }
 
   async #entry(backend: Backend, options: ConnectOptions): Promise<LinkEntry> {
@@ -105,29 +112,66 @@ export class RemoteAgent {
       this.#links.delete(backend.name);
       await open.link.close();
     }
-    let pending = this.#links.get(backend.name);
-    if (pending === undefined) {
-      pending = this.#connect(backend, options);
-      this.#links.set(backend.name, pending);
+    for (let shared = this.#links.get(backend.name); shared !== undefined; shared = this.#links.get(backend.name)) {
+      try {
+        return await this.#share(shared, backend.name, options);
+      } catch (error) {
+        // Whoever asked first was to have it cancelled; this caller was not.
+        if (shared.signal?.aborted !== true || shared.signal === options.signal || this.#ended !== undefined)
+          throw error;
+      }
     }
-    return pending;
+    const { signal } = options;
+    signal?.throwIfAborted();
+    const pending = { entry: this.#connect(backend, options), signal };
+    this.#links.set(backend.name, pending);
+    // ORDER: before those hear of it who wait, so that they find the next one.
+    pending.entry.catch(() => {
+      if (this.#links.get(backend.name) === pending) this.#links.delete(backend.name);
+    });
+    return pending.entry;
+  }
+
+  /** A connect that another caller began, until this one's own deadline or signal. */
+  #share({ entry }: PendingLink, backend: BackendName, { timeoutMs, signal }: ConnectOptions): Promise<LinkEntry> {
+    checkTimeout(timeoutMs);
+    signal?.throwIfAborted();
+    return new Promise((resolve, reject) => {
+      const settle = (): void => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', abort);
+      };
+      const fail = (error: unknown): void => {
+        settle();
+        reject(error);
+      };
+      const abort = (): void => fail(signal?.reason);
+      signal?.addEventListener('abort', abort);
+      const timer = setTimeout(() => fail(this.#late(backend, timeoutMs)), timeoutMs);
+      entry.then(resolve, reject).finally(settle);
+    });
+  }
+
+  #late(backend: BackendName, timeoutMs: number): WeftlineError {
+    return new WeftlineError(
+      'WL_TIMEOUT',
+      `No link to agent ${this.name} by ${backend} came about within ${timeoutMs} ms`,
+      {
+        details: { peer: this.name, backend, timeoutMs },
+      },
+    );
   }
 
   async #connect(backend: Backend, options: ConnectOptions): Promise<LinkEntry> {
-    try {
-      const signals = [this.#ending.signal, ...(options.signal === undefined ? [] : [options.signal])];
-      const peer = this.peer(backend.name) as BackendPeer;
-      const link = await backend.connect(peer, { ...options, signal: AbortSignal.any(signals) });
-      const entry = { link, regions: new Map<number, BackendRemoteRegion>() };
-      if (this.#ended !== undefined) {
-        await link.close();
-        throw this.#ended;
-      }
-      this.#open.set(backend.name, entry);
-      return entry;
-    } catch (error) {
-      this.#links.delete(backend.name);
-      throw error;
+    const signals = [this.#ending.signal, ...(options.signal === undefined ? [] : [options.signal])];
+    const peer = this.peer(backend.name) as BackendPeer;
+    const link = await backend.connect(peer, { ...options, signal: AbortSignal.any(signals) });
+    const entry = { link, regions: new Map<number, BackendRemoteRegion>() };
+    if (this.#ended !== undefined) {
+      await link.close();
+      throw this.#ended;
     }
+    this.#open.set(backend.name, entry);
+    return entry;
   }
 }

@@ -25,8 +25,8 @@ const socketOption = {
   /** The same beyond the system's limit; needs CAP_NET_ADMIN. */
   sendBufferForce: [1, 32],
   receiveBufferForce: [1, 33],
-  /** In milliseconds: TCP gives up when nothing it sends is answered for so long. */
-  tcpUserTimeout: [6, 18],
+  /** After so many probes of an idle connection without an answer, TCP gives it up. */
+  tcpKeepAliveCount: [6, 6],
   /** 2: never fragment, datagrams beyond the MTU are refused. */
   mtuDiscoverV4: [0, 10],
   mtuDiscoverV6: [41, 23],
@@ -77,6 +77,21 @@ export function getSocketOption(fd: number, option: SocketOption): number | unde
   const [level, name] = socketOption[option];
   const value = new Int32Array(1);
   return getsockoptFunction()(fd, level, name, value, Int32Array.of(4)) === 0 ? value[0] : undefined;
+}
+
+/** Where the numbers of struct tcp_info stand that are of use, and how many of its bytes are asked for. */
+const tcpInfo = { option: [6, 11], probes: 3, unacked: 24, lastAckReceived: 56, bytes: 60 } as const;
+
+/** Of a TCP connection: packets and probes that wait for an answer, and how long ago the last answer came. */
+export function readTcpInfo(fd: number): { readonly unanswered: number; readonly sinceAnswerMs: number } | undefined {
+  const [level, name] = tcpInfo.option;
+  const bytes = new Uint8Array(tcpInfo.bytes);
+  if (getsockoptFunction()(fd, level, name, bytes, Int32Array.of(bytes.length)) !== 0) return undefined;
+  const view = new DataView(bytes.buffer);
+  return {
+    unanswered: view.getUint8(tcpInfo.probes) + view.getUint32(tcpInfo.unacked, true),
+    sinceAnswerMs: view.getUint32(tcpInfo.lastAckReceived, true),
+  };
 }
 
 /** Hot path. Sends `count` of the mmsghdr at `address`; returns how many went, or the negative errno of the first. */

@@ -149,6 +149,8 @@ export class CommandServer {
   #refuse(slot: number, error: WeftlineError): void {
     this.#channels[slot] = nowhere;
     this.#sequences[slot] = 0;
+    // Of thousands of commands that are refused alike, the device and its host hear once.
+    if (this.#reader.hasFailed) return;
     this.#reader.fail(this.#requestOf[slot] as number);
     this.#onFailure(error);
   }

@@ -88,6 +88,10 @@ export class DeviceTraps implements Disposable {
     const { channel, expected, seen, timeoutMs } = details;
     const reason = read('reason');
     if (reason === trapReasons.aborted && this.#toldAbort !== undefined) return this.#toldAbort;
+    if (reason === trapReasons.outOfRange && (seen === 0 || expected === 0)) {
+      const message = `A kernel of ${agent} named a counter or a cell of ${peer} that is not aligned: counters lie at multiples of 8, cells of words at multiples of 16; nothing was written`;
+      return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
+    }
     if (reason === trapReasons.outOfRange) {
       const message = `A kernel of ${agent} named a range for ${peer} that ends at ${seen}, outside of ${expected} (bytes, or ranges of the request); nothing was written`;
       return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });

@@ -93,6 +93,37 @@ gpuTest('threads that find no room in the queue until their deadline leave no ho
   traps[Symbol.dispose]();
 });
 
+gpuTest('counters and cells that are not aligned are named as such, and the device goes on', async (device) => {
+  const traps = new DeviceTraps({ device, agent: 'here', peerName: () => 'there' });
+  const options = { device, trap: traps.address, timeoutMs: 1000, queues: 1, capacity: 4 };
+  const requests = await CudaRequests.create(options);
+  using memory = await device.tensor('i32', [8], new Int32Array(8));
+  const { address } = memory;
+  const shape = { number: 0, peer: 0, inlines: false, local: { address, bytes: 8 } };
+  const request = await requests.add({ ...shape, remotes: [{ direct: address + 4, bytes: 24 }] });
+  const { mistake } = await device.compile({
+    source: `#include "weftline/weftline.cuh"
+using namespace weftline;
+extern "C" __global__ void mistake(Request request, const u32* cells, Waits waits, u32 which) {
+  u64 value;
+  if (which == 0) signal<Level::Warp>(request, 0, 1);
+  if (which == 1) putWord<Level::Warp>(request, 0, 1, 1);
+  if (which == 2) waitWord<Level::Warp>(cells + 2, 1, value, waits);
+}`,
+    kernels: { mistake: { request: 'ptr', cells: 'ptr', waits: 'ptr', which: 'u32' } },
+  });
+  for (const which of [0, 1, 2]) {
+    mistake.launch({ grid: 1, block: 32 }, { request, cells: memory, waits: requests.state, which });
+    await device.stream.idle();
+    const error = traps.take(true);
+    assert.equal(error?.code, 'WL_INVALID_ARGUMENT');
+    assert.match(error.message, /not aligned/);
+  }
+  assert.ok((await memory.toHost()).every((word) => word === 0));
+  requests[Symbol.dispose]();
+  traps[Symbol.dispose]();
+});
+
 gpuTest('a peer that is killed ends a kernel that waits for it, by name', async (device) => {
   const victim = fork(peerModule, ['queue'], { env: { ...process.env, ...env } });
   const [said] = (await once(victim, 'message')) as [DeviceHostPeer];

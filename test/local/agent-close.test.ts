@@ -1,6 +1,7 @@
 // An agent closes, or forgets a peer, while it connects to one that does not answer.
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { Agent } from 'weftline/agent';
 import { knownBackends } from '#lib/agent/backends/create.js';
 import { openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
@@ -38,3 +39,30 @@ for (const backend of knownBackends()) {
     assert.equal(await agent.connect('there'), backend);
   });
 }
+
+test(
+  'who waits for a connect that another began has an own deadline and an own signal',
+  { timeout: 30_000 },
+  async () => {
+    await using pair = await openPair('multipath', 64, { settings });
+    const { agent, peer } = pair;
+    peer.child.kill('SIGSTOP');
+    const first = assert.rejects(agent.connect('there'), { code: 'WL_CLOSED' });
+    await assert.rejects(agent.connect('there', { timeoutMs: 50 }), { code: 'WL_TIMEOUT', message: /there.*50 ms/ });
+    await assert.rejects(agent.connect('there', { signal: AbortSignal.timeout(50) }), { name: 'TimeoutError' });
+    await agent.close();
+    await first;
+  },
+);
+
+test('who cancels a connect does not cancel that of others to the same peer', async () => {
+  await using a = await Agent.create('a', { backends: ['multipath'] });
+  await using b = await Agent.create('b', { backends: ['multipath'] });
+  await a.loadRemoteMetadata(b.localMetadata());
+  const impatient = new AbortController();
+  const first = a.connect('b', { signal: impatient.signal });
+  const second = a.connect('b');
+  impatient.abort();
+  await assert.rejects(first, (error) => error === impatient.signal.reason);
+  assert.equal(await second, 'multipath');
+});

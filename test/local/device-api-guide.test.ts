@@ -49,6 +49,8 @@ test('a call at no level, or at one that is none, does not compile', { skip: noC
     'readSignal(nullptr)',
     'putShare(r, 0, 0, 8, 0, 1)',
     'putWord(r, 0, 1, 1)',
+    'waitWord(nullptr, 1, *static_cast<weftline::u64*>(nullptr), nullptr)',
+    'putWithSignal(r, 0, 0, 8, r, 0, 1)',
   ]) {
     const { ok, said } = compile(kernel(call));
     assert.equal(ok, false, call);

@@ -1,6 +1,7 @@
 // Writes, reads, signals and flushes: data, order, and what a wrong key or range does.
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { DATA_HEADER_BYTES, dataHeader, SCATTER_ENTRY_BYTES, scatterEntry } from '#lib/abi/transport-packet.js';
 import { RangeList } from '#lib/transport/range-list.js';
 import type { Region } from '#lib/transport/region.js';
 import { requestStatus } from '#lib/transport/transport-engine.js';
@@ -210,6 +211,57 @@ test('scatter() that leaves the region, has a wrong key or may not write fails, 
   assert.ok(net.run(() => isEnded(net.a, good)));
   assert.equal(net.a.engine.poll(good), requestStatus.done);
   assert.equal(to.bytes.filter((byte) => byte === 9).length, 100);
+});
+
+/** A network whose first scattered packet was taken out, and what it would have been written to. */
+function takeScattered(): { readonly net: Loopback; readonly packet: Uint8Array; readonly to: Region } {
+  const taken: Uint8Array[] = [];
+  const net = new Loopback({
+    settings: { transportChecksum: 'none' },
+    lose: ({ bytes, to }) => to.name === 'b' && taken.push(bytes) > 0,
+  });
+  const from = net.a.region(1000);
+  from.bytes.fill(9);
+  const to = net.b.region(1000);
+  net.a.connection.scatter({ region: from, ranges: ranges(500), ...place(to) });
+  net.run(() => taken.length > 0, 1000);
+  return { net, packet: taken[0] as Uint8Array, to };
+}
+
+const lies = {
+  'no entry': (view: DataView) => view.setUint32(dataHeader.offset.base, 0, true),
+  'an entry less': (view: DataView) => view.setUint32(dataHeader.offset.base, 1, true),
+  'an entry more': (view: DataView) => view.setUint32(dataHeader.offset.base, 3, true),
+  'more entries than a packet has': (view: DataView) => view.setUint32(dataHeader.offset.base, 0xffff_ffff, true),
+  'more than 2^32 entries': (view: DataView) => view.setUint16(dataHeader.offset.baseHigh, 1, true),
+  'a last length too short': (view: DataView) => view.setUint16(entryAt(1) + scatterEntry.offset.length, 49, true),
+  'a last length too long': (view: DataView) => view.setUint16(entryAt(1) + scatterEntry.offset.length, 51, true),
+  'a last range that ends outside': (view: DataView) => view.setUint32(entryAt(1), 951, true),
+  'a last range beyond 2^32': (view: DataView) => view.setUint16(entryAt(1) + scatterEntry.offset.baseHigh, 1, true),
+} as const;
+
+function entryAt(index: number): number {
+  return DATA_HEADER_BYTES + index * SCATTER_ENTRY_BYTES;
+}
+
+for (const [what, lie] of Object.entries(lies)) {
+  test(`a scattered packet with ${what} writes nothing at all`, () => {
+    const { net, packet, to } = takeScattered();
+    lie(new DataView(packet.buffer, packet.byteOffset, packet.byteLength));
+    net.receive(net.b, packet, 0);
+    assert.ok(to.bytes.every((byte) => byte === 0));
+    assert.equal(net.b.engine.drops.bounds, 1);
+  });
+}
+
+test('a scattered packet that comes again is not written again', () => {
+  const { net, packet, to } = takeScattered();
+  net.receive(net.b, Uint8Array.from(packet), 0);
+  assert.equal(to.bytes.filter((byte) => byte === 9).length, 100);
+  to.bytes.fill(1);
+  net.receive(net.b, packet, 0);
+  assert.ok(to.bytes.every((byte) => byte === 1));
+  assert.equal(net.b.connection.statistics.duplicateSegments, 1);
 });
 
 test('scatter() and its ranges are checked before anything is sent', () => {
