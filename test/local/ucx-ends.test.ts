@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import test from 'node:test';
+import test, { type TestContext } from 'node:test';
 import type { BackendPeer } from '#lib/agent/backend.js';
 import { openUcx } from '#lib/native/ucx.js';
 import { fixedBytes, UcxSide, until } from './support/ucx-side.js';
@@ -20,6 +20,15 @@ function whyMissing(): string | false {
 
 const skip = whyMissing();
 const BYTES = 2 ** 20;
+
+function useTcp(context: TestContext): void {
+  const before = process.env['UCX_TLS'];
+  process.env['UCX_TLS'] = 'tcp,self';
+  context.after(() => {
+    if (before === undefined) delete process.env['UCX_TLS'];
+    else process.env['UCX_TLS'] = before;
+  });
+}
 
 async function within<T>(milliseconds: number, work: Promise<T>, what: string): Promise<T> {
   let timer: NodeJS.Timeout | undefined;
@@ -51,12 +60,7 @@ test('ucx: a transfer that was never posted is released, whoever had its slot be
 
 test('ucx: a signal that waits for data is not added to a region that is gone', { skip }, async (context) => {
   // Over shared memory the far side may fetch the data by itself.
-  const before = process.env['UCX_TLS'];
-  process.env['UCX_TLS'] = 'tcp,self';
-  context.after(() => {
-    if (before === undefined) delete process.env['UCX_TLS'];
-    else process.env['UCX_TLS'] = before;
-  });
+  useTcp(context);
   await using near = await UcxSide.open('near', { ownThread: false });
   await using far = await UcxSide.open('far', { ownThread: false });
   const link = await near.backend.connect(far.peer, { timeoutMs: 10_000 });
@@ -99,6 +103,28 @@ test('ucx: notifications that have come are delivered, though their sender has c
   await new Promise((resolve) => setTimeout(resolve, 100));
   await until([far], () => far.messages.length === 3);
   assert.deepEqual(far.messages, ['near: one', 'near: two', 'near: three']);
+});
+
+test('ucx over tcp: links are closed while large data flow', { skip }, async (context) => {
+  useTcp(context);
+  await using near = await UcxSide.open('near');
+  await using far = await UcxSide.open('far');
+  const bytes = 64 * BYTES;
+  const local = await near.register(fixedBytes(bytes));
+  const { info } = await far.register(fixedBytes(bytes));
+  const releases: Promise<void>[] = [];
+  for (let round = 0; round < 12; round++) {
+    const link = await near.backend.connect(far.peer, { timeoutMs: 10_000 });
+    const remote = link.importRegion(info, { kind: 'host', bytes });
+    const transfer = await link.prepare('write', [{ local, localOffset: 0, remote, remoteOffset: 0, bytes }]);
+    transfer.post();
+    if (round === 11) await until([near, far], () => transfer.state === 'done');
+    else await new Promise((resolve) => setTimeout(resolve, 2));
+    await link.close();
+    releases.push(transfer.release());
+    await new Promise((resolve) => setTimeout(resolve, 30));
+  }
+  await within(8000, Promise.all(releases), 'release');
 });
 
 test('ucx: a dead peer keeps no thread busy while nobody looks', { skip }, async () => {

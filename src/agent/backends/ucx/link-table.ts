@@ -28,13 +28,16 @@ export interface LinkOptions {
 
 interface Closing {
   readonly block: LinkBlock;
-  readonly since: number;
+  since: number;
+  /** Sends that had ended when it was looked at last. */
+  popped: number;
+  isDisconnected: boolean;
   request: number;
 }
 
-/** How long a link that UCX cannot break off may take to end what is under way. */
+/** How long an endpoint may take to close. */
 const LINGER_MS = 200;
-/** The same where its peer may live: UCX could still write what that sends. */
+/** How long nothing of what is under way may end where the peer may live: UCX could still write what that sends. */
 const PATIENCE_MS = 2000;
 const LIVES: number = 1 << LINK_NUMBER_BITS;
 const goneFailures: readonly number[] = [failures.lost, failures.processEnded, failures.connectionEnded];
@@ -114,12 +117,13 @@ export class LinkTable {
     const { index, words } = block;
     this.#engine.link(index).acknowledge(true);
     endLink({ block, worker: this.#engine.worker, tables: this.#engine.tables }, failure, 0);
-    this.#engine.link(index).step();
+    const link = this.#engine.link(index);
+    link.step();
     words[linkWord.isOpen] = 0;
     this.#forgetProcess(words);
-    const mode = this.#modeOf.get(index) ?? 'none';
-    const request = this.#context.disconnect(block.endpoint[0] as number, mode);
-    this.#closing.push({ block, request, since: performance.now() });
+    const closing: Closing = { block, since: performance.now(), popped: 0, isDisconnected: false, request: 0 };
+    this.#disconnect(closing, link.isDrained);
+    this.#closing.push(closing);
   }
 
   get isClosing(): boolean {
@@ -130,14 +134,13 @@ export class LinkTable {
   reap(): boolean {
     for (let at = this.#closing.length - 1; at >= 0; at--) {
       const closing = this.#closing[at] as Closing;
-      const { block, since } = closing;
+      const { block } = closing;
       const link = this.#engine.link(block.index);
+      if (!closing.isDisconnected && !this.#disconnect(closing, link.isDrained)) continue;
       if (closing.request !== 0 && this.#engine.worker.check(closing.request) !== ucsStatus.inProgress)
         closing.request = 0;
-      const isGone = goneFailures.includes(block.words[linkWord.failure] as number);
-      const isLate = performance.now() - since > (isGone ? LINGER_MS : PATIENCE_MS);
       const isClosed = closing.request === 0;
-      if (!(isClosed && link.isDrained) && !isLate) continue;
+      if (!(isClosed && link.isDrained) && performance.now() - closing.since < LINGER_MS) continue;
       const wasDrained = link.isDrained;
       link.abandon();
       this.#deactivate(block.index);
@@ -149,6 +152,24 @@ export class LinkTable {
       } else this.#hasLost ||= !isClosed;
     }
     return this.#closing.length === 0 && !this.#hasLost;
+  }
+
+  /**
+   * False if what is under way may still end by itself: UCX 1.13 crashes (in uct_tcp_iface_progress) when an endpoint
+   * over TCP is broken off while large data flow between processes that both live.
+   */
+  #disconnect(closing: Closing, isDrained: boolean): boolean {
+    const { block } = closing;
+    const isGone = goneFailures.includes(block.words[linkWord.failure] as number);
+    const now = performance.now();
+    const popped = block.words[linkWord.sendsPopped] as number;
+    if (popped !== closing.popped) closing.since = now;
+    closing.popped = popped;
+    if (!isDrained && !isGone && now - closing.since < PATIENCE_MS) return false;
+    closing.isDisconnected = true;
+    closing.since = now;
+    closing.request = this.#context.disconnect(block.endpoint[0] as number, this.#modeOf.get(block.index) ?? 'none');
+    return true;
   }
 
   #forgetProcess(words: Int32Array): void {
