@@ -8,13 +8,11 @@ import { fileURLToPath } from 'node:url';
 import { type CudaDevice, settingsTable } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
 import { benchDeviceApiKernels } from '#lib/device/cuda/kernels/device-api.js';
-import { CommandReader } from '#lib/proxy/command-queue.js';
-import { CommandServer } from '#lib/proxy/command-server.js';
 import { CudaRequests } from '#lib/proxy/cuda-requests.js';
 import { DeviceTraps } from '#lib/proxy/device-traps.js';
-import { queuesIn } from '#lib/proxy/queue-layout.js';
 import type { DeviceHostPeer } from '../local/support/device-host-peer.ts';
 import { runRanks } from '../local/support/run-ranks.ts';
+import { countingPeer } from './support/counting-peer.ts';
 import { cacheFolder, gpuTest, noGpu } from './support/gpu.ts';
 
 const property = new URL('../local/ranks/device-api-property.js', import.meta.url);
@@ -35,27 +33,7 @@ for (const way of ['direct', 'queue', 'sole', 'host']) {
 async function openQueue(device: CudaDevice, capacity: number, timeoutMs: number) {
   const traps = new DeviceTraps({ device, agent: 'here', peerName: () => 'nobody' });
   const requests = await CudaRequests.create({ device, trap: traps.address, timeoutMs, queues: 1, capacity });
-  const shape = { number: 0, peer: 0, inlines: false, local: { address: 0, bytes: 0 } };
-  const handle = await requests.add({ ...shape, remotes: [{ direct: 0, bytes: 8 }] });
-  const channel = { posted: 0, delivered: 0, error: undefined };
-  const seen = { sum: 0 };
-  const route = {
-    channel,
-    put: () => false,
-    store: () => false,
-    set: () => false,
-    signal: (_target: number, add: number) => {
-      seen.sum += add;
-      channel.posted += 1;
-      channel.delivered += 1;
-      return true;
-    },
-  };
-  const [memory] = queuesIn(requests.buffer, 1, capacity);
-  assert.ok(memory !== undefined);
-  const served = [{ peer: 'nobody', remotes: [route] }];
-  const server = new CommandServer(new CommandReader(memory), served, (error) => assert.fail(error));
-  return { traps, requests, handle, seen, server };
+  return { traps, requests, ...(await countingPeer(requests, capacity)) };
 }
 
 gpuTest('threads that find no room in the queue until their deadline leave no hole in it', async (device) => {

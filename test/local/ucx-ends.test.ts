@@ -4,21 +4,11 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import test, { type TestContext } from 'node:test';
 import type { BackendPeer } from '#lib/agent/backend.js';
-import { openUcx } from '#lib/native/ucx.js';
-import { fixedBytes, UcxSide, until } from './support/ucx-side.js';
+import { fixedBytes, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
 
 const peerModule = new URL('./support/ucx-peer.js', import.meta.url).pathname;
 
-function whyMissing(): string | false {
-  try {
-    openUcx();
-    return false;
-  } catch (error) {
-    return (error as Error).message;
-  }
-}
-
-const skip = whyMissing();
+const skip = whyNoUcx();
 const BYTES = 2 ** 20;
 
 function useTcp(context: TestContext): void {

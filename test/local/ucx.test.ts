@@ -6,22 +6,12 @@ import test from 'node:test';
 import { promisify } from 'node:util';
 import type { WeftlineError } from 'weftline';
 import type { BackendLink, BackendPeer } from '#lib/agent/backend.js';
-import { openUcx } from '#lib/native/ucx.js';
-import { fixedBytes, UcxSide, until } from './support/ucx-side.js';
+import { fixedBytes, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
 
 const waiterModule = new URL('./support/ucx-waiter.js', import.meta.url).pathname;
 const peerModule = new URL('./support/ucx-peer.js', import.meta.url).pathname;
 
-function whyMissing(): string | false {
-  try {
-    openUcx();
-    return false;
-  } catch (error) {
-    return (error as Error).message;
-  }
-}
-
-const skip = whyMissing();
+const skip = whyNoUcx();
 
 function isError(code: WeftlineError['code'], words: RegExp): (error: unknown) => boolean {
   return (error) => {

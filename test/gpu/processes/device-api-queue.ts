@@ -2,10 +2,8 @@
 import assert from 'node:assert/strict';
 import type { CudaDevice } from 'weftline';
 import { benchDeviceApiKernels } from '#lib/device/cuda/kernels/device-api.js';
-import { CommandReader } from '#lib/proxy/command-queue.js';
-import { CommandServer } from '#lib/proxy/command-server.js';
 import { CudaRequests } from '#lib/proxy/cuda-requests.js';
-import { queuesIn } from '#lib/proxy/queue-layout.js';
+import { countingPeer } from '../support/counting-peer.ts';
 
 export interface QueueSpeed {
   readonly warps: number;
@@ -21,33 +19,8 @@ export async function measureQueue(device: CudaDevice): Promise<QueueSpeed[]> {
   const { benchDevicePush } = await device.loadKernels(benchDeviceApiKernels);
   const layout = { queues: 1, capacity: 4096 };
   using requests = await CudaRequests.create({ device, trap: device.traps.address, timeoutMs: 10_000, ...layout });
-  const handle = await requests.add({
-    number: 0,
-    peer: 0,
-    inlines: false,
-    local: { address: 0, bytes: 0 },
-    remotes: [{ direct: 0, bytes: 8 }],
-  });
-  const channel = { posted: 0, delivered: 0, error: undefined };
-  const seen = { sum: 0 };
-  const route = {
-    channel,
-    put: () => false,
-    store: () => false,
-    set: () => false,
-    signal: (_target: number, add: number) => {
-      seen.sum += add;
-      channel.posted += 1;
-      channel.delivered += 1;
-      return true;
-    },
-  };
+  const { handle, seen, server } = await countingPeer(requests, layout.capacity);
   const results: QueueSpeed[] = [];
-  const [memory] = queuesIn(requests.buffer, layout.queues, layout.capacity);
-  assert.ok(memory !== undefined);
-  const server = new CommandServer(new CommandReader(memory), [{ peer: 'nobody', remotes: [route] }], (error) => {
-    throw error;
-  });
   const shapes = [1, 2, 4, 32, 128].flatMap((warps) => [
     { warps, lanes: 1, order: 'release' },
     { warps, lanes: 1, order: 'relaxed' },

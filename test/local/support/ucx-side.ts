@@ -4,6 +4,7 @@ import type { AgentMemory } from '#lib/agent/agent-memory.js';
 import type { Backend, BackendPeer, BackendRegion } from '#lib/agent/backend.js';
 import { WakeWord } from '#lib/core/wake-word.js';
 import { addressOf } from '#lib/native/library.js';
+import { openUcx } from '#lib/native/ucx.js';
 import { readSettings } from '#lib/settings/settings.js';
 import { hostIdentity } from '#lib/world/host-identity.js';
 
@@ -77,5 +78,15 @@ export async function until(sides: readonly UcxSide[], isSo: () => boolean): Pro
     for (const side of sides) side.backend.poll();
     if (performance.now() > end) throw new Error('it did not come to pass within 20 s');
     await new Promise((resolve) => setImmediate(resolve));
+  }
+}
+
+/** Why tests of UCX are to be skipped; false if they are not. */
+export function whyNoUcx(): string | false {
+  try {
+    openUcx();
+    return false;
+  } catch (error) {
+    return (error as Error).message;
   }
 }

@@ -133,31 +133,27 @@ export class Outgoing {
 
   /** All of a channel that is under way. */
   stopChannel(channel: number, failure: number): void {
-    const { block } = this.#options;
-    const { words } = block;
-    for (
-      let place = words[linkWord.queueDone] as number;
-      place !== words[linkWord.queueTail];
-      place = (place + 1) | 0
-    ) {
-      const entry = place & (QUEUE - 1);
-      if ((block.kind[entry] as number) >= operationKinds.put && block.slot[entry] === channel)
-        this.stop(entry, failure, 0);
+    const { words } = this.#options.block;
+    let place = this.#findOf(channel, words[linkWord.queueDone] as number);
+    for (; place !== words[linkWord.queueTail]; place = this.#findOf(channel, (place + 1) | 0)) {
+      this.stop(place & (QUEUE - 1), failure, 0);
     }
   }
 
   hasChannel(channel: number): boolean {
-    const { block } = this.#options;
-    const { words } = block;
-    for (
-      let place = words[linkWord.queueDone] as number;
-      place !== words[linkWord.queueTail];
-      place = (place + 1) | 0
-    ) {
+    const { words } = this.#options.block;
+    return this.#findOf(channel, words[linkWord.queueDone] as number) !== words[linkWord.queueTail];
+  }
+
+  /** The first place from here on that holds an operation of the channel; the queue's tail if none does. */
+  #findOf(channel: number, from: number): number {
+    const { words, kind, slot } = this.#options.block;
+    let place = from;
+    for (; place !== words[linkWord.queueTail]; place = (place + 1) | 0) {
       const entry = place & (QUEUE - 1);
-      if ((block.kind[entry] as number) >= operationKinds.put && block.slot[entry] === channel) return true;
+      if ((kind[entry] as number) >= operationKinds.put && slot[entry] === channel) break;
     }
-    return false;
+    return place;
   }
 
   /** The link has ended: everything fails. */
