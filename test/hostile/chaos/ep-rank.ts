@@ -20,7 +20,8 @@ export interface RankOutcome {
 }
 
 console.log(`pid ${process.pid}`);
-const times = Number(process.argv[2] ?? 0);
+const given = Number(process.argv[2] ?? 0);
+const times = given === 0 ? Number.POSITIVE_INFINITY : given;
 const [tokens, hidden, topk, experts] = [64, 512, 4, 12];
 const world = await join({ settings: chaosSettings });
 const random = new Random(world.rank + 1);
@@ -42,7 +43,7 @@ async function run(): Promise<void> {
     (_, at) => ((at >> 2) * 5 + (at & 3) * 3 + world.rank) % experts,
   );
   using topkIdx = await device.tensor('i32', [tokens, topk], ids);
-  for (; times === 0 || rounds < times; rounds++) {
+  for (; rounds < times; rounds++) {
     const hash = createHash('sha256');
     const add = async (tensor: Tensor): Promise<void> => void hash.update(await tensor.toHost());
     const { recvX, handle } = await buffer.dispatch({ x, topkIdx });

@@ -202,7 +202,7 @@ export class PairRounds {
 }
 
 function exitOf({ exitCode, signalCode }: ChildProcess): string {
-  return `${signalCode ?? `code ${exitCode}`}`;
+  return signalCode ?? `code ${exitCode}`;
 }
 
 function describe(error: EncodedError | undefined): string {
