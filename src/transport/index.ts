@@ -3,6 +3,6 @@ export { Connection, type LocalPart, type RemotePart, type SignalPart } from './
 export type { HostStatistics } from './host/engine-host.ts';
 export type { MemoryRegion, RegisteredMemory } from './host/memory-region.ts';
 export type { Request, RequestState } from './host/request-slots.ts';
-export type { Address } from './host/dial.ts';
+export type { Address } from '../meeting/dial.ts';
 export { Transport, type TransportOptions } from './host/transport.ts';
 export { TransportListener } from './host/transport-listener.ts';

@@ -3,8 +3,8 @@ import { connect, type Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { type EncodedError, decodeError, encodeError, WeftlineError } from '../core/errors.ts';
 import { endWhenSilent } from '../native/tcp.ts';
-import { encodeFrame, type Frame, FrameReader, protocolError, strangerLimits } from './frames.ts';
-import { clientProof, createNonce, PROTOCOL_NAME, PROTOCOL_VERSION, sameProof, serverProof } from './handshake.ts';
+import { encodeFrame, type Frame, FrameReader, protocolError, strangerLimits } from '../meeting/frames.ts';
+import { clientProof, createNonce, PROTOCOL_NAME, PROTOCOL_VERSION, sameProof, serverProof } from '../meeting/proof.ts';
 import type { StoreLink } from './store.ts';
 import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
 

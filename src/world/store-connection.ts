@@ -2,8 +2,15 @@
 import type { Socket } from 'node:net';
 import { type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import { endWhenSilent } from '../native/tcp.ts';
-import { encodeFrame, type Frame, FrameReader, memberLimits, protocolError, strangerLimits } from './frames.ts';
-import { clientProof, createNonce, PROTOCOL_NAME, PROTOCOL_VERSION, sameProof, serverProof } from './handshake.ts';
+import {
+  encodeFrame,
+  type Frame,
+  FrameReader,
+  memberLimits,
+  protocolError,
+  strangerLimits,
+} from '../meeting/frames.ts';
+import { clientProof, createNonce, PROTOCOL_NAME, PROTOCOL_VERSION, sameProof, serverProof } from '../meeting/proof.ts';
 import type { Departure } from './membership.ts';
 import type { StoreCore } from './store-core.ts';
 import { parseRequest } from './store-request.ts';

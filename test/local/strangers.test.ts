@@ -4,7 +4,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
 import { hostname, tmpdir } from 'node:os';
 import test from 'node:test';
-import { encodeFrame, FrameReader, strangerLimits } from '#lib/world/frames.js';
+import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 import { StoreClient } from '#lib/world/store-client.js';
 import { resultOf, runRanks } from './support/run-ranks.js';
 

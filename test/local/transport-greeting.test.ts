@@ -4,9 +4,9 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import test from 'node:test';
-import { ControlChannel } from '#lib/transport/io/udp/control-channel.js';
+import { ControlChannel } from '#lib/meeting/control-channel.js';
 import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '#lib/transport/io/udp/greeting.js';
-import { encodeFrame } from '#lib/world/frames.js';
+import { encodeFrame } from '#lib/meeting/frames.js';
 
 const base: GreetingOptions = {
   token: 'secret',

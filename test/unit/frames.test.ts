@@ -2,8 +2,8 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as fc from 'fast-check';
 import { WeftlineError } from 'weftline';
-import { encodeFrame, type Frame, FrameReader, memberLimits, strangerLimits } from '#lib/world/frames.js';
-import { clientProof, createNonce, sameProof, serverProof } from '#lib/world/handshake.js';
+import { encodeFrame, type Frame, FrameReader, memberLimits, strangerLimits } from '#lib/meeting/frames.js';
+import { clientProof, createNonce, sameProof, serverProof } from '#lib/meeting/proof.js';
 import { parseRequest } from '#lib/world/store-request.js';
 
 /** Reads all frames from bytes that arrive in pieces of the given sizes. */

@@ -2,8 +2,8 @@
 import { z } from 'zod';
 import { ENDPOINT_VERSION } from '../../abi/endpoint-message.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { ControlChannel, ControlFrame } from '../../transport/io/udp/control-channel.ts';
-import { createNonce, keyedProof, sameProof } from '../../world/handshake.ts';
+import type { ControlChannel, ControlFrame } from '../../meeting/control-channel.ts';
+import { createNonce, keyedProof, sameProof } from '../../meeting/proof.ts';
 
 const PROTOCOL_NAME = 'weftline-endpoint';
 

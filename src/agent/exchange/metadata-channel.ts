@@ -8,8 +8,8 @@ import {
   FrameReader,
   protocolError,
   strangerLimits,
-} from '../../world/frames.ts';
-import { createNonce, keyedProof, sameProof } from '../../world/handshake.ts';
+} from '../../meeting/frames.ts';
+import { createNonce, keyedProof, sameProof } from '../../meeting/proof.ts';
 
 const PROTOCOL = 'weftline-agent';
 const VERSION = 1;

@@ -1,7 +1,7 @@
 // A connection as the user sees it: requests are posted here, their ends are taken from the transport.
 import { commandKinds } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
-import type { ControlChannel } from '../io/udp/control-channel.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
 import type { HostCall, HostEvent, HostStatistics } from './engine-host.ts';
 import type { EngineLink } from './engine-link.ts';
 import type { MemoryRegion } from './memory-region.ts';

@@ -3,9 +3,9 @@ import { randomBytes } from 'node:crypto';
 import { connect as connectTcp, type Socket } from 'node:net';
 import { UCX_LINK_NUMBERS, UCX_PROTOCOL_VERSION } from '../../../abi/ucx-message.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { ControlChannel, type ControlFrame } from '../../../transport/io/udp/control-channel.ts';
-import { protocolError } from '../../../world/frames.ts';
-import { createNonce, keyedProof, sameProof } from '../../../world/handshake.ts';
+import { ControlChannel, type ControlFrame } from '../../../meeting/control-channel.ts';
+import { protocolError } from '../../../meeting/frames.ts';
+import { createNonce, keyedProof, sameProof } from '../../../meeting/proof.ts';
 import type { BackendPeer, ConnectOptions } from '../../backend.ts';
 
 const PROTOCOL_NAME = 'weftline-ucx';

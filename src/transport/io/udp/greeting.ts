@@ -2,9 +2,9 @@
 import { randomBytes } from 'node:crypto';
 import { MAX_PATHS, TRANSPORT_VERSION } from '../../../abi/transport-packet.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { protocolError } from '../../../world/frames.ts';
-import { createNonce, keyedProof, sameProof } from '../../../world/handshake.ts';
-import type { ControlChannel, ControlFrame } from './control-channel.ts';
+import { protocolError } from '../../../meeting/frames.ts';
+import { createNonce, keyedProof, sameProof } from '../../../meeting/proof.ts';
+import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
 import { DatagramProbe } from './datagram-probe.ts';
 import { UdpSocket } from './udp-socket.ts';
 

@@ -1,8 +1,8 @@
 // The TCP connection beside a transport connection: frames one after the other while it is set up, later a sign of life.
 import type { Socket } from 'node:net';
-import { endWhenSilent } from '../../../native/tcp.ts';
-import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../../core/errors.ts';
-import { encodeFrame, FrameReader, protocolError, strangerLimits } from '../../../world/frames.ts';
+import { endWhenSilent } from '../native/tcp.ts';
+import { decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
+import { encodeFrame, FrameReader, protocolError, strangerLimits } from './frames.ts';
 
 export type ControlFrame = Readonly<Record<string, unknown>>;
 

@@ -1,14 +1,17 @@
 // A TCP connection to whoever listens at an address, or will soon.
 import { connect as connectTcp, type Socket } from 'node:net';
-import { WeftlineError } from '../../core/errors.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import { WeftlineError } from '../core/errors.ts';
 
 export interface Address {
   readonly host: string;
   readonly port: number;
 }
 
-export interface ConnectOptions extends WaitOptions {
+export interface ConnectOptions {
+  /** How long to wait, in ms; by default the setting `timeoutMs`. */
+  readonly timeoutMs?: number;
+  /** Ends the wait early; it then rejects with the signal's reason. */
+  readonly signal?: AbortSignal;
   /** False: a port where nobody listens fails at once with WL_PEER_LOST. True by default. */
   readonly retry?: boolean;
 }
