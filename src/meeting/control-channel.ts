@@ -1,41 +1,41 @@
-// The TCP connection beside a transport connection: frames one after the other while it is set up, later a sign of life.
+// A TCP connection between two that meet: frames one after the other while they talk, later a sign of life.
 import type { Socket } from 'node:net';
 import { endWhenSilent } from '../native/tcp.ts';
-import { decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
-import { encodeFrame, FrameReader, protocolError, strangerLimits } from './frames.ts';
+import { WeftlineError } from '../core/errors.ts';
+import { encodeFrame, type Frame, type FrameLimits, FrameReader, protocolError, strangerLimits } from './frames.ts';
+import { decodeRefusal, encodeRefusal } from './refusal.ts';
 
 export type ControlFrame = Readonly<Record<string, unknown>>;
 
-/** Frames that nobody has asked for yet. */
-const MOST_UNREAD = 8;
+/** Of bytes that nobody has asked for yet; then the peer must wait. */
+const MAX_UNREAD_BYTES = 65_536;
 
 export class ControlChannel {
   /** For errors: who is at the other end. */
   peer: string;
+  /** On the clock of performance.now(): bounds every receive. */
+  deadline: number;
+  /** Called once, when the peer has proven itself. */
+  onProven: (() => void) | undefined;
   readonly #socket: Socket;
   readonly #reader = new FrameReader(strangerLimits);
-  readonly #frames: ControlFrame[] = [];
-  readonly #deadline: number;
   #waiting: (() => void) | undefined;
   #failure: WeftlineError | undefined;
   #farewell = false;
   #isOver = false;
   #onEnd: ((farewell: boolean) => void) | undefined;
 
-  /**
-   * `deadline`, on the clock of performance.now(), bounds every receive. After `silenceMs` without an answer of its system
-   * the peer counts as gone.
-   */
+  /** After `silenceMs` without an answer of its system the peer counts as gone. */
   constructor(socket: Socket, deadline: number, silenceMs: number = Number.POSITIVE_INFINITY) {
     this.#socket = socket;
-    this.#deadline = deadline;
+    this.deadline = deadline;
     this.peer = `${socket.remoteAddress ?? 'unknown'} port ${socket.remotePort ?? 0}`;
     socket.setNoDelay(true);
     endWhenSilent(socket, silenceMs);
-    socket.on('data', (chunk) => this.#arrived(chunk));
-    socket.on('error', () => {});
-    socket.on('end', () => socket.destroy());
-    socket.on('close', () => this.#ended());
+    socket.on('data', this.#arrived);
+    socket.on('error', this.#failed);
+    socket.on('end', this.#hungUp);
+    socket.on('close', this.#ended);
   }
 
   get remoteAddress(): string {
@@ -47,18 +47,38 @@ export class ControlChannel {
     return (this.#socket.localAddress ?? '').replace(/^::ffff:(?=\d+\.)/, '');
   }
 
-  send(frame: ControlFrame): void {
+  /** How large frames may be; those of strangers until this is set, which the peer must have proven itself for. */
+  set limits(limits: FrameLimits) {
+    this.#reader.limits = limits;
+  }
+
+  /** The peer has proven itself. */
+  prove(): void {
+    const { onProven } = this;
+    this.onProven = undefined;
+    onProven?.();
+  }
+
+  send(frame: ControlFrame, parts: readonly Uint8Array[] = []): void {
     if (this.#socket.destroyed || !this.#socket.writable) return;
-    for (const piece of encodeFrame(frame)) this.#socket.write(piece);
+    for (const piece of encodeFrame(frame, parts)) this.#socket.write(piece);
   }
 
   /** The next frame. Fails with the peer's refusal, WL_PROTOCOL, WL_PEER_LOST, or WL_TIMEOUT at the deadline. */
   async receive(expected: string): Promise<ControlFrame> {
+    return (await this.receiveFrame(expected)).header;
+  }
+
+  /** The same, with the bytes that came in the frame. */
+  async receiveFrame(expected: string): Promise<Frame> {
     for (;;) {
-      const frame = this.#frames.shift();
-      if (frame?.['refused'] !== undefined) throw decodeError(frame['refused'] as EncodedError);
+      const frame = this.#next();
+      if (frame !== undefined && frame.header['refused'] !== undefined) {
+        throw decodeRefusal(frame.header['refused'], this.peer);
+      }
       if (frame !== undefined) return frame;
       if (this.#failure !== undefined) throw this.#failure;
+      this.#socket.resume();
       if (!(await this.#sleep())) {
         throw new WeftlineError('WL_TIMEOUT', `${this.peer} did not send its ${expected} in time (setting timeoutMs)`, {
           details: { peer: this.peer, expected },
@@ -69,8 +89,7 @@ export class ControlChannel {
 
   /** Tells the peer why, then hangs up. */
   refuse(error: unknown): void {
-    const { stack: _hidden, cause: _inner, ...reason } = encodeError(error);
-    this.send({ refused: reason });
+    this.send({ refused: encodeRefusal(error) });
     this.#socket.destroySoon();
   }
 
@@ -93,6 +112,8 @@ export class ControlChannel {
    */
   watch(onEnd: (farewell: boolean) => void): void {
     this.#onEnd = onEnd;
+    this.#socket.resume();
+    this.#checkQuiet();
     if (this.#isOver) queueMicrotask(() => this.#ended());
   }
 
@@ -101,25 +122,58 @@ export class ControlChannel {
     this.#socket.unref();
   }
 
-  #arrived(chunk: Buffer): void {
+  /** Hands the connection over, with what has arrived of the next frames; this channel is of no use afterwards. */
+  detach(): { readonly socket: Socket; readonly reader: FrameReader } {
+    const socket = this.#socket;
+    socket.off('data', this.#arrived).off('error', this.#failed).off('end', this.#hungUp).off('close', this.#ended);
+    // An error is always followed by 'close', which says enough.
+    socket.on('error', () => {});
+    socket.resume();
+    return { socket, reader: this.#reader };
+  }
+
+  /** Fails with WL_PROTOCOL, having told the peer. */
+  #next(): Frame | undefined {
     try {
-      this.#reader.push(chunk);
-      for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) this.#take(frame.header);
+      for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) {
+        if (frame.header['goodbye'] !== true) return frame;
+        this.#farewell = true;
+      }
+      return undefined;
     } catch (error) {
       this.#failure = error instanceof WeftlineError ? error : protocolError('bytes that are no frame');
       this.refuse(this.#failure);
+      throw this.#failure;
     }
-    this.#wake();
   }
 
-  #take(frame: ControlFrame): void {
-    if (frame['goodbye'] === true) this.#farewell = true;
-    else if (this.#onEnd !== undefined) throw protocolError('a frame after the connection was set up');
-    else if (this.#frames.length === MOST_UNREAD) throw protocolError('more frames than a greeting has');
-    else this.#frames.push(frame);
+  /** Once both sides are set up, nothing but a goodbye may come. */
+  #checkQuiet(): void {
+    try {
+      if (this.#next() !== undefined) this.refuse(protocolError('a frame after the connection was set up'));
+    } catch {
+      // The peer was told why.
+    }
   }
 
-  #ended(): void {
+  readonly #arrived = (chunk: Buffer): void => {
+    // What comes behind bytes that made no sense makes no sense either.
+    if (this.#failure !== undefined) return;
+    this.#reader.push(chunk);
+    if (this.#onEnd !== undefined) this.#checkQuiet();
+    else if (this.#waiting !== undefined) this.#wake();
+    else if (this.#reader.unread > MAX_UNREAD_BYTES) this.#socket.pause();
+  };
+
+  readonly #failed = (error: Error): void => {
+    if (error instanceof WeftlineError) this.#failure ??= error;
+  };
+
+  readonly #hungUp = (): void => {
+    this.#socket.destroy();
+  };
+
+  readonly #ended = (): void => {
     this.#failure ??= new WeftlineError('WL_PEER_LOST', `${this.peer} closed the connection`, {
       details: { peer: this.peer },
     });
@@ -128,14 +182,17 @@ export class ControlChannel {
     const onEnd = this.#onEnd;
     this.#onEnd = undefined;
     onEnd?.(this.#farewell);
-  }
+  };
 
   /** False at the deadline. */
   #sleep(): Promise<boolean> {
-    const left = this.#deadline - performance.now();
+    const left = this.deadline - performance.now();
     if (left <= 0) return Promise.resolve(false);
     return new Promise((resolve) => {
-      const timer = setTimeout(() => resolve(false), left);
+      const timer = setTimeout(() => {
+        this.#waiting = undefined;
+        resolve(false);
+      }, left);
       this.#waiting = () => {
         clearTimeout(timer);
         resolve(true);
@@ -144,7 +201,8 @@ export class ControlChannel {
   }
 
   #wake(): void {
-    this.#waiting?.();
+    const waiting = this.#waiting;
     this.#waiting = undefined;
+    waiting?.();
   }
 }

@@ -4,5 +4,11 @@ export type { HostStatistics } from './host/engine-host.ts';
 export type { MemoryRegion, RegisteredMemory } from './host/memory-region.ts';
 export type { Request, RequestState } from './host/request-slots.ts';
 export type { Address } from '../meeting/dial.ts';
-export { Transport, type TransportOptions } from './host/transport.ts';
+export {
+  type HelloOfApplication,
+  Transport,
+  type TransportListenOptions,
+  type TransportOptions,
+} from './host/transport.ts';
+export type { Guest } from './io/udp/greeting.ts';
 export { TransportListener } from './host/transport-listener.ts';

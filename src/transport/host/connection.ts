@@ -40,6 +40,7 @@ export interface ConnectionParts {
   readonly paths: number;
   readonly segmentBytes: number;
   readonly cutsSends: boolean;
+  readonly hello: unknown;
   readonly onClose: (connection: Connection) => void;
 }
 
@@ -59,6 +60,8 @@ export class Connection implements AsyncDisposable {
   readonly segmentBytes: number;
   /** True if the kernel cuts large sends into packets. */
   readonly cutsSends: boolean;
+  /** What the application of the peer said when they met. */
+  readonly hello: unknown;
   /** Numeric addresses. */
   readonly localHost: string;
   readonly peerHost: string;
@@ -75,6 +78,7 @@ export class Connection implements AsyncDisposable {
     this.paths = facts.paths;
     this.segmentBytes = facts.segmentBytes;
     this.cutsSends = facts.cutsSends;
+    this.hello = facts.hello;
     this.localHost = channel.localAddress;
     this.peerHost = channel.remoteAddress;
     this.#link = link;
