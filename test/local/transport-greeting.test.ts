@@ -4,12 +4,20 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import test from 'node:test';
-import { ControlChannel } from '#lib/transport/io/udp/control-channel.js';
-import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '#lib/transport/io/udp/greeting.js';
-import { encodeFrame } from '#lib/world/frames.js';
+import { ControlChannel } from '#lib/meeting/control-channel.js';
+import { credentialsOf } from '#lib/meeting/credentials.js';
+import { sayHello } from '#lib/meeting/hello.js';
+import {
+  type GreetingOptions,
+  helloOf,
+  introduce,
+  type Meeting,
+  receiveGuest,
+  visitHost,
+} from '#lib/transport/io/udp/greeting.js';
+import { encodeFrame } from '#lib/meeting/frames.js';
 
 const base: GreetingOptions = {
-  token: 'secret',
   name: 'host',
   paths: 3,
   segmentBytes: 0,
@@ -32,15 +40,26 @@ function deadline(milliseconds = 5000): number {
   return performance.now() + milliseconds;
 }
 
+const credentials = credentialsOf('secret');
+
+function receive(channel: ControlChannel, options: GreetingOptions = base): Promise<Meeting> {
+  return receiveGuest(channel, credentials, async (hello) => ({ options, answer: `hello, ${String(hello)}` }));
+}
+
+async function visit(channel: ControlChannel, options: GreetingOptions, token: string): Promise<Meeting> {
+  const greeted = await sayHello(channel, helloOf(credentialsOf(token)), introduce(options, options.name));
+  return visitHost(channel, greeted, options);
+}
+
 async function greet(
   hostOptions: Partial<GreetingOptions>,
-  guestOptions: Partial<GreetingOptions>,
+  { token = 'secret', ...guestOptions }: Partial<GreetingOptions> & { readonly token?: string },
   host?: string,
 ): Promise<PromiseSettledResult<Meeting>[]> {
   const [hostSocket, guestSocket] = await pair(host);
   const results = await Promise.allSettled([
-    receiveGuest(new ControlChannel(hostSocket, deadline()), { ...base, ...hostOptions }),
-    visitHost(new ControlChannel(guestSocket, deadline()), { ...base, name: 'guest', ...guestOptions }),
+    receive(new ControlChannel(hostSocket, deadline()), { ...base, ...hostOptions }),
+    visit(new ControlChannel(guestSocket, deadline()), { ...base, name: 'guest', ...guestOptions }, token),
   ]);
   hostSocket.destroy();
   guestSocket.destroy();
@@ -60,6 +79,9 @@ async function meet(hostOptions: Partial<GreetingOptions>, guestOptions: Partial
 test('both sides learn the same secret, the paths both can have, and the largest packet that passes', async () => {
   const [host, guest] = await meet({ connectionId: 7 }, { connectionId: 9, paths: 2 });
   assert.equal(host.secret, guest.secret);
+  assert.equal(host.packetKey.length, 32);
+  assert.deepEqual(host.packetKey, guest.packetKey);
+  assert.deepEqual([host.hello, guest.hello], ['guest', 'hello, guest']);
   assert.equal(host.sockets.length, 2);
   assert.equal(guest.sockets.length, 2);
   assert.deepEqual([host.remoteId, guest.remoteId], [9, 7]);
@@ -104,7 +126,7 @@ test('another version, other protocols and noise are refused with a reason', asy
     const heard: Buffer[] = [];
     stranger.on('data', (chunk) => heard.push(chunk)).write(bytes);
     const ended = once(stranger, 'close');
-    await assert.rejects(receiveGuest(new ControlChannel(hostSocket, deadline()), base), { code: 'WL_PROTOCOL' });
+    await assert.rejects(receive(new ControlChannel(hostSocket, deadline())), { code: 'WL_PROTOCOL' });
     await ended;
     assert.match(Buffer.concat(heard).toString(), /refused.*WL_PROTOCOL/);
   }
@@ -112,9 +134,9 @@ test('another version, other protocols and noise are refused with a reason', asy
 
 test('a caller that says nothing is given up at the deadline, one that leaves at once', async () => {
   const [hostSocket, silent] = await pair();
-  await assert.rejects(receiveGuest(new ControlChannel(hostSocket, deadline(50)), base), { code: 'WL_TIMEOUT' });
+  await assert.rejects(receive(new ControlChannel(hostSocket, deadline(50))), { code: 'WL_TIMEOUT' });
   silent.destroy();
   const [other, leaving] = await pair();
   leaving.destroy();
-  await assert.rejects(receiveGuest(new ControlChannel(other, deadline()), base), { code: 'WL_PEER_LOST' });
+  await assert.rejects(receive(new ControlChannel(other, deadline())), { code: 'WL_PEER_LOST' });
 });

@@ -134,8 +134,8 @@ const scenarios: Readonly<Record<string, Scenario>> = {
   async forever(world) {
     // Rank 0's even leaves the process group.
     const grandchild = spawn('sleep', ['1000'], { stdio: 'ignore', detached: world.rank === 0 });
-    writeFileSync(`/dev/shm/weftline-${world.jobId}-test-${world.rank}`, 'x');
-    console.log(JSON.stringify({ pid: process.pid, grandchild: grandchild.pid, jobId: world.jobId }));
+    writeFileSync(`/dev/shm/${world.filePrefix}-test-${world.rank}`, 'x');
+    console.log(JSON.stringify({ pid: process.pid, grandchild: grandchild.pid, prefix: world.filePrefix }));
     await world.barrier('started');
     if (world.rank === Number(process.argv[3])) process.kill(process.pid, 'SIGKILL');
     console.log('started');
