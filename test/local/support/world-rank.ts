@@ -174,7 +174,7 @@ const scenarios: Readonly<Record<string, Scenario>> = {
       buffers: inspect([buffer, again], { depth: 4 }),
     };
     const { WEFTLINE_TOKEN: token = 'no token' } = process.env;
-    const shown = Object.entries(seen).filter(([, text]) => text.includes(world.secret) || text.includes(token));
+    const shown = Object.entries(seen).filter(([, said]) => said.includes(world.secret) || said.includes(token));
     const named = [...names].filter((name) => name.includes(world.jobId));
     return { secret: world.secret, shown: shown.map(([name]) => name), named };
   },
