@@ -55,7 +55,8 @@ export async function call(address: Address, options: CallOptions): Promise<Call
       return await callOnce(address, end, options);
     } catch (cause) {
       signal?.throwIfAborted();
-      if (cause instanceof WeftlineError && cause.code !== 'WL_PEER_LOST') throw cause;
+      const isOver = cause instanceof WeftlineError && cause.code === 'WL_TIMEOUT';
+      if (cause instanceof WeftlineError && cause.code !== 'WL_PEER_LOST' && !isOver) throw cause;
       const { code, message } = cause as NodeJS.ErrnoException;
       if (code === 'ENOTFOUND' && !awaitsName) {
         throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, {
@@ -67,7 +68,7 @@ export async function call(address: Address, options: CallOptions): Promise<Call
         const gone = `Nobody listens at ${host} port ${port} any more: the process ended or closed its ${who}`;
         throw new WeftlineError('WL_PEER_LOST', gone, { details: { host, port }, cause });
       }
-      if (performance.now() + pause < end) {
+      if (!isOver && performance.now() + pause < end) {
         await sleep(pause, signal);
         pause = Math.min(LAST_RETRY_MS, pause * 1.5);
         continue;

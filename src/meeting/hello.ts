@@ -98,7 +98,8 @@ async function receiveAnswer(
 }
 
 function unauthorized(peer: string, own: CredentialKind, theirs: CredentialKind): WeftlineError {
-  const give = 'give all processes that meet the same token (openssl rand -hex 32), by WEFTLINE_TOKEN or the option token';
+  const give =
+    'give all processes that meet the same token (openssl rand -hex 32), by WEFTLINE_TOKEN or the option token';
   const reasons: Readonly<Record<CredentialKind, Readonly<Record<CredentialKind, string>>>> = {
     token: {
       token: `it does not hold the same token (WEFTLINE_TOKEN, or the option token) as this side`,

@@ -4,7 +4,6 @@ import { protocolError } from './frames.ts';
 
 const MAX_TEXT = 600;
 const MAX_DETAILS = 16;
-const MAX_LIST = 64;
 
 /** What an error looks like in a frame: without stacks and causes, which are nobody else's business. */
 export function encodeRefusal(error: unknown): Readonly<Record<string, unknown>> {
@@ -14,14 +13,19 @@ export function encodeRefusal(error: unknown): Readonly<Record<string, unknown>>
 
 /** The error that a peer's refusal stands for. Whatever is in it: never throws, and WL_PROTOCOL if it is not one. */
 export function decodeRefusal(value: unknown, peer: string): WeftlineError {
-  if (typeof value !== 'object' || value === null) return protocolError('a refusal without a reason');
+  return decodePeerError(value, `${peer} refused: `);
+}
+
+/** The same of an error that a peer tells in the course of a conversation. */
+export function decodePeerError(value: unknown, prefix = '', mostText: number = MAX_TEXT): WeftlineError {
+  if (typeof value !== 'object' || value === null) return protocolError('an error without a reason');
   const { code, message, details, rank } = value as Readonly<Record<string, unknown>>;
   const isKnown = typeof code === 'string' && Object.hasOwn(errorCodes, code);
   if (!isKnown || typeof message !== 'string') {
     const said = typeof message === 'string' ? `: ${peerText(message)}` : '';
-    return protocolError(`a refusal of a kind that is not known here${said}`);
+    return protocolError(`an error of a kind that is not known here${said}`);
   }
-  return new WeftlineError(code as ErrorCode, `${peer} refused: ${peerText(message)}`, {
+  return new WeftlineError(code as ErrorCode, prefix + peerText(message, mostText), {
     details: plainDetails(details),
     ...(Number.isSafeInteger(rank) ? { rank: rank as number } : {}),
   });
@@ -42,8 +46,7 @@ function plainDetails(details: unknown): ErrorDetails {
     if (!/^\w{1,40}$/.test(name) || name === '__proto__') continue;
     if (typeof value === 'number' || typeof value === 'boolean') plain[name] = value;
     else if (typeof value === 'string') plain[name] = peerText(value);
-    else if (Array.isArray(value) && value.every((item) => typeof item === 'number'))
-      plain[name] = value.slice(0, MAX_LIST);
+    else if (Array.isArray(value) && value.every((item) => typeof item === 'number')) plain[name] = value;
   }
   return plain;
 }

@@ -1,11 +1,11 @@
 // A rank's connection to the store of rank 0: finds it, matches replies to requests.
 import type { Socket } from 'node:net';
 import { hostname } from 'node:os';
-import { type EncodedError, decodeError, encodeError, WeftlineError } from '../core/errors.ts';
+import { type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import type { Credentials } from '../meeting/credentials.ts';
 import { call } from '../meeting/dial.ts';
 import { encodeFrame, type Frame, type FrameReader, protocolError } from '../meeting/frames.ts';
-import { decodeRefusal } from '../meeting/refusal.ts';
+import { decodePeerError, decodeRefusal } from '../meeting/refusal.ts';
 import type { StoreLink } from './store.ts';
 import { storeHello } from './store-hello.ts';
 import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
@@ -35,6 +35,8 @@ interface Pending {
 const SECOND_NET_MS = 2_000;
 /** A thread that was busy finds its timers and its replies due together: read the replies first. */
 const READ_FIRST_MS = 250;
+/** Of errors that ranks tell. */
+const MAX_TEXT = 8192;
 /** Replies come from a server that has shown the token, and hold what ranks were allowed to send. */
 const serverLimits = { headerBytes: 1 << 24, payloadBytes: 2 ** 32 - 1 };
 
@@ -139,11 +141,11 @@ export class StoreClient implements StoreLink {
   }
 
   #handle({ header, parts }: Frame): void {
-    if (header['event'] === 'left') return this.#peerLost.abort(decodeError(header['error'] as EncodedError));
+    if (header['event'] === 'left') return this.#peerLost.abort(decodePeerError(header['error'], '', MAX_TEXT));
     if (header['refused'] !== undefined) throw decodeRefusal(header['refused'], 'The store of rank 0');
     const pending = this.#settle(Number(header['id']));
     if (header['error'] === undefined) pending?.resolve(parseReply(header, parts));
-    else pending?.reject(decodeError(header['error'] as EncodedError));
+    else pending?.reject(decodePeerError(header['error'], '', MAX_TEXT));
   }
 
   #settle(id: number): Pending | undefined {

@@ -2,7 +2,7 @@
 import type { Socket } from 'node:net';
 import { type EncodedError, encodeError } from '../core/errors.ts';
 import { encodeFrame, type Frame, type FrameReader, memberLimits, protocolError } from '../meeting/frames.ts';
-import { encodeRefusal } from '../meeting/refusal.ts';
+import { decodePeerError, encodeRefusal } from '../meeting/refusal.ts';
 import type { Departure } from './membership.ts';
 import type { StoreCore } from './store-core.ts';
 import { parseRequest } from './store-request.ts';
@@ -19,6 +19,8 @@ export interface ConnectionOptions {
 
 /** A client that does not read its last replies for so long misses them. */
 const FLUSH_MS = 500;
+/** Of the error that ended a rank. */
+const MAX_TEXT = 2000;
 
 export class StoreConnection {
   readonly rank: number;
@@ -29,7 +31,10 @@ export class StoreConnection {
   #departed = false;
 
   /** Of a rank that the store has let in. `reader` may hold bytes of its first requests. */
-  constructor({ socket, reader }: { readonly socket: Socket; readonly reader: FrameReader }, options: ConnectionOptions) {
+  constructor(
+    { socket, reader }: { readonly socket: Socket; readonly reader: FrameReader },
+    options: ConnectionOptions,
+  ) {
     this.rank = options.rank;
     this.#socket = socket;
     this.#options = options;
@@ -94,7 +99,7 @@ export class StoreConnection {
   }
 
   #leave(error: unknown): void {
-    const reason = typeof error === 'object' && error !== null ? (error as EncodedError) : undefined;
+    const reason = error === undefined ? undefined : encodeError(decodePeerError(error, '', MAX_TEXT));
     // First: the client takes the end of the connection for the sign that the others have been told.
     this.#depart(reason === undefined ? { how: 'closed' } : { how: 'failed', error: reason });
     this.#socket.end();

@@ -31,7 +31,8 @@ export function introduce({ gpuIndex, connection, metadata }: Introduction): Hel
 /** Fails with WL_PROTOCOL for anything else. */
 export function readIntroduction(body: HelloBody): Introduction {
   const { success, data, error } = introduction.safeParse(body);
-  if (!success) throw protocolError(`a greeting that is not one of an endpoint: ${peerText(error.issues[0]?.message ?? '')}`);
+  if (!success)
+    throw protocolError(`a greeting that is not one of an endpoint: ${peerText(error.issues[0]?.message ?? '')}`);
   // A copy: a Buffer of the pool shares its memory with others.
   return { ...data, metadata: Uint8Array.from(Buffer.from(data.metadata, 'base64')) };
 }

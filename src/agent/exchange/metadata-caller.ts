@@ -51,7 +51,7 @@ async function ask<T>(
 ): Promise<T> {
   const hello = metadataHello(Agent.credentialsOf(agent));
   const time = signal === undefined ? { timeoutMs } : { timeoutMs, signal };
-  const { channel } = await call({ host, port }, { ...time, hello, body: {}, who: 'listener of an agent', retry: false });
+  const { channel } = await call({ host, port }, { ...time, hello, body: {}, who: 'agent', retry: false });
   channel.peer = `The listener at ${host} port ${port}`;
   const abort = (): void => channel.hangUp();
   signal?.addEventListener('abort', abort);
