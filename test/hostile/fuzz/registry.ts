@@ -2,6 +2,7 @@
 import type { Decoder } from './decoder.ts';
 import { agentDecoders } from './decoders/agent.ts';
 import { frameDecoders, storeRequests } from './decoders/frames.ts';
+import { greetingDecoders } from './decoders/greetings.ts';
 import { packetDecoders } from './decoders/packets.ts';
 import { plantedDecoders } from './decoders/planted.ts';
 import { ringDecoders } from './decoders/rings.ts';
@@ -11,6 +12,7 @@ export const decoders: readonly Decoder[] = [
   ...packetDecoders,
   ...frameDecoders,
   storeRequests,
+  ...greetingDecoders,
   ...agentDecoders,
   ...ringDecoders,
   ...textDecoders,

@@ -1,6 +1,6 @@
 // Frames of the store and of every greeting, and the requests that come in them.
 import { StoreCore } from '#lib/world/store-core.js';
-import { encodeFrame, FrameReader, memberLimits, strangerLimits } from '#lib/world/frames.js';
+import { encodeFrame, FrameReader, memberLimits, strangerLimits } from '#lib/meeting/frames.js';
 import { parseRequest } from '#lib/world/store-request.js';
 import { type Decoder, Fault } from '../decoder.ts';
 import { joined } from '../mutate.ts';
