@@ -1,6 +1,6 @@
 // The thread that decoders run in. Its watcher sees each input before it runs, and ends the thread when it does not return.
 import { parentPort, workerData } from 'node:worker_threads';
-import { CoverageSearch } from './coverage.ts';
+import { CoverageSearch, startCounting } from './coverage.ts';
 import type { Decoder } from './decoder.ts';
 import { type DecoderShare, type FuzzReport, type FuzzTask, watchWord } from './fuzz-task.ts';
 import { faultOf, type FoundFault, fuzzRange } from './fuzzer.ts';
@@ -10,6 +10,8 @@ import { keepSeed, seedsOf } from './seed-files.ts';
 const task = workerData as FuzzTask;
 const words = new Int32Array(task.shared, 0, 16);
 const current = new Uint8Array(task.shared, 64);
+
+const session = task.covered > 0 ? await startCounting() : undefined;
 
 /** An error that nobody waits for is a fault of the decoder that runs. */
 let stray: string | undefined;
@@ -35,14 +37,13 @@ async function run({ decoder: name, from, to }: DecoderShare): Promise<FuzzRepor
     const seeds = [...seedsOf(decoder)];
     faults.push(...(await runEach(decoder, seeds)));
     const turn = Math.min(to, from + task.covered);
-    if (task.covered > 0) {
-      const search = new CoverageSearch(decoder, seeds, task.seed);
+    if (session !== undefined) {
+      const search = new CoverageSearch(session, decoder, seeds, task.seed);
       await search.begin();
       faults.push(...(await search.run({ from, to: turn }, show)));
       if (task.keep) for (const input of search.kept) keepSeed(decoder, input);
       kept = search.kept.length;
       seeds.push(...search.kept);
-      search.end();
     }
     faults.push(...(await fuzzRange(decoder, seeds, { seed: task.seed, from: turn, to }, show)));
   } else faults.push(...(await runEach(decoder, [new Uint8Array(Buffer.from(task.input, 'base64'))])));
