@@ -67,6 +67,16 @@ export class WeftlineError extends Error {
   }
 }
 
+/** The ranks that an error says it came from: those that were missing or lost, or where it began. */
+export function blamedRanks(error: unknown): readonly number[] {
+  if (!(error instanceof WeftlineError)) return [];
+  for (const field of ['ranks', 'missing', 'blamed']) {
+    const ranks = error.details[field];
+    if (Array.isArray(ranks) && ranks.length > 0 && ranks.every((rank) => Number.isInteger(rank))) return ranks;
+  }
+  return error.rank === undefined ? [] : [error.rank];
+}
+
 /** An error as plain JSON, to cross a worker thread, a socket or a process boundary. */
 export interface EncodedError {
   readonly code: ErrorCode;

@@ -29,8 +29,11 @@ interface Pending {
   readonly end: () => void;
 }
 
-/** The server enforces deadlines; this much later the client stops believing in it. */
-const SECOND_NET_MS = 2_000;
+/** The server enforces deadlines; so much later, as a share of the time and within bounds, the client gives up itself. */
+const SECOND_NET_SHARE = 0.1;
+const MIN_SECOND_NET_MS = 250;
+const MAX_SECOND_NET_MS = 2_000;
+const GOODBYE_MS = 2_000;
 /** A thread that was busy finds its timers and its replies due together: read the replies first. */
 const READ_FIRST_MS = 250;
 const FIRST_RETRY_MS = 20;
@@ -92,7 +95,7 @@ export class StoreClient implements StoreLink {
       };
       const timer =
         'timeoutMs' in request
-          ? setTimeout(() => this.#checkAgain(id, request), request.timeoutMs + SECOND_NET_MS)
+          ? setTimeout(() => this.#checkAgain(id, request), secondNet(request.timeoutMs))
           : undefined;
       signal?.addEventListener('abort', abort);
       const end = () => {
@@ -113,7 +116,7 @@ export class StoreClient implements StoreLink {
     this.#send({ goodbye: true, ...(error === undefined ? {} : { error: briefError(error) }) });
     this.#fail(new WeftlineError('WL_CLOSED', 'This rank has closed its world'));
     this.#socket.ref();
-    this.#socket.setTimeout(SECOND_NET_MS, () => this.#socket.destroy());
+    this.#socket.setTimeout(GOODBYE_MS, () => this.#socket.destroy());
     await ended;
   }
 
@@ -180,6 +183,10 @@ export class StoreClient implements StoreLink {
     for (const piece of encodeFrame(header, parts)) this.#socket.write(piece);
     this.#socket.uncork();
   }
+}
+
+function secondNet(timeoutMs: number): number {
+  return timeoutMs + Math.min(MAX_SECOND_NET_MS, Math.max(MIN_SECOND_NET_MS, timeoutMs * SECOND_NET_SHARE));
 }
 
 /** One attempt: connects, exchanges proofs. Rejects with a plain error if trying again may help. */

@@ -1,4 +1,5 @@
 // EPAll2AllLayer: dispatch gives one row per (token, expert), grouped by expert; combine sums a token's rows.
+import { type CallWait, startCall } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -65,10 +66,12 @@ export class EPAll2AllLayer implements AsyncDisposable {
       config: { ...common, device: device.kind },
       prepare: (): EPConfig => makeConfig(options, world),
     };
-    const epConfig = await agreeOn(world, agreement, options);
-    const context = await DispatchCombineContext.create(world, device, epConfig, { ...options, capacity });
+    const wait = startCall(options, world.settings.timeoutMs);
+    const epConfig = await agreeOn(world, agreement, wait);
+    const contextOptions = { ...wait, capacity };
+    const context = await DispatchCombineContext.create(world, device, epConfig, contextOptions);
     try {
-      const engine = await createEngine(context, { ...options, enableLocalCombine, numSm, useAot });
+      const engine = await createEngine(context, { ...wait, enableLocalCombine, numSm, useAot });
       return new EPAll2AllLayer(context, engine, enableLocalCombine);
     } catch (error) {
       await context.finalize();
@@ -93,7 +96,7 @@ export class EPAll2AllLayer implements AsyncDisposable {
       this.#engine.throwIfUnusable();
       const input = checkLayerDispatch(args, this.config, this.context.device);
       this.#rejectInWindow(input);
-      return this.#engine.dispatch(input, args);
+      return this.#engine.dispatch(input, this.#start(args));
     });
   }
 
@@ -119,14 +122,14 @@ export class EPAll2AllLayer implements AsyncDisposable {
       this.#engine.throwIfUnusable();
       const input = checkLayerCombine(args, this.context);
       if (input.out) this.#rejectInWindow({ out: input.out });
-      const result = await this.#engine.combine(input, args);
+      const result = await this.#engine.combine(input, this.#start(args));
       return args.asyncFinish === true ? result : result.combined;
     });
   }
 
   /** Collective: returns when all ranks have called it. One host holds all ranks, so both forms are the same. */
   epBarrierAll(options: WaitOptions & { readonly intraNodeOnly?: boolean } = {}): Promise<void> {
-    return this.#guard.run('barrier', () => this.#engine.barrier(options));
+    return this.#guard.run('barrier', () => this.#engine.barrier(this.#start(options)));
   }
 
   /** Releases the symmetric memory here. Not collective; idempotent. */
@@ -138,6 +141,10 @@ export class EPAll2AllLayer implements AsyncDisposable {
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.finalize();
+  }
+
+  #start<T extends CallWait>(options: T): T & CallWait {
+    return startCall(options, this.context.world.settings.timeoutMs);
   }
 
   #rejectInWindow(tensors: object): void {
@@ -152,7 +159,7 @@ export class EPAll2AllLayer implements AsyncDisposable {
 
 async function createEngine(
   context: DispatchCombineContext,
-  options: LayerEngineOptions & WaitOptions,
+  options: LayerEngineOptions & CallWait,
 ): Promise<LayerEngine> {
   const { device, memory } = context;
   if (device.kind === 'cpu' && memory.kind === 'cpu') return createCpuLayerEngine(context, device, memory, options);
