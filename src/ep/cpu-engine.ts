@@ -124,7 +124,7 @@ class CpuEpEngine implements EpEngine {
       expertAlignment,
     });
     return barrier.orAbort(async () => {
-      const handle = this.#makeHandle(input, plan);
+      const handle = await this.#device.allocating(() => this.#makeHandle(input, plan));
       this.tables.nextRow.view().set(plan.firstRow);
       this.#device.kernels.compactRows(
         layout.isTokenInRank.address,
@@ -168,8 +168,10 @@ class CpuEpEngine implements EpEngine {
     const { handle, weights } = input;
     const tokens = handle.numTokens;
     const k = weights?.shape[1] ?? 0;
-    const combinedX = input.out ?? this.#device.empty('bf16', [tokens, this.#scope.config.hidden]);
-    const combinedTopkWeights = weights && this.#device.empty('f32', [tokens, k]);
+    const { combinedX, combinedTopkWeights } = await this.#device.allocating(() => ({
+      combinedX: input.out ?? this.#device.empty('bf16', [tokens, this.#scope.config.hidden]),
+      combinedTopkWeights: weights && this.#device.empty('f32', [tokens, k]),
+    }));
     this.#stage(input.x, 'combineRows');
     if (weights) this.#stage(weights, 'combineWeights');
     const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };

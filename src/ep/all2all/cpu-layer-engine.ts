@@ -84,12 +84,14 @@ class CpuLayerEngine implements LayerEngine {
     const plan = planExperts(counts, world.rank, config.numExperts);
     // Everyone knows everyone's rows, so all decide alike whether the output must grow, and fail alike if it cannot.
     await this.#makeRoom(Math.max(...plan.recvRows), options);
-    const tables = await barrier.orAbort(() => this.#placeRows(input, plan));
+    const tables = await barrier.orAbort(() => this.#device.allocating(() => this.#placeRows(input, plan)));
     if (input.fullScatterIndices) await this.#applyScatter(input.fullScatterIndices, input, { plan, tables, options });
     await barrier.orAbort(() => this.#sendRows(input, tables));
     await barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), options);
     if (input.fullScatterIndices) await this.#requireAllWritten(plan, options);
-    const received = await barrier.orAbort(() => this.#receive(input, { plan, tables, numTokens: counts.numTokens }));
+    const received = await barrier.orAbort(() =>
+      this.#device.allocating(() => this.#receive(input, { plan, tables, numTokens: counts.numTokens })),
+    );
     return { ...received, event: eventAtOnce(options) };
   }
 
@@ -97,7 +99,8 @@ class CpuLayerEngine implements LayerEngine {
     await options.previousEvent?.wait(remaining(options));
     const { kernels } = this.#device;
     const { topk, hidden } = this.#context.config;
-    const combined = out ?? this.#device.empty('bf16', [desc.numDispatchTokenCurRank, hidden]);
+    const combined =
+      out ?? (await this.#device.allocating(() => this.#device.empty('bf16', [desc.numDispatchTokenCurRank, hidden])));
     const own = this.#memory.view('bf16', 'rows', [desc.numRecvTokens, hidden]);
     const sources = this.#tables.sources.address;
     if (input.address !== own.address) kernels.copyBytes(own.address, input.address, input.bytes);
