@@ -1,5 +1,6 @@
 // Who takes part in a job, and how those who left did so: the store fails waits on ranks that will not come.
 import { decodeError, type EncodedError, WeftlineError } from '../core/errors.ts';
+import { printable } from '../core/quote.ts';
 import { rankList } from './rank-list.ts';
 
 export interface MemberIdentity {
@@ -43,7 +44,7 @@ export class Membership {
     const state = holder.departure === undefined ? 'is used by' : 'was used and left by';
     throw new WeftlineError(
       'WL_RANK_TAKEN',
-      `Rank ${rank} of this job ${state} process ${holder.pid} on ${holder.host}: start each rank once, with its own number, and join() once`,
+      `Rank ${rank} of this job ${state} process ${holder.pid} on ${printable(holder.host)}: start each rank once, with its own number, and join() once`,
       { details: { rank, pid: holder.pid, host: holder.host, left: holder.departure !== undefined } },
     );
   }
@@ -82,7 +83,8 @@ export class Membership {
   failure(rank: number, waitingFor: string): WeftlineError {
     const member = this.#members.get(rank);
     const departure = member?.departure;
-    const who = member === undefined ? `Rank ${rank}` : `Rank ${rank} (process ${member.pid} on ${member.host})`;
+    const who =
+      member === undefined ? `Rank ${rank}` : `Rank ${rank} (process ${member.pid} on ${printable(member.host)})`;
     const details = { rank, pid: member?.pid, host: member?.host, how: departure?.how, waitingFor };
     if (departure?.how === 'failed') {
       const cause = decodeError(departure.error);

@@ -2,6 +2,7 @@
 import { connect, type Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { type EncodedError, decodeError, encodeError, WeftlineError } from '../core/errors.ts';
+import { quote, quoteList } from '../core/quote.ts';
 import { endWhenSilent } from '../native/tcp.ts';
 import { encodeFrame, type Frame, FrameReader, protocolError, strangerLimits } from './frames.ts';
 import { clientProof, createNonce, PROTOCOL_NAME, PROTOCOL_VERSION, sameProof, serverProof } from './handshake.ts';
@@ -150,7 +151,7 @@ export class StoreClient implements StoreLink {
   #checkAgain(id: number, request: WaitingRequest): void {
     setTimeout(() => {
       const { host, port } = this.#address;
-      const what = request.op === 'wait' ? `keys ${request.keys.join(', ')}` : `${request.op} "${request.name}"`;
+      const what = request.op === 'wait' ? `keys ${quoteList(request.keys)}` : `${request.op} ${quote(request.name)}`;
       this.#settle(id)?.reject(
         new WeftlineError(
           'WL_TIMEOUT',

@@ -1,5 +1,6 @@
 // The rendezvous store itself, without any I/O: values, waits and collectives of one job, and what fails when a rank leaves.
 import { WeftlineError } from '../core/errors.ts';
+import { quote, quoteList } from '../core/quote.ts';
 import { type Departure, type MemberIdentity, Membership, type VainWait } from './membership.ts';
 import type { StoreReply, StoreRequest } from './store-request.ts';
 
@@ -106,7 +107,7 @@ export class StoreCore {
     if (!Number.isSafeInteger(sum)) {
       throw new WeftlineError(
         'WL_INVALID_ARGUMENT',
-        `Cannot add ${delta} to key "${key}": it holds ${JSON.stringify(text.slice(0, 32))}, and value and sum must be integers below 2^53`,
+        `Cannot add ${delta} to key ${quote(key)}: it holds ${quote(text, 32)}, and value and sum must be integers below 2^53`,
         { details: { key, delta } },
       );
     }
@@ -132,7 +133,7 @@ export class StoreCore {
   ): Promise<StoreReply> {
     const { keys, read, timeoutMs } = request;
     const from = request.from ?? this.#others(rank);
-    const names = keys.map((key) => JSON.stringify(key)).join(', ');
+    const names = quoteList(keys);
     return this.#wait({
       rank,
       waitingFor: `waiting for ${keys.length === 1 ? 'key' : 'keys'} ${names}`,
@@ -165,7 +166,7 @@ export class StoreCore {
     if (request.op === 'gather') {
       this.#checkSize((part?.byteLength ?? 0) * size, this.#options.maxValueBytes, ` from ${size} ranks together`);
     }
-    const name = `${request.op} ${JSON.stringify(request.name)}`;
+    const name = `${request.op} ${request.name}`;
     const rounds = this.#rounds.get(name) ?? [];
     this.#rounds.set(name, rounds);
     let round = rounds.find((candidate) => !candidate.arrivals.has(rank));
@@ -175,7 +176,7 @@ export class StoreCore {
     const missing = () => this.#others(rank).filter((other) => !arrivals.has(other));
     return this.#wait({
       rank,
-      waitingFor: name,
+      waitingFor: `${request.op} ${quote(request.name)}`,
       awaited: missing,
       needsAll: true,
       timeoutMs: request.timeoutMs,
@@ -260,7 +261,7 @@ export class StoreCore {
 
   #timeout(request: WaitRequest, missing: Missing): WeftlineError {
     const { keys, ranks } = missing;
-    const unset = keys === undefined ? '' : `: nobody set ${keys.map((key) => JSON.stringify(key)).join(', ')}`;
+    const unset = keys === undefined ? '' : `: nobody set ${quoteList(keys)}`;
     const absent = ranks.length === 0 ? '' : `: ${this.members.describe(ranks)}`;
     return new WeftlineError(
       'WL_TIMEOUT',
