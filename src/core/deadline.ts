@@ -24,9 +24,9 @@ export class Deadline {
 
 /** How a stage of a call waits. The deadline is that of the call; without one, the stage is a call of its own. */
 export interface CallWait {
-  readonly timeoutMs?: number;
-  readonly signal?: AbortSignal;
-  readonly deadline?: Deadline;
+  readonly timeoutMs?: number | undefined;
+  readonly signal?: AbortSignal | undefined;
+  readonly deadline?: Deadline | undefined;
 }
 
 /** To be called first in every call that has more than one stage: its options with the deadline that the stages share. */

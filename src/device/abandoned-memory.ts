@@ -41,21 +41,25 @@ export class AbandonedMemory {
    * lets no callback of a collected object run: so when much is in use, or WL_MEMORY says that no more is to be had, what
    * nobody holds any more is collected first.
    */
-  async allocating<T>(allocate: () => T): Promise<T> {
-    if (this.#options.bytesInUse() >= this.#lookFrom) await this.reclaim();
-    try {
-      return allocate();
-    } catch (error) {
-      if (!(error instanceof WeftlineError) || error.code !== 'WL_MEMORY') throw error;
-    }
-    await this.reclaim();
-    return allocate();
+  allocating<T>(allocate: () => T): T | Promise<T> {
+    if (this.#options.bytesInUse() >= this.#lookFrom) return this.reclaim().then(() => this.#insisting(allocate));
+    return this.#insisting(allocate);
   }
 
   /** Resolves when the memory of tensors that nobody holds is free; takes as long as a full garbage collection. */
   reclaim(): Promise<void> {
     this.#look ??= this.#reclaimNow().finally(() => (this.#look = undefined));
     return this.#look;
+  }
+
+  /** Hot path as long as there is room: no promise then. */
+  #insisting<T>(allocate: () => T): T | Promise<T> {
+    try {
+      return allocate();
+    } catch (error) {
+      if (!(error instanceof WeftlineError) || error.code !== 'WL_MEMORY') throw error;
+      return this.reclaim().then(allocate);
+    }
   }
 
   async #reclaimNow(): Promise<void> {

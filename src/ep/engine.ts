@@ -1,5 +1,5 @@
 // What EpBuffer asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
-import type { CallWait } from '../core/deadline.ts';
+import { type CallWait, type Deadline, deadlineOf } from '../core/deadline.ts';
 import type { DType } from '../core/dtype.ts';
 import type { Tensor } from '../device/tensor.ts';
 import type { EpRegion } from './buffer-size.ts';
@@ -16,7 +16,19 @@ export interface MemoryRange {
 }
 
 /** How long to wait, and between what. */
-export type CallOptions = CallWait & OverlapOptions;
+export interface CallOptions extends CallWait, OverlapOptions {
+  readonly deadline: Deadline;
+}
+
+/** Hot path: what an engine is told of a call's arguments besides the tensors, with the deadline of the call. */
+export function callOptions(args: CallWait & OverlapOptions, defaultMs: number): CallOptions {
+  return {
+    deadline: deadlineOf(args, defaultMs),
+    signal: args.signal,
+    previousEvent: args.previousEvent,
+    asyncFinish: args.asyncFinish,
+  };
+}
 
 export interface EpEngine {
   /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */

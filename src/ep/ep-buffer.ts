@@ -12,7 +12,7 @@ import { createCpuEngine } from './cpu-engine.ts';
 import { checkDispatch, checkHandle, type DispatchArguments } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
-import type { EpEngine } from './engine.ts';
+import { callOptions, type EpEngine } from './engine.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor } from './tensor-check.ts';
@@ -78,7 +78,7 @@ export class EpBuffer implements AsyncDisposable {
       this.#engine.throwIfUnusable();
       const input = checkDispatch(args, this.#scope, this.#engine);
       const { handle } = input;
-      const options = startCall(args, this.world.settings.timeoutMs);
+      const options = callOptions(args, this.world.settings.timeoutMs);
       return handle === undefined
         ? this.#engine.dispatch(input, options)
         : this.#engine.dispatchCached(input, handle, options);
@@ -100,7 +100,7 @@ export class EpBuffer implements AsyncDisposable {
     return this.#guard.run('combine', async () => {
       this.#engine.throwIfUnusable();
       const input = checkCombine(args, this.#scope, this.#engine.mapped);
-      return this.#engine.combine(input, startCall(args, this.world.settings.timeoutMs));
+      return this.#engine.combine(input, callOptions(args, this.world.settings.timeoutMs));
     });
   }
 

@@ -1,7 +1,7 @@
 // System calls that fail: errno comes with the result, and waits survive every failure that may pass.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { Futex } from '#lib/native/libc.js';
+import { Futex, isByteLocked } from '#lib/native/libc.js';
 import { NativeBlock } from '#lib/native/native-block.js';
 import { ReadinessSet } from '#lib/native/readiness.js';
 import { pooledSystemCall, substituteSystemCall, systemCall } from '#lib/native/system-call.js';
@@ -25,7 +25,7 @@ const errnos = {
 /** What the substituted calls return instead of being made. */
 let injected: number | undefined;
 let refusals = 0;
-for (const name of ['syscall', 'ppoll', 'sendmmsg', 'recvmmsg']) {
+for (const name of ['syscall', 'ppoll', 'sendmmsg', 'recvmmsg', 'fcntl']) {
   substituteSystemCall(name, (real) => (...parameters) => {
     if (injected === undefined) return (real as unknown as (...all: never[]) => unknown)(...parameters);
     refusals += 1;
@@ -67,6 +67,15 @@ test('a futex wait says whether it slept, and never throws', async () => {
       name,
     );
     assert.equal(await failing(errno, () => futex.wait(0, 1000)), hasSlept, name);
+  }
+});
+
+test('a lock that the kernel cannot look at counts as held, unless there is no such file', () => {
+  for (const [name, errno] of Object.entries(errnos)) {
+    const look = (): boolean => failing(errno, () => isByteLocked(0, 0));
+    if (name === 'EBADF')
+      assert.throws(look, { code: 'WL_NATIVE', details: { call: 'fcntl(F_OFD_GETLK)', errno, name } });
+    else assert.equal(look(), true, name);
   }
 });
 

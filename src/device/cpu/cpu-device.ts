@@ -61,7 +61,7 @@ export class CpuDevice implements Device {
   }
 
   /** Runs `allocate`; when memory is short, what nobody holds any more is collected first. For calls that may wait. */
-  allocating<T>(allocate: () => T): Promise<T> {
+  allocating<T>(allocate: () => T): T | Promise<T> {
     return this.#abandoned.allocating(allocate);
   }
 

@@ -153,7 +153,7 @@ class CpuLayerEngine implements LayerEngine {
   /** Fails on every rank alike, unless a rank does not answer: then the layer is given up for all. */
   async #makeRoom(rows: number, options: CallWait): Promise<void> {
     try {
-      await this.#context.reallocateDispatchOutputBuf(rows, options);
+      await this.#context.reallocateDispatchOutputBuf(rows, remaining(options));
     } catch (error) {
       if (isSharedByAll(error)) throw error;
       await this.#barrier.orAbort(() => Promise.reject(error as Error));

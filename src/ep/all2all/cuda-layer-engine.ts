@@ -218,7 +218,7 @@ class CudaLayerEngine implements LayerEngine {
 
   /** Everyone knows everyone's rows, so all decide alike to come here, and fail alike if there is no room. */
   async #grow({ stream, options }: Sending): Promise<void> {
-    await this.#context.reallocateDispatchOutputBuf(Math.max(...this.#hostPlan.recvRows), options);
+    await this.#context.reallocateDispatchOutputBuf(Math.max(...this.#hostPlan.recvRows), remaining(options));
     bindOutput(this.#launches, this.#context.config, this.#memory);
     // What made the kernels leave is over.
     const { status } = layerPlan.offset;

@@ -9,6 +9,7 @@ import type { World } from '../../world/world.ts';
 import { agreeOn, requireOneHost } from '../agree.ts';
 import { isWhole } from '../buffer-size.ts';
 import { CallGuard } from '../call-guard.ts';
+import { callOptions } from '../engine.ts';
 import { overlaps } from '../tensor-check.ts';
 import { createCpuLayerEngine } from './cpu-layer-engine.ts';
 import { DispatchCombineContext } from './dispatch-combine-context.ts';
@@ -96,7 +97,7 @@ export class EPAll2AllLayer implements AsyncDisposable {
       this.#engine.throwIfUnusable();
       const input = checkLayerDispatch(args, this.config, this.context.device);
       this.#rejectInWindow(input);
-      return this.#engine.dispatch(input, this.#start(args));
+      return this.#engine.dispatch(input, callOptions(args, this.#timeoutMs));
     });
   }
 
@@ -122,14 +123,14 @@ export class EPAll2AllLayer implements AsyncDisposable {
       this.#engine.throwIfUnusable();
       const input = checkLayerCombine(args, this.context);
       if (input.out) this.#rejectInWindow({ out: input.out });
-      const result = await this.#engine.combine(input, this.#start(args));
+      const result = await this.#engine.combine(input, callOptions(args, this.#timeoutMs));
       return args.asyncFinish === true ? result : result.combined;
     });
   }
 
   /** Collective: returns when all ranks have called it. One host holds all ranks, so both forms are the same. */
   epBarrierAll(options: WaitOptions & { readonly intraNodeOnly?: boolean } = {}): Promise<void> {
-    return this.#guard.run('barrier', () => this.#engine.barrier(this.#start(options)));
+    return this.#guard.run('barrier', () => this.#engine.barrier(startCall(options, this.#timeoutMs)));
   }
 
   /** Releases the symmetric memory here. Not collective; idempotent. */
@@ -143,8 +144,8 @@ export class EPAll2AllLayer implements AsyncDisposable {
     return this.finalize();
   }
 
-  #start<T extends CallWait>(options: T): T & CallWait {
-    return startCall(options, this.context.world.settings.timeoutMs);
+  get #timeoutMs(): number {
+    return this.context.world.settings.timeoutMs;
   }
 
   #rejectInWindow(tensors: object): void {
