@@ -17,6 +17,7 @@ interface Ended {
 }
 
 const stages = [
+  'barrier of the world',
   'buffer creation',
   'opening of dispatch',
   'closing of dispatch',

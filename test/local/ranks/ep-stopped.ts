@@ -55,6 +55,13 @@ const layerOptions = { maxTokens: tokens, hidden, topk: 1, numTotExperts: world.
 
 /** What comes before, and the call that is looked at. */
 const stages: Readonly<Record<string, () => Promise<() => Promise<unknown>>>> = {
+  'barrier of the world': async () => {
+    await openBuffer();
+    return () => {
+      if (isStopped) stop();
+      return world.barrier('all', { timeoutMs });
+    };
+  },
   'buffer creation': async () => () =>
     EpBuffer.create(stoppingAt('window/ep/map'), device, bufferOptions, { timeoutMs }),
   'opening of dispatch': async () => {
