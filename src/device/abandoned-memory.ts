@@ -6,8 +6,8 @@ import type { Storage } from './tensor.ts';
 
 /** From so many bytes in use on it is worth a look whether all of them are still wanted; then from twice what was. */
 const FIRST_LOOK_BYTES = 512 * 2 ** 20;
-/** Callbacks of collected objects run a turn or two of the event loop after the collection. */
-const TURNS = 3;
+/** Callbacks of collected objects run a few turns of the event loop after the collection. */
+const TURNS = 5;
 
 export interface AbandonedMemoryOptions {
   release(address: number): void;

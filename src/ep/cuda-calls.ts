@@ -57,7 +57,7 @@ export class CudaCalls implements Disposable {
 
   /** How long a kernel that is launched now may wait. Fails with WL_INVALID_ARGUMENT. */
   timeoutNs(wait: CallWait): number {
-    return Math.round(deadlineOf(wait, this.#world.settings.timeoutMs).leftMs * 1e6);
+    return Math.ceil(deadlineOf(wait, this.#world.settings.timeoutMs).leftMs) * 1e6;
   }
 
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */

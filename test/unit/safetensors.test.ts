@@ -132,17 +132,17 @@ test('a header beyond the limits is refused before it is parsed', async () => {
   await assertFormatError(large, /header of 100000000 bytes is longer than the 16777216 that are read/);
 });
 
-test('a tensor as large as its sparse file is an error when it is read, not before', async () => {
-  const bytes = 2 ** 46;
+test('a tensor as large as its sparse file is an error when it is read, not before', async (t) => {
+  const bytes = 2 ** 43;
   const path = fileWith(JSON.stringify({ a: { dtype: 'U8', shape: [bytes], data_offsets: [0, bytes] } }));
   try {
     truncateSync(path, readFileSync(path).length + bytes);
-  } catch {
-    // The file system has no such files: smaller ones are read by other tests.
+  } catch (error) {
+    t.skip(`the file system has no sparse files of 8 TiB: ${String(error)}`);
     return;
   }
   await using file = await SafetensorsFile.open(path);
-  await assert.rejects(file.read('a', 'u8'), { code: 'WL_MEMORY', message: /64\.0 TiB|tensor "a"/ });
+  await assert.rejects(file.read('a', 'u8'), { code: 'WL_MEMORY', message: /to read tensor "a"/ });
 });
 
 test('names are shown on one line, escaped and short', async () => {
