@@ -41,7 +41,6 @@ export async function createBackend(context: BackendContext): Promise<Backend> {
 
 class MultipathBackend implements Backend {
   readonly name = 'multipath';
-  readonly whyOnlyForced = undefined;
   readonly connectionInfo: Uint8Array;
   readonly #context: BackendContext;
   readonly #transport: Transport;

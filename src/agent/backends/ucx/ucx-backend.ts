@@ -2,9 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import { createServer, type Server, type Socket } from 'node:net';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
-import { localFiles } from '../../../native/file-probe.ts';
 import { openProcess, startOfProcess } from '../../../native/process-descriptor.ts';
-import { hasActiveRdmaPort } from '../../../native/rdma-ports.ts';
 import { openUcx } from '../../../native/ucx.ts';
 import { hostIdentity } from '../../../world/host-identity.ts';
 import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
@@ -14,13 +12,13 @@ import { UcxDriver } from './ucx-driver.ts';
 import { UcxLink } from './ucx-link.ts';
 import { receiveUcxGuest, type UcxMeeting, type UcxSelf, visitUcxPeer } from './ucx-meeting.ts';
 import { UcxRegion } from './ucx-region.ts';
-import { mayUse } from './ucx-transports.ts';
+import { chooseTransports, localSurroundings, type UcxTransports } from './ucx-transports.ts';
 import { CHANNELS, REGIONS, SLOTS } from './ucx-tables.ts';
 
 /** Callers that have not shown the token yet; of more, the oldest are dropped. */
 const MAX_STRANGERS = 64;
 
-/** Fails with WL_UNSUPPORTED without libucp. */
+/** Fails with WL_UNSUPPORTED without libucp, with WL_CONFIG for transports or addresses that cannot be. */
 export async function createUcxBackend(context: BackendContext): Promise<Backend> {
   // Before anything is made that would have to be closed.
   openUcx();
@@ -48,18 +46,22 @@ export class UcxBackend implements Backend {
 
   static async open(context: BackendContext): Promise<UcxBackend> {
     const { ownThread, wake, settings } = context;
-    const driver = new UcxDriver({ ownThread, wake, spinMicroseconds: settings.transportSpinUs });
+    const transports = chooseTransports(localSurroundings(context.host));
+    const driver = new UcxDriver({ ownThread, wake, spinMicroseconds: settings.transportSpinUs, transports });
     try {
       const server = createServer();
       await listen(server, context.host);
-      return new UcxBackend(context, driver, server);
+      return new UcxBackend(context, { driver, server, transports });
     } catch (error) {
       await driver.close();
       throw error;
     }
   }
 
-  private constructor(context: BackendContext, driver: UcxDriver, server: Server) {
+  private constructor(
+    context: BackendContext,
+    { driver, server, transports }: { driver: UcxDriver; server: Server; transports: UcxTransports },
+  ) {
     this.#context = context;
     this.driver = driver;
     this.#server = server;
@@ -72,7 +74,7 @@ export class UcxBackend implements Backend {
       process: process.pid,
       started: startOfProcess(process.pid) ?? '',
       address: driver.context.address,
-      sharesMemory: mayUse('shm', 'sm', 'mm', 'posix', 'sysv', 'xpmem'),
+      sharesMemory: transports.isMemoryOnly,
     };
     const bound = server.address();
     const port = typeof bound === 'object' && bound !== null ? bound.port : 0;
@@ -87,11 +89,9 @@ export class UcxBackend implements Backend {
   }
 
   whyNotPeer(peer: BackendPeer): string | undefined {
-    return decodeUcxAddress(peer.connectionInfo) === undefined ? 'its address is not understood' : undefined;
-  }
-
-  get whyOnlyForced(): string | undefined {
-    return hasActiveRdmaPort(localFiles()) ? undefined : 'this host has no RDMA device with an active port';
+    if (decodeUcxAddress(peer.connectionInfo) === undefined) return 'its address is not understood';
+    if (!this.#self.sharesMemory || peer.host === this.#self.host) return undefined;
+    return `${peer.name} is on another host, and UCX uses shared memory alone here: give Agent.create a host that peers can reach, or set UCX_TLS`;
   }
 
   whyNotRemote(kind: MemoryKind): string | undefined {

@@ -5,8 +5,8 @@ import { Block, type Layout } from '../../../abi/layout.ts';
 import { symbolAddress, viewAt } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { openUcx, type Ucx, withVariables } from '../../../native/ucx.ts';
-import { mayUse } from './ucx-transports.ts';
 import { isErrorPointer, ucxError } from '../../../native/ucx-status.ts';
+import type { UcxTransports } from './ucx-transports.ts';
 
 export interface EndpointOptions {
   /** Of the peer's worker. */
@@ -18,11 +18,10 @@ export interface EndpointOptions {
   readonly lostWord: number;
 }
 
-/**
- * UCX has two ways to send large messages over TCP. The one that it takes for endpoints that tell when their peer is lost
- * cuts them into pieces of the receiver's buffers: with its 64 KiB it reaches two thirds of the other, with these all of it.
- */
-const preferences: Readonly<Record<string, string>> = { UCX_TCP_RX_SEG_SIZE: '256K' };
+export interface ContextOptions {
+  readonly canSleep: boolean;
+  readonly transports: UcxTransports;
+}
 
 export class UcxContext implements Disposable {
   /** Of the worker, for UcxWorker. */
@@ -42,11 +41,11 @@ export class UcxContext implements Disposable {
   #isDisposed = false;
 
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
-  constructor({ canSleep }: { readonly canSleep: boolean }) {
+  constructor({ canSleep, transports }: ContextOptions) {
     this.#ucx = openUcx();
     this.#force.block.set('attributes', ucpMasks.request.flags);
     this.#force.block.set('flags', ucpMasks.closeFlags.force);
-    const [context, handle] = withVariables(mayUse('tcp') ? preferences : {}, () => this.#create(canSleep));
+    const [context, handle] = withVariables(transports.variables, () => this.#create(canSleep, transports.config));
     this.#context = context;
     this.handle = handle;
     this.address = this.#ownAddress();
@@ -91,17 +90,27 @@ export class UcxContext implements Disposable {
     this.#ucx.calls.ucp_cleanup(this.#context);
   }
 
-  #create(canSleep: boolean): [context: number, worker: number] {
-    const context = this.#createContext(canSleep);
-    return [context, this.#createWorker(context)];
+  #create(canSleep: boolean, settings: UcxTransports['config']): [context: number, worker: number] {
+    const { calls } = this.#ucx;
+    this.#check('ucp_config_read', calls.ucp_config_read(0, 0, this.#out.address), 'reading its variables UCX_*');
+    const config = this.#outNumber(0);
+    try {
+      for (const [name, value] of Object.entries(settings)) {
+        this.#check('ucp_config_modify', calls.ucp_config_modify(config, name, value), `setting ${name} to ${value}`);
+      }
+      const context = this.#createContext(canSleep, config);
+      return [context, this.#createWorker(context)];
+    } finally {
+      calls.ucp_config_release(config);
+    }
   }
 
-  #createContext(canSleep: boolean): number {
+  #createContext(canSleep: boolean, config: number): number {
     const { block, address } = struct(ucpParams);
     const { features } = ucpMasks;
     block.set('fieldMask', ucpMasks.params.features);
     block.set('features', features.tags + (canSleep ? features.wakeup : 0));
-    this.#check('ucp_init', this.#ucx.init(address, this.#out.address), 'starting UCX');
+    this.#check('ucp_init', this.#ucx.init(address, config, this.#out.address), 'starting UCX');
     return this.#outNumber(0);
   }
 

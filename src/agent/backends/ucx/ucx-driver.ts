@@ -13,12 +13,14 @@ import { UcxContext } from './ucx-context.ts';
 import { UcxEngine } from './ucx-engine.ts';
 import { tableWord, UcxTables } from './ucx-tables.ts';
 import type { UcxThreadOptions } from './ucx-thread.ts';
+import type { UcxTransports } from './ucx-transports.ts';
 import { UcxWorker } from './ucx-worker.ts';
 
 export interface UcxDriverOptions {
   readonly ownThread: boolean;
   readonly wake: WakeWord;
   readonly spinMicroseconds: number;
+  readonly transports: UcxTransports;
 }
 
 /** A blocking wait goes on looking for this long after the last work. */
@@ -53,8 +55,8 @@ export class UcxDriver {
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
   constructor(options: UcxDriverOptions) {
     this.#options = options;
-    const { ownThread, wake, spinMicroseconds } = options;
-    this.context = new UcxContext({ canSleep: ownThread });
+    const { ownThread, wake, spinMicroseconds, transports } = options;
+    this.context = new UcxContext({ canSleep: ownThread, transports });
     this.tables = new UcxTables(Carver.of(this.#memory));
     this.engine = new UcxEngine(new UcxWorker(this.context.handle), this.tables);
     this.links = new LinkTable(this.engine, this.context, this.#processes);
