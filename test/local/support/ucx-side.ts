@@ -1,5 +1,5 @@
 // One side of a conversation over the backend ucx: a backend, memory, and what it was told.
-import { createUcxBackend } from '#lib/agent/backends/ucx/ucx-backend.js';
+import { createUcxBackend, type UcxBackend } from '#lib/agent/backends/ucx/ucx-backend.js';
 import type { AgentMemory } from '#lib/agent/agent-memory.js';
 import type { Backend, BackendPeer, BackendRegion } from '#lib/agent/backend.js';
 import { WakeWord } from '#lib/core/wake-word.js';
@@ -56,9 +56,25 @@ export class UcxSide implements AsyncDisposable {
     return this.backend.register(memoryOf(view));
   }
 
+  /** There is a link that has not ended. */
+  get hasLinks(): boolean {
+    return (this.backend as UcxBackend).driver.hasLinks;
+  }
+
   async [Symbol.asyncDispose](): Promise<void> {
     await this.backend.close();
   }
+}
+
+/** What one process tells another of its side, as JSON. */
+export function introduce({ peer }: UcxSide, { info }: BackendRegion): string {
+  const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex');
+  return JSON.stringify({ ...peer, connectionInfo: hex(peer.connectionInfo), region: hex(info) });
+}
+
+export function introduced(text: string): { readonly peer: BackendPeer; readonly region: Uint8Array } {
+  const { region, ...said } = JSON.parse(text) as BackendPeer & { connectionInfo: string; region: string };
+  return { peer: { ...said, connectionInfo: Buffer.from(said.connectionInfo, 'hex') }, region: Buffer.from(region, 'hex') };
 }
 
 /** Memory that does not move. */

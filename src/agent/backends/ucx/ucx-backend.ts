@@ -36,6 +36,7 @@ export class UcxBackend implements Backend {
   #regions = 0;
   readonly #context: BackendContext;
   readonly #server: Server;
+  readonly #isMemoryOnly: boolean;
   readonly #self: Omit<UcxSelf, 'link'>;
   readonly #links: UcxLink[] = [];
   readonly #strangers = new Set<Socket>();
@@ -65,6 +66,7 @@ export class UcxBackend implements Backend {
     this.#context = context;
     this.driver = driver;
     this.#server = server;
+    this.#isMemoryOnly = transports.isMemoryOnly;
     const { agentName: name, incarnation, token } = context;
     this.#self = {
       token,
@@ -74,7 +76,8 @@ export class UcxBackend implements Backend {
       process: process.pid,
       started: startOfProcess(process.pid) ?? '',
       address: driver.context.address,
-      sharesMemory: transports.isMemoryOnly,
+      // UCX tells of lost peers over shared memory too.
+      sharesMemory: false,
     };
     const bound = server.address();
     const port = typeof bound === 'object' && bound !== null ? bound.port : 0;
@@ -90,7 +93,7 @@ export class UcxBackend implements Backend {
 
   whyNotPeer(peer: BackendPeer): string | undefined {
     if (decodeUcxAddress(peer.connectionInfo) === undefined) return 'its address is not understood';
-    if (!this.#self.sharesMemory || peer.host === this.#self.host) return undefined;
+    if (!this.#isMemoryOnly || peer.host === this.#self.host) return undefined;
     return `${peer.name} is on another host, and UCX uses shared memory alone here: give Agent.create a host that peers can reach, or set UCX_TLS`;
   }
 
@@ -214,13 +217,13 @@ export class UcxBackend implements Backend {
   }
 
   #establish(number: number, meeting: UcxMeeting): UcxLink {
-    const { address, remoteLink: remoteNumber, peer, secretLow, secretHigh, mode } = meeting;
+    const { address, remoteLink: remoteNumber, peer, secretLow, secretHigh } = meeting;
     const { driver } = this;
     try {
       driver.enter();
       try {
         const process = this.#processOf(meeting);
-        const keys = { secretLow, secretHigh, mode, process };
+        const keys = { secretLow, secretHigh, process };
         const block = driver.links.open({ number, remoteNumber, peer, address, ...keys });
         const link = new UcxLink(this, block, meeting);
         this.#links.push(link);

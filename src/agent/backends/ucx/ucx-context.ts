@@ -1,5 +1,5 @@
 // The UCX context and worker of one backend: made, connected and destroyed by the agent's thread.
-import { ucpEndpointParams, ucpErrorModes, ucpMasks, ucpParams } from '../../../abi/ucx-structs.ts';
+import { UCP_ERR_HANDLING_MODE_PEER, ucpEndpointParams, ucpMasks, ucpParams } from '../../../abi/ucx-structs.ts';
 import { ucpRequestParam, ucpWorkerParams, UCS_THREAD_MODE_SERIALIZED, ucsStatus } from '../../../abi/ucx-structs.ts';
 import { Block, type Layout } from '../../../abi/layout.ts';
 import { symbolAddress, viewAt } from '../../../native/library.ts';
@@ -11,7 +11,6 @@ import type { UcxTransports } from './ucx-transports.ts';
 export interface EndpointOptions {
   /** Of the peer's worker. */
   readonly address: Uint8Array;
-  readonly mode: keyof typeof ucpErrorModes;
   /** For errors. */
   readonly peer: string;
   /** Of a word of 64 bits that is not 0 any more once the peer is lost. */
@@ -32,7 +31,6 @@ export class UcxContext implements Disposable {
   readonly fd: number;
   readonly #ucx: Ucx;
   readonly #out = new NativeBlock(16);
-  readonly #plain: StructBlock = struct(ucpRequestParam);
   readonly #force: StructBlock = struct(ucpRequestParam);
   readonly #context: number;
   /** UCX copies what it needs of them during the call, but an address may be read until the endpoint is connected. */
@@ -53,15 +51,15 @@ export class UcxContext implements Disposable {
   }
 
   /** The endpoint to a peer's worker. Fails with WL_NATIVE. */
-  connect({ address, mode, peer, lostWord }: EndpointOptions): number {
+  connect({ address, peer, lostWord }: EndpointOptions): number {
     const own = new NativeBlock(address.length);
     own.bytes.set(address);
     this.#addresses.push(own);
     const { block, address: params } = struct(ucpEndpointParams);
     const { endpoint } = ucpMasks;
-    block.set('fieldMask', endpoint.address + (mode === 'peer' ? endpoint.errorMode + endpoint.errorHandler : 0));
+    block.set('fieldMask', endpoint.address + endpoint.errorMode + endpoint.errorHandler);
     block.set('address', own.address);
-    block.set('errorMode', ucpErrorModes[mode]);
+    block.set('errorMode', UCP_ERR_HANDLING_MODE_PEER);
     // UCX calls it as handler(argument, endpoint, status) on whichever thread makes progress, where no function of
     // TypeScript may run. time(2) fits: it writes where its first argument points, and ignores the others.
     block.set('errorCallback', symbolAddress('time'));
@@ -70,10 +68,9 @@ export class UcxContext implements Disposable {
     return this.#outNumber(0);
   }
 
-  /** Ends an endpoint: at once in mode `peer`, else what is under way ends first. Returns a request or 0. */
-  disconnect(endpoint: number, mode: keyof typeof ucpErrorModes): number {
-    const how = mode === 'peer' ? this.#force : this.#plain;
-    const request = this.#ucx.calls.ucp_ep_close_nbx(endpoint, how.address);
+  /** Ends an endpoint at once; what is under way fails. Returns a request or 0. */
+  disconnect(endpoint: number): number {
+    const request = this.#ucx.calls.ucp_ep_close_nbx(endpoint, this.#force.address);
     return isErrorPointer(request) ? 0 : request;
   }
 

@@ -42,6 +42,15 @@ const aliases: Readonly<Record<string, string>> = { sm: 'posix', shm: 'posix', m
  */
 const tcpVariables: Readonly<Record<string, string>> = { UCX_TCP_RX_SEG_SIZE: '256K' };
 
+/**
+ * So that UCX tells of a lost peer and closes its endpoint over shared memory as it does over a network; without, nothing
+ * of an endpoint to a process that was killed could be freed. Not together with TCP: see `defaultTransports`.
+ */
+const memoryVariables: Readonly<Record<string, string>> = {
+  UCX_POSIX_ERROR_HANDLING: 'y',
+  UCX_SYSV_ERROR_HANDLING: 'y',
+};
+
 export function localSurroundings(host: string): UcxSurroundings {
   return { env: process.env, host, rdmaPorts: activeRdmaPorts(localFiles()), interfaces: networkInterfaces() };
 }
@@ -54,7 +63,7 @@ export function chooseTransports(around: UcxSurroundings): UcxTransports {
   const usesTcp = names.some((name) => bare(name) === 'tcp') !== isExcluding;
   const devices = usesTcp && around.env['UCX_NET_DEVICES'] === undefined ? { NET_DEVICES: devicesOf(around) } : {};
   const family = isIPv6(around.host) ? { UCX_TCP_AF_PRIO: 'inet6' } : {};
-  const variables = usesTcp ? { ...tcpVariables, ...family } : {};
+  const variables = { ...(usesTcp && { ...tcpVariables, ...family }), ...(isMemoryOnly && memoryVariables) };
   return { config: { TLS: list, ...devices }, variables, isMemoryOnly };
 }
 

@@ -1,0 +1,39 @@
+// What this process holds of the kernel: to be compared before and after something that must leave nothing.
+import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
+
+export interface Holdings {
+  /** What each descriptor is, without its number: "socket", "anon_inode:[eventpoll]". */
+  readonly descriptors: readonly string[];
+  /** Mappings of files and of shared memory; those of Node's own heap come and go. */
+  readonly mappings: readonly string[];
+  readonly threads: readonly string[];
+  /** System V segments that this process has made, which outlive it. */
+  readonly segments: number;
+}
+
+export function holdings(): Holdings {
+  return {
+    descriptors: readdirSync('/proc/self/fd').flatMap(targetOf).toSorted(),
+    mappings: linesOf('/proc/self/maps')
+      .flatMap((line) => /\S+\s+\S+\s+\S+\s+\S+\s+\d+\s+((?:\/memfd|\/dev\/shm|\/SYSV)\S*)/.exec(line)?.[1] ?? [])
+      .toSorted(),
+    threads: readdirSync('/proc/self/task').flatMap((task) => linesOf(`/proc/self/task/${task}/comm`)).toSorted(),
+    segments: linesOf('/proc/sysvipc/shm').filter((line) => line.trim().split(/\s+/)[4] === String(process.pid)).length,
+  };
+}
+
+function targetOf(fd: string): string[] {
+  try {
+    return [readlinkSync(`/proc/self/fd/${fd}`).replace(/\d+/g, 'N')];
+  } catch {
+    return [];
+  }
+}
+
+function linesOf(path: string): string[] {
+  try {
+    return readFileSync(path, 'utf8').split('\n').filter((line) => line !== '');
+  } catch {
+    return [];
+  }
+}
