@@ -1,5 +1,5 @@
 // One side of a conversation over the backend ucx: a backend, memory, and what it was told.
-import { createUcxBackend, type UcxBackend } from '#lib/agent/backends/ucx/ucx-backend.js';
+import { createUcxBackend } from '#lib/agent/backends/ucx/ucx-backend.js';
 import type { AgentMemory } from '#lib/agent/agent-memory.js';
 import type { Backend, BackendPeer, BackendRegion } from '#lib/agent/backend.js';
 import { WakeWord } from '#lib/core/wake-word.js';
@@ -58,7 +58,7 @@ export class UcxSide implements AsyncDisposable {
 
   /** There is a link that has not ended. */
   get hasLinks(): boolean {
-    return (this.backend as UcxBackend).driver.hasLinks;
+    return this.backend.gainsFromPolling === true;
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -74,7 +74,10 @@ export function introduce({ peer }: UcxSide, { info }: BackendRegion): string {
 
 export function introduced(text: string): { readonly peer: BackendPeer; readonly region: Uint8Array } {
   const { region, ...said } = JSON.parse(text) as BackendPeer & { connectionInfo: string; region: string };
-  return { peer: { ...said, connectionInfo: Buffer.from(said.connectionInfo, 'hex') }, region: Buffer.from(region, 'hex') };
+  return {
+    peer: { ...said, connectionInfo: Buffer.from(said.connectionInfo, 'hex') },
+    region: Buffer.from(region, 'hex'),
+  };
 }
 
 /** Memory that does not move. */

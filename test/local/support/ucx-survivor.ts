@@ -1,9 +1,9 @@
 // A process whose peers over the backend ucx are killed in the midst of large transfers, one after the other; prints what
-// it saw of each, and what it held before, between and after.
+// it saw of each, and what they left.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import type { TransferOperation } from '#lib/agent/backend.js';
-import { holdings } from './process-holdings.js';
+import { holdings, leftSince } from './process-holdings.js';
 import { fixedBytes, introduce, introduced, UcxSide } from './ucx-side.js';
 
 const BYTES = 64 * 2 ** 20;
@@ -70,12 +70,7 @@ for (let round = 0; round < Number(rounds); round++) {
   }
   if (round === WARM_UP - 1) warm = holdings();
 }
-const last = holdings();
+const leftByPeers = await leftSince(warm);
 await near.backend.close();
-// Node tells of a thread's end before the kernel has taken it off the list.
-let after = holdings();
-for (let wait = 0; wait < 100 && after.threads.length > before.threads.length; wait++) {
-  await new Promise((resolve) => setTimeout(resolve, 10));
-  after = holdings();
-}
-process.stdout.write(JSON.stringify({ codes, before, warm, last, after }));
+const leftAtEnd = await leftSince(before);
+process.stdout.write(JSON.stringify({ codes, leftByPeers, leftAtEnd }));

@@ -9,11 +9,11 @@ import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
 import type { Backend, BackendContext, BackendPeer, BackendRegion, ConnectOptions } from '../../backend.ts';
 import { decodeUcxAddress, encodeUcxAddress } from './ucx-info.ts';
 import { UcxDriver } from './ucx-driver.ts';
+import { UcxDrivers } from './ucx-drivers.ts';
 import { UcxLink } from './ucx-link.ts';
 import { receiveUcxGuest, type UcxMeeting, type UcxSelf, visitUcxPeer } from './ucx-meeting.ts';
 import { UcxRegion } from './ucx-region.ts';
 import { chooseTransports, localSurroundings, type UcxTransports } from './ucx-transports.ts';
-import { CHANNELS, REGIONS, SLOTS } from './ucx-tables.ts';
 
 /** Callers that have not shown the token yet; of more, the oldest are dropped. */
 const MAX_STRANGERS = 64;
@@ -25,46 +25,47 @@ export async function createUcxBackend(context: BackendContext): Promise<Backend
   return UcxBackend.open(context);
 }
 
+/** For a link that is being made: its worker, and what its peer is told of it. */
+interface Place {
+  readonly driver: UcxDriver;
+  readonly self: Pick<UcxSelf, 'link' | 'address'>;
+  readonly giveBack: () => void;
+}
+
 export class UcxBackend implements Backend {
   readonly name = 'ucx';
   readonly connectionInfo: Uint8Array;
-  readonly driver: UcxDriver;
-  /** Free places of the tables. */
-  readonly slots: number[] = countDown(SLOTS);
-  readonly channels: number[] = countDown(CHANNELS);
-  readonly #free: number[] = [];
-  #regions = 0;
+  readonly #drivers: UcxDrivers;
   readonly #context: BackendContext;
   readonly #server: Server;
   readonly #isMemoryOnly: boolean;
-  readonly #self: Omit<UcxSelf, 'link'>;
+  readonly #self: Omit<UcxSelf, 'link' | 'address'>;
   readonly #links: UcxLink[] = [];
   readonly #strangers = new Set<Socket>();
-  /** So that registered memory lives as long. */
-  readonly #memories = new Map<number, Uint8Array | undefined>();
   #isHoldingBack = false;
   #closing: Promise<void> | undefined;
 
   static async open(context: BackendContext): Promise<UcxBackend> {
     const { ownThread, wake, settings } = context;
     const transports = chooseTransports(localSurroundings(context.host));
-    const driver = new UcxDriver({ ownThread, wake, spinMicroseconds: settings.transportSpinUs, transports });
+    const options = { ownThread, wake, spinMicroseconds: settings.transportSpinUs, transports };
+    const drivers = new UcxDrivers(() => new UcxDriver(options), !transports.isMemoryOnly);
     try {
       const server = createServer();
       await listen(server, context.host);
-      return new UcxBackend(context, { driver, server, transports });
+      return new UcxBackend(context, { drivers, server, transports });
     } catch (error) {
-      await driver.close();
+      await drivers.close();
       throw error;
     }
   }
 
   private constructor(
     context: BackendContext,
-    { driver, server, transports }: { driver: UcxDriver; server: Server; transports: UcxTransports },
+    { drivers, server, transports }: { drivers: UcxDrivers; server: Server; transports: UcxTransports },
   ) {
     this.#context = context;
-    this.driver = driver;
+    this.#drivers = drivers;
     this.#server = server;
     this.#isMemoryOnly = transports.isMemoryOnly;
     const { agentName: name, incarnation, token } = context;
@@ -75,7 +76,6 @@ export class UcxBackend implements Backend {
       host: hostIdentity(),
       process: process.pid,
       started: startOfProcess(process.pid) ?? '',
-      address: driver.context.address,
       // UCX tells of lost peers over shared memory too.
       sharesMemory: false,
     };
@@ -105,46 +105,25 @@ export class UcxBackend implements Backend {
     const why = this.whyNotMemory(memory);
     if (why !== undefined) throw new WeftlineError('WL_UNSUPPORTED', `The backend ucx cannot use the memory: ${why}`);
     const { address, bytes } = memory;
-    const number = this.#free.pop() ?? this.#regions++;
-    if (number >= REGIONS) throw new WeftlineError('WL_CAPACITY', 'Too many registered regions: deregister some first');
     const key = randomBytes(4).readUInt32LE();
-    const { tables } = this.driver;
-    this.driver.enter();
-    tables.regionAddress[number] = address;
-    tables.regionBytes[number] = bytes;
-    tables.regionKey[number] = key;
-    tables.regionUses[number] = 0;
-    tables.regionIsOpen[number] = 1;
-    this.driver.leave();
-    this.#memories.set(number, memory.view);
-    return new UcxRegion(address, { number, key }, () => this.#release(number));
-  }
-
-  async #release(region: number): Promise<void> {
-    const { driver } = this;
-    const { tables } = driver;
-    await driver.until(() => {
-      tables.regionIsOpen[region] = 0;
-      return tables.regionUses[region] === 0;
-    });
-    this.#memories.delete(region);
-    this.#free.push(region);
+    const number = this.#drivers.register({ address, bytes, key, view: memory.view });
+    return new UcxRegion(address, { number, key }, () => this.#drivers.release(number));
   }
 
   async connect(peer: BackendPeer, options: ConnectOptions): Promise<UcxLink> {
     const address = decodeUcxAddress(peer.connectionInfo);
     if (address === undefined) throw invalidArgument('connectionInfo', peer.name, 'that of a ucx backend');
-    const link = this.#reserve();
+    const place = this.#reserve();
     try {
-      return this.#establish(link, await visitUcxPeer({ peer, address }, { ...this.#self, link }, options));
+      return this.#establish(place, await visitUcxPeer({ peer, address }, { ...this.#self, ...place.self }, options));
     } catch (error) {
-      this.driver.links.giveBack(link);
+      place.giveBack();
       throw error;
     }
   }
 
   poll(): boolean {
-    const hasNews = this.driver.look();
+    const hasNews = this.#drivers.look();
     if (!hasNews && !this.#isHoldingBack) return false;
     const links = this.#links;
     let isAwaited = false;
@@ -155,22 +134,17 @@ export class UcxBackend implements Backend {
       if (link.isHoldingBack) this.#isHoldingBack = true;
       if (link.owesRoom) isAwaited = true;
     }
-    if (isAwaited) this.driver.look();
+    if (isAwaited) this.#drivers.look();
     return hasNews;
   }
 
   /** Whoever looks works itself. */
   get gainsFromPolling(): boolean {
-    return this.driver.hasLinks;
+    return this.#drivers.hasLinks;
   }
 
   prepareSleep(): number {
-    return this.driver.prepareSleep();
-  }
-
-  forgetLink(link: UcxLink): void {
-    const at = this.#links.indexOf(link);
-    if (at >= 0) this.#links.splice(at, 1);
+    return this.#drivers.prepareSleep();
   }
 
   close(): Promise<void> {
@@ -182,59 +156,86 @@ export class UcxBackend implements Backend {
     this.#server.close();
     for (const stranger of this.#strangers) stranger.destroy();
     await Promise.all([...this.#links].map((link) => link.close()));
-    await this.driver.close();
-    this.#memories.clear();
+    await this.#drivers.close();
   }
 
   async #welcome(socket: Socket): Promise<void> {
     this.#strangers.add(socket);
     if (this.#strangers.size > MAX_STRANGERS) [...this.#strangers][0]?.destroy();
-    let link: number | undefined;
+    let place: Place | undefined;
+    let isMade = false;
+    // Strangers cost no worker: it is made when the caller has shown the token and this side describes itself.
+    const reserve = (): Place => (place ??= this.#reserve());
+    const self = {
+      ...this.#self,
+      get link() {
+        return reserve().self.link;
+      },
+      get address() {
+        return reserve().self.address;
+      },
+    };
+    const connect = async (meeting: UcxMeeting): Promise<void> => {
+      this.#establish(reserve(), meeting);
+      isMade = true;
+    };
     try {
-      link = this.#reserve();
-      const reserved = link;
-      const connect = async (meeting: UcxMeeting): Promise<void> => {
-        this.#establish(reserved, meeting);
-        link = undefined;
-      };
-      await receiveUcxGuest(socket, { ...this.#self, link }, { timeoutMs: this.#context.settings.timeoutMs, connect });
+      await receiveUcxGuest(socket, self, { timeoutMs: this.#context.settings.timeoutMs, connect });
     } catch {
       // The caller was told why; this side goes on for the others.
       socket.destroySoon();
     } finally {
-      if (link !== undefined) this.driver.links.giveBack(link);
+      if (!isMade) place?.giveBack();
       this.#strangers.delete(socket);
     }
   }
 
-  #reserve(): number {
-    this.driver.enter();
+  #reserve(): Place {
+    const driver = this.#drivers.take();
     try {
-      return this.driver.links.reserve();
-    } finally {
-      this.driver.leave();
+      driver.enter();
+      try {
+        const link = driver.links.reserve();
+        const giveBack = (): void => {
+          driver.links.giveBack(link);
+          this.#drivers.giveBack(driver);
+        };
+        return { driver, self: { link, address: driver.context.address }, giveBack };
+      } finally {
+        driver.leave();
+      }
+    } catch (error) {
+      this.#drivers.giveBack(driver);
+      throw error;
     }
   }
 
-  #establish(number: number, meeting: UcxMeeting): UcxLink {
-    const { address, remoteLink: remoteNumber, peer, secretLow, secretHigh } = meeting;
-    const { driver } = this;
+  #establish({ driver, self }: Place, meeting: UcxMeeting): UcxLink {
+    const { address, remoteLink: remoteNumber, peer, secretLow, secretHigh, channel } = meeting;
     try {
       driver.enter();
       try {
         const process = this.#processOf(meeting);
         const keys = { secretLow, secretHigh, process };
-        const block = driver.links.open({ number, remoteNumber, peer, address, ...keys });
-        const link = new UcxLink(this, block, meeting);
+        const block = driver.links.open({ number: self.link, remoteNumber, peer, address, ...keys });
+        const onEnd = (): void => this.#forget(link);
+        const link: UcxLink = new UcxLink(driver, block, { peer, channel, onEnd });
         this.#links.push(link);
         return link;
       } finally {
         driver.leave();
       }
     } catch (error) {
-      meeting.channel.refuse(error);
+      channel.refuse(error);
       throw error;
     }
+  }
+
+  #forget(link: UcxLink): void {
+    const at = this.#links.indexOf(link);
+    if (at < 0) return;
+    this.#links.splice(at, 1);
+    this.#drivers.giveBack(link.driver);
   }
 
   /** A descriptor of the peer's process, if it is one of this host and the number means the same process here. */
@@ -252,8 +253,4 @@ function listen(server: Server, host: string): Promise<void> {
       resolve();
     });
   });
-}
-
-function countDown(count: number): number[] {
-  return Array.from({ length: count }, (_, index) => count - 1 - index);
 }

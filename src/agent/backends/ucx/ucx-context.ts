@@ -34,7 +34,7 @@ export class UcxContext implements Disposable {
   readonly #force: StructBlock = struct(ucpRequestParam);
   readonly #context: number;
   /** UCX copies what it needs of them during the call, but an address may be read until the endpoint is connected. */
-  readonly #addresses: NativeBlock[] = [];
+  readonly #addresses = new Map<number, NativeBlock>();
   #isAbandoned = false;
   #isDisposed = false;
 
@@ -54,7 +54,6 @@ export class UcxContext implements Disposable {
   connect({ address, peer, lostWord }: EndpointOptions): number {
     const own = new NativeBlock(address.length);
     own.bytes.set(address);
-    this.#addresses.push(own);
     const { block, address: params } = struct(ucpEndpointParams);
     const { endpoint } = ucpMasks;
     block.set('fieldMask', endpoint.address + endpoint.errorMode + endpoint.errorHandler);
@@ -65,11 +64,14 @@ export class UcxContext implements Disposable {
     block.set('errorCallback', symbolAddress('time'));
     block.set('errorArgument', lostWord);
     this.#check('ucp_ep_create', this.#ucx.calls.ucp_ep_create(this.handle, params, this.#out.address), peer);
-    return this.#outNumber(0);
+    const created = this.#outNumber(0);
+    this.#addresses.set(created, own);
+    return created;
   }
 
   /** Ends an endpoint at once; what is under way fails. Returns a request or 0. */
   disconnect(endpoint: number): number {
+    this.#addresses.delete(endpoint);
     const request = this.#ucx.calls.ucp_ep_close_nbx(endpoint, this.#force.address);
     return isErrorPointer(request) ? 0 : request;
   }

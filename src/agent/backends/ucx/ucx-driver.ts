@@ -11,7 +11,7 @@ import { LinkTable } from './link-table.ts';
 import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
 import { UcxContext } from './ucx-context.ts';
 import { UcxEngine } from './ucx-engine.ts';
-import { tableWord, UcxTables } from './ucx-tables.ts';
+import { CHANNELS, SLOTS, tableWord, UcxTables } from './ucx-tables.ts';
 import type { UcxThreadOptions } from './ucx-thread.ts';
 import type { UcxTransports } from './ucx-transports.ts';
 import { UcxWorker } from './ucx-worker.ts';
@@ -36,6 +36,9 @@ export class UcxDriver {
   readonly engine: UcxEngine;
   readonly links: LinkTable;
   readonly context: UcxContext;
+  /** Free places of the tables. */
+  readonly slots: number[] = countDown(SLOTS);
+  readonly channels: number[] = countDown(CHANNELS);
   /** Why nothing works any more. */
   failure: WeftlineError | undefined;
   readonly #options: UcxDriverOptions;
@@ -226,4 +229,8 @@ export class UcxDriver {
         : new WeftlineError('WL_INTERNAL', `The thread of UCX failed${reason}`, { cause });
     this.#options.wake.ring();
   }
+}
+
+function countDown(count: number): number[] {
+  return Array.from({ length: count }, (_, index) => count - 1 - index);
 }
