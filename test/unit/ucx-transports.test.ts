@@ -59,8 +59,16 @@ test('over TCP the address is that of the host option, or an error', () => {
   const ipv6 = chooseTransports({ env: {}, host: '2001:db8::2', rdmaPorts: [], interfaces });
   assert.equal(ipv6.config['NET_DEVICES'], 'eth0');
   assert.equal(ipv6.variables['UCX_TCP_AF_PRIO'], 'inet6');
-  const refusal = (message: RegExp): object => ({ code: 'WL_CONFIG', message });
-  assert.throws(() => choose({}, '192.0.2.3'), refusal(/expected the first address of eth0, 192\.0\.2\.2/));
-  assert.throws(() => choose({}, '10.9.9.9'), refusal(/expected an address of this host: 127\.0\.0\.1 \(lo\), 192/));
-  assert.throws(() => choose({ UCX_TLS: 'tcp' }, '0.0.0.0'), refusal(/UCX cannot listen at 0\.0\.0\.0/));
+  assert.throws(() => choose({}, '192.0.2.3'), {
+    code: 'WL_CONFIG',
+    message: /expected the first address of eth0, 192\.0\.2\.2/,
+  });
+  assert.throws(() => choose({}, '10.9.9.9'), {
+    code: 'WL_CONFIG',
+    message: /expected an address of this host: 127\.0\.0\.1 \(lo\), 192/,
+  });
+  assert.throws(() => choose({ UCX_TLS: 'tcp' }, '0.0.0.0'), {
+    code: 'WL_CONFIG',
+    message: /UCX cannot listen at 0\.0\.0\.0/,
+  });
 });

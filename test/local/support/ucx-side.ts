@@ -7,6 +7,7 @@ import { addressOf } from '#lib/native/library.js';
 import { openUcx } from '#lib/native/ucx.js';
 import { readSettings } from '#lib/settings/settings.js';
 import { hostIdentity } from '#lib/world/host-identity.js';
+import { reasonOf, skipWithout } from './requirements.js';
 
 export interface SideOptions {
   readonly ownThread?: boolean;
@@ -66,9 +67,12 @@ export class UcxSide implements AsyncDisposable {
   }
 }
 
+function hex(bytes: Uint8Array): string {
+  return Buffer.from(bytes).toString('hex');
+}
+
 /** What one process tells another of its side, as JSON. */
 export function introduce({ peer }: UcxSide, { info }: BackendRegion): string {
-  const hex = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex');
   return JSON.stringify({ ...peer, connectionInfo: hex(peer.connectionInfo), region: hex(info) });
 }
 
@@ -106,6 +110,6 @@ export function whyNoUcx(): string | false {
     openUcx();
     return false;
   } catch (error) {
-    return (error as Error).message;
+    return skipWithout('ucx', reasonOf(error));
   }
 }

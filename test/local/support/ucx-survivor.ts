@@ -34,7 +34,8 @@ for (let round = 0; round < Number(rounds); round++) {
   if (role === 'target') {
     memory.fill(1);
     let looks = 0;
-    for (; looks < moves || !near.hasLinks || (operation === 'write' && memory[0] === 1); looks++) {
+    const isUntouched = (): boolean => operation === 'write' && memory[0] === 1;
+    for (; looks < moves || !near.hasLinks || isUntouched(); looks++) {
       if (performance.now() > end) throw new Error(`the peer did nothing in round ${round}`);
       near.backend.poll();
       await turn();

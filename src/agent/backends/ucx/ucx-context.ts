@@ -2,10 +2,11 @@
 import { UCP_ERR_HANDLING_MODE_PEER, ucpEndpointParams, ucpMasks, ucpParams } from '../../../abi/ucx-structs.ts';
 import { ucpRequestParam, ucpWorkerParams, UCS_THREAD_MODE_SERIALIZED, ucsStatus } from '../../../abi/ucx-structs.ts';
 import { Block, type Layout } from '../../../abi/layout.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import { symbolAddress, viewAt } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { openUcx, type Ucx, withVariables } from '../../../native/ucx.ts';
-import { isErrorPointer, ucxError } from '../../../native/ucx-status.ts';
+import { isErrorPointer, ucxError, ucxStatusName } from '../../../native/ucx-status.ts';
 import type { UcxTransports } from './ucx-transports.ts';
 
 export interface EndpointOptions {
@@ -33,6 +34,7 @@ export class UcxContext implements Disposable {
   readonly #out = new NativeBlock(16);
   readonly #force: StructBlock = struct(ucpRequestParam);
   readonly #context: number;
+  readonly #transports: UcxTransports;
   /** UCX copies what it needs of them during the call, but an address may be read until the endpoint is connected. */
   readonly #addresses = new Map<number, NativeBlock>();
   #isAbandoned = false;
@@ -41,6 +43,7 @@ export class UcxContext implements Disposable {
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
   constructor({ canSleep, transports }: ContextOptions) {
     this.#ucx = openUcx();
+    this.#transports = transports;
     this.#force.block.set('attributes', ucpMasks.request.flags);
     this.#force.block.set('flags', ucpMasks.closeFlags.force);
     const [context, handle] = withVariables(transports.variables, () => this.#create(canSleep, transports.config));
@@ -50,7 +53,7 @@ export class UcxContext implements Disposable {
     this.fd = canSleep ? this.#descriptor() : -1;
   }
 
-  /** The endpoint to a peer's worker. Fails with WL_NATIVE. */
+  /** The endpoint to a peer's worker. Fails with WL_UNSUPPORTED if both have no transport in common, with WL_NATIVE. */
   connect({ address, peer, lostWord }: EndpointOptions): number {
     const own = new NativeBlock(address.length);
     own.bytes.set(address);
@@ -63,7 +66,9 @@ export class UcxContext implements Disposable {
     // TypeScript may run. time(2) fits: it writes where its first argument points, and ignores the others.
     block.set('errorCallback', symbolAddress('time'));
     block.set('errorArgument', lostWord);
-    this.#check('ucp_ep_create', this.#ucx.calls.ucp_ep_create(this.handle, params, this.#out.address), peer);
+    const status = this.#ucx.calls.ucp_ep_create(this.handle, params, this.#out.address);
+    if (status === ucsStatus.unreachable || status === ucsStatus.noSegment) throw this.#noWay(peer, status);
+    this.#check('ucp_ep_create', status, `connecting to ${peer}`);
     const created = this.#outNumber(0);
     this.#addresses.set(created, own);
     return created;
@@ -87,6 +92,15 @@ export class UcxContext implements Disposable {
     if (this.#isAbandoned) return;
     this.#ucx.calls.ucp_worker_destroy(this.handle);
     this.#ucx.calls.ucp_cleanup(this.#context);
+  }
+
+  #noWay(peer: string, status: number): WeftlineError {
+    const transports = this.#transports.config['TLS'];
+    return new WeftlineError(
+      'WL_UNSUPPORTED',
+      `UCX has no way to ${peer} by the transports ${transports}: shared memory needs the same user, host and process numbers, and both sides need the same kind of way; give both agents a host that is not loopback, or set UCX_TLS alike`,
+      { details: { peer, transports, status: ucxStatusName(status) } },
+    );
   }
 
   #create(canSleep: boolean, settings: UcxTransports['config']): [context: number, worker: number] {

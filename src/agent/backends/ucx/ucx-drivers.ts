@@ -1,6 +1,6 @@
 // The UCX workers of one backend and the memory that peers reach through them: one worker for all links, or one for each.
 import { WeftlineError } from '../../../core/errors.ts';
-import { UcxDriver } from './ucx-driver.ts';
+import type { UcxDriver } from './ucx-driver.ts';
 import { REGIONS, type UcxTables } from './ucx-tables.ts';
 
 export interface OpenRegion {
