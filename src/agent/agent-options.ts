@@ -6,7 +6,7 @@ import type { DescriptorList } from './descriptors.ts';
 import type { Registration } from './registration.ts';
 
 export interface AgentOptions {
-  /** All that work here by default. */
+  /** These, all of which must work. By default those that work here; of these `ucx` only with an active RDMA port. */
   readonly backends?: readonly BackendName[];
   /** Win over the environment. */
   readonly settings?: Partial<Settings>;

@@ -359,8 +359,8 @@ export class Agent implements AsyncDisposable {
     memory: ChoiceMemory,
     forced: BackendName | undefined,
   ): Parameters<typeof chooseBackend>[0] {
-    const { backends, missing, areListed } = this.#set;
-    return { backends, missing, areListed, peer, memory, forced };
+    const { backends, missing } = this.#set;
+    return { backends, missing, peer, memory, forced };
   }
 
   #time({ timeoutMs = this.settings.timeoutMs, signal }: WaitOptions): { timeoutMs: number; signal?: AbortSignal } {

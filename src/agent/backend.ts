@@ -68,8 +68,6 @@ export interface Backend {
   whyNotMemory(memory: AgentMemory): string | undefined;
   /** Why it cannot reach the peer, in the same way. Looks at what is known, connects to nobody. */
   whyNotPeer(peer: BackendPeer): string | undefined;
-  /** Why it is used only where it is asked for by name, in the same way; undefined if it may be chosen. */
-  readonly whyOnlyForced: string | undefined;
   /** Why memory of this kind cannot be used on the peer's side, in the same way; `region` says which it is, where it is known. */
   whyNotRemote(kind: MemoryKind, region?: RemoteRegionInfo): string | undefined;
   register(memory: AgentMemory): Promise<BackendRegion>;

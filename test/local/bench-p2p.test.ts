@@ -9,6 +9,7 @@ import { fileURLToPath } from 'node:url';
 import { localFiles } from '#lib/native/file-probe.js';
 import { findUcx } from '#lib/native/ucx.js';
 import type { P2pBenchReport } from '#lib/bench/p2p/p2p-results.js';
+import { skipWithout } from './support/requirements.js';
 
 const cli = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
 
@@ -108,7 +109,7 @@ for (const [backend, mode] of [
   });
 }
 
-const withoutUcx = findUcx(localFiles()) === undefined && 'no libucp here';
+const withoutUcx = skipWithout('ucx', findUcx(localFiles()) === undefined ? 'no libucp here' : undefined);
 
 test('bench p2p --backend ucx --compare says what is missing without ucx_perftest', { skip: withoutUcx }, async () => {
   const common = ['--port', await freePort(), '--backend', 'ucx'];

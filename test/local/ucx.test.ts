@@ -229,3 +229,18 @@ test('ucx: an idle backend sleeps', { skip }, async () => {
   // Two threads and this one; a thread that polled would take a core.
   assert.ok(user + system < 100_000, `${user + system} µs of a second`);
 });
+
+test('ucx: sides without a transport in common are told so', { skip }, async (context) => {
+  const before = process.env['UCX_TLS'];
+  context.after(() => {
+    if (before === undefined) delete process.env['UCX_TLS'];
+    else process.env['UCX_TLS'] = before;
+  });
+  process.env['UCX_TLS'] = 'posix,self';
+  await using near = await UcxSide.open('near');
+  process.env['UCX_TLS'] = 'tcp,self';
+  await using far = await UcxSide.open('far');
+  const refusal = isError('WL_UNSUPPORTED', /UCX has no way to near by the transports tcp,self/);
+  await assert.rejects(near.backend.connect(far.peer, { timeoutMs: 5000 }), refusal);
+  await assert.rejects(far.backend.connect(near.peer, { timeoutMs: 5000 }), isError('WL_UNSUPPORTED', /posix,self/));
+});

@@ -37,7 +37,6 @@ const SHORT_SLEEP_MS = 1;
 
 class LocalBackend implements Backend {
   readonly name = 'local';
-  readonly whyOnlyForced = undefined;
   readonly connectionInfo: Uint8Array;
   readonly #context: BackendContext;
   readonly #mailbox: Mailbox;

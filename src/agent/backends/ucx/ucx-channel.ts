@@ -21,7 +21,7 @@ export class UcxChannel implements BackendChannel {
 
   /** The caller holds the lock. */
   constructor(link: UcxLink, number: number, onClose: () => void) {
-    const { tables } = link.backend.driver;
+    const { tables } = link.driver;
     this.#link = link;
     this.#number = number;
     this.#onClose = onClose;
@@ -51,13 +51,13 @@ export class UcxChannel implements BackendChannel {
   }
 
   get delivered(): number {
-    const known = Atomics.load(this.#link.backend.driver.tables.delivered, this.#number);
+    const known = Atomics.load(this.#link.driver.tables.delivered, this.#number);
     // The word wraps; fewer are under way than half of it counts.
     return this.posted - ((this.posted - known) >>> 0);
   }
 
   get error(): WeftlineError | undefined {
-    const { tables } = this.#link.backend.driver;
+    const { tables } = this.#link.driver;
     const failure = Atomics.load(tables.channelFailure, this.#number);
     if (failure !== failures.none && this.#closing === undefined) {
       this.#error ??= this.#link.errorOf(failure, tables.channelDetail[this.#number] as number);
@@ -74,7 +74,7 @@ export class UcxChannel implements BackendChannel {
   /** With the lock, unless there is no room: then -1, without. */
   #begin(kind: number, remote: UcxRemoteRegion, offset: number): number {
     const link = this.#link;
-    const { driver } = link.backend;
+    const { driver } = link;
     const { error } = this;
     if (error !== undefined) throw error;
     if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The channel was closed');
@@ -97,7 +97,7 @@ export class UcxChannel implements BackendChannel {
       this.#link.commit();
       this.posted += 1;
     } finally {
-      this.#link.backend.driver.leave();
+      this.#link.driver.leave();
     }
   }
 
@@ -105,13 +105,13 @@ export class UcxChannel implements BackendChannel {
     // What it has come to can be asked afterwards too.
     this.#error = this.error;
     this.#onClose();
-    const { driver } = this.#link.backend;
+    const { driver } = this.#link;
     const { outgoing } = this.#link;
     if (driver.failure !== undefined) return;
     driver.enter();
     outgoing.stopChannel(this.#number, failures.channelClosed);
     driver.leave();
     await driver.until(() => !outgoing.hasChannel(this.#number));
-    this.#link.backend.channels.push(this.#number);
+    this.#link.driver.channels.push(this.#number);
   }
 }

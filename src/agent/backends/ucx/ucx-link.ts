@@ -15,8 +15,8 @@ import { IN_RING_BYTES, type LinkBlock, linkWord } from './link-block.ts';
 import { MAX_MESSAGE_BYTES, ringBytes } from './message-header.ts';
 import type { OutMessages } from './out-messages.ts';
 import { operationKinds, type Outgoing } from './outgoing.ts';
-import type { UcxBackend } from './ucx-backend.ts';
 import { UcxChannel } from './ucx-channel.ts';
+import type { UcxDriver } from './ucx-driver.ts';
 import { decodeUcxRegion } from './ucx-info.ts';
 import { UcxRegion } from './ucx-region.ts';
 import type { UcxMeeting } from './ucx-meeting.ts';
@@ -38,9 +38,11 @@ export class UcxRemoteRegion implements BackendRemoteRegion {
   }
 }
 
+export type UcxLinkOptions = Pick<UcxMeeting, 'peer' | 'channel'> & { readonly onEnd: () => void };
+
 export class UcxLink implements BackendLink {
   readonly peer: string;
-  readonly backend: UcxBackend;
+  readonly driver: UcxDriver;
   readonly block: LinkBlock;
   readonly outgoing: Outgoing;
   #error: WeftlineError | undefined;
@@ -48,6 +50,7 @@ export class UcxLink implements BackendLink {
   isHoldingBack = false;
   readonly #messages: OutMessages;
   readonly #life: number;
+  readonly #onEnd: () => void;
   readonly #channel: UcxMeeting['channel'];
   readonly #channels = new Set<UcxChannel>();
   /** Notifications that had come when the link ended. */
@@ -55,11 +58,13 @@ export class UcxLink implements BackendLink {
   #isClosed = false;
   #closing: Promise<void> | undefined;
 
-  constructor(backend: UcxBackend, block: LinkBlock, { peer, channel }: UcxMeeting) {
-    this.backend = backend;
+  /** `onEnd`: it has ended, and the agent has all that came of it. */
+  constructor(driver: UcxDriver, block: LinkBlock, { peer, channel, onEnd }: UcxLinkOptions) {
+    this.driver = driver;
     this.block = block;
     this.peer = peer;
-    const { outgoing, messages } = backend.driver.engine.link(block.index);
+    this.#onEnd = onEnd;
+    const { outgoing, messages } = driver.engine.link(block.index);
     this.outgoing = outgoing;
     this.#messages = messages;
     this.#life = block.words[linkWord.life] as number;
@@ -85,9 +90,9 @@ export class UcxLink implements BackendLink {
 
   async prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer> {
     if (this.error !== undefined) throw this.error;
-    const slot = this.backend.slots.pop();
+    const slot = this.driver.slots.pop();
     if (slot === undefined) throw new WeftlineError('WL_CAPACITY', 'Too many prepared transfers: release some first');
-    const { driver } = this.backend;
+    const { driver } = this;
     try {
       const plan = { operation, parts: numbersOf(parts) };
       driver.enter();
@@ -97,14 +102,14 @@ export class UcxLink implements BackendLink {
         driver.leave();
       }
     } catch (error) {
-      this.backend.slots.push(slot);
+      this.driver.slots.push(slot);
       throw error;
     }
   }
 
   notify(message: Uint8Array): void {
     if (this.error !== undefined) throw this.error;
-    const { driver } = this.backend;
+    const { driver } = this;
     driver.enter();
     try {
       this.begin(operationKinds.notify, 0, driver.tables.newOperation(), message);
@@ -116,9 +121,9 @@ export class UcxLink implements BackendLink {
 
   openChannel(): UcxChannel {
     if (this.error !== undefined) throw this.error;
-    const number = this.backend.channels.pop();
+    const number = this.driver.channels.pop();
     if (number === undefined) throw new WeftlineError('WL_CAPACITY', 'Too many open channels: close some first');
-    const { driver } = this.backend;
+    const { driver } = this;
     driver.enter();
     try {
       const channel: UcxChannel = new UcxChannel(this, number, () => this.#channels.delete(channel));
@@ -159,7 +164,7 @@ export class UcxLink implements BackendLink {
     if (this.#isClosed) {
       while (this.#kept.length > 0 && mayDeliver(peer)) deliver(peer, this.#kept.shift() as Uint8Array);
       this.isHoldingBack = this.#kept.length > 0;
-      if (!this.isHoldingBack) this.backend.forgetLink(this);
+      if (!this.isHoldingBack) this.#onEnd();
       return;
     }
     const { words, inRing } = block;
@@ -187,7 +192,7 @@ export class UcxLink implements BackendLink {
 
   /** The peer waits to hear what was taken. */
   get owesRoom(): boolean {
-    return !this.#isClosed && this.backend.driver.engine.link(this.block.index).owesRoom;
+    return !this.#isClosed && this.driver.engine.link(this.block.index).owesRoom;
   }
 
   errorOf(failure: number, detail: number): WeftlineError {
@@ -198,7 +203,7 @@ export class UcxLink implements BackendLink {
   get isDrained(): boolean {
     const { words } = this.block;
     if (words[linkWord.life] !== this.#life) return true;
-    return this.backend.driver.engine.link(this.block.index).isDrained;
+    return this.driver.engine.link(this.block.index).isDrained;
   }
 
   close(): Promise<void> {
@@ -212,7 +217,7 @@ export class UcxLink implements BackendLink {
   }
 
   #end(failure: number): void {
-    const { driver } = this.backend;
+    const { driver } = this;
     if (this.#isClosed) return;
     if (driver.failure === undefined) {
       driver.enter();
@@ -229,7 +234,7 @@ export class UcxLink implements BackendLink {
     // Its memory may soon be another link's.
     this.#error = this.error ?? failureError(failure, 0, this.peer);
     this.#isClosed = true;
-    if (this.#kept.length === 0) this.backend.forgetLink(this);
+    if (this.#kept.length === 0) this.#onEnd();
   }
 
   #peerLeft(farewell: boolean): void {

@@ -27,7 +27,7 @@ export class UcxTransfer implements BackendTransfer {
     this.#kind = operationKinds[plan.operation];
     this.#parts = new NativeBlock(plan.parts.byteLength);
     this.#parts.bytes.set(new Uint8Array(plan.parts.buffer, plan.parts.byteOffset, plan.parts.byteLength));
-    const { tables } = link.backend.driver;
+    const { tables } = link.driver;
     tables.state[slot] = transferStates.idle;
     tables.generation[slot] = ((tables.generation[slot] as number) + 1) | 0;
     tables.partCount[slot] = plan.parts.length / PART_FIELDS;
@@ -37,7 +37,7 @@ export class UcxTransfer implements BackendTransfer {
 
   post(message?: Uint8Array): void {
     const link = this.#link;
-    const { driver } = link.backend;
+    const { driver } = link;
     const { tables } = driver;
     const slot = this.#slot;
     if (link.error !== undefined) throw link.error;
@@ -56,12 +56,12 @@ export class UcxTransfer implements BackendTransfer {
   }
 
   get state(): TransferState {
-    return stateNames[Atomics.load(this.#link.backend.driver.tables.state, this.#slot)] as TransferState;
+    return stateNames[Atomics.load(this.#link.driver.tables.state, this.#slot)] as TransferState;
   }
 
   get error(): WeftlineError | undefined {
     if (this.state !== 'failed') return undefined;
-    const { tables } = this.#link.backend.driver;
+    const { tables } = this.#link.driver;
     return this.#link.errorOf(tables.failure[this.#slot] as number, tables.failureDetail[this.#slot] as number);
   }
 
@@ -75,7 +75,7 @@ export class UcxTransfer implements BackendTransfer {
   }
 
   #stop(failure: number): void {
-    const { driver } = this.#link.backend;
+    const { driver } = this.#link;
     const { tables } = driver;
     if (driver.failure !== undefined) return;
     driver.enter();
@@ -88,15 +88,15 @@ export class UcxTransfer implements BackendTransfer {
   }
 
   async #forget(): Promise<void> {
-    const { driver } = this.#link.backend;
+    const { driver } = this.#link;
     this.#stop(failures.released);
     await driver.until(() => this.#isDone());
-    this.#link.backend.slots.push(this.#slot);
+    this.#link.driver.slots.push(this.#slot);
   }
 
   /** UCX does not use its memory any more. */
   #isDone(): boolean {
-    const { tables } = this.#link.backend.driver;
+    const { tables } = this.#link.driver;
     const { words } = this.#link.block;
     if (tables.state[this.#slot] === transferStates.pending) return false;
     if (this.#link.isDrained) return true;

@@ -189,16 +189,16 @@ const ucxSelf = {
   host: 'h',
   process: 1,
   started: '1',
-  address: Uint8Array.of(1),
   sharesMemory: true,
 } as const;
+const reserveUcx = () => ({ link: 1, address: Uint8Array.of(1) });
 
 const toUcx = calledByPeer(
   'hello-to-ucx',
-  (channel) => receiveUcxGuest(channel, ucxSelf, { reserve: () => 1, connect: () => Promise.resolve() }),
+  (channel) => receiveUcxGuest(channel, ucxSelf, { reserve: reserveUcx, connect: () => Promise.resolve() }),
   helloNamed(
     'weftline-ucx',
-    await versionOf((channel) => receiveUcxGuest(channel, ucxSelf, { reserve: () => 1, connect: never })),
+    await versionOf((channel) => receiveUcxGuest(channel, ucxSelf, { reserve: reserveUcx, connect: never })),
   ),
 );
 
