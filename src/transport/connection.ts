@@ -3,6 +3,7 @@
 import { ackHeader, ackPath, controlKinds, DATA_HEADER_BYTES, failReasons } from '../abi/transport-packet.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { Arrivals, MOST_ECHOES } from './arrivals.ts';
+import { PacketGuard } from './authentication/packet-guard.ts';
 import { BurstTable } from './burst-table.ts';
 import { checkConnection, checkFlow, checkLocal, checkRemote, checkScatter, checkSignal } from './check-options.ts';
 import type { Congestion } from './congestion/congestion.ts';
@@ -41,6 +42,8 @@ export class Connection implements TransportConnection {
   readonly remoteId: number;
   readonly secretLow: number;
   readonly secretHigh: number;
+  /** On connections whose packets are authenticated. */
+  readonly guard: PacketGuard | undefined;
   readonly segmentBytes: number;
   /** Payload of a full segment. */
   readonly payloadBytes: number;
@@ -133,6 +136,7 @@ export class Connection implements TransportConnection {
     this.remoteId = options.remoteId | 0;
     this.secretLow = Number(BigInt.asIntN(32, options.secret));
     this.secretHigh = Number(BigInt.asIntN(32, options.secret >> 32n));
+    if (options.packetKeys !== undefined) this.guard = new PacketGuard(engine.tagMemory, options.packetKeys);
     this.segmentBytes = options.segmentBytes;
     this.payloadBytes = options.segmentBytes - DATA_HEADER_BYTES;
     const fitting = Math.floor(outbox.io.burstBytes / options.segmentBytes);
@@ -338,13 +342,6 @@ export class Connection implements TransportConnection {
   replyPath(): number {
     const { latestPath } = this.arrivals;
     return latestPath === -1 ? this.paths.choose(this.engine.random, this.bursts.pathBytes) : latestPath;
-  }
-
-  /** Another path than this one, if there is one: what got no answer is tried elsewhere. */
-  pathBesides(path: number): number {
-    const { paths, engine, bursts } = this;
-    const choice = paths.choose(engine.random, bursts.pathBytes);
-    return choice === path ? (path + 1) % paths.count : choice;
   }
 
   /** There is work for the next `onTimer`. */

@@ -2,6 +2,7 @@
 import { failReasons } from '../abi/transport-packet.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { seededRandom } from '../core/seeded-random.ts';
+import { TagMemory } from './authentication/tag-memory.ts';
 import { Admission } from './admission.ts';
 import type { AckSample } from './congestion/congestion.ts';
 import { CreditPacer } from './congestion/eqds.ts';
@@ -64,6 +65,7 @@ export class Engine implements TransportEngine, EngineCore {
   readonly #freeSlots: number[] = [];
   /** Those that are open, and those whose end is still told to whoever asks. */
   #connections: Connection[] = [];
+  #tagMemory: TagMemory | undefined;
   #turn = 0;
   #awake = false;
   #deadline = Number.POSITIVE_INFINITY;
@@ -174,6 +176,11 @@ export class Engine implements TransportEngine, EngineCore {
     this.#awake = true;
   }
 
+  get tagMemory(): TagMemory {
+    this.#tagMemory ??= new TagMemory();
+    return this.#tagMemory;
+  }
+
   find(id: number): Connection | undefined {
     const connection = this.#slots[id % MOST_CONNECTIONS];
     return connection !== undefined && connection.id === id ? connection : undefined;
@@ -269,6 +276,7 @@ export class Engine implements TransportEngine, EngineCore {
   #bury(): void {
     for (const connection of this.#connections.filter(isBuried, this)) {
       const slot = connection.id % MOST_CONNECTIONS;
+      connection.guard?.close();
       this.#slots[slot] = undefined;
       this.#freeSlots.push(slot);
     }

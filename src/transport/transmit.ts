@@ -284,7 +284,7 @@ function sendBurst(connection: Connection, request: Request | undefined, now: nu
     out.lastPayloadBytes = out.payloadBytes;
   }
   out.urgent = false;
-  outbox.sendBurst();
+  outbox.sendBurst(connection.guard);
   out.ranges = undefined;
   counters.sentSegments += count;
   counters.sentBytes += bytes;

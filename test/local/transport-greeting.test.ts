@@ -15,6 +15,7 @@ const base: GreetingOptions = {
   segmentBytes: 0,
   bufferBytes: 1 << 20,
   segmentationOffload: true,
+  authenticate: false,
   connectionId: 7,
 };
 

@@ -1,9 +1,10 @@
 // How two transports meet over TCP: proof of the token both ways, ports, secret, path count, then probes of the datagram size.
-import { randomBytes } from 'node:crypto';
+import { hkdfSync, randomBytes } from 'node:crypto';
 import { MAX_PATHS, TRANSPORT_VERSION } from '../../../abi/transport-packet.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../world/frames.ts';
 import { createNonce, keyedProof, sameProof } from '../../../world/handshake.ts';
+import { PACKET_KEY_BYTES, type PacketKeys, splitSessionKey } from '../../authentication/packet-keys.ts';
 import type { ControlChannel, ControlFrame } from './control-channel.ts';
 import { DatagramProbe } from './datagram-probe.ts';
 import { UdpSocket } from './udp-socket.ts';
@@ -28,6 +29,8 @@ export interface GreetingOptions {
   readonly bufferBytes: number;
   /** False sends every packet by itself. */
   readonly segmentationOffload: boolean;
+  /** Demands that packets are authenticated; they are if one side demands it. */
+  readonly authenticate: boolean;
   /** This engine's name for the connection. */
   readonly connectionId: number;
 }
@@ -38,6 +41,8 @@ export interface Meeting {
   readonly peerName: string;
   readonly remoteId: number;
   readonly secret: bigint;
+  /** If packets are authenticated. */
+  readonly packetKeys: PacketKeys | undefined;
   readonly segmentBytes: number;
   /** True if the kernel cuts large sends into packets on the way to this peer. */
   readonly cutsSends: boolean;
@@ -52,7 +57,8 @@ export async function receiveGuest(channel: ControlChannel, options: GreetingOpt
     const hello = await channel.receive('greeting');
     checkVersion(hello);
     const clientNonce = text(hello, 'nonce');
-    const facts = ['client', TRANSPORT_VERSION, serverNonce, clientNonce];
+    const wished = hello['authenticate'] === true;
+    const facts = ['client', TRANSPORT_VERSION, serverNonce, clientNonce, Number(wished)];
     if (!sameProof(keyedProof(options.token, facts), hello['proof'])) {
       throw new WeftlineError(
         'WL_UNAUTHORIZED',
@@ -64,17 +70,21 @@ export async function receiveGuest(channel: ControlChannel, options: GreetingOpt
     const paths = Math.min(options.paths, integer(hello, 'paths', MAX_PATHS));
     openSockets(sockets, channel, paths, options);
     const secret = randomBytes(8).readBigUInt64LE();
+    const authenticate = wished || options.authenticate;
     channel.send({
       name: options.name,
       connection: options.connectionId,
       secret: secret.toString(16),
       ports: sockets.map(({ port }) => port),
-      proof: keyedProof(options.token, ['server', ...facts.slice(1)]),
+      authenticate,
+      proof: keyedProof(options.token, ['server', ...facts.slice(1), Number(authenticate)]),
     });
     connectSockets(sockets, channel, await channel.receive('ports'));
     channel.send({ connected: true });
     const remoteId = integer(hello, 'connection', 2 ** 32 - 1);
-    return { ...(await agreeOnSegments(channel, sockets, secret, options)), sockets, peerName, remoteId, secret };
+    const packetKeys = authenticate ? keysOf(options.token, [serverNonce, clientNonce], 'listener') : undefined;
+    const segments = await agreeOnSegments(channel, sockets, secret, options);
+    return { ...segments, sockets, peerName, remoteId, secret, packetKeys };
   } catch (error) {
     for (const socket of sockets) socket[Symbol.dispose]();
     channel.refuse(error);
@@ -89,7 +99,8 @@ export async function visitHost(channel: ControlChannel, options: GreetingOption
     const challenge = await channel.receive('greeting');
     checkVersion(challenge);
     const clientNonce = createNonce();
-    const facts = [TRANSPORT_VERSION, text(challenge, 'nonce'), clientNonce];
+    const serverNonce = text(challenge, 'nonce');
+    const facts = [TRANSPORT_VERSION, serverNonce, clientNonce, Number(options.authenticate)];
     channel.send({
       protocol: PROTOCOL_NAME,
       version: TRANSPORT_VERSION,
@@ -98,9 +109,11 @@ export async function visitHost(channel: ControlChannel, options: GreetingOption
       name: options.name,
       connection: options.connectionId,
       paths: options.paths,
+      authenticate: options.authenticate,
     });
     const welcome = await channel.receive('answer to the greeting');
-    if (!sameProof(keyedProof(options.token, ['server', ...facts]), welcome['proof'])) {
+    const authenticate = welcome['authenticate'] === true;
+    if (!sameProof(keyedProof(options.token, ['server', ...facts, Number(authenticate)]), welcome['proof'])) {
       throw new WeftlineError('WL_UNAUTHORIZED', `${channel.peer} does not hold the token of this transport`);
     }
     const peerName = nameOf(welcome);
@@ -111,12 +124,21 @@ export async function visitHost(channel: ControlChannel, options: GreetingOption
     await channel.receive('sign that its sockets are connected');
     const secret = secretOf(welcome);
     const remoteId = integer(welcome, 'connection', 2 ** 32 - 1);
-    return { ...(await agreeOnSegments(channel, sockets, secret, options)), sockets, peerName, remoteId, secret };
+    if (options.authenticate && !authenticate) throw protocolError('an answer that refuses to authenticate packets');
+    const packetKeys = authenticate ? keysOf(options.token, [serverNonce, clientNonce], 'caller') : undefined;
+    const segments = await agreeOnSegments(channel, sockets, secret, options);
+    return { ...segments, sockets, peerName, remoteId, secret, packetKeys };
   } catch (error) {
     for (const socket of sockets) socket[Symbol.dispose]();
     channel.refuse(error);
     throw error;
   }
+}
+
+/** From what only holders of the token know of this meeting. */
+function keysOf(token: string, nonces: readonly string[], end: 'caller' | 'listener'): PacketKeys {
+  const session = hkdfSync('sha256', token, nonces.join(' '), 'weftline transport session', PACKET_KEY_BYTES);
+  return splitSessionKey(new Uint8Array(session), end);
 }
 
 /** Both sides send probes on the first path, tell what arrived, and take the smaller of the two. */
