@@ -112,8 +112,8 @@ export function makeScenario(seed: number): Scenario {
     pollDelay: dice.chance(0.3) ? 0 : dice.exponential(0.1, 50),
     settings: {
       ...makeSettings(dice, link.corrupt > 0),
-      // Thrown with dice of its own, so that the rest of a seed's scenario does not depend on it.
-      transportAuthentication: new Dice(seededRandom(seed ^ 0x7a65)).chance(0.3),
+      // Drawn separately, so that the rest of a seed's scenario does not depend on it.
+      transportAuthentication: new Dice(seededRandom(seed ^ 0x7a65)).chance(link.corrupt > 0 ? 0.6 : 0.25),
     },
     connections,
     operations,

@@ -136,7 +136,6 @@ export class Connection implements TransportConnection {
     this.remoteId = options.remoteId | 0;
     this.secretLow = Number(BigInt.asIntN(32, options.secret));
     this.secretHigh = Number(BigInt.asIntN(32, options.secret >> 32n));
-    if (options.packetKeys !== undefined) this.guard = new PacketGuard(engine.tagMemory, options.packetKeys);
     this.segmentBytes = options.segmentBytes;
     this.payloadBytes = options.segmentBytes - DATA_HEADER_BYTES;
     const fitting = Math.floor(outbox.io.burstBytes / options.segmentBytes);
@@ -145,6 +144,8 @@ export class Connection implements TransportConnection {
     this.ackWords = Math.min(Math.floor(ackRoom / 4), RECEIVE_WINDOW_SEGMENTS / 32);
     // Every number that wraps begins anywhere: both ends take it from what only they know.
     const start = this.secretHigh;
+    const { packetKeys } = options;
+    if (packetKeys !== undefined) this.guard = new PacketGuard(engine.tagMemory, packetKeys, start >>> 0);
     this.paths = new PathTable(options.paths, start);
     this.arrivals = new Arrivals(options.paths, start);
     this.receiveWindow = new ReceiveWindow(start);

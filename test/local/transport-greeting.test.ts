@@ -6,7 +6,7 @@ import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import test from 'node:test';
 import { ControlChannel } from '#lib/transport/io/udp/control-channel.js';
 import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '#lib/transport/io/udp/greeting.js';
-import { encodeFrame } from '#lib/world/frames.js';
+import { encodeFrame, FrameReader, strangerLimits } from '#lib/world/frames.js';
 
 const base: GreetingOptions = {
   token: 'secret',
@@ -83,6 +83,60 @@ test('IPv6 works alike', async (t) => {
     return [];
   });
   assert.equal(host?.segmentBytes, guest?.segmentBytes);
+});
+
+test('packets are authenticated if either side demands it, with keys of this meeting and direction', async () => {
+  const seen = new Set<string>();
+  for (const [here, there] of [
+    [false, false],
+    [true, false],
+    [false, true],
+    [true, true],
+  ] as const) {
+    const [host, guest] = await meet({ authenticate: here }, { authenticate: there });
+    if (!here && !there) {
+      assert.deepEqual([host.packetKeys, guest.packetKeys], [undefined, undefined]);
+      continue;
+    }
+    assert.ok(host.packetKeys !== undefined && guest.packetKeys !== undefined);
+    assert.deepEqual(host.packetKeys.outgoing, guest.packetKeys.incoming);
+    assert.deepEqual(host.packetKeys.incoming, guest.packetKeys.outgoing);
+    for (const key of Object.values(host.packetKeys)) seen.add(Buffer.from(key).toString('hex'));
+  }
+  assert.equal(seen.size, 6);
+});
+
+test('nobody in between can talk the two sides out of authenticating packets', async () => {
+  for (const direction of ['to the host', 'to the guest']) {
+    const [hostSocket, hostEnd] = await pair();
+    const [guestEnd, guestSocket] = await pair();
+    const relay = (from: Socket, to: Socket, isChanged: boolean): void => {
+      const reader = new FrameReader(strangerLimits);
+      from.on('error', () => {}).on('close', () => to.destroy());
+      from.on('data', (chunk: Buffer) => {
+        reader.push(chunk);
+        for (let frame = reader.next(); frame !== undefined; frame = reader.next()) {
+          const header = frame.header as Record<string, unknown>;
+          const changed = isChanged && 'authenticate' in header ? { ...header, authenticate: false } : header;
+          for (const piece of encodeFrame(changed)) to.write(piece);
+        }
+      });
+    };
+    relay(guestEnd, hostEnd, direction === 'to the host');
+    relay(hostEnd, guestEnd, direction === 'to the guest');
+    const results = await Promise.allSettled([
+      receiveGuest(new ControlChannel(hostSocket, deadline()), base),
+      visitHost(new ControlChannel(guestSocket, deadline()), { ...base, name: 'guest', authenticate: true }),
+    ]);
+    for (const socket of [hostSocket, hostEnd, guestEnd, guestSocket]) socket.destroy();
+    assert.deepEqual(
+      results.map(({ status }) => status),
+      ['rejected', 'rejected'],
+      direction,
+    );
+    const codes = results.map((result) => (result as PromiseRejectedResult).reason.code as string);
+    assert.ok(codes.includes('WL_UNAUTHORIZED'), `${direction}: ${codes}`);
+  }
 });
 
 test('another token is refused on both sides', async () => {

@@ -15,12 +15,15 @@ export class PacketGuard {
   readonly #memory: TagMemory;
   readonly #outgoing: number;
   readonly #incoming: number;
-  readonly #taken = new ReplayWindow();
-  /** Packets sent so far: the number of the next. */
-  #sent = 0;
+  readonly #taken: ReplayWindow;
+  /** Of the next packet. */
+  #number: number;
 
-  constructor(memory: TagMemory, keys: PacketKeys) {
+  /** `first`: the number of the first packet in both directions. */
+  constructor(memory: TagMemory, keys: PacketKeys, first: number) {
     this.#memory = memory;
+    this.#taken = new ReplayWindow(first);
+    this.#number = first;
     this.#outgoing = memory.addKey(expandPacketKey(keys.outgoing));
     this.#incoming = memory.addKey(expandPacketKey(keys.incoming));
   }
@@ -29,8 +32,8 @@ export class PacketGuard {
   seal(burst: Burst, words: Int32Array): void {
     const memory = this.#memory;
     const { count, headerBytes, region } = burst;
-    const number = this.#sent;
-    this.#sent = number + count;
+    const number = this.#number;
+    this.#number = number + count;
     this.#copyHeaders(burst, words, number);
     let headBytes = headerBytes;
     let payloadBytes = 0;

@@ -9,10 +9,15 @@ const REPLAY_WINDOW_PACKETS = 65_536;
 const WORDS = REPLAY_WINDOW_PACKETS / 32;
 
 export class ReplayWindow {
-  /** The highest number that was taken in; -1 before any. */
-  newest = -1;
+  /** The highest number that was taken in. */
+  newest: number;
   /** A bit per number. INVARIANT: bits of numbers above `newest` are clear. */
   readonly #bits = new Int32Array(WORDS);
+
+  /** `first`: the number of the first packet. */
+  constructor(first: number) {
+    this.newest = first - 1;
+  }
 
   /** The number whose low 32 bits are `low` and that is closest to the newest one. Negative if there is none. */
   nearest(low: number): number {
