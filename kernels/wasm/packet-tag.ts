@@ -1,9 +1,10 @@
-// Keyed tags of packets: SipHash-2-4 of the packet's NHPoly1305 hash, its number and its length. NHPoly1305 is the universal
-// hash of Adiantum: NH, four passes of SIMD products, condenses each kilobyte to 32 bytes, which Poly1305 takes in.
+// Keyed tags of packets: SipHash-2-4 of a universal hash of the packet, its number and its length. The hash is built as
+// Adiantum's NHPoly1305: NH condenses each kilobyte to 16 bytes with SIMD products, and Poly1305 takes those in. NH has two
+// passes here: two packets collide with a chance of 2^-64, as small as that of guessing a tag.
 
 /** Offsets in a key, behind that of NH: packetKey of src/abi/packet-key.ts. */
-const POLY_KEY: usize = 1072;
-const SIP_KEY: usize = 1088;
+const POLY_KEY: usize = 1040;
+const SIP_KEY: usize = 1056;
 /** NH starts its key anew after this many bytes; a step takes 16. */
 const NH_BYTES: usize = 1024;
 /** Offset and size of the tag in a packet: packetPrefix of src/abi/transport-packet.ts. */
@@ -96,16 +97,12 @@ function polyEnd(): void {
   store<u64>(digest, (g2 >>> 12) | (g3 << 14) | (top << 40), 8);
 }
 
-/** Adds up the lanes of the four sums of a kilobyte and feeds them to Poly1305. */
+/** Adds up the lanes of both sums of a kilobyte and feeds them to Poly1305. */
 @inline
-function takeSums(sum0: v128, sum1: v128, sum2: v128, sum3: v128): void {
+function takeSums(sum0: v128, sum1: v128): void {
   polyBlock(
     i64x2.extract_lane(sum0, 0) + i64x2.extract_lane(sum0, 1),
     i64x2.extract_lane(sum1, 0) + i64x2.extract_lane(sum1, 1),
-  );
-  polyBlock(
-    i64x2.extract_lane(sum2, 0) + i64x2.extract_lane(sum2, 1),
-    i64x2.extract_lane(sum3, 0) + i64x2.extract_lane(sum3, 1),
   );
 }
 
@@ -117,15 +114,13 @@ function nh(words: v128, key: v128): v128 {
 }
 
 /**
- * NHPoly1305 of `headBytes` bytes at `head` and, behind them, `bodyBytes` at `body` in `digest`. With a body,
- * `headBytes` must be a multiple of 16.
+ * Stores the hash of `headBytes` bytes at `head`, followed by `bodyBytes` at `body`, in `digest`. With a body, `headBytes`
+ * must be a multiple of 16.
  */
 function hashPacket(key: usize, head: usize, headBytes: usize, body: usize, bodyBytes: usize): void {
   polyStart(key + POLY_KEY);
   let sum0 = i64x2.splat(0);
   let sum1 = i64x2.splat(0);
-  let sum2 = i64x2.splat(0);
-  let sum3 = i64x2.splat(0);
   let at = head;
   let bytes = headBytes;
   let used: usize = 0;
@@ -142,58 +137,45 @@ function hashPacket(key: usize, head: usize, headBytes: usize, body: usize, body
       const end = at + run;
       let place = key + used;
       let key0 = v128.load(place);
-      let key1 = v128.load(place, 16);
-      let key2 = v128.load(place, 32);
       for (; at + 64 <= end; at += 64) {
-        let key3 = v128.load(place, 48);
-        let words = v128.load(at);
-        sum0 = i64x2.add(sum0, nh(words, key0));
-        sum1 = i64x2.add(sum1, nh(words, key1));
-        sum2 = i64x2.add(sum2, nh(words, key2));
-        sum3 = i64x2.add(sum3, nh(words, key3));
-        key0 = v128.load(place, 64);
-        words = v128.load(at, 16);
-        sum0 = i64x2.add(sum0, nh(words, key1));
-        sum1 = i64x2.add(sum1, nh(words, key2));
-        sum2 = i64x2.add(sum2, nh(words, key3));
-        sum3 = i64x2.add(sum3, nh(words, key0));
-        key1 = v128.load(place, 80);
-        words = v128.load(at, 32);
-        sum0 = i64x2.add(sum0, nh(words, key2));
-        sum1 = i64x2.add(sum1, nh(words, key3));
-        sum2 = i64x2.add(sum2, nh(words, key0));
-        sum3 = i64x2.add(sum3, nh(words, key1));
-        key2 = v128.load(place, 96);
-        words = v128.load(at, 48);
-        sum0 = i64x2.add(sum0, nh(words, key3));
-        sum1 = i64x2.add(sum1, nh(words, key0));
-        sum2 = i64x2.add(sum2, nh(words, key1));
-        sum3 = i64x2.add(sum3, nh(words, key2));
+        const key1 = v128.load(place, 16);
+        const key2 = v128.load(place, 32);
+        const key3 = v128.load(place, 48);
+        const key4 = v128.load(place, 64);
+        const words0 = v128.load(at);
+        const words1 = v128.load(at, 16);
+        const words2 = v128.load(at, 32);
+        const words3 = v128.load(at, 48);
+        sum0 = i64x2.add(sum0, nh(words0, key0));
+        sum1 = i64x2.add(sum1, nh(words0, key1));
+        sum0 = i64x2.add(sum0, nh(words1, key1));
+        sum1 = i64x2.add(sum1, nh(words1, key2));
+        sum0 = i64x2.add(sum0, nh(words2, key2));
+        sum1 = i64x2.add(sum1, nh(words2, key3));
+        sum0 = i64x2.add(sum0, nh(words3, key3));
+        sum1 = i64x2.add(sum1, nh(words3, key4));
+        key0 = key4;
         place += 64;
       }
       for (; at < end; at += 16) {
         const words = v128.load(at);
         sum0 = i64x2.add(sum0, nh(words, v128.load(place)));
         sum1 = i64x2.add(sum1, nh(words, v128.load(place, 16)));
-        sum2 = i64x2.add(sum2, nh(words, v128.load(place, 32)));
-        sum3 = i64x2.add(sum3, nh(words, v128.load(place, 48)));
         place += 16;
       }
       bytes -= run;
       used += run;
       if (used === NH_BYTES) {
-        takeSums(sum0, sum1, sum2, sum3);
+        takeSums(sum0, sum1);
         sum0 = i64x2.splat(0);
         sum1 = i64x2.splat(0);
-        sum2 = i64x2.splat(0);
-        sum3 = i64x2.splat(0);
         used = 0;
       }
     }
     at = body;
     bytes = bodyBytes;
   }
-  if (used > 0) takeSums(sum0, sum1, sum2, sum3);
+  if (used > 0) takeSums(sum0, sum1);
   polyEnd();
 }
 
@@ -256,8 +238,8 @@ function sealHash(key: usize, number: u64, bytes: usize): u64 {
   return sip(key + SIP_KEY, digest, 32);
 }
 
-/** NHPoly1305 of `bytes` bytes, 16 bytes to `out`. For test vectors. */
-export function nhPoly1305(key: usize, address: usize, bytes: usize, out: usize): void {
+/** The hash of `bytes` bytes, 16 bytes to `out`. For test vectors. */
+export function packetHash(key: usize, address: usize, bytes: usize, out: usize): void {
   hashPacket(key, address, bytes, 0, 0);
   v128.store(out, v128.load(digest));
 }
