@@ -65,7 +65,6 @@ export class Engine implements TransportEngine, EngineCore {
   readonly #freeSlots: number[] = [];
   /** Those that are open, and those whose end is still told to whoever asks. */
   #connections: Connection[] = [];
-  #tagMemory: TagMemory | undefined;
   #turn = 0;
   #awake = false;
   #deadline = Number.POSITIVE_INFINITY;
@@ -177,8 +176,8 @@ export class Engine implements TransportEngine, EngineCore {
   }
 
   get tagMemory(): TagMemory {
-    this.#tagMemory ??= new TagMemory();
-    return this.#tagMemory;
+    this.outbox.tagMemory ??= new TagMemory(this.outbox.io);
+    return this.outbox.tagMemory;
   }
 
   find(id: number): Connection | undefined {

@@ -5,6 +5,7 @@ import type { Burst, PacketIo } from './packet-io.ts';
 import type { RangeList } from './range-list.ts';
 import type { Region } from './region.ts';
 import type { PacketGuard } from './authentication/packet-guard.ts';
+import type { TagMemory } from './authentication/tag-memory.ts';
 import type { TransportSettings } from './transport-settings.ts';
 import { CRC32C_START, crc32cEnd, crc32cUpdate } from './wire/crc32c.ts';
 
@@ -21,6 +22,8 @@ export class Outbox {
   readonly view: DataView;
   /** The arena in words: a header is written word by word. */
   readonly words: Int32Array;
+  /** Holds copies of payloads until the next flush; undefined while no connection authenticates its packets. */
+  tagMemory: TagMemory | undefined;
   readonly burst: Burst = {
     peer: 0,
     path: 0,
@@ -79,12 +82,15 @@ export class Outbox {
     burst.lastPayloadBytes = 0;
     burst.ranges = undefined;
     burst.urgent = true;
-    this.sendBurst(sender.guard);
+    this.sendBurst(sender.guard, false);
   }
 
-  /** Sends `burst` as it has been filled in; a connection with a guard has its packets tagged instead of summed. */
-  sendBurst(guard: PacketGuard | undefined): void {
-    if (guard !== undefined) guard.seal(this.burst, this.words);
+  /**
+   * Sends `burst` as it has been filled in; a connection with a guard has its packets tagged instead of summed.
+   * `mayChange`: somebody may write to the payload's memory meanwhile.
+   */
+  sendBurst(guard: PacketGuard | undefined, mayChange: boolean): void {
+    if (guard !== undefined) guard.seal(this.burst, this.words, mayChange);
     else if (this.#checksum !== 'none') this.#sum();
     this.#taken++;
     this.io.send(this.burst);
@@ -92,6 +98,7 @@ export class Outbox {
 
   flush(): void {
     if (this.#taken > 0) this.io.flush();
+    this.tagMemory?.release();
     this.#taken = 0;
     this.#next = 0;
   }

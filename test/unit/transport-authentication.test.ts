@@ -205,6 +205,24 @@ test('a forged packet among joined ones costs nobody else', () => {
   assert.equal(net.a.connection.statistics.retransmittedSegments, 1);
 });
 
+test('memory that changes while it is read reaches the reader all the same', () => {
+  const net = new Loopback({ settings, segmentBytes: 1024, burstSegments: 8 });
+  const [from, to] = [net.b.region(300_000), net.a.region(300_000)];
+  const send = net.b.send.bind(net.b);
+  let round = 0;
+  // Between the moment when packets are tagged and the one when the I/O reads their payload.
+  net.b.send = (burst) => {
+    from.bytes.fill(++round);
+    send(burst);
+  };
+  const place = { remoteRegion: from.id, remoteKey: from.key, remoteOffset: 0 };
+  const read = net.a.connection.read({ region: to, offset: 0, bytes: 300_000, ...place });
+  assert.ok(net.run(() => isEnded(net.a, read), 100_000));
+  assert.equal(net.a.engine.poll(read), requestStatus.done);
+  assert.equal(net.a.engine.drops.tag, 0);
+  assert.ok(to.bytes.some((byte) => byte > 1));
+});
+
 test('connections have keys of their own, also where a connection is made in the place of one that was closed', () => {
   const net = new Loopback({ settings: { ...settings, transportGiveUpMs: 100 } });
   const exchange = (): void => {

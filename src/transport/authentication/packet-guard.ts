@@ -28,10 +28,14 @@ export class PacketGuard {
     this.#incoming = memory.addKey(expandPacketKey(keys.incoming));
   }
 
-  /** Numbers and tags the packets of a burst, whose headers lie in `words`, the I/O's arena. */
-  seal(burst: Burst, words: Int32Array): void {
+  /**
+   * Numbers and tags the packets of a burst, whose headers lie in `words`, the I/O's arena. If the memory of the payload
+   * may change before the I/O reads it, the burst then refers to a copy: other bytes than those tagged would be refused.
+   */
+  seal(burst: Burst, words: Int32Array, mayChange: boolean): void {
     const memory = this.#memory;
     const { count, headerBytes, region } = burst;
+    const { heads, body, tags } = memory;
     const number = this.#number;
     this.#number = number + count;
     this.#copyHeaders(burst, words, number);
@@ -39,20 +43,24 @@ export class PacketGuard {
     let payloadBytes = 0;
     let lastBytes = 0;
     if (burst.ranges !== undefined) {
-      headBytes += memory.gather(burst, memory.heads + headerBytes);
+      headBytes += memory.gather(burst, heads + headerBytes);
     } else if (region !== undefined) {
       payloadBytes = burst.payloadBytes;
       lastBytes = burst.lastPayloadBytes;
       const from = burst.payloadOffset;
-      memory.copy(region.bytes, from, from + (count - 1) * payloadBytes + lastBytes, memory.bodies);
+      const bytes = (count - 1) * payloadBytes + lastBytes;
+      memory.copy(region.bytes, from, from + bytes, body);
+      if (mayChange && memory.keep(bytes)) {
+        burst.region = memory.region;
+        burst.payloadOffset = body;
+      }
     }
-    const { heads, bodies, tags } = memory;
     const high = Math.floor(number / TWO_32);
     memory.kernels.tagPackets(
       this.#outgoing,
       heads,
       headBytes,
-      bodies,
+      body,
       payloadBytes,
       lastBytes,
       count,
