@@ -22,7 +22,9 @@ export function checkConnection(options: ConnectionOptions): void {
 function checkKeys({ outgoing, incoming }: PacketKeys): void {
   for (const [name, key] of Object.entries({ outgoing, incoming })) {
     if (key instanceof Uint8Array && key.byteLength === PACKET_KEY_BYTES) continue;
-    throw invalidArgument(`packetKeys.${name}`, key, `${PACKET_KEY_BYTES} bytes`);
+    // Not the key itself: errors are printed.
+    const found = key instanceof Uint8Array ? `${key.byteLength} bytes` : typeof key;
+    throw invalidArgument(`packetKeys.${name}`, found, `${PACKET_KEY_BYTES} bytes`);
   }
   // With one key for both directions, a packet could be sent back to its sender.
   if (Buffer.compare(outgoing, incoming) !== 0) return;

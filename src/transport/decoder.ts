@@ -132,8 +132,15 @@ export class Decoder {
     const connection = this.#engine.find(view.getUint32(at + PREFIX.connection, true));
     if (connection === undefined) return this.#drop('connection');
     const { guard } = connection;
-    const stranger = guard === undefined ? this.#lacksSecret(connection, at) : this.#refuse(guard, at, size);
-    if (stranger !== undefined) return this.#drop(stranger);
+    if (guard !== undefined) {
+      const reason = this.#refuse(guard, at, size);
+      if (reason !== undefined) return this.#drop(reason);
+    } else if (
+      view.getInt32(at + PREFIX.secretLow, true) !== connection.secretLow ||
+      view.getInt32(at + PREFIX.secretHigh, true) !== connection.secretHigh
+    ) {
+      return this.#drop('secret');
+    }
     if (peer !== -1 && peer !== connection.peer) return this.#drop('peer');
     if (header + view.getUint16(at + PREFIX.length, true) !== size) return this.#drop('length');
     this.#path = view.getUint16(at + PREFIX.path, true);
@@ -148,13 +155,6 @@ export class Decoder {
       this.#engine.wake();
     }
     return this.#drop('stale');
-  }
-
-  #lacksSecret(connection: Connection, at: number): 'secret' | undefined {
-    const view = this.#view;
-    const low = view.getInt32(at + PREFIX.secretLow, true);
-    const high = view.getInt32(at + PREFIX.secretHigh, true);
-    return low === connection.secretLow && high === connection.secretHigh ? undefined : 'secret';
   }
 
   /** Why a packet of a connection that authenticates its packets is not taken in. Joined packets are copied together. */
