@@ -81,6 +81,7 @@ Examples:
     'transportSpinUs',
     'transportPinCore',
     'transportThread',
+    'transportAuthentication',
   ]);
   command.action((flags: TransportFlags) => run(flags));
 }

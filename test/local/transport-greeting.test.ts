@@ -15,7 +15,7 @@ import {
   receiveGuest,
   visitHost,
 } from '#lib/transport/io/udp/greeting.js';
-import { encodeFrame } from '#lib/meeting/frames.js';
+import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 
 const base: GreetingOptions = {
   name: 'host',
@@ -23,6 +23,7 @@ const base: GreetingOptions = {
   segmentBytes: 0,
   bufferBytes: 1 << 20,
   segmentationOffload: true,
+  authenticate: false,
   connectionId: 7,
 };
 
@@ -79,8 +80,6 @@ async function meet(hostOptions: Partial<GreetingOptions>, guestOptions: Partial
 test('both sides learn the same secret, the paths both can have, and the largest packet that passes', async () => {
   const [host, guest] = await meet({ connectionId: 7 }, { connectionId: 9, paths: 2 });
   assert.equal(host.secret, guest.secret);
-  assert.equal(host.packetKey.length, 32);
-  assert.deepEqual(host.packetKey, guest.packetKey);
   assert.deepEqual([host.hello, guest.hello], ['guest', 'hello, guest']);
   assert.equal(host.sockets.length, 2);
   assert.equal(guest.sockets.length, 2);
@@ -104,6 +103,70 @@ test('IPv6 works alike', async (t) => {
     return [];
   });
   assert.equal(host?.segmentBytes, guest?.segmentBytes);
+});
+
+test('packets are authenticated if either side demands it, with keys of this meeting and direction', async () => {
+  const seen = new Set<string>();
+  for (const [here, there] of [
+    [false, false],
+    [true, false],
+    [false, true],
+    [true, true],
+  ] as const) {
+    const [host, guest] = await meet({ authenticate: here }, { authenticate: there });
+    if (!here && !there) {
+      assert.deepEqual([host.packetKeys, guest.packetKeys], [undefined, undefined]);
+      continue;
+    }
+    assert.ok(host.packetKeys !== undefined && guest.packetKeys !== undefined);
+    assert.deepEqual(host.packetKeys.outgoing, guest.packetKeys.incoming);
+    assert.deepEqual(host.packetKeys.incoming, guest.packetKeys.outgoing);
+    for (const key of Object.values(host.packetKeys)) seen.add(Buffer.from(key).toString('hex'));
+  }
+  assert.equal(seen.size, 6);
+});
+
+/** Passes frames on; changed ones say that packets need not be authenticated. */
+function relay(from: Socket, to: Socket, isChanged: boolean): void {
+  const reader = new FrameReader(strangerLimits);
+  from.on('error', () => {}).on('close', () => to.destroy());
+  from.on('data', (chunk: Buffer) => {
+    reader.push(chunk);
+    for (let frame = reader.next(); frame !== undefined; frame = reader.next()) {
+      const { parts: _lengths, ...header } = frame.header;
+      for (const piece of encodeFrame(
+        header,
+        frame.parts.map((part) => changeBody(part, isChanged)),
+      ))
+        to.write(piece);
+    }
+  });
+}
+
+function changeBody(part: Uint8Array, isChanged: boolean): Uint8Array {
+  const body = JSON.parse(Buffer.from(part).toString()) as Record<string, unknown>;
+  return isChanged ? Buffer.from(JSON.stringify({ ...body, authenticate: false })) : part;
+}
+
+test('nobody in between can talk the two sides out of authenticating packets', async () => {
+  for (const direction of ['to the host', 'to the guest']) {
+    const [hostSocket, hostEnd] = await pair();
+    const [guestEnd, guestSocket] = await pair();
+    relay(guestEnd, hostEnd, direction === 'to the host');
+    relay(hostEnd, guestEnd, direction === 'to the guest');
+    const results = await Promise.allSettled([
+      receive(new ControlChannel(hostSocket, deadline())),
+      visit(new ControlChannel(guestSocket, deadline()), { ...base, name: 'guest', authenticate: true }, 'secret'),
+    ]);
+    for (const socket of [hostSocket, hostEnd, guestEnd, guestSocket]) socket.destroy();
+    assert.deepEqual(
+      results.map(({ status }) => status),
+      ['rejected', 'rejected'],
+      direction,
+    );
+    const codes = results.map((result) => (result as PromiseRejectedResult).reason.code as string);
+    assert.ok(codes.includes('WL_UNAUTHORIZED'), `${direction}: ${codes.join()}`);
+  }
 });
 
 test('another token is refused on both sides', async () => {

@@ -254,13 +254,14 @@ export class Transport implements AsyncDisposable {
       segmentBytes: settings.transportSegmentBytes,
       bufferBytes: settings.transportSocketBufferBytes,
       segmentationOffload: settings.transportSegmentationOffload,
+      authenticate: settings.transportAuthentication,
       connectionId,
     };
   }
 
   /** Gives what came of a meeting to the engine. */
   async #adopt(channel: ControlChannel, localId: number, meeting: Meeting): Promise<Connection> {
-    const { peerName, segmentBytes, sockets, remoteId, secret, cutsSends, hello } = meeting;
+    const { peerName, segmentBytes, sockets, remoteId, secret, packetKeys, cutsSends, hello } = meeting;
     if (this.#link.failure !== undefined) {
       for (const socket of sockets) socket[Symbol.dispose]();
       throw this.#link.failure;
@@ -268,7 +269,7 @@ export class Transport implements AsyncDisposable {
     const descriptors = sockets.map(({ fd }) => fd);
     const segments = cutsSends ? MAX_CUTS : 1;
     // From here on the engine closes the sockets, also if it fails.
-    const options = { localId, remoteId, peerName, secret, segmentBytes, descriptors, segments };
+    const options = { localId, remoteId, peerName, secret, packetKeys, segmentBytes, descriptors, segments };
     const number = (await this.#link.call({ name: 'connect', options })) as number;
     const connection = new Connection({
       link: this.#link,

@@ -5,6 +5,7 @@ import type { Credentials } from '../../../meeting/credentials.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import { type Greeted, type HelloBody, type HelloOptions, receiveHello } from '../../../meeting/hello.ts';
 import { peerText } from '../../../meeting/refusal.ts';
+import { type PacketKeys, splitSessionKey } from '../../authentication/packet-keys.ts';
 import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
 import { DatagramProbe } from './datagram-probe.ts';
 import { UdpSocket } from './udp-socket.ts';
@@ -27,6 +28,8 @@ export interface GreetingOptions {
   readonly bufferBytes: number;
   /** False sends every packet by itself. */
   readonly segmentationOffload: boolean;
+  /** Demands that packets are authenticated; they are if one side demands it. */
+  readonly authenticate: boolean;
   /** This engine's name for the connection. */
   readonly connectionId: number;
 }
@@ -38,8 +41,8 @@ export interface Meeting {
   readonly remoteId: number;
   /** Of every packet. It follows from the hello and has not travelled. */
   readonly secret: bigint;
-  /** For the authentication of packets: 32 bytes, with the same properties. */
-  readonly packetKey: Uint8Array;
+  /** With the same properties, if packets are authenticated. */
+  readonly packetKeys: PacketKeys | undefined;
   /** What the peer's application said. */
   readonly hello: unknown;
   readonly segmentBytes: number;
@@ -65,6 +68,7 @@ export async function receiveGuest(
 ): Promise<Meeting> {
   const sockets: UdpSocket[] = [];
   let options: GreetingOptions | undefined;
+  let authenticate = false;
   try {
     const { body, secrets } = await receiveHello(channel, helloOf(credentials), async (hello) => {
       const peerName = nameOf(hello);
@@ -73,11 +77,19 @@ export async function receiveGuest(
       ({ options } = opened);
       openSockets(sockets, channel, Math.min(options.paths, integer(hello, 'paths', MAX_PATHS)), options);
       const ports = sockets.map(({ port }) => port);
-      return { name: options.name, connection: options.connectionId, ports, hello: opened.answer };
+      authenticate = hello['authenticate'] === true || options.authenticate;
+      return { name: options.name, connection: options.connectionId, ports, authenticate, hello: opened.answer };
     });
     connectSockets(sockets, channel, await channel.receive('ports'));
     channel.send({ connected: true });
-    return await finish(channel, { body, secrets, sockets, options: options as unknown as GreetingOptions });
+    const packetKeys = authenticate ? splitSessionKey(secrets.key('packets'), 'listener') : undefined;
+    return await finish(channel, {
+      body,
+      secrets,
+      sockets,
+      packetKeys,
+      options: options as unknown as GreetingOptions,
+    });
   } catch (error) {
     for (const socket of sockets) socket[Symbol.dispose]();
     channel.refuse(error);
@@ -86,8 +98,8 @@ export async function receiveGuest(
 }
 
 /** What the side that calls says of itself. */
-export function introduce({ name, connectionId, paths }: GreetingOptions, hello: unknown): HelloBody {
-  return { name, connection: connectionId, paths, hello };
+export function introduce({ name, connectionId, paths, authenticate }: GreetingOptions, hello: unknown): HelloBody {
+  return { name, connection: connectionId, paths, authenticate, hello };
 }
 
 /** The side that calls, after the hello. */
@@ -103,7 +115,10 @@ export async function visitHost(
     connectSockets(sockets, channel, body);
     channel.send({ ports: sockets.map(({ port }) => port) });
     await channel.receive('sign that its sockets are connected');
-    return await finish(channel, { body, secrets, sockets, options });
+    const authenticate = body['authenticate'] === true;
+    if (options.authenticate && !authenticate) throw protocolError('an answer that refuses to authenticate packets');
+    const packetKeys = authenticate ? splitSessionKey(secrets.key('packets'), 'caller') : undefined;
+    return await finish(channel, { body, secrets, sockets, packetKeys, options });
   } catch (error) {
     for (const socket of sockets) socket[Symbol.dispose]();
     channel.refuse(error);
@@ -114,7 +129,13 @@ export async function visitHost(
 /** Sockets are connected on both sides. */
 async function finish(
   channel: ControlChannel,
-  { body, secrets, sockets, options }: Greeted & { sockets: readonly UdpSocket[]; options: GreetingOptions },
+  {
+    body,
+    secrets,
+    sockets,
+    packetKeys,
+    options,
+  }: Greeted & Pick<Meeting, 'sockets' | 'packetKeys'> & { readonly options: GreetingOptions },
 ): Promise<Meeting> {
   const secret = Buffer.from(secrets.key('packet secret', 8)).readBigUInt64LE();
   return {
@@ -123,7 +144,7 @@ async function finish(
     peerName: nameOf(body),
     remoteId: integer(body, 'connection', 2 ** 32 - 1),
     secret,
-    packetKey: secrets.key('packets'),
+    packetKeys,
     hello: body['hello'],
   };
 }

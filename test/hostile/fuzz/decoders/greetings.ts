@@ -173,6 +173,7 @@ const transportOptions = {
   segmentBytes: 1400,
   bufferBytes: 65_536,
   segmentationOffload: false,
+  authenticate: false,
   connectionId: 1,
 } as const;
 
