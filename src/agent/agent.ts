@@ -120,7 +120,11 @@ export class Agent implements AsyncDisposable {
     return this.#registrations.allocate(bytes, this.settings.reserveSharedMemory, options);
   }
 
-  /** The memory is the caller's again: transfers that use it fail with WL_CLOSED, peers get errors. Idempotent. */
+  /**
+   * The memory is the caller's again: transfers that use it fail with WL_CLOSED, peers get errors, and once it has resolved
+   * no peer reads or writes it. Fails with WL_TIMEOUT, naming a peer that is still copying after `timeoutMs`: the memory must
+   * not be used for anything else yet, and the call may be repeated. Idempotent.
+   */
   deregister(registration: Registration): Promise<void> {
     return this.#registrations.remove(registration);
   }
@@ -305,8 +309,11 @@ export class Agent implements AsyncDisposable {
     this.#wake.ring();
     await Promise.allSettled([...this.#closers].map((close) => close()));
     await this.#remotes.close(this.#closed());
-    await this.#set.close();
-    await this.#registrations.close();
+    try {
+      await this.#set.close();
+    } finally {
+      await this.#registrations.close();
+    }
   }
 
   /** Between waits, notifications must still be taken in: senders wait for it. */

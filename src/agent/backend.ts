@@ -107,7 +107,11 @@ export interface Backend {
 export interface BackendRegion {
   /** What peers need to use it: handles, keys. Goes into the metadata. */
   readonly info: Uint8Array;
-  /** The memory is the caller's again; peers that still use it get an error. */
+  /**
+   * The memory is the caller's again: once it has resolved, no peer and no device reads or writes it; those that still try
+   * get an error. Peers that died do not hold it up. Fails with WL_TIMEOUT, naming a peer that is still copying: the
+   * region then takes nothing new, and `release` may be called again. Idempotent.
+   */
   release(): Promise<void>;
 }
 
@@ -131,6 +135,11 @@ export interface BackendLink {
   readonly error: WeftlineError | undefined;
   /** `kind` and `bytes` are what the peer's metadata say of the region. Fails with WL_PROTOCOL if info is not understood. */
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): BackendRemoteRegion;
+  /**
+   * The peer has taken the region back, or this side needs it no more: its mappings and descriptors go as soon as nothing
+   * touches it. Transfers on it fail from their next post on. Idempotent. Left out by backends that hold nothing of a region.
+   */
+  releaseRegion?(region: BackendRemoteRegion): void;
   /** Makes all native argument blocks; a part list may hold many thousands. */
   prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer>;
   /** Bytes to the peer's agent, after the data of all transfers that were done before the call. Copied. */

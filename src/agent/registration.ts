@@ -26,7 +26,9 @@ export class Registration {
   readonly memory: AgentMemory;
   readonly #caller: Registrable;
   readonly #regions = new Map<BackendName, BackendRegion>();
+  readonly #released = new Set<BackendName>();
   #isOpen = true;
+  #releasing: Promise<void> | undefined;
 
   constructor(
     memory: AgentMemory,
@@ -74,20 +76,33 @@ export class Registration {
     this.#regions.set(backend, region);
   }
 
-  /** All backends let go of it, and what `agent.allocate` gave is freed. Fails with the first error, having tried all. */
-  async release(): Promise<void> {
-    if (!this.#isOpen) return;
-    try {
-      await this.letGo();
-    } finally {
-      this.memory.shared?.memory[Symbol.dispose]();
-    }
+  /**
+   * All backends give it up, and what `agent.allocate` gave is freed. Fails with the first error, having tried all: it then
+   * takes no new transfers, what peers may still touch is not freed, and `release` may be called again.
+   */
+  release(): Promise<void> {
+    this.#releasing ??= this.#release().catch((error: unknown) => {
+      this.#releasing = undefined;
+      throw error;
+    });
+    return this.#releasing;
   }
 
-  /** All backends let go of it. */
-  async letGo(): Promise<void> {
+  async #release(): Promise<void> {
+    await this.withdraw();
+    this.memory.shared?.memory[Symbol.dispose]();
+  }
+
+  /** All backends give it up. */
+  async withdraw(): Promise<void> {
     this.#isOpen = false;
-    const ends = await Promise.allSettled([...this.#regions.values()].map((region) => region.release()));
+    const regions = [...this.#regions].filter(([backend]) => !this.#released.has(backend));
+    const ends = await Promise.allSettled(
+      regions.map(async ([backend, region]) => {
+        await region.release();
+        this.#released.add(backend);
+      }),
+    );
     for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
 }

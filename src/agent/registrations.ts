@@ -15,6 +15,8 @@ export class Registrations {
   readonly #agent: string;
   readonly #set: BackendSet;
   readonly #known = new Map<number, Registration>();
+  /** Those that a peer still touches, or did when they were last looked at. */
+  readonly #leaving = new Set<Registration>();
   #nextNumber = 1;
 
   constructor(agent: string, set: BackendSet) {
@@ -55,13 +57,16 @@ export class Registrations {
 
   async remove(registration: Registration): Promise<void> {
     if (this.#has(registration)) this.#known.delete(registration.number);
+    this.#leaving.add(registration);
     await registration.release();
+    this.#leaving.delete(registration);
   }
 
   /** Of all of them; errors are nobody's any more. */
   async close(): Promise<void> {
-    const all = this.all;
+    const all = [...this.all, ...this.#leaving];
     this.#known.clear();
+    this.#leaving.clear();
     await Promise.allSettled(all.map((registration) => registration.release()));
   }
 
@@ -79,7 +84,7 @@ export class Registrations {
         else reasons.push(`${backend.name}: ${why}`);
       }
     } catch (error) {
-      await registration.letGo();
+      await registration.withdraw();
       throw error;
     }
     if (registration.regions.size === 0) {

@@ -1,4 +1,5 @@
 // Every knob of weftline, once: name, environment variable, flag, unit, range, default and what it does.
+import { MAX_MAILBOX_SENDERS } from '../abi/agent-mailbox.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { Setting } from './setting.ts';
 import { transportSettingsTable } from './transport-settings-table.ts';
@@ -99,6 +100,17 @@ export const settingsTable = {
     default: 16_777_216,
     sentence:
       'How much of one peer may wait to be taken by the owner of an agent, with 64 bytes more per notification, before the peer has to wait.',
+  },
+  localSenders: {
+    kind: 'number',
+    env: 'WEFTLINE_LOCAL_SENDERS',
+    flag: '--local-senders <count>',
+    unit: 'agents',
+    min: 1,
+    max: MAX_MAILBOX_SENDERS,
+    default: 1024,
+    sentence:
+      'How many agents of the same host may be linked to one agent by the local backend at a time; others reach it by another backend.',
   },
   nvrtcPath: {
     kind: 'text',

@@ -11,6 +11,10 @@ export interface CopyPlan {
   begin(): void;
   /** Copies up to about `budget` bytes more. True when all are where they belong. Throws when that cannot be. */
   advance(budget: number): boolean;
+  /** True if nothing works on copies of earlier posts any more: a GPU does so after a post has failed or was cancelled. */
+  isOver(): boolean;
+  /** Resolves when that is so. Fails with WL_TIMEOUT. */
+  over(): Promise<void>;
 }
 
 /** Up to this much is copied at once, within `post`: less than a millisecond. */
@@ -55,6 +59,14 @@ export class HostCopies implements CopyPlan {
     return this.#at === table.steps;
   }
 
+  isOver(): boolean {
+    return true;
+  }
+
+  over(): Promise<void> {
+    return Promise.resolve();
+  }
+
   /** `code`: as CopyTable.copy says it. */
   failure(code: number): WeftlineError {
     const { peer, pid, isRead } = this.#options;
@@ -93,5 +105,15 @@ export class JoinedCopies implements CopyPlan {
       this.#at += 1;
     }
     return true;
+  }
+
+  isOver(): boolean {
+    let areOver = true;
+    for (const plan of this.#plans) areOver = plan.isOver() && areOver;
+    return areOver;
+  }
+
+  async over(): Promise<void> {
+    await Promise.all(this.#plans.map((plan) => plan.over()));
   }
 }

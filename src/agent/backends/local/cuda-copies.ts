@@ -2,12 +2,16 @@
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import type { CopyPart, CopyPlan } from './copy-plan.ts';
+import type { DeviceWork } from './device-work.ts';
 
 export interface CudaCopiesOptions {
   readonly device: CudaDevice;
   readonly stream: CudaStream;
   readonly isRead: boolean;
+  /** What the peer is told of it. */
+  readonly work: DeviceWork;
 }
 
 /**
@@ -19,11 +23,15 @@ export class CudaCopies implements CopyPlan, Disposable {
   readonly #device: CudaDevice;
   readonly #stream: CudaStream;
   readonly #event: CudaEvent;
+  readonly #work: DeviceWork;
   /** To, from, bytes. */
   readonly #copies: Float64Array;
   #isEnqueued = false;
+  /** While the GPU may work on it. */
+  #ticket: number | undefined;
 
-  constructor(parts: readonly CopyPart[], { device, stream, isRead }: CudaCopiesOptions) {
+  constructor(parts: readonly CopyPart[], { device, stream, isRead, work }: CudaCopiesOptions) {
+    this.#work = work;
     this.#device = device;
     this.#stream = stream;
     this.#event = device.createEvent();
@@ -40,7 +48,29 @@ export class CudaCopies implements CopyPlan, Disposable {
 
   advance(): boolean {
     if (!this.#isEnqueued) this.#enqueue();
-    return this.#event.isDone();
+    return this.#event.isDone() && this.isOver();
+  }
+
+  isOver(): boolean {
+    if (this.#ticket === undefined) return true;
+    try {
+      if (!this.#event.isDone()) return false;
+    } catch {
+      // A device that has failed copies nothing more.
+    }
+    this.#work.end(this.#ticket);
+    this.#ticket = undefined;
+    return true;
+  }
+
+  async over(): Promise<void> {
+    if (this.isOver()) return;
+    try {
+      await this.#event.wait();
+    } catch (error) {
+      if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') throw error;
+    }
+    this.isOver();
   }
 
   [Symbol.dispose](): void {
@@ -49,14 +79,24 @@ export class CudaCopies implements CopyPlan, Disposable {
 
   #enqueue(): void {
     const { context } = this.#device;
-    const copies = this.#copies;
     context.enter();
     context.workCount += 1;
+    // Copies of an earlier post go before these on the stream: their end is that of these.
+    this.#ticket ??= this.#work.begin();
+    this.#isEnqueued = true;
+    try {
+      this.#enqueueAll();
+    } finally {
+      this.#event.record(this.#stream);
+    }
+  }
+
+  #enqueueAll(): void {
+    const { context } = this.#device;
+    const copies = this.#copies;
     for (let at = 0; at < copies.length; at += 3) {
       const [to, from, bytes] = [copies[at], copies[at + 1], copies[at + 2]] as [number, number, number];
       context.check('cuMemcpyAsync', context.driver.cuMemcpyAsync(to, from, bytes, this.#stream.handle));
     }
-    this.#event.record(this.#stream);
-    this.#isEnqueued = true;
   }
 }

@@ -5,6 +5,7 @@ import { type CopyPlan, type HostCopies, INLINE_BYTES } from './copy-plan.ts';
 import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
 import { recordBytes } from './notification-ring.ts';
+import { REVOKED, RegionGrants } from './region-grants.ts';
 import type { LocalRemoteRegion } from './remote-region.ts';
 import { type CopyHelp, SharedCopies } from './shared-copies.ts';
 
@@ -23,6 +24,7 @@ export class LocalTransfer implements BackendTransfer {
   next: LocalTransfer | undefined;
   readonly #link: LocalLink;
   readonly #parts: LocalTransferParts;
+  readonly #grants: RegionGrants;
   #state: TransferState = 'idle';
   #error: WeftlineError | undefined;
   #areCopied = false;
@@ -36,6 +38,7 @@ export class LocalTransfer implements BackendTransfer {
   constructor(link: LocalLink, parts: LocalTransferParts) {
     this.#link = link;
     this.#parts = parts;
+    this.#grants = RegionGrants.of(parts.remotes);
   }
 
   get state(): TransferState {
@@ -62,9 +65,8 @@ export class LocalTransfer implements BackendTransfer {
     this.#state = 'pending';
     this.#error = undefined;
     this.#areCopied = false;
-    const refusal = this.#refusal();
-    if (refusal !== undefined) {
-      this.fail(refusal);
+    if (!this.#mayTouch()) {
+      this.fail(this.#link.refusal());
       return;
     }
     this.#parts.plan.begin();
@@ -84,13 +86,20 @@ export class LocalTransfer implements BackendTransfer {
   }
 
   handOver(help: CopyHelp): void {
-    this.#shared ??= new SharedCopies(help, (this.#parts.host as HostCopies).table);
+    this.#shared ??= new SharedCopies(help, {
+      table: (this.#parts.host as HostCopies).table,
+      grants: this.#grants,
+    });
     this.#isHandedOver = true;
     this.#shared.begin(this.#hasMessage ? this.#message : undefined);
   }
 
   uses(region: LocalRegion): boolean {
     return this.#parts.locals.includes(region);
+  }
+
+  touches(region: LocalRemoteRegion): boolean {
+    return this.#parts.remotes.includes(region);
   }
 
   /** Goes on. True if it has ended. */
@@ -106,16 +115,19 @@ export class LocalTransfer implements BackendTransfer {
     this.#isHandedOver = false;
     const { failure } = shared;
     // It took long enough for the peer to have died meanwhile.
-    const error = failure === 0 ? this.#link.findDeath() : this.#parts.host?.failure(failure);
+    const error = failure === 0 ? this.#link.findDeath() : this.#failure(failure);
     if (error === undefined) this.#state = 'done';
     else this.#end(error);
     return true;
   }
 
+  #failure(code: number): WeftlineError | undefined {
+    return code === REVOKED ? this.#link.refusal() : this.#parts.host?.failure(code);
+  }
+
   #goOn(budget: number, message: Uint8Array | undefined): boolean {
     try {
-      this.#areCopied ||= this.#parts.plan.advance(budget);
-      if (!this.#areCopied || (message !== undefined && !this.#link.push(message))) return false;
+      if (!this.#step(budget, message)) return false;
       const death = this.#link.noteCopied(this.#parts.plan.bytes);
       if (death !== undefined) throw death;
       this.#state = 'done';
@@ -123,6 +135,22 @@ export class LocalTransfer implements BackendTransfer {
       this.#end(error as WeftlineError);
     }
     return true;
+  }
+
+  /** True if all is copied and sent. */
+  #step(budget: number, message: Uint8Array | undefined): boolean {
+    const { steps } = this.#link;
+    steps.begin();
+    try {
+      if (!this.#areCopied) {
+        if (!steps.hold(this.#grants)) throw this.#link.refusal();
+        this.#areCopied = this.#parts.plan.advance(budget);
+      }
+      return this.#areCopied && (message === undefined || this.#link.push(message));
+    } finally {
+      // Behind the message, which would otherwise wait until the processor has written out the data.
+      steps.end();
+    }
   }
 
   /** For what is to be sent after the post. */
@@ -152,6 +180,7 @@ export class LocalTransfer implements BackendTransfer {
     }
     this.#state = 'failed';
     this.#error = error;
+    if (!this.#parts.plan.isOver()) this.#link.drain(this.#parts.plan);
   }
 
   cancel(): void {
@@ -159,24 +188,25 @@ export class LocalTransfer implements BackendTransfer {
     this.#link.drop(this, new WeftlineError('WL_CLOSED', `A transfer with ${this.#link.peerName} was cancelled`));
   }
 
-  release(): Promise<void> {
-    if (!this.#isReleased) {
-      this.#isReleased = true;
-      this.cancel();
-      this.#shared?.release();
+  async release(): Promise<void> {
+    if (this.#isReleased) return;
+    this.#isReleased = true;
+    this.cancel();
+    this.#shared?.release();
+    try {
+      await this.#parts.plan.over();
+    } finally {
       this.#parts.dispose();
     }
-    return Promise.resolve();
   }
 
-  /** Why the peer does not take it. */
-  #refusal(): WeftlineError | undefined {
+  /** False if the peer has taken one of its regions back. */
+  #mayTouch(): boolean {
     const { remotes } = this.#parts;
     for (let index = 0; index < remotes.length; index += 1) {
-      const refusal = this.#link.refusal(remotes[index] as LocalRemoteRegion);
-      if (refusal !== undefined) return refusal;
+      if ((remotes[index] as LocalRemoteRegion).isReleased) return false;
     }
-    return undefined;
+    return this.#link.steps.hold(this.#grants);
   }
 }
 

@@ -5,6 +5,7 @@ import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { TransferOperation, TransferPart } from '../../backend.ts';
 import { type CopyPart, type CopyPlan, HostCopies, JoinedCopies } from './copy-plan.ts';
 import { CudaCopies } from './cuda-copies.ts';
+import type { DeviceWork } from './device-work.ts';
 import type { LocalRegion } from './local-region.ts';
 import type { LocalTransferParts } from './local-transfer.ts';
 import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
@@ -15,6 +16,7 @@ export interface LinkedMemory {
   readonly pid: number;
   mapAllocation(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): number;
   stream(device: CudaDevice): CudaStream;
+  readonly deviceWork: DeviceWork;
 }
 
 /** Fails with WL_UNSUPPORTED for pairs of memory that nothing copies. */
@@ -42,7 +44,7 @@ export function planCopies(
   }
   const plans: CopyPlan[] = [];
   const cuda = [...onDevice].map(
-    ([device, list]) => new CudaCopies(list, { device, stream: link.stream(device), isRead }),
+    ([device, list]) => new CudaCopies(list, { device, stream: link.stream(device), work: link.deviceWork, isRead }),
   );
   plans.push(...cuda);
   const host =

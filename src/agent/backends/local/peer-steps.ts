@@ -1,0 +1,39 @@
+// What one thread of a sender tells the owner of the memory that it touches: whether it is within a step. Hot path.
+import { MAILBOX_REGIONS, mailboxRegion, mailboxSender, REGIONS_OFFSET } from '../../../abi/agent-mailbox.ts';
+import { slotOffset } from './mailbox-layout.ts';
+import type { RegionGrant, RegionGrants } from './region-grants.ts';
+
+/** Each thread that copies has a word of its own. */
+export type StepWord = 'agentStep' | 'copyStep';
+
+export class PeerSteps {
+  readonly #words: Int32Array;
+  readonly #at: number;
+  readonly #keys: Int32Array;
+
+  /** `buffer`: the peer's mailbox. */
+  constructor(buffer: ArrayBuffer, slot: number, word: StepWord) {
+    this.#words = new Int32Array(buffer, slotOffset(slot), mailboxSender.size / 4);
+    this.#at = mailboxSender.offset[word] / 4;
+    this.#keys = new Int32Array(buffer, REGIONS_OFFSET, (MAILBOX_REGIONS * mailboxRegion.size) / 4);
+  }
+
+  /** ORDER: before the keys are looked at. From now until `end` the owner waits with what it takes back. Not reentrant. */
+  begin(): void {
+    Atomics.add(this.#words, this.#at, 1);
+  }
+
+  /** ORDER: after the last access to the peer's memory. */
+  end(): void {
+    Atomics.add(this.#words, this.#at, 1);
+  }
+
+  /** True if the peer has all of them registered; within a step they stay untouched by others until its end. */
+  hold(grants: RegionGrants): boolean {
+    return grants.areHeld(this.#keys);
+  }
+
+  holds({ slot, key }: RegionGrant): boolean {
+    return Atomics.load(this.#keys, (slot * mailboxRegion.size) / 4) === (key | 0);
+  }
+}

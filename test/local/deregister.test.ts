@@ -1,0 +1,88 @@
+// Memory that was deregistered is neither written nor read by a peer any more, whatever that peer has under way.
+import assert from 'node:assert/strict';
+import { type ChildProcess, fork } from 'node:child_process';
+import { once } from 'node:events';
+import test from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { Agent } from 'weftline/agent';
+import { knownBackends } from '#lib/agent/backends/create.js';
+import { seededRandom } from '#lib/core/seeded-random.js';
+import { SharedMemory } from '#lib/memory/shared-memory.js';
+import type { DeregisterNews, DeregisterRound } from './support/deregister-peer.ts';
+import { whyMissing } from './support/missing-backend.ts';
+
+const script = fileURLToPath(new URL('support/deregister-peer.js', import.meta.url));
+const ROUNDS = Number(process.env['WEFTLINE_TEST_DEREGISTER_ROUNDS'] ?? 25);
+const MiB = 1 << 20;
+const BYTES = 72 * MiB;
+/** What the owner keeps in the memory once it has it back. */
+const SECRET = 0x53;
+const places = [
+  [0, 256],
+  [4096, 65_536],
+  [MiB, MiB],
+  [2 * MiB, 5 * MiB],
+  [8 * MiB, 64 * MiB],
+] as const;
+
+async function nextNews(child: ChildProcess): Promise<DeregisterNews> {
+  const settled = new AbortController();
+  const { signal } = settled;
+  const lost = once(child, 'exit', { signal }).then(() => assert.fail('the peer ended'));
+  lost.catch(() => {});
+  const [news] = (await Promise.race([once(child, 'message', { signal }), lost])) as [DeregisterNews];
+  settled.abort();
+  return news;
+}
+
+/** The bytes of a region, to be looked at after it was deregistered. */
+function bytesOf(kind: 'allocated' | 'plain', agent: Agent, name: string) {
+  return kind === 'allocated' ? allocated(agent, name) : plain(agent, name);
+}
+
+async function allocated(agent: Agent, name: string) {
+  const registration = await agent.allocate(BYTES, { name });
+  const shared = registration.memory.shared?.memory as SharedMemory;
+  const again = SharedMemory.open(shared.name, 'this process');
+  return { registration, bytes: new Uint8Array(again.buffer()), [Symbol.dispose]: () => again[Symbol.dispose]() };
+}
+
+async function plain(agent: Agent, name: string) {
+  const bytes = new Uint8Array(new SharedArrayBuffer(BYTES));
+  return { registration: await agent.register(bytes, { name }), bytes, [Symbol.dispose]: () => {} };
+}
+
+for (const backend of knownBackends()) {
+  const skip = (await whyMissing(backend)) ?? false;
+
+  test(`${backend}: after deregister() a peer changes and reads nothing, in ${ROUNDS} rounds`, { skip }, async () => {
+    const random = seededRandom(11);
+    await using owner = await Agent.create('owner', { backends: [backend], token: 'secret' });
+    const child = fork(script, [backend], { serialization: 'advanced' });
+    try {
+      await nextNews(child);
+      const secret = Buffer.alloc(BYTES, SECRET);
+      for (let round = 0; round < ROUNDS; round += 1) {
+        const name = `region ${round}`;
+        using memory = await bytesOf(round % 2 === 0 ? 'allocated' : 'plain', owner, name);
+        const { registration, bytes } = memory;
+        const order: DeregisterRound = { blob: owner.localMetadata(), name, secret: SECRET, places };
+        child.send(order);
+        assert.equal((await nextNews(child)).is, 'busy');
+        for (let turn = Math.floor(random() * 200); turn > 0; turn -= 1) {
+          await new Promise((resolve) => setImmediate(resolve));
+        }
+        await owner.deregister(registration);
+        bytes.fill(SECRET);
+        const news = await nextNews(child);
+        assert.ok(news.is === 'over');
+        const changed = secret.equals(bytes) ? -1 : bytes.findIndex((byte) => byte !== SECRET);
+        assert.equal(changed, -1, `round ${round}: the peer wrote at ${changed} (its errors: ${news.codes.join(', ')})`);
+        assert.ok(!news.hasSecret, `round ${round}: the peer read what was written after deregister()`);
+        for (const code of news.codes) assert.match(code, /^WL_(UNAUTHORIZED|PEER_FAILED)$/);
+      }
+    } finally {
+      child.kill('SIGKILL');
+    }
+  });
+}
