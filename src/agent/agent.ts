@@ -129,8 +129,8 @@ export class Agent implements AsyncDisposable {
     return this.#registrations.remove(registration);
   }
 
-  /** What a peer needs to reach this agent and its memory; whole unless options name regions. */
-  localMetadata({ regions, connections = true }: MetadataOptions = {}): Uint8Array {
+  /** What a peer needs to reach this agent and its memory; whole unless options name regions, if only none. */
+  localMetadata({ regions, withdrawn = [], connections = true }: MetadataOptions = {}): Uint8Array {
     this.#checkOpen();
     return encodeMetadata({
       name: this.name,
@@ -142,6 +142,7 @@ export class Agent implements AsyncDisposable {
         connections ? this.#set.backends.map(({ name, connectionInfo }) => [name, connectionInfo]) : [],
       ),
       regions: this.#registrations.describe(regions),
+      withdrawn: this.#registrations.withdrawn(withdrawn),
     });
   }
 
@@ -175,9 +176,7 @@ export class Agent implements AsyncDisposable {
   /** Connects now rather than at the first transfer. Returns the backend that was chosen. */
   async connect(peer: string, options: PeerOptions = {}): Promise<BackendName> {
     const remote = this.#remotes.get(peer, this.name);
-    const backend = chooseBackend(this.#choice(remote, NO_MEMORY, options.backend));
-    await remote.link(backend, this.#time(options));
-    return backend.name;
+    return (await this.#linkFor(remote, NO_MEMORY, options)).backend.name;
   }
 
   /** Internal: connects by this backend, for a link whose error tells that the peer was lost. */
@@ -196,9 +195,8 @@ export class Agent implements AsyncDisposable {
     const peer = this.#remotes.get(options.peer, this.name);
     const planned = this.#plan(peer, { local, remote }, merge);
     const memory = memoryOf(planned);
-    const backend = chooseBackend(this.#choice(peer, memory, options.backend));
     const time = this.#time(options);
-    const link = await peer.link(backend, time);
+    const { backend, link } = await this.#linkFor(peer, memory, options);
     const remoteRegions = new Map(
       await Promise.all(
         memory.remote.map(async (region) => [region, await peer.region(backend, region.number, time)] as const),
@@ -229,8 +227,7 @@ export class Agent implements AsyncDisposable {
   /** Sends bytes to a peer, behind the data of all transfers to it that were seen to be done. Connects if need be. */
   async notify(peer: string, message: Uint8Array, options: PeerOptions = {}): Promise<void> {
     const remote = this.#remotes.get(peer, this.name);
-    const backend = chooseBackend(this.#choice(remote, NO_MEMORY, options.backend));
-    (await remote.link(backend, this.#time(options))).notify(message);
+    (await this.#linkFor(remote, NO_MEMORY, options)).link.notify(message);
   }
 
   /**
@@ -267,9 +264,8 @@ export class Agent implements AsyncDisposable {
     const known = this.#remotes.get(peer, this.name);
     const memory = known.memory.filter(({ number }) => number === remote);
     if (memory.length === 0) throw invalidArgument('remote', remote, `the number of memory of agent ${peer}`);
-    const backend = chooseBackend(this.#choice(known, { local: [registration], remote: memory }, options.backend));
     const time = this.#time(options);
-    const link = await known.link(backend, time);
+    const { backend, link } = await this.#linkFor(known, { local: [registration], remote: memory }, options);
     const region = await known.region(backend, remote, time);
     return { backend: backend.name, link, local: regionOf(registration, backend), remote: region };
   }
@@ -344,6 +340,28 @@ export class Agent implements AsyncDisposable {
       { list: remote, regions: peer.memory, owner: `agent ${peer.name}` },
       { merge },
     );
+  }
+
+  /** By the first backend that can carry it and whose place at the peer is not taken by others. */
+  async #linkFor(
+    peer: RemoteAgent,
+    memory: ChoiceMemory,
+    options: PeerOptions,
+  ): Promise<{ readonly backend: Backend; readonly link: BackendLink }> {
+    const time = this.#time(options);
+    let backend = chooseBackend(this.#choice(peer, memory, options.backend));
+    for (;;) {
+      try {
+        return { backend, link: await peer.link(backend, time) };
+      } catch (error) {
+        if (options.backend !== undefined || !(error instanceof WeftlineError) || error.code !== 'WL_CAPACITY')
+          throw error;
+        peer.noteRefusal(backend.name, error.message);
+        const choice = this.#choice(peer, memory, undefined);
+        if (!judgeBackends(choice).some(({ isUsable }) => isUsable)) throw error;
+        backend = chooseBackend(choice);
+      }
+    }
   }
 
   #choice(

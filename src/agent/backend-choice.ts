@@ -61,6 +61,8 @@ function whyNot(backend: Backend, { peer, memory, forced, areListed }: ChoiceOpt
   if (backend.whyOnlyForced !== undefined && forced === undefined && !areListed) return backend.whyOnlyForced;
   const unreachable = backend.whyNotPeer(found);
   if (unreachable !== undefined) return unreachable;
+  const refusal = forced === undefined ? peer.refusalOf(backend.name) : undefined;
+  if (refusal !== undefined) return refusal;
   for (const registration of memory.local) {
     if (registration.regions.has(backend.name)) continue;
     return backend.whyNotMemory(registration.memory) ?? 'the local memory is not registered with it';

@@ -39,6 +39,14 @@ export class Registrations {
     });
   }
 
+  /** Their numbers. Fails with WL_INVALID_ARGUMENT for one that is registered. */
+  withdrawn(regions: readonly Registration[]): number[] {
+    return regions.map((region) => {
+      if (this.#has(region)) throw invalidArgument('withdrawn', region.name, 'memory that was deregistered');
+      return region.number;
+    });
+  }
+
   add(memory: Registrable, options: RegisterOptions): Promise<Registration> {
     return this.#register(describeMemory(memory), memory, options);
   }

@@ -14,16 +14,17 @@ import { whyMissing } from './support/missing-backend.ts';
 const script = fileURLToPath(new URL('support/deregister-peer.js', import.meta.url));
 const ROUNDS = Number(process.env['WEFTLINE_TEST_DEREGISTER_ROUNDS'] ?? 25);
 const MiB = 1 << 20;
-const BYTES = 72 * MiB;
 /** What the owner keeps in the memory once it has it back. */
 const SECRET = 0x53;
-const places = [
+const usual = [
   [0, 256],
   [4096, 65_536],
   [MiB, MiB],
   [2 * MiB, 5 * MiB],
-  [8 * MiB, 64 * MiB],
 ] as const;
+const large = [...usual, [8 * MiB, 64 * MiB]] as const;
+/** One round of so many moves much. */
+const LARGE_EVERY = 9;
 
 async function nextNews(child: ChildProcess): Promise<DeregisterNews> {
   const settled = new AbortController();
@@ -36,19 +37,19 @@ async function nextNews(child: ChildProcess): Promise<DeregisterNews> {
 }
 
 /** The bytes of a region, to be looked at after it was deregistered. */
-function bytesOf(kind: 'allocated' | 'plain', agent: Agent, name: string) {
-  return kind === 'allocated' ? allocated(agent, name) : plain(agent, name);
+function bytesOf(kind: 'allocated' | 'plain', agent: Agent, name: string, bytes: number) {
+  return kind === 'allocated' ? allocated(agent, name, bytes) : plain(agent, name, bytes);
 }
 
-async function allocated(agent: Agent, name: string) {
-  const registration = await agent.allocate(BYTES, { name });
+async function allocated(agent: Agent, name: string, count: number) {
+  const registration = await agent.allocate(count, { name });
   const shared = registration.memory.shared?.memory as SharedMemory;
   const again = SharedMemory.open(shared.name, 'this process');
   return { registration, bytes: new Uint8Array(again.buffer()), [Symbol.dispose]: () => again[Symbol.dispose]() };
 }
 
-async function plain(agent: Agent, name: string) {
-  const bytes = new Uint8Array(new SharedArrayBuffer(BYTES));
+async function plain(agent: Agent, name: string, count: number) {
+  const bytes = new Uint8Array(new SharedArrayBuffer(count));
   return { registration: await agent.register(bytes, { name }), bytes, [Symbol.dispose]: () => {} };
 }
 
@@ -61,10 +62,11 @@ for (const backend of knownBackends()) {
     const child = fork(script, [backend], { serialization: 'advanced' });
     try {
       await nextNews(child);
-      const secret = Buffer.alloc(BYTES, SECRET);
       for (let round = 0; round < ROUNDS; round += 1) {
         const name = `region ${round}`;
-        using memory = await bytesOf(round % 2 === 0 ? 'allocated' : 'plain', owner, name);
+        const places = round % LARGE_EVERY === 0 ? large : usual;
+        const count = Math.max(...places.map(([offset, length]) => offset + length));
+        using memory = await bytesOf(round % 2 === 0 ? 'allocated' : 'plain', owner, name, count);
         const { registration, bytes } = memory;
         const order: DeregisterRound = { blob: owner.localMetadata(), name, secret: SECRET, places };
         child.send(order);
@@ -76,7 +78,7 @@ for (const backend of knownBackends()) {
         bytes.fill(SECRET);
         const news = await nextNews(child);
         assert.ok(news.is === 'over');
-        const changed = secret.equals(bytes) ? -1 : bytes.findIndex((byte) => byte !== SECRET);
+        const changed = Buffer.alloc(count, SECRET).equals(bytes) ? -1 : bytes.findIndex((byte) => byte !== SECRET);
         assert.equal(changed, -1, `round ${round}: the peer wrote at ${changed} (its errors: ${news.codes.join(', ')})`);
         assert.ok(!news.hasSecret, `round ${round}: the peer read what was written after deregister()`);
         for (const code of news.codes) assert.match(code, /^WL_(UNAUTHORIZED|PEER_FAILED)$/);

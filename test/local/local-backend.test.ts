@@ -4,6 +4,7 @@ import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import test from 'node:test';
 import { WeftlineError } from 'weftline';
+import { localConnectionInfo } from '#lib/abi/agent-local-info.js';
 import type { BackendLink, BackendPeer, BackendRegion, BackendTransfer } from '#lib/agent/backend.js';
 import { createBackend } from '#lib/agent/backends/local/local-backend.js';
 import { MAX_NOTIFICATION_BYTES } from '#lib/agent/backends/local/notification-ring.js';
@@ -299,15 +300,16 @@ test('an idle link notices that its peer died', async () => {
 test('whyNotPeer() tells other hosts, other process numbers and other users', async () => {
   await using two = await openTwo();
   const { a, b } = two;
+  const { offset } = localConnectionInfo;
   const changed = (at: number): string | undefined => {
     const connectionInfo = b.backend.connectionInfo.slice();
     (connectionInfo[at] as number) ^= 1;
     return a.backend.whyNotPeer({ ...b.peer, connectionInfo });
   };
-  assert.match(changed(0) ?? '', /version/);
-  assert.match(changed(32) ?? '', /container/);
-  assert.match(changed(48) ?? '', /another host/);
-  if (process.getuid?.() !== 0) assert.match(changed(8) ?? '', /user/);
+  assert.match(changed(offset.version) ?? '', /version/);
+  assert.match(changed(offset.pidNamespace) ?? '', /container/);
+  assert.match(changed(offset.bootId) ?? '', /another host/);
+  if (process.getuid?.() !== 0) assert.match(changed(offset.uid) ?? '', /user/);
 });
 
 test('the places of senders that left are free again', async () => {
