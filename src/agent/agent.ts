@@ -5,7 +5,7 @@ import { WakeWord } from '../core/wake-word.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import type { WaitOptions } from '../world/store.ts';
-import type { Backend, BackendLink, BackendName, BackendRegion, BackendRemoteRegion } from './backend.ts';
+import type { Backend, BackendLink, BackendName, BackendRegion } from './backend.ts';
 import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
 import { BackendSet } from './backend-set.ts';
@@ -16,7 +16,7 @@ import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
 import type { RemoteAgent, RemoteMemory } from './remote-agent.ts';
 import { Transfer } from './transfer.ts';
-import { type PlannedPart, planTransfer } from './transfer-plan.ts';
+import { type PlannedTransfer, planTransfer } from './transfer-plan.ts';
 import { Waiter } from './waiting.ts';
 
 /** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
@@ -195,16 +195,9 @@ export class Agent implements AsyncDisposable {
     const backend = chooseBackend(this.#choice(peer, memory, options.backend));
     const time = this.#time(options);
     const link = await peer.link(backend, time);
-    const remoteRegions = new Map(
-      await Promise.all(
-        memory.remote.map(async (region) => [region, await peer.region(backend, region.number, time)] as const),
-      ),
-    );
-    const parts = planned.map((part) => ({
-      ...part,
-      local: regionOf(part.local, backend),
-      remote: remoteRegions.get(part.remote) as BackendRemoteRegion,
-    }));
+    const remotes = await Promise.all(memory.remote.map(({ number }) => peer.region(backend, number, time)));
+    const { parts } = planned;
+    const locals = memory.local.map((registration) => regionOf(registration, backend));
     return new Transfer({
       number: this.#nextNumber++,
       agent: this.name,
@@ -212,10 +205,10 @@ export class Agent implements AsyncDisposable {
       operation,
       backend: backend.name,
       link,
-      inner: await link.prepare(operation, parts),
+      inner: await link.prepare(operation, { locals, remotes, parts }),
       bytes: local.bytes,
       descriptors: local.length,
-      parts: parts.length,
+      parts: parts.count,
       waiter: this.#waiter,
       onPost: (posted) => this.#underWay.push(posted),
       isLocalOpen: () => memory.local.every((registration) => registration.isOpen),
@@ -331,7 +324,7 @@ export class Agent implements AsyncDisposable {
     peer: RemoteAgent,
     { local, remote }: Pick<PrepareOptions, 'local' | 'remote'>,
     merge: boolean,
-  ): PlannedPart<Registration, PeerMemory>[] {
+  ): PlannedTransfer<Registration, PeerMemory> {
     return planTransfer(
       { list: local, regions: this.#registrations.all, owner: `agent ${this.name}` },
       { list: remote, regions: peer.memory, owner: `agent ${peer.name}` },
@@ -361,15 +354,11 @@ export class Agent implements AsyncDisposable {
   }
 }
 
-/** Which memory a transfer touches, each once. */
-function memoryOf(parts: readonly PlannedPart<Registration, PeerMemory>[]): {
+function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerMemory>): {
   readonly local: readonly Registration[];
   readonly remote: readonly PeerMemory[];
 } {
-  return {
-    local: [...new Set(parts.map(({ local }) => local))],
-    remote: [...new Set(parts.map(({ remote }) => remote))],
-  };
+  return { local: locals, remote: remotes };
 }
 
 function regionOf(registration: Registration, { name }: Backend): BackendRegion {

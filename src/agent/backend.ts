@@ -3,6 +3,7 @@ import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
 import type { WakeWord } from '../core/wake-word.ts';
+import type { PlannedTransfer } from './transfer-plan.ts';
 
 /** In the order of preference. */
 export const backendNames = ['local', 'ucx', 'multipath'] as const;
@@ -116,23 +117,17 @@ export interface BackendRemoteRegion {
   readonly bytes: number;
 }
 
-/** One descriptor pair. The agent has checked that it lies inside both regions and is not empty. */
-export interface TransferPart {
-  readonly local: BackendRegion;
-  readonly localOffset: number;
-  readonly remote: BackendRemoteRegion;
-  readonly remoteOffset: number;
-  readonly bytes: number;
-}
-
 /** The way to one peer. */
 export interface BackendLink {
   /** Why it is unusable: the peer's process ended, fell silent or closed. Undefined while it is usable. */
   readonly error: WeftlineError | undefined;
   /** `kind` and `bytes` are what the peer's metadata say of the region. Fails with WL_PROTOCOL if info is not understood. */
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): BackendRemoteRegion;
-  /** Makes all native argument blocks; a part list may hold many thousands. */
-  prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer>;
+  /** Makes all native argument blocks, in linear time: there may be a million parts. */
+  prepare(
+    operation: TransferOperation,
+    plan: PlannedTransfer<BackendRegion, BackendRemoteRegion>,
+  ): Promise<BackendTransfer>;
   /** Bytes to the peer's agent, after the data of all transfers that were done before the call. Copied. */
   notify(message: Uint8Array): void;
   /** Ordered puts and signals whose places are known only when they are posted. */

@@ -24,11 +24,11 @@ export class RangeList {
   constructor({ sources, targets, lengths }: Ranges) {
     if (lengths.length === 0) throw invalidArgument('lengths.length', 0, 'at least one range');
     let [bytes, longest, sourceEnd] = [0, 0, 0];
-    for (const [index, length] of lengths.entries()) {
+    for (let index = 0; index < lengths.length; index++) {
+      const length = lengths[index] as number;
       const source = sources[index] ?? -1;
       const target = targets[index] ?? -1;
-      const isWhole = [length, source, target].every((number) => Number.isSafeInteger(number) && number >= 0);
-      if (!isWhole || target + length > 2 ** 48) {
+      if (!(isWhole(length) && isWhole(source) && isWhole(target)) || target + length > 2 ** 48) {
         throw invalidArgument(`range ${index}`, [source, target, length], 'whole numbers, the target below 2^48');
       }
       bytes += length;
@@ -67,4 +67,8 @@ export class RangeList {
     for (let index = first; index < end; index++) bytes += this.lengths[index] as number;
     return bytes;
   }
+}
+
+function isWhole(number: number): boolean {
+  return Number.isSafeInteger(number) && number >= 0;
 }

@@ -5,7 +5,7 @@ import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { Storage } from '../../../device/tensor.ts';
 import { SharedMemory } from '../../../memory/shared-memory.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
-import type { BackendChannel, BackendLink, BackendTransfer, TransferOperation, TransferPart } from '../../backend.ts';
+import type { BackendChannel, BackendLink, BackendTransfer, TransferOperation } from '../../backend.ts';
 import { LocalChannel } from './local-channel.ts';
 import { LocalTransfer } from './local-transfer.ts';
 import { MAX_NOTIFICATION_BYTES } from './notification-ring.ts';
@@ -13,7 +13,7 @@ import { STEP_BYTES } from './copy-plan.ts';
 import type { CopyThread } from './copy-thread.ts';
 import type { LocalRegion } from './local-region.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
-import { type LinkedMemory, planCopies } from './plan-copies.ts';
+import { type LinkedMemory, type LocalPlan, planCopies } from './plan-copies.ts';
 import { type LocalRemoteRegion, readRegionInfo, type RegionReach, type SharedPlace } from './remote-region.ts';
 import type { CopyHelp } from './shared-copies.ts';
 
@@ -83,9 +83,9 @@ export class LocalLink implements BackendLink, LinkedMemory {
     );
   }
 
-  async prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer> {
+  async prepare(operation: TransferOperation, plan: LocalPlan): Promise<BackendTransfer> {
     this.requireUsable();
-    return new LocalTransfer(this, planCopies(this, operation, parts));
+    return new LocalTransfer(this, planCopies(this, operation, plan));
   }
 
   notify(message: Uint8Array): void {
