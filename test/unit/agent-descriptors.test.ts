@@ -30,6 +30,19 @@ function bytesOf(lines: readonly string[]): string[] {
   });
 }
 
+function listOfLengths(memory: typeof far | typeof a, sizes: readonly number[]): DescriptorList {
+  let at: number = memory.address;
+  const addresses = Float64Array.from(sizes, (size) => (at += size) - size);
+  return new DescriptorList('host', addresses, Float64Array.from(sizes));
+}
+
+/** The address of each byte. */
+function bytesIn(list: DescriptorList): number[] {
+  return [...list.addresses].flatMap((address, index) =>
+    Array.from({ length: list.lengths[index] as number }, (_, byte) => address + byte),
+  );
+}
+
 test('blocks are addressed by index', () => {
   const blocks = DescriptorList.blocks(far, { blockBytes: 100, stride: 400, offset: 8 });
   assert.equal(blocks.length, 10);
@@ -80,9 +93,12 @@ test('the joined parts move the same bytes', () => {
   );
 });
 
+/** Eight bytes at 4096, then these. */
+function twoRanges(address: number, bytes: number): DescriptorList {
+  return new DescriptorList('host', Float64Array.of(4096, address), Float64Array.of(8, bytes));
+}
+
 test('descriptors are whole numbers, on both sides and from bytes', () => {
-  const list = (address: number, bytes: number): DescriptorList =>
-    new DescriptorList('host', Float64Array.of(4096, address), Float64Array.of(8, bytes));
   const most = Number.MAX_SAFE_INTEGER;
   const wrong = [
     [4096.5, 8],
@@ -99,9 +115,9 @@ test('descriptors are whole numbers, on both sides and from bytes', () => {
     [most - 7, 8],
   ] as const;
   for (const [address, bytes] of wrong) {
-    assert.throws(() => list(address, bytes), { code: 'WL_INVALID_ARGUMENT', message: /descriptor 1 is/ });
+    assert.throws(() => twoRanges(address, bytes), { code: 'WL_INVALID_ARGUMENT', message: /descriptor 1 is/ });
   }
-  assert.throws(() => list(4096, most - 4104).concat(list(4096, most - 4104)), {
+  assert.throws(() => twoRanges(4096, most - 4104).concat(twoRanges(4096, most - 4104)), {
     code: 'WL_INVALID_ARGUMENT',
     message: /together/,
   });
@@ -173,18 +189,6 @@ test('a range is found as by looking at every region, whether they overlap or no
 
 test("lists that are cut at each other's borders move the same bytes", () => {
   const lengths = fc.array(fc.integer({ min: 1, max: 9 }), { minLength: 1, maxLength: 20 });
-  const listOfLengths = (memory: typeof far | typeof a, sizes: readonly number[]): DescriptorList => {
-    let at = memory.address;
-    return new DescriptorList(
-      'host',
-      Float64Array.from(sizes, (size) => (at += size) - size),
-      Float64Array.from(sizes),
-    );
-  };
-  const bytesIn = (list: DescriptorList): number[] =>
-    [...list.addresses].flatMap((address, index) =>
-      Array.from({ length: list.lengths[index] as number }, (_, byte) => address + byte),
-    );
   fc.assert(
     fc.property(lengths, lengths, (one, other) => {
       const [here, there] = [listOfLengths(a, one), listOfLengths(far, other)];
