@@ -3,7 +3,7 @@
 import { PartTable } from '../../abi/part-table.ts';
 import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
-import { findScatters, type Scatter } from './find-scatters.ts';
+import { findScatters } from './find-scatters.ts';
 import { longestScattered } from '../check-options.ts';
 import type { RangeList } from '../range-list.ts';
 import type { Region } from '../region.ts';
@@ -69,7 +69,7 @@ const MOST_PARTS = 8192;
 interface Prepared extends TransferPlan {
   readonly table: PartTable;
   /** In the order of their first parts. */
-  readonly scatters: readonly Scatter[];
+  readonly scatters: readonly RangeList[];
 }
 
 interface Post {
@@ -209,17 +209,18 @@ export class PreparedTransfers {
     this.#request(post, plan, plan.regions[table.local[at] as number] as number);
   }
 
-  #postScatter(post: Post, plan: Prepared, scatter: Scatter): void {
-    const { connection: number, flow } = plan;
-    const { ranges } = scatter;
+  #postScatter(post: Post, plan: Prepared, ranges: RangeList): void {
+    const { connection: number, flow, table } = plan;
+    const remote = table.remote[post.posted] as number;
+    const region = plan.regions[table.local[post.posted] as number] as number;
     post.posted += ranges.count;
     post.scatters++;
     post.bytes += ranges.bytes;
     try {
-      scattered.region = this.#region(plan.regions[scatter.local] as number);
+      scattered.region = this.#region(region);
       scattered.ranges = ranges;
-      scattered.remoteRegion = plan.remoteRegions[scatter.remote] as number;
-      scattered.remoteKey = plan.remoteKeys[scatter.remote] as number;
+      scattered.remoteRegion = plan.remoteRegions[remote] as number;
+      scattered.remoteKey = plan.remoteKeys[remote] as number;
       scattered.flow = flow;
       this.#follow(post, this.#connection(number).scatter(scattered));
     } catch (error) {

@@ -21,8 +21,9 @@ const RANGE_BYTES = 4 << 20;
 /** Columns of a row. `process`: 0 for a copy of mapped memory, else pid to write into, or -pid to read from. */
 const column = { process: 0, to: 1, from: 2, bytes: 3, ranges: 4 } as const;
 const COLUMNS = 5;
-/** Steps and rows, before the first row of each step, before the rows. */
-const HEAD_WORDS = 2;
+/** A head, the rows, then the first row of each step. */
+const headWord = { steps: 0, rows: 1 } as const;
+const HEAD_BYTES = 8;
 
 /** A copy of so many bytes takes longer than to begin it. */
 const PIECE_COST = 64;
@@ -43,20 +44,16 @@ export class CopyTable {
   static of(parts: CopyTableParts): CopyTable {
     const { mapped, stepBytes } = parts;
     const calls = callsOfProcess(parts);
-    const count = mapped.countPieces(stepBytes) + calls.bytes.length;
-    const rows = new Float64Array(count * COLUMNS);
+    const mappedRows = mapped.countPieces(stepBytes);
+    const count = mappedRows + calls.bytes.length;
+    // No step is without a row.
+    const buffer = new SharedArrayBuffer(HEAD_BYTES + count * COLUMNS * 8 + (count + 1) * 4);
+    const rows = rowsIn(buffer, count);
     putMapped(rows, parts);
-    putCalls(rows.subarray((count - calls.bytes.length) * COLUMNS), calls, parts);
-    const firstRows = stepsOf(rows, parts);
-    const steps = firstRows.length;
-    const words = HEAD_WORDS + Math.ceil((steps + 1) / 2) * 2;
-    const buffer = new SharedArrayBuffer(words * 4 + rows.byteLength);
-    const head = new Int32Array(buffer);
-    head[0] = steps;
-    head[1] = count;
-    head.set(firstRows, HEAD_WORDS);
-    head[HEAD_WORDS + steps] = count;
-    new Float64Array(buffer, words * 4).set(rows);
+    putCalls(rows.subarray(mappedRows * COLUMNS), calls, parts);
+    const head = new Int32Array(buffer, 0, HEAD_BYTES / 4);
+    head[headWord.rows] = count;
+    head[headWord.steps] = putSteps(firstRowsIn(buffer, count), rows, parts);
     return new CopyTable(buffer, calls.ranges);
   }
 
@@ -66,14 +63,14 @@ export class CopyTable {
   }
 
   private constructor(buffer: SharedArrayBuffer, ranges: RangeList | undefined) {
-    const [steps, rows] = new Int32Array(buffer, 0, HEAD_WORDS) as unknown as [number, number];
+    const head = new Int32Array(buffer, 0, HEAD_BYTES / 4);
+    const count = head[headWord.rows] as number;
     this.buffer = buffer;
-    this.steps = steps;
+    this.steps = head[headWord.steps] as number;
     this.ranges = ranges;
-    this.#firstRows = new Int32Array(buffer, HEAD_WORDS * 4, steps + 1);
-    const words = HEAD_WORDS + Math.ceil((steps + 1) / 2) * 2;
-    this.#rows = new Float64Array(buffer, words * 4, rows * COLUMNS);
-    this.bytes = this.#sum(0, rows);
+    this.#firstRows = firstRowsIn(buffer, count);
+    this.#rows = rowsIn(buffer, count);
+    this.bytes = this.#sum(0, count);
   }
 
   /** In bytes, by the time that it takes: to begin a piece takes some, too. */
@@ -164,21 +161,30 @@ function putCalls(rows: Float64Array, { ranges, first, bytes }: ProcessCalls, { 
   }
 }
 
-/** The first row of each step. */
-function stepsOf(rows: Float64Array, { stepBytes, stepPieces }: CopyTableParts): number[] {
-  const firstRows: number[] = [];
+/** Writes the first row of each step, then the end of the last one. Returns the number of steps. */
+function putSteps(firstRows: Int32Array, rows: Float64Array, { stepBytes, stepPieces }: CopyTableParts): number {
+  let steps = 0;
   let bytes = Number.POSITIVE_INFINITY;
   let pieces = 0;
   for (let at = 0; at < rows.length; at += COLUMNS) {
     const rowBytes = rows[at + column.bytes] as number;
     const rowPieces = Math.max(1, rows[at + column.ranges] as number);
     if (bytes + rowBytes > stepBytes || pieces + rowPieces > stepPieces) {
-      firstRows.push(at / COLUMNS);
+      firstRows[steps++] = at / COLUMNS;
       bytes = 0;
       pieces = 0;
     }
     bytes += rowBytes;
     pieces += rowPieces;
   }
-  return firstRows;
+  firstRows[steps] = rows.length / COLUMNS;
+  return steps;
+}
+
+function rowsIn(buffer: SharedArrayBuffer, count: number): Float64Array {
+  return new Float64Array(buffer, HEAD_BYTES, count * COLUMNS);
+}
+
+function firstRowsIn(buffer: SharedArrayBuffer, count: number): Int32Array {
+  return new Int32Array(buffer, HEAD_BYTES + count * COLUMNS * 8, count + 1);
 }
