@@ -31,7 +31,9 @@ function pretendedHost(payloadBytes = 0): {
   const connection = {
     payloadBytes,
     scatter: ({ ranges, region, flow, remoteRegion }: ScatterOptions) =>
-      note(`scatter ${[...ranges.lengths].join('+')} from ${region.id} to ${remoteRegion} on ${flow}`),
+      note(
+        `scatter ${[...ranges.lengths.subarray(ranges.first, ranges.end)].join('+')} from ${region.id} to ${remoteRegion} on ${flow}`,
+      ),
     write: (options: Options) => note(describe('write', options)),
     read: (options: Options) => note(describe('read', options)),
     signal: ({ remoteOffset, add, flow }: Options) => note(`signal ${add} at ${remoteOffset} on ${flow}`),
