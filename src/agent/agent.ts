@@ -10,7 +10,13 @@ import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareO
 import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
 import { BackendSet } from './backend-set.ts';
 import { checkAgentName, decodeMetadata, encodeMetadata } from './metadata.ts';
-import { NextNotification, type Notification, type NotificationFilter, Notifications } from './notifications.ts';
+import {
+  checkNotification,
+  NextNotification,
+  type Notification,
+  type NotificationFilter,
+  Notifications,
+} from './notifications.ts';
 import type { Registrable, Registration } from './registration.ts';
 import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
@@ -215,8 +221,12 @@ export class Agent implements AsyncDisposable {
     });
   }
 
-  /** Sends bytes to a peer, behind the data of all transfers to it that were seen to be done. Connects if need be. */
+  /**
+   * Sends up to 32,760 bytes to a peer, behind the data of all transfers to it that were seen to be done. Connects if need
+   * be. Fails with WL_BUSY while the peer does not take its notifications, WL_CAPACITY for a longer message.
+   */
   async notify(peer: string, message: Uint8Array, options: PeerOptions = {}): Promise<void> {
+    checkNotification(message);
     const remote = this.#remotes.get(peer, this.name);
     const backend = chooseBackend(this.#choice(remote, NO_MEMORY, options.backend));
     (await remote.link(backend, this.#time(options))).notify(message);
@@ -224,7 +234,7 @@ export class Agent implements AsyncDisposable {
 
   /**
    * All notifications that are here, oldest first. Never waits. While the setting `notificationBytes` of a peer wait, its
-   * posts with messages fail with WL_CAPACITY.
+   * posts with messages fail with WL_BUSY.
    */
   takeNotifications(): Notification[] {
     this.poll();

@@ -11,6 +11,12 @@ export type BackendName = (typeof backendNames)[number];
 
 export type TransferOperation = 'read' | 'write';
 
+/**
+ * The longest message of `post` and `notify`. The agent refuses longer ones; every backend carries this much, as soon as the
+ * peer has taken what was sent before.
+ */
+export const MAX_NOTIFICATION_BYTES = 32_760;
+
 /** What the agent gives to a backend that it creates. */
 export interface BackendContext {
   readonly agentName: string;
@@ -29,7 +35,7 @@ export interface BackendContext {
   readonly deliver: (peer: string, message: Uint8Array) => void;
   /**
    * Hot path. False while as much as may of that peer waits for the agent's owner: further messages of it stay with the
-   * backend, in order, until senders have no more room and fail with WL_CAPACITY. `wake` is rung when there is room again.
+   * backend, in order, until senders have no more room and fail with WL_BUSY. `wake` is rung when there is room again.
    */
   readonly mayDeliver: (peer: string) => boolean;
 }
@@ -128,7 +134,10 @@ export interface BackendLink {
     operation: TransferOperation,
     plan: PlannedTransfer<BackendRegion, BackendRemoteRegion>,
   ): Promise<BackendTransfer>;
-  /** Bytes to the peer's agent, after the data of all transfers that were done before the call. Copied. */
+  /**
+   * Bytes to the peer's agent, after the data of all transfers that were done before the call. Copied. Fails with WL_BUSY,
+   * having sent nothing, if the peer has not taken earlier messages.
+   */
   notify(message: Uint8Array): void;
   /** Ordered puts and signals whose places are known only when they are posted. */
   openChannel(): BackendChannel;
@@ -144,7 +153,7 @@ export interface BackendTransfer {
   /**
    * Hot path: no allocation, no promise, never waits. The message, which is copied, is delivered at the peer after all
    * data of this post is visible there (of a read: has been read), with no further call on this side needed, and not at
-   * all if the transfer fails. Fails with WL_CAPACITY, having posted nothing, if the peer has not taken earlier messages.
+   * all if the transfer fails. Fails with WL_BUSY, having posted nothing, if the peer has not taken earlier messages.
    */
   post(message?: Uint8Array): void;
   /** Hot path. As of the last `poll`. Done means delivered: all bytes are visible at their destination. */

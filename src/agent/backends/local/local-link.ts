@@ -8,7 +8,6 @@ import type { MemoryKind } from '../../agent-memory.ts';
 import type { BackendChannel, BackendLink, BackendTransfer, TransferOperation } from '../../backend.ts';
 import { LocalChannel } from './local-channel.ts';
 import { LocalTransfer } from './local-transfer.ts';
-import { MAX_NOTIFICATION_BYTES } from './notification-ring.ts';
 import { STEP_BYTES } from './copy-plan.ts';
 import type { CopyThread } from './copy-thread.ts';
 import type { LocalRegion } from './local-region.ts';
@@ -140,15 +139,13 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#fail(error);
   }
 
-  /** Fails with WL_CAPACITY if a message of that length cannot be written now. */
+  /** Fails with WL_BUSY if a message of that length cannot be written now. */
   requireRoom(bytes: number): void {
-    if (bytes <= MAX_NOTIFICATION_BYTES && this.#hasRoom(this.#promised + bytes)) return;
+    if (this.#hasRoom(this.#promised + bytes)) return;
     throw new WeftlineError(
-      'WL_CAPACITY',
-      bytes > MAX_NOTIFICATION_BYTES
-        ? `A notification of ${bytes} bytes is too long: at most ${MAX_NOTIFICATION_BYTES}`
-        : `${this.peerName} has not taken earlier notifications yet: it must wait for them, or poll`,
-      { details: { peer: this.peerName, bytes, allowed: MAX_NOTIFICATION_BYTES } },
+      'WL_BUSY',
+      `${this.peerName} has not taken earlier notifications yet: it must wait for them, or poll`,
+      { details: { peer: this.peerName, bytes } },
     );
   }
 

@@ -14,7 +14,7 @@ import type { PlannedTransfer } from '../../transfer-plan.ts';
 import { failureError, failures } from './failure.ts';
 import { inRecord } from './incoming.ts';
 import { IN_RING_BYTES, type LinkBlock, linkWord } from './link-block.ts';
-import { MAX_MESSAGE_BYTES, ringBytes } from './message-header.ts';
+import { ringBytes } from './message-header.ts';
 import type { OutMessages } from './out-messages.ts';
 import { operationKinds, type Outgoing } from './outgoing.ts';
 import type { UcxBackend } from './ucx-backend.ts';
@@ -133,17 +133,16 @@ export class UcxLink implements BackendLink {
     }
   }
 
-  /** Hot path, under the lock. An operation that `commit` posts; its place in the queue. Fails with WL_CAPACITY. */
+  /** Hot path, under the lock. An operation that `commit` posts; its place in the queue. Fails with WL_BUSY. */
   begin(kind: number, slot: number, operation: number, message: Uint8Array | undefined): number {
     const { block, outgoing } = this;
     const entry = outgoing.begin(kind, slot, operation);
-    if (entry < 0) throw new WeftlineError('WL_CAPACITY', 'Too many operations are under way: wait for earlier ones');
+    if (entry < 0) throw new WeftlineError('WL_BUSY', 'Too many operations are under way: wait for earlier ones');
     if (message === undefined) return entry;
     const { length } = message;
-    if (length > MAX_MESSAGE_BYTES) throw invalidArgument('message', length, `at most ${MAX_MESSAGE_BYTES} bytes`);
     const place = this.#messages.place(entry, length);
     if (place < 0) {
-      throw new WeftlineError('WL_CAPACITY', `${this.peer} has not taken earlier messages: wait until it has`, {
+      throw new WeftlineError('WL_BUSY', `${this.peer} has not taken earlier messages: wait until it has`, {
         details: { peer: this.peer },
       });
     }
