@@ -5,18 +5,25 @@ import { WakeWord } from '../core/wake-word.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import type { WaitOptions } from '../world/store.ts';
-import type { Backend, BackendLink, BackendName, BackendRegion, BackendRemoteRegion } from './backend.ts';
+import type { Backend, BackendLink, BackendName, BackendRegion } from './backend.ts';
 import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
+import { chooseLink, type ChosenLink } from './choose-link.ts';
 import { BackendSet } from './backend-set.ts';
 import { checkAgentName, decodeMetadata, encodeMetadata } from './metadata.ts';
-import { NextNotification, type Notification, type NotificationFilter, Notifications } from './notifications.ts';
+import {
+  checkNotification,
+  NextNotification,
+  type Notification,
+  type NotificationFilter,
+  Notifications,
+} from './notifications.ts';
 import type { Registrable, Registration } from './registration.ts';
 import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
 import type { RemoteAgent, RemoteMemory } from './remote-agent.ts';
 import { Transfer } from './transfer.ts';
-import { type PlannedPart, planTransfer } from './transfer-plan.ts';
+import { type PlannedTransfer, planTransfer } from './transfer-plan.ts';
 import { Waiter } from './waiting.ts';
 
 /** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
@@ -197,16 +204,9 @@ export class Agent implements AsyncDisposable {
     const memory = memoryOf(planned);
     const time = this.#time(options);
     const { backend, link } = await this.#linkFor(peer, memory, options);
-    const remoteRegions = new Map(
-      await Promise.all(
-        memory.remote.map(async (region) => [region, await peer.region(backend, region.number, time)] as const),
-      ),
-    );
-    const parts = planned.map((part) => ({
-      ...part,
-      local: regionOf(part.local, backend),
-      remote: remoteRegions.get(part.remote) as BackendRemoteRegion,
-    }));
+    const remotes = await Promise.all(memory.remote.map(({ number }) => peer.region(backend, number, time)));
+    const { parts } = planned;
+    const locals = memory.local.map((registration) => regionOf(registration, backend));
     return new Transfer({
       number: this.#nextNumber++,
       agent: this.name,
@@ -214,25 +214,29 @@ export class Agent implements AsyncDisposable {
       operation,
       backend: backend.name,
       link,
-      inner: await link.prepare(operation, parts),
+      inner: await link.prepare(operation, { locals, remotes, parts }),
       bytes: local.bytes,
       descriptors: local.length,
-      parts: parts.length,
+      parts: parts.count,
       waiter: this.#waiter,
       onPost: (posted) => this.#underWay.push(posted),
       isLocalOpen: () => memory.local.every((registration) => registration.isOpen),
     });
   }
 
-  /** Sends bytes to a peer, behind the data of all transfers to it that were seen to be done. Connects if need be. */
+  /**
+   * Sends up to 32,760 bytes to a peer, behind the data of all transfers to it that were seen to be done. Connects if need
+   * be. Fails with WL_BUSY while the peer does not take its notifications, WL_CAPACITY for a longer message.
+   */
   async notify(peer: string, message: Uint8Array, options: PeerOptions = {}): Promise<void> {
+    checkNotification(message);
     const remote = this.#remotes.get(peer, this.name);
     (await this.#linkFor(remote, NO_MEMORY, options)).link.notify(message);
   }
 
   /**
    * All notifications that are here, oldest first. Never waits. While the setting `notificationBytes` of a peer wait, its
-   * posts with messages fail with WL_CAPACITY.
+   * posts with messages fail with WL_BUSY.
    */
   takeNotifications(): Notification[] {
     this.poll();
@@ -334,34 +338,17 @@ export class Agent implements AsyncDisposable {
     peer: RemoteAgent,
     { local, remote }: Pick<PrepareOptions, 'local' | 'remote'>,
     merge: boolean,
-  ): PlannedPart<Registration, PeerMemory>[] {
+  ): PlannedTransfer<Registration, PeerMemory> {
     return planTransfer(
       { list: local, regions: this.#registrations.all, owner: `agent ${this.name}` },
-      { list: remote, regions: peer.memory, owner: `agent ${peer.name}` },
+      // Of two regions at one address the newer is meant: the peer may have taken the older one back unheard.
+      { list: remote, regions: peer.memory.toReversed(), owner: `agent ${peer.name}` },
       { merge },
     );
   }
 
-  /** By the first backend that can carry it and whose place at the peer is not taken by others. */
-  async #linkFor(
-    peer: RemoteAgent,
-    memory: ChoiceMemory,
-    options: PeerOptions,
-  ): Promise<{ readonly backend: Backend; readonly link: BackendLink }> {
-    const time = this.#time(options);
-    let backend = chooseBackend(this.#choice(peer, memory, options.backend));
-    for (;;) {
-      try {
-        return { backend, link: await peer.link(backend, time) };
-      } catch (error) {
-        if (options.backend !== undefined || !(error instanceof WeftlineError) || error.code !== 'WL_CAPACITY')
-          throw error;
-        peer.noteRefusal(backend.name, error.message);
-        const choice = this.#choice(peer, memory, undefined);
-        if (!judgeBackends(choice).some(({ isUsable }) => isUsable)) throw error;
-        backend = chooseBackend(choice);
-      }
-    }
+  #linkFor(peer: RemoteAgent, memory: ChoiceMemory, options: PeerOptions): Promise<ChosenLink> {
+    return chooseLink(this.#choice(peer, memory, options.backend), this.#time(options));
   }
 
   #choice(
@@ -386,15 +373,11 @@ export class Agent implements AsyncDisposable {
   }
 }
 
-/** Which memory a transfer touches, each once. */
-function memoryOf(parts: readonly PlannedPart<Registration, PeerMemory>[]): {
+function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerMemory>): {
   readonly local: readonly Registration[];
   readonly remote: readonly PeerMemory[];
 } {
-  return {
-    local: [...new Set(parts.map(({ local }) => local))],
-    remote: [...new Set(parts.map(({ remote }) => remote))],
-  };
+  return { local: locals, remote: remotes };
 }
 
 function regionOf(registration: Registration, { name }: Backend): BackendRegion {

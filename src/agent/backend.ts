@@ -3,12 +3,19 @@ import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
 import type { WakeWord } from '../core/wake-word.ts';
+import type { PlannedTransfer } from './transfer-plan.ts';
 
 /** In the order of preference. */
 export const backendNames = ['local', 'ucx', 'multipath'] as const;
 export type BackendName = (typeof backendNames)[number];
 
 export type TransferOperation = 'read' | 'write';
+
+/**
+ * The longest message of `post` and `notify`. The agent refuses longer ones; every backend carries this much, as soon as the
+ * peer has taken what was sent before.
+ */
+export const MAX_NOTIFICATION_BYTES = 32_760;
 
 /** What the agent gives to a backend that it creates. */
 export interface BackendContext {
@@ -28,7 +35,7 @@ export interface BackendContext {
   readonly deliver: (peer: string, message: Uint8Array) => void;
   /**
    * Hot path. False while as much as may of that peer waits for the agent's owner: further messages of it stay with the
-   * backend, in order, until senders have no more room and fail with WL_CAPACITY. `wake` is rung when there is room again.
+   * backend, in order, until senders have no more room and fail with WL_BUSY. `wake` is rung when there is room again.
    */
   readonly mayDeliver: (peer: string) => boolean;
 }
@@ -120,15 +127,6 @@ export interface BackendRemoteRegion {
   readonly bytes: number;
 }
 
-/** One descriptor pair. The agent has checked that it lies inside both regions and is not empty. */
-export interface TransferPart {
-  readonly local: BackendRegion;
-  readonly localOffset: number;
-  readonly remote: BackendRemoteRegion;
-  readonly remoteOffset: number;
-  readonly bytes: number;
-}
-
 /** The way to one peer. */
 export interface BackendLink {
   /** Why it is unusable: the peer's process ended, fell silent or closed. Undefined while it is usable. */
@@ -140,9 +138,17 @@ export interface BackendLink {
    * touches it. Transfers on it fail from their next post on. Idempotent. Left out by backends that hold nothing of a region.
    */
   releaseRegion?(region: BackendRemoteRegion): void;
-  /** Makes all native argument blocks; a part list may hold many thousands. */
-  prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer>;
-  /** Bytes to the peer's agent, after the data of all transfers that were done before the call. Copied. */
+  /** True if the peer has taken the region back, for backends that see that without being told. */
+  isWithdrawn?(region: BackendRemoteRegion): boolean;
+  /** Makes all native argument blocks, in linear time: there may be a million parts. */
+  prepare(
+    operation: TransferOperation,
+    plan: PlannedTransfer<BackendRegion, BackendRemoteRegion>,
+  ): Promise<BackendTransfer>;
+  /**
+   * Bytes to the peer's agent, after the data of all transfers that were done before the call. Copied. Fails with WL_BUSY,
+   * having sent nothing, if the peer has not taken earlier messages.
+   */
   notify(message: Uint8Array): void;
   /** Ordered puts and signals whose places are known only when they are posted. */
   openChannel(): BackendChannel;
@@ -158,7 +164,7 @@ export interface BackendTransfer {
   /**
    * Hot path: no allocation, no promise, never waits. The message, which is copied, is delivered at the peer after all
    * data of this post is visible there (of a read: has been read), with no further call on this side needed, and not at
-   * all if the transfer fails. Fails with WL_CAPACITY, having posted nothing, if the peer has not taken earlier messages.
+   * all if the transfer fails. Fails with WL_BUSY, having posted nothing, if the peer has not taken earlier messages.
    */
   post(message?: Uint8Array): void;
   /** Hot path. As of the last `poll`. Done means delivered: all bytes are visible at their destination. */

@@ -54,7 +54,7 @@ export class RemoteAgent {
   /** Adds what the metadata tell; regions that they withdraw, or that whole metadata do not list, are gone. */
   learn({ isWhole, connections, regions, withdrawn }: AgentMetadata): void {
     for (const [name, info] of connections) this.#connections.set(name, info);
-    const gone = new Set(isWhole ? this.#regions.keys() : withdrawn);
+    const gone = new Set(isWhole ? this.#regions.keys() : [...withdrawn, ...this.#unheard()]);
     for (const region of regions) {
       gone.delete(region.number);
       this.#regions.set(region.number, region);
@@ -124,6 +124,13 @@ export class RemoteAgent {
     this.#links.clear();
     this.#open.clear();
     await Promise.allSettled(links.map(async ({ entry }) => (await entry).link.close()));
+  }
+
+  /** Regions that the peer has taken back, as its links see. */
+  *#unheard(): Generator<number> {
+    for (const { link, regions } of this.#open.values()) {
+      for (const [number, region] of regions) if (link.isWithdrawn?.(region) === true) yield number;
+    }
   }
 
   #forget(number: number): void {

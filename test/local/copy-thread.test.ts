@@ -4,6 +4,7 @@ import test from 'node:test';
 import { mailboxBytes, mailboxHeader } from '#lib/abi/agent-mailbox.js';
 import { Block } from '#lib/abi/layout.js';
 import { CopyLane, JOB_WORDS, LANE_WORDS } from '#lib/agent/backends/local/copy-lane.js';
+import { CopyList } from '#lib/agent/backends/local/copy-list.js';
 import { CopyTable } from '#lib/agent/backends/local/copy-table.js';
 import { CopyThread } from '#lib/agent/backends/local/copy-thread.js';
 import { ringOf } from '#lib/agent/backends/local/mailbox-layout.js';
@@ -31,12 +32,15 @@ function openLane(sender: () => RecordSender): {
   const lockWord = new SharedArrayBuffer(4);
   const memory = new Uint8Array(new SharedArrayBuffer(16));
   const address = Number(addressOf(memory));
+  const mapped = new CopyList(1);
+  mapped.add(address, address + 8, 8);
   const table = CopyTable.of({
-    mapped: [{ local: address, remote: address + 8, bytes: 8 }],
-    process: [],
+    mapped,
+    process: new CopyList(0),
     pid: process.pid,
     isRead: false,
     stepBytes: 8,
+    stepPieces: 1,
   });
   const words = new Int32Array(new SharedArrayBuffer(JOB_WORDS * 4));
   const grants = RegionGrants.of([]);

@@ -1,7 +1,6 @@
 // Memory that was deregistered is neither written nor read by a peer any more, whatever that peer has under way.
 import assert from 'node:assert/strict';
-import { type ChildProcess, fork } from 'node:child_process';
-import { once } from 'node:events';
+import { fork } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Agent } from 'weftline/agent';
@@ -10,6 +9,7 @@ import { seededRandom } from '#lib/core/seeded-random.js';
 import { SharedMemory } from '#lib/memory/shared-memory.js';
 import type { DeregisterNews, DeregisterRound } from './support/deregister-peer.ts';
 import { whyMissing } from './support/missing-backend.ts';
+import { nextMessage } from './support/next-message.ts';
 
 const script = fileURLToPath(new URL('support/deregister-peer.js', import.meta.url));
 const ROUNDS = Number(process.env['WEFTLINE_TEST_DEREGISTER_ROUNDS'] ?? 25);
@@ -25,16 +25,6 @@ const usual = [
 const large = [...usual, [8 * MiB, 64 * MiB]] as const;
 /** One round of so many moves much. */
 const LARGE_EVERY = 9;
-
-async function nextNews(child: ChildProcess): Promise<DeregisterNews> {
-  const settled = new AbortController();
-  const { signal } = settled;
-  const lost = once(child, 'exit', { signal }).then(() => assert.fail('the peer ended'));
-  lost.catch(() => {});
-  const [news] = (await Promise.race([once(child, 'message', { signal }), lost])) as [DeregisterNews];
-  settled.abort();
-  return news;
-}
 
 /** The bytes of a region, to be looked at after it was deregistered. */
 function bytesOf(kind: 'allocated' | 'plain', agent: Agent, name: string, bytes: number) {
@@ -61,7 +51,7 @@ for (const backend of knownBackends()) {
     await using owner = await Agent.create('owner', { backends: [backend], token: 'secret' });
     const child = fork(script, [backend], { serialization: 'advanced' });
     try {
-      await nextNews(child);
+      await nextMessage<DeregisterNews>(child);
       for (let round = 0; round < ROUNDS; round += 1) {
         const name = `region ${round}`;
         const places = round % LARGE_EVERY === 0 ? large : usual;
@@ -70,16 +60,20 @@ for (const backend of knownBackends()) {
         const { registration, bytes } = memory;
         const order: DeregisterRound = { blob: owner.localMetadata(), name, secret: SECRET, places };
         child.send(order);
-        assert.equal((await nextNews(child)).is, 'busy');
+        assert.equal((await nextMessage<DeregisterNews>(child)).is, 'busy');
         for (let turn = Math.floor(random() * 200); turn > 0; turn -= 1) {
           await new Promise((resolve) => setImmediate(resolve));
         }
         await owner.deregister(registration);
         bytes.fill(SECRET);
-        const news = await nextNews(child);
+        const news = await nextMessage<DeregisterNews>(child);
         assert.ok(news.is === 'over');
         const changed = Buffer.alloc(count, SECRET).equals(bytes) ? -1 : bytes.findIndex((byte) => byte !== SECRET);
-        assert.equal(changed, -1, `round ${round}: the peer wrote at ${changed} (its errors: ${news.codes.join(', ')})`);
+        assert.equal(
+          changed,
+          -1,
+          `round ${round}: the peer wrote at ${changed} (its errors: ${news.codes.join(', ')})`,
+        );
         assert.ok(!news.hasSecret, `round ${round}: the peer read what was written after deregister()`);
         for (const code of news.codes) assert.match(code, /^WL_(UNAUTHORIZED|PEER_FAILED)$/);
       }

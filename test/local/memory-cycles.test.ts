@@ -1,13 +1,13 @@
 // Memory that is allocated, used by a peer and taken back, again and again, leaves nothing behind on either side.
 import assert from 'node:assert/strict';
 import { fork } from 'node:child_process';
-import { once } from 'node:events';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Agent, type Registration } from 'weftline/agent';
 import { knownBackends } from '#lib/agent/backends/create.js';
 import type { Cycle } from './support/cycle-peer.ts';
 import { whyMissing } from './support/missing-backend.ts';
+import { nextMessage } from './support/next-message.ts';
 import { type ProcessUse, processUse } from './support/process-use.ts';
 
 const script = fileURLToPath(new URL('support/cycle-peer.js', import.meta.url));
@@ -37,14 +37,14 @@ for (const backend of knownBackends()) {
     await using owner = await Agent.create('owner', { backends: [backend], token: 'secret' });
     const child = fork(script, [backend], { serialization: 'advanced' });
     try {
-      await once(child, 'message');
+      await nextMessage(child);
       let before: readonly ProcessUse[] = [];
       let after: readonly ProcessUse[] = [];
       let gone: Registration[] = [];
       for (let cycle = 0; cycle < WARM_UP + CYCLES; cycle += 1) {
         const regions = [
-          await owner.allocate(ALLOCATED_BYTES, { name: 'allocated' }),
-          await owner.register(new Uint8Array(PLAIN_BYTES), { name: 'plain' }),
+          await owner.allocate(ALLOCATED_BYTES, { name: `allocated ${cycle}` }),
+          await owner.register(new Uint8Array(PLAIN_BYTES), { name: `plain ${cycle}` }),
         ];
         // The peer hears that memory is gone from whole metadata, from what they withdraw, or some cycles later.
         const isWhole = cycle % 3 === 0;
@@ -52,7 +52,7 @@ for (const backend of knownBackends()) {
         const blob = isWhole ? owner.localMetadata() : owner.localMetadata({ regions, withdrawn });
         const names = regions.map(({ name }) => name);
         child.send({ blob, names } satisfies Cycle);
-        const [use] = (await once(child, 'message')) as [ProcessUse & { readonly regions: number }];
+        const use = await nextMessage<ProcessUse & { readonly regions: number }>(child);
         if (isWhole) assert.equal(use.regions, regions.length);
         if (isWhole || withdrawn.length > 0) gone = [];
         for (const region of regions) await owner.deregister(region);

@@ -3,7 +3,8 @@ import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import type { CopyPart, CopyPlan } from './copy-plan.ts';
+import type { CopyList } from './copy-list.ts';
+import { type CopyPlan, INLINE_BYTES } from './copy-plan.ts';
 import type { DeviceWork } from './device-work.ts';
 
 export interface CudaCopiesOptions {
@@ -20,6 +21,7 @@ export interface CudaCopiesOptions {
  */
 export class CudaCopies implements CopyPlan, Disposable {
   readonly bytes: number;
+  readonly isShort: boolean;
   readonly #device: CudaDevice;
   readonly #stream: CudaStream;
   readonly #event: CudaEvent;
@@ -30,15 +32,20 @@ export class CudaCopies implements CopyPlan, Disposable {
   /** While the GPU may work on it. */
   #ticket: number | undefined;
 
-  constructor(parts: readonly CopyPart[], { device, stream, isRead, work }: CudaCopiesOptions) {
+  constructor(list: CopyList, { device, stream, isRead, work }: CudaCopiesOptions) {
     this.#work = work;
     this.#device = device;
     this.#stream = stream;
     this.#event = device.createEvent();
-    this.bytes = parts.reduce((sum, { bytes }) => sum + bytes, 0);
-    this.#copies = new Float64Array(parts.length * 3);
-    for (const [index, { local, remote, bytes }] of parts.entries()) {
-      this.#copies.set(isRead ? [local, remote, bytes] : [remote, local, bytes], index * 3);
+    this.bytes = list.totalBytes;
+    this.isShort = this.bytes <= INLINE_BYTES;
+    const to = isRead ? list.local : list.remote;
+    const from = isRead ? list.remote : list.local;
+    this.#copies = new Float64Array(list.count * 3);
+    for (let at = 0; at < list.count; at++) {
+      this.#copies[at * 3] = to[at] as number;
+      this.#copies[at * 3 + 1] = from[at] as number;
+      this.#copies[at * 3 + 2] = list.bytes[at] as number;
     }
   }
 

@@ -7,7 +7,7 @@ const ENDED = mailboxSender.offset.deviceEnded / 4;
 
 /** Of one link; the agent's thread only. */
 export class DeviceWork {
-  readonly #words: Int32Array;
+  #words: Int32Array;
   /** Tickets of what is not over, oldest first. */
   readonly #open: number[] = [];
 
@@ -37,6 +37,11 @@ export class DeviceWork {
     this.#open.splice(at, 1);
     const oldest = this.#open[0];
     Atomics.store(this.#words, ENDED, oldest === undefined ? this.latest : (oldest - 1) | 0);
+  }
+
+  /** The mailbox is about to be unmapped. */
+  close(): void {
+    this.#words = new Int32Array(mailboxSender.size / 4);
   }
 
   /** True if that piece of work and all before it are over. */

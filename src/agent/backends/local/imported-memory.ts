@@ -3,7 +3,7 @@ import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Storage } from '../../../device/tensor.ts';
 import { SharedMemory } from '../../../memory/shared-memory.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
-import { LocalRemoteRegion, readRegionInfo, type RegionReach, type SharedPlace } from './remote-region.ts';
+import { type LocalRemoteRegion, readRegionInfo, type RegionReach, type SharedPlace } from './remote-region.ts';
 
 export interface ImportedMemoryParts {
   readonly peerName: string;
@@ -87,12 +87,15 @@ export class ImportedMemory {
     this.#leaving.clear();
   }
 
-  #open({ offset: _, ...place }: SharedPlace): MappedFile {
-    const known = this.#files.get(place.inode);
+  #open({ fd, device, inode, bytes }: SharedPlace): MappedFile {
+    const known = this.#files.get(inode);
     if (known !== undefined) return known;
     const { pid, peerName } = this.#parts;
-    const file = { memory: SharedMemory.open({ pid, ...place }, peerName), users: new Set<LocalRemoteRegion>() };
-    this.#files.set(place.inode, file);
+    const file = {
+      memory: SharedMemory.open({ pid, fd, device, inode, bytes }, peerName),
+      users: new Set<LocalRemoteRegion>(),
+    };
+    this.#files.set(inode, file);
     return file;
   }
 

@@ -3,10 +3,15 @@ import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
-import type { BackendChannel, BackendLink, BackendRemoteRegion, BackendTransfer, TransferOperation, TransferPart } from '../../backend.ts';
+import type {
+  BackendChannel,
+  BackendLink,
+  BackendRemoteRegion,
+  BackendTransfer,
+  TransferOperation,
+} from '../../backend.ts';
 import { LocalChannel } from './local-channel.ts';
 import { LocalTransfer } from './local-transfer.ts';
-import { MAX_NOTIFICATION_BYTES } from './notification-ring.ts';
 import { type CopyPlan, STEP_BYTES } from './copy-plan.ts';
 import type { CopyThread } from './copy-thread.ts';
 import type { DeviceWork } from './device-work.ts';
@@ -14,7 +19,7 @@ import { ImportedMemory } from './imported-memory.ts';
 import type { LocalRegion } from './local-region.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
 import type { PeerSteps } from './peer-steps.ts';
-import { type LinkedMemory, planCopies } from './plan-copies.ts';
+import { type LinkedMemory, type LocalPlan, planCopies } from './plan-copies.ts';
 import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
 import type { CopyHelp } from './shared-copies.ts';
 
@@ -110,9 +115,14 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#memory.release(region as LocalRemoteRegion);
   }
 
-  async prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer> {
+  isWithdrawn(region: BackendRemoteRegion): boolean {
+    const known = region as LocalRemoteRegion;
+    return known.isReleased || this.#isClosed || !this.steps.holds(known);
+  }
+
+  async prepare(operation: TransferOperation, plan: LocalPlan): Promise<BackendTransfer> {
     this.requireUsable();
-    return new LocalTransfer(this, planCopies(this, operation, parts));
+    return new LocalTransfer(this, planCopies(this, operation, plan));
   }
 
   notify(message: Uint8Array): void {
@@ -171,15 +181,13 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#fail(error);
   }
 
-  /** Fails with WL_CAPACITY if a message of that length cannot be written now. */
+  /** Fails with WL_BUSY if a message of that length cannot be written now. */
   requireRoom(bytes: number): void {
-    if (bytes <= MAX_NOTIFICATION_BYTES && this.#hasRoom(this.#promised + bytes)) return;
+    if (this.#hasRoom(this.#promised + bytes)) return;
     throw new WeftlineError(
-      'WL_CAPACITY',
-      bytes > MAX_NOTIFICATION_BYTES
-        ? `A notification of ${bytes} bytes is too long: at most ${MAX_NOTIFICATION_BYTES}`
-        : `${this.peerName} has not taken earlier notifications yet: it must wait for them, or poll`,
-      { details: { peer: this.peerName, bytes, allowed: MAX_NOTIFICATION_BYTES } },
+      'WL_BUSY',
+      `${this.peerName} has not taken earlier notifications yet: it must wait for them, or poll`,
+      { details: { peer: this.peerName, bytes } },
     );
   }
 

@@ -58,7 +58,7 @@ export class LocalTransfer implements BackendTransfer {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
     // Beside so long a copy a look does not count.
-    if (this.#parts.plan.bytes > INLINE_BYTES) this.#link.checkPeer();
+    if (!this.#parts.plan.isShort) this.#link.checkPeer();
     this.#link.requireUsable();
     if (!areRegistered(this.#parts.locals)) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
     if (message !== undefined) this.#link.requireRoom(message.length);
@@ -70,7 +70,7 @@ export class LocalTransfer implements BackendTransfer {
       return;
     }
     this.#parts.plan.begin();
-    if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.#goOn(INLINE_BYTES, message)) return;
+    if (this.#parts.plan.isShort && this.#link.isQuiet && this.#goOn(INLINE_BYTES, message)) return;
     this.#keep(message);
     this.#link.enqueue(this);
   }

@@ -29,7 +29,10 @@ export function slotOffset(slot: number): number {
 }
 
 /** Index of the word of a slot in an Int32Array over the whole mailbox. */
-export function slotWord(slot: number, name: 'state' | 'agentStep' | 'copyStep' | 'deviceBegun' | 'deviceEnded'): number {
+export function slotWord(
+  slot: number,
+  name: 'state' | 'agentStep' | 'copyStep' | 'deviceBegun' | 'deviceEnded',
+): number {
   return (slotOffset(slot) + mailboxSender.offset[name]) / 4;
 }
 

@@ -1,11 +1,9 @@
 // A ring of records in shared memory with one writer at a time and one reader, each of which may die. Hot path.
 import { mailboxSender, notificationHead, SENDER_RING_BYTES, SKIP_RECORD } from '../../../abi/agent-mailbox.ts';
+import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
 
 const HEAD_BYTES = notificationHead.size;
 const MASK = SENDER_RING_BYTES - 1;
-
-/** Longest record; anything up to it fits an empty ring, wherever that begins. */
-export const MAX_NOTIFICATION_BYTES: number = SENDER_RING_BYTES / 2 - HEAD_BYTES;
 
 export interface RingPlace {
   readonly buffer: ArrayBuffer;
@@ -14,6 +12,7 @@ export interface RingPlace {
   readonly ringOffset: number;
 }
 
+/** Records have at most MAX_NOTIFICATION_BYTES, half of the ring: they fit an empty ring, wherever that begins. */
 export class NotificationRing {
   readonly #control: Int32Array;
   readonly #bytes: Uint8Array;

@@ -89,6 +89,7 @@ export class PeerMailbox implements Disposable {
   [Symbol.dispose](): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
+    this.deviceWork.close();
     Atomics.store(new Int32Array(this.#buffer), slotWord(this.slot, 'state'), senderStates.closed);
     this.#memory[Symbol.dispose]();
   }
