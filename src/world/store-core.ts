@@ -1,4 +1,5 @@
 // The rendezvous store itself, without any I/O: values, waits and collectives of one job, and what fails when a rank leaves.
+import { copyOf } from '../core/bytes.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { type Departure, type MemberIdentity, Membership } from './membership.ts';
 import type { StoreReply, StoreRequest } from './store-request.ts';
@@ -86,7 +87,7 @@ export class StoreCore {
 
   #store(key: string, value: Uint8Array): void {
     // A copy: the argument may be a view into a larger network buffer, or the caller's to change.
-    this.#values.set(key, value.slice());
+    this.#values.set(key, copyOf(value));
     for (const wait of this.#waits) {
       if ('keys' in wait) this.#finishIfThere(wait as KeyWait);
     }
@@ -172,7 +173,7 @@ export class StoreCore {
       timeoutMs: request.timeoutMs,
       signal,
       start: (wait) => {
-        current.set(rank, { wait, part: part?.slice() });
+        current.set(rank, { wait, part: part === undefined ? undefined : copyOf(part) });
         if (current.size === size) this.#finishRound(name, rounds, current);
       },
       drop: () => {
