@@ -82,9 +82,15 @@ test('what backends publish of themselves and of their regions', () => {
   block.set('key', 0xdead_beef);
   block.set('bytes', 100);
   block.set('address', 2 ** 41);
-  assertSame(info, (bytes) => ({ ...readRegionInfo(bytes, { kind: 'host', bytes: 100 }, () => 0) }));
+  assertSame(info, (bytes) => {
+    const { bytes: length, slot, key, reach } = readRegionInfo(bytes, { kind: 'host', bytes: 100 }, () => 0);
+    return { length, slot, key, reach };
+  });
   assertSame(info, isOfProcess);
-  assertSame(Uint8Array.of(1, 0, 0, 0, 2, 0, 0, 0), (bytes) => ({ ...new MultipathRemoteRegion(bytes, 9) }));
+  assertSame(Uint8Array.of(1, 0, 0, 0, 2, 0, 0, 0), (bytes) => {
+    const { remoteRegion, remoteKey } = new MultipathRemoteRegion(bytes, 9);
+    return { remoteRegion, remoteKey };
+  });
   assertSame(encodeUcxAddress({ host: '::1', port: 99 }), decodeUcxAddress);
   assertSame(encodeUcxRegion({ number: 4, key: 77 }), decodeUcxRegion);
 });

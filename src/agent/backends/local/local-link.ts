@@ -44,6 +44,8 @@ export interface LocalLinkOptions {
 export class LocalLink implements BackendLink, LinkedMemory {
   readonly peerName: string;
   readonly pid: number;
+  /** Of the agent's thread. */
+  readonly steps: PeerSteps;
   readonly #options: LocalLinkOptions;
   readonly #mailbox: PeerMailbox;
   readonly #memory: ImportedMemory;
@@ -66,6 +68,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.peerName = options.peerName;
     this.pid = options.pid;
     this.#mailbox = options.mailbox;
+    this.steps = options.mailbox.steps;
     this.#options = options;
     const { pid, peerName } = options;
     this.#memory = new ImportedMemory({
@@ -78,11 +81,6 @@ export class LocalLink implements BackendLink, LinkedMemory {
         for (const channel of this.#channels) channel.forgetRegion(region);
       },
     });
-  }
-
-  /** Of the agent's thread. */
-  get steps(): PeerSteps {
-    return this.#mailbox.steps;
   }
 
   get deviceWork(): DeviceWork {

@@ -24,7 +24,6 @@ export class LocalTransfer implements BackendTransfer {
   next: LocalTransfer | undefined;
   readonly #link: LocalLink;
   readonly #parts: LocalTransferParts;
-  readonly #grants: RegionGrants;
   #state: TransferState = 'idle';
   #error: WeftlineError | undefined;
   #areCopied = false;
@@ -38,7 +37,6 @@ export class LocalTransfer implements BackendTransfer {
   constructor(link: LocalLink, parts: LocalTransferParts) {
     this.#link = link;
     this.#parts = parts;
-    this.#grants = RegionGrants.of(parts.remotes);
   }
 
   get state(): TransferState {
@@ -65,12 +63,13 @@ export class LocalTransfer implements BackendTransfer {
     this.#state = 'pending';
     this.#error = undefined;
     this.#areCopied = false;
-    if (!this.#mayTouch()) {
+    this.#parts.plan.begin();
+    if (this.#parts.plan.isShort && this.#link.isQuiet) {
+      if (this.#goOn(INLINE_BYTES, message)) return;
+    } else if (!this.#link.steps.mayTouch(this.#parts.remotes)) {
       this.fail(this.#link.refusal());
       return;
     }
-    this.#parts.plan.begin();
-    if (this.#parts.plan.isShort && this.#link.isQuiet && this.#goOn(INLINE_BYTES, message)) return;
     this.#keep(message);
     this.#link.enqueue(this);
   }
@@ -88,7 +87,7 @@ export class LocalTransfer implements BackendTransfer {
   handOver(help: CopyHelp): void {
     this.#shared ??= new SharedCopies(help, {
       table: (this.#parts.host as HostCopies).table,
-      grants: this.#grants,
+      grants: RegionGrants.of(this.#parts.remotes),
     });
     this.#isHandedOver = true;
     this.#shared.begin(this.#hasMessage ? this.#message : undefined);
@@ -143,7 +142,7 @@ export class LocalTransfer implements BackendTransfer {
     steps.begin();
     try {
       if (!this.#areCopied) {
-        if (!steps.hold(this.#grants)) throw this.#link.refusal();
+        if (!steps.mayTouch(this.#parts.remotes)) throw this.#link.refusal();
         this.#areCopied = this.#parts.plan.advance(budget);
       }
       return this.#areCopied && (message === undefined || this.#link.push(message));
@@ -198,15 +197,6 @@ export class LocalTransfer implements BackendTransfer {
     } finally {
       this.#parts.dispose();
     }
-  }
-
-  /** False if the peer has taken one of its regions back. */
-  #mayTouch(): boolean {
-    const { remotes } = this.#parts;
-    for (let index = 0; index < remotes.length; index += 1) {
-      if ((remotes[index] as LocalRemoteRegion).isReleased) return false;
-    }
-    return this.#link.steps.hold(this.#grants);
   }
 }
 

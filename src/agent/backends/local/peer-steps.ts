@@ -6,6 +6,13 @@ import type { RegionGrant, RegionGrants } from './region-grants.ts';
 /** Each thread that copies has a word of its own. */
 export type StepWord = 'agentStep' | 'copyStep';
 
+interface ReleasableGrant extends RegionGrant {
+  readonly isReleased: boolean;
+}
+
+/** Then an ordinary store, which waits for nothing, is seen after all earlier ones. */
+const STORES_STAY_IN_ORDER = process.arch === 'x64';
+
 export class PeerSteps {
   readonly #words: Int32Array;
   readonly #at: number;
@@ -25,12 +32,22 @@ export class PeerSteps {
 
   /** ORDER: after the last access to the peer's memory. */
   end(): void {
-    Atomics.add(this.#words, this.#at, 1);
+    if (STORES_STAY_IN_ORDER) (this.#words[this.#at] as number) += 1;
+    else Atomics.add(this.#words, this.#at, 1);
   }
 
-  /** True if the peer has all of them registered; within a step they stay untouched by others until its end. */
+  /** True if the peer has all of them registered; within a step it waits with what it takes back. */
   hold(grants: RegionGrants): boolean {
     return grants.areHeld(this.#keys);
+  }
+
+  /** The same of regions themselves; none of them may have been released by this side either. */
+  mayTouch(regions: readonly ReleasableGrant[]): boolean {
+    for (let index = 0; index < regions.length; index += 1) {
+      const region = regions[index] as ReleasableGrant;
+      if (region.isReleased || !this.holds(region)) return false;
+    }
+    return true;
   }
 
   holds({ slot, key }: RegionGrant): boolean {
