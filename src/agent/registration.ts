@@ -77,8 +77,8 @@ export class Registration {
   }
 
   /**
-   * All backends give it up, and what `agent.allocate` gave is freed. Fails with the first error, having tried all: it then
-   * takes no new transfers, what peers may still touch is not freed, and `release` may be called again.
+   * All backends give it up, and what `agent.allocate` gave is freed. Fails with the first error, having tried all. After
+   * WL_TIMEOUT it takes no new transfers, is not freed because a peer may still touch it, and `release` may be called again.
    */
   release(): Promise<void> {
     this.#releasing ??= this.#release().catch((error: unknown) => {
@@ -89,7 +89,18 @@ export class Registration {
   }
 
   async #release(): Promise<void> {
-    await this.withdraw();
+    try {
+      await this.withdraw();
+    } catch (error) {
+      // A backend that is gone touches nothing; a peer that is late may.
+      if (!(error instanceof WeftlineError && error.code === 'WL_TIMEOUT')) this.free();
+      throw error;
+    }
+    this.free();
+  }
+
+  /** Unmaps what `agent.allocate` gave. Peers that have it mapped keep it until they unmap it as well. */
+  free(): void {
     this.memory.shared?.memory[Symbol.dispose]();
   }
 

@@ -76,6 +76,7 @@ export class Registrations {
     this.#known.clear();
     this.#leaving.clear();
     await Promise.allSettled(all.map((registration) => registration.release()));
+    for (const registration of all) registration.free();
   }
 
   #has(registration: Registration): boolean {
