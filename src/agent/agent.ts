@@ -337,7 +337,8 @@ export class Agent implements AsyncDisposable {
   ): PlannedTransfer<Registration, PeerMemory> {
     return planTransfer(
       { list: local, regions: this.#registrations.all, owner: `agent ${this.name}` },
-      { list: remote, regions: peer.memory, owner: `agent ${peer.name}` },
+      // Of two regions at one address the newer is meant: the peer may have taken the older one back unheard.
+      { list: remote, regions: peer.memory.toReversed(), owner: `agent ${peer.name}` },
       { merge },
     );
   }
