@@ -1,8 +1,6 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
 import { createServer, type Server, type Socket } from 'node:net';
 import { randomBytes } from 'node:crypto';
-import { endpointMessage } from '../../abi/endpoint-message.ts';
-import { Block } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { ControlChannel } from '../../transport/io/udp/control-channel.ts';
 import { dial } from '../../transport/host/dial.ts';
@@ -14,6 +12,7 @@ import type { Notification } from '../notifications.ts';
 import type { Registrable, Registration } from '../registration.ts';
 import { EndpointConnection } from './endpoint-connection.ts';
 import { type Greeting, type GreetingOptions, receiveGuest, visitHost } from './greeting.ts';
+import { MessageRouter } from './message-router.ts';
 
 export interface EndpointOptions extends AgentOptions {
   /** Told to peers; memory may lie anywhere. 0 by default. */
@@ -40,8 +39,7 @@ export class Endpoint implements AsyncDisposable {
   readonly #regions = new Set<Registration>();
   readonly #arrived: EndpointConnection[] = [];
   readonly #accepting: ((connection: EndpointConnection) => void)[] = [];
-  /** For connections that are being made: messages can be quicker than the end of the greeting. */
-  readonly #early = new Map<number, Uint8Array[]>();
+  readonly #router = new MessageRouter(this.#connections);
   readonly #stop = new AbortController();
   #nextId = 0;
   #closing: Promise<void> | undefined;
@@ -95,6 +93,7 @@ export class Endpoint implements AsyncDisposable {
   /** The memory is the caller's again. */
   async dereg(region: Registration): Promise<void> {
     this.#regions.delete(region);
+    await Promise.all([...this.#connections.values()].map((connection) => connection.forget(region)));
     await this.agent.deregister(region);
   }
 
@@ -139,13 +138,9 @@ export class Endpoint implements AsyncDisposable {
     return this.close();
   }
 
-  /** Internal: a notification that was taken from the agent while its thread was blocked. Of strangers to the protocol: ignored. */
-  hear({ message }: Notification): void {
-    if (message.length < endpointMessage.size) return;
-    const id = new Block(endpointMessage, message.buffer, message.byteOffset).get('connection');
-    const connection = this.#connections.get(id);
-    if (connection === undefined) this.#early.get(id)?.push(message);
-    else connection.handle(message);
+  /** Internal: a notification that was taken from the agent while its thread was blocked. Never throws. */
+  hear(notification: Notification): void {
+    this.#router.hear(notification);
   }
 
   async #close(): Promise<void> {
@@ -179,7 +174,7 @@ export class Endpoint implements AsyncDisposable {
   ): Promise<EndpointConnection> {
     const { agent, localGpuIndex: gpuIndex } = this;
     const id = this.#nextId++;
-    this.#early.set(id, []);
+    this.#router.expect(id);
     try {
       const metadata = agent.localMetadata({ regions: [] });
       const token = agent.token;
@@ -200,13 +195,13 @@ export class Endpoint implements AsyncDisposable {
       this.#channels.set(id, channel);
       channel.watch((farewell) => connection.end(lost(connection, farewell)));
       for (const region of this.#regions) if (region.isOpen) connection.announce(region);
-      for (const message of this.#early.get(id) ?? []) connection.handle(message);
+      this.#router.deliverEarly(connection);
       return connection;
     } catch (error) {
       channel.close();
       throw error;
     } finally {
-      this.#early.delete(id);
+      this.#router.settle(id);
     }
   }
 
@@ -223,14 +218,25 @@ export class Endpoint implements AsyncDisposable {
         this.hear(await this.agent.nextNotification({ timeoutMs: LONGEST_WAIT_MS, signal }));
       } catch (error) {
         if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') continue;
+        // Nothing is heard any more: whoever waits for a peer must know.
+        if (!this.#stop.signal.aborted) this.#endAll(asError(error));
         return;
       }
     }
   }
 
+  #endAll(error: WeftlineError): void {
+    for (const connection of this.#connections.values()) connection.end(error);
+  }
+
   #checkOpen(): void {
     if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The endpoint was closed');
   }
+}
+
+function asError(error: unknown): WeftlineError {
+  if (error instanceof WeftlineError) return error;
+  return new WeftlineError('WL_INTERNAL', `The endpoint cannot take notifications: ${String(error)}`, { cause: error });
 }
 
 function lost({ peer, ip }: EndpointConnection, farewell: boolean): WeftlineError {
