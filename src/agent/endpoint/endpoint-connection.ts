@@ -162,9 +162,10 @@ export class EndpointConnection implements AsyncDisposable {
 
   // Of the endpoint.
 
-  /** The peer learns of memory. */
+  /** The peer learns of memory, or that it was deregistered. */
   announce(region: Registration): void {
-    const payload = this.#parts.agent.localMetadata({ regions: [region], connections: false });
+    const news = region.isOpen ? { regions: [region] } : { regions: [], withdrawn: [region] };
+    const payload = this.#parts.agent.localMetadata({ ...news, connections: false });
     this.#tell({ kind: endpointMessageKinds.region, request: 0, bytes: 0 }, payload);
   }
 

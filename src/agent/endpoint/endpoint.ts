@@ -90,11 +90,13 @@ export class Endpoint implements AsyncDisposable {
     return this.#announce(await this.agent.allocate(bytes, { name }));
   }
 
-  /** The memory is the caller's again. */
+  /** The memory is the caller's again, and forgotten by peers. Fails with WL_TIMEOUT as `agent.deregister` does. */
   async dereg(region: Registration): Promise<void> {
     this.#regions.delete(region);
     await Promise.all([...this.#connections.values()].map((connection) => connection.forget(region)));
-    await this.agent.deregister(region);
+    const gone = this.agent.deregister(region);
+    for (const connection of this.#connections.values()) connection.announce(region);
+    await gone;
   }
 
   /** Fails with WL_TIMEOUT, WL_UNAUTHORIZED, WL_PROTOCOL or, when no backend reaches the peer, WL_UNSUPPORTED. */
