@@ -97,7 +97,7 @@ export class Agent implements AsyncDisposable {
     this.#wake = wake;
     this.#notifications = parts.notifications;
     this.#set = set;
-    this.#registrations = new Registrations(this.name, set);
+    this.#registrations = new Registrations(this.name, set, settings.timeoutMs);
     this.#waiter = new Waiter({
       wake,
       timeoutMs: settings.timeoutMs,

@@ -13,14 +13,17 @@ export interface RegisterOptions {
 
 export class Registrations {
   readonly #agent: string;
+  readonly #timeoutMs: number;
   readonly #set: BackendSet;
   readonly #known = new Map<number, Registration>();
   /** Those that a peer still touches, or did when they were last looked at. */
   readonly #leaving = new Set<Registration>();
   #nextNumber = 1;
 
-  constructor(agent: string, set: BackendSet) {
+  /** `timeoutMs`: how long backends may take to give memory up. */
+  constructor(agent: string, set: BackendSet, timeoutMs: number) {
     this.#agent = agent;
+    this.#timeoutMs = timeoutMs;
     this.#set = set;
   }
 
@@ -66,7 +69,7 @@ export class Registrations {
   async remove(registration: Registration): Promise<void> {
     if (this.#has(registration)) this.#known.delete(registration.number);
     this.#leaving.add(registration);
-    await registration.release();
+    await registration.release(this.#timeoutMs);
     this.#leaving.delete(registration);
   }
 
@@ -75,7 +78,7 @@ export class Registrations {
     const all = [...this.all, ...this.#leaving];
     this.#known.clear();
     this.#leaving.clear();
-    await Promise.allSettled(all.map((registration) => registration.release()));
+    await Promise.allSettled(all.map((registration) => registration.release(this.#timeoutMs)));
     for (const registration of all) registration.free();
   }
 
@@ -93,7 +96,7 @@ export class Registrations {
         else reasons.push(`${backend.name}: ${why}`);
       }
     } catch (error) {
-      await registration.withdraw();
+      await registration.withdraw(this.#timeoutMs);
       throw error;
     }
     if (registration.regions.size === 0) {

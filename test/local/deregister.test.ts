@@ -3,11 +3,12 @@ import assert from 'node:assert/strict';
 import { fork } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { Agent } from 'weftline/agent';
+import { Agent, DescriptorList } from 'weftline/agent';
 import { knownBackends } from '#lib/agent/backends/create.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { SharedMemory } from '#lib/memory/shared-memory.js';
 import type { DeregisterNews, DeregisterRound } from './support/deregister-peer.ts';
+import { openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
 import { nextMessage } from './support/next-message.ts';
 
@@ -43,6 +44,12 @@ async function plain(agent: Agent, name: string, count: number) {
   return { registration: await agent.register(bytes, { name }), bytes, [Symbol.dispose]: () => {} };
 }
 
+async function someTurns(most: number, random: () => number): Promise<void> {
+  for (let turn = Math.floor(random() * most); turn > 0; turn -= 1) {
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+}
+
 for (const backend of knownBackends()) {
   const skip = (await whyMissing(backend)) ?? false;
 
@@ -61,9 +68,7 @@ for (const backend of knownBackends()) {
         const order: DeregisterRound = { blob: owner.localMetadata(), name, secret: SECRET, places };
         child.send(order);
         assert.equal((await nextMessage<DeregisterNews>(child)).is, 'busy');
-        for (let turn = Math.floor(random() * 200); turn > 0; turn -= 1) {
-          await new Promise((resolve) => setImmediate(resolve));
-        }
+        await someTurns(200, random);
         await owner.deregister(registration);
         bytes.fill(SECRET);
         const news = await nextMessage<DeregisterNews>(child);
@@ -79,6 +84,61 @@ for (const backend of knownBackends()) {
       }
     } finally {
       child.kill('SIGKILL');
+    }
+  });
+
+  test(`${backend}: after close() a peer changes and reads nothing`, { skip }, async () => {
+    const random = seededRandom(12);
+    const child = fork(script, [backend], { serialization: 'advanced' });
+    try {
+      await nextMessage(child);
+      for (let round = 0; round < 6; round += 1) {
+        const owner = await Agent.create('owner', { backends: [backend], token: 'secret' });
+        const name = `region ${round}`;
+        using memory = await bytesOf(round % 2 === 0 ? 'allocated' : 'plain', owner, name, 7 * MiB);
+        const { bytes } = memory;
+        child.send({ blob: owner.localMetadata(), name, secret: SECRET, places: usual } satisfies DeregisterRound);
+        assert.equal((await nextMessage<DeregisterNews>(child)).is, 'busy');
+        await someTurns(100, random);
+        await owner.close();
+        bytes.fill(SECRET);
+        const news = await nextMessage<DeregisterNews>(child);
+        assert.ok(news.is === 'over' && !news.hasSecret);
+        assert.ok(Buffer.alloc(bytes.length, SECRET).equals(bytes), `round ${round}: the peer wrote after close()`);
+      }
+    } finally {
+      child.kill('SIGKILL');
+    }
+  });
+
+  test(`${backend}: own reads write nothing after release() or deregister()`, { skip }, async () => {
+    const random = seededRandom(13);
+    const length = 24 * MiB;
+    await using pair = await openPair(backend, length);
+    const { agent } = pair;
+    const memory = agent.remoteMemory('there').find(({ name }) => name === 'plain');
+    assert.ok(memory);
+    const unchanged = Buffer.alloc(length, SECRET);
+    const small = await agent.allocate(64);
+    for (let round = 0; round < 8; round += 1) {
+      const into = new Uint8Array(new SharedArrayBuffer(length));
+      const back = await agent.register(into);
+      const lists = { local: DescriptorList.of(back), remote: DescriptorList.of(memory) };
+      const transfer = await agent.prepare({ operation: 'read', peer: 'there', ...lists });
+      transfer.post();
+      await someTurns(20, random);
+      if (round % 2 === 0) await transfer.release();
+      else await agent.deregister(back);
+      into.fill(SECRET);
+      const one = { local: DescriptorList.of(small), remote: DescriptorList.of(memory, 0, 64) };
+      await using later = await agent.prepare({ operation: 'read', peer: 'there', ...one });
+      for (let reads = 0; reads < 20; reads += 1) {
+        later.post();
+        await later.wait();
+      }
+      assert.ok(unchanged.equals(into), `round ${round}: the read went on`);
+      await transfer.release();
+      await agent.deregister(back);
     }
   });
 }

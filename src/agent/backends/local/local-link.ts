@@ -120,6 +120,9 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   async prepare(operation: TransferOperation, plan: LocalPlan): Promise<BackendTransfer> {
     this.requireUsable();
+    const isGone = ({ isReleased, reach }: LocalRemoteRegion): boolean => isReleased && reach.kind === 'cuda';
+    // Its handle names nothing any more, or something else.
+    if ((plan.remotes as readonly LocalRemoteRegion[]).some(isGone)) throw this.refusal();
     return new LocalTransfer(this, planCopies(this, operation, plan));
   }
 

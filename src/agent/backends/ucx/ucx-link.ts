@@ -96,7 +96,12 @@ export class UcxLink implements BackendLink {
       const records = recordsOf(plan);
       driver.enter();
       try {
-        return new UcxTransfer(this, slot, { operation, records, count: plan.parts.count });
+        return new UcxTransfer(this, slot, {
+          operation,
+          records,
+          count: plan.parts.count,
+          locals: plan.locals as readonly UcxRegion[],
+        });
       } finally {
         driver.leave();
       }

@@ -6,30 +6,39 @@ import { failures } from './failure.ts';
 import { linkWord, SENDS } from './link-block.ts';
 import { operationKinds } from './outgoing.ts';
 import type { UcxLink } from './ucx-link.ts';
+import type { RegionUser, UcxRegion } from './ucx-region.ts';
 import { transferStates } from './ucx-tables.ts';
 
 const stateNames: readonly TransferState[] = Object.entries(transferStates)
   .toSorted(([, a], [, b]) => a - b)
   .map(([name]) => name as TransferState);
 
-export class UcxTransfer implements BackendTransfer {
+export class UcxTransfer implements BackendTransfer, RegionUser {
   readonly #link: UcxLink;
   readonly #slot: number;
   readonly #kind: number;
   /** Of its parts. The table names its address. */
   readonly #records: NativeBlock;
+  readonly #locals: readonly UcxRegion[];
   #release: Promise<void> | undefined;
 
   /** `records`: the fields of `partField` for each of `count` parts. The caller holds the lock. */
   constructor(
     link: UcxLink,
     slot: number,
-    plan: { readonly operation: TransferOperation; readonly records: NativeBlock; readonly count: number },
+    plan: {
+      readonly operation: TransferOperation;
+      readonly records: NativeBlock;
+      readonly count: number;
+      readonly locals: readonly UcxRegion[];
+    },
   ) {
     this.#link = link;
     this.#slot = slot;
     this.#kind = operationKinds[plan.operation];
     this.#records = plan.records;
+    this.#locals = plan.locals;
+    for (const region of plan.locals) region.users.add(this);
     const { tables } = link.backend.driver;
     tables.state[slot] = transferStates.idle;
     tables.generation[slot] = ((tables.generation[slot] as number) + 1) | 0;
@@ -77,6 +86,11 @@ export class UcxTransfer implements BackendTransfer {
     return this.#release;
   }
 
+  async endUse(): Promise<void> {
+    this.#stop(failures.cancelled);
+    await this.#link.backend.driver.until(() => this.#isDone());
+  }
+
   #stop(failure: number): void {
     const { driver } = this.#link.backend;
     const { tables } = driver;
@@ -94,6 +108,7 @@ export class UcxTransfer implements BackendTransfer {
     const { driver } = this.#link.backend;
     this.#stop(failures.released);
     await driver.until(() => this.#isDone());
+    for (const region of this.#locals) region.users.delete(this);
     this.#link.backend.slots.push(this.#slot);
   }
 
