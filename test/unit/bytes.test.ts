@@ -83,8 +83,8 @@ test('what backends publish of themselves and of their regions', () => {
   block.set('bytes', 100);
   block.set('address', 2 ** 41);
   assertSame(info, (bytes) => {
-    const { bytes: length, slot, key, reach } = readRegionInfo(bytes, { kind: 'host', bytes: 100 }, () => 0);
-    return { length, slot, key, reach };
+    const { bytes: length, keyAt, keyValue, reach } = readRegionInfo(bytes, { kind: 'host', bytes: 100 }, () => 0);
+    return { length, keyAt, keyValue, reach };
   });
   assertSame(info, isOfProcess);
   assertSame(Uint8Array.of(1, 0, 0, 0, 2, 0, 0, 0), (bytes) => {

@@ -120,9 +120,10 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   async prepare(operation: TransferOperation, plan: LocalPlan): Promise<BackendTransfer> {
     this.requireUsable();
-    const isGone = ({ isReleased, reach }: LocalRemoteRegion): boolean => isReleased && reach.kind === 'cuda';
-    // Its handle names nothing any more, or something else.
-    if ((plan.remotes as readonly LocalRemoteRegion[]).some(isGone)) throw this.refusal();
+    for (const { isReleased, reach } of plan.remotes as readonly LocalRemoteRegion[]) {
+      // Its handle names nothing any more, or something else.
+      if (isReleased && reach.kind === 'cuda') throw this.refusal();
+    }
     return new LocalTransfer(this, planCopies(this, operation, plan));
   }
 

@@ -125,31 +125,29 @@ export class LocalTransfer implements BackendTransfer {
   }
 
   #goOn(budget: number, message: Uint8Array | undefined): boolean {
-    try {
-      if (!this.#step(budget, message)) return false;
-      const death = this.#link.noteCopied(this.#parts.plan.bytes);
-      if (death !== undefined) throw death;
-      this.#state = 'done';
-    } catch (error) {
-      this.#end(error as WeftlineError);
-    }
-    return true;
-  }
-
-  /** True if all is copied and sent. */
-  #step(budget: number, message: Uint8Array | undefined): boolean {
     const { steps } = this.#link;
     steps.begin();
     try {
-      if (!this.#areCopied) {
-        if (!steps.mayTouch(this.#parts.remotes)) throw this.#link.refusal();
-        this.#areCopied = this.#parts.plan.advance(budget);
-      }
-      return this.#areCopied && (message === undefined || this.#link.push(message));
-    } finally {
+      if (!this.#areCopied) this.#areCopied = this.#copy(budget);
+      const isSent = this.#areCopied && (message === undefined || this.#link.push(message));
       // Behind the message, which would otherwise wait until the processor has written out the data.
       steps.end();
+      if (!isSent) return false;
+    } catch (error) {
+      steps.end();
+      this.#end(error as WeftlineError);
+      return true;
     }
+    const death = this.#link.noteCopied(this.#parts.plan.bytes);
+    if (death === undefined) this.#state = 'done';
+    else this.#end(death);
+    return true;
+  }
+
+  /** Within a step. */
+  #copy(budget: number): boolean {
+    if (!this.#link.steps.mayTouch(this.#parts.remotes)) throw this.#link.refusal();
+    return this.#parts.plan.advance(budget);
   }
 
   /** For what is to be sent after the post. */

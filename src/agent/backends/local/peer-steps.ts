@@ -10,8 +10,11 @@ interface ReleasableGrant extends RegionGrant {
   readonly isReleased: boolean;
 }
 
-/** Then an ordinary store, which waits for nothing, is seen after all earlier ones. */
-const STORES_STAY_IN_ORDER = process.arch === 'x64';
+/**
+ * There an atomic addition is a barrier for everything, loads and stores otherwise stay in order, and ordinary ones do,
+ * which cost a fraction of a call of Atomics.
+ */
+const IS_X64 = process.arch === 'x64';
 
 export class PeerSteps {
   readonly #words: Int32Array;
@@ -32,7 +35,7 @@ export class PeerSteps {
 
   /** ORDER: after the last access to the peer's memory. */
   end(): void {
-    if (STORES_STAY_IN_ORDER) (this.#words[this.#at] as number) += 1;
+    if (IS_X64) (this.#words[this.#at] as number) += 1;
     else Atomics.add(this.#words, this.#at, 1);
   }
 
@@ -43,14 +46,15 @@ export class PeerSteps {
 
   /** The same of regions themselves; none of them may have been released by this side either. */
   mayTouch(regions: readonly ReleasableGrant[]): boolean {
+    const keys = this.#keys;
     for (let index = 0; index < regions.length; index += 1) {
-      const region = regions[index] as ReleasableGrant;
-      if (region.isReleased || !this.holds(region)) return false;
+      const { isReleased, keyAt, keyValue } = regions[index] as ReleasableGrant;
+      if (isReleased || (IS_X64 ? keys[keyAt] : Atomics.load(keys, keyAt)) !== keyValue) return false;
     }
     return true;
   }
 
-  holds({ slot, key }: RegionGrant): boolean {
-    return Atomics.load(this.#keys, (slot * mailboxRegion.size) / 4) === (key | 0);
+  holds({ keyAt, keyValue }: RegionGrant): boolean {
+    return Atomics.load(this.#keys, keyAt) === keyValue;
   }
 }

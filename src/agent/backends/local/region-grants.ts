@@ -4,13 +4,18 @@ import { mailboxRegion } from '../../../abi/agent-mailbox.ts';
 /** What a copy of a step fails with when the peer has taken a region back; neither an errno nor CUT_SHORT. */
 export const REVOKED = -2;
 
-/** A place in the peer's table of regions, and what stands there as long as the region is registered. */
+/** Index of a word of the peer's table of regions, and what stands there as long as the region is registered. */
 export interface RegionGrant {
-  readonly slot: number;
-  readonly key: number;
+  readonly keyAt: number;
+  /** As a signed number. */
+  readonly keyValue: number;
 }
 
 const WORDS = mailboxRegion.size / 4;
+
+export function grantOf({ slot, key }: { readonly slot: number; readonly key: number }): RegionGrant {
+  return { keyAt: slot * WORDS, keyValue: key | 0 };
+}
 
 export class RegionGrants {
   /** For `RegionGrants.over` in another thread: index of a word of the table and its value, for each region. */
@@ -19,7 +24,7 @@ export class RegionGrants {
 
   static of(regions: readonly RegionGrant[]): RegionGrants {
     const buffer = new SharedArrayBuffer(regions.length * 8);
-    new Int32Array(buffer).set(regions.flatMap(({ slot, key }) => [slot * WORDS, key]));
+    new Int32Array(buffer).set(regions.flatMap(({ keyAt, keyValue }) => [keyAt, keyValue]));
     return new RegionGrants(buffer);
   }
 

@@ -5,6 +5,7 @@ import { copyOf } from '../../../core/bytes.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
 import type { BackendRemoteRegion } from '../../backend.ts';
+import { grantOf, type RegionGrant } from './region-grants.ts';
 
 /** Where a region's bytes are. */
 export type RegionReach =
@@ -25,24 +26,25 @@ export type RegionReach =
 
 export interface RemoteRegionParts {
   readonly bytes: number;
+  /** Of the peer's table of regions, and what stands there as long as it is registered. */
   readonly slot: number;
   readonly key: number;
   readonly reach: RegionReach;
 }
 
-export class LocalRemoteRegion implements BackendRemoteRegion {
+export class LocalRemoteRegion implements BackendRemoteRegion, RegionGrant {
   readonly bytes: number;
-  /** Of the peer's table of regions, and what stands there as long as it is registered. */
-  readonly slot: number;
-  readonly key: number;
+  readonly keyAt: number;
+  readonly keyValue: number;
   readonly reach: RegionReach;
   /** The peer has taken it back, or this side gave it up: nothing of it may be touched. */
   isReleased = false;
 
   constructor({ bytes, slot, key, reach }: RemoteRegionParts) {
     this.bytes = bytes;
-    this.slot = slot;
-    this.key = key;
+    const grant = grantOf({ slot, key });
+    this.keyAt = grant.keyAt;
+    this.keyValue = grant.keyValue;
     this.reach = reach;
   }
 }
