@@ -92,7 +92,7 @@ for (const backend of knownBackends()) {
     const child = fork(script, [backend], { serialization: 'advanced' });
     try {
       await nextMessage(child);
-      for (let round = 0; round < 6; round += 1) {
+      for (let round = 0; round < 4; round += 1) {
         const owner = await Agent.create('owner', { backends: [backend], token: 'secret' });
         const name = `region ${round}`;
         using memory = await bytesOf(round % 2 === 0 ? 'allocated' : 'plain', owner, name, 7 * MiB);

@@ -16,6 +16,7 @@ import { createBackend } from '#lib/agent/backends/local/local-backend.js';
 import { SharedMemory } from '#lib/memory/shared-memory.js';
 import { hostMemory, openBackend, type OpenBackend, pollUntil, sharedMemory } from './support/backend-context.ts';
 import { planned } from './support/planned-transfer.ts';
+import { processUse } from './support/process-use.ts';
 
 const options = { timeoutMs: 5000 };
 const peerModule = new URL('./support/local-backend-peer.js', import.meta.url).pathname;
@@ -211,6 +212,42 @@ test('a channel puts and signals in order', async () => {
   assert.throws(() => channel.signal(imported, 4092, 1), code('WL_INVALID_ARGUMENT'));
   await channel.close();
   assert.throws(() => channel.signal(imported, 0, 1), code('WL_CLOSED'));
+});
+
+test('what was taken back is unmapped; what was prepared on it fails, and what is under way does so before', async () => {
+  await using two = await openTwo();
+  const { a, b, link } = two;
+  const bytes = 40 << 20;
+  const mappings = (): number => processUse().mappings;
+  const memory = SharedMemory.create('test', bytes, false);
+  const region = await b.backend.register(sharedMemory(memory));
+  const local = await a.backend.register(hostMemory(pattern(bytes, 1)));
+  const before = mappings();
+  const write = await prepare(link, 'write', { local, remote: region, bytes });
+  const small = await prepare(link, 'write', { local, remote: region, bytes });
+  const imported = link.importRegion(region.info, { kind: 'host', bytes });
+  const channel = link.openChannel();
+  assert.ok(channel.signal(imported, 0, 1));
+  assert.equal(mappings(), before + 1);
+  write.post();
+  link.releaseRegion?.(imported);
+  assert.equal(write.state, 'pending');
+  await region.release();
+  memory[Symbol.dispose]();
+  await pollUntil([a, b], () => write.state !== 'pending' && mappings() === before - 1);
+  assert.ok(code('WL_UNAUTHORIZED', 'agent b')(write.error));
+  for (const transfer of [write, small]) {
+    transfer.post(Buffer.from('x'));
+    assert.equal(transfer.state, 'failed');
+    assert.ok(code('WL_UNAUTHORIZED')(transfer.error));
+  }
+  assert.throws(() => channel.signal(imported, 0, 1), code('WL_UNAUTHORIZED'));
+  assert.throws(
+    () => channel.put({ local, localOffset: 0, remote: imported, remoteOffset: 0, bytes: 8 }),
+    code('WL_UNAUTHORIZED'),
+  );
+  await channel.close();
+  assert.deepEqual(b.received, []);
 });
 
 test('who sleeps is woken, asleep on a thread or blocking', async () => {
