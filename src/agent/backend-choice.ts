@@ -53,11 +53,13 @@ export function chooseBackend(options: ChoiceOptions): Backend {
   });
 }
 
-function whyNot(backend: Backend, { peer, memory }: ChoiceOptions): string | undefined {
+function whyNot(backend: Backend, { peer, memory, forced }: ChoiceOptions): string | undefined {
   const found = peer.peer(backend.name);
   if (found === undefined) return `agent ${peer.name} has not got it`;
   const unreachable = backend.whyNotPeer(found);
   if (unreachable !== undefined) return unreachable;
+  const refusal = forced === undefined ? peer.refusalOf(backend.name) : undefined;
+  if (refusal !== undefined) return refusal;
   for (const registration of memory.local) {
     if (registration.regions.has(backend.name)) continue;
     return backend.whyNotMemory(registration.memory) ?? 'the local memory is not registered with it';

@@ -1,4 +1,5 @@
 // The rendezvous store itself, without any I/O: values, waits and collectives of one job, and what fails when a rank leaves.
+import { copyOf } from '../core/bytes.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { quote, quoteList } from '../core/quote.ts';
 import { type Departure, type MemberIdentity, Membership, type VainWait } from './membership.ts';
@@ -95,7 +96,7 @@ export class StoreCore {
 
   #store(key: string, value: Uint8Array): void {
     // A copy: the argument may be a view into a larger network buffer, or the caller's to change.
-    this.#values.set(key, value.slice());
+    this.#values.set(key, copyOf(value));
     for (const wait of this.#waits) {
       if ('keys' in wait) this.#finishIfThere(wait as KeyWait);
     }
@@ -183,7 +184,7 @@ export class StoreCore {
       signal,
       start: (wait) => {
         gaveUp.delete(rank);
-        arrivals.set(rank, { wait, part: part?.slice() });
+        arrivals.set(rank, { wait, part: part === undefined ? undefined : copyOf(part) });
         if (arrivals.size === size) this.#finishRound(name, rounds, current);
       },
       drop: () => {

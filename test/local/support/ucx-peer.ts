@@ -1,6 +1,7 @@
 // A process that offers 64 MiB through the backend ucx and tells how to reach it, until it is killed. It takes what comes;
 // told of another side and an operation, it does that with all of it, again and again.
 import type { TransferOperation } from '#lib/agent/backend.js';
+import { planned } from './planned-transfer.js';
 import { fixedBytes, introduce, introduced, UcxSide } from './ucx-side.js';
 
 const BYTES = 64 * 2 ** 20;
@@ -14,7 +15,7 @@ if (other !== undefined) {
   const link = await side.backend.connect(peer, { timeoutMs: 10_000 });
   const remote = link.importRegion(region, { kind: 'host', bytes: BYTES });
   const part = { local, localOffset: 0, remote, remoteOffset: 0, bytes: BYTES };
-  const transfer = await link.prepare(operation as TransferOperation, [part]);
+  const transfer = await link.prepare(operation as TransferOperation, planned([part]));
   post = () => {
     if (transfer.state !== 'pending') transfer.post();
   };

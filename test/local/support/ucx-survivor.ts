@@ -4,6 +4,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import type { TransferOperation } from '#lib/agent/backend.js';
 import { holdings, leftSince } from './process-holdings.js';
+import { planned } from './planned-transfer.js';
 import { fixedBytes, introduce, introduced, UcxSide } from './ucx-side.js';
 
 const BYTES = 64 * 2 ** 20;
@@ -51,7 +52,7 @@ for (let round = 0; round < Number(rounds); round++) {
     const link = await near.backend.connect(peer, { timeoutMs: DEADLINE_MS });
     const remote = link.importRegion(region, { kind: 'host', bytes: BYTES });
     const part = { local, localOffset: 0, remote, remoteOffset: 0, bytes: BYTES };
-    const transfer = await link.prepare(operation as TransferOperation, [part]);
+    const transfer = await link.prepare(operation as TransferOperation, planned([part]));
     let looks = 0;
     while (link.error === undefined && performance.now() < end) {
       if (transfer.state !== 'pending') transfer.post();

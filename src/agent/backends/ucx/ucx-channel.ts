@@ -3,13 +3,13 @@ import { WeftlineError } from '../../../core/errors.ts';
 import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { failures } from './failure.ts';
 import { operationKinds } from './outgoing.ts';
-import type { UcxRegion } from './ucx-region.ts';
+import type { RegionUser, UcxRegion } from './ucx-region.ts';
 import type { UcxLink, UcxRemoteRegion } from './ucx-link.ts';
 
 /** Operations under way; of more, `put` and `signal` say false. */
 const MOST_PENDING = 1024;
 
-export class UcxChannel implements BackendChannel {
+export class UcxChannel implements BackendChannel, RegionUser {
   posted = 0;
   readonly #link: UcxLink;
   readonly #number: number;
@@ -32,7 +32,9 @@ export class UcxChannel implements BackendChannel {
 
   put({ local, localOffset, remote, remoteOffset, bytes }: PutPlace): boolean {
     const { block } = this.#link;
-    const from = (local as UcxRegion).address + localOffset;
+    const { address, users } = local as UcxRegion;
+    const from = address + localOffset;
+    users.add(this);
     const entry = this.#begin(operationKinds.put, remote as UcxRemoteRegion, remoteOffset);
     if (entry < 0) return false;
     block.local[entry] = from;
@@ -64,6 +66,12 @@ export class UcxChannel implements BackendChannel {
     }
     this.#error ??= this.#link.error;
     return this.#error;
+  }
+
+  /** Of memory that puts send from: they end, as the peer's agent answers them. */
+  async endUse(): Promise<void> {
+    const { driver } = this.#link;
+    await driver.until(() => this.#link.error !== undefined || !this.#link.outgoing.hasChannel(this.#number));
   }
 
   close(): Promise<void> {

@@ -1,18 +1,20 @@
 // The way to one peer over UCX, as the agent has it: regions, transfers, channels, notifications.
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../meeting/frames.ts';
+import { NativeBlock } from '../../../native/native-block.ts';
 import type {
   BackendContext,
   BackendLink,
+  BackendRegion,
   BackendRemoteRegion,
   BackendTransfer,
   TransferOperation,
-  TransferPart,
 } from '../../backend.ts';
+import type { PlannedTransfer } from '../../transfer-plan.ts';
 import { failureError, failures } from './failure.ts';
 import { inRecord } from './incoming.ts';
 import { IN_RING_BYTES, type LinkBlock, linkWord } from './link-block.ts';
-import { MAX_MESSAGE_BYTES, ringBytes } from './message-header.ts';
+import { ringBytes } from './message-header.ts';
 import type { OutMessages } from './out-messages.ts';
 import { operationKinds, type Outgoing } from './outgoing.ts';
 import { UcxChannel } from './ucx-channel.ts';
@@ -22,6 +24,8 @@ import { UcxRegion } from './ucx-region.ts';
 import type { UcxMeeting } from './ucx-meeting.ts';
 import { PART_FIELDS, partField } from './ucx-tables.ts';
 import { UcxTransfer } from './ucx-transfer.ts';
+
+type UcxPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;
 
 /** Of a link that ends, before it does. */
 const MOST_LAST_STEPS = 64;
@@ -88,16 +92,21 @@ export class UcxLink implements BackendLink {
     return new UcxRemoteRegion(bytes, name);
   }
 
-  async prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer> {
+  async prepare(operation: TransferOperation, plan: UcxPlan): Promise<BackendTransfer> {
     if (this.error !== undefined) throw this.error;
     const slot = this.driver.slots.pop();
     if (slot === undefined) throw new WeftlineError('WL_CAPACITY', 'Too many prepared transfers: release some first');
     const { driver } = this;
     try {
-      const plan = { operation, parts: numbersOf(parts) };
+      const records = recordsOf(plan);
       driver.enter();
       try {
-        return new UcxTransfer(this, slot, plan);
+        return new UcxTransfer(this, slot, {
+          operation,
+          records,
+          count: plan.parts.count,
+          locals: plan.locals as readonly UcxRegion[],
+        });
       } finally {
         driver.leave();
       }
@@ -134,17 +143,16 @@ export class UcxLink implements BackendLink {
     }
   }
 
-  /** Hot path, under the lock. An operation that `commit` posts; its place in the queue. Fails with WL_CAPACITY. */
+  /** Hot path, under the lock. An operation that `commit` posts; its place in the queue. Fails with WL_BUSY. */
   begin(kind: number, slot: number, operation: number, message: Uint8Array | undefined): number {
     const { block, outgoing } = this;
     const entry = outgoing.begin(kind, slot, operation);
-    if (entry < 0) throw new WeftlineError('WL_CAPACITY', 'Too many operations are under way: wait for earlier ones');
+    if (entry < 0) throw new WeftlineError('WL_BUSY', 'Too many operations are under way: wait for earlier ones');
     if (message === undefined) return entry;
     const { length } = message;
-    if (length > MAX_MESSAGE_BYTES) throw invalidArgument('message', length, `at most ${MAX_MESSAGE_BYTES} bytes`);
     const place = this.#messages.place(entry, length);
     if (place < 0) {
-      throw new WeftlineError('WL_CAPACITY', `${this.peer} has not taken earlier messages: wait until it has`, {
+      throw new WeftlineError('WL_BUSY', `${this.peer} has not taken earlier messages: wait until it has`, {
         details: { peer: this.peer },
       });
     }
@@ -242,18 +250,22 @@ export class UcxLink implements BackendLink {
   }
 }
 
-function numbersOf(parts: readonly TransferPart[]): Float64Array {
-  const numbers = new Float64Array(parts.length * PART_FIELDS);
-  for (const [index, { local, localOffset, remote, remoteOffset, bytes }] of parts.entries()) {
+/** The numbers of each part's record, in memory that the UCX thread sees. */
+function recordsOf({ locals, remotes, parts }: UcxPlan): NativeBlock {
+  const block = new NativeBlock(parts.count * PART_FIELDS * 8);
+  const numbers = new Float64Array(block.bytes.buffer, block.bytes.byteOffset, parts.count * PART_FIELDS);
+  for (let index = 0; index < parts.count; index++) {
+    const local = locals[parts.local[index] as number];
+    const remote = remotes[parts.remote[index] as number];
     if (!(local instanceof UcxRegion) || !(remote instanceof UcxRemoteRegion)) {
       throw invalidArgument('part', local, 'regions of the backend ucx');
     }
     const first = index * PART_FIELDS;
-    numbers[first + partField.local] = local.address + localOffset;
-    numbers[first + partField.remoteOffset] = remoteOffset;
-    numbers[first + partField.bytes] = bytes;
+    numbers[first + partField.local] = local.address + (parts.localOffset[index] as number);
+    numbers[first + partField.remoteOffset] = parts.remoteOffset[index] as number;
+    numbers[first + partField.bytes] = parts.bytes[index] as number;
     numbers[first + partField.region] = remote.number;
     numbers[first + partField.key] = remote.key;
   }
-  return numbers;
+  return block;
 }

@@ -1,37 +1,49 @@
 // A prepared transfer over UCX, as the agent has it.
 import { WeftlineError, invalidArgument } from '../../../core/errors.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
+import type { NativeBlock } from '../../../native/native-block.ts';
 import type { BackendTransfer, TransferOperation, TransferState } from '../../backend.ts';
 import { failures } from './failure.ts';
 import { linkWord, SENDS } from './link-block.ts';
 import { operationKinds } from './outgoing.ts';
 import type { UcxLink } from './ucx-link.ts';
-import { PART_FIELDS, transferStates } from './ucx-tables.ts';
+import type { RegionUser, UcxRegion } from './ucx-region.ts';
+import { transferStates } from './ucx-tables.ts';
 
 const stateNames: readonly TransferState[] = Object.entries(transferStates)
   .toSorted(([, a], [, b]) => a - b)
   .map(([name]) => name as TransferState);
 
-export class UcxTransfer implements BackendTransfer {
+export class UcxTransfer implements BackendTransfer, RegionUser {
   readonly #link: UcxLink;
   readonly #slot: number;
   readonly #kind: number;
-  /** The table names its address. */
-  readonly #parts: NativeBlock;
+  /** Of its parts. The table names its address. */
+  readonly #records: NativeBlock;
+  readonly #locals: readonly UcxRegion[];
   #release: Promise<void> | undefined;
 
-  /** `parts`: PART_FIELDS numbers for each. The caller holds the lock. */
-  constructor(link: UcxLink, slot: number, plan: { operation: TransferOperation; parts: Float64Array }) {
+  /** `records`: the fields of `partField` for each of `count` parts. The caller holds the lock. */
+  constructor(
+    link: UcxLink,
+    slot: number,
+    plan: {
+      readonly operation: TransferOperation;
+      readonly records: NativeBlock;
+      readonly count: number;
+      readonly locals: readonly UcxRegion[];
+    },
+  ) {
     this.#link = link;
     this.#slot = slot;
     this.#kind = operationKinds[plan.operation];
-    this.#parts = new NativeBlock(plan.parts.byteLength);
-    this.#parts.bytes.set(new Uint8Array(plan.parts.buffer, plan.parts.byteOffset, plan.parts.byteLength));
+    this.#records = plan.records;
+    this.#locals = plan.locals;
+    for (const region of plan.locals) region.users.add(this);
     const { tables } = link.driver;
     tables.state[slot] = transferStates.idle;
     tables.generation[slot] = ((tables.generation[slot] as number) + 1) | 0;
-    tables.partCount[slot] = plan.parts.length / PART_FIELDS;
-    tables.partAddress[slot] = this.#parts.address;
+    tables.partCount[slot] = plan.count;
+    tables.partAddress[slot] = this.#records.address;
     tables.sendsAfter[slot] = link.block.words[linkWord.sendsPopped] as number;
   }
 
@@ -74,6 +86,11 @@ export class UcxTransfer implements BackendTransfer {
     return this.#release;
   }
 
+  async endUse(): Promise<void> {
+    this.#stop(failures.cancelled);
+    await this.#link.driver.until(() => this.#isDone());
+  }
+
   #stop(failure: number): void {
     const { driver } = this.#link;
     const { tables } = driver;
@@ -91,6 +108,7 @@ export class UcxTransfer implements BackendTransfer {
     const { driver } = this.#link;
     this.#stop(failures.released);
     await driver.until(() => this.#isDone());
+    for (const region of this.#locals) region.users.delete(this);
     this.#link.driver.slots.push(this.#slot);
   }
 

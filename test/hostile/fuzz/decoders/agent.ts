@@ -21,6 +21,7 @@ const sample: AgentMetadata = {
   host: 'boot/shm/host',
   process: 4711,
   isWhole: true,
+  withdrawn: [3],
   connections: new Map([
     ['local', Uint8Array.of(1, 0, 2)],
     ['multipath', new Uint8Array(0)],

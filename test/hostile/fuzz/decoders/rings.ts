@@ -1,10 +1,10 @@
 // Shared memory that a hostile peer has written: rings of notifications, mailboxes, and control messages over UCX.
 import {
-  MAILBOX_BYTES,
+  mailboxBytes,
   mailboxHeader,
   mailboxSender,
   notificationHead,
-  RINGS_OFFSET,
+  ringsOffset,
   SENDER_RING_BYTES,
   SENDERS_OFFSET,
   senderStates,
@@ -19,6 +19,11 @@ import { type Decoder, Fault } from '../decoder.ts';
 import { ucxMessages } from './ucx-messages.ts';
 
 const INCARNATION = '0123456789abcdef';
+/** Of a mailbox. */
+const SENDERS = 4;
+const CLOSE_MS = 1000;
+/** Its first page, the regions and some slots. */
+const SEED_BYTES = SENDERS_OFFSET + 2 * mailboxSender.size;
 const SLOT_BYTES = mailboxSender.size;
 /** How much of the end of the ring an input also fills. */
 const TAIL_BYTES = 256;
@@ -93,8 +98,8 @@ const localMailbox: Decoder = {
   fields: ringFields,
   weight: 0.03,
   seeds: ringSeeds,
-  run: (input) => {
-    using mailbox = new Mailbox(INCARNATION);
+  run: async (input) => {
+    const mailbox = new Mailbox(INCARNATION, SENDERS);
     const buffer = mailbox.memory.buffer();
     let delivered = 0;
     const delivery = {
@@ -115,9 +120,11 @@ const localMailbox: Decoder = {
       placeRing(
         input,
         new Uint8Array(buffer, SENDERS_OFFSET + slot * SLOT_BYTES, SLOT_BYTES),
-        new Uint8Array(buffer, RINGS_OFFSET + slot * SENDER_RING_BYTES, SENDER_RING_BYTES),
+        new Uint8Array(buffer, ringsOffset(SENDERS) + slot * SENDER_RING_BYTES, SENDER_RING_BYTES),
       );
-      Atomics.add(new Int32Array(buffer), mailboxHeader.offset.joins / 4, 1);
+      const words = new Int32Array(buffer);
+      Atomics.store(words, mailboxHeader.offset.usedSenders / 4, slot + 1);
+      Atomics.add(words, mailboxHeader.offset.joins / 4, 1);
       mailbox.poll(delivery);
       mailbox.arm(delivery);
       mailbox.freeSenders(delivery);
@@ -127,13 +134,16 @@ const localMailbox: Decoder = {
       if (delivered === before) throw new Fault('another sender is not heard any more');
     } finally {
       honest[Symbol.dispose]();
+      await mailbox.close(CLOSE_MS);
     }
   },
 };
 
 function mailboxPage(): Uint8Array {
-  using mailbox = new Mailbox(INCARNATION);
-  return new Uint8Array(mailbox.memory.buffer().slice(0, SENDERS_OFFSET + 2 * SLOT_BYTES));
+  const mailbox = new Mailbox(INCARNATION, SENDERS);
+  const page = new Uint8Array(mailbox.memory.buffer().slice(0, SEED_BYTES));
+  void mailbox.close(CLOSE_MS);
+  return page;
 }
 
 /** The owner of the mailbox is hostile: a sender opens it and writes a notification. */
@@ -147,15 +157,14 @@ const peerMailbox: Decoder = {
   weight: 0.03,
   seeds: () => [mailboxPage()],
   run: (input) => {
-    using memory = SharedMemory.create('mailbox', MAILBOX_BYTES, false);
-    new Uint8Array(memory.buffer()).set(input.subarray(0, MAILBOX_BYTES));
+    using memory = SharedMemory.create('mailbox', mailboxBytes(SENDERS), false);
+    new Uint8Array(memory.buffer()).set(input.subarray(0, mailboxBytes(SENDERS)));
     using peer = PeerMailbox.open({
       peer: 'owner',
       incarnation: INCARNATION,
       place: memory.name,
       sender: 'x'.repeat(300),
     });
-    void peer.holds(1, 2);
     void peer.ownerState;
     for (const bytes of [0, 5, 4096, 16_000, 32_000, 32_000, 32_000]) {
       peer.sender.catchUp();
