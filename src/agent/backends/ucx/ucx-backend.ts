@@ -187,7 +187,10 @@ export class UcxBackend implements Backend {
 
   async #welcome(channel: ControlChannel): Promise<void> {
     let link: number | undefined;
-    const reserve = (): number => (link = this.#reserve());
+    const reserve = (): { link: number; address: Uint8Array } => {
+      link = this.#reserve();
+      return { link, address: this.#self.address };
+    };
     const connect = async (meeting: UcxMeeting): Promise<void> => {
       this.#establish(link as number, meeting);
       link = undefined;
