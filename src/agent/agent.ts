@@ -8,6 +8,7 @@ import { readSettings, type Settings } from '../settings/settings.ts';
 import { readToken } from '../settings/token.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import type { WaitOptions } from '../world/store.ts';
+import { keepCredentials } from './agent-credentials.ts';
 import type { Backend, BackendLink, BackendName, BackendRegion } from './backend.ts';
 import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
@@ -46,7 +47,6 @@ export class Agent implements AsyncDisposable {
   /** Tells this agent from earlier ones of its name. */
   readonly incarnation: string;
   readonly settings: Settings;
-  readonly #credentials: Credentials;
   readonly #wake: WakeWord;
   readonly #set: BackendSet;
   readonly #waiter: Waiter;
@@ -103,7 +103,7 @@ export class Agent implements AsyncDisposable {
     this.name = parts.name;
     this.incarnation = parts.incarnation;
     this.settings = settings;
-    this.#credentials = parts.credentials;
+    keepCredentials(this, parts.credentials);
     this.#wake = wake;
     this.#notifications = parts.notifications;
     this.#set = set;
@@ -282,11 +282,6 @@ export class Agent implements AsyncDisposable {
     const { backend, link } = await this.#linkFor(known, { local: [registration], remote: memory }, options);
     const region = await known.region(backend, remote, time);
     return { backend: backend.name, link, local: regionOf(registration, backend), remote: region };
-  }
-
-  /** Internal: what listeners and callers of this agent prove themselves with. A function, so that no agent shows it. */
-  static credentialsOf(agent: Agent): Credentials {
-    return agent.#credentials;
   }
 
   /** Hot path. Takes in what has happened; waits do so by themselves. True if anything happened. */

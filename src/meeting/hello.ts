@@ -32,7 +32,7 @@ export async function receiveHello(
   answer: (body: HelloBody, secrets: SessionSecrets) => HelloBody | Promise<HelloBody>,
 ): Promise<Greeted> {
   try {
-    const { kind, key } = credentials.read();
+    const { kind } = credentials;
     const serverNonce = createNonce();
     channel.send({ protocol, version, nonce: serverNonce, credential: kind });
     const { header, parts } = await channel.receiveFrame('greeting');
@@ -40,7 +40,7 @@ export async function receiveHello(
     const said = parts[0] ?? new Uint8Array(0);
     const clientKind = kindOf(header);
     const facts = { protocol, version, serverNonce, clientNonce: nonceOf(header), serverKind: kind, clientKind };
-    const proofs = new Proofs(key, { ...facts, clientBody: said });
+    const proofs = new Proofs(readKey(channel, credentials), { ...facts, clientBody: said });
     if (!sameProof(proofs.ofClient(), header['proof'])) throw unauthorized(channel.peer, kind, clientKind);
     const body = decodeBody(said);
     channel.prove();
@@ -79,6 +79,18 @@ export async function sayHello(
     return { body: decodeBody(reply), secrets: proofs.session() };
   } catch (error) {
     channel.refuse(error);
+    throw error;
+  }
+}
+
+/** A stranger need not know what is wrong with the credential of this side. */
+function readKey(channel: ControlChannel, credentials: Credentials): Uint8Array {
+  try {
+    return credentials.read().key;
+  } catch (error) {
+    channel.refuse(
+      new WeftlineError('WL_CONFIG', 'the credential of that side cannot be read; its own error says why'),
+    );
     throw error;
   }
 }

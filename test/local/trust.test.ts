@@ -1,10 +1,11 @@
 // Who is let in by each listener: holders of the token; without one, processes of the same user; nobody else, however many.
 import assert from 'node:assert/strict';
-import { execFile, spawnSync } from 'node:child_process';
+import { execFile, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
+import { createInterface } from 'node:readline';
 import test from 'node:test';
 import { promisify } from 'node:util';
 import { Agent, Endpoint, MetadataListener } from 'weftline/agent';
@@ -172,6 +173,37 @@ test(`of ${FLOOD} callers that say nothing, each listener holds a bounded number
       await visit(target, 'secret');
     }
   });
+});
+
+test('a process that may open few files keeps most of them, whatever strangers do', async () => {
+  const program = new URL('./support/listening-process.js', import.meta.url).pathname;
+  const limited = spawn('/bin/sh', ['-c', 'ulimit -n 400 && exec "$0" "$1"', process.execPath, program], {
+    stdio: ['pipe', 'pipe', 'inherit'],
+  });
+  const lines = createInterface({ input: limited.stdout })[Symbol.asyncIterator]();
+  const next = async (): Promise<number> => Number((await lines.next()).value);
+  const count = (): Promise<number> => {
+    limited.stdin.write('\n');
+    return next();
+  };
+  try {
+    const port = await next();
+    const before = await count();
+    const crowd: Socket[] = [];
+    for (let round = 0; round < 8; round += 1) {
+      const more = Array.from({ length: 50 }, () => connect({ host, port }).on('error', () => {}));
+      crowd.push(...more);
+      await Promise.all(more.map((socket) => new Promise((resolve) => socket.once('connect', resolve))));
+    }
+    await visit({ name: 'transport', port, facts: {} }, 'secret');
+    // A quarter of 400, and what the visit has opened.
+    const held = (await count()) - before;
+    assert.ok(held <= 100 + 60, `${held} more`);
+    for (const socket of crowd) socket.destroy();
+    await visit({ name: 'transport', port, facts: {} }, 'secret');
+  } finally {
+    limited.kill('SIGKILL');
+  }
 });
 
 test('callers that say nothing are dropped after a time, those that were let in stay', async () => {

@@ -7,6 +7,7 @@ import { type HelloBody, type HelloOptions, receiveHello } from '../../meeting/h
 import { MeetingListener } from '../../meeting/listener.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import { Agent } from '../agent.ts';
+import { credentialsOfAgent } from '../agent-credentials.ts';
 import type { AgentOptions } from '../agent-options.ts';
 import type { BackendName } from '../backend.ts';
 import type { Notification } from '../notifications.ts';
@@ -59,7 +60,7 @@ export class Endpoint implements AsyncDisposable {
       const endpoint = new Endpoint(agent, options);
       endpoint.#listener = await MeetingListener.open({
         target: { host: options.host ?? '127.0.0.1', port: options.port ?? 0 },
-        credentials: Agent.credentialsOf(agent),
+        credentials: credentialsOfAgent(agent),
         settings: agent.settings,
         serve: (channel) => endpoint.#welcome(channel),
       });
@@ -74,7 +75,7 @@ export class Endpoint implements AsyncDisposable {
   private constructor(agent: Agent, { localGpuIndex = 0, backend }: EndpointOptions) {
     this.agent = agent;
     this.localGpuIndex = localGpuIndex;
-    this.#hello = endpointHello(Agent.credentialsOf(agent));
+    this.#hello = endpointHello(credentialsOfAgent(agent));
     this.#backend = backend;
   }
 

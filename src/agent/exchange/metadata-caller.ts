@@ -2,7 +2,8 @@
 import { WeftlineError } from '../../core/errors.ts';
 import { call } from '../../meeting/dial.ts';
 import type { WaitOptions } from '../../world/store.ts';
-import { Agent } from '../agent.ts';
+import type { Agent } from '../agent.ts';
+import { credentialsOfAgent } from '../agent-credentials.ts';
 import type { MetadataOptions } from '../agent-options.ts';
 import { MetadataChannel, metadataHello } from './metadata-channel.ts';
 
@@ -49,7 +50,7 @@ async function ask<T>(
   { host, port, timeoutMs = agent.settings.timeoutMs, signal }: ListenerAddress,
   talk: (channel: MetadataChannel) => Promise<T>,
 ): Promise<T> {
-  const hello = metadataHello(Agent.credentialsOf(agent));
+  const hello = metadataHello(credentialsOfAgent(agent));
   const time = signal === undefined ? { timeoutMs } : { timeoutMs, signal };
   const { channel } = await call({ host, port }, { ...time, hello, body: {}, who: 'agent', retry: false });
   channel.peer = `The listener at ${host} port ${port}`;

@@ -2,7 +2,8 @@
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { receiveHello } from '../../meeting/hello.ts';
 import { MeetingListener } from '../../meeting/listener.ts';
-import { Agent } from '../agent.ts';
+import type { Agent } from '../agent.ts';
+import { credentialsOfAgent } from '../agent-credentials.ts';
 import { MetadataChannel, metadataHello, type MetadataRequest } from './metadata-channel.ts';
 
 export interface ListenOptions {
@@ -29,7 +30,7 @@ export class MetadataListener implements AsyncDisposable {
     try {
       opened.#listener = await MeetingListener.open({
         target: { host, port },
-        credentials: Agent.credentialsOf(agent),
+        credentials: credentialsOfAgent(agent),
         settings: agent.settings,
         serve: (channel) => opened.#serve(channel),
       });
@@ -68,7 +69,7 @@ export class MetadataListener implements AsyncDisposable {
   }
 
   async #serve(channel: ControlChannel): Promise<void> {
-    await receiveHello(channel, metadataHello(Agent.credentialsOf(this.#agent)), () => ({}));
+    await receiveHello(channel, metadataHello(credentialsOfAgent(this.#agent)), () => ({}));
     channel.deadline = performance.now() + CALLER_MS;
     this.#callers.add(channel);
     try {

@@ -46,24 +46,26 @@ export interface UcxMeeting {
   readonly started: string;
 }
 
-/** The side that was called. `connect` makes its end of the link, before the caller may use its own. */
+export interface UcxGuest {
+  readonly reserve: () => Pick<UcxSelf, 'link' | 'address'>;
+  readonly connect: (meeting: UcxMeeting) => Promise<void>;
+}
+
+/**
+ * The side that was called. `reserve` is called once the caller has proven itself, so that strangers cost nothing; `connect`
+ * makes this side's end of the link, before the caller may use its own.
+ */
 export async function receiveUcxGuest(
   channel: ControlChannel,
   self: Omit<UcxSelf, 'link' | 'address'>,
-  {
-    reserve,
-    connect,
-  }: {
-    readonly reserve: () => Pick<UcxSelf, 'link' | 'address'>;
-    readonly connect: (meeting: UcxMeeting) => Promise<void>;
-  },
+  { reserve, connect }: UcxGuest,
 ): Promise<void> {
   await receiveHello(channel, helloOf(self.credentials), async (hello, secrets) => {
     const peer = text(hello, 'name');
     channel.peer = peerText(peer, MAX_NAME_LENGTH);
     const isOneHost = text(hello, 'host') === self.host;
     const mode = isOneHost && self.sharesMemory && hello['sharesMemory'] === true ? 'none' : 'peer';
-    const reserved = reserve();
+    const place = reserve();
     await connect({
       channel,
       peer,
@@ -73,7 +75,7 @@ export async function receiveUcxGuest(
       ...secretsOf(secrets),
       ...processOf(hello),
     });
-    return { ...describe({ ...self, ...reserved }), mode };
+    return { ...describe({ ...self, ...place }), mode };
   });
 }
 
