@@ -64,6 +64,8 @@ for (const [backend, mode] of [
       '4096,8192',
       '--pings',
       '10',
+      '--descriptors',
+      '50000',
       '--json',
       json,
     ];
@@ -105,6 +107,8 @@ for (const [backend, mode] of [
       [4096, 8192],
     );
     assert.equal(report.pingMicroseconds?.length, 6);
+    assert.deepEqual([report.descriptors?.count, report.descriptors?.parts], [50_000, 50_000]);
+    assert.ok(lines.some((line) => /^50000 descriptors in 50000 parts: lists [\d.]+ ms, prepare .* MB$/.test(line)));
   });
 }
 
