@@ -3,7 +3,8 @@ import assert from 'node:assert/strict';
 import { fork } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { Agent, DescriptorList } from 'weftline/agent';
+import type { WeftlineError } from 'weftline';
+import { Agent, DescriptorList, type Registration } from 'weftline/agent';
 import { knownBackends } from '#lib/agent/backends/create.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { SharedMemory } from '#lib/memory/shared-memory.js';
@@ -47,6 +48,19 @@ async function plain(agent: Agent, name: string, count: number) {
 async function someTurns(most: number, random: () => number): Promise<void> {
   for (let turn = Math.floor(random() * most); turn > 0; turn -= 1) {
     await new Promise((resolve) => setImmediate(resolve));
+  }
+}
+
+/** The peer goes on, but may be late on a busy machine. */
+async function untilDeregistered(agent: Agent, registration: Registration): Promise<void> {
+  for (let attempt = 1; ; attempt += 1) {
+    try {
+      await agent.deregister(registration);
+      return;
+    } catch (error) {
+      assert.equal((error as WeftlineError).code, 'WL_TIMEOUT');
+      assert.ok(attempt < 30, 'the peer goes on, and the memory is not given back');
+    }
   }
 }
 
@@ -105,6 +119,42 @@ for (const backend of knownBackends()) {
         const news = await nextMessage<DeregisterNews>(child);
         assert.ok(news.is === 'over' && !news.hasSecret);
         assert.ok(Buffer.alloc(bytes.length, SECRET).equals(bytes), `round ${round}: the peer wrote after close()`);
+      }
+    } finally {
+      child.kill('SIGKILL');
+    }
+  });
+
+  test(`${backend}: a peer that stands still holds deregister() up until its deadline at most`, { skip }, async () => {
+    const random = seededRandom(14);
+    const settings = { timeoutMs: 500 };
+    await using owner = await Agent.create('owner', { backends: [backend], token: 'secret', settings });
+    const child = fork(script, [backend], { serialization: 'advanced' });
+    try {
+      await nextMessage(child);
+      for (let round = 0; round < 4; round += 1) {
+        const name = `region ${round}`;
+        using memory = await bytesOf(round % 2 === 0 ? 'allocated' : 'plain', owner, name, 7 * MiB);
+        const { registration, bytes } = memory;
+        child.send({ blob: owner.localMetadata(), name, secret: SECRET, places: usual } satisfies DeregisterRound);
+        assert.equal((await nextMessage<DeregisterNews>(child)).is, 'busy');
+        await someTurns(100, random);
+        child.kill('SIGSTOP');
+        try {
+          await owner.deregister(registration);
+        } catch (error) {
+          assert.equal((error as WeftlineError).code, 'WL_TIMEOUT');
+        } finally {
+          child.kill('SIGCONT');
+        }
+        await untilDeregistered(owner, registration);
+        bytes.fill(SECRET);
+        const news = await nextMessage<DeregisterNews>(child);
+        assert.ok(news.is === 'over' && !news.hasSecret);
+        assert.ok(
+          Buffer.alloc(bytes.length, SECRET).equals(bytes),
+          `round ${round}: the peer wrote after deregister()`,
+        );
       }
     } finally {
       child.kill('SIGKILL');
