@@ -41,7 +41,7 @@ export interface Meeting {
   readonly remoteId: number;
   /** Of every packet. It follows from the hello and has not travelled. */
   readonly secret: bigint;
-  /** With the same properties, if packets are authenticated. */
+  /** If packets are authenticated: keys with the same properties. */
   readonly packetKeys: PacketKeys | undefined;
   /** What the peer's application said. */
   readonly hello: unknown;
@@ -75,9 +75,9 @@ export async function receiveGuest(
       channel.peer = peerName;
       const opened = await open(hello['hello'], peerName);
       ({ options } = opened);
+      authenticate = options.authenticate || hello['authenticate'] === true;
       openSockets(sockets, channel, Math.min(options.paths, integer(hello, 'paths', MAX_PATHS)), options);
       const ports = sockets.map(({ port }) => port);
-      authenticate = hello['authenticate'] === true || options.authenticate;
       return { name: options.name, connection: options.connectionId, ports, authenticate, hello: opened.answer };
     });
     connectSockets(sockets, channel, await channel.receive('ports'));
