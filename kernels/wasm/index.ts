@@ -7,3 +7,4 @@ export * from './matmul';
 export * from './swiglu';
 export * from './weighted-rows';
 export * from './crc32c';
+export * from './packet-tag';

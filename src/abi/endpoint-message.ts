@@ -1,7 +1,7 @@
 // What two endpoints tell each other in notifications; a payload follows the head.
 import { defineLayout } from './layout.ts';
 
-export const ENDPOINT_VERSION = 1;
+export const ENDPOINT_VERSION = 2;
 
 export const endpointMessageKinds = {
   /** Payload: metadata of a region of the sender. */

@@ -2,7 +2,7 @@
 import { defineLayout } from './layout.ts';
 
 /** Goes up with every change of this file; packets of another version are dropped. */
-export const TRANSPORT_VERSION = 2;
+export const TRANSPORT_VERSION = 3;
 
 export const packetKinds = {
   /** A segment of a message, a write or the answer to a read: dataHeader, then `length` bytes of payload. */
@@ -50,7 +50,7 @@ const prefix = {
   flags: 'u16',
   /** The receiver's name for the connection. */
   connection: 'u32',
-  /** What both ends learnt when they connected; a packet without it is a stranger's. */
+  /** What both ends learnt when they connected; a packet without it is a stranger's. See authenticPrefix as well. */
   secretLow: 'u32',
   secretHigh: 'u32',
   /** CRC32C, if `flags` says so. */
@@ -62,6 +62,25 @@ const prefix = {
 } as const;
 
 export const packetPrefix = defineLayout('TransportPrefix', prefix, 4);
+
+/** The same on connections whose packets are authenticated: a tag and a number take the place of secret and checksum. */
+export const authenticPrefix = defineLayout(
+  'TransportAuthenticPrefix',
+  {
+    version: 'u8',
+    kind: 'u8',
+    flags: 'u16',
+    connection: 'u32',
+    /** Keyed tag of the whole packet, these eight bytes taken as zero, and of its number, all 64 bits of it. */
+    tagLow: 'u32',
+    tagHigh: 'u32',
+    /** Low 32 bits of the packet's number in its connection and direction; no two packets have the same number. */
+    number: 'u32',
+    path: 'u16',
+    length: 'u16',
+  },
+  4,
+);
 
 /** Bytes between the headers of a burst. */
 export const DATA_HEADER_BYTES = 64;

@@ -2,7 +2,7 @@
 import { defineLayout } from './layout.ts';
 
 /** Goes up with every change of this file. */
-export const UCX_PROTOCOL_VERSION = 3;
+export const UCX_PROTOCOL_VERSION = 4;
 
 export const ucxMessageKinds = {
   /** `bytes` of data for `offset` of a region, then `messageBytes` of a notification. */

@@ -10,9 +10,9 @@ export interface AgentOptions {
   readonly backends?: readonly BackendName[];
   /** Win over the environment. */
   readonly settings?: Partial<Settings>;
-  /** Peers must hold the same; WEFTLINE_TOKEN by default, none if that is empty. */
+  /** Peers must hold the same; WEFTLINE_TOKEN by default. Without any, peers are processes of this user on this host. */
   readonly token?: string;
-  /** The numeric address that peers reach this host by; 127.0.0.1 by default. */
+  /** The numeric address that peers reach this host by; 127.0.0.1 by default. Others need a token. */
   readonly host?: string;
   /** False: backends work inside waits and `poll` only, for latency. True by default: on threads of their own. */
   readonly ownThread?: boolean;

@@ -2,9 +2,13 @@
 import { randomBytes } from 'node:crypto';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { WakeWord } from '../core/wake-word.ts';
+import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
+import { requireToken } from '../meeting/loopback.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
+import { readToken } from '../settings/token.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import type { WaitOptions } from '../world/store.ts';
+import { keepCredentials } from './agent-credentials.ts';
 import type { Backend, BackendLink, BackendName, BackendRegion, BackendRemoteRegion } from './backend.ts';
 import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
@@ -22,6 +26,7 @@ import { Waiter } from './waiting.ts';
 /** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
 const PUMP_MS = 1000;
 const LAZY_PUMP_MS = 20;
+const DEFAULT_HOST = '127.0.0.1';
 type PeerMemory = RemoteAgent['memory'][number];
 
 const NO_MEMORY: ChoiceMemory = { local: [], remote: [] };
@@ -35,7 +40,6 @@ export class Agent implements AsyncDisposable {
   /** Tells this agent from earlier ones of its name. */
   readonly incarnation: string;
   readonly settings: Settings;
-  readonly token: string;
   readonly #wake: WakeWord;
   readonly #set: BackendSet;
   readonly #waiter: Waiter;
@@ -48,7 +52,10 @@ export class Agent implements AsyncDisposable {
   #nextNumber = 1;
   #closing: Promise<void> | undefined;
 
-  /** Fails with WL_CONFIG for settings, WL_UNSUPPORTED if a backend that was named cannot work here. */
+  /**
+   * Fails with WL_CONFIG for settings, and for a host that others can reach without a token, WL_UNSUPPORTED if a backend
+   * that was named cannot work here.
+   */
   static async create(name: string, options: AgentOptions = {}): Promise<Agent> {
     checkAgentName(
       name,
@@ -56,7 +63,10 @@ export class Agent implements AsyncDisposable {
     );
     const settings = readSettings(options.settings);
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
-    const token = options.token ?? process.env['WEFTLINE_TOKEN'] ?? '';
+    const token = readToken(options.token);
+    const credentials = credentialsOf(token);
+    const host = options.host ?? DEFAULT_HOST;
+    requireToken(host, credentials.kind, `an agent at ${host}`);
     const wake = new WakeWord();
     const notifications = new Notifications(settings.notificationBytes, () => wake.ring());
     const set = await BackendSet.create(options.backends, {
@@ -65,19 +75,19 @@ export class Agent implements AsyncDisposable {
       settings,
       token,
       wake,
-      host: options.host ?? '127.0.0.1',
+      host,
       ownThread: options.ownThread ?? true,
       deliver: (peer, message) => notifications.push(peer, message),
       mayDeliver: (peer) => notifications.hasRoom(peer),
     });
-    return new Agent({ name, incarnation, settings, token, wake, notifications, set });
+    return new Agent({ name, incarnation, settings, credentials, wake, notifications, set });
   }
 
   private constructor(parts: {
     readonly name: string;
     readonly incarnation: string;
     readonly settings: Settings;
-    readonly token: string;
+    readonly credentials: Credentials;
     readonly wake: WakeWord;
     readonly notifications: Notifications;
     readonly set: BackendSet;
@@ -86,7 +96,7 @@ export class Agent implements AsyncDisposable {
     this.name = parts.name;
     this.incarnation = parts.incarnation;
     this.settings = settings;
-    this.token = parts.token;
+    keepCredentials(this, parts.credentials);
     this.#wake = wake;
     this.#notifications = parts.notifications;
     this.#set = set;

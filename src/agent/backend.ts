@@ -16,7 +16,7 @@ export interface BackendContext {
   /** 16 hexadecimal digits, new for each Agent.create: tells a restarted agent from its predecessor. */
   readonly incarnation: string;
   readonly settings: Settings;
-  /** Peers must prove that they hold it, or live as the same user on the same host. */
+  /** Peers must prove that they hold it; if it is empty, that they run as the same user on the same host. */
   readonly token: string;
   /** The numeric address that peers reach this host by, to listen at. */
   readonly host: string;

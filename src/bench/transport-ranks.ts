@@ -56,7 +56,7 @@ export async function runRankBench(
   workload: TransportWorkload,
   { seed, onLine }: { readonly seed: number; readonly onLine: (line: string) => void },
 ): Promise<RankBenchReport | undefined> {
-  await using transport = await Transport.create({ name: `rank ${world.rank}`, token: world.jobId });
+  await using transport = await Transport.create({ name: `rank ${world.rank}`, token: world.secret });
   using listener = await transport.listen({ host: '127.0.0.1', port: 0 });
   const ports = await world.allGather('transport-bench-ports', listener.port);
   const targets = targetsOf(workload.perftype === 'incast' ? 'incast' : 'permutation', world.size, seed);

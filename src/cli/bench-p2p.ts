@@ -52,7 +52,10 @@ export function addP2pBench(bench: Command): void {
   const command = bench
     .command('p2p')
     .summary('memory of one process to memory of another, over any path of an agent')
-    .description('Start the server, then the client, which decides what is measured; the server ends by itself.')
+    .description(
+      'Start the server, then the client, which decides what is measured; the server ends by itself. ' +
+        'Between hosts both need the same WEFTLINE_TOKEN.',
+    )
     .addOption(new Option('--role <role>', 'which end this is').choices(['server', 'client']).makeOptionMandatory())
     .option('--remote-ip <address>', 'where the server is', '127.0.0.1')
     .option('--host <address>', 'where peers reach this host', '127.0.0.1')

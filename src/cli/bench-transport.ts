@@ -44,7 +44,7 @@ export function addTransportBench(bench: Command): void {
     .command('transport')
     .summary('messages between two processes or many ranks over UDP')
     .description(
-      'Start the server, then the client, which decides what is measured; the server ends by itself. The patterns ' +
+      'Start the server, then the client, which decides what is measured; the server ends by itself. Between hosts both need the same WEFTLINE_TOKEN. The patterns ' +
         'incast and permutation need no role: they start ranks on this machine.',
     )
     .addOption(new Option('--role <role>', 'which end this is').choices(['server', 'client']))
@@ -68,6 +68,7 @@ export function addTransportBench(bench: Command): void {
       'after',
       `
 Examples:
+  export WEFTLINE_TOKEN=$(cat token)
   weftline bench transport --role server --server-ip 10.0.0.1
   weftline bench transport --role client --server-ip 10.0.0.1 --perftype tpt --msize 1048576 --compare 5
   weftline bench transport --perftype incast --ranks 8 --msize 4194304`,
@@ -81,6 +82,7 @@ Examples:
     'transportSpinUs',
     'transportPinCore',
     'transportThread',
+    'transportAuthentication',
   ]);
   command.action((flags: TransportFlags) => run(flags));
 }

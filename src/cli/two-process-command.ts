@@ -50,7 +50,11 @@ export function addTwoProcessCommand(program: Command): void {
         backendNames,
       ),
     )
-    .option('--peer-ip <address>', 'where the other is, if not on this machine', '127.0.0.1')
+    .option(
+      '--peer-ip <address>',
+      'where the other is, if not on this machine; then both need the same WEFTLINE_TOKEN',
+      '127.0.0.1',
+    )
     .option('--port <port>', 'where the initiator listens', integerArgument(1, 65_535), 9998);
   addSettingOptions(command, ['device', 'timeoutMs']);
   command.action(run);

@@ -14,7 +14,7 @@ import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Storage } from '../device/tensor.ts';
 import { isByteLocked, lockByte } from '../native/libc.ts';
-import { FILE_PREFIX, SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
+import { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
 import { LocalBarrier } from './local-barrier.ts';
 import { createSharedFile, openSharedFile, removeSharedFile } from './shared-file.ts';
 import { agree, type WindowAgreement } from './window-agreement.ts';
@@ -123,7 +123,7 @@ function checkFit({ world, device, bytes, name }: SymmetricWindowOptions, total:
 async function mapTogether(options: SymmetricWindowOptions, total: number): Promise<SymmetricWindow> {
   const { world, device, bytes, name } = options;
   const leader = world.localRanks[0] === world.rank;
-  const path = `${SHARED_MEMORY_FOLDER}/${FILE_PREFIX}${world.jobId}-${name}-${world.rank}-${randomBytes(6).toString('hex')}`;
+  const path = `${SHARED_MEMORY_FOLDER}/${world.filePrefix}-${name}-${world.rank}-${randomBytes(6).toString('hex')}`;
   const purpose = `${world.localRanks.length} windows of ${formatBytes(bytes)}`;
   let fd: number | undefined;
   let storage: Storage | undefined;

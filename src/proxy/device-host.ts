@@ -5,6 +5,7 @@ import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { readSettings } from '../settings/settings.ts';
+import { readToken } from '../settings/token.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import { CpuHalf } from './cpu-half.ts';
 import { CudaHalf } from './cuda-half.ts';
@@ -96,7 +97,8 @@ export class DeviceHost implements AsyncDisposable {
       capacity,
     };
     const ordinal = device.kind === 'cuda' ? device.context.ordinal : undefined;
-    const { backends, host, token = process.env['WEFTLINE_TOKEN'] ?? '' } = options;
+    const { backends, host } = options;
+    const token = readToken(options.token);
     let half: DeviceHalf | undefined;
     const link = new ProxyLink({ agent: name, settings, token, backends, ordinal, host }, (error) =>
       half?.abort(error),

@@ -58,7 +58,7 @@ export async function runTwoProcess(
   print(`Starting (${device.kind === 'cpu' ? 'CPU' : device.properties.name})`);
   const { timeoutMs } = world.settings;
   const backends = backend === undefined ? {} : { backends: [backend] };
-  await using host = await DeviceHost.create({ name, device, direct, timeoutMs, token: world.jobId, ...backends });
+  await using host = await DeviceHost.create({ name, device, direct, timeoutMs, token: world.secret, ...backends });
   const data = await host.allocate(bytes);
   const counter = await host.allocate(COUNTER_BYTES);
   world.peerLost.addEventListener('abort', () => host.abort(world.peerLost.reason as WeftlineError));

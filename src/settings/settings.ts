@@ -100,6 +100,27 @@ export const settingsTable = {
     sentence:
       'How much of one peer may wait to be taken by the owner of an agent, with 64 bytes more per notification, before the peer has to wait.',
   },
+  maxStrangers: {
+    kind: 'number',
+    env: 'WEFTLINE_MAX_STRANGERS',
+    flag: '--max-strangers <n>',
+    unit: 'connections',
+    min: 1,
+    max: 65_536,
+    default: 256,
+    sentence:
+      'How many callers that have not proven themselves the listeners of a thread hold together, never more than a quarter of the open files that the process may have; of more, the oldest are dropped.',
+  },
+  greetingMs: {
+    kind: 'number',
+    env: 'WEFTLINE_GREETING_MS',
+    flag: '--greeting <ms>',
+    unit: 'ms',
+    min: 1,
+    max: 600_000,
+    default: 10_000,
+    sentence: 'How long a caller may take to prove itself before it is dropped.',
+  },
   nvrtcPath: {
     kind: 'text',
     env: 'WEFTLINE_NVRTC',

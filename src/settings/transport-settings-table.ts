@@ -224,6 +224,14 @@ export const protocolSettingsTable = {
     default: 'header',
     sentence: 'What the CRC32C of each packet covers, over and above the checksum of UDP.',
   },
+  transportAuthentication: {
+    kind: 'boolean',
+    env: 'WEFTLINE_TRANSPORT_AUTHENTICATION',
+    flag: '--authenticate',
+    default: false,
+    sentence:
+      'Tag every packet with a key of its connection, in place of the CRC32C, and drop packets that were forged, changed or replayed; used on a connection if either side sets it.',
+  },
 } as const satisfies Record<string, Setting>;
 
 export const transportSettingsTable = { ...hostSettings, ...protocolSettingsTable } as const;

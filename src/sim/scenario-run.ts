@@ -115,6 +115,7 @@ class ScenarioRun {
     for (const [host, buffers] of this.#buffers.entries()) {
       for (const problem of buffers.problems()) this.#problems.push(`host ${host}: ${problem}`);
     }
+    if (this.#scenario.settings.transportAuthentication === true) this.#checkDrops();
     const segments = this.#scenario.settings.transportWindowSegments ?? settingsTable.transportWindowSegments.default;
     // Both ways: data, as many copies and acknowledgements, and some control packets.
     const bound = this.#ends.length * (6 * segments + 2000);
@@ -122,6 +123,19 @@ class ScenarioRun {
       this.#problems.push(`${simulation.packets.most} packets were under way at once, more than ${bound}`);
     }
     return end;
+  }
+
+  /** Where packets are authenticated, none that was changed on the way is taken in, and each that was not is recognised. */
+  #checkDrops(): void {
+    for (const { index, io, engine } of this.#simulation.hosts) {
+      const { short, version, kind, connection, tag, checksum, secret, length } = engine.drops;
+      // A late packet may find that its connection is over and forgotten.
+      const refused = short + version + kind + tag;
+      if (refused > io.corrupted || refused + connection < io.corrupted || checksum + secret + length > 0) {
+        const drops = JSON.stringify(engine.drops);
+        this.#problems.push(`host ${index}: ${io.corrupted} changed packets came, dropped: ${drops}`);
+      }
+    }
   }
 
   #schedule(running: RunningOperation): void {

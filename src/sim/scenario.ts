@@ -110,7 +110,11 @@ export function makeScenario(seed: number): Scenario {
       join: dice.chance(0.5),
     },
     pollDelay: dice.chance(0.3) ? 0 : dice.exponential(0.1, 50),
-    settings: makeSettings(dice, link.corrupt > 0),
+    settings: {
+      ...makeSettings(dice, link.corrupt > 0),
+      // Drawn separately, so that the rest of a seed's scenario does not depend on it.
+      transportAuthentication: new Dice(seededRandom(seed ^ 0x7a65)).chance(link.corrupt > 0 ? 0.6 : 0.25),
+    },
     connections,
     operations,
     faults: makeFaults(dice, { topology, paths, disjoint, span }),

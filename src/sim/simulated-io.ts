@@ -9,7 +9,7 @@ import {
   type ReceivedBatch,
 } from '../transport/packet-io.ts';
 import type { Network } from './network.ts';
-import { MARK_ECN, type PacketPool } from './packet-pool.ts';
+import { MARK_CORRUPT, MARK_ECN, type PacketPool } from './packet-pool.ts';
 
 /** Ethernet preamble, header, checksum and gap, IPv4 and UDP headers: what each packet costs on a wire beyond its bytes. */
 export const WIRE_OVERHEAD_BYTES = 66;
@@ -45,6 +45,8 @@ export class SimulatedIo implements PacketIo {
   now = 0;
   /** Packets that have arrived and wait for the engine. */
   waiting = 0;
+  /** Packets that were changed on the way and given to the engine. */
+  corrupted = 0;
   readonly #options: SimulatedIoOptions;
   readonly #batch: ReceivedBatch;
   readonly #joined: Uint8Array;
@@ -120,7 +122,11 @@ export class SimulatedIo implements PacketIo {
       if (join) this.#fillJoined(first, end);
       else this.#fillDirect(first, end);
       consume(this.#batch);
-      for (let index = first; index < end; index += 1) packets.release(this.#inbox[index] as number);
+      for (let index = first; index < end; index += 1) {
+        const packet = this.#inbox[index] as number;
+        if (((packets.marks[packet] as number) & MARK_CORRUPT) !== 0) this.corrupted += 1;
+        packets.release(packet);
+      }
     }
     this.waiting = 0;
   }

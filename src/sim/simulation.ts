@@ -1,6 +1,7 @@
 // The world of a simulation: one clock, one network, and hosts that are transport engines over simulated cards.
 import { seededRandom } from '../core/seeded-random.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
+import { PACKET_KEY_BYTES, type PacketKeys, splitSessionKey } from '../transport/authentication/packet-keys.ts';
 import { Engine } from '../transport/engine.ts';
 import type { ReceivedBatch } from '../transport/packet-io.ts';
 import type { RequestHandle, RequestStatus, TransportConnection } from '../transport/transport-engine.ts';
@@ -107,9 +108,11 @@ export class Simulation {
     const ids = [first.engine.reserveConnectionId(), second.engine.reserveConnectionId()] as const;
     const { segmentBytes } = this.#options;
     const shared = { secret, paths, segmentBytes };
+    const keys = this.#keys();
     return [
       first.engine.createConnection({
         ...shared,
+        packetKeys: keys?.caller,
         peer: b,
         peerName: `host ${b}`,
         localId: ids[0],
@@ -117,6 +120,7 @@ export class Simulation {
       }),
       second.engine.createConnection({
         ...shared,
+        packetKeys: keys?.listener,
         peer: a,
         peerName: `host ${a}`,
         localId: ids[1],
@@ -250,6 +254,13 @@ export class Simulation {
       }),
     };
     return host;
+  }
+
+  /** The keys of both ends of a connection, if packets are authenticated. */
+  #keys(): Record<'caller' | 'listener', PacketKeys> | undefined {
+    if (this.#options.settings.transportAuthentication !== true) return undefined;
+    const session = new Uint8Array(PACKET_KEY_BYTES).map(() => Math.floor(this.#secrets() * 256));
+    return { caller: splitSessionKey(session, 'caller'), listener: splitSessionKey(session, 'listener') };
   }
 
   #host(index: number): SimulatedHost {

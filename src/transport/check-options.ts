@@ -1,20 +1,34 @@
 // Checks what users pass to connections; nothing has happened when one fails.
 import { MAX_FLOWS, MAX_MESSAGE_BYTES, MAX_PATHS, SCATTER_ENTRY_BYTES } from '../abi/transport-packet.ts';
 import { invalidArgument } from '../core/errors.ts';
+import { PACKET_KEY_BYTES, type PacketKeys } from './authentication/packet-keys.ts';
 import type { RegionTable } from './region-table.ts';
 import type { ConnectionOptions, LocalRange, RemoteRange, ScatterOptions, SignalOptions } from './transport-engine.ts';
 
 const MOST_SEGMENT_BYTES = 65_472;
 
 export function checkConnection(options: ConnectionOptions): void {
-  const { paths, segmentBytes, secret, localId, remoteId, peerName } = options;
+  const { paths, segmentBytes, secret, packetKeys, localId, remoteId, peerName } = options;
   whole('paths', paths, 1, MAX_PATHS);
   whole('segmentBytes', segmentBytes, 512, MOST_SEGMENT_BYTES);
   if (segmentBytes % 8 !== 0) throw invalidArgument('segmentBytes', segmentBytes, 'a multiple of 8');
   whole('localId', localId, 0, 0xffff_ffff);
   whole('remoteId', remoteId, 0, 0xffff_ffff);
   if (typeof secret !== 'bigint') throw invalidArgument('secret', secret, 'a bigint of 64 bits');
+  if (packetKeys !== undefined) checkKeys(packetKeys);
   if (typeof peerName !== 'string') throw invalidArgument('peerName', peerName, 'a string');
+}
+
+function checkKeys({ outgoing, incoming }: PacketKeys): void {
+  for (const [name, key] of Object.entries({ outgoing, incoming })) {
+    if (key instanceof Uint8Array && key.byteLength === PACKET_KEY_BYTES) continue;
+    // Not the key itself: errors are printed.
+    const found = key instanceof Uint8Array ? `${key.byteLength} bytes` : typeof key;
+    throw invalidArgument(`packetKeys.${name}`, found, `${PACKET_KEY_BYTES} bytes`);
+  }
+  // With one key for both directions, a packet could be sent back to its sender.
+  if (Buffer.compare(outgoing, incoming) !== 0) return;
+  throw invalidArgument('packetKeys', 'the same key twice', 'a key for each direction');
 }
 
 export function checkFlow(flow: number): void {

@@ -3,6 +3,7 @@
 import { ackHeader, ackPath, controlKinds, DATA_HEADER_BYTES, failReasons } from '../abi/transport-packet.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { Arrivals, MOST_ECHOES } from './arrivals.ts';
+import { PacketGuard } from './authentication/packet-guard.ts';
 import { BurstTable } from './burst-table.ts';
 import { checkConnection, checkFlow, checkLocal, checkRemote, checkScatter, checkSignal } from './check-options.ts';
 import type { Congestion } from './congestion/congestion.ts';
@@ -41,6 +42,8 @@ export class Connection implements TransportConnection {
   readonly remoteId: number;
   readonly secretLow: number;
   readonly secretHigh: number;
+  /** On connections whose packets are authenticated. */
+  readonly guard: PacketGuard | undefined;
   readonly segmentBytes: number;
   /** Payload of a full segment. */
   readonly payloadBytes: number;
@@ -141,6 +144,8 @@ export class Connection implements TransportConnection {
     this.ackWords = Math.min(Math.floor(ackRoom / 4), RECEIVE_WINDOW_SEGMENTS / 32);
     // Every number that wraps begins anywhere: both ends take it from what only they know.
     const start = this.secretHigh;
+    const { packetKeys } = options;
+    if (packetKeys !== undefined) this.guard = new PacketGuard(engine.tagMemory, packetKeys, start >>> 0);
     this.paths = new PathTable(options.paths, start);
     this.arrivals = new Arrivals(options.paths, start);
     this.receiveWindow = new ReceiveWindow(start);
@@ -338,13 +343,6 @@ export class Connection implements TransportConnection {
   replyPath(): number {
     const { latestPath } = this.arrivals;
     return latestPath === -1 ? this.paths.choose(this.engine.random, this.bursts.pathBytes) : latestPath;
-  }
-
-  /** Another path than this one, if there is one: what got no answer is tried elsewhere. */
-  pathBesides(path: number): number {
-    const { paths, engine, bursts } = this;
-    const choice = paths.choose(engine.random, bursts.pathBytes);
-    return choice === path ? (path + 1) % paths.count : choice;
   }
 
   /** There is work for the next `onTimer`. */

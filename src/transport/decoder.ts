@@ -1,4 +1,4 @@
-// Reads received packets: checks version, connection, secret, checksum and lengths, and hands each to its part.
+// Reads received packets: checks version, connection, tag or secret and checksum, and lengths, and hands each to its part.
 // Hot path: no allocation. Whatever a packet holds, it is taken in or counted as dropped.
 import {
   ackHeader,
@@ -11,6 +11,7 @@ import {
   SCATTER_ENTRY_BYTES,
   TRANSPORT_VERSION,
 } from '../abi/transport-packet.ts';
+import type { PacketGuard } from './authentication/packet-guard.ts';
 import { onAck } from './ack-input.ts';
 import type { Connection } from './connection.ts';
 import { onControl } from './control-input.ts';
@@ -32,6 +33,10 @@ export class Decoder {
   readonly #engine: Connections;
   #bytes: Uint8Array | undefined;
   #view: DataView = new DataView(new ArrayBuffer(0));
+  /** The end of the datagram at hand, and which part of it has been copied to the memory where tags are checked. */
+  #datagramEnd = 0;
+  #copiedFrom = 0;
+  #copiedTo = 0;
   /** The connection and path of the run that is being collected. */
   #running: Connection | undefined;
   #path = 0;
@@ -66,6 +71,8 @@ export class Decoder {
       this.#drop('short');
       return;
     }
+    this.#datagramEnd = to;
+    this.#copiedTo = -1;
     for (let at = from; at < to; at += stride) {
       const size = Math.min(stride, to - at);
       const connection = this.#authenticate(at, size, peer);
@@ -124,7 +131,11 @@ export class Decoder {
     if (header === 0) return this.#drop('kind');
     const connection = this.#engine.find(view.getUint32(at + PREFIX.connection, true));
     if (connection === undefined) return this.#drop('connection');
-    if (
+    const { guard } = connection;
+    if (guard !== undefined) {
+      const reason = this.#refuse(guard, at, size);
+      if (reason !== undefined) return this.#drop(reason);
+    } else if (
       view.getInt32(at + PREFIX.secretLow, true) !== connection.secretLow ||
       view.getInt32(at + PREFIX.secretHigh, true) !== connection.secretHigh
     ) {
@@ -134,7 +145,7 @@ export class Decoder {
     if (header + view.getUint16(at + PREFIX.length, true) !== size) return this.#drop('length');
     this.#path = view.getUint16(at + PREFIX.path, true);
     if (this.#path >= connection.paths.count) return this.#drop('length');
-    if (!this.#isIntact(at, size, header)) return this.#drop('checksum');
+    if (guard === undefined && !this.#isIntact(at, size, header)) return this.#drop('checksum');
     connection.heardAt = this.#engine.now;
     connection.arrivals.latestPath = this.#path;
     if (connection.error === undefined) return connection;
@@ -144,6 +155,18 @@ export class Decoder {
       this.#engine.wake();
     }
     return this.#drop('stale');
+  }
+
+  /** Why a packet of a connection that authenticates its packets is not taken in. Joined packets are copied together. */
+  #refuse(guard: PacketGuard, at: number, size: number): 'tag' | 'replay' | undefined {
+    const { tagMemory } = this.#engine;
+    if (at + size > this.#copiedTo) {
+      this.#copiedFrom = at;
+      this.#copiedTo = Math.min(this.#datagramEnd, at + tagMemory.room);
+      if (at + size > this.#copiedTo) return 'tag';
+      tagMemory.copy(this.#bytes as Uint8Array, at, this.#copiedTo, tagMemory.received);
+    }
+    return guard.refuse(tagMemory.received + at - this.#copiedFrom, size);
   }
 
   #isIntact(at: number, size: number, header: number): boolean {

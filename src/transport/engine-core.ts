@@ -1,5 +1,6 @@
 // What the parts of an engine share.
 import type { WeftlineError } from '../core/errors.ts';
+import type { TagMemory } from './authentication/tag-memory.ts';
 import type { Admission } from './admission.ts';
 import type { AckSample } from './congestion/congestion.ts';
 import type { Connection } from './connection.ts';
@@ -16,6 +17,8 @@ export interface EngineCore {
   readonly outbox: Outbox;
   readonly requests: RequestTable;
   readonly regions: RegionTable;
+  /** Of connections whose packets are authenticated; made when first asked for. */
+  readonly tagMemory: TagMemory;
   readonly admission: Admission;
   /** [0, 1), from the engine's seed. */
   readonly random: () => number;

@@ -2,6 +2,7 @@
 import { failReasons } from '../abi/transport-packet.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { seededRandom } from '../core/seeded-random.ts';
+import { TagMemory } from './authentication/tag-memory.ts';
 import { Admission } from './admission.ts';
 import type { AckSample } from './congestion/congestion.ts';
 import { CreditPacer } from './congestion/eqds.ts';
@@ -174,6 +175,11 @@ export class Engine implements TransportEngine, EngineCore {
     this.#awake = true;
   }
 
+  get tagMemory(): TagMemory {
+    this.outbox.tagMemory ??= new TagMemory(this.outbox.io);
+    return this.outbox.tagMemory;
+  }
+
   find(id: number): Connection | undefined {
     const connection = this.#slots[id % MOST_CONNECTIONS];
     return connection !== undefined && connection.id === id ? connection : undefined;
@@ -269,6 +275,7 @@ export class Engine implements TransportEngine, EngineCore {
   #bury(): void {
     for (const connection of this.#connections.filter(isBuried, this)) {
       const slot = connection.id % MOST_CONNECTIONS;
+      connection.guard?.close();
       this.#slots[slot] = undefined;
       this.#freeSlots.push(slot);
     }

@@ -3,6 +3,12 @@ export { Connection, type LocalPart, type RemotePart, type SignalPart } from './
 export type { HostStatistics } from './host/engine-host.ts';
 export type { MemoryRegion, RegisteredMemory } from './host/memory-region.ts';
 export type { Request, RequestState } from './host/request-slots.ts';
-export type { Address } from './host/dial.ts';
-export { Transport, type TransportOptions } from './host/transport.ts';
+export type { Address } from '../meeting/dial.ts';
+export {
+  type HelloOfApplication,
+  Transport,
+  type TransportListenOptions,
+  type TransportOptions,
+} from './host/transport.ts';
+export type { Guest } from './io/udp/greeting.ts';
 export { TransportListener } from './host/transport-listener.ts';

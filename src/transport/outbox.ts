@@ -4,16 +4,26 @@ import { packetFlags, packetPrefix } from '../abi/transport-packet.ts';
 import type { Burst, PacketIo } from './packet-io.ts';
 import type { RangeList } from './range-list.ts';
 import type { Region } from './region.ts';
+import type { PacketGuard } from './authentication/packet-guard.ts';
+import type { TagMemory } from './authentication/tag-memory.ts';
 import type { TransportSettings } from './transport-settings.ts';
 import { CRC32C_START, crc32cEnd, crc32cUpdate } from './wire/crc32c.ts';
 
 const { flags: FLAGS, checksum: CHECKSUM } = packetPrefix.offset;
+
+/** The connection that a packet belongs to. */
+interface Sender {
+  readonly peer: number;
+  readonly guard: PacketGuard | undefined;
+}
 
 export class Outbox {
   readonly io: PacketIo;
   readonly view: DataView;
   /** The arena in words: a header is written word by word. */
   readonly words: Int32Array;
+  /** Holds copies of payloads until the next flush; undefined while no connection authenticates its packets. */
+  tagMemory: TagMemory | undefined;
   readonly burst: Burst = {
     peer: 0,
     path: 0,
@@ -59,9 +69,10 @@ export class Outbox {
   }
 
   /** Sends one packet without payload by reference that was written at `at`. */
-  sendPacket(peer: number, path: number, at: number, bytes: number): void {
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
+  sendPacket(sender: Sender, path: number, at: number, bytes: number): void {
     const { burst } = this;
-    burst.peer = peer;
+    burst.peer = sender.peer;
     burst.path = path;
     burst.count = 1;
     burst.headerOffset = at;
@@ -71,18 +82,23 @@ export class Outbox {
     burst.lastPayloadBytes = 0;
     burst.ranges = undefined;
     burst.urgent = true;
-    this.sendBurst();
+    this.sendBurst(sender.guard, false);
   }
 
-  /** Sends `burst` as it has been filled in. */
-  sendBurst(): void {
-    if (this.#checksum !== 'none') this.#sum();
+  /**
+   * Sends `burst` as it has been filled in; a connection with a guard has its packets tagged instead of summed.
+   * `mayChange`: somebody may write to the payload's memory meanwhile.
+   */
+  sendBurst(guard: PacketGuard | undefined, mayChange: boolean): void {
+    if (guard !== undefined) guard.seal(this.burst, this.words, mayChange);
+    else if (this.#checksum !== 'none') this.#sum();
     this.#taken++;
     this.io.send(this.burst);
   }
 
   flush(): void {
     if (this.#taken > 0) this.io.flush();
+    this.tagMemory?.release();
     this.#taken = 0;
     this.#next = 0;
   }

@@ -58,6 +58,8 @@ export interface PacketIo {
   readonly burstSegments: number;
   /** Most bytes of a burst, headers included; at most 65507. */
   readonly burstBytes: number;
+  /** Native address of memory that bursts will refer to; missing where plain memory is read. */
+  addressOf?(bytes: Uint8Array): number;
   /** How many more bursts `send` takes before `flush`; 0 while the socket is full, then the engine asks again later. */
   room(): number;
   /** Takes a burst. It may be lost on the way, like any packet. */

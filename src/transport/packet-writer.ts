@@ -142,7 +142,7 @@ export function sendProbe(connection: Connection, path: number, now: number): bo
   writeData(connection, template, at, now);
   outbox.view.setUint8(at + packetPrefix.offset.kind, packetKinds.probe);
   paths.nextSequence[path] = template.pathSequence + 1;
-  outbox.sendPacket(connection.peer, path, at, DATA_HEADER_BYTES);
+  outbox.sendPacket(connection, path, at, DATA_HEADER_BYTES);
   connection.counters.probes++;
   return true;
 }
@@ -196,7 +196,7 @@ export function sendAck(connection: Connection, now: number, reason = 0): boolea
     view.setInt32(to, receiveWindow.word(word), true);
     to += 4;
   }
-  outbox.sendPacket(connection.peer, path, at, bytes);
+  outbox.sendPacket(connection, path, at, bytes);
   connection.counters.sentAcks++;
   return true;
 }
@@ -214,6 +214,6 @@ export function sendControl(connection: Connection, from: number, count: number,
   view.setUint16(at + CONTROL.records, count, true);
   view.setUint16(at + CONTROL.reserved, 0, true);
   connection.control.copy(from, count, { target: outbox.io.arena, at: at + controlHeader.size });
-  outbox.sendPacket(connection.peer, path, at, bytes);
+  outbox.sendPacket(connection, path, at, bytes);
   return true;
 }

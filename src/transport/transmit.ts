@@ -284,7 +284,8 @@ function sendBurst(connection: Connection, request: Request | undefined, now: nu
     out.lastPayloadBytes = out.payloadBytes;
   }
   out.urgent = false;
-  outbox.sendBurst();
+  // A peer may read memory that its owner is writing.
+  outbox.sendBurst(connection.guard, request?.kind === 'reply');
   out.ranges = undefined;
   counters.sentSegments += count;
   counters.sentBytes += bytes;

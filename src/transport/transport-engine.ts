@@ -1,6 +1,7 @@
 // What the transport offers: an engine that owns connections, and connections that carry messages, writes and reads.
 import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
+import type { PacketKeys } from './authentication/packet-keys.ts';
 import type { PacketIo, ReceivedBatch } from './packet-io.ts';
 import type { RangeList } from './range-list.ts';
 import type { Region, RemoteAccess } from './region.ts';
@@ -42,6 +43,8 @@ export interface ConnectionOptions {
   readonly remoteId: number;
   /** 64 random bits, chosen by one side. */
   readonly secret: bigint;
+  /** If both sides authenticate their packets: the peer holds the same keys the other way round. */
+  readonly packetKeys?: PacketKeys | undefined;
   /** How many paths there are, 1 to 256. Both sides agree. */
   readonly paths: number;
   /** Bytes of a full packet on every path, header included. A multiple of 8, 512 to 65472. Both sides agree. */
@@ -203,6 +206,8 @@ export const dropReasons = [
   'target',
   'bounds',
   'stale',
+  'tag',
+  'replay',
 ] as const;
 export type DropReason = (typeof dropReasons)[number];
 export type DropCounters = Readonly<Record<DropReason, number>>;

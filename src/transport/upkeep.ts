@@ -120,7 +120,7 @@ function runControl(connection: Connection, now: number): void {
   while (from !== control.end) {
     const count = Math.min(most, (control.end - from) | 0);
     // What was lost on one path is repeated on another.
-    const path = isNew ? connection.replyPath() : connection.pathBesides(control.path);
+    const path = isNew ? connection.replyPath() : pathBesides(connection, control.path);
     if (!sendControl(connection, from, count, path)) return;
     control.path = path;
     from = (from + count) | 0;
@@ -170,7 +170,7 @@ function checkPaths(connection: Connection, now: number): void {
       }
       paths.penalise(path);
       // Is it the path, or the peer? Where nothing else is under way, others have no reason to speak.
-      if (!compared && paths.count > 1) sendProbe(connection, connection.pathBesides(path), now);
+      if (!compared && paths.count > 1) sendProbe(connection, pathBesides(connection, path), now);
       if (!sendProbe(connection, path, now)) {
         next = Math.min(next, now + patience);
         continue;
@@ -204,7 +204,7 @@ function keepAliveTime(connection: Connection): number {
 
 function keepAlive(connection: Connection, now: number): void {
   if (connection.pending === 0 || now < keepAliveTime(connection)) return;
-  const path = connection.pathBesides(connection.probedPath);
+  const path = pathBesides(connection, connection.probedPath);
   if (!sendProbe(connection, path, now)) return;
   connection.probedAt = now;
   connection.probedPath = path;
@@ -243,4 +243,10 @@ function isGone(connection: Connection, now: number): boolean {
   });
   engine.end(connection, error, failReasons.silent);
   return true;
+}
+
+/** Another path than this one, if there is one: what got no answer is tried elsewhere. */
+function pathBesides({ paths, engine, bursts }: Connection, path: number): number {
+  const choice = paths.choose(engine.random, bursts.pathBytes);
+  return choice === path ? (path + 1) % paths.count : choice;
 }

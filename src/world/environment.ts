@@ -15,8 +15,10 @@ export interface RankEnvironment {
   /** Where rank 0 serves the store. */
   readonly host: string;
   readonly port: number;
-  /** The shared secret. Derived from the job's names where none is given: that keeps jobs apart, not strangers out. */
+  /** The shared secret; empty if none is given, which only a job on one host may do. */
   readonly token: string;
+  /** What tells this job from others of the user where there is no token. It is no secret. */
+  readonly scope: string;
   /** First part of the job id, [a-z0-9]{1,20}; rank 0 appends what makes it unique. */
   readonly jobPrefix: string;
   /** The process that started this one, if it is weftline's launcher. */
@@ -134,7 +136,7 @@ function readRanks(variables: Variables, names: RankNames): Ranks {
   return { rank, size, localRank, localSize };
 }
 
-type Found = Omit<RankEnvironment, 'token' | 'jobPrefix' | 'launcherPid' | 'storeDescriptor'> & {
+type Found = Omit<RankEnvironment, 'token' | 'scope' | 'jobPrefix' | 'launcherPid' | 'storeDescriptor'> & {
   /** What tells this job from others. */
   readonly names: readonly (string | number)[];
 };
@@ -149,7 +151,8 @@ function finish(variables: Variables, { names, ...found }: Found): RankEnvironme
   return {
     ...found,
     host,
-    token: variables.text('WEFTLINE_TOKEN') ?? digest(['token', ...names]),
+    token: variables.text('WEFTLINE_TOKEN') ?? '',
+    scope: digest(['scope', ...names]),
     jobPrefix: job ?? digest(['job', ...names]).slice(0, 12),
     launcherPid: undefined,
     storeDescriptor: undefined,

@@ -1,6 +1,7 @@
 // Which ranks share a host's memory: the same boot, the same /dev/shm, the same host name.
-import { readFileSync, statSync } from 'node:fs';
+import { statSync } from 'node:fs';
 import { hostname } from 'node:os';
+import { bootId } from '../meeting/boot-id.ts';
 import { SHARED_MEMORY_FOLDER } from './shared-memory-files.ts';
 
 /** Equal for two processes exactly if shared-memory files of one are visible to the other. */
@@ -26,15 +27,6 @@ export function placeRanks(rank: number, identities: readonly string[]): Placeme
     nodeRank: nodes.indexOf(own ?? ''),
     nodeCount: nodes.length,
   };
-}
-
-/** Tells hosts of the same name apart. */
-function bootId(): string {
-  try {
-    return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
-  } catch {
-    return 'no-boot-id';
-  }
 }
 
 /** Tells containers of one host apart: each has its own /dev/shm unless they share it. */

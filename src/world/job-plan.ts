@@ -1,5 +1,5 @@
 // What the launcher decides before it starts anything: which ranks run here, under which token, job id and settings.
-import { createHash, randomBytes } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import type { LaunchOptions } from './launcher.ts';
@@ -37,11 +37,8 @@ export function planJob(options: LaunchOptions): JobPlan {
     size: options.ranks * nodeCount,
     firstRank,
     token,
-    // Every node's launcher must know the names of the job's files; rank 0 makes the rest of the id unique.
-    jobPrefix: createHash('sha256')
-      .update(JSON.stringify([token, master ?? null]))
-      .digest('hex')
-      .slice(0, 20),
+    // Of this node's launcher alone: names of files follow from it. Rank 0's makes the job id.
+    jobPrefix: randomBytes(10).toString('hex'),
     launchId: randomBytes(16).toString('hex'),
     command: fullCommand(options.command),
   };

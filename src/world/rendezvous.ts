@@ -1,18 +1,23 @@
 // How a rank reaches the store: rank 0 serves it from a thread, others connect, a world of one keeps it in the process.
+import { randomBytes } from 'node:crypto';
 import { fstatSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { WeftlineError } from '../core/errors.ts';
+import { type Credentials, credentialsOf, derive, tokenCredential } from '../meeting/credentials.ts';
+import type { ListenTarget } from '../meeting/listener.ts';
+import { isLoopback } from '../meeting/loopback.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { RankEnvironment } from './environment.ts';
 import type { StoreLink } from './store.ts';
 import { StoreClient } from './store-client.ts';
 import { StoreCore } from './store-core.ts';
 import { StoreHost } from './store-host.ts';
-import type { ListenTarget } from './store-server.ts';
 
 export interface Rendezvous {
   readonly link: StoreLink;
   readonly jobId: string;
+  /** See World. */
+  readonly secret: string;
   readonly peerLost: AbortSignal;
   /** Says goodbye, with the error that ended this rank if any; rank 0 then serves the others for up to `waitMs`. */
   close(waitMs: number, error?: unknown): Promise<void>;
@@ -29,12 +34,27 @@ export interface MeetOptions {
 /** How long to look who holds a port that cannot be listened on. */
 const LOOK_MS = 2_000;
 
-export function meet(environment: RankEnvironment, options: MeetOptions): Promise<Rendezvous> {
-  if (environment.size === 1) return Promise.resolve(meetAlone(options));
+export async function meet(environment: RankEnvironment, options: MeetOptions): Promise<Rendezvous> {
+  const { size, token, host } = environment;
+  if (size === 1) return meetAlone(environment, options);
+  if (token === '' && !isLoopback(host)) throw tokenMissing(host);
   return environment.rank === 0 ? hostStore(environment, options) : joinStore(environment, options);
 }
 
-function meetAlone({ settings, jobId }: MeetOptions): Rendezvous {
+function tokenMissing(host: string): WeftlineError {
+  return new WeftlineError(
+    'WL_CONFIG',
+    `Environment variable WEFTLINE_TOKEN is missing: ranks meet at ${host}, which other hosts can reach, so they must prove that they belong to the job. Set it to the same secret on all ranks, for example from "openssl rand -hex 32"; ranks of one host that the launcher gives the address 127.0.0.1 need none`,
+    { details: { variable: 'WEFTLINE_TOKEN', host } },
+  );
+}
+
+/** Of the key that the ranks have proven to each other, and of this job alone. */
+function jobSecret(key: Uint8Array, jobId: string): string {
+  return Buffer.from(derive(key, jobId, 'world secret')).toString('hex');
+}
+
+function meetAlone({ token }: RankEnvironment, { settings, jobId }: MeetOptions): Rendezvous {
   const core = new StoreCore({ size: 1, maxValueBytes: settings.storeMaxValueBytes });
   core.join(0, { pid: process.pid, host: hostname() });
   const closed = new WeftlineError('WL_CLOSED', 'This rank has closed its world');
@@ -44,6 +64,7 @@ function meetAlone({ settings, jobId }: MeetOptions): Rendezvous {
       request: (request, parts, signal) => (open ? core.request(0, request, parts, signal) : Promise.reject(closed)),
     },
     jobId,
+    secret: jobSecret(token === '' ? randomBytes(32) : tokenCredential(token).key, jobId),
     peerLost: new AbortController().signal,
     close: () => {
       open = false;
@@ -54,29 +75,34 @@ function meetAlone({ settings, jobId }: MeetOptions): Rendezvous {
 }
 
 async function hostStore(environment: RankEnvironment, options: MeetOptions): Promise<Rendezvous> {
-  const { size, token } = environment;
+  const { size, token, scope } = environment;
   const { jobId, settings } = options;
+  const { maxStrangers, greetingMs, timeoutMs } = settings;
+  // Read once: all ranks must get the same secret.
+  const credential = credentialsOf(token, scope).read();
+  const credentials: Credentials = { kind: credential.kind, read: () => credential };
   let host: StoreHost;
   try {
     const listen = listenTarget(environment);
     host = await StoreHost.start({
       listen,
       size,
-      token,
+      credential,
       jobId,
       maxValueBytes: settings.storeMaxValueBytes,
-      silenceMs: settings.timeoutMs,
+      settings: { maxStrangers, greetingMs, timeoutMs },
     });
   } catch (error) {
     // Perhaps another process is rank 0 of this very job: then its store says so, which is the better error.
-    await tellTaken(environment);
+    await tellTaken(environment, credentials);
     throw error;
   }
   try {
-    const client = await connect(environment, options, { host: '127.0.0.1', port: host.port });
+    const client = await connect(environment, { ...options, credentials }, { host: '127.0.0.1', port: host.port });
     return {
       link: client,
       jobId: client.jobId,
+      secret: jobSecret(credential.key, client.jobId),
       peerLost: client.peerLost,
       close: async (waitMs, error) => {
         await client.close(error);
@@ -90,18 +116,27 @@ async function hostStore(environment: RankEnvironment, options: MeetOptions): Pr
 }
 
 async function joinStore(environment: RankEnvironment, options: MeetOptions): Promise<Rendezvous> {
-  const client = await connect(environment, options, environment);
+  const found = credentialsOf(environment.token, environment.scope);
+  let used = found.read();
+  // The last that was read is the one that rank 0 has accepted.
+  const credentials: Credentials = { kind: found.kind, read: () => (used = found.read()) };
+  const client = await connect(environment, { ...options, credentials }, environment);
   return {
     link: client,
     jobId: client.jobId,
+    secret: jobSecret(used.key, client.jobId),
     peerLost: client.peerLost,
     close: (_waitMs, error) => client.close(error),
   };
 }
 
+interface CallerOptions extends Pick<MeetOptions, 'timeoutMs' | 'signal'>, Partial<Pick<MeetOptions, 'settings'>> {
+  readonly credentials: Credentials;
+}
+
 function connect(
-  { rank, size, token }: RankEnvironment,
-  { timeoutMs, signal, settings }: Pick<MeetOptions, 'timeoutMs' | 'signal'> & Partial<Pick<MeetOptions, 'settings'>>,
+  { rank, size }: RankEnvironment,
+  { credentials, timeoutMs, signal, settings }: CallerOptions,
   { host, port }: { readonly host: string; readonly port: number },
 ): Promise<StoreClient> {
   return StoreClient.connect({
@@ -109,7 +144,7 @@ function connect(
     port,
     rank,
     size,
-    token,
+    credentials,
     timeoutMs,
     ...(settings === undefined ? {} : { silenceMs: settings.timeoutMs }),
     ...(signal === undefined ? {} : { signal }),
@@ -137,13 +172,9 @@ function checkSocket(fd: number): number {
   );
 }
 
-function isLoopback(host: string): boolean {
-  return host === 'localhost' || host === '::1' || host.startsWith('127.');
-}
-
-async function tellTaken(environment: RankEnvironment): Promise<void> {
+async function tellTaken(environment: RankEnvironment, credentials: Credentials): Promise<void> {
   try {
-    const client = await connect(environment, { timeoutMs: LOOK_MS }, environment);
+    const client = await connect(environment, { timeoutMs: LOOK_MS, credentials }, environment);
     await client.close();
   } catch (error) {
     if (error instanceof WeftlineError && error.code === 'WL_RANK_TAKEN') throw error;

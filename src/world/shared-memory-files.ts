@@ -1,11 +1,13 @@
 // The names of shared-memory files and their removal: those of one job at its end, those of dead jobs at the next start.
+import { createHash } from 'node:crypto';
 import { closeSync, openSync, readdirSync, statSync, unlinkSync } from 'node:fs';
 import { isAnyByteLocked } from '../native/libc.ts';
 
 export const SHARED_MEMORY_FOLDER = '/dev/shm';
 
-/** Every file of weftline begins so; the job id follows. */
-export const FILE_PREFIX = 'weftline-';
+/** Every file of weftline begins so; a hash of the job follows. */
+const FILE_PREFIX = 'weftline-';
+const HASH_LENGTH = 20;
 
 /** A job needs a moment between creating a file and locking it. */
 const YOUNG_MS = 60_000;
@@ -16,9 +18,17 @@ export interface StaleFileOptions {
   readonly now?: number;
 }
 
-/** Removes the files of the jobs whose id starts with the prefix. */
+/** What names of files begin with whose ranks were started under this job prefix. Everybody may see it. */
+export function filePrefixOf(jobPrefix: string): string {
+  const hash = createHash('sha256')
+    .update(JSON.stringify(['weftline files', jobPrefix]))
+    .digest('hex');
+  return FILE_PREFIX + hash.slice(0, HASH_LENGTH);
+}
+
+/** Removes the files of the ranks that were started under this job prefix. */
 export function removeFilesOfJob(jobPrefix: string): void {
-  for (const path of filesStartingWith(SHARED_MEMORY_FOLDER, FILE_PREFIX + jobPrefix)) remove(path);
+  for (const path of filesStartingWith(SHARED_MEMORY_FOLDER, filePrefixOf(jobPrefix))) remove(path);
 }
 
 /** Removes old files that no living process holds a lock on; returns their paths. Loads the native library only if there are any. */

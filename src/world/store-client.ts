@@ -1,11 +1,13 @@
-// A rank's connection to the store of rank 0: finds it, proves the token both ways, matches replies to requests.
-import { connect, type Socket } from 'node:net';
+// A rank's connection to the store of rank 0: finds it, matches replies to requests.
+import type { Socket } from 'node:net';
 import { hostname } from 'node:os';
-import { type EncodedError, decodeError, encodeError, WeftlineError } from '../core/errors.ts';
-import { endWhenSilent } from '../native/tcp.ts';
-import { encodeFrame, type Frame, FrameReader, protocolError, strangerLimits } from './frames.ts';
-import { clientProof, createNonce, PROTOCOL_NAME, PROTOCOL_VERSION, sameProof, serverProof } from './handshake.ts';
+import { type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
+import type { Credentials } from '../meeting/credentials.ts';
+import { call } from '../meeting/dial.ts';
+import { encodeFrame, type Frame, type FrameReader, protocolError } from '../meeting/frames.ts';
+import { decodePeerError, decodeRefusal } from '../meeting/refusal.ts';
 import type { StoreLink } from './store.ts';
+import { storeHello } from './store-hello.ts';
 import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
 
 export interface StoreAddress {
@@ -16,7 +18,7 @@ export interface StoreAddress {
 export interface StoreClientOptions extends StoreAddress {
   readonly rank: number;
   readonly size: number;
-  readonly token: string;
+  readonly credentials: Credentials;
   readonly timeoutMs: number;
   /** Rank 0 is lost when its system answers nothing for so long, at most 25 s, which is the default. */
   readonly silenceMs?: number;
@@ -33,8 +35,8 @@ interface Pending {
 const SECOND_NET_MS = 2_000;
 /** A thread that was busy finds its timers and its replies due together: read the replies first. */
 const READ_FIRST_MS = 250;
-const FIRST_RETRY_MS = 20;
-const LAST_RETRY_MS = 500;
+/** Of errors that ranks tell. */
+const MAX_TEXT = 8192;
 /** Replies come from a server that has shown the token, and hold what ranks were allowed to send. */
 const serverLimits = { headerBytes: 1 << 24, payloadBytes: 2 ** 32 - 1 };
 
@@ -53,19 +55,27 @@ export class StoreClient implements StoreLink {
 
   /** Tries again, with growing pauses, until the deadline. */
   static async connect(options: StoreClientOptions): Promise<StoreClient> {
-    const deadline = Date.now() + options.timeoutMs;
-    let pause = FIRST_RETRY_MS;
-    for (;;) {
-      options.signal?.throwIfAborted();
-      try {
-        return await greet(options, deadline);
-      } catch (error) {
-        // Only a peer's refusal is final: that nobody is there yet, or that a connection broke, may pass.
-        if (error instanceof WeftlineError || options.signal?.aborted === true) throw error;
-        if (Date.now() + pause >= deadline) throw unreachable(options, error as Error);
-      }
-      await new Promise((resolve) => setTimeout(resolve, pause));
-      pause = Math.min(LAST_RETRY_MS, pause * 1.5);
+    const { host, port, rank, size, credentials, timeoutMs, signal } = options;
+    try {
+      const { channel, body } = await call(
+        { host, port },
+        {
+          timeoutMs,
+          ...(signal === undefined ? {} : { signal }),
+          ...(options.silenceMs === undefined ? {} : { silenceMs: options.silenceMs }),
+          hello: storeHello(credentials),
+          body: { rank, size, pid: process.pid, host: hostname() },
+          who: 'rank 0',
+          awaitsName: true,
+        },
+      );
+      const { jobId } = body;
+      if (typeof jobId !== 'string' || !/^[a-z0-9]{1,32}$/.test(jobId)) throw protocolError('a welcome without a job');
+      const { socket, reader } = channel.detach();
+      return new StoreClient(socket, reader, { jobId, address: { host, port } });
+    } catch (error) {
+      if (!(error instanceof WeftlineError) || error.code !== 'WL_TIMEOUT') throw error;
+      throw unreachable(options, (error.cause as Error | undefined) ?? error);
     }
   }
 
@@ -79,6 +89,9 @@ export class StoreClient implements StoreLink {
     socket.on('data', (chunk) => this.#receive(chunk));
     socket.on('close', () => this.#ended());
     socket.unref();
+    // What came right behind the welcome, or that the connection is over already.
+    if (socket.closed) this.#ended();
+    else this.#receive(Buffer.alloc(0));
   }
 
   request(request: StoreRequest, parts: readonly Uint8Array[], signal?: AbortSignal): Promise<StoreReply> {
@@ -128,11 +141,11 @@ export class StoreClient implements StoreLink {
   }
 
   #handle({ header, parts }: Frame): void {
-    if (header['event'] === 'left') return this.#peerLost.abort(decodeError(header['error'] as EncodedError));
-    if (header['refused'] !== undefined) throw decodeError(header['refused'] as EncodedError);
+    if (header['event'] === 'left') return this.#peerLost.abort(decodePeerError(header['error'], '', MAX_TEXT));
+    if (header['refused'] !== undefined) throw decodeRefusal(header['refused'], 'The store of rank 0');
     const pending = this.#settle(Number(header['id']));
     if (header['error'] === undefined) pending?.resolve(parseReply(header, parts));
-    else pending?.reject(decodeError(header['error'] as EncodedError));
+    else pending?.reject(decodePeerError(header['error'], '', MAX_TEXT));
   }
 
   #settle(id: number): Pending | undefined {
@@ -180,72 +193,6 @@ export class StoreClient implements StoreLink {
     for (const piece of encodeFrame(header, parts)) this.#socket.write(piece);
     this.#socket.uncork();
   }
-}
-
-/** One attempt: connects, exchanges proofs. Rejects with a plain error if trying again may help. */
-function greet(options: StoreClientOptions, deadline: number): Promise<StoreClient> {
-  const { host, port, rank, size, token, signal } = options;
-  return new Promise((resolve, reject) => {
-    const socket = connect({ host, port });
-    const reader = new FrameReader(strangerLimits);
-    const facts = { serverNonce: '', clientNonce: createNonce(), rank, size };
-    const timer = setTimeout(() => fail(new Error('connected, but got no answer')), deadline - Date.now());
-    const leave = () => {
-      clearTimeout(timer);
-      signal?.removeEventListener('abort', abort);
-      socket.removeAllListeners('data').removeAllListeners('close').removeAllListeners('error');
-      // An error is always followed by 'close', which says enough.
-      socket.on('error', () => {});
-    };
-    const fail = (error: unknown) => {
-      leave();
-      socket.destroy();
-      reject(error);
-    };
-    const abort = () => fail(signal?.reason);
-    const handle = ({ header }: Frame): boolean => {
-      if (header['refused'] !== undefined) throw decodeError(header['refused'] as EncodedError);
-      if (header['protocol'] !== undefined) {
-        facts.serverNonce = checkChallenge(header);
-        const hello = { version: PROTOCOL_VERSION, rank, size, nonce: facts.clientNonce, pid: process.pid };
-        const proof = clientProof(token, facts);
-        for (const piece of encodeFrame({ ...hello, host: hostname(), proof })) socket.write(piece);
-        return false;
-      }
-      const jobId = String(header['jobId']);
-      if (!sameProof(serverProof(token, facts, jobId), header['proof'])) {
-        throw new WeftlineError(
-          'WL_UNAUTHORIZED',
-          `The store at ${host}:${port} does not hold the token of this job; is another job using the port?`,
-        );
-      }
-      leave();
-      resolve(new StoreClient(socket, reader, { jobId, address: { host, port } }));
-      return true;
-    };
-    socket.setNoDelay(true);
-    socket.once('connect', () => endWhenSilent(socket, options.silenceMs ?? Number.POSITIVE_INFINITY));
-    socket.on('error', fail);
-    socket.on('close', () => fail(new Error('the connection broke')));
-    socket.on('data', (chunk) => {
-      try {
-        reader.push(chunk);
-        for (let frame = reader.next(); frame !== undefined && !handle(frame); frame = reader.next());
-      } catch (error) {
-        fail(error);
-      }
-    });
-    signal?.addEventListener('abort', abort);
-  });
-}
-
-function checkChallenge(header: Readonly<Record<string, unknown>>): string {
-  const { protocol, version, nonce } = header;
-  if (protocol !== PROTOCOL_NAME || typeof nonce !== 'string') throw protocolError('a greeting of another protocol');
-  if (version === PROTOCOL_VERSION) return nonce;
-  throw protocolError(
-    `protocol version ${JSON.stringify(version)}, this rank speaks ${PROTOCOL_VERSION}: use the same weftline on all ranks`,
-  );
 }
 
 function unreachable(options: StoreClientOptions, cause: Error): WeftlineError {

@@ -1,5 +1,5 @@
 // The requests that the rendezvous store answers, and how one that came over a wire is checked.
-import { protocolError } from './frames.ts';
+import { protocolError } from '../meeting/frames.ts';
 
 export type StoreRequest =
   | { readonly op: 'set' | 'delete'; readonly key: string }

@@ -1,70 +1,57 @@
-// The TCP server of the rendezvous store: accepts connections, keeps strangers few, tells ranks who left.
-import { createServer, type Server } from 'node:net';
+// The TCP server of the rendezvous store: lets ranks in, tells them who left.
 import { encodeError } from '../core/errors.ts';
+import type { ControlChannel } from '../meeting/control-channel.ts';
+import type { Credential, Credentials } from '../meeting/credentials.ts';
+import { receiveHello } from '../meeting/hello.ts';
+import { type ListenTarget, MeetingListener } from '../meeting/listener.ts';
+import type { Settings } from '../settings/settings.ts';
 import type { Departure } from './membership.ts';
 import { StoreConnection } from './store-connection.ts';
 import { StoreCore } from './store-core.ts';
-
-/** Where to listen: an address, or a listening socket that was inherited. */
-export type ListenTarget = { readonly host?: string; readonly port: number } | { readonly fd: number };
+import { readRank, storeHello } from './store-hello.ts';
 
 export interface StoreServerOptions {
   readonly listen: ListenTarget;
   readonly size: number;
-  readonly token: string;
+  /** Fixed for the job: secrets of the job follow from it. */
+  readonly credential: Credential;
   readonly jobId: string;
   readonly maxValueBytes: number;
-  /** How long a client may take to show the token; 10 s by default. */
-  readonly handshakeMs?: number;
-  /** A rank is lost when its system answers nothing for so long, at most 25 s, which is the default. */
-  readonly silenceMs?: number;
+  readonly settings: Pick<Settings, 'maxStrangers' | 'greetingMs' | 'timeoutMs'>;
 }
 
 export class StoreServer {
-  readonly #server: Server;
+  readonly #options: StoreServerOptions;
+  readonly #credentials: Credentials;
   readonly #core: StoreCore;
-  readonly #strangers = new Set<StoreConnection>();
   readonly #members = new Set<StoreConnection>();
-  readonly #maxStrangers: number;
+  #listener: MeetingListener | undefined;
   #whenEmpty: (() => void) | undefined;
 
-  /** Rejects with the system's error if it cannot listen. */
-  static listen(options: StoreServerOptions): Promise<StoreServer> {
-    return new Promise((resolve, reject) => {
-      const store: StoreServer = new StoreServer(options);
-      store.#server.once('error', reject);
-      store.#server.listen({ ...options.listen, backlog: 4096 }, () => resolve(store));
+  /** Fails as MeetingListener.open does. */
+  static async listen(options: StoreServerOptions): Promise<StoreServer> {
+    const store = new StoreServer(options);
+    const { settings, size } = options;
+    store.#listener = await MeetingListener.open({
+      target: options.listen,
+      credentials: store.#credentials,
+      // All ranks may come at once.
+      settings: { ...settings, maxStrangers: Math.max(settings.maxStrangers, 2 * size) },
+      silenceMs: settings.timeoutMs,
+      serve: (channel) => store.#welcome(channel),
     });
+    return store;
   }
 
   private constructor(options: StoreServerOptions) {
+    const { credential } = options;
+    this.#options = options;
+    this.#credentials = { kind: credential.kind, read: () => credential };
     this.#core = new StoreCore(options);
-    this.#maxStrangers = Math.max(64, 2 * options.size);
-    this.#server = createServer((socket) => {
-      const connection = new StoreConnection(socket, {
-        ...options,
-        core: this.#core,
-        handshakeMs: options.handshakeMs ?? 10_000,
-        silenceMs: options.silenceMs ?? Number.POSITIVE_INFINITY,
-        onMember: (member) => {
-          this.#strangers.delete(member);
-          this.#members.add(member);
-        },
-        onDeparture: (member, departure) => this.#departed(member, departure),
-        onEnd: (ended) => {
-          this.#strangers.delete(ended);
-          this.#members.delete(ended);
-          if (this.#members.size === 0) this.#whenEmpty?.();
-        },
-      });
-      this.#strangers.add(connection);
-      this.#limitStrangers();
-    });
   }
 
   get port(): number {
-    const address = this.#server.address();
-    return typeof address === 'object' && address !== null ? address.port : 0;
+    return this.#listener?.port ?? 0;
   }
 
   /** Waits, at most `waitMs`, until all ranks that joined have left, then ends every connection. */
@@ -78,20 +65,36 @@ export class StoreServer {
         };
       });
     }
-    this.#server.close();
-    for (const stranger of this.#strangers) stranger.destroy();
+    this.#listener?.close();
     for (const member of this.#members) member.end();
   }
 
-  /** The oldest half-open connection goes first: a rank's handshake takes milliseconds, and a rank tries again. */
-  #limitStrangers(): void {
-    const [oldest] = this.#strangers;
-    if (this.#strangers.size > this.#maxStrangers) oldest?.destroy();
+  /** Lets a rank in that has proven itself and agrees on the job; anything else is refused with a reason. */
+  async #welcome(channel: ControlChannel): Promise<void> {
+    const { size, jobId, maxValueBytes } = this.#options;
+    let rank: number | undefined;
+    await receiveHello(channel, storeHello(this.#credentials), (body) => {
+      const { pid, host, ...known } = readRank(body, size);
+      this.#core.join(known.rank, { pid, host });
+      ({ rank } = known);
+      return { jobId };
+    });
+    const member = new StoreConnection(channel.detach(), {
+      rank: rank as unknown as number,
+      core: this.#core,
+      maxValueBytes,
+      onDeparture: (gone, departure) => this.#departed(gone, departure),
+      onEnd: (ended) => {
+        this.#members.delete(ended);
+        if (this.#members.size === 0) this.#whenEmpty?.();
+      },
+    });
+    this.#members.add(member);
+    member.start();
   }
 
   #departed(member: StoreConnection, departure: Departure): void {
     const { rank } = member;
-    if (rank === undefined) return;
     this.#core.leave(rank, departure);
     if (departure.how === 'closed') return;
     const { stack: _hidden, ...error } = encodeError(this.#core.members.failure(rank, 'the job'));

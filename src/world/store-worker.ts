@@ -21,6 +21,7 @@ try {
   parentPort?.once('message', ({ waitMs }: StoreWorkerStop) => void server.stop(waitMs));
   tell({ kind: 'listening', port: server.port });
 } catch (error) {
-  const { code = 'unknown', message } = error as NodeJS.ErrnoException;
+  // Of a listener that could not be opened: what the system said.
+  const { code = 'unknown', message } = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
   tell({ kind: 'failed', code, message });
 }

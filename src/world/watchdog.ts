@@ -1,6 +1,6 @@
 // A tiny shell process that outlives a killed launcher: it then ends the ranks and removes the job's shared memory.
 import { type ChildProcess, spawn } from 'node:child_process';
-import { FILE_PREFIX, SHARED_MEMORY_FOLDER } from './shared-memory-files.ts';
+import { filePrefixOf, SHARED_MEMORY_FOLDER } from './shared-memory-files.ts';
 
 /**
  * Reads which process groups live from its input; the end of the input means that the launcher is gone, however it went.
@@ -35,7 +35,7 @@ export class Watchdog {
 
   /** `mark` is in the environment of all processes of this launcher, and of no others. */
   constructor(jobPrefix: string, mark: string) {
-    const files = `${SHARED_MEMORY_FOLDER}/${FILE_PREFIX}${jobPrefix}`;
+    const files = `${SHARED_MEMORY_FOLDER}/${filePrefixOf(jobPrefix)}`;
     // A session of its own: a terminal's Ctrl-C or hang-up must not reach it.
     this.#process = spawn('/bin/sh', ['-c', script, 'weftline-watchdog', files, mark], {
       detached: true,

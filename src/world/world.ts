@@ -6,7 +6,7 @@ import { signalOnParentDeath } from '../native/libc.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { type Environment, type RankEnvironment, readEnvironment } from './environment.ts';
 import { hostIdentity, placeRanks, type Placement } from './host-identity.ts';
-import { removeStaleFiles } from './shared-memory-files.ts';
+import { filePrefixOf, removeStaleFiles } from './shared-memory-files.ts';
 import { decodeJson, encodeJson, LinkedStore, type Store, type WaitOptions } from './store.ts';
 import { type Rendezvous, meet } from './rendezvous.ts';
 
@@ -20,8 +20,15 @@ export interface World extends AsyncDisposable {
   /** Hosts are numbered by their lowest rank. */
   readonly nodeRank: number;
   readonly nodeCount: number;
-  /** [a-z0-9]{1,32}, the same on all ranks and unique to the job; shared-memory files are named after it. */
+  /** [a-z0-9]{1,32}, the same on all ranks and unique to the job. It is no secret. */
   readonly jobId: string;
+  /**
+   * 64 hexadecimal digits, the same on all ranks and of this job alone, which no other process can know: the token of
+   * whatever the ranks of a job open to each other. It is in no name, argument, log or store.
+   */
+  readonly secret: string;
+  /** Internal: what names of this job's files in /dev/shm begin with, on this host. It tells nothing of the job. */
+  readonly filePrefix: string;
   /** The ranks that share this host's memory, ascending, this rank included. */
   readonly localRanks: readonly number[];
   readonly store: Store;
@@ -101,6 +108,7 @@ class JoinedWorld implements World {
   readonly store: Store;
   readonly settings: Settings;
   readonly peerLost: AbortSignal;
+  readonly filePrefix: string;
   readonly #rendezvous: Rendezvous;
   #closing: Promise<void> | undefined;
 
@@ -112,6 +120,7 @@ class JoinedWorld implements World {
     this.nodeRank = placement.nodeRank;
     this.nodeCount = placement.nodeCount;
     this.jobId = rendezvous.jobId;
+    this.filePrefix = filePrefixOf(environment.jobPrefix);
     this.localRanks = Object.freeze(placement.localRanks);
     this.store = store;
     this.settings = settings;
@@ -119,6 +128,11 @@ class JoinedWorld implements World {
     // Every collective object listens; any number of them is no leak.
     setMaxListeners(0, this.peerLost);
     this.#rendezvous = rendezvous;
+  }
+
+  /** On the prototype: a world that is printed does not show it. */
+  get secret(): string {
+    return this.#rendezvous.secret;
   }
 
   barrier(name: string, options?: WaitOptions): Promise<void> {

@@ -73,7 +73,7 @@ test('an agent that is given the address of a listener knows it afterwards, and 
   assert.equal(memory.length, 2);
   await listener.close();
   await listener.close();
-  await failsWith(fetchMetadata(b, { host, port: listener.port }), 'WL_PEER_LOST', /No agent listens/);
+  await failsWith(fetchMetadata(b, { host, port: listener.port }), 'WL_PEER_LOST', /Nobody listens/);
 });
 
 test('partial metadata add memory, whole ones replace it, earlier lives are refused', async () => {

@@ -21,7 +21,7 @@ for (const what of ['buffer', 'layer']) {
     test(`${what}: ${runs} random cases on ${ranks} ranks agree with the reference`, async () => {
       const { exitCode, transcript } = await runRanks(ranks, script, { args: [what, String(runs), seed] });
       assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
-      const jobId = /job (\w+)/.exec(transcript)?.[1] ?? 'no job';
+      const jobId = /job ([\w-]+)/.exec(transcript)?.[1] ?? 'no job';
       assert.deepEqual(
         readdirSync('/dev/shm').filter((name) => name.includes(jobId)),
         [],

@@ -27,7 +27,7 @@ test('kill -9 of one rank mid-dispatch fails the others at once, names it and le
   const { exitCode, ranks, notices, transcript } = await run('loop', 4, {
     graceMs: 5_000,
     onLine: ({ rank, text }) => {
-      const [, pid, job] = /^running (\d+) (\w+)$/.exec(text) ?? [];
+      const [, pid, job] = /^running (\d+) ([\w-]+)$/.exec(text) ?? [];
       if (rank !== 2 || pid === undefined || job === undefined) return;
       jobId = job;
       setTimeout(() => process.kill(Number(pid), 'SIGKILL'), 300);

@@ -14,7 +14,7 @@ const printRank = fileURLToPath(new URL('./support/print-rank.js', import.meta.u
 interface Rank {
   readonly pid: number;
   readonly grandchild: number;
-  readonly jobId: string;
+  readonly prefix: string;
 }
 
 /** A zombie that waits for its parent to look does not count. */
@@ -26,7 +26,7 @@ function isAlive(pid: number): boolean {
   }
 }
 
-const filesOf = (jobId: string) => readdirSync('/dev/shm').filter((name) => name.startsWith(`weftline-${jobId}`));
+const filesOf = (prefix: string) => readdirSync('/dev/shm').filter((name) => name.startsWith(prefix));
 
 /** Waits until the condition holds; the test's own timeout ends a wait that lasts. */
 async function until(condition: () => boolean): Promise<void> {
@@ -100,9 +100,9 @@ test('a rank that is killed takes the job down: exit code, processes, shared mem
   );
   const started = ranksIn(transcript);
   assert.equal(started.length, 3);
-  for (const { pid, grandchild, jobId } of started) {
+  for (const { pid, grandchild, prefix } of started) {
     assert.ok(!isAlive(pid) && !isAlive(grandchild), `${pid} and ${grandchild} are gone`);
-    assert.deepEqual(filesOf(jobId), []);
+    assert.deepEqual(filesOf(prefix), []);
   }
 });
 
@@ -112,11 +112,11 @@ test('a launcher that is killed leaves no rank, no grandchild, no shared memory'
   const started = ranksIn(output.text);
   assert.equal(started.length, 3, output.text);
   assert.ok(
-    started.every(({ pid, grandchild, jobId }) => isAlive(pid) && isAlive(grandchild) && filesOf(jobId).length === 3),
+    started.every(({ pid, grandchild, prefix }) => isAlive(pid) && isAlive(grandchild) && filesOf(prefix).length === 3),
   );
   child.kill('SIGKILL');
   await until(() => started.every(({ pid, grandchild }) => !isAlive(pid) && !isAlive(grandchild)));
-  await until(() => started.every(({ jobId }) => filesOf(jobId).length === 0));
+  await until(() => started.every(({ prefix }) => filesOf(prefix).length === 0));
 });
 
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {

@@ -3,18 +3,22 @@ import { once } from 'node:events';
 import { type AddressInfo, createServer } from 'node:net';
 import test from 'node:test';
 import { join } from 'weftline/world';
+import { credentialsOf } from '#lib/meeting/credentials.js';
 import { LinkedStore } from '#lib/world/store.js';
 import { StoreClient } from '#lib/world/store-client.js';
 import { StoreServer } from '#lib/world/store-server.js';
 
 const maxValueBytes = 4 << 20;
+const credentials = credentialsOf('token');
+const settings = { maxStrangers: 256, greetingMs: 10_000, timeoutMs: 10_000 };
 
 async function serve(size: number) {
   const listen = { host: '127.0.0.1', port: 0 };
-  const server = await StoreServer.listen({ listen, size, token: 'token', jobId: 'job', maxValueBytes });
+  const credential = credentials.read();
+  const server = await StoreServer.listen({ listen, size, credential, jobId: 'job', maxValueBytes, settings });
   const clients = await Promise.all(
     Array.from({ length: size }, (_, rank) =>
-      StoreClient.connect({ host: '127.0.0.1', port: server.port, rank, size, token: 'token', timeoutMs: 5_000 }),
+      StoreClient.connect({ host: '127.0.0.1', port: server.port, rank, size, credentials, timeoutMs: 5_000 }),
     ),
   );
   const stores = clients.map((client) => new LinkedStore(client, { timeoutMs: 5_000, maxValueBytes }));
@@ -99,7 +103,7 @@ test('another service on the port, or the store of another job, is told apart', 
   await once(service, 'listening');
   const { port } = service.address() as AddressInfo;
   const options = { host: '127.0.0.1', rank: 1, size: 2, timeoutMs: 5_000 };
-  await assert.rejects(StoreClient.connect({ ...options, port, token: 'token' }), { code: 'WL_PROTOCOL' });
+  await assert.rejects(StoreClient.connect({ ...options, port, credentials }), { code: 'WL_PROTOCOL' });
   // A port that another program holds is rank 0's to report.
   const environment = { RANK: '0', WORLD_SIZE: '2', MASTER_ADDR: '127.0.0.1', MASTER_PORT: String(port) };
   await assert.rejects(join({ environment }), {

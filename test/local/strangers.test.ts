@@ -4,7 +4,8 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
 import { hostname, tmpdir } from 'node:os';
 import test from 'node:test';
-import { encodeFrame, FrameReader, strangerLimits } from '#lib/world/frames.js';
+import { type Credentials, credentialsOf } from '#lib/meeting/credentials.js';
+import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 import { StoreClient } from '#lib/world/store-client.js';
 import { resultOf, runRanks } from './support/run-ranks.js';
 
@@ -35,9 +36,10 @@ const codeOf = (header: Readonly<Record<string, unknown>> | undefined) =>
   (header?.['refused'] as { readonly code: string } | undefined)?.code;
 
 async function visitAll({ port, token, pid }: Target): Promise<void> {
-  const as = (facts: { readonly rank?: number; readonly size?: number; readonly token?: string }) =>
-    StoreClient.connect({ host: '127.0.0.1', port, rank: 1, size: 3, token, timeoutMs: 5_000, ...facts });
-  await assert.rejects(as({ token: 'a guess' }), { code: 'WL_UNAUTHORIZED' });
+  const credentials = credentialsOf(token);
+  const as = (facts: { readonly rank?: number; readonly size?: number; readonly credentials?: Credentials }) =>
+    StoreClient.connect({ host: '127.0.0.1', port, rank: 1, size: 3, credentials, timeoutMs: 5_000, ...facts });
+  await assert.rejects(as({ credentials: credentialsOf('a guess') }), { code: 'WL_UNAUTHORIZED' });
   await assert.rejects(as({ size: 5, rank: 4 }), { code: 'WL_CONFIG_MISMATCH', message: /world of 5 .* world of 3/ });
   await assert.rejects(as({}), {
     code: 'WL_RANK_TAKEN',
@@ -56,13 +58,14 @@ async function visitAll({ port, token, pid }: Target): Promise<void> {
 
 /** More half-open connections than the store keeps: the oldest are dropped, a member still gets in. */
 async function crowd({ port, token }: Target): Promise<void> {
-  const sockets = Array.from({ length: 200 }, () =>
+  const sockets = Array.from({ length: 400 }, () =>
     connect({ host: '127.0.0.1', port })
       .resume()
       .on('error', () => {}),
   );
   await Promise.race(sockets.map((socket) => new Promise((resolve) => socket.once('close', resolve))));
-  const late = StoreClient.connect({ host: '127.0.0.1', port, rank: 0, size: 3, token, timeoutMs: 5_000 });
+  const credentials = credentialsOf(token);
+  const late = StoreClient.connect({ host: '127.0.0.1', port, rank: 0, size: 3, credentials, timeoutMs: 5_000 });
   await assert.rejects(late, { code: 'WL_RANK_TAKEN' });
   for (const socket of sockets) socket.destroy();
 }

@@ -4,17 +4,26 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import test from 'node:test';
-import { ControlChannel } from '#lib/transport/io/udp/control-channel.js';
-import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '#lib/transport/io/udp/greeting.js';
-import { encodeFrame } from '#lib/world/frames.js';
+import { ControlChannel } from '#lib/meeting/control-channel.js';
+import { credentialsOf } from '#lib/meeting/credentials.js';
+import { sayHello } from '#lib/meeting/hello.js';
+import {
+  type GreetingOptions,
+  helloOf,
+  introduce,
+  type Meeting,
+  receiveGuest,
+  visitHost,
+} from '#lib/transport/io/udp/greeting.js';
+import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 
 const base: GreetingOptions = {
-  token: 'secret',
   name: 'host',
   paths: 3,
   segmentBytes: 0,
   bufferBytes: 1 << 20,
   segmentationOffload: true,
+  authenticate: false,
   connectionId: 7,
 };
 
@@ -32,15 +41,26 @@ function deadline(milliseconds = 5000): number {
   return performance.now() + milliseconds;
 }
 
+const credentials = credentialsOf('secret');
+
+function receive(channel: ControlChannel, options: GreetingOptions = base): Promise<Meeting> {
+  return receiveGuest(channel, credentials, async (hello) => ({ options, answer: `hello, ${String(hello)}` }));
+}
+
+async function visit(channel: ControlChannel, options: GreetingOptions, token: string): Promise<Meeting> {
+  const greeted = await sayHello(channel, helloOf(credentialsOf(token)), introduce(options, options.name));
+  return visitHost(channel, greeted, options);
+}
+
 async function greet(
   hostOptions: Partial<GreetingOptions>,
-  guestOptions: Partial<GreetingOptions>,
+  { token = 'secret', ...guestOptions }: Partial<GreetingOptions> & { readonly token?: string },
   host?: string,
 ): Promise<PromiseSettledResult<Meeting>[]> {
   const [hostSocket, guestSocket] = await pair(host);
   const results = await Promise.allSettled([
-    receiveGuest(new ControlChannel(hostSocket, deadline()), { ...base, ...hostOptions }),
-    visitHost(new ControlChannel(guestSocket, deadline()), { ...base, name: 'guest', ...guestOptions }),
+    receive(new ControlChannel(hostSocket, deadline()), { ...base, ...hostOptions }),
+    visit(new ControlChannel(guestSocket, deadline()), { ...base, name: 'guest', ...guestOptions }, token),
   ]);
   hostSocket.destroy();
   guestSocket.destroy();
@@ -60,6 +80,7 @@ async function meet(hostOptions: Partial<GreetingOptions>, guestOptions: Partial
 test('both sides learn the same secret, the paths both can have, and the largest packet that passes', async () => {
   const [host, guest] = await meet({ connectionId: 7 }, { connectionId: 9, paths: 2 });
   assert.equal(host.secret, guest.secret);
+  assert.deepEqual([host.hello, guest.hello], ['guest', 'hello, guest']);
   assert.equal(host.sockets.length, 2);
   assert.equal(guest.sockets.length, 2);
   assert.deepEqual([host.remoteId, guest.remoteId], [9, 7]);
@@ -84,6 +105,71 @@ test('IPv6 works alike', async (t) => {
   assert.equal(host?.segmentBytes, guest?.segmentBytes);
 });
 
+test('packets are authenticated if either side demands it, with keys of this meeting and direction', async () => {
+  const seen = new Set<string>();
+  for (const [here, there] of [
+    [false, false],
+    [true, false],
+    [false, true],
+    [true, true],
+  ] as const) {
+    const [host, guest] = await meet({ authenticate: here }, { authenticate: there });
+    if (!here && !there) {
+      assert.deepEqual([host.packetKeys, guest.packetKeys], [undefined, undefined]);
+      continue;
+    }
+    assert.ok(host.packetKeys !== undefined && guest.packetKeys !== undefined);
+    assert.deepEqual(host.packetKeys.outgoing, guest.packetKeys.incoming);
+    assert.deepEqual(host.packetKeys.incoming, guest.packetKeys.outgoing);
+    for (const key of Object.values(host.packetKeys)) seen.add(Buffer.from(key).toString('hex'));
+  }
+  assert.equal(seen.size, 6);
+});
+
+/** Passes frames on; changed ones say that packets need not be authenticated. Returns how many it changed. */
+function relay(from: Socket, to: Socket, isChanged: boolean): () => number {
+  const reader = new FrameReader(strangerLimits);
+  let changes = 0;
+  from.on('error', () => {}).on('close', () => to.destroy());
+  from.on('data', (chunk: Buffer) => {
+    reader.push(chunk);
+    for (let frame = reader.next(); frame !== undefined; frame = reader.next()) {
+      const parts = frame.parts.map((part) => {
+        const text = Buffer.from(part).toString();
+        if (!isChanged || !text.includes('"authenticate":true')) return part;
+        changes += 1;
+        return Buffer.from(text.replace('"authenticate":true', '"authenticate":false'));
+      });
+      for (const piece of encodeFrame(frame.header, parts)) to.write(piece);
+    }
+  });
+  return () => changes;
+}
+
+test('nobody in between can talk the two sides out of authenticating packets', async () => {
+  for (const direction of ['to the host', 'to the guest']) {
+    const [hostSocket, hostEnd] = await pair();
+    const [guestEnd, guestSocket] = await pair();
+    const changes = [
+      relay(guestEnd, hostEnd, direction === 'to the host'),
+      relay(hostEnd, guestEnd, direction === 'to the guest'),
+    ];
+    const results = await Promise.allSettled([
+      receive(new ControlChannel(hostSocket, deadline())),
+      visit(new ControlChannel(guestSocket, deadline()), { ...base, name: 'guest', authenticate: true }, 'secret'),
+    ]);
+    for (const socket of [hostSocket, hostEnd, guestEnd, guestSocket]) socket.destroy();
+    assert.equal(changes[0]?.() === 1 || changes[1]?.() === 1, true, direction);
+    assert.deepEqual(
+      results.map(({ status }) => status),
+      ['rejected', 'rejected'],
+      direction,
+    );
+    const codes = results.map((result) => (result as PromiseRejectedResult).reason.code as string);
+    assert.ok(codes.includes('WL_UNAUTHORIZED'), `${direction}: ${codes.join()}`);
+  }
+});
+
 test('another token is refused on both sides', async () => {
   const results = await greet({}, { token: 'a guess' });
   for (const result of results) {
@@ -104,7 +190,7 @@ test('another version, other protocols and noise are refused with a reason', asy
     const heard: Buffer[] = [];
     stranger.on('data', (chunk) => heard.push(chunk)).write(bytes);
     const ended = once(stranger, 'close');
-    await assert.rejects(receiveGuest(new ControlChannel(hostSocket, deadline()), base), { code: 'WL_PROTOCOL' });
+    await assert.rejects(receive(new ControlChannel(hostSocket, deadline())), { code: 'WL_PROTOCOL' });
     await ended;
     assert.match(Buffer.concat(heard).toString(), /refused.*WL_PROTOCOL/);
   }
@@ -112,9 +198,9 @@ test('another version, other protocols and noise are refused with a reason', asy
 
 test('a caller that says nothing is given up at the deadline, one that leaves at once', async () => {
   const [hostSocket, silent] = await pair();
-  await assert.rejects(receiveGuest(new ControlChannel(hostSocket, deadline(50)), base), { code: 'WL_TIMEOUT' });
+  await assert.rejects(receive(new ControlChannel(hostSocket, deadline(50))), { code: 'WL_TIMEOUT' });
   silent.destroy();
   const [other, leaving] = await pair();
   leaving.destroy();
-  await assert.rejects(receiveGuest(new ControlChannel(other, deadline()), base), { code: 'WL_PEER_LOST' });
+  await assert.rejects(receive(new ControlChannel(other, deadline())), { code: 'WL_PEER_LOST' });
 });

@@ -50,3 +50,15 @@ test(
     assert.ok(connection.retransmittedSegments > 0);
   },
 );
+
+test(
+  '3 % of authenticated packets are written over on the way: their tags show it, every message arrives intact',
+  options,
+  () => {
+    const settings = { transportSegmentBytes: 1472, transportAuthentication: true } as const;
+    const { connection, drops } = runWith({ corrupted: 3, settings });
+    assert.ok(drops.tag > 0);
+    assert.equal(drops.replay, 0);
+    assert.ok(connection.retransmittedSegments > 0);
+  },
+);

@@ -69,6 +69,17 @@ const variants: Readonly<Record<string, Partial<Settings>>> = {
     transportPaths: 1,
     transportChecksum: 'full',
   },
+  'authenticated packets': { transportAuthentication: true },
+  "authenticated packets of 1472 bytes, on the caller's thread": {
+    transportAuthentication: true,
+    transportSegmentBytes: 1472,
+    transportThread: false,
+  },
+  'authenticated packets of 1472 bytes, each by itself': {
+    transportAuthentication: true,
+    transportSegmentBytes: 1472,
+    transportSegmentationOffload: false,
+  },
 };
 
 for (const [name, settings] of Object.entries(variants)) {
@@ -97,8 +108,14 @@ for (const [name, settings] of Object.entries(variants)) {
   });
 }
 
-test('many messages under way in several flows, taken by blocking waits', async () => {
-  await using peer = await withPeer('memory');
+for (const transportAuthentication of [false, true]) {
+  const how = transportAuthentication ? ', authenticated' : '';
+  test(`many messages under way in several flows, taken by blocking waits${how}`, () =>
+    manyMessages({ transportAuthentication }));
+}
+
+async function manyMessages(settings: Partial<Settings>): Promise<void> {
+  await using peer = await withPeer('memory', settings);
   const { transport, connection } = peer;
   const name = await sharedRegion(transport, 4096);
   const bytes = transport.waitBlocking(connection.receive({ region: name }));
@@ -126,7 +143,7 @@ test('many messages under way in several flows, taken by blocking waits', async 
   assert.throws(() => transport.waitBlocking(outside));
   // The connection lives on.
   transport.waitBlocking(connection.send({ region: copy, bytes: 10 }));
-});
+}
 
 for (const transportThread of [true, false]) {
   for (const blocking of [true, false]) {

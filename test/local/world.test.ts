@@ -51,6 +51,21 @@ test('four ranks agree through barrier, allGather, add, compareAndSet, get and d
   });
 });
 
+test('all ranks have the same secret, other jobs have another, and nobody can see it', async () => {
+  const secrets = new Set<string>();
+  for (let job = 0; job < 2; job += 1) {
+    const { exitCode, ranks, transcript } = await run('secret', 2);
+    assert.equal(exitCode, 0, transcript);
+    for (const rank of ranks) {
+      const { secret, ...seen } = resultOf(rank) as { readonly secret: string };
+      assert.match(secret, /^[0-9a-f]{64}$/);
+      assert.deepEqual(seen, { shown: [], named: [] }, transcript);
+      secrets.add(secret);
+    }
+    assert.equal(secrets.size, job + 1);
+  }
+});
+
 test('a wait that times out names the ranks that are missing', async () => {
   const { exitCode, ranks, transcript } = await run('missing', 4);
   assert.equal(exitCode, 0, transcript);

@@ -41,6 +41,7 @@ const rules = fc.record({
   transportCtsChunkBytes: fc.constantFrom(1024, 10_000, 262_144),
   transportWindowBytes: fc.constantFrom(1024, 100_000, 2_097_152),
   transportWindowSegments: fc.constantFrom(64, 4096),
+  transportAuthentication: fc.boolean(),
 });
 
 test('whatever is asked ends, every byte is where it belongs, and nothing is left over', () => {

@@ -21,8 +21,11 @@ const SECRET = 0x0123_4567_89ab_cdefn;
 /** Bytes around each region that must keep their value. */
 const GUARD = 256;
 
-function setUp() {
-  const net = new Loopback({ paths: 4, settings: { transportChecksum: 'none', transportGiveUpMs: 100_000 } });
+function setUp(transportAuthentication = false) {
+  const net = new Loopback({
+    paths: 4,
+    settings: { transportChecksum: 'none', transportGiveUpMs: 100_000, transportAuthentication },
+  });
   const memory = new Uint8Array(4096 + 2 * GUARD).fill(0xa5);
   const inner = new Uint8Array(memory.buffer, GUARD, 4096);
   const region = net.b.engine.register({ bytes: inner, remote: { read: true, write: true } });
@@ -133,13 +136,17 @@ test('no packet makes the engine throw or write outside a region', () => {
   );
 });
 
-test('packets without the secret change nothing at all', () => {
+test('packets without the secret, and with it but without a tag where packets are authenticated, change nothing at all', () => {
   fc.assert(
-    fc.property(fc.array(packetOf, { maxLength: 30 }), (packets) => {
-      const { net, memory, handles } = setUp();
+    fc.property(fc.array(packetOf, { maxLength: 30 }), fc.boolean(), (packets, isAuthenticated) => {
+      const { net, memory, handles } = setUp(isAuthenticated);
       const before = Uint8Array.from(memory);
       for (const packet of packets) {
-        net.receive(net.b, build({ ...packet, authentic: false }, net.b.connection.id, [[handles[0] as number, 0]]), 0);
+        net.receive(
+          net.b,
+          build({ ...packet, authentic: isAuthenticated }, net.b.connection.id, [[handles[0] as number, 0]]),
+          0,
+        );
       }
       assert.deepEqual(memory, before);
       assert.equal(net.b.connection.statistics.receivedSegments, 0);
@@ -151,15 +158,16 @@ test('packets without the secret change nothing at all', () => {
 });
 
 test('what a connection really sent, replayed, cut and with changed bits, between its packets: every message arrives', () => {
+  const attacksOf = fc.array(fc.tuple(fc.nat(), fc.nat(), fc.nat(3)), { maxLength: 60 });
   fc.assert(
-    fc.property(fc.integer(), fc.array(fc.tuple(fc.nat(), fc.nat(), fc.nat(3)), { maxLength: 60 }), (seed, attacks) => {
+    fc.property(fc.integer(), fc.boolean(), attacksOf, (seed, transportAuthentication, attacks) => {
       const sent: Uint8Array[] = [];
       const net = new Loopback({
         seed,
         paths: 3,
         loss: 0.02,
         reordering: 0.2,
-        settings: { transportChecksum: 'full', transportWindowBytes: 16_384 },
+        settings: { transportChecksum: 'full', transportWindowBytes: 16_384, transportAuthentication },
         lose: (packet) => {
           sent.push(packet.bytes);
           return false;

@@ -13,6 +13,7 @@ const folderOrder = [
   'abi',
   'settings',
   'native',
+  'meeting',
   'device',
   'world',
   'memory',

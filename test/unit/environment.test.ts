@@ -43,7 +43,9 @@ const openmpi = {
 };
 
 test('readEnvironment() reads the variables of our launcher', () => {
-  assert.deepEqual(readEnvironment(ours), {
+  const { scope, ...found } = readEnvironment(ours);
+  assert.match(scope, /^[0-9a-f]{64}$/);
+  assert.deepEqual(found, {
     source: 'weftline',
     rank: 2,
     size: 8,
@@ -72,10 +74,11 @@ test("readEnvironment() reads Slurm's step, its first host, and a port that all 
   const found = readEnvironment(slurm);
   assert.deepEqual([found.source, found.rank, found.size, found.localRank, found.host], ['slurm', 3, 4, 1, 'gpu08']);
   const other = readEnvironment({ ...slurm, SLURM_PROCID: '0', SLURM_LOCALID: '0' });
-  assert.deepEqual([other.port, other.token, other.jobPrefix], [found.port, found.token, found.jobPrefix]);
+  assert.deepEqual([other.port, other.scope, other.jobPrefix], [found.port, found.scope, found.jobPrefix]);
   assert.ok(found.port >= 15_000 && found.port < 30_000);
   const next = readEnvironment({ ...slurm, SLURM_JOB_ID: '4712' });
-  assert.notEqual(next.token, found.token);
+  assert.notEqual(next.scope, found.scope);
+  assert.deepEqual([found.token, readEnvironment({ ...slurm, WEFTLINE_TOKEN: ' t ' }).token], ['', 't']);
   assert.equal(readEnvironment({ ...slurm, MASTER_PORT: '1234', MASTER_ADDR: 'other' }).port, 1234);
   assert.equal(readEnvironment({ ...slurm, MASTER_PORT: '1234', MASTER_ADDR: 'other' }).host, 'other');
   assert.equal(readEnvironment({ ...slurm, SLURM_STEP_NUM_NODES: '1' }).host, '127.0.0.1');

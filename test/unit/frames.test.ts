@@ -2,8 +2,9 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as fc from 'fast-check';
 import { WeftlineError } from 'weftline';
-import { encodeFrame, type Frame, FrameReader, memberLimits, strangerLimits } from '#lib/world/frames.js';
-import { clientProof, createNonce, sameProof, serverProof } from '#lib/world/handshake.js';
+import { encodeFrame, type Frame, FrameReader, memberLimits, strangerLimits } from '#lib/meeting/frames.js';
+import { tokenCredential, userCredential } from '#lib/meeting/credentials.js';
+import { createNonce, type HelloFacts, Proofs, sameProof } from '#lib/meeting/proof.js';
 import { parseRequest } from '#lib/world/store-request.js';
 
 /** Reads all frames from bytes that arrive in pieces of the given sizes. */
@@ -68,7 +69,7 @@ test('a frame beyond the limits is refused from its first eight bytes', () => {
   const prefix = Buffer.alloc(8);
   prefix.writeUInt32LE(strangerLimits.headerBytes + 1, 0);
   reader.push(prefix);
-  assert.throws(() => reader.next(), { code: 'WL_PROTOCOL', message: /4097 \+ 0 bytes; allowed are 4096 \+ 0/ });
+  assert.throws(() => reader.next(), { code: 'WL_PROTOCOL', message: /4097 \+ 0 bytes; allowed are 4096 \+ 16384/ });
 });
 
 test('limits may be widened between two frames', () => {
@@ -79,20 +80,38 @@ test('limits may be widened between two frames', () => {
   assert.equal(reader.next()?.parts[0]?.byteLength, 9);
 });
 
-test('a proof changes with the token, the side and every fact that it covers', () => {
-  const facts = { serverNonce: createNonce(), clientNonce: createNonce(), rank: 1, size: 4 };
-  const proof = clientProof('token', facts);
-  assert.ok(sameProof(proof, clientProof('token', { ...facts })));
+test('a proof changes with the key, the side and every fact that it covers', () => {
+  const facts: HelloFacts = {
+    protocol: 'test',
+    version: 1,
+    serverNonce: createNonce(),
+    clientNonce: createNonce(),
+    serverKind: 'token',
+    clientKind: 'token',
+    clientBody: Buffer.from('{}'),
+  };
+  const body = Buffer.from('{"a":1}');
+  const { key } = tokenCredential('token');
+  const proofs = new Proofs(key, facts);
+  assert.ok(sameProof(proofs.ofClient(), new Proofs(key, { ...facts }).ofClient()));
+  assert.ok(sameProof(proofs.ofServer(body), new Proofs(key, { ...facts }).ofServer(Buffer.from(body))));
+  assert.deepEqual(proofs.session().key('a'), new Proofs(key, { ...facts }).session().key('a'));
+  assert.notDeepEqual(proofs.session().key('a'), proofs.session().key('b'));
   const others = [
-    clientProof('other', facts),
-    clientProof('token', { ...facts, rank: 2 }),
-    clientProof('token', { ...facts, size: 5 }),
-    clientProof('token', { ...facts, serverNonce: createNonce() }),
-    clientProof('token', { ...facts, clientNonce: createNonce() }),
-    serverProof('token', facts, 'job'),
-    '',
-    undefined,
-    7,
+    new Proofs(tokenCredential('other').key, facts),
+    new Proofs(userCredential({ path: '', bytes: Buffer.from('token') }).key, facts),
+    ...[
+      { protocol: 'other' },
+      { version: 2 },
+      { serverNonce: createNonce() },
+      { clientNonce: createNonce() },
+      { serverKind: 'user' as const },
+      { clientKind: 'user' as const },
+      { clientBody: Buffer.from('{ }') },
+    ].map((change) => new Proofs(key, { ...facts, ...change })),
   ];
-  for (const other of others) assert.ok(!sameProof(proof, other));
+  const seen = new Set([proofs.ofClient(), proofs.ofServer(body), proofs.ofServer(Buffer.from('{}'))]);
+  for (const other of others) seen.add(other.ofClient()).add(other.ofServer(body));
+  assert.equal(seen.size, 3 + 2 * others.length);
+  for (const other of ['', undefined, 7, proofs.ofServer(body)]) assert.ok(!sameProof(proofs.ofClient(), other));
 });

@@ -42,7 +42,19 @@ test('two worlds of one have different job ids, settings come from the given env
   await using first = await join({ environment: { WEFTLINE_TIMEOUT_MS: '5' } });
   await using second = await join({ environment: { WEFTLINE_TIMEOUT_MS: '5' }, settings: { timeoutMs: 7 } });
   assert.notEqual(first.jobId, second.jobId);
+  assert.match(first.secret, /^[0-9a-f]{64}$/);
+  assert.notEqual(first.secret, second.secret);
   assert.deepEqual([first.settings.timeoutMs, second.settings.timeoutMs], [5, 7]);
   await assert.rejects(first.store.get('k'), { message: /after 5 ms/ });
   await assert.rejects(join({ environment: { WEFTLINE_TIMEOUT_MS: 'soon' } }), { code: 'WL_CONFIG' });
+});
+
+test('ranks that would meet at an address of other hosts need a token', async () => {
+  const ranks = { WORLD_SIZE: '2', MASTER_ADDR: '192.0.2.1', MASTER_PORT: '29500' };
+  for (const RANK of ['0', '1']) {
+    await assert.rejects(join({ environment: { ...ranks, RANK }, timeoutMs: 100 }), {
+      code: 'WL_CONFIG',
+      message: /WEFTLINE_TOKEN is missing: ranks meet at 192\.0\.2\.1.*openssl rand -hex 32/,
+    });
+  }
 });

@@ -1,19 +1,21 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
-import { createServer, type Server, type Socket } from 'node:net';
 import { randomBytes } from 'node:crypto';
 import { endpointMessage } from '../../abi/endpoint-message.ts';
 import { Block } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { ControlChannel } from '../../transport/io/udp/control-channel.ts';
-import { dial } from '../../transport/host/dial.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
+import { call } from '../../meeting/dial.ts';
+import { type HelloBody, type HelloOptions, receiveHello } from '../../meeting/hello.ts';
+import { MeetingListener } from '../../meeting/listener.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import { Agent } from '../agent.ts';
+import { credentialsOfAgent } from '../agent-credentials.ts';
 import type { AgentOptions } from '../agent-options.ts';
 import type { BackendName } from '../backend.ts';
 import type { Notification } from '../notifications.ts';
 import type { Registrable, Registration } from '../registration.ts';
 import { EndpointConnection } from './endpoint-connection.ts';
-import { type Greeting, type GreetingOptions, receiveGuest, visitHost } from './greeting.ts';
+import { endpointHello, introduce, readIntroduction } from './greeting.ts';
 
 export interface EndpointOptions extends AgentOptions {
   /** Told to peers; memory may lie anywhere. 0 by default. */
@@ -25,6 +27,8 @@ export interface EndpointOptions extends AgentOptions {
 }
 
 const LONGEST_WAIT_MS = 86_400_000;
+/** Connections that nobody has accepted; of more, new ones are refused. */
+const MAX_ARRIVED = 1024;
 
 /**
  * Operations of a connection begin at once and are waited for with `operation.wait()`, or asked with `operation.state`.
@@ -34,7 +38,8 @@ export class Endpoint implements AsyncDisposable {
   readonly agent: Agent;
   readonly localGpuIndex: number;
   readonly #backend: BackendName | undefined;
-  readonly #server: Server;
+  readonly #hello: HelloOptions;
+  #listener: MeetingListener | undefined;
   readonly #connections = new Map<number, EndpointConnection>();
   readonly #channels = new Map<number, ControlChannel>();
   readonly #regions = new Set<Registration>();
@@ -46,40 +51,39 @@ export class Endpoint implements AsyncDisposable {
   #nextId = 0;
   #closing: Promise<void> | undefined;
 
-  /** Listens at once. Fails as Agent.create does, and with WL_NATIVE if the address cannot be listened at. */
+  /**
+   * Listens at once. Fails as Agent.create does, and with WL_NATIVE if the address cannot be listened at. Hosts other than
+   * 127.0.0.1 need a token.
+   */
   static async create(options: EndpointOptions = {}): Promise<Endpoint> {
     const name = `endpoint-${process.pid}-${randomBytes(4).toString('hex')}`;
     const agent = await Agent.create(name, options);
-    const server = createServer();
-    const host = options.host ?? '127.0.0.1';
     try {
-      await new Promise<void>((resolve, reject) => {
-        server.once('error', reject);
-        server.listen({ host, port: options.port ?? 0 }, resolve);
+      const endpoint = new Endpoint(agent, options);
+      endpoint.#listener = await MeetingListener.open({
+        target: { host: options.host ?? '127.0.0.1', port: options.port ?? 0 },
+        credentials: credentialsOfAgent(agent),
+        settings: agent.settings,
+        serve: (channel) => endpoint.#welcome(channel),
       });
-    } catch (cause) {
+      void endpoint.#listen();
+      return endpoint;
+    } catch (error) {
       await agent.close();
-      throw new WeftlineError('WL_NATIVE', `Cannot listen at ${host} port ${options.port}: ${String(cause)}`, {
-        cause,
-      });
+      throw error;
     }
-    return new Endpoint(agent, server, options);
   }
 
-  private constructor(agent: Agent, server: Server, { localGpuIndex = 0, backend }: EndpointOptions) {
+  private constructor(agent: Agent, { localGpuIndex = 0, backend }: EndpointOptions) {
     this.agent = agent;
     this.localGpuIndex = localGpuIndex;
-    this.#server = server;
+    this.#hello = endpointHello(credentialsOfAgent(agent));
     this.#backend = backend;
-    server.on('connection', (socket) => void this.#welcome(socket));
-    server.on('error', () => {});
-    void this.#listen();
   }
 
   /** Where peers connect to. */
   get port(): number {
-    const address = this.#server.address();
-    return typeof address === 'object' && address !== null ? address.port : 0;
+    return this.#listener?.port ?? 0;
   }
 
   /** Memory becomes usable for this endpoint's connections, and known to their peers. */
@@ -98,13 +102,16 @@ export class Endpoint implements AsyncDisposable {
     await this.agent.deregister(region);
   }
 
-  /** Fails with WL_TIMEOUT, WL_UNAUTHORIZED, WL_PROTOCOL or, when no backend reaches the peer, WL_UNSUPPORTED. */
+  /**
+   * Fails with WL_TIMEOUT, WL_UNAUTHORIZED, WL_PROTOCOL, WL_CONFIG (another host, and no token) or, when no backend reaches
+   * the peer, WL_UNSUPPORTED.
+   */
   async connect(ip: string, port: number, options: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
     const timeoutMs = options.timeoutMs ?? this.agent.settings.timeoutMs;
-    const end = performance.now() + timeoutMs;
-    const socket = await dial({ host: ip, port }, end, { ...options, timeoutMs });
-    return this.#establish(new ControlChannel(socket, end), visitHost);
+    return this.#establish((own) =>
+      call({ host: ip, port }, { ...options, timeoutMs, who: 'endpoint', hello: this.#hello, body: own() }),
+    );
   }
 
   /** The next connection that a peer made. Fails with WL_TIMEOUT. */
@@ -149,7 +156,7 @@ export class Endpoint implements AsyncDisposable {
   }
 
   async #close(): Promise<void> {
-    this.#server.close();
+    this.#listener?.close();
     for (const connection of this.#connections.values()) await connection.close();
     this.#stop.abort(new WeftlineError('WL_CLOSED', 'The endpoint was closed'));
     await this.agent.close();
@@ -161,29 +168,39 @@ export class Endpoint implements AsyncDisposable {
     return region;
   }
 
-  async #welcome(socket: Socket): Promise<void> {
-    const channel = new ControlChannel(socket, performance.now() + this.agent.settings.timeoutMs);
-    try {
-      const connection = await this.#establish(channel, receiveGuest);
-      const waiting = this.#accepting[0];
-      if (waiting === undefined) this.#arrived.push(connection);
-      else waiting(connection);
-    } catch {
-      // The guest was told why.
-    }
+  async #welcome(channel: ControlChannel): Promise<void> {
+    const connection = await this.#establish(async (own) => {
+      const { body } = await receiveHello(channel, this.#hello, () => {
+        channel.deadline = performance.now() + this.agent.settings.timeoutMs;
+        this.#checkRoom();
+        return own();
+      });
+      return { channel, body };
+    });
+    const waiting = this.#accepting[0];
+    if (waiting === undefined) this.#arrived.push(connection);
+    else waiting(connection);
+  }
+
+  #checkRoom(): void {
+    this.#checkOpen();
+    if (this.#accepting.length > 0 || this.#arrived.length < MAX_ARRIVED) return;
+    throw new WeftlineError('WL_CAPACITY', `${MAX_ARRIVED} connections to port ${this.port} wait to be accepted`);
   }
 
   async #establish(
-    channel: ControlChannel,
-    greet: (channel: ControlChannel, options: GreetingOptions) => Promise<Greeting>,
+    meet: (own: () => HelloBody) => Promise<{ readonly channel: ControlChannel; readonly body: HelloBody }>,
   ): Promise<EndpointConnection> {
     const { agent, localGpuIndex: gpuIndex } = this;
     const id = this.#nextId++;
     this.#early.set(id, []);
+    let channel: ControlChannel | undefined;
     try {
-      const metadata = agent.localMetadata({ regions: [] });
-      const token = agent.token;
-      const greeting = await greet(channel, { token, gpuIndex, connection: id, metadata });
+      const own = (): HelloBody =>
+        introduce({ gpuIndex, connection: id, metadata: agent.localMetadata({ regions: [] }) });
+      const met = await meet(own);
+      ({ channel } = met);
+      const greeting = readIntroduction(met.body);
       const peer = await agent.loadRemoteMetadata(greeting.metadata);
       const backend = await agent.connect(peer, this.#backend === undefined ? {} : { backend: this.#backend });
       const connection = new EndpointConnection({
@@ -191,19 +208,19 @@ export class Endpoint implements AsyncDisposable {
         id,
         remoteId: greeting.connection,
         peer,
-        ip: channel.remoteAddress,
+        ip: met.channel.remoteAddress,
         gpuIndex: greeting.gpuIndex,
         backend,
         onClose: () => this.#forget(id),
       });
       this.#connections.set(id, connection);
-      this.#channels.set(id, channel);
-      channel.watch((farewell) => connection.end(lost(connection, farewell)));
+      this.#channels.set(id, met.channel);
+      met.channel.watch((farewell) => connection.end(lost(connection, farewell)));
       for (const region of this.#regions) if (region.isOpen) connection.announce(region);
       for (const message of this.#early.get(id) ?? []) connection.handle(message);
       return connection;
     } catch (error) {
-      channel.close();
+      channel?.close();
       throw error;
     } finally {
       this.#early.delete(id);

@@ -1,10 +1,11 @@
 // Asks another agent's listener: gives it this agent's metadata, takes its own.
-import { connect, type Socket } from 'node:net';
 import { WeftlineError } from '../../core/errors.ts';
+import { call } from '../../meeting/dial.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import type { Agent } from '../agent.ts';
+import { credentialsOfAgent } from '../agent-credentials.ts';
 import type { MetadataOptions } from '../agent-options.ts';
-import { MetadataChannel } from './metadata-channel.ts';
+import { MetadataChannel, metadataHello } from './metadata-channel.ts';
 
 export interface ListenerAddress extends WaitOptions {
   readonly host: string;
@@ -12,22 +13,22 @@ export interface ListenerAddress extends WaitOptions {
 }
 
 /**
- * Each fails with WL_TIMEOUT, WL_PEER_LOST (nobody listens, or it broke off), WL_UNAUTHORIZED (another token), WL_PROTOCOL
+ * Each fails with WL_TIMEOUT, WL_PEER_LOST (nobody listens, or it broke off), WL_UNAUTHORIZED (another token or user), WL_PROTOCOL
  * (not an agent), WL_STALE (a later life of the agent is known there).
  */
 export async function sendMetadata(agent: Agent, address: ListenerAddress, options?: MetadataOptions): Promise<void> {
   const blob = agent.localMetadata(options);
-  await call(agent, address, (channel) => channel.ask({ verb: 'load', blob }));
+  await ask(agent, address, (channel) => channel.ask({ verb: 'load', blob }));
 }
 
 /** Loads the listener's metadata; returns its name. */
 export async function fetchMetadata(agent: Agent, address: ListenerAddress): Promise<string> {
-  return call(agent, address, (channel) => fetchFrom(agent, channel));
+  return ask(agent, address, (channel) => fetchFrom(agent, channel));
 }
 
 /** Both at once: afterwards the two agents know each other. Returns the other's name. */
 export async function exchangeMetadata(agent: Agent, address: ListenerAddress): Promise<string> {
-  return call(agent, address, async (channel) => {
+  return ask(agent, address, async (channel) => {
     await channel.ask({ verb: 'load', blob: agent.localMetadata() });
     return fetchFrom(agent, channel);
   });
@@ -35,7 +36,7 @@ export async function exchangeMetadata(agent: Agent, address: ListenerAddress): 
 
 /** Tells the listener's agent to forget this one. */
 export async function sendInvalidation(agent: Agent, address: ListenerAddress): Promise<void> {
-  await call(agent, address, (channel) => channel.ask({ verb: 'invalidate', name: agent.name }));
+  await ask(agent, address, (channel) => channel.ask({ verb: 'invalidate', name: agent.name }));
 }
 
 async function fetchFrom(agent: Agent, channel: MetadataChannel): Promise<string> {
@@ -44,45 +45,27 @@ async function fetchFrom(agent: Agent, channel: MetadataChannel): Promise<string
   return agent.loadRemoteMetadata(blob);
 }
 
-async function call<T>(
+async function ask<T>(
   agent: Agent,
-  address: ListenerAddress,
+  { host, port, timeoutMs = agent.settings.timeoutMs, signal }: ListenerAddress,
   talk: (channel: MetadataChannel) => Promise<T>,
 ): Promise<T> {
-  const { host, port, timeoutMs = agent.settings.timeoutMs, signal } = address;
-  signal?.throwIfAborted();
-  const socket = await dial(host, port, timeoutMs);
-  const abort = (): void => void socket.destroy();
+  const hello = metadataHello(credentialsOfAgent(agent));
+  const time = signal === undefined ? { timeoutMs } : { timeoutMs, signal };
+  const { channel } = await call({ host, port }, { ...time, hello, body: {}, who: 'agent', retry: false });
+  channel.peer = `The listener at ${host} port ${port}`;
+  const abort = (): void => channel.hangUp();
   signal?.addEventListener('abort', abort);
-  using channel = new MetadataChannel(socket, timeoutMs, `The listener at ${host} port ${port}`);
   try {
-    await channel.proveSelf(agent.token);
-    const result = await talk(channel);
-    channel.send({ verb: 'bye' });
+    const exchange = new MetadataChannel(channel);
+    const result = await talk(exchange);
+    exchange.end();
     return result;
   } catch (error) {
     signal?.throwIfAborted();
     throw error;
   } finally {
     signal?.removeEventListener('abort', abort);
+    channel.hangUp();
   }
-}
-
-function dial(host: string, port: number, milliseconds: number): Promise<Socket> {
-  return new Promise((resolve, reject) => {
-    const socket = connect({ host, port });
-    const fail = (code: 'WL_TIMEOUT' | 'WL_PEER_LOST', why: string): void => {
-      socket.destroy();
-      reject(new WeftlineError(code, `No agent listens at ${host} port ${port}: ${why}`, { details: { host, port } }));
-    };
-    const timer = setTimeout(() => fail('WL_TIMEOUT', `no answer within ${milliseconds} ms`), milliseconds);
-    socket.once('error', (error) => {
-      clearTimeout(timer);
-      fail('WL_PEER_LOST', error.message);
-    });
-    socket.once('connect', () => {
-      clearTimeout(timer);
-      resolve(socket);
-    });
-  });
 }

@@ -1,58 +1,60 @@
-// Gives an agent's metadata to peers that connect and hold the token, and takes theirs.
-import { createServer, type Server, type Socket } from 'node:net';
-import { encodeError, WeftlineError } from '../../core/errors.ts';
+// Gives an agent's metadata to peers that connect and have proven themselves, and takes theirs.
+import type { ControlChannel } from '../../meeting/control-channel.ts';
+import { receiveHello } from '../../meeting/hello.ts';
+import { MeetingListener } from '../../meeting/listener.ts';
 import type { Agent } from '../agent.ts';
-import { MetadataChannel, type MetadataRequest } from './metadata-channel.ts';
+import { credentialsOfAgent } from '../agent-credentials.ts';
+import { MetadataChannel, metadataHello, type MetadataRequest } from './metadata-channel.ts';
 
 export interface ListenOptions {
-  /** 127.0.0.1 by default. */
+  /** 127.0.0.1 by default. Others need a token. */
   readonly host?: string;
   /** Any free one by default. */
   readonly port?: number;
 }
 
-/** Callers at a time; of more, the oldest are dropped. */
-const MOST_CALLERS = 64;
-/** A caller that has not finished by then is dropped. */
+/** A caller that has not finished so long after it has proven itself is dropped. */
 const CALLER_MS = 10_000;
 
 /** Closes with its agent. */
 export class MetadataListener implements AsyncDisposable {
   readonly #agent: Agent;
-  readonly #server: Server;
-  readonly #callers = new Set<Socket>();
+  readonly #callers = new Set<ControlChannel>();
   readonly #forget: () => void;
+  #listener: MeetingListener | undefined;
   #closing: Promise<void> | undefined;
 
-  /** Fails with the system's error if it cannot listen. */
-  static open(agent: Agent, { host = '127.0.0.1', port = 0 }: ListenOptions = {}): Promise<MetadataListener> {
-    return new Promise((resolve, reject) => {
-      const server = createServer();
-      server.once('error', reject);
-      server.listen({ host, port }, () => resolve(new MetadataListener(agent, server)));
-    });
+  /** Fails with WL_NATIVE if it cannot listen, WL_CONFIG if other hosts could call and the agent has no token. */
+  static async open(agent: Agent, { host = '127.0.0.1', port = 0 }: ListenOptions = {}): Promise<MetadataListener> {
+    const opened = new MetadataListener(agent);
+    try {
+      opened.#listener = await MeetingListener.open({
+        target: { host, port },
+        credentials: credentialsOfAgent(agent),
+        settings: agent.settings,
+        serve: (channel) => opened.#serve(channel),
+      });
+    } catch (error) {
+      await opened.close();
+      throw error;
+    }
+    // The agent may have been closed meanwhile.
+    if (opened.#closing !== undefined) opened.#listener.close();
+    return opened;
   }
 
-  private constructor(agent: Agent, server: Server) {
+  private constructor(agent: Agent) {
     this.#agent = agent;
-    this.#server = server;
     this.#forget = agent.closeWith(() => this.close());
-    server.on('error', () => {});
-    server.on('connection', (socket) => void this.#serve(socket));
   }
 
   get port(): number {
-    const address = this.#server.address();
-    return typeof address === 'object' && address !== null ? address.port : 0;
+    return this.#listener?.port ?? 0;
   }
 
   /** Idempotent. */
   close(): Promise<void> {
-    this.#closing ??= new Promise((resolve) => {
-      this.#forget();
-      this.#server.close(() => resolve());
-      for (const caller of this.#callers) caller.destroy();
-    });
+    this.#closing ??= this.#close();
     return this.#closing;
   }
 
@@ -60,35 +62,41 @@ export class MetadataListener implements AsyncDisposable {
     return this.close();
   }
 
-  async #serve(socket: Socket): Promise<void> {
-    this.#callers.add(socket);
-    socket.on('close', () => this.#callers.delete(socket));
-    if (this.#callers.size > MOST_CALLERS) [...this.#callers][0]?.destroy();
-    using channel = new MetadataChannel(socket, CALLER_MS, 'A caller');
+  async #close(): Promise<void> {
+    this.#forget();
+    this.#listener?.close();
+    for (const caller of this.#callers) caller.hangUp();
+  }
+
+  async #serve(channel: ControlChannel): Promise<void> {
+    await receiveHello(channel, metadataHello(credentialsOfAgent(this.#agent)), () => ({}));
+    channel.deadline = performance.now() + CALLER_MS;
+    this.#callers.add(channel);
     try {
-      await channel.provePeer(this.#agent.token);
-      for (let request = await channel.nextRequest(); request !== undefined; request = await channel.nextRequest()) {
-        await this.#answer(channel, request);
+      const talk = new MetadataChannel(channel);
+      for (let request = await talk.nextRequest(); request !== undefined; request = await talk.nextRequest()) {
+        await this.#answer(talk, request);
       }
+      channel.hangUp();
     } catch (error) {
-      // The caller learns why; this side goes on for the others.
-      const { code, message } = encodeError(error);
-      channel.send({ error: encodeError(new WeftlineError(code, message)) });
+      channel.refuse(error);
+    } finally {
+      this.#callers.delete(channel);
     }
   }
 
-  async #answer(channel: MetadataChannel, request: MetadataRequest): Promise<void> {
+  async #answer(talk: MetadataChannel, request: MetadataRequest): Promise<void> {
     const agent = this.#agent;
     switch (request.verb) {
       case 'load':
-        channel.send({ name: await agent.loadRemoteMetadata(request.blob) });
+        talk.answer(await agent.loadRemoteMetadata(request.blob));
         return;
       case 'fetch':
-        channel.send({ name: agent.name }, agent.localMetadata());
+        talk.answer(agent.name, agent.localMetadata());
         return;
       case 'invalidate':
         await agent.invalidate(request.name);
-        channel.send({ name: request.name });
+        talk.answer(request.name);
         return;
       default:
         request satisfies never;

@@ -1,4 +1,5 @@
 // The WASM module of CPU kernels and the TypeScript signatures of its functions. Every address is an offset into the memory.
+import { readFileSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { fileURLToPath } from 'node:url';
 import { WeftlineError } from '../../core/errors.ts';
@@ -116,6 +117,24 @@ export interface CpuKernels {
   // kernels/wasm/crc32c.ts
   /** CRC-32C of `bytes` bytes; `crc` is that of the bytes before, 0 at the beginning. The result may come as negative. */
   crc32c: Kernel<[crc: number, address: number, bytes: number], number>;
+  // kernels/wasm/packet-tag.ts
+  tagPackets: Kernel<
+    [
+      key: number,
+      heads: number,
+      headBytes: number,
+      bodies: number,
+      bodyBytes: number,
+      lastBytes: number,
+      count: number,
+      low: number,
+      high: number,
+      tags: number,
+    ]
+  >;
+  isTagged: Kernel<[key: number, packet: number, bytes: number, low: number, high: number], number>;
+  packetHash: Kernel<[key: number, address: number, bytes: number, out: number]>;
+  sipHash: Kernel<[key: number, address: number, bytes: number, out: number]>;
   // kernels/wasm/fp8.ts, matmul.ts, swiglu.ts, weighted-rows.ts
   /** bf16 x [rows, columns] to e4m3 data of that shape and f32 scales [rows, ceil(columns / 128)]; columns a multiple of 8. */
   quantizeFp8(data: number, scales: number, x: number, rows: number, columns: number, roundScale: number): void;
@@ -141,6 +160,7 @@ export interface CpuKernels {
 
 const modulePath = fileURLToPath(new URL('../../kernels/weftline.wasm', import.meta.url));
 let compiled: Promise<object> | undefined;
+let compiledNow: object | undefined;
 
 /** Compiles the module once per process and instantiates it over `memory`. */
 export async function instantiateKernels(memory: WasmMemory): Promise<CpuKernels> {
@@ -149,19 +169,30 @@ export async function instantiateKernels(memory: WasmMemory): Promise<CpuKernels
   return instance.exports as unknown as CpuKernels;
 }
 
+/** The same for callers that cannot wait: reads and compiles on this thread, once per thread. */
+export function instantiateKernelsNow(memory: WasmMemory): CpuKernels {
+  compiledNow ??= compileNow();
+  return new wasm.Instance(compiledNow, { env: { memory } }).exports as unknown as CpuKernels;
+}
+
 async function compile(): Promise<object> {
+  return wasm.compile(await readFile(modulePath).catch(cannotRead));
+}
+
+function compileNow(): object {
   let bytes: Buffer;
   try {
-    bytes = await readFile(modulePath);
+    bytes = readFileSync(modulePath);
   } catch (cause) {
-    throw new WeftlineError(
-      'WL_FILE',
-      `Cannot read the CPU kernels at ${modulePath}: build the package with "npm run build"`,
-      {
-        details: { path: modulePath },
-        cause,
-      },
-    );
+    cannotRead(cause);
   }
-  return wasm.compile(bytes);
+  return new wasm.Module(bytes);
+}
+
+function cannotRead(cause: unknown): never {
+  throw new WeftlineError(
+    'WL_FILE',
+    `Cannot read the CPU kernels at ${modulePath}: build the package with "npm run build"`,
+    { details: { path: modulePath }, cause },
+  );
 }

@@ -9,6 +9,8 @@ export interface WasmApi {
   readonly Memory: new (options: { initial: number; maximum: number; shared: true }) => WasmMemory;
   validate(bytes: Uint8Array): boolean;
   compile(bytes: Uint8Array): Promise<object>;
+  readonly Module: new (bytes: Uint8Array) => object;
+  readonly Instance: new (module: object, imports: { env: { memory: WasmMemory } }) => { readonly exports: object };
   instantiate(module: object, imports: { env: { memory: WasmMemory } }): Promise<{ readonly exports: object }>;
 }
 

@@ -1,7 +1,7 @@
 // A connection as the user sees it: requests are posted here, their ends are taken from the transport.
 import { commandKinds } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
-import type { ControlChannel } from '../io/udp/control-channel.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
 import type { HostCall, HostEvent, HostStatistics } from './engine-host.ts';
 import type { EngineLink } from './engine-link.ts';
 import type { MemoryRegion } from './memory-region.ts';
@@ -40,6 +40,7 @@ export interface ConnectionParts {
   readonly paths: number;
   readonly segmentBytes: number;
   readonly cutsSends: boolean;
+  readonly hello: unknown;
   readonly onClose: (connection: Connection) => void;
 }
 
@@ -59,6 +60,8 @@ export class Connection implements AsyncDisposable {
   readonly segmentBytes: number;
   /** True if the kernel cuts large sends into packets. */
   readonly cutsSends: boolean;
+  /** What the application of the peer said when they met. */
+  readonly hello: unknown;
   /** Numeric addresses. */
   readonly localHost: string;
   readonly peerHost: string;
@@ -75,6 +78,7 @@ export class Connection implements AsyncDisposable {
     this.paths = facts.paths;
     this.segmentBytes = facts.segmentBytes;
     this.cutsSends = facts.cutsSends;
+    this.hello = facts.hello;
     this.localHost = channel.localAddress;
     this.peerHost = channel.remoteAddress;
     this.#link = link;

@@ -6,6 +6,7 @@ import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { Engine } from '../engine.ts';
+import type { PacketKeys } from '../authentication/packet-keys.ts';
 import { EngineLoop } from '../io/udp/engine-loop.ts';
 import type { Region, RemoteAccess } from '../region.ts';
 import {
@@ -40,6 +41,7 @@ export interface HostConnection {
   readonly remoteId: number;
   readonly peerName: string;
   readonly secret: bigint;
+  readonly packetKeys: PacketKeys | undefined;
   readonly segmentBytes: number;
   /** By path; the host closes them. */
   readonly descriptors: readonly number[];

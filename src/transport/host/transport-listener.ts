@@ -1,51 +1,50 @@
-// Accepts connections: greets every caller, hands out those that hold the token, refuses the rest.
-import type { Server, Socket } from 'node:net';
+// Accepts connections: hands out those whose callers have proven themselves, and counts the rest.
 import { WeftlineError } from '../../core/errors.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
+import { MeetingListener, type MeetingListenerOptions } from '../../meeting/listener.ts';
 import type { Connection } from './connection.ts';
 
-export interface ListenerOptions {
-  readonly server: Server;
-  readonly address: { readonly host: string; readonly port: number };
-  readonly greet: (socket: Socket) => Promise<Connection>;
+export interface ListenerOptions extends Omit<MeetingListenerOptions, 'serve'> {
+  /** Undefined if the application has taken the connection itself. */
+  readonly greet: (channel: ControlChannel, listener: TransportListener) => Promise<Connection | undefined>;
   readonly onClose: (listener: TransportListener) => void;
 }
 
-/** Callers whose greeting goes on, as many as the system lets wait; of more, the oldest are dropped. */
-const MAX_STRANGERS = 1024;
+/** Connections that nobody has accepted; of more, new ones are refused. */
+const MAX_READY = 1024;
 
 export class TransportListener implements Disposable {
-  readonly #options: ListenerOptions;
-  readonly #strangers = new Set<Socket>();
+  readonly #meeting: MeetingListener;
+  readonly #onClose: (listener: TransportListener) => void;
   readonly #ready: Connection[] = [];
   readonly #waiting: { readonly resolve: (c: Connection) => void; readonly reject: (error: unknown) => void }[] = [];
   #isClosed = false;
   #refused = 0;
   #lastRefusal = '';
 
-  static open(options: ListenerOptions): Promise<TransportListener> {
-    return new Promise((resolve, reject) => {
-      const { server, address } = options;
-      server.once('error', (cause: NodeJS.ErrnoException) => reject(cannotListen(address, cause)));
-      server.listen({ ...address, backlog: 1024 }, () => resolve(new TransportListener(options)));
-    });
+  static async open({ greet, onClose, ...options }: ListenerOptions): Promise<TransportListener> {
+    // A caller comes at the earliest after this.
+    const serve = (channel: ControlChannel): Promise<void> => listener.#welcome(channel, greet);
+    const listener: TransportListener = new TransportListener(
+      await MeetingListener.open({ ...options, serve }),
+      onClose,
+    );
+    return listener;
   }
 
-  private constructor(options: ListenerOptions) {
-    this.#options = options;
-    options.server.on('connection', (socket) => void this.#welcome(socket));
-    options.server.on('error', () => {});
+  private constructor(meeting: MeetingListener, onClose: (listener: TransportListener) => void) {
+    this.#meeting = meeting;
+    this.#onClose = onClose;
   }
 
   get port(): number {
-    const address = this.#options.server.address();
-    return typeof address === 'object' && address !== null ? address.port : 0;
+    return this.#meeting.port;
   }
 
   /** The next connection. Fails with WL_TIMEOUT, and with WL_CLOSED once the listener is closed. */
   accept({ timeoutMs }: { readonly timeoutMs?: number } = {}): Promise<Connection> {
-    for (let ready = this.#ready.shift(); ready !== undefined; ready = this.#ready.shift()) {
-      if (ready.error === undefined) return Promise.resolve(ready);
-    }
+    const ready = this.#takeReady();
+    if (ready !== undefined) return Promise.resolve(ready);
     if (this.#isClosed) return Promise.reject(closed());
     return new Promise((resolve, reject) => {
       const entry = { resolve, reject };
@@ -64,15 +63,31 @@ export class TransportListener implements Disposable {
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    this.#options.server.close();
-    for (const stranger of this.#strangers) stranger.destroy();
+    this.#meeting.close();
     for (const connection of this.#ready.splice(0)) void connection.close();
     for (const { reject } of this.#waiting.splice(0)) reject(closed());
-    this.#options.onClose(this);
+    this.#onClose(this);
   }
 
   [Symbol.dispose](): void {
     this.close();
+  }
+
+  /** Fails with WL_CAPACITY while as many connections wait to be accepted as may. */
+  checkRoom(): void {
+    if (this.#waiting.length > 0 || this.#ready.length < MAX_READY) return;
+    for (let at = this.#ready.length - 1; at >= 0; at--) {
+      if (this.#ready[at]?.error !== undefined) this.#ready.splice(at, 1);
+    }
+    if (this.#ready.length < MAX_READY) return;
+    throw new WeftlineError('WL_CAPACITY', `${MAX_READY} connections to port ${this.port} wait to be accepted`);
+  }
+
+  #takeReady(): Connection | undefined {
+    for (let ready = this.#ready.shift(); ready !== undefined; ready = this.#ready.shift()) {
+      if (ready.error === undefined) return ready;
+    }
+    return undefined;
   }
 
   #nobodyCame(timeoutMs: number): WeftlineError {
@@ -82,34 +97,20 @@ export class TransportListener implements Disposable {
     return new WeftlineError('WL_TIMEOUT', message, { details: { port: this.port, timeoutMs, refused } });
   }
 
-  async #welcome(socket: Socket): Promise<void> {
-    this.#strangers.add(socket);
-    if (this.#strangers.size > MAX_STRANGERS) [...this.#strangers][0]?.destroy();
+  async #welcome(channel: ControlChannel, greet: ListenerOptions['greet']): Promise<void> {
     try {
-      const connection = await this.#options.greet(socket);
+      const connection = await greet(channel, this);
+      if (connection === undefined) return;
       const waiting = this.#waiting.shift();
       if (waiting !== undefined) waiting.resolve(connection);
       else if (this.#isClosed) void connection.close();
       else this.#ready.push(connection);
     } catch (error) {
-      // The caller was told why; this side goes on for the others.
       this.#refused += 1;
       this.#lastRefusal = error instanceof Error ? error.message : String(error);
-      socket.destroySoon();
-    } finally {
-      this.#strangers.delete(socket);
+      throw error;
     }
   }
-}
-
-function cannotListen({ host, port }: ListenerOptions['address'], cause: NodeJS.ErrnoException): WeftlineError {
-  const advice: Readonly<Record<string, string>> = {
-    EADDRINUSE: 'another process has this port: take another one, or 0 for any that is free',
-    EADDRNOTAVAIL: 'this host does not have this address: take one that it has, or 0.0.0.0 for all',
-    EACCES: 'ports below 1024 need privileges: take a higher one',
-  };
-  const message = `Cannot listen at ${host} port ${port}: ${advice[cause.code ?? ''] ?? cause.message}`;
-  return new WeftlineError('WL_NATIVE', message, { details: { host, port, errno: cause.code }, cause });
 }
 
 function closed(): WeftlineError {

@@ -1,15 +1,24 @@
 // The transport as a program uses it: registered memory, connections made and accepted, the ends of requests.
-import { createServer, type Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { WeftlineError } from '../../core/errors.ts';
 import type { WakeWord } from '../../core/wake-word.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import type { WaitOptions } from '../../world/store.ts';
-import { ControlChannel } from '../io/udp/control-channel.ts';
-import { type GreetingOptions, type Meeting, receiveGuest, visitHost } from '../io/udp/greeting.ts';
+import { readToken } from '../../settings/token.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
+import { type Credentials, credentialsOf } from '../../meeting/credentials.ts';
+import { type Address, call, type ConnectOptions } from '../../meeting/dial.ts';
+import {
+  type GreetingOptions,
+  type Guest,
+  helloOf,
+  introduce,
+  type Meeting,
+  receiveGuest,
+  visitHost,
+} from '../io/udp/greeting.ts';
 import type { RemoteAccess } from '../region.ts';
 import { Connection } from './connection.ts';
-import { type Address, type ConnectOptions, dial } from './dial.ts';
 import type { HostCall, HostEvent, RegionName } from './engine-host.ts';
 import type { EngineLink } from './engine-link.ts';
 import { openTransportLink } from './transport-engine-link.ts';
@@ -20,12 +29,26 @@ import { TransportListener } from './transport-listener.ts';
 export interface TransportOptions {
   /** How errors of peers call this side, such as "rank 3"; host and process by default. */
   readonly name?: string;
-  /** Both sides of a connection must hold the same; WEFTLINE_TOKEN by default, none if that is empty. */
+  /**
+   * Both sides of a connection must hold the same; WEFTLINE_TOKEN by default. Without any, only processes of this user on
+   * this host may connect.
+   */
   readonly token?: string;
   /** Wins over the environment. Those whose names begin with `transport` count, and `timeoutMs`. */
   readonly settings?: Partial<Settings>;
   /** Rung from the engine's thread when a request or connection has ended, and when a peer's signal was added. */
   readonly wake?: WakeWord;
+}
+
+/** What an application adds to the hello of a connection; see `Connection.hello`. */
+export interface HelloOfApplication {
+  /** As JSON expresses it, of some kilobytes. */
+  readonly hello?: unknown;
+}
+
+export interface TransportListenOptions {
+  /** Hears what a caller says that has proven itself, and answers it. What it throws refuses the caller with that reason. */
+  readonly receive?: (hello: unknown) => Guest<Connection> | Promise<Guest<Connection>>;
 }
 
 /** The kernel cuts a send into no more on every version. */
@@ -34,7 +57,7 @@ const MAX_CUTS = 64;
 export class Transport implements AsyncDisposable {
   readonly settings: Settings;
   readonly name: string;
-  readonly #token: string;
+  readonly #credentials: Credentials;
   readonly #link: EngineLink<HostCall, HostEvent>;
   readonly #slots: RequestSlots;
   readonly #connections = new Map<number, Connection>();
@@ -52,7 +75,7 @@ export class Transport implements AsyncDisposable {
   private constructor(link: EngineLink<HostCall, HostEvent>, settings: Settings, { name, token }: TransportOptions) {
     this.settings = settings;
     this.name = name ?? `process ${process.pid} on ${hostname()}`;
-    this.#token = token ?? process.env['WEFTLINE_TOKEN'] ?? '';
+    this.#credentials = credentialsOf(readToken(token));
     this.#link = link;
     this.#slots = new RequestSlots(link, settings.timeoutMs);
     link.onEvent = (event) => this.#handle(event);
@@ -61,12 +84,17 @@ export class Transport implements AsyncDisposable {
     };
   }
 
-  /** Accepts connections at the address; port 0 takes any. Fails with WL_NATIVE if it cannot listen. */
-  async listen({ host, port }: Address): Promise<TransportListener> {
+  /**
+   * Accepts connections at the address; port 0 takes any. Fails with WL_NATIVE if it cannot listen, WL_CONFIG if other hosts
+   * could connect and there is no token.
+   */
+  async listen({ host, port }: Address, { receive }: TransportListenOptions = {}): Promise<TransportListener> {
     const listener = await TransportListener.open({
-      server: createServer(),
-      address: { host, port },
-      greet: (socket) => this.#greetGuest(socket),
+      target: { host, port },
+      credentials: this.#credentials,
+      settings: this.settings,
+      silenceMs: this.settings.timeoutMs,
+      greet: (channel, opened) => this.#greetGuest(channel, opened, receive),
       onClose: (closed) => this.#listeners.delete(closed),
     });
     this.#listeners.add(listener);
@@ -75,23 +103,36 @@ export class Transport implements AsyncDisposable {
 
   /**
    * Connects to a transport that listens, trying again until it does. Fails with WL_TIMEOUT, WL_UNAUTHORIZED (another
-   * token), WL_PROTOCOL (another version), WL_INVALID_ARGUMENT (no such host).
+   * token or user), WL_PROTOCOL (another version), WL_CONFIG (another host, and no token), WL_INVALID_ARGUMENT (no such
+   * host).
    */
-  async connect(address: Address, options: ConnectOptions = {}): Promise<Connection> {
-    const timeoutMs = options.timeoutMs ?? this.settings.timeoutMs;
-    const end = performance.now() + timeoutMs;
-    const socket = await dial(address, end, { timeoutMs, ...options });
-    const channel = new ControlChannel(socket, end, this.settings.timeoutMs);
-    const { signal } = options;
-    const abort = (): void => channel.hangUp();
-    signal?.addEventListener('abort', abort);
+  async connect(address: Address, options: ConnectOptions & HelloOfApplication = {}): Promise<Connection> {
+    const { timeoutMs = this.settings.timeoutMs, hello, signal } = options;
+    const connectionId = await this.#reserve();
     try {
-      return await this.#establish(channel, visitHost);
+      const greeting = this.#greeting(connectionId);
+      const { channel, ...greeted } = await call(address, {
+        ...options,
+        timeoutMs,
+        who: 'transport',
+        hello: helloOf(this.#credentials),
+        body: introduce(greeting, hello),
+        silenceMs: this.settings.timeoutMs,
+      });
+      const abort = (): void => channel.hangUp();
+      signal?.addEventListener('abort', abort);
+      try {
+        return await this.#adopt(channel, connectionId, await visitHost(channel, greeted, greeting));
+      } catch (error) {
+        channel.hangUp();
+        signal?.throwIfAborted();
+        throw error;
+      } finally {
+        signal?.removeEventListener('abort', abort);
+      }
     } catch (error) {
-      signal?.throwIfAborted();
+      await this.#unreserve(connectionId);
       throw error;
-    } finally {
-      signal?.removeEventListener('abort', abort);
     }
   }
 
@@ -169,51 +210,58 @@ export class Transport implements AsyncDisposable {
     this.#regions.clear();
   }
 
-  #greetGuest(socket: Socket): Promise<Connection> {
-    const { timeoutMs } = this.settings;
-    return this.#establish(new ControlChannel(socket, performance.now() + timeoutMs, timeoutMs), receiveGuest);
-  }
-
-  async #establish(
+  async #greetGuest(
     channel: ControlChannel,
-    meet: (channel: ControlChannel, options: GreetingOptions) => Promise<Meeting>,
-  ): Promise<Connection> {
+    listener: TransportListener,
+    receive: TransportListenOptions['receive'],
+  ): Promise<Connection | undefined> {
     let connectionId: number | undefined;
+    let guest: Guest<Connection> | undefined;
     try {
-      connectionId = (await this.#link.call({ name: 'reserve' })) as number;
-      const connection = await this.#adopt(channel, connectionId, await this.#meet(channel, connectionId, meet));
-      if (this.#closing === undefined) return connection;
-      await connection.close();
-      throw new WeftlineError('WL_CLOSED', 'The transport was closed');
+      const meeting = await receiveGuest(channel, this.#credentials, async (hello) => {
+        // Strangers do not get this far.
+        channel.deadline = performance.now() + this.settings.timeoutMs;
+        guest = await receive?.(hello);
+        if (guest?.adopt === undefined) listener.checkRoom();
+        connectionId = await this.#reserve();
+        return { options: this.#greeting(connectionId), answer: guest?.answer };
+      });
+      const connection = await this.#adopt(channel, connectionId as unknown as number, meeting);
+      if (guest?.adopt === undefined) return connection;
+      guest.adopt(connection);
+      return undefined;
     } catch (error) {
       channel.hangUp();
-      if (connectionId !== undefined && this.#link.failure === undefined) {
-        await this.#link.call({ name: 'unreserve', localId: connectionId });
-      }
+      guest?.abandon?.();
+      if (connectionId !== undefined) await this.#unreserve(connectionId);
       throw error;
     }
   }
 
-  #meet(
-    channel: ControlChannel,
-    connectionId: number,
-    meet: (channel: ControlChannel, options: GreetingOptions) => Promise<Meeting>,
-  ): Promise<Meeting> {
+  async #reserve(): Promise<number> {
+    return (await this.#link.call({ name: 'reserve' })) as number;
+  }
+
+  async #unreserve(localId: number): Promise<void> {
+    if (this.#link.failure === undefined) await this.#link.call({ name: 'unreserve', localId });
+  }
+
+  #greeting(connectionId: number): GreetingOptions {
     const { settings } = this;
-    return meet(channel, {
-      token: this.#token,
+    return {
       name: this.name,
       paths: settings.transportPaths,
       segmentBytes: settings.transportSegmentBytes,
       bufferBytes: settings.transportSocketBufferBytes,
       segmentationOffload: settings.transportSegmentationOffload,
+      authenticate: settings.transportAuthentication,
       connectionId,
-    });
+    };
   }
 
   /** Gives what came of a meeting to the engine. */
   async #adopt(channel: ControlChannel, localId: number, meeting: Meeting): Promise<Connection> {
-    const { peerName, segmentBytes, sockets, remoteId, secret, cutsSends } = meeting;
+    const { peerName, segmentBytes, sockets, remoteId, secret, packetKeys, cutsSends, hello } = meeting;
     if (this.#link.failure !== undefined) {
       for (const socket of sockets) socket[Symbol.dispose]();
       throw this.#link.failure;
@@ -221,7 +269,7 @@ export class Transport implements AsyncDisposable {
     const descriptors = sockets.map(({ fd }) => fd);
     const segments = cutsSends ? MAX_CUTS : 1;
     // From here on the engine closes the sockets, also if it fails.
-    const options = { localId, remoteId, peerName, secret, segmentBytes, descriptors, segments };
+    const options = { localId, remoteId, peerName, secret, packetKeys, segmentBytes, descriptors, segments };
     const number = (await this.#link.call({ name: 'connect', options })) as number;
     const connection = new Connection({
       link: this.#link,
@@ -232,10 +280,13 @@ export class Transport implements AsyncDisposable {
       paths: sockets.length,
       segmentBytes,
       cutsSends,
+      hello,
       onClose: () => this.#connections.delete(number),
     });
     this.#connections.set(number, connection);
-    return connection;
+    if (this.#closing === undefined) return connection;
+    await connection.close();
+    throw new WeftlineError('WL_CLOSED', 'The transport was closed');
   }
 
   #handle(event: HostEvent): void {

@@ -34,7 +34,7 @@ async function pair(world: World, device: CudaDevice, way: Way): Promise<Pair> {
     name: `${way}-${world.rank}`,
     device,
     direct: way === 'direct',
-    token: world.jobId,
+    token: world.secret,
   });
   const data = way === 'host' ? await host.allocateHost(4096) : await host.allocate(REGION);
   const counter = way === 'host' ? await host.allocateHost(4096) : await host.allocate(4096);

@@ -25,7 +25,7 @@ await using host = await DeviceHost.create({
   name: `rank ${world.rank}`,
   device,
   direct: way === 'direct',
-  token: world.jobId,
+  token: world.secret,
   timeoutMs: 20_000,
   queueCapacity: 32,
   queues: 2,

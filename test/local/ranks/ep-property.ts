@@ -25,4 +25,4 @@ const property = fc.asyncProperty(epCase(world.size), async (of) => {
 await fc.assert(property, { numRuns: Number(runs), seed: Number(seed) });
 const left = bytesInUse(device) ?? 0;
 if (left > 0) throw new Error(`${left} bytes of the device's memory were not given back`);
-console.log(`job ${world.jobId}, rank ${world.rank}: ${runs} cases agree with the reference`);
+console.log(`job ${world.filePrefix}, rank ${world.rank}: ${runs} cases agree with the reference`);

@@ -49,7 +49,13 @@ async function untilLost(errorOf: () => unknown): Promise<void> {
 }
 
 function joinAs(rank: number, port: number): Promise<World> {
-  const environment = { RANK: `${rank}`, WORLD_SIZE: '2', MASTER_ADDR: host, MASTER_PORT: `${port}` };
+  const environment = {
+    RANK: `${rank}`,
+    WORLD_SIZE: '2',
+    MASTER_ADDR: host,
+    MASTER_PORT: `${port}`,
+    WEFTLINE_TOKEN: 'secret',
+  };
   return join({ environment, settings, timeoutMs: 20_000 });
 }
 

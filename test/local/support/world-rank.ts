@@ -1,14 +1,25 @@
 // What a rank does in the tests of the world: argv names the scenario; the last line printed is its result as JSON.
 import { spawn } from 'node:child_process';
-import { existsSync, writeFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, watch as fsWatch, writeFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { WeftlineError } from 'weftline';
+import { inspect } from 'node:util';
+import { CpuDevice, WeftlineError } from 'weftline';
+import { Agent } from 'weftline/agent';
+import { EpBuffer } from 'weftline/ep';
 import { join, type World } from 'weftline/world';
 
 type Scenario = (world: World) => Promise<unknown>;
 
 const bytes = (text: string) => new TextEncoder().encode(text);
 const text = (value: Uint8Array | undefined) => new TextDecoder().decode(value);
+
+function readIfThere(path: string): string {
+  try {
+    return readFileSync(path, 'latin1');
+  } catch {
+    return '';
+  }
+}
 
 /** Runs a wait that must fail, and returns what it said and how long it took. */
 async function failure(wait: Promise<unknown>) {
@@ -130,12 +141,50 @@ const scenarios: Readonly<Record<string, Scenario>> = {
     }
   },
 
+  /** What others can see of the job's secret: names, arguments, files, the store; and what a program prints of a world. */
+  async secret(world) {
+    await using agent = await Agent.create(`rank ${world.rank}`, { token: world.secret });
+    await agent.allocate(4096);
+    await using device = await CpuDevice.create();
+    await using buffer = await EpBuffer.create(world, device, {
+      maxTokensPerRank: 8,
+      hidden: 64,
+      numExperts: 4,
+      maxTopk: 2,
+    });
+    const names = new Set<string>(readdirSync('/dev/shm'));
+    const watch = fsWatch('/dev/shm', (_event, name) => void names.add(String(name)));
+    await using again = await EpBuffer.create(world, device, {
+      maxTokensPerRank: 8,
+      hidden: 64,
+      numExperts: 4,
+      maxTopk: 2,
+    });
+    watch.close();
+    const seen = {
+      commands: readdirSync('/proc')
+        .filter((pid) => /^\d+$/.test(pid))
+        .map((pid) => readIfThere(`/proc/${pid}/cmdline`))
+        .join('\n'),
+      maps: readIfThere('/proc/self/maps'),
+      names: [...names].join('\n'),
+      metadata: Buffer.from(agent.localMetadata()).toString('latin1'),
+      world: inspect(world, { depth: 20, getters: true }) + JSON.stringify(world),
+      agent: inspect(agent, { depth: 20, getters: true }) + JSON.stringify(Object.keys(agent)),
+      buffers: inspect([buffer, again], { depth: 4 }),
+    };
+    const { WEFTLINE_TOKEN: token = 'no token' } = process.env;
+    const shown = Object.entries(seen).filter(([, said]) => said.includes(world.secret) || said.includes(token));
+    const named = [...names].filter((name) => name.includes(world.jobId));
+    return { secret: world.secret, shown: shown.map(([name]) => name), named };
+  },
+
   /** Leaves a file, starts a process that would outlive it, and waits for ever; rank argv[3] kills itself. */
   async forever(world) {
     // Rank 0's even leaves the process group.
     const grandchild = spawn('sleep', ['1000'], { stdio: 'ignore', detached: world.rank === 0 });
-    writeFileSync(`/dev/shm/weftline-${world.jobId}-test-${world.rank}`, 'x');
-    console.log(JSON.stringify({ pid: process.pid, grandchild: grandchild.pid, jobId: world.jobId }));
+    writeFileSync(`/dev/shm/${world.filePrefix}-test-${world.rank}`, 'x');
+    console.log(JSON.stringify({ pid: process.pid, grandchild: grandchild.pid, prefix: world.filePrefix }));
     await world.barrier('started');
     if (world.rank === Number(process.argv[3])) process.kill(process.pid, 'SIGKILL');
     console.log('started');

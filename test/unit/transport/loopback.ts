@@ -1,6 +1,7 @@
 // Two engines and a seeded network between them: fixed delay per path, loss, duplication, reordering, corruption.
 import { readSettings, type Settings, type WeftlineError } from 'weftline';
 import { seededRandom } from '#lib/core/seeded-random.js';
+import { splitSessionKey } from '#lib/transport/authentication/packet-keys.js';
 import { Engine } from '#lib/transport/engine.js';
 import { copyPayload, createReceivedBatch, type Burst, type PacketIo, placeRun } from '#lib/transport/packet-io.js';
 import type { Region } from '#lib/transport/region.js';
@@ -120,8 +121,12 @@ export class Loopback {
       paths: this.options.paths ?? 1,
       segmentBytes: this.options.segmentBytes ?? 1368,
     };
-    const a = { ...shared, peer: 1, peerName: 'rank 1 (b)', localId: idA, remoteId: idB };
-    const b = { ...shared, peer: 0, peerName: 'rank 0 (a)', localId: idB, remoteId: idA };
+    const keys = (end: 'caller' | 'listener') =>
+      this.options.settings?.transportAuthentication === true
+        ? { packetKeys: splitSessionKey(new Uint8Array(32).fill(idA), end) }
+        : {};
+    const a = { ...shared, ...keys('caller'), peer: 1, peerName: 'rank 1 (b)', localId: idA, remoteId: idB };
+    const b = { ...shared, ...keys('listener'), peer: 0, peerName: 'rank 0 (a)', localId: idB, remoteId: idA };
     return [this.a.engine.createConnection(a), this.b.engine.createConnection(b)];
   }
 

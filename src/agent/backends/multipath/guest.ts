@@ -1,6 +1,6 @@
 // A peer that connected to this agent: its messages arrive in an inbox, and it is told what was taken.
 import type { Connection, MemoryRegion, Request, Transport } from '../../../transport/index.ts';
-import type { Hello } from './agent-greeting.ts';
+import type { Hello } from './agent-words.ts';
 import type { BackendContext } from '../../backend.ts';
 import type { Inbox, InboxDelivery } from './inbox.ts';
 

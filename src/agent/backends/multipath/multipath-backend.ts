@@ -2,10 +2,17 @@
 import { isIP } from 'node:net';
 import { z } from 'zod';
 import { WeftlineError } from '../../../core/errors.ts';
-import { type Connection, type MemoryRegion, Transport, type TransportListener } from '../../../transport/index.ts';
+import { isLoopback } from '../../../meeting/loopback.ts';
+import { readToken } from '../../../settings/token.ts';
+import {
+  type Connection,
+  type Guest as TransportGuest,
+  Transport,
+  type TransportListener,
+} from '../../../transport/index.ts';
 import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
 import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../../backend.ts';
-import { greet, type Hello, receive, type Welcome } from './agent-greeting.ts';
+import { type Hello, readHello, readWelcome } from './agent-words.ts';
 import { Guest } from './guest.ts';
 import { Inbox } from './inbox.ts';
 import { MultipathLink } from './multipath-link.ts';
@@ -16,7 +23,6 @@ import { Outbox } from './outbox.ts';
 const MOST_REGION_BYTES = 2 ** 32 - 65_536;
 /** Without a thread of its own. */
 const POLL_INTERVAL_MS = 0.1;
-const LISTENER_PAUSE_MS = 100;
 
 const infoSchema = z.object({
   host: z.string().refine((host) => isIP(host) !== 0),
@@ -24,7 +30,7 @@ const infoSchema = z.object({
 });
 
 export async function createBackend(context: BackendContext): Promise<Backend> {
-  const { agentName, token, settings, ownThread, wake, host } = context;
+  const { agentName, token, settings, ownThread, wake } = context;
   const transport = await Transport.create({
     name: agentName,
     token,
@@ -32,7 +38,7 @@ export async function createBackend(context: BackendContext): Promise<Backend> {
     wake,
   });
   try {
-    return new MultipathBackend(context, transport, await transport.listen({ host, port: 0 }));
+    return await MultipathBackend.open(context, transport);
   } catch (error) {
     await transport.close();
     throw error;
@@ -42,20 +48,31 @@ export async function createBackend(context: BackendContext): Promise<Backend> {
 class MultipathBackend implements Backend {
   readonly name = 'multipath';
   readonly whyOnlyForced = undefined;
-  readonly connectionInfo: Uint8Array;
   readonly #context: BackendContext;
   readonly #transport: Transport;
-  readonly #listener: TransportListener;
+  #connectionInfo: Uint8Array = new Uint8Array(0);
+  #listener: TransportListener | undefined;
   readonly #links = new Set<MultipathLink>();
   readonly #guests = new Set<Guest>();
   #closing: Promise<void> | undefined;
 
-  constructor(context: BackendContext, transport: Transport, listener: TransportListener) {
+  static async open(context: BackendContext, transport: Transport): Promise<MultipathBackend> {
+    const backend = new MultipathBackend(context, transport);
+    const { host } = context;
+    const receive = (words: unknown): Promise<TransportGuest<Connection>> => backend.#receive(readHello(words));
+    const listener = await transport.listen({ host, port: 0 }, { receive });
+    backend.#listener = listener;
+    backend.#connectionInfo = Buffer.from(JSON.stringify({ host, port: listener.port }));
+    return backend;
+  }
+
+  private constructor(context: BackendContext, transport: Transport) {
     this.#context = context;
     this.#transport = transport;
-    this.#listener = listener;
-    this.connectionInfo = Buffer.from(JSON.stringify({ host: context.host, port: listener.port }));
-    void this.#acceptGuests();
+  }
+
+  get connectionInfo(): Uint8Array {
+    return this.#connectionInfo;
   }
 
   whyNotMemory({ kind, bytes }: AgentMemory): string | undefined {
@@ -68,7 +85,12 @@ class MultipathBackend implements Backend {
   }
 
   whyNotPeer({ connectionInfo }: BackendPeer): string | undefined {
-    return parseInfo(connectionInfo) === undefined ? 'what the peer published is not an address' : undefined;
+    const address = parseInfo(connectionInfo);
+    if (address === undefined) return 'what the peer published is not an address';
+    const needsToken = readToken(this.#context.token) === '' && !isLoopback(address.host);
+    return needsToken
+      ? `the peer is at ${address.host}, on another host, for which both need a token (WEFTLINE_TOKEN, or the option token)`
+      : undefined;
   }
 
   async register(memory: AgentMemory): Promise<MultipathRegion> {
@@ -80,23 +102,23 @@ class MultipathBackend implements Backend {
     const address = parseInfo(peer.connectionInfo);
     if (address === undefined) throw new WeftlineError('WL_PROTOCOL', `${peer.name} published no address of multipath`);
     const transport = this.#transport;
-    const connection = await transport.connect(address, { ...options, retry: false });
     const outbox = new Outbox(peer.name);
-    let outboxRegion: MemoryRegion | undefined;
+    const outboxRegion = await transport.register(outbox.bytes, { write: true });
+    let connection: Connection | undefined;
     try {
-      outboxRegion = await transport.register(outbox.bytes, { write: true });
       const { agentName, incarnation } = this.#context;
       const { remoteRegion: region, remoteKey: key } = outboxRegion.remote;
-      const words = { name: agentName, incarnation, expects: peer.incarnation, region, key };
-      const welcome = await greet(transport, connection, words, options);
+      const hello: Hello = { name: agentName, incarnation, expects: peer.incarnation, region, key };
+      connection = await transport.connect(address, { ...options, retry: false, hello });
+      const welcome = readWelcome(connection.hello, peer.name);
       if (welcome.incarnation !== peer.incarnation) throw stale(peer, welcome.incarnation);
       const onClose = (closed: MultipathLink): void => void this.#links.delete(closed);
       const link = await MultipathLink.open({ transport, connection, outbox, outboxRegion, welcome, onClose });
       this.#links.add(link);
       return link;
     } catch (error) {
-      await connection.close();
-      if (outboxRegion !== undefined) await transport.release(outboxRegion).catch(() => {});
+      await connection?.close();
+      await transport.release(outboxRegion).catch(() => {});
       throw error;
     }
   }
@@ -122,7 +144,7 @@ class MultipathBackend implements Backend {
   }
 
   async #close(): Promise<void> {
-    this.#listener.close();
+    this.#listener?.close();
     await Promise.all([...this.#links].map((link) => link.close()));
     await this.#transport.close();
   }
@@ -144,38 +166,23 @@ class MultipathBackend implements Backend {
     void guest.close().catch(() => {});
   }
 
-  async #acceptGuests(): Promise<void> {
-    while (this.#closing === undefined) {
-      try {
-        const connection = await this.#listener.accept();
-        void this.#welcome(connection).catch(() => connection.close());
-      } catch {
-        if (this.#closing !== undefined) return;
-        await new Promise((resolve) => setTimeout(resolve, LISTENER_PAUSE_MS));
-      }
-    }
-  }
-
-  async #welcome(connection: Connection): Promise<void> {
+  /** A caller that has proven itself: gets an inbox, unless it means an earlier life of this agent. */
+  async #receive(hello: Hello): Promise<TransportGuest<Connection>> {
+    const { agentName: name, incarnation, wake } = this.#context;
+    if (hello.expects !== incarnation) throw stale({ name, incarnation: hello.expects }, incarnation);
     const transport = this.#transport;
     const inbox = new Inbox();
     const inboxRegion = await transport.register(inbox.bytes, { write: true });
     const { remoteRegion: region, remoteKey: key } = inboxRegion.remote;
-    const { incarnation, settings } = this.#context;
-    let guest: Guest | undefined;
-    const answer = async (hello: Hello): Promise<Welcome> => {
-      // ORDER: heard before the peer knows where to write.
-      if (hello.expects === incarnation) {
-        guest = new Guest({ transport, connection, inbox, inboxRegion, hello }, this.#context);
-        this.#guests.add(guest);
-      }
-      return { incarnation, region, key };
+    return {
+      answer: { incarnation, region, key },
+      adopt: (connection) => {
+        this.#guests.add(new Guest({ transport, connection, inbox, inboxRegion, hello }, this.#context));
+        // Its first message may have been quicker.
+        wake.ring();
+      },
+      abandon: () => void transport.release(inboxRegion).catch(() => {}),
     };
-    try {
-      await receive(transport, connection, answer, { timeoutMs: settings.timeoutMs });
-    } finally {
-      if (guest === undefined) await transport.release(inboxRegion);
-    }
   }
 }
 
@@ -187,7 +194,7 @@ function parseInfo(info: Uint8Array): z.infer<typeof infoSchema> | undefined {
   }
 }
 
-function stale({ name, incarnation }: BackendPeer, now: string): WeftlineError {
+function stale({ name, incarnation }: Pick<BackendPeer, 'name' | 'incarnation'>, now: string): WeftlineError {
   return new WeftlineError(
     'WL_STALE',
     `Agent ${name} has restarted: its metadata here is of incarnation ${incarnation}, it is ${now} now; load its metadata anew`,

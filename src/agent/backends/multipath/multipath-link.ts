@@ -4,7 +4,7 @@ import type { WeftlineError } from '../../../core/errors.ts';
 import type { Connection, MemoryRegion, Transport } from '../../../transport/index.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
 import type { BackendLink, TransferOperation, TransferPart } from '../../backend.ts';
-import type { Welcome } from './agent-greeting.ts';
+import type { Welcome } from './agent-words.ts';
 import { MultipathChannel } from './multipath-channel.ts';
 import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
 import { MultipathTransfer } from './multipath-transfer.ts';

@@ -1,7 +1,9 @@
 // The agent's backend over UCX: meets peers, registers memory, takes in what its worker has found out.
 import { randomBytes } from 'node:crypto';
-import { createServer, type Server, type Socket } from 'node:net';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import type { ControlChannel } from '../../../meeting/control-channel.ts';
+import { credentialsOf } from '../../../meeting/credentials.ts';
+import { MeetingListener } from '../../../meeting/listener.ts';
 import { localFiles } from '../../../native/file-probe.ts';
 import { openProcess, startOfProcess } from '../../../native/process-descriptor.ts';
 import { hasActiveRdmaPort } from '../../../native/rdma-ports.ts';
@@ -17,9 +19,6 @@ import { UcxRegion } from './ucx-region.ts';
 import { mayUse } from './ucx-transports.ts';
 import { CHANNELS, REGIONS, SLOTS } from './ucx-tables.ts';
 
-/** Callers that have not shown the token yet; of more, the oldest are dropped. */
-const MAX_STRANGERS = 64;
-
 /** Fails with WL_UNSUPPORTED without libucp. */
 export async function createUcxBackend(context: BackendContext): Promise<Backend> {
   // Before anything is made that would have to be closed.
@@ -29,7 +28,6 @@ export async function createUcxBackend(context: BackendContext): Promise<Backend
 
 export class UcxBackend implements Backend {
   readonly name = 'ucx';
-  readonly connectionInfo: Uint8Array;
   readonly driver: UcxDriver;
   /** Free places of the tables. */
   readonly slots: number[] = countDown(SLOTS);
@@ -37,10 +35,10 @@ export class UcxBackend implements Backend {
   readonly #free: number[] = [];
   #regions = 0;
   readonly #context: BackendContext;
-  readonly #server: Server;
+  #connectionInfo: Uint8Array = new Uint8Array(0);
+  #listener: MeetingListener | undefined;
   readonly #self: Omit<UcxSelf, 'link'>;
   readonly #links: UcxLink[] = [];
-  readonly #strangers = new Set<Socket>();
   /** So that registered memory lives as long. */
   readonly #memories = new Map<number, Uint8Array | undefined>();
   #isHoldingBack = false;
@@ -50,22 +48,29 @@ export class UcxBackend implements Backend {
     const { ownThread, wake, settings } = context;
     const driver = new UcxDriver({ ownThread, wake, spinMicroseconds: settings.transportSpinUs });
     try {
-      const server = createServer();
-      await listen(server, context.host);
-      return new UcxBackend(context, driver, server);
+      const backend = new UcxBackend(context, driver);
+      const listener = await MeetingListener.open({
+        target: { host: context.host, port: 0 },
+        credentials: backend.#self.credentials,
+        settings,
+        serve: (channel) => backend.#welcome(channel),
+      });
+      listener.unref();
+      backend.#listener = listener;
+      backend.#connectionInfo = encodeUcxAddress({ host: context.host, port: listener.port });
+      return backend;
     } catch (error) {
       await driver.close();
       throw error;
     }
   }
 
-  private constructor(context: BackendContext, driver: UcxDriver, server: Server) {
+  private constructor(context: BackendContext, driver: UcxDriver) {
     this.#context = context;
     this.driver = driver;
-    this.#server = server;
     const { agentName: name, incarnation, token } = context;
     this.#self = {
-      token,
+      credentials: credentialsOf(token),
       name,
       incarnation,
       host: hostIdentity(),
@@ -74,12 +79,10 @@ export class UcxBackend implements Backend {
       address: driver.context.address,
       sharesMemory: mayUse('shm', 'sm', 'mm', 'posix', 'sysv', 'xpmem'),
     };
-    const bound = server.address();
-    const port = typeof bound === 'object' && bound !== null ? bound.port : 0;
-    this.connectionInfo = encodeUcxAddress({ host: context.host, port });
-    server.on('connection', (socket) => void this.#welcome(socket));
-    server.on('error', () => {});
-    server.unref();
+  }
+
+  get connectionInfo(): Uint8Array {
+    return this.#connectionInfo;
   }
 
   whyNotMemory(memory: AgentMemory): string | undefined {
@@ -176,31 +179,26 @@ export class UcxBackend implements Backend {
   }
 
   async #close(): Promise<void> {
-    this.#server.close();
-    for (const stranger of this.#strangers) stranger.destroy();
+    this.#listener?.close();
     await Promise.all([...this.#links].map((link) => link.close()));
     await this.driver.close();
     this.#memories.clear();
   }
 
-  async #welcome(socket: Socket): Promise<void> {
-    this.#strangers.add(socket);
-    if (this.#strangers.size > MAX_STRANGERS) [...this.#strangers][0]?.destroy();
+  async #welcome(channel: ControlChannel): Promise<void> {
     let link: number | undefined;
-    try {
+    const reserve = (): { link: number; address: Uint8Array } => {
       link = this.#reserve();
-      const reserved = link;
-      const connect = async (meeting: UcxMeeting): Promise<void> => {
-        this.#establish(reserved, meeting);
-        link = undefined;
-      };
-      await receiveUcxGuest(socket, { ...this.#self, link }, { timeoutMs: this.#context.settings.timeoutMs, connect });
-    } catch {
-      // The caller was told why; this side goes on for the others.
-      socket.destroySoon();
+      return { link, address: this.#self.address };
+    };
+    const connect = async (meeting: UcxMeeting): Promise<void> => {
+      this.#establish(link as number, meeting);
+      link = undefined;
+    };
+    try {
+      await receiveUcxGuest(channel, this.#self, { reserve, connect });
     } finally {
       if (link !== undefined) this.driver.links.giveBack(link);
-      this.#strangers.delete(socket);
     }
   }
 
@@ -239,16 +237,6 @@ export class UcxBackend implements Backend {
     if (host !== this.#self.host || started === '' || startOfProcess(process) !== started) return -1;
     return openProcess(process);
   }
-}
-
-function listen(server: Server, host: string): Promise<void> {
-  return new Promise((resolve, reject) => {
-    server.once('error', reject);
-    server.listen({ host, port: 0, backlog: 1024 }, () => {
-      server.removeListener('error', reject);
-      resolve();
-    });
-  });
 }
 
 function countDown(count: number): number[] {

@@ -1,6 +1,6 @@
 // The way to one peer over UCX, as the agent has it: regions, transfers, channels, notifications.
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
-import { protocolError } from '../../../world/frames.ts';
+import { protocolError } from '../../../meeting/frames.ts';
 import type {
   BackendContext,
   BackendLink,

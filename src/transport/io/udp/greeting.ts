@@ -1,10 +1,12 @@
-// How two transports meet over TCP: proof of the token both ways, ports, secret, path count, then probes of the datagram size.
-import { randomBytes } from 'node:crypto';
+// How two transports meet over TCP, once both have proven themselves: ports, path count, then probes of the datagram size.
 import { MAX_PATHS, TRANSPORT_VERSION } from '../../../abi/transport-packet.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { protocolError } from '../../../world/frames.ts';
-import { createNonce, keyedProof, sameProof } from '../../../world/handshake.ts';
-import type { ControlChannel, ControlFrame } from './control-channel.ts';
+import type { Credentials } from '../../../meeting/credentials.ts';
+import { protocolError } from '../../../meeting/frames.ts';
+import { type Greeted, type HelloBody, type HelloOptions, receiveHello } from '../../../meeting/hello.ts';
+import { peerText } from '../../../meeting/refusal.ts';
+import { type PacketKeys, splitSessionKey } from '../../authentication/packet-keys.ts';
+import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
 import { DatagramProbe } from './datagram-probe.ts';
 import { UdpSocket } from './udp-socket.ts';
 
@@ -17,8 +19,6 @@ const MAX_SEGMENT_BYTES = 65_472;
 const MAX_NAME_LENGTH = 200;
 
 export interface GreetingOptions {
-  /** Shared by all who may connect; empty for none. */
-  readonly token: string;
   /** How errors of the peer call this side. */
   readonly name: string;
   /** Most paths that this side takes, 1 to 256. */
@@ -28,6 +28,8 @@ export interface GreetingOptions {
   readonly bufferBytes: number;
   /** False sends every packet by itself. */
   readonly segmentationOffload: boolean;
+  /** Demands that packets are authenticated; they are if one side demands it. */
+  readonly authenticate: boolean;
   /** This engine's name for the connection. */
   readonly connectionId: number;
 }
@@ -37,44 +39,57 @@ export interface Meeting {
   readonly sockets: readonly UdpSocket[];
   readonly peerName: string;
   readonly remoteId: number;
+  /** Of every packet. It follows from the hello and has not travelled. */
   readonly secret: bigint;
+  /** If packets are authenticated: keys with the same properties. */
+  readonly packetKeys: PacketKeys | undefined;
+  /** What the peer's application said. */
+  readonly hello: unknown;
   readonly segmentBytes: number;
   /** True if the kernel cuts large sends into packets on the way to this peer. */
   readonly cutsSends: boolean;
 }
 
-/** The side that was called. Refuses strangers and other versions, with the reason, and throws it. */
-export async function receiveGuest(channel: ControlChannel, options: GreetingOptions): Promise<Meeting> {
-  const serverNonce = createNonce();
-  channel.send({ protocol: PROTOCOL_NAME, version: TRANSPORT_VERSION, nonce: serverNonce });
+/** What an application on the side that was called says to a caller, and what becomes of it. */
+export interface Guest<Established> {
+  /** As JSON expresses it; the caller gets it as `hello` of its connection. */
+  readonly answer: unknown;
+  /** Takes the connection, which no accept() then gets. */
+  readonly adopt?: (connection: Established) => void;
+  /** Called instead if the connection does not come about. */
+  readonly abandon?: () => void;
+}
+
+/** The side that was called. `open` is called once the caller has proven itself. */
+export async function receiveGuest(
+  channel: ControlChannel,
+  credentials: Credentials,
+  open: (hello: unknown, peerName: string) => Promise<{ readonly options: GreetingOptions; readonly answer?: unknown }>,
+): Promise<Meeting> {
   const sockets: UdpSocket[] = [];
+  let options: GreetingOptions | undefined;
+  let authenticate = false;
   try {
-    const hello = await channel.receive('greeting');
-    checkVersion(hello);
-    const clientNonce = text(hello, 'nonce');
-    const facts = ['client', TRANSPORT_VERSION, serverNonce, clientNonce];
-    if (!sameProof(keyedProof(options.token, facts), hello['proof'])) {
-      throw new WeftlineError(
-        'WL_UNAUTHORIZED',
-        'This transport refused the connection: the caller does not hold its token (WEFTLINE_TOKEN, or the option token, must be the same on both sides)',
-      );
-    }
-    const peerName = nameOf(hello);
-    channel.peer = peerName;
-    const paths = Math.min(options.paths, integer(hello, 'paths', MAX_PATHS));
-    openSockets(sockets, channel, paths, options);
-    const secret = randomBytes(8).readBigUInt64LE();
-    channel.send({
-      name: options.name,
-      connection: options.connectionId,
-      secret: secret.toString(16),
-      ports: sockets.map(({ port }) => port),
-      proof: keyedProof(options.token, ['server', ...facts.slice(1)]),
+    const { body, secrets } = await receiveHello(channel, helloOf(credentials), async (hello) => {
+      const peerName = nameOf(hello);
+      channel.peer = peerName;
+      const opened = await open(hello['hello'], peerName);
+      ({ options } = opened);
+      authenticate = options.authenticate || hello['authenticate'] === true;
+      openSockets(sockets, channel, Math.min(options.paths, integer(hello, 'paths', MAX_PATHS)), options);
+      const ports = sockets.map(({ port }) => port);
+      return { name: options.name, connection: options.connectionId, ports, authenticate, hello: opened.answer };
     });
     connectSockets(sockets, channel, await channel.receive('ports'));
     channel.send({ connected: true });
-    const remoteId = integer(hello, 'connection', 2 ** 32 - 1);
-    return { ...(await agreeOnSegments(channel, sockets, secret, options)), sockets, peerName, remoteId, secret };
+    const packetKeys = authenticate ? splitSessionKey(secrets.key('packets'), 'listener') : undefined;
+    return await finish(channel, {
+      body,
+      secrets,
+      sockets,
+      packetKeys,
+      options: options as unknown as GreetingOptions,
+    });
   } catch (error) {
     for (const socket of sockets) socket[Symbol.dispose]();
     channel.refuse(error);
@@ -82,41 +97,60 @@ export async function receiveGuest(channel: ControlChannel, options: GreetingOpt
   }
 }
 
-/** The side that calls. */
-export async function visitHost(channel: ControlChannel, options: GreetingOptions): Promise<Meeting> {
+/** What the side that calls says of itself. */
+export function introduce({ name, connectionId, paths, authenticate }: GreetingOptions, hello: unknown): HelloBody {
+  return { name, connection: connectionId, paths, authenticate, hello };
+}
+
+/** The side that calls, after the hello. */
+export async function visitHost(
+  channel: ControlChannel,
+  { body, secrets }: Greeted,
+  options: GreetingOptions,
+): Promise<Meeting> {
   const sockets: UdpSocket[] = [];
   try {
-    const challenge = await channel.receive('greeting');
-    checkVersion(challenge);
-    const clientNonce = createNonce();
-    const facts = [TRANSPORT_VERSION, text(challenge, 'nonce'), clientNonce];
-    channel.send({
-      protocol: PROTOCOL_NAME,
-      version: TRANSPORT_VERSION,
-      nonce: clientNonce,
-      proof: keyedProof(options.token, ['client', ...facts]),
-      name: options.name,
-      connection: options.connectionId,
-      paths: options.paths,
-    });
-    const welcome = await channel.receive('answer to the greeting');
-    if (!sameProof(keyedProof(options.token, ['server', ...facts]), welcome['proof'])) {
-      throw new WeftlineError('WL_UNAUTHORIZED', `${channel.peer} does not hold the token of this transport`);
-    }
-    const peerName = nameOf(welcome);
-    channel.peer = peerName;
-    openSockets(sockets, channel, portsOf(welcome).length, options);
-    connectSockets(sockets, channel, welcome);
+    channel.peer = nameOf(body);
+    openSockets(sockets, channel, portsOf(body).length, options);
+    connectSockets(sockets, channel, body);
     channel.send({ ports: sockets.map(({ port }) => port) });
     await channel.receive('sign that its sockets are connected');
-    const secret = secretOf(welcome);
-    const remoteId = integer(welcome, 'connection', 2 ** 32 - 1);
-    return { ...(await agreeOnSegments(channel, sockets, secret, options)), sockets, peerName, remoteId, secret };
+    const authenticate = body['authenticate'] === true;
+    if (options.authenticate && !authenticate) throw protocolError('an answer that refuses to authenticate packets');
+    const packetKeys = authenticate ? splitSessionKey(secrets.key('packets'), 'caller') : undefined;
+    return await finish(channel, { body, secrets, sockets, packetKeys, options });
   } catch (error) {
     for (const socket of sockets) socket[Symbol.dispose]();
     channel.refuse(error);
     throw error;
   }
+}
+
+/** Sockets are connected on both sides. */
+async function finish(
+  channel: ControlChannel,
+  {
+    body,
+    secrets,
+    sockets,
+    packetKeys,
+    options,
+  }: Greeted & Pick<Meeting, 'sockets' | 'packetKeys'> & { readonly options: GreetingOptions },
+): Promise<Meeting> {
+  const secret = Buffer.from(secrets.key('packet secret', 8)).readBigUInt64LE();
+  return {
+    ...(await agreeOnSegments(channel, sockets, secret, options)),
+    sockets,
+    peerName: nameOf(body),
+    remoteId: integer(body, 'connection', 2 ** 32 - 1),
+    secret,
+    packetKeys,
+    hello: body['hello'],
+  };
+}
+
+export function helloOf(credentials: Credentials): HelloOptions {
+  return { protocol: PROTOCOL_NAME, version: TRANSPORT_VERSION, credentials };
 }
 
 /** Both sides send probes on the first path, tell what arrived, and take the smaller of the two. */
@@ -170,15 +204,6 @@ function connectSockets(sockets: readonly UdpSocket[], channel: ControlChannel, 
   }
 }
 
-function checkVersion(frame: ControlFrame): void {
-  const { protocol, version } = frame;
-  if (protocol !== PROTOCOL_NAME) throw protocolError('a greeting of another protocol');
-  if (version === TRANSPORT_VERSION) return;
-  throw protocolError(
-    `version ${JSON.stringify(version)} of the transport, this side speaks ${TRANSPORT_VERSION}: use the same weftline on both sides`,
-  );
-}
-
 function text(frame: ControlFrame, field: string): string {
   const value = frame[field];
   if (typeof value === 'string') return value;
@@ -188,17 +213,11 @@ function text(frame: ControlFrame, field: string): string {
 function integer(frame: ControlFrame, field: string, most: number): number {
   const value = frame[field];
   if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value <= most) return value;
-  throw protocolError(`a greeting whose ${field} is ${JSON.stringify(value)}`);
+  throw protocolError(`a greeting whose ${field} is ${peerText(JSON.stringify(value) ?? 'missing', 40)}`);
 }
 
 function nameOf(frame: ControlFrame): string {
-  return text(frame, 'name').slice(0, MAX_NAME_LENGTH);
-}
-
-function secretOf(frame: ControlFrame): bigint {
-  const digits = text(frame, 'secret');
-  if (/^[0-9a-f]{1,16}$/.test(digits)) return BigInt(`0x${digits}`);
-  throw protocolError('a greeting whose secret is not a number of 64 bits');
+  return peerText(text(frame, 'name'), MAX_NAME_LENGTH);
 }
 
 function portsOf(frame: ControlFrame): readonly number[] {

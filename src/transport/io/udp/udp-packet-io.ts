@@ -1,6 +1,7 @@
 // The PacketIo over UDP sockets: bursts become segmentation-offload sends without a copy. Hot path: no allocation.
 import { MessageBlock } from '../../../native/message-block.ts';
 import { copyMemory } from '../../../native/libc.ts';
+import { addressOf } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { waitWritable } from '../../../native/readiness.ts';
 import { sendMessages } from '../../../native/udp.ts';
@@ -81,6 +82,10 @@ export class UdpPacketIo implements PacketIo {
 
   get burstSegments(): number {
     return this.#burstSegments;
+  }
+
+  addressOf(bytes: Uint8Array): number {
+    return Number(addressOf(bytes));
   }
 
   /** The sockets of a peer, by path. `peer` is a small number that no other peer has. */

@@ -18,7 +18,7 @@ export const lostRanks: Scenarios = {
     const buffer = await EpBuffer.create(world, device, { ...config, maxTokensPerRank: 512, hidden: 4096 });
     const x = await tokens(512, 4096);
     const topkIdx = await ids(Array.from({ length: 512 }, (_, t) => [t % 4, (t + 1) % 4]));
-    console.log(`running ${process.pid} ${world.jobId}`);
+    console.log(`running ${process.pid} ${world.filePrefix}`);
     return failureOf(async () => {
       while (true) (await buffer.dispatch({ x, topkIdx })).handle.dispose();
     });

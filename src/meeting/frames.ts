@@ -1,4 +1,4 @@
-// The wire format of the rendezvous store: length-prefixed frames of one JSON header and any number of byte parts.
+// The wire format of every meeting: length-prefixed frames of one JSON header and any number of byte parts.
 import { WeftlineError } from '../core/errors.ts';
 
 /** One message. `parts` are views of the bytes that arrived; they stay valid. */
@@ -18,8 +18,8 @@ const PREFIX_BYTES = 8;
 /** A gather of 64 Ki ranks has as many parts; its list of lengths must fit the header. */
 const MAX_HEADER_BYTES = 1 << 20;
 
-/** Limits for a peer that has not shown that it holds the token. */
-export const strangerLimits: FrameLimits = { headerBytes: 4096, payloadBytes: 0 };
+/** Limits for a peer that has not proven itself: what it says of itself is the payload. */
+export const strangerLimits: FrameLimits = { headerBytes: 4096, payloadBytes: 16_384 };
 
 /** Limits for a rank of the job. */
 export function memberLimits(maxValueBytes: number): FrameLimits {
@@ -52,6 +52,11 @@ export class FrameReader {
 
   constructor(limits: FrameLimits) {
     this.limits = limits;
+  }
+
+  /** Bytes that arrived and were not handed out. */
+  get unread(): number {
+    return this.#bytes;
   }
 
   push(chunk: Buffer): void {

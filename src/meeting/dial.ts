@@ -1,0 +1,138 @@
+// Calls whoever listens at an address, or will soon, and says hello.
+import { connect as connectTcp, type Socket } from 'node:net';
+import { WeftlineError } from '../core/errors.ts';
+import { ControlChannel } from './control-channel.ts';
+import { type Greeted, type HelloBody, type HelloOptions, sayHello } from './hello.ts';
+import { isLoopback, requireToken } from './loopback.ts';
+
+export interface Address {
+  readonly host: string;
+  readonly port: number;
+}
+
+export interface ConnectOptions {
+  /** How long to wait, in ms; by default the setting `timeoutMs`. */
+  readonly timeoutMs?: number;
+  /** Ends the wait early; it then rejects with the signal's reason. */
+  readonly signal?: AbortSignal;
+  /** False: a port where nobody listens fails at once with WL_PEER_LOST. True by default. */
+  readonly retry?: boolean;
+}
+
+export interface CallOptions extends ConnectOptions {
+  readonly timeoutMs: number;
+  readonly hello: HelloOptions;
+  readonly body: HelloBody;
+  /** True: a name that no host has yet may get one. False by default: it fails at once. */
+  readonly awaitsName?: boolean;
+  /** Who is expected there, for errors: "transport". */
+  readonly who: string;
+  /** After so long without an answer of its system the peer counts as gone. */
+  readonly silenceMs?: number;
+}
+
+export interface Called extends Greeted {
+  readonly channel: ControlChannel;
+}
+
+const FIRST_RETRY_MS = 10;
+const LAST_RETRY_MS = 200;
+
+/**
+ * Connects and says hello, again and again, with growing pauses, until the deadline: nobody may listen yet, and a
+ * listener that is flooded by strangers drops callers before it knows them. What is final fails at once: WL_UNAUTHORIZED,
+ * WL_PROTOCOL and other refusals, WL_CONFIG (the address needs a token), WL_INVALID_ARGUMENT (no such host).
+ */
+export async function call(address: Address, options: CallOptions): Promise<Called> {
+  const { host, port } = address;
+  const { hello, who, timeoutMs, signal, retry = true, awaitsName = false } = options;
+  requireToken(host, hello.credentials.kind, `connecting to ${host} port ${port}`);
+  const end = performance.now() + timeoutMs;
+  let pause = FIRST_RETRY_MS;
+  for (;;) {
+    signal?.throwIfAborted();
+    try {
+      return await callOnce(address, end, options);
+    } catch (cause) {
+      signal?.throwIfAborted();
+      const isOver = cause instanceof WeftlineError && cause.code === 'WL_TIMEOUT';
+      if (cause instanceof WeftlineError && cause.code !== 'WL_PEER_LOST' && !isOver) throw cause;
+      const { code, message } = cause as NodeJS.ErrnoException;
+      if (code === 'ENOTFOUND' && !awaitsName) {
+        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, {
+          details: { host },
+          cause,
+        });
+      }
+      if (!retry && code === 'ECONNREFUSED') {
+        const gone = `Nobody listens at ${host} port ${port} any more: the process ended or closed its ${who}`;
+        throw new WeftlineError('WL_PEER_LOST', gone, { details: { host, port }, cause });
+      }
+      if (!isOver && performance.now() + pause < end) {
+        await sleep(pause, signal);
+        pause = Math.min(LAST_RETRY_MS, pause * 1.5);
+        continue;
+      }
+      throw new WeftlineError(
+        'WL_TIMEOUT',
+        `No ${who} answered at ${host} port ${port} within ${timeoutMs} ms (${message}): it is missing, or the address or a firewall is wrong`,
+        { details: { host, port, timeoutMs }, cause },
+      );
+    }
+  }
+}
+
+async function callOnce(address: Address, end: number, options: CallOptions): Promise<Called> {
+  const { hello, body, signal, silenceMs } = options;
+  const socket = await dial(address, end - performance.now(), signal);
+  const channel = new ControlChannel(socket, end, silenceMs);
+  const abort = (): void => channel.hangUp();
+  signal?.addEventListener('abort', abort);
+  try {
+    // A name may mean another host than it says.
+    if (hello.credentials.kind === 'user' && !isLoopback(channel.remoteAddress)) {
+      requireToken(channel.remoteAddress, 'user', `connecting to ${address.host} (${channel.remoteAddress})`);
+    }
+    return { channel, ...(await sayHello(channel, hello, body)) };
+  } catch (error) {
+    channel.hangUp();
+    throw error;
+  } finally {
+    signal?.removeEventListener('abort', abort);
+  }
+}
+
+function dial({ host, port }: Address, milliseconds: number, signal?: AbortSignal): Promise<Socket> {
+  return new Promise((resolve, reject) => {
+    const socket = connectTcp({ host, port });
+    const timer = setTimeout(() => socket.destroy(new Error('no answer')), Math.max(1, milliseconds));
+    const abort = (): void => void socket.destroy(new Error('aborted'));
+    signal?.addEventListener('abort', abort);
+    const settle = (): void => {
+      clearTimeout(timer);
+      signal?.removeEventListener('abort', abort);
+    };
+    const fail = (error: Error): void => {
+      settle();
+      reject(error);
+    };
+    socket.once('error', fail);
+    socket.once('connect', () => {
+      settle();
+      socket.removeListener('error', fail);
+      resolve(socket);
+    });
+  });
+}
+
+function sleep(milliseconds: number, signal?: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const wake = (): void => {
+      clearTimeout(timer);
+      signal?.removeEventListener('abort', wake);
+      resolve();
+    };
+    const timer = setTimeout(wake, milliseconds);
+    signal?.addEventListener('abort', wake);
+  });
+}

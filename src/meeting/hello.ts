@@ -1,0 +1,168 @@
+// The hello of every protocol: a challenge, then proofs both ways that cover what either side says of itself.
+import { WeftlineError } from '../core/errors.ts';
+import type { ControlChannel, ControlFrame } from './control-channel.ts';
+import type { CredentialKind, Credentials } from './credentials.ts';
+import { protocolError } from './frames.ts';
+import { createNonce, isNonce, Proofs, sameProof, type SessionSecrets } from './proof.ts';
+import { peerText } from './refusal.ts';
+
+/** What a side says of itself, as JSON expresses it. */
+export type HelloBody = Readonly<Record<string, unknown>>;
+
+export interface HelloOptions {
+  readonly protocol: string;
+  /** Both sides must have the same. */
+  readonly version: number;
+  readonly credentials: Credentials;
+}
+
+export interface Greeted {
+  /** What the peer said, and nobody has changed on the way. */
+  readonly body: HelloBody;
+  readonly secrets: SessionSecrets;
+}
+
+/**
+ * The side that was called. `answer` makes what it says of itself, once the peer has proven itself; what it throws is told
+ * to the peer. Refuses strangers and other versions, with the reason, and throws it.
+ */
+export async function receiveHello(
+  channel: ControlChannel,
+  { protocol, version, credentials }: HelloOptions,
+  answer: (body: HelloBody, secrets: SessionSecrets) => HelloBody | Promise<HelloBody>,
+): Promise<Greeted> {
+  try {
+    const { kind } = credentials;
+    const serverNonce = createNonce();
+    channel.send({ protocol, version, nonce: serverNonce, credential: kind });
+    const { header, parts } = await channel.receiveFrame('greeting');
+    checkProtocol(header, protocol, version);
+    const said = parts[0] ?? new Uint8Array(0);
+    const clientKind = kindOf(header);
+    const facts = { protocol, version, serverNonce, clientNonce: nonceOf(header), serverKind: kind, clientKind };
+    const proofs = new Proofs(readKey(channel, credentials), { ...facts, clientBody: said });
+    if (!sameProof(proofs.ofClient(), header['proof'])) throw unauthorized(channel.peer, kind, clientKind);
+    const body = decodeBody(said);
+    channel.prove();
+    const secrets = proofs.session();
+    const reply = encodeBody(await answer(body, secrets));
+    channel.send({ proof: proofs.ofServer(reply) }, [reply]);
+    return { body, secrets };
+  } catch (error) {
+    channel.refuse(error);
+    throw error;
+  }
+}
+
+/** The side that calls. Fails with WL_UNAUTHORIZED, WL_PROTOCOL, the peer's refusal, WL_PEER_LOST, WL_TIMEOUT. */
+export async function sayHello(
+  channel: ControlChannel,
+  { protocol, version, credentials }: HelloOptions,
+  body: HelloBody,
+): Promise<Greeted> {
+  try {
+    const challenge = await channel.receive('greeting');
+    checkProtocol(challenge, protocol, version);
+    const { kind, key } = credentials.read();
+    const serverKind = kindOf(challenge);
+    const said = encodeBody(body);
+    const clientNonce = createNonce();
+    const facts = { protocol, version, serverNonce: nonceOf(challenge), clientNonce, serverKind, clientKind: kind };
+    const proofs = new Proofs(key, { ...facts, clientBody: said });
+    // To a peer that cannot check it, a proof would only give something to guess the token by.
+    const proof = serverKind === kind ? proofs.ofClient() : '';
+    channel.send({ protocol, version, nonce: clientNonce, credential: kind, proof }, [said]);
+    const { header, parts } = await receiveAnswer(channel, kind, serverKind);
+    const reply = parts[0] ?? new Uint8Array(0);
+    if (!sameProof(proofs.ofServer(reply), header['proof'])) throw unauthorized(channel.peer, kind, serverKind);
+    channel.prove();
+    return { body: decodeBody(reply), secrets: proofs.session() };
+  } catch (error) {
+    channel.refuse(error);
+    throw error;
+  }
+}
+
+/** A stranger need not know what is wrong with the credential of this side. */
+function readKey(channel: ControlChannel, credentials: Credentials): Uint8Array {
+  try {
+    return credentials.read().key;
+  } catch (error) {
+    channel.refuse(
+      new WeftlineError('WL_CONFIG', 'the credential of that side cannot be read; its own error says why'),
+    );
+    throw error;
+  }
+}
+
+/** A refusal for want of the right credential is told from this side's point of view. */
+async function receiveAnswer(
+  channel: ControlChannel,
+  own: CredentialKind,
+  theirs: CredentialKind,
+): ReturnType<ControlChannel['receiveFrame']> {
+  try {
+    return await channel.receiveFrame('answer to the greeting');
+  } catch (error) {
+    const isRefused = error instanceof WeftlineError && error.code === 'WL_UNAUTHORIZED';
+    throw isRefused ? unauthorized(channel.peer, own, theirs) : error;
+  }
+}
+
+function unauthorized(peer: string, own: CredentialKind, theirs: CredentialKind): WeftlineError {
+  const give =
+    'give all processes that meet the same token (openssl rand -hex 32), by WEFTLINE_TOKEN or the option token';
+  const reasons: Readonly<Record<CredentialKind, Readonly<Record<CredentialKind, string>>>> = {
+    token: {
+      token: `it does not hold the same token (WEFTLINE_TOKEN, or the option token) as this side`,
+      user: `this side proves itself with a token, and the peer has none: ${give}`,
+    },
+    user: {
+      token: `the peer proves itself with a token, and this side has none: ${give}`,
+      user: `without a token, only processes of one user on one host meet, within one job if there is one; the peer runs as another user, for another job, or sees other files: run both alike, or ${give}`,
+    },
+  };
+  return new WeftlineError('WL_UNAUTHORIZED', `${peer} is not trusted: ${reasons[own][theirs]}`, {
+    details: { peer, credential: own, peerCredential: theirs },
+  });
+}
+
+function checkProtocol(frame: ControlFrame, protocol: string, version: number): void {
+  const theirs = frame['protocol'];
+  if (theirs !== protocol) {
+    const shown = typeof theirs === 'string' ? ` (${peerText(theirs, 40)})` : '';
+    throw protocolError(`a greeting of another protocol${shown}, expected ${protocol}`);
+  }
+  if (frame['version'] === version) return;
+  const shown = peerText(JSON.stringify(frame['version']) ?? 'none', 20);
+  throw protocolError(
+    `version ${shown} of ${protocol}, this side speaks ${version}: use the same weftline on both sides`,
+  );
+}
+
+function kindOf(frame: ControlFrame): CredentialKind {
+  const kind = frame['credential'];
+  if (kind === 'token' || kind === 'user') return kind;
+  throw protocolError('a greeting without the kind of its credential');
+}
+
+function nonceOf(frame: ControlFrame): string {
+  const { nonce } = frame;
+  if (isNonce(nonce)) return nonce;
+  throw protocolError('a greeting without a nonce');
+}
+
+function encodeBody(body: HelloBody): Uint8Array {
+  return Buffer.from(JSON.stringify(body));
+}
+
+function decodeBody(bytes: Uint8Array): HelloBody {
+  let body: unknown;
+  try {
+    body = JSON.parse(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString('utf8'));
+  } catch {
+    throw protocolError('a greeting that is not JSON');
+  }
+  if (typeof body === 'object' && body !== null && !Array.isArray(body)) return body as HelloBody;
+  throw protocolError('a greeting that is not an object');
+}
