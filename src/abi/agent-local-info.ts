@@ -2,7 +2,7 @@
 import { defineLayout } from './layout.ts';
 
 /** Goes up with every change of this file, and of that of the mailbox: agents of another version choose another backend. */
-export const LOCAL_INFO_VERSION = 2;
+export const LOCAL_INFO_VERSION = 3;
 export const BOOT_ID_BYTES = 40;
 /** Of the CUDA driver. */
 export const MEMORY_HANDLE_BYTES = 64;
@@ -17,8 +17,9 @@ export const localConnectionInfo = defineLayout('LocalConnectionInfo', {
   inode: 'u64',
   /** Of the namespace in which `pid` means the process. */
   pidNamespace: 'u64',
-  /** Of the mailbox in its owner's memory. */
+  /** Of the mailbox in its owner's memory, and how long it is. */
   address: 'u64',
+  bytes: 'u64',
   bootId: { of: 'u8', count: BOOT_ID_BYTES },
 });
 

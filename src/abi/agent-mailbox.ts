@@ -3,9 +3,9 @@ import { defineLayout } from './layout.ts';
 
 /** "WLMB", little endian. */
 export const MAILBOX_MAGIC = 0x424d4c57;
-export const MAILBOX_VERSION = 2;
-/** Agents that can have a link to one agent at a time. */
-export const MAILBOX_SENDERS = 64;
+export const MAILBOX_VERSION = 3;
+/** Most agents that the owner's setting may allow to have a link to it at a time. */
+export const MAX_MAILBOX_SENDERS = 32_768;
 /** A power of two. */
 export const SENDER_RING_BYTES = 65_536;
 export const MAILBOX_REGIONS = 4096;
@@ -17,7 +17,10 @@ export const senderStates = { free: 0, open: 1, closed: 2 } as const;
 /**
  * The first page. Words that change stand alone on their cache lines.
  *
+ * - `senders`: slots of this mailbox, as the owner's settings say; everything behind them is placed by it.
  * - `state`: written by the owner; tells a peer that closed from one that died.
+ * - `usedSenders`: one more than the highest slot that was ever taken. Raised by senders before `joins`, so that the owner
+ *   looks no further.
  * - `joins`: senders that have come so far, wraps. Added to by a sender behind its slot; the owner then looks at all slots.
  * - `doorbell`: futex word. Added to by senders when the owner sleeps; wraps.
  * - `sleepers`: waits of the owner that sleep on `doorbell`. ORDER: the owner adds to it, then looks at all rings once
@@ -33,9 +36,11 @@ export const mailboxHeader = defineLayout(
     address: 'u64',
     pid: 'u32',
     state: 'u32',
-    statePad: { of: 'u32', count: 8 },
+    senders: 'u32',
+    statePad: { of: 'u32', count: 7 },
     joins: 'u32',
-    joinsPad: { of: 'u32', count: 15 },
+    usedSenders: 'u32',
+    joinsPad: { of: 'u32', count: 14 },
     doorbell: 'u32',
     doorbellPad: { of: 'u32', count: 15 },
     sleepers: 'u32',
@@ -52,6 +57,12 @@ export const mailboxHeader = defineLayout(
  * - `tail`: bytes written so far, for the threads of the sender alone: the owner looks at the stamps of records, so that
  *   a message costs it one cache line. Wraps.
  * - `head`: bytes read so far. Written by the owner; the sender may write over what lies before it. Wraps.
+ * - `agentStep`, `copyStep`: of the sender's two threads that touch the owner's memory: odd while the thread is within a step
+ *   of a copy. ORDER: a thread makes its word odd, then looks at the keys of the regions of the step; the owner takes a key
+ *   away, then looks at the words. So either the thread finds the key gone, or the owner finds the word odd and waits for it
+ *   to change. Both wrap.
+ * - `deviceBegun`, `deviceEnded`: pieces of work that the sender gave to a GPU so far, and how many of them, counted from
+ *   the first, are over. ORDER: `deviceBegun` goes up before the keys are looked at. Both wrap.
  */
 export const mailboxSender = defineLayout(
   'MailboxSender',
@@ -59,9 +70,14 @@ export const mailboxSender = defineLayout(
     tail: 'u32',
     state: 'u32',
     nameBytes: 'u32',
-    tailPad: { of: 'u32', count: 13 },
+    agentStep: 'u32',
+    deviceBegun: 'u32',
+    deviceEnded: 'u32',
+    tailPad: { of: 'u32', count: 10 },
     head: 'u32',
     headPad: { of: 'u32', count: 15 },
+    copyStep: 'u32',
+    copyPad: { of: 'u32', count: 15 },
     name: { of: 'u8', count: SENDER_NAME_BYTES },
   },
   64,
@@ -85,7 +101,14 @@ export const mailboxRegion = defineLayout('MailboxRegion', {
   reserved: 'u32',
 });
 
-export const SENDERS_OFFSET: number = mailboxHeader.size;
-export const REGIONS_OFFSET: number = SENDERS_OFFSET + MAILBOX_SENDERS * mailboxSender.size;
-export const RINGS_OFFSET: number = Math.ceil((REGIONS_OFFSET + MAILBOX_REGIONS * mailboxRegion.size) / 4096) * 4096;
-export const MAILBOX_BYTES: number = RINGS_OFFSET + MAILBOX_SENDERS * SENDER_RING_BYTES;
+export const REGIONS_OFFSET: number = mailboxHeader.size;
+export const SENDERS_OFFSET: number = REGIONS_OFFSET + MAILBOX_REGIONS * mailboxRegion.size;
+
+/** Where the rings begin in a mailbox of so many senders. Pages of it that nobody has touched take no memory. */
+export function ringsOffset(senders: number): number {
+  return Math.ceil((SENDERS_OFFSET + senders * mailboxSender.size) / 4096) * 4096;
+}
+
+export function mailboxBytes(senders: number): number {
+  return ringsOffset(senders) + senders * SENDER_RING_BYTES;
+}

@@ -39,6 +39,8 @@ export const metadataTags = {
   regionName: 7,
   /** Name of a backend, a zero byte, what its peers need to use the region. */
   regionInfo: 8,
+  /** Numbers of regions that are gone, 4 bytes each, for a peer that keeps what it knows of others. */
+  withdrawn: 9,
 } as const;
 
 export const metadataProcess = defineLayout('AgentProcess', { id: 'u32' }, 4);

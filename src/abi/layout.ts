@@ -56,6 +56,11 @@ export class Block<Name extends string> {
     this.#view = new DataView(buffer, byteOffset, layout.size);
   }
 
+  /** Over the first bytes of what a caller gave, wherever it begins in its buffer. */
+  static over<Name extends string>(layout: Layout<Name>, bytes: Uint8Array): Block<Name> {
+    return new Block(layout, bytes.buffer, bytes.byteOffset);
+  }
+
   set(field: Name, value: number, index = 0): void {
     const scalar = this.#scalar(field, index);
     const at = this.layout.offset[field] + index * scalarBytes[scalar];

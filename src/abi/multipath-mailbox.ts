@@ -14,6 +14,3 @@ export const mailboxHead = defineLayout('AgentMailbox', { counter: 'u64', pad: {
 
 /** What begins a message in the ring; it and its bytes are padded to a multiple of 8. May wrap at the ring's end. */
 export const mailboxRecord = defineLayout('AgentMessage', { bytes: 'u32', reserved: 'u32' }, 8);
-
-/** A message must leave room for others. */
-export const MAX_MESSAGE_BYTES = MAILBOX_RING_BYTES / 4 - mailboxRecord.size;

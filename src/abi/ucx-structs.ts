@@ -50,7 +50,17 @@ export const ucpMasks = {
 /** One thread at a time. */
 export const UCS_THREAD_MODE_SERIALIZED = 1;
 
-export const ucpErrorModes = { none: 0, peer: 1 } as const;
+/** An endpoint tells when its peer is lost, and can be closed at once. */
+export const UCP_ERR_HANDLING_MODE_PEER = 1;
 
 /** ucs_status_t, one byte. A pointer status is 0 (done), a request, or one of the negative ones. */
-export const ucsStatus = { ok: 0, inProgress: 1, busy: -15, canceled: -16, last: -100 } as const;
+export const ucsStatus = {
+  ok: 0,
+  inProgress: 1,
+  unreachable: -6,
+  busy: -15,
+  canceled: -16,
+  /** Shared memory of the peer that this process may not open. */
+  noSegment: -17,
+  last: -100,
+} as const;

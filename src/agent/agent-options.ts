@@ -6,7 +6,7 @@ import type { DescriptorList } from './descriptors.ts';
 import type { Registration } from './registration.ts';
 
 export interface AgentOptions {
-  /** All that work here by default. */
+  /** These, all of which must work. By default those that work here; of these `ucx` only with an active RDMA port. */
   readonly backends?: readonly BackendName[];
   /** Win over the environment. */
   readonly settings?: Partial<Settings>;
@@ -21,6 +21,8 @@ export interface AgentOptions {
 export interface MetadataOptions {
   /** Only these; then what the peer knows of others stays. */
   readonly regions?: readonly Registration[];
+  /** Memory that was deregistered, which the peer is to forget; whole metadata say so without. */
+  readonly withdrawn?: readonly Registration[];
   /** Without what peers need to connect, for a peer that knows it. True by default. */
   readonly connections?: boolean;
 }

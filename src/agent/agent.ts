@@ -9,18 +9,25 @@ import { readToken } from '../settings/token.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import type { WaitOptions } from '../world/store.ts';
 import { keepCredentials } from './agent-credentials.ts';
-import type { Backend, BackendLink, BackendName, BackendRegion, BackendRemoteRegion } from './backend.ts';
+import type { Backend, BackendLink, BackendName, BackendRegion } from './backend.ts';
 import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
+import { chooseLink, type ChosenLink } from './choose-link.ts';
 import { BackendSet } from './backend-set.ts';
 import { checkAgentName, decodeMetadata, encodeMetadata } from './metadata.ts';
-import { NextNotification, type Notification, type NotificationFilter, Notifications } from './notifications.ts';
+import {
+  checkNotification,
+  NextNotification,
+  type Notification,
+  type NotificationFilter,
+  Notifications,
+} from './notifications.ts';
 import type { Registrable, Registration } from './registration.ts';
 import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
 import type { RemoteAgent, RemoteMemory } from './remote-agent.ts';
 import { Transfer } from './transfer.ts';
-import { type PlannedPart, planTransfer } from './transfer-plan.ts';
+import { type PlannedTransfer, planTransfer } from './transfer-plan.ts';
 import { Waiter } from './waiting.ts';
 
 /** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
@@ -100,7 +107,7 @@ export class Agent implements AsyncDisposable {
     this.#wake = wake;
     this.#notifications = parts.notifications;
     this.#set = set;
-    this.#registrations = new Registrations(this.name, set);
+    this.#registrations = new Registrations(this.name, set, settings.timeoutMs);
     this.#waiter = new Waiter({
       wake,
       timeoutMs: settings.timeoutMs,
@@ -130,13 +137,17 @@ export class Agent implements AsyncDisposable {
     return this.#registrations.allocate(bytes, this.settings.reserveSharedMemory, options);
   }
 
-  /** The memory is the caller's again: transfers that use it fail with WL_CLOSED, peers get errors. Idempotent. */
+  /**
+   * The memory is the caller's again: transfers that use it fail with WL_CLOSED, peers get errors, and once it has resolved
+   * no peer reads or writes it. Fails with WL_TIMEOUT, naming a peer that is still copying after `timeoutMs`: the memory must
+   * not be used for anything else yet, and the call may be repeated. Idempotent.
+   */
   deregister(registration: Registration): Promise<void> {
     return this.#registrations.remove(registration);
   }
 
-  /** What a peer needs to reach this agent and its memory; whole unless options name regions. */
-  localMetadata({ regions, connections = true }: MetadataOptions = {}): Uint8Array {
+  /** What a peer needs to reach this agent and its memory; whole unless options name regions, if only none. */
+  localMetadata({ regions, withdrawn = [], connections = true }: MetadataOptions = {}): Uint8Array {
     this.#checkOpen();
     return encodeMetadata({
       name: this.name,
@@ -148,6 +159,7 @@ export class Agent implements AsyncDisposable {
         connections ? this.#set.backends.map(({ name, connectionInfo }) => [name, connectionInfo]) : [],
       ),
       regions: this.#registrations.describe(regions),
+      withdrawn: this.#registrations.withdrawn(withdrawn),
     });
   }
 
@@ -181,9 +193,7 @@ export class Agent implements AsyncDisposable {
   /** Connects now rather than at the first transfer. Returns the backend that was chosen. */
   async connect(peer: string, options: PeerOptions = {}): Promise<BackendName> {
     const remote = this.#remotes.get(peer, this.name);
-    const backend = chooseBackend(this.#choice(remote, NO_MEMORY, options.backend));
-    await remote.link(backend, this.#time(options));
-    return backend.name;
+    return (await this.#linkFor(remote, NO_MEMORY, options)).backend.name;
   }
 
   /** Internal: connects by this backend, for a link whose error tells that the peer was lost. */
@@ -202,19 +212,11 @@ export class Agent implements AsyncDisposable {
     const peer = this.#remotes.get(options.peer, this.name);
     const planned = this.#plan(peer, { local, remote }, merge);
     const memory = memoryOf(planned);
-    const backend = chooseBackend(this.#choice(peer, memory, options.backend));
     const time = this.#time(options);
-    const link = await peer.link(backend, time);
-    const remoteRegions = new Map(
-      await Promise.all(
-        memory.remote.map(async (region) => [region, await peer.region(backend, region.number, time)] as const),
-      ),
-    );
-    const parts = planned.map((part) => ({
-      ...part,
-      local: regionOf(part.local, backend),
-      remote: remoteRegions.get(part.remote) as BackendRemoteRegion,
-    }));
+    const { backend, link } = await this.#linkFor(peer, memory, options);
+    const remotes = await Promise.all(memory.remote.map(({ number }) => peer.region(backend, number, time)));
+    const { parts } = planned;
+    const locals = memory.local.map((registration) => regionOf(registration, backend));
     return new Transfer({
       number: this.#nextNumber++,
       agent: this.name,
@@ -222,26 +224,29 @@ export class Agent implements AsyncDisposable {
       operation,
       backend: backend.name,
       link,
-      inner: await link.prepare(operation, parts),
+      inner: await link.prepare(operation, { locals, remotes, parts }),
       bytes: local.bytes,
       descriptors: local.length,
-      parts: parts.length,
+      parts: parts.count,
       waiter: this.#waiter,
       onPost: (posted) => this.#underWay.push(posted),
       isLocalOpen: () => memory.local.every((registration) => registration.isOpen),
     });
   }
 
-  /** Sends bytes to a peer, behind the data of all transfers to it that were seen to be done. Connects if need be. */
+  /**
+   * Sends up to 32,760 bytes to a peer, behind the data of all transfers to it that were seen to be done. Connects if need
+   * be. Fails with WL_BUSY while the peer does not take its notifications, WL_CAPACITY for a longer message.
+   */
   async notify(peer: string, message: Uint8Array, options: PeerOptions = {}): Promise<void> {
+    checkNotification(message);
     const remote = this.#remotes.get(peer, this.name);
-    const backend = chooseBackend(this.#choice(remote, NO_MEMORY, options.backend));
-    (await remote.link(backend, this.#time(options))).notify(message);
+    (await this.#linkFor(remote, NO_MEMORY, options)).link.notify(message);
   }
 
   /**
    * All notifications that are here, oldest first. Never waits. While the setting `notificationBytes` of a peer wait, its
-   * posts with messages fail with WL_CAPACITY.
+   * posts with messages fail with WL_BUSY.
    */
   takeNotifications(): Notification[] {
     this.poll();
@@ -273,9 +278,8 @@ export class Agent implements AsyncDisposable {
     const known = this.#remotes.get(peer, this.name);
     const memory = known.memory.filter(({ number }) => number === remote);
     if (memory.length === 0) throw invalidArgument('remote', remote, `the number of memory of agent ${peer}`);
-    const backend = chooseBackend(this.#choice(known, { local: [registration], remote: memory }, options.backend));
     const time = this.#time(options);
-    const link = await known.link(backend, time);
+    const { backend, link } = await this.#linkFor(known, { local: [registration], remote: memory }, options);
     const region = await known.region(backend, remote, time);
     return { backend: backend.name, link, local: regionOf(registration, backend), remote: region };
   }
@@ -315,8 +319,11 @@ export class Agent implements AsyncDisposable {
     this.#wake.ring();
     await Promise.allSettled([...this.#closers].map((close) => close()));
     await this.#remotes.close(this.#closed());
-    await this.#set.close();
-    await this.#registrations.close();
+    try {
+      await this.#set.close();
+    } finally {
+      await this.#registrations.close();
+    }
   }
 
   /** Between waits, notifications must still be taken in: senders wait for it. */
@@ -341,12 +348,17 @@ export class Agent implements AsyncDisposable {
     peer: RemoteAgent,
     { local, remote }: Pick<PrepareOptions, 'local' | 'remote'>,
     merge: boolean,
-  ): PlannedPart<Registration, PeerMemory>[] {
+  ): PlannedTransfer<Registration, PeerMemory> {
     return planTransfer(
       { list: local, regions: this.#registrations.all, owner: `agent ${this.name}` },
-      { list: remote, regions: peer.memory, owner: `agent ${peer.name}` },
+      // Of two regions at one address the newer is meant: the peer may have taken the older one back unheard.
+      { list: remote, regions: peer.memory.toReversed(), owner: `agent ${peer.name}` },
       { merge },
     );
+  }
+
+  #linkFor(peer: RemoteAgent, memory: ChoiceMemory, options: PeerOptions): Promise<ChosenLink> {
+    return chooseLink(this.#choice(peer, memory, options.backend), this.#time(options));
   }
 
   #choice(
@@ -354,8 +366,8 @@ export class Agent implements AsyncDisposable {
     memory: ChoiceMemory,
     forced: BackendName | undefined,
   ): Parameters<typeof chooseBackend>[0] {
-    const { backends, missing, areListed } = this.#set;
-    return { backends, missing, areListed, peer, memory, forced };
+    const { backends, missing } = this.#set;
+    return { backends, missing, peer, memory, forced };
   }
 
   #time({ timeoutMs = this.settings.timeoutMs, signal }: WaitOptions): { timeoutMs: number; signal?: AbortSignal } {
@@ -371,15 +383,11 @@ export class Agent implements AsyncDisposable {
   }
 }
 
-/** Which memory a transfer touches, each once. */
-function memoryOf(parts: readonly PlannedPart<Registration, PeerMemory>[]): {
+function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerMemory>): {
   readonly local: readonly Registration[];
   readonly remote: readonly PeerMemory[];
 } {
-  return {
-    local: [...new Set(parts.map(({ local }) => local))],
-    remote: [...new Set(parts.map(({ remote }) => remote))],
-  };
+  return { local: locals, remote: remotes };
 }
 
 function regionOf(registration: Registration, { name }: Backend): BackendRegion {

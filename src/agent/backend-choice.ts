@@ -24,10 +24,8 @@ export interface ChoiceOptions {
   readonly missing: ReadonlyMap<BackendName, string>;
   readonly peer: RemoteAgent;
   readonly memory: ChoiceMemory;
-  /** Asked for by name: may then be one that is otherwise left out. */
+  /** Asked for by name: this one or none. */
   readonly forced?: BackendName | undefined;
-  /** The agent was told which backends to have: none of them is left out. */
-  readonly areListed: boolean;
 }
 
 /** Every backend in the order of preference, with why it is not chosen. */
@@ -55,12 +53,13 @@ export function chooseBackend(options: ChoiceOptions): Backend {
   });
 }
 
-function whyNot(backend: Backend, { peer, memory, forced, areListed }: ChoiceOptions): string | undefined {
+function whyNot(backend: Backend, { peer, memory, forced }: ChoiceOptions): string | undefined {
   const found = peer.peer(backend.name);
   if (found === undefined) return `agent ${peer.name} has not got it`;
-  if (backend.whyOnlyForced !== undefined && forced === undefined && !areListed) return backend.whyOnlyForced;
   const unreachable = backend.whyNotPeer(found);
   if (unreachable !== undefined) return unreachable;
+  const refusal = forced === undefined ? peer.refusalOf(backend.name) : undefined;
+  if (refusal !== undefined) return refusal;
   for (const registration of memory.local) {
     if (registration.regions.has(backend.name)) continue;
     return backend.whyNotMemory(registration.memory) ?? 'the local memory is not registered with it';

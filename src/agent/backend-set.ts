@@ -1,19 +1,17 @@
 // The backends of one agent: created together, looked at together, closed together.
 import { WeftlineError } from '../core/errors.ts';
 import { type Backend, type BackendContext, type BackendName, backendNames } from './backend.ts';
-import { knownBackends, loadBackend } from './backends/create.ts';
+import { knownBackends, loadBackend, whyOnlyListed } from './backends/create.ts';
 
 export class BackendSet {
   /** In the order of preference. */
   readonly backends: readonly Backend[];
   /** Those that are not there, with the reason. */
   readonly missing: ReadonlyMap<BackendName, string>;
-  /** The user named them. */
-  readonly areListed: boolean;
 
   /**
-   * Those that were named, which must all work: fails with what the first one fails with. Without names, those of this
-   * build that can work here.
+   * Those that were named, which must all work: fails with what the first one fails with. Without names, those that can
+   * work here and that `whyOnlyListed` does not leave out.
    */
   static async create(names: readonly BackendName[] | undefined, context: BackendContext): Promise<BackendSet> {
     const known = knownBackends();
@@ -25,6 +23,11 @@ export class BackendSet {
     const backends: Backend[] = [];
     const missing = new Map<BackendName, string>();
     for (const name of wanted) {
+      const why = names === undefined ? whyOnlyListed(name) : undefined;
+      if (why !== undefined) {
+        missing.set(name, `not started: ${why}`);
+        continue;
+      }
       try {
         backends.push(await loadBackend(name)(context));
       } catch (error) {
@@ -36,13 +39,12 @@ export class BackendSet {
         missing.set(name, error.message);
       }
     }
-    return new BackendSet(backends, missing, names !== undefined);
+    return new BackendSet(backends, missing);
   }
 
-  private constructor(backends: readonly Backend[], missing: ReadonlyMap<BackendName, string>, areListed: boolean) {
+  private constructor(backends: readonly Backend[], missing: ReadonlyMap<BackendName, string>) {
     this.backends = backends;
     this.missing = missing;
-    this.areListed = areListed;
   }
 
   /** Hot path. True if anything happened. */

@@ -3,12 +3,19 @@ import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
 import type { WakeWord } from '../core/wake-word.ts';
+import type { PlannedTransfer } from './transfer-plan.ts';
 
 /** In the order of preference. */
 export const backendNames = ['local', 'ucx', 'multipath'] as const;
 export type BackendName = (typeof backendNames)[number];
 
 export type TransferOperation = 'read' | 'write';
+
+/**
+ * The longest message of `post` and `notify`. The agent refuses longer ones; every backend carries this much, as soon as the
+ * peer has taken what was sent before.
+ */
+export const MAX_NOTIFICATION_BYTES = 32_760;
 
 /** What the agent gives to a backend that it creates. */
 export interface BackendContext {
@@ -28,7 +35,7 @@ export interface BackendContext {
   readonly deliver: (peer: string, message: Uint8Array) => void;
   /**
    * Hot path. False while as much as may of that peer waits for the agent's owner: further messages of it stay with the
-   * backend, in order, until senders have no more room and fail with WL_CAPACITY. `wake` is rung when there is room again.
+   * backend, in order, until senders have no more room and fail with WL_BUSY. `wake` is rung when there is room again.
    */
   readonly mayDeliver: (peer: string) => boolean;
 }
@@ -68,8 +75,6 @@ export interface Backend {
   whyNotMemory(memory: AgentMemory): string | undefined;
   /** Why it cannot reach the peer, in the same way. Looks at what is known, connects to nobody. */
   whyNotPeer(peer: BackendPeer): string | undefined;
-  /** Why it is used only where it is asked for by name, in the same way; undefined if it may be chosen. */
-  readonly whyOnlyForced: string | undefined;
   /** Why memory of this kind cannot be used on the peer's side, in the same way; `region` says which it is, where it is known. */
   whyNotRemote(kind: MemoryKind, region?: RemoteRegionInfo): string | undefined;
   register(memory: AgentMemory): Promise<BackendRegion>;
@@ -107,21 +112,16 @@ export interface Backend {
 export interface BackendRegion {
   /** What peers need to use it: handles, keys. Goes into the metadata. */
   readonly info: Uint8Array;
-  /** The memory is the caller's again; peers that still use it get an error. */
+  /**
+   * The memory is the caller's again: once it has resolved, no peer and no device reads or writes it; those that still try
+   * get an error. Peers that died do not hold it up. Fails with WL_TIMEOUT, naming a peer that is still copying: the
+   * region then takes nothing new, and `release` may be called again. Idempotent.
+   */
   release(): Promise<void>;
 }
 
 /** A region of the peer as imported from its `info`. Backends return a class of their own. */
 export interface BackendRemoteRegion {
-  readonly bytes: number;
-}
-
-/** One descriptor pair. The agent has checked that it lies inside both regions and is not empty. */
-export interface TransferPart {
-  readonly local: BackendRegion;
-  readonly localOffset: number;
-  readonly remote: BackendRemoteRegion;
-  readonly remoteOffset: number;
   readonly bytes: number;
 }
 
@@ -131,9 +131,22 @@ export interface BackendLink {
   readonly error: WeftlineError | undefined;
   /** `kind` and `bytes` are what the peer's metadata say of the region. Fails with WL_PROTOCOL if info is not understood. */
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): BackendRemoteRegion;
-  /** Makes all native argument blocks; a part list may hold many thousands. */
-  prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer>;
-  /** Bytes to the peer's agent, after the data of all transfers that were done before the call. Copied. */
+  /**
+   * The peer has taken the region back, or this side needs it no more: its mappings and descriptors go as soon as nothing
+   * touches it. Transfers on it fail from their next post on. Idempotent. Left out by backends that hold nothing of a region.
+   */
+  releaseRegion?(region: BackendRemoteRegion): void;
+  /** True if the peer has taken the region back, for backends that see that without being told. */
+  isWithdrawn?(region: BackendRemoteRegion): boolean;
+  /** Makes all native argument blocks, in linear time: there may be a million parts. */
+  prepare(
+    operation: TransferOperation,
+    plan: PlannedTransfer<BackendRegion, BackendRemoteRegion>,
+  ): Promise<BackendTransfer>;
+  /**
+   * Bytes to the peer's agent, after the data of all transfers that were done before the call. Copied. Fails with WL_BUSY,
+   * having sent nothing, if the peer has not taken earlier messages.
+   */
   notify(message: Uint8Array): void;
   /** Ordered puts and signals whose places are known only when they are posted. */
   openChannel(): BackendChannel;
@@ -149,7 +162,7 @@ export interface BackendTransfer {
   /**
    * Hot path: no allocation, no promise, never waits. The message, which is copied, is delivered at the peer after all
    * data of this post is visible there (of a read: has been read), with no further call on this side needed, and not at
-   * all if the transfer fails. Fails with WL_CAPACITY, having posted nothing, if the peer has not taken earlier messages.
+   * all if the transfer fails. Fails with WL_BUSY, having posted nothing, if the peer has not taken earlier messages.
    */
   post(message?: Uint8Array): void;
   /** Hot path. As of the last `poll`. Done means delivered: all bytes are visible at their destination. */

@@ -1,5 +1,6 @@
 // Lists of memory ranges by address, as two agents tell each other which bytes to move.
-import { Block, defineLayout } from '../abi/layout.ts';
+import { DESCRIPTOR_LIST_MAGIC, descriptor, descriptorListHead } from '../abi/descriptor-list.ts';
+import { Block } from '../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { MemoryKind } from './agent-memory.ts';
 
@@ -23,23 +24,31 @@ export interface BlockOptions {
 }
 
 const kinds: readonly MemoryKind[] = ['host', 'cuda'];
-const head = defineLayout('DescriptorListHead', { magic: 'u32', kind: 'u32', count: 'u32', reserved: 'u32' });
-const entry = defineLayout('Descriptor', { address: 'u64', bytes: 'u64' });
-/** "WLDL" */
-const MAGIC = 0x4c_44_4c_57;
+const HIGH = 0x1_0000_0000;
+
+/**
+ * What a range has to be, if it is none; undefined if it is one. Whole numbers up to 2^53, so that sums and differences of
+ * addresses are exact: native code copies from and to what they name.
+ */
+export function whyNoRange(address: number, bytes: number): string | undefined {
+  if (Number.isSafeInteger(address) && address >= 0 && Number.isSafeInteger(bytes) && bytes > 0) {
+    if (Number.isSafeInteger(address + bytes)) return undefined;
+  }
+  return 'an address and a number of bytes, both whole numbers, at least one byte, ending below 2^53';
+}
 
 /** Ranges of one kind of memory. Immutable; entry i of one side's list goes with entry i of the other's. */
 export class DescriptorList {
   readonly kind: MemoryKind;
   readonly addresses: Float64Array;
   readonly lengths: Float64Array;
+  /** Of all entries. */
+  readonly bytes: number;
 
   /** A part of registered memory; all of it by default. */
-  static of({ kind, address, length }: Addressed, offset = 0, bytes: number = length - offset): DescriptorList {
-    if (!(offset >= 0 && bytes > 0 && offset + bytes <= length)) {
-      throw invalidArgument('range', [offset, bytes], `a part of the ${length} bytes that are registered`);
-    }
-    return new DescriptorList(kind, Float64Array.of(address + offset), Float64Array.of(bytes));
+  static of(memory: Addressed, offset = 0, bytes: number = memory.length - offset): DescriptorList {
+    checkPart(memory, offset, bytes);
+    return new DescriptorList(memory.kind, Float64Array.of(memory.address + offset), Float64Array.of(bytes));
   }
 
   /** Equal blocks of registered memory, such as the pages of a key-value cache: entry i is block i. */
@@ -47,50 +56,74 @@ export class DescriptorList {
     const { blockBytes, stride = blockBytes, offset = 0 } = options;
     const fitting = Math.floor((memory.length - offset - blockBytes) / stride) + 1;
     const { count = fitting } = options;
-    if (!(blockBytes > 0 && stride > 0 && offset >= 0 && count >= 1 && count <= fitting)) {
+    const areWhole = [blockBytes, stride, offset, count].every((number) => Number.isSafeInteger(number));
+    if (!(areWhole && blockBytes > 0 && stride > 0 && offset >= 0 && count >= 1 && count <= fitting)) {
       throw invalidArgument(
         'blocks',
         JSON.stringify(options),
-        `1 to ${Math.max(0, fitting)} blocks of the ${memory.length} bytes`,
+        `1 to ${Math.max(0, fitting)} blocks of the ${memory.length} bytes, in whole numbers`,
       );
     }
-    const addresses = Float64Array.from({ length: count }, (_, index) => memory.address + offset + index * stride);
+    const addresses = new Float64Array(count);
+    const first = memory.address + offset;
+    for (let index = 0; index < count; index++) addresses[index] = first + index * stride;
     return new DescriptorList(memory.kind, addresses, new Float64Array(count).fill(blockBytes));
   }
 
-  /** Fails with WL_PROTOCOL for bytes that `encode` did not make. */
-  static decode(bytes: Uint8Array): DescriptorList {
-    if (bytes.length < head.size) throw bad();
-    const block = new Block(head, bytes.buffer, bytes.byteOffset);
-    const kind = kinds[block.get('kind')];
-    const count = block.get('count');
-    if (block.get('magic') !== MAGIC || kind === undefined || bytes.length !== head.size + count * entry.size)
-      throw bad();
+  /** All entries of all lists, in this order. Fails with WL_INVALID_ARGUMENT if there is no list, or lists of both kinds. */
+  static join(lists: readonly DescriptorList[]): DescriptorList {
+    const kind = lists[0]?.kind;
+    if (kind === undefined) throw invalidArgument('lists', lists, 'at least one list');
+    const count = lists.reduce((sum, list) => sum + list.length, 0);
     const addresses = new Float64Array(count);
     const lengths = new Float64Array(count);
-    for (let index = 0; index < count; index++) {
-      const item = new Block(entry, bytes.buffer, bytes.byteOffset + head.size + index * entry.size);
-      addresses[index] = item.get('address');
-      lengths[index] = item.get('bytes');
+    let at = 0;
+    for (const list of lists) {
+      if (list.kind !== kind) throw invalidArgument('list', list.kind, `ranges of ${kind} memory`);
+      addresses.set(list.addresses, at);
+      lengths.set(list.lengths, at);
+      at += list.length;
     }
     return new DescriptorList(kind, addresses, lengths);
   }
 
+  /** Fails with WL_PROTOCOL for bytes that `encode` did not make. */
+  static decode(bytes: Uint8Array): DescriptorList {
+    if (bytes.length < descriptorListHead.size) throw bad(`${bytes.length} bytes are too few`);
+    const block = new Block(descriptorListHead, bytes.buffer, bytes.byteOffset);
+    if (block.get('magic') !== DESCRIPTOR_LIST_MAGIC) throw bad('they do not begin as one');
+    const kind = kinds[block.get('kind')];
+    if (kind === undefined) throw bad(`the kind of memory is ${block.get('kind')}`);
+    const count = block.get('count');
+    const expected = descriptorListHead.size + count * descriptor.size;
+    if (bytes.length !== expected) throw bad(`${count} descriptors take ${expected} bytes, got ${bytes.length}`);
+    const addresses = new Float64Array(count);
+    const lengths = new Float64Array(count);
+    const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
+    for (let index = 0; index < count; index++) {
+      const at = descriptorListHead.size + index * descriptor.size;
+      addresses[index] = wideAt(view, at + descriptor.offset.address);
+      lengths[index] = wideAt(view, at + descriptor.offset.bytes);
+    }
+    sumOf(addresses, lengths, bad);
+    return new DescriptorList(kind, addresses, lengths);
+  }
+
+  /**
+   * Takes the arrays as they are. Fails with WL_INVALID_ARGUMENT for ranges that are not whole numbers, are empty or end
+   * beyond 2^53, or if all of them together have more bytes than that.
+   */
   constructor(kind: MemoryKind, addresses: Float64Array, lengths: Float64Array) {
     if (addresses.length !== lengths.length)
       throw invalidArgument('lengths', lengths.length, `${addresses.length}, one per address`);
     this.kind = kind;
     this.addresses = addresses;
     this.lengths = lengths;
+    this.bytes = sumOf(addresses, lengths, invalidList);
   }
 
   get length(): number {
     return this.addresses.length;
-  }
-
-  /** Of all entries. */
-  get bytes(): number {
-    return this.lengths.reduce((sum, length) => sum + length, 0);
   }
 
   /** The entries with these indices, in this order. Fails with WL_INVALID_ARGUMENT for an index that there is not. */
@@ -107,29 +140,61 @@ export class DescriptorList {
     return new DescriptorList(this.kind, addresses, lengths);
   }
 
-  /** This list's entries, then the other's. */
+  /** This list's entries, then the other's. To join many lists, take `DescriptorList.join`. */
   concat(other: DescriptorList): DescriptorList {
-    if (other.kind !== this.kind) throw invalidArgument('list', other.kind, `ranges of ${this.kind} memory`);
-    const addresses = Float64Array.of(...this.addresses, ...other.addresses);
-    return new DescriptorList(this.kind, addresses, Float64Array.of(...this.lengths, ...other.lengths));
+    return DescriptorList.join([this, other]);
   }
 
   /** To be sent to a peer. */
   encode(): Uint8Array {
-    const bytes = new Uint8Array(head.size + this.length * entry.size);
-    const block = new Block(head, bytes.buffer, 0);
-    block.set('magic', MAGIC);
+    const bytes = new Uint8Array(descriptorListHead.size + this.length * descriptor.size);
+    const block = new Block(descriptorListHead, bytes.buffer, 0);
+    block.set('magic', DESCRIPTOR_LIST_MAGIC);
     block.set('kind', kinds.indexOf(this.kind));
     block.set('count', this.length);
+    const view = new DataView(bytes.buffer);
     for (let index = 0; index < this.length; index++) {
-      const item = new Block(entry, bytes.buffer, head.size + index * entry.size);
-      item.set('address', this.addresses[index] as number);
-      item.set('bytes', this.lengths[index] as number);
+      const at = descriptorListHead.size + index * descriptor.size;
+      putWide(view, at + descriptor.offset.address, this.addresses[index] as number);
+      putWide(view, at + descriptor.offset.bytes, this.lengths[index] as number);
     }
     return bytes;
   }
 }
 
-function bad(): WeftlineError {
-  return new WeftlineError('WL_PROTOCOL', 'These bytes are not a list of descriptors');
+/** Fails with WL_INVALID_ARGUMENT unless `bytes` bytes from `offset` on are a part of the memory. */
+export function checkPart({ length }: Addressed, offset: number, bytes: number): void {
+  if (whyNoRange(offset, bytes) === undefined && offset + bytes <= length) return;
+  throw invalidArgument('range', [offset, bytes], `a part of the ${length} bytes that are registered`);
+}
+
+/** The bytes of all ranges. Throws what `fail` makes of the first fault. */
+function sumOf(addresses: Float64Array, lengths: Float64Array, fail: (why: string) => WeftlineError): number {
+  let sum = 0;
+  for (let index = 0; index < addresses.length; index++) {
+    const address = addresses[index] as number;
+    const bytes = lengths[index] as number;
+    const why = whyNoRange(address, bytes);
+    if (why !== undefined) throw fail(`descriptor ${index} is [${address}, ${bytes}], expected ${why}`);
+    sum += bytes;
+  }
+  if (!Number.isSafeInteger(sum)) throw fail(`its ranges have ${sum} bytes together, expected less than 2^53`);
+  return sum;
+}
+
+function wideAt(view: DataView, at: number): number {
+  return view.getUint32(at, true) + view.getUint32(at + 4, true) * HIGH;
+}
+
+function putWide(view: DataView, at: number, value: number): void {
+  view.setUint32(at, value % HIGH, true);
+  view.setUint32(at + 4, Math.floor(value / HIGH), true);
+}
+
+function invalidList(why: string): WeftlineError {
+  return new WeftlineError('WL_INVALID_ARGUMENT', `Invalid list of descriptors: ${why}`);
+}
+
+function bad(why: string): WeftlineError {
+  return new WeftlineError('WL_PROTOCOL', `These bytes are not a list of descriptors: ${why}`);
 }

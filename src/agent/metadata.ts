@@ -10,6 +10,7 @@ import {
   metadataTags,
 } from '../abi/agent-metadata.ts';
 import { Block, type Layout } from '../abi/layout.ts';
+import { copyOf } from '../core/bytes.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { MemoryKind } from './agent-memory.ts';
 import { type BackendName, backendNames } from './backend.ts';
@@ -34,6 +35,8 @@ export interface AgentMetadata {
   readonly isWhole: boolean;
   readonly connections: ByBackend;
   readonly regions: readonly RegionMetadata[];
+  /** Numbers of regions that are gone. */
+  readonly withdrawn: readonly number[];
 }
 
 const kinds: readonly MemoryKind[] = ['host', 'cuda'];
@@ -48,6 +51,7 @@ export function encodeMetadata(metadata: AgentMetadata): Uint8Array {
     field(tag.process, filled(metadataProcess, { id: metadata.process })),
     ...[...metadata.connections].map((entry) => field(tag.connection, named(entry))),
     ...metadata.regions.map((region) => field(tag.region, encodeRegion(region))),
+    ...(metadata.withdrawn.length === 0 ? [] : [field(tag.withdrawn, encodeNumbers(metadata.withdrawn))]),
   ];
   const body = Buffer.concat(fields);
   const header = filled(metadataHeader, {
@@ -63,7 +67,7 @@ export function encodeMetadata(metadata: AgentMetadata): Uint8Array {
 /** Fails with WL_PROTOCOL for bytes that are not metadata, are cut short, or are of another version. */
 export function decodeMetadata(bytes: Uint8Array): AgentMetadata {
   if (bytes.length < metadataHeader.size) throw bad(`${bytes.length} bytes are too few`);
-  const header = new Block(metadataHeader, bytes.buffer, bytes.byteOffset);
+  const header = Block.over(metadataHeader, bytes);
   if (header.get('magic') !== METADATA_MAGIC) throw bad('they do not begin as it does');
   const version = header.get('version');
   if (version !== METADATA_VERSION) throw bad(`its version is ${version}, this side reads ${METADATA_VERSION}`);
@@ -84,6 +88,7 @@ export function decodeMetadata(bytes: Uint8Array): AgentMetadata {
     isWhole: header.get('isWhole') === 1,
     connections: byBackend(fields, metadataTags.connection),
     regions: all(fields, metadataTags.region).map(decodeRegion),
+    withdrawn: all(fields, metadataTags.withdrawn).flatMap(decodeNumbers),
   };
 }
 
@@ -107,15 +112,34 @@ function decodeRegion(bytes: Uint8Array): RegionMetadata {
   const block = blockOf(metadataRegion, bytes);
   const kind = kinds[block.get('kind')];
   if (kind === undefined) throw bad(`it has a region of an unknown kind ${block.get('kind')}`);
+  const address = block.get('address');
+  const length = block.get('bytes');
+  // Beyond that, sums of addresses would be rounded, and a range outside would pass for one within.
+  if (!Number.isSafeInteger(address) || !Number.isSafeInteger(address + length)) {
+    throw bad(`it has a region of ${length} bytes at ${address}, which ends beyond 2^53`);
+  }
   const fields = [...readFields(bytes.subarray(metadataRegion.size))];
   return {
     number: block.get('number'),
     name: Buffer.from(one(fields, metadataTags.regionName)).toString('utf8'),
     kind,
-    address: block.get('address'),
-    bytes: block.get('bytes'),
+    address,
+    bytes: length,
     info: byBackend(fields, metadataTags.regionInfo),
   };
+}
+
+function encodeNumbers(numbers: readonly number[]): Uint8Array {
+  const bytes = new Uint8Array(numbers.length * 4);
+  const view = new DataView(bytes.buffer);
+  for (const [index, number] of numbers.entries()) view.setUint32(index * 4, number, true);
+  return bytes;
+}
+
+function decodeNumbers(bytes: Uint8Array): number[] {
+  if (bytes.length % 4 !== 0) throw bad('its list of withdrawn regions is cut short');
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
+  return Array.from({ length: bytes.length / 4 }, (_, index) => view.getUint32(index * 4, true));
 }
 
 interface Field {
@@ -134,7 +158,7 @@ function* readFields(bytes: Uint8Array): Generator<Field> {
     const head = blockOf(metadataField, rest);
     const end = metadataField.size + head.get('bytes');
     if (end > rest.length) throw bad('a field of it is longer than what holds it');
-    yield { tag: head.get('tag'), value: rest.slice(metadataField.size, end) };
+    yield { tag: head.get('tag'), value: rest.subarray(metadataField.size, end) };
     at += end;
   }
 }
@@ -161,7 +185,7 @@ function byBackend(fields: readonly Field[], tag: number): ByBackend {
     if (end === -1) throw bad('an entry of a backend has no name');
     const text = Buffer.from(value.subarray(0, end)).toString('utf8');
     const name = backendNames.find((known) => known === text);
-    if (name !== undefined) found.set(name, value.slice(end + 1));
+    if (name !== undefined) found.set(name, copyOf(value.subarray(end + 1)));
   }
   return found;
 }
@@ -171,14 +195,14 @@ function filled<Name extends string>(
   values: Readonly<Partial<Record<Name, number>>>,
 ): Uint8Array {
   const bytes = new Uint8Array(layout.size);
-  const block = new Block(layout, bytes.buffer, 0);
+  const block = Block.over(layout, bytes);
   for (const [name, value] of Object.entries(values) as [Name, number][]) block.set(name, value);
   return bytes;
 }
 
 function blockOf<Name extends string>(layout: Layout<Name>, bytes: Uint8Array): Block<Name> {
   if (bytes.length < layout.size) throw bad('a field of it is cut short');
-  return new Block(layout, bytes.buffer, bytes.byteOffset);
+  return Block.over(layout, bytes);
 }
 
 function bad(why: string): WeftlineError {

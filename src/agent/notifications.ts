@@ -1,4 +1,6 @@
 // Notifications that have come and wait to be taken, oldest first; how many bytes of a peer may wait.
+import { WeftlineError } from '../core/errors.ts';
+import { MAX_NOTIFICATION_BYTES } from './backend.ts';
 import type { Awaited } from './waiting.ts';
 
 export interface Notification {
@@ -10,6 +12,17 @@ export interface Notification {
 export interface NotificationFilter {
   /** Only of this agent. */
   readonly from?: string;
+}
+
+/** Hot path. Fails with WL_CAPACITY for a message that is longer than any backend need carry. */
+export function checkNotification(message: Uint8Array): void {
+  const { length } = message;
+  if (length <= MAX_NOTIFICATION_BYTES) return;
+  throw new WeftlineError(
+    'WL_CAPACITY',
+    `A notification of ${length} bytes is too long: expected at most ${MAX_NOTIFICATION_BYTES}. Send it in pieces, or as data`,
+    { details: { bytes: length, allowed: MAX_NOTIFICATION_BYTES } },
+  );
 }
 
 /** What a message takes besides its bytes. */

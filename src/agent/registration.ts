@@ -26,7 +26,11 @@ export class Registration {
   readonly memory: AgentMemory;
   readonly #caller: Registrable;
   readonly #regions = new Map<BackendName, BackendRegion>();
+  readonly #released = new Set<BackendName>();
+  /** What backends are still about, while they are. */
+  readonly #leaving = new Map<BackendName, Promise<void>>();
   #isOpen = true;
+  #releasing: Promise<void> | undefined;
 
   constructor(
     memory: AgentMemory,
@@ -74,22 +78,79 @@ export class Registration {
     this.#regions.set(backend, region);
   }
 
-  /** All backends let go of it, and what `agent.allocate` gave is freed. Fails with the first error, having tried all. */
-  async release(): Promise<void> {
-    if (!this.#isOpen) return;
-    try {
-      await this.letGo();
-    } finally {
-      this.memory.shared?.memory[Symbol.dispose]();
-    }
+  /**
+   * All backends give it up, and what `agent.allocate` gave is freed. Fails with the first error, having tried all. After
+   * WL_TIMEOUT it takes no new transfers, is not freed because a peer may still touch it, and `release` may be called again.
+   */
+  release(timeoutMs: number): Promise<void> {
+    this.#releasing ??= this.#release(timeoutMs).catch((error: unknown) => {
+      this.#releasing = undefined;
+      throw error;
+    });
+    return this.#releasing;
   }
 
-  /** All backends let go of it. */
-  async letGo(): Promise<void> {
+  async #release(timeoutMs: number): Promise<void> {
+    try {
+      await this.withdraw(timeoutMs);
+    } catch (error) {
+      // A backend that is gone touches nothing; a peer that is late may.
+      if (!(error instanceof WeftlineError && error.code === 'WL_TIMEOUT')) this.free();
+      throw error;
+    }
+    this.free();
+  }
+
+  /** Unmaps what `agent.allocate` gave. Peers that have it mapped keep it until they unmap it as well. */
+  free(): void {
+    this.memory.shared?.memory[Symbol.dispose]();
+  }
+
+  /** All backends give it up. */
+  async withdraw(timeoutMs: number): Promise<void> {
     this.#isOpen = false;
-    const ends = await Promise.allSettled([...this.#regions.values()].map((region) => region.release()));
+    const regions = [...this.#regions].filter(([backend]) => !this.#released.has(backend));
+    const ends = await Promise.allSettled(
+      regions.map(([backend, region]) =>
+        beforeDeadline(this.#releaseBy(backend, region), timeoutMs, () => late(this, backend, timeoutMs)),
+      ),
+    );
     for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
+
+  /** One at a time, however often it is asked for. */
+  #releaseBy(backend: BackendName, region: BackendRegion): Promise<void> {
+    let leaving = this.#leaving.get(backend);
+    if (leaving === undefined) {
+      leaving = region.release().then(
+        () => void this.#released.add(backend),
+        (error: unknown) => {
+          this.#leaving.delete(backend);
+          throw error;
+        },
+      );
+      this.#leaving.set(backend, leaving);
+    }
+    return leaving;
+  }
+}
+
+/** A backend that knows which peer is late says so itself, and first. */
+const LATER_MS = 50;
+
+function beforeDeadline(ended: Promise<void>, timeoutMs: number, fail: () => WeftlineError): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(fail()), timeoutMs + LATER_MS);
+    ended.then(resolve, reject).finally(() => clearTimeout(timer));
+  });
+}
+
+function late({ name, number }: Registration, backend: BackendName, timeoutMs: number): WeftlineError {
+  return new WeftlineError(
+    'WL_TIMEOUT',
+    `Memory ${number} (${JSON.stringify(name)}) is still used by transfers of the backend ${backend} after ${timeoutMs} ms; it takes no new ones, but must not be used for anything else yet: deregister it again to go on waiting`,
+    { details: { region: number, backend, timeoutMs } },
+  );
 }
 
 function closed(): WeftlineError {

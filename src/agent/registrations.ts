@@ -13,12 +13,17 @@ export interface RegisterOptions {
 
 export class Registrations {
   readonly #agent: string;
+  readonly #timeoutMs: number;
   readonly #set: BackendSet;
   readonly #known = new Map<number, Registration>();
+  /** Those that a peer still touches, or did when they were last looked at. */
+  readonly #leaving = new Set<Registration>();
   #nextNumber = 1;
 
-  constructor(agent: string, set: BackendSet) {
+  /** `timeoutMs`: how long backends may take to give memory up. */
+  constructor(agent: string, set: BackendSet, timeoutMs: number) {
     this.#agent = agent;
+    this.#timeoutMs = timeoutMs;
     this.#set = set;
   }
 
@@ -34,6 +39,14 @@ export class Registrations {
       const { number, name, kind, address, length: bytes } = region;
       const info = new Map([...region.regions].map(([backend, made]) => [backend, made.info]));
       return { number, name, kind, address, bytes, info };
+    });
+  }
+
+  /** Their numbers. Fails with WL_INVALID_ARGUMENT for one that is registered. */
+  withdrawn(regions: readonly Registration[]): number[] {
+    return regions.map((region) => {
+      if (this.#has(region)) throw invalidArgument('withdrawn', region.name, 'memory that was deregistered');
+      return region.number;
     });
   }
 
@@ -55,14 +68,18 @@ export class Registrations {
 
   async remove(registration: Registration): Promise<void> {
     if (this.#has(registration)) this.#known.delete(registration.number);
-    await registration.release();
+    this.#leaving.add(registration);
+    await registration.release(this.#timeoutMs);
+    this.#leaving.delete(registration);
   }
 
   /** Of all of them; errors are nobody's any more. */
   async close(): Promise<void> {
-    const all = this.all;
+    const all = [...this.all, ...this.#leaving];
     this.#known.clear();
-    await Promise.allSettled(all.map((registration) => registration.release()));
+    this.#leaving.clear();
+    await Promise.allSettled(all.map((registration) => registration.release(this.#timeoutMs)));
+    for (const registration of all) registration.free();
   }
 
   #has(registration: Registration): boolean {
@@ -79,7 +96,7 @@ export class Registrations {
         else reasons.push(`${backend.name}: ${why}`);
       }
     } catch (error) {
-      await registration.letGo();
+      await registration.withdraw(this.#timeoutMs);
       throw error;
     }
     if (registration.regions.size === 0) {

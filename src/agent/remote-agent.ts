@@ -33,6 +33,8 @@ export class RemoteAgent {
   readonly #regions = new Map<number, RegionMetadata>();
   readonly #links = new Map<BackendName, PendingLink>();
   readonly #open = new Map<BackendName, LinkEntry>();
+  /** Why the peer took no link by a backend. */
+  readonly #refusals = new Map<BackendName, string>();
   /** Ends what is being connected. */
   readonly #ending = new AbortController();
   /** Why nothing of it counts any more. */
@@ -49,11 +51,26 @@ export class RemoteAgent {
     return this.#ended;
   }
 
-  /** Adds what the metadata tell; regions that whole metadata do not list are gone. */
-  learn({ isWhole, connections, regions }: AgentMetadata): void {
+  /** Adds what the metadata tell; regions that they withdraw, or that whole metadata do not list, are gone. */
+  learn({ isWhole, connections, regions, withdrawn }: AgentMetadata): void {
     for (const [name, info] of connections) this.#connections.set(name, info);
-    if (isWhole) this.#regions.clear();
-    for (const region of regions) this.#regions.set(region.number, region);
+    const gone = new Set(isWhole ? this.#regions.keys() : [...withdrawn, ...this.#unheard()]);
+    for (const region of regions) {
+      gone.delete(region.number);
+      this.#regions.set(region.number, region);
+    }
+    for (const number of gone) this.#forget(number);
+    // There may be room by now.
+    this.#refusals.clear();
+  }
+
+  /** Until its metadata are loaded again or a link by that backend succeeds, another backend is chosen. */
+  noteRefusal(backend: BackendName, why: string): void {
+    this.#refusals.set(backend, why);
+  }
+
+  refusalOf(backend: BackendName): string | undefined {
+    return this.#refusals.get(backend);
   }
 
   /** In the order of registration. */
@@ -87,7 +104,13 @@ export class RemoteAgent {
     const entry = await this.#entry(backend, options);
     const known = entry.regions.get(number);
     if (known !== undefined) return known;
-    const { info, kind, bytes } = this.#regions.get(number) as RegionMetadata;
+    const region = this.#regions.get(number);
+    if (region === undefined) {
+      throw new WeftlineError('WL_UNAUTHORIZED', `Agent ${this.name} has taken back its memory ${number}`, {
+        details: { peer: this.name, region: number },
+      });
+    }
+    const { info, kind, bytes } = region;
     const imported = entry.link.importRegion(info.get(backend.name) as Uint8Array, { kind, bytes });
     entry.regions.set(number, imported);
     return imported;
@@ -101,6 +124,22 @@ export class RemoteAgent {
     this.#links.clear();
     this.#open.clear();
     await Promise.allSettled(links.map(async ({ entry }) => (await entry).link.close()));
+  }
+
+  /** Regions that the peer has taken back, as its links see. */
+  *#unheard(): Generator<number> {
+    for (const { link, regions } of this.#open.values()) {
+      for (const [number, region] of regions) if (link.isWithdrawn?.(region) === true) yield number;
+    }
+  }
+
+  #forget(number: number): void {
+    this.#regions.delete(number);
+    for (const { link, regions } of this.#open.values()) {
+      const imported = regions.get(number);
+      regions.delete(number);
+      if (imported !== undefined) link.releaseRegion?.(imported);
+    }
   }
 
   async #entry(backend: Backend, options: ConnectOptions): Promise<LinkEntry> {
@@ -172,6 +211,7 @@ export class RemoteAgent {
       throw this.#ended;
     }
     this.#open.set(backend.name, entry);
+    this.#refusals.delete(backend.name);
     return entry;
   }
 }

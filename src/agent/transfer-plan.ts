@@ -1,21 +1,15 @@
-// Makes a list of parts of two lists of descriptors: finds the region of each entry, and joins neighbours.
+// Makes the table of parts of two lists of descriptors: finds the region of each entry, and joins neighbours.
+import { PartTable } from '../abi/part-table.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
-import type { MemoryKind } from './agent-memory.ts';
-import type { DescriptorList } from './descriptors.ts';
+import { type DescriptorList, whyNoRange } from './descriptors.ts';
+import { type AddressRange, RegionFinder } from './region-finder.ts';
 
-/** A region of either side, for looking up addresses. */
-export interface AddressRange {
-  readonly kind: MemoryKind;
-  readonly address: number;
-  readonly length: number;
-}
-
-export interface PlannedPart<L, R> {
-  readonly local: L;
-  readonly localOffset: number;
-  readonly remote: R;
-  readonly remoteOffset: number;
-  bytes: number;
+/** A transfer as the agent hands it to a backend. Each part lies inside both of its regions and is not empty. */
+export interface PlannedTransfer<L, R> {
+  /** Regions that the transfer touches, each once; `parts` holds indices into these lists. */
+  readonly locals: readonly L[];
+  readonly remotes: readonly R[];
+  readonly parts: PartTable;
 }
 
 export interface PlanSide<T extends AddressRange> {
@@ -33,14 +27,17 @@ export function planTransfer<L extends AddressRange, R extends AddressRange>(
   local: PlanSide<L>,
   remote: PlanSide<R>,
   { merge }: { readonly merge: boolean },
-): PlannedPart<L, R>[] {
+): PlannedTransfer<L, R> {
   const count = local.list.length;
   if (remote.list.length !== count)
     throw invalidArgument('remote.length', remote.list.length, `${count}, one per local descriptor`);
   if (count === 0) throw invalidArgument('local.length', 0, 'at least one descriptor');
-  const findLocal = finder(local);
-  const findRemote = finder(remote);
-  const parts: PlannedPart<L, R>[] = [];
+  const here = new RegionFinder(local.regions, local.list.kind);
+  const there = new RegionFinder(remote.regions, remote.list.kind);
+  const table = PartTable.ofCount(count);
+  let parts = 0;
+  /** The last part: its regions, and where it ends in them. */
+  let [lastFrom, lastTo, fromEnd, toEnd] = [-1, -1, 0, 0];
   for (let index = 0; index < count; index++) {
     const bytes = local.list.lengths[index] as number;
     const remoteBytes = remote.list.lengths[index] as number;
@@ -51,49 +48,46 @@ export function planTransfer<L extends AddressRange, R extends AddressRange>(
         `${bytes} bytes, as its local one has`,
       );
     }
-    const from = findLocal(index);
-    const to = findRemote(index);
-    const localOffset = (local.list.addresses[index] as number) - from.address;
-    const remoteOffset = (remote.list.addresses[index] as number) - to.address;
-    const last = parts.at(-1);
-    const joins =
-      merge &&
-      last?.local === from &&
-      last.remote === to &&
-      last.localOffset + last.bytes === localOffset &&
-      last.remoteOffset + last.bytes === remoteOffset;
-    if (joins) last.bytes += bytes;
-    else parts.push({ local: from, localOffset, remote: to, remoteOffset, bytes });
-  }
-  return parts;
-}
-
-/** Finds the region that holds an entry whole. Regions may overlap: the one that begins last is tried first. */
-function finder<T extends AddressRange>({ list, regions, owner }: PlanSide<T>): (index: number) => T {
-  const sorted = regions.filter(({ kind }) => kind === list.kind).toSorted((a, b) => b.address - a.address);
-  let latest: T | undefined;
-  return (index) => {
-    const address = list.addresses[index] as number;
-    const bytes = list.lengths[index] as number;
-    if (latest === undefined || !holds(latest, address, bytes)) {
-      latest = sorted.find((region) => holds(region, address, bytes));
+    const from = regionOf(here, local, index);
+    const to = regionOf(there, remote, index);
+    const localOffset = (local.list.addresses[index] as number) - here.begin;
+    const remoteOffset = (remote.list.addresses[index] as number) - there.begin;
+    if (merge && from === lastFrom && to === lastTo && localOffset === fromEnd && remoteOffset === toEnd) {
+      (table.bytes[parts - 1] as number) += bytes;
+    } else {
+      table.local[parts] = from;
+      table.remote[parts] = to;
+      table.localOffset[parts] = localOffset;
+      table.remoteOffset[parts] = remoteOffset;
+      table.bytes[parts] = bytes;
+      parts++;
     }
-    if (latest !== undefined) return latest;
-    throw new WeftlineError(
-      'WL_INVALID_ARGUMENT',
-      `Descriptor ${index} (${bytes} bytes at 0x${address.toString(16)}, ${list.kind}) lies in no region that ${owner} has registered${nearest(sorted, address, bytes)}`,
-      { details: { index, address, bytes, kind: list.kind, owner } },
-    );
-  };
+    [lastFrom, lastTo, fromEnd, toEnd] = [from, to, localOffset + bytes, remoteOffset + bytes];
+  }
+  return { locals: here.found, remotes: there.found, parts: table.head(parts) };
 }
 
-function holds({ address, length }: AddressRange, wanted: number, bytes: number): boolean {
-  return bytes > 0 && wanted >= address && wanted + bytes <= address + length;
+/** Checks the entry again: the arrays of a list can be written to. */
+function regionOf<T extends AddressRange>(
+  finder: RegionFinder<T>,
+  { list, owner }: PlanSide<T>,
+  index: number,
+): number {
+  const address = list.addresses[index] as number;
+  const bytes = list.lengths[index] as number;
+  const why = whyNoRange(address, bytes);
+  if (why !== undefined) throw invalidArgument(`descriptor ${index}`, [address, bytes], why);
+  const region = finder.find(address, bytes);
+  if (region !== -1) return region;
+  throw new WeftlineError(
+    'WL_INVALID_ARGUMENT',
+    `Descriptor ${index} (${bytes} bytes at 0x${address.toString(16)}, ${list.kind}) lies in no region that ${owner} has registered${leaving(finder.around(address), address, bytes)}`,
+    { details: { index, address, bytes, kind: list.kind, owner } },
+  );
 }
 
 /** A range that only leaves its region deserves to be told so. */
-function nearest(regions: readonly AddressRange[], wanted: number, bytes: number): string {
-  const region = regions.find(({ address, length }) => wanted >= address && wanted < address + length);
+function leaving(region: AddressRange | undefined, wanted: number, bytes: number): string {
   if (region === undefined) return '';
   const over = wanted + bytes - region.address - region.length;
   return `: it leaves a region of ${region.length} bytes by ${over}`;

@@ -7,6 +7,7 @@ import {
   checkP2pWorkload,
   DEFAULT_ITERATIONS,
   defaultSizes,
+  MAX_DESCRIPTORS,
   p2pModes,
   type P2pMode,
   type P2pWorkload,
@@ -41,6 +42,7 @@ interface P2pFlags {
   readonly blocks?: readonly number[];
   readonly batches: readonly number[];
   readonly pings: number;
+  readonly descriptors: number;
   readonly compare: number;
   readonly agentThread: boolean;
   readonly json?: string;
@@ -76,6 +78,12 @@ export function addP2pBench(bench: Command): void {
     .option('--blocks <first,last>', 'sweep of block sizes, doubling, with the columns of nixlbench', numberList)
     .option('--batches <first,last>', 'blocks of a transfer in that sweep, doubling', numberList, [1, 1])
     .option('--pings <n>', 'round trips of 256 bytes with a notification', integerArgument(0, MOST), 0)
+    .option(
+      '--descriptors <n>',
+      'one transfer of so many blocks: time and memory to prepare it',
+      integerArgument(0, MAX_DESCRIPTORS),
+      0,
+    )
     .option(
       '--compare <rounds>',
       'beside the ceiling of the path: memcpy, bench transport or ucx_perftest',
@@ -137,8 +145,9 @@ async function measure(options: P2pBenchOptions, { remoteIp, json }: P2pFlags, w
   writeJson(json, report);
 }
 
-function workloadOf({ mode, sizes, iters, inflight, blocks, batches, pings, compare }: P2pFlags): P2pWorkload {
-  return { mode, sizes, iterations: iters, inflight, pings, compare, blocks: sweepOf(blocks, batches) };
+function workloadOf({ iters: iterations, blocks, batches, ...flags }: P2pFlags): P2pWorkload {
+  const { mode, sizes, inflight, pings, descriptors, compare } = flags;
+  return { mode, sizes, iterations, inflight, pings, descriptors, compare, blocks: sweepOf(blocks, batches) };
 }
 
 function sweepOf(blocks: readonly number[] | undefined, batches: readonly number[]): BlockSweep | undefined {

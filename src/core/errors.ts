@@ -1,11 +1,14 @@
 // The one error type of the package: a stable code, the failed action, the offending value, and what to do.
 
+import { quote } from './quote.ts';
+
 /** Every code a WeftlineError can carry, with the situation it stands for. Codes never change meaning. */
 export const errorCodes = {
   WL_INVALID_ARGUMENT: 'an argument has the wrong type, shape, dtype or value; nothing was changed',
   WL_CONFIG: 'a setting or an environment variable has a value outside its range',
   WL_CONFIG_MISMATCH: 'ranks called the same collective with different configurations',
-  WL_CAPACITY: 'a request does not fit the capacity that was configured',
+  WL_CAPACITY: 'a request does not fit the capacity that was configured, now or later',
+  WL_BUSY: 'there is no room now, because earlier requests are under way or were not taken: try again later',
   WL_MEMORY: 'the memory or address space of this rank is exhausted',
   WL_SHARED_MEMORY: 'shared memory is missing, too small or not what a peer announced',
   WL_TIMEOUT: 'a deadline passed; details name who is missing',
@@ -42,6 +45,11 @@ export interface ErrorOptions {
 
 const brand = Symbol.for('weftline.error');
 
+/** How much of an offending value a message shows. */
+const MAX_SHOWN_TEXT = 200;
+const MAX_SHOWN_ELEMENTS = 16;
+const MAX_SHOWN_DEPTH = 2;
+
 /** An error with a stable `code` to switch on; `details` holds the values that the message mentions. */
 export class WeftlineError extends Error {
   override readonly name: string = 'WeftlineError';
@@ -65,6 +73,16 @@ export class WeftlineError extends Error {
     if (this !== WeftlineError) return Function.prototype[Symbol.hasInstance].call(this, value);
     return typeof value === 'object' && value !== null && brand in value;
   }
+}
+
+/** The ranks that an error says it came from: those that were missing or lost, or where it began. */
+export function blamedRanks(error: unknown): readonly number[] {
+  if (!(error instanceof WeftlineError)) return [];
+  for (const field of ['ranks', 'missing', 'blamed']) {
+    const ranks = error.details[field];
+    if (Array.isArray(ranks) && ranks.length > 0 && ranks.every((rank) => Number.isInteger(rank))) return ranks;
+  }
+  return error.rank === undefined ? [] : [error.rank];
 }
 
 /** An error as plain JSON, to cross a worker thread, a socket or a process boundary. */
@@ -119,10 +137,14 @@ export function invalidArgument(argument: string, value: unknown, allowed: strin
   });
 }
 
-function show(value: unknown): string {
-  if (typeof value === 'string') return JSON.stringify(value);
+function show(value: unknown, depth = 0): string {
+  if (depth > MAX_SHOWN_DEPTH) return '…';
+  if (typeof value === 'string') return quote(value, MAX_SHOWN_TEXT);
   if (typeof value === 'bigint') return `${value}n`;
-  if (Array.isArray(value)) return `[${value.map(show).join(', ')}]`;
+  if (Array.isArray(value)) {
+    const more = value.length > MAX_SHOWN_ELEMENTS ? [`… ${value.length} in all`] : [];
+    return `[${[...value.slice(0, MAX_SHOWN_ELEMENTS).map((element) => show(element, depth + 1)), ...more].join(', ')}]`;
+  }
   if (typeof value === 'object' && value !== null) return value.constructor?.name ?? 'object';
   return String(value);
 }

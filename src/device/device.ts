@@ -7,10 +7,17 @@ export type DeviceKind = 'cpu' | 'cuda';
 export interface Device extends AsyncDisposable {
   readonly kind: DeviceKind;
 
-  /** Uninitialised memory for a tensor. Fails with WL_MEMORY, telling what is used and by how much it is short. */
+  /**
+   * Uninitialised memory for a tensor. Fails with WL_MEMORY, telling what is used and by how much it is short. A tensor that
+   * is not disposed keeps its memory until it is collected, which cannot happen within this call: dispose what you make in
+   * a loop, or make it by tensor().
+   */
   empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D>;
 
-  /** A tensor with the given values; bf16 and fp8e4m3 as bit patterns. */
+  /**
+   * A tensor with the given values; bf16 and fp8e4m3 as bit patterns. Before it fails with WL_MEMORY, and now and then when
+   * much memory is in use, it has the memory of tensors that nobody holds given back, which takes a garbage collection.
+   */
   tensor<D extends DType>(dtype: D, shape: readonly number[], values: TypedArrayOf[D]): Promise<Tensor<D>>;
 
   /** Device memory as a typed array in place; WL_UNSUPPORTED where the host cannot address it. */

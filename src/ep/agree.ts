@@ -1,6 +1,6 @@
 // All ranks must create a collective object with the same, valid configuration; otherwise all fail with the same error.
+import { type CallWait, remaining } from '../core/deadline.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
-import type { WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
 
 type Scalar = string | number | boolean | undefined;
@@ -17,7 +17,7 @@ export interface Agreement<T> {
 }
 
 /** Collective. WL_CONFIG_MISMATCH names the field, the ranks and the values; else the first rank's error, if any. */
-export async function agreeOn<T>(world: World, agreement: Agreement<T>, options: WaitOptions): Promise<T> {
+export async function agreeOn<T>(world: World, agreement: Agreement<T>, wait: CallWait): Promise<T> {
   const { what, config } = agreement;
   let prepared: T | undefined;
   let error: EncodedError | null = null;
@@ -27,7 +27,7 @@ export async function agreeOn<T>(world: World, agreement: Agreement<T>, options:
     error = encodeError(thrown, world.rank);
   }
   try {
-    const all = await world.allGather(`config/${what}`, { config, error }, options);
+    const all = await world.allGather(`config/${what}`, { config, error }, remaining(wait));
     compareConfigs(
       what,
       all.map((entry) => entry.config),

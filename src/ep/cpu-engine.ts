@@ -1,11 +1,11 @@
 // The CPU's way of an EpBuffer call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
+import { type CallWait, remaining } from '../core/deadline.ts';
 import { type DType, dtypes } from '../core/dtype.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import { Tensor } from '../device/tensor.ts';
 import { TensorSet } from '../device/tensor-set.ts';
 import { SymmetricWindow } from '../memory/symmetric-window.ts';
-import type { WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
 import { fillAddressTables } from './address-table.ts';
 import { agreeOn, requireOneHost } from './agree.ts';
@@ -35,7 +35,7 @@ export async function createCpuEngine(
   world: World,
   device: CpuDevice,
   config: Required<EpBufferConfig>,
-  options: WaitOptions,
+  wait: CallWait,
 ): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
   requireOneHost(world, 'EpBuffer');
   const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
@@ -44,10 +44,10 @@ export async function createCpuEngine(
   };
   const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
   const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare, release };
-  const { size, tables } = await agreeOn(world, agreement, options);
+  const { size, tables } = await agreeOn(world, agreement, wait);
   try {
     const of = { world, device, name: 'ep', bytes: size.bytes, describeCall };
-    const window = await SymmetricWindow.create({ ...options, ...of });
+    const window = await SymmetricWindow.create({ ...wait, ...of });
     const scope = { world, device, config: Object.freeze({ ...config }), size };
     return { scope, engine: new CpuEpEngine(scope, window, tables) };
   } catch (error) {
@@ -100,12 +100,12 @@ class CpuEpEngine implements EpEngine {
     return (this.window.addresses[rank] as number) + this.#scope.size.regions[region].offset;
   }
 
-  barrier(options: WaitOptions): Promise<void> {
-    return this.window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), options);
+  barrier(wait: CallWait): Promise<void> {
+    return this.window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), wait);
   }
 
   async dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult> {
-    await options.previousEvent?.wait(options);
+    await options.previousEvent?.wait(remaining(options));
     const { world, config } = this.#scope;
     const { barrier } = this.window;
     const layout = this.#layoutOf(input);
@@ -124,7 +124,7 @@ class CpuEpEngine implements EpEngine {
       expertAlignment,
     });
     return barrier.orAbort(async () => {
-      const handle = this.#makeHandle(input, plan);
+      const handle = await this.#device.allocating(() => this.#makeHandle(input, plan));
       this.tables.nextRow.view().set(plan.firstRow);
       this.#device.kernels.compactRows(
         layout.isTokenInRank.address,
@@ -145,7 +145,7 @@ class CpuEpEngine implements EpEngine {
     handle: DispatchHandle,
     options: CallOptions,
   ): Promise<DispatchResult> {
-    await options.previousEvent?.wait(options);
+    await options.previousEvent?.wait(remaining(options));
     const { barrier } = this.window;
     const { bytes } = dtypes[input.data.dtype];
     const call: Call = { kind: 'cached dispatch', detail: bytes, handle: handle.sequence };
@@ -163,13 +163,15 @@ class CpuEpEngine implements EpEngine {
   }
 
   async combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult> {
-    await options.previousEvent?.wait(options);
+    await options.previousEvent?.wait(remaining(options));
     const { barrier } = this.window;
     const { handle, weights } = input;
     const tokens = handle.numTokens;
     const k = weights?.shape[1] ?? 0;
-    const combinedX = input.out ?? this.#device.empty('bf16', [tokens, this.#scope.config.hidden]);
-    const combinedTopkWeights = weights && this.#device.empty('f32', [tokens, k]);
+    const { combinedX, combinedTopkWeights } = await this.#device.allocating(() => ({
+      combinedX: input.out ?? this.#device.empty('bf16', [tokens, this.#scope.config.hidden]),
+      combinedTopkWeights: weights && this.#device.empty('f32', [tokens, k]),
+    }));
     this.#stage(input.x, 'combineRows');
     if (weights) this.#stage(weights, 'combineWeights');
     const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };

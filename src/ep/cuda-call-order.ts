@@ -1,4 +1,5 @@
 // On which stream each call of a buffer runs: one after another, whatever else the device does meanwhile.
+import { type CallWait, remaining } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { CudaEvent } from '../device/cuda/cuda-event.ts';
@@ -46,9 +47,9 @@ export class CudaCallOrder implements Disposable {
   }
 
   /** Resolves when the calls so far are done. */
-  async idle(options: { readonly timeoutMs?: number; readonly signal?: AbortSignal } = {}): Promise<void> {
-    await this.#device.stream.idle(options);
-    await this.#own?.idle(options);
+  async idle(wait: CallWait = {}): Promise<void> {
+    await this.#device.stream.idle(remaining(wait));
+    await this.#own?.idle(remaining(wait));
   }
 
   /** Resolves when nothing of the calls runs any more, whatever became of them; the device may be lost. */

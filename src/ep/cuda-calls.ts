@@ -1,10 +1,10 @@
 // The calls of a collective object on a GPU: barrier epochs, what the host waits for, and the error that ended the object.
 import { EP_MAX_EXPERTS, EP_MAX_RANKS } from '../abi/ep-arguments.ts';
+import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { pollUntil } from '../device/cuda/poll.ts';
 import { TrapBox } from '../device/cuda/trap-box.ts';
-import { checkTimeout, type WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
 import { describeCall } from './calls.ts';
 
@@ -55,9 +55,9 @@ export class CudaCalls implements Disposable {
     this.#epoch -= 1;
   }
 
-  /** How long a kernel may wait. Fails with WL_INVALID_ARGUMENT. */
-  timeoutNs(options: WaitOptions): number {
-    return Math.round(checkTimeout(options.timeoutMs ?? this.#world.settings.timeoutMs) * 1e6);
+  /** How long a kernel that is launched now may wait. Fails with WL_INVALID_ARGUMENT. */
+  timeoutNs(wait: CallWait): number {
+    return Math.ceil(deadlineOf(wait, this.#world.settings.timeoutMs).leftMs) * 1e6;
   }
 
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
@@ -69,14 +69,14 @@ export class CudaCalls implements Disposable {
   }
 
   /** Until a kernel has told the host what `isThere` looks for, or a wait on the device has expired. */
-  async waitFor(what: string, isThere: () => boolean, options: WaitOptions): Promise<void> {
-    const timeoutMs = (options.timeoutMs ?? this.#world.settings.timeoutMs) + HOST_GRACE_MS;
+  async waitFor(what: string, isThere: () => boolean, wait: CallWait): Promise<void> {
+    const timeoutMs = deadlineOf(wait, this.#world.settings.timeoutMs).leftMs + HOST_GRACE_MS;
     const ready = (): boolean => {
       this.#throwIfFailed();
       return isThere();
     };
     try {
-      await pollUntil(ready, { timeoutMs, signal: options.signal, what });
+      await pollUntil(ready, { timeoutMs, signal: wait.signal, what });
     } catch (error) {
       throw this.#giveUp(error);
     }

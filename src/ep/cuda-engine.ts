@@ -1,5 +1,6 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
 import { EP_SYNC_BYTES, epPlan, epScratch, epStatus } from '../abi/ep-arguments.ts';
+import { type CallWait, remaining } from '../core/deadline.ts';
 import { type DType, dtypes } from '../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
@@ -8,7 +9,6 @@ import type { CudaStream } from '../device/cuda/cuda-stream.ts';
 import { Tensor } from '../device/tensor.ts';
 import { TensorSet } from '../device/tensor-set.ts';
 import { CudaWindow } from '../memory/cuda-window.ts';
-import type { WaitOptions } from '../world/store.ts';
 import type { World } from '../world/world.ts';
 import { agreeOn, requireOneHost } from './agree.ts';
 import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from './buffer-size.ts';
@@ -32,7 +32,7 @@ export async function createCudaEngine(
   world: World,
   device: CudaDevice,
   config: Required<EpBufferConfig>,
-  options: WaitOptions,
+  wait: CallWait,
 ): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
   requireOneHost(world, 'EpBuffer');
   const prepare = (): EpBufferSize => {
@@ -40,18 +40,18 @@ export async function createCudaEngine(
     return bufferSize(config, world.size);
   };
   const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare };
-  const size = await agreeOn(world, agreement, options);
+  const size = await agreeOn(world, agreement, wait);
   const scope = { world, device, config: Object.freeze({ ...config }), size };
   // Compiling may fail or take long on one rank alone, so the ranks meet again behind it.
   const launches = await loadLaunches(scope).catch((error: unknown) => error as Error);
   const parts = await agreeOn(
     world,
     { what: 'EpBuffer kernels', config: {}, prepare: () => prepareParts(scope, launches), release: releaseParts },
-    options,
+    wait,
   );
   try {
     const bytes = EP_SYNC_BYTES + size.bytes;
-    const window = await CudaWindow.create({ ...options, world, device, name: 'ep', bytes });
+    const window = await CudaWindow.create({ ...wait, world, device, name: 'ep', bytes });
     return { scope, engine: new CudaEpEngine(scope, window, parts) };
   } catch (error) {
     releaseParts(parts);
@@ -232,10 +232,10 @@ class CudaEpEngine implements EpEngine {
   }
 
   /** The host waits for the device, then for the other ranks: afterwards nothing of this buffer runs anywhere. */
-  async barrier(options: WaitOptions): Promise<void> {
-    await this.#order.idle(options);
+  async barrier(wait: CallWait): Promise<void> {
+    await this.#order.idle(wait);
     this.throwIfUnusable();
-    await this.#scope.world.barrier('ep', options);
+    await this.#scope.world.barrier('ep', remaining(wait));
   }
 
   view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D> {
@@ -256,9 +256,9 @@ class CudaEpEngine implements EpEngine {
     for (const part of [this.#order, counter, scratch, hostPlan, this.#calls, this.#window]) part[Symbol.dispose]();
   }
 
-  #setTimeout(options: WaitOptions): void {
+  #setTimeout(wait: CallWait): void {
     const { dispatch, combine } = this.#launches;
-    const timeoutNs = this.#calls.timeoutNs(options);
+    const timeoutNs = this.#calls.timeoutNs(wait);
     for (const plan of [dispatch.bf16.plan, dispatch.fp8e4m3.plan, combine]) plan.arguments.set('timeoutNs', timeoutNs);
   }
 
@@ -293,7 +293,7 @@ class CudaEpEngine implements EpEngine {
   }
 
   /** Until the kernel has told the host how many rows arrive; fails when none will, or when its wait has expired. */
-  async #awaitPlan(sequence: number, { topkIdx }: DispatchPlanInput, options: WaitOptions): Promise<void> {
+  async #awaitPlan(sequence: number, { topkIdx }: DispatchPlanInput, options: CallOptions): Promise<void> {
     const { hostPlan } = this.#memory;
     this.#awaited = sequence;
     try {

@@ -1,7 +1,7 @@
 // What EpBuffer asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
+import { type CallWait, type Deadline, deadlineOf } from '../core/deadline.ts';
 import type { DType } from '../core/dtype.ts';
 import type { Tensor } from '../device/tensor.ts';
-import type { WaitOptions } from '../world/store.ts';
 import type { EpRegion } from './buffer-size.ts';
 import type { CheckedCombine } from './combine-arguments.ts';
 import type { DispatchPlanInput } from './dispatch-arguments.ts';
@@ -16,7 +16,19 @@ export interface MemoryRange {
 }
 
 /** How long to wait, and between what. */
-export type CallOptions = WaitOptions & OverlapOptions;
+export interface CallOptions extends CallWait, OverlapOptions {
+  readonly deadline: Deadline;
+}
+
+/** Hot path: what an engine is told of a call's arguments besides the tensors, with the deadline of the call. */
+export function callOptions(args: CallWait & OverlapOptions, defaultMs: number): CallOptions {
+  return {
+    deadline: deadlineOf(args, defaultMs),
+    signal: args.signal,
+    previousEvent: args.previousEvent,
+    asyncFinish: args.asyncFinish,
+  };
+}
 
 export interface EpEngine {
   /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */
@@ -27,7 +39,7 @@ export interface EpEngine {
   dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult>;
   dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: CallOptions): Promise<DispatchResult>;
   combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult>;
-  barrier(options: WaitOptions): Promise<void>;
+  barrier(wait: CallWait): Promise<void>;
   /** A tensor over one of this rank's own regions. */
   view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D>;
   /** Address of a region of any rank, as this process maps it. */

@@ -1,4 +1,5 @@
 // EpBuffer: dispatch sends each token once to every rank that holds one of its experts; combine brings the sums back.
+import { startCall } from '../core/deadline.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { Tensor } from '../device/tensor.ts';
@@ -11,7 +12,7 @@ import { createCpuEngine } from './cpu-engine.ts';
 import { checkDispatch, checkHandle, type DispatchArguments } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
-import type { EpEngine } from './engine.ts';
+import { callOptions, type EpEngine } from './engine.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor } from './tensor-check.ts';
@@ -32,10 +33,11 @@ export class EpBuffer implements AsyncDisposable {
     options: WaitOptions = {},
   ): Promise<EpBuffer> {
     const full = withDefaults(config);
-    if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(world, device, full, options));
+    const wait = startCall(options, world.settings.timeoutMs);
+    if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(world, device, full, wait));
     // Loaded here, so that CPU ranks never load what GPUs need.
     const { createCudaEngine } = await import('./cuda-engine.ts');
-    return new EpBuffer(await createCudaEngine(world, device, full, options));
+    return new EpBuffer(await createCudaEngine(world, device, full, wait));
   }
 
   private constructor({ scope, engine }: { readonly scope: EpScope; readonly engine: EpEngine }) {
@@ -76,9 +78,10 @@ export class EpBuffer implements AsyncDisposable {
       this.#engine.throwIfUnusable();
       const input = checkDispatch(args, this.#scope, this.#engine);
       const { handle } = input;
+      const options = callOptions(args, this.world.settings.timeoutMs);
       return handle === undefined
-        ? this.#engine.dispatch(input, args)
-        : this.#engine.dispatchCached(input, handle, args);
+        ? this.#engine.dispatch(input, options)
+        : this.#engine.dispatchCached(input, handle, options);
     });
   }
 
@@ -96,7 +99,8 @@ export class EpBuffer implements AsyncDisposable {
   async combine(args: CombineArguments): Promise<CombineResult> {
     return this.#guard.run('combine', async () => {
       this.#engine.throwIfUnusable();
-      return this.#engine.combine(checkCombine(args, this.#scope, this.#engine.mapped), args);
+      const input = checkCombine(args, this.#scope, this.#engine.mapped);
+      return this.#engine.combine(input, callOptions(args, this.world.settings.timeoutMs));
     });
   }
 
@@ -107,7 +111,7 @@ export class EpBuffer implements AsyncDisposable {
 
   /** Collective: returns when all ranks have called it. */
   barrier(options: WaitOptions = {}): Promise<void> {
-    return this.#guard.run('barrier', () => this.#engine.barrier(options));
+    return this.#guard.run('barrier', () => this.#engine.barrier(startCall(options, this.world.settings.timeoutMs)));
   }
 
   /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */

@@ -7,12 +7,12 @@ export interface OverlapOptions {
    * and runs on a stream of its object, which has priority. What still reads or writes the object's window (received
    * rows, the input of combine) must come before the event. On the CPU the call waits for the event.
    */
-  readonly previousEvent?: DeviceEvent;
+  readonly previousEvent?: DeviceEvent | undefined;
   /**
    * What is enqueued later on the device's stream does not wait for the call. Its result has an `event` for that:
    * `device.stream.waitFor(event)`, or `await event.wait()`; before it, neither inputs nor results may be touched.
    */
-  readonly asyncFinish?: boolean;
+  readonly asyncFinish?: boolean | undefined;
 }
 
 /** The event of a call whose work is done when it returns. */

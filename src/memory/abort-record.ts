@@ -1,11 +1,13 @@
 // Why a window was given up, in its header: written once by the first rank that gives up, read by all others.
 import { ABORT_MESSAGE_BYTES, windowHeader } from '../abi/window-header.ts';
-import { encodeError, WeftlineError } from '../core/errors.ts';
+import { blamedRanks, encodeError, WeftlineError } from '../core/errors.ts';
 
 /** Values of the header's abortState. */
 const NONE = 0;
 const WRITING = 1;
 const READABLE = 2;
+/** Ranks that are named besides the text. */
+const MAX_BLAMED = 16;
 
 export interface AbortRecordOptions {
   /** The window's header in this process. */
@@ -32,6 +34,11 @@ export class AbortRecord {
     return this.#reason;
   }
 
+  /** True while a rank writes its reason, or if it died meanwhile. */
+  get isBeingWritten(): boolean {
+    return Atomics.load(this.#state, 0) === WRITING;
+  }
+
   /** Gives the window up for all ranks. The first one's reason stays. */
   raise(error: unknown): void {
     const { localRank, ranks } = this.#options;
@@ -41,7 +48,9 @@ export class AbortRecord {
       ? error
       : new WeftlineError('WL_CLOSED', `An earlier call on this window failed: ${message}`, { cause: error });
     if (Atomics.compareExchange(this.#state, 0, NONE, WRITING) !== NONE) return;
-    const text = new TextEncoder().encode(`Rank ${ranks[localRank]} gave up: ${known ? `${code}: ` : ''}${message}`);
+    const blamed = blamedRanks(error).slice(0, MAX_BLAMED).join(',');
+    const reason = `Rank ${ranks[localRank]} gave up: ${known ? `${code}: ` : ''}${message}`;
+    const text = new TextEncoder().encode(`${blamed}\n${reason}`);
     const bytes = text.subarray(0, ABORT_MESSAGE_BYTES);
     this.#message(bytes.length).set(bytes);
     Atomics.store(this.#word('abortLocalRank'), 0, localRank);
@@ -54,7 +63,12 @@ export class AbortRecord {
     const rank = this.#options.ranks[Atomics.load(this.#word('abortLocalRank'), 0)] ?? -1;
     const length = Math.min(Atomics.load(this.#word('abortLength'), 0), ABORT_MESSAGE_BYTES);
     const text = new TextDecoder().decode(this.#message(length).slice());
-    return new WeftlineError('WL_PEER_FAILED', text, { details: { rank }, rank });
+    const firstLine = text.indexOf('\n');
+    const blamed = text.slice(0, firstLine).split(',').filter(Boolean).map(Number);
+    return new WeftlineError('WL_PEER_FAILED', text.slice(firstLine + 1), {
+      details: { rank, blamed },
+      rank: blamed[0] ?? rank,
+    });
   }
 
   #message(bytes: number): Uint8Array {

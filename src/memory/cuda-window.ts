@@ -1,5 +1,6 @@
 // Symmetric GPU memory: the same number of bytes at every rank of a host, mapped into each of their processes.
 import { alignUp } from '../abi/layout.ts';
+import { remaining, startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { Storage } from '../device/tensor.ts';
@@ -28,7 +29,8 @@ export class CudaWindow implements Disposable {
    * error when one cannot take part: WL_CONFIG_MISMATCH (sizes differ), WL_MEMORY, WL_CUDA (no access to a peer's GPU) or
    * WL_TIMEOUT.
    */
-  static async create(options: CudaWindowOptions): Promise<CudaWindow> {
+  static async create(creation: CudaWindowOptions): Promise<CudaWindow> {
+    const options = startCall(creation, creation.world.settings.timeoutMs);
     const { world, device, bytes } = options;
     let storage: Storage | undefined;
     const peers = new Map<number, Storage>();
@@ -36,7 +38,7 @@ export class CudaWindow implements Disposable {
       const handles = await agree(options, 'allocate', async () => {
         storage = device.allocateShared(alignUp(Math.max(bytes, 1), SHARED_BLOCK));
         // No peer may write before the memory is zeroed.
-        await device.stream.idle(options);
+        await device.stream.idle(remaining(options));
         return world.localRanks.length === 1 ? '' : device.exportMemory(storage);
       });
       await agree(options, 'open', () => {

@@ -1,9 +1,9 @@
 // The barrier of a window: every local rank arrives in a shared cell; the last one publishes the epoch and wakes the rest.
 import { ARRIVAL_OFFSET, ARRIVAL_STRIDE, windowArrival, windowHeader } from '../abi/window-header.ts';
+import { type CallWait, type Deadline, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { Futex } from '../native/libc.ts';
 import { rankList } from '../world/rank-list.ts';
-import { checkTimeout, type WaitOptions } from '../world/store.ts';
 import { AbortRecord, type AbortRecordOptions } from './abort-record.ts';
 import { type SharedWord, waitForWord, wakeWord } from './wait.ts';
 
@@ -45,8 +45,8 @@ export class LocalBarrier {
    * does not come raises WL_TIMEOUT or, when its process is gone, WL_PEER_LOST. After any failure here the window is
    * given up by all its ranks (WL_PEER_FAILED), because they no longer agree on where they are.
    */
-  async wait(call: number, options: WaitOptions = {}): Promise<void> {
-    const timeoutMs = checkTimeout(options.timeoutMs ?? this.#options.timeoutMs);
+  async wait(call: number, options: CallWait = {}): Promise<void> {
+    const deadline = deadlineOf(options, this.#options.timeoutMs);
     this.throwIfUnusable();
     const epoch = (this.#epoch + 1) | 0;
     this.#epoch = epoch;
@@ -57,7 +57,7 @@ export class LocalBarrier {
     await this.orAbort(async () => {
       if (!this.#publishIfComplete(epoch)) {
         this.#waiting = true;
-        await this.#sleepUntil(epoch, { ...options, timeoutMs }).finally(() => (this.#waiting = false));
+        await this.#sleepUntil(epoch, deadline, options.signal).finally(() => (this.#waiting = false));
       }
       this.#compareCalls(epoch, call);
     });
@@ -91,8 +91,7 @@ export class LocalBarrier {
     this.#closed = true;
   }
 
-  async #sleepUntil(epoch: number, { signal, timeoutMs }: WaitOptions & { readonly timeoutMs: number }): Promise<void> {
-    const deadline = performance.now() + timeoutMs;
+  async #sleepUntil(epoch: number, deadline: Deadline, signal: AbortSignal | undefined): Promise<void> {
     const { value } = this.#generation;
     const ready = (): boolean => ((Atomics.load(value, 0) - epoch) | 0) >= 0;
     await waitForWord(this.#generation, {
@@ -103,7 +102,7 @@ export class LocalBarrier {
         const reason = this.#reasonToGiveUp(epoch, signal);
         // ORDER: a peer may publish this barrier and give up in the next; then this one still counts.
         if (reason !== undefined && !ready()) throw reason;
-        if (performance.now() >= deadline) throw this.#timeout(epoch, timeoutMs);
+        if (deadline.isOver) throw this.#timeout(epoch, deadline.timeoutMs);
       },
       spinMicroseconds: this.#options.spinMicroseconds,
     });
@@ -140,6 +139,10 @@ export class LocalBarrier {
     const missing = this.#missing(epoch);
     const ranks = gone.filter((index) => missing.includes(index)).map((index) => this.#options.ranks[index] as number);
     if (ranks.length === 0) return undefined;
+    // ORDER: a rank that gives up says why before it leaves, so its reason can be read by now, or is just being written.
+    if (this.#abort.isBeingWritten) return undefined;
+    const aborted = this.#abort.reason();
+    if (aborted !== undefined) return aborted;
     const message = `${rankList(ranks, 'Rank')} ended or left while this rank was waiting for it`;
     return new WeftlineError('WL_PEER_LOST', message, { details: { ranks } });
   }

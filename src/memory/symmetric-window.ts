@@ -10,6 +10,7 @@ import {
   windowHeader,
 } from '../abi/window-header.ts';
 import { formatBytes } from '../core/byte-size.ts';
+import { startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { Storage } from '../device/tensor.ts';
@@ -50,7 +51,8 @@ export class SymmetricWindow implements Disposable {
    * Collective over the world. Every rank gets the same error when one cannot take part: WL_CONFIG_MISMATCH (sizes
    * differ), WL_MEMORY (address space), WL_SHARED_MEMORY (/dev/shm). Leaves no file behind, whatever happens.
    */
-  static async create(options: SymmetricWindowOptions): Promise<SymmetricWindow> {
+  static async create(creation: SymmetricWindowOptions): Promise<SymmetricWindow> {
+    const options = startCall(creation, creation.world.settings.timeoutMs);
     const { world, device, bytes } = options;
     const ranks = world.localRanks;
     const total = windowFootprint(bytes, ranks.length);

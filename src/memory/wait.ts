@@ -1,4 +1,5 @@
 // Waiting for a word in memory that another process writes: spin briefly, then sleep in the kernel, never without end.
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Futex } from '../native/libc.ts';
 
 /** How long a wait may block the event loop at a time. */
@@ -7,13 +8,15 @@ const BLOCKING_SLICE_NS = 1_000_000;
 const BLOCKING_LIMIT_MS = 4;
 /** How often a long wait looks at deadlines, signals and whether the peers still live. */
 const POOL_SLICE_NS = 50_000_000;
+/** In place of a sleep that the kernel refused. */
+const REFUSED_PAUSE_MS = 1;
 
 export interface SharedWord {
   /** One element; the word that is waited for. */
   readonly value: Int32Array;
   /** One element; greater than zero tells the writer that someone sleeps. */
   readonly waiters: Int32Array;
-  readonly futex: Futex;
+  readonly futex: Pick<Futex, 'wait' | 'waitBlocking' | 'wakeAll'>;
 }
 
 export interface WordWait {
@@ -27,7 +30,8 @@ export interface WordWait {
 /**
  * Resolves when `ready()` holds. A change of the word is never missed: it is read before `ready()`, and the kernel
  * refuses to sleep when it has changed since. What `check()` looks at may change just before a sleep; it is then seen
- * one slice later.
+ * one slice later. If the kernel cannot let this process sleep, the wait looks again until `check()` ends it: a shortage that
+ * passes must not cost all ranks their window.
  */
 export async function waitForWord(word: SharedWord, wait: WordWait): Promise<void> {
   if (spin(wait)) return;
@@ -38,8 +42,11 @@ export async function waitForWord(word: SharedWord, wait: WordWait): Promise<voi
     try {
       const seen = Atomics.load(word.value, 0);
       if (wait.ready()) return;
-      if (performance.now() - started < BLOCKING_LIMIT_MS) word.futex.waitBlocking(seen, BLOCKING_SLICE_NS);
-      else await word.futex.wait(seen, POOL_SLICE_NS);
+      const isShort = performance.now() - started < BLOCKING_LIMIT_MS;
+      const hasSlept = isShort
+        ? word.futex.waitBlocking(seen, BLOCKING_SLICE_NS)
+        : await word.futex.wait(seen, POOL_SLICE_NS);
+      if (!hasSlept) await sleep(REFUSED_PAUSE_MS);
     } finally {
       Atomics.sub(word.waiters, 0, 1);
     }

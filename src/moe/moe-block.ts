@@ -1,6 +1,7 @@
 // What a file that holds a mixture-of-experts block must contain, and how it is to be computed.
 import { z } from 'zod';
 import { invalidArgument } from '../core/errors.ts';
+import { printable, quote } from '../core/quote.ts';
 import type { SafetensorsFile } from './safetensors-file.ts';
 import { formatError, type SafetensorsDtype } from './safetensors-header.ts';
 
@@ -40,6 +41,8 @@ export interface MoeBlockOptions {
 }
 
 export const maxTopk = 32;
+/** Of a model's configuration; those that are published have some thousand characters. */
+const MAX_CONFIG_LENGTH = 65_536;
 
 const configSchema = z.looseObject({
   num_experts_per_tok: z.number().int().positive().optional(),
@@ -61,10 +64,7 @@ export function describeMoeBlock(file: SafetensorsFile, options: MoeBlockOptions
   if (hasReference) shapeOf(file, blockTensors.reference, ['F32'], [tokens, hidden]);
   const config = readConfig(file);
   if (config.hidden_act !== undefined && config.hidden_act !== 'silu') {
-    throw formatError(
-      file.path,
-      `its metadata config has hidden_act ${JSON.stringify(config.hidden_act)}, allowed is "silu"`,
-    );
+    throw formatError(file.path, `its metadata config has hidden_act ${quote(config.hidden_act)}, allowed is "silu"`);
   }
   const shape = { path: file.path, tokens, hidden, experts, intermediate, hasReference };
   if (file.tensors.has(blockTensors.topkIdx) || file.tensors.has(blockTensors.topkWeights)) {
@@ -138,10 +138,16 @@ function odd(file: SafetensorsFile, name: string, what: string): Error {
 function readConfig(file: SafetensorsFile): z.infer<typeof configSchema> {
   const text = file.metadata['config'];
   if (text === undefined) return {};
+  if (text.length > MAX_CONFIG_LENGTH) {
+    throw formatError(
+      file.path,
+      `its metadata config has ${text.length} characters, at most ${MAX_CONFIG_LENGTH} are read`,
+    );
+  }
   try {
     return configSchema.parse(JSON.parse(text));
   } catch (error) {
     const why = error instanceof z.ZodError ? z.prettifyError(error) : String(error);
-    throw formatError(file.path, `its metadata config cannot be read: ${why}`);
+    throw formatError(file.path, `its metadata config cannot be read: ${printable(why, 200)}`);
   }
 }

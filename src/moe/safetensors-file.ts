@@ -2,10 +2,12 @@
 import { constants } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { type DType, dtypes, type TypedArrayOf } from '../core/dtype.ts';
+import { formatBytes } from '../core/byte-size.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { printable, quote, quoteList } from '../core/quote.ts';
+import { MAX_HEADER_BYTES } from './header-limits.ts';
 import {
   formatError,
-  maxHeaderBytes,
   parseHeader,
   type SafetensorsDtype,
   type SafetensorsHeader,
@@ -57,8 +59,8 @@ export class SafetensorsFile implements AsyncDisposable {
   entry(name: string): TensorEntry {
     const entry = this.tensors.get(name);
     if (entry === undefined) {
-      const present = [...this.tensors.keys()].slice(0, 20).join(', ');
-      throw formatError(this.path, `it has no tensor ${JSON.stringify(name)}; it has ${present || 'none'}`, {
+      const present = quoteList([...this.tensors.keys()]);
+      throw formatError(this.path, `it has no tensor ${quote(name)}; it has ${present}`, {
         tensor: name,
       });
     }
@@ -69,7 +71,7 @@ export class SafetensorsFile implements AsyncDisposable {
   async read<D extends DType>(name: string, dtype: D, start = 0, end?: number): Promise<TypedArrayOf[D]> {
     const entry = this.entry(name);
     if (dtypeOf[entry.dtype] !== dtype) {
-      throw formatError(this.path, `tensor ${JSON.stringify(name)} is ${entry.dtype}, wanted is ${dtype}`, {
+      throw formatError(this.path, `tensor ${quote(name)} is ${entry.dtype}, wanted is ${dtype}`, {
         tensor: name,
         dtype: entry.dtype,
       });
@@ -77,10 +79,10 @@ export class SafetensorsFile implements AsyncDisposable {
     const rows = entry.shape[0] ?? 1;
     const stop = end ?? rows;
     if (!(Number.isInteger(start) && Number.isInteger(stop) && 0 <= start && start <= stop && stop <= rows)) {
-      throw invalidArgument('rows', [start, stop], `0 <= start <= end <= ${rows}, the rows of ${name}`);
+      throw invalidArgument('rows', [start, stop], `0 <= start <= end <= ${rows}, the rows of ${quote(name)}`);
     }
     const rowBytes = rows === 0 ? 0 : entry.bytes / rows;
-    const bytes = new Uint8Array((stop - start) * rowBytes);
+    const bytes = makeBytes((stop - start) * rowBytes, name);
     await this.#readAt(bytes, entry.start + start * rowBytes, name);
     return new dtypes[dtype].array(bytes.buffer) as unknown as TypedArrayOf[D];
   }
@@ -96,16 +98,13 @@ export class SafetensorsFile implements AsyncDisposable {
   }
 
   async #readAt(bytes: Uint8Array, position: number, name: string): Promise<void> {
-    if (this.#closed) throw new WeftlineError('WL_CLOSED', `Cannot read ${name}: ${this.path} was closed`);
+    if (this.#closed)
+      throw new WeftlineError('WL_CLOSED', `Cannot read ${quote(name)}: ${printable(this.path)} was closed`);
     const got = await readFully(this.path, this.#file, bytes, position);
     if (got < bytes.length) {
-      throw formatError(
-        this.path,
-        `it ended inside tensor ${JSON.stringify(name)}: it became shorter since it was opened`,
-        {
-          tensor: name,
-        },
-      );
+      throw formatError(this.path, `it ended inside tensor ${quote(name)}: it became shorter since it was opened`, {
+        tensor: name,
+      });
     }
   }
 }
@@ -121,7 +120,12 @@ async function readHeader(path: string, file: FileHandle): Promise<SafetensorsHe
     );
   }
   const length = new DataView(start.buffer).getBigUint64(0, true);
-  const most = Math.min(maxHeaderBytes, status.size - 8);
+  if (length > MAX_HEADER_BYTES && length <= status.size - 8) {
+    throw formatError(path, `its header of ${length} bytes is longer than the ${MAX_HEADER_BYTES} that are read`, {
+      headerBytes: Number(length),
+    });
+  }
+  const most = Math.min(MAX_HEADER_BYTES, status.size - 8);
   if (length > most) {
     throw formatError(
       path,
@@ -133,6 +137,22 @@ async function readHeader(path: string, file: FileHandle): Promise<SafetensorsHe
   if ((await readFully(path, file, json, 8)) < json.length)
     throw formatError(path, 'it became shorter while it was read');
   return parseHeader(json, status.size - 8 - json.length, path);
+}
+
+/** The file's header may claim more than this machine can hold, and a sparse file has it. */
+function makeBytes(bytes: number, name: string): Uint8Array<ArrayBuffer> {
+  try {
+    return new Uint8Array(bytes);
+  } catch (cause) {
+    throw new WeftlineError(
+      'WL_MEMORY',
+      `Cannot take ${formatBytes(bytes)} to read tensor ${quote(name)}; read fewer rows`,
+      {
+        details: { bytes, tensor: name },
+        cause,
+      },
+    );
+  }
 }
 
 /** Reads until `bytes` is full or the file ends; returns how many bytes came. */
@@ -155,5 +175,8 @@ async function readFully(path: string, file: FileHandle, bytes: Uint8Array, posi
 
 function readError(path: string, cause: unknown): WeftlineError {
   const why = cause instanceof Error ? cause.message : String(cause);
-  return new WeftlineError('WL_FILE', `Cannot read ${path}: ${why}`, { details: { path }, cause });
+  return new WeftlineError('WL_FILE', `Cannot read ${printable(path, 1024)}: ${printable(why, 1024)}`, {
+    details: { path },
+    cause,
+  });
 }

@@ -1,7 +1,8 @@
 // The header of a safetensors file: 8 bytes with its length, then JSON that says where in the rest each tensor lies.
-import { z } from 'zod';
 import { WeftlineError } from '../core/errors.ts';
+import { printable, quote } from '../core/quote.ts';
 import { duplicateKey } from './duplicate-key.ts';
+import { MAX_DIMENSIONS, overLimits } from './header-limits.ts';
 
 /** Element types of the format and their bytes. */
 export const safetensorsDtypes = {
@@ -25,9 +26,6 @@ export const safetensorsDtypes = {
 
 export type SafetensorsDtype = keyof typeof safetensorsDtypes;
 
-/** Longest header that is read. */
-export const maxHeaderBytes = 100_000_000;
-
 export interface TensorEntry {
   readonly name: string;
   readonly dtype: SafetensorsDtype;
@@ -42,32 +40,30 @@ export interface SafetensorsHeader {
   readonly tensors: ReadonlyMap<string, TensorEntry>;
 }
 
-const dtypeNames = Object.keys(safetensorsDtypes) as [SafetensorsDtype, ...SafetensorsDtype[]];
-const size = z.number().int().nonnegative().max(Number.MAX_SAFE_INTEGER);
-const metadataSchema = z.record(z.string(), z.string());
-const entrySchema = z.strictObject({
-  dtype: z.enum(dtypeNames),
-  shape: z.array(size),
-  data_offsets: z.tuple([size, size]),
-});
+/** Characters of a path that an error shows. */
+const PATH_LENGTH = 1024;
 
 /**
  * Parses the header's JSON and checks that the tensors fill the file's remaining `dataBytes` without overlap or hole.
  * Fails with WL_FILE_FORMAT, naming `path`, the tensor and the values.
  */
 export function parseHeader(json: Uint8Array, dataBytes: number, path: string): SafetensorsHeader {
-  const fields = parseObject(json, path);
+  const { text, fields } = parseObject(json, path);
   const dataStart = 8 + json.byteLength;
   let metadata: Readonly<Record<string, string>> = {};
   const tensors = new Map<string, TensorEntry>();
   for (const [name, value] of Object.entries(fields)) {
     if (name === '__metadata__') {
-      const parsed = metadataSchema.safeParse(value);
-      if (!parsed.success) throw formatError(path, `__metadata__ is not a map of text to text`, { name });
-      metadata = parsed.data;
+      if (!isTextMap(value)) throw formatError(path, `__metadata__ is not a map of text to text`, { name });
+      metadata = value;
     } else tensors.set(name, parseEntry(name, value, { path, dataStart }));
   }
   checkContiguous([...tensors.values()], { path, dataStart, dataBytes });
+  // Last, since it takes longest: what is wrong in other ways has been refused by now.
+  const duplicate = duplicateKey(text);
+  if (duplicate !== undefined) {
+    throw formatError(path, `its header has ${quote(duplicate)} twice`, { name: duplicate });
+  }
   return { metadata, tensors };
 }
 
@@ -99,7 +95,9 @@ export function layOutHeader(
 }
 
 export function formatError(path: string, what: string, details: Record<string, unknown> = {}): WeftlineError {
-  return new WeftlineError('WL_FILE_FORMAT', `Cannot use ${path}: ${what}`, { details: { path, ...details } });
+  return new WeftlineError('WL_FILE_FORMAT', `Cannot use ${printable(path, PATH_LENGTH)}: ${what}`, {
+    details: { path, ...details },
+  });
 }
 
 interface Place {
@@ -107,7 +105,12 @@ interface Place {
   readonly dataStart: number;
 }
 
-function parseObject(json: Uint8Array, path: string): Record<string, unknown> {
+function parseObject(
+  json: Uint8Array,
+  path: string,
+): { readonly text: string; readonly fields: Record<string, unknown> } {
+  const excess = overLimits(json);
+  if (excess !== undefined) throw formatError(path, excess);
   let text: string;
   let value: unknown;
   try {
@@ -115,42 +118,64 @@ function parseObject(json: Uint8Array, path: string): Record<string, unknown> {
     value = JSON.parse(text);
   } catch (cause) {
     const what = cause instanceof Error ? cause.message : String(cause);
-    throw new WeftlineError('WL_FILE_FORMAT', `Cannot use ${path}: its header is not JSON (${what})`, {
-      details: { path },
-      cause,
-    });
+    throw formatError(path, `its header is not JSON (${printable(what, 200)})`);
   }
   if (typeof value !== 'object' || value === null || Array.isArray(value)) {
     throw formatError(path, 'its header is not a JSON object');
   }
-  const duplicate = duplicateKey(text);
-  if (duplicate !== undefined) {
-    throw formatError(path, `its header has ${JSON.stringify(duplicate)} twice`, { name: duplicate });
-  }
-  return value as Record<string, unknown>;
+  return { text, fields: value as Record<string, unknown> };
 }
 
 function parseEntry(name: string, value: unknown, { path, dataStart }: Place): TensorEntry {
-  const parsed = entrySchema.safeParse(value);
-  if (!parsed.success) {
-    const issue = parsed.error.issues[0];
-    const where = issue === undefined || issue.path.length === 0 ? '' : ` at ${issue.path.join('.')}`;
-    const what = issue?.message ?? 'not understood';
-    throw formatError(path, `the header's entry of tensor ${JSON.stringify(name)} is wrong${where}: ${what}`, {
-      tensor: name,
-    });
+  const fields = readFields(value);
+  if (typeof fields === 'string') {
+    throw formatError(path, `the header's entry of tensor ${quote(name)} is wrong: ${fields}`, { tensor: name });
   }
-  const { dtype, shape, data_offsets: offsets } = parsed.data;
+  const { dtype, shape, data_offsets: offsets } = fields;
   const [start, end] = offsets;
   const bytes = shape.reduce((product, extent) => product * extent, safetensorsDtypes[dtype]);
-  if (end - start !== bytes) {
+  // Beyond the safe integers a product may be rounded to what the offsets hold.
+  if (end - start !== bytes || !Number.isSafeInteger(bytes)) {
     throw formatError(
       path,
-      `tensor ${JSON.stringify(name)} is ${dtype} [${shape.join(', ')}], ${bytes} bytes, but its data_offsets ${start} to ${end} hold ${end - start}`,
+      `tensor ${quote(name)} is ${dtype} [${shape.join(', ')}], ${bytes} bytes, but its data_offsets ${start} to ${end} hold ${end - start}`,
       { tensor: name, shape, dtype, start, end },
     );
   }
   return { name, dtype, shape, start: dataStart + start, bytes };
+}
+
+interface EntryFields {
+  readonly dtype: SafetensorsDtype;
+  readonly shape: readonly number[];
+  readonly data_offsets: readonly [start: number, end: number];
+}
+
+/** The fields of an entry, or what is wrong with them. Written out: a schema tells of every element that is wrong. */
+function readFields(value: unknown): EntryFields | string {
+  if (typeof value !== 'object' || value === null || Array.isArray(value))
+    return `expected an object, got ${quote(value)}`;
+  const { dtype, shape, data_offsets: offsets, ...others } = value as Readonly<Record<string, unknown>>;
+  for (const name in others) return `it has an unknown field ${quote(name)}`;
+  if (typeof dtype !== 'string' || !Object.hasOwn(safetensorsDtypes, dtype)) {
+    return `dtype: expected one of ${Object.keys(safetensorsDtypes).join(', ')}, got ${quote(dtype)}`;
+  }
+  if (!Array.isArray(shape) || shape.length > MAX_DIMENSIONS || !shape.every(isSize)) {
+    return `shape: expected at most ${MAX_DIMENSIONS} whole numbers from 0 to 2^53 - 1, got ${quote(shape)}`;
+  }
+  if (!Array.isArray(offsets) || offsets.length !== 2 || !offsets.every(isSize)) {
+    return `data_offsets: expected two whole numbers from 0 to 2^53 - 1, got ${quote(offsets)}`;
+  }
+  return { dtype: dtype as SafetensorsDtype, shape, data_offsets: offsets as [number, number] };
+}
+
+function isSize(value: unknown): value is number {
+  return Number.isSafeInteger(value) && (value as number) >= 0;
+}
+
+function isTextMap(value: unknown): value is Readonly<Record<string, string>> {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) return false;
+  return Object.values(value).every((text) => typeof text === 'string');
 }
 
 function checkContiguous(entries: TensorEntry[], place: Place & { readonly dataBytes: number }): void {
@@ -161,7 +186,7 @@ function checkContiguous(entries: TensorEntry[], place: Place & { readonly dataB
       const what = entry.start < end ? 'overlaps the one before it' : 'leaves a hole before it';
       throw formatError(
         path,
-        `tensor ${JSON.stringify(entry.name)} ${what}: it starts at data offset ${entry.start - dataStart}, expected is ${end - dataStart}`,
+        `tensor ${quote(entry.name)} ${what}: it starts at data offset ${entry.start - dataStart}, expected is ${end - dataStart}`,
         { tensor: entry.name, start: entry.start - dataStart, expected: end - dataStart },
       );
     }

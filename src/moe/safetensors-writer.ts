@@ -1,6 +1,7 @@
 // Writes a safetensors file that appears under its name only when it is complete; several processes may fill it.
 import { type FileHandle, open, rename, unlink } from 'node:fs/promises';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { printable, quoteList } from '../core/quote.ts';
 import { layOutHeader, type SafetensorsDtype, type TensorEntry } from './safetensors-header.ts';
 
 export interface SafetensorsPlan {
@@ -53,7 +54,7 @@ export class SafetensorsWriter implements AsyncDisposable {
   /** Writes rows of the first dimension from `row` on; values of the tensor's element type, in little-endian order. */
   async write(name: string, values: ArrayBufferView, row = 0): Promise<void> {
     const entry = this.#entries.get(name);
-    if (entry === undefined) throw invalidArgument('name', name, [...this.#entries.keys()].join(', '));
+    if (entry === undefined) throw invalidArgument('name', name, quoteList([...this.#entries.keys()]));
     const rows = entry.shape[0] ?? 1;
     const start = rows === 0 ? 0 : (entry.bytes / rows) * row;
     if (row < 0 || start + values.byteLength > entry.bytes) {
@@ -118,6 +119,9 @@ async function attempt<T>(path: string, action: () => Promise<T>): Promise<T> {
     return await action();
   } catch (cause) {
     const why = cause instanceof Error ? cause.message : String(cause);
-    throw new WeftlineError('WL_FILE', `Cannot write ${path}: ${why}`, { details: { path }, cause });
+    throw new WeftlineError('WL_FILE', `Cannot write ${printable(path, 1024)}: ${printable(why, 1024)}`, {
+      details: { path },
+      cause,
+    });
   }
 }

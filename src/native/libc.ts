@@ -1,20 +1,20 @@
 // The Linux calls that Node does not offer: memory mapping, futex, advisory locks, process control.
-import { addressOf, lazyFunction, linuxLibrary as libc, loadKoffi } from './library.ts';
+import { addressOf, lazyFunction, linuxLibrary as libc } from './library.ts';
 import { nativeError as failed } from './native-error.ts';
+import { pooledSystemCall, systemCall } from './system-call.ts';
 
-const mmapFunction = lazyFunction(libc, 'intptr_t mmap(intptr_t, size_t, int, int, int, int64_t)');
-const fallocateFunction = lazyFunction(libc, 'int fallocate(int, int, int64_t, int64_t)');
-const fcntlFunction = lazyFunction(libc, 'int fcntl(int, int, void*)');
-const prctlFunction = lazyFunction(libc, 'int prctl(int, uint64_t, uint64_t, uint64_t, uint64_t)');
+const mmapFunction = systemCall('intptr_t mmap(intptr_t, size_t, int, int, int, int64_t)');
+const fallocateFunction = systemCall('int fallocate(int, int, int64_t, int64_t)');
+const fcntlFunction = systemCall('int fcntl(int, int, void*)');
+const prctlFunction = systemCall('int prctl(int, uint64_t, uint64_t, uint64_t, uint64_t)');
 const yieldFunction = lazyFunction(libc, 'int sched_yield()');
 /** Its result is its first argument; not to take it saves half of the call. */
 const memcpyFunction = lazyFunction(libc, 'void memcpy(intptr_t, intptr_t, size_t)');
 const madviseFunction = lazyFunction(libc, 'int madvise(intptr_t, size_t, int)');
 /** Declared without "...", so that each argument keeps one type and the call stays cheap. */
-const syscallFunction = lazyFunction(
-  libc,
-  'int64_t syscall(int64_t, intptr_t, int64_t, int64_t, void*, void*, int64_t)',
-);
+const FUTEX_PROTOTYPE = 'int64_t syscall(int64_t, intptr_t, int64_t, int64_t, void*, void*, int64_t)';
+const futexFunction = systemCall(FUTEX_PROTOTYPE);
+const pooledFutex = pooledSystemCall(FUTEX_PROTOTYPE);
 
 const PROT_READ_WRITE = 3;
 const MAP_SHARED = 1;
@@ -31,6 +31,7 @@ const F_UNLCK = 2;
 const PR_SET_PDEATHSIG = 1;
 const FUTEX_WAIT = 0;
 const FUTEX_WAKE = 1;
+const EBADF = 9;
 const EAGAIN = 11;
 const EACCES = 13;
 const ETIMEDOUT = 110;
@@ -47,7 +48,7 @@ export interface FileMapping {
 /** Maps a shared file over already committed memory, which keeps its address. */
 export function mapFileOver({ address, bytes, fd, populate }: FileMapping): void {
   const at: number = mmapFunction()(address, bytes, PROT_READ_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
-  if (BigInt(at) !== address) throw failed('mmap', `mapping ${bytes} bytes of shared memory`);
+  if (BigInt(at) !== address) throw failed('mmap', `mapping ${bytes} bytes of shared memory`, at);
   madviseFunction()(address, bytes, MADV_HUGEPAGE);
   // Kernels before 5.14 do not know this advice; pages are then set up as they are touched.
   if (populate) madviseFunction()(address, bytes, MADV_POPULATE_WRITE);
@@ -57,7 +58,7 @@ export function mapFileOver({ address, bytes, fd, populate }: FileMapping): void
 export function mapZeroOver(address: bigint, bytes: number): void {
   const flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
   const at: number = mmapFunction()(address, bytes, PROT_READ_WRITE, flags, -1, 0);
-  if (BigInt(at) !== address) throw failed('mmap', `mapping ${bytes} zero bytes`);
+  if (BigInt(at) !== address) throw failed('mmap', `mapping ${bytes} zero bytes`, at);
 }
 
 /**
@@ -79,7 +80,8 @@ export function copyMemory(to: number, from: number, bytes: number): void {
 
 /** Reserves the pages of a file, so that a later store to it cannot fail for want of memory. */
 export function reserveFile(fd: number, bytes: number): void {
-  if (fallocateFunction()(fd, 0, 0, bytes) !== 0) throw failed('fallocate', `reserving ${bytes} bytes`);
+  const result: number = fallocateFunction()(fd, 0, 0, bytes);
+  if (result !== 0) throw failed('fallocate', `reserving ${bytes} bytes`, result);
 }
 
 function lockRecord(type: number, start: number, length = 1): Uint8Array {
@@ -93,37 +95,43 @@ function lockRecord(type: number, start: number, length = 1): Uint8Array {
 
 /** Takes an exclusive lock on one byte; the kernel drops it when the last descriptor closes, kill -9 included. */
 export function lockByte(fd: number, offset: number): boolean {
-  if (fcntlFunction()(fd, F_OFD_SETLK, lockRecord(F_WRLCK, offset)) === 0) return true;
-  const errno = loadKoffi().errno();
-  if (errno === EAGAIN || errno === EACCES) return false;
-  throw failed('fcntl(F_OFD_SETLK)', `locking byte ${offset}`);
+  const result: number = fcntlFunction()(fd, F_OFD_SETLK, lockRecord(F_WRLCK, offset));
+  if (result === 0) return true;
+  if (result === -EAGAIN || result === -EACCES) return false;
+  throw failed('fcntl(F_OFD_SETLK)', `locking byte ${offset}`, result);
 }
 
 /** A lock record that is used again: peers are looked at between copies. */
 const probe: Uint8Array = new Uint8Array(32);
 const probeWords: Uint32Array = new Uint32Array(probe.buffer);
 
-/** True while another open description holds the lock of that byte. Our own locks do not count. */
+/**
+ * True while another open description holds the lock of that byte, also while the kernel cannot tell: a shortage that passes
+ * must not make a living process look dead, nor end who asks. Our own locks do not count.
+ */
 export function isByteLocked(fd: number, offset: number): boolean {
   probeWords.fill(0);
   probeWords[0] = F_WRLCK;
   probeWords[2] = offset;
   probeWords[4] = 1;
-  if (fcntlFunction()(fd, F_OFD_GETLK, probe) !== 0) throw failed('fcntl(F_OFD_GETLK)', `testing byte ${offset}`);
-  return (probeWords[0] & 0xffff) !== F_UNLCK;
+  const result: number = fcntlFunction()(fd, F_OFD_GETLK, probe);
+  if (result === -EBADF) throw failed('fcntl(F_OFD_GETLK)', `testing byte ${offset}`, result);
+  return result !== 0 || (probeWords[0] & 0xffff) !== F_UNLCK;
 }
 
 /** True while another open description holds a lock of any byte. Our own locks do not count. */
 export function isAnyByteLocked(fd: number): boolean {
   // A length of 0 means: to the end, wherever that is.
   const record = lockRecord(F_WRLCK, 0, 0);
-  if (fcntlFunction()(fd, F_OFD_GETLK, record) !== 0) throw failed('fcntl(F_OFD_GETLK)', 'testing all bytes');
+  const result: number = fcntlFunction()(fd, F_OFD_GETLK, record);
+  if (result !== 0) throw failed('fcntl(F_OFD_GETLK)', 'testing all bytes', result);
   return new DataView(record.buffer).getInt16(0, true) !== F_UNLCK;
 }
 
 /** Asks the kernel to send this process a signal when its parent ends. */
 export function signalOnParentDeath(signal: number): void {
-  if (prctlFunction()(PR_SET_PDEATHSIG, signal, 0, 0, 0) !== 0) throw failed('prctl', 'PR_SET_PDEATHSIG');
+  const result: number = prctlFunction()(PR_SET_PDEATHSIG, signal, 0, 0, 0);
+  if (result !== 0) throw failed('prctl', 'PR_SET_PDEATHSIG', result);
 }
 
 /** Lets other threads that are ready to run on this processor go first; at once back where there are none. */
@@ -149,29 +157,26 @@ export class Futex {
     this.#word = word;
   }
 
-  /** Blocks this thread until woken, `nanoseconds` (< 1 s) passed or the word no longer holds `seen`. */
-  waitBlocking(seen: number, nanoseconds: number): void {
+  /**
+   * Blocks this thread until woken, `nanoseconds` (< 1 s) passed or the word no longer holds `seen`. False if the kernel
+   * could not let it sleep, for want of memory for example: the caller looks at its words again, a little later.
+   */
+  waitBlocking(seen: number, nanoseconds: number): boolean {
     const address = this.#resolve();
     this.#timespec[1] = BigInt(nanoseconds);
-    const status: number = syscallFunction()(futexNumber, address, FUTEX_WAIT, seen, this.#timespecAddress, 0n, 0);
-    if (status !== 0) checkFutex(loadKoffi().errno());
+    return isOver(futexFunction()(futexNumber, address, FUTEX_WAIT, seen, this.#timespecAddress, 0n, 0) as number);
   }
 
   /** The same on a thread of the pool, so that the event loop goes on. */
-  wait(seen: number, nanoseconds: number): Promise<void> {
+  async wait(seen: number, nanoseconds: number): Promise<boolean> {
     const address = this.#resolve();
     this.#poolTimespec[1] = BigInt(nanoseconds);
-    return new Promise((resolve) => {
-      // The outcome does not matter: the caller looks at its own words again.
-      syscallFunction().async(futexNumber, address, FUTEX_WAIT, seen, this.#poolTimespecAddress, 0n, 0, () =>
-        resolve(),
-      );
-    });
+    return isOver(await pooledFutex(futexNumber, address, FUTEX_WAIT, seen, this.#poolTimespecAddress, 0n, 0));
   }
 
   /** Wakes every process that sleeps on the word. */
   wakeAll(): void {
-    syscallFunction()(futexNumber, this.#resolve(), FUTEX_WAKE, 0x7fff_ffff, null, null, 0);
+    futexFunction()(futexNumber, this.#resolve(), FUTEX_WAKE, 0x7fff_ffff, null, null, 0);
   }
 
   #resolve(): bigint {
@@ -184,6 +189,6 @@ export class Futex {
   }
 }
 
-function checkFutex(errno: number): void {
-  if (errno !== EAGAIN && errno !== ETIMEDOUT && errno !== EINTR) throw failed('futex', 'waiting');
+function isOver(result: number): boolean {
+  return result === 0 || result === -EAGAIN || result === -ETIMEDOUT || result === -EINTR;
 }

@@ -37,7 +37,7 @@ export const linuxLibrary: string | null = process.platform === 'linux' ? ownPro
 const libraries = new Map<string | null, Koffi.LibraryHandle>();
 
 /** Opens a shared library once per process. Fails with WL_UNSUPPORTED naming the library. */
-function openLibrary(name: string | null): Koffi.LibraryHandle {
+export function openLibrary(name: string | null): Koffi.LibraryHandle {
   let library = libraries.get(name);
   if (library === undefined) {
     try {

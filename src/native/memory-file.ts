@@ -1,11 +1,11 @@
 // Files that live in memory and have no name: made, mapped and unmapped. Whatever ends their processes frees them.
-import { lazyFunction, linuxLibrary as libc } from './library.ts';
 import { nativeError as failed } from './native-error.ts';
+import { systemCall } from './system-call.ts';
 
-const memfdFunction = lazyFunction(libc, 'int memfd_create(const char*, uint)');
-const mmapFunction = lazyFunction(libc, 'intptr_t mmap(intptr_t, size_t, int, int, int, int64_t)');
-const munmapFunction = lazyFunction(libc, 'int munmap(intptr_t, size_t)');
-const madviseFunction = lazyFunction(libc, 'int madvise(intptr_t, size_t, int)');
+const memfdFunction = systemCall('int memfd_create(const char*, uint)');
+const mmapFunction = systemCall('intptr_t mmap(intptr_t, size_t, int, int, int, int64_t)');
+const munmapFunction = systemCall('int munmap(intptr_t, size_t)');
+const madviseFunction = systemCall('int madvise(intptr_t, size_t, int)');
 
 const MFD_CLOEXEC = 1;
 const PROT_READ_WRITE = 3;
@@ -16,14 +16,14 @@ const MADV_POPULATE_WRITE = 23;
 /** A descriptor of a new, empty file. `name` is only shown, in /proc/PID/maps. */
 export function createMemoryFile(name: string): number {
   const fd: number = memfdFunction()(name, MFD_CLOEXEC);
-  if (fd === -1) throw failed('memfd_create', `creating the memory file ${name}`);
+  if (fd < 0) throw failed('memfd_create', `creating the memory file ${name}`, fd);
   return fd;
 }
 
 /** Maps the first bytes of a file, shared with all who map it; returns the address. `populate` sets up all pages now. */
 export function mapSharedFile(fd: number, bytes: number, populate: boolean): number {
   const address: number = mmapFunction()(0, bytes, PROT_READ_WRITE, MAP_SHARED, fd, 0);
-  if (address === -1) throw failed('mmap', `mapping ${bytes} bytes of a memory file`);
+  if (address < 0) throw failed('mmap', `mapping ${bytes} bytes of a memory file`, address);
   madviseFunction()(address, bytes, MADV_HUGEPAGE);
   // Kernels before 5.14 do not know this advice; pages are then set up as they are touched.
   if (populate) madviseFunction()(address, bytes, MADV_POPULATE_WRITE);
@@ -32,5 +32,6 @@ export function mapSharedFile(fd: number, bytes: number, populate: boolean): num
 
 /** No view of the memory may be used any more. */
 export function unmap(address: number, bytes: number): void {
-  if (munmapFunction()(address, bytes) !== 0) throw failed('munmap', `unmapping ${bytes} bytes`);
+  const result: number = munmapFunction()(address, bytes);
+  if (result !== 0) throw failed('munmap', `unmapping ${bytes} bytes`, result);
 }

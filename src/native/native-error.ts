@@ -2,8 +2,9 @@
 import { WeftlineError } from '../core/errors.ts';
 import { loadKoffi } from './library.ts';
 
-/** The error of the call that just failed on this thread; `errno` for calls that return it. */
-export function nativeError(call: string, what: string, errno: number = loadKoffi().errno()): WeftlineError {
+/** The error of a call that returned a negative errno. */
+export function nativeError(call: string, what: string, result: number): WeftlineError {
+  const errno = -result;
   const name = errnoName(errno);
   return new WeftlineError('WL_NATIVE', `${call} failed with ${name}: ${what}`, { details: { call, errno, name } });
 }

@@ -1,11 +1,11 @@
 // Copies between this process's memory and another's, where the kernel permits it. Hot path: argument blocks are made once.
-import { lazyFunction, linuxLibrary as libc, loadKoffi } from './library.ts';
 import { NativeBlock } from './native-block.ts';
 import { nativeError } from './native-error.ts';
+import { systemCall } from './system-call.ts';
 
-const readFunction = lazyFunction(libc, 'int64_t process_vm_readv(int, intptr_t, ulong, intptr_t, ulong, ulong)');
-const writeFunction = lazyFunction(libc, 'int64_t process_vm_writev(int, intptr_t, ulong, intptr_t, ulong, ulong)');
-const prctlFunction = lazyFunction(libc, 'int prctl(int, uint64_t, uint64_t, uint64_t, uint64_t)');
+const readFunction = systemCall('int64_t process_vm_readv(int, intptr_t, ulong, intptr_t, ulong, ulong)');
+const writeFunction = systemCall('int64_t process_vm_writev(int, intptr_t, ulong, intptr_t, ulong, ulong)');
+const prctlFunction = systemCall('int prctl(int, uint64_t, uint64_t, uint64_t, uint64_t)');
 
 const PR_SET_PTRACER = 0x59616d61;
 const PR_SET_PTRACER_ANY = 2 ** 64 - 1;
@@ -51,11 +51,9 @@ export class RangeList {
  * argument blocks. Returns the bytes, or -errno.
  */
 export function copyRanges(process: number, to: number, from: number, count: number): number {
-  const bytes: number =
-    process > 0
-      ? writeFunction()(process, from, count, to, count, 0)
-      : readFunction()(-process, to, count, from, count, 0);
-  return bytes === -1 ? -loadKoffi().errno() : bytes;
+  return process > 0
+    ? writeFunction()(process, from, count, to, count, 0)
+    : readFunction()(-process, to, count, from, count, 0);
 }
 
 /** Where a security module restricts who may read a process's memory (yama), lets every process of this user do so. */
@@ -73,7 +71,7 @@ export function whyCopyFailed(errno: number): 'gone' | 'forbidden' | 'missing' |
 
 /** The error of a copy that returned -errno. */
 export function copyError(isRead: boolean, errno: number): Error {
-  return nativeError(isRead ? 'process_vm_readv' : 'process_vm_writev', 'copying between processes', errno);
+  return nativeError(isRead ? 'process_vm_readv' : 'process_vm_writev', 'copying between processes', -errno);
 }
 
 function putRange(words: Uint32Array, index: number, address: number, bytes: number): void {

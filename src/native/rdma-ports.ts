@@ -13,8 +13,11 @@ export function rdmaDevices(machine: FileProbe): readonly RdmaDevice[] {
   return machine.list(DEVICES).map((device) => ({ device, ports: activePorts(machine, device) }));
 }
 
-export function hasActiveRdmaPort(machine: FileProbe): boolean {
-  return rdmaDevices(machine).some(({ ports }) => ports.length > 0);
+/** "mlx5_0:1" for each port that is up. */
+export function activeRdmaPorts(machine: FileProbe): readonly string[] {
+  return rdmaDevices(machine).flatMap(({ device, ports }) =>
+    ports.map((port) => `${device}:${port.slice(0, port.indexOf(':'))}`),
+  );
 }
 
 function activePorts(machine: FileProbe, device: string): string[] {

@@ -1,17 +1,18 @@
 // Sleeping until a descriptor is readable or another thread rings: epoll, ppoll with nanoseconds, eventfd.
-import { addressOf, lazyFunction, linuxLibrary, loadKoffi } from './library.ts';
+import { addressOf } from './library.ts';
 import { nativeError } from './native-error.ts';
+import { systemCall } from './system-call.ts';
 import { closeDescriptor } from './udp.ts';
 
-const epollCreateFunction = lazyFunction(linuxLibrary, 'int epoll_create1(int)');
-const epollCtlFunction = lazyFunction(linuxLibrary, 'int epoll_ctl(int, int, int, void*)');
-const epollWaitFunction = lazyFunction(linuxLibrary, 'int epoll_wait(int, intptr_t, int, int)');
-const ppollFunction = lazyFunction(linuxLibrary, 'int ppoll(intptr_t, uint64_t, intptr_t, intptr_t)');
+const epollCreateFunction = systemCall('int epoll_create1(int)');
+const epollCtlFunction = systemCall('int epoll_ctl(int, int, int, void*)');
+const epollWaitFunction = systemCall('int epoll_wait(int, intptr_t, int, int)');
+const ppollFunction = systemCall('int ppoll(intptr_t, uint64_t, intptr_t, intptr_t)');
 /** The same with arguments that may move before the call. */
-const ppollOnceFunction = lazyFunction(linuxLibrary, 'int ppoll(void*, uint64_t, void*, void*)');
-const eventfdFunction = lazyFunction(linuxLibrary, 'int eventfd(uint32_t, int)');
-const readFunction = lazyFunction(linuxLibrary, 'int64_t read(int, intptr_t, size_t)');
-const writeFunction = lazyFunction(linuxLibrary, 'int64_t write(int, intptr_t, size_t)');
+const ppollOnceFunction = systemCall('int ppoll(void*, uint64_t, void*, void*)');
+const eventfdFunction = systemCall('int eventfd(uint32_t, int)');
+const readFunction = systemCall('int64_t read(int, intptr_t, size_t)');
+const writeFunction = systemCall('int64_t write(int, intptr_t, size_t)');
 
 const CLOEXEC = 0o2000000;
 const NONBLOCK = 0o4000;
@@ -24,6 +25,7 @@ const EINTR = 4;
 const EVENT_WORDS = process.arch === 'x64' ? 3 : 4;
 const NUMBER_WORD = process.arch === 'x64' ? 1 : 2;
 const MAX_EVENTS = 64;
+const MAX_PAUSE_MICROSECONDS = 1000;
 
 /** Descriptors to wait for, each with a number by which the caller knows it. */
 export class ReadinessSet implements Disposable {
@@ -42,7 +44,7 @@ export class ReadinessSet implements Disposable {
   constructor(fd?: number) {
     this.#isOwn = fd === undefined;
     this.fd = fd ?? epollCreateFunction()(CLOEXEC);
-    if (this.fd < 0) throw nativeError('epoll_create1', 'making a set of sockets to wait for');
+    if (this.fd < 0) throw nativeError('epoll_create1', 'making a set of sockets to wait for', this.fd);
     this.#poll[0] = this.fd;
     this.#poll[1] = READABLE;
   }
@@ -51,9 +53,8 @@ export class ReadinessSet implements Disposable {
     const event = new Int32Array(EVENT_WORDS);
     event[0] = READABLE;
     event[NUMBER_WORD] = number;
-    if (epollCtlFunction()(this.fd, EPOLL_CTL_ADD, fd, event) !== 0) {
-      throw nativeError('epoll_ctl', 'adding a socket to those to wait for');
-    }
+    const result: number = epollCtlFunction()(this.fd, EPOLL_CTL_ADD, fd, event);
+    if (result !== 0) throw nativeError('epoll_ctl', 'adding a socket to those to wait for', result);
   }
 
   remove(fd: number): void {
@@ -71,14 +72,17 @@ export class ReadinessSet implements Disposable {
     return this.#events[index * EVENT_WORDS + NUMBER_WORD] as number;
   }
 
-  /** Blocks this thread until a descriptor is readable or the time is over; a signal may end it early. */
+  /**
+   * Blocks this thread until a descriptor is readable or the time is over. May return early, after a signal for example:
+   * the caller looks and sleeps again. So it also does when the kernel cannot let it wait, for want of memory: a thread
+   * that serves connections must not end for that.
+   */
   sleep(microseconds: number): void {
     const seconds = Math.floor(microseconds / 1e6);
     this.#timespec[0] = seconds;
     this.#timespec[2] = Math.ceil((microseconds - seconds * 1e6) * 1000);
-    if ((ppollFunction()(this.#pollAddress, 1, this.#timespecAddress, 0) as number) >= 0) return;
-    const errno = loadKoffi().errno();
-    if (errno !== EINTR) throw nativeError('ppoll', 'waiting for packets', errno);
+    const result: number = ppollFunction()(this.#pollAddress, 1, this.#timespecAddress, 0);
+    if (result < 0 && result !== -EINTR) pause(microseconds);
   }
 
   [Symbol.dispose](): void {
@@ -88,7 +92,16 @@ export class ReadinessSet implements Disposable {
 
 /** Blocks this thread until the socket takes data again or the time, less than a second, is over. */
 export function waitWritable(fd: number, microseconds: number): void {
-  ppollOnceFunction()(Int32Array.of(fd, WRITABLE), 1, Int32Array.of(0, 0, microseconds * 1000, 0), null);
+  const request = Int32Array.of(fd, WRITABLE);
+  const result: number = ppollOnceFunction()(request, 1, Int32Array.of(0, 0, microseconds * 1000, 0), null);
+  if (result < 0 && result !== -EINTR) pause(microseconds);
+}
+
+const neverRung = new Int32Array(new SharedArrayBuffer(4));
+
+/** In place of a wait that the kernel refused, so that callers who look again do not keep a core busy. */
+function pause(microseconds: number): void {
+  Atomics.wait(neverRung, 0, 0, Math.min(microseconds, MAX_PAUSE_MICROSECONDS) / 1000);
 }
 
 /** What one thread rings to wake another that sleeps on a ReadinessSet with `fd` in it. */
@@ -104,7 +117,7 @@ export class Doorbell implements Disposable {
 
   static create(): Doorbell {
     const fd: number = eventfdFunction()(0, CLOEXEC | NONBLOCK);
-    if (fd < 0) throw nativeError('eventfd', 'making a doorbell between threads');
+    if (fd < 0) throw nativeError('eventfd', 'making a doorbell between threads', fd);
     return new Doorbell(fd);
   }
 

@@ -14,6 +14,7 @@ const names: Readonly<Record<number, string>> = {
   [-9]: 'UCS_ERR_MESSAGE_TRUNCATED',
   [-12]: 'UCS_ERR_NO_ELEM',
   [-15]: 'UCS_ERR_BUSY',
+  [-17]: 'UCS_ERR_SHMEM_SEGMENT',
   [-16]: 'UCS_ERR_CANCELED',
   [-20]: 'UCS_ERR_TIMED_OUT',
   [-22]: 'UCS_ERR_UNSUPPORTED',

@@ -9,6 +9,13 @@ const table = {
   ucp_get_version: prototype<[major: Out, minor: Out, release: Out]>(
     'void ucp_get_version(_Out_ uint32_t*, _Out_ uint32_t*, _Out_ uint32_t*)',
   ),
+  ucp_config_read: prototype<[prefix: number, file: number, config: number]>(
+    'int8_t ucp_config_read(intptr_t, intptr_t, intptr_t)',
+  ),
+  ucp_config_modify: prototype<[config: number, name: string, value: string]>(
+    'int8_t ucp_config_modify(intptr_t, const char*, const char*)',
+  ),
+  ucp_config_release: prototype<[config: number]>('void ucp_config_release(intptr_t)'),
   ucp_init_version: prototype<[major: number, minor: number, params: number, config: number, context: number]>(
     'int8_t ucp_init_version(uint32_t, uint32_t, intptr_t, intptr_t, intptr_t)',
   ),
@@ -53,7 +60,7 @@ export interface Ucx {
   readonly version: string;
   readonly calls: StatusCalls<typeof table>;
   /** `ucp_init_version` with the version that weftline speaks. */
-  init(params: number, context: number): number;
+  init(params: number, config: number, context: number): number;
 }
 
 const fileName = /^libucp\.so\.0$/;
@@ -92,8 +99,8 @@ function open(): Ucx {
       { details: { path, version } },
     );
   }
-  const init = (params: number, context: number): number =>
-    calls.ucp_init_version(API.major, API.minor, params, 0, context);
+  const init = (params: number, config: number, context: number): number =>
+    calls.ucp_init_version(API.major, API.minor, params, config, context);
   return { path, version, calls, init };
 }
 
@@ -103,9 +110,14 @@ function open(): Ucx {
  * - It catches SIGSEGV and its like to print where it happened. Node needs SIGSEGV for WebAssembly.
  * - It rewrites mmap, munmap and brk of the running process to hear when memory goes. Other threads of Node are in them
  *   at that moment, and crashes seen before this was set are thought to come from it. Without, UCX keeps no cache of registered memory for RDMA.
+ * - It starts a thread that offers its state to a daemon, at a path in /tmp that any user can take first.
  * - It logs to stdout, which is the program's: that a peer is lost, for one, of which weftline tells by an error.
  */
-const quietly: Readonly<Record<string, string>> = { UCX_HANDLE_ERRORS: 'none', UCX_MEM_EVENTS: 'n' };
+const quietly: Readonly<Record<string, string>> = {
+  UCX_HANDLE_ERRORS: 'none',
+  UCX_MEM_EVENTS: 'n',
+  UCX_VFS_ENABLE: 'n',
+};
 const silently: Readonly<Record<string, string>> = { ...quietly, UCX_LOG_LEVEL: 'fatal' };
 
 /** On a thread other than the first, process.env is a copy that native code does not see. */

@@ -1,17 +1,17 @@
 // The socket calls that move datagrams in batches, on blocks of native memory that the caller prepared.
-import { lazyFunction, linuxLibrary, loadKoffi } from './library.ts';
 import { nativeError } from './native-error.ts';
 import { addressFamily, encodeSocketAddress, portOf, type SocketAddress } from './socket-address.ts';
+import { systemCall } from './system-call.ts';
 
-const socketFunction = lazyFunction(linuxLibrary, 'int socket(int, int, int)');
-const bindFunction = lazyFunction(linuxLibrary, 'int bind(int, void*, int)');
-const connectFunction = lazyFunction(linuxLibrary, 'int connect(int, void*, int)');
-const getsocknameFunction = lazyFunction(linuxLibrary, 'int getsockname(int, void*, void*)');
-const setsockoptFunction = lazyFunction(linuxLibrary, 'int setsockopt(int, int, int, void*, int)');
-const getsockoptFunction = lazyFunction(linuxLibrary, 'int getsockopt(int, int, int, void*, void*)');
-const sendmmsgFunction = lazyFunction(linuxLibrary, 'int sendmmsg(int, intptr_t, uint32_t, int)');
-const recvmmsgFunction = lazyFunction(linuxLibrary, 'int recvmmsg(int, intptr_t, uint32_t, int, intptr_t)');
-const closeFunction = lazyFunction(linuxLibrary, 'int close(int)');
+const socketFunction = systemCall('int socket(int, int, int)');
+const bindFunction = systemCall('int bind(int, void*, int)');
+const connectFunction = systemCall('int connect(int, void*, int)');
+const getsocknameFunction = systemCall('int getsockname(int, void*, void*)');
+const setsockoptFunction = systemCall('int setsockopt(int, int, int, void*, int)');
+const getsockoptFunction = systemCall('int getsockopt(int, int, int, void*, void*)');
+const sendmmsgFunction = systemCall('int sendmmsg(int, intptr_t, uint32_t, int)');
+const recvmmsgFunction = systemCall('int recvmmsg(int, intptr_t, uint32_t, int, intptr_t)');
+const closeFunction = systemCall('int close(int)');
 
 const SOCK_DGRAM = 2;
 const SOCK_CLOEXEC = 0o2000000;
@@ -42,27 +42,26 @@ export type SocketOption = keyof typeof socketOption;
 /** A UDP socket bound to `local` (port 0: any). Fails with WL_NATIVE. */
 export function openUdpSocket(local: SocketAddress): number {
   const fd: number = socketFunction()(addressFamily(local.host), SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) throw nativeError('socket', 'opening a UDP socket');
+  if (fd < 0) throw nativeError('socket', 'opening a UDP socket', fd);
   const address = encodeSocketAddress(local);
-  if (bindFunction()(fd, address, address.length) === 0) return fd;
-  const error = nativeError('bind', `binding a UDP socket to ${local.host} port ${local.port}`);
+  const result: number = bindFunction()(fd, address, address.length);
+  if (result === 0) return fd;
   closeDescriptor(fd);
-  throw error;
+  throw nativeError('bind', `binding a UDP socket to ${local.host} port ${local.port}`, result);
 }
 
 /** From then on the socket receives from that peer only. */
 export function connectUdpSocket(fd: number, peer: SocketAddress): void {
   const address = encodeSocketAddress(peer);
-  if (connectFunction()(fd, address, address.length) !== 0) {
-    throw nativeError('connect', `connecting a UDP socket to ${peer.host} port ${peer.port}`);
-  }
+  const result: number = connectFunction()(fd, address, address.length);
+  if (result !== 0) throw nativeError('connect', `connecting a UDP socket to ${peer.host} port ${peer.port}`, result);
 }
 
 export function localPort(fd: number): number {
   const address = new Uint8Array(28);
   const length = Int32Array.of(address.length);
-  if (getsocknameFunction()(fd, address, length) !== 0)
-    throw nativeError('getsockname', 'reading the port of a socket');
+  const result: number = getsocknameFunction()(fd, address, length);
+  if (result !== 0) throw nativeError('getsockname', 'reading the port of a socket', result);
   return portOf(address);
 }
 
@@ -94,16 +93,14 @@ export function readTcpInfo(fd: number): { readonly unanswered: number; readonly
   };
 }
 
-/** Hot path. Sends `count` of the mmsghdr at `address`; returns how many went, or the negative errno of the first. */
+/** Hot path. Sends `count` of the mmsghdr at `address`; returns how many went, or a negative errno. */
 export function sendMessages(fd: number, address: number, count: number): number {
-  const sent: number = sendmmsgFunction()(fd, address, count, MSG_DONTWAIT);
-  return sent < 0 ? -loadKoffi().errno() : sent;
+  return sendmmsgFunction()(fd, address, count, MSG_DONTWAIT);
 }
 
 /** Hot path. Receives into at most `count` of the mmsghdr at `address`; returns how many came, or a negative errno. */
 export function receiveMessages(fd: number, address: number, count: number): number {
-  const received: number = recvmmsgFunction()(fd, address, count, MSG_DONTWAIT, 0);
-  return received < 0 ? -loadKoffi().errno() : received;
+  return recvmmsgFunction()(fd, address, count, MSG_DONTWAIT, 0);
 }
 
 export function closeDescriptor(fd: number): void {

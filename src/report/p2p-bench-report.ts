@@ -1,6 +1,6 @@
 // What `weftline bench p2p` prints.
 import Table from 'cli-table3';
-import type { BlockResult, P2pBenchReport, SizeResult } from '../bench/p2p/p2p-results.ts';
+import type { BlockResult, DescriptorsResult, P2pBenchReport, SizeResult } from '../bench/p2p/p2p-results.ts';
 import { placementChanged } from '../bench/placement.ts';
 import { latencyQuantiles } from '../bench/transport-phases.ts';
 
@@ -72,8 +72,9 @@ export function p2pBlockLine(result: BlockResult): string {
 
 /** What follows the lines of the sizes. */
 export function p2pBenchReport(report: P2pBenchReport): string {
-  const { pingMicroseconds, ceilings = [], pingCeiling } = report;
+  const { pingMicroseconds, ceilings = [], pingCeiling, descriptors } = report;
   const lines: string[] = [];
+  if (descriptors !== undefined) lines.push(descriptorsLine(descriptors));
   if (pingMicroseconds !== undefined) {
     const times = latencyQuantiles.map((name, index) => `${name} ${(pingMicroseconds[index] ?? 0).toFixed(2)}`);
     lines.push(`round trip of 256 B and a notification: ${times.join(', ')} µs`);
@@ -109,6 +110,18 @@ export function p2pBenchReport(report: P2pBenchReport): string {
     lines.push('The machine changed while it ran (other load, or its processors moved): run again before comparing.');
   }
   return lines.map((line) => `${line}\n`).join('');
+}
+
+function descriptorsLine(result: DescriptorsResult): string {
+  const { count, parts, listMilliseconds, prepareMilliseconds, postMilliseconds, moveMilliseconds } = result;
+  const times = [
+    ['lists', listMilliseconds],
+    ['prepare', prepareMilliseconds],
+    ['post', postMilliseconds],
+    ['move', moveMilliseconds],
+  ] as const;
+  const text = times.map(([name, time]) => `${name} ${time.toFixed(1)} ms`).join(', ');
+  return `${count} descriptors in ${parts} parts: ${text}; ${(result.residentBytes / 1e6).toFixed(0)} MB`;
 }
 
 /** Which path it got, and why not another. */

@@ -1,4 +1,5 @@
 // Every knob of weftline, once: name, environment variable, flag, unit, range, default and what it does.
+import { MAX_MAILBOX_SENDERS } from '../abi/agent-mailbox.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { Setting } from './setting.ts';
 import { transportSettingsTable } from './transport-settings-table.ts';
@@ -120,6 +121,17 @@ export const settingsTable = {
     max: 600_000,
     default: 10_000,
     sentence: 'How long a caller may take to prove itself before it is dropped.',
+  },
+  localSenders: {
+    kind: 'number',
+    env: 'WEFTLINE_LOCAL_SENDERS',
+    flag: '--local-senders <count>',
+    unit: 'agents',
+    min: 1,
+    max: MAX_MAILBOX_SENDERS,
+    default: 1024,
+    sentence:
+      'How many agents of the same host may be linked to one agent by the local backend at a time; others reach it by another backend.',
   },
   nvrtcPath: {
     kind: 'text',

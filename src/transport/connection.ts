@@ -202,7 +202,7 @@ export class Connection implements TransportConnection {
     const request = this.#openWithout('write', options.flow ?? 0);
     request.region = options.region;
     request.ranges = options.ranges;
-    request.nextRange = 0;
+    request.nextRange = options.ranges.first;
     request.bytes = options.ranges.bytes;
     request.target = options.remoteRegion;
     request.targetKey = options.remoteKey;

@@ -9,8 +9,10 @@ export interface Ranges {
   readonly lengths: Float64Array;
 }
 
-/** Fixed once made, so that many writes can share one. */
+/** Ranges `first` to before `end` of columns that other lists may share. Fixed once made, so that many writes can share one. */
 export class RangeList {
+  readonly first: number;
+  readonly end: number;
   readonly sources: Float64Array;
   readonly targets: Float64Array;
   readonly lengths: Float64Array;
@@ -21,20 +23,22 @@ export class RangeList {
   readonly sourceEnd: number;
 
   /** Fails with WL_INVALID_ARGUMENT. */
-  constructor({ sources, targets, lengths }: Ranges) {
-    if (lengths.length === 0) throw invalidArgument('lengths.length', 0, 'at least one range');
+  constructor({ sources, targets, lengths }: Ranges, first = 0, end: number = lengths.length) {
+    if (first >= end) throw invalidArgument('lengths.length', 0, 'at least one range');
     let [bytes, longest, sourceEnd] = [0, 0, 0];
-    for (const [index, length] of lengths.entries()) {
+    for (let index = first; index < end; index++) {
+      const length = lengths[index] ?? -1;
       const source = sources[index] ?? -1;
       const target = targets[index] ?? -1;
-      const isWhole = [length, source, target].every((number) => Number.isSafeInteger(number) && number >= 0);
-      if (!isWhole || target + length > 2 ** 48) {
+      if (!(isWhole(length) && isWhole(source) && isWhole(target)) || target + length > 2 ** 48) {
         throw invalidArgument(`range ${index}`, [source, target, length], 'whole numbers, the target below 2^48');
       }
       bytes += length;
       longest = Math.max(longest, length);
       sourceEnd = Math.max(sourceEnd, source + length);
     }
+    this.first = first;
+    this.end = end;
     this.sources = sources;
     this.targets = targets;
     this.lengths = lengths;
@@ -44,13 +48,13 @@ export class RangeList {
   }
 
   get count(): number {
-    return this.lengths.length;
+    return this.end - this.first;
   }
 
   /** Hot path. The first range from `first` on that does not go into a packet with `room` bytes behind its header. */
   endOf(first: number, room: number): number {
     const { lengths } = this;
-    const last = Math.min(lengths.length, first + MAX_SCATTER_ENTRIES);
+    const last = Math.min(this.end, first + MAX_SCATTER_ENTRIES);
     let left = room;
     let end = first;
     while (end < last) {
@@ -67,4 +71,8 @@ export class RangeList {
     for (let index = first; index < end; index++) bytes += this.lengths[index] as number;
     return bytes;
   }
+}
+
+function isWhole(number: number): boolean {
+  return Number.isSafeInteger(number) && number >= 0;
 }

@@ -109,7 +109,7 @@ export class RequestTable {
     const slot = this.#slots.length;
     if (slot === MOST_REQUESTS) {
       throw new WeftlineError(
-        'WL_CAPACITY',
+        'WL_BUSY',
         `Cannot post another request: ${MOST_REQUESTS} of the engine are outstanding or were not forgotten`,
         { details: { requests: MOST_REQUESTS } },
       );

@@ -124,7 +124,7 @@ function sendScattered(connection: Connection, request: Request, ranges: RangeLi
   sendWindow.burst[sequence & sendWindow.mask] = burst;
   request.nextRange = end;
   request.position += data;
-  request.segmented = end === ranges.count;
+  request.segmented = end === ranges.end;
   request.unacked++;
   connection.backlogBytes -= data;
   outgoing.at = at;

@@ -1,5 +1,6 @@
 // Who takes part in a job, and how those who left did so: the store fails waits on ranks that will not come.
 import { decodeError, type EncodedError, WeftlineError } from '../core/errors.ts';
+import { printable } from '../core/quote.ts';
 import { rankList } from './rank-list.ts';
 
 export interface MemberIdentity {
@@ -7,9 +8,15 @@ export interface MemberIdentity {
   readonly host: string;
 }
 
-/** How a rank left: its world was closed, its connection broke, or it reported an error. */
+/** A wait that a rank gave up, and the ranks that did not come to it. */
+export interface VainWait {
+  readonly waitingFor: string;
+  readonly missing: readonly number[];
+}
+
+/** How a rank left: its world was closed, perhaps behind a vain wait, its connection broke, or it reported an error. */
 export type Departure =
-  | { readonly how: 'closed' }
+  | { readonly how: 'closed'; readonly after?: VainWait | undefined }
   | { readonly how: 'lost' }
   | { readonly how: 'failed'; readonly error: EncodedError };
 
@@ -20,6 +27,8 @@ interface Member extends MemberIdentity {
 export class Membership {
   readonly size: number;
   readonly #members = new Map<number, Member>();
+  /** In the order they left. */
+  readonly #departed: number[] = [];
 
   constructor(size: number) {
     this.size = size;
@@ -35,18 +44,25 @@ export class Membership {
     const state = holder.departure === undefined ? 'is used by' : 'was used and left by';
     throw new WeftlineError(
       'WL_RANK_TAKEN',
-      `Rank ${rank} of this job ${state} process ${holder.pid} on ${holder.host}: start each rank once, with its own number, and join() once`,
+      `Rank ${rank} of this job ${state} process ${holder.pid} on ${printable(holder.host)}: start each rank once, with its own number, and join() once`,
       { details: { rank, pid: holder.pid, host: holder.host, left: holder.departure !== undefined } },
     );
   }
 
   leave(rank: number, departure: Departure): void {
     const member = this.#members.get(rank);
-    if (member !== undefined && member.departure === undefined) member.departure = departure;
+    if (member === undefined || member.departure !== undefined) return;
+    member.departure = departure;
+    this.#departed.push(rank);
   }
 
   departure(rank: number): Departure | undefined {
     return this.#members.get(rank)?.departure;
+  }
+
+  /** The ranks that have left, of those given: the first to leave comes first. */
+  departed(ranks: readonly number[]): number[] {
+    return this.#departed.filter((rank) => ranks.includes(rank));
   }
 
   joined(rank: number): boolean {
@@ -67,7 +83,8 @@ export class Membership {
   failure(rank: number, waitingFor: string): WeftlineError {
     const member = this.#members.get(rank);
     const departure = member?.departure;
-    const who = member === undefined ? `Rank ${rank}` : `Rank ${rank} (process ${member.pid} on ${member.host})`;
+    const who =
+      member === undefined ? `Rank ${rank}` : `Rank ${rank} (process ${member.pid} on ${printable(member.host)})`;
     const details = { rank, pid: member?.pid, host: member?.host, how: departure?.how, waitingFor };
     if (departure?.how === 'failed') {
       const cause = decodeError(departure.error);
@@ -75,6 +92,14 @@ export class Membership {
         'WL_PEER_FAILED',
         `${who} failed, ${waitingFor} cannot go on: ${cause.code}: ${cause.message}`,
         { details, cause, rank },
+      );
+    }
+    if (departure?.how === 'closed' && departure.after !== undefined) {
+      const { missing, waitingFor: vain } = departure.after;
+      return new WeftlineError(
+        'WL_PEER_FAILED',
+        `${who} left after it had given up ${vain}, to which ${rankList(missing)} did not come; ${waitingFor} cannot go on`,
+        { details: { ...details, blamed: missing }, rank: missing[0] ?? rank },
       );
     }
     const how = departure?.how === 'closed' ? 'closed its world' : 'was lost: its connection broke without goodbye';

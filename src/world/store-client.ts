@@ -2,6 +2,7 @@
 import type { Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
+import { quote, quoteList } from '../core/quote.ts';
 import type { Credentials } from '../meeting/credentials.ts';
 import { call } from '../meeting/dial.ts';
 import { encodeFrame, type Frame, type FrameReader, protocolError } from '../meeting/frames.ts';
@@ -31,8 +32,11 @@ interface Pending {
   readonly end: () => void;
 }
 
-/** The server enforces deadlines; this much later the client stops believing in it. */
-const SECOND_NET_MS = 2_000;
+/** The server enforces deadlines; so much later, as a share of the time and within bounds, the client gives up itself. */
+const SECOND_NET_SHARE = 0.1;
+const MIN_SECOND_NET_MS = 250;
+const MAX_SECOND_NET_MS = 2_000;
+const GOODBYE_MS = 2_000;
 /** A thread that was busy finds its timers and its replies due together: read the replies first. */
 const READ_FIRST_MS = 250;
 /** Of errors that ranks tell. */
@@ -105,7 +109,7 @@ export class StoreClient implements StoreLink {
       };
       const timer =
         'timeoutMs' in request
-          ? setTimeout(() => this.#checkAgain(id, request), request.timeoutMs + SECOND_NET_MS)
+          ? setTimeout(() => this.#checkAgain(id, request), secondNet(request.timeoutMs))
           : undefined;
       signal?.addEventListener('abort', abort);
       const end = () => {
@@ -126,7 +130,7 @@ export class StoreClient implements StoreLink {
     this.#send({ goodbye: true, ...(error === undefined ? {} : { error: briefError(error) }) });
     this.#fail(new WeftlineError('WL_CLOSED', 'This rank has closed its world'));
     this.#socket.ref();
-    this.#socket.setTimeout(SECOND_NET_MS, () => this.#socket.destroy());
+    this.#socket.setTimeout(GOODBYE_MS, () => this.#socket.destroy());
     await ended;
   }
 
@@ -160,7 +164,7 @@ export class StoreClient implements StoreLink {
   #checkAgain(id: number, request: WaitingRequest): void {
     setTimeout(() => {
       const { host, port } = this.#address;
-      const what = request.op === 'wait' ? `keys ${request.keys.join(', ')}` : `${request.op} "${request.name}"`;
+      const what = request.op === 'wait' ? `keys ${quoteList(request.keys)}` : `${request.op} ${quote(request.name)}`;
       this.#settle(id)?.reject(
         new WeftlineError(
           'WL_TIMEOUT',
@@ -195,6 +199,9 @@ export class StoreClient implements StoreLink {
   }
 }
 
+function secondNet(timeoutMs: number): number {
+  return timeoutMs + Math.min(MAX_SECOND_NET_MS, Math.max(MIN_SECOND_NET_MS, timeoutMs * SECOND_NET_SHARE));
+}
 function unreachable(options: StoreClientOptions, cause: Error): WeftlineError {
   const { host, port, rank, timeoutMs } = options;
   return new WeftlineError(

@@ -1,6 +1,8 @@
 // The rendezvous store itself, without any I/O: values, waits and collectives of one job, and what fails when a rank leaves.
+import { copyOf } from '../core/bytes.ts';
 import { WeftlineError } from '../core/errors.ts';
-import { type Departure, type MemberIdentity, Membership } from './membership.ts';
+import { quote, quoteList } from '../core/quote.ts';
+import { type Departure, type MemberIdentity, Membership, type VainWait } from './membership.ts';
 import type { StoreReply, StoreRequest } from './store-request.ts';
 
 export interface StoreCoreOptions {
@@ -25,8 +27,13 @@ interface KeyWait extends Wait {
   readonly read: boolean;
 }
 
-/** One round of a collective: rank to what it brought. */
-type Round = Map<number, { readonly wait: Wait; readonly part: Uint8Array | undefined }>;
+/** One round of a collective. */
+interface Round {
+  /** Rank to what it brought. */
+  readonly arrivals: Map<number, { readonly wait: Wait; readonly part: Uint8Array | undefined }>;
+  /** Ranks that came, waited in vain and left again: they are not who the others miss. */
+  readonly gaveUp: Set<number>;
+}
 
 const decimal = /^-?[0-9]{1,16}$/;
 
@@ -37,6 +44,8 @@ export class StoreCore {
   readonly #waits = new Set<Wait>();
   /** Rounds of one collective in order: a rank that comes again before a round is complete opens the next. */
   readonly #rounds = new Map<string, Round[]>();
+  /** The last collective of each rank, if it was in vain: a rank that leaves then has left because of the missing ones. */
+  readonly #vainWaits = new Map<number, VainWait>();
 
   constructor(options: StoreCoreOptions) {
     this.#options = options;
@@ -49,7 +58,8 @@ export class StoreCore {
 
   /** Fails, now, every wait that needs this rank. */
   leave(rank: number, departure: Departure): void {
-    this.members.leave(rank, departure);
+    const isSilent = departure.how === 'closed';
+    this.members.leave(rank, isSilent ? { how: 'closed', after: this.#vainWaits.get(rank) } : departure);
     const closed = new WeftlineError('WL_CLOSED', `Rank ${rank} left the job`);
     // Its own first: that takes back what it brought to collectives, so that the others see that it is missing.
     for (const wait of this.#waits) if (wait.rank === rank) wait.fail(closed);
@@ -86,7 +96,7 @@ export class StoreCore {
 
   #store(key: string, value: Uint8Array): void {
     // A copy: the argument may be a view into a larger network buffer, or the caller's to change.
-    this.#values.set(key, value.slice());
+    this.#values.set(key, copyOf(value));
     for (const wait of this.#waits) {
       if ('keys' in wait) this.#finishIfThere(wait as KeyWait);
     }
@@ -98,7 +108,7 @@ export class StoreCore {
     if (!Number.isSafeInteger(sum)) {
       throw new WeftlineError(
         'WL_INVALID_ARGUMENT',
-        `Cannot add ${delta} to key "${key}": it holds ${JSON.stringify(text.slice(0, 32))}, and value and sum must be integers below 2^53`,
+        `Cannot add ${delta} to key ${quote(key)}: it holds ${quote(text, 32)}, and value and sum must be integers below 2^53`,
         { details: { key, delta } },
       );
     }
@@ -124,7 +134,7 @@ export class StoreCore {
   ): Promise<StoreReply> {
     const { keys, read, timeoutMs } = request;
     const from = request.from ?? this.#others(rank);
-    const names = keys.map((key) => JSON.stringify(key)).join(', ');
+    const names = quoteList(keys);
     return this.#wait({
       rank,
       waitingFor: `waiting for ${keys.length === 1 ? 'key' : 'keys'} ${names}`,
@@ -157,35 +167,41 @@ export class StoreCore {
     if (request.op === 'gather') {
       this.#checkSize((part?.byteLength ?? 0) * size, this.#options.maxValueBytes, ` from ${size} ranks together`);
     }
-    const name = `${request.op} ${JSON.stringify(request.name)}`;
+    const name = `${request.op} ${request.name}`;
     const rounds = this.#rounds.get(name) ?? [];
     this.#rounds.set(name, rounds);
-    let round = rounds.find((candidate) => !candidate.has(rank));
-    if (round === undefined) rounds.push((round = new Map()));
+    let round = rounds.find((candidate) => !candidate.arrivals.has(rank));
+    if (round === undefined) rounds.push((round = { arrivals: new Map(), gaveUp: new Set() }));
     const current = round;
-    const missing = () => this.#others(rank).filter((other) => !current.has(other));
+    const { arrivals, gaveUp } = current;
+    const missing = () => this.#others(rank).filter((other) => !arrivals.has(other));
     return this.#wait({
       rank,
-      waitingFor: name,
+      waitingFor: `${request.op} ${quote(request.name)}`,
       awaited: missing,
       needsAll: true,
       timeoutMs: request.timeoutMs,
       signal,
       start: (wait) => {
-        current.set(rank, { wait, part: part?.slice() });
-        if (current.size === size) this.#finishRound(name, rounds, current);
+        gaveUp.delete(rank);
+        arrivals.set(rank, { wait, part: part === undefined ? undefined : copyOf(part) });
+        if (arrivals.size === size) this.#finishRound(name, rounds, current);
       },
       drop: () => {
-        current.delete(rank);
-        if (current.size === 0) this.#forgetRound(name, rounds, current);
+        arrivals.delete(rank);
+        gaveUp.add(rank);
+        if (arrivals.size === 0) this.#forgetRound(name, rounds, current);
       },
-      missing: () => ({ ranks: missing() }),
+      missing: () => {
+        const neverCame = missing().filter((other) => !gaveUp.has(other));
+        return { ranks: neverCame.length > 0 ? neverCame : missing() };
+      },
     });
   }
 
   #finishRound(name: string, rounds: Round[], round: Round): void {
     this.#forgetRound(name, rounds, round);
-    const arrivals = [...round].toSorted(([left], [right]) => left - right).map(([, arrival]) => arrival);
+    const arrivals = [...round.arrivals].toSorted(([left], [right]) => left - right).map(([, arrival]) => arrival);
     const parts = arrivals.map(({ part }) => part).filter((part) => part !== undefined);
     for (const { wait } of arrivals) wait.finish({ parts });
   }
@@ -208,6 +224,7 @@ export class StoreCore {
         ...facts,
         finish: (reply) => {
           end();
+          this.#vainWaits.delete(request.rank);
           resolve(reply);
         },
         fail: (error) => {
@@ -217,7 +234,12 @@ export class StoreCore {
         },
       };
       const abort = () => wait.fail(signal?.reason);
-      const timer = setTimeout(() => wait.fail(this.#timeout(request, missing())), timeoutMs);
+      const timer = setTimeout(() => {
+        const found = missing();
+        const { rank, waitingFor, needsAll } = request;
+        if (needsAll) this.#vainWaits.set(rank, { waitingFor, missing: found.ranks });
+        wait.fail(this.#timeout(request, found));
+      }, timeoutMs);
       if (signal?.aborted === true) return abort();
       signal?.addEventListener('abort', abort);
       this.#waits.add(wait);
@@ -228,7 +250,8 @@ export class StoreCore {
 
   #failIfHopeless(wait: Wait): void {
     const awaited = wait.awaited();
-    const left = awaited.filter((rank) => this.members.departure(rank) !== undefined);
+    // The first to leave is the one to name: others may have left because of it.
+    const left = this.members.departed(awaited);
     const culprit = left.find((rank) => this.members.departure(rank)?.how !== 'closed');
     if (culprit !== undefined) return wait.fail(this.members.failure(culprit, wait.waitingFor));
     const first = left[0];
@@ -239,7 +262,7 @@ export class StoreCore {
 
   #timeout(request: WaitRequest, missing: Missing): WeftlineError {
     const { keys, ranks } = missing;
-    const unset = keys === undefined ? '' : `: nobody set ${keys.map((key) => JSON.stringify(key)).join(', ')}`;
+    const unset = keys === undefined ? '' : `: nobody set ${quoteList(keys)}`;
     const absent = ranks.length === 0 ? '' : `: ${this.members.describe(ranks)}`;
     return new WeftlineError(
       'WL_TIMEOUT',

@@ -1,6 +1,9 @@
 // The rendezvous store as ranks see it: small values under names, waits with deadlines, collectives.
+import { checkTimeout } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_KEY_LENGTH, type StoreReply, type StoreRequest } from './store-request.ts';
+
+export { checkTimeout };
 
 export interface WaitOptions {
   /** How long to wait, in ms; by default the setting `timeoutMs`. */
@@ -162,10 +165,4 @@ function onePart(parts: readonly Uint8Array[]): Uint8Array {
 function checkKey(key: string): string {
   if (typeof key === 'string' && key.length > 0 && key.length <= MAX_KEY_LENGTH) return key;
   throw invalidArgument('key', key, `a text of 1 to ${MAX_KEY_LENGTH} characters`);
-}
-
-/** Fails with WL_INVALID_ARGUMENT for what no timer can hold, NaN and infinity among it: a wait must end. */
-export function checkTimeout(timeoutMs: number): number {
-  if (timeoutMs >= 0 && timeoutMs < 2 ** 31) return timeoutMs;
-  throw invalidArgument('timeoutMs', timeoutMs, 'a number of milliseconds from 0 to 2147483647');
 }

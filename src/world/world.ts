@@ -1,6 +1,7 @@
 // The world of ranks: join() finds the others through rank 0's store and agrees with them on who shares a host.
 import { setMaxListeners } from 'node:events';
 import { randomBytes } from 'node:crypto';
+import { remaining, startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { signalOnParentDeath } from '../native/libc.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
@@ -67,19 +68,18 @@ const UNIQUE_BYTES = 5;
 export async function join(options: JoinOptions = {}): Promise<World> {
   const environment = readEnvironment(options.environment);
   const settings = readSettings(options.settings, options.environment);
-  const timeoutMs = options.timeoutMs ?? settings.timeoutMs;
+  const wait = startCall(options, settings.timeoutMs);
   if (environment.size > 1) endWithLauncher(environment.launcherPid);
   const rendezvous = await meet(environment, {
     settings,
     jobId: environment.jobPrefix + randomBytes(UNIQUE_BYTES).toString('hex'),
-    timeoutMs,
+    timeoutMs: wait.deadline.timeoutMs,
     ...(options.signal === undefined ? {} : { signal: options.signal }),
   });
   try {
     const { maxValueBytes } = { maxValueBytes: settings.storeMaxValueBytes };
     const store = new LinkedStore(rendezvous.link, { timeoutMs: settings.timeoutMs, maxValueBytes });
-    const wait = { timeoutMs, ...(options.signal === undefined ? {} : { signal: options.signal }) };
-    const identities = await store.allGather('weftline/join', encodeJson(hostIdentity()), wait);
+    const identities = await store.allGather('weftline/join', encodeJson(hostIdentity()), remaining(wait));
     const placement = placeRanks(environment.rank, identities.map(String));
     if (environment.size > 1 && placement.localRank === 0) removeStaleFiles();
     return new JoinedWorld(environment, { rendezvous, store, settings, placement });

@@ -19,7 +19,7 @@ test('a rank that stays away is named by WL_TIMEOUT, with kernel and call', { sk
   assert.equal(code, 'WL_TIMEOUT', transcript);
   assert.match(
     message,
-    /Kernel epDispatch of rank 0 waited 400 ms for rank 1 \(dispatch \(opening barrier\)/,
+    /Kernel epDispatch of rank 0 waited (?:3\d\d|400) ms for rank 1 \(dispatch \(opening barrier\)/,
     transcript,
   );
 });
@@ -56,7 +56,11 @@ test('a rank that stays away from a layer is named too', { skip: noGpu }, async 
   const { ranks, transcript } = await runRanks(2, script, { args: ['layer absent'], env, graceMs: 10_000 });
   const { code, message } = resultOf(ranks[0]) as Failure;
   assert.equal(code, 'WL_TIMEOUT', transcript);
-  assert.match(message, /Kernel layerPrepare of rank 0 waited 400 ms for rank 1 \(layer dispatch/, transcript);
+  assert.match(
+    message,
+    /Kernel layerPrepare of rank 0 waited (?:3\d\d|400) ms for rank 1 \(layer dispatch/,
+    transcript,
+  );
 });
 
 test('a call that fails on one rank before it begins leaves no trace', { skip: noGpu }, async () => {

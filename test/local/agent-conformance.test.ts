@@ -6,7 +6,14 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
 import type { WeftlineError } from 'weftline';
-import { Agent, type AgentOptions, DescriptorList, type RemoteMemory, type Transfer } from 'weftline/agent';
+import {
+  Agent,
+  type AgentOptions,
+  DescriptorList,
+  MAX_NOTIFICATION_BYTES,
+  type RemoteMemory,
+  type Transfer,
+} from 'weftline/agent';
 import { knownBackends } from '#lib/agent/backends/create.js';
 import { AgentPeer, openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
@@ -39,7 +46,7 @@ function canPost(transfer: Transfer, message: Buffer, number: number): boolean {
     transfer.post(message);
     return true;
   } catch (error) {
-    return !withCode('WL_CAPACITY')(error);
+    return !withCode('WL_BUSY')(error);
   }
 }
 
@@ -209,6 +216,28 @@ for (const backend of knownBackends()) {
     });
   }
 
+  test(`${backend}: the longest notification arrives, a longer one is refused`, { skip }, async () => {
+    await using pair = await openPair(backend, 4096);
+    const { agent, peer } = pair;
+    const out = await agent.allocate(64);
+    const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
+    const lists = { local: DescriptorList.of(out), remote };
+    await using transfer = await agent.prepare({ operation: 'write', peer: 'there', ...lists });
+    const longest = randomBytes(MAX_NOTIFICATION_BYTES);
+    const longer = Buffer.alloc(MAX_NOTIFICATION_BYTES + 1);
+    const tooLong = withCode('WL_CAPACITY', /32761 bytes is too long: expected at most 32760/);
+    assert.throws(() => transfer.post(longer), tooLong);
+    await assert.rejects(agent.notify('there', longer), tooLong);
+    assert.equal(transfer.state, 'idle');
+    // More than once, so that each ring ends within a message.
+    for (let round = 0; round < 20; round++) {
+      if (round % 2 === 0) await agent.notify('there', longest);
+      else await postAndWait(transfer, longest);
+      const next = await peer.do({ do: 'next', blocking: false, timeoutMs: 20_000 });
+      assert.ok(longest.equals((next as { readonly message: Uint8Array }).message));
+    }
+  });
+
   for (const [how, options] of Object.entries(threads)) {
     test(
       `${backend}, ${how}: notifications that nobody takes hold up their sender and nothing else`,
@@ -230,7 +259,7 @@ for (const backend of knownBackends()) {
             try {
               await postAndWait(transfer, message);
             } catch (error) {
-              withCode('WL_CAPACITY', /there/)(error);
+              withCode('WL_BUSY', /there/)(error);
               return;
             }
             assert.ok(performance.now() < end, `${sent} messages were taken in`);

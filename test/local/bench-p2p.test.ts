@@ -9,6 +9,7 @@ import { fileURLToPath } from 'node:url';
 import { localFiles } from '#lib/native/file-probe.js';
 import { findUcx } from '#lib/native/ucx.js';
 import type { P2pBenchReport } from '#lib/bench/p2p/p2p-results.js';
+import { skipWithout } from './support/requirements.js';
 
 const cli = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
 
@@ -64,6 +65,8 @@ for (const [backend, mode] of [
       '4096,8192',
       '--pings',
       '10',
+      '--descriptors',
+      '50000',
       '--json',
       json,
     ];
@@ -105,10 +108,12 @@ for (const [backend, mode] of [
       [4096, 8192],
     );
     assert.equal(report.pingMicroseconds?.length, 6);
+    assert.deepEqual([report.descriptors?.count, report.descriptors?.parts], [50_000, 50_000]);
+    assert.ok(lines.some((line) => /^50000 descriptors in 50000 parts: lists [\d.]+ ms, prepare .* MB$/.test(line)));
   });
 }
 
-const withoutUcx = findUcx(localFiles()) === undefined && 'no libucp here';
+const withoutUcx = skipWithout('ucx', findUcx(localFiles()) === undefined ? 'no libucp here' : undefined);
 
 test('bench p2p --backend ucx --compare says what is missing without ucx_perftest', { skip: withoutUcx }, async () => {
   const common = ['--port', await freePort(), '--backend', 'ucx'];

@@ -1,17 +1,27 @@
 // The thread that copies and its lanes: what both threads rely on, without agents.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { MAILBOX_BYTES } from '#lib/abi/agent-mailbox.js';
+import { mailboxBytes, mailboxHeader } from '#lib/abi/agent-mailbox.js';
+import { Block } from '#lib/abi/layout.js';
 import { CopyLane, JOB_WORDS, LANE_WORDS } from '#lib/agent/backends/local/copy-lane.js';
+import { CopyList } from '#lib/agent/backends/local/copy-list.js';
 import { CopyTable } from '#lib/agent/backends/local/copy-table.js';
 import { CopyThread } from '#lib/agent/backends/local/copy-thread.js';
-import { ringOf } from '#lib/agent/backends/local/mailbox.js';
+import { ringOf } from '#lib/agent/backends/local/mailbox-layout.js';
+import { PeerSteps } from '#lib/agent/backends/local/peer-steps.js';
 import { RecordSender } from '#lib/agent/backends/local/record-sender.js';
+import { RegionGrants } from '#lib/agent/backends/local/region-grants.js';
 import { SharedLock } from '#lib/core/shared-lock.js';
 import { WakeWord } from '#lib/core/wake-word.js';
 import { addressOf } from '#lib/native/library.js';
 
 const SLOT = 0;
+
+function makeMailbox(): ArrayBuffer {
+  const mailbox = new ArrayBuffer(mailboxBytes(1));
+  new Block(mailboxHeader, mailbox, 0).set('senders', 1);
+  return mailbox;
+}
 
 /** A lane with one job of one step and a message, as this thread sees it. */
 function openLane(sender: () => RecordSender): {
@@ -22,20 +32,26 @@ function openLane(sender: () => RecordSender): {
   const lockWord = new SharedArrayBuffer(4);
   const memory = new Uint8Array(new SharedArrayBuffer(16));
   const address = Number(addressOf(memory));
+  const mapped = new CopyList(1);
+  mapped.add(address, address + 8, 8);
   const table = CopyTable.of({
-    mapped: [{ local: address, remote: address + 8, bytes: 8 }],
-    process: [],
+    mapped,
+    process: new CopyList(0),
     pid: process.pid,
     isRead: false,
     stepBytes: 8,
+    stepPieces: 1,
   });
   const words = new Int32Array(new SharedArrayBuffer(JOB_WORDS * 4));
-  const job = { id: 1, words, table, message: Buffer.alloc(100) };
+  const grants = RegionGrants.of([]);
+  const steps = new PeerSteps(makeMailbox(), SLOT, 'agentStep');
+  const job = { id: 1, words, table, grants, message: Buffer.alloc(100) };
   let rings = 0;
   const lane = new CopyLane({
     words: new Int32Array(new SharedArrayBuffer(LANE_WORDS * 4)),
     lock: new SharedLock(lockWord, 0),
     sender,
+    steps: () => steps,
     jobs: () => job,
     wake: new WakeWord(),
     onWork: () => (rings += 1),
@@ -45,7 +61,7 @@ function openLane(sender: () => RecordSender): {
 }
 
 test("a message for which there is no room yet is the other thread's to send as well", () => {
-  const mailbox = new ArrayBuffer(MAILBOX_BYTES);
+  const mailbox = makeMailbox();
   const sender = new RecordSender(mailbox, SLOT);
   const reader = ringOf(mailbox, SLOT);
   while (sender.push(Buffer.alloc(1000)));
@@ -61,7 +77,7 @@ test("a message for which there is no room yet is the other thread's to send as 
 });
 
 test('a thread that fails lets go of the lock: the other goes on alone', () => {
-  const sender = new RecordSender(new ArrayBuffer(MAILBOX_BYTES), SLOT);
+  const sender = new RecordSender(makeMailbox(), SLOT);
   let failures = 0;
   const { lane, free } = openLane(() => {
     if (failures++ === 0) throw new Error('no memory');

@@ -136,3 +136,17 @@ test('endpoints: strangers are refused, nobody comes, nobody is there', async ()
   await server.close();
   await assert.rejects(stranger.connect('127.0.0.1', port, { timeoutMs: 50 }), code('WL_TIMEOUT'));
 });
+
+test('memory that an endpoint gives up is forgotten by its peers', async () => {
+  await using two = await openTwo('local');
+  const { server, client, there } = two;
+  const first = await server.allocate(4096, 'first');
+  await server.allocate(4096, 'second');
+  await there.memory('second');
+  const names = (): string[] => client.agent.remoteMemory(there.peer).map(({ name }) => name);
+  assert.deepEqual(names(), ['first', 'second']);
+  await server.dereg(first);
+  await server.allocate(4096, 'third');
+  await there.memory('third');
+  assert.deepEqual(names(), ['second', 'third']);
+});

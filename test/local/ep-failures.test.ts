@@ -5,6 +5,7 @@ import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { type RankOutput, resultOf, runRanks, type RunRanksOptions } from './support/run-ranks.ts';
+import { skipWithout } from './support/requirements.js';
 
 interface Failure {
   readonly code: string;
@@ -194,7 +195,8 @@ test('wrong arguments fail before anything moves, naming argument, value and wha
 
 test('too little /dev/shm is told before anything is allocated, with what is needed', (t) => {
   const probe = spawnSync('unshare', ['-m', 'mount', '-t', 'tmpfs', '-o', 'size=8m', 'tmpfs', '/dev/shm']);
-  if (probe.status !== 0) return t.skip('needs root to mount a small /dev/shm of its own');
+  const why = skipWithout('mounts', probe.status === 0 ? undefined : 'needs root to mount a small /dev/shm of its own');
+  if (why !== false) return t.skip(why);
   const cli = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
   const command = `mount -t tmpfs -o size=8m tmpfs /dev/shm && exec ${process.execPath} ${cli} run -n 2 ${fileURLToPath(script)} small`;
   const { stdout, stderr } = spawnSync('unshare', ['-m', 'sh', '-c', command], { encoding: 'utf8' });

@@ -6,6 +6,7 @@ import test from 'node:test';
 import { createBackend } from '#lib/agent/backends/local/local-backend.js';
 import { openBackend } from './support/backend-context.ts';
 import type { ForbiddenFindings } from './support/forbidden-copies.ts';
+import { skipWithout } from './support/requirements.js';
 
 const script = new URL('./support/forbidden-copies.js', import.meta.url).pathname;
 
@@ -28,7 +29,10 @@ test('without process_vm_writev, memory that is not from allocate() goes another
 /** Root without capabilities may not look into other processes of root. */
 const bare = ['--inh-caps=-all', '--bounding-set=-all'];
 const canDrop = process.getuid?.() === 0 && spawnSync('setpriv', [...bare, 'true']).status === 0;
-const skip = canDrop ? false : 'needs root and setpriv, to take capabilities from a process';
+const skip = skipWithout(
+  'capabilities',
+  canDrop ? undefined : 'needs root and setpriv, to take capabilities from a process',
+);
 
 test('a peer whose files may not be opened is told from one that can be reached', { skip }, async () => {
   const b = await openBackend(createBackend, 'agent b');

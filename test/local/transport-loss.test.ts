@@ -5,12 +5,13 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { HostStatistics } from '#lib/transport/host/engine-host.js';
 import type { Harm } from './support/lossy-transport.ts';
+import { skipWithout } from './support/requirements.js';
 
 const script = fileURLToPath(new URL('./support/lossy-transport.js', import.meta.url));
 const namespace = 'ip link set lo up gso_max_segs 1 && nft add table ip weftline';
 
 const canIsolate = spawnSync('unshare', ['-n', 'sh', '-c', namespace]).status === 0;
-const options = canIsolate ? {} : { skip: 'needs root, unshare, ip and nft' };
+const options = { skip: skipWithout('namespaces', canIsolate ? undefined : 'needs root, unshare, ip and nft') };
 
 /** Ends with its process; the network and what harms packets in it end too. */
 function runWith(harm: Harm): HostStatistics {

@@ -5,6 +5,7 @@ import { once } from 'node:events';
 import test, { type TestContext } from 'node:test';
 import type { BackendPeer } from '#lib/agent/backend.js';
 import { fixedBytes, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
+import { planned } from './support/planned-transfer.ts';
 
 const peerModule = new URL('./support/ucx-peer.js', import.meta.url).pathname;
 
@@ -38,7 +39,7 @@ test('ucx: a transfer that was never posted is released, whoever had its slot be
     const { info } = await far.register(fixedBytes(BYTES));
     const remote = link.importRegion(info, { kind: 'host', bytes: BYTES });
     const part = { local, localOffset: 0, remote, remoteOffset: 0, bytes: BYTES };
-    const transfer = await link.prepare('write', [part]);
+    const transfer = await link.prepare('write', planned([part]));
     const rounds = far === first ? 5 : 0;
     for (let round = 0; round < rounds; round++) {
       transfer.post();
@@ -106,7 +107,7 @@ test('ucx over tcp: links are closed while large data flow', { skip }, async (co
   for (let round = 0; round < 12; round++) {
     const link = await near.backend.connect(far.peer, { timeoutMs: 10_000 });
     const remote = link.importRegion(info, { kind: 'host', bytes });
-    const transfer = await link.prepare('write', [{ local, localOffset: 0, remote, remoteOffset: 0, bytes }]);
+    const transfer = await link.prepare('write', planned([{ local, localOffset: 0, remote, remoteOffset: 0, bytes }]));
     transfer.post();
     if (round === 11) await until([near, far], () => transfer.state === 'done');
     else await new Promise((resolve) => setTimeout(resolve, 2));

@@ -7,6 +7,7 @@ import { promisify } from 'node:util';
 import type { WeftlineError } from 'weftline';
 import type { BackendLink, BackendPeer } from '#lib/agent/backend.js';
 import { fixedBytes, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
+import { planned } from './support/planned-transfer.ts';
 
 const waiterModule = new URL('./support/ucx-waiter.js', import.meta.url).pathname;
 const peerModule = new URL('./support/ucx-peer.js', import.meta.url).pathname;
@@ -107,7 +108,7 @@ for (const [name, value] of Object.entries(transports)) {
     const right = link.importRegion(region.info, about);
     const attempt = async (operation: 'read' | 'write', remote: typeof right, bytes: number): Promise<unknown> => {
       const part = { local, localOffset: 0, remote, remoteOffset: 0, bytes };
-      const transfer = await link.prepare(operation, [part]);
+      const transfer = await link.prepare(operation, planned([part]));
       transfer.post(Buffer.from('never'));
       await until(sides, () => transfer.state !== 'pending');
       const { error } = transfer;
@@ -136,7 +137,7 @@ for (const [name, value] of Object.entries(transports)) {
       const link = await near.backend.connect(peer, { timeoutMs: 10_000 });
       const remote = link.importRegion(region, { kind: 'host', bytes: 64 * 2 ** 20 });
       const part = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 64 * 2 ** 20 };
-      const transfer = await link.prepare('write', [part]);
+      const transfer = await link.prepare('write', planned([part]));
       const post = async (): Promise<unknown> => {
         transfer.post();
         await until([near], () => transfer.state !== 'pending');
@@ -198,7 +199,7 @@ test('ucx: 10,000 posts of 128 blocks, 64 under way, do not grow the process', {
   const parts = Array.from({ length: 128 }, (_, at) => {
     return { local, localOffset: at * 8192, remote, remoteOffset: at * 8192, bytes: 64 };
   });
-  const transfers = await Promise.all(Array.from({ length: 64 }, () => link.prepare('write', parts)));
+  const transfers = await Promise.all(Array.from({ length: 64 }, () => link.prepare('write', planned(parts))));
   const postAll = async (): Promise<void> => {
     for (const transfer of transfers) transfer.post();
     await until(sides, () => transfers.every(({ state }) => state !== 'pending'));
@@ -228,4 +229,19 @@ test('ucx: an idle backend sleeps', { skip }, async () => {
   const { user, system } = process.cpuUsage(before);
   // Two threads and this one; a thread that polled would take a core.
   assert.ok(user + system < 100_000, `${user + system} µs of a second`);
+});
+
+test('ucx: sides without a transport in common are told so', { skip }, async (context) => {
+  const before = process.env['UCX_TLS'];
+  context.after(() => {
+    if (before === undefined) delete process.env['UCX_TLS'];
+    else process.env['UCX_TLS'] = before;
+  });
+  process.env['UCX_TLS'] = 'posix,self';
+  await using near = await UcxSide.open('near');
+  process.env['UCX_TLS'] = 'tcp,self';
+  await using far = await UcxSide.open('far');
+  const refusal = isError('WL_UNSUPPORTED', /UCX has no way to near by the transports tcp,self/);
+  await assert.rejects(near.backend.connect(far.peer, { timeoutMs: 5000 }), refusal);
+  await assert.rejects(far.backend.connect(near.peer, { timeoutMs: 5000 }), isError('WL_UNSUPPORTED', /posix,self/));
 });

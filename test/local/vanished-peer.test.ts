@@ -3,12 +3,16 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { skipWithout } from './support/requirements.js';
 import type { Outcome } from './support/vanishing-peer.ts';
 
 const script = fileURLToPath(new URL('./support/vanishing-peer.js', import.meta.url));
 const setUp = 'ip link set lo up && nft list ruleset';
 const canCut = spawnSync('unshare', ['-n', 'sh', '-c', setUp]).status === 0;
-const skip = canCut ? false : 'no network of its own here: needs root, unshare, ip and nft';
+const skip = skipWithout(
+  'namespaces',
+  canCut ? undefined : 'no network of its own here: needs root, unshare, ip and nft',
+);
 
 test('whoever waits for a machine that has vanished gets an error', { skip, timeout: 120_000 }, () => {
   const env = { ...process.env, NODE_TEST_CONTEXT: undefined };

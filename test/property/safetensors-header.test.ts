@@ -3,6 +3,7 @@ import test from 'node:test';
 import * as fc from 'fast-check';
 import { WeftlineError } from 'weftline';
 import { duplicateKey } from '#lib/moe/duplicate-key.js';
+import { MAX_HEADER_BYTES, overLimits } from '#lib/moe/header-limits.js';
 import { layOutHeader, parseHeader, safetensorsDtypes } from '#lib/moe/safetensors-header.js';
 
 const encoder = new TextEncoder();
@@ -96,3 +97,56 @@ test('duplicateKey() finds nothing in what JSON.stringify() wrote, and a key tha
     }),
   );
 });
+
+test('overLimits() takes every sequence of bytes, and finds nothing in what layOutHeader() lays out', () => {
+  fc.assert(
+    fc.property(
+      fc
+        .array(fc.constantFrom('[', ']', '{', '}', '"', ',', ':', '\\', ' ', 'a', '1'), { maxLength: 60 })
+        .map((characters) => characters.join('')),
+      (text) => {
+        const excess = overLimits(encoder.encode(text));
+        let parsed: unknown;
+        try {
+          parsed = JSON.parse(text);
+        } catch {
+          return;
+        }
+        assert.equal(excess === undefined, depthOf(parsed) <= 3, text);
+      },
+    ),
+    { numRuns: 20_000 },
+  );
+  fc.assert(
+    fc.property(fc.jsonValue({ maxDepth: 5 }), (value) => {
+      assert.equal(overLimits(encoder.encode(JSON.stringify(value))) === undefined, depthOf(value) <= 3);
+    }),
+  );
+  fc.assert(
+    fc.property(plan, fc.dictionary(fc.string(), fc.string()), (tensors, metadata) => {
+      assert.equal(overLimits(layOutHeader(tensors, metadata).bytes.subarray(8)), undefined);
+    }),
+  );
+});
+
+test('the largest headers of each kind are read or refused without harm', () => {
+  const filler = 'x'.repeat(MAX_HEADER_BYTES / 2);
+  const headers = [
+    `{"__metadata__":{${Array.from({ length: 100_000 }, (_, index) => `"${index}":"a"`).join()}}}`,
+    `{"__metadata__":{${Array.from({ length: 100_000 }, (_, index) => `"${index}":1`).join()}}}`,
+    `{"a":{${Array.from({ length: 100_000 }, (_, index) => `"${index}":1`).join()}}}`,
+    `{"a":{"dtype":"U8","shape":[${Array.from({ length: 100_000 }, () => '-1').join()}],"data_offsets":[0,1]}}`,
+    `{"a":{"dtype":"${filler}","shape":[1],"data_offsets":[0,1]}}`,
+    `{"${filler}":{"dtype":"U8","shape":[1],"data_offsets":[0,2]}}`,
+    `{${Array.from({ length: 65_536 }, (_, index) => `"${index}":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}`).join()}}`,
+    `{"a"${' '.repeat(MAX_HEADER_BYTES / 2)}:1}`,
+    `{"${'\\\\'.repeat(MAX_HEADER_BYTES / 4)}":1}`,
+  ];
+  const read = headers.map((header) => parses(encoder.encode(header), 0));
+  assert.deepEqual(read, [true, false, false, false, false, false, true, false, false]);
+});
+
+function depthOf(value: unknown): number {
+  if (typeof value !== 'object' || value === null) return 0;
+  return 1 + Math.max(0, ...Object.values(value).map(depthOf));
+}

@@ -25,6 +25,7 @@ const sample: AgentMetadata = {
     },
     { number: 8, name: '', kind: 'host', address: 4096, bytes: 1, info: new Map() },
   ],
+  withdrawn: [3, 0xffff_ffff],
 };
 
 function isRefused(bytes: Uint8Array): void {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { closeSync, ftruncateSync, openSync, unlinkSync } from 'node:fs';
 import test from 'node:test';
-import { CpuDevice, WeftlineError } from 'weftline';
+import { CpuDevice, type Tensor, WeftlineError } from 'weftline';
 
 test('a tensor keeps its values, shares memory with its slices and frees its range', async () => {
   const device = await CpuDevice.create();
@@ -60,4 +60,29 @@ test('address space or memory that the system refuses is WL_MEMORY with what to 
     code: 'WL_MEMORY',
     message: /Cannot reserve 512 MiB.*ulimit -v.*WEFTLINE_ADDRESS_SPACE_MIB/,
   });
+});
+
+test('tensors that nobody holds give their memory back, however tight the loop that makes them', async () => {
+  const device = await CpuDevice.create({ addressSpaceMiB: 256 });
+  const kept = await device.tensor('i32', [4], Int32Array.of(1, 2, 3, 4));
+  const values = new Uint8Array(32 * 1024).fill(7);
+  for (let round = 0; round < 100_000; round += 1) {
+    const tensor = await device.tensor('u8', [values.length], values);
+    if (tensor.view()[values.length - 1] !== 7) assert.fail(`tensor ${round} has other bytes`);
+  }
+  assert.deepEqual([...kept.view()], [1, 2, 3, 4]);
+});
+
+test('tensors that are held keep their memory when there is no more', async () => {
+  const device = await CpuDevice.create({ addressSpaceMiB: 16 });
+  const values = new Uint8Array(1 << 20);
+  const held: Tensor<'u8'>[] = [];
+  await assert.rejects(
+    async () => {
+      for (;;) held.push(await device.tensor('u8', [values.length], values.fill(held.length)));
+    },
+    { code: 'WL_MEMORY', message: /dispose tensors/ },
+  );
+  assert.ok(held.length >= 14);
+  for (const [index, tensor] of held.entries()) assert.equal(tensor.view()[values.length - 1], index);
 });

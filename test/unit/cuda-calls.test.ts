@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type CudaDevice, WeftlineError } from 'weftline';
 import type { World } from 'weftline/world';
+import { Deadline } from '#lib/core/deadline.js';
 import { trapRecord } from '#lib/abi/trap-record.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
 import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
@@ -64,4 +65,11 @@ test('a wait that is given up leaves no kernel waiting', async () => {
   await assert.rejects(never, reason);
   assert.ok(isAborted());
   assert.throws(() => calls.throwIfUnusable(), { code: 'WL_CLOSED', cause: reason });
+});
+
+test('a kernel may wait for what is left of the time of its call', () => {
+  const { calls } = pretend();
+  assert.equal(calls.timeoutNs({ timeoutMs: 7 }), 7e6);
+  assert.equal(calls.timeoutNs({ deadline: new Deadline(0), timeoutMs: 7 }), 0);
+  assert.ok(calls.timeoutNs({ deadline: new Deadline(1000) }) <= 1e9);
 });

@@ -5,6 +5,7 @@ import { Worker } from 'node:worker_threads';
 import { decodeError, encodeError, type EncodedError, errorCodes, WeftlineError } from 'weftline';
 import type * as errorsModule from '#lib/core/errors.js';
 import { invalidArgument } from '#lib/core/errors.js';
+import { printable, quote, quoteList } from '#lib/core/quote.js';
 
 const moduleUrl = import.meta.resolve('#lib/core/errors.js');
 
@@ -126,4 +127,30 @@ test('invalidArgument() names the argument, shows the value and says what is all
   assert.equal(message(new Float32Array(2)), 'Invalid topk: got Float32Array, allowed is 1 to 32');
   assert.equal(message(null), 'Invalid topk: got null, allowed is 1 to 32');
   assert.equal(message(Object.create(null)), 'Invalid topk: got object, allowed is 1 to 32');
+});
+
+test('invalidArgument() shows long values in part', () => {
+  assert.ok(message('x'.repeat(1e6)).length < 300);
+  assert.ok(message(Array.from({ length: 1000 }, () => 'x'.repeat(1000))).length < 5000);
+  assert.match(message(Array.from({ length: 100 }, (_, index) => index)), /14, 15, … 100 in all\]/);
+  const nested: unknown[] = [];
+  nested.push(nested);
+  assert.match(message(nested), /\[\[\[…\]\]\]/);
+});
+
+test('quote() shows any text on one line, escaped and short', () => {
+  assert.equal(quote('a "b" \\ c'), '"a \\"b\\" \\\\ c"');
+  assert.equal(quote('\u001b[2J\n\u202eevil\u0000'), '"\\u001b[2J\\u000a\\u202eevil\\u0000"');
+  assert.equal(quote('é中😀'), '"é中😀"');
+  assert.equal(quote('\ud800'), '"\\ud800"');
+  assert.equal(quote('x'.repeat(200), 4), '"xxxx…" (200 characters)');
+  assert.equal(quote({ a: [1] }), '{"a":[1]}');
+  assert.equal(quote(undefined), 'undefined');
+  assert.equal(quote(1n), '1');
+  assert.equal(printable('plain words'), 'plain words');
+  assert.equal(quoteList([]), 'none');
+  assert.equal(
+    quoteList(Array.from({ length: 10 }, (_, index) => `${index}`)),
+    '"0", "1", "2", "3", "4", "5", "6", "7", 2 more',
+  );
 });

@@ -11,6 +11,7 @@ const workload = {
   blocks: undefined,
   compare: 0,
   pings: 0,
+  descriptors: 0,
 } as const;
 
 function line(bytes: number, gbps: number): string {
@@ -38,6 +39,8 @@ test('the workload: iterations, messages under way and memory by size', () => {
   checkP2pWorkload(workload);
   assert.throws(() => checkP2pWorkload({ ...workload, sizes: [0] }), /size/);
   assert.throws(() => checkP2pWorkload({ ...workload, inflight: 0 }), /inflight/);
+  assert.throws(() => checkP2pWorkload({ ...workload, descriptors: -1 }), /descriptors/);
+  assert.equal(memoryOf({ ...workload, descriptors: 1_000_000 }), 128_000_000);
   const blocks = { startBlockBytes: 1, maxBlockBytes: 1 << 20, startBatch: 1, maxBatch: 2048 };
   assert.throws(() => checkP2pWorkload({ ...workload, blocks }), /batch/);
 });

@@ -4,7 +4,8 @@ import test from 'node:test';
 import { WeftlineError, type EncodedError } from 'weftline';
 import type { Region } from '#lib/transport/region.js';
 import type { ScatterOptions, TransportConnection } from '#lib/transport/transport-engine.js';
-import { PreparedTransfers } from '#lib/transport/host/prepared-transfers.js';
+import { PreparedTransfers, type TransferPlan } from '#lib/transport/host/prepared-transfers.js';
+import { planned } from '../local/support/planned-transfer.ts';
 
 const DATA_REGION = 3;
 const STAGING_REGION = 4;
@@ -30,7 +31,9 @@ function pretendedHost(payloadBytes = 0): {
   const connection = {
     payloadBytes,
     scatter: ({ ranges, region, flow, remoteRegion }: ScatterOptions) =>
-      note(`scatter ${[...ranges.lengths].join('+')} from ${region.id} to ${remoteRegion} on ${flow}`),
+      note(
+        `scatter ${[...ranges.lengths.subarray(ranges.first, ranges.end)].join('+')} from ${region.id} to ${remoteRegion} on ${flow}`,
+      ),
     write: (options: Options) => note(describe('write', options)),
     read: (options: Options) => note(describe('read', options)),
     signal: ({ remoteOffset, add, flow }: Options) => note(`signal ${add} at ${remoteOffset} on ${flow}`),
@@ -53,6 +56,24 @@ interface PlanOptions {
   readonly region?: number;
 }
 
+/** Region, offset, remote region, remote key, remote offset, bytes. */
+type Row = readonly [number, number, number, number, number, number];
+
+function tableOf(rows: readonly Row[]): Pick<TransferPlan, 'parts' | 'regions' | 'remoteRegions' | 'remoteKeys'> {
+  const names = new Map(rows.map(([, , region, key]) => [`${region} ${key}`, { region, key }]));
+  const { locals, remotes, parts } = planned(
+    rows.map(([local, localOffset, region, key, remoteOffset, bytes]) => {
+      return { local, localOffset, remote: names.get(`${region} ${key}`), remoteOffset, bytes };
+    }),
+  );
+  return {
+    parts: parts.buffer,
+    regions: locals,
+    remoteRegions: remotes.map((remote) => remote?.region ?? -1),
+    remoteKeys: remotes.map((remote) => remote?.key ?? -1),
+  };
+}
+
 function plan(transfers: PreparedTransfers, options: PlanOptions = {}): number {
   const { parts = 2, operation = 'write', region = DATA_REGION } = options;
   const line = transfers.openLine({
@@ -65,8 +86,8 @@ function plan(transfers: PreparedTransfers, options: PlanOptions = {}): number {
     ring: 64,
     ringBytes: 32,
   });
-  const numbers = Array.from({ length: parts }, (_, index) => [region, index * 10, 1, 1, index * 100, 10]).flat();
-  return transfers.prepare({ connection: 0, operation, flow: 2, parts: Float64Array.from(numbers), line });
+  const rows = Array.from({ length: parts }, (_, index) => [region, index * 10, 1, 1, index * 100, 10] as const);
+  return transfers.prepare({ connection: 0, operation, flow: 2, ...tableOf(rows), line });
 }
 
 const nothing = { offset: 0, bytes: 0 };
@@ -170,8 +191,8 @@ test('small writes between the same regions are posted as one, others alone, in 
     [DATA_REGION, 1100, 2, 7, 0, 100],
     [STAGING_REGION, 0, 2, 7, 300, 4],
     [STAGING_REGION, 10, 2, 7, 400, 5],
-  ];
-  const common = { connection: 0, flow: 2, parts: Float64Array.from(parts.flat()), line: -1 };
+  ] as const;
+  const common = { connection: 0, flow: 2, ...tableOf(parts), line: -1 };
   transfers.post(5, transfers.prepare({ ...common, operation: 'write' }), nothing);
   assert.deepEqual(log.splice(0), [
     '1 write 101 from 3+0 to 0 on 2',

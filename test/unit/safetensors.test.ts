@@ -65,7 +65,7 @@ test('a written file is read back, whole and by rows, aligned and with its metad
 
 test('read() names a tensor that is missing, of another type, or rows that do not exist', async () => {
   await using file = await SafetensorsFile.open(fileWith(JSON.stringify({ a: f32(0, 8) }), 8));
-  await assert.rejects(file.read('b', 'f32'), { code: 'WL_FILE_FORMAT', message: /no tensor "b"; it has a/ });
+  await assert.rejects(file.read('b', 'f32'), { code: 'WL_FILE_FORMAT', message: /no tensor "b"; it has "a"/ });
   await assert.rejects(file.read('a', 'bf16'), { code: 'WL_FILE_FORMAT', message: /"a" is F32, wanted is bf16/ });
   await assert.rejects(file.read('a', 'f32', 1, 3), { code: 'WL_INVALID_ARGUMENT' });
 });
@@ -105,7 +105,7 @@ test('a header that is no JSON object of unique names is an error', async () => 
   await assertFormatError(fileWith('{"a":'), /not JSON/);
   await assertFormatError(fileWith('[]'), /not a JSON object/);
   await assertFormatError(fileWith('null'), /not a JSON object/);
-  await assertFormatError(fileWith('['.repeat(100_000)), /not JSON/);
+  await assertFormatError(fileWith('['.repeat(3)), /not JSON/);
   await assertFormatError(fileWith('{"a\u0000":1}'));
   const twice = JSON.stringify(f32(0, 4));
   await assertFormatError(fileWith(`{"a": ${twice}, "\\u0061": ${twice}}`, 4), /"a" twice/);
@@ -114,6 +114,61 @@ test('a header that is no JSON object of unique names is an error', async () => 
     /"dtype" twice/,
   );
   await assertFormatError(fileWith('{"__metadata__":{"a":1}}'), /__metadata__/);
+});
+
+test('a header beyond the limits is refused before it is parsed', async () => {
+  await assertFormatError(fileWith('['.repeat(100_000)), /nested more than 3 levels deep, at byte 3/);
+  await assertFormatError(fileWith('{"a":'.repeat(1_000_000)), /nested more than 3 levels deep/);
+  await assertFormatError(fileWith('{"a":{"shape":[[]]}}'), /nested more than 3 levels deep/);
+  await assertFormatError(fileWith(`{"a":{"shape":[${'1,'.repeat(1 << 20)}1]}}`), /more than 1048576 values/);
+  await assertFormatError(fileWith(`{${'"a":0,'.repeat(65_538)}"b":0}`), /more than 65536 tensors/);
+  await assertFormatError(fileWith('{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,"}}'), /not JSON/);
+  const brackets = JSON.stringify({ '[[[[{{{{\\"': { dtype: 'U8', shape: [1], data_offsets: [0, 1] } });
+  await using good = await SafetensorsFile.open(fileWith(brackets, 1));
+  assert.deepEqual([...good.tensors.keys()], ['[[[[{{{{\\"']);
+  // 100 MB of zeros that the disk does not hold; none of them is read.
+  const large = fileWith('', 0, 100_000_000);
+  truncateSync(large, 100_000_008);
+  await assertFormatError(large, /header of 100000000 bytes is longer than the 16777216 that are read/);
+});
+
+test('a tensor as large as its sparse file is an error when it is read, not before', async (t) => {
+  const bytes = 2 ** 43;
+  const path = fileWith(JSON.stringify({ a: { dtype: 'U8', shape: [bytes], data_offsets: [0, bytes] } }));
+  try {
+    truncateSync(path, readFileSync(path).length + bytes);
+  } catch (error) {
+    t.skip(`the file system has no sparse files of 8 TiB: ${String(error)}`);
+    return;
+  }
+  await using file = await SafetensorsFile.open(path);
+  await assert.rejects(file.read('a', 'u8'), { code: 'WL_MEMORY', message: /to read tensor "a"/ });
+});
+
+test('names are shown on one line, escaped and short', async () => {
+  const name = `\u001b[31m\n${'x'.repeat(100_000)}`;
+  const path = fileWith(JSON.stringify({ [name]: { dtype: 'U8', shape: [2], data_offsets: [0, 1] } }), 1);
+  await assertFormatError(path, /"\\u001b\[31m\\u000axxx/);
+  const many = Object.fromEntries(
+    Array.from({ length: 100 }, (_, index) => [`${index}${name}`, { dtype: 'U8', shape: [0], data_offsets: [0, 0] }]),
+  );
+  for (const open of [
+    () => SafetensorsFile.open(path),
+    () => SafetensorsFile.open(fileWith(JSON.stringify(many))).then((file) => file.read('absent', 'u8')),
+    () => SafetensorsFile.open(fileWith(JSON.stringify({ a: { ...many, dtype: name } }))),
+    () => SafetensorsFile.open(fileWith(JSON.stringify({ __metadata__: { a: [name] } }))),
+    () => SafetensorsFile.open(fileWith(`{"a": ${name}}`)),
+  ]) {
+    const error: unknown = await open().then(
+      () => assert.fail('did not fail'),
+      (reason: unknown) => reason,
+    );
+    assert.ok(error instanceof WeftlineError);
+    assert.equal(error.code, 'WL_FILE_FORMAT', error.message);
+    assert.ok(error.message.length < 2000, error.message);
+    // oxlint-disable-next-line no-control-regex -- they must not be there
+    assert.doesNotMatch(error.message, /[\u0000-\u001f\u007f]/);
+  }
 });
 
 test('an entry with a wrong field names the tensor', async () => {
@@ -131,6 +186,9 @@ test('an entry with a wrong field names the tensor', async () => {
     { ...good, extra: 1 },
     { ...good, shape: [2] },
     { ...good, shape: [2 ** 50, 2 ** 50] },
+    { ...good, shape: Array.from({ length: 33 }, () => 1) },
+    { ...good, dtype: 'constructor' },
+    [],
   ];
   for (const entry of wrong) await assertFormatError(fileWith(JSON.stringify({ odd: entry }), 4), /"odd"/);
   await assertFormatError(fileWith('{"odd": 3}', 4), /"odd"/);

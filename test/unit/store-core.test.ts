@@ -186,3 +186,49 @@ test('values and keys have limits', async () => {
   await assert.rejects(a.setJson('k', undefined), { code: 'WL_INVALID_ARGUMENT' });
   await assert.rejects(a.get('k', { timeoutMs: -1 }), { code: 'WL_INVALID_ARGUMENT', message: /timeoutMs/ });
 });
+
+test('a rank that left because another did not come is told as that, naming the other', async () => {
+  const { core, stores } = world(3);
+  const [, b, c] = stores;
+  await assert.rejects(b.barrier('early', { timeoutMs: 5 }), {
+    code: 'WL_TIMEOUT',
+    details: { ...timedOut(1, [0, 2]) },
+  });
+  const waiting = c.barrier('early');
+  await assert.rejects(b.barrier('early', { timeoutMs: 5 }), { details: { ...timedOut(1, [0]) } });
+  core.leave(1, { how: 'closed' });
+  await assert.rejects(waiting, {
+    code: 'WL_PEER_FAILED',
+    rank: 0,
+    message:
+      /^Rank 1 \(process 101 on host1\) left after it had given up barrier "early", to which rank 0 did not come; barrier "early" cannot go on$/,
+  });
+});
+
+test('a rank whose last collective was complete has left by itself', async () => {
+  const { core, stores } = world(3);
+  const [a, b, c] = stores;
+  await assert.rejects(b.barrier('x', { timeoutMs: 5 }), { code: 'WL_TIMEOUT' });
+  await Promise.all([a, b, c].map((store) => store.barrier('y')));
+  core.leave(1, { how: 'closed' });
+  await assert.rejects(c.barrier('z'), { code: 'WL_PEER_LOST', rank: 1, message: /closed its world/ });
+});
+
+test('of several ranks that left, the first is named', async () => {
+  const { core, stores } = world(3);
+  core.leave(1, { how: 'lost' });
+  core.leave(0, { how: 'failed', error: encodeError(new WeftlineError('WL_PEER_LOST', 'Rank 1 was lost'), 0) });
+  await assert.rejects(stores[2].barrier('z'), { code: 'WL_PEER_LOST', rank: 1 });
+});
+
+function timedOut(rank: number, missing: readonly number[]): object {
+  return { rank, waitingFor: 'barrier "early"', timeoutMs: 5, missing };
+}
+
+test('a rank that came and gave up is not one of those that did not come', async () => {
+  const { stores } = world(3);
+  const [, b, c] = stores;
+  const late = c.barrier('early', { timeoutMs: 30 });
+  await assert.rejects(b.barrier('early', { timeoutMs: 5 }), { message: /: rank 0 did not come$/ });
+  await assert.rejects(late, { message: /: rank 0 did not come$/ });
+});

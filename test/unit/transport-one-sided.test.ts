@@ -189,6 +189,27 @@ for (const transportChecksum of ['none', 'header', 'full'] as const) {
   });
 }
 
+test('scatter() of a window over columns writes the ranges of the window alone', () => {
+  const net = new Loopback({ segmentBytes: 2048, loss: 0.05, reordering: 0.3 });
+  const all = scattered(300, 700);
+  const from = net.a.region(all.sourceEnd);
+  const to = net.b.region(300 * 703);
+  pattern(from.bytes);
+  to.bytes.fill(7);
+  const window = new RangeList(all, 40, 250);
+  assert.equal(window.count, 210);
+  const expected = new Uint8Array(to.bytes);
+  for (let index = 40; index < 250; index++) {
+    const start = all.sources[index] as number;
+    expected.set(from.bytes.subarray(start, start + (all.lengths[index] as number)), all.targets[index]);
+  }
+  const scatter = net.a.connection.scatter({ region: from, ranges: window, ...place(to) });
+  assert.ok(net.run(() => isEnded(net.a, scatter)));
+  assert.equal(net.a.engine.poll(scatter), requestStatus.done);
+  assert.deepEqual(to.bytes, expected);
+  assert.throws(() => new RangeList(all, 40, 301), { code: 'WL_INVALID_ARGUMENT' });
+});
+
 test('scatter() that leaves the region, has a wrong key or may not write fails, and the connection goes on', () => {
   const net = new Loopback();
   const local = net.a.region(1000);

@@ -1,14 +1,16 @@
 // One connection of an endpoint: messages that meet receives in order, and writes and reads of the peer's memory.
-import { endpointMessage, endpointMessageKinds } from '../../abi/endpoint-message.ts';
-import { Block } from '../../abi/layout.ts';
+import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from '../../abi/endpoint-message.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import type { Agent } from '../agent.ts';
 import type { BackendName, TransferOperation } from '../backend.ts';
 import { DescriptorList } from '../descriptors.ts';
+import { decodeMetadata } from '../metadata.ts';
 import type { Registration } from '../registration.ts';
 import type { RemoteMemory } from '../remote-agent.ts';
-import type { Transfer } from '../transfer.ts';
+import type { Ways } from './kept-transfers.ts';
+import { encodeMessage, encodePieces, type MessageHead, MessageReader, type WholeMessage } from './message.ts';
+import { Mover } from './mover.ts';
 import { Operation } from './operation.ts';
 import { cutAlike, listOf, type LocalParts } from './ranges.ts';
 
@@ -25,19 +27,23 @@ export interface ConnectionParts {
   readonly onClose: (connection: EndpointConnection) => void;
 }
 
+/** A receive of the peer that no send has met. */
 interface Offer {
   readonly request: number;
   readonly memory: DescriptorList;
+  readonly cost: number;
+}
+
+interface Receive {
+  readonly operation: Operation;
+  readonly bytes: number;
+  readonly cost: number;
 }
 
 interface Send {
   readonly operation: Operation;
   readonly memory: DescriptorList;
 }
-
-/** Prepared transfers that are kept for the next message between the same places. */
-const KEPT_TRANSFERS = 256;
-const RETRY_MS = 1;
 
 export class EndpointConnection implements AsyncDisposable {
   /** Of the endpoint. */
@@ -50,15 +56,21 @@ export class EndpointConnection implements AsyncDisposable {
   readonly #parts: ConnectionParts;
   readonly #sends: Send[] = [];
   readonly #offers: Offer[] = [];
-  readonly #receives = new Map<number, { readonly operation: Operation; readonly bytes: number }>();
+  readonly #receives = new Map<number, Receive>();
   readonly #running = new Set<Operation>();
-  /** By operation and ranges; those that are idle. */
-  readonly #kept = new Map<string, Transfer>();
+  readonly #mover: Mover;
+  readonly #reader = new MessageReader();
   readonly #waitingForMemory = new Set<() => void>();
   /** What this side tells goes out in order. */
   #outbox: Promise<void> = Promise.resolve();
   #inbox: Promise<void> = Promise.resolve();
+  /** Of receives, as `offerCost` counts: of this side's, which the peer may hold, and of the peer's, which this side holds. */
+  #offeredBytes = 0;
+  #heldBytes = 0;
+  /** Of this side's next receive, and of the peer's. */
   #nextRequest = 1;
+  #nextOffer = 1;
+  #releasing: Promise<void> = Promise.resolve();
   #error: WeftlineError | undefined;
 
   constructor(parts: ConnectionParts) {
@@ -67,6 +79,8 @@ export class EndpointConnection implements AsyncDisposable {
     this.gpuIndex = parts.gpuIndex;
     this.backend = parts.backend;
     this.#parts = parts;
+    const { agent, peer, backend } = parts;
+    this.#mover = new Mover({ agent, peer, backend, who: this.#who(), learned: () => this.#inbox });
   }
 
   /** Name of the peer's agent. */
@@ -88,13 +102,21 @@ export class EndpointConnection implements AsyncDisposable {
     return operation;
   }
 
-  /** Takes the next message that the peer sends; its bytes are what `wait` gives. */
+  /**
+   * Takes the next message that the peer sends; its bytes are what `wait` gives. Fails with WL_CAPACITY for more parts than
+   * can be offered at all, WL_BUSY for more than can be beside earlier receives.
+   */
   recv(parts: LocalParts): Operation {
     const memory = listOf(parts);
+    const payload = memory.encode();
+    const cost = offerCost(payload.length);
+    this.#checkOffer(memory, cost);
     const operation = this.#begin(`A receive of up to ${memory.bytes} bytes`);
-    const request = this.#nextRequest++;
-    this.#receives.set(request, { operation, bytes: memory.bytes });
-    this.#tell(endpointMessageKinds.offer, { request, bytes: memory.bytes, payload: memory.encode() });
+    const request = this.#nextRequest;
+    this.#nextRequest = (request + 1) >>> 0;
+    this.#offeredBytes += cost;
+    this.#receives.set(request, { operation, bytes: memory.bytes, cost });
+    this.#tell({ kind: endpointMessageKinds.offer, request, bytes: memory.bytes }, payload);
     return operation;
   }
 
@@ -131,8 +153,7 @@ export class EndpointConnection implements AsyncDisposable {
   async close(): Promise<void> {
     this.end(new WeftlineError('WL_CLOSED', `The connection to ${this.#who()} was closed`));
     await this.#outbox;
-    for (const transfer of this.#kept.values()) await transfer.release();
-    this.#kept.clear();
+    await this.#releasing;
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -141,10 +162,16 @@ export class EndpointConnection implements AsyncDisposable {
 
   // Of the endpoint.
 
-  /** The peer learns of memory. */
+  /** The peer learns of memory, or that it was deregistered. */
   announce(region: Registration): void {
-    const payload = this.#parts.agent.localMetadata({ regions: [region], connections: false });
-    this.#tell(endpointMessageKinds.region, { request: 0, bytes: 0, payload });
+    const news = region.isOpen ? { regions: [region] } : { regions: [], withdrawn: [region] };
+    const payload = this.#parts.agent.localMetadata({ ...news, connections: false });
+    this.#tell({ kind: endpointMessageKinds.region, request: 0, bytes: 0 }, payload);
+  }
+
+  /** Memory of this side is about to be taken back. */
+  forget({ address, length }: Registration): Promise<void> {
+    return this.#mover.releaseWithin(address, length);
   }
 
   end(error: WeftlineError): void {
@@ -152,29 +179,69 @@ export class EndpointConnection implements AsyncDisposable {
     this.#error = error;
     for (const operation of this.#running) operation.fail(error);
     this.#running.clear();
+    this.#sends.length = 0;
+    this.#offers.length = 0;
+    this.#receives.clear();
+    this.#releasing = this.#mover.close();
     for (const wake of this.#waitingForMemory) wake();
     this.#parts.onClose(this);
   }
 
-  handle(message: Uint8Array): void {
-    const head = new Block(endpointMessage, message.buffer, message.byteOffset);
-    const [request, bytes] = [head.get('request'), head.get('bytes')];
-    const payload = message.subarray(endpointMessage.size);
-    switch (head.get('kind')) {
-      case endpointMessageKinds.region:
-        this.#inbox = this.#inbox.then(() => this.#learn(payload));
-        return;
-      case endpointMessageKinds.offer:
-        this.#offers.push({ request, memory: DescriptorList.decode(payload) });
-        this.#match();
-        return;
-      case endpointMessageKinds.arrived:
-      case endpointMessageKinds.refused:
-        this.#received(request, bytes, head.get('kind') === endpointMessageKinds.refused);
-        return;
-      default:
-        this.end(new WeftlineError('WL_PROTOCOL', `${this.#who()} sent a message of an unknown kind`));
+  /** A notification of the peer. One that makes no sense ends the connection with WL_PROTOCOL; never throws. */
+  handle(notification: Uint8Array): void {
+    if (this.#error !== undefined) return;
+    try {
+      const message = this.#reader.read(notification);
+      if (message !== undefined) this.#carryOut(message);
+      this.#checkHeld();
+    } catch (error) {
+      this.#endUnread(error);
     }
+  }
+
+  #endUnread(cause: unknown): void {
+    const why = cause instanceof Error ? cause.message : String(cause);
+    const details = { peer: this.peer, ip: this.ip };
+    this.end(new WeftlineError('WL_PROTOCOL', `Cannot read what ${this.#who()} sent: ${why}`, { details, cause }));
+  }
+
+  #carryOut({ kind, request, bytes, payload }: WholeMessage): void {
+    if (kind === endpointMessageKinds.region) {
+      this.#inbox = this.#inbox.then(() => this.#learn(payload));
+    } else if (kind === endpointMessageKinds.offer) {
+      if (request !== this.#nextOffer) throw this.#nonsense(`receive ${request}`, `receive ${this.#nextOffer}`);
+      this.#nextOffer = (request + 1) >>> 0;
+      const memory = DescriptorList.decode(payload);
+      if (memory.length === 0 || memory.bytes !== bytes) {
+        throw this.#nonsense(`a receive of ${bytes} bytes with memory of ${memory.bytes}`, 'as many, and at least one');
+      }
+      const cost = offerCost(payload.length);
+      this.#heldBytes += cost;
+      this.#offers.push({ request, memory, cost });
+      this.#match();
+    } else {
+      if (payload.length > 0) throw this.#nonsense(`a payload of ${payload.length} bytes`, 'none');
+      this.#received(kind, request, bytes);
+    }
+  }
+
+  /** The peer counts the same, and more, so that it never comes to this by itself. */
+  #checkHeld(): void {
+    const held = this.#heldBytes + this.#reader.unfinishedBytes;
+    if (held > MAX_OFFERED_BYTES)
+      throw this.#nonsense(`receives that take ${held} bytes`, `at most ${MAX_OFFERED_BYTES}`);
+  }
+
+  #checkOffer({ length }: DescriptorList, cost: number): void {
+    if (this.#offeredBytes + cost <= MAX_OFFERED_BYTES) return;
+    const details = { parts: length, bytes: cost, offered: this.#offeredBytes, allowed: MAX_OFFERED_BYTES };
+    throw cost > MAX_OFFERED_BYTES
+      ? new WeftlineError('WL_CAPACITY', `A receive of ${length} parts is too long: give it fewer, larger ones`, {
+          details,
+        })
+      : new WeftlineError('WL_BUSY', `Too much is offered to ${this.#who()} in receives: wait for some first`, {
+          details,
+        });
   }
 
   #begin(what: string): Operation {
@@ -211,91 +278,64 @@ export class EndpointConnection implements AsyncDisposable {
   #match(): void {
     while (this.#sends.length > 0 && this.#offers.length > 0) {
       const { operation, memory } = this.#sends.shift() as Send;
-      const offer = this.#offers.shift() as Offer;
-      const { request } = offer;
-      if (memory.bytes <= offer.memory.bytes) {
-        const message = this.#message(endpointMessageKinds.arrived, { request, bytes: memory.bytes });
-        void this.#carry('write', operation, { local: memory, remote: offer.memory, message });
+      const { request, memory: offered, cost } = this.#offers.shift() as Offer;
+      this.#heldBytes -= cost;
+      const { bytes } = memory;
+      if (bytes <= offered.bytes) {
+        void this.#carry('write', operation, { local: memory, remote: offered, request });
       } else {
-        this.#tell(endpointMessageKinds.refused, { request, bytes: memory.bytes });
-        this.#fail(operation, tooSmall(memory.bytes, offer.memory.bytes, this.#who()));
+        this.#tell({ kind: endpointMessageKinds.refused, request, bytes });
+        this.#fail(operation, tooSmall(bytes, offered.bytes, this.#who()));
       }
     }
   }
 
+  /** `request`: the receive of the peer that a send has met. */
   async #carry(
     kind: TransferOperation,
     operation: Operation,
-    way: { readonly local: DescriptorList; readonly remote: DescriptorList; readonly message?: Uint8Array },
+    { local, remote, request }: Ways & { readonly request?: number },
   ): Promise<void> {
-    const key = [kind, ...way.local.addresses, '', ...way.local.lengths, '', ...way.remote.addresses].join();
+    const { bytes } = local;
+    const message =
+      request === undefined ? undefined : this.#message({ kind: endpointMessageKinds.arrived, request, bytes });
     try {
-      const transfer = this.#take(key) ?? (await this.#prepare(kind, way));
-      await this.#post(transfer, way.message);
-      await transfer.wait();
-      this.#end(operation, way.local.bytes);
-      await this.#keep(key, transfer);
+      await this.#mover.move(kind, cutAlike(local, remote), message);
+      this.#end(operation, bytes);
     } catch (error) {
       this.#fail(operation, error);
+      if (request !== undefined) this.#tell({ kind: endpointMessageKinds.failed, request, bytes: 0 });
     }
   }
 
-  async #prepare(
-    operation: TransferOperation,
-    way: { readonly local: DescriptorList; readonly remote: DescriptorList },
-  ): Promise<Transfer> {
-    // Memory of which the peer told before its offer must be known first.
-    await this.#inbox;
-    const { agent, peer, backend } = this.#parts;
-    return agent.prepare({ operation, peer, backend, ...cutAlike(way.local, way.remote) });
-  }
-
-  /** Tries again while the peer has not taken what was told before. */
-  async #post(transfer: Transfer, message: Uint8Array | undefined): Promise<void> {
-    await this.#patiently(() => transfer.post(message));
-  }
-
-  async #patiently(attempt: () => void | Promise<void>): Promise<void> {
-    for (;;) {
-      try {
-        return await attempt();
-      } catch (error) {
-        const isFull = error instanceof WeftlineError && error.code === 'WL_CAPACITY';
-        if (!isFull || this.#error !== undefined) throw error;
-        await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
-      }
-    }
-  }
-
-  #take(key: string): Transfer | undefined {
-    const transfer = this.#kept.get(key);
-    this.#kept.delete(key);
-    return transfer;
-  }
-
-  async #keep(key: string, transfer: Transfer): Promise<void> {
-    const before = this.#kept.get(key);
-    if (before !== undefined || this.#error !== undefined) return transfer.release();
-    this.#kept.set(key, transfer);
-    if (this.#kept.size <= KEPT_TRANSFERS) return;
-    const [oldest, idle] = this.#kept.entries().next().value as [string, Transfer];
-    this.#kept.delete(oldest);
-    return idle.release();
-  }
-
-  #received(request: number, bytes: number, isRefused: boolean): void {
+  /** What became of a receive. */
+  #received(kind: number, request: number, bytes: number): void {
+    const { arrived, refused, failed } = endpointMessageKinds;
+    if (kind !== arrived && kind !== refused && kind !== failed) throw this.#nonsense(`kind ${kind}`, 'a known one');
     const receive = this.#receives.get(request);
-    if (receive === undefined) return;
+    if (receive === undefined) {
+      // A send may fail after its message was on the way.
+      if (kind === failed) return;
+      throw this.#nonsense(`a message for receive ${request}`, 'one that is pending');
+    }
+    const { operation, cost } = receive;
+    const most = receive.bytes;
+    if (kind === arrived && (bytes === 0 || bytes > most)) throw this.#nonsense(`${bytes} bytes`, `1 to ${most}`);
+    if (kind === refused && bytes <= most) throw this.#nonsense(`a refusal of ${bytes} bytes`, `more than ${most}`);
     this.#receives.delete(request);
-    if (isRefused) this.#fail(receive.operation, tooSmall(bytes, receive.bytes, this.#who()));
-    else this.#end(receive.operation, bytes);
+    this.#offeredBytes -= cost;
+    if (kind === arrived) this.#end(operation, bytes);
+    else if (kind === refused) this.#fail(operation, tooSmall(bytes, most, this.#who()));
+    else this.#fail(operation, sendFailed(this.#who()));
   }
 
   async #learn(metadata: Uint8Array): Promise<void> {
     try {
+      const { name } = decodeMetadata(metadata);
+      if (name !== this.peer) throw this.#nonsense(`memory of ${JSON.stringify(name)}`, 'its own');
       await this.#parts.agent.loadRemoteMetadata(metadata);
     } catch (error) {
-      this.end(error as WeftlineError);
+      this.#endUnread(error);
     }
     for (const wake of this.#waitingForMemory) wake();
   }
@@ -312,25 +352,27 @@ export class EndpointConnection implements AsyncDisposable {
     });
   }
 
-  #message(kind: number, { request, bytes, payload }: MessageContent): Uint8Array {
-    const message = new Uint8Array(endpointMessage.size + (payload?.length ?? 0));
-    const head = new Block(endpointMessage, message.buffer, 0);
-    head.set('kind', kind);
-    head.set('connection', this.#parts.remoteId);
-    head.set('request', request);
-    head.set('bytes', bytes);
-    if (payload !== undefined) message.set(payload, endpointMessage.size);
-    return message;
+  #message(content: MessageContent): Uint8Array {
+    return encodeMessage({ ...content, connection: this.#parts.remoteId });
   }
 
-  #tell(kind: number, content: MessageContent): void {
-    const message = this.#message(kind, content);
-    const { agent, peer, backend } = this.#parts;
+  #tell(content: MessageContent, payload: Uint8Array = NO_BYTES): void {
+    const pieces = encodePieces({ ...content, connection: this.#parts.remoteId }, payload);
     this.#outbox = this.#outbox
-      .then(() =>
-        this.#error === undefined ? this.#patiently(() => agent.notify(peer, message, { backend })) : undefined,
-      )
+      .then(() => this.#send(pieces))
       .catch((error: unknown) => this.end(error as WeftlineError));
+  }
+
+  async #send(pieces: Iterable<Uint8Array>): Promise<void> {
+    const { agent, peer, backend } = this.#parts;
+    for (const piece of pieces) {
+      if (this.#error !== undefined) return;
+      await this.#mover.patiently(() => agent.notify(peer, piece, { backend }));
+    }
+  }
+
+  #nonsense(got: string, expected: string): WeftlineError {
+    return new WeftlineError('WL_PROTOCOL', `${this.#who()} sent ${got}, expected ${expected}`);
   }
 
   #who(): string {
@@ -338,10 +380,15 @@ export class EndpointConnection implements AsyncDisposable {
   }
 }
 
-interface MessageContent {
-  readonly request: number;
-  readonly bytes: number;
-  readonly payload?: Uint8Array;
+type MessageContent = Omit<MessageHead, 'connection'>;
+
+const NO_BYTES: Uint8Array = new Uint8Array(0);
+
+function sendFailed(who: string): WeftlineError {
+  return new WeftlineError(
+    'WL_PEER_FAILED',
+    `The send that met this receive failed at ${who}: its own error tells why`,
+  );
 }
 
 function tooSmall(bytes: number, allowed: number, who: string): WeftlineError {

@@ -1,7 +1,5 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
 import { randomBytes } from 'node:crypto';
-import { endpointMessage } from '../../abi/endpoint-message.ts';
-import { Block } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { call } from '../../meeting/dial.ts';
@@ -16,6 +14,7 @@ import type { Notification } from '../notifications.ts';
 import type { Registrable, Registration } from '../registration.ts';
 import { EndpointConnection } from './endpoint-connection.ts';
 import { endpointHello, introduce, readIntroduction } from './greeting.ts';
+import { MessageRouter } from './message-router.ts';
 
 export interface EndpointOptions extends AgentOptions {
   /** Told to peers; memory may lie anywhere. 0 by default. */
@@ -45,8 +44,7 @@ export class Endpoint implements AsyncDisposable {
   readonly #regions = new Set<Registration>();
   readonly #arrived: EndpointConnection[] = [];
   readonly #accepting: ((connection: EndpointConnection) => void)[] = [];
-  /** For connections that are being made: messages can be quicker than the end of the greeting. */
-  readonly #early = new Map<number, Uint8Array[]>();
+  readonly #router = new MessageRouter(this.#connections);
   readonly #stop = new AbortController();
   #nextId = 0;
   #closing: Promise<void> | undefined;
@@ -96,10 +94,13 @@ export class Endpoint implements AsyncDisposable {
     return this.#announce(await this.agent.allocate(bytes, { name }));
   }
 
-  /** The memory is the caller's again. */
+  /** The memory is the caller's again, and forgotten by peers. Fails with WL_TIMEOUT as `agent.deregister` does. */
   async dereg(region: Registration): Promise<void> {
     this.#regions.delete(region);
-    await this.agent.deregister(region);
+    await Promise.all([...this.#connections.values()].map((connection) => connection.forget(region)));
+    const gone = this.agent.deregister(region);
+    for (const connection of this.#connections.values()) connection.announce(region);
+    await gone;
   }
 
   /**
@@ -146,13 +147,9 @@ export class Endpoint implements AsyncDisposable {
     return this.close();
   }
 
-  /** Internal: a notification that was taken from the agent while its thread was blocked. Of strangers to the protocol: ignored. */
-  hear({ message }: Notification): void {
-    if (message.length < endpointMessage.size) return;
-    const id = new Block(endpointMessage, message.buffer, message.byteOffset).get('connection');
-    const connection = this.#connections.get(id);
-    if (connection === undefined) this.#early.get(id)?.push(message);
-    else connection.handle(message);
+  /** Internal: a notification that was taken from the agent while its thread was blocked. Never throws. */
+  hear(notification: Notification): void {
+    this.#router.hear(notification);
   }
 
   async #close(): Promise<void> {
@@ -193,7 +190,7 @@ export class Endpoint implements AsyncDisposable {
   ): Promise<EndpointConnection> {
     const { agent, localGpuIndex: gpuIndex } = this;
     const id = this.#nextId++;
-    this.#early.set(id, []);
+    this.#router.expect(id);
     let channel: ControlChannel | undefined;
     try {
       const own = (): HelloBody =>
@@ -217,13 +214,13 @@ export class Endpoint implements AsyncDisposable {
       this.#channels.set(id, met.channel);
       met.channel.watch((farewell) => connection.end(lost(connection, farewell)));
       for (const region of this.#regions) if (region.isOpen) connection.announce(region);
-      for (const message of this.#early.get(id) ?? []) connection.handle(message);
+      this.#router.deliverEarly(connection);
       return connection;
     } catch (error) {
       channel?.close();
       throw error;
     } finally {
-      this.#early.delete(id);
+      this.#router.settle(id);
     }
   }
 
@@ -240,14 +237,25 @@ export class Endpoint implements AsyncDisposable {
         this.hear(await this.agent.nextNotification({ timeoutMs: LONGEST_WAIT_MS, signal }));
       } catch (error) {
         if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') continue;
+        // Nothing is heard any more: whoever waits for a peer must know.
+        if (!this.#stop.signal.aborted) this.#endAll(asError(error));
         return;
       }
     }
   }
 
+  #endAll(error: WeftlineError): void {
+    for (const connection of this.#connections.values()) connection.end(error);
+  }
+
   #checkOpen(): void {
     if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The endpoint was closed');
   }
+}
+
+function asError(error: unknown): WeftlineError {
+  if (error instanceof WeftlineError) return error;
+  return new WeftlineError('WL_INTERNAL', `The endpoint cannot take notifications: ${String(error)}`, { cause: error });
 }
 
 function lost({ peer, ip }: EndpointConnection, farewell: boolean): WeftlineError {

@@ -1,6 +1,6 @@
 // Parts of memory as endpoints are given them, cut so that each piece here has its piece there.
 import { invalidArgument } from '../../core/errors.ts';
-import { DescriptorList } from '../descriptors.ts';
+import { checkPart, DescriptorList } from '../descriptors.ts';
 import type { Registration } from '../registration.ts';
 
 /** Part of registered memory of this side; all of it by default. */
@@ -14,12 +14,20 @@ export interface LocalPart {
 export type LocalParts = LocalPart | readonly LocalPart[];
 
 export function listOf(parts: LocalParts): DescriptorList {
-  const lists = ('region' in parts ? [parts] : parts).map(({ region, offset, bytes }) =>
-    DescriptorList.of(region, offset, bytes),
-  );
-  const [first, ...others] = lists;
-  if (first === undefined) throw invalidArgument('parts', parts, 'at least one');
-  return others.reduce((list, other) => list.concat(other), first);
+  const list = 'region' in parts ? [parts] : parts;
+  const kind = list[0]?.region.kind;
+  if (kind === undefined) throw invalidArgument('parts', parts, 'at least one');
+  const addresses = new Float64Array(list.length);
+  const lengths = new Float64Array(list.length);
+  let at = 0;
+  for (const { region, offset = 0, bytes = region.length - offset } of list) {
+    if (region.kind !== kind) throw invalidArgument('parts', region.kind, `ranges of ${kind} memory`);
+    checkPart(region, offset, bytes);
+    addresses[at] = region.address + offset;
+    lengths[at] = bytes;
+    at++;
+  }
+  return new DescriptorList(kind, addresses, lengths);
 }
 
 /** Cuts both lists at each other's borders; what `remote` has more than `local` is left out. */
@@ -27,31 +35,34 @@ export function cutAlike(
   local: DescriptorList,
   remote: DescriptorList,
 ): { readonly local: DescriptorList; readonly remote: DescriptorList } {
-  const cuts: { readonly from: number; readonly to: number; readonly bytes: number }[] = [];
-  let [here, there, hereAt, thereAt] = [0, 0, 0, 0];
+  if (haveSameCuts(local, remote)) {
+    const count = local.length;
+    return { local, remote: new DescriptorList(remote.kind, remote.addresses.subarray(0, count), local.lengths) };
+  }
+  // Each cut but the last ends an entry of one side at least.
+  const most = Math.max(0, local.length + remote.length - 1);
+  const [from, to, lengths] = [new Float64Array(most), new Float64Array(most), new Float64Array(most)];
+  let [here, there, hereAt, thereAt, cuts] = [0, 0, 0, 0, 0];
   while (here < local.length && there < remote.length) {
     const hereLeft = (local.lengths[here] as number) - hereAt;
     const thereLeft = (remote.lengths[there] as number) - thereAt;
     const bytes = Math.min(hereLeft, thereLeft);
-    cuts.push({
-      from: (local.addresses[here] as number) + hereAt,
-      to: (remote.addresses[there] as number) + thereAt,
-      bytes,
-    });
+    from[cuts] = (local.addresses[here] as number) + hereAt;
+    to[cuts] = (remote.addresses[there] as number) + thereAt;
+    lengths[cuts] = bytes;
+    cuts++;
     [here, hereAt] = bytes === hereLeft ? [here + 1, 0] : [here, hereAt + bytes];
     [there, thereAt] = bytes === thereLeft ? [there + 1, 0] : [there, thereAt + bytes];
   }
-  const lengths = Float64Array.from(cuts, ({ bytes }) => bytes);
   return {
-    local: new DescriptorList(
-      local.kind,
-      Float64Array.from(cuts, ({ from }) => from),
-      lengths,
-    ),
-    remote: new DescriptorList(
-      remote.kind,
-      Float64Array.from(cuts, ({ to }) => to),
-      lengths,
-    ),
+    local: new DescriptorList(local.kind, from.subarray(0, cuts), lengths.subarray(0, cuts)),
+    remote: new DescriptorList(remote.kind, to.subarray(0, cuts), lengths.subarray(0, cuts)),
   };
+}
+
+/** True if entry i of both sides has the same size, as far as `local` goes. */
+function haveSameCuts(local: DescriptorList, remote: DescriptorList): boolean {
+  if (local.length > remote.length) return false;
+  for (let index = 0; index < local.length; index++) if (local.lengths[index] !== remote.lengths[index]) return false;
+  return true;
 }

@@ -4,6 +4,7 @@ import { readSettings } from '../../settings/settings.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
 import { samplePlacement } from '../placement.ts';
 import { runCeilings, runPingCeiling } from './p2p-ceilings.ts';
+import { runDescriptors } from './p2p-descriptors.ts';
 import { MEMORY_NAMES, type P2pPhase, runBlocks, runPings, runSize, serveP2pPhases } from './p2p-phases.ts';
 import { type BlockResult, type P2pBenchReport, p2pMethod, type SizeResult } from './p2p-results.ts';
 import { P2pSession } from './p2p-session.ts';
@@ -95,10 +96,13 @@ export async function runP2pBench(options: P2pClientOptions): Promise<P2pBenchRe
   }
 }
 
-type Measured = Pick<P2pBenchReport, 'sizes' | 'blocks' | 'pingMicroseconds' | 'ceilings' | 'pingCeiling'>;
+type Measured = Pick<
+  P2pBenchReport,
+  'sizes' | 'blocks' | 'descriptors' | 'pingMicroseconds' | 'ceilings' | 'pingCeiling'
+>;
 
 async function measure(session: P2pSession, options: P2pClientOptions): Promise<Measured> {
-  const { mode, iterations, inflight, sizes, blocks, pings, compare } = options.workload;
+  const { mode, iterations, inflight, sizes, blocks, pings, compare, descriptors } = options.workload;
   const sized: SizeResult[] = [];
   for (const bytes of sizes) {
     const result = await runSize(session, { mode, bytes, iterations, inflight });
@@ -110,6 +114,7 @@ async function measure(session: P2pSession, options: P2pClientOptions): Promise<
     blocks === undefined
       ? undefined
       : await runBlocks(session, { mode: direction, sweep: blocks, iterations }, options.onBlock);
+  const many = descriptors === 0 ? undefined : await runDescriptors(session, { mode: direction, count: descriptors });
   const pingMicroseconds = pings === 0 ? undefined : await runPings(session, pings);
   const { remoteIp: host } = options;
   const ceilings =
@@ -119,6 +124,7 @@ async function measure(session: P2pSession, options: P2pClientOptions): Promise<
   return {
     sizes: sized,
     ...(swept === undefined ? {} : { blocks: swept }),
+    ...(many === undefined ? {} : { descriptors: many }),
     ...(pingMicroseconds === undefined ? {} : { pingMicroseconds }),
     ...(ceilings === undefined ? {} : { ceilings }),
     ...(pingCeiling === undefined ? {} : { pingCeiling }),

@@ -11,6 +11,8 @@ export const p2pMethod = {
   size: 'Bytes of all messages over the time from the first post to the last end, at the client; of mode send the server counts its own. Units of 1e9.',
   block:
     'One transfer of a batch of blocks, posted again and again, one under way: transfer from post to done, post the call alone, preparation with connection and peer known.',
+  descriptors:
+    'One transfer of blocks of 64 bytes, 128 apart, in no order, with connection and peer known: lists is DescriptorList.blocks and select of both sides, prepare the call alone, move from post to done; memory is what the process grew by over both, the lists included.',
   ping: 'A write of 256 bytes with a notification there, and the same back; both processes wait blocking.',
   memcpy:
     'The C library copies as many bytes from the same source to memory of the same kind in the same process, message by message in turn with the path, after 20,000 small messages of each and a round that does not count; the median of each round counts.',
@@ -39,6 +41,17 @@ export interface BlockResult {
   readonly prepareMicroseconds: Tail;
   readonly postMicroseconds: Tail;
   readonly transferMicroseconds: Tail;
+}
+
+export interface DescriptorsResult {
+  readonly count: number;
+  readonly parts: number;
+  readonly listMilliseconds: number;
+  readonly prepareMilliseconds: number;
+  readonly postMilliseconds: number;
+  /** From the post to the end. */
+  readonly moveMilliseconds: number;
+  readonly residentBytes: number;
 }
 
 export interface Tail {
@@ -78,6 +91,7 @@ export interface P2pBenchReport {
   readonly placement: { readonly before: PlacementSample; readonly after: PlacementSample };
   readonly sizes: readonly SizeResult[];
   readonly blocks?: readonly BlockResult[];
+  readonly descriptors?: DescriptorsResult;
   /** Microseconds: min, P50, P90, P99, P99.9, max. */
   readonly pingMicroseconds?: readonly number[];
   readonly ceilings?: readonly CeilingResult[];

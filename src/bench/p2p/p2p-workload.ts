@@ -18,6 +18,8 @@ export interface P2pWorkload {
   readonly compare: number;
   /** Round trips of `PING_BYTES`; 0 for none. */
   readonly pings: number;
+  /** Blocks of one transfer of very many; 0 for none. */
+  readonly descriptors: number;
 }
 
 /** Both double from the first to the last. */
@@ -31,17 +33,25 @@ export interface BlockSweep {
 export const defaultSizes = [256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576, 10_485_760, 104_857_600] as const;
 export const DEFAULT_ITERATIONS = 1000;
 export const PING_BYTES = 256;
+/** Of a block of the transfer of very many, and from one block to the next. */
+export const DESCRIPTOR_BYTES = 64;
+export const DESCRIPTOR_STRIDE = 128;
+/** Of that transfer. */
+export const MAX_DESCRIPTORS = 8_000_000;
 
 const LARGE_BYTES = 1 << 20;
 const LARGE_FACTOR = 16;
 /** Of each side's memory that messages under way take. */
 const MEMORY_BYTES = 1 << 30;
 
-export function checkP2pWorkload({ sizes, inflight, blocks }: P2pWorkload): void {
+export function checkP2pWorkload({ sizes, inflight, blocks, descriptors }: P2pWorkload): void {
   for (const size of sizes) {
     if (!Number.isInteger(size) || size < 1 || size > MEMORY_BYTES) {
       throw invalidArgument('size', size, `1 to ${MEMORY_BYTES} bytes (${formatBytes(MEMORY_BYTES)})`);
     }
+  }
+  if (!Number.isInteger(descriptors) || descriptors < 0 || descriptors > MAX_DESCRIPTORS) {
+    throw invalidArgument('descriptors', descriptors, `0 to ${MAX_DESCRIPTORS}`);
   }
   if (inflight < 1 || inflight > 256) throw invalidArgument('inflight', inflight, '1 to 256');
   if (blocks !== undefined && blocks.maxBlockBytes * blocks.maxBatch > MEMORY_BYTES) {
@@ -60,9 +70,10 @@ export function slotsOf(inflight: number, bytes: number): number {
 }
 
 /** Bytes of memory that a side needs. */
-export function memoryOf({ sizes, inflight, blocks }: P2pWorkload): number {
+export function memoryOf({ sizes, inflight, blocks, descriptors }: P2pWorkload): number {
   const messages = sizes.map((bytes) => bytes * slotsOf(inflight, bytes));
-  return Math.max(PING_BYTES, ...messages, blocks === undefined ? 0 : blocks.maxBlockBytes * blocks.maxBatch);
+  const swept = blocks === undefined ? 0 : blocks.maxBlockBytes * blocks.maxBatch;
+  return Math.max(PING_BYTES, ...messages, swept, descriptors * DESCRIPTOR_STRIDE);
 }
 
 /** From `first` to `last`, doubling. */

@@ -6,6 +6,7 @@ import { mapFileOver, mapZeroOver, preferHugePages } from '../../native/libc.ts'
 import { addressOf } from '../../native/library.ts';
 import { readSettings, settingsTable } from '../../settings/settings.ts';
 import type { Device } from '../device.ts';
+import { AbandonedMemory } from '../abandoned-memory.ts';
 import { elementCount, type Storage, Tensor } from '../tensor.ts';
 import { AddressSpace } from './address-space.ts';
 import { type CpuKernels, instantiateKernels } from './kernels.ts';
@@ -28,7 +29,7 @@ export class CpuDevice implements Device {
   readonly memory: WasmMemory;
   readonly kernels: CpuKernels;
   readonly space: AddressSpace;
-  readonly #abandoned: FinalizationRegistry<number>;
+  readonly #abandoned: AbandonedMemory;
 
   /** Makes the memory and compiles the kernels into it. Loads no native library. Fails with WL_MEMORY or WL_CONFIG. */
   static async create(options: CpuDeviceOptions = {}): Promise<CpuDevice> {
@@ -43,8 +44,10 @@ export class CpuDevice implements Device {
     this.kernels = kernels;
     // The first page belongs to the module's own data; the last one stays unused, so that every end is a 32-bit number.
     this.space = new AddressSpace(WASM_PAGE, Math.min(pages, 65_535) * WASM_PAGE);
-    // A safety net: a tensor that nobody disposed frees its memory when it is collected.
-    this.#abandoned = new FinalizationRegistry((address) => this.#release(address));
+    this.#abandoned = new AbandonedMemory({
+      release: (address) => void this.space.release(address),
+      bytesInUse: () => this.space.used,
+    });
   }
 
   empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D> {
@@ -52,13 +55,18 @@ export class CpuDevice implements Device {
   }
 
   async tensor<D extends DType>(dtype: D, shape: readonly number[], values: TypedArrayOf[D]): Promise<Tensor<D>> {
-    const tensor = this.empty(dtype, shape);
+    const tensor = await this.allocating(() => this.empty(dtype, shape));
     await tensor.fromHost(values);
     return tensor;
   }
 
+  /** Runs `allocate`; when memory is short, what nobody holds any more is collected first. For calls that may wait. */
+  allocating<T>(allocate: () => T): T | Promise<T> {
+    return this.#abandoned.allocating(allocate);
+  }
+
   /**
-   * Uninitialised bytes; disposed by the caller, or with the last tensor over them. Their pages are kept for the next
+   * Uninitialised bytes; disposed by the caller, or some time after the last tensor over them was dropped. Their pages are kept for the next
    * owner, because touching a fresh page costs as much as copying it a few times.
    */
   allocate(bytes: number, alignment: number = TENSOR_ALIGNMENT): Storage {
@@ -66,10 +74,10 @@ export class CpuDevice implements Device {
     this.#commitTaken(address, bytes);
     if (bytes >= HUGE_BLOCK && process.platform === 'linux') this.#preferHugePages(address, bytes);
     const storage = new CpuStorage(this, address, bytes, () => {
-      this.#abandoned.unregister(storage);
-      this.#release(address);
+      this.#abandoned.forget(storage);
+      this.space.release(address);
     });
-    this.#abandoned.register(storage, address, storage);
+    this.#abandoned.watch(storage);
     return storage;
   }
 
@@ -144,10 +152,6 @@ export class CpuDevice implements Device {
     const start = Math.ceil(address / PAGE) * PAGE;
     const length = Math.floor((address + bytes - start) / PAGE) * PAGE;
     preferHugePages(new Uint8Array(this.memory.buffer, start, length));
-  }
-
-  #release(address: number): void {
-    this.space.release(address);
   }
 }
 

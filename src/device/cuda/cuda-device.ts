@@ -6,6 +6,7 @@ import type { Out } from '../../native/library.ts';
 import { openNvrtc } from '../../native/nvrtc.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import type { Device } from '../device.ts';
+import { AbandonedMemory } from '../abandoned-memory.ts';
 import type { DeviceWaitOptions } from '../device-event.ts';
 import { elementCount, type Storage, Tensor } from '../tensor.ts';
 import { CudaContext } from './cuda-context.ts';
@@ -62,7 +63,7 @@ export class CudaDevice implements Device {
   readonly #pool: MemoryPool;
   readonly #copy: HostCopy;
   readonly #modules = new Map<string, Promise<LoadedKernels<KernelFile>>>();
-  readonly #abandoned: FinalizationRegistry<number>;
+  readonly #abandoned: AbandonedMemory;
 
   /** Fails with WL_UNSUPPORTED without a driver, WL_CUDA without the GPU. Compiles nothing. */
   static create(options: CudaDeviceOptions = {}): Promise<CudaDevice> {
@@ -94,8 +95,10 @@ export class CudaDevice implements Device {
       useAot: settings.useAot,
       openCompiler: () => openNvrtc(settings.nvrtcPath),
     });
-    // A safety net: a tensor that nobody disposed frees its memory when it is collected.
-    this.#abandoned = new FinalizationRegistry((address) => this.#pool.give(address));
+    this.#abandoned = new AbandonedMemory({
+      release: (address) => this.#pool.give(address),
+      bytesInUse: () => this.#pool.used,
+    });
   }
 
   /** Tells when all work enqueued so far, on any of its streams, is done. */
@@ -108,15 +111,15 @@ export class CudaDevice implements Device {
     const bytes = elementCount(shape) * dtypes[dtype].bytes;
     const address = this.#pool.take(bytes);
     const storage = new DeviceMemory(this, { address, bytes }, () => {
-      this.#abandoned.unregister(storage);
+      this.#abandoned.forget(storage);
       this.#pool.give(address);
     });
-    this.#abandoned.register(storage, address, storage);
+    this.#abandoned.watch(storage);
     return new Tensor(storage, dtype, shape);
   }
 
   async tensor<D extends DType>(dtype: D, shape: readonly number[], values: TypedArrayOf[D]): Promise<Tensor<D>> {
-    const tensor = this.empty(dtype, shape);
+    const tensor = await this.#abandoned.allocating(() => this.empty(dtype, shape));
     await tensor.fromHost(values);
     return tensor;
   }

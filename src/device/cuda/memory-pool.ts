@@ -25,6 +25,7 @@ export class MemoryPool {
   readonly #fences: WorkFences;
   readonly #taken = new Map<number, number>();
   #free: FreeBlock[] = [];
+  #used = 0;
 
   constructor(context: CudaContext, fences: WorkFences) {
     this.#context = context;
@@ -33,7 +34,7 @@ export class MemoryPool {
 
   /** Bytes of blocks in use. */
   get used(): number {
-    return [...this.#taken.values()].reduce((sum, bytes) => sum + bytes, 0);
+    return this.#used;
   }
 
   /** Uninitialised memory at a multiple of 256. Fails with WL_MEMORY. */
@@ -41,6 +42,7 @@ export class MemoryPool {
     const size = roundUp(bytes);
     const block = this.#reuse(size) ?? { address: this.allocate(size), bytes: size };
     this.#taken.set(block.address, block.bytes);
+    this.#used += block.bytes;
     return block.address;
   }
 
@@ -62,6 +64,7 @@ export class MemoryPool {
     const bytes = this.#taken.get(address);
     if (bytes === undefined || this.#context.lost !== undefined || this.#context.disposed) return;
     this.#taken.delete(address);
+    this.#used -= bytes;
     try {
       this.#free.push({ address, bytes, fence: this.#fences.now() });
     } catch {
@@ -80,6 +83,7 @@ export class MemoryPool {
     this.trim();
     for (const address of this.#taken.keys()) this.#context.release('cuMemFree', address);
     this.#taken.clear();
+    this.#used = 0;
   }
 
   #reuse(size: number): FreeBlock | undefined {

@@ -1,9 +1,10 @@
 // The CPU's way of a layer's call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
+import { type CallWait, remaining } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { LocalBarrier } from '../../memory/local-barrier.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import { isSharedByAll } from '../../memory/window-agreement.ts';
 import { agreeOn } from '../agree.ts';
 import { type Call, callWord } from '../calls.ts';
 import { computeLayout } from '../dispatch-layout.ts';
@@ -24,7 +25,7 @@ export async function createCpuLayerEngine(
   context: DispatchCombineContext,
   device: CpuDevice,
   memory: CpuLayerMemory,
-  options: LayerEngineOptions & WaitOptions,
+  options: LayerEngineOptions & CallWait,
 ): Promise<LayerEngine> {
   const prepare = (): LayerTables => makeLayerTables(device, context.config);
   const agreement = { what: 'EPAll2AllLayer tables', config: {}, prepare, release };
@@ -70,7 +71,7 @@ class CpuLayerEngine implements LayerEngine {
   }
 
   async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult> {
-    await options.previousEvent?.wait(options);
+    await options.previousEvent?.wait(remaining(options));
     const { world, config } = this.#context;
     const { exchange } = this.#memory;
     const barrier = this.#barrier;
@@ -82,21 +83,24 @@ class CpuLayerEngine implements LayerEngine {
     const counts = exchange.collect();
     const plan = planExperts(counts, world.rank, config.numExperts);
     // Everyone knows everyone's rows, so all decide alike whether the output must grow, and fail alike if it cannot.
-    await this.#context.reallocateDispatchOutputBuf(Math.max(...plan.recvRows), options);
-    const tables = await barrier.orAbort(() => this.#placeRows(input, plan));
+    await this.#makeRoom(Math.max(...plan.recvRows), options);
+    const tables = await barrier.orAbort(() => this.#device.allocating(() => this.#placeRows(input, plan)));
     if (input.fullScatterIndices) await this.#applyScatter(input.fullScatterIndices, input, { plan, tables, options });
     await barrier.orAbort(() => this.#sendRows(input, tables));
     await barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), options);
     if (input.fullScatterIndices) await this.#requireAllWritten(plan, options);
-    const received = await barrier.orAbort(() => this.#receive(input, { plan, tables, numTokens: counts.numTokens }));
+    const received = await barrier.orAbort(() =>
+      this.#device.allocating(() => this.#receive(input, { plan, tables, numTokens: counts.numTokens })),
+    );
     return { ...received, event: eventAtOnce(options) };
   }
 
   async combine({ input, desc, out }: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult> {
-    await options.previousEvent?.wait(options);
+    await options.previousEvent?.wait(remaining(options));
     const { kernels } = this.#device;
     const { topk, hidden } = this.#context.config;
-    const combined = out ?? this.#device.empty('bf16', [desc.numDispatchTokenCurRank, hidden]);
+    const combined =
+      out ?? (await this.#device.allocating(() => this.#device.empty('bf16', [desc.numDispatchTokenCurRank, hidden])));
     const own = this.#memory.view('bf16', 'rows', [desc.numRecvTokens, hidden]);
     const sources = this.#tables.sources.address;
     if (input.address !== own.address) kernels.copyBytes(own.address, input.address, input.bytes);
@@ -123,7 +127,7 @@ class CpuLayerEngine implements LayerEngine {
     return { combined, event: eventAtOnce(options) };
   }
 
-  barrier(options: WaitOptions & { readonly intraNodeOnly?: boolean }): Promise<void> {
+  barrier(options: CallWait & { readonly intraNodeOnly?: boolean }): Promise<void> {
     const call = callWord({ kind: 'barrier', detail: options.intraNodeOnly ? 1 : 0 }, 'opening');
     return this.#barrier.wait(call, options);
   }
@@ -144,6 +148,16 @@ class CpuLayerEngine implements LayerEngine {
       numTokens: input.numTokens,
       rowBound: 0,
     };
+  }
+
+  /** Fails on every rank alike, unless a rank does not answer: then the layer is given up for all. */
+  async #makeRoom(rows: number, options: CallWait): Promise<void> {
+    try {
+      await this.#context.reallocateDispatchOutputBuf(rows, remaining(options));
+    } catch (error) {
+      if (isSharedByAll(error)) throw error;
+      await this.#barrier.orAbort(() => Promise.reject(error as Error));
+    }
   }
 
   /** Row and rank of every choice, from prefix sums. */
@@ -172,7 +186,7 @@ class CpuLayerEngine implements LayerEngine {
   async #applyScatter(
     fullScatterIndices: Tensor<'i32' | 'i64'>,
     { expIndices }: LayerInput,
-    { plan, tables, options }: { plan: ExpertPlan; tables: PlaceTables; options: WaitOptions },
+    { plan, tables, options }: { plan: ExpertPlan; tables: PlaceTables; options: CallWait },
   ): Promise<void> {
     const { exchange } = this.#memory;
     const bad = applyScatterIndices({ topkIdx: expIndices, fullScatterIndices, ...tables }, plan);
@@ -203,7 +217,7 @@ class CpuLayerEngine implements LayerEngine {
     }
   }
 
-  async #requireAllWritten(plan: ExpertPlan, options: WaitOptions): Promise<void> {
+  async #requireAllWritten(plan: ExpertPlan, options: CallWait): Promise<void> {
     const { exchange } = this.#memory;
     exchange.publishStatus(this.#sourceTokens(plan).includes(-1) ? 1 : 0);
     await this.#barrier.wait(callWord({ kind: 'layer dispatch', detail: 1 }, 'middle'), options);

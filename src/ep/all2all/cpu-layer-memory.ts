@@ -1,10 +1,10 @@
 // The windows of an all-to-all layer on CPU ranks: one with the count exchange and the barrier, one with the output.
+import type { CallWait } from '../../core/deadline.ts';
 import type { DType } from '../../core/dtype.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../device/tensor.ts';
 import { TensorSet } from '../../device/tensor-set.ts';
 import { SymmetricWindow } from '../../memory/symmetric-window.ts';
-import type { WaitOptions } from '../../world/store.ts';
 import type { World } from '../../world/world.ts';
 import { type AddressTables, fillAddressTables, makeAddressTables } from '../address-table.ts';
 import { exchangeRegionBytes } from '../buffer-size.ts';
@@ -33,15 +33,10 @@ export class CpuLayerMemory implements LayerMemory {
   #output: Output | undefined;
 
   /** Collective; without an output yet. */
-  static async create(
-    world: World,
-    device: CpuDevice,
-    config: EPConfig,
-    options: WaitOptions,
-  ): Promise<CpuLayerMemory> {
+  static async create(world: World, device: CpuDevice, config: EPConfig, wait: CallWait): Promise<CpuLayerMemory> {
     const bytes = exchangeRegionBytes(world.size, config.numExperts);
     const of = { world, device, name: 'a2a-control', bytes, describeCall };
-    return new CpuLayerMemory(await SymmetricWindow.create({ ...options, ...of }), { world, device, config });
+    return new CpuLayerMemory(await SymmetricWindow.create({ ...wait, ...of }), { world, device, config });
   }
 
   private constructor(control: SymmetricWindow, of: { world: World; device: CpuDevice; config: EPConfig }) {
@@ -65,7 +60,7 @@ export class CpuLayerMemory implements LayerMemory {
   }
 
   /** Every rank fails alike, also when only one of them has no memory for its tables. */
-  async allocate(rows: number, options: WaitOptions): Promise<void> {
+  async allocate(rows: number, wait: CallWait): Promise<void> {
     this.#releaseOutput();
     const [world, device] = [this.#world, this.#device];
     const size = outputSize(this.#config, rows);
@@ -78,7 +73,7 @@ export class CpuLayerMemory implements LayerMemory {
     };
     try {
       const of = { world, device, name: 'a2a-output', bytes: size.bytes, describeCall, prepare };
-      const window = await SymmetricWindow.create({ ...options, ...of });
+      const window = await SymmetricWindow.create({ ...wait, ...of });
       const { set, bases } = tables as Required<typeof tables>;
       fillAddressTables(bases, window, size.regions);
       this.#output = { window, size, bases, set };

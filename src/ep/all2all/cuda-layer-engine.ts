@@ -1,12 +1,12 @@
 // The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
 import { layerPlan } from '../../abi/layer-arguments.ts';
+import { type CallWait, remaining } from '../../core/deadline.ts';
 import { type DType, dtypes } from '../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { TensorSet } from '../../device/tensor-set.ts';
-import type { WaitOptions } from '../../world/store.ts';
 import { agreeOn } from '../agree.ts';
 import { type Call, callWord } from '../calls.ts';
 import { CudaCallOrder } from '../cuda-call-order.ts';
@@ -43,8 +43,7 @@ interface Sending {
   readonly input: LayerInput;
   readonly tables: NewTables;
   readonly stream: CudaStream;
-  readonly timeoutNs: number;
-  readonly options: WaitOptions;
+  readonly options: CallWait;
 }
 
 interface Parts {
@@ -57,7 +56,7 @@ interface Parts {
 /** Collective: compiles the kernels and takes their memory; every rank gets the same error if one cannot. */
 export async function createCudaLayerEngine(
   context: DispatchCombineContext,
-  options: LayerEngineOptions & WaitOptions,
+  options: LayerEngineOptions & CallWait,
 ): Promise<LayerEngine> {
   const { memory, config, world } = context;
   if (memory.kind !== 'cuda') throw new WeftlineError('WL_INTERNAL', 'This context lies in the memory of CPU ranks');
@@ -112,7 +111,6 @@ class CudaLayerEngine implements LayerEngine {
 
   async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult> {
     const { config, world } = this.#context;
-    const timeoutNs = this.#calls.timeoutNs(options);
     bindOutput(this.#launches, config, this.#memory);
     const { set, made: tables } = TensorSet.make(this.#device, (tensors) => ({
       rowTable: tensors.empty('i32', [1, config.maxTokens, config.topk]),
@@ -120,7 +118,7 @@ class CudaLayerEngine implements LayerEngine {
       numInputTokens: tensors.empty('i32', [world.size]),
     }));
     try {
-      const sending = { input, tables, stream: this.#order.begin(options), timeoutNs, options };
+      const sending = { input, tables, stream: this.#order.begin(options), options };
       this.#launchPrepare(sending);
       if (input.fullScatterIndices) await this.#placeThenSend(sending);
       else await this.#sendAtOnce(sending);
@@ -171,12 +169,12 @@ class CudaLayerEngine implements LayerEngine {
   }
 
   /** The host waits for the device, then for the other ranks: afterwards nothing of this layer runs anywhere. */
-  async barrier(options: WaitOptions): Promise<void> {
+  async barrier(wait: CallWait): Promise<void> {
     // Fails when the context was finalized.
     void this.#memory.size;
-    await this.#order.idle(options);
+    await this.#order.idle(wait);
     this.throwIfUnusable();
-    await this.#context.world.barrier('a2a', options);
+    await this.#context.world.barrier('a2a', remaining(wait));
   }
 
   async close(): Promise<void> {
@@ -220,14 +218,14 @@ class CudaLayerEngine implements LayerEngine {
 
   /** Everyone knows everyone's rows, so all decide alike to come here, and fail alike if there is no room. */
   async #grow({ stream, options }: Sending): Promise<void> {
-    await this.#context.reallocateDispatchOutputBuf(Math.max(...this.#hostPlan.recvRows), options);
+    await this.#context.reallocateDispatchOutputBuf(Math.max(...this.#hostPlan.recvRows), remaining(options));
     bindOutput(this.#launches, this.#context.config, this.#memory);
     // What made the kernels leave is over.
     const { status } = layerPlan.offset;
     this.#device.setBytes(this.#scratch.plan.slice(status, status + 4), 0, stream);
   }
 
-  #launchPrepare({ input, tables, stream, timeoutNs }: Sending): void {
+  #launchPrepare({ input, tables, stream, options }: Sending): void {
     const { prepare } = this.#launches;
     const set = prepare.arguments;
     this.#dispatches = numberAfter(this.#dispatches);
@@ -237,7 +235,7 @@ class CudaLayerEngine implements LayerEngine {
     set.set('rankTable', tables.rankTable.address);
     set.set('numInputTokens', tables.numInputTokens.address);
     set.set('tokens', input.numTokens);
-    set.set('timeoutNs', timeoutNs);
+    set.set('timeoutNs', this.#calls.timeoutNs(options));
     set.set('epoch', this.#calls.nextEpoch());
     set.set('call', callWord({ kind: 'layer dispatch' }, 'opening'));
     set.set('sequence', this.#dispatches);
@@ -246,7 +244,7 @@ class CudaLayerEngine implements LayerEngine {
     prepare.launch(stream);
   }
 
-  #launchPlace({ input, tables, stream, timeoutNs }: Sending): void {
+  #launchPlace({ input, tables, stream, options }: Sending): void {
     const { place } = this.#launches;
     const set = place.arguments;
     const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
@@ -257,7 +255,7 @@ class CudaLayerEngine implements LayerEngine {
     set.set('rowTable', tables.rowTable.address);
     set.set('rankTable', tables.rankTable.address);
     set.set('tokens', input.numTokens);
-    set.set('timeoutNs', timeoutNs);
+    set.set('timeoutNs', this.#calls.timeoutNs(options));
     set.set('sequence', this.#dispatches);
     for (let barrier = 0; barrier < 3; barrier++) {
       set.set('epochs', this.#calls.nextEpoch(), barrier);
@@ -266,7 +264,7 @@ class CudaLayerEngine implements LayerEngine {
     place.launch(stream);
   }
 
-  #launchDispatch({ input, tables, stream, timeoutNs }: Sending): void {
+  #launchDispatch({ input, tables, stream, options }: Sending): void {
     const { dispatch } = this.#launches;
     const set = dispatch.arguments;
     set.set('sequence', this.#dispatches);
@@ -279,7 +277,7 @@ class CudaLayerEngine implements LayerEngine {
     set.set('rankTable', tables.rankTable.address);
     set.set('tokens', input.numTokens);
     set.set('placed', input.fullScatterIndices ? 1 : 0);
-    set.set('timeoutNs', timeoutNs);
+    set.set('timeoutNs', this.#calls.timeoutNs(options));
     set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord({ kind: 'layer dispatch' }, 'closing'));
     dispatch.launch(stream);

@@ -1,11 +1,11 @@
 // The windows of an all-to-all layer on GPUs: one with barrier cells and the count exchange, one with the output.
 import { EP_SYNC_BYTES } from '../../abi/ep-arguments.ts';
 import { LAYER_SECTION_BYTES } from '../../abi/layer-arguments.ts';
+import { type CallWait, remaining } from '../../core/deadline.ts';
 import type { DType } from '../../core/dtype.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { Tensor } from '../../device/tensor.ts';
 import { CudaWindow } from '../../memory/cuda-window.ts';
-import type { WaitOptions } from '../../world/store.ts';
 import type { World } from '../../world/world.ts';
 import { requireOneHost } from '../agree.ts';
 import { exchangeRegionBytes } from '../buffer-size.ts';
@@ -30,16 +30,11 @@ export class CudaLayerMemory implements LayerMemory {
   #output: Output | undefined;
 
   /** Collective; without an output yet. */
-  static async create(
-    world: World,
-    device: CudaDevice,
-    config: EPConfig,
-    options: WaitOptions,
-  ): Promise<CudaLayerMemory> {
+  static async create(world: World, device: CudaDevice, config: EPConfig, wait: CallWait): Promise<CudaLayerMemory> {
     requireOneHost(world, 'DispatchCombineContext');
     requireCudaLimits('EPAll2AllLayer', world.size, config.numExperts);
     const bytes = EP_SYNC_BYTES + LAYER_SECTION_BYTES + exchangeRegionBytes(world.size, config.numExperts);
-    const control = await CudaWindow.create({ ...options, world, device, name: 'a2a-control', bytes });
+    const control = await CudaWindow.create({ ...wait, world, device, name: 'a2a-control', bytes });
     return new CudaLayerMemory(control, { world, device, config });
   }
 
@@ -67,19 +62,19 @@ export class CudaLayerMemory implements LayerMemory {
     return this.#present().window.addresses;
   }
 
-  async allocate(rows: number, options: WaitOptions): Promise<void> {
+  async allocate(rows: number, wait: CallWait): Promise<void> {
     const [world, device] = [this.#world, this.device];
     if (this.#output !== undefined) {
       // What was launched before may still use it; afterwards nobody may free what others have mapped.
-      await device.drained(options);
+      await device.drained(remaining(wait));
       const { window } = this.#output;
       this.#output = undefined;
       window.closePeers();
-      await world.barrier('a2a-output unmapped', options);
+      await world.barrier('a2a-output unmapped', remaining(wait));
       window[Symbol.dispose]();
     }
     const size = outputSize(this.#config, rows);
-    const window = await CudaWindow.create({ ...options, world, device, name: 'a2a-output', bytes: size.bytes });
+    const window = await CudaWindow.create({ ...wait, world, device, name: 'a2a-output', bytes: size.bytes });
     this.#output = { window, size };
   }
 

@@ -1,9 +1,11 @@
 // DispatchCombineContext: the symmetric memory of an all-to-all layer, with an output that grows.
+import { type CallWait, startCall } from '../../core/deadline.ts';
 import type { DType } from '../../core/dtype.ts';
-import { invalidArgument } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
+import { isSharedByAll } from '../../memory/window-agreement.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import type { World } from '../../world/world.ts';
 import { agreeOn } from '../agree.ts';
@@ -43,15 +45,16 @@ export class DispatchCombineContext implements AsyncDisposable {
     options: ContextOptions = {},
   ): Promise<DispatchCombineContext> {
     const { capacity = 2 } = options;
+    const wait = startCall(options, world.settings.timeoutMs);
     const { maxTokens, hidden, topk, numExperts, weightDtype } = epConfig;
     const config = { maxTokens, hidden, topk, numExperts, weightDtype, capacity, device: device.kind };
     const prepare = (): void => {
       if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');
     };
-    await agreeOn(world, { what: 'DispatchCombineContext', config, prepare }, options);
-    const memory = await createMemory(world, device, epConfig, options);
+    await agreeOn(world, { what: 'DispatchCombineContext', config, prepare }, wait);
+    const memory = await createMemory(world, device, epConfig, wait);
     try {
-      await memory.allocate(initialRows(epConfig, capacity), options);
+      await memory.allocate(initialRows(epConfig, capacity), wait);
     } catch (error) {
       await memory.close();
       throw error;
@@ -103,14 +106,27 @@ export class DispatchCombineContext implements AsyncDisposable {
     }
     const before = this.outputSize.capacityRows;
     if (dispatchRecvTokens > before) {
+      const wait = startCall(options, this.world.settings.timeoutMs);
       try {
-        await this.memory.allocate(grownRows(this.config, dispatchRecvTokens), options);
+        await this.memory.allocate(grownRows(this.config, dispatchRecvTokens), wait);
       } catch (error) {
-        await this.memory.allocate(before, options);
+        // Without the word of every rank nobody knows what the others have now, and waiting for them again is in vain.
+        if (isSharedByAll(error)) await this.#goBack(before, error, wait);
         throw error;
       }
     }
     return this.outputBuffers;
+  }
+
+  /** After an attempt that every rank saw fail. */
+  async #goBack(rows: number, cause: unknown, wait: CallWait): Promise<void> {
+    try {
+      await this.memory.allocate(rows, wait);
+    } catch (error) {
+      const { code, message, details, rank } = error as WeftlineError;
+      const text = `${message}; this was to restore the output, which could not grow: ${(cause as Error).message}`;
+      throw new WeftlineError(code, text, { details, cause, ...(rank === undefined ? {} : { rank }) });
+    }
   }
 
   /** A tensor over one of this rank's own regions. */
@@ -137,10 +153,10 @@ async function createMemory(
   world: World,
   device: CpuDevice | CudaDevice,
   config: EPConfig,
-  options: WaitOptions,
+  wait: CallWait,
 ): Promise<CpuLayerMemory | CudaLayerMemory> {
-  if (device.kind === 'cpu') return CpuLayerMemory.create(world, device, config, options);
+  if (device.kind === 'cpu') return CpuLayerMemory.create(world, device, config, wait);
   // Loaded here, so that CPU ranks never load what GPUs need.
   const { CudaLayerMemory } = await import('./cuda-layer-memory.ts');
-  return CudaLayerMemory.create(world, device, config, options);
+  return CudaLayerMemory.create(world, device, config, wait);
 }

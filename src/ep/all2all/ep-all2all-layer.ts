@@ -1,4 +1,5 @@
 // EPAll2AllLayer: dispatch gives one row per (token, expert), grouped by expert; combine sums a token's rows.
+import { type CallWait, startCall } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -8,6 +9,7 @@ import type { World } from '../../world/world.ts';
 import { agreeOn, requireOneHost } from '../agree.ts';
 import { isWhole } from '../buffer-size.ts';
 import { CallGuard } from '../call-guard.ts';
+import { callOptions } from '../engine.ts';
 import { overlaps } from '../tensor-check.ts';
 import { createCpuLayerEngine } from './cpu-layer-engine.ts';
 import { DispatchCombineContext } from './dispatch-combine-context.ts';
@@ -65,10 +67,12 @@ export class EPAll2AllLayer implements AsyncDisposable {
       config: { ...common, device: device.kind },
       prepare: (): EPConfig => makeConfig(options, world),
     };
-    const epConfig = await agreeOn(world, agreement, options);
-    const context = await DispatchCombineContext.create(world, device, epConfig, { ...options, capacity });
+    const wait = startCall(options, world.settings.timeoutMs);
+    const epConfig = await agreeOn(world, agreement, wait);
+    const contextOptions = { ...wait, capacity };
+    const context = await DispatchCombineContext.create(world, device, epConfig, contextOptions);
     try {
-      const engine = await createEngine(context, { ...options, enableLocalCombine, numSm, useAot });
+      const engine = await createEngine(context, { ...wait, enableLocalCombine, numSm, useAot });
       return new EPAll2AllLayer(context, engine, enableLocalCombine);
     } catch (error) {
       await context.finalize();
@@ -93,7 +97,7 @@ export class EPAll2AllLayer implements AsyncDisposable {
       this.#engine.throwIfUnusable();
       const input = checkLayerDispatch(args, this.config, this.context.device);
       this.#rejectInWindow(input);
-      return this.#engine.dispatch(input, args);
+      return this.#engine.dispatch(input, callOptions(args, this.#timeoutMs));
     });
   }
 
@@ -119,14 +123,14 @@ export class EPAll2AllLayer implements AsyncDisposable {
       this.#engine.throwIfUnusable();
       const input = checkLayerCombine(args, this.context);
       if (input.out) this.#rejectInWindow({ out: input.out });
-      const result = await this.#engine.combine(input, args);
+      const result = await this.#engine.combine(input, callOptions(args, this.#timeoutMs));
       return args.asyncFinish === true ? result : result.combined;
     });
   }
 
   /** Collective: returns when all ranks have called it. One host holds all ranks, so both forms are the same. */
   epBarrierAll(options: WaitOptions & { readonly intraNodeOnly?: boolean } = {}): Promise<void> {
-    return this.#guard.run('barrier', () => this.#engine.barrier(options));
+    return this.#guard.run('barrier', () => this.#engine.barrier(startCall(options, this.#timeoutMs)));
   }
 
   /** Releases the symmetric memory here. Not collective; idempotent. */
@@ -138,6 +142,10 @@ export class EPAll2AllLayer implements AsyncDisposable {
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.finalize();
+  }
+
+  get #timeoutMs(): number {
+    return this.context.world.settings.timeoutMs;
   }
 
   #rejectInWindow(tensors: object): void {
@@ -152,7 +160,7 @@ export class EPAll2AllLayer implements AsyncDisposable {
 
 async function createEngine(
   context: DispatchCombineContext,
-  options: LayerEngineOptions & WaitOptions,
+  options: LayerEngineOptions & CallWait,
 ): Promise<LayerEngine> {
   const { device, memory } = context;
   if (device.kind === 'cpu' && memory.kind === 'cpu') return createCpuLayerEngine(context, device, memory, options);

@@ -2,13 +2,14 @@
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { CallOptions } from '../engine.ts';
+import type { WaitOptions } from '../../world/store.ts';
+import type { OverlapOptions } from '../overlap.ts';
 import { checkTensor, rowAlignment } from '../tensor-check.ts';
 import type { DispatchCombineContext } from './dispatch-combine-context.ts';
 import type { EPConfig } from './ep-config.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
-export interface LayerDispatchArguments extends CallOptions {
+export interface LayerDispatchArguments extends WaitOptions, OverlapOptions {
   /** bf16 [T, H]; T at most maxTokens, may differ between ranks. */
   readonly input: Tensor<'bf16'>;
   /** [T, K] expert ids; -1 or the number of experts for a dropped choice; no expert twice in a row. */
@@ -50,7 +51,7 @@ export function checkLayerDispatch(args: LayerDispatchArguments, config: EPConfi
   return { input, expIndices, weight, fullScatterIndices, numTokens };
 }
 
-export interface LayerCombineArguments extends CallOptions {
+export interface LayerCombineArguments extends WaitOptions, OverlapOptions {
   /** bf16 [recv, H]: the experts' output, row by row as in dispatch's output, already weighted. */
   readonly input: Tensor<'bf16'>;
   readonly layoutDesc: EPAllToAllLayoutDesc;

@@ -1,7 +1,7 @@
 // What EPAll2AllLayer asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
+import type { CallWait } from '../../core/deadline.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { DeviceEvent } from '../../device/device-event.ts';
-import type { WaitOptions } from '../../world/store.ts';
 import type { CallOptions } from '../engine.ts';
 import type { CheckedLayerCombine, LayerInput } from './layer-arguments.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
@@ -31,7 +31,7 @@ export interface LayerEngine {
   throwIfUnusable(): void;
   dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult>;
   combine(input: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult>;
-  barrier(options: WaitOptions & { readonly intraNodeOnly?: boolean }): Promise<void>;
+  barrier(options: CallWait & { readonly intraNodeOnly?: boolean }): Promise<void>;
   /** Releases what the engine has besides the context's memory. */
   close(): Promise<void>;
 }

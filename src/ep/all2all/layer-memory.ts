@@ -1,8 +1,8 @@
 // What a DispatchCombineContext asks of its symmetric memory; one implementation per kind of device.
+import type { CallWait } from '../../core/deadline.ts';
 import type { DType } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../world/store.ts';
 import type { MemoryRange } from '../engine.ts';
 import type { OutputRegion, OutputSize } from './output-size.ts';
 
@@ -14,7 +14,7 @@ export interface LayerMemory {
   /** Bytes of this rank's windows. */
   readonly windowBytes: number;
   /** Collective: replaces the output by one of that many rows. When it fails, on all ranks alike, there is none. */
-  allocate(rows: number, options: WaitOptions): Promise<void>;
+  allocate(rows: number, wait: CallWait): Promise<void>;
   /** A tensor over one of this rank's own regions. */
   view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D>;
   /** Address of a region of any rank, as this process maps it. */

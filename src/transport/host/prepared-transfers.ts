@@ -1,8 +1,9 @@
 // Transfers of many ranges that are described once and posted with one command; what follows the data is sent by the
 // engine's own thread. Hot path: no allocation.
+import { PartTable } from '../../abi/part-table.ts';
 import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
-import { findScatters, PART_NUMBERS, type Scatter } from './find-scatters.ts';
+import { findScatters } from './find-scatters.ts';
 import { longestScattered } from '../check-options.ts';
 import type { RangeList } from '../range-list.ts';
 import type { Region } from '../region.ts';
@@ -13,8 +14,11 @@ export interface TransferPlan {
   readonly connection: number;
   readonly operation: 'read' | 'write';
   readonly flow: number;
-  /** Six numbers per range: region, offset, remote region, remote key, remote offset, bytes. */
-  readonly parts: Float64Array;
+  /** Of a PartTable, whose indices are into these lists. */
+  readonly parts: SharedArrayBuffer;
+  readonly regions: readonly number[];
+  readonly remoteRegions: readonly number[];
+  readonly remoteKeys: readonly number[];
   /** That of `openLine` which carries the messages of posts. */
   readonly line: number;
 }
@@ -63,9 +67,9 @@ const MOST_PARTS = 8192;
 
 /** A plan, with its runs of small ranges that go together. */
 interface Prepared extends TransferPlan {
-  readonly count: number;
+  readonly table: PartTable;
   /** In the order of their first parts. */
-  readonly scatters: readonly Scatter[];
+  readonly scatters: readonly RangeList[];
 }
 
 interface Post {
@@ -99,10 +103,10 @@ export class PreparedTransfers {
 
   prepare(plan: TransferPlan): number {
     const number = this.#nextPlan++;
-    const count = plan.parts.length / PART_NUMBERS;
+    const table = PartTable.over(plan.parts);
     const payloadBytes = this.#host.connection(plan.connection)?.payloadBytes ?? 0;
-    const scatters = plan.operation === 'write' ? findScatters(plan.parts, longestScattered(payloadBytes)) : [];
-    this.#plans.set(number, { ...plan, count, scatters });
+    const scatters = plan.operation === 'write' ? findScatters(table, longestScattered(payloadBytes)) : [];
+    this.#plans.set(number, { ...plan, table, scatters });
     return number;
   }
 
@@ -179,7 +183,7 @@ export class PreparedTransfers {
       const post = this.#waiting[0] as Post;
       const { plan } = post;
       if (plan !== undefined && post.error === undefined) {
-        while (post.posted < plan.count && post.error === undefined) {
+        while (post.posted < plan.table.count && post.error === undefined) {
           if (this.#underWay >= MOST_PARTS) return;
           const scatter = plan.scatters[post.scatters];
           if (scatter?.first === post.posted) this.#postScatter(post, plan, scatter);
@@ -192,28 +196,31 @@ export class PreparedTransfers {
   }
 
   #postPart(post: Post, plan: Prepared): void {
-    const at = post.posted * PART_NUMBERS;
-    const { parts } = plan;
-    part.offset = parts[at + 1] as number;
-    part.remoteRegion = parts[at + 2] as number;
-    part.remoteKey = parts[at + 3] as number;
-    part.remoteOffset = parts[at + 4] as number;
-    part.bytes = parts[at + 5] as number;
+    const at = post.posted;
+    const { table } = plan;
+    const remote = table.remote[at] as number;
+    part.offset = table.localOffset[at] as number;
+    part.remoteRegion = plan.remoteRegions[remote] as number;
+    part.remoteKey = plan.remoteKeys[remote] as number;
+    part.remoteOffset = table.remoteOffset[at] as number;
+    part.bytes = table.bytes[at] as number;
     post.posted++;
     post.bytes += part.bytes;
-    this.#request(post, plan, parts[at] as number);
+    this.#request(post, plan, plan.regions[table.local[at] as number] as number);
   }
 
-  #postScatter(post: Post, { connection: number, flow }: Prepared, scatter: Scatter): void {
-    const { ranges } = scatter;
+  #postScatter(post: Post, plan: Prepared, ranges: RangeList): void {
+    const { connection: number, flow, table } = plan;
+    const remote = table.remote[post.posted] as number;
+    const region = plan.regions[table.local[post.posted] as number] as number;
     post.posted += ranges.count;
     post.scatters++;
     post.bytes += ranges.bytes;
     try {
-      scattered.region = this.#region(scatter.region);
+      scattered.region = this.#region(region);
       scattered.ranges = ranges;
-      scattered.remoteRegion = scatter.remoteRegion;
-      scattered.remoteKey = scatter.remoteKey;
+      scattered.remoteRegion = plan.remoteRegions[remote] as number;
+      scattered.remoteKey = plan.remoteKeys[remote] as number;
       scattered.flow = flow;
       this.#follow(post, this.#connection(number).scatter(scattered));
     } catch (error) {
@@ -255,7 +262,7 @@ export class PreparedTransfers {
     const { plan, message } = post;
     if (plan === undefined || post.pending > 0) return;
     if (post.error === undefined) {
-      if (post.posted < plan.count) return;
+      if (post.posted < plan.table.count) return;
       if (message.bytes > 0 && !post.messageSent) {
         post.messageSent = true;
         this.#sendMessage(post, plan);

@@ -32,7 +32,7 @@ export class RequestSlots {
     this.#timeoutMs = timeoutMs;
   }
 
-  /** Hot path. Hands the command to the engine. Fails with WL_CAPACITY when too many requests are under way. */
+  /** Hot path. Hands the command to the engine. Fails with WL_BUSY when too many requests are under way. */
   post(peer: string): Request {
     const { requests, failure } = this.#link;
     if (failure !== undefined) throw failure;
@@ -153,7 +153,7 @@ export class RequestSlots {
 
 function tooMany(): WeftlineError {
   return new WeftlineError(
-    'WL_CAPACITY',
+    'WL_BUSY',
     `More than ${REQUEST_SLOTS} requests are under way: take the ends of earlier ones first (wait, waitBlocking, take)`,
     { details: { allowed: REQUEST_SLOTS } },
   );

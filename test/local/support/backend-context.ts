@@ -1,6 +1,6 @@
 // A backend without an agent: its context, and what it delivered.
 import { randomBytes } from 'node:crypto';
-import { readSettings } from 'weftline';
+import { readSettings, type Settings } from 'weftline';
 import type { AgentMemory } from '#lib/agent/agent-memory.js';
 import type { Backend, BackendContext, BackendPeer, CreateBackend } from '#lib/agent/backend.js';
 import { WakeWord } from '#lib/core/wake-word.js';
@@ -17,14 +17,18 @@ export interface OpenBackend {
   readonly peer: BackendPeer;
 }
 
-export async function openBackend(create: CreateBackend, name: string): Promise<OpenBackend> {
+export async function openBackend(
+  create: CreateBackend,
+  name: string,
+  settings: Partial<Settings> = {},
+): Promise<OpenBackend> {
   const received: { peer: string; text: string }[] = [];
   const wake = new WakeWord();
   const incarnation = randomBytes(8).toString('hex');
   const context: BackendContext = {
     agentName: name,
     incarnation,
-    settings: readSettings(),
+    settings: readSettings(settings),
     token: '',
     host: '127.0.0.1',
     ownThread: false,

@@ -7,6 +7,7 @@ import { addressOf } from '#lib/native/library.js';
 import { openUcx } from '#lib/native/ucx.js';
 import { readSettings } from '#lib/settings/settings.js';
 import { hostIdentity } from '#lib/world/host-identity.js';
+import { reasonOf, skipWithout } from './requirements.js';
 
 export interface SideOptions {
   readonly ownThread?: boolean;
@@ -56,9 +57,31 @@ export class UcxSide implements AsyncDisposable {
     return this.backend.register(memoryOf(view));
   }
 
+  /** There is a link that has not ended. */
+  get hasLinks(): boolean {
+    return this.backend.gainsFromPolling === true;
+  }
+
   async [Symbol.asyncDispose](): Promise<void> {
     await this.backend.close();
   }
+}
+
+function hex(bytes: Uint8Array): string {
+  return Buffer.from(bytes).toString('hex');
+}
+
+/** What one process tells another of its side, as JSON. */
+export function introduce({ peer }: UcxSide, { info }: BackendRegion): string {
+  return JSON.stringify({ ...peer, connectionInfo: hex(peer.connectionInfo), region: hex(info) });
+}
+
+export function introduced(text: string): { readonly peer: BackendPeer; readonly region: Uint8Array } {
+  const { region, ...said } = JSON.parse(text) as BackendPeer & { connectionInfo: string; region: string };
+  return {
+    peer: { ...said, connectionInfo: Buffer.from(said.connectionInfo, 'hex') },
+    region: Buffer.from(region, 'hex'),
+  };
 }
 
 /** Memory that does not move. */
@@ -87,6 +110,6 @@ export function whyNoUcx(): string | false {
     openUcx();
     return false;
   } catch (error) {
-    return (error as Error).message;
+    return skipWithout('ucx', reasonOf(error));
   }
 }

@@ -3,6 +3,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import type { BackendPeer } from '#lib/agent/backend.js';
 import { fixedBytes, UcxSide } from './ucx-side.js';
+import { planned } from './planned-transfer.ts';
 
 const BYTES = 64 * 2 ** 20;
 const DEADLINE_MS = 20_000;
@@ -15,7 +16,10 @@ const local = await near.register(fixedBytes(BYTES));
 const peer = { ...said, connectionInfo: Buffer.from(said.connectionInfo, 'hex') };
 const link = await near.backend.connect(peer, { timeoutMs: 10_000 });
 const remote = link.importRegion(Buffer.from(said.region, 'hex'), { kind: 'host', bytes: BYTES });
-const transfer = await link.prepare('write', [{ local, localOffset: 0, remote, remoteOffset: 0, bytes: BYTES }]);
+const transfer = await link.prepare(
+  'write',
+  planned([{ local, localOffset: 0, remote, remoteOffset: 0, bytes: BYTES }]),
+);
 // What stands still takes nothing, so that the transfer is under way when it dies, in half a second.
 process.kill(said.process, 'SIGSTOP');
 spawn('sh', ['-c', `sleep 0.5; kill -9 ${said.process}`], { stdio: 'ignore' });

@@ -3,13 +3,20 @@
 import type { SharedLock } from '../../../core/shared-lock.ts';
 import type { WakeWord } from '../../../core/wake-word.ts';
 import type { CopyTable } from './copy-table.ts';
+import type { PeerSteps } from './peer-steps.ts';
 import type { RecordSender } from './record-sender.ts';
+import { type RegionGrants, REVOKED } from './region-grants.ts';
+
+/** Copies, and the peer's regions that must be registered for each step of them. */
+export interface CheckedCopies {
+  readonly table: CopyTable;
+  readonly grants: RegionGrants;
+}
 
 /** One transfer's copies. Each thread has an object of its own over the same memory. */
-export interface CopyJob {
+export interface CopyJob extends CheckedCopies {
   readonly id: number;
   readonly words: Int32Array;
-  readonly table: CopyTable;
   /** What is sent behind the data when `hasMessage` says so. */
   readonly message: Uint8Array;
 }
@@ -20,7 +27,7 @@ export interface CopyJob {
  * - `next`: the job behind it in its lane, 0 if none.
  * - `state`: of `jobStates`; the agent's thread also reads it without the lock.
  * - `claimed`: steps that a thread has begun. `active`: threads that are within a step.
- * - `failure`: why a step failed, as CopyTable.copy says it; 0 if none has.
+ * - `failure`: why a step failed, as CopyTable.copy says it, or REVOKED; 0 if none has.
  * - `hasMessage`: 1 if a message is to follow.
  */
 export const jobWord = { next: 0, state: 1, claimed: 2, active: 3, failure: 4, hasMessage: 5 } as const;
@@ -36,6 +43,8 @@ export interface CopyLaneParts {
   /** Of all lanes and of what writes to the same peers. */
   readonly lock: SharedLock;
   readonly sender: () => RecordSender;
+  /** Of the thread that this object belongs to. */
+  readonly steps: () => PeerSteps;
   /** Where jobs are found by their ids. */
   readonly jobs: (id: number) => CopyJob;
   /** Rung when a job has ended. */
@@ -91,8 +100,18 @@ export class CopyLane {
       // Also of a thread that fails: the other one goes on alone.
       lock.letGo();
     }
-    this.#endStep(job, job.table.copy(step));
+    this.#endStep(job, this.#copy(job, step));
     return 'moved';
+  }
+
+  #copy({ table, grants }: CopyJob, step: number): number {
+    const steps = this.#parts.steps();
+    steps.begin();
+    try {
+      return steps.hold(grants) ? table.copy(step) : REVOKED;
+    } finally {
+      steps.end();
+    }
   }
 
   #endStep(job: CopyJob, failure: number): void {

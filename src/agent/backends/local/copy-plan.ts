@@ -1,26 +1,34 @@
 // The copies of one prepared transfer, and how far they have come. Hot path after construction: no allocation.
 import { WeftlineError } from '../../../core/errors.ts';
 import { copyError, whyCopyFailed } from '../../../native/process-memory.ts';
-import { type CopyPart, CopyTable, CUT_SHORT } from './copy-table.ts';
-
-export type { CopyPart } from './copy-table.ts';
+import type { CopyList } from './copy-list.ts';
+import { CopyTable, CUT_SHORT } from './copy-table.ts';
 
 export interface CopyPlan {
   readonly bytes: number;
+  /** So little that `post` copies it itself. */
+  readonly isShort: boolean;
   /** From the beginning again. */
   begin(): void;
   /** Copies up to about `budget` bytes more. True when all are where they belong. Throws when that cannot be. */
   advance(budget: number): boolean;
+  /** True if nothing works on copies of earlier posts any more: a GPU does so after a post has failed or was cancelled. */
+  isOver(): boolean;
+  /** Resolves when that is so. Fails with WL_TIMEOUT. */
+  over(): Promise<void>;
 }
 
 /** Up to this much is copied at once, within `post`: less than a millisecond. */
 export const INLINE_BYTES: number = 4 << 20;
 /** What a thread copies of a larger transfer before it looks up; threads share it in steps of this. */
 export const STEP_BYTES: number = 256 << 10;
+/** Small pieces cost by their number: the most that are copied within `post`, and in a step of a larger transfer. */
+const INLINE_PIECES = 16_384;
+const STEP_PIECES = 4096;
 
 export interface HostCopiesOptions {
-  readonly mapped: readonly CopyPart[];
-  readonly process: readonly CopyPart[];
+  readonly mapped: CopyList;
+  readonly process: CopyList;
   readonly pid: number;
   readonly isRead: boolean;
   readonly peer: string;
@@ -29,15 +37,17 @@ export interface HostCopiesOptions {
 /** From memory of hosts to memory of hosts. */
 export class HostCopies implements CopyPlan {
   readonly bytes: number;
+  readonly isShort: boolean;
   readonly table: CopyTable;
   readonly #options: Omit<HostCopiesOptions, 'mapped' | 'process'>;
   #at = 0;
 
   constructor({ mapped, process, pid, isRead, peer }: HostCopiesOptions) {
-    const bytes = [...mapped, ...process].reduce((sum, part) => sum + part.bytes, 0);
-    const stepBytes = bytes <= INLINE_BYTES ? INLINE_BYTES : STEP_BYTES;
-    this.table = CopyTable.of({ mapped, process, pid, isRead, stepBytes });
-    this.bytes = bytes;
+    this.bytes = mapped.totalBytes + process.totalBytes;
+    this.isShort = this.bytes <= INLINE_BYTES && mapped.count + process.count <= INLINE_PIECES;
+    const stepBytes = this.isShort ? INLINE_BYTES : STEP_BYTES;
+    const stepPieces = this.isShort ? INLINE_PIECES : STEP_PIECES;
+    this.table = CopyTable.of({ mapped, process, pid, isRead, stepBytes, stepPieces });
     this.#options = { pid, isRead, peer };
   }
 
@@ -50,9 +60,17 @@ export class HostCopies implements CopyPlan {
     for (let left = budget; this.#at < table.steps && left > 0; this.#at += 1) {
       const failure = table.copy(this.#at);
       if (failure !== 0) throw this.failure(failure);
-      left -= table.bytesOf(this.#at);
+      left -= table.costOf(this.#at);
     }
     return this.#at === table.steps;
+  }
+
+  isOver(): boolean {
+    return true;
+  }
+
+  over(): Promise<void> {
+    return Promise.resolve();
   }
 
   /** `code`: as CopyTable.copy says it. */
@@ -74,12 +92,14 @@ export class HostCopies implements CopyPlan {
 /** Several plans as one. */
 export class JoinedCopies implements CopyPlan {
   readonly bytes: number;
+  readonly isShort: boolean;
   readonly #plans: readonly CopyPlan[];
   #at = 0;
 
   constructor(plans: readonly CopyPlan[]) {
     this.#plans = plans;
     this.bytes = plans.reduce((sum, plan) => sum + plan.bytes, 0);
+    this.isShort = this.bytes <= INLINE_BYTES && plans.every((plan) => plan.isShort);
   }
 
   begin(): void {
@@ -93,5 +113,15 @@ export class JoinedCopies implements CopyPlan {
       this.#at += 1;
     }
     return true;
+  }
+
+  isOver(): boolean {
+    let areOver = true;
+    for (const plan of this.#plans) areOver = plan.isOver() && areOver;
+    return areOver;
+  }
+
+  async over(): Promise<void> {
+    await Promise.all(this.#plans.map((plan) => plan.over()));
   }
 }

@@ -1,23 +1,18 @@
 // What one transfer copies between memory of hosts: its native arguments, in memory that two threads share.
 import { copyMemory } from '../../../native/libc.ts';
 import { copyRanges, MAX_RANGES, RangeList } from '../../../native/process-memory.ts';
-
-/** One piece of a transfer: where it is here, where it is there. */
-export interface CopyPart {
-  readonly local: number;
-  readonly remote: number;
-  readonly bytes: number;
-}
+import type { CopyList } from './copy-list.ts';
 
 export interface CopyTableParts {
   /** Both sides are mapped in this process. */
-  readonly mapped: readonly CopyPart[];
+  readonly mapped: CopyList;
   /** The far side is memory of the process `pid`. */
-  readonly process: readonly CopyPart[];
+  readonly process: CopyList;
   readonly pid: number;
   readonly isRead: boolean;
-  /** About so much is copied in one step. */
+  /** About so much is copied in one step, in at most so many pieces. */
   readonly stepBytes: number;
+  readonly stepPieces: number;
 }
 
 /** Longest range of another process's memory, so that a call of the kernel stays short. */
@@ -26,8 +21,12 @@ const RANGE_BYTES = 4 << 20;
 /** Columns of a row. `process`: 0 for a copy of mapped memory, else pid to write into, or -pid to read from. */
 const column = { process: 0, to: 1, from: 2, bytes: 3, ranges: 4 } as const;
 const COLUMNS = 5;
-/** Steps and rows, before the first row of each step, before the rows. */
-const HEAD_WORDS = 2;
+/** A head, the rows, then the first row of each step. */
+const headWord = { steps: 0, rows: 1 } as const;
+const HEAD_BYTES = 8;
+
+/** A copy of so many bytes takes longer than to begin it. */
+const PIECE_COST = 64;
 
 /** What `copy` returns for a range that ended early: its end is no longer mapped over there. */
 export const CUT_SHORT = -1;
@@ -43,23 +42,19 @@ export class CopyTable {
   readonly #rows: Float64Array;
 
   static of(parts: CopyTableParts): CopyTable {
-    const { ranges, rows: processRows } = rowsOfProcess(parts);
-    const rows = [...rowsOfMapped(parts), ...processRows];
-    const firstRows: number[] = [];
-    let bytes = Number.POSITIVE_INFINITY;
-    for (const [index, row] of rows.entries()) {
-      if (bytes + (row[column.bytes] as number) > parts.stepBytes) {
-        firstRows.push(index);
-        bytes = 0;
-      }
-      bytes += row[column.bytes] as number;
-    }
-    const steps = firstRows.length;
-    const words = HEAD_WORDS + Math.ceil((steps + 1) / 2) * 2;
-    const buffer = new SharedArrayBuffer(words * 4 + rows.length * COLUMNS * 8);
-    new Int32Array(buffer).set([steps, rows.length, ...firstRows, rows.length]);
-    new Float64Array(buffer, words * 4).set(rows.flat());
-    return new CopyTable(buffer, ranges);
+    const { mapped, stepBytes } = parts;
+    const calls = callsOfProcess(parts);
+    const mappedRows = mapped.countPieces(stepBytes);
+    const count = mappedRows + calls.bytes.length;
+    // No step is without a row.
+    const buffer = new SharedArrayBuffer(HEAD_BYTES + count * COLUMNS * 8 + (count + 1) * 4);
+    const rows = rowsIn(buffer, count);
+    putMapped(rows, parts);
+    putCalls(rows.subarray(mappedRows * COLUMNS), calls, parts);
+    const head = new Int32Array(buffer, 0, HEAD_BYTES / 4);
+    head[headWord.rows] = count;
+    head[headWord.steps] = putSteps(firstRowsIn(buffer, count), rows, parts);
+    return new CopyTable(buffer, calls.ranges);
   }
 
   /** In another thread; the one that made it must keep it. */
@@ -68,18 +63,21 @@ export class CopyTable {
   }
 
   private constructor(buffer: SharedArrayBuffer, ranges: RangeList | undefined) {
-    const [steps, rows] = new Int32Array(buffer, 0, HEAD_WORDS) as unknown as [number, number];
+    const head = new Int32Array(buffer, 0, HEAD_BYTES / 4);
+    const count = head[headWord.rows] as number;
     this.buffer = buffer;
-    this.steps = steps;
+    this.steps = head[headWord.steps] as number;
     this.ranges = ranges;
-    this.#firstRows = new Int32Array(buffer, HEAD_WORDS * 4, steps + 1);
-    const words = HEAD_WORDS + Math.ceil((steps + 1) / 2) * 2;
-    this.#rows = new Float64Array(buffer, words * 4, rows * COLUMNS);
-    this.bytes = this.#sum(0, rows);
+    this.#firstRows = firstRowsIn(buffer, count);
+    this.#rows = rowsIn(buffer, count);
+    this.bytes = this.#sum(0, count);
   }
 
-  bytesOf(step: number): number {
-    return this.#sum(this.#firstRows[step] as number, this.#firstRows[step + 1] as number);
+  /** In bytes, by the time that it takes: to begin a piece takes some, too. */
+  costOf(step: number): number {
+    const first = this.#firstRows[step] as number;
+    const end = this.#firstRows[step + 1] as number;
+    return Math.max(this.#sum(first, end), (end - first) * PIECE_COST);
   }
 
   /** Hot path. Returns 0, or why not all of the step could be copied: an errno, or CUT_SHORT. */
@@ -108,51 +106,85 @@ export class CopyTable {
   }
 }
 
-function rowsOfMapped({ mapped, isRead, stepBytes }: CopyTableParts): number[][] {
-  return cut(mapped, stepBytes).map(({ local, remote, bytes }) => [
-    0,
-    ...(isRead ? [local, remote] : [remote, local]),
-    bytes,
-    0,
-  ]);
+function putMapped(rows: Float64Array, { mapped, isRead, stepBytes }: CopyTableParts): void {
+  let at = 0;
+  mapped.cut(stepBytes, (local, remote, bytes) => {
+    rows[at + column.to] = isRead ? local : remote;
+    rows[at + column.from] = isRead ? remote : local;
+    rows[at + column.bytes] = bytes;
+    at += COLUMNS;
+  });
+}
+
+/** Copies of another process's memory, as calls of the kernel. */
+interface ProcessCalls {
+  readonly ranges: RangeList | undefined;
+  /** By call: its first range, and the bytes of all its ranges. */
+  readonly first: number[];
+  readonly bytes: number[];
 }
 
 /** As many ranges in a call of the kernel as it takes. */
-function rowsOfProcess({ process, pid, isRead, stepBytes }: CopyTableParts): {
-  readonly rows: number[][];
-  readonly ranges: RangeList | undefined;
-} {
-  if (process.length === 0) return { rows: [], ranges: undefined };
-  const pieces = cut(process, Math.min(stepBytes, RANGE_BYTES));
-  const ranges = new RangeList(pieces.length);
-  const calls: { first: number; count: number; bytes: number }[] = [];
-  for (const [index, piece] of pieces.entries()) {
-    ranges.set(index, piece);
-    const call = calls.at(-1);
-    if (
-      call === undefined ||
-      call.count === MAX_RANGES ||
-      call.bytes + piece.bytes > Math.min(stepBytes, RANGE_BYTES)
-    ) {
-      calls.push({ first: index, count: 1, bytes: piece.bytes });
-    } else {
-      call.count += 1;
-      call.bytes += piece.bytes;
+function callsOfProcess({ process, stepBytes, stepPieces }: CopyTableParts): ProcessCalls {
+  const first: number[] = [];
+  const bytes: number[] = [];
+  if (process.count === 0) return { ranges: undefined, first, bytes };
+  const longest = Math.min(stepBytes, RANGE_BYTES);
+  const most = Math.min(stepPieces, MAX_RANGES);
+  const ranges = new RangeList(process.countPieces(longest));
+  let index = 0;
+  let call = -1;
+  process.cut(longest, (local, remote, pieceBytes) => {
+    ranges.set(index, { local, remote, bytes: pieceBytes });
+    const isFull = call < 0 || index - (first[call] as number) === most;
+    if (isFull || (bytes[call] as number) + pieceBytes > longest) {
+      call = first.push(index) - 1;
+      bytes.push(0);
     }
-  }
-  const rows = calls.map(({ first, count, bytes }) => {
-    const { local, remote } = ranges.addressesOf(first);
-    return isRead ? [-pid, local, remote, bytes, count] : [pid, remote, local, bytes, count];
+    (bytes[call] as number) += pieceBytes;
+    index++;
   });
-  return { rows, ranges };
+  first.push(index);
+  return { ranges, first, bytes };
 }
 
-function cut(parts: readonly CopyPart[], longest: number): CopyPart[] {
-  const pieces: CopyPart[] = [];
-  for (const { local, remote, bytes } of parts) {
-    for (let at = 0; at < bytes; at += longest) {
-      pieces.push({ local: local + at, remote: remote + at, bytes: Math.min(longest, bytes - at) });
-    }
+function putCalls(rows: Float64Array, { ranges, first, bytes }: ProcessCalls, { pid, isRead }: CopyTableParts): void {
+  if (ranges === undefined) return;
+  for (let call = 0; call < bytes.length; call++) {
+    const { local, remote } = ranges.addressesOf(first[call] as number);
+    const at = call * COLUMNS;
+    rows[at + column.process] = isRead ? -pid : pid;
+    rows[at + column.to] = isRead ? local : remote;
+    rows[at + column.from] = isRead ? remote : local;
+    rows[at + column.bytes] = bytes[call] as number;
+    rows[at + column.ranges] = (first[call + 1] as number) - (first[call] as number);
   }
-  return pieces;
+}
+
+/** Writes the first row of each step, then the end of the last one. Returns the number of steps. */
+function putSteps(firstRows: Int32Array, rows: Float64Array, { stepBytes, stepPieces }: CopyTableParts): number {
+  let steps = 0;
+  let bytes = Number.POSITIVE_INFINITY;
+  let pieces = 0;
+  for (let at = 0; at < rows.length; at += COLUMNS) {
+    const rowBytes = rows[at + column.bytes] as number;
+    const rowPieces = Math.max(1, rows[at + column.ranges] as number);
+    if (bytes + rowBytes > stepBytes || pieces + rowPieces > stepPieces) {
+      firstRows[steps++] = at / COLUMNS;
+      bytes = 0;
+      pieces = 0;
+    }
+    bytes += rowBytes;
+    pieces += rowPieces;
+  }
+  firstRows[steps] = rows.length / COLUMNS;
+  return steps;
+}
+
+function rowsIn(buffer: SharedArrayBuffer, count: number): Float64Array {
+  return new Float64Array(buffer, HEAD_BYTES, count * COLUMNS);
+}
+
+function firstRowsIn(buffer: SharedArrayBuffer, count: number): Int32Array {
+  return new Int32Array(buffer, HEAD_BYTES + count * COLUMNS * 8, count + 1);
 }

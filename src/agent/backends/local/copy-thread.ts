@@ -2,8 +2,7 @@
 import { Worker } from 'node:worker_threads';
 import { SharedLock } from '../../../core/shared-lock.ts';
 import type { WakeWord } from '../../../core/wake-word.ts';
-import { type CopyJob, CopyLane, JOB_WORDS, LANE_WORDS } from './copy-lane.ts';
-import type { CopyTable } from './copy-table.ts';
+import { type CheckedCopies, type CopyJob, CopyLane, JOB_WORDS, LANE_WORDS } from './copy-lane.ts';
 import { type CopyOrder, type CopyWorkerData, THREAD_WORDS, threadWord } from './copy-worker-data.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
 
@@ -39,14 +38,15 @@ export class CopyThread {
     else this.#worker.unref();
   }
 
-  openLane({ address, slot, sender }: PeerMailbox): LaneToPeer {
+  openLane({ address, bytes, slot, sender, steps }: PeerMailbox): LaneToPeer {
     const id = this.#nextId++;
     const words = new Int32Array(new SharedArrayBuffer(LANE_WORDS * 4));
-    this.#order({ do: 'open lane', id, words, mailbox: address, slot });
+    this.#order({ do: 'open lane', id, words, mailbox: address, mailboxBytes: bytes, slot });
     const copies = new CopyLane({
       words,
       lock: this.#lock,
       sender: () => sender,
+      steps: () => steps,
       wake: this.#wake,
       jobs: (job) => this.#jobs.get(job) as CopyJob,
       onWork: () => this.#ring(),
@@ -60,13 +60,14 @@ export class CopyThread {
   }
 
   /** `previous` is forgotten: messages of another length need a job of their own. */
-  makeJob(table: CopyTable, messageBytes: number, previous?: CopyJob): CopyJob {
+  makeJob(copies: CheckedCopies, messageBytes: number, previous?: CopyJob): CopyJob {
     if (previous !== undefined) this.forgetJob(previous);
+    const { table, grants } = copies;
     const id = this.#nextId++;
     const words = new Int32Array(new SharedArrayBuffer(JOB_WORDS * 4));
     const message = new Uint8Array(new SharedArrayBuffer(messageBytes));
-    this.#order({ do: 'make job', id, words, table: table.buffer, message });
-    const job = { id, words, table, message };
+    this.#order({ do: 'make job', id, words, table: table.buffer, grants: grants.buffer, message });
+    const job = { id, words, table, grants, message };
     this.#jobs.set(id, job);
     return job;
   }

@@ -23,6 +23,7 @@ export type CopyOrder =
       readonly words: Int32Array;
       /** Native address of the peer's mailbox, mapped until no job of the lane is queued any more; the sender's place in it. */
       readonly mailbox: number;
+      readonly mailboxBytes: number;
       readonly slot: number;
     }
   | { readonly do: 'close lane'; readonly id: number }
@@ -32,5 +33,7 @@ export type CopyOrder =
       readonly words: Int32Array;
       readonly table: SharedArrayBuffer;
       readonly message: Uint8Array;
+      /** Of RegionGrants. */
+      readonly grants: SharedArrayBuffer;
     }
   | { readonly do: 'forget job'; readonly id: number };

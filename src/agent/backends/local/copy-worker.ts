@@ -1,13 +1,14 @@
 // Takes steps of the copies of an agent's links until told to stop.
 import { type MessagePort, parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads';
-import { MAILBOX_BYTES } from '../../../abi/agent-mailbox.ts';
 import { SharedLock } from '../../../core/shared-lock.ts';
 import { WakeWord } from '../../../core/wake-word.ts';
 import { viewAt } from '../../../native/library.ts';
 import { type CopyJob, CopyLane } from './copy-lane.ts';
 import { CopyTable } from './copy-table.ts';
 import { type CopyOrder, type CopyWorkerData, threadWord } from './copy-worker-data.ts';
+import { PeerSteps } from './peer-steps.ts';
 import { RecordSender } from './record-sender.ts';
+import { RegionGrants } from './region-grants.ts';
 
 /** How long a message waits for the peer's next look at its ring. */
 const BLOCKED_MS = 1;
@@ -60,7 +61,8 @@ function take(order: CopyOrder): void {
       break;
     case 'make job': {
       const { id, message, words: own } = order;
-      jobs.set(id, { id, words: own, message, table: CopyTable.over(order.table) });
+      const grants = RegionGrants.over(order.grants);
+      jobs.set(id, { id, words: own, message, grants, table: CopyTable.over(order.table) });
       break;
     }
     case 'forget job':
@@ -72,12 +74,16 @@ function take(order: CopyOrder): void {
 }
 
 function openLane(order: Extract<CopyOrder, { do: 'open lane' }>): CopyLane {
+  let mailbox: ArrayBuffer | undefined;
   let sender: RecordSender | undefined;
+  let steps: PeerSteps | undefined;
+  // It is only sure to be there while a job of the lane is.
+  const buffer = (): ArrayBuffer => (mailbox ??= viewAt(order.mailbox, order.mailboxBytes));
   return new CopyLane({
     words: order.words,
     lock,
-    // The mailbox is only sure to be there while a job of the lane is.
-    sender: () => (sender ??= new RecordSender(viewAt(order.mailbox, MAILBOX_BYTES), order.slot)),
+    sender: () => (sender ??= new RecordSender(buffer(), order.slot)),
+    steps: () => (steps ??= new PeerSteps(buffer(), order.slot, 'copyStep')),
     wake,
     jobs: findJob,
     // The loop looks at every lane again before it sleeps.

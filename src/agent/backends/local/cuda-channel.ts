@@ -6,6 +6,7 @@ import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import { channelKernels } from '../../../device/cuda/kernels/channel.ts';
 import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
 import { StreamWrites } from '../../../device/cuda/stream-writes.ts';
+import type { DeviceWork } from './device-work.ts';
 import type { channelPutArguments } from '../../../abi/channel-arguments.ts';
 
 /** Up to here one block of a kernel copies faster than the copy engine starts; beyond, that needs no multiprocessor. */
@@ -35,12 +36,18 @@ export class LocalCudaChannel {
   #to = 0;
   #from = 0;
   #bytes = 0;
+  readonly #work: DeviceWork;
+  /** What the peer is told of: operations since the last look, and those before it, which end with number `#sealedAt`. */
+  #ticket: number | undefined;
+  #sealed: number | undefined;
+  #sealedAt = 0;
 
   /** Its kernel is compiled, loaded, and has run once. Until then nothing can be posted. */
   readonly ready: Promise<void>;
 
-  constructor(device: CudaDevice) {
+  constructor(device: CudaDevice, work: DeviceWork) {
     this.device = device;
+    this.#work = work;
     this.#stream = device.createStream({ priority: 'high' });
     this.#done = device.allocateHost(4);
     this.#doneWord = this.#done.view('i32');
@@ -112,10 +119,29 @@ export class LocalCudaChannel {
     else this.#send(this.#writes);
   }
 
+  /** To be called now and then: tells the peer what is over. */
+  settle(): void {
+    if (this.#sealed !== undefined && this.#isOver(this.#sealedAt)) {
+      this.#work.end(this.#sealed);
+      this.#sealed = undefined;
+    }
+    if (this.#sealed !== undefined || this.#ticket === undefined) return;
+    this.#sealed = this.#ticket;
+    this.#sealedAt = this.#posted;
+    this.#ticket = undefined;
+  }
+
+  /** Resolves when what was posted is over. Fails with WL_TIMEOUT. */
+  async idle(): Promise<void> {
+    if (this.#error === undefined) this.flush();
+    await this.#stream.drained();
+  }
+
   /** Waits for what runs. */
   async close(): Promise<void> {
+    if (!this.device.context.disposed) await this.#stream.idle().catch(() => undefined);
+    for (const ticket of [this.#sealed, this.#ticket]) if (ticket !== undefined) this.#work.end(ticket);
     if (this.device.context.disposed) return;
-    await this.#stream.idle().catch(() => undefined);
     this.#stream[Symbol.dispose]();
     this.#done[Symbol.dispose]();
   }
@@ -132,9 +158,22 @@ export class LocalCudaChannel {
     this.#plan = plan;
   }
 
+  /** What follows a true one is posted. */
   #hasRoom(): boolean {
     if (this.#error !== undefined) throw this.#error;
-    return this.#plan !== undefined && this.#posted - this.delivered < MOST_PENDING;
+    if (this.#plan === undefined || this.#posted - this.delivered >= MOST_PENDING) return false;
+    this.#ticket ??= this.#work.begin();
+    return true;
+  }
+
+  /** Of a channel that has failed nothing more is delivered. */
+  #isOver(posted: number): boolean {
+    if (this.delivered >= posted) return true;
+    try {
+      return this.#error !== undefined && this.#stream.isIdle();
+    } catch {
+      return true;
+    }
   }
 
   #hold(to: number, from: number, bytes: number): void {

@@ -24,7 +24,8 @@ const stop = new Int32Array(data.stop);
 parentPort?.postMessage('running');
 let seen = Atomics.load(word, 0);
 while (Atomics.load(stop, 0) === 0) {
-  futex.waitBlocking(seen, LONGEST_SLEEP_NS);
+  // Where the kernel refuses to let it sleep, it looks every millisecond.
+  if (!futex.waitBlocking(seen, LONGEST_SLEEP_NS)) Atomics.wait(stop, 0, 0, 1);
   const now = Atomics.load(word, 0);
   if (now === seen) continue;
   seen = now;

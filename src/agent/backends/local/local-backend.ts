@@ -37,7 +37,6 @@ const SHORT_SLEEP_MS = 1;
 
 class LocalBackend implements Backend {
   readonly name = 'local';
-  readonly whyOnlyForced = undefined;
   readonly connectionInfo: Uint8Array;
   readonly #context: BackendContext;
   readonly #mailbox: Mailbox;
@@ -55,7 +54,7 @@ class LocalBackend implements Backend {
   constructor(context: BackendContext) {
     this.#context = context;
     this.#own = hostPlace();
-    this.#mailbox = new Mailbox(context.incarnation);
+    this.#mailbox = new Mailbox(context.incarnation, context.settings.localSenders);
     this.connectionInfo = describe(this.#own, this.#mailbox);
   }
 
@@ -86,8 +85,11 @@ class LocalBackend implements Backend {
 
   async register(memory: AgentMemory): Promise<BackendRegion> {
     if (memory.device instanceof CudaDevice) this.#someDevice ??= memory.device;
-    return new LocalRegion(memory, this.#mailbox, (region) => {
-      for (const link of this.#links) link.dropUsing(region);
+    return new LocalRegion(memory, this.#mailbox, {
+      timeoutMs: this.#context.settings.timeoutMs,
+      onRelease: async (region) => {
+        await Promise.all([...this.#links].map((link) => link.dropUsing(region)));
+      },
     });
   }
 
@@ -158,7 +160,7 @@ class LocalBackend implements Backend {
     for (const link of this.#links) await link.close();
     await this.#copyThread?.close();
     await this.#thread?.close();
-    this.#mailbox[Symbol.dispose]();
+    await this.#mailbox.close(this.#context.settings.timeoutMs);
   }
 
   #work(link: LocalLink): void {
@@ -252,6 +254,7 @@ function describe({ bootId, pidNamespace, uid }: HostPlace, { memory }: Mailbox)
   info.set('inode', memory.name.inode);
   info.set('pidNamespace', pidNamespace);
   info.set('address', memory.address);
+  info.set('bytes', memory.bytes);
   bytes.set(Buffer.from(bootId).subarray(0, BOOT_ID_BYTES), localConnectionInfo.offset.bootId);
   return bytes;
 }
@@ -262,14 +265,14 @@ interface PeerPlace extends HostPlace {
   readonly device: number;
   readonly inode: number;
   readonly address: number;
+  readonly bytes: number;
 }
 
 function readInfo(bytes: Uint8Array): PeerPlace | undefined {
   if (bytes.length !== localConnectionInfo.size) return undefined;
-  const copy = bytes.slice();
-  const info = new Block(localConnectionInfo, copy.buffer, 0);
+  const info = Block.over(localConnectionInfo, bytes);
   if (info.get('version') !== LOCAL_INFO_VERSION) return undefined;
-  const bootId = Buffer.from(copy.subarray(localConnectionInfo.offset.bootId)).toString('latin1');
+  const bootId = Buffer.from(bytes.subarray(localConnectionInfo.offset.bootId)).toString('latin1');
   return {
     pid: info.get('pid'),
     uid: info.get('uid'),
@@ -278,6 +281,7 @@ function readInfo(bytes: Uint8Array): PeerPlace | undefined {
     inode: info.get('inode'),
     pidNamespace: info.get('pidNamespace'),
     address: info.get('address'),
+    bytes: info.get('bytes'),
     bootId: bootId.replace(/\0.*$/s, ''),
   };
 }

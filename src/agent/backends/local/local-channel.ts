@@ -46,6 +46,7 @@ export class LocalChannel implements BackendChannel {
     if (cuda === undefined) return false;
     try {
       if (this.error === undefined) cuda.flush();
+      cuda.settle();
     } catch (error) {
       // It ends the channel, and not the thread that polls.
       this.#error ??= error as WeftlineError;
@@ -66,7 +67,58 @@ export class LocalChannel implements BackendChannel {
   }
 
   put(place: PutPlace): boolean {
-    this.#require(place.remote as LocalRemoteRegion);
+    this.#begin(place.remote as LocalRemoteRegion);
+    try {
+      return this.#put(place);
+    } finally {
+      this.#link.steps.end();
+    }
+  }
+
+  signal(remote: BackendRemoteRegion, offset: number, add: number, sum?: number): boolean {
+    const region = remote as LocalRemoteRegion;
+    this.#begin(region);
+    try {
+      return this.#signal(region, offset, add, sum);
+    } finally {
+      this.#link.steps.end();
+    }
+  }
+
+  store(remote: BackendRemoteRegion, offset: number, low: number, high: number): boolean {
+    const region = remote as LocalRemoteRegion;
+    this.#begin(region);
+    try {
+      return this.#store(region, offset, low, high);
+    } finally {
+      this.#link.steps.end();
+    }
+  }
+
+  send(): void {
+    this.#cuda?.flush();
+  }
+
+  /** Resolves when what was posted so far touches no memory of this side any more. */
+  async idle(): Promise<void> {
+    await this.#cuda?.idle();
+  }
+
+  /** The peer's memory may be unmapped from now on. */
+  forgetRegion(region: LocalRemoteRegion): void {
+    this.#cells.delete(region);
+    this.#addresses.delete(region);
+  }
+
+  async close(): Promise<void> {
+    this.#error ??= new WeftlineError('WL_CLOSED', `A channel to ${this.#link.peerName} was closed`);
+    this.#cells.clear();
+    this.#addresses.clear();
+    this.#link.forget(this);
+    await this.#cuda?.close();
+  }
+
+  #put(place: PutPlace): boolean {
     const local = place.local as LocalRegion;
     const { reach } = place.remote as LocalRemoteRegion;
     if (local.device !== undefined || reach.kind === 'cuda') {
@@ -82,9 +134,8 @@ export class LocalChannel implements BackendChannel {
     return true;
   }
 
-  signal(remote: BackendRemoteRegion, offset: number, add: number, sum?: number): boolean {
-    const region = remote as LocalRemoteRegion;
-    this.#requireCell(region, offset);
+  #signal(region: LocalRemoteRegion, offset: number, add: number, sum: number | undefined): boolean {
+    requireCell(region, offset);
     if (region.reach.kind === 'cuda') {
       const device = this.#signalling();
       return this.#gpu(device).signal(this.#mapped(region, device) + offset, add, sum);
@@ -95,9 +146,8 @@ export class LocalChannel implements BackendChannel {
     return true;
   }
 
-  store(remote: BackendRemoteRegion, offset: number, low: number, high: number): boolean {
-    const region = remote as LocalRemoteRegion;
-    this.#requireCell(region, offset);
+  #store(region: LocalRemoteRegion, offset: number, low: number, high: number): boolean {
+    requireCell(region, offset);
     if (region.reach.kind === 'cuda') {
       const device = this.#signalling();
       return this.#gpu(device).store(this.#mapped(region, device) + offset, low, high);
@@ -107,22 +157,10 @@ export class LocalChannel implements BackendChannel {
     return true;
   }
 
-  send(): void {
-    this.#cuda?.flush();
-  }
-
-  async close(): Promise<void> {
-    this.#error ??= new WeftlineError('WL_CLOSED', `A channel to ${this.#link.peerName} was closed`);
-    this.#cells.clear();
-    this.#addresses.clear();
-    this.#link.forget(this);
-    await this.#cuda?.close();
-  }
-
   #gpu(device: CudaDevice): LocalCudaChannel {
     if (this.#cuda === undefined) {
       if (this.#posted > 0) throw mixedMemory();
-      this.#cuda = new LocalCudaChannel(device);
+      this.#cuda = new LocalCudaChannel(device, this.#link.deviceWork);
     }
     return this.#cuda;
   }
@@ -153,17 +191,15 @@ export class LocalChannel implements BackendChannel {
     return cells;
   }
 
-  #requireCell(region: LocalRemoteRegion, offset: number): void {
-    this.#require(region);
-    if (offset % 8 === 0 && offset >= 0 && offset + 8 <= region.bytes) return;
-    throw invalidArgument('offset of a signal', offset, `a multiple of 8 from 0 to ${region.bytes - 8}`);
-  }
-
-  #require(region: LocalRemoteRegion): void {
+  /** Begins a step, which the caller ends. Fails if the memory must not be touched. */
+  #begin(region: LocalRemoteRegion): void {
     if (this.#error !== undefined) throw this.#error;
     this.#link.requireUsable();
-    const refusal = this.#link.refusal(region);
-    if (refusal !== undefined) throw refusal;
+    const { steps } = this.#link;
+    steps.begin();
+    if (!region.isReleased && steps.holds(region)) return;
+    steps.end();
+    throw this.#link.refusal();
   }
 
   #copyToProcess(from: number, to: number, bytes: number): void {
@@ -189,6 +225,11 @@ function cellsOf({ reach, bytes }: LocalRemoteRegion): BigInt64Array {
     'WL_UNSUPPORTED',
     'Signals between processes of one host need cells in memory from agent.allocate(): only that is mapped by both sides',
   );
+}
+
+function requireCell({ bytes }: LocalRemoteRegion, offset: number): void {
+  if (offset % 8 === 0 && offset >= 0 && offset + 8 <= bytes) return;
+  throw invalidArgument('offset of a signal', offset, `a multiple of 8 from 0 to ${bytes - 8}`);
 }
 
 function mixedMemory(): WeftlineError {

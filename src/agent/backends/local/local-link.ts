@@ -2,19 +2,25 @@
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
-import type { Storage } from '../../../device/tensor.ts';
-import { SharedMemory } from '../../../memory/shared-memory.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
-import type { BackendChannel, BackendLink, BackendTransfer, TransferOperation, TransferPart } from '../../backend.ts';
+import type {
+  BackendChannel,
+  BackendLink,
+  BackendRemoteRegion,
+  BackendTransfer,
+  TransferOperation,
+} from '../../backend.ts';
 import { LocalChannel } from './local-channel.ts';
 import { LocalTransfer } from './local-transfer.ts';
-import { MAX_NOTIFICATION_BYTES } from './notification-ring.ts';
-import { STEP_BYTES } from './copy-plan.ts';
+import { type CopyPlan, STEP_BYTES } from './copy-plan.ts';
 import type { CopyThread } from './copy-thread.ts';
+import type { DeviceWork } from './device-work.ts';
+import { ImportedMemory } from './imported-memory.ts';
 import type { LocalRegion } from './local-region.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
-import { type LinkedMemory, planCopies } from './plan-copies.ts';
-import { type LocalRemoteRegion, readRegionInfo, type RegionReach, type SharedPlace } from './remote-region.ts';
+import type { PeerSteps } from './peer-steps.ts';
+import { type LinkedMemory, type LocalPlan, planCopies } from './plan-copies.ts';
+import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
 import type { CopyHelp } from './shared-copies.ts';
 
 /** Takes most of a millisecond to copy, beside which a look whether the peer lives does not count. */
@@ -38,12 +44,15 @@ export interface LocalLinkOptions {
 export class LocalLink implements BackendLink, LinkedMemory {
   readonly peerName: string;
   readonly pid: number;
+  /** Of the agent's thread. */
+  readonly steps: PeerSteps;
   readonly #options: LocalLinkOptions;
   readonly #mailbox: PeerMailbox;
-  readonly #files = new Map<number, SharedMemory>();
-  readonly #allocations = new Map<string, Storage>();
+  readonly #memory: ImportedMemory;
   readonly #channels = new Set<LocalChannel>();
   readonly #streams = new Map<CudaDevice, CudaStream>();
+  /** Copies on GPUs of transfers that failed or were cancelled. */
+  #draining: CopyPlan[] = [];
   #first: LocalTransfer | undefined;
   #last: LocalTransfer | undefined;
   /** The first one that the thread that copies does not know of. */
@@ -59,7 +68,23 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.peerName = options.peerName;
     this.pid = options.pid;
     this.#mailbox = options.mailbox;
+    this.steps = options.mailbox.steps;
     this.#options = options;
+    const { pid, peerName } = options;
+    this.#memory = new ImportedMemory({
+      pid,
+      peerName,
+      isHeld: (region) => this.steps.holds(region),
+      isBusy: (region) => this.#isBusy(region),
+      hasChannels: () => this.#channels.size > 0,
+      onRelease: (region) => {
+        for (const channel of this.#channels) channel.forgetRegion(region);
+      },
+    });
+  }
+
+  get deviceWork(): DeviceWork {
+    return this.#mailbox.deviceWork;
   }
 
   get error(): WeftlineError | undefined {
@@ -73,9 +98,10 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): LocalRemoteRegion {
     this.requireUsable();
-    const region = readRegionInfo(info, about, (place) => this.#map(place));
+    const region = this.#memory.import(info, about);
     const whyNotProcess = region.reach.kind === 'process' ? this.#options.whyNotProcess() : undefined;
     if (whyNotProcess === undefined) return region;
+    this.#memory.release(region);
     throw new WeftlineError(
       'WL_UNSUPPORTED',
       `The memory that ${this.peerName} registered cannot be reached: ${whyNotProcess}. Take memory from agent.allocate() there, or another backend`,
@@ -83,9 +109,22 @@ export class LocalLink implements BackendLink, LinkedMemory {
     );
   }
 
-  async prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer> {
+  releaseRegion(region: BackendRemoteRegion): void {
+    this.#memory.release(region as LocalRemoteRegion);
+  }
+
+  isWithdrawn(region: BackendRemoteRegion): boolean {
+    const known = region as LocalRemoteRegion;
+    return known.isReleased || this.#isClosed || !this.steps.holds(known);
+  }
+
+  async prepare(operation: TransferOperation, plan: LocalPlan): Promise<BackendTransfer> {
     this.requireUsable();
-    return new LocalTransfer(this, planCopies(this, operation, parts));
+    for (const { isReleased, reach } of plan.remotes as readonly LocalRemoteRegion[]) {
+      // Its handle names nothing any more, or something else.
+      if (isReleased && reach.kind === 'cuda') throw this.refusal();
+    }
+    return new LocalTransfer(this, planCopies(this, operation, plan));
   }
 
   notify(message: Uint8Array): void {
@@ -125,14 +164,18 @@ export class LocalLink implements BackendLink, LinkedMemory {
     if (this.#error !== undefined) throw this.#error;
   }
 
-  /** Hot path. Why the peer does not let this side touch the region. */
-  refusal(region: LocalRemoteRegion): WeftlineError | undefined {
-    if (this.#mailbox.holds(region.slot, region.key)) return undefined;
+  /** Why the peer does not let this side touch a region. */
+  refusal(): WeftlineError {
     return new WeftlineError(
       'WL_UNAUTHORIZED',
       `${this.peerName} has not registered that region, or no longer: the key is wrong`,
-      { details: { peer: this.peerName, slot: region.slot } },
+      { details: { peer: this.peerName } },
     );
+  }
+
+  /** A GPU still works on copies whose transfer has ended. */
+  drain(plan: CopyPlan): void {
+    this.#draining.push(plan);
   }
 
   /** The peer was found dead. */
@@ -140,15 +183,13 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#fail(error);
   }
 
-  /** Fails with WL_CAPACITY if a message of that length cannot be written now. */
+  /** Fails with WL_BUSY if a message of that length cannot be written now. */
   requireRoom(bytes: number): void {
-    if (bytes <= MAX_NOTIFICATION_BYTES && this.#hasRoom(this.#promised + bytes)) return;
+    if (this.#hasRoom(this.#promised + bytes)) return;
     throw new WeftlineError(
-      'WL_CAPACITY',
-      bytes > MAX_NOTIFICATION_BYTES
-        ? `A notification of ${bytes} bytes is too long: at most ${MAX_NOTIFICATION_BYTES}`
-        : `${this.peerName} has not taken earlier notifications yet: it must wait for them, or poll`,
-      { details: { peer: this.peerName, bytes, allowed: MAX_NOTIFICATION_BYTES } },
+      'WL_BUSY',
+      `${this.peerName} has not taken earlier notifications yet: it must wait for them, or poll`,
+      { details: { peer: this.peerName, bytes } },
     );
   }
 
@@ -185,11 +226,14 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return this.#first?.isHandedOver === true && this.#help?.lane.copies.step() === 'moved';
   }
 
-  /** Ends transfers that use memory which is no longer this side's to touch. */
-  dropUsing(region: LocalRegion): void {
+  /** Ends transfers that use memory of this side which is no longer theirs to touch; resolves when none does any more. */
+  async dropUsing(region: LocalRegion): Promise<void> {
     for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) {
       if (transfer.uses(region)) this.drop(transfer, new WeftlineError('WL_CLOSED', 'The memory was deregistered'));
     }
+    await Promise.all(this.#draining.map((plan) => plan.over()));
+    if (region.device === undefined) return;
+    await Promise.all([...this.#channels].map((channel) => channel.idle()));
   }
 
   /** Ends one that is pending. */
@@ -226,12 +270,14 @@ export class LocalLink implements BackendLink, LinkedMemory {
   lookAtChannels(): boolean {
     let any = false;
     for (const channel of this.#channels) any = channel.look() || any;
+    if (this.#draining.length > 0) this.#draining = this.#draining.filter((plan) => !plan.isOver());
     return any;
   }
 
   /** Looks whether the peer still lives. True if that changed. */
   checkPeer(): boolean {
     if (this.#error !== undefined) return false;
+    this.#memory.sweep();
     const state = this.#mailbox.ownerState;
     if (state === 'open') return false;
     const details = { peer: this.peerName, pid: this.pid };
@@ -249,14 +295,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   /** GPU memory of the peer at an address of the device. */
   mapAllocation(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): number {
-    if (this.pid === process.pid) return reach.base + reach.offset;
-    const key = `${device.context.ordinal} ${reach.handle}`;
-    let storage = this.#allocations.get(key);
-    if (storage === undefined) {
-      storage = device.openPeerMemory(reach.handle, reach.mappedBytes);
-      this.#allocations.set(key, storage);
-    }
-    return storage.address + reach.offset;
+    return this.#memory.mapAllocation(reach, device);
   }
 
   /** A GPU from whose memory the channels may signal. */
@@ -283,22 +322,22 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#fail(new WeftlineError('WL_CLOSED', `The link to ${this.peerName} was closed`));
     this.#options.onClose(this);
     if (this.#help !== undefined) this.#help.thread.closeLane(this.#help.lane);
-    this.#mailbox[Symbol.dispose]();
     // A copy that is running must end before its memory goes.
     for (const channel of this.#channels) await channel.close();
     for (const stream of this.#streams.values()) await stream.idle().catch(() => undefined);
     for (const stream of this.#streams.values()) stream[Symbol.dispose]();
-    for (const storage of this.#allocations.values()) storage[Symbol.dispose]();
-    for (const file of this.#files.values()) file[Symbol.dispose]();
+    this.#memory.close();
+    // ORDER: last. Its lock tells the peer that this side may still touch its memory.
+    this.#mailbox[Symbol.dispose]();
   }
 
-  #map({ offset, ...place }: SharedPlace): number {
-    let file = this.#files.get(place.inode);
-    if (file === undefined) {
-      file = SharedMemory.open({ pid: this.pid, ...place }, this.peerName);
-      this.#files.set(place.inode, file);
+  /** True while copies of this side may touch the region. */
+  #isBusy(region: LocalRemoteRegion): boolean {
+    if (this.#draining.length > 0) return true;
+    for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) {
+      if (transfer.touches(region)) return true;
     }
-    return file.address + offset;
+    return false;
   }
 
   #hasRoom(bytes: number): boolean {

@@ -7,6 +7,13 @@ import type { AgentMemory } from '../../agent-memory.ts';
 import type { BackendRegion } from '../../backend.ts';
 import type { Mailbox } from './mailbox.ts';
 
+export interface LocalRegionOptions {
+  /** How long peers may take to end the steps that they are in. */
+  readonly timeoutMs: number;
+  /** Ends what this side does with the memory, at once; resolves when it is over. */
+  readonly onRelease: (region: LocalRegion) => Promise<void>;
+}
+
 export class LocalRegion implements BackendRegion {
   readonly info: Uint8Array;
   readonly address: number;
@@ -16,12 +23,14 @@ export class LocalRegion implements BackendRegion {
   readonly memory: AgentMemory;
   readonly #mailbox: Mailbox;
   readonly #slot: number;
-  readonly #onRelease: (region: LocalRegion) => void;
+  readonly #options: LocalRegionOptions;
   #isReleased = false;
+  /** The mailbox has given its place away. */
+  #isWithdrawn = false;
+  #releasing: Promise<void> | undefined;
 
-  /** `onRelease`: ends what still uses the memory. */
-  constructor(memory: AgentMemory, mailbox: Mailbox, onRelease: (region: LocalRegion) => void) {
-    this.#onRelease = onRelease;
+  constructor(memory: AgentMemory, mailbox: Mailbox, options: LocalRegionOptions) {
+    this.#options = options;
     const { slot, key } = mailbox.openRegion();
     this.memory = memory;
     this.#mailbox = mailbox;
@@ -43,12 +52,23 @@ export class LocalRegion implements BackendRegion {
   }
 
   release(): Promise<void> {
-    if (!this.#isReleased) {
-      this.#isReleased = true;
-      this.#mailbox.closeRegion(this.#slot);
-      this.#onRelease(this);
-    }
-    return Promise.resolve();
+    this.#releasing ??= this.#release().catch((error: unknown) => {
+      this.#releasing = undefined;
+      throw error;
+    });
+    return this.#releasing;
+  }
+
+  async #release(): Promise<void> {
+    this.#isReleased = true;
+    const ends = await Promise.allSettled([this.#withdraw(), this.#options.onRelease(this)]);
+    for (const end of ends) if (end.status === 'rejected') throw end.reason;
+  }
+
+  async #withdraw(): Promise<void> {
+    if (this.#isWithdrawn) return;
+    await this.#mailbox.closeRegion(this.#slot, this.#options.timeoutMs);
+    this.#isWithdrawn = true;
   }
 }
 

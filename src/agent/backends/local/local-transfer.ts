@@ -5,6 +5,7 @@ import { type CopyPlan, type HostCopies, INLINE_BYTES } from './copy-plan.ts';
 import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
 import { recordBytes } from './notification-ring.ts';
+import { REVOKED, RegionGrants } from './region-grants.ts';
 import type { LocalRemoteRegion } from './remote-region.ts';
 import { type CopyHelp, SharedCopies } from './shared-copies.ts';
 
@@ -55,20 +56,20 @@ export class LocalTransfer implements BackendTransfer {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
     // Beside so long a copy a look does not count.
-    if (this.#parts.plan.bytes > INLINE_BYTES) this.#link.checkPeer();
+    if (!this.#parts.plan.isShort) this.#link.checkPeer();
     this.#link.requireUsable();
     if (!areRegistered(this.#parts.locals)) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
     if (message !== undefined) this.#link.requireRoom(message.length);
     this.#state = 'pending';
     this.#error = undefined;
     this.#areCopied = false;
-    const refusal = this.#refusal();
-    if (refusal !== undefined) {
-      this.fail(refusal);
+    this.#parts.plan.begin();
+    if (this.#parts.plan.isShort && this.#link.isQuiet) {
+      if (this.#goOn(INLINE_BYTES, message)) return;
+    } else if (!this.#link.steps.mayTouch(this.#parts.remotes)) {
+      this.fail(this.#link.refusal());
       return;
     }
-    this.#parts.plan.begin();
-    if (this.#parts.plan.bytes <= INLINE_BYTES && this.#link.isQuiet && this.#goOn(INLINE_BYTES, message)) return;
     this.#keep(message);
     this.#link.enqueue(this);
   }
@@ -84,13 +85,20 @@ export class LocalTransfer implements BackendTransfer {
   }
 
   handOver(help: CopyHelp): void {
-    this.#shared ??= new SharedCopies(help, (this.#parts.host as HostCopies).table);
+    this.#shared ??= new SharedCopies(help, {
+      table: (this.#parts.host as HostCopies).table,
+      grants: RegionGrants.of(this.#parts.remotes),
+    });
     this.#isHandedOver = true;
     this.#shared.begin(this.#hasMessage ? this.#message : undefined);
   }
 
   uses(region: LocalRegion): boolean {
     return this.#parts.locals.includes(region);
+  }
+
+  touches(region: LocalRemoteRegion): boolean {
+    return this.#parts.remotes.includes(region);
   }
 
   /** Goes on. True if it has ended. */
@@ -106,23 +114,40 @@ export class LocalTransfer implements BackendTransfer {
     this.#isHandedOver = false;
     const { failure } = shared;
     // It took long enough for the peer to have died meanwhile.
-    const error = failure === 0 ? this.#link.findDeath() : this.#parts.host?.failure(failure);
+    const error = failure === 0 ? this.#link.findDeath() : this.#failure(failure);
     if (error === undefined) this.#state = 'done';
     else this.#end(error);
     return true;
   }
 
+  #failure(code: number): WeftlineError | undefined {
+    return code === REVOKED ? this.#link.refusal() : this.#parts.host?.failure(code);
+  }
+
   #goOn(budget: number, message: Uint8Array | undefined): boolean {
+    const { steps } = this.#link;
+    steps.begin();
     try {
-      this.#areCopied ||= this.#parts.plan.advance(budget);
-      if (!this.#areCopied || (message !== undefined && !this.#link.push(message))) return false;
-      const death = this.#link.noteCopied(this.#parts.plan.bytes);
-      if (death !== undefined) throw death;
-      this.#state = 'done';
+      if (!this.#areCopied) this.#areCopied = this.#copy(budget);
+      const isSent = this.#areCopied && (message === undefined || this.#link.push(message));
+      // Behind the message, which would otherwise wait until the processor has written out the data.
+      steps.end();
+      if (!isSent) return false;
     } catch (error) {
+      steps.end();
       this.#end(error as WeftlineError);
+      return true;
     }
+    const death = this.#link.noteCopied(this.#parts.plan.bytes);
+    if (death === undefined) this.#state = 'done';
+    else this.#end(death);
     return true;
+  }
+
+  /** Within a step. */
+  #copy(budget: number): boolean {
+    if (!this.#link.steps.mayTouch(this.#parts.remotes)) throw this.#link.refusal();
+    return this.#parts.plan.advance(budget);
   }
 
   /** For what is to be sent after the post. */
@@ -152,6 +177,7 @@ export class LocalTransfer implements BackendTransfer {
     }
     this.#state = 'failed';
     this.#error = error;
+    if (!this.#parts.plan.isOver()) this.#link.drain(this.#parts.plan);
   }
 
   cancel(): void {
@@ -159,24 +185,16 @@ export class LocalTransfer implements BackendTransfer {
     this.#link.drop(this, new WeftlineError('WL_CLOSED', `A transfer with ${this.#link.peerName} was cancelled`));
   }
 
-  release(): Promise<void> {
-    if (!this.#isReleased) {
-      this.#isReleased = true;
-      this.cancel();
-      this.#shared?.release();
+  async release(): Promise<void> {
+    if (this.#isReleased) return;
+    this.#isReleased = true;
+    this.cancel();
+    this.#shared?.release();
+    try {
+      await this.#parts.plan.over();
+    } finally {
       this.#parts.dispose();
     }
-    return Promise.resolve();
-  }
-
-  /** Why the peer does not take it. */
-  #refusal(): WeftlineError | undefined {
-    const { remotes } = this.#parts;
-    for (let index = 0; index < remotes.length; index += 1) {
-      const refusal = this.#link.refusal(remotes[index] as LocalRemoteRegion);
-      if (refusal !== undefined) return refusal;
-    }
-    return undefined;
   }
 }
 

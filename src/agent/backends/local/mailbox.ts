@@ -1,20 +1,14 @@
 // An agent's own mailbox: peers write notifications into it and read from it which regions there are. `poll` is a hot path.
 import { randomInt } from 'node:crypto';
 import {
-  MAILBOX_BYTES,
   MAILBOX_MAGIC,
   MAILBOX_REGIONS,
-  MAILBOX_SENDERS,
   MAILBOX_VERSION,
+  mailboxBytes,
   mailboxHeader,
   mailboxRegion,
-  mailboxSender,
   mailboxStates,
   REGIONS_OFFSET,
-  RINGS_OFFSET,
-  SENDER_NAME_BYTES,
-  SENDER_RING_BYTES,
-  SENDERS_OFFSET,
   senderStates,
 } from '../../../abi/agent-mailbox.ts';
 import { Block } from '../../../abi/layout.ts';
@@ -22,15 +16,9 @@ import { WeftlineError } from '../../../core/errors.ts';
 import { SharedMemory } from '../../../memory/shared-memory.ts';
 import type { BackendContext } from '../../backend.ts';
 import { Futex, isByteLocked, lockByte } from '../../../native/libc.ts';
-import { NotificationRing } from './notification-ring.ts';
-
-/** The owner's lock; that of a sender is at 1 + its slot. */
-export const OWNER_LOCK = 0;
-
-/** Where each word of the header stands, in words. */
-export const headerWord = Object.fromEntries(
-  Object.entries(mailboxHeader.offset).map(([name, offset]) => [name, offset / 4]),
-) as typeof mailboxHeader.offset;
+import { headerWord, nameOf, OWNER_LOCK, ringDoorbell, ringOf, slotWord } from './mailbox-layout.ts';
+import type { NotificationRing } from './notification-ring.ts';
+import { StepsWatch } from './steps-watch.ts';
 
 interface Sender {
   readonly slot: number;
@@ -43,24 +31,37 @@ interface Sender {
 /** Where messages go, and whether there is room for another of a peer. */
 export type Delivery = Pick<BackendContext, 'deliver' | 'mayDeliver'>;
 
-export class Mailbox implements Disposable {
+export class Mailbox {
   readonly memory: SharedMemory;
+  readonly #slots: number;
   readonly #buffer: ArrayBuffer;
   readonly #words: Int32Array;
-  readonly #regions: Uint32Array;
+  /** Of the whole mailbox. */
+  readonly #all: Int32Array;
+  readonly #regions: Int32Array;
+  readonly #watch: StepsWatch;
   readonly #freeRegions: number[] = Array.from({ length: MAILBOX_REGIONS }, (_, index) => MAILBOX_REGIONS - 1 - index);
   readonly #doorbell: Futex;
   #senders: readonly Sender[] = [];
   #seenJoins = 0;
   #isArmed = false;
   #isClosed = false;
+  #isUnmapped = false;
 
-  /** `incarnation`: 16 hexadecimal digits. */
-  constructor(incarnation: string) {
-    this.memory = SharedMemory.create('mailbox', MAILBOX_BYTES, false);
+  /** `incarnation`: 16 hexadecimal digits. `senders`: how many may have a link to it at a time. */
+  constructor(incarnation: string, senders: number) {
+    this.#slots = senders;
+    this.memory = SharedMemory.create('mailbox', mailboxBytes(senders), false);
     this.#buffer = this.memory.buffer();
     this.#words = new Int32Array(this.#buffer, 0, mailboxHeader.size / 4);
-    this.#regions = new Uint32Array(this.#buffer, REGIONS_OFFSET, (MAILBOX_REGIONS * mailboxRegion.size) / 4);
+    this.#all = new Int32Array(this.#buffer);
+    this.#watch = new StepsWatch({
+      buffer: this.#buffer,
+      fd: this.memory.fd,
+      senders,
+      isClosed: () => this.#isUnmapped,
+    });
+    this.#regions = new Int32Array(this.#buffer, REGIONS_OFFSET, (MAILBOX_REGIONS * mailboxRegion.size) / 4);
     this.#doorbell = new Futex(this.#words.subarray(headerWord.doorbell, headerWord.doorbell + 1));
     const header = new Block(mailboxHeader, this.#buffer, 0);
     const words = new DataView(this.#buffer, mailboxHeader.offset.incarnation, 8);
@@ -69,6 +70,7 @@ export class Mailbox implements Disposable {
     header.set('version', MAILBOX_VERSION);
     header.set('address', this.memory.address);
     header.set('pid', process.pid);
+    header.set('senders', senders);
     header.set('state', mailboxStates.open);
     lockByte(this.memory.fd, OWNER_LOCK);
   }
@@ -98,10 +100,15 @@ export class Mailbox implements Disposable {
     return { slot, key };
   }
 
-  closeRegion(slot: number): void {
+  /**
+   * Takes a region back. Resolves when no sender touches its memory any more; fails with WL_TIMEOUT, and may then be called
+   * again. Until it has resolved the place is not given to another region.
+   */
+  async closeRegion(slot: number, timeoutMs: number): Promise<void> {
     if (this.#isClosed) return;
     Atomics.store(this.#regions, (slot * mailboxRegion.size) / 4, 0);
-    this.#freeRegions.push(slot);
+    await this.#watch.untilOver(timeoutMs, 'Cannot take memory back');
+    if (!this.#isClosed) this.#freeRegions.push(slot);
   }
 
   /** Hands over what senders wrote. True if there was anything. */
@@ -135,6 +142,7 @@ export class Mailbox implements Disposable {
 
   /** Frees the places of senders that left or died; what they had written is delivered first. */
   freeSenders(delivery: Delivery): void {
+    if (this.#isClosed) return;
     const { fd } = this.memory;
     for (const sender of this.#senders) {
       if (isByteLocked(fd, 1 + sender.slot)) continue;
@@ -142,17 +150,28 @@ export class Mailbox implements Disposable {
       if (sender.ring.hasRecord && !sender.isBroken) continue;
       this.#senders = this.#senders.filter((other) => other !== sender);
       sender.ring.reset();
-      const state = (slotOffset(sender.slot) + mailboxSender.offset.state) / 4;
-      Atomics.store(new Int32Array(this.#buffer), state, senderStates.free);
+      Atomics.store(this.#all, slotWord(sender.slot, 'state'), senderStates.free);
     }
   }
 
-  [Symbol.dispose](): void {
+  /**
+   * Takes all regions back and tells senders that the agent is gone. Resolves when none of them touches its memory any more;
+   * fails with WL_TIMEOUT, the mailbox being closed all the same.
+   */
+  async close(timeoutMs: number): Promise<void> {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    Atomics.store(this.#words, headerWord.state, mailboxStates.closed);
     this.#senders = [];
-    this.memory[Symbol.dispose]();
+    for (let slot = 0; slot < MAILBOX_REGIONS; slot += 1) {
+      Atomics.store(this.#regions, (slot * mailboxRegion.size) / 4, 0);
+    }
+    Atomics.store(this.#words, headerWord.state, mailboxStates.closed);
+    try {
+      await this.#watch.untilOver(timeoutMs, 'Cannot close the agent');
+    } finally {
+      this.#isUnmapped = true;
+      this.memory[Symbol.dispose]();
+    }
   }
 
   /** Hot path. True if there was anything. */
@@ -173,11 +192,12 @@ export class Mailbox implements Disposable {
 
   #admit(): void {
     this.#seenJoins = Atomics.load(this.#words, headerWord.joins);
+    const used = Math.min(Atomics.load(this.#words, headerWord.usedSenders), this.#slots);
+    const known = new Set(this.#senders.map(({ slot }) => slot));
     const senders = [...this.#senders];
-    for (let slot = 0; slot < MAILBOX_SENDERS; slot += 1) {
-      const block = new Block(mailboxSender, this.#buffer, slotOffset(slot));
+    for (let slot = 0; slot < used; slot += 1) {
       // One that has left already may have written something before.
-      if (block.get('state') === senderStates.free || senders.some((sender) => sender.slot === slot)) continue;
+      if (Atomics.load(this.#all, slotWord(slot, 'state')) === senderStates.free || known.has(slot)) continue;
       senders.push({ slot, name: nameOf(this.#buffer, slot), ring: ringOf(this.#buffer, slot), isBroken: false });
     }
     this.#senders = senders;
@@ -187,28 +207,4 @@ export class Mailbox implements Disposable {
 /** Something that may be delivered now. */
 function hasNews({ name, ring, isBroken }: Sender, { mayDeliver }: Delivery): boolean {
   return ring.hasRecord && !isBroken && mayDeliver(name);
-}
-
-/** Tells an owner that sleeps that something came. */
-export function ringDoorbell(header: Int32Array, doorbell: Futex): void {
-  Atomics.add(header, headerWord.doorbell, 1);
-  doorbell.wakeAll();
-}
-
-export function slotOffset(slot: number): number {
-  return SENDERS_OFFSET + slot * mailboxSender.size;
-}
-
-export function ringOf(buffer: ArrayBuffer, slot: number): NotificationRing {
-  return new NotificationRing({
-    buffer,
-    slotOffset: slotOffset(slot),
-    ringOffset: RINGS_OFFSET + slot * SENDER_RING_BYTES,
-  });
-}
-
-function nameOf(buffer: ArrayBuffer, slot: number): string {
-  const length = new Block(mailboxSender, buffer, slotOffset(slot)).get('nameBytes');
-  const bytes = new Uint8Array(buffer, slotOffset(slot) + mailboxSender.offset.name, SENDER_NAME_BYTES);
-  return Buffer.from(bytes.subarray(0, length)).toString();
 }

@@ -1,11 +1,9 @@
 // A ring of records in shared memory with one writer at a time and one reader, each of which may die. Hot path.
 import { mailboxSender, notificationHead, SENDER_RING_BYTES, SKIP_RECORD } from '../../../abi/agent-mailbox.ts';
+import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
 
 const HEAD_BYTES = notificationHead.size;
 const MASK = SENDER_RING_BYTES - 1;
-
-/** Longest record; anything up to it fits an empty ring, wherever that begins. */
-export const MAX_NOTIFICATION_BYTES: number = SENDER_RING_BYTES / 2 - HEAD_BYTES;
 
 export interface RingPlace {
   readonly buffer: ArrayBuffer;
@@ -14,6 +12,7 @@ export interface RingPlace {
   readonly ringOffset: number;
 }
 
+/** Records have at most MAX_NOTIFICATION_BYTES, half of the ring: they fit an empty ring, wherever that begins. */
 export class NotificationRing {
   readonly #control: Int32Array;
   readonly #bytes: Uint8Array;
@@ -27,7 +26,7 @@ export class NotificationRing {
     this.#control = new Int32Array(buffer, slotOffset, mailboxSender.size / 4);
     this.#bytes = new Uint8Array(buffer, ringOffset, SENDER_RING_BYTES);
     this.#words = new Int32Array(buffer, ringOffset, SENDER_RING_BYTES / 4);
-    this.#own = Atomics.load(this.#control, HEAD);
+    this.#own = Atomics.load(this.#control, HEAD) & ALIGNED;
     this.#seen = this.#own;
   }
 
@@ -56,7 +55,7 @@ export class NotificationRing {
 
   /** The writer's: another thread of this process may have written since the last call. */
   catchUp(): void {
-    this.#own = this.#control[TAIL] as number;
+    this.#own = (this.#control[TAIL] as number) & ALIGNED;
     this.#seen = Atomics.load(this.#control, HEAD);
   }
 
@@ -108,6 +107,8 @@ export class NotificationRing {
   }
 }
 
+/** Records begin at multiples of 8, whatever the other side has written into the memory that both share. */
+const ALIGNED = -8;
 const TAIL = mailboxSender.offset.tail / 4;
 const HEAD = mailboxSender.offset.head / 4;
 const STAMP = notificationHead.offset.stamp / 4;

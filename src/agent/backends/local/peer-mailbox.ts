@@ -1,15 +1,12 @@
 // A peer's mailbox as a sender sees it: its place in it, its regions' keys, whether the peer still lives.
 import {
-  MAILBOX_BYTES,
   MAILBOX_MAGIC,
-  MAILBOX_REGIONS,
-  MAILBOX_SENDERS,
   MAILBOX_VERSION,
+  MAX_MAILBOX_SENDERS,
+  mailboxBytes,
   mailboxHeader,
-  mailboxRegion,
   mailboxSender,
   mailboxStates,
-  REGIONS_OFFSET,
   SENDER_NAME_BYTES,
   senderStates,
 } from '../../../abi/agent-mailbox.ts';
@@ -17,14 +14,16 @@ import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { SharedMemory, type SharedMemoryName } from '../../../memory/shared-memory.ts';
 import { isByteLocked, lockByte } from '../../../native/libc.ts';
-import { headerWord, OWNER_LOCK, slotOffset } from './mailbox.ts';
+import { DeviceWork } from './device-work.ts';
+import { headerWord, OWNER_LOCK, sendersOf, slotOffset, slotWord } from './mailbox-layout.ts';
+import { PeerSteps } from './peer-steps.ts';
 import { RecordSender } from './record-sender.ts';
 
 export interface PeerMailboxOptions {
   readonly peer: string;
   /** What the peer's metadata say: 16 hexadecimal digits. */
   readonly incarnation: string;
-  readonly place: Omit<SharedMemoryName, 'bytes'>;
+  readonly place: SharedMemoryName;
   /** How the peer is to call the sender. */
   readonly sender: string;
 }
@@ -35,34 +34,30 @@ const ATTEMPTS = 16;
 export class PeerMailbox implements Disposable {
   /** For notifications to the peer. */
   readonly sender: RecordSender;
+  /** Of the agent's thread. */
+  readonly steps: PeerSteps;
+  readonly deviceWork: DeviceWork;
   /** This side's place in the mailbox. */
   readonly slot: number;
   readonly #memory: SharedMemory;
   readonly #buffer: ArrayBuffer;
   readonly #header: Int32Array;
-  readonly #regions: Uint32Array;
-  readonly #stateAt: number;
   #isClosed = false;
 
   /** Fails with WL_PEER_LOST, WL_STALE, WL_SHARED_MEMORY, WL_PROTOCOL or WL_CAPACITY. */
   static open(options: PeerMailboxOptions): PeerMailbox {
     for (let attempt = 1; ; attempt += 1) {
-      const memory = SharedMemory.open({ ...options.place, bytes: MAILBOX_BYTES }, options.peer);
+      const memory = SharedMemory.open(options.place, options.peer);
       try {
         checkHeader(memory.buffer(), options);
         const slot = takeSlot(memory, options.sender);
         if (slot !== undefined) return new PeerMailbox(memory, slot);
+        if (attempt === ATTEMPTS || isFull(memory.buffer())) throw full(options.peer, sendersOf(memory.buffer()));
       } catch (error) {
         memory[Symbol.dispose]();
         throw error;
       }
       memory[Symbol.dispose]();
-      if (attempt < ATTEMPTS) continue;
-      throw new WeftlineError(
-        'WL_CAPACITY',
-        `${options.peer} has links from ${MAILBOX_SENDERS} agents of this host already, and takes no more`,
-        { details: { peer: options.peer, allowed: MAILBOX_SENDERS } },
-      );
     }
   }
 
@@ -70,10 +65,10 @@ export class PeerMailbox implements Disposable {
     this.#memory = memory;
     this.#buffer = memory.buffer();
     this.#header = new Int32Array(this.#buffer, 0, mailboxHeader.size / 4);
-    this.#regions = new Uint32Array(this.#buffer, REGIONS_OFFSET, (MAILBOX_REGIONS * mailboxRegion.size) / 4);
     this.slot = slot;
     this.sender = new RecordSender(this.#buffer, slot);
-    this.#stateAt = (slotOffset(slot) + mailboxSender.offset.state) / 4;
+    this.steps = new PeerSteps(this.#buffer, slot, 'agentStep');
+    this.deviceWork = new DeviceWork(this.#buffer, slot);
   }
 
   /** Where this process has it mapped. */
@@ -81,10 +76,8 @@ export class PeerMailbox implements Disposable {
     return this.#memory.address;
   }
 
-  /** Hot path. True while the peer has the region registered under that key. */
-  holds(slot: number, key: number): boolean {
-    // An ordinary load, which costs a cold processor less: nobody waits in a loop for a key to change.
-    return this.#regions[(slot * mailboxRegion.size) / 4] === key;
+  get bytes(): number {
+    return this.#memory.bytes;
   }
 
   /** A system call. */
@@ -96,7 +89,8 @@ export class PeerMailbox implements Disposable {
   [Symbol.dispose](): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    Atomics.store(new Int32Array(this.#buffer), this.#stateAt, senderStates.closed);
+    this.deviceWork.close();
+    Atomics.store(new Int32Array(this.#buffer), slotWord(this.slot, 'state'), senderStates.closed);
     this.#memory[Symbol.dispose]();
   }
 }
@@ -106,6 +100,12 @@ function checkHeader(buffer: ArrayBuffer, { peer, incarnation }: PeerMailboxOpti
   if (header.get('magic') !== MAILBOX_MAGIC || header.get('version') !== MAILBOX_VERSION) {
     throw new WeftlineError('WL_PROTOCOL', `The mailbox of ${peer} is of another version of weftline`, {
       details: { peer, version: header.get('version'), wanted: MAILBOX_VERSION },
+    });
+  }
+  const senders = header.get('senders');
+  if (senders < 1 || senders > MAX_MAILBOX_SENDERS || mailboxBytes(senders) !== buffer.byteLength) {
+    throw new WeftlineError('WL_PROTOCOL', `The mailbox of ${peer} makes no sense: ${senders} senders`, {
+      details: { peer, senders, bytes: buffer.byteLength },
     });
   }
   const found = new DataView(buffer, mailboxHeader.offset.incarnation, 8).getBigUint64(0, true);
@@ -122,17 +122,49 @@ function checkHeader(buffer: ArrayBuffer, { peer, incarnation }: PeerMailboxOpti
 function takeSlot(memory: SharedMemory, sender: string): number | undefined {
   const buffer = memory.buffer();
   const words = new Int32Array(buffer);
-  for (let slot = 0; slot < MAILBOX_SENDERS; slot += 1) {
-    const stateAt = (slotOffset(slot) + mailboxSender.offset.state) / 4;
+  const senders = sendersOf(buffer);
+  for (let slot = 0; slot < senders; slot += 1) {
+    const stateAt = slotWord(slot, 'state');
     if (Atomics.load(words, stateAt) !== senderStates.free || !lockByte(memory.fd, 1 + slot)) continue;
     // INVARIANT: only the lock's holder opens a slot, and only the owner frees one, when nobody holds its lock.
     if (Atomics.load(words, stateAt) !== senderStates.free) return undefined;
     const name = Buffer.from(sender).subarray(0, SENDER_NAME_BYTES);
     new Uint8Array(buffer, slotOffset(slot) + mailboxSender.offset.name, SENDER_NAME_BYTES).set(name);
     new Block(mailboxSender, buffer, slotOffset(slot)).set('nameBytes', name.length);
+    for (const step of ['agentStep', 'copyStep'] as const) {
+      // Its last holder died within a step. The word must change, for an owner that waits for that.
+      if (Atomics.load(words, slotWord(slot, step)) % 2 !== 0) Atomics.add(words, slotWord(slot, step), 1);
+    }
+    raise(words, headerWord.usedSenders, slot + 1);
     Atomics.store(words, stateAt, senderStates.open);
     Atomics.add(words, headerWord.joins, 1);
     return slot;
   }
   return undefined;
+}
+
+function isFull(buffer: ArrayBuffer): boolean {
+  const words = new Int32Array(buffer);
+  const senders = sendersOf(buffer);
+  for (let slot = 0; slot < senders; slot += 1) {
+    if (Atomics.load(words, slotWord(slot, 'state')) === senderStates.free) return false;
+  }
+  return true;
+}
+
+/** Makes the word at least that. */
+function raise(words: Int32Array, at: number, value: number): void {
+  for (let seen = Atomics.load(words, at); seen < value;) {
+    const found = Atomics.compareExchange(words, at, seen, value);
+    if (found === seen) return;
+    seen = found;
+  }
+}
+
+function full(peer: string, senders: number): WeftlineError {
+  return new WeftlineError(
+    'WL_CAPACITY',
+    `${peer} has links from ${senders} agents of this host already, as many as its setting localSenders allows`,
+    { details: { peer, allowed: senders } },
+  );
 }

@@ -2,12 +2,17 @@
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
-import type { TransferOperation, TransferPart } from '../../backend.ts';
-import { type CopyPart, type CopyPlan, HostCopies, JoinedCopies } from './copy-plan.ts';
+import type { BackendRegion, BackendRemoteRegion, TransferOperation } from '../../backend.ts';
+import type { PlannedTransfer } from '../../transfer-plan.ts';
+import { CopyList } from './copy-list.ts';
+import { type CopyPlan, HostCopies, JoinedCopies } from './copy-plan.ts';
 import { CudaCopies } from './cuda-copies.ts';
+import type { DeviceWork } from './device-work.ts';
 import type { LocalRegion } from './local-region.ts';
 import type { LocalTransferParts } from './local-transfer.ts';
 import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
+
+export type LocalPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;
 
 /** What a link knows of the peer's memory. */
 export interface LinkedMemory {
@@ -15,50 +20,80 @@ export interface LinkedMemory {
   readonly pid: number;
   mapAllocation(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): number;
   stream(device: CudaDevice): CudaStream;
+  readonly deviceWork: DeviceWork;
 }
 
 /** Fails with WL_UNSUPPORTED for pairs of memory that nothing copies. */
-export function planCopies(
-  link: LinkedMemory,
-  operation: TransferOperation,
-  parts: readonly TransferPart[],
-): LocalTransferParts {
+export function planCopies(link: LinkedMemory, operation: TransferOperation, plan: LocalPlan): LocalTransferParts {
   const isRead = operation === 'read';
-  const mapped: CopyPart[] = [];
-  const process: CopyPart[] = [];
-  const onDevice = new Map<CudaDevice, CopyPart[]>();
-  for (const part of parts) {
-    const { device, address } = part.local as LocalRegion;
-    const { reach } = part.remote as LocalRemoteRegion;
-    const local = address + part.localOffset;
-    const { bytes, remoteOffset } = part;
-    if (device !== undefined || reach.kind === 'cuda') {
-      const at = remoteOnDevice(link, reach, device);
-      const list = onDevice.get(at.device) ?? [];
-      onDevice.set(at.device, [...list, { local, remote: at.address + remoteOffset, bytes }]);
-    } else {
-      (reach.kind === 'mapped' ? mapped : process).push({ local, remote: reach.address + remoteOffset, bytes });
-    }
-  }
+  const locals = plan.locals as readonly LocalRegion[];
+  const remotes = plan.remotes as readonly LocalRemoteRegion[];
+  const { mapped, process, onDevice } = sortParts(link, { locals, remotes, parts: plan.parts });
   const plans: CopyPlan[] = [];
   const cuda = [...onDevice].map(
-    ([device, list]) => new CudaCopies(list, { device, stream: link.stream(device), isRead }),
+    ([device, list]) => new CudaCopies(list, { device, stream: link.stream(device), work: link.deviceWork, isRead }),
   );
   plans.push(...cuda);
   const host =
-    mapped.length + process.length === 0
+    mapped.count + process.count === 0
       ? undefined
       : new HostCopies({ mapped, process, pid: link.pid, isRead, peer: link.peerName });
   if (host !== undefined) plans.push(host);
   return {
     host: cuda.length === 0 ? host : undefined,
     plan: plans.length === 1 ? (plans[0] as CopyPlan) : new JoinedCopies(plans),
-    locals: [...new Set(parts.map(({ local }) => local as LocalRegion))],
-    remotes: [...new Set(parts.map(({ remote }) => remote as LocalRemoteRegion))],
+    locals,
+    remotes,
     dispose: () => {
       for (const copies of cuda) copies[Symbol.dispose]();
     },
   };
+}
+
+interface SortedParts {
+  readonly mapped: CopyList;
+  readonly process: CopyList;
+  readonly onDevice: ReadonlyMap<CudaDevice, CopyList>;
+}
+
+/** How the parts between one pair of regions are copied, and where the far region begins as seen by that copy. */
+interface Way {
+  readonly list: CopyList;
+  readonly begin: number;
+}
+
+function sortParts(
+  link: LinkedMemory,
+  { locals, remotes, parts }: PlannedTransfer<LocalRegion, LocalRemoteRegion>,
+): SortedParts {
+  const { count } = parts;
+  const mapped = new CopyList(count);
+  const process = new CopyList(count);
+  const onDevice = new Map<CudaDevice, CopyList>();
+  const wayOf = (device: CudaDevice | undefined, { reach }: LocalRemoteRegion): Way => {
+    if (device === undefined && reach.kind !== 'cuda')
+      return { list: reach.kind === 'mapped' ? mapped : process, begin: reach.address };
+    const at = remoteOnDevice(link, reach, device);
+    const list = onDevice.get(at.device) ?? new CopyList(count);
+    onDevice.set(at.device, list);
+    return { list, begin: at.address };
+  };
+  /** By device of this side, then by index of the remote region. */
+  const ways = new Map<CudaDevice | undefined, (Way | undefined)[]>();
+  for (const { device } of locals) if (!ways.has(device)) ways.set(device, []);
+  const waysOfLocal = locals.map(({ device }) => ways.get(device) as (Way | undefined)[]);
+  for (let at = 0; at < count; at++) {
+    const { device, address } = locals[parts.local[at] as number] as LocalRegion;
+    const remote = parts.remote[at] as number;
+    const known = waysOfLocal[parts.local[at] as number] as (Way | undefined)[];
+    const { list, begin } = (known[remote] ??= wayOf(device, remotes[remote] as LocalRemoteRegion));
+    list.add(
+      address + (parts.localOffset[at] as number),
+      begin + (parts.remoteOffset[at] as number),
+      parts.bytes[at] as number,
+    );
+  }
+  return { mapped, process, onDevice };
 }
 
 function remoteOnDevice(

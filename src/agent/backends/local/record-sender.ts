@@ -1,7 +1,7 @@
 // A sender's end of a peer's mailbox: writes records to the peer and wakes it if it sleeps. Hot path.
 import { mailboxHeader } from '../../../abi/agent-mailbox.ts';
 import { Futex } from '../../../native/libc.ts';
-import { headerWord, ringDoorbell, ringOf } from './mailbox.ts';
+import { headerWord, ringDoorbell, ringOf } from './mailbox-layout.ts';
 import type { NotificationRing } from './notification-ring.ts';
 
 export class RecordSender {

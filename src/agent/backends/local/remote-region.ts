@@ -1,9 +1,11 @@
 // A region of a peer of this host: mapped here, reached through a system call, or memory of a GPU.
 import { localRegionInfo, localRegionKinds, MEMORY_HANDLE_BYTES } from '../../../abi/agent-local-info.ts';
 import { Block } from '../../../abi/layout.ts';
+import { copyOf } from '../../../core/bytes.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
 import type { BackendRemoteRegion } from '../../backend.ts';
+import { grantOf, type RegionGrant } from './region-grants.ts';
 
 /** Where a region's bytes are. */
 export type RegionReach =
@@ -24,22 +26,25 @@ export type RegionReach =
 
 export interface RemoteRegionParts {
   readonly bytes: number;
+  /** Of the peer's table of regions, and what stands there as long as it is registered. */
   readonly slot: number;
   readonly key: number;
   readonly reach: RegionReach;
 }
 
-export class LocalRemoteRegion implements BackendRemoteRegion {
+export class LocalRemoteRegion implements BackendRemoteRegion, RegionGrant {
   readonly bytes: number;
-  /** Of the peer's table of regions, and what stands there as long as it is registered. */
-  readonly slot: number;
-  readonly key: number;
+  readonly keyAt: number;
+  readonly keyValue: number;
   readonly reach: RegionReach;
+  /** The peer has taken it back, or this side gave it up: nothing of it may be touched. */
+  isReleased = false;
 
   constructor({ bytes, slot, key, reach }: RemoteRegionParts) {
     this.bytes = bytes;
-    this.slot = slot;
-    this.key = key;
+    const grant = grantOf({ slot, key });
+    this.keyAt = grant.keyAt;
+    this.keyValue = grant.keyValue;
     this.reach = reach;
   }
 }
@@ -60,8 +65,8 @@ export function readRegionInfo(
   map: (place: SharedPlace) => number,
 ): LocalRemoteRegion {
   if (bytes.length !== localRegionInfo.size) throw notUnderstood(`it has ${bytes.length} bytes`);
-  const copy = bytes.slice();
-  const info = new Block(localRegionInfo, copy.buffer, 0);
+  const copy = copyOf(bytes);
+  const info = Block.over(localRegionInfo, copy);
   const kind = info.get('kind');
   const address = info.get('address');
   const regionBytes = info.get('bytes');
@@ -88,7 +93,7 @@ export function readRegionInfo(
 /** True if bytes that `readRegionInfo` would take speak of memory that only system calls reach. */
 export function isOfProcess(bytes: Uint8Array): boolean {
   if (bytes.length !== localRegionInfo.size) return false;
-  return new Block(localRegionInfo, bytes.slice().buffer, 0).get('kind') === localRegionKinds.process;
+  return Block.over(localRegionInfo, bytes).get('kind') === localRegionKinds.process;
 }
 
 function notUnderstood(why: string): WeftlineError {

@@ -1,6 +1,5 @@
 // A transfer's copies in the hands of the thread that copies, from a post to its end.
-import { type CopyJob, jobStates, jobWord } from './copy-lane.ts';
-import type { CopyTable } from './copy-table.ts';
+import { type CheckedCopies, type CopyJob, jobStates, jobWord } from './copy-lane.ts';
 import type { CopyThread, LaneToPeer } from './copy-thread.ts';
 
 export interface CopyHelp {
@@ -10,19 +9,19 @@ export interface CopyHelp {
 
 export class SharedCopies {
   readonly #help: CopyHelp;
-  readonly #table: CopyTable;
+  readonly #copies: CheckedCopies;
   #job: CopyJob | undefined;
 
-  constructor(help: CopyHelp, table: CopyTable) {
+  constructor(help: CopyHelp, copies: CheckedCopies) {
     this.#help = help;
-    this.#table = table;
+    this.#copies = copies;
   }
 
   /** Allocates at the first call, and when the length of the message changes. */
   begin(message: Uint8Array | undefined): void {
     const { thread, lane } = this.#help;
     if (this.#job === undefined || (message !== undefined && message.length !== this.#job.message.length)) {
-      this.#job = thread.makeJob(this.#table, message?.length ?? 0, this.#job);
+      this.#job = thread.makeJob(this.#copies, message?.length ?? 0, this.#job);
     }
     if (message !== undefined) this.#job.message.set(message);
     lane.copies.add(this.#job, message !== undefined);
@@ -33,7 +32,7 @@ export class SharedCopies {
     return this.#job !== undefined && Atomics.load(this.#job.words, jobWord.state) === jobStates.ended;
   }
 
-  /** Once it has ended: why, as CopyTable.copy says it; 0 if all is copied and the message is sent. */
+  /** Once it has ended: why, as CopyTable.copy says it, or REVOKED; 0 if all is copied and the message is sent. */
   get failure(): number {
     return this.#job?.words[jobWord.failure] ?? 0;
   }

@@ -1,7 +1,8 @@
 // The receiver's side of a mailbox: takes messages out of the ring in the order in which they arrived.
-import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord, MAX_MESSAGE_BYTES } from '../../../abi/multipath-mailbox.ts';
+import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from '../../../abi/multipath-mailbox.ts';
 import { alignUp } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
+import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
 
 /** Where messages go, and whether there is room for another. */
 export interface InboxDelivery {
@@ -25,8 +26,16 @@ export class Inbox {
     while (((arrived - this.#taken) | 0) > 0 && delivery.mayDeliver()) {
       const at = (this.#taken >>> 0) % MAILBOX_RING_BYTES;
       const length = this.#words[at / 4] as number;
-      if (length > MAX_MESSAGE_BYTES)
-        throw new WeftlineError('WL_PROTOCOL', `A peer sent a message of ${length} bytes`);
+      const left = (arrived - this.#taken) | 0;
+      if (
+        length > MAX_NOTIFICATION_BYTES ||
+        alignUp(mailboxRecord.size + length, 8) > left ||
+        left > MAILBOX_RING_BYTES
+      )
+        throw new WeftlineError(
+          'WL_PROTOCOL',
+          `A peer sent a message of ${length} bytes, with ${left} bytes in a ring of ${MAILBOX_RING_BYTES}: expected at most ${MAX_NOTIFICATION_BYTES}`,
+        );
       delivery.deliver(this.#copy((at + mailboxRecord.size) % MAILBOX_RING_BYTES, length));
       this.#taken = (this.#taken + alignUp(mailboxRecord.size + length, 8)) | 0;
     }

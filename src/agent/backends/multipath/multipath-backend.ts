@@ -47,7 +47,6 @@ export async function createBackend(context: BackendContext): Promise<Backend> {
 
 class MultipathBackend implements Backend {
   readonly name = 'multipath';
-  readonly whyOnlyForced = undefined;
   readonly #context: BackendContext;
   readonly #transport: Transport;
   #connectionInfo: Uint8Array = new Uint8Array(0);

@@ -1,9 +1,11 @@
 // The way to one peer over the transport: prepared transfers, messages behind their data, channels.
 import { MAILBOX_RING_BYTES, mailboxHead } from '../../../abi/multipath-mailbox.ts';
+import { PartTable } from '../../../abi/part-table.ts';
 import type { WeftlineError } from '../../../core/errors.ts';
 import type { Connection, MemoryRegion, Transport } from '../../../transport/index.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
-import type { BackendLink, TransferOperation, TransferPart } from '../../backend.ts';
+import type { BackendLink, BackendRegion, BackendRemoteRegion, TransferOperation } from '../../backend.ts';
+import type { PlannedTransfer } from '../../transfer-plan.ts';
 import type { Welcome } from './agent-words.ts';
 import { MultipathChannel } from './multipath-channel.ts';
 import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
@@ -51,7 +53,15 @@ export class MultipathLink implements BackendLink {
       ring: mailboxHead.size,
       ringBytes: MAILBOX_RING_BYTES,
     });
-    const nothing = { operation: 'write', flow: DATA_FLOW, parts: new Float64Array(0), line } as const;
+    const nothing = {
+      operation: 'write',
+      flow: DATA_FLOW,
+      parts: PartTable.ofCount(0).buffer,
+      regions: [],
+      remoteRegions: [],
+      remoteKeys: [],
+      line,
+    } as const;
     return new MultipathLink(parts, line, await connection.prepareTransfer(nothing));
   }
 
@@ -76,12 +86,20 @@ export class MultipathLink implements BackendLink {
     return new MultipathRemoteRegion(info, bytes);
   }
 
-  async prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<MultipathTransfer> {
-    const numbers = parts.flatMap(({ local, localOffset, remote, remoteOffset, bytes }) => {
-      const { remoteRegion, remoteKey } = own(MultipathRemoteRegion, remote);
-      return [own(MultipathRegion, local).region.number, localOffset, remoteRegion, remoteKey, remoteOffset, bytes];
-    });
-    const plan = { operation, flow: DATA_FLOW, parts: Float64Array.from(numbers), line: this.#line };
+  async prepare(
+    operation: TransferOperation,
+    { locals, remotes, parts }: PlannedTransfer<BackendRegion, BackendRemoteRegion>,
+  ): Promise<MultipathTransfer> {
+    const regions = remotes.map((region) => own(MultipathRemoteRegion, region));
+    const plan = {
+      operation,
+      flow: DATA_FLOW,
+      parts: parts.buffer,
+      regions: locals.map((region) => own(MultipathRegion, region).region.number),
+      remoteRegions: regions.map(({ remoteRegion }) => remoteRegion),
+      remoteKeys: regions.map(({ remoteKey }) => remoteKey),
+      line: this.#line,
+    };
     return new MultipathTransfer(this, await this.connection.prepareTransfer(plan));
   }
 

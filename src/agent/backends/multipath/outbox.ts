@@ -1,7 +1,7 @@
 // The sender's side of a mailbox: messages wait here until their data has arrived. Hot path: no allocation.
-import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord, MAX_MESSAGE_BYTES } from '../../../abi/multipath-mailbox.ts';
+import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from '../../../abi/multipath-mailbox.ts';
 import { alignUp } from '../../../abi/layout.ts';
-import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 
 /** Messages that may wait; more than requests of a transport. A power of two. */
 const MOST_MESSAGES = 8192;
@@ -31,10 +31,9 @@ export class Outbox {
     this.#words = new Uint32Array(this.bytes.buffer, mailboxHead.size);
   }
 
-  /** Copies a message. Returns its number; see `message`. Fails with WL_CAPACITY, leaving everything as it was. */
+  /** Copies a message. Returns its number; see `message`. Fails with WL_BUSY, leaving everything as it was. */
   reserve(text: Uint8Array): number {
     const { length } = text;
-    if (length > MAX_MESSAGE_BYTES) throw invalidArgument('message.length', length, `at most ${MAX_MESSAGE_BYTES}`);
     const bytes = alignUp(mailboxRecord.size + length, 8);
     const untaken = (this.#promised - Atomics.load(this.#taken, 0)) | 0;
     const at = this.#head % MAILBOX_RING_BYTES;
@@ -68,7 +67,7 @@ export class Outbox {
 
   #full(length: number): WeftlineError {
     return new WeftlineError(
-      'WL_CAPACITY',
+      'WL_BUSY',
       `Cannot send a message of ${length} bytes to ${this.#peer}: ${MAILBOX_RING_BYTES} bytes of earlier messages wait to be taken there`,
       { details: { peer: this.#peer, bytes: length, waiting: MAILBOX_RING_BYTES } },
     );

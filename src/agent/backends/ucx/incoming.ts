@@ -4,16 +4,9 @@ import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
 import { isErrorPointer } from '../../../native/ucx-status.ts';
+import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
 import { FAILED_OPERATIONS, IN_RING_BYTES, linkWord, WINDOW } from './link-block.ts';
-import {
-  CHUNK_BYTES,
-  HEADER_BYTES,
-  headerWord as at,
-  INLINE_BYTES,
-  MAX_MESSAGE_BYTES,
-  ringBytes,
-  wideAt,
-} from './message-header.ts';
+import { CHUNK_BYTES, HEADER_BYTES, headerWord as at, INLINE_BYTES, ringBytes, wideAt } from './message-header.ts';
 import type { Outgoing } from './outgoing.ts';
 import type { LinkTools, Sender } from './sender.ts';
 import { REGIONS } from './ucx-tables.ts';
@@ -289,7 +282,7 @@ export class Incoming {
   #append(place: number, message: number): number {
     const { block } = this.#options;
     const link = block.words;
-    if (message > MAX_MESSAGE_BYTES) return ucxRefusals.protocol;
+    if (message > MAX_NOTIFICATION_BYTES) return ucxRefusals.protocol;
     const size = ringBytes(message);
     let end = link[linkWord.inEnd] as number;
     let start = end & (IN_RING_BYTES - 1);

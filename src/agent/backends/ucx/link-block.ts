@@ -24,8 +24,6 @@ export const linkWord = {
   remoteNumber: 2,
   secretLow: 3,
   secretHigh: 4,
-  /** 1 if UCX tells when the peer is lost. */
-  tellsLoss: 5,
   /** Why it cannot be used any more: a failure and its detail. */
   failure: 6,
   failureDetail: 7,

@@ -20,8 +20,6 @@ export interface LinkOptions {
   readonly address: Uint8Array;
   readonly secretLow: number;
   readonly secretHigh: number;
-  /** UCX reports dead peers in mode `peer`, for which it cannot use shared memory. */
-  readonly mode: 'peer' | 'none';
   /** Descriptor of the peer's process, which becomes the table's; -1 if there is none. */
   readonly process: number;
 }
@@ -51,7 +49,6 @@ export class LinkTable {
   readonly #free: number[] = [];
   /** By index: how many numbers it has had. */
   readonly #lives: number[] = [];
-  readonly #modeOf = new Map<number, 'peer' | 'none'>();
   readonly #closing: Closing[] = [];
   #made = 0;
   #hasLost = false;
@@ -80,7 +77,7 @@ export class LinkTable {
 
   /** Fails with WL_NATIVE. */
   open(options: LinkOptions): LinkBlock {
-    const { number, mode, process, peer, address } = options;
+    const { number, process, peer, address } = options;
     const index = (number >>> LINK_NUMBER_BITS) - 1;
     const { tables } = this.#engine;
     this.#memory[index] ??= new NativeBlock(LinkBlock.bytes);
@@ -94,7 +91,7 @@ export class LinkTable {
     words[linkWord.life] = life;
     block.inState.fill(0);
     try {
-      block.endpoint[0] = this.#context.connect({ address, mode, peer, lostWord: block.lostWord });
+      block.endpoint[0] = this.#context.connect({ address, peer, lostWord: block.lostWord });
     } catch (error) {
       if (process >= 0) closeDescriptor(process);
       throw error;
@@ -105,7 +102,6 @@ export class LinkTable {
     words[linkWord.secretHigh] = options.secretHigh;
     words[linkWord.process] = process;
     words[linkWord.isOpen] = 1;
-    this.#modeOf.set(index, mode);
     if (process >= 0) this.#processes.add(process, index);
     tables.active[tables.words[tableWord.activeCount] as number] = index;
     tables.words[tableWord.activeCount] = (tables.words[tableWord.activeCount] as number) + 1;
@@ -145,7 +141,6 @@ export class LinkTable {
       link.abandon();
       this.#deactivate(block.index);
       this.#closing.splice(at, 1);
-      // Without errors from UCX, an endpoint to a process that was killed does not close: its memory stays.
       if (isClosed && wasDrained) {
         this.#engine.discard(block.words[linkWord.number] as number);
         this.#free.push(block.index);
@@ -168,7 +163,7 @@ export class LinkTable {
     if (!isDrained && !isGone && now - closing.since < PATIENCE_MS) return false;
     closing.isDisconnected = true;
     closing.since = now;
-    closing.request = this.#context.disconnect(block.endpoint[0] as number, this.#modeOf.get(block.index) ?? 'none');
+    closing.request = this.#context.disconnect(block.endpoint[0] as number);
     return true;
   }
 

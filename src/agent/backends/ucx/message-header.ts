@@ -10,8 +10,6 @@ export const HEADER_BYTES: number = ucxMessage.size;
 export const CONTROL_WORDS: number = UCX_CONTROL_BYTES / 4;
 /** Data and notification up to this size lie behind the header. */
 export const INLINE_BYTES: number = UCX_CONTROL_BYTES - HEADER_BYTES;
-/** A longer notification had better be data. */
-export const MAX_MESSAGE_BYTES: number = 64 * 1024;
 /** A part goes in messages of this size, so that a read does not wait behind a whole large write. */
 export const CHUNK_BYTES: number = 8 * 2 ** 20;
 

@@ -4,51 +4,52 @@ import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { ControlChannel } from '../../../meeting/control-channel.ts';
 import { credentialsOf } from '../../../meeting/credentials.ts';
 import { MeetingListener } from '../../../meeting/listener.ts';
-import { localFiles } from '../../../native/file-probe.ts';
 import { openProcess, startOfProcess } from '../../../native/process-descriptor.ts';
-import { hasActiveRdmaPort } from '../../../native/rdma-ports.ts';
 import { openUcx } from '../../../native/ucx.ts';
 import { hostIdentity } from '../../../world/host-identity.ts';
 import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
 import type { Backend, BackendContext, BackendPeer, BackendRegion, ConnectOptions } from '../../backend.ts';
 import { decodeUcxAddress, encodeUcxAddress } from './ucx-info.ts';
 import { UcxDriver } from './ucx-driver.ts';
+import { UcxDrivers } from './ucx-drivers.ts';
 import { UcxLink } from './ucx-link.ts';
 import { receiveUcxGuest, type UcxMeeting, type UcxSelf, visitUcxPeer } from './ucx-meeting.ts';
 import { UcxRegion } from './ucx-region.ts';
-import { mayUse } from './ucx-transports.ts';
-import { CHANNELS, REGIONS, SLOTS } from './ucx-tables.ts';
+import { chooseTransports, localSurroundings, type UcxTransports } from './ucx-transports.ts';
 
-/** Fails with WL_UNSUPPORTED without libucp. */
+/** Fails with WL_UNSUPPORTED without libucp, with WL_CONFIG for transports or addresses that cannot be. */
 export async function createUcxBackend(context: BackendContext): Promise<Backend> {
   // Before anything is made that would have to be closed.
   openUcx();
   return UcxBackend.open(context);
 }
 
+/** For a link that is being made: its worker, and what its peer is told of it. */
+interface Place {
+  readonly driver: UcxDriver;
+  readonly self: Pick<UcxSelf, 'link' | 'address'>;
+  readonly giveBack: () => void;
+}
+
 export class UcxBackend implements Backend {
   readonly name = 'ucx';
-  readonly driver: UcxDriver;
-  /** Free places of the tables. */
-  readonly slots: number[] = countDown(SLOTS);
-  readonly channels: number[] = countDown(CHANNELS);
-  readonly #free: number[] = [];
-  #regions = 0;
+  readonly #drivers: UcxDrivers;
   readonly #context: BackendContext;
   #connectionInfo: Uint8Array = new Uint8Array(0);
   #listener: MeetingListener | undefined;
-  readonly #self: Omit<UcxSelf, 'link'>;
+  readonly #isMemoryOnly: boolean;
+  readonly #self: Omit<UcxSelf, 'link' | 'address'>;
   readonly #links: UcxLink[] = [];
-  /** So that registered memory lives as long. */
-  readonly #memories = new Map<number, Uint8Array | undefined>();
   #isHoldingBack = false;
   #closing: Promise<void> | undefined;
 
   static async open(context: BackendContext): Promise<UcxBackend> {
     const { ownThread, wake, settings } = context;
-    const driver = new UcxDriver({ ownThread, wake, spinMicroseconds: settings.transportSpinUs });
+    const transports = chooseTransports(localSurroundings(context.host));
+    const options = { ownThread, wake, spinMicroseconds: settings.transportSpinUs, transports };
+    const drivers = new UcxDrivers(() => new UcxDriver(options), !transports.isMemoryOnly);
     try {
-      const backend = new UcxBackend(context, driver);
+      const backend = new UcxBackend(context, { drivers, transports });
       const listener = await MeetingListener.open({
         target: { host: context.host, port: 0 },
         credentials: backend.#self.credentials,
@@ -60,14 +61,18 @@ export class UcxBackend implements Backend {
       backend.#connectionInfo = encodeUcxAddress({ host: context.host, port: listener.port });
       return backend;
     } catch (error) {
-      await driver.close();
+      await drivers.close();
       throw error;
     }
   }
 
-  private constructor(context: BackendContext, driver: UcxDriver) {
+  private constructor(
+    context: BackendContext,
+    { drivers, transports }: { drivers: UcxDrivers; transports: UcxTransports },
+  ) {
     this.#context = context;
-    this.driver = driver;
+    this.#drivers = drivers;
+    this.#isMemoryOnly = transports.isMemoryOnly;
     const { agentName: name, incarnation, token } = context;
     this.#self = {
       credentials: credentialsOf(token),
@@ -76,8 +81,8 @@ export class UcxBackend implements Backend {
       host: hostIdentity(),
       process: process.pid,
       started: startOfProcess(process.pid) ?? '',
-      address: driver.context.address,
-      sharesMemory: mayUse('shm', 'sm', 'mm', 'posix', 'sysv', 'xpmem'),
+      // UCX tells of lost peers over shared memory too.
+      sharesMemory: false,
     };
   }
 
@@ -90,11 +95,9 @@ export class UcxBackend implements Backend {
   }
 
   whyNotPeer(peer: BackendPeer): string | undefined {
-    return decodeUcxAddress(peer.connectionInfo) === undefined ? 'its address is not understood' : undefined;
-  }
-
-  get whyOnlyForced(): string | undefined {
-    return hasActiveRdmaPort(localFiles()) ? undefined : 'this host has no RDMA device with an active port';
+    if (decodeUcxAddress(peer.connectionInfo) === undefined) return 'its address is not understood';
+    if (!this.#isMemoryOnly || peer.host === this.#self.host) return undefined;
+    return `${peer.name} is on another host, and UCX uses shared memory alone here: give Agent.create a host that peers can reach, or set UCX_TLS`;
   }
 
   whyNotRemote(kind: MemoryKind): string | undefined {
@@ -105,46 +108,25 @@ export class UcxBackend implements Backend {
     const why = this.whyNotMemory(memory);
     if (why !== undefined) throw new WeftlineError('WL_UNSUPPORTED', `The backend ucx cannot use the memory: ${why}`);
     const { address, bytes } = memory;
-    const number = this.#free.pop() ?? this.#regions++;
-    if (number >= REGIONS) throw new WeftlineError('WL_CAPACITY', 'Too many registered regions: deregister some first');
     const key = randomBytes(4).readUInt32LE();
-    const { tables } = this.driver;
-    this.driver.enter();
-    tables.regionAddress[number] = address;
-    tables.regionBytes[number] = bytes;
-    tables.regionKey[number] = key;
-    tables.regionUses[number] = 0;
-    tables.regionIsOpen[number] = 1;
-    this.driver.leave();
-    this.#memories.set(number, memory.view);
-    return new UcxRegion(address, { number, key }, () => this.#release(number));
-  }
-
-  async #release(region: number): Promise<void> {
-    const { driver } = this;
-    const { tables } = driver;
-    await driver.until(() => {
-      tables.regionIsOpen[region] = 0;
-      return tables.regionUses[region] === 0;
-    });
-    this.#memories.delete(region);
-    this.#free.push(region);
+    const number = this.#drivers.register({ address, bytes, key, view: memory.view });
+    return new UcxRegion(address, { number, key }, () => this.#drivers.release(number));
   }
 
   async connect(peer: BackendPeer, options: ConnectOptions): Promise<UcxLink> {
     const address = decodeUcxAddress(peer.connectionInfo);
     if (address === undefined) throw invalidArgument('connectionInfo', peer.name, 'that of a ucx backend');
-    const link = this.#reserve();
+    const place = this.#reserve();
     try {
-      return this.#establish(link, await visitUcxPeer({ peer, address }, { ...this.#self, link }, options));
+      return this.#establish(place, await visitUcxPeer({ peer, address }, { ...this.#self, ...place.self }, options));
     } catch (error) {
-      this.driver.links.giveBack(link);
+      place.giveBack();
       throw error;
     }
   }
 
   poll(): boolean {
-    const hasNews = this.driver.look();
+    const hasNews = this.#drivers.look();
     if (!hasNews && !this.#isHoldingBack) return false;
     const links = this.#links;
     let isAwaited = false;
@@ -155,22 +137,17 @@ export class UcxBackend implements Backend {
       if (link.isHoldingBack) this.#isHoldingBack = true;
       if (link.owesRoom) isAwaited = true;
     }
-    if (isAwaited) this.driver.look();
+    if (isAwaited) this.#drivers.look();
     return hasNews;
   }
 
   /** Whoever looks works itself. */
   get gainsFromPolling(): boolean {
-    return this.driver.hasLinks;
+    return this.#drivers.hasLinks;
   }
 
   prepareSleep(): number {
-    return this.driver.prepareSleep();
-  }
-
-  forgetLink(link: UcxLink): void {
-    const at = this.#links.indexOf(link);
-    if (at >= 0) this.#links.splice(at, 1);
+    return this.#drivers.prepareSleep();
   }
 
   close(): Promise<void> {
@@ -181,55 +158,73 @@ export class UcxBackend implements Backend {
   async #close(): Promise<void> {
     this.#listener?.close();
     await Promise.all([...this.#links].map((link) => link.close()));
-    await this.driver.close();
-    this.#memories.clear();
+    await this.#drivers.close();
   }
 
   async #welcome(channel: ControlChannel): Promise<void> {
-    let link: number | undefined;
-    const reserve = (): { link: number; address: Uint8Array } => {
-      link = this.#reserve();
-      return { link, address: this.#self.address };
+    let place: Place | undefined;
+    // Strangers cost no worker: it is made when the caller has proven itself.
+    const reserve = (): Place['self'] => {
+      place = this.#reserve();
+      return place.self;
     };
     const connect = async (meeting: UcxMeeting): Promise<void> => {
-      this.#establish(link as number, meeting);
-      link = undefined;
+      this.#establish(place as Place, meeting);
+      place = undefined;
     };
     try {
       await receiveUcxGuest(channel, this.#self, { reserve, connect });
     } finally {
-      if (link !== undefined) this.driver.links.giveBack(link);
+      place?.giveBack();
     }
   }
 
-  #reserve(): number {
-    this.driver.enter();
+  #reserve(): Place {
+    const driver = this.#drivers.take();
     try {
-      return this.driver.links.reserve();
-    } finally {
-      this.driver.leave();
+      driver.enter();
+      try {
+        const link = driver.links.reserve();
+        const giveBack = (): void => {
+          driver.links.giveBack(link);
+          this.#drivers.giveBack(driver);
+        };
+        return { driver, self: { link, address: driver.context.address }, giveBack };
+      } finally {
+        driver.leave();
+      }
+    } catch (error) {
+      this.#drivers.giveBack(driver);
+      throw error;
     }
   }
 
-  #establish(number: number, meeting: UcxMeeting): UcxLink {
-    const { address, remoteLink: remoteNumber, peer, secretLow, secretHigh, mode } = meeting;
-    const { driver } = this;
+  #establish({ driver, self }: Place, meeting: UcxMeeting): UcxLink {
+    const { address, remoteLink: remoteNumber, peer, secretLow, secretHigh, channel } = meeting;
     try {
       driver.enter();
       try {
         const process = this.#processOf(meeting);
-        const keys = { secretLow, secretHigh, mode, process };
-        const block = driver.links.open({ number, remoteNumber, peer, address, ...keys });
-        const link = new UcxLink(this, block, meeting);
+        const keys = { secretLow, secretHigh, process };
+        const block = driver.links.open({ number: self.link, remoteNumber, peer, address, ...keys });
+        const onEnd = (): void => this.#forget(link);
+        const link: UcxLink = new UcxLink(driver, block, { peer, channel, onEnd });
         this.#links.push(link);
         return link;
       } finally {
         driver.leave();
       }
     } catch (error) {
-      meeting.channel.refuse(error);
+      channel.refuse(error);
       throw error;
     }
+  }
+
+  #forget(link: UcxLink): void {
+    const at = this.#links.indexOf(link);
+    if (at < 0) return;
+    this.#links.splice(at, 1);
+    this.#drivers.giveBack(link.driver);
   }
 
   /** A descriptor of the peer's process, if it is one of this host and the number means the same process here. */
@@ -237,8 +232,4 @@ export class UcxBackend implements Backend {
     if (host !== this.#self.host || started === '' || startOfProcess(process) !== started) return -1;
     return openProcess(process);
   }
-}
-
-function countDown(count: number): number[] {
-  return Array.from({ length: count }, (_, index) => count - 1 - index);
 }

@@ -3,13 +3,13 @@ import { WeftlineError } from '../../../core/errors.ts';
 import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { failures } from './failure.ts';
 import { operationKinds } from './outgoing.ts';
-import type { UcxRegion } from './ucx-region.ts';
+import type { RegionUser, UcxRegion } from './ucx-region.ts';
 import type { UcxLink, UcxRemoteRegion } from './ucx-link.ts';
 
 /** Operations under way; of more, `put` and `signal` say false. */
 const MOST_PENDING = 1024;
 
-export class UcxChannel implements BackendChannel {
+export class UcxChannel implements BackendChannel, RegionUser {
   posted = 0;
   readonly #link: UcxLink;
   readonly #number: number;
@@ -21,7 +21,7 @@ export class UcxChannel implements BackendChannel {
 
   /** The caller holds the lock. */
   constructor(link: UcxLink, number: number, onClose: () => void) {
-    const { tables } = link.backend.driver;
+    const { tables } = link.driver;
     this.#link = link;
     this.#number = number;
     this.#onClose = onClose;
@@ -32,7 +32,9 @@ export class UcxChannel implements BackendChannel {
 
   put({ local, localOffset, remote, remoteOffset, bytes }: PutPlace): boolean {
     const { block } = this.#link;
-    const from = (local as UcxRegion).address + localOffset;
+    const { address, users } = local as UcxRegion;
+    const from = address + localOffset;
+    users.add(this);
     const entry = this.#begin(operationKinds.put, remote as UcxRemoteRegion, remoteOffset);
     if (entry < 0) return false;
     block.local[entry] = from;
@@ -51,19 +53,25 @@ export class UcxChannel implements BackendChannel {
   }
 
   get delivered(): number {
-    const known = Atomics.load(this.#link.backend.driver.tables.delivered, this.#number);
+    const known = Atomics.load(this.#link.driver.tables.delivered, this.#number);
     // The word wraps; fewer are under way than half of it counts.
     return this.posted - ((this.posted - known) >>> 0);
   }
 
   get error(): WeftlineError | undefined {
-    const { tables } = this.#link.backend.driver;
+    const { tables } = this.#link.driver;
     const failure = Atomics.load(tables.channelFailure, this.#number);
     if (failure !== failures.none && this.#closing === undefined) {
       this.#error ??= this.#link.errorOf(failure, tables.channelDetail[this.#number] as number);
     }
     this.#error ??= this.#link.error;
     return this.#error;
+  }
+
+  /** Of memory that puts send from: they end, as the peer's agent answers them. */
+  async endUse(): Promise<void> {
+    const { driver } = this.#link;
+    await driver.until(() => this.#link.error !== undefined || !this.#link.outgoing.hasChannel(this.#number));
   }
 
   close(): Promise<void> {
@@ -74,7 +82,7 @@ export class UcxChannel implements BackendChannel {
   /** With the lock, unless there is no room: then -1, without. */
   #begin(kind: number, remote: UcxRemoteRegion, offset: number): number {
     const link = this.#link;
-    const { driver } = link.backend;
+    const { driver } = link;
     const { error } = this;
     if (error !== undefined) throw error;
     if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The channel was closed');
@@ -97,7 +105,7 @@ export class UcxChannel implements BackendChannel {
       this.#link.commit();
       this.posted += 1;
     } finally {
-      this.#link.backend.driver.leave();
+      this.#link.driver.leave();
     }
   }
 
@@ -105,13 +113,13 @@ export class UcxChannel implements BackendChannel {
     // What it has come to can be asked afterwards too.
     this.#error = this.error;
     this.#onClose();
-    const { driver } = this.#link.backend;
+    const { driver } = this.#link;
     const { outgoing } = this.#link;
     if (driver.failure !== undefined) return;
     driver.enter();
     outgoing.stopChannel(this.#number, failures.channelClosed);
     driver.leave();
     await driver.until(() => !outgoing.hasChannel(this.#number));
-    this.#link.backend.channels.push(this.#number);
+    this.#link.driver.channels.push(this.#number);
   }
 }

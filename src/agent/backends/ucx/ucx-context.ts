@@ -1,28 +1,27 @@
 // The UCX context and worker of one backend: made, connected and destroyed by the agent's thread.
-import { ucpEndpointParams, ucpErrorModes, ucpMasks, ucpParams } from '../../../abi/ucx-structs.ts';
+import { UCP_ERR_HANDLING_MODE_PEER, ucpEndpointParams, ucpMasks, ucpParams } from '../../../abi/ucx-structs.ts';
 import { ucpRequestParam, ucpWorkerParams, UCS_THREAD_MODE_SERIALIZED, ucsStatus } from '../../../abi/ucx-structs.ts';
 import { Block, type Layout } from '../../../abi/layout.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import { symbolAddress, viewAt } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { openUcx, type Ucx, withVariables } from '../../../native/ucx.ts';
-import { mayUse } from './ucx-transports.ts';
-import { isErrorPointer, ucxError } from '../../../native/ucx-status.ts';
+import { isErrorPointer, ucxError, ucxStatusName } from '../../../native/ucx-status.ts';
+import type { UcxTransports } from './ucx-transports.ts';
 
 export interface EndpointOptions {
   /** Of the peer's worker. */
   readonly address: Uint8Array;
-  readonly mode: keyof typeof ucpErrorModes;
   /** For errors. */
   readonly peer: string;
   /** Of a word of 64 bits that is not 0 any more once the peer is lost. */
   readonly lostWord: number;
 }
 
-/**
- * UCX has two ways to send large messages over TCP. The one that it takes for endpoints that tell when their peer is lost
- * cuts them into pieces of the receiver's buffers: with its 64 KiB it reaches two thirds of the other, with these all of it.
- */
-const preferences: Readonly<Record<string, string>> = { UCX_TCP_RX_SEG_SIZE: '256K' };
+export interface ContextOptions {
+  readonly canSleep: boolean;
+  readonly transports: UcxTransports;
+}
 
 export class UcxContext implements Disposable {
   /** Of the worker, for UcxWorker. */
@@ -33,48 +32,52 @@ export class UcxContext implements Disposable {
   readonly fd: number;
   readonly #ucx: Ucx;
   readonly #out = new NativeBlock(16);
-  readonly #plain: StructBlock = struct(ucpRequestParam);
   readonly #force: StructBlock = struct(ucpRequestParam);
   readonly #context: number;
+  readonly #transports: UcxTransports;
   /** UCX copies what it needs of them during the call, but an address may be read until the endpoint is connected. */
-  readonly #addresses: NativeBlock[] = [];
+  readonly #addresses = new Map<number, NativeBlock>();
   #isAbandoned = false;
   #isDisposed = false;
 
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
-  constructor({ canSleep }: { readonly canSleep: boolean }) {
+  constructor({ canSleep, transports }: ContextOptions) {
     this.#ucx = openUcx();
+    this.#transports = transports;
     this.#force.block.set('attributes', ucpMasks.request.flags);
     this.#force.block.set('flags', ucpMasks.closeFlags.force);
-    const [context, handle] = withVariables(mayUse('tcp') ? preferences : {}, () => this.#create(canSleep));
+    const [context, handle] = withVariables(transports.variables, () => this.#create(canSleep, transports.config));
     this.#context = context;
     this.handle = handle;
     this.address = this.#ownAddress();
     this.fd = canSleep ? this.#descriptor() : -1;
   }
 
-  /** The endpoint to a peer's worker. Fails with WL_NATIVE. */
-  connect({ address, mode, peer, lostWord }: EndpointOptions): number {
+  /** The endpoint to a peer's worker. Fails with WL_UNSUPPORTED if both have no transport in common, with WL_NATIVE. */
+  connect({ address, peer, lostWord }: EndpointOptions): number {
     const own = new NativeBlock(address.length);
     own.bytes.set(address);
-    this.#addresses.push(own);
     const { block, address: params } = struct(ucpEndpointParams);
     const { endpoint } = ucpMasks;
-    block.set('fieldMask', endpoint.address + (mode === 'peer' ? endpoint.errorMode + endpoint.errorHandler : 0));
+    block.set('fieldMask', endpoint.address + endpoint.errorMode + endpoint.errorHandler);
     block.set('address', own.address);
-    block.set('errorMode', ucpErrorModes[mode]);
+    block.set('errorMode', UCP_ERR_HANDLING_MODE_PEER);
     // UCX calls it as handler(argument, endpoint, status) on whichever thread makes progress, where no function of
     // TypeScript may run. time(2) fits: it writes where its first argument points, and ignores the others.
     block.set('errorCallback', symbolAddress('time'));
     block.set('errorArgument', lostWord);
-    this.#check('ucp_ep_create', this.#ucx.calls.ucp_ep_create(this.handle, params, this.#out.address), peer);
-    return this.#outNumber(0);
+    const status = this.#ucx.calls.ucp_ep_create(this.handle, params, this.#out.address);
+    if (status === ucsStatus.unreachable || status === ucsStatus.noSegment) throw this.#noWay(peer, status);
+    this.#check('ucp_ep_create', status, `connecting to ${peer}`);
+    const created = this.#outNumber(0);
+    this.#addresses.set(created, own);
+    return created;
   }
 
-  /** Ends an endpoint: at once in mode `peer`, else what is under way ends first. Returns a request or 0. */
-  disconnect(endpoint: number, mode: keyof typeof ucpErrorModes): number {
-    const how = mode === 'peer' ? this.#force : this.#plain;
-    const request = this.#ucx.calls.ucp_ep_close_nbx(endpoint, how.address);
+  /** Ends an endpoint at once; what is under way fails. Returns a request or 0. */
+  disconnect(endpoint: number): number {
+    this.#addresses.delete(endpoint);
+    const request = this.#ucx.calls.ucp_ep_close_nbx(endpoint, this.#force.address);
     return isErrorPointer(request) ? 0 : request;
   }
 
@@ -91,17 +94,36 @@ export class UcxContext implements Disposable {
     this.#ucx.calls.ucp_cleanup(this.#context);
   }
 
-  #create(canSleep: boolean): [context: number, worker: number] {
-    const context = this.#createContext(canSleep);
-    return [context, this.#createWorker(context)];
+  #noWay(peer: string, status: number): WeftlineError {
+    const transports = this.#transports.config['TLS'];
+    return new WeftlineError(
+      'WL_UNSUPPORTED',
+      `UCX has no way to ${peer} by the transports ${transports}: shared memory needs the same user, host and process numbers, and both sides need the same kind of way; give both agents a host that is not loopback, or set UCX_TLS alike`,
+      { details: { peer, transports, status: ucxStatusName(status) } },
+    );
   }
 
-  #createContext(canSleep: boolean): number {
+  #create(canSleep: boolean, settings: UcxTransports['config']): [context: number, worker: number] {
+    const { calls } = this.#ucx;
+    this.#check('ucp_config_read', calls.ucp_config_read(0, 0, this.#out.address), 'reading its variables UCX_*');
+    const config = this.#outNumber(0);
+    try {
+      for (const [name, value] of Object.entries(settings)) {
+        this.#check('ucp_config_modify', calls.ucp_config_modify(config, name, value), `setting ${name} to ${value}`);
+      }
+      const context = this.#createContext(canSleep, config);
+      return [context, this.#createWorker(context)];
+    } finally {
+      calls.ucp_config_release(config);
+    }
+  }
+
+  #createContext(canSleep: boolean, config: number): number {
     const { block, address } = struct(ucpParams);
     const { features } = ucpMasks;
     block.set('fieldMask', ucpMasks.params.features);
     block.set('features', features.tags + (canSleep ? features.wakeup : 0));
-    this.#check('ucp_init', this.#ucx.init(address, this.#out.address), 'starting UCX');
+    this.#check('ucp_init', this.#ucx.init(address, config, this.#out.address), 'starting UCX');
     return this.#outNumber(0);
   }
 

@@ -11,14 +11,16 @@ import { LinkTable } from './link-table.ts';
 import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
 import { UcxContext } from './ucx-context.ts';
 import { UcxEngine } from './ucx-engine.ts';
-import { tableWord, UcxTables } from './ucx-tables.ts';
+import { CHANNELS, SLOTS, tableWord, UcxTables } from './ucx-tables.ts';
 import type { UcxThreadOptions } from './ucx-thread.ts';
+import type { UcxTransports } from './ucx-transports.ts';
 import { UcxWorker } from './ucx-worker.ts';
 
 export interface UcxDriverOptions {
   readonly ownThread: boolean;
   readonly wake: WakeWord;
   readonly spinMicroseconds: number;
+  readonly transports: UcxTransports;
 }
 
 /** A blocking wait goes on looking for this long after the last work. */
@@ -34,6 +36,9 @@ export class UcxDriver {
   readonly engine: UcxEngine;
   readonly links: LinkTable;
   readonly context: UcxContext;
+  /** Free places of the tables. */
+  readonly slots: number[] = countDown(SLOTS);
+  readonly channels: number[] = countDown(CHANNELS);
   /** Why nothing works any more. */
   failure: WeftlineError | undefined;
   readonly #options: UcxDriverOptions;
@@ -53,8 +58,8 @@ export class UcxDriver {
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
   constructor(options: UcxDriverOptions) {
     this.#options = options;
-    const { ownThread, wake, spinMicroseconds } = options;
-    this.context = new UcxContext({ canSleep: ownThread });
+    const { ownThread, wake, spinMicroseconds, transports } = options;
+    this.context = new UcxContext({ canSleep: ownThread, transports });
     this.tables = new UcxTables(Carver.of(this.#memory));
     this.engine = new UcxEngine(new UcxWorker(this.context.handle), this.tables);
     this.links = new LinkTable(this.engine, this.context, this.#processes);
@@ -224,4 +229,8 @@ export class UcxDriver {
         : new WeftlineError('WL_INTERNAL', `The thread of UCX failed${reason}`, { cause });
     this.#options.wake.ring();
   }
+}
+
+function countDown(count: number): number[] {
+  return Array.from({ length: count }, (_, index) => count - 1 - index);
 }

@@ -1,27 +1,31 @@
 // The way to one peer over UCX, as the agent has it: regions, transfers, channels, notifications.
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../meeting/frames.ts';
+import { NativeBlock } from '../../../native/native-block.ts';
 import type {
   BackendContext,
   BackendLink,
+  BackendRegion,
   BackendRemoteRegion,
   BackendTransfer,
   TransferOperation,
-  TransferPart,
 } from '../../backend.ts';
+import type { PlannedTransfer } from '../../transfer-plan.ts';
 import { failureError, failures } from './failure.ts';
 import { inRecord } from './incoming.ts';
 import { IN_RING_BYTES, type LinkBlock, linkWord } from './link-block.ts';
-import { MAX_MESSAGE_BYTES, ringBytes } from './message-header.ts';
+import { ringBytes } from './message-header.ts';
 import type { OutMessages } from './out-messages.ts';
 import { operationKinds, type Outgoing } from './outgoing.ts';
-import type { UcxBackend } from './ucx-backend.ts';
 import { UcxChannel } from './ucx-channel.ts';
+import type { UcxDriver } from './ucx-driver.ts';
 import { decodeUcxRegion } from './ucx-info.ts';
 import { UcxRegion } from './ucx-region.ts';
 import type { UcxMeeting } from './ucx-meeting.ts';
 import { PART_FIELDS, partField } from './ucx-tables.ts';
 import { UcxTransfer } from './ucx-transfer.ts';
+
+type UcxPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;
 
 /** Of a link that ends, before it does. */
 const MOST_LAST_STEPS = 64;
@@ -38,9 +42,11 @@ export class UcxRemoteRegion implements BackendRemoteRegion {
   }
 }
 
+export type UcxLinkOptions = Pick<UcxMeeting, 'peer' | 'channel'> & { readonly onEnd: () => void };
+
 export class UcxLink implements BackendLink {
   readonly peer: string;
-  readonly backend: UcxBackend;
+  readonly driver: UcxDriver;
   readonly block: LinkBlock;
   readonly outgoing: Outgoing;
   #error: WeftlineError | undefined;
@@ -48,6 +54,7 @@ export class UcxLink implements BackendLink {
   isHoldingBack = false;
   readonly #messages: OutMessages;
   readonly #life: number;
+  readonly #onEnd: () => void;
   readonly #channel: UcxMeeting['channel'];
   readonly #channels = new Set<UcxChannel>();
   /** Notifications that had come when the link ended. */
@@ -55,11 +62,13 @@ export class UcxLink implements BackendLink {
   #isClosed = false;
   #closing: Promise<void> | undefined;
 
-  constructor(backend: UcxBackend, block: LinkBlock, { peer, channel }: UcxMeeting) {
-    this.backend = backend;
+  /** `onEnd`: it has ended, and the agent has all that came of it. */
+  constructor(driver: UcxDriver, block: LinkBlock, { peer, channel, onEnd }: UcxLinkOptions) {
+    this.driver = driver;
     this.block = block;
     this.peer = peer;
-    const { outgoing, messages } = backend.driver.engine.link(block.index);
+    this.#onEnd = onEnd;
+    const { outgoing, messages } = driver.engine.link(block.index);
     this.outgoing = outgoing;
     this.#messages = messages;
     this.#life = block.words[linkWord.life] as number;
@@ -83,28 +92,33 @@ export class UcxLink implements BackendLink {
     return new UcxRemoteRegion(bytes, name);
   }
 
-  async prepare(operation: TransferOperation, parts: readonly TransferPart[]): Promise<BackendTransfer> {
+  async prepare(operation: TransferOperation, plan: UcxPlan): Promise<BackendTransfer> {
     if (this.error !== undefined) throw this.error;
-    const slot = this.backend.slots.pop();
+    const slot = this.driver.slots.pop();
     if (slot === undefined) throw new WeftlineError('WL_CAPACITY', 'Too many prepared transfers: release some first');
-    const { driver } = this.backend;
+    const { driver } = this;
     try {
-      const plan = { operation, parts: numbersOf(parts) };
+      const records = recordsOf(plan);
       driver.enter();
       try {
-        return new UcxTransfer(this, slot, plan);
+        return new UcxTransfer(this, slot, {
+          operation,
+          records,
+          count: plan.parts.count,
+          locals: plan.locals as readonly UcxRegion[],
+        });
       } finally {
         driver.leave();
       }
     } catch (error) {
-      this.backend.slots.push(slot);
+      this.driver.slots.push(slot);
       throw error;
     }
   }
 
   notify(message: Uint8Array): void {
     if (this.error !== undefined) throw this.error;
-    const { driver } = this.backend;
+    const { driver } = this;
     driver.enter();
     try {
       this.begin(operationKinds.notify, 0, driver.tables.newOperation(), message);
@@ -116,9 +130,9 @@ export class UcxLink implements BackendLink {
 
   openChannel(): UcxChannel {
     if (this.error !== undefined) throw this.error;
-    const number = this.backend.channels.pop();
+    const number = this.driver.channels.pop();
     if (number === undefined) throw new WeftlineError('WL_CAPACITY', 'Too many open channels: close some first');
-    const { driver } = this.backend;
+    const { driver } = this;
     driver.enter();
     try {
       const channel: UcxChannel = new UcxChannel(this, number, () => this.#channels.delete(channel));
@@ -129,17 +143,16 @@ export class UcxLink implements BackendLink {
     }
   }
 
-  /** Hot path, under the lock. An operation that `commit` posts; its place in the queue. Fails with WL_CAPACITY. */
+  /** Hot path, under the lock. An operation that `commit` posts; its place in the queue. Fails with WL_BUSY. */
   begin(kind: number, slot: number, operation: number, message: Uint8Array | undefined): number {
     const { block, outgoing } = this;
     const entry = outgoing.begin(kind, slot, operation);
-    if (entry < 0) throw new WeftlineError('WL_CAPACITY', 'Too many operations are under way: wait for earlier ones');
+    if (entry < 0) throw new WeftlineError('WL_BUSY', 'Too many operations are under way: wait for earlier ones');
     if (message === undefined) return entry;
     const { length } = message;
-    if (length > MAX_MESSAGE_BYTES) throw invalidArgument('message', length, `at most ${MAX_MESSAGE_BYTES} bytes`);
     const place = this.#messages.place(entry, length);
     if (place < 0) {
-      throw new WeftlineError('WL_CAPACITY', `${this.peer} has not taken earlier messages: wait until it has`, {
+      throw new WeftlineError('WL_BUSY', `${this.peer} has not taken earlier messages: wait until it has`, {
         details: { peer: this.peer },
       });
     }
@@ -159,7 +172,7 @@ export class UcxLink implements BackendLink {
     if (this.#isClosed) {
       while (this.#kept.length > 0 && mayDeliver(peer)) deliver(peer, this.#kept.shift() as Uint8Array);
       this.isHoldingBack = this.#kept.length > 0;
-      if (!this.isHoldingBack) this.backend.forgetLink(this);
+      if (!this.isHoldingBack) this.#onEnd();
       return;
     }
     const { words, inRing } = block;
@@ -187,7 +200,7 @@ export class UcxLink implements BackendLink {
 
   /** The peer waits to hear what was taken. */
   get owesRoom(): boolean {
-    return !this.#isClosed && this.backend.driver.engine.link(this.block.index).owesRoom;
+    return !this.#isClosed && this.driver.engine.link(this.block.index).owesRoom;
   }
 
   errorOf(failure: number, detail: number): WeftlineError {
@@ -198,7 +211,7 @@ export class UcxLink implements BackendLink {
   get isDrained(): boolean {
     const { words } = this.block;
     if (words[linkWord.life] !== this.#life) return true;
-    return this.backend.driver.engine.link(this.block.index).isDrained;
+    return this.driver.engine.link(this.block.index).isDrained;
   }
 
   close(): Promise<void> {
@@ -212,7 +225,7 @@ export class UcxLink implements BackendLink {
   }
 
   #end(failure: number): void {
-    const { driver } = this.backend;
+    const { driver } = this;
     if (this.#isClosed) return;
     if (driver.failure === undefined) {
       driver.enter();
@@ -229,7 +242,7 @@ export class UcxLink implements BackendLink {
     // Its memory may soon be another link's.
     this.#error = this.error ?? failureError(failure, 0, this.peer);
     this.#isClosed = true;
-    if (this.#kept.length === 0) this.backend.forgetLink(this);
+    if (this.#kept.length === 0) this.#onEnd();
   }
 
   #peerLeft(farewell: boolean): void {
@@ -237,18 +250,22 @@ export class UcxLink implements BackendLink {
   }
 }
 
-function numbersOf(parts: readonly TransferPart[]): Float64Array {
-  const numbers = new Float64Array(parts.length * PART_FIELDS);
-  for (const [index, { local, localOffset, remote, remoteOffset, bytes }] of parts.entries()) {
+/** The numbers of each part's record, in memory that the UCX thread sees. */
+function recordsOf({ locals, remotes, parts }: UcxPlan): NativeBlock {
+  const block = new NativeBlock(parts.count * PART_FIELDS * 8);
+  const numbers = new Float64Array(block.bytes.buffer, block.bytes.byteOffset, parts.count * PART_FIELDS);
+  for (let index = 0; index < parts.count; index++) {
+    const local = locals[parts.local[index] as number];
+    const remote = remotes[parts.remote[index] as number];
     if (!(local instanceof UcxRegion) || !(remote instanceof UcxRemoteRegion)) {
       throw invalidArgument('part', local, 'regions of the backend ucx');
     }
     const first = index * PART_FIELDS;
-    numbers[first + partField.local] = local.address + localOffset;
-    numbers[first + partField.remoteOffset] = remoteOffset;
-    numbers[first + partField.bytes] = bytes;
+    numbers[first + partField.local] = local.address + (parts.localOffset[index] as number);
+    numbers[first + partField.remoteOffset] = parts.remoteOffset[index] as number;
+    numbers[first + partField.bytes] = parts.bytes[index] as number;
     numbers[first + partField.region] = remote.number;
     numbers[first + partField.key] = remote.key;
   }
-  return numbers;
+  return block;
 }

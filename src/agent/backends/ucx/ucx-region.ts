@@ -2,10 +2,17 @@
 import type { BackendRegion } from '../../backend.ts';
 import { encodeUcxRegion, type UcxRegionName } from './ucx-info.ts';
 
+/** What of this side uses a region. */
+export interface RegionUser {
+  /** Ends what is under way; resolves when UCX does not use the memory any more. */
+  endUse(): Promise<void>;
+}
+
 export class UcxRegion implements BackendRegion {
   readonly info: Uint8Array;
   /** Native, of the first byte. */
   readonly address: number;
+  readonly users = new Set<RegionUser>();
   readonly #onRelease: () => Promise<void>;
   #releasing: Promise<void> | undefined;
 
@@ -16,7 +23,11 @@ export class UcxRegion implements BackendRegion {
   }
 
   release(): Promise<void> {
-    this.#releasing ??= this.#onRelease();
+    this.#releasing ??= this.#release();
     return this.#releasing;
+  }
+
+  async #release(): Promise<void> {
+    await Promise.all([this.#onRelease(), ...[...this.users].map((user) => user.endUse())]);
   }
 }

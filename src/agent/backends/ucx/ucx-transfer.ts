@@ -1,43 +1,55 @@
 // A prepared transfer over UCX, as the agent has it.
 import { WeftlineError, invalidArgument } from '../../../core/errors.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
+import type { NativeBlock } from '../../../native/native-block.ts';
 import type { BackendTransfer, TransferOperation, TransferState } from '../../backend.ts';
 import { failures } from './failure.ts';
 import { linkWord, SENDS } from './link-block.ts';
 import { operationKinds } from './outgoing.ts';
 import type { UcxLink } from './ucx-link.ts';
-import { PART_FIELDS, transferStates } from './ucx-tables.ts';
+import type { RegionUser, UcxRegion } from './ucx-region.ts';
+import { transferStates } from './ucx-tables.ts';
 
 const stateNames: readonly TransferState[] = Object.entries(transferStates)
   .toSorted(([, a], [, b]) => a - b)
   .map(([name]) => name as TransferState);
 
-export class UcxTransfer implements BackendTransfer {
+export class UcxTransfer implements BackendTransfer, RegionUser {
   readonly #link: UcxLink;
   readonly #slot: number;
   readonly #kind: number;
-  /** The table names its address. */
-  readonly #parts: NativeBlock;
+  /** Of its parts. The table names its address. */
+  readonly #records: NativeBlock;
+  readonly #locals: readonly UcxRegion[];
   #release: Promise<void> | undefined;
 
-  /** `parts`: PART_FIELDS numbers for each. The caller holds the lock. */
-  constructor(link: UcxLink, slot: number, plan: { operation: TransferOperation; parts: Float64Array }) {
+  /** `records`: the fields of `partField` for each of `count` parts. The caller holds the lock. */
+  constructor(
+    link: UcxLink,
+    slot: number,
+    plan: {
+      readonly operation: TransferOperation;
+      readonly records: NativeBlock;
+      readonly count: number;
+      readonly locals: readonly UcxRegion[];
+    },
+  ) {
     this.#link = link;
     this.#slot = slot;
     this.#kind = operationKinds[plan.operation];
-    this.#parts = new NativeBlock(plan.parts.byteLength);
-    this.#parts.bytes.set(new Uint8Array(plan.parts.buffer, plan.parts.byteOffset, plan.parts.byteLength));
-    const { tables } = link.backend.driver;
+    this.#records = plan.records;
+    this.#locals = plan.locals;
+    for (const region of plan.locals) region.users.add(this);
+    const { tables } = link.driver;
     tables.state[slot] = transferStates.idle;
     tables.generation[slot] = ((tables.generation[slot] as number) + 1) | 0;
-    tables.partCount[slot] = plan.parts.length / PART_FIELDS;
-    tables.partAddress[slot] = this.#parts.address;
+    tables.partCount[slot] = plan.count;
+    tables.partAddress[slot] = this.#records.address;
     tables.sendsAfter[slot] = link.block.words[linkWord.sendsPopped] as number;
   }
 
   post(message?: Uint8Array): void {
     const link = this.#link;
-    const { driver } = link.backend;
+    const { driver } = link;
     const { tables } = driver;
     const slot = this.#slot;
     if (link.error !== undefined) throw link.error;
@@ -56,12 +68,12 @@ export class UcxTransfer implements BackendTransfer {
   }
 
   get state(): TransferState {
-    return stateNames[Atomics.load(this.#link.backend.driver.tables.state, this.#slot)] as TransferState;
+    return stateNames[Atomics.load(this.#link.driver.tables.state, this.#slot)] as TransferState;
   }
 
   get error(): WeftlineError | undefined {
     if (this.state !== 'failed') return undefined;
-    const { tables } = this.#link.backend.driver;
+    const { tables } = this.#link.driver;
     return this.#link.errorOf(tables.failure[this.#slot] as number, tables.failureDetail[this.#slot] as number);
   }
 
@@ -74,8 +86,13 @@ export class UcxTransfer implements BackendTransfer {
     return this.#release;
   }
 
+  async endUse(): Promise<void> {
+    this.#stop(failures.cancelled);
+    await this.#link.driver.until(() => this.#isDone());
+  }
+
   #stop(failure: number): void {
-    const { driver } = this.#link.backend;
+    const { driver } = this.#link;
     const { tables } = driver;
     if (driver.failure !== undefined) return;
     driver.enter();
@@ -88,15 +105,16 @@ export class UcxTransfer implements BackendTransfer {
   }
 
   async #forget(): Promise<void> {
-    const { driver } = this.#link.backend;
+    const { driver } = this.#link;
     this.#stop(failures.released);
     await driver.until(() => this.#isDone());
-    this.#link.backend.slots.push(this.#slot);
+    for (const region of this.#locals) region.users.delete(this);
+    this.#link.driver.slots.push(this.#slot);
   }
 
   /** UCX does not use its memory any more. */
   #isDone(): boolean {
-    const { tables } = this.#link.backend.driver;
+    const { tables } = this.#link.driver;
     const { words } = this.#link.block;
     if (tables.state[this.#slot] === transferStates.pending) return false;
     if (this.#link.isDrained) return true;

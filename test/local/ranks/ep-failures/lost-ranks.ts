@@ -61,8 +61,11 @@ export const lostRanks: Scenarios = {
     const buffer = await EpBuffer.create(world, device, { ...config, maxTokensPerRank: 4096 });
     const [x, topkIdx] = [await tokens(4096), await ids(Array.from({ length: 4096 }, () => [0, 2]))];
     // The handle's tables do not fit at rank 0, which it notices after the ranks have met.
-    if (world.rank === 0) device.empty('u8', [addressSpace().largestGap - 1024]);
-    return failureOf(() => buffer.dispatch({ x, topkIdx }));
+    const filler = world.rank === 0 ? device.empty('u8', [addressSpace().largestGap - 1024]) : undefined;
+    const failure = await failureOf(() => buffer.dispatch({ x, topkIdx }));
+    // Held until here: what nobody holds would make room.
+    filler?.dispose();
+    return failure;
   },
 
   async 'closes its buffer'() {

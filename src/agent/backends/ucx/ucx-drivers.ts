@@ -1,0 +1,121 @@
+// The UCX workers of one backend and the memory that peers reach through them: one worker for all links, or one for each.
+import { WeftlineError } from '../../../core/errors.ts';
+import type { UcxDriver } from './ucx-driver.ts';
+import { REGIONS, type UcxTables } from './ucx-tables.ts';
+
+export interface OpenRegion {
+  readonly address: number;
+  readonly bytes: number;
+  readonly key: number;
+  /** So that the memory lives as long. */
+  readonly view: Uint8Array | undefined;
+}
+
+/**
+ * Over shared memory each link has a worker of its own. UCX 1.13 has one queue per worker into which all its peers write:
+ * one that is killed while it writes leaves a place that is never filled, behind which nothing of anybody is read any more.
+ */
+export class UcxDrivers {
+  readonly #create: () => UcxDriver;
+  readonly #isShared: boolean;
+  /** Made already, for the next link. */
+  #spare: UcxDriver | undefined;
+  readonly #drivers: UcxDriver[] = [];
+  readonly #closing = new Set<Promise<void>>();
+  readonly #regions = new Map<number, OpenRegion>();
+  readonly #freeRegions: number[] = [];
+  #madeRegions = 0;
+
+  /** Makes one at once, so that what is wrong with UCX or its settings is told now. */
+  constructor(create: () => UcxDriver, isShared: boolean) {
+    this.#create = create;
+    this.#isShared = isShared;
+    this.#spare = this.#open();
+  }
+
+  /** For a link that is to be made; then `giveBack`. */
+  take(): UcxDriver {
+    const driver = this.#spare ?? this.#open();
+    if (!this.#isShared) this.#spare = undefined;
+    return driver;
+  }
+
+  /** The link has ended, or was not made. */
+  giveBack(driver: UcxDriver): void {
+    if (this.#isShared) return;
+    const at = this.#drivers.indexOf(driver);
+    if (at < 0) return;
+    this.#drivers.splice(at, 1);
+    const closed = driver.close().catch(() => {});
+    this.#closing.add(closed);
+    void closed.then(() => this.#closing.delete(closed));
+  }
+
+  /** Returns the number of the region. Fails with WL_CAPACITY. */
+  register(region: OpenRegion): number {
+    const number = this.#freeRegions.pop() ?? this.#madeRegions++;
+    if (number >= REGIONS) throw new WeftlineError('WL_CAPACITY', 'Too many registered regions: deregister some first');
+    for (const driver of this.#drivers) {
+      driver.enter();
+      openRegion(driver.tables, number, region);
+      driver.leave();
+    }
+    this.#regions.set(number, region);
+    return number;
+  }
+
+  /** Resolves when no worker reads or writes the region any more. */
+  async release(number: number): Promise<void> {
+    const region = this.#regions.get(number);
+    this.#regions.delete(number);
+    const ends = this.#drivers.map((driver) =>
+      driver.until(() => {
+        driver.tables.regionIsOpen[number] = 0;
+        return driver.tables.regionUses[number] === 0;
+      }),
+    );
+    await Promise.all([...ends, ...this.#closing]);
+    if (region !== undefined) this.#freeRegions.push(number);
+  }
+
+  /** Hot path. True if there is something to look at. */
+  look(): boolean {
+    let hasNews = false;
+    for (let at = this.#drivers.length - 1; at >= 0; at--) if ((this.#drivers[at] as UcxDriver).look()) hasNews = true;
+    return hasNews;
+  }
+
+  get hasLinks(): boolean {
+    for (const driver of this.#drivers) if (driver.hasLinks) return true;
+    return false;
+  }
+
+  /** How long the agent's thread may sleep, in ms. */
+  prepareSleep(): number {
+    let pause = Number.POSITIVE_INFINITY;
+    for (const driver of this.#drivers) pause = Math.min(pause, driver.prepareSleep());
+    return pause;
+  }
+
+  /** After all links were closed. */
+  async close(): Promise<void> {
+    this.#spare = undefined;
+    await Promise.all([...this.#drivers.splice(0).map((driver) => driver.close()), ...this.#closing]);
+    this.#regions.clear();
+  }
+
+  #open(): UcxDriver {
+    const driver = this.#create();
+    for (const [number, region] of this.#regions) openRegion(driver.tables, number, region);
+    this.#drivers.push(driver);
+    return driver;
+  }
+}
+
+function openRegion(tables: UcxTables, number: number, { address, bytes, key }: OpenRegion): void {
+  tables.regionAddress[number] = address;
+  tables.regionBytes[number] = bytes;
+  tables.regionKey[number] = key;
+  tables.regionUses[number] = 0;
+  tables.regionIsOpen[number] = 1;
+}

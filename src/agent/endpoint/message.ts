@@ -1,0 +1,126 @@
+// Messages between endpoints as notifications: written in pieces that a notification can carry, and joined again.
+import { ENDPOINT_MAGIC, endpointMessage, MAX_OFFERED_BYTES } from '../../abi/endpoint-message.ts';
+import { Block } from '../../abi/layout.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { MAX_NOTIFICATION_BYTES } from '../backend.ts';
+
+export interface MessageHead {
+  readonly kind: number;
+  /** The addressee's number of the connection. */
+  readonly connection: number;
+  readonly request: number;
+  readonly bytes: number;
+}
+
+/** The payload of every piece but the last. */
+const PIECE_BYTES: number = MAX_NOTIFICATION_BYTES - endpointMessage.size;
+
+/** A message without payload. */
+export function encodeMessage(head: MessageHead): Uint8Array {
+  return encodePiece(head, new Uint8Array(0), 0);
+}
+
+/** The notifications that carry a message, in order; made as they are taken. */
+export function* encodePieces(head: MessageHead, payload: Uint8Array): Generator<Uint8Array> {
+  let offset = 0;
+  do {
+    yield encodePiece(head, payload, offset);
+    offset += PIECE_BYTES;
+  } while (offset < payload.length);
+}
+
+function encodePiece(head: MessageHead, payload: Uint8Array, offset: number): Uint8Array {
+  const piece = payload.subarray(offset, offset + PIECE_BYTES);
+  const message = new Uint8Array(endpointMessage.size + piece.length);
+  const block = new Block(endpointMessage, message.buffer, 0);
+  block.set('magic', ENDPOINT_MAGIC);
+  block.set('kind', head.kind);
+  block.set('connection', head.connection);
+  block.set('request', head.request);
+  block.set('bytes', head.bytes);
+  block.set('payloadBytes', payload.length);
+  block.set('payloadOffset', offset);
+  message.set(piece, endpointMessage.size);
+  return message;
+}
+
+/** The connection that a notification names; undefined if it is not of an endpoint. */
+export function connectionOf(notification: Uint8Array): number | undefined {
+  if (notification.length < endpointMessage.size) return undefined;
+  const block = headOf(notification);
+  return block.get('magic') === ENDPOINT_MAGIC ? block.get('connection') : undefined;
+}
+
+export interface WholeMessage extends MessageHead {
+  readonly payload: Uint8Array;
+}
+
+/** Of one connection. Holds at most what its limit allows, and never more than has arrived. */
+export class MessageReader {
+  #first: MessageHead | undefined;
+  #pieces: Uint8Array[] = [];
+  #total = 0;
+  #arrived = 0;
+
+  /** Bytes that the unfinished message will have; 0 if there is none. */
+  get unfinishedBytes(): number {
+    return this.#total;
+  }
+
+  /** The message that ends with this notification; undefined if more of it must come. Fails with WL_PROTOCOL. */
+  read(notification: Uint8Array): WholeMessage | undefined {
+    const block = headOf(notification);
+    const head: MessageHead = {
+      kind: block.get('kind'),
+      connection: block.get('connection'),
+      request: block.get('request'),
+      bytes: block.get('bytes'),
+    };
+    const [total, offset] = [block.get('payloadBytes'), block.get('payloadOffset')];
+    const payload = notification.subarray(endpointMessage.size);
+    if (!Number.isSafeInteger(head.bytes)) throw bad(`speaks of ${head.bytes} bytes, expected less than 2^53`);
+    const expected = Math.min(PIECE_BYTES, total - offset);
+    if (payload.length !== expected) {
+      throw bad(`has ${payload.length} bytes of payload at ${offset} of ${total}, expected ${expected}`);
+    }
+    if (total === 0) return { ...head, payload };
+    if (total > MAX_OFFERED_BYTES) throw bad(`has a payload of ${total} bytes, expected at most ${MAX_OFFERED_BYTES}`);
+    const isFirst = this.#first === undefined;
+    if (!isFirst && !isSame(this.#first as MessageHead, head)) throw bad('comes between the pieces of another one');
+    if (offset !== this.#arrived || (!isFirst && total !== this.#total)) {
+      throw bad(`goes on at ${offset} of ${total} bytes, expected ${this.#arrived} of ${this.#total}`);
+    }
+    if (isFirst && payload.length === total) return { ...head, payload };
+    this.#first = head;
+    this.#total = total;
+    this.#arrived += payload.length;
+    this.#pieces.push(payload);
+    return this.#arrived === total ? { ...head, payload: this.#join() } : undefined;
+  }
+
+  #join(): Uint8Array {
+    const whole = new Uint8Array(this.#total);
+    let at = 0;
+    for (const piece of this.#pieces) {
+      whole.set(piece, at);
+      at += piece.length;
+    }
+    this.#first = undefined;
+    this.#pieces = [];
+    this.#total = 0;
+    this.#arrived = 0;
+    return whole;
+  }
+}
+
+function headOf(notification: Uint8Array): Block<Extract<keyof typeof endpointMessage.offset, string>> {
+  return new Block(endpointMessage, notification.buffer, notification.byteOffset);
+}
+
+function isSame(one: MessageHead, other: MessageHead): boolean {
+  return one.kind === other.kind && one.request === other.request && one.bytes === other.bytes;
+}
+
+function bad(why: string): WeftlineError {
+  return new WeftlineError('WL_PROTOCOL', `A message of an endpoint ${why}`);
+}

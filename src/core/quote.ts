@@ -1,0 +1,43 @@
+// Text from files, peers and users as errors show it: on one line, without control characters, never long.
+
+const DEFAULT_LENGTH = 80;
+/** Elements of a list that are shown. */
+const MAX_LISTED = 8;
+
+/** What could move a terminal's cursor, change the order of text or not be seen at all. */
+const unprintable =
+  // oxlint-disable-next-line no-control-regex -- these are the characters that must not be shown
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+
+/** The text escaped where it cannot be shown, and cut to about so many characters. */
+export function printable(text: string, length: number = DEFAULT_LENGTH): string {
+  const shown = text.length > length ? text.slice(0, length) : text;
+  const escaped = shown.replace(
+    unprintable,
+    (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`,
+  );
+  return text.length > length ? `${escaped}… (${text.length} characters)` : escaped;
+}
+
+/** The same in quotes; a value that is no text as JSON. */
+export function quote(value: unknown, length: number = DEFAULT_LENGTH): string {
+  if (typeof value === 'string') {
+    const cut = value.length > length;
+    const shown = (cut ? value.slice(0, length) : value).replaceAll('\\', '\\\\').replaceAll('"', '\\"');
+    return `"${printable(shown, Number.POSITIVE_INFINITY)}${cut ? '…' : ''}"${cut ? ` (${value.length} characters)` : ''}`;
+  }
+  try {
+    return printable(JSON.stringify(value) ?? String(value), length);
+  } catch {
+    // A circular value, or a bigint.
+    return printable(String(value), length);
+  }
+}
+
+/** The first of the texts, quoted, and how many more there are; "none" for none. */
+export function quoteList(texts: readonly string[], length: number = DEFAULT_LENGTH): string {
+  if (texts.length === 0) return 'none';
+  const shown = texts.slice(0, MAX_LISTED).map((text) => quote(text, length));
+  if (texts.length > MAX_LISTED) shown.push(`${texts.length - MAX_LISTED} more`);
+  return shown.join(', ');
+}

@@ -1,0 +1,8 @@
+// Settings of every process of a chaos run.
+
+/** Of each wait. */
+export const DEADLINE_MS = 3000;
+/** How long after its deadline a wait may still end: a tenth, and what a busy machine takes to run the process at all. */
+export const DEADLINE_LIMIT_MS: number = DEADLINE_MS * 1.1 + 2500;
+
+export const chaosSettings = { timeoutMs: DEADLINE_MS, transportGiveUpMs: DEADLINE_MS } as const;

@@ -1,0 +1,144 @@
+// What agents read of each other: metadata, descriptions of regions, lists of descriptors.
+import { crc32 } from 'node:zlib';
+import { localRegionInfo, localRegionKinds } from '#lib/abi/agent-local-info.js';
+import { metadataHeader } from '#lib/abi/agent-metadata.js';
+import { Block } from '#lib/abi/layout.js';
+import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
+import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-region.js';
+import {
+  decodeUcxAddress,
+  decodeUcxRegion,
+  encodeUcxAddress,
+  encodeUcxRegion,
+} from '#lib/agent/backends/ucx/ucx-info.js';
+import { type AgentMetadata, decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
+import { DescriptorList } from 'weftline/agent';
+import { type Decoder, Fault } from '../decoder.ts';
+
+const sample: AgentMetadata = {
+  name: 'prefill 3 – Zürich',
+  incarnation: '0123456789abcdef',
+  host: 'boot/shm/host',
+  process: 4711,
+  isWhole: true,
+  withdrawn: [3],
+  connections: new Map([
+    ['local', Uint8Array.of(1, 0, 2)],
+    ['multipath', new Uint8Array(0)],
+  ]),
+  regions: [
+    {
+      number: 7,
+      name: 'cache',
+      kind: 'cuda',
+      address: 0x7fff_1234_5678,
+      bytes: 80e9,
+      info: new Map([['local', Uint8Array.of(9)]]),
+    },
+    { number: 8, name: '', kind: 'host', address: 4096, bytes: 1, info: new Map() },
+  ],
+};
+
+/** Length and checksum are right again. */
+export function repairMetadata(input: Uint8Array): Uint8Array {
+  if (input.length < metadataHeader.size) return input;
+  const header = new Block(metadataHeader, input.buffer, input.byteOffset);
+  header.set('bytes', input.length);
+  header.set('checksum', crc32(input.subarray(metadataHeader.size)));
+  return input;
+}
+
+const metadata: Decoder = {
+  name: 'agent-metadata',
+  codes: ['WL_PROTOCOL'],
+  fields: [...Object.values(metadataHeader.offset), 16, 18, 20, 24],
+  memoryBytes: 2 ** 24,
+  seeds: () => [
+    encodeMetadata(sample),
+    encodeMetadata({ ...sample, isWhole: false, regions: [] }),
+    encodeMetadata({ ...sample, regions: [...sample.regions, ...sample.regions, ...sample.regions] }),
+  ],
+  repair: repairMetadata,
+  run: (input) => {
+    const decoded = decodeMetadata(input);
+    for (const { address, bytes } of decoded.regions) {
+      if (!Number.isSafeInteger(address + bytes))
+        throw new Fault(`a region of ${bytes} bytes at ${address} was believed`);
+    }
+  },
+};
+
+const REGION_BYTES = 4096;
+
+function regionInfo(kind: number): Uint8Array {
+  const bytes = new Uint8Array(localRegionInfo.size);
+  const block = new Block(localRegionInfo, bytes.buffer, 0);
+  block.set('kind', kind);
+  block.set('bytes', REGION_BYTES);
+  block.set('mappedBytes', 2 * REGION_BYTES);
+  block.set('address', 64);
+  block.set('slot', 1);
+  block.set('key', 2);
+  return bytes;
+}
+
+const regionInfos: Decoder = {
+  name: 'agent-local-region',
+  codes: ['WL_PROTOCOL'],
+  fields: Object.values(localRegionInfo.offset),
+  seeds: () => Object.values(localRegionKinds).map(regionInfo),
+  run: (input) => {
+    isOfProcess(input);
+    for (const kind of ['host', 'cuda'] as const) {
+      const region = readRegionInfo(input, { kind, bytes: REGION_BYTES }, ({ bytes, offset }) => {
+        if (!(offset >= 0 && offset + REGION_BYTES <= bytes))
+          throw new Fault(`offset ${offset} of ${bytes} bytes was mapped`);
+        return 4096;
+      });
+      if (region.bytes !== REGION_BYTES) throw new Fault(`a region of ${region.bytes} bytes was believed`);
+    }
+  },
+};
+
+const descriptors: Decoder = {
+  name: 'descriptor-lists',
+  codes: ['WL_PROTOCOL'],
+  fields: [0, 4, 8, 12, 16, 24, 32, 40],
+  memoryBytes: 2 ** 24,
+  seeds: () => [
+    new DescriptorList('host', Float64Array.of(4096), Float64Array.of(64)).encode(),
+    new DescriptorList('cuda', Float64Array.of(4096, 8192, 0x7fff_0000_0000), Float64Array.of(64, 1, 4096)).encode(),
+    new DescriptorList('host', new Float64Array(40).fill(65_536), new Float64Array(40).fill(8)).encode(),
+  ],
+  run: (input) => {
+    const list = DescriptorList.decode(input);
+    for (let index = 0; index < list.length; index++) {
+      const end = (list.addresses[index] as number) + (list.lengths[index] as number);
+      if (!Number.isSafeInteger(end)) throw new Fault(`a range that ends at ${end} was believed`);
+    }
+    if (!Number.isSafeInteger(list.bytes)) throw new Fault(`ranges of ${list.bytes} bytes were believed`);
+    if (
+      Buffer.compare(list.encode(), input) !== 0 &&
+      list.length > 0 &&
+      input.subarray(12, 16).every((byte) => byte === 0)
+    ) {
+      throw new Fault('the list is another one when it is encoded again');
+    }
+  },
+};
+
+const ucxInfos: Decoder = {
+  name: 'agent-backend-infos',
+  codes: ['WL_PROTOCOL'],
+  weight: 0.3,
+  seeds: () => [encodeUcxAddress({ host: '127.0.0.1', port: 4711 }), encodeUcxRegion({ number: 4, key: 5 })],
+  run: (input) => {
+    const address = decodeUcxAddress(input);
+    if (address !== undefined && !/^[0-9a-f.:]+$/i.test(address.host))
+      throw new Fault(`host ${address.host} was believed`);
+    decodeUcxRegion(input);
+    void new MultipathRemoteRegion(input, REGION_BYTES);
+  },
+};
+
+export const agentDecoders: readonly Decoder[] = [metadata, regionInfos, descriptors, ucxInfos];

@@ -1,0 +1,35 @@
+// A planned transfer from parts that name their regions, as tests of backends write them down.
+import { PartTable } from '#lib/abi/part-table.js';
+import type { PlannedTransfer } from '#lib/agent/transfer-plan.js';
+
+export interface NamedPart<L, R> {
+  readonly local: L;
+  readonly localOffset: number;
+  readonly remote: R;
+  readonly remoteOffset: number;
+  readonly bytes: number;
+}
+
+export function planned<L, R>(named: readonly NamedPart<L, R>[]): PlannedTransfer<L, R> {
+  const locals = [...new Set(named.map(({ local }) => local))];
+  const remotes = [...new Set(named.map(({ remote }) => remote))];
+  const parts = PartTable.ofCount(named.length);
+  for (const [index, part] of named.entries()) {
+    parts.local[index] = locals.indexOf(part.local);
+    parts.remote[index] = remotes.indexOf(part.remote);
+    parts.localOffset[index] = part.localOffset;
+    parts.remoteOffset[index] = part.remoteOffset;
+    parts.bytes[index] = part.bytes;
+  }
+  return { locals, remotes, parts };
+}
+
+export function namedParts<L, R>({ locals, remotes, parts }: PlannedTransfer<L, R>): NamedPart<L, R>[] {
+  return Array.from({ length: parts.count }, (_, index) => ({
+    local: locals[parts.local[index] as number] as L,
+    localOffset: parts.localOffset[index] as number,
+    remote: remotes[parts.remote[index] as number] as R,
+    remoteOffset: parts.remoteOffset[index] as number,
+    bytes: parts.bytes[index] as number,
+  }));
+}

@@ -1,0 +1,26 @@
+// Whether a test may be skipped for what the machine lacks: not where WEFTLINE_TEST_REQUIRE says that it is there.
+import { WeftlineError } from 'weftline';
+import type { BackendName } from 'weftline/agent';
+
+/**
+ * - a backend: it can be created
+ * - `namespaces`: networks of a test's own (root, unshare, ip, nft)
+ * - `mounts`: a view of the file system of a test's own (root, unshare, mount)
+ * - `capabilities`: root without its capabilities (setpriv)
+ */
+export type Requirement = BackendName | 'namespaces' | 'mounts' | 'capabilities';
+
+const required = (process.env['WEFTLINE_TEST_REQUIRE'] ?? '').split(',').map((word) => word.trim());
+
+/** For a test's option `skip`. `why`: what is lacking, undefined if nothing is. Throws if it was required. */
+export function skipWithout(requirement: Requirement, why: string | undefined): string | false {
+  if (why === undefined) return false;
+  if (!required.includes(requirement)) return why;
+  throw new Error(`WEFTLINE_TEST_REQUIRE demands ${requirement}, but its tests cannot run here: ${why}`);
+}
+
+/** What an error says of the machine. Other errors are faults, not reasons to skip: they are thrown. */
+export function reasonOf(error: unknown): string {
+  if (error instanceof WeftlineError && error.code === 'WL_UNSUPPORTED') return error.message;
+  throw error;
+}

@@ -1,0 +1,75 @@
+// What the peer is told of copies on a GPU, which go on after the call that enqueued them.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { mailboxBytes } from '#lib/abi/agent-mailbox.js';
+import { CopyList } from '#lib/agent/backends/local/copy-list.js';
+import { CudaCopies, type CudaCopiesOptions } from '#lib/agent/backends/local/cuda-copies.js';
+import { DeviceWork } from '#lib/agent/backends/local/device-work.js';
+
+/** A GPU whose work is done when the test says so. */
+function pretendDevice(): {
+  readonly device: CudaCopiesOptions['device'];
+  readonly stream: CudaCopiesOptions['stream'];
+  readonly gpu: { isDone: boolean; error: Error | undefined; copies: number };
+} {
+  const gpu = { isDone: true, error: undefined as Error | undefined, copies: 0 };
+  const event = {
+    isDone: () => {
+      if (gpu.error !== undefined) throw gpu.error;
+      return gpu.isDone;
+    },
+    record: () => (gpu.isDone = false),
+    wait: async () => {
+      gpu.isDone = true;
+    },
+  };
+  const context = {
+    enter: () => {},
+    workCount: 0,
+    check: () => {},
+    driver: { cuMemcpyAsync: () => (gpu.copies += 1) },
+  };
+  const device = { createEvent: () => event, context } as unknown as CudaCopiesOptions['device'];
+  return { device, stream: { handle: 1 } as unknown as CudaCopiesOptions['stream'], gpu };
+}
+
+function openCopies() {
+  const { device, stream, gpu } = pretendDevice();
+  const work = new DeviceWork(new ArrayBuffer(mailboxBytes(1)), 0);
+  const list = new CopyList(1);
+  list.add(4096, 8192, 10);
+  return { copies: new CudaCopies(list, { device, stream, isRead: false, work }), work, gpu };
+}
+
+test('a post is under way until its event is done', () => {
+  const { copies, work, gpu } = openCopies();
+  copies.begin();
+  assert.equal(copies.advance(), false);
+  const ticket = work.latest;
+  assert.deepEqual([gpu.copies, copies.isOver(), work.hasEnded(ticket)], [1, false, false]);
+  gpu.isDone = true;
+  assert.equal(copies.advance(), true);
+  assert.deepEqual([copies.isOver(), work.hasEnded(ticket)], [true, true]);
+});
+
+test('a post that was given up is under way until the GPU has ended it, also behind another post', async () => {
+  const { copies, work, gpu } = openCopies();
+  copies.begin();
+  copies.advance();
+  const ticket = work.latest;
+  copies.begin();
+  assert.equal(copies.advance(), false);
+  assert.deepEqual([gpu.copies, work.latest, work.hasEnded(ticket)], [2, ticket, false]);
+  await copies.over();
+  assert.deepEqual([copies.isOver(), work.hasEnded(ticket)], [true, true]);
+});
+
+test('a GPU that has failed touches nothing more', () => {
+  const { copies, work, gpu } = openCopies();
+  copies.begin();
+  copies.advance();
+  gpu.error = new Error('illegal address');
+  assert.throws(() => copies.advance(), /illegal address/);
+  assert.ok(copies.isOver());
+  assert.ok(work.hasEnded(work.latest));
+});
