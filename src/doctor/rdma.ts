@@ -1,6 +1,6 @@
 // RDMA devices and the libraries that drive them: verbs, and UCX, which carries transfers between machines.
 import { findLibrary } from '../native/library-search.ts';
-import { rdmaDevices } from '../native/rdma-ports.ts';
+import { activeRdmaPorts, rdmaDevices } from '../native/rdma-ports.ts';
 import { findUcx } from '../native/ucx.ts';
 import type { Finding } from './finding.ts';
 import type { MachineProbe } from './machine-probe.ts';
@@ -34,16 +34,19 @@ export function checkUcx(machine: MachineProbe): Finding {
   if (path !== undefined) {
     const version = machine.ucxVersion();
     const value = `${version === undefined ? '' : `${version}, `}${path} (${ucxTransports(machine, path)})`;
-    if (version !== undefined) return { name, status: 'ok', value };
+    if (version !== undefined) {
+      if (activeRdmaPorts(machine).length > 0) return { name, status: 'ok', value };
+      return { name, status: 'ok', value: `${value}; without RDMA only for agents whose option backends names ucx` };
+    }
     return { name, status: 'short', value, advice: 'it cannot be used: 1.10 or a later 1.x is needed' };
   }
   const advice = 'optional, carries transfers of the agent between machines (backend ucx): "apt-get install libucx0"';
   return { name, status: 'absent', value: 'not found', advice };
 }
 
-/** UCX has TCP and shared memory built in; what else it can use lies beside it as modules. */
+/** UCX has TCP and shared memory built in; what else it can use lies beside it as modules. The backend uses no cma. */
 function ucxTransports(machine: MachineProbe, path: string): string {
   const folder = `${path.slice(0, path.lastIndexOf('/'))}/ucx`;
   const modules = machine.list(folder).flatMap((file) => /^libuct_(\w+)\.so\.0$/.exec(file)?.[1] ?? []);
-  return ['tcp', 'shared memory', ...modules].join(', ');
+  return ['tcp', 'shared memory', ...modules.filter((module) => module !== 'cma')].join(', ');
 }

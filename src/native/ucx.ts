@@ -110,7 +110,7 @@ function open(): Ucx {
  * - It catches SIGSEGV and its like to print where it happened. Node needs SIGSEGV for WebAssembly.
  * - It rewrites mmap, munmap and brk of the running process to hear when memory goes. Other threads of Node are in them
  *   at that moment, and crashes seen before this was set are thought to come from it. Without, UCX keeps no cache of registered memory for RDMA.
- * - It starts a thread that offers its state to a daemon, at a path in /tmp that any user can take first.
+ * - It offers its state to a monitoring daemon, on a thread of its own.
  * - It logs to stdout, which is the program's: that a peer is lost, for one, of which weftline tells by an error.
  */
 const quietly: Readonly<Record<string, string>> = {
