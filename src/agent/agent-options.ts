@@ -21,7 +21,7 @@ export interface AgentOptions {
 export interface MetadataOptions {
   /** Only these; then what the peer knows of others stays. */
   readonly regions?: readonly Registration[];
-  /** Memory that was deregistered, which the peer is to forget; whole metadata say so without. */
+  /** Deregistered memory that the peer should forget. Whole metadata, which list all memory there is, do not need it. */
   readonly withdrawn?: readonly Registration[];
   /** Without what peers need to connect, for a peer that knows it. True by default. */
   readonly connections?: boolean;

@@ -146,7 +146,7 @@ export class Agent implements AsyncDisposable {
     return this.#registrations.remove(registration);
   }
 
-  /** What a peer needs to reach this agent and its memory; whole unless options name regions, if only none. */
+  /** What a peer needs to reach this agent and its memory: all of it, unless `regions` is given, which may be empty. */
   localMetadata({ regions, withdrawn = [], connections = true }: MetadataOptions = {}): Uint8Array {
     this.#checkOpen();
     return encodeMetadata({

@@ -27,7 +27,7 @@ export class Registration {
   readonly #caller: Registrable;
   readonly #regions = new Map<BackendName, BackendRegion>();
   readonly #released = new Set<BackendName>();
-  /** What backends are still about, while they are. */
+  /** Releases that are under way. */
   readonly #leaving = new Map<BackendName, Promise<void>>();
   #isOpen = true;
   #releasing: Promise<void> | undefined;
@@ -118,7 +118,7 @@ export class Registration {
     for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
 
-  /** One at a time, however often it is asked for. */
+  /** A release that is under way is not begun again. */
   #releaseBy(backend: BackendName, region: BackendRegion): Promise<void> {
     let leaving = this.#leaving.get(backend);
     if (leaving === undefined) {
@@ -135,7 +135,7 @@ export class Registration {
   }
 }
 
-/** A backend that knows which peer is late says so itself, and first. */
+/** So that a backend that can name the late peer fails first. */
 const LATER_MS = 50;
 
 function beforeDeadline(ended: Promise<void>, timeoutMs: number, fail: () => WeftlineError): Promise<void> {

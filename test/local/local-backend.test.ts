@@ -218,23 +218,22 @@ test('what was taken back is unmapped; what was prepared on it fails, and what i
   await using two = await openTwo();
   const { a, b, link } = two;
   const bytes = 40 << 20;
-  const mappings = (): number => processUse().mappings;
   const memory = SharedMemory.create('test', bytes, false);
   const region = await b.backend.register(sharedMemory(memory));
   const local = await a.backend.register(hostMemory(pattern(bytes, 1)));
-  const before = mappings();
+  const before = processUse().mappings;
   const write = await prepare(link, 'write', { local, remote: region, bytes });
   const small = await prepare(link, 'write', { local, remote: region, bytes });
   const imported = link.importRegion(region.info, { kind: 'host', bytes });
   const channel = link.openChannel();
   assert.ok(channel.signal(imported, 0, 1));
-  assert.equal(mappings(), before + 1);
+  assert.equal(processUse().mappings, before + 1);
   write.post();
   link.releaseRegion?.(imported);
   assert.equal(write.state, 'pending');
   await region.release();
   memory[Symbol.dispose]();
-  await pollUntil([a, b], () => write.state !== 'pending' && mappings() === before - 1);
+  await pollUntil([a, b], () => write.state !== 'pending' && processUse().mappings === before - 1);
   assert.ok(code('WL_UNAUTHORIZED', 'agent b')(write.error));
   for (const transfer of [write, small]) {
     transfer.post(Buffer.from('x'));
