@@ -20,8 +20,12 @@ export function encodeMessage(head: MessageHead): Uint8Array {
   return encodePiece(head, new Uint8Array(0), 0);
 }
 
-/** The notifications that carry a message, in order; made as they are taken. */
-export function* encodePieces(head: MessageHead, payload: Uint8Array): Generator<Uint8Array> {
+/** The notifications that carry a message, in order; those of a long one are made as they are taken. */
+export function encodePieces(head: MessageHead, payload: Uint8Array): Iterable<Uint8Array> {
+  return payload.length <= PIECE_BYTES ? [encodePiece(head, payload, 0)] : encodeLong(head, payload);
+}
+
+function* encodeLong(head: MessageHead, payload: Uint8Array): Generator<Uint8Array> {
   let offset = 0;
   do {
     yield encodePiece(head, payload, offset);

@@ -41,21 +41,12 @@ export class Mover {
 
   /** Tries again while there is no room. Fails with WL_TIMEOUT when the time of the settings is over. */
   async patiently(attempt: () => void | Promise<void>): Promise<void> {
-    const { agent, peer, who } = this.#options;
-    const { timeoutMs } = agent.settings;
-    const end = performance.now() + timeoutMs;
-    for (;;) {
-      try {
-        return await attempt();
-      } catch (error) {
-        const isFull = error instanceof WeftlineError && error.code === 'WL_BUSY';
-        if (!isFull || this.#isClosed) throw error;
-        if (performance.now() > end) {
-          const why = `Waited ${timeoutMs} ms for room on the way to ${who}: ${error.message}`;
-          throw new WeftlineError('WL_TIMEOUT', why, { details: { peer, timeoutMs }, cause: error });
-        }
-        await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
-      }
+    try {
+      // What does not wait needs no turn of the event loop.
+      const attempted = attempt();
+      if (attempted !== undefined) await attempted;
+    } catch (error) {
+      await this.#tryAgain(attempt, error);
     }
   }
 
@@ -68,6 +59,25 @@ export class Mover {
   async close(): Promise<void> {
     this.#isClosed = true;
     await this.#kept.releaseAll().catch(() => {});
+  }
+
+  async #tryAgain(attempt: () => void | Promise<void>, first: unknown): Promise<void> {
+    const { agent, peer, who } = this.#options;
+    const { timeoutMs } = agent.settings;
+    const end = performance.now() + timeoutMs;
+    for (let error = first; ;) {
+      if (!(error instanceof WeftlineError) || error.code !== 'WL_BUSY' || this.#isClosed) throw error;
+      if (performance.now() > end) {
+        const why = `Waited ${timeoutMs} ms for room on the way to ${who}: ${error.message}`;
+        throw new WeftlineError('WL_TIMEOUT', why, { details: { peer, timeoutMs }, cause: error });
+      }
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+      try {
+        return await attempt();
+      } catch (again) {
+        error = again;
+      }
+    }
   }
 
   async #prepare(operation: TransferOperation, ways: Ways): Promise<Transfer> {

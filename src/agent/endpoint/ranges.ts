@@ -60,9 +60,10 @@ export function cutAlike(
   };
 }
 
-/** True if entry i of both sides has the same size, as far as `local` goes. */
+/** True if entry i of both sides has the same size, as far as `local` goes; its last one may be the shorter. */
 function haveSameCuts(local: DescriptorList, remote: DescriptorList): boolean {
-  if (local.length > remote.length) return false;
-  for (let index = 0; index < local.length; index++) if (local.lengths[index] !== remote.lengths[index]) return false;
-  return true;
+  const last = local.length - 1;
+  if (last < 0 || last >= remote.length) return false;
+  for (let index = 0; index < last; index++) if (local.lengths[index] !== remote.lengths[index]) return false;
+  return (local.lengths[last] as number) <= (remote.lengths[last] as number);
 }
