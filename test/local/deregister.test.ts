@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import { fork } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import type { WeftlineError } from 'weftline';
 import { Agent, DescriptorList } from 'weftline/agent';
 import { knownBackends } from '#lib/agent/backends/create.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
@@ -105,6 +106,42 @@ for (const backend of knownBackends()) {
         const news = await nextMessage<DeregisterNews>(child);
         assert.ok(news.is === 'over' && !news.hasSecret);
         assert.ok(Buffer.alloc(bytes.length, SECRET).equals(bytes), `round ${round}: the peer wrote after close()`);
+      }
+    } finally {
+      child.kill('SIGKILL');
+    }
+  });
+
+  test(`${backend}: a peer that stands still holds deregister() up until its deadline at most`, { skip }, async () => {
+    const random = seededRandom(14);
+    const settings = { timeoutMs: 500 };
+    await using owner = await Agent.create('owner', { backends: [backend], token: 'secret', settings });
+    const child = fork(script, [backend], { serialization: 'advanced' });
+    try {
+      await nextMessage(child);
+      for (let round = 0; round < 4; round += 1) {
+        const name = `region ${round}`;
+        using memory = await bytesOf(round % 2 === 0 ? 'allocated' : 'plain', owner, name, 7 * MiB);
+        const { registration, bytes } = memory;
+        child.send({ blob: owner.localMetadata(), name, secret: SECRET, places: usual } satisfies DeregisterRound);
+        assert.equal((await nextMessage<DeregisterNews>(child)).is, 'busy');
+        await someTurns(100, random);
+        child.kill('SIGSTOP');
+        try {
+          await owner.deregister(registration);
+        } catch (error) {
+          assert.equal((error as WeftlineError).code, 'WL_TIMEOUT');
+        } finally {
+          child.kill('SIGCONT');
+        }
+        await owner.deregister(registration);
+        bytes.fill(SECRET);
+        const news = await nextMessage<DeregisterNews>(child);
+        assert.ok(news.is === 'over' && !news.hasSecret);
+        assert.ok(
+          Buffer.alloc(bytes.length, SECRET).equals(bytes),
+          `round ${round}: the peer wrote after deregister()`,
+        );
       }
     } finally {
       child.kill('SIGKILL');
