@@ -4,7 +4,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import test, { type TestContext } from 'node:test';
 import type { BackendPeer } from '#lib/agent/backend.js';
-import { fixedBytes, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
+import { fixedBytes, introduce, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
 import { planned } from './support/planned-transfer.ts';
 
 const peerModule = new URL('./support/ucx-peer.js', import.meta.url).pathname;
@@ -134,3 +134,23 @@ test('ucx: a dead peer keeps no thread busy while nobody looks', { skip }, async
   const { user, system } = process.cpuUsage(before);
   assert.ok(user + system < 200_000, `${user + system} µs of 700,000`);
 });
+
+for (const tls of ['posix,self', 'tcp,self']) {
+  const title = `ucx with UCX_TLS=${tls}: a peer that stands still in the midst of a write does not hold up deregistering`;
+  test(title, { skip }, async (context) => {
+    if (tls === 'tcp,self') useTcp(context);
+    await using near = await UcxSide.open('near', { timeoutMs: 500 });
+    const memory = fixedBytes(64 * BYTES).fill(1);
+    const region = await near.register(memory);
+    const words = [peerModule, '0123456789abcdef', 'write', introduce(near, region)];
+    const child = spawn(process.execPath, words, { stdio: ['ignore', 'pipe', 'ignore'] });
+    context.after(() => child.kill('SIGKILL'));
+    await until([near], () => memory[0] === 0);
+    child.kill('SIGSTOP');
+    await within(10_000, region.release(), 'release');
+    memory.fill(2);
+    child.kill('SIGCONT');
+    await until([near], () => !near.hasLinks || child.exitCode !== null);
+    assert.ok(memory.every((byte) => byte === 2));
+  });
+}

@@ -245,3 +245,15 @@ test('ucx: sides without a transport in common are told so', { skip }, async (co
   await assert.rejects(near.backend.connect(far.peer, { timeoutMs: 5000 }), refusal);
   await assert.rejects(far.backend.connect(near.peer, { timeoutMs: 5000 }), isError('WL_UNSUPPORTED', /posix,self/));
 });
+
+/** How many sockets and memory files of UCX a program gets that this process starts. */
+function inherited(): number {
+  const { stdout } = spawnSync('ls', ['-l', '/proc/self/fd'], { encoding: 'utf8' });
+  return stdout.match(/socket:|ucx_shm/g)?.length ?? 0;
+}
+
+test('ucx: programs that this process starts inherit neither its sockets nor its memory', { skip }, async () => {
+  const before = inherited();
+  await using near = await UcxSide.open('near');
+  assert.equal(inherited(), before, near.name);
+});

@@ -250,6 +250,8 @@ test('libraries are found in LD_LIBRARY_PATH first, the loader cache only counts
   assert.equal(finding('UCX (libucp)', machine(without('/opt/ucx'))).status, 'absent');
   const unusable = machine(completeFiles, { ucxVersion: () => undefined });
   assert.equal(finding('UCX (libucp)', unusable).status, 'short');
+  const down = machine({ ...completeFiles, '/sys/class/infiniband/mlx5_0/ports/1/state': '1: DOWN\n' });
+  assert.match(finding('UCX (libucp)', down).value, /without RDMA only for agents whose option backends names ucx/);
 });
 
 test('NVRTC is found in CUDA_HOME and in the packages of a Python environment', () => {

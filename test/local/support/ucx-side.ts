@@ -13,6 +13,8 @@ export interface SideOptions {
   readonly ownThread?: boolean;
   readonly token?: string;
   readonly incarnation?: string;
+  /** 10 s by default. */
+  readonly timeoutMs?: number;
 }
 
 export class UcxSide implements AsyncDisposable {
@@ -29,7 +31,7 @@ export class UcxSide implements AsyncDisposable {
     const backend = await createUcxBackend({
       agentName: name,
       incarnation,
-      settings: readSettings({ timeoutMs: 10_000 }),
+      settings: readSettings({ timeoutMs: options.timeoutMs ?? 10_000 }),
       token: options.token ?? 'token',
       host: '127.0.0.1',
       ownThread: options.ownThread ?? true,

@@ -18,6 +18,8 @@ export const failures = {
   linkClosed: 9,
   agentClosed: 10,
   defect: 11,
+  /** It did not finish what it does with memory that was deregistered. */
+  stalled: 12,
 } as const;
 
 export function failureError(failure: number, detail: number, peer: string): WeftlineError {
@@ -42,6 +44,8 @@ export function failureError(failure: number, detail: number, peer: string): Wef
       return gone('it closed the link');
     case failures.connectionEnded:
       return gone('its process ended or the network broke');
+    case failures.stalled:
+      return gone('it did not finish a transfer of memory that was deregistered meanwhile');
     case failures.linkClosed:
       return closed(`The link to ${peer} was closed`);
     case failures.agentClosed:

@@ -12,7 +12,7 @@ import type { LinkTools, Sender } from './sender.ts';
 import { REGIONS } from './ucx-tables.ts';
 
 /** What is known of a sequence beyond the watermark. `refusing` is a receive whose message is thrown away. */
-const states = { unknown: 0, complete: 1, receiving: 2, refusing: 3, answering: 4 } as const;
+export const states = { unknown: 0, complete: 1, receiving: 2, refusing: 3, answering: 4 } as const;
 /** What it does when everything before it has taken effect. */
 const actions = { nothing: 0, signal: 1, notify: 2 } as const;
 /** In front of a notification in the ring, in so many bytes: its length, and one of these. */

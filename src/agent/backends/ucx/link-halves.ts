@@ -1,8 +1,8 @@
 // One link as the thread works for it that has its turn: both halves, and its end.
 import { ucxMessage } from '../../../abi/ucx-message.ts';
 import { failures } from './failure.ts';
-import { Incoming } from './incoming.ts';
-import { linkWord } from './link-block.ts';
+import { Incoming, states } from './incoming.ts';
+import { linkWord, SENDS, WINDOW } from './link-block.ts';
 import { headerWord as at } from './message-header.ts';
 import { OutMessages } from './out-messages.ts';
 import { Outgoing } from './outgoing.ts';
@@ -69,6 +69,26 @@ export class LinkHalves {
   /** To be asked after notifications were taken: whether the next step had better be soon. */
   get owesRoom(): boolean {
     return this.#sender.owesRoom;
+  }
+
+  /** UCX reads or writes the region for this link, or will. */
+  uses(region: number): boolean {
+    const { words, sendRegion, answerRegion, inState, inRegion } = this.#tools.block;
+    for (
+      let next = words[linkWord.sendsPopped] as number;
+      next !== words[linkWord.sendsPushed];
+      next = (next + 1) | 0
+    ) {
+      if (sendRegion[next & (SENDS - 1)] === region) return true;
+    }
+    for (
+      let next = words[linkWord.answersHead] as number;
+      next !== words[linkWord.answersTail];
+      next = (next + 1) | 0
+    ) {
+      if (answerRegion[next & (WINDOW - 1)] === region) return true;
+    }
+    return inState.some((state, place) => state === states.receiving && inRegion[place] === region);
   }
 
   /** UCX will not use its memory any more, whatever it has not finished. */

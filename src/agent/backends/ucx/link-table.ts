@@ -38,7 +38,12 @@ const LINGER_MS = 200;
 /** How long nothing of what is under way may end where the peer may live: UCX could still write what that sends. */
 const PATIENCE_MS = 2000;
 const LIVES: number = 1 << LINK_NUMBER_BITS;
-const goneFailures: readonly number[] = [failures.lost, failures.processEnded, failures.connectionEnded];
+const goneFailures: readonly number[] = [
+  failures.lost,
+  failures.processEnded,
+  failures.connectionEnded,
+  failures.stalled,
+];
 
 /** Everything but the constructor: under the lock. */
 export class LinkTable {

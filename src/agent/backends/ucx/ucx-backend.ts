@@ -110,7 +110,13 @@ export class UcxBackend implements Backend {
     const { address, bytes } = memory;
     const key = randomBytes(4).readUInt32LE();
     const number = this.#drivers.register({ address, bytes, key, view: memory.view });
-    return new UcxRegion(address, { number, key }, () => this.#drivers.release(number));
+    return new UcxRegion(address, { number, key }, () => this.#release(number));
+  }
+
+  #release(region: number): Promise<void> {
+    return this.#drivers.release(region, this.#context.settings.timeoutMs, (driver) => {
+      for (const link of this.#links.filter((known) => known.driver === driver)) link.endIfUses(region);
+    });
   }
 
   async connect(peer: BackendPeer, options: ConnectOptions): Promise<UcxLink> {

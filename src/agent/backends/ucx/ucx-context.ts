@@ -3,6 +3,7 @@ import { UCP_ERR_HANDLING_MODE_PEER, ucpEndpointParams, ucpMasks, ucpParams } fr
 import { ucpRequestParam, ucpWorkerParams, UCS_THREAD_MODE_SERIALIZED, ucsStatus } from '../../../abi/ucx-structs.ts';
 import { Block, type Layout } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
+import { withoutInheritance } from '../../../native/descriptor-inheritance.ts';
 import { symbolAddress, viewAt } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { openUcx, type Ucx, withVariables } from '../../../native/ucx.ts';
@@ -46,11 +47,13 @@ export class UcxContext implements Disposable {
     this.#transports = transports;
     this.#force.block.set('attributes', ucpMasks.request.flags);
     this.#force.block.set('flags', ucpMasks.closeFlags.force);
-    const [context, handle] = withVariables(transports.variables, () => this.#create(canSleep, transports.config));
+    const [context, handle] = withVariables(transports.variables, () =>
+      withoutInheritance(() => this.#create(canSleep, transports.config)),
+    );
     this.#context = context;
     this.handle = handle;
     this.address = this.#ownAddress();
-    this.fd = canSleep ? this.#descriptor() : -1;
+    this.fd = canSleep ? withoutInheritance(() => this.#descriptor()) : -1;
   }
 
   /** The endpoint to a peer's worker. Fails with WL_UNSUPPORTED if both have no transport in common, with WL_NATIVE. */

@@ -124,19 +124,22 @@ export class UcxDriver {
     return Number.POSITIVE_INFINITY;
   }
 
-  /** Works until the condition, which is asked under the lock, holds. */
-  async until(isSo: () => boolean): Promise<void> {
+  /** Works until the condition, which is asked under the lock, holds or nothing works any more. False if it is too late. */
+  async until(isSo: () => boolean, timeoutMs: number = Number.POSITIVE_INFINITY): Promise<boolean> {
+    const end = performance.now() + timeoutMs;
     while (this.failure === undefined && Atomics.load(this.#words, at.crashed) === 0) {
       this.#lock.take();
       try {
-        if (isSo()) return;
+        if (isSo()) return true;
         this.work();
         this.links.reap();
       } finally {
         this.leave();
       }
+      if (performance.now() > end) return false;
       await new Promise((resolve) => setTimeout(resolve, 1));
     }
+    return true;
   }
 
   /** Under the lock: a turn at the worker. What has failed once is not tried again: requests may be gone by then. */

@@ -64,16 +64,19 @@ export class UcxDrivers {
     return number;
   }
 
-  /** Resolves when no worker reads or writes the region any more. */
-  async release(number: number): Promise<void> {
+  /** Resolves when no worker reads or writes the region any more; `onLate` ends links that still do after a while. */
+  async release(number: number, patienceMs: number, onLate: (driver: UcxDriver) => void): Promise<void> {
     const region = this.#regions.get(number);
     this.#regions.delete(number);
-    const ends = this.#drivers.map((driver) =>
-      driver.until(() => {
+    const ends = this.#drivers.map(async (driver) => {
+      const isUnused = (): boolean => {
         driver.tables.regionIsOpen[number] = 0;
         return driver.tables.regionUses[number] === 0;
-      }),
-    );
+      };
+      if (await driver.until(isUnused, patienceMs)) return;
+      onLate(driver);
+      await driver.until(isUnused);
+    });
     await Promise.all([...ends, ...this.#closing]);
     if (region !== undefined) this.#freeRegions.push(number);
   }

@@ -220,7 +220,16 @@ export class UcxLink implements BackendLink {
   }
 
   async #close(): Promise<void> {
-    this.#end(failures.linkClosed);
+    this.#drop(failures.linkClosed);
+  }
+
+  /** What it still does with the region is broken off, with the link. */
+  endIfUses(region: number): void {
+    if (!this.#isClosed && this.driver.engine.link(this.block.index).uses(region)) this.#drop(failures.stalled);
+  }
+
+  #drop(failure: number): void {
+    this.#end(failure);
     this.#channel.close();
   }
 
