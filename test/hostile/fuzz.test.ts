@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { plantedDecoders } from './fuzz/decoders/planted.ts';
-import { decoders } from './fuzz/registry.ts';
+import { decoders } from './fuzz/every-decoder.ts';
 import { fuzz, shareOut } from './fuzz/run-fuzz.ts';
 import type { DecoderShare } from './fuzz/fuzz-task.ts';
 

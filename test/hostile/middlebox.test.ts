@@ -4,13 +4,14 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { skipWithout } from '../local/support/requirements.ts';
 import { type Impairment, Network, repairUdp } from './middlebox/impairment.ts';
 import type { MiddleboxCase, MiddleboxOutcome } from './middlebox/run.ts';
 import { whyNoTwoHosts } from './middlebox/two-hosts.ts';
 
 const times = Number(process.env['WEFTLINE_TEST_MIDDLEBOX'] ?? 1);
 const script = fileURLToPath(new URL('./middlebox/run.js', import.meta.url));
-const skip = whyNoTwoHosts() ?? false;
+const skip = skipWithout('tun', whyNoTwoHosts());
 
 const all = { loss: 0.01, duplication: 0.02, reordering: 0.05, corruption: 0.01, repair: true } as const;
 const impairments: Readonly<Record<string, Impairment>> = {

@@ -4,6 +4,7 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import { encodeFrame } from '#lib/meeting/frames.js';
+import { skipWithout } from '../local/support/requirements.ts';
 import { usageOf } from '../support/process-usage.ts';
 import { Random } from './fuzz/random.ts';
 import { Caller, Host, OTHER_USER } from './strangers/processes.ts';
@@ -27,9 +28,11 @@ async function withKit(token: string, run: (host: Host, caller: Caller) => Promi
   for (const target of host.targets) await assertServed(caller, target, token);
 }
 
-async function assertServed(caller: Caller, target: Target, token: string): Promise<void> {
+/** Returns how long it took, in milliseconds. */
+async function assertServed(caller: Caller, target: Target, token: string): Promise<number> {
   const outcome = await caller.attempt({ target, token, number: ++attempts });
   assert.equal(outcome.code, 'reached', `${target.kind}: ${outcome.message}`);
+  return outcome.ms;
 }
 
 async function assertRefused(caller: Caller, target: Target, token: string): Promise<void> {
@@ -49,10 +52,17 @@ test('with a token: whoever has none or another one stays out', async (context) 
   });
 });
 
-test('without a token: another user stays out, and so does whoever has one', async (context: TestContext) => {
-  if (process.getuid?.() !== 0) return context.skip('needs root, to run a process as another user');
+/** Undefined if another user can run this code. */
+async function whyNoOtherUser(): Promise<string | undefined> {
+  if (process.getuid?.() !== 0) return 'needs root, to run a process as another user';
   using other = await Caller.start(OTHER_USER);
-  if (other === undefined) return context.skip(`user ${OTHER_USER} cannot read this folder`);
+  return other === undefined ? `user ${OTHER_USER} cannot read this folder` : undefined;
+}
+
+const skip = skipWithout('other-user', await whyNoOtherUser());
+
+test('without a token: another user stays out, and so does whoever has one', { skip }, async (context) => {
+  using other = (await Caller.start(OTHER_USER)) as Caller;
   await withKit('', async (host, caller) => {
     for (const target of host.targets) {
       await context.test(target.kind, async () => {
@@ -78,7 +88,7 @@ test('raw strangers at every listener', { concurrency: true }, async (context) =
       ]),
     );
     for (const target of targets) {
-      await context.test(`${target.kind}: a flood of ${FLOOD}`, () => floodOf(caller, target, pid));
+      await context.test(`${target.kind}: a flood of ${FLOOD}`, (inner) => floodOf(inner, { caller, target, pid }));
     }
   });
 });
@@ -143,13 +153,21 @@ async function crawl({ port }: Target): Promise<void> {
   }
 }
 
-async function floodOf(caller: Caller, target: Target, pid: number): Promise<void> {
+interface Flooded {
+  readonly caller: Caller;
+  readonly target: Target;
+  readonly pid: number;
+}
+
+async function floodOf(context: TestContext, { caller, target, pid }: Flooded): Promise<void> {
+  const usual = await assertServed(caller, target, secret);
   const before = usageOf(pid).descriptors;
   let most = 0;
   const watch = setInterval(() => (most = Math.max(most, usageOf(pid).descriptors)), 5);
   const sockets = await flood(target.port, FLOOD);
   try {
-    await assertServed(caller, target, secret);
+    const flooded = await assertServed(caller, target, secret);
+    context.diagnostic(`served within ${flooded.toFixed(0)} ms, ${usual.toFixed(0)} ms without a flood`);
   } finally {
     clearInterval(watch);
     for (const socket of sockets) socket.destroy();

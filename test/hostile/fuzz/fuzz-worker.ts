@@ -4,7 +4,7 @@ import { CoverageSearch, startCounting } from './coverage.ts';
 import type { Decoder } from './decoder.ts';
 import { type DecoderShare, type FuzzReport, type FuzzTask, watchWord } from './fuzz-task.ts';
 import { faultOf, type FoundFault, fuzzRange } from './fuzzer.ts';
-import { decoderOf } from './registry.ts';
+import { decoderOf } from './every-decoder.ts';
 import { keepSeed, seedsOf } from './seed-files.ts';
 
 const task = workerData as FuzzTask;

@@ -1,7 +1,7 @@
 // The long run of the fuzzer, and single inputs again: node build/test/hostile/fuzz/main.js --help
 import { randomInt } from 'node:crypto';
 import { parseArgs } from 'node:util';
-import { decoders as everyDecoder } from './registry.ts';
+import { decoders as everyDecoder } from './every-decoder.ts';
 import { fuzz, shareOut } from './run-fuzz.ts';
 
 const { values } = parseArgs({

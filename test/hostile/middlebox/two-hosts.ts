@@ -11,9 +11,9 @@ const MTU = 1500;
 /** Why this machine has no two hosts; undefined if it has. */
 export function whyNoTwoHosts(): string | undefined {
   if (process.getuid?.() !== 0) return 'needs root, to make network namespaces';
-  if (spawnSync('test', ['-c', '/dev/net/tun']).status !== 0) return 'needs /dev/net/tun';
-  const can = spawnSync('unshare', ['-n', 'sh', '-c', 'ip link set lo up && nsenter -t $$ -n true']).status === 0;
-  return can ? undefined : 'needs unshare, nsenter and ip';
+  const command = 'ip link set lo up && ip tuntap add dev weftline0 mode tun && nsenter -t $$ -n true';
+  const can = spawnSync('unshare', ['-n', 'sh', '-c', command]).status === 0;
+  return can ? undefined : 'needs unshare, nsenter, ip and /dev/net/tun';
 }
 
 export class TwoHosts implements Disposable {

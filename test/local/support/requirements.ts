@@ -7,8 +7,10 @@ import type { BackendName } from 'weftline/agent';
  * - `namespaces`: networks of a test's own (root, unshare, ip, nft)
  * - `mounts`: a view of the file system of a test's own (root, unshare, mount)
  * - `capabilities`: root without its capabilities (setpriv)
+ * - `tun`: network interfaces that end in a process (root, unshare, nsenter, ip, /dev/net/tun)
+ * - `other-user`: this code as run by another user (root, and a folder that others may read)
  */
-export type Requirement = BackendName | 'namespaces' | 'mounts' | 'capabilities';
+export type Requirement = BackendName | 'namespaces' | 'mounts' | 'capabilities' | 'tun' | 'other-user';
 
 const required = (process.env['WEFTLINE_TEST_REQUIRE'] ?? '').split(',').map((word) => word.trim());
 
