@@ -89,6 +89,7 @@ export class ControlChannel {
 
   /** Tells the peer why, then hangs up. */
   refuse(error: unknown): void {
+    if (this.#socket.destroyed) return;
     this.send({ refused: encodeRefusal(error) });
     this.#socket.destroySoon();
   }

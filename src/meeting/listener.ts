@@ -74,6 +74,7 @@ export class MeetingListener {
     const { settings, silenceMs, serve } = this.#options;
     const { maxStrangers: most, greetingMs, timeoutMs } = settings;
     const leave = strangers.enter(socket, { most, milliseconds: Math.min(greetingMs, timeoutMs) });
+    if (leave === undefined) return;
     this.#half.add(socket);
     socket.once('close', () => this.#half.delete(socket));
     const channel = new ControlChannel(socket, performance.now() + timeoutMs, silenceMs);

@@ -16,10 +16,23 @@ interface Stranger {
   readonly timer: NodeJS.Timeout;
 }
 
-/** A caller that has said nothing for so long goes before others. Honest ones answer the challenge at once. */
-const SILENT_MS = 250;
+/**
+ * How long a caller may take before others may have its place. Honest ones answer the challenge within it; without it, a
+ * flood would push each of them out before its answer was read.
+ */
+const GRACE_MS = 250;
 /** Of the open files that the process may have. */
 const SHARE_OF_FILES = 4;
+
+/** Made once: a flood must not cost a stack trace per caller. Callers are dropped without a word, and honest ones try again. */
+const late = new WeftlineError(
+  'WL_TIMEOUT',
+  'A caller was dropped: it did not prove itself in time (setting greetingMs)',
+);
+const crowded = new WeftlineError(
+  'WL_CAPACITY',
+  'A caller was dropped: too many have not proven themselves (setting maxStrangers)',
+);
 
 class Strangers {
   /** In the order of arrival. */
@@ -31,39 +44,50 @@ class Strangers {
     return this.#count;
   }
 
-  /** Takes a caller in, and drops others if there are too many. Returns how to take it out when it has proven itself. */
-  enter(socket: Socket, { most, milliseconds }: StrangerLimits): () => void {
+  /**
+   * Takes a caller in, and drops others if there are too many. Returns how to take it out when it has proven itself;
+   * undefined if it was the one to be dropped.
+   */
+  enter(socket: Socket, { most, milliseconds }: StrangerLimits): (() => void) | undefined {
     const address = socket.remoteAddress ?? '';
-    const dropLate = (): void => drop(socket, `it did not prove itself within ${milliseconds} ms`);
-    const timer = setTimeout(dropLate, milliseconds).unref();
+    this.#filesAllow ??= Math.max(1, Math.floor(openFileLimit() / SHARE_OF_FILES));
+    while (this.#count >= Math.min(most, this.#filesAllow)) {
+      if (this.#dropOne(address)) continue;
+      socket.destroy();
+      return undefined;
+    }
+    const timer = setTimeout(() => socket.destroy(late), milliseconds).unref();
     const stranger: Stranger = { socket, address, since: performance.now(), timer };
     const own = this.#byAddress.get(address) ?? new Set();
     this.#byAddress.set(address, own.add(stranger));
     this.#count += 1;
     const leave = (): void => this.#leave(stranger);
     socket.once('close', leave);
-    this.#filesAllow ??= Math.max(1, Math.floor(openFileLimit() / SHARE_OF_FILES));
-    while (this.#count > Math.min(most, this.#filesAllow)) this.#dropOne(stranger);
     return leave;
   }
 
-  /** Of the address that holds most: the oldest that has said nothing for a while, else the oldest. */
-  #dropOne(newest: Stranger): void {
+  /**
+   * Makes room for a caller of this address. Of the address that holds most, the oldest goes that has said nothing in its
+   * time of grace, else the oldest. A caller does not push out one of its own address within that time: then it is false.
+   */
+  #dropOne(newcomer: string): boolean {
     let crowd: Set<Stranger> = new Set();
     for (const group of this.#byAddress.values()) if (group.size > crowd.size) crowd = group;
-    const silentSince = performance.now() - SILENT_MS;
-    let victim: Stranger | undefined;
+    const [oldest] = crowd;
+    if (oldest === undefined) return false;
+    const graceFrom = performance.now() - GRACE_MS;
+    const isOfCrowd = crowd.size === (this.#byAddress.get(newcomer)?.size ?? 0);
+    if (isOfCrowd && oldest.since > graceFrom) return false;
+    let victim = oldest;
     for (const stranger of crowd) {
-      if (stranger === newest && crowd.size > 1) continue;
-      victim ??= stranger;
-      if (stranger.since > silentSince) break;
+      if (stranger.since > graceFrom) break;
       if (stranger.socket.bytesRead > 0) continue;
       victim = stranger;
       break;
     }
-    if (victim === undefined) return;
     this.#leave(victim);
-    drop(victim.socket, 'too many callers that have not proven themselves');
+    victim.socket.destroy(crowded);
+    return true;
   }
 
   #leave(stranger: Stranger): void {
@@ -77,11 +101,6 @@ class Strangers {
 
 /** One for all listeners of the thread, since they share its descriptors. */
 export const strangers: Strangers = new Strangers();
-
-/** Without a word, so that an honest caller tries again. */
-function drop(socket: Socket, why: string): void {
-  socket.destroy(new WeftlineError('WL_TIMEOUT', `A caller was dropped: ${why}`));
-}
 
 function openFileLimit(): number {
   try {

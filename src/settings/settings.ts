@@ -108,7 +108,7 @@ export const settingsTable = {
     unit: 'connections',
     min: 1,
     max: 65_536,
-    default: 256,
+    default: 1024,
     sentence:
       'How many callers that have not proven themselves the listeners of a thread hold together, never more than a quarter of the open files that the process may have; of more, the oldest are dropped.',
   },

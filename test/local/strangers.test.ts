@@ -58,7 +58,7 @@ async function visitAll({ port, token, pid }: Target): Promise<void> {
 
 /** More half-open connections than the store keeps: the oldest are dropped, a member still gets in. */
 async function crowd({ port, token }: Target): Promise<void> {
-  const sockets = Array.from({ length: 400 }, () =>
+  const sockets = Array.from({ length: 1500 }, () =>
     connect({ host: '127.0.0.1', port })
       .resume()
       .on('error', () => {}),

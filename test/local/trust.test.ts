@@ -154,8 +154,8 @@ function heldBy(port: number): number {
   }).length;
 }
 
-const MOST = 256;
-const FLOOD = Number(process.env['WEFTLINE_TEST_FLOOD'] ?? 600);
+const MOST = 1024;
+const FLOOD = Number(process.env['WEFTLINE_TEST_FLOOD'] ?? 1200);
 
 test(`of ${FLOOD} callers that say nothing, each listener holds a bounded number, and serves others`, async () => {
   await withListeners('secret', async (listeners) => {

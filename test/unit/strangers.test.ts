@@ -25,22 +25,41 @@ class Caller extends EventEmitter {
 function enter(address: string, most: number, bytesRead = 0): { readonly caller: Caller; readonly leave: () => void } {
   const caller = new Caller(address);
   caller.bytesRead = bytesRead;
-  return { caller, leave: strangers.enter(caller as unknown as Socket, { most, milliseconds: 60_000 }) };
+  const leave = strangers.enter(caller as unknown as Socket, { most, milliseconds: 60_000 });
+  assert.equal(leave === undefined, caller.isDropped);
+  return { caller, leave: leave ?? ((): void => {}) };
 }
 
 function dropped(entries: readonly { readonly caller: Caller }[]): number[] {
   return entries.flatMap(({ caller }, index) => (caller.isDropped ? [index] : []));
 }
 
-test('the oldest goes first, and whoever has proven itself is not counted', () => {
+test('the oldest goes first, and whoever has proven itself is not counted', (t) => {
+  let now = 1000;
+  t.mock.method(performance, 'now', () => now);
   const [first, ...rest] = Array.from({ length: 4 }, () => enter('10.0.0.1', 4));
   first?.leave();
+  now += 300;
   const more = [enter('10.0.0.1', 4), enter('10.0.0.1', 4)];
   assert.equal(first?.caller.isDropped, false);
   assert.deepEqual(dropped(rest), [0]);
   assert.equal(strangers.count, 4);
   for (const { leave } of [...rest, ...more]) leave();
   for (const { leave } of rest) leave();
+  assert.equal(strangers.count, 0);
+});
+
+test('whoever has just come keeps its place, and a newcomer of the same address finds none', (t) => {
+  let now = 1000;
+  t.mock.method(performance, 'now', () => now);
+  const first = Array.from({ length: 8 }, () => enter('10.0.0.1', 8));
+  now += 200;
+  assert.deepEqual(dropped(Array.from({ length: 50 }, () => enter('10.0.0.1', 8))).length, 50);
+  assert.deepEqual(dropped(first), []);
+  now += 100;
+  const later = enter('10.0.0.1', 8);
+  assert.deepEqual([dropped(first), later.caller.isDropped], [[0], false]);
+  for (const { leave } of [later, ...first]) leave();
   assert.equal(strangers.count, 0);
 });
 
@@ -55,7 +74,7 @@ test('an address that holds many makes room, others keep their places', () => {
   assert.equal(strangers.count, 0);
 });
 
-test('of old ones those that said nothing go first, and a newcomer never makes room for itself', (t) => {
+test('of old ones those that said nothing go first', (t) => {
   let now = 1000;
   t.mock.method(performance, 'now', () => now);
   const talker = enter('10.0.0.1', 3, 5);
@@ -64,7 +83,7 @@ test('of old ones those that said nothing go first, and a newcomer never makes r
   const fresh = enter('10.0.0.1', 3);
   const newest = enter('10.0.0.1', 3);
   assert.deepEqual(dropped([talker, silent, fresh, newest]), [1]);
-  // None that is silent has been so for long: then it is the oldest, whether it has said something or not.
+  // None that is silent has had its time: then it is the oldest, whether it has said something or not.
   const next = enter('10.0.0.1', 3);
   assert.deepEqual(dropped([talker, silent, fresh, newest, next]), [0, 1]);
   for (const { leave } of [talker, silent, fresh, newest, next]) leave();
