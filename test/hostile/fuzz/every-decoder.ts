@@ -1,6 +1,7 @@
 // Every decoder of bytes that come from elsewhere.
 import type { Decoder } from './decoder.ts';
 import { agentDecoders } from './decoders/agent.ts';
+import { endpointMessages } from './decoders/endpoint-messages.ts';
 import { frameDecoders, storeRequests } from './decoders/frames.ts';
 import { greetingDecoders } from './decoders/greetings.ts';
 import { packetDecoders } from './decoders/packets.ts';
@@ -14,6 +15,7 @@ export const decoders: readonly Decoder[] = [
   storeRequests,
   ...greetingDecoders,
   ...agentDecoders,
+  endpointMessages,
   ...ringDecoders,
   ...textDecoders,
 ];
