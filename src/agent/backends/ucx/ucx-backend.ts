@@ -81,8 +81,6 @@ export class UcxBackend implements Backend {
       host: hostIdentity(),
       process: process.pid,
       started: startOfProcess(process.pid) ?? '',
-      // UCX tells of lost peers over shared memory too.
-      sharesMemory: false,
     };
   }
 

@@ -27,8 +27,6 @@ export interface UcxSelf {
   readonly address: Uint8Array;
   /** The number it has reserved for the link. */
   readonly link: number;
-  /** True if its UCX may use shared memory, for which it cannot tell when a peer dies. */
-  readonly sharesMemory: boolean;
 }
 
 /** What both sides know when they have met. */
@@ -39,7 +37,6 @@ export interface UcxMeeting {
   readonly remoteLink: number;
   readonly secretLow: number;
   readonly secretHigh: number;
-  readonly mode: 'peer' | 'none';
   /** Of the peer: see UcxSelf. */
   readonly host: string;
   readonly process: number;
@@ -63,19 +60,16 @@ export async function receiveUcxGuest(
   await receiveHello(channel, helloOf(self.credentials), async (hello, secrets) => {
     const peer = text(hello, 'name');
     channel.peer = peerText(peer, MAX_NAME_LENGTH);
-    const isOneHost = text(hello, 'host') === self.host;
-    const mode = isOneHost && self.sharesMemory && hello['sharesMemory'] === true ? 'none' : 'peer';
     const place = reserve();
     await connect({
       channel,
       peer,
       address: bytesOf(hello, 'address'),
       remoteLink: number(hello, 'link', UCX_LINK_NUMBERS),
-      mode,
       ...secretsOf(secrets),
       ...processOf(hello),
     });
-    return { ...describe({ ...self, ...place }), mode };
+    return describe({ ...self, ...place });
   });
 }
 
@@ -108,7 +102,6 @@ export async function visitUcxPeer(
       address: bytesOf(body, 'address'),
       remoteLink: number(body, 'link', UCX_LINK_NUMBERS),
       ...secretsOf(secrets),
-      mode: body['mode'] === 'none' ? 'none' : 'peer',
       ...processOf(body),
     };
   } catch (error) {
@@ -128,9 +121,9 @@ function secretsOf(secrets: SessionSecrets): { readonly secretLow: number; reado
 }
 
 function describe(self: UcxSelf): HelloBody {
-  const { name, incarnation, host, process, started, link, sharesMemory } = self;
+  const { name, incarnation, host, process, started, link } = self;
   const address = Buffer.from(self.address).toString('base64');
-  return { name, incarnation, host, process, started, address, link, sharesMemory };
+  return { name, incarnation, host, process, started, address, link };
 }
 
 function processOf(frame: HelloBody): Pick<UcxMeeting, 'host' | 'process' | 'started'> {

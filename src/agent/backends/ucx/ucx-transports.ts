@@ -2,6 +2,7 @@
 import { isIPv6 } from 'node:net';
 import { type NetworkInterfaceInfo, networkInterfaces } from 'node:os';
 import { WeftlineError } from '../../../core/errors.ts';
+import { isLoopback } from '../../../meeting/loopback.ts';
 import { localFiles } from '../../../native/file-probe.ts';
 import { activeRdmaPorts } from '../../../native/rdma-ports.ts';
 
@@ -120,8 +121,4 @@ function devicesOf({ host, rdmaPorts, interfaces }: UcxSurroundings): string {
     );
   }
   return [owner.name, ...rdmaPorts].join(',');
-}
-
-export function isLoopback(host: string): boolean {
-  return host === '::1' || /^(::ffff:)?127\./.test(host);
 }
