@@ -23,6 +23,7 @@ const impairments: Readonly<Record<string, Impairment>> = {
   '1 % is changed, which UDP finds': { corruption: 0.01 },
   '1 % is changed, which UDP does not find': { corruption: 0.01, repair: true },
   'all of it': all,
+  'all of it, packets are authenticated': all,
   'all of it, TCP too': { ...all, repair: false, tcp: true },
 };
 
@@ -30,11 +31,13 @@ function casesOf(kind: 'transport' | 'agent', names: readonly string[]): Middleb
   return names.map((name, index) => {
     const impairment = impairments[name] as Impairment;
     // Where UDP's checksum says nothing, ours must cover the payload.
-    const transportChecksum = impairment.repair === true ? 'full' : 'header';
+    const transportAuthentication = name.endsWith('authenticated');
+    const transportChecksum = impairment.repair === true && !transportAuthentication ? 'full' : 'header';
+    const settings = { timeoutMs: 40_000, transportChecksum, transportAuthentication } as const;
     return {
       name,
       impairment,
-      traffic: { kind, seed: 100 + index, rounds: 16 * times, settings: { timeoutMs: 40_000, transportChecksum } },
+      traffic: { kind, seed: 100 + index, rounds: 16 * times, settings },
       timeoutMs: 45_000 * times,
     };
   });
@@ -55,7 +58,10 @@ function runAll(cases: readonly MiddleboxCase[]): MiddleboxOutcome[] {
 }
 
 for (const kind of ['transport', 'agent'] as const) {
-  const names = kind === 'transport' ? Object.keys(impairments) : ['1 % is lost', 'all of it'];
+  const names =
+    kind === 'transport'
+      ? Object.keys(impairments)
+      : ['1 % is lost', 'all of it', 'all of it, packets are authenticated'];
   test(
     `every byte of the ${kind} arrives through a bad network`,
     { skip, timeout: 200_000 * times },
@@ -73,8 +79,9 @@ for (const kind of ['transport', 'agent'] as const) {
           assert.equal(counts.late > 0, (impairment.reordering ?? 0) > 0, JSON.stringify(counts));
           assert.equal(counts.changed > 0, (impairment.corruption ?? 0) > 0, JSON.stringify(counts));
           if (kind !== 'transport' || impairment.repair !== true) return;
-          const checksums = (results.here?.drops['checksum'] ?? 0) + (results.there?.drops['checksum'] ?? 0);
-          assert.ok(checksums > 0, 'no changed packet reached the checksum');
+          const reason = name.endsWith('authenticated') ? 'tag' : 'checksum';
+          const drops = (results.here?.drops[reason] ?? 0) + (results.there?.drops[reason] ?? 0);
+          assert.ok(drops > 0, `no changed packet reached the ${reason}`);
         });
       }
     },

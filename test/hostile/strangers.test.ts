@@ -15,8 +15,11 @@ const FLOOD = Number(process.env['WEFTLINE_TEST_FLOOD'] ?? 300);
 const GREETING_MS = settings.greetingMs as number;
 /** A host that is flooded on a busy machine hangs up a little later. */
 const WAIT_MS = GREETING_MS + 6000;
-/** What a host may hold for strangers beyond their places: sockets that are being closed, a caller that is served. */
-const SLACK = 24;
+/**
+ * What a host may hold beyond the strangers' places: sockets that are being closed, and the honest callers that are served
+ * before and meanwhile, each of which has a worker of its own over UCX.
+ */
+const SLACK = 56;
 const secret = randomBytes(32).toString('hex');
 let attempts = 0;
 
