@@ -1,6 +1,7 @@
 // A P2P agent: registers memory, tells peers of it, reads and writes theirs, notifies and is notified.
 import { randomBytes } from 'node:crypto';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 import { WakeWord } from '../core/wake-word.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
 import { requireToken } from '../meeting/loopback.ts';
@@ -64,10 +65,7 @@ export class Agent implements AsyncDisposable {
    * that was named cannot work here.
    */
   static async create(name: string, options: AgentOptions = {}): Promise<Agent> {
-    checkAgentName(
-      name,
-      (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${JSON.stringify(name)}: ${why}`),
-    );
+    checkAgentName(name, (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${quote(name)}: ${why}`));
     const settings = readSettings(options.settings);
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
     const token = readToken(options.token);

@@ -1,6 +1,7 @@
 // Calls whoever listens at an address, or will soon, and says hello.
 import { connect as connectTcp, type Socket } from 'node:net';
 import { WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 import { ControlChannel } from './control-channel.ts';
 import { type Greeted, type HelloBody, type HelloOptions, sayHello } from './hello.ts';
 import { isLoopback, requireToken } from './loopback.ts';
@@ -59,7 +60,7 @@ export async function call(address: Address, options: CallOptions): Promise<Call
       if (cause instanceof WeftlineError && cause.code !== 'WL_PEER_LOST' && !isOver) throw cause;
       const { code, message } = cause as NodeJS.ErrnoException;
       if (code === 'ENOTFOUND' && !awaitsName) {
-        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, {
+        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${quote(host)}`, {
           details: { host },
           cause,
         });

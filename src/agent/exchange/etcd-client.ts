@@ -1,6 +1,7 @@
 // Requests to etcd through the JSON gateway of its version 3 interface.
 import { z } from 'zod';
 import { WeftlineError } from '../../core/errors.ts';
+import { printable } from '../../core/quote.ts';
 
 export interface EtcdClientOptions {
   readonly endpoint: string;
@@ -73,7 +74,7 @@ export class EtcdClient {
         cause,
       });
     }
-    if (!answer.ok) throw notEtcd(url, `status ${answer.status}: ${text.slice(0, 200)}`);
+    if (!answer.ok) throw notEtcd(url, `status ${answer.status}: ${printable(text, 200)}`);
     try {
       return JSON.parse(text) as unknown;
     } catch {
