@@ -231,8 +231,11 @@ test('junk in a refusal is WL_PROTOCOL, whatever it is', async () => {
   );
 });
 
+function told(message: string): string {
+  return decodeRefusal({ code: 'WL_TIMEOUT', message }, 'peer').message;
+}
+
 test('text of a peer is shortened and escaped', () => {
-  const told = (message: string): string => decodeRefusal({ code: 'WL_TIMEOUT', message }, 'peer').message;
   assert.equal(
     told('a\u001b[31mred\r\n\u202e\u2028\ud800'),
     'peer refused: a\\u001b[31mred\\u000d\\u000a\\u202e\\u2028\\ud800',

@@ -1,5 +1,6 @@
 // How two UCX backends meet over TCP: in their hello they tell each other the addresses of their workers.
 import { UCX_LINK_NUMBERS, UCX_PROTOCOL_VERSION } from '../../../abi/ucx-message.ts';
+import { deadlineOf } from '../../../core/deadline.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { printable, quote } from '../../../core/quote.ts';
 import type { ControlChannel } from '../../../meeting/control-channel.ts';
@@ -82,6 +83,7 @@ export async function visitUcxPeer(
   const hello = helloOf(self.credentials);
   const { channel, body, secrets } = await call(address, {
     ...options,
+    deadline: deadlineOf(options, options.timeoutMs),
     hello,
     body: describe(self),
     who: `agent ${peer.name}`,
