@@ -184,10 +184,22 @@ export class RemoteAgent {
     );
   }
 
+  /** What a backend says of an address, with whose it is. */
+  #slow(backend: BackendName, cause: WeftlineError): WeftlineError {
+    const details = { ...cause.details, peer: this.name, backend };
+    const what = `Timed out linking to agent ${this.name} over ${backend}: ${cause.message}`;
+    return new WeftlineError('WL_TIMEOUT', what, { details, cause });
+  }
+
   async #connect(backend: Backend, options: LinkWait): Promise<LinkEntry> {
     const signals = [this.#ending.signal, ...(options.signal === undefined ? [] : [options.signal])];
     const peer = this.peer(backend.name) as BackendPeer;
-    const link = await backend.connect(peer, { ...options, signal: AbortSignal.any(signals) });
+    let link: BackendLink;
+    try {
+      link = await backend.connect(peer, { ...options, signal: AbortSignal.any(signals) });
+    } catch (error) {
+      throw error instanceof WeftlineError && error.code === 'WL_TIMEOUT' ? this.#slow(backend.name, error) : error;
+    }
     const entry = { link, regions: new Map<number, BackendRemoteRegion>() };
     if (this.#ended !== undefined) {
       await link.close();

@@ -5,11 +5,15 @@ import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { CpuDevice } from 'weftline';
+import { DeviceHost } from 'weftline/device-api';
 import { Agent, DescriptorList, Endpoint, etcdMetadataStore, loadPublished, publishMetadata } from 'weftline/agent';
 import { endpointHello, introduce } from '#lib/agent/endpoint/greeting.js';
 import { credentialsOf } from '#lib/meeting/credentials.js';
 import { receiveHello } from '#lib/meeting/hello.js';
 import { MeetingListener } from '#lib/meeting/listener.js';
+import { encodeDescs } from '#lib/proxy/transfer-descs.js';
+import { hostIdentity } from '#lib/world/host-identity.js';
 import { host, type Target, visit } from './support/listeners.ts';
 import { whyNoUcx } from './support/ucx-side.ts';
 
@@ -25,6 +29,7 @@ interface Peer {
   /** Of an agent with some memory. */
   readonly metadata: string;
   readonly address: number;
+  readonly region: number;
   readonly etcd: number;
 }
 
@@ -90,6 +95,20 @@ describe('a stopped peer', () => {
     } finally {
       listener.close();
     }
+  });
+
+  test('a request of a device host', options, async () => {
+    const device = await CpuDevice.create({ addressSpaceMiB: 64 });
+    const parts = { name: 'caller', device, token: TOKEN, backends: ['multipath'], direct: false } as const;
+    await using deviceHost = await DeviceHost.create({ ...parts, timeoutMs: TIMEOUT_MS });
+    const memory = await deviceHost.allocate(64);
+    await deviceHost.addRemoteAgent(Buffer.from(peer.metadata, 'base64'));
+    const ranges = [0, 8].map((offset) => ({ region: peer.region, offset, bytes: 8 }));
+    const descs = encodeDescs({ agent: 'stopped', host: hostIdentity(), process: child.pid ?? 0, ranges });
+    await assert.rejects(deviceHost.createWriteReq({ memory }, descs, 'stopped'), {
+      code: 'WL_TIMEOUT',
+      message: /agent stopped over multipath.*1000 ms/,
+    });
   });
 
   test('metadata in etcd', options, async () => {

@@ -13,6 +13,12 @@ etcd.listen(0, '127.0.0.1', () => {
   const targets = listeners.map(({ name, port, facts }) => ({ name, port, facts }));
   const metadata = Buffer.from(agent.localMetadata()).toString('base64');
   console.log(
-    JSON.stringify({ targets, metadata, address: memory.address, etcd: (etcd.address() as AddressInfo).port }),
+    JSON.stringify({
+      targets,
+      metadata,
+      address: memory.address,
+      region: memory.number,
+      etcd: (etcd.address() as AddressInfo).port,
+    }),
   );
 });
