@@ -229,7 +229,7 @@ __device__ void pushRowsPlain(const BenchCopyArguments& a) {
 // The way in and out of both copies.
 template <typename Copy>
 __device__ __forceinline__ void copyTogether(const BenchCopyArguments& a, const Copy& copy) {
-  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelBenchCopy, a.rank, a.timeoutNs};
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelBenchCopy, a.rank, a.timeoutNs, sharedWaits()};
   if (!enterTogether({a.peers, a.ranks, a.rank, a.openingEpoch, a.call}, scope)) return;
   copy();
   leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.call}, static_cast<u32*>(a.counter), scope);
@@ -239,7 +239,7 @@ __device__ __forceinline__ void copyTogether(const BenchCopyArguments& a, const 
 
 // All ranks have come, then the device does nothing for a while: what is enqueued behind it starts everywhere at once.
 extern "C" __global__ void benchMeet(const __grid_constant__ BenchMeetArguments a) {
-  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelBenchMeet, a.rank, a.timeoutNs};
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelBenchMeet, a.rank, a.timeoutNs, sharedWaits()};
   if (!enterTogether({a.peers, a.ranks, a.rank, a.epoch, a.call}, scope)) return;
   const u64 start = globalTimer();
   while (globalTimer() - start < a.holdNs) {

@@ -284,6 +284,8 @@ __device__ u32 prepare(const EpDispatchArguments& a, Shared& shared, u8* memory,
     exchangeCounts(scratch, a, shared, masks, scope);
   } else {
     if (!awaitWord(&scratch->numbered, a, scope)) return epStatusTimeout;
+    // That was for blocks of this GPU; the time for the peers begins now, as it does for the block that waits for them.
+    if (threadIdx.x == 0) *scope.firstWait = 0;
     numberOwn(scratch, a, shared, masks);
     if (!awaitWord(&scratch->planned, a, scope)) return epStatusTimeout;
   }
@@ -301,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(mostWarps * 32, 1) epDispatch(const
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barrier = reinterpret_cast<u64*>(dynamic) + warp;
   if (laneIndex() == 0) warpRowBarrierInit(barrier);
-  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.rank, a.timeoutNs};
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.rank, a.timeoutNs, sharedWaits()};
   u32 status = epStatusGood;
   if (a.sequence != 0) {
     status = prepare(a, shared, dynamic + barrierBytes, scope);

@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) layerCombine(const __grid_c
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barriers = reinterpret_cast<u64*>(shared) + gatherStages * warp;
   makeGatherBarriers(barriers);
-  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerCombine, a.rank, a.timeoutNs};
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerCombine, a.rank, a.timeoutNs, sharedWaits()};
   const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
   if (!enterTogether(opening, scope)) return;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.

@@ -239,9 +239,9 @@ extern "C" __global__ void __launch_bounds__(896, 1) layerDispatch(const __grid_
   if (laneIndex() == 0) warpRowBarrierInit(barrier);
   // A plan that failed moves nothing; every rank's has failed alike.
   if (static_cast<const LayerPlan*>(a.plan)->status != epStatusGood) return;
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerDispatch, a.rank, a.timeoutNs, sharedWaits()};
   __syncthreads();
   u8* stage = shared + barrierBytes + static_cast<u64>(warp) * a.stageBytes;
-  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerDispatch, a.rank, a.timeoutNs};
   u32 phase = 0;
   if (blockIdx.x < a.sendBlocks) sendRows(a, stage, barrier, phase);
   const bool good = a.copies == 0 || copyRows(a, stage, barrier, phase, scope);

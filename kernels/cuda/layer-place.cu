@@ -27,12 +27,11 @@ __device__ __forceinline__ i32* takenAt(const LayerPlaceArguments& a, u32 rank) 
 }
 
 // By all threads. False after a deadline, or when a peer is in another call: the caller must leave.
-__device__ bool meet(const LayerPlaceArguments& a, u32 index) {
+__device__ bool meet(const LayerPlaceArguments& a, u32 index, const WaitScope& scope) {
   __syncthreads();
   u32 status = epStatusGood;
   if (threadIdx.x < a.ranks) {
     const RankBarrier barrier = {a.peers, a.ranks, a.rank, a.epochs[index], a.calls[index]};
-    const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerPlace, a.rank, a.timeoutNs};
     signalRank(barrier, threadIdx.x);
     status = awaitRank(barrier, threadIdx.x, scope);
   }
@@ -98,6 +97,7 @@ __device__ void findEmpty(const LayerPlaceArguments& a, Shared& shared) {
 extern "C" __global__ void __launch_bounds__(threads) layerPlace(const __grid_constant__ LayerPlaceArguments a) {
   __shared__ Shared shared;
   const ExchangeRecords records = {a.peers, a.exchangeOffset, a.ranks, a.recordWords, a.sequence};
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerPlace, a.rank, a.timeoutNs, sharedWaits()};
   if (threadIdx.x == 0) shared = {noCell, 0, epStatusGood, 0, 0};
   const u32 rows = static_cast<const LayerPlan*>(a.plan)->recvRows;
   for (u32 row = threadIdx.x; row < rows; row += threads) takenAt(a, a.rank)[row] = -1;
@@ -105,14 +105,14 @@ extern "C" __global__ void __launch_bounds__(threads) layerPlace(const __grid_co
   takePlaces(a, shared);
   __syncthreads();
   tell(a, records, layerRecordBadPlace, shared.badCell == noCell ? 0 : shared.badCell + 1);
-  if (!meet(a, 0)) return;
+  if (!meet(a, 0, scope)) return;
   judge(a, records, layerRecordBadPlace, epStatusBadPlace, shared);
   if (shared.status == epStatusGood) markTaken(a);
-  if (!meet(a, 1)) return;
+  if (!meet(a, 1, scope)) return;
   if (shared.status == epStatusGood) findEmpty(a, shared);
   __syncthreads();
   tell(a, records, layerRecordEmptyRow, shared.empty);
-  if (!meet(a, 2)) return;
+  if (!meet(a, 2, scope)) return;
   judge(a, records, layerRecordEmptyRow, epStatusEmptyRow, shared);
   if (threadIdx.x == 0) {
     LayerHostPlan* host = static_cast<LayerHostPlan*>(a.hostPlan);

@@ -1,6 +1,6 @@
 // What the calls of an agent take.
+import type { CallWait } from '../core/deadline.ts';
 import type { Settings } from '../settings/settings.ts';
-import type { WaitOptions } from '../world/store.ts';
 import type { BackendLink, BackendName, BackendRegion, BackendRemoteRegion, TransferOperation } from './backend.ts';
 import type { DescriptorList } from './descriptors.ts';
 import type { Registration } from './registration.ts';
@@ -27,7 +27,7 @@ export interface MetadataOptions {
   readonly connections?: boolean;
 }
 
-export interface PrepareOptions extends WaitOptions {
+export interface PrepareOptions extends CallWait {
   readonly operation: TransferOperation;
   readonly peer: string;
   readonly local: DescriptorList;
@@ -39,8 +39,8 @@ export interface PrepareOptions extends WaitOptions {
   readonly merge?: boolean;
 }
 
-export interface PeerOptions extends WaitOptions {
-  readonly backend?: BackendName;
+export interface PeerOptions extends CallWait {
+  readonly backend?: BackendName | undefined;
 }
 
 /** Everything that a channel needs for one pair of regions. */

@@ -1,6 +1,8 @@
 // A P2P agent: registers memory, tells peers of it, reads and writes theirs, notifies and is notified.
 import { randomBytes } from 'node:crypto';
+import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 import { WakeWord } from '../core/wake-word.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
 import { requireToken } from '../meeting/loopback.ts';
@@ -25,7 +27,7 @@ import {
 import type { Registrable, Registration } from './registration.ts';
 import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
-import type { RemoteAgent, RemoteMemory } from './remote-agent.ts';
+import type { LinkWait, RemoteAgent, RemoteMemory } from './remote-agent.ts';
 import { Transfer } from './transfer.ts';
 import { type PlannedTransfer, planTransfer } from './transfer-plan.ts';
 import { Waiter } from './waiting.ts';
@@ -64,10 +66,7 @@ export class Agent implements AsyncDisposable {
    * that was named cannot work here.
    */
   static async create(name: string, options: AgentOptions = {}): Promise<Agent> {
-    checkAgentName(
-      name,
-      (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${JSON.stringify(name)}: ${why}`),
-    );
+    checkAgentName(name, (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${quote(name)}: ${why}`));
     const settings = readSettings(options.settings);
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
     const token = readToken(options.token);
@@ -213,7 +212,7 @@ export class Agent implements AsyncDisposable {
     const planned = this.#plan(peer, { local, remote }, merge);
     const memory = memoryOf(planned);
     const time = this.#time(options);
-    const { backend, link } = await this.#linkFor(peer, memory, options);
+    const { backend, link } = await this.#linkFor(peer, memory, { ...time, backend: options.backend });
     const remotes = await Promise.all(memory.remote.map(({ number }) => peer.region(backend, number, time)));
     const { parts } = planned;
     const locals = memory.local.map((registration) => regionOf(registration, backend));
@@ -279,7 +278,8 @@ export class Agent implements AsyncDisposable {
     const memory = known.memory.filter(({ number }) => number === remote);
     if (memory.length === 0) throw invalidArgument('remote', remote, `the number of memory of agent ${peer}`);
     const time = this.#time(options);
-    const { backend, link } = await this.#linkFor(known, { local: [registration], remote: memory }, options);
+    const wanted = { ...time, backend: options.backend };
+    const { backend, link } = await this.#linkFor(known, { local: [registration], remote: memory }, wanted);
     const region = await known.region(backend, remote, time);
     return { backend: backend.name, link, local: regionOf(registration, backend), remote: region };
   }
@@ -370,8 +370,9 @@ export class Agent implements AsyncDisposable {
     return { backends, missing, peer, memory, forced };
   }
 
-  #time({ timeoutMs = this.settings.timeoutMs, signal }: WaitOptions): { timeoutMs: number; signal?: AbortSignal } {
-    return signal === undefined ? { timeoutMs } : { timeoutMs, signal };
+  #time(wait: CallWait): LinkWait {
+    const deadline = deadlineOf(wait, this.settings.timeoutMs);
+    return { deadline, timeoutMs: deadline.timeoutMs, signal: wait.signal };
   }
 
   #checkOpen(): void {

@@ -1,4 +1,5 @@
 // The seam between the agent and what moves its bytes: one Backend per kind of path, one BackendLink per peer.
+import type { Deadline } from '../core/deadline.ts';
 import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
@@ -63,7 +64,9 @@ export interface RemoteRegionInfo {
 
 export interface ConnectOptions {
   readonly timeoutMs: number;
-  readonly signal?: AbortSignal;
+  /** Of the call that needs the link, in place of `timeoutMs`. */
+  readonly deadline?: Deadline | undefined;
+  readonly signal?: AbortSignal | undefined;
 }
 
 /** Agent's thread only. Nothing but `poll` and `post` is a hot path. */

@@ -1,7 +1,8 @@
 // The link for a transfer: by the first backend that can carry it and that the peer has a place for.
 import { WeftlineError } from '../core/errors.ts';
-import type { Backend, BackendLink, ConnectOptions } from './backend.ts';
+import type { Backend, BackendLink } from './backend.ts';
 import { chooseBackend, type ChoiceOptions, judgeBackends } from './backend-choice.ts';
+import type { LinkWait } from './remote-agent.ts';
 
 export interface ChosenLink {
   readonly backend: Backend;
@@ -12,7 +13,7 @@ export interface ChosenLink {
  * Where a peer takes no further link by a backend (WL_CAPACITY), the next one carries it; `explain` then tells why. Fails
  * with what the backend failed with if none is left, or if it was asked for by name.
  */
-export async function chooseLink(choice: ChoiceOptions, options: ConnectOptions): Promise<ChosenLink> {
+export async function chooseLink(choice: ChoiceOptions, options: LinkWait): Promise<ChosenLink> {
   const { peer, forced } = choice;
   let backend = chooseBackend(choice);
   for (;;) {

@@ -12,6 +12,7 @@ import {
 import { Block, type Layout } from '../abi/layout.ts';
 import { copyOf } from '../core/bytes.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { isPrintable } from '../core/quote.ts';
 import type { MemoryKind } from './agent-memory.ts';
 import { type BackendName, backendNames } from './backend.ts';
 
@@ -92,11 +93,10 @@ export function decodeMetadata(bytes: Uint8Array): AgentMetadata {
   };
 }
 
-/** 1 to 255 bytes without control characters: it is printed and is part of keys. */
+/** 1 to 255 bytes, all of which can be shown: it stands in error messages as it is, and is part of keys. */
 export function checkAgentName(name: string, fail: (why: string) => WeftlineError): void {
-  // oxlint-disable-next-line no-control-regex -- names stand in error messages, which control characters would garble
-  if (Buffer.byteLength(name) > MAX_NAME_BYTES || !/^[^\u0000-\u001F\u007F]+$/.test(name)) {
-    throw fail(`an agent's name has 1 to ${MAX_NAME_BYTES} bytes and no control characters`);
+  if (name === '' || Buffer.byteLength(name) > MAX_NAME_BYTES || !isPrintable(name)) {
+    throw fail(`an agent's name has 1 to ${MAX_NAME_BYTES} bytes and no control or invisible characters`);
   }
 }
 

@@ -1,5 +1,6 @@
 // Memory that an agent has registered: what the caller gave, where it lies, and what each backend made of it.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 import type { Device } from '../device/device.ts';
 import { Tensor } from '../device/tensor.ts';
 import type { SharedMemory } from '../memory/shared-memory.ts';
@@ -148,7 +149,7 @@ function beforeDeadline(ended: Promise<void>, timeoutMs: number, fail: () => Wef
 function late({ name, number }: Registration, backend: BackendName, timeoutMs: number): WeftlineError {
   return new WeftlineError(
     'WL_TIMEOUT',
-    `Memory ${number} (${JSON.stringify(name)}) is still used by transfers of the backend ${backend} after ${timeoutMs} ms; it takes no new ones, but must not be used for anything else yet: deregister it again to go on waiting`,
+    `Memory ${number} (${quote(name)}) is still used by transfers of the backend ${backend} after ${timeoutMs} ms; it takes no new ones, but must not be used for anything else yet: deregister it again to go on waiting`,
     { details: { region: number, backend, timeoutMs } },
   );
 }

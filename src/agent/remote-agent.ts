@@ -1,6 +1,6 @@
 // A peer as this agent knows it: its metadata, and the links to it.
+import { type Deadline, within } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
-import { checkTimeout } from '../world/store.ts';
 import type { MemoryKind } from './agent-memory.ts';
 import type { Backend, BackendLink, BackendName, BackendPeer, BackendRemoteRegion, ConnectOptions } from './backend.ts';
 import type { Addressed } from './descriptors.ts';
@@ -18,10 +18,14 @@ interface LinkEntry {
   readonly regions: Map<number, BackendRemoteRegion>;
 }
 
-/** What is being connected, or is: all who ask meanwhile share it, and the first of them gave the signal. */
+/** Every stage of a call that needs a link has the deadline of the call. */
+export type LinkWait = ConnectOptions & { readonly deadline: Deadline };
+
+/** What is being connected, or is: all who ask meanwhile share it, and the first of them gave the deadline and the signal. */
 interface PendingLink {
-  readonly entry: Promise<LinkEntry>;
+  readonly deadline: Deadline;
   readonly signal: AbortSignal | undefined;
+  readonly entry: Promise<LinkEntry>;
 }
 
 export class RemoteAgent {
@@ -89,7 +93,7 @@ export class RemoteAgent {
   }
 
   /** The link of the backend: made at the first call, and again once it broke. */
-  async link(backend: Backend, options: ConnectOptions): Promise<BackendLink> {
+  async link(backend: Backend, options: LinkWait): Promise<BackendLink> {
     return (await this.#entry(backend, options)).link;
   }
 
@@ -100,7 +104,7 @@ export class RemoteAgent {
   }
 
   /** A region as the backend's link knows it. */
-  async region(backend: Backend, number: number, options: ConnectOptions): Promise<BackendRemoteRegion> {
+  async region(backend: Backend, number: number, options: LinkWait): Promise<BackendRemoteRegion> {
     const entry = await this.#entry(backend, options);
     const known = entry.regions.get(number);
     if (known !== undefined) return known;
@@ -142,27 +146,26 @@ export class RemoteAgent {
     }
   }
 
-  async #entry(backend: Backend, options: ConnectOptions): Promise<LinkEntry> {
+  async #entry(backend: Backend, options: LinkWait): Promise<LinkEntry> {
     if (this.#ended !== undefined) throw this.#ended;
     const open = this.#open.get(backend.name);
     if (open !== undefined) {
       if (open.link.error === undefined) return open;
       this.#open.delete(backend.name);
       this.#links.delete(backend.name);
-      await open.link.close();
+      await within(open.link.close(), options, () => this.#late(backend.name, options.deadline));
     }
     for (let shared = this.#links.get(backend.name); shared !== undefined; shared = this.#links.get(backend.name)) {
       try {
-        return await this.#share(shared, backend.name, options);
+        return await within(shared.entry, options, () => this.#late(backend.name, options.deadline));
       } catch (error) {
-        // Whoever asked first was to have it cancelled; this caller was not.
-        if (shared.signal?.aborted !== true || shared.signal === options.signal || this.#ended !== undefined)
-          throw error;
+        // Whoever asked first had it cancelled, or less time; this caller goes on.
+        if (!hasGivenUp(shared, options) || this.#ended !== undefined) throw error;
       }
     }
-    const { signal } = options;
+    const { signal, deadline } = options;
     signal?.throwIfAborted();
-    const pending = { entry: this.#connect(backend, options), signal };
+    const pending = { entry: this.#connect(backend, options), signal, deadline };
     this.#links.set(backend.name, pending);
     // ORDER: before those hear of it who wait, so that they find the next one.
     pending.entry.catch(() => {
@@ -171,40 +174,32 @@ export class RemoteAgent {
     return pending.entry;
   }
 
-  /** A connect that another caller began, until this one's own deadline or signal. */
-  #share({ entry }: PendingLink, backend: BackendName, { timeoutMs, signal }: ConnectOptions): Promise<LinkEntry> {
-    checkTimeout(timeoutMs);
-    signal?.throwIfAborted();
-    return new Promise((resolve, reject) => {
-      const settle = (): void => {
-        clearTimeout(timer);
-        signal?.removeEventListener('abort', abort);
-      };
-      const fail = (error: unknown): void => {
-        settle();
-        reject(error);
-      };
-      const abort = (): void => fail(signal?.reason);
-      signal?.addEventListener('abort', abort);
-      const timer = setTimeout(() => fail(this.#late(backend, timeoutMs)), timeoutMs);
-      entry.then(resolve, reject).finally(settle);
-    });
-  }
-
-  #late(backend: BackendName, timeoutMs: number): WeftlineError {
+  #late(backend: BackendName, { timeoutMs }: Deadline): WeftlineError {
     return new WeftlineError(
       'WL_TIMEOUT',
-      `No link to agent ${this.name} by ${backend} came about within ${timeoutMs} ms`,
+      `Timed out linking to agent ${this.name} over ${backend} within ${timeoutMs} ms`,
       {
         details: { peer: this.name, backend, timeoutMs },
       },
     );
   }
 
-  async #connect(backend: Backend, options: ConnectOptions): Promise<LinkEntry> {
+  /** What a backend says of an address, with whose it is. */
+  #slow(backend: BackendName, cause: WeftlineError): WeftlineError {
+    const details = { ...cause.details, peer: this.name, backend };
+    const what = `Timed out linking to agent ${this.name} over ${backend}: ${cause.message}`;
+    return new WeftlineError('WL_TIMEOUT', what, { details, cause });
+  }
+
+  async #connect(backend: Backend, options: LinkWait): Promise<LinkEntry> {
     const signals = [this.#ending.signal, ...(options.signal === undefined ? [] : [options.signal])];
     const peer = this.peer(backend.name) as BackendPeer;
-    const link = await backend.connect(peer, { ...options, signal: AbortSignal.any(signals) });
+    let link: BackendLink;
+    try {
+      link = await backend.connect(peer, { ...options, signal: AbortSignal.any(signals) });
+    } catch (error) {
+      throw error instanceof WeftlineError && error.code === 'WL_TIMEOUT' ? this.#slow(backend.name, error) : error;
+    }
     const entry = { link, regions: new Map<number, BackendRemoteRegion>() };
     if (this.#ended !== undefined) {
       await link.close();
@@ -214,4 +209,10 @@ export class RemoteAgent {
     this.#refusals.delete(backend.name);
     return entry;
   }
+}
+
+/** True if the connect ended for a reason of whoever asked first, which the one that shared it has not. */
+function hasGivenUp(first: PendingLink, own: LinkWait): boolean {
+  if (own.deadline.isOver || own.signal?.aborted === true) return false;
+  return first.signal?.aborted === true || first.deadline.isOver;
 }

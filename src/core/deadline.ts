@@ -12,6 +12,11 @@ export class Deadline {
     this.#at = performance.now() + timeoutMs;
   }
 
+  /** On the clock of performance.now(). */
+  get endsAt(): number {
+    return this.#at;
+  }
+
   /** Never negative. */
   get leftMs(): number {
     return Math.max(0, this.#at - performance.now());
@@ -22,10 +27,13 @@ export class Deadline {
   }
 }
 
-/** How a stage of a call waits. The deadline is that of the call; without one, the stage is a call of its own. */
+/** How a call waits, or a stage of one. */
 export interface CallWait {
+  /** How long to wait, in ms; by default the setting `timeoutMs`. */
   readonly timeoutMs?: number | undefined;
+  /** Ends the wait early; it then rejects with the signal's reason. */
   readonly signal?: AbortSignal | undefined;
+  /** Of the call that this is a stage of, in place of `timeoutMs`; without one, the stage is a call of its own. */
   readonly deadline?: Deadline | undefined;
 }
 
@@ -45,6 +53,41 @@ export function remaining(wait: CallWait): { readonly timeoutMs?: number; readon
     ...(timeoutMs === undefined ? {} : { timeoutMs }),
     ...(wait.signal === undefined ? {} : { signal: wait.signal }),
   };
+}
+
+/**
+ * Settles as the promise does, but fails at the deadline with what `late` makes, and with the signal's reason when that is
+ * aborted. What it waits for goes on.
+ */
+export function within<T>(
+  promise: Promise<T>,
+  { deadline, signal }: CallWait & { readonly deadline: Deadline },
+  late: () => Error,
+): Promise<T> {
+  signal?.throwIfAborted();
+  return new Promise((resolve, reject) => {
+    const settle = (act: () => void): void => {
+      clearTimeout(timer);
+      signal?.removeEventListener('abort', abort);
+      act();
+    };
+    const abort = (): void => settle(() => reject(signal?.reason as Error));
+    signal?.addEventListener('abort', abort);
+    const timer = setTimeout(() => settle(() => reject(late())), deadline.leftMs);
+    promise.then(
+      (value) => settle(() => resolve(value)),
+      (error: unknown) => settle(() => reject(error)),
+    );
+  });
+}
+
+const SECOND_NET_SHARE = 0.1;
+const MIN_SECOND_NET_MS = 250;
+const MAX_SECOND_NET_MS = 2_000;
+
+/** When to give up on somebody who is to give up after `timeoutMs` itself, and knows better why. */
+export function secondNet(timeoutMs: number): number {
+  return timeoutMs + Math.min(MAX_SECOND_NET_MS, Math.max(MIN_SECOND_NET_MS, timeoutMs * SECOND_NET_SHARE));
 }
 
 /** Fails with WL_INVALID_ARGUMENT for what no timer can hold, NaN and infinity among it: a wait must end. */

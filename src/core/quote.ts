@@ -5,18 +5,18 @@ const DEFAULT_LENGTH = 80;
 const MAX_LISTED = 8;
 
 /** What could move a terminal's cursor, change the order of text or not be seen at all. */
-const unprintable =
-  // oxlint-disable-next-line no-control-regex -- these are the characters that must not be shown
-  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+const unprintable = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
 
 /** The text escaped where it cannot be shown, and cut to about so many characters. */
 export function printable(text: string, length: number = DEFAULT_LENGTH): string {
   const shown = text.length > length ? text.slice(0, length) : text;
-  const escaped = shown.replace(
-    unprintable,
-    (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`,
-  );
+  const escaped = shown.replace(unprintable, escapeCharacter);
   return text.length > length ? `${escaped}… (${text.length} characters)` : escaped;
+}
+
+/** True for text that can be shown as it is. */
+export function isPrintable(text: string): boolean {
+  return text.search(unprintable) === -1;
 }
 
 /** The same in quotes; a value that is no text as JSON. */
@@ -40,4 +40,9 @@ export function quoteList(texts: readonly string[], length: number = DEFAULT_LEN
   const shown = texts.slice(0, MAX_LISTED).map((text) => quote(text, length));
   if (texts.length > MAX_LISTED) shown.push(`${texts.length - MAX_LISTED} more`);
   return shown.join(', ');
+}
+
+function escapeCharacter(character: string): string {
+  const digits = (character.codePointAt(0) as number).toString(16);
+  return digits.length > 4 ? `\\u{${digits}}` : `\\u${digits.padStart(4, '0')}`;
 }

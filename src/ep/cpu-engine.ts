@@ -105,7 +105,7 @@ class CpuEpEngine implements EpEngine {
   }
 
   async dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult> {
-    await options.previousEvent?.wait(remaining(options));
+    if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
     const { world, config } = this.#scope;
     const { barrier } = this.window;
     const layout = this.#layoutOf(input);
@@ -124,7 +124,8 @@ class CpuEpEngine implements EpEngine {
       expertAlignment,
     });
     return barrier.orAbort(async () => {
-      const handle = await this.#device.allocating(() => this.#makeHandle(input, plan));
+      const making = this.#device.allocating(() => this.#makeHandle(input, plan));
+      const handle = making instanceof Promise ? await making : making;
       this.tables.nextRow.view().set(plan.firstRow);
       this.#device.kernels.compactRows(
         layout.isTokenInRank.address,
@@ -145,7 +146,7 @@ class CpuEpEngine implements EpEngine {
     handle: DispatchHandle,
     options: CallOptions,
   ): Promise<DispatchResult> {
-    await options.previousEvent?.wait(remaining(options));
+    if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
     const { barrier } = this.window;
     const { bytes } = dtypes[input.data.dtype];
     const call: Call = { kind: 'cached dispatch', detail: bytes, handle: handle.sequence };
@@ -163,15 +164,16 @@ class CpuEpEngine implements EpEngine {
   }
 
   async combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult> {
-    await options.previousEvent?.wait(remaining(options));
+    if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
     const { barrier } = this.window;
     const { handle, weights } = input;
     const tokens = handle.numTokens;
     const k = weights?.shape[1] ?? 0;
-    const { combinedX, combinedTopkWeights } = await this.#device.allocating(() => ({
+    const making = this.#device.allocating(() => ({
       combinedX: input.out ?? this.#device.empty('bf16', [tokens, this.#scope.config.hidden]),
       combinedTopkWeights: weights && this.#device.empty('f32', [tokens, k]),
     }));
+    const { combinedX, combinedTopkWeights } = making instanceof Promise ? await making : making;
     this.#stage(input.x, 'combineRows');
     if (weights) this.#stage(weights, 'combineWeights');
     const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };

@@ -78,10 +78,17 @@ export class CudaCalls implements Disposable {
     try {
       await pollUntil(ready, { timeoutMs, signal: wait.signal, what });
     } catch (error) {
-      throw this.#giveUp(error);
+      throw this.giveUp(error);
     }
     // A kernel whose wait expired reports a status as well, after its record.
     this.#throwIfFailed();
+  }
+
+  /** The object is unusable from now on, and its kernels that wait leave at once, as no peer will come for them. */
+  giveUp(error: unknown): unknown {
+    this.#broken ??= asReason(error);
+    this.traps.abort(this.#broken);
+    return error;
   }
 
   /** Kernels that wait for a rank that is gone leave at once instead of at their deadline. */
@@ -90,19 +97,12 @@ export class CudaCalls implements Disposable {
   /** A call that failed comes first: that others then waited in vain for a rank that knew of it is what followed. */
   #throwIfFailed(): void {
     const failure = this.#options.findFailure?.();
-    if (failure !== undefined) throw this.#giveUp(failure);
+    if (failure !== undefined) throw this.giveUp(failure);
     try {
       this.traps.throwIfExpired(describeCall);
     } catch (error) {
-      throw this.#giveUp(error);
+      throw this.giveUp(error);
     }
-  }
-
-  /** The object is unusable from now on, and its kernels that wait leave at once, as no peer will come for them. */
-  #giveUp(error: unknown): unknown {
-    this.#broken ??= asReason(error);
-    this.traps.abort(this.#broken);
-    return error;
   }
 }
 

@@ -1,6 +1,8 @@
 // Calls whoever listens at an address, or will soon, and says hello.
 import { connect as connectTcp, type Socket } from 'node:net';
+import type { CallWait, Deadline } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 import { ControlChannel } from './control-channel.ts';
 import { type Greeted, type HelloBody, type HelloOptions, sayHello } from './hello.ts';
 import { isLoopback, requireToken } from './loopback.ts';
@@ -10,17 +12,13 @@ export interface Address {
   readonly port: number;
 }
 
-export interface ConnectOptions {
-  /** How long to wait, in ms; by default the setting `timeoutMs`. */
-  readonly timeoutMs?: number;
-  /** Ends the wait early; it then rejects with the signal's reason. */
-  readonly signal?: AbortSignal;
+export interface ConnectOptions extends CallWait {
   /** False: a port where nobody listens fails at once with WL_PEER_LOST. True by default. */
   readonly retry?: boolean;
 }
 
 export interface CallOptions extends ConnectOptions {
-  readonly timeoutMs: number;
+  readonly deadline: Deadline;
   readonly hello: HelloOptions;
   readonly body: HelloBody;
   /** True: a name that no host has yet may get one. False by default: it fails at once. */
@@ -45,9 +43,9 @@ const LAST_RETRY_MS = 200;
  */
 export async function call(address: Address, options: CallOptions): Promise<Called> {
   const { host, port } = address;
-  const { hello, who, timeoutMs, signal, retry = true, awaitsName = false } = options;
+  const { hello, who, deadline, signal, retry = true, awaitsName = false } = options;
   requireToken(host, hello.credentials.kind, `connecting to ${host} port ${port}`);
-  const end = performance.now() + timeoutMs;
+  const { timeoutMs, endsAt: end } = deadline;
   let pause = FIRST_RETRY_MS;
   for (;;) {
     signal?.throwIfAborted();
@@ -59,7 +57,7 @@ export async function call(address: Address, options: CallOptions): Promise<Call
       if (cause instanceof WeftlineError && cause.code !== 'WL_PEER_LOST' && !isOver) throw cause;
       const { code, message } = cause as NodeJS.ErrnoException;
       if (code === 'ENOTFOUND' && !awaitsName) {
-        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, {
+        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${quote(host)}`, {
           details: { host },
           cause,
         });

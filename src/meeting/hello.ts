@@ -1,10 +1,10 @@
 // The hello of every protocol: a challenge, then proofs both ways that cover what either side says of itself.
 import { WeftlineError } from '../core/errors.ts';
+import { printable, quote } from '../core/quote.ts';
 import type { ControlChannel, ControlFrame } from './control-channel.ts';
 import type { CredentialKind, Credentials } from './credentials.ts';
 import { protocolError } from './frames.ts';
 import { createNonce, isNonce, Proofs, sameProof, type SessionSecrets } from './proof.ts';
-import { peerText } from './refusal.ts';
 
 /** What a side says of itself, as JSON expresses it. */
 export type HelloBody = Readonly<Record<string, unknown>>;
@@ -130,11 +130,11 @@ function unauthorized(peer: string, own: CredentialKind, theirs: CredentialKind)
 function checkProtocol(frame: ControlFrame, protocol: string, version: number): void {
   const theirs = frame['protocol'];
   if (theirs !== protocol) {
-    const shown = typeof theirs === 'string' ? ` (${peerText(theirs, 40)})` : '';
+    const shown = typeof theirs === 'string' ? ` (${printable(theirs, 40)})` : '';
     throw protocolError(`a greeting of another protocol${shown}, expected ${protocol}`);
   }
   if (frame['version'] === version) return;
-  const shown = peerText(JSON.stringify(frame['version']) ?? 'none', 20);
+  const shown = frame['version'] === undefined ? 'none' : quote(frame['version'], 20);
   throw protocolError(
     `version ${shown} of ${protocol}, this side speaks ${version}: use the same weftline on both sides`,
   );

@@ -1,5 +1,6 @@
 // Why one side hangs up, as a frame that the other side may or may not be able to trust.
 import { encodeError, errorCodes, type ErrorCode, type ErrorDetails, WeftlineError } from '../core/errors.ts';
+import { printable } from '../core/quote.ts';
 import { protocolError } from './frames.ts';
 
 const MAX_TEXT = 600;
@@ -22,20 +23,12 @@ export function decodePeerError(value: unknown, prefix = '', mostText: number = 
   const { code, message, details, rank } = value as Readonly<Record<string, unknown>>;
   const isKnown = typeof code === 'string' && Object.hasOwn(errorCodes, code);
   if (!isKnown || typeof message !== 'string') {
-    const said = typeof message === 'string' ? `: ${peerText(message)}` : '';
+    const said = typeof message === 'string' ? `: ${printable(message, MAX_TEXT)}` : '';
     return protocolError(`an error of a kind that is not known here${said}`);
   }
-  return new WeftlineError(code as ErrorCode, prefix + peerText(message, mostText), {
+  return new WeftlineError(code as ErrorCode, prefix + printable(message, mostText), {
     details: plainDetails(details),
     ...(Number.isSafeInteger(rank) ? { rank: rank as number } : {}),
-  });
-}
-
-/** Text that a peer chose, for an error: short, and with nothing in it that a terminal would obey. */
-export function peerText(text: string, most: number = MAX_TEXT): string {
-  const short = text.length > most ? `${text.slice(0, most)}…` : text;
-  return short.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, (character) => {
-    return `\\u{${(character.codePointAt(0) as number).toString(16)}}`;
   });
 }
 
@@ -45,7 +38,7 @@ function plainDetails(details: unknown): ErrorDetails {
   for (const [name, value] of Object.entries(details).slice(0, MAX_DETAILS)) {
     if (!/^\w{1,40}$/.test(name) || name === '__proto__') continue;
     if (typeof value === 'number' || typeof value === 'boolean') plain[name] = value;
-    else if (typeof value === 'string') plain[name] = peerText(value);
+    else if (typeof value === 'string') plain[name] = printable(value, MAX_TEXT);
     else if (Array.isArray(value) && value.every((item) => typeof item === 'number')) plain[name] = value;
   }
   return plain;

@@ -54,13 +54,16 @@ export class LocalBarrier {
     // ORDER: the call word first, then the epoch, whose store publishes it and all our writes to the windows.
     Atomics.store(mine, 1 + (epoch & 1), call);
     Atomics.store(mine, 0, epoch);
-    await this.orAbort(async () => {
+    try {
       if (!this.#publishIfComplete(epoch)) {
         this.#waiting = true;
         await this.#sleepUntil(epoch, deadline, options.signal).finally(() => (this.#waiting = false));
       }
       this.#compareCalls(epoch, call);
-    });
+    } catch (error) {
+      this.#giveUp(error);
+      throw error;
+    }
   }
 
   /**
@@ -71,9 +74,7 @@ export class LocalBarrier {
     try {
       return await work();
     } catch (error) {
-      this.#abort.raise(error);
-      // Sleepers look at the record when they wake; one that was about to sleep looks within a slice.
-      this.#generation.futex.wakeAll();
+      this.#giveUp(error);
       throw error;
     }
   }
@@ -89,6 +90,12 @@ export class LocalBarrier {
   close(): void {
     if (this.#waiting) throw new WeftlineError('WL_INVALID_ARGUMENT', 'Cannot close a window while a call waits on it');
     this.#closed = true;
+  }
+
+  #giveUp(error: unknown): void {
+    this.#abort.raise(error);
+    // Sleepers look at the record when they wake; one that was about to sleep looks within a slice.
+    this.#generation.futex.wakeAll();
   }
 
   async #sleepUntil(epoch: number, deadline: Deadline, signal: AbortSignal | undefined): Promise<void> {
@@ -110,7 +117,7 @@ export class LocalBarrier {
 
   #publishIfComplete(epoch: number): boolean {
     // INVARIANT: arrivals are stored and loaded sequentially consistent, so the last to arrive sees all the others.
-    if (this.#missing(epoch).length > 0) return false;
+    for (const arrival of this.#arrivals) if (!hasArrived(arrival, epoch)) return false;
     Atomics.store(this.#generation.value, 0, epoch);
     wakeWord(this.#generation);
     return true;
@@ -119,7 +126,7 @@ export class LocalBarrier {
   #missing(epoch: number): number[] {
     const missing: number[] = [];
     for (let index = 0; index < this.#arrivals.length; index++) {
-      if (((Atomics.load(this.#arrivals[index] as Int32Array, 0) - epoch) | 0) < 0) missing.push(index);
+      if (!hasArrived(this.#arrivals[index] as Int32Array, epoch)) missing.push(index);
     }
     return missing;
   }
@@ -158,8 +165,8 @@ export class LocalBarrier {
 
   #compareCalls(epoch: number, call: number): void {
     const { ranks } = this.#options;
-    for (const [index, arrival] of this.#arrivals.entries()) {
-      const word = Atomics.load(arrival, 1 + (epoch & 1)) >>> 0;
+    for (let index = 0; index < this.#arrivals.length; index++) {
+      const word = Atomics.load(this.#arrivals[index] as Int32Array, 1 + (epoch & 1)) >>> 0;
       if (word === call >>> 0) continue;
       const here = this.#options.describeCall(call >>> 0);
       const there = this.#options.describeCall(word);
@@ -170,4 +177,8 @@ export class LocalBarrier {
       );
     }
   }
+}
+
+function hasArrived(arrival: Int32Array, epoch: number): boolean {
+  return ((Atomics.load(arrival, 0) - epoch) | 0) >= 0;
 }

@@ -33,7 +33,7 @@ export interface DeviceHostOptions {
   readonly queues?: number;
   /** Commands of each queue, a power of two; 1024 by default. */
   readonly queueCapacity?: number;
-  /** Deadline of kernels' waits; the setting `timeoutMs` by default. */
+  /** Deadline of kernels' waits, and of the calls of the host; the setting `timeoutMs` by default. */
   readonly timeoutMs?: number;
 }
 
@@ -81,7 +81,7 @@ export class DeviceHost implements AsyncDisposable {
   readonly #requests: (WriteRequest | undefined)[];
   readonly #regions = new Map<number, RegisteredVram>();
 
-  /** Starts the thread that serves the queues. Fails with WL_INVALID_ARGUMENT, WL_CUDA, WL_UNSUPPORTED. */
+  /** Starts the thread that serves the queues. Fails with WL_INVALID_ARGUMENT, WL_CUDA, WL_UNSUPPORTED, WL_TIMEOUT. */
   static async create(options: DeviceHostOptions): Promise<DeviceHost> {
     const settings = readSettings(options.timeoutMs === undefined ? {} : { timeoutMs: options.timeoutMs });
     const { name, device, queues = 4, queueCapacity: capacity = 1024 } = options;

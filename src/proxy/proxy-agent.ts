@@ -2,6 +2,7 @@
 import { Agent } from '../agent/agent.ts';
 import type { BackendChannel, BackendLink, BackendName, PutPlace } from '../agent/backend.ts';
 import type { Registration } from '../agent/registration.ts';
+import { Deadline } from '../core/deadline.ts';
 import type { WeftlineError } from '../core/errors.ts';
 import { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { viewAt } from '../native/library.ts';
@@ -73,8 +74,9 @@ export class ProxyAgent {
     const registration = this.#registrations.get(options.region) as Registration;
     const remotes: CommandRoute[] = [];
     let path: BackendName | undefined;
+    const deadline = new Deadline(this.#agent.settings.timeoutMs);
     for (const range of options.remotes) {
-      const parts = await this.#agent.channelParts(options.peer, registration, range.region);
+      const parts = await this.#agent.channelParts(options.peer, registration, range.region, { deadline });
       path ??= parts.backend;
       const { local, remote } = parts;
       const place: PutPlace = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
@@ -82,7 +84,9 @@ export class ProxyAgent {
       this.#watched.add(parts.link);
       await channel.prepare?.(local, remote);
       const staged =
-        channel.store === undefined ? await this.#stagedStores(channel, parts.backend, options) : undefined;
+        channel.store === undefined
+          ? await this.#stagedStores(channel, { backend: parts.backend, deadline }, options)
+          : undefined;
       remotes.push(new AgentRoute({ channel, place, staged }, { ...options, range }));
     }
     return { request: { peer: options.peer, remotes }, path: path as BackendName };
@@ -100,7 +104,7 @@ export class ProxyAgent {
 
   async #stagedStores(
     channel: BackendChannel,
-    backend: BackendName,
+    { backend, deadline }: { readonly backend: BackendName; readonly deadline: Deadline },
     { peer, remotes }: RequestOptions,
   ): Promise<StagedStores> {
     const known = this.#staging.get(channel);
@@ -113,7 +117,7 @@ export class ProxyAgent {
     }
     const memory = await this.#agent.allocate(STAGED_BYTES);
     const region = (remotes[0] as RemoteRange).region;
-    const { local } = await this.#agent.channelParts(peer, memory, region, { backend });
+    const { local } = await this.#agent.channelParts(peer, memory, region, { backend, deadline });
     const stores = new StagedStores(channel, local, viewAt(memory.address, STAGED_BYTES));
     this.#staging.set(channel, { stores, memory });
     return stores;

@@ -112,7 +112,11 @@ parentPort?.on('message', ({ id, call }: ProxyCallMessage) => {
       post({ id, result });
       if (call.name === 'stop') parentPort?.close();
     },
-    (error: unknown) => post({ id, error: encodeError(error) }),
+    (error: unknown) => {
+      post({ id, error: encodeError(error) });
+      // An agent that could not be closed in time must not keep the thread, for whose end the host waits.
+      if (call.name === 'stop') parentPort?.close();
+    },
   );
 });
 await serve();

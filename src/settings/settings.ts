@@ -1,6 +1,7 @@
 // Every knob of weftline, once: name, environment variable, flag, unit, range, default and what it does.
 import { MAX_MAILBOX_SENDERS } from '../abi/agent-mailbox.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 import type { Setting } from './setting.ts';
 import { transportSettingsTable } from './transport-settings-table.ts';
 
@@ -246,11 +247,7 @@ function check(setting: Setting, source: string, value: unknown): number | boole
 }
 
 function wrong(source: string, value: unknown, allowed: string): WeftlineError {
-  return new WeftlineError(
-    'WL_CONFIG',
-    `Invalid setting ${source}: got ${JSON.stringify(value)}, allowed is ${allowed}`,
-    {
-      details: { setting: source, value, allowed },
-    },
-  );
+  return new WeftlineError('WL_CONFIG', `Invalid setting ${source}: got ${quote(value)}, allowed is ${allowed}`, {
+    details: { setting: source, value, allowed },
+  });
 }

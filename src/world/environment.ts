@@ -1,6 +1,7 @@
 // Which rank this process is: read from the variables of weftline's launcher, torchrun, Slurm or Open MPI, in that order.
 import { createHash } from 'node:crypto';
 import { WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 import { expandNodeList } from './node-list.ts';
 
 export type Environment = Readonly<Record<string, string | undefined>>;
@@ -210,7 +211,7 @@ class Variables {
 
   wrong(name: string, allowed: string): WeftlineError {
     const value = this.text(name);
-    const got = value === undefined ? 'it is not set' : `got ${JSON.stringify(value)}`;
+    const got = value === undefined ? 'it is not set' : `got ${quote(value)}`;
     return new WeftlineError('WL_CONFIG', `Invalid environment variable ${name}: ${got}, allowed is ${allowed}`, {
       details: { variable: name, value, allowed },
     });

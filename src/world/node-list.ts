@@ -1,5 +1,6 @@
 // Slurm's short form of host names: "node[01-03,7],login" is node01, node02, node03, node7, login.
 import { WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 
 const MAX_NODES = 65_536;
 
@@ -9,7 +10,7 @@ export function expandNodeList(variable: string, list: string): string[] {
   if (names.length > 0 && names.length <= MAX_NODES && names.every((name) => /^[\w.:-]+$/.test(name))) return names;
   throw new WeftlineError(
     'WL_CONFIG',
-    `Invalid environment variable ${variable}: got ${JSON.stringify(list.slice(0, 200))}, allowed is a list of hosts such as node[01-04,7]`,
+    `Invalid environment variable ${variable}: got ${quote(list, 200)}, allowed is a list of hosts such as node[01-04,7]`,
     { details: { variable, value: list } },
   );
 }

@@ -2,6 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import { fstatSync } from 'node:fs';
 import { hostname } from 'node:os';
+import { Deadline } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { type Credentials, credentialsOf, derive, tokenCredential } from '../meeting/credentials.ts';
 import type { ListenTarget } from '../meeting/listener.ts';
@@ -27,7 +28,8 @@ export interface MeetOptions {
   readonly settings: Settings;
   /** The job's id, should this be the rank that serves the store. */
   readonly jobId: string;
-  readonly timeoutMs: number;
+  /** Of join(). */
+  readonly deadline: Deadline;
   readonly signal?: AbortSignal;
 }
 
@@ -130,13 +132,13 @@ async function joinStore(environment: RankEnvironment, options: MeetOptions): Pr
   };
 }
 
-interface CallerOptions extends Pick<MeetOptions, 'timeoutMs' | 'signal'>, Partial<Pick<MeetOptions, 'settings'>> {
+interface CallerOptions extends Pick<MeetOptions, 'deadline' | 'signal'>, Partial<Pick<MeetOptions, 'settings'>> {
   readonly credentials: Credentials;
 }
 
 function connect(
   { rank, size }: RankEnvironment,
-  { credentials, timeoutMs, signal, settings }: CallerOptions,
+  { credentials, deadline, signal, settings }: CallerOptions,
   { host, port }: { readonly host: string; readonly port: number },
 ): Promise<StoreClient> {
   return StoreClient.connect({
@@ -145,7 +147,8 @@ function connect(
     rank,
     size,
     credentials,
-    timeoutMs,
+    deadline,
+    timeoutMs: deadline.timeoutMs,
     ...(settings === undefined ? {} : { silenceMs: settings.timeoutMs }),
     ...(signal === undefined ? {} : { signal }),
   });
@@ -174,7 +177,7 @@ function checkSocket(fd: number): number {
 
 async function tellTaken(environment: RankEnvironment, credentials: Credentials): Promise<void> {
   try {
-    const client = await connect(environment, { timeoutMs: LOOK_MS, credentials }, environment);
+    const client = await connect(environment, { deadline: new Deadline(LOOK_MS), credentials }, environment);
     await client.close();
   } catch (error) {
     if (error instanceof WeftlineError && error.code === 'WL_RANK_TAKEN') throw error;

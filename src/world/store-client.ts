@@ -1,6 +1,7 @@
 // A rank's connection to the store of rank 0: finds it, matches replies to requests.
 import type { Socket } from 'node:net';
 import { hostname } from 'node:os';
+import { deadlineOf, type Deadline, secondNet } from '../core/deadline.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import { quote, quoteList } from '../core/quote.ts';
 import type { Credentials } from '../meeting/credentials.ts';
@@ -21,6 +22,8 @@ export interface StoreClientOptions extends StoreAddress {
   readonly size: number;
   readonly credentials: Credentials;
   readonly timeoutMs: number;
+  /** Of the call that this is a stage of, in place of `timeoutMs`. */
+  readonly deadline?: Deadline;
   /** Rank 0 is lost when its system answers nothing for so long, at most 25 s, which is the default. */
   readonly silenceMs?: number;
   readonly signal?: AbortSignal;
@@ -32,10 +35,6 @@ interface Pending {
   readonly end: () => void;
 }
 
-/** The server enforces deadlines; so much later, as a share of the time and within bounds, the client gives up itself. */
-const SECOND_NET_SHARE = 0.1;
-const MIN_SECOND_NET_MS = 250;
-const MAX_SECOND_NET_MS = 2_000;
 const GOODBYE_MS = 2_000;
 /** A thread that was busy finds its timers and its replies due together: read the replies first. */
 const READ_FIRST_MS = 250;
@@ -64,7 +63,7 @@ export class StoreClient implements StoreLink {
       const { channel, body } = await call(
         { host, port },
         {
-          timeoutMs,
+          deadline: deadlineOf(options, timeoutMs),
           ...(signal === undefined ? {} : { signal }),
           ...(options.silenceMs === undefined ? {} : { silenceMs: options.silenceMs }),
           hello: storeHello(credentials),
@@ -109,7 +108,8 @@ export class StoreClient implements StoreLink {
       };
       const timer =
         'timeoutMs' in request
-          ? setTimeout(() => this.#checkAgain(id, request), secondNet(request.timeoutMs))
+          ? // The server enforces deadlines; later, the client gives up itself.
+            setTimeout(() => this.#checkAgain(id, request), secondNet(request.timeoutMs))
           : undefined;
       signal?.addEventListener('abort', abort);
       const end = () => {
@@ -199,9 +199,6 @@ export class StoreClient implements StoreLink {
   }
 }
 
-function secondNet(timeoutMs: number): number {
-  return timeoutMs + Math.min(MAX_SECOND_NET_MS, Math.max(MIN_SECOND_NET_MS, timeoutMs * SECOND_NET_SHARE));
-}
 function unreachable(options: StoreClientOptions, cause: Error): WeftlineError {
   const { host, port, rank, timeoutMs } = options;
   return new WeftlineError(

@@ -73,7 +73,7 @@ export async function join(options: JoinOptions = {}): Promise<World> {
   const rendezvous = await meet(environment, {
     settings,
     jobId: environment.jobPrefix + randomBytes(UNIQUE_BYTES).toString('hex'),
-    timeoutMs: wait.deadline.timeoutMs,
+    deadline: wait.deadline,
     ...(options.signal === undefined ? {} : { signal: options.signal }),
   });
   try {

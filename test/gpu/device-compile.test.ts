@@ -78,3 +78,31 @@ extern "C" __global__ void waitFor(const unsigned long long* counter, weftline::
   launch();
   assert.equal((await seen.toHost())[0], 5);
 });
+
+gpuTest('the waits of a kernel last no longer together than one', async (device) => {
+  await using host = await DeviceHost.create({ name: 'alone', device, timeoutMs: 200 });
+  const words = await host.allocate(8);
+  const compiled = await device.compile({
+    source: `#include "weftline/weftline.cuh"
+using namespace weftline;
+extern "C" __global__ void waitTwice(const u32* words, Waits waits, u32* tenths) {
+  const WaitScope scope = {static_cast<TrapRecord*>(waits->trap), trapKernelDeviceApi, 0, waits->timeoutNs, sharedWaits()};
+  __syncthreads();
+  const u64 start = globalTimer();
+  bool hasCome = false;
+  // Each thread has a word of its own, as each rank has at a barrier; the second is not waited for until the first is over.
+  if (threadIdx.x == 0) hasCome = waitForEpoch(&words[0], 1, scope, {0, 0});
+  __syncthreads();
+  if (threadIdx.x == 1) {
+    hasCome = waitForEpoch(&words[1], 1, scope, {1, 0});
+    *tenths = hasCome ? 1000 : static_cast<u32>((globalTimer() - start) * 10 / waits->timeoutNs);
+  }
+}`,
+    kernels: { waitTwice: { words: 'ptr', waits: 'ptr', tenths: 'ptr' } },
+  });
+  using tenths = await device.tensor('i32', [1], Int32Array.of(0));
+  compiled.waitTwice.launch({ grid: 1, block: 32 }, { words: words.address, waits: host.waits, tenths });
+  await assert.rejects(device.stream.idle(), { code: 'WL_TIMEOUT', message: /waited 200 ms for its peers/ });
+  const [spent = 0] = await tenths.toHost();
+  assert.ok(spent >= 10 && spent < 15, `${spent} tenths`);
+});

@@ -58,6 +58,7 @@ test('bytes that were changed, cut, or never were metadata are refused', () => {
 });
 
 test('names that would confuse are refused', () => {
-  for (const name of ['', 'a\nb', 'x'.repeat(256)]) isRefused(encodeMetadata({ ...sample, name }));
+  for (const name of ['', 'a\nb', 'a\u202eb', 'a\u0085b', '\u200b', 'x'.repeat(256)])
+    isRefused(encodeMetadata({ ...sample, name }));
   isRefused(encodeMetadata({ ...sample, incarnation: 'g123456789abcdef' }));
 });

@@ -73,3 +73,13 @@ test('a kernel may wait for what is left of the time of its call', () => {
   assert.equal(calls.timeoutNs({ deadline: new Deadline(0), timeoutMs: 7 }), 0);
   assert.ok(calls.timeoutNs({ deadline: new Deadline(1000) }) <= 1e9);
 });
+
+test('an object that is given up fails every later call with the reason, and its kernels leave', () => {
+  const { calls, isAborted } = pretend();
+  const late = new WeftlineError('WL_TIMEOUT', 'rank 1 did not come');
+  assert.equal(calls.giveUp(late), late);
+  assert.ok(isAborted());
+  assert.throws(() => calls.throwIfUnusable(), late);
+  calls.giveUp(new WeftlineError('WL_TIMEOUT', 'another one'));
+  assert.throws(() => calls.throwIfUnusable(), late);
+});

@@ -148,6 +148,8 @@ test('quote() shows any text on one line, escaped and short', () => {
   assert.equal(quote(undefined), 'undefined');
   assert.equal(quote(1n), '1');
   assert.equal(printable('plain words'), 'plain words');
+  assert.equal(printable('a tag \u{e0041}, a mark \u0600'), 'a tag \\u{e0041}, a mark \\u0600');
+  assert.equal(printable('x'.repeat(5000), 600), `${'x'.repeat(600)}… (5000 characters)`);
   assert.equal(quoteList([]), 'none');
   assert.equal(
     quoteList(Array.from({ length: 10 }, (_, index) => `${index}`)),

@@ -23,12 +23,13 @@ class SmallEtcd {
     request.on('end', () => {
       const body = JSON.parse(Buffer.concat(chunks).toString('utf8')) as Record<string, string>;
       const answer = this.#answer(url, body);
-      setTimeout(() => response.end(JSON.stringify(answer)), SLOW_MS);
+      setTimeout(() => response.end(JSON.stringify(answer)), this.slowMs);
     });
     this.server.emit('asked', url);
   });
   stored: Stored | undefined;
   renewed = '';
+  slowMs: number = SLOW_MS;
   #leases = 0;
 
   #answer(url: string, { key, value = '', lease = '', ID = '' }: Record<string, string>): unknown {
@@ -84,4 +85,21 @@ test('what is published while the agent closes is taken back', async () => {
   };
   await assert.rejects(publishMetadata(agent, store), { code: 'WL_CLOSED' });
   assert.ok(wasTakenBack);
+});
+
+test('the requests that publishing takes share its time', async () => {
+  const etcd = new SmallEtcd();
+  etcd.slowMs = 400;
+  const { server } = etcd;
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  try {
+    // A lease and a value: each in time, both together not.
+    const store = etcdMetadataStore({ endpoint: `http://127.0.0.1:${port}`, requestMs: 600 });
+    await assert.rejects(store.put('a', Buffer.from('blob')), { code: 'WL_PEER_LOST', message: /within 600 ms/ });
+  } finally {
+    server.closeAllConnections();
+    server.close();
+  }
 });

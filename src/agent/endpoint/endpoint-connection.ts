@@ -1,6 +1,7 @@
 // One connection of an endpoint: messages that meet receives in order, and writes and reads of the peer's memory.
 import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from '../../abi/endpoint-message.ts';
 import { WeftlineError } from '../../core/errors.ts';
+import { quote } from '../../core/quote.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import type { Agent } from '../agent.ts';
 import type { BackendName, TransferOperation } from '../backend.ts';
@@ -140,10 +141,7 @@ export class EndpointConnection implements AsyncDisposable {
       if (found !== undefined) return found;
       const left = end - performance.now();
       if (left <= 0) {
-        throw new WeftlineError(
-          'WL_TIMEOUT',
-          `${this.#who()} registered no memory of the name ${JSON.stringify(name)}`,
-        );
+        throw new WeftlineError('WL_TIMEOUT', `${this.#who()} registered no memory of the name ${quote(name)}`);
       }
       await this.#nextMemory(left);
     }
@@ -332,7 +330,7 @@ export class EndpointConnection implements AsyncDisposable {
   async #learn(metadata: Uint8Array): Promise<void> {
     try {
       const { name } = decodeMetadata(metadata);
-      if (name !== this.peer) throw this.#nonsense(`memory of ${JSON.stringify(name)}`, 'its own');
+      if (name !== this.peer) throw this.#nonsense(`memory of ${quote(name)}`, 'its own');
       await this.#parts.agent.loadRemoteMetadata(metadata);
     } catch (error) {
       this.#endUnread(error);

@@ -1,5 +1,6 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
 import { randomBytes } from 'node:crypto';
+import { type CallWait, checkTimeout, Deadline, startCall } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { call } from '../../meeting/dial.ts';
@@ -109,15 +110,17 @@ export class Endpoint implements AsyncDisposable {
    */
   async connect(ip: string, port: number, options: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
-    const timeoutMs = options.timeoutMs ?? this.agent.settings.timeoutMs;
-    return this.#establish((own) =>
-      call({ host: ip, port }, { ...options, timeoutMs, who: 'endpoint', hello: this.#hello, body: own() }),
-    );
+    const wait = startCall(options, this.agent.settings.timeoutMs);
+    return this.#establish(async (own) => {
+      const met = await call({ host: ip, port }, { ...wait, who: 'endpoint', hello: this.#hello, body: own() });
+      return { ...met, wait };
+    });
   }
 
   /** The next connection that a peer made. Fails with WL_TIMEOUT. */
   accept({ timeoutMs = this.agent.settings.timeoutMs, signal }: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
+    checkTimeout(timeoutMs);
     const ready = this.#arrived.shift();
     if (ready !== undefined) return Promise.resolve(ready);
     return new Promise((resolve, reject) => {
@@ -167,12 +170,15 @@ export class Endpoint implements AsyncDisposable {
 
   async #welcome(channel: ControlChannel): Promise<void> {
     const connection = await this.#establish(async (own) => {
+      let deadline: Deadline | undefined;
       const { body } = await receiveHello(channel, this.#hello, () => {
-        channel.deadline = performance.now() + this.agent.settings.timeoutMs;
+        // Strangers do not get this far, and have less time.
+        deadline = new Deadline(this.agent.settings.timeoutMs);
+        channel.deadline = deadline.endsAt;
         this.#checkRoom();
         return own();
       });
-      return { channel, body };
+      return { channel, body, wait: { deadline } };
     });
     const waiting = this.#accepting[0];
     if (waiting === undefined) this.#arrived.push(connection);
@@ -186,7 +192,9 @@ export class Endpoint implements AsyncDisposable {
   }
 
   async #establish(
-    meet: (own: () => HelloBody) => Promise<{ readonly channel: ControlChannel; readonly body: HelloBody }>,
+    meet: (
+      own: () => HelloBody,
+    ) => Promise<{ readonly channel: ControlChannel; readonly body: HelloBody; readonly wait: CallWait }>,
   ): Promise<EndpointConnection> {
     const { agent, localGpuIndex: gpuIndex } = this;
     const id = this.#nextId++;
@@ -199,7 +207,11 @@ export class Endpoint implements AsyncDisposable {
       ({ channel } = met);
       const greeting = readIntroduction(met.body);
       const peer = await agent.loadRemoteMetadata(greeting.metadata);
-      const backend = await agent.connect(peer, this.#backend === undefined ? {} : { backend: this.#backend });
+      const backend = await agent.connect(peer, {
+        deadline: met.wait.deadline,
+        signal: met.wait.signal,
+        backend: this.#backend,
+      });
       const connection = new EndpointConnection({
         agent,
         id,

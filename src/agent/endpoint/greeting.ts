@@ -1,10 +1,10 @@
 // What two endpoints say of themselves in the hello of their connection: agents and connection numbers.
 import { z } from 'zod';
 import { ENDPOINT_VERSION } from '../../abi/endpoint-message.ts';
+import { printable } from '../../core/quote.ts';
 import type { Credentials } from '../../meeting/credentials.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import type { HelloBody, HelloOptions } from '../../meeting/hello.ts';
-import { peerText } from '../../meeting/refusal.ts';
 
 export interface Introduction {
   readonly gpuIndex: number;
@@ -32,7 +32,7 @@ export function introduce({ gpuIndex, connection, metadata }: Introduction): Hel
 export function readIntroduction(body: HelloBody): Introduction {
   const { success, data, error } = introduction.safeParse(body);
   if (!success)
-    throw protocolError(`a greeting that is not one of an endpoint: ${peerText(error.issues[0]?.message ?? '')}`);
+    throw protocolError(`a greeting that is not one of an endpoint: ${printable(error.issues[0]?.message ?? '')}`);
   // A copy: a Buffer of the pool shares its memory with others.
   return { ...data, metadata: Uint8Array.from(Buffer.from(data.metadata, 'base64')) };
 }

@@ -1,11 +1,13 @@
 // Requests to etcd through the JSON gateway of its version 3 interface.
 import { z } from 'zod';
+import type { Deadline } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
+import { printable } from '../../core/quote.ts';
 
-export interface EtcdClientOptions {
-  readonly endpoint: string;
-  /** Of one request. */
-  readonly requestMs: number;
+/** Until when a request is answered; several may share a deadline. */
+export interface EtcdWait {
+  readonly deadline: Deadline;
+  readonly signal?: AbortSignal | undefined;
 }
 
 const rangeAnswer = z.object({ kvs: z.array(z.object({ value: z.string().optional() })).optional() });
@@ -15,65 +17,66 @@ const keepAliveAnswer = z.object({ result: z.object({ TTL: z.string().optional()
 
 /** Each call fails with WL_PEER_LOST if etcd cannot be reached, WL_PROTOCOL if something else answers. */
 export class EtcdClient {
-  readonly #options: EtcdClientOptions;
+  /** Such as "http://10.0.0.7:2379". */
+  readonly #endpoint: string;
 
-  constructor(options: EtcdClientOptions) {
-    this.#options = options;
+  constructor(endpoint: string) {
+    this.#endpoint = endpoint;
   }
 
   /** Undefined if there is none. */
-  async get(key: string, signal?: AbortSignal): Promise<Uint8Array | undefined> {
-    const { kvs } = check(rangeAnswer, await this.#ask('kv/range', { key: encode(key) }, signal));
+  async get(key: string, wait: EtcdWait): Promise<Uint8Array | undefined> {
+    const { kvs } = check(rangeAnswer, await this.#ask('kv/range', { key: encode(key) }, wait));
     const value = kvs?.[0]?.value;
     return value === undefined ? undefined : new Uint8Array(Buffer.from(value, 'base64'));
   }
 
   /** The key goes when the lease does. */
-  async put(key: string, value: Uint8Array, lease: string): Promise<void> {
-    await this.#ask('kv/put', { key: encode(key), value: Buffer.from(value).toString('base64'), lease });
+  async put(key: string, what: { readonly value: Uint8Array; readonly lease: string }, wait: EtcdWait): Promise<void> {
+    const value = Buffer.from(what.value).toString('base64');
+    await this.#ask('kv/put', { key: encode(key), value, lease: what.lease }, wait);
   }
 
-  async delete(key: string): Promise<void> {
-    await this.#ask('kv/deleterange', { key: encode(key) });
+  async delete(key: string, wait: EtcdWait): Promise<void> {
+    await this.#ask('kv/deleterange', { key: encode(key) }, wait);
   }
 
   /** Returns the lease's name. */
-  async grant(seconds: number): Promise<string> {
-    return check(leaseAnswer, await this.#ask('lease/grant', { TTL: seconds })).ID;
+  async grant(seconds: number, wait: EtcdWait): Promise<string> {
+    return check(leaseAnswer, await this.#ask('lease/grant', { TTL: seconds }, wait)).ID;
   }
 
   /** False if it has expired. */
-  async keepAlive(lease: string): Promise<boolean> {
-    const { TTL = '0' } = check(keepAliveAnswer, await this.#ask('lease/keepalive', { ID: lease })).result;
+  async keepAlive(lease: string, wait: EtcdWait): Promise<boolean> {
+    const { TTL = '0' } = check(keepAliveAnswer, await this.#ask('lease/keepalive', { ID: lease }, wait)).result;
     return Number(TTL) > 0;
   }
 
-  async revoke(lease: string): Promise<void> {
-    await this.#ask('lease/revoke', { ID: lease });
+  async revoke(lease: string, wait: EtcdWait): Promise<void> {
+    await this.#ask('lease/revoke', { ID: lease }, wait);
   }
 
-  async #ask(path: string, body: unknown, signal?: AbortSignal): Promise<unknown> {
-    const { endpoint, requestMs } = this.#options;
-    const url = new URL(`/v3/${path}`, endpoint);
-    const deadline = AbortSignal.timeout(requestMs);
+  async #ask(path: string, body: unknown, { deadline, signal }: EtcdWait): Promise<unknown> {
+    const url = new URL(`/v3/${path}`, this.#endpoint);
+    const late = AbortSignal.timeout(Math.ceil(deadline.leftMs));
     let answer: Response;
     let text: string;
     try {
       answer = await fetch(url, {
         method: 'POST',
         body: JSON.stringify(body),
-        signal: signal === undefined ? deadline : AbortSignal.any([deadline, signal]),
+        signal: signal === undefined ? late : AbortSignal.any([late, signal]),
       });
       text = await answer.text();
     } catch (cause) {
       signal?.throwIfAborted();
-      const why = deadline.aborted ? `no answer within ${requestMs} ms` : String((cause as Error).cause ?? cause);
+      const why = late.aborted ? `no answer within ${deadline.timeoutMs} ms` : String((cause as Error).cause ?? cause);
       throw new WeftlineError('WL_PEER_LOST', `Cannot reach etcd at ${url.origin}: ${why}`, {
         details: { endpoint: url.origin },
         cause,
       });
     }
-    if (!answer.ok) throw notEtcd(url, `status ${answer.status}: ${text.slice(0, 200)}`);
+    if (!answer.ok) throw notEtcd(url, `status ${answer.status}: ${printable(text, 200)}`);
     try {
       return JSON.parse(text) as unknown;
     } catch {

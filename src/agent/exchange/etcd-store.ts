@@ -1,7 +1,8 @@
 // Metadata in etcd, under leases that end with the processes that published them.
+import { Deadline, startCall } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { WaitOptions } from '../../world/store.ts';
-import { EtcdClient } from './etcd-client.ts';
+import { EtcdClient, type EtcdWait } from './etcd-client.ts';
 import type { MetadataStore } from './metadata-store.ts';
 
 export interface EtcdOptions {
@@ -9,7 +10,7 @@ export interface EtcdOptions {
   readonly endpoint: string;
   /** Before each name; "/weftline/agents/" by default. */
   readonly prefix?: string;
-  /** Of one request, in ms; 5000 by default. */
+  /** How long publishing and withdrawing may take, in ms; 5000 by default. */
   readonly requestMs?: number;
   /**
    * How long metadata stay when the process that published them has ended, or has not come to renew them because a call
@@ -50,7 +51,7 @@ class EtcdStore implements MetadataStore {
   readonly #turns = new Map<string, Promise<unknown>>();
 
   constructor({ endpoint, prefix = '/weftline/agents/', requestMs = REQUEST_MS, leaseMs = LEASE_MS }: EtcdOptions) {
-    this.#client = new EtcdClient({ endpoint, requestMs });
+    this.#client = new EtcdClient(endpoint);
     this.#endpoint = endpoint;
     this.#prefix = prefix;
     this.#requestMs = requestMs;
@@ -58,73 +59,86 @@ class EtcdStore implements MetadataStore {
   }
 
   put(name: string, blob: Uint8Array): Promise<() => Promise<void>> {
-    return this.#inTurn(name, async () => {
-      const lease = await this.#store(name, blob);
+    return this.#inTurn(name, async (wait) => {
+      const lease = await this.#store(name, blob, wait);
       const held = this.#held.get(name) ?? this.#hold(name, lease);
       const before = held.lease;
       held.blob = blob;
       held.lease = lease;
-      if (before !== lease) await this.#client.revoke(before).catch(() => {});
+      if (before !== lease) await this.#client.revoke(before, wait).catch(() => {});
       return held.release;
     });
   }
 
   delete(name: string): Promise<void> {
-    return this.#inTurn(name, async () => {
-      await this.#client.delete(this.#prefix + name);
-      await this.#release(name);
+    return this.#inTurn(name, async (wait) => {
+      await this.#client.delete(this.#prefix + name, wait);
+      await this.#release(name, wait);
     });
   }
 
-  async get(name: string, { timeoutMs = this.#requestMs, signal }: WaitOptions): Promise<Uint8Array> {
-    const end = performance.now() + timeoutMs;
+  async get(name: string, options: WaitOptions): Promise<Uint8Array> {
+    const wait = startCall(options, this.#requestMs);
+    const { deadline, signal } = wait;
     for (let pause = FIRST_PAUSE_MS; ; pause = Math.min(LAST_PAUSE_MS, pause * 1.5)) {
-      const value = await this.#client.get(this.#prefix + name, signal);
+      const isFirst = pause === FIRST_PAUSE_MS;
+      let value: Uint8Array | undefined;
+      try {
+        value = await this.#client.get(this.#prefix + name, wait);
+      } catch (error) {
+        // It has answered before: what is missing is the agent.
+        if (isFirst || signal?.aborted === true || !deadline.isOver) throw error;
+      }
       if (value !== undefined) return value;
-      if (performance.now() + pause > end) throw missing(name, this.#endpoint, timeoutMs);
+      if (pause > deadline.leftMs) throw missing(name, this.#endpoint, deadline.timeoutMs);
       await new Promise((resolve) => setTimeout(resolve, pause));
       signal?.throwIfAborted();
     }
   }
 
   /** Returns the lease. */
-  async #store(name: string, blob: Uint8Array): Promise<string> {
-    const lease = await this.#client.grant(Math.ceil(this.#leaseMs / 1000));
-    await this.#client.put(this.#prefix + name, blob, lease);
+  async #store(name: string, blob: Uint8Array, wait: EtcdWait): Promise<string> {
+    const lease = await this.#client.grant(Math.ceil(this.#leaseMs / 1000), wait);
+    await this.#client.put(this.#prefix + name, { value: blob, lease }, wait);
     return lease;
   }
 
-  /** One change of a name at a time: the lease that is renewed must be that of what was stored last. */
-  #inTurn<T>(name: string, change: () => Promise<T>): Promise<T> {
-    const turn = (this.#turns.get(name) ?? Promise.resolve()).then(change, change);
+  /**
+   * One change of a name at a time: the lease that is renewed must be that of what was stored last. The time for a change
+   * begins here, so that changes behind one that gets no answer do not add up.
+   */
+  #inTurn<T>(name: string, change: (wait: EtcdWait) => Promise<T>): Promise<T> {
+    const wait = { deadline: new Deadline(this.#requestMs) };
+    const begin = (): Promise<T> => change(wait);
+    const turn = (this.#turns.get(name) ?? Promise.resolve()).then(begin, begin);
     this.#turns.set(name, turn);
     return turn;
   }
 
   #hold(name: string, lease: string): Held {
-    const renew = (): void => void this.#inTurn(name, () => this.#renew(name)).catch(() => {});
+    const renew = (): void => void this.#inTurn(name, (wait) => this.#renew(name, wait)).catch(() => {});
     const timer = setInterval(renew, this.#leaseMs / RENEWALS_PER_LEASE);
     timer.unref();
-    const release = (): Promise<void> => this.#inTurn(name, () => this.#release(name));
+    const release = (): Promise<void> => this.#inTurn(name, (wait) => this.#release(name, wait));
     const held = { blob: new Uint8Array(0), lease, timer, release };
     this.#held.set(name, held);
     return held;
   }
 
   /** A failure is left to the next one. */
-  async #renew(name: string): Promise<void> {
+  async #renew(name: string, wait: EtcdWait): Promise<void> {
     const held = this.#held.get(name);
-    if (held === undefined || (await this.#client.keepAlive(held.lease))) return;
-    held.lease = await this.#store(name, held.blob);
+    if (held === undefined || (await this.#client.keepAlive(held.lease, wait))) return;
+    held.lease = await this.#store(name, held.blob, wait);
   }
 
   /** What another process has published under the name since stays. */
-  async #release(name: string): Promise<void> {
+  async #release(name: string, wait: EtcdWait): Promise<void> {
     const held = this.#held.get(name);
     if (held === undefined) return;
     this.#held.delete(name);
     clearInterval(held.timer);
-    await this.#client.revoke(held.lease);
+    await this.#client.revoke(held.lease, wait);
   }
 }
 

@@ -1,4 +1,5 @@
 // Asks another agent's listener: gives it this agent's metadata, takes its own.
+import { deadlineOf } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { call } from '../../meeting/dial.ts';
 import type { WaitOptions } from '../../world/store.ts';
@@ -47,12 +48,14 @@ async function fetchFrom(agent: Agent, channel: MetadataChannel): Promise<string
 
 async function ask<T>(
   agent: Agent,
-  { host, port, timeoutMs = agent.settings.timeoutMs, signal }: ListenerAddress,
+  address: ListenerAddress,
   talk: (channel: MetadataChannel) => Promise<T>,
 ): Promise<T> {
   const hello = metadataHello(credentialsOfAgent(agent));
-  const time = signal === undefined ? { timeoutMs } : { timeoutMs, signal };
-  const { channel } = await call({ host, port }, { ...time, hello, body: {}, who: 'agent', retry: false });
+  const { host, port, signal } = address;
+  // The channel keeps it for what is said after the hello.
+  const deadline = deadlineOf(address, agent.settings.timeoutMs);
+  const { channel } = await call({ host, port }, { deadline, signal, hello, body: {}, who: 'agent', retry: false });
   channel.peer = `The listener at ${host} port ${port}`;
   const abort = (): void => channel.hangUp();
   signal?.addEventListener('abort', abort);

@@ -1,9 +1,9 @@
 // What agents that exchange metadata ask of each other over a connection, once both have proven themselves.
+import { quote } from '../../core/quote.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import type { Credentials } from '../../meeting/credentials.ts';
 import { type FrameLimits, protocolError } from '../../meeting/frames.ts';
 import type { HelloOptions } from '../../meeting/hello.ts';
-import { peerText } from '../../meeting/refusal.ts';
 
 const VERSION = 2;
 /** Metadata of tens of thousands of regions. */
@@ -51,7 +51,7 @@ export class MetadataChannel {
     if (verb === 'load' && parts[0] !== undefined) return { verb, blob: parts[0] };
     if (verb === 'fetch') return { verb };
     if (verb === 'invalidate' && typeof name === 'string') return { verb, name };
-    throw protocolError(`a request ${peerText(JSON.stringify(verb) ?? 'without a verb', 40)}`);
+    throw protocolError(verb === undefined ? 'a request without a verb' : `a request ${quote(verb, 40)}`);
   }
 
   answer(name: string, ...parts: readonly Uint8Array[]): void {

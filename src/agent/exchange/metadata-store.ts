@@ -1,4 +1,5 @@
 // Metadata under agents' names in a store that all of them reach.
+import { remaining, startCall } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Store, WaitOptions } from '../../world/store.ts';
 import type { Agent } from '../agent.ts';
@@ -42,19 +43,17 @@ export async function loadPublished(
   name: string,
   options?: WaitOptions,
 ): Promise<string> {
-  const { timeoutMs = agent.settings.timeoutMs, signal } = options ?? {};
-  const end = performance.now() + timeoutMs;
+  const wait = startCall(options ?? {}, agent.settings.timeoutMs);
   for (;;) {
-    const left = Math.max(0, end - performance.now());
-    const blob = await store.get(name, { timeoutMs: left, ...(signal === undefined ? {} : { signal }) });
+    const blob = await store.get(name, remaining(wait));
     try {
       return await agent.loadRemoteMetadata(blob);
     } catch (error) {
       const isStale = error instanceof WeftlineError && error.code === 'WL_STALE';
-      if (!isStale || performance.now() + STALE_PAUSE_MS > end) throw error;
+      if (!isStale || STALE_PAUSE_MS > wait.deadline.leftMs) throw error;
     }
     await new Promise((resolve) => setTimeout(resolve, STALE_PAUSE_MS));
-    signal?.throwIfAborted();
+    wait.signal?.throwIfAborted();
   }
 }
 

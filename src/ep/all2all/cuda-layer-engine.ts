@@ -7,6 +7,7 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { TensorSet } from '../../device/tensor-set.ts';
+import { isSharedByAll } from '../../memory/window-agreement.ts';
 import { agreeOn } from '../agree.ts';
 import { type Call, callWord } from '../calls.ts';
 import { CudaCallOrder } from '../cuda-call-order.ts';
@@ -216,9 +217,16 @@ class CudaLayerEngine implements LayerEngine {
     await this.#hostPlan.throwIfFailed(input);
   }
 
-  /** Everyone knows everyone's rows, so all decide alike to come here, and fail alike if there is no room. */
+  /**
+   * Everyone knows everyone's rows, so all decide alike to come here, and fail alike if there is no room. If a rank does not
+   * answer, nobody knows what the others have now: the layer is given up.
+   */
   async #grow({ stream, options }: Sending): Promise<void> {
-    await this.#context.reallocateDispatchOutputBuf(Math.max(...this.#hostPlan.recvRows), remaining(options));
+    try {
+      await this.#context.reallocateDispatchOutputBuf(Math.max(...this.#hostPlan.recvRows), remaining(options));
+    } catch (error) {
+      throw isSharedByAll(error) ? error : this.#calls.giveUp(error);
+    }
     bindOutput(this.#launches, this.#context.config, this.#memory);
     // What made the kernels leave is over.
     const { status } = layerPlan.offset;

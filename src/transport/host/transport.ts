@@ -1,5 +1,6 @@
 // The transport as a program uses it: registered memory, connections made and accepted, the ends of requests.
 import { hostname } from 'node:os';
+import { deadlineOf } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { WakeWord } from '../../core/wake-word.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
@@ -107,13 +108,14 @@ export class Transport implements AsyncDisposable {
    * host).
    */
   async connect(address: Address, options: ConnectOptions & HelloOfApplication = {}): Promise<Connection> {
-    const { timeoutMs = this.settings.timeoutMs, hello, signal } = options;
+    const { hello, signal } = options;
+    const deadline = deadlineOf(options, this.settings.timeoutMs);
     const connectionId = await this.#reserve();
     try {
       const greeting = this.#greeting(connectionId);
       const { channel, ...greeted } = await call(address, {
         ...options,
-        timeoutMs,
+        deadline,
         who: 'transport',
         hello: helloOf(this.#credentials),
         body: introduce(greeting, hello),

@@ -44,6 +44,8 @@ __device__ __forceinline__ u32 awaitRank(const RankBarrier& barrier, u32 peer, c
 
 // By all threads of every block of a kernel: true when all ranks have arrived, else the caller must leave.
 __device__ __forceinline__ bool enterTogether(const RankBarrier& barrier, const WaitScope& scope) {
+  // What this block's waits share is ready for all its threads.
+  __syncthreads();
   u32 status = epStatusGood;
   if (threadIdx.x < barrier.ranks) {
     if (blockIdx.x == 0) signalRank(barrier, threadIdx.x);

@@ -1,4 +1,4 @@
-// Waits that end: each has a deadline given at run time, and says in a record of the host whom it waited for.
+// Waits that end: they have a deadline given at run time, and say in a record of the host whom they waited for.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/memory-order.cuh"
@@ -21,7 +21,29 @@ struct WaitScope {
   u32 kernel;
   u32 rank;
   u64 timeoutNs;
+  // What sharedWaits() gave: the time of all waits of the block counts together. Without it, each wait has its own.
+  u64* firstWait = nullptr;
 };
+
+// By all threads, once in a kernel, with a synchronisation of the block before the first wait. When the first wait of this
+// block began that did not end at once; 0 before that.
+__device__ __forceinline__ u64* sharedWaits() {
+  __shared__ u64 firstWait;
+  if (threadIdx.x == 0) firstWait = 0;
+  return &firstWait;
+}
+
+// From when on a wait that begins now counts. The timer is read only by waits that do not end at once.
+__device__ __forceinline__ u64 waitStart(const WaitScope& scope) {
+  const u64 now = globalTimer();
+  if (scope.firstWait == nullptr) return now;
+  // Threads that begin to wait at the same time may all store: their times hardly differ.
+  volatile u64* first = scope.firstWait;
+  const u64 known = *first;
+  if (known != 0) return known;
+  *first = now;
+  return now;
+}
 
 // Whom a wait is for, for the record; what `channel` counts is the kernel's own business.
 struct WaitFor {
@@ -67,7 +89,7 @@ __device__ __forceinline__ bool waitForEpoch(const Word* word, u32 expected, Wor
                                              WaitFor whom) {
   *value = loadAcquireSystem(word);
   if (epochReached(static_cast<u32>(*value), expected)) return true;
-  const u64 start = globalTimer();
+  const u64 start = waitStart(scope);
   for (u32 polls = 1;; ++polls) {
     *value = loadAcquireSystem(word);
     if (epochReached(static_cast<u32>(*value), expected)) return true;
@@ -85,7 +107,7 @@ __device__ __forceinline__ bool waitForEpoch(const u32* word, u32 expected, cons
 // The same for a word that is to become anything but `empty`; stores what it became in `*value`.
 __device__ __forceinline__ bool waitForChange(const u64* word, u64 empty, u64* value, const WaitScope& scope,
                                               WaitFor whom) {
-  const u64 start = globalTimer();
+  const u64 start = waitStart(scope);
   for (u32 polls = 1;; ++polls) {
     *value = loadAcquireSystem(word);
     if (*value != empty) return true;

@@ -1,13 +1,14 @@
 // How two UCX backends meet over TCP: in their hello they tell each other the addresses of their workers.
 import { UCX_LINK_NUMBERS, UCX_PROTOCOL_VERSION } from '../../../abi/ucx-message.ts';
+import { deadlineOf } from '../../../core/deadline.ts';
 import { WeftlineError } from '../../../core/errors.ts';
+import { printable, quote } from '../../../core/quote.ts';
 import type { ControlChannel } from '../../../meeting/control-channel.ts';
 import type { Credentials } from '../../../meeting/credentials.ts';
 import { call } from '../../../meeting/dial.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import { type HelloBody, type HelloOptions, receiveHello } from '../../../meeting/hello.ts';
 import type { SessionSecrets } from '../../../meeting/proof.ts';
-import { peerText } from '../../../meeting/refusal.ts';
 import type { BackendPeer, ConnectOptions } from '../../backend.ts';
 
 const PROTOCOL_NAME = 'weftline-ucx';
@@ -59,7 +60,7 @@ export async function receiveUcxGuest(
 ): Promise<void> {
   await receiveHello(channel, helloOf(self.credentials), async (hello, secrets) => {
     const peer = text(hello, 'name');
-    channel.peer = peerText(peer, MAX_NAME_LENGTH);
+    channel.peer = printable(peer, MAX_NAME_LENGTH);
     const place = reserve();
     await connect({
       channel,
@@ -82,6 +83,7 @@ export async function visitUcxPeer(
   const hello = helloOf(self.credentials);
   const { channel, body, secrets } = await call(address, {
     ...options,
+    deadline: deadlineOf(options, options.timeoutMs),
     hello,
     body: describe(self),
     who: `agent ${peer.name}`,
@@ -139,7 +141,7 @@ function text(frame: HelloBody, field: string): string {
 function number(frame: HelloBody, field: string, end: number = 2 ** 32): number {
   const value = frame[field];
   if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value < end) return value;
-  throw protocolError(`a greeting whose ${field} is ${peerText(JSON.stringify(value) ?? 'missing', 40)}`);
+  throw protocolError(`a greeting whose ${field} is ${value === undefined ? 'missing' : quote(value, 40)}`);
 }
 
 function bytesOf(frame: HelloBody, field: string): Uint8Array {

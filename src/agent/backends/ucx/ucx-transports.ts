@@ -2,6 +2,7 @@
 import { isIPv6 } from 'node:net';
 import { type NetworkInterfaceInfo, networkInterfaces } from 'node:os';
 import { WeftlineError } from '../../../core/errors.ts';
+import { quote } from '../../../core/quote.ts';
 import { isLoopback } from '../../../meeting/loopback.ts';
 import { localFiles } from '../../../native/file-probe.ts';
 import { activeRdmaPorts } from '../../../native/rdma-ports.ts';
@@ -90,7 +91,7 @@ function readNames(said: string): { readonly names: readonly string[]; readonly 
   if (copier !== undefined) {
     throw new WeftlineError(
       'WL_CONFIG',
-      `Invalid UCX_TLS: expected a list without ${copiers.join(', ')}, got ${JSON.stringify(said)}; with ${copier}, UCX ends this process when a peer dies during a copy: leave it out`,
+      `Invalid UCX_TLS: expected a list without ${copiers.join(', ')}, got ${quote(said)}; with ${copier}, UCX ends this process when a peer dies during a copy: leave it out`,
       { details: { UCX_TLS: said, transport: copier } },
     );
   }

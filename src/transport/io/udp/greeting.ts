@@ -1,10 +1,10 @@
 // How two transports meet over TCP, once both have proven themselves: ports, path count, then probes of the datagram size.
 import { MAX_PATHS, TRANSPORT_VERSION } from '../../../abi/transport-packet.ts';
 import { WeftlineError } from '../../../core/errors.ts';
+import { printable, quote } from '../../../core/quote.ts';
 import type { Credentials } from '../../../meeting/credentials.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import { type Greeted, type HelloBody, type HelloOptions, receiveHello } from '../../../meeting/hello.ts';
-import { peerText } from '../../../meeting/refusal.ts';
 import { type PacketKeys, splitSessionKey } from '../../authentication/packet-keys.ts';
 import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
 import { DatagramProbe } from './datagram-probe.ts';
@@ -213,11 +213,11 @@ function text(frame: ControlFrame, field: string): string {
 function integer(frame: ControlFrame, field: string, most: number): number {
   const value = frame[field];
   if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value <= most) return value;
-  throw protocolError(`a greeting whose ${field} is ${peerText(JSON.stringify(value) ?? 'missing', 40)}`);
+  throw protocolError(`a greeting whose ${field} is ${value === undefined ? 'missing' : quote(value, 40)}`);
 }
 
 function nameOf(frame: ControlFrame): string {
-  return peerText(text(frame, 'name'), MAX_NAME_LENGTH);
+  return printable(text(frame, 'name'), MAX_NAME_LENGTH);
 }
 
 function portsOf(frame: ControlFrame): readonly number[] {

@@ -1,5 +1,6 @@
 // What a process reads of files and of its environment: safetensors headers, launchers' variables, node lists, settings, etcd.
 import { readSettings, type Settings } from 'weftline';
+import { Deadline } from '#lib/core/deadline.js';
 import { settingsTable } from '#lib/settings/settings.js';
 import { layOutHeader, parseHeader } from '#lib/moe/safetensors-header.js';
 import { EtcdClient } from '#lib/agent/exchange/etcd-client.js';
@@ -166,12 +167,13 @@ const etcd: Decoder = {
     globalThis.fetch = () =>
       Promise.resolve(new Response(input.slice(), { status: input.length % 7 === 0 ? 500 : 200 }));
     try {
-      const client = new EtcdClient({ endpoint: 'http://127.0.0.1:2379', requestMs: 1000 });
+      const client = new EtcdClient('http://127.0.0.1:2379');
+      const wait = { deadline: new Deadline(1000) };
       const calls = [
-        () => client.get('k'),
-        () => client.grant(60),
-        () => client.keepAlive('7'),
-        () => client.delete('k'),
+        () => client.get('k', wait),
+        () => client.grant(60, wait),
+        () => client.keepAlive('7', wait),
+        () => client.delete('k', wait),
       ];
       await (calls[input.length % calls.length] as () => Promise<unknown>)();
     } finally {
