@@ -1,6 +1,6 @@
 // The backend ucx where something ends: links, regions, slots, peers that die while nobody looks. Skipped without libucp.
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import test, { type TestContext } from 'node:test';
 import type { BackendPeer } from '#lib/agent/backend.js';
@@ -19,6 +19,10 @@ function useTcp(context: TestContext): void {
     if (before === undefined) delete process.env['UCX_TLS'];
     else process.env['UCX_TLS'] = before;
   });
+}
+
+function hasEnded({ exitCode, signalCode }: ChildProcess): boolean {
+  return exitCode !== null || signalCode !== null;
 }
 
 async function within<T>(milliseconds: number, work: Promise<T>, what: string): Promise<T> {
@@ -118,6 +122,44 @@ test('ucx over tcp: links are closed while large data flow', { skip }, async (co
   await within(8000, Promise.all(releases), 'release');
 });
 
+test(
+  'ucx: without a thread of its own a side does not sleep between the pieces of a message',
+  { skip },
+  async (context) => {
+    await using near = await UcxSide.open('near');
+    await using far = await UcxSide.open('far', { ownThread: false });
+    const link = await near.backend.connect(far.peer, { timeoutMs: 10_000 });
+    const local = await near.register(fixedBytes(BYTES));
+    const { info } = await far.register(fixedBytes(BYTES));
+    const remote = link.importRegion(info, { kind: 'host', bytes: BYTES });
+    const transfer = await link.prepare(
+      'write',
+      planned([{ local, localOffset: 0, remote, remoteOffset: 0, bytes: BYTES }]),
+    );
+    let now = performance.now();
+    transfer.post();
+    await until([near, far], () => transfer.state === 'done');
+    // What comes after the last work is idle time, which this clock alone counts.
+    far.backend.poll();
+    now = performance.now();
+    context.mock.method(performance, 'now', () => now);
+    transfer.post();
+    near.backend.poll();
+    while (transfer.state === 'pending') {
+      far.backend.poll();
+      near.backend.poll();
+    }
+    assert.equal(far.backend.prepareSleep(), 0);
+    const sleeps = [2, 4, 100].map((idle) => {
+      now += idle;
+      far.backend.poll();
+      return far.backend.prepareSleep();
+    });
+    assert.ok(sleeps[0] !== undefined && sleeps[0] > 0 && sleeps[0] < 1, `${sleeps.join(', ')} ms`);
+    assert.equal(sleeps.at(-1), 1);
+  },
+);
+
 test('ucx: a dead peer keeps no thread busy while nobody looks', { skip }, async () => {
   await using near = await UcxSide.open('near');
   const child = spawn(process.execPath, [peerModule], { stdio: ['ignore', 'pipe', 'inherit'] });
@@ -143,14 +185,15 @@ for (const tls of ['posix,self', 'tcp,self']) {
     const memory = fixedBytes(64 * BYTES).fill(1);
     const region = await near.register(memory);
     const words = [peerModule, '0123456789abcdef', 'write', introduce(near, region)];
-    const child = spawn(process.execPath, words, { stdio: ['ignore', 'pipe', 'ignore'] });
+    const child = spawn(process.execPath, words, { stdio: ['ignore', 'pipe', 'inherit'] });
     context.after(() => child.kill('SIGKILL'));
-    await until([near], () => memory[0] === 0);
+    await until([near], () => memory[0] === 0 || hasEnded(child));
+    assert.ok(!hasEnded(child), `the peer ended by itself: ${child.signalCode ?? child.exitCode}`);
     child.kill('SIGSTOP');
     await within(10_000, region.release(), 'release');
     memory.fill(2);
     child.kill('SIGCONT');
-    await until([near], () => !near.hasLinks || child.exitCode !== null);
+    await until([near], () => !near.hasLinks || hasEnded(child));
     assert.ok(memory.every((byte) => byte === 2));
   });
 }

@@ -25,8 +25,9 @@ export interface UcxDriverOptions {
 
 /** A blocking wait goes on looking for this long after the last work. */
 const DRIVE_MS = 1;
-/** Without a thread of its own nobody rings when something arrives. */
-const INLINE_SLEEP_MS = 1;
+/** Without a thread of its own nobody rings when something arrives: sleeps last a part of the time since the last work. */
+const LONGEST_INLINE_SLEEP_MS = 1;
+const INLINE_SLEEP_PART = 0.25;
 const LOOKS_PER_CLOCK = 64;
 /** How long closing waits for the good order of endpoints. */
 const FAREWELL_MS = 200;
@@ -117,8 +118,10 @@ export class UcxDriver {
   prepareSleep(): number {
     if (Atomics.load(this.tables.words, tableWord.news) !== this.#seenNews) return 0;
     if (!this.hasLinks) return Number.POSITIVE_INFINITY;
-    if (this.#options.wake.isAwaited && performance.now() - this.#lastWork < DRIVE_MS) return 0;
-    if (!this.#options.ownThread) return INLINE_SLEEP_MS;
+    const { ownThread, wake } = this.#options;
+    const idle = performance.now() - this.#lastWork;
+    if (idle < DRIVE_MS && (wake.isAwaited || !ownThread)) return 0;
+    if (!ownThread) return Math.min(LONGEST_INLINE_SLEEP_MS, idle * INLINE_SLEEP_PART);
     Atomics.add(this.#words, at.handOvers, 1);
     Atomics.notify(this.#words, at.handOvers);
     return Number.POSITIVE_INFINITY;
