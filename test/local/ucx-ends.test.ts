@@ -4,7 +4,8 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import test, { type TestContext } from 'node:test';
 import type { BackendPeer } from '#lib/agent/backend.js';
-import { fixedBytes, introduce, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
+import { holdings, leftSince } from './support/process-holdings.js';
+import { fixedBytes, introduce, introduced, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
 import { planned } from './support/planned-transfer.ts';
 
 const peerModule = new URL('./support/ucx-peer.js', import.meta.url).pathname;
@@ -177,7 +178,42 @@ test('ucx: a dead peer keeps no thread busy while nobody looks', { skip }, async
   assert.ok(user + system < 200_000, `${user + system} µs of 700,000`);
 });
 
+/** Writes to a peer until that is stopped in the midst of it; then releases the transfer and closes this side. */
+async function writeToStopped(context: TestContext): Promise<void> {
+  await using near = await UcxSide.open('near', { timeoutMs: 500 });
+  const child = spawn(process.execPath, [peerModule], { stdio: ['ignore', 'pipe', 'inherit'] });
+  context.after(() => child.kill('SIGKILL'));
+  const [line] = (await once(child.stdout, 'data')) as [Buffer];
+  const { peer, region } = introduced(line.toString());
+  const link = await near.backend.connect(peer, { timeoutMs: 10_000 });
+  const bytes = 64 * BYTES;
+  const local = await near.register(fixedBytes(bytes));
+  const remote = link.importRegion(region, { kind: 'host', bytes });
+  const transfer = await link.prepare('write', planned([{ local, localOffset: 0, remote, remoteOffset: 0, bytes }]));
+  transfer.post();
+  await until([near], () => transfer.state === 'done');
+  child.kill('SIGSTOP');
+  transfer.post();
+  await within(10_000, transfer.release(), 'release');
+  assert.equal(link.error?.code, 'WL_PEER_LOST');
+  await within(10_000, near.backend.close(), 'close');
+}
+
 for (const tls of ['posix,self', 'tcp,self']) {
+  const stopped = `ucx with UCX_TLS=${tls}: a peer that stands still in the midst of a write to it holds up nothing and leaves nothing`;
+  test(stopped, { skip }, async (context) => {
+    if (tls === 'tcp,self') useTcp(context);
+    await writeToStopped(context);
+    const before = holdings();
+    await writeToStopped(context);
+    const left = await leftSince(before);
+    // Of the peers themselves.
+    assert.deepEqual(
+      left.filter((what) => !/^(pipe|socket):/.test(what)),
+      [],
+    );
+  });
+
   const title = `ucx with UCX_TLS=${tls}: a peer that stands still in the midst of a write does not hold up deregistering`;
   test(title, { skip }, async (context) => {
     if (tls === 'tcp,self') useTcp(context);
@@ -185,7 +221,8 @@ for (const tls of ['posix,self', 'tcp,self']) {
     const memory = fixedBytes(64 * BYTES).fill(1);
     const region = await near.register(memory);
     const words = [peerModule, '0123456789abcdef', 'write', introduce(near, region)];
-    const child = spawn(process.execPath, words, { stdio: ['ignore', 'pipe', 'inherit'] });
+    // It fails when its link ends.
+    const child = spawn(process.execPath, words, { stdio: ['ignore', 'pipe', 'ignore'] });
     context.after(() => child.kill('SIGKILL'));
     await until([near], () => memory[0] === 0 || hasEnded(child));
     assert.ok(!hasEnded(child), `the peer ended by itself: ${child.signalCode ?? child.exitCode}`);

@@ -21,6 +21,8 @@ export interface UcxDriverOptions {
   readonly wake: WakeWord;
   readonly spinMicroseconds: number;
   readonly transports: UcxTransports;
+  /** How long operations with a peer may take to end before its link is ended instead. */
+  readonly patienceMs: number;
 }
 
 /** A blocking wait goes on looking for this long after the last work. */
@@ -29,14 +31,16 @@ const DRIVE_MS = 1;
 const LONGEST_INLINE_SLEEP_MS = 1;
 const INLINE_SLEEP_PART = 0.25;
 const LOOKS_PER_CLOCK = 64;
-/** How long closing waits for the good order of endpoints. */
-const FAREWELL_MS = 200;
+/** How long closing waits until UCX has given up all links: LinkTable breaks off, much sooner, those that make no progress. */
+const FAREWELL_MS = 5000;
+const FAREWELL_STEPS = 256;
 
 export class UcxDriver {
   readonly tables: UcxTables;
   readonly engine: UcxEngine;
   readonly links: LinkTable;
   readonly context: UcxContext;
+  readonly patienceMs: number;
   /** Free places of the tables. */
   readonly slots: number[] = countDown(SLOTS);
   readonly channels: number[] = countDown(CHANNELS);
@@ -55,15 +59,17 @@ export class UcxDriver {
   #lastWork = 0;
   #lastCheck = 0;
   #idleLooks = 0;
+  #closing: Promise<void> | undefined;
 
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
   constructor(options: UcxDriverOptions) {
     this.#options = options;
     const { ownThread, wake, spinMicroseconds, transports } = options;
+    this.patienceMs = options.patienceMs;
     this.context = new UcxContext({ canSleep: ownThread, transports });
     this.tables = new UcxTables(Carver.of(this.#memory));
     this.engine = new UcxEngine(new UcxWorker(this.context.handle), this.tables);
-    this.links = new LinkTable(this.engine, this.context, this.#processes);
+    this.links = new LinkTable(this.engine, { context: this.context, processes: this.#processes, transports });
     this.engine.postReceives();
     const { port1, port2 } = new MessageChannel();
     this.#port = port1;
@@ -127,8 +133,11 @@ export class UcxDriver {
     return Number.POSITIVE_INFINITY;
   }
 
-  /** Works until the condition, which is asked under the lock, holds or nothing works any more. False if it is too late. */
-  async until(isSo: () => boolean, timeoutMs: number = Number.POSITIVE_INFINITY): Promise<boolean> {
+  /**
+   * Works until the condition, which is asked under the lock, holds or UCX does not work any more. False if it does not
+   * hold in time.
+   */
+  async until(isSo: () => boolean, timeoutMs: number): Promise<boolean> {
     const end = performance.now() + timeoutMs;
     while (this.failure === undefined && Atomics.load(this.#words, at.crashed) === 0) {
       this.#lock.take();
@@ -142,6 +151,8 @@ export class UcxDriver {
       if (performance.now() > end) return false;
       await new Promise((resolve) => setTimeout(resolve, 1));
     }
+    // Until then UCX may still use memory.
+    await this.#closing;
     return true;
   }
 
@@ -157,23 +168,32 @@ export class UcxDriver {
     }
   }
 
-  /** After all links were closed. */
-  async close(): Promise<void> {
+  /** After all links were closed. Idempotent. */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  async #close(): Promise<void> {
     const isBroken = this.failure !== undefined || Atomics.load(this.#words, at.stop) === 1;
     await this.#stopThread();
     this.failure ??= new WeftlineError('WL_CLOSED', 'The agent was closed');
-    if (isBroken || !this.#sayFarewell()) this.context.abandon();
+    if (isBroken || !(await this.#sayFarewell())) this.context.abandon();
     this.context[Symbol.dispose]();
     this.#processes[Symbol.dispose]();
     this.#doorbell[Symbol.dispose]();
     this.#port.close();
   }
 
-  /** False if UCX still uses memory. */
-  #sayFarewell(): boolean {
+  /** False if UCX still uses memory. Peers need the processor to let it go, and may live in this process. */
+  async #sayFarewell(): Promise<boolean> {
     try {
       const end = performance.now() + FAREWELL_MS;
-      while (!this.links.reap() && performance.now() < end) this.engine.step();
+      while (!this.links.reap() && this.links.isClosing && performance.now() < end) {
+        let steps = 0;
+        while (steps < FAREWELL_STEPS && this.engine.step()) steps++;
+        await new Promise((resolve) => (steps > 0 ? setImmediate(resolve) : setTimeout(resolve, 1)));
+      }
       this.engine.cancelReceives();
       return this.links.reap();
     } catch {
