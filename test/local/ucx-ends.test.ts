@@ -161,6 +161,29 @@ test(
   },
 );
 
+test('ucx over tcp: links are closed while UCX still connects them', { skip }, async (context) => {
+  useTcp(context);
+  await using near = await UcxSide.open('near');
+  await using far = await UcxSide.open('far');
+  const bytes = 8 * BYTES;
+  const local = await near.register(fixedBytes(bytes));
+  const { info } = await far.register(fixedBytes(bytes));
+  const releases: Promise<void>[] = [];
+  for (let round = 0; round < 32; round++) {
+    const link = await near.backend.connect(far.peer, { timeoutMs: 10_000 });
+    const remote = link.importRegion(info, { kind: 'host', bytes });
+    const transfer = await link.prepare('write', planned([{ local, localOffset: 0, remote, remoteOffset: 0, bytes }]));
+    transfer.post();
+    for (let turns = round % 8; turns > 0; turns--) {
+      near.backend.poll();
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    await link.close();
+    releases.push(transfer.release());
+  }
+  await within(20_000, Promise.all(releases), 'release');
+});
+
 test('ucx: a dead peer keeps no thread busy while nobody looks', { skip }, async () => {
   await using near = await UcxSide.open('near');
   const child = spawn(process.execPath, [peerModule], { stdio: ['ignore', 'pipe', 'inherit'] });

@@ -61,7 +61,7 @@ export class LinkTable {
   readonly #engine: UcxEngine;
   readonly #context: UcxContext;
   readonly #processes: ProcessWatch;
-  readonly #patienceMs: number;
+  readonly #isMemoryOnly: boolean;
   readonly #memory: NativeBlock[] = [];
   readonly #free: number[] = [];
   /** By index: how many numbers it has had. */
@@ -74,7 +74,7 @@ export class LinkTable {
     this.#engine = engine;
     this.#context = context;
     this.#processes = processes;
-    this.#patienceMs = transports.isMemoryOnly ? MEMORY_PATIENCE_MS : NETWORK_PATIENCE_MS;
+    this.#isMemoryOnly = transports.isMemoryOnly;
   }
 
   /** The number of a link that is to be opened. Fails with WL_CAPACITY. */
@@ -123,6 +123,7 @@ export class LinkTable {
     if (process >= 0) this.#processes.add(process, index);
     tables.active[tables.words[tableWord.activeCount] as number] = index;
     tables.words[tableWord.activeCount] = (tables.words[tableWord.activeCount] as number) + 1;
+    this.#engine.link(index).greet();
     return block;
   }
 
@@ -167,18 +168,27 @@ export class LinkTable {
     return this.#closing.length === 0 && !this.#hasLost;
   }
 
-  /** False if what is under way may still end by itself. */
+  /**
+   * False if what is under way may still end by itself. UCX 1.13 also aborts (ucp_request.c:684, wireup_ep.c:241) when an
+   * endpoint over a network is broken off before both sides have finished connecting it. They have when the far side was
+   * heard; if it has sent nothing for long, and took what this side has sent, it has no endpoint.
+   */
   #disconnect(closing: Closing, isDrained: boolean): boolean {
     const { block } = closing;
-    const isGone = goneFailures.includes(block.words[linkWord.failure] as number);
+    const { words } = block;
+    const isGone = goneFailures.includes(words[linkWord.failure] as number);
     const now = performance.now();
-    const popped = block.words[linkWord.sendsPopped] as number;
+    const popped = words[linkWord.sendsPopped] as number;
     if (popped !== closing.popped) closing.since = now;
     closing.popped = popped;
-    if (!isDrained && !isGone && now - closing.since < this.#patienceMs) return false;
+    const isLate = now - closing.since >= (this.#isMemoryOnly ? MEMORY_PATIENCE_MS : NETWORK_PATIENCE_MS);
+    if (!isDrained && !isGone && !isLate) return false;
+    const isConnected = this.#isMemoryOnly || words[linkWord.hasHeard] === 1 || words[linkWord.lost] !== 0;
+    if (!isConnected && !(isDrained && isLate)) return false;
     closing.isDisconnected = true;
     closing.since = now;
     closing.request = this.#context.disconnect(block.endpoint[0] as number);
+    block.endpoint[0] = 0;
     return true;
   }
 
