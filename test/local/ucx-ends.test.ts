@@ -1,10 +1,11 @@
 // The backend ucx where something ends: links, regions, slots, peers that die while nobody looks. Skipped without libucp.
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import test, { type TestContext } from 'node:test';
 import type { BackendPeer } from '#lib/agent/backend.js';
-import { fixedBytes, introduce, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
+import { holdings, leftSince } from './support/process-holdings.js';
+import { fixedBytes, introduce, introduced, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
 import { planned } from './support/planned-transfer.ts';
 
 const peerModule = new URL('./support/ucx-peer.js', import.meta.url).pathname;
@@ -19,6 +20,10 @@ function useTcp(context: TestContext): void {
     if (before === undefined) delete process.env['UCX_TLS'];
     else process.env['UCX_TLS'] = before;
   });
+}
+
+function hasEnded({ exitCode, signalCode }: ChildProcess): boolean {
+  return exitCode !== null || signalCode !== null;
 }
 
 async function within<T>(milliseconds: number, work: Promise<T>, what: string): Promise<T> {
@@ -118,6 +123,67 @@ test('ucx over tcp: links are closed while large data flow', { skip }, async (co
   await within(8000, Promise.all(releases), 'release');
 });
 
+test(
+  'ucx: without a thread of its own a side does not sleep between the pieces of a message',
+  { skip },
+  async (context) => {
+    await using near = await UcxSide.open('near');
+    await using far = await UcxSide.open('far', { ownThread: false });
+    const link = await near.backend.connect(far.peer, { timeoutMs: 10_000 });
+    const local = await near.register(fixedBytes(BYTES));
+    const { info } = await far.register(fixedBytes(BYTES));
+    const remote = link.importRegion(info, { kind: 'host', bytes: BYTES });
+    const transfer = await link.prepare(
+      'write',
+      planned([{ local, localOffset: 0, remote, remoteOffset: 0, bytes: BYTES }]),
+    );
+    let now = performance.now();
+    transfer.post();
+    await until([near, far], () => transfer.state === 'done');
+    // What comes after the last work is idle time, which this clock alone counts.
+    far.backend.poll();
+    now = performance.now();
+    context.mock.method(performance, 'now', () => now);
+    transfer.post();
+    near.backend.poll();
+    while (transfer.state === 'pending') {
+      far.backend.poll();
+      near.backend.poll();
+    }
+    assert.equal(far.backend.prepareSleep(), 0);
+    const sleeps = [2, 4, 100].map((idle) => {
+      now += idle;
+      far.backend.poll();
+      return far.backend.prepareSleep();
+    });
+    assert.ok(sleeps[0] !== undefined && sleeps[0] > 0 && sleeps[0] < 1, `${sleeps.join(', ')} ms`);
+    assert.equal(sleeps.at(-1), 1);
+  },
+);
+
+test('ucx over tcp: links are closed while UCX still connects them', { skip }, async (context) => {
+  useTcp(context);
+  await using near = await UcxSide.open('near');
+  await using far = await UcxSide.open('far');
+  const bytes = 8 * BYTES;
+  const local = await near.register(fixedBytes(bytes));
+  const { info } = await far.register(fixedBytes(bytes));
+  const releases: Promise<void>[] = [];
+  for (let round = 0; round < 32; round++) {
+    const link = await near.backend.connect(far.peer, { timeoutMs: 10_000 });
+    const remote = link.importRegion(info, { kind: 'host', bytes });
+    const transfer = await link.prepare('write', planned([{ local, localOffset: 0, remote, remoteOffset: 0, bytes }]));
+    transfer.post();
+    for (let turns = round % 8; turns > 0; turns--) {
+      near.backend.poll();
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    await link.close();
+    releases.push(transfer.release());
+  }
+  await within(20_000, Promise.all(releases), 'release');
+});
+
 test('ucx: a dead peer keeps no thread busy while nobody looks', { skip }, async () => {
   await using near = await UcxSide.open('near');
   const child = spawn(process.execPath, [peerModule], { stdio: ['ignore', 'pipe', 'inherit'] });
@@ -135,7 +201,42 @@ test('ucx: a dead peer keeps no thread busy while nobody looks', { skip }, async
   assert.ok(user + system < 200_000, `${user + system} µs of 700,000`);
 });
 
+/** Writes to a peer until that is stopped in the midst of it; then releases the transfer and closes this side. */
+async function writeToStopped(context: TestContext): Promise<void> {
+  await using near = await UcxSide.open('near', { timeoutMs: 500 });
+  const child = spawn(process.execPath, [peerModule], { stdio: ['ignore', 'pipe', 'inherit'] });
+  context.after(() => child.kill('SIGKILL'));
+  const [line] = (await once(child.stdout, 'data')) as [Buffer];
+  const { peer, region } = introduced(line.toString());
+  const link = await near.backend.connect(peer, { timeoutMs: 10_000 });
+  const bytes = 64 * BYTES;
+  const local = await near.register(fixedBytes(bytes));
+  const remote = link.importRegion(region, { kind: 'host', bytes });
+  const transfer = await link.prepare('write', planned([{ local, localOffset: 0, remote, remoteOffset: 0, bytes }]));
+  transfer.post();
+  await until([near], () => transfer.state === 'done');
+  child.kill('SIGSTOP');
+  transfer.post();
+  await within(10_000, transfer.release(), 'release');
+  assert.equal(link.error?.code, 'WL_PEER_LOST');
+  await within(10_000, near.backend.close(), 'close');
+}
+
 for (const tls of ['posix,self', 'tcp,self']) {
+  const stopped = `ucx with UCX_TLS=${tls}: a peer that stands still in the midst of a write to it holds up nothing and leaves nothing`;
+  test(stopped, { skip }, async (context) => {
+    if (tls === 'tcp,self') useTcp(context);
+    await writeToStopped(context);
+    const before = holdings();
+    await writeToStopped(context);
+    const left = await leftSince(before);
+    // Of the peers themselves.
+    assert.deepEqual(
+      left.filter((what) => !/^(pipe|socket):/.test(what)),
+      [],
+    );
+  });
+
   const title = `ucx with UCX_TLS=${tls}: a peer that stands still in the midst of a write does not hold up deregistering`;
   test(title, { skip }, async (context) => {
     if (tls === 'tcp,self') useTcp(context);
@@ -143,14 +244,16 @@ for (const tls of ['posix,self', 'tcp,self']) {
     const memory = fixedBytes(64 * BYTES).fill(1);
     const region = await near.register(memory);
     const words = [peerModule, '0123456789abcdef', 'write', introduce(near, region)];
+    // It fails when its link ends.
     const child = spawn(process.execPath, words, { stdio: ['ignore', 'pipe', 'ignore'] });
     context.after(() => child.kill('SIGKILL'));
-    await until([near], () => memory[0] === 0);
+    await until([near], () => memory[0] === 0 || hasEnded(child));
+    assert.ok(!hasEnded(child), `the peer ended by itself: ${child.signalCode ?? child.exitCode}`);
     child.kill('SIGSTOP');
     await within(10_000, region.release(), 'release');
     memory.fill(2);
     child.kill('SIGCONT');
-    await until([near], () => !near.hasLinks || child.exitCode !== null);
+    await until([near], () => !near.hasLinks || hasEnded(child));
     assert.ok(memory.every((byte) => byte === 2));
   });
 }

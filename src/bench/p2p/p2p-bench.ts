@@ -3,7 +3,7 @@ import { type BackendName, Endpoint } from '../../agent/index.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
 import { samplePlacement } from '../placement.ts';
-import { runCeilings, runPingCeiling } from './p2p-ceilings.ts';
+import { checkCeilings, runCeilings, runPingCeiling } from './p2p-ceilings.ts';
 import { runDescriptors } from './p2p-descriptors.ts';
 import { MEMORY_NAMES, type P2pPhase, runBlocks, runPings, runSize, serveP2pPhases } from './p2p-phases.ts';
 import { type BlockResult, type P2pBenchReport, p2pMethod, type SizeResult } from './p2p-results.ts';
@@ -103,6 +103,8 @@ type Measured = Pick<
 
 async function measure(session: P2pSession, options: P2pClientOptions): Promise<Measured> {
   const { mode, iterations, inflight, sizes, blocks, pings, compare, descriptors } = options.workload;
+  const { remoteIp: host } = options;
+  if (compare > 0) await checkCeilings(session, host);
   const sized: SizeResult[] = [];
   for (const bytes of sizes) {
     const result = await runSize(session, { mode, bytes, iterations, inflight });
@@ -116,7 +118,6 @@ async function measure(session: P2pSession, options: P2pClientOptions): Promise<
       : await runBlocks(session, { mode: direction, sweep: blocks, iterations }, options.onBlock);
   const many = descriptors === 0 ? undefined : await runDescriptors(session, { mode: direction, count: descriptors });
   const pingMicroseconds = pings === 0 ? undefined : await runPings(session, pings);
-  const { remoteIp: host } = options;
   const ceilings =
     compare === 0 ? undefined : await runCeilings(session, { mode: direction, sizes, rounds: compare, inflight, host });
   const pingCeiling =

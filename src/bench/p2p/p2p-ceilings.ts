@@ -21,6 +21,7 @@ const WARM_MESSAGES = 20_000;
 const WARM_BYTES = 256;
 /** Of the backend alone, on both of its sides. */
 const WARM_ROUNDS = 4;
+const PERFTEST_TRIAL: PerftestCase = { test: 'tag_lat', bytes: PING_BYTES, iterations: 100, window: 1 };
 
 export interface CeilingOptions {
   readonly mode: 'write' | 'read';
@@ -30,6 +31,14 @@ export interface CeilingOptions {
   readonly inflight: number;
   /** Where the peer's transport bench is reached. */
   readonly host: string;
+}
+
+/**
+ * To be called before anything is measured: warming up takes long. Fails with WL_UNSUPPORTED if a side lacks the program
+ * that measures the ceiling.
+ */
+export async function checkCeilings(session: P2pSession, host: string): Promise<void> {
+  if (session.connection.backend === 'ucx') await runPerftestPhase(session, host, PERFTEST_TRIAL);
 }
 
 /** Empty where the path has no ceiling that is measured here. */

@@ -2,7 +2,7 @@
 // it saw of each, and what they left.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import type { TransferOperation } from '#lib/agent/backend.js';
+import type { BackendLink, BackendTransfer, TransferOperation } from '#lib/agent/backend.js';
 import { holdings, leftSince } from './process-holdings.js';
 import { planned } from './planned-transfer.js';
 import { fixedBytes, introduce, introduced, UcxSide } from './ucx-side.js';
@@ -12,6 +12,15 @@ const DEADLINE_MS = 10_000;
 const [peerModule = '', role, operation, rounds] = process.argv.slice(2);
 /** The first peers make UCX set up what it keeps. */
 const WARM_UP = 2;
+
+/** The link may end between a look at it and the post. */
+function postAgain(link: BackendLink, transfer: BackendTransfer): void {
+  try {
+    transfer.post();
+  } catch (error) {
+    if (error !== link.error) throw error;
+  }
+}
 
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 // What Node keeps for children, and the memory of this side, are there before.
@@ -55,7 +64,7 @@ for (let round = 0; round < Number(rounds); round++) {
     const transfer = await link.prepare(operation as TransferOperation, planned([part]));
     let looks = 0;
     while (link.error === undefined && performance.now() < end) {
-      if (transfer.state !== 'pending') transfer.post();
+      if (transfer.state !== 'pending') postAgain(link, transfer);
       near.backend.poll();
       if (looks++ === moves) child.kill('SIGKILL');
       await turn();

@@ -18,7 +18,7 @@ export const failures = {
   linkClosed: 9,
   agentClosed: 10,
   defect: 11,
-  /** It did not finish what it does with memory that was deregistered. */
+  /** It did not let what is under way end in time, and its memory was released. */
   stalled: 12,
 } as const;
 
@@ -45,7 +45,7 @@ export function failureError(failure: number, detail: number, peer: string): Wef
     case failures.connectionEnded:
       return gone('its process ended or the network broke');
     case failures.stalled:
-      return gone('it did not finish a transfer of memory that was deregistered meanwhile');
+      return gone('it did not let a transfer end in time whose memory was released');
     case failures.linkClosed:
       return closed(`The link to ${peer} was closed`);
     case failures.agentClosed:

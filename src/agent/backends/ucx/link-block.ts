@@ -65,6 +65,8 @@ export const linkWord = {
   life: 36,
   /** Descriptor of the peer's process, or -1. */
   process: 37,
+  /** 1 once a message of the far side has come. */
+  hasHeard: 38,
   /** Word that UCX sets when the peer is lost. */
   lost: 48,
   lostHigh: 49,
@@ -81,7 +83,7 @@ export class LinkBlock {
   readonly index: number;
   readonly words: Int32Array;
   readonly lostWord: number;
-  /** The endpoint. */
+  /** The endpoint; 0 once it was given up. */
   readonly endpoint: Float64Array;
 
   /** By send: the request, 0 once ended, and the region that is read, or -1. Control messages lie in `buffers`. */

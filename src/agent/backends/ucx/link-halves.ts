@@ -1,5 +1,5 @@
 // One link as the thread works for it that has its turn: both halves, and its end.
-import { ucxMessage } from '../../../abi/ucx-message.ts';
+import { ucxMessage, ucxMessageKinds } from '../../../abi/ucx-message.ts';
 import { failures } from './failure.ts';
 import { Incoming, states } from './incoming.ts';
 import { linkWord, SENDS, WINDOW } from './link-block.ts';
@@ -35,12 +35,19 @@ export class LinkHalves {
   take(words: Uint32Array, base: number, address: number, length: number): void {
     const link = this.#tools.block.words;
     const isIts =
-      link[linkWord.isOpen] === 1 &&
-      link[linkWord.failure] === failures.none &&
       link[linkWord.number] === words[base + at.link] &&
       link[linkWord.secretLow] === ((words[base + at.secretLow] as number) | 0) &&
       link[linkWord.secretHigh] === ((words[base + at.secretHigh] as number) | 0);
     if (!isIts || length < ucxMessage.size) return;
+    if (link[linkWord.hasHeard] === 0) {
+      link[linkWord.hasHeard] = 1;
+      // The far side's link may have been made after the first greeting came there.
+      if (this.#tools.block.endpoint[0] !== 0 && this.#sender.hasControlRoom) {
+        this.greet();
+        if (link[linkWord.end] === ends.drained) link[linkWord.end] = ends.draining;
+      }
+    }
+    if (link[linkWord.isOpen] !== 1 || link[linkWord.failure] !== failures.none) return;
     link[linkWord.takenThere] = words[base + at.taken] as number;
     this.#follows.address = address;
     this.#follows.length = length;
@@ -59,6 +66,12 @@ export class LinkHalves {
     const hasAnswered = this.#incoming.sendAnswers();
     const hasMoved = this.outgoing.step();
     return hasSent || hasReceived || hasRefused || hasAnswered || hasMoved;
+  }
+
+  /** A message without effect, from which the far side sees that this one has connected its endpoint. */
+  greet(): void {
+    this.#sender.begin(ucxMessageKinds.acknowledge, 0, 0);
+    this.#sender.sendControl(0);
   }
 
   /** Tells the far side what has arrived. */

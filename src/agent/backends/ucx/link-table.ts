@@ -11,6 +11,7 @@ import { endLink } from './sender.ts';
 import type { UcxContext } from './ucx-context.ts';
 import { LINK_NUMBER_BITS, type UcxEngine } from './ucx-engine.ts';
 import { LINKS, tableWord } from './ucx-tables.ts';
+import type { UcxTransports } from './ucx-transports.ts';
 
 export interface LinkOptions {
   /** This side's number, that `reserve` gave, and the peer's. */
@@ -24,6 +25,12 @@ export interface LinkOptions {
   readonly process: number;
 }
 
+interface LinkTableOptions {
+  readonly context: UcxContext;
+  readonly processes: ProcessWatch;
+  readonly transports: UcxTransports;
+}
+
 interface Closing {
   readonly block: LinkBlock;
   since: number;
@@ -33,10 +40,14 @@ interface Closing {
   request: number;
 }
 
-/** How long an endpoint may take to close. */
-const LINGER_MS = 200;
-/** How long nothing of what is under way may end where the peer may live: UCX could still write what that sends. */
-const PATIENCE_MS = 2000;
+/** How long an endpoint may take to close. On a busy machine that is little of the processor's time. */
+const LINGER_MS = 1000;
+/**
+ * How long nothing of what is under way may end where the peer may live. UCX 1.13 crashes (in uct_tcp_iface_progress) when
+ * an endpoint over TCP is broken off while large data flow between processes that both live; over shared memory it does not.
+ */
+const NETWORK_PATIENCE_MS = 2000;
+const MEMORY_PATIENCE_MS = 200;
 const LIVES: number = 1 << LINK_NUMBER_BITS;
 const goneFailures: readonly number[] = [
   failures.lost,
@@ -50,6 +61,7 @@ export class LinkTable {
   readonly #engine: UcxEngine;
   readonly #context: UcxContext;
   readonly #processes: ProcessWatch;
+  readonly #isMemoryOnly: boolean;
   readonly #memory: NativeBlock[] = [];
   readonly #free: number[] = [];
   /** By index: how many numbers it has had. */
@@ -58,10 +70,11 @@ export class LinkTable {
   #made = 0;
   #hasLost = false;
 
-  constructor(engine: UcxEngine, context: UcxContext, processes: ProcessWatch) {
+  constructor(engine: UcxEngine, { context, processes, transports }: LinkTableOptions) {
     this.#engine = engine;
     this.#context = context;
     this.#processes = processes;
+    this.#isMemoryOnly = transports.isMemoryOnly;
   }
 
   /** The number of a link that is to be opened. Fails with WL_CAPACITY. */
@@ -110,6 +123,7 @@ export class LinkTable {
     if (process >= 0) this.#processes.add(process, index);
     tables.active[tables.words[tableWord.activeCount] as number] = index;
     tables.words[tableWord.activeCount] = (tables.words[tableWord.activeCount] as number) + 1;
+    this.#engine.link(index).greet();
     return block;
   }
 
@@ -155,20 +169,26 @@ export class LinkTable {
   }
 
   /**
-   * False if what is under way may still end by itself: UCX 1.13 crashes (in uct_tcp_iface_progress) when an endpoint
-   * over TCP is broken off while large data flow between processes that both live.
+   * False if what is under way may still end by itself. UCX 1.13 also aborts (ucp_request.c:684, wireup_ep.c:241) when an
+   * endpoint over a network is broken off before both sides have finished connecting it. They have when the far side was
+   * heard; if it has sent nothing for long, and took what this side has sent, it has no endpoint.
    */
   #disconnect(closing: Closing, isDrained: boolean): boolean {
     const { block } = closing;
-    const isGone = goneFailures.includes(block.words[linkWord.failure] as number);
+    const { words } = block;
+    const isGone = goneFailures.includes(words[linkWord.failure] as number);
     const now = performance.now();
-    const popped = block.words[linkWord.sendsPopped] as number;
+    const popped = words[linkWord.sendsPopped] as number;
     if (popped !== closing.popped) closing.since = now;
     closing.popped = popped;
-    if (!isDrained && !isGone && now - closing.since < PATIENCE_MS) return false;
+    const isLate = now - closing.since >= (this.#isMemoryOnly ? MEMORY_PATIENCE_MS : NETWORK_PATIENCE_MS);
+    if (!isDrained && !isGone && !isLate) return false;
+    const isConnected = this.#isMemoryOnly || words[linkWord.hasHeard] === 1 || words[linkWord.lost] !== 0;
+    if (!isConnected && !(isDrained && isLate)) return false;
     closing.isDisconnected = true;
     closing.since = now;
     closing.request = this.#context.disconnect(block.endpoint[0] as number);
+    block.endpoint[0] = 0;
     return true;
   }
 

@@ -46,7 +46,8 @@ export class UcxBackend implements Backend {
   static async open(context: BackendContext): Promise<UcxBackend> {
     const { ownThread, wake, settings } = context;
     const transports = chooseTransports(localSurroundings(context.host));
-    const options = { ownThread, wake, spinMicroseconds: settings.transportSpinUs, transports };
+    const { transportSpinUs: spinMicroseconds, timeoutMs: patienceMs } = settings;
+    const options = { ownThread, wake, spinMicroseconds, transports, patienceMs };
     const drivers = new UcxDrivers(() => new UcxDriver(options), !transports.isMemoryOnly);
     try {
       const backend = new UcxBackend(context, { drivers, transports });
@@ -112,7 +113,7 @@ export class UcxBackend implements Backend {
   }
 
   #release(region: number): Promise<void> {
-    return this.#drivers.release(region, this.#context.settings.timeoutMs, (driver) => {
+    return this.#drivers.release(region, (driver) => {
       for (const link of this.#links.filter((known) => known.driver === driver)) link.endIfUses(region);
     });
   }

@@ -70,8 +70,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
 
   /** Of memory that puts send from: they end, as the peer's agent answers them. */
   async endUse(): Promise<void> {
-    const { driver } = this.#link;
-    await driver.until(() => this.#link.error !== undefined || !this.#link.outgoing.hasChannel(this.#number));
+    await this.#link.settle(() => this.#link.error !== undefined || !this.#link.outgoing.hasChannel(this.#number));
   }
 
   close(): Promise<void> {
@@ -119,7 +118,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
     driver.enter();
     outgoing.stopChannel(this.#number, failures.channelClosed);
     driver.leave();
-    await driver.until(() => !outgoing.hasChannel(this.#number));
+    await this.#link.settle(() => !outgoing.hasChannel(this.#number));
     this.#link.driver.channels.push(this.#number);
   }
 }

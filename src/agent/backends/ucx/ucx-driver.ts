@@ -21,24 +21,26 @@ export interface UcxDriverOptions {
   readonly wake: WakeWord;
   readonly spinMicroseconds: number;
   readonly transports: UcxTransports;
+  /** How long operations with a peer may take to end before its link is ended instead. */
+  readonly patienceMs: number;
 }
 
 /** A blocking wait goes on looking for this long after the last work. */
 const DRIVE_MS = 1;
-/** Without a thread of its own nobody rings when something arrives. */
-const INLINE_SLEEP_MS = 1;
+/** Without a thread of its own nobody rings when something arrives: sleeps last a part of the time since the last work. */
+const LONGEST_INLINE_SLEEP_MS = 1;
+const INLINE_SLEEP_PART = 0.25;
 const LOOKS_PER_CLOCK = 64;
-/**
- * How long closing waits at most for the good order of endpoints. A worker whose endpoints are not in order by then stays for
- * good; on a busy machine they take longer than usual.
- */
-const FAREWELL_MS = 2000;
+/** How long closing waits until UCX has given up all links: LinkTable breaks off, much sooner, those that make no progress. */
+const FAREWELL_MS = 5000;
+const FAREWELL_STEPS = 256;
 
 export class UcxDriver {
   readonly tables: UcxTables;
   readonly engine: UcxEngine;
   readonly links: LinkTable;
   readonly context: UcxContext;
+  readonly patienceMs: number;
   /** Free places of the tables. */
   readonly slots: number[] = countDown(SLOTS);
   readonly channels: number[] = countDown(CHANNELS);
@@ -57,15 +59,17 @@ export class UcxDriver {
   #lastWork = 0;
   #lastCheck = 0;
   #idleLooks = 0;
+  #closing: Promise<void> | undefined;
 
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
   constructor(options: UcxDriverOptions) {
     this.#options = options;
     const { ownThread, wake, spinMicroseconds, transports } = options;
+    this.patienceMs = options.patienceMs;
     this.context = new UcxContext({ canSleep: ownThread, transports });
     this.tables = new UcxTables(Carver.of(this.#memory));
     this.engine = new UcxEngine(new UcxWorker(this.context.handle), this.tables);
-    this.links = new LinkTable(this.engine, this.context, this.#processes);
+    this.links = new LinkTable(this.engine, { context: this.context, processes: this.#processes, transports });
     this.engine.postReceives();
     const { port1, port2 } = new MessageChannel();
     this.#port = port1;
@@ -120,15 +124,20 @@ export class UcxDriver {
   prepareSleep(): number {
     if (Atomics.load(this.tables.words, tableWord.news) !== this.#seenNews) return 0;
     if (!this.hasLinks) return Number.POSITIVE_INFINITY;
-    if (this.#options.wake.isAwaited && performance.now() - this.#lastWork < DRIVE_MS) return 0;
-    if (!this.#options.ownThread) return INLINE_SLEEP_MS;
+    const { ownThread, wake } = this.#options;
+    const idle = performance.now() - this.#lastWork;
+    if (idle < DRIVE_MS && (wake.isAwaited || !ownThread)) return 0;
+    if (!ownThread) return Math.min(LONGEST_INLINE_SLEEP_MS, idle * INLINE_SLEEP_PART);
     Atomics.add(this.#words, at.handOvers, 1);
     Atomics.notify(this.#words, at.handOvers);
     return Number.POSITIVE_INFINITY;
   }
 
-  /** Works until the condition, which is asked under the lock, holds or nothing works any more. False if it is too late. */
-  async until(isSo: () => boolean, timeoutMs: number = Number.POSITIVE_INFINITY): Promise<boolean> {
+  /**
+   * Works until the condition, which is asked under the lock, holds or UCX does not work any more. False if it does not
+   * hold in time.
+   */
+  async until(isSo: () => boolean, timeoutMs: number): Promise<boolean> {
     const end = performance.now() + timeoutMs;
     while (this.failure === undefined && Atomics.load(this.#words, at.crashed) === 0) {
       this.#lock.take();
@@ -142,6 +151,8 @@ export class UcxDriver {
       if (performance.now() > end) return false;
       await new Promise((resolve) => setTimeout(resolve, 1));
     }
+    // Until then UCX may still use memory.
+    await this.#closing;
     return true;
   }
 
@@ -157,23 +168,32 @@ export class UcxDriver {
     }
   }
 
-  /** After all links were closed. */
-  async close(): Promise<void> {
+  /** After all links were closed. Idempotent. */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  async #close(): Promise<void> {
     const isBroken = this.failure !== undefined || Atomics.load(this.#words, at.stop) === 1;
     await this.#stopThread();
     this.failure ??= new WeftlineError('WL_CLOSED', 'The agent was closed');
-    if (isBroken || !this.#sayFarewell()) this.context.abandon();
+    if (isBroken || !(await this.#sayFarewell())) this.context.abandon();
     this.context[Symbol.dispose]();
     this.#processes[Symbol.dispose]();
     this.#doorbell[Symbol.dispose]();
     this.#port.close();
   }
 
-  /** False if UCX still uses memory. */
-  #sayFarewell(): boolean {
+  /** False if UCX still uses memory. Peers need the processor to let it go, and may live in this process. */
+  async #sayFarewell(): Promise<boolean> {
     try {
       const end = performance.now() + FAREWELL_MS;
-      while (!this.links.reap() && performance.now() < end) this.engine.step();
+      while (!this.links.reap() && this.links.isClosing && performance.now() < end) {
+        let steps = 0;
+        while (steps < FAREWELL_STEPS && this.engine.step()) steps++;
+        await new Promise((resolve) => (steps > 0 ? setImmediate(resolve) : setTimeout(resolve, 1)));
+      }
       this.engine.cancelReceives();
       return this.links.reap();
     } catch {

@@ -23,6 +23,7 @@ export class UcxDrivers {
   readonly #drivers: UcxDriver[] = [];
   readonly #closing = new Set<Promise<void>>();
   readonly #regions = new Map<number, OpenRegion>();
+  readonly #releasing = new Set<number>();
   readonly #freeRegions: number[] = [];
   #madeRegions = 0;
 
@@ -64,21 +65,24 @@ export class UcxDrivers {
     return number;
   }
 
-  /** Resolves when no worker reads or writes the region any more; `onLate` ends links that still do after a while. */
-  async release(number: number, patienceMs: number, onLate: (driver: UcxDriver) => void): Promise<void> {
-    const region = this.#regions.get(number);
-    this.#regions.delete(number);
+  /**
+   * Resolves when no worker reads or writes the region any more; `onLate` ends links that still do after a while. Fails with
+   * WL_TIMEOUT, and may then be called again.
+   */
+  async release(number: number, onLate: (driver: UcxDriver) => void): Promise<void> {
+    if (this.#regions.delete(number)) this.#releasing.add(number);
     const ends = this.#drivers.map(async (driver) => {
       const isUnused = (): boolean => {
         driver.tables.regionIsOpen[number] = 0;
         return driver.tables.regionUses[number] === 0;
       };
-      if (await driver.until(isUnused, patienceMs)) return;
+      if (await driver.until(isUnused, driver.patienceMs)) return;
       onLate(driver);
-      await driver.until(isUnused);
+      if (await driver.until(isUnused, driver.patienceMs)) return;
+      throw new WeftlineError('WL_TIMEOUT', `UCX did not give up region ${number} within ${2 * driver.patienceMs} ms`);
     });
     await Promise.all([...ends, ...this.#closing]);
-    if (region !== undefined) this.#freeRegions.push(number);
+    if (this.#releasing.delete(number)) this.#freeRegions.push(number);
   }
 
   /** Hot path. True if there is something to look at. */

@@ -228,6 +228,19 @@ export class UcxLink implements BackendLink {
     if (!this.#isClosed && this.driver.engine.link(this.block.index).uses(region)) this.#drop(failures.stalled);
   }
 
+  /**
+   * Resolves when the condition holds, which says that UCX uses some memory no more. A peer that holds it up for too long
+   * loses the link. Fails with WL_TIMEOUT.
+   */
+  async settle(isSo: () => boolean): Promise<void> {
+    const { driver } = this;
+    if (await driver.until(isSo, driver.patienceMs)) return;
+    this.#drop(failures.stalled);
+    if (await driver.until(isSo, driver.patienceMs)) return;
+    const message = `UCX did not end what was under way with ${this.peer} within ${2 * driver.patienceMs} ms`;
+    throw new WeftlineError('WL_TIMEOUT', message, { details: { peer: this.peer } });
+  }
+
   #drop(failure: number): void {
     this.#end(failure);
     this.#channel.close();

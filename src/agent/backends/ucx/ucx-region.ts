@@ -23,7 +23,10 @@ export class UcxRegion implements BackendRegion {
   }
 
   release(): Promise<void> {
-    this.#releasing ??= this.#release();
+    this.#releasing ??= this.#release().catch((error: unknown) => {
+      this.#releasing = undefined;
+      throw error;
+    });
     return this.#releasing;
   }
 

@@ -88,7 +88,7 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
 
   async endUse(): Promise<void> {
     this.#stop(failures.cancelled);
-    await this.#link.driver.until(() => this.#isDone());
+    await this.#link.settle(() => this.#isDone());
   }
 
   #stop(failure: number): void {
@@ -105,9 +105,8 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
   }
 
   async #forget(): Promise<void> {
-    const { driver } = this.#link;
     this.#stop(failures.released);
-    await driver.until(() => this.#isDone());
+    await this.#link.settle(() => this.#isDone());
     for (const region of this.#locals) region.users.delete(this);
     this.#link.driver.slots.push(this.#slot);
   }

@@ -51,6 +51,10 @@ const tcpVariables: Readonly<Record<string, string>> = { UCX_TCP_RX_SEG_SIZE: '2
 const memoryVariables: Readonly<Record<string, string>> = {
   UCX_POSIX_ERROR_HANDLING: 'y',
   UCX_SYSV_ERROR_HANDLING: 'y',
+  // Large messages cross in pieces of this size, each with its own place in the queue. UCX has 8 KiB and 512 buffers: as much
+  // memory.
+  UCX_MM_SEG_SIZE: '32K',
+  UCX_MM_RX_BUFS_GROW: '128',
 };
 
 export function localSurroundings(host: string): UcxSurroundings {
