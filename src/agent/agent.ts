@@ -22,7 +22,7 @@ import {
   type NotificationFilter,
   Notifications,
 } from './notifications.ts';
-import type { Registrable, Registration } from './registration.ts';
+import { areOpen, type Registrable, type Registration } from './registration.ts';
 import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
 import type { RemoteAgent, RemoteMemory } from './remote-agent.ts';
@@ -230,7 +230,7 @@ export class Agent implements AsyncDisposable {
       parts: parts.count,
       waiter: this.#waiter,
       onPost: (posted) => this.#underWay.push(posted),
-      isLocalOpen: () => memory.local.every((registration) => registration.isOpen),
+      isLocalOpen: () => areOpen(memory.local),
     });
   }
 
