@@ -241,7 +241,9 @@ export class Agent implements AsyncDisposable {
   async notify(peer: string, message: Uint8Array, options: PeerOptions = {}): Promise<void> {
     checkNotification(message);
     const remote = this.#remotes.get(peer, this.name);
-    (await this.#linkFor(remote, NO_MEMORY, options)).link.notify(message);
+    // One that was asked for by name need not be chosen each time.
+    const open = options.backend === undefined ? undefined : remote.openLink(options.backend);
+    (open ?? (await this.#linkFor(remote, NO_MEMORY, options)).link).notify(message);
   }
 
   /**
