@@ -24,7 +24,7 @@ import {
   type NotificationFilter,
   Notifications,
 } from './notifications.ts';
-import type { Registrable, Registration } from './registration.ts';
+import { areOpen, type Registrable, type Registration } from './registration.ts';
 import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
 import type { LinkWait, RemoteAgent, RemoteMemory } from './remote-agent.ts';
@@ -229,7 +229,7 @@ export class Agent implements AsyncDisposable {
       parts: parts.count,
       waiter: this.#waiter,
       onPost: (posted) => this.#underWay.push(posted),
-      isLocalOpen: () => memory.local.every((registration) => registration.isOpen),
+      isLocalOpen: () => areOpen(memory.local),
     });
   }
 
@@ -240,7 +240,9 @@ export class Agent implements AsyncDisposable {
   async notify(peer: string, message: Uint8Array, options: PeerOptions = {}): Promise<void> {
     checkNotification(message);
     const remote = this.#remotes.get(peer, this.name);
-    (await this.#linkFor(remote, NO_MEMORY, options)).link.notify(message);
+    // One that was asked for by name need not be chosen each time.
+    const open = options.backend === undefined ? undefined : remote.openLink(options.backend);
+    (open ?? (await this.#linkFor(remote, NO_MEMORY, options)).link).notify(message);
   }
 
   /**

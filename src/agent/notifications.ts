@@ -63,7 +63,7 @@ export class Notifications {
   }
 
   takeAll(): Notification[] {
-    const all = this.#waiting.slice(this.#head) as Notification[];
+    const all = (this.#head === 0 ? this.#waiting : this.#waiting.slice(this.#head)) as Notification[];
     this.#waiting = [];
     this.#head = 0;
     for (const waits of this.#peers.values()) waits.bytes = 0;

@@ -2,7 +2,7 @@
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import type { Device } from '../device/device.ts';
-import { Tensor } from '../device/tensor.ts';
+import { type Storage, Tensor } from '../device/tensor.ts';
 import type { SharedMemory } from '../memory/shared-memory.ts';
 import { addressOf } from '../native/library.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
@@ -25,7 +25,8 @@ export class Registration {
   /** Of the agent; never used again. */
   readonly number: number;
   readonly memory: AgentMemory;
-  readonly #caller: Registrable;
+  /** Of a tensor: it is freed when nobody holds it, and its owner may free it early. */
+  readonly #storage: Storage | undefined;
   readonly #regions = new Map<BackendName, BackendRegion>();
   readonly #released = new Set<BackendName>();
   /** Releases that are under way. */
@@ -39,7 +40,7 @@ export class Registration {
     { name, number }: { readonly name: string; readonly number: number },
   ) {
     this.memory = memory;
-    this.#caller = caller;
+    this.#storage = caller instanceof Tensor ? caller.storage : undefined;
     this.name = name;
     this.number = number;
   }
@@ -67,7 +68,7 @@ export class Registration {
   }
 
   get isOpen(): boolean {
-    return this.#isOpen && !(this.#caller instanceof Tensor && this.#caller.storage.disposed);
+    return this.#isOpen && this.#storage?.disposed !== true;
   }
 
   /** Backends that can use it, and the region of each. */
@@ -134,6 +135,12 @@ export class Registration {
     }
     return leaving;
   }
+}
+
+/** Hot path. True if none of them was deregistered. */
+export function areOpen(registrations: readonly Registration[]): boolean {
+  for (let at = 0; at < registrations.length; at++) if (!(registrations[at] as Registration).isOpen) return false;
+  return true;
 }
 
 /** So that a backend that can name the late peer fails first. */

@@ -38,9 +38,13 @@ export function planTransfer<L extends AddressRange, R extends AddressRange>(
   let parts = 0;
   /** The last part: its regions, and where it ends in them. */
   let [lastFrom, lastTo, fromEnd, toEnd] = [-1, -1, 0, 0];
+  // A million entries are common: the columns are not looked up anew for each.
+  const { addresses: localAddresses, lengths: localLengths } = local.list;
+  const { addresses: remoteAddresses, lengths: remoteLengths } = remote.list;
+  const { localOffset, remoteOffset, bytes: partBytes, local: localRegion, remote: remoteRegion } = table;
   for (let index = 0; index < count; index++) {
-    const bytes = local.list.lengths[index] as number;
-    const remoteBytes = remote.list.lengths[index] as number;
+    const bytes = localLengths[index] as number;
+    const remoteBytes = remoteLengths[index] as number;
     if (remoteBytes !== bytes) {
       throw invalidArgument(
         `remote descriptor ${index}`,
@@ -50,19 +54,19 @@ export function planTransfer<L extends AddressRange, R extends AddressRange>(
     }
     const from = regionOf(here, local, index);
     const to = regionOf(there, remote, index);
-    const localOffset = (local.list.addresses[index] as number) - here.begin;
-    const remoteOffset = (remote.list.addresses[index] as number) - there.begin;
-    if (merge && from === lastFrom && to === lastTo && localOffset === fromEnd && remoteOffset === toEnd) {
-      (table.bytes[parts - 1] as number) += bytes;
+    const begin = (localAddresses[index] as number) - here.begin;
+    const remoteBegin = (remoteAddresses[index] as number) - there.begin;
+    if (merge && from === lastFrom && to === lastTo && begin === fromEnd && remoteBegin === toEnd) {
+      (partBytes[parts - 1] as number) += bytes;
     } else {
-      table.local[parts] = from;
-      table.remote[parts] = to;
-      table.localOffset[parts] = localOffset;
-      table.remoteOffset[parts] = remoteOffset;
-      table.bytes[parts] = bytes;
+      localRegion[parts] = from;
+      remoteRegion[parts] = to;
+      localOffset[parts] = begin;
+      remoteOffset[parts] = remoteBegin;
+      partBytes[parts] = bytes;
       parts++;
     }
-    [lastFrom, lastTo, fromEnd, toEnd] = [from, to, localOffset + bytes, remoteOffset + bytes];
+    [lastFrom, lastTo, fromEnd, toEnd] = [from, to, begin + bytes, remoteBegin + bytes];
   }
   return { locals: here.found, remotes: there.found, parts: table.head(parts) };
 }

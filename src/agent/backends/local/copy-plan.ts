@@ -57,10 +57,13 @@ export class HostCopies implements CopyPlan {
 
   advance(budget: number): boolean {
     const { table } = this;
-    for (let left = budget; this.#at < table.steps && left > 0; this.#at += 1) {
-      const failure = table.copy(this.#at);
+    for (let left = budget; this.#at < table.steps && left > 0;) {
+      const step = this.#at;
+      const failure = table.copy(step);
       if (failure !== 0) throw this.failure(failure);
-      left -= table.costOf(this.#at);
+      this.#at = step + 1;
+      // Nothing is left to spend the rest on, and most transfers have one step.
+      if (step + 1 < table.steps) left -= table.costOf(step);
     }
     return this.#at === table.steps;
   }

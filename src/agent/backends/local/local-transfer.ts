@@ -5,6 +5,7 @@ import { type CopyPlan, type HostCopies, INLINE_BYTES } from './copy-plan.ts';
 import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
 import { recordBytes } from './notification-ring.ts';
+import type { PeerSteps } from './peer-steps.ts';
 import { REVOKED, RegionGrants } from './region-grants.ts';
 import type { LocalRemoteRegion } from './remote-region.ts';
 import { type CopyHelp, SharedCopies } from './shared-copies.ts';
@@ -24,6 +25,13 @@ export class LocalTransfer implements BackendTransfer {
   next: LocalTransfer | undefined;
   readonly #link: LocalLink;
   readonly #parts: LocalTransferParts;
+  /** What each post looks at lies in fields of this object: a look through others costs as much as a check. */
+  readonly #plan: CopyPlan;
+  readonly #bytes: number;
+  readonly #isShort: boolean;
+  readonly #steps: PeerSteps;
+  readonly #locals: readonly LocalRegion[];
+  readonly #remotes: readonly LocalRemoteRegion[];
   #state: TransferState = 'idle';
   #error: WeftlineError | undefined;
   #areCopied = false;
@@ -37,6 +45,12 @@ export class LocalTransfer implements BackendTransfer {
   constructor(link: LocalLink, parts: LocalTransferParts) {
     this.#link = link;
     this.#parts = parts;
+    this.#plan = parts.plan;
+    this.#bytes = parts.plan.bytes;
+    this.#isShort = parts.plan.isShort;
+    this.#steps = link.steps;
+    this.#locals = parts.locals;
+    this.#remotes = parts.remotes;
   }
 
   get state(): TransferState {
@@ -56,17 +70,17 @@ export class LocalTransfer implements BackendTransfer {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
     // Beside so long a copy a look does not count.
-    if (!this.#parts.plan.isShort) this.#link.checkPeer();
+    if (!this.#isShort) this.#link.checkPeer();
     this.#link.requireUsable();
-    if (!areRegistered(this.#parts.locals)) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
+    if (!areRegistered(this.#locals)) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
     if (message !== undefined) this.#link.requireRoom(message.length);
     this.#state = 'pending';
     this.#error = undefined;
     this.#areCopied = false;
-    this.#parts.plan.begin();
-    if (this.#parts.plan.isShort && this.#link.isQuiet) {
+    this.#plan.begin();
+    if (this.#isShort && this.#link.isQuiet) {
       if (this.#goOn(INLINE_BYTES, message)) return;
-    } else if (!this.#link.steps.mayTouch(this.#parts.remotes)) {
+    } else if (!this.#steps.mayTouch(this.#remotes)) {
       this.fail(this.#link.refusal());
       return;
     }
@@ -87,18 +101,18 @@ export class LocalTransfer implements BackendTransfer {
   handOver(help: CopyHelp): void {
     this.#shared ??= new SharedCopies(help, {
       table: (this.#parts.host as HostCopies).table,
-      grants: RegionGrants.of(this.#parts.remotes),
+      grants: RegionGrants.of(this.#remotes),
     });
     this.#isHandedOver = true;
     this.#shared.begin(this.#hasMessage ? this.#message : undefined);
   }
 
   uses(region: LocalRegion): boolean {
-    return this.#parts.locals.includes(region);
+    return this.#locals.includes(region);
   }
 
   touches(region: LocalRemoteRegion): boolean {
-    return this.#parts.remotes.includes(region);
+    return this.#remotes.includes(region);
   }
 
   /** Goes on. True if it has ended. */
@@ -125,7 +139,7 @@ export class LocalTransfer implements BackendTransfer {
   }
 
   #goOn(budget: number, message: Uint8Array | undefined): boolean {
-    const { steps } = this.#link;
+    const steps = this.#steps;
     steps.begin();
     try {
       if (!this.#areCopied) this.#areCopied = this.#copy(budget);
@@ -138,7 +152,7 @@ export class LocalTransfer implements BackendTransfer {
       this.#end(error as WeftlineError);
       return true;
     }
-    const death = this.#link.noteCopied(this.#parts.plan.bytes);
+    const death = this.#link.noteCopied(this.#bytes);
     if (death === undefined) this.#state = 'done';
     else this.#end(death);
     return true;
@@ -146,8 +160,8 @@ export class LocalTransfer implements BackendTransfer {
 
   /** Within a step. */
   #copy(budget: number): boolean {
-    if (!this.#link.steps.mayTouch(this.#parts.remotes)) throw this.#link.refusal();
-    return this.#parts.plan.advance(budget);
+    if (!this.#steps.mayTouch(this.#remotes)) throw this.#link.refusal();
+    return this.#plan.advance(budget);
   }
 
   /** For what is to be sent after the post. */
@@ -177,7 +191,7 @@ export class LocalTransfer implements BackendTransfer {
     }
     this.#state = 'failed';
     this.#error = error;
-    if (!this.#parts.plan.isOver()) this.#link.drain(this.#parts.plan);
+    if (!this.#plan.isOver()) this.#link.drain(this.#plan);
   }
 
   cancel(): void {
@@ -191,7 +205,7 @@ export class LocalTransfer implements BackendTransfer {
     this.cancel();
     this.#shared?.release();
     try {
-      await this.#parts.plan.over();
+      await this.#plan.over();
     } finally {
       this.#parts.dispose();
     }
