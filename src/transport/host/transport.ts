@@ -141,7 +141,7 @@ export class Transport implements AsyncDisposable {
     const { bytes, address } = fixedBytes(memory);
     const options = { address, bytes: bytes.length, remote };
     const name = (await this.#link.call({ name: 'register', options })) as RegionName;
-    this.#regions.set(name.number, memory);
+    this.#regions.set(name.id, memory);
     return memoryRegion(bytes, name);
   }
 
