@@ -97,7 +97,7 @@ export class Registration {
       await this.withdraw(timeoutMs);
     } catch (error) {
       // A backend that is gone touches nothing; a peer that is late may.
-      if (!(error instanceof WeftlineError && error.code === 'WL_TIMEOUT')) this.free();
+      if (!isLate(error)) this.free();
       throw error;
     }
     this.free();
@@ -108,7 +108,7 @@ export class Registration {
     this.memory.shared?.memory[Symbol.dispose]();
   }
 
-  /** All backends give it up. */
+  /** All backends give it up. Of several errors, one that tells of a late peer is thrown. */
   async withdraw(timeoutMs: number): Promise<void> {
     this.#isOpen = false;
     const regions = [...this.#regions].filter(([backend]) => !this.#released.has(backend));
@@ -117,7 +117,8 @@ export class Registration {
         beforeDeadline(this.#releaseBy(backend, region), timeoutMs, () => late(this, backend, timeoutMs)),
       ),
     );
-    for (const end of ends) if (end.status === 'rejected') throw end.reason;
+    const errors = ends.flatMap((end) => (end.status === 'rejected' ? [end.reason as unknown] : []));
+    if (errors.length > 0) throw errors.find(isLate) ?? errors[0];
   }
 
   /** A release that is under way is not begun again. */
@@ -141,6 +142,11 @@ export class Registration {
 export function areOpen(registrations: readonly Registration[]): boolean {
   for (let at = 0; at < registrations.length; at++) if (!(registrations[at] as Registration).isOpen) return false;
   return true;
+}
+
+/** A peer may still touch the memory. */
+function isLate(error: unknown): boolean {
+  return error instanceof WeftlineError && error.code === 'WL_TIMEOUT';
 }
 
 /** So that a backend that can name the late peer fails first. */

@@ -68,7 +68,8 @@ export class Tensor<D extends DType = DType> implements Disposable {
 
   /**
    * The elements in place, without a copy; bf16 and fp8e4m3 as bit patterns. Only where the host can address the
-   * memory (`cpu`); elsewhere use toHost(). Valid as long as the tensor is.
+   * memory (`cpu`); elsewhere use toHost(). Valid as long as the tensor is, which must be held: the view alone does not keep
+   * its memory from being given to others.
    */
   view(): TypedArrayOf[D] {
     this.#requireLive('view');

@@ -130,6 +130,10 @@ export class Engine implements TransportEngine, EngineCore {
     return this.regions.register(options);
   }
 
+  findRegion(id: number): Region | undefined {
+    return this.regions.find(id);
+  }
+
   release(region: Region): void {
     this.regions.release(region);
     for (const connection of this.#connections) connection.signals.forget(region);

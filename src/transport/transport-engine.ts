@@ -172,6 +172,8 @@ export interface TransportEngine {
   /** Fails with WL_INVALID_ARGUMENT for options out of range. */
   createConnection(options: ConnectionOptions): TransportConnection;
   register(options: RegisterOptions): Region;
+  /** By its id, as signed or unsigned; undefined once it was released. */
+  findRegion(id: number): Region | undefined;
   /** The region's memory is the caller's again; pending requests that use it fail with WL_CLOSED. */
   release(region: Region): void;
   /** Takes in received packets; answers are sent by the next `onTimer`. */

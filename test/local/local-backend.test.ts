@@ -4,7 +4,9 @@ import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import test from 'node:test';
 import { WeftlineError } from 'weftline';
-import { localConnectionInfo } from '#lib/abi/agent-local-info.js';
+import { localConnectionInfo, localRegionInfo } from '#lib/abi/agent-local-info.js';
+import { MAILBOX_REGIONS } from '#lib/abi/agent-mailbox.js';
+import { Block } from '#lib/abi/layout.js';
 import {
   type BackendLink,
   type BackendPeer,
@@ -369,4 +371,30 @@ test('the places of senders that left are free again', async () => {
   }
   assert.deepEqual(b.received.at(-1), { peer: 'agent 99', text: 'from 99' });
   await b.backend.close();
+});
+
+test('a description of a region that cannot be is refused, and the agent goes on', async () => {
+  await using two = await openTwo();
+  const { a, b, link } = two;
+  using memory = SharedMemory.create('test', 4096, false);
+  const region = await b.backend.register(sharedMemory(memory));
+  const changed = (values: Partial<Record<'slot' | 'bytes' | 'address' | 'mappedBytes', number>>): Uint8Array => {
+    const info = region.info.slice();
+    const block = Block.over(localRegionInfo, info);
+    for (const [name, value] of Object.entries(values)) block.set(name as 'slot', value);
+    return info;
+  };
+  assert.throws(
+    () => link.importRegion(changed({ slot: MAILBOX_REGIONS }), { kind: 'host', bytes: 4096 }),
+    code('WL_PROTOCOL', 'slot'),
+  );
+  // The file is mapped already, but it is not that long.
+  link.importRegion(region.info, { kind: 'host', bytes: 4096 });
+  const beyond = changed({ bytes: 4096, address: 1 << 20, mappedBytes: 2 << 20 });
+  assert.throws(() => link.importRegion(beyond, { kind: 'host', bytes: 4096 }), code('WL_PROTOCOL', 'file'));
+  await pollUntil([a, b], () => true);
+  const local = await a.backend.register(hostMemory(pattern(4096, 3)));
+  const write = await prepare(link, 'write', { local, remote: region, bytes: 4096 });
+  write.post();
+  assert.equal(write.state, 'done');
 });

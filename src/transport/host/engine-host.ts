@@ -8,7 +8,7 @@ import type { Settings } from '../../settings/settings.ts';
 import { Engine } from '../engine.ts';
 import type { PacketKeys } from '../authentication/packet-keys.ts';
 import { EngineLoop } from '../io/udp/engine-loop.ts';
-import type { Region, RemoteAccess } from '../region.ts';
+import type { RemoteAccess } from '../region.ts';
 import {
   type ConnectionStatistics,
   type DropCounters,
@@ -57,7 +57,7 @@ export interface HostRegion {
 
 /** What a peer needs to read or write the region. */
 export interface RegionName {
-  readonly number: number;
+  /** Also for requests of this side. Not used again soon: a transfer that still waits may name a region that was released. */
   readonly id: number;
   readonly key: number;
 }
@@ -98,7 +98,6 @@ export class EngineHost implements HostedEngine<HostCall> {
   readonly #requests: SharedRequests;
   readonly #onEvent: (event: HostEvent) => void;
   readonly #connections: (HostedConnection | undefined)[] = [];
-  readonly #regions: (Region | undefined)[] = [];
   readonly #slotOf = new Map<RequestHandle, number>();
   readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
   readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
@@ -114,7 +113,7 @@ export class EngineHost implements HostedEngine<HostCall> {
     this.#wake = wake;
     this.#transfers = new PreparedTransfers({
       connection: (number) => this.#connections[number]?.connection,
-      region: (number) => this.#regions[number],
+      region: (id) => this.#loop.engine.findRegion(id),
       follow: (handle, slot) => this.#slotOf.set(handle, slot),
       done: (slot, bytes) => this.#done(slot, bytes),
       failed: (slot, error) => this.#fail(slot, error),
@@ -225,16 +224,12 @@ export class EngineHost implements HostedEngine<HostCall> {
 
   #register({ address, bytes, remote }: HostRegion): RegionName {
     const view = new Uint8Array(viewAt(address, bytes));
-    const region = this.#loop.engine.register({ bytes: view, address, remote });
-    const free = this.#regions.indexOf(undefined);
-    const number = free === -1 ? this.#regions.length : free;
-    this.#regions[number] = region;
-    return { number, id: region.id, key: region.key };
+    const { id, key } = this.#loop.engine.register({ bytes: view, address, remote });
+    return { id, key };
   }
 
-  #release(number: number): void {
-    const region = this.#regions[number];
-    this.#regions[number] = undefined;
+  #release(id: number): void {
+    const region = this.#loop.engine.findRegion(id);
     if (region !== undefined) this.#loop.engine.release(region);
   }
 
@@ -304,7 +299,7 @@ export class EngineHost implements HostedEngine<HostCall> {
     if (kind === commandKinds.signal) {
       return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
     }
-    const region = this.#regions[command.region];
+    const region = this.#loop.engine.findRegion(command.region);
     if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
     const { offset, bytes } = command;
     if (kind === commandKinds.send) return connection.postSend({ region, offset, bytes, flow });

@@ -20,8 +20,8 @@ export interface MemoryRegion {
   readonly number: number;
 }
 
-export function memoryRegion(bytes: Uint8Array, { number, id, key }: RegionName): MemoryRegion {
-  return Object.freeze({ bytes, number, remote: Object.freeze({ remoteRegion: id, remoteKey: key }) });
+export function memoryRegion(bytes: Uint8Array, { id, key }: RegionName): MemoryRegion {
+  return Object.freeze({ bytes, number: id, remote: Object.freeze({ remoteRegion: id, remoteKey: key }) });
 }
 
 /** The bytes, at an address that does not change while the array lives. */

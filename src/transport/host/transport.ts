@@ -63,8 +63,8 @@ export class Transport implements AsyncDisposable {
   readonly #slots: RequestSlots;
   readonly #connections = new Map<number, Connection>();
   readonly #listeners = new Set<TransportListener>();
-  /** So that registered memory is not collected. */
-  readonly #regions = new Map<number, Uint8Array>();
+  /** So that registered memory is not collected; a tensor as such, because its memory is freed with it. */
+  readonly #regions = new Map<number, RegisteredMemory>();
   #closing: Promise<void> | undefined;
 
   /** Starts the engine. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing. */
@@ -143,7 +143,7 @@ export class Transport implements AsyncDisposable {
     const { bytes, address } = fixedBytes(memory);
     const options = { address, bytes: bytes.length, remote };
     const name = (await this.#link.call({ name: 'register', options })) as RegionName;
-    this.#regions.set(name.number, bytes);
+    this.#regions.set(name.id, memory);
     return memoryRegion(bytes, name);
   }
 

@@ -3,7 +3,13 @@ import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Storage } from '../../../device/tensor.ts';
 import { SharedMemory } from '../../../memory/shared-memory.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
-import { type LocalRemoteRegion, readRegionInfo, type RegionReach, type SharedPlace } from './remote-region.ts';
+import {
+  type LocalRemoteRegion,
+  notUnderstood,
+  readRegionInfo,
+  type RegionReach,
+  type SharedPlace,
+} from './remote-region.ts';
 
 export interface ImportedMemoryParts {
   readonly peerName: string;
@@ -28,8 +34,8 @@ export class ImportedMemory {
   readonly #regions = new Set<LocalRemoteRegion>();
   /** Released, but still touched by copies that are ending. */
   readonly #leaving = new Set<LocalRemoteRegion>();
-  /** By inode. */
-  readonly #files = new Map<number, MappedFile>();
+  /** By device and inode. */
+  readonly #files = new Map<string, MappedFile>();
   /** By device and handle. */
   readonly #allocations = new Map<string, { readonly handle: string; readonly storage: Storage }>();
 
@@ -88,14 +94,18 @@ export class ImportedMemory {
   }
 
   #open({ fd, device, inode, bytes }: SharedPlace): MappedFile {
-    const known = this.#files.get(inode);
-    if (known !== undefined) return known;
+    const key = `${device} ${inode}`;
+    const known = this.#files.get(key);
+    if (known !== undefined) {
+      if (known.memory.bytes === bytes) return known;
+      throw notUnderstood(`it lies in a file of ${bytes} bytes, which has ${known.memory.bytes}`);
+    }
     const { pid, peerName } = this.#parts;
     const file = {
       memory: SharedMemory.open({ pid, fd, device, inode, bytes }, peerName),
       users: new Set<LocalRemoteRegion>(),
     };
-    this.#files.set(inode, file);
+    this.#files.set(key, file);
     return file;
   }
 
@@ -110,9 +120,9 @@ export class ImportedMemory {
   }
 
   #unmapFile(region: LocalRemoteRegion): void {
-    for (const [inode, { memory, users }] of this.#files) {
+    for (const [key, { memory, users }] of this.#files) {
       if (!users.delete(region) || users.size > 0) continue;
-      this.#files.delete(inode);
+      this.#files.delete(key);
       memory[Symbol.dispose]();
     }
   }

@@ -42,6 +42,8 @@ class LocalBackend implements Backend {
   readonly #mailbox: Mailbox;
   readonly #own: HostPlace;
   readonly #links = new Set<LocalLink>();
+  /** Ends of links that are being closed: until then GPUs may still touch memory. */
+  readonly #leaving = new Set<Promise<void>>();
   #busy: LocalLink[] = [];
   #thread: DoorbellThread | undefined;
   #copyThread: CopyThread | undefined;
@@ -88,7 +90,7 @@ class LocalBackend implements Backend {
     return new LocalRegion(memory, this.#mailbox, {
       timeoutMs: this.#context.settings.timeoutMs,
       onRelease: async (region) => {
-        await Promise.all([...this.#links].map((link) => link.dropUsing(region)));
+        await Promise.all([...[...this.#links].map((link) => link.dropUsing(region)), ...this.#leaving]);
       },
     });
   }
@@ -114,11 +116,7 @@ class LocalBackend implements Backend {
       someDevice: () => this.#someDevice,
       copyThread: () => this.#getCopyThread(),
       onWork: () => this.#work(link),
-      onClose: () => {
-        this.#links.delete(link);
-        this.#busy = this.#busy.filter((other) => other !== link);
-        this.#letGo();
-      },
+      onClose: (closed) => this.#forget(link, closed),
     });
     this.#links.add(link);
     return link;
@@ -158,6 +156,7 @@ class LocalBackend implements Backend {
 
   async #close(): Promise<void> {
     for (const link of this.#links) await link.close();
+    await Promise.all(this.#leaving);
     await this.#copyThread?.close();
     await this.#thread?.close();
     await this.#mailbox.close(this.#context.settings.timeoutMs);
@@ -167,6 +166,14 @@ class LocalBackend implements Backend {
     if (!this.#busy.includes(link)) this.#busy.push(link);
     if (this.#copyThread !== undefined) this.#copyThread.keepsAlive = true;
     this.#schedule();
+  }
+
+  #forget(link: LocalLink, closed: Promise<void>): void {
+    this.#links.delete(link);
+    this.#busy = this.#busy.filter((other) => other !== link);
+    this.#letGo();
+    const ended = closed.catch(() => {}).finally(() => this.#leaving.delete(ended));
+    this.#leaving.add(ended);
   }
 
   #getCopyThread(): CopyThread | undefined {

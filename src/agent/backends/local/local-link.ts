@@ -38,7 +38,8 @@ export interface LocalLinkOptions {
   readonly copyThread: () => CopyThread | undefined;
   /** Called when a transfer begins to be pending. */
   readonly onWork: () => void;
-  readonly onClose: (link: LocalLink) => void;
+  /** `closed` resolves when it touches no memory of either side any more. */
+  readonly onClose: (closed: Promise<void>) => void;
 }
 
 export class LocalLink implements BackendLink, LinkedMemory {
@@ -62,6 +63,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   #promised = 0;
   #error: WeftlineError | undefined;
   #isClosed = false;
+  #closing: Promise<void> | undefined;
   #bytesSinceLook = 0;
 
   constructor(options: LocalLinkOptions) {
@@ -316,11 +318,17 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return stream;
   }
 
-  async close(): Promise<void> {
-    if (this.#isClosed) return;
+  close(): Promise<void> {
+    if (this.#closing === undefined) {
+      this.#closing = this.#close();
+      this.#options.onClose(this.#closing);
+    }
+    return this.#closing;
+  }
+
+  async #close(): Promise<void> {
     this.#isClosed = true;
     this.#fail(new WeftlineError('WL_CLOSED', `The link to ${this.peerName} was closed`));
-    this.#options.onClose(this);
     if (this.#help !== undefined) this.#help.thread.closeLane(this.#help.lane);
     // A copy that is running must end before its memory goes.
     for (const channel of this.#channels) await channel.close();
