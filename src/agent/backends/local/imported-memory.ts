@@ -3,7 +3,13 @@ import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Storage } from '../../../device/tensor.ts';
 import { SharedMemory } from '../../../memory/shared-memory.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
-import { type LocalRemoteRegion, readRegionInfo, type RegionReach, type SharedPlace } from './remote-region.ts';
+import {
+  type LocalRemoteRegion,
+  notUnderstood,
+  readRegionInfo,
+  type RegionReach,
+  type SharedPlace,
+} from './remote-region.ts';
 
 export interface ImportedMemoryParts {
   readonly peerName: string;
@@ -89,7 +95,12 @@ export class ImportedMemory {
 
   #open({ fd, device, inode, bytes }: SharedPlace): MappedFile {
     const known = this.#files.get(inode);
-    if (known !== undefined) return known;
+    if (known !== undefined) {
+      // What was checked when it was mapped must also be what this region was placed by.
+      const { name } = known.memory;
+      if (name.bytes === bytes && name.device === device) return known;
+      throw notUnderstood(`it is in a file of ${bytes} bytes, which has ${name.bytes}`);
+    }
     const { pid, peerName } = this.#parts;
     const file = {
       memory: SharedMemory.open({ pid, fd, device, inode, bytes }, peerName),

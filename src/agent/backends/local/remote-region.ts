@@ -1,5 +1,6 @@
 // A region of a peer of this host: mapped here, reached through a system call, or memory of a GPU.
 import { localRegionInfo, localRegionKinds, MEMORY_HANDLE_BYTES } from '../../../abi/agent-local-info.ts';
+import { MAILBOX_REGIONS } from '../../../abi/agent-mailbox.ts';
 import { Block } from '../../../abi/layout.ts';
 import { copyOf } from '../../../core/bytes.ts';
 import { WeftlineError } from '../../../core/errors.ts';
@@ -74,6 +75,7 @@ export function readRegionInfo(
   if (regionBytes !== about.bytes) throw notUnderstood(`it speaks of ${regionBytes} bytes instead of ${about.bytes}`);
   if ((kind === localRegionKinds.cuda) !== (about.kind === 'cuda')) throw notUnderstood(`its kind is ${kind}`);
   const parts = { bytes: regionBytes, slot: info.get('slot'), key: info.get('key') };
+  if (parts.slot >= MAILBOX_REGIONS) throw notUnderstood(`its slot is ${parts.slot} of ${MAILBOX_REGIONS}`);
   if (kind === localRegionKinds.process) {
     return new LocalRemoteRegion({ ...parts, reach: { kind: 'process', address } });
   }
@@ -96,6 +98,6 @@ export function isOfProcess(bytes: Uint8Array): boolean {
   return Block.over(localRegionInfo, bytes).get('kind') === localRegionKinds.process;
 }
 
-function notUnderstood(why: string): WeftlineError {
+export function notUnderstood(why: string): WeftlineError {
   return new WeftlineError('WL_PROTOCOL', `The description of a region of the peer makes no sense: ${why}`);
 }
