@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { WakeWord } from '../core/wake-word.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
+import { checkHost } from '../meeting/check-address.ts';
 import { requireToken } from '../meeting/loopback.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { readToken } from '../settings/token.ts';
@@ -64,15 +65,13 @@ export class Agent implements AsyncDisposable {
    * that was named cannot work here.
    */
   static async create(name: string, options: AgentOptions = {}): Promise<Agent> {
-    checkAgentName(
-      name,
-      (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${JSON.stringify(name)}: ${why}`),
-    );
+    checkAgentName(name, (why) => invalidArgument('name', name, why));
     const settings = readSettings(options.settings);
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
     const token = readToken(options.token);
     const credentials = credentialsOf(token);
     const host = options.host ?? DEFAULT_HOST;
+    checkHost(host);
     requireToken(host, credentials.kind, `an agent at ${host}`);
     const wake = new WakeWord();
     const notifications = new Notifications(settings.notificationBytes, () => wake.ring());

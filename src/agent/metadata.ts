@@ -95,7 +95,7 @@ export function decodeMetadata(bytes: Uint8Array): AgentMetadata {
 /** 1 to 255 bytes without control characters: it is printed and is part of keys. */
 export function checkAgentName(name: string, fail: (why: string) => WeftlineError): void {
   // oxlint-disable-next-line no-control-regex -- names stand in error messages, which control characters would garble
-  if (Buffer.byteLength(name) > MAX_NAME_BYTES || !/^[^\u0000-\u001F\u007F]+$/.test(name)) {
+  if (typeof name !== 'string' || Buffer.byteLength(name) > MAX_NAME_BYTES || !/^[^\u0000-\u001F\u007F]+$/.test(name)) {
     throw fail(`an agent's name has 1 to ${MAX_NAME_BYTES} bytes and no control characters`);
   }
 }

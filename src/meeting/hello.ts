@@ -1,5 +1,5 @@
 // The hello of every protocol: a challenge, then proofs both ways that cover what either side says of itself.
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { ControlChannel, ControlFrame } from './control-channel.ts';
 import type { CredentialKind, Credentials } from './credentials.ts';
 import { protocolError } from './frames.ts';
@@ -158,7 +158,11 @@ function nonceOf(frame: ControlFrame): string {
 }
 
 function encodeBody(body: HelloBody): Uint8Array {
-  return Buffer.from(JSON.stringify(body));
+  try {
+    return Buffer.from(JSON.stringify(body));
+  } catch (cause) {
+    throw invalidArgument('hello', (cause as Error).message, 'what JSON can express');
+  }
 }
 
 function decodeBody(bytes: Uint8Array): HelloBody {

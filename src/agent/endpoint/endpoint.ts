@@ -1,5 +1,6 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
 import { randomBytes } from 'node:crypto';
+import { checkTimeout } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { call } from '../../meeting/dial.ts';
@@ -116,10 +117,11 @@ export class Endpoint implements AsyncDisposable {
   }
 
   /** The next connection that a peer made. Fails with WL_TIMEOUT. */
-  accept({ timeoutMs = this.agent.settings.timeoutMs, signal }: WaitOptions = {}): Promise<EndpointConnection> {
+  async accept({ timeoutMs = this.agent.settings.timeoutMs, signal }: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
+    checkTimeout(timeoutMs);
     const ready = this.#arrived.shift();
-    if (ready !== undefined) return Promise.resolve(ready);
+    if (ready !== undefined) return ready;
     return new Promise((resolve, reject) => {
       const settle = (act: () => void): void => {
         clearTimeout(timer);
