@@ -5,6 +5,7 @@ import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { WakeWord } from '../core/wake-word.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
+import { checkHost } from '../meeting/check-address.ts';
 import { requireToken } from '../meeting/loopback.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { readToken } from '../settings/token.ts';
@@ -72,6 +73,7 @@ export class Agent implements AsyncDisposable {
     const token = readToken(options.token);
     const credentials = credentialsOf(token);
     const host = options.host ?? DEFAULT_HOST;
+    checkHost(host);
     requireToken(host, credentials.kind, `an agent at ${host}`);
     const wake = new WakeWord();
     const notifications = new Notifications(settings.notificationBytes, () => wake.ring());

@@ -95,7 +95,7 @@ export function decodeMetadata(bytes: Uint8Array): AgentMetadata {
 
 /** 1 to 255 bytes, all of which can be shown: it stands in error messages as it is, and is part of keys. */
 export function checkAgentName(name: string, fail: (why: string) => WeftlineError): void {
-  if (name === '' || Buffer.byteLength(name) > MAX_NAME_BYTES || !isPrintable(name)) {
+  if (typeof name !== 'string' || name === '' || Buffer.byteLength(name) > MAX_NAME_BYTES || !isPrintable(name)) {
     throw fail(`an agent's name has 1 to ${MAX_NAME_BYTES} bytes and no control or invisible characters`);
   }
 }

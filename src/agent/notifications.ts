@@ -1,5 +1,5 @@
 // Notifications that have come and wait to be taken, oldest first; how many bytes of a peer may wait.
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_NOTIFICATION_BYTES } from './backend.ts';
 import type { Awaited } from './waiting.ts';
 
@@ -14,8 +14,10 @@ export interface NotificationFilter {
   readonly from?: string;
 }
 
-/** Hot path. Fails with WL_CAPACITY for a message that is longer than any backend need carry. */
+/** Hot path. Fails with WL_INVALID_ARGUMENT for what is not bytes, WL_CAPACITY for more than any backend need carry. */
 export function checkNotification(message: Uint8Array): void {
+  // A text would arrive as zeros.
+  if (!(message instanceof Uint8Array)) throw invalidArgument('message', message, 'a Uint8Array');
   const { length } = message;
   if (length <= MAX_NOTIFICATION_BYTES) return;
   throw new WeftlineError(

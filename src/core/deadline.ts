@@ -92,6 +92,6 @@ export function secondNet(timeoutMs: number): number {
 
 /** Fails with WL_INVALID_ARGUMENT for what no timer can hold, NaN and infinity among it: a wait must end. */
 export function checkTimeout(timeoutMs: number): number {
-  if (timeoutMs >= 0 && timeoutMs < 2 ** 31) return timeoutMs;
+  if (typeof timeoutMs === 'number' && timeoutMs >= 0 && timeoutMs < 2 ** 31) return timeoutMs;
   throw invalidArgument('timeoutMs', timeoutMs, 'a number of milliseconds from 0 to 2147483647');
 }

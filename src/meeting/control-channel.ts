@@ -47,6 +47,12 @@ export class ControlChannel {
     return (this.#socket.localAddress ?? '').replace(/^::ffff:(?=\d+\.)/, '');
   }
 
+  /** Address and port of this side and of the other, as the system of this side names them. */
+  get ends(): { readonly own: string; readonly other: string } {
+    const { localPort = 0, remotePort = 0 } = this.#socket;
+    return { own: `${this.localAddress} ${localPort}`, other: `${this.remoteAddress} ${remotePort}` };
+  }
+
   /** How large frames may be; those of strangers until this is set, which the peer must have proven itself for. */
   set limits(limits: FrameLimits) {
     this.#reader.limits = limits;

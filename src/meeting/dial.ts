@@ -3,6 +3,7 @@ import { connect as connectTcp, type Socket } from 'node:net';
 import type { CallWait, Deadline } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
+import { checkHost, checkPort } from './check-address.ts';
 import { ControlChannel } from './control-channel.ts';
 import { type Greeted, type HelloBody, type HelloOptions, sayHello } from './hello.ts';
 import { isLoopback, requireToken } from './loopback.ts';
@@ -39,11 +40,13 @@ const LAST_RETRY_MS = 200;
 /**
  * Connects and says hello, again and again, with growing pauses, until the deadline: nobody may listen yet, and a
  * listener that is flooded by strangers drops callers before it knows them. What is final fails at once: WL_UNAUTHORIZED,
- * WL_PROTOCOL and other refusals, WL_CONFIG (the address needs a token), WL_INVALID_ARGUMENT (no such host).
+ * WL_PROTOCOL and other refusals, WL_CONFIG (the address needs a token), WL_INVALID_ARGUMENT (no such host, or no address).
  */
 export async function call(address: Address, options: CallOptions): Promise<Called> {
   const { host, port } = address;
   const { hello, who, deadline, signal, retry = true, awaitsName = false } = options;
+  checkHost(host);
+  checkPort(port, 1);
   requireToken(host, hello.credentials.kind, `connecting to ${host} port ${port}`);
   const { timeoutMs, endsAt: end } = deadline;
   let pause = FIRST_RETRY_MS;

@@ -1,5 +1,5 @@
 // The hello of every protocol: a challenge, then proofs both ways that cover what either side says of itself.
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { printable, quote } from '../core/quote.ts';
 import type { ControlChannel, ControlFrame } from './control-channel.ts';
 import type { CredentialKind, Credentials } from './credentials.ts';
@@ -39,7 +39,9 @@ export async function receiveHello(
     checkProtocol(header, protocol, version);
     const said = parts[0] ?? new Uint8Array(0);
     const clientKind = kindOf(header);
-    const facts = { protocol, version, serverNonce, clientNonce: nonceOf(header), serverKind: kind, clientKind };
+    const { own, other } = channel.ends;
+    const ends = kind === 'user' ? ([other, own] as const) : undefined;
+    const facts = { protocol, version, serverNonce, clientNonce: nonceOf(header), serverKind: kind, clientKind, ends };
     const proofs = new Proofs(readKey(channel, credentials), { ...facts, clientBody: said });
     if (!sameProof(proofs.ofClient(), header['proof'])) throw unauthorized(channel.peer, kind, clientKind);
     const body = decodeBody(said);
@@ -65,9 +67,12 @@ export async function sayHello(
     checkProtocol(challenge, protocol, version);
     const { kind, key } = credentials.read();
     const serverKind = kindOf(challenge);
-    const said = encodeBody(body);
     const clientNonce = createNonce();
-    const facts = { protocol, version, serverNonce: nonceOf(challenge), clientNonce, serverKind, clientKind: kind };
+    const { own, other } = channel.ends;
+    const ends = kind === 'user' ? ([own, other] as const) : undefined;
+    const said = encodeBody(body);
+    const serverNonce = nonceOf(challenge);
+    const facts = { protocol, version, serverNonce, clientNonce, serverKind, clientKind: kind, ends };
     const proofs = new Proofs(key, { ...facts, clientBody: said });
     // To a peer that cannot check it, a proof would only give something to guess the token by.
     const proof = serverKind === kind ? proofs.ofClient() : '';
@@ -119,7 +124,7 @@ function unauthorized(peer: string, own: CredentialKind, theirs: CredentialKind)
     },
     user: {
       token: `the peer proves itself with a token, and this side has none: ${give}`,
-      user: `without a token, only processes of one user on one host meet, within one job if there is one; the peer runs as another user, for another job, or sees other files: run both alike, or ${give}`,
+      user: `without a token, only processes of one user on one host meet, within one job if there is one; the peer runs as another user, for another job, or sees other files, or something passes on what they say to each other: run both alike, connect directly, or ${give}`,
     },
   };
   return new WeftlineError('WL_UNAUTHORIZED', `${peer} is not trusted: ${reasons[own][theirs]}`, {
@@ -153,7 +158,11 @@ function nonceOf(frame: ControlFrame): string {
 }
 
 function encodeBody(body: HelloBody): Uint8Array {
-  return Buffer.from(JSON.stringify(body));
+  try {
+    return Buffer.from(JSON.stringify(body));
+  } catch (cause) {
+    throw invalidArgument('hello', (cause as Error).message, 'what JSON can express');
+  }
 }
 
 function decodeBody(bytes: Uint8Array): HelloBody {

@@ -2,6 +2,7 @@
 import { createServer, type Server, type Socket } from 'node:net';
 import { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
+import { checkHost, checkPort } from './check-address.ts';
 import { ControlChannel } from './control-channel.ts';
 import type { Credentials } from './credentials.ts';
 import { isLoopback, requireToken } from './loopback.ts';
@@ -27,12 +28,19 @@ export class MeetingListener {
   readonly #options: MeetingListenerOptions;
   readonly #half = new Set<Socket>();
 
-  /** Fails with WL_CONFIG (other hosts could call, and there is no token), WL_NATIVE (the address cannot be had). */
+  /**
+   * Fails with WL_INVALID_ARGUMENT (no address), WL_CONFIG (other hosts could call, and there is no token), WL_NATIVE (the
+   * address cannot be had).
+   */
   static async open(options: MeetingListenerOptions): Promise<MeetingListener> {
     const { target, credentials } = options;
     // What is wrong with them is better told now than to each caller.
     credentials.read();
-    if (!('fd' in target)) requireToken(target.host ?? '', credentials.kind, `listening at ${nameOf(target)}`);
+    if (!('fd' in target)) {
+      if (target.host !== undefined) checkHost(target.host);
+      checkPort(target.port, 0);
+      requireToken(target.host ?? '', credentials.kind, `listening at ${nameOf(target)}`);
+    }
     const server = createServer();
     await new Promise<void>((resolve, reject) => {
       server.once('error', (cause: NodeJS.ErrnoException) => reject(cannotListen(target, cause)));

@@ -23,6 +23,11 @@ export interface HelloFacts {
   readonly serverKind: CredentialKind;
   readonly clientKind: CredentialKind;
   readonly clientBody: Uint8Array;
+  /**
+   * Between processes of one user, which are on one host: both ends of the connection, client first. They tell a relay,
+   * whose two connections have ends of their own. Undefined with a token: addresses may be translated on the way.
+   */
+  readonly ends: readonly [string, string] | undefined;
 }
 
 /** The proofs of one hello. Nothing that they cover can be changed on the way, nor used in another hello. */
@@ -31,7 +36,7 @@ export class Proofs {
   readonly #facts: readonly (string | number)[];
 
   constructor(key: Uint8Array, facts: HelloFacts) {
-    const { protocol, version, serverNonce, clientNonce, serverKind, clientKind, clientBody } = facts;
+    const { protocol, version, serverNonce, clientNonce, serverKind, clientKind, clientBody, ends } = facts;
     this.#key = key;
     this.#facts = [
       HELLO_VERSION,
@@ -42,6 +47,7 @@ export class Proofs {
       serverKind,
       clientKind,
       digest(clientBody),
+      ...(ends ?? []),
     ];
   }
 

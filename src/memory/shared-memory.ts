@@ -1,5 +1,5 @@
 // Host memory that other processes of this host can map: a file without a name, reached through its owner's /proc entry.
-import { closeSync, constants, fstatSync, ftruncateSync, openSync, statSync } from 'node:fs';
+import { closeSync, constants, fstatSync, ftruncateSync, openSync, type Stats, statSync } from 'node:fs';
 import { formatBytes } from '../core/byte-size.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { viewAt } from '../native/library.ts';
@@ -56,7 +56,7 @@ export class SharedMemory implements Disposable {
 
   /**
    * Maps another process's memory. Fails with WL_PEER_LOST when it is gone, with WL_SHARED_MEMORY when it cannot be
-   * reached; `owner` is how errors call the process.
+   * reached or belongs to another user, which root could open; `owner` is how errors call the process.
    */
   static open(name: SharedMemoryName, owner: string): SharedMemory {
     const fd = openDescriptor(name, owner);
@@ -94,8 +94,17 @@ export class SharedMemory implements Disposable {
 
 function openDescriptor({ pid, fd, device, inode, bytes }: SharedMemoryName, owner: string): number {
   const path = `/proc/${pid}/fd/${fd}`;
-  const isIt = (found: { dev: number; ino: number; size: number }): boolean =>
-    found.dev === device && found.ino === inode && found.size === bytes;
+  const isIt = (found: Stats): boolean => {
+    if (found.dev !== device || found.ino !== inode || found.size !== bytes) return false;
+    // Whoever owns it can change its size, and so end processes that have it mapped.
+    const uid = process.geteuid?.() ?? found.uid;
+    if (found.uid === uid) return true;
+    throw new WeftlineError(
+      'WL_SHARED_MEMORY',
+      `The memory of ${owner} belongs to user ${found.uid}, this process runs as ${uid}: both must run as the same user`,
+      { details: { path, uid: found.uid, expected: uid } },
+    );
+  };
   let opened: number | undefined;
   try {
     // Looked at before it is opened: opening a pipe or a terminal of a stranger could have effects.
@@ -104,6 +113,8 @@ function openDescriptor({ pid, fd, device, inode, bytes }: SharedMemoryName, own
   } catch (cause) {
     const { code } = cause as NodeJS.ErrnoException;
     if (code !== 'ENOENT' && code !== 'ESRCH') {
+      if (opened !== undefined) closeSync(opened);
+      if (cause instanceof WeftlineError) throw cause;
       throw new WeftlineError(
         'WL_SHARED_MEMORY',
         `Cannot open the memory of ${owner} (${path}: ${code}): both processes must run as the same user, and that user must be able to see the other's /proc entry`,

@@ -2,6 +2,7 @@
 import { copyOf } from '../core/bytes.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { quote, quoteList } from '../core/quote.ts';
+import { protocolError } from '../meeting/frames.ts';
 import { type Departure, type MemberIdentity, Membership, type VainWait } from './membership.ts';
 import type { StoreReply, StoreRequest } from './store-request.ts';
 
@@ -165,6 +166,8 @@ export class StoreCore {
   ): Promise<StoreReply> {
     const { size } = this.#options;
     if (request.op === 'gather') {
+      // Without it, the others would take the values of later ranks for those of earlier ones.
+      if (part === undefined) throw protocolError('a gather without its value');
       this.#checkSize((part?.byteLength ?? 0) * size, this.#options.maxValueBytes, ` from ${size} ranks together`);
     }
     const name = `${request.op} ${request.name}`;

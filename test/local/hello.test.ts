@@ -61,6 +61,20 @@ async function meet(
   return results;
 }
 
+/** The same without a relay. */
+async function meetDirectly(
+  server: HelloOptions,
+  client: HelloOptions,
+): Promise<[PromiseSettledResult<Greeted>, PromiseSettledResult<Greeted>]> {
+  const [serverSide, clientSide] = await pair();
+  const results = await Promise.allSettled([
+    receiveHello(new ControlChannel(serverSide, deadline()), server, () => ({})),
+    sayHello(new ControlChannel(clientSide, deadline()), client, {}),
+  ]);
+  for (const socket of [serverSide, clientSide]) socket.destroy();
+  return results;
+}
+
 function codeOf(result: PromiseSettledResult<unknown>): string {
   return result.status === 'rejected' ? (result.reason as WeftlineError).code : 'met';
 }
@@ -84,11 +98,17 @@ test('both learn what the other says, and the same secrets, which differ between
 });
 
 test('processes of one user meet without a token, within one scope', async () => {
-  const [server, client] = await meet(hello(credentialsOf('')), hello(credentialsOf('')));
+  const [server, client] = await meetDirectly(hello(credentialsOf('')), hello(credentialsOf('')));
   assert.deepEqual([server.status, client.status], ['fulfilled', 'fulfilled'], messageOf(server));
-  const [one, two] = await meet(hello(credentialsOf('', 'a job')), hello(credentialsOf('', 'another job')));
+  const [one, two] = await meetDirectly(hello(credentialsOf('', 'a job')), hello(credentialsOf('', 'another job')));
   assert.deepEqual([codeOf(one), codeOf(two)], ['WL_UNAUTHORIZED', 'WL_UNAUTHORIZED']);
   assert.match(messageOf(two), /another user, for another job/);
+});
+
+test('without a token, nobody can put a relay between two processes, even one that changes nothing', async () => {
+  const [server, client] = await meet(hello(credentialsOf('')), hello(credentialsOf('')));
+  assert.deepEqual([codeOf(server), codeOf(client)], ['WL_UNAUTHORIZED', 'WL_UNAUTHORIZED']);
+  assert.match(messageOf(client), /passes on/);
 });
 
 test('the error of a failed proof says which kinds of credential met, on both sides', async () => {

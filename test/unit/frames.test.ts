@@ -89,6 +89,7 @@ test('a proof changes with the key, the side and every fact that it covers', () 
     serverKind: 'token',
     clientKind: 'token',
     clientBody: Buffer.from('{}'),
+    ends: undefined,
   };
   const body = Buffer.from('{"a":1}');
   const { key } = tokenCredential('token');
@@ -108,6 +109,8 @@ test('a proof changes with the key, the side and every fact that it covers', () 
       { serverKind: 'user' as const },
       { clientKind: 'user' as const },
       { clientBody: Buffer.from('{ }') },
+      { ends: ['127.0.0.1 1', '127.0.0.1 2'] as const },
+      { ends: ['127.0.0.1 2', '127.0.0.1 1'] as const },
     ].map((change) => new Proofs(key, { ...facts, ...change })),
   ];
   const seen = new Set([proofs.ofClient(), proofs.ofServer(body), proofs.ofServer(Buffer.from('{}'))]);

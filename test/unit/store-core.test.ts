@@ -232,3 +232,11 @@ test('a rank that came and gave up is not one of those that did not come', async
   await assert.rejects(b.barrier('early', { timeoutMs: 5 }), { message: /: rank 0 did not come$/ });
   await assert.rejects(late, { message: /: rank 0 did not come$/ });
 });
+
+test('a gather without its value is refused: later ranks would pass for earlier ones', async () => {
+  const { core, stores } = world(2);
+  const gather = { op: 'gather', name: 'g', timeoutMs: 5000 } as const;
+  await assert.rejects(core.request(0, gather, []), { code: 'WL_PROTOCOL' });
+  const both = await Promise.all([stores[0].allGather('g', bytes('a')), stores[1].allGather('g', bytes('b'))]);
+  assert.deepEqual(both[1].map(text), ['a', 'b']);
+});

@@ -118,11 +118,11 @@ export class Endpoint implements AsyncDisposable {
   }
 
   /** The next connection that a peer made. Fails with WL_TIMEOUT. */
-  accept({ timeoutMs = this.agent.settings.timeoutMs, signal }: WaitOptions = {}): Promise<EndpointConnection> {
+  async accept({ timeoutMs = this.agent.settings.timeoutMs, signal }: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
     checkTimeout(timeoutMs);
     const ready = this.#arrived.shift();
-    if (ready !== undefined) return Promise.resolve(ready);
+    if (ready !== undefined) return ready;
     return new Promise((resolve, reject) => {
       const settle = (act: () => void): void => {
         clearTimeout(timer);

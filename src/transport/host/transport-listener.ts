@@ -1,4 +1,5 @@
 // Accepts connections: hands out those whose callers have proven themselves, and counts the rest.
+import { checkTimeout } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { MeetingListener, type MeetingListenerOptions } from '../../meeting/listener.ts';
@@ -42,10 +43,11 @@ export class TransportListener implements Disposable {
   }
 
   /** The next connection. Fails with WL_TIMEOUT, and with WL_CLOSED once the listener is closed. */
-  accept({ timeoutMs }: { readonly timeoutMs?: number } = {}): Promise<Connection> {
+  async accept({ timeoutMs }: { readonly timeoutMs?: number } = {}): Promise<Connection> {
+    if (timeoutMs !== undefined) checkTimeout(timeoutMs);
     const ready = this.#takeReady();
-    if (ready !== undefined) return Promise.resolve(ready);
-    if (this.#isClosed) return Promise.reject(closed());
+    if (ready !== undefined) return ready;
+    if (this.#isClosed) throw closed();
     return new Promise((resolve, reject) => {
       const entry = { resolve, reject };
       this.#waiting.push(entry);

@@ -72,7 +72,7 @@ class LocalBackend implements Backend {
     if (info.pidNamespace !== this.#own.pidNamespace) {
       return 'the peer is in a container with process numbers of its own (start both with the same, as docker run --pid=…)';
     }
-    if (info.uid !== this.#own.uid && this.#own.uid !== 0) {
+    if (info.uid !== this.#own.uid) {
       return `the peer runs as user ${info.uid}, this process as ${this.#own.uid}`;
     }
     return whyNotFilesOf(info);
@@ -243,7 +243,7 @@ function hostPlace(): HostPlace {
     return {
       bootId: readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim(),
       pidNamespace: statSync('/proc/self/ns/pid').ino,
-      uid: process.getuid?.() ?? 0,
+      uid: process.geteuid?.() ?? 0,
     };
   } catch (cause) {
     throw new WeftlineError('WL_UNSUPPORTED', 'The local backend needs Linux with /proc mounted', { cause });

@@ -1,0 +1,83 @@
+// Arguments that cannot be: an error that names them at once, instead of a wait in vain or other bytes than were meant.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { Agent, Endpoint, fetchMetadata, MetadataListener } from 'weftline/agent';
+import { Transport } from 'weftline/transport';
+
+const host = '127.0.0.1';
+const settings = { timeoutMs: 2000 };
+const invalid = { code: 'WL_INVALID_ARGUMENT' };
+/** What no timer can hold, or no clock can add. */
+const noTimes: readonly unknown[] = [Number.NaN, -1, Number.POSITIVE_INFINITY, 2 ** 31, 2 ** 53, 'soon', {}, 1n];
+const noPorts: readonly unknown[] = [Number.NaN, -1, 65_536, 1.5, '80', null, {}];
+const noHosts: readonly unknown[] = [7, '', {}, true];
+
+/** As a program without types would pass it. */
+function as(value: unknown): never {
+  return value as never;
+}
+
+test('a wait whose time cannot be ends at once', async () => {
+  await using transport = await Transport.create({ settings });
+  using listener = await transport.listen({ host, port: 0 });
+  await using endpoint = await Endpoint.create({ settings, backends: ['multipath'] });
+  const { agent } = endpoint;
+  // A listener that is closed: nobody answers there.
+  const { port } = await (async () => {
+    using closed = await transport.listen({ host, port: 0 });
+    return { port: closed.port };
+  })();
+  for (const value of noTimes) {
+    const timeoutMs = as(value);
+    await assert.rejects(listener.accept({ timeoutMs }), invalid);
+    await assert.rejects(transport.connect({ host, port }, { timeoutMs }), invalid);
+    await assert.rejects(endpoint.accept({ timeoutMs }), invalid);
+    await assert.rejects(endpoint.connect(host, port, { timeoutMs }), invalid);
+    await assert.rejects(fetchMetadata(agent, { host, port, timeoutMs }), invalid);
+  }
+});
+
+test('what is no address is told at once, not looked for until the deadline', async () => {
+  await using transport = await Transport.create({ settings });
+  await using endpoint = await Endpoint.create({ settings, backends: ['multipath'] });
+  for (const value of noPorts) {
+    const port = as(value);
+    await assert.rejects(transport.connect({ host, port }), invalid);
+    await assert.rejects(transport.listen({ host, port }), invalid);
+    await assert.rejects(endpoint.connect(host, port), invalid);
+    if (value !== null) await assert.rejects(MetadataListener.open(endpoint.agent, { port }), invalid);
+  }
+  await assert.rejects(transport.connect({ host, port: 0 }), invalid);
+  for (const value of noHosts) {
+    const wrong = as(value);
+    await assert.rejects(transport.connect({ host: wrong, port: 1 }), invalid);
+    await assert.rejects(transport.listen({ host: wrong, port: 0 }), invalid);
+    await assert.rejects(endpoint.connect(wrong, 1), invalid);
+    await assert.rejects(MetadataListener.open(endpoint.agent, { host: wrong }), invalid);
+    await assert.rejects(Agent.create('a', { host: wrong, backends: [] }), invalid);
+  }
+});
+
+test('a hello that JSON cannot express is told at once', async () => {
+  await using transport = await Transport.create({ settings });
+  using listener = await transport.listen({ host, port: 0 });
+  const circle: { self?: unknown } = {};
+  circle.self = circle;
+  for (const hello of [1n, circle]) {
+    await assert.rejects(transport.connect({ host, port: listener.port }, { hello }), invalid);
+  }
+});
+
+test('an agent takes a text as its name, and bytes as a message', async () => {
+  for (const name of [undefined, null, 7, {}, Symbol('name'), 1n]) {
+    await assert.rejects(Agent.create(as(name)), invalid);
+  }
+  await using a = await Agent.create('a', { settings, backends: ['multipath'] });
+  await using b = await Agent.create('b', { settings, backends: ['multipath'] });
+  await a.loadRemoteMetadata(b.localMetadata());
+  for (const message of ['text', [1, 2], undefined, null, 7, new ArrayBuffer(4)]) {
+    await assert.rejects(a.notify('b', as(message)), invalid);
+  }
+  await a.notify('b', Uint8Array.of(7));
+  assert.deepEqual([...(await b.nextNotification()).message], [7]);
+});
