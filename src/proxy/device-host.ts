@@ -33,7 +33,7 @@ export interface DeviceHostOptions {
   readonly queues?: number;
   /** Commands of each queue, a power of two; 1024 by default. */
   readonly queueCapacity?: number;
-  /** Deadline of kernels' waits, and of the calls of the host; the setting `timeoutMs` by default. */
+  /** Deadline of kernels' waits, and of connecting to a peer; the setting `timeoutMs` by default. */
   readonly timeoutMs?: number;
 }
 
@@ -100,8 +100,11 @@ export class DeviceHost implements AsyncDisposable {
     const { backends, host } = options;
     const token = readToken(options.token);
     let half: DeviceHalf | undefined;
-    const link = new ProxyLink({ agent: name, settings, token, backends, ordinal, host }, (error) =>
-      half?.abort(error),
+    const link = new ProxyLink(
+      { agent: name, settings, token, backends, ordinal, host },
+      (error) => half?.abort(error),
+      // Kernels may be given less than it takes to start a thread.
+      { timeoutMs: Math.max(settings.timeoutMs, readSettings().timeoutMs) },
     );
     try {
       half =

@@ -7,6 +7,13 @@ import type { ProxyAnswer, ProxyCall, ProxyWorkerData } from './proxy-messages.t
 
 const defaultScript = new URL('./proxy-worker.js', import.meta.url);
 
+export interface ProxyLinkOptions {
+  /** What the thread may take for a call, its start included; by default what the waits of kernels may take. */
+  readonly timeoutMs?: number;
+  /** What it runs. */
+  readonly script?: URL;
+}
+
 interface PendingCall {
   readonly resolve: (result: unknown) => void;
   readonly reject: (error: WeftlineError) => void;
@@ -25,12 +32,12 @@ export class ProxyLink implements AsyncDisposable {
 
   /** `onFailure` hears of commands that failed, once per cause, and of the thread's end unless it was closed. */
   constructor(
-    options: Omit<ProxyWorkerData, 'wake'>,
+    data: Omit<ProxyWorkerData, 'wake'>,
     onFailure: (error: WeftlineError) => void,
-    script: URL = defaultScript,
+    { timeoutMs = data.settings.timeoutMs, script = defaultScript }: ProxyLinkOptions = {},
   ) {
-    this.#timeoutMs = options.settings.timeoutMs;
-    const workerData: ProxyWorkerData = { ...options, wake: this.wake.buffer };
+    this.#timeoutMs = timeoutMs;
+    const workerData: ProxyWorkerData = { ...data, wake: this.wake.buffer };
     this.#onFailure = onFailure;
     this.#worker = new Worker(script, {
       workerData,

@@ -13,7 +13,7 @@ const parts = { agent: 'a', token: '', backends: undefined, ordinal: undefined, 
 for (const [what, program] of Object.entries(threads)) {
   const script = new URL(`data:text/javascript,${encodeURIComponent(program)}`);
   const open = (): ProxyLink =>
-    new ProxyLink({ ...parts, settings: readSettings({ timeoutMs: 100 }) }, () => {}, script);
+    new ProxyLink({ ...parts, settings: readSettings() }, () => {}, { timeoutMs: 100, script });
 
   test(`a thread that ${what} fails each call in time, and its host closes`, { timeout: 20_000 }, async () => {
     const late = { code: 'WL_TIMEOUT', message: /100 ms/ };
