@@ -81,3 +81,21 @@ test('an agent takes a text as its name, and bytes as a message', async () => {
   await a.notify('b', Uint8Array.of(7));
   assert.deepEqual([...(await b.nextNotification()).message], [7]);
 });
+
+test('a transport that was closed listens no more', async () => {
+  const transport = await Transport.create({ settings });
+  const begun = assert.rejects(transport.listen({ host, port: 0 }), { code: 'WL_CLOSED' });
+  await transport.close();
+  await begun;
+  await assert.rejects(transport.listen({ host, port: 0 }), { code: 'WL_CLOSED' });
+});
+
+test('taking back what is no registration harms nothing, and the agent still closes', async () => {
+  const endpoint = await Endpoint.create({ settings, backends: ['multipath'] });
+  for (const value of [undefined, null, 7, {}, new Uint8Array(8)]) {
+    await assert.rejects(endpoint.agent.deregister(as(value)), invalid);
+    await assert.rejects(endpoint.dereg(as(value)), invalid);
+  }
+  await endpoint.dereg(await endpoint.allocate(8));
+  await endpoint.close();
+});

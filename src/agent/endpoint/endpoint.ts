@@ -1,7 +1,7 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
 import { randomBytes } from 'node:crypto';
 import { type CallWait, checkTimeout, Deadline, startCall } from '../../core/deadline.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { call } from '../../meeting/dial.ts';
 import { type HelloBody, type HelloOptions, receiveHello } from '../../meeting/hello.ts';
@@ -12,7 +12,7 @@ import { credentialsOfAgent } from '../agent-credentials.ts';
 import type { AgentOptions } from '../agent-options.ts';
 import type { BackendName } from '../backend.ts';
 import type { Notification } from '../notifications.ts';
-import type { Registrable, Registration } from '../registration.ts';
+import { type Registrable, Registration } from '../registration.ts';
 import { EndpointConnection } from './endpoint-connection.ts';
 import { endpointHello, introduce, readIntroduction } from './greeting.ts';
 import { MessageRouter } from './message-router.ts';
@@ -97,6 +97,7 @@ export class Endpoint implements AsyncDisposable {
 
   /** The memory is the caller's again, and forgotten by peers. Fails with WL_TIMEOUT as `agent.deregister` does. */
   async dereg(region: Registration): Promise<void> {
+    if (!(region instanceof Registration)) throw invalidArgument('region', region, 'what reg() or allocate() gave');
     this.#regions.delete(region);
     await Promise.all([...this.#connections.values()].map((connection) => connection.forget(region)));
     const gone = this.agent.deregister(region);

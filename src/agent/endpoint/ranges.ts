@@ -14,8 +14,9 @@ export interface LocalPart {
 export type LocalParts = LocalPart | readonly LocalPart[];
 
 export function listOf(parts: LocalParts): DescriptorList {
+  if (typeof parts !== 'object' || parts === null) throw invalidArgument('parts', parts, 'a part, or a list of them');
   const list = 'region' in parts ? [parts] : parts;
-  const kind = list[0]?.region.kind;
+  const kind = list[0]?.region?.kind;
   if (kind === undefined) throw invalidArgument('parts', parts, 'at least one');
   const addresses = new Float64Array(list.length);
   const lengths = new Float64Array(list.length);

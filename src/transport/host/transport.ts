@@ -87,9 +87,10 @@ export class Transport implements AsyncDisposable {
 
   /**
    * Accepts connections at the address; port 0 takes any. Fails with WL_NATIVE if it cannot listen, WL_CONFIG if other hosts
-   * could connect and there is no token.
+   * could connect and there is no token, WL_CLOSED.
    */
   async listen({ host, port }: Address, { receive }: TransportListenOptions = {}): Promise<TransportListener> {
+    this.#checkOpen();
     const listener = await TransportListener.open({
       target: { host, port },
       credentials: this.#credentials,
@@ -98,6 +99,8 @@ export class Transport implements AsyncDisposable {
       greet: (channel, opened) => this.#greetGuest(channel, opened, receive),
       onClose: (closed) => this.#listeners.delete(closed),
     });
+    if (this.#closing !== undefined) listener.close();
+    this.#checkOpen();
     this.#listeners.add(listener);
     return listener;
   }
@@ -203,6 +206,10 @@ export class Transport implements AsyncDisposable {
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  #checkOpen(): void {
+    if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The transport was closed');
   }
 
   async #close(): Promise<void> {
