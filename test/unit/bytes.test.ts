@@ -19,7 +19,7 @@ import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { copyOf } from '#lib/core/bytes.js';
 import { parseHeader } from '#lib/moe/safetensors-header.js';
 import { decodeDescs, encodeDescs } from '#lib/proxy/transfer-descs.js';
-import { encodeFrame, FrameReader, memberLimits } from '#lib/world/frames.js';
+import { encodeFrame, FrameReader, memberLimits } from '#lib/meeting/frames.js';
 import { mailboxSender, SENDER_RING_BYTES } from '#lib/abi/agent-mailbox.js';
 import { emptyShapes, shapesOf } from './support/byte-shapes.ts';
 
