@@ -27,7 +27,7 @@ import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
 import type { RemoteAgent, RemoteMemory } from './remote-agent.ts';
 import { Transfer } from './transfer.ts';
-import { type PlannedTransfer, planTransfer } from './transfer-plan.ts';
+import { checkOperation, type PlannedTransfer, planTransfer } from './transfer-plan.ts';
 import { Waiter } from './waiting.ts';
 
 /** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
@@ -64,6 +64,7 @@ export class Agent implements AsyncDisposable {
    * that was named cannot work here.
    */
   static async create(name: string, options: AgentOptions = {}): Promise<Agent> {
+    if (typeof name !== 'string') throw invalidArgument('name', name, 'a string by which peers know this agent');
     checkAgentName(
       name,
       (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${JSON.stringify(name)}: ${why}`),
@@ -170,6 +171,7 @@ export class Agent implements AsyncDisposable {
    */
   async loadRemoteMetadata(blob: Uint8Array): Promise<string> {
     this.#checkOpen();
+    if (!(blob instanceof Uint8Array)) throw invalidArgument('blob', blob, "a Uint8Array: a peer's localMetadata()");
     return this.#remotes.load(decodeMetadata(blob));
   }
 
@@ -209,6 +211,7 @@ export class Agent implements AsyncDisposable {
   async prepare(options: PrepareOptions): Promise<Transfer> {
     this.#checkOpen();
     const { operation, local, remote, merge = true } = options;
+    checkOperation(operation);
     const peer = this.#remotes.get(options.peer, this.name);
     const planned = this.#plan(peer, { local, remote }, merge);
     const memory = memoryOf(planned);

@@ -1,5 +1,5 @@
 // The backends of one agent: created together, looked at together, closed together.
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { type Backend, type BackendContext, type BackendName, backendNames } from './backend.ts';
 import { knownBackends, loadBackend, whyOnlyListed } from './backends/create.ts';
 
@@ -15,6 +15,9 @@ export class BackendSet {
    */
   static async create(names: readonly BackendName[] | undefined, context: BackendContext): Promise<BackendSet> {
     const known = knownBackends();
+    if (names !== undefined && !Array.isArray(names)) {
+      throw invalidArgument('backends', names, `a list of names: ${known.join(', ')}`);
+    }
     for (const name of names ?? []) {
       if (known.includes(name)) continue;
       throw new WeftlineError('WL_UNSUPPORTED', `There is no backend ${name}: known are ${known.join(', ')}`);

@@ -61,7 +61,7 @@ export class DescriptorList {
       throw invalidArgument(
         'blocks',
         JSON.stringify(options),
-        `1 to ${Math.max(0, fitting)} blocks of the ${memory.length} bytes, in whole numbers`,
+        `whole numbers, with count from 1 to as many blocks as lie in the ${memory.length} bytes`,
       );
     }
     const addresses = new Float64Array(count);

@@ -1,5 +1,5 @@
 // Notifications that have come and wait to be taken, oldest first; how many bytes of a peer may wait.
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_NOTIFICATION_BYTES } from './backend.ts';
 import type { Awaited } from './waiting.ts';
 
@@ -14,8 +14,11 @@ export interface NotificationFilter {
   readonly from?: string;
 }
 
-/** Hot path. Fails with WL_CAPACITY for a message that is longer than any backend need carry. */
+/** Hot path. Fails with WL_CAPACITY for a message that is too long, WL_INVALID_ARGUMENT for what is no Uint8Array. */
 export function checkNotification(message: Uint8Array): void {
+  if (!(message instanceof Uint8Array)) {
+    throw invalidArgument('message', message, 'a Uint8Array, such as Buffer.from("text")');
+  }
   const { length } = message;
   if (length <= MAX_NOTIFICATION_BYTES) return;
   throw new WeftlineError(

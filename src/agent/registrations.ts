@@ -67,6 +67,9 @@ export class Registrations {
   }
 
   async remove(registration: Registration): Promise<void> {
+    if (!(registration instanceof Registration)) {
+      throw invalidArgument('registration', registration, 'what register() or allocate() returned');
+    }
     if (this.#has(registration)) this.#known.delete(registration.number);
     this.#leaving.add(registration);
     await registration.release(this.#timeoutMs);

@@ -194,7 +194,7 @@ export class RemoteAgent {
   #late(backend: BackendName, timeoutMs: number): WeftlineError {
     return new WeftlineError(
       'WL_TIMEOUT',
-      `No link to agent ${this.name} by ${backend} came about within ${timeoutMs} ms`,
+      `Timed out linking to agent ${this.name} by ${backend} after ${timeoutMs} ms`,
       {
         details: { peer: this.name, backend, timeoutMs },
       },

@@ -1,14 +1,13 @@
 // Calls whoever listens at an address, or will soon, and says hello.
 import { connect as connectTcp, type Socket } from 'node:net';
+import { checkTimeout } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { type Address, checkAddress } from './address.ts';
 import { ControlChannel } from './control-channel.ts';
 import { type Greeted, type HelloBody, type HelloOptions, sayHello } from './hello.ts';
 import { isLoopback, requireToken } from './loopback.ts';
 
-export interface Address {
-  readonly host: string;
-  readonly port: number;
-}
+export type { Address } from './address.ts';
 
 export interface ConnectOptions {
   /** How long to wait, in ms; by default the setting `timeoutMs`. */
@@ -45,7 +44,9 @@ const LAST_RETRY_MS = 200;
  */
 export async function call(address: Address, options: CallOptions): Promise<Called> {
   const { host, port } = address;
-  const { hello, who, timeoutMs, signal, retry = true, awaitsName = false } = options;
+  const { hello, timeoutMs, signal } = options;
+  checkAddress(address);
+  checkTimeout(timeoutMs);
   requireToken(host, hello.credentials.kind, `connecting to ${host} port ${port}`);
   const end = performance.now() + timeoutMs;
   let pause = FIRST_RETRY_MS;
@@ -55,31 +56,54 @@ export async function call(address: Address, options: CallOptions): Promise<Call
       return await callOnce(address, end, options);
     } catch (cause) {
       signal?.throwIfAborted();
-      const isOver = cause instanceof WeftlineError && cause.code === 'WL_TIMEOUT';
-      if (cause instanceof WeftlineError && cause.code !== 'WL_PEER_LOST' && !isOver) throw cause;
-      const { code, message } = cause as NodeJS.ErrnoException;
-      if (code === 'ENOTFOUND' && !awaitsName) {
-        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, {
-          details: { host },
-          cause,
-        });
-      }
-      if (!retry && code === 'ECONNREFUSED') {
-        const gone = `Nobody listens at ${host} port ${port} any more: the process ended or closed its ${who}`;
-        throw new WeftlineError('WL_PEER_LOST', gone, { details: { host, port }, cause });
-      }
-      if (!isOver && performance.now() + pause < end) {
-        await sleep(pause, signal);
-        pause = Math.min(LAST_RETRY_MS, pause * 1.5);
-        continue;
-      }
-      throw new WeftlineError(
-        'WL_TIMEOUT',
-        `No ${who} answered at ${host} port ${port} within ${timeoutMs} ms (${message}): it is missing, or the address or a firewall is wrong`,
-        { details: { host, port, timeoutMs }, cause },
-      );
+      const final = whyFinal(cause, address, options);
+      if (final !== undefined) throw final;
+      if (performance.now() + pause >= end) throw nobodyAnswered(cause, address, options);
+      await sleep(pause, signal);
+      pause = Math.min(LAST_RETRY_MS, pause * 1.5);
     }
   }
+}
+
+/** The error to end with if trying again is no use. */
+function whyFinal(cause: unknown, address: Address, options: CallOptions): WeftlineError | undefined {
+  const { host, port } = address;
+  const { who, timeoutMs, retry = true, awaitsName = false } = options;
+  const details = { host, port };
+  if (cause instanceof WeftlineError) {
+    const { code, message } = cause;
+    if (code === 'WL_PEER_LOST') return undefined;
+    if (code === 'WL_TIMEOUT') {
+      const mute = `${host} port ${port} took the connection but did not complete the hello within ${timeoutMs} ms: it is no ${who}, or its process is stopped or overloaded`;
+      return new WeftlineError(code, mute, { details: { ...details, timeoutMs }, cause });
+    }
+    if (code !== 'WL_PROTOCOL') return cause;
+    const strange = `Cannot meet the ${who} at ${host} port ${port}: ${message}`;
+    return new WeftlineError(code, strange, { details: { ...cause.details, ...details }, cause });
+  }
+  const { code } = cause as NodeJS.ErrnoException;
+  if (code === 'ENOTFOUND' && !awaitsName) {
+    return new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${JSON.stringify(host)}`, { details, cause });
+  }
+  if (retry || code !== 'ECONNREFUSED') return undefined;
+  return new WeftlineError('WL_PEER_LOST', nobodyListens(address, who), { details, cause });
+}
+
+function nobodyAnswered(cause: unknown, { host, port }: Address, { who, timeoutMs }: CallOptions): WeftlineError {
+  const { message } = cause as Error;
+  return new WeftlineError(
+    'WL_TIMEOUT',
+    `No ${who} answered at ${host} port ${port} within ${timeoutMs} ms (${message}): it is missing, or the address or a firewall is wrong`,
+    { details: { host, port, timeoutMs }, cause },
+  );
+}
+
+function nobodyListens({ host, port }: Address, who: string): string {
+  const gone = `Nobody listens at ${host} port ${port} any more: the process ended or closed its ${who}`;
+  // Peers on another host that name their loopback address have sent callers to the callers' own host.
+  return isLoopback(host)
+    ? `${gone}; or it runs on another host, and needs the option host: the address at which others reach it`
+    : gone;
 }
 
 async function callOnce(address: Address, end: number, options: CallOptions): Promise<Called> {

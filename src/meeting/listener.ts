@@ -2,6 +2,7 @@
 import { createServer, type Server, type Socket } from 'node:net';
 import { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
+import { checkAddress } from './address.ts';
 import { ControlChannel } from './control-channel.ts';
 import type { Credentials } from './credentials.ts';
 import { isLoopback, requireToken } from './loopback.ts';
@@ -32,7 +33,10 @@ export class MeetingListener {
     const { target, credentials } = options;
     // What is wrong with them is better told now than to each caller.
     credentials.read();
-    if (!('fd' in target)) requireToken(target.host ?? '', credentials.kind, `listening at ${nameOf(target)}`);
+    if (!('fd' in target)) {
+      checkAddress({ host: target.host ?? '0.0.0.0', port: target.port });
+      requireToken(target.host ?? '', credentials.kind, `listening at ${nameOf(target)}`);
+    }
     const server = createServer();
     await new Promise<void>((resolve, reject) => {
       server.once('error', (cause: NodeJS.ErrnoException) => reject(cannotListen(target, cause)));
@@ -100,6 +104,7 @@ function cannotListen(target: ListenTarget, cause: NodeJS.ErrnoException): Weftl
   const advice: Readonly<Record<string, string>> = {
     EADDRINUSE: 'another process has this port: take another one, or 0 for any that is free',
     EADDRNOTAVAIL: 'this host does not have this address: take one that it has, or 0.0.0.0 for all',
+    ENOTFOUND: 'no host has this name',
     EACCES: 'ports below 1024 need privileges: take a higher one',
   };
   const message = `Cannot listen at ${nameOf(target)}: ${advice[cause.code ?? ''] ?? cause.message}`;

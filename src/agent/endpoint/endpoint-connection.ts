@@ -1,5 +1,6 @@
 // One connection of an endpoint: messages that meet receives in order, and writes and reads of the peer's memory.
 import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from '../../abi/endpoint-message.ts';
+import { Deadline } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import type { Agent } from '../agent.ts';
@@ -132,20 +133,17 @@ export class EndpointConnection implements AsyncDisposable {
   /** Memory that the peer registered under this name, as soon as it has. */
   async memory(name: string, { timeoutMs, signal }: WaitOptions = {}): Promise<RemoteMemory> {
     const { agent, peer } = this.#parts;
-    const end = performance.now() + (timeoutMs ?? agent.settings.timeoutMs);
+    const deadline = new Deadline(timeoutMs ?? agent.settings.timeoutMs);
     for (;;) {
       if (this.#error !== undefined) throw this.#error;
       signal?.throwIfAborted();
       const found = agent.remoteMemory(peer).find((memory) => memory.name === name);
       if (found !== undefined) return found;
-      const left = end - performance.now();
-      if (left <= 0) {
-        throw new WeftlineError(
-          'WL_TIMEOUT',
-          `${this.#who()} registered no memory of the name ${JSON.stringify(name)}`,
-        );
+      if (deadline.isOver) {
+        const late = `No memory named ${JSON.stringify(name)} at ${this.#who()} within ${deadline.timeoutMs} ms`;
+        throw new WeftlineError('WL_TIMEOUT', late);
       }
-      await this.#nextMemory(left);
+      await this.#nextMemory(deadline.leftMs);
     }
   }
 

@@ -1,5 +1,6 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
 import { randomBytes } from 'node:crypto';
+import { checkTimeout } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { call } from '../../meeting/dial.ts';
@@ -47,6 +48,8 @@ export class Endpoint implements AsyncDisposable {
   readonly #router = new MessageRouter(this.#connections);
   readonly #stop = new AbortController();
   #nextId = 0;
+  /** Why the last caller that was turned away was. */
+  #lastRefusal: string | undefined;
   #closing: Promise<void> | undefined;
 
   /**
@@ -118,6 +121,7 @@ export class Endpoint implements AsyncDisposable {
   /** The next connection that a peer made. Fails with WL_TIMEOUT. */
   accept({ timeoutMs = this.agent.settings.timeoutMs, signal }: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
+    checkTimeout(timeoutMs);
     const ready = this.#arrived.shift();
     if (ready !== undefined) return Promise.resolve(ready);
     return new Promise((resolve, reject) => {
@@ -130,8 +134,7 @@ export class Endpoint implements AsyncDisposable {
       };
       const take = (connection: EndpointConnection): void => settle(() => resolve(connection));
       const onAbort = (): void => settle(() => reject(signal?.reason as Error));
-      const late = new WeftlineError('WL_TIMEOUT', `Nobody connected to port ${this.port} within ${timeoutMs} ms`);
-      const timer = setTimeout(() => settle(() => reject(late)), timeoutMs);
+      const timer = setTimeout(() => settle(() => reject(this.#nobodyCame(timeoutMs))), timeoutMs);
       signal?.addEventListener('abort', onAbort);
       this.#accepting.push(take);
     });
@@ -173,10 +176,18 @@ export class Endpoint implements AsyncDisposable {
         return own();
       });
       return { channel, body };
+    }).catch((error: unknown) => {
+      this.#lastRefusal = error instanceof Error ? error.message : String(error);
+      throw error;
     });
     const waiting = this.#accepting[0];
     if (waiting === undefined) this.#arrived.push(connection);
     else waiting(connection);
+  }
+
+  #nobodyCame(timeoutMs: number): WeftlineError {
+    const why = this.#lastRefusal === undefined ? '' : `; the last caller was refused: ${this.#lastRefusal}`;
+    return new WeftlineError('WL_TIMEOUT', `Nobody connected to port ${this.port} within ${timeoutMs} ms${why}`);
   }
 
   #checkRoom(): void {

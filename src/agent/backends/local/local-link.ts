@@ -128,6 +128,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   }
 
   notify(message: Uint8Array): void {
+    if (this.#mailbox.isClosedByOwner) this.checkPeer();
     this.requireUsable();
     this.requireRoom(message.length);
     this.push(message);
@@ -168,7 +169,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   refusal(): WeftlineError {
     return new WeftlineError(
       'WL_UNAUTHORIZED',
-      `${this.peerName} has not registered that region, or no longer: the key is wrong`,
+      `${this.peerName} has not registered that memory, or has deregistered it: load its metadata again`,
       { details: { peer: this.peerName } },
     );
   }
@@ -186,11 +187,9 @@ export class LocalLink implements BackendLink, LinkedMemory {
   /** Fails with WL_BUSY if a message of that length cannot be written now. */
   requireRoom(bytes: number): void {
     if (this.#hasRoom(this.#promised + bytes)) return;
-    throw new WeftlineError(
-      'WL_BUSY',
-      `${this.peerName} has not taken earlier notifications yet: it must wait for them, or poll`,
-      { details: { peer: this.peerName, bytes } },
-    );
+    throw new WeftlineError('WL_BUSY', `${this.peerName} has not taken earlier notifications yet: try again later`, {
+      details: { peer: this.peerName, bytes },
+    });
   }
 
   push(message: Uint8Array): boolean {

@@ -2,7 +2,7 @@
 import { isIP } from 'node:net';
 import { z } from 'zod';
 import { WeftlineError } from '../../../core/errors.ts';
-import { isLoopback } from '../../../meeting/loopback.ts';
+import { isLoopback, isUnspecified } from '../../../meeting/loopback.ts';
 import { readToken } from '../../../settings/token.ts';
 import {
   type Connection,
@@ -86,6 +86,9 @@ class MultipathBackend implements Backend {
   whyNotPeer({ connectionInfo }: BackendPeer): string | undefined {
     const address = parseInfo(connectionInfo);
     if (address === undefined) return 'what the peer published is not an address';
+    if (isUnspecified(address.host)) {
+      return `the peer published ${address.host}, which is no address to call: create its agent with the option host, an address of its host`;
+    }
     const needsToken = readToken(this.#context.token) === '' && !isLoopback(address.host);
     return needsToken
       ? `the peer is at ${address.host}, on another host, for which both need a token (WEFTLINE_TOKEN, or the option token)`
