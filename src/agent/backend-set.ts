@@ -10,8 +10,8 @@ export class BackendSet {
   readonly missing: ReadonlyMap<BackendName, string>;
 
   /**
-   * Those that were named, which must all work: fails with what the first one fails with. Without names, those that can
-   * work here and that `whyOnlyListed` does not leave out.
+   * The backends that were named, all of which must work: fails with the error of the first that does not. Without names,
+   * those that work here and that `whyOnlyListed` does not leave out.
    */
   static async create(names: readonly BackendName[] | undefined, context: BackendContext): Promise<BackendSet> {
     const known = knownBackends();

@@ -31,7 +31,7 @@ export function decodePeerError(value: unknown, prefix = '', mostText: number = 
   });
 }
 
-/** Text that a peer chose, for an error: short, and with nothing in it that a terminal would obey. */
+/** Makes text that a peer chose fit for an error: short, and without control characters that a terminal would obey. */
 export function peerText(text: string, most: number = MAX_TEXT): string {
   const short = text.length > most ? `${text.slice(0, most)}…` : text;
   return short.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, (character) => {

@@ -223,7 +223,7 @@ export class EndpointConnection implements AsyncDisposable {
     }
   }
 
-  /** The peer counts the same, and more, so that it never comes to this by itself. */
+  /** The peer counts the same and stops earlier, so an honest peer never gets here. */
   #checkHeld(): void {
     const held = this.#heldBytes + this.#reader.unfinishedBytes;
     if (held > MAX_OFFERED_BYTES)
@@ -237,7 +237,7 @@ export class EndpointConnection implements AsyncDisposable {
       ? new WeftlineError('WL_CAPACITY', `A receive of ${length} parts is too long: give it fewer, larger ones`, {
           details,
         })
-      : new WeftlineError('WL_BUSY', `Too much is offered to ${this.#who()} in receives: wait for some first`, {
+      : new WeftlineError('WL_BUSY', `Too many receives are offered to ${this.#who()}: wait for some of them first`, {
           details,
         });
   }
@@ -306,7 +306,7 @@ export class EndpointConnection implements AsyncDisposable {
     }
   }
 
-  /** What became of a receive. */
+  /** What a receive ended with. */
   #received(kind: number, request: number, bytes: number): void {
     const { arrived, refused, failed } = endpointMessageKinds;
     if (kind !== arrived && kind !== refused && kind !== failed) throw this.#nonsense(`kind ${kind}`, 'a known one');
@@ -385,7 +385,7 @@ const NO_BYTES: Uint8Array = new Uint8Array(0);
 function sendFailed(who: string): WeftlineError {
   return new WeftlineError(
     'WL_PEER_FAILED',
-    `The send that met this receive failed at ${who}: its own error tells why`,
+    `The send that matched this receive failed at ${who}: its own error says why`,
   );
 }
 

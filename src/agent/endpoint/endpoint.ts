@@ -27,7 +27,7 @@ export interface EndpointOptions extends AgentOptions {
 }
 
 const LONGEST_WAIT_MS = 86_400_000;
-/** Connections that nobody has accepted; of more, new ones are refused. */
+/** Maximum connections that wait for accept(); further ones are refused. */
 const MAX_ARRIVED = 1024;
 
 /**
@@ -48,7 +48,7 @@ export class Endpoint implements AsyncDisposable {
   readonly #router = new MessageRouter(this.#connections);
   readonly #stop = new AbortController();
   #nextId = 0;
-  /** Why the last caller that was turned away was. */
+  /** Why the last caller was refused. */
   #lastRefusal: string | undefined;
   #closing: Promise<void> | undefined;
 
@@ -92,7 +92,7 @@ export class Endpoint implements AsyncDisposable {
     return this.#announce(await this.agent.register(memory, { name }));
   }
 
-  /** Zeroed host memory that every backend likes, registered. */
+  /** Zeroed host memory that every backend can use, registered. */
   async allocate(bytes: number, name = ''): Promise<Registration> {
     return this.#announce(await this.agent.allocate(bytes, { name }));
   }
@@ -248,7 +248,7 @@ export class Endpoint implements AsyncDisposable {
         this.hear(await this.agent.nextNotification({ timeoutMs: LONGEST_WAIT_MS, signal }));
       } catch (error) {
         if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') continue;
-        // Nothing is heard any more: whoever waits for a peer must know.
+        // No notification will come any more, so everything that waits for a peer must fail.
         if (!this.#stop.signal.aborted) this.#endAll(asError(error));
         return;
       }

@@ -121,7 +121,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   async prepare(operation: TransferOperation, plan: LocalPlan): Promise<BackendTransfer> {
     this.requireUsable();
     for (const { isReleased, reach } of plan.remotes as readonly LocalRemoteRegion[]) {
-      // Its handle names nothing any more, or something else.
+      // Its handle no longer names this memory.
       if (isReleased && reach.kind === 'cuda') throw this.refusal();
     }
     return new LocalTransfer(this, planCopies(this, operation, plan));
@@ -225,7 +225,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return this.#first?.isHandedOver === true && this.#help?.lane.copies.step() === 'moved';
   }
 
-  /** Ends transfers that use memory of this side which is no longer theirs to touch; resolves when none does any more. */
+  /** Ends transfers that use memory which this side is taking back; resolves when none touches it any more. */
   async dropUsing(region: LocalRegion): Promise<void> {
     for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) {
       if (transfer.uses(region)) this.drop(transfer, new WeftlineError('WL_CLOSED', 'The memory was deregistered'));

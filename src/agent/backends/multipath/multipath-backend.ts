@@ -168,7 +168,7 @@ class MultipathBackend implements Backend {
     void guest.close().catch(() => {});
   }
 
-  /** A caller that has proven itself: gets an inbox, unless it means an earlier life of this agent. */
+  /** Gives a caller that has proven itself an inbox, unless it expects an earlier incarnation of this agent. */
   async #receive(hello: Hello): Promise<TransportGuest<Connection>> {
     const { agentName: name, incarnation, wake } = this.#context;
     if (hello.expects !== incarnation) throw stale({ name, incarnation: hello.expects }, incarnation);

@@ -18,7 +18,7 @@ export const failures = {
   linkClosed: 9,
   agentClosed: 10,
   defect: 11,
-  /** It did not finish what it does with memory that was deregistered. */
+  /** It did not finish its work on memory that was deregistered. */
   stalled: 12,
 } as const;
 
