@@ -237,7 +237,7 @@ export class EndpointConnection implements AsyncDisposable {
       ? new WeftlineError('WL_CAPACITY', `A receive of ${length} parts is too long: give it fewer, larger ones`, {
           details,
         })
-      : new WeftlineError('WL_BUSY', `Too many receives are offered to ${this.#who()}: wait for some of them first`, {
+      : new WeftlineError('WL_BUSY', `Too many receives are offered to ${this.#who()}: wait for some first`, {
           details,
         });
   }
