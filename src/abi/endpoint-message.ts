@@ -15,7 +15,7 @@ export const endpointMessageKinds = {
   arrived: 3,
   /** The message for that receive does not fit it: `bytes` is its size. */
   refused: 4,
-  /** The send that met that receive failed: no message comes. */
+  /** The send that this receive was matched with failed: no message follows. */
   failed: 5,
 } as const;
 
@@ -36,10 +36,10 @@ export const endpointMessage = defineLayout('EndpointMessage', {
   payloadOffset: 'u32',
 });
 
-/** What one side may have offered in receives that are not met yet, as `offerCost` counts it. */
+/** Limit of one side's receives that no send has matched yet, in bytes as `offerCost` counts them. */
 export const MAX_OFFERED_BYTES: number = 64 << 20;
 
-/** What an offer takes at the peer until a send meets it. */
+/** What an offered receive takes at the peer until a send matches it. */
 export function offerCost(payloadBytes: number): number {
   return payloadBytes + 512;
 }

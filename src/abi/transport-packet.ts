@@ -50,7 +50,7 @@ const prefix = {
   flags: 'u16',
   /** The receiver's name for the connection. */
   connection: 'u32',
-  /** What both ends learnt when they connected; a packet without it is a stranger's. See authenticPrefix as well. */
+  /** Agreed on when both ends connected; a packet without it comes from a stranger. See also authenticPrefix. */
   secretLow: 'u32',
   secretHigh: 'u32',
   /** CRC32C, if `flags` says so. */

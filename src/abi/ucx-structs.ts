@@ -60,7 +60,7 @@ export const ucsStatus = {
   unreachable: -6,
   busy: -15,
   canceled: -16,
-  /** Shared memory of the peer that this process may not open. */
+  /** Shared memory of the peer, which this process may not open. */
   noSegment: -17,
   last: -100,
 } as const;

@@ -1,4 +1,4 @@
-// What the listeners and callers of an agent prove themselves with, kept apart so that no agent shows it.
+// The credentials of an agent's listeners and callers, kept outside the object so that printing an agent does not show them.
 import type { Credentials } from '../meeting/credentials.ts';
 
 const credentials = new WeakMap<object, Credentials>();

@@ -12,7 +12,7 @@ import { readToken } from '../settings/token.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import type { WaitOptions } from '../world/store.ts';
 import { keepCredentials } from './agent-credentials.ts';
-import type { Backend, BackendLink, BackendName, BackendRegion } from './backend.ts';
+import type { BackendLink, BackendName } from './backend.ts';
 import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
 import { chooseLink, type ChosenLink } from './choose-link.ts';
@@ -30,7 +30,7 @@ import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
 import type { LinkWait, RemoteAgent, RemoteMemory } from './remote-agent.ts';
 import { Transfer } from './transfer.ts';
-import { type PlannedTransfer, planTransfer } from './transfer-plan.ts';
+import { checkOperation, type PlannedTransfer, planTransfer } from './transfer-plan.ts';
 import { Waiter } from './waiting.ts';
 
 /** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
@@ -171,6 +171,7 @@ export class Agent implements AsyncDisposable {
    */
   async loadRemoteMetadata(blob: Uint8Array): Promise<string> {
     this.#checkOpen();
+    if (!(blob instanceof Uint8Array)) throw invalidArgument('blob', blob, "a Uint8Array: a peer's localMetadata()");
     return this.#remotes.load(decodeMetadata(blob));
   }
 
@@ -210,6 +211,7 @@ export class Agent implements AsyncDisposable {
   async prepare(options: PrepareOptions): Promise<Transfer> {
     this.#checkOpen();
     const { operation, local, remote, merge = true } = options;
+    checkOperation(operation);
     const peer = this.#remotes.get(options.peer, this.name);
     const planned = this.#plan(peer, { local, remote }, merge);
     const memory = memoryOf(planned);
@@ -217,7 +219,7 @@ export class Agent implements AsyncDisposable {
     const { backend, link } = await this.#linkFor(peer, memory, { ...time, backend: options.backend });
     const remotes = await Promise.all(memory.remote.map(({ number }) => peer.region(backend, number, time)));
     const { parts } = planned;
-    const locals = memory.local.map((registration) => regionOf(registration, backend));
+    const locals = memory.local.map((registration) => registration.regionBy(backend.name));
     return new Transfer({
       number: this.#nextNumber++,
       agent: this.name,
@@ -285,7 +287,7 @@ export class Agent implements AsyncDisposable {
     const wanted = { ...time, backend: options.backend };
     const { backend, link } = await this.#linkFor(known, { local: [registration], remote: memory }, wanted);
     const region = await known.region(backend, remote, time);
-    return { backend: backend.name, link, local: regionOf(registration, backend), remote: region };
+    return { backend: backend.name, link, local: registration.regionBy(backend.name), remote: region };
   }
 
   /** Hot path. Takes in what has happened; waits do so by themselves. True if anything happened. */
@@ -393,8 +395,4 @@ function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerMemory>
   readonly remote: readonly PeerMemory[];
 } {
   return { local: locals, remote: remotes };
-}
-
-function regionOf(registration: Registration, { name }: Backend): BackendRegion {
-  return registration.regions.get(name) as BackendRegion;
 }

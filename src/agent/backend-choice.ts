@@ -47,7 +47,7 @@ export function chooseBackend(options: ChoiceOptions): Backend {
   if (found !== undefined) return found;
   const reasons = verdicts.map(({ backend, why }) => `${backend}: ${why}`);
   const { forced, peer } = options;
-  if (reasons.length === 0) reasons.push(`this agent has no backend ${forced ?? ''}`);
+  if (reasons.length === 0) reasons.push(`this agent has no backend ${forced ?? 'at all'}`);
   throw new WeftlineError('WL_UNSUPPORTED', `No backend can carry this to agent ${peer.name}: ${reasons.join('; ')}`, {
     details: { peer: peer.name, verdicts },
   });
@@ -55,7 +55,7 @@ export function chooseBackend(options: ChoiceOptions): Backend {
 
 function whyNot(backend: Backend, { peer, memory, forced }: ChoiceOptions): string | undefined {
   const found = peer.peer(backend.name);
-  if (found === undefined) return `agent ${peer.name} has not got it`;
+  if (found === undefined) return `agent ${peer.name} does not offer it`;
   const unreachable = backend.whyNotPeer(found);
   if (unreachable !== undefined) return unreachable;
   const refusal = forced === undefined ? peer.refusalOf(backend.name) : undefined;

@@ -1,5 +1,5 @@
 // The backends of one agent: created together, looked at together, closed together.
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { type Backend, type BackendContext, type BackendName, backendNames } from './backend.ts';
 import { knownBackends, loadBackend, whyOnlyListed } from './backends/create.ts';
 
@@ -10,11 +10,14 @@ export class BackendSet {
   readonly missing: ReadonlyMap<BackendName, string>;
 
   /**
-   * Those that were named, which must all work: fails with what the first one fails with. Without names, those that can
-   * work here and that `whyOnlyListed` does not leave out.
+   * The backends that were named, all of which must work: fails with the error of the first that does not. Without names,
+   * those that work here and that `whyOnlyListed` does not leave out.
    */
   static async create(names: readonly BackendName[] | undefined, context: BackendContext): Promise<BackendSet> {
     const known = knownBackends();
+    if (names !== undefined && !Array.isArray(names)) {
+      throw invalidArgument('backends', names, `a list of names: ${known.join(', ')}`);
+    }
     for (const name of names ?? []) {
       if (known.includes(name)) continue;
       throw new WeftlineError('WL_UNSUPPORTED', `There is no backend ${name}: known are ${known.join(', ')}`);

@@ -139,7 +139,7 @@ export interface BackendLink {
    * touches it. Transfers on it fail from their next post on. Idempotent. Left out by backends that hold nothing of a region.
    */
   releaseRegion?(region: BackendRemoteRegion): void;
-  /** True if the peer has taken the region back, for backends that see that without being told. */
+  /** True if the peer has deregistered the region, for backends that notice it without a message. */
   isWithdrawn?(region: BackendRemoteRegion): boolean;
   /** Makes all native argument blocks, in linear time: there may be a million parts. */
   prepare(

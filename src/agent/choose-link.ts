@@ -1,4 +1,4 @@
-// The link for a transfer: by the first backend that can carry it and that the peer has a place for.
+// Chooses the link for a transfer: the first backend that can carry it and by which the peer accepts another link.
 import { WeftlineError } from '../core/errors.ts';
 import type { Backend, BackendLink } from './backend.ts';
 import { chooseBackend, type ChoiceOptions, judgeBackends } from './backend-choice.ts';

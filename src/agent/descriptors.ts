@@ -27,7 +27,7 @@ const kinds: readonly MemoryKind[] = ['host', 'cuda'];
 const HIGH = 0x1_0000_0000;
 
 /**
- * What a range has to be, if it is none; undefined if it is one. Whole numbers up to 2^53, so that sums and differences of
+ * What was expected, if these numbers are no range; undefined if they are one. Whole numbers up to 2^53, so that sums and differences of
  * addresses are exact: native code copies from and to what they name.
  */
 export function whyNoRange(address: number, bytes: number): string | undefined {
@@ -61,7 +61,7 @@ export class DescriptorList {
       throw invalidArgument(
         'blocks',
         JSON.stringify(options),
-        `1 to ${Math.max(0, fitting)} blocks of the ${memory.length} bytes, in whole numbers`,
+        `whole numbers, with count from 1 to as many blocks as lie in the ${memory.length} bytes`,
       );
     }
     const addresses = new Float64Array(count);
@@ -168,7 +168,7 @@ export function checkPart({ length }: Addressed, offset: number, bytes: number):
   throw invalidArgument('range', [offset, bytes], `a part of the ${length} bytes that are registered`);
 }
 
-/** The bytes of all ranges. Throws what `fail` makes of the first fault. */
+/** The sum of all ranges' bytes. `fail` makes the error for the first range that is wrong. */
 function sumOf(addresses: Float64Array, lengths: Float64Array, fail: (why: string) => WeftlineError): number {
   let sum = 0;
   for (let index = 0; index < addresses.length; index++) {

@@ -14,10 +14,11 @@ export interface NotificationFilter {
   readonly from?: string;
 }
 
-/** Hot path. Fails with WL_INVALID_ARGUMENT for what is not bytes, WL_CAPACITY for more than any backend need carry. */
+/** Hot path. Fails with WL_CAPACITY for a message that is too long, WL_INVALID_ARGUMENT for what is no Uint8Array. */
 export function checkNotification(message: Uint8Array): void {
-  // A text would arrive as zeros.
-  if (!(message instanceof Uint8Array)) throw invalidArgument('message', message, 'a Uint8Array');
+  if (!(message instanceof Uint8Array)) {
+    throw invalidArgument('message', message, 'a Uint8Array, such as Buffer.from("text")');
+  }
   const { length } = message;
   if (length <= MAX_NOTIFICATION_BYTES) return;
   throw new WeftlineError(

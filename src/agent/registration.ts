@@ -67,6 +67,11 @@ export class Registration {
     return view;
   }
 
+  /** What a backend made of the memory; one that was chosen for a transfer has it. */
+  regionBy(backend: BackendName): BackendRegion {
+    return this.regions.get(backend) as BackendRegion;
+  }
+
   get isOpen(): boolean {
     return this.#isOpen && this.#storage?.disposed !== true;
   }

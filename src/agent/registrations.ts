@@ -68,7 +68,7 @@ export class Registrations {
 
   async remove(registration: Registration): Promise<void> {
     if (!(registration instanceof Registration)) {
-      throw invalidArgument('registration', registration, 'what register() or allocate() gave');
+      throw invalidArgument('registration', registration, 'what register() or allocate() returned');
     }
     if (this.#has(registration)) this.#known.delete(registration.number);
     this.#leaving.add(registration);

@@ -1,6 +1,7 @@
 // Makes the table of parts of two lists of descriptors: finds the region of each entry, and joins neighbours.
 import { PartTable } from '../abi/part-table.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import type { TransferOperation } from './backend.ts';
 import { type DescriptorList, whyNoRange } from './descriptors.ts';
 import { type AddressRange, RegionFinder } from './region-finder.ts';
 
@@ -17,6 +18,10 @@ export interface PlanSide<T extends AddressRange> {
   readonly regions: readonly T[];
   /** Whose memory, for errors: "this agent" or "agent b". */
   readonly owner: string;
+}
+
+export function checkOperation(operation: TransferOperation): void {
+  if (operation !== 'write' && operation !== 'read') throw invalidArgument('operation', operation, '"write" or "read"');
 }
 
 /**

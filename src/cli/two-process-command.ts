@@ -89,8 +89,6 @@ function rankVariables({ mode, peerIp, port }: TwoProcessFlags): Record<string, 
     WEFTLINE_WORLD_SIZE: '2',
     WEFTLINE_MASTER_ADDR: host,
     WEFTLINE_MASTER_PORT: String(port),
-    // Without one it would be derived from the address, which both name differently.
-    WEFTLINE_TOKEN: process.env['WEFTLINE_TOKEN'] ?? `2proc-${port}`,
   };
 }
 

@@ -4,7 +4,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { WeftlineError } from '../core/errors.ts';
 import type { Storage } from './tensor.ts';
 
-/** From so many bytes in use on it is worth a look whether all of them are still wanted; then from twice what was. */
+/** Bytes in use from which a collection is worth its time; after one, twice the bytes that were left. */
 const FIRST_LOOK_BYTES = 512 * 2 ** 20;
 /** Callbacks of collected objects run a few turns of the event loop after the collection. */
 const TURNS = 5;
@@ -31,7 +31,7 @@ export class AbandonedMemory {
     this.#collected.register(storage, storage.address, storage);
   }
 
-  /** The storage is disposed: its memory is its owner's no more. */
+  /** The storage was disposed, so its memory is no longer watched. */
   forget(storage: Storage): void {
     this.#collected.unregister(storage);
   }

@@ -7,7 +7,7 @@ import { decodeRefusal, encodeRefusal } from './refusal.ts';
 
 export type ControlFrame = Readonly<Record<string, unknown>>;
 
-/** Of bytes that nobody has asked for yet; then the peer must wait. */
+/** Maximum bytes read ahead of `receive`; beyond that the peer has to wait. */
 const MAX_UNREAD_BYTES = 65_536;
 
 export class ControlChannel {
@@ -39,7 +39,7 @@ export class ControlChannel {
   }
 
   get remoteAddress(): string {
-    // A socket of both families names an IPv4 peer in IPv6 words.
+    // A dual-stack socket shows an IPv4 peer as an IPv4-mapped IPv6 address.
     return (this.#socket.remoteAddress ?? '').replace(/^::ffff:(?=\d+\.)/, '');
   }
 

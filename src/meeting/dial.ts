@@ -44,11 +44,11 @@ const LAST_RETRY_MS = 200;
  */
 export async function call(address: Address, options: CallOptions): Promise<Called> {
   const { host, port } = address;
-  const { hello, who, deadline, signal, retry = true, awaitsName = false } = options;
+  const { hello, deadline, signal } = options;
   checkHost(host);
   checkPort(port, 1);
   requireToken(host, hello.credentials.kind, `connecting to ${host} port ${port}`);
-  const { timeoutMs, endsAt: end } = deadline;
+  const { endsAt: end } = deadline;
   let pause = FIRST_RETRY_MS;
   for (;;) {
     signal?.throwIfAborted();
@@ -56,31 +56,56 @@ export async function call(address: Address, options: CallOptions): Promise<Call
       return await callOnce(address, end, options);
     } catch (cause) {
       signal?.throwIfAborted();
-      const isOver = cause instanceof WeftlineError && cause.code === 'WL_TIMEOUT';
-      if (cause instanceof WeftlineError && cause.code !== 'WL_PEER_LOST' && !isOver) throw cause;
-      const { code, message } = cause as NodeJS.ErrnoException;
-      if (code === 'ENOTFOUND' && !awaitsName) {
-        throw new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${quote(host)}`, {
-          details: { host },
-          cause,
-        });
-      }
-      if (!retry && code === 'ECONNREFUSED') {
-        const gone = `Nobody listens at ${host} port ${port} any more: the process ended or closed its ${who}`;
-        throw new WeftlineError('WL_PEER_LOST', gone, { details: { host, port }, cause });
-      }
-      if (!isOver && performance.now() + pause < end) {
-        await sleep(pause, signal);
-        pause = Math.min(LAST_RETRY_MS, pause * 1.5);
-        continue;
-      }
-      throw new WeftlineError(
-        'WL_TIMEOUT',
-        `No ${who} answered at ${host} port ${port} within ${timeoutMs} ms (${message}): it is missing, or the address or a firewall is wrong`,
-        { details: { host, port, timeoutMs }, cause },
-      );
+      const final = whyFinal(cause, address, options);
+      if (final !== undefined) throw final;
+      if (performance.now() + pause >= end) throw nobodyAnswered(cause, address, options);
+      await sleep(pause, signal);
+      pause = Math.min(LAST_RETRY_MS, pause * 1.5);
     }
   }
+}
+
+/** The error to end with if trying again is no use. */
+function whyFinal(cause: unknown, address: Address, options: CallOptions): WeftlineError | undefined {
+  const { host, port } = address;
+  const { who, deadline, retry = true, awaitsName = false } = options;
+  const { timeoutMs } = deadline;
+  const details = { host, port };
+  if (cause instanceof WeftlineError) {
+    const { code, message } = cause;
+    if (code === 'WL_PEER_LOST') return undefined;
+    if (code === 'WL_TIMEOUT') {
+      const mute = `${host} port ${port} took the connection but did not complete the hello within ${timeoutMs} ms: it is no ${who}, or its process is stopped or overloaded`;
+      return new WeftlineError(code, mute, { details: { ...details, timeoutMs }, cause });
+    }
+    if (code !== 'WL_PROTOCOL') return cause;
+    const strange = `Cannot meet the ${who} at ${host} port ${port}: ${message}`;
+    return new WeftlineError(code, strange, { details: { ...cause.details, ...details }, cause });
+  }
+  const { code } = cause as NodeJS.ErrnoException;
+  if (code === 'ENOTFOUND' && !awaitsName) {
+    return new WeftlineError('WL_INVALID_ARGUMENT', `No host has the name ${quote(host)}`, { details, cause });
+  }
+  if (retry || code !== 'ECONNREFUSED') return undefined;
+  return new WeftlineError('WL_PEER_LOST', nobodyListens(address, who), { details, cause });
+}
+
+function nobodyAnswered(cause: unknown, { host, port }: Address, { who, deadline }: CallOptions): WeftlineError {
+  const { timeoutMs } = deadline;
+  const { message } = cause as Error;
+  return new WeftlineError(
+    'WL_TIMEOUT',
+    `No ${who} answered at ${host} port ${port} within ${timeoutMs} ms (${message}): it is missing, or the address or a firewall is wrong`,
+    { details: { host, port, timeoutMs }, cause },
+  );
+}
+
+function nobodyListens({ host, port }: Address, who: string): string {
+  const gone = `Nobody listens at ${host} port ${port} any more: the process ended or closed its ${who}`;
+  // Peers on another host that name their loopback address have sent callers to the callers' own host.
+  return isLoopback(host)
+    ? `${gone}; or it runs on another host, and needs the option host: the address at which others reach it`
+    : gone;
 }
 
 async function callOnce(address: Address, end: number, options: CallOptions): Promise<Called> {

@@ -73,7 +73,7 @@ export class FrameReader {
     const payloadBytes = prefix.readUInt32LE(4);
     if (headerBytes > this.limits.headerBytes || payloadBytes > this.limits.payloadBytes) {
       throw protocolError(
-        `a frame of ${headerBytes} + ${payloadBytes} bytes; allowed are ${this.limits.headerBytes} + ${this.limits.payloadBytes}`,
+        `a frame of ${headerBytes} + ${payloadBytes} bytes, expected at most ${this.limits.headerBytes} + ${this.limits.payloadBytes}`,
       );
     }
     if (this.#bytes < PREFIX_BYTES + headerBytes + payloadBytes) return undefined;

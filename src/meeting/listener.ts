@@ -108,6 +108,7 @@ function cannotListen(target: ListenTarget, cause: NodeJS.ErrnoException): Weftl
   const advice: Readonly<Record<string, string>> = {
     EADDRINUSE: 'another process has this port: take another one, or 0 for any that is free',
     EADDRNOTAVAIL: 'this host does not have this address: take one that it has, or 0.0.0.0 for all',
+    ENOTFOUND: 'no host has this name',
     EACCES: 'ports below 1024 need privileges: take a higher one',
   };
   const message = `Cannot listen at ${nameOf(target)}: ${advice[cause.code ?? ''] ?? cause.message}`;

@@ -1,4 +1,4 @@
-// The callers of this thread's listeners that have not proven themselves yet: few, for a short time, and nobody holds all places.
+// Callers of this thread's listeners that have not proven themselves yet: limited in number and time, with a fair share for each address.
 import type { Socket } from 'node:net';
 import { readFileSync } from 'node:fs';
 import { WeftlineError } from '../core/errors.ts';
@@ -17,7 +17,7 @@ interface Stranger {
 }
 
 /**
- * How long a caller may take before others may have its place. Honest ones answer the challenge within it; without it, a
+ * How long a caller keeps its place against others. Honest callers answer the challenge within that time; without it, a
  * flood would push each of them out before its answer was read.
  */
 const GRACE_MS = 250;
@@ -45,8 +45,8 @@ class Strangers {
   }
 
   /**
-   * Takes a caller in, and drops others if there are too many. Returns how to take it out when it has proven itself;
-   * undefined if it was the one to be dropped.
+   * Admits a caller, and drops others if there are too many. Returns the function to call when it has proven itself;
+   * undefined if the caller itself was dropped.
    */
   enter(socket: Socket, { most, milliseconds }: StrangerLimits): (() => void) | undefined {
     const address = socket.remoteAddress ?? '';
@@ -67,8 +67,9 @@ class Strangers {
   }
 
   /**
-   * Makes room for a caller of this address. Of the address that holds most, the oldest goes that has said nothing in its
-   * time of grace, else the oldest. A caller does not push out one of its own address within that time: then it is false.
+   * Makes room for a caller of this address. Among the callers of the address that holds most places, drops the oldest that
+   * has said nothing in its time of grace, else the oldest. Returns false if that would drop, within its time of grace, a
+   * caller of the newcomer's own address.
    */
   #dropOne(newcomer: string): boolean {
     let crowd: Set<Stranger> = new Set();

@@ -77,7 +77,7 @@ function ownUid(): number {
 
 const homes = new Map<number, string | undefined>();
 
-/** The home folder if nobody else can exchange what lies in it. */
+/** The home folder, unless others can replace files in it. */
 function homeOf(uid: number): string | undefined {
   if (!homes.has(uid)) homes.set(uid, findHome());
   const home = homes.get(uid);
@@ -100,13 +100,13 @@ function findHome(): string | undefined {
   }
 }
 
-/** Undefined if the folder cannot be made or written to. */
+/** Undefined if the folder cannot be made or written. */
 function tryFolder(folder: string, uid: number): UserSecret | undefined {
   try {
     return readSecretIn(folder, uid);
   } catch (error) {
     const cause = (error as Error).cause as NodeJS.ErrnoException | undefined;
-    // Only what could not be made: something that is there but is not as it must be is for the user to know.
+    // Tries the next place only if this one could not be made: a user must hear of a file that is there but wrong.
     const isMade = cause?.syscall === 'mkdir' || cause?.syscall === 'link' || cause?.syscall === 'write';
     const isDraft = cause?.syscall === 'open' && cause.path?.startsWith(`${folder}/${FILE_NAME}.`) === true;
     if ((isMade || isDraft) && unusable.includes(cause?.code ?? '')) return undefined;
@@ -177,7 +177,7 @@ function openNoLink(path: string, flags: number, what: string): number {
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException;
     if (code === 'ELOOP') throw wrong(path, 'it is a symbolic link');
-    // A symbolic link to a folder is told so, too.
+    // A symbolic link to a folder fails like this as well.
     if (code === 'ENOTDIR') throw wrong(path, `it is not ${what}`);
     throw error;
   }

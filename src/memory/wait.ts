@@ -8,7 +8,7 @@ const BLOCKING_SLICE_NS = 1_000_000;
 const BLOCKING_LIMIT_MS = 4;
 /** How often a long wait looks at deadlines, signals and whether the peers still live. */
 const POOL_SLICE_NS = 50_000_000;
-/** In place of a sleep that the kernel refused. */
+/** How long to pause when the kernel refused a sleep. */
 const REFUSED_PAUSE_MS = 1;
 
 export interface SharedWord {

@@ -151,7 +151,7 @@ interface EntryFields {
   readonly data_offsets: readonly [start: number, end: number];
 }
 
-/** The fields of an entry, or what is wrong with them. Written out: a schema tells of every element that is wrong. */
+/** The fields of an entry, or what is wrong with them. Not a zod schema, which would report every wrong element of a hostile file. */
 function readFields(value: unknown): EntryFields | string {
   if (typeof value !== 'object' || value === null || Array.isArray(value))
     return `expected an object, got ${quote(value)}`;

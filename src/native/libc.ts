@@ -106,8 +106,8 @@ const probe: Uint8Array = new Uint8Array(32);
 const probeWords: Uint32Array = new Uint32Array(probe.buffer);
 
 /**
- * True while another open description holds the lock of that byte, also while the kernel cannot tell: a shortage that passes
- * must not make a living process look dead, nor end who asks. Our own locks do not count.
+ * True while another open file description holds the lock of that byte, and while the kernel cannot say: a passing
+ * shortage must not make a living process look dead. This process's own locks do not count.
  */
 export function isByteLocked(fd: number, offset: number): boolean {
   probeWords.fill(0);

@@ -50,7 +50,7 @@ export const settingsTable = {
     max: 1_000_000,
     default: 200,
     sentence:
-      'The most that a blocking wait of an agent polls before it sleeps while it has peers on its host: after waits that took longer it polls less, after short ones more. Other agents poll for at most 20 µs, waits that do not block not at all.',
+      'How long, at most, a blocking wait of an agent polls before it sleeps while it has peers on its host; it polls less after waits that took longer, and more after short ones. Agents without peers on their host poll for at most 20 µs; asynchronous waits never poll.',
   },
   reserveSharedMemory: {
     kind: 'boolean',
@@ -100,7 +100,7 @@ export const settingsTable = {
     max: 1_073_741_824,
     default: 16_777_216,
     sentence:
-      'How much of one peer may wait to be taken by the owner of an agent, with 64 bytes more per notification, before the peer has to wait.',
+      'Maximum unread notification bytes that an agent holds per peer, 64 more per notification included; beyond that, the posts of the peer that carry a message fail with WL_BUSY.',
   },
   maxStrangers: {
     kind: 'number',
@@ -111,7 +111,7 @@ export const settingsTable = {
     max: 65_536,
     default: 1024,
     sentence:
-      'How many callers that have not proven themselves the listeners of a thread hold together, never more than a quarter of the open files that the process may have; of more, the oldest are dropped.',
+      'Maximum callers that have not proven themselves yet, for all listeners of a thread together, and at most a quarter of the open files that the process may have; when more call, the oldest are dropped.',
   },
   greetingMs: {
     kind: 'number',
@@ -132,7 +132,7 @@ export const settingsTable = {
     max: MAX_MAILBOX_SENDERS,
     default: 1024,
     sentence:
-      'How many agents of the same host may be linked to one agent by the local backend at a time; others reach it by another backend.',
+      'Maximum agents of the same host that are linked to one agent by the local backend at a time; further ones reach it by another backend.',
   },
   nvrtcPath: {
     kind: 'text',
@@ -149,7 +149,7 @@ export const settingsTable = {
     choices: ['auto', 'cublas', 'kernel'],
     default: 'auto',
     sentence:
-      'What multiplies rows by the weights of experts on GPUs; auto is a kernel of weftline for few rows per expert, cuBLAS, where it is found, for many.',
+      "What multiplies rows by the weights of experts on GPUs; auto: weftline's kernel for few rows per expert, cuBLAS (if found) for many.",
   },
   cublasPath: {
     kind: 'text',
@@ -219,6 +219,9 @@ export function readSettings(
   return Object.freeze(result) as Settings;
 }
 
+/** Counts and sizes are whole: they end up in layouts that others read. */
+const fractionalUnits: ReadonlySet<string> = new Set(['ms', 'µs', 'Gb/s']);
+
 function parse(setting: Setting, text: string): unknown {
   if (setting.kind === 'text') return text;
   if (setting.kind === 'choice') return text.trim();
@@ -232,7 +235,7 @@ function parse(setting: Setting, text: string): unknown {
 function check(setting: Setting, source: string, value: unknown): number | boolean | string {
   if (setting.kind === 'text') {
     if (typeof value === 'string') return value;
-    throw wrong(source, value, 'a text');
+    throw wrong(source, value, 'a string');
   }
   if (setting.kind === 'choice') {
     if (typeof value === 'string' && setting.choices.includes(value)) return value;
@@ -242,8 +245,12 @@ function check(setting: Setting, source: string, value: unknown): number | boole
     if (typeof value === 'boolean') return value;
     throw wrong(source, value, '1, 0, true, false, yes, no, on or off');
   }
-  if (typeof value === 'number' && value >= setting.min && value <= setting.max) return value;
-  throw wrong(source, value, `a number of ${setting.unit} from ${setting.min} to ${setting.max}`);
+  const mayBeFraction = fractionalUnits.has(setting.unit);
+  if (typeof value === 'number' && value >= setting.min && value <= setting.max) {
+    if (mayBeFraction || Number.isInteger(value)) return value;
+  }
+  const kind = mayBeFraction ? 'a number' : 'a whole number';
+  throw wrong(source, value, `${kind} of ${setting.unit} from ${setting.min} to ${setting.max}`);
 }
 
 function wrong(source: string, value: unknown, allowed: string): WeftlineError {

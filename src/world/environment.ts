@@ -106,6 +106,8 @@ function fromSlurm(variables: Variables): RankEnvironment {
   return finish(variables, { source: 'slurm', ...ranks, localSize, host: host ?? '127.0.0.1', port, names });
 }
 
+const NEEDS_MASTER = 'on several nodes it must name the host of rank 0 (mpirun -x MASTER_ADDR=HOST)';
+
 function fromOpenMpi(variables: Variables): RankEnvironment {
   const ranks = readRanks(variables, {
     rank: 'OMPI_COMM_WORLD_RANK',
@@ -113,7 +115,7 @@ function fromOpenMpi(variables: Variables): RankEnvironment {
     localRank: 'OMPI_COMM_WORLD_LOCAL_RANK',
     localSize: 'OMPI_COMM_WORLD_LOCAL_SIZE',
   });
-  const host = ranks.localSize === ranks.size ? '127.0.0.1' : variables.required('MASTER_ADDR');
+  const host = ranks.localSize === ranks.size ? '127.0.0.1' : variables.required('MASTER_ADDR', NEEDS_MASTER);
   const job = ['PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'OMPI_MCA_orte_hnp_uri'];
   const names = ['openmpi', ...job.map((name) => variables.text(name) ?? '')];
   return finish(variables, { source: 'openmpi', ...ranks, host, port: derivedPort(variables, names), names });
@@ -188,10 +190,12 @@ class Variables {
     return this.text(name) !== undefined;
   }
 
-  required(name: string): string {
+  required(name: string, hint = 'it must be set on every rank'): string {
     const value = this.text(name);
-    if (value === undefined) throw this.wrong(name, 'a value: the launcher must set it on every rank');
-    return value;
+    if (value !== undefined) return value;
+    throw new WeftlineError('WL_CONFIG', `Environment variable ${name} is missing: ${hint}`, {
+      details: { variable: name },
+    });
   }
 
   integer(name: string, min: number, max: number): number {
@@ -211,8 +215,8 @@ class Variables {
 
   wrong(name: string, allowed: string): WeftlineError {
     const value = this.text(name);
-    const got = value === undefined ? 'it is not set' : `got ${quote(value)}`;
-    return new WeftlineError('WL_CONFIG', `Invalid environment variable ${name}: ${got}, allowed is ${allowed}`, {
+    const got = value === undefined ? 'nothing' : quote(value);
+    return new WeftlineError('WL_CONFIG', `Invalid environment variable ${name}: got ${got}, allowed is ${allowed}`, {
       details: { variable: name, value, allowed },
     });
   }

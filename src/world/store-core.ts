@@ -269,7 +269,7 @@ export class StoreCore {
     const absent = ranks.length === 0 ? '' : `: ${this.members.describe(ranks)}`;
     return new WeftlineError(
       'WL_TIMEOUT',
-      `Rank ${request.rank} gave up ${request.waitingFor} after ${request.timeoutMs} ms${unset}${absent}`,
+      `Rank ${request.rank} gave up ${request.waitingFor} after ${Math.round(request.timeoutMs)} ms${unset}${absent}`,
       {
         details: {
           rank: request.rank,

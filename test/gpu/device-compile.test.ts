@@ -102,7 +102,7 @@ extern "C" __global__ void waitTwice(const u32* words, Waits waits, u32* tenths)
   });
   using tenths = await device.tensor('i32', [1], Int32Array.of(0));
   compiled.waitTwice.launch({ grid: 1, block: 32 }, { words: words.address, waits: host.waits, tenths });
-  await assert.rejects(device.stream.idle(), { code: 'WL_TIMEOUT', message: /waited 200 ms for its peers/ });
+  await assert.rejects(device.stream.idle(), { code: 'WL_TIMEOUT', message: /waited 200 ms for peer 0/ });
   const [spent = 0] = await tenths.toHost();
   assert.ok(spent >= 10 && spent < 15, `${spent} tenths`);
 });

@@ -17,7 +17,14 @@ interface Ended {
 }
 
 function weftline(...args: readonly string[]): { ended: Promise<Ended>; kill: () => void } {
-  const env = { ...process.env, NODE_TEST_CONTEXT: undefined };
+  return weftlineWith({}, ...args);
+}
+
+function weftlineWith(
+  variables: Readonly<Record<string, string | undefined>>,
+  ...args: readonly string[]
+): { ended: Promise<Ended>; kill: () => void } {
+  const env = { ...process.env, NODE_TEST_CONTEXT: undefined, ...variables };
   const child = spawn(process.execPath, [commandLine, ...args], { env, stdio: ['ignore', 'pipe', 'pipe'] });
   let output = '';
   for (const stream of [child.stdout, child.stderr]) {
@@ -182,6 +189,27 @@ for (const [first, second] of [
     }
   });
 }
+
+test(
+  '2proc without a token trusts this user on this host, and nobody who knows its port',
+  { timeout: 60_000 },
+  async () => {
+    const none = { WEFTLINE_TOKEN: undefined };
+    for (const mode of ['initiator', 'target']) {
+      const { code, output } = await weftlineWith(none, '2proc', '--mode', mode, '--peer-ip', '192.0.2.1').ended;
+      assert.notEqual(code, 0);
+      assert.match(output, /WL_CONFIG: .*WEFTLINE_TOKEN/, mode);
+    }
+    const port = String(17_000 + (process.pid % 1000));
+    const args = ['--device', 'cpu', '--timeout', '5000', '--port', port];
+    const initiator = weftlineWith(none, '2proc', '--mode', 'initiator', ...args);
+    const guess = { WEFTLINE_TOKEN: `2proc-${port}` };
+    const { code, output } = await weftlineWith(guess, '2proc', '--mode', 'target', ...args).ended;
+    assert.notEqual(code, 0);
+    assert.match(output, /WL_UNAUTHORIZED/);
+    assert.match((await initiator.ended).output, /WL_TIMEOUT/);
+  },
+);
 
 test('2proc without its other side ends with a reason', { timeout: 60_000 }, async () => {
   const { code, output } = await weftline(

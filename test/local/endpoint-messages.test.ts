@@ -319,7 +319,7 @@ test('a send that fails tells the receive that it has met', async () => {
   await client.dereg(gone);
   const received = here.recv({ region: into });
   await assert.rejects(sent.wait(), code('WL_INVALID_ARGUMENT', /registered/));
-  await assert.rejects(received.wait(), code('WL_PEER_FAILED', /send that met this receive/));
+  await assert.rejects(received.wait(), code('WL_PEER_FAILED', /send that matched this receive/));
   const next = here.recv({ region: into });
   await there.send({ region: out }).wait();
   assert.equal(await next.wait(), 64);

@@ -241,7 +241,7 @@ test('ucx: sides without a transport in common are told so', { skip }, async (co
   await using near = await UcxSide.open('near');
   process.env['UCX_TLS'] = 'tcp,self';
   await using far = await UcxSide.open('far');
-  const refusal = isError('WL_UNSUPPORTED', /UCX has no way to near by the transports tcp,self/);
+  const refusal = isError('WL_UNSUPPORTED', /UCX cannot reach near by the transports tcp,self/);
   await assert.rejects(near.backend.connect(far.peer, { timeoutMs: 5000 }), refusal);
   await assert.rejects(far.backend.connect(near.peer, { timeoutMs: 5000 }), isError('WL_UNSUPPORTED', /posix,self/));
 });

@@ -37,6 +37,20 @@ test('the ends of each range are allowed, the values beyond are not, from the en
   }
 });
 
+test('counts and sizes are whole numbers, times and rates may be fractions', () => {
+  for (const [name, value] of [
+    ['localSenders', 1.5],
+    ['transportPaths', 2.5],
+    ['notificationBytes', 4096.5],
+  ] as const) {
+    assert.throws(() => readSettings({ [name]: value }, {}), { code: 'WL_CONFIG', message: /whole number/ });
+    const { env } = settingsTable[name];
+    assert.throws(() => readSettings({}, { [env]: String(value) }), { code: 'WL_CONFIG', message: /whole number/ });
+  }
+  assert.equal(readSettings({ timeoutMs: 1.5 }, {}).timeoutMs, 1.5);
+  assert.equal(readSettings({ transportLinkGbps: 0.5 }, {}).transportLinkGbps, 0.5);
+});
+
 test('text that is no number names the variable, the text and the range', () => {
   for (const text of ['soon', '-5', '1e3', '0x10', '12ms', 'Infinity', '1,5', '.']) {
     assert.throws(

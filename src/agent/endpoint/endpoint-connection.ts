@@ -1,5 +1,6 @@
 // One connection of an endpoint: messages that meet receives in order, and writes and reads of the peer's memory.
 import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from '../../abi/endpoint-message.ts';
+import { Deadline } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
 import type { WaitOptions } from '../../world/store.ts';
@@ -133,17 +134,17 @@ export class EndpointConnection implements AsyncDisposable {
   /** Memory that the peer registered under this name, as soon as it has. */
   async memory(name: string, { timeoutMs, signal }: WaitOptions = {}): Promise<RemoteMemory> {
     const { agent, peer } = this.#parts;
-    const end = performance.now() + (timeoutMs ?? agent.settings.timeoutMs);
+    const deadline = new Deadline(timeoutMs ?? agent.settings.timeoutMs);
     for (;;) {
       if (this.#error !== undefined) throw this.#error;
       signal?.throwIfAborted();
       const found = agent.remoteMemory(peer).find((memory) => memory.name === name);
       if (found !== undefined) return found;
-      const left = end - performance.now();
-      if (left <= 0) {
-        throw new WeftlineError('WL_TIMEOUT', `${this.#who()} registered no memory of the name ${quote(name)}`);
+      if (deadline.isOver) {
+        const late = `No memory named ${quote(name)} at ${this.#who()} within ${deadline.timeoutMs} ms`;
+        throw new WeftlineError('WL_TIMEOUT', late);
       }
-      await this.#nextMemory(left);
+      await this.#nextMemory(deadline.leftMs);
     }
   }
 
@@ -223,7 +224,7 @@ export class EndpointConnection implements AsyncDisposable {
     }
   }
 
-  /** The peer counts the same, and more, so that it never comes to this by itself. */
+  /** The peer counts the same and stops earlier, so an honest peer never gets here. */
   #checkHeld(): void {
     const held = this.#heldBytes + this.#reader.unfinishedBytes;
     if (held > MAX_OFFERED_BYTES)
@@ -237,7 +238,7 @@ export class EndpointConnection implements AsyncDisposable {
       ? new WeftlineError('WL_CAPACITY', `A receive of ${length} parts is too long: give it fewer, larger ones`, {
           details,
         })
-      : new WeftlineError('WL_BUSY', `Too much is offered to ${this.#who()} in receives: wait for some first`, {
+      : new WeftlineError('WL_BUSY', `Too many receives are offered to ${this.#who()}: wait for some first`, {
           details,
         });
   }
@@ -306,7 +307,7 @@ export class EndpointConnection implements AsyncDisposable {
     }
   }
 
-  /** What became of a receive. */
+  /** What a receive ended with. */
   #received(kind: number, request: number, bytes: number): void {
     const { arrived, refused, failed } = endpointMessageKinds;
     if (kind !== arrived && kind !== refused && kind !== failed) throw this.#nonsense(`kind ${kind}`, 'a known one');
@@ -385,7 +386,7 @@ const NO_BYTES: Uint8Array = new Uint8Array(0);
 function sendFailed(who: string): WeftlineError {
   return new WeftlineError(
     'WL_PEER_FAILED',
-    `The send that met this receive failed at ${who}: its own error tells why`,
+    `The send that matched this receive failed at ${who}: its own error says why`,
   );
 }
 

@@ -27,7 +27,7 @@ export interface EndpointOptions extends AgentOptions {
 }
 
 const LONGEST_WAIT_MS = 86_400_000;
-/** Connections that nobody has accepted; of more, new ones are refused. */
+/** Maximum connections that wait for accept(); further ones are refused. */
 const MAX_ARRIVED = 1024;
 
 /**
@@ -48,6 +48,8 @@ export class Endpoint implements AsyncDisposable {
   readonly #router = new MessageRouter(this.#connections);
   readonly #stop = new AbortController();
   #nextId = 0;
+  /** Why the last caller was refused. */
+  #lastRefusal: string | undefined;
   #closing: Promise<void> | undefined;
 
   /**
@@ -90,7 +92,7 @@ export class Endpoint implements AsyncDisposable {
     return this.#announce(await this.agent.register(memory, { name }));
   }
 
-  /** Zeroed host memory that every backend likes, registered. */
+  /** Zeroed host memory that every backend can use, registered. */
   async allocate(bytes: number, name = ''): Promise<Registration> {
     return this.#announce(await this.agent.allocate(bytes, { name }));
   }
@@ -134,8 +136,7 @@ export class Endpoint implements AsyncDisposable {
       };
       const take = (connection: EndpointConnection): void => settle(() => resolve(connection));
       const onAbort = (): void => settle(() => reject(signal?.reason as Error));
-      const late = new WeftlineError('WL_TIMEOUT', `Nobody connected to port ${this.port} within ${timeoutMs} ms`);
-      const timer = setTimeout(() => settle(() => reject(late)), timeoutMs);
+      const timer = setTimeout(() => settle(() => reject(this.#nobodyCame(timeoutMs))), timeoutMs);
       signal?.addEventListener('abort', onAbort);
       this.#accepting.push(take);
     });
@@ -180,10 +181,18 @@ export class Endpoint implements AsyncDisposable {
         return own();
       });
       return { channel, body, wait: { deadline } };
+    }).catch((error: unknown) => {
+      this.#lastRefusal = error instanceof Error ? error.message : String(error);
+      throw error;
     });
     const waiting = this.#accepting[0];
     if (waiting === undefined) this.#arrived.push(connection);
     else waiting(connection);
+  }
+
+  #nobodyCame(timeoutMs: number): WeftlineError {
+    const why = this.#lastRefusal === undefined ? '' : `; the last caller was refused: ${this.#lastRefusal}`;
+    return new WeftlineError('WL_TIMEOUT', `Nobody connected to port ${this.port} within ${timeoutMs} ms${why}`);
   }
 
   #checkRoom(): void {
@@ -250,7 +259,7 @@ export class Endpoint implements AsyncDisposable {
         this.hear(await this.agent.nextNotification({ timeoutMs: LONGEST_WAIT_MS, signal }));
       } catch (error) {
         if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') continue;
-        // Nothing is heard any more: whoever waits for a peer must know.
+        // No notification will come any more, so everything that waits for a peer must fail.
         if (!this.#stop.signal.aborted) this.#endAll(asError(error));
         return;
       }

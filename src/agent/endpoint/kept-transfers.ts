@@ -19,7 +19,7 @@ const MAX_KEPT = 256;
 const MAX_PARTS = 1024;
 
 export class KeptTransfers {
-  /** By a hash of their places, oldest first. Two places of one hash take turns. */
+  /** By a hash of their places, oldest first. Of transfers whose hashes are equal, one is kept. */
   readonly #kept = new Map<number, Kept>();
 
   /** One between exactly these places, which is the caller's from now on. */

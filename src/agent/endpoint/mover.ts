@@ -34,7 +34,7 @@ export class Mover {
     const transfer =
       (kept === undefined ? undefined : await this.#runAgain(kept, message)) ??
       (await this.#run(await this.#prepare(operation, ways), message));
-    // What is done is told without waiting for what is put away.
+    // The end is reported before the transfer is put away.
     const putAway = this.#isClosed ? transfer.release() : this.#kept.keep(operation, ways, transfer);
     putAway.catch(() => {});
   }
@@ -42,7 +42,7 @@ export class Mover {
   /** Tries again while there is no room. Fails with WL_TIMEOUT when the time of the settings is over. */
   async patiently(attempt: () => void | Promise<void>): Promise<void> {
     try {
-      // What does not wait needs no turn of the event loop.
+      // Work that need not wait takes no turn of the event loop.
       const attempted = attempt();
       if (attempted !== undefined) await attempted;
     } catch (error) {
@@ -50,7 +50,7 @@ export class Mover {
     }
   }
 
-  /** Lets go of what is kept for memory of this side in a range. */
+  /** Releases the kept transfers that use memory of this side in a range. */
   releaseWithin(address: number, bytes: number): Promise<void> {
     return this.#kept.releaseWithin(address, bytes);
   }

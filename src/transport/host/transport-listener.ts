@@ -11,7 +11,7 @@ export interface ListenerOptions extends Omit<MeetingListenerOptions, 'serve'> {
   readonly onClose: (listener: TransportListener) => void;
 }
 
-/** Connections that nobody has accepted; of more, new ones are refused. */
+/** Maximum connections that wait for accept(); further ones are refused. */
 const MAX_READY = 1024;
 
 export class TransportListener implements Disposable {

@@ -7,6 +7,7 @@ import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { Agent } from 'weftline/agent';
 import { Random } from '../fuzz/random.ts';
+import { checkNames, numberOption } from '../support/options.ts';
 import { EpJobs } from './ep-jobs.ts';
 import type { PairKind } from './driver-link.ts';
 import { type ChaosEvent, PairRounds } from './pair-rounds.ts';
@@ -36,6 +37,7 @@ if (process.getuid?.() === 0 && process.env[OWN_SHM] === undefined) {
 async function kindsHere(): Promise<readonly (PairKind | 'ep')[]> {
   const all = ['local', 'multipath', 'transport', 'ucx', 'ep'] as const;
   const wanted = values.kind ?? all;
+  checkNames('kind', wanted, all);
   const hasUcx = await Agent.create('probe', { backends: ['ucx'] }).then(
     (agent) => agent.close().then(() => true),
     () => false,
@@ -44,15 +46,15 @@ async function kindsHere(): Promise<readonly (PairKind | 'ep')[]> {
   return all.filter((kind) => wanted.includes(kind) && (kind !== 'ucx' || hasUcx));
 }
 
-const seed = values.seed === undefined ? randomInt(2 ** 31) : Number(values.seed);
+const seed = values.seed === undefined ? randomInt(2 ** 31) : numberOption('seed', values.seed);
 const kinds = await kindsHere();
 const again = `--kills ${values.kills} --stops ${values.stops} --long-stops ${values['long-stops']}`;
 console.log(`seed ${seed}, ${kinds.join(', ')}; the same events again: --seed ${seed} ${again}`);
 const random = new Random(seed);
 const left: Record<ChaosEvent, number> = {
-  kill: Number(values.kills),
-  stop: Number(values.stops),
-  'long stop': Number(values['long-stops']),
+  kill: numberOption('kills', values.kills),
+  stop: numberOption('stops', values.stops),
+  'long stop': numberOption('long-stops', values['long-stops']),
 };
 const pairs = new PairRounds();
 const jobs = new EpJobs();

@@ -1,6 +1,7 @@
 // The long run of the fuzzer, and single inputs again: node build/test/hostile/fuzz/main.js --help
 import { randomInt } from 'node:crypto';
 import { parseArgs } from 'node:util';
+import { checkNames, numberOption } from '../support/options.ts';
 import { decoders as everyDecoder } from './every-decoder.ts';
 import { fuzz, shareOut } from './run-fuzz.ts';
 
@@ -28,17 +29,24 @@ if (values.help) {
   process.exit(0);
 }
 
-const seed = values.seed === undefined ? randomInt(2 ** 31) : Number(values.seed);
+const seed = values.seed === undefined ? randomInt(2 ** 31) : numberOption('seed', values.seed);
+const count = numberOption('count', values.count);
+const index = numberOption('index', values.index ?? '0');
+checkNames(
+  'decoder',
+  values.decoder,
+  everyDecoder.map(({ name }) => name),
+);
 const decoders = everyDecoder.filter(
   ({ name }) => values.decoder.length === 0 || values.decoder.some((part) => name.includes(part)),
 );
-const covered = values.index === undefined ? Number(values.covered) : 0;
+const covered = values.index === undefined ? numberOption('covered', values.covered) : 0;
 console.log(`seed ${seed}; the same again: --seed ${seed} --count ${values.count} --covered ${covered}`);
 let total = 0;
 let failed = false;
-const at = values.index === undefined ? {} : { from: Number(values.index), to: Number(values.index) + 1 };
+const at = values.index === undefined ? {} : { from: index, to: index + 1 };
 await fuzz({
-  shares: shareOut(decoders, Number(values.count)).map((share) => ({ ...share, ...at })),
+  shares: shareOut(decoders, count).map((share) => ({ ...share, ...at })),
   seed,
   covered,
   keep: values.keep,

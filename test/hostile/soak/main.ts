@@ -7,6 +7,7 @@ import { parseArgs } from 'node:util';
 import { Agent } from 'weftline/agent';
 import { launch } from 'weftline/world';
 import { soakKinds, type SoakKind } from './kinds.ts';
+import { checkNames, numberOption } from '../support/options.ts';
 import { type Sample, type Trend, trendsOf } from './sample.ts';
 
 const { values } = parseArgs({
@@ -17,8 +18,9 @@ const { values } = parseArgs({
   },
 });
 
+checkNames('kind', values.kind ?? [], soakKinds);
 const script = fileURLToPath(new URL('./worker.js', import.meta.url));
-const seconds = 60 * Number(values.minutes);
+const seconds = 60 * numberOption('minutes', values.minutes);
 /** To start and to end. */
 const SLACK_MS = 60_000;
 const EP_RANKS = 2;

@@ -12,7 +12,7 @@ export interface CopyPlan {
   begin(): void;
   /** Copies up to about `budget` bytes more. True when all are where they belong. Throws when that cannot be. */
   advance(budget: number): boolean;
-  /** True if nothing works on copies of earlier posts any more: a GPU does so after a post has failed or was cancelled. */
+  /** True if nothing works on copies of earlier posts any more. A GPU may, even after a post has failed or was cancelled. */
   isOver(): boolean;
   /** Resolves when that is so. Fails with WL_TIMEOUT. */
   over(): Promise<void>;
@@ -22,7 +22,7 @@ export interface CopyPlan {
 export const INLINE_BYTES: number = 4 << 20;
 /** What a thread copies of a larger transfer before it looks up; threads share it in steps of this. */
 export const STEP_BYTES: number = 256 << 10;
-/** Small pieces cost by their number: the most that are copied within `post`, and in a step of a larger transfer. */
+/** Small pieces cost by their number. Maximum pieces that are copied within `post`, and in one step of a larger transfer. */
 const INLINE_PIECES = 16_384;
 const STEP_PIECES = 4096;
 

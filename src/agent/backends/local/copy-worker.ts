@@ -77,7 +77,7 @@ function openLane(order: Extract<CopyOrder, { do: 'open lane' }>): CopyLane {
   let mailbox: ArrayBuffer | undefined;
   let sender: RecordSender | undefined;
   let steps: PeerSteps | undefined;
-  // It is only sure to be there while a job of the lane is.
+  // It is guaranteed to exist only while the lane has a job.
   const buffer = (): ArrayBuffer => (mailbox ??= viewAt(order.mailbox, order.mailboxBytes));
   return new CopyLane({
     words: order.words,

@@ -37,7 +37,7 @@ export class LocalCudaChannel {
   #from = 0;
   #bytes = 0;
   readonly #work: DeviceWork;
-  /** What the peer is told of: operations since the last look, and those before it, which end with number `#sealedAt`. */
+  /** What the peer was told of: operations since the last look, and the earlier ones, up to number `#sealedAt`. */
   #ticket: number | undefined;
   #sealed: number | undefined;
   #sealedAt = 0;
@@ -166,7 +166,7 @@ export class LocalCudaChannel {
     return true;
   }
 
-  /** Of a channel that has failed nothing more is delivered. */
+  /** A channel that has failed delivers nothing more. */
   #isOver(posted: number): boolean {
     if (this.delivered >= posted) return true;
     try {

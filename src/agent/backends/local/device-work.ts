@@ -1,4 +1,4 @@
-// What a sender's GPUs still do with a peer's memory, told to its owner: streams go on after the step that filled them.
+// Tells the owner of memory what a sender's GPUs still do with it: streams go on after the step that filled them.
 import { mailboxSender } from '../../../abi/agent-mailbox.ts';
 import { slotOffset } from './mailbox-layout.ts';
 
@@ -8,7 +8,7 @@ const ENDED = mailboxSender.offset.deviceEnded / 4;
 /** Of one link; the agent's thread only. */
 export class DeviceWork {
   #words: Int32Array;
-  /** Tickets of what is not over, oldest first. */
+  /** Tickets of unfinished work, oldest first. */
   readonly #open: number[] = [];
 
   /** `buffer`: the peer's mailbox. */

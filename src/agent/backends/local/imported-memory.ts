@@ -83,7 +83,7 @@ export class ImportedMemory {
     return found.storage.address + reach.offset;
   }
 
-  /** Of everything. Nothing may touch it any more. */
+  /** Unmaps everything. Nothing may touch it any more. */
   close(): void {
     for (const { storage } of this.#allocations.values()) storage[Symbol.dispose]();
     for (const { memory } of this.#files.values()) memory[Symbol.dispose]();

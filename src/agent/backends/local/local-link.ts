@@ -123,13 +123,14 @@ export class LocalLink implements BackendLink, LinkedMemory {
   async prepare(operation: TransferOperation, plan: LocalPlan): Promise<BackendTransfer> {
     this.requireUsable();
     for (const { isReleased, reach } of plan.remotes as readonly LocalRemoteRegion[]) {
-      // Its handle names nothing any more, or something else.
+      // Its handle no longer names this memory.
       if (isReleased && reach.kind === 'cuda') throw this.refusal();
     }
     return new LocalTransfer(this, planCopies(this, operation, plan));
   }
 
   notify(message: Uint8Array): void {
+    if (this.#mailbox.isClosedByOwner) this.checkPeer();
     this.requireUsable();
     this.requireRoom(message.length);
     this.push(message);
@@ -170,7 +171,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   refusal(): WeftlineError {
     return new WeftlineError(
       'WL_UNAUTHORIZED',
-      `${this.peerName} has not registered that region, or no longer: the key is wrong`,
+      `${this.peerName} has not registered that memory, or has deregistered it: load its metadata again`,
       { details: { peer: this.peerName } },
     );
   }
@@ -188,11 +189,9 @@ export class LocalLink implements BackendLink, LinkedMemory {
   /** Fails with WL_BUSY if a message of that length cannot be written now. */
   requireRoom(bytes: number): void {
     if (this.#hasRoom(this.#promised + bytes)) return;
-    throw new WeftlineError(
-      'WL_BUSY',
-      `${this.peerName} has not taken earlier notifications yet: it must wait for them, or poll`,
-      { details: { peer: this.peerName, bytes } },
-    );
+    throw new WeftlineError('WL_BUSY', `${this.peerName} has not taken earlier notifications yet: try again later`, {
+      details: { peer: this.peerName, bytes },
+    });
   }
 
   push(message: Uint8Array): boolean {
@@ -228,7 +227,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return this.#first?.isHandedOver === true && this.#help?.lane.copies.step() === 'moved';
   }
 
-  /** Ends transfers that use memory of this side which is no longer theirs to touch; resolves when none does any more. */
+  /** Ends transfers that use memory which this side is taking back; resolves when none touches it any more. */
   async dropUsing(region: LocalRegion): Promise<void> {
     for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) {
       if (transfer.uses(region)) this.drop(transfer, new WeftlineError('WL_CLOSED', 'The memory was deregistered'));

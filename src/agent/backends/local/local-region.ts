@@ -25,7 +25,7 @@ export class LocalRegion implements BackendRegion {
   readonly #slot: number;
   readonly #options: LocalRegionOptions;
   #isReleased = false;
-  /** The mailbox has given its place away. */
+  /** The mailbox has freed its place. */
   #isWithdrawn = false;
   #releasing: Promise<void> | undefined;
 

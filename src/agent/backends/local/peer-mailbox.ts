@@ -81,8 +81,13 @@ export class PeerMailbox implements Disposable {
   }
 
   /** A system call. */
+  /** Hot path. */
+  get isClosedByOwner(): boolean {
+    return Atomics.load(this.#header, headerWord.state) === mailboxStates.closed;
+  }
+
   get ownerState(): 'open' | 'closed' | 'gone' {
-    if (Atomics.load(this.#header, headerWord.state) === mailboxStates.closed) return 'closed';
+    if (this.isClosedByOwner) return 'closed';
     return isByteLocked(this.#memory.fd, OWNER_LOCK) ? 'open' : 'gone';
   }
 

@@ -1,4 +1,4 @@
-// The owner's look at its senders: which of them may still touch memory that it has just taken back.
+// How an owner finds out which senders may still touch memory that it has just taken back.
 import { senderStates } from '../../../abi/agent-mailbox.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { isByteLocked } from '../../../native/libc.ts';
@@ -9,7 +9,7 @@ interface Within {
   readonly slot: number;
   readonly agentStep: number;
   readonly copyStep: number;
-  /** Undefined until its steps are over, within which it may have begun some. */
+  /** Undefined until its steps have ended, because a step may begin more work. */
   deviceBegun: number | undefined;
 }
 

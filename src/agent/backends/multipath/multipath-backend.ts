@@ -2,7 +2,7 @@
 import { isIP } from 'node:net';
 import { z } from 'zod';
 import { WeftlineError } from '../../../core/errors.ts';
-import { isLoopback } from '../../../meeting/loopback.ts';
+import { isLoopback, isUnspecified } from '../../../meeting/loopback.ts';
 import { readToken } from '../../../settings/token.ts';
 import {
   type Connection,
@@ -86,6 +86,9 @@ class MultipathBackend implements Backend {
   whyNotPeer({ connectionInfo }: BackendPeer): string | undefined {
     const address = parseInfo(connectionInfo);
     if (address === undefined) return 'what the peer published is not an address';
+    if (isUnspecified(address.host)) {
+      return `the peer published ${address.host}, which is no address to call: create its agent with the option host, an address of its host`;
+    }
     const needsToken = readToken(this.#context.token) === '' && !isLoopback(address.host);
     return needsToken
       ? `the peer is at ${address.host}, on another host, for which both need a token (WEFTLINE_TOKEN, or the option token)`
@@ -165,7 +168,7 @@ class MultipathBackend implements Backend {
     void guest.close().catch(() => {});
   }
 
-  /** A caller that has proven itself: gets an inbox, unless it means an earlier life of this agent. */
+  /** Gives a caller that has proven itself an inbox, unless it expects an earlier incarnation of this agent. */
   async #receive(hello: Hello): Promise<TransportGuest<Connection>> {
     const { agentName: name, incarnation, wake } = this.#context;
     if (hello.expects !== incarnation) throw stale({ name, incarnation: hello.expects }, incarnation);

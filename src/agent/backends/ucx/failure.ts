@@ -18,7 +18,7 @@ export const failures = {
   linkClosed: 9,
   agentClosed: 10,
   defect: 11,
-  /** It did not let what is under way end in time, and its memory was released. */
+  /** It did not finish its work on memory that was deregistered. */
   stalled: 12,
 } as const;
 

@@ -101,7 +101,7 @@ export class UcxContext implements Disposable {
     const transports = this.#transports.config['TLS'];
     return new WeftlineError(
       'WL_UNSUPPORTED',
-      `UCX has no way to ${peer} by the transports ${transports}: shared memory needs the same user, host and process numbers, and both sides need the same kind of way; give both agents a host that is not loopback, or set UCX_TLS alike`,
+      `UCX cannot reach ${peer} by the transports ${transports}: shared memory needs the same user, host and process numbers, and both sides must use the same kind of transport; give both agents a host that is not loopback, or set UCX_TLS alike`,
       { details: { peer, transports, status: ucxStatusName(status) } },
     );
   }

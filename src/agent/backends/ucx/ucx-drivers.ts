@@ -27,7 +27,7 @@ export class UcxDrivers {
   readonly #freeRegions: number[] = [];
   #madeRegions = 0;
 
-  /** Makes one at once, so that what is wrong with UCX or its settings is told now. */
+  /** Makes one at once, so that a fault of UCX or its settings shows now and not at the first link. */
   constructor(create: () => UcxDriver, isShared: boolean) {
     this.#create = create;
     this.#isShared = isShared;

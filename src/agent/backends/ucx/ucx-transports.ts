@@ -74,7 +74,7 @@ export function chooseTransports(around: UcxSurroundings): UcxTransports {
 }
 
 /**
- * One kind of way at a time: UCX 1.13 aborts the process (ucp_request.c:684) when a peer dies to which it has both shared
+ * One kind of transport at a time: UCX 1.13 aborts the process (ucp_request.c:684) when a peer dies to which it has both shared
  * memory and TCP. Where peers can only be on this host, shared memory needs no port that others could reach.
  */
 function defaultTransports({ host, rdmaPorts }: UcxSurroundings): string {
