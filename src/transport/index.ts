@@ -5,7 +5,7 @@ export type { MemoryRegion, RegisteredMemory } from './host/memory-region.ts';
 export type { Request, RequestState } from './host/request-slots.ts';
 export type { Address } from '../meeting/dial.ts';
 export {
-  type HelloOfApplication,
+  type TransportConnectOptions,
   Transport,
   type TransportListenOptions,
   type TransportOptions,

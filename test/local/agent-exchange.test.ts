@@ -71,9 +71,10 @@ test('an agent that is given the address of a listener knows it afterwards, and 
   assert.equal(await a.invalidate('b'), true);
   assert.equal(await a.invalidate('b'), false);
   assert.equal(memory.length, 2);
+  const { port } = listener;
   await listener.close();
   await listener.close();
-  await failsWith(fetchMetadata(b, { host, port: listener.port }), 'WL_PEER_LOST', /Nobody listens/);
+  await failsWith(fetchMetadata(b, { host, port }), 'WL_PEER_LOST', /Nobody listens/);
 });
 
 test('partial metadata add memory, whole ones replace it, earlier lives are refused', async () => {

@@ -42,9 +42,11 @@ export interface TransportOptions {
 }
 
 /** What an application adds to the hello of a connection; see `Connection.hello`. */
-export interface HelloOfApplication {
-  /** As JSON expresses it, of some kilobytes. */
+export interface TransportConnectOptions extends ConnectOptions {
+  /** What the application says of itself, as JSON expresses it, of some kilobytes. */
   readonly hello?: unknown;
+  /** Who is expected there, for errors: "agent b". A transport by default. */
+  readonly who?: string;
 }
 
 export interface TransportListenOptions {
@@ -110,8 +112,8 @@ export class Transport implements AsyncDisposable {
    * token or user), WL_PROTOCOL (another version), WL_CONFIG (another host, and no token), WL_INVALID_ARGUMENT (no such
    * host).
    */
-  async connect(address: Address, options: ConnectOptions & HelloOfApplication = {}): Promise<Connection> {
-    const { hello, signal } = options;
+  async connect(address: Address, options: TransportConnectOptions = {}): Promise<Connection> {
+    const { hello, signal, who = 'transport' } = options;
     const deadline = deadlineOf(options, this.settings.timeoutMs);
     const connectionId = await this.#reserve();
     try {
@@ -119,7 +121,7 @@ export class Transport implements AsyncDisposable {
       const { channel, ...greeted } = await call(address, {
         ...options,
         deadline,
-        who: 'transport',
+        who,
         hello: helloOf(this.#credentials),
         body: introduce(greeting, hello),
         silenceMs: this.settings.timeoutMs,

@@ -111,7 +111,7 @@ class MultipathBackend implements Backend {
       const { agentName, incarnation } = this.#context;
       const { remoteRegion: region, remoteKey: key } = outboxRegion.remote;
       const hello: Hello = { name: agentName, incarnation, expects: peer.incarnation, region, key };
-      connection = await transport.connect(address, { ...options, retry: false, hello });
+      connection = await transport.connect(address, { ...options, retry: false, hello, who: `agent ${peer.name}` });
       const welcome = readWelcome(connection.hello, peer.name);
       if (welcome.incarnation !== peer.incarnation) throw stale(peer, welcome.incarnation);
       const onClose = (closed: MultipathLink): void => void this.#links.delete(closed);
