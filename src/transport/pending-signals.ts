@@ -1,4 +1,5 @@
-// Signals that have arrived before segments that precede them: they wait here until those have come.
+// Signals that have arrived before segments that precede them: they wait here, in the order of their segments, until those
+// have come.
 import type { Region } from './region.ts';
 
 /** Signals beyond these are not taken; the peer sends them again. */
@@ -21,7 +22,15 @@ export class PendingSignals {
 
   add(sequence: number, region: Region, cell: { readonly offset: number; readonly add: number }): void {
     const item = this.#items[this.count] ?? { sequence: 0, region: undefined, offset: 0, add: 0 };
-    this.#items[this.count] = item;
+    // Paths overtake each other. Whoever reads a counter must never see a later signal without those before it: a reader
+    // of a ring would take bytes for a message whose own bytes are not counted yet.
+    let at = this.count;
+    for (; at > 0; at--) {
+      const earlier = this.#items[at - 1] as PendingSignal;
+      if (((earlier.sequence - sequence) | 0) <= 0) break;
+      this.#items[at] = earlier;
+    }
+    this.#items[at] = item;
     item.sequence = sequence;
     item.region = region;
     item.offset = cell.offset;
@@ -37,7 +46,7 @@ export class PendingSignals {
     }
   }
 
-  /** Carries out the signals before segment `next`, which is the oldest that is missing. True if there were any. */
+  /** Carries out the signals before segment `next`, the oldest that is missing, in their order. True if there were any. */
   apply(next: number): boolean {
     const before = this.count;
     let kept = 0;
