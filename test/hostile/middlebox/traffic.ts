@@ -61,7 +61,8 @@ interface Meeting {
 
 async function runTransport(): Promise<TrafficResult> {
   await using transport = await Transport.create({ ...common, name: host });
-  const memory = await transport.register(new Uint8Array(new SharedArrayBuffer(SLOTS * SLOT_BYTES)), {
+  // The last place is for what is written: the other side may not have checked its last messages by then.
+  const memory = await transport.register(new Uint8Array(new SharedArrayBuffer((SLOTS + 1) * SLOT_BYTES)), {
     read: true,
     write: true,
   });
@@ -97,9 +98,9 @@ async function runTransport(): Promise<TrafficResult> {
   if (peer !== undefined) {
     const bytes = SLOT_BYTES - 3;
     fill(memory.bytes.subarray(0, bytes), rounds);
-    await transport.wait(connection.write({ region: memory, bytes, ...peer.name, remoteOffset: 2 * SLOT_BYTES }));
+    await transport.wait(connection.write({ region: memory, bytes, ...peer.name, remoteOffset: SLOTS * SLOT_BYTES }));
     const back = { region: memory, offset: SLOT_BYTES, bytes };
-    await transport.wait(connection.read({ ...back, ...peer.name, remoteOffset: 2 * SLOT_BYTES }));
+    await transport.wait(connection.read({ ...back, ...peer.name, remoteOffset: SLOTS * SLOT_BYTES }));
     check(memory.bytes.subarray(SLOT_BYTES, SLOT_BYTES + bytes), rounds);
     await transport.wait(connection.send({ region: memory, bytes: 1 }));
   } else await transport.wait(connection.receive({ region: memory, bytes: 1 }));
