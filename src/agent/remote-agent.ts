@@ -160,7 +160,7 @@ export class RemoteAgent {
         return await within(shared.entry, options, () => this.#late(backend.name, options.deadline));
       } catch (error) {
         // Whoever asked first had it cancelled, or less time; this caller goes on.
-        if (!hasGivenUp(shared, options) || this.#ended !== undefined) throw error;
+        if (!hasGivenUp(shared, options, error) || this.#ended !== undefined) throw error;
       }
     }
     const { signal, deadline } = options;
@@ -212,7 +212,10 @@ export class RemoteAgent {
 }
 
 /** True if the connect ended for a reason of whoever asked first, which the one that shared it has not. */
-function hasGivenUp(first: PendingLink, own: LinkWait): boolean {
+function hasGivenUp(first: PendingLink, own: LinkWait, error: unknown): boolean {
   if (own.deadline.isOver || own.signal?.aborted === true) return false;
-  return first.signal?.aborted === true || first.deadline.isOver;
+  // A timer may be a little earlier than the clock says.
+  const isLate = error instanceof WeftlineError && error.code === 'WL_TIMEOUT';
+  const hadLess = isLate && first.deadline.endsAt < own.deadline.endsAt;
+  return first.signal?.aborted === true || first.deadline.isOver || hadLess;
 }
