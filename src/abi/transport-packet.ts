@@ -2,7 +2,7 @@
 import { defineLayout } from './layout.ts';
 
 /** Goes up with every change of this file; packets of another version are dropped. */
-export const TRANSPORT_VERSION = 3;
+export const TRANSPORT_VERSION = 4;
 
 export const packetKinds = {
   /** A segment of a message, a write or the answer to a read: dataHeader, then `length` bytes of payload. */

@@ -4,6 +4,7 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import test from 'node:test';
+import { WeftlineError } from '#lib/core/errors.js';
 import { ControlChannel } from '#lib/meeting/control-channel.js';
 import { credentialsOf } from '#lib/meeting/credentials.js';
 import { sayHello } from '#lib/meeting/hello.js';
@@ -43,8 +44,15 @@ function deadline(milliseconds = 5000): number {
 
 const credentials = credentialsOf('secret');
 
-function receive(channel: ControlChannel, options: GreetingOptions = base): Promise<Meeting> {
-  return receiveGuest(channel, credentials, async (hello) => ({ options, answer: `hello, ${String(hello)}` }));
+function receive(
+  channel: ControlChannel,
+  options: GreetingOptions = base,
+  adopt: (meeting: Meeting) => Promise<Meeting> = async (meeting) => meeting,
+): Promise<Meeting> {
+  return receiveGuest(channel, credentials, {
+    open: async (hello) => ({ options, answer: `hello, ${String(hello)}` }),
+    adopt,
+  });
 }
 
 async function visit(channel: ControlChannel, options: GreetingOptions, token: string): Promise<Meeting> {
@@ -88,6 +96,48 @@ test('both sides learn the same secret, the paths both can have, and the largest
   assert.equal(host.segmentBytes, guest.segmentBytes);
   // The loopback of every Linux takes them.
   assert.ok(host.segmentBytes > 16_000);
+});
+
+test('the caller has its connection only once the side that was called has adopted its own', async () => {
+  const [hostSocket, guestSocket] = await pair();
+  const steps: string[] = [];
+  const adopt = async (meeting: Meeting): Promise<Meeting> => {
+    // Longer than what else the caller waits for.
+    for (let turn = 0; turn < 20; turn += 1) await new Promise((resolve) => setTimeout(resolve, 5));
+    steps.push('adopted');
+    return meeting;
+  };
+  const visited = visit(new ControlChannel(guestSocket, deadline()), { ...base, name: 'guest' }, 'secret');
+  const meetings = await Promise.all([
+    receive(new ControlChannel(hostSocket, deadline()), base, adopt),
+    visited.then((meeting) => {
+      steps.push('connected');
+      return meeting;
+    }),
+  ]);
+  assert.deepEqual(steps, ['adopted', 'connected']);
+  hostSocket.destroy();
+  guestSocket.destroy();
+  for (const { sockets } of meetings) for (const socket of sockets) socket[Symbol.dispose]();
+});
+
+async function findNoRoom({ sockets }: Meeting): Promise<Meeting> {
+  for (const socket of sockets) socket[Symbol.dispose]();
+  throw new WeftlineError('WL_CAPACITY', 'no room for a connection');
+}
+
+test('a caller hears why the side that was called could not adopt the connection', async () => {
+  const [hostSocket, guestSocket] = await pair();
+  const [host, guest] = await Promise.allSettled([
+    receive(new ControlChannel(hostSocket, deadline()), base, findNoRoom),
+    visit(new ControlChannel(guestSocket, deadline()), { ...base, name: 'guest' }, 'secret'),
+  ]);
+  for (const result of [host, guest]) {
+    assert.equal(result.status, 'rejected');
+    assert.equal((result.reason as { code: string }).code, 'WL_CAPACITY');
+    assert.match((result.reason as Error).message, /no room for a connection/);
+  }
+  guestSocket.destroy();
 });
 
 test('the smaller packet size wins, and no offload means none', async () => {

@@ -229,18 +229,22 @@ export class Transport implements AsyncDisposable {
     let connectionId: number | undefined;
     let guest: Guest<Connection> | undefined;
     try {
-      const meeting = await receiveGuest(channel, this.#credentials, async (hello) => {
-        // Strangers do not get this far.
-        channel.deadline = performance.now() + this.settings.timeoutMs;
-        guest = await receive?.(hello);
-        if (guest?.adopt === undefined) listener.checkRoom();
-        connectionId = await this.#reserve();
-        return { options: this.#greeting(connectionId), answer: guest?.answer };
+      return await receiveGuest(channel, this.#credentials, {
+        open: async (hello) => {
+          // Strangers do not get this far.
+          channel.deadline = performance.now() + this.settings.timeoutMs;
+          guest = await receive?.(hello);
+          if (guest?.adopt === undefined) listener.checkRoom();
+          connectionId = await this.#reserve();
+          return { options: this.#greeting(connectionId), answer: guest?.answer };
+        },
+        adopt: async (meeting) => {
+          const connection = await this.#adopt(channel, connectionId as unknown as number, meeting);
+          if (guest?.adopt === undefined) return connection;
+          guest.adopt(connection);
+          return undefined;
+        },
       });
-      const connection = await this.#adopt(channel, connectionId as unknown as number, meeting);
-      if (guest?.adopt === undefined) return connection;
-      guest.adopt(connection);
-      return undefined;
     } catch (error) {
       channel.hangUp();
       guest?.abandon?.();

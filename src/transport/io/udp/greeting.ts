@@ -60,11 +60,38 @@ export interface Guest<Established> {
   readonly abandon?: () => void;
 }
 
-/** The side that was called. `open` is called once the caller has proven itself. */
-export async function receiveGuest(
+/** What the side that was called does with its caller. */
+export interface Reception<Established> {
+  /** Called once the caller has proven itself. */
+  readonly open: (hello: unknown) => Promise<{ readonly options: GreetingOptions; readonly answer?: unknown }>;
+  /** Makes this side's end of the connection. Owns the sockets from then on, also if it fails. */
+  readonly adopt: (meeting: Meeting) => Promise<Established>;
+}
+
+/**
+ * The side that was called. The caller may use its end only after `adopt`: a thread that blocks in a wait for the caller's
+ * first message no longer gets to adopt anything.
+ */
+export async function receiveGuest<Established>(
   channel: ControlChannel,
   credentials: Credentials,
-  open: (hello: unknown, peerName: string) => Promise<{ readonly options: GreetingOptions; readonly answer?: unknown }>,
+  { open, adopt }: Reception<Established>,
+): Promise<Established> {
+  const meeting = await meetGuest(channel, credentials, open);
+  try {
+    const established = await adopt(meeting);
+    channel.send({ adopted: true });
+    return established;
+  } catch (error) {
+    channel.refuse(error);
+    throw error;
+  }
+}
+
+async function meetGuest(
+  channel: ControlChannel,
+  credentials: Credentials,
+  open: Reception<unknown>['open'],
 ): Promise<Meeting> {
   const sockets: UdpSocket[] = [];
   let options: GreetingOptions | undefined;
@@ -73,7 +100,7 @@ export async function receiveGuest(
     const { body, secrets } = await receiveHello(channel, helloOf(credentials), async (hello) => {
       const peerName = nameOf(hello);
       channel.peer = peerName;
-      const opened = await open(hello['hello'], peerName);
+      const opened = await open(hello['hello']);
       ({ options } = opened);
       authenticate = options.authenticate || hello['authenticate'] === true;
       openSockets(sockets, channel, Math.min(options.paths, integer(hello, 'paths', MAX_PATHS)), options);
@@ -118,7 +145,9 @@ export async function visitHost(
     const authenticate = body['authenticate'] === true;
     if (options.authenticate && !authenticate) throw protocolError('an answer that refuses to authenticate packets');
     const packetKeys = authenticate ? splitSessionKey(secrets.key('packets'), 'caller') : undefined;
-    return await finish(channel, { body, secrets, sockets, packetKeys, options });
+    const meeting = await finish(channel, { body, secrets, sockets, packetKeys, options });
+    await channel.receive('sign that it has adopted the connection');
+    return meeting;
   } catch (error) {
     for (const socket of sockets) socket[Symbol.dispose]();
     channel.refuse(error);

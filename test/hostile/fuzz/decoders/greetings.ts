@@ -179,8 +179,11 @@ const transportOptions = {
 
 const toTransport = calledByPeer(
   'hello-to-a-transport',
-  (channel) => receiveGuest(channel, credentials, () => Promise.resolve({ options: transportOptions })),
-  helloNamed('weftline-transport', await versionOf((channel) => receiveGuest(channel, credentials, never))),
+  (channel) => receiveGuest(channel, credentials, { open: async () => ({ options: transportOptions }), adopt: never }),
+  helloNamed(
+    'weftline-transport',
+    await versionOf((channel) => receiveGuest(channel, credentials, { open: never, adopt: never })),
+  ),
 );
 
 const ucxSelf = {
