@@ -74,4 +74,4 @@ function copyCudaSources() {
 node('node_modules/typescript/bin/tsc', '-b');
 buildWasm();
 copyCudaSources();
-chmodSync(`${root}dist/cli/main.js`, 0o755);
+chmodSync(`${root}dist/programs/cli/main.js`, 0o755);

@@ -123,7 +123,7 @@ if [ "$1" = test-gpu ]; then
   # Timings are part of what the tests report, so they run one after another.
   exec "$node" --test --test-concurrency=1 "$@" "$here"/build/test/gpu/*.test.js
 fi
-exec "$node" "$here/dist/cli/main.js" "$@"
+exec "$node" "$here/dist/programs/cli/main.js" "$@"
 `;
 
 rmSync(bundle, { recursive: true, force: true });

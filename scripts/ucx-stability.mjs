@@ -3,7 +3,7 @@ import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 
 const [runs = '100', ...transports] = process.argv.slice(2);
-const main = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
+const main = fileURLToPath(new URL('../dist/programs/cli/main.js', import.meta.url));
 const FIRST_PORT = 21_000;
 const PORTS = 4000;
 

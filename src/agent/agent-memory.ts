@@ -1,6 +1,6 @@
 // Memory as an agent registers it: where it lies, and how a process of the same host could map it.
 import type { Device } from '../device/device.ts';
-import type { SharedMemory } from '../memory/shared-memory.ts';
+import type { SharedMemory } from '../windows/shared-memory.ts';
 
 export type MemoryKind = 'host' | 'cuda';
 

@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
-import { WakeWord } from '../core/wake-word.ts';
+import { WakeWord } from '../threads/wake-word.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
 import { checkHost } from '../meeting/check-address.ts';
 import { requireToken } from '../meeting/loopback.ts';

@@ -3,7 +3,7 @@ import type { Deadline } from '../core/deadline.ts';
 import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
-import type { WakeWord } from '../core/wake-word.ts';
+import type { WakeWord } from '../threads/wake-word.ts';
 import type { PlannedTransfer } from './transfer-plan.ts';
 
 /** In the order of preference. */

@@ -3,7 +3,7 @@ import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import type { Device } from '../device/device.ts';
 import { type Storage, Tensor } from '../device/tensor.ts';
-import type { SharedMemory } from '../memory/shared-memory.ts';
+import type { SharedMemory } from '../windows/shared-memory.ts';
 import { addressOf } from '../native/library.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
 import type { BackendName, BackendRegion } from './backend.ts';

@@ -1,6 +1,6 @@
 // What an agent has registered, and with which of its backends.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
-import { SharedMemory } from '../memory/shared-memory.ts';
+import { SharedMemory } from '../windows/shared-memory.ts';
 import type { AgentMemory } from './agent-memory.ts';
 import type { BackendSet } from './backend-set.ts';
 import type { RegionMetadata } from './metadata.ts';

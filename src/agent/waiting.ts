@@ -1,7 +1,7 @@
 // How an agent waits for something that its backends will tell: blocking or not, always with a deadline.
 import { WeftlineError } from '../core/errors.ts';
-import { SpinTime } from '../core/spin-time.ts';
-import type { WakeWord } from '../core/wake-word.ts';
+import { SpinTime } from '../threads/spin-time.ts';
+import type { WakeWord } from '../threads/wake-word.ts';
 import { yieldProcessor } from '../native/libc.ts';
 import { checkTimeout, type WaitOptions } from '../world/store.ts';
 

@@ -5,12 +5,12 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { EpCudaBenchReport } from '#lib/bench/cuda/ep-results.js';
+import type { EpCudaBenchReport } from '#lib/programs/bench/ep/cuda/ep-results.js';
 import { settingsTable } from 'weftline';
 import { cacheFolder, noGpu, rankCounts } from './support/gpu.ts';
 import { TemporaryFolder } from './support/temporary-folder.ts';
 
-const commandLine = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const env = { ...process.env, [settingsTable.cacheFolder.env]: cacheFolder };
 
 /** Hidden sizes with whole vectors in rows and scales, in rows only, and in neither. */

@@ -4,11 +4,11 @@ import { CpuDevice, type CudaDevice, fromBf16, readSettings, type Settings, toBf
 import { dequantizeRows, quantizeRows } from 'weftline/ep';
 import { CudaFp8Rows } from '#lib/device/cuda/fp8-rows.js';
 import { moeExpertsKernels } from '#lib/device/cuda/kernels/moe.js';
-import type { LocalExperts } from '#lib/moe/experts.js';
-import { openGroupedProduct } from '#lib/moe/grouped-product.js';
-import { openMoeEngine } from '#lib/moe/moe-engine.js';
-import { referenceExpert, referenceMoeBlock } from '#lib/moe/reference.js';
-import { RowGroups } from '#lib/moe/row-groups.js';
+import type { LocalExperts } from '#lib/programs/moe/experts.js';
+import { openGroupedProduct } from '#lib/programs/moe/grouped-product.js';
+import { openMoeEngine } from '#lib/programs/moe/moe-engine.js';
+import { referenceExpert, referenceMoeBlock } from '#lib/programs/moe/reference.js';
+import { RowGroups } from '#lib/programs/moe/row-groups.js';
 import { findCublas } from '#lib/native/cublas.js';
 import { gpuTest } from './support/gpu.js';
 

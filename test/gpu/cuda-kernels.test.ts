@@ -14,7 +14,7 @@ import { type Compiler, openNvrtc } from '#lib/native/nvrtc.js';
 import { gpuTest, noGpu } from './support/gpu.js';
 import { TemporaryFolder } from './support/temporary-folder.js';
 
-const commandLine = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
 /** The real compiler, counting. */
 function counted(): { readonly compiler: Compiler; calls: number } {

@@ -19,7 +19,7 @@ test('the context grows, and says what it was closed for', { skip: noGpu }, asyn
 });
 
 test('a layer runs kernels of "weftline compile", and of nothing else', { skip: noGpu }, async () => {
-  const cli = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+  const cli = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
   using folder = new TemporaryFolder();
   const architecture = await architectureHere();
   execFileSync(process.execPath, [cli, 'compile', '--arch', architecture, '--out', folder.path], { stdio: 'ignore' });

@@ -6,14 +6,14 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { settingsTable } from 'weftline';
-import type { MoeReport } from '#lib/moe/moe-job.js';
-import { SafetensorsFile } from '#lib/moe/safetensors-file.js';
-import { writeSafetensors } from '#lib/moe/safetensors-writer.js';
+import type { MoeReport } from '#lib/programs/moe/moe-job.js';
+import { SafetensorsFile } from '#lib/programs/moe/safetensors-file.js';
+import { writeSafetensors } from '#lib/programs/moe/safetensors-writer.js';
 import { findCublas } from '#lib/native/cublas.js';
 import { cacheFolder, noGpu, rankCounts } from './support/gpu.js';
 import { TemporaryFolder } from './support/temporary-folder.js';
 
-const main = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const example = fileURLToPath(new URL('../../../examples/data/qwen3-moe-block.safetensors', import.meta.url));
 const noCublas = noGpu === false && findCublas() === undefined ? 'there is no cuBLAS' : noGpu;
 const env = { ...process.env, NODE_TEST_CONTEXT: undefined, [settingsTable.cacheFolder.env]: cacheFolder };

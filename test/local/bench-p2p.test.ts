@@ -8,10 +8,10 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { localFiles } from '#lib/native/file-probe.js';
 import { findUcx } from '#lib/native/ucx.js';
-import type { P2pBenchReport } from '#lib/bench/p2p/p2p-results.js';
+import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
 import { skipWithout } from './support/requirements.js';
 
-const cli = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const cli = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
 async function freePort(): Promise<string> {
   const server = createServer().listen(0, '127.0.0.1');

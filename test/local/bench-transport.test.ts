@@ -8,10 +8,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { TransportBenchReport } from '#lib/bench/transport-results.js';
-import type { RankBenchReport } from '#lib/bench/transport-ranks.js';
+import type { TransportBenchReport } from '#lib/programs/bench/transport/transport-results.js';
+import type { RankBenchReport } from '#lib/programs/bench/transport/transport-ranks.js';
 
-const main = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
 interface Ended {
   readonly status: number | null;

@@ -5,10 +5,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { EpBenchReport } from '#lib/bench/ep-results.js';
-import type { Examination } from '#lib/doctor/doctor.js';
+import type { EpBenchReport } from '#lib/programs/bench/ep/ep-results.js';
+import type { Examination } from '#lib/programs/doctor/doctor.js';
 
-const commandLine = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'weftline-commands-'));
 after(() => rmSync(folder, { recursive: true }));
 

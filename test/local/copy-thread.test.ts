@@ -11,8 +11,8 @@ import { ringOf } from '#lib/agent/backends/local/mailbox-layout.js';
 import { PeerSteps } from '#lib/agent/backends/local/peer-steps.js';
 import { RecordSender } from '#lib/agent/backends/local/record-sender.js';
 import { RegionGrants } from '#lib/agent/backends/local/region-grants.js';
-import { SharedLock } from '#lib/core/shared-lock.js';
-import { WakeWord } from '#lib/core/wake-word.js';
+import { SharedLock } from '#lib/threads/shared-lock.js';
+import { WakeWord } from '#lib/threads/wake-word.js';
 import { addressOf } from '#lib/native/library.js';
 
 const SLOT = 0;

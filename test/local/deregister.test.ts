@@ -7,7 +7,7 @@ import type { WeftlineError } from 'weftline';
 import { Agent, DescriptorList, type Registration } from 'weftline/agent';
 import { knownBackends } from '#lib/agent/backends/create.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { SharedMemory } from '#lib/memory/shared-memory.js';
+import { SharedMemory } from '#lib/windows/shared-memory.js';
 import type { DeregisterNews, DeregisterRound } from './support/deregister-peer.ts';
 import { openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';

@@ -6,10 +6,10 @@ import { fileURLToPath } from 'node:url';
 import { CpuDevice, type WeftlineError } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
 import type { BackendName } from '#lib/agent/backend.js';
-import { ProxyLink } from '#lib/proxy/proxy-link.js';
+import { ProxyLink } from '#lib/device-api/service/proxy-link.js';
 import { readSettings } from '#lib/settings/settings.js';
 
-const commandLine = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
 interface Ended {
   readonly code: number | null;

@@ -18,7 +18,7 @@ import { type CodeBlock, extractCodeBlocks } from './documentation/code-blocks.t
 const root = fileURLToPath(new URL('../../..', import.meta.url));
 /** Inside the repository, so that `import 'weftline'` means this package. */
 const workFolder = join(root, 'build', `documentation-${process.pid}`);
-const commandLine = join(root, 'dist/cli/main.js');
+const commandLine = join(root, 'dist/programs/cli/main.js');
 const TIMEOUT_MS = 120_000;
 
 const documents = ['README.md', ...listDocs()];

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { readSettings } from '#lib/settings/settings.js';
-import { Engine } from '#lib/transport/engine.js';
+import { Engine } from '#lib/transport/engine/engine.js';
 import { EngineLoop } from '#lib/transport/io/udp/engine-loop.js';
 import { UdpSocket } from '#lib/transport/io/udp/udp-socket.js';
 

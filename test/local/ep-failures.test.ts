@@ -197,7 +197,7 @@ test('too little /dev/shm is told before anything is allocated, with what is nee
   const probe = spawnSync('unshare', ['-m', 'mount', '-t', 'tmpfs', '-o', 'size=8m', 'tmpfs', '/dev/shm']);
   const why = skipWithout('mounts', probe.status === 0 ? undefined : 'needs root to mount a small /dev/shm of its own');
   if (why !== false) return t.skip(why);
-  const cli = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+  const cli = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
   const command = `mount -t tmpfs -o size=8m tmpfs /dev/shm && exec ${process.execPath} ${cli} run -n 2 ${fileURLToPath(script)} small`;
   const { stdout, stderr } = spawnSync('unshare', ['-m', 'sh', '-c', command], { encoding: 'utf8' });
   assert.match(stdout, /WL_SHARED_MEMORY.*\/dev\/shm has 8 MiB free, 2 windows of .*B need .*B: enlarge it/, stderr);

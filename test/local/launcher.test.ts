@@ -7,7 +7,7 @@ import { fileURLToPath } from 'node:url';
 import { launch } from 'weftline/world';
 import { resultOf, runRanks } from './support/run-ranks.js';
 
-const main = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const worldRank = new URL('./support/world-rank.js', import.meta.url);
 const printRank = fileURLToPath(new URL('./support/print-rank.js', import.meta.url));
 

@@ -15,7 +15,7 @@ import {
   MAX_NOTIFICATION_BYTES,
 } from '#lib/agent/backend.js';
 import { createBackend } from '#lib/agent/backends/local/local-backend.js';
-import { SharedMemory } from '#lib/memory/shared-memory.js';
+import { SharedMemory } from '#lib/windows/shared-memory.js';
 import { hostMemory, openBackend, type OpenBackend, pollUntil, sharedMemory } from './support/backend-context.ts';
 import { planned } from './support/planned-transfer.ts';
 import { processUse } from './support/process-use.ts';

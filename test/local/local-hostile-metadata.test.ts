@@ -10,7 +10,7 @@ import { localRegionInfo } from '#lib/abi/agent-local-info.js';
 import { Block } from '#lib/abi/layout.js';
 import type { BackendLink } from '#lib/agent/backend.js';
 import { createBackend } from '#lib/agent/backends/local/local-backend.js';
-import { SharedMemory } from '#lib/memory/shared-memory.js';
+import { SharedMemory } from '#lib/windows/shared-memory.js';
 import { skipWithout } from './support/requirements.ts';
 import { openBackend, type OpenBackend, sharedMemory } from './support/backend-context.ts';
 

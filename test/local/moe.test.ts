@@ -6,12 +6,12 @@ import { join } from 'node:path';
 import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { fromBf16, toBf16 } from 'weftline';
-import type { MoeReport } from '#lib/moe/moe-job.js';
-import { referenceMoeBlock } from '#lib/moe/reference.js';
-import { SafetensorsFile } from '#lib/moe/safetensors-file.js';
-import { writeSafetensors } from '#lib/moe/safetensors-writer.js';
+import type { MoeReport } from '#lib/programs/moe/moe-job.js';
+import { referenceMoeBlock } from '#lib/programs/moe/reference.js';
+import { SafetensorsFile } from '#lib/programs/moe/safetensors-file.js';
+import { writeSafetensors } from '#lib/programs/moe/safetensors-writer.js';
 
-const main = fileURLToPath(new URL('../../../dist/cli/main.js', import.meta.url));
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const example = fileURLToPath(new URL('../../../examples/data/qwen3-moe-block.safetensors', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'weftline-moe-'));
 after(() => rmSync(folder, { recursive: true }));

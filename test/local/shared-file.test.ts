@@ -3,7 +3,7 @@ import { closeSync, existsSync, fstatSync, mkdtempSync, rmSync, writeFileSync } 
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
-import { createSharedFile } from '#lib/memory/shared-file.js';
+import { createSharedFile } from '#lib/windows/shared-file.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'weftline-shared-file-'));
 after(() => rmSync(folder, { recursive: true }));

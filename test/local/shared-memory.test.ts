@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { WeftlineError } from 'weftline';
-import { SharedMemory, type SharedMemoryName } from '#lib/memory/shared-memory.js';
+import { SharedMemory, type SharedMemoryName } from '#lib/windows/shared-memory.js';
 
 const peerModule = new URL('./support/shared-memory-peer.js', import.meta.url).pathname;
 

@@ -12,7 +12,7 @@ import { endpointHello, introduce } from '#lib/agent/endpoint/greeting.js';
 import { credentialsOf } from '#lib/meeting/credentials.js';
 import { receiveHello } from '#lib/meeting/hello.js';
 import { MeetingListener } from '#lib/meeting/listener.js';
-import { encodeDescs } from '#lib/proxy/transfer-descs.js';
+import { encodeDescs } from '#lib/device-api/host/transfer-descs.js';
 import { hostIdentity } from '#lib/world/host-identity.js';
 import { host, type Target, visit } from './support/listeners.ts';
 import { whyNoUcx } from './support/ucx-side.ts';

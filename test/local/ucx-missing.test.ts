@@ -50,7 +50,7 @@ test('ucx without libucp: who asks for it is told what to install, others go wit
 });
 
 test('ucx without libucp: weftline doctor says so', { skip: cannotHide }, () => {
-  const main = new URL('../../../dist/cli/main.js', import.meta.url).pathname;
+  const main = new URL('../../../dist/programs/cli/main.js', import.meta.url).pathname;
   const { stdout } = withoutUcx(main, 'doctor');
   assert.match(stdout, /UCX \(libucp\)\s+│ absent/);
   assert.match(stdout, /apt-get install libucx0/);

@@ -5,8 +5,8 @@ import { NativeBlock } from '#lib/native/native-block.js';
 import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/datagram-receiver.js';
 import { UdpPacketIo } from '#lib/transport/io/udp/udp-packet-io.js';
 import { UdpSocket } from '#lib/transport/io/udp/udp-socket.js';
-import type { Burst } from '#lib/transport/packet-io.js';
-import type { Region } from '#lib/transport/region.js';
+import type { Burst } from '#lib/transport/io/packet-io.js';
+import type { Region } from '#lib/transport/engine/region.js';
 
 const HEADER = 64;
 

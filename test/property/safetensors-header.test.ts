@@ -2,9 +2,9 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as fc from 'fast-check';
 import { WeftlineError } from 'weftline';
-import { duplicateKey } from '#lib/moe/duplicate-key.js';
-import { MAX_HEADER_BYTES, overLimits } from '#lib/moe/header-limits.js';
-import { layOutHeader, parseHeader, safetensorsDtypes } from '#lib/moe/safetensors-header.js';
+import { duplicateKey } from '#lib/programs/moe/duplicate-key.js';
+import { MAX_HEADER_BYTES, overLimits } from '#lib/programs/moe/header-limits.js';
+import { layOutHeader, parseHeader, safetensorsDtypes } from '#lib/programs/moe/safetensors-header.js';
 
 const encoder = new TextEncoder();
 const extent = fc.oneof(fc.nat(20), fc.constantFrom(-1, 0.5, 2 ** 31, 2 ** 53, 1e300, 'x', null));

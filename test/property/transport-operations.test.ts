@@ -2,8 +2,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from 'fast-check';
-import { type RequestHandle, requestStatus } from '#lib/transport/transport-engine.js';
-import { isEnded, Loopback, pattern, type Side } from '../unit/transport/loopback.js';
+import { type RequestHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
+import { isEnded, Loopback, pattern, type Side } from '../unit/transport/support/loopback.js';
 
 const operation = fc.record({
   kind: fc.constantFrom('message', 'message', 'write', 'read', 'signal', 'flush', 'cancel', 'wait'),

@@ -15,7 +15,7 @@ import {
   scatterEntry,
   TRANSPORT_VERSION,
 } from '#lib/abi/transport-packet.js';
-import { isEnded, Loopback, pattern } from '../unit/transport/loopback.js';
+import { isEnded, Loopback, pattern } from '../unit/transport/support/loopback.js';
 
 const SECRET = 0x0123_4567_89ab_cdefn;
 /** Bytes around each region that must keep their value. */

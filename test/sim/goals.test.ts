@@ -1,12 +1,12 @@
 // What the transport must reach on simulated networks: incast, permutation, loss, a dead path.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { LinkOptions } from '#lib/sim/link.js';
-import { type PatternOptions, runPattern } from '#lib/sim/pattern-run.js';
-import { patternTopology, type TopologyName } from '#lib/sim/pattern-topology.js';
-import { pathLinks } from '#lib/sim/topology.js';
-import type { PatternName } from '#lib/sim/traffic.js';
-import { usualSettings } from '#lib/sim/usual-settings.js';
+import type { LinkOptions } from '#lib/programs/sim/link.js';
+import { type PatternOptions, runPattern } from '#lib/programs/sim/pattern-run.js';
+import { patternTopology, type TopologyName } from '#lib/programs/sim/pattern-topology.js';
+import { pathLinks } from '#lib/programs/sim/topology.js';
+import type { PatternName } from '#lib/programs/sim/traffic.js';
+import { usualSettings } from '#lib/programs/sim/usual-settings.js';
 
 interface Goal extends Partial<Omit<PatternOptions, 'topology'>> {
   readonly pattern: PatternName;

@@ -3,14 +3,14 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from 'fast-check';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { EventQueue } from '#lib/sim/event-queue.js';
-import { fatTree } from '#lib/sim/fat-tree.js';
-import { leafSpine } from '#lib/sim/leaf-spine.js';
-import { defaultLink, type LinkOptions } from '#lib/sim/link.js';
-import { Network } from '#lib/sim/network.js';
-import { MARK_CORRUPT, MARK_ECN, PacketPool } from '#lib/sim/packet-pool.js';
-import { rails } from '#lib/sim/rails.js';
-import { ecmpHash, routeOf, type Topology } from '#lib/sim/topology.js';
+import { EventQueue } from '#lib/programs/sim/event-queue.js';
+import { fatTree } from '#lib/programs/sim/fat-tree.js';
+import { leafSpine } from '#lib/programs/sim/leaf-spine.js';
+import { defaultLink, type LinkOptions } from '#lib/programs/sim/link.js';
+import { Network } from '#lib/programs/sim/network.js';
+import { MARK_CORRUPT, MARK_ECN, PacketPool } from '#lib/programs/sim/packet-pool.js';
+import { rails } from '#lib/programs/sim/rails.js';
+import { ecmpHash, routeOf, type Topology } from '#lib/programs/sim/topology.js';
 
 test('events come by time, and in order of insertion where times are equal', () => {
   fc.assert(

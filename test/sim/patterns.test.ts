@@ -2,17 +2,17 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { defaultLink } from '#lib/sim/link.js';
-import { jainFairness } from '#lib/sim/pattern-result.js';
-import { type PatternOptions, runPattern } from '#lib/sim/pattern-run.js';
-import { patternTopology, usualTopology } from '#lib/sim/pattern-topology.js';
-import { rails } from '#lib/sim/rails.js';
-import { oneWayDelay, theory, wireBytes } from '#lib/sim/theory.js';
-import { pathLinks } from '#lib/sim/topology.js';
-import { makeTraffic, type PatternName } from '#lib/sim/traffic.js';
-import { usualSettings } from '#lib/sim/usual-settings.js';
-import { simReport } from '#lib/report/sim-report.js';
-import { samplePlot } from '#lib/report/sample-plot.js';
+import { defaultLink } from '#lib/programs/sim/link.js';
+import { jainFairness } from '#lib/programs/sim/pattern-result.js';
+import { type PatternOptions, runPattern } from '#lib/programs/sim/pattern-run.js';
+import { patternTopology, usualTopology } from '#lib/programs/sim/pattern-topology.js';
+import { rails } from '#lib/programs/sim/rails.js';
+import { oneWayDelay, theory, wireBytes } from '#lib/programs/sim/theory.js';
+import { pathLinks } from '#lib/programs/sim/topology.js';
+import { makeTraffic, type PatternName } from '#lib/programs/sim/traffic.js';
+import { usualSettings } from '#lib/programs/sim/usual-settings.js';
+import { simReport } from '#lib/programs/report/sim-report.js';
+import { samplePlot } from '#lib/programs/report/sample-plot.js';
 
 const all = { messages: 3, messagesPerMicrosecond: Number.POSITIVE_INFINITY } as const;
 

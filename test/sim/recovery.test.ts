@@ -1,15 +1,15 @@
 // Scenarios made by hand, one for each way in which a connection once got stuck or gave up without need.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { leafSpine } from '#lib/sim/leaf-spine.js';
-import { defaultLink } from '#lib/sim/link.js';
-import { rails } from '#lib/sim/rails.js';
-import type { MessageOperation, Operation, Scenario } from '#lib/sim/scenario.js';
-import { runScenario } from '#lib/sim/scenario-run.js';
-import { type SimulatedHost, Simulation } from '#lib/sim/simulation.js';
-import { pathLinks } from '#lib/sim/topology.js';
-import type { Region } from '#lib/transport/region.js';
-import { type RequestHandle, requestStatus } from '#lib/transport/transport-engine.js';
+import { leafSpine } from '#lib/programs/sim/leaf-spine.js';
+import { defaultLink } from '#lib/programs/sim/link.js';
+import { rails } from '#lib/programs/sim/rails.js';
+import type { MessageOperation, Operation, Scenario } from '#lib/programs/sim/scenario.js';
+import { runScenario } from '#lib/programs/sim/scenario-run.js';
+import { type SimulatedHost, Simulation } from '#lib/programs/sim/simulation.js';
+import { pathLinks } from '#lib/programs/sim/topology.js';
+import type { Region } from '#lib/transport/engine/region.js';
+import { type RequestHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
 
 const link = { ...defaultLink, gigabitsPerSecond: 10 };
 const place = { connection: 0, from: 0, flow: 0, at: 0 } as const;

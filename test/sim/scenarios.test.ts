@@ -1,8 +1,8 @@
 // Random scenarios: whatever is lost, reordered, doubled, changed or dies, every promise of the transport holds.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { makeScenario } from '#lib/sim/scenario.js';
-import { runScenario } from '#lib/sim/scenario-run.js';
+import { makeScenario } from '#lib/programs/sim/scenario.js';
+import { runScenario } from '#lib/programs/sim/scenario-run.js';
 
 /** `npm run test:long` goes on to 10,000. */
 const SCENARIOS = 300;

@@ -1,6 +1,6 @@
 // Rows of bf16 as rows of fp8 with scales, and back, on the CPU device.
 import { invalidArgument } from '../../core/errors.ts';
-import { SCALE_GROUP, type ScaledRows } from '../scaled-rows.ts';
+import { SCALE_GROUP, type ScaledRows } from '../formats/scaled-rows.ts';
 import type { Tensor } from '../tensor.ts';
 import type { CpuDevice } from './cpu-device.ts';
 

@@ -1,6 +1,6 @@
 // Rows of bf16 as rows of fp8 with scales, and back, on GPUs: the same bits as on the CPU device.
 import type { fp8RowsArguments } from '../../abi/fp8-rows-arguments.ts';
-import { SCALE_GROUP, type ScaledRows } from '../scaled-rows.ts';
+import { SCALE_GROUP, type ScaledRows } from '../formats/scaled-rows.ts';
 import type { Tensor } from '../tensor.ts';
 import type { CudaDevice } from './cuda-device.ts';
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';

@@ -1,7 +1,7 @@
 // Authenticates the packets of one connection: tags those that go out, checks those that come in. Hot path: no promise, and
 // nothing allocated but one view per burst or datagram that is copied.
 import { authenticPrefix } from '../../abi/transport-packet.ts';
-import type { Burst } from '../packet-io.ts';
+import type { Burst } from '../io/packet-io.ts';
 import { expandPacketKey, type PacketKeys } from './packet-keys.ts';
 import { ReplayWindow } from './replay-window.ts';
 import type { TagMemory } from './tag-memory.ts';

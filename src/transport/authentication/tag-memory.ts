@@ -3,9 +3,9 @@ import { packetKey } from '../../abi/packet-key.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { type CpuKernels, instantiateKernelsNow } from '../../device/cpu/kernels.ts';
 import { wasm, type WasmMemory } from '../../device/cpu/wasm.ts';
-import type { Burst, PacketIo } from '../packet-io.ts';
-import type { RangeList } from '../range-list.ts';
-import type { Region } from '../region.ts';
+import type { Burst, PacketIo } from '../io/packet-io.ts';
+import type { RangeList } from '../send/range-list.ts';
+import type { Region } from '../engine/region.ts';
 
 const PAGE = 65_536;
 // Page 0 holds the data of the kernels.

@@ -1,5 +1,5 @@
 // The congestion control that the settings name, for one window.
-import type { TransportSettings } from '../transport-settings.ts';
+import type { TransportSettings } from '../engine/transport-settings.ts';
 import type { Congestion } from './congestion.ts';
 import { Cubic } from './cubic.ts';
 import { EqdsCredits } from './eqds.ts';

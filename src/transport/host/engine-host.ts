@@ -1,14 +1,14 @@
 // Runs one engine for a user who may be on another thread: carries out commands, keeps the tables they refer to.
 import { commandKinds, REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
-import type { WakeWord } from '../../core/wake-word.ts';
+import type { WakeWord } from '../../threads/wake-word.ts';
 import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
-import { Engine } from '../engine.ts';
+import { Engine } from '../engine/engine.ts';
 import type { PacketKeys } from '../authentication/packet-keys.ts';
 import { EngineLoop } from '../io/udp/engine-loop.ts';
-import type { RemoteAccess } from '../region.ts';
+import type { RemoteAccess } from '../engine/region.ts';
 import {
   type ConnectionStatistics,
   type DropCounters,
@@ -16,7 +16,7 @@ import {
   requestStatus,
   type RequestStatus,
   type TransportConnection,
-} from '../transport-engine.ts';
+} from '../engine/transport-engine.ts';
 import { type LinePlan, PreparedTransfers, type TransferPlan } from './prepared-transfers.ts';
 import type { HostedEngine, StopCall } from './serve-engine.ts';
 import { type Command, emptyCommand, type SharedRequests } from './shared-requests.ts';

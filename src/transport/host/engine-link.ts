@@ -1,8 +1,8 @@
 // How the user's thread reaches its engine: on a thread of its own, or on the same one inside calls that wait.
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { decodeError, WeftlineError } from '../../core/errors.ts';
-import { SpinTime } from '../../core/spin-time.ts';
-import type { WakeWord } from '../../core/wake-word.ts';
+import { SpinTime } from '../../threads/spin-time.ts';
+import type { WakeWord } from '../../threads/wake-word.ts';
 import { Doorbell } from '../../native/readiness.ts';
 import type { EngineThreadData, HostedEngine, StopCall, ThreadMessage } from './serve-engine.ts';
 import { SharedRequests } from './shared-requests.ts';

@@ -1,5 +1,5 @@
 // How long an engine's thread that has nothing to do goes on polling while somebody waits for what it does.
-import { SpinTime } from '../../core/spin-time.ts';
+import { SpinTime } from '../../threads/spin-time.ts';
 import { yieldProcessor } from '../../native/libc.ts';
 
 /** The most; less where it turns out to be in vain. */

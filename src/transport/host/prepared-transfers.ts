@@ -4,10 +4,10 @@ import { PartTable } from '../../abi/part-table.ts';
 import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { findScatters } from './find-scatters.ts';
-import { longestScattered } from '../check-options.ts';
-import type { RangeList } from '../range-list.ts';
-import type { Region } from '../region.ts';
-import type { RequestHandle, TransportConnection } from '../transport-engine.ts';
+import { longestScattered } from '../engine/check-options.ts';
+import type { RangeList } from '../send/range-list.ts';
+import type { Region } from '../engine/region.ts';
+import type { RequestHandle, TransportConnection } from '../engine/transport-engine.ts';
 
 /** Plain data, so that it can cross threads. */
 export interface TransferPlan {

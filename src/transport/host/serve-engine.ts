@@ -1,7 +1,7 @@
 // Serves an engine on a thread of its own: carries out commands, lets it work, sleeps when there is nothing to do.
 import { type MessagePort, receiveMessageOnPort } from 'node:worker_threads';
 import { type EncodedError, encodeError } from '../../core/errors.ts';
-import { WakeWord } from '../../core/wake-word.ts';
+import { WakeWord } from '../../threads/wake-word.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import { Idleness } from './idleness.ts';
 import { SharedRequests } from './shared-requests.ts';

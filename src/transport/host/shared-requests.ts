@@ -1,6 +1,6 @@
 // The memory between the user's thread and the engine's: command ring, request table, words to sleep on. Hot path: no allocation.
 import { commandRecord, REQUEST_SLOTS, sharedHead, slotStates } from '../../abi/transport-command.ts';
-import type { SpinTime } from '../../core/spin-time.ts';
+import type { SpinTime } from '../../threads/spin-time.ts';
 import { yieldProcessor } from '../../native/libc.ts';
 
 /** A look at the clock costs as much as several looks at a word. */

@@ -1,5 +1,5 @@
 // The link to the transport's engine, on a thread of its own if the settings say so.
-import type { WakeWord } from '../../core/wake-word.ts';
+import type { WakeWord } from '../../threads/wake-word.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { EngineHost, type HostCall, type HostEvent } from './engine-host.ts';
 import { type EngineLink, type EngineLinkOptions, openInlineLink, openThreadLink } from './engine-link.ts';

@@ -2,7 +2,7 @@
 import { hostname } from 'node:os';
 import { deadlineOf } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { WakeWord } from '../../core/wake-word.ts';
+import type { WakeWord } from '../../threads/wake-word.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import type { WaitOptions } from '../../world/store.ts';
 import { readToken } from '../../settings/token.ts';
@@ -18,7 +18,7 @@ import {
   receiveGuest,
   visitHost,
 } from '../io/udp/greeting.ts';
-import type { RemoteAccess } from '../region.ts';
+import type { RemoteAccess } from '../engine/region.ts';
 import { Connection } from './connection.ts';
 import type { HostCall, HostEvent, RegionName } from './engine-host.ts';
 import type { EngineLink } from './engine-link.ts';

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { CudaDevice, openDevice, Tensor } from 'weftline';
 import { join } from 'weftline/world';
-import { CudaWindow } from '#lib/memory/cuda-window.js';
+import { CudaWindow } from '#lib/windows/cuda-window.js';
 
 const BYTES = 1000;
 await using world = await join();

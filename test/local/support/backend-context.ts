@@ -3,8 +3,8 @@ import { randomBytes } from 'node:crypto';
 import { readSettings, type Settings } from 'weftline';
 import type { AgentMemory } from '#lib/agent/agent-memory.js';
 import type { Backend, BackendContext, BackendPeer, CreateBackend } from '#lib/agent/backend.js';
-import { WakeWord } from '#lib/core/wake-word.js';
-import type { SharedMemory } from '#lib/memory/shared-memory.js';
+import { WakeWord } from '#lib/threads/wake-word.js';
+import type { SharedMemory } from '#lib/windows/shared-memory.js';
 import { addressOf } from '#lib/native/library.js';
 import { hostIdentity } from '#lib/world/host-identity.js';
 

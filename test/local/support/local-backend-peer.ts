@@ -1,6 +1,6 @@
 // A process with a local backend and a region, until it is killed.
 import { createBackend } from '#lib/agent/backends/local/local-backend.js';
-import { SharedMemory } from '#lib/memory/shared-memory.js';
+import { SharedMemory } from '#lib/windows/shared-memory.js';
 import { openBackend, sharedMemory } from './backend-context.ts';
 
 const bytes = 64 << 20;

@@ -1,5 +1,5 @@
 // Adds one to the last byte of shared memory that another process named.
-import { SharedMemory, type SharedMemoryName } from '#lib/memory/shared-memory.js';
+import { SharedMemory, type SharedMemoryName } from '#lib/windows/shared-memory.js';
 
 using memory = SharedMemory.open(JSON.parse(process.argv[2] as string) as SharedMemoryName, 'the test');
 const bytes = new Uint8Array(memory.buffer());

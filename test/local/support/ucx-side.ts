@@ -2,7 +2,7 @@
 import { createUcxBackend } from '#lib/agent/backends/ucx/ucx-backend.js';
 import type { AgentMemory } from '#lib/agent/agent-memory.js';
 import type { Backend, BackendPeer, BackendRegion } from '#lib/agent/backend.js';
-import { WakeWord } from '#lib/core/wake-word.js';
+import { WakeWord } from '#lib/threads/wake-word.js';
 import { addressOf } from '#lib/native/library.js';
 import { openUcx } from '#lib/native/ucx.js';
 import { readSettings } from '#lib/settings/settings.js';

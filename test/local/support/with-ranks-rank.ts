@@ -1,5 +1,5 @@
 // A command that runs on ranks: what a user of withRanks() writes.
-import { withRanks } from '#lib/cli/with-ranks.js';
+import { withRanks } from '#lib/programs/cli/with-ranks.js';
 
 await withRanks(3, async (world) => {
   const ranks = await world.allGather('ranks', world.rank);

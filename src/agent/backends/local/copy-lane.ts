@@ -1,7 +1,7 @@
 // Copies to one peer that two threads share: they take steps of the first transfer in turn; whoever ends it sends its
 // message and tells the agent. Hot path: no allocation.
-import type { SharedLock } from '../../../core/shared-lock.ts';
-import type { WakeWord } from '../../../core/wake-word.ts';
+import type { SharedLock } from '../../../threads/shared-lock.ts';
+import type { WakeWord } from '../../../threads/wake-word.ts';
 import type { CopyTable } from './copy-table.ts';
 import type { PeerSteps } from './peer-steps.ts';
 import type { RecordSender } from './record-sender.ts';

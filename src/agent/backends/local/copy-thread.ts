@@ -1,7 +1,7 @@
 // The thread that carries out large copies of an agent, so that they go on while the agent's thread does something else.
 import { Worker } from 'node:worker_threads';
-import { SharedLock } from '../../../core/shared-lock.ts';
-import type { WakeWord } from '../../../core/wake-word.ts';
+import { SharedLock } from '../../../threads/shared-lock.ts';
+import type { WakeWord } from '../../../threads/wake-word.ts';
 import { type CheckedCopies, type CopyJob, CopyLane, JOB_WORDS, LANE_WORDS } from './copy-lane.ts';
 import { type CopyOrder, type CopyWorkerData, THREAD_WORDS, threadWord } from './copy-worker-data.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';

@@ -1,7 +1,7 @@
 // Takes steps of the copies of an agent's links until told to stop.
 import { type MessagePort, parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads';
-import { SharedLock } from '../../../core/shared-lock.ts';
-import { WakeWord } from '../../../core/wake-word.ts';
+import { SharedLock } from '../../../threads/shared-lock.ts';
+import { WakeWord } from '../../../threads/wake-word.ts';
 import { viewAt } from '../../../native/library.ts';
 import { type CopyJob, CopyLane } from './copy-lane.ts';
 import { CopyTable } from './copy-table.ts';

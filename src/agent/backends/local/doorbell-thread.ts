@@ -1,6 +1,6 @@
 // The thread that sleeps on an agent's doorbell in shared memory, and rings the agent when a peer rang it.
 import { Worker } from 'node:worker_threads';
-import type { WakeWord } from '../../../core/wake-word.ts';
+import type { WakeWord } from '../../../threads/wake-word.ts';
 import type { DoorbellWorkerData } from './doorbell-worker.ts';
 import type { Mailbox } from './mailbox.ts';
 

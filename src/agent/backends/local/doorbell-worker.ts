@@ -1,6 +1,6 @@
 // Sleeps on the doorbell of a mailbox until told to stop.
 import { parentPort, workerData } from 'node:worker_threads';
-import { WakeWord } from '../../../core/wake-word.ts';
+import { WakeWord } from '../../../threads/wake-word.ts';
 import { Futex } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
 

@@ -1,7 +1,7 @@
 // Memory of one peer as this process holds it: mapped files and allocations of GPUs, for as long as a region needs them.
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Storage } from '../../../device/tensor.ts';
-import { SharedMemory } from '../../../memory/shared-memory.ts';
+import { SharedMemory } from '../../../windows/shared-memory.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
 import {
   type LocalRemoteRegion,

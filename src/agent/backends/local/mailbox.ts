@@ -13,7 +13,7 @@ import {
 } from '../../../abi/agent-mailbox.ts';
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { SharedMemory } from '../../../memory/shared-memory.ts';
+import { SharedMemory } from '../../../windows/shared-memory.ts';
 import type { BackendContext } from '../../backend.ts';
 import { Futex, isByteLocked, lockByte } from '../../../native/libc.ts';
 import { headerWord, nameOf, OWNER_LOCK, ringDoorbell, ringOf, slotWord } from './mailbox-layout.ts';

@@ -12,7 +12,7 @@ import {
 } from '../../../abi/agent-mailbox.ts';
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { SharedMemory, type SharedMemoryName } from '../../../memory/shared-memory.ts';
+import { SharedMemory, type SharedMemoryName } from '../../../windows/shared-memory.ts';
 import { isByteLocked, lockByte } from '../../../native/libc.ts';
 import { DeviceWork } from './device-work.ts';
 import { headerWord, OWNER_LOCK, sendersOf, slotOffset, slotWord } from './mailbox-layout.ts';

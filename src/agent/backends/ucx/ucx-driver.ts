@@ -1,8 +1,8 @@
 // The agent's side of the UCX worker: works for it whenever the agent looks, and shares it with a thread for the rest of the time.
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { decodeError, type EncodedError, WeftlineError } from '../../../core/errors.ts';
-import { SharedLock } from '../../../core/shared-lock.ts';
-import type { WakeWord } from '../../../core/wake-word.ts';
+import { SharedLock } from '../../../threads/shared-lock.ts';
+import type { WakeWord } from '../../../threads/wake-word.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { Doorbell } from '../../../native/readiness.ts';
 import { Carver } from './carver.ts';

@@ -1,8 +1,8 @@
 // The thread that works for a UCX backend while the agent's thread does not: it stands back as long as that looks itself.
 import { type MessagePort, workerData } from 'node:worker_threads';
 import { encodeError } from '../../../core/errors.ts';
-import { SharedLock } from '../../../core/shared-lock.ts';
-import { WakeWord } from '../../../core/wake-word.ts';
+import { SharedLock } from '../../../threads/shared-lock.ts';
+import { WakeWord } from '../../../threads/wake-word.ts';
 import { yieldProcessor } from '../../../native/libc.ts';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { Carver } from './carver.ts';

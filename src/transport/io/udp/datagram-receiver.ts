@@ -2,7 +2,7 @@
 import { MessageBlock } from '../../../native/message-block.ts';
 import type { NativeBlock } from '../../../native/native-block.ts';
 import { receiveMessages } from '../../../native/udp.ts';
-import { createReceivedBatch, type ReceivedBatch } from '../../packet-io.ts';
+import { createReceivedBatch, type ReceivedBatch } from '../packet-io.ts';
 
 /** What the kernel may join is at most 64 KiB. */
 const SLOT_BYTES = 65_536;

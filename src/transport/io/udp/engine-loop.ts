@@ -2,8 +2,8 @@
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { closeDescriptor } from '../../../native/udp.ts';
-import type { PacketIo } from '../../packet-io.ts';
-import type { TransportEngine } from '../../transport-engine.ts';
+import type { PacketIo } from '../packet-io.ts';
+import type { TransportEngine } from '../../engine/transport-engine.ts';
 import { DatagramReceiver, RECEIVE_ARENA_BYTES } from './datagram-receiver.ts';
 import { type PathSocket, type SendFailures, UdpPacketIo } from './udp-packet-io.ts';
 

@@ -5,9 +5,9 @@ import { addressOf } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { waitWritable } from '../../../native/readiness.ts';
 import { sendMessages } from '../../../native/udp.ts';
-import { type Burst, type PacketIo, type PlacementRun, placeRun } from '../../packet-io.ts';
-import type { RangeList } from '../../range-list.ts';
-import type { Region } from '../../region.ts';
+import { type Burst, type PacketIo, type PlacementRun, placeRun } from '../packet-io.ts';
+import type { RangeList } from '../../send/range-list.ts';
+import type { Region } from '../../engine/region.ts';
 import { MAX_DATAGRAM_BYTES } from './udp-socket.ts';
 
 /** The socket of one path to one peer, as the engine's thread sees it. */

@@ -14,7 +14,7 @@ import { Mailbox } from '#lib/agent/backends/local/mailbox.js';
 import { NotificationRing } from '#lib/agent/backends/local/notification-ring.js';
 import { PeerMailbox } from '#lib/agent/backends/local/peer-mailbox.js';
 import { Inbox } from '#lib/agent/backends/multipath/inbox.js';
-import { SharedMemory } from '#lib/memory/shared-memory.js';
+import { SharedMemory } from '#lib/windows/shared-memory.js';
 import { type Decoder, Fault } from '../decoder.ts';
 import { ucxMessages } from './ucx-messages.ts';
 

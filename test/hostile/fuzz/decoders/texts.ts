@@ -2,7 +2,7 @@
 import { readSettings, type Settings } from 'weftline';
 import { Deadline } from '#lib/core/deadline.js';
 import { settingsTable } from '#lib/settings/settings.js';
-import { layOutHeader, parseHeader } from '#lib/moe/safetensors-header.js';
+import { layOutHeader, parseHeader } from '#lib/programs/moe/safetensors-header.js';
 import { EtcdClient } from '#lib/agent/exchange/etcd-client.js';
 import { readEnvironment } from '#lib/world/environment.js';
 import { expandNodeList } from '#lib/world/node-list.js';

@@ -1,0 +1,26 @@
+// For the kernels: the address of one region in every rank's window, as a table in device memory.
+import type { Tensor } from '../device/tensor.ts';
+import type { TensorAllocator } from '../device/tensor-set.ts';
+import type { SymmetricWindow } from '../windows/symmetric-window.ts';
+
+export type AddressTables<Region extends string> = Readonly<Record<Region, Tensor<'i32'>>>;
+
+/** One table i32 [ranks] per region, rank r's 32-bit address at index r; made before the window, filled after it. */
+export function makeAddressTables<Region extends string>(
+  allocator: TensorAllocator,
+  regions: readonly Region[],
+  ranks: number,
+): AddressTables<Region> {
+  const tables = regions.map((region) => [region, allocator.empty('i32', [ranks])] as const);
+  return Object.fromEntries(tables) as AddressTables<Region>;
+}
+
+export function fillAddressTables<Region extends string>(
+  tables: AddressTables<Region>,
+  window: SymmetricWindow,
+  regions: Readonly<Record<Region, { readonly offset: number }>>,
+): void {
+  for (const [region, table] of Object.entries(tables) as [Region, Tensor<'i32'>][]) {
+    table.view().set(window.addresses.map((address) => (address + regions[region].offset) | 0));
+  }
+}

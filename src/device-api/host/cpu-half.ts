@@ -1,0 +1,93 @@
+// A DeviceHost's side of the CPU: queues in shared memory, kernels are functions of TypeScript.
+import type { WeftlineError } from '../../core/errors.ts';
+import { viewAt } from '../../native/library.ts';
+import { queueBytes } from '../service/command-queue.ts';
+import { CpuKernelApi } from './cpu-kernel-api.ts';
+import type { DeviceHalf, DeviceHalfOptions } from './device-half.ts';
+import type { ProxyLink } from '../service/proxy-link.ts';
+import type { Allocation } from '../service/proxy-messages.ts';
+import { queuesIn } from '../service/queue-layout.ts';
+import type { RequestShape } from './request-shape.ts';
+
+export interface CpuHalfOptions extends DeviceHalfOptions {
+  readonly wake: () => void;
+  readonly link: ProxyLink;
+}
+
+export class CpuHalf implements DeviceHalf {
+  readonly kernelApi: CpuKernelApi;
+  readonly waits = 0;
+  readonly queueMemory: SharedArrayBuffer;
+  readonly #link: ProxyLink;
+  #failure: WeftlineError | undefined;
+
+  constructor(options: CpuHalfOptions) {
+    const { queues, capacity } = options;
+    this.queueMemory = new SharedArrayBuffer(queues * queueBytes(capacity));
+    this.#link = options.link;
+    this.kernelApi = new CpuKernelApi({
+      agent: options.agent,
+      queues: queuesIn(this.queueMemory, queues, capacity),
+      timeoutMs: options.timeoutMs,
+      requests: options.requests,
+      peerName: options.peerName,
+      failure: () => this.#failure,
+      wake: options.wake,
+    });
+  }
+
+  async allocate(bytes: number): Promise<Allocation> {
+    return (await this.#link.call({ name: 'allocate', bytes })) as Allocation;
+  }
+
+  pin(address: number): number {
+    return address;
+  }
+
+  letGo(): void {
+    this.kernelApi.close();
+  }
+
+  isFar(): boolean {
+    return false;
+  }
+
+  view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {
+    return new Uint8Array(viewAt(address, bytes));
+  }
+
+  read(memory: { readonly address: number; readonly bytes: number }): Promise<Uint8Array> {
+    return Promise.resolve(this.view(memory).slice());
+  }
+
+  write(address: number, values: Uint8Array): Promise<void> {
+    this.view({ address, bytes: values.length }).set(values);
+    return Promise.resolve();
+  }
+
+  exportMemory(): undefined {
+    return undefined;
+  }
+
+  map(): string {
+    return 'the CPU writes through its queue';
+  }
+
+  addRequest(request: RequestShape): Promise<number> {
+    return Promise.resolve(request.number);
+  }
+
+  abort(error: WeftlineError): void {
+    this.#failure ??= error;
+  }
+
+  throwIfFailed(): void {
+    const failure = this.#failure;
+    if (failure === undefined) return;
+    this.#failure = undefined;
+    this.kernelApi.forgetFailures();
+    throw failure;
+  }
+
+  [Symbol.dispose](): void {}
+}

@@ -1,0 +1,243 @@
+// The device API where kernels are functions of TypeScript: put, signal, wait and the rest, over the CPU's queues.
+import { commandKinds, MAX_COMMAND_BYTES } from '../../abi/command-queue.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { emptyCommand } from '../service/command.ts';
+import { CommandWriter, type QueueMemory } from '../service/command-queue.ts';
+import type { RequestShape } from './request-shape.ts';
+
+export interface CpuRoute {
+  /** Which range of the request's peer; 0 by default. */
+  readonly remote?: number;
+  /** Signals come after the puts of their channel; there is no order between channels. 0 by default. */
+  readonly channel?: number;
+}
+
+export interface CpuPut {
+  /** Where in the peer's range. */
+  readonly target: number;
+  /** Where in the request's local range. */
+  readonly source: number;
+  readonly bytes: number;
+}
+
+export interface CpuSignal {
+  /** Where in the peer's range, a multiple of 8. */
+  readonly target: number;
+  /** From 0 to 2^53 - 1. */
+  readonly add: number;
+}
+
+export interface CpuWord {
+  /** Where in the peer's range, a multiple of 16: the value comes there, the epoch 8 bytes behind it. */
+  readonly target: number;
+  /** 64 bits. */
+  readonly value: bigint;
+  /** Greater each time, below 2^53. */
+  readonly epoch: number;
+}
+
+export interface CpuKernelApiOptions {
+  readonly agent: string;
+  readonly queues: readonly QueueMemory[];
+  readonly timeoutMs: number;
+  /** By number. */
+  readonly requests: readonly (RequestShape | undefined)[];
+  readonly peerName: (peer: number) => string;
+  /** Why waits are to end, if they are. */
+  readonly failure: () => WeftlineError | undefined;
+  /** After a push: the thread that serves the queues may sleep. */
+  readonly wake: () => void;
+}
+
+/** How many looks between two looks at the clock. */
+const LOOKS = 64;
+const TWO_32 = 2 ** 32;
+
+export class CpuKernelApi {
+  readonly #options: CpuKernelApiOptions;
+  readonly #writers: readonly CommandWriter[];
+  readonly #command = emptyCommand();
+  #closed: WeftlineError | undefined;
+
+  constructor(options: CpuKernelApiOptions) {
+    this.#options = options;
+    this.#writers = options.queues.map((memory) => new CommandWriter(memory));
+  }
+
+  /**
+   * Tells the host to copy `bytes` from `source` in the request's local range to `target` in the peer's. The source must
+   * stay as it is until flush(). Blocks while the queue is full. Fails with WL_INVALID_ARGUMENT, having written nothing,
+   * for a range that is not inside; WL_TIMEOUT when the queue stays full.
+   */
+  put(request: number, { target, source, bytes }: CpuPut, route: CpuRoute = {}): void {
+    const shape = this.#shape(request);
+    checkRange('target range', target, bytes, this.#remoteBytes(shape, route));
+    checkRange('source range', source, bytes, shape.local.bytes);
+    checkRange('range', 0, bytes, MAX_COMMAND_BYTES - 1);
+    const command = this.#command;
+    command.kind = commandKinds.put;
+    command.target = target;
+    command.source = source;
+    command.bytes = bytes;
+    this.#push(shape, route);
+  }
+
+  /** Adds to the 64-bit counter at `target` (a multiple of 8), after the puts of the channel. Fails as put(). */
+  signal(request: number, { target, add }: CpuSignal, route: CpuRoute = {}): void {
+    const shape = this.#shape(request);
+    if (target % 8 !== 0) throw invalidArgument('target', target, 'a multiple of 8');
+    checkRange('counter', target, 8, this.#remoteBytes(shape, route));
+    checkNumber('add', add);
+    this.#number(commandKinds.signal, target, add % TWO_32, Math.floor(add / TWO_32));
+    this.#push(shape, route);
+  }
+
+  /**
+   * Writes 8 bytes and their number into the peer's cell, of 16 bytes, so that it sees both or none. A cell has one writer,
+   * begins as zeros, and is written again when the peer has taken the word. No order with puts and signals. Fails as put().
+   */
+  putWord(request: number, { target, value, epoch }: CpuWord, route: CpuRoute = {}): void {
+    const shape = this.#shape(request);
+    if (target % 16 !== 0) throw invalidArgument('target', target, 'a multiple of 16');
+    checkRange('cell', target, 16, this.#remoteBytes(shape, route));
+    checkNumber('epoch', epoch);
+    const bits = BigInt.asUintN(64, value);
+    this.#number(commandKinds.store, target, Number(bits & 0xffff_ffffn), Number(bits >> 32n));
+    this.#push(shape, route);
+    this.#number(commandKinds.set, target + 8, epoch % TWO_32, Math.floor(epoch / TWO_32));
+    this.#push(shape, route);
+  }
+
+  /** A put, and a signal that comes after it; the counter may be in another request, to the same peer. */
+  putWithSignal(
+    data: CpuPut & { readonly request: number },
+    counter: CpuSignal & { readonly request: number },
+    route: CpuRoute = {},
+  ): void {
+    this.put(data.request, data, route);
+    this.signal(counter.request, counter, route);
+  }
+
+  /** Resolves when all puts and signals of the channel are visible to their peers. Fails with WL_TIMEOUT or what befell them. */
+  async flush(request: number, route: CpuRoute = {}): Promise<void> {
+    const writer = this.#writer(route);
+    const count = writer.pushed;
+    const peer = this.#options.peerName(this.#shape(request).peer);
+    await this.#until(() => writer.isDelivered(count), `${writer.depth} commands to ${peer} and others`);
+  }
+
+  readSignal(counter: BigUint64Array): number {
+    return Number(Atomics.load(counter, 0));
+  }
+
+  writeSignal(counter: BigUint64Array, value: number): void {
+    Atomics.store(counter, 0, BigInt(value));
+  }
+
+  /** Resolves once the counter is at least `value`. Fails with WL_TIMEOUT, WL_CLOSED, or the error of a peer that is lost. */
+  async wait(counter: BigUint64Array, value: number): Promise<void> {
+    await this.#until(
+      () => this.readSignal(counter) >= value,
+      () => `a signal (expected ${value}, seen ${this.readSignal(counter)})`,
+    );
+  }
+
+  /** Resolves with the value of the cell (two words) once its epoch is at least `epoch`. Fails as wait(). */
+  async waitWord(cell: BigUint64Array, epoch: number): Promise<bigint> {
+    const seen = (): number => Number(Atomics.load(cell, 1));
+    await this.#until(
+      () => seen() >= epoch,
+      () => `a word (epoch ${epoch}, seen ${seen()})`,
+    );
+    return Atomics.load(cell, 0);
+  }
+
+  /** Once the failure was told: queues carry commands of other requests as before. */
+  forgetFailures(): void {
+    for (const writer of this.#writers) writer.forgetFailure();
+  }
+
+  /** Waits end before they look again: what they look at is freed next. */
+  close(): void {
+    this.#closed ??= new WeftlineError('WL_CLOSED', `The device host ${this.#options.agent} was closed`);
+  }
+
+  #number(kind: number, target: number, low: number, high: number): void {
+    const command = this.#command;
+    command.kind = kind;
+    command.target = target;
+    command.low = low;
+    command.high = high;
+  }
+
+  #shape(request: number): RequestShape {
+    if (this.#closed !== undefined) throw this.#closed;
+    const shape = this.#options.requests[request];
+    if (shape === undefined) throw invalidArgument('request', request, 'what createGpuReq() returned');
+    return shape;
+  }
+
+  #remoteBytes(shape: RequestShape, { remote = 0 }: CpuRoute): number {
+    const range = shape.remotes[remote];
+    if (range === undefined) throw invalidArgument('remote', remote, `a number below ${shape.remotes.length}`);
+    return range.bytes;
+  }
+
+  #writer({ channel = 0 }: CpuRoute): CommandWriter {
+    return this.#writers[channel % this.#writers.length] as CommandWriter;
+  }
+
+  #push(shape: RequestShape, route: CpuRoute): void {
+    const command = this.#command;
+    command.request = shape.number;
+    command.remote = route.remote ?? 0;
+    const writer = this.#writer(route);
+    const { wake, timeoutMs, failure } = this.#options;
+    let deadline = 0;
+    for (let looks = 0; !writer.push(command); looks += 1) {
+      if (looks % LOOKS !== 0) continue;
+      const reason = failure();
+      if (reason !== undefined) throw reason;
+      const now = performance.now();
+      if (deadline === 0) deadline = now + timeoutMs;
+      if (now >= deadline) throw this.#late(`room in its queue of ${writer.capacity} commands`);
+    }
+    wake();
+  }
+
+  async #until(isOver: () => boolean, what: string | (() => string)): Promise<void> {
+    const deadline = performance.now() + this.#options.timeoutMs;
+    for (;;) {
+      if (this.#closed !== undefined) throw this.#closed;
+      try {
+        for (let looks = 0; looks < LOOKS; looks += 1) if (isOver()) return;
+      } catch (error) {
+        // What happened comes as a message, a moment after the queue shows that something did.
+        await new Promise((resolve) => setTimeout(resolve, 1));
+        throw this.#options.failure() ?? error;
+      }
+      const reason = this.#options.failure();
+      if (reason !== undefined) throw reason;
+      if (performance.now() >= deadline) throw this.#late(typeof what === 'string' ? what : what());
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+  }
+
+  #late(what: string): WeftlineError {
+    const { agent, timeoutMs } = this.#options;
+    return new WeftlineError('WL_TIMEOUT', `${agent} waited ${timeoutMs} ms for ${what}`, {
+      details: { agent, timeoutMs },
+    });
+  }
+}
+
+function checkNumber(name: string, value: number): void {
+  if (Number.isSafeInteger(value) && value >= 0) return;
+  throw invalidArgument(name, value, 'a whole number from 0 to 2^53 - 1');
+}
+
+function checkRange(name: string, start: number, bytes: number, limit: number): void {
+  const isInside = Number.isSafeInteger(start) && Number.isSafeInteger(bytes) && start >= 0 && bytes >= 0;
+  if (isInside && start + bytes <= limit) return;
+  throw invalidArgument(name, [start, start + bytes], `inside the ${limit} bytes of its memory`);
+}

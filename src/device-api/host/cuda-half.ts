@@ -1,0 +1,175 @@
+// A DeviceHost's side of a GPU: requests and queues that kernels reach, memory of peers mapped by CUDA IPC.
+import { WeftlineError } from '../../core/errors.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import { type Storage, Tensor } from '../../device/tensor.ts';
+import { type Out, viewAt } from '../../native/library.ts';
+import type { CpuKernelApi } from './cpu-kernel-api.ts';
+import { CudaRequests } from './cuda-requests.ts';
+import type { DeviceHalf, DeviceHalfOptions } from './device-half.ts';
+import { DeviceTraps } from './device-traps.ts';
+import type { RequestShape } from './request-shape.ts';
+import type { DescRange, TransferDescs } from './transfer-descs.ts';
+
+export interface CudaHalfOptions extends DeviceHalfOptions {
+  readonly device: CudaDevice;
+}
+
+/** What the driver shares at once; smaller allocations would show neighbours to the other processes as well. */
+const SHARED_BLOCK = 2 << 20;
+/** Of cuMemHostRegister: for all contexts of the process, with an address that kernels use. */
+const PORTABLE = 1;
+const DEVICE_MAPPED = 2;
+
+export class CudaHalf implements DeviceHalf {
+  readonly #device: CudaDevice;
+  readonly #requests: CudaRequests;
+  readonly #traps: DeviceTraps;
+  readonly #owned: Storage[] = [];
+  /** Host memory that kernels reach, by where they find it. */
+  readonly #pinned = new Map<number, { readonly host: number; readonly bytes: number }>();
+  /** Allocations of peers by the name of their memory: each is mapped once. */
+  readonly #mapped = new Map<string, Storage>();
+  readonly #endJudging: () => void;
+
+  static async create(options: CudaHalfOptions): Promise<CudaHalf> {
+    const { device, agent, peerName } = options;
+    const traps = new DeviceTraps({ device, agent, peerName });
+    const requests = await CudaRequests.create({ ...options, trap: traps.address });
+    return new CudaHalf(device, requests, traps);
+  }
+
+  private constructor(device: CudaDevice, requests: CudaRequests, traps: DeviceTraps) {
+    this.#device = device;
+    this.#requests = requests;
+    this.#traps = traps;
+    this.#endJudging = device.context.judgeWaits((isDone) => this.#throwIfFailed(isDone));
+  }
+
+  get kernelApi(): CpuKernelApi {
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      'kernelApi is for the CPU: on a GPU launch kernels that include weftline/weftline.cuh (device.compile)',
+    );
+  }
+
+  get waits(): number {
+    return this.#requests.state;
+  }
+
+  get queueMemory(): { readonly address: number; readonly bytes: number } {
+    return this.#requests.rings;
+  }
+
+  async allocate(bytes: number): Promise<{ readonly address: number }> {
+    const storage = this.#device.allocateShared(Math.ceil(bytes / SHARED_BLOCK) * SHARED_BLOCK);
+    this.#owned.push(storage);
+    // No peer may write before the memory is zeroed.
+    await this.#device.stream.idle();
+    return { address: storage.address };
+  }
+
+  pin(address: number, bytes: number): number {
+    const { context } = this.#device;
+    context.call('cuMemHostRegister', address, bytes, PORTABLE | DEVICE_MAPPED);
+    const mapped: Out = [0];
+    context.call('cuMemHostGetDevicePointer', mapped, address, 0);
+    this.#pinned.set(mapped[0], { host: address, bytes });
+    return mapped[0];
+  }
+
+  letGo(): void {
+    for (const { host } of this.#pinned.values()) this.#device.context.release('cuMemHostUnregister', host);
+    this.#pinned.clear();
+  }
+
+  isFar(address: number): boolean {
+    return !this.#pinned.has(address);
+  }
+
+  view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {
+    const pinned = this.#pinned.get(address);
+    return pinned === undefined ? this.#device.hostView() : new Uint8Array(viewAt(pinned.host, bytes));
+  }
+
+  async read(memory: { readonly address: number; readonly bytes: number }): Promise<Uint8Array> {
+    return this.#pinned.has(memory.address) ? this.view(memory).slice() : this.#tensor(memory).toHost();
+  }
+
+  async write(address: number, values: Uint8Array): Promise<void> {
+    if (this.#pinned.has(address)) {
+      this.view({ address, bytes: values.length }).set(values);
+      return;
+    }
+    await this.#tensor({ address, bytes: values.length }).fromHost(values);
+  }
+
+  exportMemory(address: number, bytes: number): DescRange['ipc'] {
+    for (const [mapped, pinned] of this.#pinned) {
+      if (address >= mapped && address < mapped + pinned.bytes) return undefined;
+    }
+    const allocation = this.#device.exportAllocation(address);
+    const offset = address - allocation.base;
+    if (offset + bytes > allocation.bytes) {
+      throw new WeftlineError(
+        'WL_INVALID_ARGUMENT',
+        `A range of ${bytes} bytes is not inside one allocation of the GPU: ${allocation.bytes - offset} bytes are left there`,
+        { details: { address, bytes, allocation: allocation.base, allocationBytes: allocation.bytes } },
+      );
+    }
+    return { handle: allocation.handle, offset, bytes: allocation.bytes };
+  }
+
+  map(descs: TransferDescs): number[] | string {
+    if (descs.process === process.pid) return 'it is in this process, which cannot map its own memory';
+    const addresses: number[] = [];
+    for (const { ipc } of descs.ranges) {
+      if (ipc === undefined) return 'its memory is not that of a GPU';
+      const key = `${descs.process} ${ipc.handle}`;
+      let memory = this.#mapped.get(key);
+      if (memory === undefined) {
+        try {
+          memory = this.#device.openPeerMemory(ipc.handle, ipc.bytes);
+        } catch (error) {
+          if (!(error instanceof WeftlineError) || error.code !== 'WL_CUDA' || this.#device.context.lost) throw error;
+          return `its memory cannot be mapped: ${error.message}`;
+        }
+        this.#mapped.set(key, memory);
+      }
+      addresses.push(memory.address + ipc.offset);
+    }
+    return addresses;
+  }
+
+  addRequest(request: RequestShape): Promise<number> {
+    return this.#requests.add(request);
+  }
+
+  abort(error: WeftlineError): void {
+    this.#traps.abort(error);
+  }
+
+  throwIfFailed(): void {
+    this.#throwIfFailed(true);
+  }
+
+  #throwIfFailed(isDone: boolean): void {
+    const error = this.#traps.take(isDone);
+    if (error === undefined) return;
+    this.#requests.clearFailures();
+    throw error;
+  }
+
+  /** Over memory that someone else owns. */
+  #tensor({ address, bytes }: { readonly address: number; readonly bytes: number }): Tensor<'u8'> {
+    const storage: Storage = { device: this.#device, address, bytes, disposed: false, [Symbol.dispose]: () => {} };
+    return new Tensor(storage, 'u8', [bytes]);
+  }
+
+  [Symbol.dispose](): void {
+    this.#endJudging();
+    for (const memory of this.#mapped.values()) memory[Symbol.dispose]();
+    this.#requests[Symbol.dispose]();
+    this.#traps[Symbol.dispose]();
+    for (const storage of this.#owned) storage[Symbol.dispose]();
+  }
+}

@@ -1,0 +1,43 @@
+// What a DeviceHost asks of the kind of device that it serves; the implementations are CpuHalf and CudaHalf.
+import type { WeftlineError } from '../../core/errors.ts';
+import type { CpuKernelApi } from './cpu-kernel-api.ts';
+import type { SharedBytes } from '../service/proxy-messages.ts';
+import type { RequestShape } from './request-shape.ts';
+import type { DescRange, TransferDescs } from './transfer-descs.ts';
+
+export interface DeviceHalf extends Disposable {
+  readonly kernelApi: CpuKernelApi;
+  /** What kernels wait with. */
+  readonly waits: number;
+  readonly queueMemory: SharedBytes;
+  /** Memory of the device; `id` if it is registered already. */
+  allocate(bytes: number): Promise<{ readonly address: number; readonly id?: number }>;
+  /** Lets kernels reach host memory of this process; returns where they find it. */
+  pin(address: number, bytes: number): number;
+  /** True for memory that the host reads only by copies of the device. */
+  isFar(address: number): boolean;
+  /** Of the agent's memory, which is freed next: waits that look at it end, and nothing of it is pinned any more. */
+  letGo(): void;
+  view(memory: { readonly address: number; readonly bytes: number }): Uint8Array;
+  read(memory: { readonly address: number; readonly bytes: number }): Promise<Uint8Array>;
+  write(address: number, values: Uint8Array): Promise<void>;
+  /** How other processes of the host map the range; undefined if not at all. */
+  exportMemory(address: number, bytes: number): DescRange['ipc'];
+  /** Where the ranges of a peer of this host are mapped, or why they are not. */
+  map(descs: TransferDescs): number[] | string;
+  /** The handle for kernels. */
+  addRequest(request: RequestShape): Promise<number>;
+  /** Kernels that wait leave, and throwIfFailed() throws the error once. */
+  abort(error: WeftlineError): void;
+  throwIfFailed(): void;
+}
+
+/** What both implementations are made with. */
+export interface DeviceHalfOptions {
+  readonly agent: string;
+  readonly requests: readonly (RequestShape | undefined)[];
+  readonly peerName: (peer: number) => string;
+  readonly timeoutMs: number;
+  readonly queues: number;
+  readonly capacity: number;
+}

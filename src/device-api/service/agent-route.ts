@@ -1,0 +1,99 @@
+// Where the commands of one request go, for one of its remote ranges: a channel of the agent. Hot path.
+import type { BackendChannel, PutPlace } from '../../agent/backend.ts';
+import { invalidArgument } from '../../core/errors.ts';
+import type { CommandRoute } from './command-server.ts';
+import type { RemoteRange } from './proxy-messages.ts';
+import type { StagedStores } from './staged-stores.ts';
+
+/** The way of a request. */
+export interface AgentWay {
+  readonly channel: BackendChannel;
+  /** Owned by the route. */
+  readonly place: PutPlace;
+  /** Of a channel that cannot store by itself. */
+  readonly staged: StagedStores | undefined;
+}
+
+/** Offsets of commands count from the begin of the request's ranges. */
+export interface RouteRange {
+  /** Of the local range in its region. */
+  readonly offset: number;
+  readonly bytes: number;
+  readonly range: RemoteRange;
+  readonly isSoleWriter: boolean;
+}
+
+export class AgentRoute implements CommandRoute {
+  readonly channel: BackendChannel;
+  readonly #way: AgentWay;
+  readonly #range: RouteRange;
+  /** What cells hold that only this route writes, by offset. */
+  readonly #held = new Map<number, number>();
+
+  constructor(way: AgentWay, range: RouteRange) {
+    this.channel = way.channel;
+    this.#way = way;
+    this.#range = range;
+  }
+
+  put(source: number, target: number, bytes: number): boolean {
+    const { offset, bytes: localBytes, range } = this.#range;
+    // The device has checked this; its memory may have been overwritten since.
+    if (source + bytes > localBytes) throw outside('source', source + bytes, localBytes);
+    if (target + bytes > range.bytes) throw outside('target', target + bytes, range.bytes);
+    // Delivered with what was posted before.
+    if (bytes === 0) return true;
+    const { place } = this.#way;
+    place.localOffset = offset + source;
+    place.remoteOffset = range.offset + target;
+    place.bytes = bytes;
+    return this.channel.put(place);
+  }
+
+  signal(target: number, add: number): boolean {
+    const offset = this.#cell(target);
+    const { remote } = this.#way.place;
+    const sum = (this.#range.isSoleWriter ? (this.#held.get(target) ?? 0) : 0) + add;
+    // Numbers here are exact below this; a negative one of the device would be the largest of all.
+    if (sum > Number.MAX_SAFE_INTEGER) throw invalidArgument('what a signal adds', sum, 'below 2^53, in sum as well');
+    if (!this.#range.isSoleWriter) return this.channel.signal(remote, offset, add);
+    if (!this.channel.signal(remote, offset, add, sum)) return false;
+    this.#held.set(target, sum);
+    return true;
+  }
+
+  store(target: number, low: number, high: number): boolean {
+    const { channel } = this;
+    const offset = this.#cell(target);
+    const { place, staged } = this.#way;
+    if (channel.store !== undefined) return channel.store(place.remote, offset, low, high);
+    return (staged as StagedStores).put(place.remote, offset, low, high);
+  }
+
+  set(target: number, low: number, high: number): boolean {
+    const { channel } = this;
+    const offset = this.#cell(target);
+    const { remote } = this.#way.place;
+    if (channel.store !== undefined) return channel.store(remote, offset, low, high);
+    // What such a channel orders behind its puts are additions.
+    const value = high * 2 ** 32 + low;
+    const add = value - (this.#held.get(target) ?? 0);
+    if (!(add >= 0 && value <= Number.MAX_SAFE_INTEGER)) {
+      throw invalidArgument('epoch of a word', value, 'not less than the last of its cell, and below 2^53');
+    }
+    if (!channel.signal(remote, offset, add)) return false;
+    this.#held.set(target, value);
+    return true;
+  }
+
+  /** Where in the region. */
+  #cell(target: number): number {
+    const { range } = this.#range;
+    if (target + 8 > range.bytes) throw outside('cell', target + 8, range.bytes);
+    return range.offset + target;
+  }
+}
+
+function outside(what: string, end: number, limit: number): Error {
+  return invalidArgument(`end of a command's ${what}`, end, `at most ${limit}`);
+}

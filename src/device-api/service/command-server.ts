@@ -1,0 +1,177 @@
+// Carries out the commands of one queue: posts them to the channels of their peers, and counts them when delivered. Hot path.
+import { commandKinds } from '../../abi/command-queue.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { emptyCommand } from './command.ts';
+import type { CommandReader } from './command-queue.ts';
+
+/** How a peer is reached, in the order of posting. BackendChannel of the agent is one, bound to regions by the routes. */
+export interface CommandChannel {
+  /** Operations posted, and how many of them, from the first on, are visible at the peer. */
+  readonly posted: number;
+  readonly delivered: number;
+  /** Nothing is delivered any more. */
+  readonly error: WeftlineError | undefined;
+  /** See BackendChannel. */
+  send?(): void;
+}
+
+/** Where the commands of one request go, for one of its remote ranges. */
+export interface CommandRoute {
+  readonly channel: CommandChannel;
+  /** False, with nothing posted, if there is no room now. Throws for what can never be posted. */
+  put(source: number, target: number, bytes: number): boolean;
+  signal(target: number, add: number): boolean;
+  /** Writes a number of 64 bits, given as its halves, at a multiple of 8. */
+  store(target: number, low: number, high: number): boolean;
+  /** The same, after all that came before it, as a signal does. */
+  set(target: number, low: number, high: number): boolean;
+}
+
+export interface ServedRequest {
+  readonly peer: string;
+  /** By number of the remote range. */
+  readonly remotes: readonly CommandRoute[];
+}
+
+/** In place of a channel for a command that failed before it was posted. */
+const nowhere: CommandChannel = { posted: 0, delivered: 0, error: undefined };
+
+export class CommandServer {
+  readonly #reader: CommandReader;
+  readonly #requests: readonly (ServedRequest | undefined)[];
+  readonly #onFailure: (error: WeftlineError) => void;
+  readonly #command = emptyCommand();
+  /** Of the commands under way, by slot. */
+  readonly #channels: CommandChannel[];
+  readonly #sequences: Float64Array;
+  readonly #requestOf: Uint16Array;
+  /** The command in #command was taken, but there was no room for it. */
+  #isHeld = false;
+  #delivered = 0;
+  /** The channel that the last signal went to, until it is told that this was all. */
+  #toSend: CommandChannel | undefined;
+  /** Why bytes did not go. No signal of the channel may tell of them: until the failure was told, those fail too. */
+  readonly #withheld = new Map<CommandChannel, WeftlineError>();
+
+  /** `requests` by number, may grow later. `onFailure` hears of each failure of a channel or of a command once. */
+  constructor(
+    reader: CommandReader,
+    requests: readonly (ServedRequest | undefined)[],
+    onFailure: (error: WeftlineError) => void,
+  ) {
+    this.#reader = reader;
+    this.#requests = requests;
+    this.#onFailure = onFailure;
+    this.#channels = Array.from({ length: reader.capacity }, () => nowhere);
+    this.#sequences = new Float64Array(reader.capacity);
+    this.#requestOf = new Uint16Array(reader.capacity);
+  }
+
+  /** Takes what has been pushed, counts what is delivered. Never waits. True if anything happened. */
+  step(): boolean {
+    const hasPosted = this.#post();
+    return this.#settle() || hasPosted;
+  }
+
+  #post(): boolean {
+    const reader = this.#reader;
+    let count = 0;
+    // A bound, so that the delivered ones are counted now and then however many come.
+    for (; count < reader.capacity; count += 1) {
+      if (!this.#isHeld && !reader.take(this.#command)) break;
+      this.#isHeld = !this.#carryOut((reader.taken - 1) & (reader.capacity - 1));
+      if (this.#isHeld) break;
+    }
+    // What a signal ends goes now; a put may still be followed by its signal.
+    if (this.#toSend !== undefined) this.#send(this.#toSend);
+    return count > 0;
+  }
+
+  #send(channel: CommandChannel): void {
+    this.#toSend = undefined;
+    try {
+      channel.send?.();
+    } catch (error) {
+      // The channel has it too, and its commands end with it.
+      this.#onFailure(error as WeftlineError);
+    }
+  }
+
+  /** False if there is no room for the command now. */
+  #carryOut(slot: number): boolean {
+    const { kind, request, remote } = this.#command;
+    this.#requestOf[slot] = request;
+    const route = this.#requests[request]?.remotes[remote];
+    if (route === undefined) {
+      const what = `request ${request}, remote range ${remote}, kind ${kind}`;
+      this.#refuse(
+        slot,
+        new WeftlineError('WL_PROTOCOL', `A device pushed a command that means nothing here: ${what}`),
+      );
+      return true;
+    }
+    const { channel } = route;
+    this.#channels[slot] = channel;
+    if (channel.error !== undefined) {
+      this.#sequences[slot] = Number.POSITIVE_INFINITY;
+      return true;
+    }
+    const tells = kind === commandKinds.signal || kind === commandKinds.set;
+    try {
+      if (tells && this.#withheld.size > 0) this.#checkNothingWithheld(channel);
+      if (!this.#postTo(route)) return false;
+    } catch (error) {
+      this.#refuse(slot, error as WeftlineError);
+      if (!tells) this.#withheld.set(channel, error as WeftlineError);
+      return true;
+    }
+    this.#sequences[slot] = channel.posted;
+    if (!tells) return true;
+    if (this.#toSend !== undefined && this.#toSend !== channel) this.#send(this.#toSend);
+    this.#toSend = channel;
+    return true;
+  }
+
+  #postTo(route: CommandRoute): boolean {
+    const { kind, target, source, bytes, low, high } = this.#command;
+    if (kind === commandKinds.put) return route.put(source, target, bytes);
+    if (kind === commandKinds.signal) return route.signal(target, high * 2 ** 32 + low);
+    return kind === commandKinds.store ? route.store(target, low, high) : route.set(target, low, high);
+  }
+
+  #checkNothingWithheld(channel: CommandChannel): void {
+    if (!this.#reader.hasFailed) this.#withheld.clear();
+    const error = this.#withheld.get(channel);
+    if (error !== undefined) throw error;
+  }
+
+  /** The command ends without having been posted. */
+  #refuse(slot: number, error: WeftlineError): void {
+    this.#channels[slot] = nowhere;
+    this.#sequences[slot] = 0;
+    // Of thousands of commands that are refused alike, the device and its host hear once.
+    if (this.#reader.hasFailed) return;
+    this.#reader.fail(this.#requestOf[slot] as number);
+    this.#onFailure(error);
+  }
+
+  #settle(): boolean {
+    const reader = this.#reader;
+    const held = this.#isHeld ? 1 : 0;
+    const underWay = reader.underWay - held;
+    let count = 0;
+    for (; count < underWay; count += 1) {
+      const slot = (this.#delivered + count) & (reader.capacity - 1);
+      const channel = this.#channels[slot] as CommandChannel;
+      if (channel.delivered >= (this.#sequences[slot] as number)) continue;
+      if (channel.error === undefined) break;
+      // A failed command is over too: the device must not wait for it, it sees the failure.
+      reader.fail(this.#requestOf[slot] as number);
+      this.#onFailure(channel.error);
+    }
+    if (count === 0) return false;
+    this.#delivered = (this.#delivered + count) | 0;
+    reader.deliver(count);
+    return true;
+  }
+}

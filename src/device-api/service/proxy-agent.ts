@@ -1,0 +1,146 @@
+// The agent of a proxy thread: its registered memory, its peers, and a channel per peer that commands are posted to.
+import { Agent } from '../../agent/agent.ts';
+import type { BackendChannel, BackendLink, BackendName, PutPlace } from '../../agent/backend.ts';
+import type { Registration } from '../../agent/registration.ts';
+import { Deadline } from '../../core/deadline.ts';
+import type { WeftlineError } from '../../core/errors.ts';
+import { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import { viewAt } from '../../native/library.ts';
+import { AgentRoute } from './agent-route.ts';
+import type { CommandRoute, ServedRequest } from './command-server.ts';
+import type { Allocation, ProxyWorkerData, RemoteRange, RequestOptions } from './proxy-messages.ts';
+import { STAGED_BYTES, StagedStores } from './staged-stores.ts';
+
+export class ProxyAgent {
+  readonly #agent: Agent;
+  /** This thread's own object for the GPU; its context and memory are those of the process. */
+  readonly #device: CudaDevice | undefined;
+  readonly #registrations = new Map<number, Registration>();
+  readonly #channels = new Map<BackendLink, BackendChannel>();
+  /** To peers whose death was not told. */
+  readonly #watched = new Set<BackendLink>();
+  /** Of channels that cannot store 8 bytes: where those are put from. */
+  readonly #staging = new Map<BackendChannel, { readonly stores: StagedStores; readonly memory: Registration }>();
+
+  static async create({ agent, backends, token, settings, ordinal, host }: ProxyWorkerData): Promise<ProxyAgent> {
+    const device = ordinal === undefined ? undefined : await CudaDevice.create({ ...settings, ordinal });
+    try {
+      const options = { settings, token, ...(host === undefined ? {} : { host }) };
+      const made = await Agent.create(agent, { ...options, ...(backends === undefined ? {} : { backends }) });
+      return new ProxyAgent(made, device);
+    } catch (error) {
+      await device?.[Symbol.asyncDispose]();
+      throw error;
+    }
+  }
+
+  private constructor(agent: Agent, device: CudaDevice | undefined) {
+    this.#agent = agent;
+    this.#device = device;
+  }
+
+  /** Host memory. */
+  async allocate(bytes: number): Promise<Allocation> {
+    const registration = await this.#agent.allocate(bytes);
+    this.#registrations.set(registration.number, registration);
+    return { id: registration.number, address: registration.address };
+  }
+
+  /** Of this process: of the GPU if there is one, else of the host. */
+  async register(address: number, bytes: number): Promise<number> {
+    const device = this.#device;
+    const memory = device === undefined ? new Uint8Array(viewAt(address, bytes)) : { device, address, bytes };
+    const registration = await this.#agent.register(memory);
+    this.#registrations.set(registration.number, registration);
+    return registration.number;
+  }
+
+  metadata(): Uint8Array {
+    return this.#agent.localMetadata();
+  }
+
+  async addRemote(metadata: Uint8Array): Promise<string> {
+    const name = await this.#agent.loadRemoteMetadata(metadata);
+    // Kernels may wait for a peer to which nothing goes from here, or not through a queue.
+    const isOfThisHost = this.#agent.explain(name).some(({ backend, isUsable }) => backend === 'local' && isUsable);
+    // One that cannot be watched is not watched: whoever needs the link hears why when it is made for a request.
+    const link = isOfThisHost ? await this.#agent.linkTo(name, 'local').catch(() => undefined) : undefined;
+    if (link !== undefined) this.#watched.add(link);
+    return name;
+  }
+
+  /** Connects, if that is not done. The path is the backend's name. */
+  async openRequest(options: RequestOptions): Promise<{ readonly request: ServedRequest; readonly path: BackendName }> {
+    const registration = this.#registrations.get(options.region) as Registration;
+    const remotes: CommandRoute[] = [];
+    let path: BackendName | undefined;
+    const deadline = new Deadline(this.#agent.settings.timeoutMs);
+    for (const range of options.remotes) {
+      const parts = await this.#agent.channelParts(options.peer, registration, range.region, { deadline });
+      path ??= parts.backend;
+      const { local, remote } = parts;
+      const place: PutPlace = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
+      const channel = this.#channel(parts.link);
+      this.#watched.add(parts.link);
+      await channel.prepare?.(local, remote);
+      const staged =
+        channel.store === undefined
+          ? await this.#stagedStores(channel, { backend: parts.backend, deadline }, options)
+          : undefined;
+      remotes.push(new AgentRoute({ channel, place, staged }, { ...options, range }));
+    }
+    return { request: { peer: options.peer, remotes }, path: path as BackendName };
+  }
+
+  /** Hot path. */
+  poll(): boolean {
+    return this.#agent.poll();
+  }
+
+  async close(): Promise<void> {
+    await this.#agent.close();
+    await this.#device?.[Symbol.asyncDispose]();
+  }
+
+  async #stagedStores(
+    channel: BackendChannel,
+    { backend, deadline }: { readonly backend: BackendName; readonly deadline: Deadline },
+    { peer, remotes }: RequestOptions,
+  ): Promise<StagedStores> {
+    const known = this.#staging.get(channel);
+    if (known !== undefined) return known.stores;
+    for (const [ended, { memory }] of this.#staging) {
+      // Nothing is posted to a channel that has failed.
+      if (ended.error === undefined) continue;
+      this.#staging.delete(ended);
+      await this.#agent.deregister(memory);
+    }
+    const memory = await this.#agent.allocate(STAGED_BYTES);
+    const region = (remotes[0] as RemoteRange).region;
+    const { local } = await this.#agent.channelParts(peer, memory, region, { backend, deadline });
+    const stores = new StagedStores(channel, local, viewAt(memory.address, STAGED_BYTES));
+    this.#staging.set(channel, { stores, memory });
+    return stores;
+  }
+
+  /** Why a peer that died was lost, told once; undefined if none was. One that closed its agent may do so. */
+  nextDeath(): WeftlineError | undefined {
+    for (const link of this.#watched) {
+      const { error } = link;
+      if (error === undefined) continue;
+      this.#watched.delete(link);
+      if (error.details['hasDied'] === true) return error;
+    }
+    return undefined;
+  }
+
+  /** One per link, whichever queue a command comes from: within it, all is in order. */
+  #channel(link: BackendLink): BackendChannel {
+    let channel = this.#channels.get(link);
+    if (channel === undefined || channel.error !== undefined) {
+      channel = link.openChannel();
+      this.#channels.set(link, channel);
+    }
+    return channel;
+  }
+}

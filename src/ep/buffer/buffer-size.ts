@@ -1,0 +1,98 @@
+// What an EpBuffer takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
+import { exchangeRegionBytes, REGION_ALIGNMENT } from '../../abi/exchange-record.ts';
+import { alignUp } from '../../abi/layout.ts';
+import { invalidArgument } from '../../core/errors.ts';
+import { SCALE_GROUP } from '../../device/formats/scaled-rows.ts';
+import { windowFootprint } from '../../windows/symmetric-window.ts';
+
+export const MAX_TOPK = 32;
+
+export interface EpBufferConfig {
+  /** Most tokens that any rank passes to one dispatch. */
+  readonly maxTokensPerRank: number;
+  /** Elements of a token, a multiple of 8. */
+  readonly hidden: number;
+  /** Experts of all ranks together, a multiple of the number of ranks; rank r holds a contiguous r-th part. */
+  readonly numExperts: number;
+  /** Most choices per token, 1 to 32. */
+  readonly maxTopk: number;
+  /**
+   * Where combine() reads from. 'separate' (default): rows of their own, so that received rows survive. 'shared': the
+   * memory of the received rows, half the window; the expert output overwrites them.
+   */
+  readonly combineRows?: 'separate' | 'shared';
+  /** Multiprocessors for the kernels of a GPU, 16 by default; a CPU rank works on its one thread whatever it says. */
+  readonly numSms?: number;
+}
+
+/** Fills in what a configuration leaves out. */
+export function withDefaults(config: EpBufferConfig): Required<EpBufferConfig> {
+  return { combineRows: 'separate', numSms: 16, ...config };
+}
+
+export type EpRegion =
+  | 'exchange'
+  | 'rows'
+  | 'scales'
+  | 'topkIdx'
+  | 'topkWeights'
+  | 'sourceToken'
+  | 'combineRows'
+  | 'combineWeights';
+
+export interface EpBufferSize {
+  /** Bytes of one rank's window. */
+  readonly bytes: number;
+  /** Received rows in the worst case: every rank sends all its tokens here. */
+  readonly maxRecvTokens: number;
+  /** Address space that each rank of the host maps, all windows and their header. */
+  readonly addressSpaceBytes: number;
+  readonly regions: Readonly<Record<EpRegion, { readonly offset: number; readonly bytes: number }>>;
+}
+
+/** Sizes of an EpBuffer over `numRanks` ranks of one host. Pure; fails with WL_INVALID_ARGUMENT. */
+export function bufferSize(config: EpBufferConfig, numRanks: number): EpBufferSize {
+  checkConfig(config, numRanks);
+  const rows = numRanks * config.maxTokensPerRank;
+  const rowBytes = config.hidden * 2;
+  const shared = config.combineRows === 'shared';
+  const bytesOf: Record<EpRegion, number> = {
+    exchange: exchangeRegionBytes(numRanks, config.numExperts),
+    rows: rows * rowBytes,
+    scales: rows * Math.ceil(config.hidden / SCALE_GROUP) * 4,
+    topkIdx: rows * config.maxTopk * 8,
+    topkWeights: rows * config.maxTopk * 4,
+    sourceToken: rows * 4,
+    combineRows: shared ? 0 : rows * rowBytes,
+    combineWeights: rows * config.maxTopk * 4,
+  };
+  const regions = {} as Record<EpRegion, { offset: number; bytes: number }>;
+  let end = 0;
+  for (const [name, bytes] of Object.entries(bytesOf) as [EpRegion, number][]) {
+    regions[name] = { offset: end, bytes };
+    end = alignUp(end + bytes, REGION_ALIGNMENT);
+  }
+  if (shared) regions.combineRows = regions.rows;
+  return { bytes: end, maxRecvTokens: rows, addressSpaceBytes: windowFootprint(end, numRanks), regions };
+}
+
+function checkConfig(config: EpBufferConfig, numRanks: number): void {
+  const { maxTokensPerRank, hidden, numExperts, maxTopk, combineRows = 'separate' } = config;
+  if (!isWhole(numRanks, 1)) throw invalidArgument('numRanks', numRanks, 'a whole number of at least 1');
+  if (!isWhole(maxTokensPerRank, 1)) {
+    throw invalidArgument('maxTokensPerRank', maxTokensPerRank, 'a whole number of at least 1');
+  }
+  if (!isWhole(hidden, 8) || hidden % 8 !== 0) throw invalidArgument('hidden', hidden, 'a positive multiple of 8');
+  if (!isWhole(numExperts, 1) || numExperts % numRanks !== 0) {
+    throw invalidArgument('numExperts', numExperts, `a positive multiple of the ${numRanks} ranks`);
+  }
+  if (!isWhole(maxTopk, 1) || maxTopk > MAX_TOPK) throw invalidArgument('maxTopk', maxTopk, `1 to ${MAX_TOPK}`);
+  if (!isWhole(config.numSms ?? 1, 1)) throw invalidArgument('numSms', config.numSms, 'a whole number of at least 1');
+  if (combineRows !== 'separate' && combineRows !== 'shared') {
+    throw invalidArgument('combineRows', combineRows, '"separate" or "shared"');
+  }
+}
+
+export function isWhole(value: unknown, least: number): value is number {
+  return typeof value === 'number' && Number.isSafeInteger(value) && value >= least;
+}

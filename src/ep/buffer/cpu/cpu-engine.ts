@@ -1,0 +1,338 @@
+// The CPU's way of an EpBuffer call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
+import { type CallWait, remaining } from '../../../core/deadline.ts';
+import { type DType, dtypes } from '../../../core/dtype.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import { Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/tensor-set.ts';
+import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { World } from '../../../world/world.ts';
+import { fillAddressTables } from '../../../collective/address-table.ts';
+import { agreeOn, requireOneHost } from '../../../collective/agree.ts';
+import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from '../buffer-size.ts';
+import { type Call, callWord, describeCall } from '../../../collective/calls.ts';
+import type { CheckedCombine } from '../combine-arguments.ts';
+import type { DispatchPlanInput, RowsLike } from '../dispatch-arguments.ts';
+import { DispatchHandle } from '../dispatch-handle.ts';
+import {
+  computeLayout,
+  type DispatchLayout,
+  emptyLayout,
+  type LayoutTensors,
+  requireConsistentLayout,
+  requireSameLayout,
+} from '../dispatch-layout.ts';
+import type { CallOptions, EpEngine, MemoryRange } from '../engine.ts';
+import type { CombineResult, DispatchResult } from '../ep-results.ts';
+import { type EpTables, makeEpTables } from '../ep-tables.ts';
+import { CountExchange, type ExchangeHeader } from '../../../collective/exchange.ts';
+import { eventAtOnce } from '../../../collective/overlap.ts';
+import { planReceive, type ReceivePlan } from '../receive-plan.ts';
+import type { EpScope } from '../scope.ts';
+
+/** Collective: agrees on the configuration, makes the tables and the window. */
+export async function createCpuEngine(
+  world: World,
+  device: CpuDevice,
+  config: Required<EpBufferConfig>,
+  wait: CallWait,
+): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
+  requireOneHost(world, 'EpBuffer');
+  const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
+    const size = bufferSize(config, world.size);
+    return { size, tables: makeEpTables(device, config, { ranks: world.size, size }) };
+  };
+  const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
+  const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare, release };
+  const { size, tables } = await agreeOn(world, agreement, wait);
+  try {
+    const of = { world, device, name: 'ep', bytes: size.bytes, describeCall };
+    const window = await SymmetricWindow.create({ ...wait, ...of });
+    const scope = { world, device, config: Object.freeze({ ...config }), size };
+    return { scope, engine: new CpuEpEngine(scope, window, tables) };
+  } catch (error) {
+    tables[Symbol.dispose]();
+    throw error;
+  }
+}
+
+/** Owns the window and the tables. */
+class CpuEpEngine implements EpEngine {
+  readonly window: SymmetricWindow;
+  readonly tables: EpTables;
+  readonly #scope: EpScope<CpuDevice>;
+  readonly #device: CpuDevice;
+  readonly #exchange: CountExchange;
+  /** Dispatches that counted tokens; alike on all ranks, because they are collective. */
+  #dispatches = 0;
+
+  constructor(scope: EpScope<CpuDevice>, window: SymmetricWindow, tables: EpTables) {
+    this.window = window;
+    this.tables = tables;
+    this.#scope = scope;
+    this.#device = scope.device;
+    this.#exchange = new CountExchange(scope.device, window, {
+      offset: scope.size.regions.exchange.offset,
+      experts: scope.config.numExperts,
+    });
+    fillAddressTables(tables.bases, window, scope.size.regions);
+  }
+
+  get mapped(): MemoryRange {
+    return this.window.storage;
+  }
+
+  throwIfUnusable(): void {
+    this.window.barrier.throwIfUnusable();
+  }
+
+  getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {
+    const { shape } = this.tables;
+    const { set, made } = TensorSet.make(this.#device, (tensors) => {
+      const layout = emptyLayout(tensors, topkIdx.shape[0] as number, shape);
+      computeLayout(topkIdx, layout, shape);
+      return layout;
+    });
+    return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  }
+
+  regionAddress(rank: number, region: EpRegion): number {
+    return (this.window.addresses[rank] as number) + this.#scope.size.regions[region].offset;
+  }
+
+  barrier(wait: CallWait): Promise<void> {
+    return this.window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), wait);
+  }
+
+  async dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult> {
+    if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
+    const { world, config } = this.#scope;
+    const { barrier } = this.window;
+    const layout = this.#layoutOf(input);
+    this.#exchange.publish(
+      exchangeHeader(input),
+      layout.numTokensPerRank.view(),
+      layout.numTokensPerExpert.view().subarray(0, config.numExperts),
+    );
+    await barrier.wait(callWord({ kind: 'dispatch' }, 'opening'), options);
+    this.#dispatches += 1;
+    // All ranks compute the same from the same counts, so all fail here or none does.
+    const { expertAlignment } = input;
+    const plan = planReceive(this.#exchange.collect(), {
+      rank: world.rank,
+      experts: config.numExperts,
+      expertAlignment,
+    });
+    return barrier.orAbort(async () => {
+      const making = this.#device.allocating(() => this.#makeHandle(input, plan));
+      const handle = making instanceof Promise ? await making : making;
+      this.tables.nextRow.view().set(plan.firstRow);
+      this.#device.kernels.compactRows(
+        layout.isTokenInRank.address,
+        input.numTokens,
+        world.size,
+        this.tables.nextRow.address,
+        handle.rowTable.address,
+      );
+      this.#sendRows(input, handle);
+      this.#sendChoices(input, handle);
+      await barrier.wait(callWord({ kind: 'dispatch' }, 'closing'), options);
+      return { ...this.#receive(input, handle, plan.numRecvTokens), event: eventAtOnce(options) };
+    });
+  }
+
+  async dispatchCached(
+    input: DispatchPlanInput,
+    handle: DispatchHandle,
+    options: CallOptions,
+  ): Promise<DispatchResult> {
+    if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
+    const { barrier } = this.window;
+    const { bytes } = dtypes[input.data.dtype];
+    const call: Call = { kind: 'cached dispatch', detail: bytes, handle: handle.sequence };
+    await barrier.wait(callWord(call, 'opening'), options);
+    this.#sendRows(input, handle);
+    await barrier.wait(callWord(call, 'closing'), options);
+    return {
+      recvX: this.#receivedRows(input, handle),
+      recvTopkIdx: undefined,
+      recvTopkWeights: undefined,
+      numRecvTokensPerExpert: handle.numRecvTokensPerExpert,
+      handle,
+      event: eventAtOnce(options),
+    };
+  }
+
+  async combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult> {
+    if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
+    const { barrier } = this.window;
+    const { handle, weights } = input;
+    const tokens = handle.numTokens;
+    const k = weights?.shape[1] ?? 0;
+    const making = this.#device.allocating(() => ({
+      combinedX: input.out ?? this.#device.empty('bf16', [tokens, this.#scope.config.hidden]),
+      combinedTopkWeights: weights && this.#device.empty('f32', [tokens, k]),
+    }));
+    const { combinedX, combinedTopkWeights } = making instanceof Promise ? await making : making;
+    this.#stage(input.x, 'combineRows');
+    if (weights) this.#stage(weights, 'combineWeights');
+    const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };
+    await barrier.wait(callWord(call, 'opening'), options);
+    this.#sumRows(combinedX, input);
+    if (combinedTopkWeights) this.#sumWeights(combinedTopkWeights, handle);
+    await barrier.wait(callWord(call, 'closing'), options);
+    return { combinedX, combinedTopkWeights, event: eventAtOnce(options) };
+  }
+
+  /** The window is unmapped: tensors over it become invalid. */
+  close(): Promise<void> {
+    this.window[Symbol.dispose]();
+    this.tables[Symbol.dispose]();
+    return Promise.resolve();
+  }
+
+  /** Counts the choices; a layout that came with them must say the same. */
+  #layoutOf({ topkIdx, layout, numTokens }: DispatchPlanInput): LayoutTensors {
+    if (topkIdx === undefined) {
+      requireConsistentLayout(layout as LayoutTensors, this.#scope.world.size);
+      return layout as LayoutTensors;
+    }
+    const counted = this.tables.layout;
+    computeLayout(topkIdx, counted, this.tables.shape);
+    if (layout !== undefined) requireSameLayout(layout, counted, numTokens * this.#scope.world.size);
+    return counted;
+  }
+
+  #makeHandle(input: DispatchPlanInput, plan: ReceivePlan): DispatchHandle {
+    const { world } = this.#scope;
+    const device = this.#device;
+    const rows = input.numWorstTokens || plan.numRecvTokens;
+    return new DispatchHandle({
+      owner: this.#scope,
+      sequence: this.#dispatches,
+      numTokens: input.numTokens,
+      numRecvTokens: plan.numRecvTokens,
+      rows,
+      rowTable: device.empty('i32', [input.numTokens, world.size]),
+      rankPrefixMatrix: plan.rankPrefixMatrix,
+      recvSrcIdx: device.empty('i32', [rows]),
+      numRecvTokensPerExpert: input.numWorstTokens ? [] : plan.numRecvTokensPerExpert,
+    });
+  }
+
+  #sendRows({ data, scales, numTokens }: DispatchPlanInput, { rowTable }: DispatchHandle): void {
+    const { scatterRows } = this.#device.kernels;
+    const { bases } = this.tables;
+    const n = this.#scope.world.size;
+    const rowBytes = this.#scope.config.hidden * dtypes[data.dtype].bytes;
+    scatterRows(data.address, rowBytes, numTokens, n, rowTable.address, 0, bases.rows.address);
+    if (scales) {
+      const scaleBytes = (scales.shape[1] as number) * 4;
+      scatterRows(scales.address, scaleBytes, numTokens, n, rowTable.address, 0, bases.scales.address);
+    }
+  }
+
+  /** Token index, expert ids and weights of every row, straight to the receivers. */
+  #sendChoices({ topkIdx, topkWeights, numTokens }: DispatchPlanInput, { rowTable }: DispatchHandle): void {
+    const { kernels } = this.#device;
+    const { bases } = this.tables;
+    const n = this.#scope.world.size;
+    const table = rowTable.address;
+    kernels.scatterTokenIndex(numTokens, n, table, 0, bases.sourceToken.address);
+    if (!topkIdx) return;
+    const k = topkIdx.shape[1] as number;
+    const indexBytes = dtypes[topkIdx.dtype].bytes;
+    const perRank = this.#scope.config.numExperts / n;
+    kernels.scatterTopkIndex(topkIdx.address, indexBytes, numTokens, k, n, perRank, table, bases.topkIdx.address);
+    if (!topkWeights) return;
+    const weights = topkWeights.address;
+    const target = bases.topkWeights.address;
+    kernels.scatterTopkWeight(topkIdx.address, indexBytes, weights, numTokens, k, n, perRank, table, target);
+  }
+
+  #sumRows(out: Tensor<'bf16'>, { handle, biases }: CheckedCombine): void {
+    this.#device.kernels.gatherSum(
+      out.address,
+      this.#scope.config.hidden * 2,
+      handle.numTokens,
+      this.#scope.world.size,
+      handle.rowTable.address,
+      0,
+      this.tables.bases.combineRows.address,
+      0,
+      biases[0]?.address ?? 0,
+      biases[1]?.address ?? 0,
+      this.tables.sources.address,
+    );
+  }
+
+  #sumWeights(out: Tensor<'f32'>, handle: DispatchHandle): void {
+    this.#device.kernels.gatherTopkWeight(
+      out.address,
+      handle.numTokens,
+      out.shape[1] as number,
+      this.#scope.world.size,
+      handle.rowTable.address,
+      this.tables.bases.combineWeights.address,
+    );
+  }
+
+  #receive(input: DispatchPlanInput, handle: DispatchHandle, numRecvTokens: number): Omit<DispatchResult, 'event'> {
+    const { rows } = handle;
+    const source = this.view('i32', 'sourceToken', [rows]).view();
+    source.fill(-1, numRecvTokens);
+    handle.recvSrcIdx.view().set(source);
+    const k = input.topkIdx?.shape[1] ?? 0;
+    const recvTopkIdx = input.topkIdx && this.view(input.topkIdx.dtype, 'topkIdx', [rows, k]);
+    const recvTopkWeights = input.topkWeights && this.view('f32', 'topkWeights', [rows, k]);
+    // The rows beyond the received ones exist only with numWorstTokens.
+    const tail = recvTopkIdx?.view().subarray(numRecvTokens * k);
+    if (tail instanceof BigInt64Array) tail.fill(-1n);
+    else tail?.fill(-1);
+    recvTopkWeights?.view().fill(0, numRecvTokens * k);
+    return {
+      recvX: this.#receivedRows(input, handle),
+      recvTopkIdx,
+      recvTopkWeights,
+      numRecvTokensPerExpert: handle.numRecvTokensPerExpert,
+      handle,
+    };
+  }
+
+  #receivedRows({ data, scales }: DispatchPlanInput, { rows }: DispatchHandle): RowsLike {
+    const received = this.view(data.dtype, 'rows', [rows, this.#scope.config.hidden]);
+    if (!scales) return received as Tensor<'bf16'>;
+    return {
+      data: received as Tensor<'fp8e4m3'>,
+      scales: this.view('f32', 'scales', [rows, scales.shape[1] as number]),
+    };
+  }
+
+  /** Brings a tensor to where the peers read it, unless it is there already. */
+  #stage(tensor: Tensor, region: 'combineRows' | 'combineWeights'): void {
+    const target = this.window.address + this.#scope.size.regions[region].offset;
+    if (tensor.address !== target) this.#device.kernels.copyBytes(target, tensor.address, tensor.bytes);
+  }
+
+  /** A tensor over one of this rank's own regions. */
+  view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D> {
+    const { address, storage } = this.window;
+    const { offset, bytes } = this.#scope.size.regions[region];
+    const tensor = new Tensor(storage, dtype, shape, address + offset - storage.address);
+    if (tensor.bytes <= bytes) return tensor;
+    throw new WeftlineError('WL_INTERNAL', `A ${dtype} [${shape.join(', ')}] exceeds the ${bytes} bytes of ${region}`);
+  }
+}
+
+function exchangeHeader(input: DispatchPlanInput): ExchangeHeader {
+  return {
+    topk: input.topkIdx?.shape[1] ?? 0,
+    rowBytes: dtypes[input.data.dtype].bytes,
+    scaleBytes: input.scales ? (input.scales.shape[1] as number) * 4 : 0,
+    indexBytes: input.topkIdx ? dtypes[input.topkIdx.dtype].bytes : 0,
+    weightBytes: input.topkWeights ? 4 : 0,
+    scattered: 0,
+    numTokens: input.numTokens,
+    rowBound: input.numWorstTokens,
+  };
+}

@@ -1,0 +1,344 @@
+// The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
+import { EP_SYNC_BYTES, epPlan, epScratch, epStatus } from '../../../abi/ep-arguments.ts';
+import { type CallWait, remaining } from '../../../core/deadline.ts';
+import { type DType, dtypes } from '../../../core/dtype.ts';
+import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
+import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
+import { Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/tensor-set.ts';
+import { CudaWindow } from '../../../windows/cuda-window.ts';
+import type { World } from '../../../world/world.ts';
+import { agreeOn, requireOneHost } from '../../../collective/agree.ts';
+import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from '../buffer-size.ts';
+import { type Call, callWord } from '../../../collective/calls.ts';
+import type { CheckedCombine } from '../combine-arguments.ts';
+import { CudaCalls, numberAfter, requireCudaLimits } from '../../../collective/cuda-calls.ts';
+import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
+import { CudaHostPlan } from './cuda-host-plan.ts';
+import { bindLaunches, type CudaLaunches, type LaunchMemory, loadLaunches } from './cuda-launches.ts';
+import type { DispatchPlanInput, RowsLike } from '../dispatch-arguments.ts';
+import { setChoices, setRows } from './cuda-dispatch-inputs.ts';
+import { DispatchHandle } from '../dispatch-handle.ts';
+import type { DispatchLayout } from '../dispatch-layout.ts';
+import type { CallOptions, EpEngine, MemoryRange } from '../engine.ts';
+import type { CombineResult, DispatchResult } from '../ep-results.ts';
+import type { EpScope } from '../scope.ts';
+import { overlaps } from '../../../collective/tensor-check.ts';
+
+/** Collective: agrees on the configuration, compiles the kernels, makes the window. */
+export async function createCudaEngine(
+  world: World,
+  device: CudaDevice,
+  config: Required<EpBufferConfig>,
+  wait: CallWait,
+): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
+  requireOneHost(world, 'EpBuffer');
+  const prepare = (): EpBufferSize => {
+    requireCudaLimits('EpBuffer', world.size, config.numExperts);
+    return bufferSize(config, world.size);
+  };
+  const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare };
+  const size = await agreeOn(world, agreement, wait);
+  const scope = { world, device, config: Object.freeze({ ...config }), size };
+  // Compiling may fail or take long on one rank alone, so the ranks meet again behind it.
+  const launches = await loadLaunches(scope).catch((error: unknown) => error as Error);
+  const parts = await agreeOn(
+    world,
+    { what: 'EpBuffer kernels', config: {}, prepare: () => prepareParts(scope, launches), release: releaseParts },
+    wait,
+  );
+  try {
+    const bytes = EP_SYNC_BYTES + size.bytes;
+    const window = await CudaWindow.create({ ...wait, world, device, name: 'ep', bytes });
+    return { scope, engine: new CudaEpEngine(scope, window, parts) };
+  } catch (error) {
+    releaseParts(parts);
+    throw error;
+  }
+}
+
+/** What an engine has before its window. */
+interface Parts extends Pick<LaunchMemory, 'hostPlan' | 'counter' | 'scratch'> {
+  readonly launches: CudaLaunches;
+}
+
+function prepareParts(scope: EpScope<CudaDevice>, launches: CudaLaunches | Error): Parts {
+  if (launches instanceof Error) throw launches;
+  const { set, made } = TensorSet.make(scope.device, (tensors) => ({
+    counter: tensors.empty('i32', [1]),
+    scratch: tensors.empty('u8', [epScratch.size]),
+  }));
+  try {
+    for (const tensor of [made.counter, made.scratch]) scope.device.setBytes(tensor, 0);
+    return { launches, ...made, hostPlan: new CudaHostPlan(scope) };
+  } catch (error) {
+    set[Symbol.dispose]();
+    throw error;
+  }
+}
+
+function releaseParts({ counter, scratch, hostPlan }: Parts): void {
+  for (const part of [counter, scratch, hostPlan]) part[Symbol.dispose]();
+}
+
+class CudaEpEngine implements EpEngine {
+  readonly #scope: EpScope<CudaDevice>;
+  readonly #device: CudaDevice;
+  readonly #window: CudaWindow;
+  readonly #launches: CudaLaunches;
+  readonly #memory: LaunchMemory;
+  readonly #order: CudaCallOrder;
+  readonly #calls: CudaCalls;
+  /** Number of the last dispatch. */
+  #dispatches = 0;
+  /** The dispatch that the host waits for, which tells of its failure itself; 0 for none. */
+  #awaited = 0;
+
+  constructor(scope: EpScope<CudaDevice>, window: CudaWindow, parts: Parts) {
+    const { device } = scope;
+    const { launches, hostPlan, counter, scratch } = parts;
+    this.#scope = scope;
+    this.#device = device;
+    this.#window = window;
+    this.#launches = launches;
+    this.#calls = new CudaCalls(scope.world, device, { findFailure: () => this.#findFailure() });
+    this.#memory = { addresses: window.addresses, hostPlan, traps: this.#calls.traps, counter, scratch };
+    this.#order = new CudaCallOrder(device);
+    bindLaunches(launches, scope, this.#memory);
+    this.#setTimeout({});
+  }
+
+  get mapped(): MemoryRange {
+    return this.#window.storage;
+  }
+
+  throwIfUnusable(): void {
+    this.#calls.throwIfUnusable();
+  }
+
+  getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {
+    const device = this.#device;
+    const { world, config } = this.#scope;
+    const tokens = topkIdx.shape[0] as number;
+    const { set: tensors, made: layout } = TensorSet.make(device, (allocator) => ({
+      numTokensPerRank: allocator.empty('i32', [world.size]),
+      numTokensPerExpert: allocator.empty('i32', [config.numExperts]),
+      isTokenInRank: allocator.empty('u8', [tokens, world.size]),
+    }));
+    // Blocks add to the counts.
+    for (const counts of [layout.numTokensPerRank, layout.numTokensPerExpert]) device.setBytes(counts, 0);
+    const plan = this.#launches.layout;
+    const set = plan.arguments;
+    set.set('topk', topkIdx.address);
+    set.set('topkColumns', topkIdx.shape[1] as number);
+    set.set('indexBytes', dtypes[topkIdx.dtype].bytes);
+    set.set('tokens', tokens);
+    set.set('isTokenInRank', layout.isTokenInRank.address);
+    set.set('numTokensPerRank', layout.numTokensPerRank.address);
+    set.set('numTokensPerExpert', layout.numTokensPerExpert.address);
+    plan.launch();
+    return { ...layout, [Symbol.dispose]: () => tensors[Symbol.dispose]() };
+  }
+
+  async dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult> {
+    const device = this.#device;
+    const { world, size } = this.#scope;
+    const { hostPlan } = this.#memory;
+    const sequence = numberAfter(this.#dispatches);
+    const { set, made } = TensorSet.make(device, (tensors) => ({
+      rowTable: tensors.empty('i32', [input.numTokens, world.size]),
+      plan: tensors.empty('u8', [epPlan.size]),
+      recvSrcIdx: tensors.empty('i32', [input.numWorstTokens || size.maxRecvTokens]),
+    }));
+    // A bound makes the results' sizes known beforehand; how the dispatch went shows later.
+    const waits = input.numWorstTokens === 0;
+    let event: CudaEvent | undefined;
+    try {
+      event = this.#launchDispatch(input, { ...made, sequence }, options);
+      this.#dispatches = sequence;
+      if (waits) await this.#awaitPlan(sequence, input, options);
+    } catch (error) {
+      set[Symbol.dispose]();
+      event?.[Symbol.dispose]();
+      throw error;
+    }
+    const { rowTable, plan, recvSrcIdx } = made;
+    const rows = input.numWorstTokens || hostPlan.numRecvTokens;
+    const handle = new DispatchHandle({
+      owner: this.#scope,
+      sequence,
+      numTokens: input.numTokens,
+      numRecvTokens: waits ? rows : undefined,
+      rows,
+      rowTable,
+      plan,
+      rankPrefixMatrix: waits ? hostPlan.rankPrefixMatrix() : undefined,
+      recvSrcIdx: recvSrcIdx.slice(0, rows),
+      numRecvTokensPerExpert: waits ? hostPlan.perExpert(input.expertAlignment) : [],
+    });
+    const k = input.topkIdx?.shape[1] ?? 0;
+    return {
+      recvX: this.#receivedRows(input, rows),
+      recvTopkIdx: input.topkIdx && this.view(input.topkIdx.dtype, 'topkIdx', [rows, k]),
+      recvTopkWeights: input.topkWeights && this.view('f32', 'topkWeights', [rows, k]),
+      numRecvTokensPerExpert: handle.numRecvTokensPerExpert,
+      handle,
+      event,
+    };
+  }
+
+  dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: CallOptions): Promise<DispatchResult> {
+    const event = this.#launchDispatch(input, handle, options);
+    return Promise.resolve({
+      recvX: this.#receivedRows(input, handle.rows),
+      recvTopkIdx: undefined,
+      recvTopkWeights: undefined,
+      numRecvTokensPerExpert: handle.numRecvTokensPerExpert,
+      handle,
+      event,
+    });
+  }
+
+  combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult> {
+    const { handle, weights, biases, x } = input;
+    const { hidden } = this.#scope.config;
+    const k = weights?.shape[1] ?? 0;
+    const combinedX = input.out ?? this.#device.empty('bf16', [handle.numTokens, hidden]);
+    const combinedTopkWeights = weights && this.#device.empty('f32', [handle.numTokens, k]);
+    this.#setTimeout(options);
+    const stream = this.#order.begin(options);
+    this.#stage(x, 'combineRows', stream);
+    if (weights) this.#stage(weights, 'combineWeights', stream);
+    const { combine } = this.#launches;
+    const set = combine.arguments;
+    set.set('out', combinedX.address);
+    set.set('outWeights', combinedTopkWeights?.address ?? 0);
+    set.set('topkColumns', k);
+    set.set('bias0', biases[0]?.address ?? 0);
+    set.set('bias1', biases[1]?.address ?? 0);
+    set.set('rowTable', handle.rowTable.address);
+    set.set('plan', (handle.plan as Tensor<'u8'>).address);
+    set.set('tokens', handle.numTokens);
+    const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };
+    set.set('openingEpoch', this.#calls.nextEpoch());
+    set.set('openingCall', callWord(call, 'opening'));
+    set.set('closingEpoch', this.#calls.nextEpoch());
+    set.set('closingCall', callWord(call, 'closing'));
+    combine.launch(stream);
+    const event = this.#order.end(options);
+    return Promise.resolve({ combinedX, combinedTopkWeights, event });
+  }
+
+  /** The host waits for the device, then for the other ranks: afterwards nothing of this buffer runs anywhere. */
+  async barrier(wait: CallWait): Promise<void> {
+    await this.#order.idle(wait);
+    this.throwIfUnusable();
+    await this.#scope.world.barrier('ep', remaining(wait));
+  }
+
+  view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D> {
+    const { offset, bytes } = this.#scope.size.regions[region];
+    const tensor = new Tensor(this.#window.storage, dtype, shape, EP_SYNC_BYTES + offset);
+    if (tensor.bytes <= bytes) return tensor;
+    throw new WeftlineError('WL_INTERNAL', `A ${dtype} [${shape.join(', ')}] exceeds the ${bytes} bytes of ${region}`);
+  }
+
+  regionAddress(rank: number, region: EpRegion): number {
+    return (this.#window.addresses[rank] as number) + EP_SYNC_BYTES + this.#scope.size.regions[region].offset;
+  }
+
+  async close(): Promise<void> {
+    // Kernels that still run use the window.
+    await this.#order.drained();
+    const { hostPlan, counter, scratch } = this.#memory;
+    for (const part of [this.#order, counter, scratch, hostPlan, this.#calls, this.#window]) part[Symbol.dispose]();
+  }
+
+  #setTimeout(wait: CallWait): void {
+    const { dispatch, combine } = this.#launches;
+    const timeoutNs = this.#calls.timeoutNs(wait);
+    for (const plan of [dispatch.bf16.plan, dispatch.fp8e4m3.plan, combine]) plan.arguments.set('timeoutNs', timeoutNs);
+  }
+
+  /** `to`: a handle to replay, or the parts of a new one to fill in. */
+  #launchDispatch(
+    input: DispatchPlanInput,
+    to: DispatchHandle | NewHandle,
+    options: CallOptions,
+  ): CudaEvent | undefined {
+    const { plan, rowWarps } = this.#launches.dispatch[input.data.dtype];
+    const set = plan.arguments;
+    const replay = to instanceof DispatchHandle;
+    const { bytes } = dtypes[input.data.dtype];
+    const call: Call = replay ? { kind: 'cached dispatch', detail: bytes, handle: to.sequence } : { kind: 'dispatch' };
+    this.#setTimeout(options);
+    // Whatever may fail comes before the epochs are taken: the other ranks count them too.
+    const stream = this.#order.begin(options);
+    setRows(set, input);
+    set.set('rowWarps', rowWarps(input.numTokens));
+    setChoices(set, input);
+    set.set('rowTable', to.rowTable.address);
+    set.set('plan', (to.plan as Tensor<'u8'>).address);
+    set.set('recvSource', replay ? 0 : to.recvSrcIdx.address);
+    set.set('sequence', replay ? 0 : to.sequence);
+    set.set('openingEpoch', this.#calls.nextEpoch());
+    set.set('openingCall', callWord(call, 'opening'));
+    set.set('closingEpoch', this.#calls.nextEpoch());
+    set.set('closingCall', callWord(call, 'closing'));
+    set.set('worstRows', replay ? 0 : input.numWorstTokens);
+    plan.launch(stream);
+    return this.#order.end(options);
+  }
+
+  /** Until the kernel has told the host how many rows arrive; fails when none will, or when its wait has expired. */
+  async #awaitPlan(sequence: number, { topkIdx }: DispatchPlanInput, options: CallOptions): Promise<void> {
+    const { hostPlan } = this.#memory;
+    this.#awaited = sequence;
+    try {
+      await this.#calls.waitFor('The count exchange of a dispatch', () => hostPlan.isThere(sequence), options);
+    } finally {
+      this.#awaited = 0;
+    }
+    const failure = hostPlan.takeFailure();
+    if (failure === undefined) return;
+    const own = failure.status === epStatus.badChoice && failure.rank === this.#scope.world.rank;
+    throw hostPlan.errorOf(failure, own ? (await topkIdx?.toHost())?.[failure.detail] : undefined);
+  }
+
+  /** What nobody waited for: a dispatch with a bound on its rows that failed. */
+  #findFailure(): WeftlineError | undefined {
+    const { hostPlan } = this.#memory;
+    const failure = hostPlan.takeFailure(this.#awaited);
+    return failure && hostPlan.errorOf(failure);
+  }
+
+  #receivedRows({ data, scales }: DispatchPlanInput, rows: number): RowsLike {
+    const received = this.view(data.dtype, 'rows', [rows, this.#scope.config.hidden]);
+    if (!scales) return received as Tensor<'bf16'>;
+    const groups = scales.shape[1] as number;
+    return { data: received as Tensor<'fp8e4m3'>, scales: this.view('f32', 'scales', [rows, groups]) };
+  }
+
+  /** Brings a tensor to where the peers read it, in the order of the stream, unless it is there already. */
+  #stage(tensor: Tensor, region: 'combineRows' | 'combineWeights', stream: CudaStream): void {
+    const target = this.regionAddress(this.#scope.world.rank, region);
+    if (tensor.address === target || tensor.bytes === 0) return;
+    if (overlaps(tensor, target, tensor.bytes)) {
+      const allowed = 'combineInput of the same handle, or a tensor that shares no bytes with it';
+      throw invalidArgument(region, 'a tensor that overlaps where peers read it', allowed);
+    }
+    const { context } = this.#device;
+    context.workCount += 1;
+    context.call('cuMemcpyDtoDAsync', target, tensor.address, tensor.bytes, stream.handle);
+  }
+}
+
+/** What a dispatch makes besides moving rows. */
+interface NewHandle {
+  readonly rowTable: Tensor<'i32'>;
+  readonly plan: Tensor<'u8'>;
+  readonly recvSrcIdx: Tensor<'i32'>;
+  readonly sequence: number;
+}

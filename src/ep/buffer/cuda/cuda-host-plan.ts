@@ -1,0 +1,120 @@
+// What the prepare kernel tells the host of a dispatch: how many rows arrive, or why none will.
+import { epHostPlan, epRecordWords, epStatus } from '../../../abi/ep-arguments.ts';
+import { alignUp, Block } from '../../../abi/layout.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { HostMemory } from '../../../device/cuda/host-memory.ts';
+import { capacityError } from '../receive-plan.ts';
+import type { EpScope } from '../scope.ts';
+
+/** What a kernel says of a dispatch that failed. */
+export interface EpFailure {
+  /** Number of the dispatch. */
+  readonly sequence: number;
+  /** One of epStatus. */
+  readonly status: number;
+  /** The rank that differs, passed a bad choice, or would receive too much. */
+  readonly rank: number;
+  /** See epHostPlan. */
+  readonly detail: number;
+  readonly extent: number;
+}
+
+export class CudaHostPlan implements Disposable {
+  readonly #scope: EpScope<CudaDevice>;
+  readonly #memory: HostMemory;
+  readonly #plan: Block<keyof typeof epHostPlan.offset>;
+  readonly #sequence: Int32Array;
+  readonly #failed: Int32Array;
+  readonly #experts: Int32Array;
+
+  constructor(scope: EpScope<CudaDevice>) {
+    const experts = scope.config.numExperts / scope.world.size;
+    this.#scope = scope;
+    this.#memory = scope.device.allocateHost(epHostPlan.size + experts * 4);
+    this.#plan = new Block(epHostPlan, this.#memory.buffer, 0);
+    this.#sequence = this.#memory.view('i32', epHostPlan.offset.sequence, 1);
+    this.#failed = this.#memory.view('i32', epHostPlan.offset.failedSequence, 1);
+    this.#experts = this.#memory.view('i32', epHostPlan.size, experts);
+  }
+
+  /** For the kernel. */
+  get address(): number {
+    return this.#memory.deviceAddress;
+  }
+
+  get expertsAddress(): number {
+    return this.#memory.deviceAddress + epHostPlan.size;
+  }
+
+  /** True when the rest is of that dispatch; the kernel stores the sequence number last. */
+  isThere(sequence: number): boolean {
+    return Atomics.load(this.#sequence, 0) === (sequence | 0);
+  }
+
+  get numRecvTokens(): number {
+    return this.#plan.get('numRecvTokens');
+  }
+
+  /** Choices of each local expert, rounded up to the alignment. */
+  perExpert(alignment: number): number[] {
+    return Array.from(this.#experts, (count) => alignUp(count, alignment));
+  }
+
+  rankPrefixMatrix(): Int32Array {
+    const cells = this.#scope.world.size ** 2;
+    return Int32Array.from({ length: cells }, (_, cell) => this.#plan.get('rankPrefixMatrix', cell));
+  }
+
+  /** Why a dispatch but `except` failed, which every rank finds alike; forgotten then. Undefined if none did. */
+  takeFailure(except = 0): EpFailure | undefined {
+    const sequence = Atomics.load(this.#failed, 0) >>> 0;
+    if (sequence === 0 || sequence === except) return undefined;
+    const failure = {
+      sequence,
+      status: this.#plan.get('status'),
+      rank: this.#plan.get('culprit'),
+      detail: this.#plan.get('detail'),
+      extent: this.#plan.get('extent'),
+    };
+    Atomics.store(this.#failed, 0, 0);
+    return failure;
+  }
+
+  /** `choice`: the bad value, if this rank passed it and it is known. */
+  errorOf(failure: EpFailure, choice?: number | bigint): WeftlineError {
+    const { status, rank, detail } = failure;
+    if (status === epStatus.capacity) return capacityError(rank, detail, failure.extent);
+    if (status === epStatus.badChoice) return this.#badChoice(failure, choice);
+    if (status === epStatus.mismatch) return mismatch(rank, detail);
+    return new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `This rank is in dispatch, but rank ${rank} is in another call; all ranks must make the same calls in the same order`,
+      { details: { rank } },
+    );
+  }
+
+  [Symbol.dispose](): void {
+    this.#memory[Symbol.dispose]();
+  }
+
+  #badChoice({ rank, detail: cell, extent: columns }: EpFailure, choice: number | bigint | undefined): WeftlineError {
+    const { config } = this.#scope;
+    const place = `topkIdx[${Math.floor(cell / columns)}, ${cell % columns}]`;
+    const value = choice === undefined ? `a bad value of rank ${rank}` : String(choice);
+    return new WeftlineError(
+      'WL_INVALID_ARGUMENT',
+      `Invalid ${place}: got ${value}, allowed is an expert from 0 to ${config.numExperts - 1} that the token has not chosen before, or -1 for none`,
+      { details: { argument: place, rank } },
+    );
+  }
+}
+
+function mismatch(rank: number, word: number): WeftlineError {
+  const field = Object.entries(epRecordWords).find(([, at]) => at === word)?.[0] ?? `word ${word}`;
+  return new WeftlineError(
+    'WL_CONFIG_MISMATCH',
+    `The ranks disagree on ${field}: rank ${rank} differs from rank 0; all must pass the same kind of tensors`,
+    { details: { field, rank } },
+  );
+}

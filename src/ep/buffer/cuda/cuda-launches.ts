@@ -1,0 +1,153 @@
+// The kernels of an EpBuffer on a GPU, prepared once: how many blocks and warps, and what shared memory they stage in.
+import {
+  EP_MAX_BLOCKS,
+  EP_SYNC_BYTES,
+  type epCombineArguments,
+  type epDispatchArguments,
+  type epLayoutArguments,
+} from '../../../abi/ep-arguments.ts';
+import { alignUp, type Layout } from '../../../abi/layout.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import { epCombineKernels, epDispatchKernels, epLayoutKernels } from '../../../device/cuda/kernels/ep.ts';
+import type { CudaKernel } from '../../../device/cuda/kernel.ts';
+import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
+import type { TrapBox } from '../../../device/cuda/trap-box.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import { exchangeRecordBytes } from '../../../abi/exchange-record.ts';
+import type { EpRegion } from '../buffer-size.ts';
+import type { CudaHostPlan } from './cuda-host-plan.ts';
+import { BARRIER_BYTES, gatherShape, sendingShape } from '../../../collective/cuda-shapes.ts';
+import type { EpScope } from '../scope.ts';
+
+type Names<L> = L extends Layout<infer Name> ? Name : never;
+
+export interface DispatchLaunch {
+  readonly plan: LaunchPlan<Names<typeof epDispatchArguments>>;
+  /** Warps of a block that move rows of that many tokens. */
+  readonly rowWarps: (tokens: number) => number;
+}
+
+export interface CudaLaunches {
+  readonly layout: LaunchPlan<Names<typeof epLayoutArguments>>;
+  /** By the dtype of the rows. */
+  readonly dispatch: Readonly<Record<'bf16' | 'fp8e4m3', DispatchLaunch>>;
+  readonly combine: LaunchPlan<Names<typeof epCombineArguments>>;
+}
+
+/** What the launches of a buffer use all its life. */
+export interface LaunchMemory {
+  /** Of the ranks' windows. */
+  readonly addresses: readonly number[];
+  readonly hostPlan: CudaHostPlan;
+  readonly traps: TrapBox;
+  /** i32 [1], zero: blocks of a kernel that are done; each kernel leaves it at zero. */
+  readonly counter: Tensor<'i32'>;
+  /** EpScratch, zero. */
+  readonly scratch: Tensor<'u8'>;
+}
+
+/** Choices of a token that a thread keeps in registers. */
+const COLUMN_VARIANTS = [8, 32] as const;
+const LAYOUT_THREADS = 256;
+/** What the kernels declare themselves. */
+const STATIC_BYTES = 4096;
+
+/** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
+export async function loadLaunches({ device, config, world }: EpScope<CudaDevice>): Promise<CudaLaunches> {
+  const COLUMNS = COLUMN_VARIANTS.find((columns) => config.maxTopk <= columns) ?? COLUMN_VARIANTS[1];
+  const [{ epLayout }, { epDispatch }, { epCombine }] = await Promise.all([
+    device.loadKernels(epLayoutKernels, { COLUMNS }),
+    device.loadKernels(epDispatchKernels, { COLUMNS }),
+    device.loadKernels(epCombineKernels),
+  ]);
+  const { multiprocessors, sharedBytesPerBlock } = device.properties;
+  const grid = Math.min(config.numSms, multiprocessors, EP_MAX_BLOCKS);
+  const room = sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES;
+  const rowBytes = config.hidden * 2;
+  const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, { usual: world.size, most: world.size });
+  const combine = epCombine.plan({ grid, ...shape });
+  combine.arguments.set('rowBytes', rowBytes);
+  combine.arguments.set('stageBytes', stageBytes);
+  combine.arguments.set('partBytes', partBytes);
+  const sending = { sms: grid, ranks: world.size, room, config };
+  return {
+    layout: epLayout.plan({ grid, block: LAYOUT_THREADS }),
+    dispatch: {
+      bf16: dispatchPlan(epDispatch, { ...sending, rowBytes }),
+      fp8e4m3: dispatchPlan(epDispatch, { ...sending, rowBytes: config.hidden }),
+    },
+    combine,
+  };
+}
+
+/** Addresses and counts that stay the same for all calls of a buffer. */
+export function bindLaunches(
+  { layout, dispatch, combine }: CudaLaunches,
+  { world, config, size }: EpScope<CudaDevice>,
+  bound: LaunchMemory,
+): void {
+  const region = (name: EpRegion): number => EP_SYNC_BYTES + size.regions[name].offset;
+  layout.arguments.set('ranks', world.size);
+  layout.arguments.set('experts', config.numExperts);
+  for (const plan of [dispatch.bf16.plan, dispatch.fp8e4m3.plan, combine]) {
+    for (const [rank, address] of bound.addresses.entries()) plan.arguments.set('peers', address, rank);
+    plan.arguments.set('ranks', world.size);
+    plan.arguments.set('rank', world.rank);
+    plan.arguments.set('trap', bound.traps.address);
+    plan.arguments.set('counter', bound.counter.address);
+  }
+  for (const { plan } of [dispatch.bf16, dispatch.fp8e4m3]) {
+    plan.arguments.set('scratch', bound.scratch.address);
+    plan.arguments.set('hostPlan', bound.hostPlan.address);
+    plan.arguments.set('hostExperts', bound.hostPlan.expertsAddress);
+    plan.arguments.set('exchangeOffset', region('exchange'));
+    plan.arguments.set('recordWords', exchangeRecordBytes(world.size, config.numExperts) / 4);
+    plan.arguments.set('experts', config.numExperts);
+    plan.arguments.set('expertsPerRank', config.numExperts / world.size);
+    plan.arguments.set('rowsOffset', region('rows'));
+    plan.arguments.set('scalesOffset', region('scales'));
+    plan.arguments.set('topkOffset', region('topkIdx'));
+    plan.arguments.set('weightsOffset', region('topkWeights'));
+    plan.arguments.set('sourceOffset', region('sourceToken'));
+  }
+  combine.arguments.set('rowsOffset', region('combineRows'));
+  combine.arguments.set('weightsOffset', region('combineWeights'));
+}
+
+interface DispatchPlanOptions {
+  readonly sms: number;
+  readonly ranks: number;
+  readonly room: number;
+  readonly rowBytes: number;
+  readonly config: EpScope['config'];
+}
+
+function dispatchPlan(
+  kernel: CudaKernel<Names<typeof epDispatchArguments>>,
+  { sms, ranks, room, rowBytes, config }: DispatchPlanOptions,
+): DispatchLaunch {
+  const shape = sendingShape(room, rowBytes, { sms, ranks, topk: config.maxTopk });
+  const { grid, block, partBytes, sharedBytes, rowWarps, mostRowWarps } = shape;
+  // Before rows are staged there, blocks count in the same memory: choices per expert, and a byte for each token.
+  const countBytes = config.numExperts * 4 + Math.ceil(config.maxTokensPerRank / grid);
+  if (countBytes > room) throw tooManyTokens(config, grid, room);
+  const plan = kernel.plan({
+    grid,
+    block,
+    sharedBytes: Math.max(sharedBytes, BARRIER_BYTES + alignUp(countBytes, 16)),
+  });
+  plan.arguments.set('rowBytes', rowBytes);
+  plan.arguments.set('stageBytes', partBytes);
+  const few = mostRowWarps * grid;
+  return { plan, rowWarps: (tokens) => (tokens <= few ? Math.max(1, Math.ceil(tokens / grid)) : rowWarps) };
+}
+
+function tooManyTokens({ maxTokensPerRank, numExperts }: EpScope['config'], grid: number, room: number): WeftlineError {
+  const most = grid * (room - numExperts * 4 - 16);
+  return new WeftlineError(
+    'WL_UNSUPPORTED',
+    `${grid} blocks cannot count ${maxTokensPerRank} tokens per rank, at most ${most}; use more of the GPU (numSms), or dispatch in several calls`,
+    { details: { maxTokensPerRank, numSms: grid, most } },
+  );
+}

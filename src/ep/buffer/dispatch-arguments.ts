@@ -1,0 +1,169 @@
+// What EpBuffer.dispatch accepts, and the checks that make sure of it before any byte moves.
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { SCALE_GROUP, type ScaledRows } from '../../device/formats/scaled-rows.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import type { WaitOptions } from '../../world/store.ts';
+import { isWhole } from './buffer-size.ts';
+import { DispatchHandle } from './dispatch-handle.ts';
+import type { DispatchLayout } from './dispatch-layout.ts';
+import type { EpEngine } from './engine.ts';
+import type { OverlapOptions } from '../../collective/overlap.ts';
+import type { EpScope } from './scope.ts';
+import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-check.ts';
+
+/** bf16 rows, or fp8 rows with their scales. */
+export type RowsLike = Tensor<'bf16'> | ScaledRows;
+
+export interface DispatchArguments extends WaitOptions, OverlapOptions {
+  /** [T, H]; T at most maxTokensPerRank, 0 allowed, may differ between ranks. */
+  readonly x: RowsLike;
+  /** [T, K] expert ids, -1 for none, no expert twice in a row. Leave out with `handle`. */
+  readonly topkIdx?: Tensor<'i32' | 'i64'>;
+  /** f32 [T, K]; only with topkIdx. */
+  readonly topkWeights?: Tensor<'f32'>;
+  /** From getDispatchLayout; saves counting again, or stands in for topkIdx when rows alone travel. */
+  readonly layout?: DispatchLayout;
+  /** Of an earlier dispatch: the same routing again, without exchanging counts; no choices or weights travel. */
+  readonly handle?: DispatchHandle;
+  /** numRecvTokensPerExpert is rounded up to it; 1 by default. */
+  readonly expertAlignment?: number;
+  /**
+   * Bound on received rows: results get this many rows, the surplus marked -1. 0 or absent: exact size. The host of a
+   * GPU then waits for nothing; a dispatch that fails (WL_CAPACITY and the like) shows at a later call or wait.
+   */
+  readonly numWorstTokens?: number;
+}
+
+/** The checked arguments. */
+export interface DispatchPlanInput {
+  readonly data: Tensor<'bf16' | 'fp8e4m3'>;
+  readonly scales: Tensor<'f32'> | undefined;
+  readonly numTokens: number;
+  readonly topkIdx: Tensor<'i32' | 'i64'> | undefined;
+  readonly topkWeights: Tensor<'f32'> | undefined;
+  readonly layout: DispatchLayout | undefined;
+  readonly handle: DispatchHandle | undefined;
+  readonly expertAlignment: number;
+  readonly numWorstTokens: number;
+}
+
+export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: EpEngine): DispatchPlanInput {
+  const { config } = scope;
+  const { data, scales } = checkRows(args.x, scope);
+  const numTokens = data.shape[0] as number;
+  if (numTokens > config.maxTokensPerRank) {
+    throw new WeftlineError(
+      'WL_CAPACITY',
+      `Cannot dispatch ${numTokens} tokens: the buffer was made for at most ${config.maxTokensPerRank} per rank (maxTokensPerRank)`,
+      { details: { numTokens, maxTokensPerRank: config.maxTokensPerRank } },
+    );
+  }
+  const expertAlignment = args.expertAlignment ?? 1;
+  if (!isWhole(expertAlignment, 1)) {
+    throw invalidArgument('expertAlignment', expertAlignment, 'a whole number of at least 1');
+  }
+  const numWorstTokens = args.numWorstTokens ?? 0;
+  const most = scope.size.maxRecvTokens;
+  if (!isWhole(numWorstTokens, 0) || numWorstTokens > most) {
+    throw invalidArgument('numWorstTokens', numWorstTokens, `0 to ${most}, the most this buffer can receive`);
+  }
+  const routing =
+    args.handle === undefined ? checkChoices(args, scope, numTokens) : checkReplay(args, scope, numTokens);
+  const { topkIdx, topkWeights, layout } = routing;
+  rejectReceived(
+    { x: data, 'x.scales': scales, topkIdx, topkWeights, 'layout.isTokenInRank': layout?.isTokenInRank },
+    scope,
+    engine,
+  );
+  return { data, scales, numTokens, expertAlignment, numWorstTokens, ...routing };
+}
+
+/** Peers overwrite what lies in the window while it would be read; only the rows for combine are this rank's alone. */
+function rejectReceived(
+  inputs: Readonly<Record<string, Tensor | undefined>>,
+  { config, size, world }: EpScope,
+  engine: EpEngine,
+): void {
+  const start = engine.regionAddress(world.rank, 'combineRows');
+  const end = start + size.regions.combineRows.bytes;
+  for (const [name, tensor] of Object.entries(inputs)) {
+    if (tensor === undefined || !overlaps(tensor, engine.mapped.address, engine.mapped.bytes)) continue;
+    const inside = tensor.address >= start && tensor.address + tensor.bytes <= end;
+    if (config.combineRows === 'separate' && inside) continue;
+    const allowed = 'a tensor elsewhere; copy it first, or peers would overwrite it';
+    throw invalidArgument(name, 'a tensor in the receive window', allowed);
+  }
+}
+
+type Routing = Pick<DispatchPlanInput, 'topkIdx' | 'topkWeights' | 'layout' | 'handle'>;
+
+function checkReplay(args: DispatchArguments, scope: EpScope, numTokens: number): Routing {
+  const handle = checkHandle(args.handle, scope);
+  for (const name of ['topkIdx', 'topkWeights', 'layout', 'numWorstTokens', 'expertAlignment'] as const) {
+    if (args[name] !== undefined) throw invalidArgument(name, 'given', 'absent when a handle is given');
+  }
+  if (handle.numTokens !== numTokens) {
+    throw invalidArgument('x rows', numTokens, `${handle.numTokens}, as in the handle's dispatch`);
+  }
+  return { handle, topkIdx: undefined, topkWeights: undefined, layout: undefined };
+}
+
+function checkChoices(args: DispatchArguments, scope: EpScope, numTokens: number): Routing {
+  const { device, config } = scope;
+  const { topkIdx, topkWeights, layout } = args;
+  if (layout) checkLayout(layout, scope, numTokens);
+  if (!topkIdx) {
+    if (!layout) throw invalidArgument('topkIdx', undefined, 'a tensor, unless layout or handle is given');
+    if (topkWeights) throw invalidArgument('topkWeights', 'given without topkIdx', 'absent, or with topkIdx');
+    return { handle: undefined, topkIdx: undefined, topkWeights: undefined, layout };
+  }
+  const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: [numTokens, 'K'] });
+  const k = choices.shape[1] as number;
+  if (k < 1 || k > config.maxTopk) throw invalidArgument('topkIdx columns', k, `1 to ${config.maxTopk} (maxTopk)`);
+  const weights =
+    topkWeights && checkTensor('topkWeights', topkWeights, { device, dtype: ['f32'], shape: [numTokens, k] });
+  return { handle: undefined, topkIdx: choices, topkWeights: weights, layout };
+}
+
+/** A live handle of this very buffer. */
+export function checkHandle(handle: unknown, scope: EpScope): DispatchHandle {
+  const allowed = 'a live handle from a dispatch of this buffer';
+  if (!(handle instanceof DispatchHandle)) throw invalidArgument('handle', handle, allowed);
+  if (handle.owner !== scope) throw invalidArgument('handle', 'a handle of another buffer', allowed);
+  if (handle.rowTable.storage.disposed) throw invalidArgument('handle', 'a disposed handle', allowed);
+  return handle;
+}
+
+function checkRows(
+  x: unknown,
+  { device, config }: EpScope,
+): { data: Tensor<'bf16' | 'fp8e4m3'>; scales: Tensor<'f32'> | undefined } {
+  if (typeof x === 'object' && x !== null && 'data' in x && 'scales' in x) {
+    const data = checkTensor('x.data', x.data, {
+      device,
+      dtype: ['fp8e4m3'],
+      shape: ['T', config.hidden],
+      alignment: rowAlignment(config.hidden),
+    });
+    const groups = Math.ceil(config.hidden / SCALE_GROUP);
+    const scales = checkTensor('x.scales', x.scales, {
+      device,
+      dtype: ['f32'],
+      shape: [data.shape[0] as number, groups],
+    });
+    return { data, scales };
+  }
+  const alignment = rowAlignment(config.hidden * 2);
+  const data = checkTensor('x', x, { device, dtype: ['bf16'], shape: ['T', config.hidden], alignment });
+  return { data, scales: undefined };
+}
+
+function checkLayout(layout: DispatchLayout, { device, config, world }: EpScope, numTokens: number): void {
+  checkTensor('layout.isTokenInRank', layout.isTokenInRank, { device, dtype: ['u8'], shape: [numTokens, world.size] });
+  checkTensor('layout.numTokensPerRank', layout.numTokensPerRank, { device, dtype: ['i32'], shape: [world.size] });
+  checkTensor('layout.numTokensPerExpert', layout.numTokensPerExpert, {
+    device,
+    dtype: ['i32'],
+    shape: [config.numExperts],
+  });
+}

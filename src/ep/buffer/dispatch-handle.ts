@@ -1,0 +1,52 @@
+// What combine and a cached dispatch need to know of an earlier dispatch.
+import type { Tensor } from '../../device/tensor.ts';
+
+/**
+ * Made by EpBuffer.dispatch and valid as long as that buffer; may be used any number of times, for combine and for
+ * cached dispatches, on all ranks alike. Dispose it when it is no longer needed (else the garbage collector does).
+ */
+export class DispatchHandle implements Disposable {
+  /** The buffer that made it, compared by identity. */
+  readonly owner: object;
+  /** Number of the dispatch among the buffer's; ranks that use handles of different dispatches together get an error. */
+  readonly sequence: number;
+  /** Tokens that this rank sent. */
+  readonly numTokens: number;
+  /** Rows that this rank received; undefined after a GPU's dispatch with numWorstTokens, for which the host does not wait. */
+  readonly numRecvTokens: number | undefined;
+  /** Rows of the received tensors: numRecvTokens, or numWorstTokens if that was given. */
+  readonly rows: number;
+  /** i32 [T, ranks]: the row of each token at each rank, -1 where it does not go. */
+  readonly rowTable: Tensor<'i32'>;
+  /** On a GPU, what its kernels need of the exchange (EpPlan); absent on the CPU. */
+  readonly plan: Tensor<'u8'> | undefined;
+  /** i32 [ranks, ranks] on the host: [s * ranks + d] = rows that ranks 0..s together send to d; as numRecvTokens. */
+  readonly rankPrefixMatrix: Int32Array | undefined;
+  /** i32 [rows]: the token's index at its source rank; -1 in the tail of a worst-case result. */
+  readonly recvSrcIdx: Tensor<'i32'>;
+  /** Received choices per local expert, each rounded up to expertAlignment; empty with numWorstTokens. */
+  readonly numRecvTokensPerExpert: readonly number[];
+
+  constructor(parts: Omit<DispatchHandle, 'dispose' | 'plan' | typeof Symbol.dispose> & { plan?: Tensor<'u8'> }) {
+    this.owner = parts.owner;
+    this.sequence = parts.sequence;
+    this.numTokens = parts.numTokens;
+    this.numRecvTokens = parts.numRecvTokens;
+    this.rows = parts.rows;
+    this.rowTable = parts.rowTable;
+    this.plan = parts.plan;
+    this.rankPrefixMatrix = parts.rankPrefixMatrix;
+    this.recvSrcIdx = parts.recvSrcIdx;
+    this.numRecvTokensPerExpert = Object.freeze([...parts.numRecvTokensPerExpert]);
+  }
+
+  dispose(): void {
+    this.rowTable.dispose();
+    this.recvSrcIdx.dispose();
+    this.plan?.dispose();
+  }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
+}

@@ -1,0 +1,48 @@
+// What EpBuffer asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
+import { type CallWait, type Deadline, deadlineOf } from '../../core/deadline.ts';
+import type { DType } from '../../core/dtype.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import type { EpRegion } from './buffer-size.ts';
+import type { CheckedCombine } from './combine-arguments.ts';
+import type { DispatchPlanInput } from './dispatch-arguments.ts';
+import type { DispatchHandle } from './dispatch-handle.ts';
+import type { DispatchLayout } from './dispatch-layout.ts';
+import type { CombineResult, DispatchResult } from './ep-results.ts';
+import type { OverlapOptions } from '../../collective/overlap.ts';
+
+export interface MemoryRange {
+  readonly address: number;
+  readonly bytes: number;
+}
+
+/** How long to wait, and between what. */
+export interface CallOptions extends CallWait, OverlapOptions {
+  readonly deadline: Deadline;
+}
+
+/** Hot path: what an engine is told of a call's arguments besides the tensors, with the deadline of the call. */
+export function callOptions(args: CallWait & OverlapOptions, defaultMs: number): CallOptions {
+  return {
+    deadline: deadlineOf(args, defaultMs),
+    signal: args.signal,
+    previousEvent: args.previousEvent,
+    asyncFinish: args.asyncFinish,
+  };
+}
+
+export interface EpEngine {
+  /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */
+  readonly mapped: MemoryRange;
+  /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
+  throwIfUnusable(): void;
+  getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout;
+  dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult>;
+  dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: CallOptions): Promise<DispatchResult>;
+  combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult>;
+  barrier(wait: CallWait): Promise<void>;
+  /** A tensor over one of this rank's own regions. */
+  view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D>;
+  /** Address of a region of any rank, as this process maps it. */
+  regionAddress(rank: number, region: EpRegion): number;
+  close(): Promise<void>;
+}

@@ -1,0 +1,121 @@
+// EpBuffer: dispatch sends each token once to every rank that holds one of its experts; combine brings the sums back.
+import { startCall } from '../../core/deadline.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import type { WaitOptions } from '../../world/store.ts';
+import type { World } from '../../world/world.ts';
+import { type EpBufferConfig, type EpBufferSize, withDefaults } from './buffer-size.ts';
+import { CallGuard } from '../../collective/call-guard.ts';
+import { checkCombine, type CombineArguments } from './combine-arguments.ts';
+import { createCpuEngine } from './cpu/cpu-engine.ts';
+import { checkDispatch, checkHandle, type DispatchArguments } from './dispatch-arguments.ts';
+import type { DispatchHandle } from './dispatch-handle.ts';
+import type { DispatchLayout } from './dispatch-layout.ts';
+import { callOptions, type EpEngine } from './engine.ts';
+import type { CombineResult, DispatchResult } from './ep-results.ts';
+import type { EpScope } from './scope.ts';
+import { checkTensor } from '../../collective/tensor-check.ts';
+
+export class EpBuffer implements AsyncDisposable {
+  readonly #scope: EpScope;
+  readonly #engine: EpEngine;
+  readonly #guard = new CallGuard('EpBuffer');
+
+  /**
+   * Collective over the world, whose ranks must all be on one host and use the same kind of device. Fails on every rank
+   * with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT.
+   */
+  static async create(
+    world: World,
+    device: CpuDevice | CudaDevice,
+    config: EpBufferConfig,
+    options: WaitOptions = {},
+  ): Promise<EpBuffer> {
+    const full = withDefaults(config);
+    const wait = startCall(options, world.settings.timeoutMs);
+    if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(world, device, full, wait));
+    // Loaded here, so that CPU ranks never load what GPUs need.
+    const { createCudaEngine } = await import('./cuda/cuda-engine.ts');
+    return new EpBuffer(await createCudaEngine(world, device, full, wait));
+  }
+
+  private constructor({ scope, engine }: { readonly scope: EpScope; readonly engine: EpEngine }) {
+    this.#scope = scope;
+    this.#engine = engine;
+  }
+
+  get world(): World {
+    return this.#scope.world;
+  }
+
+  get device(): EpScope['device'] {
+    return this.#scope.device;
+  }
+
+  get config(): Readonly<Required<EpBufferConfig>> {
+    return this.#scope.config;
+  }
+
+  get size(): EpBufferSize {
+    return this.#scope.size;
+  }
+
+  /** Counts for dispatch. Local, no rank waits for another. `topkIdx` [T, K], -1 for no expert. The caller owns the result. */
+  getDispatchLayout({ topkIdx }: { readonly topkIdx: Tensor<'i32' | 'i64'> }): DispatchLayout {
+    this.#guard.requireOpen();
+    const { device } = this.#scope;
+    const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: ['T', 'K'] });
+    return this.#engine.getDispatchLayout(choices);
+  }
+
+  /**
+   * Collective. Sends row t of `x` once to every rank that `topkIdx[t]` names an expert of. Bad arguments fail with
+   * WL_INVALID_ARGUMENT on this rank before it does anything; the others then wait for it.
+   */
+  async dispatch(args: DispatchArguments): Promise<DispatchResult> {
+    return this.#guard.run('dispatch', async () => {
+      this.#engine.throwIfUnusable();
+      const input = checkDispatch(args, this.#scope, this.#engine);
+      const { handle } = input;
+      const options = callOptions(args, this.world.settings.timeoutMs);
+      return handle === undefined
+        ? this.#engine.dispatch(input, options)
+        : this.#engine.dispatchCached(input, handle, options);
+    });
+  }
+
+  /**
+   * Where expert output can be written so that combine() need not copy it: bf16 [rows, H] in this rank's window, valid
+   * until combine() returns. With combineRows 'shared' it is the memory of recvX.
+   */
+  combineInput(handle: DispatchHandle): Tensor<'bf16'> {
+    this.#guard.requireOpen();
+    const { rows } = checkHandle(handle, this.#scope);
+    return this.#engine.view('bf16', 'combineRows', [rows, this.config.hidden]);
+  }
+
+  /** Collective. The unweighted sum of the rows that the ranks hold of each token, back at the token's rank. */
+  async combine(args: CombineArguments): Promise<CombineResult> {
+    return this.#guard.run('combine', async () => {
+      this.#engine.throwIfUnusable();
+      const input = checkCombine(args, this.#scope, this.#engine.mapped);
+      return this.#engine.combine(input, callOptions(args, this.world.settings.timeoutMs));
+    });
+  }
+
+  /** Address, as this process maps it, of a row of the receive (or combine) region of any rank; for benchmarks. */
+  peerRowAddress(rank: number, row: number, region: 'rows' | 'combineRows' = 'rows'): number {
+    return this.#engine.regionAddress(rank, region) + row * this.config.hidden * 2;
+  }
+
+  /** Collective: returns when all ranks have called it. */
+  barrier(options: WaitOptions = {}): Promise<void> {
+    return this.#guard.run('barrier', () => this.#engine.barrier(startCall(options, this.world.settings.timeoutMs)));
+  }
+
+  /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    if (this.#guard.close()) await this.#engine.close();
+  }
+}

@@ -1,0 +1,39 @@
+// The small tables that an EpBuffer's kernels work with, all allocated before the ranks agree that they can begin.
+import type { Device } from '../../device/device.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import { TensorSet } from '../../device/tensor-set.ts';
+import { type AddressTables, makeAddressTables } from '../../collective/address-table.ts';
+import type { EpBufferConfig, EpBufferSize, EpRegion } from './buffer-size.ts';
+import { emptyLayout, type LayoutShape, type LayoutTensors } from './dispatch-layout.ts';
+
+export interface EpTables extends Disposable {
+  readonly shape: LayoutShape;
+  /** The layout of the present dispatch, for callers who pass none. */
+  readonly layout: LayoutTensors;
+  /** Addresses of the regions at all ranks. */
+  readonly bases: AddressTables<EpRegion>;
+  /** i32 [ranks]: the next row of this source at each rank. */
+  readonly nextRow: Tensor<'i32'>;
+  /** i32 [ranks + 2]: addresses of the rows of one sum, biases included. */
+  readonly sources: Tensor<'i32'>;
+}
+
+export function makeEpTables(
+  device: Device,
+  config: EpBufferConfig,
+  { ranks, size }: { ranks: number; size: EpBufferSize },
+): EpTables {
+  const experts = config.numExperts;
+  const { set, made } = TensorSet.make(device, (tensors) => {
+    const scratch = tensors.empty('i32', [experts]);
+    const shape: LayoutShape = { ranks, experts, dropped: -1, name: 'topkIdx', scratch };
+    return {
+      shape,
+      layout: emptyLayout(tensors, config.maxTokensPerRank, shape),
+      bases: makeAddressTables(tensors, Object.keys(size.regions) as EpRegion[], ranks),
+      nextRow: tensors.empty('i32', [ranks]),
+      sources: tensors.empty('i32', [ranks + 2]),
+    };
+  });
+  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+}

@@ -1,0 +1,275 @@
+// The CPU's way of a layer's call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
+import { type CallWait, remaining } from '../../../core/deadline.ts';
+import { dtypes } from '../../../core/dtype.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import type { LocalBarrier } from '../../../windows/local-barrier.ts';
+import { isSharedByAll } from '../../../windows/window-agreement.ts';
+import { agreeOn } from '../../../collective/agree.ts';
+import { type Call, callWord } from '../../../collective/calls.ts';
+import { computeLayout } from '../../buffer/dispatch-layout.ts';
+import type { CallOptions } from '../../buffer/engine.ts';
+import type { ExchangeHeader } from '../../../collective/exchange.ts';
+import { eventAtOnce } from '../../../collective/overlap.ts';
+import type { CpuLayerMemory } from './cpu-layer-memory.ts';
+import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
+import { type ExpertPlan, planExperts } from '../expert-plan.ts';
+import type { CheckedLayerCombine, LayerInput } from '../layer-arguments.ts';
+import type { LayerCombineResult, LayerDispatchResult, LayerEngine, LayerEngineOptions } from '../layer-engine.ts';
+import { type LayerTables, makeLayerTables } from '../layer-tables.ts';
+import { EPAllToAllLayoutDesc } from '../layout-desc.ts';
+import { applyScatterIndices, throwIfOutOfBlock, throwIfRepeated } from '../scatter-indices.ts';
+
+/** Collective: every rank has its tables, or all fail with the same WL_MEMORY. */
+export async function createCpuLayerEngine(
+  context: DispatchCombineContext,
+  device: CpuDevice,
+  memory: CpuLayerMemory,
+  options: LayerEngineOptions & CallWait,
+): Promise<LayerEngine> {
+  const prepare = (): LayerTables => makeLayerTables(device, context.config);
+  const agreement = { what: 'EPAll2AllLayer tables', config: {}, prepare, release };
+  const tables = await agreeOn(context.world, agreement, options);
+  const { enableLocalCombine } = options;
+  return new CpuLayerEngine(context, { device, memory, tables, enableLocalCombine });
+}
+
+function release(tables: LayerTables): void {
+  tables[Symbol.dispose]();
+}
+
+interface Parts {
+  readonly device: CpuDevice;
+  readonly memory: CpuLayerMemory;
+  readonly tables: LayerTables;
+  readonly enableLocalCombine: boolean;
+}
+
+class CpuLayerEngine implements LayerEngine {
+  readonly #context: DispatchCombineContext;
+  readonly #device: CpuDevice;
+  readonly #memory: CpuLayerMemory;
+  readonly #tables: LayerTables;
+  readonly #localCombine: boolean;
+  /** Dispatches so far; alike on all ranks, because they are collective. */
+  #dispatches = 0;
+
+  constructor(context: DispatchCombineContext, { device, memory, tables, enableLocalCombine }: Parts) {
+    this.#context = context;
+    this.#device = device;
+    this.#memory = memory;
+    this.#tables = tables;
+    this.#localCombine = enableLocalCombine;
+  }
+
+  get #barrier(): LocalBarrier {
+    return this.#memory.control.barrier;
+  }
+
+  throwIfUnusable(): void {
+    this.#barrier.throwIfUnusable();
+  }
+
+  async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult> {
+    await options.previousEvent?.wait(remaining(options));
+    const { world, config } = this.#context;
+    const { exchange } = this.#memory;
+    const barrier = this.#barrier;
+    const { layout, shape } = this.#tables;
+    computeLayout(input.expIndices, layout, shape);
+    exchange.publish(this.#exchangeHeader(input), layout.numTokensPerRank.view(), layout.numTokensPerExpert.view());
+    await barrier.wait(callWord({ kind: 'layer dispatch' }, 'opening'), options);
+    this.#dispatches += 1;
+    const counts = exchange.collect();
+    const plan = planExperts(counts, world.rank, config.numExperts);
+    // Everyone knows everyone's rows, so all decide alike whether the output must grow, and fail alike if it cannot.
+    await this.#makeRoom(Math.max(...plan.recvRows), options);
+    const tables = await barrier.orAbort(() => this.#device.allocating(() => this.#placeRows(input, plan)));
+    if (input.fullScatterIndices) await this.#applyScatter(input.fullScatterIndices, input, { plan, tables, options });
+    await barrier.orAbort(() => this.#sendRows(input, tables));
+    await barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), options);
+    if (input.fullScatterIndices) await this.#requireAllWritten(plan, options);
+    const received = await barrier.orAbort(() =>
+      this.#device.allocating(() => this.#receive(input, { plan, tables, numTokens: counts.numTokens })),
+    );
+    return { ...received, event: eventAtOnce(options) };
+  }
+
+  async combine({ input, desc, out }: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult> {
+    await options.previousEvent?.wait(remaining(options));
+    const { kernels } = this.#device;
+    const { topk, hidden } = this.#context.config;
+    const combined =
+      out ?? (await this.#device.allocating(() => this.#device.empty('bf16', [desc.numDispatchTokenCurRank, hidden])));
+    const own = this.#memory.view('bf16', 'rows', [desc.numRecvTokens, hidden]);
+    const sources = this.#tables.sources.address;
+    if (input.address !== own.address) kernels.copyBytes(own.address, input.address, input.bytes);
+    const duplicates = desc.skippedTokenTopkMappingIndices?.address;
+    if (duplicates !== undefined) {
+      kernels.sumDuplicates(own.address, hidden * 2, desc.numRecvTokens, topk, duplicates, sources);
+    }
+    const call: Call = { kind: 'layer combine', handle: desc.sequence };
+    await this.#barrier.wait(callWord(call, 'opening'), options);
+    kernels.gatherSum(
+      combined.address,
+      hidden * 2,
+      desc.numDispatchTokenCurRank,
+      topk,
+      desc.tokenDstScatterIdx.address,
+      desc.tokenDstRank.address,
+      this.#memory.bases('rows'),
+      this.#localCombine ? 1 : 0,
+      0,
+      0,
+      sources,
+    );
+    await this.#barrier.wait(callWord(call, 'closing'), options);
+    return { combined, event: eventAtOnce(options) };
+  }
+
+  barrier(options: CallWait & { readonly intraNodeOnly?: boolean }): Promise<void> {
+    const call = callWord({ kind: 'barrier', detail: options.intraNodeOnly ? 1 : 0 }, 'opening');
+    return this.#barrier.wait(call, options);
+  }
+
+  close(): Promise<void> {
+    this.#tables[Symbol.dispose]();
+    return Promise.resolve();
+  }
+
+  #exchangeHeader(input: LayerInput): ExchangeHeader {
+    return {
+      topk: this.#context.config.topk,
+      rowBytes: 2,
+      scaleBytes: 0,
+      indexBytes: 0,
+      weightBytes: input.weight ? dtypes[input.weight.dtype].bytes : 0,
+      scattered: input.fullScatterIndices ? 1 : 0,
+      numTokens: input.numTokens,
+      rowBound: 0,
+    };
+  }
+
+  /** Fails on every rank alike, unless a rank does not answer: then the layer is given up for all. */
+  async #makeRoom(rows: number, options: CallWait): Promise<void> {
+    try {
+      await this.#context.reallocateDispatchOutputBuf(rows, remaining(options));
+    } catch (error) {
+      if (isSharedByAll(error)) throw error;
+      await this.#barrier.orAbort(() => Promise.reject(error as Error));
+    }
+  }
+
+  /** Row and rank of every choice, from prefix sums. */
+  #placeRows({ expIndices, numTokens }: LayerInput, plan: ExpertPlan): PlaceTables {
+    const device = this.#device;
+    const { topk, maxTokens, numExperts, numExpertsPerRank } = this.#context.config;
+    const rowTable = device.empty('i32', [1, maxTokens, topk]);
+    const rankTable = device.empty('i32', [numTokens, topk]);
+    rowTable.view().fill(-1, numTokens * topk);
+    this.#tables.nextRow.view().set(plan.firstRow);
+    device.kernels.expandedRows(
+      expIndices.address,
+      dtypes[expIndices.dtype].bytes,
+      numTokens,
+      topk,
+      numExperts,
+      numExpertsPerRank,
+      this.#tables.nextRow.address,
+      rowTable.address,
+      rankTable.address,
+    );
+    return { rowTable, rankTable };
+  }
+
+  /** Rows from the caller's indices instead; every rank gets the same error when one of them names a wrong row. */
+  async #applyScatter(
+    fullScatterIndices: Tensor<'i32' | 'i64'>,
+    { expIndices }: LayerInput,
+    { plan, tables, options }: { plan: ExpertPlan; tables: PlaceTables; options: CallWait },
+  ): Promise<void> {
+    const { exchange } = this.#memory;
+    const bad = applyScatterIndices({ topkIdx: expIndices, fullScatterIndices, ...tables }, plan);
+    exchange.publishStatus(bad + 1);
+    // An empty token index marks a row that nobody wrote.
+    this.#sourceTokens(plan).fill(-1);
+    await this.#barrier.wait(callWord({ kind: 'layer dispatch' }, 'middle'), options);
+    throwIfOutOfBlock(exchange.statuses());
+  }
+
+  #sendRows(input: LayerInput, { rowTable, rankTable }: PlaceTables): void {
+    const memory = this.#memory;
+    const { kernels } = this.#device;
+    const { topk, hidden } = this.#context.config;
+    const { numTokens, weight } = input;
+    const [table, ranks] = [rowTable.address, rankTable.address];
+    // Each row is written once per expert: on a CPU the copy at the far side would read and write the same memory again.
+    kernels.scatterRows(input.input.address, hidden * 2, numTokens, topk, table, ranks, memory.bases('rows'));
+    if (input.fullScatterIndices) {
+      kernels.scatterTokenIndex(numTokens, topk, table, ranks, memory.bases('sourceToken'));
+    }
+    if (weight) {
+      const bytes = dtypes[weight.dtype].bytes;
+      kernels.scatterWeight(weight.address, bytes, numTokens, topk, table, ranks, memory.bases('weights'));
+    }
+    if (this.#localCombine) {
+      kernels.scatterDuplicates(numTokens, topk, table, ranks, memory.bases('firstRow'), memory.bases('duplicates'));
+    }
+  }
+
+  async #requireAllWritten(plan: ExpertPlan, options: CallWait): Promise<void> {
+    const { exchange } = this.#memory;
+    exchange.publishStatus(this.#sourceTokens(plan).includes(-1) ? 1 : 0);
+    await this.#barrier.wait(callWord({ kind: 'layer dispatch', detail: 1 }, 'middle'), options);
+    throwIfRepeated(exchange.statuses());
+  }
+
+  #sourceTokens({ recvRows }: ExpertPlan): Int32Array {
+    return this.#memory.view('i32', 'sourceToken', [recvRows[this.#context.config.rank] as number]).view();
+  }
+
+  #receive(
+    input: LayerInput,
+    { plan, tables, numTokens }: { plan: ExpertPlan; tables: PlaceTables; numTokens: Int32Array },
+  ): Omit<LayerDispatchResult, 'event'> {
+    const { world } = this.#context;
+    const { hidden, topk, numExpertsPerRank, weightDtype } = this.#context.config;
+    const rows = plan.recvRows[world.rank] as number;
+    const numInputTokensPerRank = this.#device.empty('i32', [world.size]);
+    numInputTokensPerRank.view().set(numTokens);
+    const firstExpert = world.rank * numExpertsPerRank;
+    const layoutDesc = new EPAllToAllLayoutDesc({
+      owner: this.#context,
+      sequence: this.#dispatches,
+      numDispatchTokenCurRank: input.numTokens,
+      numInputTokensPerRank,
+      topkIndicesTensor: input.expIndices,
+      tokenDstScatterIdx: tables.rowTable,
+      tokenDstRank: tables.rankTable,
+      skippedTokenMappingIndices: this.#copyOwn('firstRow', [rows]),
+      skippedTokenTopkMappingIndices: this.#copyOwn('duplicates', [rows, topk]),
+      repeatedRows: undefined,
+      numRecvTokens: rows,
+      numRecvTokensPerExpert: [...plan.blockRows.subarray(firstExpert, firstExpert + numExpertsPerRank)],
+    });
+    return {
+      output: this.#memory.view('bf16', 'rows', [rows, hidden]),
+      weights: input.weight && this.#memory.view(weightDtype, 'weights', [rows]),
+      layoutDesc,
+    };
+  }
+
+  #copyOwn(region: 'firstRow' | 'duplicates', shape: readonly number[]): Tensor<'i32'> | undefined {
+    if (!this.#localCombine) return undefined;
+    const copy = this.#device.empty('i32', shape);
+    copy.view().set(this.#memory.view('i32', region, shape).view());
+    return copy;
+  }
+}
+
+interface PlaceTables {
+  /** i32 [1, maxTokens, K] */
+  readonly rowTable: Tensor<'i32'>;
+  /** i32 [T, K] */
+  readonly rankTable: Tensor<'i32'>;
+}

@@ -1,0 +1,118 @@
+// The windows of an all-to-all layer on CPU ranks: one with the count exchange and the barrier, one with the output.
+import type { CallWait } from '../../../core/deadline.ts';
+import type { DType } from '../../../core/dtype.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import { Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/tensor-set.ts';
+import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { World } from '../../../world/world.ts';
+import { type AddressTables, fillAddressTables, makeAddressTables } from '../../../collective/address-table.ts';
+import { exchangeRegionBytes } from '../../../abi/exchange-record.ts';
+import { describeCall } from '../../../collective/calls.ts';
+import type { MemoryRange } from '../../buffer/engine.ts';
+import { CountExchange } from '../../../collective/exchange.ts';
+import type { EPConfig } from '../ep-config.ts';
+import { type LayerMemory, noOutput } from '../layer-memory.ts';
+import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';
+
+interface Output {
+  readonly window: SymmetricWindow;
+  readonly size: OutputSize;
+  readonly bases: AddressTables<OutputRegion>;
+  readonly set: TensorSet;
+}
+
+export class CpuLayerMemory implements LayerMemory {
+  readonly kind = 'cpu';
+  /** Whose barrier orders the layer's calls; holds the exchange records. */
+  readonly control: SymmetricWindow;
+  readonly exchange: CountExchange;
+  readonly #world: World;
+  readonly #device: CpuDevice;
+  readonly #config: EPConfig;
+  #output: Output | undefined;
+
+  /** Collective; without an output yet. */
+  static async create(world: World, device: CpuDevice, config: EPConfig, wait: CallWait): Promise<CpuLayerMemory> {
+    const bytes = exchangeRegionBytes(world.size, config.numExperts);
+    const of = { world, device, name: 'a2a-control', bytes, describeCall };
+    return new CpuLayerMemory(await SymmetricWindow.create({ ...wait, ...of }), { world, device, config });
+  }
+
+  private constructor(control: SymmetricWindow, of: { world: World; device: CpuDevice; config: EPConfig }) {
+    this.control = control;
+    this.exchange = new CountExchange(of.device, control, { offset: 0, experts: of.config.numExperts });
+    this.#world = of.world;
+    this.#device = of.device;
+    this.#config = of.config;
+  }
+
+  get size(): OutputSize {
+    return this.#present().size;
+  }
+
+  get mapped(): MemoryRange {
+    return this.#present().window.storage;
+  }
+
+  get windowBytes(): number {
+    return this.control.bytes + this.size.bytes;
+  }
+
+  /** Every rank fails alike, also when only one of them has no memory for its tables. */
+  async allocate(rows: number, wait: CallWait): Promise<void> {
+    this.#releaseOutput();
+    const [world, device] = [this.#world, this.#device];
+    const size = outputSize(this.#config, rows);
+    const tables: { set?: TensorSet; bases?: AddressTables<OutputRegion> } = {};
+    const prepare = (): void => {
+      const names = Object.keys(size.regions) as OutputRegion[];
+      const { set, made } = TensorSet.make(device, (tensors) => makeAddressTables(tensors, names, world.size));
+      tables.set = set;
+      tables.bases = made;
+    };
+    try {
+      const of = { world, device, name: 'a2a-output', bytes: size.bytes, describeCall, prepare };
+      const window = await SymmetricWindow.create({ ...wait, ...of });
+      const { set, bases } = tables as Required<typeof tables>;
+      fillAddressTables(bases, window, size.regions);
+      this.#output = { window, size, bases, set };
+    } catch (error) {
+      tables.set?.[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {
+    const { window, size } = this.#present();
+    const offset = window.address + size.regions[region].offset - window.storage.address;
+    return new Tensor(window.storage, dtype, shape, offset);
+  }
+
+  regionAddress(rank: number, region: OutputRegion): number {
+    const { window, size } = this.#present();
+    return (window.addresses[rank] as number) + size.regions[region].offset;
+  }
+
+  /** For the kernels: the addresses of a region at all ranks. */
+  bases(region: OutputRegion): number {
+    return this.#present().bases[region].address;
+  }
+
+  close(): Promise<void> {
+    this.#releaseOutput();
+    this.control[Symbol.dispose]();
+    return Promise.resolve();
+  }
+
+  #releaseOutput(): void {
+    this.#output?.window[Symbol.dispose]();
+    this.#output?.set[Symbol.dispose]();
+    this.#output = undefined;
+  }
+
+  #present(): Output {
+    if (this.#output === undefined) throw noOutput();
+    return this.#output;
+  }
+}

@@ -1,0 +1,346 @@
+// The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
+import { layerPlan } from '../../../abi/layer-arguments.ts';
+import { type CallWait, remaining } from '../../../core/deadline.ts';
+import { type DType, dtypes } from '../../../core/dtype.ts';
+import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/tensor-set.ts';
+import { isSharedByAll } from '../../../windows/window-agreement.ts';
+import { agreeOn } from '../../../collective/agree.ts';
+import { type Call, callWord } from '../../../collective/calls.ts';
+import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
+import { CudaCalls, numberAfter } from '../../../collective/cuda-calls.ts';
+import type { CallOptions } from '../../buffer/engine.ts';
+import { overlaps } from '../../../collective/tensor-check.ts';
+import {
+  bindLayerLaunches,
+  bindOutput,
+  type LayerLaunches,
+  type LayerScratch,
+  loadLayerLaunches,
+  makeLayerScratch,
+} from './cuda-layer-launches.ts';
+import type { CudaLayerMemory } from './cuda-layer-memory.ts';
+import { CudaLayerPlan } from './cuda-layer-plan.ts';
+import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
+import type { CheckedLayerCombine, LayerInput } from '../layer-arguments.ts';
+import type { LayerCombineResult, LayerDispatchResult, LayerEngine, LayerEngineOptions } from '../layer-engine.ts';
+import { EPAllToAllLayoutDesc } from '../layout-desc.ts';
+
+/** What a dispatch writes for its descriptor. */
+interface NewTables {
+  /** i32 [1, maxTokens, K] */
+  readonly rowTable: Tensor<'i32'>;
+  /** i32 [T, K] */
+  readonly rankTable: Tensor<'i32'>;
+  /** i32 [ranks] */
+  readonly numInputTokens: Tensor<'i32'>;
+}
+
+/** A dispatch under way. */
+interface Sending {
+  readonly input: LayerInput;
+  readonly tables: NewTables;
+  readonly stream: CudaStream;
+  readonly options: CallWait;
+}
+
+interface Parts {
+  readonly memory: CudaLayerMemory;
+  readonly launches: LayerLaunches;
+  readonly scratch: LayerScratch & Disposable;
+  readonly options: LayerEngineOptions;
+}
+
+/** Collective: compiles the kernels and takes their memory; every rank gets the same error if one cannot. */
+export async function createCudaLayerEngine(
+  context: DispatchCombineContext,
+  options: LayerEngineOptions & CallWait,
+): Promise<LayerEngine> {
+  const { memory, config, world } = context;
+  if (memory.kind !== 'cuda') throw new WeftlineError('WL_INTERNAL', 'This context lies in the memory of CPU ranks');
+  const { device } = memory;
+  const launches = await loadLayerLaunches(device, config, options).catch((error: unknown) => error as Error);
+  const prepare = (): Parts => {
+    if (launches instanceof Error) throw launches;
+    const { set, made } = TensorSet.make(device, (tensors) => makeLayerScratch(tensors, config, launches.tileWords));
+    const scratch = { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+    return { memory, launches, scratch, options };
+  };
+  const parts = await agreeOn(world, { what: 'EPAll2AllLayer kernels', config: {}, prepare, release }, options);
+  return new CudaLayerEngine(context, parts);
+}
+
+function release({ scratch }: Parts): void {
+  scratch[Symbol.dispose]();
+}
+
+class CudaLayerEngine implements LayerEngine {
+  readonly #context: DispatchCombineContext;
+  readonly #device: CudaDevice;
+  readonly #memory: CudaLayerMemory;
+  readonly #launches: LayerLaunches;
+  readonly #scratch: LayerScratch & Disposable;
+  readonly #options: LayerEngineOptions;
+  readonly #hostPlan: CudaLayerPlan;
+  readonly #calls: CudaCalls;
+  readonly #order: CudaCallOrder;
+  /** Number of the last dispatch. */
+  #dispatches = 0;
+
+  constructor(context: DispatchCombineContext, { memory, launches, scratch, options }: Parts) {
+    const { config, world } = context;
+    const { device } = memory;
+    this.#context = context;
+    this.#device = device;
+    this.#memory = memory;
+    this.#launches = launches;
+    this.#scratch = scratch;
+    this.#options = options;
+    this.#hostPlan = new CudaLayerPlan(device, config);
+    this.#calls = new CudaCalls(world, device);
+    this.#order = new CudaCallOrder(device);
+    device.setBytes(scratch.counter, 0);
+    bindLayerLaunches(launches, config, { memory, scratch, hostPlan: this.#hostPlan, traps: this.#calls.traps });
+  }
+
+  throwIfUnusable(): void {
+    this.#calls.throwIfUnusable();
+  }
+
+  async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult> {
+    const { config, world } = this.#context;
+    bindOutput(this.#launches, config, this.#memory);
+    const { set, made: tables } = TensorSet.make(this.#device, (tensors) => ({
+      rowTable: tensors.empty('i32', [1, config.maxTokens, config.topk]),
+      rankTable: tensors.empty('i32', [input.numTokens, config.topk]),
+      numInputTokens: tensors.empty('i32', [world.size]),
+    }));
+    try {
+      const sending = { input, tables, stream: this.#order.begin(options), options };
+      this.#launchPrepare(sending);
+      if (input.fullScatterIndices) await this.#placeThenSend(sending);
+      else await this.#sendAtOnce(sending);
+      const received = this.#receive(sending);
+      return { ...received, event: this.#order.end(options) };
+    } catch (error) {
+      set[Symbol.dispose]();
+      // What was launched keeps its place in the order of calls.
+      this.#order.end({});
+      throw error;
+    }
+  }
+
+  combine({ input, desc, out }: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult> {
+    const { config } = this.#context;
+    const timeoutNs = this.#calls.timeoutNs(options);
+    bindOutput(this.#launches, config, this.#memory);
+    const combined = out ?? this.#device.empty('bf16', [desc.numDispatchTokenCurRank, config.hidden]);
+    const own = this.#memory.regionAddress(config.rank, 'rows');
+    if (input.address !== own && overlaps(input, own, input.bytes)) {
+      const allowed = 'combineInput of the same descriptor, or a tensor that shares no bytes with it';
+      throw invalidArgument('input', 'a tensor that overlaps where peers read it', allowed);
+    }
+    const stream = this.#order.begin(options);
+    if (input.address !== own) this.#copy(own, input.address, { bytes: input.bytes, stream });
+    const { repeatedRows, skippedTokenTopkMappingIndices: duplicates } = desc;
+    if (repeatedRows !== undefined && duplicates !== undefined && repeatedRows.elements > 0) {
+      const { sumRepeated } = this.#launches;
+      sumRepeated.arguments.set('repeated', repeatedRows.address);
+      sumRepeated.arguments.set('duplicates', duplicates.address);
+      sumRepeated.arguments.set('count', repeatedRows.elements);
+      sumRepeated.arguments.set('recvRows', desc.numRecvTokens);
+      sumRepeated.launch(stream);
+    }
+    const { combine } = this.#launches;
+    const call: Call = { kind: 'layer combine', handle: desc.sequence };
+    combine.arguments.set('out', combined.address);
+    combine.arguments.set('rowTable', desc.tokenDstScatterIdx.address);
+    combine.arguments.set('rankTable', desc.tokenDstRank.address);
+    combine.arguments.set('tokens', desc.numDispatchTokenCurRank);
+    combine.arguments.set('timeoutNs', timeoutNs);
+    combine.arguments.set('openingEpoch', this.#calls.nextEpoch());
+    combine.arguments.set('openingCall', callWord(call, 'opening'));
+    combine.arguments.set('closingEpoch', this.#calls.nextEpoch());
+    combine.arguments.set('closingCall', callWord(call, 'closing'));
+    combine.launch(stream);
+    return Promise.resolve({ combined, event: this.#order.end(options) });
+  }
+
+  /** The host waits for the device, then for the other ranks: afterwards nothing of this layer runs anywhere. */
+  async barrier(wait: CallWait): Promise<void> {
+    // Fails when the context was finalized.
+    void this.#memory.size;
+    await this.#order.idle(wait);
+    this.throwIfUnusable();
+    await this.#context.world.barrier('a2a', remaining(wait));
+  }
+
+  async close(): Promise<void> {
+    // Kernels that still run use this memory.
+    await this.#order.drained();
+    for (const part of [this.#order, this.#scratch, this.#hostPlan, this.#calls]) part[Symbol.dispose]();
+  }
+
+  /** The usual case: rows are sent right behind the count exchange, which needs no host to be right. */
+  async #sendAtOnce(sending: Sending): Promise<void> {
+    this.#launchDispatch(sending);
+    try {
+      await this.#awaitCounts(sending);
+      if (!this.#hostPlan.mustGrow) return;
+      await this.#grow(sending);
+    } catch (error) {
+      // All ranks fail alike, so none of them came to the closing barrier.
+      this.#calls.takeBackEpoch();
+      throw error;
+    }
+    // The kernels left at once; the epoch of their closing barrier is still to be used.
+    this.#calls.takeBackEpoch();
+    this.#launchDispatch(sending);
+  }
+
+  async #placeThenSend(sending: Sending): Promise<void> {
+    await this.#awaitCounts(sending);
+    if (this.#hostPlan.mustGrow) await this.#grow(sending);
+    this.#launchPlace(sending);
+    const isPlaced = (): boolean => this.#hostPlan.isPlaced(this.#dispatches);
+    await this.#calls.waitFor('The check of fullScatterIndices', isPlaced, sending.options);
+    await this.#hostPlan.throwIfFailed(sending.input);
+    this.#launchDispatch(sending);
+  }
+
+  async #awaitCounts({ input, options }: Sending): Promise<void> {
+    const isCounted = (): boolean => this.#hostPlan.isCounted(this.#dispatches);
+    await this.#calls.waitFor('The count exchange of a layer dispatch', isCounted, options);
+    await this.#hostPlan.throwIfFailed(input);
+  }
+
+  /**
+   * Everyone knows everyone's rows, so all decide alike to come here, and fail alike if there is no room. If a rank does not
+   * answer, nobody knows what the others have now: the layer is given up.
+   */
+  async #grow({ stream, options }: Sending): Promise<void> {
+    try {
+      await this.#context.reallocateDispatchOutputBuf(Math.max(...this.#hostPlan.recvRows), remaining(options));
+    } catch (error) {
+      throw isSharedByAll(error) ? error : this.#calls.giveUp(error);
+    }
+    bindOutput(this.#launches, this.#context.config, this.#memory);
+    // What made the kernels leave is over.
+    const { status } = layerPlan.offset;
+    this.#device.setBytes(this.#scratch.plan.slice(status, status + 4), 0, stream);
+  }
+
+  #launchPrepare({ input, tables, stream, options }: Sending): void {
+    const { prepare } = this.#launches;
+    const set = prepare.arguments;
+    this.#dispatches = numberAfter(this.#dispatches);
+    set.set('topk', input.expIndices.address);
+    set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+    set.set('rowTable', tables.rowTable.address);
+    set.set('rankTable', tables.rankTable.address);
+    set.set('numInputTokens', tables.numInputTokens.address);
+    set.set('tokens', input.numTokens);
+    set.set('timeoutNs', this.#calls.timeoutNs(options));
+    set.set('epoch', this.#calls.nextEpoch());
+    set.set('call', callWord({ kind: 'layer dispatch' }, 'opening'));
+    set.set('sequence', this.#dispatches);
+    set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
+    set.set('scattered', input.fullScatterIndices ? 1 : 0);
+    prepare.launch(stream);
+  }
+
+  #launchPlace({ input, tables, stream, options }: Sending): void {
+    const { place } = this.#launches;
+    const set = place.arguments;
+    const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
+    set.set('topk', input.expIndices.address);
+    set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+    set.set('places', places.address);
+    set.set('placeBytes', dtypes[places.dtype].bytes);
+    set.set('rowTable', tables.rowTable.address);
+    set.set('rankTable', tables.rankTable.address);
+    set.set('tokens', input.numTokens);
+    set.set('timeoutNs', this.#calls.timeoutNs(options));
+    set.set('sequence', this.#dispatches);
+    for (let barrier = 0; barrier < 3; barrier++) {
+      set.set('epochs', this.#calls.nextEpoch(), barrier);
+      set.set('calls', callWord({ kind: 'layer dispatch', detail: barrier }, 'middle'), barrier);
+    }
+    place.launch(stream);
+  }
+
+  #launchDispatch({ input, tables, stream, options }: Sending): void {
+    const { dispatch } = this.#launches;
+    const set = dispatch.arguments;
+    set.set('sequence', this.#dispatches);
+    set.set('x', input.input.address);
+    set.set('topk', input.expIndices.address);
+    set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+    set.set('weights', input.weight?.address ?? 0);
+    set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
+    set.set('rowTable', tables.rowTable.address);
+    set.set('rankTable', tables.rankTable.address);
+    set.set('tokens', input.numTokens);
+    set.set('placed', input.fullScatterIndices ? 1 : 0);
+    set.set('timeoutNs', this.#calls.timeoutNs(options));
+    set.set('closingEpoch', this.#calls.nextEpoch());
+    set.set('closingCall', callWord({ kind: 'layer dispatch' }, 'closing'));
+    dispatch.launch(stream);
+  }
+
+  #receive({ input, tables, stream }: Sending): Omit<LayerDispatchResult, 'event'> {
+    const { config } = this.#context;
+    const { rowTable, rankTable, numInputTokens } = tables;
+    const rows = this.#hostPlan.recvRows[config.rank] as number;
+    const local = this.#options.enableLocalCombine;
+    const keep = (
+      region: 'firstRow' | 'duplicates' | 'repeated',
+      shape: readonly number[],
+    ): Tensor<'i32'> | undefined => (local ? this.#copyOwn(region, shape, stream) : undefined);
+    const layoutDesc = new EPAllToAllLayoutDesc({
+      owner: this.#context,
+      sequence: this.#dispatches,
+      numDispatchTokenCurRank: input.numTokens,
+      numInputTokensPerRank: numInputTokens,
+      topkIndicesTensor: input.expIndices,
+      tokenDstScatterIdx: rowTable,
+      tokenDstRank: rankTable,
+      skippedTokenMappingIndices: keep('firstRow', [rows]),
+      skippedTokenTopkMappingIndices: keep('duplicates', [rows, config.topk]),
+      repeatedRows: keep('repeated', [this.#hostPlan.repeated]),
+      numRecvTokens: rows,
+      numRecvTokensPerExpert: this.#hostPlan.perExpert,
+    });
+    return {
+      output: this.#view('bf16', 'rows', [rows, config.hidden]),
+      weights: input.weight && this.#view(config.weightDtype, 'weights', [rows]),
+      layoutDesc,
+    };
+  }
+
+  #view<D extends DType>(dtype: D, region: 'rows' | 'weights', shape: readonly number[]): Tensor<D> {
+    return this.#memory.view(dtype, region, shape);
+  }
+
+  /** The window's table is overwritten by the next dispatch; the descriptor keeps its own. */
+  #copyOwn(
+    region: 'firstRow' | 'duplicates' | 'repeated',
+    shape: readonly number[],
+    stream: CudaStream,
+  ): Tensor<'i32'> {
+    const copy = this.#device.empty('i32', shape);
+    const from = this.#memory.regionAddress(this.#context.config.rank, region);
+    this.#copy(copy.address, from, { bytes: copy.bytes, stream });
+    return copy;
+  }
+
+  #copy(to: number, from: number, { bytes, stream }: { readonly bytes: number; readonly stream: CudaStream }): void {
+    if (bytes === 0) return;
+    const { context } = this.#device;
+    context.workCount += 1;
+    context.call('cuMemcpyDtoDAsync', to, from, bytes, stream.handle);
+  }
+}

@@ -1,0 +1,104 @@
+// The windows of an all-to-all layer on GPUs: one with barrier cells and the count exchange, one with the output.
+import { EP_SYNC_BYTES } from '../../../abi/ep-arguments.ts';
+import { LAYER_SECTION_BYTES } from '../../../abi/layer-arguments.ts';
+import { type CallWait, remaining } from '../../../core/deadline.ts';
+import type { DType } from '../../../core/dtype.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import { Tensor } from '../../../device/tensor.ts';
+import { CudaWindow } from '../../../windows/cuda-window.ts';
+import type { World } from '../../../world/world.ts';
+import { requireOneHost } from '../../../collective/agree.ts';
+import { exchangeRegionBytes } from '../../../abi/exchange-record.ts';
+import { requireCudaLimits } from '../../../collective/cuda-calls.ts';
+import type { MemoryRange } from '../../buffer/engine.ts';
+import type { EPConfig } from '../ep-config.ts';
+import { type LayerMemory, noOutput } from '../layer-memory.ts';
+import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';
+
+interface Output {
+  readonly window: CudaWindow;
+  readonly size: OutputSize;
+}
+
+export class CudaLayerMemory implements LayerMemory {
+  readonly kind = 'cuda';
+  readonly device: CudaDevice;
+  /** EP_SYNC_BYTES for barriers, then the words of sections, then the exchange records. */
+  readonly control: CudaWindow;
+  readonly #world: World;
+  readonly #config: EPConfig;
+  #output: Output | undefined;
+
+  /** Collective; without an output yet. */
+  static async create(world: World, device: CudaDevice, config: EPConfig, wait: CallWait): Promise<CudaLayerMemory> {
+    requireOneHost(world, 'DispatchCombineContext');
+    requireCudaLimits('EPAll2AllLayer', world.size, config.numExperts);
+    const bytes = EP_SYNC_BYTES + LAYER_SECTION_BYTES + exchangeRegionBytes(world.size, config.numExperts);
+    const control = await CudaWindow.create({ ...wait, world, device, name: 'a2a-control', bytes });
+    return new CudaLayerMemory(control, { world, device, config });
+  }
+
+  private constructor(control: CudaWindow, of: { world: World; device: CudaDevice; config: EPConfig }) {
+    this.control = control;
+    this.device = of.device;
+    this.#world = of.world;
+    this.#config = of.config;
+  }
+
+  get size(): OutputSize {
+    return this.#present().size;
+  }
+
+  get mapped(): MemoryRange {
+    return this.#present().window.storage;
+  }
+
+  get windowBytes(): number {
+    return this.control.bytes + this.size.bytes;
+  }
+
+  /** Start of the output at each rank, as this process maps it. */
+  get outputAddresses(): readonly number[] {
+    return this.#present().window.addresses;
+  }
+
+  async allocate(rows: number, wait: CallWait): Promise<void> {
+    const [world, device] = [this.#world, this.device];
+    if (this.#output !== undefined) {
+      // What was launched before may still use it; afterwards nobody may free what others have mapped.
+      await device.drained(remaining(wait));
+      const { window } = this.#output;
+      this.#output = undefined;
+      window.closePeers();
+      await world.barrier('a2a-output unmapped', remaining(wait));
+      window[Symbol.dispose]();
+    }
+    const size = outputSize(this.#config, rows);
+    const window = await CudaWindow.create({ ...wait, world, device, name: 'a2a-output', bytes: size.bytes });
+    this.#output = { window, size };
+  }
+
+  view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {
+    const { window, size } = this.#present();
+    return new Tensor(window.storage, dtype, shape, size.regions[region].offset);
+  }
+
+  regionAddress(rank: number, region: OutputRegion): number {
+    const { window, size } = this.#present();
+    return (window.addresses[rank] as number) + size.regions[region].offset;
+  }
+
+  async close(): Promise<void> {
+    if (this.control.storage.disposed) return;
+    // Kernels that still run use the windows; a lost device runs none.
+    await this.device.drained().catch(() => {});
+    this.#output?.window[Symbol.dispose]();
+    this.#output = undefined;
+    this.control[Symbol.dispose]();
+  }
+
+  #present(): Output {
+    if (this.#output === undefined) throw noOutput();
+    return this.#output;
+  }
+}

@@ -1,0 +1,110 @@
+// What the kernels tell the host of a layer's dispatch: how many rows arrive everywhere, or why none will.
+import { epStatus } from '../../../abi/ep-arguments.ts';
+import { layerHostPlan, layerRecordWords } from '../../../abi/layer-arguments.ts';
+import { Block } from '../../../abi/layout.ts';
+import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { HostMemory } from '../../../device/cuda/host-memory.ts';
+import type { EPConfig } from '../ep-config.ts';
+import type { LayerInput } from '../layer-arguments.ts';
+import { throwIfOutOfBlock, throwIfRepeated } from '../scatter-indices.ts';
+
+export class CudaLayerPlan implements Disposable {
+  readonly #config: EPConfig;
+  readonly #memory: HostMemory;
+  readonly #plan: Block<keyof typeof layerHostPlan.offset>;
+  readonly #sequences: Readonly<Record<'sequence' | 'placeSequence', Int32Array>>;
+  readonly #experts: Int32Array;
+
+  constructor(device: CudaDevice, config: EPConfig) {
+    this.#config = config;
+    this.#memory = device.allocateHost(layerHostPlan.size + config.numExpertsPerRank * 4);
+    this.#plan = new Block(layerHostPlan, this.#memory.buffer, 0);
+    const word = (name: 'sequence' | 'placeSequence'): Int32Array =>
+      this.#memory.view('i32', layerHostPlan.offset[name], 1);
+    this.#sequences = { sequence: word('sequence'), placeSequence: word('placeSequence') };
+    this.#experts = this.#memory.view('i32', layerHostPlan.size, config.numExpertsPerRank);
+  }
+
+  /** For the kernels. */
+  get address(): number {
+    return this.#memory.deviceAddress;
+  }
+
+  get expertsAddress(): number {
+    return this.#memory.deviceAddress + layerHostPlan.size;
+  }
+
+  /** True when the counts are those of this dispatch; the kernel stores the sequence number last. */
+  isCounted(sequence: number): boolean {
+    return Atomics.load(this.#sequences.sequence, 0) === (sequence | 0);
+  }
+
+  /** The same of the kernel that places rows as the caller says. */
+  isPlaced(sequence: number): boolean {
+    return Atomics.load(this.#sequences.placeSequence, 0) === (sequence | 0);
+  }
+
+  /** Rows that each rank receives. */
+  get recvRows(): number[] {
+    return Array.from({ length: this.#config.worldSize }, (_, rank) => this.#plan.get('recvRows', rank));
+  }
+
+  get perExpert(): number[] {
+    return [...this.#experts];
+  }
+
+  /** Tokens that came once and have several rows here. */
+  get repeated(): number {
+    return this.#plan.get('repeated');
+  }
+
+  /** More rows come than the output holds; nothing else is wrong. */
+  get mustGrow(): boolean {
+    return this.#plan.get('status') === epStatus.grow;
+  }
+
+  /** Throws the error that every rank finds alike, if there is one. */
+  async throwIfFailed(input: LayerInput): Promise<void> {
+    const status = this.#plan.get('status');
+    if (status === epStatus.good || status === epStatus.grow) return;
+    const rank = this.#plan.get('culprit');
+    const detail = this.#plan.get('detail');
+    const statuses = Array.from({ length: this.#config.worldSize }, (_, one) => (one === rank ? detail + 1 : 0));
+    if (status === epStatus.badPlace) throwIfOutOfBlock(statuses);
+    if (status === epStatus.emptyRow) throwIfRepeated(statuses);
+    if (status === epStatus.badChoice) throw await this.#badChoice(input, rank, detail);
+    throw disagreement(status, rank, detail);
+  }
+
+  [Symbol.dispose](): void {
+    this.#memory[Symbol.dispose]();
+  }
+
+  /** The rank that passed the choice says which value it was. */
+  async #badChoice({ expIndices }: LayerInput, rank: number, cell: number): Promise<WeftlineError> {
+    const { topk, numExperts, rank: self } = this.#config;
+    const place = `expIndices[${Math.floor(cell / topk)}, ${cell % topk}]`;
+    const range = `an expert from 0 to ${numExperts - 1}, or -1 or ${numExperts} for none`;
+    if (rank !== self) return invalidArgument(place, `a bad value of rank ${rank}`, `${range}; none twice for a token`);
+    const value = Number((await expIndices.toHost())[cell]);
+    const repeats = value >= 0 && value < numExperts;
+    return invalidArgument(place, value, repeats ? 'an expert that the token has not chosen before' : range);
+  }
+}
+
+function disagreement(status: number, rank: number, word: number): WeftlineError {
+  if (status !== epStatus.mismatch) {
+    return new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `This rank is in layer dispatch, but rank ${rank} is in another call; all ranks must make the same calls in the same order`,
+      { details: { rank } },
+    );
+  }
+  const field = Object.entries(layerRecordWords).find(([, at]) => at === word)?.[0] ?? `word ${word}`;
+  return new WeftlineError(
+    'WL_CONFIG_MISMATCH',
+    `The ranks disagree on ${field}: rank ${rank} differs from rank 0; all must pass the same kind of tensors`,
+    { details: { field, rank } },
+  );
+}

@@ -1,0 +1,162 @@
+// DispatchCombineContext: the symmetric memory of an all-to-all layer, with an output that grows.
+import { type CallWait, startCall } from '../../core/deadline.ts';
+import type { DType } from '../../core/dtype.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import { isSharedByAll } from '../../windows/window-agreement.ts';
+import type { WaitOptions } from '../../world/store.ts';
+import type { World } from '../../world/world.ts';
+import { agreeOn } from '../../collective/agree.ts';
+import { isWhole } from '../buffer/buffer-size.ts';
+import { CpuLayerMemory } from './cpu/cpu-layer-memory.ts';
+import type { CudaLayerMemory } from './cuda/cuda-layer-memory.ts';
+import type { EPConfig } from './ep-config.ts';
+import { grownRows, initialRows, type OutputRegion, type OutputSize } from './output-size.ts';
+
+export interface ContextOptions extends WaitOptions {
+  /** Rows of the output buffer as a multiple of maxTokens * topk, a balanced load; 2 by default. It grows on demand. */
+  readonly capacity?: number;
+}
+
+export interface OutputBuffers {
+  /** bf16 [capacity rows, H], in the window; valid until the next reallocation. */
+  readonly dispatchOutputBuf: Tensor<'bf16'>;
+  /** [capacity rows], of the configuration's weight dtype. */
+  readonly weightRecvBuf: Tensor<'f32' | 'bf16'>;
+}
+
+export class DispatchCombineContext implements AsyncDisposable {
+  readonly world: World;
+  readonly device: CpuDevice | CudaDevice;
+  readonly config: EPConfig;
+  /** For the engine of the layer: windows, exchange, barrier. */
+  readonly memory: CpuLayerMemory | CudaLayerMemory;
+
+  /**
+   * Collective. The same error on every rank: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY,
+   * WL_UNSUPPORTED or WL_CUDA.
+   */
+  static async create(
+    world: World,
+    device: CpuDevice | CudaDevice,
+    epConfig: EPConfig,
+    options: ContextOptions = {},
+  ): Promise<DispatchCombineContext> {
+    const { capacity = 2 } = options;
+    const wait = startCall(options, world.settings.timeoutMs);
+    const { maxTokens, hidden, topk, numExperts, weightDtype } = epConfig;
+    const config = { maxTokens, hidden, topk, numExperts, weightDtype, capacity, device: device.kind };
+    const prepare = (): void => {
+      if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');
+    };
+    await agreeOn(world, { what: 'DispatchCombineContext', config, prepare }, wait);
+    const memory = await createMemory(world, device, epConfig, wait);
+    try {
+      await memory.allocate(initialRows(epConfig, capacity), wait);
+    } catch (error) {
+      await memory.close();
+      throw error;
+    }
+    return new DispatchCombineContext(world, device, { epConfig, memory });
+  }
+
+  private constructor(
+    world: World,
+    device: CpuDevice | CudaDevice,
+    parts: { readonly epConfig: EPConfig; readonly memory: CpuLayerMemory | CudaLayerMemory },
+  ) {
+    this.world = world;
+    this.device = device;
+    this.config = parts.epConfig;
+    this.memory = parts.memory;
+  }
+
+  /** Sizes of the present output buffer. */
+  get outputSize(): OutputSize {
+    return this.memory.size;
+  }
+
+  /** Bytes of this rank's windows. */
+  get windowBytes(): number {
+    return this.memory.windowBytes;
+  }
+
+  get outputBuffers(): OutputBuffers {
+    const rows = this.outputSize.capacityRows;
+    return {
+      dispatchOutputBuf: this.view('bf16', 'rows', [rows, this.config.hidden]),
+      weightRecvBuf: this.view(this.config.weightDtype, 'weights', [rows]),
+    };
+  }
+
+  /**
+   * Collective, with the same number on every rank: makes room for that many rows at every rank. Keeps the buffers when
+   * they suffice; else they are replaced, their contents lost and tensors over them closed. When there is no room, all
+   * ranks get the same WL_MEMORY or WL_SHARED_MEMORY, and the context goes on with buffers of the old size.
+   */
+  async reallocateDispatchOutputBuf(dispatchRecvTokens: number, options: WaitOptions = {}): Promise<OutputBuffers> {
+    if (!isWhole(dispatchRecvTokens, 0) || dispatchRecvTokens > this.config.maxRecvRows) {
+      throw invalidArgument(
+        'dispatchRecvTokens',
+        dispatchRecvTokens,
+        `0 to ${this.config.maxRecvRows}, the most that can arrive`,
+      );
+    }
+    const before = this.outputSize.capacityRows;
+    if (dispatchRecvTokens > before) {
+      const wait = startCall(options, this.world.settings.timeoutMs);
+      try {
+        await this.memory.allocate(grownRows(this.config, dispatchRecvTokens), wait);
+      } catch (error) {
+        // Without the word of every rank nobody knows what the others have now, and waiting for them again is in vain.
+        if (isSharedByAll(error)) await this.#goBack(before, error, wait);
+        throw error;
+      }
+    }
+    return this.outputBuffers;
+  }
+
+  /** After an attempt that every rank saw fail. */
+  async #goBack(rows: number, cause: unknown, wait: CallWait): Promise<void> {
+    try {
+      await this.memory.allocate(rows, wait);
+    } catch (error) {
+      const { code, message, details, rank } = error as WeftlineError;
+      const text = `${message}; this was to restore the output, which could not grow: ${(cause as Error).message}`;
+      throw new WeftlineError(code, text, { details, cause, ...(rank === undefined ? {} : { rank }) });
+    }
+  }
+
+  /** A tensor over one of this rank's own regions. */
+  view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {
+    return this.memory.view(dtype, region, shape);
+  }
+
+  /** Address, as this process maps it, of a received row of any rank; for benchmarks. */
+  peerRowAddress(rank: number, row: number): number {
+    return this.memory.regionAddress(rank, 'rows') + row * this.config.hidden * 2;
+  }
+
+  /** Releases the memory here. Not collective; idempotent. */
+  finalize(): Promise<void> {
+    return this.memory.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.finalize();
+  }
+}
+
+async function createMemory(
+  world: World,
+  device: CpuDevice | CudaDevice,
+  config: EPConfig,
+  wait: CallWait,
+): Promise<CpuLayerMemory | CudaLayerMemory> {
+  if (device.kind === 'cpu') return CpuLayerMemory.create(world, device, config, wait);
+  // Loaded here, so that CPU ranks never load what GPUs need.
+  const { CudaLayerMemory } = await import('./cuda/cuda-layer-memory.ts');
+  return CudaLayerMemory.create(world, device, config, wait);
+}

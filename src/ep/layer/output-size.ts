@@ -1,0 +1,51 @@
+// The resizable part of the layer's symmetric memory: one row per received (token, expert), sized by capacity.
+import { alignUp } from '../../abi/layout.ts';
+import { dtypes } from '../../core/dtype.ts';
+import { windowFootprint } from '../../windows/symmetric-window.ts';
+import type { EPConfig } from './ep-config.ts';
+
+/** Reallocation rounds rows up to this, so that growth comes in few steps. */
+const ROW_STEP = 1024;
+/** How much more than needed a reallocation takes. */
+const GROWTH = 1.25;
+
+export type OutputRegion = 'rows' | 'weights' | 'sourceToken' | 'firstRow' | 'duplicates' | 'repeated';
+
+export interface OutputSize {
+  /** Rows that fit. */
+  readonly capacityRows: number;
+  /** Bytes of one rank's window. */
+  readonly bytes: number;
+  readonly addressSpaceBytes: number;
+  readonly regions: Readonly<Record<OutputRegion, { readonly offset: number; readonly bytes: number }>>;
+}
+
+/** Rows for a new context: `capacity` times a balanced load, never more than can arrive. */
+export function initialRows(config: EPConfig, capacity: number): number {
+  return Math.min(Math.ceil(config.maxTokens * config.topk * capacity), config.maxRecvRows);
+}
+
+/** Rows after growing for `needed`, never more than can arrive. */
+export function grownRows(config: EPConfig, needed: number): number {
+  return Math.min(alignUp(Math.ceil(needed * GROWTH), ROW_STEP), config.maxRecvRows);
+}
+
+/** Pure: bytes and offsets for `capacityRows` rows. */
+export function outputSize(config: EPConfig, capacityRows: number): OutputSize {
+  const bytesOf: Record<OutputRegion, number> = {
+    rows: capacityRows * config.hidden * 2,
+    weights: capacityRows * dtypes[config.weightDtype].bytes,
+    sourceToken: capacityRows * 4,
+    firstRow: capacityRows * 4,
+    duplicates: capacityRows * config.topk * 4,
+    // A token that is repeated has two rows at least.
+    repeated: Math.floor(capacityRows / 2) * 4,
+  };
+  const regions = {} as Record<OutputRegion, { offset: number; bytes: number }>;
+  let end = 0;
+  for (const [name, bytes] of Object.entries(bytesOf) as [OutputRegion, number][]) {
+    regions[name] = { offset: end, bytes };
+    end = alignUp(end + bytes, 128);
+  }
+  return { capacityRows, bytes: end, addressSpaceBytes: windowFootprint(end, config.worldSize), regions };
+}

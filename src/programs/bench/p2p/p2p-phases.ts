@@ -1,0 +1,305 @@
+// The phases of a P2P bench: the client says which, both do their side of it.
+import type { Operation, Transfer } from '../../../agent/index.ts';
+import { monotonicMicroseconds } from '../clock.ts';
+import { serveTransportBench } from '../transport/transport-bench.ts';
+import { quantilesOf } from '../transport/transport-phases.ts';
+import { type BlockResult, type SizeResult, type Tail } from './p2p-results.ts';
+import type { P2pSession } from './p2p-session.ts';
+import { type BlockSweep, doubling, iterationsOf, type P2pMode, PING_BYTES, slotsOf } from './p2p-workload.ts';
+import { DescriptorList } from '../../../agent/index.ts';
+import { quantile } from '../../../core/quantile.ts';
+import { PerftestServer } from './ucx-perftest.ts';
+
+/** Names that the sides register their memory under. */
+export const MEMORY_NAMES = { client: 'client', server: 'server' } as const;
+
+/** What the client says before each phase. */
+export type P2pPhase =
+  | {
+      readonly phase: 'size';
+      readonly mode: P2pMode;
+      readonly bytes: number;
+      readonly count: number;
+      readonly slots: number;
+    }
+  | { readonly phase: 'sized'; readonly result: SizeResult }
+  | { readonly phase: 'ping'; readonly rounds: number }
+  | { readonly phase: 'transport' }
+  | { readonly phase: 'perftest' }
+  | { readonly phase: 'end' };
+
+/** A long run lets the event loop turn this often. */
+const TURN_MICROSECONDS = 50_000;
+const PING = Buffer.from('ping');
+const PREPARATIONS = 20;
+const WARM_PINGS = 1000;
+
+export interface ServeOptions {
+  readonly onSize: (result: SizeResult) => void;
+  /** Numeric address for the transport bench to listen at. */
+  readonly host: string;
+}
+
+/** The server's side: does what the client says until that says `end`. */
+export async function serveP2pPhases(session: P2pSession, { onSize, host }: ServeOptions): Promise<void> {
+  for (;;) {
+    const phase = await session.hear<P2pPhase>();
+    switch (phase.phase) {
+      case 'end':
+        return;
+      case 'size':
+        if (phase.mode === 'send') onSize(await receiveMessages(session, phase));
+        break;
+      case 'sized':
+        onSize(phase.result);
+        break;
+      case 'ping':
+        await answerPings(session, phase.rounds);
+        break;
+      case 'transport':
+        await serveTransportBench({
+          host,
+          port: 0,
+          onLine: () => {},
+          onListening: (port) => void session.say({ port }),
+        });
+        break;
+      case 'perftest':
+        await servePerftest(session);
+        break;
+      default:
+        phase satisfies never;
+    }
+  }
+}
+
+async function servePerftest(session: P2pSession): Promise<void> {
+  const server = await PerftestServer.start();
+  await session.say({ port: server?.port ?? 0 });
+  if (server === undefined) return;
+  await session.hear();
+  server.stop();
+}
+
+export interface SizeRun {
+  readonly mode: P2pMode;
+  readonly bytes: number;
+  readonly iterations: number;
+  readonly inflight: number;
+}
+
+/** Messages of one size; the server is told. */
+export async function runSize(session: P2pSession, run: SizeRun): Promise<SizeResult> {
+  const { mode, bytes } = run;
+  const count = iterationsOf(run.iterations, bytes);
+  const slots = slotsOf(run.inflight, bytes);
+  if (mode === 'send') {
+    await session.say({ phase: 'size', mode, bytes, count, slots } satisfies P2pPhase);
+    return sendMessages(session, { bytes, count, slots });
+  }
+  const result = await runOneSided(session, { mode, bytes, count, slots });
+  await session.say({ phase: 'sized', result } satisfies P2pPhase);
+  return result;
+}
+
+interface Counted {
+  readonly bytes: number;
+  readonly count: number;
+  readonly slots: number;
+}
+
+/** Writes or reads; the server does nothing. */
+export async function runOneSided(
+  session: P2pSession,
+  { mode, bytes, count, slots }: Counted & { readonly mode: 'write' | 'read' },
+): Promise<SizeResult> {
+  const transfers = await prepareSlots(session, mode, { bytes, slots });
+  try {
+    for (const transfer of transfers) {
+      transfer.post();
+      transfer.waitBlocking();
+    }
+    const begin = monotonicMicroseconds();
+    let turn = begin;
+    for (let index = 0; index < count; index += 1) {
+      const transfer = transfers[index % slots] as Transfer;
+      if (index >= slots) transfer.waitBlocking();
+      transfer.post();
+      const now = bytes >= 65_536 || index % 256 === 0 ? monotonicMicroseconds() : turn;
+      if (now - turn < TURN_MICROSECONDS) continue;
+      turn = now;
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    for (const transfer of transfers) transfer.waitBlocking();
+    return sized({ bytes, count, slots }, monotonicMicroseconds() - begin);
+  } finally {
+    for (const transfer of transfers) await transfer.release();
+  }
+}
+
+export async function prepareSlots(
+  session: P2pSession,
+  operation: 'write' | 'read',
+  { bytes, slots }: { readonly bytes: number; readonly slots: number },
+): Promise<Transfer[]> {
+  const { memory, connection, endpoint } = session;
+  const remote = await session.remote(MEMORY_NAMES.server);
+  const { peer, backend } = connection;
+  const prepare = (index: number): Promise<Transfer> =>
+    endpoint.agent.prepare({
+      operation,
+      peer,
+      backend,
+      local: session.slot(memory, index, bytes),
+      remote: session.slot(remote, index, bytes),
+    });
+  return Promise.all(Array.from({ length: slots }, (_, index) => prepare(index)));
+}
+
+function sendMessages(session: P2pSession, counted: Counted): Promise<SizeResult> {
+  const { connection, memory } = session;
+  const { bytes } = counted;
+  return exchange(counted, (slot) => connection.send({ region: memory, offset: slot * bytes, bytes }));
+}
+
+function receiveMessages(session: P2pSession, counted: Counted): Promise<SizeResult> {
+  const { connection, memory } = session;
+  const { bytes } = counted;
+  return exchange(counted, (slot) => connection.recv({ region: memory, offset: slot * bytes, bytes }));
+}
+
+async function exchange(counted: Counted, start: (slot: number) => Operation): Promise<SizeResult> {
+  const { count, slots } = counted;
+  // One message that does not count.
+  await start(0).wait();
+  const under: Operation[] = [];
+  const begin = monotonicMicroseconds();
+  for (let index = 0; index < count; index += 1) {
+    if (under.length === slots) await (under.shift() as Operation).wait();
+    under.push(start(index % slots));
+  }
+  for (const operation of under) await operation.wait();
+  return sized(counted, monotonicMicroseconds() - begin);
+}
+
+function sized({ bytes, count, slots }: Counted, microseconds: number): SizeResult {
+  const gigabytesPerSecond = (bytes * count) / microseconds / 1000;
+  const seconds = microseconds / 1e6;
+  return { bytes, iterations: count, inflight: slots, seconds, gbps: gigabytesPerSecond * 8, gigabytesPerSecond };
+}
+
+/** Batches of blocks, as nixlbench sweeps and measures them. */
+export async function runBlocks(
+  session: P2pSession,
+  { mode, sweep, iterations }: { mode: 'write' | 'read'; sweep: BlockSweep; iterations: number },
+  onResult: (result: BlockResult) => void,
+): Promise<BlockResult[]> {
+  const results: BlockResult[] = [];
+  for (const blockBytes of doubling(sweep.startBlockBytes, sweep.maxBlockBytes)) {
+    for (const batch of doubling(sweep.startBatch, sweep.maxBatch)) {
+      const count = iterationsOf(iterations, blockBytes * batch);
+      const result = await runBatch(session, { mode, blockBytes, batch, count });
+      results.push(result);
+      onResult(result);
+    }
+  }
+  return results;
+}
+
+async function runBatch(
+  session: P2pSession,
+  { mode, blockBytes, batch, count }: { mode: 'write' | 'read'; blockBytes: number; batch: number; count: number },
+): Promise<BlockResult> {
+  const { memory, connection, endpoint } = session;
+  const remote = DescriptorList.blocks(await session.remote(MEMORY_NAMES.server), { blockBytes, count: batch });
+  const local = DescriptorList.blocks(memory, { blockBytes, count: batch });
+  const { peer, backend } = connection;
+  const options = { operation: mode, peer, backend, local, remote, merge: false } as const;
+  const preparing: number[] = [];
+  for (let round = 0; round < PREPARATIONS; round += 1) {
+    const begin = monotonicMicroseconds();
+    await using prepared = await endpoint.agent.prepare(options);
+    preparing.push(monotonicMicroseconds() - begin);
+    if (prepared.state !== 'idle') break;
+  }
+  await using transfer = await endpoint.agent.prepare(options);
+  const posting = new Float64Array(count);
+  const moving = new Float64Array(count);
+  transfer.post();
+  transfer.waitBlocking();
+  for (let index = 0; index < count; index += 1) {
+    const begin = monotonicMicroseconds();
+    transfer.post();
+    const posted = monotonicMicroseconds();
+    transfer.waitBlocking();
+    posting[index] = posted - begin;
+    moving[index] = monotonicMicroseconds() - begin;
+  }
+  await new Promise((resolve) => setImmediate(resolve));
+  const total = moving.reduce((sum, time) => sum + time, 0);
+  return {
+    blockBytes,
+    batch,
+    gigabytesPerSecond: (blockBytes * batch * count) / total / 1000,
+    latencyMicroseconds: total / (count * batch),
+    prepareMicroseconds: tail(preparing),
+    postMicroseconds: tail([...posting]),
+    transferMicroseconds: tail([...moving]),
+  };
+}
+
+function tail(times: readonly number[]): Tail {
+  const sorted = times.toSorted((a, b) => a - b);
+  return { average: times.reduce((sum, time) => sum + time, 0) / times.length, p99: quantile(sorted, 0.99) };
+}
+
+const PING_PAUSE_MS = 100;
+
+/** Microseconds of each round trip, as quantiles. */
+export async function runPings(session: P2pSession, rounds: number): Promise<readonly number[]> {
+  await session.say({ phase: 'ping', rounds } satisfies P2pPhase);
+  const [transfer] = await prepareSlots(session, 'write', { bytes: PING_BYTES, slots: 1 });
+  if (transfer === undefined) return [];
+  await session.hear();
+  // Until the other side blocks, its endpoint would take the first ping for a word of its own.
+  await new Promise((resolve) => setTimeout(resolve, PING_PAUSE_MS));
+  const times = new Float64Array(rounds);
+  const from = session.connection.peer;
+  for (let round = -WARM_PINGS; round < rounds; round += 1) {
+    const begin = monotonicMicroseconds();
+    transfer.post(PING);
+    waitForPing(session, from);
+    if (round >= 0) times[round] = monotonicMicroseconds() - begin;
+    transfer.waitBlocking();
+  }
+  await transfer.release();
+  return quantilesOf([...times]);
+}
+
+async function answerPings(session: P2pSession, rounds: number): Promise<void> {
+  const { memory, connection, endpoint } = session;
+  const remote = await session.remote(MEMORY_NAMES.client);
+  const { peer, backend } = connection;
+  await using transfer = await endpoint.agent.prepare({
+    operation: 'write',
+    peer,
+    backend,
+    local: session.slot(memory, 0, PING_BYTES),
+    remote: session.slot(remote, 0, PING_BYTES),
+  });
+  await session.say({});
+  for (let round = 0; round < WARM_PINGS + rounds; round += 1) {
+    waitForPing(session, peer);
+    transfer.post(PING);
+    transfer.waitBlocking();
+  }
+}
+
+/** What else comes is the endpoint's. */
+function waitForPing({ endpoint }: P2pSession, from: string): void {
+  for (;;) {
+    const notification = endpoint.agent.nextNotificationBlocking({ from });
+    if (notification.message.length === PING.length) return;
+    endpoint.hear(notification);
+  }
+}

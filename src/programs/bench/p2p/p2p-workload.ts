@@ -1,0 +1,84 @@
+// What the P2P bench moves: its parameters, their defaults, what they mean.
+import { invalidArgument } from '../../../core/errors.ts';
+import { formatBytes } from '../../../core/byte-size.ts';
+
+export const p2pModes = ['write', 'read', 'send'] as const;
+export type P2pMode = (typeof p2pModes)[number];
+
+export interface P2pWorkload {
+  readonly mode: P2pMode;
+  readonly sizes: readonly number[];
+  /** Messages of a size; of those beyond 1 MiB a sixteenth, but at least 16. */
+  readonly iterations: number;
+  /** Messages that are under way at a time. */
+  readonly inflight: number;
+  /** Sweep of blocks and batches as nixlbench does it; undefined for none. */
+  readonly blocks: BlockSweep | undefined;
+  /** Rounds beside the ceiling of the path that was chosen; 0 for none. */
+  readonly compare: number;
+  /** Round trips of `PING_BYTES`; 0 for none. */
+  readonly pings: number;
+  /** Blocks of one transfer of very many; 0 for none. */
+  readonly descriptors: number;
+}
+
+/** Both double from the first to the last. */
+export interface BlockSweep {
+  readonly startBlockBytes: number;
+  readonly maxBlockBytes: number;
+  readonly startBatch: number;
+  readonly maxBatch: number;
+}
+
+export const defaultSizes = [256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576, 10_485_760, 104_857_600] as const;
+export const DEFAULT_ITERATIONS = 1000;
+export const PING_BYTES = 256;
+/** Of a block of the transfer of very many, and from one block to the next. */
+export const DESCRIPTOR_BYTES = 64;
+export const DESCRIPTOR_STRIDE = 128;
+/** Of that transfer. */
+export const MAX_DESCRIPTORS = 8_000_000;
+
+const LARGE_BYTES = 1 << 20;
+const LARGE_FACTOR = 16;
+/** Of each side's memory that messages under way take. */
+const MEMORY_BYTES = 1 << 30;
+
+export function checkP2pWorkload({ sizes, inflight, blocks, descriptors }: P2pWorkload): void {
+  for (const size of sizes) {
+    if (!Number.isInteger(size) || size < 1 || size > MEMORY_BYTES) {
+      throw invalidArgument('size', size, `1 to ${MEMORY_BYTES} bytes (${formatBytes(MEMORY_BYTES)})`);
+    }
+  }
+  if (!Number.isInteger(descriptors) || descriptors < 0 || descriptors > MAX_DESCRIPTORS) {
+    throw invalidArgument('descriptors', descriptors, `0 to ${MAX_DESCRIPTORS}`);
+  }
+  if (inflight < 1 || inflight > 256) throw invalidArgument('inflight', inflight, '1 to 256');
+  if (blocks !== undefined && blocks.maxBlockBytes * blocks.maxBatch > MEMORY_BYTES) {
+    throw invalidArgument('blocks times batch', blocks.maxBlockBytes * blocks.maxBatch, `up to ${MEMORY_BYTES} bytes`);
+  }
+}
+
+export function iterationsOf(iterations: number, bytes: number): number {
+  if (bytes <= LARGE_BYTES) return iterations;
+  return Math.min(iterations, Math.max(16, Math.floor(iterations / LARGE_FACTOR)));
+}
+
+/** Messages of that size that are under way at a time: fewer where they would not fit. */
+export function slotsOf(inflight: number, bytes: number): number {
+  return Math.max(1, Math.min(inflight, Math.floor(MEMORY_BYTES / bytes)));
+}
+
+/** Bytes of memory that a side needs. */
+export function memoryOf({ sizes, inflight, blocks, descriptors }: P2pWorkload): number {
+  const messages = sizes.map((bytes) => bytes * slotsOf(inflight, bytes));
+  const swept = blocks === undefined ? 0 : blocks.maxBlockBytes * blocks.maxBatch;
+  return Math.max(PING_BYTES, ...messages, swept, descriptors * DESCRIPTOR_STRIDE);
+}
+
+/** From `first` to `last`, doubling. */
+export function doubling(first: number, last: number): number[] {
+  const values: number[] = [];
+  for (let value = first; value <= last; value *= 2) values.push(value);
+  return values;
+}

@@ -1,0 +1,84 @@
+// The two sides of a bench over one connection: words between them, and the memory that their messages lie in.
+import type { Connection, MemoryRegion, Transport } from '../../../transport/index.ts';
+
+/** Flows above those of the messages. */
+const WORD_FLOW = 65_535;
+const WORD_BYTES = 65_536;
+/** Each message starts on a page of its own. */
+const PAGE = 4096;
+/** Longer than an acknowledgement is held back. */
+const SETTLE_MS = 10;
+
+export class BenchSession {
+  readonly transport: Transport;
+  readonly connection: Connection;
+  readonly #in: MemoryRegion;
+  readonly #out: MemoryRegion;
+  #pending: number;
+
+  static async open(transport: Transport, connection: Connection): Promise<BenchSession> {
+    const incoming = await transport.register(new Uint8Array(new SharedArrayBuffer(WORD_BYTES)));
+    const outgoing = await transport.register(new Uint8Array(new SharedArrayBuffer(WORD_BYTES)));
+    return new BenchSession(transport, connection, { incoming, outgoing });
+  }
+
+  private constructor(
+    transport: Transport,
+    connection: Connection,
+    { incoming, outgoing }: { incoming: MemoryRegion; outgoing: MemoryRegion },
+  ) {
+    this.transport = transport;
+    this.connection = connection;
+    this.#in = incoming;
+    this.#out = outgoing;
+    this.#pending = connection.receive({ region: incoming, flow: WORD_FLOW });
+  }
+
+  /** Tells the other side something that JSON can express; resolves when it has arrived. */
+  async say(value: unknown): Promise<void> {
+    const text = Buffer.from(JSON.stringify(value));
+    this.#out.bytes.set(text);
+    await this.transport.wait(this.connection.send({ region: this.#out, bytes: text.length, flow: WORD_FLOW }));
+  }
+
+  /** Lets the last acknowledgements go out before this thread turns to something else. */
+  async settle(): Promise<void> {
+    const end = performance.now() + SETTLE_MS;
+    while (performance.now() < end) {
+      this.transport.progress();
+      await new Promise((resolve) => setTimeout(resolve, 1));
+    }
+  }
+
+  /** True if the other side has said something that was not heard yet. */
+  get hasWord(): boolean {
+    return this.transport.state(this.#pending) !== 'pending';
+  }
+
+  /** What the other side says next. */
+  async hear<T>(timeoutMs?: number): Promise<T> {
+    const bytes = await this.transport.wait(this.#pending, timeoutMs === undefined ? {} : { timeoutMs });
+    const value = JSON.parse(Buffer.from(this.#in.bytes.subarray(0, bytes)).toString()) as T;
+    this.#pending = this.connection.receive({ region: this.#in, flow: WORD_FLOW });
+    return value;
+  }
+}
+
+/** Memory for `count` messages under way, each on pages of its own. */
+export interface MessageBuffers extends AsyncDisposable {
+  readonly region: MemoryRegion;
+  offsetOf(index: number): number;
+}
+
+export async function openBuffers(transport: Transport, count: number, bytes: number): Promise<MessageBuffers> {
+  const stride = Math.ceil(bytes / PAGE) * PAGE;
+  const memory = new Uint8Array(new SharedArrayBuffer(count * stride));
+  // Pages that were never written are all one page of zeros, which is quicker to read than memory.
+  memory.fill(0xa5);
+  const region = await transport.register(memory);
+  return {
+    region,
+    offsetOf: (index) => index * stride,
+    [Symbol.asyncDispose]: () => transport.release(region),
+  };
+}

@@ -1,0 +1,75 @@
+// weftline compile: compiles GPU kernels ahead of time into a folder that machines without NVRTC run from.
+import type { Command } from 'commander';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { type CompiledVariant, writeBundle } from '../../device/cuda/jit/aot-bundle.ts';
+import { parseArchitecture } from '../../device/cuda/jit/architecture.ts';
+import { KernelCompiler } from '../../device/cuda/jit/kernel-compiler.ts';
+import { kernelCatalogue } from '../../device/cuda/kernel-catalogue.ts';
+import { shapeConstants, type ShapeConstant, variantName, variantsOf } from '../../device/cuda/kernel-file.ts';
+import { openNvrtc } from '../../native/nvrtc.ts';
+import { readSettings } from '../../settings/settings.ts';
+import { addSettingOptions } from './setting-options.ts';
+
+interface CompileOptions extends Readonly<Record<string, unknown>> {
+  readonly arch: readonly string[];
+  readonly out: string;
+}
+
+export function addCompileCommand(program: Command): void {
+  const command = program
+    .command('compile')
+    .summary('compile GPU kernels ahead of time')
+    .description(
+      'Fills a folder with compiled GPU kernels. A machine without NVRTC runs from it with --aot-folder (or\n' +
+        'WEFTLINE_AOT_FOLDER); with --use-aot it never compiles. Needs NVRTC, but no GPU.',
+    )
+    .requiredOption('--arch <names...>', 'architectures, as sm_90')
+    .requiredOption('--out <folder>', 'where the kernels go; what is there already stays');
+  for (const [name, { option, sentence }] of Object.entries(shapeConstants)) {
+    command.option(`--${option} <numbers...>`, `${sentence} (${name}), one or several`);
+  }
+  command.addHelpText(
+    'after',
+    `
+Examples:
+  weftline compile --arch sm_90 --hidden 7168 --topk 8 --ranks 4 8 --out kernels-h200`,
+  );
+  addSettingOptions(command, ['nvrtcPath']);
+  command.action(compile);
+}
+
+async function compile(options: CompileOptions): Promise<void> {
+  const { nvrtcPath } = readSettings();
+  const nvrtc = openNvrtc(nvrtcPath);
+  const shapes = readShapes(options);
+  const cacheFolder = mkdtempSync(join(tmpdir(), 'weftline-compile-'));
+  const compiled: CompiledVariant[] = [];
+  try {
+    for (const architecture of options.arch.map(parseArchitecture)) {
+      const compiler = new KernelCompiler({ architecture, cacheFolder, openCompiler: () => nvrtc });
+      for (const file of kernelCatalogue) {
+        for (const values of variantsOf(file, shapes)) {
+          const cubin = await compiler.cubin(file, values);
+          compiled.push({ file, values, architecture, sources: compiler.sources(file, values), cubin });
+          process.stdout.write(`${variantName(file, values)} for ${architecture}: ${cubin.length} bytes\n`);
+        }
+      }
+    }
+  } finally {
+    rmSync(cacheFolder, { recursive: true, force: true });
+  }
+  writeBundle(options.out, nvrtc.version, compiled);
+  process.stdout.write(`${compiled.length} kernel files in ${options.out}\n`);
+}
+
+/** A shape that is not given leaves the examples that each file names. */
+function readShapes(options: CompileOptions): Partial<Record<ShapeConstant, number[]>> {
+  const shapes: Partial<Record<ShapeConstant, number[]>> = {};
+  for (const [name, { option }] of Object.entries(shapeConstants)) {
+    const words = options[option] as readonly string[] | undefined;
+    if (words !== undefined) shapes[name as ShapeConstant] = words.map(Number);
+  }
+  return shapes;
+}

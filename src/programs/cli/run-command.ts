@@ -1,0 +1,59 @@
+// weftline run: starts a script once per rank.
+import { type Command, InvalidArgumentError } from 'commander';
+import { launch } from '../../world/launcher.ts';
+import { integerArgument } from './integer-argument.ts';
+import { addSettingOptions } from './setting-options.ts';
+
+interface RunOptions {
+  readonly ranks: number;
+  readonly nnodes: number;
+  readonly nodeRank: number;
+  readonly master?: { readonly host: string; readonly port: number };
+}
+
+export function addRunCommand(program: Command): void {
+  const command = program
+    .command('run')
+    .summary('start a script once per rank')
+    .description(
+      'Starts SCRIPT once per rank. Inside, join() of weftline/world finds the other ranks. When one rank fails the ' +
+        'others are stopped and the exit code is its own; nothing is left behind.',
+    )
+    .argument('<script>', 'a JavaScript file, or any program')
+    .argument('[args...]', "the script's own arguments and options")
+    .requiredOption('-n, --ranks <count>', 'ranks on this node', integerArgument(1, 4096))
+    .option('--nnodes <count>', 'nodes of the job, each with as many ranks', integerArgument(1, 65_536), 1)
+    .option('--node-rank <number>', 'number of this node, from 0', integerArgument(0, 65_535), 0)
+    .option(
+      '--master <host:port>',
+      'where node 0 listens, as the others reach it; needed for several nodes',
+      parseAddress,
+    )
+    .passThroughOptions()
+    .addHelpText(
+      'after',
+      `
+Examples:
+  weftline run -n 4 train.js --steps 100
+  WEFTLINE_TOKEN=$(cat token) weftline run -n 8 --nnodes 2 --node-rank 0 --master node0:29500 train.js`,
+    );
+  addSettingOptions(command, ['timeoutMs', 'graceMs']);
+  command.action(async (script: string, args: readonly string[], options: RunOptions) => {
+    const { exitCode } = await launch({
+      command: [script, ...args],
+      ranks: options.ranks,
+      nodeCount: options.nnodes,
+      nodeRank: options.nodeRank,
+      ...(options.master === undefined ? {} : { master: options.master }),
+    });
+    process.exitCode = exitCode;
+  });
+}
+
+function parseAddress(text: string): { readonly host: string; readonly port: number } {
+  const match = /^(?:\[([^\]]+)\]|([^:\s]+)):([0-9]{1,5})$/.exec(text);
+  const port = Number(match?.[3]);
+  const host = match?.[1] ?? match?.[2];
+  if (host !== undefined && port >= 1 && port <= 65_535) return { host, port };
+  throw new InvalidArgumentError('Allowed is host:port with a port from 1 to 65535, such as node0:29500.');
+}

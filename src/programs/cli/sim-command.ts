@@ -1,0 +1,230 @@
+// weftline sim: the transport on simulated networks, with traffic patterns or random scenarios, the same for the same seed.
+import { writeFileSync } from 'node:fs';
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { type SimDescription, simReport } from '../report/sim-report.ts';
+import { type Settings, type SettingName, readSettings, settingsTable } from '../../settings/settings.ts';
+import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
+import { type LinkFault, type PatternOptions, runPattern } from '../sim/pattern-run.ts';
+import { patternTopology, type TopologyName, topologyNames, usualTopology } from '../sim/pattern-topology.ts';
+import { makeScenario } from '../sim/scenario.ts';
+import { runScenario } from '../sim/scenario-run.ts';
+import { pathLinks } from '../sim/topology.ts';
+import { type PatternName, patternNames } from '../sim/traffic.ts';
+import { usualSettings } from '../sim/usual-settings.ts';
+import { integerArgument } from './integer-argument.ts';
+import { addSettingOptions } from './setting-options.ts';
+
+export function addSimCommand(program: Command): void {
+  const sim = program.command('sim').description('run the transport on a simulated network');
+  for (const pattern of patternNames) addPattern(sim, pattern);
+  addRandom(sim);
+}
+
+interface PatternFlags {
+  readonly hosts: number;
+  readonly topology?: TopologyName;
+  readonly nflow: number;
+  readonly nmsg: number;
+  readonly nreq: number;
+  readonly msize: number;
+  readonly paths: number;
+  readonly cc?: Settings['transportCongestion'];
+  readonly load: number;
+  readonly loss: number;
+  readonly reorder: number;
+  readonly jitter: number;
+  readonly duplicate: number;
+  readonly corrupt: number;
+  readonly rate: number;
+  readonly delay: number;
+  readonly queue: number;
+  readonly ecn?: number;
+  readonly segment: number;
+  readonly burst: number;
+  readonly poll: number;
+  readonly failPath?: number;
+  readonly failAt: number;
+  readonly recoverAt?: number;
+  readonly sample?: number;
+  readonly until: number;
+  readonly seed: number;
+  readonly json?: string;
+  readonly plot?: string;
+}
+
+const MOST = 2 ** 31;
+const count = integerArgument(1, 1_000_000);
+const patternSentences: Readonly<Record<PatternName, string>> = {
+  pair: 'one host sends to another over several paths',
+  incast: 'all hosts send to one',
+  permutation: 'every host sends to one other, every host receives from one other',
+};
+const usualHosts: Readonly<Record<PatternName, number>> = { pair: 2, incast: 17, permutation: 128 };
+
+/** The protocol's settings, but for the congestion control, which has a short name here. */
+const protocolSettings = (Object.keys(protocolSettingsTable) as SettingName[]).filter(
+  (name) => name !== 'transportCongestion',
+);
+
+function addPattern(sim: Command, pattern: PatternName): void {
+  const command = sim
+    .command(pattern)
+    .description(patternSentences[pattern])
+    .option('--hosts <n>', 'hosts', integerArgument(2, 1024), usualHosts[pattern])
+    .addOption(new Option('--topology <name>', `network (default: ${usualTopology[pattern]})`).choices(topologyNames))
+    .option('--nflow <n>', 'flows of each sender', count, 1)
+    .option('--nmsg <n>', 'messages of each flow', count, 16)
+    .option('--nreq <n>', 'receives that each flow keeps posted', count, 2)
+    .option('--msize <bytes>', 'bytes of each message', integerArgument(0, MOST), 1_000_000)
+    .option('--paths <n>', 'paths of each connection', integerArgument(1, 256), pattern === 'incast' ? 1 : 8)
+    .addOption(
+      new Option('--cc <algorithm>', 'congestion control')
+        .choices(settingsTable.transportCongestion.choices)
+        .env(settingsTable.transportCongestion.env),
+    )
+    .option('--load <share>', "offered share of the hosts' rate, at random times; 1: all at once", decimal(0.001, 1), 1)
+    .option('--loss <probability>', 'of each packet on each link', decimal(0, 1), 0)
+    .option('--reorder <probability>', 'that a packet takes longer on a link, up to the jitter', decimal(0, 1), 0)
+    .option('--jitter <us>', 'longest such delay', decimal(0, 1_000_000), 50)
+    .option('--duplicate <probability>', 'that a packet comes twice, on each link', decimal(0, 1), 0)
+    .option('--corrupt <probability>', 'that a packet changes on a link; turns checksums on', decimal(0, 1), 0)
+    .option('--rate <Gb/s>', 'of each host', decimal(0.001, 10_000), 100)
+    .option('--delay <us>', 'of each link', decimal(0, 1_000_000), 1)
+    .option('--queue <bytes>', 'that may wait before each link', integerArgument(1, MOST), 1_000_000)
+    .option('--ecn <bytes>', 'from which on a queue marks packets', integerArgument(0, MOST))
+    .option('--segment <bytes>', 'of a full packet', integerArgument(512, 65_472), 4096)
+    .option('--burst <n>', 'most packets that go back to back on one path', integerArgument(1, 64), 16)
+    .option('--poll <us>', 'from the arrival of a packet until its host looks', decimal(0, 100_000), 2)
+    .option('--fail-path <n>', 'a path that dies', integerArgument(0, 255))
+    .option('--fail-at <us>', 'when it dies', decimal(0, 1e9), 1000)
+    .option('--recover-at <us>', 'when it works again; never if missing', decimal(0, 1e9))
+    .option('--sample <us>', 'take samples this often, for --json and --plot', decimal(0.1, 1e9))
+    .option('--until <ms>', 'longest simulated time', decimal(0.001, 1e7), 10_000)
+    .option('--seed <n>', 'of everything random', integerArgument(0, MOST), 1)
+    .option('--json <file>', 'write the result document')
+    .option('--plot <file>', 'write a picture (SVG) of the samples');
+  addSettingOptions(command, protocolSettings);
+  command.action((flags: PatternFlags) => simulate(pattern, flags));
+}
+
+async function simulate(pattern: PatternName, flags: PatternFlags): Promise<void> {
+  const options = patternOptions(pattern, flags);
+  const result = runPattern(options);
+  const description: SimDescription = {
+    pattern,
+    network: options.topology.name,
+    gigabitsPerSecond: flags.rate,
+    paths: flags.paths,
+    congestion: readSettings(options.settings).transportCongestion,
+    load: flags.load,
+    loss: flags.loss,
+    flows: flags.nflow,
+    messages: flags.nmsg,
+    messageBytes: flags.msize,
+    seed: flags.seed,
+  };
+  process.stdout.write(simReport(description, result));
+  if (flags.json !== undefined) {
+    writeFileSync(flags.json, `${JSON.stringify({ ...description, ...result }, undefined, 2)}\n`);
+  }
+  if (flags.plot !== undefined) {
+    const { samplePlot } = await import('../report/sample-plot.ts');
+    writeFileSync(flags.plot, await samplePlot(description, result));
+  }
+  if (result.end !== 'done') process.exitCode = 1;
+}
+
+function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptions {
+  const { paths, seed, loss, reorder, jitter, duplicate, corrupt, delay, queue, ecn, rate, recoverAt } = flags;
+  const topology = patternTopology({
+    name: flags.topology ?? usualTopology[pattern],
+    hosts: flags.hosts,
+    paths,
+    seed,
+    gigabitsPerSecond: rate,
+    link: {
+      loss,
+      reorder,
+      jitter,
+      duplicate,
+      corrupt,
+      delay,
+      queueBytes: queue,
+      ecnBytes: ecn ?? Number.POSITIVE_INFINITY,
+    },
+  });
+  const faults: LinkFault[] =
+    flags.failPath === undefined
+      ? []
+      : pathLinks(topology, flags.failPath, paths).map((link) => ({
+          link,
+          at: flags.failAt,
+          ...(recoverAt === undefined ? {} : { recoversAt: recoverAt }),
+        }));
+  const sampleEvery = flags.sample ?? (flags.plot === undefined ? undefined : 20);
+  return {
+    pattern,
+    topology,
+    hostGigabitsPerSecond: rate,
+    seed,
+    flows: flags.nflow,
+    messages: flags.nmsg,
+    outstanding: flags.nreq,
+    messageBytes: flags.msize,
+    paths,
+    segmentBytes: flags.segment,
+    load: flags.load,
+    pollDelay: flags.poll,
+    // A change in a packet shows only where its bytes travel.
+    nic: { burstSegments: flags.burst, sendBufferBytes: 262_144, carryPayload: corrupt > 0, join: false },
+    settings: { ...simSettings(rate, flags.cc), ...(corrupt > 0 ? { transportChecksum: 'full' } : {}) },
+    faults,
+    ...(sampleEvery === undefined ? {} : { sampleEvery }),
+    until: flags.until * 1000,
+  };
+}
+
+/** What the user has set, and otherwise what suits a simulated network better than threads that share cores. */
+function simSettings(rate: number, cc: Settings['transportCongestion'] | undefined): Partial<Settings> {
+  const usual = usualSettings(rate);
+  const wanted = readSettings();
+  const set = Object.keys(usual).filter((name) => process.env[settingsTable[name as SettingName].env] !== undefined);
+  return {
+    ...wanted,
+    ...usual,
+    ...Object.fromEntries(set.map((name) => [name, wanted[name as SettingName]])),
+    ...(cc === undefined ? {} : { transportCongestion: cc }),
+  };
+}
+
+function addRandom(sim: Command): void {
+  sim
+    .command('random')
+    .description('random scenarios with loss, reordering, failures and deaths; a seed that fails is printed')
+    .option('--seed <n>', 'of the first scenario', integerArgument(0, MOST), 1)
+    .option('--count <n>', 'scenarios, with seeds that follow on', count, 1)
+    .action(({ seed, count: scenarios }: { readonly seed: number; readonly count: number }) => {
+      let failed = 0;
+      for (let index = 0; index < scenarios; index += 1) {
+        const scenario = makeScenario(seed + index);
+        const { problems, microseconds, events } = runScenario(scenario);
+        const { topology, operations } = scenario;
+        const about = `seed ${scenario.seed}: ${topology.name}, ${operations.length} operations, ${(microseconds / 1000).toFixed(1)} ms, ${events} events`;
+        if (problems.length > 0) {
+          failed += 1;
+          process.stdout.write(`${about}\n  BROKEN: ${problems.join('\n  ')}\n`);
+          process.stdout.write(`  again: weftline sim random --seed ${scenario.seed}\n`);
+        } else if (scenarios === 1) process.stdout.write(`${about}\n`);
+      }
+      process.stdout.write(`${scenarios - failed} of ${scenarios} scenarios kept every promise.\n`);
+      if (failed > 0) process.exitCode = 1;
+    });
+}
+
+function decimal(min: number, max: number): (text: string) => number {
+  return (text) => {
+    const value = Number(text);
+    if (/^\d+(\.\d+)?(e\d+)?$/.test(text) && value >= min && value <= max) return value;
+    throw new InvalidArgumentError(`Allowed is a number from ${min} to ${max}.`);
+  };
+}

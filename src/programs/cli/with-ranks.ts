@@ -1,0 +1,36 @@
+// Commands that run on several ranks: the first call starts copies of the same command line, a copy joins and works.
+import { WeftlineError } from '../../core/errors.ts';
+import { isRank, readEnvironment } from '../../world/environment.ts';
+import { launch } from '../../world/launcher.ts';
+import { join, type World } from '../../world/world.ts';
+import { printError } from './print-error.ts';
+
+/**
+ * Not yet launched: starts `ranks` copies of this command line, rank 0 with this terminal, and sets process.exitCode.
+ * Already a rank, of any launcher: joins, runs `main`, closes. An error of `main` is printed and told to the other ranks,
+ * and sets process.exitCode; an error that began at another rank of our launcher is left for that rank to print.
+ */
+export async function withRanks(ranks: number, main: (world: World) => Promise<void>): Promise<void> {
+  if (ranks > 1 && !isRank()) {
+    const command = [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
+    const { exitCode } = await launch({ command, ranks, rawRank: 0 });
+    process.exitCode = exitCode;
+    return;
+  }
+  const world = await join();
+  try {
+    await main(world);
+  } catch (error) {
+    // ORDER: printed first; once the others know and end, the launcher gives this rank only a moment.
+    process.exitCode = isPrintedElsewhere(error, world.rank) ? 1 : printError(error);
+    await world.close(error);
+    return;
+  }
+  await world.close();
+}
+
+/** A rank that was lost cannot print why, so those who miss it say so. */
+function isPrintedElsewhere(error: unknown, rank: number): boolean {
+  if (readEnvironment().source !== 'weftline' || !(error instanceof WeftlineError)) return false;
+  return error.rank !== undefined && error.rank !== rank && error.code !== 'WL_PEER_LOST';
+}

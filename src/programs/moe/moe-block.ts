@@ -1,0 +1,153 @@
+// What a file that holds a mixture-of-experts block must contain, and how it is to be computed.
+import { z } from 'zod';
+import { invalidArgument } from '../../core/errors.ts';
+import { printable, quote } from '../../core/quote.ts';
+import type { SafetensorsFile } from './safetensors-file.ts';
+import { formatError, type SafetensorsDtype } from './safetensors-header.ts';
+
+export const blockTensors = {
+  x: 'x',
+  topkIdx: 'topk_idx',
+  topkWeights: 'topk_weights',
+  gate: 'gate.weight',
+  gateUp: 'experts.gate_up_proj',
+  down: 'experts.down_proj',
+  reference: 'output_f32',
+} as const;
+
+/** A block y[t] = sum over k of weight[t,k] * expert[id[t,k]](x[t]), expert(x) = down(silu(gate(x)) * up(x)). */
+export interface MoeBlock {
+  readonly path: string;
+  readonly tokens: number;
+  /** Elements of a token, a multiple of 8. */
+  readonly hidden: number;
+  readonly experts: number;
+  /** Width between an expert's two layers, a multiple of 8. */
+  readonly intermediate: number;
+  readonly topk: number;
+  /** 'file': expert ids and weights are in the file. 'gate': softmax over the gate's logits, then the top k. */
+  readonly routing: 'file' | 'gate';
+  /** With 'gate': the weights of the chosen experts are divided by their sum. */
+  readonly normalize: boolean;
+  /** The file has the output to compare with. */
+  readonly hasReference: boolean;
+}
+
+export interface MoeBlockOptions {
+  /** Experts per token; for a file without expert ids, whose metadata `config` may also say num_experts_per_tok. */
+  readonly topk?: number;
+  /** Likewise norm_topk_prob; false if neither says it. */
+  readonly normalize?: boolean;
+}
+
+export const maxTopk = 32;
+/** Of a model's configuration; those that are published have some thousand characters. */
+const MAX_CONFIG_LENGTH = 65_536;
+
+const configSchema = z.looseObject({
+  num_experts_per_tok: z.number().int().positive().optional(),
+  norm_topk_prob: z.boolean().optional(),
+  hidden_act: z.string().optional(),
+});
+
+/** Checks the file's header. Fails with WL_FILE_FORMAT naming the tensor that is missing or does not fit the others. */
+export function describeMoeBlock(file: SafetensorsFile, options: MoeBlockOptions = {}): MoeBlock {
+  const [tokens, hidden] = shapeOf(file, blockTensors.x, ['BF16'], ['T', 'H']) as [number, number];
+  const gateUp = shapeOf(file, blockTensors.gateUp, ['BF16'], ['E', '2I', hidden]) as [number, number, number];
+  const [experts, doubled] = gateUp;
+  if (doubled % 16 !== 0) throw odd(file, blockTensors.gateUp, `2I = ${doubled}, allowed is a multiple of 16`);
+  if (hidden % 8 !== 0 || hidden === 0) throw odd(file, blockTensors.x, `H = ${hidden}, allowed is a multiple of 8`);
+  if (experts === 0) throw odd(file, blockTensors.gateUp, 'no experts');
+  const intermediate = doubled / 2;
+  shapeOf(file, blockTensors.down, ['BF16'], [experts, hidden, intermediate]);
+  const hasReference = file.tensors.has(blockTensors.reference);
+  if (hasReference) shapeOf(file, blockTensors.reference, ['F32'], [tokens, hidden]);
+  const config = readConfig(file);
+  if (config.hidden_act !== undefined && config.hidden_act !== 'silu') {
+    throw formatError(file.path, `its metadata config has hidden_act ${quote(config.hidden_act)}, allowed is "silu"`);
+  }
+  const shape = { path: file.path, tokens, hidden, experts, intermediate, hasReference };
+  if (file.tensors.has(blockTensors.topkIdx) || file.tensors.has(blockTensors.topkWeights)) {
+    const topk = choicesInFile(file, shape, options);
+    return { ...shape, topk, routing: 'file', normalize: false };
+  }
+  shapeOf(file, blockTensors.gate, ['BF16'], [experts, hidden]);
+  const topk = options.topk ?? config.num_experts_per_tok;
+  if (topk === undefined) {
+    throw invalidArgument(
+      'topk',
+      topk,
+      `given, since ${file.path} has neither topk_idx nor num_experts_per_tok in its metadata config`,
+    );
+  }
+  checkTopk(topk, experts);
+  return { ...shape, topk, routing: 'gate', normalize: options.normalize ?? config.norm_topk_prob ?? false };
+}
+
+function choicesInFile(
+  file: SafetensorsFile,
+  shape: { tokens: number; experts: number },
+  options: MoeBlockOptions,
+): number {
+  const { tokens, experts } = shape;
+  const [, topk] = shapeOf(file, blockTensors.topkIdx, ['I64', 'I32'], [tokens, 'K']) as [number, number];
+  shapeOf(file, blockTensors.topkWeights, ['F32'], [tokens, topk]);
+  if (topk < 1 || topk > Math.min(maxTopk, experts)) {
+    throw odd(file, blockTensors.topkIdx, `K = ${topk}, allowed is 1 to ${Math.min(maxTopk, experts)}`);
+  }
+  if (options.topk !== undefined && options.topk !== topk) {
+    throw invalidArgument('topk', options.topk, `${topk}, which ${file.path} has in topk_idx, or none`);
+  }
+  if (options.normalize !== undefined) {
+    throw invalidArgument('normalize', options.normalize, `none: ${file.path} has its weights in topk_weights`);
+  }
+  return topk;
+}
+
+function checkTopk(topk: number, experts: number): void {
+  const most = Math.min(maxTopk, experts);
+  if (!Number.isInteger(topk) || topk < 1 || topk > most) throw invalidArgument('topk', topk, `1 to ${most}`);
+}
+
+/** The extents of a tensor, after comparing them with `pattern`, in which text stands for any. */
+function shapeOf(
+  file: SafetensorsFile,
+  name: string,
+  dtypes: readonly SafetensorsDtype[],
+  pattern: readonly (number | string)[],
+): readonly number[] {
+  const { dtype, shape } = file.entry(name);
+  const fits =
+    shape.length === pattern.length &&
+    pattern.every((extent, axis) => typeof extent === 'string' || extent === shape[axis]);
+  if (!fits || !dtypes.includes(dtype)) {
+    throw formatError(
+      file.path,
+      `tensor ${name} is ${dtype} [${shape.join(', ')}], wanted is ${dtypes.join(' or ')} [${pattern.join(', ')}]`,
+      { tensor: name, dtype, shape },
+    );
+  }
+  return shape;
+}
+
+function odd(file: SafetensorsFile, name: string, what: string): Error {
+  return formatError(file.path, `tensor ${name} [${file.entry(name).shape.join(', ')}] has ${what}`, { tensor: name });
+}
+
+/** The model's configuration in the file's metadata: JSON in the text `config`, absent in many files. */
+function readConfig(file: SafetensorsFile): z.infer<typeof configSchema> {
+  const text = file.metadata['config'];
+  if (text === undefined) return {};
+  if (text.length > MAX_CONFIG_LENGTH) {
+    throw formatError(
+      file.path,
+      `its metadata config has ${text.length} characters, at most ${MAX_CONFIG_LENGTH} are read`,
+    );
+  }
+  try {
+    return configSchema.parse(JSON.parse(text));
+  } catch (error) {
+    const why = error instanceof z.ZodError ? z.prettifyError(error) : String(error);
+    throw formatError(file.path, `its metadata config cannot be read: ${printable(why, 200)}`);
+  }
+}

@@ -1,0 +1,203 @@
+// The header of a safetensors file: 8 bytes with its length, then JSON that says where in the rest each tensor lies.
+import { WeftlineError } from '../../core/errors.ts';
+import { printable, quote } from '../../core/quote.ts';
+import { duplicateKey } from './duplicate-key.ts';
+import { MAX_DIMENSIONS, overLimits } from './header-limits.ts';
+
+/** Element types of the format and their bytes. */
+export const safetensorsDtypes = {
+  BOOL: 1,
+  U8: 1,
+  I8: 1,
+  F8_E5M2: 1,
+  F8_E4M3: 1,
+  F8_E8M0: 1,
+  I16: 2,
+  U16: 2,
+  F16: 2,
+  BF16: 2,
+  I32: 4,
+  U32: 4,
+  F32: 4,
+  I64: 8,
+  U64: 8,
+  F64: 8,
+} as const;
+
+export type SafetensorsDtype = keyof typeof safetensorsDtypes;
+
+export interface TensorEntry {
+  readonly name: string;
+  readonly dtype: SafetensorsDtype;
+  readonly shape: readonly number[];
+  /** First byte in the file. */
+  readonly start: number;
+  readonly bytes: number;
+}
+
+export interface SafetensorsHeader {
+  readonly metadata: Readonly<Record<string, string>>;
+  readonly tensors: ReadonlyMap<string, TensorEntry>;
+}
+
+/** Characters of a path that an error shows. */
+const PATH_LENGTH = 1024;
+
+/**
+ * Parses the header's JSON and checks that the tensors fill the file's remaining `dataBytes` without overlap or hole.
+ * Fails with WL_FILE_FORMAT, naming `path`, the tensor and the values.
+ */
+export function parseHeader(json: Uint8Array, dataBytes: number, path: string): SafetensorsHeader {
+  const { text, fields } = parseObject(json, path);
+  const dataStart = 8 + json.byteLength;
+  let metadata: Readonly<Record<string, string>> = {};
+  const tensors = new Map<string, TensorEntry>();
+  for (const [name, value] of Object.entries(fields)) {
+    if (name === '__metadata__') {
+      if (!isTextMap(value)) throw formatError(path, `__metadata__ is not a map of text to text`, { name });
+      metadata = value;
+    } else tensors.set(name, parseEntry(name, value, { path, dataStart }));
+  }
+  checkContiguous([...tensors.values()], { path, dataStart, dataBytes });
+  // Last, since it takes longest: what is wrong in other ways has been refused by now.
+  const duplicate = duplicateKey(text);
+  if (duplicate !== undefined) {
+    throw formatError(path, `its header has ${quote(duplicate)} twice`, { name: duplicate });
+  }
+  return { metadata, tensors };
+}
+
+/** The bytes before the data, and where each tensor goes: larger elements first, so that every tensor is aligned. */
+export function layOutHeader(
+  tensors: Readonly<Record<string, { readonly dtype: SafetensorsDtype; readonly shape: readonly number[] }>>,
+  metadata: Readonly<Record<string, string>> = {},
+): { readonly bytes: Uint8Array; readonly entries: ReadonlyMap<string, TensorEntry>; readonly fileBytes: number } {
+  const fields: [name: string, value: unknown][] = [];
+  if (Object.keys(metadata).length > 0) fields.push(['__metadata__', metadata]);
+  const sorted = Object.entries(tensors).toSorted(
+    ([, one], [, other]) => safetensorsDtypes[other.dtype] - safetensorsDtypes[one.dtype],
+  );
+  const relative: TensorEntry[] = [];
+  let end = 0;
+  for (const [name, { dtype, shape }] of sorted) {
+    const bytes = shape.reduce((product, extent) => product * extent, safetensorsDtypes[dtype]);
+    relative.push({ name, dtype, shape, start: end, bytes });
+    fields.push([name, { dtype, shape, data_offsets: [end, end + bytes] }]);
+    end += bytes;
+  }
+  const json = new TextEncoder().encode(JSON.stringify(Object.fromEntries(fields)));
+  const padded = Math.ceil(json.length / 8) * 8;
+  const bytes = new Uint8Array(8 + padded).fill(0x20);
+  new DataView(bytes.buffer).setBigUint64(0, BigInt(padded), true);
+  bytes.set(json, 8);
+  const entries = new Map(relative.map((entry) => [entry.name, { ...entry, start: entry.start + bytes.length }]));
+  return { bytes, entries, fileBytes: bytes.length + end };
+}
+
+export function formatError(path: string, what: string, details: Record<string, unknown> = {}): WeftlineError {
+  return new WeftlineError('WL_FILE_FORMAT', `Cannot use ${printable(path, PATH_LENGTH)}: ${what}`, {
+    details: { path, ...details },
+  });
+}
+
+interface Place {
+  readonly path: string;
+  readonly dataStart: number;
+}
+
+function parseObject(
+  json: Uint8Array,
+  path: string,
+): { readonly text: string; readonly fields: Record<string, unknown> } {
+  const excess = overLimits(json);
+  if (excess !== undefined) throw formatError(path, excess);
+  let text: string;
+  let value: unknown;
+  try {
+    text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(json);
+    value = JSON.parse(text);
+  } catch (cause) {
+    const what = cause instanceof Error ? cause.message : String(cause);
+    throw formatError(path, `its header is not JSON (${printable(what, 200)})`);
+  }
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    throw formatError(path, 'its header is not a JSON object');
+  }
+  return { text, fields: value as Record<string, unknown> };
+}
+
+function parseEntry(name: string, value: unknown, { path, dataStart }: Place): TensorEntry {
+  const fields = readFields(value);
+  if (typeof fields === 'string') {
+    throw formatError(path, `the header's entry of tensor ${quote(name)} is wrong: ${fields}`, { tensor: name });
+  }
+  const { dtype, shape, data_offsets: offsets } = fields;
+  const [start, end] = offsets;
+  const bytes = shape.reduce((product, extent) => product * extent, safetensorsDtypes[dtype]);
+  // Beyond the safe integers a product may be rounded to what the offsets hold.
+  if (end - start !== bytes || !Number.isSafeInteger(bytes)) {
+    throw formatError(
+      path,
+      `tensor ${quote(name)} is ${dtype} [${shape.join(', ')}], ${bytes} bytes, but its data_offsets ${start} to ${end} hold ${end - start}`,
+      { tensor: name, shape, dtype, start, end },
+    );
+  }
+  return { name, dtype, shape, start: dataStart + start, bytes };
+}
+
+interface EntryFields {
+  readonly dtype: SafetensorsDtype;
+  readonly shape: readonly number[];
+  readonly data_offsets: readonly [start: number, end: number];
+}
+
+/** The fields of an entry, or what is wrong with them. Not a zod schema, which would report every wrong element of a hostile file. */
+function readFields(value: unknown): EntryFields | string {
+  if (typeof value !== 'object' || value === null || Array.isArray(value))
+    return `expected an object, got ${quote(value)}`;
+  const { dtype, shape, data_offsets: offsets, ...others } = value as Readonly<Record<string, unknown>>;
+  for (const name in others) return `it has an unknown field ${quote(name)}`;
+  if (typeof dtype !== 'string' || !Object.hasOwn(safetensorsDtypes, dtype)) {
+    return `dtype: expected one of ${Object.keys(safetensorsDtypes).join(', ')}, got ${quote(dtype)}`;
+  }
+  if (!Array.isArray(shape) || shape.length > MAX_DIMENSIONS || !shape.every(isSize)) {
+    return `shape: expected at most ${MAX_DIMENSIONS} whole numbers from 0 to 2^53 - 1, got ${quote(shape)}`;
+  }
+  if (!Array.isArray(offsets) || offsets.length !== 2 || !offsets.every(isSize)) {
+    return `data_offsets: expected two whole numbers from 0 to 2^53 - 1, got ${quote(offsets)}`;
+  }
+  return { dtype: dtype as SafetensorsDtype, shape, data_offsets: offsets as [number, number] };
+}
+
+function isSize(value: unknown): value is number {
+  return Number.isSafeInteger(value) && (value as number) >= 0;
+}
+
+function isTextMap(value: unknown): value is Readonly<Record<string, string>> {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) return false;
+  return Object.values(value).every((text) => typeof text === 'string');
+}
+
+function checkContiguous(entries: TensorEntry[], place: Place & { readonly dataBytes: number }): void {
+  const { path, dataStart, dataBytes } = place;
+  let end = dataStart;
+  for (const entry of entries.toSorted((one, other) => one.start - other.start || one.bytes - other.bytes)) {
+    if (entry.start !== end) {
+      const what = entry.start < end ? 'overlaps the one before it' : 'leaves a hole before it';
+      throw formatError(
+        path,
+        `tensor ${quote(entry.name)} ${what}: it starts at data offset ${entry.start - dataStart}, expected is ${end - dataStart}`,
+        { tensor: entry.name, start: entry.start - dataStart, expected: end - dataStart },
+      );
+    }
+    end += entry.bytes;
+  }
+  if (end - dataStart !== dataBytes) {
+    const what = end - dataStart > dataBytes ? 'was cut off' : 'has bytes that no tensor owns';
+    throw formatError(
+      path,
+      `the file ${what}: its header describes ${end - dataStart} bytes of data, after the header are ${dataBytes}`,
+      { described: end - dataStart, present: dataBytes },
+    );
+  }
+}

@@ -1,0 +1,269 @@
+// The world of a simulation: one clock, one network, and hosts that are transport engines over simulated cards.
+import { seededRandom } from '../../core/seeded-random.ts';
+import { readSettings, type Settings } from '../../settings/settings.ts';
+import { PACKET_KEY_BYTES, type PacketKeys, splitSessionKey } from '../../transport/authentication/packet-keys.ts';
+import { Engine } from '../../transport/engine/engine.ts';
+import type { ReceivedBatch } from '../../transport/io/packet-io.ts';
+import type { RequestHandle, RequestStatus, TransportConnection } from '../../transport/engine/transport-engine.ts';
+import type { WeftlineError } from '../../core/errors.ts';
+import { EventQueue } from './event-queue.ts';
+import { Network } from './network.ts';
+import { PacketPool } from './packet-pool.ts';
+import { type NicOptions, SimulatedIo } from './simulated-io.ts';
+import type { Topology } from './topology.ts';
+
+export interface SimulationOptions {
+  readonly topology: Topology;
+  readonly seed: number;
+  /** Bytes of a full packet, header included. */
+  readonly segmentBytes: number;
+  readonly nic: NicOptions;
+  /** Microseconds from the arrival of a packet at an idle host to the moment when its engine looks. */
+  readonly pollDelay: number;
+  readonly settings: Partial<Settings>;
+}
+
+export interface SimulatedHost {
+  readonly index: number;
+  readonly engine: Engine;
+  readonly io: SimulatedIo;
+  /** Set before requests are posted. */
+  onCompletion: (handle: RequestHandle, status: RequestStatus) => void;
+  onConnectionEnd: (connection: TransportConnection, error: WeftlineError) => void;
+  /** Called when the host's engine has taken packets in and sent its answers. */
+  afterRound: () => void;
+  alive: boolean;
+}
+
+/** How a run ended: as asked, with nothing left to happen, at its last moment, or after too many events. */
+export type RunEnd = 'done' | 'quiet' | 'deadline' | 'events';
+
+export interface RunLimits {
+  /** Simulated time at which to stop, in microseconds. */
+  readonly until: number;
+  readonly events: number;
+  /** Looked at after each event. */
+  readonly done: () => boolean;
+}
+
+const ARRIVAL = 0;
+const POLL = 1;
+const TIMER = 2;
+const ACTION = 3;
+
+/** Shortest pause between two rounds of an engine that has more to do, in microseconds. */
+const ROUND = 0.2;
+
+export class Simulation {
+  readonly topology: Topology;
+  readonly network: Network;
+  readonly packets: PacketPool;
+  readonly hosts: readonly SimulatedHost[];
+  /** All links but those from hosts. */
+  readonly fabricLinks: readonly number[];
+  now = 0;
+  events = 0;
+  readonly #options: SimulationOptions;
+  readonly #queue = new EventQueue();
+  readonly #actions: (() => void)[] = [];
+  readonly #freeActions: number[] = [];
+  /** When each host's engine will run next by its own wish, or because packets wait. */
+  readonly #timerAt: Float64Array;
+  readonly #pollAt: Float64Array;
+  readonly #consume: ((batch: ReceivedBatch) => void)[];
+  readonly #secrets: () => number;
+
+  constructor(options: SimulationOptions) {
+    const { topology, seed, segmentBytes } = options;
+    this.#options = options;
+    this.topology = topology;
+    this.packets = new PacketPool(segmentBytes);
+    this.network = new Network({
+      topology,
+      events: this.#queue,
+      packets: this.packets,
+      random: seededRandom(seed),
+      arrivalKind: ARRIVAL,
+    });
+    this.#secrets = seededRandom(seed ^ 0x5ec2e7);
+    this.#timerAt = new Float64Array(topology.hosts).fill(Number.POSITIVE_INFINITY);
+    this.#pollAt = new Float64Array(topology.hosts).fill(Number.POSITIVE_INFINITY);
+    this.hosts = Array.from({ length: topology.hosts }, (_, index) => this.#createHost(index));
+    const own = new Set(this.hosts.flatMap(({ io }) => io.uplinks));
+    this.fabricLinks = topology.links.map((_, link) => link).filter((link) => !own.has(link));
+    this.#consume = this.hosts.map(
+      ({ engine }) =>
+        (batch) =>
+          engine.onPackets(batch, this.now),
+    );
+  }
+
+  /** Connects two hosts; element 0 is the end of host `a`. */
+  connect(a: number, b: number, paths: number): [TransportConnection, TransportConnection] {
+    const [first, second] = [this.#host(a), this.#host(b)];
+    const word = (): bigint => BigInt(Math.floor(this.#secrets() * 2 ** 32));
+    // Segments are numbered from the upper half on: two of three connections soon reach an end of the numbers.
+    const end = [2n ** 31n, 2n ** 32n, word()][Math.floor(this.#secrets() * 3)] as bigint;
+    const secret = BigInt.asUintN(64, ((end - (word() >> 25n)) << 32n) | word());
+    const ids = [first.engine.reserveConnectionId(), second.engine.reserveConnectionId()] as const;
+    const { segmentBytes } = this.#options;
+    const shared = { secret, paths, segmentBytes };
+    const keys = this.#keys();
+    return [
+      first.engine.createConnection({
+        ...shared,
+        packetKeys: keys?.caller,
+        peer: b,
+        peerName: `host ${b}`,
+        localId: ids[0],
+        remoteId: ids[1],
+      }),
+      second.engine.createConnection({
+        ...shared,
+        packetKeys: keys?.listener,
+        peer: a,
+        peerName: `host ${a}`,
+        localId: ids[1],
+        remoteId: ids[0],
+      }),
+    ];
+  }
+
+  /** Calls `action` at a time; whatever it posts at a host is carried out after `wake`. */
+  at(time: number, action: () => void): void {
+    const index = this.#freeActions.pop() ?? this.#actions.length;
+    this.#actions[index] = action;
+    this.#queue.push(Math.max(time, this.now), ACTION, index);
+  }
+
+  /** Something was posted at the host: its engine runs as soon as the present event is over. */
+  wake(host: number): void {
+    this.#runAt(host, this.now);
+  }
+
+  /** A host stops: what arrives is lost, nothing is sent any more. */
+  kill(host: number): void {
+    const victim = this.#host(host);
+    victim.alive = false;
+    victim.io.discard();
+  }
+
+  run({ until, events, done }: RunLimits): RunEnd {
+    const queue = this.#queue;
+    const last = this.events + events;
+    while (!done()) {
+      if (!queue.pop()) return 'quiet';
+      if (queue.time > until) {
+        queue.push(queue.time, queue.kind, queue.subject);
+        return 'deadline';
+      }
+      if (this.events === last) return 'events';
+      this.events += 1;
+      this.now = queue.time;
+      this.#handle(queue.kind, queue.subject);
+    }
+    return 'done';
+  }
+
+  #handle(kind: number, subject: number): void {
+    switch (kind) {
+      case ARRIVAL:
+        if (this.network.arrive(subject, this.now)) this.#deliver(subject);
+        return;
+      case POLL:
+        this.#poll(subject);
+        return;
+      case TIMER:
+        // An earlier wish replaced this one.
+        if (this.#timerAt[subject] !== this.now) return;
+        this.#timerAt[subject] = Number.POSITIVE_INFINITY;
+        this.#runEngine(subject);
+        return;
+      default: {
+        const action = this.#actions[subject] as () => void;
+        this.#freeActions.push(subject);
+        action();
+      }
+    }
+  }
+
+  #deliver(packet: number): void {
+    const host = this.packets.destinations[packet] as number;
+    const { alive, io } = this.#host(host);
+    if (!alive) {
+      this.packets.release(packet);
+      return;
+    }
+    io.receive(packet);
+    if (this.#pollAt[host] !== Number.POSITIVE_INFINITY) return;
+    this.#pollAt[host] = this.now + this.#options.pollDelay;
+    this.#queue.push(this.#pollAt[host], POLL, host);
+  }
+
+  #poll(index: number): void {
+    const { io, alive } = this.#host(index);
+    this.#pollAt[index] = Number.POSITIVE_INFINITY;
+    if (!alive) return;
+    io.now = this.now;
+    io.poll(this.#consume[index] as (batch: ReceivedBatch) => void);
+    this.#runEngine(index);
+  }
+
+  #runEngine(index: number): void {
+    const { engine, io, alive, afterRound } = this.#host(index);
+    if (!alive) return;
+    io.now = this.now;
+    engine.onTimer(this.now);
+    afterRound();
+    const due = engine.nextDeadline();
+    if (due === Number.POSITIVE_INFINITY) return;
+    if (due > this.now) this.#runAt(index, due);
+    else this.#runAt(index, Math.max(this.now + ROUND, io.whenRoom()));
+  }
+
+  #runAt(host: number, time: number): void {
+    if ((this.#timerAt[host] as number) <= time) return;
+    this.#timerAt[host] = time;
+    this.#queue.push(time, TIMER, host);
+  }
+
+  #createHost(index: number): SimulatedHost {
+    const { topology, seed, nic, settings } = this.#options;
+    const other = index === 0 ? 1 : 0;
+    const uplinks = new Set(Array.from({ length: 256 }, (_, path) => topology.firstLink(index, other, path)));
+    const io = new SimulatedIo({
+      ...nic,
+      host: index,
+      network: this.network,
+      packets: this.packets,
+      uplinks: [...uplinks],
+    });
+    const host: SimulatedHost = {
+      index,
+      io,
+      alive: true,
+      onCompletion: () => {},
+      onConnectionEnd: () => {},
+      afterRound: () => {},
+      engine: new Engine({
+        io,
+        settings: readSettings(settings, {}),
+        seed: (Math.imul(seed, 0x9e37_79b1) + index) >>> 0,
+        onCompletion: (handle, status) => host.onCompletion(handle, status),
+        onConnectionEnd: (connection, error) => host.onConnectionEnd(connection, error),
+      }),
+    };
+    return host;
+  }
+
+  /** The keys of both ends of a connection, if packets are authenticated. */
+  #keys(): Record<'caller' | 'listener', PacketKeys> | undefined {
+    if (this.#options.settings.transportAuthentication !== true) return undefined;
+    const session = new Uint8Array(PACKET_KEY_BYTES).map(() => Math.floor(this.#secrets() * 256));
+    return { caller: splitSessionKey(session, 'caller'), listener: splitSessionKey(session, 'listener') };
+  }
+
+  #host(index: number): SimulatedHost {
+    return this.hosts[index] as SimulatedHost;
+  }
+}

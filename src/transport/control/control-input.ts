@@ -1,0 +1,196 @@
+// Carries out the peer's control records, each once and in order.
+import {
+  controlHeader,
+  controlKinds,
+  controlRecord,
+  failReasons,
+  MAX_OPEN_RECEIVES,
+} from '../../abi/transport-packet.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { Connection } from '../engine/connection.ts';
+import { getUint53 } from './control-log.ts';
+import { raiseAck } from '../receive/data-input.ts';
+import { peerFailure } from '../engine/peer-failure.ts';
+import type { Request } from '../engine/request.ts';
+
+const CONTROL = controlHeader.offset;
+const RECORD = controlRecord.offset;
+/** Reads that a peer may have open. */
+const MOST_REPLIES = 1024;
+
+interface Record {
+  readonly kind: number;
+  readonly flow: number;
+  readonly a: number;
+  readonly b: number;
+  readonly c: number;
+  readonly bytes: number;
+  readonly more: number;
+}
+
+/** Takes in the control packet at `at`, authenticated and of `bytes` bytes. False if it is malformed. */
+export function onControl(connection: Connection, view: DataView, at: number, bytes: number): boolean {
+  if (bytes < controlHeader.size) return false;
+  const count = view.getUint16(at + CONTROL.records, true);
+  if (count === 0 || bytes !== controlHeader.size + count * controlRecord.size) return false;
+  const { control } = connection;
+  const first = view.getInt32(at + CONTROL.firstRecord, true);
+  const known = (control.expected - first) | 0;
+  // Records before these are missing: the peer repeats them. Or all are old; either way an ack says what is known.
+  raiseAck(connection, known < 0 || known >= count);
+  if (known < 0) {
+    control.gap = true;
+    return true;
+  }
+  for (let index = known; index < count && connection.error === undefined; index++) {
+    const record = readRecord(view, at + controlHeader.size + index * controlRecord.size);
+    if (!carryOut(connection, record)) break;
+    control.expected = (control.expected + 1) | 0;
+  }
+  return true;
+}
+
+function readRecord(view: DataView, at: number): Record {
+  return {
+    kind: view.getUint16(at + RECORD.kind, true),
+    flow: view.getUint16(at + RECORD.flow, true),
+    a: view.getUint32(at + RECORD.a, true),
+    b: view.getUint32(at + RECORD.b, true),
+    c: view.getUint32(at + RECORD.c, true),
+    bytes: getUint53(view, at + RECORD.bytes),
+    more: getUint53(view, at + RECORD.more),
+  };
+}
+
+/** False if the record must wait until there is room; it will be repeated. */
+function carryOut(connection: Connection, record: Record): boolean {
+  switch (record.kind) {
+    case controlKinds.clearToSend:
+      return takeClear(connection, record);
+    case controlKinds.grant:
+      return takeGrant(connection, record);
+    case controlKinds.requestToSend:
+      return takeRequestToSend(connection, record);
+    case controlKinds.read:
+      return takeRead(connection, record);
+    case controlKinds.reject:
+      return takeReject(connection, record);
+    case controlKinds.fail:
+      return takeFail(connection, record);
+    case controlKinds.withdraw:
+      return takeWithdraw(connection, record);
+    default:
+      return broken(connection, `a control record of the unknown kind ${record.kind}`);
+  }
+}
+
+function takeClear(connection: Connection, { flow: id, a, bytes, more }: Record): boolean {
+  if (connection.clearCount >= MAX_OPEN_RECEIVES) return broken(connection, `more than ${MAX_OPEN_RECEIVES} receives`);
+  const flow = connection.flow(id);
+  flow.clears.push({ target: a, bytes, granted: more });
+  connection.clearCount++;
+  connection.match(flow);
+  return true;
+}
+
+function takeGrant(connection: Connection, { flow: id, a, more }: Record): boolean {
+  const flow = connection.flows.get(id);
+  if (flow === undefined) return true;
+  const request = findSend(flow.messages.head, a);
+  if (request !== undefined) {
+    request.granted = Math.max(request.granted, Math.min(more, request.bytes));
+    connection.schedule.add(flow.messages);
+    connection.wake();
+    return true;
+  }
+  const clear = flow.clears.find((waiting) => waiting.target === a);
+  if (clear !== undefined) clear.granted = Math.max(clear.granted, more);
+  return true;
+}
+
+function takeRequestToSend(connection: Connection, { a, bytes }: Record): boolean {
+  const request = ownReceive(connection, a);
+  if (request === undefined || bytes > request.bytes) return true;
+  connection.engine.admission.claim(request, bytes);
+  return true;
+}
+
+function takeRead(connection: Connection, { flow: id, a, b, c, bytes, more }: Record): boolean {
+  const { engine, control } = connection;
+  const region = engine.regions.find(a);
+  let reason = 0;
+  if (region === undefined || region.key !== b) reason = failReasons.key;
+  else if (!region.remote.read) reason = failReasons.access;
+  else if (more + bytes > region.bytes.byteLength) reason = failReasons.bounds;
+  if (reason !== 0 || region === undefined) {
+    if (!control.append(controlKinds.fail, id)) return false;
+    control.setIds(c, reason, 0);
+    control.setSizes(region?.bytes.byteLength ?? 0, 0);
+    connection.wake();
+    return true;
+  }
+  if (connection.replyCount >= MOST_REPLIES || !engine.requests.hasRoom()) return false;
+  const reply = engine.requests.open('reply', connection);
+  reply.flow = id;
+  reply.region = region;
+  reply.offset = more;
+  reply.bytes = bytes;
+  reply.target = c;
+  connection.replyCount++;
+  connection.addPending();
+  connection.enqueue(connection.flow(id).replies, reply);
+  return true;
+}
+
+/** A segment of this side was refused. If it has arrived since, or its request has ended, that is old news. */
+function takeReject(connection: Connection, { a, b, bytes }: Record): boolean {
+  const { sendWindow, engine } = connection;
+  const sequence = a | 0;
+  if (!sendWindow.isOutstanding(sequence) || sendWindow.isAcked(sequence)) return true;
+  const request = engine.requests.find(sendWindow.request[sequence & sendWindow.mask] as number);
+  if (request?.isPending) engine.fail(request, peerFailure(request, b, bytes));
+  return true;
+}
+
+function takeFail(connection: Connection, { a, b, bytes }: Record): boolean {
+  const request = connection.engine.requests.find(a);
+  if (request?.isPending && request.connection === connection && request.kind !== 'reply') {
+    connection.engine.fail(request, peerFailure(request, b, bytes));
+  }
+  return true;
+}
+
+/** The receive is gone: so is the send that it has met. */
+function takeWithdraw(connection: Connection, { flow: id, a }: Record): boolean {
+  const flow = connection.flows.get(id);
+  if (flow === undefined) return true;
+  const at = flow.clears.findIndex((waiting) => waiting.target === a);
+  if (at !== -1) {
+    flow.clears.splice(at, 1);
+    connection.clearCount--;
+    return true;
+  }
+  const request = findSend(flow.messages.head, a);
+  if (request?.isPending) connection.engine.fail(request, peerFailure(request, failReasons.cancelled, 0));
+  return true;
+}
+
+function findSend(head: Request | undefined, target: number): Request | undefined {
+  let request = head;
+  while (request !== undefined && request.target !== target) request = request.next;
+  return request;
+}
+
+function ownReceive(connection: Connection, handle: number): Request | undefined {
+  const request = connection.engine.requests.find(handle);
+  const own = request?.isPending === true && request.connection === connection && request.kind === 'receive';
+  return own && request.announced ? request : undefined;
+}
+
+function broken(connection: Connection, what: string): boolean {
+  const error = new WeftlineError('WL_PROTOCOL', `${connection.peerName} sent ${what}`, {
+    details: { peer: connection.peerName },
+  });
+  connection.engine.end(connection, error, failReasons.closed);
+  return false;
+}

@@ -1,0 +1,42 @@
+// What the parts of an engine share.
+import type { WeftlineError } from '../../core/errors.ts';
+import type { TagMemory } from '../authentication/tag-memory.ts';
+import type { Admission } from '../receive/admission.ts';
+import type { AckSample } from '../congestion/congestion.ts';
+import type { Connection } from './connection.ts';
+import type { Outbox } from '../wire/packet-outbox.ts';
+import type { PlacementRun } from '../io/packet-io.ts';
+import type { DataTemplate } from '../wire/packet-writer.ts';
+import type { RegionTable } from './region-table.ts';
+import type { Request, RequestTable } from './request.ts';
+import type { DropReason } from './transport-engine.ts';
+import type { TransportSettings } from './transport-settings.ts';
+
+export interface EngineCore {
+  readonly settings: TransportSettings;
+  readonly outbox: Outbox;
+  readonly requests: RequestTable;
+  readonly regions: RegionTable;
+  /** Of connections whose packets are authenticated; made when first asked for. */
+  readonly tagMemory: TagMemory;
+  readonly admission: Admission;
+  /** [0, 1), from the engine's seed. */
+  readonly random: () => number;
+  /** Objects that are filled in again and again. */
+  readonly template: DataTemplate;
+  readonly sample: AckSample;
+  readonly placement: PlacementRun;
+  /** The time of the latest call. */
+  readonly now: number;
+  readonly drops: Record<DropReason, number>;
+  /** `onTimer` has something to do. */
+  wake(): void;
+  /** The request has done what was asked. */
+  done(request: Request): void;
+  /** The request has failed; it leaves all queues. */
+  fail(request: Request, error: WeftlineError): void;
+  /** Cells of this side have changed. */
+  signalled(): void;
+  /** The connection is over, for one of failReasons: its requests fail with `error`, and the peer is told. */
+  end(connection: Connection, error: WeftlineError, reason: number): void;
+}

@@ -1,0 +1,293 @@
+// The engine: connections, requests and regions of one thread, driven by packets and time.
+import { failReasons } from '../../abi/transport-packet.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { seededRandom } from '../../core/seeded-random.ts';
+import { TagMemory } from '../authentication/tag-memory.ts';
+import { Admission } from '../receive/admission.ts';
+import type { AckSample } from '../congestion/congestion.ts';
+import { CreditPacer } from '../congestion/eqds.ts';
+import { ackDue, Connection } from './connection.ts';
+import { Decoder } from '../wire/decoder.ts';
+import type { EngineCore } from './engine-core.ts';
+import type { SendQueue } from './flow.ts';
+import { Outbox } from '../wire/packet-outbox.ts';
+import type { PlacementRun, ReceivedBatch } from '../io/packet-io.ts';
+import { createDataTemplate } from '../wire/packet-writer.ts';
+import { RegionTable } from './region-table.ts';
+import type { Region } from './region.ts';
+import { type Request, RequestTable } from './request.ts';
+import {
+  type ConnectionOptions,
+  type DropReason,
+  dropReasons,
+  type EngineOptions,
+  type Microseconds,
+  type RegisterOptions,
+  type RequestHandle,
+  requestStatus,
+  type RequestStatus,
+  type TransportConnection,
+  type TransportEngine,
+} from './transport-engine.ts';
+import { transportSettings, type TransportSettings } from './transport-settings.ts';
+import { deadlineOf, runConnection } from './upkeep.ts';
+
+/** Bursts of one connection, and of all, in one `onTimer`: then packets are looked at again. */
+const BURSTS_PER_CONNECTION = 8;
+const BURSTS_PER_ROUND = 32;
+/**
+ * 2^16 connections at a time, 2^16 generations of each. Generations begin anywhere, so that both ends of a connection do
+ * not call it by the same number: a packet that comes back to its sender is then a stranger's.
+ */
+const MOST_CONNECTIONS = 2 ** 16;
+
+interface ConnectionCredit {
+  demand: number;
+  granted: number;
+}
+
+export class Engine implements TransportEngine, EngineCore {
+  readonly settings: TransportSettings;
+  readonly outbox: Outbox;
+  readonly requests = new RequestTable();
+  readonly regions = new RegionTable();
+  readonly admission: Admission;
+  readonly random: () => number;
+  readonly template = createDataTemplate();
+  readonly sample: AckSample = { now: 0, ackedBytes: 0, rtt: 0, baseRtt: 0, marked: false };
+  readonly placement: PlacementRun;
+  readonly drops = Object.fromEntries(dropReasons.map((reason) => [reason, 0])) as Record<DropReason, number>;
+  now: Microseconds = 0;
+  readonly #options: EngineOptions;
+  readonly #decoder = new Decoder(this);
+  readonly #slots: (Connection | undefined)[] = [];
+  readonly #generations: number[] = [];
+  readonly #freeSlots: number[] = [];
+  /** Those that are open, and those whose end is still told to whoever asks. */
+  #connections: Connection[] = [];
+  #turn = 0;
+  #awake = false;
+  #deadline = Number.POSITIVE_INFINITY;
+  readonly #credits: CreditPacer<ConnectionCredit> | undefined;
+  readonly #creditOwners = new Map<ConnectionCredit, Connection>();
+
+  constructor(options: EngineOptions) {
+    this.#options = options;
+    this.settings = transportSettings(options.settings);
+    this.outbox = new Outbox(options.io, this.settings.checksum);
+    this.admission = new Admission(this.settings);
+    this.random = seededRandom(options.seed ?? 0);
+    this.#credits = this.settings.congestion === 'eqds' ? new CreditPacer(this.settings.linkRate) : undefined;
+    const nowhere = { id: 0, key: 0, bytes: new Uint8Array(0), address: 0, remote: { read: false, write: false } };
+    this.placement = {
+      source: nowhere.bytes,
+      sourceOffset: 0,
+      sourceStride: 0,
+      region: nowhere,
+      regionOffset: 0,
+      count: 0,
+      payloadBytes: 0,
+      lastPayloadBytes: 0,
+    };
+  }
+
+  reserveConnectionId(): number {
+    const slot = this.#freeSlots.pop() ?? this.#slots.push(undefined) - 1;
+    if (slot >= MOST_CONNECTIONS) {
+      throw new WeftlineError('WL_CAPACITY', `Cannot connect: the engine has ${MOST_CONNECTIONS} connections`);
+    }
+    const before = this.#generations[slot] ?? crypto.getRandomValues(new Uint16Array(1))[0] ?? 0;
+    const generation = (before % 0xffff) + 1;
+    this.#generations[slot] = generation;
+    return generation * MOST_CONNECTIONS + slot;
+  }
+
+  releaseConnectionId(id: number): void {
+    const slot = id % MOST_CONNECTIONS;
+    const generation = Math.floor(id / MOST_CONNECTIONS);
+    if (this.#generations[slot] !== generation || this.#slots[slot] !== undefined) return;
+    this.#generations[slot] = (generation % 0xffff) + 1;
+    this.#freeSlots.push(slot);
+  }
+
+  createConnection(options: ConnectionOptions): TransportConnection {
+    const slot = options.localId % MOST_CONNECTIONS;
+    const reserved = this.#generations[slot] === Math.floor(options.localId / MOST_CONNECTIONS);
+    if (!reserved || this.#slots[slot] !== undefined) {
+      throw new WeftlineError('WL_INVALID_ARGUMENT', `Connection id ${options.localId} is not reserved, or is taken`, {
+        details: { localId: options.localId },
+      });
+    }
+    const connection = new Connection(this, options);
+    this.#slots[slot] = connection;
+    this.#connections.push(connection);
+    this.#credits?.add(connection.credit);
+    this.#creditOwners.set(connection.credit, connection);
+    return connection;
+  }
+
+  register(options: RegisterOptions): Region {
+    return this.regions.register(options);
+  }
+
+  findRegion(id: number): Region | undefined {
+    return this.regions.find(id);
+  }
+
+  release(region: Region): void {
+    this.regions.release(region);
+    for (const connection of this.#connections) connection.signals.forget(region);
+    for (const request of this.requests) {
+      if (request.region !== region || !request.isPending) continue;
+      const what = `The region of a pending ${request.kind} of ${request.bytes} bytes was released`;
+      const error = new WeftlineError('WL_CLOSED', what, { details: { kind: request.kind } });
+      request.connection?.abandon(request, error);
+    }
+  }
+
+  onPackets(batch: ReceivedBatch, now: Microseconds): void {
+    this.now = now;
+    this.#decoder.take(batch);
+  }
+
+  onTimer(now: Microseconds): void {
+    this.now = now;
+    this.#awake = false;
+    this.admission.run(now);
+    this.#credits?.run(now, this.#onCredit);
+    const connections = this.#connections;
+    let left = BURSTS_PER_ROUND;
+    let deadline = Math.min(this.admission.deadline, this.#credits?.deadline() ?? Number.POSITIVE_INFINITY);
+    for (let step = 0; step < connections.length; step++) {
+      const connection = connections[(this.#turn + step) % connections.length] as Connection;
+      if (deadlineOf(connection) <= now) {
+        left -= runConnection(connection, now, Math.max(0, Math.min(left, BURSTS_PER_CONNECTION)));
+      }
+      deadline = Math.min(deadline, deadlineOf(connection));
+    }
+    this.#turn = connections.length === 0 ? 0 : (this.#turn + 1) % connections.length;
+    this.outbox.flush();
+    this.#deadline = deadline;
+    if (connections.some(isBuried, this)) this.#bury();
+  }
+
+  nextDeadline(): Microseconds {
+    return this.#awake ? Number.NEGATIVE_INFINITY : this.#deadline;
+  }
+
+  wake(): void {
+    this.#awake = true;
+  }
+
+  get tagMemory(): TagMemory {
+    this.outbox.tagMemory ??= new TagMemory(this.outbox.io);
+    return this.outbox.tagMemory;
+  }
+
+  find(id: number): Connection | undefined {
+    const connection = this.#slots[id % MOST_CONNECTIONS];
+    return connection !== undefined && connection.id === id ? connection : undefined;
+  }
+
+  poll(handle: RequestHandle): RequestStatus {
+    return this.requests.find(handle)?.status ?? requestStatus.unknown;
+  }
+
+  receivedBytes(handle: RequestHandle): number {
+    return this.requests.find(handle)?.received ?? 0;
+  }
+
+  requestError(handle: RequestHandle): WeftlineError | undefined {
+    return this.requests.find(handle)?.error;
+  }
+
+  forget(handle: RequestHandle): void {
+    const request = this.requests.find(handle);
+    if (request !== undefined && !request.isPending) this.requests.close(request);
+  }
+
+  done(request: Request): void {
+    this.#finish(request, requestStatus.done);
+  }
+
+  fail(request: Request, error: WeftlineError): void {
+    const connection = request.connection as Connection;
+    this.#unqueue(request, connection);
+    request.error = error;
+    this.#finish(request, requestStatus.failed);
+  }
+
+  signalled(): void {
+    this.#options.onSignal?.();
+  }
+
+  end(connection: Connection, error: WeftlineError, reason: number): void {
+    if (connection.error !== undefined) return;
+    connection.error = error;
+    connection.endReason = reason;
+    connection.endUntold = reason !== 0;
+    connection.endedAt = this.now;
+    this.admission.remove(connection);
+    this.#credits?.remove(connection.credit);
+    this.#creditOwners.delete(connection.credit);
+    for (const request of this.requests) {
+      if (request.connection === connection && request.isPending) this.fail(request, error);
+    }
+    this.wake();
+    if (reason !== failReasons.closed || error.code !== 'WL_CLOSED') this.#options.onConnectionEnd?.(connection, error);
+  }
+
+  #finish(request: Request, status: RequestStatus): void {
+    const connection = request.connection as Connection;
+    request.status = status;
+    connection.pending--;
+    if (request.kind === 'receive') {
+      if (request.claimed) connection.grantQueue.remove(request);
+      this.admission.end(request);
+    }
+    if (request.kind === 'reply') {
+      connection.replyCount--;
+      this.requests.close(request);
+      return;
+    }
+    const { onCompletion } = this.#options;
+    if (onCompletion === undefined) return;
+    onCompletion(request.handle, status);
+    this.requests.close(request);
+  }
+
+  /** Takes a request out of whatever queue it stands in. */
+  #unqueue(request: Request, connection: Connection): void {
+    connection.unannounced.remove(request);
+    connection.unannouncedReads.remove(request);
+    connection.flushes.remove(request);
+    connection.oversized.remove(request);
+    const flow = connection.flows.get(request.flow);
+    if (flow === undefined) return;
+    flow.unmatched.remove(request);
+    for (const queue of [flow.messages, flow.operations, flow.replies] satisfies SendQueue[]) {
+      if (queue.remove(request)) connection.backlogBytes -= request.bytes - request.position;
+    }
+  }
+
+  readonly #onCredit = (credit: ConnectionCredit): void => {
+    const connection = this.#creditOwners.get(credit);
+    if (connection !== undefined) connection.ackDue = ackDue.now;
+  };
+
+  /** Forgets connections that ended long ago. */
+  #bury(): void {
+    for (const connection of this.#connections.filter(isBuried, this)) {
+      const slot = connection.id % MOST_CONNECTIONS;
+      connection.guard?.close();
+      this.#slots[slot] = undefined;
+      this.#freeSlots.push(slot);
+    }
+    this.#connections = this.#connections.filter((connection) => !isBuried.call(this, connection));
+  }
+}
+
+function isBuried(this: Engine, connection: Connection): boolean {
+  const { error, endUntold, endedAt } = connection;
+  return error !== undefined && !endUntold && this.now - endedAt >= this.settings.giveUp;
+}

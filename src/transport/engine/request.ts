@@ -1,0 +1,178 @@
+// Requests and the table that names them: a handle is a slot and a generation, so that a late look finds nothing.
+import { WeftlineError } from '../../core/errors.ts';
+import type { Connection } from './connection.ts';
+import type { RangeList } from '../send/range-list.ts';
+import type { Region } from './region.ts';
+import { requestStatus, type RequestStatus } from './transport-engine.ts';
+
+/** `reply` is what a peer's read makes this side send; nobody holds its handle. */
+export type RequestKind = 'receive' | 'send' | 'write' | 'read' | 'reply' | 'signal' | 'flush';
+
+/** 2^16 requests at a time, 2^16 generations of each. */
+const SLOT_BITS = 16;
+const MOST_REQUESTS = 2 ** SLOT_BITS;
+
+export class Request {
+  handle = 0;
+  kind: RequestKind = 'flush';
+  status: RequestStatus = requestStatus.unknown;
+  connection: Connection | undefined;
+  region: Region | undefined;
+  error: WeftlineError | undefined;
+  flow = 0;
+  offset = 0;
+  bytes = 0;
+  /** The next of its queue. */
+  next: Request | undefined;
+
+  /** Where it goes: a request or a region of the peer. */
+  target = 0;
+  targetKey = 0;
+  base = 0;
+  /** Of a scattered write: what it carries, and the first range that is in no segment yet. */
+  ranges: RangeList | undefined;
+  nextRange = 0;
+  /** Bytes that are in segments, and whether the last segment is made: a message of no bytes has one too. */
+  position = 0;
+  segmented = false;
+  /** Segments that are made and have not arrived. */
+  unacked = 0;
+  /**
+   * Of a signal: what is added. Of a flush, and of a signal whose segment has arrived: the segment before which
+   * everything must have arrived.
+   */
+  value = 0;
+  /** Of a send: bytes the receiver lets go. Of a receive: bytes let go. */
+  granted = 0;
+
+  /** Of a receive and a read: the size of the message, -1 before it is known, and its bytes that have arrived. */
+  messageBytes = -1;
+  received = 0;
+  announced = false;
+  /** Of a receive: somebody has a message for it. */
+  claimed = false;
+
+  get isPending(): boolean {
+    return this.status === requestStatus.pending;
+  }
+}
+
+export class RequestTable {
+  readonly #slots: Request[] = [];
+  readonly #free: Request[] = [];
+
+  open(kind: RequestKind, connection: Connection): Request {
+    const request = this.#free.pop() ?? this.#grow();
+    request.kind = kind;
+    request.status = requestStatus.pending;
+    request.connection = connection;
+    request.position = 0;
+    request.segmented = false;
+    request.unacked = 0;
+    request.granted = 0;
+    request.messageBytes = -1;
+    request.received = 0;
+    request.announced = false;
+    request.claimed = false;
+    return request;
+  }
+
+  hasRoom(): boolean {
+    return this.#free.length > 0 || this.#slots.length < MOST_REQUESTS;
+  }
+
+  /** The request of a handle, if it is still that one. Takes any 32-bit number, as signed or unsigned. */
+  find(handle: number): Request | undefined {
+    const request = this.#slots[handle & (MOST_REQUESTS - 1)];
+    return request !== undefined && request.handle === handle >>> 0 && request.status !== requestStatus.unknown
+      ? request
+      : undefined;
+  }
+
+  close(request: Request): void {
+    request.status = requestStatus.unknown;
+    request.connection = undefined;
+    request.region = undefined;
+    request.ranges = undefined;
+    request.error = undefined;
+    request.next = undefined;
+    request.handle = nextHandle(request.handle);
+    this.#free.push(request);
+  }
+
+  /** Every request that is not free. */
+  *[Symbol.iterator](): IterableIterator<Request> {
+    for (const request of this.#slots) if (request.status !== requestStatus.unknown) yield request;
+  }
+
+  #grow(): Request {
+    const slot = this.#slots.length;
+    if (slot === MOST_REQUESTS) {
+      throw new WeftlineError(
+        'WL_BUSY',
+        `Cannot post another request: ${MOST_REQUESTS} of the engine are outstanding or were not forgotten`,
+        { details: { requests: MOST_REQUESTS } },
+      );
+    }
+    const request = new Request();
+    request.handle = nextHandle(slot);
+    this.#slots.push(request);
+    return request;
+  }
+}
+
+/** The same slot in its next generation. None is 0, so that no handle is, and a zeroed packet names no request. */
+function nextHandle(handle: number): number {
+  const next = handle + MOST_REQUESTS;
+  return next < 2 ** 32 ? next : (next % MOST_REQUESTS) + MOST_REQUESTS;
+}
+
+/** Requests in a row, linked through themselves. */
+export class RequestQueue {
+  head: Request | undefined;
+  #tail: Request | undefined;
+
+  push(request: Request): void {
+    request.next = undefined;
+    if (this.#tail === undefined) this.head = request;
+    else this.#tail.next = request;
+    this.#tail = request;
+  }
+
+  /** Puts it in order of `value`, a sequence, before those of the same value. */
+  insertByValue(request: Request): void {
+    let before: Request | undefined;
+    for (let at = this.head; at !== undefined && ((at.value - request.value) | 0) < 0; at = at.next) before = at;
+    if (before === this.#tail) {
+      this.push(request);
+      return;
+    }
+    request.next = before === undefined ? this.head : before.next;
+    if (before === undefined) this.head = request;
+    else before.next = request;
+  }
+
+  shift(): void {
+    const { head } = this;
+    if (head === undefined) return;
+    this.head = head.next;
+    head.next = undefined;
+    if (this.head === undefined) this.#tail = undefined;
+  }
+
+  /** Takes a request out, wherever it stands. False if it is not in this queue. */
+  remove(request: Request): boolean {
+    if (this.head === request) {
+      this.shift();
+      return true;
+    }
+    for (let before = this.head; before !== undefined; before = before.next) {
+      if (before.next !== request) continue;
+      before.next = request.next;
+      if (this.#tail === request) this.#tail = before;
+      request.next = undefined;
+      return true;
+    }
+    return false;
+  }
+}

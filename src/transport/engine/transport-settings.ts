@@ -1,0 +1,45 @@
+// The transport's settings in the units of the protocol: microseconds, and bytes per microsecond.
+import type { Settings } from '../../settings/settings.ts';
+
+export interface TransportSettings {
+  readonly congestion: Settings['transportCongestion'];
+  readonly perPath: boolean;
+  readonly windowBytes: number;
+  readonly windowSegments: number;
+  readonly targetDelay: number;
+  /** Bytes per microsecond. */
+  readonly linkRate: number;
+  readonly ctsBytes: number;
+  readonly ctsChunkBytes: number;
+  readonly minRto: number;
+  readonly ackDelay: number;
+  readonly ackSegments: number;
+  readonly reorderSegments: number;
+  /** Of a round trip: by how much a segment must be overtaken at least before it counts as lost. */
+  readonly reorderShare: number;
+  readonly keepAlive: number;
+  readonly giveUp: number;
+  readonly checksum: Settings['transportChecksum'];
+}
+
+export function transportSettings(settings: Settings): TransportSettings {
+  return {
+    congestion: settings.transportCongestion,
+    perPath: settings.transportCongestionScope === 'path',
+    windowBytes: settings.transportWindowBytes,
+    windowSegments: settings.transportWindowSegments,
+    targetDelay: settings.transportTargetDelayUs,
+    linkRate: settings.transportLinkGbps * 125,
+    ctsBytes: settings.transportCtsBytes,
+    // Half of the bytes are for receives that nobody has claimed yet, and one chunk must fit in each half.
+    ctsChunkBytes: Math.min(settings.transportCtsChunkBytes, Math.floor(settings.transportCtsBytes / 2)),
+    minRto: settings.transportMinRtoUs,
+    ackDelay: settings.transportAckDelayUs,
+    ackSegments: settings.transportAckSegments,
+    reorderSegments: settings.transportReorderSegments,
+    reorderShare: 1 / 4,
+    keepAlive: settings.transportKeepAliveMs * 1000,
+    giveUp: settings.transportGiveUpMs * 1000,
+    checksum: settings.transportChecksum,
+  };
+}

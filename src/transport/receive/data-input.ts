@@ -1,0 +1,350 @@
+// Takes in segments: finds runs of consecutive ones, checks where they belong, has them placed, and notes them.
+// Hot path: no allocation. Nothing is placed before every bound is checked.
+import {
+  controlKinds,
+  DATA_HEADER_BYTES,
+  dataHeader,
+  failReasons,
+  packetFlags,
+  SCATTER_ENTRY_BYTES,
+  scatterEntry,
+} from '../../abi/transport-packet.ts';
+import { ackDue, type Connection } from '../engine/connection.ts';
+import { addToCell } from './pending-signals.ts';
+import type { Region } from '../engine/region.ts';
+import type { Request } from '../engine/request.ts';
+
+const DATA = dataHeader.offset;
+const SCATTER = scatterEntry.offset;
+const TWO_32 = 2 ** 32;
+/** One refusal of the same place is enough for this many microseconds: the sender is told by a reliable record. */
+const REJECTION_INTERVAL = 5000;
+/** Flags that may differ between the segments of a run. */
+const SAME_FLAGS = ~packetFlags.ackNow;
+
+/** The run that is being collected: consecutive segments of one message, side by side. One object. */
+const run = {
+  view: undefined as DataView | undefined,
+  /** Header of the first in the view, and the distance to the next. */
+  at: 0,
+  stride: 0,
+  count: 0,
+  flags: 0,
+  sequence: 0,
+  target: 0,
+  targetKey: 0,
+  offset: 0,
+  messageBytes: 0,
+  base: 0,
+  payloadBytes: 0,
+  lastPayloadBytes: 0,
+};
+
+/** Begins a run with the segment whose header, checked by the decoder, is at `at`. */
+export function startRun(view: DataView, at: number, stride: number): void {
+  run.view = view;
+  run.at = at;
+  run.stride = stride;
+  run.count = 1;
+  run.flags = view.getUint16(at + DATA.flags, true);
+  run.sequence = view.getInt32(at + DATA.sequence, true);
+  run.target = view.getUint32(at + DATA.target, true);
+  run.targetKey = view.getUint32(at + DATA.targetKey, true);
+  run.offset = view.getUint32(at + DATA.offset, true) + view.getUint8(at + DATA.offsetHigh) * TWO_32;
+  run.messageBytes = view.getUint32(at + DATA.messageBytes, true) + view.getUint8(at + DATA.messageBytesHigh) * TWO_32;
+  run.base = view.getUint32(at + DATA.base, true) + view.getUint16(at + DATA.baseHigh, true) * TWO_32;
+  run.payloadBytes = view.getUint16(at + DATA.length, true);
+  run.lastPayloadBytes = run.payloadBytes;
+}
+
+/** Adds the segment at `at`, behind the run so far in the same packet. False if it does not go on where the run ends. */
+export function extendRun(view: DataView, at: number): boolean {
+  const { count, flags, payloadBytes } = run;
+  const bytes = view.getUint16(at + DATA.length, true);
+  const offset = run.offset + count * payloadBytes;
+  const joins =
+    at === run.at + count * run.stride &&
+    run.lastPayloadBytes === payloadBytes &&
+    bytes <= payloadBytes &&
+    (flags & (packetFlags.skip | packetFlags.signal | packetFlags.scatter)) === 0 &&
+    view.getInt32(at + DATA.sequence, true) === ((run.sequence + count) | 0) &&
+    view.getUint32(at + DATA.target, true) === run.target &&
+    view.getUint32(at + DATA.targetKey, true) === run.targetKey &&
+    ((view.getUint16(at + DATA.flags, true) ^ flags) & SAME_FLAGS) === 0 &&
+    view.getUint32(at + DATA.offset, true) === offset % TWO_32 &&
+    view.getUint8(at + DATA.offsetHigh) === Math.floor(offset / TWO_32) &&
+    view.getUint32(at + DATA.messageBytes, true) === run.messageBytes % TWO_32 &&
+    view.getUint8(at + DATA.messageBytesHigh) === Math.floor(run.messageBytes / TWO_32) &&
+    view.getUint32(at + DATA.base, true) === run.base % TWO_32 &&
+    view.getUint16(at + DATA.baseHigh, true) === Math.floor(run.base / TWO_32);
+  if (!joins) return false;
+  run.flags |= view.getUint16(at + DATA.flags, true) & packetFlags.ackNow;
+  run.lastPayloadBytes = bytes;
+  run.count = count + 1;
+  return true;
+}
+
+/** Takes in the run. */
+export function endRun(connection: Connection): void {
+  const { receiveWindow, engine, counters } = connection;
+  const { sequence, count } = run;
+  connection.unackedArrivals += count;
+  raiseAck(connection, (run.flags & packetFlags.ackNow) !== 0);
+  if (receiveWindow.isTooFar((sequence + count - 1) | 0)) {
+    engine.drops.window += count;
+    return;
+  }
+  if ((run.flags & packetFlags.skip) !== 0) {
+    noteSkipped(connection);
+    return;
+  }
+  if ((run.flags & packetFlags.signal) !== 0) {
+    takeSignal(connection);
+    return;
+  }
+  if ((run.flags & packetFlags.scatter) !== 0) {
+    takeScattered(connection);
+    return;
+  }
+  // Judged by what is new of it: the message of segments that came twice may be over.
+  const first = firstMissing(connection);
+  if (first === count) {
+    counters.duplicateSegments += count;
+    connection.ackDue = ackDue.now;
+    return;
+  }
+  const region = (run.flags & packetFlags.region) === 0 ? undefined : engine.regions.find(run.target);
+  const request = (run.flags & packetFlags.region) === 0 ? engine.requests.find(run.target) : undefined;
+  const refusal = (run.flags & packetFlags.region) === 0 ? refuseMessage(connection, request) : refuseWrite(region);
+  if (refusal !== 0) {
+    run.sequence = (sequence + first) | 0;
+    reject(connection, refusal, request?.bytes ?? region?.bytes.byteLength ?? 0);
+    return;
+  }
+  if (receiveWindow.isNext(sequence)) {
+    place(connection, request, region, 0, count);
+    receiveWindow.advance(count);
+  } else {
+    placeMissing(connection, request, region);
+  }
+  if (connection.signals.count > 0) applySignals(connection);
+  if (request !== undefined && request.received >= request.messageBytes) engine.done(request);
+}
+
+/** Index of the first segment of the run that has not come before; the run's count if all have. */
+function firstMissing({ receiveWindow }: Connection): number {
+  let index = 0;
+  while (index < run.count && receiveWindow.has((run.sequence + index) | 0)) index++;
+  return index;
+}
+
+/** Places the parts of the run that have not come before, and asks for an ack: the order is broken. */
+function placeMissing(connection: Connection, request: Request | undefined, region: Region | undefined): void {
+  const { receiveWindow, counters } = connection;
+  const { sequence, count } = run;
+  connection.ackDue = ackDue.now;
+  let from = 0;
+  while (from < count) {
+    if (receiveWindow.has((sequence + from) | 0)) {
+      counters.duplicateSegments++;
+      from++;
+      continue;
+    }
+    let to = from + 1;
+    while (to < count && !receiveWindow.has((sequence + to) | 0)) to++;
+    place(connection, request, region, from, to - from);
+    for (let index = from; index < to; index++) receiveWindow.add((sequence + index) | 0);
+    from = to;
+  }
+}
+
+/** Has `count` segments of the run from number `from` on copied to where they belong. */
+// oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
+function place(
+  connection: Connection,
+  request: Request | undefined,
+  region: Region | undefined,
+  from: number,
+  count: number,
+): void {
+  const { engine, counters } = connection;
+  const { placement } = engine;
+  const isLast = from + count === run.count;
+  const bytes = (count - 1) * run.payloadBytes + (isLast ? run.lastPayloadBytes : run.payloadBytes);
+  counters.receivedSegments += count;
+  counters.receivedBytes += bytes;
+  if (bytes > 0) {
+    const offset = run.offset + from * run.payloadBytes;
+    placement.sourceOffset = run.at + from * run.stride + DATA_HEADER_BYTES;
+    placement.sourceStride = run.stride;
+    placement.region = (region ?? request?.region) as Region;
+    placement.regionOffset = (region === undefined ? (request as Request).offset : run.base) + offset;
+    placement.count = count;
+    placement.payloadBytes = run.payloadBytes;
+    placement.lastPayloadBytes = isLast ? run.lastPayloadBytes : run.payloadBytes;
+    engine.outbox.io.place(placement);
+  }
+  if (request === undefined) return;
+  if (request.kind === 'receive') {
+    if (!request.claimed) engine.admission.claim(request, run.messageBytes);
+    engine.admission.arrived(request, bytes);
+  }
+  request.received += bytes;
+}
+
+/** A segment whose payload goes to several places of a region. */
+function takeScattered(connection: Connection): void {
+  const { receiveWindow, engine, counters, signals } = connection;
+  const { sequence } = run;
+  const isNext = receiveWindow.isNext(sequence);
+  if (!isNext) connection.ackDue = ackDue.now;
+  if (receiveWindow.has(sequence)) {
+    counters.duplicateSegments++;
+    return;
+  }
+  const region = (run.flags & packetFlags.region) === 0 ? undefined : engine.regions.find(run.target);
+  const refusal = refuseScattered(region);
+  if (refusal !== 0 || region === undefined) {
+    reject(connection, refusal, region?.bytes.byteLength ?? 0);
+    return;
+  }
+  placeScattered(connection, region);
+  if (isNext) receiveWindow.advance(1);
+  else receiveWindow.add(sequence);
+  if (signals.count > 0) applySignals(connection);
+}
+
+/** Why a scattered segment cannot be written; 0 if it can, with every range inside the region. */
+function refuseScattered(region: Region | undefined): number {
+  if (region === undefined || region.key !== run.targetKey) return failReasons.key;
+  if (!region.remote.write) return failReasons.access;
+  const view = run.view as DataView;
+  const count = run.base;
+  const places = count * SCATTER_ENTRY_BYTES;
+  if (count === 0 || places > run.payloadBytes) return failReasons.bounds;
+  const most = region.bytes.byteLength;
+  let left = run.payloadBytes - places;
+  let at = run.at + DATA_HEADER_BYTES;
+  for (let entry = 0; entry < count; entry++, at += SCATTER_ENTRY_BYTES) {
+    const length = view.getUint16(at + SCATTER.length, true);
+    if (scatterBase(view, at) + length > most) return failReasons.bounds;
+    left -= length;
+  }
+  return left === 0 ? 0 : failReasons.bounds;
+}
+
+function placeScattered({ engine, counters }: Connection, region: Region): void {
+  const { placement } = engine;
+  const view = run.view as DataView;
+  let at = run.at + DATA_HEADER_BYTES;
+  placement.sourceOffset = at + run.base * SCATTER_ENTRY_BYTES;
+  placement.region = region;
+  placement.count = 1;
+  for (let entry = 0; entry < run.base; entry++, at += SCATTER_ENTRY_BYTES) {
+    const length = view.getUint16(at + SCATTER.length, true);
+    placement.regionOffset = scatterBase(view, at);
+    placement.payloadBytes = length;
+    placement.lastPayloadBytes = length;
+    if (length > 0) engine.outbox.io.place(placement);
+    placement.sourceOffset += length;
+  }
+  counters.receivedSegments++;
+  counters.receivedBytes += run.payloadBytes;
+}
+
+function scatterBase(view: DataView, at: number): number {
+  return view.getUint32(at + SCATTER.base, true) + view.getUint16(at + SCATTER.baseHigh, true) * TWO_32;
+}
+
+/** Bytes that the run covers in its message. */
+function runBytes(): number {
+  return (run.count - 1) * run.payloadBytes + run.lastPayloadBytes;
+}
+
+/** Why the run cannot go to a posted request; 0 if it can. */
+function refuseMessage(connection: Connection, request: Request | undefined): number {
+  if (request === undefined || !request.isPending || request.connection !== connection) return failReasons.cancelled;
+  if (request.kind !== 'receive' && request.kind !== 'read') return failReasons.cancelled;
+  if (run.messageBytes > request.bytes) return failReasons.tooLarge;
+  if (run.offset + runBytes() > run.messageBytes) return failReasons.bounds;
+  // A sender that goes beyond its grant would take from the others what they were promised.
+  if (request.kind === 'receive' && run.offset + runBytes() > request.granted) return failReasons.bounds;
+  if (request.messageBytes === -1) request.messageBytes = run.messageBytes;
+  return request.messageBytes === run.messageBytes ? 0 : failReasons.bounds;
+}
+
+/** Why the run cannot be written to a region; 0 if it can. The whole write is judged by each of its segments. */
+function refuseWrite(region: Region | undefined): number {
+  if (region === undefined || region.key !== run.targetKey) return failReasons.key;
+  if (!region.remote.write) return failReasons.access;
+  if (run.base + run.messageBytes > region.bytes.byteLength) return failReasons.bounds;
+  return run.offset + runBytes() > run.messageBytes ? failReasons.bounds : 0;
+}
+
+function takeSignal(connection: Connection): void {
+  const { receiveWindow, engine, signals, counters } = connection;
+  const { sequence, base } = run;
+  if (receiveWindow.has(sequence)) {
+    counters.duplicateSegments++;
+    return;
+  }
+  const region = engine.regions.find(run.target);
+  let refusal = 0;
+  if (region === undefined || region.key !== run.targetKey) refusal = failReasons.key;
+  else if (!region.remote.write) refusal = failReasons.access;
+  else if (base + 8 > region.bytes.byteLength || (region.bytes.byteOffset + base) % 8 !== 0)
+    refusal = failReasons.bounds;
+  if (refusal !== 0 || region === undefined) {
+    reject(connection, refusal, region?.bytes.byteLength ?? 0);
+    return;
+  }
+  const add = run.offset + run.messageBytes * TWO_32;
+  if (receiveWindow.isNext(sequence)) {
+    addToCell(region, base, add);
+    engine.signalled();
+  } else if (signals.hasRoom()) {
+    signals.add(sequence, region, { offset: base, add });
+  } else {
+    engine.drops.window++;
+    return;
+  }
+  counters.receivedSegments++;
+  receiveWindow.add(sequence);
+  applySignals(connection);
+}
+
+function noteSkipped(connection: Connection): void {
+  const { receiveWindow } = connection;
+  if (receiveWindow.has(run.sequence)) connection.counters.duplicateSegments++;
+  else receiveWindow.add(run.sequence);
+  applySignals(connection);
+}
+
+function applySignals({ signals, receiveWindow, engine }: Connection): void {
+  if (signals.apply(receiveWindow.next)) engine.signalled();
+}
+
+/** The run is not taken, so its segments stay unacknowledged; a record says why. */
+function reject(connection: Connection, reason: number, room: number): void {
+  const { control, engine } = connection;
+  engine.drops[reason === failReasons.bounds || reason === failReasons.tooLarge ? 'bounds' : 'target'] += run.count;
+  const again = connection.lastRejection === run.target && engine.now - connection.lastRejectionAt < REJECTION_INTERVAL;
+  if (again || !control.append(controlKinds.reject, 0)) return;
+  connection.lastRejection = run.target;
+  connection.lastRejectionAt = engine.now;
+  control.setIds(run.sequence, reason, 0);
+  control.setSizes(room, 0);
+  connection.wake();
+}
+
+/** Decides how soon to acknowledge. */
+export function raiseAck(connection: Connection, now: boolean): void {
+  const { engine } = connection;
+  if (now || connection.unackedArrivals >= engine.settings.ackSegments) {
+    connection.ackDue = ackDue.now;
+  } else if (connection.ackDue === ackDue.no) {
+    connection.ackDue = ackDue.later;
+    connection.ackDeadline = engine.now + engine.settings.ackDelay;
+  }
+  engine.wake();
+}

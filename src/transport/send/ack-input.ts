@@ -1,0 +1,243 @@
+// Takes in acks: what has arrived leaves the window, echoes give round-trip times and show what was lost on each path.
+// Hot path: no allocation.
+import { ackHeader, ackPath, failReasons, packetFlags } from '../../abi/transport-packet.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { NO_BURST } from './burst-table.ts';
+import type { Connection } from '../engine/connection.ts';
+import { detectLosses } from './loss.ts';
+
+const ACK = ackHeader.offset;
+const ECHO = ackPath.offset;
+/** Echoes beyond this are of another clock, in microseconds. */
+const LONGEST_RTT = 60_000_000;
+/** Tolerance for reordering, see noteDuplicates: of a round trip, in segments, and how often it may change, in microseconds. */
+const MOST_REORDER_SHARE = 2;
+const MOST_REORDER_SEGMENTS = 256;
+const RAISE_INTERVAL = 1000;
+const RELAX_INTERVAL = 250_000;
+/** What the echoes of the ack at hand said. */
+const echoes = { rttSum: 0, baseSum: 0, rtts: 0, marks: 0 };
+
+/** Takes in the ack at `at`, which has `bytes` bytes and has been authenticated. False if it is malformed. */
+export function onAck(connection: Connection, view: DataView, at: number, bytes: number): boolean {
+  const { sendWindow, control, engine } = connection;
+  if (bytes < ackHeader.size) return false;
+  const paths = view.getUint16(at + ACK.paths, true);
+  const words = view.getUint16(at + ACK.bitmapWords, true);
+  if (bytes !== ackHeader.size + paths * ackPath.size + words * 4) return false;
+  const cumulative = view.getInt32(at + ACK.cumulative, true);
+  if (((cumulative - sendWindow.next) | 0) > 0) return false;
+  if (!control.confirm(view.getInt32(at + ACK.controlExpected, true), engine.now)) return false;
+  const flags = view.getUint16(at + ACK.flags, true);
+  if ((flags & packetFlags.controlGap) !== 0) repeatControl(connection);
+  connection.counters.receivedAcks++;
+  connection.eqds?.onCredit(view.getInt32(at + ACK.credit, true));
+  advance(connection, cumulative);
+  const bitmap = at + ackHeader.size + paths * ackPath.size;
+  takeBitmap(connection, { view, at: bitmap, words, from: cumulative & ~31 });
+  noteDuplicates(connection, view.getInt32(at + ACK.duplicates, true));
+  echoes.rttSum = 0;
+  echoes.baseSum = 0;
+  echoes.rtts = 0;
+  echoes.marks = 0;
+  for (let echo = 0; echo < paths; echo++) takeEcho(connection, view, at + ackHeader.size + echo * ackPath.size);
+  tellCongestion(connection);
+  finishFlushes(connection);
+  connection.wake();
+  if ((flags & packetFlags.reset) !== 0) {
+    endedByPeer(connection, view.getUint32(at + ACK.reason, true));
+  }
+  return true;
+}
+
+/** The peer misses control records: they go again, but once in a while, because the peer says so until they come. */
+function repeatControl({ control, paths, engine }: Connection): void {
+  // Who only receives knows no round trip.
+  const pause = Math.max(paths.rtt[control.path] as number, engine.settings.minRto / 8);
+  if (control.sent === control.first || engine.now - control.missingAt < pause) return;
+  control.missing = true;
+  control.missingAt = engine.now;
+}
+
+/** Everything before `cumulative` has arrived. */
+function advance(connection: Connection, cumulative: number): void {
+  const { sendWindow, bursts, engine } = connection;
+  if (((cumulative - sendWindow.first) | 0) <= 0) return;
+  connection.progressAt = engine.now;
+  let sequence = sendWindow.first;
+  while (sequence !== cumulative) {
+    const slot = sequence & sendWindow.mask;
+    const burst = sendWindow.burst[slot] as number;
+    if (burst !== NO_BURST && bursts.firstSequence[burst] === sequence && bursts.isWhole(burst)) {
+      const count = bursts.count[burst] as number;
+      if (((cumulative - sequence - count) | 0) >= 0) {
+        bursts.arriveWhole(burst);
+        // INVARIANT: a slot names a burst only while its segment is in flight in it.
+        for (let index = 0; index < count; index++) sendWindow.burst[(sequence + index) & sendWindow.mask] = NO_BURST;
+        arrived(connection, sequence, count);
+        sequence = (sequence + count) | 0;
+        continue;
+      }
+    }
+    if (!sendWindow.isAcked(sequence)) {
+      sendWindow.acknowledge(sequence, bursts);
+      arrived(connection, sequence, 1);
+    }
+    sequence = (sequence + 1) | 0;
+  }
+  sendWindow.first = cumulative;
+}
+
+interface Bitmap {
+  readonly view: DataView;
+  readonly at: number;
+  readonly words: number;
+  /** The segment of bit 0. */
+  readonly from: number;
+}
+
+/** Segments beyond the cumulative one that have arrived. Bits of both sides stand in the same words. */
+function takeBitmap(connection: Connection, { view, at, words, from }: Bitmap): void {
+  const { sendWindow, bursts, engine } = connection;
+  const { acked, mask } = sendWindow;
+  for (let index = 0; index < words; index++) {
+    const base = (from + index * 32) | 0;
+    if (((base + 31 - sendWindow.first) | 0) < 0) continue;
+    if (((base - sendWindow.next) | 0) >= 0) return;
+    let fresh = view.getInt32(at + index * 4, true) & ~(acked[(base & mask) >>> 5] as number);
+    while (fresh !== 0) {
+      const bit = 31 - Math.clz32(fresh & -fresh);
+      fresh &= fresh - 1;
+      const sequence = (base + bit) | 0;
+      if (!sendWindow.isOutstanding(sequence)) continue;
+      connection.progressAt = engine.now;
+      sendWindow.acknowledge(sequence, bursts);
+      arrived(connection, sequence, 1);
+    }
+  }
+}
+
+/** `count` segments of a request, from `sequence` on, have arrived. */
+function arrived(connection: Connection, sequence: number, count: number): void {
+  const { engine, sendWindow, flushes } = connection;
+  const request = engine.requests.find(sendWindow.request[sequence & sendWindow.mask] as number);
+  if (request === undefined || !request.isPending) return;
+  request.unacked -= count;
+  if (request.unacked !== 0 || !request.segmented) return;
+  if (request.kind !== 'signal') {
+    engine.done(request);
+    return;
+  }
+  // The peer adds it when everything before it has come as well.
+  request.value = (sequence + 1) | 0;
+  flushes.insertByValue(request);
+}
+
+/** The newest arrival of one path: a sample of its round-trip time, and news of what it overtook. */
+function takeEcho(connection: Connection, view: DataView, at: number): void {
+  const { paths, engine } = connection;
+  const path = view.getUint16(at + ECHO.path, true);
+  if (path >= paths.count) return;
+  const sequence = view.getInt32(at + ECHO.pathSequence, true);
+  const isSent = ((sequence - (paths.nextSequence[path] as number)) | 0) < 0;
+  const isNewer = ((sequence - (paths.echoedSequence[path] as number)) | 0) > 0;
+  if (!isSent || !isNewer) return;
+  echoes.marks += view.getUint16(at + ECHO.marks, true);
+  const age = ((engine.now | 0) - view.getInt32(at + ECHO.timestamp, true)) | 0;
+  const hold = view.getInt32(at + ECHO.hold, true);
+  if (age < 0 || age > LONGEST_RTT || hold < 0 || hold > age) return;
+  paths.echoedSequence[path] = sequence;
+  paths.echoedSentAt[path] = engine.now - age;
+  paths.echoedAt[path] = engine.now;
+  paths.silentSince[path] = engine.now;
+  paths.revive(path);
+  // Clocks count whole microseconds.
+  const rtt = Math.max(1, age - hold);
+  paths.sample(path, rtt);
+  const base = paths.leastRtt[path] as number;
+  echoes.rttSum += rtt;
+  echoes.baseSum += base;
+  echoes.rtts++;
+  const { congestion } = connection;
+  if (engine.settings.perPath && congestion.length > 1) {
+    const { sample } = engine;
+    sample.rtt = rtt;
+    sample.baseRtt = base;
+    sample.marked = view.getUint16(at + ECHO.marks, true) > 0;
+    sample.now = engine.now;
+    sample.ackedBytes = takeAcked(connection, path);
+    congestion[path]?.onAck(sample);
+  }
+  detectLosses(connection, path);
+}
+
+function takeAcked({ bursts }: Connection, controller: number): number {
+  const bytes = bursts.controllerAcked[controller] as number;
+  // Not zero, so that the window is not listed as touched once more before the list is emptied.
+  if (bytes > 0) bursts.controllerAcked[controller] = Number.MIN_VALUE;
+  return bytes;
+}
+
+/** Tells each window what arrived of it. */
+function tellCongestion(connection: Connection): void {
+  const { bursts, engine, congestion } = connection;
+  const { sample } = engine;
+  sample.now = engine.now;
+  const perPath = engine.settings.perPath && congestion.length > 1;
+  sample.rtt = echoes.rtts === 0 || perPath ? 0 : echoes.rttSum / echoes.rtts;
+  sample.baseRtt = echoes.rtts === 0 || perPath ? 0 : echoes.baseSum / echoes.rtts;
+  sample.marked = echoes.marks > 0;
+  for (let index = 0; index < bursts.touchedCount; index++) {
+    const controller = bursts.touched[index] as number;
+    sample.ackedBytes = bursts.controllerAcked[controller] as number;
+    bursts.controllerAcked[controller] = 0;
+    if (sample.ackedBytes >= 1) congestion[controller]?.onAck(sample);
+  }
+  bursts.touchedCount = 0;
+}
+
+/**
+ * Segments that came twice were sent again too early: later ones may overtake by more than was thought. What was thought
+ * first comes back by halves while that does not happen: networks change, and tolerance makes losses show late.
+ */
+function noteDuplicates(connection: Connection, duplicates: number): void {
+  const { engine, counters } = connection;
+  const elapsed = engine.now - connection.reorderChangedAt;
+  const hasNew = ((duplicates - connection.peerDuplicates) | 0) > 0;
+  if (hasNew) connection.peerDuplicates = duplicates;
+  if (hasNew && counters.retransmittedSegments > 0) {
+    if (elapsed >= RAISE_INTERVAL)
+      setTolerance(connection, connection.reorderSegments * 2, connection.reorderShare * 2);
+  } else if (elapsed >= RELAX_INTERVAL && isRaised(connection)) {
+    setTolerance(connection, Math.floor(connection.reorderSegments / 2), connection.reorderShare / 2);
+  }
+}
+
+function isRaised({ engine, reorderSegments, reorderShare }: Connection): boolean {
+  return reorderShare > engine.settings.reorderShare || reorderSegments > engine.settings.reorderSegments;
+}
+
+function setTolerance(connection: Connection, segments: number, share: number): void {
+  const { engine } = connection;
+  connection.reorderSegments = Math.max(engine.settings.reorderSegments, Math.min(MOST_REORDER_SEGMENTS, segments));
+  connection.reorderShare = Math.max(engine.settings.reorderShare, Math.min(MOST_REORDER_SHARE, share));
+  connection.reorderChangedAt = engine.now;
+}
+
+/** A flush is done when everything before it has arrived. */
+export function finishFlushes(connection: Connection): void {
+  const { flushes, sendWindow, engine } = connection;
+  for (let head = flushes.head; head !== undefined; head = flushes.head) {
+    if (((head.value - sendWindow.first) | 0) > 0) return;
+    flushes.shift();
+    engine.done(head);
+  }
+}
+
+function endedByPeer(connection: Connection, reason: number): void {
+  const why = reason === failReasons.closed ? 'closed the connection' : 'gave the connection up';
+  const error = new WeftlineError('WL_PEER_LOST', `${connection.peerName} ${why}`, {
+    details: { peer: connection.peerName, reason },
+  });
+  connection.engine.end(connection, error, 0);
+}

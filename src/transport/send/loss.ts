@@ -1,0 +1,62 @@
+// Which segments are lost: those that later ones of the same path have overtaken, by number or by time (RACK, RFC 8985,
+// per path: paths overtake each other all the time). Hot path: no allocation.
+import { NO_BURST } from './burst-table.ts';
+import type { Connection } from '../engine/connection.ts';
+
+/** Shortest time in microseconds by which a segment must be overtaken. */
+const LEAST_REORDER_TIME = 20;
+
+/** The path has echoed a newer transmission, in an ack that lists all that had arrived. */
+export function detectLosses(connection: Connection, path: number): void {
+  const { paths, bursts } = connection;
+  const echoed = paths.echoedSequence[path] as number;
+  const sentAt = paths.echoedSentAt[path] as number;
+  const tolerance = Math.max(LEAST_REORDER_TIME, (paths.rtt[path] as number) * connection.reorderShare);
+  let lost = 0;
+  for (let burst = bursts.oldest[path] as number; burst !== NO_BURST;) {
+    const after = bursts.nextOnPath[burst] as number;
+    const first = bursts.firstPathSequence[burst] as number;
+    const overtaken = (echoed - first) | 0;
+    if (overtaken <= 0) break;
+    const byTime = (bursts.sentAt[burst] as number) + tolerance < sentAt;
+    // Of the burst, those with a number below the echoed one, less the tolerance unless time has decided.
+    const suspects = byTime ? overtaken : overtaken - connection.reorderSegments + 1;
+    if (suspects > 0) lost += loseFirst(connection, burst, suspects);
+    burst = after;
+  }
+  if (lost === 0) return;
+  paths.lostSegments[path] = (paths.lostSegments[path] as number) + lost;
+  paths.penalise(path);
+}
+
+/** The first `suspects` segments of a burst are lost, if they have not arrived. Returns how many are. */
+function loseFirst(connection: Connection, burst: number, suspects: number): number {
+  const { sendWindow, bursts, congestion, engine } = connection;
+  const first = bursts.firstSequence[burst] as number;
+  const controller = bursts.controller[burst] as number;
+  const count = Math.min(suspects, bursts.count[burst] as number);
+  let lost = 0;
+  for (let index = 0; index < count; index++) {
+    const sequence = (first + index) | 0;
+    if (!sendWindow.isOutstanding(sequence) || sendWindow.burst[sequence & sendWindow.mask] !== burst) continue;
+    sendWindow.lose(sequence, bursts);
+    lost++;
+  }
+  if (lost > 0) congestion[controller]?.onLoss(engine.now);
+  return lost;
+}
+
+/** Everything in flight on a path is lost: the path is dead. */
+export function loseAll(connection: Connection, path: number): void {
+  const { bursts, paths, congestion, engine } = connection;
+  let lost = 0;
+  for (let burst = bursts.oldest[path] as number; burst !== NO_BURST;) {
+    const after = bursts.nextOnPath[burst] as number;
+    const controller = bursts.controller[burst] as number;
+    lost += loseFirst(connection, burst, bursts.count[burst] as number);
+    congestion[controller]?.onTimeout(engine.now);
+    burst = after;
+  }
+  paths.lostSegments[path] = (paths.lostSegments[path] as number) + lost;
+  paths.penalise(path);
+}

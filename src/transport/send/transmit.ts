@@ -1,0 +1,367 @@
+// Sends segments: lost ones first, then those of the flows in turn, as far as windows, pacing and the I/O allow.
+// Hot path: no allocation.
+import {
+  DATA_HEADER_BYTES,
+  MAX_SCATTER_ENTRIES,
+  packetFlags,
+  SCATTER_ENTRY_BYTES,
+} from '../../abi/transport-packet.ts';
+import type { Connection } from '../engine/connection.ts';
+import { writeData, writeScatter } from '../wire/packet-writer.ts';
+import type { RangeList } from './range-list.ts';
+import type { Request } from '../engine/request.ts';
+
+/** When sending can go on: now with the next round, not before an ack or a post, or when the I/O has room again. */
+const AGAIN = Number.NEGATIVE_INFINITY;
+const NOT_BEFORE_NEWS = Number.POSITIVE_INFINITY;
+/** How long to wait for a full socket, in microseconds. */
+const SOCKET_WAIT = 50;
+/** Header of a scattered segment, with all that say where its bytes belong. */
+const SCATTER_BYTES = DATA_HEADER_BYTES + MAX_SCATTER_ENTRIES * SCATTER_ENTRY_BYTES;
+
+/** Where the next burst may go. One object: nothing here outlives a call. */
+const route = { path: 0, controller: 0, segments: 0, resumeAt: 0 };
+
+/** The burst that is being made: its headers' place, its number, its payload. */
+const outgoing = { at: 0, burst: 0, bytes: 0 };
+
+/** Sends at most `bursts` bursts, and notes in `sendDeadline` when to go on. Returns how many it sent. */
+export function transmit(connection: Connection, now: number, bursts: number): number {
+  const { sendWindow, schedule } = connection;
+  let sent = 0;
+  connection.sendDeadline = AGAIN;
+  while (sent < bursts) {
+    if (sendWindow.lostCount === 0 && schedule.size === 0) {
+      connection.sendDeadline = NOT_BEFORE_NEWS;
+      return sent;
+    }
+    const went = sendWindow.lostCount > 0 ? retransmit(connection, now) : sendNext(connection, now);
+    if (went === WENT) sent++;
+    else if (went === STUCK) return sent;
+  }
+  return sent;
+}
+
+const WENT = 0;
+/** Nothing was sent, but the next attempt may do better. */
+const SKIPPED = 1;
+/** `sendDeadline` says when to try again. */
+const STUCK = 2;
+type Outcome = typeof WENT | typeof SKIPPED | typeof STUCK;
+
+function sendNext(connection: Connection, now: number): Outcome {
+  const { schedule, sendWindow } = connection;
+  const queue = schedule.current();
+  const request = queue.ready();
+  if (request === undefined) {
+    schedule.dropCurrent();
+    return SKIPPED;
+  }
+  if (request.kind === 'flush') {
+    queue.shift();
+    request.value = sendWindow.next;
+    connection.flushes.push(request);
+    return SKIPPED;
+  }
+  const { ranges } = request;
+  const ready = (request.kind === 'send' ? request.granted : request.bytes) - request.position;
+  const wanted = ranges === undefined ? Math.max(1, Math.ceil(ready / connection.payloadBytes)) : 1;
+  const room = sendWindow.room();
+  if (room <= 0) return stuck(connection, NOT_BEFORE_NEWS);
+  if (!chooseRoute(connection, queue.flow.controller, Math.min(wanted, connection.burstSegments, room))) {
+    return stuck(connection, route.resumeAt);
+  }
+  const at = connection.engine.outbox.reserve(
+    ranges === undefined ? route.segments * DATA_HEADER_BYTES : SCATTER_BYTES,
+  );
+  if (at === -1) return stuck(connection, now + SOCKET_WAIT);
+  if (ranges === undefined) sendFresh(connection, request, at, now);
+  else sendScattered(connection, request, ranges, at);
+  if (request.segmented) queue.remove(request);
+  schedule.advance();
+  return WENT;
+}
+
+/** Cuts the next segments of a request and sends them on the chosen route. */
+function sendFresh(connection: Connection, request: Request, at: number, now: number): void {
+  const { engine, sendWindow, bursts, payloadBytes } = connection;
+  const { template } = engine;
+  const { position } = request;
+  const count = route.segments;
+  const limit = request.kind === 'send' ? request.granted : request.bytes;
+  const bytes = Math.min(limit - position, count * payloadBytes);
+  const burst = bursts.open(route.path, route.controller, now);
+  const first = sendWindow.next;
+  if (sendWindow.outstanding === 0) connection.progressAt = now;
+  let left = bytes;
+  for (let segment = 0; segment < count; segment++) {
+    const part = Math.min(left, payloadBytes);
+    const sequence = sendWindow.append(request.handle, position + bytes - left, part);
+    sendWindow.burst[sequence & sendWindow.mask] = burst;
+    left -= part;
+  }
+  request.position = position + bytes;
+  request.segmented = request.position === request.bytes;
+  request.unacked += count;
+  connection.backlogBytes -= bytes;
+  template.lastPayloadBytes = bytes - (count - 1) * payloadBytes;
+  template.sequence = first;
+  template.offset = position;
+  template.count = count;
+  addressTo(connection, request);
+  outgoing.at = at;
+  outgoing.burst = burst;
+  outgoing.bytes = bytes;
+  sendBurst(connection, request, now);
+}
+
+/** Sends the next ranges of a scattered write, as many as go into a segment. Its window entry names the first of them. */
+function sendScattered(connection: Connection, request: Request, ranges: RangeList, at: number): void {
+  const { engine, sendWindow, bursts, payloadBytes } = connection;
+  const { now } = engine;
+  const first = request.nextRange;
+  const end = ranges.endOf(first, payloadBytes);
+  const data = ranges.bytesOf(first, end);
+  const bytes = data + (end - first) * SCATTER_ENTRY_BYTES;
+  const burst = bursts.open(route.path, route.controller, now);
+  if (sendWindow.outstanding === 0) connection.progressAt = now;
+  const sequence = sendWindow.append(request.handle, first, bytes);
+  sendWindow.burst[sequence & sendWindow.mask] = burst;
+  request.nextRange = end;
+  request.position += data;
+  request.segmented = end === ranges.end;
+  request.unacked++;
+  connection.backlogBytes -= data;
+  outgoing.at = at;
+  outgoing.burst = burst;
+  outgoing.bytes = bytes;
+  engine.template.sequence = sequence;
+  sendRanges(connection, request, first, end);
+}
+
+/** Sends the ranges from `first` to before `end` of a scattered write as one packet. */
+function sendRanges(connection: Connection, request: Request, first: number, end: number): void {
+  const { template, outbox, now } = connection.engine;
+  const ranges = request.ranges as RangeList;
+  template.count = 1;
+  template.offset = 0;
+  addressTo(connection, request);
+  template.flags |= packetFlags.scatter;
+  template.base = end - first;
+  template.messageBytes = 0;
+  template.lastPayloadBytes = outgoing.bytes;
+  const { burst } = outbox;
+  burst.ranges = ranges;
+  burst.firstRange = first;
+  burst.endRange = end;
+  writeScatter(outbox.words, outgoing.at + DATA_HEADER_BYTES, burst);
+  sendBurst(connection, request, now);
+}
+
+/** Sends the oldest run of lost segments again. */
+function retransmit(connection: Connection, now: number): Outcome {
+  const { sendWindow, bursts, engine } = connection;
+  const { requests, template } = engine;
+  const first = sendWindow.firstLost();
+  const slot = first & sendWindow.mask;
+  const handle = sendWindow.request[slot] as number;
+  const found = requests.find(handle);
+  const request = found !== undefined && found.isPending ? found : undefined;
+  const controller = request === undefined ? 0 : connection.flow(request.flow).controller;
+  if (!chooseRoute(connection, controller, lostRun(connection, first, request?.ranges !== undefined)))
+    return stuck(connection, route.resumeAt);
+  const ranges = request?.ranges;
+  const at = engine.outbox.reserve(ranges === undefined ? route.segments * DATA_HEADER_BYTES : SCATTER_BYTES);
+  if (at === -1) return stuck(connection, now + SOCKET_WAIT);
+  const count = route.segments;
+  const burst = bursts.open(route.path, route.controller, now);
+  let bytes = 0;
+  for (let segment = 0; segment < count; segment++) {
+    const sequence = (first + segment) | 0;
+    // What a request that has ended would have carried is nobody's any more.
+    if (request === undefined) sendWindow.bytes[sequence & sendWindow.mask] = 0;
+    bytes += sendWindow.bytes[sequence & sendWindow.mask] as number;
+    sendWindow.setInFlight(sequence, burst);
+  }
+  if (request !== undefined && ranges !== undefined) {
+    const firstRange = sendWindow.offset[slot] as number;
+    template.sequence = first;
+    outgoing.at = at;
+    outgoing.burst = burst;
+    outgoing.bytes = bytes;
+    sendRanges(connection, request, firstRange, ranges.endOf(firstRange, bytes));
+    connection.counters.retransmittedSegments++;
+    return WENT;
+  }
+  template.lastPayloadBytes = sendWindow.bytes[(first + count - 1) & sendWindow.mask] as number;
+  template.sequence = first;
+  template.offset = sendWindow.offset[slot] as number;
+  template.count = count;
+  addressTo(connection, request);
+  // A segment that a grant cut short may be followed by its like.
+  template.payloadBytes = sendWindow.bytes[slot] as number;
+  outgoing.at = at;
+  outgoing.burst = burst;
+  outgoing.bytes = bytes;
+  sendBurst(connection, request, now);
+  connection.counters.retransmittedSegments += count;
+  return WENT;
+}
+
+/** How many segments from `first` on are lost, of the same request and, but for the last, full. */
+function lostRun(connection: Connection, first: number, isScattered: boolean): number {
+  const { sendWindow, burstSegments } = connection;
+  const { mask, request, bytes } = sendWindow;
+  const full = bytes[first & mask] as number;
+  let count = 1;
+  if (isScattered) return count;
+  while (count < burstSegments && (bytes[(first + count - 1) & mask] as number) === full) {
+    const sequence = (first + count) | 0;
+    const next = sequence & mask;
+    const joins =
+      sendWindow.isOutstanding(sequence) &&
+      sendWindow.isLost(sequence) &&
+      request[next] === request[first & mask] &&
+      (bytes[next] as number) <= full;
+    if (!joins) break;
+    count++;
+  }
+  return count;
+}
+
+/** Fills in where the segments belong; `undefined`: nowhere, they only take their numbers. */
+function addressTo(connection: Connection, request: Request | undefined): void {
+  const { template } = connection.engine;
+  template.payloadBytes = connection.payloadBytes;
+  template.target = request?.target ?? 0;
+  template.targetKey = request?.targetKey ?? 0;
+  template.base = request?.base ?? 0;
+  template.messageBytes = request?.bytes ?? 0;
+  if (request === undefined) {
+    template.flags = packetFlags.skip;
+    template.payloadBytes = 0;
+    template.lastPayloadBytes = 0;
+    template.offset = 0;
+  } else if (request.kind === 'signal') {
+    template.flags = packetFlags.region | packetFlags.signal;
+    template.offset = request.value % 2 ** 32;
+    template.messageBytes = Math.floor(request.value / 2 ** 32);
+  } else if (request.kind === 'write') {
+    template.flags = packetFlags.region;
+  } else {
+    template.flags = 0;
+    template.targetKey = 0;
+    template.base = 0;
+  }
+}
+
+function sendBurst(connection: Connection, request: Request | undefined, now: number): void {
+  const { at, burst, bytes } = outgoing;
+  const { engine, paths, bursts, counters } = connection;
+  const { template, outbox } = engine;
+  const { path, controller } = route;
+  const { count } = template;
+  const wireBytes = bytes + count * DATA_HEADER_BYTES;
+  const pathSequence = paths.nextSequence[path] as number;
+  if (bursts.oldest[path] === burst) paths.silentSince[path] = now;
+  bursts.firstPathSequence[burst] = pathSequence;
+  bursts.fill(burst, template.sequence, count, bytes);
+  paths.nextSequence[path] = pathSequence + count;
+  paths.sentSegments[path] = (paths.sentSegments[path] as number) + count;
+  template.path = path;
+  template.pathSequence = pathSequence;
+  charge(connection, controller, wireBytes, now);
+  template.lastFlags = wantsAck(connection, request) ? packetFlags.ackNow : 0;
+  writeData(connection, template, at, now);
+  const { burst: out } = outbox;
+  out.peer = connection.peer;
+  out.path = path;
+  out.count = count;
+  out.headerOffset = at;
+  out.region = bytes === 0 ? undefined : request?.region;
+  if (out.ranges === undefined) {
+    out.headerBytes = DATA_HEADER_BYTES;
+    out.payloadOffset = (request?.offset ?? 0) + template.offset;
+    out.payloadBytes = template.payloadBytes;
+    out.lastPayloadBytes = template.lastPayloadBytes;
+  } else {
+    out.payloadBytes = wireBytes - out.headerBytes;
+    out.lastPayloadBytes = out.payloadBytes;
+  }
+  out.urgent = false;
+  // A peer may read memory that its owner is writing.
+  outbox.sendBurst(connection.guard, request?.kind === 'reply');
+  out.ranges = undefined;
+  counters.sentSegments += count;
+  counters.sentBytes += bytes;
+  const deadline = now + paths.timeout(path, engine.settings.minRto) + engine.settings.ackDelay;
+  if (deadline < connection.lossDeadline) connection.lossDeadline = deadline;
+}
+
+/** An ack is worth its packet if this was all for now. */
+function wantsAck(connection: Connection, request: Request | undefined): boolean {
+  if (request === undefined || request.segmented) return true;
+  const { congestion, bursts, segmentBytes } = connection;
+  const { controller } = route;
+  const allowance = congestion[controller]?.allowance(bursts.controllerBytes[controller] as number) ?? 0;
+  return allowance < segmentBytes || connection.sendWindow.room() === 0;
+}
+
+function charge(connection: Connection, controller: number, bytes: number, now: number): void {
+  const congestion = connection.congestion[controller];
+  if (congestion === undefined) return;
+  congestion.onSend(bytes);
+  const { rate } = congestion;
+  if (rate === Number.POSITIVE_INFINITY) return;
+  const start = Math.max(connection.nextSendAt[controller] as number, now);
+  connection.nextSendAt[controller] = start + bytes / rate;
+}
+
+/** Finds a path, the window it counts against, and how many of the `wanted` segments may go. False: see `resumeAt`. */
+function chooseRoute(connection: Connection, controller: number, wanted: number): boolean {
+  const { paths, engine } = connection;
+  route.resumeAt = NOT_BEFORE_NEWS;
+  route.path = paths.choose(engine.random, connection.bursts.pathBytes);
+  if (!engine.settings.perPath || connection.eqds !== undefined) {
+    route.controller = controller;
+    return admit(connection, wanted);
+  }
+  const first = route.path;
+  for (let step = 0; step < paths.count; step++) {
+    const path = (first + step) % paths.count;
+    if (paths.alive[path] === 0 && paths.aliveCount > 0) continue;
+    route.path = path;
+    route.controller = path;
+    if (admit(connection, wanted)) return true;
+  }
+  return false;
+}
+
+/** How many segments the window of `route.controller` admits: at least one if nothing of it is in flight. */
+function admit(connection: Connection, wanted: number): boolean {
+  const { controller } = route;
+  const congestion = connection.congestion[controller];
+  if (congestion === undefined) return false;
+  const paced = connection.nextSendAt[controller] as number;
+  if (paced > connection.engine.now) {
+    route.resumeAt = Math.min(route.resumeAt, paced);
+    return false;
+  }
+  const inFlight = connection.bursts.controllerBytes[controller] as number;
+  const allowance = congestion.allowance(inFlight);
+  const admitted = Math.floor(allowance / connection.segmentBytes);
+  if (inFlight <= 0) {
+    route.segments = Math.max(1, Math.min(wanted, admitted));
+    return true;
+  }
+  // A few segments of a large window are not worth a burst of their own: acks will bring more room.
+  const sliver = admitted * 2 < wanted && allowance * 4 < congestion.windowBytes;
+  if (admitted < 1 || sliver) return false;
+  route.segments = Math.min(wanted, admitted);
+  return true;
+}
+
+function stuck(connection: Connection, resumeAt: number): Outcome {
+  connection.sendDeadline = resumeAt;
+  return STUCK;
+}

@@ -1,0 +1,204 @@
+// Reads received packets: checks version, connection, tag or secret and checksum, and lengths, and hands each to its part.
+// Hot path: no allocation. Whatever a packet holds, it is taken in or counted as dropped.
+import {
+  ackHeader,
+  controlHeader,
+  DATA_HEADER_BYTES,
+  dataHeader,
+  packetFlags,
+  packetKinds,
+  packetPrefix,
+  SCATTER_ENTRY_BYTES,
+  TRANSPORT_VERSION,
+} from '../../abi/transport-packet.ts';
+import type { PacketGuard } from '../authentication/packet-guard.ts';
+import { onAck } from '../send/ack-input.ts';
+import type { Connection } from '../engine/connection.ts';
+import { onControl } from '../control/control-input.ts';
+import { endRun, extendRun, raiseAck, startRun } from '../receive/data-input.ts';
+import type { EngineCore } from '../engine/engine-core.ts';
+import type { ReceivedBatch } from '../io/packet-io.ts';
+import type { DropReason } from '../engine/transport-engine.ts';
+import { CRC32C_START, crc32cEnd, crc32cUpdate, crc32cZeroWord } from './crc32c.ts';
+
+const PREFIX = packetPrefix.offset;
+const DATA = dataHeader.offset;
+const PREFIX_BYTES = packetPrefix.size;
+
+interface Connections extends EngineCore {
+  find(id: number): Connection | undefined;
+}
+
+export class Decoder {
+  readonly #engine: Connections;
+  #bytes: Uint8Array | undefined;
+  #view: DataView = new DataView(new ArrayBuffer(0));
+  /** The end of the datagram at hand, and which part of it has been copied to the memory where tags are checked. */
+  #datagramEnd = 0;
+  #copiedFrom = 0;
+  #copiedTo = 0;
+  /** The connection and path of the run that is being collected. */
+  #running: Connection | undefined;
+  #path = 0;
+
+  constructor(engine: Connections) {
+    this.#engine = engine;
+  }
+
+  take(batch: ReceivedBatch): void {
+    const { bytes } = batch;
+    if (this.#bytes !== bytes) {
+      this.#bytes = bytes;
+      this.#view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+    }
+    this.#engine.placement.source = bytes;
+    for (let index = 0; index < batch.count; index++) {
+      const at = batch.offset[index] as number;
+      const length = batch.length[index] as number;
+      if (at + length > bytes.byteLength) this.#drop('short');
+      else this.#takeJoined(batch, index, at, at + length);
+    }
+  }
+
+  /** A datagram, or several that the kernel joined. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
+  #takeJoined(batch: ReceivedBatch, index: number, from: number, to: number): void {
+    const joined = batch.segmentBytes[index] as number;
+    const stride = joined === 0 ? to - from : joined;
+    const marked = batch.marked[index] === 1;
+    const peer = batch.peer[index] as number;
+    if (stride < PREFIX_BYTES) {
+      this.#drop('short');
+      return;
+    }
+    this.#datagramEnd = to;
+    this.#copiedTo = -1;
+    for (let at = from; at < to; at += stride) {
+      const size = Math.min(stride, to - at);
+      const connection = this.#authenticate(at, size, peer);
+      if (connection === undefined) continue;
+      if (marked && connection.error === undefined) connection.arrivals.mark(this.#path);
+      this.#takePacket(connection, at, size, stride);
+    }
+    this.#endRun();
+  }
+
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
+  #takePacket(connection: Connection, at: number, size: number, stride: number): void {
+    const view = this.#view;
+    const kind = view.getUint8(at + PREFIX.kind);
+    if (kind === packetKinds.data) {
+      connection.arrivals.note(
+        this.#path,
+        view.getInt32(at + DATA.pathSequence, true),
+        view.getInt32(at + DATA.timestamp, true),
+        this.#engine.now,
+      );
+      if (this.#running === connection && extendRun(view, at)) return;
+      this.#endRun();
+      if (connection.error !== undefined) return;
+      noteDemand(connection, view.getInt32(at + DATA.demand, true));
+      startRun(view, at, stride);
+      this.#running = connection;
+      return;
+    }
+    this.#endRun();
+    if (connection.error !== undefined) return;
+    if (kind === packetKinds.probe) {
+      const sequence = view.getInt32(at + DATA.pathSequence, true);
+      connection.arrivals.note(this.#path, sequence, view.getInt32(at + DATA.timestamp, true), this.#engine.now);
+      noteDemand(connection, view.getInt32(at + DATA.demand, true));
+      raiseAck(connection, true);
+      return;
+    }
+    const taken = kind === packetKinds.ack ? onAck(connection, view, at, size) : onControl(connection, view, at, size);
+    if (!taken) this.#drop('length');
+  }
+
+  #endRun(): void {
+    const connection = this.#running;
+    this.#running = undefined;
+    if (connection !== undefined && connection.error === undefined) endRun(connection);
+  }
+
+  /** The open connection that a packet belongs to, if everything about it is right. */
+  #authenticate(at: number, size: number, peer: number): Connection | undefined {
+    const view = this.#view;
+    if (size < PREFIX_BYTES) return this.#drop('short');
+    if (view.getUint8(at + PREFIX.version) !== TRANSPORT_VERSION) return this.#drop('version');
+    const kind = view.getUint8(at + PREFIX.kind);
+    const header = headerBytes(kind);
+    if (header === 0) return this.#drop('kind');
+    const connection = this.#engine.find(view.getUint32(at + PREFIX.connection, true));
+    if (connection === undefined) return this.#drop('connection');
+    const { guard } = connection;
+    if (guard !== undefined) {
+      const reason = this.#refuse(guard, at, size);
+      if (reason !== undefined) return this.#drop(reason);
+    } else if (
+      view.getInt32(at + PREFIX.secretLow, true) !== connection.secretLow ||
+      view.getInt32(at + PREFIX.secretHigh, true) !== connection.secretHigh
+    ) {
+      return this.#drop('secret');
+    }
+    if (peer !== -1 && peer !== connection.peer) return this.#drop('peer');
+    if (header + view.getUint16(at + PREFIX.length, true) !== size) return this.#drop('length');
+    this.#path = view.getUint16(at + PREFIX.path, true);
+    if (this.#path >= connection.paths.count) return this.#drop('length');
+    if (guard === undefined && !this.#isIntact(at, size, header)) return this.#drop('checksum');
+    connection.heardAt = this.#engine.now;
+    connection.arrivals.latestPath = this.#path;
+    if (connection.error === undefined) return connection;
+    // Whoever still sends has not heard of the end.
+    if (connection.endReason !== 0 && kind !== packetKinds.ack) {
+      connection.endUntold = true;
+      this.#engine.wake();
+    }
+    return this.#drop('stale');
+  }
+
+  /** Why a packet of a connection that authenticates its packets is not taken in. Joined packets are copied together. */
+  #refuse(guard: PacketGuard, at: number, size: number): 'tag' | 'replay' | undefined {
+    const { tagMemory } = this.#engine;
+    if (at + size > this.#copiedTo) {
+      this.#copiedFrom = at;
+      this.#copiedTo = Math.min(this.#datagramEnd, at + tagMemory.room);
+      if (at + size > this.#copiedTo) return 'tag';
+      tagMemory.copy(this.#bytes as Uint8Array, at, this.#copiedTo, tagMemory.received);
+    }
+    return guard.refuse(tagMemory.received + at - this.#copiedFrom, size);
+  }
+
+  #isIntact(at: number, size: number, header: number): boolean {
+    const { checksum } = this.#engine.settings;
+    if (checksum === 'none') return true;
+    const view = this.#view;
+    const flags = view.getUint16(at + PREFIX.flags, true);
+    const payload = (flags & packetFlags.payloadChecksum) !== 0;
+    // Headers without payload by reference are summed whole; what says where bytes belong counts as header.
+    const places = (flags & packetFlags.scatter) === 0 ? 0 : view.getUint32(at + DATA.base, true) * SCATTER_ENTRY_BYTES;
+    const covered = header === DATA_HEADER_BYTES && !payload ? Math.min(size, header + places) : size;
+    if ((flags & packetFlags.checksum) === 0) return false;
+    if (checksum === 'full' && covered !== size) return false;
+    let crc = crc32cUpdate(CRC32C_START, view, at, at + PREFIX.checksum);
+    crc = crc32cUpdate(crc32cZeroWord(crc), view, at + PREFIX.checksum + 4, at + covered);
+    return crc32cEnd(crc) === view.getInt32(at + PREFIX.checksum, true);
+  }
+
+  #drop(reason: DropReason): undefined {
+    this.#engine.drops[reason]++;
+    return undefined;
+  }
+}
+
+function headerBytes(kind: number): number {
+  if (kind === packetKinds.data || kind === packetKinds.probe) return DATA_HEADER_BYTES;
+  if (kind === packetKinds.ack) return ackHeader.size;
+  return kind === packetKinds.control ? controlHeader.size : 0;
+}
+
+/** Demand only grows. */
+function noteDemand(connection: Connection, demand: number): void {
+  const { credit } = connection;
+  if (((demand - credit.demand) | 0) > 0) credit.demand = demand;
+}

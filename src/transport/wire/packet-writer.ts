@@ -1,0 +1,219 @@
+// Writes packets into the outbox: data headers word by word, acks, control packets, probes. Hot path: no allocation.
+import {
+  ackHeader,
+  ackPath,
+  controlHeader,
+  controlRecord,
+  DATA_HEADER_BYTES,
+  dataHeader,
+  packetFlags,
+  packetKinds,
+  packetPrefix,
+  SCATTER_ENTRY_BYTES,
+  TRANSPORT_VERSION,
+} from '../../abi/transport-packet.ts';
+import { MOST_ECHOES } from '../receive/arrivals.ts';
+import type { Connection } from '../engine/connection.ts';
+import type { Burst } from '../io/packet-io.ts';
+import type { RangeList } from '../send/range-list.ts';
+
+const DATA = dataHeader.offset;
+const ACK = ackHeader.offset;
+const ECHO = ackPath.offset;
+const CONTROL = controlHeader.offset;
+/** Words of a data header. */
+const SEQUENCE = DATA.sequence / 4;
+const PATH_SEQUENCE = DATA.pathSequence / 4;
+const TIMESTAMP = DATA.timestamp / 4;
+const TARGET = DATA.target / 4;
+const TARGET_KEY = DATA.targetKey / 4;
+const DEMAND = DATA.demand / 4;
+const OFFSET = DATA.offset / 4;
+const MESSAGE_BYTES = DATA.messageBytes / 4;
+const BASE = DATA.base / 4;
+const HIGH = DATA.offsetHigh / 4;
+const PATH = packetPrefix.offset.path / 4;
+const CHECKSUM = packetPrefix.offset.checksum / 4;
+const WORDS = DATA_HEADER_BYTES / 4;
+const TWO_32 = 2 ** 32;
+
+/** What the headers of a burst have in common, and their first values. One object per engine. */
+export interface DataTemplate {
+  count: number;
+  flags: number;
+  /** Flags of the last packet besides. */
+  lastFlags: number;
+  path: number;
+  sequence: number;
+  pathSequence: number;
+  target: number;
+  targetKey: number;
+  offset: number;
+  messageBytes: number;
+  base: number;
+  payloadBytes: number;
+  lastPayloadBytes: number;
+}
+
+export function createDataTemplate(): DataTemplate {
+  return {
+    count: 0,
+    flags: 0,
+    lastFlags: 0,
+    path: 0,
+    sequence: 0,
+    pathSequence: 0,
+    target: 0,
+    targetKey: 0,
+    offset: 0,
+    messageBytes: 0,
+    base: 0,
+    payloadBytes: 0,
+    lastPayloadBytes: 0,
+  };
+}
+
+/** Writes the headers of a burst at `at` of the arena. */
+export function writeData(connection: Connection, data: DataTemplate, at: number, now: number): void {
+  const { words } = connection.engine.outbox;
+  const first = TRANSPORT_VERSION | (packetKinds.data << 8) | (data.flags << 16);
+  const { count, path, payloadBytes, target, targetKey, base } = data;
+  const { remoteId, secretLow, secretHigh } = connection;
+  const demand = connection.demandNow();
+  const high = (Math.floor(data.messageBytes / TWO_32) << 8) | (Math.floor(base / TWO_32) << 16);
+  let { offset } = data;
+  let word = at >>> 2;
+  for (let packet = 0; packet < count; packet++) {
+    const last = packet === count - 1;
+    words[word] = last ? first | (data.lastFlags << 16) : first;
+    words[word + 1] = remoteId;
+    words[word + 2] = secretLow;
+    words[word + 3] = secretHigh;
+    words[word + CHECKSUM] = 0;
+    words[word + PATH] = path | ((last ? data.lastPayloadBytes : payloadBytes) << 16);
+    words[word + SEQUENCE] = data.sequence + packet;
+    words[word + PATH_SEQUENCE] = data.pathSequence + packet;
+    words[word + TIMESTAMP] = now;
+    words[word + TARGET] = target;
+    words[word + TARGET_KEY] = targetKey;
+    words[word + DEMAND] = demand;
+    words[word + OFFSET] = offset;
+    words[word + MESSAGE_BYTES] = data.messageBytes;
+    words[word + BASE] = base;
+    words[word + HIGH] = high | Math.floor(offset / TWO_32);
+    offset += payloadBytes;
+    word += WORDS;
+  }
+}
+
+/** Writes where the ranges of a scattered segment belong, at `at` of the arena; the burst then counts it as header. */
+export function writeScatter(words: Int32Array, at: number, burst: Burst): void {
+  const { firstRange, endRange } = burst;
+  const { targets, lengths } = burst.ranges as RangeList;
+  let word = at >>> 2;
+  for (let index = firstRange; index < endRange; index++) {
+    const target = targets[index] as number;
+    words[word] = target;
+    words[word + 1] = Math.floor(target / TWO_32) | ((lengths[index] as number) << 16);
+    word += SCATTER_ENTRY_BYTES / 4;
+  }
+  burst.headerBytes = DATA_HEADER_BYTES + (endRange - firstRange) * SCATTER_ENTRY_BYTES;
+}
+
+/** Asks the peer for an ack on a path. False if the I/O takes nothing now. */
+export function sendProbe(connection: Connection, path: number, now: number): boolean {
+  const { outbox, template } = connection.engine;
+  const { paths } = connection;
+  const at = outbox.reserve(DATA_HEADER_BYTES);
+  if (at === -1) return false;
+  template.count = 1;
+  template.flags = packetFlags.ackNow;
+  template.lastFlags = 0;
+  template.path = path;
+  template.sequence = connection.sendWindow.next;
+  template.pathSequence = paths.nextSequence[path] as number;
+  template.target = 0;
+  template.targetKey = 0;
+  template.offset = 0;
+  template.messageBytes = 0;
+  template.base = 0;
+  template.payloadBytes = 0;
+  template.lastPayloadBytes = 0;
+  writeData(connection, template, at, now);
+  outbox.view.setUint8(at + packetPrefix.offset.kind, packetKinds.probe);
+  paths.nextSequence[path] = template.pathSequence + 1;
+  outbox.sendPacket(connection, path, at, DATA_HEADER_BYTES);
+  connection.counters.probes++;
+  return true;
+}
+
+function writePrefix(connection: Connection, at: number, kind: number, path: number): void {
+  const { words } = connection.engine.outbox;
+  const word = at >>> 2;
+  words[word] = TRANSPORT_VERSION | (kind << 8);
+  words[word + 1] = connection.remoteId;
+  words[word + 2] = connection.secretLow;
+  words[word + 3] = connection.secretHigh;
+  words[word + CHECKSUM] = 0;
+  words[word + PATH] = path;
+}
+
+/** Tells the peer what has arrived; with a reason, that the connection is over. False if the I/O takes nothing now. */
+export function sendAck(connection: Connection, now: number, reason = 0): boolean {
+  const { outbox } = connection.engine;
+  const { arrivals, receiveWindow } = connection;
+  const echoes = Math.min(arrivals.touchedCount, MOST_ECHOES);
+  const words = Math.min(receiveWindow.words(), connection.ackWords);
+  const bytes = ackHeader.size + echoes * ackPath.size + words * 4;
+  const at = outbox.reserve(bytes);
+  if (at === -1) return false;
+  const { view } = outbox;
+  const path = connection.replyPath();
+  writePrefix(connection, at, packetKinds.ack, path);
+  const flags = (reason === 0 ? 0 : packetFlags.reset) | (connection.control.gap ? packetFlags.controlGap : 0);
+  connection.control.gap = false;
+  view.setUint16(at + ACK.flags, flags, true);
+  view.setUint16(at + ACK.length, bytes - ackHeader.size, true);
+  view.setInt32(at + ACK.cumulative, receiveWindow.next, true);
+  view.setInt32(at + ACK.controlExpected, connection.control.expected, true);
+  view.setInt32(at + ACK.credit, connection.credit.granted, true);
+  view.setInt32(at + ACK.duplicates, connection.counters.duplicateSegments, true);
+  view.setUint16(at + ACK.paths, echoes, true);
+  view.setUint16(at + ACK.bitmapWords, words, true);
+  view.setUint32(at + ACK.reason, reason, true);
+  let to = at + ackHeader.size;
+  for (let echo = 0; echo < echoes; echo++) {
+    const from = arrivals.take();
+    view.setUint16(to + ECHO.path, from, true);
+    view.setUint16(to + ECHO.marks, arrivals.marks[from] as number, true);
+    view.setInt32(to + ECHO.pathSequence, arrivals.sequence[from] as number, true);
+    view.setInt32(to + ECHO.timestamp, arrivals.timestamp[from] as number, true);
+    view.setInt32(to + ECHO.hold, now - (arrivals.arrivedAt[from] as number), true);
+    arrivals.marks[from] = 0;
+    to += ackPath.size;
+  }
+  for (let word = 0; word < words; word++) {
+    view.setInt32(to, receiveWindow.word(word), true);
+    to += 4;
+  }
+  outbox.sendPacket(connection, path, at, bytes);
+  connection.counters.sentAcks++;
+  return true;
+}
+
+/** Sends `count` control records from number `from` on. False if the I/O takes nothing now. */
+export function sendControl(connection: Connection, from: number, count: number, path: number): boolean {
+  const { outbox } = connection.engine;
+  const bytes = controlHeader.size + count * controlRecord.size;
+  const at = outbox.reserve(bytes);
+  if (at === -1) return false;
+  const { view } = outbox;
+  writePrefix(connection, at, packetKinds.control, path);
+  view.setUint16(at + CONTROL.length, bytes - controlHeader.size, true);
+  view.setInt32(at + CONTROL.firstRecord, from, true);
+  view.setUint16(at + CONTROL.records, count, true);
+  view.setUint16(at + CONTROL.reserved, 0, true);
+  connection.control.copy(from, count, { target: outbox.io.arena, at: at + controlHeader.size });
+  outbox.sendPacket(connection, path, at, bytes);
+  return true;
+}

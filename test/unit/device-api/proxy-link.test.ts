@@ -1,0 +1,31 @@
+// The thread that serves a device's command queues, when it does not answer.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { readSettings } from 'weftline';
+import { ProxyLink } from '#lib/device-api/service/proxy-link.js';
+
+const threads = {
+  'waits for something': 'setInterval(() => {}, 1000)',
+  'is in a loop': 'for (;;);',
+};
+const parts = { agent: 'a', token: '', backends: undefined, ordinal: undefined, host: undefined };
+
+for (const [what, program] of Object.entries(threads)) {
+  const script = new URL(`data:text/javascript,${encodeURIComponent(program)}`);
+  const open = (): ProxyLink =>
+    new ProxyLink({ ...parts, settings: readSettings() }, () => {}, { timeoutMs: 100, script });
+
+  test(`a thread that ${what} fails each call in time, and its host closes`, { timeout: 20_000 }, async () => {
+    const late = { code: 'WL_TIMEOUT', message: /100 ms/ };
+    const starting = open();
+    await assert.rejects(
+      starting.call({ name: 'serve', memory: new SharedArrayBuffer(8), queues: 1, capacity: 1 }),
+      late,
+    );
+    await starting[Symbol.asyncDispose]();
+    const serving = open();
+    await assert.rejects(serving.call({ name: 'metadata' }), late);
+    await assert.rejects(async () => serving[Symbol.asyncDispose](), late);
+    await serving[Symbol.asyncDispose]();
+  });
+}

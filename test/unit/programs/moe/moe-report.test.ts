@@ -1,0 +1,75 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { requirePassed, type MoeReport } from '#lib/programs/moe/moe-job.js';
+import { moeReport } from '#lib/programs/report/moe-report.js';
+
+const report: MoeReport = {
+  block: {
+    path: 'block.safetensors',
+    tokens: 65_536,
+    hidden: 7168,
+    experts: 256,
+    intermediate: 2048,
+    topk: 8,
+    routing: 'gate',
+    normalize: true,
+    hasReference: true,
+  },
+  layer: 'buffer',
+  dtype: 'bf16',
+  ranks: 2,
+  device: { kind: 'cpu', reason: 'rank 1 found no GPU: no driver library (libcuda.so.1)' },
+  product: 'CPU kernels',
+  repeat: 5,
+  phases: [
+    { name: 'route', ms: 12.345, rows: 65_536 },
+    {
+      name: 'dispatch',
+      ms: 1234.5,
+      rows: 131_072,
+      bytes: 1_879_048_192,
+      gigabytesPerSecond: 1.522,
+      wireBytes: 939_524_096,
+      wireGigabytesPerSecond: 0.761,
+    },
+  ],
+  forwardMs: 1300,
+  load: {
+    experts: Array.from({ length: 256 }, () => 2048),
+    ranks: [0, 1].map((rank) => ({
+      rank,
+      tokens: 32_768,
+      received: 65_536,
+      receivedFromOthers: 32_768,
+      expertRows: 262_144,
+    })),
+  },
+  windowBytes: 2 ** 30,
+  check: { error: 0.0021, tolerance: 0.01, passed: true },
+  out: 'out.safetensors',
+};
+
+test('moeReport() fits 100 columns and ends with the verdict', () => {
+  const text = moeReport(report);
+  for (const line of text.split('\n')) assert.ok(line.length <= 100, line);
+  assert.match(text, /\ndevice: cpu \(rank 1 found no GPU: .*\)\nexperts: CPU kernels\n/);
+  assert.match(text, /│ dispatch +│ +1234\.50 │ +131072 │ +1\.8 GiB │ +1\.52 │ +896 MiB │ +0\.76 │/);
+  assert.match(text, /Output written to out\.safetensors\nPASSED: error 2\.10e-3 .*; 1300\.0 ms, 50412 tokens\/s\n$/);
+});
+
+test('moeReport() says that nothing was compared, or that it failed', () => {
+  const { check, ...unchecked } = report;
+  assert.match(moeReport(unchecked), /NOT CHECKED/);
+  const failed = { ...report, check: { error: 0.2, tolerance: check?.tolerance ?? 0, passed: false } };
+  assert.match(moeReport(failed), /FAILED: error 2\.00e-1/);
+  requirePassed(report);
+  requirePassed(unchecked);
+  assert.throws(() => requirePassed(failed), { code: 'WL_CHECK', message: /2\.00e-1/ });
+});
+
+test('moeReport() leaves the table of ranks out when there are many', () => {
+  const one = report.load.ranks[0];
+  assert.ok(one);
+  const ranks = Array.from({ length: 17 }, (_, rank) => ({ ...one, rank }));
+  assert.doesNotMatch(moeReport({ ...report, load: { ...report.load, ranks } }), /rows computed/);
+});

@@ -1,0 +1,47 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { routeTopk } from '#lib/programs/moe/router.js';
+
+const f = Math.fround;
+
+test('routeTopk() takes the largest probabilities in descending order', () => {
+  const { ids, weights } = routeTopk(Float32Array.from([0, 2, 1, -1]), { experts: 4, topk: 3, normalize: false });
+  assert.deepEqual([...ids], [1n, 2n, 0n]);
+  const sum = Math.exp(0) + Math.exp(2) + Math.exp(1) + Math.exp(-1);
+  const expected = [Math.exp(2) / sum, Math.exp(1) / sum, 1 / sum];
+  for (const [k, weight] of weights.entries()) assert.ok(Math.abs(weight - (expected[k] as number)) < 1e-7);
+});
+
+test('routeTopk() with normalize divides by the sum of the chosen', () => {
+  const { weights } = routeTopk(Float32Array.from([0, 0, -50, 0]), { experts: 4, topk: 2, normalize: true });
+  assert.deepEqual([...weights], [0.5, 0.5]);
+});
+
+test('routeTopk() gives ties to the lower expert', () => {
+  const logits = Float32Array.from([1, 3, 3, 3, 1, 1, 1, 1, 1, 1]);
+  const { ids } = routeTopk(logits, { experts: 5, topk: 4, normalize: false });
+  assert.deepEqual([...ids], [1n, 2n, 3n, 0n, 0n, 1n, 2n, 3n]);
+});
+
+test('routeTopk() keeps apart logits that are large or far apart', () => {
+  const { ids, weights } = routeTopk(Float32Array.from([3e38, -3e38, 90, 3e38]), {
+    experts: 4,
+    topk: 4,
+    normalize: false,
+  });
+  assert.deepEqual([...ids], [0n, 3n, 1n, 2n]);
+  assert.deepEqual([...weights], [f(0.5), f(0.5), 0, 0]);
+});
+
+test('routeTopk() of no tokens is empty', () => {
+  assert.equal(routeTopk(new Float32Array(), { experts: 4, topk: 2, normalize: true }).ids.length, 0);
+});
+
+test('routeTopk() names a logit that is not a finite number', () => {
+  for (const odd of [Number.NaN, Number.POSITIVE_INFINITY]) {
+    assert.throws(() => routeTopk(Float32Array.from([0, 1, 2, odd]), { experts: 2, topk: 1, normalize: false }), {
+      code: 'WL_INVALID_ARGUMENT',
+      message: /logits\[1\]\[1\]/,
+    });
+  }
+});

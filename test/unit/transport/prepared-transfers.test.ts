@@ -1,0 +1,208 @@
+// Transfers of many ranges in the engine's thread: what is posted when, and when the message follows.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { WeftlineError, type EncodedError } from 'weftline';
+import type { Region } from '#lib/transport/engine/region.js';
+import type { ScatterOptions, TransportConnection } from '#lib/transport/engine/transport-engine.js';
+import { PreparedTransfers, type TransferPlan } from '#lib/transport/host/prepared-transfers.js';
+import { planned } from '../../local/support/planned-transfer.ts';
+
+const DATA_REGION = 3;
+const STAGING_REGION = 4;
+
+/** A connection that notes what is posted, and ends requests when it is told to. */
+function pretendedHost(payloadBytes = 0): {
+  readonly transfers: PreparedTransfers;
+  readonly log: string[];
+  readonly end: (handle: number, error?: EncodedError) => void;
+} {
+  const log: string[] = [];
+  const slots = new Map<number, number>();
+  let next = 1;
+  const note = (what: string): number => {
+    log.push(`${next} ${what}`);
+    return next++;
+  };
+  type Options = Record<'offset' | 'bytes' | 'flow' | 'remoteRegion' | 'remoteOffset' | 'add', number> & {
+    region: Region;
+  };
+  const describe = (kind: string, { region, offset, bytes, flow, remoteOffset }: Options): string =>
+    `${kind} ${bytes} from ${region.id}+${offset} to ${remoteOffset} on ${flow}`;
+  const connection = {
+    payloadBytes,
+    scatter: ({ ranges, region, flow, remoteRegion }: ScatterOptions) =>
+      note(
+        `scatter ${[...ranges.lengths.subarray(ranges.first, ranges.end)].join('+')} from ${region.id} to ${remoteRegion} on ${flow}`,
+      ),
+    write: (options: Options) => note(describe('write', options)),
+    read: (options: Options) => note(describe('read', options)),
+    signal: ({ remoteOffset, add, flow }: Options) => note(`signal ${add} at ${remoteOffset} on ${flow}`),
+  } as unknown as TransportConnection;
+  const transfers = new PreparedTransfers({
+    connection: (number) => (number === 0 ? connection : undefined),
+    region: (id) => (id === DATA_REGION || id === STAGING_REGION ? ({ id } as Region) : undefined),
+    follow: (handle, slot) => slots.set(handle, slot),
+    done: (slot, bytes) => log.push(`slot ${slot} done, ${bytes} bytes`),
+    failed: (slot, error) => log.push(`slot ${slot} failed: ${error.code}`),
+  });
+  return { transfers, log, end: (handle, error) => transfers.ended(slots.get(handle) ?? -1, error) };
+}
+
+const lost: EncodedError = { code: 'WL_UNAUTHORIZED', message: 'no', details: {} };
+
+interface PlanOptions {
+  readonly parts?: number;
+  readonly operation?: 'read' | 'write';
+  readonly region?: number;
+}
+
+/** Region, offset, remote region, remote key, remote offset, bytes. */
+type Row = readonly [number, number, number, number, number, number];
+
+function tableOf(rows: readonly Row[]): Pick<TransferPlan, 'parts' | 'regions' | 'remoteRegions' | 'remoteKeys'> {
+  const names = new Map(rows.map(([, , region, key]) => [`${region} ${key}`, { region, key }]));
+  const { locals, remotes, parts } = planned(
+    rows.map(([local, localOffset, region, key, remoteOffset, bytes]) => {
+      return { local, localOffset, remote: names.get(`${region} ${key}`), remoteOffset, bytes };
+    }),
+  );
+  return {
+    parts: parts.buffer,
+    regions: locals,
+    remoteRegions: remotes.map((remote) => remote?.region ?? -1),
+    remoteKeys: remotes.map((remote) => remote?.key ?? -1),
+  };
+}
+
+function plan(transfers: PreparedTransfers, options: PlanOptions = {}): number {
+  const { parts = 2, operation = 'write', region = DATA_REGION } = options;
+  const line = transfers.openLine({
+    connection: 0,
+    flow: 9,
+    region: STAGING_REGION,
+    remoteRegion: 1,
+    remoteKey: 1,
+    counter: 0,
+    ring: 64,
+    ringBytes: 32,
+  });
+  const rows = Array.from({ length: parts }, (_, index) => [region, index * 10, 1, 1, index * 100, 10] as const);
+  return transfers.prepare({ connection: 0, operation, flow: 2, ...tableOf(rows), line });
+}
+
+const nothing = { offset: 0, bytes: 0 };
+
+test('who forgets a transfer of a connection that has ended forgets no other one', () => {
+  const { transfers, log } = pretendedHost();
+  const ended = plan(transfers);
+  transfers.end(0, lost);
+  const other = plan(transfers, { parts: 1 });
+  transfers.forget(ended);
+  transfers.post(5, other, nothing);
+  assert.deepEqual(log, ['1 write 10 from 3+0 to 0 on 2']);
+});
+
+test('all ranges are posted at once; the end comes with the last of them', () => {
+  const { transfers, log, end } = pretendedHost();
+  transfers.post(5, plan(transfers), nothing);
+  assert.deepEqual(log.splice(0), ['1 write 10 from 3+0 to 0 on 2', '2 write 10 from 3+10 to 100 on 2']);
+  end(2);
+  assert.deepEqual(log, []);
+  assert.ok(transfers.has(5));
+  end(1);
+  assert.deepEqual(log, ['slot 5 done, 20 bytes']);
+  assert.ok(!transfers.has(5));
+});
+
+test('the message follows when every range has ended, in pieces where the ring ends', () => {
+  const { transfers, log, end } = pretendedHost();
+  const transfer = plan(transfers, { parts: 1, operation: 'read' });
+  transfers.post(5, transfer, { offset: 128, bytes: 24 });
+  end(1);
+  assert.deepEqual(log.splice(0), [
+    '1 read 10 from 3+0 to 0 on 2',
+    '2 write 24 from 4+128 to 64 on 9',
+    '3 signal 24 at 0 on 9',
+  ]);
+  // Its message is on its way: it ends as it would have.
+  assert.equal(transfers.cancel(5), false);
+  end(2);
+  end(3);
+  assert.deepEqual(log.splice(0), ['slot 5 done, 10 bytes']);
+  transfers.post(6, transfer, { offset: 0, bytes: 16 });
+  end(4);
+  assert.deepEqual(log.splice(1), [
+    '5 write 8 from 4+0 to 88 on 9',
+    '6 write 8 from 4+8 to 64 on 9',
+    '7 signal 16 at 0 on 9',
+  ]);
+});
+
+test('a range that fails holds the message back, and the end waits for the others', () => {
+  const { transfers, log, end } = pretendedHost();
+  transfers.post(5, plan(transfers), { offset: 0, bytes: 8 });
+  log.length = 0;
+  end(1, lost);
+  assert.deepEqual(log, []);
+  end(2);
+  assert.deepEqual(log, ['slot 5 failed: WL_UNAUTHORIZED']);
+});
+
+test('no more than 8192 ranges are under way; the rest follows', () => {
+  const { transfers, log, end } = pretendedHost();
+  transfers.post(1, plan(transfers, { parts: 8000 }), nothing);
+  transfers.post(2, plan(transfers, { parts: 1000 }), nothing);
+  assert.equal(log.length, 8192);
+  end(1);
+  assert.equal(log.length, 8193);
+  for (let handle = 2; handle <= 9000; handle++) end(handle);
+  assert.deepEqual(log.slice(9000), ['slot 1 done, 80000 bytes', 'slot 2 done, 10000 bytes']);
+});
+
+test('cancelled, closed or without its region, a transfer fails', () => {
+  const { transfers, log, end } = pretendedHost();
+  transfers.post(1, plan(transfers, { parts: 1 }), nothing);
+  assert.equal(transfers.cancel(1), true);
+  end(1, lost);
+  transfers.post(2, plan(transfers, { region: 77 }), nothing);
+  transfers.post(3, plan(transfers, { parts: 1 }), { offset: 0, bytes: 8 });
+  transfers.end(0, { ...lost, code: 'WL_CLOSED' });
+  end(2);
+  assert.deepEqual(
+    log.filter((line) => line.startsWith('slot')),
+    ['slot 1 failed: WL_CLOSED', 'slot 2 failed: WL_CLOSED', 'slot 3 failed: WL_CLOSED'],
+  );
+  const transfer = plan(transfers);
+  transfers.forget(transfer);
+  assert.throws(
+    () => transfers.post(4, transfer, nothing),
+    (error) => error instanceof WeftlineError && error.code === 'WL_CLOSED',
+  );
+});
+
+test('small writes between the same regions are posted as one, others alone, in their order', () => {
+  const { transfers, log, end } = pretendedHost(216);
+  // Up to (216 - 16) / 2 bytes.
+  const parts = [
+    [DATA_REGION, 0, 1, 1, 0, 101],
+    [DATA_REGION, 500, 1, 1, 200, 100],
+    [DATA_REGION, 700, 1, 1, 400, 1],
+    [DATA_REGION, 900, 1, 1, 600, 100],
+    [DATA_REGION, 1100, 2, 7, 0, 100],
+    [STAGING_REGION, 0, 2, 7, 300, 4],
+    [STAGING_REGION, 10, 2, 7, 400, 5],
+  ] as const;
+  const common = { connection: 0, flow: 2, ...tableOf(parts), line: -1 };
+  transfers.post(5, transfers.prepare({ ...common, operation: 'write' }), nothing);
+  assert.deepEqual(log.splice(0), [
+    '1 write 101 from 3+0 to 0 on 2',
+    '2 scatter 100+1+100 from 3 to 1 on 2',
+    '3 write 100 from 3+1100 to 0 on 2',
+    '4 scatter 4+5 from 4 to 2 on 2',
+  ]);
+  for (const handle of [1, 2, 3, 4]) end(handle);
+  assert.deepEqual(log.splice(0), ['slot 5 done, 411 bytes']);
+  // Reads ask for each part.
+  transfers.post(6, transfers.prepare({ ...common, operation: 'read' }), nothing);
+  assert.equal(log.length, 7);
+});

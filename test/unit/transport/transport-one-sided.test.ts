@@ -1,0 +1,299 @@
+// Writes, reads, signals and flushes: data, order, and what a wrong key or range does.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { DATA_HEADER_BYTES, dataHeader, SCATTER_ENTRY_BYTES, scatterEntry } from '#lib/abi/transport-packet.js';
+import { RangeList } from '#lib/transport/send/range-list.js';
+import type { Region } from '#lib/transport/engine/region.js';
+import { requestStatus } from '#lib/transport/engine/transport-engine.js';
+import { isEnded, Loopback, pattern } from './support/loopback.js';
+
+function remote(region: Region, remoteOffset = 0) {
+  return { remoteRegion: region.id, remoteKey: region.key, remoteOffset };
+}
+
+test('write() fills a range of the peer and nothing else', () => {
+  const net = new Loopback({ paths: 4, loss: 0.03, reordering: 0.2 });
+  const from = net.a.region(50_000);
+  const to = net.b.region(60_000);
+  pattern(from.bytes);
+  to.bytes.fill(7);
+  const write = net.a.connection.write({ region: from, offset: 10, bytes: 40_000, ...remote(to, 100) });
+  assert.ok(net.run(() => isEnded(net.a, write)));
+  assert.equal(net.a.engine.poll(write), requestStatus.done);
+  assert.deepEqual(to.bytes.subarray(100, 40_100), from.bytes.subarray(10, 40_010));
+  assert.ok(to.bytes.subarray(0, 100).every((byte) => byte === 7));
+  assert.ok(to.bytes.subarray(40_100).every((byte) => byte === 7));
+});
+
+test('read() fetches a range of the peer', () => {
+  for (const bytes of [0, 9, 40_000]) {
+    const net = new Loopback({ paths: 2, loss: 0.03, seed: bytes });
+    const to = net.a.region(50_000);
+    const from = net.b.region(50_000);
+    pattern(from.bytes);
+    const read = net.a.connection.read({ region: to, offset: 3, bytes, ...remote(from, 17) });
+    assert.ok(net.run(() => isEnded(net.a, read)));
+    assert.equal(net.a.engine.poll(read), requestStatus.done);
+    assert.deepEqual(to.bytes.subarray(3, 3 + bytes), from.bytes.subarray(17, 17 + bytes));
+    assert.equal(to.bytes[3 + bytes], 0);
+  }
+});
+
+test('a signal shows only behind the data of earlier writes', () => {
+  for (let seed = 1; seed <= 10; seed++) {
+    const net = new Loopback({ seed, paths: 4, loss: 0.05, reordering: 0.5, delay: (path) => 10 + 30 * path });
+    const from = net.a.region(20_000);
+    const to = net.b.region(20_000);
+    const counters = net.b.region(64);
+    from.bytes.fill(1);
+    const cell = new BigUint64Array(counters.bytes.buffer, 0, 8);
+    let last = 0;
+    for (let round = 0; round < 10; round++) {
+      net.a.connection.write({ region: from, offset: 0, bytes: 2000, ...remote(to, round * 2000) });
+      last = net.a.connection.signal({ add: 2 ** 33 + 1, ...remote(counters, 16) });
+    }
+    const flush = net.a.connection.flush();
+    const ok = net.run(() => {
+      const rounds = Number(cell[2]) % 2 ** 33;
+      assert.ok(
+        to.bytes.subarray(0, rounds * 2000).every((byte) => byte === 1),
+        `seed ${seed}, ${rounds} rounds`,
+      );
+      return isEnded(net.a, flush);
+    });
+    assert.ok(ok);
+    assert.equal(net.a.engine.poll(last), requestStatus.done);
+    assert.equal(cell[2], 10n * (2n ** 33n + 1n));
+  }
+});
+
+test('flush() without anything before it is done at once', () => {
+  const net = new Loopback();
+  const flush = net.a.connection.flush(3);
+  assert.ok(net.run(() => isEnded(net.a, flush), 1000));
+  assert.equal(net.packets, 0);
+});
+
+const refusals = [
+  ['a wrong key', (to: Region) => ({ ...remote(to), remoteKey: (to.key ^ 1) >>> 0 }), 'WL_UNAUTHORIZED'],
+  ['a region that is not there', (to: Region) => ({ ...remote(to), remoteRegion: to.id + 1 }), 'WL_UNAUTHORIZED'],
+  ['a range that ends outside', (to: Region) => remote(to, 7000), 'WL_INVALID_ARGUMENT'],
+  ['a range that begins outside', (to: Region) => remote(to, 2 ** 40), 'WL_INVALID_ARGUMENT'],
+] as const;
+
+for (const [what, where, code] of refusals) {
+  test(`${what} fails writes, reads and signals, and nothing is written`, () => {
+    const net = new Loopback({ paths: 2, loss: 0.05, burstSegments: 2 });
+    const local = net.a.region(8000);
+    local.bytes.fill(9);
+    const to = net.b.region(8000);
+    const write = net.a.connection.write({ region: local, offset: 0, bytes: 5000, ...where(to) });
+    const read = net.a.connection.read({ region: local, offset: 0, bytes: 5000, ...where(to) });
+    const add = { add: 1, ...where(to) };
+    if (add.remoteOffset === 7000) add.remoteOffset = 8000;
+    const signal = net.a.connection.signal(add);
+    const good = net.a.connection.write({ region: local, offset: 0, bytes: 1, ...remote(to, 7999) });
+    const all = [write, read, signal, good];
+    assert.ok(net.run(() => all.every((handle) => isEnded(net.a, handle))));
+    for (const handle of [write, read, signal]) {
+      assert.equal(net.a.engine.requestError(handle)?.code, code);
+      assert.match(net.a.engine.requestError(handle)?.message ?? '', /rank 1 \(b\)/);
+    }
+    assert.equal(net.a.engine.poll(good), requestStatus.done);
+    assert.ok(to.bytes.subarray(0, 7999).every((byte) => byte === 0));
+    assert.ok(local.bytes.every((byte) => byte === 9));
+    net.settle(5_000_000);
+    assert.equal(net.a.connection.error, undefined);
+  });
+}
+
+test('a region for reading takes no writes, one for nothing gives no reads', () => {
+  const net = new Loopback();
+  const local = net.a.region(100);
+  const to = net.b.region(100, { read: true, write: false });
+  const write = net.a.connection.write({ region: local, offset: 0, bytes: 5, ...remote(to) });
+  to.bytes.fill(3);
+  const read = net.a.connection.read({ region: local, offset: 0, bytes: 5, ...remote(to) });
+  assert.ok(net.run(() => isEnded(net.a, write) && isEnded(net.a, read)));
+  assert.equal(net.a.engine.requestError(write)?.code, 'WL_UNAUTHORIZED');
+  assert.equal(net.a.engine.poll(read), requestStatus.done);
+  assert.deepEqual([...local.bytes.subarray(0, 6)], [3, 3, 3, 3, 3, 0]);
+});
+
+/** `count` ranges of up to `longest` bytes: side by side here, one behind the other with gaps, the last first, there. */
+function scattered(count: number, longest: number): RangeList {
+  const lengths = Float64Array.from({ length: count }, (_, at) => (at * 89) % (longest + 1));
+  let at = 0;
+  const sources = lengths.map((length) => (at += length) - length);
+  const targets = lengths.map((_, index) => (count - 1 - index) * (longest + 3));
+  return new RangeList({ sources, targets, lengths });
+}
+
+/** 50 bytes to the beginning, 50 to `target`. */
+function ranges(target: number): RangeList {
+  return new RangeList({
+    sources: Float64Array.of(0, 100),
+    targets: Float64Array.of(0, target),
+    lengths: Float64Array.of(50, 50),
+  });
+}
+
+function one(source: number, target: number, length: number): RangeList {
+  return new RangeList({
+    sources: Float64Array.of(source),
+    targets: Float64Array.of(target),
+    lengths: Float64Array.of(length),
+  });
+}
+
+function place({ id, key }: Region): { remoteRegion: number; remoteKey: number } {
+  return { remoteRegion: id, remoteKey: key };
+}
+
+for (const transportChecksum of ['none', 'header', 'full'] as const) {
+  test(`scatter() writes every range and nothing else, over a bad network, checksum ${transportChecksum}`, () => {
+    for (const join of [false, true]) {
+      const net = new Loopback({
+        paths: 4,
+        join,
+        segmentBytes: 2048,
+        ...(join ? {} : { loss: 0.05, duplication: 0.05, reordering: 0.3 }),
+        settings: { transportChecksum },
+      });
+      const list = scattered(500, 700);
+      const from = net.a.region(list.sourceEnd);
+      const to = net.b.region(500 * 703);
+      pattern(from.bytes);
+      to.bytes.fill(7);
+      const expected = new Uint8Array(to.bytes);
+      for (let index = 0; index < list.count; index++) {
+        const start = list.sources[index] as number;
+        const bytes = from.bytes.subarray(start, start + (list.lengths[index] as number));
+        expected.set(bytes, list.targets[index]);
+      }
+      const counter = net.b.region(8);
+      const scatter = net.a.connection.scatter({ region: from, ranges: list, ...place(to) });
+      net.a.connection.signal({ add: 1, ...remote(counter) });
+      const ok = net.run(() => {
+        if (counter.bytes[0] === 1) assert.deepEqual(to.bytes, expected);
+        return isEnded(net.a, scatter);
+      });
+      assert.ok(ok);
+      assert.equal(net.a.engine.poll(scatter), requestStatus.done);
+      assert.deepEqual(to.bytes, expected);
+      net.settle();
+      assert.equal(counter.bytes[0], 1);
+      // Two or more to a packet.
+      if (join) assert.ok(net.packets < 500, `${net.packets} packets`);
+    }
+  });
+}
+
+test('scatter() of a window over columns writes the ranges of the window alone', () => {
+  const net = new Loopback({ segmentBytes: 2048, loss: 0.05, reordering: 0.3 });
+  const all = scattered(300, 700);
+  const from = net.a.region(all.sourceEnd);
+  const to = net.b.region(300 * 703);
+  pattern(from.bytes);
+  to.bytes.fill(7);
+  const window = new RangeList(all, 40, 250);
+  assert.equal(window.count, 210);
+  const expected = new Uint8Array(to.bytes);
+  for (let index = 40; index < 250; index++) {
+    const start = all.sources[index] as number;
+    expected.set(from.bytes.subarray(start, start + (all.lengths[index] as number)), all.targets[index]);
+  }
+  const scatter = net.a.connection.scatter({ region: from, ranges: window, ...place(to) });
+  assert.ok(net.run(() => isEnded(net.a, scatter)));
+  assert.equal(net.a.engine.poll(scatter), requestStatus.done);
+  assert.deepEqual(to.bytes, expected);
+  assert.throws(() => new RangeList(all, 40, 301), { code: 'WL_INVALID_ARGUMENT' });
+});
+
+test('scatter() that leaves the region, has a wrong key or may not write fails, and the connection goes on', () => {
+  const net = new Loopback();
+  const local = net.a.region(1000);
+  local.bytes.fill(9);
+  const to = net.b.region(1000);
+  const readOnly = net.b.region(1000, { read: true, write: false });
+  const cases = [
+    [{ ranges: ranges(951), ...place(to) }, 'WL_INVALID_ARGUMENT'],
+    [{ ranges: ranges(2 ** 40), ...place(to) }, 'WL_INVALID_ARGUMENT'],
+    [{ ranges: ranges(100), ...place(to), remoteKey: (to.key ^ 1) >>> 0 }, 'WL_UNAUTHORIZED'],
+    [{ ranges: ranges(100), ...place(readOnly) }, 'WL_UNAUTHORIZED'],
+  ] as const;
+  for (const [options, code] of cases) {
+    const handle = net.a.connection.scatter({ region: local, ...options });
+    assert.ok(net.run(() => isEnded(net.a, handle)));
+    assert.equal(net.a.engine.requestError(handle)?.code, code);
+  }
+  assert.ok(to.bytes.every((byte) => byte === 0) && readOnly.bytes.every((byte) => byte === 0));
+  const good = net.a.connection.scatter({ region: local, ranges: ranges(950), ...place(to) });
+  assert.ok(net.run(() => isEnded(net.a, good)));
+  assert.equal(net.a.engine.poll(good), requestStatus.done);
+  assert.equal(to.bytes.filter((byte) => byte === 9).length, 100);
+});
+
+/** A network whose first scattered packet was taken out, and what it would have been written to. */
+function takeScattered(): { readonly net: Loopback; readonly packet: Uint8Array; readonly to: Region } {
+  const taken: Uint8Array[] = [];
+  const net = new Loopback({
+    settings: { transportChecksum: 'none' },
+    lose: ({ bytes, to }) => to.name === 'b' && taken.push(bytes) > 0,
+  });
+  const from = net.a.region(1000);
+  from.bytes.fill(9);
+  const to = net.b.region(1000);
+  net.a.connection.scatter({ region: from, ranges: ranges(500), ...place(to) });
+  net.run(() => taken.length > 0, 1000);
+  return { net, packet: taken[0] as Uint8Array, to };
+}
+
+const lies = {
+  'no entry': (view: DataView) => view.setUint32(dataHeader.offset.base, 0, true),
+  'an entry less': (view: DataView) => view.setUint32(dataHeader.offset.base, 1, true),
+  'an entry more': (view: DataView) => view.setUint32(dataHeader.offset.base, 3, true),
+  'more entries than a packet has': (view: DataView) => view.setUint32(dataHeader.offset.base, 0xffff_ffff, true),
+  'more than 2^32 entries': (view: DataView) => view.setUint16(dataHeader.offset.baseHigh, 1, true),
+  'a last length too short': (view: DataView) => view.setUint16(entryAt(1) + scatterEntry.offset.length, 49, true),
+  'a last length too long': (view: DataView) => view.setUint16(entryAt(1) + scatterEntry.offset.length, 51, true),
+  'a last range that ends outside': (view: DataView) => view.setUint32(entryAt(1), 951, true),
+  'a last range beyond 2^32': (view: DataView) => view.setUint16(entryAt(1) + scatterEntry.offset.baseHigh, 1, true),
+} as const;
+
+function entryAt(index: number): number {
+  return DATA_HEADER_BYTES + index * SCATTER_ENTRY_BYTES;
+}
+
+for (const [what, lie] of Object.entries(lies)) {
+  test(`a scattered packet with ${what} writes nothing at all`, () => {
+    const { net, packet, to } = takeScattered();
+    lie(new DataView(packet.buffer, packet.byteOffset, packet.byteLength));
+    net.receive(net.b, packet, 0);
+    assert.ok(to.bytes.every((byte) => byte === 0));
+    assert.equal(net.b.engine.drops.bounds, 1);
+  });
+}
+
+test('a scattered packet that comes again is not written again', () => {
+  const { net, packet, to } = takeScattered();
+  net.receive(net.b, Uint8Array.from(packet), 0);
+  assert.equal(to.bytes.filter((byte) => byte === 9).length, 100);
+  to.bytes.fill(1);
+  net.receive(net.b, packet, 0);
+  assert.ok(to.bytes.every((byte) => byte === 1));
+  assert.equal(net.b.connection.statistics.duplicateSegments, 1);
+});
+
+test('scatter() and its ranges are checked before anything is sent', () => {
+  const net = new Loopback({ segmentBytes: 1368 });
+  const local = net.a.region(1000);
+  const where = { region: local, remoteRegion: 1, remoteKey: 1 };
+  assert.throws(() => net.a.connection.scatter({ ...where, ranges: one(990, 0, 11) }), /sourceEnd/);
+  assert.throws(() => net.a.connection.scatter({ ...where, ranges: one(0, 0, 700) }), /longest/);
+  assert.throws(() => one(-1, 0, 1), /range 0/);
+  assert.throws(() => one(0, 2 ** 48, 1), /range 0/);
+  assert.throws(() => one(0, 0.5, 1), /range 0/);
+  const none = new Float64Array(0);
+  assert.throws(() => new RangeList({ sources: none, targets: none, lengths: none }), /at least one/);
+});

@@ -1,0 +1,104 @@
+// The barrier of a window over plain shared memory: who is named when a rank stays away, leaves, or gives up first.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { WeftlineError } from 'weftline';
+import { WINDOW_HEADER_BYTES } from '#lib/abi/window-header.js';
+import { AbortRecord } from '#lib/windows/abort-record.js';
+import { Deadline } from '#lib/core/deadline.js';
+import { LocalBarrier, type LocalBarrierOptions } from '#lib/windows/local-barrier.js';
+import { substituteSystemCall } from '#lib/native/system-call.js';
+
+const ENOMEM = 12;
+let isShortOfMemory = false;
+substituteSystemCall('syscall', (real) => (...parameters) => {
+  if (isShortOfMemory) return parameters.length === 7 && (parameters[2] as unknown) === 0 ? -ENOMEM : 0;
+  return (real as unknown as (...all: never[]) => unknown)(...parameters);
+});
+
+/** Barriers of `ranks` ranks of one process over one header. */
+function barriers(ranks: number, options: Partial<LocalBarrierOptions> = {}): LocalBarrier[] {
+  const header = new SharedArrayBuffer(WINDOW_HEADER_BYTES);
+  return Array.from(
+    { length: ranks },
+    (_, localRank) =>
+      new LocalBarrier({
+        header,
+        headerOffset: 0,
+        ranks: Array.from({ length: ranks }, (_rank, rank) => rank + 10),
+        localRank,
+        timeoutMs: 20_000,
+        spinMicroseconds: 0,
+        peerLost: new AbortController().signal,
+        isAlive: () => true,
+        describeCall: (call) => `call ${call}`,
+        ...options,
+      }),
+  );
+}
+
+async function failureOf(promise: Promise<unknown>): Promise<WeftlineError> {
+  const error: unknown = await promise.then(
+    () => assert.fail('did not fail'),
+    (reason: unknown) => reason,
+  );
+  assert.ok(error instanceof WeftlineError, String(error));
+  return error;
+}
+
+test('a kernel that is short of memory for waits costs nobody the window', async () => {
+  const [one, other] = barriers(2) as [LocalBarrier, LocalBarrier];
+  isShortOfMemory = true;
+  try {
+    const early = one.wait(1);
+    await new Promise((resolve) => setTimeout(resolve, 30));
+    await Promise.all([early, other.wait(1)]);
+    const alone = await failureOf(one.wait(2, { timeoutMs: 20 }));
+    assert.equal(alone.code, 'WL_TIMEOUT');
+    assert.match(alone.message, /Rank 11 did not arrive within 20 ms/);
+  } finally {
+    isShortOfMemory = false;
+  }
+});
+
+test('the time of a call is shared by its barriers, and its whole is what the error tells', async () => {
+  const [one, other] = barriers(2) as [LocalBarrier, LocalBarrier];
+  const deadline = new Deadline(200);
+  const began = performance.now();
+  await Promise.all([one.wait(1, { deadline }), other.wait(1)]);
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  const { code, message } = await failureOf(one.wait(2, { deadline }));
+  assert.equal(code, 'WL_TIMEOUT');
+  assert.match(message, /Rank 11 did not arrive within 200 ms/);
+  assert.ok(performance.now() - began >= 200);
+  assert.equal(deadline.isOver, true);
+});
+
+test('the first cause is named: those who hear that a rank gave up hear for whom it had waited', async () => {
+  const [one, two] = barriers(3) as [LocalBarrier, LocalBarrier, LocalBarrier];
+  const waiting = failureOf(two.wait(1));
+  const first = await failureOf(one.wait(1, { timeoutMs: 20 }));
+  assert.equal(first.code, 'WL_TIMEOUT');
+  const second = await waiting;
+  assert.equal(second.code, 'WL_PEER_FAILED');
+  assert.match(second.message, /^Rank 10 gave up: WL_TIMEOUT: Rank 12 did not arrive/);
+  assert.deepEqual([second.rank, second.details], [12, { rank: 10, blamed: [12] }]);
+});
+
+test('a rank that says why and leaves, just as another looks for it, is not named as the cause', async () => {
+  const header = new SharedArrayBuffer(WINDOW_HEADER_BYTES);
+  const record = new AbortRecord({ header, headerOffset: 0, ranks: [10, 11, 12], localRank: 1 });
+  const lost = new WeftlineError('WL_PEER_LOST', 'Rank 12 ended', { details: { ranks: [12] } });
+  const [one] = barriers(3, {
+    header,
+    isAlive: (index) => {
+      if (index !== 1) return true;
+      // Between the look at the reasons and this look at who lives.
+      record.raise(lost);
+      return false;
+    },
+  }) as [LocalBarrier];
+  const failure = await failureOf(one.wait(1));
+  assert.equal(failure.code, 'WL_PEER_FAILED', failure.message);
+  assert.match(failure.message, /^Rank 11 gave up: WL_PEER_LOST: Rank 12 ended/);
+  assert.equal(failure.rank, 12);
+});
