@@ -131,11 +131,11 @@ export class DescriptorList {
     const addresses = new Float64Array(indices.length);
     const lengths = new Float64Array(indices.length);
     for (let at = 0; at < indices.length; at++) {
-      const index = indices[at] as number;
+      const index = indices[at]!;
       const address = this.addresses[index];
       if (address === undefined) throw invalidArgument('index', index, `0 to ${this.length - 1}`);
       addresses[at] = address;
-      lengths[at] = this.lengths[index] as number;
+      lengths[at] = this.lengths[index]!;
     }
     return new DescriptorList(this.kind, addresses, lengths);
   }
@@ -155,8 +155,8 @@ export class DescriptorList {
     const view = new DataView(bytes.buffer);
     for (let index = 0; index < this.length; index++) {
       const at = descriptorListHead.size + index * descriptor.size;
-      putWide(view, at + descriptor.offset.address, this.addresses[index] as number);
-      putWide(view, at + descriptor.offset.bytes, this.lengths[index] as number);
+      putWide(view, at + descriptor.offset.address, this.addresses[index]!);
+      putWide(view, at + descriptor.offset.bytes, this.lengths[index]!);
     }
     return bytes;
   }
@@ -172,8 +172,8 @@ export function checkPart({ length }: Addressed, offset: number, bytes: number):
 function sumOf(addresses: Float64Array, lengths: Float64Array, fail: (why: string) => WeftlineError): number {
   let sum = 0;
   for (let index = 0; index < addresses.length; index++) {
-    const address = addresses[index] as number;
-    const bytes = lengths[index] as number;
+    const address = addresses[index]!;
+    const bytes = lengths[index]!;
     const why = whyNoRange(address, bytes);
     if (why !== undefined) throw fail(`descriptor ${index} is [${address}, ${bytes}], expected ${why}`);
     sum += bytes;

@@ -36,7 +36,7 @@ export class RegionFinder<T extends AddressRange> {
     this.#ends = new Float64Array(2 * this.#leaves);
     for (const [place, { address, length }] of sorted.entries()) this.#ends[this.#leaves + place] = address + length;
     for (let node = this.#leaves - 1; node > 0; node--) {
-      this.#ends[node] = Math.max(this.#ends[2 * node] as number, this.#ends[2 * node + 1] as number);
+      this.#ends[node] = Math.max(this.#ends[2 * node]!, this.#ends[2 * node + 1]!);
     }
     this.#indices = new Int32Array(sorted.length).fill(-1);
   }
@@ -49,7 +49,7 @@ export class RegionFinder<T extends AddressRange> {
     if (place === -1) return -1;
     const region = this.#sorted[place] as T;
     if (this.#indices[place] === -1) this.#indices[place] = this.found.push(region) - 1;
-    this.#latest = this.#indices[place] as number;
+    this.#latest = this.#indices[place]!;
     this.begin = region.address;
     this.#end = region.address + region.length;
     return this.#latest;
@@ -64,7 +64,7 @@ export class RegionFinder<T extends AddressRange> {
     let low = 0;
     for (let high = this.#begins.length; low < high;) {
       const middle = (low + high) >>> 1;
-      if ((this.#begins[middle] as number) <= address) high = middle;
+      if (this.#begins[middle]! <= address) high = middle;
       else low = middle + 1;
     }
     return this.#firstThatReaches(end, low);
@@ -77,12 +77,12 @@ export class RegionFinder<T extends AddressRange> {
     if (from >= this.#begins.length) return -1;
     let node = leaves + from;
     // Up, until a subtree to the right of what was looked at reaches far enough.
-    while ((ends[node] as number) < end) {
+    while (ends[node]! < end) {
       while (node % 2 === 1) node >>>= 1;
       if (node === 0) return -1;
       node++;
     }
-    while (node < leaves) node = (ends[2 * node] as number) >= end ? 2 * node : 2 * node + 1;
+    while (node < leaves) node = ends[2 * node]! >= end ? 2 * node : 2 * node + 1;
     return node - leaves;
   }
 }

@@ -48,8 +48,8 @@ export function planTransfer<L extends AddressRange, R extends AddressRange>(
   const { addresses: remoteAddresses, lengths: remoteLengths } = remote.list;
   const { localOffset, remoteOffset, bytes: partBytes, local: localRegion, remote: remoteRegion } = table;
   for (let index = 0; index < count; index++) {
-    const bytes = localLengths[index] as number;
-    const remoteBytes = remoteLengths[index] as number;
+    const bytes = localLengths[index]!;
+    const remoteBytes = remoteLengths[index]!;
     if (remoteBytes !== bytes) {
       throw invalidArgument(
         `remote descriptor ${index}`,
@@ -59,10 +59,10 @@ export function planTransfer<L extends AddressRange, R extends AddressRange>(
     }
     const from = regionOf(here, local, index);
     const to = regionOf(there, remote, index);
-    const begin = (localAddresses[index] as number) - here.begin;
-    const remoteBegin = (remoteAddresses[index] as number) - there.begin;
+    const begin = localAddresses[index]! - here.begin;
+    const remoteBegin = remoteAddresses[index]! - there.begin;
     if (merge && from === lastFrom && to === lastTo && begin === fromEnd && remoteBegin === toEnd) {
-      (partBytes[parts - 1] as number) += bytes;
+      partBytes[parts - 1]! += bytes;
     } else {
       localRegion[parts] = from;
       remoteRegion[parts] = to;
@@ -82,8 +82,8 @@ function regionOf<T extends AddressRange>(
   { list, owner }: PlanSide<T>,
   index: number,
 ): number {
-  const address = list.addresses[index] as number;
-  const bytes = list.lengths[index] as number;
+  const address = list.addresses[index]!;
+  const bytes = list.lengths[index]!;
   const why = whyNoRange(address, bytes);
   if (why !== undefined) throw invalidArgument(`descriptor ${index}`, [address, bytes], why);
   const region = finder.find(address, bytes);

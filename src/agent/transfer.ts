@@ -106,7 +106,7 @@ export class Transfer implements Awaited, AsyncDisposable {
     const times = this.#times;
     times[POSTED_AT] = start;
     times[POST] = end - start;
-    (times[ALL_POSTS] as number) += end - start;
+    times[ALL_POSTS]! += end - start;
     this.#posts++;
     this.#isUnderWay = true;
     if (inner.state === 'pending') this.#parts.onPost(this);
@@ -143,7 +143,7 @@ export class Transfer implements Awaited, AsyncDisposable {
   get telemetry(): TransferTelemetry {
     this.look();
     const { bytes, descriptors, parts } = this.#parts;
-    const microseconds = (index: number): number => (this.#times[index] as number) * 1000;
+    const microseconds = (index: number): number => this.#times[index]! * 1000;
     return {
       bytes,
       descriptors,
@@ -172,9 +172,9 @@ export class Transfer implements Awaited, AsyncDisposable {
   #end(now: number): void {
     this.#isUnderWay = false;
     const times = this.#times;
-    const time = now - (times[POSTED_AT] as number);
+    const time = now - times[POSTED_AT]!;
     times[TRANSFER] = time;
-    (times[ALL_TRANSFERS] as number) += time;
+    times[ALL_TRANSFERS]! += time;
     if (this.#parts.inner.state === 'failed') this.#failures++;
   }
 

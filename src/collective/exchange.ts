@@ -77,8 +77,8 @@ export class CountExchange {
       perExpert: new Int32Array(n * this.#experts),
     };
     for (const [source, record] of records.entries()) {
-      result.numTokens[source] = record[exchangeFields.length] as number;
-      result.rowBound[source] = record[exchangeFields.length + 1] as number;
+      result.numTokens[source] = record[exchangeFields.length]!;
+      result.rowBound[source] = record[exchangeFields.length + 1]!;
       const counts = EXCHANGE_HEADER_WORDS;
       result.perRank.set(record.subarray(counts, counts + n), source * n);
       result.perExpert.set(record.subarray(counts + n, counts + n + this.#experts), source * this.#experts);
@@ -92,7 +92,7 @@ export class CountExchange {
   }
 
   statuses(): number[] {
-    return this.#received().map((record) => record[STATUS_WORD] as number);
+    return this.#received().map((record) => record[STATUS_WORD]!);
   }
 
   #destinations(): readonly Int32Array[][] {

@@ -27,13 +27,13 @@ const bitsCell = new Uint32Array(f32Cell.buffer);
 /** The bit pattern of a number rounded to f32. */
 export function f32Bits(value: number): number {
   f32Cell[0] = value;
-  return bitsCell[0] as number;
+  return bitsCell[0]!;
 }
 
 /** The number that a 32-bit pattern stands for. */
 export function f32FromBits(bits: number): number {
   bitsCell[0] = bits;
-  return f32Cell[0] as number;
+  return f32Cell[0]!;
 }
 
 /** f32 to bf16, round to nearest even; every NaN becomes 0x7fc0, as in PyTorch. */

@@ -3,8 +3,8 @@
 /** `sorted` ascending and not empty, `fraction` from 0 to 1; interpolates linearly between neighbours. */
 export function quantile(sorted: readonly number[], fraction: number): number {
   const at = (sorted.length - 1) * fraction;
-  const below = sorted[Math.floor(at)] as number;
-  const above = sorted[Math.ceil(at)] as number;
+  const below = sorted[Math.floor(at)]!;
+  const above = sorted[Math.ceil(at)]!;
   return below + (above - below) * (at - Math.floor(at));
 }
 

@@ -81,21 +81,21 @@ export class MessageBlock {
 
   /** Bytes of a received message. */
   lengthOf(message: number): number {
-    return this.#words[message * HEADER_WORDS + LENGTH_WORD] as number;
+    return this.#words[message * HEADER_WORDS + LENGTH_WORD]!;
   }
 
   /** True if the message was longer than its iovecs. */
   isTruncated(message: number): boolean {
-    return ((this.#words[message * HEADER_WORDS + FLAGS_WORD] as number) & MSG_TRUNC) !== 0;
+    return (this.#words[message * HEADER_WORDS + FLAGS_WORD]! & MSG_TRUNC) !== 0;
   }
 
   /** Bytes of each of the datagrams that the kernel joined into this message, the last of which may be shorter. */
   segmentBytesOf(message: number): number {
     const control = this.#controlOf(message);
     const isJoined =
-      (this.#words[message * HEADER_WORDS + CONTROL_LENGTH_WORD] as number) >= SEGMENT_RECORD_BYTES - 4 &&
+      this.#words[message * HEADER_WORDS + CONTROL_LENGTH_WORD]! >= SEGMENT_RECORD_BYTES - 4 &&
       this.#words[control + 3] === UDP_GRO;
-    return isJoined ? (this.#words[control + 4] as number) : this.lengthOf(message);
+    return isJoined ? this.#words[control + 4]! : this.lengthOf(message);
   }
 
   #controlOf(message: number): number {

@@ -69,7 +69,7 @@ export class ReadinessSet implements Disposable {
 
   /** The number of the i-th readable descriptor of the last `poll()`. */
   numberAt(index: number): number {
-    return this.#events[index * EVENT_WORDS + NUMBER_WORD] as number;
+    return this.#events[index * EVENT_WORDS + NUMBER_WORD]!;
   }
 
   /**

@@ -33,7 +33,7 @@ function bind(text: string): NativeFunction {
     // INVARIANT: nothing is called or allocated between these two lines. V8 makes system calls of its own when it is
     // entered, to collect garbage for example, and those set errno too; a second native call to ask for it is too late.
     const result: unknown = call(...parameters);
-    return result === -1 ? -(errno[0] as number) : result;
+    return result === -1 ? -errno[0]! : result;
   };
   return substituted(text, withErrno as NativeFunction);
 }
@@ -44,7 +44,7 @@ function bindPooled(text: string): (...parameters: unknown[]) => Promise<number>
   const pooled = (...parameters: unknown[]): Promise<number> =>
     new Promise((resolve) => {
       // koffi sets this thread's errno to that of the pool's thread just before the callback.
-      const settle = (_error: unknown, result: number): void => resolve(result === -1 ? -(errno[0] as number) : result);
+      const settle = (_error: unknown, result: number): void => resolve(result === -1 ? -errno[0]! : result);
       call.async(...parameters, settle);
     });
   return substituted(text, pooled as NativeFunction) as typeof pooled;

@@ -144,7 +144,7 @@ export class LocalBarrier {
     if (gone.length === 0) return undefined;
     // ORDER: a rank arrives before it leaves. One that did both since we looked is not lost, so look again.
     const missing = this.#missing(epoch);
-    const ranks = gone.filter((index) => missing.includes(index)).map((index) => this.#options.ranks[index] as number);
+    const ranks = gone.filter((index) => missing.includes(index)).map((index) => this.#options.ranks[index]!);
     if (ranks.length === 0) return undefined;
     // ORDER: a rank that gives up says why before it leaves, so its reason can be read by now, or is just being written.
     if (this.#abort.isBeingWritten) return undefined;
@@ -155,7 +155,7 @@ export class LocalBarrier {
   }
 
   #timeout(epoch: number, timeoutMs: number): WeftlineError {
-    const ranks = this.#missing(epoch).map((index) => this.#options.ranks[index] as number);
+    const ranks = this.#missing(epoch).map((index) => this.#options.ranks[index]!);
     return new WeftlineError(
       'WL_TIMEOUT',
       `${rankList(ranks, 'Rank')} did not arrive within ${timeoutMs} ms; its process lives: it may still compute (raise --timeout) or wait elsewhere (all ranks must make the same calls in the same order)`,

@@ -94,7 +94,7 @@ export class SymmetricWindow implements Disposable {
 
   /** Address of this rank's own part. */
   get address(): number {
-    return this.addresses[this.localRank] as number;
+    return this.addresses[this.localRank]!;
   }
 
   /** Unmaps the window here; peers that still wait for this rank get WL_PEER_LOST. Tensors over it become invalid. */
@@ -135,7 +135,7 @@ async function mapTogether(options: SymmetricWindowOptions, total: number): Prom
       return path;
     });
     await agree(options, 'map', () => {
-      fd ??= openSharedFile(paths[world.localRanks[0] as number] as string, total);
+      fd ??= openSharedFile(paths[world.localRanks[0]!] as string, total);
       if (!lockByte(fd, world.localRanks.indexOf(world.rank))) {
         throw new WeftlineError('WL_SHARED_MEMORY', `Another process holds rank ${world.rank}'s place in ${path}`);
       }

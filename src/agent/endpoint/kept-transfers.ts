@@ -79,7 +79,7 @@ function hashOf(operation: TransferOperation, { local, remote }: Ways): number {
   let hash = operation === 'read' ? 1 : 2;
   for (const numbers of [local.addresses, local.lengths, remote.addresses]) {
     for (let at = 0; at < numbers.length; at++) {
-      const number = numbers[at] as number;
+      const number = numbers[at]!;
       hash = Math.imul(hash ^ (number | 0), 0x0100_0193);
       hash = Math.imul(hash ^ (number / 2 ** 32), 0x0100_0193);
     }

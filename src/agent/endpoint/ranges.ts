@@ -45,11 +45,11 @@ export function cutAlike(
   const [from, to, lengths] = [new Float64Array(most), new Float64Array(most), new Float64Array(most)];
   let [here, there, hereAt, thereAt, cuts] = [0, 0, 0, 0, 0];
   while (here < local.length && there < remote.length) {
-    const hereLeft = (local.lengths[here] as number) - hereAt;
-    const thereLeft = (remote.lengths[there] as number) - thereAt;
+    const hereLeft = local.lengths[here]! - hereAt;
+    const thereLeft = remote.lengths[there]! - thereAt;
     const bytes = Math.min(hereLeft, thereLeft);
-    from[cuts] = (local.addresses[here] as number) + hereAt;
-    to[cuts] = (remote.addresses[there] as number) + thereAt;
+    from[cuts] = local.addresses[here]! + hereAt;
+    to[cuts] = remote.addresses[there]! + thereAt;
     lengths[cuts] = bytes;
     cuts++;
     [here, hereAt] = bytes === hereLeft ? [here + 1, 0] : [here, hereAt + bytes];
@@ -66,5 +66,5 @@ function haveSameCuts(local: DescriptorList, remote: DescriptorList): boolean {
   const last = local.length - 1;
   if (last < 0 || last >= remote.length) return false;
   for (let index = 0; index < last; index++) if (local.lengths[index] !== remote.lengths[index]) return false;
-  return (local.lengths[last] as number) <= (remote.lengths[last] as number);
+  return local.lengths[last]! <= remote.lengths[last]!;
 }

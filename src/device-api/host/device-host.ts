@@ -239,7 +239,7 @@ export class DeviceHost implements AsyncDisposable {
       inlines: soleWriter && this.#half.isFar(memory.address) && descs.ranges.every(takesWords),
       local: { address: memory.address + offset, bytes },
       remotes: descs.ranges.map((range, index) => ({
-        direct: Array.isArray(mapped) ? (mapped[index] as number) : 0,
+        direct: Array.isArray(mapped) ? mapped[index]! : 0,
         bytes: range.bytes,
       })),
     };

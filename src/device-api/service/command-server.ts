@@ -151,7 +151,7 @@ export class CommandServer {
     this.#sequences[slot] = 0;
     // Of thousands of commands that are refused alike, the device and its host hear once.
     if (this.#reader.hasFailed) return;
-    this.#reader.fail(this.#requestOf[slot] as number);
+    this.#reader.fail(this.#requestOf[slot]!);
     this.#onFailure(error);
   }
 
@@ -163,10 +163,10 @@ export class CommandServer {
     for (; count < underWay; count += 1) {
       const slot = (this.#delivered + count) & (reader.capacity - 1);
       const channel = this.#channels[slot] as CommandChannel;
-      if (channel.delivered >= (this.#sequences[slot] as number)) continue;
+      if (channel.delivered >= this.#sequences[slot]!) continue;
       if (channel.error === undefined) break;
       // A failed command is over too: the device must not wait for it, it sees the failure.
-      reader.fail(this.#requestOf[slot] as number);
+      reader.fail(this.#requestOf[slot]!);
       this.#onFailure(channel.error);
     }
     if (count === 0) return false;

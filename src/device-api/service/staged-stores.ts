@@ -24,7 +24,7 @@ export class StagedStores {
   /** False, with nothing posted, if there is no room now. */
   put(remote: BackendRemoteRegion, remoteOffset: number, low: number, high: number): boolean {
     const slot = this.#next;
-    if (this.#channel.delivered < (this.#sequences[slot] as number)) return false;
+    if (this.#channel.delivered < this.#sequences[slot]!) return false;
     this.#words[slot * 2] = low;
     this.#words[slot * 2 + 1] = high;
     this.#place ??= { local: this.#local, localOffset: 0, remote, remoteOffset: 0, bytes: 8 };

@@ -50,7 +50,7 @@ export interface DispatchPlanInput {
 export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: EpEngine): DispatchPlanInput {
   const { config } = scope;
   const { data, scales } = checkRows(args.x, scope);
-  const numTokens = data.shape[0] as number;
+  const numTokens = data.shape[0]!;
   if (numTokens > config.maxTokensPerRank) {
     throw new WeftlineError(
       'WL_CAPACITY',
@@ -118,7 +118,7 @@ function checkChoices(args: DispatchArguments, scope: EpScope, numTokens: number
     return { handle: undefined, topkIdx: undefined, topkWeights: undefined, layout };
   }
   const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: [numTokens, 'K'] });
-  const k = choices.shape[1] as number;
+  const k = choices.shape[1]!;
   if (k < 1 || k > config.maxTopk) throw invalidArgument('topkIdx columns', k, `1 to ${config.maxTopk} (maxTopk)`);
   const weights =
     topkWeights && checkTensor('topkWeights', topkWeights, { device, dtype: ['f32'], shape: [numTokens, k] });
@@ -149,7 +149,7 @@ function checkRows(
     const scales = checkTensor('x.scales', x.scales, {
       device,
       dtype: ['f32'],
-      shape: [data.shape[0] as number, groups],
+      shape: [data.shape[0]!, groups],
     });
     return { data, scales };
   }

@@ -85,7 +85,7 @@ export function requireSameLayout(given: LayoutTensors, counted: LayoutTensors, 
 export function requireConsistentLayout({ isTokenInRank, numTokensPerRank }: LayoutTensors, ranks: number): void {
   const counts = new Int32Array(ranks);
   for (const [cell, mark] of isTokenInRank.view().entries()) {
-    if (mark !== 0) counts[cell % ranks] = (counts[cell % ranks] as number) + 1;
+    if (mark !== 0) counts[cell % ranks] = counts[cell % ranks]! + 1;
   }
   for (const [rank, count] of numTokensPerRank.view().entries()) {
     if (count === counts[rank]) continue;

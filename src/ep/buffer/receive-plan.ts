@@ -27,22 +27,22 @@ export function planReceive(exchange: ExchangeResult, options: ReceivePlanOption
   for (let d = 0; d < n; d++) {
     let sum = 0;
     for (let s = 0; s < n; s++) {
-      sum += exchange.perRank[s * n + d] as number;
+      sum += exchange.perRank[s * n + d]!;
       rankPrefixMatrix[s * n + d] = sum;
     }
-    checkBound(d, sum, exchange.rowBound[d] as number);
+    checkBound(d, sum, exchange.rowBound[d]!);
   }
   const firstRow = new Int32Array(n);
   if (rank > 0) firstRow.set(rankPrefixMatrix.subarray((rank - 1) * n, rank * n));
   const perLocalExpert = Array.from({ length: experts / n }, (_, local) => {
     const expert = (rank * experts) / n + local;
     let count = 0;
-    for (let s = 0; s < n; s++) count += exchange.perExpert[s * experts + expert] as number;
+    for (let s = 0; s < n; s++) count += exchange.perExpert[s * experts + expert]!;
     return alignUp(count, expertAlignment);
   });
   return {
     firstRow,
-    numRecvTokens: rankPrefixMatrix[(n - 1) * n + rank] as number,
+    numRecvTokens: rankPrefixMatrix[(n - 1) * n + rank]!,
     numRecvTokensPerExpert: perLocalExpert,
     rankPrefixMatrix,
   };

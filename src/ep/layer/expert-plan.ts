@@ -33,9 +33,9 @@ export function planExperts(exchange: ExchangeResult, rank: number, experts: num
       plan.blockStart[expert] = row;
       for (let source = 0; source < n; source++) {
         if (source === rank) plan.firstRow[expert] = row;
-        row += exchange.perExpert[source * experts + expert] as number;
+        row += exchange.perExpert[source * experts + expert]!;
       }
-      plan.blockRows[expert] = row - (plan.blockStart[expert] as number);
+      plan.blockRows[expert] = row - plan.blockStart[expert]!;
     }
     plan.recvRows[owner] = row;
     flattened += row;

@@ -34,7 +34,7 @@ export interface LayerInput {
 export function checkLayerDispatch(args: LayerDispatchArguments, config: EPConfig, device: Device): LayerInput {
   const alignment = rowAlignment(config.hidden * 2);
   const input = checkTensor('input', args.input, { device, dtype: ['bf16'], shape: ['T', config.hidden], alignment });
-  const numTokens = input.shape[0] as number;
+  const numTokens = input.shape[0]!;
   if (numTokens > config.maxTokens) {
     throw new WeftlineError(
       'WL_CAPACITY',

@@ -21,12 +21,12 @@ export function applyScatterIndices(
   const ranks = rankTable.view();
   const rows = rowTable.view();
   for (let cell = 0; cell < ranks.length; cell++) {
-    const rank = ranks[cell] as number;
+    const rank = ranks[cell]!;
     if (rank < 0) continue;
     const expert = Number(experts[cell]);
-    const row = Number(places[cell]) - (plan.flattenedStart[rank] as number);
-    const start = plan.blockStart[expert] as number;
-    if (row < start || row >= start + (plan.blockRows[expert] as number)) return cell;
+    const row = Number(places[cell]) - plan.flattenedStart[rank]!;
+    const start = plan.blockStart[expert]!;
+    if (row < start || row >= start + plan.blockRows[expert]!) return cell;
     rows[cell] = row;
   }
   return -1;
@@ -37,7 +37,7 @@ export function throwIfOutOfBlock(statuses: readonly number[]): void {
   const rank = statuses.findIndex((status) => status !== 0);
   if (rank === -1) return;
   fail(
-    `fullScatterIndices of rank ${rank} names a row outside its expert's block, first at flat index ${(statuses[rank] as number) - 1}`,
+    `fullScatterIndices of rank ${rank} names a row outside its expert's block, first at flat index ${statuses[rank]! - 1}`,
     { rank },
   );
 }

@@ -54,8 +54,8 @@ export class CpuExperts implements LocalExperts {
     rowList.view().set(choices.rows);
     weightList.view().set(choices.weights);
     for (let expert = 0; expert < this.count; expert++) {
-      const end = choices.starts[expert + 1] as number;
-      for (let start = choices.starts[expert] as number; start < end; start += BLOCK_ROWS) {
+      const end = choices.starts[expert + 1]!;
+      for (let start = choices.starts[expert]!; start < end; start += BLOCK_ROWS) {
         const count = Math.min(BLOCK_ROWS, end - start);
         const list = rowList.address + start * 4;
         this.#applyLayers(expert, { x: x.address, rows: list, count });
@@ -127,22 +127,22 @@ export class CpuExperts implements LocalExperts {
     for (let at = 0; at < ids.length; at++) {
       const expert = Number(ids[at]);
       if (expert >= this.count) throw invalidArgument('topkIdx', expert, `-1 to ${this.count - 1}`);
-      if (expert >= 0) starts[expert + 1] = (starts[expert + 1] as number) + 1;
+      if (expert >= 0) starts[expert + 1] = starts[expert + 1]! + 1;
     }
     for (let expert = 0; expert < this.count; expert++) {
-      starts[expert + 1] = (starts[expert + 1] as number) + (starts[expert] as number);
+      starts[expert + 1] = starts[expert + 1]! + starts[expert]!;
     }
     const next = starts.slice(0, this.count);
-    const rows = new Int32Array(starts[this.count] as number);
+    const rows = new Int32Array(starts[this.count]!);
     const weights = new Float32Array(rows.length);
     const given = topkWeights.view();
     for (let at = 0; at < ids.length; at++) {
       const expert = Number(ids[at]);
       if (expert < 0) continue;
-      const slot = next[expert] as number;
+      const slot = next[expert]!;
       next[expert] = slot + 1;
       rows[slot] = Math.floor(at / topk);
-      weights[slot] = given[at] as number;
+      weights[slot] = given[at]!;
     }
     return { starts, rows, weights };
   }

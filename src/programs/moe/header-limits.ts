@@ -19,7 +19,7 @@ export function overLimits(json: Uint8Array): string | undefined {
   let marks = 0;
   let names = 0;
   for (let at = 0; at < json.length; at += 1) {
-    const byte = json[at] as number;
+    const byte = json[at]!;
     if (byte === mark.quote) at = endOfText(json, at);
     else if (byte === mark.comma) marks += 1;
     else if (byte === mark.colon) {
@@ -38,7 +38,7 @@ export function overLimits(json: Uint8Array): string | undefined {
 /** Where the text that begins at `start` has its closing quote, or the last byte if it has none. */
 function endOfText(json: Uint8Array, start: number): number {
   for (let at = start + 1; at < json.length; at += 1) {
-    const byte = json[at] as number;
+    const byte = json[at]!;
     if (byte === mark.quote) return at;
     if (byte === mark.backslash) at += 1;
   }

@@ -148,7 +148,7 @@ function describePhases(forward: MoeForward, { times, load, block, dtype }: Phas
     combine: received,
   };
   return forward.phases.map(({ name }, index) => {
-    const ms = times.phases[index] as number;
+    const ms = times.phases[index]!;
     const report = { name, ms, rows: rows[name] };
     if (name !== 'dispatch' && name !== 'combine') return report;
     const perRow = rowBytes[name === 'dispatch' ? dtype : 'bf16'];
@@ -173,7 +173,7 @@ async function checkOutput(
   let difference = 0;
   let size = 0;
   for (const [index, pattern] of (await forward.output.toHost()).entries()) {
-    const wanted = reference[index] as number;
+    const wanted = reference[index]!;
     difference += (fromBf16(pattern) - wanted) ** 2;
     size += wanted ** 2;
   }

@@ -46,10 +46,10 @@ export function countRouting(
     for (const id of topkIdx.subarray(token * topk, (token + 1) * topk)) {
       const expert = Number(id);
       if (expert < 0) continue;
-      perExpert[expert] = (perExpert[expert] as number) + 1;
+      perExpert[expert] = perExpert[expert]! + 1;
       destinations.add(Math.floor((expert * ranks) / experts));
     }
-    for (const rank of destinations) tokensTo[rank] = (tokensTo[rank] as number) + 1;
+    for (const rank of destinations) tokensTo[rank] = tokensTo[rank]! + 1;
   }
   return { tokens, perExpert, tokensTo };
 }
@@ -57,12 +57,11 @@ export function countRouting(
 /** The load of all from the counts of each rank. With 'expert' rows travel once per token and expert, else once per token and rank. */
 export function gatherLoad(counts: readonly RoutingCounts[], rowsPer: 'rank' | 'expert'): MoeLoad {
   const ranks = counts.length;
-  const experts = counts[0]?.perExpert.map((_, expert) => sum(counts.map((each) => each.perExpert[expert] as number)));
+  const experts = counts[0]?.perExpert.map((_, expert) => sum(counts.map((each) => each.perExpert[expert]!)));
   const perRank = (experts?.length ?? 0) / ranks;
   const loads = counts.map((own, rank) => {
     const local = (each: RoutingCounts): number => sum(each.perExpert.slice(rank * perRank, (rank + 1) * perRank));
-    const sent = (each: RoutingCounts): number =>
-      rowsPer === 'expert' ? local(each) : (each.tokensTo[rank] as number);
+    const sent = (each: RoutingCounts): number => (rowsPer === 'expert' ? local(each) : each.tokensTo[rank]!);
     const received = sum(counts.map(sent));
     return {
       rank,

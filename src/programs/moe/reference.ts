@@ -24,12 +24,12 @@ export function referenceMoeBlock(values: MoeBlockValues, shape: BlockShape): Fl
   let choice = 0;
   for (const id of values.topkIdx) {
     const token = Math.floor(choice / topk);
-    const weight = values.topkWeights[choice] as number;
+    const weight = values.topkWeights[choice]!;
     choice++;
     if (Number(id) < 0) continue;
     const row = Array.from(values.x.subarray(token * hidden, (token + 1) * hidden), fromBf16);
     for (const [column, value] of referenceExpert(row, Number(id), values, shape).entries()) {
-      output[token * hidden + column] = (output[token * hidden + column] as number) + weight * value;
+      output[token * hidden + column] = output[token * hidden + column]! + weight * value;
     }
   }
   return output;
@@ -47,7 +47,7 @@ export function referenceExpert(
     gateUp.subarray(expert * 2 * intermediate * hidden, (expert + 1) * 2 * intermediate * hidden),
   );
   const active = inner.slice(0, intermediate).map((gate, column) => {
-    const up = inner[intermediate + column] as number;
+    const up = inner[intermediate + column]!;
     return (gate / (1 + Math.exp(-gate))) * up;
   });
   return linear(active, down.subarray(expert * hidden * intermediate, (expert + 1) * hidden * intermediate));
@@ -57,7 +57,7 @@ export function referenceExpert(
 function linear(row: readonly number[], weights: Uint16Array): number[] {
   return Array.from({ length: row.length === 0 ? 0 : weights.length / row.length }, (_, column) => {
     let sum = 0;
-    for (const [index, value] of row.entries()) sum += value * fromBf16(weights[column * row.length + index] as number);
+    for (const [index, value] of row.entries()) sum += value * fromBf16(weights[column * row.length + index]!);
     return sum;
   });
 }

@@ -31,7 +31,7 @@ export function routeTopk(logits: Float32Array, { experts, topk, normalize }: Ro
     let sum = 0;
     for (let k = 0; k < topk; k++) {
       const best = largest(probabilities);
-      const weight = probabilities[best] as number;
+      const weight = probabilities[best]!;
       ids[first + k] = BigInt(best);
       weights[first + k] = weight;
       sum = Math.fround(sum + weight);
@@ -39,7 +39,7 @@ export function routeTopk(logits: Float32Array, { experts, topk, normalize }: Ro
       probabilities[best] = -1;
     }
     if (!normalize) continue;
-    for (let k = first; k < first + topk; k++) weights[k] = (weights[k] as number) / sum;
+    for (let k = first; k < first + topk; k++) weights[k] = weights[k]! / sum;
   }
   return { ids, weights };
 }
@@ -62,13 +62,13 @@ function softmax(logits: Float32Array, out: Float32Array, token: number): void {
     out[expert] = power;
     sum = Math.fround(sum + power);
   }
-  for (let expert = 0; expert < out.length; expert++) out[expert] = (out[expert] as number) / sum;
+  for (let expert = 0; expert < out.length; expert++) out[expert] = out[expert]! / sum;
 }
 
 function largest(values: Float32Array): number {
   let best = 0;
   for (let index = 1; index < values.length; index++) {
-    if ((values[index] as number) > (values[best] as number)) best = index;
+    if (values[index]! > values[best]!) best = index;
   }
   return best;
 }

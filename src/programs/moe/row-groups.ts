@@ -43,7 +43,7 @@ export class RowGroups implements Groups, Disposable {
     const set = this.#storeWords.arguments;
     for (let first = 0; first < this.#words.length; first += MOE_STORE_WORDS) {
       const count = Math.min(MOE_STORE_WORDS, this.#words.length - first);
-      for (let index = 0; index < count; index++) set.set('words', this.#words[first + index] as number, index);
+      for (let index = 0; index < count; index++) set.set('words', this.#words[first + index]!, index);
       set.set('to', this.#memory.address + first * 4);
       set.set('count', count);
       this.#storeWords.launch();

@@ -29,10 +29,10 @@ export class EventQueue {
     while (at > 0) {
       const parent = (at - 1) >> 2;
       // A parent with the same time was inserted before.
-      if ((times[parent] as number) <= time) break;
-      times[at] = times[parent] as number;
-      sequences[at] = sequences[parent] as number;
-      events[at] = events[parent] as number;
+      if (times[parent]! <= time) break;
+      times[at] = times[parent]!;
+      sequences[at] = sequences[parent]!;
+      events[at] = events[parent]!;
       at = parent;
     }
     times[at] = time;
@@ -44,8 +44,8 @@ export class EventQueue {
   /** Takes the first event; false when there is none. */
   pop(): boolean {
     if (this.#size === 0) return false;
-    const event = this.#events[0] as number;
-    this.time = this.#times[0] as number;
+    const event = this.#events[0]!;
+    this.time = this.#times[0]!;
     this.kind = Math.floor(event / SUBJECTS);
     this.subject = event % SUBJECTS;
     this.#size -= 1;
@@ -59,30 +59,27 @@ export class EventQueue {
     const sequences = this.#sequences;
     const events = this.#events;
     const size = this.#size;
-    const time = times[size] as number;
-    const sequence = sequences[size] as number;
-    const event = events[size] as number;
+    const time = times[size]!;
+    const sequence = sequences[size]!;
+    const event = events[size]!;
     let at = 0;
     for (;;) {
       const first = 4 * at + 1;
       if (first >= size) break;
       let best = first;
-      let bestTime = times[first] as number;
+      let bestTime = times[first]!;
       const end = Math.min(first + 4, size);
       for (let child = first + 1; child < end; child += 1) {
-        const childTime = times[child] as number;
-        if (
-          childTime < bestTime ||
-          (childTime === bestTime && (sequences[child] as number) < (sequences[best] as number))
-        ) {
+        const childTime = times[child]!;
+        if (childTime < bestTime || (childTime === bestTime && sequences[child]! < sequences[best]!)) {
           best = child;
           bestTime = childTime;
         }
       }
-      if (bestTime > time || (bestTime === time && (sequences[best] as number) > sequence)) break;
+      if (bestTime > time || (bestTime === time && sequences[best]! > sequence)) break;
       times[at] = bestTime;
-      sequences[at] = sequences[best] as number;
-      events[at] = events[best] as number;
+      sequences[at] = sequences[best]!;
+      events[at] = events[best]!;
       at = best;
     }
     times[at] = time;

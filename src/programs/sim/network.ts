@@ -79,27 +79,23 @@ export class Network {
 
   /** Bytes that passed a link, and the longest queue before it. */
   linkLoad(link: number): { readonly bytes: number; readonly longestQueueBytes: number } {
-    return { bytes: this.#carried[link] as number, longestQueueBytes: this.#longest[link] as number };
+    return { bytes: this.#carried[link]!, longestQueueBytes: this.#longest[link]! };
   }
 
   /** Bytes that wait before a link now. */
   queuedBytes(link: number, now: number): number {
     const at = link * FIELDS;
-    return Math.max(0, (this.#fields[at + BUSY_UNTIL] as number) - now) * (this.#fields[at + RATE] as number);
+    return Math.max(0, this.#fields[at + BUSY_UNTIL]! - now) * this.#fields[at + RATE]!;
   }
 
   bytesPerMicrosecond(link: number): number {
-    return this.#fields[link * FIELDS + RATE] as number;
+    return this.#fields[link * FIELDS + RATE]!;
   }
 
   /** A host sends a packet of the pool whose source, destination, path, length and wire bytes are set; its own link never drops it for want of room. */
   send(packet: number, now: number): void {
     const { sources, destinations, paths } = this.#packets;
-    const link = this.#topology.firstLink(
-      sources[packet] as number,
-      destinations[packet] as number,
-      paths[packet] as number,
-    );
+    const link = this.#topology.firstLink(sources[packet]!, destinations[packet]!, paths[packet]!);
     this.#counts.sent += 1;
     // A host does not drop what it sends: it waits for room in its own card.
     this.#enter(packet, link, now, Number.POSITIVE_INFINITY);
@@ -108,20 +104,20 @@ export class Network {
   /** A packet reached the end of its link. True when that is its destination: it is the caller's to release. */
   arrive(packet: number, now: number): boolean {
     const packets = this.#packets;
-    const link = packets.links[packet] as number;
+    const link = packets.links[packet]!;
     if (this.#failures[link] !== packets.epochs[packet]) {
       this.#counts.droppedDown += 1;
       packets.release(packet);
       return false;
     }
-    const source = packets.sources[packet] as number;
-    const destination = packets.destinations[packet] as number;
-    const next = this.#topology.nextLink(link, source, destination, packets.paths[packet] as number);
+    const source = packets.sources[packet]!;
+    const destination = packets.destinations[packet]!;
+    const next = this.#topology.nextLink(link, source, destination, packets.paths[packet]!);
     if (next === ARRIVED) {
       this.#counts.delivered += 1;
       return true;
     }
-    this.#enter(packet, next, now, this.#fields[next * FIELDS + QUEUE] as number);
+    this.#enter(packet, next, now, this.#fields[next * FIELDS + QUEUE]!);
     return false;
   }
 
@@ -129,7 +125,7 @@ export class Network {
   fail(link: number): void {
     if (this.#down[link] === 1) return;
     this.#down[link] = 1;
-    this.#failures[link] = (this.#failures[link] as number) + 1;
+    this.#failures[link] = this.#failures[link]! + 1;
   }
 
   recover(link: number, now: number): void {
@@ -147,10 +143,10 @@ export class Network {
       packets.release(packet);
       return;
     }
-    const rate = fields[at + RATE] as number;
-    const begin = Math.max(now, fields[at + BUSY_UNTIL] as number);
+    const rate = fields[at + RATE]!;
+    const begin = Math.max(now, fields[at + BUSY_UNTIL]!);
     const queued = (begin - now) * rate;
-    const bytes = packets.wireBytes[packet] as number;
+    const bytes = packets.wireBytes[packet]!;
     if (queued + bytes > room) {
       counts.droppedFull += 1;
       packets.release(packet);
@@ -158,26 +154,26 @@ export class Network {
     }
     const end = begin + bytes / rate;
     fields[at + BUSY_UNTIL] = end;
-    this.#carried[link] = (this.#carried[link] as number) + bytes;
-    if (queued > (this.#longest[link] as number)) this.#longest[link] = queued;
-    if (queued > (fields[at + ECN] as number) && room !== Number.POSITIVE_INFINITY) {
+    this.#carried[link] = this.#carried[link]! + bytes;
+    if (queued > this.#longest[link]!) this.#longest[link] = queued;
+    if (queued > fields[at + ECN]! && room !== Number.POSITIVE_INFINITY) {
       counts.marked += 1;
-      packets.marks[packet] = (packets.marks[packet] as number) | MARK_ECN;
+      packets.marks[packet] = packets.marks[packet]! | MARK_ECN;
     }
     const random = this.#random;
-    const loss = fields[at + LOSS] as number;
+    const loss = fields[at + LOSS]!;
     if (loss > 0 && random() < loss) {
       counts.droppedLoss += 1;
       packets.release(packet);
       return;
     }
     packets.links[packet] = link;
-    packets.epochs[packet] = this.#failures[link] as number;
-    const arrival = end + (fields[at + DELAY] as number);
-    const duplicate = fields[at + DUPLICATE] as number;
+    packets.epochs[packet] = this.#failures[link]!;
+    const arrival = end + fields[at + DELAY]!;
+    const duplicate = fields[at + DUPLICATE]!;
     if (duplicate > 0 && random() < duplicate) {
       counts.duplicated += 1;
-      this.#travel(packets.copy(packet), arrival + random() * (fields[at + JITTER] as number), at);
+      this.#travel(packets.copy(packet), arrival + random() * fields[at + JITTER]!, at);
     }
     this.#travel(packet, arrival, at);
   }
@@ -185,13 +181,13 @@ export class Network {
   #travel(packet: number, arrival: number, at: number): void {
     const fields = this.#fields;
     const random = this.#random;
-    const reorder = fields[at + REORDER] as number;
+    const reorder = fields[at + REORDER]!;
     let time = arrival;
     if (reorder > 0 && random() < reorder) {
       this.#counts.delayed += 1;
-      time += random() * (fields[at + JITTER] as number);
+      time += random() * fields[at + JITTER]!;
     }
-    const corrupt = fields[at + CORRUPT] as number;
+    const corrupt = fields[at + CORRUPT]!;
     if (corrupt > 0 && random() < corrupt) this.#corrupt(packet);
     this.#events.push(time, this.#arrivalKind, packet);
   }
@@ -200,14 +196,14 @@ export class Network {
   #corrupt(packet: number): void {
     const packets = this.#packets;
     const random = this.#random;
-    const length = packets.lengths[packet] as number;
-    packets.marks[packet] = (packets.marks[packet] as number) | MARK_CORRUPT;
+    const length = packets.lengths[packet]!;
+    packets.marks[packet] = packets.marks[packet]! | MARK_CORRUPT;
     this.#counts.corrupted += 1;
     if (random() < 0.1) {
       packets.lengths[packet] = Math.floor(random() * length);
       return;
     }
     const at = packet * packets.slotBytes + Math.floor(random() * length);
-    packets.bytes[at] = (packets.bytes[at] as number) ^ (1 + Math.floor(random() * 255));
+    packets.bytes[at] = packets.bytes[at]! ^ (1 + Math.floor(random() * 255));
   }
 }

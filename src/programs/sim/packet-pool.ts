@@ -53,7 +53,7 @@ export class PacketPool {
   take(): number {
     if (this.#free === this.#next.length) this.#grow();
     const packet = this.#free;
-    this.#free = this.#next[packet] as number;
+    this.#free = this.#next[packet]!;
     this.#used += 1;
     if (this.#used > this.#most) this.#most = this.#used;
     this.marks[packet] = 0;
@@ -70,15 +70,15 @@ export class PacketPool {
   copy(packet: number): number {
     const twin = this.take();
     const start = packet * this.slotBytes;
-    this.bytes.copyWithin(twin * this.slotBytes, start, start + (this.lengths[packet] as number));
-    this.lengths[twin] = this.lengths[packet] as number;
-    this.wireBytes[twin] = this.wireBytes[packet] as number;
-    this.sources[twin] = this.sources[packet] as number;
-    this.destinations[twin] = this.destinations[packet] as number;
-    this.paths[twin] = this.paths[packet] as number;
-    this.links[twin] = this.links[packet] as number;
-    this.epochs[twin] = this.epochs[packet] as number;
-    this.marks[twin] = this.marks[packet] as number;
+    this.bytes.copyWithin(twin * this.slotBytes, start, start + this.lengths[packet]!);
+    this.lengths[twin] = this.lengths[packet]!;
+    this.wireBytes[twin] = this.wireBytes[packet]!;
+    this.sources[twin] = this.sources[packet]!;
+    this.destinations[twin] = this.destinations[packet]!;
+    this.paths[twin] = this.paths[packet]!;
+    this.links[twin] = this.links[packet]!;
+    this.epochs[twin] = this.epochs[packet]!;
+    this.marks[twin] = this.marks[packet]!;
     return twin;
   }
 

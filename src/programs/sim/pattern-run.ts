@@ -187,7 +187,7 @@ class PatternRun {
       if (receiving === undefined) return;
       receives.delete(handle);
       const [flow, message] = receiving;
-      this.#times.push(this.#simulation.now - (flow.offered[message] as number));
+      this.#times.push(this.#simulation.now - flow.offered[message]!);
       flow.received += 1;
       flow.endedAt = this.#simulation.now;
       this.#postReceives(flow);
@@ -211,7 +211,7 @@ class PatternRun {
     const simulation = this.#simulation;
     const region = this.#regions[flow.source] as Region;
     while (flow.sendsPosted < Math.min(messages, flow.sendsEnded + 2 * outstanding)) {
-      const at = flow.offered[flow.sendsPosted] as number;
+      const at = flow.offered[flow.sendsPosted]!;
       if (at > simulation.now) {
         if (!flow.awaitsOffer) this.#awaitOffer(flow, at);
         break;

@@ -45,7 +45,7 @@ export class SignalCounters {
       if (counter.signals[0]?.far !== host) continue;
       const value = counterValue(counter.range);
       if (value === (counter.sums[counter.seen - 1] ?? 0)) continue;
-      while (counter.seen < counter.signals.length && (counter.sums[counter.seen] as number) <= value) {
+      while (counter.seen < counter.signals.length && counter.sums[counter.seen]! <= value) {
         const signal = counter.signals[counter.seen] as RunningOperation;
         counter.seen += 1;
         signal.arrived = true;

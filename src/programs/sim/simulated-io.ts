@@ -123,8 +123,8 @@ export class SimulatedIo implements PacketIo {
       else this.#fillDirect(first, end);
       consume(this.#batch);
       for (let index = first; index < end; index += 1) {
-        const packet = this.#inbox[index] as number;
-        if (((packets.marks[packet] as number) & MARK_CORRUPT) !== 0) this.corrupted += 1;
+        const packet = this.#inbox[index]!;
+        if ((packets.marks[packet]! & MARK_CORRUPT) !== 0) this.corrupted += 1;
         packets.release(packet);
       }
     }
@@ -133,7 +133,7 @@ export class SimulatedIo implements PacketIo {
 
   /** Forgets what has arrived: the host is dead. */
   discard(): void {
-    for (let index = 0; index < this.waiting; index += 1) this.#options.packets.release(this.#inbox[index] as number);
+    for (let index = 0; index < this.waiting; index += 1) this.#options.packets.release(this.#inbox[index]!);
     this.waiting = 0;
   }
 
@@ -150,13 +150,13 @@ export class SimulatedIo implements PacketIo {
     batch.bytes = packets.bytes;
     batch.count = end - first;
     for (let index = first; index < end; index += 1) {
-      const packet = this.#inbox[index] as number;
+      const packet = this.#inbox[index]!;
       const entry = index - first;
       batch.offset[entry] = packet * packets.slotBytes;
-      batch.length[entry] = packets.lengths[packet] as number;
+      batch.length[entry] = packets.lengths[packet]!;
       batch.segmentBytes[entry] = 0;
-      batch.marked[entry] = (packets.marks[packet] as number) & MARK_ECN;
-      batch.peer[entry] = packets.sources[packet] as number;
+      batch.marked[entry] = packets.marks[packet]! & MARK_ECN;
+      batch.peer[entry] = packets.sources[packet]!;
     }
   }
 
@@ -169,23 +169,23 @@ export class SimulatedIo implements PacketIo {
     let open = false;
     let path = -1;
     for (let index = first; index < end; index += 1) {
-      const packet = this.#inbox[index] as number;
+      const packet = this.#inbox[index]!;
       const start = packet * packets.slotBytes;
-      const length = packets.lengths[packet] as number;
-      const mark = (packets.marks[packet] as number) & MARK_ECN;
-      const source = packets.sources[packet] as number;
+      const length = packets.lengths[packet]!;
+      const mark = packets.marks[packet]! & MARK_ECN;
+      const source = packets.sources[packet]!;
       this.#joined.set(packets.bytes.subarray(start, start + length), to);
-      const size: number = open ? (batch.segmentBytes[entry] as number) || (batch.length[entry] as number) : 0;
+      const size: number = open ? batch.segmentBytes[entry]! || batch.length[entry]! : 0;
       const fits =
         open &&
         batch.peer[entry] === source &&
         path === packets.paths[packet] &&
         batch.marked[entry] === mark &&
         length <= size &&
-        (batch.length[entry] as number) + length <= 65_507;
+        batch.length[entry]! + length <= 65_507;
       if (fits) {
         batch.segmentBytes[entry] = size;
-        batch.length[entry] = (batch.length[entry] as number) + length;
+        batch.length[entry] = batch.length[entry]! + length;
         open = length === size;
       } else {
         entry += 1;
@@ -194,7 +194,7 @@ export class SimulatedIo implements PacketIo {
         batch.segmentBytes[entry] = 0;
         batch.marked[entry] = mark;
         batch.peer[entry] = source;
-        path = packets.paths[packet] as number;
+        path = packets.paths[packet]!;
         open = length > 0;
       }
       to += length;

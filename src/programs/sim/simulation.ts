@@ -188,7 +188,7 @@ export class Simulation {
   }
 
   #deliver(packet: number): void {
-    const host = this.packets.destinations[packet] as number;
+    const host = this.packets.destinations[packet]!;
     const { alive, io } = this.#host(host);
     if (!alive) {
       this.packets.release(packet);
@@ -222,7 +222,7 @@ export class Simulation {
   }
 
   #runAt(host: number, time: number): void {
-    if ((this.#timerAt[host] as number) <= time) return;
+    if (this.#timerAt[host]! <= time) return;
     this.#timerAt[host] = time;
     this.#queue.push(time, TIMER, host);
   }

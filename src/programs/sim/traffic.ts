@@ -60,8 +60,8 @@ function cycle(size: number, random: () => number): number[] {
   const order = Array.from({ length: size }, (_, index) => index);
   for (let last = size - 1; last > 0; last -= 1) {
     const other = Math.floor(random() * last);
-    const held = order[last] as number;
-    order[last] = order[other] as number;
+    const held = order[last]!;
+    order[last] = order[other]!;
     order[other] = held;
   }
   return order;

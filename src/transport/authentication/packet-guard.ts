@@ -71,8 +71,8 @@ export class PacketGuard {
     let from = tags >>> 2;
     let to = burst.headerOffset >>> 2;
     for (let packet = 0; packet < count; packet++) {
-      words[to + TAG_LOW] = memory.words[from++] as number;
-      words[to + TAG_HIGH] = memory.words[from++] as number;
+      words[to + TAG_LOW] = memory.words[from++]!;
+      words[to + TAG_HIGH] = memory.words[from++]!;
       to += headerBytes >>> 2;
     }
   }
@@ -104,7 +104,7 @@ export class PacketGuard {
       words[from + TAG_HIGH] = 0;
       words[from + NUMBER] = number + packet;
       const end = from + (headerBytes >>> 2);
-      while (from < end) target[to++] = words[from++] as number;
+      while (from < end) target[to++] = words[from++]!;
     }
   }
 }

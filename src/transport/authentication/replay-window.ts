@@ -37,8 +37,8 @@ export class ReplayWindow {
     }
     const word = block % WORDS;
     const bit = 1 << (number % 32);
-    if (((bits[word] as number) & bit) !== 0) return false;
-    bits[word] = (bits[word] as number) | bit;
+    if ((bits[word]! & bit) !== 0) return false;
+    bits[word] = bits[word]! | bit;
     return true;
   }
 }

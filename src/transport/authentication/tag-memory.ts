@@ -92,7 +92,7 @@ export class TagMemory {
       return;
     }
     let at = address;
-    for (let index = from; index < to; index++) bytes[at++] = source[index] as number;
+    for (let index = from; index < to; index++) bytes[at++] = source[index]!;
   }
 
   /** Copies the ranges of a scattered write, one behind the other, to an address. Returns how many bytes they have. */
@@ -101,8 +101,8 @@ export class TagMemory {
     const { bytes } = burst.region as Region;
     let to = address;
     for (let index = burst.firstRange; index < burst.endRange; index++) {
-      const from = sources[index] as number;
-      const length = lengths[index] as number;
+      const from = sources[index]!;
+      const length = lengths[index]!;
       this.copy(bytes, from, from + length, to);
       to += length;
     }

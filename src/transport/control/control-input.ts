@@ -147,7 +147,7 @@ function takeReject(connection: Connection, { a, b, bytes }: Record): boolean {
   const { sendWindow, engine } = connection;
   const sequence = a | 0;
   if (!sendWindow.isOutstanding(sequence) || sendWindow.isAcked(sequence)) return true;
-  const request = engine.requests.find(sendWindow.request[sequence & sendWindow.mask] as number);
+  const request = engine.requests.find(sendWindow.request[sequence & sendWindow.mask]!);
   if (request?.isPending) engine.fail(request, peerFailure(request, b, bytes));
   return true;
 }

@@ -45,10 +45,10 @@ function pathStatistics({ paths, bursts, congestion, engine }: Connection, path:
   return {
     path,
     alive: paths.alive[path] === 1,
-    smoothedRtt: paths.rtt[path] as number,
-    sentSegments: paths.sentSegments[path] as number,
-    lostSegments: paths.lostSegments[path] as number,
-    inFlightBytes: bursts.pathBytes[path] as number,
+    smoothedRtt: paths.rtt[path]!,
+    sentSegments: paths.sentSegments[path]!,
+    lostSegments: paths.lostSegments[path]!,
+    inFlightBytes: bursts.pathBytes[path]!,
     windowBytes: window?.windowBytes ?? Number.POSITIVE_INFINITY,
   };
 }

@@ -22,7 +22,7 @@ export class RegionTable {
     this.#generations[slot] = generation;
     const region: Region = Object.freeze({
       id: generation * MOST_REGIONS + slot,
-      key: crypto.getRandomValues(new Uint32Array(1))[0] as number,
+      key: crypto.getRandomValues(new Uint32Array(1))[0]!,
       bytes,
       address,
       remote: Object.freeze({ read: remote.read ?? false, write: remote.write ?? false }),

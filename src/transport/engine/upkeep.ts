@@ -162,8 +162,8 @@ function checkPaths(connection: Connection, now: number): void {
       continue;
     }
     const patience = paths.timeout(path, connection.engine.settings.minRto) + connection.engine.settings.ackDelay;
-    const unanswered = paths.unanswered[path] as number;
-    const since = paths.silentSince[path] as number;
+    const unanswered = paths.unanswered[path]!;
+    const since = paths.silentSince[path]!;
     let due = since + backOff(patience, Math.max(0, unanswered - 1));
     if (now >= due) {
       counters.timeouts++;
@@ -193,9 +193,9 @@ function checkPaths(connection: Connection, now: number): void {
 
 /** Another path has answered something that was sent since this one was first asked. */
 function othersSpeak({ paths }: Connection, path: number): boolean {
-  const since = paths.askedAt[path] as number;
+  const since = paths.askedAt[path]!;
   for (let other = 0; other < paths.count; other++) {
-    if (other !== path && (paths.echoedSentAt[other] as number) >= since) return true;
+    if (other !== path && paths.echoedSentAt[other]! >= since) return true;
   }
   return false;
 }

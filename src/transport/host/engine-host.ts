@@ -324,14 +324,14 @@ export class EngineHost implements HostedEngine<HostCall> {
 
   #errorOf(handle: RequestHandle, slot: number): EncodedError {
     const error = this.#loop.engine.requestError(handle);
-    const reason = this.#connections[this.#connectionOf[slot] as number]?.reason;
+    const reason = this.#connections[this.#connectionOf[slot]!]?.reason;
     return reason ?? encodeError(error ?? new WeftlineError('WL_INTERNAL', 'A request failed silently'));
   }
 
   #cancel(slot: number, number: number): void {
     const connection = this.#connections[number]?.connection;
     if (!this.#transfers.has(slot)) {
-      const handle = this.#handleOf[slot] as number;
+      const handle = this.#handleOf[slot]!;
       if (handle !== -1) connection?.cancel(handle);
       return;
     }
@@ -355,7 +355,7 @@ export class EngineHost implements HostedEngine<HostCall> {
   }
 
   #forget(slot: number): void {
-    this.#slotOf.delete(this.#handleOf[slot] as number);
+    this.#slotOf.delete(this.#handleOf[slot]!);
     this.#handleOf[slot] = -1;
   }
 

@@ -9,12 +9,7 @@ export function findScatters(table: PartTable, longest: number): RangeList[] {
   const columns = { sources: table.localOffset, targets: table.remoteOffset, lengths: bytes };
   for (let first = 0; first < count;) {
     let end = first;
-    while (
-      end < count &&
-      (bytes[end] as number) <= longest &&
-      local[end] === local[first] &&
-      remote[end] === remote[first]
-    ) {
+    while (end < count && bytes[end]! <= longest && local[end] === local[first] && remote[end] === remote[first]) {
       end++;
     }
     if (end - first > 1) found.push(new RangeList(columns, first, end));

@@ -198,29 +198,29 @@ export class PreparedTransfers {
   #postPart(post: Post, plan: Prepared): void {
     const at = post.posted;
     const { table } = plan;
-    const remote = table.remote[at] as number;
-    part.offset = table.localOffset[at] as number;
-    part.remoteRegion = plan.remoteRegions[remote] as number;
-    part.remoteKey = plan.remoteKeys[remote] as number;
-    part.remoteOffset = table.remoteOffset[at] as number;
-    part.bytes = table.bytes[at] as number;
+    const remote = table.remote[at]!;
+    part.offset = table.localOffset[at]!;
+    part.remoteRegion = plan.remoteRegions[remote]!;
+    part.remoteKey = plan.remoteKeys[remote]!;
+    part.remoteOffset = table.remoteOffset[at]!;
+    part.bytes = table.bytes[at]!;
     post.posted++;
     post.bytes += part.bytes;
-    this.#request(post, plan, plan.regions[table.local[at] as number] as number);
+    this.#request(post, plan, plan.regions[table.local[at]!]!);
   }
 
   #postScatter(post: Post, plan: Prepared, ranges: RangeList): void {
     const { connection: number, flow, table } = plan;
-    const remote = table.remote[post.posted] as number;
-    const region = plan.regions[table.local[post.posted] as number] as number;
+    const remote = table.remote[post.posted]!;
+    const region = plan.regions[table.local[post.posted]!]!;
     post.posted += ranges.count;
     post.scatters++;
     post.bytes += ranges.bytes;
     try {
       scattered.region = this.#region(region);
       scattered.ranges = ranges;
-      scattered.remoteRegion = plan.remoteRegions[remote] as number;
-      scattered.remoteKey = plan.remoteKeys[remote] as number;
+      scattered.remoteRegion = plan.remoteRegions[remote]!;
+      scattered.remoteKey = plan.remoteKeys[remote]!;
       scattered.flow = flow;
       this.#follow(post, this.#connection(number).scatter(scattered));
     } catch (error) {

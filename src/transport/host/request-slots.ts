@@ -37,7 +37,7 @@ export class RequestSlots {
     const { requests, failure } = this.#link;
     if (failure !== undefined) throw failure;
     if (this.#freeCount === 0) throw tooMany();
-    const slot = this.#free[this.#freeCount - 1] as number;
+    const slot = this.#free[this.#freeCount - 1]!;
     this.command.slot = slot;
     requests.open(slot);
     if (!requests.put(this.command)) {
@@ -47,7 +47,7 @@ export class RequestSlots {
     this.#freeCount -= 1;
     this.#peers[slot] = peer;
     this.#link.nudge();
-    return slot + (this.#uses[slot] as number) * REQUEST_SLOTS;
+    return slot + this.#uses[slot]! * REQUEST_SLOTS;
   }
 
   cancel(request: Request, connection: number): void {
@@ -75,7 +75,7 @@ export class RequestSlots {
     const bytes = requests.bytesOf(slot);
     const error = state === slotStates.failed ? this.#errorOf(slot) : undefined;
     requests.release(slot);
-    (this.#uses[slot] as number) += 1;
+    this.#uses[slot]! += 1;
     this.#free[this.#freeCount] = slot;
     this.#freeCount += 1;
     if (error !== undefined) throw error;

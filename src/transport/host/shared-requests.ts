@@ -120,7 +120,7 @@ export class SharedRequests {
 
   /** Valid once the request has ended. */
   bytesOf(slot: number): number {
-    return this.#bytes[slot] as number;
+    return this.#bytes[slot]!;
   }
 
   /** True once the engine has failed; why stands in its last message. */
@@ -190,13 +190,13 @@ export class SharedRequests {
     if (Atomics.load(this.#words, at.tail) === this.#next) return false;
     const first = (this.#next & (REQUEST_SLOTS - 1)) * WORDS;
     const ring = this.#ring;
-    command.kind = ring[first + field.kind] as number;
-    command.slot = ring[first + field.slot] as number;
-    command.connection = ring[first + field.connection] as number;
-    command.region = ring[first + field.region] as number;
-    command.flow = ring[first + field.flow] as number;
-    command.remoteRegion = ring[first + field.remoteRegion] as number;
-    command.remoteKey = ring[first + field.remoteKey] as number;
+    command.kind = ring[first + field.kind]!;
+    command.slot = ring[first + field.slot]!;
+    command.connection = ring[first + field.connection]!;
+    command.region = ring[first + field.region]!;
+    command.flow = ring[first + field.flow]!;
+    command.remoteRegion = ring[first + field.remoteRegion]!;
+    command.remoteKey = ring[first + field.remoteKey]!;
     command.offset = wideAt(ring, first + field.offset);
     command.bytes = wideAt(ring, first + field.bytes);
     command.remoteOffset = wideAt(ring, first + field.remoteOffset);
@@ -243,5 +243,5 @@ function putWide(words: Uint32Array, word: number, value: number): void {
 }
 
 function wideAt(words: Uint32Array, word: number): number {
-  return (words[word] as number) + (words[word + 1] as number) * TWO_32;
+  return words[word]! + words[word + 1]! * TWO_32;
 }

@@ -126,8 +126,8 @@ export function copyPayload(burst: Burst, packet: number, target: Uint8Array, at
   }
   let to = at;
   for (let index = burst.firstRange; index < burst.endRange; index++) {
-    const from = ranges.sources[index] as number;
-    const length = ranges.lengths[index] as number;
+    const from = ranges.sources[index]!;
+    const length = ranges.lengths[index]!;
     target.set(region.bytes.subarray(from, from + length), to);
     to += length;
   }

@@ -65,20 +65,20 @@ export class PathTable {
 
   /** A sample of the round-trip time (Jacobson's estimator, RFC 6298). */
   sample(path: number, rtt: number): void {
-    const smoothed = this.rtt[path] as number;
-    const variation = this.rttVariation[path] as number;
-    const least = this.leastRtt[path] as number;
+    const smoothed = this.rtt[path]!;
+    const variation = this.rttVariation[path]!;
+    const least = this.leastRtt[path]!;
     this.leastRtt[path] = rtt < least ? rtt : least + LEAST_RTT_DRIFT * (rtt - least);
     const isFirst = smoothed === 0;
     const next = isFirst ? rtt : smoothed + RTT_GAIN * (rtt - smoothed);
     this.rttVariation[path] = isFirst ? rtt / 2 : variation + VARIATION_GAIN * (Math.abs(smoothed - rtt) - variation);
     this.rtt[path] = next;
     this.#choiceRtt[path] = next;
-    this.penalty[path] = Math.max(1, (this.penalty[path] as number) * PENALTY_DECAY);
+    this.penalty[path] = Math.max(1, this.penalty[path]! * PENALTY_DECAY);
   }
 
   penalise(path: number): void {
-    this.penalty[path] = Math.min(MOST_PENALTY, (this.penalty[path] as number) * 2);
+    this.penalty[path] = Math.min(MOST_PENALTY, this.penalty[path]! * 2);
   }
 
   /** The path answered. */
@@ -114,15 +114,15 @@ export class PathTable {
 
   /** A path that is not taken brings no news: what was held against it fades, so that it is tried again. */
   #forgive(path: number, better: number): void {
-    this.penalty[path] = Math.max(1, (this.penalty[path] as number) * FADE);
+    this.penalty[path] = Math.max(1, this.penalty[path]! * FADE);
     const rtt = this.#choiceRtt;
-    const surplus = (rtt[path] as number) - TRY_AGAIN * (rtt[better] as number);
-    if (surplus > 0) rtt[path] = (rtt[path] as number) - surplus * (1 - FADE);
+    const surplus = rtt[path]! - TRY_AGAIN * rtt[better]!;
+    if (surplus > 0) rtt[path] = rtt[path]! - surplus * (1 - FADE);
   }
 
   #score(path: number, inFlight: Float64Array): number {
-    const load = LOAD_UNIT + (inFlight[path] as number);
-    return Math.max(1, this.#choiceRtt[path] as number) * (this.penalty[path] as number) * load;
+    const load = LOAD_UNIT + inFlight[path]!;
+    return Math.max(1, this.#choiceRtt[path]!) * this.penalty[path]! * load;
   }
 
   /** The path itself if it is alive, else the next live one; itself again if none is. */
@@ -135,7 +135,7 @@ export class PathTable {
 
   /** How long an answer may take on the path before silence means something. */
   timeout(path: number, floor: number): number {
-    const rtt = this.rtt[path] as number;
-    return Math.max(floor, rtt === 0 ? 0 : rtt + 4 * (this.rttVariation[path] as number) + rtt);
+    const rtt = this.rtt[path]!;
+    return Math.max(floor, rtt === 0 ? 0 : rtt + 4 * this.rttVariation[path]! + rtt);
   }
 }

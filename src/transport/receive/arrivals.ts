@@ -28,7 +28,7 @@ export class Arrivals {
 
   /** A packet of a path came. An overtaken one changes nothing but its mark. */
   note(path: number, sequence: number, timestamp: number, now: number): void {
-    if (((sequence - (this.sequence[path] as number)) | 0) > 0) {
+    if (((sequence - this.sequence[path]!) | 0) > 0) {
       this.sequence[path] = sequence;
       this.timestamp[path] = timestamp;
       this.arrivedAt[path] = now;
@@ -39,12 +39,12 @@ export class Arrivals {
   }
 
   mark(path: number): void {
-    this.marks[path] = Math.min(0xffff, (this.marks[path] as number) + 1);
+    this.marks[path] = Math.min(0xffff, this.marks[path]! + 1);
   }
 
   /** The last of the touched paths, no longer touched. There must be one. */
   take(): number {
-    const path = this.touched[--this.touchedCount] as number;
+    const path = this.touched[--this.touchedCount]!;
     this.#isTouched[path] = 0;
     return path;
   }

@@ -39,7 +39,7 @@ export class ReceiveWindow {
   has(sequence: number): boolean {
     if (((sequence - this.next) | 0) < 0) return true;
     if (((sequence - this.end) | 0) >= 0) return false;
-    return (((this.#bits[(sequence >>> 5) & WORD_MASK] as number) >>> (sequence & 31)) & 1) === 1;
+    return ((this.#bits[(sequence >>> 5) & WORD_MASK]! >>> (sequence & 31)) & 1) === 1;
   }
 
   /** Takes one segment that is new and not too far. */
@@ -48,15 +48,15 @@ export class ReceiveWindow {
     const bits = this.#bits;
     if (sequence !== this.next) {
       const word = (sequence >>> 5) & WORD_MASK;
-      bits[word] = (bits[word] as number) | (1 << (sequence & 31));
+      bits[word] = bits[word]! | (1 << (sequence & 31));
       return;
     }
     let next = (sequence + 1) | 0;
     while (next !== this.end) {
       const word = (next >>> 5) & WORD_MASK;
       const bit = 1 << (next & 31);
-      if (((bits[word] as number) & bit) === 0) break;
-      bits[word] = (bits[word] as number) & ~bit;
+      if ((bits[word]! & bit) === 0) break;
+      bits[word] = bits[word]! & ~bit;
       next = (next + 1) | 0;
     }
     this.next = next;
@@ -70,7 +70,7 @@ export class ReceiveWindow {
 
   /** Word `index` for an ack: bits before `next` are set. */
   word(index: number): number {
-    const word = this.#bits[((this.next >>> 5) + index) & WORD_MASK] as number;
+    const word = this.#bits[((this.next >>> 5) + index) & WORD_MASK]!;
     return index === 0 ? word | ((1 << (this.next & 31)) - 1) : word;
   }
 }

@@ -53,7 +53,7 @@ export function onAck(connection: Connection, view: DataView, at: number, bytes:
 /** The peer misses control records: they go again, but once in a while, because the peer says so until they come. */
 function repeatControl({ control, paths, engine }: Connection): void {
   // Who only receives knows no round trip.
-  const pause = Math.max(paths.rtt[control.path] as number, engine.settings.minRto / 8);
+  const pause = Math.max(paths.rtt[control.path]!, engine.settings.minRto / 8);
   if (control.sent === control.first || engine.now - control.missingAt < pause) return;
   control.missing = true;
   control.missingAt = engine.now;
@@ -67,9 +67,9 @@ function advance(connection: Connection, cumulative: number): void {
   let sequence = sendWindow.first;
   while (sequence !== cumulative) {
     const slot = sequence & sendWindow.mask;
-    const burst = sendWindow.burst[slot] as number;
+    const burst = sendWindow.burst[slot]!;
     if (burst !== NO_BURST && bursts.firstSequence[burst] === sequence && bursts.isWhole(burst)) {
-      const count = bursts.count[burst] as number;
+      const count = bursts.count[burst]!;
       if (((cumulative - sequence - count) | 0) >= 0) {
         bursts.arriveWhole(burst);
         // INVARIANT: a slot names a burst only while its segment is in flight in it.
@@ -104,7 +104,7 @@ function takeBitmap(connection: Connection, { view, at, words, from }: Bitmap): 
     const base = (from + index * 32) | 0;
     if (((base + 31 - sendWindow.first) | 0) < 0) continue;
     if (((base - sendWindow.next) | 0) >= 0) return;
-    let fresh = view.getInt32(at + index * 4, true) & ~(acked[(base & mask) >>> 5] as number);
+    let fresh = view.getInt32(at + index * 4, true) & ~acked[(base & mask) >>> 5]!;
     while (fresh !== 0) {
       const bit = 31 - Math.clz32(fresh & -fresh);
       fresh &= fresh - 1;
@@ -120,7 +120,7 @@ function takeBitmap(connection: Connection, { view, at, words, from }: Bitmap): 
 /** `count` segments of a request, from `sequence` on, have arrived. */
 function arrived(connection: Connection, sequence: number, count: number): void {
   const { engine, sendWindow, flushes } = connection;
-  const request = engine.requests.find(sendWindow.request[sequence & sendWindow.mask] as number);
+  const request = engine.requests.find(sendWindow.request[sequence & sendWindow.mask]!);
   if (request === undefined || !request.isPending) return;
   request.unacked -= count;
   if (request.unacked !== 0 || !request.segmented) return;
@@ -139,8 +139,8 @@ function takeEcho(connection: Connection, view: DataView, at: number): void {
   const path = view.getUint16(at + ECHO.path, true);
   if (path >= paths.count) return;
   const sequence = view.getInt32(at + ECHO.pathSequence, true);
-  const isSent = ((sequence - (paths.nextSequence[path] as number)) | 0) < 0;
-  const isNewer = ((sequence - (paths.echoedSequence[path] as number)) | 0) > 0;
+  const isSent = ((sequence - paths.nextSequence[path]!) | 0) < 0;
+  const isNewer = ((sequence - paths.echoedSequence[path]!) | 0) > 0;
   if (!isSent || !isNewer) return;
   echoes.marks += view.getUint16(at + ECHO.marks, true);
   const age = ((engine.now | 0) - view.getInt32(at + ECHO.timestamp, true)) | 0;
@@ -154,7 +154,7 @@ function takeEcho(connection: Connection, view: DataView, at: number): void {
   // Clocks count whole microseconds.
   const rtt = Math.max(1, age - hold);
   paths.sample(path, rtt);
-  const base = paths.leastRtt[path] as number;
+  const base = paths.leastRtt[path]!;
   echoes.rttSum += rtt;
   echoes.baseSum += base;
   echoes.rtts++;
@@ -172,7 +172,7 @@ function takeEcho(connection: Connection, view: DataView, at: number): void {
 }
 
 function takeAcked({ bursts }: Connection, controller: number): number {
-  const bytes = bursts.controllerAcked[controller] as number;
+  const bytes = bursts.controllerAcked[controller]!;
   // Not zero, so that the window is not listed as touched once more before the list is emptied.
   if (bytes > 0) bursts.controllerAcked[controller] = Number.MIN_VALUE;
   return bytes;
@@ -188,8 +188,8 @@ function tellCongestion(connection: Connection): void {
   sample.baseRtt = echoes.rtts === 0 || perPath ? 0 : echoes.baseSum / echoes.rtts;
   sample.marked = echoes.marks > 0;
   for (let index = 0; index < bursts.touchedCount; index++) {
-    const controller = bursts.touched[index] as number;
-    sample.ackedBytes = bursts.controllerAcked[controller] as number;
+    const controller = bursts.touched[index]!;
+    sample.ackedBytes = bursts.controllerAcked[controller]!;
     bursts.controllerAcked[controller] = 0;
     if (sample.ackedBytes >= 1) congestion[controller]?.onAck(sample);
   }

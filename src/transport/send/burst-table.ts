@@ -74,12 +74,12 @@ export class BurstTable {
    */
   open(path: number, controller: number, now: number): number {
     const burst = this.#free;
-    this.#free = this.nextOnPath[burst] as number;
+    this.#free = this.nextOnPath[burst]!;
     this.path[burst] = path;
     this.controller[burst] = controller;
     this.sentAt[burst] = now;
     this.bytes[burst] = 0;
-    const before = this.#newest[path] as number;
+    const before = this.#newest[path]!;
     this.#previousOnPath[burst] = before;
     this.nextOnPath[burst] = NO_BURST;
     this.#newest[path] = burst;
@@ -91,14 +91,14 @@ export class BurstTable {
   /** Says which segments a new burst holds; `payloadBytes` is the sum of their payloads. */
   fill(burst: number, firstSequence: number, count: number, payloadBytes: number): void {
     const bytes = payloadBytes + count * this.headerBytes;
-    const path = this.path[burst] as number;
-    const controller = this.controller[burst] as number;
+    const path = this.path[burst]!;
+    const controller = this.controller[burst]!;
     this.firstSequence[burst] = firstSequence;
     this.count[burst] = count;
     this.outstanding[burst] = count;
     this.bytes[burst] = bytes;
-    this.pathBytes[path] = (this.pathBytes[path] as number) + bytes;
-    this.controllerBytes[controller] = (this.controllerBytes[controller] as number) + bytes;
+    this.pathBytes[path] = this.pathBytes[path]! + bytes;
+    this.controllerBytes[controller] = this.controllerBytes[controller]! + bytes;
   }
 
   isWhole(burst: number): boolean {
@@ -108,38 +108,38 @@ export class BurstTable {
   /** One segment of the burst is no longer in flight. */
   leave(burst: number, payloadBytes: number): void {
     this.#land(burst, payloadBytes + this.headerBytes);
-    const left = (this.outstanding[burst] as number) - 1;
+    const left = this.outstanding[burst]! - 1;
     this.outstanding[burst] = left;
     if (left === 0) this.#close(burst);
   }
 
   /** All segments of the burst have arrived. */
   arriveWhole(burst: number): void {
-    this.noteAcked(burst, this.bytes[burst] as number);
-    this.#land(burst, this.bytes[burst] as number);
+    this.noteAcked(burst, this.bytes[burst]!);
+    this.#land(burst, this.bytes[burst]!);
     this.#close(burst);
   }
 
   /** `bytes` of the burst's window have arrived. */
   noteAcked(burst: number, bytes: number): void {
-    const controller = this.controller[burst] as number;
-    const before = this.controllerAcked[controller] as number;
+    const controller = this.controller[burst]!;
+    const before = this.controllerAcked[controller]!;
     if (before === 0) this.touched[this.touchedCount++] = controller;
     this.controllerAcked[controller] = before + bytes;
   }
 
   #land(burst: number, bytes: number): void {
-    const path = this.path[burst] as number;
-    const controller = this.controller[burst] as number;
-    this.bytes[burst] = (this.bytes[burst] as number) - bytes;
-    this.pathBytes[path] = (this.pathBytes[path] as number) - bytes;
-    this.controllerBytes[controller] = (this.controllerBytes[controller] as number) - bytes;
+    const path = this.path[burst]!;
+    const controller = this.controller[burst]!;
+    this.bytes[burst] = this.bytes[burst]! - bytes;
+    this.pathBytes[path] = this.pathBytes[path]! - bytes;
+    this.controllerBytes[controller] = this.controllerBytes[controller]! - bytes;
   }
 
   #close(burst: number): void {
-    const path = this.path[burst] as number;
-    const before = this.#previousOnPath[burst] as number;
-    const after = this.nextOnPath[burst] as number;
+    const path = this.path[burst]!;
+    const before = this.#previousOnPath[burst]!;
+    const after = this.nextOnPath[burst]!;
     if (before === NO_BURST) this.oldest[path] = after;
     else this.nextOnPath[before] = after;
     if (after === NO_BURST) this.#newest[path] = before;

@@ -9,32 +9,32 @@ const LEAST_REORDER_TIME = 20;
 /** The path has echoed a newer transmission, in an ack that lists all that had arrived. */
 export function detectLosses(connection: Connection, path: number): void {
   const { paths, bursts } = connection;
-  const echoed = paths.echoedSequence[path] as number;
-  const sentAt = paths.echoedSentAt[path] as number;
-  const tolerance = Math.max(LEAST_REORDER_TIME, (paths.rtt[path] as number) * connection.reorderShare);
+  const echoed = paths.echoedSequence[path]!;
+  const sentAt = paths.echoedSentAt[path]!;
+  const tolerance = Math.max(LEAST_REORDER_TIME, paths.rtt[path]! * connection.reorderShare);
   let lost = 0;
-  for (let burst = bursts.oldest[path] as number; burst !== NO_BURST;) {
-    const after = bursts.nextOnPath[burst] as number;
-    const first = bursts.firstPathSequence[burst] as number;
+  for (let burst = bursts.oldest[path]!; burst !== NO_BURST;) {
+    const after = bursts.nextOnPath[burst]!;
+    const first = bursts.firstPathSequence[burst]!;
     const overtaken = (echoed - first) | 0;
     if (overtaken <= 0) break;
-    const byTime = (bursts.sentAt[burst] as number) + tolerance < sentAt;
+    const byTime = bursts.sentAt[burst]! + tolerance < sentAt;
     // Of the burst, those with a number below the echoed one, less the tolerance unless time has decided.
     const suspects = byTime ? overtaken : overtaken - connection.reorderSegments + 1;
     if (suspects > 0) lost += loseFirst(connection, burst, suspects);
     burst = after;
   }
   if (lost === 0) return;
-  paths.lostSegments[path] = (paths.lostSegments[path] as number) + lost;
+  paths.lostSegments[path] = paths.lostSegments[path]! + lost;
   paths.penalise(path);
 }
 
 /** The first `suspects` segments of a burst are lost, if they have not arrived. Returns how many are. */
 function loseFirst(connection: Connection, burst: number, suspects: number): number {
   const { sendWindow, bursts, congestion, engine } = connection;
-  const first = bursts.firstSequence[burst] as number;
-  const controller = bursts.controller[burst] as number;
-  const count = Math.min(suspects, bursts.count[burst] as number);
+  const first = bursts.firstSequence[burst]!;
+  const controller = bursts.controller[burst]!;
+  const count = Math.min(suspects, bursts.count[burst]!);
   let lost = 0;
   for (let index = 0; index < count; index++) {
     const sequence = (first + index) | 0;
@@ -50,13 +50,13 @@ function loseFirst(connection: Connection, burst: number, suspects: number): num
 export function loseAll(connection: Connection, path: number): void {
   const { bursts, paths, congestion, engine } = connection;
   let lost = 0;
-  for (let burst = bursts.oldest[path] as number; burst !== NO_BURST;) {
-    const after = bursts.nextOnPath[burst] as number;
-    const controller = bursts.controller[burst] as number;
-    lost += loseFirst(connection, burst, bursts.count[burst] as number);
+  for (let burst = bursts.oldest[path]!; burst !== NO_BURST;) {
+    const after = bursts.nextOnPath[burst]!;
+    const controller = bursts.controller[burst]!;
+    lost += loseFirst(connection, burst, bursts.count[burst]!);
     congestion[controller]?.onTimeout(engine.now);
     burst = after;
   }
-  paths.lostSegments[path] = (paths.lostSegments[path] as number) + lost;
+  paths.lostSegments[path] = paths.lostSegments[path]! + lost;
   paths.penalise(path);
 }

@@ -58,7 +58,7 @@ export class RangeList {
     let left = room;
     let end = first;
     while (end < last) {
-      left -= SCATTER_ENTRY_BYTES + (lengths[end] as number);
+      left -= SCATTER_ENTRY_BYTES + lengths[end]!;
       if (left < 0) break;
       end++;
     }
@@ -68,7 +68,7 @@ export class RangeList {
   /** Hot path. Bytes of the ranges from `first` to before `end`. */
   bytesOf(first: number, end: number): number {
     let bytes = 0;
-    for (let index = first; index < end; index++) bytes += this.lengths[index] as number;
+    for (let index = first; index < end; index++) bytes += this.lengths[index]!;
     return bytes;
   }
 }

@@ -88,7 +88,7 @@ export class SendWindow {
   lose(sequence: number, bursts: BurstTable): void {
     const slot = sequence & this.mask;
     setBit(this.lost, slot);
-    bursts.leave(this.burst[slot] as number, this.bytes[slot] as number);
+    bursts.leave(this.burst[slot]!, this.bytes[slot]!);
     this.burst[slot] = NO_BURST;
     if (this.lostCount === 0 || ((sequence - this.lostFrom) | 0) < 0) this.lostFrom = sequence;
     this.lostCount++;
@@ -103,8 +103,8 @@ export class SendWindow {
       this.lostCount--;
       return;
     }
-    const burst = this.burst[slot] as number;
-    const bytes = this.bytes[slot] as number;
+    const burst = this.burst[slot]!;
+    const bytes = this.bytes[slot]!;
     bursts.noteAcked(burst, bytes + bursts.headerBytes);
     bursts.leave(burst, bytes);
     this.burst[slot] = NO_BURST;
@@ -115,7 +115,7 @@ export class SendWindow {
     let sequence = ((this.lostFrom - this.first) | 0) < 0 ? this.first : this.lostFrom;
     while (bitOf(this.lost, sequence & this.mask) === 0) {
       // Whole words without a lost segment are passed over at once.
-      const word = this.lost[(sequence & this.mask) >>> 5] as number;
+      const word = this.lost[(sequence & this.mask) >>> 5]!;
       sequence = word >>> (sequence & 31) === 0 ? ((sequence | 31) + 1) | 0 : (sequence + 1) | 0;
     }
     this.lostFrom = sequence;
@@ -124,13 +124,13 @@ export class SendWindow {
 }
 
 function bitOf(words: Int32Array, slot: number): number {
-  return ((words[slot >>> 5] as number) >>> (slot & 31)) & 1;
+  return (words[slot >>> 5]! >>> (slot & 31)) & 1;
 }
 
 function setBit(words: Int32Array, slot: number): void {
-  words[slot >>> 5] = (words[slot >>> 5] as number) | (1 << (slot & 31));
+  words[slot >>> 5] = words[slot >>> 5]! | (1 << (slot & 31));
 }
 
 function clearBit(words: Int32Array, slot: number): void {
-  words[slot >>> 5] = (words[slot >>> 5] as number) & ~(1 << (slot & 31));
+  words[slot >>> 5] = words[slot >>> 5]! & ~(1 << (slot & 31));
 }

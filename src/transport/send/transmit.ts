@@ -164,7 +164,7 @@ function retransmit(connection: Connection, now: number): Outcome {
   const { requests, template } = engine;
   const first = sendWindow.firstLost();
   const slot = first & sendWindow.mask;
-  const handle = sendWindow.request[slot] as number;
+  const handle = sendWindow.request[slot]!;
   const found = requests.find(handle);
   const request = found !== undefined && found.isPending ? found : undefined;
   const controller = request === undefined ? 0 : connection.flow(request.flow).controller;
@@ -180,11 +180,11 @@ function retransmit(connection: Connection, now: number): Outcome {
     const sequence = (first + segment) | 0;
     // What a request that has ended would have carried is nobody's any more.
     if (request === undefined) sendWindow.bytes[sequence & sendWindow.mask] = 0;
-    bytes += sendWindow.bytes[sequence & sendWindow.mask] as number;
+    bytes += sendWindow.bytes[sequence & sendWindow.mask]!;
     sendWindow.setInFlight(sequence, burst);
   }
   if (request !== undefined && ranges !== undefined) {
-    const firstRange = sendWindow.offset[slot] as number;
+    const firstRange = sendWindow.offset[slot]!;
     template.sequence = first;
     outgoing.at = at;
     outgoing.burst = burst;
@@ -193,13 +193,13 @@ function retransmit(connection: Connection, now: number): Outcome {
     connection.counters.retransmittedSegments++;
     return WENT;
   }
-  template.lastPayloadBytes = sendWindow.bytes[(first + count - 1) & sendWindow.mask] as number;
+  template.lastPayloadBytes = sendWindow.bytes[(first + count - 1) & sendWindow.mask]!;
   template.sequence = first;
-  template.offset = sendWindow.offset[slot] as number;
+  template.offset = sendWindow.offset[slot]!;
   template.count = count;
   addressTo(connection, request);
   // A segment that a grant cut short may be followed by its like.
-  template.payloadBytes = sendWindow.bytes[slot] as number;
+  template.payloadBytes = sendWindow.bytes[slot]!;
   outgoing.at = at;
   outgoing.burst = burst;
   outgoing.bytes = bytes;
@@ -212,17 +212,17 @@ function retransmit(connection: Connection, now: number): Outcome {
 function lostRun(connection: Connection, first: number, isScattered: boolean): number {
   const { sendWindow, burstSegments } = connection;
   const { mask, request, bytes } = sendWindow;
-  const full = bytes[first & mask] as number;
+  const full = bytes[first & mask]!;
   let count = 1;
   if (isScattered) return count;
-  while (count < burstSegments && (bytes[(first + count - 1) & mask] as number) === full) {
+  while (count < burstSegments && bytes[(first + count - 1) & mask] === full) {
     const sequence = (first + count) | 0;
     const next = sequence & mask;
     const joins =
       sendWindow.isOutstanding(sequence) &&
       sendWindow.isLost(sequence) &&
       request[next] === request[first & mask] &&
-      (bytes[next] as number) <= full;
+      bytes[next]! <= full;
     if (!joins) break;
     count++;
   }
@@ -262,12 +262,12 @@ function sendBurst(connection: Connection, request: Request | undefined, now: nu
   const { path, controller } = route;
   const { count } = template;
   const wireBytes = bytes + count * DATA_HEADER_BYTES;
-  const pathSequence = paths.nextSequence[path] as number;
+  const pathSequence = paths.nextSequence[path]!;
   if (bursts.oldest[path] === burst) paths.silentSince[path] = now;
   bursts.firstPathSequence[burst] = pathSequence;
   bursts.fill(burst, template.sequence, count, bytes);
   paths.nextSequence[path] = pathSequence + count;
-  paths.sentSegments[path] = (paths.sentSegments[path] as number) + count;
+  paths.sentSegments[path] = paths.sentSegments[path]! + count;
   template.path = path;
   template.pathSequence = pathSequence;
   charge(connection, controller, wireBytes, now);
@@ -303,7 +303,7 @@ function wantsAck(connection: Connection, request: Request | undefined): boolean
   if (request === undefined || request.segmented) return true;
   const { congestion, bursts, segmentBytes } = connection;
   const { controller } = route;
-  const allowance = congestion[controller]?.allowance(bursts.controllerBytes[controller] as number) ?? 0;
+  const allowance = congestion[controller]?.allowance(bursts.controllerBytes[controller]!) ?? 0;
   return allowance < segmentBytes || connection.sendWindow.room() === 0;
 }
 
@@ -313,7 +313,7 @@ function charge(connection: Connection, controller: number, bytes: number, now: 
   congestion.onSend(bytes);
   const { rate } = congestion;
   if (rate === Number.POSITIVE_INFINITY) return;
-  const start = Math.max(connection.nextSendAt[controller] as number, now);
+  const start = Math.max(connection.nextSendAt[controller]!, now);
   connection.nextSendAt[controller] = start + bytes / rate;
 }
 
@@ -342,12 +342,12 @@ function admit(connection: Connection, wanted: number): boolean {
   const { controller } = route;
   const congestion = connection.congestion[controller];
   if (congestion === undefined) return false;
-  const paced = connection.nextSendAt[controller] as number;
+  const paced = connection.nextSendAt[controller]!;
   if (paced > connection.engine.now) {
     route.resumeAt = Math.min(route.resumeAt, paced);
     return false;
   }
-  const inFlight = connection.bursts.controllerBytes[controller] as number;
+  const inFlight = connection.bursts.controllerBytes[controller]!;
   const allowance = congestion.allowance(inFlight);
   const admitted = Math.floor(allowance / connection.segmentBytes);
   if (inFlight <= 0) {

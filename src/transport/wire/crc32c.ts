@@ -13,8 +13,8 @@ function makeTables(): Int32Array {
     table[byte] = word;
   }
   for (let at = 256; at < 2048; at++) {
-    const before = table[at - 256] as number;
-    table[at] = (before >>> 8) ^ (table[before & 255] as number);
+    const before = table[at - 256]!;
+    table[at] = (before >>> 8) ^ table[before & 255]!;
   }
   return table;
 }
@@ -30,34 +30,34 @@ export function crc32cUpdate(state: number, view: DataView, from: number, to: nu
     const word = crc ^ view.getInt32(at, true);
     const next = view.getInt32(at + 4, true);
     crc =
-      (tables[1792 + (word & 255)] as number) ^
-      (tables[1536 + ((word >>> 8) & 255)] as number) ^
-      (tables[1280 + ((word >>> 16) & 255)] as number) ^
-      (tables[1024 + (word >>> 24)] as number) ^
-      (tables[768 + (next & 255)] as number) ^
-      (tables[512 + ((next >>> 8) & 255)] as number) ^
-      (tables[256 + ((next >>> 16) & 255)] as number) ^
-      (tables[next >>> 24] as number);
+      tables[1792 + (word & 255)]! ^
+      tables[1536 + ((word >>> 8) & 255)]! ^
+      tables[1280 + ((word >>> 16) & 255)]! ^
+      tables[1024 + (word >>> 24)]! ^
+      tables[768 + (next & 255)]! ^
+      tables[512 + ((next >>> 8) & 255)]! ^
+      tables[256 + ((next >>> 16) & 255)]! ^
+      tables[next >>> 24]!;
   }
   for (; at + 4 <= to; at += 4) {
     const word = crc ^ view.getInt32(at, true);
     crc =
-      (tables[768 + (word & 255)] as number) ^
-      (tables[512 + ((word >>> 8) & 255)] as number) ^
-      (tables[256 + ((word >>> 16) & 255)] as number) ^
-      (tables[word >>> 24] as number);
+      tables[768 + (word & 255)]! ^
+      tables[512 + ((word >>> 8) & 255)]! ^
+      tables[256 + ((word >>> 16) & 255)]! ^
+      tables[word >>> 24]!;
   }
-  for (; at < to; at++) crc = (crc >>> 8) ^ (tables[(crc ^ view.getUint8(at)) & 255] as number);
+  for (; at < to; at++) crc = (crc >>> 8) ^ tables[(crc ^ view.getUint8(at)) & 255]!;
   return crc;
 }
 
 /** The checksum goes on over four bytes that are zero. */
 export function crc32cZeroWord(crc: number): number {
   return (
-    (tables[768 + (crc & 255)] as number) ^
-    (tables[512 + ((crc >>> 8) & 255)] as number) ^
-    (tables[256 + ((crc >>> 16) & 255)] as number) ^
-    (tables[crc >>> 24] as number)
+    tables[768 + (crc & 255)]! ^
+    tables[512 + ((crc >>> 8) & 255)]! ^
+    tables[256 + ((crc >>> 16) & 255)]! ^
+    tables[crc >>> 24]!
   );
 }
 

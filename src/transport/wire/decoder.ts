@@ -53,8 +53,8 @@ export class Decoder {
     }
     this.#engine.placement.source = bytes;
     for (let index = 0; index < batch.count; index++) {
-      const at = batch.offset[index] as number;
-      const length = batch.length[index] as number;
+      const at = batch.offset[index]!;
+      const length = batch.length[index]!;
       if (at + length > bytes.byteLength) this.#drop('short');
       else this.#takeJoined(batch, index, at, at + length);
     }
@@ -63,10 +63,10 @@ export class Decoder {
   /** A datagram, or several that the kernel joined. */
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
   #takeJoined(batch: ReceivedBatch, index: number, from: number, to: number): void {
-    const joined = batch.segmentBytes[index] as number;
+    const joined = batch.segmentBytes[index]!;
     const stride = joined === 0 ? to - from : joined;
     const marked = batch.marked[index] === 1;
-    const peer = batch.peer[index] as number;
+    const peer = batch.peer[index]!;
     if (stride < PREFIX_BYTES) {
       this.#drop('short');
       return;

@@ -127,8 +127,8 @@ export class Outbox {
   #sumRanges(crc: number, { sources, lengths }: RangeList): number {
     let sum = crc;
     for (let index = this.burst.firstRange; index < this.burst.endRange; index++) {
-      const from = sources[index] as number;
-      sum = crc32cUpdate(sum, this.#payload as DataView, from, from + (lengths[index] as number));
+      const from = sources[index]!;
+      sum = crc32cUpdate(sum, this.#payload as DataView, from, from + lengths[index]!);
     }
     return sum;
   }

@@ -112,9 +112,9 @@ export function writeScatter(words: Int32Array, at: number, burst: Burst): void 
   const { targets, lengths } = burst.ranges as RangeList;
   let word = at >>> 2;
   for (let index = firstRange; index < endRange; index++) {
-    const target = targets[index] as number;
+    const target = targets[index]!;
     words[word] = target;
-    words[word + 1] = Math.floor(target / TWO_32) | ((lengths[index] as number) << 16);
+    words[word + 1] = Math.floor(target / TWO_32) | (lengths[index]! << 16);
     word += SCATTER_ENTRY_BYTES / 4;
   }
   burst.headerBytes = DATA_HEADER_BYTES + (endRange - firstRange) * SCATTER_ENTRY_BYTES;
@@ -131,7 +131,7 @@ export function sendProbe(connection: Connection, path: number, now: number): bo
   template.lastFlags = 0;
   template.path = path;
   template.sequence = connection.sendWindow.next;
-  template.pathSequence = paths.nextSequence[path] as number;
+  template.pathSequence = paths.nextSequence[path]!;
   template.target = 0;
   template.targetKey = 0;
   template.offset = 0;
@@ -185,10 +185,10 @@ export function sendAck(connection: Connection, now: number, reason = 0): boolea
   for (let echo = 0; echo < echoes; echo++) {
     const from = arrivals.take();
     view.setUint16(to + ECHO.path, from, true);
-    view.setUint16(to + ECHO.marks, arrivals.marks[from] as number, true);
-    view.setInt32(to + ECHO.pathSequence, arrivals.sequence[from] as number, true);
-    view.setInt32(to + ECHO.timestamp, arrivals.timestamp[from] as number, true);
-    view.setInt32(to + ECHO.hold, now - (arrivals.arrivedAt[from] as number), true);
+    view.setUint16(to + ECHO.marks, arrivals.marks[from]!, true);
+    view.setInt32(to + ECHO.pathSequence, arrivals.sequence[from]!, true);
+    view.setInt32(to + ECHO.timestamp, arrivals.timestamp[from]!, true);
+    view.setInt32(to + ECHO.hold, now - arrivals.arrivedAt[from]!, true);
     arrivals.marks[from] = 0;
     to += ackPath.size;
   }

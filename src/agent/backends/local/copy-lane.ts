@@ -72,7 +72,7 @@ export class CopyLane {
     words[jobWord.failure] = 0;
     words[jobWord.hasMessage] = hasMessage ? 1 : 0;
     Atomics.store(words, jobWord.state, jobStates.queued);
-    const last = lane[laneWord.last] as number;
+    const last = lane[laneWord.last]!;
     if (last === 0) lane[laneWord.first] = id;
     else jobs(last).words[jobWord.next] = id;
     lane[laneWord.last] = id;
@@ -88,11 +88,11 @@ export class CopyLane {
     let step: number;
     lock.take();
     try {
-      const first = lane[laneWord.first] as number;
+      const first = lane[laneWord.first]!;
       if (first === 0) return 'nothing';
       job = jobs(first);
       const { words, table } = job;
-      step = words[jobWord.claimed] as number;
+      step = words[jobWord.claimed]!;
       if (step === table.steps) return words[jobWord.active] === 0 ? this.#end(job) : 'nothing';
       words[jobWord.claimed] = step + 1;
       Atomics.add(words, jobWord.active, 1);
@@ -158,7 +158,7 @@ export class CopyLane {
       records.catchUp();
       if (!records.push(message)) return 'blocked';
     }
-    const next = words[jobWord.next] as number;
+    const next = words[jobWord.next]!;
     Atomics.store(lane, laneWord.first, next);
     if (next === 0) lane[laneWord.last] = 0;
     else onWork();
@@ -171,12 +171,12 @@ export class CopyLane {
   #unlink(id: number): void {
     const { words: lane, jobs, onWork } = this.#parts;
     let before = 0;
-    let at = lane[laneWord.first] as number;
+    let at = lane[laneWord.first]!;
     while (at !== id) {
       before = at;
-      at = jobs(at).words[jobWord.next] as number;
+      at = jobs(at).words[jobWord.next]!;
     }
-    const next = jobs(id).words[jobWord.next] as number;
+    const next = jobs(id).words[jobWord.next]!;
     if (before === 0) Atomics.store(lane, laneWord.first, next);
     else jobs(before).words[jobWord.next] = next;
     if (next === 0) lane[laneWord.last] = before;

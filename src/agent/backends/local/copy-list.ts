@@ -21,23 +21,23 @@ export class CopyList {
 
   get totalBytes(): number {
     let sum = 0;
-    for (let at = 0; at < this.count; at++) sum += this.bytes[at] as number;
+    for (let at = 0; at < this.count; at++) sum += this.bytes[at]!;
     return sum;
   }
 
   /** How many pieces `cut` gives. */
   countPieces(longest: number): number {
     let pieces = 0;
-    for (let at = 0; at < this.count; at++) pieces += Math.ceil((this.bytes[at] as number) / longest);
+    for (let at = 0; at < this.count; at++) pieces += Math.ceil(this.bytes[at]! / longest);
     return pieces;
   }
 
   /** Hands over all copies in order, cut into pieces of at most `longest` bytes. */
   cut(longest: number, take: (local: number, remote: number, bytes: number) => void): void {
     for (let at = 0; at < this.count; at++) {
-      const local = this.local[at] as number;
-      const remote = this.remote[at] as number;
-      const bytes = this.bytes[at] as number;
+      const local = this.local[at]!;
+      const remote = this.remote[at]!;
+      const bytes = this.bytes[at]!;
       for (let done = 0; done < bytes; done += longest) {
         take(local + done, remote + done, Math.min(longest, bytes - done));
       }

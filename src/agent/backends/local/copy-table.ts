@@ -64,9 +64,9 @@ export class CopyTable {
 
   private constructor(buffer: SharedArrayBuffer, ranges: RangeList | undefined) {
     const head = new Int32Array(buffer, 0, HEAD_BYTES / 4);
-    const count = head[headWord.rows] as number;
+    const count = head[headWord.rows]!;
     this.buffer = buffer;
-    this.steps = head[headWord.steps] as number;
+    this.steps = head[headWord.steps]!;
     this.ranges = ranges;
     this.#firstRows = firstRowsIn(buffer, count);
     this.#rows = rowsIn(buffer, count);
@@ -75,25 +75,25 @@ export class CopyTable {
 
   /** In bytes, by the time that it takes: to begin a piece takes some, too. */
   costOf(step: number): number {
-    const first = this.#firstRows[step] as number;
-    const end = this.#firstRows[step + 1] as number;
+    const first = this.#firstRows[step]!;
+    const end = this.#firstRows[step + 1]!;
     return Math.max(this.#sum(first, end), (end - first) * PIECE_COST);
   }
 
   /** Hot path. Returns 0, or why not all of the step could be copied: an errno, or CUT_SHORT. */
   copy(step: number): number {
     const rows = this.#rows;
-    const end = (this.#firstRows[step + 1] as number) * COLUMNS;
-    for (let at = (this.#firstRows[step] as number) * COLUMNS; at < end; at += COLUMNS) {
-      const process = rows[at] as number;
-      const to = rows[at + column.to] as number;
-      const from = rows[at + column.from] as number;
-      const bytes = rows[at + column.bytes] as number;
+    const end = this.#firstRows[step + 1]! * COLUMNS;
+    for (let at = this.#firstRows[step]! * COLUMNS; at < end; at += COLUMNS) {
+      const process = rows[at]!;
+      const to = rows[at + column.to]!;
+      const from = rows[at + column.from]!;
+      const bytes = rows[at + column.bytes]!;
       if (process === 0) {
         copyMemory(to, from, bytes);
         continue;
       }
-      const copied = copyRanges(process, to, from, rows[at + column.ranges] as number);
+      const copied = copyRanges(process, to, from, rows[at + column.ranges]!);
       if (copied !== bytes) return copied < 0 ? -copied : CUT_SHORT;
     }
     return 0;
@@ -101,7 +101,7 @@ export class CopyTable {
 
   #sum(first: number, end: number): number {
     let sum = 0;
-    for (let row = first; row < end; row += 1) sum += this.#rows[row * COLUMNS + column.bytes] as number;
+    for (let row = first; row < end; row += 1) sum += this.#rows[row * COLUMNS + column.bytes]!;
     return sum;
   }
 }
@@ -136,12 +136,13 @@ function callsOfProcess({ process, stepBytes, stepPieces }: CopyTableParts): Pro
   let call = -1;
   process.cut(longest, (local, remote, pieceBytes) => {
     ranges.set(index, { local, remote, bytes: pieceBytes });
-    const isFull = call < 0 || index - (first[call] as number) === most;
-    if (isFull || (bytes[call] as number) + pieceBytes > longest) {
+    const callParts = call < 0 ? most : index - first[call]!;
+    const isFull = callParts === most;
+    if (isFull || bytes[call]! + pieceBytes > longest) {
       call = first.push(index) - 1;
       bytes.push(0);
     }
-    (bytes[call] as number) += pieceBytes;
+    bytes[call]! += pieceBytes;
     index++;
   });
   first.push(index);
@@ -151,13 +152,13 @@ function callsOfProcess({ process, stepBytes, stepPieces }: CopyTableParts): Pro
 function putCalls(rows: Float64Array, { ranges, first, bytes }: ProcessCalls, { pid, isRead }: CopyTableParts): void {
   if (ranges === undefined) return;
   for (let call = 0; call < bytes.length; call++) {
-    const { local, remote } = ranges.addressesOf(first[call] as number);
+    const { local, remote } = ranges.addressesOf(first[call]!);
     const at = call * COLUMNS;
     rows[at + column.process] = isRead ? -pid : pid;
     rows[at + column.to] = isRead ? local : remote;
     rows[at + column.from] = isRead ? remote : local;
-    rows[at + column.bytes] = bytes[call] as number;
-    rows[at + column.ranges] = (first[call + 1] as number) - (first[call] as number);
+    rows[at + column.bytes] = bytes[call]!;
+    rows[at + column.ranges] = first[call + 1]! - (first[call] as number);
   }
 }
 
@@ -167,8 +168,8 @@ function putSteps(firstRows: Int32Array, rows: Float64Array, { stepBytes, stepPi
   let bytes = Number.POSITIVE_INFINITY;
   let pieces = 0;
   for (let at = 0; at < rows.length; at += COLUMNS) {
-    const rowBytes = rows[at + column.bytes] as number;
-    const rowPieces = Math.max(1, rows[at + column.ranges] as number);
+    const rowBytes = rows[at + column.bytes]!;
+    const rowPieces = Math.max(1, rows[at + column.ranges]!);
     if (bytes + rowBytes > stepBytes || pieces + rowPieces > stepPieces) {
       firstRows[steps++] = at / COLUMNS;
       bytes = 0;

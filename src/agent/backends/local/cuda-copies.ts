@@ -43,9 +43,9 @@ export class CudaCopies implements CopyPlan, Disposable {
     const from = isRead ? list.remote : list.local;
     this.#copies = new Float64Array(list.count * 3);
     for (let at = 0; at < list.count; at++) {
-      this.#copies[at * 3] = to[at] as number;
-      this.#copies[at * 3 + 1] = from[at] as number;
-      this.#copies[at * 3 + 2] = list.bytes[at] as number;
+      this.#copies[at * 3] = to[at]!;
+      this.#copies[at * 3 + 1] = from[at]!;
+      this.#copies[at * 3 + 2] = list.bytes[at]!;
     }
   }
 

@@ -20,7 +20,7 @@ export class DeviceWork {
 
   /** The ticket of the latest piece of work. */
   get latest(): number {
-    return this.#words[BEGUN] as number;
+    return this.#words[BEGUN]!;
   }
 
   /** Hot path. To be called within a step, before the work is given to a GPU. Returns a ticket. */

@@ -55,7 +55,7 @@ export class NotificationRing {
 
   /** The writer's: another thread of this process may have written since the last call. */
   catchUp(): void {
-    this.#own = (this.#control[TAIL] as number) & ALIGNED;
+    this.#own = this.#control[TAIL]! & ALIGNED;
     this.#seen = Atomics.load(this.#control, HEAD);
   }
 
@@ -83,11 +83,11 @@ export class NotificationRing {
   take(): Uint8Array | undefined {
     if (!this.hasRecord) return undefined;
     let at = this.#own & MASK;
-    let bytes = (this.#words[at >>> 2] as number) >>> 0;
+    let bytes = this.#words[at >>> 2]! >>> 0;
     if (bytes === SKIP_RECORD) {
       this.#own = (this.#own + SENDER_RING_BYTES - at) | 0;
       at = 0;
-      bytes = (this.#words[0] as number) >>> 0;
+      bytes = this.#words[0]! >>> 0;
     }
     if (bytes > MAX_NOTIFICATION_BYTES || at + HEAD_BYTES + bytes > SENDER_RING_BYTES) {
       throw new RangeError(`a record of ${bytes} bytes at ${at}`);
@@ -113,7 +113,7 @@ const SHORT_BYTES = 64;
 function copyOut(bytes: Uint8Array, begin: number, length: number): Uint8Array {
   if (length > SHORT_BYTES) return bytes.slice(begin, begin + length);
   const copy = new Uint8Array(length);
-  for (let at = 0; at < length; at += 1) copy[at] = bytes[begin + at] as number;
+  for (let at = 0; at < length; at += 1) copy[at] = bytes[begin + at]!;
   return copy;
 }
 

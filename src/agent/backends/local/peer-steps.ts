@@ -35,7 +35,7 @@ export class PeerSteps {
 
   /** ORDER: after the last access to the peer's memory. */
   end(): void {
-    if (IS_X64) (this.#words[this.#at] as number) += 1;
+    if (IS_X64) this.#words[this.#at]! += 1;
     else Atomics.add(this.#words, this.#at, 1);
   }
 

@@ -83,15 +83,11 @@ function sortParts(
   for (const { device } of locals) if (!ways.has(device)) ways.set(device, []);
   const waysOfLocal = locals.map(({ device }) => ways.get(device) as (Way | undefined)[]);
   for (let at = 0; at < count; at++) {
-    const { device, address } = locals[parts.local[at] as number] as LocalRegion;
-    const remote = parts.remote[at] as number;
-    const known = waysOfLocal[parts.local[at] as number] as (Way | undefined)[];
+    const { device, address } = locals[parts.local[at]!] as LocalRegion;
+    const remote = parts.remote[at]!;
+    const known = waysOfLocal[parts.local[at]!] as (Way | undefined)[];
     const { list, begin } = (known[remote] ??= wayOf(device, remotes[remote] as LocalRemoteRegion));
-    list.add(
-      address + (parts.localOffset[at] as number),
-      begin + (parts.remoteOffset[at] as number),
-      parts.bytes[at] as number,
-    );
+    list.add(address + parts.localOffset[at]!, begin + parts.remoteOffset[at]!, parts.bytes[at]!);
   }
   return { mapped, process, onDevice };
 }

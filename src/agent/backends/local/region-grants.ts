@@ -41,7 +41,7 @@ export class RegionGrants {
   areHeld(keys: Int32Array): boolean {
     const pairs = this.#pairs;
     for (let at = 0; at < pairs.length; at += 2) {
-      if (Atomics.load(keys, pairs[at] as number) !== pairs[at + 1]) return false;
+      if (Atomics.load(keys, pairs[at]!) !== pairs[at + 1]) return false;
     }
     return true;
   }

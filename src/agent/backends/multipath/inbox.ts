@@ -25,7 +25,7 @@ export class Inbox {
     const before = this.#taken;
     while (((arrived - this.#taken) | 0) > 0 && delivery.mayDeliver()) {
       const at = (this.#taken >>> 0) % MAILBOX_RING_BYTES;
-      const length = this.#words[at / 4] as number;
+      const length = this.#words[at / 4]!;
       const left = (arrived - this.#taken) | 0;
       if (
         length > MAX_NOTIFICATION_BYTES ||

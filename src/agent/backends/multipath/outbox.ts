@@ -60,7 +60,7 @@ export class Outbox {
     if (!wasSent) this.#promised = (this.#promised - bytes) | 0;
     this.#ended[number % MOST_MESSAGES] = 1;
     while (this.#first < this.#next && this.#ended[this.#first % MOST_MESSAGES] === 1) {
-      this.#tail = this.#ends[this.#first % MOST_MESSAGES] as number;
+      this.#tail = this.#ends[this.#first % MOST_MESSAGES]!;
       this.#first++;
     }
   }

@@ -38,22 +38,22 @@ export class Incoming {
   take(words: Uint32Array, base: number, { address, length }: { address: number; length: number }): void {
     const { outgoing, block } = this.#options;
     const link = block.words;
-    outgoing.acknowledged(words[base + at.acknowledged] as number);
-    const kind = words[base + at.kind] as number;
+    outgoing.acknowledged(words[base + at.acknowledged]!);
+    const kind = words[base + at.kind]!;
     if (kind === ucxMessageKinds.acknowledge) return;
     if (kind === ucxMessageKinds.refuse) {
-      outgoing.refused(words[base + at.operation] as number, words[base + at.reason] as number);
+      outgoing.refused(words[base + at.operation]!, words[base + at.reason]!);
       return;
     }
-    const sequence = (words[base + at.sequence] as number) | 0;
-    const ahead = (sequence - (link[linkWord.watermark] as number)) | 0;
+    const sequence = words[base + at.sequence]! | 0;
+    const ahead = (sequence - link[linkWord.watermark]!) | 0;
     const place = sequence & (WINDOW - 1);
     if (ahead <= 0 || ahead > WINDOW || block.inState[place] !== states.unknown) return;
     block.inAction[place] = actions.nothing;
     block.inRegion[place] = NO_REGION;
     block.inRequest[place] = 0;
     block.inBytes[place] = 0;
-    block.inOperation[place] = words[base + at.operation] as number;
+    block.inOperation[place] = words[base + at.operation]!;
     const reason = this.#accept(words, base, { address: address + HEADER_BYTES, length: length - HEADER_BYTES });
     if (reason !== 0) this.#refuse(words, base, reason);
   }
@@ -64,9 +64,9 @@ export class Incoming {
     const link = block.words;
     let isBusy = false;
     for (;;) {
-      const next = ((link[linkWord.watermark] as number) + 1) | 0;
+      const next = (link[linkWord.watermark]! + 1) | 0;
       const place = next & (WINDOW - 1);
-      const state = block.inState[place] as number;
+      const state = block.inState[place]!;
       if (state === states.unknown || state === states.answering) return isBusy;
       if (state === states.receiving || state === states.refusing) {
         const status = this.#check(place);
@@ -77,7 +77,7 @@ export class Incoming {
       this.#carryOut(place, next);
       block.inState[place] = states.unknown;
       link[linkWord.watermark] = next;
-      link[linkWord.untoldBytes] = (link[linkWord.untoldBytes] as number) + (block.inBytes[place] as number);
+      link[linkWord.untoldBytes] = link[linkWord.untoldBytes]! + block.inBytes[place]!;
       isBusy = true;
     }
   }
@@ -88,16 +88,16 @@ export class Incoming {
     const link = block.words;
     let isBusy = false;
     while (link[linkWord.answersHead] !== link[linkWord.answersTail] && sender.hasRoom) {
-      const place = (link[linkWord.answersHead] as number) & (WINDOW - 1);
-      const sequence = block.answerSequence[place] as number;
-      const region = block.answerRegion[place] as number;
-      this.#answer.address = block.answerAddress[place] as number;
-      this.#answer.bytes = block.answerBytes[place] as number;
+      const place = link[linkWord.answersHead]! & (WINDOW - 1);
+      const sequence = block.answerSequence[place]!;
+      const region = block.answerRegion[place]!;
+      this.#answer.address = block.answerAddress[place]!;
+      this.#answer.bytes = block.answerBytes[place]!;
       this.#answer.region = region;
       sender.sendData(ucxTagKinds.answer, sequence, this.#answer);
-      tables.regionUses[region] = (tables.regionUses[region] as number) - 1;
+      tables.regionUses[region] = tables.regionUses[region]! - 1;
       block.inState[sequence & (WINDOW - 1)] = states.complete;
-      link[linkWord.answersHead] = (link[linkWord.answersHead] as number) + 1;
+      link[linkWord.answersHead] = link[linkWord.answersHead]! + 1;
       isBusy = true;
     }
     return isBusy;
@@ -108,11 +108,11 @@ export class Incoming {
     const link = block.words;
     let isBusy = false;
     while (link[linkWord.refusalsHead] !== link[linkWord.refusalsTail] && sender.hasControlRoom) {
-      const place = ((link[linkWord.refusalsHead] as number) & (WINDOW - 1)) * 2;
-      sender.begin(ucxMessageKinds.refuse, 0, block.refusals[place] as number);
-      block.buffers.words[sender.base + at.reason] = block.refusals[place + 1] as number;
+      const place = (link[linkWord.refusalsHead]! & (WINDOW - 1)) * 2;
+      sender.begin(ucxMessageKinds.refuse, 0, block.refusals[place]!);
+      block.buffers.words[sender.base + at.reason] = block.refusals[place + 1]!;
       sender.sendControl(0);
-      link[linkWord.refusalsHead] = (link[linkWord.refusalsHead] as number) + 1;
+      link[linkWord.refusalsHead] = link[linkWord.refusalsHead]! + 1;
       isBusy = true;
     }
     return isBusy;
@@ -123,15 +123,15 @@ export class Incoming {
     const { block, worker, tables } = this.#options;
     for (let place = 0; place < WINDOW; place++) {
       if (block.inState[place] !== states.receiving && block.inState[place] !== states.refusing) continue;
-      const request = block.inRequest[place] as number;
+      const request = block.inRequest[place]!;
       if (request !== 0) worker.cancel(request);
     }
     const link = block.words;
-    for (let next = link[linkWord.answersHead] as number; next !== link[linkWord.answersTail]; next = (next + 1) | 0) {
-      const region = block.answerRegion[next & (WINDOW - 1)] as number;
-      tables.regionUses[region] = (tables.regionUses[region] as number) - 1;
+    for (let next = link[linkWord.answersHead]!; next !== link[linkWord.answersTail]; next = (next + 1) | 0) {
+      const region = block.answerRegion[next & (WINDOW - 1)]!;
+      tables.regionUses[region] = tables.regionUses[region]! - 1;
     }
-    link[linkWord.answersHead] = link[linkWord.answersTail] as number;
+    link[linkWord.answersHead] = link[linkWord.answersTail]!;
   }
 
   /** After `cancelReceives`: takes note of those that have ended. True once all have. */
@@ -157,7 +157,7 @@ export class Incoming {
   /** The status of a receive; once it has ended, UCX does not use its memory any more. */
   #check(place: number): number {
     const { block, worker } = this.#options;
-    const request = block.inRequest[place] as number;
+    const request = block.inRequest[place]!;
     const status = request === 0 ? ucsStatus.ok : worker.check(request);
     if (status !== ucsStatus.inProgress) this.#settle(place);
     return status;
@@ -165,33 +165,33 @@ export class Incoming {
 
   #settle(place: number): void {
     const { block, tables } = this.#options;
-    const region = block.inRegion[place] as number;
-    if (region !== NO_REGION) tables.regionUses[region] = (tables.regionUses[region] as number) - 1;
+    const region = block.inRegion[place]!;
+    if (region !== NO_REGION) tables.regionUses[region] = tables.regionUses[region]! - 1;
     block.inRequest[place] = 0;
     block.inState[place] = states.complete;
   }
 
   /** 0, or why not. `follows`: what lies behind the header. */
   #accept(words: Uint32Array, base: number, follows: { address: number; length: number }): number {
-    const kind = words[base + at.kind] as number;
+    const kind = words[base + at.kind]!;
     const { block } = this.#options;
-    const place = (words[base + at.sequence] as number) & (WINDOW - 1);
-    if (this.#hasFailed(words[base + at.operation] as number)) return ucxRefusals.earlier;
-    const message = (words[base + at.messageBytes] as number) - 1;
+    const place = words[base + at.sequence]! & (WINDOW - 1);
+    if (this.#hasFailed(words[base + at.operation]!)) return ucxRefusals.earlier;
+    const message = words[base + at.messageBytes]! - 1;
     if (kind === ucxMessageKinds.notify) return this.#takeMessage(words, base, { ...follows, message });
     const region = this.#regionOf(words, base);
     if (region === NO_REGION) return ucxRefusals.region;
     const { tables } = this.#options;
     const offset = wideAt(words, base + at.offset);
     const bytes = wideAt(words, base + at.bytes);
-    const to = (tables.regionAddress[region] as number) + offset;
+    const to = tables.regionAddress[region]! + offset;
     const isSignal = kind === ucxMessageKinds.signal;
-    if (offset + (isSignal ? 8 : bytes) > (tables.regionBytes[region] as number)) return ucxRefusals.range;
+    if (offset + (isSignal ? 8 : bytes) > tables.regionBytes[region]!) return ucxRefusals.range;
     if (isSignal) {
       if (to % 8 !== 0) return ucxRefusals.range;
       block.inAction[place] = actions.signal;
       block.inRegion[place] = region;
-      block.inKey[place] = words[base + at.key] as number;
+      block.inKey[place] = words[base + at.key]!;
       block.inOffset[place] = to;
       block.inAdd[place] = bytes;
       block.inState[place] = states.complete;
@@ -208,7 +208,7 @@ export class Incoming {
     if (message >= 0) {
       const status = this.#append(place, message);
       if (status !== 0) return status;
-      copyMemory(block.inRing.address + (block.inOffset[place] as number), follows.address + bytes, message);
+      copyMemory(block.inRing.address + block.inOffset[place]!, follows.address + bytes, message);
     }
     copyMemory(to, follows.address, bytes);
     block.inState[place] = states.complete;
@@ -216,8 +216,8 @@ export class Incoming {
   }
 
   #regionOf(words: Uint32Array, base: number): number {
-    const region = words[base + at.region] as number;
-    return this.#isOpen(region, (words[base + at.key] as number) | 0) ? region : NO_REGION;
+    const region = words[base + at.region]!;
+    return this.#isOpen(region, words[base + at.key]! | 0) ? region : NO_REGION;
   }
 
   #isOpen(region: number, key: number): boolean {
@@ -232,30 +232,30 @@ export class Incoming {
     { to, bytes, region }: { to: number; bytes: number; region: number },
   ): number {
     const { block, worker, tables } = this.#options;
-    const sequence = words[base + at.sequence] as number;
+    const sequence = words[base + at.sequence]!;
     const place = sequence & (WINDOW - 1);
-    const tag = ucxTag(ucxTagKinds.write, block.words[linkWord.number] as number, sequence);
+    const tag = ucxTag(ucxTagKinds.write, block.words[linkWord.number]!, sequence);
     const request = worker.receive(to, bytes, tag, UCX_WHOLE_MASK);
     if (isErrorPointer(request)) return ucxRefusals.native;
     block.inRequest[place] = request;
     block.inRegion[place] = region;
     block.inBytes[place] = bytes;
     block.inState[place] = states.receiving;
-    if (region !== NO_REGION) tables.regionUses[region] = (tables.regionUses[region] as number) + 1;
+    if (region !== NO_REGION) tables.regionUses[region] = tables.regionUses[region]! + 1;
     return 0;
   }
 
   #takeQuestion(words: Uint32Array, base: number, region: number): number {
     const { block, tables } = this.#options;
     const link = block.words;
-    const sequence = words[base + at.sequence] as number;
-    const answer = (link[linkWord.answersTail] as number) & (WINDOW - 1);
+    const sequence = words[base + at.sequence]!;
+    const answer = link[linkWord.answersTail]! & (WINDOW - 1);
     block.answerSequence[answer] = sequence;
     block.answerRegion[answer] = region;
-    block.answerAddress[answer] = (tables.regionAddress[region] as number) + wideAt(words, base + at.offset);
+    block.answerAddress[answer] = tables.regionAddress[region]! + wideAt(words, base + at.offset);
     block.answerBytes[answer] = wideAt(words, base + at.bytes);
-    link[linkWord.answersTail] = (link[linkWord.answersTail] as number) + 1;
-    tables.regionUses[region] = (tables.regionUses[region] as number) + 1;
+    link[linkWord.answersTail] = link[linkWord.answersTail]! + 1;
+    tables.regionUses[region] = tables.regionUses[region]! + 1;
     block.inState[sequence & (WINDOW - 1)] = states.answering;
     return 0;
   }
@@ -266,12 +266,12 @@ export class Incoming {
     { address, length, message }: { address: number; length: number; message: number },
   ): number {
     const { block } = this.#options;
-    const place = (words[base + at.sequence] as number) & (WINDOW - 1);
+    const place = words[base + at.sequence]! & (WINDOW - 1);
     const isInline = message <= INLINE_BYTES;
     if (message < 0 || length !== (isInline ? message : 0)) return ucxRefusals.protocol;
     const status = this.#append(place, message);
     if (status !== 0) return status;
-    const to = block.inRing.address + (block.inOffset[place] as number);
+    const to = block.inRing.address + block.inOffset[place]!;
     if (!isInline) return this.#receive(words, base, { to, bytes: message, region: NO_REGION });
     copyMemory(to, address, message);
     block.inState[place] = states.complete;
@@ -284,7 +284,7 @@ export class Incoming {
     const link = block.words;
     if (message > MAX_NOTIFICATION_BYTES) return ucxRefusals.protocol;
     const size = ringBytes(message);
-    let end = link[linkWord.inEnd] as number;
+    let end = link[linkWord.inEnd]!;
     let start = end & (IN_RING_BYTES - 1);
     const skipped = start + size > IN_RING_BYTES ? IN_RING_BYTES - start : 0;
     const used = (end + skipped + size - Atomics.load(link, linkWord.inTaken)) | 0;
@@ -297,7 +297,7 @@ export class Incoming {
     this.#record(start, message, inRecord.valid);
     block.inOffset[place] = start + inRecord.bytes;
     link[linkWord.inEnd] = (end + size) | 0;
-    block.inEnd[place] = link[linkWord.inEnd] as number;
+    block.inEnd[place] = link[linkWord.inEnd]!;
     block.inAction[place] = actions.notify;
     return 0;
   }
@@ -311,21 +311,21 @@ export class Incoming {
   #refuse(words: Uint32Array, base: number, reason: number): void {
     const { block, worker } = this.#options;
     const link = block.words;
-    const sequence = words[base + at.sequence] as number;
+    const sequence = words[base + at.sequence]!;
     const place = sequence & (WINDOW - 1);
-    this.#fail(words[base + at.operation] as number);
+    this.#fail(words[base + at.operation]!);
     this.#pushRefusal(sequence, reason);
-    const message = words[base + at.messageBytes] as number;
+    const message = words[base + at.messageBytes]!;
     // What was not stored will not be taken, and needs no room.
     if (message > 0 && block.inAction[place] !== actions.notify)
       Atomics.add(link, linkWord.taken, ringBytes(message - 1));
     block.inState[place] = states.complete;
-    const kind = words[base + at.kind] as number;
+    const kind = words[base + at.kind]!;
     const bytes = kind === ucxMessageKinds.notify ? message - 1 : wideAt(words, base + at.bytes);
     const hasData = (kind === ucxMessageKinds.write || kind === ucxMessageKinds.notify) && bytes > INLINE_BYTES;
     if (!hasData) return;
     // A receive without room makes UCX throw the message away.
-    const tag = ucxTag(ucxTagKinds.write, link[linkWord.number] as number, sequence);
+    const tag = ucxTag(ucxTagKinds.write, link[linkWord.number]!, sequence);
     const request = worker.receive(block.inRing.address, 0, tag, UCX_WHOLE_MASK);
     if (isErrorPointer(request)) return;
     block.inRequest[place] = request;
@@ -335,10 +335,10 @@ export class Incoming {
   #pushRefusal(sequence: number, reason: number): void {
     const { block } = this.#options;
     const link = block.words;
-    const place = ((link[linkWord.refusalsTail] as number) & (WINDOW - 1)) * 2;
+    const place = (link[linkWord.refusalsTail]! & (WINDOW - 1)) * 2;
     block.refusals[place] = sequence;
     block.refusals[place + 1] = reason;
-    link[linkWord.refusalsTail] = (link[linkWord.refusalsTail] as number) + 1;
+    link[linkWord.refusalsTail] = link[linkWord.refusalsTail]! + 1;
     this.flushRefusals();
   }
 
@@ -346,13 +346,13 @@ export class Incoming {
     const { block } = this.#options;
     const link = block.words;
     if (this.#hasFailed(operation)) return;
-    block.failed[(link[linkWord.failedCount] as number) & (FAILED_OPERATIONS - 1)] = operation;
-    link[linkWord.failedCount] = (link[linkWord.failedCount] as number) + 1;
+    block.failed[link[linkWord.failedCount]! & (FAILED_OPERATIONS - 1)] = operation;
+    link[linkWord.failedCount] = link[linkWord.failedCount]! + 1;
   }
 
   #hasFailed(operation: number): boolean {
     const { block } = this.#options;
-    const count = block.words[linkWord.failedCount] as number;
+    const count = block.words[linkWord.failedCount]!;
     if (count === 0) return false;
     for (let index = 0; index < Math.min(count, FAILED_OPERATIONS); index++) {
       if (block.failed[index] === (operation | 0)) return true;
@@ -364,20 +364,20 @@ export class Incoming {
     const { block, tables } = this.#options;
     const action = block.inAction[place];
     if (action === actions.nothing) return;
-    const hasFailed = this.#hasFailed(block.inOperation[place] as number);
+    const hasFailed = this.#hasFailed(block.inOperation[place]!);
     if (action === actions.notify) {
-      const start = (block.inOffset[place] as number) - inRecord.bytes;
+      const start = block.inOffset[place]! - inRecord.bytes;
       if (hasFailed) block.inRing.words[start / 4 + 1] = inRecord.dropped;
-      Atomics.store(block.words, linkWord.inPublished, block.inEnd[place] as number);
+      Atomics.store(block.words, linkWord.inPublished, block.inEnd[place]!);
       if (hasFailed) this.#pushRefusal(sequence, ucxRefusals.earlier);
       tables.tell();
       return;
     }
     if (hasFailed) this.#pushRefusal(sequence, ucxRefusals.earlier);
-    else if (!this.#isOpen(block.inRegion[place] as number, block.inKey[place] as number)) {
-      this.#fail(block.inOperation[place] as number);
+    else if (!this.#isOpen(block.inRegion[place]!, block.inKey[place]!)) {
+      this.#fail(block.inOperation[place]!);
       this.#pushRefusal(sequence, ucxRefusals.region);
-    } else this.#add(block.inOffset[place] as number, block.inAdd[place] as number);
+    } else this.#add(block.inOffset[place]!, block.inAdd[place]!);
   }
 
   /** ORDER: atomic, so that a thread that sees the new count sees the data that was written before it. */

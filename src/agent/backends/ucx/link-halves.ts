@@ -36,8 +36,8 @@ export class LinkHalves {
     const link = this.#tools.block.words;
     const isIts =
       link[linkWord.number] === words[base + at.link] &&
-      link[linkWord.secretLow] === ((words[base + at.secretLow] as number) | 0) &&
-      link[linkWord.secretHigh] === ((words[base + at.secretHigh] as number) | 0);
+      link[linkWord.secretLow] === (words[base + at.secretLow]! | 0) &&
+      link[linkWord.secretHigh] === (words[base + at.secretHigh]! | 0);
     if (!isIts || length < ucxMessage.size) return;
     if (link[linkWord.hasHeard] === 0) {
       link[linkWord.hasHeard] = 1;
@@ -48,7 +48,7 @@ export class LinkHalves {
       }
     }
     if (link[linkWord.isOpen] !== 1 || link[linkWord.failure] !== failures.none) return;
-    link[linkWord.takenThere] = words[base + at.taken] as number;
+    link[linkWord.takenThere] = words[base + at.taken]!;
     this.#follows.address = address;
     this.#follows.length = length;
     this.#incoming.take(words, base, this.#follows);
@@ -87,18 +87,10 @@ export class LinkHalves {
   /** UCX reads or writes the region for this link, or will. */
   uses(region: number): boolean {
     const { words, sendRegion, answerRegion, inState, inRegion } = this.#tools.block;
-    for (
-      let next = words[linkWord.sendsPopped] as number;
-      next !== words[linkWord.sendsPushed];
-      next = (next + 1) | 0
-    ) {
+    for (let next = words[linkWord.sendsPopped]!; next !== words[linkWord.sendsPushed]; next = (next + 1) | 0) {
       if (sendRegion[next & (SENDS - 1)] === region) return true;
     }
-    for (
-      let next = words[linkWord.answersHead] as number;
-      next !== words[linkWord.answersTail];
-      next = (next + 1) | 0
-    ) {
+    for (let next = words[linkWord.answersHead]!; next !== words[linkWord.answersTail]; next = (next + 1) | 0) {
       if (answerRegion[next & (WINDOW - 1)] === region) return true;
     }
     return inState.some((state, place) => state === states.receiving && inRegion[place] === region);
@@ -110,7 +102,7 @@ export class LinkHalves {
     if (link[linkWord.end] === ends.none) this.#windUp();
     this.#incoming.abandon();
     this.#sender.abandon();
-    link[linkWord.readsHead] = link[linkWord.readsTail] as number;
+    link[linkWord.readsHead] = link[linkWord.readsTail]!;
     link[linkWord.end] = ends.drained;
   }
 

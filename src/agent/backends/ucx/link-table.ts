@@ -103,8 +103,8 @@ export class LinkTable {
     const block = this.#engine.block(index);
     const { words } = block;
     // Also those that came after it had ended.
-    if (words[linkWord.number] !== 0) this.#engine.discard(words[linkWord.number] as number);
-    const life = ((words[linkWord.life] as number) + 1) | 0;
+    if (words[linkWord.number] !== 0) this.#engine.discard(words[linkWord.number]!);
+    const life = (words[linkWord.life]! + 1) | 0;
     words.fill(0);
     words[linkWord.life] = life;
     block.inState.fill(0);
@@ -121,8 +121,8 @@ export class LinkTable {
     words[linkWord.process] = process;
     words[linkWord.isOpen] = 1;
     if (process >= 0) this.#processes.add(process, index);
-    tables.active[tables.words[tableWord.activeCount] as number] = index;
-    tables.words[tableWord.activeCount] = (tables.words[tableWord.activeCount] as number) + 1;
+    tables.active[tables.words[tableWord.activeCount]!] = index;
+    tables.words[tableWord.activeCount] = tables.words[tableWord.activeCount]! + 1;
     this.#engine.link(index).greet();
     return block;
   }
@@ -161,7 +161,7 @@ export class LinkTable {
       this.#deactivate(block.index);
       this.#closing.splice(at, 1);
       if (isClosed && wasDrained) {
-        this.#engine.discard(block.words[linkWord.number] as number);
+        this.#engine.discard(block.words[linkWord.number]!);
         this.#free.push(block.index);
       } else this.#hasLost ||= !isClosed;
     }
@@ -176,9 +176,9 @@ export class LinkTable {
   #disconnect(closing: Closing, isDrained: boolean): boolean {
     const { block } = closing;
     const { words } = block;
-    const isGone = goneFailures.includes(words[linkWord.failure] as number);
+    const isGone = goneFailures.includes(words[linkWord.failure]!);
     const now = performance.now();
-    const popped = words[linkWord.sendsPopped] as number;
+    const popped = words[linkWord.sendsPopped]!;
     if (popped !== closing.popped) closing.since = now;
     closing.popped = popped;
     const isLate = now - closing.since >= (this.#isMemoryOnly ? MEMORY_PATIENCE_MS : NETWORK_PATIENCE_MS);
@@ -187,13 +187,13 @@ export class LinkTable {
     if (!isConnected && !(isDrained && isLate)) return false;
     closing.isDisconnected = true;
     closing.since = now;
-    closing.request = this.#context.disconnect(block.endpoint[0] as number);
+    closing.request = this.#context.disconnect(block.endpoint[0]!);
     block.endpoint[0] = 0;
     return true;
   }
 
   #forgetProcess(words: Int32Array): void {
-    const process = words[linkWord.process] as number;
+    const process = words[linkWord.process]!;
     if (process < 0) return;
     words[linkWord.process] = -1;
     this.#processes.remove(process);
@@ -202,9 +202,9 @@ export class LinkTable {
 
   #deactivate(index: number): void {
     const { tables } = this.#engine;
-    const count = tables.words[tableWord.activeCount] as number;
+    const count = tables.words[tableWord.activeCount]!;
     const place = tables.active.indexOf(index);
-    tables.active[place] = tables.active[count - 1] as number;
+    tables.active[place] = tables.active[count - 1]!;
     tables.words[tableWord.activeCount] = count - 1;
   }
 }

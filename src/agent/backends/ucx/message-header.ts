@@ -21,7 +21,7 @@ export function putWide(words: Uint32Array, word: number, value: number): void {
 }
 
 export function wideAt(words: Uint32Array, word: number): number {
-  return (words[word] as number) + (words[word + 1] as number) * TWO_32;
+  return words[word]! + words[word + 1]! * TWO_32;
 }
 
 /** What a notification takes of the rings. */

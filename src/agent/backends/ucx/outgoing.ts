@@ -45,8 +45,8 @@ export class Outgoing {
   begin(kind: number, slot: number, operation: number): number {
     const { block } = this.#options;
     const { words } = block;
-    const tail = words[linkWord.queueTail] as number;
-    if (((tail - (words[linkWord.queueDone] as number)) | 0) >= QUEUE) return -1;
+    const tail = words[linkWord.queueTail]!;
+    if (((tail - words[linkWord.queueDone]!) | 0) >= QUEUE) return -1;
     const entry = tail & (QUEUE - 1);
     block.kind[entry] = kind;
     block.slot[entry] = slot;
@@ -66,7 +66,7 @@ export class Outgoing {
   /** The entry that was begun is in the queue. */
   commit(): void {
     const { words } = this.#options.block;
-    words[linkWord.queueTail] = (words[linkWord.queueTail] as number) + 1;
+    words[linkWord.queueTail] = words[linkWord.queueTail]! + 1;
   }
 
   /** Takes note of what has ended, sends what there is room for. False if nothing happened. */
@@ -83,13 +83,13 @@ export class Outgoing {
     const { words } = block;
     let isBusy = false;
     while (words[linkWord.queueSend] !== words[linkWord.queueTail]) {
-      const entry = (words[linkWord.queueSend] as number) & (QUEUE - 1);
+      const entry = words[linkWord.queueSend]! & (QUEUE - 1);
       while (!this.#isAllSent(entry)) {
         if (!this.#hasWindow() || !this.#sendNext(entry)) return isBusy;
         isBusy = true;
       }
       this.#noteSends(entry);
-      words[linkWord.queueSend] = (words[linkWord.queueSend] as number) + 1;
+      words[linkWord.queueSend] = words[linkWord.queueSend]! + 1;
     }
     return isBusy;
   }
@@ -97,8 +97,8 @@ export class Outgoing {
   /** The far side says that all messages up to `sequence` have taken effect. */
   acknowledged(sequence: number): void {
     const { words } = this.#options.block;
-    if (((sequence - (words[linkWord.acknowledged] as number)) | 0) <= 0) return;
-    if (((sequence - (words[linkWord.sequence] as number)) | 0) > 0) return;
+    if (((sequence - words[linkWord.acknowledged]!) | 0) <= 0) return;
+    if (((sequence - words[linkWord.sequence]!) | 0) > 0) return;
     words[linkWord.acknowledged] = sequence;
   }
 
@@ -106,13 +106,11 @@ export class Outgoing {
   refused(sequence: number, reason: number): void {
     const { block } = this.#options;
     const { words } = block;
-    const end =
-      ((words[linkWord.queueSend] as number) + (words[linkWord.queueSend] === words[linkWord.queueTail] ? 0 : 1)) | 0;
-    for (let place = words[linkWord.queueDone] as number; place !== end; place = (place + 1) | 0) {
+    const end = (words[linkWord.queueSend]! + (words[linkWord.queueSend] === words[linkWord.queueTail] ? 0 : 1)) | 0;
+    for (let place = words[linkWord.queueDone]!; place !== end; place = (place + 1) | 0) {
       const entry = place & (QUEUE - 1);
       if (block.hasSent[entry] === 0) continue;
-      const isIts =
-        ((sequence - (block.first[entry] as number)) | 0) >= 0 && ((sequence - (block.last[entry] as number)) | 0) <= 0;
+      const isIts = ((sequence - block.first[entry]!) | 0) >= 0 && ((sequence - block.last[entry]!) | 0) <= 0;
       if (!isIts) continue;
       this.stop(entry, failures.refused, reason);
       break;
@@ -134,7 +132,7 @@ export class Outgoing {
   /** All of a channel that is under way. */
   stopChannel(channel: number, failure: number): void {
     const { words } = this.#options.block;
-    let place = this.#findOf(channel, words[linkWord.queueDone] as number);
+    let place = this.#findOf(channel, words[linkWord.queueDone]!);
     for (; place !== words[linkWord.queueTail]; place = this.#findOf(channel, (place + 1) | 0)) {
       this.stop(place & (QUEUE - 1), failure, 0);
     }
@@ -142,7 +140,7 @@ export class Outgoing {
 
   hasChannel(channel: number): boolean {
     const { words } = this.#options.block;
-    return this.#findOf(channel, words[linkWord.queueDone] as number) !== words[linkWord.queueTail];
+    return this.#findOf(channel, words[linkWord.queueDone]!) !== words[linkWord.queueTail];
   }
 
   /** The first place from here on that holds an operation of the channel; the queue's tail if none does. */
@@ -151,7 +149,7 @@ export class Outgoing {
     let place = from;
     for (; place !== words[linkWord.queueTail]; place = (place + 1) | 0) {
       const entry = place & (QUEUE - 1);
-      if ((kind[entry] as number) >= operationKinds.put && slot[entry] === channel) break;
+      if (kind[entry]! >= operationKinds.put && slot[entry] === channel) break;
     }
     return place;
   }
@@ -161,13 +159,13 @@ export class Outgoing {
     const { block } = this.#options;
     const { words } = block;
     while (words[linkWord.queueDone] !== words[linkWord.queueTail]) {
-      const entry = (words[linkWord.queueDone] as number) & (QUEUE - 1);
-      this.stop(entry, words[linkWord.failure] as number, words[linkWord.failureDetail] as number);
+      const entry = words[linkWord.queueDone]! & (QUEUE - 1);
+      this.stop(entry, words[linkWord.failure]!, words[linkWord.failureDetail]!);
       this.#noteSends(entry);
       this.#finish(entry);
-      words[linkWord.queueDone] = (words[linkWord.queueDone] as number) + 1;
+      words[linkWord.queueDone] = words[linkWord.queueDone]! + 1;
     }
-    words[linkWord.queueSend] = words[linkWord.queueTail] as number;
+    words[linkWord.queueSend] = words[linkWord.queueTail]!;
   }
 
   #hasWindow(): boolean {
@@ -176,20 +174,20 @@ export class Outgoing {
     return (
       words[linkWord.failure] === failures.none &&
       sender.hasRoom &&
-      (((words[linkWord.sequence] as number) - (words[linkWord.acknowledged] as number)) | 0) < WINDOW
+      ((words[linkWord.sequence]! - words[linkWord.acknowledged]!) | 0) < WINDOW
     );
   }
 
   #countOf(entry: number): number {
     const { block, tables } = this.#options;
-    const kind = block.kind[entry] as number;
+    const kind = block.kind[entry]!;
     if (kind >= operationKinds.put) return 1;
-    return kind === operationKinds.notify ? 0 : (tables.partCount[block.slot[entry] as number] as number);
+    return kind === operationKinds.notify ? 0 : tables.partCount[block.slot[entry]!]!;
   }
 
   #isAllSent(entry: number): boolean {
     const { block } = this.#options;
-    if ((block.cursor[entry] as number) < this.#countOf(entry)) return false;
+    if (block.cursor[entry]! < this.#countOf(entry)) return false;
     // That of a read follows its answers.
     return block.isMessageSent[entry] === 1 || block.kind[entry] === operationKinds.read;
   }
@@ -197,7 +195,7 @@ export class Outgoing {
   #nextSequence(entry: number): number {
     const { block } = this.#options;
     const { words } = block;
-    const sequence = ((words[linkWord.sequence] as number) + 1) | 0;
+    const sequence = (words[linkWord.sequence]! + 1) | 0;
     words[linkWord.sequence] = sequence;
     if (block.hasSent[entry] === 0) block.first[entry] = sequence;
     block.hasSent[entry] = 1;
@@ -207,41 +205,41 @@ export class Outgoing {
 
   #loadPart(entry: number): void {
     const { block, partsOf } = this.#options;
-    if ((block.kind[entry] as number) >= operationKinds.put) {
-      this.#local = block.local[entry] as number;
-      this.#remoteOffset = block.remoteOffset[entry] as number;
-      this.#bytes = block.size[entry] as number;
-      this.#region = block.region[entry] as number;
-      this.#key = block.key[entry] as number;
+    if (block.kind[entry]! >= operationKinds.put) {
+      this.#local = block.local[entry]!;
+      this.#remoteOffset = block.remoteOffset[entry]!;
+      this.#bytes = block.size[entry]!;
+      this.#region = block.region[entry]!;
+      this.#key = block.key[entry]!;
       return;
     }
-    const parts = partsOf(block.slot[entry] as number);
-    const first = (block.cursor[entry] as number) * PART_FIELDS;
-    this.#local = parts[first + partField.local] as number;
-    this.#remoteOffset = parts[first + partField.remoteOffset] as number;
-    this.#bytes = parts[first + partField.bytes] as number;
-    this.#region = parts[first + partField.region] as number;
-    this.#key = parts[first + partField.key] as number;
+    const parts = partsOf(block.slot[entry]!);
+    const first = block.cursor[entry]! * PART_FIELDS;
+    this.#local = parts[first + partField.local]!;
+    this.#remoteOffset = parts[first + partField.remoteOffset]!;
+    this.#bytes = parts[first + partField.bytes]!;
+    this.#region = parts[first + partField.region]!;
+    this.#key = parts[first + partField.key]!;
   }
 
   /** False if there is no room. */
   #sendNext(entry: number): boolean {
     const { block, sender } = this.#options;
     const count = this.#countOf(entry);
-    const cursor = block.cursor[entry] as number;
+    const cursor = block.cursor[entry]!;
     if (cursor >= count) {
       this.#sendMessage(entry);
       return true;
     }
     this.#loadPart(entry);
-    const kind = block.kind[entry] as number;
+    const kind = block.kind[entry]!;
     if (kind === operationKinds.signal) {
       this.#begin(entry, ucxMessageKinds.signal, this.#remoteOffset, this.#bytes);
       sender.sendControl(0);
       block.cursor[entry] = cursor + 1;
       return true;
     }
-    const done = block.cursorOffset[entry] as number;
+    const done = block.cursorOffset[entry]!;
     const bytes = Math.min(this.#bytes - done, CHUNK_BYTES);
     if (kind === operationKinds.read) {
       if (!this.#reads.hasRoom) return false;
@@ -257,7 +255,7 @@ export class Outgoing {
   #begin(entry: number, kind: number, offset: number, bytes: number): number {
     const { block, sender } = this.#options;
     const sequence = this.#nextSequence(entry);
-    sender.begin(kind, sequence, block.operation[entry] as number);
+    sender.begin(kind, sequence, block.operation[entry]!);
     const { words: header } = block.buffers;
     const { base } = sender;
     header[base + at.region] = this.#region;
@@ -278,8 +276,8 @@ export class Outgoing {
     }
     const { inlineAddress } = sender;
     copyMemory(inlineAddress, from, bytes);
-    const message = block.messageBytes[entry] as number;
-    const isLast = done + bytes === this.#bytes && (block.cursor[entry] as number) + 1 === this.#countOf(entry);
+    const message = block.messageBytes[entry]!;
+    const isLast = done + bytes === this.#bytes && block.cursor[entry]! + 1 === this.#countOf(entry);
     if (isLast && block.isMessageSent[entry] === 0 && bytes + message <= INLINE_BYTES) {
       this.#messages.put(entry, inlineAddress + bytes, sender.base);
       sender.sendControl(bytes + message);
@@ -297,7 +295,7 @@ export class Outgoing {
     this.#region = 0;
     this.#key = 0;
     const sequence = this.#begin(entry, ucxMessageKinds.notify, 0, 0);
-    const message = block.messageBytes[entry] as number;
+    const message = block.messageBytes[entry]!;
     if (message <= INLINE_BYTES) {
       this.#messages.put(entry, sender.inlineAddress, sender.base);
       sender.sendControl(message);
@@ -305,7 +303,7 @@ export class Outgoing {
     }
     this.#messages.count(entry, sender.base);
     sender.sendControl(0);
-    this.#sendData(sequence, block.outRing.address + (block.messagePlace[entry] as number), message);
+    this.#sendData(sequence, block.outRing.address + block.messagePlace[entry]!, message);
   }
 
   #sendData(sequence: number, address: number, bytes: number): void {
@@ -316,8 +314,8 @@ export class Outgoing {
 
   #noteSends(entry: number): void {
     const { block, tables } = this.#options;
-    if ((block.kind[entry] as number) > operationKinds.read) return;
-    tables.sendsAfter[block.slot[entry] as number] = block.words[linkWord.sendsPushed] as number;
+    if (block.kind[entry]! > operationKinds.read) return;
+    tables.sendsAfter[block.slot[entry]!] = block.words[linkWord.sendsPushed]!;
   }
 
   #complete(): boolean {
@@ -325,11 +323,11 @@ export class Outgoing {
     const { words } = block;
     let isBusy = false;
     while (words[linkWord.queueDone] !== words[linkWord.queueSend]) {
-      const entry = (words[linkWord.queueDone] as number) & (QUEUE - 1);
+      const entry = words[linkWord.queueDone]! & (QUEUE - 1);
       if (!this.#hasEnded(entry)) return isBusy;
       isBusy = true;
       this.#finish(entry);
-      words[linkWord.queueDone] = (words[linkWord.queueDone] as number) + 1;
+      words[linkWord.queueDone] = words[linkWord.queueDone]! + 1;
     }
     return isBusy;
   }
@@ -337,7 +335,7 @@ export class Outgoing {
   #hasEnded(entry: number): boolean {
     const { block } = this.#options;
     if (block.kind[entry] === operationKinds.read) {
-      if ((block.unanswered[entry] as number) > 0) return false;
+      if (block.unanswered[entry]! > 0) return false;
       if (block.messageBytes[entry] === NO_MESSAGE || block.failure[entry] !== failures.none) return true;
       this.#report(entry);
       if (block.isMessageSent[entry] === 0) {
@@ -346,7 +344,7 @@ export class Outgoing {
       }
     }
     if (block.hasSent[entry] === 0) return true;
-    return (((block.last[entry] as number) - (block.words[linkWord.acknowledged] as number)) | 0) <= 0;
+    return ((block.last[entry]! - block.words[linkWord.acknowledged]!) | 0) <= 0;
   }
 
   #finish(entry: number): void {
@@ -360,10 +358,10 @@ export class Outgoing {
     const { block, tables } = this.#options;
     if (block.isReported[entry] === 1) return;
     block.isReported[entry] = 1;
-    const slot = block.slot[entry] as number;
-    const kind = block.kind[entry] as number;
-    const failure = block.failure[entry] as number;
-    const detail = block.failureDetail[entry] as number;
+    const slot = block.slot[entry]!;
+    const kind = block.kind[entry]!;
+    const failure = block.failure[entry]!;
+    const detail = block.failureDetail[entry]!;
     if (kind === operationKinds.notify) return;
     if (kind >= operationKinds.put) {
       if (tables.channelFailure[slot] === failures.none) {

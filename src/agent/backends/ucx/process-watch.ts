@@ -40,7 +40,7 @@ export class ProcessWatch {
     for (let at = 0; at < count; at++) {
       const block = engine.block(this.#set.numberAt(at));
       if (block.words[linkWord.isOpen] === 0) continue;
-      this.remove(block.words[linkWord.process] as number);
+      this.remove(block.words[linkWord.process]!);
       endLink({ block, worker: engine.worker, tables: engine.tables }, failures.processEnded, 0);
     }
   }

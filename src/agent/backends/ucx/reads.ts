@@ -16,25 +16,25 @@ export class Reads {
 
   get hasRoom(): boolean {
     const { words } = this.#tools.block;
-    return (((words[linkWord.readsTail] as number) - (words[linkWord.readsHead] as number)) | 0) < WINDOW;
+    return ((words[linkWord.readsTail]! - words[linkWord.readsHead]!) | 0) < WINDOW;
   }
 
   /** For the answer to the question with that sequence, which belongs to an entry of the queue. False if UCX is broken. */
   receive(entry: number, sequence: number, address: number, bytes: number): boolean {
     const { block, worker } = this.#tools;
     const { words } = block;
-    const tag = ucxTag(ucxTagKinds.answer, words[linkWord.number] as number, sequence);
+    const tag = ucxTag(ucxTagKinds.answer, words[linkWord.number]!, sequence);
     const request = worker.receive(address, bytes, tag, UCX_WHOLE_MASK);
     if (isErrorPointer(request)) {
       this.#sender.break(request);
       return false;
     }
-    const place = (words[linkWord.readsTail] as number) & (WINDOW - 1);
+    const place = words[linkWord.readsTail]! & (WINDOW - 1);
     block.readRequest[place] = request;
     block.readEntry[place] = entry;
     block.readSequence[place] = sequence;
-    block.unanswered[entry] = (block.unanswered[entry] as number) + 1;
-    words[linkWord.readsTail] = (words[linkWord.readsTail] as number) + 1;
+    block.unanswered[entry] = block.unanswered[entry]! + 1;
+    words[linkWord.readsTail] = words[linkWord.readsTail]! + 1;
     return true;
   }
 
@@ -44,13 +44,13 @@ export class Reads {
     const { words } = block;
     let isBusy = false;
     while (words[linkWord.readsHead] !== words[linkWord.readsTail]) {
-      const place = (words[linkWord.readsHead] as number) & (WINDOW - 1);
-      const request = block.readRequest[place] as number;
+      const place = words[linkWord.readsHead]! & (WINDOW - 1);
+      const request = block.readRequest[place]!;
       const status = request === 0 ? ucsStatus.ok : worker.check(request);
       if (status === ucsStatus.inProgress) return isBusy;
-      const entry = block.readEntry[place] as number;
-      block.unanswered[entry] = (block.unanswered[entry] as number) - 1;
-      words[linkWord.readsHead] = (words[linkWord.readsHead] as number) + 1;
+      const entry = block.readEntry[place]!;
+      block.unanswered[entry] = block.unanswered[entry]! - 1;
+      words[linkWord.readsHead] = words[linkWord.readsHead]! + 1;
       isBusy = true;
       if (status !== ucsStatus.ok && status !== ucsStatus.canceled) this.#sender.break(status);
     }
@@ -61,10 +61,10 @@ export class Reads {
   cancel(sequence: number): void {
     const { block, worker } = this.#tools;
     const { words } = block;
-    for (let at = words[linkWord.readsHead] as number; at !== words[linkWord.readsTail]; at = (at + 1) | 0) {
+    for (let at = words[linkWord.readsHead]!; at !== words[linkWord.readsTail]; at = (at + 1) | 0) {
       const place = at & (WINDOW - 1);
       if (block.readSequence[place] !== (sequence | 0)) continue;
-      if (block.readRequest[place] !== 0) worker.cancel(block.readRequest[place] as number);
+      if (block.readRequest[place] !== 0) worker.cancel(block.readRequest[place]!);
     }
   }
 
@@ -72,8 +72,8 @@ export class Reads {
   cancelAll(): void {
     const { block, worker } = this.#tools;
     const { words } = block;
-    for (let at = words[linkWord.readsHead] as number; at !== words[linkWord.readsTail]; at = (at + 1) | 0) {
-      const request = block.readRequest[at & (WINDOW - 1)] as number;
+    for (let at = words[linkWord.readsHead]!; at !== words[linkWord.readsTail]; at = (at + 1) | 0) {
+      const request = block.readRequest[at & (WINDOW - 1)]!;
       if (request !== 0) worker.cancel(request);
     }
   }

@@ -33,12 +33,12 @@ export class Sender {
 
   get hasRoom(): boolean {
     const { words } = this.#tools.block;
-    return (((words[linkWord.sendsPushed] as number) - (words[linkWord.sendsPopped] as number)) | 0) < SENDS - KEPT;
+    return ((words[linkWord.sendsPushed]! - words[linkWord.sendsPopped]!) | 0) < SENDS - KEPT;
   }
 
   get hasControlRoom(): boolean {
     const { words } = this.#tools.block;
-    return (((words[linkWord.sendsPushed] as number) - (words[linkWord.sendsPopped] as number)) | 0) < SENDS;
+    return ((words[linkWord.sendsPushed]! - words[linkWord.sendsPopped]!) | 0) < SENDS;
   }
 
   /** Where bytes go that follow the header. */
@@ -50,18 +50,18 @@ export class Sender {
   begin(kind: number, sequence: number, operation: number): void {
     const { buffers, words } = this.#tools.block;
     const header = buffers.words;
-    const base = ((words[linkWord.sendsPushed] as number) & (SENDS - 1)) * CONTROL_WORDS;
+    const base = (words[linkWord.sendsPushed]! & (SENDS - 1)) * CONTROL_WORDS;
     this.base = base;
-    header[base + at.link] = words[linkWord.remoteNumber] as number;
-    header[base + at.secretLow] = words[linkWord.secretLow] as number;
-    header[base + at.secretHigh] = words[linkWord.secretHigh] as number;
+    header[base + at.link] = words[linkWord.remoteNumber]!;
+    header[base + at.secretLow] = words[linkWord.secretLow]!;
+    header[base + at.secretHigh] = words[linkWord.secretHigh]!;
     header[base + at.kind] = kind;
     header[base + at.sequence] = sequence;
     // A refusal must come before the acknowledgement of what was refused.
     const hasRefusals = words[linkWord.refusalsHead] !== words[linkWord.refusalsTail];
-    const told = words[hasRefusals ? linkWord.told : linkWord.watermark] as number;
+    const told = words[hasRefusals ? linkWord.told : linkWord.watermark]!;
     header[base + at.acknowledged] = told;
-    header[base + at.taken] = words[linkWord.taken] as number;
+    header[base + at.taken] = words[linkWord.taken]!;
     header[base + at.region] = 0;
     header[base + at.key] = 0;
     header[base + at.operation] = operation;
@@ -70,20 +70,20 @@ export class Sender {
     putWide(header, base + at.offset, 0);
     putWide(header, base + at.bytes, 0);
     words[linkWord.told] = told;
-    words[linkWord.toldTaken] = words[linkWord.taken] as number;
+    words[linkWord.toldTaken] = words[linkWord.taken]!;
     words[linkWord.untoldBytes] = 0;
   }
 
   /** Sends what was begun, with so many bytes behind the header. */
   sendControl(inlineBytes: number): void {
     const { words, buffers } = this.#tools.block;
-    const tag = ucxTag(ucxTagKinds.control, words[linkWord.remoteNumber] as number, 0);
+    const tag = ucxTag(ucxTagKinds.control, words[linkWord.remoteNumber]!, 0);
     this.#send(buffers.address + this.base * 4, HEADER_BYTES + inlineBytes, tag, NO_REGION);
   }
 
   /** Sends memory as a message of its own; `region` is that of this side that must stay until then, or -1. */
   sendData(tagKind: number, sequence: number, place: { address: number; bytes: number; region: number }): void {
-    const remote = this.#tools.block.words[linkWord.remoteNumber] as number;
+    const remote = this.#tools.block.words[linkWord.remoteNumber]!;
     this.#send(place.address, place.bytes, ucxTag(tagKind, remote, sequence), place.region);
   }
 
@@ -93,8 +93,8 @@ export class Sender {
     const { words } = block;
     let isBusy = false;
     while (words[linkWord.sendsPopped] !== words[linkWord.sendsPushed]) {
-      const place = (words[linkWord.sendsPopped] as number) & (SENDS - 1);
-      const request = block.sendRequest[place] as number;
+      const place = words[linkWord.sendsPopped]! & (SENDS - 1);
+      const request = block.sendRequest[place]!;
       const status = request === 0 ? ucsStatus.ok : worker.check(request);
       if (status === ucsStatus.inProgress) return isBusy;
       this.#settle(place);
@@ -108,17 +108,16 @@ export class Sender {
   abandon(): void {
     const { words } = this.#tools.block;
     while (words[linkWord.sendsPopped] !== words[linkWord.sendsPushed]) {
-      this.#settle((words[linkWord.sendsPopped] as number) & (SENDS - 1));
+      this.#settle(words[linkWord.sendsPopped]! & (SENDS - 1));
     }
   }
 
   /** Tells the far side what has taken effect here, unless a message has. `isIdle`: there is nothing else to do. */
   acknowledge(isIdle: boolean): void {
     const { words } = this.#tools.block;
-    const untold = ((words[linkWord.watermark] as number) - (words[linkWord.told] as number)) | 0;
+    const untold = (words[linkWord.watermark]! - words[linkWord.told]!) | 0;
     const hasNews = untold !== 0 || words[linkWord.taken] !== words[linkWord.toldTaken];
-    const isUrgent =
-      untold >= UNTOLD_MESSAGES || (words[linkWord.untoldBytes] as number) >= UNTOLD_BYTES || this.owesRoom;
+    const isUrgent = untold >= UNTOLD_MESSAGES || words[linkWord.untoldBytes]! >= UNTOLD_BYTES || this.owesRoom;
     if (!hasNews || !(isIdle || isUrgent) || !this.hasControlRoom) return;
     this.begin(ucxMessageKinds.acknowledge, 0, 0);
     this.sendControl(0);
@@ -127,7 +126,7 @@ export class Sender {
   /** The agent has taken so many notifications that the far side may wait to hear of it. */
   get owesRoom(): boolean {
     const { words } = this.#tools.block;
-    return (((words[linkWord.taken] as number) - (words[linkWord.toldTaken] as number)) | 0) >= OUT_RING_BYTES / 4;
+    return ((words[linkWord.taken]! - words[linkWord.toldTaken]!) | 0) >= OUT_RING_BYTES / 4;
   }
 
   /** UCX says that the peer cannot be reached any more. */
@@ -137,25 +136,25 @@ export class Sender {
 
   #settle(place: number): void {
     const { block, tables } = this.#tools;
-    const region = block.sendRegion[place] as number;
-    if (region !== NO_REGION) tables.regionUses[region] = (tables.regionUses[region] as number) - 1;
-    block.words[linkWord.sendsPopped] = (block.words[linkWord.sendsPopped] as number) + 1;
+    const region = block.sendRegion[place]!;
+    if (region !== NO_REGION) tables.regionUses[region] = tables.regionUses[region]! - 1;
+    block.words[linkWord.sendsPopped] = block.words[linkWord.sendsPopped]! + 1;
   }
 
   #send(address: number, bytes: number, tag: number, region: number): void {
     const { block, worker, tables } = this.#tools;
     const { words } = block;
-    const request = worker.send(block.endpoint[0] as number, address, bytes, tag);
+    const request = worker.send(block.endpoint[0]!, address, bytes, tag);
     if (isErrorPointer(request)) {
       this.break(request);
       return;
     }
     if (request === 0) return;
-    const place = (words[linkWord.sendsPushed] as number) & (SENDS - 1);
+    const place = words[linkWord.sendsPushed]! & (SENDS - 1);
     block.sendRequest[place] = request;
     block.sendRegion[place] = region;
-    if (region !== NO_REGION) tables.regionUses[region] = (tables.regionUses[region] as number) + 1;
-    words[linkWord.sendsPushed] = (words[linkWord.sendsPushed] as number) + 1;
+    if (region !== NO_REGION) tables.regionUses[region] = tables.regionUses[region]! + 1;
+    words[linkWord.sendsPushed] = words[linkWord.sendsPushed]! + 1;
   }
 }
 

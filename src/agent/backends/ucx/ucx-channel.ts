@@ -62,7 +62,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
     const { tables } = this.#link.driver;
     const failure = Atomics.load(tables.channelFailure, this.#number);
     if (failure !== failures.none && this.#closing === undefined) {
-      this.#error ??= this.#link.errorOf(failure, tables.channelDetail[this.#number] as number);
+      this.#error ??= this.#link.errorOf(failure, tables.channelDetail[this.#number]!);
     }
     this.#error ??= this.#link.error;
     return this.#error;

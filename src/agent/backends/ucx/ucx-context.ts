@@ -161,7 +161,7 @@ export class UcxContext implements Disposable {
 
   #outNumber(index: number): number {
     const { words } = this.#out;
-    return (words[index * 2] as number) + (words[index * 2 + 1] as number) * 2 ** 32;
+    return words[index * 2]! + words[index * 2 + 1]! * 2 ** 32;
   }
 
   #check(call: string, status: number, what: string): void {

@@ -70,10 +70,7 @@ export class UcxEngine {
 
   /** The block of a link whose memory another thread may have made. */
   block(index: number): LinkBlock {
-    return (this.#blocks[index] ??= new LinkBlock(
-      Carver.at(this.tables.linkAddress[index] as number, LinkBlock.bytes),
-      index,
-    ));
+    return (this.#blocks[index] ??= new LinkBlock(Carver.at(this.tables.linkAddress[index]!, LinkBlock.bytes), index));
   }
 
   link(index: number): LinkHalves {
@@ -88,37 +85,37 @@ export class UcxEngine {
     const { tables } = this;
     const { words } = tables;
     let isBusy = this.worker.progress() > 0;
-    const word = ((words[tableWord.receiveAt] as number) & (RECEIVES - 1)) * CONTROL_WORDS + at.link;
+    const word = (words[tableWord.receiveAt]! & (RECEIVES - 1)) * CONTROL_WORDS + at.link;
     if (isBusy || tables.receives.words[word] !== 0 || ++this.#steps % STEPS_PER_TEST === 0) {
       while (this.#takeNext()) isBusy = true;
     }
-    const count = words[tableWord.activeCount] as number;
+    const count = words[tableWord.activeCount]!;
     for (let index = 0; index < count; index++) {
-      if (this.link(tables.active[index] as number).step()) isBusy = true;
+      if (this.link(tables.active[index]!).step()) isBusy = true;
     }
     // What arrives in one piece with its answer needs no message of its own.
-    for (let index = 0; index < count; index++) this.link(tables.active[index] as number).acknowledge(!isBusy);
+    for (let index = 0; index < count; index++) this.link(tables.active[index]!).acknowledge(!isBusy);
     return isBusy;
   }
 
   #takeNext(): boolean {
     const { tables, worker } = this;
     const { words, receives } = tables;
-    const place = (words[tableWord.receiveAt] as number) & (RECEIVES - 1);
-    const status = worker.test(tables.receiveRequest[place] as number);
+    const place = words[tableWord.receiveAt]! & (RECEIVES - 1);
+    const status = worker.test(tables.receiveRequest[place]!);
     if (status === ucsStatus.inProgress) return false;
     const base = place * CONTROL_WORDS;
     if (status === ucsStatus.ok) this.#dispatch(base, receives.address + base * 4, worker.received);
     receives.words[base + at.link] = 0;
     this.#postReceive(place);
-    words[tableWord.receiveAt] = (words[tableWord.receiveAt] as number) + 1;
+    words[tableWord.receiveAt] = words[tableWord.receiveAt]! + 1;
     return true;
   }
 
   #dispatch(base: number, address: number, length: number): void {
     const { tables } = this;
     const { words } = tables.receives;
-    const index = ((words[base + at.link] as number) >>> LINK_NUMBER_BITS) - 1;
+    const index = (words[base + at.link]! >>> LINK_NUMBER_BITS) - 1;
     if (index < 0 || index >= LINKS || tables.linkAddress[index] === 0) return;
     try {
       this.link(index).take(words, base, address, length);
@@ -138,10 +135,10 @@ export class UcxEngine {
 
   #partsOf(slot: number): Float64Array {
     const { tables } = this;
-    const generation = tables.generation[slot] as number;
+    const generation = tables.generation[slot]!;
     if (this.#generations[slot] !== generation || this.#parts[slot] === undefined) {
-      const count = (tables.partCount[slot] as number) * PART_FIELDS;
-      this.#parts[slot] = Carver.at(tables.partAddress[slot] as number, count * 8).numbers(count);
+      const count = tables.partCount[slot]! * PART_FIELDS;
+      this.#parts[slot] = Carver.at(tables.partAddress[slot]!, count * 8).numbers(count);
       this.#generations[slot] = generation;
     }
     return this.#parts[slot];

@@ -71,7 +71,7 @@ export class UcxLink implements BackendLink {
     const { outgoing, messages } = driver.engine.link(block.index);
     this.outgoing = outgoing;
     this.#messages = messages;
-    this.#life = block.words[linkWord.life] as number;
+    this.#life = block.words[linkWord.life]!;
     this.#channel = channel;
     channel.unref();
     channel.watch((farewell) => this.#peerLeft(farewell));
@@ -81,7 +81,7 @@ export class UcxLink implements BackendLink {
     const { words } = this.block;
     const failure = Atomics.load(words, linkWord.failure);
     if (this.#error === undefined && failure !== failures.none) {
-      this.#error = failureError(failure, words[linkWord.failureDetail] as number, this.peer);
+      this.#error = failureError(failure, words[linkWord.failureDetail]!, this.peer);
     }
     return this.#error;
   }
@@ -177,11 +177,11 @@ export class UcxLink implements BackendLink {
     }
     const { words, inRing } = block;
     const published = Atomics.load(words, linkWord.inPublished);
-    let at = words[linkWord.inTaken] as number;
+    let at = words[linkWord.inTaken]!;
     while (at !== published) {
       const start = at & (IN_RING_BYTES - 1);
-      const length = inRing.words[start / 4] as number;
-      const kind = inRing.words[start / 4 + 1] as number;
+      const length = inRing.words[start / 4]!;
+      const kind = inRing.words[start / 4 + 1]!;
       if (kind === inRecord.skip) {
         at = (at + inRecord.bytes + length) | 0;
         continue;
@@ -277,15 +277,15 @@ function recordsOf({ locals, remotes, parts }: UcxPlan): NativeBlock {
   const block = new NativeBlock(parts.count * PART_FIELDS * 8);
   const numbers = new Float64Array(block.bytes.buffer, block.bytes.byteOffset, parts.count * PART_FIELDS);
   for (let index = 0; index < parts.count; index++) {
-    const local = locals[parts.local[index] as number];
-    const remote = remotes[parts.remote[index] as number];
+    const local = locals[parts.local[index]!];
+    const remote = remotes[parts.remote[index]!];
     if (!(local instanceof UcxRegion) || !(remote instanceof UcxRemoteRegion)) {
       throw invalidArgument('part', local, 'regions of the backend ucx');
     }
     const first = index * PART_FIELDS;
-    numbers[first + partField.local] = local.address + (parts.localOffset[index] as number);
-    numbers[first + partField.remoteOffset] = parts.remoteOffset[index] as number;
-    numbers[first + partField.bytes] = parts.bytes[index] as number;
+    numbers[first + partField.local] = local.address + parts.localOffset[index]!;
+    numbers[first + partField.remoteOffset] = parts.remoteOffset[index]!;
+    numbers[first + partField.bytes] = parts.bytes[index]!;
     numbers[first + partField.region] = remote.number;
     numbers[first + partField.key] = remote.key;
   }

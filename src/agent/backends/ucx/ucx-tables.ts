@@ -96,8 +96,8 @@ export class UcxTables {
 
   /** For the peer, all messages of one operation belong together. */
   newOperation(): number {
-    const next = ((this.words[tableWord.nextOperation] as number) + 1) | 0;
+    const next = (this.words[tableWord.nextOperation]! + 1) | 0;
     this.words[tableWord.nextOperation] = next === 0 ? 1 : next;
-    return this.words[tableWord.nextOperation] as number;
+    return this.words[tableWord.nextOperation]!;
   }
 }

@@ -41,10 +41,10 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
     for (const region of plan.locals) region.users.add(this);
     const { tables } = link.driver;
     tables.state[slot] = transferStates.idle;
-    tables.generation[slot] = ((tables.generation[slot] as number) + 1) | 0;
+    tables.generation[slot] = (tables.generation[slot]! + 1) | 0;
     tables.partCount[slot] = plan.count;
     tables.partAddress[slot] = this.#records.address;
-    tables.sendsAfter[slot] = link.block.words[linkWord.sendsPopped] as number;
+    tables.sendsAfter[slot] = link.block.words[linkWord.sendsPopped]!;
   }
 
   post(message?: Uint8Array): void {
@@ -74,7 +74,7 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
   get error(): WeftlineError | undefined {
     if (this.state !== 'failed') return undefined;
     const { tables } = this.#link.driver;
-    return this.#link.errorOf(tables.failure[this.#slot] as number, tables.failureDetail[this.#slot] as number);
+    return this.#link.errorOf(tables.failure[this.#slot]!, tables.failureDetail[this.#slot]!);
   }
 
   cancel(): void {
@@ -98,7 +98,7 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
     driver.enter();
     try {
       if (tables.state[this.#slot] !== transferStates.pending) return;
-      this.#link.outgoing.stop(tables.entry[this.#slot] as number, failure, 0);
+      this.#link.outgoing.stop(tables.entry[this.#slot]!, failure, 0);
     } finally {
       driver.leave();
     }
@@ -117,7 +117,7 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
     const { words } = this.#link.block;
     if (tables.state[this.#slot] === transferStates.pending) return false;
     if (this.#link.isDrained) return true;
-    const sends = ((tables.sendsAfter[this.#slot] as number) - (words[linkWord.sendsPopped] as number)) | 0;
+    const sends = (tables.sendsAfter[this.#slot]! - words[linkWord.sendsPopped]!) | 0;
     // Of what was sent long ago the difference may have wrapped.
     return words[linkWord.failure] === failures.none && (sends <= 0 || sends > SENDS);
   }

@@ -51,7 +51,7 @@ export class UcxWorker {
 
   /** Bytes of the message. */
   get received(): number {
-    return this.#info.words[this.#bytesWord] as number;
+    return this.#info.words[this.#bytesWord]!;
   }
 
   /** The status of a request: `ucsStatus.inProgress` or its end, with which it is freed. */

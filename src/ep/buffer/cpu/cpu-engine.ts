@@ -89,7 +89,7 @@ class CpuEpEngine implements EpEngine {
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {
     const { shape } = this.tables;
     const { set, made } = TensorSet.make(this.#device, (tensors) => {
-      const layout = emptyLayout(tensors, topkIdx.shape[0] as number, shape);
+      const layout = emptyLayout(tensors, topkIdx.shape[0]!, shape);
       computeLayout(topkIdx, layout, shape);
       return layout;
     });
@@ -97,7 +97,7 @@ class CpuEpEngine implements EpEngine {
   }
 
   regionAddress(rank: number, region: EpRegion): number {
-    return (this.window.addresses[rank] as number) + this.#scope.size.regions[region].offset;
+    return this.window.addresses[rank]! + this.#scope.size.regions[region].offset;
   }
 
   barrier(wait: CallWait): Promise<void> {
@@ -227,7 +227,7 @@ class CpuEpEngine implements EpEngine {
     const rowBytes = this.#scope.config.hidden * dtypes[data.dtype].bytes;
     scatterRows(data.address, rowBytes, numTokens, n, rowTable.address, 0, bases.rows.address);
     if (scales) {
-      const scaleBytes = (scales.shape[1] as number) * 4;
+      const scaleBytes = scales.shape[1]! * 4;
       scatterRows(scales.address, scaleBytes, numTokens, n, rowTable.address, 0, bases.scales.address);
     }
   }
@@ -240,7 +240,7 @@ class CpuEpEngine implements EpEngine {
     const table = rowTable.address;
     kernels.scatterTokenIndex(numTokens, n, table, 0, bases.sourceToken.address);
     if (!topkIdx) return;
-    const k = topkIdx.shape[1] as number;
+    const k = topkIdx.shape[1]!;
     const indexBytes = dtypes[topkIdx.dtype].bytes;
     const perRank = this.#scope.config.numExperts / n;
     kernels.scatterTopkIndex(topkIdx.address, indexBytes, numTokens, k, n, perRank, table, bases.topkIdx.address);
@@ -270,7 +270,7 @@ class CpuEpEngine implements EpEngine {
     this.#device.kernels.gatherTopkWeight(
       out.address,
       handle.numTokens,
-      out.shape[1] as number,
+      out.shape[1]!,
       this.#scope.world.size,
       handle.rowTable.address,
       this.tables.bases.combineWeights.address,
@@ -304,7 +304,7 @@ class CpuEpEngine implements EpEngine {
     if (!scales) return received as Tensor<'bf16'>;
     return {
       data: received as Tensor<'fp8e4m3'>,
-      scales: this.view('f32', 'scales', [rows, scales.shape[1] as number]),
+      scales: this.view('f32', 'scales', [rows, scales.shape[1]!]),
     };
   }
 
@@ -328,7 +328,7 @@ function exchangeHeader(input: DispatchPlanInput): ExchangeHeader {
   return {
     topk: input.topkIdx?.shape[1] ?? 0,
     rowBytes: dtypes[input.data.dtype].bytes,
-    scaleBytes: input.scales ? (input.scales.shape[1] as number) * 4 : 0,
+    scaleBytes: input.scales ? input.scales.shape[1]! * 4 : 0,
     indexBytes: input.topkIdx ? dtypes[input.topkIdx.dtype].bytes : 0,
     weightBytes: input.topkWeights ? 4 : 0,
     scattered: 0,

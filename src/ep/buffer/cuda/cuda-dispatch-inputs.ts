@@ -8,7 +8,7 @@ type DispatchBlock = DispatchLaunch['plan']['arguments'];
 export function setRows(set: DispatchBlock, { data, scales, numTokens }: DispatchPlanInput): void {
   set.set('x', data.address);
   set.set('scales', scales?.address ?? 0);
-  set.set('scaleBytes', scales ? (scales.shape[1] as number) * 4 : 0);
+  set.set('scaleBytes', scales ? scales.shape[1]! * 4 : 0);
   set.set('tokens', numTokens);
 }
 

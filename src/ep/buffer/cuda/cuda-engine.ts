@@ -121,7 +121,7 @@ class CudaEpEngine implements EpEngine {
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {
     const device = this.#device;
     const { world, config } = this.#scope;
-    const tokens = topkIdx.shape[0] as number;
+    const tokens = topkIdx.shape[0]!;
     const { set: tensors, made: layout } = TensorSet.make(device, (allocator) => ({
       numTokensPerRank: allocator.empty('i32', [world.size]),
       numTokensPerExpert: allocator.empty('i32', [config.numExperts]),
@@ -132,7 +132,7 @@ class CudaEpEngine implements EpEngine {
     const plan = this.#launches.layout;
     const set = plan.arguments;
     set.set('topk', topkIdx.address);
-    set.set('topkColumns', topkIdx.shape[1] as number);
+    set.set('topkColumns', topkIdx.shape[1]!);
     set.set('indexBytes', dtypes[topkIdx.dtype].bytes);
     set.set('tokens', tokens);
     set.set('isTokenInRank', layout.isTokenInRank.address);
@@ -246,7 +246,7 @@ class CudaEpEngine implements EpEngine {
   }
 
   regionAddress(rank: number, region: EpRegion): number {
-    return (this.#window.addresses[rank] as number) + EP_SYNC_BYTES + this.#scope.size.regions[region].offset;
+    return this.#window.addresses[rank]! + EP_SYNC_BYTES + this.#scope.size.regions[region].offset;
   }
 
   async close(): Promise<void> {
@@ -317,7 +317,7 @@ class CudaEpEngine implements EpEngine {
   #receivedRows({ data, scales }: DispatchPlanInput, rows: number): RowsLike {
     const received = this.view(data.dtype, 'rows', [rows, this.#scope.config.hidden]);
     if (!scales) return received as Tensor<'bf16'>;
-    const groups = scales.shape[1] as number;
+    const groups = scales.shape[1]!;
     return { data: received as Tensor<'fp8e4m3'>, scales: this.view('f32', 'scales', [rows, groups]) };
   }
 

@@ -225,7 +225,7 @@ class CpuLayerEngine implements LayerEngine {
   }
 
   #sourceTokens({ recvRows }: ExpertPlan): Int32Array {
-    return this.#memory.view('i32', 'sourceToken', [recvRows[this.#context.config.rank] as number]).view();
+    return this.#memory.view('i32', 'sourceToken', [recvRows[this.#context.config.rank]!]).view();
   }
 
   #receive(
@@ -234,7 +234,7 @@ class CpuLayerEngine implements LayerEngine {
   ): Omit<LayerDispatchResult, 'event'> {
     const { world } = this.#context;
     const { hidden, topk, numExpertsPerRank, weightDtype } = this.#context.config;
-    const rows = plan.recvRows[world.rank] as number;
+    const rows = plan.recvRows[world.rank]!;
     const numInputTokensPerRank = this.#device.empty('i32', [world.size]);
     numInputTokensPerRank.view().set(numTokens);
     const firstExpert = world.rank * numExpertsPerRank;

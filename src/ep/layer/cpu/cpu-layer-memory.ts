@@ -91,7 +91,7 @@ export class CpuLayerMemory implements LayerMemory {
 
   regionAddress(rank: number, region: OutputRegion): number {
     const { window, size } = this.#present();
-    return (window.addresses[rank] as number) + size.regions[region].offset;
+    return window.addresses[rank]! + size.regions[region].offset;
   }
 
   /** For the kernels: the addresses of a region at all ranks. */

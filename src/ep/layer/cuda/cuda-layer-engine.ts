@@ -294,7 +294,7 @@ class CudaLayerEngine implements LayerEngine {
   #receive({ input, tables, stream }: Sending): Omit<LayerDispatchResult, 'event'> {
     const { config } = this.#context;
     const { rowTable, rankTable, numInputTokens } = tables;
-    const rows = this.#hostPlan.recvRows[config.rank] as number;
+    const rows = this.#hostPlan.recvRows[config.rank]!;
     const local = this.#options.enableLocalCombine;
     const keep = (
       region: 'firstRow' | 'duplicates' | 'repeated',

@@ -85,7 +85,7 @@ export class CudaLayerMemory implements LayerMemory {
 
   regionAddress(rank: number, region: OutputRegion): number {
     const { window, size } = this.#present();
-    return (window.addresses[rank] as number) + size.regions[region].offset;
+    return window.addresses[rank]! + size.regions[region].offset;
   }
 
   async close(): Promise<void> {

@@ -144,8 +144,8 @@ export class EngineLoop implements Disposable {
   }
 
   #drain(number: number): boolean {
-    const fd = this.#descriptors[number] as number;
-    const peer = this.#peers[number] as number;
+    const fd = this.#descriptors[number]!;
+    const peer = this.#peers[number]!;
     const { batch } = this.#receiver;
     for (let round = 0; round < BATCHES_PER_ROUND; round += 1) {
       const hasMore = this.#receiver.receive(fd, peer);

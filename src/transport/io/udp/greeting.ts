@@ -229,7 +229,7 @@ function connectSockets(sockets: readonly UdpSocket[], channel: ControlChannel, 
     throw protocolError(`${ports.length} ports for ${sockets.length} paths`);
   }
   for (const [path, socket] of sockets.entries()) {
-    socket.connect({ host: channel.remoteAddress, port: ports[path] as number });
+    socket.connect({ host: channel.remoteAddress, port: ports[path]! });
   }
 }
 

@@ -174,7 +174,7 @@ export class UdpPacketIo implements PacketIo {
     const base = (burst.region as Region).address;
     block.setIovec(message, 0, header, burst.headerBytes);
     for (let index = firstRange; index < endRange; index += 1) {
-      block.setIovec(message, index - firstRange + 1, base + (sources[index] as number), lengths[index] as number);
+      block.setIovec(message, index - firstRange + 1, base + sources[index]!, lengths[index]!);
     }
     block.setIovecCount(message, endRange - firstRange + 1);
   }
