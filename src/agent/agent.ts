@@ -10,7 +10,7 @@ import { requireToken } from '../meeting/loopback.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { readToken } from '../settings/token.ts';
 import { hostIdentity } from '../world/host-identity.ts';
-import type { WaitOptions } from '../world/store.ts';
+import type { WaitOptions } from '../core/deadline.ts';
 import { keepCredentials } from './agent-credentials.ts';
 import type { BackendLink, BackendName } from './backend.ts';
 import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';

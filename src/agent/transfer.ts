@@ -1,6 +1,6 @@
 // A prepared transfer as the user holds it: posted many times, waited for, measured.
 import { WeftlineError } from '../core/errors.ts';
-import type { WaitOptions } from '../world/store.ts';
+import type { WaitOptions } from '../core/deadline.ts';
 import type { BackendLink, BackendName, BackendTransfer, TransferOperation, TransferState } from './backend.ts';
 import { checkNotification } from './notifications.ts';
 import type { RemoteAgent } from './remote-agent.ts';

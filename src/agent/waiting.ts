@@ -3,7 +3,7 @@ import { WeftlineError } from '../core/errors.ts';
 import { SpinTime } from '../threads/spin-time.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
 import { yieldProcessor } from '../native/libc.ts';
-import { checkTimeout, type WaitOptions } from '../world/store.ts';
+import { checkTimeout, type WaitOptions } from '../core/deadline.ts';
 
 /** What is waited for. `isSettled` is asked after each look at the backends. */
 export interface Awaited {

@@ -27,6 +27,14 @@ export class Deadline {
   }
 }
 
+/** How long a wait of the public interface may last. */
+export interface WaitOptions {
+  /** How long to wait, in ms; by default the setting `timeoutMs`. */
+  readonly timeoutMs?: number;
+  /** Ends the wait early; it then rejects with the signal's reason. */
+  readonly signal?: AbortSignal;
+}
+
 /** How a call waits, or a stage of one. */
 export interface CallWait {
   /** How long to wait, in ms; by default the setting `timeoutMs`. */

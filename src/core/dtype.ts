@@ -21,6 +21,18 @@ export interface TypedArrayOf {
   u8: Uint8Array;
 }
 
+/** A view of `elements` elements (by default all that fit) over the buffer, from `byteOffset` on. */
+export function typedArrayOver<D extends DType>(
+  dtype: D,
+  buffer: ArrayBufferLike,
+  byteOffset: number = 0,
+  elements?: number,
+): TypedArrayOf[D] {
+  const view: new (buffer: ArrayBufferLike, byteOffset: number, elements?: number) => ArrayBufferView =
+    dtypes[dtype].array;
+  return new view(buffer, byteOffset, elements) as TypedArrayOf[D];
+}
+
 const f32Cell = new Float32Array(1);
 const bitsCell = new Uint32Array(f32Cell.buffer);
 

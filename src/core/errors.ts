@@ -75,6 +75,13 @@ export class WeftlineError extends Error {
   }
 }
 
+/** What was thrown, as the library's own error: anything else becomes the cause of a WL_INTERNAL. */
+export function asWeftlineError(thrown: unknown): WeftlineError {
+  if (thrown instanceof WeftlineError) return thrown;
+  const message = thrown instanceof Error ? thrown.message : String(thrown);
+  return new WeftlineError('WL_INTERNAL', message, { cause: thrown });
+}
+
 /** The ranks that an error says it came from: those that were missing or lost, or where it began. */
 export function blamedRanks(error: unknown): readonly number[] {
   if (!(error instanceof WeftlineError)) return [];
@@ -130,10 +137,10 @@ export function decodeError(encoded: EncodedError): WeftlineError {
   });
 }
 
-/** Throws WL_INVALID_ARGUMENT naming the argument, its value and what is allowed. */
-export function invalidArgument(argument: string, value: unknown, allowed: string): WeftlineError {
-  return new WeftlineError('WL_INVALID_ARGUMENT', `Invalid ${argument}: got ${show(value)}, allowed is ${allowed}`, {
-    details: { argument, value, allowed },
+/** WL_INVALID_ARGUMENT that names the argument, what was expected and the value. */
+export function invalidArgument(argument: string, value: unknown, expected: string): WeftlineError {
+  return new WeftlineError('WL_INVALID_ARGUMENT', `Invalid ${argument}: expected ${expected}, got ${show(value)}`, {
+    details: { argument, value, expected },
   });
 }
 

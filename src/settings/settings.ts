@@ -253,8 +253,8 @@ function check(setting: Setting, source: string, value: unknown): number | boole
   throw wrong(source, value, `${kind} of ${setting.unit} from ${setting.min} to ${setting.max}`);
 }
 
-function wrong(source: string, value: unknown, allowed: string): WeftlineError {
-  return new WeftlineError('WL_CONFIG', `Invalid setting ${source}: got ${quote(value)}, allowed is ${allowed}`, {
-    details: { setting: source, value, allowed },
+function wrong(source: string, value: unknown, expected: string): WeftlineError {
+  return new WeftlineError('WL_CONFIG', `Invalid setting ${source}: expected ${expected}, got ${quote(value)}`, {
+    details: { setting: source, value, expected },
   });
 }

@@ -1,4 +1,5 @@
 // One word that several threads ring when something happened, and that one thread sleeps on.
+import { waitAsync } from './wait-async.ts';
 
 /**
  * The words. `events`: what happened so far, wraps; written by any thread behind what it announces. `sleepers`: waits of
@@ -8,11 +9,6 @@
  */
 const word = { events: 0, sleepers: 1, awaited: 2 } as const;
 const WORDS = 3;
-
-/** Node 20 has it, the ES library of this language level does not declare it. */
-const atomics = Atomics as unknown as {
-  waitAsync(words: Int32Array, index: number, value: number, milliseconds: number): { readonly value: unknown };
-};
 
 export class WakeWord {
   /** To be handed to a worker thread, which makes its own WakeWord over it. */
@@ -59,7 +55,7 @@ export class WakeWord {
   /** The same without blocking. */
   async sleep(seen: number, milliseconds: number): Promise<void> {
     Atomics.add(this.#words, word.sleepers, 1);
-    await atomics.waitAsync(this.#words, word.events, seen, milliseconds).value;
+    await waitAsync(this.#words, word.events, seen, milliseconds);
     Atomics.sub(this.#words, word.sleepers, 1);
   }
 }

@@ -33,7 +33,7 @@ export class SharedMemory implements Disposable {
     if (!Number.isInteger(bytes) || bytes < 1 || bytes > MAX_VIEW_BYTES) {
       throw new WeftlineError(
         'WL_INVALID_ARGUMENT',
-        `Invalid bytes of shared memory: got ${bytes}, allowed is 1 to ${MAX_VIEW_BYTES} (${formatBytes(MAX_VIEW_BYTES)})`,
+        `Invalid bytes of shared memory: expected 1 to ${MAX_VIEW_BYTES} (${formatBytes(MAX_VIEW_BYTES)}), got ${bytes}`,
         { details: { bytes, allowed: MAX_VIEW_BYTES } },
       );
     }

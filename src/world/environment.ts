@@ -213,11 +213,11 @@ class Variables {
     return this.integer(name, 1, 65_535);
   }
 
-  wrong(name: string, allowed: string): WeftlineError {
+  wrong(name: string, expected: string): WeftlineError {
     const value = this.text(name);
     const got = value === undefined ? 'nothing' : quote(value);
-    return new WeftlineError('WL_CONFIG', `Invalid environment variable ${name}: got ${got}, allowed is ${allowed}`, {
-      details: { variable: name, value, allowed },
+    return new WeftlineError('WL_CONFIG', `Invalid environment variable ${name}: expected ${expected}, got ${got}`, {
+      details: { variable: name, value, expected },
     });
   }
 }

@@ -1,6 +1,7 @@
 // weftline/world: ranks, the rendezvous store, the launcher.
 export { join, type JoinOptions, type World } from './world.ts';
-export type { CompareAndSetResult, KeyWaitOptions, Store, WaitOptions } from './store.ts';
+export type { CompareAndSetResult, KeyWaitOptions, Store } from './store.ts';
+export type { WaitOptions } from '../core/deadline.ts';
 export { isRank } from './environment.ts';
 export { launch, type LaunchOptions, type LaunchResult } from './launcher.ts';
 export type { OutputLine } from './output-lines.ts';

@@ -10,7 +10,7 @@ export function expandNodeList(variable: string, list: string): string[] {
   if (names.length > 0 && names.length <= MAX_NODES && names.every((name) => /^[\w.:-]+$/.test(name))) return names;
   throw new WeftlineError(
     'WL_CONFIG',
-    `Invalid environment variable ${variable}: got ${quote(list, 200)}, allowed is a list of hosts such as node[01-04,7]`,
+    `Invalid environment variable ${variable}: expected a list of hosts such as node[01-04,7], got ${quote(list, 200)}`,
     { details: { variable, value: list } },
   );
 }

@@ -2,7 +2,7 @@
 import type { Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { deadlineOf, type Deadline, secondNet } from '../core/deadline.ts';
-import { type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
+import { asWeftlineError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import { quote, quoteList } from '../core/quote.ts';
 import type { Credentials } from '../meeting/credentials.ts';
 import { call } from '../meeting/dial.ts';
@@ -139,7 +139,7 @@ export class StoreClient implements StoreLink {
       this.#reader.push(chunk);
       for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) this.#handle(frame);
     } catch (error) {
-      this.#fail(error as WeftlineError);
+      this.#fail(asWeftlineError(error));
       this.#socket.destroy();
     }
   }

@@ -72,7 +72,7 @@ export class StoreServer {
   /** Lets a rank in that has proven itself and agrees on the job; anything else is refused with a reason. */
   async #welcome(channel: ControlChannel): Promise<void> {
     const { size, jobId, maxValueBytes } = this.#options;
-    let rank: number | undefined;
+    let rank = -1;
     await receiveHello(channel, storeHello(this.#credentials), (body) => {
       const { pid, host, ...known } = readRank(body, size);
       this.#core.join(known.rank, { pid, host });
@@ -80,7 +80,7 @@ export class StoreServer {
       return { jobId };
     });
     const member = new StoreConnection(channel.detach(), {
-      rank: rank as unknown as number,
+      rank,
       core: this.#core,
       maxValueBytes,
       onDeparture: (gone, departure) => this.#departed(gone, departure),

@@ -1,16 +1,7 @@
 // The rendezvous store as ranks see it: small values under names, waits with deadlines, collectives.
-import { checkTimeout } from '../core/deadline.ts';
+import { checkTimeout, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_KEY_LENGTH, type StoreReply, type StoreRequest } from './store-request.ts';
-
-export { checkTimeout };
-
-export interface WaitOptions {
-  /** How long to wait, in ms; by default the setting `timeoutMs`. */
-  readonly timeoutMs?: number;
-  /** Ends the wait early; it then rejects with the signal's reason. */
-  readonly signal?: AbortSignal;
-}
 
 export interface KeyWaitOptions extends WaitOptions {
   /** The ranks that set the keys, so that an error can name them. Without it, any lost rank fails the wait. */

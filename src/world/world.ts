@@ -8,7 +8,8 @@ import { readSettings, type Settings } from '../settings/settings.ts';
 import { type Environment, type RankEnvironment, readEnvironment } from './environment.ts';
 import { hostIdentity, placeRanks, type Placement } from './host-identity.ts';
 import { filePrefixOf, removeStaleFiles } from './shared-memory-files.ts';
-import { decodeJson, encodeJson, LinkedStore, type Store, type WaitOptions } from './store.ts';
+import { decodeJson, encodeJson, LinkedStore, type Store } from './store.ts';
+import { type WaitOptions } from '../core/deadline.ts';
 import { type Rendezvous, meet } from './rendezvous.ts';
 
 /** The ranks of one job. Obtained with `join()`; the caller owns it and closes it. */

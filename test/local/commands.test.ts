@@ -97,9 +97,9 @@ test('weftline bench ep on one rank needs no launcher', () => {
 
 test('weftline bench ep refuses what cannot work before any rank starts', () => {
   const wrong: readonly (readonly [readonly string[], RegExp])[] = [
-    [['--ranks', '5'], /experts: got 256, allowed is a multiple of ranks, 5/],
-    [['--hidden', '100'], /hidden: got 100, allowed is a multiple of 8/],
-    [['--topk', '40'], /topk: got 40/],
+    [['--ranks', '5'], /experts: expected a multiple of ranks, 5, got 256/],
+    [['--hidden', '100'], /hidden: expected a multiple of 8, got 100/],
+    [['--topk', '40'], /topk: expected .*, got 40/],
     [['--tokens', 'many'], /tokens.*integer from 1/],
     [['--dtype', 'fp4'], /dtype.*bf16, fp8/],
     [['--skew', '-1'], /skew/],

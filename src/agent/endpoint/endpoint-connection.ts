@@ -3,7 +3,7 @@ import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from '../../abi/en
 import { Deadline } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import type { Agent } from '../agent.ts';
 import type { BackendName, TransferOperation } from '../backend.ts';
 import { DescriptorList } from '../descriptors.ts';

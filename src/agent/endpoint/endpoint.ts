@@ -1,12 +1,11 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
 import { randomBytes } from 'node:crypto';
-import { type CallWait, checkTimeout, Deadline, startCall } from '../../core/deadline.ts';
+import { type CallWait, checkTimeout, Deadline, startCall, type WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { call } from '../../meeting/dial.ts';
 import { type HelloBody, type HelloOptions, receiveHello } from '../../meeting/hello.ts';
 import { MeetingListener } from '../../meeting/listener.ts';
-import type { WaitOptions } from '../../world/store.ts';
 import { Agent } from '../agent.ts';
 import { credentialsOfAgent } from '../agent-credentials.ts';
 import type { AgentOptions } from '../agent-options.ts';

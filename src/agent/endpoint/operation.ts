@@ -1,6 +1,6 @@
 // A send, receive, write or read of an endpoint: asked whether it is done, or waited for.
 import { WeftlineError } from '../../core/errors.ts';
-import { checkTimeout, type WaitOptions } from '../../world/store.ts';
+import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
 
 export class Operation {
   /** For errors: "A send of 4096 bytes to 10.0.0.2". */

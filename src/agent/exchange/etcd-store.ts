@@ -1,7 +1,7 @@
 // Metadata in etcd, under leases that end with the processes that published them.
 import { Deadline, startCall } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import { EtcdClient, type EtcdWait } from './etcd-client.ts';
 import type { MetadataStore } from './metadata-store.ts';
 

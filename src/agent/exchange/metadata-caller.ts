@@ -2,7 +2,7 @@
 import { deadlineOf } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { call } from '../../meeting/dial.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import type { Agent } from '../agent.ts';
 import { credentialsOfAgent } from '../agent-credentials.ts';
 import type { MetadataOptions } from '../agent-options.ts';

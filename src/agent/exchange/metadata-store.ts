@@ -1,7 +1,8 @@
 // Metadata under agents' names in a store that all of them reach.
 import { remaining, startCall } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { Store, WaitOptions } from '../../world/store.ts';
+import type { Store } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import type { Agent } from '../agent.ts';
 import type { MetadataOptions } from '../agent-options.ts';
 

@@ -1,6 +1,6 @@
 // Carries out the commands of one queue: posts them to the channels of their peers, and counts them when delivered. Hot path.
 import { commandKinds } from '../../abi/command-queue.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { emptyCommand } from './command.ts';
 import type { CommandReader } from './command-queue.ts';
 
@@ -93,7 +93,7 @@ export class CommandServer {
       channel.send?.();
     } catch (error) {
       // The channel has it too, and its commands end with it.
-      this.#onFailure(error as WeftlineError);
+      this.#onFailure(asWeftlineError(error));
     }
   }
 
@@ -120,9 +120,10 @@ export class CommandServer {
     try {
       if (tells && this.#withheld.size > 0) this.#checkNothingWithheld(channel);
       if (!this.#postTo(route)) return false;
-    } catch (error) {
-      this.#refuse(slot, error as WeftlineError);
-      if (!tells) this.#withheld.set(channel, error as WeftlineError);
+    } catch (thrown) {
+      const error = asWeftlineError(thrown);
+      this.#refuse(slot, error);
+      if (!tells) this.#withheld.set(channel, error);
       return true;
     }
     this.#sequences[slot] = channel.posted;

@@ -1,6 +1,6 @@
 // The CPU device: one WebAssembly memory per process that holds tensors, windows and everything the kernels touch.
 import { formatBytes } from '../../core/byte-size.ts';
-import { type DType, dtypes, type TypedArrayOf } from '../../core/dtype.ts';
+import { type DType, dtypes, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { mapFileOver, mapZeroOver, preferHugePages } from '../../native/libc.ts';
 import { addressOf } from '../../native/library.ts';
@@ -101,11 +101,7 @@ export class CpuDevice implements Device {
   }
 
   hostView<D extends DType>(dtype: D, address: number, elements: number): TypedArrayOf[D] {
-    return new dtypes[dtype].array(
-      this.memory.buffer as unknown as ArrayBuffer,
-      address,
-      elements,
-    ) as unknown as TypedArrayOf[D];
+    return typedArrayOver(dtype, this.memory.buffer, address, elements);
   }
 
   upload<D extends DType>(tensor: Tensor<D>, values: TypedArrayOf[D]): Promise<void> {
@@ -117,7 +113,7 @@ export class CpuDevice implements Device {
   download<D extends DType>(tensor: Tensor<D>): Promise<TypedArrayOf[D]> {
     const copy = new Uint8Array(tensor.bytes);
     copy.set(this.hostView('u8', tensor.address, tensor.bytes));
-    return Promise.resolve(new dtypes[tensor.dtype].array(copy.buffer) as unknown as TypedArrayOf[D]);
+    return Promise.resolve(typedArrayOver(tensor.dtype, copy.buffer));
   }
 
   [Symbol.asyncDispose](): Promise<void> {

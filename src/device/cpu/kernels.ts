@@ -166,13 +166,13 @@ let compiledNow: object | undefined;
 export async function instantiateKernels(memory: WasmMemory): Promise<CpuKernels> {
   compiled ??= compile();
   const instance = await wasm.instantiate(await compiled, { env: { memory } });
-  return instance.exports as unknown as CpuKernels;
+  return instance.exports as CpuKernels;
 }
 
 /** The same for callers that cannot wait: reads and compiles on this thread, once per thread. */
 export function instantiateKernelsNow(memory: WasmMemory): CpuKernels {
   compiledNow ??= compileNow();
-  return new wasm.Instance(compiledNow, { env: { memory } }).exports as unknown as CpuKernels;
+  return new wasm.Instance(compiledNow, { env: { memory } }).exports as CpuKernels;
 }
 
 async function compile(): Promise<object> {

@@ -14,4 +14,4 @@ export interface WasmApi {
   instantiate(module: object, imports: { env: { memory: WasmMemory } }): Promise<{ readonly exports: object }>;
 }
 
-export const wasm: WasmApi = (globalThis as unknown as { WebAssembly: WasmApi }).WebAssembly;
+export const wasm: WasmApi = (globalThis as object as { WebAssembly: WasmApi }).WebAssembly;

@@ -1,6 +1,6 @@
 // The CUDA device: one GPU of this process with its memory, streams, kernels and trap record.
 import type { Layout } from '../../abi/layout.ts';
-import { type DType, dtypes, type TypedArrayOf } from '../../core/dtype.ts';
+import { type DType, dtypes, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Out } from '../../native/library.ts';
 import { openNvrtc } from '../../native/nvrtc.ts';
@@ -245,7 +245,7 @@ export class CudaDevice implements Device {
   async download<D extends DType>(tensor: Tensor<D>): Promise<TypedArrayOf[D]> {
     const copy = new Uint8Array(tensor.bytes);
     await this.#copy.fromDevice(copy, tensor.address);
-    return new dtypes[tensor.dtype].array(copy.buffer) as unknown as TypedArrayOf[D];
+    return typedArrayOver(tensor.dtype, copy.buffer);
   }
 
   /** Resolves when everything on any stream is done, as CudaStream.drained(); at once on a lost device. */

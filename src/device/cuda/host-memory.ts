@@ -1,5 +1,5 @@
 // Host memory that does not move and that kernels reach by a device address: mailboxes, trap records, staging.
-import { type DType, dtypes, type TypedArrayOf } from '../../core/dtype.ts';
+import { type DType, dtypes, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { type Out, viewAt } from '../../native/library.ts';
 import type { CudaContext } from './cuda-context.ts';
@@ -40,7 +40,7 @@ export class HostMemory implements Disposable {
   /** The memory itself; keep the view, making one costs about a microsecond. It must not be touched after dispose. */
   view<D extends DType>(dtype: D, byteOffset = 0, elements?: number): TypedArrayOf[D] {
     const count = elements ?? Math.floor((this.bytes - byteOffset) / dtypes[dtype].bytes);
-    return new dtypes[dtype].array(this.buffer, byteOffset, count) as unknown as TypedArrayOf[D];
+    return typedArrayOver(dtype, this.buffer, byteOffset, count);
   }
 
   get buffer(): ArrayBuffer {

@@ -1,7 +1,7 @@
 // What EpBuffer.combine accepts, and the checks that make sure of it before any byte moves.
 import { invalidArgument } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import { checkHandle } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { OverlapOptions } from '../../collective/overlap.ts';

@@ -2,7 +2,7 @@
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { SCALE_GROUP, type ScaledRows } from '../../device/formats/scaled-rows.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import { isWhole } from './buffer-size.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
@@ -100,7 +100,7 @@ type Routing = Pick<DispatchPlanInput, 'topkIdx' | 'topkWeights' | 'layout' | 'h
 function checkReplay(args: DispatchArguments, scope: EpScope, numTokens: number): Routing {
   const handle = checkHandle(args.handle, scope);
   for (const name of ['topkIdx', 'topkWeights', 'layout', 'numWorstTokens', 'expertAlignment'] as const) {
-    if (args[name] !== undefined) throw invalidArgument(name, 'given', 'absent when a handle is given');
+    if (args[name] !== undefined) throw invalidArgument(name, 'a value', 'nothing when a handle is given');
   }
   if (handle.numTokens !== numTokens) {
     throw invalidArgument('x rows', numTokens, `${handle.numTokens}, as in the handle's dispatch`);

@@ -3,7 +3,7 @@ import { startCall } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import type { World } from '../../world/world.ts';
 import { type EpBufferConfig, type EpBufferSize, withDefaults } from './buffer-size.ts';
 import { CallGuard } from '../../collective/call-guard.ts';

@@ -1,12 +1,12 @@
 // DispatchCombineContext: the symmetric memory of an all-to-all layer, with an output that grows.
 import { type CallWait, startCall } from '../../core/deadline.ts';
 import type { DType } from '../../core/dtype.ts';
-import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { isSharedByAll } from '../../windows/window-agreement.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import type { World } from '../../world/world.ts';
 import { agreeOn } from '../../collective/agree.ts';
 import { isWhole } from '../buffer/buffer-size.ts';
@@ -123,7 +123,7 @@ export class DispatchCombineContext implements AsyncDisposable {
     try {
       await this.memory.allocate(rows, wait);
     } catch (error) {
-      const { code, message, details, rank } = error as WeftlineError;
+      const { code, message, details, rank } = asWeftlineError(error);
       const text = `${message}; this was to restore the output, which could not grow: ${(cause as Error).message}`;
       throw new WeftlineError(code, text, { details, cause, ...(rank === undefined ? {} : { rank }) });
     }

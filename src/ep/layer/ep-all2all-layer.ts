@@ -4,7 +4,7 @@ import { invalidArgument } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import type { World } from '../../world/world.ts';
 import { agreeOn, requireOneHost } from '../../collective/agree.ts';
 import { isWhole } from '../buffer/buffer-size.ts';

@@ -2,7 +2,7 @@
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import type { OverlapOptions } from '../../collective/overlap.ts';
 import { checkTensor, rowAlignment } from '../../collective/tensor-check.ts';
 import type { DispatchCombineContext } from './dispatch-combine-context.ts';

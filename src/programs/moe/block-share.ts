@@ -89,7 +89,7 @@ async function readIds({ file, block, tokens }: TokenOptions): Promise<BigInt64A
     for (const id of row) {
       const isBad = id < -1n || id >= BigInt(block.experts) || seen.has(id);
       if (isBad) {
-        const what = seen.has(id) ? `expert ${id} twice` : `expert ${id}, allowed is -1 to ${block.experts - 1}`;
+        const what = seen.has(id) ? `expert ${id} twice` : `expert ${id}, expected -1 to ${block.experts - 1}`;
         throw formatError(file.path, `topk_idx of token ${tokens.first + token} has ${what}`, { token, id });
       }
       if (id >= 0n) seen.add(id);

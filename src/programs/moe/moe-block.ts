@@ -55,8 +55,8 @@ export function describeMoeBlock(file: SafetensorsFile, options: MoeBlockOptions
   const [tokens, hidden] = shapeOf(file, blockTensors.x, ['BF16'], ['T', 'H']) as [number, number];
   const gateUp = shapeOf(file, blockTensors.gateUp, ['BF16'], ['E', '2I', hidden]) as [number, number, number];
   const [experts, doubled] = gateUp;
-  if (doubled % 16 !== 0) throw odd(file, blockTensors.gateUp, `2I = ${doubled}, allowed is a multiple of 16`);
-  if (hidden % 8 !== 0 || hidden === 0) throw odd(file, blockTensors.x, `H = ${hidden}, allowed is a multiple of 8`);
+  if (doubled % 16 !== 0) throw odd(file, blockTensors.gateUp, `2I = ${doubled}, expected a multiple of 16`);
+  if (hidden % 8 !== 0 || hidden === 0) throw odd(file, blockTensors.x, `H = ${hidden}, expected a multiple of 8`);
   if (experts === 0) throw odd(file, blockTensors.gateUp, 'no experts');
   const intermediate = doubled / 2;
   shapeOf(file, blockTensors.down, ['BF16'], [experts, hidden, intermediate]);
@@ -64,7 +64,7 @@ export function describeMoeBlock(file: SafetensorsFile, options: MoeBlockOptions
   if (hasReference) shapeOf(file, blockTensors.reference, ['F32'], [tokens, hidden]);
   const config = readConfig(file);
   if (config.hidden_act !== undefined && config.hidden_act !== 'silu') {
-    throw formatError(file.path, `its metadata config has hidden_act ${quote(config.hidden_act)}, allowed is "silu"`);
+    throw formatError(file.path, `its metadata config has hidden_act ${quote(config.hidden_act)}, expected "silu"`);
   }
   const shape = { path: file.path, tokens, hidden, experts, intermediate, hasReference };
   if (file.tensors.has(blockTensors.topkIdx) || file.tensors.has(blockTensors.topkWeights)) {
@@ -93,7 +93,7 @@ function choicesInFile(
   const [, topk] = shapeOf(file, blockTensors.topkIdx, ['I64', 'I32'], [tokens, 'K']) as [number, number];
   shapeOf(file, blockTensors.topkWeights, ['F32'], [tokens, topk]);
   if (topk < 1 || topk > Math.min(maxTopk, experts)) {
-    throw odd(file, blockTensors.topkIdx, `K = ${topk}, allowed is 1 to ${Math.min(maxTopk, experts)}`);
+    throw odd(file, blockTensors.topkIdx, `K = ${topk}, expected 1 to ${Math.min(maxTopk, experts)}`);
   }
   if (options.topk !== undefined && options.topk !== topk) {
     throw invalidArgument('topk', options.topk, `${topk}, which ${file.path} has in topk_idx, or none`);

@@ -1,7 +1,7 @@
 // Reads a safetensors file: the header when it is opened, tensors or runs of their rows when asked for.
 import { constants } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
-import { type DType, dtypes, type TypedArrayOf } from '../../core/dtype.ts';
+import { type DType, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
 import { formatBytes } from '../../core/byte-size.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { printable, quote, quoteList } from '../../core/quote.ts';
@@ -84,7 +84,7 @@ export class SafetensorsFile implements AsyncDisposable {
     const rowBytes = rows === 0 ? 0 : entry.bytes / rows;
     const bytes = makeBytes((stop - start) * rowBytes, name);
     await this.#readAt(bytes, entry.start + start * rowBytes, name);
-    return new dtypes[dtype].array(bytes.buffer) as unknown as TypedArrayOf[D];
+    return typedArrayOver(dtype, bytes.buffer);
   }
 
   async close(): Promise<void> {

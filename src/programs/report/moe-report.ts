@@ -100,6 +100,6 @@ function verdict({ check, forwardMs, block }: MoeReport): string {
   const perSecond = Math.round((block.tokens / forwardMs) * 1000);
   const speed = `${forwardMs.toFixed(1)} ms, ${perSecond} tokens/s`;
   if (check === undefined) return `NOT CHECKED: the file has no output_f32; ${speed}`;
-  const error = `error ${check.error.toExponential(2)} against output_f32, allowed is ${check.tolerance}`;
+  const error = `error ${check.error.toExponential(2)} against output_f32, tolerance ${check.tolerance}`;
   return check.passed ? `PASSED: ${error}; ${speed}` : `FAILED: ${error}`;
 }

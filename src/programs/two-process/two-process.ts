@@ -1,6 +1,6 @@
 // What `weftline 2proc` runs: one process writes bytes and a signal into memory of the other from a kernel, both check them.
 import type { BackendName } from '../../agent/index.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { twoProcessKernels } from '../../device/cuda/kernels/device-api.ts';
@@ -61,7 +61,7 @@ export async function runTwoProcess(
   await using host = await DeviceHost.create({ name, device, direct, timeoutMs, token: world.secret, ...backends });
   const data = await host.allocate(bytes);
   const counter = await host.allocate(COUNTER_BYTES);
-  world.peerLost.addEventListener('abort', () => host.abort(world.peerLost.reason as WeftlineError));
+  world.peerLost.addEventListener('abort', () => host.abort(asWeftlineError(world.peerLost.reason)));
   const side: Side = { ...options, world, device, host, data, counter };
   await (isInitiator ? runInitiator(side) : runTarget(side));
   // Nobody frees memory that the other still writes to.

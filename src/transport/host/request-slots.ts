@@ -1,7 +1,7 @@
 // Requests as the user sees them: handles over the slots of the shared table, their ends, and waits with deadlines.
 import { REQUEST_SLOTS, slotStates } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, invalidArgument, WeftlineError } from '../../core/errors.ts';
-import { checkTimeout, type WaitOptions } from '../../world/store.ts';
+import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
 import type { HostCall, HostEvent } from './engine-host.ts';
 import type { EngineLink } from './engine-link.ts';
 import { type Command, emptyCommand } from './shared-requests.ts';

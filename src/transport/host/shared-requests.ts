@@ -2,6 +2,7 @@
 import { commandRecord, REQUEST_SLOTS, sharedHead, slotStates } from '../../abi/transport-command.ts';
 import type { SpinTime } from '../../threads/spin-time.ts';
 import { yieldProcessor } from '../../native/libc.ts';
+import { waitAsync } from '../../threads/wait-async.ts';
 
 /** A look at the clock costs as much as several looks at a word. */
 const LOOKS_PER_CLOCK = 4;
@@ -19,10 +20,6 @@ const field = Object.fromEntries(
   Object.entries(commandRecord.offset).map(([name, offset]) => [name, offset / 4]),
 ) as typeof commandRecord.offset;
 const TWO_32 = 2 ** 32;
-/** Node 20 has it, the ES library of this language level does not declare it. */
-const atomics = Atomics as unknown as {
-  waitAsync(words: Int32Array, index: number, value: number, milliseconds: number): { readonly value: unknown };
-};
 
 /** A request as both threads write and read it; one object per side, used again for each. */
 export interface Command {
@@ -167,7 +164,7 @@ export class SharedRequests {
   /** The same without blocking. */
   async wait(seen: number, milliseconds: number): Promise<void> {
     Atomics.add(this.#words, at.waiters, 1);
-    await atomics.waitAsync(this.#words, at.ended, seen, milliseconds).value;
+    await waitAsync(this.#words, at.ended, seen, milliseconds);
     Atomics.sub(this.#words, at.waiters, 1);
   }
 

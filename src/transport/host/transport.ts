@@ -4,7 +4,7 @@ import { deadlineOf } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
-import type { WaitOptions } from '../../world/store.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import { readToken } from '../../settings/token.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { type Credentials, credentialsOf } from '../../meeting/credentials.ts';

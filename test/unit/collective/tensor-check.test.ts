@@ -19,7 +19,7 @@ test('rows of a GPU must begin where its copy engine can, since anything else wo
   const shifted = tensor.slice(1, 33).reshape([4, 8]);
   assert.throws(() => checkTensor('x', shifted, { ...rule, device }), {
     code: 'WL_INVALID_ARGUMENT',
-    message: /Invalid x: got "a view that begins at byte 2", allowed is .* at a multiple of 16 bytes/,
+    message: /Invalid x: expected .* at a multiple of 16 bytes.*, got "a view that begins at byte 2"/,
   });
   const short = gpuTensor('fp8e4m3', [3, 24]);
   const fp8Rule = { device: short.device, dtype: ['fp8e4m3'] as const, shape: ['T', 24], alignment: rowAlignment(24) };

@@ -120,13 +120,13 @@ function message(value: unknown): string {
 }
 
 test('invalidArgument() names the argument, shows the value and says what is allowed', () => {
-  assert.equal(message(33), 'Invalid topk: got 33, allowed is 1 to 32');
-  assert.equal(message('a'), 'Invalid topk: got "a", allowed is 1 to 32');
-  assert.equal(message(7n), 'Invalid topk: got 7n, allowed is 1 to 32');
-  assert.equal(message([1, [2]]), 'Invalid topk: got [1, [2]], allowed is 1 to 32');
-  assert.equal(message(new Float32Array(2)), 'Invalid topk: got Float32Array, allowed is 1 to 32');
-  assert.equal(message(null), 'Invalid topk: got null, allowed is 1 to 32');
-  assert.equal(message(Object.create(null)), 'Invalid topk: got object, allowed is 1 to 32');
+  assert.equal(message(33), 'Invalid topk: expected 1 to 32, got 33');
+  assert.equal(message('a'), 'Invalid topk: expected 1 to 32, got "a"');
+  assert.equal(message(7n), 'Invalid topk: expected 1 to 32, got 7n');
+  assert.equal(message([1, [2]]), 'Invalid topk: expected 1 to 32, got [1, [2]]');
+  assert.equal(message(new Float32Array(2)), 'Invalid topk: expected 1 to 32, got Float32Array');
+  assert.equal(message(null), 'Invalid topk: expected 1 to 32, got null');
+  assert.equal(message(Object.create(null)), 'Invalid topk: expected 1 to 32, got object');
 });
 
 test('invalidArgument() shows long values in part', () => {

@@ -89,6 +89,6 @@ test('outputSize() and EPConfig give sizes and bounds before anything is allocat
   const wrong = { maxTokens: 10, hidden: 16, topk: 4, numExperts: 7, rank: 0, worldSize: 2, localWorldSize: 2 };
   assert.throws(() => new EPConfig(wrong), {
     code: 'WL_INVALID_ARGUMENT',
-    message: /numExperts: got 7, allowed is a multiple of the 2 ranks/,
+    message: /numExperts: expected a multiple of the 2 ranks, got 7/,
   });
 });

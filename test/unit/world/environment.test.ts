@@ -124,21 +124,21 @@ test('ranks that are all on one node meet on the loopback address', () => {
 
 test('a bad variable fails with WL_CONFIG naming it, its value and what is allowed', () => {
   const cases: readonly (readonly [Environment, RegExp])[] = [
-    [{ ...ours, WEFTLINE_RANK: '8' }, /WEFTLINE_RANK: got "8", allowed is an integer from 0 to 7/],
+    [{ ...ours, WEFTLINE_RANK: '8' }, /WEFTLINE_RANK: expected an integer from 0 to 7, got "8"/],
     [{ ...ours, WEFTLINE_RANK: undefined }, /WEFTLINE_RANK is missing/],
-    [{ ...ours, WEFTLINE_WORLD_SIZE: '0' }, /WEFTLINE_WORLD_SIZE: got "0"/],
-    [{ ...ours, WEFTLINE_WORLD_SIZE: '1e3' }, /WEFTLINE_WORLD_SIZE: got "1e3"/],
-    [{ ...ours, WEFTLINE_LOCAL_RANK: '4' }, /WEFTLINE_LOCAL_RANK: got "4", allowed is an integer from 0 to 3/],
+    [{ ...ours, WEFTLINE_WORLD_SIZE: '0' }, /WEFTLINE_WORLD_SIZE: expected .*, got "0"/],
+    [{ ...ours, WEFTLINE_WORLD_SIZE: '1e3' }, /WEFTLINE_WORLD_SIZE: expected .*, got "1e3"/],
+    [{ ...ours, WEFTLINE_LOCAL_RANK: '4' }, /WEFTLINE_LOCAL_RANK: expected an integer from 0 to 3, got "4"/],
     [{ ...ours, WEFTLINE_LOCAL_WORLD_SIZE: '9' }, /WEFTLINE_LOCAL_WORLD_SIZE/],
-    [{ ...ours, WEFTLINE_MASTER_PORT: '70000' }, /WEFTLINE_MASTER_PORT: got "70000"/],
+    [{ ...ours, WEFTLINE_MASTER_PORT: '70000' }, /WEFTLINE_MASTER_PORT: expected .*, got "70000"/],
     [{ ...ours, WEFTLINE_MASTER_PORT: '' }, /WEFTLINE_MASTER_PORT is missing/],
     [{ ...ours, WEFTLINE_JOB_ID: '../x' }, /WEFTLINE_JOB_ID/],
-    [{ ...torchrun, MASTER_PORT: 'x' }, /MASTER_PORT: got "x"/],
+    [{ ...torchrun, MASTER_PORT: 'x' }, /MASTER_PORT: expected .*, got "x"/],
     [{ ...torchrun, MASTER_ADDR: undefined }, /MASTER_ADDR is missing/],
-    [{ ...torchrun, RANK: '-1' }, /RANK: got "-1"/],
-    [{ ...slurm, SLURM_STEP_NODELIST: 'gpu[08-' }, /SLURM_STEP_NODELIST: got "gpu\[08-"/],
+    [{ ...torchrun, RANK: '-1' }, /RANK: expected .*, got "-1"/],
+    [{ ...slurm, SLURM_STEP_NODELIST: 'gpu[08-' }, /SLURM_STEP_NODELIST: expected .*, got "gpu\[08-"/],
     [{ ...slurm, SLURM_STEP_NUM_TASKS: '', SLURM_NTASKS: '' }, /SLURM_NTASKS is missing/],
-    [{ ...openmpi, OMPI_COMM_WORLD_RANK: '2' }, /OMPI_COMM_WORLD_RANK: got "2"/],
+    [{ ...openmpi, OMPI_COMM_WORLD_RANK: '2' }, /OMPI_COMM_WORLD_RANK: expected .*, got "2"/],
   ];
   for (const [environment, message] of cases) {
     assert.throws(() => readEnvironment(environment), { code: 'WL_CONFIG', message });

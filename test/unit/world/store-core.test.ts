@@ -62,7 +62,7 @@ test('add() counts in decimal and refuses what is no integer', async () => {
   await assert.rejects(a.add('n', 1), { code: 'WL_INVALID_ARGUMENT', message: /"n".*"12 apples"/ });
   await a.add('big', Number.MAX_SAFE_INTEGER);
   await assert.rejects(a.add('big', 1), { code: 'WL_INVALID_ARGUMENT' });
-  await assert.rejects(a.add('n', 0.5), { code: 'WL_INVALID_ARGUMENT', message: /delta: got 0.5/ });
+  await assert.rejects(a.add('n', 0.5), { code: 'WL_INVALID_ARGUMENT', message: /delta: expected .*, got 0.5/ });
 });
 
 test('collectives complete in rounds, even when a rank is a round ahead', async () => {

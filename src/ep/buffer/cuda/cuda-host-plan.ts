@@ -104,7 +104,7 @@ export class CudaHostPlan implements Disposable {
     const value = choice === undefined ? `a bad value of rank ${rank}` : String(choice);
     return new WeftlineError(
       'WL_INVALID_ARGUMENT',
-      `Invalid ${place}: got ${value}, allowed is an expert from 0 to ${config.numExperts - 1} that the token has not chosen before, or -1 for none`,
+      `Invalid ${place}: expected an expert from 0 to ${config.numExperts - 1} that the token has not chosen before, or -1 for none, got ${value}`,
       { details: { argument: place, rank } },
     );
   }

@@ -78,7 +78,7 @@ test('a rank without tokens, ids of 32 bits, and ids that are out of range or re
   using first = await share(path, 0, 4);
   assert.deepEqual([...first.topkIdx.view()], [3n, -1n]);
   for (const [ids, words] of [
-    [[0, 1, 4, 0], /token 1 has expert 4, allowed is -1 to 3/],
+    [[0, 1, 4, 0], /token 1 has expert 4, expected -1 to 3/],
     [[0, 1, 0, -2], /token 1 has expert -2/],
     [[0, 1, 2, 2], /token 1 has expert 2 twice/],
   ] as const) {

@@ -101,7 +101,7 @@ test('CpuExperts names what does not fit', async () => {
   const x = device.empty('bf16', [1, hidden]);
   assert.throws(() => local.forwardTokens({ x, topkIdx, topkWeights }, x), {
     code: 'WL_INVALID_ARGUMENT',
-    message: /topkIdx: got 5, allowed is -1 to 4/,
+    message: /topkIdx: expected -1 to 4, got 5/,
   });
   const good = device.empty('bf16', [2, 16, 8]);
   assert.throws(() => new CpuExperts(device, { gateUp: good, down: device.empty('bf16', [3, 8, 8]) }), {

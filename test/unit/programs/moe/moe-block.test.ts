@@ -67,7 +67,7 @@ test('describeMoeBlock() takes top-k from the options or the metadata when it mu
   const given = await describe({ ...weights, ...gate }, { config, topk: 1, normalize: false });
   assert.deepEqual([given.topk, given.normalize], [1, false]);
   await assert.rejects(describe({ ...weights, ...gate }), { code: 'WL_INVALID_ARGUMENT', message: /topk/ });
-  await assert.rejects(describe({ ...weights, ...gate }, { topk: 5 }), { message: /topk: got 5, allowed is 1 to 4/ });
+  await assert.rejects(describe({ ...weights, ...gate }, { topk: 5 }), { message: /topk: expected 1 to 4, got 5/ });
 });
 
 test('describeMoeBlock() refuses options that contradict the file', async () => {

@@ -25,7 +25,7 @@ test('expertShare() splits evenly and names the rank counts that are possible', 
   assert.deepEqual(expertShare(6, 1, 3), { first: 2, count: 2 });
   assert.throws(() => expertShare(6, 0, 4), {
     code: 'WL_INVALID_ARGUMENT',
-    message: /ranks: got 4, allowed is a divisor of the 6 experts: 1, 2, 3, 6/,
+    message: /ranks: expected a divisor of the 6 experts: 1, 2, 3, 6, got 4/,
   });
 });
 
