@@ -4,16 +4,15 @@ import {
   EP_ARRIVAL_STRIDE,
   EP_MAX_EXPERTS,
   EP_MAX_RANKS,
-  EXCHANGE_HEADER_WORDS,
   epCombineArguments,
   epDispatchArguments,
   epHostPlan,
   epLayoutArguments,
   epPlan,
-  epRecordWords,
   epScratch,
   epStatus,
 } from './ep-arguments.ts';
+import { EXCHANGE_HEADER_WORDS, epRecordWords } from './exchange-record.ts';
 import {
   LAYER_SECTIONS,
   layerCombineArguments,

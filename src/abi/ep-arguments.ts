@@ -16,21 +16,6 @@ export const EP_SYNC_BYTES = 4096;
  */
 export const EP_ARRIVAL_STRIDE = 128;
 
-/** Words of an exchange record before its counts per rank and per expert. */
-export const EXCHANGE_HEADER_WORDS = 16;
-
-/** The CUDA kernels' header words: what must agree, then what may differ. */
-export const epRecordWords = {
-  topk: 0,
-  rowBytes: 1,
-  scaleBytes: 2,
-  indexBytes: 3,
-  weightBytes: 4,
-  numTokens: 5,
-  rowBound: 6,
-  badCell: 7,
-} as const;
-
 /** How a count exchange ended. */
 export const epStatus = {
   good: 0,

@@ -42,6 +42,12 @@ export function defineLayout<const Fields extends Readonly<Record<string, FieldT
   };
 }
 
+/** Where each field of a layout begins, in 32-bit words, for those who read it through an Int32Array or Uint32Array. */
+export function wordOffsets<Name extends string>({ offset }: Layout<Name>): Readonly<Record<Name, number>> {
+  const entries = Object.entries<number>(offset).map(([name, bytes]) => [name, bytes / 4]);
+  return Object.fromEntries(entries) as Readonly<Record<Name, number>>;
+}
+
 export function alignUp(value: number, alignment: number): number {
   return Math.ceil(value / alignment) * alignment;
 }

@@ -1,4 +1,5 @@
 // Lists of memory ranges by address, as two agents tell each other which bytes to move.
+import { getWide, setWide } from '../abi/wide-words.ts';
 import { DESCRIPTOR_LIST_MAGIC, descriptor, descriptorListHead } from '../abi/descriptor-list.ts';
 import { Block } from '../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
@@ -24,7 +25,6 @@ export interface BlockOptions {
 }
 
 const kinds: readonly MemoryKind[] = ['host', 'cuda'];
-const HIGH = 0x1_0000_0000;
 
 /**
  * What was expected, if these numbers are no range; undefined if they are one. Whole numbers up to 2^53, so that sums and differences of
@@ -102,8 +102,8 @@ export class DescriptorList {
     const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
     for (let index = 0; index < count; index++) {
       const at = descriptorListHead.size + index * descriptor.size;
-      addresses[index] = wideAt(view, at + descriptor.offset.address);
-      lengths[index] = wideAt(view, at + descriptor.offset.bytes);
+      addresses[index] = getWide(view, at + descriptor.offset.address);
+      lengths[index] = getWide(view, at + descriptor.offset.bytes);
     }
     sumOf(addresses, lengths, bad);
     return new DescriptorList(kind, addresses, lengths);
@@ -155,8 +155,8 @@ export class DescriptorList {
     const view = new DataView(bytes.buffer);
     for (let index = 0; index < this.length; index++) {
       const at = descriptorListHead.size + index * descriptor.size;
-      putWide(view, at + descriptor.offset.address, this.addresses[index]!);
-      putWide(view, at + descriptor.offset.bytes, this.lengths[index]!);
+      setWide(view, at + descriptor.offset.address, this.addresses[index]!);
+      setWide(view, at + descriptor.offset.bytes, this.lengths[index]!);
     }
     return bytes;
   }
@@ -180,15 +180,6 @@ function sumOf(addresses: Float64Array, lengths: Float64Array, fail: (why: strin
   }
   if (!Number.isSafeInteger(sum)) throw fail(`its ranges have ${sum} bytes together, expected less than 2^53`);
   return sum;
-}
-
-function wideAt(view: DataView, at: number): number {
-  return view.getUint32(at, true) + view.getUint32(at + 4, true) * HIGH;
-}
-
-function putWide(view: DataView, at: number, value: number): void {
-  view.setUint32(at, value % HIGH, true);
-  view.setUint32(at + 4, Math.floor(value / HIGH), true);
 }
 
 function invalidList(why: string): WeftlineError {

@@ -1,19 +1,16 @@
 // The count exchange: every rank writes what it is about to send into every window; after a barrier all know all.
-import { EXCHANGE_HEADER_WORDS } from '../abi/ep-arguments.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { SymmetricWindow } from '../windows/symmetric-window.ts';
-import { exchangeRecordBytes } from '../abi/exchange-record.ts';
+import {
+  EXCHANGE_HEADER_WORDS,
+  EXCHANGE_STATUS_WORD,
+  exchangeFields,
+  exchangeOwnFields,
+  exchangeRecordBytes,
+} from '../abi/exchange-record.ts';
 
-/** What must be equal on all ranks of one call, in the order of the header words. */
-const exchangeFields = ['topk', 'rowBytes', 'scaleBytes', 'indexBytes', 'weightBytes', 'scattered'] as const;
-/** What may differ: the sender's tokens, and its own bound on received rows (0: none). */
-const ownFields = ['numTokens', 'rowBound'] as const;
-
-/** Header word of a later agreement within the call: 0 good, else what went wrong at that rank. */
-const STATUS_WORD = EXCHANGE_HEADER_WORDS - 1;
-
-export type ExchangeHeader = Record<(typeof exchangeFields)[number] | (typeof ownFields)[number], number>;
+export type ExchangeHeader = Record<(typeof exchangeFields)[number] | (typeof exchangeOwnFields)[number], number>;
 
 export interface ExchangeResult {
   /** numTokens of each source rank. */
@@ -59,7 +56,7 @@ export class CountExchange {
       const record = records[this.#self] as Int32Array;
       let word = 0;
       for (const field of exchangeFields) record[word++] = header[field];
-      for (const field of ownFields) record[word++] = header[field];
+      for (const field of exchangeOwnFields) record[word++] = header[field];
       record.set(perRank, EXCHANGE_HEADER_WORDS);
       record.set(perExpert, EXCHANGE_HEADER_WORDS + this.#ranks);
     }
@@ -88,11 +85,11 @@ export class CountExchange {
 
   /** Tells everyone how a step went here: 0 good, else a code of the caller's. A barrier must follow before statuses(). */
   publishStatus(status: number): void {
-    for (const records of this.#destinations()) (records[this.#self] as Int32Array)[STATUS_WORD] = status;
+    for (const records of this.#destinations()) (records[this.#self] as Int32Array)[EXCHANGE_STATUS_WORD] = status;
   }
 
   statuses(): number[] {
-    return this.#received().map((record) => record[STATUS_WORD]!);
+    return this.#received().map((record) => record[EXCHANGE_STATUS_WORD]!);
   }
 
   #destinations(): readonly Int32Array[][] {

@@ -1,4 +1,5 @@
 // The Linux calls that Node does not offer: memory mapping, futex, advisory locks, process control.
+import { FILE_LOCK_BYTES, fileLockOffset } from '../abi/linux-structs.ts';
 import { addressOf, lazyFunction, linuxLibrary as libc } from './library.ts';
 import { nativeError as failed } from './native-error.ts';
 import { pooledSystemCall, systemCall } from './system-call.ts';
@@ -85,11 +86,11 @@ export function reserveFile(fd: number, bytes: number): void {
 }
 
 function lockRecord(type: number, start: number, length = 1): Uint8Array {
-  const record = new Uint8Array(32);
+  const record = new Uint8Array(FILE_LOCK_BYTES);
   const view = new DataView(record.buffer);
-  view.setInt16(0, type, true);
-  view.setBigInt64(8, BigInt(start), true);
-  view.setBigInt64(16, BigInt(length), true);
+  view.setInt16(fileLockOffset.type, type, true);
+  view.setBigInt64(fileLockOffset.start, BigInt(start), true);
+  view.setBigInt64(fileLockOffset.length, BigInt(length), true);
   return record;
 }
 
@@ -102,7 +103,7 @@ export function lockByte(fd: number, offset: number): boolean {
 }
 
 /** A lock record that is used again: peers are looked at between copies. */
-const probe: Uint8Array = new Uint8Array(32);
+const probe: Uint8Array = new Uint8Array(FILE_LOCK_BYTES);
 const probeWords: Uint32Array = new Uint32Array(probe.buffer);
 
 /**
@@ -111,12 +112,12 @@ const probeWords: Uint32Array = new Uint32Array(probe.buffer);
  */
 export function isByteLocked(fd: number, offset: number): boolean {
   probeWords.fill(0);
-  probeWords[0] = F_WRLCK;
-  probeWords[2] = offset;
-  probeWords[4] = 1;
+  probeWords[fileLockOffset.type / 4] = F_WRLCK;
+  probeWords[fileLockOffset.start / 4] = offset;
+  probeWords[fileLockOffset.length / 4] = 1;
   const result: number = fcntlFunction()(fd, F_OFD_GETLK, probe);
   if (result === -EBADF) throw failed('fcntl(F_OFD_GETLK)', `testing byte ${offset}`, result);
-  return result !== 0 || (probeWords[0] & 0xffff) !== F_UNLCK;
+  return result !== 0 || (probeWords[fileLockOffset.type / 4]! & 0xffff) !== F_UNLCK;
 }
 
 /** True while another open description holds a lock of any byte. Our own locks do not count. */
@@ -125,7 +126,7 @@ export function isAnyByteLocked(fd: number): boolean {
   const record = lockRecord(F_WRLCK, 0, 0);
   const result: number = fcntlFunction()(fd, F_OFD_GETLK, record);
   if (result !== 0) throw failed('fcntl(F_OFD_GETLK)', 'testing all bytes', result);
-  return new DataView(record.buffer).getInt16(0, true) !== F_UNLCK;
+  return new DataView(record.buffer).getInt16(fileLockOffset.type, true) !== F_UNLCK;
 }
 
 /** Asks the kernel to send this process a signal when its parent ends. */

@@ -1,15 +1,7 @@
 // Arguments of sendmmsg and recvmmsg, laid out once: mmsghdr, iovec and control records in one block. Hot path: no allocation.
+import { IOVEC_WORDS, MESSAGE_HEADER_WORDS, messageHeaderWord } from '../abi/linux-structs.ts';
 import { NativeBlock } from './native-block.ts';
 
-/** struct mmsghdr, in words of 32 bits: name, name length, iovecs, their count, control, its length, flags, msg_len. */
-const HEADER_WORDS = 16;
-const IOVEC_WORDS = 4;
-const IOVECS_WORD = 4;
-const IOVEC_COUNT_WORD = 6;
-const CONTROL_WORD = 8;
-const CONTROL_LENGTH_WORD = 10;
-const FLAGS_WORD = 12;
-const LENGTH_WORD = 14;
 /** Room for the control records that the kernel may add: a segment size is 24 bytes. */
 const CONTROL_BYTES = 64;
 const SEGMENT_RECORD_BYTES = 24;
@@ -35,16 +27,16 @@ export class MessageBlock {
   constructor({ messages, iovecsPerMessage }: MessageBlockOptions) {
     this.messages = messages;
     this.iovecsPerMessage = iovecsPerMessage;
-    this.#firstIovec = messages * HEADER_WORDS;
+    this.#firstIovec = messages * MESSAGE_HEADER_WORDS;
     this.#firstControl = this.#firstIovec + messages * iovecsPerMessage * IOVEC_WORDS;
     this.#block = new NativeBlock(this.#firstControl * 4 + messages * CONTROL_BYTES);
     this.#words = this.#block.words;
     for (let message = 0; message < messages; message += 1) {
-      const header = message * HEADER_WORDS;
+      const header = message * MESSAGE_HEADER_WORDS;
       const iovecs = this.#firstIovec + message * iovecsPerMessage * IOVEC_WORDS;
-      this.#setAddress(header + IOVECS_WORD, this.#block.address + iovecs * 4);
+      this.#setAddress(header + messageHeaderWord.iovecs, this.#block.address + iovecs * 4);
       const control = this.#controlOf(message);
-      this.#setAddress(header + CONTROL_WORD, this.#block.address + control * 4);
+      this.#setAddress(header + messageHeaderWord.control, this.#block.address + control * 4);
       this.#words[control] = 18;
       this.#words[control + 2] = SOL_UDP;
       this.#words[control + 3] = UDP_SEGMENT;
@@ -53,7 +45,7 @@ export class MessageBlock {
 
   /** Of the mmsghdr of a message: what the calls take. */
   addressOf(message: number): number {
-    return this.#block.address + message * HEADER_WORDS * 4;
+    return this.#block.address + message * MESSAGE_HEADER_WORDS * 4;
   }
 
   setIovec(message: number, index: number, address: number, bytes: number): void {
@@ -65,35 +57,36 @@ export class MessageBlock {
   }
 
   setIovecCount(message: number, count: number): void {
-    this.#words[message * HEADER_WORDS + IOVEC_COUNT_WORD] = count;
+    this.#words[message * MESSAGE_HEADER_WORDS + messageHeaderWord.iovecCount] = count;
   }
 
   /** For sending: the kernel cuts the message into datagrams of `bytes`; 0 sends it as one. */
   setSegmentBytes(message: number, bytes: number): void {
-    this.#words[message * HEADER_WORDS + CONTROL_LENGTH_WORD] = bytes === 0 ? 0 : SEGMENT_RECORD_BYTES;
+    this.#words[message * MESSAGE_HEADER_WORDS + messageHeaderWord.controlLength] =
+      bytes === 0 ? 0 : SEGMENT_RECORD_BYTES;
     if (bytes !== 0) this.#words[this.#controlOf(message) + 4] = bytes;
   }
 
   /** For receiving: before every call, because the kernel shortens what it was given. */
   expectControl(message: number): void {
-    this.#words[message * HEADER_WORDS + CONTROL_LENGTH_WORD] = CONTROL_BYTES;
+    this.#words[message * MESSAGE_HEADER_WORDS + messageHeaderWord.controlLength] = CONTROL_BYTES;
   }
 
   /** Bytes of a received message. */
   lengthOf(message: number): number {
-    return this.#words[message * HEADER_WORDS + LENGTH_WORD]!;
+    return this.#words[message * MESSAGE_HEADER_WORDS + messageHeaderWord.length]!;
   }
 
   /** True if the message was longer than its iovecs. */
   isTruncated(message: number): boolean {
-    return (this.#words[message * HEADER_WORDS + FLAGS_WORD]! & MSG_TRUNC) !== 0;
+    return (this.#words[message * MESSAGE_HEADER_WORDS + messageHeaderWord.flags]! & MSG_TRUNC) !== 0;
   }
 
   /** Bytes of each of the datagrams that the kernel joined into this message, the last of which may be shorter. */
   segmentBytesOf(message: number): number {
     const control = this.#controlOf(message);
     const isJoined =
-      this.#words[message * HEADER_WORDS + CONTROL_LENGTH_WORD]! >= SEGMENT_RECORD_BYTES - 4 &&
+      this.#words[message * MESSAGE_HEADER_WORDS + messageHeaderWord.controlLength]! >= SEGMENT_RECORD_BYTES - 4 &&
       this.#words[control + 3] === UDP_GRO;
     return isJoined ? this.#words[control + 4]! : this.lengthOf(message);
   }

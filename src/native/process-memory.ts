@@ -1,4 +1,6 @@
 // Copies between this process's memory and another's, where the kernel permits it. Hot path: argument blocks are made once.
+import { IOVEC_WORDS, iovecWord } from '../abi/linux-structs.ts';
+import { putWide } from '../abi/wide-words.ts';
 import { NativeBlock } from './native-block.ts';
 import { nativeError } from './native-error.ts';
 import { systemCall } from './system-call.ts';
@@ -15,8 +17,6 @@ const ENOSYS = 38;
 
 /** The kernel takes no more ranges in one call. */
 export const MAX_RANGES = 1024;
-
-const IOVEC_WORDS = 4;
 
 /** Ranges here and there that belong together in order; the kernel reads them in place. */
 export class RangeList {
@@ -76,8 +76,6 @@ export function copyError(isRead: boolean, errno: number): Error {
 
 function putRange(words: Uint32Array, index: number, address: number, bytes: number): void {
   const at = index * IOVEC_WORDS;
-  words[at] = address;
-  words[at + 1] = address / 2 ** 32;
-  words[at + 2] = bytes;
-  words[at + 3] = bytes / 2 ** 32;
+  putWide(words, at + iovecWord.address, address);
+  putWide(words, at + iovecWord.bytes, bytes);
 }

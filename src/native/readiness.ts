@@ -1,4 +1,5 @@
 // Sleeping until a descriptor is readable or another thread rings: epoll, ppoll with nanoseconds, eventfd.
+import { EPOLL_EVENT_WORDS, epollEventWord } from '../abi/linux-structs.ts';
 import { addressOf } from './library.ts';
 import { nativeError } from './native-error.ts';
 import { systemCall } from './system-call.ts';
@@ -21,9 +22,6 @@ const EPOLL_CTL_DEL = 2;
 const READABLE = 1;
 const WRITABLE = 4;
 const EINTR = 4;
-/** struct epoll_event is packed on x86-64 alone; in words of 32 bits: events, then the caller's number. */
-const EVENT_WORDS = process.arch === 'x64' ? 3 : 4;
-const NUMBER_WORD = process.arch === 'x64' ? 1 : 2;
 const MAX_EVENTS = 64;
 const MAX_PAUSE_MICROSECONDS = 1000;
 
@@ -33,7 +31,7 @@ export class ReadinessSet implements Disposable {
   readonly fd: number;
   readonly #isOwn: boolean;
   // Shared memory does not move, so that the kernel may be given addresses once.
-  readonly #events: Int32Array = new Int32Array(new SharedArrayBuffer(MAX_EVENTS * EVENT_WORDS * 4));
+  readonly #events: Int32Array = new Int32Array(new SharedArrayBuffer(MAX_EVENTS * EPOLL_EVENT_WORDS * 4));
   readonly #poll: Int32Array = new Int32Array(new SharedArrayBuffer(8));
   readonly #timespec: Int32Array = new Int32Array(new SharedArrayBuffer(16));
   readonly #eventsAddress: number = Number(addressOf(this.#events));
@@ -50,15 +48,15 @@ export class ReadinessSet implements Disposable {
   }
 
   add(fd: number, number: number): void {
-    const event = new Int32Array(EVENT_WORDS);
+    const event = new Int32Array(EPOLL_EVENT_WORDS);
     event[0] = READABLE;
-    event[NUMBER_WORD] = number;
+    event[epollEventWord.number] = number;
     const result: number = epollCtlFunction()(this.fd, EPOLL_CTL_ADD, fd, event);
     if (result !== 0) throw nativeError('epoll_ctl', 'adding a socket to those to wait for', result);
   }
 
   remove(fd: number): void {
-    epollCtlFunction()(this.fd, EPOLL_CTL_DEL, fd, new Int32Array(EVENT_WORDS));
+    epollCtlFunction()(this.fd, EPOLL_CTL_DEL, fd, new Int32Array(EPOLL_EVENT_WORDS));
   }
 
   /** Hot path. How many descriptors are readable now; their numbers are at `numberAt(0..)`. Does not wait. */
@@ -69,7 +67,7 @@ export class ReadinessSet implements Disposable {
 
   /** The number of the i-th readable descriptor of the last `poll()`. */
   numberAt(index: number): number {
-    return this.#events[index * EVENT_WORDS + NUMBER_WORD]!;
+    return this.#events[index * EPOLL_EVENT_WORDS + epollEventWord.number]!;
   }
 
   /**

@@ -1,11 +1,10 @@
 // The bytes by which the kernel names an IPv4 or IPv6 address and port.
+import { SOCKADDR_IN6_BYTES, SOCKADDR_IN_BYTES, socketAddressOffset } from '../abi/linux-structs.ts';
 import { isIPv4, isIPv6 } from 'node:net';
 import { invalidArgument } from '../core/errors.ts';
 
 const AF_INET = 2;
 const AF_INET6 = 10;
-const INET_BYTES = 16;
-const INET6_BYTES = 28;
 
 /** Numeric: names are resolved by whoever asks the user. */
 export interface SocketAddress {
@@ -22,19 +21,20 @@ export function addressFamily(host: string): number {
 /** struct sockaddr_in or sockaddr_in6. */
 export function encodeSocketAddress({ host, port }: SocketAddress): Uint8Array {
   const family = addressFamily(host);
-  const bytes = new Uint8Array(family === AF_INET ? INET_BYTES : INET6_BYTES);
+  const bytes = new Uint8Array(family === AF_INET ? SOCKADDR_IN_BYTES : SOCKADDR_IN6_BYTES);
   const view = new DataView(bytes.buffer);
-  // The family is in the machine's order, the port in the network's.
-  view.setUint16(0, family, true);
-  view.setUint16(2, port, false);
-  if (family === AF_INET) bytes.set(host.split('.').map(Number), 4);
-  else for (const [index, group] of groupsOf(host).entries()) view.setUint16(8 + 2 * index, group, false);
+  view.setUint16(socketAddressOffset.family, family, true);
+  view.setUint16(socketAddressOffset.port, port, false);
+  if (family === AF_INET) bytes.set(host.split('.').map(Number), socketAddressOffset.ipv4);
+  else
+    for (const [index, group] of groupsOf(host).entries())
+      view.setUint16(socketAddressOffset.ipv6 + 2 * index, group, false);
   return bytes;
 }
 
 /** The port of what encodeSocketAddress made or the kernel filled in. */
 export function portOf(bytes: Uint8Array): number {
-  return new DataView(bytes.buffer, bytes.byteOffset).getUint16(2, false);
+  return new DataView(bytes.buffer, bytes.byteOffset).getUint16(socketAddressOffset.port, false);
 }
 
 /** The eight 16-bit groups of an IPv6 address; a zone after "%" has no place in them and is left out. */

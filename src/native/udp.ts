@@ -1,4 +1,5 @@
 // The socket calls that move datagrams in batches, on blocks of native memory that the caller prepared.
+import { TCP_INFO_BYTES, tcpInfoOffset } from '../abi/linux-structs.ts';
 import { nativeError } from './native-error.ts';
 import { addressFamily, encodeSocketAddress, portOf, type SocketAddress } from './socket-address.ts';
 import { systemCall } from './system-call.ts';
@@ -78,18 +79,17 @@ export function getSocketOption(fd: number, option: SocketOption): number | unde
   return getsockoptFunction()(fd, level, name, value, Int32Array.of(4)) === 0 ? value[0] : undefined;
 }
 
-/** Where the numbers of struct tcp_info stand that are of use, and how many of its bytes are asked for. */
-const tcpInfo = { option: [6, 11], probes: 3, unacked: 24, lastAckReceived: 56, bytes: 60 } as const;
+const IPPROTO_TCP = 6;
+const TCP_INFO = 11;
 
 /** Of a TCP connection: packets and probes that wait for an answer, and how long ago the last answer came. */
 export function readTcpInfo(fd: number): { readonly unanswered: number; readonly sinceAnswerMs: number } | undefined {
-  const [level, name] = tcpInfo.option;
-  const bytes = new Uint8Array(tcpInfo.bytes);
-  if (getsockoptFunction()(fd, level, name, bytes, Int32Array.of(bytes.length)) !== 0) return undefined;
+  const bytes = new Uint8Array(TCP_INFO_BYTES);
+  if (getsockoptFunction()(fd, IPPROTO_TCP, TCP_INFO, bytes, Int32Array.of(bytes.length)) !== 0) return undefined;
   const view = new DataView(bytes.buffer);
   return {
-    unanswered: view.getUint8(tcpInfo.probes) + view.getUint32(tcpInfo.unacked, true),
-    sinceAnswerMs: view.getUint32(tcpInfo.lastAckReceived, true),
+    unanswered: view.getUint8(tcpInfoOffset.probes) + view.getUint32(tcpInfoOffset.unacked, true),
+    sinceAnswerMs: view.getUint32(tcpInfoOffset.lastAckReceived, true),
   };
 }
 

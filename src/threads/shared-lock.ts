@@ -1,6 +1,5 @@
 // A lock between threads of one process, held for as short as a few stores. Who waits sleeps.
-
-const states = { free: 0, held: 1, contended: 2 } as const;
+import { lockStates } from '../abi/thread-words.ts';
 
 export class SharedLock {
   readonly #words: Int32Array;
@@ -13,18 +12,19 @@ export class SharedLock {
   /** Hot path. Not reentrant. */
   take(): void {
     const words = this.#words;
-    let seen: number = Atomics.compareExchange(words, 0, states.free, states.held);
-    while (seen !== states.free) {
+    let seen: number = Atomics.compareExchange(words, 0, lockStates.free, lockStates.held);
+    while (seen !== lockStates.free) {
       // INVARIANT: whoever sleeps has left `contended` there, so that the holder wakes one when it lets go.
       const mayWait =
-        seen === states.contended || Atomics.compareExchange(words, 0, states.held, states.contended) !== states.free;
-      if (mayWait) Atomics.wait(words, 0, states.contended);
-      seen = Atomics.compareExchange(words, 0, states.free, states.contended);
+        seen === lockStates.contended ||
+        Atomics.compareExchange(words, 0, lockStates.held, lockStates.contended) !== lockStates.free;
+      if (mayWait) Atomics.wait(words, 0, lockStates.contended);
+      seen = Atomics.compareExchange(words, 0, lockStates.free, lockStates.contended);
     }
   }
 
   /** Hot path. */
   letGo(): void {
-    if (Atomics.exchange(this.#words, 0, states.free) === states.contended) Atomics.notify(this.#words, 0, 1);
+    if (Atomics.exchange(this.#words, 0, lockStates.free) === lockStates.contended) Atomics.notify(this.#words, 0, 1);
   }
 }

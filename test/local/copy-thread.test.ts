@@ -1,9 +1,10 @@
 // The thread that copies and its lanes: what both threads rely on, without agents.
+import { JOB_WORDS, LANE_WORDS } from '#lib/abi/copy-words.js';
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { mailboxBytes, mailboxHeader } from '#lib/abi/agent-mailbox.js';
 import { Block } from '#lib/abi/layout.js';
-import { CopyLane, JOB_WORDS, LANE_WORDS } from '#lib/agent/backends/local/copy-lane.js';
+import { CopyLane } from '#lib/agent/backends/local/copy-lane.js';
 import { CopyList } from '#lib/agent/backends/local/copy-list.js';
 import { CopyTable } from '#lib/agent/backends/local/copy-table.js';
 import { CopyThread } from '#lib/agent/backends/local/copy-thread.js';

@@ -27,6 +27,21 @@ const folderOrder = [
   'index.ts',
 ] as const;
 
+/** Those of CUDA, UCX and the cache folder of a user. */
+const readersOfForeignVariables = [
+  'src/native/file-probe.ts',
+  'src/native/ucx.ts',
+  'src/agent/backends/ucx/ucx-transports.ts',
+  'src/device/cuda/jit/cubin-cache.ts',
+];
+/** Lays out the parameters of users' own kernels, as their sources declare them. */
+const layoutOfUsers = 'src/device/cuda/user-kernels.ts';
+const layoutPatterns: readonly RegExp[] = [
+  /\bdefineLayout\(/,
+  /\bconst \w*(?:[wW]ords?|[cC]olumns?|[oO]ffsets?|[fF]ields?) = \{\s*\w+: \d/,
+  /\bconst \w+_WORDS?(?:: number)? = \d+;/,
+];
+
 /** This file, which holds samples of what it looks for. */
 const own = 'test/unit/architecture.test.ts';
 
@@ -64,6 +79,61 @@ test('each folder imports only from itself and from those before it', () => {
         .map((line) => `${file.path} imports ${line.target}, which comes later`),
     ),
   );
+});
+
+test('nothing imports the programs, not even the main entry', () => {
+  noneOf(
+    sources
+      .filter((file) => folderOf(file.path) !== 'programs')
+      .flatMap((file) =>
+        file.imports
+          .filter((line) => line.target.startsWith('src/programs/'))
+          .map((line) => `${file.path} imports ${line.target}`),
+      ),
+  );
+});
+
+test('the environment is read in settings, world and programs, and where a variable is of other software', () => {
+  const mayRead = ['settings', 'world', 'programs'];
+  noneOf(
+    sources
+      .filter((file) => !mayRead.includes(folderOf(file.path)) && !readersOfForeignVariables.includes(file.path))
+      .filter((file) => /\bprocess\.env\b/.test(file.text))
+      .map((file) => `${file.path} reads process.env`),
+  );
+});
+
+test('byte layouts and word tables stand in src/abi alone', () => {
+  noneOf(
+    sources
+      .filter((file) => folderOf(file.path) !== 'abi' && file.path !== layoutOfUsers)
+      .flatMap((file) =>
+        layoutPatterns
+          .filter((pattern) => pattern.test(file.text))
+          .map((pattern) => `${file.path} declares a layout or a table of words (${pattern.source})`),
+      ),
+  );
+});
+
+test('the search for layouts finds the forms they take', () => {
+  const samples = [
+    "const info = defineLayout('Info', { region: 'u32' });",
+    'export const jobWord = { next: 0, state: 1 } as const;',
+    'const columns = {\n  first: 0,\n',
+    'const HEADER_WORDS = 16;',
+    'const CONTROL_WORD = 8;',
+  ];
+  for (const sample of samples)
+    assert.ok(
+      layoutPatterns.some((pattern) => pattern.test(sample)),
+      sample,
+    );
+  const others = [
+    "const states = ['a', 'b'];",
+    'const noMessage = { offset: NONE };',
+    'const WORDS = commandRecord.size / 4;',
+  ];
+  for (const sample of others) assert.ok(!layoutPatterns.some((pattern) => pattern.test(sample)), sample);
 });
 
 test('no cycles between the modules that are loaded', () => {

@@ -1,14 +1,10 @@
 // Words that a stream writes to memory of GPUs and hosts by itself, several in one call. Hot path: no allocation.
+import { STREAM_WRITE_WORDS, streamWriteWord } from '../../abi/cuda-structs.ts';
 import type { Out } from '../../native/library.ts';
 import { NativeBlock } from '../../native/native-block.ts';
 import type { CudaContext } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';
 
-/** CUstreamBatchMemOpParams in words of 32 bits: operation, address, value, flags. */
-const PARAMETER_WORDS = 12;
-const OPERATION = 0;
-const ADDRESS = 2;
-const VALUE = 4;
 const WRITE_32_BITS = 2;
 const WRITE_64_BITS = 5;
 /** Of CUdevice_attribute: whether batches may write 64 bits. */
@@ -33,7 +29,7 @@ export class StreamWrites {
 
   constructor(context: CudaContext, capacity: number) {
     this.#context = context;
-    this.#block = new NativeBlock(capacity * PARAMETER_WORDS * 4);
+    this.#block = new NativeBlock(capacity * STREAM_WRITE_WORDS * 4);
   }
 
   /** Added and not enqueued. */
@@ -44,7 +40,7 @@ export class StreamWrites {
   /** At a multiple of 8. The caller counts to the capacity. */
   add64(address: number, low: number, high: number): void {
     this.#add(WRITE_64_BITS, address, low);
-    this.#block.words[(this.#count - 1) * PARAMETER_WORDS + VALUE + 1] = high;
+    this.#block.words[(this.#count - 1) * STREAM_WRITE_WORDS + streamWriteWord.value + 1] = high;
   }
 
   /** At a multiple of 4. */
@@ -65,11 +61,11 @@ export class StreamWrites {
 
   #add(operation: number, address: number, low: number): void {
     const { words } = this.#block;
-    const at = this.#count * PARAMETER_WORDS;
-    words[at + OPERATION] = operation;
-    words[at + ADDRESS] = address % TWO_32;
-    words[at + ADDRESS + 1] = Math.floor(address / TWO_32);
-    words[at + VALUE] = low;
+    const at = this.#count * STREAM_WRITE_WORDS;
+    words[at + streamWriteWord.operation] = operation;
+    words[at + streamWriteWord.address] = address % TWO_32;
+    words[at + streamWriteWord.address + 1] = Math.floor(address / TWO_32);
+    words[at + streamWriteWord.value] = low;
     this.#count += 1;
   }
 }

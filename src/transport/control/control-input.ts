@@ -8,7 +8,7 @@ import {
 } from '../../abi/transport-packet.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Connection } from '../engine/connection.ts';
-import { getUint53 } from './control-log.ts';
+import { getWide } from '../../abi/wide-words.ts';
 import { raiseAck } from '../receive/data-input.ts';
 import { peerFailure } from '../engine/peer-failure.ts';
 import type { Request } from '../engine/request.ts';
@@ -57,8 +57,8 @@ function readRecord(view: DataView, at: number): Record {
     a: view.getUint32(at + RECORD.a, true),
     b: view.getUint32(at + RECORD.b, true),
     c: view.getUint32(at + RECORD.c, true),
-    bytes: getUint53(view, at + RECORD.bytes),
-    more: getUint53(view, at + RECORD.more),
+    bytes: getWide(view, at + RECORD.bytes),
+    more: getWide(view, at + RECORD.more),
   };
 }
 

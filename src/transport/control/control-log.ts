@@ -1,4 +1,5 @@
 // Control records of a connection: in order, repeated until acknowledged, each packet with all that are still open.
+import { setWide } from '../../abi/wide-words.ts';
 import { controlRecord } from '../../abi/transport-packet.ts';
 
 /** Records that may be open; a power of two. */
@@ -66,8 +67,8 @@ export class ControlLog {
 
   setSizes(bytes: number, more: number): void {
     const at = ((this.end - 1) & (CAPACITY - 1)) * RECORD_BYTES;
-    setUint53(this.#view, at + AT.bytes, bytes);
-    setUint53(this.#view, at + AT.more, more);
+    setWide(this.#view, at + AT.bytes, bytes);
+    setWide(this.#view, at + AT.more, more);
   }
 
   /** Raises `more` of the last record if it is unsent and of this kind for `a`: two grants become one. */
@@ -77,7 +78,7 @@ export class ControlLog {
     if (this.#view.getUint16(at + AT.kind, true) !== kind || this.#view.getInt32(at + AT.a, true) !== (a | 0)) {
       return false;
     }
-    setUint53(this.#view, at + AT.more, more);
+    setWide(this.#view, at + AT.more, more);
     return true;
   }
 
@@ -98,13 +99,4 @@ export class ControlLog {
     this.repeats = 0;
     return true;
   }
-}
-
-function setUint53(view: DataView, at: number, value: number): void {
-  view.setUint32(at, value % 2 ** 32, true);
-  view.setUint32(at + 4, Math.floor(value / 2 ** 32), true);
-}
-
-export function getUint53(view: DataView, at: number): number {
-  return view.getUint32(at, true) + view.getUint32(at + 4, true) * 2 ** 32;
 }

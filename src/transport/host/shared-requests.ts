@@ -1,5 +1,7 @@
 // The memory between the user's thread and the engine's: command ring, request table, words to sleep on. Hot path: no allocation.
+import { wordOffsets } from '../../abi/layout.ts';
 import { commandRecord, REQUEST_SLOTS, sharedHead, slotStates } from '../../abi/transport-command.ts';
+import { putWide, wideAt } from '../../abi/wide-words.ts';
 import type { SpinTime } from '../../threads/spin-time.ts';
 import { yieldProcessor } from '../../native/libc.ts';
 import { waitAsync } from '../../threads/wait-async.ts';
@@ -13,13 +15,8 @@ const BYTES_OFFSET = STATE_OFFSET + REQUEST_SLOTS * 4;
 
 const SHARED_BYTES = BYTES_OFFSET + REQUEST_SLOTS * 8;
 
-const at = Object.fromEntries(
-  Object.entries(sharedHead.offset).map(([name, offset]) => [name, offset / 4]),
-) as typeof sharedHead.offset;
-const field = Object.fromEntries(
-  Object.entries(commandRecord.offset).map(([name, offset]) => [name, offset / 4]),
-) as typeof commandRecord.offset;
-const TWO_32 = 2 ** 32;
+const at = wordOffsets(sharedHead);
+const field = wordOffsets(commandRecord);
 
 /** A request as both threads write and read it; one object per side, used again for each. */
 export interface Command {
@@ -232,13 +229,4 @@ export class SharedRequests {
     Atomics.add(this.#words, at.ended, 1);
     if (Atomics.load(this.#words, at.waiters) !== 0) Atomics.notify(this.#words, at.ended);
   }
-}
-
-function putWide(words: Uint32Array, word: number, value: number): void {
-  words[word] = value;
-  words[word + 1] = value / TWO_32;
-}
-
-function wideAt(words: Uint32Array, word: number): number {
-  return words[word]! + words[word + 1]! * TWO_32;
 }

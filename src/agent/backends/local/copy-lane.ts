@@ -1,5 +1,6 @@
 // Copies to one peer that two threads share: they take steps of the first transfer in turn; whoever ends it sends its
 // message and tells the agent. Hot path: no allocation.
+import { jobStates, jobWord, laneWord } from '../../../abi/copy-words.ts';
 import type { SharedLock } from '../../../threads/shared-lock.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';
 import type { CopyTable } from './copy-table.ts';
@@ -20,23 +21,6 @@ export interface CopyJob extends CheckedCopies {
   /** What is sent behind the data when `hasMessage` says so. */
   readonly message: Uint8Array;
 }
-
-/**
- * Words of a job. All but `active` and `state` are read and written under the lock alone.
- *
- * - `next`: the job behind it in its lane, 0 if none.
- * - `state`: of `jobStates`; the agent's thread also reads it without the lock.
- * - `claimed`: steps that a thread has begun. `active`: threads that are within a step.
- * - `failure`: why a step failed, as CopyTable.copy says it, or REVOKED; 0 if none has.
- * - `hasMessage`: 1 if a message is to follow.
- */
-export const jobWord = { next: 0, state: 1, claimed: 2, active: 3, failure: 4, hasMessage: 5 } as const;
-export const JOB_WORDS = 6;
-export const jobStates = { idle: 0, queued: 1, ended: 2 } as const;
-
-/** Ids of the first and the last job; 0 if there is none. */
-const laneWord = { first: 0, last: 1 } as const;
-export const LANE_WORDS = 2;
 
 export interface CopyLaneParts {
   readonly words: Int32Array;

@@ -1,4 +1,5 @@
 // What one transfer copies between memory of hosts: its native arguments, in memory that two threads share.
+import { COPY_COLUMNS, COPY_HEAD_BYTES, copyColumn, copyHeadWord } from '../../../abi/copy-words.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { copyRanges, MAX_RANGES, RangeList } from '../../../native/process-memory.ts';
 import type { CopyList } from './copy-list.ts';
@@ -17,13 +18,6 @@ export interface CopyTableParts {
 
 /** Longest range of another process's memory, so that a call of the kernel stays short. */
 const RANGE_BYTES = 4 << 20;
-
-/** Columns of a row. `process`: 0 for a copy of mapped memory, else pid to write into, or -pid to read from. */
-const column = { process: 0, to: 1, from: 2, bytes: 3, ranges: 4 } as const;
-const COLUMNS = 5;
-/** A head, the rows, then the first row of each step. */
-const headWord = { steps: 0, rows: 1 } as const;
-const HEAD_BYTES = 8;
 
 /** A copy of so many bytes takes longer than to begin it. */
 const PIECE_COST = 64;
@@ -47,13 +41,13 @@ export class CopyTable {
     const mappedRows = mapped.countPieces(stepBytes);
     const count = mappedRows + calls.bytes.length;
     // No step is without a row.
-    const buffer = new SharedArrayBuffer(HEAD_BYTES + count * COLUMNS * 8 + (count + 1) * 4);
+    const buffer = new SharedArrayBuffer(COPY_HEAD_BYTES + count * COPY_COLUMNS * 8 + (count + 1) * 4);
     const rows = rowsIn(buffer, count);
     putMapped(rows, parts);
-    putCalls(rows.subarray(mappedRows * COLUMNS), calls, parts);
-    const head = new Int32Array(buffer, 0, HEAD_BYTES / 4);
-    head[headWord.rows] = count;
-    head[headWord.steps] = putSteps(firstRowsIn(buffer, count), rows, parts);
+    putCalls(rows.subarray(mappedRows * COPY_COLUMNS), calls, parts);
+    const head = new Int32Array(buffer, 0, COPY_HEAD_BYTES / 4);
+    head[copyHeadWord.rows] = count;
+    head[copyHeadWord.steps] = putSteps(firstRowsIn(buffer, count), rows, parts);
     return new CopyTable(buffer, calls.ranges);
   }
 
@@ -63,10 +57,10 @@ export class CopyTable {
   }
 
   private constructor(buffer: SharedArrayBuffer, ranges: RangeList | undefined) {
-    const head = new Int32Array(buffer, 0, HEAD_BYTES / 4);
-    const count = head[headWord.rows]!;
+    const head = new Int32Array(buffer, 0, COPY_HEAD_BYTES / 4);
+    const count = head[copyHeadWord.rows]!;
     this.buffer = buffer;
-    this.steps = head[headWord.steps]!;
+    this.steps = head[copyHeadWord.steps]!;
     this.ranges = ranges;
     this.#firstRows = firstRowsIn(buffer, count);
     this.#rows = rowsIn(buffer, count);
@@ -83,17 +77,17 @@ export class CopyTable {
   /** Hot path. Returns 0, or why not all of the step could be copied: an errno, or CUT_SHORT. */
   copy(step: number): number {
     const rows = this.#rows;
-    const end = this.#firstRows[step + 1]! * COLUMNS;
-    for (let at = this.#firstRows[step]! * COLUMNS; at < end; at += COLUMNS) {
+    const end = this.#firstRows[step + 1]! * COPY_COLUMNS;
+    for (let at = this.#firstRows[step]! * COPY_COLUMNS; at < end; at += COPY_COLUMNS) {
       const process = rows[at]!;
-      const to = rows[at + column.to]!;
-      const from = rows[at + column.from]!;
-      const bytes = rows[at + column.bytes]!;
+      const to = rows[at + copyColumn.to]!;
+      const from = rows[at + copyColumn.from]!;
+      const bytes = rows[at + copyColumn.bytes]!;
       if (process === 0) {
         copyMemory(to, from, bytes);
         continue;
       }
-      const copied = copyRanges(process, to, from, rows[at + column.ranges]!);
+      const copied = copyRanges(process, to, from, rows[at + copyColumn.ranges]!);
       if (copied !== bytes) return copied < 0 ? -copied : CUT_SHORT;
     }
     return 0;
@@ -101,7 +95,7 @@ export class CopyTable {
 
   #sum(first: number, end: number): number {
     let sum = 0;
-    for (let row = first; row < end; row += 1) sum += this.#rows[row * COLUMNS + column.bytes]!;
+    for (let row = first; row < end; row += 1) sum += this.#rows[row * COPY_COLUMNS + copyColumn.bytes]!;
     return sum;
   }
 }
@@ -109,10 +103,10 @@ export class CopyTable {
 function putMapped(rows: Float64Array, { mapped, isRead, stepBytes }: CopyTableParts): void {
   let at = 0;
   mapped.cut(stepBytes, (local, remote, bytes) => {
-    rows[at + column.to] = isRead ? local : remote;
-    rows[at + column.from] = isRead ? remote : local;
-    rows[at + column.bytes] = bytes;
-    at += COLUMNS;
+    rows[at + copyColumn.to] = isRead ? local : remote;
+    rows[at + copyColumn.from] = isRead ? remote : local;
+    rows[at + copyColumn.bytes] = bytes;
+    at += COPY_COLUMNS;
   });
 }
 
@@ -153,12 +147,12 @@ function putCalls(rows: Float64Array, { ranges, first, bytes }: ProcessCalls, { 
   if (ranges === undefined) return;
   for (let call = 0; call < bytes.length; call++) {
     const { local, remote } = ranges.addressesOf(first[call]!);
-    const at = call * COLUMNS;
-    rows[at + column.process] = isRead ? -pid : pid;
-    rows[at + column.to] = isRead ? local : remote;
-    rows[at + column.from] = isRead ? remote : local;
-    rows[at + column.bytes] = bytes[call]!;
-    rows[at + column.ranges] = first[call + 1]! - (first[call] as number);
+    const at = call * COPY_COLUMNS;
+    rows[at + copyColumn.process] = isRead ? -pid : pid;
+    rows[at + copyColumn.to] = isRead ? local : remote;
+    rows[at + copyColumn.from] = isRead ? remote : local;
+    rows[at + copyColumn.bytes] = bytes[call]!;
+    rows[at + copyColumn.ranges] = first[call + 1]! - (first[call] as number);
   }
 }
 
@@ -167,25 +161,25 @@ function putSteps(firstRows: Int32Array, rows: Float64Array, { stepBytes, stepPi
   let steps = 0;
   let bytes = Number.POSITIVE_INFINITY;
   let pieces = 0;
-  for (let at = 0; at < rows.length; at += COLUMNS) {
-    const rowBytes = rows[at + column.bytes]!;
-    const rowPieces = Math.max(1, rows[at + column.ranges]!);
+  for (let at = 0; at < rows.length; at += COPY_COLUMNS) {
+    const rowBytes = rows[at + copyColumn.bytes]!;
+    const rowPieces = Math.max(1, rows[at + copyColumn.ranges]!);
     if (bytes + rowBytes > stepBytes || pieces + rowPieces > stepPieces) {
-      firstRows[steps++] = at / COLUMNS;
+      firstRows[steps++] = at / COPY_COLUMNS;
       bytes = 0;
       pieces = 0;
     }
     bytes += rowBytes;
     pieces += rowPieces;
   }
-  firstRows[steps] = rows.length / COLUMNS;
+  firstRows[steps] = rows.length / COPY_COLUMNS;
   return steps;
 }
 
 function rowsIn(buffer: SharedArrayBuffer, count: number): Float64Array {
-  return new Float64Array(buffer, HEAD_BYTES, count * COLUMNS);
+  return new Float64Array(buffer, COPY_HEAD_BYTES, count * COPY_COLUMNS);
 }
 
 function firstRowsIn(buffer: SharedArrayBuffer, count: number): Int32Array {
-  return new Int32Array(buffer, HEAD_BYTES + count * COLUMNS * 8, count + 1);
+  return new Int32Array(buffer, COPY_HEAD_BYTES + count * COPY_COLUMNS * 8, count + 1);
 }

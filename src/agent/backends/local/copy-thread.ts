@@ -1,9 +1,10 @@
 // The thread that carries out large copies of an agent, so that they go on while the agent's thread does something else.
+import { JOB_WORDS, LANE_WORDS, THREAD_WORDS, threadWord } from '../../../abi/copy-words.ts';
 import { Worker } from 'node:worker_threads';
 import { SharedLock } from '../../../threads/shared-lock.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';
-import { type CheckedCopies, type CopyJob, CopyLane, JOB_WORDS, LANE_WORDS } from './copy-lane.ts';
-import { type CopyOrder, type CopyWorkerData, THREAD_WORDS, threadWord } from './copy-worker-data.ts';
+import { type CheckedCopies, type CopyJob, CopyLane } from './copy-lane.ts';
+import { type CopyOrder, type CopyWorkerData } from './copy-worker-data.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
 
 export class CopyThread {

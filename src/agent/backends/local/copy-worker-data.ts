@@ -7,14 +7,6 @@ export interface CopyWorkerData {
   readonly wake: SharedArrayBuffer;
 }
 
-/**
- * - `lock`: a SharedLock.
- * - `bell`: counts what there is to do, wraps; the thread that copies sleeps on it.
- * - `isRunning`: 1 while that thread takes steps. `mustStop`: set to 1 before the bell is rung for the last time.
- */
-export const threadWord = { lock: 0, bell: 1, isRunning: 2, mustStop: 3 } as const;
-export const THREAD_WORDS = 4;
-
 /** Sent before the bell is rung for what they speak of. */
 export type CopyOrder =
   | {

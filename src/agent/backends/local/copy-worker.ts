@@ -1,11 +1,12 @@
 // Takes steps of the copies of an agent's links until told to stop.
+import { threadWord } from '../../../abi/copy-words.ts';
 import { type MessagePort, parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads';
 import { SharedLock } from '../../../threads/shared-lock.ts';
 import { WakeWord } from '../../../threads/wake-word.ts';
 import { viewAt } from '../../../native/library.ts';
 import { type CopyJob, CopyLane } from './copy-lane.ts';
 import { CopyTable } from './copy-table.ts';
-import { type CopyOrder, type CopyWorkerData, threadWord } from './copy-worker-data.ts';
+import { type CopyOrder, type CopyWorkerData } from './copy-worker-data.ts';
 import { PeerSteps } from './peer-steps.ts';
 import { RecordSender } from './record-sender.ts';
 import { RegionGrants } from './region-grants.ts';

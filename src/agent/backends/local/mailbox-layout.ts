@@ -7,7 +7,7 @@ import {
   SENDER_RING_BYTES,
   SENDERS_OFFSET,
 } from '../../../abi/agent-mailbox.ts';
-import { Block } from '../../../abi/layout.ts';
+import { Block, wordOffsets } from '../../../abi/layout.ts';
 import type { Futex } from '../../../native/libc.ts';
 import { NotificationRing } from './notification-ring.ts';
 
@@ -15,9 +15,7 @@ import { NotificationRing } from './notification-ring.ts';
 export const OWNER_LOCK = 0;
 
 /** Where each word of the header stands, in words. */
-export const headerWord = Object.fromEntries(
-  Object.entries(mailboxHeader.offset).map(([name, offset]) => [name, offset / 4]),
-) as typeof mailboxHeader.offset;
+export const headerWord: typeof mailboxHeader.offset = wordOffsets(mailboxHeader);
 
 /** How many slots the mailbox has, as its owner wrote. */
 export function sendersOf(buffer: ArrayBuffer): number {

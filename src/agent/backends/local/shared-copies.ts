@@ -1,5 +1,6 @@
 // A transfer's copies in the hands of the thread that copies, from a post to its end.
-import { type CheckedCopies, type CopyJob, jobStates, jobWord } from './copy-lane.ts';
+import { jobStates, jobWord } from '../../../abi/copy-words.ts';
+import { type CheckedCopies, type CopyJob } from './copy-lane.ts';
 import type { CopyThread, LaneToPeer } from './copy-thread.ts';
 
 export interface CopyHelp {

@@ -1,10 +1,9 @@
 // Registered memory of the transport, here and at the peer, and how it is named in metadata.
-import { defineLayout, Block } from '../../../abi/layout.ts';
+import { Block } from '../../../abi/layout.ts';
+import { multipathRegionInfo } from '../../../abi/multipath-region.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { MemoryRegion, Transport } from '../../../transport/index.ts';
 import type { BackendRegion, BackendRemoteRegion } from '../../backend.ts';
-
-const infoLayout = defineLayout('MultipathRegionInfo', { region: 'u32', key: 'u32' }, 4);
 
 export class MultipathRegion implements BackendRegion {
   readonly info: Uint8Array;
@@ -14,8 +13,8 @@ export class MultipathRegion implements BackendRegion {
   constructor(transport: Transport, region: MemoryRegion) {
     this.#transport = transport;
     this.region = region;
-    this.info = new Uint8Array(infoLayout.size);
-    const block = new Block(infoLayout, this.info.buffer, 0);
+    this.info = new Uint8Array(multipathRegionInfo.size);
+    const block = new Block(multipathRegionInfo, this.info.buffer, 0);
     block.set('region', region.remote.remoteRegion);
     block.set('key', region.remote.remoteKey);
   }
@@ -31,13 +30,13 @@ export class MultipathRemoteRegion implements BackendRemoteRegion {
   readonly remoteKey: number;
 
   constructor(info: Uint8Array, bytes: number) {
-    if (info.length !== infoLayout.size) {
+    if (info.length !== multipathRegionInfo.size) {
       throw new WeftlineError(
         'WL_PROTOCOL',
-        `A region of multipath is named by ${infoLayout.size} bytes, not ${info.length}`,
+        `A region of multipath is named by ${multipathRegionInfo.size} bytes, not ${info.length}`,
       );
     }
-    const block = new Block(infoLayout, info.buffer, info.byteOffset);
+    const block = new Block(multipathRegionInfo, info.buffer, info.byteOffset);
     this.bytes = bytes;
     this.remoteRegion = block.get('region');
     this.remoteKey = block.get('key');

@@ -1,12 +1,14 @@
 // The receiving half of a link: puts data where it belongs, keeps the order of signals and notifications.
+import { wideAt } from '../../../abi/wide-words.ts';
+import { linkWord } from '../../../abi/ucx-words.ts';
 import { UCX_WHOLE_MASK, ucxMessageKinds, ucxRefusals, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
 import { isErrorPointer } from '../../../native/ucx-status.ts';
 import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
-import { FAILED_OPERATIONS, IN_RING_BYTES, linkWord, WINDOW } from './link-block.ts';
-import { CHUNK_BYTES, HEADER_BYTES, headerWord as at, INLINE_BYTES, ringBytes, wideAt } from './message-header.ts';
+import { FAILED_OPERATIONS, IN_RING_BYTES, WINDOW } from './link-block.ts';
+import { CHUNK_BYTES, HEADER_BYTES, headerWord as at, INLINE_BYTES, ringBytes } from './message-header.ts';
 import type { Outgoing } from './outgoing.ts';
 import type { LinkTools, Sender } from './sender.ts';
 import { REGIONS } from './ucx-tables.ts';

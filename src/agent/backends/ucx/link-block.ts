@@ -1,4 +1,5 @@
 // What the threads of a process share about one link, in native memory. Everything is read and written under the lock.
+import { LINK_WORDS, linkWord } from '../../../abi/ucx-words.ts';
 import { UCX_CONTROL_BYTES } from '../../../abi/ucx-message.ts';
 import { Carver } from './carver.ts';
 
@@ -14,64 +15,6 @@ export const OUT_RING_BYTES: number = 256 * 1024;
 export const IN_RING_BYTES: number = 512 * 1024;
 /** Operations of the far side that failed; older ones are forgotten. */
 export const FAILED_OPERATIONS = 256;
-
-/** Counters wrap at 2^32; only differences count. */
-export const linkWord = {
-  /** 1 while messages of the far side are for it. */
-  isOpen: 0,
-  /** This side's number of the link, and the far side's. */
-  number: 1,
-  remoteNumber: 2,
-  secretLow: 3,
-  secretHigh: 4,
-  /** Why it cannot be used any more: a failure and its detail. */
-  failure: 6,
-  failureDetail: 7,
-  /** Sequences: last sent, last that the far side has acknowledged, last that has taken effect here, last told of those. */
-  sequence: 8,
-  acknowledged: 9,
-  watermark: 10,
-  told: 11,
-  /** Bytes of large messages that have taken effect since the far side was told. */
-  untoldBytes: 12,
-  /** Bytes of notifications: taken here, told of those, sent, taken there; reserved by posts that have not sent theirs. */
-  taken: 13,
-  toldTaken: 14,
-  sentMessages: 15,
-  takenThere: 16,
-  reserved: 17,
-  sendsPushed: 18,
-  sendsPopped: 19,
-  queueTail: 20,
-  queueSend: 21,
-  queueDone: 22,
-  answersTail: 23,
-  answersHead: 24,
-  readsTail: 25,
-  readsHead: 26,
-  refusalsTail: 27,
-  refusalsHead: 28,
-  /** Positions in the ring of notifications that go out. */
-  outEnd: 29,
-  outFree: 30,
-  /** Of those that come: written, to be seen by the agent, taken by it. */
-  inEnd: 31,
-  inPublished: 32,
-  inTaken: 33,
-  failedCount: 34,
-  /** How far the end of the link has come: see LinkHalves. */
-  end: 35,
-  /** Of the links that have had this block, which one it is. */
-  life: 36,
-  /** Descriptor of the peer's process, or -1. */
-  process: 37,
-  /** 1 once a message of the far side has come. */
-  hasHeard: 38,
-  /** Word that UCX sets when the peer is lost. */
-  lost: 48,
-  lostHigh: 49,
-} as const;
-const LINK_WORDS = 64;
 
 export class LinkBlock {
   static readonly bytes: number = ((): number => {

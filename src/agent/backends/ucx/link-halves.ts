@@ -1,8 +1,9 @@
 // One link as the thread works for it that has its turn: both halves, and its end.
+import { linkWord } from '../../../abi/ucx-words.ts';
 import { ucxMessage, ucxMessageKinds } from '../../../abi/ucx-message.ts';
 import { failures } from './failure.ts';
 import { Incoming, states } from './incoming.ts';
-import { linkWord, SENDS, WINDOW } from './link-block.ts';
+import { SENDS, WINDOW } from './link-block.ts';
 import { headerWord as at } from './message-header.ts';
 import { OutMessages } from './out-messages.ts';
 import { Outgoing } from './outgoing.ts';

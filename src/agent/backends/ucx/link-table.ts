@@ -1,16 +1,17 @@
 // The links of a UCX worker, made and ended by the agent's thread: their memory, their endpoints, their peers' processes.
+import { linkWord, tableWord } from '../../../abi/ucx-words.ts';
 import { randomInt } from 'node:crypto';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { closeDescriptor } from '../../../native/udp.ts';
 import { failures } from './failure.ts';
-import { LinkBlock, linkWord } from './link-block.ts';
+import { LinkBlock } from './link-block.ts';
 import type { ProcessWatch } from './process-watch.ts';
 import { endLink } from './sender.ts';
 import type { UcxContext } from './ucx-context.ts';
 import { LINK_NUMBER_BITS, type UcxEngine } from './ucx-engine.ts';
-import { LINKS, tableWord } from './ucx-tables.ts';
+import { LINKS } from './ucx-tables.ts';
 import type { UcxTransports } from './ucx-transports.ts';
 
 export interface LinkOptions {

@@ -1,10 +1,9 @@
 // The words of a control message's header, read and written in place. Hot path: no allocation.
+import { wordOffsets } from '../../../abi/layout.ts';
 import { UCX_CONTROL_BYTES, ucxMessage } from '../../../abi/ucx-message.ts';
 
 /** Of each field of the header, in 32-bit words. */
-export const headerWord = Object.fromEntries(
-  Object.entries(ucxMessage.offset).map(([name, offset]) => [name, offset / 4]),
-) as typeof ucxMessage.offset;
+export const headerWord: typeof ucxMessage.offset = wordOffsets(ucxMessage);
 
 export const HEADER_BYTES: number = ucxMessage.size;
 export const CONTROL_WORDS: number = UCX_CONTROL_BYTES / 4;
@@ -12,17 +11,6 @@ export const CONTROL_WORDS: number = UCX_CONTROL_BYTES / 4;
 export const INLINE_BYTES: number = UCX_CONTROL_BYTES - HEADER_BYTES;
 /** A part goes in messages of this size, so that a read does not wait behind a whole large write. */
 export const CHUNK_BYTES: number = 8 * 2 ** 20;
-
-const TWO_32 = 2 ** 32;
-
-export function putWide(words: Uint32Array, word: number, value: number): void {
-  words[word] = value;
-  words[word + 1] = value / TWO_32;
-}
-
-export function wideAt(words: Uint32Array, word: number): number {
-  return words[word]! + words[word + 1]! * TWO_32;
-}
 
 /** What a notification takes of the rings. */
 export function ringBytes(message: number): number {

@@ -1,6 +1,7 @@
 // Notifications of one link that go out: their ring, and how much of the far side's they may take. Hot path: no allocation.
+import { linkWord } from '../../../abi/ucx-words.ts';
 import { copyMemory } from '../../../native/libc.ts';
-import { type LinkBlock, linkWord, OUT_RING_BYTES } from './link-block.ts';
+import { type LinkBlock, OUT_RING_BYTES } from './link-block.ts';
 import { headerWord as at, ringBytes } from './message-header.ts';
 
 /** Instead of the length of a notification: there is none. */

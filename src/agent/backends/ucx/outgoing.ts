@@ -1,13 +1,14 @@
 // The sending half of a link: operations in order, a window, acknowledgements, refusals. Hot path: no allocation.
+import { putWide } from '../../../abi/wide-words.ts';
+import { PART_FIELDS, linkWord, partField, ucxTransferStates } from '../../../abi/ucx-words.ts';
 import { ucxMessageKinds, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { failures } from './failure.ts';
-import { linkWord, QUEUE, WINDOW } from './link-block.ts';
-import { CHUNK_BYTES, headerWord as at, INLINE_BYTES, putWide } from './message-header.ts';
+import { QUEUE, WINDOW } from './link-block.ts';
+import { CHUNK_BYTES, headerWord as at, INLINE_BYTES } from './message-header.ts';
 import { NO_MESSAGE, type OutMessages } from './out-messages.ts';
 import type { Reads } from './reads.ts';
 import type { LinkTools, Sender } from './sender.ts';
-import { PART_FIELDS, partField, transferStates } from './ucx-tables.ts';
 
 /** Of an operation. The last two are a channel's. */
 export const operationKinds = { write: 1, read: 2, notify: 3, put: 4, signal: 5 } as const;
@@ -375,7 +376,7 @@ export class Outgoing {
       tables.failure[slot] = failure;
       tables.failureDetail[slot] = detail;
       // ORDER: the reason first, so that whoever sees the failure finds it.
-      Atomics.store(tables.state, slot, failure === failures.none ? transferStates.done : transferStates.failed);
+      Atomics.store(tables.state, slot, failure === failures.none ? ucxTransferStates.done : ucxTransferStates.failed);
     }
     tables.tell();
   }

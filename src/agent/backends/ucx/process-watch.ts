@@ -1,7 +1,7 @@
 // Notices that the process at the far side of a link has ended, where UCX cannot tell.
+import { linkWord } from '../../../abi/ucx-words.ts';
 import { ReadinessSet } from '../../../native/readiness.ts';
 import { failures } from './failure.ts';
-import { linkWord } from './link-block.ts';
 import { endLink } from './sender.ts';
 import type { UcxEngine } from './ucx-engine.ts';
 

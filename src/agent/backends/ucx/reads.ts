@@ -1,8 +1,9 @@
 // Reads of one link whose data have not all come: receives that were posted before the question was sent. Hot path: no allocation.
+import { linkWord } from '../../../abi/ucx-words.ts';
 import { UCX_WHOLE_MASK, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { isErrorPointer } from '../../../native/ucx-status.ts';
-import { linkWord, WINDOW } from './link-block.ts';
+import { WINDOW } from './link-block.ts';
 import type { LinkTools, Sender } from './sender.ts';
 
 export class Reads {

@@ -1,10 +1,12 @@
 // Hands messages of one link to UCX and takes note of what UCX has finished. Hot path: no allocation.
+import { putWide } from '../../../abi/wide-words.ts';
+import { linkWord } from '../../../abi/ucx-words.ts';
 import { ucxMessageKinds, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { isErrorPointer } from '../../../native/ucx-status.ts';
 import { failures } from './failure.ts';
-import { type LinkBlock, linkWord, OUT_RING_BYTES, SENDS, WINDOW } from './link-block.ts';
-import { CONTROL_WORDS, HEADER_BYTES, headerWord as at, putWide } from './message-header.ts';
+import { type LinkBlock, OUT_RING_BYTES, SENDS, WINDOW } from './link-block.ts';
+import { CONTROL_WORDS, HEADER_BYTES, headerWord as at } from './message-header.ts';
 import type { UcxTables } from './ucx-tables.ts';
 import type { UcxWorker } from './ucx-worker.ts';
 

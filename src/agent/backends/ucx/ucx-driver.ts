@@ -1,4 +1,5 @@
 // The agent's side of the UCX worker: works for it whenever the agent looks, and shares it with a thread for the rest of the time.
+import { DRIVER_WORDS, driverWords as at, tableWord, threadStates } from '../../../abi/ucx-words.ts';
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { decodeError, type EncodedError, WeftlineError } from '../../../core/errors.ts';
 import { SharedLock } from '../../../threads/shared-lock.ts';
@@ -6,12 +7,11 @@ import type { WakeWord } from '../../../threads/wake-word.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { Doorbell } from '../../../native/readiness.ts';
 import { Carver } from './carver.ts';
-import { DRIVER_WORDS, driverWords as at, threadStates } from './driver-words.ts';
 import { LinkTable } from './link-table.ts';
 import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
 import { UcxContext } from './ucx-context.ts';
 import { UcxEngine } from './ucx-engine.ts';
-import { CHANNELS, SLOTS, tableWord, UcxTables } from './ucx-tables.ts';
+import { CHANNELS, SLOTS, UcxTables } from './ucx-tables.ts';
 import type { UcxThreadOptions } from './ucx-thread.ts';
 import type { UcxTransports } from './ucx-transports.ts';
 import { UcxWorker } from './ucx-worker.ts';

@@ -1,4 +1,5 @@
 // What a thread does when it has its turn at the UCX worker: receives control messages, works for links. Under the lock.
+import { PART_FIELDS, tableWord } from '../../../abi/ucx-words.ts';
 import { UCX_CONTROL_BYTES, UCX_KIND_MASK, UCX_LINK_MASK, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { isErrorPointer, ucxError } from '../../../native/ucx-status.ts';
@@ -8,7 +9,7 @@ import { LinkBlock } from './link-block.ts';
 import { LinkHalves } from './link-halves.ts';
 import { CONTROL_WORDS, headerWord as at } from './message-header.ts';
 import { endLink } from './sender.ts';
-import { LINKS, PART_FIELDS, RECEIVES, tableWord, type UcxTables } from './ucx-tables.ts';
+import { LINKS, RECEIVES, type UcxTables } from './ucx-tables.ts';
 import type { UcxWorker } from './ucx-worker.ts';
 
 /** A link's number: its index, counted from 1, and a count that makes numbers of its predecessors and successors differ. */

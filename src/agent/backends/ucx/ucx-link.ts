@@ -1,4 +1,5 @@
 // The way to one peer over UCX, as the agent has it: regions, transfers, channels, notifications.
+import { PART_FIELDS, linkWord, partField } from '../../../abi/ucx-words.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
@@ -13,7 +14,7 @@ import type {
 import type { PlannedTransfer } from '../../transfer-plan.ts';
 import { failureError, failures } from './failure.ts';
 import { inRecord } from './incoming.ts';
-import { IN_RING_BYTES, type LinkBlock, linkWord } from './link-block.ts';
+import { IN_RING_BYTES, type LinkBlock } from './link-block.ts';
 import { ringBytes } from './message-header.ts';
 import type { OutMessages } from './out-messages.ts';
 import { operationKinds, type Outgoing } from './outgoing.ts';
@@ -22,7 +23,6 @@ import type { UcxDriver } from './ucx-driver.ts';
 import { decodeUcxRegion } from './ucx-info.ts';
 import { UcxRegion } from './ucx-region.ts';
 import type { UcxMeeting } from './ucx-meeting.ts';
-import { PART_FIELDS, partField } from './ucx-tables.ts';
 import { UcxTransfer } from './ucx-transfer.ts';
 
 type UcxPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;

@@ -1,4 +1,5 @@
 // What the threads of a process share about its UCX worker as a whole, in native memory: links, regions, transfers, channels.
+import { TABLE_WORDS, tableWord } from '../../../abi/ucx-words.ts';
 import { UCX_CONTROL_BYTES } from '../../../abi/ucx-message.ts';
 import { Carver } from './carver.ts';
 
@@ -10,22 +11,6 @@ export const SLOTS = 4096;
 export const CHANNELS = 1024;
 /** Receives of control messages that are posted ahead. A power of two. */
 export const RECEIVES = 64;
-
-export const tableWord = {
-  receiveAt: 0,
-  /** How many entries `active` has. */
-  activeCount: 1,
-  nextOperation: 2,
-  /** Goes up with everything that the agent's thread is to look at. Read without the lock. */
-  news: 3,
-} as const;
-const TABLE_WORDS = 16;
-
-/** A part of a transfer: the numbers of its record. */
-export const partField = { local: 0, remoteOffset: 1, bytes: 2, region: 3, key: 4 } as const;
-export const PART_FIELDS = 5;
-
-export const transferStates = { idle: 0, pending: 1, done: 2, failed: 3 } as const;
 
 export class UcxTables {
   static readonly bytes: number = ((): number => {

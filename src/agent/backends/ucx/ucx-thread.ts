@@ -1,4 +1,5 @@
 // The thread that works for a UCX backend while the agent's thread does not: it stands back as long as that looks itself.
+import { driverWords as at, tableWord, threadStates } from '../../../abi/ucx-words.ts';
 import { type MessagePort, workerData } from 'node:worker_threads';
 import { encodeError } from '../../../core/errors.ts';
 import { SharedLock } from '../../../threads/shared-lock.ts';
@@ -6,10 +7,9 @@ import { WakeWord } from '../../../threads/wake-word.ts';
 import { yieldProcessor } from '../../../native/libc.ts';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { Carver } from './carver.ts';
-import { driverWords as at, threadStates } from './driver-words.ts';
 import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
 import { UcxEngine } from './ucx-engine.ts';
-import { tableWord, UcxTables } from './ucx-tables.ts';
+import { UcxTables } from './ucx-tables.ts';
 import { UcxWorker } from './ucx-worker.ts';
 
 /** What the thread needs to know. */

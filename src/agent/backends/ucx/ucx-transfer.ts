@@ -1,15 +1,15 @@
 // A prepared transfer over UCX, as the agent has it.
+import { linkWord, ucxTransferStates } from '../../../abi/ucx-words.ts';
 import { WeftlineError, invalidArgument } from '../../../core/errors.ts';
 import type { NativeBlock } from '../../../native/native-block.ts';
 import type { BackendTransfer, TransferOperation, TransferState } from '../../backend.ts';
 import { failures } from './failure.ts';
-import { linkWord, SENDS } from './link-block.ts';
+import { SENDS } from './link-block.ts';
 import { operationKinds } from './outgoing.ts';
 import type { UcxLink } from './ucx-link.ts';
 import type { RegionUser, UcxRegion } from './ucx-region.ts';
-import { transferStates } from './ucx-tables.ts';
 
-const stateNames: readonly TransferState[] = Object.entries(transferStates)
+const stateNames: readonly TransferState[] = Object.entries(ucxTransferStates)
   .toSorted(([, a], [, b]) => a - b)
   .map(([name]) => name as TransferState);
 
@@ -40,7 +40,7 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
     this.#locals = plan.locals;
     for (const region of plan.locals) region.users.add(this);
     const { tables } = link.driver;
-    tables.state[slot] = transferStates.idle;
+    tables.state[slot] = ucxTransferStates.idle;
     tables.generation[slot] = (tables.generation[slot]! + 1) | 0;
     tables.partCount[slot] = plan.count;
     tables.partAddress[slot] = this.#records.address;
@@ -54,13 +54,13 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
     const slot = this.#slot;
     if (link.error !== undefined) throw link.error;
     if (this.#release !== undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
-    if (Atomics.load(tables.state, slot) === transferStates.pending) {
+    if (Atomics.load(tables.state, slot) === ucxTransferStates.pending) {
       throw invalidArgument('transfer', 'pending', 'one that is not under way');
     }
     driver.enter();
     try {
       tables.entry[slot] = link.begin(this.#kind, slot, tables.newOperation(), message);
-      tables.state[slot] = transferStates.pending;
+      tables.state[slot] = ucxTransferStates.pending;
       link.commit();
     } finally {
       driver.leave();
@@ -97,7 +97,7 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
     if (driver.failure !== undefined) return;
     driver.enter();
     try {
-      if (tables.state[this.#slot] !== transferStates.pending) return;
+      if (tables.state[this.#slot] !== ucxTransferStates.pending) return;
       this.#link.outgoing.stop(tables.entry[this.#slot]!, failure, 0);
     } finally {
       driver.leave();
@@ -115,7 +115,7 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
   #isDone(): boolean {
     const { tables } = this.#link.driver;
     const { words } = this.#link.block;
-    if (tables.state[this.#slot] === transferStates.pending) return false;
+    if (tables.state[this.#slot] === ucxTransferStates.pending) return false;
     if (this.#link.isDrained) return true;
     const sends = (tables.sendsAfter[this.#slot]! - words[linkWord.sendsPopped]!) | 0;
     // Of what was sent long ago the difference may have wrapped.

@@ -1,5 +1,6 @@
 // What the prepare kernel tells the host of a dispatch: how many rows arrive, or why none will.
-import { epHostPlan, epRecordWords, epStatus } from '../../../abi/ep-arguments.ts';
+import { epHostPlan, epStatus } from '../../../abi/ep-arguments.ts';
+import { epRecordWords } from '../../../abi/exchange-record.ts';
 import { alignUp, Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';

@@ -1,11 +1,12 @@
 // Control messages over UCX, read by a link without UCX: whatever a peer sends, only its regions are written.
+import { linkWord, tableWord } from '#lib/abi/ucx-words.js';
 import { UCX_CONTROL_BYTES, ucxMessage, ucxMessageKinds } from '#lib/abi/ucx-message.js';
 import { ucsStatus } from '#lib/abi/ucx-structs.js';
 import { Block } from '#lib/abi/layout.js';
 import { Carver } from '#lib/agent/backends/ucx/carver.js';
-import { LinkBlock, linkWord } from '#lib/agent/backends/ucx/link-block.js';
+import { LinkBlock } from '#lib/agent/backends/ucx/link-block.js';
 import { LinkHalves } from '#lib/agent/backends/ucx/link-halves.js';
-import { tableWord, UcxTables } from '#lib/agent/backends/ucx/ucx-tables.js';
+import { UcxTables } from '#lib/agent/backends/ucx/ucx-tables.js';
 import type { UcxWorker } from '#lib/agent/backends/ucx/ucx-worker.js';
 import { NativeBlock } from '#lib/native/native-block.js';
 import { type Decoder, Fault } from '../decoder.ts';
