@@ -112,7 +112,7 @@ export class Agent implements AsyncDisposable {
     this.#waiter = new Waiter({
       wake,
       timeoutMs: settings.timeoutMs,
-      spinMicroseconds: settings.agentSpinMicroseconds,
+      spinUs: settings.agentSpinUs,
       poll: () => this.poll(),
       help: () => set.help(),
       gainsFromPolling: () => set.gainsFromPolling,

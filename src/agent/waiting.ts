@@ -16,7 +16,7 @@ export interface WaiterOptions {
   readonly wake: WakeWord;
   readonly timeoutMs: number;
   /** The most that a blocking wait polls before it sleeps, if it gains from that. */
-  readonly spinMicroseconds: number;
+  readonly spinUs: number;
   readonly gainsFromPolling: () => boolean;
   /** Looks at all backends. True if anything happened. */
   readonly poll: () => boolean;
@@ -43,7 +43,7 @@ export class Waiter {
 
   constructor(options: WaiterOptions) {
     this.#options = options;
-    this.#spin = new SpinTime(options.spinMicroseconds);
+    this.#spin = new SpinTime(options.spinUs);
   }
 
   /** Fails with WL_TIMEOUT, and with the signal's reason. What is waited for goes on. */

@@ -13,7 +13,7 @@ const GATHER_STAGES = 2;
 
 /** Warps of a dispatch block; some of them move rows. */
 const SENDING_WARPS = 16;
-const MOST_ROW_WARPS = 12;
+const MAX_ROW_WARPS = 12;
 /** With fewer blocks than this a GPU cannot fill its links, and the more warps move rows the better. */
 const SENDING_BLOCKS = 12;
 /** A warp that moves rows holds one of up to this size whole. */
@@ -58,7 +58,7 @@ export interface SendingConfig {
 export function sendingShape(room: number, rowBytes: number, { sms, ranks, topk }: SendingConfig): SendingShape {
   const grid = ranks === 1 ? sms : Math.min(sms, SENDING_BLOCKS);
   const partBytes = stagePart(rowBytes, sms < SENDING_BLOCKS ? MAX_STAGE_BYTES : MAX_SENT_PART);
-  const most = Math.max(1, Math.min(MOST_ROW_WARPS, Math.floor(room / partBytes)));
+  const most = Math.max(1, Math.min(MAX_ROW_WARPS, Math.floor(room / partBytes)));
   // Ranks other than its own that a token goes to, with even routing.
   const copies = (ranks - 1) * (1 - (1 - 1 / ranks) ** topk);
   const filling = Math.round(WIRE_BYTES_UNDER_WAY / (grid * partBytes * copies));

@@ -4,9 +4,9 @@ import { WeftlineError } from '../core/errors.ts';
 import { readTcpInfo, setSocketOption } from './udp.ts';
 
 /** A vanished machine is noticed after so long at the latest. */
-const MOST_SILENCE_MS = 25_000;
+const MAX_SILENCE_MS = 25_000;
 /** A system that is short of memory may let a second pass before it answers what is sent again. */
-const LEAST_SILENCE_MS = 3000;
+const MIN_SILENCE_MS = 3000;
 /** The first sign of life is asked for after this share of the time; then there is one a second. */
 const PROBES_FROM = 1 / 3;
 const PROBE_INTERVAL_MS = 1000;
@@ -20,7 +20,7 @@ const LOOK_SHARE = 1 / 8;
  * option TCP_USER_TIMEOUT would end connections to processes that are busy for so long, too.
  */
 export function endWhenSilent(socket: Socket, milliseconds: number): void {
-  const most = Math.max(LEAST_SILENCE_MS, Math.min(MOST_SILENCE_MS, milliseconds));
+  const most = Math.max(MIN_SILENCE_MS, Math.min(MAX_SILENCE_MS, milliseconds));
   const idle = Math.max(PROBE_INTERVAL_MS, most * PROBES_FROM);
   socket.setKeepAlive(true, idle);
   if (process.platform !== 'linux' || descriptorOf(socket) < 0) return;

@@ -18,7 +18,7 @@ export const settingsTable = {
     flag: '--device <kind>',
     choices: ['auto', 'cpu', 'cuda'],
     default: 'auto',
-    sentence: 'What the ranks of a command run on; auto is cuda where every rank finds a GPU of its own, else cpu.',
+    sentence: 'Device of the ranks; auto is cuda if every rank finds a GPU of its own, else cpu.',
   },
   timeoutMs: {
     kind: 'number',
@@ -30,7 +30,7 @@ export const settingsTable = {
     default: 60_000,
     sentence: 'How long any wait for another rank may last before it fails with WL_TIMEOUT.',
   },
-  spinMicroseconds: {
+  spinUs: {
     kind: 'number',
     env: 'WEFTLINE_SPIN_US',
     flag: '--spin <us>',
@@ -41,7 +41,7 @@ export const settingsTable = {
     sentence:
       'How long a wait polls shared memory before it sleeps in the kernel; raise it where each rank has its own core.',
   },
-  agentSpinMicroseconds: {
+  agentSpinUs: {
     kind: 'number',
     env: 'WEFTLINE_AGENT_SPIN_US',
     flag: '--agent-spin <us>',
@@ -50,7 +50,7 @@ export const settingsTable = {
     max: 1_000_000,
     default: 200,
     sentence:
-      'How long, at most, a blocking wait of an agent polls before it sleeps while it has peers on its host; it polls less after waits that took longer, and more after short ones. Agents without peers on their host poll for at most 20 µs; asynchronous waits never poll.',
+      'Maximum time that a blocking wait of an agent polls before it sleeps, if the agent has peers on its host. The wait polls less after waits that took longer, and more after short ones. Without peers on the host it polls for at most 20 µs; asynchronous waits never poll.',
   },
   reserveSharedMemory: {
     kind: 'boolean',
@@ -58,7 +58,7 @@ export const settingsTable = {
     flag: '--no-reserve-shm',
     default: true,
     sentence:
-      'Reserve the pages of every window at creation, so that a full /dev/shm is an error then and not a crash later.',
+      'Reserve the pages of every window at creation, so that a full /dev/shm is an error then rather than a crash later.',
   },
   addressSpaceMiB: {
     kind: 'number',
@@ -68,7 +68,7 @@ export const settingsTable = {
     min: 16,
     max: 4096,
     default: 4096,
-    sentence: 'Most memory a CPU rank may address, its tensors and the windows of all ranks of its host together.',
+    sentence: 'Maximum memory that a CPU rank may address: its tensors and the windows of all ranks of its host.',
   },
   graceMs: {
     kind: 'number',
@@ -100,7 +100,7 @@ export const settingsTable = {
     max: 1_073_741_824,
     default: 16_777_216,
     sentence:
-      'Maximum unread notification bytes that an agent holds per peer, 64 more per notification included; beyond that, the posts of the peer that carry a message fail with WL_BUSY.',
+      'Maximum unread notification bytes buffered per peer, counting 64 bytes of overhead per notification; beyond that, posts of the peer that carry a message fail with WL_BUSY.',
   },
   maxStrangers: {
     kind: 'number',
@@ -111,7 +111,7 @@ export const settingsTable = {
     max: 65_536,
     default: 1024,
     sentence:
-      'Maximum callers that have not proven themselves yet, for all listeners of a thread together, and at most a quarter of the open files that the process may have; when more call, the oldest are dropped.',
+      "Maximum connections of callers that have not authenticated yet, over all listeners of a thread, and at most a quarter of the process's limit of open files; when more callers come, the oldest are dropped.",
   },
   greetingMs: {
     kind: 'number',
@@ -121,7 +121,7 @@ export const settingsTable = {
     min: 1,
     max: 600_000,
     default: 10_000,
-    sentence: 'How long a caller may take to prove itself before it is dropped.',
+    sentence: 'How long a caller may take to authenticate before it is dropped.',
   },
   localSenders: {
     kind: 'number',
@@ -132,7 +132,7 @@ export const settingsTable = {
     max: MAX_MAILBOX_SENDERS,
     default: 1024,
     sentence:
-      'Maximum agents of the same host that are linked to one agent by the local backend at a time; further ones reach it by another backend.',
+      'Maximum agents of the same host that are linked to one agent by the local backend at a time; further agents use another backend.',
   },
   nvrtcPath: {
     kind: 'text',
@@ -140,7 +140,7 @@ export const settingsTable = {
     flag: '--nvrtc <path>',
     default: '',
     sentence:
-      'The library libnvrtc.so that compiles GPU kernels, or its folder; looked for in CUDA_HOME, toolkits and Python packages if empty.',
+      'Path of libnvrtc.so, which compiles GPU kernels, or of its folder; if empty, CUDA_HOME, toolkits and Python packages are searched.',
   },
   expertProduct: {
     kind: 'choice',
@@ -149,35 +149,36 @@ export const settingsTable = {
     choices: ['auto', 'cublas', 'kernel'],
     default: 'auto',
     sentence:
-      "What multiplies rows by the weights of experts on GPUs; auto: weftline's kernel for few rows per expert, cuBLAS (if found) for many.",
+      "Matrix product of experts on GPUs; auto: weftline's kernel for small batches, cuBLAS (if found) for large ones.",
   },
   cublasPath: {
     kind: 'text',
     env: 'WEFTLINE_CUBLAS',
     flag: '--cublas <path>',
     default: '',
-    sentence: 'The library libcublas.so, or its folder; looked for where NVRTC is if empty.',
+    sentence: 'Path of libcublas.so or of its folder; if empty, the places of NVRTC are searched.',
   },
   cacheFolder: {
     kind: 'text',
     env: 'WEFTLINE_CACHE',
     flag: '--cache <folder>',
     default: '',
-    sentence: 'Where compiled GPU kernels are kept; $XDG_CACHE_HOME/weftline or ~/.cache/weftline if empty.',
+    sentence:
+      'Folder in which compiled GPU kernels are cached; if empty, $XDG_CACHE_HOME/weftline or ~/.cache/weftline.',
   },
   aotFolder: {
     kind: 'text',
     env: 'WEFTLINE_AOT_FOLDER',
     flag: '--aot-folder <folder>',
     default: '',
-    sentence: 'A folder that "weftline compile" filled; its GPU kernels are used before any is compiled.',
+    sentence: 'Folder that "weftline compile" filled; its GPU kernels are used before any is compiled.',
   },
   useAot: {
     kind: 'boolean',
     env: 'WEFTLINE_USE_AOT',
     flag: '--use-aot',
     default: false,
-    sentence: 'Run only GPU kernels of the AOT folder and never compile one.',
+    sentence: 'Run only GPU kernels of the AOT folder; never compile one.',
   },
   proxySpinUs: {
     kind: 'number',
@@ -188,7 +189,7 @@ export const settingsTable = {
     max: 60_000_000,
     default: 5_000,
     sentence:
-      'How long the thread that serves a device polls its command queues after the last command, before it looks only every millisecond.',
+      "How long the thread that serves a device's command queues polls after the last command; then it looks once per millisecond.",
   },
   ...transportSettingsTable,
 } as const satisfies Record<string, Setting>;

@@ -12,7 +12,7 @@ const hostSettings = {
     max: 256,
     default: 4,
     sentence:
-      'UDP sockets of a connection, each with ports of its own, over which packets are spread; the smaller wish of both sides counts.',
+      'UDP sockets (paths) of a connection, over which packets are spread, each with its own ports; the smaller number of the two sides is used.',
   },
   transportSegmentBytes: {
     kind: 'number',
@@ -22,14 +22,14 @@ const hostSettings = {
     min: 0,
     max: 65_472,
     default: 0,
-    sentence: 'Bytes of a packet, its header included; 0 takes the largest that is found to reach the peer.',
+    sentence: 'Bytes of a packet including its header; 0: the largest size that reaches the peer.',
   },
   transportSegmentationOffload: {
     kind: 'boolean',
     env: 'WEFTLINE_TRANSPORT_GSO',
     flag: '--no-gso',
     default: true,
-    sentence: 'Hand many packets to the kernel as one send that it cuts, where it can.',
+    sentence: 'Use UDP segmentation offload (GSO) where the kernel supports it: one send carries many packets.',
   },
   transportSocketBufferBytes: {
     kind: 'number',
@@ -51,14 +51,14 @@ const hostSettings = {
     max: 1_000_000,
     default: 20,
     sentence:
-      'How long an engine polls its sockets after the last packet before it sleeps; raise it where it has a core to itself.',
+      'How long an engine polls its sockets after the last packet before it sleeps; raise it where the engine has a core to itself.',
   },
   transportPinCore: {
     kind: 'text',
     env: 'WEFTLINE_TRANSPORT_PIN',
     flag: '--pin <core>',
     default: '',
-    sentence: 'The core, by its number, to keep the thread of the engine on; any if empty.',
+    sentence: "Number of the core that the engine's thread is pinned to; empty: none.",
   },
   transportThread: {
     kind: 'boolean',
@@ -66,7 +66,7 @@ const hostSettings = {
     flag: '--no-engine-thread',
     default: true,
     sentence:
-      "Run the engine on a thread of its own; without, it runs on the caller's, inside calls that wait, and answers sooner.",
+      "Run the engine on its own thread; otherwise it runs on the caller's thread, inside calls that wait, and answers sooner.",
   },
 } as const satisfies Record<string, Setting>;
 
@@ -97,7 +97,7 @@ export const protocolSettingsTable = {
     min: 1024,
     max: 1073741824,
     default: 2_097_152,
-    sentence: 'Most bytes in flight per congestion window; with the algorithm fixed, the window itself.',
+    sentence: 'Maximum bytes in flight per congestion window; with the algorithm fixed, the window itself.',
   },
   transportWindowSegments: {
     kind: 'number',
@@ -107,8 +107,7 @@ export const protocolSettingsTable = {
     min: 64,
     max: 8192,
     default: 4096,
-    sentence:
-      'Most segments of a connection that are sent and not yet known to have arrived; fewer where an acknowledgement cannot list so many.',
+    sentence: 'Maximum unacknowledged segments of a connection; fewer if an acknowledgement cannot list so many.',
   },
   transportTargetDelayUs: {
     kind: 'number',
@@ -119,7 +118,7 @@ export const protocolSettingsTable = {
     max: 1000000,
     default: 300,
     sentence:
-      'Time in queues, over and above the shortest round trip, that the algorithms swift and timely accept; raise it where threads share cores.',
+      'Queueing delay beyond the minimum round-trip time that swift and timely accept; raise it where threads share cores.',
   },
   transportLinkGbps: {
     kind: 'number',
@@ -141,7 +140,7 @@ export const protocolSettingsTable = {
     max: 68719476736,
     default: 4_194_304,
     sentence:
-      'Most bytes that an engine allows its peers together to send to posted receives at a time; the bound on incast.',
+      'Maximum bytes that an engine allows all its peers together to send to posted receives at a time; bounds incast.',
   },
   transportCtsChunkBytes: {
     kind: 'number',
@@ -151,7 +150,7 @@ export const protocolSettingsTable = {
     min: 1024,
     max: 1073741824,
     default: 262_144,
-    sentence: 'Bytes that one grant to a sender allows; senders take turns by grants.',
+    sentence: 'Bytes of one grant to a sender; senders take turns, one grant each.',
   },
   transportMinRtoUs: {
     kind: 'number',
@@ -161,7 +160,7 @@ export const protocolSettingsTable = {
     min: 10,
     max: 10000000,
     default: 2000,
-    sentence: 'Shortest time of silence after which a path is asked whether it is alive.',
+    sentence: 'Minimum retransmission timeout: the shortest silence after which a path is probed.',
   },
   transportAckDelayUs: {
     kind: 'number',
@@ -171,7 +170,7 @@ export const protocolSettingsTable = {
     min: 0,
     max: 100000,
     default: 50,
-    sentence: 'How long an acknowledgement may wait for more segments.',
+    sentence: 'Maximum delay of an acknowledgement that waits for more segments.',
   },
   transportAckSegments: {
     kind: 'number',
@@ -181,7 +180,7 @@ export const protocolSettingsTable = {
     min: 1,
     max: 1024,
     default: 16,
-    sentence: 'After how many segments an acknowledgement waits no longer.',
+    sentence: 'Number of segments after which an acknowledgement is sent at once.',
   },
   transportReorderSegments: {
     kind: 'number',
@@ -192,7 +191,7 @@ export const protocolSettingsTable = {
     max: 1024,
     default: 3,
     sentence:
-      'By how many later ones of the same path a segment must be overtaken to count as lost; grows by itself where that proves wrong.',
+      'Reordering tolerance: how many later segments of the same path must arrive before a segment counts as lost; it grows when that proves wrong.',
   },
   transportKeepAliveMs: {
     kind: 'number',
@@ -203,7 +202,7 @@ export const protocolSettingsTable = {
     max: 3600000,
     default: 500,
     sentence:
-      'How long a peer may be silent while requests are outstanding before it is asked whether it is there; an idle connection sends nothing.',
+      'How long a peer may be silent while requests are outstanding before it is probed; an idle connection sends nothing.',
   },
   transportGiveUpMs: {
     kind: 'number',

@@ -1,7 +1,7 @@
 // How long blocking waits poll before they sleep: longer where waits turn out short, shorter where they do not.
 
 /** Never less: a look costs next to nothing, and what is about to come is missed without. */
-const LEAST_MS = 0.01;
+const MIN_MS = 0.01;
 /** Whoever keeps the processor for so long computes; those who poll, too, give it back much sooner. */
 const LONG_ABSENCE_MS = 0.5;
 /** How many waits then sleep early: who sleeps is woken in front of those who compute, who polls waits for their time to end. */
@@ -16,7 +16,7 @@ export class SpinTime {
   /** Begins with the most. */
   constructor(mostMicroseconds: number) {
     this.#most = mostMicroseconds / 1000;
-    this.#least = Math.min(this.#most, LEAST_MS);
+    this.#least = Math.min(this.#most, MIN_MS);
     this.#milliseconds = this.#most;
   }
 

@@ -9,7 +9,7 @@ import { type SharedWord, waitForWord, wakeWord } from './wait.ts';
 
 export interface LocalBarrierOptions extends AbortRecordOptions {
   readonly timeoutMs: number;
-  readonly spinMicroseconds: number;
+  readonly spinUs: number;
   /** Aborted when a rank of the world is lost or reports an error; its reason ends a wait. */
   readonly peerLost: AbortSignal;
   /** False when the process of that local rank has ended or left the window. */
@@ -111,7 +111,7 @@ export class LocalBarrier {
         if (reason !== undefined && !ready()) throw reason;
         if (deadline.isOver) throw this.#timeout(epoch, deadline.timeoutMs);
       },
-      spinMicroseconds: this.#options.spinMicroseconds,
+      spinUs: this.#options.spinUs,
     });
   }
 

@@ -85,7 +85,7 @@ export class SymmetricWindow implements Disposable {
       ranks: this.ranks,
       localRank: this.localRank,
       timeoutMs: world.settings.timeoutMs,
-      spinMicroseconds: world.settings.spinMicroseconds,
+      spinUs: world.settings.spinUs,
       peerLost: world.peerLost,
       isAlive: (index) => fd === undefined || isByteLocked(fd, index),
       describeCall: (call) => options.describeCall(call),

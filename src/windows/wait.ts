@@ -24,7 +24,7 @@ export interface WordWait {
   ready(): boolean;
   /** Called between sleeps; throws to give up (deadline, abort, a peer that is gone). */
   check(): void;
-  readonly spinMicroseconds: number;
+  readonly spinUs: number;
 }
 
 /**
@@ -61,7 +61,7 @@ export function wakeWord(word: SharedWord): void {
 
 function spin(wait: WordWait): boolean {
   if (wait.ready()) return true;
-  const end = performance.now() + wait.spinMicroseconds / 1000;
+  const end = performance.now() + wait.spinUs / 1000;
   do {
     for (let i = 0; i < 50; i++) if (wait.ready()) return true;
   } while (performance.now() < end);

@@ -9,7 +9,7 @@ import { UdpSocket } from '#lib/transport/io/udp/udp-socket.js';
 for (const paths of [1, 2]) {
   test(`a ring of the doorbell ends one sleep, not all that follow, with ${paths} sockets`, () => {
     using loop = new EngineLoop({
-      spinMicroseconds: 0,
+      spinUs: 0,
       engine: (io) => new Engine({ io, settings: readSettings() }),
     });
     const sockets = Array.from({ length: paths }, () => new UdpSocket({ host: '127.0.0.1', bufferBytes: 65_536 }));

@@ -15,8 +15,8 @@ const ATTRIBUTE_COUNT = 48;
 const ATTRIBUTES = 64;
 /** CUlaunchAttribute: a number, then a value of 64 bytes. */
 const ATTRIBUTE_BYTES = 72;
-const MOST_ATTRIBUTES = 3;
-const PARAMETER_TABLE = alignUp(ATTRIBUTES + MOST_ATTRIBUTES * ATTRIBUTE_BYTES, 8);
+const MAX_ATTRIBUTES = 3;
+const PARAMETER_TABLE = alignUp(ATTRIBUTES + MAX_ATTRIBUTES * ATTRIBUTE_BYTES, 8);
 
 const attributeNumbers = { cooperative: 2, cluster: 4, overlap: 6 } as const;
 

@@ -92,7 +92,7 @@ export function addP2pBench(bench: Command): void {
     )
     .option('--no-agent-thread', "the agent works on the caller's thread alone, inside calls that wait")
     .option('--json <file>', 'write the result document (client)');
-  addSettingOptions(command, ['timeoutMs', 'agentSpinMicroseconds', 'transportPaths', 'transportThread']);
+  addSettingOptions(command, ['timeoutMs', 'agentSpinUs', 'transportPaths', 'transportThread']);
   command.action((flags: P2pFlags) => run(flags));
 }
 

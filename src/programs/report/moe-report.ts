@@ -6,14 +6,14 @@ import { spread } from '../moe/moe-load.ts';
 import { plainTable } from './plain-table.ts';
 
 /** More ranks than this are shown by their spread alone. */
-const MOST_RANK_ROWS = 16;
+const MAX_RANK_ROWS = 16;
 
 export function moeReport(report: MoeReport): string {
   return [
     headline(report),
     phaseTable(report),
     loadTable(report),
-    ...(report.load.ranks.length > MOST_RANK_ROWS ? [] : [rankTable(report)]),
+    ...(report.load.ranks.length > MAX_RANK_ROWS ? [] : [rankTable(report)]),
     ...(report.out === undefined ? [] : [`Output written to ${report.out}`]),
     verdict(report),
     '',

@@ -34,7 +34,7 @@ export interface ScenarioResult {
 
 /** Simulated time within which everything must have ended, in microseconds. */
 const LONGEST = 600_000_000;
-const MOST_EVENTS = 20_000_000;
+const MAX_EVENTS = 20_000_000;
 
 export function runScenario(scenario: Scenario): ScenarioResult {
   return new ScenarioRun(scenario).run();
@@ -93,7 +93,7 @@ class ScenarioRun {
     for (const cancellation of cancellations) simulation.at(cancellation.at, () => this.#cancel(cancellation));
     for (const closing of closings) simulation.at(closing.at, () => this.#close(closing));
     const done = (): boolean => this.#unposted === 0 && this.#waiting === 0;
-    let end = simulation.run({ until: LONGEST, events: MOST_EVENTS, done });
+    let end = simulation.run({ until: LONGEST, events: MAX_EVENTS, done });
     if (end === 'done') end = this.#windDown();
     else this.#problems.push(`requests pending, "${end}" at ${simulation.now.toFixed(0)} µs:`, ...this.#dump());
     return {

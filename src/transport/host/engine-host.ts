@@ -119,7 +119,7 @@ export class EngineHost implements HostedEngine<HostCall> {
       failed: (slot, error) => this.#fail(slot, error),
     });
     this.#loop = new EngineLoop({
-      spinMicroseconds: settings.transportSpinUs,
+      spinUs: settings.transportSpinUs,
       engine: (io) =>
         new Engine({
           io,

@@ -27,7 +27,7 @@ function barriers(ranks: number, options: Partial<LocalBarrierOptions> = {}): Lo
         ranks: Array.from({ length: ranks }, (_rank, rank) => rank + 10),
         localRank,
         timeoutMs: 20_000,
-        spinMicroseconds: 0,
+        spinUs: 0,
         peerLost: new AbortController().signal,
         isAlive: () => true,
         describeCall: (call) => `call ${call}`,

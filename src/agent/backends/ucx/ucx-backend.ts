@@ -46,8 +46,8 @@ export class UcxBackend implements Backend {
   static async open(context: BackendContext): Promise<UcxBackend> {
     const { ownThread, wake, settings } = context;
     const transports = chooseTransports(localSurroundings(context.host));
-    const { transportSpinUs: spinMicroseconds, timeoutMs: patienceMs } = settings;
-    const options = { ownThread, wake, spinMicroseconds, transports, patienceMs };
+    const { transportSpinUs: spinUs, timeoutMs: patienceMs } = settings;
+    const options = { ownThread, wake, spinUs, transports, patienceMs };
     const drivers = new UcxDrivers(() => new UcxDriver(options), !transports.isMemoryOnly);
     try {
       const backend = new UcxBackend(context, { drivers, transports });

@@ -19,7 +19,7 @@ import { UcxWorker } from './ucx-worker.ts';
 export interface UcxDriverOptions {
   readonly ownThread: boolean;
   readonly wake: WakeWord;
-  readonly spinMicroseconds: number;
+  readonly spinUs: number;
   readonly transports: UcxTransports;
   /** How long operations with a peer may take to end before its link is ended instead. */
   readonly patienceMs: number;
@@ -64,7 +64,7 @@ export class UcxDriver {
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
   constructor(options: UcxDriverOptions) {
     this.#options = options;
-    const { ownThread, wake, spinMicroseconds, transports } = options;
+    const { ownThread, wake, spinUs, transports } = options;
     this.patienceMs = options.patienceMs;
     this.context = new UcxContext({ canSleep: ownThread, transports });
     this.tables = new UcxTables(Carver.of(this.#memory));
@@ -87,7 +87,7 @@ export class UcxDriver {
       doorbell: this.#doorbell.fd,
       processes: this.#processes.fd,
       wake: wake.buffer,
-      spinMicroseconds,
+      spinUs,
     };
     const entry = new URL('./ucx-thread.js', import.meta.url);
     this.#thread = new Worker(entry, { workerData, transferList: [port2], name: 'weftline-ucx' });

@@ -27,7 +27,7 @@ export interface UcxThreadOptions {
   /** To be rung for everything that happens. */
   readonly wake: SharedArrayBuffer;
   /** How long it polls after the last work before it sleeps. */
-  readonly spinMicroseconds: number;
+  readonly spinUs: number;
 }
 
 /** How soon it takes over from an agent's thread that has stopped looking without a word. */
@@ -46,7 +46,7 @@ class UcxThread {
   readonly #doorbell: Doorbell;
   readonly #processes: ProcessWatch;
   readonly #readiness = new ReadinessSet();
-  readonly #spinMicroseconds: number;
+  readonly #spinUs: number;
   #seenDrives = 0;
   #seenHandOvers = 0;
   #seenNews = 0;
@@ -54,7 +54,7 @@ class UcxThread {
   #lastCheck = 0;
 
   constructor(options: UcxThreadOptions) {
-    this.#spinMicroseconds = Math.max(LEAST_SPIN_MICROSECONDS, options.spinMicroseconds);
+    this.#spinUs = Math.max(LEAST_SPIN_MICROSECONDS, options.spinUs);
     this.#words = new Int32Array(options.words);
     this.#lock = new SharedLock(options.words, at.lock * 4);
     this.#tables = new UcxTables(Carver.at(options.tables, UcxTables.bytes));
@@ -76,7 +76,7 @@ class UcxThread {
         this.#lastWork = performance.now();
         // What goes on with others must not hide the end of one.
         if (this.#lastWork - this.#lastCheck > PROCESS_CHECK_MS) this.#checkProcesses();
-      } else if ((performance.now() - this.#lastWork) * 1000 < this.#spinMicroseconds) yieldProcessor();
+      } else if ((performance.now() - this.#lastWork) * 1000 < this.#spinUs) yieldProcessor();
       else this.#sleep();
     }
     this.#readiness[Symbol.dispose]();

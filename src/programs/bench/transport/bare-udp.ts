@@ -10,7 +10,7 @@ export interface BareUdpOptions {
   readonly host: string;
   readonly bufferBytes: number;
   /** How long to poll before sleeping; the transport's own setting, so that both wait alike. */
-  readonly spinMicroseconds: number;
+  readonly spinUs: number;
 }
 
 export interface BareStream {
@@ -45,16 +45,16 @@ export class BareUdp implements Disposable {
   readonly port: number;
   readonly #socket: UdpSocket;
   readonly #readiness = new ReadinessSet();
-  readonly #spinMicroseconds: number;
+  readonly #spinUs: number;
   readonly #small = new MessageBlock({ messages: 1, iovecsPerMessage: 1 });
   readonly #smallMemory = new NativeBlock(SLOT_BYTES);
   /** Held here, because the kernel's address of it does not keep memory from being collected. */
   #arena: NativeBlock | undefined;
 
-  constructor({ host, bufferBytes, spinMicroseconds }: BareUdpOptions) {
+  constructor({ host, bufferBytes, spinUs }: BareUdpOptions) {
     this.#socket = new UdpSocket({ host, bufferBytes });
     this.port = this.#socket.port;
-    this.#spinMicroseconds = spinMicroseconds;
+    this.#spinUs = spinUs;
     this.#readiness.add(this.#socket.fd, 0);
     this.#small.setIovecCount(0, 1);
   }
@@ -178,6 +178,6 @@ export class BareUdp implements Disposable {
 
   /** Polls for a while after `since`, then sleeps. */
   #pause(since: number, most: number): void {
-    if (monotonicMicroseconds() - since > this.#spinMicroseconds) this.#readiness.sleep(Math.min(most, 100_000));
+    if (monotonicMicroseconds() - since > this.#spinUs) this.#readiness.sleep(Math.min(most, 100_000));
   }
 }

@@ -196,7 +196,7 @@ export async function runBareLatency(
 
 function openBare({ transport }: BenchSession, { host }: PhaseOptions): BareUdp {
   const { transportSocketBufferBytes, transportSpinUs } = transport.settings;
-  return new BareUdp({ host, bufferBytes: transportSocketBufferBytes, spinMicroseconds: transportSpinUs });
+  return new BareUdp({ host, bufferBytes: transportSocketBufferBytes, spinUs: transportSpinUs });
 }
 
 async function serveIperf(session: BenchSession): Promise<unknown> {

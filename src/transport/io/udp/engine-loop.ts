@@ -19,7 +19,7 @@ export interface EngineLoopOptions {
   /** Makes the engine over the I/O. */
   readonly engine: (io: PacketIo) => TransportEngine;
   /** How long the loop polls after the last packet before it sleeps. */
-  readonly spinMicroseconds: number;
+  readonly spinUs: number;
 }
 
 export interface PeerSockets {
@@ -40,7 +40,7 @@ export class EngineLoop implements Disposable {
   readonly #io: UdpPacketIo;
   readonly #receiver: DatagramReceiver;
   readonly #readiness = new ReadinessSet();
-  readonly #spinMicroseconds: number;
+  readonly #spinUs: number;
   /** By socket number; -1 for a number that is free. */
   readonly #descriptors: number[] = [];
   readonly #peers: number[] = [];
@@ -49,11 +49,11 @@ export class EngineLoop implements Disposable {
   #lastWork = 0;
   #lastTimer = 0;
 
-  constructor({ engine, spinMicroseconds }: EngineLoopOptions) {
+  constructor({ engine, spinUs }: EngineLoopOptions) {
     const arena = new NativeBlock(RECEIVE_ARENA_BYTES);
     this.#receiver = new DatagramReceiver(arena);
     this.#io = new UdpPacketIo(arena, (peer) => this.refused.push(peer));
-    this.#spinMicroseconds = spinMicroseconds;
+    this.#spinUs = spinUs;
     this.#readiness.add(this.doorbell.fd, DOORBELL);
     this.engine = engine(this.#io);
   }
@@ -102,7 +102,7 @@ export class EngineLoop implements Disposable {
 
   /** True once so little happens that the thread had better sleep. */
   get isIdle(): boolean {
-    return microseconds() - this.#lastWork >= this.#spinMicroseconds;
+    return microseconds() - this.#lastWork >= this.#spinUs;
   }
 
   /** Sleeps until a packet comes, the engine's next deadline, the doorbell, or `most` is over. */
