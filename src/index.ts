@@ -10,7 +10,8 @@ export {
 } from './core/errors.ts';
 export { type DType, dtypes, fromBf16, toBf16, type TypedArrayOf } from './core/dtype.ts';
 export { readSettings, type Settings, settingsTable } from './settings/settings.ts';
-export type { Device, DeviceKind } from './device/device.ts';
+export type { Device } from './device/device.ts';
+export type { DeviceKind, HostAccess, DeviceRange } from './device/host-access.ts';
 export type { DeviceEvent, DeviceWaitOptions } from './device/device-event.ts';
 export { Tensor } from './device/tensor.ts';
 export { CpuDevice, type CpuDeviceOptions } from './device/cpu/cpu-device.ts';

@@ -1,5 +1,5 @@
 // Memory as an agent registers it: where it lies, and how a process of the same host could map it.
-import type { Device } from '../device/device.ts';
+import type { HostAccess } from '../device/host-access.ts';
 import type { SharedMemory } from '../windows/shared-memory.ts';
 
 export type MemoryKind = 'host' | 'cuda';
@@ -13,7 +13,7 @@ export interface AgentMemory {
   /** Of 'host': the bytes themselves. */
   readonly view: Uint8Array | undefined;
   /** Of 'cuda': the device that owns it. */
-  readonly device: Device | undefined;
+  readonly device: HostAccess | undefined;
   /** Of what `agent.allocate` gave: the memory that other processes of this host can map, and where in it this begins. */
   readonly shared: { readonly memory: SharedMemory; readonly offset: number } | undefined;
 }

@@ -1,7 +1,7 @@
 // Memory that an agent has registered: what the caller gave, where it lies, and what each backend made of it.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
-import type { Device } from '../device/device.ts';
+import type { HostAccess } from '../device/host-access.ts';
 import { type Storage, Tensor } from '../device/tensor.ts';
 import type { SharedMemory } from '../windows/shared-memory.ts';
 import { addressOf } from '../native/library.ts';
@@ -10,7 +10,7 @@ import type { BackendName, BackendRegion } from './backend.ts';
 
 /** Device memory that is not a tensor. */
 export interface DeviceMemory {
-  readonly device: Device;
+  readonly device: HostAccess;
   readonly address: number;
   readonly bytes: number;
 }

@@ -3,7 +3,7 @@ import { WeftlineError } from '../core/errors.ts';
 import { type CudaDriver, cudaDriver } from '../native/cuda-driver.ts';
 import type { Settings } from '../settings/settings.ts';
 import { findGpu, type FoundGpu, type NoGpu } from './cuda/find-gpu.ts';
-import type { DeviceKind } from './device.ts';
+import type { DeviceKind } from './host-access.ts';
 
 /** What choosing needs of the ranks; a World is one. */
 export interface DeviceGroup {

@@ -1,12 +1,9 @@
 // What the rest of weftline asks of a device; the implementations are cpu/ and cuda/.
 import type { DType, TypedArrayOf } from '../core/dtype.ts';
+import type { HostAccess } from './host-access.ts';
 import type { Tensor } from './tensor.ts';
 
-export type DeviceKind = 'cpu' | 'cuda';
-
-export interface Device extends AsyncDisposable {
-  readonly kind: DeviceKind;
-
+export interface Device extends HostAccess, AsyncDisposable {
   /**
    * Uninitialised memory for a tensor. Fails with WL_MEMORY, telling what is used and by how much it is short. A tensor that
    * is not disposed keeps its memory until it is collected, which cannot happen within this call: dispose what you make in
@@ -19,11 +16,4 @@ export interface Device extends AsyncDisposable {
    * much memory is in use, it has the memory of tensors that nobody holds given back, which takes a garbage collection.
    */
   tensor<D extends DType>(dtype: D, shape: readonly number[], values: TypedArrayOf[D]): Promise<Tensor<D>>;
-
-  /** Device memory as a typed array in place; WL_UNSUPPORTED where the host cannot address it. */
-  hostView<D extends DType>(dtype: D, address: number, elements: number): TypedArrayOf[D];
-
-  upload<D extends DType>(tensor: Tensor<D>, values: TypedArrayOf[D]): Promise<void>;
-
-  download<D extends DType>(tensor: Tensor<D>): Promise<TypedArrayOf[D]>;
 }

@@ -1,11 +1,11 @@
 // A typed, contiguous, row-major view of device memory.
 import { type DType, dtypes, type TypedArrayOf } from '../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
-import type { Device } from './device.ts';
+import type { HostAccess } from './host-access.ts';
 
 /** A run of device memory that one owner frees; every tensor over it keeps it alive. */
 export interface Storage extends Disposable {
-  readonly device: Device;
+  readonly device: HostAccess;
   /** Address in the device's own memory: an offset into WASM memory on `cpu`, a device pointer on `cuda`. */
   readonly address: number;
   readonly bytes: number;
@@ -39,7 +39,7 @@ export class Tensor<D extends DType = DType> implements Disposable {
     }
   }
 
-  get device(): Device {
+  get device(): HostAccess {
     return this.storage.device;
   }
 

@@ -2,7 +2,6 @@
 import type { Out } from '../../native/library.ts';
 import type { DeviceEvent, DeviceWaitOptions } from '../device-event.ts';
 import type { CudaContext } from './cuda-context.ts';
-import type { CudaStream } from './cuda-stream.ts';
 import { CUDA_ERROR_NOT_READY } from './cuda-status.ts';
 import { pollUntil } from './poll.ts';
 
@@ -35,7 +34,7 @@ export class CudaEvent implements DeviceEvent {
   }
 
   /** Marks what was enqueued on the stream so far; replaces an earlier mark. */
-  record(stream: CudaStream): this {
+  record(stream: { readonly handle: number }): this {
     this.context.enter();
     this.context.check('cuEventRecord', this.context.driver.cuEventRecord(this.handle, stream.handle));
     return this;

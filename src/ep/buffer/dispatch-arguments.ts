@@ -6,7 +6,7 @@ import type { WaitOptions } from '../../core/deadline.ts';
 import { isWhole } from './buffer-size.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
-import type { EpEngine } from './engine.ts';
+import type { EpMemory } from './ep-memory.ts';
 import type { OverlapOptions } from '../../collective/overlap.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-check.ts';
@@ -47,7 +47,7 @@ export interface DispatchPlanInput {
   readonly numWorstTokens: number;
 }
 
-export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: EpEngine): DispatchPlanInput {
+export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: EpMemory): DispatchPlanInput {
   const { config } = scope;
   const { data, scales } = checkRows(args.x, scope);
   const numTokens = data.shape[0]!;
@@ -82,7 +82,7 @@ export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: E
 function rejectReceived(
   inputs: Readonly<Record<string, Tensor | undefined>>,
   { config, size, world }: EpScope,
-  engine: EpEngine,
+  engine: EpMemory,
 ): void {
   const start = engine.regionAddress(world.rank, 'combineRows');
   const end = start + size.regions.combineRows.bytes;

@@ -7,13 +7,9 @@ import type { CheckedCombine } from './combine-arguments.ts';
 import type { DispatchPlanInput } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
+import type { EpMemory } from './ep-memory.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { OverlapOptions } from '../../collective/overlap.ts';
-
-export interface MemoryRange {
-  readonly address: number;
-  readonly bytes: number;
-}
 
 /** How long to wait, and between what. */
 export interface CallOptions extends CallWait, OverlapOptions {
@@ -30,9 +26,7 @@ export function callOptions(args: CallWait & OverlapOptions, defaultMs: number):
   };
 }
 
-export interface EpEngine {
-  /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */
-  readonly mapped: MemoryRange;
+export interface EpEngine extends EpMemory {
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout;
@@ -42,7 +36,5 @@ export interface EpEngine {
   barrier(wait: CallWait): Promise<void>;
   /** A tensor over one of this rank's own regions. */
   view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D>;
-  /** Address of a region of any rank, as this process maps it. */
-  regionAddress(rank: number, region: EpRegion): number;
   close(): Promise<void>;
 }

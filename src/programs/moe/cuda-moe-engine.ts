@@ -5,7 +5,7 @@ import { CudaFp8Rows } from '../../device/cuda/fp8-rows.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { createCpuMoeEngine } from './cpu-moe-engine.ts';
 import { CudaExperts, loadExpertLaunches } from './cuda-experts.ts';
-import { openGroupedProduct } from './grouped-product.ts';
+import { openGroupedProduct } from './open-product.ts';
 import type { GateOptions, MoeEngine, Routing } from './moe-engine.ts';
 
 /** Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */

@@ -1,10 +1,8 @@
-// What a MoE block asks of its device besides carrying tokens; one implementation per kind of device, chosen here.
+// What a MoE block asks of its device besides carrying tokens; one implementation per kind of device.
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { ScaledRows } from '../../device/formats/scaled-rows.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { Settings } from '../../settings/settings.ts';
-import { createCpuMoeEngine } from './cpu-moe-engine.ts';
 import type { ExpertWeights, LocalExperts } from './experts.ts';
 import type { MoeBlock } from './moe-block.ts';
 
@@ -40,12 +38,4 @@ export interface MoeEngine extends Disposable {
   dequantizeRows(rows: ScaledRows, out: Tensor<'bf16'>): void;
   /** Resolves when everything that was enqueued is done. Fails with what that work failed with. */
   finish(): Promise<void>;
-}
-
-/** Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA on a GPU whose kernels cannot be had. */
-export async function openMoeEngine(device: MoeDevice, settings: Settings): Promise<MoeEngine> {
-  if (device.kind === 'cpu') return createCpuMoeEngine(device);
-  // Loaded here, so that CPU ranks never load what GPUs need.
-  const { createCudaMoeEngine } = await import('./cuda-moe-engine.ts');
-  return createCudaMoeEngine(device, settings);
 }

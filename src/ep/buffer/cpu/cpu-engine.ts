@@ -22,7 +22,8 @@ import {
   requireConsistentLayout,
   requireSameLayout,
 } from '../dispatch-layout.ts';
-import type { CallOptions, EpEngine, MemoryRange } from '../engine.ts';
+import type { CallOptions, EpEngine } from '../engine.ts';
+import type { MemoryRange } from '../../../device/host-access.ts';
 import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import { type EpTables, makeEpTables } from '../ep-tables.ts';
 import { CountExchange, type ExchangeHeader } from '../../../collective/exchange.ts';

@@ -9,7 +9,7 @@ import type { World } from '../../../world/world.ts';
 import { type AddressTables, fillAddressTables, makeAddressTables } from '../../../collective/address-table.ts';
 import { exchangeRegionBytes } from '../../../abi/exchange-record.ts';
 import { describeCall } from '../../../collective/calls.ts';
-import type { MemoryRange } from '../../buffer/engine.ts';
+import type { MemoryRange } from '../../../device/host-access.ts';
 import { CountExchange } from '../../../collective/exchange.ts';
 import type { EPConfig } from '../ep-config.ts';
 import { type LayerMemory, noOutput } from '../layer-memory.ts';

@@ -10,7 +10,7 @@ import type { World } from '../../../world/world.ts';
 import { requireOneHost } from '../../../collective/agree.ts';
 import { exchangeRegionBytes } from '../../../abi/exchange-record.ts';
 import { requireCudaLimits } from '../../../collective/cuda-calls.ts';
-import type { MemoryRange } from '../../buffer/engine.ts';
+import type { MemoryRange } from '../../../device/host-access.ts';
 import type { EPConfig } from '../ep-config.ts';
 import { type LayerMemory, noOutput } from '../layer-memory.ts';
 import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';
