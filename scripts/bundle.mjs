@@ -66,7 +66,7 @@ function productionPackages() {
 
 /** What the tests that travel with the bundle need besides: fast-check with its own dependency. */
 const testPackages = ['node_modules/fast-check', 'node_modules/pure-rand'];
-const tests = ['build/test/gpu', 'build/test/local/ranks', 'build/test/local/support'];
+const tests = ['build/test/gpu', 'build/test/local/ranks', 'build/test/local/support', 'build/test/support'];
 
 /** What a package needs only to be built or read. */
 function isNeeded(path) {

@@ -15,7 +15,10 @@ if (files.length === 0) {
   console.error(`No test file matches ${wanted.join(', ')} under ${root}`);
   process.exit(1);
 }
-const { status } = spawnSync(process.execPath, ['--test', '--test-concurrency=2', ...options, ...files], {
+/** A test or a file that takes longer hangs, for instance because a failed test left something open. */
+const MAX_TEST_MS = 600_000;
+const flags = ['--test', '--test-concurrency=2', `--test-timeout=${MAX_TEST_MS}`];
+const { status } = spawnSync(process.execPath, [...flags, ...options, ...files], {
   stdio: 'inherit',
 });
 process.exit(status ?? 1);

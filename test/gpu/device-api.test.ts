@@ -14,11 +14,12 @@ import type { DeviceHostPeer } from '../local/support/device-host-peer.ts';
 import { runRanks } from '../local/support/run-ranks.ts';
 import { countingPeer } from './support/counting-peer.ts';
 import { cacheFolder, gpuTest, noGpu } from './support/gpu.ts';
+import { testSeed } from '../support/seed.ts';
 
 const property = new URL('../local/ranks/device-api-property.js', import.meta.url);
 const peerModule = fileURLToPath(new URL('../local/support/device-host-peer.js', import.meta.url));
 /** WEFTLINE_TEST_SEED=… repeats a failing run. */
-const seed = process.env['WEFTLINE_TEST_SEED'] ?? String(Date.now() % 1_000_000_007);
+const seed = String(testSeed());
 const decode = (text: string): Uint8Array => Buffer.from(text, 'base64');
 const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };
 

@@ -4,12 +4,13 @@ import test from 'node:test';
 import { settingsTable } from 'weftline';
 import { runRanks } from '../local/support/run-ranks.ts';
 import { cacheFolder, noGpu, rankCounts } from './support/gpu.ts';
+import { testSeed } from '../support/seed.ts';
 
 const property = new URL('../local/ranks/ep-property.js', import.meta.url);
 const lives = new URL('../local/ranks/ep-lives.js', import.meta.url);
 const repeats = new URL('../local/ranks/ep-repeats.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run. */
-const seed = process.env['WEFTLINE_TEST_SEED'] ?? String(Date.now() % 1_000_000_007);
+const seed = String(testSeed());
 /** Time to compile the kernels of all the hidden sizes and top-k that random cases come upon. */
 const timeoutMs = 300_000;
 const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };

@@ -17,17 +17,10 @@ import {
 import { knownBackends } from '#lib/agent/backends/create.js';
 import { AgentPeer, openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
+import { until } from '../support/until.ts';
+import { withCode } from '../support/with-code.ts';
 
 const MiB = 1 << 20;
-
-function withCode(code: WeftlineError['code'], text: RegExp = /./): (error: unknown) => boolean {
-  return (error) => {
-    const { code: found, message } = error as WeftlineError;
-    assert.equal(found, code, message);
-    assert.match(message, text);
-    return true;
-  };
-}
 
 function memoryOf(agent: Agent, name: string): RemoteMemory {
   const found = agent.remoteMemory('there').find((memory) => memory.name === name);
@@ -47,13 +40,6 @@ function canPost(transfer: Transfer, message: Buffer, number: number): boolean {
     return true;
   } catch (error) {
     return !withCode('WL_BUSY')(error);
-  }
-}
-
-async function waitUntil(holds: () => boolean): Promise<void> {
-  for (const end = performance.now() + 10_000; !holds();) {
-    assert.ok(performance.now() < end, 'it does not come to hold');
-    await new Promise((resolve) => setTimeout(resolve, 5));
   }
 }
 
@@ -281,7 +267,7 @@ for (const backend of knownBackends()) {
         await quiet.wait();
         assert.deepEqual(await peer.bytes('plain', 0, 65_536), new Uint8Array(65_536).fill(88));
         await take(0, first);
-        await waitUntil(() => canPost(transfer, message, sent));
+        await until(() => canPost(transfer, message, sent));
         sent++;
         await transfer.wait();
         await sendUntilFull();

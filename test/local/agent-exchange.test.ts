@@ -27,6 +27,7 @@ import {
 import { join } from 'weftline/world';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { AgentPeer } from './support/agent-pair.ts';
+import { skipWithout } from './support/requirements.ts';
 
 const host = '127.0.0.1';
 
@@ -284,9 +285,13 @@ test('metadata of an earlier life in a store are recognised: newer ones are wait
   assert.equal(await late, 'a');
 });
 
-const etcd = spawnSync('etcd', ['--version']);
+const { error: noEtcd } = spawnSync('etcd', ['--version']);
+const withoutEtcd = skipWithout(
+  'etcd',
+  noEtcd === undefined ? undefined : 'no etcd on this machine (Debian: etcd-server)',
+);
 
-test('agents meet in etcd', { skip: etcd.error === undefined ? false : 'no etcd on this machine' }, async () => {
+test('agents meet in etcd', { skip: withoutEtcd }, async () => {
   const folder = mkdtempSync(joinPath(tmpdir(), 'weftline-etcd-'));
   const [clients, peers] = [await freePort(), await freePort()];
   const endpoint = `http://${host}:${clients}`;

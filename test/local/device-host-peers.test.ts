@@ -11,11 +11,12 @@ import { knownBackends } from '#lib/agent/backends/create.js';
 import type { DeviceHostPeer } from './support/device-host-peer.ts';
 import { whyMissing } from './support/missing-backend.ts';
 import { runRanks } from './support/run-ranks.ts';
+import { testSeed } from '../support/seed.ts';
 
 const property = new URL('./ranks/device-api-property.js', import.meta.url);
 const peerModule = fileURLToPath(new URL('./support/device-host-peer.js', import.meta.url));
 /** WEFTLINE_TEST_SEED=… repeats a failing run. */
-const seed = process.env['WEFTLINE_TEST_SEED'] ?? String(Date.now() % 1_000_000_007);
+const seed = String(testSeed());
 const decode = (text: string): Uint8Array => Buffer.from(text, 'base64');
 
 test('a peer to which nothing goes is watched too: its death ends waits for it', { timeout: 60_000 }, async () => {

@@ -1,15 +1,19 @@
 // Messages of endpoints: receives of very many parts, peers that send nonsense, and peers that take nothing.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { WeftlineError } from 'weftline';
 import { DescriptorList, Endpoint, type EndpointConnection, type LocalPart } from 'weftline/agent';
 import { ENDPOINT_MAGIC, endpointMessage, endpointMessageKinds, MAX_OFFERED_BYTES } from '#lib/abi/endpoint-message.js';
 import { Block } from '#lib/abi/layout.js';
 import { type BackendName, MAX_NOTIFICATION_BYTES } from '#lib/agent/backend.js';
 import { knownBackends } from '#lib/agent/backends/create.js';
 import { whyMissing } from './support/missing-backend.ts';
+import { until } from '../support/until.ts';
+import { withCode } from '../support/with-code.ts';
 
 type Kind = keyof typeof endpointMessageKinds;
+
+/** Enough to meet on a busy machine, and not long to wait for. */
+const PATIENCE_MS = 2000;
 
 interface Two extends AsyncDisposable {
   readonly server: Endpoint;
@@ -23,32 +27,21 @@ async function openTwo(backend: BackendName, timeoutMs = 20_000): Promise<Two> {
   const options = { backends: [backend], settings: { timeoutMs } };
   const server = await Endpoint.create(options);
   const client = await Endpoint.create(options);
-  const [there, here] = await meet(client, server);
   const close = async (): Promise<void> => {
     await client.close();
     await server.close();
   };
-  return { server, client, there, here, [Symbol.asyncDispose]: close };
+  try {
+    const [there, here] = await meet(client, server);
+    return { server, client, there, here, [Symbol.asyncDispose]: close };
+  } catch (error) {
+    await close();
+    throw error;
+  }
 }
 
 async function meet(client: Endpoint, server: Endpoint): Promise<[EndpointConnection, EndpointConnection]> {
   return Promise.all([client.connect('127.0.0.1', server.port), server.accept()]);
-}
-
-function code(wanted: string, text = /./): (error: unknown) => boolean {
-  return (error) => {
-    assert.ok(error instanceof WeftlineError);
-    assert.equal(error.code, wanted, error.message);
-    assert.match(error.message, text);
-    return true;
-  };
-}
-
-async function until(holds: () => boolean): Promise<void> {
-  for (const end = performance.now() + 10_000; !holds();) {
-    assert.ok(performance.now() < end, 'it does not come to hold');
-    await new Promise((resolve) => setImmediate(resolve));
-  }
 }
 
 /** A notification from the agent of one endpoint to that of another, as soon as there is room for it. */
@@ -57,7 +50,7 @@ async function say(from: Endpoint, to: Endpoint, message: Uint8Array): Promise<v
     try {
       return await from.agent.notify(to.agent.name, message, { backend: 'local' });
     } catch (error) {
-      if (performance.now() > end || !code('WL_BUSY')(error)) throw error;
+      if (performance.now() > end || !withCode('WL_BUSY')(error)) throw error;
     }
     await new Promise((resolve) => setImmediate(resolve));
   }
@@ -120,9 +113,9 @@ test('what a peer has offered is bounded: one side fails, the connection goes on
   const into = await server.allocate(4096);
   const part = { region: into, offset: 0, bytes: 1 };
   const parts = Array.from({ length: MAX_OFFERED_BYTES / 16 }, () => part);
-  assert.throws(() => here.recv(parts), code('WL_CAPACITY', /4194304 parts/));
+  assert.throws(() => here.recv(parts), withCode('WL_CAPACITY', /4194304 parts/));
   const half = here.recv(parts.slice(0, parts.length / 2));
-  assert.throws(() => here.recv(parts.slice(0, parts.length / 2)), code('WL_BUSY', /wait for some first/));
+  assert.throws(() => here.recv(parts.slice(0, parts.length / 2)), withCode('WL_BUSY', /wait for some first/));
   const out = await client.allocate(1);
   await there.send({ region: out }).wait();
   assert.equal(await half.wait(), 1);
@@ -196,8 +189,8 @@ test('a message that makes no sense ends its connection with WL_PROTOCOL, and no
     await until(() => here.error !== undefined);
     assert.equal(here.error?.code, 'WL_PROTOCOL', what);
     if (what !== 'a message twice')
-      await assert.rejects(receive.wait(), code('WL_PROTOCOL', /Cannot read what the endpoint/));
-    assert.throws(() => here.recv({ region: into }), code('WL_PROTOCOL'));
+      await assert.rejects(receive.wait(), withCode('WL_PROTOCOL', /Cannot read what the endpoint/));
+    assert.throws(() => here.recv({ region: into }), withCode('WL_PROTOCOL'));
     assert.equal(other.error, undefined, what);
     const good = innocent.here.recv({ region: into });
     await innocent.there.send({ region: out }).wait();
@@ -239,7 +232,7 @@ test('what another peer says of a connection is not believed, nor what it says o
 
 test('a peer that takes nothing fails those who wait for it when their time is over', async () => {
   for (const what of ['send', 'recv'] as const) {
-    await using two = await openTwo('local', 300);
+    await using two = await openTwo('local', PATIENCE_MS);
     const { server, client, there, here } = two;
     const into = await server.allocate(64);
     const out = await client.allocate(65_536);
@@ -256,11 +249,11 @@ test('a peer that takes nothing fails those who wait for it when their time is o
     server.agent.poll = () => false;
     await assert.rejects(async () => {
       for (;;) await client.agent.notify(server.agent.name, Buffer.alloc(8), { backend: 'local' });
-    }, code('WL_BUSY'));
+    }, withCode('WL_BUSY'));
     const operation = what === 'send' ? there.send({ region: out, bytes: 16 }) : there.recv({ region: out });
     await assert.rejects(
-      operation.wait({ timeoutMs: 5000 }),
-      code('WL_TIMEOUT', /Waited 300 ms for room on the way to the endpoint .*has not taken/),
+      operation.wait({ timeoutMs: 20_000 }),
+      withCode('WL_TIMEOUT', /Waited 2000 ms for room on the way to the endpoint .*has not taken/),
     );
     await until(() => there.error !== undefined);
     assert.equal(there.error?.code, 'WL_TIMEOUT');
@@ -318,8 +311,8 @@ test('a send that fails tells the receive that it has met', async () => {
   const sent = there.send({ region: gone });
   await client.dereg(gone);
   const received = here.recv({ region: into });
-  await assert.rejects(sent.wait(), code('WL_INVALID_ARGUMENT', /registered/));
-  await assert.rejects(received.wait(), code('WL_PEER_FAILED', /send that matched this receive/));
+  await assert.rejects(sent.wait(), withCode('WL_INVALID_ARGUMENT', /registered/));
+  await assert.rejects(received.wait(), withCode('WL_PEER_FAILED', /send that matched this receive/));
   const next = here.recv({ region: into });
   await there.send({ region: out }).wait();
   assert.equal(await next.wait(), 64);

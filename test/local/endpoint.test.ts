@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { WeftlineError } from 'weftline';
 import { DescriptorList, Endpoint, type EndpointConnection } from 'weftline/agent';
+import { withCode } from '../support/with-code.ts';
 
 type Backend = 'local' | 'multipath';
 
@@ -30,11 +30,6 @@ async function openTwo(backend: Backend): Promise<Two> {
       await server.close();
     },
   };
-}
-
-function code(wanted: string, ...words: string[]): (error: unknown) => boolean {
-  return (error) =>
-    error instanceof WeftlineError && error.code === wanted && words.every((word) => error.message.includes(word));
 }
 
 for (const backend of ['local', 'multipath'] as const) {
@@ -101,7 +96,7 @@ for (const backend of ['local', 'multipath'] as const) {
     assert.deepEqual(Buffer.from(source.bytes.subarray(40, 60)), Buffer.from(source.bytes.subarray(0, 20)));
     assert.throws(
       () => there.write({ region: source, bytes: 3 }, DescriptorList.of(remote, 0, 4)),
-      code('WL_INVALID_ARGUMENT'),
+      withCode('WL_INVALID_ARGUMENT'),
     );
   });
 
@@ -112,29 +107,29 @@ for (const backend of ['local', 'multipath'] as const) {
     const target = await server.allocate(100);
     const small = here.recv({ region: target, bytes: 10 });
     const large = there.send({ region: source });
-    await assert.rejects(large.wait(), code('WL_CAPACITY', '100', '10'));
-    await assert.rejects(small.wait(), code('WL_CAPACITY', '100', '10'));
+    await assert.rejects(large.wait(), withCode('WL_CAPACITY', '100', '10'));
+    await assert.rejects(small.wait(), withCode('WL_CAPACITY', '100', '10'));
     const good = here.recv({ region: target });
     await there.send({ region: source }).wait();
     assert.equal(await good.wait(), 100);
     const late = here.recv({ region: target });
-    await assert.rejects(late.wait({ timeoutMs: 20 }), code('WL_TIMEOUT', there.ip));
+    await assert.rejects(late.wait({ timeoutMs: 20 }), withCode('WL_TIMEOUT', there.ip));
     await assert.rejects(late.wait({ signal: AbortSignal.abort(new Error('enough')) }), /enough/);
     await client.close();
-    await assert.rejects(late.wait(), code('WL_CLOSED'));
-    assert.throws(() => here.recv({ region: target }), code('WL_CLOSED'));
-    await assert.rejects(async () => client.connect('127.0.0.1', 1), code('WL_CLOSED'));
+    await assert.rejects(late.wait(), withCode('WL_CLOSED'));
+    assert.throws(() => here.recv({ region: target }), withCode('WL_CLOSED'));
+    await assert.rejects(async () => client.connect('127.0.0.1', 1), withCode('WL_CLOSED'));
   });
 }
 
 test('endpoints: strangers are refused, nobody comes, nobody is there', async () => {
   await using server = await Endpoint.create({ backends: ['local'], token: 'right' });
   await using stranger = await Endpoint.create({ backends: ['local'], token: 'wrong' });
-  await assert.rejects(stranger.connect('127.0.0.1', server.port), code('WL_UNAUTHORIZED'));
-  await assert.rejects(server.accept({ timeoutMs: 20 }), code('WL_TIMEOUT'));
+  await assert.rejects(stranger.connect('127.0.0.1', server.port), withCode('WL_UNAUTHORIZED'));
+  await assert.rejects(server.accept({ timeoutMs: 20 }), withCode('WL_TIMEOUT'));
   const { port } = server;
   await server.close();
-  await assert.rejects(stranger.connect('127.0.0.1', port, { timeoutMs: 50 }), code('WL_TIMEOUT'));
+  await assert.rejects(stranger.connect('127.0.0.1', port, { timeoutMs: 50 }), withCode('WL_TIMEOUT'));
 });
 
 test('memory that an endpoint gives up is forgotten by its peers', async () => {

@@ -3,12 +3,13 @@ import assert from 'node:assert/strict';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { runRanks } from './support/run-ranks.ts';
+import { testSeed } from '../support/seed.ts';
 
 const script = new URL('./ranks/ep-property.js', import.meta.url);
 const lives = new URL('./ranks/ep-lives.js', import.meta.url);
 const repeats = new URL('./ranks/ep-repeats.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run; the seed stands in every failure's output. */
-const seed = process.env['WEFTLINE_TEST_SEED'] ?? String(Date.now() % 1_000_000_007);
+const seed = String(testSeed());
 
 for (const what of ['buffer', 'layer']) {
   for (const [ranks, runs] of [

@@ -3,7 +3,6 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import test from 'node:test';
-import { WeftlineError } from 'weftline';
 import { localConnectionInfo, localRegionInfo } from '#lib/abi/agent-local-info.js';
 import { MAILBOX_REGIONS } from '#lib/abi/agent-mailbox.js';
 import { Block } from '#lib/abi/layout.js';
@@ -19,6 +18,7 @@ import { SharedMemory } from '#lib/windows/shared-memory.js';
 import { hostMemory, openBackend, type OpenBackend, pollUntil, sharedMemory } from './support/backend-context.ts';
 import { planned } from './support/planned-transfer.ts';
 import { processUse } from './support/process-use.ts';
+import { withCode } from '../support/with-code.ts';
 
 const options = { timeoutMs: 5000 };
 const peerModule = new URL('./support/local-backend-peer.js', import.meta.url).pathname;
@@ -44,11 +44,6 @@ function pattern(bytes: number, seed: number): Uint8Array {
   const view = new Uint8Array(new SharedArrayBuffer(bytes));
   for (let index = 0; index < bytes; index += 1) view[index] = (index * 31 + seed) & 255;
   return view;
-}
-
-function code(wanted: string, ...words: string[]): (error: unknown) => boolean {
-  return (error) =>
-    error instanceof WeftlineError && error.code === wanted && words.every((word) => error.message.includes(word));
 }
 
 interface Pair {
@@ -104,7 +99,7 @@ test('a large transfer goes on without a poll, and the peer is told', async () =
   const write = await prepare(link, 'write', { local, remote, bytes });
   write.post(Buffer.from('all'));
   assert.equal(write.state, 'pending');
-  assert.throws(() => write.post(), code('WL_INVALID_ARGUMENT'));
+  assert.throws(() => write.post(), withCode('WL_INVALID_ARGUMENT'));
   await pollUntil([b], () => b.received.length === 1);
   assert.equal(write.state, 'done');
   write.post();
@@ -154,16 +149,16 @@ test('a wrong key, a released region and nonsense are refused, and nothing is wr
   const refused = await prepare(link, 'write', { local, remote: { ...remote, info: forged }, bytes: 64 });
   refused.post(Buffer.from('x'));
   assert.equal(refused.state, 'failed');
-  assert.ok(code('WL_UNAUTHORIZED', 'agent b')(refused.error));
+  assert.ok(withCode('WL_UNAUTHORIZED', 'agent b')(refused.error));
   const about = { kind: 'host', bytes: 64 } as const;
-  assert.throws(() => link.importRegion(remote.info, { ...about, bytes: 65 }), code('WL_PROTOCOL'));
-  assert.throws(() => link.importRegion(remote.info, { ...about, kind: 'cuda' }), code('WL_PROTOCOL'));
-  assert.throws(() => link.importRegion(remote.info.subarray(1), about), code('WL_PROTOCOL'));
+  assert.throws(() => link.importRegion(remote.info, { ...about, bytes: 65 }), withCode('WL_PROTOCOL'));
+  assert.throws(() => link.importRegion(remote.info, { ...about, kind: 'cuda' }), withCode('WL_PROTOCOL'));
+  assert.throws(() => link.importRegion(remote.info.subarray(1), about), withCode('WL_PROTOCOL'));
   const good = await prepare(link, 'write', { local, remote, bytes: 64 });
   await remote.release();
   await remote.release();
   good.post();
-  assert.ok(code('WL_UNAUTHORIZED')(good.error));
+  assert.ok(withCode('WL_UNAUTHORIZED')(good.error));
   assert.ok(Buffer.from(target).equals(before));
   b.backend.poll();
   assert.equal(b.received.length, 0);
@@ -181,7 +176,7 @@ test('notifications: order, the longest, a full ring, and room again', async () 
         sent += 1;
       }
     },
-    code('WL_BUSY', 'agent b'),
+    withCode('WL_BUSY', 'agent b'),
   );
   assert.ok(sent > 100);
   while (b.backend.poll());
@@ -211,9 +206,9 @@ test('a channel puts and signals in order', async () => {
   const cells = new BigInt64Array(memory.buffer());
   assert.equal(cells[511], BigInt(3 * 2 ** 33));
   assert.ok(Buffer.from(target.view?.subarray(100, 300) ?? []).equals(pattern(256, 4).subarray(16, 216)));
-  assert.throws(() => channel.signal(imported, 4092, 1), code('WL_INVALID_ARGUMENT'));
+  assert.throws(() => channel.signal(imported, 4092, 1), withCode('WL_INVALID_ARGUMENT'));
   await channel.close();
-  assert.throws(() => channel.signal(imported, 0, 1), code('WL_CLOSED'));
+  assert.throws(() => channel.signal(imported, 0, 1), withCode('WL_CLOSED'));
 });
 
 test('what was taken back is unmapped; what was prepared on it fails, and what is under way does so before', async () => {
@@ -236,16 +231,16 @@ test('what was taken back is unmapped; what was prepared on it fails, and what i
   await region.release();
   memory[Symbol.dispose]();
   await pollUntil([a, b], () => write.state !== 'pending' && processUse().mappings === before - 1);
-  assert.ok(code('WL_UNAUTHORIZED', 'agent b')(write.error));
+  assert.ok(withCode('WL_UNAUTHORIZED', 'agent b')(write.error));
   for (const transfer of [write, small]) {
     transfer.post(Buffer.from('x'));
     assert.equal(transfer.state, 'failed');
-    assert.ok(code('WL_UNAUTHORIZED')(transfer.error));
+    assert.ok(withCode('WL_UNAUTHORIZED')(transfer.error));
   }
-  assert.throws(() => channel.signal(imported, 0, 1), code('WL_UNAUTHORIZED'));
+  assert.throws(() => channel.signal(imported, 0, 1), withCode('WL_UNAUTHORIZED'));
   assert.throws(
     () => channel.put({ local, localOffset: 0, remote: imported, remoteOffset: 0, bytes: 8 }),
-    code('WL_UNAUTHORIZED'),
+    withCode('WL_UNAUTHORIZED'),
   );
   await channel.close();
   assert.deepEqual(b.received, []);
@@ -316,11 +311,11 @@ test('a peer that is killed in the middle of a transfer is named; another one is
     await first.kill();
     await pollUntil([a], () => write.state !== 'pending');
     // All bytes may have been copied before the kill; then the next post tells of it.
-    if (write.state === 'failed') assert.ok(code('WL_PEER_LOST', 'the peer')(write.error));
-    else assert.throws(() => write.post(), code('WL_PEER_LOST', 'the peer'));
-    assert.ok(code('WL_PEER_LOST', 'the peer')(link.error));
-    assert.throws(() => write.post(), code('WL_PEER_LOST', 'the peer'));
-    await assert.rejects(a.backend.connect(first.peer, options), code('WL_PEER_LOST', 'the peer'));
+    if (write.state === 'failed') assert.ok(withCode('WL_PEER_LOST', 'the peer')(write.error));
+    else assert.throws(() => write.post(), withCode('WL_PEER_LOST', 'the peer'));
+    assert.ok(withCode('WL_PEER_LOST', 'the peer')(link.error));
+    assert.throws(() => write.post(), withCode('WL_PEER_LOST', 'the peer'));
+    await assert.rejects(a.backend.connect(first.peer, options), withCode('WL_PEER_LOST', 'the peer'));
     await link.close();
   }
   await using second = await startPeer();
@@ -339,7 +334,7 @@ test('an idle link notices that its peer died', async () => {
   const link = await a.backend.connect(peer.peer, options);
   await peer.kill();
   await pollUntil([a], () => link.error !== undefined);
-  assert.ok(code('WL_PEER_LOST', 'the peer')(link.error));
+  assert.ok(withCode('WL_PEER_LOST', 'the peer')(link.error));
   await a.backend.close();
 });
 
@@ -386,12 +381,12 @@ test('a description of a region that cannot be is refused, and the agent goes on
   };
   assert.throws(
     () => link.importRegion(changed({ slot: MAILBOX_REGIONS }), { kind: 'host', bytes: 4096 }),
-    code('WL_PROTOCOL', 'slot'),
+    withCode('WL_PROTOCOL', 'slot'),
   );
   // The file is mapped already, but it is not that long.
   link.importRegion(region.info, { kind: 'host', bytes: 4096 });
   const beyond = changed({ bytes: 4096, address: 1 << 20, mappedBytes: 2 << 20 });
-  assert.throws(() => link.importRegion(beyond, { kind: 'host', bytes: 4096 }), code('WL_PROTOCOL', 'file'));
+  assert.throws(() => link.importRegion(beyond, { kind: 'host', bytes: 4096 }), withCode('WL_PROTOCOL', 'file'));
   await pollUntil([a, b], () => true);
   const local = await a.backend.register(hostMemory(pattern(4096, 3)));
   const write = await prepare(link, 'write', { local, remote: region, bytes: 4096 });

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import * as fc from 'fast-check';
+import fc from '../support/fast-check.ts';
 import { AddressSpace } from '#lib/device/cpu/address-space.js';
 
 const START = 4096;

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import * as fc from 'fast-check';
+import fc from '../support/fast-check.ts';
 import { WeftlineError } from 'weftline';
 import { duplicateKey } from '#lib/programs/moe/duplicate-key.js';
 import { MAX_HEADER_BYTES, overLimits } from '#lib/programs/moe/header-limits.js';

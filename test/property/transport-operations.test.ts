@@ -1,7 +1,7 @@
 // Random sends, writes, reads, signals and cancellations over a bad network: all end, and every byte is right.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
+import fc from '../support/fast-check.ts';
 import { type RequestHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { isEnded, Loopback, pattern, type Side } from '../unit/transport/support/loopback.js';
 

@@ -1,7 +1,7 @@
 // Hostile input: whatever bytes come, the engine does not throw, writes nothing outside its regions, and goes on.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
+import fc from '../support/fast-check.ts';
 import {
   ackHeader,
   controlHeader,

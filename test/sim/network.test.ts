@@ -1,7 +1,7 @@
 // The simulated network by itself: order of events, times on links, losses, failures, routes.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
+import fc from '../support/fast-check.ts';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { EventQueue } from '#lib/programs/sim/event-queue.js';
 import { fatTree } from '#lib/programs/sim/fat-tree.js';

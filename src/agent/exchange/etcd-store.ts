@@ -80,11 +80,13 @@ class EtcdStore implements MetadataStore {
   async get(name: string, options: WaitOptions): Promise<Uint8Array> {
     const wait = startCall(options, this.#requestMs);
     const { deadline, signal } = wait;
+    // A timeout of 0 asks for one look, which takes as long as a request may.
+    const look = deadline.timeoutMs === 0 ? { ...wait, deadline: new Deadline(this.#requestMs) } : wait;
     for (let pause = FIRST_PAUSE_MS; ; pause = Math.min(LAST_PAUSE_MS, pause * 1.5)) {
       const isFirst = pause === FIRST_PAUSE_MS;
       let value: Uint8Array | undefined;
       try {
-        value = await this.#client.get(this.#prefix + name, wait);
+        value = await this.#client.get(this.#prefix + name, look);
       } catch (error) {
         // It has answered before: what is missing is the agent.
         if (isFirst || signal?.aborted === true || !deadline.isOver) throw error;

@@ -1,5 +1,5 @@
 // Random EpBuffer and EPAll2AllLayer cases: what each rank passes in, made alike on every rank from one seed.
-import fc from 'fast-check';
+import fc from '../../support/fast-check.ts';
 import { toBf16 } from 'weftline';
 
 export interface EpCase {

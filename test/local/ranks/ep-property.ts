@@ -1,5 +1,5 @@
 // Runs random cases in lockstep on all ranks: argv = what ("buffer" or "layer"), runs, seed.
-import fc from 'fast-check';
+import fc from '../../support/fast-check.ts';
 import { join } from 'weftline/world';
 import { bytesInUse, openTestDevice } from '../support/test-device.ts';
 import { runBufferCase } from './ep-buffer-case.ts';

@@ -9,8 +9,9 @@ import type { BackendName } from 'weftline/agent';
  * - `capabilities`: root without its capabilities (setpriv)
  * - `tun`: network interfaces that end in a process (root, unshare, nsenter, ip, /dev/net/tun)
  * - `other-user`: this code as run by another user (root, and a folder that others may read)
+ * - `etcd`: the program etcd (Debian: etcd-server)
  */
-export type Requirement = BackendName | 'namespaces' | 'mounts' | 'capabilities' | 'tun' | 'other-user';
+export type Requirement = BackendName | 'namespaces' | 'mounts' | 'capabilities' | 'tun' | 'other-user' | 'etcd';
 
 const required = (process.env['WEFTLINE_TEST_REQUIRE'] ?? '').split(',').map((word) => word.trim());
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
+import fc from '../../support/fast-check.ts';
 import { DescriptorList } from 'weftline/agent';
 import { cutAlike } from '#lib/agent/endpoint/ranges.js';
 import { RegionFinder } from '#lib/agent/region-finder.js';

@@ -1,7 +1,7 @@
 // Messages of endpoints as notifications, and who gets those that come before their connection.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
+import fc from '../../support/fast-check.ts';
 import type { WeftlineError } from 'weftline';
 import { MAX_NOTIFICATION_BYTES } from '#lib/agent/backend.js';
 import type { EndpointConnection } from '#lib/agent/endpoint/endpoint-connection.js';

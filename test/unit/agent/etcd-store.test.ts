@@ -103,3 +103,20 @@ test('the requests that publishing takes share its time', async () => {
     server.close();
   }
 });
+
+test('a get without time to wait still asks once, and says what is missing', async () => {
+  const { server } = new SmallEtcd();
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  try {
+    const store = etcdMetadataStore({ endpoint: `http://127.0.0.1:${port}` });
+    await assert.rejects(store.get('nobody', { timeoutMs: 0 }), {
+      code: 'WL_TIMEOUT',
+      message: /nobody has published nothing/,
+    });
+  } finally {
+    server.closeAllConnections();
+    server.close();
+  }
+});

@@ -1,7 +1,7 @@
 // The command queue: every part of a command survives its 16 bytes, slots come back when delivered, failures are told.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
+import fc from '../../support/fast-check.ts';
 import { commandKinds, MAX_COMMAND_BYTES, MAX_COMMAND_OFFSET } from '#lib/abi/command-queue.js';
 import { WeftlineError } from 'weftline';
 import { type Command, decodeCommand, emptyCommand, encodeCommand } from '#lib/device-api/service/command.js';

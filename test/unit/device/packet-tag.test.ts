@@ -1,7 +1,7 @@
 // The kernel that tags packets: published vectors, a plain reference, packets in one piece and in two.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
+import fc from '../../support/fast-check.ts';
 import { packetKey } from '#lib/abi/packet-key.js';
 import { authenticPrefix } from '#lib/abi/transport-packet.js';
 import { instantiateKernelsNow } from '#lib/device/cpu/kernels.js';

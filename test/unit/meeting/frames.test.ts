@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import * as fc from 'fast-check';
+import fc from '../../support/fast-check.ts';
 import { WeftlineError } from 'weftline';
 import { encodeFrame, type Frame, FrameReader, memberLimits, strangerLimits } from '#lib/meeting/frames.js';
 import { tokenCredential, userCredential } from '#lib/meeting/credentials.js';
