@@ -18,6 +18,9 @@ if (files.length === 0) {
 /** A test or a file that takes longer hangs, for instance because a failed test left something open. */
 const MAX_TEST_MS = 600_000;
 const flags = ['--test', '--test-concurrency=2', `--test-timeout=${MAX_TEST_MS}`];
+/** What a terminal shows well, else what programs read; then a summary. */
+const reporters = [process.stdout.isTTY ? 'spec' : 'tap', fileURLToPath(new URL('test-summary.mjs', import.meta.url))];
+for (const reporter of reporters) flags.push(`--test-reporter=${reporter}`, '--test-reporter-destination=stdout');
 const { status } = spawnSync(process.execPath, [...flags, ...options, ...files], {
   stdio: 'inherit',
 });

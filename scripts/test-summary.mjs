@@ -1,0 +1,39 @@
+// A reporter for node's test runner: how many tests ran in each part of the suite, and why others were skipped.
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('../build/test/', import.meta.url));
+
+function partOf(file) {
+  return file?.startsWith(root) ? file.slice(root.length).split('/')[0] : 'other';
+}
+
+function outcomeOf(type, { skip }) {
+  if (skip !== undefined && skip !== false) return 'skipped';
+  return type === 'test:pass' ? 'passed' : 'failed';
+}
+
+/** `count` times each reason, the most frequent first. */
+function* reasonLines(reasons) {
+  for (const [reason, count] of [...reasons].toSorted(([, a], [, b]) => b - a)) yield `  ${count} skipped: ${reason}\n`;
+}
+
+export default async function* summary(source) {
+  const parts = new Map();
+  for await (const { type, data } of source) {
+    if (type !== 'test:pass' && type !== 'test:fail') continue;
+    // A file that has tests is reported as a test of its own when it fails.
+    const part = partOf(data.file ?? data.name);
+    const counts = parts.get(part) ?? { passed: 0, failed: 0, skipped: 0, reasons: new Map() };
+    parts.set(part, counts);
+    const outcome = outcomeOf(type, data);
+    counts[outcome] += 1;
+    if (outcome !== 'skipped') continue;
+    const reason = typeof data.skip === 'string' ? data.skip : 'no reason given';
+    counts.reasons.set(reason, (counts.reasons.get(reason) ?? 0) + 1);
+  }
+  yield '\n';
+  for (const [part, { passed, failed, skipped, reasons }] of [...parts].toSorted(([a], [b]) => (a < b ? -1 : 1))) {
+    yield `${part}: ${passed} passed, ${failed} failed, ${skipped} skipped\n`;
+    yield* reasonLines(reasons);
+  }
+}
