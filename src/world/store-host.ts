@@ -1,6 +1,7 @@
 // Rank 0's end of the store's worker thread: starts it, stops it, never keeps the process alive for it.
-import { Worker } from 'node:worker_threads';
+import type { Worker } from 'node:worker_threads';
 import { WeftlineError } from '../core/errors.ts';
+import { startWorker } from '../threads/start-worker.ts';
 import type { StoreServerOptions } from './store-server.ts';
 import type { StoreWorkerMessage, StoreWorkerStop } from './store-worker.ts';
 
@@ -12,10 +13,9 @@ export class StoreHost {
   static start(options: StoreServerOptions): Promise<StoreHost> {
     // The build keeps names and depth, so only the extension differs between source and build.
     const extension = import.meta.url.slice(import.meta.url.lastIndexOf('.'));
-    const worker = new Worker(new URL(`./store-worker${extension}`, import.meta.url), {
+    const worker = startWorker(new URL(`./store-worker${extension}`, import.meta.url), {
       workerData: options,
-      execArgv: [],
-      name: 'weftline-store',
+      name: 'store',
     });
     return new Promise((resolve, reject) => {
       worker.once('error', (cause) => {

@@ -149,6 +149,11 @@ test('only src/native imports koffi', () => {
   );
 });
 
+test('only src/threads/start-worker.ts starts threads', () => {
+  const starters = sources.filter((file) => /\bnew Worker\(/.test(file.text)).map((file) => file.path);
+  assert.deepEqual(starters, ['src/threads/start-worker.ts']);
+});
+
 test('importing the package loads nothing native', () => {
   const entries = Object.keys(packageJson.exports)
     .filter((key) => !key.endsWith('.json'))

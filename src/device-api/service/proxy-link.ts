@@ -1,7 +1,8 @@
 // How a DeviceHost reaches the thread that serves its queues: starts it, calls it, hears of failures, ends it.
-import { Worker } from 'node:worker_threads';
+import type { Worker } from 'node:worker_threads';
 import { secondNet } from '../../core/deadline.ts';
 import { decodeError, WeftlineError } from '../../core/errors.ts';
+import { startWorker } from '../../threads/start-worker.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import type { ProxyAnswer, ProxyCall, ProxyWorkerData } from './proxy-messages.ts';
 
@@ -39,9 +40,9 @@ export class ProxyLink implements AsyncDisposable {
     this.#timeoutMs = timeoutMs;
     const workerData: ProxyWorkerData = { ...data, wake: this.wake.buffer };
     this.#onFailure = onFailure;
-    this.#worker = new Worker(script, {
+    this.#worker = startWorker(script, {
       workerData,
-      name: 'weftline-proxy',
+      name: 'proxy',
       // Descriptors of memory files come from native calls, which Node does not know of.
       trackUnmanagedFds: false,
     });

@@ -1,6 +1,6 @@
 // How fast this machine is at the moment: arithmetic on one core, and the way of a word between two cores.
 import { once } from 'node:events';
-import { Worker } from 'node:worker_threads';
+import { startWorker } from '../../threads/start-worker.ts';
 import { monotonicMicroseconds } from './clock.ts';
 
 /**
@@ -50,7 +50,7 @@ function timeArithmetic(): number {
 }
 
 const echo = `
-  const { parentPort, workerData } = require('node:worker_threads');
+  import { parentPort, workerData } from 'node:worker_threads';
   const words = new Int32Array(workerData);
   parentPort.postMessage('ready');
   for (let round = 1; round <= ${RUNS * ROUNDS_PER_RUN}; round += 1) {
@@ -65,7 +65,10 @@ const echo = `
 async function timeRoundTrip(): Promise<number | undefined> {
   const buffer = new SharedArrayBuffer(256);
   const words = new Int32Array(buffer);
-  const worker = new Worker(echo, { eval: true, workerData: buffer });
+  const worker = startWorker(new URL(`data:text/javascript,${encodeURIComponent(echo)}`), {
+    name: 'echo',
+    workerData: buffer,
+  });
   try {
     await once(worker, 'message');
     const deadline = monotonicMicroseconds() + LIMIT_MICROSECONDS;

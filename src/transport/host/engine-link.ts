@@ -1,7 +1,8 @@
 // How the user's thread reaches its engine: on a thread of its own, or on the same one inside calls that wait.
-import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
+import { MessageChannel, type MessagePort, receiveMessageOnPort, type Worker } from 'node:worker_threads';
 import { decodeError, WeftlineError } from '../../core/errors.ts';
 import { SpinTime } from '../../threads/spin-time.ts';
+import { startWorker } from '../../threads/start-worker.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
 import { Doorbell } from '../../native/readiness.ts';
 import type { EngineThreadData, HostedEngine, StopCall, ThreadMessage } from './serve-engine.ts';
@@ -95,7 +96,7 @@ class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> 
     this.#port = port1;
     this.#started = new Promise((resolve) => (this.#start = resolve));
     port1.on('message', (message: ThreadMessage<Event>) => this.#handle(message));
-    this.#worker = new Worker(thread.entry, { workerData, transferList: [port2], name: `weftline-${name}` });
+    this.#worker = startWorker(thread.entry, { workerData, transferList: [port2], name });
     this.#worker.on('error', (cause) => this.#ended(cause));
     this.#worker.on('exit', () => this.#ended(undefined));
   }

@@ -1,8 +1,9 @@
 // The agent's side of the UCX worker: works for it whenever the agent looks, and shares it with a thread for the rest of the time.
 import { DRIVER_WORDS, driverWords as at, tableWord, threadStates } from '../../../abi/ucx-words.ts';
-import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
+import { MessageChannel, type MessagePort, receiveMessageOnPort, type Worker } from 'node:worker_threads';
 import { decodeError, type EncodedError, WeftlineError } from '../../../core/errors.ts';
 import { SharedLock } from '../../../threads/shared-lock.ts';
+import { startWorker } from '../../../threads/start-worker.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { Doorbell } from '../../../native/readiness.ts';
@@ -90,7 +91,7 @@ export class UcxDriver {
       spinUs,
     };
     const entry = new URL('./ucx-thread.js', import.meta.url);
-    this.#thread = new Worker(entry, { workerData, transferList: [port2], name: 'weftline-ucx' });
+    this.#thread = startWorker(entry, { workerData, transferList: [port2], name: 'ucx' });
     this.#thread.on('error', (cause) => this.#failed(cause));
     this.#thread.unref();
   }

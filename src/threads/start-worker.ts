@@ -1,0 +1,18 @@
+// The one place that starts threads.
+import { Worker, type WorkerOptions } from 'node:worker_threads';
+
+export interface StartOptions extends Pick<WorkerOptions, 'workerData' | 'transferList' | 'trackUnmanagedFds'> {
+  /** What debuggers and profilers show, after `weftline-`. */
+  readonly name: string;
+}
+
+/**
+ * Starts a thread that runs a module. It keeps the process alive until `unref()` is called.
+ *
+ * The thread gets no command line flags of the process: `--input-type` makes every module of a thread fail to load, and
+ * what `--import` or `--require` preload belongs to the program, not to a thread of the library. Flags of the whole
+ * process, such as V8's, hold for threads anyway.
+ */
+export function startWorker(entry: URL, { name, ...options }: StartOptions): Worker {
+  return new Worker(entry, { ...options, name: `weftline-${name}`, execArgv: [] });
+}
