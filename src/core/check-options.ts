@@ -1,0 +1,48 @@
+// Options of a call by name: a name that the call does not know is refused, because a mistyped one would be ignored without a word.
+import { invalidArgument, WeftlineError } from './errors.ts';
+import { quote } from './quote.ts';
+
+/** Every option of T, once. The compiler refuses a list that lacks one or has one too many. */
+export type OptionNames<T> = { readonly [Name in keyof T]-?: true };
+
+/** A name differs from the one that was meant by at most so many letters, and by fewer if it is short. */
+const MAX_SLIPS = 2;
+const LETTERS_PER_SLIP = 3;
+
+/**
+ * Fails with WL_INVALID_ARGUMENT if `options` is not an object or has a key that is not among `known`. `what` names the
+ * argument in the error: "options of Agent.create".
+ */
+export function checkOptions<T extends object>(options: T, known: OptionNames<T>, what: string): void {
+  if (typeof options !== 'object' || options === null || Array.isArray(options)) {
+    throw invalidArgument(what, options, 'an object');
+  }
+  for (const key of Object.keys(options)) if (!Object.hasOwn(known, key)) throw unknownOption(key, known, what);
+}
+
+function unknownOption(key: string, known: object, what: string): WeftlineError {
+  const names = Object.keys(known);
+  const meant = names.find((name) => isAlmost(key, name));
+  const hint = meant === undefined ? '' : ` (did you mean ${meant}?)`;
+  const expected = names.length === 0 ? 'no options' : `only ${names.join(', ')}`;
+  return new WeftlineError('WL_INVALID_ARGUMENT', `Invalid ${what}: expected ${expected}, got ${quote(key)}${hint}`, {
+    details: { argument: what, value: key, expected: names, ...(meant === undefined ? {} : { meant }) },
+  });
+}
+
+/** True if few letters were added, left out or changed, upper and lower case aside. */
+function isAlmost(got: string, name: string): boolean {
+  const [from, to] = [got.toLowerCase(), name.toLowerCase()];
+  const maxSlips = Math.min(MAX_SLIPS, Math.floor(to.length / LETTERS_PER_SLIP));
+  if (Math.abs(from.length - to.length) > maxSlips) return false;
+  let before = Array.from({ length: to.length + 1 }, (_, at) => at);
+  for (const [row, letter] of [...from].entries()) {
+    const slips = [row + 1];
+    for (let at = 0; at < to.length; at++) {
+      const change = before[at]! + (to[at] === letter ? 0 : 1);
+      slips.push(Math.min(change, before[at + 1]! + 1, slips[at]! + 1));
+    }
+    before = slips;
+  }
+  return before[to.length]! <= maxSlips;
+}
