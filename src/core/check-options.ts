@@ -36,10 +36,10 @@ function isAlmost(got: string, name: string): boolean {
   const maxSlips = Math.min(MAX_SLIPS, Math.floor(to.length / LETTERS_PER_SLIP));
   if (Math.abs(from.length - to.length) > maxSlips) return false;
   let before = Array.from({ length: to.length + 1 }, (_, at) => at);
-  for (const [row, letter] of [...from].entries()) {
+  for (let row = 0; row < from.length; row++) {
     const slips = [row + 1];
     for (let at = 0; at < to.length; at++) {
-      const change = before[at]! + (to[at] === letter ? 0 : 1);
+      const change = before[at]! + (to[at] === from[row] ? 0 : 1);
       slips.push(Math.min(change, before[at + 1]! + 1, slips[at]! + 1));
     }
     before = slips;
