@@ -16,4 +16,7 @@ export interface Device extends HostAccess, AsyncDisposable {
    * much memory is in use, it has the memory of tensors that nobody holds given back, which takes a garbage collection.
    */
   tensor<D extends DType>(dtype: D, shape: readonly number[], values: TypedArrayOf[D]): Promise<Tensor<D>>;
+
+  /** Waits for running work, then gives back what was made from the device. Idempotent; `await using` does the same. */
+  close(): Promise<void>;
 }

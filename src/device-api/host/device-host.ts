@@ -263,10 +263,14 @@ export class DeviceHost implements AsyncDisposable {
   }
 
   /** Closes the agent and frees what was allocated; no kernel that uses it may be running. Idempotent. */
-  async [Symbol.asyncDispose](): Promise<void> {
+  async close(): Promise<void> {
     this.#half.letGo();
     await this.#link[Symbol.asyncDispose]();
     this.#half[Symbol.dispose]();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
   }
 
   #keep(memory: RegisteredVram): RegisteredVram {

@@ -116,8 +116,13 @@ export class CpuDevice implements Device {
     return Promise.resolve(typedArrayOver(tensor.dtype, copy.buffer));
   }
 
-  [Symbol.asyncDispose](): Promise<void> {
+  /** There is nothing to wait for: the memory goes when nobody holds the device and its tensors any more. */
+  close(): Promise<void> {
     return Promise.resolve();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
   }
 
   /** Address of byte 0 in the process; V8 never moves a shared memory. */

@@ -255,7 +255,7 @@ export class CudaDevice implements Device {
   }
 
   /** Waits for running work, unless the device is lost; then everything that was made from it is gone. Idempotent. */
-  async [Symbol.asyncDispose](): Promise<void> {
+  async close(): Promise<void> {
     if (this.context.disposed) return;
     try {
       await this.drained();
@@ -263,6 +263,10 @@ export class CudaDevice implements Device {
       this.#pool.dispose();
       this.context[Symbol.dispose]();
     }
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
   }
 
   async #load(file: KernelFile, values: ConstantValues, useAot: boolean): Promise<LoadedKernels<KernelFile>> {

@@ -115,7 +115,11 @@ export class EpBuffer implements AsyncDisposable {
   }
 
   /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */
-  async [Symbol.asyncDispose](): Promise<void> {
+  async close(): Promise<void> {
     if (this.#guard.close()) await this.#engine.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
   }
 }
