@@ -19,7 +19,8 @@ import { chooseLink, type ChosenLink } from './choose-link.ts';
 import { BackendSet } from './backend-set.ts';
 import { checkAgentName, decodeMetadata, encodeMetadata } from './metadata.ts';
 import {
-  checkNotification,
+  type Message,
+  messageBytes,
   NextNotification,
   type Notification,
   type NotificationFilter,
@@ -238,15 +239,16 @@ export class Agent implements AsyncDisposable {
   }
 
   /**
-   * Sends up to 32,760 bytes to a peer, behind the data of all transfers to it that were seen to be done. Connects if need
-   * be. Fails with WL_BUSY while the peer does not take its notifications, WL_CAPACITY for a longer message.
+   * Sends up to MAX_NOTIFICATION_BYTES (a string as UTF-8) to a peer, behind the data of all transfers to it that were seen
+   * to be done. Connects if need be. Fails with WL_INVALID_ARGUMENT for a longer message, having sent nothing, and with
+   * WL_BUSY while the peer does not take its notifications.
    */
-  async notify(peer: string, message: Uint8Array, options: PeerOptions = {}): Promise<void> {
-    checkNotification(message);
+  async notify(peer: string, message: Message, options: PeerOptions = {}): Promise<void> {
+    const bytes = messageBytes(message);
     const remote = this.#remotes.get(peer, this.name);
     // One that was asked for by name need not be chosen each time.
     const open = options.backend === undefined ? undefined : remote.openLink(options.backend);
-    (open ?? (await this.#linkFor(remote, NO_MEMORY, options)).link).notify(message);
+    (open ?? (await this.#linkFor(remote, NO_MEMORY, options)).link).notify(bytes);
   }
 
   /**

@@ -13,8 +13,8 @@ export type BackendName = (typeof backendNames)[number];
 export type TransferOperation = 'read' | 'write';
 
 /**
- * The longest message of `post` and `notify`. The agent refuses longer ones; every backend carries this much, as soon as the
- * peer has taken what was sent before.
+ * The longest message of `post` and `notify`, in bytes, on every backend. The agent refuses longer ones, so backends need not
+ * check; each carries this much as soon as the peer has taken what was sent before.
  */
 export const MAX_NOTIFICATION_BYTES = 32_760;
 

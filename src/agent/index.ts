@@ -5,7 +5,7 @@ export type { MemoryKind } from './agent-memory.ts';
 export { type BackendName, MAX_NOTIFICATION_BYTES, type TransferOperation, type TransferState } from './backend.ts';
 export type { BackendVerdict } from './backend-choice.ts';
 export { type Addressed, type BlockOptions, DescriptorList } from './descriptors.ts';
-export type { Notification, NotificationFilter } from './notifications.ts';
+export type { Message, Notification, NotificationFilter } from './notifications.ts';
 export type { DeviceMemory, Registrable, Registration } from './registration.ts';
 export type { RegisterOptions } from './registrations.ts';
 export type { RemoteMemory } from './remote-agent.ts';

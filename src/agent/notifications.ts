@@ -14,17 +14,22 @@ export interface NotificationFilter {
   readonly from?: string;
 }
 
-/** Hot path. Fails with WL_CAPACITY for a message that is too long, WL_INVALID_ARGUMENT for what is no Uint8Array. */
-export function checkNotification(message: Uint8Array): void {
-  if (!(message instanceof Uint8Array)) {
-    throw invalidArgument('message', message, 'a Uint8Array, such as Buffer.from("text")');
-  }
-  const { length } = message;
-  if (length <= MAX_NOTIFICATION_BYTES) return;
+/** What `notify` and `post` send: bytes as they are, or a string, which is encoded as UTF-8. */
+export type Message = Uint8Array | string;
+
+/**
+ * Hot path; allocates for strings only. The bytes to send. Fails with WL_INVALID_ARGUMENT for more than
+ * MAX_NOTIFICATION_BYTES, and for what is neither a Uint8Array nor a string.
+ */
+export function messageBytes(message: Message): Uint8Array {
+  const bytes = typeof message === 'string' ? Buffer.from(message, 'utf8') : message;
+  if (!(bytes instanceof Uint8Array)) throw invalidArgument('message', message, 'a Uint8Array or a string');
+  const { length } = bytes;
+  if (length <= MAX_NOTIFICATION_BYTES) return bytes;
   throw new WeftlineError(
-    'WL_CAPACITY',
-    `A notification of ${length} bytes is too long: expected at most ${MAX_NOTIFICATION_BYTES}. Send it in pieces, or as data`,
-    { details: { bytes: length, allowed: MAX_NOTIFICATION_BYTES } },
+    'WL_INVALID_ARGUMENT',
+    `Invalid message: expected at most ${MAX_NOTIFICATION_BYTES} bytes, got ${length}. Send it in pieces, or as data`,
+    { details: { argument: 'message', bytes: length, expected: MAX_NOTIFICATION_BYTES } },
   );
 }
 

@@ -2,7 +2,7 @@
 import { WeftlineError } from '../core/errors.ts';
 import type { WaitOptions } from '../core/deadline.ts';
 import type { BackendLink, BackendName, BackendTransfer, TransferOperation, TransferState } from './backend.ts';
-import { checkNotification } from './notifications.ts';
+import { type Message, messageBytes } from './notifications.ts';
 import type { RemoteAgent } from './remote-agent.ts';
 import type { Awaited, Waiter } from './waiting.ts';
 
@@ -45,8 +45,8 @@ export interface TransferParts {
 const [POSTED_AT, POST, TRANSFER, ALL_POSTS, ALL_TRANSFERS] = [0, 1, 2, 3, 4] as const;
 
 /**
- * A post fails with WL_INVALID_ARGUMENT while one is under way, WL_CAPACITY for a message that is too long, WL_CLOSED when the transfer, its memory or the agent is
- * released, WL_STALE when the peer's metadata have been replaced, and with the link's error when the peer is gone.
+ * A post fails with WL_INVALID_ARGUMENT while one is under way or for a message that is too long, WL_CLOSED when the
+ * transfer, its memory or the agent is released, WL_STALE when the peer's metadata have been replaced, and with the link's error when the peer is gone.
  */
 export class Transfer implements Awaited, AsyncDisposable {
   /** Of the agent. */
@@ -89,19 +89,19 @@ export class Transfer implements Awaited, AsyncDisposable {
   }
 
   /**
-   * Hot path: no allocation, never waits. The message, of up to 32,760 bytes, is delivered at the peer behind the data; it is
-   * copied. Fails with WL_BUSY, having posted nothing, while the peer does not take its notifications or too much is under way.
+   * Hot path: no allocation, never waits. The message, of up to MAX_NOTIFICATION_BYTES (a string as UTF-8), is delivered at
+   * the peer behind the data; it is copied. Fails with WL_BUSY, having posted nothing, while the peer does not take its notifications or too much is under way.
    */
-  post(message?: Uint8Array): void {
+  post(message?: Message): void {
     if (this.#isUnderWay && !this.isSettled) throw this.#stillUnderWay();
     const { peer, inner, link, isLocalOpen } = this.#parts;
     if (this.#releasing !== undefined) throw new WeftlineError('WL_CLOSED', `${this.#name()} was released`);
-    if (message !== undefined) checkNotification(message);
+    const bytes = message === undefined ? undefined : messageBytes(message);
     if (peer.ended !== undefined) throw peer.ended;
     if (link.error !== undefined) throw link.error;
     if (!isLocalOpen()) throw new WeftlineError('WL_CLOSED', `Memory of ${this.#name()} was deregistered`);
     const start = performance.now();
-    inner.post(message);
+    inner.post(bytes);
     const end = performance.now();
     const times = this.#times;
     times[POSTED_AT] = start;

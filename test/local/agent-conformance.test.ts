@@ -211,10 +211,16 @@ for (const backend of knownBackends()) {
     await using transfer = await agent.prepare({ operation: 'write', peer: 'there', ...lists });
     const longest = randomBytes(MAX_NOTIFICATION_BYTES);
     const longer = Buffer.alloc(MAX_NOTIFICATION_BYTES + 1);
-    const tooLong = withCode('WL_CAPACITY', /32761 bytes is too long: expected at most 32760/);
+    const tooLong = withCode('WL_INVALID_ARGUMENT', /expected at most 32760 bytes, got 32761/);
     assert.throws(() => transfer.post(longer), tooLong);
     await assert.rejects(agent.notify('there', longer), tooLong);
+    // 16,381 characters of two bytes each: bytes count, not characters.
+    assert.throws(
+      () => transfer.post('é'.repeat(MAX_NOTIFICATION_BYTES / 2 + 1)),
+      withCode('WL_INVALID_ARGUMENT', '32762'),
+    );
     assert.equal(transfer.state, 'idle');
+    await assert.rejects(peer.do({ do: 'next', blocking: false, timeoutMs: 30 }), withCode('WL_TIMEOUT'));
     // More than once, so that each ring ends within a message.
     for (let round = 0; round < 20; round++) {
       if (round % 2 === 0) await agent.notify('there', longest);
@@ -222,6 +228,32 @@ for (const backend of knownBackends()) {
       const next = await peer.do({ do: 'next', blocking: false, timeoutMs: 20_000 });
       assert.ok(longest.equals((next as { readonly message: Uint8Array }).message));
     }
+  });
+
+  test(`${backend}: a string arrives as UTF-8; what is neither bytes nor a string is refused`, { skip }, async () => {
+    await using pair = await openPair(backend, 4096);
+    const { agent, peer } = pair;
+    const local = DescriptorList.of(await agent.allocate(64));
+    const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
+    await using transfer = await agent.prepare({ operation: 'write', peer: 'there', local, remote });
+    const text = 'größer: 東京 🙂';
+    const next = async (): Promise<string> => {
+      const { message } = (await peer.do({ do: 'next', blocking: false, timeoutMs: 20_000 })) as {
+        readonly message: Uint8Array;
+      };
+      return Buffer.from(message).toString('utf8');
+    };
+    await agent.notify('there', text);
+    assert.equal(await next(), text);
+    transfer.post(text);
+    await transfer.wait();
+    assert.equal(await next(), text);
+    for (const message of [7, null, {}, [1, 2], new ArrayBuffer(4), new Uint16Array(2)]) {
+      const refused = withCode('WL_INVALID_ARGUMENT', /Invalid message: expected a Uint8Array or a string/);
+      assert.throws(() => transfer.post(message as never), refused);
+      await assert.rejects(agent.notify('there', message as never), refused);
+    }
+    assert.equal(transfer.state, 'done');
   });
 
   for (const [how, options] of Object.entries(threads)) {

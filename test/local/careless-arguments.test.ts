@@ -68,18 +68,20 @@ test('a hello that JSON cannot express is told at once', async () => {
   }
 });
 
-test('an agent takes a text as its name, and bytes as a message', async () => {
+test('an agent takes a text as its name, and bytes or a text as a message', async () => {
   for (const name of [undefined, null, 7, {}, Symbol('name'), 1n]) {
     await assert.rejects(Agent.create(as(name)), invalid);
   }
   await using a = await Agent.create('a', { settings, backends: ['multipath'] });
   await using b = await Agent.create('b', { settings, backends: ['multipath'] });
   await a.loadRemoteMetadata(b.localMetadata());
-  for (const message of ['text', [1, 2], undefined, null, 7, new ArrayBuffer(4)]) {
+  for (const message of [[1, 2], undefined, null, 7, new ArrayBuffer(4)]) {
     await assert.rejects(a.notify('b', as(message)), invalid);
   }
   await a.notify('b', Uint8Array.of(7));
   assert.deepEqual([...(await b.nextNotification()).message], [7]);
+  await a.notify('b', '7');
+  assert.deepEqual([...(await b.nextNotification()).message], [0x37]);
 });
 
 test('a transport that was closed listens no more', async () => {
