@@ -34,7 +34,8 @@ export const LAUNCH_ID_VARIABLE = 'WEFTLINE_LAUNCH_ID';
 /** Where in the unprivileged ports below the ephemeral ones a derived port lies. */
 const DERIVED_PORT_BASE = 15_000;
 const DERIVED_PORT_COUNT = 15_000;
-const MAX_WORLD_SIZE = 65_536;
+/** Ranks of one job. */
+export const MAX_WORLD_SIZE = 1024;
 
 /** Reads the first source that is there; without any, this is a world of one rank. Fails with WL_CONFIG naming the variable. */
 export function readEnvironment(environment: Environment = process.env): RankEnvironment {

@@ -3,6 +3,7 @@ export { join, type JoinOptions, type World } from './world.ts';
 export type { CompareAndSetResult, KeyWaitOptions, Store } from './store.ts';
 export type { WaitOptions } from '../core/deadline.ts';
 export { isRank } from './environment.ts';
-export { launch, type LaunchOptions, type LaunchResult } from './launcher.ts';
+export { launch } from './launcher.ts';
+export type { LaunchOptions, LaunchResult } from './launch-options.ts';
 export type { OutputLine } from './output-lines.ts';
 export type { RankResult } from './rank-process.ts';

@@ -1,8 +1,12 @@
 // What the launcher decides before it starts anything: which ranks run here, under which token, job id and settings.
 import { randomBytes } from 'node:crypto';
+import { existsSync, statSync } from 'node:fs';
+import { delimiter, resolve } from 'node:path';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
-import type { LaunchOptions } from './launcher.ts';
+import { MAX_WORLD_SIZE } from './environment.ts';
+import type { LaunchOptions } from './launch-options.ts';
 
 export interface JobPlan {
   readonly settings: Settings;
@@ -15,15 +19,20 @@ export interface JobPlan {
   readonly command: readonly string[];
 }
 
-const MAX_RANKS = 4096;
-const MAX_NODES = 65_536;
-
-/** Fails with WL_INVALID_ARGUMENT or WL_CONFIG; nothing has been started then. */
+/** Fails with WL_INVALID_ARGUMENT, WL_CONFIG, or WL_LAUNCH if there is no such program; nothing has been started then. */
 export function planJob(options: LaunchOptions): JobPlan {
   const { nodeCount = 1, nodeRank = 0, master } = options;
-  checkInteger('ranks', options.ranks, 1, MAX_RANKS);
-  checkInteger('nodeCount', nodeCount, 1, MAX_NODES);
+  checkInteger('ranks', options.ranks, 1, MAX_WORLD_SIZE);
+  checkInteger('nodeCount', nodeCount, 1, MAX_WORLD_SIZE);
   checkInteger('nodeRank', nodeRank, 0, nodeCount - 1);
+  const size = options.ranks * nodeCount;
+  if (size > MAX_WORLD_SIZE) {
+    throw invalidArgument(
+      'ranks',
+      `${options.ranks} on each of ${nodeCount} nodes`,
+      `at most ${MAX_WORLD_SIZE} in all`,
+    );
+  }
   const firstRank = nodeRank * options.ranks;
   if (options.rawRank !== undefined) {
     checkInteger('rawRank', options.rawRank, firstRank, firstRank + options.ranks - 1);
@@ -34,13 +43,13 @@ export function planJob(options: LaunchOptions): JobPlan {
   const token = nodeCount > 1 ? sharedToken(options) : randomBytes(32).toString('hex');
   return {
     settings: readSettings(options.settings, { ...process.env, ...options.env }),
-    size: options.ranks * nodeCount,
+    size,
     firstRank,
     token,
     // Of this node's launcher alone: names of files follow from it. Rank 0's makes the job id.
     jobPrefix: randomBytes(10).toString('hex'),
     launchId: randomBytes(16).toString('hex'),
-    command: fullCommand(options.command),
+    command: fullCommand(options),
   };
 }
 
@@ -60,8 +69,31 @@ function sharedToken({ env }: LaunchOptions): string {
   );
 }
 
-function fullCommand(command: readonly string[]): readonly string[] {
+/** JavaScript and TypeScript files are run by this very node. */
+function fullCommand({ command, cwd = process.cwd(), env }: LaunchOptions): readonly string[] {
   const file = command[0];
   if (file === undefined || file === '') throw invalidArgument('command', command, 'a file and its arguments');
-  return /\.[cm]?[jt]s$/.test(file) ? [process.execPath, ...command] : command;
+  if (!isFolder(cwd)) throw cannotStart(file, `there is no folder ${quote(cwd)} to start it in`);
+  const isScript = /\.[cm]?[jt]s$/.test(file);
+  if (isScript || file.includes('/')) {
+    const path = resolve(cwd, file);
+    if (!existsSync(path)) throw cannotStart(file, `there is no file ${quote(path)}`);
+    if (isFolder(path)) throw cannotStart(file, `${quote(path)} is a folder, expected a file`);
+  } else if (!isInPath(file, cwd, env?.['PATH'] ?? process.env['PATH'])) {
+    const hint = existsSync(resolve(cwd, file)) ? `; to run the file in ${quote(cwd)}, give ./${file}` : '';
+    throw cannotStart(file, `no folder of PATH has a program of this name, and it is no .js, .mjs or .ts file${hint}`);
+  }
+  return isScript ? [process.execPath, ...command] : command;
+}
+
+function isFolder(path: string): boolean {
+  return statSync(path, { throwIfNoEntry: false })?.isDirectory() === true;
+}
+
+function isInPath(program: string, cwd: string, path = '/usr/bin:/bin'): boolean {
+  return path.split(delimiter).some((folder) => existsSync(resolve(cwd, folder, program)));
+}
+
+function cannotStart(file: string, why: string): WeftlineError {
+  return new WeftlineError('WL_LAUNCH', `Cannot start ${quote(file)}: ${why}`, { details: { command: file } });
 }

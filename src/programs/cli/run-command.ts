@@ -1,5 +1,6 @@
 // weftline run: starts a script once per rank.
 import { type Command, InvalidArgumentError } from 'commander';
+import { MAX_WORLD_SIZE } from '../../world/environment.ts';
 import { launch } from '../../world/launcher.ts';
 import { integerArgument } from './integer-argument.ts';
 import { addSettingOptions } from './setting-options.ts';
@@ -21,9 +22,13 @@ export function addRunCommand(program: Command): void {
     )
     .argument('<script>', 'a JavaScript file, or any program')
     .argument('[args...]', "the script's own arguments and options")
-    .requiredOption('-n, --ranks <count>', 'ranks on this node', integerArgument(1, 4096))
-    .option('--nnodes <count>', 'nodes of the job, each with as many ranks', integerArgument(1, 65_536), 1)
-    .option('--node-rank <number>', 'number of this node, from 0', integerArgument(0, 65_535), 0)
+    .requiredOption(
+      '-n, --ranks <count>',
+      `ranks on this node; at most ${MAX_WORLD_SIZE} in the job`,
+      integerArgument(1, MAX_WORLD_SIZE),
+    )
+    .option('--nnodes <count>', 'nodes of the job, each with as many ranks', integerArgument(1, MAX_WORLD_SIZE), 1)
+    .option('--node-rank <number>', 'number of this node, from 0', integerArgument(0, MAX_WORLD_SIZE - 1), 0)
     .option(
       '--master <host:port>',
       'where node 0 listens, as the others reach it; needed for several nodes',
@@ -55,5 +60,5 @@ function parseAddress(text: string): { readonly host: string; readonly port: num
   const port = Number(match?.[3]);
   const host = match?.[1] ?? match?.[2];
   if (host !== undefined && port >= 1 && port <= 65_535) return { host, port };
-  throw new InvalidArgumentError('Allowed is host:port with a port from 1 to 65535, such as node0:29500.');
+  throw new InvalidArgumentError('Expected host:port with a port from 1 to 65535, such as node0:29500 or [::1]:29500.');
 }

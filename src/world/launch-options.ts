@@ -1,0 +1,40 @@
+// What launch() takes and what it returns.
+import type { Settings } from '../settings/settings.ts';
+import type { OutputLine } from './output-lines.ts';
+import type { RankResult } from './rank-process.ts';
+
+export interface LaunchOptions {
+  /** What each rank runs: a file and its arguments. JavaScript and TypeScript files are run by this very node. */
+  readonly command: readonly string[];
+  /** Ranks on this node. */
+  readonly ranks: number;
+  /** Nodes of the job, each with as many ranks and its own launcher; more than 1 needs `master` and WEFTLINE_TOKEN. */
+  readonly nodeCount?: number;
+  readonly nodeRank?: number;
+  /** Where rank 0 listens, as the other nodes reach it. */
+  readonly master?: { readonly host: string; readonly port: number };
+  readonly cwd?: string;
+  /** Added to this process's environment. */
+  readonly env?: Readonly<Record<string, string | undefined>>;
+  /** A rank that uses this process's own input and output, without prefix. */
+  readonly rawRank?: number;
+  /** Takes the lines of the other ranks; by default they are printed as "[rank] line". */
+  readonly onLine?: (line: OutputLine) => void;
+  /** Takes the launcher's own words on ranks that failed; by default they go to stderr. */
+  readonly onNotice?: (text: string) => void;
+  /** Passes SIGINT, SIGTERM and SIGHUP of this process on to the ranks; true by default. */
+  readonly forwardSignals?: boolean;
+  readonly settings?: Partial<Settings>;
+  /** Stops all ranks; launch() then rejects with the signal's reason. */
+  readonly signal?: AbortSignal;
+}
+
+export interface LaunchResult {
+  /** 0 if all ranks ended well, else that of the first that did not: its exit code, or 128 and the signal's number. */
+  readonly exitCode: number;
+  /** By rank; only those of this node. */
+  readonly ranks: readonly RankResult[];
+  /** The rank that ended badly first. */
+  readonly firstFailure: RankResult | undefined;
+  readonly durationMs: number;
+}
