@@ -1,4 +1,5 @@
-// Builds everything into dist/ (library, kernels) and build/test/ (compiled tests). No tool outside node_modules.
+// Builds everything into dist/ (library, its declarations, kernels) and build/test/ (compiled tests). No tool outside
+// node_modules. With --library: dist/ only, which is what "npm start" and the package need.
 import { spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import {
@@ -13,8 +14,11 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { fileURLToPath } from 'node:url';
+import { packageTypes } from './package-types.mjs';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
+const compiler = 'node_modules/typescript/bin/tsc';
+const libraryOnly = process.argv.includes('--library');
 
 function node(script, ...args) {
   const { status, signal } = spawnSync(process.execPath, [`${root}${script}`, ...args], {
@@ -24,6 +28,37 @@ function node(script, ...args) {
   if (status !== 0) {
     console.error(`build: ${script} ${args.join(' ')} ended with ${signal ?? `exit code ${status}`}`);
     process.exit(1);
+  }
+}
+
+/**
+ * Installs what a build needs where that is missing and the package is to be packed: "npm pack" works in a clean clone.
+ * Returns false if there is nothing to build with, and nothing that has to be built.
+ */
+function haveTools() {
+  if (existsSync(root + compiler)) return true;
+  if (process.env['npm_lifecycle_event'] === 'prepare') {
+    console.error('build: skipped, because development dependencies are not installed');
+    return false;
+  }
+  if (process.env['npm_lifecycle_event'] !== 'prepack') {
+    console.error('build: dependencies are missing: run "npm ci"');
+    process.exit(1);
+  }
+  // A dry run of packing is no dry run of what it needs.
+  const args = ['ci', '--ignore-scripts', '--include=dev', '--no-dry-run', '--no-json', '--silent'];
+  const { status } = spawnSync('npm', args, { cwd: root, stdio: ['ignore', 'ignore', 'inherit'] });
+  if (status !== 0) process.exit(1);
+  return true;
+}
+
+/** Removes maps, and outputs whose sources are gone: the compiler leaves them, and they would be packed or tested. */
+function removeStale(sources, outputs, kept) {
+  if (!existsSync(root + outputs)) return;
+  for (const entry of readdirSync(root + outputs, { recursive: true, encoding: 'utf8' })) {
+    const name = entry.replace(/(?:\.d\.ts|\.js)(?:\.map)?$/, '');
+    if (name === entry || kept.some((folder) => name.startsWith(folder))) continue;
+    if (entry.endsWith('.map') || !existsSync(`${root}${sources}/${name}.ts`)) rmSync(`${root}${outputs}/${entry}`);
   }
 }
 
@@ -55,9 +90,9 @@ function buildWasm() {
   for (const name of sources) hash.update(name).update(readFileSync(folder + name));
   const key = hash.digest('hex');
   const output = `${root}dist/kernels/weftline.wasm`;
-  const stamp = `${output}.sha256`;
+  const stamp = `${root}build/weftline.wasm.sha256`;
   if (existsSync(output) && existsSync(stamp) && readFileSync(stamp, 'utf8') === key) return;
-  mkdirSync(`${root}dist/kernels`, { recursive: true });
+  for (const made of ['build', 'dist/kernels']) mkdirSync(root + made, { recursive: true });
   node('node_modules/assemblyscript/bin/asc.js', 'kernels/wasm/index.ts', ...flags, '-o', `${output}.new`);
   renameSync(`${output}.new`, output);
   writeFileSync(stamp, key);
@@ -71,7 +106,16 @@ function copyCudaSources() {
   node('dist/abi/emit.js', `${folder}/include/weftline/abi.cuh`);
 }
 
-node('node_modules/typescript/bin/tsc', '-b');
+if (!haveTools()) process.exit(0);
+node(compiler, '-b', 'src', 'src/tsconfig.types.json', ...(libraryOnly ? [] : ['test']));
+removeStale('src', 'dist', ['kernels/', 'types/']);
+removeStale('src', 'build/types', []);
+removeStale('test', 'build/test', []);
+const { exports } = JSON.parse(readFileSync(`${root}package.json`, 'utf8'));
+packageTypes(
+  root,
+  Object.values(exports).flatMap(({ types }) => (types === undefined ? [] : [types.replace('./dist/types/', '')])),
+);
 buildWasm();
 copyCudaSources();
 chmodSync(`${root}dist/programs/cli/main.js`, 0o755);

@@ -148,7 +148,6 @@ function compile(parts: readonly CodeBlock[]): string {
     outDir: 'out',
     composite: false,
     declaration: false,
-    declarationMap: false,
     allowJs: true,
     checkJs: true,
     noUnusedLocals: false,
@@ -178,7 +177,7 @@ function mustSucceed(program: string, args: readonly string[]): void {
 /** The commands as this checkout has them; `npm start` without its build, for the tests run on what is built. */
 function shellFunctions(): string {
   const { scripts } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as { scripts: { start: string } };
-  const start = scripts.start.replace(/^npm run --silent build && /, '').replace(/^node /, `"${process.execPath}" `);
+  const start = scripts.start.replace(/^npm run .*? && /, '').replace(/^node /, `"${process.execPath}" `);
   return [
     `weftline() { "${process.execPath}" "${commandLine}" "$@"; }`,
     'npx() { "$@"; }',
