@@ -52,11 +52,13 @@ export interface CreditAccount {
   /** Highest `demand` that the peer has shown. */
   demand: number;
   granted: number;
+  /** Called when credit was given: the next ack shows it. */
+  given(): void;
 }
 
 /** Gives credits to the connections of an engine, one after the other, at the speed of its link. */
-export class CreditPacer<Account extends CreditAccount> {
-  readonly #accounts: Account[] = [];
+export class CreditPacer {
+  readonly #accounts: CreditAccount[] = [];
   readonly #interval: number;
   #turn = 0;
   #next = 0;
@@ -66,28 +68,28 @@ export class CreditPacer<Account extends CreditAccount> {
     this.#interval = CREDIT_BYTES / linkRate;
   }
 
-  add(account: Account): void {
+  add(account: CreditAccount): void {
     this.#accounts.push(account);
   }
 
-  remove(account: Account): void {
+  remove(account: CreditAccount): void {
     const at = this.#accounts.indexOf(account);
     if (at !== -1) this.#accounts.splice(at, 1);
   }
 
-  /** Gives what is due by `now`; `given` is called for each account that got something. */
-  run(now: number, given: (account: Account) => void): void {
+  /** Gives what is due by `now`. */
+  run(now: number): void {
     // Credits that nobody wanted are not saved up.
     if (this.#next < now - this.#interval * 4) this.#next = now - this.#interval * 4;
     while (this.#next <= now) {
       let at = this.#needy(0);
       if (at === -1) at = this.#needy(SPECULATIVE_BYTES);
       if (at === -1) return;
-      const account = this.#accounts[at] as Account;
+      const account = this.#accounts[at] as CreditAccount;
       this.#turn = at;
       this.#next += this.#interval;
       account.granted = (account.granted + CREDIT_BYTES) | 0;
-      given(account);
+      account.given();
     }
   }
 
@@ -101,7 +103,7 @@ export class CreditPacer<Account extends CreditAccount> {
     const accounts = this.#accounts;
     for (let step = 1; step <= accounts.length; step++) {
       const at = (this.#turn + step) % accounts.length;
-      const account = accounts[at] as Account;
+      const account = accounts[at] as CreditAccount;
       if (((account.demand + more - account.granted) | 0) > 0) return at;
     }
     return -1;

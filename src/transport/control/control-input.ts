@@ -16,7 +16,7 @@ import type { Request } from '../engine/request.ts';
 const CONTROL = controlHeader.offset;
 const RECORD = controlRecord.offset;
 /** Reads that a peer may have open. */
-const MOST_REPLIES = 1024;
+const MAX_REPLIES = 1024;
 
 interface Record {
   readonly kind: number;
@@ -85,21 +85,22 @@ function carryOut(connection: Connection, record: Record): boolean {
 }
 
 function takeClear(connection: Connection, { flow: id, a, bytes, more }: Record): boolean {
-  if (connection.clearCount >= MAX_OPEN_RECEIVES) return broken(connection, `more than ${MAX_OPEN_RECEIVES} receives`);
-  const flow = connection.flow(id);
+  if (connection.send.clearCount >= MAX_OPEN_RECEIVES)
+    return broken(connection, `more than ${MAX_OPEN_RECEIVES} receives`);
+  const flow = connection.send.flow(id);
   flow.clears.push({ target: a, bytes, granted: more });
-  connection.clearCount++;
-  connection.match(flow);
+  connection.send.clearCount++;
+  connection.send.match(flow);
   return true;
 }
 
 function takeGrant(connection: Connection, { flow: id, a, more }: Record): boolean {
-  const flow = connection.flows.get(id);
+  const flow = connection.send.flows.get(id);
   if (flow === undefined) return true;
   const request = findSend(flow.messages.head, a);
   if (request !== undefined) {
     request.granted = Math.max(request.granted, Math.min(more, request.bytes));
-    connection.schedule.add(flow.messages);
+    connection.send.schedule.add(flow.messages);
     connection.wake();
     return true;
   }
@@ -111,7 +112,7 @@ function takeGrant(connection: Connection, { flow: id, a, more }: Record): boole
 function takeRequestToSend(connection: Connection, { a, bytes }: Record): boolean {
   const request = ownReceive(connection, a);
   if (request === undefined || bytes > request.bytes) return true;
-  connection.engine.admission.claim(request, bytes);
+  connection.engine.admission.claim(connection.receive, request, bytes);
   return true;
 }
 
@@ -129,49 +130,51 @@ function takeRead(connection: Connection, { flow: id, a, b, c, bytes, more }: Re
     connection.wake();
     return true;
   }
-  if (connection.replyCount >= MOST_REPLIES || !engine.requests.hasRoom()) return false;
+  if (connection.send.replyCount >= MAX_REPLIES || !engine.requests.hasRoom()) return false;
   const reply = engine.requests.open('reply', connection);
   reply.flow = id;
   reply.region = region;
   reply.offset = more;
   reply.bytes = bytes;
   reply.target = c;
-  connection.replyCount++;
-  connection.addPending();
-  connection.enqueue(connection.flow(id).replies, reply);
+  connection.send.replyCount++;
+  connection.life.addPending();
+  connection.send.enqueue(connection.send.flow(id).replies, reply);
   return true;
 }
 
 /** A segment of this side was refused. If it has arrived since, or its request has ended, that is old news. */
 function takeReject(connection: Connection, { a, b, bytes }: Record): boolean {
-  const { sendWindow, engine } = connection;
+  const { engine } = connection;
+  const { window } = connection.send;
   const sequence = a | 0;
-  if (!sendWindow.isOutstanding(sequence) || sendWindow.isAcked(sequence)) return true;
-  const request = engine.requests.find(sendWindow.request[sequence & sendWindow.mask]!);
-  if (request?.isPending) engine.fail(request, peerFailure(request, b, bytes));
+  if (!window.isOutstanding(sequence) || window.isAcked(sequence)) return true;
+  const request = engine.requests.find(window.request[sequence & window.mask]!);
+  if (request?.isPending) engine.fail(request, peerFailure(connection.peerName, request, b, bytes));
   return true;
 }
 
 function takeFail(connection: Connection, { a, b, bytes }: Record): boolean {
   const request = connection.engine.requests.find(a);
-  if (request?.isPending && request.connection === connection && request.kind !== 'reply') {
-    connection.engine.fail(request, peerFailure(request, b, bytes));
+  if (request?.isPending && request.owner === connection && request.kind !== 'reply') {
+    connection.engine.fail(request, peerFailure(connection.peerName, request, b, bytes));
   }
   return true;
 }
 
 /** The receive is gone: so is the send that it has met. */
 function takeWithdraw(connection: Connection, { flow: id, a }: Record): boolean {
-  const flow = connection.flows.get(id);
+  const flow = connection.send.flows.get(id);
   if (flow === undefined) return true;
   const at = flow.clears.findIndex((waiting) => waiting.target === a);
   if (at !== -1) {
     flow.clears.splice(at, 1);
-    connection.clearCount--;
+    connection.send.clearCount--;
     return true;
   }
   const request = findSend(flow.messages.head, a);
-  if (request?.isPending) connection.engine.fail(request, peerFailure(request, failReasons.cancelled, 0));
+  if (request?.isPending)
+    connection.engine.fail(request, peerFailure(connection.peerName, request, failReasons.cancelled, 0));
   return true;
 }
 
@@ -183,7 +186,7 @@ function findSend(head: Request | undefined, target: number): Request | undefine
 
 function ownReceive(connection: Connection, handle: number): Request | undefined {
   const request = connection.engine.requests.find(handle);
-  const own = request?.isPending === true && request.connection === connection && request.kind === 'receive';
+  const own = request?.isPending === true && request.owner === connection && request.kind === 'receive';
   return own && request.announced ? request : undefined;
 }
 
@@ -191,6 +194,6 @@ function broken(connection: Connection, what: string): boolean {
   const error = new WeftlineError('WL_PROTOCOL', `${connection.peerName} sent ${what}`, {
     details: { peer: connection.peerName },
   });
-  connection.engine.end(connection, error, failReasons.closed);
+  connection.end(error, failReasons.closed);
   return false;
 }

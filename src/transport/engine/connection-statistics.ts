@@ -1,5 +1,6 @@
 // Counters of a connection, and how a user sees them.
-import type { Connection } from './connection.ts';
+import type { PathTable } from '../paths/path-table.ts';
+import type { SendSide } from '../send/send-side.ts';
 import type { ConnectionStatistics, PathStatistics } from './transport-engine.ts';
 
 /** Written by whoever does what is counted. */
@@ -31,17 +32,24 @@ export function createCounters(): Counters {
   };
 }
 
-/** A copy of the counters as they stand. */
-export function connectionStatistics(connection: Connection): ConnectionStatistics {
-  const { counters, paths } = connection;
+interface Counted {
+  readonly counters: Counters;
+  readonly paths: PathTable;
+  readonly send: SendSide;
+}
+
+/** A copy of the counters as they stand; `perPath`: each path has a congestion window of its own. */
+export function connectionStatistics(counted: Counted, perPath: boolean): ConnectionStatistics {
+  const { counters, paths } = counted;
   return {
     ...counters,
-    paths: Array.from({ length: paths.count }, (_, path) => pathStatistics(connection, path)),
+    paths: Array.from({ length: paths.count }, (_, path) => pathStatistics(counted, path, perPath)),
   };
 }
 
-function pathStatistics({ paths, bursts, congestion, engine }: Connection, path: number): PathStatistics {
-  const window = congestion[engine.settings.perPath && congestion.length > 1 ? path : 0];
+function pathStatistics({ paths, send }: Counted, path: number, perPath: boolean): PathStatistics {
+  const { bursts, congestion } = send;
+  const window = congestion[perPath && congestion.length > 1 ? path : 0];
   return {
     path,
     alive: paths.alive[path] === 1,

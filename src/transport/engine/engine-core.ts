@@ -3,13 +3,13 @@ import type { WeftlineError } from '../../core/errors.ts';
 import type { TagMemory } from '../authentication/tag-memory.ts';
 import type { Admission } from '../receive/admission.ts';
 import type { AckSample } from '../congestion/congestion.ts';
-import type { Connection } from './connection.ts';
+import type { CreditPacer } from '../congestion/eqds.ts';
 import type { Outbox } from '../wire/packet-outbox.ts';
 import type { PlacementRun } from '../io/packet-io.ts';
-import type { DataTemplate } from '../wire/packet-writer.ts';
+import type { DataTemplate } from '../wire/data-template.ts';
 import type { RegionTable } from './region-table.ts';
 import type { Request, RequestTable } from './request.ts';
-import type { DropReason } from './transport-engine.ts';
+import type { DropReason, TransportConnection } from './transport-engine.ts';
 import type { TransportSettings } from './transport-settings.ts';
 
 export interface EngineCore {
@@ -20,6 +20,8 @@ export interface EngineCore {
   /** Of connections whose packets are authenticated; made when first asked for. */
   readonly tagMemory: TagMemory;
   readonly admission: Admission;
+  /** If this side gives credits to its peers. */
+  readonly credits: CreditPacer | undefined;
   /** [0, 1), from the engine's seed. */
   readonly random: () => number;
   /** Objects that are filled in again and again. */
@@ -37,6 +39,6 @@ export interface EngineCore {
   fail(request: Request, error: WeftlineError): void;
   /** Cells of this side have changed. */
   signalled(): void;
-  /** The connection is over, for one of failReasons: its requests fail with `error`, and the peer is told. */
-  end(connection: Connection, error: WeftlineError, reason: number): void;
+  /** A connection has failed, or the peer has ended it. */
+  connectionEnded(connection: TransportConnection, error: WeftlineError): void;
 }

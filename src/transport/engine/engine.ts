@@ -1,18 +1,16 @@
 // The engine: connections, requests and regions of one thread, driven by packets and time.
-import { failReasons } from '../../abi/transport-packet.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import { TagMemory } from '../authentication/tag-memory.ts';
 import { Admission } from '../receive/admission.ts';
 import type { AckSample } from '../congestion/congestion.ts';
 import { CreditPacer } from '../congestion/eqds.ts';
-import { ackDue, Connection } from './connection.ts';
+import { Connection } from './connection.ts';
 import { Decoder } from '../wire/decoder.ts';
 import type { EngineCore } from './engine-core.ts';
-import type { SendQueue } from './flow.ts';
 import { Outbox } from '../wire/packet-outbox.ts';
 import type { PlacementRun, ReceivedBatch } from '../io/packet-io.ts';
-import { createDataTemplate } from '../wire/packet-writer.ts';
+import { createDataTemplate } from '../wire/data-template.ts';
 import { RegionTable } from './region-table.ts';
 import type { Region } from './region.ts';
 import { type Request, RequestTable } from './request.ts';
@@ -39,12 +37,7 @@ const BURSTS_PER_ROUND = 32;
  * 2^16 connections at a time, 2^16 generations of each. Generations begin anywhere, so that both ends of a connection do
  * not call it by the same number: a packet that comes back to its sender is then a stranger's.
  */
-const MOST_CONNECTIONS = 2 ** 16;
-
-interface ConnectionCredit {
-  demand: number;
-  granted: number;
-}
+const MAX_CONNECTIONS = 2 ** 16;
 
 export class Engine implements TransportEngine, EngineCore {
   readonly settings: TransportSettings;
@@ -52,6 +45,7 @@ export class Engine implements TransportEngine, EngineCore {
   readonly requests = new RequestTable();
   readonly regions = new RegionTable();
   readonly admission: Admission;
+  readonly credits: CreditPacer | undefined;
   readonly random: () => number;
   readonly template = createDataTemplate();
   readonly sample: AckSample = { now: 0, ackedBytes: 0, rtt: 0, baseRtt: 0, marked: false };
@@ -68,8 +62,6 @@ export class Engine implements TransportEngine, EngineCore {
   #turn = 0;
   #awake = false;
   #deadline = Number.POSITIVE_INFINITY;
-  readonly #credits: CreditPacer<ConnectionCredit> | undefined;
-  readonly #creditOwners = new Map<ConnectionCredit, Connection>();
 
   constructor(options: EngineOptions) {
     this.#options = options;
@@ -77,7 +69,7 @@ export class Engine implements TransportEngine, EngineCore {
     this.outbox = new Outbox(options.io, this.settings.checksum);
     this.admission = new Admission(this.settings);
     this.random = seededRandom(options.seed ?? 0);
-    this.#credits = this.settings.congestion === 'eqds' ? new CreditPacer(this.settings.linkRate) : undefined;
+    this.credits = this.settings.congestion === 'eqds' ? new CreditPacer(this.settings.linkRate) : undefined;
     const nowhere = { id: 0, key: 0, bytes: new Uint8Array(0), address: 0, remote: { read: false, write: false } };
     this.placement = {
       source: nowhere.bytes,
@@ -93,26 +85,26 @@ export class Engine implements TransportEngine, EngineCore {
 
   reserveConnectionId(): number {
     const slot = this.#freeSlots.pop() ?? this.#slots.push(undefined) - 1;
-    if (slot >= MOST_CONNECTIONS) {
-      throw new WeftlineError('WL_CAPACITY', `Cannot connect: the engine has ${MOST_CONNECTIONS} connections`);
+    if (slot >= MAX_CONNECTIONS) {
+      throw new WeftlineError('WL_CAPACITY', `Cannot connect: the engine has ${MAX_CONNECTIONS} connections`);
     }
     const before = this.#generations[slot] ?? crypto.getRandomValues(new Uint16Array(1))[0] ?? 0;
     const generation = (before % 0xffff) + 1;
     this.#generations[slot] = generation;
-    return generation * MOST_CONNECTIONS + slot;
+    return generation * MAX_CONNECTIONS + slot;
   }
 
   releaseConnectionId(id: number): void {
-    const slot = id % MOST_CONNECTIONS;
-    const generation = Math.floor(id / MOST_CONNECTIONS);
+    const slot = id % MAX_CONNECTIONS;
+    const generation = Math.floor(id / MAX_CONNECTIONS);
     if (this.#generations[slot] !== generation || this.#slots[slot] !== undefined) return;
     this.#generations[slot] = (generation % 0xffff) + 1;
     this.#freeSlots.push(slot);
   }
 
-  createConnection(options: ConnectionOptions): TransportConnection {
-    const slot = options.localId % MOST_CONNECTIONS;
-    const reserved = this.#generations[slot] === Math.floor(options.localId / MOST_CONNECTIONS);
+  createConnection(options: ConnectionOptions): Connection {
+    const slot = options.localId % MAX_CONNECTIONS;
+    const reserved = this.#generations[slot] === Math.floor(options.localId / MAX_CONNECTIONS);
     if (!reserved || this.#slots[slot] !== undefined) {
       throw new WeftlineError('WL_INVALID_ARGUMENT', `Connection id ${options.localId} is not reserved, or is taken`, {
         details: { localId: options.localId },
@@ -121,8 +113,7 @@ export class Engine implements TransportEngine, EngineCore {
     const connection = new Connection(this, options);
     this.#slots[slot] = connection;
     this.#connections.push(connection);
-    this.#credits?.add(connection.credit);
-    this.#creditOwners.set(connection.credit, connection);
+    this.credits?.add(connection.receive.credit);
     return connection;
   }
 
@@ -136,12 +127,12 @@ export class Engine implements TransportEngine, EngineCore {
 
   release(region: Region): void {
     this.regions.release(region);
-    for (const connection of this.#connections) connection.signals.forget(region);
+    for (const connection of this.#connections) connection.receive.signals.forget(region);
     for (const request of this.requests) {
       if (request.region !== region || !request.isPending) continue;
       const what = `The region of a pending ${request.kind} of ${request.bytes} bytes was released`;
       const error = new WeftlineError('WL_CLOSED', what, { details: { kind: request.kind } });
-      request.connection?.abandon(request, error);
+      request.owner?.abandon(request, error);
     }
   }
 
@@ -154,10 +145,10 @@ export class Engine implements TransportEngine, EngineCore {
     this.now = now;
     this.#awake = false;
     this.admission.run(now);
-    this.#credits?.run(now, this.#onCredit);
+    this.credits?.run(now);
     const connections = this.#connections;
     let left = BURSTS_PER_ROUND;
-    let deadline = Math.min(this.admission.deadline, this.#credits?.deadline() ?? Number.POSITIVE_INFINITY);
+    let deadline = Math.min(this.admission.deadline, this.credits?.deadline() ?? Number.POSITIVE_INFINITY);
     for (let step = 0; step < connections.length; step++) {
       const connection = connections[(this.#turn + step) % connections.length] as Connection;
       if (deadlineOf(connection) <= now) {
@@ -168,7 +159,7 @@ export class Engine implements TransportEngine, EngineCore {
     this.#turn = connections.length === 0 ? 0 : (this.#turn + 1) % connections.length;
     this.outbox.flush();
     this.#deadline = deadline;
-    if (connections.some(isBuried, this)) this.#bury();
+    if (connections.some(isOver, this)) this.#retire();
   }
 
   nextDeadline(): Microseconds {
@@ -185,7 +176,7 @@ export class Engine implements TransportEngine, EngineCore {
   }
 
   find(id: number): Connection | undefined {
-    const connection = this.#slots[id % MOST_CONNECTIONS];
+    const connection = this.#slots[id % MAX_CONNECTIONS];
     return connection !== undefined && connection.id === id ? connection : undefined;
   }
 
@@ -211,8 +202,7 @@ export class Engine implements TransportEngine, EngineCore {
   }
 
   fail(request: Request, error: WeftlineError): void {
-    const connection = request.connection as Connection;
-    this.#unqueue(request, connection);
+    request.owner?.unqueue(request);
     request.error = error;
     this.#finish(request, requestStatus.failed);
   }
@@ -221,32 +211,14 @@ export class Engine implements TransportEngine, EngineCore {
     this.#options.onSignal?.();
   }
 
-  end(connection: Connection, error: WeftlineError, reason: number): void {
-    if (connection.error !== undefined) return;
-    connection.error = error;
-    connection.endReason = reason;
-    connection.endUntold = reason !== 0;
-    connection.endedAt = this.now;
-    this.admission.remove(connection);
-    this.#credits?.remove(connection.credit);
-    this.#creditOwners.delete(connection.credit);
-    for (const request of this.requests) {
-      if (request.connection === connection && request.isPending) this.fail(request, error);
-    }
-    this.wake();
-    if (reason !== failReasons.closed || error.code !== 'WL_CLOSED') this.#options.onConnectionEnd?.(connection, error);
+  connectionEnded(connection: TransportConnection, error: WeftlineError): void {
+    this.#options.onConnectionEnd?.(connection, error);
   }
 
   #finish(request: Request, status: RequestStatus): void {
-    const connection = request.connection as Connection;
     request.status = status;
-    connection.pending--;
-    if (request.kind === 'receive') {
-      if (request.claimed) connection.grantQueue.remove(request);
-      this.admission.end(request);
-    }
+    request.owner?.ended(request);
     if (request.kind === 'reply') {
-      connection.replyCount--;
       this.requests.close(request);
       return;
     }
@@ -256,38 +228,19 @@ export class Engine implements TransportEngine, EngineCore {
     this.requests.close(request);
   }
 
-  /** Takes a request out of whatever queue it stands in. */
-  #unqueue(request: Request, connection: Connection): void {
-    connection.unannounced.remove(request);
-    connection.unannouncedReads.remove(request);
-    connection.flushes.remove(request);
-    connection.oversized.remove(request);
-    const flow = connection.flows.get(request.flow);
-    if (flow === undefined) return;
-    flow.unmatched.remove(request);
-    for (const queue of [flow.messages, flow.operations, flow.replies] satisfies SendQueue[]) {
-      if (queue.remove(request)) connection.backlogBytes -= request.bytes - request.position;
-    }
-  }
-
-  readonly #onCredit = (credit: ConnectionCredit): void => {
-    const connection = this.#creditOwners.get(credit);
-    if (connection !== undefined) connection.ackDue = ackDue.now;
-  };
-
   /** Forgets connections that ended long ago. */
-  #bury(): void {
-    for (const connection of this.#connections.filter(isBuried, this)) {
-      const slot = connection.id % MOST_CONNECTIONS;
+  #retire(): void {
+    for (const connection of this.#connections.filter(isOver, this)) {
+      const slot = connection.id % MAX_CONNECTIONS;
       connection.guard?.close();
       this.#slots[slot] = undefined;
       this.#freeSlots.push(slot);
     }
-    this.#connections = this.#connections.filter((connection) => !isBuried.call(this, connection));
+    this.#connections = this.#connections.filter((connection) => !isOver.call(this, connection));
   }
 }
 
-function isBuried(this: Engine, connection: Connection): boolean {
-  const { error, endUntold, endedAt } = connection;
-  return error !== undefined && !endUntold && this.now - endedAt >= this.settings.giveUp;
+function isOver(this: Engine, connection: Connection): boolean {
+  const { error, life } = connection;
+  return error !== undefined && !life.endUnsent && this.now - life.endedAt >= this.settings.giveUp;
 }

@@ -1,12 +1,11 @@
 // The error of a request that the peer refused or gave up.
 import { failReasons } from '../../abi/transport-packet.ts';
 import { type ErrorCode, WeftlineError } from '../../core/errors.ts';
-import type { Connection } from './connection.ts';
 import type { Request } from './request.ts';
 
 /** `bytes`: the room that there was, or what the peer wanted to send. */
-export function peerFailure(request: Request, reason: number, bytes: number): WeftlineError {
-  const peer = (request.connection as Connection).peerName;
+// oxlint-disable-next-line max-params -- four plain facts
+export function peerFailure(peer: string, request: Request, reason: number, bytes: number): WeftlineError {
   const incoming = request.kind === 'receive' || request.kind === 'read';
   const what = `Cannot ${request.kind} ${request.bytes} bytes ${incoming ? 'from' : 'to'} ${peer}`;
   const [code, why] = explain(request, reason, bytes);

@@ -1,6 +1,5 @@
 // Requests and the table that names them: a handle is a slot and a generation, so that a late look finds nothing.
 import { WeftlineError } from '../../core/errors.ts';
-import type { Connection } from './connection.ts';
 import type { RangeList } from '../send/range-list.ts';
 import type { Region } from './region.ts';
 import { requestStatus, type RequestStatus } from './transport-engine.ts';
@@ -10,13 +9,23 @@ export type RequestKind = 'receive' | 'send' | 'write' | 'read' | 'reply' | 'sig
 
 /** 2^16 requests at a time, 2^16 generations of each. */
 const SLOT_BITS = 16;
-const MOST_REQUESTS = 2 ** SLOT_BITS;
+const MAX_REQUESTS = 2 ** SLOT_BITS;
+
+/** The connection that a request belongs to. */
+export interface RequestOwner {
+  /** Fails a request for a reason of this side, and its other end, if it has one. */
+  abandon(request: Request, error: WeftlineError): void;
+  /** Takes the request out of whatever queue it stands in. */
+  unqueue(request: Request): void;
+  /** The request has ended. */
+  ended(request: Request): void;
+}
 
 export class Request {
   handle = 0;
   kind: RequestKind = 'flush';
   status: RequestStatus = requestStatus.unknown;
-  connection: Connection | undefined;
+  owner: RequestOwner | undefined;
   region: Region | undefined;
   error: WeftlineError | undefined;
   flow = 0;
@@ -61,11 +70,11 @@ export class RequestTable {
   readonly #slots: Request[] = [];
   readonly #free: Request[] = [];
 
-  open(kind: RequestKind, connection: Connection): Request {
+  open(kind: RequestKind, owner: RequestOwner): Request {
     const request = this.#free.pop() ?? this.#grow();
     request.kind = kind;
     request.status = requestStatus.pending;
-    request.connection = connection;
+    request.owner = owner;
     request.position = 0;
     request.segmented = false;
     request.unacked = 0;
@@ -78,12 +87,12 @@ export class RequestTable {
   }
 
   hasRoom(): boolean {
-    return this.#free.length > 0 || this.#slots.length < MOST_REQUESTS;
+    return this.#free.length > 0 || this.#slots.length < MAX_REQUESTS;
   }
 
   /** The request of a handle, if it is still that one. Takes any 32-bit number, as signed or unsigned. */
   find(handle: number): Request | undefined {
-    const request = this.#slots[handle & (MOST_REQUESTS - 1)];
+    const request = this.#slots[handle & (MAX_REQUESTS - 1)];
     return request !== undefined && request.handle === handle >>> 0 && request.status !== requestStatus.unknown
       ? request
       : undefined;
@@ -91,7 +100,7 @@ export class RequestTable {
 
   close(request: Request): void {
     request.status = requestStatus.unknown;
-    request.connection = undefined;
+    request.owner = undefined;
     request.region = undefined;
     request.ranges = undefined;
     request.error = undefined;
@@ -107,11 +116,11 @@ export class RequestTable {
 
   #grow(): Request {
     const slot = this.#slots.length;
-    if (slot === MOST_REQUESTS) {
+    if (slot === MAX_REQUESTS) {
       throw new WeftlineError(
         'WL_BUSY',
-        `Cannot post another request: ${MOST_REQUESTS} of the engine are outstanding or were not forgotten`,
-        { details: { requests: MOST_REQUESTS } },
+        `Cannot post another request: ${MAX_REQUESTS} of the engine are outstanding or were not forgotten`,
+        { details: { requests: MAX_REQUESTS } },
       );
     }
     const request = new Request();
@@ -123,8 +132,8 @@ export class RequestTable {
 
 /** The same slot in its next generation. None is 0, so that no handle is, and a zeroed packet names no request. */
 function nextHandle(handle: number): number {
-  const next = handle + MOST_REQUESTS;
-  return next < 2 ** 32 ? next : (next % MOST_REQUESTS) + MOST_REQUESTS;
+  const next = handle + MAX_REQUESTS;
+  return next < 2 ** 32 ? next : (next % MAX_REQUESTS) + MAX_REQUESTS;
 }
 
 /** Requests in a row, linked through themselves. */

@@ -2,9 +2,9 @@
 // have at most the set number of bytes on their way. Grants go round the connections; receives that nobody has claimed
 // hold at most half, so that they never starve the others. What a peer was granted that has fallen silent does not count
 // until it speaks again: others need not wait until it is given up.
-import type { Connection } from '../engine/connection.ts';
 import type { Request } from '../engine/request.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';
+import type { ReceiveSide } from './receive-side.ts';
 
 /** Shortest retransmission timeouts of silence after which a peer's grants do not count. */
 const TIMEOUTS_OF_SILENCE = 10;
@@ -16,10 +16,10 @@ export class Admission {
   readonly #limit: number;
   readonly #chunk: number;
   /** Connections with claimed receives that want more; each stands here once. */
-  readonly #waiting: Connection[] = [];
+  readonly #waiting: ReceiveSide[] = [];
   /** Connections that may have claimed bytes, and those of them that are silent. */
-  readonly #holders = new Set<Connection>();
-  readonly #silent: Connection[] = [];
+  readonly #holders = new Set<ReceiveSide>();
+  readonly #silent: ReceiveSide[] = [];
   readonly #patience: number;
   /** When to look for silent peers, if somebody waits for what they hold; Infinity if nobody does. */
   deadline = Number.POSITIVE_INFINITY;
@@ -41,38 +41,37 @@ export class Admission {
   }
 
   /** A sender has a message of `messageBytes` for the receive. */
-  claim(request: Request, messageBytes: number): void {
+  claim(receive: ReceiveSide, request: Request, messageBytes: number): void {
     if (request.claimed) return;
-    unclaimed(request.connection as Connection);
+    receive.noteClaimed();
     request.claimed = true;
     request.messageBytes = messageBytes;
     this.unclaimedBytes -= request.granted;
     request.granted = Math.min(request.granted, messageBytes);
-    const connection = request.connection as Connection;
-    this.#holders.add(connection);
-    this.#hold(connection, request.granted);
+    this.#holders.add(receive);
+    this.#hold(receive, request.granted);
     if (request.granted === messageBytes) return;
-    connection.grantQueue.push(request);
-    if (!connection.waitsForGrant) {
-      connection.waitsForGrant = true;
-      this.#waiting.push(connection);
+    receive.grantQueue.push(request);
+    if (!receive.waitsForGrant) {
+      receive.waitsForGrant = true;
+      this.#waiting.push(receive);
     }
   }
 
   /** `bytes` of a receive have come. */
-  arrived(request: Request, bytes: number): void {
+  arrived(receive: ReceiveSide, request: Request, bytes: number): void {
     // A wrong sender that repeats bytes under new numbers is ahead of the count.
     const expected = Math.min(bytes, Math.max(0, request.granted - request.received));
-    if (request.claimed) this.#hold(request.connection as Connection, -expected);
+    if (request.claimed) this.#hold(receive, -expected);
     else this.unclaimedBytes -= expected;
   }
 
   /** The receive has ended; what was granted and did not come is free again. */
-  end(request: Request): void {
+  end(receive: ReceiveSide, request: Request): void {
     if (!request.announced) return;
-    if (!request.claimed) unclaimed(request.connection as Connection);
+    if (!request.claimed) receive.noteClaimed();
     const open = Math.max(0, request.granted - request.received);
-    if (request.claimed) this.#hold(request.connection as Connection, -open);
+    if (request.claimed) this.#hold(receive, -open);
     else this.unclaimedBytes -= open;
   }
 
@@ -84,17 +83,17 @@ export class Admission {
     if (waiting.length === 0) this.deadline = Number.POSITIVE_INFINITY;
     else if (now >= this.deadline) this.#suspend(now);
     while (waiting.length > refused) {
-      const connection = waiting[0] as Connection;
-      const request = connection.grantQueue.head;
+      const receive = waiting[0] as ReceiveSide;
+      const request = receive.grantQueue.head;
       if (request === undefined || !request.isPending || request.granted >= request.messageBytes) {
-        connection.grantQueue.shift();
-        if (connection.grantQueue.head !== undefined) continue;
-        connection.waitsForGrant = false;
+        receive.grantQueue.shift();
+        if (receive.grantQueue.head !== undefined) continue;
+        receive.waitsForGrant = false;
         waiting.shift();
         continue;
       }
-      if (connection.silentSince !== Number.POSITIVE_INFINITY) {
-        waiting.push(waiting.shift() as Connection);
+      if (receive.silentSince !== Number.POSITIVE_INFINITY) {
+        waiting.push(waiting.shift() as ReceiveSide);
         refused++;
         continue;
       }
@@ -106,43 +105,43 @@ export class Admission {
         return;
       }
       waiting.shift();
-      waiting.push(connection);
-      if (!connection.grant(request, request.granted + bytes)) {
+      waiting.push(receive);
+      if (!receive.grant(request, request.granted + bytes)) {
         refused++;
         continue;
       }
       refused = 0;
-      this.#hold(connection, bytes);
+      this.#hold(receive, bytes);
     }
   }
 
   /** A connection has ended. */
-  remove(connection: Connection): void {
-    const at = this.#waiting.indexOf(connection);
+  remove(receive: ReceiveSide): void {
+    const at = this.#waiting.indexOf(receive);
     if (at !== -1) this.#waiting.splice(at, 1);
-    this.#holders.delete(connection);
-    const silentAt = this.#silent.indexOf(connection);
+    this.#holders.delete(receive);
+    const silentAt = this.#silent.indexOf(receive);
     if (silentAt === -1) return;
     // Its receives end one by one, and give back what they hold.
-    this.claimedBytes += connection.claimedBytes;
-    connection.silentSince = Number.POSITIVE_INFINITY;
+    this.claimedBytes += receive.claimedBytes;
+    receive.silentSince = Number.POSITIVE_INFINITY;
     this.#silent.splice(silentAt, 1);
   }
 
-  #hold(connection: Connection, bytes: number): void {
-    connection.claimedBytes += bytes;
-    if (connection.silentSince === Number.POSITIVE_INFINITY) this.claimedBytes += bytes;
+  #hold(receive: ReceiveSide, bytes: number): void {
+    receive.claimedBytes += bytes;
+    if (receive.silentSince === Number.POSITIVE_INFINITY) this.claimedBytes += bytes;
   }
 
   /** Somebody waits: what is held by peers from which nothing comes does not count. */
   #suspend(now: number): void {
     this.deadline = Number.POSITIVE_INFINITY;
-    for (const connection of this.#holders) {
-      if (connection.claimedBytes === 0) this.#holders.delete(connection);
-      else if (connection.silentSince === Number.POSITIVE_INFINITY && now - connection.heardAt >= this.#patience) {
-        connection.silentSince = now;
-        this.claimedBytes -= connection.claimedBytes;
-        this.#silent.push(connection);
+    for (const receive of this.#holders) {
+      if (receive.claimedBytes === 0) this.#holders.delete(receive);
+      else if (receive.silentSince === Number.POSITIVE_INFINITY && now - receive.heardAt >= this.#patience) {
+        receive.silentSince = now;
+        this.claimedBytes -= receive.claimedBytes;
+        this.#silent.push(receive);
       }
     }
   }
@@ -150,17 +149,11 @@ export class Admission {
   /** Peers that were silent and have spoken count again. */
   #restore(): void {
     for (let at = this.#silent.length - 1; at >= 0; at--) {
-      const connection = this.#silent[at] as Connection;
-      if (connection.heardAt <= connection.silentSince) continue;
-      connection.silentSince = Number.POSITIVE_INFINITY;
-      this.claimedBytes += connection.claimedBytes;
+      const receive = this.#silent[at] as ReceiveSide;
+      if (receive.heardAt <= receive.silentSince) continue;
+      receive.silentSince = Number.POSITIVE_INFINITY;
+      this.claimedBytes += receive.claimedBytes;
       this.#silent.splice(at, 1);
     }
   }
-}
-
-/** One receive less that waits for a message: another may be announced. */
-function unclaimed(connection: Connection): void {
-  connection.unclaimedReceives--;
-  if (connection.unannounced.head !== undefined) connection.wake();
 }

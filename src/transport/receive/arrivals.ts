@@ -1,7 +1,7 @@
 // What has arrived on each path since the last ack, to be echoed. Hot path: no allocation.
 
 /** Paths that one ack can echo. */
-export const MOST_ECHOES = 16;
+export const MAX_ECHOES = 16;
 
 export class Arrivals {
   /** Per path: number, clock and arrival of the newest transmission. */

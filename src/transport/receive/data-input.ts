@@ -9,10 +9,11 @@ import {
   SCATTER_ENTRY_BYTES,
   scatterEntry,
 } from '../../abi/transport-packet.ts';
-import { ackDue, type Connection } from '../engine/connection.ts';
+import type { Connection } from '../engine/connection.ts';
 import { addToCell } from './pending-signals.ts';
 import type { Region } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
+import { ackDue } from './receive-side.ts';
 
 const DATA = dataHeader.offset;
 const SCATTER = scatterEntry.offset;
@@ -86,11 +87,12 @@ export function extendRun(view: DataView, at: number): boolean {
 
 /** Takes in the run. */
 export function endRun(connection: Connection): void {
-  const { receiveWindow, engine, counters } = connection;
+  const { engine, counters } = connection;
+  const { window } = connection.receive;
   const { sequence, count } = run;
-  connection.unackedArrivals += count;
+  connection.receive.unackedArrivals += count;
   raiseAck(connection, (run.flags & packetFlags.ackNow) !== 0);
-  if (receiveWindow.isTooFar((sequence + count - 1) | 0)) {
+  if (window.isTooFar((sequence + count - 1) | 0)) {
     engine.drops.window += count;
     return;
   }
@@ -110,7 +112,7 @@ export function endRun(connection: Connection): void {
   const first = firstMissing(connection);
   if (first === count) {
     counters.duplicateSegments += count;
-    connection.ackDue = ackDue.now;
+    connection.receive.ackDue = ackDue.now;
     return;
   }
   const region = (run.flags & packetFlags.region) === 0 ? undefined : engine.regions.find(run.target);
@@ -121,39 +123,40 @@ export function endRun(connection: Connection): void {
     reject(connection, refusal, request?.bytes ?? region?.bytes.byteLength ?? 0);
     return;
   }
-  if (receiveWindow.isNext(sequence)) {
+  if (window.isNext(sequence)) {
     place(connection, request, region, 0, count);
-    receiveWindow.advance(count);
+    window.advance(count);
   } else {
     placeMissing(connection, request, region);
   }
-  if (connection.signals.count > 0) applySignals(connection);
+  if (connection.receive.signals.count > 0) applySignals(connection);
   if (request !== undefined && request.received >= request.messageBytes) engine.done(request);
 }
 
 /** Index of the first segment of the run that has not come before; the run's count if all have. */
-function firstMissing({ receiveWindow }: Connection): number {
+function firstMissing({ receive: { window } }: Connection): number {
   let index = 0;
-  while (index < run.count && receiveWindow.has((run.sequence + index) | 0)) index++;
+  while (index < run.count && window.has((run.sequence + index) | 0)) index++;
   return index;
 }
 
 /** Places the parts of the run that have not come before, and asks for an ack: the order is broken. */
 function placeMissing(connection: Connection, request: Request | undefined, region: Region | undefined): void {
-  const { receiveWindow, counters } = connection;
+  const { counters } = connection;
+  const { window } = connection.receive;
   const { sequence, count } = run;
-  connection.ackDue = ackDue.now;
+  connection.receive.ackDue = ackDue.now;
   let from = 0;
   while (from < count) {
-    if (receiveWindow.has((sequence + from) | 0)) {
+    if (window.has((sequence + from) | 0)) {
       counters.duplicateSegments++;
       from++;
       continue;
     }
     let to = from + 1;
-    while (to < count && !receiveWindow.has((sequence + to) | 0)) to++;
+    while (to < count && !window.has((sequence + to) | 0)) to++;
     place(connection, request, region, from, to - from);
-    for (let index = from; index < to; index++) receiveWindow.add((sequence + index) | 0);
+    for (let index = from; index < to; index++) window.add((sequence + index) | 0);
     from = to;
   }
 }
@@ -186,19 +189,20 @@ function place(
   }
   if (request === undefined) return;
   if (request.kind === 'receive') {
-    if (!request.claimed) engine.admission.claim(request, run.messageBytes);
-    engine.admission.arrived(request, bytes);
+    if (!request.claimed) engine.admission.claim(connection.receive, request, run.messageBytes);
+    engine.admission.arrived(connection.receive, request, bytes);
   }
   request.received += bytes;
 }
 
 /** A segment whose payload goes to several places of a region. */
 function takeScattered(connection: Connection): void {
-  const { receiveWindow, engine, counters, signals } = connection;
+  const { engine, counters } = connection;
+  const { window, signals } = connection.receive;
   const { sequence } = run;
-  const isNext = receiveWindow.isNext(sequence);
-  if (!isNext) connection.ackDue = ackDue.now;
-  if (receiveWindow.has(sequence)) {
+  const isNext = window.isNext(sequence);
+  if (!isNext) connection.receive.ackDue = ackDue.now;
+  if (window.has(sequence)) {
     counters.duplicateSegments++;
     return;
   }
@@ -209,8 +213,8 @@ function takeScattered(connection: Connection): void {
     return;
   }
   placeScattered(connection, region);
-  if (isNext) receiveWindow.advance(1);
-  else receiveWindow.add(sequence);
+  if (isNext) window.advance(1);
+  else window.add(sequence);
   if (signals.count > 0) applySignals(connection);
 }
 
@@ -263,7 +267,7 @@ function runBytes(): number {
 
 /** Why the run cannot go to a posted request; 0 if it can. */
 function refuseMessage(connection: Connection, request: Request | undefined): number {
-  if (request === undefined || !request.isPending || request.connection !== connection) return failReasons.cancelled;
+  if (request === undefined || !request.isPending || request.owner !== connection) return failReasons.cancelled;
   if (request.kind !== 'receive' && request.kind !== 'read') return failReasons.cancelled;
   if (run.messageBytes > request.bytes) return failReasons.tooLarge;
   if (run.offset + runBytes() > run.messageBytes) return failReasons.bounds;
@@ -282,9 +286,10 @@ function refuseWrite(region: Region | undefined): number {
 }
 
 function takeSignal(connection: Connection): void {
-  const { receiveWindow, engine, signals, counters } = connection;
+  const { engine, counters } = connection;
+  const { window, signals } = connection.receive;
   const { sequence, base } = run;
-  if (receiveWindow.has(sequence)) {
+  if (window.has(sequence)) {
     counters.duplicateSegments++;
     return;
   }
@@ -299,7 +304,7 @@ function takeSignal(connection: Connection): void {
     return;
   }
   const add = run.offset + run.messageBytes * TWO_32;
-  if (receiveWindow.isNext(sequence)) {
+  if (window.isNext(sequence)) {
     addToCell(region, base, add);
     engine.signalled();
   } else if (signals.hasRoom()) {
@@ -309,29 +314,31 @@ function takeSignal(connection: Connection): void {
     return;
   }
   counters.receivedSegments++;
-  receiveWindow.add(sequence);
+  window.add(sequence);
   applySignals(connection);
 }
 
 function noteSkipped(connection: Connection): void {
-  const { receiveWindow } = connection;
-  if (receiveWindow.has(run.sequence)) connection.counters.duplicateSegments++;
-  else receiveWindow.add(run.sequence);
+  const { window } = connection.receive;
+  if (window.has(run.sequence)) connection.counters.duplicateSegments++;
+  else window.add(run.sequence);
   applySignals(connection);
 }
 
-function applySignals({ signals, receiveWindow, engine }: Connection): void {
-  if (signals.apply(receiveWindow.next)) engine.signalled();
+function applySignals({ engine, receive: { signals, window } }: Connection): void {
+  if (signals.apply(window.next)) engine.signalled();
 }
 
 /** The run is not taken, so its segments stay unacknowledged; a record says why. */
 function reject(connection: Connection, reason: number, room: number): void {
   const { control, engine } = connection;
   engine.drops[reason === failReasons.bounds || reason === failReasons.tooLarge ? 'bounds' : 'target'] += run.count;
-  const again = connection.lastRejection === run.target && engine.now - connection.lastRejectionAt < REJECTION_INTERVAL;
+  const again =
+    connection.receive.lastRejection === run.target &&
+    engine.now - connection.receive.lastRejectionAt < REJECTION_INTERVAL;
   if (again || !control.append(controlKinds.reject, 0)) return;
-  connection.lastRejection = run.target;
-  connection.lastRejectionAt = engine.now;
+  connection.receive.lastRejection = run.target;
+  connection.receive.lastRejectionAt = engine.now;
   control.setIds(run.sequence, reason, 0);
   control.setSizes(room, 0);
   connection.wake();
@@ -340,11 +347,11 @@ function reject(connection: Connection, reason: number, room: number): void {
 /** Decides how soon to acknowledge. */
 export function raiseAck(connection: Connection, now: boolean): void {
   const { engine } = connection;
-  if (now || connection.unackedArrivals >= engine.settings.ackSegments) {
-    connection.ackDue = ackDue.now;
-  } else if (connection.ackDue === ackDue.no) {
-    connection.ackDue = ackDue.later;
-    connection.ackDeadline = engine.now + engine.settings.ackDelay;
+  if (now || connection.receive.unackedArrivals >= engine.settings.ackSegments) {
+    connection.receive.ackDue = ackDue.now;
+  } else if (connection.receive.ackDue === ackDue.no) {
+    connection.receive.ackDue = ackDue.later;
+    connection.receive.ackDeadline = engine.now + engine.settings.ackDelay;
   }
   engine.wake();
 }

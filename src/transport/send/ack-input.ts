@@ -5,37 +5,35 @@ import { WeftlineError } from '../../core/errors.ts';
 import { NO_BURST } from './burst-table.ts';
 import type { Connection } from '../engine/connection.ts';
 import { detectLosses } from './loss.ts';
+import type { SendSide } from './send-side.ts';
 
 const ACK = ackHeader.offset;
 const ECHO = ackPath.offset;
 /** Echoes beyond this are of another clock, in microseconds. */
 const LONGEST_RTT = 60_000_000;
-/** Tolerance for reordering, see noteDuplicates: of a round trip, in segments, and how often it may change, in microseconds. */
-const MOST_REORDER_SHARE = 2;
-const MOST_REORDER_SEGMENTS = 256;
-const RAISE_INTERVAL = 1000;
-const RELAX_INTERVAL = 250_000;
 /** What the echoes of the ack at hand said. */
 const echoes = { rttSum: 0, baseSum: 0, rtts: 0, marks: 0 };
 
 /** Takes in the ack at `at`, which has `bytes` bytes and has been authenticated. False if it is malformed. */
 export function onAck(connection: Connection, view: DataView, at: number, bytes: number): boolean {
-  const { sendWindow, control, engine } = connection;
+  const { control, engine } = connection;
+  const { window } = connection.send;
   if (bytes < ackHeader.size) return false;
   const paths = view.getUint16(at + ACK.paths, true);
   const words = view.getUint16(at + ACK.bitmapWords, true);
   if (bytes !== ackHeader.size + paths * ackPath.size + words * 4) return false;
   const cumulative = view.getInt32(at + ACK.cumulative, true);
-  if (((cumulative - sendWindow.next) | 0) > 0) return false;
+  if (((cumulative - window.next) | 0) > 0) return false;
   if (!control.confirm(view.getInt32(at + ACK.controlExpected, true), engine.now)) return false;
   const flags = view.getUint16(at + ACK.flags, true);
   if ((flags & packetFlags.controlGap) !== 0) repeatControl(connection);
   connection.counters.receivedAcks++;
-  connection.eqds?.onCredit(view.getInt32(at + ACK.credit, true));
+  connection.send.credits?.onCredit(view.getInt32(at + ACK.credit, true));
   advance(connection, cumulative);
   const bitmap = at + ackHeader.size + paths * ackPath.size;
   takeBitmap(connection, { view, at: bitmap, words, from: cumulative & ~31 });
-  noteDuplicates(connection, view.getInt32(at + ACK.duplicates, true));
+  const isOwnFault = connection.counters.retransmittedSegments > 0;
+  connection.send.tolerance.note(view.getInt32(at + ACK.duplicates, true), isOwnFault, engine.now);
   echoes.rttSum = 0;
   echoes.baseSum = 0;
   echoes.rtts = 0;
@@ -61,31 +59,32 @@ function repeatControl({ control, paths, engine }: Connection): void {
 
 /** Everything before `cumulative` has arrived. */
 function advance(connection: Connection, cumulative: number): void {
-  const { sendWindow, bursts, engine } = connection;
-  if (((cumulative - sendWindow.first) | 0) <= 0) return;
-  connection.progressAt = engine.now;
-  let sequence = sendWindow.first;
+  const { engine } = connection;
+  const { window, bursts } = connection.send;
+  if (((cumulative - window.first) | 0) <= 0) return;
+  connection.send.progressAt = engine.now;
+  let sequence = window.first;
   while (sequence !== cumulative) {
-    const slot = sequence & sendWindow.mask;
-    const burst = sendWindow.burst[slot]!;
+    const slot = sequence & window.mask;
+    const burst = window.burst[slot]!;
     if (burst !== NO_BURST && bursts.firstSequence[burst] === sequence && bursts.isWhole(burst)) {
       const count = bursts.count[burst]!;
       if (((cumulative - sequence - count) | 0) >= 0) {
         bursts.arriveWhole(burst);
         // INVARIANT: a slot names a burst only while its segment is in flight in it.
-        for (let index = 0; index < count; index++) sendWindow.burst[(sequence + index) & sendWindow.mask] = NO_BURST;
+        for (let index = 0; index < count; index++) window.burst[(sequence + index) & window.mask] = NO_BURST;
         arrived(connection, sequence, count);
         sequence = (sequence + count) | 0;
         continue;
       }
     }
-    if (!sendWindow.isAcked(sequence)) {
-      sendWindow.acknowledge(sequence, bursts);
+    if (!window.isAcked(sequence)) {
+      window.acknowledge(sequence, bursts);
       arrived(connection, sequence, 1);
     }
     sequence = (sequence + 1) | 0;
   }
-  sendWindow.first = cumulative;
+  window.first = cumulative;
 }
 
 interface Bitmap {
@@ -98,20 +97,21 @@ interface Bitmap {
 
 /** Segments beyond the cumulative one that have arrived. Bits of both sides stand in the same words. */
 function takeBitmap(connection: Connection, { view, at, words, from }: Bitmap): void {
-  const { sendWindow, bursts, engine } = connection;
-  const { acked, mask } = sendWindow;
+  const { engine } = connection;
+  const { window, bursts } = connection.send;
+  const { acked, mask } = window;
   for (let index = 0; index < words; index++) {
     const base = (from + index * 32) | 0;
-    if (((base + 31 - sendWindow.first) | 0) < 0) continue;
-    if (((base - sendWindow.next) | 0) >= 0) return;
+    if (((base + 31 - window.first) | 0) < 0) continue;
+    if (((base - window.next) | 0) >= 0) return;
     let fresh = view.getInt32(at + index * 4, true) & ~acked[(base & mask) >>> 5]!;
     while (fresh !== 0) {
       const bit = 31 - Math.clz32(fresh & -fresh);
       fresh &= fresh - 1;
       const sequence = (base + bit) | 0;
-      if (!sendWindow.isOutstanding(sequence)) continue;
-      connection.progressAt = engine.now;
-      sendWindow.acknowledge(sequence, bursts);
+      if (!window.isOutstanding(sequence)) continue;
+      connection.send.progressAt = engine.now;
+      window.acknowledge(sequence, bursts);
       arrived(connection, sequence, 1);
     }
   }
@@ -119,8 +119,9 @@ function takeBitmap(connection: Connection, { view, at, words, from }: Bitmap): 
 
 /** `count` segments of a request, from `sequence` on, have arrived. */
 function arrived(connection: Connection, sequence: number, count: number): void {
-  const { engine, sendWindow, flushes } = connection;
-  const request = engine.requests.find(sendWindow.request[sequence & sendWindow.mask]!);
+  const { engine } = connection;
+  const { window, flushes } = connection.send;
+  const request = engine.requests.find(window.request[sequence & window.mask]!);
   if (request === undefined || !request.isPending) return;
   request.unacked -= count;
   if (request.unacked !== 0 || !request.segmented) return;
@@ -158,20 +159,20 @@ function takeEcho(connection: Connection, view: DataView, at: number): void {
   echoes.rttSum += rtt;
   echoes.baseSum += base;
   echoes.rtts++;
-  const { congestion } = connection;
+  const { congestion } = connection.send;
   if (engine.settings.perPath && congestion.length > 1) {
     const { sample } = engine;
     sample.rtt = rtt;
     sample.baseRtt = base;
     sample.marked = view.getUint16(at + ECHO.marks, true) > 0;
     sample.now = engine.now;
-    sample.ackedBytes = takeAcked(connection, path);
+    sample.ackedBytes = takeAcked(connection.send, path);
     congestion[path]?.onAck(sample);
   }
   detectLosses(connection, path);
 }
 
-function takeAcked({ bursts }: Connection, controller: number): number {
+function takeAcked({ bursts }: SendSide, controller: number): number {
   const bytes = bursts.controllerAcked[controller]!;
   // Not zero, so that the window is not listed as touched once more before the list is emptied.
   if (bytes > 0) bursts.controllerAcked[controller] = Number.MIN_VALUE;
@@ -180,7 +181,8 @@ function takeAcked({ bursts }: Connection, controller: number): number {
 
 /** Tells each window what arrived of it. */
 function tellCongestion(connection: Connection): void {
-  const { bursts, engine, congestion } = connection;
+  const { engine } = connection;
+  const { bursts, congestion } = connection.send;
   const { sample } = engine;
   sample.now = engine.now;
   const perPath = engine.settings.perPath && congestion.length > 1;
@@ -196,39 +198,12 @@ function tellCongestion(connection: Connection): void {
   bursts.touchedCount = 0;
 }
 
-/**
- * Segments that came twice were sent again too early: later ones may overtake by more than was thought. What was thought
- * first comes back by halves while that does not happen: networks change, and tolerance makes losses show late.
- */
-function noteDuplicates(connection: Connection, duplicates: number): void {
-  const { engine, counters } = connection;
-  const elapsed = engine.now - connection.reorderChangedAt;
-  const hasNew = ((duplicates - connection.peerDuplicates) | 0) > 0;
-  if (hasNew) connection.peerDuplicates = duplicates;
-  if (hasNew && counters.retransmittedSegments > 0) {
-    if (elapsed >= RAISE_INTERVAL)
-      setTolerance(connection, connection.reorderSegments * 2, connection.reorderShare * 2);
-  } else if (elapsed >= RELAX_INTERVAL && isRaised(connection)) {
-    setTolerance(connection, Math.floor(connection.reorderSegments / 2), connection.reorderShare / 2);
-  }
-}
-
-function isRaised({ engine, reorderSegments, reorderShare }: Connection): boolean {
-  return reorderShare > engine.settings.reorderShare || reorderSegments > engine.settings.reorderSegments;
-}
-
-function setTolerance(connection: Connection, segments: number, share: number): void {
-  const { engine } = connection;
-  connection.reorderSegments = Math.max(engine.settings.reorderSegments, Math.min(MOST_REORDER_SEGMENTS, segments));
-  connection.reorderShare = Math.max(engine.settings.reorderShare, Math.min(MOST_REORDER_SHARE, share));
-  connection.reorderChangedAt = engine.now;
-}
-
 /** A flush is done when everything before it has arrived. */
 export function finishFlushes(connection: Connection): void {
-  const { flushes, sendWindow, engine } = connection;
+  const { engine } = connection;
+  const { flushes, window } = connection.send;
   for (let head = flushes.head; head !== undefined; head = flushes.head) {
-    if (((head.value - sendWindow.first) | 0) > 0) return;
+    if (((head.value - window.first) | 0) > 0) return;
     flushes.shift();
     engine.done(head);
   }
@@ -239,5 +214,5 @@ function endedByPeer(connection: Connection, reason: number): void {
   const error = new WeftlineError('WL_PEER_LOST', `${connection.peerName} ${why}`, {
     details: { peer: connection.peerName, reason },
   });
-  connection.engine.end(connection, error, 0);
+  connection.end(error, 0);
 }

@@ -27,15 +27,15 @@ const outgoing = { at: 0, burst: 0, bytes: 0 };
 
 /** Sends at most `bursts` bursts, and notes in `sendDeadline` when to go on. Returns how many it sent. */
 export function transmit(connection: Connection, now: number, bursts: number): number {
-  const { sendWindow, schedule } = connection;
+  const { window, schedule } = connection.send;
   let sent = 0;
-  connection.sendDeadline = AGAIN;
+  connection.send.deadline = AGAIN;
   while (sent < bursts) {
-    if (sendWindow.lostCount === 0 && schedule.size === 0) {
-      connection.sendDeadline = NOT_BEFORE_NEWS;
+    if (window.lostCount === 0 && schedule.size === 0) {
+      connection.send.deadline = NOT_BEFORE_NEWS;
       return sent;
     }
-    const went = sendWindow.lostCount > 0 ? retransmit(connection, now) : sendNext(connection, now);
+    const went = window.lostCount > 0 ? retransmit(connection, now) : sendNext(connection, now);
     if (went === WENT) sent++;
     else if (went === STUCK) return sent;
   }
@@ -50,7 +50,7 @@ const STUCK = 2;
 type Outcome = typeof WENT | typeof SKIPPED | typeof STUCK;
 
 function sendNext(connection: Connection, now: number): Outcome {
-  const { schedule, sendWindow } = connection;
+  const { schedule, window } = connection.send;
   const queue = schedule.current();
   const request = queue.ready();
   if (request === undefined) {
@@ -59,14 +59,14 @@ function sendNext(connection: Connection, now: number): Outcome {
   }
   if (request.kind === 'flush') {
     queue.shift();
-    request.value = sendWindow.next;
-    connection.flushes.push(request);
+    request.value = window.next;
+    connection.send.flushes.push(request);
     return SKIPPED;
   }
   const { ranges } = request;
   const ready = (request.kind === 'send' ? request.granted : request.bytes) - request.position;
   const wanted = ranges === undefined ? Math.max(1, Math.ceil(ready / connection.payloadBytes)) : 1;
-  const room = sendWindow.room();
+  const room = window.room();
   if (room <= 0) return stuck(connection, NOT_BEFORE_NEWS);
   if (!chooseRoute(connection, queue.flow.controller, Math.min(wanted, connection.burstSegments, room))) {
     return stuck(connection, route.resumeAt);
@@ -84,26 +84,27 @@ function sendNext(connection: Connection, now: number): Outcome {
 
 /** Cuts the next segments of a request and sends them on the chosen route. */
 function sendFresh(connection: Connection, request: Request, at: number, now: number): void {
-  const { engine, sendWindow, bursts, payloadBytes } = connection;
+  const { engine, payloadBytes } = connection;
+  const { window, bursts } = connection.send;
   const { template } = engine;
   const { position } = request;
   const count = route.segments;
   const limit = request.kind === 'send' ? request.granted : request.bytes;
   const bytes = Math.min(limit - position, count * payloadBytes);
   const burst = bursts.open(route.path, route.controller, now);
-  const first = sendWindow.next;
-  if (sendWindow.outstanding === 0) connection.progressAt = now;
+  const first = window.next;
+  if (window.outstanding === 0) connection.send.progressAt = now;
   let left = bytes;
   for (let segment = 0; segment < count; segment++) {
     const part = Math.min(left, payloadBytes);
-    const sequence = sendWindow.append(request.handle, position + bytes - left, part);
-    sendWindow.burst[sequence & sendWindow.mask] = burst;
+    const sequence = window.append(request.handle, position + bytes - left, part);
+    window.burst[sequence & window.mask] = burst;
     left -= part;
   }
   request.position = position + bytes;
   request.segmented = request.position === request.bytes;
   request.unacked += count;
-  connection.backlogBytes -= bytes;
+  connection.send.backlogBytes -= bytes;
   template.lastPayloadBytes = bytes - (count - 1) * payloadBytes;
   template.sequence = first;
   template.offset = position;
@@ -117,21 +118,22 @@ function sendFresh(connection: Connection, request: Request, at: number, now: nu
 
 /** Sends the next ranges of a scattered write, as many as go into a segment. Its window entry names the first of them. */
 function sendScattered(connection: Connection, request: Request, ranges: RangeList, at: number): void {
-  const { engine, sendWindow, bursts, payloadBytes } = connection;
+  const { engine, payloadBytes } = connection;
+  const { window, bursts } = connection.send;
   const { now } = engine;
   const first = request.nextRange;
   const end = ranges.endOf(first, payloadBytes);
   const data = ranges.bytesOf(first, end);
   const bytes = data + (end - first) * SCATTER_ENTRY_BYTES;
   const burst = bursts.open(route.path, route.controller, now);
-  if (sendWindow.outstanding === 0) connection.progressAt = now;
-  const sequence = sendWindow.append(request.handle, first, bytes);
-  sendWindow.burst[sequence & sendWindow.mask] = burst;
+  if (window.outstanding === 0) connection.send.progressAt = now;
+  const sequence = window.append(request.handle, first, bytes);
+  window.burst[sequence & window.mask] = burst;
   request.nextRange = end;
   request.position += data;
   request.segmented = end === ranges.end;
   request.unacked++;
-  connection.backlogBytes -= data;
+  connection.send.backlogBytes -= data;
   outgoing.at = at;
   outgoing.burst = burst;
   outgoing.bytes = bytes;
@@ -160,14 +162,15 @@ function sendRanges(connection: Connection, request: Request, first: number, end
 
 /** Sends the oldest run of lost segments again. */
 function retransmit(connection: Connection, now: number): Outcome {
-  const { sendWindow, bursts, engine } = connection;
+  const { engine } = connection;
+  const { window, bursts } = connection.send;
   const { requests, template } = engine;
-  const first = sendWindow.firstLost();
-  const slot = first & sendWindow.mask;
-  const handle = sendWindow.request[slot]!;
+  const first = window.firstLost();
+  const slot = first & window.mask;
+  const handle = window.request[slot]!;
   const found = requests.find(handle);
   const request = found !== undefined && found.isPending ? found : undefined;
-  const controller = request === undefined ? 0 : connection.flow(request.flow).controller;
+  const controller = request === undefined ? 0 : connection.send.flow(request.flow).controller;
   if (!chooseRoute(connection, controller, lostRun(connection, first, request?.ranges !== undefined)))
     return stuck(connection, route.resumeAt);
   const ranges = request?.ranges;
@@ -179,12 +182,12 @@ function retransmit(connection: Connection, now: number): Outcome {
   for (let segment = 0; segment < count; segment++) {
     const sequence = (first + segment) | 0;
     // What a request that has ended would have carried is nobody's any more.
-    if (request === undefined) sendWindow.bytes[sequence & sendWindow.mask] = 0;
-    bytes += sendWindow.bytes[sequence & sendWindow.mask]!;
-    sendWindow.setInFlight(sequence, burst);
+    if (request === undefined) window.bytes[sequence & window.mask] = 0;
+    bytes += window.bytes[sequence & window.mask]!;
+    window.setInFlight(sequence, burst);
   }
   if (request !== undefined && ranges !== undefined) {
-    const firstRange = sendWindow.offset[slot]!;
+    const firstRange = window.offset[slot]!;
     template.sequence = first;
     outgoing.at = at;
     outgoing.burst = burst;
@@ -193,13 +196,13 @@ function retransmit(connection: Connection, now: number): Outcome {
     connection.counters.retransmittedSegments++;
     return WENT;
   }
-  template.lastPayloadBytes = sendWindow.bytes[(first + count - 1) & sendWindow.mask]!;
+  template.lastPayloadBytes = window.bytes[(first + count - 1) & window.mask]!;
   template.sequence = first;
-  template.offset = sendWindow.offset[slot]!;
+  template.offset = window.offset[slot]!;
   template.count = count;
   addressTo(connection, request);
   // A segment that a grant cut short may be followed by its like.
-  template.payloadBytes = sendWindow.bytes[slot]!;
+  template.payloadBytes = window.bytes[slot]!;
   outgoing.at = at;
   outgoing.burst = burst;
   outgoing.bytes = bytes;
@@ -210,8 +213,9 @@ function retransmit(connection: Connection, now: number): Outcome {
 
 /** How many segments from `first` on are lost, of the same request and, but for the last, full. */
 function lostRun(connection: Connection, first: number, isScattered: boolean): number {
-  const { sendWindow, burstSegments } = connection;
-  const { mask, request, bytes } = sendWindow;
+  const { burstSegments } = connection;
+  const { window } = connection.send;
+  const { mask, request, bytes } = window;
   const full = bytes[first & mask]!;
   let count = 1;
   if (isScattered) return count;
@@ -219,8 +223,8 @@ function lostRun(connection: Connection, first: number, isScattered: boolean): n
     const sequence = (first + count) | 0;
     const next = sequence & mask;
     const joins =
-      sendWindow.isOutstanding(sequence) &&
-      sendWindow.isLost(sequence) &&
+      window.isOutstanding(sequence) &&
+      window.isLost(sequence) &&
       request[next] === request[first & mask] &&
       bytes[next]! <= full;
     if (!joins) break;
@@ -257,7 +261,8 @@ function addressTo(connection: Connection, request: Request | undefined): void {
 
 function sendBurst(connection: Connection, request: Request | undefined, now: number): void {
   const { at, burst, bytes } = outgoing;
-  const { engine, paths, bursts, counters } = connection;
+  const { engine, paths, counters } = connection;
+  const { bursts } = connection.send;
   const { template, outbox } = engine;
   const { path, controller } = route;
   const { count } = template;
@@ -295,34 +300,35 @@ function sendBurst(connection: Connection, request: Request | undefined, now: nu
   counters.sentSegments += count;
   counters.sentBytes += bytes;
   const deadline = now + paths.timeout(path, engine.settings.minRto) + engine.settings.ackDelay;
-  if (deadline < connection.lossDeadline) connection.lossDeadline = deadline;
+  if (deadline < connection.send.lossDeadline) connection.send.lossDeadline = deadline;
 }
 
 /** An ack is worth its packet if this was all for now. */
 function wantsAck(connection: Connection, request: Request | undefined): boolean {
   if (request === undefined || request.segmented) return true;
-  const { congestion, bursts, segmentBytes } = connection;
+  const { segmentBytes } = connection;
+  const { congestion, bursts } = connection.send;
   const { controller } = route;
   const allowance = congestion[controller]?.allowance(bursts.controllerBytes[controller]!) ?? 0;
-  return allowance < segmentBytes || connection.sendWindow.room() === 0;
+  return allowance < segmentBytes || connection.send.window.room() === 0;
 }
 
 function charge(connection: Connection, controller: number, bytes: number, now: number): void {
-  const congestion = connection.congestion[controller];
+  const congestion = connection.send.congestion[controller];
   if (congestion === undefined) return;
   congestion.onSend(bytes);
   const { rate } = congestion;
   if (rate === Number.POSITIVE_INFINITY) return;
-  const start = Math.max(connection.nextSendAt[controller]!, now);
-  connection.nextSendAt[controller] = start + bytes / rate;
+  const start = Math.max(connection.send.nextSendAt[controller]!, now);
+  connection.send.nextSendAt[controller] = start + bytes / rate;
 }
 
 /** Finds a path, the window it counts against, and how many of the `wanted` segments may go. False: see `resumeAt`. */
 function chooseRoute(connection: Connection, controller: number, wanted: number): boolean {
   const { paths, engine } = connection;
   route.resumeAt = NOT_BEFORE_NEWS;
-  route.path = paths.choose(engine.random, connection.bursts.pathBytes);
-  if (!engine.settings.perPath || connection.eqds !== undefined) {
+  route.path = paths.choose(engine.random, connection.send.bursts.pathBytes);
+  if (!engine.settings.perPath || connection.send.credits !== undefined) {
     route.controller = controller;
     return admit(connection, wanted);
   }
@@ -340,14 +346,14 @@ function chooseRoute(connection: Connection, controller: number, wanted: number)
 /** How many segments the window of `route.controller` admits: at least one if nothing of it is in flight. */
 function admit(connection: Connection, wanted: number): boolean {
   const { controller } = route;
-  const congestion = connection.congestion[controller];
+  const congestion = connection.send.congestion[controller];
   if (congestion === undefined) return false;
-  const paced = connection.nextSendAt[controller]!;
+  const paced = connection.send.nextSendAt[controller]!;
   if (paced > connection.engine.now) {
     route.resumeAt = Math.min(route.resumeAt, paced);
     return false;
   }
-  const inFlight = connection.bursts.controllerBytes[controller]!;
+  const inFlight = connection.send.bursts.controllerBytes[controller]!;
   const allowance = congestion.allowance(inFlight);
   const admitted = Math.floor(allowance / connection.segmentBytes);
   if (inFlight <= 0) {
@@ -362,6 +368,6 @@ function admit(connection: Connection, wanted: number): boolean {
 }
 
 function stuck(connection: Connection, resumeAt: number): Outcome {
-  connection.sendDeadline = resumeAt;
+  connection.send.deadline = resumeAt;
   return STUCK;
 }

@@ -77,7 +77,7 @@ export class Decoder {
       const size = Math.min(stride, to - at);
       const connection = this.#authenticate(at, size, peer);
       if (connection === undefined) continue;
-      if (marked && connection.error === undefined) connection.arrivals.mark(this.#path);
+      if (marked && connection.error === undefined) connection.receive.arrivals.mark(this.#path);
       this.#takePacket(connection, at, size, stride);
     }
     this.#endRun();
@@ -88,7 +88,7 @@ export class Decoder {
     const view = this.#view;
     const kind = view.getUint8(at + PREFIX.kind);
     if (kind === packetKinds.data) {
-      connection.arrivals.note(
+      connection.receive.arrivals.note(
         this.#path,
         view.getInt32(at + DATA.pathSequence, true),
         view.getInt32(at + DATA.timestamp, true),
@@ -106,7 +106,12 @@ export class Decoder {
     if (connection.error !== undefined) return;
     if (kind === packetKinds.probe) {
       const sequence = view.getInt32(at + DATA.pathSequence, true);
-      connection.arrivals.note(this.#path, sequence, view.getInt32(at + DATA.timestamp, true), this.#engine.now);
+      connection.receive.arrivals.note(
+        this.#path,
+        sequence,
+        view.getInt32(at + DATA.timestamp, true),
+        this.#engine.now,
+      );
       noteDemand(connection, view.getInt32(at + DATA.demand, true));
       raiseAck(connection, true);
       return;
@@ -146,12 +151,12 @@ export class Decoder {
     this.#path = view.getUint16(at + PREFIX.path, true);
     if (this.#path >= connection.paths.count) return this.#drop('length');
     if (guard === undefined && !this.#isIntact(at, size, header)) return this.#drop('checksum');
-    connection.heardAt = this.#engine.now;
-    connection.arrivals.latestPath = this.#path;
+    connection.receive.heardAt = this.#engine.now;
+    connection.receive.arrivals.latestPath = this.#path;
     if (connection.error === undefined) return connection;
     // Whoever still sends has not heard of the end.
-    if (connection.endReason !== 0 && kind !== packetKinds.ack) {
-      connection.endUntold = true;
+    if (connection.life.endReason !== 0 && kind !== packetKinds.ack) {
+      connection.life.endUnsent = true;
       this.#engine.wake();
     }
     return this.#drop('stale');
@@ -199,6 +204,6 @@ function headerBytes(kind: number): number {
 
 /** Demand only grows. */
 function noteDemand(connection: Connection, demand: number): void {
-  const { credit } = connection;
+  const { credit } = connection.receive;
   if (((demand - credit.demand) | 0) > 0) credit.demand = demand;
 }

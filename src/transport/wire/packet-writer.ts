@@ -12,10 +12,11 @@ import {
   SCATTER_ENTRY_BYTES,
   TRANSPORT_VERSION,
 } from '../../abi/transport-packet.ts';
-import { MOST_ECHOES } from '../receive/arrivals.ts';
+import { MAX_ECHOES } from '../receive/arrivals.ts';
 import type { Connection } from '../engine/connection.ts';
 import type { Burst } from '../io/packet-io.ts';
 import type { RangeList } from '../send/range-list.ts';
+import type { DataTemplate } from './data-template.ts';
 
 const DATA = dataHeader.offset;
 const ACK = ackHeader.offset;
@@ -37,49 +38,13 @@ const CHECKSUM = packetPrefix.offset.checksum / 4;
 const WORDS = DATA_HEADER_BYTES / 4;
 const TWO_32 = 2 ** 32;
 
-/** What the headers of a burst have in common, and their first values. One object per engine. */
-export interface DataTemplate {
-  count: number;
-  flags: number;
-  /** Flags of the last packet besides. */
-  lastFlags: number;
-  path: number;
-  sequence: number;
-  pathSequence: number;
-  target: number;
-  targetKey: number;
-  offset: number;
-  messageBytes: number;
-  base: number;
-  payloadBytes: number;
-  lastPayloadBytes: number;
-}
-
-export function createDataTemplate(): DataTemplate {
-  return {
-    count: 0,
-    flags: 0,
-    lastFlags: 0,
-    path: 0,
-    sequence: 0,
-    pathSequence: 0,
-    target: 0,
-    targetKey: 0,
-    offset: 0,
-    messageBytes: 0,
-    base: 0,
-    payloadBytes: 0,
-    lastPayloadBytes: 0,
-  };
-}
-
 /** Writes the headers of a burst at `at` of the arena. */
 export function writeData(connection: Connection, data: DataTemplate, at: number, now: number): void {
   const { words } = connection.engine.outbox;
   const first = TRANSPORT_VERSION | (packetKinds.data << 8) | (data.flags << 16);
   const { count, path, payloadBytes, target, targetKey, base } = data;
   const { remoteId, secretLow, secretHigh } = connection;
-  const demand = connection.demandNow();
+  const demand = connection.send.demandNow();
   const high = (Math.floor(data.messageBytes / TWO_32) << 8) | (Math.floor(base / TWO_32) << 16);
   let { offset } = data;
   let word = at >>> 2;
@@ -130,7 +95,7 @@ export function sendProbe(connection: Connection, path: number, now: number): bo
   template.flags = packetFlags.ackNow;
   template.lastFlags = 0;
   template.path = path;
-  template.sequence = connection.sendWindow.next;
+  template.sequence = connection.send.window.next;
   template.pathSequence = paths.nextSequence[path]!;
   template.target = 0;
   template.targetKey = 0;
@@ -161,9 +126,9 @@ function writePrefix(connection: Connection, at: number, kind: number, path: num
 /** Tells the peer what has arrived; with a reason, that the connection is over. False if the I/O takes nothing now. */
 export function sendAck(connection: Connection, now: number, reason = 0): boolean {
   const { outbox } = connection.engine;
-  const { arrivals, receiveWindow } = connection;
-  const echoes = Math.min(arrivals.touchedCount, MOST_ECHOES);
-  const words = Math.min(receiveWindow.words(), connection.ackWords);
+  const { arrivals, window } = connection.receive;
+  const echoes = Math.min(arrivals.touchedCount, MAX_ECHOES);
+  const words = Math.min(window.words(), connection.receive.ackWords);
   const bytes = ackHeader.size + echoes * ackPath.size + words * 4;
   const at = outbox.reserve(bytes);
   if (at === -1) return false;
@@ -174,9 +139,9 @@ export function sendAck(connection: Connection, now: number, reason = 0): boolea
   connection.control.gap = false;
   view.setUint16(at + ACK.flags, flags, true);
   view.setUint16(at + ACK.length, bytes - ackHeader.size, true);
-  view.setInt32(at + ACK.cumulative, receiveWindow.next, true);
+  view.setInt32(at + ACK.cumulative, window.next, true);
   view.setInt32(at + ACK.controlExpected, connection.control.expected, true);
-  view.setInt32(at + ACK.credit, connection.credit.granted, true);
+  view.setInt32(at + ACK.credit, connection.receive.credit.granted, true);
   view.setInt32(at + ACK.duplicates, connection.counters.duplicateSegments, true);
   view.setUint16(at + ACK.paths, echoes, true);
   view.setUint16(at + ACK.bitmapWords, words, true);
@@ -193,7 +158,7 @@ export function sendAck(connection: Connection, now: number, reason = 0): boolea
     to += ackPath.size;
   }
   for (let word = 0; word < words; word++) {
-    view.setInt32(to, receiveWindow.word(word), true);
+    view.setInt32(to, window.word(word), true);
     to += 4;
   }
   outbox.sendPacket(connection, path, at, bytes);

@@ -21,20 +21,20 @@ test('the tolerance for reordering grows while segments arrive twice, and comes 
     assert.ok(net.run(() => isEnded(net.a, handle)));
     net.a.engine.forget(handle);
   };
-  const least = { segments: connection.reorderSegments, share: connection.reorderShare };
+  const least = { segments: connection.send.tolerance.segments, share: connection.send.tolerance.share };
   for (let count = 0; count < 200; count++) write();
-  const raised = { segments: connection.reorderSegments, share: connection.reorderShare };
+  const raised = { segments: connection.send.tolerance.segments, share: connection.send.tolerance.share };
   assert.ok(raised.segments > least.segments && raised.share > least.share, JSON.stringify(raised));
   reordering = 0;
   const shares: number[] = [];
   for (let quarter = 0; quarter < 40; quarter++) {
     net.run(() => false, 100_000);
     write();
-    shares.push(connection.reorderShare);
+    shares.push(connection.send.tolerance.share);
   }
   assert.deepEqual(
     shares,
     shares.toSorted((a, b) => b - a),
   );
-  assert.deepEqual({ segments: connection.reorderSegments, share: connection.reorderShare }, least);
+  assert.deepEqual({ segments: connection.send.tolerance.segments, share: connection.send.tolerance.share }, least);
 });

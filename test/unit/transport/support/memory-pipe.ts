@@ -78,8 +78,8 @@ export class MemoryPipe {
     this.#engines = [a, b];
     const [idA, idB] = [a.reserveConnectionId(), b.reserveConnectionId()];
     const shared = { secret: 99n, paths, segmentBytes: 1368, peerName: 'peer', peer: 0 };
-    this.sender = a.createConnection({ ...shared, localId: idA, remoteId: idB }) as Connection;
-    this.#receiver = b.createConnection({ ...shared, localId: idB, remoteId: idA }) as Connection;
+    this.sender = a.createConnection({ ...shared, localId: idA, remoteId: idB });
+    this.#receiver = b.createConnection({ ...shared, localId: idB, remoteId: idA });
     this.#source = a.register({ bytes: new Uint8Array(MESSAGE_BYTES) });
     this.#target = b.register({ bytes: new Uint8Array(MESSAGE_BYTES) });
   }

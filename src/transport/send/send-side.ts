@@ -1,0 +1,150 @@
+// The sending side of a connection: requests that wait to be cut into segments, segments in flight, and what bounds them.
+// transmit.ts sends, ack-input.ts takes in acks, loss.ts finds what was lost.
+import { DATA_HEADER_BYTES } from '../../abi/transport-packet.ts';
+import type { Congestion } from '../congestion/congestion.ts';
+import { createCongestion } from '../congestion/create-congestion.ts';
+import { EqdsCredits } from '../congestion/eqds.ts';
+import { Flow, Schedule, type SendQueue } from '../engine/flow.ts';
+import { type Request, RequestQueue } from '../engine/request.ts';
+import type { TransportSettings } from '../engine/transport-settings.ts';
+import { BurstTable } from './burst-table.ts';
+import { ReorderTolerance } from './reorder-tolerance.ts';
+import { SendWindow } from './send-window.ts';
+
+export interface SendSideOptions {
+  readonly settings: TransportSettings;
+  readonly paths: number;
+  /** Of a full packet: all of it, and its payload. */
+  readonly segmentBytes: number;
+  readonly payloadBytes: number;
+  /** Segments that may be outstanding. */
+  readonly limit: number;
+  /** Where numbers that wrap begin. */
+  readonly start: number;
+  readonly now: number;
+  /** Called when there is work for the next `onTimer`. */
+  readonly wake: () => void;
+}
+
+export class SendSide {
+  readonly window: SendWindow;
+  readonly bursts: BurstTable;
+  readonly tolerance: ReorderTolerance;
+  readonly flows = new Map<number, Flow>();
+  readonly flowOrder: Flow[] = [];
+  readonly schedule = new Schedule();
+  /** Flushes, and signals that have arrived, in the order of the segments before which everything must have arrived. */
+  readonly flushes = new RequestQueue();
+  /** Sends that are too large for the receives they met: the next `onTimer` fails them. */
+  readonly oversized = new RequestQueue();
+  /** Receives of the peer that wait for a send of this side. */
+  clearCount = 0;
+  /** Sends that may have to ask for a first grant. */
+  unrequested = 0;
+  /** Answers that this side owes to reads of the peer. */
+  replyCount = 0;
+  /** Payload that waits in send queues. */
+  backlogBytes = 0;
+
+  /** One per flow, or per path. */
+  readonly congestion: Congestion[] = [];
+  /** With receiver credits. */
+  readonly credits: EqdsCredits | undefined;
+  /** Per congestion window: when the next packet may go, with pacing. */
+  nextSendAt: Float64Array;
+
+  /** When one of this side's segments was last acknowledged. */
+  progressAt: number;
+  /** When sending goes on if nothing comes before. */
+  deadline = Number.POSITIVE_INFINITY;
+  /** A path may be silent for too long, not before this. */
+  lossDeadline = Number.POSITIVE_INFINITY;
+
+  readonly #options: SendSideOptions;
+
+  constructor(options: SendSideOptions) {
+    const { settings, paths, segmentBytes, limit, start, now } = options;
+    this.#options = options;
+    this.window = new SendWindow(limit, start);
+    this.bursts = new BurstTable(this.window.mask + 1, paths, DATA_HEADER_BYTES);
+    this.tolerance = new ReorderTolerance(settings.reorderSegments, settings.reorderShare);
+    this.nextSendAt = new Float64Array(this.bursts.controllerBytes.length);
+    this.progressAt = now;
+    const first = createCongestion(settings, segmentBytes);
+    this.credits = first instanceof EqdsCredits ? first : undefined;
+    this.credits?.begin(start);
+    this.congestion.push(first);
+    if (settings.perPath && this.credits === undefined) {
+      while (this.congestion.length < paths) this.congestion.push(createCongestion(settings, segmentBytes));
+    }
+  }
+
+  flow(id: number): Flow {
+    const known = this.flows.get(id);
+    if (known !== undefined) return known;
+    const { settings, segmentBytes } = this.#options;
+    const shared = settings.perPath || this.credits !== undefined;
+    const flow = new Flow(id, shared ? 0 : this.flowOrder.length);
+    if (!shared && flow.controller > 0) this.congestion.push(createCongestion(settings, segmentBytes));
+    this.bursts.reserveController(flow.controller);
+    if (this.nextSendAt.length < this.bursts.controllerBytes.length) {
+      const grown = new Float64Array(this.bursts.controllerBytes.length);
+      grown.set(this.nextSendAt);
+      this.nextSendAt = grown;
+    }
+    this.flows.set(id, flow);
+    this.flowOrder.push(flow);
+    return flow;
+  }
+
+  /** The request is ready to be cut into segments. */
+  enqueue(queue: SendQueue, request: Request): void {
+    queue.push(request);
+    this.backlogBytes += request.bytes - request.position;
+    this.schedule.add(queue);
+    this.#options.wake();
+  }
+
+  /** Brings sends of a flow together with receives of the peer. */
+  match(flow: Flow): void {
+    while (flow.unmatched.head !== undefined && flow.clears.length > 0) {
+      const request = flow.unmatched.head;
+      const clear = flow.clears.shift();
+      if (clear === undefined) return;
+      this.clearCount--;
+      flow.unmatched.shift();
+      request.target = clear.target;
+      request.granted = Math.min(clear.granted, request.bytes);
+      if (request.bytes > clear.bytes) {
+        request.granted = clear.bytes;
+        this.oversized.push(request);
+        this.#options.wake();
+      } else {
+        if (request.granted < request.bytes && clear.granted === 0) this.unrequested++;
+        this.enqueue(flow.messages, request);
+      }
+    }
+  }
+
+  /** Takes a request out of whatever queue it stands in. */
+  unqueue(request: Request): void {
+    this.flushes.remove(request);
+    this.oversized.remove(request);
+    const flow = this.flows.get(request.flow);
+    if (flow === undefined) return;
+    flow.unmatched.remove(request);
+    for (const queue of [flow.messages, flow.operations, flow.replies]) {
+      if (queue.remove(request)) this.backlogBytes -= request.bytes - request.position;
+    }
+  }
+
+  /** Bytes that the peer should let this side send altogether, for receiver credits; wraps. */
+  demandNow(): number {
+    const { credits } = this;
+    if (credits === undefined) return 0;
+    const { segmentBytes, payloadBytes } = this.#options;
+    const factor = segmentBytes / payloadBytes;
+    const open = this.backlogBytes * factor + this.window.lostCount * segmentBytes;
+    return (credits.spent + Math.min(open, credits.windowBytes)) | 0;
+  }
+}
