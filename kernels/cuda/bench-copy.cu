@@ -4,8 +4,8 @@
 // the kernels that these are compared with. How many warps, how many parts in flight and how large they are is the
 // caller's choice, who tries what is fastest.
 #include "weftline/abi.cuh"
-#include "weftline/bulk-copy.cuh"
-#include "weftline/rank-barrier.cuh"
+#include "weftline/copy/bulk-copy.cuh"
+#include "weftline/collective/rank-barrier.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;

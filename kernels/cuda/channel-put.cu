@@ -1,7 +1,7 @@
 // A put of few bytes, a signal behind it, and the news of both to the host: what a channel between two GPUs enqueues.
 #include "weftline/abi.cuh"
 #include "weftline/memory-order.cuh"
-#include "weftline/peer-copy.cuh"
+#include "weftline/copy/peer-copy.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;

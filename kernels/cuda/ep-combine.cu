@@ -1,8 +1,8 @@
 // Combine: each rank pulls the rows of its tokens from all ranks that hold them, sums them in f32 in rank order after the
 // biases, and rounds once to bf16.
 #include "weftline/abi.cuh"
-#include "weftline/gather-sum.cuh"
-#include "weftline/rank-barrier.cuh"
+#include "weftline/ep/gather-sum.cuh"
+#include "weftline/collective/rank-barrier.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;

@@ -8,10 +8,10 @@
 // The block that ends counting last exchanges for all: it adds up the blocks' counts, writes the record, meets the
 // peers, and publishes the plan, while the others number their tokens.
 #include "weftline/abi.cuh"
-#include "weftline/bulk-copy.cuh"
-#include "weftline/count-exchange.cuh"
-#include "weftline/rank-barrier.cuh"
-#include "weftline/token-layout.cuh"
+#include "weftline/copy/bulk-copy.cuh"
+#include "weftline/ep/count-exchange.cuh"
+#include "weftline/collective/rank-barrier.cuh"
+#include "weftline/ep/token-layout.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;

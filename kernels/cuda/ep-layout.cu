@@ -1,6 +1,6 @@
 // Counts for getDispatchLayout: tokens per rank, choices per expert, and the ranks of each token.
 #include "weftline/abi.cuh"
-#include "weftline/token-layout.cuh"
+#include "weftline/ep/token-layout.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;

@@ -1,8 +1,8 @@
 // The layer's combine: each rank pulls the rows of its tokens from their experts' ranks and sums them in the order of the
 // token's choices. With local combine every rank first sums the rows that it holds of one token, so that one travels.
 #include "weftline/abi.cuh"
-#include "weftline/gather-sum.cuh"
-#include "weftline/rank-barrier.cuh"
+#include "weftline/ep/gather-sum.cuh"
+#include "weftline/collective/rank-barrier.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;

@@ -5,9 +5,9 @@
 // as the links, so the other blocks copy, meanwhile, the rows of tokens that came once and have several experts here: a
 // source says of each section of its tokens when it has gone. Whoever has sent all helps to copy.
 #include "weftline/abi.cuh"
-#include "weftline/bulk-copy.cuh"
-#include "weftline/exchange-record.cuh"
-#include "weftline/rank-barrier.cuh"
+#include "weftline/copy/bulk-copy.cuh"
+#include "weftline/ep/exchange-record.cuh"
+#include "weftline/collective/rank-barrier.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;

@@ -3,8 +3,8 @@
 // One block, three barriers: all know whose places are good; every row knows whether it was taken; all know whether
 // every row was. Nothing of it is needed in the usual case, so nothing of it is hurried.
 #include "weftline/abi.cuh"
-#include "weftline/exchange-record.cuh"
-#include "weftline/rank-barrier.cuh"
+#include "weftline/ep/exchange-record.cuh"
+#include "weftline/collective/rank-barrier.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;

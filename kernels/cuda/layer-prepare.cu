@@ -5,8 +5,8 @@
 // below a token numbers it, in token order and without depending on which thread was first. The last block to end adds
 // the tiles up and meets the peers. Dispatch adds the beginnings to the numbers.
 #include "weftline/abi.cuh"
-#include "weftline/exchange-record.cuh"
-#include "weftline/rank-barrier.cuh"
+#include "weftline/ep/exchange-record.cuh"
+#include "weftline/collective/rank-barrier.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;

@@ -1,6 +1,6 @@
 // Small kernels that show that a device, its memory and our headers work: used by the GPU tests.
 #include "weftline/abi.cuh"
-#include "weftline/bulk-copy.cuh"
+#include "weftline/copy/bulk-copy.cuh"
 #include "weftline/types.cuh"
 #include "weftline/wait.cuh"
 

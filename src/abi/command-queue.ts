@@ -14,17 +14,19 @@ export const COMMAND_BYTES = 16;
 export const MAX_DEVICE_REQUESTS = 4096;
 export const MAX_REQUEST_REMOTES = 64;
 export const MAX_COMMAND_OFFSET: number = 2 ** 36;
-export const MAX_COMMAND_BYTES: number = 2 ** 34;
+export const MAX_COMMAND_BYTES: number = 2 ** 33;
 
 /**
  * Where each part of a command begins, in bits of its words. A command is two halves of 8 bytes, each of which is written
  * at once and begins with the *phase*: 1 in the first lap round the ring, 0 in the second, and so on. A half belongs to the
  * command that is looked for when its phase is that of the lap, so memory of zeros holds no command.
  *
- * word 0: phase 1, kind 2, remote 6, request 12, high bits of source 4, target 5 and bytes 2
+ * word 0: phase 1, kind 2, remote 6, request 12, high bits of source 4, target 5 and bytes 1, deferred 1
  * word 1: low 32 bits of the source offset; of others than puts, the low half of their number
  * word 2: phase 1, low 31 bits of the target offset
  * word 3: low 32 bits of the size; of others than puts, the high half of their number
+ *
+ * The host takes a deferred command together with the next one that is not, or when the ring has no room for that one.
  */
 export const commandBits = {
   kind: 1,
@@ -33,6 +35,7 @@ export const commandBits = {
   sourceHigh: 21,
   targetHigh: 25,
   bytesHigh: 30,
+  deferred: 31,
   targetLow: 1,
 } as const;
 
@@ -64,6 +67,7 @@ export const commandQueueHead = defineLayout(
  * - `knownDelivered`: what some thread last read of `delivered`, so that not every push reads host memory.
  * - `lateAt`: the GPU's time when a wait for room expired last; 0 before. Those who come within a deadline after it, and find
  *   `delivered` still at `lateSeen`, leave at once.
+ * - `deferred`: not 0 after a deferred command, until somebody pushes one that makes the host take it.
  */
 export const deviceQueue = defineLayout(
   'DeviceQueue',
@@ -77,6 +81,7 @@ export const deviceQueue = defineLayout(
     host: 'ptr',
     lateAt: 'u64',
     lateSeen: 'u32',
+    deferred: 'u32',
   },
   64,
 );

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
 import { compileFlags } from '#lib/device/cuda/jit/architecture.js';
-import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
+import { headerNames, kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
 import { kernelCatalogue } from '#lib/device/cuda/kernel-catalogue.js';
 import { definesOf, type KernelFile, variantName, variantsOf } from '#lib/device/cuda/kernel-file.js';
 
@@ -69,11 +69,11 @@ for (const architecture of architectures) {
   }
 
   test(`each header by itself for ${architecture}`, { skip: noCompiler }, async () => {
-    const headers = readdirSync(join(kernelFolder, 'include/weftline'));
-    assert.ok(headers.includes('abi.cuh'));
+    const headers = headerNames();
+    assert.ok(headers.includes('weftline/abi.cuh') && headers.includes('nixl_device.cuh'));
     for (const header of headers) {
-      const path = join(folder, `${header}.${architecture}.cu`);
-      writeFileSync(path, `#include "weftline/${header}"\n#include "weftline/${header}"\n`);
+      const path = join(folder, `${header.replaceAll('/', '-')}.${architecture}.cu`);
+      writeFileSync(path, `#include "${header}"\n#include "${header}"\n`);
       await compile(path, compileFlags(architecture));
     }
   });

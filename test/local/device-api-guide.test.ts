@@ -8,6 +8,7 @@ import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { compileFlags } from '#lib/device/cuda/jit/architecture.js';
 import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
+import { nixlKernels, warpKernels } from './support/nixl-kernels.ts';
 import { extractCodeBlocks } from './documentation/code-blocks.ts';
 
 const noCompiler = spawnSync('nvcc', ['--version']).status === 0 ? false : 'there is no nvcc';
@@ -35,6 +36,23 @@ for (const { line, code } of kernels) {
     assert.ok(ok, said);
   });
 }
+
+for (const [what, code] of Object.entries({ nixlKernels, warpKernels })) {
+  for (const architecture of ['sm_80', 'sm_90a']) {
+    test(`${what} compile for ${architecture} by the names that NIXL's guide uses`, { skip: noCompiler }, () => {
+      const { ok, said } = compile(code, architecture);
+      assert.ok(ok, said);
+    });
+  }
+}
+
+test('a level that NIXL names and nobody has here does not compile', { skip: noCompiler }, () => {
+  const call = 'nixlGpuReadSignal<static_cast<nixl_gpu_level_t>(3)>(counter)';
+  const code = `#include "nixl_device.cuh"\nextern "C" __global__ void k(uint64_t* counter) { *counter = ${call}; }\n`;
+  const { ok, said } = compile(code);
+  assert.equal(ok, false);
+  assert.match(said, /name who makes this call together/);
+});
 
 function kernel(call: string): string {
   return `#include "weftline/weftline.cuh"\nextern "C" __global__ void k(weftline::Request r) { weftline::${call}; }\n`;

@@ -10,6 +10,8 @@ export interface CpuRoute {
   readonly remote?: number;
   /** Signals come after the puts of their channel; there is no order between channels. 0 by default. */
   readonly channel?: number;
+  /** True: stays in the queue until something that is not deferred follows on the same queue, or a flush. */
+  readonly isDeferred?: boolean;
 }
 
 export interface CpuPut {
@@ -121,8 +123,10 @@ export class CpuKernelApi {
   /** Resolves when all puts and signals of the channel are visible to their peers. Fails with WL_TIMEOUT or what befell them. */
   async flush(request: number, route: CpuRoute = {}): Promise<void> {
     const writer = this.#writer(route);
+    const shape = this.#shape(request);
+    if (writer.hasDeferred) this.#pushNothing(shape, route);
     const count = writer.pushed;
-    const peer = this.#options.peerName(this.#shape(request).peer);
+    const peer = this.#options.peerName(shape.peer);
     await this.#until(() => writer.isDelivered(count), `${writer.depth} commands to ${peer} and others`);
   }
 
@@ -162,6 +166,12 @@ export class CpuKernelApi {
     this.#closed ??= new WeftlineError('WL_CLOSED', `The device host ${this.#options.agent} was closed`);
   }
 
+  /** An empty put, which makes the host take what was deferred before it. */
+  #pushNothing(shape: RequestShape, route: CpuRoute): void {
+    Object.assign(this.#command, emptyCommand(), { kind: commandKinds.put });
+    this.#push(shape, { ...route, isDeferred: false });
+  }
+
   #number(kind: number, target: number, low: number, high: number): void {
     const command = this.#command;
     command.kind = kind;
@@ -184,13 +194,14 @@ export class CpuKernelApi {
   }
 
   #writer({ channel = 0 }: CpuRoute): CommandWriter {
-    return this.#writers[channel % this.#writers.length] as CommandWriter;
+    return this.#writers[channel % this.#writers.length]!;
   }
 
   #push(shape: RequestShape, route: CpuRoute): void {
     const command = this.#command;
     command.request = shape.number;
     command.remote = route.remote ?? 0;
+    command.isDeferred = route.isDeferred ?? false;
     const writer = this.#writer(route);
     const { wake, timeoutMs, failure } = this.#options;
     let deadline = 0;

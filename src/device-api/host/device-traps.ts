@@ -96,6 +96,14 @@ export class DeviceTraps implements Disposable {
       const message = `A kernel of ${agent} named a range for ${peer} that ends at ${seen}, outside of ${expected} (bytes, or ranges of the request); nothing was written`;
       return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
     }
+    if (reason === trapReasons.missingLanes) {
+      const message = `A kernel of ${agent} made a call at warp level for ${peer} by the lanes ${maskText(seen)} without the others it needs (${maskText(expected)}); nothing was written. Puts need all 32 lanes of a warp, a signal needs lane 0`;
+      return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
+    }
+    if (reason === trapReasons.unknownFlags) {
+      const message = `Invalid flags of a post to ${peer} by a kernel of ${agent}: expected 0 or ${expected} (defer), got ${seen}; nothing was written`;
+      return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
+    }
     if (reason === trapReasons.commandFailed) {
       const message = `A kernel of ${agent} left because the host could not carry out a command of request ${seen}`;
       return new WeftlineError('WL_PEER_FAILED', message, { details });
@@ -106,4 +114,9 @@ export class DeviceTraps implements Disposable {
       { details },
     );
   }
+}
+
+/** Lanes of a warp. */
+function maskText(lanes: number): string {
+  return `0x${lanes.toString(16).padStart(8, '0')}`;
 }

@@ -1,7 +1,7 @@
 // A command queue in memory that a device and its host share: what the host takes from it and tells the device.
 import { COMMAND_BYTES, commandQueueHead } from '../../abi/command-queue.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { type Command, decodeCommand, encodeCommand } from './command.ts';
+import { type Command, decodeCommand, encodeCommand, peekCommand } from './command.ts';
 
 const WORDS = COMMAND_BYTES / 4;
 const DELIVERED = commandQueueHead.offset.delivered / 4;
@@ -27,6 +27,9 @@ export class CommandReader {
   readonly #shift: number;
   #taken = 0;
   #delivered = 0;
+  /** Commands before this one go, deferred or not; those from here to #looked are deferred and wait. Both wrap. */
+  #released = 0;
+  #looked = 0;
 
   constructor(memory: QueueMemory) {
     this.capacity = memory.capacity;
@@ -45,14 +48,30 @@ export class CommandReader {
     return this.#taken;
   }
 
-  /** The next command into `command`; false if there is none yet. */
+  /** The next command into `command`; false if there is none yet, or it is deferred and nothing makes it go. */
   take(command: Command): boolean {
     // The device writes only into slots that were delivered, so a ring whose commands are all under way has none.
     if (this.underWay === this.capacity) return false;
     const first = (this.#taken & (this.capacity - 1)) * WORDS;
     const phase = phaseOf(this.#taken, this.#shift);
     if (!decodeCommand(this.#ring, first, phase, command)) return false;
+    if (command.isDeferred && !this.#isReleased()) return false;
     this.#taken = (this.#taken + 1) | 0;
+    return true;
+  }
+
+  /** Whether something behind the next command, which is deferred, makes it go. Looks at each command behind it once. */
+  #isReleased(): boolean {
+    if (((this.#released - this.#taken) | 0) > 0) return true;
+    if (((this.#looked - this.#taken) | 0) <= 0) this.#looked = (this.#taken + 1) | 0;
+    for (; ((this.#looked - this.#delivered) | 0) < this.capacity; this.#looked = (this.#looked + 1) | 0) {
+      const first = (this.#looked & (this.capacity - 1)) * WORDS;
+      const found = peekCommand(this.#ring, first, phaseOf(this.#looked, this.#shift));
+      if (found === 'none') return false;
+      if (found === 'ready') break;
+    }
+    // Also when the ring is full of deferred commands: the device has no room for one that is not.
+    this.#released = this.#looked;
     return true;
   }
 
@@ -80,6 +99,7 @@ export class CommandWriter {
   readonly #ring: Uint32Array;
   readonly #shift: number;
   #pushed = 0;
+  #hasDeferred = false;
 
   constructor(memory: QueueMemory) {
     this.capacity = memory.capacity;
@@ -94,7 +114,13 @@ export class CommandWriter {
     const first = (this.#pushed & (this.capacity - 1)) * WORDS;
     encodeCommand(this.#ring, first, phaseOf(this.#pushed, this.#shift), command);
     this.#pushed = (this.#pushed + 1) | 0;
+    this.#hasDeferred = command.isDeferred;
     return true;
+  }
+
+  /** True after a deferred command: one that is not must follow before it is delivered. */
+  get hasDeferred(): boolean {
+    return this.#hasDeferred;
   }
 
   /** Commands pushed so far; wraps. */

@@ -16,10 +16,12 @@ export interface Command {
   /** Of others: the halves of their number. */
   low: number;
   high: number;
+  /** The host leaves it in the queue until a command behind it is not deferred. */
+  isDeferred: boolean;
 }
 
 export function emptyCommand(): Command {
-  return { kind: 0, request: 0, remote: 0, target: 0, source: 0, bytes: 0, low: 0, high: 0 };
+  return { kind: 0, request: 0, remote: 0, target: 0, source: 0, bytes: 0, low: 0, high: 0, isDeferred: false };
 }
 
 /** Reads the slot at `first` into `command`; false if it does not hold the command of the lap with this phase. */
@@ -34,10 +36,11 @@ export function decodeCommand(words: Uint32Array, first: number, phase: number, 
   command.kind = (high >>> commandBits.kind) & 3;
   command.remote = (high >>> commandBits.remote) & 63;
   command.request = (high >>> commandBits.request) & 4095;
+  command.isDeferred = high >>> commandBits.deferred !== 0;
   command.target = ((high >>> commandBits.targetHigh) & 31) * TWO_31 + (target >>> commandBits.targetLow);
   if (command.kind === commandKinds.put) {
     command.source = ((high >>> commandBits.sourceHigh) & 15) * TWO_32 + low;
-    command.bytes = (high >>> commandBits.bytesHigh) * TWO_32 + last;
+    command.bytes = ((high >>> commandBits.bytesHigh) & 1) * TWO_32 + last;
     command.low = 0;
     command.high = 0;
   } else {
@@ -64,5 +67,13 @@ export function encodeCommand(words: Uint32Array, first: number, phase: number, 
   words[first + 1] = low;
   words[first + 3] = last;
   Atomics.store(words, first + 2, phase | ((command.target % TWO_31) << commandBits.targetLow));
+  if (command.isDeferred) high |= 1 << commandBits.deferred;
   Atomics.store(words, first, high >>> 0);
+}
+
+/** What is in the slot at `first`: the command of the lap with this phase or none, and whether that one is deferred. */
+export function peekCommand(words: Uint32Array, first: number, phase: number): 'none' | 'deferred' | 'ready' {
+  const high = Atomics.load(words, first);
+  if ((high & 1) !== phase || (Atomics.load(words, first + 2) & 1) !== phase) return 'none';
+  return high >>> commandBits.deferred === 0 ? 'ready' : 'deferred';
 }

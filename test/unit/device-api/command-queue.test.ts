@@ -13,7 +13,7 @@ const offset = fc.oneof(
   fc.constantFrom(0, 1, 2 ** 31 - 1, 2 ** 31, 2 ** 32 - 1, 2 ** 32, MAX_COMMAND_OFFSET - 1),
   fc.integer({ min: 0, max: MAX_COMMAND_OFFSET - 1 }),
 );
-const common = { request: fc.nat(4095), remote: fc.nat(63), target: offset };
+const common = { request: fc.nat(4095), remote: fc.nat(63), target: offset, isDeferred: fc.boolean() };
 const put = fc.record({
   ...common,
   kind: fc.constant<number>(commandKinds.put),
@@ -209,6 +209,61 @@ test('no signal tells of bytes that were refused, until the failure was told', (
   assert.deepEqual(one.log, ['signal 0 3']);
 });
 
+function deferred(add: number): Command {
+  return { ...signalOf(0, add), isDeferred: true };
+}
+
+test('deferred commands stay until one that is not follows, and go with it in their order', () => {
+  const { writer, server, one } = serve(8);
+  for (const add of [1, 2]) writer.push(deferred(add));
+  for (let turn = 0; turn < 3; turn += 1) assert.equal(server.step(), false);
+  assert.deepEqual(one.log, []);
+  writer.push(signalOf(0, 3));
+  writer.push(deferred(4));
+  assert.ok(server.step());
+  assert.deepEqual(one.log, ['signal 0 1', 'signal 0 2', 'signal 0 3']);
+  one.channel.delivered = 3;
+  assert.ok(server.step());
+  assert.equal(server.step(), false);
+  assert.equal(writer.isDelivered(3), true);
+  assert.equal(writer.isDelivered(4), false);
+});
+
+test('a ring that is full of deferred commands goes, over many laps, and nothing is lost', () => {
+  const { writer, server, one } = serve(4);
+  let pushed = 0;
+  for (let turn = 0; turn < 50; turn += 1) {
+    while (writer.push(deferred(pushed))) pushed += 1;
+    assert.ok(server.step());
+    assert.equal(one.log.length, pushed);
+    one.channel.delivered = one.channel.posted;
+    server.step();
+  }
+  assert.deepEqual(
+    one.log,
+    Array.from({ length: pushed }, (_, number) => `signal 0 ${number}`),
+  );
+});
+
+test('a room that is missing holds deferred commands back without changing their order', () => {
+  fc.assert(
+    fc.property(fc.array(fc.boolean(), { maxLength: 60 }), fc.integer({ min: 1, max: 5 }), (kinds, room) => {
+      const { writer, server, one } = serve(8);
+      one.room = room;
+      let number = 0;
+      const expected = kinds.map((_, index) => `signal 0 ${index}`);
+      for (let turn = 0; one.log.length < kinds.lastIndexOf(false) + 1 || number < kinds.length; turn += 1) {
+        assert.ok(turn < 1000, `${one.log.length} of ${kinds.length} went`);
+        while (number < kinds.length && writer.push({ ...signalOf(0, number), isDeferred: kinds[number]! }))
+          number += 1;
+        server.step();
+        if (turn % 2 === 1) one.channel.delivered = one.channel.posted;
+      }
+      assert.deepEqual(one.log, expected.slice(0, one.log.length));
+    }),
+  );
+});
+
 /** Kernels of the CPU whose one request goes between so many bytes, and their queue, which nobody serves yet. */
 function makeApi(bytes: number) {
   const queue = { buffer: new SharedArrayBuffer(queueBytes(4)), byteOffset: 0, capacity: 4 };
@@ -252,6 +307,20 @@ test('a wait whose host is closed ends before it looks again', async () => {
   await assert.rejects(waiting, { code: 'WL_CLOSED' });
   assert.equal(looks.count, before);
   assert.throws(() => api.signal(0, { target: 0, add: 1 }), { code: 'WL_CLOSED' });
+});
+
+test('what is deferred goes with a flush', async () => {
+  const { api, queue } = makeApi(64);
+  const two = new PretendedPeer();
+  const server = new CommandServer(new CommandReader(queue), [{ peer: 'two', remotes: [two] }], assert.fail);
+  api.put(0, { target: 0, source: 8, bytes: 16 }, { isDeferred: true });
+  assert.equal(server.step(), false);
+  const flushed = api.flush(0);
+  assert.ok(server.step());
+  assert.deepEqual(two.log, ['put 8 0 16', 'put 0 0 0']);
+  two.channel.delivered = two.channel.posted;
+  server.step();
+  await flushed;
 });
 
 test('a push that finds no room until its deadline leaves no trace: the queue goes on when the host does', () => {

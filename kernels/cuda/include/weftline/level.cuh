@@ -1,12 +1,15 @@
 // Who works together in a call of the device API: one thread, the 32 lanes of a warp, or all threads of a block.
 //
-// All of them make the call together, with the same arguments. A call without a level does not compile.
+// All of them make the call together, with the same arguments. A call without a level does not compile. At warp level
+// signal, flush and readSignal may also be called by some lanes alone, of which a signal needs lane 0.
 #pragma once
 #include "weftline/types.cuh"
 
 namespace weftline {
 
 enum class Level { Unnamed, Thread, Warp, Block };
+
+constexpr u32 allLanes = 0xffffffffu;
 
 template <Level level>
 struct Group {
@@ -27,23 +30,36 @@ struct Group {
 
   __device__ __forceinline__ static bool isLeader() { return index() == 0; }
 
+  // The lanes of the warp that make this call together, for calls that not all lanes need to make. Groups of other levels
+  // come whole.
+  __device__ __forceinline__ static u32 callers() {
+    if constexpr (level == Level::Warp) return __activemask();
+    else return allLanes;
+  }
+
+  // The first of the callers; the leader of a group that came whole.
+  __device__ __forceinline__ static bool isFirstOf(u32 callers) {
+    if constexpr (level == Level::Warp) return laneIndex() == static_cast<u32>(__ffs(callers)) - 1;
+    else return isLeader();
+  }
+
   // ORDER: what a member did before is visible to all members after, so that a release by the leader publishes it.
-  __device__ __forceinline__ static void synchronize() {
-    if constexpr (level == Level::Warp) __syncwarp();
+  __device__ __forceinline__ static void synchronize(u32 callers = allLanes) {
+    if constexpr (level == Level::Warp) __syncwarp(callers);
     else if constexpr (level == Level::Block) __syncthreads();
   }
 
-  // What the leader says, for all; synchronises.
-  __device__ __forceinline__ static bool agree(bool leaders) {
-    if constexpr (level == Level::Thread) return leaders;
-    else if constexpr (level == Level::Warp) return __shfl_sync(0xffffffffu, leaders ? 1 : 0, 0) != 0;
-    else return __syncthreads_or(isLeader() && leaders) != 0;
+  // What the first of the callers says, for all of them; synchronises.
+  __device__ __forceinline__ static bool agree(bool firsts, u32 callers = allLanes) {
+    if constexpr (level == Level::Thread) return firsts;
+    else if constexpr (level == Level::Warp) return __shfl_sync(callers, firsts ? 1 : 0, __ffs(callers) - 1) != 0;
+    else return __syncthreads_or(isLeader() && firsts) != 0;
   }
 
   // The leader's value, for all; synchronises.
   __device__ __forceinline__ static u64 broadcast(u64 leaders) {
     if constexpr (level == Level::Thread) return leaders;
-    else if constexpr (level == Level::Warp) return __shfl_sync(0xffffffffu, leaders, 0);
+    else if constexpr (level == Level::Warp) return __shfl_sync(allLanes, leaders, 0);
     else {
       __shared__ u64 shared;
       // Behind the last call, whose value a slower thread may still have to read.

@@ -3,7 +3,7 @@
 //
 // docs/device-api.md is its guide. Everything is in namespace weftline.
 #pragma once
-#include "weftline/post.cuh"
-#include "weftline/put.cuh"
-#include "weftline/signal.cuh"
-#include "weftline/word.cuh"
+#include "weftline/device-api/post.cuh"
+#include "weftline/device-api/put.cuh"
+#include "weftline/device-api/signal.cuh"
+#include "weftline/device-api/word.cuh"

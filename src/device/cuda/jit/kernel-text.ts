@@ -21,15 +21,21 @@ export function readKernelText(file: string): KernelText {
   };
 }
 
-/** weftline/*.cuh, for our kernels and for those of users. */
+/** All of include/, for our kernels and for those of users. */
 export function ourHeaders(): Readonly<Record<string, string>> {
   return (allHeaders ??= readHeaders());
+}
+
+/** As #include names them. */
+export function headerNames(): string[] {
+  const names = readdirSync(`${kernelFolder}/include`, { recursive: true, encoding: 'utf8' });
+  return names.filter((name) => name.endsWith('.cuh')).toSorted();
 }
 
 let allHeaders: Readonly<Record<string, string>> | undefined;
 
 function readHeaders(): Record<string, string> {
-  const folder = `${kernelFolder}/include/weftline`;
-  const names = readdirSync(folder).toSorted();
-  return Object.fromEntries(names.map((name) => [`weftline/${name}`, readFileSync(`${folder}/${name}`, 'utf8')]));
+  return Object.fromEntries(
+    headerNames().map((name) => [name, readFileSync(`${kernelFolder}/include/${name}`, 'utf8')]),
+  );
 }

@@ -16,6 +16,8 @@ struct Command {
   // Of a put: the offset of its source and its size. Of others: both halves of their number.
   u64 source;
   u64 bytes;
+  // The host leaves it where it is until a command behind it is not deferred.
+  bool isDeferred;
 };
 
 __device__ __forceinline__ CommandQueueHead* hostSide(const DeviceQueue* queue) {
@@ -77,7 +79,7 @@ __device__ __forceinline__ bool waitForRoom(DeviceQueue* queue, u32 number, u32 
 __device__ __forceinline__ void writeCommand(DeviceQueue* queue, u32 number, const Command& command) {
   const u32 phase = ((number >> queue->capacityBits) & 1u) ^ 1u;
   u32 high = phase | (command.kind << commandBitsKind) | (command.remote << commandBitsRemote) |
-             (command.request << commandBitsRequest) |
+             (command.request << commandBitsRequest) | (command.isDeferred ? 1u << commandBitsDeferred : 0u) |
              (static_cast<u32>(command.target >> 31) << commandBitsTargetHigh);
   if (command.kind == commandKindPut) {
     high |= static_cast<u32>(command.source >> 32) << commandBitsSourceHigh;
@@ -105,6 +107,8 @@ __device__ __forceinline__ bool pushCommands(DeviceQueue* queue, const Command (
   if (!epochReached(known, end - queue->capacity) && !waitForRoom(queue, number, end, scope, whom)) return false;
 #pragma unroll
   for (u32 index = 0; index < count; ++index) writeCommand(queue, number + index, commands[index]);
+  // For whoever flushes. The value depends on the number, so a thread that sees it takes a later number.
+  if (commands[count - 1].isDeferred) *static_cast<volatile u32*>(&queue->deferred) = (number << 1) | 1u;
   return true;
 }
 

@@ -1,7 +1,7 @@
 // Sums of rows that lie anywhere: a warp pulls the rows of one item through shared memory in chunks of columns, adds them
 // in f32 in a given order and rounds once to bf16. While one chunk is summed the copy engine brings the next.
 #pragma once
-#include "weftline/bulk-copy.cuh"
+#include "weftline/copy/bulk-copy.cuh"
 #include "weftline/types.cuh"
 
 namespace weftline {

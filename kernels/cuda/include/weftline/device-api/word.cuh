@@ -3,7 +3,7 @@
 // A put with a signal is two stores and a fence, which waits for the way there and back; a word is one way. It carries
 // itself alone: it has no order with puts and signals.
 #pragma once
-#include "weftline/put.cuh"
+#include "weftline/device-api/put.cuh"
 
 namespace weftline {
 

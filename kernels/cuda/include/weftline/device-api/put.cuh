@@ -1,8 +1,8 @@
 // put and flush: bytes from here to a peer, and the knowledge that they have arrived.
 #pragma once
-#include "weftline/command-queue.cuh"
-#include "weftline/peer-copy.cuh"
-#include "weftline/request.cuh"
+#include "weftline/device-api/command-queue.cuh"
+#include "weftline/copy/peer-copy.cuh"
+#include "weftline/device-api/request.cuh"
 
 namespace weftline {
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ bool pushFor(const Opened& request, const Route& rout
 // A command whose number, 8 bytes, is part of it.
 __device__ __forceinline__ Command numberCommand(u32 kind, const Opened& request, u64 target, u64 number,
                                                  const Route& route) {
-  return {kind, request.number, route.remote, target, number & 0xffffffffull, number >> 32};
+  return {kind, request.number, route.remote, target, number & 0xffffffffull, number >> 32, route.isDeferred};
 }
 
 // Where the host would launch a kernel to read 8 bytes from this device, they are read here and travel along.
@@ -29,21 +29,28 @@ __device__ __forceinline__ Command putCommand(const Opened& request, u64 target,
                                               const Route& route) {
   const u8* from = request.local + source;
   if (request.inlines == 0 || bytes != 8 || ((target | reinterpret_cast<u64>(from)) & 7) != 0) {
-    return {commandKindPut, request.number, route.remote, target, source, bytes};
+    return {commandKindPut, request.number, route.remote, target, source, bytes, route.isDeferred};
   }
   const u64 value = *reinterpret_cast<const volatile u64*>(from);
   return numberCommand(commandKindStore, request, target, value, route);
 }
 
 // What a command can name.
-constexpr u64 maxPutBytes = (1ull << 34) - 1;
+constexpr u64 maxPutBytes = (1ull << 33) - 1;
 
-// Whether both ranges of a put are inside; the leader records it if not.
+// Whether the group came whole and both ranges of a put are inside; the leader records it if not.
 template <Level level>
 __device__ __forceinline__ bool mayPut(const Opened& request, u64 target, u64 source, u64 bytes, const Route& route) {
-  return hasRemote<level>(request, route) && isInside<level>(request, route, 0, bytes, maxPutBytes) &&
+  return hasLanes<level>(request, route, Group<level>::callers(), allLanes) && hasRemote<level>(request, route) &&
+         isInside<level>(request, route, 0, bytes, maxPutBytes) &&
          isInside<level>(request, route, target, bytes, remoteBytesOf(request, route)) &&
          isInside<level>(request, route, source, bytes, request.localBytes);
+}
+
+// ORDER: a signal by lane 0 alone publishes what the other lanes copied before. At block level a signal synchronises itself.
+template <Level level>
+__device__ __forceinline__ void endOfCopy() {
+  if constexpr (level == Level::Warp) Group<level>::synchronize();
 }
 
 // Copies `bytes` from `source` in the request's local range to `target` in the peer's. Returns when the peer's memory
@@ -55,6 +62,7 @@ __device__ __forceinline__ bool put(const Opened& request, u64 target, u64 sourc
   if (!mayPut<level>(request, target, source, bytes, route)) return false;
   if (u8* direct = directOf(request, route)) {
     copyToPeer<level>(direct + target, request.local + source, bytes);
+    endOfCopy<level>();
     return true;
   }
   Group<level>::synchronize();
@@ -109,28 +117,40 @@ __device__ __forceinline__ bool putShare(const Opened& request, u64 target, u64 
   if (size == 0) return true;
   if (direct == nullptr) return put<level>(request, target + begin, source + begin, size, route);
   copyToPeer<level>(direct + target + begin, request.local + source + begin, size);
+  endOfCopy<level>();
   return true;
 }
 
+// Has the host take what was deferred on the queue, by an empty command behind it. By one thread.
+__device__ __forceinline__ bool endDeferral(DeviceQueue* queue, const Opened& request, const Route& route) {
+  if (*static_cast<volatile u32*>(&queue->deferred) == 0 || atomicExch(&queue->deferred, 0) == 0) return true;
+  const Command commands[] = {{commandKindPut, request.number, route.remote, 0, 0, 0, false}};
+  return pushFor(request, {route.remote, route.channel, Order::Relaxed}, commands);
+}
+
 // Returns when every put and signal that this group made on the channel is visible to the peer. False when that does
-// not happen until the deadline, or the host failed at one.
+// not happen until the deadline, or the host failed at one. At warp level lanes may call it without the others, for what
+// they made themselves.
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool flush(const Opened& request, Route route = {}) {
+  const u32 callers = Group<level>::callers();
   if (!hasRemote<level>(request, route)) return false;
-  Group<level>::synchronize();
+  Group<level>::synchronize(callers);
   if (directOf(request, route) != nullptr) {
     // ORDER: waits until the stores that this group made before have been performed.
     fenceSystem();
-    Group<level>::synchronize();
+    Group<level>::synchronize(callers);
     return true;
   }
   bool isDelivered = true;
-  if (Group<level>::isLeader()) {
+  if (Group<level>::isFirstOf(callers)) {
     DeviceQueue* queue = queueOf(request, route);
+    isDelivered = endDeferral(queue, request, route);
     const u32 pushed = loadAcquireGpu(&queue->head);
-    isDelivered = waitDelivered(queue, pushed, scopeOf(waitsOf(request)), {request.handle->peer, route.channel});
+    const WaitScope scope = scopeOf(waitsOf(request));
+    isDelivered = isDelivered && waitDelivered(queue, pushed, scope, {request.handle->peer, route.channel});
   }
-  return Group<level>::agree(isDelivered);
+  return Group<level>::agree(isDelivered, callers);
 }
 
 }  // namespace weftline

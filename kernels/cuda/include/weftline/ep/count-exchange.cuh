@@ -3,9 +3,9 @@
 // All ranks read the same records, so all judge alike: when one of them cannot dispatch, none does.
 #pragma once
 #include "weftline/abi.cuh"
-#include "weftline/exchange-record.cuh"
+#include "weftline/ep/exchange-record.cuh"
 #include "weftline/memory-order.cuh"
-#include "weftline/rank-barrier.cuh"
+#include "weftline/collective/rank-barrier.cuh"
 #include "weftline/types.cuh"
 
 namespace weftline {

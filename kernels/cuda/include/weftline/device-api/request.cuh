@@ -18,11 +18,13 @@ using Waits = const DeviceHostState*;
 enum class Order : u32 { Release, Relaxed };
 
 // Which range of the request's peer, and which channel. Within a channel a signal comes after the puts before it;
-// between channels there is no order.
+// between channels there is no order. `isDeferred`: what goes through a queue stays there until something that is not
+// deferred follows on the same queue, or a flush; what the group writes itself goes at once.
 struct Route {
   u32 remote = 0;
   u32 channel = 0;
   Order order = Order::Release;
+  bool isDeferred = false;
 };
 
 __device__ __forceinline__ WaitScope scopeOf(Waits waits) {
@@ -78,6 +80,17 @@ template <Level level>
 __device__ __forceinline__ bool isInside(const Opened& request, const Route& route, u64 offset, u64 bytes, u64 limit) {
   if (offset <= limit && bytes <= limit - offset) return true;
   if (Group<level>::isLeader()) recordOutside(request.handle, route.channel, limit, offset + bytes);
+  return false;
+}
+
+// False, and a record by the first of the callers, when lanes of the warp are missing that the call needs.
+template <Level level>
+__device__ __forceinline__ bool hasLanes(const Opened& request, const Route& route, u32 callers, u32 needed) {
+  if ((callers & needed) == needed) return true;
+  if (Group<level>::isFirstOf(callers)) {
+    const Waits waits = waitsOf(request);
+    recordTrap(scopeOf(waits), {request.handle->peer, route.channel}, needed, callers, trapReasonMissingLanes);
+  }
   return false;
 }
 

@@ -1,6 +1,6 @@
 // Signals: 64-bit counters in memory of the peer that is told. Adding to one, waiting for one, reading one.
 #pragma once
-#include "weftline/put.cuh"
+#include "weftline/device-api/put.cuh"
 
 namespace weftline {
 
@@ -14,11 +14,13 @@ __device__ __forceinline__ bool maySignal(const Opened& request, u64 target, con
 }
 
 // Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
-// sees what this group put before on the same channel, unless the route's order is relaxed. False as put().
+// sees what this group put before on the same channel, unless the route's order is relaxed. At warp level lane 0 may call
+// it alone, or with any other lanes. False as put().
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool signal(const Opened& request, u64 target, u64 add, Route route = {}) {
-  if (!maySignal<level>(request, target, route)) return false;
-  Group<level>::synchronize();
+  const u32 callers = Group<level>::callers();
+  if (!hasLanes<level>(request, route, callers, 1) || !maySignal<level>(request, target, route)) return false;
+  Group<level>::synchronize(callers);
   if (u8* direct = directOf(request, route)) {
     if (!Group<level>::isLeader()) return true;
     u64* counter = reinterpret_cast<u64*>(direct + target);
@@ -32,7 +34,7 @@ __device__ __forceinline__ bool signal(const Opened& request, u64 target, u64 ad
     const Command commands[] = {numberCommand(commandKindSignal, request, target, add, route)};
     isPushed = pushFor(request, route, commands);
   }
-  return Group<level>::agree(isPushed);
+  return Group<level>::agree(isPushed, callers);
 }
 
 // A put, and a signal that comes after it. The counter may be in another request, to the same peer.
@@ -58,12 +60,13 @@ __device__ __forceinline__ bool putWithSignal(const Opened& data, u64 target, u6
   return Group<level>::agree(isPushed);
 }
 
-// ORDER: what a peer put before its signal is visible behind this.
+// ORDER: what a peer put before its signal is visible behind this. At warp level to the lanes that call it.
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ u64 readSignal(const void* counter) {
   static_assert(sizeof(Group<level>) > 0, "");
+  const u32 callers = Group<level>::callers();
   const u64 value = loadAcquireSystem(static_cast<const u64*>(counter));
-  Group<level>::synchronize();
+  Group<level>::synchronize(callers);
   return value;
 }
 

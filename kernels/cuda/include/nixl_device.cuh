@@ -1,0 +1,71 @@
+// The device API under the names and the argument order of NIXL's guide to its GPU kernels.
+//
+// Differences: offsets may have 64 bits. A post that fails (a range that is not inside, an unknown flag, a deadline, a peer
+// that is lost) ends the threads that made the call, because its result is void: no signal may tell of bytes that did not
+// go. The host gets the error when it waits for the stream. A loop over nixlGpuReadSignal has no deadline; weftline::wait has.
+#pragma once
+#ifdef __CUDACC_RTC__
+// NVRTC has no headers; these are the types of an LP64 target, as in <stdint.h>.
+using uint32_t = unsigned int;
+using uint64_t = unsigned long;
+using uintptr_t = unsigned long;
+using size_t = decltype(sizeof(0));
+#else
+#include <cstddef>
+#include <cstdint>
+#endif
+#include "weftline/weftline.cuh"
+
+// WARP: all 32 lanes of a warp write together; a signal may be posted by lane 0 alone.
+enum class nixl_gpu_level_t : uint64_t { THREAD = 0, WARP = 1, BLOCK = 2 };
+
+namespace nixl_gpu_flags {
+// The post may stay at this device until one without this flag follows, or one that waits for completion.
+constexpr uint32_t defer = weftline::postDeferred;
+}  // namespace nixl_gpu_flags
+
+// From DeviceHost.createGpuReq().
+using nixlGpuXferReqH = const weftline::DeviceRequest*;
+
+namespace weftline {
+
+template <nixl_gpu_level_t level>
+constexpr Level levelOf = level == nixl_gpu_level_t::THREAD ? Level::Thread
+                          : level == nixl_gpu_level_t::WARP ? Level::Warp
+                          : level == nixl_gpu_level_t::BLOCK ? Level::Block
+                                                             : Level::Unnamed;
+
+__device__ __forceinline__ RequestHandle handleOf(nixlGpuXferReqH request) {
+  return reinterpret_cast<RequestHandle>(request);
+}
+
+__device__ __forceinline__ void leaveUnless(bool isGood) {
+  if (!isGood) asm volatile("exit;");
+}
+
+}  // namespace weftline
+
+// Writes `size` bytes from `src_offset` of the request's local range to `dst_offset` of range `dst_rkey_idx` of its peer.
+// With wait_completion they are visible there when it returns, and the source may change.
+template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
+__device__ __forceinline__ void nixlGpuPostSingleWriteXferReq(nixlGpuXferReqH req, uint64_t dst_offset, uint64_t src_offset,
+                                                              uint32_t dst_rkey_idx, size_t size, uint32_t flags = 0,
+                                                              bool wait_completion = false) {
+  weftline::leaveUnless(weftline::postWrite<weftline::levelOf<LEVEL>>(
+      weftline::handleOf(req), dst_offset, src_offset, dst_rkey_idx, size, flags, wait_completion));
+}
+
+// Adds `value` to the 64-bit counter at `offset` of range `dst_rkey_idx` of the request's peer, behind the writes before.
+template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
+__device__ __forceinline__ void nixlGpuPostSignalXferReq(nixlGpuXferReqH req, uint64_t offset, uint64_t value,
+                                                         uint32_t dst_rkey_idx, uint32_t flags = 0,
+                                                         bool wait_completion = false) {
+  weftline::leaveUnless(weftline::postSignal<weftline::levelOf<LEVEL>>(weftline::handleOf(req), offset, value,
+                                                                       dst_rkey_idx, flags, wait_completion));
+}
+
+// The counter's value; what peers wrote before the signals that it counts is then visible to the callers.
+template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
+__device__ __forceinline__ uint64_t nixlGpuReadSignal(const void* signal_ptr) {
+  return weftline::readSignal<weftline::levelOf<LEVEL>>(signal_ptr);
+}
