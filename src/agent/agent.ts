@@ -199,7 +199,7 @@ export class Agent implements AsyncDisposable {
     return (await this.#linkFor(remote, NO_MEMORY, options)).backend.name;
   }
 
-  /** Internal: connects by this backend, for a link whose error tells that the peer was lost. */
+  /** @internal Connects by this backend, for a link whose error tells that the peer was lost. */
   async linkTo(peer: string, backend: BackendName): Promise<BackendLink> {
     const remote = this.#remotes.get(peer, this.name);
     return remote.link(chooseBackend(this.#choice(remote, NO_MEMORY, backend)), this.#time({}));
@@ -274,7 +274,7 @@ export class Agent implements AsyncDisposable {
     return next.found as Notification;
   }
 
-  /** Internal: for a device's command queue. What puts from this memory to the peer's memory of that number need. */
+  /** @internal For a device's command queue. What puts from this memory to the peer's memory of that number need. */
   async channelParts(
     peer: string,
     registration: Registration,
@@ -306,7 +306,7 @@ export class Agent implements AsyncDisposable {
     return hasNews;
   }
 
-  /** Internal: something that ends before the agent's backends do, such as a listener. Returns how to take it back. */
+  /** @internal Something that ends before the agent's backends do, such as a listener. Returns how to take it back. */
   closeWith(close: () => Promise<void>): () => void {
     this.#checkOpen();
     this.#closers.add(close);

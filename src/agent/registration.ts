@@ -24,6 +24,7 @@ export class Registration {
   readonly name: string;
   /** Of the agent; never used again. */
   readonly number: number;
+  /** @internal */
   readonly memory: AgentMemory;
   /** Of a tensor: it is freed when nobody holds it, and its owner may free it early. */
   readonly #storage: Storage | undefined;
@@ -34,6 +35,7 @@ export class Registration {
   #isOpen = true;
   #releasing: Promise<void> | undefined;
 
+  /** @internal */
   constructor(
     memory: AgentMemory,
     caller: Registrable,
@@ -67,20 +69,22 @@ export class Registration {
     return view;
   }
 
-  /** What a backend made of the memory; one that was chosen for a transfer has it. */
+  /** @internal What a backend made of the memory; one that was chosen for a transfer has it. */
   regionBy(backend: BackendName): BackendRegion {
     return this.regions.get(backend) as BackendRegion;
   }
 
+  /** @internal */
   get isOpen(): boolean {
     return this.#isOpen && this.#storage?.disposed !== true;
   }
 
-  /** Backends that can use it, and the region of each. */
+  /** @internal Backends that can use it, and the region of each. */
   get regions(): ReadonlyMap<BackendName, BackendRegion> {
     return this.#regions;
   }
 
+  /** @internal */
   add(backend: BackendName, region: BackendRegion): void {
     this.#regions.set(backend, region);
   }
@@ -88,6 +92,7 @@ export class Registration {
   /**
    * All backends give it up, and what `agent.allocate` gave is freed. Fails with the first error, having tried all. After
    * WL_TIMEOUT it takes no new transfers, is not freed because a peer may still touch it, and `release` may be called again.
+   * @internal
    */
   release(timeoutMs: number): Promise<void> {
     this.#releasing ??= this.#release(timeoutMs).catch((error: unknown) => {
@@ -108,12 +113,12 @@ export class Registration {
     this.free();
   }
 
-  /** Unmaps what `agent.allocate` gave. Peers that have it mapped keep it until they unmap it as well. */
+  /** @internal Unmaps what `agent.allocate` gave. Peers that have it mapped keep it until they unmap it as well. */
   free(): void {
     this.memory.shared?.memory[Symbol.dispose]();
   }
 
-  /** All backends give it up. Of several errors, one that tells of a late peer is thrown. */
+  /** @internal All backends give it up. Of several errors, one that tells of a late peer is thrown. */
   async withdraw(timeoutMs: number): Promise<void> {
     this.#isOpen = false;
     const regions = [...this.#regions].filter(([backend]) => !this.#released.has(backend));

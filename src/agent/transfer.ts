@@ -62,6 +62,7 @@ export class Transfer implements Awaited, AsyncDisposable {
   #isUnderWay = false;
   #releasing: Promise<void> | undefined;
 
+  /** @internal */
   constructor(parts: TransferParts) {
     this.number = parts.number;
     this.operation = parts.operation;
@@ -84,6 +85,7 @@ export class Transfer implements Awaited, AsyncDisposable {
     return this.state === 'failed' ? this.#parts.inner.error : undefined;
   }
 
+  /** @internal */
   get isSettled(): boolean {
     return this.state !== 'pending';
   }
@@ -157,7 +159,7 @@ export class Transfer implements Awaited, AsyncDisposable {
     };
   }
 
-  /** Hot path. Notes the end of a post. True if none is under way. */
+  /** @internal Hot path. Notes the end of a post. True if none is under way. */
   look(): boolean {
     if (!this.#isUnderWay) return true;
     if (this.#parts.inner.state === 'pending') return false;
@@ -165,6 +167,7 @@ export class Transfer implements Awaited, AsyncDisposable {
     return true;
   }
 
+  /** @internal */
   describe(): string {
     return `${this.#name()} did not end`;
   }

@@ -41,7 +41,10 @@ export interface CallWait {
   readonly timeoutMs?: number | undefined;
   /** Ends the wait early; it then rejects with the signal's reason. */
   readonly signal?: AbortSignal | undefined;
-  /** Of the call that this is a stage of, in place of `timeoutMs`; without one, the stage is a call of its own. */
+  /**
+   * Of the call that this is a stage of, in place of `timeoutMs`; without one, the stage is a call of its own.
+   * @internal
+   */
   readonly deadline?: Deadline | undefined;
 }
 

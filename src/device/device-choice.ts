@@ -28,6 +28,9 @@ type DeviceRequest = Settings['device'];
  * uses, else `cpu`. With `cuda`, ranks may share a GPU; a rank without one fails all ranks with the same WL_UNSUPPORTED,
  * which names it. Ranks that ask for different kinds fail with WL_CONFIG_MISMATCH. `cpu` looks for nothing.
  */
+export function chooseDevice(request: DeviceRequest, group: DeviceGroup): Promise<DeviceChoice>;
+/** @internal By another driver. */
+export function chooseDevice(request: DeviceRequest, group: DeviceGroup, driver: CudaDriver): Promise<DeviceChoice>;
 export async function chooseDevice(
   request: DeviceRequest,
   group: DeviceGroup,

@@ -9,7 +9,7 @@ export interface RankResult {
   readonly pid: number;
   /** null if a signal ended it. */
   readonly exitCode: number | null;
-  readonly signal: NodeJS.Signals | null;
+  readonly signal: string | null;
   readonly durationMs: number;
   /** True if the launcher ended it because another rank failed, or on request. */
   readonly stopped: boolean;
@@ -103,7 +103,7 @@ export class RankProcess {
 
 /** A shell's way to say how a process ended: its exit code, or 128 and the signal's number. */
 export function exitCodeOf({ exitCode, signal }: Pick<RankResult, 'exitCode' | 'signal'>): number {
-  if (signal !== null) return 128 + constants.signals[signal];
+  if (signal !== null) return 128 + (Object.entries(constants.signals).find(([name]) => name === signal)?.[1] ?? 0);
   return exitCode ?? 1;
 }
 

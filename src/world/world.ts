@@ -29,7 +29,7 @@ export interface World extends AsyncDisposable {
    * whatever the ranks of a job open to each other. It is in no name, argument, log or store.
    */
   readonly secret: string;
-  /** Internal: what names of this job's files in /dev/shm begin with, on this host. It tells nothing of the job. */
+  /** @internal What names of this job's files in /dev/shm begin with, on this host. It tells nothing of the job. */
   readonly filePrefix: string;
   /** The ranks that share this host's memory, ascending, this rank included. */
   readonly localRanks: readonly number[];

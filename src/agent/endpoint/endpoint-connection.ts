@@ -75,6 +75,7 @@ export class EndpointConnection implements AsyncDisposable {
   #releasing: Promise<void> = Promise.resolve();
   #error: WeftlineError | undefined;
 
+  /** @internal */
   constructor(parts: ConnectionParts) {
     this.id = parts.id;
     this.ip = parts.ip;
@@ -159,20 +160,19 @@ export class EndpointConnection implements AsyncDisposable {
     return this.close();
   }
 
-  // Of the endpoint.
-
-  /** The peer learns of memory, or that it was deregistered. */
+  /** @internal The peer learns of memory, or that it was deregistered. */
   announce(region: Registration): void {
     const news = region.isOpen ? { regions: [region] } : { regions: [], withdrawn: [region] };
     const payload = this.#parts.agent.localMetadata({ ...news, connections: false });
     this.#tell({ kind: endpointMessageKinds.region, request: 0, bytes: 0 }, payload);
   }
 
-  /** Memory of this side is about to be taken back. */
+  /** @internal Memory of this side is about to be taken back. */
   forget({ address, length }: Registration): Promise<void> {
     return this.#mover.releaseWithin(address, length);
   }
 
+  /** @internal */
   end(error: WeftlineError): void {
     if (this.#error !== undefined) return;
     this.#error = error;
@@ -186,7 +186,7 @@ export class EndpointConnection implements AsyncDisposable {
     this.#parts.onClose(this);
   }
 
-  /** A notification of the peer. One that makes no sense ends the connection with WL_PROTOCOL; never throws. */
+  /** @internal A message of the peer. One that makes no sense ends the connection with WL_PROTOCOL; never throws. */
   handle(notification: Uint8Array): void {
     if (this.#error !== undefined) return;
     try {

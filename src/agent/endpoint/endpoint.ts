@@ -151,7 +151,7 @@ export class Endpoint implements AsyncDisposable {
     return this.close();
   }
 
-  /** Internal: a notification that was taken from the agent while its thread was blocked. Never throws. */
+  /** @internal A notification that was taken from the agent while its thread was blocked. Never throws. */
   hear(notification: Notification): void {
     this.#router.hear(notification);
   }

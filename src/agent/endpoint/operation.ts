@@ -11,6 +11,7 @@ export class Operation {
   #bytes: number | undefined;
   #error: WeftlineError | undefined;
 
+  /** @internal */
   constructor(what: string, timeoutMs: number) {
     this.#what = what;
     this.#timeoutMs = timeoutMs;
@@ -40,12 +41,14 @@ export class Operation {
     });
   }
 
+  /** @internal */
   finish(bytes: number): void {
     if (this.state !== 'pending') return;
     this.#bytes = bytes;
     this.#end();
   }
 
+  /** @internal */
   fail(error: WeftlineError): void {
     if (this.state !== 'pending') return;
     this.#error = error;

@@ -61,6 +61,7 @@ export class CpuKernelApi {
   readonly #command = emptyCommand();
   #closed: WeftlineError | undefined;
 
+  /** @internal */
   constructor(options: CpuKernelApiOptions) {
     this.#options = options;
     this.#writers = options.queues.map((memory) => new CommandWriter(memory));
@@ -156,12 +157,12 @@ export class CpuKernelApi {
     return Atomics.load(cell, 0);
   }
 
-  /** Once the failure was told: queues carry commands of other requests as before. */
+  /** @internal Once the failure was told: queues carry commands of other requests as before. */
   forgetFailures(): void {
     for (const writer of this.#writers) writer.forgetFailure();
   }
 
-  /** Waits end before they look again: what they look at is freed next. */
+  /** @internal Waits end before they look again: what they look at is freed next. */
   close(): void {
     this.#closed ??= new WeftlineError('WL_CLOSED', `The device host ${this.#options.agent} was closed`);
   }

@@ -26,8 +26,11 @@ export interface CpuDeviceOptions {
 
 export class CpuDevice implements Device {
   readonly kind = 'cpu';
+  /** @internal */
   readonly memory: WasmMemory;
+  /** @internal */
   readonly kernels: CpuKernels;
+  /** @internal */
   readonly space: AddressSpace;
   readonly #abandoned: AbandonedMemory;
 
@@ -60,7 +63,10 @@ export class CpuDevice implements Device {
     return tensor;
   }
 
-  /** Runs `allocate`; when memory is short, what nobody holds any more is collected first. For calls that may wait. */
+  /**
+   * Runs `allocate`; when memory is short, what nobody holds any more is collected first. For calls that may wait.
+   * @internal
+   */
   allocating<T>(allocate: () => T): T | Promise<T> {
     return this.#abandoned.allocating(allocate);
   }
@@ -68,6 +74,7 @@ export class CpuDevice implements Device {
   /**
    * Uninitialised bytes; disposed by the caller, or some time after the last tensor over them was dropped. Their pages are kept for the next
    * owner, because touching a fresh page costs as much as copying it a few times.
+   * @internal
    */
   allocate(bytes: number, alignment: number = TENSOR_ALIGNMENT): Storage {
     const address = this.space.take(bytes, alignment);
@@ -84,6 +91,7 @@ export class CpuDevice implements Device {
   /**
    * Maps a whole shared file, so that kernels and peers see the same bytes. `bytes` must be the file's size. `populate`
    * sets up the page tables at once, which allocates what the file does not hold yet.
+   * @internal
    */
   mapFile(fd: number, bytes: number, populate = false): Storage {
     const address = this.space.take(bytes, WASM_PAGE);

@@ -146,6 +146,9 @@ export class CudaContext implements Disposable {
 }
 
 /** How many GPUs this process may use; 0 where there is no driver. */
+export function cudaDeviceCount(): number;
+/** @internal By another driver. */
+export function cudaDeviceCount(driver: CudaDriver): number;
 export function cudaDeviceCount(driver: CudaDriver = cudaDriver): number {
   const count: Out = [0];
   try {

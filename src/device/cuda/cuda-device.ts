@@ -51,11 +51,15 @@ export type LoadedKernels<File extends KernelFile> = {
 
 export class CudaDevice implements Device {
   readonly kind = 'cuda';
+  /** @internal */
   readonly context: CudaContext;
+  /** @internal */
   readonly properties: DeviceProperties;
   /** Where everything runs that is not told otherwise, copies of tensors too. */
   readonly stream: CudaStream;
+  /** @internal */
   readonly traps: TrapBox;
+  /** @internal */
   readonly compiler: KernelCompiler;
   readonly #settings: Settings;
   readonly #streams = new Set<CudaStream>();
@@ -101,7 +105,7 @@ export class CudaDevice implements Device {
     });
   }
 
-  /** Tells when all work enqueued so far, on any of its streams, is done. */
+  /** @internal Tells when all work enqueued so far, on any of its streams, is done. */
   workFence(): Fence {
     return this.#fences.now();
   }
@@ -127,6 +131,7 @@ export class CudaDevice implements Device {
   /**
    * Memory of its own, zeroed by the stream's next work, that exportMemory() can name to other processes. Fails with
    * WL_MEMORY.
+   * @internal
    */
   allocateShared(bytes: number): Storage {
     const address = this.#pool.allocate(bytes);
@@ -139,26 +144,30 @@ export class CudaDevice implements Device {
     return storage;
   }
 
-  /** The name of memory from allocateShared() for openPeerMemory() in another process of this host. */
+  /** @internal The name of memory from allocateShared() for openPeerMemory() in another process of this host. */
   exportMemory(storage: Storage): string {
     return exportMemory(this.context, storage.address);
   }
 
-  /** The allocation that holds an address, to be opened with openPeerMemory() in another process of this host. */
+  /**
+   * The allocation that holds an address, to be opened with openPeerMemory() in another process of this host.
+   * @internal
+   */
   exportAllocation(address: number): { readonly base: number; readonly bytes: number; readonly handle: string } {
     return exportAllocation(this.context, address);
   }
 
+  /** @internal */
   openPeerMemory(handle: string, bytes: number): Storage {
     return new PeerMemory(this, this.context, { handle, bytes });
   }
 
-  /** Memory of the host that kernels reach; zeroed. */
+  /** @internal Memory of the host that kernels reach; zeroed. */
   allocateHost(bytes: number): HostMemory {
     return new HostMemory(this.context, bytes);
   }
 
-  /** Sets every byte of a tensor or of memory, in the order of the stream. */
+  /** @internal Sets every byte of a tensor or of memory, in the order of the stream. */
   setBytes(memory: Tensor | Storage, byte: number, stream: CudaStream = this.stream): void {
     this.context.workCount += 1;
     this.context.call('cuMemsetD8Async', memory.address, byte, memory.bytes, stream.handle);
@@ -179,14 +188,14 @@ export class CudaDevice implements Device {
     return new CudaEvent(this.context, { timing: options.timing ?? false, timeoutMs: this.#settings.timeoutMs });
   }
 
-  /** Whether kernels here can use the memory of another GPU of this host. */
+  /** @internal Whether kernels here can use the memory of another GPU of this host. */
   canAccess(peer: CudaDevice): boolean {
     const can: Out = [0];
     this.context.call('cuDeviceCanAccessPeer', can, this.context.device, peer.context.device);
     return can[0] === 1;
   }
 
-  /** Lets kernels here use the memory of another GPU that this process holds too; may be called again. */
+  /** @internal Lets kernels here use the memory of another GPU that this process holds too; may be called again. */
   enablePeerAccess(peer: CudaDevice): void {
     const status = this.context.status('cuCtxEnablePeerAccess', peer.context.handle, 0);
     if (status === CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) return;
@@ -196,6 +205,7 @@ export class CudaDevice implements Device {
   /**
    * Compiles what is in no cache, and loads it once; with `useAot` takes it from the AOT folder or fails. WL_COMPILE,
    * WL_UNSUPPORTED or WL_CUDA.
+   * @internal
    */
   loadKernels<File extends KernelFile>(
     file: File,

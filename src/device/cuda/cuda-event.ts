@@ -13,13 +13,14 @@ export interface EventDefaults {
 }
 
 export class CudaEvent implements DeviceEvent {
+  /** @internal */
   readonly context: CudaContext;
   /** CUevent. */
   readonly handle: number;
   readonly #defaults: EventDefaults;
   #disposed = false;
 
-  /** Use device.createEvent(). */
+  /** @internal Use device.createEvent(). */
   constructor(context: CudaContext, defaults: EventDefaults) {
     const handle: Out = [0];
     context.call('cuEventCreate', handle, defaults.timing ? 0 : DISABLE_TIMING);

@@ -15,6 +15,7 @@ export interface StreamOptions {
 }
 
 export class CudaStream implements Disposable {
+  /** @internal */
   readonly context: CudaContext;
   /** CUstream. */
   readonly handle: number;
@@ -22,7 +23,7 @@ export class CudaStream implements Disposable {
   readonly #onDispose: (stream: CudaStream) => void;
   #disposed = false;
 
-  /** Use device.createStream(). Never waits for the legacy default stream. */
+  /** @internal Use device.createStream(). Never waits for the legacy default stream. */
   constructor(context: CudaContext, options: StreamOptions, onDispose: (stream: CudaStream) => void) {
     const least: Out = [0];
     const greatest: Out = [0];

@@ -41,12 +41,13 @@ export class UserKernel<Parameters extends Readonly<Record<string, Scalar>>> {
   readonly #kernel: CudaKernel;
   readonly #parameters: Parameters;
 
+  /** @internal */
   constructor(kernel: CudaKernel, parameters: Parameters) {
     this.#kernel = kernel;
     this.#parameters = parameters;
   }
 
-  /** For launches that are made again and again: set its arguments, then launch() is one native call. */
+  /** @internal For launches that are made again and again: set its arguments, then launch() is one native call. */
   plan(shape: LaunchShape): LaunchPlan<Extract<keyof Parameters, string>> {
     return this.#kernel.plan(shape);
   }

@@ -6,9 +6,12 @@ import type { Tensor } from '../../device/tensor.ts';
  * cached dispatches, on all ranks alike. Dispose it when it is no longer needed (else the garbage collector does).
  */
 export class DispatchHandle implements Disposable {
-  /** The buffer that made it, compared by identity. */
+  /** @internal The buffer that made it, compared by identity. */
   readonly owner: object;
-  /** Number of the dispatch among the buffer's; ranks that use handles of different dispatches together get an error. */
+  /**
+   * Number of the dispatch among the buffer's; ranks that use handles of different dispatches together get an error.
+   * @internal
+   */
   readonly sequence: number;
   /** Tokens that this rank sent. */
   readonly numTokens: number;
@@ -16,9 +19,9 @@ export class DispatchHandle implements Disposable {
   readonly numRecvTokens: number | undefined;
   /** Rows of the received tensors: numRecvTokens, or numWorstTokens if that was given. */
   readonly rows: number;
-  /** i32 [T, ranks]: the row of each token at each rank, -1 where it does not go. */
+  /** @internal i32 [T, ranks]: the row of each token at each rank, -1 where it does not go. */
   readonly rowTable: Tensor<'i32'>;
-  /** On a GPU, what its kernels need of the exchange (EpPlan); absent on the CPU. */
+  /** @internal On a GPU, what its kernels need of the exchange (EpPlan); absent on the CPU. */
   readonly plan: Tensor<'u8'> | undefined;
   /** i32 [ranks, ranks] on the host: [s * ranks + d] = rows that ranks 0..s together send to d; as numRecvTokens. */
   readonly rankPrefixMatrix: Int32Array | undefined;
@@ -27,6 +30,7 @@ export class DispatchHandle implements Disposable {
   /** Received choices per local expert, each rounded up to expertAlignment; empty with numWorstTokens. */
   readonly numRecvTokensPerExpert: readonly number[];
 
+  /** @internal */
   constructor(parts: Omit<DispatchHandle, 'dispose' | 'plan' | typeof Symbol.dispose> & { plan?: Tensor<'u8'> }) {
     this.owner = parts.owner;
     this.sequence = parts.sequence;

@@ -2,6 +2,7 @@
 import { startCall } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import type { World } from '../../world/world.ts';
@@ -49,7 +50,7 @@ export class EpBuffer implements AsyncDisposable {
     return this.#scope.world;
   }
 
-  get device(): EpScope['device'] {
+  get device(): Device {
     return this.#scope.device;
   }
 
@@ -104,7 +105,10 @@ export class EpBuffer implements AsyncDisposable {
     });
   }
 
-  /** Address, as this process maps it, of a row of the receive (or combine) region of any rank; for benchmarks. */
+  /**
+   * Address, as this process maps it, of a row of the receive (or combine) region of any rank; for benchmarks.
+   * @internal
+   */
   peerRowAddress(rank: number, row: number, region: 'rows' | 'combineRows' = 'rows'): number {
     return this.#engine.regionAddress(rank, region) + row * this.config.hidden * 2;
   }

@@ -31,7 +31,7 @@ export class DispatchCombineContext implements AsyncDisposable {
   readonly world: World;
   readonly device: CpuDevice | CudaDevice;
   readonly config: EPConfig;
-  /** For the engine of the layer: windows, exchange, barrier. */
+  /** @internal For the engine of the layer: windows, exchange, barrier. */
   readonly memory: CpuLayerMemory | CudaLayerMemory;
 
   /**
@@ -134,7 +134,7 @@ export class DispatchCombineContext implements AsyncDisposable {
     return this.memory.view(dtype, region, shape);
   }
 
-  /** Address, as this process maps it, of a received row of any rank; for benchmarks. */
+  /** @internal Address, as this process maps it, of a received row of any rank; for benchmarks. */
   peerRowAddress(rank: number, row: number): number {
     return this.memory.regionAddress(rank, 'rows') + row * this.config.hidden * 2;
   }

@@ -3,8 +3,12 @@ import type { Tensor } from '../../device/tensor.ts';
 
 /** Owned by the caller; valid as long as the layer. Dispose it when combine is done (else the garbage collector does). */
 export class EPAllToAllLayoutDesc implements Disposable {
+  /** @internal */
   readonly owner: object;
-  /** Number of the dispatch among the layer's; ranks that use descriptors of different dispatches together get an error. */
+  /**
+   * Number of the dispatch among the layer's; ranks that use descriptors of different dispatches together get an error.
+   * @internal
+   */
   readonly sequence: number;
   /** Tokens that this rank dispatched. */
   readonly numDispatchTokenCurRank: number;
@@ -29,6 +33,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
   /** Rows received per local expert, in the order in which they stand in the output. */
   readonly numRecvTokensPerExpert: readonly number[];
 
+  /** @internal */
   constructor(parts: Omit<EPAllToAllLayoutDesc, 'dispose' | 'sendReqsRecvTensor' | typeof Symbol.dispose>) {
     this.owner = parts.owner;
     this.sequence = parts.sequence;

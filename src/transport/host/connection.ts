@@ -73,6 +73,7 @@ export class Connection implements AsyncDisposable {
   #error: WeftlineError | undefined;
   #ending: Promise<void> | undefined;
 
+  /** @internal */
   constructor({ link, slots, channel, number, onClose, ...facts }: ConnectionParts) {
     this.peerName = facts.peerName;
     this.paths = facts.paths;
@@ -137,17 +138,20 @@ export class Connection implements AsyncDisposable {
     return this.#post(commandKinds.flush, flow);
   }
 
-  /** Describes a transfer of many ranges to the engine; `postTransfer` takes the number. */
+  /** @internal Describes a transfer of many ranges to the engine; `postTransfer` takes the number. */
   prepareTransfer(plan: Omit<TransferPlan, 'connection'>): Promise<number> {
     return this.#link.call({ name: 'prepare', plan: { ...plan, connection: this.#number } }) as Promise<number>;
   }
 
-  /** Where messages of transfers go. Its number goes into their plans; it ends with the connection. */
+  /** @internal Where messages of transfers go. Its number goes into their plans; it ends with the connection. */
   openLine(plan: Omit<LinePlan, 'connection'>): Promise<number> {
     return this.#link.call({ name: 'openLine', plan: { ...plan, connection: this.#number } }) as Promise<number>;
   }
 
-  /** Posts all its ranges, then its message; ends when both have arrived. Failing ranges hold the message back. */
+  /**
+   * Posts all its ranges, then its message; ends when both have arrived. Failing ranges hold the message back.
+   * @internal
+   */
   postTransfer(transfer: number, { offset, bytes }: TransferMessage): Request {
     const { command } = this.#slots;
     command.region = transfer;
@@ -156,7 +160,7 @@ export class Connection implements AsyncDisposable {
     return this.#post(commandKinds.transfer);
   }
 
-  /** None of its posts may be pending. */
+  /** @internal None of its posts may be pending. */
   async releaseTransfer(transfer: number): Promise<void> {
     await this.#link.call({ name: 'unprepare', transfer });
   }
@@ -181,14 +185,14 @@ export class Connection implements AsyncDisposable {
     return this.close();
   }
 
-  /** Ends the connection for a reason, which its pending requests carry. */
+  /** @internal Ends the connection for a reason, which its pending requests carry. */
   end(error: WeftlineError): Promise<void> {
     this.#error ??= error;
     this.#ending ??= this.#end(this.#error, false);
     return this.#ending;
   }
 
-  /** What the engine says of its end. */
+  /** @internal What the engine says of its end. */
   endWith(error: EncodedError): Promise<void> {
     return this.end(decodeError(error));
   }

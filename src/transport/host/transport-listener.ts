@@ -23,6 +23,7 @@ export class TransportListener implements Disposable {
   #refused = 0;
   #lastRefusal = '';
 
+  /** @internal */
   static async open({ greet, onClose, ...options }: ListenerOptions): Promise<TransportListener> {
     // A caller comes at the earliest after this.
     const serve = (channel: ControlChannel): Promise<void> => listener.#welcome(channel, greet);
@@ -75,7 +76,7 @@ export class TransportListener implements Disposable {
     this.close();
   }
 
-  /** Fails with WL_CAPACITY while as many connections wait to be accepted as may. */
+  /** @internal Fails with WL_CAPACITY while as many connections wait to be accepted as may. */
   checkRoom(): void {
     if (this.#waiting.length > 0 || this.#ready.length < MAX_READY) return;
     for (let at = this.#ready.length - 1; at >= 0; at--) {

@@ -37,7 +37,10 @@ export interface TransportOptions {
   readonly token?: string;
   /** Wins over the environment. Those whose names begin with `transport` count, and `timeoutMs`. */
   readonly settings?: Partial<Settings>;
-  /** Rung from the engine's thread when a request or connection has ended, and when a peer's signal was added. */
+  /**
+   * Rung from the engine's thread when a request or connection has ended, and when a peer's signal was added.
+   * @internal
+   */
   readonly wake?: WakeWord;
 }
 
@@ -45,7 +48,7 @@ export interface TransportOptions {
 export interface TransportConnectOptions extends ConnectOptions {
   /** What the application says of itself, as JSON expresses it, of some kilobytes. */
   readonly hello?: unknown;
-  /** Who is expected there, for errors: "agent b". A transport by default. */
+  /** @internal Who is expected there, for errors: "agent b". A transport by default. */
   readonly who?: string;
 }
 
