@@ -1,7 +1,8 @@
 // weftline bench p2p: memory of one process to memory of another, over any backend of an agent.
-import { type Command, InvalidArgumentError, Option } from 'commander';
-import type { BackendName } from '../../agent/index.ts';
+import { type Command, Option } from 'commander';
+import { type BackendName, backendNames } from '../../agent/backend.ts';
 import { type P2pBenchOptions, runP2pBench, serveP2pBench } from '../bench/p2p/p2p-bench.ts';
+import { giveUpP2pBench } from '../bench/p2p/p2p-meeting.ts';
 import {
   type BlockSweep,
   checkP2pWorkload,
@@ -17,27 +18,35 @@ import {
   p2pBlockHeading,
   p2pBlockLine,
   p2pHeading,
+  p2pOneSidedLine,
   p2pPathLines,
-  type P2pRole,
   p2pSizeLine,
+  p2pWorkloadLines,
   roleText,
 } from '../report/p2p-bench-report.ts';
-import { integerArgument } from './integer-argument.ts';
-import { requireWritableFolder, writeJson } from './output-file.ts';
+import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
+import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import {
+  addBenchRoleOptions,
+  benchRole,
+  checkPeerAddress,
+  listenAddress,
+  listeningLine,
+  peerAddress,
+  type PeerFlags,
+} from './peer-options.ts';
 import { addSettingOptions } from './setting-options.ts';
 
-interface P2pFlags {
-  readonly role: P2pRole;
-  readonly remoteIp: string;
-  readonly host: string;
-  readonly port: number;
+interface P2pFlags extends PeerFlags, OutputFlags {
   readonly localGpuIdx: number;
-  readonly numCpus: number;
+  readonly numCpus?: number;
   readonly device: 'cpu' | 'gpu';
   readonly backend?: BackendName;
   readonly mode: P2pMode;
   readonly sizes: readonly number[];
-  readonly iters: number;
+  readonly iterations: number;
+  /** Another name of `iterations`. */
+  readonly iters?: number;
   readonly inflight: number;
   readonly blocks?: readonly number[];
   readonly batches: readonly number[];
@@ -45,10 +54,12 @@ interface P2pFlags {
   readonly descriptors: number;
   readonly compare: number;
   readonly agentThread: boolean;
-  readonly json?: string;
 }
 
-const MOST = 2 ** 31;
+const MAX_COUNT = 2 ** 31;
+const DEFAULT_PORT = 20_001;
+const count = integerArgument(1, MAX_COUNT);
+const byteList = listArgument(byteArgument(1, MAX_COUNT));
 
 export function addP2pBench(bench: Command): void {
   const command = bench
@@ -57,27 +68,20 @@ export function addP2pBench(bench: Command): void {
     .description(
       'Start the server, then the client, which decides what is measured; the server ends by itself. ' +
         'Between hosts both need the same WEFTLINE_TOKEN.',
-    )
-    .addOption(new Option('--role <role>', 'which end this is').choices(['server', 'client']).makeOptionMandatory())
-    .option('--remote-ip <address>', 'where the server is', '127.0.0.1')
-    .option('--host <address>', 'where peers reach this host', '127.0.0.1')
-    .option('--port <number>', 'TCP port of the server', integerArgument(1, 65_535), 20_001)
+    );
+  addBenchRoleOptions(command, DEFAULT_PORT)
     .option('--local-gpu-idx <n>', 'the GPU of --device gpu; told to the peer', integerArgument(0, 1023), 0)
-    .option('--num-cpus <n>', 'only shown: an agent has one engine', integerArgument(1, 1024), 4)
+    .addOption(new Option('--num-cpus <n>').argParser(integerArgument(1, 1024)).hideHelp())
     .addOption(new Option('--device <kind>', 'where the memory is').choices(['cpu', 'gpu']).default('cpu'))
-    .addOption(new Option('--backend <name>', 'this path or none').choices(['local', 'ucx', 'multipath']))
-    .addOption(new Option('--mode <mode>', 'what the client does').choices(p2pModes).default('write'))
-    .option('--sizes <list>', 'bytes of messages, as 256,1048576', numberList, [...defaultSizes])
-    .option(
-      '--iters <n>',
-      'messages of each size; a sixteenth beyond 1 MiB',
-      integerArgument(1, MOST),
-      DEFAULT_ITERATIONS,
-    )
+    .addOption(new Option('--backend <name>', 'this path or none').choices(backendNames))
+    .addOption(new Option('--mode <mode>', 'what the client does').choices(p2pModes).default(p2pModes[0]))
+    .option('--sizes <list>', 'bytes of messages, as 256,64K,1M', byteList, [...defaultSizes])
+    .option('--iterations <n>', 'messages of each size; also --iters', count, DEFAULT_ITERATIONS)
+    .addOption(new Option('--iters <n>').argParser(count).hideHelp())
     .option('--inflight <n>', 'messages under way at a time', integerArgument(1, 256), 1)
-    .option('--blocks <first,last>', 'sweep of block sizes, doubling, with the columns of nixlbench', numberList)
-    .option('--batches <first,last>', 'blocks of a transfer in that sweep, doubling', numberList, [1, 1])
-    .option('--pings <n>', 'round trips of 256 bytes with a notification', integerArgument(0, MOST), 0)
+    .option('--blocks <first,last>', 'sweep of block sizes, doubling, with the columns of nixlbench', byteList)
+    .option('--batches <first,last>', 'blocks of a transfer in that sweep, doubling', listArgument(count), [1, 1])
+    .option('--pings <n>', 'round trips of 256 bytes with a notification', integerArgument(0, MAX_COUNT), 0)
     .option(
       '--descriptors <n>',
       'one transfer of so many blocks: time and memory to prepare it',
@@ -86,53 +90,68 @@ export function addP2pBench(bench: Command): void {
     )
     .option(
       '--compare <rounds>',
-      'beside the ceiling of the path: memcpy, bench transport or ucx_perftest',
+      'writes (or reads) of 1 MiB and more beside the ceiling of the path: memcpy, bench transport or ucx_perftest',
       integerArgument(0, 1000),
       0,
     )
-    .option('--no-agent-thread', "the agent works on the caller's thread alone, inside calls that wait")
-    .option('--json <file>', 'write the result document (client)');
+    .option('--no-agent-thread', "the agent works on the caller's thread alone, inside calls that wait");
+  addOutputOptions(command);
   addSettingOptions(command, ['timeoutMs', 'agentSpinUs', 'transportPaths', 'transportThread']);
-  command.action((flags: P2pFlags) => run(flags));
+  command.action((flags: P2pFlags) => run(command, flags));
 }
 
-async function run(flags: P2pFlags): Promise<void> {
-  const workload = workloadOf(flags);
-  checkP2pWorkload(workload);
-  if (flags.json !== undefined) requireWritableFolder(flags.json);
-  const { role, device, localGpuIdx: localGpuIndex, host, port } = flags;
-  const heading = { sizes: flags.sizes, device, gpuIndex: localGpuIndex, iterations: flags.iters };
-  for (const line of p2pHeading(role, heading)) show(line);
-  show(`Creating Engine with GPU index: ${localGpuIndex}, CPUs: ${flags.numCpus}`);
-  const { backend, agentThread: ownThread } = flags;
-  const options: P2pBenchOptions = { localGpuIndex, device, backend, host, port, ownThread };
-  if (role === 'server') await serve(options);
-  else await measure(options, flags, workload);
-  show(`[${roleText(role)}] Benchmark complete`);
+async function run(command: Command, flags: P2pFlags): Promise<void> {
+  const output = new Output(flags);
+  const role = benchRole(command, flags);
+  const { device, localGpuIdx: localGpuIndex, port, backend, agentThread: ownThread } = flags;
+  const options: P2pBenchOptions = { localGpuIndex, device, backend, port, ownThread };
+  output.line(p2pHeading(role));
+  output.line(`Creating Engine with GPU index: ${localGpuIndex}, engine threads: ${ownThread ? 1 : 0}`);
+  if (flags.numCpus !== undefined) output.line('--num-cpus has no effect: an agent has one engine thread');
+  if (role === 'server') await serve(options, flags, output);
+  else await measure(options, flags, output);
+  output.line(`[${roleText(role)}] Benchmark complete`);
 }
 
-async function serve(options: P2pBenchOptions): Promise<void> {
+async function serve(options: P2pBenchOptions, flags: P2pFlags, { line, result: show }: Output): Promise<void> {
+  const host = listenAddress(flags);
   await serveP2pBench({
     ...options,
-    onListening: () => {
-      show('Endpoint initialized successfully');
-      show('[Server] Waiting for connection …');
+    host,
+    onListening: (port) => {
+      line(`[Server] ${listeningLine(host, port)}`);
+      line('[Server] Waiting for connection …');
     },
-    onConnected: ({ ip, gpuIndex, id }) => show(`[Server] Connected to ${ip} (GPU ${gpuIndex}) conn_id=${id}`),
+    onConnected: ({ ip, gpuIndex, id, workload }) => {
+      line(`[Server] Connected to ${ip} (GPU ${gpuIndex}) conn_id=${id}`);
+      for (const text of p2pWorkloadLines(workload, options.device, options.localGpuIndex)) line(text);
+    },
     onSize: (result) => show(p2pSizeLine('server', result)),
+    onOneSided: (size) => line(p2pOneSidedLine(size)),
   });
 }
 
-async function measure(options: P2pBenchOptions, { remoteIp, json }: P2pFlags, workload: P2pWorkload): Promise<void> {
+async function measure(options: P2pBenchOptions, flags: P2pFlags, output: Output): Promise<void> {
+  const { line, result: show } = output;
+  const workload = workloadOf(flags);
+  const remoteIp = peerAddress(flags);
+  checkPeerAddress(remoteIp);
+  try {
+    checkP2pWorkload(workload);
+  } catch (error) {
+    await giveUpP2pBench({ host: remoteIp, port: options.port }, error);
+    throw error;
+  }
+  for (const text of p2pWorkloadLines(workload, options.device, options.localGpuIndex)) line(text);
   let hasBlocks = false;
   const report = await runP2pBench({
     ...options,
     remoteIp,
+    host: flags.host,
     workload,
     onConnected: ({ id, backend, verdicts }) => {
-      show('Endpoint initialized successfully');
-      show(`[Client] Connected to ${remoteIp} conn_id=${id}`);
-      for (const line of p2pPathLines({ backend, verdicts })) show(line);
+      line(`[Client] Connected to ${remoteIp} conn_id=${id}`);
+      for (const text of p2pPathLines({ backend, verdicts })) line(text);
     },
     onSize: (result) => show(p2pSizeLine('client', result)),
     onBlock: (result) => {
@@ -141,13 +160,12 @@ async function measure(options: P2pBenchOptions, { remoteIp, json }: P2pFlags, w
       show(p2pBlockLine(result));
     },
   });
-  process.stdout.write(p2pBenchReport(report));
-  writeJson(json, report);
+  output.report(p2pBenchReport(report), report);
 }
 
-function workloadOf({ iters: iterations, blocks, batches, ...flags }: P2pFlags): P2pWorkload {
+function workloadOf({ iterations, iters = iterations, blocks, batches, ...flags }: P2pFlags): P2pWorkload {
   const { mode, sizes, inflight, pings, descriptors, compare } = flags;
-  return { mode, sizes, iterations, inflight, pings, descriptors, compare, blocks: sweepOf(blocks, batches) };
+  return { mode, sizes, iterations: iters, inflight, pings, descriptors, compare, blocks: sweepOf(blocks, batches) };
 }
 
 function sweepOf(blocks: readonly number[] | undefined, batches: readonly number[]): BlockSweep | undefined {
@@ -155,14 +173,4 @@ function sweepOf(blocks: readonly number[] | undefined, batches: readonly number
   const [startBlockBytes = 1, maxBlockBytes = startBlockBytes] = blocks;
   const [startBatch = 1, maxBatch = startBatch] = batches;
   return { startBlockBytes, maxBlockBytes, startBatch, maxBatch };
-}
-
-function show(line: string): void {
-  process.stdout.write(`${line}\n`);
-}
-
-function numberList(text: string): number[] {
-  const numbers = text.split(',').map(integerArgument(1, MOST));
-  if (numbers.length > 0) return numbers;
-  throw new InvalidArgumentError('Allowed are numbers with commas between them.');
 }

@@ -1,6 +1,6 @@
 // weftline bench transport: messages between two processes, or between ranks, over UDP.
-import { type Command, InvalidArgumentError, Option } from 'commander';
-import { runTransportBench, serveTransportBench } from '../bench/transport/transport-bench.ts';
+import { type Command, Option } from 'commander';
+import { giveUpTransportBench, runTransportBench, serveTransportBench } from '../bench/transport/transport-bench.ts';
 import { runRankBench } from '../bench/transport/transport-ranks.ts';
 import {
   checkTransportWorkload,
@@ -10,15 +10,21 @@ import {
   type TransportWorkload,
 } from '../bench/transport/transport-workload.ts';
 import { rankBenchReport, transportBenchReport } from '../report/transport-bench-report.ts';
-import { integerArgument } from './integer-argument.ts';
-import { requireWritableFolder, writeJson } from './output-file.ts';
+import { byteArgument, decimalArgument, integerArgument, switchArgument } from './argument-values.ts';
+import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import {
+  addBenchRoleOptions,
+  benchRole,
+  checkPeerAddress,
+  listenAddress,
+  listeningLine,
+  peerAddress,
+  type PeerFlags,
+} from './peer-options.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
 
-interface TransportFlags {
-  readonly role?: 'server' | 'client';
-  readonly serverIp: string;
-  readonly port: number;
+interface TransportFlags extends PeerFlags, OutputFlags {
   readonly perftype: TransportPattern;
   readonly nflow: number;
   readonly nmsg: number;
@@ -32,11 +38,13 @@ interface TransportFlags {
   readonly compare: number;
   readonly ranks: number;
   readonly seed: number;
-  readonly json?: string;
 }
 
-const MOST = 2 ** 31;
+const MAX_COUNT = 2 ** 31;
+const MAX_MESSAGE_BYTES = 2 ** 30;
+const DAY_SECONDS = 86_400;
 const LATENCY_BYTES = 64;
+const DEFAULT_PORT = 19_999;
 
 export function addTransportBench(bench: Command): void {
   const { nflow, nmsg, nreq, msize, seconds } = defaultTransportWorkload;
@@ -44,35 +52,42 @@ export function addTransportBench(bench: Command): void {
     .command('transport')
     .summary('messages between two processes or many ranks over UDP')
     .description(
-      'Start the server, then the client, which decides what is measured; the server ends by itself. Between hosts both need the same WEFTLINE_TOKEN. The patterns ' +
-        'incast and permutation need no role: they start ranks on this machine.',
-    )
-    .addOption(new Option('--role <role>', 'which end this is').choices(['server', 'client']))
-    .option('--server-ip <address>', 'where the server listens', '127.0.0.1')
-    .option('--port <number>', 'its TCP port', integerArgument(1, 65_535), 19_999)
+      'Start the server, then the client, which decides what is measured; the server ends by itself. Between hosts both ' +
+        'need the same WEFTLINE_TOKEN. The patterns incast and permutation need no role: they start ranks on this machine.',
+    );
+  addBenchRoleOptions(command, DEFAULT_PORT)
     .addOption(new Option('--perftype <type>', 'what is measured').choices(transportPatterns).default('tpt'))
     .option('--nflow <n>', 'flows', integerArgument(1, 1024), nflow)
     .option('--nmsg <n>', 'messages of a request', integerArgument(1, 64), nmsg)
     .option('--nreq <n>', 'requests of a flow that are under way', integerArgument(1, 256), nreq)
-    .option('--msize <bytes>', `of a message (default: ${msize}, of lat ${LATENCY_BYTES})`, integerArgument(1, 2 ** 30))
-    .option('--iterations <n>', 'messages or requests per flow; 0 lets the time decide', integerArgument(0, MOST), 0)
-    .option('--seconds <s>', 'how long to send', decimal, seconds)
-    .option('--warmup', 'a second, or 1000 rounds of lat, that do not count', false)
-    .option('--flush', 'look at the end of each message before offering its memory again', false)
-    .option('--bi', 'both sides send', false)
+    .option(
+      '--msize <bytes>',
+      `of a message (default: ${msize}, of lat ${LATENCY_BYTES})`,
+      byteArgument(1, MAX_MESSAGE_BYTES),
+    )
+    .option(
+      '--iterations <n>',
+      'messages or requests per flow; 0 lets the time decide',
+      integerArgument(0, MAX_COUNT),
+      0,
+    )
+    .option('--seconds <s>', 'how long to send', decimalArgument(0.001, DAY_SECONDS), seconds)
+    .addOption(switchOption('--warmup', 'a second, or 1000 rounds of lat, that do not count'))
+    .addOption(switchOption('--flush', 'the receiver flushes behind each request before it offers its memory again'))
+    .addOption(switchOption('--bi', 'both sides send'))
     .option('--compare <rounds>', 'beside bare UDP and iperf3, in turn', integerArgument(0, 1000), 0)
     .option('--ranks <n>', 'of incast and permutation', integerArgument(2, 64), 4)
-    .option('--seed <n>', 'of permutation', integerArgument(0, MOST), 1)
-    .option('--json <file>', 'write the result document')
+    .option('--seed <n>', 'of permutation', integerArgument(0, MAX_COUNT), 1)
     .addHelpText(
       'after',
       `
 Examples:
   export WEFTLINE_TOKEN=$(cat token)
-  weftline bench transport --role server --server-ip 10.0.0.1
-  weftline bench transport --role client --server-ip 10.0.0.1 --perftype tpt --msize 1048576 --compare 5
-  weftline bench transport --perftype incast --ranks 8 --msize 4194304`,
+  weftline bench transport --role server
+  weftline bench transport --role client --peer-ip 10.0.0.1 --perftype tpt --msize 1M --compare 5
+  weftline bench transport --perftype incast --ranks 8 --msize 4M`,
     );
+  addOutputOptions(command);
   addSettingOptions(command, [
     'timeoutMs',
     'transportPaths',
@@ -83,33 +98,49 @@ Examples:
     'transportPinCore',
     'transportThread',
     'transportAuthentication',
+    'transportCongestion',
+    'transportCongestionScope',
+    'transportWindowBytes',
+    'transportTargetDelayUs',
+    'transportLinkGbps',
   ]);
-  command.action((flags: TransportFlags) => run(flags));
+  command.action((flags: TransportFlags) => run(command, flags));
 }
 
-async function run(flags: TransportFlags): Promise<void> {
+/** Also written --name=true or --name=false, as transport_test has it. */
+function switchOption(name: string, sentence: string): Option {
+  return new Option(`${name} [bool]`, sentence).argParser(switchArgument).preset('true').default(false);
+}
+
+async function run(command: Command, flags: TransportFlags): Promise<void> {
+  const output = new Output(flags);
   const workload = workloadOf(flags);
-  checkTransportWorkload(workload);
-  if (flags.json !== undefined) requireWritableFolder(flags.json);
   const { perftype } = workload;
+  const { line: onLine } = output;
   if (perftype === 'incast' || perftype === 'permutation') {
+    checkTransportWorkload(workload);
     await withRanks(flags.ranks, async (world) => {
       const report = await runRankBench(world, workload, { seed: flags.seed, onLine });
-      if (report === undefined) return;
-      process.stdout.write(rankBenchReport(report));
-      writeJson(flags.json, report);
+      if (report !== undefined) output.report(rankBenchReport(report), report);
     });
     return;
   }
-  const { serverIp: host, port } = flags;
-  if (flags.role === undefined) throw new InvalidArgumentError('--role server or --role client is needed.');
-  if (flags.role === 'server') {
-    await serveTransportBench({ host, port, onLine, onListening: (at) => onLine(`listening at ${host} port ${at}`) });
+  const { port } = flags;
+  if (benchRole(command, flags) === 'server') {
+    const host = listenAddress(flags);
+    await serveTransportBench({ host, port, onLine, onListening: (at) => onLine(listeningLine(host, at)) });
     return;
   }
+  const host = peerAddress(flags);
+  checkPeerAddress(host);
+  try {
+    checkTransportWorkload(workload);
+  } catch (error) {
+    await giveUpTransportBench({ host, port }, error);
+    throw error;
+  }
   const report = await runTransportBench({ host, port, workload, rounds: flags.compare, onLine });
-  process.stdout.write(transportBenchReport(report));
-  writeJson(flags.json, report);
+  output.report(transportBenchReport(report), report);
 }
 
 function workloadOf(flags: TransportFlags): TransportWorkload {
@@ -118,14 +149,4 @@ function workloadOf(flags: TransportFlags): TransportWorkload {
   const msize = flags.msize ?? (perftype === 'lat' ? LATENCY_BYTES : defaultTransportWorkload.msize);
   const bi = flags.bi || flags.perftype === 'bi';
   return { perftype, nflow, nmsg, nreq, msize, iterations, seconds, warmup, flush, bi };
-}
-
-function onLine(line: string): void {
-  process.stdout.write(`${line}\n`);
-}
-
-function decimal(text: string): number {
-  const value = Number(text);
-  if (/^\d+(\.\d+)?$/.test(text) && value > 0 && value <= 86_400) return value;
-  throw new InvalidArgumentError('Allowed is a number of seconds up to 86400.');
 }

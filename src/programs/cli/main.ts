@@ -9,8 +9,10 @@ import { addMoeCommand } from './moe-command.ts';
 import { printError } from './print-error.ts';
 import { addRunCommand } from './run-command.ts';
 import { addSimCommand } from './sim-command.ts';
+import { guardStandardStreams } from './standard-streams.ts';
 import { addTwoProcessCommand } from './two-process-command.ts';
 
+guardStandardStreams();
 const program = new Command('weftline')
   .description('Expert-parallel communication for mixture-of-experts models')
   .version(readVersion())

@@ -1,9 +1,6 @@
 // weftline moe: a real MoE block from a file, across ranks on this machine.
-import { constants } from 'node:fs';
-import { access, writeFile } from 'node:fs/promises';
-import { dirname } from 'node:path';
 import { type Command, Option } from 'commander';
-import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import { chooseDevice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
 import { describeMoeBlock, maxTopk } from '../moe/moe-block.ts';
@@ -11,14 +8,19 @@ import { type MoeJobOptions, moeLayers, requirePassed, runMoeJob } from '../moe/
 import { SafetensorsFile } from '../moe/safetensors-file.ts';
 import { expertShare } from '../moe/token-split.ts';
 import { moeReport } from '../report/moe-report.ts';
-import { integerArgument } from './integer-argument.ts';
+import { integerArgument } from './argument-values.ts';
+import { addOutputOptions, Output, type OutputFlags, requireWritableFolder } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
 
-interface MoeOptions extends Omit<MoeJobOptions, 'path' | 'device'> {
+interface MoeOptions extends Omit<MoeJobOptions, 'path' | 'device' | 'repeat'>, OutputFlags {
   readonly ranks: number;
-  readonly json?: string;
+  readonly iterations: number;
+  /** Another name of `iterations`. */
+  readonly repeat?: number;
 }
+
+const timedPasses = integerArgument(1, 1000);
 
 export function addMoeCommand(program: Command): void {
   const command = program
@@ -38,21 +40,31 @@ export function addMoeCommand(program: Command): void {
     .addOption(new Option('--layer <layer>', 'what carries the tokens').choices(moeLayers).default('buffer'))
     .addOption(new Option('--dtype <dtype>', 'how rows travel to the experts').choices(['bf16', 'fp8']).default('bf16'))
     .option('--out <file>', 'write the output, tensor "output" bf16 [T, H]')
-    .option('--json <file>', 'write the report as JSON')
-    .option('--repeat <count>', 'timed passes', integerArgument(1, 1000), 5)
+    .option('--iterations <count>', 'timed passes; also --repeat', timedPasses, 5)
+    .addOption(new Option('--repeat <count>').argParser(timedPasses).hideHelp())
     .option('--topk <count>', 'experts per token, for a file without topk_idx', integerArgument(1, maxTopk))
     .option('--normalize', 'scale the chosen weights to a sum of 1, for a file without topk_idx')
     .option('--no-normalize', 'leave them as the softmax gives them');
-  addSettingOptions(command, ['device', 'expertProduct', 'cublasPath', 'nvrtcPath', 'timeoutMs']);
+  addOutputOptions(command);
+  addSettingOptions(command, [
+    'device',
+    'expertProduct',
+    'cublasPath',
+    'nvrtcPath',
+    'aotFolder',
+    'useAot',
+    'timeoutMs',
+  ]);
   command.action(async (path: string, options: MoeOptions) => {
+    const output = new Output(options);
     await checkBeforeLaunch(path, options);
     await withRanks(options.ranks, async (world) => {
       const choice = await chooseDevice(world.settings.device, world);
       await using device = await openChosenDevice(choice, world.settings);
-      const report = await runMoeJob(world, device, { ...options, path, device: choice });
+      const repeat = options.repeat ?? options.iterations;
+      const report = await runMoeJob(world, device, { ...options, repeat, path, device: choice });
       if (report === undefined) return;
-      process.stdout.write(moeReport(report));
-      if (options.json !== undefined) await writeJson(options.json, report);
+      output.report(moeReport(report), report);
       requirePassed(report);
     });
   });
@@ -66,30 +78,5 @@ async function checkBeforeLaunch(path: string, options: MoeOptions): Promise<voi
   await using file = await SafetensorsFile.open(path);
   const block = describeMoeBlock(file, options);
   expertShare(block.experts, 0, options.ranks);
-  for (const output of [options.out, options.json]) {
-    if (output !== undefined) await requireWritable(dirname(output));
-  }
-}
-
-async function requireWritable(folder: string): Promise<void> {
-  try {
-    await access(folder, constants.W_OK);
-  } catch (cause) {
-    throw new WeftlineError('WL_FILE', `Cannot write into ${folder}: ${messageOf(cause)}`, {
-      details: { path: folder },
-      cause,
-    });
-  }
-}
-
-async function writeJson(path: string, report: unknown): Promise<void> {
-  try {
-    await writeFile(path, `${JSON.stringify(report, undefined, 2)}\n`);
-  } catch (cause) {
-    throw new WeftlineError('WL_FILE', `Cannot write ${path}: ${messageOf(cause)}`, { details: { path }, cause });
-  }
-}
-
-function messageOf(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
+  if (options.out !== undefined) requireWritableFolder(options.out);
 }

@@ -1,13 +1,18 @@
 // How an error that ends a command is shown.
 import { CommanderError } from 'commander';
 import { WeftlineError } from '../../core/errors.ts';
-
-const USAGE_EXIT_CODE = 2;
+import { exitCodes } from './exit-codes.ts';
 
 /** Prints what went wrong, unless commander has, and returns the exit code. */
 export function printError(error: unknown): number {
-  if (error instanceof CommanderError) return error.exitCode === 0 ? 0 : USAGE_EXIT_CODE;
-  if (error instanceof WeftlineError) process.stderr.write(`weftline: ${error.code}: ${error.message}\n`);
-  else process.stderr.write(`weftline: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}\n`);
-  return 1;
+  if (error instanceof CommanderError) return error.exitCode === 0 ? exitCodes.success.code : exitCodes.usage.code;
+  process.stderr.write(`weftline: ${textOf(error)}\n`);
+  return exitCodes.failure.code;
+}
+
+/** With its stack only where it may be a defect: what the system refuses (a full disk, a missing file) is none. */
+function textOf(error: unknown): string {
+  if (error instanceof WeftlineError) return `${error.code}: ${error.message}`;
+  if (!(error instanceof Error)) return String(error);
+  return 'syscall' in error ? error.message : (error.stack ?? error.message);
 }

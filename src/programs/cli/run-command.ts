@@ -2,7 +2,7 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { MAX_WORLD_SIZE } from '../../world/environment.ts';
 import { launch } from '../../world/launcher.ts';
-import { integerArgument } from './integer-argument.ts';
+import { integerArgument } from './argument-values.ts';
 import { addSettingOptions } from './setting-options.ts';
 
 interface RunOptions {

@@ -1,6 +1,8 @@
 // The settings as options of a command: each option sets the variable, so that ranks that are started inherit it.
 import { type Command, Option } from 'commander';
+import type { Setting } from '../../settings/setting.ts';
 import { readSettings, type SettingName, settingsTable } from '../../settings/settings.ts';
+import { byteArgument } from './argument-values.ts';
 
 /** Adds the options of these settings; a wrong value fails with WL_CONFIG before the command begins. */
 export function addSettingOptions(command: Command, names: readonly SettingName[]): Command {
@@ -8,6 +10,7 @@ export function addSettingOptions(command: Command, names: readonly SettingName[
     const setting = settingsTable[name];
     const option = new Option(setting.flag, setting.sentence).env(setting.env);
     if (setting.kind === 'choice') option.choices(setting.choices);
+    if (isSize(setting)) option.argParser(byteArgument(setting.min, setting.max));
     // Shown in the help only: the value comes from readSettings().
     if (setting.kind === 'number' || setting.kind === 'choice') option.default(undefined, String(setting.default));
     command.addOption(option);
@@ -22,4 +25,9 @@ export function addSettingOptions(command: Command, names: readonly SettingName[
     }
     readSettings();
   });
+}
+
+/** Sizes may be written as 64K on the command line; the variable holds digits. */
+function isSize(setting: Setting): setting is Extract<Setting, { kind: 'number' }> {
+  return setting.kind === 'number' && setting.unit === 'bytes';
 }

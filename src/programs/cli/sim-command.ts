@@ -1,6 +1,5 @@
 // weftline sim: the transport on simulated networks, with traffic patterns or random scenarios, the same for the same seed.
-import { writeFileSync } from 'node:fs';
-import { type Command, InvalidArgumentError, Option } from 'commander';
+import { type Command, Option } from 'commander';
 import { type SimDescription, simReport } from '../report/sim-report.ts';
 import { type Settings, type SettingName, readSettings, settingsTable } from '../../settings/settings.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
@@ -11,7 +10,9 @@ import { runScenario } from '../sim/scenario-run.ts';
 import { pathLinks } from '../sim/topology.ts';
 import { type PatternName, patternNames } from '../sim/traffic.ts';
 import { usualSettings } from '../sim/usual-settings.ts';
-import { integerArgument } from './integer-argument.ts';
+import { byteArgument, decimalArgument, integerArgument } from './argument-values.ts';
+import { exitCodes } from './exit-codes.ts';
+import { addOutputOptions, Output, type OutputFlags, requireWritableFolder, writeOutputFile } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 
 export function addSimCommand(program: Command): void {
@@ -20,7 +21,7 @@ export function addSimCommand(program: Command): void {
   addRandom(sim);
 }
 
-interface PatternFlags {
+interface PatternFlags extends OutputFlags {
   readonly hosts: number;
   readonly topology?: TopologyName;
   readonly nflow: number;
@@ -28,6 +29,8 @@ interface PatternFlags {
   readonly nreq: number;
   readonly msize: number;
   readonly paths: number;
+  readonly congestion?: Settings['transportCongestion'];
+  /** Another name of `congestion`. */
   readonly cc?: Settings['transportCongestion'];
   readonly load: number;
   readonly loss: number;
@@ -48,11 +51,10 @@ interface PatternFlags {
   readonly sample?: number;
   readonly until: number;
   readonly seed: number;
-  readonly json?: string;
   readonly plot?: string;
 }
 
-const MOST = 2 ** 31;
+const MAX_COUNT = 2 ** 31;
 const count = integerArgument(1, 1_000_000);
 const patternSentences: Readonly<Record<PatternName, string>> = {
   pair: 'one host sends to another over several paths',
@@ -61,7 +63,7 @@ const patternSentences: Readonly<Record<PatternName, string>> = {
 };
 const usualHosts: Readonly<Record<PatternName, number>> = { pair: 2, incast: 17, permutation: 128 };
 
-/** The protocol's settings, but for the congestion control, which has a short name here. */
+/** The protocol's settings, but for the congestion control, which has another default and a second name here. */
 const protocolSettings = (Object.keys(protocolSettingsTable) as SettingName[]).filter(
   (name) => name !== 'transportCongestion',
 );
@@ -75,39 +77,52 @@ function addPattern(sim: Command, pattern: PatternName): void {
     .option('--nflow <n>', 'flows of each sender', count, 1)
     .option('--nmsg <n>', 'messages of each flow', count, 16)
     .option('--nreq <n>', 'receives that each flow keeps posted', count, 2)
-    .option('--msize <bytes>', 'bytes of each message', integerArgument(0, MOST), 1_000_000)
+    .option('--msize <bytes>', 'bytes of each message', byteArgument(0, MAX_COUNT), 1_000_000)
     .option('--paths <n>', 'paths of each connection', integerArgument(1, 256), pattern === 'incast' ? 1 : 8)
     .addOption(
-      new Option('--cc <algorithm>', 'congestion control')
+      new Option('--congestion <algorithm>', 'congestion control; also --cc')
         .choices(settingsTable.transportCongestion.choices)
         .env(settingsTable.transportCongestion.env),
     )
-    .option('--load <share>', "offered share of the hosts' rate, at random times; 1: all at once", decimal(0.001, 1), 1)
-    .option('--loss <probability>', 'of each packet on each link', decimal(0, 1), 0)
-    .option('--reorder <probability>', 'that a packet takes longer on a link, up to the jitter', decimal(0, 1), 0)
-    .option('--jitter <us>', 'longest such delay', decimal(0, 1_000_000), 50)
-    .option('--duplicate <probability>', 'that a packet comes twice, on each link', decimal(0, 1), 0)
-    .option('--corrupt <probability>', 'that a packet changes on a link; turns checksums on', decimal(0, 1), 0)
-    .option('--rate <Gb/s>', 'of each host', decimal(0.001, 10_000), 100)
-    .option('--delay <us>', 'of each link', decimal(0, 1_000_000), 1)
-    .option('--queue <bytes>', 'that may wait before each link', integerArgument(1, MOST), 1_000_000)
-    .option('--ecn <bytes>', 'from which on a queue marks packets', integerArgument(0, MOST))
-    .option('--segment <bytes>', 'of a full packet', integerArgument(512, 65_472), 4096)
+    .addOption(new Option('--cc <algorithm>').choices(settingsTable.transportCongestion.choices).hideHelp())
+    .option(
+      '--load <share>',
+      "offered share of the hosts' rate, at random times; 1: all at once",
+      decimalArgument(0.001, 1),
+      1,
+    )
+    .option('--loss <probability>', 'of each packet on each link', decimalArgument(0, 1), 0)
+    .option(
+      '--reorder <probability>',
+      'that a packet takes longer on a link, up to the jitter',
+      decimalArgument(0, 1),
+      0,
+    )
+    .option('--jitter <us>', 'longest such delay', decimalArgument(0, 1_000_000), 50)
+    .option('--duplicate <probability>', 'that a packet comes twice, on each link', decimalArgument(0, 1), 0)
+    .option('--corrupt <probability>', 'that a packet changes on a link; turns checksums on', decimalArgument(0, 1), 0)
+    .option('--rate <Gb/s>', 'of each host', decimalArgument(0.001, 10_000), 100)
+    .option('--delay <us>', 'of each link', decimalArgument(0, 1_000_000), 1)
+    .option('--queue <bytes>', 'that may wait before each link', byteArgument(1, MAX_COUNT), 1_000_000)
+    .option('--ecn <bytes>', 'from which on a queue marks packets', byteArgument(0, MAX_COUNT))
+    .option('--segment <bytes>', 'of a full packet', byteArgument(512, 65_472), 4096)
     .option('--burst <n>', 'most packets that go back to back on one path', integerArgument(1, 64), 16)
-    .option('--poll <us>', 'from the arrival of a packet until its host looks', decimal(0, 100_000), 2)
+    .option('--poll <us>', 'from the arrival of a packet until its host looks', decimalArgument(0, 100_000), 2)
     .option('--fail-path <n>', 'a path that dies', integerArgument(0, 255))
-    .option('--fail-at <us>', 'when it dies', decimal(0, 1e9), 1000)
-    .option('--recover-at <us>', 'when it works again; never if missing', decimal(0, 1e9))
-    .option('--sample <us>', 'take samples this often, for --json and --plot', decimal(0.1, 1e9))
-    .option('--until <ms>', 'longest simulated time', decimal(0.001, 1e7), 10_000)
-    .option('--seed <n>', 'of everything random', integerArgument(0, MOST), 1)
-    .option('--json <file>', 'write the result document')
+    .option('--fail-at <us>', 'when it dies', decimalArgument(0, 1e9), 1000)
+    .option('--recover-at <us>', 'when it works again; never if missing', decimalArgument(0, 1e9))
+    .option('--sample <us>', 'take samples this often, for --json and --plot', decimalArgument(0.1, 1e9))
+    .option('--until <ms>', 'longest simulated time', decimalArgument(0.001, 1e7), 10_000)
+    .option('--seed <n>', 'of everything random', integerArgument(0, MAX_COUNT), 1)
     .option('--plot <file>', 'write a picture (SVG) of the samples');
+  addOutputOptions(command);
   addSettingOptions(command, protocolSettings);
   command.action((flags: PatternFlags) => simulate(pattern, flags));
 }
 
 async function simulate(pattern: PatternName, flags: PatternFlags): Promise<void> {
+  const output = new Output(flags);
+  if (flags.plot !== undefined) requireWritableFolder(flags.plot);
   const options = patternOptions(pattern, flags);
   const result = runPattern(options);
   const description: SimDescription = {
@@ -123,15 +138,12 @@ async function simulate(pattern: PatternName, flags: PatternFlags): Promise<void
     messageBytes: flags.msize,
     seed: flags.seed,
   };
-  process.stdout.write(simReport(description, result));
-  if (flags.json !== undefined) {
-    writeFileSync(flags.json, `${JSON.stringify({ ...description, ...result }, undefined, 2)}\n`);
-  }
+  output.report(simReport(description, result), { ...description, ...result });
   if (flags.plot !== undefined) {
     const { samplePlot } = await import('../report/sample-plot.ts');
-    writeFileSync(flags.plot, await samplePlot(description, result));
+    writeOutputFile(flags.plot, await samplePlot(description, result));
   }
-  if (result.end !== 'done') process.exitCode = 1;
+  if (result.end !== 'done') process.exitCode = exitCodes.failure.code;
 }
 
 function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptions {
@@ -177,7 +189,10 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
     pollDelay: flags.poll,
     // A change in a packet shows only where its bytes travel.
     nic: { burstSegments: flags.burst, sendBufferBytes: 262_144, carryPayload: corrupt > 0, join: false },
-    settings: { ...simSettings(rate, flags.cc), ...(corrupt > 0 ? { transportChecksum: 'full' } : {}) },
+    settings: {
+      ...simSettings(rate, flags.cc ?? flags.congestion),
+      ...(corrupt > 0 ? { transportChecksum: 'full' } : {}),
+    },
     faults,
     ...(sampleEvery === undefined ? {} : { sampleEvery }),
     until: flags.until * 1000,
@@ -201,7 +216,7 @@ function addRandom(sim: Command): void {
   sim
     .command('random')
     .description('random scenarios with loss, reordering, failures and deaths; a seed that fails is printed')
-    .option('--seed <n>', 'of the first scenario', integerArgument(0, MOST), 1)
+    .option('--seed <n>', 'of the first scenario', integerArgument(0, MAX_COUNT), 1)
     .option('--count <n>', 'scenarios, with seeds that follow on', count, 1)
     .action(({ seed, count: scenarios }: { readonly seed: number; readonly count: number }) => {
       let failed = 0;
@@ -217,14 +232,6 @@ function addRandom(sim: Command): void {
         } else if (scenarios === 1) process.stdout.write(`${about}\n`);
       }
       process.stdout.write(`${scenarios - failed} of ${scenarios} scenarios kept every promise.\n`);
-      if (failed > 0) process.exitCode = 1;
+      if (failed > 0) process.exitCode = exitCodes.failure.code;
     });
-}
-
-function decimal(min: number, max: number): (text: string) => number {
-  return (text) => {
-    const value = Number(text);
-    if (/^\d+(\.\d+)?(e\d+)?$/.test(text) && value >= min && value <= max) return value;
-    throw new InvalidArgumentError(`Allowed is a number from ${min} to ${max}.`);
-  };
 }

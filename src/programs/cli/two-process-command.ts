@@ -2,29 +2,37 @@
 import { type Command, Option } from 'commander';
 import { type BackendName, backendNames } from '../../agent/backend.ts';
 import { WeftlineError } from '../../core/errors.ts';
+import { isLoopback } from '../../meeting/loopback.ts';
+import { addressTowards } from '../../meeting/route.ts';
 import { chooseDevice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
 import { runTwoProcess, type TwoProcessLevel, twoProcessLevels } from '../two-process/two-process.ts';
 import { settingsTable } from '../../settings/settings.ts';
 import { join, type World } from '../../world/world.ts';
-import { integerArgument } from './integer-argument.ts';
+import { byteArgument, integerArgument } from './argument-values.ts';
+import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addAddressOptions, checkPeerAddress, peerAddress, type PeerFlags } from './peer-options.ts';
 import { printError } from './print-error.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
 
-interface TwoProcessFlags {
-  readonly mode?: 'initiator' | 'target';
+type Role = 'initiator' | 'target';
+
+interface TwoProcessFlags extends PeerFlags, OutputFlags {
+  readonly role?: Role;
+  /** Another name of `role`. */
+  readonly mode?: Role;
   readonly size: number;
   readonly level: TwoProcessLevel;
   readonly pipeline: number;
   readonly handles: string;
   readonly direct: boolean;
   readonly backend?: BackendName;
-  readonly peerIp: string;
-  readonly port: number;
 }
 
 const DEADLINE_MS = 30_000;
+const DEFAULT_PORT = 9998;
+const roles = ['initiator', 'target'] as const;
 
 export function addTwoProcessCommand(program: Command): void {
   const command = program
@@ -32,11 +40,13 @@ export function addTwoProcessCommand(program: Command): void {
     .summary('write from a kernel into memory of another process')
     .description(
       'The initiator writes bytes of 42 and a signal from a kernel, the target waits for the signal in a kernel; both\n' +
-        'print the checksum, and end with an error if it is wrong. Without --mode, both are started here. With it, start\n' +
-        'one of each, in any order; the initiator listens on --port.',
+        'print the checksum, and end with an error if it is wrong. Without --role, both are started here. With it, start\n' +
+        'one of each, in any order; the initiator listens on --port. Between hosts give both the same WEFTLINE_TOKEN and\n' +
+        'the address of the other side by --peer-ip.',
     )
-    .addOption(new Option('--mode <mode>', 'which of both this process is').choices(['initiator', 'target']))
-    .option('--size <bytes>', 'how much to write', integerArgument(1, 2 ** 31), 1_048_576)
+    .addOption(new Option('--role <role>', 'which of both this process is; also --mode').choices(roles))
+    .addOption(new Option('--mode <role>').choices(roles).hideHelp())
+    .option('--size <bytes>', 'how much to write', byteArgument(1, 2 ** 31), 1_048_576)
     .addOption(
       new Option('--level <level>', 'who makes the calls together').choices(twoProcessLevels).default('thread'),
     )
@@ -49,14 +59,10 @@ export function addTwoProcessCommand(program: Command): void {
       new Option('--backend <name>', 'what carries what goes through the queue; the best there is by default').choices(
         backendNames,
       ),
-    )
-    .option(
-      '--peer-ip <address>',
-      'where the other is, if not on this machine; then both need the same WEFTLINE_TOKEN',
-      '127.0.0.1',
-    )
-    .option('--port <port>', 'where the initiator listens', integerArgument(1, 65_535), 9998);
-  addSettingOptions(command, ['device', 'timeoutMs']);
+    );
+  addAddressOptions(command, DEFAULT_PORT);
+  addOutputOptions(command);
+  addSettingOptions(command, ['device', 'nvrtcPath', 'aotFolder', 'useAot', 'timeoutMs']);
   command.action(run);
 }
 
@@ -65,13 +71,17 @@ async function run(flags: TwoProcessFlags): Promise<void> {
     throw new WeftlineError('WL_INVALID_ARGUMENT', '--handles 32 is a request per lane: use --level warp');
   }
   process.env[settingsTable.timeoutMs.env] ??= String(DEADLINE_MS);
-  if (flags.mode === undefined) {
-    await withRanks(2, (world) => runSide(world, flags, world.rank === 0 ? '[initiator] ' : '[target] '));
+  const output = new Output(flags);
+  const role = flags.role ?? flags.mode;
+  if (role === undefined) {
+    await withRanks(2, (world) => runSide(world, flags, { output, prefix: `[${roles[world.rank] ?? ''}] ` }));
     return;
   }
-  const world = await join({ environment: { ...process.env, ...rankVariables(flags) } });
+  const ends = await endsOf(role, flags);
+  output.line(ends.sentence);
+  const world = await join({ environment: { ...process.env, ...rankVariables(role, ends.meeting, flags.port) } });
   try {
-    await runSide(world, flags, '');
+    await runSide(world, flags, { output, prefix: '', host: ends.host });
   } catch (error) {
     process.exitCode = printError(error);
     await world.close(error);
@@ -80,29 +90,61 @@ async function run(flags: TwoProcessFlags): Promise<void> {
   await world.close();
 }
 
+interface Ends {
+  /** Where the initiator listens and the target calls. */
+  readonly meeting: string;
+  /** The address at which the other side reaches this one. */
+  readonly host: string | undefined;
+  readonly sentence: string;
+}
+
+async function endsOf(role: Role, flags: TwoProcessFlags): Promise<Ends> {
+  const peer = peerAddress(flags);
+  checkPeerAddress(peer);
+  const isHere = isLoopback(peer) && flags.host === undefined;
+  if (isHere) {
+    const sentence = `Meeting at 127.0.0.1 port ${flags.port}: this machine only; for another one give --peer-ip`;
+    return { meeting: '127.0.0.1', host: undefined, sentence };
+  }
+  const host = flags.host ?? (await addressTowards(peer));
+  // The target may call at any address of this host; what it is told to write to is at one.
+  const meeting = role === 'target' ? peer : (flags.host ?? '0.0.0.0');
+  const place = meeting === '0.0.0.0' ? 'all addresses of this host,' : meeting;
+  const sentence = `Meeting at ${place} port ${flags.port}; the other side reaches this one at ${host}`;
+  return { meeting, host, sentence };
+}
+
 /** The two are ranks of a world that no launcher made: the initiator is rank 0, which listens. */
-function rankVariables({ mode, peerIp, port }: TwoProcessFlags): Record<string, string> {
-  const isLocal = /^(127\.|localhost$|::1$)/.test(peerIp);
-  const host = isLocal ? '127.0.0.1' : mode === 'initiator' ? '0.0.0.0' : peerIp;
+function rankVariables(role: Role, meeting: string, port: number): Record<string, string> {
   return {
-    WEFTLINE_RANK: mode === 'initiator' ? '0' : '1',
-    WEFTLINE_WORLD_SIZE: '2',
-    WEFTLINE_MASTER_ADDR: host,
+    WEFTLINE_RANK: String(roles.indexOf(role)),
+    WEFTLINE_WORLD_SIZE: String(roles.length),
+    WEFTLINE_MASTER_ADDR: meeting,
     WEFTLINE_MASTER_PORT: String(port),
   };
 }
 
-async function runSide(world: World, flags: TwoProcessFlags, prefix: string): Promise<void> {
+interface SideOptions {
+  readonly output: Output;
+  readonly prefix: string;
+  readonly host?: string | undefined;
+}
+
+async function runSide(world: World, flags: TwoProcessFlags, { output, prefix, host }: SideOptions): Promise<void> {
   const { size: bytes, level, pipeline, direct, backend } = flags;
   const choice = await chooseDevice(world.settings.device, world);
   await using device = await openChosenDevice(choice, world.settings);
-  await runTwoProcess(world, device, {
+  const result = await runTwoProcess(world, device, {
     bytes,
     level,
     pipeline,
     direct: direct && backend === undefined,
     backend,
+    host,
     handles: Number(flags.handles),
-    print: (line) => process.stdout.write(`${prefix}${line}\n`),
+    print: (line) => output.line(`${prefix}${line}`),
+    conclude: (line) => output.result(`${prefix}${line}`),
   });
+  // Where both sides are ranks of one command, the initiator has its document.
+  if (prefix === '' || world.rank === 0) output.report('', { schema: 'weftline.2proc/1', ...result });
 }

@@ -2,6 +2,7 @@
 import Table from 'cli-table3';
 import type { BlockResult, DescriptorsResult, P2pBenchReport, SizeResult } from '../bench/p2p/p2p-results.ts';
 import { placementChanged } from '../bench/placement.ts';
+import type { P2pWorkload } from '../bench/p2p/p2p-workload.ts';
 import { latencyQuantiles } from '../bench/transport/transport-phases.ts';
 
 export type P2pRole = 'server' | 'client';
@@ -13,20 +14,27 @@ const ceilingNames = {
 } as const;
 
 /** As UCCL's benchmark prints it. */
-export function p2pHeading(
-  role: P2pRole,
-  about: {
-    readonly sizes: readonly number[];
-    readonly device: string;
-    readonly gpuIndex: number;
-    readonly iterations: number;
-  },
-): string[] {
+export function p2pHeading(role: P2pRole): string {
+  return `weftline P2P Benchmark — role: ${role}`;
+}
+
+/** What the client has decided, on both sides. */
+export function p2pWorkloadLines({ sizes, iterations, mode }: P2pWorkload, device: string, gpuIndex: number): string[] {
   return [
-    `weftline P2P Benchmark — role: ${role}`,
-    `Message sizes: ${about.sizes.map(sizeText).join(', ')}`,
-    `Device: ${about.device} | Local GPU idx: ${about.gpuIndex} | Iterations: ${about.iterations}`,
+    `Message sizes: ${sizes.map(sizeText).join(', ')}`,
+    `Device: ${device} | Local GPU idx: ${gpuIndex} | Iterations: ${iterations} | Mode: ${mode}`,
   ];
+}
+
+/** What a server says of messages that it has no part in. */
+export function p2pOneSidedLine({
+  bytes,
+  iterations,
+}: {
+  readonly bytes: number;
+  readonly iterations: number;
+}): string {
+  return `[Server] ${sizeText(bytes).padStart(8)} : ${iterations} messages, moved and measured by the client`;
 }
 
 export function p2pSizeLine(role: P2pRole, { bytes, gbps, gigabytesPerSecond }: SizeResult): string {
@@ -72,7 +80,7 @@ export function p2pBlockLine(result: BlockResult): string {
 
 /** What follows the lines of the sizes. */
 export function p2pBenchReport(report: P2pBenchReport): string {
-  const { pingMicroseconds, ceilings = [], pingCeiling, descriptors } = report;
+  const { pingMicroseconds, ceilings = [], notCompared = [], pingCeiling, descriptors } = report;
   const lines: string[] = [];
   if (descriptors !== undefined) lines.push(descriptorsLine(descriptors));
   if (pingMicroseconds !== undefined) {
@@ -98,6 +106,7 @@ export function p2pBenchReport(report: P2pBenchReport): string {
     }
     lines.push(table.toString());
   }
+  for (const { bytes, why } of notCompared) lines.push(`not compared: ${sizeText(bytes)}, ${why}`);
   if (pingCeiling !== undefined) {
     const { own, ceilings: found, ratio } = pingCeiling;
     lines.push(
@@ -130,7 +139,7 @@ export function p2pPathLines({ backend, verdicts }: Pick<P2pBenchReport, 'backen
   return [`Path: ${backend}${others.length === 0 ? '' : ` (${others.join('; ')})`}`];
 }
 
-/** "256 B", "1.0 KB": steps of 1024. */
+/** "256 B", "1.0 KB": steps of 1024, as UCCL's benchmark writes them; other reports say KiB. */
 function sizeText(bytes: number): string {
   if (bytes < 1024) return `${bytes} B`;
   if (bytes < 1 << 20) return `${(bytes / 1024).toFixed(1)} KB`;

@@ -13,8 +13,9 @@ import type {
 } from '../bench/transport/transport-results.ts';
 
 export function transportBenchReport(report: TransportBenchReport): string {
-  const { throughput, comparison, latency, idle } = report;
+  const { intact, throughput, comparison, latency, idle } = report;
   const lines: string[] = [];
+  if (intact !== undefined) lines.push(`${intact.messages} messages of ${intact.bytes} bytes arrived intact`);
   if (throughput !== undefined) lines.push(...throughputLines(report, throughput));
   if (comparison !== undefined) lines.push(...comparisonLines(comparison));
   if (latency !== undefined) lines.push(...latencyLines(latency));

@@ -22,7 +22,23 @@ export interface TwoProcessOptions {
   readonly direct: boolean;
   /** Of the agent, forced; undefined lets it choose. */
   readonly backend: BackendName | undefined;
+  /** The numeric address at which the other side reaches this one; undefined: both are on this host. */
+  readonly host: string | undefined;
+  /** Lines on the way. */
   readonly print: (line: string) => void;
+  /** The line that says that the bytes came. */
+  readonly conclude: (line: string) => void;
+}
+
+export interface TwoProcessResult {
+  readonly role: 'initiator' | 'target';
+  readonly device: string;
+  readonly bytes: number;
+  readonly level: TwoProcessLevel;
+  /** How the writes travelled, and why; undefined at the target, which does nothing for them. */
+  readonly path: string | undefined;
+  /** Sum of the bytes at the target, as the target counted it. */
+  readonly checksum: number;
 }
 
 /** What every byte of the data is. */
@@ -38,7 +54,7 @@ interface Published {
   readonly counter: string;
 }
 
-interface Side extends TwoProcessOptions {
+interface Side extends Omit<TwoProcessOptions, 'host'> {
   readonly world: World;
   readonly device: CpuDevice | CudaDevice;
   readonly host: DeviceHost;
@@ -51,25 +67,37 @@ export async function runTwoProcess(
   world: World,
   device: CpuDevice | CudaDevice,
   options: TwoProcessOptions,
-): Promise<void> {
+): Promise<TwoProcessResult> {
   const isInitiator = world.rank === INITIATOR;
-  const name = isInitiator ? 'initiator' : 'target';
-  const { bytes, direct, backend, print } = options;
-  print(`Starting (${device.kind === 'cpu' ? 'CPU' : device.properties.name})`);
+  const role = isInitiator ? 'initiator' : 'target';
+  const { bytes, level, direct, backend, host: address, print } = options;
+  const deviceName = device.kind === 'cpu' ? 'CPU' : device.properties.name;
+  print(`Starting (${deviceName})`);
   const { timeoutMs } = world.settings;
   const backends = backend === undefined ? {} : { backends: [backend] };
-  await using host = await DeviceHost.create({ name, device, direct, timeoutMs, token: world.secret, ...backends });
+  await using host = await DeviceHost.create({
+    name: role,
+    device,
+    direct,
+    timeoutMs,
+    token: world.secret,
+    ...backends,
+    ...(address === undefined ? {} : { host: address }),
+  });
   const data = await host.allocate(bytes);
   const counter = await host.allocate(COUNTER_BYTES);
   world.peerLost.addEventListener('abort', () => host.abort(asWeftlineError(world.peerLost.reason)));
   const side: Side = { ...options, world, device, host, data, counter };
-  await (isInitiator ? runInitiator(side) : runTarget(side));
+  const { path, checksum } = await (isInitiator ? runInitiator(side) : runTarget(side));
   // Nobody frees memory that the other still writes to.
   await world.barrier('2proc/end');
   print('Complete');
+  return { role, device: deviceName, bytes, level, path, checksum };
 }
 
-async function runInitiator(side: Side): Promise<void> {
+type Outcome = Pick<TwoProcessResult, 'path' | 'checksum'>;
+
+async function runInitiator(side: Side): Promise<Outcome> {
   const { host, data, bytes, print, world } = side;
   await host.write(data, new Uint8Array(bytes).fill(VALUE));
   print(`Data checksum: ${byteSum(await host.read(data, bytes))}`);
@@ -78,9 +106,10 @@ async function runInitiator(side: Side): Promise<void> {
   const target = await connect(side, TARGET);
   print('Connected to target');
   const requests = [];
+  let path = '';
   for (let handle = 0; handle < side.handles; handle += 1) {
     const request = await host.createWriteReq({ memory: data, bytes }, fromBase64(target.data), target.name);
-    if (handle === 0) print(`Path: ${request.path}`);
+    if (handle === 0) print(`Path: ${(path = request.path)}`);
     requests.push(await host.createGpuReq(request));
   }
   const signal = await host.createGpuReq(
@@ -91,10 +120,11 @@ async function runInitiator(side: Side): Promise<void> {
   print('Transfer complete');
   const sum = await world.store.getJson<number>('2proc/checksum', { from: [TARGET] });
   check(sum, bytes, 'The target');
-  print(`Checksum OK at the target: ${sum}`);
+  side.conclude(`Checksum OK at the target: ${sum}`);
+  return { path, checksum: sum };
 }
 
-async function runTarget(side: Side): Promise<void> {
+async function runTarget(side: Side): Promise<Outcome> {
   const { host, data, bytes, print, world } = side;
   await publish(side);
   print('Published metadata and descriptors');
@@ -106,7 +136,8 @@ async function runTarget(side: Side): Promise<void> {
   const sum = byteSum(await host.read(data, bytes));
   await world.store.setJson('2proc/checksum', sum);
   check(sum, bytes, 'This side');
-  print(`Checksum OK: ${sum}`);
+  side.conclude(`Checksum OK: ${sum}`);
+  return { path: undefined, checksum: sum };
 }
 
 async function publish({ world, host, data, counter }: Side): Promise<void> {

@@ -5,6 +5,7 @@ import { type DispatchHandle, EpBuffer, type RowsLike } from '../../../ep/index.
 import type { World } from '../../../world/index.ts';
 import { checkCopyBack, copyBack } from './copy-back.ts';
 import { checkCeiling, copyCeiling } from './copy-ceiling.ts';
+import type { EpCase } from './ep-case.ts';
 import { benchBufferConfig } from './ep-memory.ts';
 import type { CaseTraffic } from './ep-results.ts';
 import { type CopyPlan, countRows, countTokens, planCopies, tokensInRanks } from './ep-traffic.ts';
@@ -16,10 +17,8 @@ import {
   generateFp8Rows,
   generateRouting,
 } from './ep-workload.ts';
-import type { BenchCase, BenchGroup } from '../interleaved.ts';
+import type { BenchGroup } from '../interleaved.ts';
 import { makeLayerCases } from './layer-cases.ts';
-
-export interface EpCase extends BenchCase, CaseTraffic {}
 
 export interface EpCases extends AsyncDisposable {
   /** Its barrier is the buffer's own, which lets ranks go at nearly the same time. */

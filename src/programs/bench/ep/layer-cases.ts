@@ -2,7 +2,7 @@
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { EPAll2AllLayer, EPAllToAllLayoutDesc } from '../../../ep/index.ts';
 import { checkCopyBack, copyBack } from './copy-back.ts';
-import type { EpCase } from './ep-cases.ts';
+import type { EpCase } from './ep-case.ts';
 import { combineRowBytes } from './ep-workload.ts';
 import type { BenchGroup } from '../interleaved.ts';
 import { type LayerInputs, makeLayerCalls } from './layer-calls.ts';

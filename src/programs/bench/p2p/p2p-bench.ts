@@ -1,13 +1,16 @@
 // The P2P bench between two processes: the server offers its memory, the client moves, measures and reports.
 import { type BackendName, Endpoint } from '../../../agent/index.ts';
 import { readSettings } from '../../../settings/settings.ts';
+import type { ControlChannel } from '../../../meeting/control-channel.ts';
+import { isUnspecified } from '../../../meeting/loopback.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
 import { samplePlacement } from '../placement.ts';
 import { checkCeilings, runCeilings, runPingCeiling } from './p2p-ceilings.ts';
 import { runDescriptors } from './p2p-descriptors.ts';
+import { meetClient, meetServer } from './p2p-meeting.ts';
 import { MEMORY_NAMES, type P2pPhase, runBlocks, runPings, runSize, serveP2pPhases } from './p2p-phases.ts';
 import { type BlockResult, type P2pBenchReport, p2pMethod, type SizeResult } from './p2p-results.ts';
-import { P2pSession } from './p2p-session.ts';
+import { hearWord, P2pSession, sayWord } from './p2p-session.ts';
 import { memoryOf, type P2pWorkload } from './p2p-workload.ts';
 
 export interface P2pBenchOptions {
@@ -17,19 +20,31 @@ export interface P2pBenchOptions {
   readonly backend: BackendName | undefined;
   /** False: on the caller's thread alone, as `Agent.create` says. */
   readonly ownThread: boolean;
-  /** Numeric address of this host. */
-  readonly host: string;
+  /** TCP port at which the server is called. */
   readonly port: number;
 }
 
 export interface P2pServerOptions extends P2pBenchOptions {
+  /** A numeric address of this host, or 0.0.0.0 for all: the endpoint is then at the address that the client calls. */
+  readonly host: string;
   readonly onListening: (port: number) => void;
-  readonly onConnected: (connection: { readonly ip: string; readonly gpuIndex: number; readonly id: number }) => void;
+  /** `workload` is the client's, which decides. */
+  readonly onConnected: (connection: {
+    readonly ip: string;
+    readonly gpuIndex: number;
+    readonly id: number;
+    readonly workload: P2pWorkload;
+  }) => void;
+  /** What this side has measured itself: messages that it received. */
   readonly onSize: (result: SizeResult) => void;
+  /** What only the client can measure, because this side does nothing for it. */
+  readonly onOneSided: (size: { readonly bytes: number; readonly iterations: number }) => void;
 }
 
 export interface P2pClientOptions extends P2pBenchOptions {
   readonly remoteIp: string;
+  /** The address at which the server reaches this side; the one from which it calls the server by default. */
+  readonly host?: string | undefined;
   readonly workload: P2pWorkload;
   /** `backend`: which path it got; `verdicts`: why not the others. */
   readonly onConnected: (connection: Pick<P2pBenchReport, 'backend' | 'verdicts'> & { readonly id: number }) => void;
@@ -39,71 +54,103 @@ export interface P2pClientOptions extends P2pBenchOptions {
 
 /** Serves one client. Fails with WL_TIMEOUT if none comes within the setting `timeoutMs`. */
 export async function serveP2pBench(options: P2pServerOptions): Promise<void> {
-  const endpoint = await Endpoint.create(endpointOptions(options, options.port));
-  options.onListening(endpoint.port);
+  // Where the address is known, what is wrong with a backend shows before a client comes.
+  let endpoint = isUnspecified(options.host) ? undefined : await openEndpoint(options, options.host);
   let session: P2pSession | undefined;
   try {
-    const connection = await endpoint.accept();
-    options.onConnected(connection);
-    session = await P2pSession.open(endpoint, connection, await endpoint.accept());
-    const { bytes } = await session.hear<{ readonly bytes: number }>();
-    await session.openMemory(bytes, MEMORY_NAMES.server, options.device);
-    await serveP2pPhases(session, { onSize: options.onSize, host: options.host });
-    await session.say({});
+    const words = await meetClient({
+      ...options,
+      open: async (host) => (endpoint ??= await openEndpoint(options, host)).port,
+    });
+    if (endpoint === undefined) return;
+    const server = endpoint;
+    await telling(words, async () => {
+      const workload = await hearWord<P2pWorkload>(words, server.agent.settings.timeoutMs);
+      const connection = await server.accept();
+      options.onConnected({ id: connection.id, ip: connection.ip, gpuIndex: connection.gpuIndex, workload });
+      session = new P2pSession(server, connection, words);
+      await session.openMemory(memoryOf(workload), MEMORY_NAMES.server, options.device);
+      session.say({ ready: true });
+      await serveP2pPhases(session, { ...options, host: words.localAddress });
+      session.say({});
+    });
   } finally {
-    await endpoint.close();
+    await endpoint?.close();
     await session?.close();
   }
 }
 
+/** Fails with the server's own error if that ended. */
 export async function runP2pBench(options: P2pClientOptions): Promise<P2pBenchReport> {
+  const { channel: words, port } = await meetServer({ host: options.remoteIp, port: options.port });
+  return telling(words, async () => {
+    const endpoint = await openEndpoint(options, options.host ?? words.localAddress);
+    let session: P2pSession | undefined;
+    try {
+      const connection = await endpoint.connect(words.remoteAddress, port);
+      options.onConnected({
+        id: connection.id,
+        backend: connection.backend,
+        verdicts: endpoint.agent.explain(connection.peer),
+      });
+      sayWord(words, options.workload);
+      session = new P2pSession(endpoint, connection, words);
+      return await runSession(session, options);
+    } finally {
+      await endpoint.close();
+      await session?.close();
+    }
+  });
+}
+
+async function runSession(session: P2pSession, options: P2pClientOptions): Promise<P2pBenchReport> {
   const { workload, device } = options;
-  const endpoint = await Endpoint.create(endpointOptions(options, 0));
-  let session: P2pSession | undefined;
+  const { connection, endpoint } = session;
+  await session.openMemory(memoryOf(workload), MEMORY_NAMES.client, device);
+  await session.hear();
+  await session.remote(MEMORY_NAMES.server);
+  const placementBefore = await samplePlacement();
+  const loadBefore = loadAverage();
+  const results = await measure(session, options);
+  const loadAfter = loadAverage();
+  session.say({ phase: 'end' } satisfies P2pPhase);
+  await session.hear();
+  return {
+    schema: 'weftline.bench.p2p/1',
+    date: new Date().toISOString(),
+    method: p2pMethod,
+    workload,
+    device,
+    backend: connection.backend,
+    verdicts: endpoint.agent.explain(connection.peer),
+    machine: machineDocument(),
+    settings: readSettings(),
+    loadAverage: { before: loadBefore, after: loadAfter },
+    placement: { before: placementBefore, after: await samplePlacement() },
+    ...results,
+  };
+}
+
+/** One side of the bench; the other side is told its error. */
+async function telling<T>(words: ControlChannel, side: () => Promise<T>): Promise<T> {
   try {
-    const connection = await endpoint.connect(options.remoteIp, options.port);
-    const { id, backend, peer } = connection;
-    options.onConnected({ id, backend, verdicts: endpoint.agent.explain(peer) });
-    const words = await endpoint.connect(options.remoteIp, options.port);
-    session = await P2pSession.open(endpoint, connection, words);
-    const bytes = memoryOf(workload);
-    await session.say({ bytes });
-    await session.openMemory(bytes, MEMORY_NAMES.client, device);
-    await session.remote(MEMORY_NAMES.server);
-    const placementBefore = await samplePlacement();
-    const loadBefore = loadAverage();
-    const results = await measure(session, options);
-    const loadAfter = loadAverage();
-    await session.say({ phase: 'end' } satisfies P2pPhase);
-    await session.hear();
-    return {
-      schema: 'weftline.bench.p2p/1',
-      date: new Date().toISOString(),
-      method: p2pMethod,
-      workload,
-      device,
-      backend: connection.backend,
-      verdicts: endpoint.agent.explain(connection.peer),
-      machine: machineDocument(),
-      settings: readSettings(),
-      loadAverage: { before: loadBefore, after: loadAfter },
-      placement: { before: placementBefore, after: await samplePlacement() },
-      ...results,
-    };
+    return await side();
+  } catch (error) {
+    words.refuse(error);
+    throw error;
   } finally {
-    await endpoint.close();
-    await session?.close();
+    words.close();
   }
 }
 
 type Measured = Pick<
   P2pBenchReport,
-  'sizes' | 'blocks' | 'descriptors' | 'pingMicroseconds' | 'ceilings' | 'pingCeiling'
+  'sizes' | 'blocks' | 'descriptors' | 'pingMicroseconds' | 'ceilings' | 'notCompared' | 'pingCeiling'
 >;
 
 async function measure(session: P2pSession, options: P2pClientOptions): Promise<Measured> {
   const { mode, iterations, inflight, sizes, blocks, pings, compare, descriptors } = options.workload;
-  const { remoteIp: host } = options;
+  const host = session.connection.ip;
   if (compare > 0) await checkCeilings(session, host);
   const sized: SizeResult[] = [];
   for (const bytes of sizes) {
@@ -127,20 +174,16 @@ async function measure(session: P2pSession, options: P2pClientOptions): Promise<
     ...(swept === undefined ? {} : { blocks: swept }),
     ...(many === undefined ? {} : { descriptors: many }),
     ...(pingMicroseconds === undefined ? {} : { pingMicroseconds }),
-    ...(ceilings === undefined ? {} : { ceilings }),
+    ...(ceilings === undefined ? {} : { ceilings: ceilings.results, notCompared: ceilings.notCompared }),
     ...(pingCeiling === undefined ? {} : { pingCeiling }),
   };
 }
 
-function endpointOptions(
-  { localGpuIndex, backend, host, ownThread }: P2pBenchOptions,
-  port: number,
-): NonNullable<Parameters<typeof Endpoint.create>[0]> {
-  return {
+function openEndpoint({ localGpuIndex, backend, ownThread }: P2pBenchOptions, host: string): Promise<Endpoint> {
+  return Endpoint.create({
     localGpuIndex,
     host,
-    port,
     ownThread,
     ...(backend === undefined ? {} : { backend, backends: [backend] }),
-  };
+  });
 }

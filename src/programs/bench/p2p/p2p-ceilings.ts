@@ -1,18 +1,17 @@
 // What the path could reach, measured in turn with it: a bare copy, the transport without an agent, UCX's own benchmark.
 import { median } from '../../../core/quantile.ts';
+import { formatBytes } from '../../../core/byte-size.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { monotonicMicroseconds } from '../clock.ts';
 import { summarizeRatios } from '../statistics.ts';
 import { runTransportBench } from '../transport/transport-bench.ts';
 import { defaultTransportWorkload } from '../transport/transport-workload.ts';
 import { type P2pPhase, prepareSlots, runOneSided, runPings } from './p2p-phases.ts';
-import type { CeilingResult, PingCeilingResult } from './p2p-results.ts';
+import type { CeilingResult, NotCompared, PingCeilingResult } from './p2p-results.ts';
 import type { P2pSession } from './p2p-session.ts';
-import { PING_BYTES, slotsOf } from './p2p-workload.ts';
+import { COMPARED_SLOTS, MIN_COMPARED_BYTES, PING_BYTES, slotsOf } from './p2p-workload.ts';
 import { type PerftestCase, type PerftestResult, perftestMissing, runPerftest } from './ucx-perftest.ts';
 
-/** Sizes below are bound by other costs than bytes. */
-const SMALLEST_BYTES = 1 << 20;
 /** Of one side of one round. */
 const ROUND_BYTES = 256 << 20;
 const TRANSPORT_SECONDS = 1;
@@ -41,19 +40,28 @@ export async function checkCeilings(session: P2pSession, host: string): Promise<
   if (session.connection.backend === 'ucx') await runPerftestPhase(session, host, PERFTEST_TRIAL);
 }
 
-/** Empty where the path has no ceiling that is measured here. */
-export async function runCeilings(session: P2pSession, options: CeilingOptions): Promise<CeilingResult[]> {
+/** Every size is in one of the two. */
+export async function runCeilings(
+  session: P2pSession,
+  options: CeilingOptions,
+): Promise<{ readonly results: readonly CeilingResult[]; readonly notCompared: readonly NotCompared[] }> {
+  const { backend } = session.connection;
   const results: CeilingResult[] = [];
-  for (const bytes of options.sizes.filter((size) => size >= SMALLEST_BYTES)) {
-    if (session.connection.backend === 'local' && session.memory.kind === 'host') {
+  const notCompared: NotCompared[] = [];
+  for (const bytes of options.sizes) {
+    if (bytes < MIN_COMPARED_BYTES) {
+      notCompared.push({ bytes, why: `below ${formatBytes(MIN_COMPARED_BYTES)}, where other costs than bytes decide` });
+    } else if (backend === 'local' && session.memory.kind === 'host') {
       results.push(await besideMemcpy(session, bytes, options));
-    } else if (session.connection.backend === 'multipath') {
+    } else if (backend === 'multipath') {
       results.push(await besideTransport(session, bytes, options));
-    } else if (session.connection.backend === 'ucx') {
+    } else if (backend === 'ucx') {
       results.push(await besidePerftest(session, bytes, options));
+    } else {
+      notCompared.push({ bytes, why: `${backend} moves memory of a GPU, and no ceiling of that is measured here` });
     }
   }
-  return results;
+  return { results, notCompared };
 }
 
 /** Message by message in turn, so that what else the machine does meets both alike. */
@@ -109,8 +117,7 @@ async function besideTransport(
   bytes: number,
   { mode, rounds, host }: CeilingOptions,
 ): Promise<CeilingResult> {
-  const { nflow, nreq } = defaultTransportWorkload;
-  const slots = slotsOf(nflow * nreq, bytes);
+  const slots = slotsOf(COMPARED_SLOTS, bytes);
   const own: number[] = [];
   const ceilings: number[] = [];
   let count = Math.max(slots, Math.floor(ROUND_BYTES / bytes));
@@ -127,7 +134,7 @@ async function besideTransport(
 
 /** GB/s. */
 async function runTransport(session: P2pSession, msize: number, host: string): Promise<number> {
-  await session.say({ phase: 'transport' } satisfies P2pPhase);
+  session.say({ phase: 'transport' } satisfies P2pPhase);
   const { port } = await session.hear<{ port: number }>();
   const workload = { ...defaultTransportWorkload, msize, seconds: TRANSPORT_SECONDS };
   const { throughput } = await runTransportBench({ host, port, workload, rounds: 0, onLine: () => {} });
@@ -175,12 +182,12 @@ export async function runPingCeiling(
 }
 
 async function runPerftestPhase(session: P2pSession, host: string, what: PerftestCase): Promise<PerftestResult> {
-  await session.say({ phase: 'perftest' } satisfies P2pPhase);
+  session.say({ phase: 'perftest' } satisfies P2pPhase);
   const { port } = await session.hear<{ port: number }>();
   if (port === 0) throw perftestMissing('the server');
   try {
     return await runPerftest(host, port, what);
   } finally {
-    await session.say({});
+    session.say({});
   }
 }

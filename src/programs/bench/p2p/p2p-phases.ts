@@ -5,7 +5,7 @@ import { serveTransportBench } from '../transport/transport-bench.ts';
 import { quantilesOf } from '../transport/transport-phases.ts';
 import { type BlockResult, type SizeResult, type Tail } from './p2p-results.ts';
 import type { P2pSession } from './p2p-session.ts';
-import { type BlockSweep, doubling, iterationsOf, type P2pMode, PING_BYTES, slotsOf } from './p2p-workload.ts';
+import { type BlockSweep, doubling, type P2pMode, PING_BYTES, slotsOf, sweepIterations } from './p2p-workload.ts';
 import { DescriptorList } from '../../../agent/index.ts';
 import { quantile } from '../../../core/quantile.ts';
 import { PerftestServer } from './ucx-perftest.ts';
@@ -17,12 +17,11 @@ export const MEMORY_NAMES = { client: 'client', server: 'server' } as const;
 export type P2pPhase =
   | {
       readonly phase: 'size';
-      readonly mode: P2pMode;
       readonly bytes: number;
       readonly count: number;
       readonly slots: number;
     }
-  | { readonly phase: 'sized'; readonly result: SizeResult }
+  | { readonly phase: 'one-sided'; readonly bytes: number; readonly iterations: number }
   | { readonly phase: 'ping'; readonly rounds: number }
   | { readonly phase: 'transport' }
   | { readonly phase: 'perftest' }
@@ -36,22 +35,23 @@ const WARM_PINGS = 1000;
 
 export interface ServeOptions {
   readonly onSize: (result: SizeResult) => void;
+  readonly onOneSided: (size: { readonly bytes: number; readonly iterations: number }) => void;
   /** Numeric address for the transport bench to listen at. */
   readonly host: string;
 }
 
 /** The server's side: does what the client says until that says `end`. */
-export async function serveP2pPhases(session: P2pSession, { onSize, host }: ServeOptions): Promise<void> {
+export async function serveP2pPhases(session: P2pSession, { onSize, onOneSided, host }: ServeOptions): Promise<void> {
   for (;;) {
     const phase = await session.hear<P2pPhase>();
     switch (phase.phase) {
       case 'end':
         return;
       case 'size':
-        if (phase.mode === 'send') onSize(await receiveMessages(session, phase));
+        onSize(await receiveMessages(session, phase));
         break;
-      case 'sized':
-        onSize(phase.result);
+      case 'one-sided':
+        onOneSided(phase);
         break;
       case 'ping':
         await answerPings(session, phase.rounds);
@@ -61,7 +61,7 @@ export async function serveP2pPhases(session: P2pSession, { onSize, host }: Serv
           host,
           port: 0,
           onLine: () => {},
-          onListening: (port) => void session.say({ port }),
+          onListening: (port) => session.say({ port }),
         });
         break;
       case 'perftest':
@@ -75,7 +75,7 @@ export async function serveP2pPhases(session: P2pSession, { onSize, host }: Serv
 
 async function servePerftest(session: P2pSession): Promise<void> {
   const server = await PerftestServer.start();
-  await session.say({ port: server?.port ?? 0 });
+  session.say({ port: server?.port ?? 0 });
   if (server === undefined) return;
   await session.hear();
   server.stop();
@@ -88,18 +88,17 @@ export interface SizeRun {
   readonly inflight: number;
 }
 
-/** Messages of one size; the server is told. */
+/** Messages of one size; the server is told, and receives those that are sent. */
 export async function runSize(session: P2pSession, run: SizeRun): Promise<SizeResult> {
   const { mode, bytes } = run;
-  const count = iterationsOf(run.iterations, bytes);
+  const count = run.iterations;
   const slots = slotsOf(run.inflight, bytes);
   if (mode === 'send') {
-    await session.say({ phase: 'size', mode, bytes, count, slots } satisfies P2pPhase);
+    session.say({ phase: 'size', bytes, count, slots } satisfies P2pPhase);
     return sendMessages(session, { bytes, count, slots });
   }
-  const result = await runOneSided(session, { mode, bytes, count, slots });
-  await session.say({ phase: 'sized', result } satisfies P2pPhase);
-  return result;
+  session.say({ phase: 'one-sided', bytes, iterations: count } satisfies P2pPhase);
+  return runOneSided(session, { mode, bytes, count, slots });
 }
 
 interface Counted {
@@ -197,7 +196,7 @@ export async function runBlocks(
   const results: BlockResult[] = [];
   for (const blockBytes of doubling(sweep.startBlockBytes, sweep.maxBlockBytes)) {
     for (const batch of doubling(sweep.startBatch, sweep.maxBatch)) {
-      const count = iterationsOf(iterations, blockBytes * batch);
+      const count = sweepIterations(iterations, blockBytes * batch);
       const result = await runBatch(session, { mode, blockBytes, batch, count });
       results.push(result);
       onResult(result);
@@ -257,7 +256,7 @@ const PING_PAUSE_MS = 100;
 
 /** Microseconds of each round trip, as quantiles. */
 export async function runPings(session: P2pSession, rounds: number): Promise<readonly number[]> {
-  await session.say({ phase: 'ping', rounds } satisfies P2pPhase);
+  session.say({ phase: 'ping', rounds } satisfies P2pPhase);
   const [transfer] = await prepareSlots(session, 'write', { bytes: PING_BYTES, slots: 1 });
   if (transfer === undefined) return [];
   await session.hear();
@@ -287,7 +286,7 @@ async function answerPings(session: P2pSession, rounds: number): Promise<void> {
     local: session.slot(memory, 0, PING_BYTES),
     remote: session.slot(remote, 0, PING_BYTES),
   });
-  await session.say({});
+  session.say({});
   for (let round = 0; round < WARM_PINGS + rounds; round += 1) {
     waitForPing(session, peer);
     transfer.post(PING);

@@ -8,7 +8,7 @@ import type { P2pWorkload } from './p2p-workload.ts';
 
 /** Written into every document, so that a number can be read without this source. */
 export const p2pMethod = {
-  size: 'Bytes of all messages over the time from the first post to the last end, at the client; of mode send the server counts its own. Units of 1e9.',
+  size: 'Bytes of all messages over the time from the first post to the last end, at the client; of mode send the server measures what it receives by itself. Units of 1e9.',
   block:
     'One transfer of a batch of blocks, posted again and again, one under way: transfer from post to done, post the call alone, preparation with connection and peer known.',
   descriptors:
@@ -68,6 +68,12 @@ export interface CeilingResult {
   readonly ratio: Summary;
 }
 
+/** A size that --compare left out. */
+export interface NotCompared {
+  readonly bytes: number;
+  readonly why: string;
+}
+
 /** Of round trips. */
 export interface PingCeilingResult {
   readonly ceiling: 'ucx_perftest';
@@ -95,5 +101,6 @@ export interface P2pBenchReport {
   /** Microseconds: min, P50, P90, P99, P99.9, max. */
   readonly pingMicroseconds?: readonly number[];
   readonly ceilings?: readonly CeilingResult[];
+  readonly notCompared?: readonly NotCompared[];
   readonly pingCeiling?: PingCeilingResult;
 }

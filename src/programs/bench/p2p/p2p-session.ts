@@ -1,54 +1,25 @@
 // The two sides of a P2P bench: words between them, and the memory that is moved.
-import {
-  DescriptorList,
-  type Endpoint,
-  type EndpointConnection,
-  type Operation,
-  type RemoteMemory,
-} from '../../../agent/index.ts';
+import { DescriptorList, type Endpoint, type EndpointConnection, type RemoteMemory } from '../../../agent/index.ts';
 import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
+import type { ControlChannel } from '../../../meeting/control-channel.ts';
 
 type Memory = Awaited<ReturnType<Endpoint['allocate']>>;
-
-const WORD_BYTES = 65_536;
 
 export class P2pSession {
   readonly endpoint: Endpoint;
   /** For what is measured. */
   readonly connection: EndpointConnection;
-  /** For words: they must not meet receives of messages. */
-  readonly #words: EndpointConnection;
-  readonly #in: Memory;
-  readonly #out: Memory;
-  #pending: Operation;
+  readonly #words: ControlChannel;
   #memory: Memory | undefined;
   #device: CudaDevice | undefined;
   #tensor: Tensor | undefined;
 
-  static async open(
-    endpoint: Endpoint,
-    connection: EndpointConnection,
-    words: EndpointConnection,
-  ): Promise<P2pSession> {
-    return new P2pSession(endpoint, connection, {
-      connection: words,
-      incoming: await endpoint.allocate(WORD_BYTES),
-      outgoing: await endpoint.allocate(WORD_BYTES),
-    });
-  }
-
-  private constructor(
-    endpoint: Endpoint,
-    connection: EndpointConnection,
-    words: { readonly connection: EndpointConnection; readonly incoming: Memory; readonly outgoing: Memory },
-  ) {
+  /** `words`: for what the sides tell each other, apart from what is measured. */
+  constructor(endpoint: Endpoint, connection: EndpointConnection, words: ControlChannel) {
     this.endpoint = endpoint;
     this.connection = connection;
-    this.#words = words.connection;
-    this.#in = words.incoming;
-    this.#out = words.outgoing;
-    this.#pending = this.#words.recv({ region: this.#in });
+    this.#words = words;
   }
 
   /** What this side moves. */
@@ -80,19 +51,14 @@ export class P2pSession {
     return DescriptorList.of(memory, index * bytes, bytes);
   }
 
-  /** Tells the other side something that JSON can express; resolves when it has arrived. */
-  async say(value: unknown): Promise<void> {
-    const text = Buffer.from(JSON.stringify(value));
-    this.#out.bytes.set(text);
-    await this.#words.send({ region: this.#out, bytes: text.length }).wait();
+  /** Tells the other side something that JSON can express. */
+  say(value: unknown): void {
+    sayWord(this.#words, value);
   }
 
-  /** What the other side says next. */
-  async hear<T>(timeoutMs?: number): Promise<T> {
-    const bytes = await this.#pending.wait(timeoutMs === undefined ? {} : { timeoutMs });
-    const value = JSON.parse(Buffer.from(this.#in.bytes.subarray(0, bytes)).toString()) as T;
-    this.#pending = this.#words.recv({ region: this.#in });
-    return value;
+  /** What the other side says next. Fails with the error that it ended with, if it did. */
+  hear<T>(): Promise<T> {
+    return hearWord(this.#words, this.endpoint.agent.settings.timeoutMs);
   }
 
   /** Gives the GPU back, after the endpoint was closed. */
@@ -100,4 +66,16 @@ export class P2pSession {
     this.#tensor?.[Symbol.dispose]();
     await this.#device?.[Symbol.asyncDispose]();
   }
+}
+
+/** For words before there is a session. */
+export function sayWord(words: ControlChannel, value: unknown): void {
+  words.send({ word: value });
+}
+
+/** See P2pSession.hear. */
+export async function hearWord<T>(words: ControlChannel, timeoutMs: number): Promise<T> {
+  words.deadline = performance.now() + timeoutMs;
+  const { word } = await words.receive('next word');
+  return word as T;
 }

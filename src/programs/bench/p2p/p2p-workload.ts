@@ -1,14 +1,16 @@
 // What the P2P bench moves: its parameters, their defaults, what they mean.
 import { invalidArgument } from '../../../core/errors.ts';
+import { defaultTransportWorkload, messagesUnderWay } from '../transport/transport-workload.ts';
 import { formatBytes } from '../../../core/byte-size.ts';
 
-export const p2pModes = ['write', 'read', 'send'] as const;
+/** The first is what UCCL's benchmark.py does, and the default. */
+export const p2pModes = ['send', 'write', 'read'] as const;
 export type P2pMode = (typeof p2pModes)[number];
 
 export interface P2pWorkload {
   readonly mode: P2pMode;
   readonly sizes: readonly number[];
-  /** Messages of a size; of those beyond 1 MiB a sixteenth, but at least 16. */
+  /** Messages of each size; in a sweep of blocks, transfers, and a sixteenth of them beyond 1 MiB. */
   readonly iterations: number;
   /** Messages that are under way at a time. */
   readonly inflight: number;
@@ -30,6 +32,7 @@ export interface BlockSweep {
   readonly maxBatch: number;
 }
 
+/** Those of UCCL's benchmark.py. */
 export const defaultSizes = [256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576, 10_485_760, 104_857_600] as const;
 export const DEFAULT_ITERATIONS = 1000;
 export const PING_BYTES = 256;
@@ -44,11 +47,21 @@ const LARGE_FACTOR = 16;
 /** Of each side's memory that messages under way take. */
 const MEMORY_BYTES = 1 << 30;
 
-export function checkP2pWorkload({ sizes, inflight, blocks, descriptors }: P2pWorkload): void {
+/** Sizes below are bound by other costs than bytes, and are not compared with the ceiling of their path. */
+export const MIN_COMPARED_BYTES = 1 << 20;
+/** Of the transport's bench, which is one of those ceilings: as many messages are under way beside it. */
+export const COMPARED_SLOTS: number = messagesUnderWay(defaultTransportWorkload);
+
+/** Fails with WL_INVALID_ARGUMENT. */
+export function checkP2pWorkload({ sizes, inflight, blocks, descriptors, compare, pings }: P2pWorkload): void {
   for (const size of sizes) {
     if (!Number.isInteger(size) || size < 1 || size > MEMORY_BYTES) {
       throw invalidArgument('size', size, `1 to ${MEMORY_BYTES} bytes (${formatBytes(MEMORY_BYTES)})`);
     }
+  }
+  if (compare > 0 && pings === 0 && sizes.every((size) => size < MIN_COMPARED_BYTES)) {
+    const expected = `with --compare a size of at least ${formatBytes(MIN_COMPARED_BYTES)}, as smaller ones are bound by other costs than bytes, or --pings`;
+    throw invalidArgument('sizes', sizes, expected);
   }
   if (!Number.isInteger(descriptors) || descriptors < 0 || descriptors > MAX_DESCRIPTORS) {
     throw invalidArgument('descriptors', descriptors, `0 to ${MAX_DESCRIPTORS}`);
@@ -59,7 +72,8 @@ export function checkP2pWorkload({ sizes, inflight, blocks, descriptors }: P2pWo
   }
 }
 
-export function iterationsOf(iterations: number, bytes: number): number {
+/** As nixlbench does it: transfers of `bytes` in a sweep of blocks. */
+export function sweepIterations(iterations: number, bytes: number): number {
   if (bytes <= LARGE_BYTES) return iterations;
   return Math.min(iterations, Math.max(16, Math.floor(iterations / LARGE_FACTOR)));
 }
@@ -70,8 +84,9 @@ export function slotsOf(inflight: number, bytes: number): number {
 }
 
 /** Bytes of memory that a side needs. */
-export function memoryOf({ sizes, inflight, blocks, descriptors }: P2pWorkload): number {
-  const messages = sizes.map((bytes) => bytes * slotsOf(inflight, bytes));
+export function memoryOf({ sizes, inflight, blocks, descriptors, compare }: P2pWorkload): number {
+  const slots = compare === 0 ? inflight : Math.max(inflight, COMPARED_SLOTS);
+  const messages = sizes.map((bytes) => bytes * slotsOf(slots, bytes));
   const swept = blocks === undefined ? 0 : blocks.maxBlockBytes * blocks.maxBatch;
   return Math.max(PING_BYTES, ...messages, swept, descriptors * DESCRIPTOR_STRIDE);
 }

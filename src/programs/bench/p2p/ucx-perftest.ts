@@ -32,7 +32,7 @@ export class PerftestServer {
 
   /** undefined if ucx_perftest is not installed. */
   static async start(): Promise<PerftestServer | undefined> {
-    const port = await freePort();
+    const port = await freePort('127.0.0.1');
     const child = spawn(PROGRAM, ['-p', String(port)], { stdio: 'ignore', signal: AbortSignal.timeout(LONGEST_MS) });
     const isThere = await new Promise<boolean>((resolve) => {
       // Also of a run that takes too long, later.

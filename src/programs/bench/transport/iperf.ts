@@ -7,10 +7,10 @@ export class IperfServer {
   readonly port: number;
   readonly #child: ChildProcess;
 
-  /** undefined if iperf3 is not installed. */
-  static async start(): Promise<IperfServer | undefined> {
-    const port = await freePort();
-    const child = spawn('iperf3', ['-s', '-1', '--forceflush', '-p', String(port)], {
+  /** Listens at that address alone. undefined if iperf3 is not installed. */
+  static async start(host: string): Promise<IperfServer | undefined> {
+    const port = await freePort(host);
+    const child = spawn('iperf3', ['-s', '-1', '--forceflush', '-B', host, '-p', String(port)], {
       stdio: ['ignore', 'pipe', 'ignore'],
     });
     const isThere = await new Promise<boolean>((resolve) => {
@@ -55,11 +55,11 @@ function received(text: string): number | undefined {
   }
 }
 
-export function freePort(): Promise<number> {
+export function freePort(host: string): Promise<number> {
   return new Promise((resolve, reject) => {
     const server = createServer();
     server.once('error', reject);
-    server.listen(0, '127.0.0.1', () => {
+    server.listen(0, host, () => {
       const address = server.address();
       server.close(() => resolve(typeof address === 'object' && address !== null ? address.port : 0));
     });

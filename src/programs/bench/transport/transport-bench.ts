@@ -1,9 +1,11 @@
 // The transport bench between two processes: the client decides and reports, the server does its part and ends by itself.
+import { asWeftlineError } from '../../../core/errors.ts';
 import { readSettings } from '../../../settings/settings.ts';
 import { type Connection, Transport } from '../../../transport/index.ts';
 import { segmentsPerSend } from './bare-udp.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
 import { samplePlacement } from '../placement.ts';
+import { failureWord, toldFailure } from '../told-failure.ts';
 import { summarizeRatios } from '../statistics.ts';
 import {
   measureIdle,
@@ -35,6 +37,7 @@ import {
 } from './transport-workload.ts';
 
 export interface ServerOptions {
+  /** A numeric address of this host, or 0.0.0.0 for all. */
   readonly host: string;
   readonly port: number;
   readonly onLine: (line: string) => void;
@@ -51,17 +54,46 @@ export interface ClientOptions {
   readonly onLine: (line: string) => void;
 }
 
-/** Serves one client. Fails with WL_TIMEOUT if none comes within the setting `timeoutMs`. */
+/** How long a client that gives up waits for the server that it tells. */
+const GIVE_UP_MS = 1000;
+
+/**
+ * Serves one client. Fails with WL_TIMEOUT if none comes within the setting `timeoutMs`, and with the client's own error if
+ * that gave up.
+ */
 export async function serveTransportBench({ host, port, onLine, onListening }: ServerOptions): Promise<void> {
   await using transport = await Transport.create({ name: 'the bench server' });
-  const listener = await transport.listen({ host, port });
+  const givenUp = new AbortController();
+  const receive = (hello: unknown): { readonly answer: undefined } => {
+    const failure = toldFailure(hello, 'the bench client');
+    if (failure === undefined) return { answer: undefined };
+    givenUp.abort(failure);
+    throw failure;
+  };
+  const listener = await transport.listen({ host, port }, { receive });
   onListening?.(listener.port);
-  const connection = await listener.accept({ timeoutMs: transport.settings.timeoutMs });
+  const accepted = listener.accept({ timeoutMs: transport.settings.timeoutMs });
+  const connection = await Promise.race([accepted, failureOf(givenUp.signal)]);
   listener.close();
-  onLine(`Server: ${connection.peerName} connected, ${describe(connection)}`);
+  onLine(`Server: ${connection.peerName} at ${connection.peerHost} connected, ${describe(connection)}`);
   const session = await BenchSession.open(transport, connection);
-  await servePhases(session, { onLine, host: connection.localHost, peerHost: connection.peerHost });
+  const options: PhaseOptions = { onLine, host: connection.localHost, peerHost: connection.peerHost };
+  await session.run(() => servePhases(session, options));
   await session.settle();
+}
+
+function failureOf(signal: AbortSignal): Promise<never> {
+  return new Promise((_, reject) => signal.addEventListener('abort', () => reject(asWeftlineError(signal.reason))));
+}
+
+/** Tells a server that its client gives up before anything is measured, and why. Never throws: it may not be there. */
+export async function giveUpTransportBench(address: Pick<ClientOptions, 'host' | 'port'>, why: unknown): Promise<void> {
+  try {
+    await using transport = await Transport.create({ name: 'the bench client' });
+    await transport.connect(address, { hello: failureWord(why), timeoutMs: GIVE_UP_MS });
+  } catch {
+    // The server refuses a client that gives up, or nobody listens.
+  }
 }
 
 export async function runTransportBench(options: ClientOptions): Promise<TransportBenchReport> {
@@ -70,9 +102,15 @@ export async function runTransportBench(options: ClientOptions): Promise<Transpo
   const { host, port } = options;
   onLine(`connecting to ${host} port ${port}, for at most ${transport.settings.timeoutMs / 1000} s`);
   const connection = await transport.connect({ host, port });
-  for (let flow = 0; flow < workload.nflow; flow += 1) onLine(`Client connected to ${host} (flow#${flow})`);
+  onLine(`Client connected to ${host} (${workload.nflow} flows over one connection)`);
   onLine(describe(connection));
   const session = await BenchSession.open(transport, connection);
+  return await session.run(() => measureAll(session, options));
+}
+
+async function measureAll(session: BenchSession, options: ClientOptions): Promise<TransportBenchReport> {
+  const { workload, onLine } = options;
+  const { connection } = session;
   const phases: PhaseOptions = { onLine, host: connection.localHost, peerHost: connection.peerHost };
   const placementBefore = await samplePlacement();
   const loadBefore = loadAverage();
@@ -98,15 +136,14 @@ export async function runTransportBench(options: ClientOptions): Promise<Transpo
   };
 }
 
-type Measured = Pick<TransportBenchReport, 'throughput' | 'comparison' | 'latency' | 'idle'>;
+type Measured = Pick<TransportBenchReport, 'intact' | 'throughput' | 'comparison' | 'latency' | 'idle'>;
 
 async function measure(session: BenchSession, options: ClientOptions, phases: PhaseOptions): Promise<Measured> {
   const { workload, rounds } = options;
   if (workload.perftype === 'basic') {
     const messages = workload.iterations || BASIC_ITERATIONS;
-    await runBasic(session, messages, phases);
-    options.onLine(`${messages} messages of ${BASIC_BYTES} bytes arrived intact`);
-    return {};
+    await runBasic(session, { iterations: messages, flush: workload.flush }, phases);
+    return { intact: { messages, bytes: BASIC_BYTES } };
   }
   if (workload.perftype === 'lat') return { latency: await latency(session, options, phases) };
   if (workload.warmup) await runThroughput(session, { ...workload, iterations: 0, seconds: 1 }, quiet(phases));
@@ -133,11 +170,12 @@ async function measure(session: BenchSession, options: ClientOptions, phases: Ph
 }
 
 async function latency(session: BenchSession, options: ClientOptions, phases: PhaseOptions): Promise<LatencyResult> {
-  const { workload, rounds } = options;
-  const { msize } = workload;
-  if (workload.warmup) await runLatency(session, LATENCY_WARMUP, msize);
-  const transport = await runLatency(session, workload.iterations || LATENCY_ITERATIONS, msize);
-  if (rounds === 0) return { transport, bareRoundTrip: undefined, ratioOfMedians: undefined };
+  const { workload, rounds: compared } = options;
+  const { msize, flush } = workload;
+  if (workload.warmup) await runLatency(session, { rounds: LATENCY_WARMUP, bytes: msize, flush });
+  const rounds = workload.iterations || LATENCY_ITERATIONS;
+  const transport = await runLatency(session, { rounds, bytes: msize, flush });
+  if (compared === 0) return { transport, bareRoundTrip: undefined, ratioOfMedians: undefined };
   const bareRoundTrip = await runBareLatency(session, LATENCY_ITERATIONS, msize, phases);
   return { transport, bareRoundTrip, ratioOfMedians: (transport[1] as number) / (bareRoundTrip[1] as number) };
 }

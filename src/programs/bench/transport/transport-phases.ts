@@ -10,14 +10,26 @@ import { BASIC_BYTES, type TransportWorkload } from './transport-workload.ts';
 
 /** What the client says before each phase. */
 export type Phase =
-  | { readonly phase: 'basic'; readonly iterations: number }
-  | { readonly phase: 'lat'; readonly rounds: number; readonly bytes: number }
+  | ({ readonly phase: 'basic' } & BasicRun)
+  | ({ readonly phase: 'lat' } & LatencyRun)
   | { readonly phase: 'tpt'; readonly workload: TransportWorkload }
   | { readonly phase: 'bareLat'; readonly rounds: number; readonly bytes: number; readonly port: number }
   | { readonly phase: 'bareTpt'; readonly stream: BareStream; readonly port: number }
   | { readonly phase: 'iperf' }
   | { readonly phase: 'idle'; readonly seconds: number }
   | { readonly phase: 'end' };
+
+interface BasicRun {
+  readonly iterations: number;
+  /** The receiver flushes after each message; see TransportWorkload. */
+  readonly flush: boolean;
+}
+
+interface LatencyRun {
+  readonly rounds: number;
+  readonly bytes: number;
+  readonly flush: boolean;
+}
 
 export interface PhaseOptions {
   /** A line to show. */
@@ -46,16 +58,16 @@ async function serve(
 ): Promise<unknown> {
   switch (phase.phase) {
     case 'basic':
-      return serveBasic(session, phase.iterations, options);
+      return serveBasic(session, phase, options);
     case 'lat':
-      return serveLatency(session, phase.rounds, phase.bytes);
+      return serveLatency(session, phase);
     case 'tpt':
       return serveThroughput(session, phase.workload, options);
     case 'bareLat':
     case 'bareTpt':
       return serveBare(session, phase, options);
     case 'iperf':
-      return serveIperf(session);
+      return serveIperf(session, options);
     case 'idle':
       return measureIdle(phase.seconds);
     default:
@@ -63,7 +75,11 @@ async function serve(
   }
 }
 
-async function serveBasic(session: BenchSession, iterations: number, { onLine }: PhaseOptions): Promise<unknown> {
+async function serveBasic(
+  session: BenchSession,
+  { iterations, flush }: BasicRun,
+  { onLine }: PhaseOptions,
+): Promise<unknown> {
   const { transport, connection } = session;
   await using buffers = await openBuffers(transport, 1, BASIC_BYTES);
   const { region } = buffers;
@@ -71,6 +87,7 @@ async function serveBasic(session: BenchSession, iterations: number, { onLine }:
   for (let iteration = 0; iteration < iterations; iteration += 1) {
     words.fill(0);
     const bytes = await transport.wait(connection.receive({ region, bytes: BASIC_BYTES }));
+    if (flush) await transport.wait(connection.flush());
     const wrong = words.findIndex((word) => word !== BASIC_WORD);
     if (bytes !== BASIC_BYTES || wrong !== -1) {
       throw new WeftlineError('WL_CHECK', `Message ${iteration} came with ${bytes} bytes, and word ${wrong} is wrong`);
@@ -80,9 +97,10 @@ async function serveBasic(session: BenchSession, iterations: number, { onLine }:
   return { iterations };
 }
 
-export async function runBasic(session: BenchSession, iterations: number, { onLine }: PhaseOptions): Promise<void> {
+export async function runBasic(session: BenchSession, run: BasicRun, { onLine }: PhaseOptions): Promise<void> {
   const { transport, connection } = session;
-  await session.say({ phase: 'basic', iterations } satisfies Phase);
+  const { iterations } = run;
+  await session.say({ phase: 'basic', ...run } satisfies Phase);
   await using buffers = await openBuffers(transport, 1, BASIC_BYTES);
   const { region } = buffers;
   new Uint32Array(region.bytes.buffer, 0, BASIC_BYTES / 4).fill(BASIC_WORD);
@@ -94,7 +112,7 @@ export async function runBasic(session: BenchSession, iterations: number, { onLi
 }
 
 /** One message under way; each round from the offer of memory to the end of the receive, so the offer's way is in it. */
-async function serveLatency(session: BenchSession, rounds: number, bytes: number): Promise<readonly number[]> {
+async function serveLatency(session: BenchSession, { rounds, bytes, flush }: LatencyRun): Promise<readonly number[]> {
   const { transport, connection } = session;
   await using buffers = await openBuffers(transport, 1, bytes);
   const { region } = buffers;
@@ -102,15 +120,17 @@ async function serveLatency(session: BenchSession, rounds: number, bytes: number
   for (let round = 0; round < rounds; round += 1) {
     const begin = monotonicMicroseconds();
     transport.waitBlocking(connection.receive({ region, bytes }));
+    if (flush) transport.waitBlocking(connection.flush());
     times.push(monotonicMicroseconds() - begin);
   }
   return quantilesOf(times);
 }
 
 /** Returns what the server measured. */
-export async function runLatency(session: BenchSession, rounds: number, bytes: number): Promise<readonly number[]> {
+export async function runLatency(session: BenchSession, run: LatencyRun): Promise<readonly number[]> {
   const { transport, connection } = session;
-  await session.say({ phase: 'lat', rounds, bytes } satisfies Phase);
+  const { rounds, bytes } = run;
+  await session.say({ phase: 'lat', ...run } satisfies Phase);
   await using buffers = await openBuffers(transport, 1, bytes);
   const { region } = buffers;
   for (let round = 0; round < rounds; round += 1) transport.waitBlocking(connection.send({ region, bytes }));
@@ -125,6 +145,8 @@ async function serveThroughput(
   const outgoing = workload.bi ? [session] : [];
   const onSecond = (second: SecondOfExchange): void => onLine(secondLine(workload, second));
   const result = await runExchange({ transport: session.transport, workload, outgoing, incoming: [session], onSecond });
+  const { messages, gbps } = result.received;
+  onLine(`Server: received ${messages} messages of ${workload.msize} bytes, ${gbps.toFixed(2)} Gbps`);
   // Times are the sender's matter; thousands of them do not fit a word.
   return { ...result, times: [] };
 }
@@ -199,8 +221,8 @@ function openBare({ transport }: BenchSession, { host }: PhaseOptions): BareUdp 
   return new BareUdp({ host, bufferBytes: transportSocketBufferBytes, spinUs: transportSpinUs });
 }
 
-async function serveIperf(session: BenchSession): Promise<unknown> {
-  const server = await IperfServer.start();
+async function serveIperf(session: BenchSession, { host }: PhaseOptions): Promise<unknown> {
+  const server = await IperfServer.start(host);
   await session.say({ port: server?.port ?? 0 });
   await session.hear();
   server?.stop();

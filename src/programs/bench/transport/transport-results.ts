@@ -59,6 +59,8 @@ export interface TransportBenchReport {
   readonly settings: Settings;
   readonly loadAverage: { readonly before: number; readonly after: number };
   readonly placement: { readonly before: PlacementSample; readonly after: PlacementSample };
+  /** Of basic: messages every word of which was checked by the receiver. */
+  readonly intact?: { readonly messages: number; readonly bytes: number };
   readonly throughput?: ThroughputResult;
   readonly comparison?: Comparison;
   readonly latency?: LatencyResult;

@@ -1,5 +1,6 @@
 // The two sides of a bench over one connection: words between them, and the memory that their messages lie in.
 import type { Connection, MemoryRegion, Transport } from '../../../transport/index.ts';
+import { failureWord, toldFailure, wasTold } from '../told-failure.ts';
 
 /** Flows above those of the messages. */
 const WORD_FLOW = 65_535;
@@ -8,6 +9,8 @@ const WORD_BYTES = 65_536;
 const PAGE = 4096;
 /** Longer than an acknowledgement is held back. */
 const SETTLE_MS = 10;
+/** How long telling the other side of a failure may take: it may be gone. */
+const FAREWELL_MS = 2000;
 
 export class BenchSession {
   readonly transport: Transport;
@@ -59,8 +62,43 @@ export class BenchSession {
   async hear<T>(timeoutMs?: number): Promise<T> {
     const bytes = await this.transport.wait(this.#pending, timeoutMs === undefined ? {} : { timeoutMs });
     const value = JSON.parse(Buffer.from(this.#in.bytes.subarray(0, bytes)).toString()) as T;
+    const failure = toldFailure(value, this.connection.peerName);
+    if (failure !== undefined) throw failure;
     this.#pending = this.connection.receive({ region: this.#in, flow: WORD_FLOW });
     return value;
+  }
+
+  /** Runs one side of the bench. An error is told to the other side; one that the other side has told comes first. */
+  async run<T>(side: () => Promise<T>): Promise<T> {
+    try {
+      return await side();
+    } catch (error) {
+      if (wasTold(error)) throw error;
+      await this.#hearFailure();
+      await this.#tell(error);
+      throw error;
+    }
+  }
+
+  /** Throws what the other side has told meanwhile. */
+  async #hearFailure(): Promise<void> {
+    try {
+      if (this.transport.state(this.#pending) === 'done') await this.hear();
+    } catch (error) {
+      if (wasTold(error)) throw error;
+      // The word was taken, or its receive has failed with the connection: what this side knows itself is the reason.
+    }
+  }
+
+  async #tell(error: unknown): Promise<void> {
+    try {
+      const text = Buffer.from(JSON.stringify(failureWord(error)));
+      this.#out.bytes.set(text);
+      const sent = this.connection.send({ region: this.#out, bytes: text.length, flow: WORD_FLOW });
+      await this.transport.wait(sent, { timeoutMs: FAREWELL_MS });
+    } catch {
+      // The connection is gone, and that says enough.
+    }
   }
 }
 

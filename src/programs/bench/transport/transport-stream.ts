@@ -7,6 +7,8 @@ import { messagesUnderWay, type TransportWorkload } from './transport-workload.t
 /** Whoever blocks must look at timers and sockets now and then. */
 const BREATH_MICROSECONDS = 100_000;
 const WAIT_MS = 100;
+/** In place of a handle. */
+const NO_REQUEST = -1;
 
 /** What has happened so far, for lines per second. */
 export interface StreamProgress {
@@ -38,6 +40,8 @@ export class Stream {
   /** By slot, that is flow * nreq + request, and message. */
   readonly #handles: Float64Array;
   readonly #posted: Float64Array;
+  /** Of a receiver that flushes: the flush behind each slot's request. Empty otherwise. */
+  readonly #flushes: Float64Array;
   /** Messages of a slot's request that are still under way; -1: nothing more to post. */
   readonly #left: Int32Array;
   readonly #requestsOf: Float64Array;
@@ -53,8 +57,10 @@ export class Stream {
     this.#buffers = buffers;
     this.#isSender = isSender;
     this.#options = options;
-    this.#handles = new Float64Array(messagesUnderWay(options.workload)).fill(-1);
+    this.#handles = new Float64Array(messagesUnderWay(options.workload)).fill(NO_REQUEST);
     this.#posted = new Float64Array(nflow * nreq);
+    const flushes = !isSender && options.workload.flush ? nflow * nreq : 0;
+    this.#flushes = new Float64Array(flushes).fill(NO_REQUEST);
     this.#left = new Int32Array(nflow * nreq);
     this.#requestsOf = new Float64Array(nflow);
     for (let slot = 0; slot < nflow * nreq; slot += 1) this.#post(slot);
@@ -79,39 +85,60 @@ export class Stream {
     let hasMoved = false;
     for (let index = 0; index < this.#handles.length; index += 1) {
       const handle = this.#handles[index] as number;
-      if (handle === -1 || transport.state(handle) === 'pending') continue;
-      this.#bytes += this.#take(handle, index);
+      if (handle === NO_REQUEST || transport.state(handle) === 'pending') continue;
+      this.#bytes += this.#take(handle);
       this.#messages += 1;
-      this.#handles[index] = -1;
+      this.#handles[index] = NO_REQUEST;
       hasMoved = true;
       const slot = Math.floor(index / nmsg);
       (this.#left[slot] as number) -= 1;
-      if (this.#left[slot] === 0) this.#ended(slot);
+      if (this.#left[slot] === 0) this.#flush(slot);
     }
-    return hasMoved;
+    return this.#flushes.length > 0 && this.#takeFlushes() ? true : hasMoved;
   }
 
   /** Withdraws what is still under way: the other side has said that nothing more comes. */
   async withdraw(): Promise<void> {
     const { connection, transport } = this.#session;
-    for (const handle of this.#handles) if (handle !== -1) connection.cancel(handle);
+    for (const flush of this.#flushes) {
+      if (flush === NO_REQUEST) continue;
+      await transport.wait(flush);
+      this.#last = monotonicMicroseconds();
+    }
+    this.#flushes.fill(NO_REQUEST);
+    for (const handle of this.#handles) if (handle !== NO_REQUEST) connection.cancel(handle);
     // They fail, unless their message came after all; either way they end here.
-    for (const handle of this.#handles) if (handle !== -1) await transport.wait(handle).catch(() => {});
-    this.#handles.fill(-1);
+    for (const handle of this.#handles) if (handle !== NO_REQUEST) await transport.wait(handle).catch(() => {});
+    this.#handles.fill(NO_REQUEST);
     this.#live = 0;
   }
 
-  #take(handle: number, index: number): number {
+  #take(handle: number): number {
     const { transport } = this.#session;
     const { workload } = this.#options;
     const bytes = transport.take(handle);
-    if (this.#isSender) return workload.msize;
-    if (workload.flush) {
-      const end = this.#buffers.offsetOf(index) + bytes;
-      // The last word, read with the order that makes all earlier ones visible.
-      if (bytes >= 4) Atomics.load(new Int32Array(this.#buffers.region.bytes.buffer, 0), (end >> 2) - 1);
+    return this.#isSender ? workload.msize : bytes;
+  }
+
+  /** A receiver's flush of a request, where one was asked for; the request ends with it. */
+  #flush(slot: number): void {
+    const { workload } = this.#options;
+    if (this.#isSender || !workload.flush) return this.#ended(slot);
+    this.#flushes[slot] = this.#session.connection.flush(Math.floor(slot / workload.nreq));
+  }
+
+  #takeFlushes(): boolean {
+    const { transport } = this.#session;
+    let hasMoved = false;
+    for (let slot = 0; slot < this.#flushes.length; slot += 1) {
+      const handle = this.#flushes[slot] ?? NO_REQUEST;
+      if (handle === NO_REQUEST || transport.state(handle) === 'pending') continue;
+      transport.take(handle);
+      this.#flushes[slot] = NO_REQUEST;
+      hasMoved = true;
+      this.#ended(slot);
     }
-    return bytes;
+    return hasMoved;
   }
 
   #ended(slot: number): void {

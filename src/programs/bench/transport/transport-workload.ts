@@ -20,7 +20,10 @@ export interface TransportWorkload {
   readonly seconds: number;
   /** Rounds of lat, or a second of the others, before anything counts. */
   readonly warmup: boolean;
-  /** The receiver looks at the last bytes of every message before it offers the memory again. */
+  /**
+   * The receiver posts a flush behind each request that it has received, and offers the memory again once that has ended, so
+   * that the flush is in the time of the request.
+   */
   readonly flush: boolean;
   /** Both sides send and receive. */
   readonly bi: boolean;

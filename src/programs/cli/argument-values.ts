@@ -1,0 +1,61 @@
+// Values on the command line, checked where they are read: counts, sizes in bytes, decimals, switches and lists.
+import { InvalidArgumentError } from 'commander';
+import { formatBytes } from '../../core/byte-size.ts';
+
+type Parse<T> = (text: string) => T;
+
+/** Sizes count in steps of 1024 (64K is 65536 bytes), everything else in steps of 1000 (2M is 2000000). */
+const sizeFactors: Readonly<Record<string, number>> = { '': 1, k: 1024, m: 1024 ** 2, g: 1024 ** 3 };
+const countFactors: Readonly<Record<string, number>> = { '': 1, k: 1e3, m: 1e6, g: 1e9 };
+
+/** A parser for commander of whole numbers from `min` to `max`, written as 1000000, 1e6 or 1M. */
+export function integerArgument(min: number, max: number): Parse<number> {
+  return wholeNumber({ pattern: /^(\d+(?:\.\d+)?(?:e\d+)?)([kmg]?)$/i, factors: countFactors, min, max }, () => {
+    return `an integer from ${min} to ${max}, such as 1000, 1e3 or 1K`;
+  });
+}
+
+/** A parser of sizes in bytes from `min` to `max`, written as 65536, 64K, 64KiB or 1e6. */
+export function byteArgument(min: number, max: number): Parse<number> {
+  return wholeNumber({ pattern: /^(\d+(?:\.\d+)?(?:e\d+)?)([kmg]?)(?:i?b)?$/i, factors: sizeFactors, min, max }, () => {
+    return `a size from ${min} bytes to ${formatBytes(max)}, such as 65536, 64K (65536 bytes) or 1e6`;
+  });
+}
+
+/** A parser of decimals from `min` to `max`. */
+export function decimalArgument(min: number, max: number): Parse<number> {
+  return (text) => {
+    const value = Number(text);
+    if (/^\d+(\.\d+)?(e\d+)?$/i.test(text) && value >= min && value <= max) return value;
+    throw new InvalidArgumentError(`Expected a number from ${min} to ${max}.`);
+  };
+}
+
+/** A parser of values with commas between them. */
+export function listArgument<T>(one: Parse<T>): Parse<T[]> {
+  return (text) => text.split(',').map((word) => one(word.trim()));
+}
+
+/** A parser of switches that may be written as --name, --name=true or --name=false. */
+export function switchArgument(text: string): boolean {
+  if (['true', '1', 'yes'].includes(text.toLowerCase())) return true;
+  if (['false', '0', 'no'].includes(text.toLowerCase())) return false;
+  throw new InvalidArgumentError('Expected true or false.');
+}
+
+interface WholeNumbers {
+  /** Digits, then the letter of a factor. */
+  readonly pattern: RegExp;
+  readonly factors: Readonly<Record<string, number>>;
+  readonly min: number;
+  readonly max: number;
+}
+
+function wholeNumber({ pattern, factors, min, max }: WholeNumbers, expected: () => string): Parse<number> {
+  return (text) => {
+    const [, digits = '', letter = ''] = pattern.exec(text) ?? [];
+    const value = digits === '' ? Number.NaN : Number(digits) * (factors[letter.toLowerCase()] ?? Number.NaN);
+    if (Number.isSafeInteger(value) && value >= min && value <= max) return value;
+    throw new InvalidArgumentError(`Expected ${expected()}.`);
+  };
+}

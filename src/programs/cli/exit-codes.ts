@@ -1,0 +1,23 @@
+// The exit codes of the weftline command. One table, for the code and for its documentation.
+
+export const exitCodes = {
+  success: { code: 0, meaning: 'The command did what it was asked to do.' },
+  failure: {
+    code: 1,
+    meaning:
+      'The command failed, or its result differs from what was expected; the last line of stderr is "weftline: WL_CODE: reason".',
+  },
+  usage: {
+    code: 2,
+    meaning: 'The command line is wrong (unknown option, missing or invalid value); nothing was started.',
+  },
+} as const;
+
+/** What else a command that starts ranks may end with. */
+export const rankExitCodes = [
+  { code: '1 to 255', meaning: 'weftline run: the exit code of the first rank that failed.' },
+  {
+    code: '128 + n',
+    meaning: 'weftline run: the first rank that failed was ended by signal n, such as 137 for SIGKILL.',
+  },
+] as const;

@@ -1,0 +1,85 @@
+// What a command says: lines on the way, a report at the end, and the result document of --json, to a file or to stdout.
+import { accessSync, constants, writeFileSync } from 'node:fs';
+import { dirname } from 'node:path';
+import { type Command, Option } from 'commander';
+import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+
+export interface OutputFlags {
+  readonly json?: string;
+  readonly quiet?: boolean;
+  /** As UCCL's programs name it. */
+  readonly logtostderr?: boolean;
+}
+
+const STDOUT = '-';
+
+/** Adds --json and --quiet. */
+export function addOutputOptions(command: Command): Command {
+  return command
+    .option('--json <file>', 'write the result document; - for stdout, with nothing else on it')
+    .option('--quiet', 'print the result only, no lines on the way')
+    .addOption(new Option('--logtostderr', 'print the lines on the way to stderr').hideHelp());
+}
+
+export class Output {
+  readonly #file: string | undefined;
+  readonly #isQuiet: boolean;
+  /** Where lines go: with --json -, nothing but the document may be on stdout. */
+  readonly #lines: NodeJS.WriteStream;
+
+  /** Fails with WL_FILE if the folder of the result document cannot be written to. */
+  constructor({ json, quiet = false, logtostderr = false }: OutputFlags) {
+    if (json !== undefined && json !== STDOUT) requireWritableFolder(json);
+    this.#file = json;
+    this.#isQuiet = quiet;
+    this.#lines = json === STDOUT || logtostderr ? process.stderr : process.stdout;
+  }
+
+  /** A line on the way. */
+  readonly line = (text: string): void => {
+    if (!this.#isQuiet) this.#lines.write(`${text}\n`);
+  };
+
+  /** A line of the result, as soon as it is known. */
+  readonly result = (text: string): void => {
+    if (!this.#isQuiet || this.#file !== STDOUT) this.#lines.write(`${text}\n`);
+  };
+
+  /** The end of the command. Fails with WL_FILE if the document cannot be written. */
+  report(text: string, document: unknown): void {
+    if (this.#file !== STDOUT) process.stdout.write(text);
+    if (this.#file === undefined) return;
+    const json = `${JSON.stringify(document, sixDigits, 2)}\n`;
+    if (this.#file === STDOUT) process.stdout.write(json);
+    else writeOutputFile(this.#file, json);
+  }
+}
+
+/** Fails with WL_FILE. */
+export function requireWritableFolder(file: string): void {
+  const folder = dirname(file);
+  try {
+    accessSync(folder, constants.W_OK);
+  } catch (cause) {
+    throw new WeftlineError('WL_FILE', `Cannot write ${file}: the folder ${folder} is missing or not writable`, {
+      details: { file, folder },
+      cause,
+    });
+  }
+}
+
+/** Fails with WL_FILE. */
+export function writeOutputFile(file: string, content: string | Uint8Array): void {
+  try {
+    writeFileSync(file, content);
+  } catch (cause) {
+    const { message } = asWeftlineError(cause);
+    throw new WeftlineError('WL_FILE', `Cannot write ${file}: ${message}`, { details: { file }, cause });
+  }
+}
+
+/** More digits than these, and than those of the whole part, are noise. */
+function sixDigits(_key: string, value: unknown): unknown {
+  if (typeof value !== 'number' || Number.isInteger(value) || !Number.isFinite(value)) return value;
+  return Math.abs(value) < 1e5 ? Number(value.toPrecision(6)) : Math.round(value * 10) / 10;
+}
