@@ -11,13 +11,9 @@ export const exitCodes = {
     code: 2,
     meaning: 'The command line is wrong (unknown option, missing or invalid value); nothing was started.',
   },
-} as const;
-
-/** What else a command that starts ranks may end with. */
-export const rankExitCodes = [
-  { code: '1 to 255', meaning: 'weftline run: the exit code of the first rank that failed.' },
-  {
+  rank: { code: '1 to 255', meaning: 'weftline run: the exit code of the first rank that failed.' },
+  signal: {
     code: '128 + n',
     meaning: 'weftline run: the first rank that failed was ended by signal n, such as 137 for SIGKILL.',
   },
-] as const;
+} as const;
