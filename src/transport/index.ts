@@ -1,6 +1,6 @@
 // weftline/transport: reliable messages, writes and reads between processes over many UDP paths.
 export { Connection, type LocalPart, type RemotePart, type SignalPart } from './host/connection.ts';
-export type { HostStatistics } from './host/engine-host.ts';
+export type { HostStatistics } from './host/host-calls.ts';
 export type { MemoryRegion, RegisteredMemory } from './host/memory-region.ts';
 export type { Request, RequestState } from './host/request-slots.ts';
 export type { Address } from '../meeting/dial.ts';

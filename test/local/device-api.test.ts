@@ -131,14 +131,14 @@ test('when the thread that serves the queues ends, kernels and calls hear why; w
   const settings = readSettings({});
   const options = { agent: 'one', settings, token: '', ordinal: undefined, host: undefined };
   const ended = new ProxyLink({ ...options, backends: ['none' as BackendName] }, (error) => told.push(error));
-  await assert.rejects(ended.call({ name: 'metadata' }), { code: 'WL_INTERNAL', message: /thread .* ended: .*none/ });
+  await assert.rejects(ended.call('metadata'), { code: 'WL_INTERNAL', message: /thread .* ended: .*none/ });
   assert.deepEqual(
     told.map(({ code }) => code),
     ['WL_INTERNAL'],
   );
   await ended[Symbol.asyncDispose]();
   const closed = new ProxyLink({ ...options, backends: undefined }, (error) => told.push(error));
-  await closed.call({ name: 'metadata' });
+  await closed.call('metadata');
   await closed[Symbol.asyncDispose]();
   assert.equal(told.length, 1);
 });

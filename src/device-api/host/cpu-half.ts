@@ -37,7 +37,7 @@ export class CpuHalf implements DeviceHalf {
   }
 
   async allocate(bytes: number): Promise<Allocation> {
-    return (await this.#link.call({ name: 'allocate', bytes })) as Allocation;
+    return this.#link.call('allocate', bytes);
   }
 
   pin(address: number): number {

@@ -11,7 +11,6 @@ import { CpuHalf } from './cpu-half.ts';
 import { CudaHalf } from './cuda-half.ts';
 import type { DeviceHalf } from './device-half.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
-import type { Allocation } from '../service/proxy-messages.ts';
 import { ProxyLink } from '../service/proxy-link.ts';
 import { checkQueueLayout } from '../service/queue-layout.ts';
 import type { RequestShape } from './request-shape.ts';
@@ -111,7 +110,7 @@ export class DeviceHost implements AsyncDisposable {
         device.kind === 'cpu'
           ? new CpuHalf({ ...shared, wake: () => link.wake.ring(), link })
           : await CudaHalf.create({ ...shared, device });
-      await link.call({ name: 'serve', memory: half.queueMemory, queues, capacity });
+      await link.call('serve', { memory: half.queueMemory, queues, capacity });
       return new DeviceHost(options, { half, link, requests, peers });
     } catch (error) {
       await link[Symbol.asyncDispose]();
@@ -153,7 +152,7 @@ export class DeviceHost implements AsyncDisposable {
    * this device cannot write to by itself: its host then moves them without a GPU's help. Freed with the host.
    */
   async allocateHost(bytes: number): Promise<RegisteredVram> {
-    const { id, address } = (await this.#link.call({ name: 'allocate', bytes })) as Allocation;
+    const { id, address } = await this.#link.call('allocate', bytes);
     return this.#keep({ id, address: this.#half.pin(address, bytes), bytes });
   }
 
@@ -162,7 +161,7 @@ export class DeviceHost implements AsyncDisposable {
     if (!Number.isInteger(bytes) || bytes < 1 || bytes > MAX_COMMAND_OFFSET) {
       throw invalidArgument('bytes', bytes, `1 to ${MAX_COMMAND_OFFSET}`);
     }
-    const id = (await this.#link.call({ name: 'register', address, bytes })) as number;
+    const id = await this.#link.call('register', { address, bytes });
     return this.#keep({ id, address, bytes });
   }
 
@@ -185,12 +184,12 @@ export class DeviceHost implements AsyncDisposable {
 
   /** What a peer's addRemoteAgent() takes. Of what is registered now. */
   async getMetadata(): Promise<Uint8Array> {
-    return (await this.#link.call({ name: 'metadata' })) as Uint8Array;
+    return this.#link.call('metadata');
   }
 
   /** The peer's name. Again with newer metadata of the same peer. Fails with WL_PROTOCOL, and as connecting does. */
   async addRemoteAgent(metadata: Uint8Array): Promise<string> {
-    const name = (await this.#link.call({ name: 'addRemote', metadata })) as string;
+    const name = await this.#link.call('addRemote', metadata);
     if (!this.#peers.some((peer) => peer.name === name)) this.#peers.push({ name, number: this.#peers.length });
     return name;
   }
@@ -308,7 +307,7 @@ export class DeviceHost implements AsyncDisposable {
       remotes,
       isSoleWriter: soleWriter,
     };
-    const backend = (await this.#link.call({ name: 'request', options })) as string;
+    const backend = await this.#link.call('request', options);
     return `queue, then ${backend}: ${reason}`;
   }
 

@@ -8,7 +8,7 @@ import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { viewAt } from '../../native/library.ts';
 import { AgentRoute } from './agent-route.ts';
 import type { CommandRoute, ServedRequest } from './command-server.ts';
-import type { Allocation, ProxyWorkerData, RemoteRange, RequestOptions } from './proxy-messages.ts';
+import type { Allocation, ProxyThread, RemoteRange, RequestOptions } from './proxy-messages.ts';
 import { STAGED_BYTES, StagedStores } from './staged-stores.ts';
 
 export class ProxyAgent {
@@ -22,7 +22,7 @@ export class ProxyAgent {
   /** Of channels that cannot store 8 bytes: where those are put from. */
   readonly #staging = new Map<BackendChannel, { readonly stores: StagedStores; readonly memory: Registration }>();
 
-  static async create({ agent, backends, token, settings, ordinal, host }: ProxyWorkerData): Promise<ProxyAgent> {
+  static async create({ agent, backends, token, settings, ordinal, host }: ProxyThread): Promise<ProxyAgent> {
     const device = ordinal === undefined ? undefined : await CudaDevice.create({ ...settings, ordinal });
     try {
       const options = { settings, token, ...(host === undefined ? {} : { host }) };
@@ -70,13 +70,16 @@ export class ProxyAgent {
   }
 
   /** Connects, if that is not done. The path is the backend's name. */
-  async openRequest(options: RequestOptions): Promise<{ readonly request: ServedRequest; readonly path: BackendName }> {
+  async openRequest(
+    options: RequestOptions,
+    signal: AbortSignal,
+  ): Promise<{ readonly request: ServedRequest; readonly path: BackendName }> {
     const registration = this.#registrations.get(options.region) as Registration;
     const remotes: CommandRoute[] = [];
     let path: BackendName | undefined;
     const deadline = new Deadline(this.#agent.settings.timeoutMs);
     for (const range of options.remotes) {
-      const parts = await this.#agent.channelParts(options.peer, registration, range.region, { deadline });
+      const parts = await this.#agent.channelParts(options.peer, registration, range.region, { deadline, signal });
       path ??= parts.backend;
       const { local, remote } = parts;
       const place: PutPlace = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };

@@ -1,9 +1,10 @@
 // What a DeviceHost and the thread that serves its queues say to each other.
 import type { BackendName } from '../../agent/backend.ts';
-import type { EncodedError } from '../../core/errors.ts';
 import type { Settings } from '../../settings/settings.ts';
+import type { Calls } from '../../threads/worker-port.ts';
 
-export interface ProxyWorkerData {
+/** What the thread is started with. */
+export interface ProxyThread {
   readonly agent: string;
   readonly settings: Settings;
   readonly token: string;
@@ -43,24 +44,27 @@ export interface Allocation {
   readonly address: number;
 }
 
-/** Answered with, in this order: nothing, Allocation, number of the region, metadata, the peer's name, the path, nothing. */
-export type ProxyCall =
-  | { readonly name: 'serve'; readonly memory: SharedBytes; readonly queues: number; readonly capacity: number }
-  | { readonly name: 'allocate'; readonly bytes: number }
-  | { readonly name: 'register'; readonly address: number; readonly bytes: number }
-  | { readonly name: 'metadata' }
-  | { readonly name: 'addRemote'; readonly metadata: Uint8Array }
-  /** Opens the way to the ranges, after which commands of the request are carried out. */
-  | { readonly name: 'request'; readonly options: RequestOptions }
-  | { readonly name: 'stop' };
-
-export interface ProxyCallMessage {
-  readonly id: number;
-  readonly call: ProxyCall;
+export interface QueueOptions {
+  readonly memory: SharedBytes;
+  readonly queues: number;
+  readonly capacity: number;
 }
 
-export type ProxyAnswer =
-  | { readonly id: number; readonly result: unknown }
-  | { readonly id: number; readonly error: EncodedError }
-  /** A command could not be carried out. */
-  | { readonly failure: EncodedError };
+export interface RegisterOptions {
+  readonly address: number;
+  readonly bytes: number;
+}
+
+/** What the thread does when it is called; what it tells unasked is why a command could not be carried out. */
+export interface ProxyCalls extends Calls {
+  /** Begins to carry out the commands of the queues. */
+  serve(queues: QueueOptions): void;
+  allocate(bytes: number): Promise<Allocation>;
+  /** Returns the number of the region. */
+  register(memory: RegisterOptions): Promise<number>;
+  metadata(): Uint8Array;
+  /** Returns the peer's name. */
+  addRemote(metadata: Uint8Array): Promise<string>;
+  /** Opens the way to the ranges, after which commands of the request are carried out. Returns the backend's name. */
+  request(options: RequestOptions, signal: AbortSignal): Promise<BackendName>;
+}

@@ -1,14 +1,15 @@
 // The thread that serves a device's command queues: polls them, posts to the agent's channels, sleeps when nothing comes.
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { parentPort, workerData } from 'node:worker_threads';
-import { encodeError, type WeftlineError } from '../../core/errors.ts';
+import { workerData } from 'node:worker_threads';
+import { type EncodedError, encodeError, type WeftlineError } from '../../core/errors.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
+import { type LinkedThread, WorkerPort } from '../../threads/worker-port.ts';
 import { viewAt } from '../../native/library.ts';
 import { CommandReader } from './command-queue.ts';
 import { CommandServer, type ServedRequest } from './command-server.ts';
 import { queuesIn } from './queue-layout.ts';
 import { ProxyAgent } from './proxy-agent.ts';
-import type { ProxyAnswer, ProxyCall, ProxyCallMessage, ProxyWorkerData, SharedBytes } from './proxy-messages.ts';
+import type { ProxyCalls, ProxyThread, SharedBytes } from './proxy-messages.ts';
 
 /** How long the queues are polled in one turn of the event loop. */
 const TURN_MS = 0.05;
@@ -19,53 +20,39 @@ const LOOKS = 4;
 /** Longest sleep between two looks at a device's queue, which cannot wake this thread. */
 const LONGEST_SLEEP_MS = 1;
 
-const options = workerData as ProxyWorkerData;
+const { data: options, port: messages } = workerData as LinkedThread<ProxyThread>;
+const port = new WorkerPort<EncodedError>(messages);
 const wake = new WakeWord(options.wake);
 const requests: (ServedRequest | undefined)[] = [];
 const servers: CommandServer[] = [];
-const life = { isWanted: true };
 
-function post(message: ProxyAnswer): void {
-  parentPort?.postMessage(message);
-}
-
-/** Each failure is told once: commands that follow fail for the same reason. */
-const told = new WeakSet<WeftlineError>();
-function tellFailure(error: WeftlineError): void {
-  if (told.has(error)) return;
-  told.add(error);
-  post({ failure: encodeError(error) });
+/** Each failure is reported once: commands that follow fail for the same reason. */
+const reported = new WeakSet<WeftlineError>();
+function reportFailure(error: WeftlineError): void {
+  if (reported.has(error)) return;
+  reported.add(error);
+  port.send(encodeError(error));
 }
 
 const agent = await ProxyAgent.create(options);
 
-async function answer(call: ProxyCall): Promise<unknown> {
-  switch (call.name) {
-    case 'serve':
-      for (const memory of queuesIn(bufferOf(call.memory), call.queues, call.capacity)) {
-        servers.push(new CommandServer(new CommandReader(memory), requests, tellFailure));
-      }
-      return undefined;
-    case 'allocate':
-      return agent.allocate(call.bytes);
-    case 'register':
-      return agent.register(call.address, call.bytes);
-    case 'metadata':
-      return agent.metadata();
-    case 'addRemote':
-      return agent.addRemote(call.metadata);
-    case 'request': {
-      const { request, path } = await agent.openRequest(call.options);
-      requests[call.options.number] = request;
-      return path;
+const calls: ProxyCalls = {
+  serve({ memory, queues, capacity }) {
+    for (const queue of queuesIn(bufferOf(memory), queues, capacity)) {
+      servers.push(new CommandServer(new CommandReader(queue), requests, reportFailure));
     }
-    case 'stop':
-      life.isWanted = false;
-      return agent.close();
-    default:
-      return call satisfies never;
-  }
-}
+  },
+  allocate: (bytes) => agent.allocate(bytes),
+  register: ({ address, bytes }) => agent.register(address, bytes),
+  metadata: () => agent.metadata(),
+  addRemote: (metadata) => agent.addRemote(metadata),
+  async request(request, signal) {
+    const opened = await agent.openRequest(request, signal);
+    requests[request.number] = opened.request;
+    return opened.path;
+  },
+  stop: () => agent.close(),
+};
 
 function bufferOf(memory: SharedBytes): ArrayBufferLike {
   return memory instanceof SharedArrayBuffer ? memory : viewAt(memory.address, memory.bytes);
@@ -83,7 +70,7 @@ function step(): boolean {
 async function serve(): Promise<void> {
   let lastWork = performance.now();
   let sleepMs = 0.05;
-  while (life.isWanted) {
+  while (!port.isStopped) {
     const seen = wake.seen;
     let now = performance.now();
     const end = now + TURN_MS;
@@ -95,7 +82,7 @@ async function serve(): Promise<void> {
     if (hasWork) lastWork = now;
     // A kernel may wait for what a peer that is dead was to send, with no command of its own under way.
     const death = agent.nextDeath();
-    if (death !== undefined) tellFailure(death);
+    if (death !== undefined) reportFailure(death);
     if (hasWork || now - lastWork < options.settings.proxySpinUs / 1000) {
       sleepMs = 0.05;
     } else {
@@ -106,17 +93,5 @@ async function serve(): Promise<void> {
   }
 }
 
-parentPort?.on('message', ({ id, call }: ProxyCallMessage) => {
-  answer(call).then(
-    (result) => {
-      post({ id, result });
-      if (call.name === 'stop') parentPort?.close();
-    },
-    (error: unknown) => {
-      post({ id, error: encodeError(error) });
-      // An agent that could not be closed in time must not keep the thread, for whose end the host waits.
-      if (call.name === 'stop') parentPort?.close();
-    },
-  );
-});
+port.serve(calls);
 await serve();

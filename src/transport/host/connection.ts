@@ -2,7 +2,7 @@
 import { commandKinds } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
-import type { HostCall, HostEvent, HostStatistics } from './engine-host.ts';
+import type { HostStatistics } from './host-calls.ts';
 import type { EngineLink } from './engine-link.ts';
 import type { MemoryRegion } from './memory-region.ts';
 import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
@@ -32,7 +32,7 @@ export interface SignalPart extends RemotePart {
 }
 
 export interface ConnectionParts {
-  readonly link: EngineLink<HostCall, HostEvent>;
+  readonly link: EngineLink;
   readonly slots: RequestSlots;
   readonly channel: ControlChannel;
   readonly number: number;
@@ -65,7 +65,7 @@ export class Connection implements AsyncDisposable {
   /** Numeric addresses. */
   readonly localHost: string;
   readonly peerHost: string;
-  readonly #link: EngineLink<HostCall, HostEvent>;
+  readonly #link: EngineLink;
   readonly #slots: RequestSlots;
   readonly #channel: ControlChannel;
   readonly #number: number;
@@ -140,12 +140,12 @@ export class Connection implements AsyncDisposable {
 
   /** @internal Describes a transfer of many ranges to the engine; `postTransfer` takes the number. */
   prepareTransfer(plan: Omit<TransferPlan, 'connection'>): Promise<number> {
-    return this.#link.call({ name: 'prepare', plan: { ...plan, connection: this.#number } }) as Promise<number>;
+    return this.#link.call('prepare', { ...plan, connection: this.#number });
   }
 
   /** @internal Where messages of transfers go. Its number goes into their plans; it ends with the connection. */
   openLine(plan: Omit<LinePlan, 'connection'>): Promise<number> {
-    return this.#link.call({ name: 'openLine', plan: { ...plan, connection: this.#number } }) as Promise<number>;
+    return this.#link.call('openLine', { ...plan, connection: this.#number });
   }
 
   /**
@@ -162,7 +162,7 @@ export class Connection implements AsyncDisposable {
 
   /** @internal None of its posts may be pending. */
   async releaseTransfer(transfer: number): Promise<void> {
-    await this.#link.call({ name: 'unprepare', transfer });
+    await this.#link.call('unprepare', transfer);
   }
 
   /** Withdraws a pending request, which then fails with WL_CLOSED here and there, unless it ends first. */
@@ -171,7 +171,7 @@ export class Connection implements AsyncDisposable {
   }
 
   statistics(): Promise<HostStatistics> {
-    return this.#link.call({ name: 'statistics', connection: this.#number }) as Promise<HostStatistics>;
+    return this.#link.call('statistics', this.#number);
   }
 
   /** Pending requests fail with WL_CLOSED, here and at the peer. Idempotent. */
@@ -199,9 +199,9 @@ export class Connection implements AsyncDisposable {
 
   async #end(error: WeftlineError, farewell: boolean): Promise<void> {
     this.#onClose(this);
-    const end = { name: 'end', connection: this.#number, error: encodeError(error) } as const;
     // An engine that is gone has ended it already.
-    if (this.#link.failure === undefined) await this.#link.call(end).catch(() => {});
+    if (this.#link.failure === undefined)
+      await this.#link.call('end', { connection: this.#number, error: encodeError(error) }).catch(() => {});
     if (farewell) this.#channel.close();
     else this.#channel.hangUp();
   }

@@ -6,73 +6,17 @@ import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { Engine } from '../engine/engine.ts';
-import type { PacketKeys } from '../authentication/packet-keys.ts';
 import { EngineLoop } from '../io/udp/engine-loop.ts';
-import type { RemoteAccess } from '../engine/region.ts';
 import {
-  type ConnectionStatistics,
-  type DropCounters,
   type RequestHandle,
   requestStatus,
   type RequestStatus,
   type TransportConnection,
 } from '../engine/transport-engine.ts';
-import { type LinePlan, PreparedTransfers, type TransferPlan } from './prepared-transfers.ts';
-import type { HostedEngine, StopCall } from './serve-engine.ts';
+import type { HostCalls, HostConnection, HostEvent, HostRegion, HostStatistics, RegionName } from './host-calls.ts';
+import { PreparedTransfers } from './prepared-transfers.ts';
+import type { HostedEngine } from './serve-engine.ts';
 import { type Command, emptyCommand, type SharedRequests } from './shared-requests.ts';
-
-/** What the user's side asks now and then; each is answered. Plain data, so that it can cross threads. */
-export type HostCall =
-  | { readonly name: 'reserve' }
-  /** The reserved number is not needed after all. */
-  | { readonly name: 'unreserve'; readonly localId: number }
-  | { readonly name: 'connect'; readonly options: HostConnection }
-  | { readonly name: 'register'; readonly options: HostRegion }
-  | { readonly name: 'release'; readonly region: number }
-  | { readonly name: 'prepare'; readonly plan: TransferPlan }
-  | { readonly name: 'openLine'; readonly plan: LinePlan }
-  | { readonly name: 'unprepare'; readonly transfer: number }
-  /** Ends a connection; its pending requests fail with the error. */
-  | { readonly name: 'end'; readonly connection: number; readonly error: EncodedError }
-  | { readonly name: 'statistics'; readonly connection: number };
-
-export interface HostConnection {
-  readonly localId: number;
-  readonly remoteId: number;
-  readonly peerName: string;
-  readonly secret: bigint;
-  readonly packetKeys: PacketKeys | undefined;
-  readonly segmentBytes: number;
-  /** By path; the host closes them. */
-  readonly descriptors: readonly number[];
-  readonly segments: number;
-}
-
-export interface HostRegion {
-  /** Of memory that stays until the region is released. */
-  readonly address: number;
-  readonly bytes: number;
-  readonly remote: Partial<RemoteAccess>;
-}
-
-/** What a peer needs to read or write the region. */
-export interface RegionName {
-  /** Also for requests of this side. Not used again soon: a transfer that still waits may name a region that was released. */
-  readonly id: number;
-  readonly key: number;
-}
-
-export interface HostStatistics {
-  readonly connection: ConnectionStatistics;
-  readonly drops: DropCounters;
-  readonly failures: Readonly<Record<string, number>>;
-}
-
-/** What the host tells without being asked. */
-export type HostEvent =
-  /** Sent before the table shows that the request failed. */
-  | { readonly event: 'failed'; readonly slot: number; readonly error: EncodedError }
-  | { readonly event: 'ended'; readonly connection: number; readonly error: EncodedError };
 
 export interface EngineHostOptions {
   readonly settings: Settings;
@@ -93,7 +37,20 @@ interface HostedConnection {
 /** A peer that closes in good order says so over TCP; its closed ports count only after this. */
 const REFUSED_PATIENCE_MS = 200;
 
-export class EngineHost implements HostedEngine<HostCall> {
+export class EngineHost implements HostedEngine {
+  readonly calls: HostCalls = {
+    reserve: () => this.#loop.engine.reserveConnectionId(),
+    unreserve: (localId) => this.#loop.engine.releaseConnectionId(localId),
+    connect: (options) => this.#connect(options),
+    register: (options) => this.#register(options),
+    release: (region) => this.#release(region),
+    prepare: (plan) => this.#transfers.prepare(plan),
+    openLine: (plan) => this.#transfers.openLine(plan),
+    unprepare: (transfer) => this.#transfers.forget(transfer),
+    end: ({ connection, error }) => this.#end(connection, error),
+    statistics: (connection) => this.#statistics(connection),
+    stop: () => this.#stop(),
+  };
   readonly #loop: EngineLoop;
   readonly #requests: SharedRequests;
   readonly #onEvent: (event: HostEvent) => void;
@@ -173,34 +130,10 @@ export class EngineHost implements HostedEngine<HostCall> {
     }
   }
 
-  call(call: HostCall | StopCall): unknown {
+  beginCall(): void {
     this.#loop.touch();
-    switch (call.name) {
-      case 'reserve':
-        return this.#loop.engine.reserveConnectionId();
-      case 'unreserve':
-        return this.#loop.engine.releaseConnectionId(call.localId);
-      case 'connect':
-        return this.#connect(call.options);
-      case 'register':
-        return this.#register(call.options);
-      case 'release':
-        return this.#release(call.region);
-      case 'prepare':
-        return this.#transfers.prepare(call.plan);
-      case 'openLine':
-        return this.#transfers.openLine(call.plan);
-      case 'unprepare':
-        return this.#transfers.forget(call.transfer);
-      case 'end':
-        return this.#end(call.connection, call.error);
-      case 'statistics':
-        return this.#statistics(call.connection);
-      case 'stop':
-        return this.#stop();
-      default:
-        return call satisfies never;
-    }
+    // Commands put before the call come before it.
+    this.takeCommands();
   }
 
   [Symbol.dispose](): void {

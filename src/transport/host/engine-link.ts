@@ -1,22 +1,27 @@
 // How the user's thread reaches its engine: on a thread of its own, or on the same one inside calls that wait.
-import { MessageChannel, type MessagePort, receiveMessageOnPort, type Worker } from 'node:worker_threads';
-import { decodeError, WeftlineError } from '../../core/errors.ts';
-import { SpinTime } from '../../threads/spin-time.ts';
-import { startWorker } from '../../threads/start-worker.ts';
-import type { WakeWord } from '../../threads/wake-word.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import { Doorbell } from '../../native/readiness.ts';
-import type { EngineThreadData, HostedEngine, StopCall, ThreadMessage } from './serve-engine.ts';
+import type { Settings } from '../../settings/settings.ts';
+import { SpinTime } from '../../threads/spin-time.ts';
+import type { WakeWord } from '../../threads/wake-word.ts';
+import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
+import { findCall } from '../../threads/worker-port.ts';
+import type { HostCalls, HostEvent } from './host-calls.ts';
+import type { EngineCalls, EngineThread, HostedEngine } from './serve-engine.ts';
 import { SharedRequests } from './shared-requests.ts';
 
-export interface EngineLink<Call, Event> {
+export interface EngineLink {
   /** The user's side of it. */
   readonly requests: SharedRequests;
   /** Why the engine is gone; undefined while it runs. */
   readonly failure: WeftlineError | undefined;
-  onEvent: (event: Event) => void;
+  onEvent: (event: HostEvent) => void;
   /** Called once if the engine fails. */
   onFailure: (error: WeftlineError) => void;
-  call(call: Call | StopCall): Promise<unknown>;
+  call<Name extends keyof HostCalls>(
+    name: Name,
+    ...argument: ArgumentOf<HostCalls, Name>
+  ): Promise<ResultOf<HostCalls, Name>>;
   /** Hot path. To be called after `requests.put`. */
   nudge(): void;
   /** Hands events that have arrived to `onEvent` now. */
@@ -30,87 +35,60 @@ export interface EngineLink<Call, Event> {
   close(): Promise<void>;
 }
 
-export interface EngineLinkOptions<Call, Event> {
-  /** For errors: "transport". */
-  readonly name: string;
-  /** The module that serves the engine on a thread of its own, and what it needs to know. */
-  readonly thread: { readonly entry: URL; readonly data: unknown };
-  /** Makes the engine on this thread. */
-  readonly inline: (requests: SharedRequests, onEvent: (event: Event) => void) => HostedEngine<Call>;
-  readonly wake: WakeWord | undefined;
-}
-
-export function openThreadLink<Call, Event extends object>(
-  options: EngineLinkOptions<Call, Event>,
-): Promise<EngineLink<Call, Event>> {
-  return WorkerLink.start(options);
-}
-
-export function openInlineLink<Call, Event extends object>(
-  options: EngineLinkOptions<Call, Event>,
-): EngineLink<Call, Event> {
-  return new InlineLink(options);
-}
-
-interface PendingCall {
-  readonly resolve: (result: unknown) => void;
-  readonly reject: (error: WeftlineError) => void;
-}
-
 /** The most that blocking waits poll before they sleep; less where it turns out to be in vain. */
-const MOST_SPIN_MICROSECONDS = 300;
+const MAX_SPIN_MICROSECONDS = 300;
+/** An engine answers calls between two rounds of its loop. One that takes so long hangs. */
+const MAX_ANSWER_MS = 30_000;
 
-class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> {
+/** An engine on a thread of its own. */
+export class ThreadLink implements EngineLink {
   readonly requests = new SharedRequests();
-  onEvent: (event: Event) => void = () => {};
+  onEvent: (event: HostEvent) => void = () => {};
   onFailure: (error: WeftlineError) => void = () => {};
-  failure: WeftlineError | undefined;
-  readonly #name: string;
-  readonly #worker: Worker;
-  readonly #wake: WakeWord | undefined;
-  readonly #port: MessagePort;
-  readonly #calls = new Map<number, PendingCall>();
-  readonly #spin = new SpinTime(MOST_SPIN_MICROSECONDS);
-  readonly #started: Promise<void>;
-  #start: (() => void) | undefined;
+  readonly #link: WorkerLink<EngineCalls, HostEvent>;
+  readonly #spin = new SpinTime(MAX_SPIN_MICROSECONDS);
   #doorbell: Doorbell | undefined;
-  #nextCall = 1;
 
-  static async start<Call, Event extends object>(
-    options: EngineLinkOptions<Call, Event>,
-  ): Promise<EngineLink<Call, Event>> {
-    const link: WorkerLink<Call, Event> = new WorkerLink(options);
-    await link.#started;
-    if (link.failure !== undefined) throw link.failure;
-    link.#worker.unref();
-    link.#port.unref();
+  /** Fails with what the engine fails with when it starts. */
+  static async start(entry: URL, settings: Settings, wake: WakeWord | undefined): Promise<ThreadLink> {
+    const link = new ThreadLink(entry, settings, wake);
+    link.#doorbell = Doorbell.of(await link.#link.call('start'));
     return link;
   }
 
-  private constructor({ name, thread, wake }: EngineLinkOptions<Call, Event>) {
-    const { port1, port2 } = new MessageChannel();
-    const shared = this.requests.buffer;
-    const workerData: EngineThreadData = { data: thread.data, shared, port: port2, wake: wake?.buffer };
-    this.#name = name;
-    this.#wake = wake;
-    this.#port = port1;
-    this.#started = new Promise((resolve) => (this.#start = resolve));
-    port1.on('message', (message: ThreadMessage<Event>) => this.#handle(message));
-    this.#worker = startWorker(thread.entry, { workerData, transferList: [port2], name });
-    this.#worker.on('error', (cause) => this.#ended(cause));
-    this.#worker.on('exit', () => this.#ended(undefined));
+  private constructor(entry: URL, settings: Settings, wake: WakeWord | undefined) {
+    const data: EngineThread<Settings> = { settings, shared: this.requests.buffer, wake: wake?.buffer };
+    this.#link = new WorkerLink({
+      entry,
+      name: 'transport',
+      what: "thread of the transport's engine",
+      closedMessage: 'The transport was closed',
+      data,
+      timeoutMs: MAX_ANSWER_MS,
+      onCall: () => {
+        this.requests.announceCall();
+        this.nudge();
+      },
+      onEvent: (event) => this.onEvent(event),
+      onEnd: (error) => {
+        this.#doorbell = undefined;
+        // Whoever waits looks at the failure.
+        this.requests.wakeWaiters();
+        wake?.ring();
+        this.onFailure(error);
+      },
+    });
   }
 
-  call(call: Call | StopCall): Promise<unknown> {
-    if (this.failure !== undefined) return Promise.reject(this.failure);
-    const id = this.#nextCall++;
-    return new Promise((resolve, reject) => {
-      if (this.#calls.size === 0) this.#port.ref();
-      this.#calls.set(id, { resolve, reject });
-      this.#port.postMessage({ id, call });
-      this.requests.announceCall();
-      this.nudge();
-    });
+  get failure(): WeftlineError | undefined {
+    return this.#link.failure;
+  }
+
+  call<Name extends keyof HostCalls>(
+    name: Name,
+    ...argument: ArgumentOf<HostCalls, Name>
+  ): Promise<ResultOf<HostCalls, Name>> {
+    return this.#link.call(name, ...argument);
   }
 
   nudge(): void {
@@ -118,11 +96,7 @@ class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> 
   }
 
   readEvents(): void {
-    for (;;) {
-      const next = receiveMessageOnPort(this.#port);
-      if (next === undefined) return;
-      this.#handle(next.message as ThreadMessage<Event>);
-    }
+    this.#link.readMessages();
   }
 
   progress(): void {
@@ -140,73 +114,36 @@ class WorkerLink<Call, Event extends object> implements EngineLink<Call, Event> 
   }
 
   async close(): Promise<void> {
-    if (this.failure !== undefined) return;
-    const exited = new Promise<void>((resolve) => this.#worker.once('exit', () => resolve()));
-    this.#worker.ref();
-    await this.call({ name: 'stop' });
+    const stopped = this.#link.stop();
     // The engine closes its doorbell, whose number may then be another file's.
     this.#doorbell = undefined;
-    this.failure = closed(this.#name);
-    await exited;
-    this.readEvents();
-    this.#port.close();
-  }
-
-  #handle(message: ThreadMessage<Event>): void {
-    if ('doorbell' in message) {
-      this.#doorbell = Doorbell.of(message.doorbell);
-      this.#start?.();
-    } else if ('event' in message) {
-      this.onEvent(message.event);
-    } else if ('crash' in message) {
-      this.#ended(decodeError(message.crash));
-    } else {
-      const pending = this.#calls.get(message.id);
-      this.#calls.delete(message.id);
-      if (this.#calls.size === 0) this.#port.unref();
-      if ('error' in message) pending?.reject(decodeError(message.error));
-      else pending?.resolve(message.result);
-    }
-  }
-
-  #ended(cause: unknown): void {
-    this.#doorbell = undefined;
-    // What the engine said last may still wait to be read.
-    this.readEvents();
-    const isNews = this.failure === undefined;
-    this.failure ??= engineFailure(this.#name, cause);
-    for (const pending of this.#calls.values()) pending.reject(this.failure);
-    this.#calls.clear();
-    this.#port.unref();
-    this.#start?.();
-    // Whoever waits looks at the failure.
-    this.requests.wakeWaiters();
-    this.#wake?.ring();
-    if (isNews) this.onFailure(this.failure);
+    await stopped;
   }
 }
 
 /** An async wait returns to the event loop at least this often. */
 const INLINE_SLICE_MS = 1;
+const NEVER: AbortSignal = new AbortController().signal;
 
-class InlineLink<Call, Event> implements EngineLink<Call, Event> {
+/** An engine on the caller's thread, inside calls that wait. */
+export class InlineLink implements EngineLink {
   readonly requests: SharedRequests = new SharedRequests();
-  onEvent: (event: Event) => void = () => {};
+  onEvent: (event: HostEvent) => void = () => {};
   onFailure: (error: WeftlineError) => void = () => {};
   failure: WeftlineError | undefined;
-  readonly #name: string;
-  readonly #host: HostedEngine<Call>;
+  readonly #host: HostedEngine;
 
-  constructor({ name, inline }: EngineLinkOptions<Call, Event>) {
-    this.#name = name;
-    this.#host = inline(new SharedRequests(this.requests.buffer), (event) => this.onEvent(event));
+  constructor(create: (requests: SharedRequests, onEvent: (event: HostEvent) => void) => HostedEngine) {
+    this.#host = create(new SharedRequests(this.requests.buffer), (event) => this.onEvent(event));
   }
 
-  async call(call: Call | StopCall): Promise<unknown> {
+  async call<Name extends keyof HostCalls>(
+    name: Name,
+    ...[argument]: ArgumentOf<HostCalls, Name>
+  ): Promise<ResultOf<HostCalls, Name>> {
     if (this.failure !== undefined) throw this.failure;
-    // Commands put before the call come before it, as they do where the engine has a thread.
-    this.#host.takeCommands();
-    return this.#host.call(call);
+    this.#host.beginCall();
+    return findCall(this.#host.calls, name)(argument, NEVER) as ResultOf<HostCalls, Name>;
   }
 
   nudge(): void {}
@@ -232,8 +169,8 @@ class InlineLink<Call, Event> implements EngineLink<Call, Event> {
 
   async close(): Promise<void> {
     if (this.failure !== undefined) return;
-    await this.call({ name: 'stop' });
-    this.failure = closed(this.#name);
+    await this.call('stop');
+    this.failure = new WeftlineError('WL_CLOSED', 'The transport was closed');
     this.#host[Symbol.dispose]();
   }
 
@@ -256,7 +193,7 @@ class InlineLink<Call, Event> implements EngineLink<Call, Event> {
       const hasWork = this.#host.step();
       return hasCommands || hasWork;
     } catch (cause) {
-      this.failure = engineFailure(this.#name, cause);
+      this.failure = engineFailure(cause);
       this.#host[Symbol.dispose]();
       this.onFailure(this.failure);
       throw this.failure;
@@ -264,12 +201,8 @@ class InlineLink<Call, Event> implements EngineLink<Call, Event> {
   }
 }
 
-function engineFailure(name: string, cause: unknown): WeftlineError {
+function engineFailure(cause: unknown): WeftlineError {
   if (cause instanceof WeftlineError) return cause;
   const reason = cause instanceof Error ? `: ${cause.message}` : '';
-  return new WeftlineError('WL_INTERNAL', `The engine of the ${name} failed${reason}`, { cause });
-}
-
-function closed(name: string): WeftlineError {
-  return new WeftlineError('WL_CLOSED', `The ${name} was closed`);
+  return new WeftlineError('WL_INTERNAL', `The engine of the transport failed${reason}`, { cause });
 }

@@ -2,11 +2,12 @@
 import { workerData } from 'node:worker_threads';
 import { pinThread } from '../../native/thread-affinity.ts';
 import type { Settings } from '../../settings/settings.ts';
-import { EngineHost, type HostCall } from './engine-host.ts';
-import { type EngineThreadData, serveEngine } from './serve-engine.ts';
+import type { LinkedThread } from '../../threads/worker-port.ts';
+import { EngineHost } from './engine-host.ts';
+import { type EngineThread, serveEngine } from './serve-engine.ts';
 
-const thread = workerData as EngineThreadData;
-const settings = thread.data as Settings;
+const thread = workerData as LinkedThread<EngineThread<Settings>>;
+const { settings } = thread.data;
 
 if (settings.transportPinCore !== '') pinThread(Number(settings.transportPinCore));
-serveEngine<HostCall>(thread, (requests, onEvent, wake) => new EngineHost({ settings, requests, onEvent, wake }));
+serveEngine(thread, (requests, onEvent, wake) => new EngineHost({ settings, requests, onEvent, wake }));

@@ -1,8 +1,7 @@
 // Requests as the user sees them: handles over the slots of the shared table, their ends, and waits with deadlines.
-import { REQUEST_SLOTS, slotStates } from '../../abi/transport-command.ts';
+import { commandKinds, REQUEST_SLOTS, slotStates } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
-import type { HostCall, HostEvent } from './engine-host.ts';
 import type { EngineLink } from './engine-link.ts';
 import { type Command, emptyCommand } from './shared-requests.ts';
 
@@ -17,7 +16,7 @@ const SLICE_MS = 100;
 export class RequestSlots {
   /** What the next `post` sends; written by the caller, who leaves `slot` alone. */
   readonly command: Command = emptyCommand();
-  readonly #link: EngineLink<HostCall, HostEvent>;
+  readonly #link: EngineLink;
   readonly #timeoutMs: number;
   readonly #free: Int32Array = Int32Array.from({ length: REQUEST_SLOTS }, (_, index) => REQUEST_SLOTS - 1 - index);
   #freeCount: number = REQUEST_SLOTS;
@@ -27,7 +26,7 @@ export class RequestSlots {
   /** Who a slot's request is with, for errors. */
   readonly #peers: string[] = [];
 
-  constructor(link: EngineLink<HostCall, HostEvent>, timeoutMs: number) {
+  constructor(link: EngineLink, timeoutMs: number) {
     this.#link = link;
     this.#timeoutMs = timeoutMs;
   }
@@ -53,7 +52,7 @@ export class RequestSlots {
   cancel(request: Request, connection: number): void {
     const slot = this.#slotOf(request);
     const { command } = this;
-    command.kind = 7;
+    command.kind = commandKinds.cancel;
     command.connection = connection;
     command.slot = slot;
     if (!this.#link.requests.put(command)) throw tooMany();

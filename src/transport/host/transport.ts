@@ -20,7 +20,7 @@ import {
 } from '../io/udp/greeting.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import { Connection } from './connection.ts';
-import type { HostCall, HostEvent, RegionName } from './engine-host.ts';
+import type { HostEvent } from './host-calls.ts';
 import type { EngineLink } from './engine-link.ts';
 import { openTransportLink } from './transport-engine-link.ts';
 import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
@@ -64,7 +64,7 @@ export class Transport implements AsyncDisposable {
   readonly settings: Settings;
   readonly name: string;
   readonly #credentials: Credentials;
-  readonly #link: EngineLink<HostCall, HostEvent>;
+  readonly #link: EngineLink;
   readonly #slots: RequestSlots;
   readonly #connections = new Map<number, Connection>();
   readonly #listeners = new Set<TransportListener>();
@@ -78,7 +78,7 @@ export class Transport implements AsyncDisposable {
     return new Transport(await openTransportLink(settings, options.wake), settings, options);
   }
 
-  private constructor(link: EngineLink<HostCall, HostEvent>, settings: Settings, { name, token }: TransportOptions) {
+  private constructor(link: EngineLink, settings: Settings, { name, token }: TransportOptions) {
     this.settings = settings;
     this.name = name ?? `process ${process.pid} on ${hostname()}`;
     this.#credentials = credentialsOf(readToken(token));
@@ -150,14 +150,14 @@ export class Transport implements AsyncDisposable {
   async register(memory: RegisteredMemory, remote: Partial<RemoteAccess> = {}): Promise<MemoryRegion> {
     const { bytes, address } = fixedBytes(memory);
     const options = { address, bytes: bytes.length, remote };
-    const name = (await this.#link.call({ name: 'register', options })) as RegionName;
+    const name = await this.#link.call('register', options);
     this.#regions.set(name.id, memory);
     return memoryRegion(bytes, name);
   }
 
   /** The memory is the caller's again; pending requests that use it fail with WL_CLOSED. */
   async release(region: MemoryRegion): Promise<void> {
-    await this.#link.call({ name: 'release', region: region.number });
+    await this.#link.call('release', region.number);
     this.#regions.delete(region.number);
   }
 
@@ -257,11 +257,11 @@ export class Transport implements AsyncDisposable {
   }
 
   async #reserve(): Promise<number> {
-    return (await this.#link.call({ name: 'reserve' })) as number;
+    return this.#link.call('reserve');
   }
 
   async #unreserve(localId: number): Promise<void> {
-    if (this.#link.failure === undefined) await this.#link.call({ name: 'unreserve', localId });
+    if (this.#link.failure === undefined) await this.#link.call('unreserve', localId);
   }
 
   #greeting(connectionId: number): GreetingOptions {
@@ -288,7 +288,7 @@ export class Transport implements AsyncDisposable {
     const segments = cutsSends ? MAX_CUTS : 1;
     // From here on the engine closes the sockets, also if it fails.
     const options = { localId, remoteId, peerName, secret, packetKeys, segmentBytes, descriptors, segments };
-    const number = (await this.#link.call({ name: 'connect', options })) as number;
+    const number = await this.#link.call('connect', options);
     const connection = new Connection({
       link: this.#link,
       slots: this.#slots,

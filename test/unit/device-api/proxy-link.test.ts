@@ -18,13 +18,10 @@ for (const [what, program] of Object.entries(threads)) {
   test(`a thread that ${what} fails each call in time, and its host closes`, { timeout: 20_000 }, async () => {
     const late = { code: 'WL_TIMEOUT', message: /100 ms/ };
     const starting = open();
-    await assert.rejects(
-      starting.call({ name: 'serve', memory: new SharedArrayBuffer(8), queues: 1, capacity: 1 }),
-      late,
-    );
+    await assert.rejects(starting.call('serve', { memory: new SharedArrayBuffer(8), queues: 1, capacity: 1 }), late);
     await starting[Symbol.asyncDispose]();
     const serving = open();
-    await assert.rejects(serving.call({ name: 'metadata' }), late);
+    await assert.rejects(serving.call('metadata'), late);
     await assert.rejects(async () => serving[Symbol.asyncDispose](), late);
     await serving[Symbol.asyncDispose]();
   });

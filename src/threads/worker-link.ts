@@ -1,0 +1,217 @@
+// A thread of the library as its owner sees it: calls with answers and deadlines, events, and how it ended.
+import { MessageChannel, type MessagePort, receiveMessageOnPort, type Worker } from 'node:worker_threads';
+import { secondNet } from '../core/deadline.ts';
+import { decodeError, WeftlineError } from '../core/errors.ts';
+import { startWorker } from './start-worker.ts';
+import type { Calls, FromThread, LinkedThread, ToThread } from './worker-port.ts';
+
+export interface WorkerLinkOptions<Event> {
+  /** The module that the thread runs. It serves calls with a WorkerPort over the port of its LinkedThread. */
+  readonly entry: URL;
+  /** What debuggers show. */
+  readonly name: string;
+  /** How errors call the thread: "thread that serves the command queues". */
+  readonly what: string;
+  /** Says that the owner was closed, for calls that come later: "The transport was closed". */
+  readonly closedMessage: string;
+  /** The thread's `data`, plain. */
+  readonly data: unknown;
+  /** False: descriptors that the thread opened by native calls stay open when it ends. */
+  readonly trackUnmanagedFds?: boolean;
+  /** How long a call may take before the thread should fail it itself, in ms. The link gives up a little later. */
+  readonly timeoutMs: number;
+  /** What a thread that does not answer may be waiting for, for errors. */
+  readonly lateReason?: string;
+  /** After each call was posted: wakes a thread that does not wait for messages. */
+  readonly onCall?: () => void;
+  /** Hears what the thread tells unasked. */
+  readonly onEvent: (event: Event) => void;
+  /** Called once if the thread ends without having been told to. Calls that wait fail with the same error. */
+  readonly onEnd: (error: WeftlineError) => void;
+}
+
+export interface CallOptions {
+  /** Ends the wait: the call rejects with the signal's reason, and the thread is told that nobody waits. */
+  readonly signal?: AbortSignal;
+  /** A thread that does not answer in time is ended. */
+  readonly endsThread?: boolean;
+}
+
+interface PendingCall {
+  readonly resolve: (result: unknown) => void;
+  readonly reject: (error: unknown) => void;
+  /** Stops the timer and the signal. */
+  readonly release: () => void;
+}
+
+export type ResultOf<Table, Name extends keyof Table> = Table[Name] extends (...argument: never[]) => infer Result
+  ? Awaited<Result>
+  : never;
+/** The call's argument, without the signal. */
+export type ArgumentOf<Table, Name extends keyof Table> = Table[Name] extends () => unknown
+  ? []
+  : Table[Name] extends (argument: infer Argument, signal: AbortSignal) => unknown
+    ? [argument: Argument]
+    : never;
+
+/** The process stays alive while calls wait for answers, not for the thread itself. */
+export class WorkerLink<Table extends Calls, Event = never> {
+  readonly #options: WorkerLinkOptions<Event>;
+  readonly #worker: Worker;
+  readonly #port: MessagePort;
+  readonly #exited: Promise<void>;
+  readonly #calls = new Map<number, PendingCall>();
+  #failure: WeftlineError | undefined;
+  #stopping: Promise<void> | undefined;
+  #nextCall = 1;
+
+  constructor(options: WorkerLinkOptions<Event>) {
+    const { entry, name, data, trackUnmanagedFds } = options;
+    this.#options = options;
+    const { port1, port2 } = new MessageChannel();
+    const workerData: LinkedThread<unknown> = { data, port: port2 };
+    this.#port = port1;
+    this.#worker = startWorker(entry, {
+      name,
+      workerData,
+      transferList: [port2],
+      ...(trackUnmanagedFds === undefined ? {} : { trackUnmanagedFds }),
+    });
+    port1.on('message', (message: FromThread<Event>) => this.#handle(message));
+    this.#worker.on('error', (cause) => this.#ended(cause));
+    this.#exited = new Promise((resolve) => this.#worker.once('exit', () => resolve()));
+    this.#worker.once('exit', () => this.#ended(undefined));
+    port1.unref();
+    this.#worker.unref();
+  }
+
+  /** Why the thread takes no calls; undefined while it does. */
+  get failure(): WeftlineError | undefined {
+    return this.#failure;
+  }
+
+  /**
+   * Has the thread carry out a call. Fails with what the thread throws, with WL_TIMEOUT if it does not answer, with
+   * `failure` if it ends.
+   */
+  call<Name extends keyof Table & string>(
+    name: Name,
+    ...argument: ArgumentOf<Table, Name>
+  ): Promise<ResultOf<Table, Name>> {
+    return this.callWith({}, name, ...argument);
+  }
+
+  /** The same with a way to end the wait early, or the thread. */
+
+  callWith<Name extends keyof Table & string>(
+    options: CallOptions,
+    name: Name,
+    ...argument: ArgumentOf<Table, Name>
+  ): Promise<ResultOf<Table, Name>> {
+    return this.#send(name, argument[0], options) as Promise<ResultOf<Table, Name>>;
+  }
+
+  #send(name: string, argument: unknown, { signal, endsThread = false }: CallOptions): Promise<unknown> {
+    if (this.#failure !== undefined) return Promise.reject(this.#failure);
+    if (signal?.aborted === true) return Promise.reject(signal.reason as Error);
+    const id = this.#nextCall++;
+    return new Promise((resolve, reject) => {
+      if (this.#calls.size === 0) this.#port.ref();
+      const timer = setTimeout(() => this.#giveUp(id, name, endsThread), secondNet(this.#options.timeoutMs));
+      const abort = (): void => this.#abandon(id, signal?.reason);
+      signal?.addEventListener('abort', abort);
+      const release = (): void => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', abort);
+      };
+      this.#calls.set(id, { resolve, reject, release });
+      this.#post({ id, name, argument });
+    });
+  }
+
+  /** Hands on now what has arrived, without a turn of the event loop. */
+  readMessages(): void {
+    for (let next = receiveMessageOnPort(this.#port); next !== undefined; next = receiveMessageOnPort(this.#port)) {
+      this.#handle(next.message as FromThread<Event>);
+    }
+  }
+
+  /**
+   * Calls `stop` and waits until the thread has ended; calls fail with WL_CLOSED from then on. Idempotent. Fails with what
+   * `stop` throws; with WL_TIMEOUT when the thread does not answer, which is then ended.
+   */
+  stop(): Promise<void> {
+    if (this.#failure !== undefined) return Promise.resolve();
+    this.#stopping ??= this.#stop();
+    return this.#stopping;
+  }
+
+  async #stop(): Promise<void> {
+    try {
+      await this.#send('stop', undefined, { endsThread: true });
+    } finally {
+      const isEnded = this.#failure !== undefined;
+      this.#failure ??= new WeftlineError('WL_CLOSED', this.#options.closedMessage);
+      if (!isEnded) {
+        this.#worker.ref();
+        await this.#exited;
+      }
+      this.readMessages();
+      this.#port.close();
+    }
+  }
+
+  #post(message: ToThread): void {
+    this.#port.postMessage(message);
+    this.#options.onCall?.();
+  }
+
+  #giveUp(id: number, name: string, endsThread: boolean): void {
+    const { what, timeoutMs, lateReason } = this.#options;
+    const why = lateReason === undefined ? '' : `: ${lateReason}`;
+    const error = new WeftlineError('WL_TIMEOUT', `The ${what} did not answer within ${timeoutMs} ms (${name})${why}`, {
+      details: { call: name, timeoutMs },
+    });
+    if (endsThread) {
+      this.#failure ??= error;
+      void this.#worker.terminate();
+    }
+    this.#abandon(id, error);
+  }
+
+  #abandon(id: number, reason: unknown): void {
+    const pending = this.#take(id);
+    if (this.#failure === undefined) this.#post({ cancelled: id });
+    pending?.reject(reason);
+  }
+
+  #take(id: number): PendingCall | undefined {
+    const pending = this.#calls.get(id);
+    pending?.release();
+    this.#calls.delete(id);
+    if (this.#calls.size === 0) this.#port.unref();
+    return pending;
+  }
+
+  #handle(message: FromThread<Event>): void {
+    if ('event' in message) this.#options.onEvent(message.event);
+    else if ('crash' in message) this.#ended(decodeError(message.crash));
+    else if ('error' in message) this.#take(message.id)?.reject(decodeError(message.error));
+    else this.#take(message.id)?.resolve(message.result);
+  }
+
+  #ended(cause: unknown): void {
+    // What the thread said last may still wait to be read.
+    this.readMessages();
+    const isNews = this.#failure === undefined;
+    this.#failure ??= this.#endOf(cause);
+    for (const id of this.#calls.keys()) this.#take(id)?.reject(this.#failure);
+    if (isNews && this.#stopping === undefined) this.#options.onEnd(this.#failure);
+  }
+
+  #endOf(cause: unknown): WeftlineError {
+    if (cause instanceof WeftlineError) return cause;
+    const why = cause instanceof Error ? `: ${cause.message}` : '';
+    return new WeftlineError('WL_INTERNAL', `The ${this.#options.what} ended${why}`, { cause });
+  }
+}

@@ -1,0 +1,69 @@
+// What the user's side asks the thread of the engine to do now and then, and what that tells unasked. Plain data, so that
+// it can cross threads.
+import type { EncodedError } from '../../core/errors.ts';
+import type { Calls } from '../../threads/worker-port.ts';
+import type { PacketKeys } from '../authentication/packet-keys.ts';
+import type { RemoteAccess } from '../engine/region.ts';
+import type { ConnectionStatistics, DropCounters } from '../engine/transport-engine.ts';
+import type { LinePlan, TransferPlan } from './prepared-transfers.ts';
+
+export interface HostCalls extends Calls {
+  /** A number for a connection to be; and it is not needed after all. */
+  reserve(): number;
+  unreserve(localId: number): void;
+  /** Returns the engine's number of the connection. */
+  connect(options: HostConnection): number;
+  register(options: HostRegion): RegionName;
+  release(region: number): void;
+  /** Returns the number of the transfer. */
+  prepare(plan: TransferPlan): number;
+  /** Returns the number of the line. */
+  openLine(plan: LinePlan): number;
+  unprepare(transfer: number): void;
+  /** Ends a connection; its pending requests fail with the error. */
+  end(end: HostEnd): void;
+  statistics(connection: number): HostStatistics;
+}
+
+export interface HostEnd {
+  readonly connection: number;
+  readonly error: EncodedError;
+}
+
+export interface HostConnection {
+  readonly localId: number;
+  readonly remoteId: number;
+  readonly peerName: string;
+  readonly secret: bigint;
+  readonly packetKeys: PacketKeys | undefined;
+  readonly segmentBytes: number;
+  /** By path; the host closes them. */
+  readonly descriptors: readonly number[];
+  readonly segments: number;
+}
+
+export interface HostRegion {
+  /** Of memory that stays until the region is released. */
+  readonly address: number;
+  readonly bytes: number;
+  readonly remote: Partial<RemoteAccess>;
+}
+
+/** What a peer needs to read or write the region. */
+export interface RegionName {
+  /** Also for requests of this side. Not used again soon: a transfer that still waits may name a region that was released. */
+  readonly id: number;
+  readonly key: number;
+}
+
+export interface HostStatistics {
+  readonly connection: ConnectionStatistics;
+  readonly drops: DropCounters;
+  readonly failures: Readonly<Record<string, number>>;
+}
+
+/** What the host tells without being asked. */
+export type HostEvent =
+  /** Sent before the table shows that the request failed. */
+  | { readonly event: 'failed'; readonly slot: number; readonly error: EncodedError }
+  | { readonly event: 'ended'; readonly connection: number; readonly error: EncodedError };
