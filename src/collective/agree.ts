@@ -1,7 +1,9 @@
 // All ranks must create a collective object with the same, valid configuration; otherwise all fail with the same error.
-import { type CallWait, remaining } from '../core/deadline.ts';
-import { decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
-import type { World } from '../world/world.ts';
+import type { CallWait } from '../core/deadline.ts';
+import { WeftlineError } from '../core/errors.ts';
+import { rankList } from '../world/rank-list.ts';
+import { shareOutcome } from '../world/outcomes.ts';
+import type { RankGroup } from '../world/rank-group.ts';
 
 type Scalar = string | number | boolean | undefined;
 
@@ -17,49 +19,52 @@ export interface Agreement<T> {
 }
 
 /** Collective. WL_CONFIG_MISMATCH names the field, the ranks and the values; else the first rank's error, if any. */
-export async function agreeOn<T>(world: World, agreement: Agreement<T>, wait: CallWait): Promise<T> {
+export async function agreeOn<T>(group: RankGroup, agreement: Agreement<T>, wait: CallWait): Promise<T> {
   const { what, config } = agreement;
-  let prepared: T | undefined;
-  let error: EncodedError | null = null;
+  const prepared: T[] = [];
+  const work = (): void => {
+    prepared.push(agreement.prepare());
+  };
   try {
-    prepared = agreement.prepare();
+    const { facts, failure } = await shareOutcome(group, { name: `config/${what}`, facts: config, work }, wait);
+    compareConfigs(what, facts, group.ranks);
+    if (failure !== undefined) throw failure;
   } catch (thrown) {
-    error = encodeError(thrown, world.rank);
-  }
-  try {
-    const all = await world.allGather(`config/${what}`, { config, error }, remaining(wait));
-    compareConfigs(
-      what,
-      all.map((entry) => entry.config),
-    );
-    const failed = all.find((entry) => entry.error !== null);
-    if (failed?.error) throw decodeError(failed.error);
-  } catch (thrown) {
-    if (error === null) agreement.release?.(prepared as T);
+    for (const one of prepared) agreement.release?.(one);
     throw thrown;
   }
-  return prepared as T;
+  return prepared[0]!;
 }
 
-function compareConfigs(what: string, all: readonly Readonly<Record<string, Scalar>>[]): void {
+type Config = Readonly<Record<string, Scalar>>;
+
+/** `ranks`: of the world. */
+function compareConfigs(what: string, all: readonly Config[], ranks: readonly number[]): void {
   const first = all[0] ?? {};
   for (const field of new Set(all.flatMap((entry) => Object.keys(entry)))) {
-    const rank = all.findIndex((entry) => entry[field] !== first[field]);
-    if (rank === -1) continue;
+    const other = all.findIndex((entry) => entry[field] !== first[field]);
+    if (other === -1) continue;
+    const values = [first[field], all[other]?.[field]];
     throw new WeftlineError(
       'WL_CONFIG_MISMATCH',
-      `The ranks create ${what} with different ${field}: ${String(first[field])} on rank 0, ${String(all[rank]?.[field])} on rank ${rank}`,
-      { details: { field, rank, rank0: first[field], other: all[rank]?.[field] } },
+      `The ranks create ${what} with different ${field}: ${String(values[0])} on rank ${ranks[0]}, ${String(values[1])} on rank ${ranks[other]}`,
+      { details: { field, rank: ranks[other], rank0: values[0], other: values[1] } },
     );
   }
 }
 
+/** Hosts that an error lists. */
+const MAX_SHOWN_HOSTS = 4;
+
 /** Collective objects live on one host until a transport between hosts carries them. */
-export function requireOneHost(world: World, what: string): void {
-  if (world.localRanks.length === world.size) return;
+export function requireOneHost({ topology, ranks, size }: RankGroup, what: string): void {
+  const hosts = topology.hosts.map((members) => members.map((rank) => ranks[rank]!));
+  if (hosts.length === 1) return;
+  const shown = hosts.slice(0, MAX_SHOWN_HOSTS).map((members) => rankList(members));
+  const more = hosts.length > MAX_SHOWN_HOSTS ? '; …' : '';
   throw new WeftlineError(
     'WL_UNSUPPORTED',
-    `${what} needs all ranks on one host; of ${world.size} ranks only ${world.localRanks.join(', ')} share this one's memory`,
-    { details: { size: world.size, localRanks: world.localRanks } },
+    `${what} needs all ranks on one host, but these ${size} are on ${hosts.length} (${shown.join('; ')}${more}): make a group per host, as in "await world.split({ color: world.topology.hostIndex })", and pass that`,
+    { details: { size, hosts } },
   );
 }

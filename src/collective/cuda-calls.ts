@@ -5,7 +5,7 @@ import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { pollUntil } from '../device/cuda/poll.ts';
 import { TrapBox } from '../device/cuda/trap-box.ts';
-import type { World } from '../world/world.ts';
+import type { RankGroup } from '../world/rank-group.ts';
 import { describeCall } from './calls.ts';
 
 /** How much longer the host waits than a kernel, whose record says more. */
@@ -19,28 +19,28 @@ export interface CudaCallsOptions {
 export class CudaCalls implements Disposable {
   /** Where the object's kernels report waits that expired. */
   readonly traps: TrapBox;
-  readonly #world: World;
+  readonly #group: RankGroup;
   readonly #options: CudaCallsOptions;
   readonly #stopJudging: () => void;
   #epoch = 0;
   #broken: WeftlineError | undefined;
 
-  constructor(world: World, device: CudaDevice, options: CudaCallsOptions = {}) {
-    this.#world = world;
+  constructor(group: RankGroup, device: CudaDevice, options: CudaCallsOptions = {}) {
+    this.#group = group;
     this.#options = options;
     this.traps = new TrapBox(device.context);
     // Whoever waits for the device next learns that a kernel left early, instead of taking what it left for results.
     this.#stopJudging = device.context.judgeWaits(() => {
       if (this.#broken === undefined) this.#throwIfFailed();
     });
-    world.peerLost.addEventListener('abort', this.#abandon);
-    if (world.peerLost.aborted) this.#abandon();
+    group.peerLost.addEventListener('abort', this.#abandon);
+    if (group.peerLost.aborted) this.#abandon();
   }
 
   /** When no kernel runs that uses the traps. */
   [Symbol.dispose](): void {
     this.#stopJudging();
-    this.#world.peerLost.removeEventListener('abort', this.#abandon);
+    this.#group.peerLost.removeEventListener('abort', this.#abandon);
     this.traps[Symbol.dispose]();
   }
 
@@ -57,20 +57,20 @@ export class CudaCalls implements Disposable {
 
   /** How long a kernel that is launched now may wait. Fails with WL_INVALID_ARGUMENT. */
   timeoutNs(wait: CallWait): number {
-    return Math.ceil(deadlineOf(wait, this.#world.settings.timeoutMs).leftMs) * 1e6;
+    return Math.ceil(deadlineOf(wait, this.#group.settings.timeoutMs).leftMs) * 1e6;
   }
 
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void {
     if (this.#broken !== undefined) throw this.#broken;
     this.#throwIfFailed();
-    const { peerLost } = this.#world;
+    const { peerLost } = this.#group;
     if (peerLost.aborted) throw peerLost.reason;
   }
 
   /** Until a kernel has told the host what `isThere` looks for, or a wait on the device has expired. */
   async waitFor(what: string, isThere: () => boolean, wait: CallWait): Promise<void> {
-    const timeoutMs = deadlineOf(wait, this.#world.settings.timeoutMs).leftMs + HOST_GRACE_MS;
+    const timeoutMs = deadlineOf(wait, this.#group.settings.timeoutMs).leftMs + HOST_GRACE_MS;
     const ready = (): boolean => {
       this.#throwIfFailed();
       return isThere();
@@ -92,7 +92,7 @@ export class CudaCalls implements Disposable {
   }
 
   /** Kernels that wait for a rank that is gone leave at once instead of at their deadline. */
-  readonly #abandon = (): void => this.traps.abort(this.#world.peerLost.reason);
+  readonly #abandon = (): void => this.traps.abort(this.#group.peerLost.reason);
 
   /** A call that failed comes first: that others then waited in vain for a rank that knew of it is what followed. */
   #throwIfFailed(): void {

@@ -32,12 +32,14 @@ export class CountExchange {
   readonly #ranks: number;
   readonly #experts: number;
   readonly #self: number;
+  readonly #worldRanks: readonly number[];
 
   /** `offset`: where the exchange region starts in each window. */
   constructor(device: CpuDevice, window: SymmetricWindow, region: { offset: number; experts: number }) {
     this.#ranks = window.ranks.length;
     this.#experts = region.experts;
-    this.#self = window.localRank;
+    this.#self = window.index;
+    this.#worldRanks = window.ranks;
     const bytes = exchangeRecordBytes(this.#ranks, this.#experts);
     this.#sets = [0, 1].map((parity) =>
       window.addresses.map((address) =>
@@ -104,12 +106,13 @@ export class CountExchange {
   #compare(records: readonly Int32Array[]): void {
     const first = records[0] as Int32Array;
     for (const [word, field] of exchangeFields.entries()) {
-      const rank = records.findIndex((record) => record[word] !== first[word]);
-      if (rank === -1) continue;
+      const other = records.findIndex((record) => record[word] !== first[word]);
+      if (other === -1) continue;
+      const [firstRank, rank] = [this.#worldRanks[0], this.#worldRanks[other]];
       throw new WeftlineError(
         'WL_CONFIG_MISMATCH',
-        `The ranks disagree on ${field}: ${first[word]} on rank 0, ${records[rank]?.[word]} on rank ${rank}; all must pass the same kind of tensors`,
-        { details: { field, rank, rank0: first[word], other: records[rank]?.[word] } },
+        `The ranks disagree on ${field}: ${first[word]} on rank ${firstRank}, ${records[other]?.[word]} on rank ${rank}; all must pass the same kind of tensors`,
+        { details: { field, rank, rank0: first[word], other: records[other]?.[word] } },
       );
     }
   }

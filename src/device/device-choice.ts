@@ -5,9 +5,12 @@ import type { Settings } from '../settings/settings.ts';
 import { findGpu, type FoundGpu, type NoGpu } from './cuda/find-gpu.ts';
 import type { DeviceKind } from './host-access.ts';
 
-/** What choosing needs of the ranks; a World is one. */
+/** What choosing needs of the ranks; a RankGroup is one, and so is a World. */
 export interface DeviceGroup {
-  readonly localRank: number;
+  /** This rank's position among all ranks on this machine, so that ranks of different groups take different GPUs. */
+  readonly machineRank: number;
+  /** World ranks by rank, for errors. */
+  readonly ranks: readonly number[];
   readonly settings: Settings;
   allGather<T>(name: string, value: T): Promise<T[]>;
 }
@@ -23,8 +26,8 @@ export interface DeviceChoice {
 type DeviceRequest = Settings['device'];
 
 /**
- * Collective: every rank gets the same kind and reason. Local rank l looks at GPU l of those that its process sees, again
- * from 0 where there are fewer. `auto` is `cuda` if every rank found a usable GPU (sm_80 or newer) that no other rank
+ * Collective: every rank gets the same kind and reason. Rank m of a machine looks at GPU m of those that its process sees,
+ * again from 0 where there are fewer. `auto` is `cuda` if every rank found a usable GPU (sm_80 or newer) that no other rank
  * uses, else `cpu`. With `cuda`, ranks may share a GPU; a rank without one fails all ranks with the same WL_UNSUPPORTED,
  * which names it. Ranks that ask for different kinds fail with WL_CONFIG_MISMATCH. `cpu` looks for nothing.
  */
@@ -36,12 +39,13 @@ export async function chooseDevice(
   group: DeviceGroup,
   driver: CudaDriver = cudaDriver,
 ): Promise<DeviceChoice> {
-  const own: FoundGpu | NoGpu = request === 'cpu' ? { missing: 'not looked for' } : findGpu(group.localRank, driver);
+  const own: FoundGpu | NoGpu = request === 'cpu' ? { missing: 'not looked for' } : findGpu(group.machineRank, driver);
   const all = await group.allGather('weftline/device', { request, gpu: own });
-  requireOneRequest(all.map((rank) => rank.request));
+  const { ranks } = group;
+  requireOneRequest(all.map((rank) => rank.request), ranks);
   if (request === 'cpu') return { kind: 'cpu', reason: 'asked for', ordinal: 0 };
-  const obstacle = findMissing(all.map(({ gpu }) => gpu));
-  const sharing = findSharing(all.map(({ gpu }) => gpu));
+  const obstacle = findMissing(all.map(({ gpu }) => gpu), ranks);
+  const sharing = findSharing(all.map(({ gpu }) => gpu), ranks);
   if (request === 'cuda') {
     if (obstacle !== undefined) throw noGpu(obstacle);
     const reason = sharing === undefined ? 'asked for' : `asked for; ${sharing}`;
@@ -57,17 +61,19 @@ interface Obstacle {
   readonly reason: string;
 }
 
-function findMissing(gpus: readonly (FoundGpu | NoGpu)[]): Obstacle | undefined {
-  for (const [rank, gpu] of gpus.entries()) {
+function findMissing(gpus: readonly (FoundGpu | NoGpu)[], ranks: readonly number[]): Obstacle | undefined {
+  for (const [index, gpu] of gpus.entries()) {
+    const rank = ranks[index]!;
     if ('missing' in gpu) return { rank, reason: `rank ${rank} found no GPU: ${gpu.missing}` };
   }
   return undefined;
 }
 
-function findSharing(gpus: readonly (FoundGpu | NoGpu)[]): string | undefined {
+function findSharing(gpus: readonly (FoundGpu | NoGpu)[], ranks: readonly number[]): string | undefined {
   const owners = new Map<string, number>();
-  for (const [rank, gpu] of gpus.entries()) {
+  for (const [index, gpu] of gpus.entries()) {
     if ('missing' in gpu) continue;
+    const rank = ranks[index]!;
     const owner = owners.get(gpu.uuid);
     if (owner !== undefined) return `ranks ${owner} and ${rank} share ${gpu.uuid}`;
     owners.set(gpu.uuid, rank);
@@ -75,13 +81,14 @@ function findSharing(gpus: readonly (FoundGpu | NoGpu)[]): string | undefined {
   return undefined;
 }
 
-function requireOneRequest(requests: readonly DeviceRequest[]): void {
+function requireOneRequest(requests: readonly DeviceRequest[], ranks: readonly number[]): void {
   const other = requests.findIndex((request) => request !== requests[0]);
   if (other === -1) return;
+  const rank = ranks[other];
   throw new WeftlineError(
     'WL_CONFIG_MISMATCH',
-    `The ranks ask for different devices: ${requests[0]} on rank 0, ${requests[other]} on rank ${other}`,
-    { details: { rank: other, rank0: requests[0], other: requests[other] } },
+    `The ranks ask for different devices: ${requests[0]} on rank ${ranks[0]}, ${requests[other]} on rank ${rank}`,
+    { details: { rank, rank0: requests[0], other: requests[other] } },
   );
 }
 

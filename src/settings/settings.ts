@@ -20,6 +20,14 @@ export const settingsTable = {
     default: 'auto',
     sentence: 'Device of the ranks; auto is cuda if every rank finds a GPU of its own, else cpu.',
   },
+  hosts: {
+    kind: 'text',
+    env: 'WEFTLINE_HOSTS',
+    flag: '--hosts <hosts>',
+    default: '1',
+    sentence:
+      'For trials: ranks of one machine behave as if they lived on so many hosts, without shared memory, CUDA IPC or the local backend between them; 2 splits them evenly, 3+1 says how many each host has.',
+  },
   timeoutMs: {
     kind: 'number',
     env: 'WEFTLINE_TIMEOUT_MS',

@@ -13,9 +13,10 @@ export interface AbortRecordOptions {
   /** The window's header in this process. */
   readonly header: SharedArrayBuffer;
   readonly headerOffset: number;
-  /** World ranks by local rank. */
+  /** World ranks by scale-up index. */
   readonly ranks: readonly number[];
-  readonly localRank: number;
+  /** This rank's scale-up index. */
+  readonly index: number;
 }
 
 export class AbortRecord {
@@ -41,7 +42,7 @@ export class AbortRecord {
 
   /** Gives the window up for all ranks. The first one's reason stays. */
   raise(error: unknown): void {
-    const { localRank, ranks } = this.#options;
+    const { index, ranks } = this.#options;
     const { code, message } = encodeError(error);
     const known = error instanceof WeftlineError;
     this.#reason ??= known
@@ -49,11 +50,11 @@ export class AbortRecord {
       : new WeftlineError('WL_CLOSED', `An earlier call on this window failed: ${message}`, { cause: error });
     if (Atomics.compareExchange(this.#state, 0, NONE, WRITING) !== NONE) return;
     const blamed = blamedRanks(error).slice(0, MAX_BLAMED).join(',');
-    const reason = `Rank ${ranks[localRank]} gave up: ${known ? `${code}: ` : ''}${message}`;
+    const reason = `Rank ${ranks[index]} gave up: ${known ? `${code}: ` : ''}${message}`;
     const text = new TextEncoder().encode(`${blamed}\n${reason}`);
     const bytes = text.subarray(0, ABORT_MESSAGE_BYTES);
     this.#message(bytes.length).set(bytes);
-    Atomics.store(this.#word('abortLocalRank'), 0, localRank);
+    Atomics.store(this.#word('abortLocalRank'), 0, index);
     Atomics.store(this.#word('abortLength'), 0, bytes.length);
     // ORDER: the state last; whoever reads READABLE reads a whole record.
     Atomics.store(this.#state, 0, READABLE);

@@ -14,52 +14,55 @@ export interface CudaWindowOptions extends WindowAgreement {
 }
 
 export class CudaWindow implements Disposable {
-  /** World ranks that share the window, ascending. */
+  /** World ranks that share the window, by scale-up index, as all below. */
   readonly ranks: readonly number[];
-  readonly localRank: number;
+  /** This rank's scale-up index. */
+  readonly index: number;
   readonly bytes: number;
-  /** Device address of each local rank's part in this process, the own one included. */
+  /** Device address of each rank's part in this process, the own one included. */
   readonly addresses: readonly number[];
   /** This rank's part; tensors over the window hold on to it. */
   readonly storage: Storage;
   readonly #peers: readonly Storage[];
 
   /**
-   * Collective over the world; returns when every rank has mapped all parts, which are zero. Every rank gets the same
-   * error when one cannot take part: WL_CONFIG_MISMATCH (sizes differ), WL_MEMORY, WL_CUDA (no access to a peer's GPU) or
-   * WL_TIMEOUT.
+   * Collective over the group; the ranks of one host share a window. Returns when every rank has mapped all parts, which
+   * are zero. Every rank gets the same error when one cannot take part: WL_CONFIG_MISMATCH (sizes differ), WL_MEMORY,
+   * WL_CUDA (no access to a peer's GPU) or WL_TIMEOUT.
    */
   static async create(creation: CudaWindowOptions): Promise<CudaWindow> {
-    const options = startCall(creation, creation.world.settings.timeoutMs);
-    const { world, device, bytes } = options;
-    let storage: Storage | undefined;
+    const options = startCall(creation, creation.group.settings.timeoutMs);
+    const { group, device, bytes } = options;
+    const { scaleUpRanks, scaleUpIndex } = group.topology;
+    const own: Storage[] = [];
     const peers = new Map<number, Storage>();
     try {
       const handles = await agree(options, 'allocate', async () => {
-        storage = device.allocateShared(alignUp(Math.max(bytes, 1), SHARED_BLOCK));
+        const storage = device.allocateShared(alignUp(Math.max(bytes, 1), SHARED_BLOCK));
+        own.push(storage);
         // No peer may write before the memory is zeroed.
         await device.stream.idle(remaining(options));
-        return world.localRanks.length === 1 ? '' : device.exportMemory(storage);
+        return scaleUpRanks.length === 1 ? '' : device.exportMemory(storage);
       });
       await agree(options, 'open', () => {
-        for (const rank of world.localRanks) {
-          if (rank !== world.rank) peers.set(rank, openPart(options, rank, handles[rank] as string));
+        for (const [index, rank] of scaleUpRanks.entries()) {
+          if (index !== scaleUpIndex) peers.set(index, openPart(options, group.ranks[rank]!, handles[rank]!));
         }
       });
-      return new CudaWindow(options, storage as unknown as Storage, peers);
+      return new CudaWindow(options, own[0]!, peers);
     } catch (error) {
-      for (const peer of peers.values()) peer[Symbol.dispose]();
-      storage?.[Symbol.dispose]();
+      for (const part of [...peers.values(), ...own]) part[Symbol.dispose]();
       throw error;
     }
   }
 
-  private constructor({ world, bytes }: CudaWindowOptions, storage: Storage, peers: ReadonlyMap<number, Storage>) {
-    this.ranks = world.localRanks;
-    this.localRank = this.ranks.indexOf(world.rank);
+  private constructor({ group, bytes }: CudaWindowOptions, storage: Storage, peers: ReadonlyMap<number, Storage>) {
+    const { scaleUpRanks, scaleUpIndex } = group.topology;
+    this.ranks = scaleUpRanks.map((rank) => group.ranks[rank]!);
+    this.index = scaleUpIndex;
     this.bytes = bytes;
     this.storage = storage;
-    this.addresses = this.ranks.map((rank) => (peers.get(rank) ?? storage).address);
+    this.addresses = this.ranks.map((_, index) => (peers.get(index) ?? storage).address);
     this.#peers = [...peers.values()];
   }
 
@@ -80,14 +83,15 @@ export class CudaWindow implements Disposable {
   }
 }
 
-function openPart({ world, device, name, bytes }: CudaWindowOptions, rank: number, handle: string): Storage {
+/** `rank`: of the world. */
+function openPart({ group, device, name, bytes }: CudaWindowOptions, rank: number, handle: string): Storage {
   try {
     return device.openPeerMemory(handle, bytes);
   } catch (cause) {
     if (!(cause instanceof WeftlineError)) throw cause;
     throw new WeftlineError(
       cause.code,
-      `Rank ${world.rank} cannot map rank ${rank}'s part of window ${name}: ${cause.message}`,
+      `Rank ${group.worldRank} cannot map rank ${rank}'s part of window ${name}: ${cause.message}`,
       { details: { ...cause.details, peer: rank }, cause },
     );
   }

@@ -1,4 +1,4 @@
-// The barrier of a window: every local rank arrives in a shared cell; the last one publishes the epoch and wakes the rest.
+// The barrier of a window: every rank arrives in a shared cell; the last one publishes the epoch and wakes the rest.
 import { ARRIVAL_OFFSET, ARRIVAL_STRIDE, windowArrival, windowHeader } from '../abi/window-header.ts';
 import { type CallWait, type Deadline, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
@@ -10,10 +10,10 @@ import { type SharedWord, waitForWord, wakeWord } from './wait.ts';
 export interface LocalBarrierOptions extends AbortRecordOptions {
   readonly timeoutMs: number;
   readonly spinUs: number;
-  /** Aborted when a rank of the world is lost or reports an error; its reason ends a wait. */
+  /** Aborted when a rank of the group is lost or reports an error; its reason ends a wait. */
   readonly peerLost: AbortSignal;
-  /** False when the process of that local rank has ended or left the window. */
-  isAlive(localRank: number): boolean;
+  /** False when the process of the rank of that scale-up index has ended or left the window. */
+  isAlive(index: number): boolean;
   /** What a call word means, for errors: "dispatch of bf16 rows". */
   describeCall(call: number): string;
 }
@@ -50,7 +50,7 @@ export class LocalBarrier {
     this.throwIfUnusable();
     const epoch = (this.#epoch + 1) | 0;
     this.#epoch = epoch;
-    const mine = this.#arrivals[this.#options.localRank] as Int32Array;
+    const mine = this.#arrivals[this.#options.index] as Int32Array;
     // ORDER: the call word first, then the epoch, whose store publishes it and all our writes to the windows.
     Atomics.store(mine, 1 + (epoch & 1), call);
     Atomics.store(mine, 0, epoch);

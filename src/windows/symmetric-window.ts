@@ -18,7 +18,7 @@ import { isByteLocked, lockByte } from '../native/libc.ts';
 import { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
 import { LocalBarrier } from './local-barrier.ts';
 import { createSharedFile, openSharedFile, removeSharedFile } from './shared-file.ts';
-import { agree, type WindowAgreement } from './window-agreement.ts';
+import { agree, agreeHere, type WindowAgreement } from './window-agreement.ts';
 
 const WINDOW_ALIGNMENT = 65_536;
 
@@ -35,12 +35,19 @@ export function windowFootprint(bytes: number, localRanks: number): number {
   return WINDOW_HEADER_BYTES + localRanks * alignUp(bytes, WINDOW_ALIGNMENT);
 }
 
+/** Memory of a window in this process, and the file behind it if other ranks share it. */
+interface Mapping {
+  readonly storage: Storage;
+  readonly fd: number | undefined;
+}
+
 export class SymmetricWindow implements Disposable {
-  /** World ranks that share the window, ascending. */
+  /** World ranks that share the window, by scale-up index, as all below. */
   readonly ranks: readonly number[];
-  readonly localRank: number;
+  /** This rank's scale-up index. */
+  readonly index: number;
   readonly bytes: number;
-  /** Address of each local rank's part in this rank's memory. */
+  /** Address of each rank's part in this rank's memory. */
   readonly addresses: readonly number[];
   readonly barrier: LocalBarrier;
   /** Keeps the memory; tensors over the window hold on to it. */
@@ -48,32 +55,33 @@ export class SymmetricWindow implements Disposable {
   readonly #fd: number | undefined;
 
   /**
-   * Collective over the world. Every rank gets the same error when one cannot take part: WL_CONFIG_MISMATCH (sizes
-   * differ), WL_MEMORY (address space), WL_SHARED_MEMORY (/dev/shm). Leaves no file behind, whatever happens.
+   * Collective over the group; the ranks of one host share a window. Every rank gets the same error when one cannot take
+   * part: WL_CONFIG_MISMATCH (sizes differ), WL_MEMORY (address space), WL_SHARED_MEMORY (/dev/shm). Leaves no file
+   * behind, whatever happens.
    */
   static async create(creation: SymmetricWindowOptions): Promise<SymmetricWindow> {
-    const options = startCall(creation, creation.world.settings.timeoutMs);
-    const { world, device, bytes } = options;
-    const ranks = world.localRanks;
-    const total = windowFootprint(bytes, ranks.length);
+    const options = startCall(creation, creation.group.settings.timeoutMs);
+    const { group, device, bytes } = options;
+    const { length } = group.topology.scaleUpRanks;
+    const total = windowFootprint(bytes, length);
     await agree(options, 'size', () => {
       options.prepare?.();
       checkFit(options, total);
     });
-    if (ranks.length === 1) {
-      const storage = device.allocate(total, WINDOW_ALIGNMENT);
-      device.hostView('u8', storage.address, WINDOW_HEADER_BYTES).fill(0);
-      writeHeader(options, storage.address);
-      return new SymmetricWindow(options, storage, undefined);
-    }
-    return mapTogether(options, total);
+    // Every rank of the group takes part in the steps of those that map files.
+    if (length > 1 || group.topology.hosts.length > 1) return mapTogether(options, total);
+    const storage = device.allocate(total, WINDOW_ALIGNMENT);
+    device.hostView('u8', storage.address, WINDOW_HEADER_BYTES).fill(0);
+    writeHeader(options, storage.address);
+    return new SymmetricWindow(options, { storage, fd: undefined });
   }
 
   /** Internal: use create(). */
-  constructor(options: SymmetricWindowOptions, storage: Storage, fd: number | undefined) {
-    const { world, device, bytes } = options;
-    this.ranks = world.localRanks;
-    this.localRank = this.ranks.indexOf(world.rank);
+  constructor(options: SymmetricWindowOptions, { storage, fd }: Mapping) {
+    const { group, device, bytes } = options;
+    const { scaleUpRanks, scaleUpIndex } = group.topology;
+    this.ranks = scaleUpRanks.map((rank) => group.ranks[rank]!);
+    this.index = scaleUpIndex;
     this.bytes = bytes;
     this.storage = storage;
     this.#fd = fd;
@@ -83,10 +91,10 @@ export class SymmetricWindow implements Disposable {
       header: device.memory.buffer,
       headerOffset: storage.address,
       ranks: this.ranks,
-      localRank: this.localRank,
-      timeoutMs: world.settings.timeoutMs,
-      spinUs: world.settings.spinUs,
-      peerLost: world.peerLost,
+      index: this.index,
+      timeoutMs: group.settings.timeoutMs,
+      spinUs: group.settings.spinUs,
+      peerLost: group.peerLost,
       isAlive: (index) => fd === undefined || isByteLocked(fd, index),
       describeCall: (call) => options.describeCall(call),
     });
@@ -94,7 +102,7 @@ export class SymmetricWindow implements Disposable {
 
   /** Address of this rank's own part. */
   get address(): number {
-    return this.addresses[this.localRank]!;
+    return this.addresses[this.index]!;
   }
 
   /** Unmaps the window here; peers that still wait for this rank get WL_PEER_LOST. Tensors over it become invalid. */
@@ -106,8 +114,8 @@ export class SymmetricWindow implements Disposable {
   }
 }
 
-function checkFit({ world, device, bytes, name }: SymmetricWindowOptions, total: number): void {
-  const local = world.localRanks.length;
+function checkFit({ group, device, bytes, name }: SymmetricWindowOptions, total: number): void {
+  const local = group.topology.scaleUpRanks.length;
   if (local > MAX_LOCAL_RANKS) {
     throw new WeftlineError(
       'WL_UNSUPPORTED',
@@ -123,45 +131,48 @@ function checkFit({ world, device, bytes, name }: SymmetricWindowOptions, total:
 }
 
 async function mapTogether(options: SymmetricWindowOptions, total: number): Promise<SymmetricWindow> {
-  const { world, device, bytes, name } = options;
-  const leader = world.localRanks[0] === world.rank;
-  const path = `${SHARED_MEMORY_FOLDER}/${world.filePrefix}-${name}-${world.rank}-${randomBytes(6).toString('hex')}`;
-  const purpose = `${world.localRanks.length} windows of ${formatBytes(bytes)}`;
-  let fd: number | undefined;
-  let storage: Storage | undefined;
+  const { group, device, bytes, name } = options;
+  const { scaleUpRanks, scaleUpIndex } = group.topology;
+  const { reserveSharedMemory: reserve } = group.settings;
+  const leader = scaleUpIndex === 0;
+  const unique = `${name}-${group.worldRank}-${randomBytes(6).toString('hex')}`;
+  const path = `${SHARED_MEMORY_FOLDER}/${group.filePrefix}-${unique}`;
+  const purpose = `${scaleUpRanks.length} windows of ${formatBytes(bytes)}`;
+  const made: { fd?: number; mapping?: Mapping } = {};
   try {
     const paths = await agree(options, 'file', () => {
-      if (leader) fd = createSharedFile({ path, bytes: total, purpose, reserve: world.settings.reserveSharedMemory });
+      if (leader) made.fd = createSharedFile({ path, bytes: total, purpose, reserve });
       return path;
     });
-    await agree(options, 'map', () => {
-      fd ??= openSharedFile(paths[world.localRanks[0]!] as string, total);
-      if (!lockByte(fd, world.localRanks.indexOf(world.rank))) {
-        throw new WeftlineError('WL_SHARED_MEMORY', `Another process holds rank ${world.rank}'s place in ${path}`);
+    const { storage, fd } = await agreeHere(options, 'map', () => {
+      const descriptor = (made.fd ??= openSharedFile(paths[scaleUpRanks[0]!]!, total));
+      if (!lockByte(descriptor, scaleUpIndex)) {
+        throw new WeftlineError('WL_SHARED_MEMORY', `Another process holds rank ${group.worldRank}'s place in ${path}`);
       }
-      storage = device.mapFile(fd, total, world.settings.reserveSharedMemory);
-      if (leader) writeHeader(options, storage.address);
+      made.mapping = { storage: device.mapFile(descriptor, total, reserve), fd: descriptor };
+      if (leader) writeHeader(options, made.mapping.storage.address);
+      return made.mapping;
     });
-    await agree(options, 'header', () => checkHeader(options, (storage as Storage).address));
-    return new SymmetricWindow(options, storage as unknown as Storage, fd);
+    await agree(options, 'header', () => checkHeader(options, storage.address));
+    return new SymmetricWindow(options, { storage, fd });
   } catch (error) {
-    storage?.[Symbol.dispose]();
-    if (fd !== undefined) closeSync(fd);
+    made.mapping?.storage[Symbol.dispose]();
+    if (made.fd !== undefined) closeSync(made.fd);
     throw error;
   } finally {
     if (leader) removeSharedFile(path);
   }
 }
 
-function writeHeader({ world, device, bytes }: SymmetricWindowOptions, address: number): void {
+function writeHeader({ group, device, bytes }: SymmetricWindowOptions, address: number): void {
   const header = new Block(windowHeader, device.memory.buffer, address);
   header.set('version', WINDOW_VERSION);
-  header.set('ranks', world.localRanks.length);
+  header.set('ranks', group.topology.scaleUpRanks.length);
   header.set('windowBytes', bytes);
   header.set('magic', WINDOW_MAGIC);
 }
 
-function checkHeader({ world, device, bytes, name }: SymmetricWindowOptions, address: number): void {
+function checkHeader({ group, device, bytes, name }: SymmetricWindowOptions, address: number): void {
   const header = new Block(windowHeader, device.memory.buffer, address);
   const found = {
     magic: header.get('magic'),
@@ -172,10 +183,10 @@ function checkHeader({ world, device, bytes, name }: SymmetricWindowOptions, add
   const good =
     found.magic === WINDOW_MAGIC &&
     found.version === WINDOW_VERSION &&
-    found.ranks === world.localRanks.length &&
+    found.ranks === group.topology.scaleUpRanks.length &&
     found.windowBytes === bytes;
   if (!good) {
-    throw new WeftlineError('WL_SHARED_MEMORY', `The header of window ${name} is not ours: ${JSON.stringify(found)}`, {
+    throw new WeftlineError('WL_SHARED_MEMORY', `Window ${name} was not created by this job: its header is ${JSON.stringify(found)}`, {
       details: found,
     });
   }

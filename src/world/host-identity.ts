@@ -1,32 +1,26 @@
-// Which ranks share a host's memory: the same boot, the same /dev/shm, the same host name.
+// Which processes share a host's memory: the same boot, the same /dev/shm, the same host name, and no pretended host between.
 import { statSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { bootId } from '../meeting/boot-id.ts';
+import type { Environment } from './environment.ts';
+import { pretendedHost } from './pretended-hosts.ts';
 import { SHARED_MEMORY_FOLDER } from './shared-memory-files.ts';
 
-/** Equal for two processes exactly if shared-memory files of one are visible to the other. */
-export function hostIdentity(): string {
+/** Equal for two processes exactly if shared-memory files of one are visible to the other and the setting `hosts` lets them be used. */
+export function hostIdentity(environment: Environment = process.env): string {
+  const pretended = pretendedHost(environment);
+  return machineIdentity() + (pretended === undefined ? '' : `/host ${pretended}`);
+}
+
+/** The same without regard to the setting `hosts`: processes that see the same GPUs. */
+export function machineIdentity(): string {
   return [bootId(), sharedMemoryDevice(), hostname()].join('/');
 }
 
-export interface Placement {
-  readonly localRanks: readonly number[];
-  readonly localRank: number;
-  readonly nodeRank: number;
-  readonly nodeCount: number;
-}
-
-/** Groups ranks by identity; nodes are numbered by their lowest rank. */
-export function placeRanks(rank: number, identities: readonly string[]): Placement {
-  const nodes = [...new Set(identities)];
-  const own = identities[rank];
-  const localRanks = identities.flatMap((identity, other) => (identity === own ? [other] : []));
-  return {
-    localRanks,
-    localRank: localRanks.indexOf(rank),
-    nodeRank: nodes.indexOf(own ?? ''),
-    nodeCount: nodes.length,
-  };
+/** What tells this boot of this host from others: 36 characters, and up to 4 where the setting `hosts` pretends several. */
+export function bootIdentity(environment: Environment = process.env): string {
+  const pretended = pretendedHost(environment);
+  return bootId() + (pretended === undefined ? '' : `/${pretended}`);
 }
 
 /** Tells containers of one host apart: each has its own /dev/shm unless they share it. */

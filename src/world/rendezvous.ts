@@ -9,6 +9,7 @@ import type { ListenTarget } from '../meeting/listener.ts';
 import { isLoopback } from '../meeting/loopback.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { RankEnvironment } from './environment.ts';
+import { PeerWatch } from './peer-watch.ts';
 import type { StoreLink } from './store.ts';
 import { StoreClient } from './store-client.ts';
 import { StoreCore } from './store-core.ts';
@@ -19,7 +20,8 @@ export interface Rendezvous {
   readonly jobId: string;
   /** See World. */
   readonly secret: string;
-  readonly peerLost: AbortSignal;
+  /** Hears of lost ranks. */
+  readonly peers: PeerWatch;
   /** Says goodbye, with the error that ended this rank if any; rank 0 then serves the others for up to `waitMs`. */
   close(waitMs: number, error?: unknown): Promise<void>;
 }
@@ -67,7 +69,7 @@ function meetAlone({ token }: RankEnvironment, { settings, jobId }: MeetOptions)
     },
     jobId,
     secret: jobSecret(token === '' ? randomBytes(32) : tokenCredential(token).key, jobId),
-    peerLost: new AbortController().signal,
+    peers: new PeerWatch(),
     close: () => {
       open = false;
       core.leave(0, { how: 'closed' });
@@ -105,7 +107,7 @@ async function hostStore(environment: RankEnvironment, options: MeetOptions): Pr
       link: client,
       jobId: client.jobId,
       secret: jobSecret(credential.key, client.jobId),
-      peerLost: client.peerLost,
+      peers: client.peers,
       close: async (waitMs, error) => {
         await client.close(error);
         await host.stop(waitMs);
@@ -127,7 +129,7 @@ async function joinStore(environment: RankEnvironment, options: MeetOptions): Pr
     link: client,
     jobId: client.jobId,
     secret: jobSecret(used.key, client.jobId),
-    peerLost: client.peerLost,
+    peers: client.peers,
     close: (_waitMs, error) => client.close(error),
   };
 }

@@ -8,6 +8,7 @@ import type { Credentials } from '../meeting/credentials.ts';
 import { call } from '../meeting/dial.ts';
 import { encodeFrame, type Frame, type FrameReader, protocolError } from '../meeting/frames.ts';
 import { decodePeerError, decodeRefusal } from '../meeting/refusal.ts';
+import { PeerWatch } from './peer-watch.ts';
 import type { StoreLink } from './store.ts';
 import { storeHello } from './store-hello.ts';
 import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
@@ -45,9 +46,8 @@ const serverLimits = { headerBytes: 1 << 24, payloadBytes: 2 ** 32 - 1 };
 
 export class StoreClient implements StoreLink {
   readonly jobId: string;
-  /** Aborted, with WL_PEER_LOST or WL_PEER_FAILED, once a rank is gone that did not close its world. */
-  readonly peerLost: AbortSignal;
-  readonly #peerLost = new AbortController();
+  /** Hears, with WL_PEER_LOST or WL_PEER_FAILED, of ranks that are gone and did not close their world. */
+  readonly peers = new PeerWatch();
   readonly #socket: Socket;
   readonly #reader: FrameReader;
   readonly #address: StoreAddress;
@@ -84,7 +84,6 @@ export class StoreClient implements StoreLink {
 
   constructor(socket: Socket, reader: FrameReader, facts: { readonly jobId: string; readonly address: StoreAddress }) {
     this.jobId = facts.jobId;
-    this.peerLost = this.#peerLost.signal;
     this.#socket = socket;
     this.#reader = reader;
     this.#address = facts.address;
@@ -145,7 +144,9 @@ export class StoreClient implements StoreLink {
   }
 
   #handle({ header, parts }: Frame): void {
-    if (header['event'] === 'left') return this.#peerLost.abort(decodePeerError(header['error'], '', MAX_TEXT));
+    if (header['event'] === 'left') {
+      return this.peers.lose(Number(header['rank']), decodePeerError(header['error'], '', MAX_TEXT));
+    }
     if (header['refused'] !== undefined) throw decodeRefusal(header['refused'], 'The store of rank 0');
     const pending = this.#settle(Number(header['id']));
     if (header['error'] === undefined) pending?.resolve(parseReply(header, parts));
@@ -183,7 +184,7 @@ export class StoreClient implements StoreLink {
       { details: { rank: 0, host, port }, rank: 0 },
     );
     this.#fail(lost);
-    if (!this.#saidGoodbye) this.#peerLost.abort(this.#end);
+    if (!this.#saidGoodbye) this.peers.loseAll(this.#end);
   }
 
   /** Everything pending and later fails with this error; the first one stays. */

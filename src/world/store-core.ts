@@ -134,7 +134,7 @@ export class StoreCore {
     signal: AbortSignal | undefined,
   ): Promise<StoreReply> {
     const { keys, read, timeoutMs } = request;
-    const from = request.from ?? this.#others(rank);
+    const from = request.from ?? this.#others(rank, this.#members(rank, request.members));
     const names = quoteList(keys);
     return this.#wait({
       rank,
@@ -164,20 +164,23 @@ export class StoreCore {
     part: Uint8Array | undefined,
     signal: AbortSignal | undefined,
   ): Promise<StoreReply> {
-    const { size } = this.#options;
+    const members = this.#members(rank, request.members);
+    const size = members.length;
     if (request.op === 'gather') {
       // Without it, the others would take the values of later ranks for those of earlier ones.
       if (part === undefined) throw protocolError('a gather without its value');
       this.#checkSize((part?.byteLength ?? 0) * size, this.#options.maxValueBytes, ` from ${size} ranks together`);
     }
-    const name = `${request.op} ${request.name}`;
+    // Ranks that disagree on who takes part wait for each other in vain, instead of mixing their values.
+    const name = `${request.op} ${request.members?.join() ?? 'all'} ${request.name}`;
     const rounds = this.#rounds.get(name) ?? [];
     this.#rounds.set(name, rounds);
     let round = rounds.find((candidate) => !candidate.arrivals.has(rank));
     if (round === undefined) rounds.push((round = { arrivals: new Map(), gaveUp: new Set() }));
     const current = round;
     const { arrivals, gaveUp } = current;
-    const missing = () => this.#others(rank).filter((other) => !arrivals.has(other));
+    const others = this.#others(rank, members);
+    const missing = () => others.filter((other) => !arrivals.has(other));
     return this.#wait({
       rank,
       waitingFor: `${request.op} ${quote(request.name)}`,
@@ -282,8 +285,16 @@ export class StoreCore {
     );
   }
 
-  #others(rank: number): number[] {
-    return Array.from({ length: this.#options.size }, (_, other) => other).filter((other) => other !== rank);
+  /** The ranks that take part. Fails with WL_PROTOCOL when they are no ranks of this job, or not the caller's. */
+  #members(rank: number, members: readonly number[] | undefined): readonly number[] {
+    const { size } = this.#options;
+    if (members === undefined) return Array.from({ length: size }, (_, other) => other);
+    if (members.includes(rank) && members.every((member) => member < size)) return members;
+    throw protocolError(`a request of rank ${rank} for a group that it is no member of, or of ranks beyond ${size - 1}`);
+  }
+
+  #others(rank: number, members: readonly number[]): readonly number[] {
+    return members.filter((other) => other !== rank);
   }
 
   #checkSize(bytes: number, allowed: number, together = ''): void {

@@ -1,6 +1,7 @@
 // The requests that the rendezvous store answers, and how one that came over a wire is checked.
 import { protocolError } from '../meeting/frames.ts';
 
+/** `members`: world ranks of the group that waits, ascending, the caller among them; without it, all ranks. */
 export type StoreRequest =
   | { readonly op: 'set' | 'delete'; readonly key: string }
   | { readonly op: 'add'; readonly key: string; readonly delta: number }
@@ -12,10 +13,16 @@ export type StoreRequest =
       readonly keys: readonly string[];
       readonly read: boolean;
       readonly from?: readonly number[];
+      readonly members?: readonly number[];
       readonly timeoutMs: number;
     }
-  /** Collective: waits until every rank came with its part; replies with all parts in rank order. */
-  | { readonly op: 'gather' | 'barrier'; readonly name: string; readonly timeoutMs: number };
+  /** Collective: waits until every member came with its part; replies with all parts in the order of world ranks. */
+  | {
+      readonly op: 'gather' | 'barrier';
+      readonly name: string;
+      readonly members?: readonly number[];
+      readonly timeoutMs: number;
+    };
 
 /** The requests that may wait for other ranks. */
 export type WaitingRequest = Extract<StoreRequest, { readonly timeoutMs: number }>;
@@ -30,6 +37,8 @@ export interface StoreReply {
 
 export const MAX_KEY_LENGTH = 1024;
 const MAX_KEYS = 4096;
+/** As many ranks as a job can have. */
+const MAX_MEMBERS = 65_536;
 const MAX_TIMEOUT_MS = 2 ** 31 - 1;
 
 /** Checks a header that came over a wire. Fails with WL_PROTOCOL naming the field. */
@@ -44,15 +53,22 @@ export function parseRequest(header: Readonly<Record<string, unknown>>): StoreRe
       return { op, key: text(header, 'key'), delta: integer(header, 'delta') };
     case 'gather':
     case 'barrier':
-      return { op, name: text(header, 'name'), timeoutMs: timeout(header) };
+      return { op, name: text(header, 'name'), ...members(header), timeoutMs: timeout(header) };
     case 'wait': {
       const from = header['from'] === undefined ? {} : { from: list(header, 'from', isRank) };
       const keys = list(header, 'keys', isText);
-      return { op, keys, read: header['read'] === true, ...from, timeoutMs: timeout(header) };
+      return { op, keys, read: header['read'] === true, ...from, ...members(header), timeoutMs: timeout(header) };
     }
     default:
       throw protocolError('an unknown request');
   }
+}
+
+function members(header: Readonly<Record<string, unknown>>): { readonly members?: readonly number[] } {
+  if (header['members'] === undefined) return {};
+  const ranks = list(header, 'members', isRank, MAX_MEMBERS);
+  if (ranks.every((rank, index) => index === 0 || rank > ranks[index - 1]!)) return { members: ranks };
+  throw protocolError('a request whose members are not in ascending order');
 }
 
 /** Checks a reply that came over a wire. */
@@ -91,8 +107,9 @@ function list<T>(
   header: Readonly<Record<string, unknown>>,
   field: string,
   is: (value: unknown) => value is T,
+  max = MAX_KEYS,
 ): readonly T[] {
   const value = header[field];
-  if (Array.isArray(value) && value.length > 0 && value.length <= MAX_KEYS && value.every(is)) return value;
-  throw protocolError(`a request whose ${field} is not a list of 1 to ${MAX_KEYS} entries`);
+  if (Array.isArray(value) && value.length > 0 && value.length <= max && value.every(is)) return value;
+  throw protocolError(`a request whose ${field} is not a list of 1 to ${max} entries`);
 }

@@ -4,11 +4,12 @@ import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_KEY_LENGTH, type StoreReply, type StoreRequest } from './store-request.ts';
 
 export interface KeyWaitOptions extends WaitOptions {
-  /** The ranks that set the keys, so that an error can name them. Without it, any lost rank fails the wait. */
+  /** The ranks of the group that set the keys, so that an error can name them. Without it, any lost rank fails the wait. */
   readonly from?: readonly number[];
 }
 
 /**
+ * The store of a world, or of a group of its ranks: each has keys and names of its own, and collectives of its ranks alone.
  * Values are bytes, of at most the setting `storeMaxValueBytes`; keys have 1 to 1024 characters. Every call fails with
  * WL_CLOSED after close and WL_PEER_LOST when rank 0, which holds the store, is gone. Calls that wait fail with
  * WL_TIMEOUT when their time is up, and at once with WL_PEER_LOST or WL_PEER_FAILED, naming the rank, when a rank
@@ -29,9 +30,9 @@ export interface Store {
   compareAndSet(key: string, expected: Uint8Array | undefined, desired: Uint8Array): Promise<CompareAndSetResult>;
   /** True if the key existed. */
   delete(key: string): Promise<boolean>;
-  /** Collective: returns once every rank has called it with this name. The name may be used again. */
+  /** Collective over the group: returns once every rank has called it with this name. The name may be used again. */
   barrier(name: string, options?: WaitOptions): Promise<void>;
-  /** Collective: result[r] is the value of rank r. The values of all ranks together are one value of the store. */
+  /** Collective over the group: result[r] is the value of rank r. All values together are one value of the store. */
   allGather(name: string, value: Uint8Array, options?: WaitOptions): Promise<Uint8Array[]>;
 }
 
@@ -49,20 +50,28 @@ export interface StoreLink {
 export interface StoreLinkOptions {
   readonly timeoutMs: number;
   readonly maxValueBytes: number;
+  /** Of a group: its name, which no other group of the job has, and the world ranks of its ranks. Without it, all ranks. */
+  readonly group?: { readonly name: string; readonly ranks: readonly number[] };
 }
 
 /** The store over a link: checks arguments, fills in deadlines. */
 export class LinkedStore implements Store {
   readonly #link: StoreLink;
   readonly #options: StoreLinkOptions;
+  readonly #prefix: string;
+  /** World ranks in ascending order, for requests; none for a world. */
+  readonly #members: { readonly members?: readonly number[] };
 
   constructor(link: StoreLink, options: StoreLinkOptions) {
+    const { group } = options;
     this.#link = link;
     this.#options = options;
+    this.#prefix = group === undefined ? '' : `${group.name}/`;
+    this.#members = group === undefined ? {} : { members: group.ranks.toSorted((left, right) => left - right) };
   }
 
   async set(key: string, value: Uint8Array): Promise<void> {
-    await this.#link.request({ op: 'set', key: checkKey(key) }, [this.#checkValue(value)]);
+    await this.#link.request({ op: 'set', key: this.#key(key) }, [this.#checkValue(value)]);
   }
 
   async get(key: string, options: KeyWaitOptions = {}): Promise<Uint8Array> {
@@ -85,7 +94,7 @@ export class LinkedStore implements Store {
 
   async add(key: string, delta: number): Promise<number> {
     if (!Number.isSafeInteger(delta)) throw invalidArgument('delta', delta, 'a safe integer');
-    const { sum } = await this.#link.request({ op: 'add', key: checkKey(key), delta }, []);
+    const { sum } = await this.#link.request({ op: 'add', key: this.#key(key), delta }, []);
     return sum ?? Number.NaN;
   }
 
@@ -96,30 +105,48 @@ export class LinkedStore implements Store {
   ): Promise<CompareAndSetResult> {
     const parts = expected === undefined ? [desired] : [expected, desired];
     for (const part of parts) this.#checkValue(part);
-    const reply = await this.#link.request({ op: 'compareAndSet', key: checkKey(key) }, parts);
+    const reply = await this.#link.request({ op: 'compareAndSet', key: this.#key(key) }, parts);
     const value = reply.parts[0];
     return { swapped: reply.done === true, value: value === undefined ? undefined : Uint8Array.from(value) };
   }
 
   async delete(key: string): Promise<boolean> {
-    return (await this.#link.request({ op: 'delete', key: checkKey(key) }, [])).done === true;
+    return (await this.#link.request({ op: 'delete', key: this.#key(key) }, [])).done === true;
   }
 
   async barrier(name: string, options: WaitOptions = {}): Promise<void> {
-    const request = { op: 'barrier', name: checkKey(name), timeoutMs: this.#timeout(options) } as const;
+    const request = { op: 'barrier', name: this.#key(name), ...this.#members, timeoutMs: this.#timeout(options) } as const;
     await this.#link.request(request, [], options.signal);
   }
 
   async allGather(name: string, value: Uint8Array, options: WaitOptions = {}): Promise<Uint8Array[]> {
-    const request = { op: 'gather', name: checkKey(name), timeoutMs: this.#timeout(options) } as const;
+    const request = { op: 'gather', name: this.#key(name), ...this.#members, timeoutMs: this.#timeout(options) } as const;
     const { parts } = await this.#link.request(request, [this.#checkValue(value)], options.signal);
-    return parts.map((part) => Uint8Array.from(part));
+    const { members } = this.#members;
+    const { ranks = [] } = this.#options.group ?? {};
+    const ordered = members === undefined ? parts : ranks.map((rank) => parts[members.indexOf(rank)]!);
+    return ordered.map((part) => Uint8Array.from(part));
   }
 
   async #waitForKeys(keys: readonly string[], read: boolean, options: KeyWaitOptions): Promise<StoreReply> {
-    const from = options.from === undefined || options.from.length === 0 ? {} : { from: options.from };
+    const { from = [], signal } = options;
+    const known = from.length === 0 ? {} : { from: from.map((rank) => this.#worldRank(rank)) };
     const timeoutMs = this.#timeout(options);
-    return this.#link.request({ op: 'wait', keys: keys.map(checkKey), read, ...from, timeoutMs }, [], options.signal);
+    const names = keys.map((key) => this.#key(key));
+    return this.#link.request({ op: 'wait', keys: names, read, ...known, ...this.#members, timeoutMs }, [], signal);
+  }
+
+  #worldRank(rank: number): number {
+    const { group } = this.#options;
+    const worldRank = group === undefined ? rank : group.ranks[rank];
+    if (worldRank !== undefined) return worldRank;
+    throw invalidArgument('from', rank, `ranks of the group, 0 to ${(group?.ranks.length ?? 1) - 1}`);
+  }
+
+  #key(key: string): string {
+    const max = MAX_KEY_LENGTH - this.#prefix.length;
+    if (typeof key === 'string' && key.length > 0 && key.length <= max) return this.#prefix + key;
+    throw invalidArgument('key', key, `a string of 1 to ${max} characters`);
   }
 
   #timeout(options: WaitOptions): number {
@@ -151,9 +178,4 @@ export function decodeJson(bytes: Uint8Array): unknown {
 function onePart(parts: readonly Uint8Array[]): Uint8Array {
   if (parts[0] === undefined) throw new WeftlineError('WL_INTERNAL', 'The rendezvous store replied without the value');
   return parts[0];
-}
-
-function checkKey(key: string): string {
-  if (typeof key === 'string' && key.length > 0 && key.length <= MAX_KEY_LENGTH) return key;
-  throw invalidArgument('key', key, `a text of 1 to ${MAX_KEY_LENGTH} characters`);
 }

@@ -1,27 +1,29 @@
 // The world of ranks: join() finds the others through rank 0's store and agrees with them on who shares a host.
-import { setMaxListeners } from 'node:events';
 import { randomBytes } from 'node:crypto';
-import { remaining, startCall } from '../core/deadline.ts';
+import { type CallWait, remaining, startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 import { signalOnParentDeath } from '../native/libc.ts';
-import { readSettings, type Settings } from '../settings/settings.ts';
+import { readSettings, type Settings, settingsTable } from '../settings/settings.ts';
 import { type Environment, type RankEnvironment, readEnvironment } from './environment.ts';
-import { hostIdentity, placeRanks, type Placement } from './host-identity.ts';
+import { hostIdentity, machineIdentity } from './host-identity.ts';
+import { type Job, JobGroup } from './job-group.ts';
+import { ranksOfHosts } from './pretended-hosts.ts';
+import type { RankGroup } from './rank-group.ts';
 import { filePrefixOf, removeStaleFiles } from './shared-memory-files.ts';
-import { decodeJson, encodeJson, LinkedStore, type Store } from './store.ts';
-import { type WaitOptions } from '../core/deadline.ts';
+import { decodeJson, encodeJson, LinkedStore, type StoreLink } from './store.ts';
 import { type Rendezvous, meet } from './rendezvous.ts';
 
-/** The ranks of one job. Obtained with `join()`; the caller owns it and closes it. */
-export interface World extends AsyncDisposable {
-  readonly rank: number;
-  readonly size: number;
-  /** Position of this rank in `localRanks`. */
+/** All ranks of one job. Obtained with `join()`; the caller owns it and closes it. */
+export interface World extends RankGroup, AsyncDisposable {
+  /** topology.scaleUpIndex. */
   readonly localRank: number;
   readonly localSize: number;
-  /** Hosts are numbered by their lowest rank. */
+  /** topology.hostIndex. */
   readonly nodeRank: number;
   readonly nodeCount: number;
+  /** The ranks that share this host's memory, ascending, this rank included. */
+  readonly localRanks: readonly number[];
   /** [a-z0-9]{1,32}, the same on all ranks and unique to the job. It is no secret. */
   readonly jobId: string;
   /**
@@ -29,18 +31,6 @@ export interface World extends AsyncDisposable {
    * whatever the ranks of a job open to each other. It is in no name, argument, log or store.
    */
   readonly secret: string;
-  /** @internal What names of this job's files in /dev/shm begin with, on this host. It tells nothing of the job. */
-  readonly filePrefix: string;
-  /** The ranks that share this host's memory, ascending, this rank included. */
-  readonly localRanks: readonly number[];
-  readonly store: Store;
-  readonly settings: Settings;
-  /** Aborted, with WL_PEER_LOST or WL_PEER_FAILED as reason, once any rank is gone that did not close its world. */
-  readonly peerLost: AbortSignal;
-  /** Collective: returns once every rank has called it with this name; a name may be used again and again. */
-  barrier(name: string, options?: WaitOptions): Promise<void>;
-  /** Collective: result[r] is the value of rank r. Values are JSON and fit `storeMaxValueBytes` together. */
-  allGather<T>(name: string, value: T, options?: WaitOptions): Promise<T[]>;
   /**
    * Says goodbye; ranks that still wait for this one fail at once. With an error, they fail with WL_PEER_FAILED and its
    * text. Rank 0 stays, at most `timeoutMs`, until the others are gone, because it serves the store. Idempotent.
@@ -69,6 +59,7 @@ const UNIQUE_BYTES = 5;
 export async function join(options: JoinOptions = {}): Promise<World> {
   const environment = readEnvironment(options.environment);
   const settings = readSettings(options.settings, options.environment);
+  requireHostsOfEnvironment(settings, environment, options.environment);
   const wait = startCall(options, settings.timeoutMs);
   if (environment.size > 1) endWithLauncher(environment.launcherPid);
   const rendezvous = await meet(environment, {
@@ -78,71 +69,103 @@ export async function join(options: JoinOptions = {}): Promise<World> {
     ...(options.signal === undefined ? {} : { signal: options.signal }),
   });
   try {
-    const { maxValueBytes } = { maxValueBytes: settings.storeMaxValueBytes };
-    const store = new LinkedStore(rendezvous.link, { timeoutMs: settings.timeoutMs, maxValueBytes });
-    const identities = await store.allGather('weftline/join', encodeJson(hostIdentity()), remaining(wait));
-    const placement = placeRanks(environment.rank, identities.map(String));
-    if (environment.size > 1 && placement.localRank === 0) removeStaleFiles();
-    return new JoinedWorld(environment, { rendezvous, store, settings, placement });
+    const places = await exchangePlaces(environment, rendezvous.link, { ...options, settings }, wait);
+    const job: Job = {
+      ...places,
+      worldRank: environment.rank,
+      filePrefix: filePrefixOf(environment.jobPrefix),
+      settings,
+      link: rendezvous.link,
+      peers: rendezvous.peers,
+      groupCounts: new Map(),
+    };
+    const world = new JoinedWorld(job, rendezvous);
+    if (environment.size > 1 && world.localRank === 0) removeStaleFiles();
+    return world;
   } catch (error) {
     await rendezvous.close(0, error);
     throw error;
   }
 }
 
-interface WorldParts {
-  readonly rendezvous: Rendezvous;
-  readonly store: Store;
-  readonly settings: Settings;
-  readonly placement: Placement;
+/** Agents, windows and devices of a rank, in all its threads, must live on the same pretended host. Fails with WL_CONFIG. */
+function requireHostsOfEnvironment(settings: Settings, { size }: RankEnvironment, environment?: Environment): void {
+  const { hosts } = readSettings({}, environment);
+  if (settings.hosts !== hosts) {
+    const advice = `set ${settingsTable.hosts.env} in the environment of all ranks instead, where their agents read it too`;
+    throw new WeftlineError('WL_CONFIG', `Invalid setting hosts: got ${quote(settings.hosts)} from join(), expected ${quote(hosts)}; ${advice}`, {
+      details: { setting: 'hosts', value: settings.hosts, expected: hosts },
+    });
+  }
+  if (size === 1) ranksOfHosts(hosts, size);
 }
 
-class JoinedWorld implements World {
-  readonly rank: number;
-  readonly size: number;
-  readonly localRank: number;
-  readonly localSize: number;
-  readonly nodeRank: number;
-  readonly nodeCount: number;
+/** What ranks tell each other of where they live. */
+interface Place {
+  readonly host: string;
+  readonly machine: string;
+  readonly hosts: string;
+}
+
+/** Collective: who lives where. Fails with WL_CONFIG and WL_CONFIG_MISMATCH for the setting `hosts`. */
+async function exchangePlaces(
+  { rank }: RankEnvironment,
+  link: StoreLink,
+  { environment, settings }: JoinOptions & { readonly settings: Settings },
+  wait: CallWait,
+): Promise<Pick<Job, 'hosts' | 'machineRank'>> {
+  const store = new LinkedStore(link, { timeoutMs: settings.timeoutMs, maxValueBytes: settings.storeMaxValueBytes });
+  const own: Place = { host: hostIdentity(environment), machine: machineIdentity(), hosts: settings.hosts };
+  const parts = await store.allGather('weftline/join', encodeJson(own), remaining(wait));
+  const places = parts.map((part) => decodeJson(part) as Place);
+  const other = places.findIndex(({ hosts }) => hosts !== places[0]!.hosts);
+  if (other !== -1) {
+    throw new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `The ranks have different settings hosts: ${places[0]!.hosts} on rank 0, ${places[other]!.hosts} on rank ${other}; set ${settingsTable.hosts.env} alike on all`,
+      { details: { rank: other, rank0: places[0]!.hosts, other: places[other]!.hosts } },
+    );
+  }
+  return {
+    hosts: places.map(({ host }) => host),
+    machineRank: places.slice(0, rank).filter(({ machine }) => machine === own.machine).length,
+  };
+}
+
+class JoinedWorld extends JobGroup implements World {
   readonly jobId: string;
-  readonly localRanks: readonly number[];
-  readonly store: Store;
-  readonly settings: Settings;
-  readonly peerLost: AbortSignal;
-  readonly filePrefix: string;
   readonly #rendezvous: Rendezvous;
   #closing: Promise<void> | undefined;
 
-  constructor(environment: RankEnvironment, { rendezvous, store, settings, placement }: WorldParts) {
-    this.rank = environment.rank;
-    this.size = environment.size;
-    this.localRank = placement.localRank;
-    this.localSize = placement.localRanks.length;
-    this.nodeRank = placement.nodeRank;
-    this.nodeCount = placement.nodeCount;
+  constructor(job: Job, rendezvous: Rendezvous) {
+    super(job, [...job.hosts.keys()]);
     this.jobId = rendezvous.jobId;
-    this.filePrefix = filePrefixOf(environment.jobPrefix);
-    this.localRanks = Object.freeze(placement.localRanks);
-    this.store = store;
-    this.settings = settings;
-    this.peerLost = rendezvous.peerLost;
-    // Every collective object listens; any number of them is no leak.
-    setMaxListeners(0, this.peerLost);
     this.#rendezvous = rendezvous;
+  }
+
+  get localRank(): number {
+    return this.topology.scaleUpIndex;
+  }
+
+  get localSize(): number {
+    return this.localRanks.length;
+  }
+
+  get nodeRank(): number {
+    return this.topology.hostIndex;
+  }
+
+  get nodeCount(): number {
+    return this.topology.hosts.length;
+  }
+
+  get localRanks(): readonly number[] {
+    return this.topology.scaleUpRanks;
   }
 
   /** On the prototype: a world that is printed does not show it. */
   get secret(): string {
     return this.#rendezvous.secret;
-  }
-
-  barrier(name: string, options?: WaitOptions): Promise<void> {
-    return this.store.barrier(name, options);
-  }
-
-  async allGather<T>(name: string, value: T, options?: WaitOptions): Promise<T[]> {
-    const parts = await this.store.allGather(name, encodeJson(value), options);
-    return parts.map((part) => decodeJson(part) as T);
   }
 
   close(error?: unknown): Promise<void> {

@@ -64,13 +64,13 @@ test('a client that closed, and one whose server is gone, say so', async () => {
   await clients[0].close();
   await pending;
   await assert.rejects(stores[0].add('n', 1), { code: 'WL_CLOSED' });
-  assert.equal(clients[0].peerLost.aborted, false);
+  assert.equal(clients[0].peers.watch([0, 1]).aborted, false);
   const lost = { code: 'WL_PEER_LOST', message: /^Rank 0, which holds the rendezvous store at 127\.0\.0\.1:/ };
   const waiting = assert.rejects(stores[1].get('never', { from: [1] }), lost);
   await server.stop(0);
   await waiting;
   await assert.rejects(stores[1].add('n', 1), lost);
-  assert.equal(clients[1].peerLost.aborted, true);
+  assert.equal(clients[1].peers.watch([1]).aborted, true);
 });
 
 test('stop() waits for ranks that are still there', async () => {

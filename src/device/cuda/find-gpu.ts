@@ -19,16 +19,16 @@ export interface NoGpu {
   readonly missing: string;
 }
 
-/** GPU `localRank` of those that this process sees, again from 0 where there are more ranks. Never throws. */
-export function findGpu(localRank: number, driver: CudaDriver = cudaDriver): FoundGpu | NoGpu {
+/** GPU `machineRank` of those that this process sees, again from 0 where there are more ranks. Never throws. */
+export function findGpu(machineRank: number, driver: CudaDriver = cudaDriver): FoundGpu | NoGpu {
   try {
-    return look(localRank, driver);
+    return look(machineRank, driver);
   } catch (error) {
     return { missing: error instanceof Error ? error.message : String(error) };
   }
 }
 
-function look(localRank: number, driver: CudaDriver): FoundGpu | NoGpu {
+function look(machineRank: number, driver: CudaDriver): FoundGpu | NoGpu {
   const cell: Out = [0];
   let ordinal = 0;
   const call = <Name extends CudaCall>(name: Name, ...parameters: Parameters<CudaDriver[Name]>): number => {
@@ -45,7 +45,7 @@ function look(localRank: number, driver: CudaDriver): FoundGpu | NoGpu {
   }
   const gpus = call('cuDeviceGetCount', cell);
   if (gpus === 0) return { missing: 'no GPU is visible: see CUDA_VISIBLE_DEVICES, and --gpus of the container' };
-  ordinal = localRank % gpus;
+  ordinal = machineRank % gpus;
   const device = call('cuDeviceGet', cell, ordinal);
   const major = call('cuDeviceGetAttribute', cell, attributes.capabilityMajor, device);
   const minor = call('cuDeviceGetAttribute', cell, attributes.capabilityMinor, device);

@@ -81,10 +81,10 @@ export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: E
 /** Peers overwrite what lies in the window while it would be read; only the rows for combine are this rank's alone. */
 function rejectReceived(
   inputs: Readonly<Record<string, Tensor | undefined>>,
-  { config, size, world }: EpScope,
+  { config, size }: EpScope,
   engine: EpMemory,
 ): void {
-  const start = engine.regionAddress(world.rank, 'combineRows');
+  const start = engine.regionAddress('combineRows');
   const end = start + size.regions.combineRows.bytes;
   for (const [name, tensor] of Object.entries(inputs)) {
     if (tensor === undefined || !overlaps(tensor, engine.mapped.address, engine.mapped.bytes)) continue;
@@ -158,9 +158,9 @@ function checkRows(
   return { data, scales: undefined };
 }
 
-function checkLayout(layout: DispatchLayout, { device, config, world }: EpScope, numTokens: number): void {
-  checkTensor('layout.isTokenInRank', layout.isTokenInRank, { device, dtype: ['u8'], shape: [numTokens, world.size] });
-  checkTensor('layout.numTokensPerRank', layout.numTokensPerRank, { device, dtype: ['i32'], shape: [world.size] });
+function checkLayout(layout: DispatchLayout, { device, config, group }: EpScope, numTokens: number): void {
+  checkTensor('layout.isTokenInRank', layout.isTokenInRank, { device, dtype: ['u8'], shape: [numTokens, group.size] });
+  checkTensor('layout.numTokensPerRank', layout.numTokensPerRank, { device, dtype: ['i32'], shape: [group.size] });
   checkTensor('layout.numTokensPerExpert', layout.numTokensPerExpert, {
     device,
     dtype: ['i32'],

@@ -5,7 +5,7 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
-import type { World } from '../../world/world.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
 import { type EpBufferConfig, type EpBufferSize, withDefaults } from './buffer-size.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
 import { checkCombine, type CombineArguments } from './combine-arguments.ts';
@@ -24,21 +24,21 @@ export class EpBuffer implements AsyncDisposable {
   readonly #guard = new CallGuard('EpBuffer');
 
   /**
-   * Collective over the world, whose ranks must all be on one host and use the same kind of device. Fails on every rank
+   * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device. Fails on every rank
    * with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT.
    */
   static async create(
-    world: World,
+    group: RankGroup,
     device: CpuDevice | CudaDevice,
     config: EpBufferConfig,
     options: WaitOptions = {},
   ): Promise<EpBuffer> {
     const full = withDefaults(config);
-    const wait = startCall(options, world.settings.timeoutMs);
-    if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(world, device, full, wait));
+    const wait = startCall(options, group.settings.timeoutMs);
+    if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(group, device, full, wait));
     // Loaded here, so that CPU ranks never load what GPUs need.
     const { createCudaEngine } = await import('./cuda/cuda-engine.ts');
-    return new EpBuffer(await createCudaEngine(world, device, full, wait));
+    return new EpBuffer(await createCudaEngine(group, device, full, wait));
   }
 
   private constructor({ scope, engine }: { readonly scope: EpScope; readonly engine: EpEngine }) {
@@ -46,8 +46,8 @@ export class EpBuffer implements AsyncDisposable {
     this.#engine = engine;
   }
 
-  get world(): World {
-    return this.#scope.world;
+  get group(): RankGroup {
+    return this.#scope.group;
   }
 
   get device(): Device {
@@ -79,7 +79,7 @@ export class EpBuffer implements AsyncDisposable {
       this.#engine.throwIfUnusable();
       const input = checkDispatch(args, this.#scope, this.#engine);
       const { handle } = input;
-      const options = callOptions(args, this.world.settings.timeoutMs);
+      const options = callOptions(args, this.group.settings.timeoutMs);
       return handle === undefined
         ? this.#engine.dispatch(input, options)
         : this.#engine.dispatchCached(input, handle, options);
@@ -101,21 +101,22 @@ export class EpBuffer implements AsyncDisposable {
     return this.#guard.run('combine', async () => {
       this.#engine.throwIfUnusable();
       const input = checkCombine(args, this.#scope, this.#engine.mapped);
-      return this.#engine.combine(input, callOptions(args, this.world.settings.timeoutMs));
+      return this.#engine.combine(input, callOptions(args, this.group.settings.timeoutMs));
     });
   }
 
   /**
-   * Address, as this process maps it, of a row of the receive (or combine) region of any rank; for benchmarks.
+   * Address, as this process maps it, of a row of the receive (or combine) region of any rank of this host; for benchmarks.
    * @internal
    */
   peerRowAddress(rank: number, row: number, region: 'rows' | 'combineRows' = 'rows'): number {
-    return this.#engine.regionAddress(rank, region) + row * this.config.hidden * 2;
+    const index = this.group.topology.scaleUpIndexOf(rank);
+    return this.#engine.regionAddress(region, index) + row * this.config.hidden * 2;
   }
 
   /** Collective: returns when all ranks have called it. */
   barrier(options: WaitOptions = {}): Promise<void> {
-    return this.#guard.run('barrier', () => this.#engine.barrier(startCall(options, this.world.settings.timeoutMs)));
+    return this.#guard.run('barrier', () => this.#engine.barrier(startCall(options, this.group.settings.timeoutMs)));
   }
 
   /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */

@@ -7,7 +7,7 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { isSharedByAll } from '../../windows/window-agreement.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
-import type { World } from '../../world/world.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../collective/agree.ts';
 import { isWhole } from '../buffer/buffer-size.ts';
 import { CpuLayerMemory } from './cpu/cpu-layer-memory.ts';
@@ -28,7 +28,7 @@ export interface OutputBuffers {
 }
 
 export class DispatchCombineContext implements AsyncDisposable {
-  readonly world: World;
+  readonly group: RankGroup;
   readonly device: CpuDevice | CudaDevice;
   readonly config: EPConfig;
   /** @internal For the engine of the layer: windows, exchange, barrier. */
@@ -39,35 +39,35 @@ export class DispatchCombineContext implements AsyncDisposable {
    * WL_UNSUPPORTED or WL_CUDA.
    */
   static async create(
-    world: World,
+    group: RankGroup,
     device: CpuDevice | CudaDevice,
     epConfig: EPConfig,
     options: ContextOptions = {},
   ): Promise<DispatchCombineContext> {
     const { capacity = 2 } = options;
-    const wait = startCall(options, world.settings.timeoutMs);
+    const wait = startCall(options, group.settings.timeoutMs);
     const { maxTokens, hidden, topk, numExperts, weightDtype } = epConfig;
     const config = { maxTokens, hidden, topk, numExperts, weightDtype, capacity, device: device.kind };
     const prepare = (): void => {
       if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');
     };
-    await agreeOn(world, { what: 'DispatchCombineContext', config, prepare }, wait);
-    const memory = await createMemory(world, device, epConfig, wait);
+    await agreeOn(group, { what: 'DispatchCombineContext', config, prepare }, wait);
+    const memory = await createMemory(group, device, epConfig, wait);
     try {
       await memory.allocate(initialRows(epConfig, capacity), wait);
     } catch (error) {
       await memory.close();
       throw error;
     }
-    return new DispatchCombineContext(world, device, { epConfig, memory });
+    return new DispatchCombineContext(group, device, { epConfig, memory });
   }
 
   private constructor(
-    world: World,
+    group: RankGroup,
     device: CpuDevice | CudaDevice,
     parts: { readonly epConfig: EPConfig; readonly memory: CpuLayerMemory | CudaLayerMemory },
   ) {
-    this.world = world;
+    this.group = group;
     this.device = device;
     this.config = parts.epConfig;
     this.memory = parts.memory;
@@ -106,7 +106,7 @@ export class DispatchCombineContext implements AsyncDisposable {
     }
     const before = this.outputSize.capacityRows;
     if (dispatchRecvTokens > before) {
-      const wait = startCall(options, this.world.settings.timeoutMs);
+      const wait = startCall(options, this.group.settings.timeoutMs);
       try {
         await this.memory.allocate(grownRows(this.config, dispatchRecvTokens), wait);
       } catch (error) {
@@ -134,9 +134,10 @@ export class DispatchCombineContext implements AsyncDisposable {
     return this.memory.view(dtype, region, shape);
   }
 
-  /** @internal Address, as this process maps it, of a received row of any rank; for benchmarks. */
+  /** @internal Address, as this process maps it, of a received row of any rank of this host; for benchmarks. */
   peerRowAddress(rank: number, row: number): number {
-    return this.memory.regionAddress(rank, 'rows') + row * this.config.hidden * 2;
+    const index = this.group.topology.scaleUpIndexOf(rank);
+    return this.memory.regionAddress('rows', index) + row * this.config.hidden * 2;
   }
 
   /** Releases the memory here. Not collective; idempotent. */
@@ -150,13 +151,13 @@ export class DispatchCombineContext implements AsyncDisposable {
 }
 
 async function createMemory(
-  world: World,
+  group: RankGroup,
   device: CpuDevice | CudaDevice,
   config: EPConfig,
   wait: CallWait,
 ): Promise<CpuLayerMemory | CudaLayerMemory> {
-  if (device.kind === 'cpu') return CpuLayerMemory.create(world, device, config, wait);
+  if (device.kind === 'cpu') return CpuLayerMemory.create(group, device, config, wait);
   // Loaded here, so that CPU ranks never load what GPUs need.
   const { CudaLayerMemory } = await import('./cuda/cuda-layer-memory.ts');
-  return CudaLayerMemory.create(world, device, config, wait);
+  return CudaLayerMemory.create(group, device, config, wait);
 }

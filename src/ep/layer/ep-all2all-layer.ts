@@ -5,7 +5,7 @@ import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
-import type { World } from '../../world/world.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn, requireOneHost } from '../../collective/agree.ts';
 import { isWhole } from '../buffer/buffer-size.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
@@ -54,23 +54,23 @@ export class EPAll2AllLayer implements AsyncDisposable {
   readonly #guard = new CallGuard('EPAll2AllLayer');
 
   /**
-   * Collective over the world, whose ranks must all be on one host and use the same kind of device; the same error on
+   * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device; the same error on
    * every rank if it cannot be.
    */
-  static async create(world: World, device: CpuDevice | CudaDevice, options: LayerOptions): Promise<EPAll2AllLayer> {
-    requireOneHost(world, 'EPAll2AllLayer');
+  static async create(group: RankGroup, device: CpuDevice | CudaDevice, options: LayerOptions): Promise<EPAll2AllLayer> {
+    requireOneHost(group, 'EPAll2AllLayer');
     const { maxTokens, hidden, topk, numTotExperts, weightDtype = 'f32' } = options;
     const { enableLocalCombine = false, capacity = 2, numSm = 20, useAot = false } = options;
     const common = { maxTokens, hidden, topk, numTotExperts, weightDtype, enableLocalCombine, capacity };
     const agreement = {
       what: 'EPAll2AllLayer',
       config: { ...common, device: device.kind },
-      prepare: (): EPConfig => makeConfig(options, world),
+      prepare: (): EPConfig => makeConfig(options, group),
     };
-    const wait = startCall(options, world.settings.timeoutMs);
-    const epConfig = await agreeOn(world, agreement, wait);
+    const wait = startCall(options, group.settings.timeoutMs);
+    const epConfig = await agreeOn(group, agreement, wait);
     const contextOptions = { ...wait, capacity };
-    const context = await DispatchCombineContext.create(world, device, epConfig, contextOptions);
+    const context = await DispatchCombineContext.create(group, device, epConfig, contextOptions);
     try {
       const engine = await createEngine(context, { ...wait, enableLocalCombine, numSm, useAot });
       return new EPAll2AllLayer(context, engine, enableLocalCombine);
@@ -145,7 +145,7 @@ export class EPAll2AllLayer implements AsyncDisposable {
   }
 
   get #timeoutMs(): number {
-    return this.context.world.settings.timeoutMs;
+    return this.context.group.settings.timeoutMs;
   }
 
   #rejectInWindow(tensors: object): void {
@@ -169,21 +169,21 @@ async function createEngine(
   return createCudaLayerEngine(context, options);
 }
 
-function makeConfig(options: LayerOptions, world: World): EPConfig {
+function makeConfig(options: LayerOptions, group: RankGroup): EPConfig {
   const { maxTokens, hidden, topk, numTotExperts, dtype = 'bf16', weightDtype = 'f32', numSm = 20 } = options;
   if (dtype !== 'bf16') throw invalidArgument('dtype', dtype, '"bf16"');
   if (!isWhole(numSm, 1)) throw invalidArgument('numSm', numSm, 'a whole number of at least 1');
-  if (!isWhole(numTotExperts, 1) || numTotExperts % world.size !== 0) {
-    throw invalidArgument('numTotExperts', numTotExperts, `a positive multiple of the ${world.size} ranks`);
+  if (!isWhole(numTotExperts, 1) || numTotExperts % group.size !== 0) {
+    throw invalidArgument('numTotExperts', numTotExperts, `a positive multiple of the ${group.size} ranks`);
   }
   return new EPConfig({
     maxTokens,
     hidden,
     topk,
     numExperts: numTotExperts,
-    rank: world.rank,
-    worldSize: world.size,
-    localWorldSize: world.localSize,
+    rank: group.rank,
+    worldSize: group.size,
+    localWorldSize: group.topology.scaleUpRanks.length,
     weightDtype,
   });
 }

@@ -17,8 +17,8 @@ export interface LayerMemory {
   allocate(rows: number, wait: CallWait): Promise<void>;
   /** A tensor over one of this rank's own regions. */
   view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D>;
-  /** Address of a region of any rank, as this process maps it. */
-  regionAddress(rank: number, region: OutputRegion): number;
+  /** Address of this rank's region, or of that of the rank of another scale-up index, as this process maps it. */
+  regionAddress(region: OutputRegion, index?: number): number;
   /** Releases all of it here. Not collective; idempotent. */
   close(): Promise<void>;
 }

@@ -10,13 +10,13 @@ await using device = await openDevice('cuda', world);
 assert.ok(device instanceof CudaDevice);
 
 if (world.size > 1) {
-  const uneven = CudaWindow.create({ world, device, name: 'uneven', bytes: 8 + world.rank });
+  const uneven = CudaWindow.create({ group: world, device, name: 'uneven', bytes: 8 + world.rank });
   await assert.rejects(uneven, { code: 'WL_CONFIG_MISMATCH' });
 }
 
-const window = await CudaWindow.create({ world, device, name: 'test', bytes: BYTES });
+const window = await CudaWindow.create({ group: world, device, name: 'test', bytes: BYTES });
 assert.equal(window.bytes, BYTES);
-assert.equal(window.address, window.addresses[window.localRank]);
+assert.equal(window.address, window.addresses[window.index]);
 assert.equal(new Set(window.addresses).size, world.size);
 const own = new Tensor(window.storage, 'u8', [BYTES]);
 assert.ok((await own.toHost()).every((byte) => byte === 0));

@@ -13,17 +13,17 @@ import {
   type ReferenceReceived,
   type RowsLike,
 } from 'weftline/ep';
-import type { World } from 'weftline/world';
+import type { RankGroup } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
 import { choices, type EpCase, random, rows } from './ep-case.ts';
 
 /** Several dispatches of different shapes and kinds over one buffer, and at the end a combine of the first one again. */
-export async function runBufferCase(world: World, device: EpDevice, of: EpCase): Promise<void> {
+export async function runBufferCase(group: RankGroup, device: EpDevice, of: EpCase): Promise<void> {
   const rounds = [of, another(of), of];
-  await using buffer = await EpBuffer.create(world, device, {
+  await using buffer = await EpBuffer.create(group, device, {
     maxTokensPerRank: Math.max(1, ...of.tokens),
     hidden: of.hidden,
-    numExperts: of.expertsPerRank * world.size,
+    numExperts: of.expertsPerRank * group.size,
     maxTopk: of.topk,
     combineRows: of.sharedRows ? 'shared' : 'separate',
     numSms: of.numSms,
@@ -40,7 +40,7 @@ export async function runBufferCase(world: World, device: EpDevice, of: EpCase):
   const table = await first.rowTable.toHost();
   for (const [cell, count] of counts.entries()) {
     const token = Math.floor(cell / of.hidden);
-    const places = table.subarray(token * world.size, (token + 1) * world.size);
+    const places = table.subarray(token * group.size, (token + 1) * group.size);
     assert.equal(count, places.filter((row) => row >= 0).length);
   }
   await x.fromHost(new Uint16Array(x.elements).fill(0x3f80));
@@ -70,12 +70,12 @@ function another(of: EpCase): EpCase {
 }
 
 async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
-  const { world, device } = buffer;
-  const n = world.size;
+  const { group, device } = buffer;
+  const n = group.size;
   const numExperts = of.expertsPerRank * n;
   const inputs = Array.from({ length: n }, (_, rank) => makeInput(of, rank, n));
   const expected = referenceDispatch(inputs, { numExperts, expertAlignment: of.alignment });
-  const mine = inputs[world.rank] as ReferenceInput;
+  const mine = inputs[group.rank] as ReferenceInput;
   const x = await upload(device, mine, of);
   const topkIdx = await uploadChoices(device, mine.topkIdx, of);
   const weights = of.weights ? await device.tensor('f32', [mine.x.length, of.topk], flat(mine.topkWeights)) : undefined;
@@ -92,10 +92,10 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
     ...overlapOf(of, device),
   });
   await result.event?.wait();
-  await compareReceived(result, expected[world.rank] as ReferenceReceived, { of, numWorstTokens });
+  await compareReceived(result, expected[group.rank] as ReferenceReceived, { of, numWorstTokens });
   const cached = await buffer.dispatch({ x, handle: result.handle, ...overlapOf(of, device) });
   await cached.event?.wait();
-  await compareRows(cached.recvX, expected[world.rank] as ReferenceReceived);
+  await compareRows(cached.recvX, expected[group.rank] as ReferenceReceived);
   assert.equal(cached.recvTopkIdx, undefined);
 
   // Every rank knows all ranks' expert outputs, random ones, so that no two rows are alike.
@@ -105,11 +105,11 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
     return received.x.map(() => Array.from({ length: of.topk }, () => Math.fround(next())));
   });
   const y = of.inPlace ? buffer.combineInput(result.handle) : device.empty('bf16', [result.handle.rows, of.hidden]);
-  const ownOutputs = outputs[world.rank] as number[][];
+  const ownOutputs = outputs[group.rank] as number[][];
   // With numWorstTokens there are more rows than tokens; what the others hold must not matter.
   await y.slice(0, ownOutputs.length).fromHost(flat16(ownOutputs));
   const weightRows = new Float32Array(result.handle.rows * of.topk);
-  weightRows.set(flat(outWeights[world.rank]));
+  weightRows.set(flat(outWeights[group.rank]));
   const recvWeights = await device.tensor('f32', [result.handle.rows, of.topk], weightRows);
   const bias = Array.from({ length: of.biases }, (_, b) => rows(mine.x.length, of.hidden, random(of.seed + 5 + b)));
   const biases = await Promise.all(bias.map((b) => device.tensor('bf16', [mine.x.length, of.hidden], flat16(b))));
@@ -126,7 +126,7 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
   const got = await combinedX.toHost();
   const gotWeights = await combinedTopkWeights?.toHost();
   for (let token = 0; token < mine.x.length; token++) {
-    const place = { rank: world.rank, token, hidden: of.hidden, topk: of.topk, bias: bias.map((b) => b[token] ?? []) };
+    const place = { rank: group.rank, token, hidden: of.hidden, topk: of.topk, bias: bias.map((b) => b[token] ?? []) };
     const want = referenceCombine(reference, place);
     assert.deepEqual([...got.subarray(token * of.hidden, (token + 1) * of.hidden)], want, `combined row ${token}`);
     if (gotWeights) {

@@ -6,15 +6,16 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fromBf16, type Tensor } from 'weftline';
 import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
-import { openTestDevice } from '../support/test-device.ts';
+import { groupOfHost, openTestDevice } from '../support/test-device.ts';
 import { random } from './ep-case.ts';
 
 const lives = Number(process.argv[2]);
 const [tokens, hidden, topk] = [40, 64, 3];
 await using world = await join();
-await using device = await openTestDevice(world);
-const experts = 4 * world.size;
-const next = random(world.rank + 1);
+const group = await groupOfHost(world);
+await using device = await openTestDevice(group);
+const experts = 4 * group.size;
+const next = random(group.rank + 1);
 // Choices of all kinds: several of one rank, and none.
 const ids = Array.from({ length: tokens }, (_, token) => [token % experts, (token + 1 + (token % 3)) % experts, -1]);
 const x = await device.tensor('bf16', [tokens, hidden], new Uint16Array(tokens * hidden).fill(0x3f80));
@@ -55,9 +56,9 @@ async function useLayer(layer: EPAll2AllLayer): Promise<void> {
 
 async function live(): Promise<void> {
   const config = { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk };
-  const first = await EpBuffer.create(world, device, config);
-  const second = await EpBuffer.create(world, device, { ...config, combineRows: 'shared' });
-  const layer = await EPAll2AllLayer.create(world, device, {
+  const first = await EpBuffer.create(group, device, config);
+  const second = await EpBuffer.create(group, device, { ...config, combineRows: 'shared' });
+  const layer = await EPAll2AllLayer.create(group, device, {
     ...config,
     maxTokens: tokens,
     topk,
@@ -65,11 +66,11 @@ async function live(): Promise<void> {
   });
   const uses = [() => useBuffer(first), () => useBuffer(second), () => useLayer(layer)];
   for (let round = 0; round < 3; round++) {
-    const from = (world.rank + round) % uses.length;
+    const from = (group.rank + round) % uses.length;
     await Promise.all([...uses.slice(from), ...uses.slice(0, from)].map((use) => use()));
   }
   const objects: AsyncDisposable[] = [first, second, layer];
-  if (world.rank % 2 === 1) objects.reverse();
+  if (group.rank % 2 === 1) objects.reverse();
   for (const object of objects) {
     if (next() < 0.3) await sleep(next() * 5);
     await object[Symbol.asyncDispose]();
@@ -78,7 +79,7 @@ async function live(): Promise<void> {
 
 /** Of this process: open files, mapped ranges of shared memory and devices, and bytes of the device that are taken. */
 async function holdings(): Promise<{ files: number; ranges: number; bytes: number }> {
-  await world.barrier('lives');
+  await group.barrier('lives');
   const files = readdirSync('/proc/self/fd').length;
   const ranges = readFileSync('/proc/self/maps', 'utf8')
     .split('\n')

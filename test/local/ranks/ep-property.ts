@@ -1,7 +1,7 @@
 // Runs random cases in lockstep on all ranks: argv = what ("buffer" or "layer"), runs, seed.
 import fc from '../../support/fast-check.ts';
 import { join } from 'weftline/world';
-import { bytesInUse, openTestDevice } from '../support/test-device.ts';
+import { bytesInUse, groupOfHost, openTestDevice } from '../support/test-device.ts';
 import { runBufferCase } from './ep-buffer-case.ts';
 import { epCase } from './ep-case.ts';
 import { runLayerCase } from './layer-case.ts';
@@ -9,16 +9,17 @@ import { runLayerCase } from './layer-case.ts';
 const [what, runs, seed] = process.argv.slice(2);
 const run = what === 'layer' ? runLayerCase : runBufferCase;
 await using world = await join();
-await using device = await openTestDevice(world);
-const property = fc.asyncProperty(epCase(world.size), async (of) => {
+const group = await groupOfHost(world);
+await using device = await openTestDevice(group);
+const property = fc.asyncProperty(epCase(group.size), async (of) => {
   let failure: string | null = null;
   try {
-    await run(world, device, of);
+    await run(group, device, of);
   } catch (error) {
     failure = error instanceof Error ? (error.stack ?? error.message) : String(error);
   }
   // All ranks fail together, so that all try the same smaller cases next.
-  const failures = await world.allGather('failure', failure);
+  const failures = await group.allGather('failure', failure);
   const rank = failures.findIndex((one) => one !== null);
   if (rank !== -1) throw new Error(`rank ${rank}: ${failures[rank]}`);
 });

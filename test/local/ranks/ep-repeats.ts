@@ -6,14 +6,15 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { Tensor } from 'weftline';
 import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
-import { openTestDevice } from '../support/test-device.ts';
+import { groupOfHost, openTestDevice } from '../support/test-device.ts';
 import { random } from './ep-case.ts';
 
 const [repeats, what] = process.argv.slice(2);
 const [tokens, hidden, topk, experts] = [48, 264, 6, 24];
 await using world = await join();
-await using device = await openTestDevice(world);
-const next = random(world.rank + 1);
+const group = await groupOfHost(world);
+await using device = await openTestDevice(group);
+const next = random(group.rank + 1);
 const x = await device.tensor(
   'bf16',
   [tokens, hidden],
@@ -28,9 +29,9 @@ const choices = Array.from({ length: tokens }, () => {
 });
 const topkIdx = await device.tensor('i32', [tokens, topk], Int32Array.from(choices.flat()));
 const config = { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk };
-await using buffer = await EpBuffer.create(world, device, config);
+await using buffer = await EpBuffer.create(group, device, config);
 const layerOptions = { maxTokens: tokens, hidden, topk, numTotExperts: experts, enableLocalCombine: true };
-await using layer = what === 'buffer' ? undefined : await EPAll2AllLayer.create(world, device, layerOptions);
+await using layer = what === 'buffer' ? undefined : await EPAll2AllLayer.create(group, device, layerOptions);
 
 async function once(): Promise<string> {
   const digest = createHash('sha256');

@@ -9,19 +9,19 @@ import {
   type ReferenceLayerInput,
   type ReferenceLayerReceived,
 } from 'weftline/ep';
-import type { World } from 'weftline/world';
+import type { RankGroup } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
 import { flat, flat16, overlapOf, uploadChoices } from './ep-buffer-case.ts';
 import { choices, type EpCase, random, rows } from './ep-case.ts';
 
-export async function runLayerCase(world: World, device: EpDevice, of: EpCase): Promise<void> {
-  const n = world.size;
+export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCase): Promise<void> {
+  const n = group.size;
   const numExperts = of.expertsPerRank * n;
   const inputs = Array.from({ length: n }, (_, rank) => makeInput(of, rank, n));
   const received = referenceLayerDispatch(inputs, numExperts);
-  const mine = inputs[world.rank] as ReferenceLayerInput;
-  const want = received[world.rank] as ReferenceLayerReceived;
-  await using layer = await EPAll2AllLayer.create(world, device, {
+  const mine = inputs[group.rank] as ReferenceLayerInput;
+  const want = received[group.rank] as ReferenceLayerReceived;
+  await using layer = await EPAll2AllLayer.create(group, device, {
     maxTokens: Math.max(1, ...of.tokens),
     hidden: of.hidden,
     topk: of.topk,
@@ -39,7 +39,7 @@ export async function runLayerCase(world: World, device: EpDevice, of: EpCase): 
     ? await device.tensor('f32', shape, flat(mine.weight))
     : await device.tensor('bf16', shape, weightBits);
   const fullScatterIndices = of.scatter
-    ? await device.tensor('i32', shape, scatterIndices(received, world.rank, mine))
+    ? await device.tensor('i32', shape, scatterIndices(received, group.rank, mine))
     : undefined;
   const { output, weights, layoutDesc, event } = await layer.dispatch({
     input,
@@ -67,13 +67,13 @@ export async function runLayerCase(world: World, device: EpDevice, of: EpCase): 
 
   const outputs = received.map((one, rank) => rows(one.rows.length, of.hidden, random(of.seed + 7 + rank)));
   const result = of.inPlace ? layer.combineInput(layoutDesc) : device.empty('bf16', output.shape);
-  const ownOutputs = outputs[world.rank] as number[][];
+  const ownOutputs = outputs[group.rank] as number[][];
   const inOrder = order.map((row) => ownOutputs[row] as number[]);
   await result.fromHost(flat16(inOrder));
   const combined = await combineAs(of, layer, { input: result, layoutDesc });
   const got = await combined.toHost();
   for (let token = 0; token < mine.input.length; token++) {
-    const place = { rank: world.rank, token, hidden: of.hidden, localCombine: of.localCombine };
+    const place = { rank: group.rank, token, hidden: of.hidden, localCombine: of.localCombine };
     const row = [...got.subarray(token * of.hidden, (token + 1) * of.hidden)];
     assert.deepEqual(row, referenceLayerCombine(received, outputs, place), `combined row ${token}`);
   }

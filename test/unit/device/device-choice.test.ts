@@ -51,7 +51,8 @@ function chooseAll(
   return Promise.allSettled(
     drivers.map((driver, rank) => {
       const group: DeviceGroup = {
-        localRank: rank,
+        machineRank: rank,
+        ranks: [...drivers.keys()],
         settings: readSettings({}, {}),
         async allGather<T>(_name: string, value: T): Promise<T[]> {
           values[rank] = value;

@@ -20,12 +20,12 @@ function barriers(ranks: number, options: Partial<LocalBarrierOptions> = {}): Lo
   const header = new SharedArrayBuffer(WINDOW_HEADER_BYTES);
   return Array.from(
     { length: ranks },
-    (_, localRank) =>
+    (_, index) =>
       new LocalBarrier({
         header,
         headerOffset: 0,
         ranks: Array.from({ length: ranks }, (_rank, rank) => rank + 10),
-        localRank,
+        index,
         timeoutMs: 20_000,
         spinUs: 0,
         peerLost: new AbortController().signal,
@@ -86,7 +86,7 @@ test('the first cause is named: those who hear that a rank gave up hear for whom
 
 test('a rank that says why and leaves, just as another looks for it, is not named as the cause', async () => {
   const header = new SharedArrayBuffer(WINDOW_HEADER_BYTES);
-  const record = new AbortRecord({ header, headerOffset: 0, ranks: [10, 11, 12], localRank: 1 });
+  const record = new AbortRecord({ header, headerOffset: 0, ranks: [10, 11, 12], index: 1 });
   const lost = new WeftlineError('WL_PEER_LOST', 'Rank 12 ended', { details: { ranks: [12] } });
   const [one] = barriers(3, {
     header,

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { encodeError, WeftlineError } from 'weftline';
-import { LinkedStore } from '#lib/world/store.js';
+import { LinkedStore, type StoreLink } from '#lib/world/store.js';
 import { StoreCore } from '#lib/world/store-core.js';
 
 const bytes = (text: string) => new TextEncoder().encode(text);
@@ -19,6 +19,51 @@ function world(size: number, absent: readonly number[] = []) {
   });
   return { core, stores: stores as [LinkedStore, LinkedStore, LinkedStore] };
 }
+
+/** Views of a group: by rank of the group. */
+function groupOf(core: StoreCore, name: string, ranks: readonly number[]): [LinkedStore, LinkedStore] {
+  const views = ranks.map((rank) => {
+    const link: StoreLink = { request: (...rest) => core.request(rank, ...rest) };
+    return new LinkedStore(link, { timeoutMs: 5_000, maxValueBytes: 4096, group: { name, ranks } });
+  });
+  return views as [LinkedStore, LinkedStore];
+}
+
+test('groups have keys, collectives and failures of their own', async () => {
+  const { core, stores } = world(4);
+  const [odd0, odd1] = groupOf(core, 'odd', [3, 1]);
+  const [even0, even1] = groupOf(core, 'even', [0, 2]);
+  await odd0.set('k', bytes('odd'));
+  await even0.set('k', bytes('even'));
+  assert.deepEqual([text(await odd1.get('k')), text(await even1.get('k'))], ['odd', 'even']);
+  await assert.rejects(stores[0].get('k', { timeoutMs: 1 }), { code: 'WL_TIMEOUT' });
+  // In the order of the group, and under one name with others at the same time.
+  const gathered = await Promise.all([
+    odd0.allGather('g', bytes('three')),
+    even1.allGather('g', bytes('two')),
+    odd1.allGather('g', bytes('one')),
+    even0.allGather('g', bytes('zero')),
+  ]);
+  assert.deepEqual(gathered[0].map(text), ['three', 'one']);
+  assert.deepEqual(gathered[1].map(text), ['zero', 'two']);
+  // Rank 2 is gone: that is the business of those who share a group with it.
+  const waiting = assert.rejects(even0.barrier('b'), { code: 'WL_PEER_LOST', rank: 2 });
+  const key = assert.rejects(even0.get('never'), { code: 'WL_PEER_LOST', rank: 2 });
+  core.leave(2, { how: 'lost' });
+  await Promise.all([waiting, key]);
+  await Promise.all([odd0.barrier('b'), odd1.barrier('b')]);
+  await assert.rejects(odd0.get('never', { timeoutMs: 1, from: [1] }), { code: 'WL_TIMEOUT', message: /rank 1 did not come/ });
+  await assert.rejects(odd0.get('never', { from: [2] }), { code: 'WL_INVALID_ARGUMENT', message: /ranks of the group, 0 to 1/ });
+  await assert.rejects(stores[0].barrier('b'), { code: 'WL_PEER_LOST', rank: 2 });
+});
+
+test('a rank cannot take part in a group that it is no member of', async () => {
+  const { core } = world(3);
+  for (const members of [[1, 2], [0, 3]]) {
+    const request = core.request(0, { op: 'barrier', name: 'b', members, timeoutMs: 10 }, []);
+    await assert.rejects(request, { code: 'WL_PROTOCOL' });
+  }
+});
 
 test('set, get, delete and compareAndSet keep bytes and do not share them with callers', async () => {
   const { stores } = world(3);

@@ -1,9 +1,10 @@
 // Transfers between agents of one host: one copy from memory to memory, by the caller's thread; of large ones, by two.
-import { readFileSync, statSync } from 'node:fs';
+import { statSync } from 'node:fs';
 import { BOOT_ID_BYTES, LOCAL_INFO_VERSION, localConnectionInfo } from '../../../abi/agent-local-info.ts';
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import { bootIdentity } from '../../../world/host-identity.ts';
 import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
 import type {
   Backend,
@@ -239,9 +240,10 @@ interface HostPlace {
 }
 
 function hostPlace(): HostPlace {
+  const bootId = bootIdentity();
   try {
     return {
-      bootId: readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim(),
+      bootId,
       pidNamespace: statSync('/proc/self/ns/pid').ino,
       uid: process.geteuid?.() ?? 0,
     };

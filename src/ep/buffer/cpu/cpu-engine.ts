@@ -6,7 +6,7 @@ import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
 import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
-import type { World } from '../../../world/world.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
 import { fillAddressTables } from '../../../collective/address-table.ts';
 import { agreeOn, requireOneHost } from '../../../collective/agree.ts';
 import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from '../buffer-size.ts';
@@ -33,23 +33,23 @@ import type { EpScope } from '../scope.ts';
 
 /** Collective: agrees on the configuration, makes the tables and the window. */
 export async function createCpuEngine(
-  world: World,
+  group: RankGroup,
   device: CpuDevice,
   config: Required<EpBufferConfig>,
   wait: CallWait,
 ): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
-  requireOneHost(world, 'EpBuffer');
+  requireOneHost(group, 'EpBuffer');
   const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
-    const size = bufferSize(config, world.size);
-    return { size, tables: makeEpTables(device, config, { ranks: world.size, size }) };
+    const size = bufferSize(config, group.size);
+    return { size, tables: makeEpTables(device, config, { ranks: group.size, size }) };
   };
   const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
   const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare, release };
-  const { size, tables } = await agreeOn(world, agreement, wait);
+  const { size, tables } = await agreeOn(group, agreement, wait);
   try {
-    const of = { world, device, name: 'ep', bytes: size.bytes, describeCall };
+    const of = { group, device, name: 'ep', bytes: size.bytes, describeCall };
     const window = await SymmetricWindow.create({ ...wait, ...of });
-    const scope = { world, device, config: Object.freeze({ ...config }), size };
+    const scope = { group, device, config: Object.freeze({ ...config }), size };
     return { scope, engine: new CpuEpEngine(scope, window, tables) };
   } catch (error) {
     tables[Symbol.dispose]();
@@ -97,8 +97,8 @@ class CpuEpEngine implements EpEngine {
     return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
   }
 
-  regionAddress(rank: number, region: EpRegion): number {
-    return this.window.addresses[rank]! + this.#scope.size.regions[region].offset;
+  regionAddress(region: EpRegion, index = this.window.index): number {
+    return this.window.addresses[index]! + this.#scope.size.regions[region].offset;
   }
 
   barrier(wait: CallWait): Promise<void> {
@@ -107,7 +107,7 @@ class CpuEpEngine implements EpEngine {
 
   async dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult> {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
-    const { world, config } = this.#scope;
+    const { group, config } = this.#scope;
     const { barrier } = this.window;
     const layout = this.#layoutOf(input);
     this.#exchange.publish(
@@ -120,7 +120,7 @@ class CpuEpEngine implements EpEngine {
     // All ranks compute the same from the same counts, so all fail here or none does.
     const { expertAlignment } = input;
     const plan = planReceive(this.#exchange.collect(), {
-      rank: world.rank,
+      rank: group.rank,
       experts: config.numExperts,
       expertAlignment,
     });
@@ -131,7 +131,7 @@ class CpuEpEngine implements EpEngine {
       this.#device.kernels.compactRows(
         layout.isTokenInRank.address,
         input.numTokens,
-        world.size,
+        group.size,
         this.tables.nextRow.address,
         handle.rowTable.address,
       );
@@ -195,17 +195,17 @@ class CpuEpEngine implements EpEngine {
   /** Counts the choices; a layout that came with them must say the same. */
   #layoutOf({ topkIdx, layout, numTokens }: DispatchPlanInput): LayoutTensors {
     if (topkIdx === undefined) {
-      requireConsistentLayout(layout as LayoutTensors, this.#scope.world.size);
+      requireConsistentLayout(layout as LayoutTensors, this.#scope.group.size);
       return layout as LayoutTensors;
     }
     const counted = this.tables.layout;
     computeLayout(topkIdx, counted, this.tables.shape);
-    if (layout !== undefined) requireSameLayout(layout, counted, numTokens * this.#scope.world.size);
+    if (layout !== undefined) requireSameLayout(layout, counted, numTokens * this.#scope.group.size);
     return counted;
   }
 
   #makeHandle(input: DispatchPlanInput, plan: ReceivePlan): DispatchHandle {
-    const { world } = this.#scope;
+    const { group } = this.#scope;
     const device = this.#device;
     const rows = input.numWorstTokens || plan.numRecvTokens;
     return new DispatchHandle({
@@ -214,7 +214,7 @@ class CpuEpEngine implements EpEngine {
       numTokens: input.numTokens,
       numRecvTokens: plan.numRecvTokens,
       rows,
-      rowTable: device.empty('i32', [input.numTokens, world.size]),
+      rowTable: device.empty('i32', [input.numTokens, group.size]),
       rankPrefixMatrix: plan.rankPrefixMatrix,
       recvSrcIdx: device.empty('i32', [rows]),
       numRecvTokensPerExpert: input.numWorstTokens ? [] : plan.numRecvTokensPerExpert,
@@ -224,7 +224,7 @@ class CpuEpEngine implements EpEngine {
   #sendRows({ data, scales, numTokens }: DispatchPlanInput, { rowTable }: DispatchHandle): void {
     const { scatterRows } = this.#device.kernels;
     const { bases } = this.tables;
-    const n = this.#scope.world.size;
+    const n = this.#scope.group.size;
     const rowBytes = this.#scope.config.hidden * dtypes[data.dtype].bytes;
     scatterRows(data.address, rowBytes, numTokens, n, rowTable.address, 0, bases.rows.address);
     if (scales) {
@@ -237,7 +237,7 @@ class CpuEpEngine implements EpEngine {
   #sendChoices({ topkIdx, topkWeights, numTokens }: DispatchPlanInput, { rowTable }: DispatchHandle): void {
     const { kernels } = this.#device;
     const { bases } = this.tables;
-    const n = this.#scope.world.size;
+    const n = this.#scope.group.size;
     const table = rowTable.address;
     kernels.scatterTokenIndex(numTokens, n, table, 0, bases.sourceToken.address);
     if (!topkIdx) return;
@@ -256,7 +256,7 @@ class CpuEpEngine implements EpEngine {
       out.address,
       this.#scope.config.hidden * 2,
       handle.numTokens,
-      this.#scope.world.size,
+      this.#scope.group.size,
       handle.rowTable.address,
       0,
       this.tables.bases.combineRows.address,
@@ -272,7 +272,7 @@ class CpuEpEngine implements EpEngine {
       out.address,
       handle.numTokens,
       out.shape[1]!,
-      this.#scope.world.size,
+      this.#scope.group.size,
       handle.rowTable.address,
       this.tables.bases.combineWeights.address,
     );
@@ -311,7 +311,7 @@ class CpuEpEngine implements EpEngine {
 
   /** Brings a tensor to where the peers read it, unless it is there already. */
   #stage(tensor: Tensor, region: 'combineRows' | 'combineWeights'): void {
-    const target = this.window.address + this.#scope.size.regions[region].offset;
+    const target = this.regionAddress(region);
     if (tensor.address !== target) this.#device.kernels.copyBytes(target, tensor.address, tensor.bytes);
   }
 

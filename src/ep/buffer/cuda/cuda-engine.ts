@@ -9,7 +9,7 @@ import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
-import type { World } from '../../../world/world.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
 import { agreeOn, requireOneHost } from '../../../collective/agree.ts';
 import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from '../buffer-size.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
@@ -30,29 +30,29 @@ import { overlaps } from '../../../collective/tensor-check.ts';
 
 /** Collective: agrees on the configuration, compiles the kernels, makes the window. */
 export async function createCudaEngine(
-  world: World,
+  group: RankGroup,
   device: CudaDevice,
   config: Required<EpBufferConfig>,
   wait: CallWait,
 ): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
-  requireOneHost(world, 'EpBuffer');
+  requireOneHost(group, 'EpBuffer');
   const prepare = (): EpBufferSize => {
-    requireCudaLimits('EpBuffer', world.size, config.numExperts);
-    return bufferSize(config, world.size);
+    requireCudaLimits('EpBuffer', group.size, config.numExperts);
+    return bufferSize(config, group.size);
   };
   const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare };
-  const size = await agreeOn(world, agreement, wait);
-  const scope = { world, device, config: Object.freeze({ ...config }), size };
+  const size = await agreeOn(group, agreement, wait);
+  const scope = { group, device, config: Object.freeze({ ...config }), size };
   // Compiling may fail or take long on one rank alone, so the ranks meet again behind it.
   const launches = await loadLaunches(scope).catch((error: unknown) => error as Error);
   const parts = await agreeOn(
-    world,
+    group,
     { what: 'EpBuffer kernels', config: {}, prepare: () => prepareParts(scope, launches), release: releaseParts },
     wait,
   );
   try {
     const bytes = EP_SYNC_BYTES + size.bytes;
-    const window = await CudaWindow.create({ ...wait, world, device, name: 'ep', bytes });
+    const window = await CudaWindow.create({ ...wait, group, device, name: 'ep', bytes });
     return { scope, engine: new CudaEpEngine(scope, window, parts) };
   } catch (error) {
     releaseParts(parts);
@@ -104,7 +104,7 @@ class CudaEpEngine implements EpEngine {
     this.#device = device;
     this.#window = window;
     this.#launches = launches;
-    this.#calls = new CudaCalls(scope.world, device, { findFailure: () => this.#findFailure() });
+    this.#calls = new CudaCalls(scope.group, device, { findFailure: () => this.#findFailure() });
     this.#memory = { addresses: window.addresses, hostPlan, traps: this.#calls.traps, counter, scratch };
     this.#order = new CudaCallOrder(device);
     bindLaunches(launches, scope, this.#memory);
@@ -121,12 +121,12 @@ class CudaEpEngine implements EpEngine {
 
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {
     const device = this.#device;
-    const { world, config } = this.#scope;
+    const { group, config } = this.#scope;
     const tokens = topkIdx.shape[0]!;
     const { set: tensors, made: layout } = TensorSet.make(device, (allocator) => ({
-      numTokensPerRank: allocator.empty('i32', [world.size]),
+      numTokensPerRank: allocator.empty('i32', [group.size]),
       numTokensPerExpert: allocator.empty('i32', [config.numExperts]),
-      isTokenInRank: allocator.empty('u8', [tokens, world.size]),
+      isTokenInRank: allocator.empty('u8', [tokens, group.size]),
     }));
     // Blocks add to the counts.
     for (const counts of [layout.numTokensPerRank, layout.numTokensPerExpert]) device.setBytes(counts, 0);
@@ -145,11 +145,11 @@ class CudaEpEngine implements EpEngine {
 
   async dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult> {
     const device = this.#device;
-    const { world, size } = this.#scope;
+    const { group, size } = this.#scope;
     const { hostPlan } = this.#memory;
     const sequence = numberAfter(this.#dispatches);
     const { set, made } = TensorSet.make(device, (tensors) => ({
-      rowTable: tensors.empty('i32', [input.numTokens, world.size]),
+      rowTable: tensors.empty('i32', [input.numTokens, group.size]),
       plan: tensors.empty('u8', [epPlan.size]),
       recvSrcIdx: tensors.empty('i32', [input.numWorstTokens || size.maxRecvTokens]),
     }));
@@ -236,7 +236,7 @@ class CudaEpEngine implements EpEngine {
   async barrier(wait: CallWait): Promise<void> {
     await this.#order.idle(wait);
     this.throwIfUnusable();
-    await this.#scope.world.barrier('ep', remaining(wait));
+    await this.#scope.group.barrier('ep', remaining(wait));
   }
 
   view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D> {
@@ -246,8 +246,8 @@ class CudaEpEngine implements EpEngine {
     throw new WeftlineError('WL_INTERNAL', `A ${dtype} [${shape.join(', ')}] exceeds the ${bytes} bytes of ${region}`);
   }
 
-  regionAddress(rank: number, region: EpRegion): number {
-    return this.#window.addresses[rank]! + EP_SYNC_BYTES + this.#scope.size.regions[region].offset;
+  regionAddress(region: EpRegion, index = this.#window.index): number {
+    return this.#window.addresses[index]! + EP_SYNC_BYTES + this.#scope.size.regions[region].offset;
   }
 
   async close(): Promise<void> {
@@ -304,7 +304,7 @@ class CudaEpEngine implements EpEngine {
     }
     const failure = hostPlan.takeFailure();
     if (failure === undefined) return;
-    const own = failure.status === epStatus.badChoice && failure.rank === this.#scope.world.rank;
+    const own = failure.status === epStatus.badChoice && failure.rank === this.#scope.group.rank;
     throw hostPlan.errorOf(failure, own ? (await topkIdx?.toHost())?.[failure.detail] : undefined);
   }
 
@@ -324,7 +324,7 @@ class CudaEpEngine implements EpEngine {
 
   /** Brings a tensor to where the peers read it, in the order of the stream, unless it is there already. */
   #stage(tensor: Tensor, region: 'combineRows' | 'combineWeights', stream: CudaStream): void {
-    const target = this.regionAddress(this.#scope.world.rank, region);
+    const target = this.regionAddress(region);
     if (tensor.address === target || tensor.bytes === 0) return;
     if (overlaps(tensor, target, tensor.bytes)) {
       const allowed = 'combineInput of the same handle, or a tensor that shares no bytes with it';

@@ -30,7 +30,7 @@ export class CudaHostPlan implements Disposable {
   readonly #experts: Int32Array;
 
   constructor(scope: EpScope<CudaDevice>) {
-    const experts = scope.config.numExperts / scope.world.size;
+    const experts = scope.config.numExperts / scope.group.size;
     this.#scope = scope;
     this.#memory = scope.device.allocateHost(epHostPlan.size + experts * 4);
     this.#plan = new Block(epHostPlan, this.#memory.buffer, 0);
@@ -63,7 +63,7 @@ export class CudaHostPlan implements Disposable {
   }
 
   rankPrefixMatrix(): Int32Array {
-    const cells = this.#scope.world.size ** 2;
+    const cells = this.#scope.group.size ** 2;
     return Int32Array.from({ length: cells }, (_, cell) => this.#plan.get('rankPrefixMatrix', cell));
   }
 

@@ -37,7 +37,7 @@ export interface CudaLaunches {
 
 /** What the launches of a buffer use all its life. */
 export interface LaunchMemory {
-  /** Of the ranks' windows. */
+  /** Of the ranks' windows, by scale-up index. */
   readonly addresses: readonly number[];
   readonly hostPlan: CudaHostPlan;
   readonly traps: TrapBox;
@@ -54,7 +54,7 @@ const LAYOUT_THREADS = 256;
 const STATIC_BYTES = 4096;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
-export async function loadLaunches({ device, config, world }: EpScope<CudaDevice>): Promise<CudaLaunches> {
+export async function loadLaunches({ device, config, group }: EpScope<CudaDevice>): Promise<CudaLaunches> {
   const COLUMNS = COLUMN_VARIANTS.find((columns) => config.maxTopk <= columns) ?? COLUMN_VARIANTS[1];
   const [{ epLayout }, { epDispatch }, { epCombine }] = await Promise.all([
     device.loadKernels(epLayoutKernels, { COLUMNS }),
@@ -65,12 +65,12 @@ export async function loadLaunches({ device, config, world }: EpScope<CudaDevice
   const grid = Math.min(config.numSms, multiprocessors, EP_MAX_BLOCKS);
   const room = sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES;
   const rowBytes = config.hidden * 2;
-  const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, { usual: world.size, most: world.size });
+  const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, { usual: group.size, most: group.size });
   const combine = epCombine.plan({ grid, ...shape });
   combine.arguments.set('rowBytes', rowBytes);
   combine.arguments.set('stageBytes', stageBytes);
   combine.arguments.set('partBytes', partBytes);
-  const sending = { sms: grid, ranks: world.size, room, config };
+  const sending = { sms: grid, ranks: group.size, room, config };
   return {
     layout: epLayout.plan({ grid, block: LAYOUT_THREADS }),
     dispatch: {
@@ -84,16 +84,16 @@ export async function loadLaunches({ device, config, world }: EpScope<CudaDevice
 /** Addresses and counts that stay the same for all calls of a buffer. */
 export function bindLaunches(
   { layout, dispatch, combine }: CudaLaunches,
-  { world, config, size }: EpScope<CudaDevice>,
+  { group, config, size }: EpScope<CudaDevice>,
   bound: LaunchMemory,
 ): void {
   const region = (name: EpRegion): number => EP_SYNC_BYTES + size.regions[name].offset;
-  layout.arguments.set('ranks', world.size);
+  layout.arguments.set('ranks', group.size);
   layout.arguments.set('experts', config.numExperts);
   for (const plan of [dispatch.bf16.plan, dispatch.fp8e4m3.plan, combine]) {
-    for (const [rank, address] of bound.addresses.entries()) plan.arguments.set('peers', address, rank);
-    plan.arguments.set('ranks', world.size);
-    plan.arguments.set('rank', world.rank);
+    for (const [index, address] of bound.addresses.entries()) plan.arguments.set('peers', address, index);
+    plan.arguments.set('ranks', group.size);
+    plan.arguments.set('rank', group.rank);
     plan.arguments.set('trap', bound.traps.address);
     plan.arguments.set('counter', bound.counter.address);
   }
@@ -102,9 +102,9 @@ export function bindLaunches(
     plan.arguments.set('hostPlan', bound.hostPlan.address);
     plan.arguments.set('hostExperts', bound.hostPlan.expertsAddress);
     plan.arguments.set('exchangeOffset', region('exchange'));
-    plan.arguments.set('recordWords', exchangeRecordBytes(world.size, config.numExperts) / 4);
+    plan.arguments.set('recordWords', exchangeRecordBytes(group.size, config.numExperts) / 4);
     plan.arguments.set('experts', config.numExperts);
-    plan.arguments.set('expertsPerRank', config.numExperts / world.size);
+    plan.arguments.set('expertsPerRank', config.numExperts / group.size);
     plan.arguments.set('rowsOffset', region('rows'));
     plan.arguments.set('scalesOffset', region('scales'));
     plan.arguments.set('topkOffset', region('topkIdx'));

@@ -29,7 +29,7 @@ export async function createCpuLayerEngine(
 ): Promise<LayerEngine> {
   const prepare = (): LayerTables => makeLayerTables(device, context.config);
   const agreement = { what: 'EPAll2AllLayer tables', config: {}, prepare, release };
-  const tables = await agreeOn(context.world, agreement, options);
+  const tables = await agreeOn(context.group, agreement, options);
   const { enableLocalCombine } = options;
   return new CpuLayerEngine(context, { device, memory, tables, enableLocalCombine });
 }
@@ -72,7 +72,7 @@ class CpuLayerEngine implements LayerEngine {
 
   async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult> {
     await options.previousEvent?.wait(remaining(options));
-    const { world, config } = this.#context;
+    const { group, config } = this.#context;
     const { exchange } = this.#memory;
     const barrier = this.#barrier;
     const { layout, shape } = this.#tables;
@@ -81,7 +81,7 @@ class CpuLayerEngine implements LayerEngine {
     await barrier.wait(callWord({ kind: 'layer dispatch' }, 'opening'), options);
     this.#dispatches += 1;
     const counts = exchange.collect();
-    const plan = planExperts(counts, world.rank, config.numExperts);
+    const plan = planExperts(counts, group.rank, config.numExperts);
     // Everyone knows everyone's rows, so all decide alike whether the output must grow, and fail alike if it cannot.
     await this.#makeRoom(Math.max(...plan.recvRows), options);
     const tables = await barrier.orAbort(() => this.#device.allocating(() => this.#placeRows(input, plan)));
@@ -232,12 +232,12 @@ class CpuLayerEngine implements LayerEngine {
     input: LayerInput,
     { plan, tables, numTokens }: { plan: ExpertPlan; tables: PlaceTables; numTokens: Int32Array },
   ): Omit<LayerDispatchResult, 'event'> {
-    const { world } = this.#context;
+    const { group } = this.#context;
     const { hidden, topk, numExpertsPerRank, weightDtype } = this.#context.config;
-    const rows = plan.recvRows[world.rank]!;
-    const numInputTokensPerRank = this.#device.empty('i32', [world.size]);
+    const rows = plan.recvRows[group.rank]!;
+    const numInputTokensPerRank = this.#device.empty('i32', [group.size]);
     numInputTokensPerRank.view().set(numTokens);
-    const firstExpert = world.rank * numExpertsPerRank;
+    const firstExpert = group.rank * numExpertsPerRank;
     const layoutDesc = new EPAllToAllLayoutDesc({
       owner: this.#context,
       sequence: this.#dispatches,

@@ -5,7 +5,7 @@ import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
 import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
-import type { World } from '../../../world/world.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
 import { type AddressTables, fillAddressTables, makeAddressTables } from '../../../collective/address-table.ts';
 import { exchangeRegionBytes } from '../../../abi/exchange-record.ts';
 import { describeCall } from '../../../collective/calls.ts';
@@ -27,22 +27,22 @@ export class CpuLayerMemory implements LayerMemory {
   /** Whose barrier orders the layer's calls; holds the exchange records. */
   readonly control: SymmetricWindow;
   readonly exchange: CountExchange;
-  readonly #world: World;
+  readonly #group: RankGroup;
   readonly #device: CpuDevice;
   readonly #config: EPConfig;
   #output: Output | undefined;
 
   /** Collective; without an output yet. */
-  static async create(world: World, device: CpuDevice, config: EPConfig, wait: CallWait): Promise<CpuLayerMemory> {
-    const bytes = exchangeRegionBytes(world.size, config.numExperts);
-    const of = { world, device, name: 'a2a-control', bytes, describeCall };
-    return new CpuLayerMemory(await SymmetricWindow.create({ ...wait, ...of }), { world, device, config });
+  static async create(group: RankGroup, device: CpuDevice, config: EPConfig, wait: CallWait): Promise<CpuLayerMemory> {
+    const bytes = exchangeRegionBytes(group.size, config.numExperts);
+    const of = { group, device, name: 'a2a-control', bytes, describeCall };
+    return new CpuLayerMemory(await SymmetricWindow.create({ ...wait, ...of }), { group, device, config });
   }
 
-  private constructor(control: SymmetricWindow, of: { world: World; device: CpuDevice; config: EPConfig }) {
+  private constructor(control: SymmetricWindow, of: { group: RankGroup; device: CpuDevice; config: EPConfig }) {
     this.control = control;
     this.exchange = new CountExchange(of.device, control, { offset: 0, experts: of.config.numExperts });
-    this.#world = of.world;
+    this.#group = of.group;
     this.#device = of.device;
     this.#config = of.config;
   }
@@ -62,17 +62,17 @@ export class CpuLayerMemory implements LayerMemory {
   /** Every rank fails alike, also when only one of them has no memory for its tables. */
   async allocate(rows: number, wait: CallWait): Promise<void> {
     this.#releaseOutput();
-    const [world, device] = [this.#world, this.#device];
+    const [group, device] = [this.#group, this.#device];
     const size = outputSize(this.#config, rows);
     const tables: { set?: TensorSet; bases?: AddressTables<OutputRegion> } = {};
     const prepare = (): void => {
       const names = Object.keys(size.regions) as OutputRegion[];
-      const { set, made } = TensorSet.make(device, (tensors) => makeAddressTables(tensors, names, world.size));
+      const { set, made } = TensorSet.make(device, (tensors) => makeAddressTables(tensors, names, group.size));
       tables.set = set;
       tables.bases = made;
     };
     try {
-      const of = { world, device, name: 'a2a-output', bytes: size.bytes, describeCall, prepare };
+      const of = { group, device, name: 'a2a-output', bytes: size.bytes, describeCall, prepare };
       const window = await SymmetricWindow.create({ ...wait, ...of });
       const { set, bases } = tables as Required<typeof tables>;
       fillAddressTables(bases, window, size.regions);
@@ -89,9 +89,9 @@ export class CpuLayerMemory implements LayerMemory {
     return new Tensor(window.storage, dtype, shape, offset);
   }
 
-  regionAddress(rank: number, region: OutputRegion): number {
+  regionAddress(region: OutputRegion, index?: number): number {
     const { window, size } = this.#present();
-    return window.addresses[rank]! + size.regions[region].offset;
+    return window.addresses[index ?? window.index]! + size.regions[region].offset;
   }
 
   /** For the kernels: the addresses of a region at all ranks. */

@@ -59,7 +59,7 @@ export async function createCudaLayerEngine(
   context: DispatchCombineContext,
   options: LayerEngineOptions & CallWait,
 ): Promise<LayerEngine> {
-  const { memory, config, world } = context;
+  const { memory, config, group } = context;
   if (memory.kind !== 'cuda') throw new WeftlineError('WL_INTERNAL', 'This context lies in the memory of CPU ranks');
   const { device } = memory;
   const launches = await loadLayerLaunches(device, config, options).catch((error: unknown) => error as Error);
@@ -69,7 +69,7 @@ export async function createCudaLayerEngine(
     const scratch = { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
     return { memory, launches, scratch, options };
   };
-  const parts = await agreeOn(world, { what: 'EPAll2AllLayer kernels', config: {}, prepare, release }, options);
+  const parts = await agreeOn(group, { what: 'EPAll2AllLayer kernels', config: {}, prepare, release }, options);
   return new CudaLayerEngine(context, parts);
 }
 
@@ -91,7 +91,7 @@ class CudaLayerEngine implements LayerEngine {
   #dispatches = 0;
 
   constructor(context: DispatchCombineContext, { memory, launches, scratch, options }: Parts) {
-    const { config, world } = context;
+    const { config, group } = context;
     const { device } = memory;
     this.#context = context;
     this.#device = device;
@@ -100,7 +100,7 @@ class CudaLayerEngine implements LayerEngine {
     this.#scratch = scratch;
     this.#options = options;
     this.#hostPlan = new CudaLayerPlan(device, config);
-    this.#calls = new CudaCalls(world, device);
+    this.#calls = new CudaCalls(group, device);
     this.#order = new CudaCallOrder(device);
     device.setBytes(scratch.counter, 0);
     bindLayerLaunches(launches, config, { memory, scratch, hostPlan: this.#hostPlan, traps: this.#calls.traps });
@@ -111,12 +111,12 @@ class CudaLayerEngine implements LayerEngine {
   }
 
   async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult> {
-    const { config, world } = this.#context;
-    bindOutput(this.#launches, config, this.#memory);
+    const { config, group } = this.#context;
+    bindOutput(this.#launches, this.#memory);
     const { set, made: tables } = TensorSet.make(this.#device, (tensors) => ({
       rowTable: tensors.empty('i32', [1, config.maxTokens, config.topk]),
       rankTable: tensors.empty('i32', [input.numTokens, config.topk]),
-      numInputTokens: tensors.empty('i32', [world.size]),
+      numInputTokens: tensors.empty('i32', [group.size]),
     }));
     try {
       const sending = { input, tables, stream: this.#order.begin(options), options };
@@ -136,9 +136,9 @@ class CudaLayerEngine implements LayerEngine {
   combine({ input, desc, out }: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult> {
     const { config } = this.#context;
     const timeoutNs = this.#calls.timeoutNs(options);
-    bindOutput(this.#launches, config, this.#memory);
+    bindOutput(this.#launches, this.#memory);
     const combined = out ?? this.#device.empty('bf16', [desc.numDispatchTokenCurRank, config.hidden]);
-    const own = this.#memory.regionAddress(config.rank, 'rows');
+    const own = this.#memory.regionAddress('rows');
     if (input.address !== own && overlaps(input, own, input.bytes)) {
       const allowed = 'combineInput of the same descriptor, or a tensor that shares no bytes with it';
       throw invalidArgument('input', 'a tensor that overlaps where peers read it', allowed);
@@ -175,7 +175,7 @@ class CudaLayerEngine implements LayerEngine {
     void this.#memory.size;
     await this.#order.idle(wait);
     this.throwIfUnusable();
-    await this.#context.world.barrier('a2a', remaining(wait));
+    await this.#context.group.barrier('a2a', remaining(wait));
   }
 
   async close(): Promise<void> {
@@ -227,7 +227,7 @@ class CudaLayerEngine implements LayerEngine {
     } catch (error) {
       throw isSharedByAll(error) ? error : this.#calls.giveUp(error);
     }
-    bindOutput(this.#launches, this.#context.config, this.#memory);
+    bindOutput(this.#launches, this.#memory);
     // What made the kernels leave is over.
     const { status } = layerPlan.offset;
     this.#device.setBytes(this.#scratch.plan.slice(status, status + 4), 0, stream);
@@ -332,7 +332,7 @@ class CudaLayerEngine implements LayerEngine {
     stream: CudaStream,
   ): Tensor<'i32'> {
     const copy = this.#device.empty('i32', shape);
-    const from = this.#memory.regionAddress(this.#context.config.rank, region);
+    const from = this.#memory.regionAddress(region);
     this.#copy(copy.address, from, { bytes: copy.bytes, stream });
     return copy;
   }

@@ -148,7 +148,7 @@ export function bindLayerLaunches(
   const { memory, scratch, hostPlan, traps } = bound;
   const { worldSize, rank, topk, numExperts } = config;
   for (const plan of [prepare, place, dispatch, combine]) {
-    for (const [peer, address] of memory.control.addresses.entries()) plan.arguments.set('peers', address, peer);
+    for (const [index, address] of memory.control.addresses.entries()) plan.arguments.set('peers', address, index);
     plan.arguments.set('ranks', worldSize);
     plan.arguments.set('rank', rank);
     plan.arguments.set('trap', traps.address);
@@ -176,11 +176,11 @@ export function bindLayerLaunches(
 }
 
 /** What follows the output, which may have been replaced since the last call. */
-export function bindOutput(launches: LayerLaunches, config: EPConfig, memory: CudaLayerMemory): void {
+export function bindOutput(launches: LayerLaunches, memory: CudaLayerMemory): void {
   const { prepare, place, dispatch, sumRepeated, combine } = launches;
   const { regions, capacityRows } = memory.size;
   for (const plan of [place, dispatch, combine]) {
-    for (const [rank, address] of memory.outputAddresses.entries()) plan.arguments.set('outputs', address, rank);
+    for (const [index, address] of memory.outputAddresses.entries()) plan.arguments.set('outputs', address, index);
   }
   prepare.arguments.set('capacityRows', capacityRows);
   place.arguments.set('sourceOffset', regions.sourceToken.offset);
@@ -189,5 +189,5 @@ export function bindOutput(launches: LayerLaunches, config: EPConfig, memory: Cu
   dispatch.arguments.set('firstRowOffset', regions.firstRow.offset);
   dispatch.arguments.set('duplicatesOffset', regions.duplicates.offset);
   dispatch.arguments.set('repeatedOffset', regions.repeated.offset);
-  sumRepeated.arguments.set('rows', memory.regionAddress(config.rank, 'rows'));
+  sumRepeated.arguments.set('rows', memory.regionAddress('rows'));
 }

@@ -6,7 +6,7 @@ import type { DType } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
-import type { World } from '../../../world/world.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
 import { requireOneHost } from '../../../collective/agree.ts';
 import { exchangeRegionBytes } from '../../../abi/exchange-record.ts';
 import { requireCudaLimits } from '../../../collective/cuda-calls.ts';
@@ -25,23 +25,23 @@ export class CudaLayerMemory implements LayerMemory {
   readonly device: CudaDevice;
   /** EP_SYNC_BYTES for barriers, then the words of sections, then the exchange records. */
   readonly control: CudaWindow;
-  readonly #world: World;
+  readonly #group: RankGroup;
   readonly #config: EPConfig;
   #output: Output | undefined;
 
   /** Collective; without an output yet. */
-  static async create(world: World, device: CudaDevice, config: EPConfig, wait: CallWait): Promise<CudaLayerMemory> {
-    requireOneHost(world, 'DispatchCombineContext');
-    requireCudaLimits('EPAll2AllLayer', world.size, config.numExperts);
-    const bytes = EP_SYNC_BYTES + LAYER_SECTION_BYTES + exchangeRegionBytes(world.size, config.numExperts);
-    const control = await CudaWindow.create({ ...wait, world, device, name: 'a2a-control', bytes });
-    return new CudaLayerMemory(control, { world, device, config });
+  static async create(group: RankGroup, device: CudaDevice, config: EPConfig, wait: CallWait): Promise<CudaLayerMemory> {
+    requireOneHost(group, 'DispatchCombineContext');
+    requireCudaLimits('EPAll2AllLayer', group.size, config.numExperts);
+    const bytes = EP_SYNC_BYTES + LAYER_SECTION_BYTES + exchangeRegionBytes(group.size, config.numExperts);
+    const control = await CudaWindow.create({ ...wait, group, device, name: 'a2a-control', bytes });
+    return new CudaLayerMemory(control, { group, device, config });
   }
 
-  private constructor(control: CudaWindow, of: { world: World; device: CudaDevice; config: EPConfig }) {
+  private constructor(control: CudaWindow, of: { group: RankGroup; device: CudaDevice; config: EPConfig }) {
     this.control = control;
     this.device = of.device;
-    this.#world = of.world;
+    this.#group = of.group;
     this.#config = of.config;
   }
 
@@ -57,24 +57,24 @@ export class CudaLayerMemory implements LayerMemory {
     return this.control.bytes + this.size.bytes;
   }
 
-  /** Start of the output at each rank, as this process maps it. */
+  /** Start of the output at each rank, by scale-up index, as this process maps it. */
   get outputAddresses(): readonly number[] {
     return this.#present().window.addresses;
   }
 
   async allocate(rows: number, wait: CallWait): Promise<void> {
-    const [world, device] = [this.#world, this.device];
+    const [group, device] = [this.#group, this.device];
     if (this.#output !== undefined) {
       // What was launched before may still use it; afterwards nobody may free what others have mapped.
       await device.drained(remaining(wait));
       const { window } = this.#output;
       this.#output = undefined;
       window.closePeers();
-      await world.barrier('a2a-output unmapped', remaining(wait));
+      await group.barrier('a2a-output unmapped', remaining(wait));
       window[Symbol.dispose]();
     }
     const size = outputSize(this.#config, rows);
-    const window = await CudaWindow.create({ ...wait, world, device, name: 'a2a-output', bytes: size.bytes });
+    const window = await CudaWindow.create({ ...wait, group, device, name: 'a2a-output', bytes: size.bytes });
     this.#output = { window, size };
   }
 
@@ -83,9 +83,9 @@ export class CudaLayerMemory implements LayerMemory {
     return new Tensor(window.storage, dtype, shape, size.regions[region].offset);
   }
 
-  regionAddress(rank: number, region: OutputRegion): number {
+  regionAddress(region: OutputRegion, index?: number): number {
     const { window, size } = this.#present();
-    return window.addresses[rank]! + size.regions[region].offset;
+    return window.addresses[index ?? window.index]! + size.regions[region].offset;
   }
 
   async close(): Promise<void> {

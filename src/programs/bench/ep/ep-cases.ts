@@ -109,7 +109,7 @@ function bufferCases(inputs: BufferInputs, { rows, rowBytes }: CaseTraffic): EpC
   const handle = (): DispatchHandle => handles[0] as DispatchHandle;
   // The experts' output: the routing never changes, so one tensor serves all iterations.
   const expertOutput = device.empty('bf16', [handle().rows, workload.hidden]);
-  expertOutput.view().set(generateBf16Rows(workload, handle().rows, buffer.world.rank));
+  expertOutput.view().set(generateBf16Rows(workload, handle().rows, buffer.group.rank));
   const moved = { rows, rowBytes: combineRowBytes(workload) };
   const combined = { ...moved, copyBack: 'copy back' };
   const writeExpertOutput = (): void => {

@@ -74,5 +74,5 @@ export async function makePush(
 }
 
 function rowAddresses(buffer: EpBuffer, region: 'rows' | 'combineRows'): number[] {
-  return Array.from({ length: buffer.world.size }, (_, rank) => buffer.peerRowAddress(rank, 0, region));
+  return Array.from({ length: buffer.group.size }, (_, rank) => buffer.peerRowAddress(rank, 0, region));
 }

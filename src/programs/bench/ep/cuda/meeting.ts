@@ -28,7 +28,7 @@ export class CudaMeeting implements Disposable {
   /** Collective. Fails as CudaWindow.create() and device.loadKernels() do. */
   static async create(world: World, device: CudaDevice): Promise<CudaMeeting> {
     const { benchMeet } = await device.loadKernels(benchKernels);
-    const window = await CudaWindow.create({ world, device, name: 'bench', bytes: EP_SYNC_BYTES });
+    const window = await CudaWindow.create({ group: world, device, name: 'bench', bytes: EP_SYNC_BYTES });
     return new CudaMeeting({ world, device, window, plan: benchMeet.plan({ grid: 1, block: 32 }) });
   }
 
@@ -43,7 +43,7 @@ export class CudaMeeting implements Disposable {
   /** Sets what a kernel that meets needs to know of the ranks. */
   bind(fields: MeetingFields): void {
     const { world, device } = this;
-    for (const [rank, address] of this.#window.addresses.entries()) fields.set('peers', address, rank);
+    for (const [index, address] of this.#window.addresses.entries()) fields.set('peers', address, index);
     fields.set('ranks', world.size);
     fields.set('rank', world.rank);
     fields.set('trap', device.traps.address);

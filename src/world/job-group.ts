@@ -1,0 +1,166 @@
+// The ranks of a job and the groups that are made of them, over the one store of the job.
+import { createHash } from 'node:crypto';
+import { checkOptions } from '../core/check-options.ts';
+import { startCall, type WaitOptions } from '../core/deadline.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import type { Settings } from '../settings/settings.ts';
+import { shareOutcome } from './outcomes.ts';
+import type { PeerWatch } from './peer-watch.ts';
+import type { RankGroup, SplitOptions } from './rank-group.ts';
+import { decodeJson, encodeJson, LinkedStore, type Store, type StoreLink } from './store.ts';
+import { Topology } from './topology.ts';
+
+/** What the groups of one rank share. */
+export interface Job {
+  readonly worldRank: number;
+  /** By world rank, equal for ranks of one host. */
+  readonly hosts: readonly string[];
+  readonly machineRank: number;
+  readonly filePrefix: string;
+  readonly settings: Settings;
+  readonly link: StoreLink;
+  readonly peers: PeerWatch;
+  /** How many groups this rank has made of the same ranks: their members count alike. */
+  readonly groupCounts: Map<string, number>;
+}
+
+
+/** Names of groups begin the keys of their store. */
+const MAX_NAME_LENGTH = 64;
+const DIGEST_LENGTH = 32;
+
+export class JobGroup implements RankGroup {
+  readonly rank: number;
+  readonly size: number;
+  readonly ranks: readonly number[];
+  readonly worldRank: number;
+  readonly machineRank: number;
+  readonly topology: Topology;
+  readonly store: Store;
+  readonly settings: Settings;
+  readonly peerLost: AbortSignal;
+  readonly filePrefix: string;
+  readonly #job: Job;
+
+  /** Local. `name`: of a group, see StoreLinkOptions; without one, these are all ranks of the job. */
+  constructor(job: Job, ranks: readonly number[], name?: string) {
+    const { settings } = job;
+    this.rank = ranks.indexOf(job.worldRank);
+    this.size = ranks.length;
+    this.ranks = Object.freeze([...ranks]);
+    this.worldRank = job.worldRank;
+    this.machineRank = job.machineRank;
+    this.topology = new Topology(
+      this.rank,
+      ranks.map((rank) => job.hosts[rank]!),
+    );
+    this.settings = settings;
+    this.filePrefix = job.filePrefix;
+    this.peerLost = job.peers.watch(ranks);
+    this.store = new LinkedStore(job.link, {
+      timeoutMs: settings.timeoutMs,
+      maxValueBytes: settings.storeMaxValueBytes,
+      ...(name === undefined ? {} : { group: { name, ranks } }),
+    });
+    this.#job = job;
+  }
+
+  barrier(name: string, options?: WaitOptions): Promise<void> {
+    return this.store.barrier(name, options);
+  }
+
+  async allGather<T>(name: string, value: T, options?: WaitOptions): Promise<T[]> {
+    const parts = await this.store.allGather(name, encodeJson(value), options);
+    return parts.map((part) => decodeJson(part) as T);
+  }
+
+  split(options: SplitOptions & { readonly color: string | number }, wait?: WaitOptions): Promise<RankGroup>;
+  split(options: SplitOptions, wait?: WaitOptions): Promise<RankGroup | undefined>;
+  async split(options: SplitOptions, wait: WaitOptions = {}): Promise<RankGroup | undefined> {
+    const call = startCall(wait, this.settings.timeoutMs);
+    // Checked on every rank before any of them goes on: a rank that threw alone would keep the others waiting.
+    const step = { name: 'weftline/split', facts: null, work: () => checkSplit(options, this.rank) };
+    const { values, failure } = await shareOutcome(this, step, call);
+    if (failure !== undefined) throw failure;
+    const { color } = options;
+    if (color === undefined) return undefined;
+    const ranks = membersOf(values as readonly SplitChoice[], color).map((rank) => this.ranks[rank]!);
+    return new JobGroup(this.#job, ranks, this.#nameOf(ranks));
+  }
+
+  async group(ranks: readonly number[], wait: WaitOptions = {}): Promise<RankGroup> {
+    const call = startCall(wait, this.settings.timeoutMs);
+    checkRanks(ranks, this);
+    const members = ranks.map((rank) => this.ranks[rank]!);
+    const group = new JobGroup(this.#job, members, this.#nameOf(members));
+    const step = { name: 'weftline/group', facts: members, work: () => null };
+    const { facts } = await shareOutcome(group, step, call).catch((error: unknown) => {
+      // No rank got the group, so that its name is free when all try again.
+      this.#count(members, -1);
+      throw error;
+    });
+    const other = facts.findIndex((list) => list.join() !== members.join());
+    if (other === -1) return group;
+    throw new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `The ranks make a group in different orders: [${members.join(', ')}] on rank ${this.worldRank}, [${facts[other]!.join(', ')}] on rank ${members[other]}; all must pass the same list`,
+      { details: { ranks: members, rank: members[other], otherRanks: facts[other] } },
+    );
+  }
+
+  /** The same on all ranks of the group, whatever other groups they are in. */
+  #nameOf(ranks: readonly number[]): string {
+    return `group ${rangesOf(ranks)} #${this.#count(ranks, 1)}`;
+  }
+
+  #count(ranks: readonly number[], change: number): number {
+    const set = rangesOf(ranks);
+    const count = (this.#job.groupCounts.get(set) ?? 0) + change;
+    this.#job.groupCounts.set(set, count);
+    return count;
+  }
+}
+
+interface SplitChoice {
+  /** null: none. A number and the string of it are two colors. */
+  readonly color: string | number | null;
+  readonly key: number;
+}
+
+function checkSplit(options: SplitOptions, rank: number): SplitChoice {
+  checkOptions(options, { color: true, key: true }, 'options of split');
+  const { color, key = rank } = options;
+  const isColor = color === undefined || typeof color === 'string' || Number.isSafeInteger(color);
+  if (!isColor) throw invalidArgument('color', color, 'a string, a whole number, or undefined for no group');
+  if (!Number.isFinite(key)) throw invalidArgument('key', key, 'a finite number');
+  return { color: color ?? null, key };
+}
+
+/** Ranks of the group that is split, in the order of the new one. */
+export function membersOf(choices: readonly SplitChoice[], color: string | number): readonly number[] {
+  return choices
+    .flatMap((choice, rank) => (choice.color === color ? [{ rank, key: choice.key }] : []))
+    .toSorted((left, right) => left.key - right.key || left.rank - right.rank)
+    .map(({ rank }) => rank);
+}
+
+function checkRanks(ranks: readonly number[], { size, rank: self }: RankGroup): void {
+  const isRank = (rank: unknown): boolean => Number.isInteger(rank) && Number(rank) >= 0 && Number(rank) < size;
+  const isList = Array.isArray(ranks) && ranks.every(isRank) && new Set(ranks).size === ranks.length;
+  if (isList && ranks.includes(self)) return;
+  throw invalidArgument('ranks', ranks, `ranks from 0 to ${size - 1}, each once, this one (${self}) among them`);
+}
+
+/** The ranks in ascending order, as "0-3,8"; long lists are a digest. */
+function rangesOf(ranks: readonly number[]): string {
+  const sorted = ranks.toSorted((left, right) => left - right);
+  const ranges: string[] = [];
+  for (let from = 0, to = 0; from < sorted.length; from = to) {
+    do to += 1;
+    while (sorted[to] === sorted[to - 1]! + 1);
+    ranges.push(to - from === 1 ? `${sorted[from]}` : `${sorted[from]}-${sorted[to - 1]}`);
+  }
+  const text = ranges.join();
+  if (text.length <= MAX_NAME_LENGTH) return text;
+  return `of ${sorted.length} ranks ${createHash('sha256').update(text).digest('hex').slice(0, DIGEST_LENGTH)}`;
+}

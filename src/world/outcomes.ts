@@ -1,0 +1,44 @@
+// A step that all ranks of a group take together: each does its part, and all learn how it went everywhere.
+import { type CallWait, remaining } from '../core/deadline.ts';
+import { decodeError, type EncodedError, encodeError, type WeftlineError } from '../core/errors.ts';
+import type { RankGroup } from './rank-group.ts';
+
+export interface Step<F, T> {
+  /** Of the exchange, see allGather(). */
+  readonly name: string;
+  /** What this rank tells besides; JSON. */
+  readonly facts: F;
+  /** This rank's part; what it returns is JSON. */
+  readonly work: () => T | Promise<T>;
+}
+
+export interface Outcomes<F, T> {
+  /** By rank. */
+  readonly facts: readonly F[];
+  /** By rank; undefined where the work failed. */
+  readonly values: readonly (T | undefined)[];
+  /** The error of the first rank where the work failed, the same on all ranks. */
+  readonly failure: WeftlineError | undefined;
+}
+
+/** Collective. Fails only when the ranks do not come together. */
+export async function shareOutcome<F, T>(
+  group: RankGroup,
+  { name, facts, work }: Step<F, T>,
+  wait: CallWait,
+): Promise<Outcomes<F, T>> {
+  let value: T | undefined;
+  let error: EncodedError | null = null;
+  try {
+    value = await work();
+  } catch (thrown) {
+    error = encodeError(thrown, group.worldRank);
+  }
+  const all = await group.allGather(name, { facts, error, value }, remaining(wait));
+  const failed = all.find((entry) => entry.error !== null);
+  return {
+    facts: all.map((entry) => entry.facts),
+    values: all.map((entry) => entry.value),
+    failure: failed?.error ? decodeError(failed.error) : undefined,
+  };
+}

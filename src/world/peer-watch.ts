@@ -1,0 +1,36 @@
+// Which ranks are gone that did not close their world, and who wants to know.
+import { setMaxListeners } from 'node:events';
+
+interface Watcher {
+  readonly ranks: readonly number[];
+  readonly controller: AbortController;
+}
+
+export class PeerWatch {
+  readonly #lost = new Map<number, unknown>();
+  readonly #watchers: Watcher[] = [];
+  #end: { readonly reason: unknown } | undefined;
+
+  /** Aborted once one of these world ranks is lost, or the store of the job; the first loss is the reason. */
+  watch(ranks: readonly number[]): AbortSignal {
+    const controller = new AbortController();
+    // Every collective object listens; any number of them is no leak.
+    setMaxListeners(0, controller.signal);
+    const lost = [...this.#lost].find(([rank]) => ranks.includes(rank));
+    if (lost !== undefined) controller.abort(lost[1]);
+    else if (this.#end !== undefined) controller.abort(this.#end.reason);
+    else this.#watchers.push({ ranks, controller });
+    return controller.signal;
+  }
+
+  lose(rank: number, reason: unknown): void {
+    this.#lost.set(rank, reason);
+    for (const { ranks, controller } of this.#watchers) if (ranks.includes(rank)) controller.abort(reason);
+  }
+
+  /** The store is gone: no rank hears of the others any more. */
+  loseAll(reason: unknown): void {
+    this.#end ??= { reason };
+    for (const { controller } of this.#watchers) controller.abort(reason);
+  }
+}

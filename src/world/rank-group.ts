@@ -1,0 +1,58 @@
+// Ranks that work together: those of a world, or some of them.
+import type { WaitOptions } from '../core/deadline.ts';
+import type { Settings } from '../settings/settings.ts';
+import type { Store } from './store.ts';
+import type { Topology } from './topology.ts';
+
+export interface SplitOptions {
+  /** Ranks of one color form a group: a string or a whole number. Without one, this rank is in none. */
+  readonly color: string | number | undefined;
+  /** The ranks of a group are ordered by key, then by their rank in the group that is split; that rank by default. */
+  readonly key?: number;
+}
+
+/**
+ * What collective objects (EpBuffer, EPAll2AllLayer, openDevice) are made over; a World is one. Ranks of a group are
+ * numbered from 0; errors name world ranks. Groups of one job may be used at the same time, also by the same rank, and a
+ * rank may be in any number of them. A group needs no closing: it lives as long as its world.
+ *
+ * When a rank of the group is lost, waits in the group fail at once, naming it. The loss of another rank of the world
+ * does not disturb the group, except that of world rank 0, which holds the store of all groups.
+ */
+export interface RankGroup {
+  /** This process's number in the group, 0 to size - 1. */
+  readonly rank: number;
+  readonly size: number;
+  /** World ranks of the group's ranks: ranks[r] is the world rank of rank r. */
+  readonly ranks: readonly number[];
+  /** ranks[rank]. */
+  readonly worldRank: number;
+  /** This rank's position among all ranks of the world on this machine, whatever the setting `hosts` says: which GPU it takes. */
+  readonly machineRank: number;
+  /** Which ranks of the group share a host. */
+  readonly topology: Topology;
+  /** Keys and names of the group's own: those of other groups, and of the world, are others. */
+  readonly store: Store;
+  readonly settings: Settings;
+  /** Aborted, with WL_PEER_LOST or WL_PEER_FAILED as reason, once a rank of the group is gone that did not close its world, or rank 0. */
+  readonly peerLost: AbortSignal;
+  /** @internal What names of this job's files in /dev/shm begin with, on this host. It tells nothing of the job. */
+  readonly filePrefix: string;
+  /** Collective: returns once every rank of the group has called it with this name; a name may be used again and again. */
+  barrier(name: string, options?: WaitOptions): Promise<void>;
+  /** Collective: result[r] is the value of rank r. Values are JSON and fit `storeMaxValueBytes` together. */
+  allGather<T>(name: string, value: T, options?: WaitOptions): Promise<T[]>;
+  /**
+   * Collective over this group: the group of the ranks that gave the same color as this one, undefined without a color.
+   * Every rank fails with the same WL_INVALID_ARGUMENT for a color or key of another type.
+   */
+  split(options: SplitOptions & { readonly color: string | number }, wait?: WaitOptions): Promise<RankGroup>;
+  split(options: SplitOptions, wait?: WaitOptions): Promise<RankGroup | undefined>;
+  /**
+   * The group of these ranks of this group, in this order. Collective over them: all of them call it with the same list,
+   * and groups of the same ranks in the same order; the others do not call. Fails with WL_INVALID_ARGUMENT for a list
+   * that is empty, names a rank twice or beyond `size`, or lacks this rank, and with WL_CONFIG_MISMATCH when the ranks
+   * give different orders.
+   */
+  group(ranks: readonly number[], wait?: WaitOptions): Promise<RankGroup>;
+}
