@@ -42,10 +42,19 @@ export async function chooseDevice(
   const own: FoundGpu | NoGpu = request === 'cpu' ? { missing: 'not looked for' } : findGpu(group.machineRank, driver);
   const all = await group.allGather('weftline/device', { request, gpu: own });
   const { ranks } = group;
-  requireOneRequest(all.map((rank) => rank.request), ranks);
+  requireOneRequest(
+    all.map((rank) => rank.request),
+    ranks,
+  );
   if (request === 'cpu') return { kind: 'cpu', reason: 'asked for', ordinal: 0 };
-  const obstacle = findMissing(all.map(({ gpu }) => gpu), ranks);
-  const sharing = findSharing(all.map(({ gpu }) => gpu), ranks);
+  const obstacle = findMissing(
+    all.map(({ gpu }) => gpu),
+    ranks,
+  );
+  const sharing = findSharing(
+    all.map(({ gpu }) => gpu),
+    ranks,
+  );
   if (request === 'cuda') {
     if (obstacle !== undefined) throw noGpu(obstacle);
     const reason = sharing === undefined ? 'asked for' : `asked for; ${sharing}`;

@@ -186,8 +186,12 @@ function checkHeader({ group, device, bytes, name }: SymmetricWindowOptions, add
     found.ranks === group.topology.scaleUpRanks.length &&
     found.windowBytes === bytes;
   if (!good) {
-    throw new WeftlineError('WL_SHARED_MEMORY', `Window ${name} was not created by this job: its header is ${JSON.stringify(found)}`, {
-      details: found,
-    });
+    throw new WeftlineError(
+      'WL_SHARED_MEMORY',
+      `Window ${name} was not created by this job: its header is ${JSON.stringify(found)}`,
+      {
+        details: found,
+      },
+    );
   }
 }

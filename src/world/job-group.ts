@@ -24,7 +24,6 @@ export interface Job {
   readonly groupCounts: Map<string, number>;
 }
 
-
 /** Names of groups begin the keys of their store. */
 const MAX_NAME_LENGTH = 64;
 const DIGEST_LENGTH = 32;

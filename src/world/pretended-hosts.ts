@@ -41,7 +41,11 @@ export function pretendedHost(environment: Environment): number | undefined {
 }
 
 function wrong(hosts: string, expected: string): WeftlineError {
-  return new WeftlineError('WL_CONFIG', `Invalid setting hosts (WEFTLINE_HOSTS): expected ${expected}, got ${quote(hosts)}`, {
-    details: { setting: 'hosts', value: hosts, expected },
-  });
+  return new WeftlineError(
+    'WL_CONFIG',
+    `Invalid setting hosts (WEFTLINE_HOSTS): expected ${expected}, got ${quote(hosts)}`,
+    {
+      details: { setting: 'hosts', value: hosts, expected },
+    },
+  );
 }

@@ -290,7 +290,9 @@ export class StoreCore {
     const { size } = this.#options;
     if (members === undefined) return Array.from({ length: size }, (_, other) => other);
     if (members.includes(rank) && members.every((member) => member < size)) return members;
-    throw protocolError(`a request of rank ${rank} for a group that it is no member of, or of ranks beyond ${size - 1}`);
+    throw protocolError(
+      `a request of rank ${rank} for a group that it is no member of, or of ranks beyond ${size - 1}`,
+    );
   }
 
   #others(rank: number, members: readonly number[]): readonly number[] {

@@ -115,12 +115,22 @@ export class LinkedStore implements Store {
   }
 
   async barrier(name: string, options: WaitOptions = {}): Promise<void> {
-    const request = { op: 'barrier', name: this.#key(name), ...this.#members, timeoutMs: this.#timeout(options) } as const;
+    const request = {
+      op: 'barrier',
+      name: this.#key(name),
+      ...this.#members,
+      timeoutMs: this.#timeout(options),
+    } as const;
     await this.#link.request(request, [], options.signal);
   }
 
   async allGather(name: string, value: Uint8Array, options: WaitOptions = {}): Promise<Uint8Array[]> {
-    const request = { op: 'gather', name: this.#key(name), ...this.#members, timeoutMs: this.#timeout(options) } as const;
+    const request = {
+      op: 'gather',
+      name: this.#key(name),
+      ...this.#members,
+      timeoutMs: this.#timeout(options),
+    } as const;
     const { parts } = await this.#link.request(request, [this.#checkValue(value)], options.signal);
     const { members } = this.#members;
     const { ranks = [] } = this.#options.group ?? {};

@@ -93,9 +93,13 @@ function requireHostsOfEnvironment(settings: Settings, { size }: RankEnvironment
   const { hosts } = readSettings({}, environment);
   if (settings.hosts !== hosts) {
     const advice = `set ${settingsTable.hosts.env} in the environment of all ranks instead, where their agents read it too`;
-    throw new WeftlineError('WL_CONFIG', `Invalid setting hosts: got ${quote(settings.hosts)} from join(), expected ${quote(hosts)}; ${advice}`, {
-      details: { setting: 'hosts', value: settings.hosts, expected: hosts },
-    });
+    throw new WeftlineError(
+      'WL_CONFIG',
+      `Invalid setting hosts: got ${quote(settings.hosts)} from join(), expected ${quote(hosts)}; ${advice}`,
+      {
+        details: { setting: 'hosts', value: settings.hosts, expected: hosts },
+      },
+    );
   }
   if (size === 1) ranksOfHosts(hosts, size);
 }

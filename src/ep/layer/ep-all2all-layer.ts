@@ -57,7 +57,11 @@ export class EPAll2AllLayer implements AsyncDisposable {
    * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device; the same error on
    * every rank if it cannot be.
    */
-  static async create(group: RankGroup, device: CpuDevice | CudaDevice, options: LayerOptions): Promise<EPAll2AllLayer> {
+  static async create(
+    group: RankGroup,
+    device: CpuDevice | CudaDevice,
+    options: LayerOptions,
+  ): Promise<EPAll2AllLayer> {
     requireOneHost(group, 'EPAll2AllLayer');
     const { maxTokens, hidden, topk, numTotExperts, weightDtype = 'f32' } = options;
     const { enableLocalCombine = false, capacity = 2, numSm = 20, useAot = false } = options;

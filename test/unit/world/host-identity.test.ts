@@ -26,7 +26,13 @@ test('the setting hosts gives ranks of one machine the identities of several', (
   // Whoever is no rank pretends nothing.
   assert.equal(hostIdentity({ WEFTLINE_HOSTS: '2' }), machineIdentity());
   assert.throws(() => hostIdentity(rankOf(0, '5')), { code: 'WL_CONFIG', message: /WEFTLINE_HOSTS/ });
-  const slurm = { SLURM_STEP_ID: '0', SLURM_PROCID: '1', SLURM_NTASKS: '4', SLURM_STEP_NUM_NODES: '2', MASTER_ADDR: 'a' };
+  const slurm = {
+    SLURM_STEP_ID: '0',
+    SLURM_PROCID: '1',
+    SLURM_NTASKS: '4',
+    SLURM_STEP_NUM_NODES: '2',
+    MASTER_ADDR: 'a',
+  };
   assert.throws(() => hostIdentity({ ...slurm, SLURM_JOB_ID: '7', WEFTLINE_HOSTS: '2' }), {
     code: 'WL_CONFIG',
     message: /slurm does not say how many ranks this machine has/,

@@ -52,14 +52,23 @@ test('groups have keys, collectives and failures of their own', async () => {
   core.leave(2, { how: 'lost' });
   await Promise.all([waiting, key]);
   await Promise.all([odd0.barrier('b'), odd1.barrier('b')]);
-  await assert.rejects(odd0.get('never', { timeoutMs: 1, from: [1] }), { code: 'WL_TIMEOUT', message: /rank 1 did not come/ });
-  await assert.rejects(odd0.get('never', { from: [2] }), { code: 'WL_INVALID_ARGUMENT', message: /ranks of the group, 0 to 1/ });
+  await assert.rejects(odd0.get('never', { timeoutMs: 1, from: [1] }), {
+    code: 'WL_TIMEOUT',
+    message: /rank 1 did not come/,
+  });
+  await assert.rejects(odd0.get('never', { from: [2] }), {
+    code: 'WL_INVALID_ARGUMENT',
+    message: /ranks of the group, 0 to 1/,
+  });
   await assert.rejects(stores[0].barrier('b'), { code: 'WL_PEER_LOST', rank: 2 });
 });
 
 test('a rank cannot take part in a group that it is no member of', async () => {
   const { core } = world(3);
-  for (const members of [[1, 2], [0, 3]]) {
+  for (const members of [
+    [1, 2],
+    [0, 3],
+  ]) {
     const request = core.request(0, { op: 'barrier', name: 'b', members, timeoutMs: 10 }, []);
     await assert.rejects(request, { code: 'WL_PROTOCOL' });
   }

@@ -18,7 +18,10 @@ test('hosts are numbered by their lowest rank, and a rank of the same place ther
   );
   assert.equal(new Topology(0, ['a', 'b', 'b', 'a']).ranksPerHost, 2);
   assert.deepEqual(topology.rails, []);
-  assert.throws(() => topology.hostOf(6), { code: 'WL_INVALID_ARGUMENT', message: /expected a rank of the group, 0 to 5, got 6/ });
+  assert.throws(() => topology.hostOf(6), {
+    code: 'WL_INVALID_ARGUMENT',
+    message: /expected a rank of the group, 0 to 5, got 6/,
+  });
 });
 
 const hostLists = fc.array(fc.constantFrom('a', 'b', 'c', 'd'), { minLength: 1, maxLength: 24 });
@@ -59,7 +62,8 @@ test('split() forms the groups of a slow reference', () => {
       if (color === null) continue;
       const members: number[] = [];
       for (let key = -2; key <= 2; key += 1) {
-        for (const [rank, other] of choices.entries()) if (other.color === color && other.key === key) members.push(rank);
+        for (const [rank, other] of choices.entries())
+          if (other.color === color && other.key === key) members.push(rank);
       }
       assert.deepEqual(membersOf(choices, color), members);
     }

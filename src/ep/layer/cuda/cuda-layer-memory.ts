@@ -30,7 +30,12 @@ export class CudaLayerMemory implements LayerMemory {
   #output: Output | undefined;
 
   /** Collective; without an output yet. */
-  static async create(group: RankGroup, device: CudaDevice, config: EPConfig, wait: CallWait): Promise<CudaLayerMemory> {
+  static async create(
+    group: RankGroup,
+    device: CudaDevice,
+    config: EPConfig,
+    wait: CallWait,
+  ): Promise<CudaLayerMemory> {
     requireOneHost(group, 'DispatchCombineContext');
     requireCudaLimits('EPAll2AllLayer', group.size, config.numExperts);
     const bytes = EP_SYNC_BYTES + LAYER_SECTION_BYTES + exchangeRegionBytes(group.size, config.numExperts);
