@@ -76,7 +76,7 @@ export class SymmetricWindow implements Disposable {
     return new SymmetricWindow(options, { storage, fd: undefined });
   }
 
-  /** Internal: use create(). */
+  /** @internal Use create(). */
   constructor(options: SymmetricWindowOptions, { storage, fd }: Mapping) {
     const { group, device, bytes } = options;
     const { scaleUpRanks, scaleUpIndex } = group.topology;
