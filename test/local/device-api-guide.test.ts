@@ -1,4 +1,4 @@
-// The kernels of docs/device-api.md compile with nvcc without a warning, and calls at no level do not. No GPU needed.
+// The kernels of docs/guides/device-api.md compile with nvcc without a warning, and calls at no level do not. No GPU needed.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -12,8 +12,8 @@ import { nixlKernels, warpKernels } from './support/nixl-kernels.ts';
 import { extractCodeBlocks } from './documentation/code-blocks.ts';
 
 const noCompiler = spawnSync('nvcc', ['--version']).status === 0 ? false : 'there is no nvcc';
-const guide = fileURLToPath(new URL('../../../docs/device-api.md', import.meta.url));
-const kernels = extractCodeBlocks('docs/device-api.md', readFileSync(guide, 'utf8')).filter(
+const guide = fileURLToPath(new URL('../../../docs/guides/device-api.md', import.meta.url));
+const kernels = extractCodeBlocks('docs/guides/device-api.md', readFileSync(guide, 'utf8')).filter(
   ({ language }) => language === 'cuda',
 );
 const folder = mkdtempSync(join(tmpdir(), 'weftline-guide-'));
@@ -31,7 +31,7 @@ function compile(code: string, architecture = 'sm_90a'): { readonly ok: boolean;
 test('the guide shows kernels', () => assert.ok(kernels.length >= 4));
 
 for (const { line, code } of kernels) {
-  test(`docs/device-api.md:${line} compiles`, { skip: noCompiler }, () => {
+  test(`docs/guides/device-api.md:${line} compiles`, { skip: noCompiler }, () => {
     const { ok, said } = compile(code);
     assert.ok(ok, said);
   });

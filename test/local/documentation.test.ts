@@ -1,15 +1,17 @@
-// Every code block of README.md and docs/*.md does what it says.
+// Every program and command of README.md and docs/ does what it says, exactly as it is printed.
 //
-//   ```ts, ```js   type-checked against the built package, then run as one rank.
+//   ```js          run by Node as it stands, as a file with the ending .mjs.
+//   ```ts          checked by the compiler against the built package; run as it stands where Node has `await using` (24).
 //   ```sh          run when its first line is one of our commands: weftline ..., npx weftline ..., npm start, with or
 //                  without "npm ci &&" before it (dependencies are there already, npm ci itself is not run).
 //   others         not looked at.
 //
-// A comment above a block changes that: <!-- example: ranks=2 --> runs it under `weftline run -n 2`,
-// <!-- example: compile --> only type-checks it, <!-- example: skip --> leaves it alone. Blocks run in the repository's root.
+// A comment above a block changes that: <!-- example: ranks=2 --> runs it under `weftline run -n 2`, `file=PATH` says that
+// the block is that file of the repository, `compile` checks its types only, `skip` leaves it alone. A block under
+// <!-- output --> is what the program before it prints, in any order of its lines. Blocks run in the repository's root.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
@@ -20,24 +22,36 @@ const root = fileURLToPath(new URL('../../..', import.meta.url));
 const workFolder = join(root, 'build', `documentation-${process.pid}`);
 const commandLine = join(root, 'dist/programs/cli/main.js');
 const TIMEOUT_MS = 120_000;
+/** The first Node that runs TypeScript with `await using`. */
+const NODE_OF_TYPESCRIPT = 24;
 
-const documents = ['README.md', ...listDocs()];
+const documents = ['README.md', ...['docs', 'docs/guides', 'docs/design'].flatMap(listDocuments)];
 const blocks = documents.flatMap((file) => extractCodeBlocks(file, readFileSync(join(root, file), 'utf8')));
-const programs = blocks.filter((block) => ['ts', 'js'].includes(block.language) && block.marker !== 'skip');
-const commands = blocks.filter((block) => block.language === 'sh' && block.marker === 'run' && isOurCommand(block));
+const programs = blocks.filter(({ language, marker }) => ['ts', 'js'].includes(language) && marker.action !== 'skip');
+const commands = blocks.filter((block) => block.marker.action === 'run' && isOurCommand(block));
 
+mkdirSync(workFolder, { recursive: true });
 after(() => rmSync(workFolder, { recursive: true, force: true }));
 
-test('the programs in the documentation compile', () => {
-  assert.equal(compile(programs), '');
+test('the programs in TypeScript, and those that are not run, compile', () => {
+  assert.equal(
+    compile(programs.filter(({ language, marker }) => language === 'ts' || marker.action === 'compile')),
+    '',
+  );
 });
 
 for (const block of programs) {
-  if (block.marker === 'compile') continue;
-  const ranks = typeof block.marker === 'object' ? block.marker.ranks : undefined;
-  test(`${place(block)} runs${ranks === undefined ? '' : ` on ${ranks} ranks`}`, () => {
+  const { action, ranks, path } = block.marker;
+  if (action === 'compile') continue;
+  const isOld = Number(process.versions.node.split('.')[0]) < NODE_OF_TYPESCRIPT;
+  const skip = block.language === 'ts' && isOld ? `needs Node ${NODE_OF_TYPESCRIPT}` : false;
+  test(`${place(block)} runs${ranks === undefined ? '' : ` on ${ranks} ranks`}`, { skip }, () => {
+    const program = path === undefined ? join(workFolder, `${fileName(block)}.m${block.language}`) : join(root, path);
+    if (path === undefined) writeFileSync(program, block.code);
+    else assert.equal(`${block.code}\n`, readFileSync(program, 'utf8'), `${place(block)} is not ${path}`);
     const launcher = ranks === undefined ? [] : [commandLine, 'run', '-n', String(ranks)];
-    mustSucceed(process.execPath, [...launcher, join(workFolder, 'out', `${fileName(block)}.js`)]);
+    const printed = mustSucceed(process.execPath, [...launcher, program]);
+    if (block.output !== undefined) assert.deepEqual(sortedLines(printed), sortedLines(block.output));
   });
 }
 
@@ -47,19 +61,32 @@ for (const block of commands) {
   });
 }
 
-test('extractCodeBlocks() finds blocks, their lines and their markers', () => {
+test('every program in examples/ stands in a document', () => {
+  const shown = programs.map(({ marker }) => marker.path);
+  const files = readdirSync(join(root, 'examples')).filter((name) => name.endsWith('.mjs'));
+  assert.deepEqual(
+    files.filter((name) => !shown.includes(`examples/${name}`)),
+    [],
+  );
+});
+
+test('extractCodeBlocks() finds blocks, their lines, their markers and their output', () => {
   const sample = [
     'text',
     '```ts',
     "import 'weftline';",
     '```',
-    '<!-- example: ranks=2 -->',
+    '<!-- example: ranks=2 file=a/b.mjs -->',
     '',
     '   ```js',
     '   await 1;',
     '',
     '     2;',
     '   ```',
+    '<!-- output -->',
+    '```text',
+    '[0] 2',
+    '```',
     '<!-- example: skip -->',
     '~~~sh title',
     'npm start',
@@ -73,18 +100,26 @@ test('extractCodeBlocks() finds blocks, their lines and their markers', () => {
     '```',
     '```',
   ].join('\n');
+  const run = { action: 'run', ranks: undefined, path: undefined } as const;
   assert.deepEqual(
-    extractCodeBlocks('a.md', sample).map(({ line, language, code, marker }) => [line, language, code, marker]),
+    extractCodeBlocks('a.md', sample).map(({ file: _, ...block }) => block),
     [
-      [3, 'ts', "import 'weftline';", 'run'],
-      [8, 'js', 'await 1;\n\n  2;', { ranks: 2 }],
-      [14, 'sh', 'npm start', 'skip'],
-      [17, 'md', '```ts\ninner\n```', 'run'],
-      [23, '', '', 'run'],
+      { line: 3, language: 'ts', code: "import 'weftline';", marker: run, output: undefined },
+      {
+        line: 8,
+        language: 'js',
+        code: 'await 1;\n\n  2;',
+        marker: { action: 'run', ranks: 2, path: 'a/b.mjs' },
+        output: '[0] 2',
+      },
+      { line: 18, language: 'sh', code: 'npm start', marker: { ...run, action: 'skip' }, output: undefined },
+      { line: 21, language: 'md', code: '```ts\ninner\n```', marker: run, output: undefined },
+      { line: 27, language: '', code: '', marker: run, output: undefined },
     ],
   );
   assert.throws(() => extractCodeBlocks('a.md', '```ts\n1;'), /a\.md:1/);
   assert.throws(() => extractCodeBlocks('a.md', '<!-- example: twice -->\n```ts\n```'), /a\.md:1: "twice"/);
+  assert.throws(() => extractCodeBlocks('a.md', '<!-- output -->\n```text\n```'), /a\.md:1: there is no program/);
 });
 
 test('compile() names the document and the line of a mistake', () => {
@@ -95,7 +130,7 @@ test('compile() names the document and the line of a mistake', () => {
 });
 
 function isOurs(code: string): boolean {
-  return isOurCommand({ file: 'a.md', line: 1, language: 'sh', code, marker: 'run' });
+  return isOurCommand({ language: 'sh', code });
 }
 
 test('only our commands are run', () => {
@@ -107,28 +142,31 @@ test('only our commands are run', () => {
   mustSucceed('sh', ['-e', '-c', `${shellFunctions()}\nnpm ci && npx weftline --help && weftline doctor --json`]);
 });
 
-function listDocs(): string[] {
-  if (!existsSync(join(root, 'docs'))) return [];
-  return readdirSync(join(root, 'docs'))
+function listDocuments(folder: string): string[] {
+  return readdirSync(join(root, folder))
     .filter((name) => name.endsWith('.md'))
     .toSorted()
-    .map((name) => `docs/${name}`);
+    .map((name) => `${folder}/${name}`);
 }
 
 function place(block: CodeBlock): string {
   return `${block.file}:${block.line}`;
 }
 
-function firstLine(block: CodeBlock): string {
-  return (block.code.split('\n')[0] as string).replace(/^\$ /, '');
+function firstLine({ code }: Pick<CodeBlock, 'code'>): string {
+  return (code.split('\n')[0] as string).replace(/^\$ /, '');
 }
 
 function fileName(block: CodeBlock): string {
   return `${block.file.replace(/\.md$/, '').replaceAll('/', '-')}-${block.line}`;
 }
 
-function isOurCommand(block: CodeBlock): boolean {
-  return /^(npm ci && )?(npm start|(npx )?weftline)( |$)/.test(firstLine(block));
+function isOurCommand(block: Pick<CodeBlock, 'language' | 'code'>): boolean {
+  return block.language === 'sh' && /^(npm ci && )?(npm start|(npx )?weftline)( |$)/.test(firstLine(block));
+}
+
+function sortedLines(text: string): string[] {
+  return text.trimEnd().split('\n').toSorted();
 }
 
 /** What the compiler prints; empty when all is well. Lines are those of the document. */
@@ -145,7 +183,7 @@ function compile(parts: readonly CodeBlock[]): string {
   }
   const options = {
     rootDir: 'in',
-    outDir: 'out',
+    noEmit: true,
     composite: false,
     declaration: false,
     allowJs: true,
@@ -165,13 +203,15 @@ function compile(parts: readonly CodeBlock[]): string {
   return stdout + stderr;
 }
 
-function mustSucceed(program: string, args: readonly string[]): void {
+/** Returns what it printed. */
+function mustSucceed(program: string, args: readonly string[]): string {
   const { status, signal, stdout, stderr } = spawnSync(program, args, {
     cwd: root,
     encoding: 'utf8',
     timeout: TIMEOUT_MS,
   });
   assert.equal(status, 0, `ended with ${signal ?? `exit code ${status}`}\n${stdout}\n${stderr}`);
+  return stdout;
 }
 
 /** The commands as this checkout has them; `npm start` without its build, for the tests run on what is built. */

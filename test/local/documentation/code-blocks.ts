@@ -1,5 +1,15 @@
 // Finds the fenced code blocks of a Markdown text, and what a comment above each says about running it.
 
+/** What `<!-- example: ... -->` above a block says, as words in any order. */
+export interface Marker {
+  /** `skip`: leave it alone; `compile`: check its types only; `run` without either. */
+  readonly action: 'run' | 'skip' | 'compile';
+  /** `ranks=N`: run it under `weftline run -n N`. */
+  readonly ranks: number | undefined;
+  /** `file=PATH`: the block is this file of the repository, and that file is run. */
+  readonly path: string | undefined;
+}
+
 export interface CodeBlock {
   /** Of the document, as given. */
   readonly file: string;
@@ -7,8 +17,9 @@ export interface CodeBlock {
   readonly line: number;
   readonly language: string;
   readonly code: string;
-  /** From `<!-- example: ... -->` above the block: 'skip', 'compile' or 'ranks=N'; 'run' without one. */
-  readonly marker: 'run' | 'skip' | 'compile' | { readonly ranks: number };
+  readonly marker: Marker;
+  /** What the program prints, from a block of text right behind it under `<!-- output -->`. */
+  readonly output: string | undefined;
 }
 
 export function extractCodeBlocks(file: string, markdown: string): CodeBlock[] {
@@ -22,28 +33,44 @@ export function extractCodeBlocks(file: string, markdown: string): CodeBlock[] {
     const isEnd = (line: string): boolean => line.trim().startsWith(fence) && /^(`+|~+)$/.test(line.trim());
     const length = lines.slice(first).findIndex(isEnd);
     if (length === -1) throw new Error(`${file}:${index + 1}: this code block does not end`);
-    blocks.push({
-      file,
-      line: first + 1,
-      language: language as string,
-      code: lines
-        .slice(first, first + length)
-        .map((line) => (line.startsWith(indent) ? line.slice(indent.length) : line))
-        .join('\n'),
-      marker: readMarker(file, lines, index),
-    });
+    const code = lines
+      .slice(first, first + length)
+      .map((line) => (line.startsWith(indent) ? line.slice(indent.length) : line))
+      .join('\n');
+    const comment = commentAbove(lines, index);
+    if (comment.text === '<!-- output -->') {
+      const program = blocks.pop();
+      if (program === undefined) throw new Error(`${file}:${comment.line}: there is no program whose output this is`);
+      blocks.push({ ...program, output: code });
+    } else {
+      const marker = readMarker(file, comment);
+      blocks.push({ file, line: first + 1, language: language as string, code, marker, output: undefined });
+    }
     index = first + length;
   }
   return blocks;
 }
 
-function readMarker(file: string, lines: readonly string[], fence: number): CodeBlock['marker'] {
+interface Comment {
+  readonly text: string;
+  readonly line: number;
+}
+
+function commentAbove(lines: readonly string[], fence: number): Comment {
   let above = fence - 1;
   while (above >= 0 && (lines[above] as string).trim() === '') above -= 1;
-  const word = /^<!--\s*example:\s*(.*?)\s*-->$/.exec((lines[above] ?? '').trim())?.[1];
-  if (word === undefined) return 'run';
-  if (word === 'skip' || word === 'compile') return word;
-  const ranks = Number(/^ranks=(\d+)$/.exec(word)?.[1]);
-  if (ranks >= 1) return { ranks };
-  throw new Error(`${file}:${above + 1}: "${word}" is none of skip, compile, ranks=N`);
+  return { text: (lines[above] ?? '').trim(), line: above + 1 };
+}
+
+function readMarker(file: string, { text, line }: Comment): Marker {
+  const words = /^<!--\s*example:\s*(.*?)\s*-->$/.exec(text)?.[1]?.split(/\s+/) ?? [];
+  let marker: Marker = { action: 'run', ranks: undefined, path: undefined };
+  for (const word of words) {
+    const [, name, value = ''] = /^(\w+)(?:=(.+))?$/.exec(word) ?? [];
+    if ((name === 'skip' || name === 'compile') && value === '') marker = { ...marker, action: name };
+    else if (name === 'ranks' && Number(value) >= 1) marker = { ...marker, ranks: Number(value) };
+    else if (name === 'file' && value !== '') marker = { ...marker, path: value };
+    else throw new Error(`${file}:${line}: "${word}" is none of skip, compile, ranks=N, file=PATH`);
+  }
+  return marker;
 }

@@ -1,0 +1,126 @@
+// Writes docs/reference/ from what is built: settings, error and exit codes, commands with their flags.
+// With --check it writes nothing, and fails if a page is not what it would write.
+import { spawnSync } from 'node:child_process';
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('..', import.meta.url));
+/** How documents that ship with the package name files that do not. */
+const repository = 'https://github.com/weftline/weftline/blob/main/';
+const notice = '<!-- Written by scripts/reference.mjs from the code: change it there. -->';
+
+function page(title, ...parts) {
+  return `# ${title}\n\n${notice}\n\n${parts.join('\n\n')}\n`;
+}
+
+function table(head, rows) {
+  const line = (cells) => `| ${cells.map((cell) => String(cell).replaceAll('|', '\\|')).join(' | ')} |`;
+  return [line(head), line(head.map(() => '---')), ...rows.map(line)].join('\n');
+}
+
+function rangeOf(setting) {
+  if (setting.kind === 'number') return `${setting.min} to ${setting.max} ${setting.unit}`;
+  if (setting.kind === 'choice') return setting.choices.map((choice) => `\`${choice}\``).join(', ');
+  return setting.kind === 'boolean' ? '0 or 1' : 'text';
+}
+
+function defaultOf({ kind, default: value }) {
+  if (kind === 'boolean') return value ? 1 : 0;
+  if (kind === 'number') return value;
+  return value === '' ? 'empty' : `\`${value}\``;
+}
+
+function settingRows(settings) {
+  return table(
+    ['setting', 'variable', 'flag', 'values', 'default', 'what it does'],
+    settings.map(([name, setting]) => [
+      `\`${name}\``,
+      `\`${setting.env}\``,
+      `\`${setting.flag}\``,
+      rangeOf(setting),
+      defaultOf(setting),
+      setting.sentence,
+    ]),
+  );
+}
+
+async function settingsPage() {
+  const { settingsTable } = await import('../dist/settings/settings.js');
+  const all = Object.entries(settingsTable);
+  const ofTransport = ([name]) => name.startsWith('transport');
+  return page(
+    'Settings',
+    'A setting is read from the option `settings` of `join()`, `Agent.create()`, `Transport.create()` and others, by its name; else from its environment variable; else it has its default. Commands take those as flags that concern them ([Commands](commands.md)). A value outside its range fails with `WL_CONFIG`.',
+    `\`WEFTLINE_TOKEN\`, which is no setting, is the token that peers must hold in common: [SECURITY.md](../../SECURITY.md). Launchers pass each rank \`WEFTLINE_RANK\`, \`WEFTLINE_WORLD_SIZE\` and their like: [src/world](${repository}src/world/README.md).`,
+    '## General',
+    settingRows(all.filter((entry) => !ofTransport(entry))),
+    '## Transport',
+    settingRows(all.filter(ofTransport)),
+  );
+}
+
+async function errorsPage() {
+  const { errorCodes } = await import('../dist/core/errors.js');
+  const parts = [
+    'What fails throws a `WeftlineError`. Its `code` is one of these and never changes meaning; `message` says what failed, with which value, what was expected and what to do; `details` holds the values; `cause` what lay behind it; `rank` where the error began, if it came from another rank.',
+    '## Error codes',
+    table(
+      ['code', 'stands for'],
+      Object.entries(errorCodes).map(([code, meaning]) => [`\`${code}\``, meaning]),
+    ),
+  ];
+  const file = '../dist/programs/cli/exit-codes.js';
+  if (existsSync(fileURLToPath(new URL(file, import.meta.url)))) {
+    const { exitCodes, rankExitCodes } = await import(file);
+    parts.push(
+      '## Exit codes',
+      table(
+        ['exit code', 'of a command'],
+        [...Object.values(exitCodes), ...rankExitCodes].map(({ code, meaning }) => [code, meaning]),
+      ),
+    );
+  }
+  return page('Error codes and exit codes', ...parts);
+}
+
+function help(words) {
+  const { status, stdout, stderr } = spawnSync(process.execPath, ['dist/programs/cli/main.js', ...words, '--help'], {
+    cwd: root,
+    encoding: 'utf8',
+    env: Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith('WEFTLINE_'))),
+  });
+  if (status !== 0) throw new Error(`weftline ${words.join(' ')} --help ended with ${status}: ${stderr}`);
+  return stdout.trimEnd();
+}
+
+/** A section for the command and for each of its subcommands. */
+function* commandSections(words) {
+  const text = help(words);
+  yield `## weftline ${words.join(' ')}`.trimEnd();
+  yield `\`\`\`text\n${text}\n\`\`\``;
+  const [, list = ''] = /^Commands:\n((?: .*\n?)*)/m.exec(`${text}\n`) ?? [];
+  for (const [, name] of list.matchAll(/^ {2}([a-z\d-]+)/gm)) {
+    if (name !== 'help') yield* commandSections([...words, name]);
+  }
+}
+
+function commandsPage() {
+  return page(
+    'Commands',
+    'In a project, `npx weftline`; in a clone, `node dist/programs/cli/main.js` after `npm run build`. Exit codes: [Error codes and exit codes](errors.md).',
+    ...commandSections([]),
+  );
+}
+
+const pages = { settings: await settingsPage(), errors: await errorsPage(), commands: commandsPage() };
+const isCheck = process.argv.includes('--check');
+const folder = `${root}docs/reference`;
+mkdirSync(folder, { recursive: true });
+for (const [name, text] of Object.entries(pages)) {
+  const path = `${folder}/${name}.md`;
+  if (!isCheck) writeFileSync(path, text);
+  else if (!existsSync(path) || readFileSync(path, 'utf8') !== text) {
+    console.error(`docs/reference/${name}.md is not what the code says: run node scripts/reference.mjs after a build`);
+    process.exitCode = 1;
+  }
+}
