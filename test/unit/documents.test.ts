@@ -27,7 +27,11 @@ test('brokenLinks() finds a missing file and a missing heading', () => {
     const text =
       '# `A`, b-c\n[x](#a-b-c) [y](a.md#a-b-c) [z](a.md#d) [w](b.md) [v](https://example.org) [t](https://github.com/weftline/weftline/blob/main/d.md)\n```\n[u](c.md)\n```\n';
     writeFileSync(join(folder, 'a.md'), text);
-    assert.deepEqual(brokenLinks(folder, 'a.md'), ['a.md: a.md#d leads to no heading', 'a.md: b.md leads to no file', 'a.md: https://github.com/weftline/weftline/blob/main/d.md leads to no file']);
+    assert.deepEqual(brokenLinks(folder, 'a.md'), [
+      'a.md: a.md#d leads to no heading',
+      'a.md: b.md leads to no file',
+      'a.md: https://github.com/weftline/weftline/blob/main/d.md leads to no file',
+    ]);
   } finally {
     rmSync(folder, { recursive: true });
   }
