@@ -13,8 +13,11 @@ function page(title, ...parts) {
   return `# ${title}\n\n${notice}\n\n${parts.join('\n\n')}\n`;
 }
 
+function line(cells) {
+  return `| ${cells.map((cell) => String(cell).replaceAll('|', '\\|')).join(' | ')} |`;
+}
+
 function table(head, rows) {
-  const line = (cells) => `| ${cells.map((cell) => String(cell).replaceAll('|', '\\|')).join(' | ')} |`;
   return [line(head), line(head.map(() => '---')), ...rows.map(line)].join('\n');
 }
 
@@ -44,18 +47,21 @@ function settingRows(settings) {
   );
 }
 
+function isOfTransport([name]) {
+  return name.startsWith('transport');
+}
+
 async function settingsPage() {
   const { settingsTable } = await import('../dist/settings/settings.js');
   const all = Object.entries(settingsTable);
-  const ofTransport = ([name]) => name.startsWith('transport');
   return page(
     'Settings',
     'A setting is read from the option `settings` of `join()`, `Agent.create()`, `Transport.create()` and others, by its name; else from its environment variable; else it has its default. Commands take those as flags that concern them ([Commands](commands.md)). A value outside its range fails with `WL_CONFIG`.',
     `\`WEFTLINE_TOKEN\`, which is no setting, is the token that peers must hold in common: [SECURITY.md](../../SECURITY.md). Launchers pass each rank \`WEFTLINE_RANK\`, \`WEFTLINE_WORLD_SIZE\` and their like: [src/world](${repository}src/world/README.md).`,
     '## General',
-    settingRows(all.filter((entry) => !ofTransport(entry))),
+    settingRows(all.filter((entry) => !isOfTransport(entry))),
     '## Transport',
-    settingRows(all.filter(ofTransport)),
+    settingRows(all.filter(isOfTransport)),
   );
 }
 

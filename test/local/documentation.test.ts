@@ -101,22 +101,27 @@ test('extractCodeBlocks() finds blocks, their lines, their markers and their out
     '```',
   ].join('\n');
   const run = { action: 'run', ranks: undefined, path: undefined } as const;
-  assert.deepEqual(
-    extractCodeBlocks('a.md', sample).map(({ file: _, ...block }) => block),
-    [
-      { line: 3, language: 'ts', code: "import 'weftline';", marker: run, output: undefined },
-      {
-        line: 8,
-        language: 'js',
-        code: 'await 1;\n\n  2;',
-        marker: { action: 'run', ranks: 2, path: 'a/b.mjs' },
-        output: '[0] 2',
-      },
-      { line: 18, language: 'sh', code: 'npm start', marker: { ...run, action: 'skip' }, output: undefined },
-      { line: 21, language: 'md', code: '```ts\ninner\n```', marker: run, output: undefined },
-      { line: 27, language: '', code: '', marker: run, output: undefined },
-    ],
-  );
+  assert.deepEqual(extractCodeBlocks('a.md', sample), [
+    { file: 'a.md', line: 3, language: 'ts', code: "import 'weftline';", marker: run, output: undefined },
+    {
+      file: 'a.md',
+      line: 8,
+      language: 'js',
+      code: 'await 1;\n\n  2;',
+      marker: { action: 'run', ranks: 2, path: 'a/b.mjs' },
+      output: '[0] 2',
+    },
+    {
+      file: 'a.md',
+      line: 18,
+      language: 'sh',
+      code: 'npm start',
+      marker: { ...run, action: 'skip' },
+      output: undefined,
+    },
+    { file: 'a.md', line: 21, language: 'md', code: '```ts\ninner\n```', marker: run, output: undefined },
+    { file: 'a.md', line: 27, language: '', code: '', marker: run, output: undefined },
+  ]);
   assert.throws(() => extractCodeBlocks('a.md', '```ts\n1;'), /a\.md:1/);
   assert.throws(() => extractCodeBlocks('a.md', '<!-- example: twice -->\n```ts\n```'), /a\.md:1: "twice"/);
   assert.throws(() => extractCodeBlocks('a.md', '<!-- output -->\n```text\n```'), /a\.md:1: there is no program/);

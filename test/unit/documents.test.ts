@@ -9,7 +9,10 @@ import { brokenLinks } from '../local/documentation/links.ts';
 import { listFiles, root } from './architecture/source-tree.ts';
 
 const documents = [
-  ...['README.md', 'CONTRIBUTING.md', 'SECURITY.md', 'CHANGELOG.md'],
+  'README.md',
+  'CONTRIBUTING.md',
+  'SECURITY.md',
+  'CHANGELOG.md',
   ...listFiles('docs', ['.md']),
   ...listFiles('src', ['.md']),
 ];
