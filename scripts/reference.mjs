@@ -67,6 +67,7 @@ async function settingsPage() {
 
 async function errorsPage() {
   const { errorCodes } = await import('../dist/core/errors.js');
+  const { exitCodes } = await import('../dist/programs/cli/exit-codes.js');
   const parts = [
     'What fails throws a `WeftlineError`. Its `code` is one of these and never changes meaning; `message` says what failed, with which value, what was expected and what to do; `details` holds the values; `cause` what lay behind it; `rank` where the error began, if it came from another rank.',
     '## Error codes',
@@ -74,18 +75,12 @@ async function errorsPage() {
       ['code', 'stands for'],
       Object.entries(errorCodes).map(([code, meaning]) => [`\`${code}\``, meaning]),
     ),
+    '## Exit codes',
+    table(
+      ['exit code', 'of a command'],
+      Object.values(exitCodes).map(({ code, meaning }) => [code, meaning]),
+    ),
   ];
-  const file = '../dist/programs/cli/exit-codes.js';
-  if (existsSync(fileURLToPath(new URL(file, import.meta.url)))) {
-    const { exitCodes, rankExitCodes } = await import(file);
-    parts.push(
-      '## Exit codes',
-      table(
-        ['exit code', 'of a command'],
-        [...Object.values(exitCodes), ...rankExitCodes].map(({ code, meaning }) => [code, meaning]),
-      ),
-    );
-  }
   return page('Error codes and exit codes', ...parts);
 }
 
