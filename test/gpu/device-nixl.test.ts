@@ -1,7 +1,7 @@
 // The device API by NIXL's names, signals at warp level by some lanes, and posts that are deferred.
 import assert from 'node:assert/strict';
 import type { CudaDevice, Tensor } from 'weftline';
-import { CudaRequests } from '#lib/device-api/host/cuda-requests.js';
+import { CudaRequests } from '#lib/device-api/service/cuda-requests.js';
 import { DeviceTraps } from '#lib/device-api/host/device-traps.js';
 import { CommandReader } from '#lib/device-api/service/command-queue.js';
 import { CommandServer } from '#lib/device-api/service/command-server.js';

@@ -129,7 +129,7 @@ test('a wait that is left behind ends when its host is closed', { timeout: 30_00
 test('when the thread that serves the queues ends, kernels and calls hear why; when it is closed, they do not', async () => {
   const told: WeftlineError[] = [];
   const settings = readSettings({});
-  const options = { agent: 'one', settings, token: '', ordinal: undefined, host: undefined };
+  const options = { agent: 'one', settings, token: '', ordinals: [], host: undefined };
   const ended = new ProxyLink({ ...options, backends: ['none' as BackendName] }, (error) => told.push(error));
   await assert.rejects(ended.call('metadata'), { code: 'WL_INTERNAL', message: /thread .* ended: .*none/ });
   assert.deepEqual(

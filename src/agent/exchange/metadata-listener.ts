@@ -20,13 +20,19 @@ const CALLER_MS = 10_000;
 export class MetadataListener implements AsyncDisposable {
   readonly #agent: Agent;
   readonly #callers = new Set<ControlChannel>();
+  readonly #onLoad: (peer: string) => void;
   readonly #forget: () => void;
   #listener: MeetingListener | undefined;
   #closing: Promise<void> | undefined;
 
   /** Fails with WL_NATIVE if it cannot listen, WL_CONFIG if other hosts could call and the agent has no token. */
-  static async open(agent: Agent, { host = '127.0.0.1', port = 0 }: ListenOptions = {}): Promise<MetadataListener> {
-    const opened = new MetadataListener(agent);
+  static async open(
+    agent: Agent,
+    { host = '127.0.0.1', port = 0 }: ListenOptions = {},
+    /** Hears the name of each agent whose metadata came. */
+    onLoad: (peer: string) => void = () => {},
+  ): Promise<MetadataListener> {
+    const opened = new MetadataListener(agent, onLoad);
     try {
       opened.#listener = await MeetingListener.open({
         target: { host, port },
@@ -43,8 +49,9 @@ export class MetadataListener implements AsyncDisposable {
     return opened;
   }
 
-  private constructor(agent: Agent) {
+  private constructor(agent: Agent, onLoad: (peer: string) => void) {
     this.#agent = agent;
+    this.#onLoad = onLoad;
     this.#forget = agent.closeWith(() => this.close());
   }
 
@@ -88,9 +95,12 @@ export class MetadataListener implements AsyncDisposable {
   async #answer(talk: MetadataChannel, request: MetadataRequest): Promise<void> {
     const agent = this.#agent;
     switch (request.verb) {
-      case 'load':
-        talk.answer(await agent.loadRemoteMetadata(request.blob));
+      case 'load': {
+        const name = await agent.loadRemoteMetadata(request.blob);
+        this.#onLoad(name);
+        talk.answer(name);
         return;
+      }
       case 'fetch':
         talk.answer(agent.name, agent.localMetadata());
         return;

@@ -3,6 +3,7 @@ import { remaining, startCall } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Store } from '../../world/store.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
+import type { Settings } from '../../settings/settings.ts';
 import type { Agent } from '../agent.ts';
 import type { MetadataOptions } from '../agent-options.ts';
 
@@ -34,12 +35,18 @@ export async function publishMetadata(agent: Agent, store: MetadataStore, option
   }
 }
 
+/** What takes metadata: an agent, or what has one. */
+export interface MetadataLoader {
+  readonly settings: Pick<Settings, 'timeoutMs'>;
+  loadRemoteMetadata(blob: Uint8Array): Promise<string>;
+}
+
 /**
  * Loads what an agent has published, as soon as it has. Returns its name. While the store still holds what an earlier life
  * of the agent published than is known here, it waits for newer ones, and fails with WL_STALE if none come.
  */
 export async function loadPublished(
-  agent: Agent,
+  agent: MetadataLoader,
   store: MetadataStore,
   name: string,
   options?: WaitOptions,

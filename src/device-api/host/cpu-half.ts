@@ -4,27 +4,28 @@ import { viewAt } from '../../native/library.ts';
 import { queueBytes } from '../service/command-queue.ts';
 import { CpuKernelApi } from './cpu-kernel-api.ts';
 import type { DeviceHalf, DeviceHalfOptions } from './device-half.ts';
-import type { ProxyLink } from '../service/proxy-link.ts';
+import type { ProxyService } from '../service/proxy-service.ts';
 import type { Allocation } from '../service/proxy-messages.ts';
 import { queuesIn } from '../service/queue-layout.ts';
-import type { RequestShape } from './request-shape.ts';
+import type { RequestShape } from '../service/request-shape.ts';
 
 export interface CpuHalfOptions extends DeviceHalfOptions {
-  readonly wake: () => void;
-  readonly link: ProxyLink;
+  readonly service: ProxyService;
 }
 
 export class CpuHalf implements DeviceHalf {
+  readonly deviceId = 0;
+  readonly ordinal = undefined;
   readonly kernelApi: CpuKernelApi;
   readonly waits = 0;
   readonly queueMemory: SharedArrayBuffer;
-  readonly #link: ProxyLink;
+  readonly #service: ProxyService;
   #failure: WeftlineError | undefined;
 
   constructor(options: CpuHalfOptions) {
     const { queues, capacity } = options;
     this.queueMemory = new SharedArrayBuffer(queues * queueBytes(capacity));
-    this.#link = options.link;
+    this.#service = options.service;
     this.kernelApi = new CpuKernelApi({
       agent: options.agent,
       queues: queuesIn(this.queueMemory, queues, capacity),
@@ -32,19 +33,19 @@ export class CpuHalf implements DeviceHalf {
       requests: options.requests,
       peerName: options.peerName,
       failure: () => this.#failure,
-      wake: options.wake,
+      wake: () => options.service.wake(),
     });
   }
 
   async allocate(bytes: number): Promise<Allocation> {
-    return this.#link.call('allocate', bytes);
+    return this.#service.allocate(bytes);
   }
 
   pin(address: number): number {
     return address;
   }
 
-  letGo(): void {
+  unpin(): void {
     this.kernelApi.close();
   }
 
@@ -76,6 +77,10 @@ export class CpuHalf implements DeviceHalf {
   addRequest(request: RequestShape): Promise<number> {
     return Promise.resolve(request.number);
   }
+
+  removeRequest(): void {}
+
+  release(): void {}
 
   abort(error: WeftlineError): void {
     this.#failure ??= error;

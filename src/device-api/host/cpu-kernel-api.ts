@@ -3,7 +3,7 @@ import { commandKinds, MAX_COMMAND_BYTES } from '../../abi/command-queue.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { emptyCommand } from '../service/command.ts';
 import { CommandWriter, type QueueMemory } from '../service/command-queue.ts';
-import type { RequestShape } from './request-shape.ts';
+import type { RequestShape } from '../service/request-shape.ts';
 
 export interface CpuRoute {
   /** Which range of the request's peer; 0 by default. */

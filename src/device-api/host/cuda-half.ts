@@ -4,10 +4,10 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { type Storage, Tensor } from '../../device/tensor.ts';
 import { type Out, viewAt } from '../../native/library.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
-import { CudaRequests } from './cuda-requests.ts';
-import type { DeviceHalf, DeviceHalfOptions } from './device-half.ts';
+import { CudaRequests } from '../service/cuda-requests.ts';
+import type { DeviceHalf, DeviceHalfOptions, MappedRanges } from './device-half.ts';
 import { DeviceTraps } from './device-traps.ts';
-import type { RequestShape } from './request-shape.ts';
+import type { RequestShape } from '../service/request-shape.ts';
 import type { DescRange, TransferDescs } from './transfer-descs.ts';
 
 export interface CudaHalfOptions extends DeviceHalfOptions {
@@ -24,11 +24,11 @@ export class CudaHalf implements DeviceHalf {
   readonly #device: CudaDevice;
   readonly #requests: CudaRequests;
   readonly #traps: DeviceTraps;
-  readonly #owned: Storage[] = [];
+  readonly #owned = new Map<number, Storage>();
   /** Host memory that kernels reach, by where they find it. */
   readonly #pinned = new Map<number, { readonly host: number; readonly bytes: number }>();
-  /** Allocations of peers by the name of their memory: each is mapped once. */
-  readonly #mapped = new Map<string, Storage>();
+  /** Allocations of peers by the name of their memory: each is mapped once, while requests use it. */
+  readonly #mapped = new Map<string, { readonly memory: Storage; users: number }>();
   readonly #endJudging: () => void;
 
   static async create(options: CudaHalfOptions): Promise<CudaHalf> {
@@ -43,6 +43,14 @@ export class CudaHalf implements DeviceHalf {
     this.#requests = requests;
     this.#traps = traps;
     this.#endJudging = device.context.judgeWaits((isDone) => this.#throwIfFailed(isDone));
+  }
+
+  get deviceId(): number {
+    return this.#device.context.ordinal;
+  }
+
+  get ordinal(): number {
+    return this.#device.context.ordinal;
   }
 
   get kernelApi(): CpuKernelApi {
@@ -62,7 +70,7 @@ export class CudaHalf implements DeviceHalf {
 
   async allocate(bytes: number): Promise<{ readonly address: number }> {
     const storage = this.#device.allocateShared(Math.ceil(bytes / SHARED_BLOCK) * SHARED_BLOCK);
-    this.#owned.push(storage);
+    this.#owned.set(storage.address, storage);
     // No peer may write before the memory is zeroed.
     await this.#device.stream.idle();
     return { address: storage.address };
@@ -77,9 +85,16 @@ export class CudaHalf implements DeviceHalf {
     return mapped[0];
   }
 
-  letGo(): void {
-    for (const { host } of this.#pinned.values()) this.#device.context.release('cuMemHostUnregister', host);
-    this.#pinned.clear();
+  unpin(): void {
+    for (const address of this.#pinned.keys()) this.release(address);
+  }
+
+  release(address: number): void {
+    const pinned = this.#pinned.get(address);
+    if (pinned !== undefined) this.#device.context.release('cuMemHostUnregister', pinned.host);
+    this.#pinned.delete(address);
+    this.#owned.get(address)?.[Symbol.dispose]();
+    this.#owned.delete(address);
   }
 
   isFar(address: number): boolean {
@@ -119,29 +134,57 @@ export class CudaHalf implements DeviceHalf {
     return { handle: allocation.handle, offset, bytes: allocation.bytes };
   }
 
-  map(descs: TransferDescs): number[] | string {
+  map(descs: TransferDescs): MappedRanges | string {
     if (descs.process === process.pid) return 'it is in this process, which cannot map its own memory';
+    const keys: string[] = [];
     const addresses: number[] = [];
+    const unmap = (): void => {
+      for (const key of keys.splice(0)) this.#unmap(key);
+    };
     for (const { ipc } of descs.ranges) {
-      if (ipc === undefined) return 'its memory is not that of a GPU';
-      const key = `${descs.process} ${ipc.handle}`;
-      let memory = this.#mapped.get(key);
-      if (memory === undefined) {
-        try {
-          memory = this.#device.openPeerMemory(ipc.handle, ipc.bytes);
-        } catch (error) {
-          if (!(error instanceof WeftlineError) || error.code !== 'WL_CUDA' || this.#device.context.lost) throw error;
-          return `its memory cannot be mapped: ${error.message}`;
-        }
-        this.#mapped.set(key, memory);
+      const mapped = ipc === undefined ? 'its memory is not that of a GPU' : this.#mapOne(descs.process, ipc);
+      if (typeof mapped === 'string') {
+        unmap();
+        return mapped;
       }
-      addresses.push(memory.address + ipc.offset);
+      keys.push(mapped.key);
+      addresses.push(mapped.address);
     }
-    return addresses;
+    return { addresses, [Symbol.dispose]: unmap };
+  }
+
+  #mapOne(
+    process: number,
+    ipc: NonNullable<DescRange['ipc']>,
+  ): { readonly key: string; readonly address: number } | string {
+    const key = `${process} ${ipc.handle}`;
+    let mapped = this.#mapped.get(key);
+    if (mapped === undefined) {
+      try {
+        mapped = { memory: this.#device.openPeerMemory(ipc.handle, ipc.bytes), users: 0 };
+      } catch (error) {
+        if (!(error instanceof WeftlineError) || error.code !== 'WL_CUDA' || this.#device.context.lost) throw error;
+        return `its memory cannot be mapped: ${error.message}`;
+      }
+      this.#mapped.set(key, mapped);
+    }
+    mapped.users += 1;
+    return { key, address: mapped.memory.address + ipc.offset };
+  }
+
+  #unmap(key: string): void {
+    const mapped = this.#mapped.get(key);
+    if (mapped === undefined || (mapped.users -= 1) > 0) return;
+    this.#mapped.delete(key);
+    mapped.memory[Symbol.dispose]();
   }
 
   addRequest(request: RequestShape): Promise<number> {
     return this.#requests.add(request);
+  }
+
+  removeRequest(handle: number): void {
+    this.#requests.remove(handle);
   }
 
   abort(error: WeftlineError): void {
@@ -167,9 +210,9 @@ export class CudaHalf implements DeviceHalf {
 
   [Symbol.dispose](): void {
     this.#endJudging();
-    for (const memory of this.#mapped.values()) memory[Symbol.dispose]();
+    for (const { memory } of this.#mapped.values()) memory[Symbol.dispose]();
     this.#requests[Symbol.dispose]();
     this.#traps[Symbol.dispose]();
-    for (const storage of this.#owned) storage[Symbol.dispose]();
+    for (const storage of this.#owned.values()) storage[Symbol.dispose]();
   }
 }

@@ -1,34 +1,41 @@
 // The host of kernels that communicate: registers their memory, exchanges it with peers, gives them handles to requests.
-import type { BackendName } from '../../agent/index.ts';
-import { MAX_COMMAND_OFFSET, MAX_DEVICE_REQUESTS, MAX_REQUEST_REMOTES } from '../../abi/command-queue.ts';
+import { type BackendName, type ListenerAddress, loadPublished, type MetadataStore } from '../../agent/index.ts';
+import { MAX_COMMAND_OFFSET, MAX_REQUEST_REMOTES } from '../../abi/command-queue.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import { readSettings } from '../../settings/settings.ts';
+import { readSettings, type Settings } from '../../settings/settings.ts';
 import { readToken } from '../../settings/token.ts';
 import { hostIdentity } from '../../world/host-identity.ts';
-import { CpuHalf } from './cpu-half.ts';
-import { CudaHalf } from './cuda-half.ts';
-import type { DeviceHalf } from './device-half.ts';
-import type { CpuKernelApi } from './cpu-kernel-api.ts';
-import { ProxyLink } from '../service/proxy-link.ts';
+import { ProxyService } from '../service/proxy-service.ts';
 import { checkQueueLayout } from '../service/queue-layout.ts';
-import type { RequestShape } from './request-shape.ts';
+import type { CpuKernelApi } from './cpu-kernel-api.ts';
+import type { DeviceHalf, MappedRanges } from './device-half.ts';
+import { checkDevices, openHalves } from './open-halves.ts';
 import { decodeDescs, type DescRange, encodeDescs, type TransferDescs } from './transfer-descs.ts';
+import { type RegisteredVram, type VramRange, VramRegions } from './vram-regions.ts';
+import { type WriteRequest, WriteRequests } from './write-requests.ts';
 
 export interface DeviceHostOptions {
   /** What peers call it. */
   readonly name: string;
-  readonly device: CpuDevice | CudaDevice;
+  /** Whose kernels communicate. */
+  readonly device?: CpuDevice | CudaDevice;
+  /** Several GPUs in its place, each once. What is registered names one of them by its ordinal. */
+  readonly devices?: readonly CudaDevice[];
   /** Peers must have the same; see Agent. */
   readonly token?: string;
   /** Which of the agent's backends may carry what kernels cannot write directly; all by default. */
   readonly backends?: readonly BackendName[];
   /** The numeric address that peers of other hosts reach this one by. */
   readonly host?: string;
+  /** Listens there for peers that exchange metadata, at `host`; 0 takes any free port. Without it, no peer can connect. */
+  readonly port?: number;
   /** False: also what kernels could write directly goes through the queues. */
   readonly direct?: boolean;
-  /** Command queues of the device; channel c uses queue c % queues. 4 by default. */
+  /** Command queues of each device; channel c uses queue c % queues. 4 by default. */
   readonly queues?: number;
   /** Commands of each queue, a power of two; 1024 by default. */
   readonly queueCapacity?: number;
@@ -36,27 +43,19 @@ export interface DeviceHostOptions {
   readonly timeoutMs?: number;
 }
 
-/** Memory that requests may read from and peers may write to. */
-export interface RegisteredVram {
-  /** Number of the region at this host. */
-  readonly id: number;
-  /** On the device. */
-  readonly address: number;
-  readonly bytes: number;
-}
-
-/** A range of a registered region. */
-export interface VramRange {
-  readonly memory: RegisteredVram;
-  readonly offset?: number;
-  readonly bytes?: number;
-}
-
-export interface WriteRequest extends RequestShape {
-  readonly peerName: string;
-  /** "direct: …", "queue: …": how its writes travel, and why. */
-  readonly path: string;
-}
+const optionNames: OptionNames<DeviceHostOptions> = {
+  name: true,
+  device: true,
+  devices: true,
+  token: true,
+  backends: true,
+  host: true,
+  port: true,
+  direct: true,
+  queues: true,
+  queueCapacity: true,
+  timeoutMs: true,
+};
 
 export interface WriteRequestOptions {
   /**
@@ -66,132 +65,219 @@ export interface WriteRequestOptions {
   readonly soleWriter?: boolean;
 }
 
-interface Peer {
-  readonly name: string;
-  readonly number: number;
+const requestOptionNames: OptionNames<WriteRequestOptions> = { soleWriter: true };
+
+interface Parts {
+  readonly settings: Settings;
+  readonly halves: ReadonlyMap<number, DeviceHalf>;
+  readonly service: ProxyService;
+  readonly requests: WriteRequests;
+  readonly port: number | undefined;
 }
 
 export class DeviceHost implements AsyncDisposable {
   readonly name: string;
-  readonly #half: DeviceHalf;
-  readonly #link: ProxyLink;
+  /** Where it listens; undefined unless the option `port` was given. */
+  readonly port: number | undefined;
+  readonly #parts: Parts;
   readonly #direct: boolean;
-  readonly #peers: Peer[] = [];
-  readonly #requests: (WriteRequest | undefined)[];
-  readonly #regions = new Map<number, RegisteredVram>();
+  readonly #regions = new VramRegions();
+  /** Take back what this host has published. */
+  readonly #withdrawals = new Set<() => Promise<void>>();
+  #closing: Promise<void> | undefined;
 
   /** Starts the thread that serves the queues. Fails with WL_INVALID_ARGUMENT, WL_CUDA, WL_UNSUPPORTED, WL_TIMEOUT. */
   static async create(options: DeviceHostOptions): Promise<DeviceHost> {
+    checkOptions(options, optionNames, 'options of DeviceHost.create');
     const settings = readSettings(options.timeoutMs === undefined ? {} : { timeoutMs: options.timeoutMs });
-    const { name, device, queues = 4, queueCapacity: capacity = 1024 } = options;
+    const { name, backends, host, port, queues = 4, queueCapacity: capacity = 1024 } = options;
     checkQueueLayout({ queues, capacity });
-    const requests: (WriteRequest | undefined)[] = [];
-    const peers: Peer[] = [];
-    const shared = {
-      agent: name,
-      requests,
-      peerName: (number: number): string => peers[number]?.name ?? `peer ${number}`,
-      timeoutMs: settings.timeoutMs,
-      queues,
-      capacity,
-    };
-    const ordinal = device.kind === 'cuda' ? device.context.ordinal : undefined;
-    const { backends, host } = options;
-    const token = readToken(options.token);
-    let half: DeviceHalf | undefined;
-    const link = new ProxyLink(
-      { agent: name, settings, token, backends, ordinal, host },
-      (error) => half?.abort(error),
-      // Kernels may be given less than it takes to start a thread.
-      { timeoutMs: Math.max(settings.timeoutMs, readSettings().timeoutMs) },
-    );
+    const devices = checkDevices(options);
+    const requests = new WriteRequests();
+    let halves: ReadonlyMap<number, DeviceHalf> = new Map();
+    const service = new ProxyService({
+      name,
+      settings,
+      token: readToken(options.token),
+      backends,
+      host,
+      ordinals: devices.flatMap((device) => (device.kind === 'cuda' ? [device.context.ordinal] : [])),
+      onFailure: (error) => {
+        for (const half of halves.values()) half.abort(error);
+      },
+    });
     try {
-      half =
-        device.kind === 'cpu'
-          ? new CpuHalf({ ...shared, wake: () => link.wake.ring(), link })
-          : await CudaHalf.create({ ...shared, device });
-      await link.call('serve', { memory: half.queueMemory, queues, capacity });
-      return new DeviceHost(options, { half, link, requests, peers });
+      halves = await openHalves(devices, {
+        agent: name,
+        requests: requests.shapes,
+        peerName: (number) => requests.peerName(number) ?? `peer ${number}`,
+        timeoutMs: settings.timeoutMs,
+        queues,
+        capacity,
+        service,
+      });
+      for (const { queueMemory } of halves.values()) await service.serve({ memory: queueMemory, queues, capacity });
+      const at = host === undefined ? {} : { host };
+      const listening = port === undefined ? undefined : await service.listen({ ...at, port });
+      return new DeviceHost(options, { settings, halves, service, requests, port: listening });
     } catch (error) {
-      await link[Symbol.asyncDispose]();
-      half?.[Symbol.dispose]();
+      await service.close();
+      for (const half of halves.values()) half[Symbol.dispose]();
       throw error;
     }
   }
 
-  private constructor(
-    options: DeviceHostOptions,
-    parts: { half: DeviceHalf; link: ProxyLink; requests: (WriteRequest | undefined)[]; peers: Peer[] },
-  ) {
+  private constructor(options: DeviceHostOptions, parts: Parts) {
     this.name = options.name;
+    this.port = parts.port;
     this.#direct = options.direct ?? true;
-    this.#half = parts.half;
-    this.#link = parts.link;
-    this.#requests = parts.requests;
-    this.#peers = parts.peers;
+    this.#parts = parts;
   }
 
   /** The device API in TypeScript; WL_UNSUPPORTED on GPUs, whose kernels include weftline/weftline.cuh. */
   get kernelApi(): CpuKernelApi {
-    return this.#half.kernelApi;
+    return this.#half().kernelApi;
   }
 
-  /** What kernels pass to wait(): the address of the state that ends it. */
+  /** What kernels of the (first) device pass to wait(): the address of the state that ends it. */
   get waits(): number {
-    return this.#half.waits;
+    return this.#half().waits;
   }
 
-  /** Memory of the device that peers can map, zeroed, and registered. Freed with the host. */
-  async allocate(bytes: number): Promise<RegisteredVram> {
-    const { address, id } = await this.#half.allocate(bytes);
-    return id === undefined ? this.registerVram(address, bytes) : this.#keep({ id, address, bytes });
+  /** The same for kernels of one of several devices. */
+  waitsOf(deviceId: number): number {
+    return this.#half(deviceId).waits;
+  }
+
+  /**
+   * Memory of the device that peers can map, zeroed, and registered. Freed when it is deregistered, or with the host. With
+   * several devices, `deviceId` names one by its ordinal; the first by default.
+   */
+  async allocate(bytes: number, deviceId?: number): Promise<RegisteredVram> {
+    const half = this.#half(deviceId);
+    const { address, id } = await half.allocate(bytes);
+    if (id !== undefined) return this.#regions.add({ id, address, bytes, deviceId: half.deviceId });
+    try {
+      return await this.registerVram(address, bytes, deviceId);
+    } catch (error) {
+      half.release(address);
+      throw error;
+    }
   }
 
   /**
    * Memory of the host that kernels and the agent reach, zeroed, registered. For counters and small data of peers that
-   * this device cannot write to by itself: its host then moves them without a GPU's help. Freed with the host.
+   * this device cannot write to by itself: its host then moves them without a GPU's help. Freed as allocate() says.
    */
-  async allocateHost(bytes: number): Promise<RegisteredVram> {
-    const { id, address } = await this.#link.call('allocate', bytes);
-    return this.#keep({ id, address: this.#half.pin(address, bytes), bytes });
+  async allocateHost(bytes: number, deviceId?: number): Promise<RegisteredVram> {
+    const half = this.#half(deviceId);
+    const { id, address } = await this.#parts.service.allocate(bytes);
+    return this.#regions.add({ id, address: half.pin(address, bytes), bytes, deviceId: half.deviceId });
   }
 
-  /** On the CPU the address is native, as allocate() gives it. The memory stays until the host is closed. */
-  async registerVram(address: number, bytes: number): Promise<RegisteredVram> {
+  /** On the CPU the address is native, as allocate() gives it. The memory stays until it is deregistered. */
+  async registerVram(address: number, bytes: number, deviceId?: number): Promise<RegisteredVram> {
     if (!Number.isInteger(bytes) || bytes < 1 || bytes > MAX_COMMAND_OFFSET) {
       throw invalidArgument('bytes', bytes, `1 to ${MAX_COMMAND_OFFSET}`);
     }
-    const id = await this.#link.call('register', { address, bytes });
-    return this.#keep({ id, address, bytes });
+    const half = this.#half(deviceId);
+    const id = await this.#parts.service.register({ address, bytes, ordinal: half.ordinal });
+    return this.#regions.add({ id, address, bytes, deviceId: half.deviceId });
+  }
+
+  /**
+   * Peers can no longer write to it, and what this host allocated is freed. No kernel may use it; fails with
+   * WL_INVALID_ARGUMENT while a request reads from it.
+   */
+  async deregisterVram(memory: RegisteredVram): Promise<void> {
+    const known = this.#regions.known(memory);
+    const { requests, service } = this.#parts;
+    requests.checkUnused('memory', (open) => open.memory === known);
+    const half = this.#half(known.deviceId);
+    // What is pinned belongs to the agent, which frees it next; memory of a GPU is freed when peers are out of it.
+    if (!half.isFar(known.address)) half.release(known.address);
+    await service.deregister(known.id);
+    this.#regions.remove(known);
+    half.release(known.address);
   }
 
   /** The bytes in place; WL_UNSUPPORTED for memory of GPUs. */
   view(memory: RegisteredVram): Uint8Array {
-    return this.#half.view(this.#known(memory));
+    const known = this.#regions.known(memory);
+    return this.#half(known.deviceId).view(known);
   }
 
   /** A copy of registered memory, or of its first bytes. */
   async read(memory: RegisteredVram, bytes: number = memory.bytes): Promise<Uint8Array> {
-    this.#range({ memory, bytes });
-    return this.#half.read({ address: memory.address, bytes });
+    const { memory: known } = this.#regions.range({ memory, bytes });
+    return this.#half(known.deviceId).read({ address: known.address, bytes });
   }
 
   /** Overwrites the beginning of registered memory. */
   async write(memory: RegisteredVram, values: Uint8Array): Promise<void> {
-    this.#range({ memory, bytes: values.length });
-    await this.#half.write(memory.address, values);
+    const { memory: known } = this.#regions.range({ memory, bytes: values.length });
+    await this.#half(known.deviceId).write(known.address, values);
   }
 
   /** What a peer's addRemoteAgent() takes. Of what is registered now. */
-  async getMetadata(): Promise<Uint8Array> {
-    return this.#link.call('metadata');
+  getMetadata(): Promise<Uint8Array> {
+    return this.#parts.service.metadata();
   }
 
   /** The peer's name. Again with newer metadata of the same peer. Fails with WL_PROTOCOL, and as connecting does. */
   async addRemoteAgent(metadata: Uint8Array): Promise<string> {
-    const name = await this.#link.call('addRemote', metadata);
-    if (!this.#peers.some((peer) => peer.name === name)) this.#peers.push({ name, number: this.#peers.length });
+    const name = await this.#parts.service.addRemote(metadata);
+    this.#parts.requests.addPeer(name);
     return name;
+  }
+
+  /** Forgets a peer; false if it is not known. Fails with WL_INVALID_ARGUMENT while a request goes to it. */
+  async removeRemoteAgent(peer: string): Promise<boolean> {
+    const { requests, service } = this.#parts;
+    requests.checkUnused('peer', ({ request }) => request.peerName === peer);
+    requests.removePeer(peer);
+    return service.removeRemote(peer);
+  }
+
+  /**
+   * Gives this host's metadata to the one that listens there, and takes its: afterwards each can create requests to the
+   * other. Returns its name. Fails with WL_TIMEOUT, WL_PEER_LOST (nobody listens), WL_UNAUTHORIZED (another token).
+   */
+  async exchangeMetadata(address: ListenerAddress): Promise<string> {
+    const name = await this.#parts.service.exchange('exchange', address);
+    this.#parts.requests.addPeer(name!);
+    return name!;
+  }
+
+  /** Only takes the listener's metadata; returns its name. Fails as exchangeMetadata(). */
+  async fetchMetadata(address: ListenerAddress): Promise<string> {
+    const name = await this.#parts.service.exchange('fetch', address);
+    this.#parts.requests.addPeer(name!);
+    return name!;
+  }
+
+  /** Only gives the listener this host's metadata. Fails as exchangeMetadata(). */
+  async sendMetadata(address: ListenerAddress): Promise<void> {
+    await this.#parts.service.exchange('send', address);
+  }
+
+  /** Tells the listener to forget this host. Fails as exchangeMetadata(). */
+  async sendInvalidation(address: ListenerAddress): Promise<void> {
+    await this.#parts.service.exchange('invalidate', address);
+  }
+
+  /** Puts this host's metadata into a store, such as etcdMetadataStore(), which they leave with close(). */
+  async publishMetadata(store: MetadataStore): Promise<void> {
+    const withdraw = await store.put(this.name, await this.getMetadata());
+    if (withdraw === undefined) return;
+    if (this.#closing === undefined) this.#withdrawals.add(withdraw);
+    else await withdraw();
+  }
+
+  /** Takes metadata that a peer has published, as soon as it has; returns its name. Fails with WL_TIMEOUT. */
+  loadPublished(store: MetadataStore, peer: string, options?: WaitOptions): Promise<string> {
+    const loadRemoteMetadata = (blob: Uint8Array): Promise<string> => this.addRemoteAgent(blob);
+    return loadPublished({ settings: this.#parts.settings, loadRemoteMetadata }, store, peer, options);
   }
 
   /** Ranges of registered memory for a peer's createWriteReq(). */
@@ -205,130 +291,130 @@ export class DeviceHost implements AsyncDisposable {
     });
   }
 
-  /** Writes from a local range to the ranges that the peer serialised. Fails with WL_INVALID_ARGUMENT, WL_PROTOCOL. */
+  /**
+   * Writes from a local range to the ranges that the peer serialised. Fails with WL_INVALID_ARGUMENT, WL_PROTOCOL,
+   * WL_CAPACITY, and as connecting does.
+   */
   async createWriteReq(
     local: VramRange,
     remoteDescs: Uint8Array,
     peerName: string,
-    { soleWriter = false }: WriteRequestOptions = {},
+    options: WriteRequestOptions = {},
   ): Promise<WriteRequest> {
-    const { memory, offset, bytes } = this.#range(local);
+    checkOptions(options, requestOptionNames, 'options of createWriteReq');
+    const { soleWriter = false } = options;
+    const { memory, offset, bytes } = this.#regions.range(local);
     const descs = decodeDescs(remoteDescs);
-    const peer = this.#peers.find(({ name }) => name === peerName);
-    if (peer === undefined) throw invalidArgument('peerName', peerName, 'what addRemoteAgent() returned');
+    const { requests, service } = this.#parts;
+    // Peers that came by the listener are known to the service alone until they are used.
+    if (!requests.knowsPeer(peerName)) await service.checkRemote(peerName);
     if (descs.agent !== peerName) throw invalidArgument('remoteDescs', descs.agent, `descriptors of ${peerName}`);
     if (descs.ranges.length > MAX_REQUEST_REMOTES) {
       throw invalidArgument('remoteDescs', descs.ranges.length, `at most ${MAX_REQUEST_REMOTES} ranges`);
     }
-    const number = this.#requests.length;
-    if (number >= MAX_DEVICE_REQUESTS) {
-      throw new WeftlineError('WL_CAPACITY', `${this.name} has ${number} requests, which is the most`);
+    const half = this.#half(memory.deviceId);
+    const number = service.takeNumber();
+    let mapping: MappedRanges | undefined;
+    try {
+      const mapped = this.#map(half, descs);
+      mapping = typeof mapped === 'string' ? undefined : mapped;
+      const remotes = descs.ranges.map((range) => ({ region: range.region, offset: range.offset, bytes: range.bytes }));
+      const queued = { number, region: memory.id, offset, bytes, peer: peerName, remotes, isSoleWriter: soleWriter };
+      const path =
+        typeof mapped === 'string'
+          ? `queue, then ${await service.openRequest(queued)}: ${mapped}`
+          : 'direct: its memory is mapped here';
+      const request = {
+        number,
+        peer: requests.addPeer(peerName),
+        peerName,
+        path,
+        inlines: soleWriter && half.isFar(memory.address) && descs.ranges.every(takesWords),
+        local: { address: memory.address + offset, bytes },
+        remotes: remotes.map((range, index) => ({ direct: mapping?.addresses[index] ?? 0, bytes: range.bytes })),
+      };
+      requests.add({ request, memory, half, mapping, handles: [] });
+      return request;
+    } catch (error) {
+      mapping?.[Symbol.dispose]();
+      await service.releaseRequest(number).catch(() => {});
+      throw error;
     }
-    const mapped = this.#map(descs);
-    // The number is taken before the wait, so that two calls at once get two.
-    this.#requests.push(undefined);
-    const path = Array.isArray(mapped)
-      ? 'direct: its memory is mapped here'
-      : await this.#openQueued(mapped, { number, memory, offset, bytes, descs, peerName, soleWriter });
-    const request = {
-      number,
-      peer: peer.number,
-      peerName,
-      path,
-      inlines: soleWriter && this.#half.isFar(memory.address) && descs.ranges.every(takesWords),
-      local: { address: memory.address + offset, bytes },
-      remotes: descs.ranges.map((range, index) => ({
-        direct: Array.isArray(mapped) ? mapped[index]! : 0,
-        bytes: range.bytes,
-      })),
-    };
-    this.#requests[number] = request;
-    return request;
   }
 
   /** What kernels use: an address on GPUs, the request's number for `kernelApi`. */
-  createGpuReq(request: WriteRequest): Promise<number> {
-    return this.#half.addRequest(request);
+  async createGpuReq(request: WriteRequest): Promise<number> {
+    const { half, handles } = this.#parts.requests.known(request);
+    const handle = await half.addRequest(request);
+    handles.push(handle);
+    return handle;
+  }
+
+  /**
+   * Takes a request and its handles back. To be called when the kernels that use them have ended and what they put has been
+   * flushed: commands that are still in a queue fail. Fails with WL_INVALID_ARGUMENT if it was released before.
+   */
+  async releaseWriteReq(request: WriteRequest): Promise<void> {
+    const { requests, service } = this.#parts;
+    requests.remove(requests.known(request));
+    await service.releaseRequest(request.number);
   }
 
   /** Kernels that wait leave within milliseconds; whoever waits for them gets the error, once. */
   abort(reason: WeftlineError): void {
-    this.#half.abort(reason);
+    for (const half of this.#parts.halves.values()) half.abort(reason);
   }
 
   /** After kernels have ended: fails with why one of them left early, if one did. Waiting for a stream does this too. */
   throwIfFailed(): void {
-    this.#half.throwIfFailed();
+    for (const half of this.#parts.halves.values()) half.throwIfFailed();
   }
 
-  /** Closes the agent and frees what was allocated; no kernel that uses it may be running. Idempotent. */
-  async close(): Promise<void> {
-    this.#half.letGo();
-    await this.#link[Symbol.asyncDispose]();
-    this.#half[Symbol.dispose]();
+  /**
+   * Withdraws what was published, releases all requests, registrations and peers, closes the agent and frees what was
+   * allocated; no kernel that uses it may be running. Idempotent.
+   */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
   }
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
 
-  #keep(memory: RegisteredVram): RegisteredVram {
-    this.#regions.set(memory.id, memory);
-    return memory;
+  async #close(): Promise<void> {
+    const { halves, requests, service } = this.#parts;
+    for (const half of halves.values()) half.unpin();
+    try {
+      await Promise.allSettled([...this.#withdrawals].map((withdraw) => withdraw()));
+      for (const open of requests.all) requests.remove(open);
+      // With it go the requests, registrations and peers of the agent.
+      await service.close();
+    } finally {
+      for (const half of halves.values()) half[Symbol.dispose]();
+    }
   }
 
-  /** Addresses of all ranges in this process, or why there are none. */
-  #map(descs: TransferDescs): number[] | string {
+  #half(deviceId?: number): DeviceHalf {
+    const { halves } = this.#parts;
+    const [first] = halves.keys();
+    const half = halves.get(deviceId ?? first!);
+    if (half === undefined) throw invalidArgument('deviceId', deviceId, `one of ${[...halves.keys()].join(', ')}`);
+    return half;
+  }
+
+  /** All ranges in this process, or why they are not mapped. */
+  #map(half: DeviceHalf, descs: TransferDescs): MappedRanges | string {
     if (!this.#direct) return 'asked for';
     if (descs.host !== hostIdentity()) return 'it is on another host';
-    return this.#half.map(descs);
-  }
-
-  async #openQueued(
-    reason: string,
-    parts: {
-      number: number;
-      memory: RegisteredVram;
-      offset: number;
-      bytes: number;
-      descs: TransferDescs;
-      peerName: string;
-      soleWriter: boolean;
-    },
-  ): Promise<string> {
-    const { number, memory, offset, bytes, descs, peerName, soleWriter } = parts;
-    const remotes = descs.ranges.map((range) => ({ region: range.region, offset: range.offset, bytes: range.bytes }));
-    const options = {
-      number,
-      region: memory.id,
-      offset,
-      bytes,
-      peer: peerName,
-      remotes,
-      isSoleWriter: soleWriter,
-    };
-    const backend = await this.#link.call('request', options);
-    return `queue, then ${backend}: ${reason}`;
+    return half.map(descs);
   }
 
   #describe(range: VramRange): DescRange {
-    const { memory, offset, bytes } = this.#range(range);
-    const ipc = this.#half.exportMemory(memory.address + offset, bytes);
+    const { memory, offset, bytes } = this.#regions.range(range);
+    const ipc = this.#half(memory.deviceId).exportMemory(memory.address + offset, bytes);
     return { region: memory.id, offset, bytes, ...(ipc === undefined ? {} : { ipc }) };
-  }
-
-  #range({ memory, offset = 0, bytes }: VramRange): { memory: RegisteredVram; offset: number; bytes: number } {
-    const known = this.#known(memory);
-    const size = bytes ?? known.bytes - offset;
-    const isInside = Number.isInteger(offset) && Number.isInteger(size) && offset >= 0 && size > 0;
-    if (isInside && offset + size <= known.bytes) return { memory: known, offset, bytes: size };
-    throw invalidArgument('range', [offset, offset + size], `inside the ${known.bytes} bytes of its memory`);
-  }
-
-  #known(memory: RegisteredVram): RegisteredVram {
-    const known = this.#regions.get(memory.id);
-    if (known === undefined) throw invalidArgument('memory', memory.id, 'what registerVram() of this host returned');
-    return known;
   }
 }
 

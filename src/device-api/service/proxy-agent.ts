@@ -1,6 +1,14 @@
 // The agent of a proxy thread: its registered memory, its peers, and a channel per peer that commands are posted to.
 import { Agent } from '../../agent/agent.ts';
 import type { BackendChannel, BackendLink, BackendName, PutPlace } from '../../agent/backend.ts';
+import {
+  exchangeMetadata,
+  fetchMetadata,
+  type ListenerAddress,
+  sendInvalidation,
+  sendMetadata,
+} from '../../agent/exchange/metadata-caller.ts';
+import { type ListenOptions, MetadataListener } from '../../agent/exchange/metadata-listener.ts';
 import type { Registration } from '../../agent/registration.ts';
 import { Deadline } from '../../core/deadline.ts';
 import type { WeftlineError } from '../../core/errors.ts';
@@ -8,13 +16,19 @@ import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { viewAt } from '../../native/library.ts';
 import { AgentRoute } from './agent-route.ts';
 import type { CommandRoute, ServedRequest } from './command-server.ts';
-import type { Allocation, ProxyThread, RemoteRange, RequestOptions } from './proxy-messages.ts';
+import type {
+  Allocation,
+  ExchangeOptions,
+  ProxyThread,
+  RegisterOptions,
+  RequestOptions,
+} from './proxy-messages.ts';
 import { STAGED_BYTES, StagedStores } from './staged-stores.ts';
 
 export class ProxyAgent {
   readonly #agent: Agent;
-  /** This thread's own object for the GPU; its context and memory are those of the process. */
-  readonly #device: CudaDevice | undefined;
+  /** This thread's own objects for the GPUs; their contexts and memory are those of the process. */
+  readonly #devices: ReadonlyMap<number, CudaDevice>;
   readonly #registrations = new Map<number, Registration>();
   readonly #channels = new Map<BackendLink, BackendChannel>();
   /** To peers whose death was not told. */
@@ -22,21 +36,22 @@ export class ProxyAgent {
   /** Of channels that cannot store 8 bytes: where those are put from. */
   readonly #staging = new Map<BackendChannel, { readonly stores: StagedStores; readonly memory: Registration }>();
 
-  static async create({ agent, backends, token, settings, ordinal, host }: ProxyThread): Promise<ProxyAgent> {
-    const device = ordinal === undefined ? undefined : await CudaDevice.create({ ...settings, ordinal });
+  static async create({ agent, backends, token, settings, ordinals, host }: ProxyThread): Promise<ProxyAgent> {
+    const devices = new Map<number, CudaDevice>();
     try {
+      for (const ordinal of ordinals) devices.set(ordinal, await CudaDevice.create({ ...settings, ordinal }));
       const options = { settings, token, ...(host === undefined ? {} : { host }) };
       const made = await Agent.create(agent, { ...options, ...(backends === undefined ? {} : { backends }) });
-      return new ProxyAgent(made, device);
+      return new ProxyAgent(made, devices);
     } catch (error) {
-      await device?.[Symbol.asyncDispose]();
+      for (const device of devices.values()) await device.close();
       throw error;
     }
   }
 
-  private constructor(agent: Agent, device: CudaDevice | undefined) {
+  private constructor(agent: Agent, devices: ReadonlyMap<number, CudaDevice>) {
     this.#agent = agent;
-    this.#device = device;
+    this.#devices = devices;
   }
 
   /** Host memory. */
@@ -46,13 +61,18 @@ export class ProxyAgent {
     return { id: registration.number, address: registration.address };
   }
 
-  /** Of this process: of the GPU if there is one, else of the host. */
-  async register(address: number, bytes: number): Promise<number> {
-    const device = this.#device;
+  /** Of this process. */
+  async register({ address, bytes, ordinal }: RegisterOptions): Promise<number> {
+    const device = ordinal === undefined ? undefined : this.#devices.get(ordinal);
     const memory = device === undefined ? new Uint8Array(viewAt(address, bytes)) : { device, address, bytes };
     const registration = await this.#agent.register(memory);
     this.#registrations.set(registration.number, registration);
     return registration.number;
+  }
+
+  async deregister(region: number): Promise<void> {
+    await this.#agent.deregister(this.#registrations.get(region)!);
+    this.#registrations.delete(region);
   }
 
   metadata(): Uint8Array {
@@ -61,12 +81,45 @@ export class ProxyAgent {
 
   async addRemote(metadata: Uint8Array): Promise<string> {
     const name = await this.#agent.loadRemoteMetadata(metadata);
+    await this.#watch(name);
+    return name;
+  }
+
+  checkRemote(peer: string): void {
+    this.#agent.remoteMemory(peer);
+  }
+
+  async removeRemote(peer: string): Promise<boolean> {
+    const wasKnown = await this.#agent.invalidate(peer);
+    for (const [link, channel] of this.#channels) if (channel.error !== undefined) this.#channels.delete(link);
+    return wasKnown;
+  }
+
+  async listen(options: ListenOptions): Promise<number> {
+    const listener = await MetadataListener.open(this.#agent, options, (peer) => {
+      // It may have been forgotten by then.
+      this.#watch(peer).catch(() => {});
+    });
+    return listener.port;
+  }
+
+  async exchange(how: ExchangeOptions['how'], address: ListenerAddress): Promise<string | undefined> {
+    if (how === 'send') await sendMetadata(this.#agent, address);
+    else if (how === 'invalidate') await sendInvalidation(this.#agent, address);
+    else {
+      const name = await (how === 'fetch' ? fetchMetadata : exchangeMetadata)(this.#agent, address);
+      await this.#watch(name);
+      return name;
+    }
+    return undefined;
+  }
+
+  async #watch(name: string): Promise<void> {
     // Kernels may wait for a peer to which nothing goes from here, or not through a queue.
     const isOfThisHost = this.#agent.explain(name).some(({ backend, isUsable }) => backend === 'local' && isUsable);
     // One that cannot be watched is not watched: whoever needs the link hears why when it is made for a request.
     const link = isOfThisHost ? await this.#agent.linkTo(name, 'local').catch(() => undefined) : undefined;
     if (link !== undefined) this.#watched.add(link);
-    return name;
   }
 
   /** Connects, if that is not done. The path is the backend's name. */
@@ -74,7 +127,7 @@ export class ProxyAgent {
     options: RequestOptions,
     signal: AbortSignal,
   ): Promise<{ readonly request: ServedRequest; readonly path: BackendName }> {
-    const registration = this.#registrations.get(options.region) as Registration;
+    const registration = this.#registrations.get(options.region)!;
     const remotes: CommandRoute[] = [];
     let path: BackendName | undefined;
     const deadline = new Deadline(this.#agent.settings.timeoutMs);
@@ -102,7 +155,7 @@ export class ProxyAgent {
 
   async close(): Promise<void> {
     await this.#agent.close();
-    await this.#device?.[Symbol.asyncDispose]();
+    for (const device of this.#devices.values()) await device.close();
   }
 
   async #stagedStores(
@@ -119,7 +172,7 @@ export class ProxyAgent {
       await this.#agent.deregister(memory);
     }
     const memory = await this.#agent.allocate(STAGED_BYTES);
-    const region = (remotes[0] as RemoteRange).region;
+    const region = remotes[0]!.region;
     const { local } = await this.#agent.channelParts(peer, memory, region, { backend, deadline });
     const stores = new StagedStores(channel, local, viewAt(memory.address, STAGED_BYTES));
     this.#staging.set(channel, { stores, memory });

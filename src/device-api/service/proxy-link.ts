@@ -1,4 +1,4 @@
-// How a DeviceHost reaches the thread that serves its queues: starts it, calls it, hears of failures, ends it.
+// How a ProxyService reaches the thread that serves its queues: starts it, calls it, hears of failures, ends it.
 import { decodeError, type EncodedError, type WeftlineError } from '../../core/errors.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
@@ -50,6 +50,15 @@ export class ProxyLink implements AsyncDisposable {
     ...argument: ArgumentOf<ProxyCalls, Name>
   ): Promise<ResultOf<ProxyCalls, Name>> {
     return this.#link.callWith({ endsThread: name === 'serve' }, name, ...argument);
+  }
+
+  /** The same, until the signal ends the wait. */
+  callUntil<Name extends keyof ProxyCalls>(
+    signal: AbortSignal | undefined,
+    name: Name,
+    ...argument: ArgumentOf<ProxyCalls, Name>
+  ): Promise<ResultOf<ProxyCalls, Name>> {
+    return this.#link.callWith(signal === undefined ? {} : { signal }, name, ...argument);
   }
 
   /** Closes the agent and ends the thread. Idempotent. */

@@ -1,5 +1,7 @@
-// What a DeviceHost and the thread that serves its queues say to each other.
+// What a ProxyService and the thread that serves its queues say to each other.
 import type { BackendName } from '../../agent/backend.ts';
+import type { ListenerAddress } from '../../agent/exchange/metadata-caller.ts';
+import type { ListenOptions } from '../../agent/exchange/metadata-listener.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { Calls } from '../../threads/worker-port.ts';
 
@@ -11,8 +13,8 @@ export interface ProxyThread {
   readonly backends: readonly BackendName[] | undefined;
   /** The address that peers reach this host by. */
   readonly host: string | undefined;
-  /** GPU whose memory is registered; undefined on the CPU. */
-  readonly ordinal: number | undefined;
+  /** GPUs whose memory is registered. */
+  readonly ordinals: readonly number[];
   /** Of a WakeWord: rung when a queue or a call has something for a thread that sleeps. */
   readonly wake: SharedArrayBuffer;
 }
@@ -53,6 +55,13 @@ export interface QueueOptions {
 export interface RegisterOptions {
   readonly address: number;
   readonly bytes: number;
+  /** The GPU that it is of; the host if there is none. */
+  readonly ordinal?: number | undefined;
+}
+
+export interface ExchangeOptions {
+  readonly how: 'exchange' | 'fetch' | 'send' | 'invalidate';
+  readonly address: Omit<ListenerAddress, 'signal'>;
 }
 
 /** What the thread does when it is called; what it tells unasked is why a command could not be carried out. */
@@ -62,9 +71,19 @@ export interface ProxyCalls extends Calls {
   allocate(bytes: number): Promise<Allocation>;
   /** Returns the number of the region. */
   register(memory: RegisterOptions): Promise<number>;
+  deregister(region: number): Promise<void>;
   metadata(): Uint8Array;
   /** Returns the peer's name. */
   addRemote(metadata: Uint8Array): Promise<string>;
+  /** Fails unless the peer is known. */
+  checkRemote(peer: string): void;
+  /** False if the peer is not known. */
+  removeRemote(peer: string): Promise<boolean>;
+  /** Returns the port. */
+  listen(options: ListenOptions): Promise<number>;
+  /** Returns the peer's name, if its metadata came. */
+  exchange(options: ExchangeOptions, signal: AbortSignal): Promise<string | undefined>;
   /** Opens the way to the ranges, after which commands of the request are carried out. Returns the backend's name. */
   request(options: RequestOptions, signal: AbortSignal): Promise<BackendName>;
+  releaseRequest(number: number): void;
 }

@@ -43,13 +43,21 @@ const calls: ProxyCalls = {
     }
   },
   allocate: (bytes) => agent.allocate(bytes),
-  register: ({ address, bytes }) => agent.register(address, bytes),
+  register: (memory) => agent.register(memory),
+  deregister: (region) => agent.deregister(region),
   metadata: () => agent.metadata(),
   addRemote: (metadata) => agent.addRemote(metadata),
+  checkRemote: (peer) => agent.checkRemote(peer),
+  removeRemote: (peer) => agent.removeRemote(peer),
+  listen: (where) => agent.listen(where),
+  exchange: ({ how, address }, signal) => agent.exchange(how, { ...address, signal }),
   async request(request, signal) {
     const opened = await agent.openRequest(request, signal);
     requests[request.number] = opened.request;
     return opened.path;
+  },
+  releaseRequest(number) {
+    requests[number] = undefined;
   },
   stop: () => agent.close(),
 };

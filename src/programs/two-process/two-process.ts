@@ -5,7 +5,8 @@ import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { twoProcessKernels } from '../../device/cuda/kernels/device-api.ts';
 import type { World } from '../../world/index.ts';
-import { DeviceHost, type RegisteredVram } from '../../device-api/host/device-host.ts';
+import { DeviceHost } from '../../device-api/host/device-host.ts';
+import type { RegisteredVram } from '../../device-api/host/vram-regions.ts';
 
 export const twoProcessLevels = ['thread', 'warp', 'block'] as const;
 export type TwoProcessLevel = (typeof twoProcessLevels)[number];

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import type { CudaDevice } from 'weftline';
 import { benchDeviceApiKernels } from '#lib/device/cuda/kernels/device-api.js';
-import { CudaRequests } from '#lib/device-api/host/cuda-requests.js';
+import { CudaRequests } from '#lib/device-api/service/cuda-requests.js';
 import { countingPeer } from '../support/counting-peer.ts';
 
 export interface QueueSpeed {

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { CommandReader } from '#lib/device-api/service/command-queue.js';
 import { CommandServer } from '#lib/device-api/service/command-server.js';
-import type { CudaRequests } from '#lib/device-api/host/cuda-requests.js';
+import type { CudaRequests } from '#lib/device-api/service/cuda-requests.js';
 import { queuesIn } from '#lib/device-api/service/queue-layout.js';
 
 /** Of the one queue of `requests`. `handle`: of a request to the peer. */

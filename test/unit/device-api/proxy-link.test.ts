@@ -8,7 +8,7 @@ const threads = {
   'waits for something': 'setInterval(() => {}, 1000)',
   'is in a loop': 'for (;;);',
 };
-const parts = { agent: 'a', token: '', backends: undefined, ordinal: undefined, host: undefined };
+const parts = { agent: 'a', token: '', backends: undefined, ordinals: [], host: undefined };
 
 for (const [what, program] of Object.entries(threads)) {
   const script = new URL(`data:text/javascript,${encodeURIComponent(program)}`);

@@ -5,7 +5,7 @@ import { Block, type Layout } from '../../abi/layout.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import { queueBytes } from '../service/command-queue.ts';
+import { queueBytes } from './command-queue.ts';
 import type { RequestShape } from './request-shape.ts';
 
 export interface CudaRequestsOptions {
@@ -20,7 +20,9 @@ export interface CudaRequestsOptions {
 export class CudaRequests implements Disposable {
   readonly #device: CudaDevice;
   readonly #rings: HostMemory;
-  readonly #memory: Tensor<'u8'>[];
+  readonly #memory: readonly Tensor<'u8'>[];
+  /** By handle. */
+  readonly #requests = new Map<number, readonly Tensor<'u8'>[]>();
   readonly #options: CudaRequestsOptions;
 
   /** Address of DeviceHostState, for waits. */
@@ -43,12 +45,12 @@ export class CudaRequests implements Disposable {
     return new CudaRequests(options, rings, [queueTable, state]);
   }
 
-  private constructor(options: CudaRequestsOptions, rings: HostMemory, memory: Tensor<'u8'>[]) {
+  private constructor(options: CudaRequestsOptions, rings: HostMemory, memory: readonly [Tensor<'u8'>, Tensor<'u8'>]) {
     this.#options = options;
     this.#device = options.device;
     this.#rings = rings;
     this.#memory = memory;
-    this.state = (memory[1] as Tensor).address;
+    this.state = memory[1].address;
   }
 
   /** Address of the queues in this process, and how they lie there. */
@@ -70,10 +72,10 @@ export class CudaRequests implements Disposable {
     }
   }
 
-  /** The handle of a request that kernels use, valid until this is disposed. */
+  /** The handle of a request that kernels use, valid until it is removed. */
   async add(request: RequestShape): Promise<number> {
     const remotes = await upload(this.#device, deviceRemote, request.remotes.length, (block, index) => {
-      const { direct, bytes } = request.remotes[index] as RequestShape['remotes'][number];
+      const { direct, bytes } = request.remotes[index]!;
       block.set('direct', direct);
       block.set('bytes', bytes);
     });
@@ -89,11 +91,17 @@ export class CudaRequests implements Disposable {
       block.set('peer', request.peer);
       block.set('inlines', request.inlines ? 1 : 0);
     });
-    this.#memory.push(remotes, tensor);
+    this.#requests.set(tensor.address, [remotes, tensor]);
     return tensor.address;
   }
 
+  remove(handle: number): void {
+    for (const tensor of this.#requests.get(handle) ?? []) tensor.dispose();
+    this.#requests.delete(handle);
+  }
+
   [Symbol.dispose](): void {
+    for (const handle of this.#requests.keys()) this.remove(handle);
     for (const tensor of this.#memory) tensor.dispose();
     this.#rings[Symbol.dispose]();
   }

@@ -1,0 +1,46 @@
+// One DeviceHalf per device of a DeviceHost.
+import { invalidArgument } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import { CpuHalf, type CpuHalfOptions } from './cpu-half.ts';
+import { CudaHalf } from './cuda-half.ts';
+import type { DeviceHalf } from './device-half.ts';
+
+interface ChosenDevices {
+  readonly device?: CpuDevice | CudaDevice;
+  readonly devices?: readonly CudaDevice[];
+}
+
+/** Fails with WL_INVALID_ARGUMENT unless there is one device, or several GPUs. */
+export function checkDevices({ device, devices }: ChosenDevices): readonly (CpuDevice | CudaDevice)[] {
+  if ((device === undefined) === (devices === undefined)) {
+    throw invalidArgument('device', device, 'one device, or several by the option devices');
+  }
+  if (device !== undefined) return [device];
+  const list = devices ?? [];
+  if (list.length === 0) throw invalidArgument('devices', list, 'at least one GPU');
+  // Callers in plain JavaScript may pass anything.
+  const kinds = list.map(({ kind }): string => kind);
+  if (kinds.some((kind) => kind !== 'cuda')) throw invalidArgument('devices', kinds, 'GPUs only');
+  const ordinals = list.map(({ context }) => context.ordinal);
+  if (new Set(ordinals).size < list.length) throw invalidArgument('devices', ordinals, 'each GPU once');
+  return list;
+}
+
+/** By the GPU's ordinal; 0 on the CPU. */
+export async function openHalves(
+  devices: readonly (CpuDevice | CudaDevice)[],
+  options: CpuHalfOptions,
+): Promise<ReadonlyMap<number, DeviceHalf>> {
+  const halves = new Map<number, DeviceHalf>();
+  try {
+    for (const device of devices) {
+      const half = device.kind === 'cpu' ? new CpuHalf(options) : await CudaHalf.create({ ...options, device });
+      halves.set(half.deviceId, half);
+    }
+    return halves;
+  } catch (error) {
+    for (const half of halves.values()) half[Symbol.dispose]();
+    throw error;
+  }
+}

@@ -1,0 +1,122 @@
+// The thread that serves command queues, as a service: whoever has queues in shared memory gives them to it, registers
+// memory, meets peers, and opens requests that the commands of the queues name. DeviceHost is one of its users.
+import type { BackendName, ListenerAddress, ListenOptions } from '../../agent/index.ts';
+import type { WeftlineError } from '../../core/errors.ts';
+import { readSettings, type Settings } from '../../settings/settings.ts';
+import { ProxyLink } from './proxy-link.ts';
+import type { Allocation, QueueOptions, RegisterOptions, RequestOptions } from './proxy-messages.ts';
+import { checkQueueLayout } from './queue-layout.ts';
+import { RequestNumbers } from './request-numbers.ts';
+
+export interface ProxyServiceOptions {
+  /** What peers call it. */
+  readonly name: string;
+  readonly settings: Settings;
+  /** Peers must have the same; see Agent. */
+  readonly token: string;
+  readonly backends?: readonly BackendName[] | undefined;
+  /** The numeric address that peers of other hosts reach this one by. */
+  readonly host?: string | undefined;
+  /** GPUs whose memory is registered; none by default. */
+  readonly ordinals?: readonly number[];
+  /** Hears of commands that failed, of peers that died, and of the thread's end: once per cause. */
+  readonly onFailure: (error: WeftlineError) => void;
+}
+
+/** Every call fails with WL_CLOSED after close(), WL_TIMEOUT if the thread does not answer, WL_INTERNAL if it ended. */
+export class ProxyService implements AsyncDisposable {
+  readonly name: string;
+  readonly #link: ProxyLink;
+  readonly #numbers = new RequestNumbers();
+
+  /** The thread starts at once; what it cannot do is told by the first call. */
+  constructor({ name, settings, token, backends, host, ordinals = [], onFailure }: ProxyServiceOptions) {
+    this.name = name;
+    this.#link = new ProxyLink({ agent: name, settings, token, backends, ordinals, host }, onFailure, {
+      // Kernels may be given less than it takes to start a thread.
+      timeoutMs: Math.max(settings.timeoutMs, readSettings().timeoutMs),
+    });
+  }
+
+  /** Carries out the commands of these queues, too, from now on. They stay in place until the service is closed. */
+  serve(queues: QueueOptions): Promise<void> {
+    checkQueueLayout(queues);
+    return this.#link.call('serve', queues);
+  }
+
+  /** After a push of a writer that shares memory with the thread, which may sleep. */
+  wake(): void {
+    this.#link.wake.ring();
+  }
+
+  /** Zeroed memory of the host, registered. Freed when it is deregistered. */
+  allocate(bytes: number): Promise<Allocation> {
+    return this.#link.call('allocate', bytes);
+  }
+
+  /** Memory of this process: of the GPU `ordinal`, or of the host. Returns the number of the region. */
+  register(memory: RegisterOptions): Promise<number> {
+    return this.#link.call('register', memory);
+  }
+
+  /** Peers can no longer use the region; no request may. */
+  deregister(region: number): Promise<void> {
+    return this.#link.call('deregister', region);
+  }
+
+  /** What a peer's addRemote() takes. Of what is registered now. */
+  metadata(): Promise<Uint8Array> {
+    return this.#link.call('metadata');
+  }
+
+  /** Returns the peer's name. */
+  addRemote(metadata: Uint8Array): Promise<string> {
+    return this.#link.call('addRemote', metadata);
+  }
+
+  /** Fails with WL_INVALID_ARGUMENT if there is no peer of the name. Peers may have come by the listener. */
+  checkRemote(peer: string): Promise<void> {
+    return this.#link.call('checkRemote', peer);
+  }
+
+  /** Forgets a peer to which no request goes. False if it is not known. */
+  removeRemote(peer: string): Promise<boolean> {
+    return this.#link.call('removeRemote', peer);
+  }
+
+  /** Takes metadata of peers that connect, and gives its own. Returns the port. */
+  listen(options: ListenOptions): Promise<number> {
+    return this.#link.call('listen', options);
+  }
+
+  /** Asks another's listener; returns the peer's name, if metadata came. */
+  exchange(how: 'exchange' | 'fetch' | 'send' | 'invalidate', address: ListenerAddress): Promise<string | undefined> {
+    const { signal, ...plain } = address;
+    return this.#link.callUntil(signal, 'exchange', { how, address: plain });
+  }
+
+  /** For openRequest(), or for a request whose writes need no queue. Fails with WL_CAPACITY. */
+  takeNumber(): number {
+    return this.#numbers.take(this.name);
+  }
+
+  /** Opens the way to the ranges of a peer: commands of the number are carried out from then on. Returns the backend. */
+  openRequest(options: RequestOptions): Promise<BackendName> {
+    return this.#link.call('request', options);
+  }
+
+  /** The number is free again; a command that still names it fails. */
+  async releaseRequest(number: number): Promise<void> {
+    await this.#link.call('releaseRequest', number);
+    this.#numbers.giveBack(number);
+  }
+
+  /** Forgets requests, peers and registrations, and ends the thread. Idempotent. */
+  close(): Promise<void> {
+    return this.#link[Symbol.asyncDispose]();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+}
