@@ -17,6 +17,7 @@ import { cacheFolder, gpuTest, noGpu } from './support/gpu.ts';
 import { testSeed } from '../support/seed.ts';
 
 const property = new URL('../local/ranks/device-api-property.js', import.meta.url);
+const devicesProgram = new URL('../local/ranks/device-host-devices.js', import.meta.url);
 const peerModule = fileURLToPath(new URL('../local/support/device-host-peer.js', import.meta.url));
 /** WEFTLINE_TEST_SEED=… repeats a failing run. */
 const seed = String(testSeed());
@@ -28,6 +29,18 @@ for (const way of ['direct', 'queue', 'sole', 'host']) {
     const { exitCode, transcript } = await runRanks(2, property, { args: [way, seed, '6'], env, timeoutMs: 120_000 });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
   });
+}
+
+for (const way of ['direct', 'queue']) {
+  test(
+    `${way}: one host drives all GPUs, meets its peer by a port, and releases what it took`,
+    { skip: noGpu },
+    async () => {
+      const { exitCode, transcript } = await runRanks(2, devicesProgram, { args: [way], env, timeoutMs: 120_000 });
+      assert.equal(exitCode, 0, transcript);
+      assert.match(transcript, way === 'direct' ? /GPU 0: direct/ : /GPU 0: queue, then local/);
+    },
+  );
 }
 
 /** A queue whose other side this thread serves, when it likes. */

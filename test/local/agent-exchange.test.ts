@@ -1,12 +1,8 @@
 // How agents learn of each other: blobs, the listener, the world's store, etcd; and what strangers get.
 import assert from 'node:assert/strict';
-import { spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtempSync, rmSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
-import { tmpdir } from 'node:os';
-import { join as joinPath } from 'node:path';
 import test from 'node:test';
 import type { WeftlineError } from 'weftline';
 import {
@@ -27,7 +23,7 @@ import {
 import { join } from 'weftline/world';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { AgentPeer } from './support/agent-pair.ts';
-import { skipWithout } from './support/requirements.ts';
+import { freePort, runEtcd, withoutEtcd } from './support/run-etcd.ts';
 
 const host = '127.0.0.1';
 
@@ -285,40 +281,10 @@ test('metadata of an earlier life in a store are recognised: newer ones are wait
   assert.equal(await late, 'a');
 });
 
-const { error: noEtcd } = spawnSync('etcd', ['--version']);
-const withoutEtcd = skipWithout(
-  'etcd',
-  noEtcd === undefined ? undefined : 'no etcd on this machine (Debian: etcd-server)',
-);
-
 test('agents meet in etcd', { skip: withoutEtcd }, async () => {
-  const folder = mkdtempSync(joinPath(tmpdir(), 'weftline-etcd-'));
-  const [clients, peers] = [await freePort(), await freePort()];
-  const endpoint = `http://${host}:${clients}`;
-  const settings = {
-    'data-dir': folder,
-    'listen-client-urls': endpoint,
-    'advertise-client-urls': endpoint,
-    'listen-peer-urls': `http://${host}:${peers}`,
-    'initial-advertise-peer-urls': `http://${host}:${peers}`,
-    'initial-cluster': `default=http://${host}:${peers}`,
-    'log-level': 'error',
-  };
-  const flags = Object.entries(settings).flatMap(([name, value]) => [`--${name}`, value]);
-  const child = spawn('etcd', flags, {
-    stdio: 'ignore',
-    env: { ...process.env, ETCD_UNSUPPORTED_ARCH: process.arch },
-  });
-  try {
-    const store = etcdMetadataStore({ endpoint });
-    await untilItAnswers(store);
-    await throughStore(store);
-    await outliveNobody(endpoint);
-  } finally {
-    child.kill('SIGKILL');
-    await once(child, 'exit');
-    rmSync(folder, { recursive: true });
-  }
+  await using etcd = await runEtcd();
+  await throughStore(etcdMetadataStore({ endpoint: etcd.endpoint }));
+  await outliveNobody(etcd.endpoint);
 });
 
 test('etcd that is not there, or is something else, is told', async () => {
@@ -326,26 +292,3 @@ test('etcd that is not there, or is something else, is told', async () => {
   const nowhere = etcdMetadataStore({ endpoint: `http://${host}:${await freePort()}` });
   await failsWith(publishMetadata(a, nowhere), 'WL_PEER_LOST', /Cannot reach etcd/);
 });
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, host);
-  await once(server, 'listening');
-  const { port } = server.address() as { readonly port: number };
-  server.close();
-  await once(server, 'close');
-  return port;
-}
-
-/** etcd needs a moment to elect itself. */
-async function untilItAnswers(store: MetadataStore): Promise<void> {
-  const end = performance.now() + 20_000;
-  for (;;) {
-    try {
-      await store.put('probe', Buffer.from('x'));
-      return;
-    } catch (error) {
-      if (performance.now() > end) throw error;
-      await new Promise((resolve) => setTimeout(resolve, 50));
-    }
-  }
-}

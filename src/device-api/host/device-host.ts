@@ -1,11 +1,9 @@
 // The host of kernels that communicate: registers their memory, exchanges it with peers, gives them handles to requests.
-import { type BackendName, type ListenerAddress, loadPublished, type MetadataStore } from '../../agent/index.ts';
+import { type ListenerAddress, loadPublished, type MetadataStore } from '../../agent/index.ts';
 import { MAX_COMMAND_OFFSET, MAX_REQUEST_REMOTES } from '../../abi/command-queue.ts';
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
-import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { readToken } from '../../settings/token.ts';
 import { hostIdentity } from '../../world/host-identity.ts';
@@ -13,59 +11,16 @@ import { ProxyService } from '../service/proxy-service.ts';
 import { checkQueueLayout } from '../service/queue-layout.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
 import type { DeviceHalf, MappedRanges } from './device-half.ts';
+import {
+  type DeviceHostOptions,
+  deviceHostOptionNames,
+  type WriteRequestOptions,
+  writeRequestOptionNames,
+} from './device-host-options.ts';
 import { checkDevices, openHalves } from './open-halves.ts';
 import { decodeDescs, type DescRange, encodeDescs, type TransferDescs } from './transfer-descs.ts';
 import { type RegisteredVram, type VramRange, VramRegions } from './vram-regions.ts';
 import { type WriteRequest, WriteRequests } from './write-requests.ts';
-
-export interface DeviceHostOptions {
-  /** What peers call it. */
-  readonly name: string;
-  /** Whose kernels communicate. */
-  readonly device?: CpuDevice | CudaDevice;
-  /** Several GPUs in its place, each once. What is registered names one of them by its ordinal. */
-  readonly devices?: readonly CudaDevice[];
-  /** Peers must have the same; see Agent. */
-  readonly token?: string;
-  /** Which of the agent's backends may carry what kernels cannot write directly; all by default. */
-  readonly backends?: readonly BackendName[];
-  /** The numeric address that peers of other hosts reach this one by. */
-  readonly host?: string;
-  /** Listens there for peers that exchange metadata, at `host`; 0 takes any free port. Without it, no peer can connect. */
-  readonly port?: number;
-  /** False: also what kernels could write directly goes through the queues. */
-  readonly direct?: boolean;
-  /** Command queues of each device; channel c uses queue c % queues. 4 by default. */
-  readonly queues?: number;
-  /** Commands of each queue, a power of two; 1024 by default. */
-  readonly queueCapacity?: number;
-  /** Deadline of kernels' waits, and of connecting to a peer; the setting `timeoutMs` by default. */
-  readonly timeoutMs?: number;
-}
-
-const optionNames: OptionNames<DeviceHostOptions> = {
-  name: true,
-  device: true,
-  devices: true,
-  token: true,
-  backends: true,
-  host: true,
-  port: true,
-  direct: true,
-  queues: true,
-  queueCapacity: true,
-  timeoutMs: true,
-};
-
-export interface WriteRequestOptions {
-  /**
-   * Only this request adds to counters of the peer's ranges, which are 0 now; for puts of 8 bytes, too. What goes through
-   * a queue into memory of a GPU is then written by a stream, in half the time of a kernel that copies and adds.
-   */
-  readonly soleWriter?: boolean;
-}
-
-const requestOptionNames: OptionNames<WriteRequestOptions> = { soleWriter: true };
 
 interface Parts {
   readonly settings: Settings;
@@ -88,7 +43,7 @@ export class DeviceHost implements AsyncDisposable {
 
   /** Starts the thread that serves the queues. Fails with WL_INVALID_ARGUMENT, WL_CUDA, WL_UNSUPPORTED, WL_TIMEOUT. */
   static async create(options: DeviceHostOptions): Promise<DeviceHost> {
-    checkOptions(options, optionNames, 'options of DeviceHost.create');
+    checkOptions(options, deviceHostOptionNames, 'options of DeviceHost.create');
     const settings = readSettings(options.timeoutMs === undefined ? {} : { timeoutMs: options.timeoutMs });
     const { name, backends, host, port, queues = 4, queueCapacity: capacity = 1024 } = options;
     checkQueueLayout({ queues, capacity });
@@ -301,7 +256,7 @@ export class DeviceHost implements AsyncDisposable {
     peerName: string,
     options: WriteRequestOptions = {},
   ): Promise<WriteRequest> {
-    checkOptions(options, requestOptionNames, 'options of createWriteReq');
+    checkOptions(options, writeRequestOptionNames, 'options of createWriteReq');
     const { soleWriter = false } = options;
     const { memory, offset, bytes } = this.#regions.range(local);
     const descs = decodeDescs(remoteDescs);

@@ -4,15 +4,11 @@ import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { CpuHalf, type CpuHalfOptions } from './cpu-half.ts';
 import { CudaHalf } from './cuda-half.ts';
+import type { DeviceHostOptions } from './device-host-options.ts';
 import type { DeviceHalf } from './device-half.ts';
 
-interface ChosenDevices {
-  readonly device?: CpuDevice | CudaDevice;
-  readonly devices?: readonly CudaDevice[];
-}
-
 /** Fails with WL_INVALID_ARGUMENT unless there is one device, or several GPUs. */
-export function checkDevices({ device, devices }: ChosenDevices): readonly (CpuDevice | CudaDevice)[] {
+export function checkDevices({ device, devices }: DeviceHostOptions): readonly (CpuDevice | CudaDevice)[] {
   if ((device === undefined) === (devices === undefined)) {
     throw invalidArgument('device', device, 'one device, or several by the option devices');
   }

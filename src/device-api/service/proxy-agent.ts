@@ -16,13 +16,7 @@ import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { viewAt } from '../../native/library.ts';
 import { AgentRoute } from './agent-route.ts';
 import type { CommandRoute, ServedRequest } from './command-server.ts';
-import type {
-  Allocation,
-  ExchangeOptions,
-  ProxyThread,
-  RegisterOptions,
-  RequestOptions,
-} from './proxy-messages.ts';
+import type { Allocation, ExchangeOptions, ProxyThread, RegisterOptions, RequestOptions } from './proxy-messages.ts';
 import { STAGED_BYTES, StagedStores } from './staged-stores.ts';
 
 export class ProxyAgent {

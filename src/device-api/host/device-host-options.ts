@@ -1,0 +1,54 @@
+// What DeviceHost.create() and createWriteReq() take.
+import type { BackendName } from '../../agent/index.ts';
+import type { OptionNames } from '../../core/check-options.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+
+export interface DeviceHostOptions {
+  /** What peers call it. */
+  readonly name: string;
+  /** Whose kernels communicate. */
+  readonly device?: CpuDevice | CudaDevice;
+  /** Several GPUs in its place, each once. What is registered names one of them by its ordinal. */
+  readonly devices?: readonly CudaDevice[];
+  /** Peers must have the same; see Agent. */
+  readonly token?: string;
+  /** Which of the agent's backends may carry what kernels cannot write directly; all by default. */
+  readonly backends?: readonly BackendName[];
+  /** The numeric address that peers of other hosts reach this one by. */
+  readonly host?: string;
+  /** Listens there for peers that exchange metadata, at `host`; 0 takes any free port. Without it, no peer can connect. */
+  readonly port?: number;
+  /** False: also what kernels could write directly goes through the queues. */
+  readonly direct?: boolean;
+  /** Command queues of each device; channel c uses queue c % queues. 4 by default. */
+  readonly queues?: number;
+  /** Commands of each queue, a power of two; 1024 by default. */
+  readonly queueCapacity?: number;
+  /** Deadline of kernels' waits, and of connecting to a peer; the setting `timeoutMs` by default. */
+  readonly timeoutMs?: number;
+}
+
+export const deviceHostOptionNames: OptionNames<DeviceHostOptions> = {
+  name: true,
+  device: true,
+  devices: true,
+  token: true,
+  backends: true,
+  host: true,
+  port: true,
+  direct: true,
+  queues: true,
+  queueCapacity: true,
+  timeoutMs: true,
+};
+
+export interface WriteRequestOptions {
+  /**
+   * Only this request adds to counters of the peer's ranges, which are 0 now; for puts of 8 bytes, too. What goes through
+   * a queue into memory of a GPU is then written by a stream, in half the time of a kernel that copies and adds.
+   */
+  readonly soleWriter?: boolean;
+}
+
+export const writeRequestOptionNames: OptionNames<WriteRequestOptions> = { soleWriter: true };
