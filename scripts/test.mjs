@@ -1,4 +1,5 @@
-// Runs the compiled tests with node's own runner. Arguments: parts of file names to run (default: all); --watch etc. go to node.
+// Runs the compiled tests with node's own runner. Arguments: parts of file names to run (default: all but
+// those of fresh/, which install packages); --watch etc. go to node.
 import { spawnSync } from 'node:child_process';
 import { readdirSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
@@ -8,7 +9,7 @@ const options = process.argv.slice(2).filter((word) => word.startsWith('--'));
 const wanted = process.argv.slice(2).filter((word) => !word.startsWith('--'));
 const files = readdirSync(root, { recursive: true })
   .filter((name) => name.endsWith('.test.js'))
-  .filter((name) => wanted.length === 0 || wanted.some((part) => name.includes(part)))
+  .filter((name) => (wanted.length === 0 ? !name.startsWith('fresh/') : wanted.some((part) => name.includes(part))))
   .toSorted()
   .map((name) => `${root}/${name}`);
 if (files.length === 0) {

@@ -1,5 +1,6 @@
 // The backends of one agent: created together, looked at together, closed together.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { requirePackageFiles } from '../core/package-file.ts';
 import { type Backend, type BackendContext, type BackendName, backendNames } from './backend.ts';
 import { knownBackends, loadBackend, whyOnlyListed } from './backends/create.ts';
 
@@ -14,6 +15,8 @@ export class BackendSet {
    * those that work here and that `whyOnlyListed` does not leave out.
    */
   static async create(names: readonly BackendName[] | undefined, context: BackendContext): Promise<BackendSet> {
+    // Backends that cannot work are left out, which would hide this.
+    requirePackageFiles();
     const known = knownBackends();
     if (names !== undefined && !Array.isArray(names)) {
       throw invalidArgument('backends', names, `a list of names: ${known.join(', ')}`);

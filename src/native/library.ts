@@ -2,6 +2,7 @@
 import { createRequire } from 'node:module';
 import type * as Koffi from 'koffi';
 import { WeftlineError } from '../core/errors.ts';
+import { packageFile } from '../core/package-file.ts';
 
 type KoffiModule = typeof Koffi;
 /** koffi's declared functions take what their prototype says; the wrappers beside each declaration give them types. */
@@ -12,8 +13,9 @@ let koffi: KoffiModule | undefined;
 /** koffi itself, loaded at first use so that importing weftline loads nothing native. */
 export function loadKoffi(): KoffiModule {
   if (koffi === undefined) {
+    const here = packageFile('./library.js', import.meta.url);
     try {
-      koffi = createRequire(import.meta.url)('koffi') as KoffiModule;
+      koffi = createRequire(here)('koffi') as KoffiModule;
     } catch (cause) {
       throw new WeftlineError(
         'WL_UNSUPPORTED',
@@ -40,8 +42,9 @@ const libraries = new Map<string | null, Koffi.LibraryHandle>();
 export function openLibrary(name: string | null): Koffi.LibraryHandle {
   let library = libraries.get(name);
   if (library === undefined) {
+    const loader = loadKoffi();
     try {
-      library = loadKoffi().load(name);
+      library = loader.load(name);
     } catch (cause) {
       throw new WeftlineError('WL_UNSUPPORTED', `Cannot open the shared library ${name ?? 'of this process'}`, {
         details: { name },

@@ -1,6 +1,7 @@
 // Rank 0's end of the store's worker thread: starts it, stops it, never keeps the process alive for it.
 import type { Worker } from 'node:worker_threads';
 import { WeftlineError } from '../core/errors.ts';
+import { packageFile } from '../core/package-file.ts';
 import { startWorker } from '../threads/start-worker.ts';
 import type { StoreServerOptions } from './store-server.ts';
 import type { StoreWorkerMessage, StoreWorkerStop } from './store-worker.ts';
@@ -11,9 +12,7 @@ export class StoreHost {
 
   /** Fails with WL_CONFIG if the address cannot be listened on. */
   static start(options: StoreServerOptions): Promise<StoreHost> {
-    // The build keeps names and depth, so only the extension differs between source and build.
-    const extension = import.meta.url.slice(import.meta.url.lastIndexOf('.'));
-    const worker = startWorker(new URL(`./store-worker${extension}`, import.meta.url), {
+    const worker = startWorker(packageFile('./store-worker.js', import.meta.url), {
       workerData: options,
       name: 'store',
     });

@@ -30,7 +30,7 @@ async function compile(path: string, flags: readonly string[]): Promise<string> 
       '-Xptxas',
       '-v',
       '-I',
-      join(kernelFolder, 'include'),
+      join(kernelFolder(), 'include'),
       path,
       '-o',
       output,
@@ -62,7 +62,7 @@ function variants(): { file: KernelFile; name: string; defines: string[] }[] {
 for (const architecture of architectures) {
   for (const { file, name, defines } of variants()) {
     test(`${name} for ${architecture}`, { skip: noCompiler }, async () => {
-      const said = await compile(join(kernelFolder, file.file), [...compileFlags(architecture), ...defines]);
+      const said = await compile(join(kernelFolder(), file.file), [...compileFlags(architecture), ...defines]);
       for (const entry of Object.keys(file.kernels)) assert.match(said, new RegExp(`entry function '${entry}'`));
       if (file.hot) assert.deepEqual(spills(said), []);
     });
@@ -80,7 +80,7 @@ for (const architecture of architectures) {
 }
 
 test('every file of kernels/cuda is in the catalogue', () => {
-  const files = readdirSync(kernelFolder).filter((name) => name.endsWith('.cu'));
+  const files = readdirSync(kernelFolder()).filter((name) => name.endsWith('.cu'));
   assert.deepEqual(kernelCatalogue.map((file) => file.file).toSorted(), files.toSorted());
 });
 

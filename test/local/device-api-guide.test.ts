@@ -22,7 +22,7 @@ after(() => rmSync(folder, { recursive: true, force: true }));
 function compile(code: string, architecture = 'sm_90a'): { readonly ok: boolean; readonly said: string } {
   const path = join(folder, 'kernel.cu');
   writeFileSync(path, code);
-  const include = join(kernelFolder, 'include');
+  const include = join(kernelFolder(), 'include');
   const flags = [...compileFlags(architecture), '-Werror', 'all-warnings', '-I', include, '-cubin', '-o', `${path}bin`];
   const { status, stderr, stdout } = spawnSync('nvcc', [...flags, path], { encoding: 'utf8' });
   return { ok: status === 0, said: stdout + stderr };

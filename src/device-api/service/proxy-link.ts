@@ -1,10 +1,9 @@
 // How a ProxyService reaches the thread that serves its queues: starts it, calls it, hears of failures, ends it.
 import { decodeError, type EncodedError, type WeftlineError } from '../../core/errors.ts';
+import { packageFile } from '../../core/package-file.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
 import type { ProxyCalls, ProxyThread } from './proxy-messages.ts';
-
-const defaultScript = new URL('./proxy-worker.js', import.meta.url);
 
 export interface ProxyLinkOptions {
   /** What the thread may take for a call, its start included; by default what the waits of kernels may take. */
@@ -21,11 +20,11 @@ export class ProxyLink implements AsyncDisposable {
   constructor(
     data: Omit<ProxyThread, 'wake'>,
     onFailure: (error: WeftlineError) => void,
-    { timeoutMs = data.settings.timeoutMs, script = defaultScript }: ProxyLinkOptions = {},
+    { timeoutMs = data.settings.timeoutMs, script }: ProxyLinkOptions = {},
   ) {
     const thread: ProxyThread = { ...data, wake: this.wake.buffer };
     this.#link = new WorkerLink({
-      entry: script,
+      entry: script ?? packageFile('./proxy-worker.js', import.meta.url),
       name: 'proxy',
       what: 'thread that serves the command queues',
       closedMessage: 'The device host was closed',

@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { fileURLToPath } from 'node:url';
 import { WeftlineError } from '../../core/errors.ts';
+import { packageFile } from '../../core/package-file.ts';
 import { wasm, type WasmMemory } from './wasm.ts';
 
 /** Arguments are plain numbers in the order of the AssemblyScript declarations, which document them. */
@@ -158,7 +159,6 @@ export interface CpuKernels {
   swiglu(out: number, x: number, rows: number, width: number): void;
 }
 
-const modulePath = fileURLToPath(new URL('../../kernels/weftline.wasm', import.meta.url));
 let compiled: Promise<object> | undefined;
 let compiledNow: object | undefined;
 
@@ -176,23 +176,28 @@ export function instantiateKernelsNow(memory: WasmMemory): CpuKernels {
 }
 
 async function compile(): Promise<object> {
-  return wasm.compile(await readFile(modulePath).catch(cannotRead));
+  const file = moduleFile();
+  return wasm.compile(await readFile(file).catch((cause: unknown) => cannotRead(file, cause)));
 }
 
 function compileNow(): object {
+  const file = moduleFile();
   let bytes: Buffer;
   try {
-    bytes = readFileSync(modulePath);
+    bytes = readFileSync(file);
   } catch (cause) {
-    cannotRead(cause);
+    cannotRead(file, cause);
   }
   return new wasm.Module(bytes);
 }
 
-function cannotRead(cause: unknown): never {
-  throw new WeftlineError(
-    'WL_FILE',
-    `Cannot read the CPU kernels at ${modulePath}: build the package with "npm run build"`,
-    { details: { path: modulePath }, cause },
-  );
+function moduleFile(): string {
+  return fileURLToPath(packageFile('../../kernels/weftline.wasm', import.meta.url));
+}
+
+function cannotRead(path: string, cause: unknown): never {
+  throw new WeftlineError('WL_FILE', `Cannot read the CPU kernels at ${path}: build the package with "npm run build"`, {
+    details: { path },
+    cause,
+  });
 }

@@ -1,4 +1,5 @@
 // The link to the transport's engine, on a thread of its own if the settings say so.
+import { packageFile } from '../../core/package-file.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
 import { EngineHost } from './engine-host.ts';
@@ -6,6 +7,7 @@ import { type EngineLink, InlineLink, ThreadLink } from './engine-link.ts';
 
 /** Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where system calls are missing. */
 export async function openTransportLink(settings: Settings, wake?: WakeWord): Promise<EngineLink> {
-  if (settings.transportThread) return ThreadLink.start(new URL('./engine-worker.js', import.meta.url), settings, wake);
+  if (settings.transportThread)
+    return ThreadLink.start(packageFile('./engine-worker.js', import.meta.url), settings, wake);
   return new InlineLink((requests, onEvent) => new EngineHost({ settings, requests, onEvent, wake }));
 }

@@ -1,4 +1,5 @@
 // The thread that carries out large copies of an agent, so that they go on while the agent's thread does something else.
+import { packageFile } from '../../../core/package-file.ts';
 import { JOB_WORDS, LANE_WORDS, THREAD_WORDS, threadWord } from '../../../abi/copy-words.ts';
 import type { Worker } from 'node:worker_threads';
 import { SharedLock } from '../../../threads/shared-lock.ts';
@@ -22,7 +23,7 @@ export class CopyThread {
     const shared = this.#words.buffer;
     this.#lock = new SharedLock(shared, threadWord.lock * 4);
     const workerData: CopyWorkerData = { words: shared, wake: wake.buffer };
-    this.#worker = startWorker(new URL('./copy-worker.js', import.meta.url), { workerData, name: 'copies' });
+    this.#worker = startWorker(packageFile('./copy-worker.js', import.meta.url), { workerData, name: 'copies' });
     // Without the thread the agent's own copies all, in turns of its event loop.
     this.#worker.on('error', () => Atomics.store(this.#words, threadWord.isRunning, 0));
     this.#exited = new Promise((resolve) => this.#worker.once('exit', () => resolve()));

@@ -1,5 +1,6 @@
 // The thread that sleeps on an agent's doorbell in shared memory, and rings the agent when a peer rang it.
 import type { Worker } from 'node:worker_threads';
+import { packageFile } from '../../../core/package-file.ts';
 import { startWorker } from '../../../threads/start-worker.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';
 import type { DoorbellWorkerData } from './doorbell-worker.ts';
@@ -19,7 +20,7 @@ export class DoorbellThread {
       wake: wake.buffer,
       stop: this.#stop.buffer,
     };
-    this.#worker = startWorker(new URL('./doorbell-worker.js', import.meta.url), { workerData, name: 'doorbell' });
+    this.#worker = startWorker(packageFile('./doorbell-worker.js', import.meta.url), { workerData, name: 'doorbell' });
     this.#worker.once('message', () => (this.#isRunning = true));
     // Without the thread the agent only sleeps shorter.
     this.#worker.on('error', () => (this.#isRunning = false));

@@ -2,6 +2,7 @@
 import { DRIVER_WORDS, driverWords as at, tableWord, threadStates } from '../../../abi/ucx-words.ts';
 import { MessageChannel, type MessagePort, receiveMessageOnPort, type Worker } from 'node:worker_threads';
 import { decodeError, type EncodedError, WeftlineError } from '../../../core/errors.ts';
+import { packageFile } from '../../../core/package-file.ts';
 import { SharedLock } from '../../../threads/shared-lock.ts';
 import { startWorker } from '../../../threads/start-worker.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';
@@ -90,7 +91,7 @@ export class UcxDriver {
       wake: wake.buffer,
       spinUs,
     };
-    const entry = new URL('./ucx-thread.js', import.meta.url);
+    const entry = packageFile('./ucx-thread.js', import.meta.url);
     this.#thread = startWorker(entry, { workerData, transferList: [port2], name: 'ucx' });
     this.#thread.on('error', (cause) => this.#failed(cause));
     this.#thread.unref();

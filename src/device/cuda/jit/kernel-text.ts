@@ -1,9 +1,12 @@
 // The text of our kernels and of all headers they may include, as the build put it beside the code.
 import { readdirSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
+import { packageFile } from '../../../core/package-file.ts';
 
 /** dist/kernels/cuda; this file runs from dist/device/cuda/jit. */
-export const kernelFolder: string = fileURLToPath(new URL('../../../kernels/cuda', import.meta.url));
+export function kernelFolder(): string {
+  return fileURLToPath(packageFile('../../../kernels/cuda', import.meta.url));
+}
 
 export interface KernelText {
   /** What the compiler's messages call it. */
@@ -16,7 +19,7 @@ export interface KernelText {
 export function readKernelText(file: string): KernelText {
   return {
     name: `kernels/cuda/${file}`,
-    text: readFileSync(`${kernelFolder}/${file}`, 'utf8'),
+    text: readFileSync(`${kernelFolder()}/${file}`, 'utf8'),
     headers: ourHeaders(),
   };
 }
@@ -28,7 +31,7 @@ export function ourHeaders(): Readonly<Record<string, string>> {
 
 /** As #include names them. */
 export function headerNames(): string[] {
-  const names = readdirSync(`${kernelFolder}/include`, { recursive: true, encoding: 'utf8' });
+  const names = readdirSync(`${kernelFolder()}/include`, { recursive: true, encoding: 'utf8' });
   return names.filter((name) => name.endsWith('.cuh')).toSorted();
 }
 
@@ -36,6 +39,6 @@ let allHeaders: Readonly<Record<string, string>> | undefined;
 
 function readHeaders(): Record<string, string> {
   return Object.fromEntries(
-    headerNames().map((name) => [name, readFileSync(`${kernelFolder}/include/${name}`, 'utf8')]),
+    headerNames().map((name) => [name, readFileSync(`${kernelFolder()}/include/${name}`, 'utf8')]),
   );
 }
