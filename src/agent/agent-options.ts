@@ -1,5 +1,6 @@
 // What the calls of an agent take.
-import type { CallWait } from '../core/deadline.ts';
+import type { OptionNames } from '../core/check-options.ts';
+import { type CallWait, callWaitNames } from '../core/deadline.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { BackendLink, BackendName, BackendRegion, BackendRemoteRegion, TransferOperation } from './backend.ts';
 import type { DescriptorList } from './descriptors.ts';
@@ -18,6 +19,14 @@ export interface AgentOptions {
   readonly ownThread?: boolean;
 }
 
+export const agentOptionNames: OptionNames<AgentOptions> = {
+  backends: true,
+  settings: true,
+  token: true,
+  host: true,
+  ownThread: true,
+};
+
 export interface MetadataOptions {
   /** Only these; then what the peer knows of others stays. */
   readonly regions?: readonly Registration[];
@@ -26,6 +35,8 @@ export interface MetadataOptions {
   /** Without what peers need to connect, for a peer that knows it. True by default. */
   readonly connections?: boolean;
 }
+
+export const metadataOptionNames: OptionNames<MetadataOptions> = { regions: true, withdrawn: true, connections: true };
 
 export interface PrepareOptions extends CallWait {
   readonly operation: TransferOperation;
@@ -39,9 +50,21 @@ export interface PrepareOptions extends CallWait {
   readonly merge?: boolean;
 }
 
+export const prepareOptionNames: OptionNames<PrepareOptions> = {
+  ...callWaitNames,
+  operation: true,
+  peer: true,
+  local: true,
+  remote: true,
+  backend: true,
+  merge: true,
+};
+
 export interface PeerOptions extends CallWait {
   readonly backend?: BackendName | undefined;
 }
+
+export const peerOptionNames: OptionNames<PeerOptions> = { ...callWaitNames, backend: true };
 
 /** Everything that a channel needs for one pair of regions. */
 export interface ChannelParts {

@@ -1,6 +1,7 @@
 // A P2P agent: registers memory, tells peers of it, reads and writes theirs, notifies and is notified.
 import { randomBytes } from 'node:crypto';
-import { type CallWait, deadlineOf } from '../core/deadline.ts';
+import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { WakeWord } from '../threads/wake-word.ts';
@@ -10,12 +11,20 @@ import { requireToken } from '../meeting/loopback.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { readToken } from '../settings/token.ts';
 import { hostIdentity } from '../world/host-identity.ts';
-import type { WaitOptions } from '../core/deadline.ts';
 import { keepCredentials } from './agent-credentials.ts';
 import type { BackendLink, BackendName } from './backend.ts';
-import type { AgentOptions, ChannelParts, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
-import { type BackendVerdict, type ChoiceMemory, chooseBackend, judgeBackends } from './backend-choice.ts';
-import { chooseLink, type ChosenLink } from './choose-link.ts';
+import {
+  agentOptionNames,
+  type AgentOptions,
+  type ChannelParts,
+  metadataOptionNames,
+  type MetadataOptions,
+  peerOptionNames,
+  type PeerOptions,
+  prepareOptionNames,
+  type PrepareOptions,
+} from './agent-options.ts';
+import type { BackendVerdict } from './backend-choice.ts';
 import { BackendSet } from './backend-set.ts';
 import { checkAgentName, decodeMetadata, encodeMetadata } from './metadata.ts';
 import {
@@ -26,21 +35,20 @@ import {
   type NotificationFilter,
   Notifications,
 } from './notifications.ts';
+import { memoryOf, PeerLinks } from './peer-links.ts';
 import { areOpen, type Registrable, type Registration } from './registration.ts';
 import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
-import type { LinkWait, RemoteAgent, RemoteMemory } from './remote-agent.ts';
+import type { RemoteMemory } from './remote-agent.ts';
 import { Transfer } from './transfer.ts';
-import { checkOperation, type PlannedTransfer, planTransfer } from './transfer-plan.ts';
+import { checkOperation } from './transfer-plan.ts';
 import { Waiter } from './waiting.ts';
 
 /** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
 const PUMP_MS = 1000;
 const LAZY_PUMP_MS = 20;
 const DEFAULT_HOST = '127.0.0.1';
-type PeerMemory = RemoteAgent['memory'][number];
-
-const NO_MEMORY: ChoiceMemory = { local: [], remote: [] };
+const nextOptionNames: OptionNames<NotificationFilter & WaitOptions> = { ...waitOptionNames, from: true };
 
 /**
  * All calls belong to the thread that created it. What waits fails with WL_TIMEOUT, naming agent, peer and backend, and
@@ -57,6 +65,7 @@ export class Agent implements AsyncDisposable {
   readonly #notifications: Notifications;
   readonly #registrations: Registrations;
   readonly #remotes = new RemoteAgents();
+  readonly #links: PeerLinks;
   /** Those that are under way. */
   readonly #underWay: Transfer[] = [];
   readonly #closers = new Set<() => Promise<void>>();
@@ -69,6 +78,7 @@ export class Agent implements AsyncDisposable {
    */
   static async create(name: string, options: AgentOptions = {}): Promise<Agent> {
     checkAgentName(name, (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${quote(name)}: ${why}`));
+    checkOptions(options, agentOptionNames, 'options of Agent.create');
     const settings = readSettings(options.settings);
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
     const token = readToken(options.token);
@@ -110,6 +120,8 @@ export class Agent implements AsyncDisposable {
     this.#notifications = parts.notifications;
     this.#set = set;
     this.#registrations = new Registrations(this.name, set, settings.timeoutMs);
+    const { timeoutMs } = settings;
+    this.#links = new PeerLinks({ agent: this.name, set, registrations: this.#registrations, timeoutMs });
     this.#waiter = new Waiter({
       wake,
       timeoutMs: settings.timeoutMs,
@@ -149,8 +161,10 @@ export class Agent implements AsyncDisposable {
   }
 
   /** What a peer needs to reach this agent and its memory: all of it, unless `regions` is given, which may be empty. */
-  localMetadata({ regions, withdrawn = [], connections = true }: MetadataOptions = {}): Uint8Array {
+  localMetadata(options: MetadataOptions = {}): Uint8Array {
     this.#checkOpen();
+    checkOptions(options, metadataOptionNames, 'options of localMetadata');
+    const { regions, withdrawn = [], connections = true } = options;
     return encodeMetadata({
       name: this.name,
       incarnation: this.incarnation,
@@ -188,21 +202,19 @@ export class Agent implements AsyncDisposable {
 
   /** Which backends can reach the peer, and why not the others; with descriptors, which can carry them. */
   explain(peer: string, lists?: Pick<PrepareOptions, 'local' | 'remote'>): readonly BackendVerdict[] {
-    const remote = this.#remotes.get(peer, this.name);
-    const memory = lists === undefined ? NO_MEMORY : memoryOf(this.#plan(remote, lists, true));
-    return judgeBackends(this.#choice(remote, memory, undefined));
+    return this.#links.explain(this.#remotes.get(peer, this.name), lists);
   }
 
   /** Connects now rather than at the first transfer. Returns the backend that was chosen. */
   async connect(peer: string, options: PeerOptions = {}): Promise<BackendName> {
-    const remote = this.#remotes.get(peer, this.name);
-    return (await this.#linkFor(remote, NO_MEMORY, options)).backend.name;
+    checkOptions(options, peerOptionNames, 'options of connect');
+    const { backend } = await this.#links.linkFor(this.#remotes.get(peer, this.name), options);
+    return backend.name;
   }
 
-  /** @internal Connects by this backend, for a link whose error tells that the peer was lost. */
-  async linkTo(peer: string, backend: BackendName): Promise<BackendLink> {
-    const remote = this.#remotes.get(peer, this.name);
-    return remote.link(chooseBackend(this.#choice(remote, NO_MEMORY, backend)), this.#time({}));
+  /** @internal A link that tells by its state when the peer is lost, by the backend that would carry most. */
+  async linkTo(peer: string): Promise<BackendLink> {
+    return (await this.#links.linkFor(this.#remotes.get(peer, this.name), {})).link;
   }
 
   /**
@@ -211,14 +223,15 @@ export class Agent implements AsyncDisposable {
    */
   async prepare(options: PrepareOptions): Promise<Transfer> {
     this.#checkOpen();
+    checkOptions(options, prepareOptionNames, 'options of prepare');
     const { operation, local, remote, merge = true } = options;
     checkOperation(operation);
     const peer = this.#remotes.get(options.peer, this.name);
-    const planned = this.#plan(peer, { local, remote }, merge);
+    const planned = this.#links.plan(peer, { local, remote }, merge);
     const memory = memoryOf(planned);
-    const time = this.#time(options);
-    const { backend, link } = await this.#linkFor(peer, memory, { ...time, backend: options.backend });
-    const remotes = await Promise.all(memory.remote.map(({ number }) => peer.region(backend, number, time)));
+    const wait = this.#links.waitOf(options);
+    const { backend, link } = await this.#links.linkFor(peer, { ...wait, backend: options.backend }, memory);
+    const remotes = await Promise.all(memory.remote.map(({ number }) => peer.region(backend, number, wait)));
     const { parts } = planned;
     const locals = memory.local.map((registration) => registration.regionBy(backend.name));
     return new Transfer({
@@ -245,10 +258,9 @@ export class Agent implements AsyncDisposable {
    */
   async notify(peer: string, message: Message, options: PeerOptions = {}): Promise<void> {
     const bytes = messageBytes(message);
-    const remote = this.#remotes.get(peer, this.name);
-    // One that was asked for by name need not be chosen each time.
-    const open = options.backend === undefined ? undefined : remote.openLink(options.backend);
-    (open ?? (await this.#linkFor(remote, NO_MEMORY, options)).link).notify(bytes);
+    checkOptions(options, peerOptionNames, 'options of notify');
+    const link = await this.#links.messageLink(this.#remotes.get(peer, this.name), options);
+    link.notify(bytes);
   }
 
   /**
@@ -262,6 +274,7 @@ export class Agent implements AsyncDisposable {
 
   /** The next notification, as soon as it comes. */
   async nextNotification(options: NotificationFilter & WaitOptions = {}): Promise<Notification> {
+    checkOptions(options, nextOptionNames, 'options of nextNotification');
     const next = new NextNotification(this.#notifications, options, this.name);
     await this.#waiter.wait(next, options);
     return next.found as Notification;
@@ -269,27 +282,21 @@ export class Agent implements AsyncDisposable {
 
   /** The same, but blocks this thread. */
   nextNotificationBlocking(options: NotificationFilter & { readonly timeoutMs?: number } = {}): Notification {
+    checkOptions(options, nextOptionNames, 'options of nextNotificationBlocking');
     const next = new NextNotification(this.#notifications, options, this.name);
     this.#waiter.waitBlocking(next, options.timeoutMs);
     return next.found as Notification;
   }
 
-  /** @internal For a device's command queue. What puts from this memory to the peer's memory of that number need. */
+  /** @internal For a device's command queue: what puts from this memory to the peer's memory of that number need. */
   async channelParts(
     peer: string,
-    registration: Registration,
+    local: Registration,
     remote: number,
     options: PeerOptions = {},
   ): Promise<ChannelParts> {
     this.#checkOpen();
-    const known = this.#remotes.get(peer, this.name);
-    const memory = known.memory.filter(({ number }) => number === remote);
-    if (memory.length === 0) throw invalidArgument('remote', remote, `the number of memory of agent ${peer}`);
-    const time = this.#time(options);
-    const wanted = { ...time, backend: options.backend };
-    const { backend, link } = await this.#linkFor(known, { local: [registration], remote: memory }, wanted);
-    const region = await known.region(backend, remote, time);
-    return { backend: backend.name, link, local: registration.regionBy(backend.name), remote: region };
+    return this.#links.channelParts(this.#remotes.get(peer, this.name), { local, remote }, options);
   }
 
   /** Hot path. Takes in what has happened; waits do so by themselves. True if anything happened. */
@@ -352,37 +359,6 @@ export class Agent implements AsyncDisposable {
     }
   }
 
-  #plan(
-    peer: RemoteAgent,
-    { local, remote }: Pick<PrepareOptions, 'local' | 'remote'>,
-    merge: boolean,
-  ): PlannedTransfer<Registration, PeerMemory> {
-    return planTransfer(
-      { list: local, regions: this.#registrations.all, owner: `agent ${this.name}` },
-      // Of two regions at one address the newer is meant: the peer may have taken the older one back unheard.
-      { list: remote, regions: peer.memory.toReversed(), owner: `agent ${peer.name}` },
-      { merge },
-    );
-  }
-
-  #linkFor(peer: RemoteAgent, memory: ChoiceMemory, options: PeerOptions): Promise<ChosenLink> {
-    return chooseLink(this.#choice(peer, memory, options.backend), this.#time(options));
-  }
-
-  #choice(
-    peer: RemoteAgent,
-    memory: ChoiceMemory,
-    forced: BackendName | undefined,
-  ): Parameters<typeof chooseBackend>[0] {
-    const { backends, missing } = this.#set;
-    return { backends, missing, peer, memory, forced };
-  }
-
-  #time(wait: CallWait): LinkWait {
-    const deadline = deadlineOf(wait, this.settings.timeoutMs);
-    return { deadline, timeoutMs: deadline.timeoutMs, signal: wait.signal };
-  }
-
   #checkOpen(): void {
     if (this.#closing !== undefined) throw this.#closed();
   }
@@ -390,11 +366,4 @@ export class Agent implements AsyncDisposable {
   #closed(): WeftlineError {
     return new WeftlineError('WL_CLOSED', `Agent ${this.name} was closed`, { details: { agent: this.name } });
   }
-}
-
-function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerMemory>): {
-  readonly local: readonly Registration[];
-  readonly remote: readonly PeerMemory[];
-} {
-  return { local: locals, remote: remotes };
 }

@@ -128,9 +128,16 @@ export interface BackendRemoteRegion {
   readonly bytes: number;
 }
 
-/** The way to one peer. */
+/**
+ * `open`: usable. `closed`: this side closed it, or the peer closed its link or agent. `dead`: the peer's process ended, fell
+ * silent or is out of reach, or the link broke; whoever waits for the peer waits in vain. A link never opens again.
+ */
+export type LinkState = 'open' | 'closed' | 'dead';
+
+/** The way to one peer. Every backend notices the death of the peer without a call of the agent but `poll`. */
 export interface BackendLink {
-  /** Why it is unusable: the peer's process ended, fell silent or closed. Undefined while it is usable. */
+  readonly state: LinkState;
+  /** Why it is unusable; undefined while its state is `open`. */
   readonly error: WeftlineError | undefined;
   /** `kind` and `bytes` are what the peer's metadata say of the region. Fails with WL_PROTOCOL if info is not understood. */
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): BackendRemoteRegion;

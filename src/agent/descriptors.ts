@@ -2,6 +2,7 @@
 import { getWide, setWide } from '../abi/wide-words.ts';
 import { DESCRIPTOR_LIST_MAGIC, descriptor, descriptorListHead } from '../abi/descriptor-list.ts';
 import { Block } from '../abi/layout.ts';
+import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { MemoryKind } from './agent-memory.ts';
 
@@ -23,6 +24,8 @@ export interface BlockOptions {
   /** As many as fit by default. */
   readonly count?: number;
 }
+
+const blockOptionNames: OptionNames<BlockOptions> = { blockBytes: true, stride: true, offset: true, count: true };
 
 const kinds: readonly MemoryKind[] = ['host', 'cuda'];
 
@@ -53,6 +56,7 @@ export class DescriptorList {
 
   /** Equal blocks of registered memory, such as the pages of a key-value cache: entry i is block i. */
   static blocks(memory: Addressed, options: BlockOptions): DescriptorList {
+    checkOptions(options, blockOptionNames, 'options of blocks');
     const { blockBytes, stride = blockBytes, offset = 0 } = options;
     const fitting = Math.floor((memory.length - offset - blockBytes) / stride) + 1;
     const { count = fitting } = options;

@@ -1,4 +1,5 @@
 // What an agent has registered, and with which of its backends.
+import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { SharedMemory } from '../windows/shared-memory.ts';
 import type { AgentMemory } from './agent-memory.ts';
@@ -10,6 +11,8 @@ export interface RegisterOptions {
   /** For peers to find it by; '' by default. */
   readonly name?: string;
 }
+
+const registerOptionNames: OptionNames<RegisterOptions> = { name: true };
 
 export class Registrations {
   readonly #agent: string;
@@ -50,12 +53,14 @@ export class Registrations {
     });
   }
 
-  add(memory: Registrable, options: RegisterOptions): Promise<Registration> {
+  async add(memory: Registrable, options: RegisterOptions): Promise<Registration> {
+    checkOptions(options, registerOptionNames, 'options of register');
     return this.#register(describeMemory(memory), memory, options);
   }
 
   /** `populate` sets up all pages now. */
   async allocate(bytes: number, populate: boolean, options: RegisterOptions): Promise<Registration> {
+    checkOptions(options, registerOptionNames, 'options of allocate');
     const shared = SharedMemory.create('agent', bytes, populate);
     const memory = sharedHostMemory(shared);
     try {

@@ -1,6 +1,7 @@
 // A prepared transfer as the user holds it: posted many times, waited for, measured.
 import { WeftlineError } from '../core/errors.ts';
-import type { WaitOptions } from '../core/deadline.ts';
+import { checkOptions } from '../core/check-options.ts';
+import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import type { BackendLink, BackendName, BackendTransfer, TransferOperation, TransferState } from './backend.ts';
 import { type Message, messageBytes } from './notifications.ts';
 import type { RemoteAgent } from './remote-agent.ts';
@@ -117,6 +118,7 @@ export class Transfer implements Awaited, AsyncDisposable {
 
   /** Resolves when the last post is done; fails with why it failed, with WL_TIMEOUT (it then goes on), with the signal's reason. */
   async wait(options?: WaitOptions): Promise<void> {
+    if (options !== undefined) checkOptions(options, waitOptionNames, 'options of wait');
     if (!this.isSettled) await this.#parts.waiter.wait(this, options);
     this.#throwFailure();
   }

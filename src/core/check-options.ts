@@ -8,6 +8,8 @@ export type OptionNames<T> = { readonly [Name in keyof T]-?: true };
 /** A name differs from the one that was meant by at most so many letters, and by fewer if it is short. */
 const MAX_SLIPS = 2;
 const LETTERS_PER_SLIP = 3;
+/** Longer lists help nobody in a message. */
+const MAX_LISTED = 16;
 
 /**
  * Fails with WL_INVALID_ARGUMENT if `options` is not an object or has a key that is not among `known`. `what` names the
@@ -24,7 +26,7 @@ function unknownOption(key: string, known: object, what: string): WeftlineError 
   const names = Object.keys(known);
   const meant = names.find((name) => isAlmost(key, name));
   const hint = meant === undefined ? '' : ` (did you mean ${meant}?)`;
-  const expected = names.length === 0 ? 'no options' : `only ${names.join(', ')}`;
+  const expected = names.length > MAX_LISTED ? `one of its ${names.length} names` : `only ${names.join(', ')}`;
   return new WeftlineError('WL_INVALID_ARGUMENT', `Invalid ${what}: expected ${expected}, got ${quote(key)}${hint}`, {
     details: { argument: what, value: key, expected: names, ...(meant === undefined ? {} : { meant }) },
   });

@@ -1,4 +1,5 @@
 // The point in time at which a call gives up: all its stages share it, instead of each starting the time anew.
+import type { OptionNames } from './check-options.ts';
 import { invalidArgument } from './errors.ts';
 
 export class Deadline {
@@ -35,6 +36,8 @@ export interface WaitOptions {
   readonly signal?: AbortSignal;
 }
 
+export const waitOptionNames: OptionNames<WaitOptions> = { timeoutMs: true, signal: true };
+
 /** How a call waits, or a stage of one. */
 export interface CallWait {
   /** How long to wait, in ms; by default the setting `timeoutMs`. */
@@ -47,6 +50,8 @@ export interface CallWait {
    */
   readonly deadline?: Deadline | undefined;
 }
+
+export const callWaitNames: OptionNames<CallWait> = { ...waitOptionNames, deadline: true };
 
 /** To be called first in every call that has more than one stage: its options with the deadline that the stages share. */
 export function startCall<T extends CallWait>(options: T, defaultMs: number): T & { readonly deadline: Deadline } {

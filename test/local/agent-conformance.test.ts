@@ -351,6 +351,33 @@ for (const backend of knownBackends()) {
     await channel.close();
   });
 
+  test(`${backend}: a link is open until one side closes it, and then closed`, { skip }, async () => {
+    await using pair = await openPair(backend, 64);
+    const { agent, peer } = pair;
+    const link = await agent.linkTo('there');
+    assert.deepEqual([link.state, link.error], ['open', undefined]);
+    await peer.do({ do: 'close' });
+    await until(() => agent.poll() || link.state !== 'open');
+    assert.equal(link.state, 'closed', String(link.error));
+    assert.match(String(link.error), /there.* closed/);
+    await using again = await openPair(backend, 64);
+    const own = await again.agent.linkTo('there');
+    await again.agent.invalidate('there');
+    assert.equal(own.state, 'closed');
+    withCode('WL_CLOSED')(own.error);
+  });
+
+  test(`${backend}: a link is dead when the peer's process has ended, with nothing under way`, { skip }, async () => {
+    await using pair = await openPair(backend, 64);
+    const { agent, peer } = pair;
+    const link = await agent.linkTo('there');
+    await peer.kill();
+    // Nobody asks for it: the agent looks by itself.
+    await until(() => link.state !== 'open');
+    assert.equal(link.state, 'dead');
+    withCode('WL_PEER_LOST', /there/)(link.error);
+  });
+
   test(`${backend}: what is wrong is refused, and nothing is written`, { skip }, async () => {
     await using pair = await openPair(backend, 65_536);
     const { agent, peer } = pair;

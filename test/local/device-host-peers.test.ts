@@ -19,21 +19,6 @@ const peerModule = fileURLToPath(new URL('./support/device-host-peer.js', import
 const seed = String(testSeed());
 const decode = (text: string): Uint8Array => Buffer.from(text, 'base64');
 
-test('a peer to which nothing goes is watched too: its death ends waits for it', { timeout: 60_000 }, async () => {
-  const victim = fork(peerModule, ['local']);
-  const [said] = (await once(victim, 'message')) as [DeviceHostPeer];
-  const device = await CpuDevice.create({ addressSpaceMiB: 64 });
-  await using host = await DeviceHost.create({ name: 'here', device, timeoutMs: 15_000 });
-  const answer = await host.allocate(64);
-  await host.addRemoteAgent(decode(said.metadata));
-  const word = new BigUint64Array(host.view(answer).buffer, host.view(answer).byteOffset, 1);
-  const lost = assert.rejects(host.kernelApi.wait(word, 1), { code: 'WL_PEER_LOST', message: /victim/ });
-  victim.kill('SIGKILL');
-  await lost;
-  assert.throws(() => host.throwIfFailed(), { code: 'WL_PEER_LOST' });
-  host.throwIfFailed();
-});
-
 for (const backend of knownBackends()) {
   const missing = await whyMissing(backend);
   const options = { skip: missing ?? false, timeout: 60_000 };
@@ -42,6 +27,21 @@ for (const backend of knownBackends()) {
     const { exitCode, transcript } = await runRanks(2, property, { args: [backend, seed, '3'], timeoutMs: 40_000 });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     assert.match(transcript, new RegExp(`queue, then ${backend}:`));
+  });
+
+  test(`${backend}: a peer to which nothing goes is watched too: its death ends waits for it`, options, async () => {
+    const victim = fork(peerModule, [backend]);
+    const [said] = (await once(victim, 'message')) as [DeviceHostPeer];
+    const device = await CpuDevice.create({ addressSpaceMiB: 64 });
+    await using host = await DeviceHost.create({ name: 'here', device, backends: [backend], timeoutMs: 15_000 });
+    const answer = await host.allocate(64);
+    await host.addRemoteAgent(decode(said.metadata));
+    const word = new BigUint64Array(host.view(answer).buffer, host.view(answer).byteOffset, 1);
+    const lost = assert.rejects(host.kernelApi.wait(word, 1), { code: 'WL_PEER_LOST', message: /victim/ });
+    victim.kill('SIGKILL');
+    await lost;
+    assert.throws(() => host.throwIfFailed(), { code: 'WL_PEER_LOST' });
+    host.throwIfFailed();
   });
 
   test(`${backend}: a peer that is killed ends waits and commands under way, by name`, options, async () => {

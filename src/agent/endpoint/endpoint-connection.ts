@@ -1,9 +1,9 @@
 // One connection of an endpoint: messages that meet receives in order, and writes and reads of the peer's memory.
 import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from '../../abi/endpoint-message.ts';
-import { Deadline } from '../../core/deadline.ts';
+import { checkOptions } from '../../core/check-options.ts';
+import { Deadline, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
 import type { Agent } from '../agent.ts';
 import type { BackendName, TransferOperation } from '../backend.ts';
 import { DescriptorList } from '../descriptors.ts';
@@ -12,6 +12,7 @@ import type { Registration } from '../registration.ts';
 import type { RemoteMemory } from '../remote-agent.ts';
 import type { Ways } from './kept-transfers.ts';
 import { encodeMessage, encodePieces, type MessageHead, MessageReader, type WholeMessage } from './message.ts';
+import { sendFailed, tooManyOffers, tooSmall } from './message-errors.ts';
 import { Mover } from './mover.ts';
 import { Operation } from './operation.ts';
 import { cutAlike, listOf, type LocalParts } from './ranges.ts';
@@ -133,7 +134,9 @@ export class EndpointConnection implements AsyncDisposable {
   }
 
   /** Memory that the peer registered under this name, as soon as it has. */
-  async memory(name: string, { timeoutMs, signal }: WaitOptions = {}): Promise<RemoteMemory> {
+  async memory(name: string, options: WaitOptions = {}): Promise<RemoteMemory> {
+    checkOptions(options, waitOptionNames, 'options of memory');
+    const { timeoutMs, signal } = options;
     const { agent, peer } = this.#parts;
     const deadline = new Deadline(timeoutMs ?? agent.settings.timeoutMs);
     for (;;) {
@@ -233,14 +236,7 @@ export class EndpointConnection implements AsyncDisposable {
 
   #checkOffer({ length }: DescriptorList, cost: number): void {
     if (this.#offeredBytes + cost <= MAX_OFFERED_BYTES) return;
-    const details = { parts: length, bytes: cost, offered: this.#offeredBytes, allowed: MAX_OFFERED_BYTES };
-    throw cost > MAX_OFFERED_BYTES
-      ? new WeftlineError('WL_CAPACITY', `A receive of ${length} parts is too long: give it fewer, larger ones`, {
-          details,
-        })
-      : new WeftlineError('WL_BUSY', `Too many receives are offered to ${this.#who()}: wait for some first`, {
-          details,
-        });
+    throw tooManyOffers({ parts: length, bytes: cost, offered: this.#offeredBytes }, this.#who());
   }
 
   #begin(what: string): Operation {
@@ -382,18 +378,3 @@ export class EndpointConnection implements AsyncDisposable {
 type MessageContent = Omit<MessageHead, 'connection'>;
 
 const NO_BYTES: Uint8Array = new Uint8Array(0);
-
-function sendFailed(who: string): WeftlineError {
-  return new WeftlineError(
-    'WL_PEER_FAILED',
-    `The send that matched this receive failed at ${who}: its own error says why`,
-  );
-}
-
-function tooSmall(bytes: number, allowed: number, who: string): WeftlineError {
-  return new WeftlineError(
-    'WL_CAPACITY',
-    `A message of ${bytes} bytes met a receive of ${allowed} bytes (connection to ${who}): give the receive more memory`,
-    { details: { bytes, allowed } },
-  );
-}

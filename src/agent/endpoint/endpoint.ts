@@ -1,6 +1,14 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
 import { randomBytes } from 'node:crypto';
-import { type CallWait, checkTimeout, Deadline, startCall, type WaitOptions } from '../../core/deadline.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import {
+  type CallWait,
+  checkTimeout,
+  Deadline,
+  startCall,
+  type WaitOptions,
+  waitOptionNames,
+} from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { call } from '../../meeting/dial.ts';
@@ -8,7 +16,7 @@ import { type HelloBody, type HelloOptions, receiveHello } from '../../meeting/h
 import { MeetingListener } from '../../meeting/listener.ts';
 import { Agent } from '../agent.ts';
 import { credentialsOfAgent } from '../agent-credentials.ts';
-import type { AgentOptions } from '../agent-options.ts';
+import { agentOptionNames, type AgentOptions } from '../agent-options.ts';
 import type { BackendName } from '../backend.ts';
 import type { Notification } from '../notifications.ts';
 import { type Registrable, Registration } from '../registration.ts';
@@ -24,6 +32,13 @@ export interface EndpointOptions extends AgentOptions {
   /** To accept at; 0, the default, takes any. */
   readonly port?: number;
 }
+
+const endpointOptionNames: OptionNames<EndpointOptions> = {
+  ...agentOptionNames,
+  localGpuIndex: true,
+  backend: true,
+  port: true,
+};
 
 const LONGEST_WAIT_MS = 86_400_000;
 /** Maximum connections that wait for accept(); further ones are refused. */
@@ -56,8 +71,10 @@ export class Endpoint implements AsyncDisposable {
    * 127.0.0.1 need a token.
    */
   static async create(options: EndpointOptions = {}): Promise<Endpoint> {
+    checkOptions(options, endpointOptionNames, 'options of Endpoint.create');
+    const { localGpuIndex: _gpu, backend: _backend, port: _port, ...ofAgent } = options;
     const name = `endpoint-${process.pid}-${randomBytes(4).toString('hex')}`;
-    const agent = await Agent.create(name, options);
+    const agent = await Agent.create(name, ofAgent);
     try {
       const endpoint = new Endpoint(agent, options);
       endpoint.#listener = await MeetingListener.open({
@@ -112,6 +129,7 @@ export class Endpoint implements AsyncDisposable {
    */
   async connect(ip: string, port: number, options: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
+    checkOptions(options, waitOptionNames, 'options of connect');
     const wait = startCall(options, this.agent.settings.timeoutMs);
     return this.#establish(async (own) => {
       const met = await call({ host: ip, port }, { ...wait, who: 'endpoint', hello: this.#hello, body: own() });
@@ -120,8 +138,10 @@ export class Endpoint implements AsyncDisposable {
   }
 
   /** The next connection that a peer made. Fails with WL_TIMEOUT. */
-  async accept({ timeoutMs = this.agent.settings.timeoutMs, signal }: WaitOptions = {}): Promise<EndpointConnection> {
+  async accept(options: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
+    checkOptions(options, waitOptionNames, 'options of accept');
+    const { timeoutMs = this.agent.settings.timeoutMs, signal } = options;
     checkTimeout(timeoutMs);
     const ready = this.#arrived.shift();
     if (ready !== undefined) return ready;

@@ -1,6 +1,7 @@
 // A send, receive, write or read of an endpoint: asked whether it is done, or waited for.
 import { WeftlineError } from '../../core/errors.ts';
-import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
+import { checkOptions } from '../../core/check-options.ts';
+import { checkTimeout, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 
 export class Operation {
   /** For errors: "A send of 4096 bytes to 10.0.0.2". */
@@ -30,7 +31,9 @@ export class Operation {
   }
 
   /** Resolves to the bytes that were moved. Fails with why it failed, with WL_TIMEOUT (it then goes on) or the signal's reason. */
-  async wait({ timeoutMs = this.#timeoutMs, signal }: WaitOptions = {}): Promise<number> {
+  async wait(options: WaitOptions = {}): Promise<number> {
+    checkOptions(options, waitOptionNames, 'options of wait');
+    const { timeoutMs = this.#timeoutMs, signal } = options;
     signal?.throwIfAborted();
     if (this.state === 'pending') await this.#wait(checkTimeout(timeoutMs), signal);
     if (this.#error !== undefined) throw this.#error;

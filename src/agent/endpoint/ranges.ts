@@ -1,4 +1,5 @@
 // Parts of memory as endpoints are given them, cut so that each piece here has its piece there.
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { checkPart, DescriptorList } from '../descriptors.ts';
 import type { Registration } from '../registration.ts';
@@ -9,6 +10,8 @@ export interface LocalPart {
   readonly offset?: number;
   readonly bytes?: number;
 }
+
+const localPartNames: OptionNames<LocalPart> = { region: true, offset: true, bytes: true };
 
 /** One part, or several that count as one message (the vectored calls). */
 export type LocalParts = LocalPart | readonly LocalPart[];
@@ -21,7 +24,9 @@ export function listOf(parts: LocalParts): DescriptorList {
   const addresses = new Float64Array(list.length);
   const lengths = new Float64Array(list.length);
   let at = 0;
-  for (const { region, offset = 0, bytes = region.length - offset } of list) {
+  for (const part of list) {
+    checkOptions(part, localPartNames, 'part');
+    const { region, offset = 0, bytes = region.length - offset } = part;
     if (region.kind !== kind) throw invalidArgument('parts', region.kind, `ranges of ${kind} memory`);
     checkPart(region, offset, bytes);
     addresses[at] = region.address + offset;

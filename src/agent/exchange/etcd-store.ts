@@ -1,7 +1,7 @@
 // Metadata in etcd, under leases that end with the processes that published them.
-import { Deadline, startCall } from '../../core/deadline.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { Deadline, startCall, type WaitOptions } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
 import { EtcdClient, type EtcdWait } from './etcd-client.ts';
 import type { MetadataStore } from './metadata-store.ts';
 
@@ -19,6 +19,8 @@ export interface EtcdOptions {
   readonly leaseMs?: number;
 }
 
+const etcdOptionNames: OptionNames<EtcdOptions> = { endpoint: true, prefix: true, requestMs: true, leaseMs: true };
+
 const REQUEST_MS = 5000;
 const LEASE_MS = 120_000;
 /** A lease outlives two renewals that come to nothing. */
@@ -28,6 +30,7 @@ const LAST_PAUSE_MS = 500;
 
 /** Fails with WL_PEER_LOST if etcd cannot be reached, WL_PROTOCOL if something else answers. */
 export function etcdMetadataStore(options: EtcdOptions): MetadataStore {
+  checkOptions(options, etcdOptionNames, 'options of etcdMetadataStore');
   return new EtcdStore(options);
 }
 

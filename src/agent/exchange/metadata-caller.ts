@@ -1,8 +1,8 @@
 // Asks another agent's listener: gives it this agent's metadata, takes its own.
-import { deadlineOf } from '../../core/deadline.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { deadlineOf, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { call } from '../../meeting/dial.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
 import type { Agent } from '../agent.ts';
 import { credentialsOfAgent } from '../agent-credentials.ts';
 import type { MetadataOptions } from '../agent-options.ts';
@@ -12,6 +12,8 @@ export interface ListenerAddress extends WaitOptions {
   readonly host: string;
   readonly port: number;
 }
+
+const addressNames: OptionNames<ListenerAddress> = { ...waitOptionNames, host: true, port: true };
 
 /**
  * Each fails with WL_TIMEOUT, WL_PEER_LOST (nobody listens, or it broke off), WL_UNAUTHORIZED (another token or user), WL_PROTOCOL
@@ -51,6 +53,7 @@ async function ask<T>(
   address: ListenerAddress,
   talk: (channel: MetadataChannel) => Promise<T>,
 ): Promise<T> {
+  checkOptions(address, addressNames, 'address of the listener');
   const hello = metadataHello(credentialsOfAgent(agent));
   const { host, port, signal } = address;
   // The channel keeps it for what is said after the hello.

@@ -1,4 +1,5 @@
 // Gives an agent's metadata to peers that connect and have proven themselves, and takes theirs.
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { receiveHello } from '../../meeting/hello.ts';
 import { MeetingListener } from '../../meeting/listener.ts';
@@ -12,6 +13,8 @@ export interface ListenOptions {
   /** Any free one by default. */
   readonly port?: number;
 }
+
+const listenOptionNames: OptionNames<ListenOptions> = { host: true, port: true };
 
 /** A caller that has not finished so long after it has proven itself is dropped. */
 const CALLER_MS = 10_000;
@@ -28,10 +31,12 @@ export class MetadataListener implements AsyncDisposable {
   /** Fails with WL_NATIVE if it cannot listen, WL_CONFIG if other hosts could call and the agent has no token. */
   static async open(
     agent: Agent,
-    { host = '127.0.0.1', port = 0 }: ListenOptions = {},
+    options: ListenOptions = {},
     /** Hears the name of each agent whose metadata came. */
     onLoad: (peer: string) => void = () => {},
   ): Promise<MetadataListener> {
+    checkOptions(options, listenOptionNames, 'options of MetadataListener.open');
+    const { host = '127.0.0.1', port = 0 } = options;
     const opened = new MetadataListener(agent, onLoad);
     try {
       opened.#listener = await MeetingListener.open({

@@ -109,10 +109,9 @@ export class ProxyAgent {
   }
 
   async #watch(name: string): Promise<void> {
-    // Kernels may wait for a peer to which nothing goes from here, or not through a queue.
-    const isOfThisHost = this.#agent.explain(name).some(({ backend, isUsable }) => backend === 'local' && isUsable);
-    // One that cannot be watched is not watched: whoever needs the link hears why when it is made for a request.
-    const link = isOfThisHost ? await this.#agent.linkTo(name, 'local').catch(() => undefined) : undefined;
+    // Kernels may wait for a peer to which nothing goes from here, or not through a queue. One that cannot be watched is not
+    // watched: whoever needs the link hears why when it is made for a request.
+    const link = await this.#agent.linkTo(name).catch(() => undefined);
     if (link !== undefined) this.#watched.add(link);
   }
 
@@ -176,10 +175,10 @@ export class ProxyAgent {
   /** Why a peer that died was lost, told once; undefined if none was. One that closed its agent may do so. */
   nextDeath(): WeftlineError | undefined {
     for (const link of this.#watched) {
-      const { error } = link;
-      if (error === undefined) continue;
+      const { state } = link;
+      if (state === 'open') continue;
       this.#watched.delete(link);
-      if (error.details['hasDied'] === true) return error;
+      if (state === 'dead') return link.error;
     }
     return undefined;
   }

@@ -210,8 +210,12 @@ export function finishFlushes(connection: Connection): void {
 }
 
 function endedByPeer(connection: Connection, reason: number): void {
-  const why = reason === failReasons.closed ? 'closed the connection' : 'gave the connection up';
-  const error = new WeftlineError('WL_PEER_LOST', `${connection.peerName} ${why}`, {
+  // As the control connection says it, whichever of both is quicker.
+  const [code, why] =
+    reason === failReasons.closed
+      ? (['WL_CLOSED', 'closed the connection'] as const)
+      : (['WL_PEER_LOST', 'gave the connection up'] as const);
+  const error = new WeftlineError(code, `${connection.peerName} ${why}`, {
     details: { peer: connection.peerName, reason },
   });
   connection.end(error, 0);

@@ -57,8 +57,10 @@ async function carryOut(command: PeerCommand): Promise<unknown> {
       return undefined;
     case 'bytes':
       return region(command.name).bytes.slice(command.offset, command.offset + command.count);
-    case 'next':
-      return command.blocking ? agent.nextNotificationBlocking(command) : agent.nextNotification(command);
+    case 'next': {
+      const { blocking, timeoutMs } = command;
+      return blocking ? agent.nextNotificationBlocking({ timeoutMs }) : agent.nextNotification({ timeoutMs });
+    }
     case 'mark': {
       const { message } = agent.nextNotificationBlocking();
       const { bytes } = region(command.name);

@@ -138,7 +138,7 @@ test('close() behind a finished message does not take it back, and fails the res
         : undefined;
     if (write !== undefined) {
       assert.ok(net.run(() => isEnded(net.a, write), 9_000_000));
-      assert.equal(net.a.engine.requestError(write)?.code, 'WL_PEER_LOST');
+      assert.equal(net.a.engine.requestError(write)?.code, 'WL_CLOSED');
     }
     assert.ok(late === undefined || isEnded(net.a, late));
   }

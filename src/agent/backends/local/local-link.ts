@@ -8,6 +8,7 @@ import type {
   BackendLink,
   BackendRemoteRegion,
   BackendTransfer,
+  LinkState,
   TransferOperation,
 } from '../../backend.ts';
 import { LocalChannel } from './local-channel.ts';
@@ -62,6 +63,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   /** Bytes of the peer's ring that messages of pending transfers will take. */
   #promised = 0;
   #error: WeftlineError | undefined;
+  #state: LinkState = 'open';
   #isClosed = false;
   #closing: Promise<void> | undefined;
   #bytesSinceLook = 0;
@@ -87,6 +89,10 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   get deviceWork(): DeviceWork {
     return this.#mailbox.deviceWork;
+  }
+
+  get state(): LinkState {
+    return this.#state;
   }
 
   get error(): WeftlineError | undefined {
@@ -158,7 +164,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
    * because it had all that it waited for.
    */
   findDeath(): WeftlineError | undefined {
-    if (this.#mailbox.ownerState !== 'gone') return undefined;
+    if (this.#mailbox.ownerState !== 'dead') return undefined;
     this.checkPeer();
     return this.#error;
   }
@@ -183,7 +189,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   /** The peer was found dead. */
   lose(error: WeftlineError): void {
-    this.#fail(error);
+    this.#fail('dead', error);
   }
 
   /** Fails with WL_BUSY if a message of that length cannot be written now. */
@@ -281,14 +287,9 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#memory.sweep();
     const state = this.#mailbox.ownerState;
     if (state === 'open') return false;
+    const how = state === 'closed' ? 'closed its agent' : `is gone: its process ${this.pid} ended`;
     const details = { peer: this.peerName, pid: this.pid };
-    this.#fail(
-      state === 'closed'
-        ? new WeftlineError('WL_PEER_LOST', `${this.peerName} closed its agent`, { details })
-        : new WeftlineError('WL_PEER_LOST', `${this.peerName} is gone: its process ${this.pid} ended`, {
-            details: { ...details, hasDied: true },
-          }),
-    );
+    this.#fail(state, new WeftlineError('WL_PEER_LOST', `${this.peerName} ${how}`, { details }));
     return true;
   }
 
@@ -327,7 +328,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   async #close(): Promise<void> {
     this.#isClosed = true;
-    this.#fail(new WeftlineError('WL_CLOSED', `The link to ${this.peerName} was closed`));
+    this.#fail('closed', new WeftlineError('WL_CLOSED', `The link to ${this.peerName} was closed`));
     if (this.#help !== undefined) this.#help.thread.closeLane(this.#help.lane);
     // A copy that is running must end before its memory goes.
     for (const channel of this.#channels) await channel.close();
@@ -379,7 +380,8 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#promised -= transfer.recordBytes;
   }
 
-  #fail(error: WeftlineError): void {
+  #fail(state: LinkState, error: WeftlineError): void {
+    if (this.#state === 'open') this.#state = state;
     this.#error ??= error;
     for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) transfer.fail(this.#error);
     this.#first = undefined;

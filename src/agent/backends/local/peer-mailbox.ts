@@ -1,4 +1,5 @@
 // A peer's mailbox as a sender sees it: its place in it, its regions' keys, whether the peer still lives.
+import type { LinkState } from '../../backend.ts';
 import {
   MAILBOX_MAGIC,
   MAILBOX_VERSION,
@@ -80,15 +81,15 @@ export class PeerMailbox implements Disposable {
     return this.#memory.bytes;
   }
 
-  /** A system call. */
   /** Hot path. */
   get isClosedByOwner(): boolean {
     return Atomics.load(this.#header, headerWord.state) === mailboxStates.closed;
   }
 
-  get ownerState(): 'open' | 'closed' | 'gone' {
+  /** A system call. */
+  get ownerState(): LinkState {
     if (this.isClosedByOwner) return 'closed';
-    return isByteLocked(this.#memory.fd, OWNER_LOCK) ? 'open' : 'gone';
+    return isByteLocked(this.#memory.fd, OWNER_LOCK) ? 'open' : 'dead';
   }
 
   [Symbol.dispose](): void {

@@ -4,7 +4,7 @@ import { PartTable } from '../../../abi/part-table.ts';
 import type { WeftlineError } from '../../../core/errors.ts';
 import type { Connection, MemoryRegion, Transport } from '../../../transport/index.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
-import type { BackendLink, BackendRegion, BackendRemoteRegion, TransferOperation } from '../../backend.ts';
+import type { BackendLink, BackendRegion, BackendRemoteRegion, LinkState, TransferOperation } from '../../backend.ts';
 import type { PlannedTransfer } from '../../transfer-plan.ts';
 import type { Welcome } from './agent-words.ts';
 import { MultipathChannel } from './multipath-channel.ts';
@@ -73,6 +73,12 @@ export class MultipathLink implements BackendLink {
     this.#onClose = parts.onClose;
     this.#line = line;
     this.#emptyPlan = emptyPlan;
+  }
+
+  get state(): LinkState {
+    const { error } = this.connection;
+    if (error === undefined) return 'open';
+    return error.code === 'WL_CLOSED' ? 'closed' : 'dead';
   }
 
   get error(): WeftlineError | undefined {

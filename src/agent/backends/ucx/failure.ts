@@ -2,6 +2,7 @@
 import { ucxRefusals } from '../../../abi/ucx-message.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { ucxStatusName } from '../../../native/ucx-status.ts';
+import type { LinkState } from '../../backend.ts';
 
 export const failures = {
   none: 0,
@@ -21,6 +22,14 @@ export const failures = {
   /** It did not finish its work on memory that was deregistered. */
   stalled: 12,
 } as const;
+
+/** By which a link is closed in order; by any other it is dead. */
+const closings: ReadonlySet<number> = new Set([failures.peerClosed, failures.linkClosed, failures.agentClosed]);
+
+export function linkStateOf(failure: number): LinkState {
+  if (failure === failures.none) return 'open';
+  return closings.has(failure) ? 'closed' : 'dead';
+}
 
 export function failureError(failure: number, detail: number, peer: string): WeftlineError {
   const details = { peer, failure, detail };

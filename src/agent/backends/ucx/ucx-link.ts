@@ -9,10 +9,11 @@ import type {
   BackendRegion,
   BackendRemoteRegion,
   BackendTransfer,
+  LinkState,
   TransferOperation,
 } from '../../backend.ts';
 import type { PlannedTransfer } from '../../transfer-plan.ts';
-import { failureError, failures } from './failure.ts';
+import { failureError, failures, linkStateOf } from './failure.ts';
 import { inRecord } from './incoming.ts';
 import { IN_RING_BYTES, type LinkBlock } from './link-block.ts';
 import { ringBytes } from './message-header.ts';
@@ -50,6 +51,7 @@ export class UcxLink implements BackendLink {
   readonly block: LinkBlock;
   readonly outgoing: Outgoing;
   #error: WeftlineError | undefined;
+  #state: LinkState = 'open';
   /** Notifications are here for which the agent has no room. */
   isHoldingBack = false;
   readonly #messages: OutMessages;
@@ -77,11 +79,15 @@ export class UcxLink implements BackendLink {
     channel.watch((farewell) => this.#peerLeft(farewell));
   }
 
+  get state(): LinkState {
+    return this.error === undefined ? 'open' : this.#state;
+  }
+
   get error(): WeftlineError | undefined {
     const { words } = this.block;
     const failure = Atomics.load(words, linkWord.failure);
     if (this.#error === undefined && failure !== failures.none) {
-      this.#error = failureError(failure, words[linkWord.failureDetail]!, this.peer);
+      this.#note(failure, words[linkWord.failureDetail]!);
     }
     return this.#error;
   }
@@ -262,9 +268,15 @@ export class UcxLink implements BackendLink {
       }
     }
     // Its memory may soon be another link's.
-    this.#error = this.error ?? failureError(failure, 0, this.peer);
+    if (this.error === undefined) this.#note(failure, 0);
     this.#isClosed = true;
     if (this.#kept.length === 0) this.#onEnd();
+  }
+
+  /** The first failure ends the link. */
+  #note(failure: number, detail: number): void {
+    this.#error = failureError(failure, detail, this.peer);
+    this.#state = linkStateOf(failure);
   }
 
   #peerLeft(farewell: boolean): void {

@@ -1,0 +1,96 @@
+// The way from a call of the agent to a link: plans the transfer, chooses the backend, connects.
+import { type CallWait, deadlineOf } from '../core/deadline.ts';
+import { invalidArgument } from '../core/errors.ts';
+import type { ChannelParts, PeerOptions, PrepareOptions } from './agent-options.ts';
+import type { BackendLink } from './backend.ts';
+import { type BackendVerdict, type ChoiceMemory, type ChoiceOptions, judgeBackends } from './backend-choice.ts';
+import type { BackendSet } from './backend-set.ts';
+import { chooseLink, type ChosenLink } from './choose-link.ts';
+import type { Registration } from './registration.ts';
+import type { Registrations } from './registrations.ts';
+import type { LinkWait, RemoteAgent } from './remote-agent.ts';
+import { type PlannedTransfer, planTransfer } from './transfer-plan.ts';
+
+export interface PeerLinksOptions {
+  readonly agent: string;
+  readonly set: BackendSet;
+  readonly registrations: Registrations;
+  readonly timeoutMs: number;
+}
+
+type PeerMemory = RemoteAgent['memory'][number];
+
+/** The memory that a transfer touches. */
+export interface TouchedMemory {
+  readonly local: readonly Registration[];
+  readonly remote: readonly PeerMemory[];
+}
+
+type Lists = Pick<PrepareOptions, 'local' | 'remote'>;
+
+const NO_MEMORY: ChoiceMemory = { local: [], remote: [] };
+
+export class PeerLinks {
+  readonly #options: PeerLinksOptions;
+
+  constructor(options: PeerLinksOptions) {
+    this.#options = options;
+  }
+
+  /** The call's options with the deadline that its stages share. */
+  waitOf(options: CallWait): LinkWait {
+    const deadline = deadlineOf(options, this.#options.timeoutMs);
+    return { deadline, timeoutMs: deadline.timeoutMs, signal: options.signal };
+  }
+
+  plan(peer: RemoteAgent, { local, remote }: Lists, merge: boolean): PlannedTransfer<Registration, PeerMemory> {
+    const { agent, registrations } = this.#options;
+    return planTransfer(
+      { list: local, regions: registrations.all, owner: `agent ${agent}` },
+      // Of two regions at one address the newer is meant: the peer may have taken the older one back unheard.
+      { list: remote, regions: peer.memory.toReversed(), owner: `agent ${peer.name}` },
+      { merge },
+    );
+  }
+
+  /** Every backend, and why it does not reach the peer; with lists, why it cannot carry them. */
+  explain(peer: RemoteAgent, lists: Lists | undefined): readonly BackendVerdict[] {
+    const memory = lists === undefined ? NO_MEMORY : memoryOf(this.plan(peer, lists, true));
+    return judgeBackends(this.#choice(peer, memory, {}));
+  }
+
+  /** A link that can carry this memory. */
+  linkFor(peer: RemoteAgent, options: PeerOptions, memory: ChoiceMemory = NO_MEMORY): Promise<ChosenLink> {
+    return chooseLink(this.#choice(peer, memory, options), this.waitOf(options));
+  }
+
+  /** The link for a message: one that was asked for by name and is open need not be chosen anew. */
+  async messageLink(peer: RemoteAgent, options: PeerOptions): Promise<BackendLink> {
+    const open = options.backend === undefined ? undefined : peer.openLink(options.backend);
+    return open ?? (await this.linkFor(peer, options)).link;
+  }
+
+  /** What a channel for puts from this memory to the peer's memory of that number needs. */
+  async channelParts(
+    peer: RemoteAgent,
+    { local, remote }: { readonly local: Registration; readonly remote: number },
+    options: PeerOptions,
+  ): Promise<ChannelParts> {
+    const memory = peer.memory.filter(({ number }) => number === remote);
+    if (memory.length === 0) throw invalidArgument('remote', remote, `the number of memory of agent ${peer.name}`);
+    const wait = this.waitOf(options);
+    const wanted = { ...wait, backend: options.backend };
+    const { backend, link } = await this.linkFor(peer, wanted, { local: [local], remote: memory });
+    const region = await peer.region(backend, remote, wait);
+    return { backend: backend.name, link, local: local.regionBy(backend.name), remote: region };
+  }
+
+  #choice(peer: RemoteAgent, memory: ChoiceMemory, { backend }: PeerOptions): ChoiceOptions {
+    const { backends, missing } = this.#options.set;
+    return { backends, missing, peer, memory, forced: backend };
+  }
+}
+
+export function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerMemory>): TouchedMemory {
+  return { local: locals, remote: remotes };
+}
