@@ -1,5 +1,6 @@
 // Chooses the link for a transfer: the first backend that can carry it and by which the peer accepts another link.
 import { WeftlineError } from '../core/errors.ts';
+import { isLogged, log } from '../core/log.ts';
 import type { Backend, BackendLink } from './backend.ts';
 import { chooseBackend, type ChoiceOptions, judgeBackends } from './backend-choice.ts';
 import type { LinkWait } from './remote-agent.ts';
@@ -18,12 +19,22 @@ export async function chooseLink(choice: ChoiceOptions, options: LinkWait): Prom
   let backend = chooseBackend(choice);
   for (;;) {
     try {
-      return { backend, link: await peer.link(backend, options) };
+      const link = await peer.link(backend, options);
+      if (isLogged('agent', 'debug')) log('agent', 'debug', `to ${peer.name} by ${describe(choice, backend)}`);
+      return { backend, link };
     } catch (error) {
       if (forced !== undefined || !(error instanceof WeftlineError) || error.code !== 'WL_CAPACITY') throw error;
+      log('agent', 'warn', `to ${peer.name} not by ${backend.name}: ${error.message}`);
       peer.noteRefusal(backend.name, error.message);
       if (!judgeBackends(choice).some(({ isUsable }) => isUsable)) throw error;
       backend = chooseBackend(choice);
     }
   }
+}
+
+/** "multipath (not local: it is on another host)" */
+function describe(choice: ChoiceOptions, chosen: Backend): string {
+  const others = judgeBackends(choice).filter(({ backend, why }) => backend !== chosen.name && why !== undefined);
+  const reasons = others.map(({ backend, why }) => `not ${backend}: ${why}`);
+  return reasons.length === 0 ? chosen.name : `${chosen.name} (${reasons.join('; ')})`;
 }

@@ -1,6 +1,7 @@
 // A peer as this agent knows it: its metadata, and the links to it.
 import { type Deadline, within } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { log } from '../core/log.ts';
 import type { MemoryKind } from './agent-memory.ts';
 import type { Backend, BackendLink, BackendName, BackendPeer, BackendRemoteRegion, ConnectOptions } from './backend.ts';
 import type { Addressed } from './descriptors.ts';
@@ -205,6 +206,7 @@ export class RemoteAgent {
       await link.close();
       throw this.#ended;
     }
+    log('agent', 'info', `linked to ${this.name} by ${backend.name}`);
     this.#open.set(backend.name, entry);
     this.#refusals.delete(backend.name);
     return entry;

@@ -1,4 +1,5 @@
 // Opens the device that the ranks of a job chose together; the one place that knows all kinds.
+import { log } from '../core/log.ts';
 import { CpuDevice } from './cpu/cpu-device.ts';
 import { CudaDevice } from './cuda/cuda-device.ts';
 import { chooseDevice, type DeviceChoice, type DeviceGroup } from './device-choice.ts';
@@ -14,6 +15,7 @@ export async function openDevice(request: Settings['device'], group: DeviceGroup
 
 /** Opens what chooseDevice() chose; local. Fails with what the device's own create() does. */
 export function openChosenDevice(choice: DeviceChoice, settings: Settings): Promise<CpuDevice | CudaDevice> {
+  log('device', 'info', `${choice.kind === 'cpu' ? 'the CPU' : `GPU ${choice.ordinal}`}: ${choice.reason}`);
   if (choice.kind === 'cpu') return CpuDevice.create(settings);
   return CudaDevice.create({ ...settings, ordinal: choice.ordinal });
 }

@@ -1,6 +1,7 @@
 // Every knob of weftline, once: name, environment variable, flag, unit, range, default and what it does.
 import { MAX_MAILBOX_SENDERS } from '../abi/agent-mailbox.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { setLogLevels } from '../core/log.ts';
 import { quote } from '../core/quote.ts';
 import type { Setting } from './setting.ts';
 import { transportSettingsTable } from './transport-settings-table.ts';
@@ -37,6 +38,14 @@ export const settingsTable = {
     max: 86_400_000,
     default: 60_000,
     sentence: 'How long any wait for another rank may last before it fails with WL_TIMEOUT.',
+  },
+  log: {
+    kind: 'text',
+    env: 'WEFTLINE_LOG',
+    flag: '--log <levels>',
+    default: '',
+    sentence:
+      'Lines to stderr about what weftline does: debug, info, warn or off, for all parts or for some (agent:debug,transport:info; parts are agent, device, device-api, transport, world); if empty, none.',
   },
   spinUs: {
     kind: 'number',
@@ -212,7 +221,10 @@ export type Settings = {
   readonly [Name in SettingName]: SettingValue<(typeof settingsTable)[Name]>;
 };
 
-/** Reads all settings: an override wins over the environment, which wins over the default. Fails with WL_CONFIG. */
+/**
+ * Reads all settings: an override wins over the environment, which wins over the default. What `log` says holds for the
+ * thread from then on. Fails with WL_CONFIG.
+ */
 export function readSettings(
   overrides: Partial<Settings> = {},
   environment: Readonly<Record<string, string | undefined>> = process.env,
@@ -225,7 +237,9 @@ export function readSettings(
     else if (text !== undefined && text !== '') result[name] = check(setting, setting.env, parse(setting, text));
     else result[name] = setting.default;
   }
-  return Object.freeze(result) as Settings;
+  const settings = Object.freeze(result) as Settings;
+  setLogLevels(settings.log);
+  return settings;
 }
 
 /** Counts and sizes are whole: they end up in layouts that others read. */

@@ -1,5 +1,7 @@
 // Which ranks are gone that did not close their world, and who wants to know.
 import { setMaxListeners } from 'node:events';
+import { asWeftlineError } from '../core/errors.ts';
+import { log } from '../core/log.ts';
 
 interface Watcher {
   readonly ranks: readonly number[];
@@ -24,12 +26,14 @@ export class PeerWatch {
   }
 
   lose(rank: number, reason: unknown): void {
+    if (!this.#lost.has(rank)) log('world', 'warn', `rank ${rank} is lost: ${asWeftlineError(reason).message}`);
     this.#lost.set(rank, reason);
     for (const { ranks, controller } of this.#watchers) if (ranks.includes(rank)) controller.abort(reason);
   }
 
   /** The store is gone: no rank hears of the others any more. */
   loseAll(reason: unknown): void {
+    if (this.#end === undefined) log('world', 'warn', `the store is lost: ${asWeftlineError(reason).message}`);
     this.#end ??= { reason };
     for (const { controller } of this.#watchers) controller.abort(reason);
   }

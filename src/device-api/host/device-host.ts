@@ -3,6 +3,7 @@ import { type ListenerAddress, loadPublished, type MetadataStore } from '../../a
 import { MAX_COMMAND_OFFSET, MAX_REQUEST_REMOTES } from '../../abi/command-queue.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
+import { log } from '../../core/log.ts';
 import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { readToken } from '../../settings/token.ts';
@@ -58,6 +59,7 @@ export class DeviceHost implements AsyncDisposable {
       host,
       ordinals: devices.flatMap((device) => (device.kind === 'cuda' ? [device.context.ordinal] : [])),
       onFailure: (error) => {
+        log('device-api', 'warn', `${name}: waits of kernels end: ${error.code}: ${error.message}`);
         for (const half of halves.values()) half.abort(error);
       },
     });
@@ -288,6 +290,7 @@ export class DeviceHost implements AsyncDisposable {
         local: { address: memory.address + offset, bytes },
         remotes: remotes.map((range, index) => ({ direct: mapping?.addresses[index] ?? 0, bytes: range.bytes })),
       };
+      log('device-api', 'info', `${this.name}: request ${number} to ${peerName}: ${path}`);
       requests.add({ request, memory, half, mapping, handles: [] });
       return request;
     } catch (error) {

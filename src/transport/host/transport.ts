@@ -1,7 +1,8 @@
 // The transport as a program uses it: registered memory, connections made and accepted, the ends of requests.
 import { hostname } from 'node:os';
 import { deadlineOf } from '../../core/deadline.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { type EncodedError, WeftlineError } from '../../core/errors.ts';
+import { log } from '../../core/log.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
@@ -309,6 +310,15 @@ export class Transport implements AsyncDisposable {
 
   #handle(event: HostEvent): void {
     if (event.event === 'failed') this.#slots.failed(event.slot, event.error);
-    else void this.#connections.get(event.connection)?.endWith(event.error);
+    else {
+      this.#logEnd(event.error);
+      void this.#connections.get(event.connection)?.endWith(event.error);
+    }
+  }
+
+  /** A peer that closes says so with a reason; whatever else ends a connection is somebody's trouble. */
+  #logEnd({ code, message, details }: EncodedError): void {
+    if (code === 'WL_CLOSED') return;
+    log('transport', 'reason' in details ? 'info' : 'warn', `${this.name}: ${message}`);
   }
 }
