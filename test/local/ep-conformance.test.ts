@@ -31,6 +31,21 @@ for (const what of ['buffer', 'layer']) {
   }
 }
 
+for (const hosts of ['2', '3+1']) {
+  for (const what of ['buffer', 'layer']) {
+    test(`${what}: 20 random cases on 4 ranks, a group for each of ${hosts} hosts`, async () => {
+      const env = { WEFTLINE_HOSTS: hosts };
+      const { exitCode, transcript } = await runRanks(4, script, { args: [what, '20', seed], env });
+      assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+    });
+  }
+
+  test(`two groups for ${hosts} hosts, with two buffers and a layer each, at once`, async () => {
+    const { exitCode, transcript } = await runRanks(4, lives, { args: ['5'], env: { WEFTLINE_HOSTS: hosts } });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
+
 test('two buffers and a layer at once, each rank in its own order; nothing is left of them', async () => {
   const { exitCode, transcript } = await runRanks(3, lives, { args: ['10'] });
   assert.equal(exitCode, 0, transcript);

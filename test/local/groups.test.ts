@@ -1,0 +1,126 @@
+// Groups of ranks on one host and on several that are pretended: what they see, that they do not disturb each other, and who fails.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { resultOf, runRanks, type RunRanksOptions } from './support/run-ranks.ts';
+
+const script = new URL('./support/group-rank.js', import.meta.url);
+
+interface Failed {
+  readonly code: string;
+  readonly message: string;
+  readonly rank?: number;
+}
+
+async function run<T>(scenario: string, ranks: number, options: RunRanksOptions = {}) {
+  const result = await runRanks(ranks, script, { ...options, args: [scenario] });
+  return { ...result, results: result.ranks.map((rank) => resultOf(rank) as T) };
+}
+
+interface All {
+  readonly facts: unknown;
+  readonly ranks: readonly (readonly number[] | null)[];
+  readonly all: readonly (readonly number[] | null)[];
+  readonly refused: Failed;
+  readonly twice: Failed;
+  readonly badKey: Failed;
+  readonly order: Failed;
+  readonly wide: Failed | undefined;
+  readonly used: readonly number[];
+  readonly uneven: Failed;
+}
+
+test('split() and group() give groups that work at the same time, over two pretended hosts', async () => {
+  const { exitCode, results, transcript } = await run<All>('all', 4, { env: { WEFTLINE_HOSTS: '2' } });
+  assert.equal(exitCode, 0, transcript);
+  for (const [rank, result] of results.entries()) {
+    const [hostIndex, scaleUpIndex] = [rank >> 1, rank & 1];
+    const host = [2 * hostIndex, 2 * hostIndex + 1];
+    assert.deepEqual(result.facts, {
+      hosts: [
+        [0, 1],
+        [2, 3],
+      ],
+      hostIndex,
+      scaleUpIndex,
+      localRanks: host,
+      nodeCount: 2,
+      machineRank: rank,
+    });
+    const none = rank === 0 ? null : [3, 2, 1];
+    const outer = rank % 3 === 0 ? [3, 0] : null;
+    assert.deepEqual(result.ranks, [host, none, [rank], outer, [rank]]);
+    assert.deepEqual(result.all, [[0, 1, 2, 3], host, none, outer]);
+    assert.equal(result.refused.code, 'WL_INVALID_ARGUMENT');
+    assert.match(
+      result.refused.message,
+      new RegExp(`expected ranks from 0 to 3, each once, this one \\(${rank}\\) among`),
+    );
+    assert.equal(result.twice.code, 'WL_INVALID_ARGUMENT');
+    // Only rank 2 passed it, and no rank was left waiting.
+    assert.deepEqual([result.badKey.code, result.badKey.rank], ['WL_INVALID_ARGUMENT', 2]);
+    assert.equal(result.order.code, 'WL_CONFIG_MISMATCH');
+    assert.match(result.order.message, /\[1, 0, 2, 3\] on rank 1/);
+    assert.equal(result.wide?.code, 'WL_UNSUPPORTED');
+    assert.match(
+      result.wide?.message ?? '',
+      /^EpBuffer needs all ranks on one host, but these 4 are on 2 \(ranks 0, 1; ranks 2, 3\): make a group per host, as in "await world\.split\(\{ color: world\.topology\.hostIndex \}\)"/,
+    );
+    // bf16: two ranks sent one each. Alone: the one rank sent once.
+    assert.deepEqual(result.used, [12, 0x4000, 6, 0x3f80]);
+    const [even, odd] = host;
+    assert.equal(result.uneven.code, 'WL_CONFIG_MISMATCH');
+    assert.match(result.uneven.message, new RegExp(`different numExperts: 4 on rank ${even}, 8 on rank ${odd}$`));
+  }
+});
+
+interface Death {
+  readonly inWorld: Failed;
+  readonly inGroup: Failed | readonly number[];
+  readonly lost: readonly boolean[];
+}
+
+test('the death of a rank ends its groups and the world, and no other group', async () => {
+  const { results, ranks, transcript } = await run<Death>('death', 4, { graceMs: 20_000 });
+  for (const rank of [0, 1, 2]) {
+    const { inWorld, inGroup, lost } = results[rank]!;
+    assert.deepEqual([inWorld.code, inWorld.rank], ['WL_PEER_LOST', 3], transcript);
+    assert.deepEqual(lost, [true, rank === 2], transcript);
+    if (rank === 2) assert.match((inGroup as Failed).code, /^WL_PEER_(LOST|FAILED)$/);
+    else assert.deepEqual(inGroup, [12, 0x4000], transcript);
+    assert.equal(ranks[rank]?.exitCode, 4, transcript);
+  }
+});
+
+test('an error of a group names world ranks', async () => {
+  const { exitCode, results, transcript } = await run<Failed>('missing', 3);
+  assert.equal(exitCode, 0, transcript);
+  for (const rank of [0, 2]) {
+    assert.equal(results[rank]?.code, 'WL_TIMEOUT');
+    assert.match(
+      results[rank]?.message ?? '',
+      /barrier "group 0-2 #1\/lonely" after 300 ms: ranks? .*1.* did not come/,
+    );
+  }
+});
+
+interface Agents {
+  readonly why: readonly (string | null)[];
+  readonly used: readonly string[];
+}
+
+test('agents on pretended hosts share no memory; those of one host do', async () => {
+  const { exitCode, results, transcript } = await run<Agents>('agents', 3, { env: { WEFTLINE_HOSTS: '2' } });
+  assert.equal(exitCode, 0, transcript);
+  const far = 'the peer is on another host';
+  assert.deepEqual(results, [
+    { why: [null, far], used: ['local', 'multipath'] },
+    { why: [null, far], used: ['local', 'multipath'] },
+    { why: [far, far], used: ['multipath', 'multipath'] },
+  ]);
+});
+
+test('more hosts than ranks are refused', async () => {
+  const { exitCode, transcript } = await run('all', 3, { env: { WEFTLINE_HOSTS: '4' } });
+  assert.equal(exitCode, 1);
+  assert.match(transcript, /Invalid setting hosts \(WEFTLINE_HOSTS\): expected 1 to 3/);
+});
