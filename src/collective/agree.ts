@@ -65,6 +65,7 @@ export function requireOneHost({ topology, ranks, size }: RankGroup, what: strin
   throw new WeftlineError(
     'WL_UNSUPPORTED',
     `${what} needs all ranks on one host, but these ${size} are on ${hosts.length} (${shown.join('; ')}${more}): make a group per host, as in "await world.split({ color: world.topology.hostIndex })", and pass that`,
-    { details: { size, hosts } },
+    // Every rank finds the same; the first one reports it.
+    { details: { size, hosts }, rank: ranks[0]! },
   );
 }

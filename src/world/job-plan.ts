@@ -7,6 +7,7 @@ import { quote } from '../core/quote.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { MAX_WORLD_SIZE } from './environment.ts';
 import type { LaunchOptions } from './launch-options.ts';
+import { ranksOfHosts } from './pretended-hosts.ts';
 
 export interface JobPlan {
   readonly settings: Settings;
@@ -40,9 +41,11 @@ export function planJob(options: LaunchOptions): JobPlan {
   if (nodeCount > 1 && master === undefined) {
     throw invalidArgument('master', master, 'host and port where node 0 listens: several nodes need it');
   }
+  const settings = readSettings(options.settings, { ...process.env, ...options.env });
+  ranksOfHosts(settings.hosts, options.ranks);
   const token = nodeCount > 1 ? sharedToken(options) : randomBytes(32).toString('hex');
   return {
-    settings: readSettings(options.settings, { ...process.env, ...options.env }),
+    settings,
     size,
     firstRank,
     token,

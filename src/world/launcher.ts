@@ -2,6 +2,7 @@
 import { createServer, type Server } from 'node:net';
 import { LAUNCH_ID_VARIABLE } from './environment.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { settingsTable } from '../settings/settings.ts';
 import { type JobPlan, planJob } from './job-plan.ts';
 import type { LaunchOptions, LaunchResult } from './launch-options.ts';
 import { endMarkedProcesses } from './marked-processes.ts';
@@ -100,7 +101,7 @@ class Job {
   }
 
   async #startRank(local: number, { address, server, print }: RankStart): Promise<void> {
-    const { firstRank, size, token, jobPrefix, launchId, command } = this.#plan;
+    const { firstRank, size, token, jobPrefix, launchId, command, settings } = this.#plan;
     const rank = firstRank + local;
     const holdsStore = rank === 0 && server !== undefined;
     const raw = this.#options.rawRank === rank;
@@ -123,6 +124,7 @@ class Job {
         WEFTLINE_JOB_ID: jobPrefix,
         WEFTLINE_LAUNCHER_PID: String(process.pid),
         [LAUNCH_ID_VARIABLE]: launchId,
+        [settingsTable.hosts.env]: settings.hosts,
         // Undefined removes what a launcher around this one may have set.
         WEFTLINE_STORE_FD: holdsStore ? String(STORE_FD) : undefined,
       },

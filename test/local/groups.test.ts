@@ -1,7 +1,7 @@
 // Groups of ranks on one host and on several that are pretended: what they see, that they do not disturb each other, and who fails.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { resultOf, runRanks, type RunRanksOptions } from './support/run-ranks.ts';
+import { resultOf, runRanks, type RunRanksOptions, type RunRanksResult } from './support/run-ranks.ts';
 
 const script = new URL('./support/group-rank.js', import.meta.url);
 
@@ -11,9 +11,8 @@ interface Failed {
   readonly rank?: number;
 }
 
-async function run<T>(scenario: string, ranks: number, options: RunRanksOptions = {}) {
-  const result = await runRanks(ranks, script, { ...options, args: [scenario] });
-  return { ...result, results: result.ranks.map((rank) => resultOf(rank) as T) };
+function run(scenario: string, ranks: number, options: RunRanksOptions = {}): Promise<RunRanksResult> {
+  return runRanks(ranks, script, { ...options, args: [scenario] });
 }
 
 interface All {
@@ -30,7 +29,8 @@ interface All {
 }
 
 test('split() and group() give groups that work at the same time, over two pretended hosts', async () => {
-  const { exitCode, results, transcript } = await run<All>('all', 4, { env: { WEFTLINE_HOSTS: '2' } });
+  const { exitCode, ranks, transcript } = await run('all', 4, { env: { WEFTLINE_HOSTS: '2' } });
+  const results = ranks.map((rank) => resultOf(rank) as All);
   assert.equal(exitCode, 0, transcript);
   for (const [rank, result] of results.entries()) {
     const [hostIndex, scaleUpIndex] = [rank >> 1, rank & 1];
@@ -80,7 +80,8 @@ interface Death {
 }
 
 test('the death of a rank ends its groups and the world, and no other group', async () => {
-  const { results, ranks, transcript } = await run<Death>('death', 4, { graceMs: 20_000 });
+  const { ranks, transcript } = await run('death', 4, { graceMs: 20_000 });
+  const results = ranks.map((rank) => resultOf(rank) as Death);
   for (const rank of [0, 1, 2]) {
     const { inWorld, inGroup, lost } = results[rank]!;
     assert.deepEqual([inWorld.code, inWorld.rank], ['WL_PEER_LOST', 3], transcript);
@@ -92,7 +93,8 @@ test('the death of a rank ends its groups and the world, and no other group', as
 });
 
 test('an error of a group names world ranks', async () => {
-  const { exitCode, results, transcript } = await run<Failed>('missing', 3);
+  const { exitCode, ranks, transcript } = await run('missing', 3);
+  const results = ranks.map((rank) => resultOf(rank) as Failed);
   assert.equal(exitCode, 0, transcript);
   for (const rank of [0, 2]) {
     assert.equal(results[rank]?.code, 'WL_TIMEOUT');
@@ -109,7 +111,8 @@ interface Agents {
 }
 
 test('agents on pretended hosts share no memory; those of one host do', async () => {
-  const { exitCode, results, transcript } = await run<Agents>('agents', 3, { env: { WEFTLINE_HOSTS: '2' } });
+  const { exitCode, ranks, transcript } = await run('agents', 3, { env: { WEFTLINE_HOSTS: '2' } });
+  const results = ranks.map((rank) => resultOf(rank) as Agents);
   assert.equal(exitCode, 0, transcript);
   const far = 'the peer is on another host';
   assert.deepEqual(results, [

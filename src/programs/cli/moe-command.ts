@@ -48,6 +48,7 @@ export function addMoeCommand(program: Command): void {
   addOutputOptions(command);
   addSettingOptions(command, [
     'device',
+    'hosts',
     'expertProduct',
     'cublasPath',
     'nvrtcPath',

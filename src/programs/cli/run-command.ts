@@ -42,7 +42,7 @@ Examples:
   weftline run -n 4 train.js --steps 100
   WEFTLINE_TOKEN=$(cat token) weftline run -n 8 --nnodes 2 --node-rank 0 --master node0:29500 train.js`,
     );
-  addSettingOptions(command, ['timeoutMs', 'graceMs']);
+  addSettingOptions(command, ['hosts', 'timeoutMs', 'graceMs']);
   command.action(async (script: string, args: readonly string[], options: RunOptions) => {
     const { exitCode } = await launch({
       command: [script, ...args],

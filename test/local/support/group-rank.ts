@@ -44,8 +44,8 @@ const scenarios: Readonly<Record<string, (world: World) => Promise<unknown>>> = 
     const self = await world.group([world.rank]);
     const outer = world.rank % 3 === 0 ? await world.group([3, 0]) : undefined;
     const inner = await host.split({ color: host.rank });
-    await Promise.all([world, host, none, self, outer, inner].map((group) => group?.barrier('b')));
-    const all = await Promise.all([world, host, none, outer].map((group) => group?.allGather('g', world.rank)));
+    await Promise.all([world, host, none, self, outer, inner].map(async (group) => group?.barrier('b')));
+    const all = await Promise.all([world, host, none, outer].map(async (group) => group?.allGather('g', world.rank)));
     const refused = await failure(world.group([(world.rank + 1) % 4, (world.rank + 2) % 4]));
     const twice = await failure(world.group([world.rank, world.rank]));
     const badKey = await failure(world.split({ color: 1, key: world.rank === 2 ? Number.NaN : 0 }));
