@@ -16,16 +16,19 @@ export interface CudaCallsOptions {
   readonly findFailure?: () => WeftlineError | undefined;
 }
 
+/** What calls need of their ranks. */
+type CallingGroup = Pick<RankGroup, 'ranks' | 'settings' | 'peerLost'>;
+
 export class CudaCalls implements Disposable {
   /** Where the object's kernels report waits that expired. */
   readonly traps: TrapBox;
-  readonly #group: RankGroup;
+  readonly #group: CallingGroup;
   readonly #options: CudaCallsOptions;
   readonly #stopJudging: () => void;
   #epoch = 0;
   #broken: WeftlineError | undefined;
 
-  constructor(group: RankGroup, device: CudaDevice, options: CudaCallsOptions = {}) {
+  constructor(group: CallingGroup, device: CudaDevice, options: CudaCallsOptions = {}) {
     this.#group = group;
     this.#options = options;
     this.traps = new TrapBox(device.context);
@@ -99,7 +102,7 @@ export class CudaCalls implements Disposable {
     const failure = this.#options.findFailure?.();
     if (failure !== undefined) throw this.giveUp(failure);
     try {
-      this.traps.throwIfExpired(describeCall);
+      this.traps.throwIfExpired(describeCall, this.#group.ranks);
     } catch (error) {
       throw this.giveUp(error);
     }

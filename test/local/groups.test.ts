@@ -105,6 +105,26 @@ test('an error of a group names world ranks', async () => {
   }
 });
 
+interface Errors {
+  readonly capacity: Failed;
+  readonly mismatch: Failed;
+  readonly call: Failed;
+}
+
+test('errors of EpBuffer in a group name world ranks', async () => {
+  const { exitCode, ranks, transcript } = await run('errors', 3);
+  assert.equal(exitCode, 0, transcript);
+  for (const [rank, output] of ranks.entries()) {
+    const { capacity, mismatch, call } = resultOf(output) as Errors;
+    assert.match(capacity.message, /^Rank 2 would receive 3 rows, more than its numWorstTokens 2/);
+    assert.match(mismatch.message, /^The ranks disagree on weightBytes: 0 on rank 2, 4 on rank 1;/);
+    // Whoever looks first says it; the others learn that it gave up.
+    if (call.code === 'WL_CONFIG_MISMATCH')
+      assert.match(call.message, rank === 0 ? /but rank [12] is in/ : /but rank 0 is in/);
+    else assert.match(call.message, /^Rank [012] gave up: WL_CONFIG_MISMATCH: .*rank [012] is in/);
+  }
+});
+
 interface Agents {
   readonly why: readonly (string | null)[];
   readonly used: readonly string[];
@@ -122,8 +142,9 @@ test('agents on pretended hosts share no memory; those of one host do', async ()
   ]);
 });
 
-test('more hosts than ranks are refused', async () => {
-  const { exitCode, transcript } = await run('all', 3, { env: { WEFTLINE_HOSTS: '4' } });
-  assert.equal(exitCode, 1);
-  assert.match(transcript, /Invalid setting hosts \(WEFTLINE_HOSTS\): expected 1 to 3/);
+test('more hosts than ranks are refused before any rank starts', async () => {
+  await assert.rejects(run('all', 3, { env: { WEFTLINE_HOSTS: '4' } }), {
+    code: 'WL_CONFIG',
+    message: 'Invalid setting hosts (WEFTLINE_HOSTS): expected 1 to 3, as this machine has 3 ranks, got "4"',
+  });
 });

@@ -32,18 +32,23 @@ export class TrapBox implements Disposable {
   /**
    * To be called when a kernel that waits has ended. Fails with WL_TIMEOUT, or WL_CONFIG_MISMATCH when a peer arrived in
    * another call. The record is empty again and the device as
-   * usable as before. `describeChannel` says what the kernel's channel number means.
+   * usable as before. `describeChannel` says what the kernel's channel number means, `ranks` the
+   * world ranks of those that the kernel counts.
    */
-  throwIfExpired(describeChannel: (channel: number) => string = (channel) => `channel ${channel}`): void {
+  throwIfExpired(
+    describeChannel: (channel: number) => string = (channel) => `channel ${channel}`,
+    ranks: readonly number[] = [],
+  ): void {
     if (this.#abortedBy !== undefined) throw this.#abortedBy;
     if (Atomics.load(this.#state, 0) !== trapStates.readable) return;
     const read = (field: keyof typeof trapRecord.offset): number => this.#record.get(field);
+    const worldRank = (field: 'rank' | 'peer'): number => ranks[read(field)] ?? read(field);
     const number = read('kernel');
     const kernel = Object.entries(trapKernels).find(([, value]) => value === number)?.[0] ?? `kernel ${number}`;
     const details = {
       kernel,
-      rank: read('rank'),
-      peer: read('peer'),
+      rank: worldRank('rank'),
+      peer: worldRank('peer'),
       channel: read('channel'),
       expected: read('expected'),
       seen: read('seen'),

@@ -1,8 +1,8 @@
 // What an EpBuffer takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
-import { exchangeRegionBytes, REGION_ALIGNMENT } from '../../abi/exchange-record.ts';
-import { alignUp } from '../../abi/layout.ts';
+import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { SCALE_GROUP } from '../../device/formats/scaled-rows.ts';
+import { layOutRegions, type Region } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 
 export const MAX_TOPK = 32;
@@ -47,7 +47,7 @@ export interface EpBufferSize {
   readonly maxRecvTokens: number;
   /** Address space that each rank of the host maps, all windows and their header. */
   readonly addressSpaceBytes: number;
-  readonly regions: Readonly<Record<EpRegion, { readonly offset: number; readonly bytes: number }>>;
+  readonly regions: Readonly<Record<EpRegion, Region>>;
 }
 
 /** Sizes of an EpBuffer over `numRanks` ranks of one host. Pure; fails with WL_INVALID_ARGUMENT. */
@@ -55,25 +55,17 @@ export function bufferSize(config: EpBufferConfig, numRanks: number): EpBufferSi
   checkConfig(config, numRanks);
   const rows = numRanks * config.maxTokensPerRank;
   const rowBytes = config.hidden * 2;
-  const shared = config.combineRows === 'shared';
-  const bytesOf: Record<EpRegion, number> = {
+  const { bytes, regions } = layOutRegions<EpRegion>({
     exchange: exchangeRegionBytes(numRanks, config.numExperts),
     rows: rows * rowBytes,
     scales: rows * Math.ceil(config.hidden / SCALE_GROUP) * 4,
     topkIdx: rows * config.maxTopk * 8,
     topkWeights: rows * config.maxTopk * 4,
     sourceToken: rows * 4,
-    combineRows: shared ? 0 : rows * rowBytes,
+    combineRows: config.combineRows === 'shared' ? 'rows' : rows * rowBytes,
     combineWeights: rows * config.maxTopk * 4,
-  };
-  const regions = {} as Record<EpRegion, { offset: number; bytes: number }>;
-  let end = 0;
-  for (const [name, bytes] of Object.entries(bytesOf) as [EpRegion, number][]) {
-    regions[name] = { offset: end, bytes };
-    end = alignUp(end + bytes, REGION_ALIGNMENT);
-  }
-  if (shared) regions.combineRows = regions.rows;
-  return { bytes: end, maxRecvTokens: rows, addressSpaceBytes: windowFootprint(end, numRanks), regions };
+  });
+  return { bytes, maxRecvTokens: rows, addressSpaceBytes: windowFootprint(bytes, numRanks), regions };
 }
 
 function checkConfig(config: EpBufferConfig, numRanks: number): void {

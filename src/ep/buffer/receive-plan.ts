@@ -15,6 +15,8 @@ export interface ReceivePlan {
 
 export interface ReceivePlanOptions {
   readonly rank: number;
+  /** World ranks, for errors. */
+  readonly ranks: readonly number[];
   readonly experts: number;
   readonly expertAlignment: number;
 }
@@ -30,7 +32,7 @@ export function planReceive(exchange: ExchangeResult, options: ReceivePlanOption
       sum += exchange.perRank[s * n + d]!;
       rankPrefixMatrix[s * n + d] = sum;
     }
-    checkBound(d, sum, exchange.rowBound[d]!);
+    checkBound(options.ranks[d]!, sum, exchange.rowBound[d]!);
   }
   const firstRow = new Int32Array(n);
   if (rank > 0) firstRow.set(rankPrefixMatrix.subarray((rank - 1) * n, rank * n));

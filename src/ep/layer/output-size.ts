@@ -1,6 +1,7 @@
 // The resizable part of the layer's symmetric memory: one row per received (token, expert), sized by capacity.
 import { alignUp } from '../../abi/layout.ts';
 import { dtypes } from '../../core/dtype.ts';
+import { layOutRegions, type Region } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 import type { EPConfig } from './ep-config.ts';
 
@@ -17,7 +18,7 @@ export interface OutputSize {
   /** Bytes of one rank's window. */
   readonly bytes: number;
   readonly addressSpaceBytes: number;
-  readonly regions: Readonly<Record<OutputRegion, { readonly offset: number; readonly bytes: number }>>;
+  readonly regions: Readonly<Record<OutputRegion, Region>>;
 }
 
 /** Rows for a new context: `capacity` times a balanced load, never more than can arrive. */
@@ -32,7 +33,7 @@ export function grownRows(config: EPConfig, needed: number): number {
 
 /** Pure: bytes and offsets for `capacityRows` rows. */
 export function outputSize(config: EPConfig, capacityRows: number): OutputSize {
-  const bytesOf: Record<OutputRegion, number> = {
+  const { bytes, regions } = layOutRegions<OutputRegion>({
     rows: capacityRows * config.hidden * 2,
     weights: capacityRows * dtypes[config.weightDtype].bytes,
     sourceToken: capacityRows * 4,
@@ -40,12 +41,6 @@ export function outputSize(config: EPConfig, capacityRows: number): OutputSize {
     duplicates: capacityRows * config.topk * 4,
     // A token that is repeated has two rows at least.
     repeated: Math.floor(capacityRows / 2) * 4,
-  };
-  const regions = {} as Record<OutputRegion, { offset: number; bytes: number }>;
-  let end = 0;
-  for (const [name, bytes] of Object.entries(bytesOf) as [OutputRegion, number][]) {
-    regions[name] = { offset: end, bytes };
-    end = alignUp(end + bytes, 128);
-  }
-  return { capacityRows, bytes: end, addressSpaceBytes: windowFootprint(end, config.worldSize), regions };
+  });
+  return { capacityRows, bytes, addressSpaceBytes: windowFootprint(bytes, config.worldSize), regions };
 }

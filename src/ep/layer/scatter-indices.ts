@@ -32,20 +32,25 @@ export function applyScatterIndices(
   return -1;
 }
 
-/** The same error on every rank, from the statuses they exchanged: 0 good, else 1 + the flat index of the bad choice. */
-export function throwIfOutOfBlock(statuses: readonly number[]): void {
-  const rank = statuses.findIndex((status) => status !== 0);
-  if (rank === -1) return;
+/**
+ * The same error on every rank, from the statuses they exchanged: 0 good, else 1 + the flat index of the bad choice.
+ * `ranks`: world ranks of those that the statuses are of.
+ */
+export function throwIfOutOfBlock(statuses: readonly number[], ranks: readonly number[]): void {
+  const index = statuses.findIndex((status) => status !== 0);
+  if (index === -1) return;
+  const rank = ranks[index];
   fail(
-    `fullScatterIndices of rank ${rank} names a row outside its expert's block, first at flat index ${statuses[rank]! - 1}`,
+    `fullScatterIndices of rank ${rank} names a row outside its expert's block, first at flat index ${statuses[index]! - 1}`,
     { rank },
   );
 }
 
 /** The same error on every rank: 1 where a received row was never written, because two choices named another row. */
-export function throwIfRepeated(statuses: readonly number[]): void {
-  const rank = statuses.findIndex((status) => status !== 0);
-  if (rank === -1) return;
+export function throwIfRepeated(statuses: readonly number[], ranks: readonly number[]): void {
+  const index = statuses.findIndex((status) => status !== 0);
+  if (index === -1) return;
+  const rank = ranks[index];
   fail(
     `fullScatterIndices name a row of rank ${rank} twice, so that another one stayed empty; every row must be named once`,
     { rank },

@@ -110,6 +110,22 @@ const scenarios: Readonly<Record<string, (world: World) => Promise<unknown>>> = 
     return { why, used };
   },
 
+  /** Wrong calls on a group in the reverse order of world ranks. */
+  async errors(world) {
+    await using device = await CpuDevice.create();
+    const group = await world.split({ color: 'all', key: -world.rank });
+    await using buffer = await openBuffer(group, device);
+    const topkIdx = await device.tensor('i32', [1, 2], Int32Array.of(0, buffer.config.numExperts - 1));
+    const topkWeights = await device.tensor('f32', [1, 2], Float32Array.of(1, 1));
+    const x = await device.tensor('bf16', [1, hidden], new Uint16Array(hidden));
+    const bound = world.rank === 2 ? { numWorstTokens: 2 } : {};
+    const capacity = await failure(buffer.dispatch({ x, topkIdx, ...bound }));
+    const weights = world.rank === 1 ? { topkWeights } : {};
+    const mismatch = await failure(buffer.dispatch({ x, topkIdx, ...weights }));
+    const call = await failure(world.rank === 0 ? buffer.barrier() : buffer.dispatch({ x, topkIdx }));
+    return { capacity, mismatch, call };
+  },
+
   /** Rank 1 stays away from a barrier of a group. */
   async missing(world) {
     const group = await world.group([2, 1, 0]);

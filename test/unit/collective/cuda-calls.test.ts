@@ -1,8 +1,7 @@
 // What becomes of a call on a GPU that fails: who hears of it, when, and that nothing waits any longer; a pretended driver.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type CudaDevice, WeftlineError } from 'weftline';
-import type { World } from 'weftline/world';
+import { type CudaDevice, readSettings, WeftlineError } from 'weftline';
 import { Deadline } from '#lib/core/deadline.js';
 import { trapRecord } from '#lib/abi/trap-record.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
@@ -29,10 +28,11 @@ function pretend(): Pretended {
   status.cuStreamQuery = 600;
   const context = CudaContext.retain(0, driver);
   const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 5000 }, () => {});
-  const world = { peerLost: new AbortController().signal, settings: { timeoutMs: 5000 } } as unknown as World;
+  const settings = readSettings({ timeoutMs: 5000 }, {});
+  const group = { ranks: [0], peerLost: new AbortController().signal, settings };
   let found: WeftlineError | undefined;
   const findFailure = (): WeftlineError | undefined => found;
-  const calls = new CudaCalls(world, { context } as unknown as CudaDevice, { findFailure });
+  const calls = new CudaCalls(group, { context } as unknown as CudaDevice, { findFailure });
   const isAborted = (): boolean => new DataView(memory.buffer).getUint32(trapRecord.offset.abort, true) === 1;
   return { calls, stream, isAborted, fail: () => (found = failure) };
 }

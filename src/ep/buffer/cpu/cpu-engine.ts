@@ -121,6 +121,7 @@ class CpuEpEngine implements EpEngine {
     const { expertAlignment } = input;
     const plan = planReceive(this.#exchange.collect(), {
       rank: group.rank,
+      ranks: group.ranks,
       experts: config.numExperts,
       expertAlignment,
     });

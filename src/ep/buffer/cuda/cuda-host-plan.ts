@@ -84,10 +84,12 @@ export class CudaHostPlan implements Disposable {
 
   /** `choice`: the bad value, if this rank passed it and it is known. */
   errorOf(failure: EpFailure, choice?: number | bigint): WeftlineError {
-    const { status, rank, detail } = failure;
+    const { status, detail } = failure;
+    const { ranks } = this.#scope.group;
+    const rank = ranks[failure.rank]!;
     if (status === epStatus.capacity) return capacityError(rank, detail, failure.extent);
     if (status === epStatus.badChoice) return this.#badChoice(failure, choice);
-    if (status === epStatus.mismatch) return mismatch(rank, detail);
+    if (status === epStatus.mismatch) return mismatch(rank, ranks[0]!, detail);
     return new WeftlineError(
       'WL_CONFIG_MISMATCH',
       `This rank is in dispatch, but rank ${rank} is in another call; all ranks must make the same calls in the same order`,
@@ -99,8 +101,12 @@ export class CudaHostPlan implements Disposable {
     this.#memory[Symbol.dispose]();
   }
 
-  #badChoice({ rank, detail: cell, extent: columns }: EpFailure, choice: number | bigint | undefined): WeftlineError {
-    const { config } = this.#scope;
+  #badChoice(
+    { rank: index, detail: cell, extent: columns }: EpFailure,
+    choice: number | bigint | undefined,
+  ): WeftlineError {
+    const { config, group } = this.#scope;
+    const rank = group.ranks[index]!;
     const place = `topkIdx[${Math.floor(cell / columns)}, ${cell % columns}]`;
     const value = choice === undefined ? `a bad value of rank ${rank}` : String(choice);
     return new WeftlineError(
@@ -111,11 +117,11 @@ export class CudaHostPlan implements Disposable {
   }
 }
 
-function mismatch(rank: number, word: number): WeftlineError {
+function mismatch(rank: number, first: number, word: number): WeftlineError {
   const field = Object.entries(epRecordWords).find(([, at]) => at === word)?.[0] ?? `word ${word}`;
   return new WeftlineError(
     'WL_CONFIG_MISMATCH',
-    `The ranks disagree on ${field}: rank ${rank} differs from rank 0; all must pass the same kind of tensors`,
+    `The ranks disagree on ${field}: rank ${rank} differs from rank ${first}; all must pass the same kind of tensors`,
     { details: { field, rank } },
   );
 }

@@ -194,7 +194,7 @@ class CpuLayerEngine implements LayerEngine {
     // An empty token index marks a row that nobody wrote.
     this.#sourceTokens(plan).fill(-1);
     await this.#barrier.wait(callWord({ kind: 'layer dispatch' }, 'middle'), options);
-    throwIfOutOfBlock(exchange.statuses());
+    throwIfOutOfBlock(exchange.statuses(), this.#context.group.ranks);
   }
 
   #sendRows(input: LayerInput, { rowTable, rankTable }: PlaceTables): void {
@@ -221,7 +221,7 @@ class CpuLayerEngine implements LayerEngine {
     const { exchange } = this.#memory;
     exchange.publishStatus(this.#sourceTokens(plan).includes(-1) ? 1 : 0);
     await this.#barrier.wait(callWord({ kind: 'layer dispatch', detail: 1 }, 'middle'), options);
-    throwIfRepeated(exchange.statuses());
+    throwIfRepeated(exchange.statuses(), this.#context.group.ranks);
   }
 
   #sourceTokens({ recvRows }: ExpertPlan): Int32Array {

@@ -99,7 +99,7 @@ class CudaLayerEngine implements LayerEngine {
     this.#launches = launches;
     this.#scratch = scratch;
     this.#options = options;
-    this.#hostPlan = new CudaLayerPlan(device, config);
+    this.#hostPlan = new CudaLayerPlan(device, config, group.ranks);
     this.#calls = new CudaCalls(group, device);
     this.#order = new CudaCallOrder(device);
     device.setBytes(scratch.counter, 0);

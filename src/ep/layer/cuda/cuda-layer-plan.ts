@@ -15,9 +15,12 @@ export class CudaLayerPlan implements Disposable {
   readonly #plan: Block<keyof typeof layerHostPlan.offset>;
   readonly #sequences: Readonly<Record<'sequence' | 'placeSequence', Int32Array>>;
   readonly #experts: Int32Array;
+  readonly #ranks: readonly number[];
 
-  constructor(device: CudaDevice, config: EPConfig) {
+  /** `ranks`: world ranks, for errors. */
+  constructor(device: CudaDevice, config: EPConfig, ranks: readonly number[]) {
     this.#config = config;
+    this.#ranks = ranks;
     this.#memory = device.allocateHost(layerHostPlan.size + config.numExpertsPerRank * 4);
     this.#plan = new Block(layerHostPlan, this.#memory.buffer, 0);
     const word = (name: 'sequence' | 'placeSequence'): Int32Array =>
@@ -71,10 +74,10 @@ export class CudaLayerPlan implements Disposable {
     const rank = this.#plan.get('culprit');
     const detail = this.#plan.get('detail');
     const statuses = Array.from({ length: this.#config.worldSize }, (_, one) => (one === rank ? detail + 1 : 0));
-    if (status === epStatus.badPlace) throwIfOutOfBlock(statuses);
-    if (status === epStatus.emptyRow) throwIfRepeated(statuses);
+    if (status === epStatus.badPlace) throwIfOutOfBlock(statuses, this.#ranks);
+    if (status === epStatus.emptyRow) throwIfRepeated(statuses, this.#ranks);
     if (status === epStatus.badChoice) throw await this.#badChoice(input, rank, detail);
-    throw disagreement(status, rank, detail);
+    throw this.#disagreement(status, this.#ranks[rank]!, detail);
   }
 
   [Symbol.dispose](): void {
@@ -86,25 +89,26 @@ export class CudaLayerPlan implements Disposable {
     const { topk, numExperts, rank: self } = this.#config;
     const place = `expIndices[${Math.floor(cell / topk)}, ${cell % topk}]`;
     const range = `an expert from 0 to ${numExperts - 1}, or -1 or ${numExperts} for none`;
-    if (rank !== self) return invalidArgument(place, `a bad value of rank ${rank}`, `${range}; none twice for a token`);
+    if (rank !== self)
+      return invalidArgument(place, `a bad value of rank ${this.#ranks[rank]}`, `${range}; none twice for a token`);
     const value = Number((await expIndices.toHost())[cell]);
     const repeats = value >= 0 && value < numExperts;
     return invalidArgument(place, value, repeats ? 'an expert that the token has not chosen before' : range);
   }
-}
 
-function disagreement(status: number, rank: number, word: number): WeftlineError {
-  if (status !== epStatus.mismatch) {
+  #disagreement(status: number, rank: number, word: number): WeftlineError {
+    if (status !== epStatus.mismatch) {
+      return new WeftlineError(
+        'WL_CONFIG_MISMATCH',
+        `This rank is in layer dispatch, but rank ${rank} is in another call; all ranks must make the same calls in the same order`,
+        { details: { rank } },
+      );
+    }
+    const field = Object.entries(layerRecordWords).find(([, at]) => at === word)?.[0] ?? `word ${word}`;
     return new WeftlineError(
       'WL_CONFIG_MISMATCH',
-      `This rank is in layer dispatch, but rank ${rank} is in another call; all ranks must make the same calls in the same order`,
-      { details: { rank } },
+      `The ranks disagree on ${field}: rank ${rank} differs from rank ${this.#ranks[0]}; all must pass the same kind of tensors`,
+      { details: { field, rank } },
     );
   }
-  const field = Object.entries(layerRecordWords).find(([, at]) => at === word)?.[0] ?? `word ${word}`;
-  return new WeftlineError(
-    'WL_CONFIG_MISMATCH',
-    `The ranks disagree on ${field}: rank ${rank} differs from rank 0; all must pass the same kind of tensors`,
-    { details: { field, rank } },
-  );
 }

@@ -76,7 +76,7 @@ export class CudaMeeting implements Disposable {
 
   /** Fails with WL_TIMEOUT or WL_CONFIG_MISMATCH when a barrier did. */
   throwIfExpired(): void {
-    this.device.traps.throwIfExpired(describeCall);
+    this.device.traps.throwIfExpired(describeCall, this.world.ranks);
   }
 
   /** Nothing that meets here may be running on any rank. */
