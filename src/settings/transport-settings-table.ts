@@ -1,4 +1,5 @@
 // The knobs of the transport.
+import { congestionNames, congestionSummary } from '../congestion/rules.ts';
 import type { Setting } from './setting.ts';
 
 /** Of sockets and threads. */
@@ -76,10 +77,17 @@ export const protocolSettingsTable = {
     kind: 'choice',
     env: 'WEFTLINE_TRANSPORT_CONGESTION',
     flag: '--congestion <algorithm>',
-    choices: ['swift', 'timely', 'cubic', 'eqds', 'fixed', 'none'],
+    choices: congestionNames,
     default: 'swift',
+    sentence: `How the transport decides how many bytes may be in flight: ${congestionSummary}.`,
+  },
+  transportReceiverCredits: {
+    kind: 'boolean',
+    env: 'WEFTLINE_TRANSPORT_RECEIVER_CREDITS',
+    flag: '--receiver-credits',
+    default: false,
     sentence:
-      'How the transport decides how many bytes may be in flight: by delay (swift, timely), by loss (cubic), by credits of the receiver (eqds), a fixed window, or not at all.',
+      'Receivers also give credits at the speed of their links (EQDS), together with the congestion control of the sender; both sides of a connection must set it.',
   },
   transportCongestionScope: {
     kind: 'choice',
@@ -128,8 +136,7 @@ export const protocolSettingsTable = {
     min: 0.001,
     max: 10000,
     default: 100,
-    sentence:
-      'Speed of the slowest link of this host, from which timely starts and at which an eqds receiver gives credits.',
+    sentence: 'Speed of the slowest link of this host, from which timely starts and at which receivers give credits.',
   },
   transportCtsBytes: {
     kind: 'number',

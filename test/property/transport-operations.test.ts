@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../support/fast-check.ts';
+import { congestionNames } from '#lib/congestion/rules.js';
 import { type RequestHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { isEnded, Loopback, pattern, type Side } from '../unit/transport/support/loopback.js';
 
@@ -28,14 +29,8 @@ const network = fc.record({
 });
 
 const rules = fc.record({
-  transportCongestion: fc.constantFrom(
-    'swift' as const,
-    'timely' as const,
-    'cubic' as const,
-    'eqds' as const,
-    'fixed' as const,
-    'none' as const,
-  ),
+  transportCongestion: fc.constantFrom(...congestionNames),
+  transportReceiverCredits: fc.boolean(),
   transportCongestionScope: fc.constantFrom('flow' as const, 'path' as const),
   transportCtsBytes: fc.constantFrom(4096, 65_536, 4_194_304),
   transportCtsChunkBytes: fc.constantFrom(1024, 10_000, 262_144),

@@ -11,6 +11,7 @@ import { listFiles, parseSource, readSource, root, type SourceFile } from './arc
 const folderOrder = [
   'core',
   'abi',
+  'congestion',
   'settings',
   'native',
   'threads',

@@ -212,6 +212,7 @@ function makeTopology(
 function makeSettings(dice: Dice, corrupt: boolean): Partial<Settings> {
   return {
     transportCongestion: dice.pick(settingsTable.transportCongestion.choices),
+    transportReceiverCredits: dice.chance(0.2),
     transportCongestionScope: dice.pick(settingsTable.transportCongestionScope.choices),
     transportWindowBytes: Math.round(dice.exponential(16_384, 2_097_152)),
     transportWindowSegments: dice.pick([64, 256, 1024, 4096]),

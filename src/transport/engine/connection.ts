@@ -3,12 +3,12 @@
 import { ackHeader, ackPath, controlKinds, DATA_HEADER_BYTES, failReasons } from '../../abi/transport-packet.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { PacketGuard } from '../authentication/packet-guard.ts';
-import { SPECULATIVE_BYTES } from '../congestion/eqds.ts';
 import { ControlLog } from '../control/control-log.ts';
 import { PathTable } from '../paths/path-table.ts';
 import { MAX_ECHOES } from '../receive/arrivals.ts';
 import { ReceiveSide } from '../receive/receive-side.ts';
 import { RECEIVE_WINDOW_SEGMENTS } from '../receive/receive-window.ts';
+import { SPECULATIVE_BYTES } from '../send/receiver-credits.ts';
 import { SendSide } from '../send/send-side.ts';
 import { checkConnection, checkFlow, checkLocal, checkRemote, checkScatter, checkSignal } from './check-options.ts';
 import { connectionStatistics, createCounters } from './connection-statistics.ts';

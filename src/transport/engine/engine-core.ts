@@ -2,8 +2,8 @@
 import type { WeftlineError } from '../../core/errors.ts';
 import type { TagMemory } from '../authentication/tag-memory.ts';
 import type { Admission } from '../receive/admission.ts';
-import type { AckSample } from '../congestion/congestion.ts';
-import type { CreditPacer } from '../congestion/eqds.ts';
+import type { AckSample } from '../../congestion/congestion.ts';
+import type { CreditPacer } from '../receive/credit-pacer.ts';
 import type { Outbox } from '../wire/packet-outbox.ts';
 import type { PlacementRun } from '../io/packet-io.ts';
 import type { DataTemplate } from '../wire/data-template.ts';

@@ -3,8 +3,8 @@ import { WeftlineError } from '../../core/errors.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import { TagMemory } from '../authentication/tag-memory.ts';
 import { Admission } from '../receive/admission.ts';
-import type { AckSample } from '../congestion/congestion.ts';
-import { CreditPacer } from '../congestion/eqds.ts';
+import type { AckSample } from '../../congestion/congestion.ts';
+import { CreditPacer } from '../receive/credit-pacer.ts';
 import { Connection } from './connection.ts';
 import { Decoder } from '../wire/decoder.ts';
 import type { EngineCore } from './engine-core.ts';
@@ -69,7 +69,7 @@ export class Engine implements TransportEngine, EngineCore {
     this.outbox = new Outbox(options.io, this.settings.checksum);
     this.admission = new Admission(this.settings);
     this.random = seededRandom(options.seed ?? 0);
-    this.credits = this.settings.congestion === 'eqds' ? new CreditPacer(this.settings.linkRate) : undefined;
+    this.credits = this.settings.receiverCredits ? new CreditPacer(this.settings.linkRate) : undefined;
     const nowhere = { id: 0, key: 0, bytes: new Uint8Array(0), address: 0, remote: { read: false, write: false } };
     this.placement = {
       source: nowhere.bytes,

@@ -1,8 +1,12 @@
 // The transport's settings in the units of the protocol: microseconds, and bytes per microsecond.
+import type { CongestionRule } from '../../congestion/congestion.ts';
+import { congestionRules } from '../../congestion/rules.ts';
 import type { Settings } from '../../settings/settings.ts';
 
 export interface TransportSettings {
   readonly congestion: Settings['transportCongestion'];
+  /** Receivers give credits, at the speed of their links. */
+  readonly receiverCredits: boolean;
   readonly perPath: boolean;
   readonly windowBytes: number;
   readonly windowSegments: number;
@@ -23,8 +27,10 @@ export interface TransportSettings {
 }
 
 export function transportSettings(settings: Settings): TransportSettings {
+  const rule: CongestionRule = congestionRules[settings.transportCongestion];
   return {
     congestion: settings.transportCongestion,
+    receiverCredits: settings.transportReceiverCredits || rule.receiverCredits === true,
     perPath: settings.transportCongestionScope === 'path',
     windowBytes: settings.transportWindowBytes,
     windowSegments: settings.transportWindowSegments,

@@ -1,10 +1,10 @@
 // The receiving side of a connection: what has arrived, what it may still be sent, and the ack that is due.
 // data-input.ts takes in segments, admission.ts grants receives their bytes.
 import { controlKinds } from '../../abi/transport-packet.ts';
-import type { CreditAccount } from '../congestion/eqds.ts';
 import type { ControlLog } from '../control/control-log.ts';
 import { type Request, RequestQueue } from '../engine/request.ts';
 import { Arrivals } from './arrivals.ts';
+import type { CreditAccount } from './credit-pacer.ts';
 import { PendingSignals } from './pending-signals.ts';
 import { ReceiveWindow } from './receive-window.ts';
 

@@ -1,13 +1,13 @@
 // The sending side of a connection: requests that wait to be cut into segments, segments in flight, and what bounds them.
 // transmit.ts sends, ack-input.ts takes in acks, loss.ts finds what was lost.
 import { DATA_HEADER_BYTES } from '../../abi/transport-packet.ts';
-import type { Congestion } from '../congestion/congestion.ts';
-import { createCongestion } from '../congestion/create-congestion.ts';
-import { EqdsCredits } from '../congestion/eqds.ts';
+import type { Congestion } from '../../congestion/congestion.ts';
+import { congestionRules } from '../../congestion/rules.ts';
 import { Flow, Schedule, type SendQueue } from '../engine/flow.ts';
 import { type Request, RequestQueue } from '../engine/request.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';
 import { BurstTable } from './burst-table.ts';
+import { ReceiverCredits } from './receiver-credits.ts';
 import { ReorderTolerance } from './reorder-tolerance.ts';
 import { SendWindow } from './send-window.ts';
 
@@ -48,8 +48,8 @@ export class SendSide {
 
   /** One per flow, or per path. */
   readonly congestion: Congestion[] = [];
-  /** With receiver credits. */
-  readonly credits: EqdsCredits | undefined;
+  /** If the receiver gives credits: they bound what may be sent as well. */
+  readonly credits: ReceiverCredits | undefined;
   /** Per congestion window: when the next packet may go, with pacing. */
   nextSendAt: Float64Array;
 
@@ -63,29 +63,34 @@ export class SendSide {
   readonly #options: SendSideOptions;
 
   constructor(options: SendSideOptions) {
-    const { settings, paths, segmentBytes, limit, start, now } = options;
+    const { settings, paths, limit, start, now } = options;
     this.#options = options;
     this.window = new SendWindow(limit, start);
     this.bursts = new BurstTable(this.window.mask + 1, paths, DATA_HEADER_BYTES);
     this.tolerance = new ReorderTolerance(settings.reorderSegments, settings.reorderShare);
     this.nextSendAt = new Float64Array(this.bursts.controllerBytes.length);
     this.progressAt = now;
-    const first = createCongestion(settings, segmentBytes);
-    this.credits = first instanceof EqdsCredits ? first : undefined;
-    this.credits?.begin(start);
-    this.congestion.push(first);
-    if (settings.perPath && this.credits === undefined) {
-      while (this.congestion.length < paths) this.congestion.push(createCongestion(settings, segmentBytes));
-    }
+    this.credits = settings.receiverCredits ? new ReceiverCredits(start) : undefined;
+    while (this.congestion.length < (settings.perPath ? paths : 1)) this.congestion.push(this.#newWindow());
+  }
+
+  /** Bytes that may be in flight of a congestion window. */
+  windowBytes(window: number): number {
+    return this.congestion[window]?.windowBytes ?? 0;
+  }
+
+  /** Bytes that may be sent now through a congestion window; may be negative. */
+  allowance(window: number): number {
+    const left = this.windowBytes(window) - this.bursts.controllerBytes[window]!;
+    return this.credits === undefined ? left : Math.min(left, this.credits.left);
   }
 
   flow(id: number): Flow {
     const known = this.flows.get(id);
     if (known !== undefined) return known;
-    const { settings, segmentBytes } = this.#options;
-    const shared = settings.perPath || this.credits !== undefined;
-    const flow = new Flow(id, shared ? 0 : this.flowOrder.length);
-    if (!shared && flow.controller > 0) this.congestion.push(createCongestion(settings, segmentBytes));
+    const { perPath } = this.#options.settings;
+    const flow = new Flow(id, perPath ? 0 : this.flowOrder.length);
+    if (!perPath && flow.controller > 0) this.congestion.push(this.#newWindow());
     this.bursts.reserveController(flow.controller);
     if (this.nextSendAt.length < this.bursts.controllerBytes.length) {
       const grown = new Float64Array(this.bursts.controllerBytes.length);
@@ -142,9 +147,18 @@ export class SendSide {
   demandNow(): number {
     const { credits } = this;
     if (credits === undefined) return 0;
-    const { segmentBytes, payloadBytes } = this.#options;
+    const { settings, segmentBytes, payloadBytes } = this.#options;
     const factor = segmentBytes / payloadBytes;
     const open = this.backlogBytes * factor + this.window.lostCount * segmentBytes;
-    return (credits.spent + Math.min(open, credits.windowBytes)) | 0;
+    // What congestion control does not let go would be credit that others could use.
+    let windows = segmentBytes;
+    for (const { windowBytes } of this.congestion) windows += windowBytes;
+    return (credits.spent + Math.min(open, settings.windowBytes, windows)) | 0;
+  }
+
+  #newWindow(): Congestion {
+    const { settings, segmentBytes } = this.#options;
+    const { windowBytes: maxWindow, targetDelay, linkRate } = settings;
+    return congestionRules[settings.congestion].create({ segmentBytes, maxWindow, targetDelay, linkRate });
   }
 }

@@ -306,21 +306,17 @@ function sendBurst(connection: Connection, request: Request | undefined, now: nu
 /** An ack is worth its packet if this was all for now. */
 function wantsAck(connection: Connection, request: Request | undefined): boolean {
   if (request === undefined || request.segmented) return true;
-  const { segmentBytes } = connection;
-  const { congestion, bursts } = connection.send;
-  const { controller } = route;
-  const allowance = congestion[controller]?.allowance(bursts.controllerBytes[controller]!) ?? 0;
-  return allowance < segmentBytes || connection.send.window.room() === 0;
+  const { send, segmentBytes } = connection;
+  return send.allowance(route.controller) < segmentBytes || send.window.room() === 0;
 }
 
 function charge(connection: Connection, controller: number, bytes: number, now: number): void {
-  const congestion = connection.send.congestion[controller];
-  if (congestion === undefined) return;
-  congestion.onSend(bytes);
-  const { rate } = congestion;
+  const { send } = connection;
+  send.credits?.onSend(bytes);
+  const rate = send.congestion[controller]?.rate ?? Number.POSITIVE_INFINITY;
   if (rate === Number.POSITIVE_INFINITY) return;
-  const start = Math.max(connection.send.nextSendAt[controller]!, now);
-  connection.send.nextSendAt[controller] = start + bytes / rate;
+  const start = Math.max(send.nextSendAt[controller]!, now);
+  send.nextSendAt[controller] = start + bytes / rate;
 }
 
 /** Finds a path, the window it counts against, and how many of the `wanted` segments may go. False: see `resumeAt`. */
@@ -328,7 +324,7 @@ function chooseRoute(connection: Connection, controller: number, wanted: number)
   const { paths, engine } = connection;
   route.resumeAt = NOT_BEFORE_NEWS;
   route.path = paths.choose(engine.random, connection.send.bursts.pathBytes);
-  if (!engine.settings.perPath || connection.send.credits !== undefined) {
+  if (!engine.settings.perPath) {
     route.controller = controller;
     return admit(connection, wanted);
   }
@@ -346,22 +342,21 @@ function chooseRoute(connection: Connection, controller: number, wanted: number)
 /** How many segments the window of `route.controller` admits: at least one if nothing of it is in flight. */
 function admit(connection: Connection, wanted: number): boolean {
   const { controller } = route;
-  const congestion = connection.send.congestion[controller];
-  if (congestion === undefined) return false;
-  const paced = connection.send.nextSendAt[controller]!;
+  const { send } = connection;
+  const paced = send.nextSendAt[controller]!;
   if (paced > connection.engine.now) {
     route.resumeAt = Math.min(route.resumeAt, paced);
     return false;
   }
-  const inFlight = connection.send.bursts.controllerBytes[controller]!;
-  const allowance = congestion.allowance(inFlight);
+  const inFlight = send.bursts.controllerBytes[controller]!;
+  const allowance = send.allowance(controller);
   const admitted = Math.floor(allowance / connection.segmentBytes);
   if (inFlight <= 0) {
     route.segments = Math.max(1, Math.min(wanted, admitted));
     return true;
   }
   // A few segments of a large window are not worth a burst of their own: acks will bring more room.
-  const sliver = admitted * 2 < wanted && allowance * 4 < congestion.windowBytes;
+  const sliver = admitted * 2 < wanted && allowance * 4 < send.windowBytes(controller);
   if (admitted < 1 || sliver) return false;
   route.segments = Math.min(wanted, admitted);
   return true;

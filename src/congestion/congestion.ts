@@ -1,4 +1,4 @@
-// What congestion control is to the transport: how many bytes may go now, and what it learns from acks and losses.
+// What congestion control is: how many bytes may be in flight, and what it learns from acks and losses.
 
 /** One object serves all acks of an engine. */
 export interface AckSample {
@@ -20,12 +20,31 @@ export interface Congestion {
   readonly windowBytes: number;
   /** Bytes per microsecond at which packets are spaced; Infinity without pacing. */
   readonly rate: number;
-  /** Bytes that may be sent now with `inFlight` bytes on their way; may be negative. */
-  allowance(inFlight: number): number;
-  onSend(bytes: number): void;
   onAck(sample: AckSample): void;
   /** Something sent was lost; `now` in microseconds. */
   onLoss(now: number): void;
   /** A path fell silent. */
   onTimeout(now: number): void;
+}
+
+/** What the rules are told of the connection and the settings. */
+export interface CongestionOptions {
+  /** A full packet, header included. */
+  readonly segmentBytes: number;
+  /** Bytes that a window never exceeds. */
+  readonly maxWindow: number;
+  /** Time in queues beyond the shortest round trip that is accepted, in microseconds. */
+  readonly targetDelay: number;
+  /** Bytes per microsecond of the slowest link of this host. */
+  readonly linkRate: number;
+}
+
+/** A rule as the table lists it. */
+export interface CongestionRule {
+  /** For the description of the setting, after the rule's name. */
+  readonly summary: string;
+  /** The receiver gives credits as well, as with the setting `transportReceiverCredits`. */
+  readonly receiverCredits?: boolean;
+  /** The state of one window. */
+  create(options: CongestionOptions): Congestion;
 }

@@ -1,5 +1,5 @@
 // Swift (Kumar et al., SIGCOMM 2020): a window that grows while the delay is below a target and shrinks above it.
-import type { AckSample, Congestion } from './congestion.ts';
+import type { AckSample, Congestion, CongestionRule } from './congestion.ts';
 
 export interface SwiftOptions {
   readonly segmentBytes: number;
@@ -12,6 +12,20 @@ export interface SwiftOptions {
   /** Segments that the window grows by in one round trip. */
   readonly additiveIncrease?: number;
 }
+
+/** From half of the window to the whole takes this many round trips. */
+const ROUND_TRIPS_TO_RECOVER = 64;
+
+export const swift: CongestionRule = {
+  summary: 'by delay',
+  create: ({ segmentBytes, maxWindow, targetDelay }) =>
+    new Swift({
+      segmentBytes,
+      maxWindow,
+      baseTarget: targetDelay,
+      additiveIncrease: Math.max(1, maxWindow / 2 / ROUND_TRIPS_TO_RECOVER / segmentBytes),
+    }),
+};
 
 const BETA = 0.8;
 const MAX_DECREASE = 0.5;
@@ -50,12 +64,6 @@ export class Swift implements Congestion {
     const scaled = this.#alpha / Math.sqrt(segments) - this.#alpha / Math.sqrt(SCALING_TO);
     return this.#baseTarget + Math.min(Math.max(scaled, 0), this.#range);
   }
-
-  allowance(inFlight: number): number {
-    return this.windowBytes - inFlight;
-  }
-
-  onSend(): void {}
 
   onAck({ now, ackedBytes, rtt, baseRtt }: AckSample): void {
     if (rtt <= 0) return;

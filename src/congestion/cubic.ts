@@ -1,5 +1,5 @@
 // CUBIC (RFC 9438): a window that loss cuts, and that grows back along a cubic curve around where it was cut.
-import type { AckSample, Congestion } from './congestion.ts';
+import type { AckSample, Congestion, CongestionRule } from './congestion.ts';
 
 export interface CubicOptions {
   readonly segmentBytes: number;
@@ -7,6 +7,11 @@ export interface CubicOptions {
   /** In segments. */
   readonly initialWindow?: number;
 }
+
+export const cubic: CongestionRule = {
+  summary: 'by loss',
+  create: (options) => new Cubic(options),
+};
 
 const C = 0.4;
 const BETA = 0.7;
@@ -39,12 +44,6 @@ export class Cubic implements Congestion {
     return this.#window * this.#segment;
   }
 
-  allowance(inFlight: number): number {
-    return this.windowBytes - inFlight;
-  }
-
-  onSend(): void {}
-
   onAck({ now, ackedBytes, rtt, marked }: AckSample): void {
     if (rtt > 0) this.#rtt = rtt;
     if (marked) {
@@ -59,8 +58,8 @@ export class Cubic implements Congestion {
     if (Number.isNaN(this.#epoch)) this.#begin(now);
     const t = (now + this.#rtt - this.#epoch) / MICROSECONDS;
     this.#reno += (RENO_GROWTH * acked) / this.#window;
-    const cubic = C * (t - this.#k) ** 3 + this.#windowAtLoss;
-    const target = Math.min(Math.max(cubic, this.#window), 1.5 * this.#window);
+    const curve = C * (t - this.#k) ** 3 + this.#windowAtLoss;
+    const target = Math.min(Math.max(curve, this.#window), 1.5 * this.#window);
     const grown = this.#window + ((target - this.#window) / this.#window) * acked;
     this.#window = Math.min(Math.max(grown, this.#reno), this.#max);
   }

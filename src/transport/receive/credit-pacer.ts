@@ -1,51 +1,8 @@
-// EQDS (Olteanu et al., NSDI 2022): the receiver gives credits at the speed of its link; a sender spends them.
-import type { Congestion } from './congestion.ts';
+// Receiver credits, the receiver's side (EQDS, Olteanu et al., NSDI 2022): credits go to senders at the speed of the link.
+import { SPECULATIVE_BYTES } from '../send/receiver-credits.ts';
 
-/** What a sender may send before any credit has come, and what an idle one keeps: both ends count from here. */
-export const SPECULATIVE_BYTES = 262_144;
 /** Bytes of one credit. */
 const CREDIT_BYTES = 16_384;
-
-/** The sender's side. */
-export class EqdsCredits implements Congestion {
-  readonly rate = Number.POSITIVE_INFINITY;
-  readonly windowBytes: number;
-  /** Bytes that were allowed so far and bytes that were sent, as integers that wrap. */
-  #granted = SPECULATIVE_BYTES;
-  #spent = 0;
-
-  constructor(maxWindow: number) {
-    this.windowBytes = maxWindow;
-  }
-
-  /** Both ends count from `start`. */
-  begin(start: number): void {
-    this.#granted = (start + SPECULATIVE_BYTES) | 0;
-    this.#spent = start;
-  }
-
-  get spent(): number {
-    return this.#spent;
-  }
-
-  /** The `credit` of an ack; an old one changes nothing. */
-  onCredit(granted: number): void {
-    if (((granted - this.#granted) | 0) > 0) this.#granted = granted;
-  }
-
-  allowance(inFlight: number): number {
-    return Math.min((this.#granted - this.#spent) | 0, this.windowBytes - inFlight);
-  }
-
-  /** May spend more than there is, by less than a segment that is always admitted: the debt is paid by the next credit. */
-  onSend(bytes: number): void {
-    this.#spent = (this.#spent + bytes) | 0;
-  }
-
-  onAck(): void {}
-  onLoss(): void {}
-  onTimeout(): void {}
-}
 
 /** The receiver's side of one connection. */
 export interface CreditAccount {

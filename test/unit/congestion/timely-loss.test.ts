@@ -1,10 +1,16 @@
 // TIMELY and loss: the rate halves once per round trip where the delay shows a queue, and not otherwise.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { Timely } from '#lib/transport/congestion/timely.js';
+import type { Congestion } from '#lib/congestion/congestion.js';
+import { congestionRules } from '#lib/congestion/rules.js';
 
-function timely(): Timely {
-  return new Timely({ segmentBytes: 4096, linkRate: 12_500, low: 10, high: 100, maxWindow: 1_000_000 });
+function timely(): Congestion {
+  return congestionRules.timely.create({
+    segmentBytes: 4096,
+    linkRate: 12_500,
+    targetDelay: 10,
+    maxWindow: 1_000_000,
+  });
 }
 
 test('a loss at high delay halves the rate, once per round trip', () => {
