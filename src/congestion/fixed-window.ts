@@ -18,7 +18,7 @@ export const eqds: CongestionRule = {
   create: ({ maxWindow }) => new FixedWindow(maxWindow),
 };
 
-export class FixedWindow implements Congestion {
+class FixedWindow implements Congestion {
   readonly windowBytes: number;
   readonly rate = Number.POSITIVE_INFINITY;
 

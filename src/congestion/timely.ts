@@ -2,7 +2,7 @@
 import type { AckSample, Congestion, CongestionRule } from './congestion.ts';
 
 /** What tells one TIMELY from another. Times in microseconds, rates in bytes per microsecond. */
-export interface TimelyOptions {
+interface TimelyOptions {
   readonly segmentBytes: number;
   /** Where the rate begins, and its upper end. */
   readonly linkRate: number;
@@ -64,7 +64,7 @@ export const timelyUccl: CongestionRule = {
     }),
 };
 
-export class Timely implements Congestion {
+class Timely implements Congestion {
   rate: number;
   windowBytes: number;
   readonly #options: TimelyOptions;
