@@ -93,6 +93,8 @@ const runtimes = () => [
   ...['node-22/bin/node', 'node-24/bin/node'].map(tool).filter((path) => existsSync(path)),
 ];
 
+const bun = tool('@oven/bun-linux-x64/bin/bun');
+
 describe('installed from a tarball', { concurrency: 2 }, () => {
   test('it runs as a module on every version of Node, without install scripts', async () => {
     for (const node of runtimes()) assert.match(await mustRun(esm, node, ['whole.mjs']), /^all works$/m);
@@ -110,6 +112,19 @@ describe('installed from a tarball', { concurrency: 2 }, () => {
         assert.match(await mustRun(cjs, node, [program]), /^16256$/m);
       }
     }
+  });
+
+  test('it runs on Bun', async (context) => {
+    if (!existsSync(bun)) return context.skip('there is no Bun for this machine');
+    assert.match(await mustRun(esm, bun, ['whole.mjs']), /^all works$/m);
+    assert.equal(
+      (await mustRun(esm, 'npx', ['weftline', 'run', '-n', '2', '--', bun, 'whole.mjs'])).match(/all works/g)?.length,
+      2,
+    );
+  });
+
+  test('its command runs a block of its own without a file', async () => {
+    assert.match(await mustRun(esm, 'npx', ['weftline', 'moe', '--ranks', '2', '--device', 'cpu']), /^PASSED/m);
   });
 
   test('its command starts ranks', async () => {

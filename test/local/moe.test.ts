@@ -36,6 +36,21 @@ function reportOf(...args: readonly string[]): MoeReport {
   return JSON.parse(readFileSync(json, 'utf8')) as MoeReport;
 }
 
+test('without a file it makes a small block in the cache folder, and keeps it', (context) => {
+  const cache = mkdtempSync(join(tmpdir(), 'weftline-moe-cache-'));
+  context.after(() => rmSync(cache, { recursive: true }));
+  for (let time = 0; time < 2; time++) {
+    const { status, stdout, stderr } = spawnSync(process.execPath, [main, 'moe', '--ranks', '2', '--iterations', '1'], {
+      encoding: 'utf8',
+      timeout: 60_000,
+      env: { ...process.env, WEFTLINE_DEVICE: 'cpu', WEFTLINE_CACHE: cache },
+    });
+    assert.equal(status, 0, stdout + stderr);
+    assert.match(stdout, /^PASSED/m);
+    assert.equal(readdirSync(cache).length, 1);
+  }
+});
+
 interface SmallBlock {
   readonly path: string;
   readonly expected: Float64Array;

@@ -2,7 +2,10 @@
 import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
 import { chooseDevice } from '../../device/device-choice.ts';
+import { resolveCacheFolder } from '../../device/cuda/jit/cubin-cache.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
+import { readSettings } from '../../settings/settings.ts';
+import { exampleBlock } from '../moe/example-block.ts';
 import { describeMoeBlock, maxTopk } from '../moe/moe-block.ts';
 import { type MoeJobOptions, moeLayers, requirePassed, runMoeJob } from '../moe/moe-job.ts';
 import { SafetensorsFile } from '../moe/safetensors-file.ts';
@@ -30,7 +33,10 @@ export function addMoeCommand(program: Command): void {
       'Splits the tokens and experts of a MoE block over ranks, brings tokens to their experts and back, checks the ' +
         'result against output_f32 if the file has it, and prints what each phase took. Exits non-zero when it differs.',
     )
-    .argument('<file>', 'x, experts.gate_up_proj, experts.down_proj, and topk_idx with topk_weights or gate.weight')
+    .argument(
+      '[file]',
+      'x, experts.gate_up_proj, experts.down_proj, and topk_idx with topk_weights or gate.weight; without a file, a small random block that is kept in the cache folder',
+    )
     .option(
       '-n, --ranks <count>',
       'ranks on this machine; must divide the number of experts',
@@ -56,8 +62,9 @@ export function addMoeCommand(program: Command): void {
     'useAot',
     'timeoutMs',
   ]);
-  command.action(async (path: string, options: MoeOptions) => {
+  command.action(async (file: string | undefined, options: MoeOptions) => {
     const output = new Output(options);
+    const path = file ?? (await exampleBlock(resolveCacheFolder(readSettings().cacheFolder)));
     await checkBeforeLaunch(path, options);
     await withRanks(options.ranks, async (world) => {
       const choice = await chooseDevice(world.settings.device, world);

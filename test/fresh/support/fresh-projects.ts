@@ -21,7 +21,7 @@ function run(folder: string, program: string, args: readonly string[]): Promise<
     const kept = Object.entries(process.env).filter(([name]) => !/^(?:npm_|NODE_TEST|WEFTLINE_)/.test(name));
     const child = spawn(program, args, {
       cwd: folder,
-      env: Object.fromEntries(kept),
+      env: { ...Object.fromEntries(kept), XDG_CACHE_HOME: join(folder, '.cache') },
       stdio: ['ignore', 'pipe', 'pipe'],
       timeout: TIMEOUT_MS,
     });
