@@ -3,6 +3,7 @@
 #include "weftline/abi.cuh"
 #include "weftline/ep/gather-sum.cuh"
 #include "weftline/collective/rank-barrier.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
@@ -73,6 +74,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) epCombine(const __grid_cons
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();
   const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
+  WEFTLINE_TRACE_BEGIN("ep.combine.rows");
   gatherSums(shape, TokenRows(a), {a.bias0, a.bias1}, shared + barrierBytes + warp * gatherBytes(shape), barriers);
+  WEFTLINE_TRACE_END("ep.combine.rows");
+  WEFTLINE_TRACE_BEGIN("ep.closing");
   leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
+  WEFTLINE_TRACE_END("ep.closing");
 }

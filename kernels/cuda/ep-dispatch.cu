@@ -12,6 +12,7 @@
 #include "weftline/ep/count-exchange.cuh"
 #include "weftline/collective/rank-barrier.cuh"
 #include "weftline/ep/token-layout.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
@@ -306,7 +307,9 @@ extern "C" __global__ void __launch_bounds__(mostWarps * 32, 1) epDispatch(const
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.rank, a.timeoutNs, sharedWaits()};
   u32 status = epStatusGood;
   if (a.sequence != 0) {
+    WEFTLINE_TRACE_BEGIN("ep.dispatch.counts");
     status = prepare(a, shared, dynamic + barrierBytes, scope);
+    WEFTLINE_TRACE_END("ep.dispatch.counts");
     // The ranks have not met.
     if (status == epStatusTimeout || status == epStatusOtherCall) return;
   } else {
@@ -318,10 +321,14 @@ extern "C" __global__ void __launch_bounds__(mostWarps * 32, 1) epDispatch(const
     if (a.worstRows != 0) fillTail(a);
     const TokenRange range = tokensOfBlock(a.tokens);
     u8* stage = dynamic + barrierBytes + static_cast<u64>(warp) * a.stageBytes;
+    WEFTLINE_TRACE_BEGIN("ep.dispatch.rows");
     if (warp < a.rowWarps) sendRows(a, range, warp, stage, barrier);
     else sendAllChoices(a, range, warp);
+    WEFTLINE_TRACE_END("ep.dispatch.rows");
   }
   const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall};
+  WEFTLINE_TRACE_BEGIN("ep.closing");
   const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), scope);
+  WEFTLINE_TRACE_END("ep.closing");
   if (arrived && status == epStatusGood && a.recvSource != nullptr) keepSources(a);
 }

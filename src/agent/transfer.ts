@@ -2,6 +2,7 @@
 import { WeftlineError } from '../core/errors.ts';
 import { checkOptions } from '../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
+import { traceBegin, traceEnd } from '../core/trace.ts';
 import type { BackendLink, BackendName, BackendTransfer, TransferOperation, TransferState } from './backend.ts';
 import { type Message, messageBytes } from './notifications.ts';
 import type { RemoteAgent } from './remote-agent.ts';
@@ -104,7 +105,10 @@ export class Transfer implements Awaited, AsyncDisposable {
     if (link.error !== undefined) throw link.error;
     if (!isLocalOpen()) throw new WeftlineError('WL_CLOSED', `Memory of ${this.#name()} was deregistered`);
     const start = performance.now();
+    traceBegin('agent.post', this.#parts.number);
     inner.post(bytes);
+    traceEnd('agent.post', this.#parts.number);
+    traceBegin('agent.transfer', this.#parts.number);
     const end = performance.now();
     const times = this.#times;
     times[POSTED_AT] = start;
@@ -176,6 +180,7 @@ export class Transfer implements Awaited, AsyncDisposable {
 
   #end(now: number): void {
     this.#isUnderWay = false;
+    traceEnd('agent.transfer', this.#parts.number);
     const times = this.#times;
     const time = now - times[POSTED_AT]!;
     times[TRANSFER] = time;

@@ -1,7 +1,7 @@
 // Every kernel variant and every header compiles with nvcc without a warning, and hot kernels do not spill. No GPU needed.
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
-import { mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
@@ -78,6 +78,33 @@ for (const architecture of architectures) {
     }
   });
 }
+
+test(
+  'trace points leave nothing in a kernel, and stand where a definition finds them',
+  { skip: noCompiler },
+  async () => {
+    const combine = join(kernelFolder(), 'ep-combine.cu');
+    const file = kernelCatalogue.find((entry) => entry.file === 'ep-combine.cu');
+    assert.ok(file !== undefined);
+    const [values] = variantsOf(file);
+    // Without -lineinfo the code tells nothing of its text.
+    const flags = ['-arch=sm_90a', '-std=c++17', '-I', join(kernelFolder(), 'include'), ...definesOf(file, values!)];
+    const build = async (name: string, text: string, more: readonly string[]): Promise<Buffer> => {
+      const source = join(folder, `${name}.cu`);
+      writeFileSync(source, text);
+      const child = spawn('nvcc', [...flags, ...more, '-cubin', '-o', join(folder, 'trace.cubin'), source]);
+      assert.equal(await new Promise((resolve) => child.on('close', resolve)), 0);
+      return readFileSync(join(folder, 'trace.cubin'));
+    };
+    const text = readFileSync(combine, 'utf8');
+    const without = text.replaceAll(/^ *WEFTLINE_TRACE_.*\n/gm, '');
+    assert.notEqual(without, text);
+    const points = await build('trace', text, []);
+    assert.deepEqual(points, await build('trace', without, []));
+    const clock = ['-DWEFTLINE_TRACE_BEGIN(point)=__nanosleep(1)', '-DWEFTLINE_TRACE_END(point)=__nanosleep(2)'];
+    assert.notDeepEqual(points, await build('trace', text, clock));
+  },
+);
 
 test('every file of kernels/cuda is in the catalogue', () => {
   const files = readdirSync(kernelFolder()).filter((name) => name.endsWith('.cu'));

@@ -1,6 +1,7 @@
 // Carries out the commands of one queue: posts them to the channels of their peers, and counts them when delivered. Hot path.
 import { commandKinds } from '../../abi/command-queue.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../core/trace.ts';
 import { emptyCommand } from './command.ts';
 import type { CommandReader } from './command-queue.ts';
 
@@ -69,8 +70,11 @@ export class CommandServer {
 
   /** Takes what has been pushed, counts what is delivered. Never waits. True if anything happened. */
   step(): boolean {
+    traceBegin('device-api.serve');
     const hasPosted = this.#post();
-    return this.#settle() || hasPosted;
+    const hasSettled = this.#settle();
+    traceEnd('device-api.serve');
+    return hasSettled || hasPosted;
   }
 
   #post(): boolean {

@@ -1,6 +1,7 @@
 // What time brings to a connection: acks and control records that are due, silent paths, a peer that is gone.
 import { failReasons } from '../../abi/transport-packet.ts';
 import { WeftlineError } from '../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../core/trace.ts';
 import { announce, controlTime, requestToSend, runControl } from '../control/control-output.ts';
 import { checkPaths } from '../paths/check-paths.ts';
 import { ackDue, type ReceiveSide } from '../receive/receive-side.ts';
@@ -24,7 +25,9 @@ export function runConnection(connection: Connection, now: number, bursts: numbe
   runControl(connection, now);
   if (now >= connection.send.lossDeadline) checkPaths(connection, now);
   keepAlive(connection, now);
+  traceBegin('transport.burst');
   const sent = transmit(connection, now, bursts);
+  traceEnd('transport.burst');
   // A flush behind nothing waits for no ack.
   if (connection.send.flushes.head !== undefined) finishFlushes(connection);
   return sent;

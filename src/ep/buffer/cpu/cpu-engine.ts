@@ -2,6 +2,7 @@
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
@@ -109,6 +110,7 @@ class CpuEpEngine implements EpEngine {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
     const { group, config } = this.#scope;
     const { barrier } = this.window;
+    traceBegin('ep.dispatch.counts');
     const layout = this.#layoutOf(input);
     this.#exchange.publish(
       exchangeHeader(input),
@@ -125,6 +127,7 @@ class CpuEpEngine implements EpEngine {
       experts: config.numExperts,
       expertAlignment,
     });
+    traceEnd('ep.dispatch.counts');
     return barrier.orAbort(async () => {
       const making = this.#device.allocating(() => this.#makeHandle(input, plan));
       const handle = making instanceof Promise ? await making : making;
@@ -136,9 +139,13 @@ class CpuEpEngine implements EpEngine {
         this.tables.nextRow.address,
         handle.rowTable.address,
       );
+      traceBegin('ep.dispatch.rows');
       this.#sendRows(input, handle);
       this.#sendChoices(input, handle);
+      traceEnd('ep.dispatch.rows');
+      traceBegin('ep.closing');
       await barrier.wait(callWord({ kind: 'dispatch' }, 'closing'), options);
+      traceEnd('ep.closing');
       return { ...this.#receive(input, handle, plan.numRecvTokens), event: eventAtOnce(options) };
     });
   }
@@ -180,9 +187,13 @@ class CpuEpEngine implements EpEngine {
     if (weights) this.#stage(weights, 'combineWeights');
     const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };
     await barrier.wait(callWord(call, 'opening'), options);
+    traceBegin('ep.combine.rows');
     this.#sumRows(combinedX, input);
     if (combinedTopkWeights) this.#sumWeights(combinedTopkWeights, handle);
+    traceEnd('ep.combine.rows');
+    traceBegin('ep.closing');
     await barrier.wait(callWord(call, 'closing'), options);
+    traceEnd('ep.closing');
     return { combinedX, combinedTopkWeights, event: eventAtOnce(options) };
   }
 
