@@ -18,7 +18,11 @@ export function ranksOfHosts(hosts: string, ranks: number): readonly number[] {
   }
   const count = counts[0]!;
   const max = Math.min(ranks, MAX_HOSTS);
-  if (count < 1 || count > max) throw wrong(hosts, `1 to ${max}, as this machine has ${ranks} ranks`);
+  if (count < 1 || count > max)
+    throw wrong(
+      hosts,
+      ranks === 1 ? '1, as this machine has one rank' : `1 to ${max}, as this machine has ${ranks} ranks`,
+    );
   return Array.from({ length: count }, (_, host) => Math.floor(ranks / count) + (host < ranks % count ? 1 : 0));
 }
 

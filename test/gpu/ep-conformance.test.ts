@@ -35,3 +35,11 @@ for (const ranks of rankCounts) {
     assert.equal(exitCode, 0, transcript);
   });
 }
+
+for (const what of ['buffer', 'layer']) {
+  test(`${what}: 15 random cases on 4 ranks, a group for each of 2 hosts`, { skip: noGpu }, async () => {
+    const options = { args: [what, '15', seed], env: { ...env, WEFTLINE_HOSTS: '2' }, timeoutMs };
+    const { exitCode, transcript } = await runRanks(4, property, options);
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+  });
+}

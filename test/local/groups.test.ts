@@ -148,3 +148,16 @@ test('more hosts than ranks are refused before any rank starts', async () => {
     message: 'Invalid setting hosts (WEFTLINE_HOSTS): expected 1 to 3, as this machine has 3 ranks, got "4"',
   });
 });
+
+test('ranks that differ in the setting hosts are told which', async () => {
+  const { exitCode, ranks, transcript } = await run('differ', 2);
+  assert.equal(exitCode, 0, transcript);
+  for (const rank of ranks) {
+    const { code, message } = resultOf(rank) as Failed;
+    assert.equal(code, 'WL_CONFIG_MISMATCH', transcript);
+    assert.match(
+      message,
+      /^The ranks have different settings hosts: 2 on rank 0, 1 on rank 1; set WEFTLINE_HOSTS alike on all$/,
+    );
+  }
+});

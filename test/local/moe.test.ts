@@ -107,6 +107,16 @@ async function outputError(path: string, expected: ArrayLike<number>): Promise<n
   return Math.sqrt(difference / size);
 }
 
+test('over several hosts, pretended ones too, it says once what it needs', () => {
+  const { status, stderr } = moe(example, '--hosts', '2');
+  assert.equal(status, 1);
+  assert.equal(
+    stderr.match(/WL_UNSUPPORTED: EpBuffer needs all ranks on one host, but these 4 are on 2/g)?.length,
+    1,
+    stderr,
+  );
+});
+
 test('weftline moe runs the example on 4 ranks, prints tables of at most 100 columns and writes the output', async () => {
   const out = join(folder, 'output.safetensors');
   const { status, stdout, stderr } = moe(example, '--out', out, '--repeat', '1');

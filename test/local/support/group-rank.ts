@@ -139,6 +139,13 @@ const scenarios: Readonly<Record<string, (world: World) => Promise<unknown>>> = 
   },
 };
 
+/** The ranks start with different settings. */
+if (process.argv[2] === 'differ') {
+  const hosts = process.env['WEFTLINE_RANK'] === '1' ? '1' : '2';
+  const failed = await failure(join({ environment: { ...process.env, WEFTLINE_HOSTS: hosts } }));
+  console.log(JSON.stringify(failed));
+  process.exit(0);
+}
 const world = await join();
 const result = await scenarios[process.argv[2] ?? '']?.(world);
 console.log(JSON.stringify(result));

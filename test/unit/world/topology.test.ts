@@ -79,7 +79,7 @@ test('the setting hosts splits the ranks of a machine evenly, or as it says', ()
   for (const [hosts, ranks, message] of [
     ['0', 4, /expected 1 to 4, as this machine has 4 ranks, got "0"/],
     ['5', 4, /expected 1 to 4/],
-    ['2', 1, /expected 1 to 1/],
+    ['2', 1, /expected 1, as this machine has one rank/],
     ['3+2', 4, /whose sum is the 4 ranks/],
     ['4+0', 4, /numbers above 0/],
     ['two', 4, /a number of hosts, or the ranks of each as 3\+1/],

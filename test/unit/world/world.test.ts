@@ -58,3 +58,36 @@ test('ranks that would meet at an address of other hosts need a token', async ()
     });
   }
 });
+
+test('the setting hosts comes from the environment, where agents read it too, and needs as many ranks', async () => {
+  await assert.rejects(join({ environment: {}, settings: { hosts: '2' } }), {
+    code: 'WL_CONFIG',
+    message: /^Invalid setting hosts: got "2" from join\(\), expected "1"; set WEFTLINE_HOSTS in the environment/,
+  });
+  await assert.rejects(join({ environment: { WEFTLINE_HOSTS: '2' } }), {
+    code: 'WL_CONFIG',
+    message: /expected 1, as this machine has one rank, got "2"$/,
+  });
+});
+
+test('a world of one rank gives groups of one rank', async () => {
+  await using world = await join({ environment: {} });
+  const group = await world.group([0]);
+  const again = await world.split({ color: 'a' });
+  assert.deepEqual([group.ranks, group.rank, group.size, group.worldRank, group.machineRank], [[0], 0, 1, 0, 0]);
+  await group.store.setJson('key', 1);
+  await again.store.setJson('key', 2);
+  assert.deepEqual([await group.store.getJson('key'), await again.store.getJson('key')], [1, 2]);
+  assert.equal(await world.split({ color: undefined }), undefined);
+  for (const ranks of [[], [1], [0, 0], [0.5], 'all' as unknown as number[]]) {
+    await assert.rejects(world.group(ranks), {
+      code: 'WL_INVALID_ARGUMENT',
+      message: /^Invalid ranks: expected ranks from 0 to 0/,
+    });
+  }
+  await assert.rejects(world.split({ color: 1.5 }), { code: 'WL_INVALID_ARGUMENT', message: /^Invalid color/ });
+  const mistyped = { color: 1, keys: 2 };
+  await assert.rejects(world.split(mistyped), { code: 'WL_INVALID_ARGUMENT', message: /did you mean key\?/ });
+  await world.close();
+  await assert.rejects(group.barrier('b'), { code: 'WL_CLOSED' });
+});
