@@ -24,8 +24,9 @@ export class EpBuffer implements AsyncDisposable {
   readonly #guard = new CallGuard('EpBuffer');
 
   /**
-   * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device. Fails on every rank
-   * with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT.
+   * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device.
+   * Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_UNSUPPORTED (several hosts), WL_CONFIG_MISMATCH,
+   * WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT.
    */
   static async create(
     group: RankGroup,

@@ -54,8 +54,8 @@ export class EPAll2AllLayer implements AsyncDisposable {
   readonly #guard = new CallGuard('EPAll2AllLayer');
 
   /**
-   * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device; the same error on
-   * every rank if it cannot be.
+   * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device; the
+   * same error on every rank if it cannot be.
    */
   static async create(
     group: RankGroup,
