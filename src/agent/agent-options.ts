@@ -13,7 +13,10 @@ export interface AgentOptions {
   readonly settings?: Partial<Settings>;
   /** Peers must hold the same; WEFTLINE_TOKEN by default. Without any, peers are processes of this user on this host. */
   readonly token?: string;
-  /** The numeric address that peers reach this host by; 127.0.0.1 by default. Others need a token. */
+  /**
+   * The numeric address at which peers reach this host. By default, in a job over several hosts, the one on the route to its
+   * master; else 127.0.0.1. Others than loopback addresses need a token.
+   */
   readonly host?: string;
   /** False: backends work inside waits and `poll` only, for latency. True by default: on threads of their own. */
   readonly ownThread?: boolean;

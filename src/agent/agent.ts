@@ -6,11 +6,10 @@ import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { WakeWord } from '../threads/wake-word.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
-import { checkHost } from '../meeting/check-address.ts';
-import { requireToken } from '../meeting/loopback.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { readToken } from '../settings/token.ts';
 import { hostIdentity } from '../world/host-identity.ts';
+import { addressOfAgent } from './agent-address.ts';
 import { keepCredentials } from './agent-credentials.ts';
 import type { BackendLink, BackendName } from './backend.ts';
 import {
@@ -47,7 +46,6 @@ import { Waiter } from './waiting.ts';
 /** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
 const PUMP_MS = 1000;
 const LAZY_PUMP_MS = 20;
-const DEFAULT_HOST = '127.0.0.1';
 const nextOptionNames: OptionNames<NotificationFilter & WaitOptions> = { ...waitOptionNames, from: true };
 
 /**
@@ -59,6 +57,8 @@ export class Agent implements AsyncDisposable {
   /** Tells this agent from earlier ones of its name. */
   readonly incarnation: string;
   readonly settings: Settings;
+  /** The numeric address at which it listens, and which its metadata tell peers. */
+  readonly host: string;
   readonly #wake: WakeWord;
   readonly #set: BackendSet;
   readonly #waiter: Waiter;
@@ -73,8 +73,8 @@ export class Agent implements AsyncDisposable {
   #closing: Promise<void> | undefined;
 
   /**
-   * Fails with WL_CONFIG for settings, and for a host that others can reach without a token, WL_UNSUPPORTED if a backend
-   * that was named cannot work here.
+   * Fails with WL_INVALID_ARGUMENT for a host that is no address of this host, WL_CONFIG for settings, and for a host that
+   * others can reach without a token, WL_UNSUPPORTED if a backend that was named cannot work here.
    */
   static async create(name: string, options: AgentOptions = {}): Promise<Agent> {
     checkAgentName(name, (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${quote(name)}: ${why}`));
@@ -83,9 +83,7 @@ export class Agent implements AsyncDisposable {
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
     const token = readToken(options.token);
     const credentials = credentialsOf(token);
-    const host = options.host ?? DEFAULT_HOST;
-    checkHost(host);
-    requireToken(host, credentials.kind, `an agent at ${host}`);
+    const host = await addressOfAgent(options.host, credentials.kind);
     const wake = new WakeWord();
     const notifications = new Notifications(settings.notificationBytes, () => wake.ring());
     const set = await BackendSet.create(options.backends, {
@@ -99,13 +97,14 @@ export class Agent implements AsyncDisposable {
       deliver: (peer, message) => notifications.push(peer, message),
       mayDeliver: (peer) => notifications.hasRoom(peer),
     });
-    return new Agent({ name, incarnation, settings, credentials, wake, notifications, set });
+    return new Agent({ name, incarnation, settings, host, credentials, wake, notifications, set });
   }
 
   private constructor(parts: {
     readonly name: string;
     readonly incarnation: string;
     readonly settings: Settings;
+    readonly host: string;
     readonly credentials: Credentials;
     readonly wake: WakeWord;
     readonly notifications: Notifications;
@@ -115,6 +114,7 @@ export class Agent implements AsyncDisposable {
     this.name = parts.name;
     this.incarnation = parts.incarnation;
     this.settings = settings;
+    this.host = parts.host;
     keepCredentials(this, parts.credentials);
     this.#wake = wake;
     this.#notifications = parts.notifications;

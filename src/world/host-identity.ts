@@ -1,5 +1,5 @@
 // Which processes share a host's memory: the same boot, the same /dev/shm, the same host name, and no pretended host between.
-import { statSync } from 'node:fs';
+import { readlinkSync, statSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { bootId } from '../meeting/boot-id.ts';
 import type { Environment } from './environment.ts';
@@ -12,7 +12,18 @@ export function hostIdentity(environment: Environment = process.env): string {
   return machineIdentity() + (pretended === undefined ? '' : `/host ${pretended}`);
 }
 
-/** The same without regard to the setting `hosts`: processes that see the same GPUs. */
+/** Equal for processes that reach each other at 127.0.0.1. */
+export function networkIdentity(): string {
+  let namespace = '';
+  try {
+    namespace = readlinkSync('/proc/self/ns/net');
+  } catch {
+    // Without /proc, all processes of a boot count as of one network.
+  }
+  return `${bootId()}/${namespace}`;
+}
+
+/** hostIdentity() without regard to the setting `hosts`: processes that see the same GPUs. */
 export function machineIdentity(): string {
   return [bootId(), sharedMemoryDevice(), hostname()].join('/');
 }

@@ -93,12 +93,23 @@ test('an endpoint to which only strangers came says so', async () => {
   await assert.rejects(endpoint.accept({ timeoutMs: 50 }), { code: 'WL_TIMEOUT', message: /refused: .*same token/ });
 });
 
-test('a peer that published no address to call is told from one that is gone', async () => {
+test('an agent takes an address that peers can call, and says which this host has', async () => {
+  // A name, all addresses, an address of another host (TEST-NET-1).
+  for (const host of ['localhost', 'example.invalid', '0.0.0.0', '::', '192.0.2.1', anything(7)]) {
+    const refused = {
+      code: 'WL_INVALID_ARGUMENT',
+      message: /Invalid host: expected a numeric address.*127\.0\.0\.1, got /,
+    };
+    await assert.rejects(Agent.create('a', { backends: ['multipath'], host, token: 'some' }), refused);
+    await assert.rejects(Endpoint.create({ backends: ['multipath'], host, token: 'some' }), refused);
+  }
+  await using agent = await Agent.create('a', { backends: ['multipath'], host: '127.1.2.3' });
+  assert.equal(agent.host, '127.1.2.3');
+});
+
+test('a peer that is gone is told from one that was never reachable', async () => {
   const backends: BackendName[] = ['multipath'];
   await using agent = await Agent.create('a', { backends });
-  await using everywhere = await Agent.create('b', { backends, host: '0.0.0.0', token: 'some' });
-  await agent.loadRemoteMetadata(everywhere.localMetadata());
-  await assert.rejects(agent.notify('b', Buffer.from('x')), { code: 'WL_UNSUPPORTED', message: /option host/ });
   const gone = await Agent.create('c', { backends });
   await agent.loadRemoteMetadata(gone.localMetadata());
   await gone.close();

@@ -78,7 +78,7 @@ export class Endpoint implements AsyncDisposable {
     try {
       const endpoint = new Endpoint(agent, options);
       endpoint.#listener = await MeetingListener.open({
-        target: { host: options.host ?? '127.0.0.1', port: options.port ?? 0 },
+        target: { host: agent.host, port: options.port ?? 0 },
         credentials: credentialsOfAgent(agent),
         settings: agent.settings,
         serve: (channel) => endpoint.#welcome(channel),
@@ -98,7 +98,11 @@ export class Endpoint implements AsyncDisposable {
     this.#backend = backend;
   }
 
-  /** Where peers connect to. */
+  /** Where peers connect to: the address, and the port. */
+  get host(): string {
+    return this.agent.host;
+  }
+
   get port(): number {
     return this.#listener?.port ?? 0;
   }

@@ -8,7 +8,7 @@ import { credentialsOfAgent } from '../agent-credentials.ts';
 import { MetadataChannel, metadataHello, type MetadataRequest } from './metadata-channel.ts';
 
 export interface ListenOptions {
-  /** 127.0.0.1 by default. Others need a token. */
+  /** The agent's by default. Others than loopback addresses need a token. */
   readonly host?: string;
   /** Any free one by default. */
   readonly port?: number;
@@ -36,7 +36,7 @@ export class MetadataListener implements AsyncDisposable {
     onLoad: (peer: string) => void = () => {},
   ): Promise<MetadataListener> {
     checkOptions(options, listenOptionNames, 'options of MetadataListener.open');
-    const { host = '127.0.0.1', port = 0 } = options;
+    const { host = agent.host, port = 0 } = options;
     const opened = new MetadataListener(agent, onLoad);
     try {
       opened.#listener = await MeetingListener.open({

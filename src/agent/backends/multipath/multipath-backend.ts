@@ -2,7 +2,7 @@
 import { isIP } from 'node:net';
 import { z } from 'zod';
 import { WeftlineError } from '../../../core/errors.ts';
-import { isLoopback, isUnspecified } from '../../../meeting/loopback.ts';
+import { isLoopback } from '../../../meeting/loopback.ts';
 import { readToken } from '../../../settings/token.ts';
 import {
   type Connection,
@@ -10,6 +10,7 @@ import {
   Transport,
   type TransportListener,
 } from '../../../transport/index.ts';
+import { networkIdentity } from '../../../world/host-identity.ts';
 import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
 import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../../backend.ts';
 import { type Hello, readHello, readWelcome } from './agent-words.ts';
@@ -24,9 +25,13 @@ const MOST_REGION_BYTES = 2 ** 32 - 65_536;
 /** Without a thread of its own. */
 const POLL_INTERVAL_MS = 0.1;
 
+const MAX_NETWORK_LENGTH = 200;
+
 const infoSchema = z.object({
   host: z.string().refine((host) => isIP(host) !== 0),
   port: z.number().int().min(1).max(65_535),
+  /** `networkIdentity()` */
+  network: z.string().max(MAX_NETWORK_LENGTH),
 });
 
 export async function createBackend(context: BackendContext): Promise<Backend> {
@@ -50,6 +55,7 @@ class MultipathBackend implements Backend {
   readonly #context: BackendContext;
   readonly #transport: Transport;
   #connectionInfo: Uint8Array = new Uint8Array(0);
+  readonly #network = networkIdentity();
   #listener: TransportListener | undefined;
   readonly #links = new Set<MultipathLink>();
   readonly #guests = new Set<Guest>();
@@ -61,7 +67,7 @@ class MultipathBackend implements Backend {
     const receive = (words: unknown): Promise<TransportGuest<Connection>> => backend.#receive(readHello(words));
     const listener = await transport.listen({ host, port: 0 }, { receive });
     backend.#listener = listener;
-    backend.#connectionInfo = Buffer.from(JSON.stringify({ host, port: listener.port }));
+    backend.#connectionInfo = Buffer.from(JSON.stringify({ host, port: listener.port, network: backend.#network }));
     return backend;
   }
 
@@ -86,8 +92,8 @@ class MultipathBackend implements Backend {
   whyNotPeer({ connectionInfo }: BackendPeer): string | undefined {
     const address = parseInfo(connectionInfo);
     if (address === undefined) return 'what the peer published is not an address';
-    if (isUnspecified(address.host)) {
-      return `the peer published ${address.host}, which is no address to call: create its agent with the option host, an address of its host`;
+    if (isLoopback(address.host) && address.network !== this.#network) {
+      return `the peer is on another machine but published ${address.host}, which only its own machine reaches: create its agent with the option host, an address at which others reach it`;
     }
     const needsToken = readToken(this.#context.token) === '' && !isLoopback(address.host);
     return needsToken

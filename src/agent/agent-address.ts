@@ -1,0 +1,72 @@
+// The address at which peers reach an agent: given, or in a job over several hosts that of the route to its master.
+import { createSocket, type Socket } from 'node:dgram';
+import { lookup } from 'node:dns/promises';
+import { isIP, isIPv6 } from 'node:net';
+import { networkInterfaces } from 'node:os';
+import { invalidArgument, type WeftlineError } from '../core/errors.ts';
+import type { CredentialKind } from '../meeting/credentials.ts';
+import { isLoopback, isUnspecified, requireToken } from '../meeting/loopback.ts';
+import { readEnvironment } from '../world/environment.ts';
+
+const DEFAULT_HOST = '127.0.0.1';
+/** Connecting a UDP socket sends nothing; any port tells the route. */
+const ANY_PORT = 9;
+const MAX_EXAMPLES = 3;
+
+/**
+ * The address that was given, or the default. Fails with WL_INVALID_ARGUMENT unless `given` is a numeric address of this
+ * host, WL_CONFIG for an address that others can reach without a token.
+ */
+export async function addressOfAgent(given: string | undefined, kind: CredentialKind): Promise<string> {
+  if (given === undefined) return kind === 'token' ? await addressInWorld() : DEFAULT_HOST;
+  if (typeof given !== 'string' || isIP(given) === 0) throw notOfThisHost(given);
+  requireToken(given, kind, `an agent at ${given}`);
+  if (isUnspecified(given)) throw notOfThisHost(given);
+  const socket = createSocket({ type: isIPv6(given) ? 'udp6' : 'udp4' });
+  try {
+    await settled(socket, 'listening', () => socket.bind({ address: given, port: 0 }));
+  } catch {
+    throw notOfThisHost(given);
+  } finally {
+    socket.close();
+  }
+  return given;
+}
+
+/** 127.0.0.1 without a job, or if its master is on this host alone. A job whose variables are wrong is told so by join(). */
+async function addressInWorld(): Promise<string> {
+  try {
+    const { size, host } = readEnvironment();
+    return size === 1 || isLoopback(host) ? DEFAULT_HOST : await addressTowards(host);
+  } catch {
+    return DEFAULT_HOST;
+  }
+}
+
+/** The address of this host from which packets to another one go. */
+async function addressTowards(host: string): Promise<string> {
+  const { address, family } = await lookup(host);
+  const socket = createSocket({ type: family === 6 ? 'udp6' : 'udp4' });
+  try {
+    await settled(socket, 'connect', () => socket.connect(ANY_PORT, address));
+    return socket.address().address;
+  } finally {
+    socket.close();
+  }
+}
+
+function settled(socket: Socket, event: 'connect' | 'listening', begin: () => void): Promise<void> {
+  return new Promise((resolve, reject) => {
+    socket.once('error', reject);
+    socket.once(event, resolve);
+    begin();
+  });
+}
+
+/** Names some addresses of this host, those that others reach first. */
+function notOfThisHost(host: unknown): WeftlineError {
+  const all = Object.values(networkInterfaces()).flatMap((entries) => entries ?? []);
+  const outside = all.filter(({ internal, scopeid }) => !internal && !scopeid).map(({ address }) => address);
+  const examples = [...outside, DEFAULT_HOST].slice(0, MAX_EXAMPLES).join(', ');
+  return invalidArgument('host', host, `a numeric address of this host that peers reach, such as ${examples}`);
+}
