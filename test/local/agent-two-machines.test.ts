@@ -9,12 +9,13 @@ const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.
 const script = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
 const options = { skip: skipWithout('namespaces', whyNotTwoMachines()), timeout: 120_000 };
 
+function run(node: number): string[] {
+  const job = ['-n', '1', '--nnodes', '2', '--node-rank', String(node), '--master', `${addresses.a}:29500`];
+  return [main, 'run', ...job, script('./ranks/agent-default-host.js')];
+}
+
 test('agents and endpoints of a job over two machines need no address', options, async () => {
   using two = await TwoMachines.create();
-  const run = (node: number): string[] =>
-    [main, 'run', '-n', '1', '--nnodes', '2', '--node-rank', String(node), '--master', `${addresses.a}:29500`].concat(
-      script('./ranks/agent-default-host.js'),
-    );
   const token = { WEFTLINE_TOKEN: 'two-machines' };
   const nodes = [two.start('a', run(0), token), two.start('b', run(1), token)];
   for (const [rank, { ended }] of nodes.entries()) {
