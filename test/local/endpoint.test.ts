@@ -145,3 +145,9 @@ test('memory that an endpoint gives up is forgotten by its peers', async () => {
   await there.memory('third');
   assert.deepEqual(names(), ['second', 'third']);
 });
+
+test('an index that no GPU can have is refused', async () => {
+  for (const localGpuIndex of [-1, 0.5, Number.NaN]) {
+    await assert.rejects(Endpoint.create({ localGpuIndex }), { code: 'WL_INVALID_ARGUMENT', message: /localGpuIndex/ });
+  }
+});

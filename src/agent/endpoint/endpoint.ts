@@ -14,18 +14,23 @@ import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { call } from '../../meeting/dial.ts';
 import { type HelloBody, type HelloOptions, receiveHello } from '../../meeting/hello.ts';
 import { MeetingListener } from '../../meeting/listener.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { Agent } from '../agent.ts';
 import { credentialsOfAgent } from '../agent-credentials.ts';
 import { agentOptionNames, type AgentOptions } from '../agent-options.ts';
 import type { BackendName } from '../backend.ts';
 import type { Notification } from '../notifications.ts';
 import { type Registrable, Registration } from '../registration.ts';
+import { checkGpu, openGpu } from './bound-gpu.ts';
 import { EndpointConnection } from './endpoint-connection.ts';
 import { endpointHello, introduce, readIntroduction } from './greeting.ts';
 import { MessageRouter } from './message-router.ts';
 
 export interface EndpointOptions extends AgentOptions {
-  /** Told to peers; memory may lie anywhere. 0 by default. */
+  /**
+   * Binds the endpoint to this GPU, if the machine has any: it is opened as `device`, and memory of others is refused. Peers
+   * are told. Without it memory may lie anywhere, and peers are told 0.
+   */
   readonly localGpuIndex?: number;
   /** Every connection takes this backend; else the agent chooses. */
   readonly backend?: BackendName;
@@ -51,6 +56,8 @@ const MAX_ARRIVED = 1024;
 export class Endpoint implements AsyncDisposable {
   readonly agent: Agent;
   readonly localGpuIndex: number;
+  /** The GPU that the endpoint is bound to, closed with it; undefined if it is bound to none. */
+  readonly device: CudaDevice | undefined;
   readonly #backend: BackendName | undefined;
   readonly #hello: HelloOptions;
   #listener: MeetingListener | undefined;
@@ -67,16 +74,19 @@ export class Endpoint implements AsyncDisposable {
   #closing: Promise<void> | undefined;
 
   /**
-   * Listens at once. Fails as Agent.create does, and with WL_NATIVE if the address cannot be listened at. Hosts other than
-   * 127.0.0.1 need a token.
+   * Listens at once. Fails as Agent.create does, with WL_NATIVE if the address cannot be listened at, with
+   * WL_INVALID_ARGUMENT if there is no GPU of that index, and WL_CUDA if it cannot be opened. Hosts other than 127.0.0.1 need
+   * a token.
    */
   static async create(options: EndpointOptions = {}): Promise<Endpoint> {
     checkOptions(options, endpointOptionNames, 'options of Endpoint.create');
     const { localGpuIndex: _gpu, backend: _backend, port: _port, ...ofAgent } = options;
     const name = `endpoint-${process.pid}-${randomBytes(4).toString('hex')}`;
-    const agent = await Agent.create(name, ofAgent);
+    const device = await openGpu(options.localGpuIndex, options.settings);
+    let agent: Agent | undefined;
     try {
-      const endpoint = new Endpoint(agent, options);
+      agent = await Agent.create(name, ofAgent);
+      const endpoint = new Endpoint(agent, device, options);
       endpoint.#listener = await MeetingListener.open({
         target: { host: agent.host, port: options.port ?? 0 },
         credentials: credentialsOfAgent(agent),
@@ -86,13 +96,15 @@ export class Endpoint implements AsyncDisposable {
       void endpoint.#listen();
       return endpoint;
     } catch (error) {
-      await agent.close();
+      await agent?.close();
+      await device?.close();
       throw error;
     }
   }
 
-  private constructor(agent: Agent, { localGpuIndex = 0, backend }: EndpointOptions) {
+  private constructor(agent: Agent, device: CudaDevice | undefined, { localGpuIndex = 0, backend }: EndpointOptions) {
     this.agent = agent;
+    this.device = device;
     this.localGpuIndex = localGpuIndex;
     this.#hello = endpointHello(credentialsOfAgent(agent));
     this.#backend = backend;
@@ -107,8 +119,12 @@ export class Endpoint implements AsyncDisposable {
     return this.#listener?.port ?? 0;
   }
 
-  /** Memory becomes usable for this endpoint's connections, and known to their peers. */
+  /**
+   * Memory becomes usable for this endpoint's connections, and known to their peers. Fails as `agent.register` does, and with
+   * WL_INVALID_ARGUMENT for memory of another GPU than the one that the endpoint is bound to.
+   */
   async reg(memory: Registrable, name = ''): Promise<Registration> {
+    if (this.device !== undefined) checkGpu(memory, this.localGpuIndex);
     return this.#announce(await this.agent.register(memory, { name }));
   }
 
@@ -185,6 +201,7 @@ export class Endpoint implements AsyncDisposable {
     for (const connection of this.#connections.values()) await connection.close();
     this.#stop.abort(new WeftlineError('WL_CLOSED', 'The endpoint was closed'));
     await this.agent.close();
+    await this.device?.close();
   }
 
   async #announce(region: Registration): Promise<Registration> {

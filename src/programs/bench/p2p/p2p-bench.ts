@@ -179,9 +179,10 @@ async function measure(session: P2pSession, options: P2pClientOptions): Promise<
   };
 }
 
-function openEndpoint({ localGpuIndex, backend, ownThread }: P2pBenchOptions, host: string): Promise<Endpoint> {
+function openEndpoint({ localGpuIndex, device, backend, ownThread }: P2pBenchOptions, host: string): Promise<Endpoint> {
   return Endpoint.create({
-    localGpuIndex,
+    // Host memory needs no GPU.
+    ...(device === 'gpu' ? { localGpuIndex } : {}),
     host,
     ownThread,
     ...(backend === undefined ? {} : { backend, backends: [backend] }),
