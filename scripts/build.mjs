@@ -107,9 +107,8 @@ function copyCudaSources() {
 }
 
 if (!haveTools()) process.exit(0);
-node(compiler, '-b', 'src', 'src/tsconfig.types.json', ...(libraryOnly ? [] : ['test']));
+node(compiler, '-b', 'src', ...(libraryOnly ? [] : ['test']));
 removeStale('src', 'dist', ['kernels/', 'types/']);
-removeStale('src', 'build/types', []);
 removeStale('test', 'build/test', []);
 const { exports } = JSON.parse(readFileSync(`${root}package.json`, 'utf8'));
 packageTypes(

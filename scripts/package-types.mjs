@@ -3,8 +3,8 @@
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 
+const bodyPattern = /^\s*(?:export\s+)?(?:declare\s+)?(?:abstract\s+)?(?:class|interface)\b/;
 const identifierPattern = /[A-Za-z_$][\w$]*/g;
-const constructorPattern = /^ {4}(?:private |protected )?constructor\(/m;
 
 /** Comments and strings, which hold no names; each is replaced by blanks, so that places stay. */
 function withoutText(code) {
@@ -14,15 +14,14 @@ function withoutText(code) {
 }
 
 /**
- * The top-level statements of a declaration file, each with the comments before it. Classes and interfaces end with
- * their brace, all others with a semicolon outside of brackets.
+ * The statements of a declaration file, or the members of a class, each with the comments before it. Classes and
+ * interfaces end with their brace, all others with a semicolon outside of brackets.
  */
 function* statements(text) {
   const code = withoutText(text);
   let start = 0;
   while (code.slice(start).trim() !== '') {
-    const endsWithBrace =
-      /^\s*(?:export\s+)?(?:declare\s+)?(?:abstract\s+)?(?:class|interface|namespace|global)\b/.test(code.slice(start));
+    const endsWithBrace = bodyPattern.test(code.slice(start));
     let depth = 0;
     let end = start;
     for (; end < code.length; end += 1) {
@@ -35,6 +34,30 @@ function* statements(text) {
     yield text.slice(start, end + 1);
     start = end + 1;
   }
+}
+
+function isInternal(text) {
+  return text.slice(0, withoutText(text).search(/\S/)).includes('@internal');
+}
+
+/** Without internal members. A class whose constructor is one can only be made by the library. */
+function withoutInternalMembers(text) {
+  const code = withoutText(text);
+  if (!bodyPattern.test(code)) return text;
+  // The body is the last bracket that opens at depth 0.
+  let depth = 0;
+  let open = code.length - 1;
+  for (; open >= 0; open -= 1) {
+    if (code[open] === '}') depth += 1;
+    if (code[open] === '{') depth -= 1;
+    if (depth === 0) break;
+  }
+  const kept = [];
+  for (const member of statements(text.slice(open + 1, -1))) {
+    if (!isInternal(member)) kept.push(member);
+    else if (withoutText(member).trim().startsWith('constructor(')) kept.push('\n    private constructor();');
+  }
+  return `${text.slice(0, open + 1)}${kept.join('')}\n}`;
 }
 
 /** The names of `{ a, type b as c }`: outside, inside, and the words as they stand. */
@@ -62,7 +85,9 @@ class DeclarationFile {
 
   constructor(root, path) {
     this.path = path;
-    for (const text of statements(readFileSync(join(root, path), 'utf8'))) this.#read(text);
+    for (const text of statements(readFileSync(join(root, path), 'utf8'))) {
+      if (!isInternal(text)) this.#read(withoutInternalMembers(text));
+    }
   }
 
   #read(text) {
@@ -93,16 +118,6 @@ class DeclarationFile {
     const code = this.declared.get(name).map((text) => withoutText(text).replace(/\bimplements\b[^{]*\{/, '{'));
     const names = new Set(code.join('\n').match(identifierPattern));
     return [...names].filter((other) => other !== name && (this.declared.has(other) || this.imported.has(other)));
-  }
-
-  /** Classes whose constructor is in `other` but not here are made by the library alone. */
-  hideConstructors(other) {
-    for (const [name, [text]] of this.declared) {
-      const [whole] = other.declared.get(name);
-      if (!/\bclass\b/.test(withoutText(text)) || !constructorPattern.test(whole) || constructorPattern.test(text))
-        continue;
-      this.declared.set(name, [text.replace(/\}$/, '    private constructor();\n}')]);
-    }
   }
 
   /** What of the file was reached. */
@@ -152,8 +167,7 @@ function reach(root, entries) {
   const waiting = [];
   const open = (path) => {
     if (!files.has(path)) {
-      const file = new DeclarationFile(join(root, 'build/types'), path);
-      file.hideConstructors(new DeclarationFile(join(root, 'dist'), path));
+      const file = new DeclarationFile(join(root, 'dist'), path);
       files.set(path, file);
     }
     return files.get(path);

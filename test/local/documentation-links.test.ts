@@ -74,6 +74,13 @@ test('the package ships what runs, declarations of what is public, and documents
   assert.ok(packed.size < MAX_PACKED_BYTES, `${packed.size} bytes`);
 });
 
+test('shipped declarations show nothing that is internal', () => {
+  const shown = shipped
+    .filter((path) => path.endsWith('.d.ts'))
+    .filter((path) => readFileSync(join(root, path), 'utf8').includes('@internal'));
+  assert.deepEqual(shown, []);
+});
+
 test('no shipped program refers to a map', () => {
   const wrong = shipped
     .filter((path) => /\.(?:js|d\.ts)$/.test(path))
