@@ -56,7 +56,7 @@ export function openNvrtc(setting = ''): Compiler {
     throw new WeftlineError(
       'WL_UNSUPPORTED',
       setting === ''
-        ? 'NVRTC, which compiles GPU kernels, was not found: install the CUDA toolkit and set CUDA_HOME, or "pip install nvidia-cuda-nvrtc" into the active environment, or give its path by --nvrtc, or use kernels compiled ahead of time (weftline compile, then --aot-folder)'
+        ? 'NVRTC, which compiles GPU kernels, was not found: install the CUDA toolkit and set CUDA_HOME, or "pip install nvidia-cuda-nvrtc" into the active environment, or give its path by --nvrtc or WEFTLINE_NVRTC, or use kernels compiled ahead of time (weftline compile, then --aot-folder or WEFTLINE_AOT_FOLDER)'
         : `There is no NVRTC at ${setting}: give the path of libnvrtc.so or of its folder`,
       { details: { path: setting } },
     );

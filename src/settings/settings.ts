@@ -243,7 +243,7 @@ export function readSettings(
 }
 
 /** Counts and sizes are whole: they end up in layouts that others read. */
-const fractionalUnits: ReadonlySet<string> = new Set(['ms', 'µs', 'Gb/s']);
+const fractionalUnits: ReadonlySet<string> = new Set(['ms', 'µs', 'Gbps']);
 
 function parse(setting: Setting, text: string): unknown {
   if (setting.kind === 'text') return text;

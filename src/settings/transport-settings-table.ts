@@ -131,8 +131,8 @@ export const protocolSettingsTable = {
   transportLinkGbps: {
     kind: 'number',
     env: 'WEFTLINE_TRANSPORT_LINK_GBPS',
-    flag: '--link-gbps <Gb/s>',
-    unit: 'Gb/s',
+    flag: '--link-gbps <Gbps>',
+    unit: 'Gbps',
     min: 0.001,
     max: 10000,
     default: 100,

@@ -8,6 +8,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { Transport } from 'weftline/transport';
+import { runBasic, runThroughput, servePhases } from '#lib/programs/bench/transport/transport-phases.js';
+import { BenchSession } from '#lib/programs/bench/transport/transport-session.js';
+import { defaultTransportWorkload } from '#lib/programs/bench/transport/transport-workload.js';
 import type { TransportBenchReport } from '#lib/programs/bench/transport/transport-results.js';
 import type { RankBenchReport } from '#lib/programs/bench/transport/transport-ranks.js';
 
@@ -166,4 +170,34 @@ test('another token is refused on both sides', async () => {
   const { status, stderr } = await server.ended;
   assert.equal(status, 1);
   assert.match(stderr, /refused: 1, the last one because:.*token/);
+});
+
+test('--flush posts a flush behind every request that was received, and waits for it before the memory is offered again', async () => {
+  await using server = await Transport.create({ name: 'server' });
+  await using client = await Transport.create({ name: 'client' });
+  using listener = await server.listen({ host: '127.0.0.1', port: 0 });
+  const connecting = client.connect({ host: '127.0.0.1', port: listener.port });
+  const accepted = await listener.accept();
+  const sessions = {
+    server: await BenchSession.open(server, accepted),
+    client: await BenchSession.open(client, await connecting),
+  };
+  const flows: number[] = [];
+  const flush = accepted.flush.bind(accepted);
+  accepted.flush = (flow) => {
+    flows.push(flow ?? 0);
+    return flush(flow);
+  };
+  const quiet = { onLine: () => {}, host: '127.0.0.1', peerHost: '127.0.0.1' };
+  const serving = servePhases(sessions.server, quiet);
+  await runBasic(sessions.client, { iterations: 3, flush: true }, quiet);
+  assert.deepEqual(flows.splice(0), [0, 0, 0]);
+  await runBasic(sessions.client, { iterations: 3, flush: false }, quiet);
+  assert.deepEqual(flows, []);
+  const workload = { ...defaultTransportWorkload, nflow: 2, nmsg: 3, nreq: 1, msize: 1000, iterations: 2 };
+  await runThroughput(sessions.client, { ...workload, flush: true }, quiet);
+  // One behind each request of three messages, on its flow.
+  assert.deepEqual(flows.toSorted(), [0, 0, 1, 1]);
+  await sessions.client.say({ phase: 'end' });
+  await serving;
 });

@@ -21,6 +21,8 @@ import {
   peerAddress,
   type PeerFlags,
 } from './peer-options.ts';
+import type { SettingName } from '../../settings/settings.ts';
+import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
 
@@ -97,12 +99,7 @@ Examples:
     'transportSpinUs',
     'transportPinCore',
     'transportThread',
-    'transportAuthentication',
-    'transportCongestion',
-    'transportCongestionScope',
-    'transportWindowBytes',
-    'transportTargetDelayUs',
-    'transportLinkGbps',
+    ...(Object.keys(protocolSettingsTable) as SettingName[]),
   ]);
   command.action((flags: TransportFlags) => run(command, flags));
 }

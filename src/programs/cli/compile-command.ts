@@ -10,9 +10,10 @@ import { kernelCatalogue } from '../../device/cuda/kernel-catalogue.ts';
 import { shapeConstants, type ShapeConstant, variantName, variantsOf } from '../../device/cuda/kernel-file.ts';
 import { openNvrtc } from '../../native/nvrtc.ts';
 import { readSettings } from '../../settings/settings.ts';
+import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 
-interface CompileOptions extends Readonly<Record<string, unknown>> {
+interface CompileOptions extends OutputFlags, Readonly<Record<string, unknown>> {
   readonly arch: readonly string[];
   readonly out: string;
 }
@@ -36,11 +37,13 @@ export function addCompileCommand(program: Command): void {
 Examples:
   weftline compile --arch sm_90 --hidden 7168 --topk 8 --ranks 4 8 --out kernels-h200`,
   );
+  addOutputOptions(command);
   addSettingOptions(command, ['nvrtcPath']);
   command.action(compile);
 }
 
 async function compile(options: CompileOptions): Promise<void> {
+  const output = new Output(options);
   const { nvrtcPath } = readSettings();
   const nvrtc = openNvrtc(nvrtcPath);
   const shapes = readShapes(options);
@@ -53,7 +56,7 @@ async function compile(options: CompileOptions): Promise<void> {
         for (const values of variantsOf(file, shapes)) {
           const cubin = await compiler.cubin(file, values);
           compiled.push({ file, values, architecture, sources: compiler.sources(file, values), cubin });
-          process.stdout.write(`${variantName(file, values)} for ${architecture}: ${cubin.length} bytes\n`);
+          output.line(`${variantName(file, values)} for ${architecture}: ${cubin.length} bytes`);
         }
       }
     }
@@ -61,7 +64,13 @@ async function compile(options: CompileOptions): Promise<void> {
     rmSync(cacheFolder, { recursive: true, force: true });
   }
   writeBundle(options.out, nvrtc.version, compiled);
-  process.stdout.write(`${compiled.length} kernel files in ${options.out}\n`);
+  const kernels = compiled.map(({ file, values, architecture, cubin }) => ({
+    name: variantName(file, values),
+    architecture,
+    bytes: cubin.length,
+  }));
+  const document = { schema: 'weftline.compile/1', folder: options.out, kernels };
+  output.report(`${compiled.length} kernel files in ${options.out}\n`, document);
 }
 
 /** A shape that is not given leaves the examples that each file names. */

@@ -8,11 +8,9 @@ import { byteArgument } from './argument-values.ts';
 export function addSettingOptions(command: Command, names: readonly SettingName[]): Command {
   for (const name of names) {
     const setting = settingsTable[name];
-    const option = new Option(setting.flag, setting.sentence).env(setting.env);
+    const option = new Option(setting.flag, describe(setting)).env(setting.env);
     if (setting.kind === 'choice') option.choices(setting.choices);
     if (isSize(setting)) option.argParser(byteArgument(setting.min, setting.max));
-    // Shown in the help only: the value comes from readSettings().
-    if (setting.kind === 'number' || setting.kind === 'choice') option.default(undefined, String(setting.default));
     command.addOption(option);
   }
   return command.hook('preAction', (_program, action) => {
@@ -25,6 +23,11 @@ export function addSettingOptions(command: Command, names: readonly SettingName[
     }
     readSettings();
   });
+}
+
+/** With the default in words, as commander knows none: the value comes from readSettings(). */
+function describe({ kind, sentence, default: value }: Setting): string {
+  return kind === 'number' || kind === 'choice' ? `${sentence} Default: ${value}.` : sentence;
 }
 
 /** Sizes may be written as 64K on the command line; the variable holds digits. */

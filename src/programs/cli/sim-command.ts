@@ -101,7 +101,7 @@ function addPattern(sim: Command, pattern: PatternName): void {
     .option('--jitter <us>', 'longest such delay', decimalArgument(0, 1_000_000), 50)
     .option('--duplicate <probability>', 'that a packet comes twice, on each link', decimalArgument(0, 1), 0)
     .option('--corrupt <probability>', 'that a packet changes on a link; turns checksums on', decimalArgument(0, 1), 0)
-    .option('--rate <Gb/s>', 'of each host', decimalArgument(0.001, 10_000), 100)
+    .option('--rate <Gbps>', 'of each host', decimalArgument(0.001, 10_000), 100)
     .option('--delay <us>', 'of each link', decimalArgument(0, 1_000_000), 1)
     .option('--queue <bytes>', 'that may wait before each link', byteArgument(1, MAX_COUNT), 1_000_000)
     .option('--ecn <bytes>', 'from which on a queue marks packets', byteArgument(0, MAX_COUNT))
@@ -213,25 +213,36 @@ function simSettings(rate: number, cc: Settings['transportCongestion'] | undefin
 }
 
 function addRandom(sim: Command): void {
-  sim
+  const command = sim
     .command('random')
     .description('random scenarios with loss, reordering, failures and deaths; a seed that fails is printed')
     .option('--seed <n>', 'of the first scenario', integerArgument(0, MAX_COUNT), 1)
-    .option('--count <n>', 'scenarios, with seeds that follow on', count, 1)
-    .action(({ seed, count: scenarios }: { readonly seed: number; readonly count: number }) => {
-      let failed = 0;
-      for (let index = 0; index < scenarios; index += 1) {
-        const scenario = makeScenario(seed + index);
-        const { problems, microseconds, events } = runScenario(scenario);
-        const { topology, operations } = scenario;
-        const about = `seed ${scenario.seed}: ${topology.name}, ${operations.length} operations, ${(microseconds / 1000).toFixed(1)} ms, ${events} events`;
-        if (problems.length > 0) {
-          failed += 1;
-          process.stdout.write(`${about}\n  BROKEN: ${problems.join('\n  ')}\n`);
-          process.stdout.write(`  again: weftline sim random --seed ${scenario.seed}\n`);
-        } else if (scenarios === 1) process.stdout.write(`${about}\n`);
-      }
-      process.stdout.write(`${scenarios - failed} of ${scenarios} scenarios kept every promise.\n`);
-      if (failed > 0) process.exitCode = exitCodes.failure.code;
-    });
+    .option('--count <n>', 'scenarios, with seeds that follow on', count, 1);
+  addOutputOptions(command);
+  command.action(runRandom);
+}
+
+interface RandomFlags extends OutputFlags {
+  readonly seed: number;
+  readonly count: number;
+}
+
+function runRandom(flags: RandomFlags): void {
+  const { seed, count: scenarios } = flags;
+  const output = new Output(flags);
+  const broken: { readonly seed: number; readonly problems: readonly string[] }[] = [];
+  for (let index = 0; index < scenarios; index += 1) {
+    const scenario = makeScenario(seed + index);
+    const { problems, microseconds, events } = runScenario(scenario);
+    const { topology, operations } = scenario;
+    const about = `seed ${scenario.seed}: ${topology.name}, ${operations.length} operations, ${(microseconds / 1000).toFixed(1)} ms, ${events} events`;
+    if (problems.length > 0) {
+      broken.push({ seed: scenario.seed, problems });
+      output.result(`${about}\n  BROKEN: ${problems.join('\n  ')}`);
+      output.result(`  again: weftline sim random --seed ${scenario.seed}`);
+    } else if (scenarios === 1) output.line(about);
+  }
+  const verdict = `${scenarios - broken.length} of ${scenarios} scenarios kept every promise.\n`;
+  output.report(verdict, { schema: 'weftline.sim.random/1', seed, scenarios, broken });
+  if (broken.length > 0) process.exitCode = exitCodes.failure.code;
 }

@@ -3,7 +3,7 @@ import { formatBytes } from '../../core/byte-size.ts';
 import type { Finding } from './finding.ts';
 import type { MachineProbe } from './machine-probe.ts';
 
-/** Holds some milliseconds of a 100 Gb/s link while the receiver is busy. */
+/** Holds some milliseconds of a 100 Gbps link while the receiver is busy. */
 const WANTED_BYTES = 33_554_432;
 const PAGE_BYTES = 4096;
 

@@ -33,7 +33,7 @@ export async function samplePlot(description: SimDescription, { samples, theory 
   const { plot, document } = await loadPlot();
   const panels = [
     {
-      label: 'goodput of each sender, Gb/s',
+      label: 'goodput of each sender, Gbps',
       points: points(samples, (sample) => sample.goodputGbps),
       at: theory.fairShareGbps,
     },

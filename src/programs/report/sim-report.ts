@@ -31,7 +31,7 @@ function heading(about: SimDescription): string[] {
   const { pattern, network, gigabitsPerSecond, paths, congestion, load, loss, seed } = about;
   const { flows, messages, messageBytes } = about;
   return [
-    `${pattern} on ${network}, ${gigabitsPerSecond} Gb/s per host; ${paths} ${paths === 1 ? 'path' : 'paths'}, congestion control ${congestion}`,
+    `${pattern} on ${network}, ${gigabitsPerSecond} Gbps per host; ${paths} ${paths === 1 ? 'path' : 'paths'}, congestion control ${congestion}`,
     `${flows} ${flows === 1 ? 'flow' : 'flows'} per sender, ${messages} ${messages === 1 ? 'message' : 'messages'} of ${formatBytes(messageBytes)} each, load ${load}, loss ${loss} per link, seed ${seed}`,
   ];
 }
@@ -48,10 +48,10 @@ function speedTable({ load }: SimDescription, result: PatternResult): string {
     table.push([name, value, ideal, ratio === undefined ? '' : ratio.toFixed(3)]);
   };
   const offered = theory.goodputGbps * load;
-  row('goodput, Gb/s', goodputGbps.toFixed(2), offered.toFixed(2), goodputGbps / offered);
+  row('goodput, Gbps', goodputGbps.toFixed(2), offered.toFixed(2), goodputGbps / offered);
   const senders = Math.round(theory.goodputGbps / theory.fairShareGbps);
   const share = goodputGbps / senders;
-  row('per sender, Gb/s', share.toFixed(2), (theory.fairShareGbps * load).toFixed(2), undefined);
+  row('per sender, Gbps', share.toFixed(2), (theory.fairShareGbps * load).toFixed(2), undefined);
   row('fairness between flows (Jain)', result.fairness.toFixed(4), '1', undefined);
   if (completion !== undefined) {
     const alone = theory.messageMicroseconds;

@@ -19,7 +19,7 @@ export interface LinkOptions {
   readonly corrupt: number;
 }
 
-/** 100 Gb/s, 1 µs, a megabyte of queue, and nothing goes wrong. */
+/** 100 Gbps, 1 µs, a megabyte of queue, and nothing goes wrong. */
 export const defaultLink: LinkOptions = {
   gigabitsPerSecond: 100,
   delay: 1,

@@ -27,7 +27,7 @@ const CORRUPT = 8;
 const BUSY_UNTIL = 9;
 const FIELDS = 10;
 
-/** Bytes per microsecond of one Gb/s. */
+/** Bytes per microsecond of one Gbps. */
 const BYTES_PER_GIGABIT = 125;
 
 export class Network {

@@ -8,7 +8,7 @@ import type { Theory } from './theory.ts';
 export interface Sample {
   /** Microseconds. */
   readonly at: number;
-  /** Of each pair of source and destination, Gb/s of payload. */
+  /** Of each pair of source and destination, Gbps of payload. */
   readonly goodputGbps: readonly number[];
   /** Of the same, all paths together; null if unlimited. */
   readonly windowBytes: readonly (number | null)[];

@@ -31,12 +31,12 @@ export interface TheoryOptions {
   readonly segmentBytes: number;
   /** All messages of all flows. */
   readonly messages: number;
-  /** Gb/s of one host, all its links together. */
+  /** Gbps of one host, all its links together. */
   readonly hostGigabitsPerSecond: number;
 }
 
 export interface Theory {
-  /** Most payload that all receivers together can get, in Gb/s. */
+  /** Most payload that all receivers together can get, in Gbps. */
   readonly goodputGbps: number;
   /** The part of one sending host. */
   readonly fairShareGbps: number;

@@ -31,7 +31,7 @@ export class IperfServer {
   }
 }
 
-/** Gb/s that arrive with one TCP connection and writes of 1 MiB; undefined if iperf3 is missing or failed. */
+/** Gbps that arrive with one TCP connection and writes of 1 MiB; undefined if iperf3 is missing or failed. */
 export function runIperf(host: string, port: number, seconds: number): Promise<number | undefined> {
   const words = ['-c', host, '-p', String(port), '-l', '1M', '-t', String(seconds), '-J'];
   return new Promise((resolve) => {

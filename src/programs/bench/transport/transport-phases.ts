@@ -184,7 +184,7 @@ async function serveBare(
   return {};
 }
 
-/** Gb/s, or microseconds of each round. */
+/** Gbps, or microseconds of each round. */
 export async function runBareThroughput(
   session: BenchSession,
   stream: BareStream,
@@ -229,7 +229,7 @@ async function serveIperf(session: BenchSession, { host }: PhaseOptions): Promis
   return {};
 }
 
-/** Gb/s of TCP between the two hosts; undefined where iperf3 is missing. */
+/** Gbps of TCP between the two hosts; undefined where iperf3 is missing. */
 export async function runTcp(
   session: BenchSession,
   seconds: number,

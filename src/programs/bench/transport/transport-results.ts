@@ -22,7 +22,7 @@ export const transportMethod = {
 export type Quantiles = readonly number[];
 
 export interface ThroughputResult {
-  /** Of each round, in Gb/s. */
+  /** Of each round, in Gbps. */
   readonly gbps: readonly number[];
   /** Only of runs in both directions: what this side received. */
   readonly receivedGbps?: readonly number[];
