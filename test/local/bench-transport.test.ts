@@ -197,7 +197,10 @@ test('--flush posts a flush behind every request that was received, and waits fo
   const workload = { ...defaultTransportWorkload, nflow: 2, nmsg: 3, nreq: 1, msize: 1000, iterations: 2 };
   await runThroughput(sessions.client, { ...workload, flush: true }, quiet);
   // One behind each request of three messages, on its flow.
-  assert.deepEqual(flows.toSorted((a, b) => a - b), [0, 0, 1, 1]);
+  assert.deepEqual(
+    flows.toSorted((a, b) => a - b),
+    [0, 0, 1, 1],
+  );
   await sessions.client.say({ phase: 'end' });
   await serving;
 });
