@@ -63,8 +63,8 @@ for (const [mode, given] of [
     options,
     async () => {
       using two = await TwoMachines.create();
-      // Nothing but the network joins them, so the agent finds the path by itself.
-      const bench = [main, 'bench', 'p2p', ...(mode === 'send' ? [] : ['--backend', 'multipath'])];
+      // By default the agent finds that both are processes of one kernel.
+      const bench = [main, 'bench', 'p2p', '--backend', 'multipath'];
       const server = two.start('a', [...bench, '--role', 'server', ...given], token);
       await server.said('Waiting for connection');
       const words = [
