@@ -13,12 +13,15 @@ import {
   rmSync,
   writeFileSync,
 } from 'node:fs';
+import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { packageTypes } from './package-types.mjs';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
 const compiler = 'node_modules/typescript/bin/tsc';
 const libraryOnly = process.argv.includes('--library');
+const cudaFolder = `${root}dist/kernels/cuda`;
+const abiModule = `${root}build/wasm/abi.ts`;
 
 function node(script, ...args) {
   const { status, signal } = spawnSync(process.execPath, [`${root}${script}`, ...args], {
@@ -85,9 +88,13 @@ function buildWasm() {
     '1',
     '--maximumMemory',
     '65536',
+    // The module "abi".
+    '--lib',
+    'build/wasm',
   ];
   const hash = createHash('sha256').update(flags.join(' '));
   for (const name of sources) hash.update(name).update(readFileSync(folder + name));
+  hash.update(readFileSync(abiModule));
   const key = hash.digest('hex');
   const output = `${root}dist/kernels/weftline.wasm`;
   const stamp = `${root}build/weftline.wasm.sha256`;
@@ -100,10 +107,14 @@ function buildWasm() {
 
 /** CUDA kernels travel as text, with the header of all layouts; they are compiled where they run. */
 function copyCudaSources() {
-  const folder = `${root}dist/kernels/cuda`;
-  rmSync(folder, { recursive: true, force: true });
-  cpSync(`${root}kernels/cuda`, folder, { recursive: true });
-  node('dist/abi/emit.js', `${folder}/include/weftline/abi.cuh`);
+  rmSync(cudaFolder, { recursive: true, force: true });
+  cpSync(`${root}kernels/cuda`, cudaFolder, { recursive: true });
+}
+
+/** What kernels share with the host: a CUDA header, and an AssemblyScript module. */
+function emitAbi() {
+  mkdirSync(dirname(abiModule), { recursive: true });
+  node('dist/abi/emit.js', `${cudaFolder}/include/weftline/abi.cuh`, abiModule);
 }
 
 if (!haveTools()) process.exit(0);
@@ -115,6 +126,7 @@ packageTypes(
   root,
   Object.values(exports).flatMap(({ types }) => (types === undefined ? [] : [types.replace('./dist/types/', '')])),
 );
-buildWasm();
 copyCudaSources();
+emitAbi();
+buildWasm();
 chmodSync(`${root}dist/programs/cli/main.js`, 0o755);

@@ -8,7 +8,7 @@ export {
   errorCodes,
   WeftlineError,
 } from './core/errors.ts';
-export { type DType, dtypes, fromBf16, toBf16, type TypedArrayOf } from './core/dtype.ts';
+export { type DType, dtypes, fromBf16, fromF16, toBf16, toF16, type TypedArrayOf } from './core/dtype.ts';
 export { readSettings, type Settings, settingsTable } from './settings/settings.ts';
 export type { Device } from './device/device.ts';
 export type { DeviceKind, HostAccess, DeviceRange } from './device/host-access.ts';

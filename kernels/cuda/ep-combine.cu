@@ -75,7 +75,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) epCombine(const __grid_cons
   fenceProxyAsync();
   const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
   WEFTLINE_TRACE_BEGIN("ep.combine.rows");
-  gatherSums(shape, TokenRows(a), {a.bias0, a.bias1}, shared + barrierBytes + warp * gatherBytes(shape), barriers);
+  u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
+  gatherSums<Bf16Element>(shape, TokenRows(a), {a.bias0, a.bias1}, memory, barriers);
   WEFTLINE_TRACE_END("ep.combine.rows");
   WEFTLINE_TRACE_BEGIN("ep.closing");
   leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);

@@ -8,8 +8,7 @@ using namespace weftline;
 
 namespace {
 
-constexpr u32 groupColumns = 128;
-constexpr u32 columnsPerLane = groupColumns / lanesPerWarp;
+constexpr u32 columnsPerLane = fp8Group / lanesPerWarp;
 constexpr f32 fp8Max = 448.0f;
 constexpr f32 smallestAmax = 1e-4f;
 // The largest finite bf16: what an infinity counts as.
@@ -47,11 +46,11 @@ struct Place {
 };
 
 __device__ __forceinline__ bool findPlace(const Fp8RowsArguments& a, Place& place) {
-  const u32 groups = (a.columns + groupColumns - 1) / groupColumns;
+  const u32 groups = (a.columns + fp8Group - 1) / fp8Group;
   const u64 warp = static_cast<u64>(blockIdx.x) * (blockDim.x / lanesPerWarp) + threadIdx.x / lanesPerWarp;
   place.row = warp / groups;
   place.group = static_cast<u32>(warp % groups);
-  place.column = place.group * groupColumns + laneIndex() * columnsPerLane;
+  place.column = place.group * fp8Group + laneIndex() * columnsPerLane;
   // Rows are multiples of 8 columns, so a lane's four are all inside or all outside.
   place.inRow = place.column < a.columns;
   return place.row < a.rows;
@@ -83,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256) quantizeRows(const __grid_cons
     inverse = __uint_as_float(exponent << 23);
     scale = __uint_as_float((254u - exponent) << 23);
   }
-  const u32 groups = (a.columns + groupColumns - 1) / groupColumns;
+  const u32 groups = (a.columns + fp8Group - 1) / fp8Group;
   if (laneIndex() == 0) static_cast<f32*>(a.scales)[at.row * groups + at.group] = inverse;
   if (!at.inRow) return;
   const u32 codes = toE4m3(lowBf16ToFloat(pairs.x), scale) | toE4m3(highBf16ToFloat(pairs.x), scale) << 8 |
@@ -94,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256) quantizeRows(const __grid_cons
 extern "C" __global__ void __launch_bounds__(256) dequantizeRows(const __grid_constant__ Fp8RowsArguments a) {
   Place at;
   if (!findPlace(a, at) || !at.inRow) return;
-  const u32 groups = (a.columns + groupColumns - 1) / groupColumns;
+  const u32 groups = (a.columns + fp8Group - 1) / fp8Group;
   const f32 scale = static_cast<const f32*>(a.scales)[at.row * groups + at.group];
   const u64 first = at.row * a.columns + at.column;
   const u32 codes = *reinterpret_cast<const u32*>(static_cast<const u8*>(a.data) + first);

@@ -9,6 +9,9 @@ using namespace weftline;
 
 namespace {
 
+// The dtype of the tokens.
+using Element = ElementOf<WEFTLINE_ELEMENT>;
+
 constexpr u32 barrierBytes = 1024;
 constexpr u32 allLanes = 0xffffffffu;
 
@@ -81,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
   __syncthreads();
   const GatherShape shape = {a.count, a.rowBytes, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
-  gatherSums(shape, RepeatedRows{a}, {nullptr, nullptr}, memory, barriers);
+  gatherSums<Element>(shape, RepeatedRows{a}, {nullptr, nullptr}, memory, barriers);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) layerCombine(const __grid_constant__ LayerCombineArguments a) {
@@ -96,6 +99,6 @@ extern "C" __global__ void __launch_bounds__(256, 1) layerCombine(const __grid_c
   fenceProxyAsync();
   const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
-  gatherSums(shape, ChoiceRows{a}, {nullptr, nullptr}, memory, barriers);
+  gatherSums<Element>(shape, ChoiceRows{a}, {nullptr, nullptr}, memory, barriers);
   leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
 }

@@ -57,13 +57,12 @@ __device__ void sendLists(const LayerDispatchArguments& a, const Place& place) {
   for (u32 r = 0; r < a.ranks; ++r) {
     const i32 repeat = __shfl_sync(allLanes, place.repeat, r);
     const u32 lanes = __ballot_sync(allLanes, place.rank == static_cast<i32>(r));
-    if (lanes == 0 || (repeat < 0 && a.localCombine == 0)) continue;
+    if (lanes == 0) continue;
     const i32 first = __shfl_sync(allLanes, place.row, __ffs(lanes) - 1);
     i32* duplicates = reinterpret_cast<i32*>(output(a, r, a.duplicatesOffset));
     const bool here = (lanes >> lane) & 1;
     if (lane < a.topkColumns) duplicates[static_cast<u64>(first) * a.topkColumns + lane] = here ? place.row : -1;
     if (repeat >= 0 && lane == 0) reinterpret_cast<i32*>(output(a, r, a.repeatedOffset))[repeat] = first;
-    if (a.localCombine == 0) continue;
     if (here) reinterpret_cast<i32*>(output(a, r, a.firstRowOffset))[place.row] = first;
     for (u32 others = lanes & (lanes - 1); others != 0; others &= others - 1) {
       const i32 row = __shfl_sync(allLanes, place.row, __ffs(others) - 1);

@@ -1,7 +1,8 @@
 // Quantises bf16 rows to fp8 e4m3fn with one f32 scale for each 128 columns of a row, and back.
+import { FP8_GROUP } from 'abi';
 import { evenLanes, interleaveToBf16, oddLanes } from './bf16';
 
-const GROUP: usize = 128;
+const GROUP: usize = FP8_GROUP;
 const FP8_MAX: f32 = 448;
 const SMALLEST_AMAX: f32 = 1e-4;
 /** The largest finite bf16: what an infinity counts as. */

@@ -1,8 +1,11 @@
-// Sums bf16 rows in f32, in the order they are listed, and rounds once to bf16 (nearest even; NaN becomes 0x7fc0).
+// Sums rows in f32, in the order they are listed, and rounds once to their dtype, most often bf16 (nearest even; NaN
+// becomes 0x7fc0). Rows of other dtypes: sum-columns.ts.
 //
 // Even and odd elements are summed apart (see bf16.ts).
 // The sum starts from the first row, not from zero, and a single row is copied bit for bit.
+import { ELEMENT_FORMAT_BF16, ELEMENT_FORMAT_F16 } from 'abi';
 import { evenLanes, interleaveNumbers, interleaveToBf16, oddLanes, plainNan } from './bf16';
+import { sumF16Columns, sumF32Columns } from './sum-columns';
 
 /** Bytes of one step of the main loop: 32 values in eight accumulators. */
 const STEP: usize = 64;
@@ -15,17 +18,17 @@ const STEP: usize = 64;
  */
 const BLOCK: usize = 512;
 const LINE: usize = 64;
-const TOUCH_LEAST = 5;
-const TOUCH_MOST = 8;
+const MIN_TOUCHED_ROWS = 5;
+const MAX_TOUCHED_ROWS = 8;
 
 /** Keeps the touching loads from being optimised away. */
 let touched: u32 = 0;
 
 /**
- * out[0..bytes) = the sum of `count` rows whose addresses (u32) stand at `sources`. `bytes` is a multiple of 16.
- * No source is all zeros. `out` may be one of the sources. `scattered` != 0: the rows lie anywhere.
+ * out[0..bytes) = the sum of `count` rows whose addresses (u32) stand at `sources`. `bytes` is a multiple of 16, `format`
+ * one of elementFormats. No source is all zeros. `out` may be one of the sources. `scattered` != 0: the rows lie anywhere.
  */
-export function sumRows(out: usize, sources: usize, count: i32, bytes: usize, scattered: i32): void {
+export function sumRows(out: usize, sources: usize, count: i32, bytes: usize, scattered: i32, format: i32): void {
   if (count == 0) {
     memory.fill(out, 0, bytes);
     return;
@@ -36,7 +39,12 @@ export function sumRows(out: usize, sources: usize, count: i32, bytes: usize, sc
     return;
   }
   const end = sources + (<usize>count << 2);
-  if (scattered == 0 || count < TOUCH_LEAST || count > TOUCH_MOST) {
+  if (format != ELEMENT_FORMAT_BF16) {
+    if (format == ELEMENT_FORMAT_F16) sumF16Columns(out, sources, end, bytes);
+    else sumF32Columns(out, sources, end, bytes);
+    return;
+  }
+  if (scattered == 0 || count < MIN_TOUCHED_ROWS || count > MAX_TOUCHED_ROWS) {
     sumColumns(out, sources, end, 0, bytes);
     return;
   }
@@ -52,7 +60,7 @@ export function sumRows(out: usize, sources: usize, count: i32, bytes: usize, sc
   }
 }
 
-/** Columns from byte `start` to `stop` of sumRows, for at least two rows. */
+/** Columns from byte `start` to `stop` of sumRows, for at least two rows of bf16. */
 export function sumColumns(out: usize, sources: usize, end: usize, start: usize, stop: usize): void {
   const first = <usize>load<u32>(sources);
   let column = start;
@@ -128,6 +136,7 @@ export function gatherSum(
   bias0: usize,
   bias1: usize,
   scratch: usize,
+  format: i32,
 ): void {
   for (let t = 0; t < tokens; t++) {
     const at = <usize>t * rowBytes;
@@ -144,7 +153,7 @@ export function gatherSum(
       const base = <usize>load<u32>(bases + (<usize>rank << 2));
       store<u32>(scratch + (<usize>(count++) << 2), <u32>(base + <usize>place * rowBytes));
     }
-    sumRows(out + at, scratch, count, rowBytes, rankTable == 0 ? 0 : 1);
+    sumRows(out + at, scratch, count, rowBytes, rankTable == 0 ? 0 : 1, format);
   }
 }
 
@@ -168,6 +177,7 @@ export function sumDuplicates(
   k: i32,
   duplicates: usize,
   scratch: usize,
+  format: i32,
 ): void {
   for (let m = 0; m < count; m++) {
     const list = duplicates + (<usize>(m * k) << 2);
@@ -176,7 +186,7 @@ export function sumDuplicates(
       const row = load<i32>(list + (<usize>j << 2));
       if (row >= 0) store<u32>(scratch + (<usize>(sources++) << 2), <u32>(rows + <usize>row * rowBytes));
     }
-    if (sources > 1) sumRows(rows + <usize>m * rowBytes, scratch, sources, rowBytes, 1);
+    if (sources > 1) sumRows(rows + <usize>m * rowBytes, scratch, sources, rowBytes, 1, format);
   }
 }
 

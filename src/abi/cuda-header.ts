@@ -15,6 +15,7 @@ import {
 import { EXCHANGE_HEADER_WORDS, epRecordWords } from './exchange-record.ts';
 import {
   LAYER_SECTIONS,
+  layerBarrierArguments,
   layerCombineArguments,
   layerDispatchArguments,
   layerHostPlan,
@@ -23,6 +24,7 @@ import {
   layerPrepareArguments,
   layerRecordWords,
   layerSumArguments,
+  layerWidenArguments,
 } from './layer-arguments.ts';
 import { channelPutArguments } from './channel-arguments.ts';
 import { commandBits, commandKinds, commandQueueHead, deviceQueue } from './command-queue.ts';
@@ -34,6 +36,7 @@ import {
   twoProcessWaitArguments,
   twoProcessWriteArguments,
 } from './device-api-arguments.ts';
+import { elementFormats, FP8_GROUP } from './element-formats.ts';
 import { deviceHostState, deviceRemote, deviceRequest } from './device-request.ts';
 import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
@@ -74,6 +77,8 @@ const layouts: readonly Layout[] = [
   layerDispatchArguments,
   layerSumArguments,
   layerCombineArguments,
+  layerBarrierArguments,
+  layerWidenArguments,
   fp8RowsArguments,
   moeStoreWordsArguments,
   moeListChoicesArguments,
@@ -104,6 +109,8 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
   layerRecord: layerRecordWords,
   layer: { sections: LAYER_SECTIONS },
+  elementFormat: elementFormats,
+  fp8: { group: FP8_GROUP },
   ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },
 };

@@ -1,7 +1,9 @@
-// Run by the build: writes the CUDA header of all layouts to the path that is given.
+// Run by the build: writes what kernels share with the host, as a CUDA header and as an AssemblyScript module.
 import { writeFileSync } from 'node:fs';
+import { assemblyScriptModule } from './assembly-script.ts';
 import { cudaHeader } from './cuda-header.ts';
 
-const [path] = process.argv.slice(2);
-if (path === undefined) throw new Error('usage: node dist/abi/emit.js PATH');
-writeFileSync(path, cudaHeader());
+const [header, module] = process.argv.slice(2);
+if (header === undefined || module === undefined) throw new Error('usage: node dist/abi/emit.js HEADER MODULE');
+writeFileSync(header, cudaHeader());
+writeFileSync(module, assemblyScriptModule());

@@ -168,7 +168,6 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
   tileWords: 'u32',
   /** 1: rowTable holds final rows, which the caller chose. */
   placed: 'u32',
-  localCombine: 'u32',
   closingEpoch: 'u32',
   closingCall: 'u32',
   /** Bytes of shared memory that one warp stages rows in. */
@@ -211,4 +210,22 @@ export const layerCombineArguments = defineLayout('LayerCombineArguments', {
   openingCall: 'u32',
   closingEpoch: 'u32',
   closingCall: 'u32',
+});
+
+export const layerBarrierArguments = defineLayout('LayerBarrierArguments', {
+  peers,
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  ranks: 'u32',
+  rank: 'u32',
+  epoch: 'u32',
+  call: 'u32',
+});
+
+export const layerWidenArguments = defineLayout('LayerWidenArguments', {
+  /** i32 [count] */
+  from: 'ptr',
+  /** i64 [count] */
+  to: 'ptr',
+  count: 'u32',
 });

@@ -36,6 +36,7 @@ export const trapKernels = {
   layerCombine: 9,
   /** A kernel of a user, in a function of the device API. */
   deviceApi: 10,
+  layerBarrier: 11,
 } as const;
 
 /**

@@ -36,13 +36,20 @@ export class CudaCallOrder implements Disposable {
     return next;
   }
 
+  /** The same for a call that the caller puts on a stream of its own. */
+  beginOn(stream: CudaStream): void {
+    if (stream !== this.#lastStream) stream.waitFor(this.#lastEnd ?? this.#mark(this.#lastStream));
+    this.#lastStream = stream;
+  }
+
   /** After the call was enqueued: the event of a call with asyncFinish; otherwise the device's stream waits for it. */
   end({ asyncFinish = false }: OverlapOptions): CudaEvent | undefined {
-    if (this.#own === undefined) return undefined;
+    const { stream } = this.#device;
+    if (this.#own === undefined && this.#lastStream === stream && this.#lastEnd === undefined) return undefined;
     this.#lastEnd ??= this.#device.createEvent();
     this.#lastEnd.record(this.#lastStream);
     if (asyncFinish) return this.#device.createEvent().record(this.#lastStream);
-    if (this.#lastStream === this.#own) this.#device.stream.waitFor(this.#lastEnd);
+    if (this.#lastStream !== stream) stream.waitFor(this.#lastEnd);
     return undefined;
   }
 

@@ -2,6 +2,7 @@
 
 export const dtypes = {
   bf16: { bytes: 2, array: Uint16Array },
+  f16: { bytes: 2, array: Uint16Array },
   fp8e4m3: { bytes: 1, array: Uint8Array },
   f32: { bytes: 4, array: Float32Array },
   i32: { bytes: 4, array: Int32Array },
@@ -11,9 +12,10 @@ export const dtypes = {
 
 export type DType = keyof typeof dtypes;
 
-/** What `tensor.view()` returns: bf16 and fp8e4m3 as their bit patterns. */
+/** What `tensor.view()` returns: bf16, f16 and fp8e4m3 as their bit patterns. */
 export interface TypedArrayOf {
   bf16: Uint16Array;
+  f16: Uint16Array;
   fp8e4m3: Uint8Array;
   f32: Float32Array;
   i32: Int32Array;
@@ -58,4 +60,32 @@ export function toBf16(value: number): number {
 /** bf16 bit pattern to number; exact. */
 export function fromBf16(bits: number): number {
   return f32FromBits((bits << 16) >>> 0);
+}
+
+/** Subnormal f16 are multiples of 2^-24. */
+const F16_STEP = 2 ** -24;
+const F16_NAN = 0x7e00;
+const F16_INFINITY = 0x7c00;
+
+/** f32 to f16, round to nearest even; every NaN becomes 0x7e00. The value is rounded to f32 first. */
+export function toF16(value: number): number {
+  const bits = f32Bits(value);
+  const sign = (bits >>> 16) & 0x8000;
+  const magnitude = bits & 0x7fff_ffff;
+  if (magnitude > 0x7f80_0000) return F16_NAN;
+  // 65520 lies half-way between the largest f16 and the next power of two.
+  if (magnitude >= 0x477f_f000) return sign | F16_INFINITY;
+  // Below 2^-14 the spacing no longer shrinks. Adding a constant whose last bit is worth 2^-24 rounds to that spacing.
+  if (magnitude < 0x3880_0000) return sign | (f32Bits(f32FromBits(magnitude) + 0.5) - f32Bits(0.5));
+  return sign | ((magnitude - 0x3800_0000 + 0xfff + ((magnitude >>> 13) & 1)) >>> 13);
+}
+
+/** f16 bit pattern to number; exact. */
+export function fromF16(bits: number): number {
+  const sign = bits & 0x8000 ? -1 : 1;
+  const exponent = (bits >>> 10) & 0x1f;
+  const fraction = bits & 0x3ff;
+  if (exponent === 0x1f) return fraction === 0 ? sign * Infinity : NaN;
+  if (exponent === 0) return sign * fraction * F16_STEP;
+  return sign * (1024 + fraction) * 2 ** (exponent - 25);
 }

@@ -12,17 +12,18 @@ export type { OverlapOptions } from '../collective/overlap.ts';
 export { type ContextOptions, DispatchCombineContext, type OutputBuffers } from './layer/dispatch-combine-context.ts';
 export { EPAll2AllLayer, type LayerOptions } from './layer/ep-all2all-layer.ts';
 export type { LayerCombineResult, LayerDispatchResult } from './layer/layer-engine.ts';
-export { EPConfig, type EPConfigOptions } from './layer/ep-config.ts';
+export { EPConfig, type EPConfigOptions, type TokenDType } from './layer/ep-config.ts';
 export type { LayerCombineArguments, LayerDispatchArguments } from './layer/layer-arguments.ts';
-export { EPAllToAllLayoutDesc } from './layer/layout-desc.ts';
+export { EPAllToAllLayoutDesc, type OffsetTensor } from './layer/layout-desc.ts';
+export { StagedDispatch } from './layer/staged-dispatch.ts';
 export { type OutputRegion, type OutputSize, outputSize } from './layer/output-size.ts';
 export {
-  type DeepEpConfig,
+  DeepEpConfig,
   deepEpConfig,
+  type DeepEpConfigOptions,
   type DeepEpLowLatencySize,
   deepEpLowLatencySize,
-  deepEpNvlBytes,
-  deepEpRdmaBytes,
+  isDeepEpRankCount,
 } from './buffer/deepep-sizes.ts';
 export {
   referenceCombine,
@@ -35,6 +36,8 @@ export {
 export {
   referenceLayerCombine,
   referenceLayerDispatch,
+  referenceSkippedRows,
   type ReferenceLayerInput,
   type ReferenceLayerReceived,
+  type ReferenceSkippedRows,
 } from './layer/reference-layer.ts';

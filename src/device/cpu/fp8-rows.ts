@@ -1,6 +1,7 @@
 // Rows of bf16 as rows of fp8 with scales, and back, on the CPU device.
 import { invalidArgument } from '../../core/errors.ts';
-import { SCALE_GROUP, type ScaledRows } from '../formats/scaled-rows.ts';
+import { FP8_GROUP } from '../../abi/element-formats.ts';
+import type { ScaledRows } from '../formats/scaled-rows.ts';
 import type { Tensor } from '../tensor.ts';
 import type { CpuDevice } from './cpu-device.ts';
 
@@ -18,7 +19,7 @@ export interface QuantizeOptions {
  */
 export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: QuantizeOptions = {}): ScaledRows {
   const [rows, columns] = matrix('x', x.shape);
-  const groups = Math.ceil(columns / SCALE_GROUP);
+  const groups = Math.ceil(columns / FP8_GROUP);
   if (options.out !== undefined) {
     expectShape('out.data', options.out.data.shape, [rows, columns]);
     expectShape('out.scales', options.out.scales.shape, [rows, groups]);
@@ -35,7 +36,7 @@ export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: Quan
 /** x = bf16(data * scale) into `out` (bf16 [T, H]), by default a new tensor that the caller disposes. */
 export function dequantizeRows(device: CpuDevice, { data, scales }: ScaledRows, out?: Tensor<'bf16'>): Tensor<'bf16'> {
   const [rows, columns] = matrix('data', data.shape);
-  expectShape('scales', scales.shape, [rows, Math.ceil(columns / SCALE_GROUP)]);
+  expectShape('scales', scales.shape, [rows, Math.ceil(columns / FP8_GROUP)]);
   if (out !== undefined) expectShape('out', out.shape, [rows, columns]);
   const x = out ?? device.empty('bf16', [rows, columns]);
   device.kernels.dequantizeFp8(x.address, data.address, scales.address, rows, columns);

@@ -93,7 +93,8 @@ export interface CpuKernels {
     ]
   >;
   // kernels/wasm/sum.ts
-  sumRows: Kernel<[out: number, sources: number, count: number, bytes: number, scattered: number]>;
+  /** `format`: one of elementFormats, the dtype of the rows. */
+  sumRows: Kernel<[out: number, sources: number, count: number, bytes: number, scattered: number, format: number]>;
   gatherSum: Kernel<
     [
       out: number,
@@ -107,10 +108,11 @@ export interface CpuKernels {
       bias0: number,
       bias1: number,
       scratch: number,
+      format: number,
     ]
   >;
   sumDuplicates: Kernel<
-    [rows: number, rowBytes: number, count: number, k: number, duplicates: number, scratch: number]
+    [rows: number, rowBytes: number, count: number, k: number, duplicates: number, scratch: number, format: number]
   >;
   scatterDuplicates: Kernel<
     [tokens: number, k: number, rowTable: number, rankTable: number, firstBases: number, duplicateBases: number]

@@ -1,6 +1,7 @@
 // Rows of bf16 as rows of fp8 with scales, and back, on GPUs: the same bits as on the CPU device.
 import type { fp8RowsArguments } from '../../abi/fp8-rows-arguments.ts';
-import { SCALE_GROUP, type ScaledRows } from '../formats/scaled-rows.ts';
+import { FP8_GROUP } from '../../abi/element-formats.ts';
+import type { ScaledRows } from '../formats/scaled-rows.ts';
 import type { Tensor } from '../tensor.ts';
 import type { CudaDevice } from './cuda-device.ts';
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
@@ -42,7 +43,7 @@ export class CudaFp8Rows {
 
 function launch(plan: Plan, x: Tensor<'bf16'>, { data, scales }: ScaledRows): void {
   const [rows = 0, columns = 0] = x.shape;
-  const groups = rows * Math.ceil(columns / SCALE_GROUP);
+  const groups = rows * Math.ceil(columns / FP8_GROUP);
   if (groups === 0) return;
   const set = plan.arguments;
   set.set('x', x.address);

@@ -4,7 +4,13 @@ import { benchKernels } from './kernels/bench.ts';
 import { channelKernels } from './kernels/channel.ts';
 import { benchDeviceApiKernels, twoProcessKernels } from './kernels/device-api.ts';
 import { epCombineKernels, epDispatchKernels, epLayoutKernels } from './kernels/ep.ts';
-import { layerCombineKernels, layerDispatchKernels, layerPlaceKernels, layerPrepareKernels } from './kernels/layer.ts';
+import {
+  layerCallKernels,
+  layerCombineKernels,
+  layerDispatchKernels,
+  layerPlaceKernels,
+  layerPrepareKernels,
+} from './kernels/layer.ts';
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
 import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
@@ -18,6 +24,7 @@ export const kernelCatalogue: readonly KernelFile[] = [
   layerPlaceKernels,
   layerDispatchKernels,
   layerCombineKernels,
+  layerCallKernels,
   fp8RowsKernels,
   groupedProductKernels,
   moeExpertsKernels,

@@ -1,7 +1,8 @@
 // What an EpBuffer takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
+import { FP8_GROUP } from '../../abi/element-formats.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { SCALE_GROUP } from '../../device/formats/scaled-rows.ts';
 import { layOutRegions, type Region } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 
@@ -58,7 +59,7 @@ export function bufferSize(config: EpBufferConfig, numRanks: number): EpBufferSi
   const { bytes, regions } = layOutRegions<EpRegion>({
     exchange: exchangeRegionBytes(numRanks, config.numExperts),
     rows: rows * rowBytes,
-    scales: rows * Math.ceil(config.hidden / SCALE_GROUP) * 4,
+    scales: rows * Math.ceil(config.hidden / FP8_GROUP) * 4,
     topkIdx: rows * config.maxTopk * 8,
     topkWeights: rows * config.maxTopk * 4,
     sourceToken: rows * 4,
@@ -68,7 +69,17 @@ export function bufferSize(config: EpBufferConfig, numRanks: number): EpBufferSi
   return { bytes, maxRecvTokens: rows, addressSpaceBytes: windowFootprint(bytes, numRanks), regions };
 }
 
+const configNames: OptionNames<EpBufferConfig> = {
+  maxTokensPerRank: true,
+  hidden: true,
+  numExperts: true,
+  maxTopk: true,
+  combineRows: true,
+  numSms: true,
+};
+
 function checkConfig(config: EpBufferConfig, numRanks: number): void {
+  checkOptions(config, configNames, 'configuration of EpBuffer');
   const { maxTokensPerRank, hidden, numExperts, maxTopk, combineRows = 'separate' } = config;
   if (!isWhole(numRanks, 1)) throw invalidArgument('numRanks', numRanks, 'a whole number of at least 1');
   if (!isWhole(maxTokensPerRank, 1)) {

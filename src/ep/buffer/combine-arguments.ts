@@ -1,4 +1,5 @@
 // What EpBuffer.combine accepts, and the checks that make sure of it before any byte moves.
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
@@ -28,12 +29,25 @@ export interface CheckedCombine {
   readonly out: Tensor<'bf16'> | undefined;
 }
 
+const combineArgumentNames: OptionNames<CombineArguments> = {
+  x: true,
+  handle: true,
+  topkWeights: true,
+  bias: true,
+  out: true,
+  previousEvent: true,
+  asyncFinish: true,
+  timeoutMs: true,
+  signal: true,
+};
+
 /** `window`: this buffer's whole mapping in the rank's memory. */
 export function checkCombine(
   args: CombineArguments,
   scope: EpScope,
   window: { readonly address: number; readonly bytes: number },
 ): CheckedCombine {
+  checkOptions(args, combineArgumentNames, 'arguments of EpBuffer.combine');
   const { device, config } = scope;
   const handle = checkHandle(args.handle, scope);
   const { rows, numTokens } = handle;

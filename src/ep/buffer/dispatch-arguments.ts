@@ -1,6 +1,8 @@
 // What EpBuffer.dispatch accepts, and the checks that make sure of it before any byte moves.
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import { SCALE_GROUP, type ScaledRows } from '../../device/formats/scaled-rows.ts';
+import { FP8_GROUP } from '../../abi/element-formats.ts';
+import type { ScaledRows } from '../../device/formats/scaled-rows.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { isWhole } from './buffer-size.ts';
@@ -47,7 +49,22 @@ export interface DispatchPlanInput {
   readonly numWorstTokens: number;
 }
 
+const dispatchArgumentNames: OptionNames<DispatchArguments> = {
+  x: true,
+  topkIdx: true,
+  topkWeights: true,
+  layout: true,
+  handle: true,
+  expertAlignment: true,
+  numWorstTokens: true,
+  previousEvent: true,
+  asyncFinish: true,
+  timeoutMs: true,
+  signal: true,
+};
+
 export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: EpMemory): DispatchPlanInput {
+  checkOptions(args, dispatchArgumentNames, 'arguments of EpBuffer.dispatch');
   const { config } = scope;
   const { data, scales } = checkRows(args.x, scope);
   const numTokens = data.shape[0]!;
@@ -145,7 +162,7 @@ function checkRows(
       shape: ['T', config.hidden],
       alignment: rowAlignment(config.hidden),
     });
-    const groups = Math.ceil(config.hidden / SCALE_GROUP);
+    const groups = Math.ceil(config.hidden / FP8_GROUP);
     const scales = checkTensor('x.scales', x.scales, {
       device,
       dtype: ['f32'],

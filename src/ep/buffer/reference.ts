@@ -1,6 +1,6 @@
 // The specification of EpBuffer, slow and obvious: what every rank receives and gets back, computed in one process.
 import { alignUp } from '../../abi/layout.ts';
-import { fromBf16, toBf16 } from '../../core/dtype.ts';
+import { f32Bits, f32FromBits, fromBf16, fromF16, toBf16, toF16 } from '../../core/dtype.ts';
 
 /** What one rank passes to dispatch, as plain arrays. A row is an array of H elements (bit patterns). */
 export interface ReferenceInput {
@@ -92,7 +92,7 @@ export function referenceCombine(input: ReferenceCombineInput, of: ReferenceToke
     const row = rowOf(received, of);
     return row === -1 ? [] : [input.outputs[rank]?.[row] ?? []];
   });
-  return sumBf16([...(of.bias ?? []), ...rows], of.hidden);
+  return sumRows([...(of.bias ?? []), ...rows], of.hidden);
 }
 
 /** The combined weights of one token: the ranks' weight rows in rank order, in f32. */
@@ -107,15 +107,27 @@ export function referenceCombineWeights(input: ReferenceCombineInput, of: Refere
   });
 }
 
-/** Sums bf16 rows in f32 from the first to the last and rounds once; one row alone is returned bit for bit. */
-export function sumBf16(rows: readonly (readonly number[])[], hidden: number): number[] {
+/** A bit pattern as a number, and a number rounded to a bit pattern; every NaN gets the same one. */
+const codecs = {
+  bf16: { read: fromBf16, write: toBf16 },
+  f16: { read: fromF16, write: toF16 },
+  f32: { read: f32FromBits, write: (value: number) => (Number.isNaN(value) ? 0x7fc0_0000 : f32Bits(value)) },
+} as const;
+
+/** Sums rows of bit patterns in f32 from the first to the last and rounds once; one row alone is returned bit for bit. */
+export function sumRows(
+  rows: readonly (readonly number[])[],
+  hidden: number,
+  dtype: keyof typeof codecs = 'bf16',
+): number[] {
+  const { read, write } = codecs[dtype];
   const [first, ...others] = rows;
   if (first === undefined) return Array.from({ length: hidden }, () => 0);
   if (others.length === 0) return [...first];
   return Array.from({ length: hidden }, (_, column) => {
-    let sum = fromBf16(first[column] ?? 0);
-    for (const row of others) sum = Math.fround(sum + fromBf16(row[column] ?? 0));
-    return toBf16(sum);
+    let sum = read(first[column] ?? 0);
+    for (const row of others) sum = Math.fround(sum + read(row[column] ?? 0));
+    return write(sum);
   });
 }
 

@@ -12,7 +12,7 @@ import { agreeOn } from '../../collective/agree.ts';
 import { isWhole } from '../buffer/buffer-size.ts';
 import { CpuLayerMemory } from './cpu/cpu-layer-memory.ts';
 import type { CudaLayerMemory } from './cuda/cuda-layer-memory.ts';
-import type { EPConfig } from './ep-config.ts';
+import type { EPConfig, TokenDType } from './ep-config.ts';
 import { grownRows, initialRows, type OutputRegion, type OutputSize } from './output-size.ts';
 
 export interface ContextOptions extends WaitOptions {
@@ -21,8 +21,8 @@ export interface ContextOptions extends WaitOptions {
 }
 
 export interface OutputBuffers {
-  /** bf16 [capacity rows, H], in the window; valid until the next reallocation. */
-  readonly dispatchOutputBuf: Tensor<'bf16'>;
+  /** [capacity rows, H] of the configuration's token dtype, in the window; valid until the next reallocation. */
+  readonly dispatchOutputBuf: Tensor<TokenDType>;
   /** [capacity rows], of the configuration's weight dtype. */
   readonly weightRecvBuf: Tensor<'f32' | 'bf16'>;
 }
@@ -46,8 +46,9 @@ export class DispatchCombineContext implements AsyncDisposable {
   ): Promise<DispatchCombineContext> {
     const { capacity = 2 } = options;
     const wait = startCall(options, group.settings.timeoutMs);
-    const { maxTokens, hidden, topk, numExperts, weightDtype } = epConfig;
-    const config = { maxTokens, hidden, topk, numExperts, weightDtype, capacity, device: device.kind };
+    const { maxTokens, hidden, topk, numExperts, tokenDtype, weightDtype, keepDispatchOutput } = epConfig;
+    const dtypesOf = { tokenDtype, weightDtype, keepDispatchOutput };
+    const config = { maxTokens, hidden, topk, numExperts, ...dtypesOf, capacity, device: device.kind };
     const prepare = (): void => {
       if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');
     };
@@ -86,7 +87,7 @@ export class DispatchCombineContext implements AsyncDisposable {
   get outputBuffers(): OutputBuffers {
     const rows = this.outputSize.capacityRows;
     return {
-      dispatchOutputBuf: this.view('bf16', 'rows', [rows, this.config.hidden]),
+      dispatchOutputBuf: this.view(this.config.tokenDtype, 'rows', [rows, this.config.hidden]),
       weightRecvBuf: this.view(this.config.weightDtype, 'weights', [rows]),
     };
   }
@@ -137,7 +138,7 @@ export class DispatchCombineContext implements AsyncDisposable {
   /** @internal Address, as this process maps it, of a received row of any rank of this host; for benchmarks. */
   peerRowAddress(rank: number, row: number): number {
     const index = this.group.topology.scaleUpIndexOf(rank);
-    return this.memory.regionAddress('rows', index) + row * this.config.hidden * 2;
+    return this.memory.regionAddress('rows', index) + row * this.config.rowBytes;
   }
 
   /** Releases the memory here. Not collective; idempotent. */

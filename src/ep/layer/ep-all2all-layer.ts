@@ -1,8 +1,10 @@
 // EPAll2AllLayer: dispatch gives one row per (token, expert), grouped by expert; combine sums a token's rows.
 import { type CallWait, startCall } from '../../core/deadline.ts';
-import { invalidArgument } from '../../core/errors.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
@@ -13,28 +15,43 @@ import { callOptions } from '../buffer/engine.ts';
 import { overlaps } from '../../collective/tensor-check.ts';
 import { createCpuLayerEngine } from './cpu/cpu-layer-engine.ts';
 import { DispatchCombineContext } from './dispatch-combine-context.ts';
-import { EPConfig } from './ep-config.ts';
+import { EPConfig, type TokenDType } from './ep-config.ts';
 import {
   checkDescriptor,
   checkLayerCombine,
   checkLayerDispatch,
   type LayerCombineArguments,
   type LayerDispatchArguments,
+  type LayerInput,
 } from './layer-arguments.ts';
-import type { LayerCombineResult, LayerDispatchResult, LayerEngine, LayerEngineOptions } from './layer-engine.ts';
+import type {
+  DispatchStages,
+  LayerCombineResult,
+  LayerDispatchResult,
+  LayerEngine,
+  LayerEngineOptions,
+} from './layer-engine.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
+import { StagedDispatch } from './staged-dispatch.ts';
 
-export interface LayerOptions extends WaitOptions {
+export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions {
   readonly maxTokens: number;
   readonly hidden: number;
   readonly topk: number;
   readonly numTotExperts: number;
-  /** Of the tokens; only 'bf16'. */
-  readonly dtype?: 'bf16';
+  /** Of the tokens: 'bf16' (the default), 'f16' or 'f32'. Sums are made in f32 and rounded once. */
+  readonly dtype?: D;
   /** Of the routing weights; 'f32' by default. */
   readonly weightDtype?: 'f32' | 'bf16';
-  /** Sum a token's rows on each rank first, so that combine moves one row per (token, rank); one more rounding to bf16. */
+  /** Of rows and counts in layout descriptors; 'i32' by default. */
+  readonly offsetDtype?: 'i32' | 'i64';
+  /** Sum a token's rows on each rank first, so that combine moves one row per (token, rank); one more rounding to dtype. */
   readonly enableLocalCombine?: boolean;
+  /**
+   * Keep dispatch's output as it is until the next dispatch: combine then reads the experts' output from memory of its
+   * own, as large as the output. Without it, the default, combine overwrites dispatch's output.
+   */
+  readonly keepDispatchOutput?: boolean;
   /** Multiprocessors for the kernels of a GPU, 20 by default; a CPU rank works on its one thread whatever it says. */
   readonly numSm?: number;
   /**
@@ -46,29 +63,62 @@ export interface LayerOptions extends WaitOptions {
   readonly capacity?: number;
 }
 
-export class EPAll2AllLayer implements AsyncDisposable {
+const layerOptionNames: OptionNames<LayerOptions> = {
+  maxTokens: true,
+  hidden: true,
+  topk: true,
+  numTotExperts: true,
+  dtype: true,
+  weightDtype: true,
+  offsetDtype: true,
+  enableLocalCombine: true,
+  keepDispatchOutput: true,
+  numSm: true,
+  useAot: true,
+  capacity: true,
+  timeoutMs: true,
+  signal: true,
+};
+
+/**
+ * Sends each token to all of its experts, one row per (token, expert) and the rows of an expert together, and sums what
+ * the experts made of them. dispatch() and combine() are collective: all ranks call them in the same order. `D` is the
+ * dtype of the tokens.
+ */
+export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDisposable {
   readonly config: EPConfig;
   readonly context: DispatchCombineContext;
   readonly enableLocalCombine: boolean;
   readonly #engine: LayerEngine;
   readonly #guard = new CallGuard('EPAll2AllLayer');
+  /** A dispatch of which some stages are still to come. */
+  #staged: StagedDispatch | undefined;
 
   /**
    * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device; the
    * same error on every rank if it cannot be.
    */
-  static async create(
+  static async create<D extends TokenDType = 'bf16'>(
     group: RankGroup,
     device: CpuDevice | CudaDevice,
-    options: LayerOptions,
-  ): Promise<EPAll2AllLayer> {
+    options: LayerOptions<D>,
+  ): Promise<EPAll2AllLayer<D>> {
     requireOneHost(group, 'EPAll2AllLayer');
-    const { maxTokens, hidden, topk, numTotExperts, weightDtype = 'f32' } = options;
-    const { enableLocalCombine = false, capacity = 2, numSm = 20, useAot = false } = options;
-    const common = { maxTokens, hidden, topk, numTotExperts, weightDtype, enableLocalCombine, capacity };
+    const {
+      maxTokens,
+      hidden,
+      topk,
+      numTotExperts,
+      dtype = 'bf16',
+      weightDtype = 'f32',
+      offsetDtype = 'i32',
+    } = options;
+    const { enableLocalCombine = false, keepDispatchOutput = false } = options;
+    const { capacity = 2, numSm = 20, useAot = false } = options;
+    const shape = { maxTokens, hidden, topk, numTotExperts, dtype, weightDtype, offsetDtype };
     const agreement = {
       what: 'EPAll2AllLayer',
-      config: { ...common, device: device.kind },
+      config: { ...shape, enableLocalCombine, keepDispatchOutput, capacity, device: device.kind },
       prepare: (): EPConfig => makeConfig(options, group),
     };
     const wait = startCall(options, group.settings.timeoutMs);
@@ -77,7 +127,7 @@ export class EPAll2AllLayer implements AsyncDisposable {
     const context = await DispatchCombineContext.create(group, device, epConfig, contextOptions);
     try {
       const engine = await createEngine(context, { ...wait, enableLocalCombine, numSm, useAot });
-      return new EPAll2AllLayer(context, engine, enableLocalCombine);
+      return new EPAll2AllLayer<D>(context, engine, enableLocalCombine);
     } catch (error) {
       await context.finalize();
       throw error;
@@ -96,45 +146,97 @@ export class EPAll2AllLayer implements AsyncDisposable {
    * Bad arguments fail on this rank before anything moves, and the others then wait for it; a choice or place that only
    * the kernels of a GPU see fails on every rank.
    */
-  async dispatch(args: LayerDispatchArguments): Promise<LayerDispatchResult> {
+  async dispatch(args: LayerDispatchArguments<D>): Promise<LayerDispatchResult<D>> {
     return this.#guard.run('dispatch', async () => {
-      this.#engine.throwIfUnusable();
-      const input = checkLayerDispatch(args, this.config, this.context.device);
-      this.#rejectInWindow(input);
-      return this.#engine.dispatch(input, callOptions(args, this.#timeoutMs));
+      const input = this.#begin(args, 'dispatch');
+      return resultOf<D>(await this.#engine.dispatch(input, callOptions(args, this.#timeoutMs)));
     });
   }
 
   /**
-   * Where expert output can be written so that combine() need not copy it: bf16 [recv, H] in the window. It is the
-   * memory of dispatch's output, which the expert output thus replaces.
+   * Collective. The first stage of a dispatch, where dispatch() as a whole leaves no room for what you want to do
+   * between them: tells how many rows will come, and where each will go. initOutputBuffer(), dispatchToken() and
+   * dispatchPostprocess() must follow, with what this returns, before any other call on the layer.
    */
-  combineInput(layoutDesc: EPAllToAllLayoutDesc): Tensor<'bf16'> {
-    this.#guard.requireOpen();
-    const { numRecvTokens } = checkDescriptor(layoutDesc, this.context);
-    return this.context.view('bf16', 'rows', [numRecvTokens, this.config.hidden]);
+  async preprocess(args: LayerDispatchArguments<D>): Promise<StagedDispatch> {
+    return this.#guard.run('preprocess', async () => {
+      const input = this.#begin(args, 'preprocess');
+      const stages = await this.#engine.prepare(input, callOptions(args, this.#timeoutMs));
+      this.#staged = new StagedDispatch(stages);
+      return this.#staged;
+    });
+  }
+
+  /** Collective, after preprocess(): makes the output buffer larger on all ranks if some rank's rows would not fit. */
+  async initOutputBuffer(staged: StagedDispatch, options: WaitOptions = {}): Promise<void> {
+    await this.#stage(staged, { call: 'initOutputBuffer', after: 'preprocess' }, (stages) =>
+      stages.makeRoom(startCall(options, this.#timeoutMs)),
+    );
+  }
+
+  /** Collective, after initOutputBuffer(): moves the rows. */
+  async dispatchToken(staged: StagedDispatch, options: WaitOptions = {}): Promise<void> {
+    await this.#stage(staged, { call: 'dispatchToken', after: 'initOutputBuffer' }, (stages) =>
+      stages.send(startCall(options, this.#timeoutMs)),
+    );
+  }
+
+  /** The last stage, after dispatchToken(): what dispatch() returns. Not collective. */
+  async dispatchPostprocess(staged: StagedDispatch): Promise<LayerDispatchResult<D>> {
+    const result = await this.#stage(staged, { call: 'dispatchPostprocess', after: 'dispatchToken' }, (stages) =>
+      stages.finish(),
+    );
+    this.#staged = undefined;
+    return resultOf<D>(result);
   }
 
   /**
-   * Collective. bf16 [T, H]: the unweighted sum of each token's rows, in top-k order in f32, rounded once (with local
-   * combine: once per rank, then once more, ranks in the order of the token's choices). The dispatch output is consumed.
-   * With asyncFinish the event comes beside the tensor.
+   * Where expert output can be written so that combine() need not copy it: [recv, H] of the layer's dtype in the window.
+   * It is the memory of dispatch's output, which the expert output thus replaces, unless the layer was made with
+   * keepDispatchOutput.
    */
-  combine(args: LayerCombineArguments & { readonly asyncFinish: true }): Promise<LayerCombineResult>;
-  combine(args: LayerCombineArguments & { readonly asyncFinish?: false }): Promise<Tensor<'bf16'>>;
-  async combine(args: LayerCombineArguments): Promise<Tensor<'bf16'> | LayerCombineResult> {
+  combineInput(layoutDesc: EPAllToAllLayoutDesc): Tensor<D> {
+    this.#guard.requireOpen();
+    const { numRecvTokens } = checkDescriptor(layoutDesc, this.context);
+    const { tokenDtype, combineRegion, hidden } = this.config;
+    return this.context.view(tokenDtype, combineRegion, [numRecvTokens, hidden]) as Tensor<D>;
+  }
+
+  /**
+   * Collective. [T, H] of the layer's dtype: the unweighted sum of each token's rows, in top-k order in f32, rounded once
+   * (with local combine: once per rank, then once more, ranks in the order of the token's choices). Overwrites dispatch's
+   * output, unless the layer was made with keepDispatchOutput. With asyncFinish the event comes beside the tensor.
+   */
+  combine(args: LayerCombineArguments<D> & { readonly asyncFinish: true }): Promise<LayerCombineResult<D>>;
+  combine(args: LayerCombineArguments<D> & { readonly asyncFinish?: false }): Promise<Tensor<D>>;
+  async combine(args: LayerCombineArguments<D>): Promise<Tensor<D> | LayerCombineResult<D>> {
     return this.#guard.run('combine', async () => {
       this.#engine.throwIfUnusable();
+      this.#requireNoStages('combine');
       const input = checkLayerCombine(args, this.context);
       if (input.out) this.#rejectInWindow({ out: input.out });
-      const result = await this.#engine.combine(input, callOptions(args, this.#timeoutMs));
+      const result = (await this.#engine.combine(input, callOptions(args, this.#timeoutMs))) as LayerCombineResult<D>;
       return args.asyncFinish === true ? result : result.combined;
     });
   }
 
-  /** Collective: returns when all ranks have called it. One host holds all ranks, so both forms are the same. */
-  epBarrierAll(options: WaitOptions & { readonly intraNodeOnly?: boolean } = {}): Promise<void> {
-    return this.#guard.run('barrier', () => this.#engine.barrier(startCall(options, this.#timeoutMs)));
+  /**
+   * Collective. With a stream of the layer's GPU it only enqueues: what comes behind it on that stream begins when all
+   * ranks have come so far on theirs, and calls of the layer come behind it too. Without a stream it resolves when all
+   * ranks have called it and their earlier calls on the layer are done. One host holds all ranks, so `intraNodeOnly`
+   * makes no difference but that all must pass the same.
+   *
+   * @param stream the stream to enqueue on; a CPU device has none
+   */
+  epBarrierAll(stream?: CudaStream, intraNodeOnly = false, options: WaitOptions = {}): Promise<void> {
+    return this.#guard.run('barrier', async () => {
+      checkOptions(options, { timeoutMs: true, signal: true }, 'options of EPAll2AllLayer.epBarrierAll');
+      this.#requireNoStages('epBarrierAll');
+      const wait = startCall(options, this.#timeoutMs);
+      if (stream === undefined) return this.#engine.barrier({ ...wait, intraNodeOnly });
+      this.#engine.throwIfUnusable();
+      this.#engine.barrierOnStream(requireStream(stream), { ...wait, intraNodeOnly });
+    });
   }
 
   /** Releases the symmetric memory here. Not collective; idempotent. */
@@ -142,6 +244,11 @@ export class EPAll2AllLayer implements AsyncDisposable {
     if (!this.#guard.close()) return;
     await this.#engine.close();
     await this.context.finalize();
+  }
+
+  /** The same as finalize(). */
+  close(): Promise<void> {
+    return this.finalize();
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -152,6 +259,49 @@ export class EPAll2AllLayer implements AsyncDisposable {
     return this.context.group.settings.timeoutMs;
   }
 
+  #begin(args: LayerDispatchArguments<D>, call: string): LayerInput {
+    this.#engine.throwIfUnusable();
+    this.#requireNoStages(call);
+    const of = { config: this.config, device: this.context.device, call };
+    const input = checkLayerDispatch(args, of);
+    this.#rejectInWindow(input);
+    return input;
+  }
+
+  async #stage<T>(
+    staged: StagedDispatch,
+    { call, after }: { readonly call: string; readonly after: string },
+    run: (stages: DispatchStages) => Promise<T>,
+  ): Promise<T> {
+    return this.#guard.run(call, async () => {
+      this.#engine.throwIfUnusable();
+      if (!(staged instanceof StagedDispatch) || staged !== this.#staged) {
+        throw invalidArgument(
+          'staged',
+          staged,
+          'what the last preprocess() of this layer returned, before its last stage',
+        );
+      }
+      try {
+        return await staged.run(call, after, run);
+      } catch (error) {
+        // A stage that came too early has done nothing.
+        if (staged.failed) this.#staged = undefined;
+        throw error;
+      }
+    });
+  }
+
+  #requireNoStages(call: string): void {
+    if (this.#staged === undefined) return;
+    const next = this.#staged.next;
+    throw new WeftlineError(
+      'WL_INVALID_ARGUMENT',
+      `Cannot call ${call} on an EPAll2AllLayer between the stages of a dispatch: expected ${next}`,
+      { details: { call, expected: next } },
+    );
+  }
+
   #rejectInWindow(tensors: object): void {
     const { address, bytes } = this.context.memory.mapped;
     for (const [name, tensor] of Object.entries(tensors) as [string, unknown][]) {
@@ -160,6 +310,17 @@ export class EPAll2AllLayer implements AsyncDisposable {
       throw invalidArgument(name, "a tensor in the layer's window", allowed);
     }
   }
+}
+
+/** The dtype of a result is that of the layer, which was checked when it was made. */
+function resultOf<D extends TokenDType>(result: LayerDispatchResult<TokenDType>): LayerDispatchResult<D> {
+  return result as LayerDispatchResult<D>;
+}
+
+function requireStream(stream: unknown): CudaStream {
+  const isStream = typeof stream === 'object' && stream !== null && 'handle' in stream;
+  if (!isStream) throw invalidArgument('stream', stream, 'a stream of the device, as device.createStream() returns');
+  return stream as CudaStream;
 }
 
 async function createEngine(
@@ -173,9 +334,10 @@ async function createEngine(
   return createCudaLayerEngine(context, options);
 }
 
-function makeConfig(options: LayerOptions, group: RankGroup): EPConfig {
-  const { maxTokens, hidden, topk, numTotExperts, dtype = 'bf16', weightDtype = 'f32', numSm = 20 } = options;
-  if (dtype !== 'bf16') throw invalidArgument('dtype', dtype, '"bf16"');
+function makeConfig(options: LayerOptions<TokenDType>, group: RankGroup): EPConfig {
+  checkOptions(options, layerOptionNames, 'options of EPAll2AllLayer.create');
+  const { maxTokens, hidden, topk, numTotExperts, numSm = 20 } = options;
+  const { dtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32', keepDispatchOutput = false } = options;
   if (!isWhole(numSm, 1)) throw invalidArgument('numSm', numSm, 'a whole number of at least 1');
   if (!isWhole(numTotExperts, 1) || numTotExperts % group.size !== 0) {
     throw invalidArgument('numTotExperts', numTotExperts, `a positive multiple of the ${group.size} ranks`);
@@ -188,6 +350,9 @@ function makeConfig(options: LayerOptions, group: RankGroup): EPConfig {
     rank: group.rank,
     worldSize: group.size,
     localWorldSize: group.topology.scaleUpRanks.length,
+    tokenDtype: dtype,
     weightDtype,
+    offsetDtype,
+    keepDispatchOutput,
   });
 }

@@ -1,6 +1,11 @@
 // EPConfig: what one all-to-all layer is made for.
+import type { elementFormats } from '../../abi/element-formats.ts';
+import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { isWhole, MAX_TOPK } from '../buffer/buffer-size.ts';
+
+/** What tokens may consist of; their sums are made in f32 and rounded once to the same dtype. */
+export type TokenDType = keyof typeof elementFormats;
 
 export interface EPConfigOptions {
   /** Most tokens per rank and call. */
@@ -14,7 +19,14 @@ export interface EPConfigOptions {
   readonly rank: number;
   readonly worldSize: number;
   readonly localWorldSize: number;
+  /** Of the tokens; 'bf16' by default. */
+  readonly tokenDtype?: TokenDType;
+  /** Of the routing weights; 'f32' by default. */
   readonly weightDtype?: 'f32' | 'bf16';
+  /** Of the rows and counts in a layout descriptor; 'i32' by default. */
+  readonly offsetDtype?: 'i32' | 'i64';
+  /** Combine reads rows of its own instead of those of dispatch's output, which thus stays; doubles the output's memory. */
+  readonly keepDispatchOutput?: boolean;
 }
 
 export class EPConfig {
@@ -25,13 +37,15 @@ export class EPConfig {
   readonly rank: number;
   readonly worldSize: number;
   readonly localWorldSize: number;
-  readonly tokenDtype = 'bf16';
+  readonly tokenDtype: TokenDType;
   readonly weightDtype: 'f32' | 'bf16';
-  readonly offsetDtype = 'i32';
+  readonly offsetDtype: 'i32' | 'i64';
+  readonly keepDispatchOutput: boolean;
 
   /** Fails with WL_INVALID_ARGUMENT naming the first value that is not allowed. */
   constructor(options: EPConfigOptions) {
-    const { hidden, topk, numExperts, rank, worldSize, localWorldSize, weightDtype = 'f32' } = options;
+    const { hidden, topk, numExperts, rank, worldSize, localWorldSize } = options;
+    const { tokenDtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32' } = options;
     for (const name of ['maxTokens', 'hidden', 'topk', 'numExperts', 'worldSize', 'localWorldSize'] as const) {
       if (!isWhole(options[name], 1)) throw invalidArgument(name, options[name], 'a whole number of at least 1');
     }
@@ -40,8 +54,9 @@ export class EPConfig {
     if (topk > MAX_TOPK) throw invalidArgument('topk', topk, `1 to ${MAX_TOPK}`);
     if (numExperts % worldSize !== 0)
       throw invalidArgument('numExperts', numExperts, `a multiple of the ${worldSize} ranks`);
-    if (weightDtype !== 'f32' && weightDtype !== 'bf16')
-      throw invalidArgument('weightDtype', weightDtype, '"f32" or "bf16"');
+    requireOneOf('tokenDtype', tokenDtype, ['bf16', 'f16', 'f32']);
+    requireOneOf('weightDtype', weightDtype, ['f32', 'bf16']);
+    requireOneOf('offsetDtype', offsetDtype, ['i32', 'i64']);
     this.maxTokens = options.maxTokens;
     this.hidden = hidden;
     this.topk = topk;
@@ -49,11 +64,24 @@ export class EPConfig {
     this.rank = rank;
     this.worldSize = worldSize;
     this.localWorldSize = localWorldSize;
+    this.tokenDtype = tokenDtype;
     this.weightDtype = weightDtype;
+    this.offsetDtype = offsetDtype;
+    this.keepDispatchOutput = options.keepDispatchOutput ?? false;
   }
 
   get numExpertsPerRank(): number {
     return this.numExperts / this.worldSize;
+  }
+
+  /** Bytes of one token. */
+  get rowBytes(): number {
+    return this.hidden * dtypes[this.tokenDtype].bytes;
+  }
+
+  /** The region of the output that combine reads. */
+  get combineRegion(): 'rows' | 'expertRows' {
+    return this.keepDispatchOutput ? 'expertRows' : 'rows';
   }
 
   get isIntraNode(): boolean {
@@ -64,4 +92,9 @@ export class EPConfig {
   get maxRecvRows(): number {
     return this.worldSize * this.maxTokens * Math.min(this.topk, this.numExpertsPerRank);
   }
+}
+
+function requireOneOf(name: string, value: unknown, allowed: readonly string[]): void {
+  if (allowed.includes(value as string)) return;
+  throw invalidArgument(name, value, allowed.map((one) => `"${one}"`).join(' or '));
 }

@@ -1,4 +1,5 @@
 // What the layer's dispatch and combine accept, and the checks that make sure of it before any byte moves.
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
@@ -6,12 +7,12 @@ import type { WaitOptions } from '../../core/deadline.ts';
 import type { OverlapOptions } from '../../collective/overlap.ts';
 import { checkTensor, rowAlignment } from '../../collective/tensor-check.ts';
 import type { DispatchCombineContext } from './dispatch-combine-context.ts';
-import type { EPConfig } from './ep-config.ts';
+import type { EPConfig, TokenDType } from './ep-config.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
-export interface LayerDispatchArguments extends WaitOptions, OverlapOptions {
-  /** bf16 [T, H]; T at most maxTokens, may differ between ranks. */
-  readonly input: Tensor<'bf16'>;
+export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
+  /** [T, H] of the layer's dtype; T at most maxTokens, may differ between ranks. */
+  readonly input: Tensor<D>;
   /** [T, K] expert ids; -1 or the number of experts for a dropped choice; no expert twice in a row. */
   readonly expIndices: Tensor<'i32' | 'i64'>;
   /** [T, K] of the layer's weightDtype; all ranks or none. */
@@ -24,16 +25,33 @@ export interface LayerDispatchArguments extends WaitOptions, OverlapOptions {
 }
 
 export interface LayerInput {
-  readonly input: Tensor<'bf16'>;
+  readonly input: Tensor<TokenDType>;
   readonly expIndices: Tensor<'i32' | 'i64'>;
   readonly weight: Tensor<'f32' | 'bf16'> | undefined;
   readonly fullScatterIndices: Tensor<'i32' | 'i64'> | undefined;
   readonly numTokens: number;
 }
 
-export function checkLayerDispatch(args: LayerDispatchArguments, config: EPConfig, device: Device): LayerInput {
-  const alignment = rowAlignment(config.hidden * 2);
-  const input = checkTensor('input', args.input, { device, dtype: ['bf16'], shape: ['T', config.hidden], alignment });
+const dispatchOptionNames: OptionNames<LayerDispatchArguments> = {
+  input: true,
+  expIndices: true,
+  weight: true,
+  fullScatterIndices: true,
+  previousEvent: true,
+  asyncFinish: true,
+  timeoutMs: true,
+  signal: true,
+};
+
+/** Fails with WL_INVALID_ARGUMENT or WL_CAPACITY before anything moves; `call` names the call in the error. */
+export function checkLayerDispatch(
+  args: LayerDispatchArguments<TokenDType>,
+  { config, device, call }: { readonly config: EPConfig; readonly device: Device; readonly call: string },
+): LayerInput {
+  checkOptions(args, dispatchOptionNames, `arguments of EPAll2AllLayer.${call}`);
+  const alignment = rowAlignment(config.rowBytes);
+  const dtype = [config.tokenDtype];
+  const input = checkTensor('input', args.input, { device, dtype, shape: ['T', config.hidden], alignment });
   const numTokens = input.shape[0]!;
   if (numTokens > config.maxTokens) {
     throw new WeftlineError(
@@ -51,41 +69,57 @@ export function checkLayerDispatch(args: LayerDispatchArguments, config: EPConfi
   return { input, expIndices, weight, fullScatterIndices, numTokens };
 }
 
-export interface LayerCombineArguments extends WaitOptions, OverlapOptions {
-  /** bf16 [recv, H]: the experts' output, row by row as in dispatch's output, already weighted. */
-  readonly input: Tensor<'bf16'>;
+export interface LayerCombineArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
+  /** [recv, H] of the layer's dtype: the experts' output, row by row as in dispatch's output, already weighted. */
+  readonly input: Tensor<D>;
   readonly layoutDesc: EPAllToAllLayoutDesc;
-  /** bf16 [T, H] to write the result to; made by combine if absent. */
-  readonly out?: Tensor<'bf16'>;
+  /** [T, H] of the layer's dtype to write the result to; made by combine if absent. */
+  readonly out?: Tensor<D>;
 }
 
 export interface CheckedLayerCombine {
-  readonly input: Tensor<'bf16'>;
+  readonly input: Tensor<TokenDType>;
   readonly desc: EPAllToAllLayoutDesc;
-  readonly out: Tensor<'bf16'> | undefined;
+  readonly out: Tensor<TokenDType> | undefined;
 }
 
 /** A live descriptor of the layer with this context. */
 export function checkDescriptor(desc: unknown, context: object): EPAllToAllLayoutDesc {
   const allowed = 'a live descriptor from a dispatch of this layer';
   if (!(desc instanceof EPAllToAllLayoutDesc)) throw invalidArgument('layoutDesc', desc, allowed);
-  if (desc.owner !== context) throw invalidArgument('layoutDesc', 'a descriptor of another layer', allowed);
-  if (desc.tokenDstScatterIdx.storage.disposed) throw invalidArgument('layoutDesc', 'a disposed descriptor', allowed);
+  if (desc.tables.owner !== context) throw invalidArgument('layoutDesc', 'a descriptor of another layer', allowed);
+  if (desc.disposed) throw invalidArgument('layoutDesc', 'a disposed descriptor', allowed);
   return desc;
 }
 
-export function checkLayerCombine(args: LayerCombineArguments, context: DispatchCombineContext): CheckedLayerCombine {
+const combineOptionNames: OptionNames<LayerCombineArguments> = {
+  input: true,
+  layoutDesc: true,
+  out: true,
+  previousEvent: true,
+  asyncFinish: true,
+  timeoutMs: true,
+  signal: true,
+};
+
+/** Fails with WL_INVALID_ARGUMENT before anything moves. */
+export function checkLayerCombine(
+  args: LayerCombineArguments<TokenDType>,
+  context: DispatchCombineContext,
+): CheckedLayerCombine {
+  checkOptions(args, combineOptionNames, 'arguments of EPAll2AllLayer.combine');
   const { device, config } = context;
   const desc = checkDescriptor(args.layoutDesc, context);
-  const { hidden } = config;
-  const input = checkTensor('input', args.input, { device, dtype: ['bf16'], shape: [desc.numRecvTokens, hidden] });
+  const { hidden, rowBytes } = config;
+  const dtype = [config.tokenDtype];
+  const input = checkTensor('input', args.input, { device, dtype, shape: [desc.numRecvTokens, hidden] });
   const out =
     args.out &&
     checkTensor('out', args.out, {
       device,
-      dtype: ['bf16'],
+      dtype,
       shape: [desc.numDispatchTokenCurRank, hidden],
-      alignment: rowAlignment(hidden * 2),
+      alignment: rowAlignment(rowBytes),
     });
   return { input, desc, out };
 }

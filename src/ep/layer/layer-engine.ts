@@ -1,37 +1,57 @@
 // What EPAll2AllLayer asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
 import type { CallWait } from '../../core/deadline.ts';
 import type { Tensor } from '../../device/tensor.ts';
+import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { DeviceEvent } from '../../device/device-event.ts';
 import type { CallOptions } from '../buffer/engine.ts';
+import type { TokenDType } from './ep-config.ts';
 import type { CheckedLayerCombine, LayerInput } from './layer-arguments.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
-export interface LayerDispatchResult {
+export interface LayerDispatchResult<D extends TokenDType = 'bf16'> {
   /**
-   * bf16 [recv, H] in this rank's window, by local expert, then source rank, then token; valid until combine or the next
-   * dispatch. On a GPU it is written in the order of the device's stream.
+   * [recv, H] of the layer's dtype in this rank's window, by local expert, then source rank, then token. Valid until the
+   * next dispatch; combine overwrites it with the experts' output, unless the layer was made with keepDispatchOutput.
+   * On a GPU it is written in the order of the device's stream.
    */
-  readonly output: Tensor<'bf16'>;
-  /** [recv], of weightDtype, in the window like `output`; absent when no weights were passed. */
+  readonly output: Tensor<D>;
+  /** [recv], of weightDtype, in the window like `output`, valid until the next dispatch; absent when no weights were passed. */
   readonly weights: Tensor<'f32' | 'bf16'> | undefined;
   readonly layoutDesc: EPAllToAllLayoutDesc;
   /** When the rows are there; only with asyncFinish. Disposed by the caller. */
   readonly event: DeviceEvent | undefined;
 }
 
-export interface LayerCombineResult {
-  /** bf16 [T, H] */
-  readonly combined: Tensor<'bf16'>;
+export interface LayerCombineResult<D extends TokenDType = 'bf16'> {
+  /** [T, H] of the layer's dtype. */
+  readonly combined: Tensor<D>;
   /** When the sums are there; only with asyncFinish. Disposed by the caller. */
   readonly event: DeviceEvent | undefined;
+}
+
+/** A dispatch stage by stage, in this order; every rank calls the same stages. */
+export interface DispatchStages {
+  /** Rows that each rank receives. */
+  readonly recvRows: readonly number[];
+  /** Rows that each of this rank's experts receives. */
+  readonly perExpert: readonly number[];
+  /** Makes room for the rows where some rank has too little; alike on all ranks. */
+  makeRoom(options: CallWait): Promise<void>;
+  send(options: CallWait): Promise<void>;
+  /** What dispatch returns. Not collective. */
+  finish(): Promise<LayerDispatchResult<TokenDType>>;
 }
 
 export interface LayerEngine {
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
-  dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult>;
-  combine(input: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult>;
-  barrier(options: CallWait & { readonly intraNodeOnly?: boolean }): Promise<void>;
+  dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult<TokenDType>>;
+  /** The part of a dispatch that decides where rows go. No other call may come before the last stage. */
+  prepare(input: LayerInput, options: CallOptions): Promise<DispatchStages>;
+  combine(input: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult<TokenDType>>;
+  barrier(options: CallWait & { readonly intraNodeOnly: boolean }): Promise<void>;
+  /** Only enqueues. Fails with WL_INVALID_ARGUMENT where the device has no streams. */
+  barrierOnStream(stream: CudaStream, options: CallWait & { readonly intraNodeOnly: boolean }): void;
   /** Releases what the engine has besides the context's memory. */
   close(): Promise<void>;
 }

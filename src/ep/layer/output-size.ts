@@ -10,7 +10,8 @@ const ROW_STEP = 1024;
 /** How much more than needed a reallocation takes. */
 const GROWTH = 1.25;
 
-export type OutputRegion = 'rows' | 'weights' | 'sourceToken' | 'firstRow' | 'duplicates' | 'repeated';
+/** `expertRows`: where combine reads, if dispatch's rows must stay as they are; else it reads `rows`. */
+export type OutputRegion = 'rows' | 'expertRows' | 'weights' | 'sourceToken' | 'firstRow' | 'duplicates' | 'repeated';
 
 export interface OutputSize {
   /** Rows that fit. */
@@ -34,7 +35,8 @@ export function grownRows(config: EPConfig, needed: number): number {
 /** Pure: bytes and offsets for `capacityRows` rows. */
 export function outputSize(config: EPConfig, capacityRows: number): OutputSize {
   const { bytes, regions } = layOutRegions<OutputRegion>({
-    rows: capacityRows * config.hidden * 2,
+    rows: capacityRows * config.rowBytes,
+    expertRows: config.keepDispatchOutput ? capacityRows * config.rowBytes : 'rows',
     weights: capacityRows * dtypes[config.weightDtype].bytes,
     sourceToken: capacityRows * 4,
     firstRow: capacityRows * 4,

@@ -1,9 +1,10 @@
 // The specification of EPAll2AllLayer, slow and obvious: one row per (token, expert), grouped by expert.
-import { sumBf16 } from '../buffer/reference.ts';
+import { sumRows } from '../buffer/reference.ts';
+import type { TokenDType } from './ep-config.ts';
 
 /** What one rank passes to dispatch, as plain arrays. */
 export interface ReferenceLayerInput {
-  /** bf16 rows [T][H]. */
+  /** Rows [T][H] of bit patterns. */
   readonly input: readonly (readonly number[])[];
   /** [T][K]; -1 or numExperts for dropped choices. */
   readonly expIndices: readonly (readonly number[])[];
@@ -64,10 +65,33 @@ export interface ReferenceLayerToken {
   readonly token: number;
   readonly hidden: number;
   readonly localCombine: boolean;
+  /** Of the rows; 'bf16' by default. */
+  readonly dtype?: TokenDType;
+}
+
+/** Which rows of a rank's output hold the same token. */
+export interface ReferenceSkippedRows {
+  /** Of each row, the row of its token's first choice here. */
+  readonly firstRows: readonly number[];
+  /** Of each row that is its token's first here, the row of each choice or -1; of the others -1. [recv][K]. */
+  readonly duplicates: readonly (readonly number[])[];
+}
+
+export function referenceSkippedRows({ rows }: ReferenceLayerReceived, topk: number): ReferenceSkippedRows {
+  const rowsOf = rows.map((row) => {
+    const byChoice = Array.from({ length: topk }, () => -1);
+    for (const [index, other] of rows.entries()) {
+      if (other.sourceRank === row.sourceRank && other.token === row.token) byChoice[other.choice] = index;
+    }
+    return byChoice;
+  });
+  const firstRows = rowsOf.map((byChoice) => byChoice.find((row) => row !== -1) ?? -1);
+  const duplicates = rowsOf.map((byChoice, index) => (firstRows[index] === index ? byChoice : byChoice.map(() => -1)));
+  return { firstRows, duplicates };
 }
 
 /**
- * The combined bf16 row of one token. `outputs[rank][row]` is what the experts made of each received row. Without local
+ * The combined row of one token. `outputs[rank][row]` is what the experts made of each received row. Without local
  * combine: the sum over the choices in order. With it: per rank first, ranks in the order of the token's first choice.
  */
 export function referenceLayerCombine(
@@ -79,17 +103,8 @@ export function referenceLayerCombine(
     .flatMap(({ rows }, rank) => rows.map((row, index) => ({ ...row, rank, output: outputs[rank]?.[index] ?? [] })))
     .filter((row) => row.sourceRank === of.rank && row.token === of.token)
     .toSorted((a, b) => a.choice - b.choice);
-  if (!of.localCombine)
-    return sumBf16(
-      mine.map((row) => row.output),
-      of.hidden,
-    );
+  const sum = (rows: readonly (readonly number[])[]): number[] => sumRows(rows, of.hidden, of.dtype);
+  if (!of.localCombine) return sum(mine.map((row) => row.output));
   const ranks = [...new Set(mine.map((row) => row.rank))];
-  const perRank = ranks.map((rank) =>
-    sumBf16(
-      mine.filter((row) => row.rank === rank).map((row) => row.output),
-      of.hidden,
-    ),
-  );
-  return sumBf16(perRank, of.hidden);
+  return sum(ranks.map((rank) => sum(mine.filter((row) => row.rank === rank).map((row) => row.output))));
 }

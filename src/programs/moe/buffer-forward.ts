@@ -1,6 +1,7 @@
 // A MoE block through EpBuffer: a token travels once to each rank that holds one of its experts.
 import { WeftlineError } from '../../core/errors.ts';
-import { SCALE_GROUP, type ScaledRows } from '../../device/formats/scaled-rows.ts';
+import { FP8_GROUP } from '../../abi/element-formats.ts';
+import type { ScaledRows } from '../../device/formats/scaled-rows.ts';
 import { Tensor } from '../../device/tensor.ts';
 import { EpBuffer } from '../../ep/buffer/ep-buffer.ts';
 import type { DispatchResult } from '../../ep/buffer/ep-results.ts';
@@ -79,6 +80,6 @@ export async function createBufferForward(options: ForwardOptions): Promise<MoeF
 function emptyScaledRows(device: MoeDevice, { shape: [tokens = 0, hidden = 0] }: Tensor<'bf16'>): ScaledRows {
   return {
     data: device.empty('fp8e4m3', [tokens, hidden]),
-    scales: device.empty('f32', [tokens, Math.ceil(hidden / SCALE_GROUP)]),
+    scales: device.empty('f32', [tokens, Math.ceil(hidden / FP8_GROUP)]),
   };
 }

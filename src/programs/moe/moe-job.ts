@@ -2,7 +2,7 @@
 import { WeftlineError } from '../../core/errors.ts';
 import { fromBf16 } from '../../core/dtype.ts';
 import type { DeviceChoice } from '../../device/device-choice.ts';
-import { SCALE_GROUP } from '../../device/formats/scaled-rows.ts';
+import { FP8_GROUP } from '../../abi/element-formats.ts';
 import type { World } from '../../world/world.ts';
 import { createAll2AllForward } from './all2all-forward.ts';
 import { type BlockShare, readBlockShare } from './block-share.ts';
@@ -139,7 +139,7 @@ function describePhases(forward: MoeForward, { times, load, block, dtype }: Phas
   const received = total((rank) => rank.received);
   const fromOthers = total((rank) => rank.receivedFromOthers);
   const { hidden } = block;
-  const rowBytes = { bf16: hidden * 2, fp8: hidden + 4 * Math.ceil(hidden / SCALE_GROUP) };
+  const rowBytes = { bf16: hidden * 2, fp8: hidden + 4 * Math.ceil(hidden / FP8_GROUP) };
   const rows: Readonly<Record<MoePhaseName, number>> = {
     route: block.tokens,
     quantize: block.tokens,

@@ -1,6 +1,6 @@
 // Random EpBuffer and EPAll2AllLayer cases: what each rank passes in, made alike on every rank from one seed.
 import fc from '../../support/fast-check.ts';
-import { toBf16 } from 'weftline';
+import { toBf16, toF16, type TypedArrayOf } from 'weftline';
 
 export interface EpCase {
   readonly seed: number;
@@ -23,6 +23,12 @@ export interface EpCase {
   readonly localCombine: boolean;
   readonly scatter: boolean;
   readonly capacity: number;
+  /** Of a layer's tokens. */
+  readonly dtype: 'bf16' | 'f16' | 'f32';
+  readonly wideOffsets: boolean;
+  readonly keepOutput: boolean;
+  /** Dispatch stage by stage. */
+  readonly staged: boolean;
   /** Of a GPU. */
   readonly numSms: number;
   /** With previousEvent and asyncFinish. */
@@ -50,6 +56,10 @@ export function epCase(ranks: number): fc.Arbitrary<EpCase> {
     localCombine: fc.boolean(),
     scatter: fc.boolean(),
     capacity: fc.constantFrom(0.1, 1, 2),
+    dtype: fc.constantFrom('bf16', 'bf16', 'f16', 'f32'),
+    wideOffsets: fc.boolean(),
+    keepOutput: fc.boolean(),
+    staged: fc.boolean(),
     numSms: fc.constantFrom(1, 3, 16),
     overlap: fc.boolean(),
   });
@@ -94,9 +104,34 @@ function allows(of: EpCase, expert: number, k: number): boolean {
   return true;
 }
 
+const patterns = {
+  bf16: { any: 0x1_0000, of: toBf16 },
+  f16: { any: 0x1_0000, of: toF16 },
+  f32: { any: 0x1_0000_0000, of: (value: number) => new Uint32Array(Float32Array.of(value).buffer)[0]! },
+};
+
 /** Rows of bit patterns: mostly ordinary numbers, some of every kind (NaN, infinities, subnormals, -0). */
-export function rows(count: number, width: number, next: () => number): number[][] {
+export function rows(
+  count: number,
+  width: number,
+  next: () => number,
+  dtype: keyof typeof patterns = 'bf16',
+): number[][] {
+  const { any, of } = patterns[dtype];
   return Array.from({ length: count }, () =>
-    Array.from({ length: width }, () => (next() < 0.02 ? Math.floor(next() * 65_536) : toBf16((next() - 0.5) * 16))),
+    Array.from({ length: width }, () => (next() < 0.02 ? Math.floor(next() * any) : of((next() - 0.5) * 16))),
   );
+}
+
+/** Bit patterns as a tensor of the dtype takes them. */
+export function patternsOf<D extends 'bf16' | 'f16' | 'f32'>(dtype: D, values: readonly number[]): TypedArrayOf[D] {
+  const array = dtype === 'f32' ? new Float32Array(Uint32Array.from(values).buffer) : Uint16Array.from(values);
+  return array as TypedArrayOf[D];
+}
+
+/** The reverse of patternsOf. */
+export function toPatterns(values: Uint16Array | Float32Array): number[] {
+  return [
+    ...(values instanceof Float32Array ? new Uint32Array(values.buffer, values.byteOffset, values.length) : values),
+  ];
 }

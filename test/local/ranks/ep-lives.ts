@@ -59,8 +59,8 @@ async function live(): Promise<void> {
   const first = await EpBuffer.create(group, device, config);
   const second = await EpBuffer.create(group, device, { ...config, combineRows: 'shared' });
   const layer = await EPAll2AllLayer.create(group, device, {
-    ...config,
     maxTokens: tokens,
+    hidden,
     topk,
     numTotExperts: experts,
   });

@@ -1,18 +1,22 @@
 // One random EPAll2AllLayer case on one rank, compared bit for bit with the reference.
 import assert from 'node:assert/strict';
-import { type Tensor, toBf16 } from 'weftline';
+import { CudaDevice, type Tensor, toBf16 } from 'weftline';
 import {
   EPAll2AllLayer,
   type EPAllToAllLayoutDesc,
+  type LayerDispatchArguments,
+  type LayerDispatchResult,
   referenceLayerCombine,
   referenceLayerDispatch,
+  referenceSkippedRows,
+  type TokenDType,
   type ReferenceLayerInput,
   type ReferenceLayerReceived,
 } from 'weftline/ep';
 import type { RankGroup } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
-import { flat, flat16, overlapOf, uploadChoices } from './ep-buffer-case.ts';
-import { choices, type EpCase, random, rows } from './ep-case.ts';
+import { flat, overlapOf, uploadChoices } from './ep-buffer-case.ts';
+import { choices, type EpCase, patternsOf, random, rows, toPatterns } from './ep-case.ts';
 
 export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCase): Promise<void> {
   const n = group.size;
@@ -21,17 +25,21 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
   const received = referenceLayerDispatch(inputs, numExperts);
   const mine = inputs[group.rank] as ReferenceLayerInput;
   const want = received[group.rank] as ReferenceLayerReceived;
-  await using layer = await EPAll2AllLayer.create(group, device, {
+  await using layer = await EPAll2AllLayer.create<TokenDType>(group, device, {
     maxTokens: Math.max(1, ...of.tokens),
     hidden: of.hidden,
     topk: of.topk,
     numTotExperts: numExperts,
     // Half of the cases carry weights as bf16.
     weightDtype: of.wideIndex ? 'f32' : 'bf16',
+    dtype: of.dtype,
+    offsetDtype: of.wideOffsets ? 'i64' : 'i32',
+    keepDispatchOutput: of.keepOutput,
     enableLocalCombine: of.localCombine,
     capacity: of.capacity,
   });
-  const input = await device.tensor('bf16', [mine.input.length, of.hidden], flat16(mine.input));
+  const inputValues = patternsOf(of.dtype, mine.input.flat());
+  const input = await device.tensor<TokenDType>(of.dtype, [mine.input.length, of.hidden], inputValues);
   const expIndices = await uploadChoices(device, mine.expIndices, of);
   const shape = [mine.input.length, of.topk];
   const weightBits = Uint16Array.from((mine.weight ?? []).flat(), toBf16);
@@ -41,7 +49,7 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
   const fullScatterIndices = of.scatter
     ? await device.tensor('i32', shape, scatterIndices(received, group.rank, mine))
     : undefined;
-  const { output, weights, layoutDesc, event } = await layer.dispatch({
+  const { output, weights, layoutDesc, event } = await dispatchAs(of, layer, {
     input,
     expIndices,
     ...(of.weights && { weight }),
@@ -53,40 +61,77 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
   const placed = order.map((row) => want.rows[row] as (typeof want.rows)[number]);
   assert.deepEqual(layoutDesc.numRecvTokensPerExpert, want.numRecvTokensPerExpert);
   assert.deepEqual(
-    [...(await output.toHost())],
+    toPatterns(await output.toHost()),
     placed.flatMap((row) => row.x),
     'output rows',
   );
   const wantWeights = placed.map((row) => (of.wideIndex ? Math.fround(row.weight) : toBf16(row.weight)));
   assert.deepEqual(weights && [...(await weights.toHost())], of.weights ? wantWeights : undefined);
   assert.deepEqual(
-    [...(await layoutDesc.numInputTokensPerRank.toHost())],
+    Array.from(await layoutDesc.numInputTokensPerRank.toHost(), Number),
     inputs.map((one) => one.input.length),
   );
+  await checkSkippedRows(want, { of, layoutDesc });
   assert.equal(layoutDesc.numDispatchTokenCurRank, mine.input.length);
 
-  const outputs = received.map((one, rank) => rows(one.rows.length, of.hidden, random(of.seed + 7 + rank)));
-  const result = of.inPlace ? layer.combineInput(layoutDesc) : device.empty('bf16', output.shape);
+  const outputs = received.map((one, rank) => rows(one.rows.length, of.hidden, random(of.seed + 7 + rank), of.dtype));
+  const result = of.inPlace ? layer.combineInput(layoutDesc) : device.empty<TokenDType>(of.dtype, output.shape);
   const ownOutputs = outputs[group.rank] as number[][];
   const inOrder = order.map((row) => ownOutputs[row] as number[]);
-  await result.fromHost(flat16(inOrder));
+  await result.fromHost(patternsOf(of.dtype, inOrder.flat()));
+  const before = of.keepOutput ? toPatterns(await output.toHost()) : undefined;
   const combined = await combineAs(of, layer, { input: result, layoutDesc });
-  const got = await combined.toHost();
+  const got = toPatterns(await combined.toHost());
   for (let token = 0; token < mine.input.length; token++) {
-    const place = { rank: group.rank, token, hidden: of.hidden, localCombine: of.localCombine };
-    const row = [...got.subarray(token * of.hidden, (token + 1) * of.hidden)];
+    const place = { rank: group.rank, token, hidden: of.hidden, localCombine: of.localCombine, dtype: of.dtype };
+    const row = got.slice(token * of.hidden, (token + 1) * of.hidden);
     assert.deepEqual(row, referenceLayerCombine(received, outputs, place), `combined row ${token}`);
+  }
+  if (before) assert.deepEqual(toPatterns(await output.toHost()), before, 'output after combine');
+  if (device instanceof CudaDevice && of.overlap) {
+    using stream = device.createStream();
+    await layer.epBarrierAll(stream, of.staged);
+    await stream.idle();
   }
   await layer.epBarrierAll();
   for (const tensor of [input, expIndices, weight, fullScatterIndices, combined, layoutDesc]) tensor?.dispose();
   if (!of.inPlace) result.dispose();
 }
 
+async function dispatchAs(
+  of: EpCase,
+  layer: EPAll2AllLayer<TokenDType>,
+  args: LayerDispatchArguments<TokenDType>,
+): Promise<LayerDispatchResult<TokenDType>> {
+  if (!of.staged) return layer.dispatch(args);
+  const staged = await layer.preprocess(args);
+  await layer.initOutputBuffer(staged);
+  await layer.dispatchToken(staged);
+  const result = await layer.dispatchPostprocess(staged);
+  assert.deepEqual(staged.numRecvTokensPerExpert, result.layoutDesc.numRecvTokensPerExpert);
+  assert.equal(staged.recvRows[layer.config.rank], result.layoutDesc.numRecvTokens);
+  return result;
+}
+
+async function checkSkippedRows(
+  want: ReferenceLayerReceived,
+  { of, layoutDesc }: { readonly of: EpCase; readonly layoutDesc: EPAllToAllLayoutDesc },
+): Promise<void> {
+  const { firstRows, duplicates } = referenceSkippedRows(want, of.topk);
+  const place = (row: number): number => (row === -1 || !of.scatter ? row : reversed(want, row));
+  const order = want.rows.map((_, row) => place(row));
+  const { skippedTokenMappingIndices, skippedTokenTopkMappingIndices } = layoutDesc;
+  const wantFirst = order.map((row) => place(firstRows[row]!));
+  assert.deepEqual(Array.from(await skippedTokenMappingIndices.toHost(), Number), wantFirst);
+  const wantDuplicates = order.flatMap((row) => duplicates[row]!.map(place));
+  assert.deepEqual(Array.from(await skippedTokenTopkMappingIndices.toHost(), Number), wantDuplicates);
+}
+
 async function combineAs(
   of: EpCase,
-  layer: EPAll2AllLayer,
-  call: { readonly input: Tensor<'bf16'>; readonly layoutDesc: EPAllToAllLayoutDesc },
-): Promise<Tensor<'bf16'>> {
+  layer: EPAll2AllLayer<TokenDType>,
+  call: { readonly input: Tensor<TokenDType>; readonly layoutDesc: EPAllToAllLayoutDesc },
+): Promise<Tensor<TokenDType>> {
   if (!of.overlap) return layer.combine(call);
   const overlap = { ...overlapOf(of, layer.context.device), asyncFinish: true } as const;
   const { combined, event } = await layer.combine({ ...call, ...overlap });
@@ -102,7 +147,7 @@ function makeInput(of: EpCase, rank: number, ranks: number): ReferenceLayerInput
     row.map((expert) => (expert === -1 && next() < 0.5 ? of.expertsPerRank * ranks : expert)),
   );
   return {
-    input: rows(expIndices.length, of.hidden, next),
+    input: rows(expIndices.length, of.hidden, next, of.dtype),
     expIndices,
     weight: expIndices.map((row) => row.map(() => next())),
   };

@@ -1,10 +1,13 @@
 // The kernels of EPAll2AllLayer.
+import { elementFormats } from '../../../abi/element-formats.ts';
 import {
+  layerBarrierArguments,
   layerCombineArguments,
   layerDispatchArguments,
   layerPlaceArguments,
   layerPrepareArguments,
   layerSumArguments,
+  layerWidenArguments,
 } from '../../../abi/layer-arguments.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
@@ -31,7 +34,14 @@ export const layerDispatchKernels = defineKernelFile({
 
 export const layerCombineKernels = defineKernelFile({
   file: 'layer-combine.cu',
-  constants: {},
+  constants: { ELEMENT: { choices: Object.values(elementFormats) } },
   kernels: { layerCombine: layerCombineArguments, layerSumRepeated: layerSumArguments },
   hot: true,
+});
+
+export const layerCallKernels = defineKernelFile({
+  file: 'layer-calls.cu',
+  constants: {},
+  kernels: { layerBarrier: layerBarrierArguments, layerWiden: layerWidenArguments },
+  hot: false,
 });

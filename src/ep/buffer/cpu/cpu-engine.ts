@@ -1,4 +1,5 @@
 // The CPU's way of an EpBuffer call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
+import { elementFormats } from '../../../abi/element-formats.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
@@ -276,6 +277,7 @@ class CpuEpEngine implements EpEngine {
       biases[0]?.address ?? 0,
       biases[1]?.address ?? 0,
       this.tables.sources.address,
+      elementFormats.bf16,
     );
   }
 

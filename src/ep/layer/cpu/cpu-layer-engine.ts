@@ -1,6 +1,8 @@
 // The CPU's way of a layer's call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
+import { elementFormats } from '../../../abi/element-formats.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { dtypes } from '../../../core/dtype.ts';
+import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { LocalBarrier } from '../../../windows/local-barrier.ts';
@@ -14,10 +16,17 @@ import { eventAtOnce } from '../../../collective/overlap.ts';
 import type { CpuLayerMemory } from './cpu-layer-memory.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import { type ExpertPlan, planExperts } from '../expert-plan.ts';
+import type { TokenDType } from '../ep-config.ts';
 import type { CheckedLayerCombine, LayerInput } from '../layer-arguments.ts';
-import type { LayerCombineResult, LayerDispatchResult, LayerEngine, LayerEngineOptions } from '../layer-engine.ts';
+import type {
+  DispatchStages,
+  LayerCombineResult,
+  LayerDispatchResult,
+  LayerEngine,
+  LayerEngineOptions,
+} from '../layer-engine.ts';
 import { type LayerTables, makeLayerTables } from '../layer-tables.ts';
-import { EPAllToAllLayoutDesc } from '../layout-desc.ts';
+import { makeLayoutDesc } from '../make-layout-desc.ts';
 import { applyScatterIndices, throwIfOutOfBlock, throwIfRepeated } from '../scatter-indices.ts';
 
 /** Collective: every rank has its tables, or all fail with the same WL_MEMORY. */
@@ -70,7 +79,14 @@ class CpuLayerEngine implements LayerEngine {
     this.#barrier.throwIfUnusable();
   }
 
-  async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult> {
+  async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult<TokenDType>> {
+    const stages = await this.prepare(input, options);
+    await stages.makeRoom(options);
+    await stages.send(options);
+    return stages.finish();
+  }
+
+  async prepare(input: LayerInput, options: CallOptions): Promise<DispatchStages> {
     await options.previousEvent?.wait(remaining(options));
     const { group, config } = this.#context;
     const { exchange } = this.#memory;
@@ -82,54 +98,70 @@ class CpuLayerEngine implements LayerEngine {
     this.#dispatches += 1;
     const counts = exchange.collect();
     const plan = planExperts(counts, group.rank, config.numExperts);
-    // Everyone knows everyone's rows, so all decide alike whether the output must grow, and fail alike if it cannot.
-    await this.#makeRoom(Math.max(...plan.recvRows), options);
-    const tables = await barrier.orAbort(() => this.#device.allocating(() => this.#placeRows(input, plan)));
-    if (input.fullScatterIndices) await this.#applyScatter(input.fullScatterIndices, input, { plan, tables, options });
-    await barrier.orAbort(() => this.#sendRows(input, tables));
-    await barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), options);
-    if (input.fullScatterIndices) await this.#requireAllWritten(plan, options);
-    const received = await barrier.orAbort(() =>
-      this.#device.allocating(() => this.#receive(input, { plan, tables, numTokens: counts.numTokens })),
-    );
-    return { ...received, event: eventAtOnce(options) };
+    const firstExpert = group.rank * config.numExpertsPerRank;
+    let tables: PlaceTables | undefined;
+    return {
+      recvRows: [...plan.recvRows],
+      perExpert: [...plan.blockRows.subarray(firstExpert, firstExpert + config.numExpertsPerRank)],
+      // Everyone knows everyone's rows, so all decide alike whether the output must grow, and fail alike if it cannot.
+      makeRoom: (wait) => this.#makeRoom(Math.max(...plan.recvRows), wait),
+      send: async (wait) => {
+        tables = await barrier.orAbort(() => this.#device.allocating(() => this.#placeRows(input, plan)));
+        await this.#send(input, { plan, tables, options: wait });
+      },
+      finish: async () => {
+        if (tables === undefined) throw new WeftlineError('WL_INTERNAL', 'A dispatch was finished before it was sent');
+        const parts = { plan, tables, numTokens: counts.numTokens };
+        const received = await barrier.orAbort(() => this.#device.allocating(() => this.#receive(input, parts)));
+        return { ...received, event: eventAtOnce(options) };
+      },
+    };
   }
 
-  async combine({ input, desc, out }: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult> {
+  async combine(
+    { input, desc, out }: CheckedLayerCombine,
+    options: CallOptions,
+  ): Promise<LayerCombineResult<TokenDType>> {
     await options.previousEvent?.wait(remaining(options));
     const { kernels } = this.#device;
-    const { topk, hidden } = this.#context.config;
-    const combined =
-      out ?? (await this.#device.allocating(() => this.#device.empty('bf16', [desc.numDispatchTokenCurRank, hidden])));
-    const own = this.#memory.view('bf16', 'rows', [desc.numRecvTokens, hidden]);
+    const { topk, hidden, rowBytes, tokenDtype, combineRegion } = this.#context.config;
+    const { duplicates, rowTable, rankTable, sequence } = desc.tables;
+    const shape = [desc.numDispatchTokenCurRank, hidden];
+    const combined = out ?? (await this.#device.allocating(() => this.#device.empty(tokenDtype, shape)));
+    const own = this.#memory.view(tokenDtype, combineRegion, [desc.numRecvTokens, hidden]);
+    const format = elementFormats[tokenDtype];
     const sources = this.#tables.sources.address;
     if (input.address !== own.address) kernels.copyBytes(own.address, input.address, input.bytes);
-    const duplicates = desc.skippedTokenTopkMappingIndices?.address;
     if (duplicates !== undefined) {
-      kernels.sumDuplicates(own.address, hidden * 2, desc.numRecvTokens, topk, duplicates, sources);
+      kernels.sumDuplicates(own.address, rowBytes, desc.numRecvTokens, topk, duplicates.address, sources, format);
     }
-    const call: Call = { kind: 'layer combine', handle: desc.sequence };
+    const call: Call = { kind: 'layer combine', handle: sequence };
     await this.#barrier.wait(callWord(call, 'opening'), options);
     kernels.gatherSum(
       combined.address,
-      hidden * 2,
+      rowBytes,
       desc.numDispatchTokenCurRank,
       topk,
-      desc.tokenDstScatterIdx.address,
-      desc.tokenDstRank.address,
-      this.#memory.bases('rows'),
+      rowTable.address,
+      rankTable.address,
+      this.#memory.bases(combineRegion),
       this.#localCombine ? 1 : 0,
       0,
       0,
       sources,
+      format,
     );
     await this.#barrier.wait(callWord(call, 'closing'), options);
     return { combined, event: eventAtOnce(options) };
   }
 
-  barrier(options: CallWait & { readonly intraNodeOnly?: boolean }): Promise<void> {
+  barrier(options: CallWait & { readonly intraNodeOnly: boolean }): Promise<void> {
     const call = callWord({ kind: 'barrier', detail: options.intraNodeOnly ? 1 : 0 }, 'opening');
     return this.#barrier.wait(call, options);
+  }
+
+  barrierOnStream(): never {
+    throw invalidArgument('stream', 'a stream', 'undefined, because a CPU device has no streams');
   }
 
   close(): Promise<void> {
@@ -140,7 +172,7 @@ class CpuLayerEngine implements LayerEngine {
   #exchangeHeader(input: LayerInput): ExchangeHeader {
     return {
       topk: this.#context.config.topk,
-      rowBytes: 2,
+      rowBytes: dtypes[this.#context.config.tokenDtype].bytes,
       scaleBytes: 0,
       indexBytes: 0,
       weightBytes: input.weight ? dtypes[input.weight.dtype].bytes : 0,
@@ -197,14 +229,26 @@ class CpuLayerEngine implements LayerEngine {
     throwIfOutOfBlock(exchange.statuses(), this.#context.group.ranks);
   }
 
+  /** Collective. */
+  async #send(
+    input: LayerInput,
+    { plan, tables, options }: { plan: ExpertPlan; tables: PlaceTables; options: CallWait },
+  ): Promise<void> {
+    const barrier = this.#barrier;
+    if (input.fullScatterIndices) await this.#applyScatter(input.fullScatterIndices, input, { plan, tables, options });
+    await barrier.orAbort(() => this.#sendRows(input, tables));
+    await barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), options);
+    if (input.fullScatterIndices) await this.#requireAllWritten(plan, options);
+  }
+
   #sendRows(input: LayerInput, { rowTable, rankTable }: PlaceTables): void {
     const memory = this.#memory;
     const { kernels } = this.#device;
-    const { topk, hidden } = this.#context.config;
+    const { topk, rowBytes } = this.#context.config;
     const { numTokens, weight } = input;
     const [table, ranks] = [rowTable.address, rankTable.address];
     // Each row is written once per expert: on a CPU the copy at the far side would read and write the same memory again.
-    kernels.scatterRows(input.input.address, hidden * 2, numTokens, topk, table, ranks, memory.bases('rows'));
+    kernels.scatterRows(input.input.address, rowBytes, numTokens, topk, table, ranks, memory.bases('rows'));
     if (input.fullScatterIndices) {
       kernels.scatterTokenIndex(numTokens, topk, table, ranks, memory.bases('sourceToken'));
     }
@@ -212,9 +256,7 @@ class CpuLayerEngine implements LayerEngine {
       const bytes = dtypes[weight.dtype].bytes;
       kernels.scatterWeight(weight.address, bytes, numTokens, topk, table, ranks, memory.bases('weights'));
     }
-    if (this.#localCombine) {
-      kernels.scatterDuplicates(numTokens, topk, table, ranks, memory.bases('firstRow'), memory.bases('duplicates'));
-    }
+    kernels.scatterDuplicates(numTokens, topk, table, ranks, memory.bases('firstRow'), memory.bases('duplicates'));
   }
 
   async #requireAllWritten(plan: ExpertPlan, options: CallWait): Promise<void> {
@@ -231,39 +273,50 @@ class CpuLayerEngine implements LayerEngine {
   #receive(
     input: LayerInput,
     { plan, tables, numTokens }: { plan: ExpertPlan; tables: PlaceTables; numTokens: Int32Array },
-  ): Omit<LayerDispatchResult, 'event'> {
+  ): Omit<LayerDispatchResult<TokenDType>, 'event'> {
     const { group } = this.#context;
-    const { hidden, topk, numExpertsPerRank, weightDtype } = this.#context.config;
+    const { hidden, topk, numExpertsPerRank, tokenDtype, weightDtype, offsetDtype } = this.#context.config;
     const rows = plan.recvRows[group.rank]!;
-    const numInputTokensPerRank = this.#device.empty('i32', [group.size]);
-    numInputTokensPerRank.view().set(numTokens);
     const firstExpert = group.rank * numExpertsPerRank;
-    const layoutDesc = new EPAllToAllLayoutDesc({
-      owner: this.#context,
-      sequence: this.#dispatches,
-      numDispatchTokenCurRank: input.numTokens,
-      numInputTokensPerRank,
-      topkIndicesTensor: input.expIndices,
-      tokenDstScatterIdx: tables.rowTable,
-      tokenDstRank: tables.rankTable,
-      skippedTokenMappingIndices: this.#copyOwn('firstRow', [rows]),
-      skippedTokenTopkMappingIndices: this.#copyOwn('duplicates', [rows, topk]),
-      repeatedRows: undefined,
-      numRecvTokens: rows,
-      numRecvTokensPerExpert: [...plan.blockRows.subarray(firstExpert, firstExpert + numExpertsPerRank)],
-    });
+    const numInputTokens = this.#device.empty('i32', [group.size]);
+    numInputTokens.view().set(numTokens);
+    const layoutDesc = makeLayoutDesc(
+      {
+        ...tables,
+        owner: this.#context,
+        sequence: this.#dispatches,
+        input,
+        numInputTokens,
+        numRecvTokens: rows,
+        numRecvTokensPerExpert: [...plan.blockRows.subarray(firstExpert, firstExpert + numExpertsPerRank)],
+        firstRows: this.#memory.view('i32', 'firstRow', [rows]),
+        duplicates: this.#memory.view('i32', 'duplicates', [rows, topk]),
+        repeated: undefined,
+      },
+      {
+        localCombine: this.#localCombine,
+        offsetDtype,
+        copy: (table) => this.#copy(table),
+        widen: (table) => this.#widen(table),
+      },
+    );
     return {
-      output: this.#memory.view('bf16', 'rows', [rows, hidden]),
+      output: this.#memory.view(tokenDtype, 'rows', [rows, hidden]),
       weights: input.weight && this.#memory.view(weightDtype, 'weights', [rows]),
       layoutDesc,
     };
   }
 
-  #copyOwn(region: 'firstRow' | 'duplicates', shape: readonly number[]): Tensor<'i32'> | undefined {
-    if (!this.#localCombine) return undefined;
-    const copy = this.#device.empty('i32', shape);
-    copy.view().set(this.#memory.view('i32', region, shape).view());
+  #copy(table: Tensor<'i32'>): Tensor<'i32'> {
+    const copy = this.#device.empty('i32', table.shape);
+    copy.view().set(table.view());
     return copy;
+  }
+
+  #widen(table: Tensor<'i32'>): Tensor<'i64'> {
+    const wide = this.#device.empty('i64', table.shape);
+    wide.view().set(BigInt64Array.from(table.view(), BigInt));
+    return wide;
   }
 }
 

@@ -24,10 +24,19 @@ import {
 } from './cuda-layer-launches.ts';
 import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import { CudaLayerPlan } from './cuda-layer-plan.ts';
+import { copyBytes, copyTable, widenTable } from './cuda-tables.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
+import type { OutputRegion } from '../output-size.ts';
+import type { TokenDType } from '../ep-config.ts';
 import type { CheckedLayerCombine, LayerInput } from '../layer-arguments.ts';
-import type { LayerCombineResult, LayerDispatchResult, LayerEngine, LayerEngineOptions } from '../layer-engine.ts';
-import { EPAllToAllLayoutDesc } from '../layout-desc.ts';
+import type {
+  DispatchStages,
+  LayerCombineResult,
+  LayerDispatchResult,
+  LayerEngine,
+  LayerEngineOptions,
+} from '../layer-engine.ts';
+import { makeLayoutDesc } from '../make-layout-desc.ts';
 
 /** What a dispatch writes for its descriptor. */
 interface NewTables {
@@ -43,8 +52,10 @@ interface NewTables {
 interface Sending {
   readonly input: LayerInput;
   readonly tables: NewTables;
+  /** Disposes the tables. */
+  readonly set: Disposable;
   readonly stream: CudaStream;
-  readonly options: CallWait;
+  readonly options: CallOptions;
 }
 
 interface Parts {
@@ -110,42 +121,56 @@ class CudaLayerEngine implements LayerEngine {
     this.#calls.throwIfUnusable();
   }
 
-  async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult> {
-    const { config, group } = this.#context;
-    bindOutput(this.#launches, this.#memory);
-    const { set, made: tables } = TensorSet.make(this.#device, (tensors) => ({
-      rowTable: tensors.empty('i32', [1, config.maxTokens, config.topk]),
-      rankTable: tensors.empty('i32', [input.numTokens, config.topk]),
-      numInputTokens: tensors.empty('i32', [group.size]),
-    }));
-    try {
-      const sending = { input, tables, stream: this.#order.begin(options), options };
+  async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult<TokenDType>> {
+    const sending = this.#begin(input, options);
+    return this.#orEnd(sending, async () => {
       this.#launchPrepare(sending);
-      if (input.fullScatterIndices) await this.#placeThenSend(sending);
-      else await this.#sendAtOnce(sending);
-      const received = this.#receive(sending);
-      return { ...received, event: this.#order.end(options) };
-    } catch (error) {
-      set[Symbol.dispose]();
-      // What was launched keeps its place in the order of calls.
-      this.#order.end({});
-      throw error;
-    }
+      if (input.fullScatterIndices) {
+        await this.#awaitCounts(sending, options);
+        if (this.#hostPlan.mustGrow) await this.#grow(sending, options);
+        await this.#placeThenSend(sending, options);
+      } else {
+        await this.#sendAtOnce(sending, options);
+      }
+      return this.#finish(sending);
+    });
   }
 
-  combine({ input, desc, out }: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult> {
+  async prepare(input: LayerInput, options: CallOptions): Promise<DispatchStages> {
+    const sending = this.#begin(input, options);
+    await this.#orEnd(sending, () => {
+      this.#launchPrepare(sending);
+      return this.#awaitCounts(sending, options);
+    });
+    return {
+      recvRows: this.#hostPlan.recvRows,
+      perExpert: this.#hostPlan.perExpert,
+      makeRoom: (wait) =>
+        this.#orEnd(sending, async () => {
+          if (this.#hostPlan.mustGrow) await this.#grow(sending, wait);
+        }),
+      send: (wait) =>
+        this.#orEnd(sending, async () => {
+          if (input.fullScatterIndices) await this.#placeThenSend(sending, wait);
+          else this.#launchDispatch(sending, wait);
+        }),
+      finish: () => this.#orEnd(sending, () => Promise.resolve(this.#finish(sending))),
+    };
+  }
+
+  combine({ input, desc, out }: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult<TokenDType>> {
     const { config } = this.#context;
+    const { repeatedRows, duplicates, rowTable, rankTable, sequence } = desc.tables;
     const timeoutNs = this.#calls.timeoutNs(options);
     bindOutput(this.#launches, this.#memory);
-    const combined = out ?? this.#device.empty('bf16', [desc.numDispatchTokenCurRank, config.hidden]);
-    const own = this.#memory.regionAddress('rows');
+    const combined = out ?? this.#device.empty(config.tokenDtype, [desc.numDispatchTokenCurRank, config.hidden]);
+    const own = this.#memory.regionAddress(config.combineRegion);
     if (input.address !== own && overlaps(input, own, input.bytes)) {
       const allowed = 'combineInput of the same descriptor, or a tensor that shares no bytes with it';
       throw invalidArgument('input', 'a tensor that overlaps where peers read it', allowed);
     }
     const stream = this.#order.begin(options);
-    if (input.address !== own) this.#copy(own, input.address, { bytes: input.bytes, stream });
-    const { repeatedRows, skippedTokenTopkMappingIndices: duplicates } = desc;
+    if (input.address !== own) copyBytes(this.#device, { to: own, from: input.address, bytes: input.bytes }, stream);
     if (repeatedRows !== undefined && duplicates !== undefined && repeatedRows.elements > 0) {
       const { sumRepeated } = this.#launches;
       sumRepeated.arguments.set('repeated', repeatedRows.address);
@@ -155,10 +180,10 @@ class CudaLayerEngine implements LayerEngine {
       sumRepeated.launch(stream);
     }
     const { combine } = this.#launches;
-    const call: Call = { kind: 'layer combine', handle: desc.sequence };
+    const call: Call = { kind: 'layer combine', handle: sequence };
     combine.arguments.set('out', combined.address);
-    combine.arguments.set('rowTable', desc.tokenDstScatterIdx.address);
-    combine.arguments.set('rankTable', desc.tokenDstRank.address);
+    combine.arguments.set('rowTable', rowTable.address);
+    combine.arguments.set('rankTable', rankTable.address);
     combine.arguments.set('tokens', desc.numDispatchTokenCurRank);
     combine.arguments.set('timeoutNs', timeoutNs);
     combine.arguments.set('openingEpoch', this.#calls.nextEpoch());
@@ -178,19 +203,66 @@ class CudaLayerEngine implements LayerEngine {
     await this.#context.group.barrier('a2a', remaining(wait));
   }
 
+  /** Its kernel is a call like others: those before it come first, and those after it wait for it. */
+  barrierOnStream(stream: CudaStream, wait: CallWait & { readonly intraNodeOnly: boolean }): void {
+    void this.#memory.size;
+    const { barrier } = this.#launches;
+    const call: Call = { kind: 'barrier', detail: wait.intraNodeOnly ? 1 : 0 };
+    const timeoutNs = this.#calls.timeoutNs(wait);
+    this.#order.beginOn(stream);
+    barrier.arguments.set('timeoutNs', timeoutNs);
+    barrier.arguments.set('epoch', this.#calls.nextEpoch());
+    barrier.arguments.set('call', callWord(call, 'opening'));
+    barrier.launch(stream);
+    this.#order.end({ asyncFinish: false });
+  }
+
   async close(): Promise<void> {
     // Kernels that still run use this memory.
     await this.#order.drained();
     for (const part of [this.#order, this.#scratch, this.#hostPlan, this.#calls]) part[Symbol.dispose]();
   }
 
-  /** The usual case: rows are sent right behind the count exchange, which needs no host to be right. */
-  async #sendAtOnce(sending: Sending): Promise<void> {
-    this.#launchDispatch(sending);
+  #begin(input: LayerInput, options: CallOptions): Sending {
+    const { config, group } = this.#context;
+    bindOutput(this.#launches, this.#memory);
+    const { set, made: tables } = TensorSet.make(this.#device, (tensors) => ({
+      rowTable: tensors.empty('i32', [1, config.maxTokens, config.topk]),
+      rankTable: tensors.empty('i32', [input.numTokens, config.topk]),
+      numInputTokens: tensors.empty('i32', [group.size]),
+    }));
     try {
-      await this.#awaitCounts(sending);
+      return { input, tables, set, stream: this.#order.begin(options), options };
+    } catch (error) {
+      set[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  /** When it fails the dispatch is over, on all ranks alike. */
+  async #orEnd<T>({ set }: Sending, stage: () => Promise<T>): Promise<T> {
+    try {
+      return await stage();
+    } catch (error) {
+      set[Symbol.dispose]();
+      // What was launched keeps its place in the order of calls.
+      this.#order.end({});
+      throw error;
+    }
+  }
+
+  #finish(sending: Sending): LayerDispatchResult<TokenDType> {
+    const received = this.#receive(sending);
+    return { ...received, event: this.#order.end(sending.options) };
+  }
+
+  /** The usual case: rows are sent right behind the count exchange, which needs no host to be right. */
+  async #sendAtOnce(sending: Sending, wait: CallWait): Promise<void> {
+    this.#launchDispatch(sending, wait);
+    try {
+      await this.#awaitCounts(sending, wait);
       if (!this.#hostPlan.mustGrow) return;
-      await this.#grow(sending);
+      await this.#grow(sending, wait);
     } catch (error) {
       // All ranks fail alike, so none of them came to the closing barrier.
       this.#calls.takeBackEpoch();
@@ -198,22 +270,20 @@ class CudaLayerEngine implements LayerEngine {
     }
     // The kernels left at once; the epoch of their closing barrier is still to be used.
     this.#calls.takeBackEpoch();
-    this.#launchDispatch(sending);
+    this.#launchDispatch(sending, wait);
   }
 
-  async #placeThenSend(sending: Sending): Promise<void> {
-    await this.#awaitCounts(sending);
-    if (this.#hostPlan.mustGrow) await this.#grow(sending);
-    this.#launchPlace(sending);
+  async #placeThenSend(sending: Sending, wait: CallWait): Promise<void> {
+    this.#launchPlace(sending, wait);
     const isPlaced = (): boolean => this.#hostPlan.isPlaced(this.#dispatches);
-    await this.#calls.waitFor('The check of fullScatterIndices', isPlaced, sending.options);
+    await this.#calls.waitFor('The check of fullScatterIndices', isPlaced, wait);
     await this.#hostPlan.throwIfFailed(sending.input);
-    this.#launchDispatch(sending);
+    this.#launchDispatch(sending, wait);
   }
 
-  async #awaitCounts({ input, options }: Sending): Promise<void> {
+  async #awaitCounts({ input }: Sending, wait: CallWait): Promise<void> {
     const isCounted = (): boolean => this.#hostPlan.isCounted(this.#dispatches);
-    await this.#calls.waitFor('The count exchange of a layer dispatch', isCounted, options);
+    await this.#calls.waitFor('The count exchange of a layer dispatch', isCounted, wait);
     await this.#hostPlan.throwIfFailed(input);
   }
 
@@ -221,9 +291,9 @@ class CudaLayerEngine implements LayerEngine {
    * Everyone knows everyone's rows, so all decide alike to come here, and fail alike if there is no room. If a rank does not
    * answer, nobody knows what the others have now: the layer is given up.
    */
-  async #grow({ stream, options }: Sending): Promise<void> {
+  async #grow({ stream }: Sending, wait: CallWait): Promise<void> {
     try {
-      await this.#context.reallocateDispatchOutputBuf(Math.max(...this.#hostPlan.recvRows), remaining(options));
+      await this.#context.reallocateDispatchOutputBuf(Math.max(...this.#hostPlan.recvRows), remaining(wait));
     } catch (error) {
       throw isSharedByAll(error) ? error : this.#calls.giveUp(error);
     }
@@ -252,7 +322,7 @@ class CudaLayerEngine implements LayerEngine {
     prepare.launch(stream);
   }
 
-  #launchPlace({ input, tables, stream, options }: Sending): void {
+  #launchPlace({ input, tables, stream }: Sending, wait: CallWait): void {
     const { place } = this.#launches;
     const set = place.arguments;
     const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
@@ -263,7 +333,7 @@ class CudaLayerEngine implements LayerEngine {
     set.set('rowTable', tables.rowTable.address);
     set.set('rankTable', tables.rankTable.address);
     set.set('tokens', input.numTokens);
-    set.set('timeoutNs', this.#calls.timeoutNs(options));
+    set.set('timeoutNs', this.#calls.timeoutNs(wait));
     set.set('sequence', this.#dispatches);
     for (let barrier = 0; barrier < 3; barrier++) {
       set.set('epochs', this.#calls.nextEpoch(), barrier);
@@ -272,7 +342,7 @@ class CudaLayerEngine implements LayerEngine {
     place.launch(stream);
   }
 
-  #launchDispatch({ input, tables, stream, options }: Sending): void {
+  #launchDispatch({ input, tables, stream }: Sending, wait: CallWait): void {
     const { dispatch } = this.#launches;
     const set = dispatch.arguments;
     set.set('sequence', this.#dispatches);
@@ -285,62 +355,42 @@ class CudaLayerEngine implements LayerEngine {
     set.set('rankTable', tables.rankTable.address);
     set.set('tokens', input.numTokens);
     set.set('placed', input.fullScatterIndices ? 1 : 0);
-    set.set('timeoutNs', this.#calls.timeoutNs(options));
+    set.set('timeoutNs', this.#calls.timeoutNs(wait));
     set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord({ kind: 'layer dispatch' }, 'closing'));
     dispatch.launch(stream);
   }
 
-  #receive({ input, tables, stream }: Sending): Omit<LayerDispatchResult, 'event'> {
+  #receive({ input, tables, stream }: Sending): Omit<LayerDispatchResult<TokenDType>, 'event'> {
     const { config } = this.#context;
-    const { rowTable, rankTable, numInputTokens } = tables;
-    const rows = this.#hostPlan.recvRows[config.rank]!;
-    const local = this.#options.enableLocalCombine;
-    const keep = (
-      region: 'firstRow' | 'duplicates' | 'repeated',
-      shape: readonly number[],
-    ): Tensor<'i32'> | undefined => (local ? this.#copyOwn(region, shape, stream) : undefined);
-    const layoutDesc = new EPAllToAllLayoutDesc({
-      owner: this.#context,
-      sequence: this.#dispatches,
-      numDispatchTokenCurRank: input.numTokens,
-      numInputTokensPerRank: numInputTokens,
-      topkIndicesTensor: input.expIndices,
-      tokenDstScatterIdx: rowTable,
-      tokenDstRank: rankTable,
-      skippedTokenMappingIndices: keep('firstRow', [rows]),
-      skippedTokenTopkMappingIndices: keep('duplicates', [rows, config.topk]),
-      repeatedRows: keep('repeated', [this.#hostPlan.repeated]),
-      numRecvTokens: rows,
-      numRecvTokensPerExpert: this.#hostPlan.perExpert,
-    });
+    const numRecvTokens = this.#hostPlan.recvRows[config.rank]!;
+    const layoutDesc = makeLayoutDesc(
+      {
+        ...tables,
+        owner: this.#context,
+        sequence: this.#dispatches,
+        input,
+        numRecvTokens,
+        numRecvTokensPerExpert: this.#hostPlan.perExpert,
+        firstRows: this.#view('i32', 'firstRow', [numRecvTokens]),
+        duplicates: this.#view('i32', 'duplicates', [numRecvTokens, config.topk]),
+        repeated: this.#view('i32', 'repeated', [this.#hostPlan.repeated]),
+      },
+      {
+        localCombine: this.#options.enableLocalCombine,
+        offsetDtype: config.offsetDtype,
+        copy: (table) => copyTable(this.#device, table, stream),
+        widen: (table) => widenTable(this.#device, table, { widen: this.#launches.widen, stream }),
+      },
+    );
     return {
-      output: this.#view('bf16', 'rows', [rows, config.hidden]),
-      weights: input.weight && this.#view(config.weightDtype, 'weights', [rows]),
+      output: this.#view(config.tokenDtype, 'rows', [numRecvTokens, config.hidden]),
+      weights: input.weight && this.#view(config.weightDtype, 'weights', [numRecvTokens]),
       layoutDesc,
     };
   }
 
-  #view<D extends DType>(dtype: D, region: 'rows' | 'weights', shape: readonly number[]): Tensor<D> {
+  #view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {
     return this.#memory.view(dtype, region, shape);
-  }
-
-  /** The window's table is overwritten by the next dispatch; the descriptor keeps its own. */
-  #copyOwn(
-    region: 'firstRow' | 'duplicates' | 'repeated',
-    shape: readonly number[],
-    stream: CudaStream,
-  ): Tensor<'i32'> {
-    const copy = this.#device.empty('i32', shape);
-    const from = this.#memory.regionAddress(region);
-    this.#copy(copy.address, from, { bytes: copy.bytes, stream });
-    return copy;
-  }
-
-  #copy(to: number, from: number, { bytes, stream }: { readonly bytes: number; readonly stream: CudaStream }): void {
-    if (bytes === 0) return;
-    const { context } = this.#device;
-    context.workCount += 1;
-    context.call('cuMemcpyDtoDAsync', to, from, bytes, stream.handle);
   }
 }

@@ -1,18 +1,22 @@
 // The kernels of a layer on a GPU, prepared once: blocks, warps, shared memory, and the addresses that stay the same.
+import { elementFormats } from '../../../abi/element-formats.ts';
 import { EP_SYNC_BYTES } from '../../../abi/ep-arguments.ts';
 import {
   LAYER_COUNTERS,
   LAYER_SECTION_BYTES,
+  type layerBarrierArguments,
   type layerCombineArguments,
   type layerDispatchArguments,
   type layerPlaceArguments,
   layerPlan,
   type layerPrepareArguments,
   type layerSumArguments,
+  type layerWidenArguments,
 } from '../../../abi/layer-arguments.ts';
 import type { Layout } from '../../../abi/layout.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import {
+  layerCallKernels,
   layerCombineKernels,
   layerDispatchKernels,
   layerPlaceKernels,
@@ -37,6 +41,8 @@ export interface LayerLaunches {
   readonly dispatch: LaunchPlan<Names<typeof layerDispatchArguments>>;
   readonly sumRepeated: LaunchPlan<Names<typeof layerSumArguments>>;
   readonly combine: LaunchPlan<Names<typeof layerCombineArguments>>;
+  readonly barrier: LaunchPlan<Names<typeof layerBarrierArguments>>;
+  readonly widen: LaunchPlan<Names<typeof layerWidenArguments>>;
   /** Words of 32 tokens that a block counts at once. */
   readonly tileWords: number;
 }
@@ -44,6 +50,9 @@ export interface LayerLaunches {
 /** Threads of the prepare kernel, one for each token of a tile at most. */
 const PREPARE_THREADS = 512;
 const PLACE_THREADS = 1024;
+/** One for each rank. */
+const BARRIER_THREADS = 32;
+const WIDEN_THREADS = 256;
 /** Part of the blocks that send, where others copy what came: rows on the links hold up those behind them on one SM. */
 const SEND_SHARE = 0.6;
 /** Sums of rows from this GPU's own memory, which is nearer than the links, need more warps to keep it busy. */
@@ -84,16 +93,24 @@ export async function loadLayerLaunches(
   config: EPConfig,
   { enableLocalCombine, numSm, useAot }: LayerEngineOptions,
 ): Promise<LayerLaunches> {
-  const [{ layerPrepare }, { layerPlace }, { layerDispatch }, { layerCombine, layerSumRepeated }] = await Promise.all([
+  const ELEMENT = elementFormats[config.tokenDtype];
+  const [
+    { layerPrepare },
+    { layerPlace },
+    { layerDispatch },
+    { layerCombine, layerSumRepeated },
+    { layerBarrier, layerWiden },
+  ] = await Promise.all([
     device.loadKernels(layerPrepareKernels, {}, { useAot }),
     device.loadKernels(layerPlaceKernels, {}, { useAot }),
     device.loadKernels(layerDispatchKernels, {}, { useAot }),
-    device.loadKernels(layerCombineKernels, {}, { useAot }),
+    device.loadKernels(layerCombineKernels, { ELEMENT }, { useAot }),
+    device.loadKernels(layerCallKernels, {}, { useAot }),
   ]);
   const { multiprocessors, sharedBytesPerBlock } = device.properties;
   const grid = Math.min(numSm, multiprocessors);
   const room = sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES;
-  const rowBytes = config.hidden * 2;
+  const { rowBytes } = config;
   const binBytes = (config.worldSize + config.numExperts) * 4;
   // As many tokens for a block as give every block some, and no more than its threads and its memory serve.
   const fitting = Math.min(PREPARE_THREADS / 32, Math.floor(room / binBytes));
@@ -114,6 +131,8 @@ export async function loadLayerLaunches(
     dispatch: layerDispatch.plan({ grid, block: staging.block, sharedBytes: staging.sharedBytes, cooperative: true }),
     sumRepeated: layerSumRepeated.plan({ grid, block: summed.block, sharedBytes: summed.sharedBytes }),
     combine: layerCombine.plan({ grid, block: pulled.block, sharedBytes: pulled.sharedBytes }),
+    barrier: layerBarrier.plan({ grid: 1, block: BARRIER_THREADS }),
+    widen: layerWiden.plan({ grid, block: WIDEN_THREADS }),
     tileWords,
   };
   launches.dispatch.arguments.set('stageBytes', staging.partBytes);
@@ -126,17 +145,15 @@ export async function loadLayerLaunches(
     plan.arguments.set('stageBytes', stageBytes);
     plan.arguments.set('partBytes', partBytes);
   }
-  for (const plan of [launches.prepare, launches.dispatch]) {
-    plan.arguments.set('tileWords', tileWords);
-    plan.arguments.set('localCombine', enableLocalCombine ? 1 : 0);
-  }
+  for (const plan of [launches.prepare, launches.dispatch]) plan.arguments.set('tileWords', tileWords);
+  launches.prepare.arguments.set('localCombine', enableLocalCombine ? 1 : 0);
   launches.combine.arguments.set('onePerRank', enableLocalCombine ? 1 : 0);
   return launches;
 }
 
 /** Addresses and counts that stay the same for all calls of a layer. */
 export function bindLayerLaunches(
-  { prepare, place, dispatch, sumRepeated, combine }: LayerLaunches,
+  { prepare, place, dispatch, sumRepeated, combine, barrier }: LayerLaunches,
   config: EPConfig,
   bound: {
     readonly memory: CudaLayerMemory;
@@ -147,8 +164,8 @@ export function bindLayerLaunches(
 ): void {
   const { memory, scratch, hostPlan, traps } = bound;
   const { worldSize, rank, topk, numExperts } = config;
-  for (const plan of [prepare, place, dispatch, combine]) {
-    for (const [index, address] of memory.control.addresses.entries()) plan.arguments.set('peers', address, index);
+  for (const plan of [prepare, place, dispatch, combine, barrier]) {
+    for (const [peer, address] of memory.control.addresses.entries()) plan.arguments.set('peers', address, peer);
     plan.arguments.set('ranks', worldSize);
     plan.arguments.set('rank', rank);
     plan.arguments.set('trap', traps.address);
@@ -168,7 +185,7 @@ export function bindLayerLaunches(
     plan.arguments.set('tileCounts', scratch.tileCounts.address);
     plan.arguments.set('firstRows', scratch.firstRows.address);
   }
-  for (const plan of [dispatch, sumRepeated, combine]) plan.arguments.set('rowBytes', config.hidden * 2);
+  for (const plan of [dispatch, sumRepeated, combine]) plan.arguments.set('rowBytes', config.rowBytes);
   prepare.arguments.set('maxTokens', config.maxTokens);
   prepare.arguments.set('hostExperts', hostPlan.expertsAddress);
   dispatch.arguments.set('sectionOffset', EP_SYNC_BYTES);
@@ -184,10 +201,11 @@ export function bindOutput(launches: LayerLaunches, memory: CudaLayerMemory): vo
   }
   prepare.arguments.set('capacityRows', capacityRows);
   place.arguments.set('sourceOffset', regions.sourceToken.offset);
-  for (const plan of [dispatch, combine]) plan.arguments.set('rowsOffset', regions.rows.offset);
+  dispatch.arguments.set('rowsOffset', regions.rows.offset);
+  combine.arguments.set('rowsOffset', regions[config.combineRegion].offset);
   dispatch.arguments.set('weightsOffset', regions.weights.offset);
   dispatch.arguments.set('firstRowOffset', regions.firstRow.offset);
   dispatch.arguments.set('duplicatesOffset', regions.duplicates.offset);
   dispatch.arguments.set('repeatedOffset', regions.repeated.offset);
-  sumRepeated.arguments.set('rows', memory.regionAddress('rows'));
+  sumRepeated.arguments.set('rows', memory.regionAddress(config.combineRegion));
 }

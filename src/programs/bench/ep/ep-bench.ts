@@ -1,6 +1,6 @@
 // The expert-parallel bench: makes the cases, times them in turn on all ranks, and describes machine and result.
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { deepEpConfig, deepEpNvlBytes } from '../../../ep/index.ts';
+import { deepEpConfig, isDeepEpRankCount } from '../../../ep/index.ts';
 import type { World } from '../../../world/index.ts';
 import { makeEpCases } from './ep-cases.ts';
 import { type EpBenchReport, method, summarizeCases } from './ep-results.ts';
@@ -70,12 +70,12 @@ async function sampleHere(world: World): Promise<PlacementSample | undefined> {
   return sample;
 }
 
-/** DeepEP makes one buffer for both directions, so the larger hint counts; undefined for rank counts it does not know. */
+/** DeepEP makes one buffer for both directions, so the larger hint counts; undefined for rank counts it cannot serve. */
 function deepEpHint(workload: EpWorkload): number | undefined {
-  const hints = (['dispatch', 'combine'] as const).map((operation) => {
-    const config = deepEpConfig(operation, workload.ranks);
-    return config === undefined ? 0 : deepEpNvlBytes(config, combineRowBytes(workload), workload.ranks);
-  });
-  const bytes = Math.max(...hints);
-  return bytes === 0 ? undefined : bytes;
+  const { ranks } = workload;
+  if (!isDeepEpRankCount(ranks)) return undefined;
+  const hints = (['dispatch', 'combine'] as const).map((operation) =>
+    deepEpConfig(operation, ranks).getNvlBufferSizeHint(combineRowBytes(workload), ranks),
+  );
+  return Math.max(...hints);
 }

@@ -1,7 +1,7 @@
 // The tokens and routing that the expert-parallel bench moves; the same seed gives the same bytes on every machine.
 import { toBf16 } from '../../../core/dtype.ts';
 import { invalidArgument } from '../../../core/errors.ts';
-import { SCALE_GROUP } from '../../../device/formats/scaled-rows.ts';
+import { FP8_GROUP } from '../../../abi/element-formats.ts';
 import { MAX_TOPK } from '../../../ep/buffer/buffer-size.ts';
 import { seededRandom } from '../../../core/seeded-random.ts';
 
@@ -61,7 +61,7 @@ export function combineRowBytes({ hidden }: EpWorkload): number {
 }
 
 function scalesPerRow(hidden: number): number {
-  return Math.ceil(hidden / SCALE_GROUP);
+  return Math.ceil(hidden / FP8_GROUP);
 }
 
 export interface Routing {

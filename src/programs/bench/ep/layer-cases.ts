@@ -53,13 +53,13 @@ export async function makeLayerCases(
 /** Where combine finds the rows of this rank's tokens; stays true, for neither routing nor windows change. */
 function rowsInWindows(
   layer: EPAll2AllLayer,
-  { tokenDstScatterIdx, tokenDstRank }: EPAllToAllLayoutDesc,
+  { tables: { rowTable, rankTable } }: EPAllToAllLayoutDesc,
 ): { readonly sources: Uint32Array; readonly tokens: Int32Array } {
   const { topk } = layer.config;
-  const places = tokenDstScatterIdx.view();
-  const ranks = tokenDstRank.view();
-  const cells = [...ranks.keys()].filter((cell) => (ranks[cell] as number) >= 0);
-  const address = (cell: number): number => layer.context.peerRowAddress(ranks[cell] as number, places[cell] as number);
+  const places = rowTable.view();
+  const ranks = rankTable.view();
+  const cells = [...ranks.keys()].filter((cell) => ranks[cell]! >= 0);
+  const address = (cell: number): number => layer.context.peerRowAddress(ranks[cell]!, places[cell]!);
   return {
     sources: Uint32Array.from(cells, address),
     tokens: Int32Array.from(cells, (cell) => Math.floor(cell / topk)),

@@ -34,6 +34,39 @@ export async function wrongLayerCalls(): Promise<Scenarios> {
       await closing.epBarrierAll();
     },
     'layer weights': () => layer.dispatch({ input: x, expIndices: topkIdx, weight: device.empty('bf16', [2, 2]) }),
+    'layer unknown option': () =>
+      EPAll2AllLayer.create(world, device, { ...layerOptions, capasity: 3 } as typeof layerOptions),
+    'layer unknown argument': () => layer.dispatch({ input: x, expIndices: topkIdx, weights: topkWeights } as never),
+    'layer dtype': () => EPAll2AllLayer.create(world, device, { ...layerOptions, dtype: 'fp8' as 'f16' }),
+    'layer offsetDtype': () => EPAll2AllLayer.create(world, device, { ...layerOptions, offsetDtype: 'u8' as 'i64' }),
+    'layer dtype of input': async () => {
+      await using half = await EPAll2AllLayer.create(world, device, { ...layerOptions, dtype: 'f16' });
+      await half.dispatch({ input: x as never, expIndices: topkIdx });
+    },
+    'layer stream': () => layer.epBarrierAll(1 as never),
+    'layer call between stages': async () => {
+      const staged = await layer.preprocess({ input: x, expIndices: topkIdx });
+      try {
+        await layer.dispatch({ input: x, expIndices: topkIdx });
+      } finally {
+        await layer.initOutputBuffer(staged);
+        await layer.dispatchToken(staged);
+        const { layoutDesc } = await layer.dispatchPostprocess(staged);
+        layoutDesc.dispose();
+      }
+    },
+    'layer stage too early': async () => {
+      const staged = await layer.preprocess({ input: x, expIndices: topkIdx });
+      try {
+        await layer.dispatchToken(staged);
+      } finally {
+        await layer.initOutputBuffer(staged);
+        await layer.dispatchToken(staged);
+        const { layoutDesc } = await layer.dispatchPostprocess(staged);
+        layoutDesc.dispose();
+      }
+    },
+    'layer stage of nothing': () => layer.initOutputBuffer({} as never),
     'layer topk': async () => layer.dispatch({ input: x, expIndices: await ids([[0], [1]]) }),
   };
 }

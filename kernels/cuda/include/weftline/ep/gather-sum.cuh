@@ -1,7 +1,8 @@
 // Sums of rows that lie anywhere: a warp pulls the rows of one item through shared memory in chunks of columns, adds them
-// in f32 in a given order and rounds once to bf16. While one chunk is summed the copy engine brings the next.
+// in f32 in a given order and rounds once to the rows' dtype. While one chunk is summed the copy engine brings the next.
 #pragma once
 #include "weftline/copy/bulk-copy.cuh"
+#include "weftline/ep/element.cuh"
 #include "weftline/types.cuh"
 
 namespace weftline {
@@ -71,31 +72,8 @@ __device__ __forceinline__ void beginPart(const GatherPart& part, const u8* row,
 #endif
 }
 
-__device__ __forceinline__ void addVector(f32 (&sum)[8], const uint4& v) {
-  const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (u32 q = 0; q < 4; ++q) {
-    sum[2 * q] += lowBf16ToFloat(words[q]);
-    sum[2 * q + 1] += highBf16ToFloat(words[q]);
-  }
-}
-
-__device__ __forceinline__ void startVector(f32 (&sum)[8], const uint4& v) {
-  const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (u32 q = 0; q < 4; ++q) {
-    sum[2 * q] = lowBf16ToFloat(words[q]);
-    sum[2 * q + 1] = highBf16ToFloat(words[q]);
-  }
-}
-
-__device__ __forceinline__ uint4 roundVector(const f32 (&sum)[8]) {
-  return make_uint4(packBf16(sum[0], sum[1]), packBf16(sum[2], sum[3]), packBf16(sum[4], sum[5]),
-                    packBf16(sum[6], sum[7]));
-}
-
 // The usual case, with everything known to the compiler: `rows` rows, no bias.
-template <u32 rows>
+template <class Element, u32 rows>
 __device__ __forceinline__ void sumKnown(u32 each, const u8* stage, u8* out, u32 bytes) {
 #pragma unroll 2
   for (u32 column = laneIndex() * 16; column < bytes; column += lanesPerWarp * 16) {
@@ -104,22 +82,23 @@ __device__ __forceinline__ void sumKnown(u32 each, const u8* stage, u8* out, u32
     for (u32 slot = 0; slot < rows; ++slot) {
       vectors[slot] = *reinterpret_cast<const uint4*>(stage + slot * each + column);
     }
-    f32 sum[8];
-    startVector(sum, vectors[0]);
+    f32 sum[Element::perVector];
+    Element::start(sum, vectors[0]);
 #pragma unroll
-    for (u32 slot = 1; slot < rows; ++slot) addVector(sum, vectors[slot]);
-    *reinterpret_cast<uint4*>(out + column) = roundVector(sum);
+    for (u32 slot = 1; slot < rows; ++slot) Element::add(sum, vectors[slot]);
+    *reinterpret_cast<uint4*>(out + column) = Element::round(sum);
   }
 }
 
 // Any number of rows, after the biases. One addend alone travels bit for bit; none is zero.
+template <class Element>
 __device__ __forceinline__ void sumAny(const GatherShape& shape, const Biases& biases, const GatherPart& part,
                                        const u8* stage, u8* out) {
   const u64 offset = static_cast<u64>(part.item) * shape.rowBytes + part.at;
   const u8* addends[2] = {static_cast<const u8*>(biases.first), static_cast<const u8*>(biases.second)};
   const u32 count = part.rows + (addends[0] != nullptr) + (addends[1] != nullptr);
   for (u32 column = laneIndex() * 16; column < part.bytes; column += lanesPerWarp * 16) {
-    f32 sum[8] = {};
+    f32 sum[Element::perVector] = {};
     uint4 only = make_uint4(0, 0, 0, 0);
     bool started = false;
     for (u32 index = 0; index < part.rows + 2; ++index) {
@@ -127,43 +106,44 @@ __device__ __forceinline__ void sumAny(const GatherShape& shape, const Biases& b
                                  : stage + (index - 2) * part.each;
       if (from == nullptr) continue;
       only = *reinterpret_cast<const uint4*>(from + column);
-      if (started) addVector(sum, only);
-      else startVector(sum, only);
+      if (started) Element::add(sum, only);
+      else Element::start(sum, only);
       started = true;
     }
-    *reinterpret_cast<uint4*>(out + column) = count <= 1 ? only : roundVector(sum);
+    *reinterpret_cast<uint4*>(out + column) = count <= 1 ? only : Element::round(sum);
   }
 }
 
+template <class Element>
 __device__ __forceinline__ void sumPart(const GatherShape& shape, const Biases& biases, const GatherPart& part,
                                         const u8* stage, u8* out) {
   const bool biased = biases.first != nullptr || biases.second != nullptr;
   switch (biased ? 0 : part.rows) {
     case 2:
-      return sumKnown<2>(part.each, stage, out, part.bytes);
+      return sumKnown<Element, 2>(part.each, stage, out, part.bytes);
     case 3:
-      return sumKnown<3>(part.each, stage, out, part.bytes);
+      return sumKnown<Element, 3>(part.each, stage, out, part.bytes);
     case 4:
-      return sumKnown<4>(part.each, stage, out, part.bytes);
+      return sumKnown<Element, 4>(part.each, stage, out, part.bytes);
     case 5:
-      return sumKnown<5>(part.each, stage, out, part.bytes);
+      return sumKnown<Element, 5>(part.each, stage, out, part.bytes);
     case 6:
-      return sumKnown<6>(part.each, stage, out, part.bytes);
+      return sumKnown<Element, 6>(part.each, stage, out, part.bytes);
     case 7:
-      return sumKnown<7>(part.each, stage, out, part.bytes);
+      return sumKnown<Element, 7>(part.each, stage, out, part.bytes);
     case 8:
-      return sumKnown<8>(part.each, stage, out, part.bytes);
+      return sumKnown<Element, 8>(part.each, stage, out, part.bytes);
     default:
-      return sumAny(shape, biases, part, stage, out);
+      return sumAny<Element>(shape, biases, part, stage, out);
   }
 }
 
-// All blocks of a kernel together sum all items. Source says what an item is made of, all 32 lanes calling together:
+// All blocks of a kernel together sum all items. Element: see element.cuh. Source says what an item is made of, all 32 lanes calling together:
 //   Place placeAt(item)            what this lane must know of the item; asked for one item ahead, nothing past the end
 //   const u8* rowAt(place)         the row that this lane adds, in the order of lanes, or null
 //   u8* outAt(item, row)           where the sum goes; null for nowhere
 //   void begin(item)               once per item, before its sum is stored
-template <class Source>
+template <class Element, class Source>
 __device__ __forceinline__ void gatherSums(const GatherShape& shape, const Source& source, const Biases& biases,
                                            u8* memory, u64* barriers) {
   const u32 step = gridDim.x * (blockDim.x / lanesPerWarp);
@@ -197,7 +177,7 @@ __device__ __forceinline__ void gatherSums(const GatherShape& shape, const Sourc
     }
     // The result before must have left its slot.
     warpWaitStoresRead<0>();
-    sumPart(shape, biases, part, memory + stage * static_cast<u64>(shape.stageBytes), result);
+    sumPart<Element>(shape, biases, part, memory + stage * static_cast<u64>(shape.stageBytes), result);
     warpRowWritten();
     u8* out = source.outAt(part.item, row);
     if (out != nullptr) warpStoreRow(out + part.at, result, part.bytes);

@@ -1,0 +1,20 @@
+// Small kernels of EPAll2AllLayer: a barrier of all ranks on a stream, and tables of i32 as tables of i64.
+#include "weftline/abi.cuh"
+#include "weftline/collective/rank-barrier.cuh"
+#include "weftline/types.cuh"
+
+using namespace weftline;
+
+extern "C" __global__ void __launch_bounds__(32) layerBarrier(const __grid_constant__ LayerBarrierArguments a) {
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerBarrier, a.rank, a.timeoutNs, sharedWaits()};
+  // ORDER: what this stream wrote before reaches peers before the arrival; what it reads behind the barrier comes after.
+  fenceSystem();
+  enterTogether({a.peers, a.ranks, a.rank, a.epoch, a.call}, scope);
+  fenceSystem();
+}
+
+extern "C" __global__ void __launch_bounds__(256) layerWiden(const __grid_constant__ LayerWidenArguments a) {
+  for (u32 index = blockIdx.x * blockDim.x + threadIdx.x; index < a.count; index += gridDim.x * blockDim.x) {
+    static_cast<i64*>(a.to)[index] = static_cast<const i32*>(a.from)[index];
+  }
+}

@@ -1,0 +1,19 @@
+// The text of the module "abi" of kernels/wasm: constants that CPU kernels share with the host.
+import { elementFormats, FP8_GROUP } from './element-formats.ts';
+
+/** Prefix and numbers: { elementFormat: { bf16: 0 } } becomes `ELEMENT_FORMAT_BF16`. */
+const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
+  elementFormat: elementFormats,
+  fp8: { group: FP8_GROUP },
+};
+
+export function assemblyScriptModule(): string {
+  const lines = Object.entries(constants).flatMap(([prefix, values]) =>
+    Object.entries(values).map(([name, value]) => `export const ${upper(prefix)}_${upper(name)}: i32 = ${value};`),
+  );
+  return ['// Generated from src/abi. Do not edit.', ...lines, ''].join('\n');
+}
+
+function upper(name: string): string {
+  return name.replaceAll(/[A-Z]/g, (letter) => `_${letter}`).toUpperCase();
+}

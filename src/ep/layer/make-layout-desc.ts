@@ -1,0 +1,58 @@
+// The descriptor of a layer dispatch from its tables, whatever the device.
+import type { Tensor } from '../../device/tensor.ts';
+import type { LayerInput } from './layer-arguments.ts';
+import { EPAllToAllLayoutDesc, type OffsetTensor } from './layout-desc.ts';
+
+export interface DispatchTables {
+  readonly owner: object;
+  readonly sequence: number;
+  readonly input: LayerInput;
+  /** i32 [1, maxTokens, K], [T, K] and [ranks]; the descriptor's from now on. */
+  readonly rowTable: Tensor<'i32'>;
+  readonly rankTable: Tensor<'i32'>;
+  readonly numInputTokens: Tensor<'i32'>;
+  readonly numRecvTokens: number;
+  readonly numRecvTokensPerExpert: readonly number[];
+  /** i32 [recv], [recv, K] and [n] in the window, where the next dispatch overwrites them. */
+  readonly firstRows: Tensor<'i32'>;
+  readonly duplicates: Tensor<'i32'>;
+  readonly repeated: Tensor<'i32'> | undefined;
+}
+
+/** How a device makes tables of its own from others. */
+export interface TableCopies {
+  /** Combine needs the tables in the window, and may come after the next dispatch. */
+  readonly localCombine: boolean;
+  readonly offsetDtype: 'i32' | 'i64';
+  copy(table: Tensor<'i32'>): Tensor<'i32'>;
+  widen(table: Tensor<'i32'>): Tensor<'i64'>;
+}
+
+export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPAllToAllLayoutDesc {
+  const { owner, sequence, input, rowTable, rankTable, numInputTokens, repeated, ...parts } = tables;
+  const owned: Tensor[] = [rowTable, rankTable, numInputTokens];
+  const keep = <T extends Tensor>(tensor: T): T => {
+    owned.push(tensor);
+    return tensor;
+  };
+  const kept = (table: Tensor<'i32'> | undefined): Tensor<'i32'> | undefined =>
+    copies.localCombine && table !== undefined ? keep(copies.copy(table)) : undefined;
+  const offsets = (table: Tensor<'i32'>): OffsetTensor =>
+    copies.offsetDtype === 'i32' ? table : keep(copies.widen(table));
+  const firstRows = kept(parts.firstRows);
+  const duplicates = kept(parts.duplicates);
+  const repeatedRows = kept(repeated);
+  return new EPAllToAllLayoutDesc(
+    {
+      numDispatchTokenCurRank: input.numTokens,
+      numInputTokensPerRank: offsets(numInputTokens),
+      topkIndicesTensor: input.expIndices,
+      tokenDstScatterIdx: offsets(rowTable),
+      skippedTokenMappingIndices: offsets(firstRows ?? parts.firstRows),
+      skippedTokenTopkMappingIndices: offsets(duplicates ?? parts.duplicates),
+      numRecvTokens: parts.numRecvTokens,
+      numRecvTokensPerExpert: parts.numRecvTokensPerExpert,
+    },
+    { owner, sequence, rowTable, rankTable, duplicates, repeatedRows, owned },
+  );
+}
