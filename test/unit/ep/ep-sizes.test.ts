@@ -16,12 +16,24 @@ test('deepEpLowLatencySize() gives the published example: 128 tokens, hidden 716
 
 test('the hints of DeepEpConfig follow the formulas for one and for two nodes', () => {
   const eight = deepEpConfig('dispatch', 8);
-  assert.deepEqual(Object.fromEntries(Object.entries(eight)), { numSms: 20, nvlSend: 6, nvlRecv: 256, rdmaSend: 6, rdmaRecv: 132 });
+  assert.deepEqual(Object.fromEntries(Object.entries(eight)), {
+    numSms: 20,
+    nvlSend: 6,
+    nvlRecv: 256,
+    rdmaSend: 6,
+    rdmaRecv: 132,
+  });
   // 10 channels, 8 peers, 1 node: prefixes, then 256 slots of 14336 + 8 + 1024 + 512 + 512 bytes.
   assert.equal(eight.getNvlBufferSizeHint(14_336, 8), Math.ceil((10 * 8 * 5 * 4 + 10 * 8 * 256 * 16_392) / 128) * 128);
   assert.equal(eight.getRdmaBufferSizeHint(14_336, 8), 0);
   const sixteen = deepEpConfig('combine', 16, 24);
-  assert.deepEqual(Object.fromEntries(Object.entries(sixteen)), { numSms: 24, nvlSend: 4, nvlRecv: 288, rdmaSend: 12, rdmaRecv: 132 });
+  assert.deepEqual(Object.fromEntries(Object.entries(sixteen)), {
+    numSms: 24,
+    nvlSend: 4,
+    nvlRecv: 288,
+    rdmaSend: 12,
+    rdmaRecv: 132,
+  });
   const meta = 12 * 2 * (8 * 2 + 2) * 2 * 4;
   const data = 2 * 12 * 2 * 132 * (14_336 + 8 + 1024 + 512 + 512 + 16);
   assert.equal(sixteen.getRdmaBufferSizeHint(14_336, 16), Math.ceil((meta + data) / 128) * 128);
@@ -29,7 +41,13 @@ test('the hints of DeepEpConfig follow the formulas for one and for two nodes', 
 
 test('a plain DeepEpConfig serves any rank count of DeepEP, and others are refused', () => {
   assert.deepEqual(deepEpConfig('dispatch', 6), new DeepEpConfig());
-  assert.deepEqual(Object.fromEntries(Object.entries(new DeepEpConfig())), { numSms: 20, nvlSend: 6, nvlRecv: 256, rdmaSend: 6, rdmaRecv: 258 });
+  assert.deepEqual(Object.fromEntries(Object.entries(new DeepEpConfig())), {
+    numSms: 20,
+    nvlSend: 6,
+    nvlRecv: 256,
+    rdmaSend: 6,
+    rdmaRecv: 258,
+  });
   for (const ranks of [1, 3, 8, 16, 40, 1024]) {
     assert.ok(deepEpConfig('combine', ranks).getNvlBufferSizeHint(2048, ranks) > 0);
     assert.equal(new DeepEpConfig().getRdmaBufferSizeHint(2048, ranks) > 0, ranks > 8);
