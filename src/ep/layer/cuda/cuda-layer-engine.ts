@@ -162,7 +162,7 @@ class CudaLayerEngine implements LayerEngine {
     const { config } = this.#context;
     const { repeatedRows, duplicates, rowTable, rankTable, sequence } = desc.tables;
     const timeoutNs = this.#calls.timeoutNs(options);
-    bindOutput(this.#launches, this.#memory);
+    bindOutput(this.#launches, this.#context.config, this.#memory);
     const combined = out ?? this.#device.empty(config.tokenDtype, [desc.numDispatchTokenCurRank, config.hidden]);
     const own = this.#memory.regionAddress(config.combineRegion);
     if (input.address !== own && overlaps(input, own, input.bytes)) {
@@ -225,7 +225,7 @@ class CudaLayerEngine implements LayerEngine {
 
   #begin(input: LayerInput, options: CallOptions): Sending {
     const { config, group } = this.#context;
-    bindOutput(this.#launches, this.#memory);
+    bindOutput(this.#launches, this.#context.config, this.#memory);
     const { set, made: tables } = TensorSet.make(this.#device, (tensors) => ({
       rowTable: tensors.empty('i32', [1, config.maxTokens, config.topk]),
       rankTable: tensors.empty('i32', [input.numTokens, config.topk]),
@@ -297,7 +297,7 @@ class CudaLayerEngine implements LayerEngine {
     } catch (error) {
       throw isSharedByAll(error) ? error : this.#calls.giveUp(error);
     }
-    bindOutput(this.#launches, this.#memory);
+    bindOutput(this.#launches, this.#context.config, this.#memory);
     // What made the kernels leave is over.
     const { status } = layerPlan.offset;
     this.#device.setBytes(this.#scratch.plan.slice(status, status + 4), 0, stream);

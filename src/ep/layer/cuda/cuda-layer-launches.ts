@@ -193,7 +193,7 @@ export function bindLayerLaunches(
 }
 
 /** What follows the output, which may have been replaced since the last call. */
-export function bindOutput(launches: LayerLaunches, memory: CudaLayerMemory): void {
+export function bindOutput(launches: LayerLaunches, config: EPConfig, memory: CudaLayerMemory): void {
   const { prepare, place, dispatch, sumRepeated, combine } = launches;
   const { regions, capacityRows } = memory.size;
   for (const plan of [place, dispatch, combine]) {
