@@ -198,8 +198,8 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   combineInput(layoutDesc: EPAllToAllLayoutDesc): Tensor<D> {
     this.#guard.requireOpen();
     const { numRecvTokens } = checkDescriptor(layoutDesc, this.context);
-    const { tokenDtype, combineRegion, hidden } = this.config;
-    return this.context.view(tokenDtype, combineRegion, [numRecvTokens, hidden]) as Tensor<D>;
+    const { tokenDtype, hidden } = this.config;
+    return this.context.view(tokenDtype, 'expertRows', [numRecvTokens, hidden]) as Tensor<D>;
   }
 
   /**

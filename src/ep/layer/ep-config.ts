@@ -79,11 +79,6 @@ export class EPConfig {
     return this.hidden * dtypes[this.tokenDtype].bytes;
   }
 
-  /** The region of the output that combine reads. */
-  get combineRegion(): 'rows' | 'expertRows' {
-    return this.keepDispatchOutput ? 'expertRows' : 'rows';
-  }
-
   get isIntraNode(): boolean {
     return this.localWorldSize === this.worldSize;
   }

@@ -10,7 +10,7 @@ const ROW_STEP = 1024;
 /** How much more than needed a reallocation takes. */
 const GROWTH = 1.25;
 
-/** `expertRows`: where combine reads, if dispatch's rows must stay as they are; else it reads `rows`. */
+/** `expertRows` is where combine reads: the memory of `rows`, unless dispatch's rows must stay as they are. */
 export type OutputRegion = 'rows' | 'expertRows' | 'weights' | 'sourceToken' | 'firstRow' | 'duplicates' | 'repeated';
 
 export interface OutputSize {

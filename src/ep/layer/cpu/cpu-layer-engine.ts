@@ -124,11 +124,11 @@ class CpuLayerEngine implements LayerEngine {
   ): Promise<LayerCombineResult<TokenDType>> {
     await options.previousEvent?.wait(remaining(options));
     const { kernels } = this.#device;
-    const { topk, hidden, rowBytes, tokenDtype, combineRegion } = this.#context.config;
+    const { topk, hidden, rowBytes, tokenDtype } = this.#context.config;
     const { duplicates, rowTable, rankTable, sequence } = desc.tables;
     const shape = [desc.numDispatchTokenCurRank, hidden];
     const combined = out ?? (await this.#device.allocating(() => this.#device.empty(tokenDtype, shape)));
-    const own = this.#memory.view(tokenDtype, combineRegion, [desc.numRecvTokens, hidden]);
+    const own = this.#memory.view(tokenDtype, 'expertRows', [desc.numRecvTokens, hidden]);
     const format = elementFormats[tokenDtype];
     const sources = this.#tables.sources.address;
     if (input.address !== own.address) kernels.copyBytes(own.address, input.address, input.bytes);
@@ -144,7 +144,7 @@ class CpuLayerEngine implements LayerEngine {
       topk,
       rowTable.address,
       rankTable.address,
-      this.#memory.bases(combineRegion),
+      this.#memory.bases('expertRows'),
       this.#localCombine ? 1 : 0,
       0,
       0,

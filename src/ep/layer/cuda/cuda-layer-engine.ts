@@ -162,9 +162,9 @@ class CudaLayerEngine implements LayerEngine {
     const { config } = this.#context;
     const { repeatedRows, duplicates, rowTable, rankTable, sequence } = desc.tables;
     const timeoutNs = this.#calls.timeoutNs(options);
-    bindOutput(this.#launches, this.#context.config, this.#memory);
+    bindOutput(this.#launches, this.#memory);
     const combined = out ?? this.#device.empty(config.tokenDtype, [desc.numDispatchTokenCurRank, config.hidden]);
-    const own = this.#memory.regionAddress(config.combineRegion);
+    const own = this.#memory.regionAddress('expertRows');
     if (input.address !== own && overlaps(input, own, input.bytes)) {
       const allowed = 'combineInput of the same descriptor, or a tensor that shares no bytes with it';
       throw invalidArgument('input', 'a tensor that overlaps where peers read it', allowed);
@@ -225,7 +225,7 @@ class CudaLayerEngine implements LayerEngine {
 
   #begin(input: LayerInput, options: CallOptions): Sending {
     const { config, group } = this.#context;
-    bindOutput(this.#launches, this.#context.config, this.#memory);
+    bindOutput(this.#launches, this.#memory);
     const { set, made: tables } = TensorSet.make(this.#device, (tensors) => ({
       rowTable: tensors.empty('i32', [1, config.maxTokens, config.topk]),
       rankTable: tensors.empty('i32', [input.numTokens, config.topk]),
@@ -297,7 +297,7 @@ class CudaLayerEngine implements LayerEngine {
     } catch (error) {
       throw isSharedByAll(error) ? error : this.#calls.giveUp(error);
     }
-    bindOutput(this.#launches, this.#context.config, this.#memory);
+    bindOutput(this.#launches, this.#memory);
     // What made the kernels leave is over.
     const { status } = layerPlan.offset;
     this.#device.setBytes(this.#scratch.plan.slice(status, status + 4), 0, stream);

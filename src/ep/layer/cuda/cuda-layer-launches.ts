@@ -193,7 +193,7 @@ export function bindLayerLaunches(
 }
 
 /** What follows the output, which may have been replaced since the last call. */
-export function bindOutput(launches: LayerLaunches, config: EPConfig, memory: CudaLayerMemory): void {
+export function bindOutput(launches: LayerLaunches, memory: CudaLayerMemory): void {
   const { prepare, place, dispatch, sumRepeated, combine } = launches;
   const { regions, capacityRows } = memory.size;
   for (const plan of [place, dispatch, combine]) {
@@ -202,10 +202,10 @@ export function bindOutput(launches: LayerLaunches, config: EPConfig, memory: Cu
   prepare.arguments.set('capacityRows', capacityRows);
   place.arguments.set('sourceOffset', regions.sourceToken.offset);
   dispatch.arguments.set('rowsOffset', regions.rows.offset);
-  combine.arguments.set('rowsOffset', regions[config.combineRegion].offset);
+  combine.arguments.set('rowsOffset', regions.expertRows.offset);
   dispatch.arguments.set('weightsOffset', regions.weights.offset);
   dispatch.arguments.set('firstRowOffset', regions.firstRow.offset);
   dispatch.arguments.set('duplicatesOffset', regions.duplicates.offset);
   dispatch.arguments.set('repeatedOffset', regions.repeated.offset);
-  sumRepeated.arguments.set('rows', memory.regionAddress(config.combineRegion));
+  sumRepeated.arguments.set('rows', memory.regionAddress('expertRows'));
 }
