@@ -8,6 +8,6 @@ export function checkHost(host: unknown): void {
 
 /** Fails with WL_INVALID_ARGUMENT. `least`: 0 where that means any port. */
 export function checkPort(port: unknown, least: 0 | 1): void {
-  if (Number.isInteger(port) && (port as number) >= least && (port as number) < 65_536) return;
+  if (typeof port === 'number' && Number.isInteger(port) && port >= least && port < 65_536) return;
   throw invalidArgument('port', port, `an integer from ${least} to 65535`);
 }

@@ -28,7 +28,7 @@ export function decodePeerError(value: unknown, prefix = '', mostText: number = 
   }
   return new WeftlineError(code as ErrorCode, prefix + printable(message, mostText), {
     details: plainDetails(details),
-    ...(Number.isSafeInteger(rank) ? { rank: rank as number } : {}),
+    ...(typeof rank === 'number' && Number.isSafeInteger(rank) ? { rank } : {}),
   });
 }
 

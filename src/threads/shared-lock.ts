@@ -1,4 +1,4 @@
-// A lock between threads of one process, held for as short as a few stores. Who waits sleeps.
+// A lock between threads of one process, held for as short as a few stores. Waiters block on a futex.
 import { lockStates } from '../abi/thread-words.ts';
 
 export class SharedLock {
@@ -14,7 +14,7 @@ export class SharedLock {
     const words = this.#words;
     let seen: number = Atomics.compareExchange(words, 0, lockStates.free, lockStates.held);
     while (seen !== lockStates.free) {
-      // INVARIANT: whoever sleeps has left `contended` there, so that the holder wakes one when it lets go.
+      // INVARIANT: a sleeping waiter has left `contended` there, so that the holder wakes one when it releases.
       const mayWait =
         seen === lockStates.contended ||
         Atomics.compareExchange(words, 0, lockStates.held, lockStates.contended) !== lockStates.free;
@@ -24,7 +24,7 @@ export class SharedLock {
   }
 
   /** Hot path. */
-  letGo(): void {
+  release(): void {
     if (Atomics.exchange(this.#words, 0, lockStates.free) === lockStates.contended) Atomics.notify(this.#words, 0, 1);
   }
 }

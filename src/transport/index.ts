@@ -10,5 +10,5 @@ export {
   type TransportListenOptions,
   type TransportOptions,
 } from './host/transport.ts';
-export type { Guest } from './io/udp/greeting.ts';
+export type { Guest } from './host/greeting.ts';
 export { TransportListener } from './host/transport-listener.ts';

@@ -13,12 +13,14 @@ import {
   helloOf,
   introduce,
   type Meeting,
-  receiveGuest,
-  visitHost,
-} from '#lib/transport/io/udp/greeting.js';
+  acceptPeer,
+  connectPeer,
+} from '#lib/transport/host/greeting.js';
+import { transportIo } from '#lib/transport/io/packet-ios.js';
 import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 
 const base: GreetingOptions = {
+  io: transportIo,
   name: 'host',
   paths: 3,
   segmentBytes: 0,
@@ -49,7 +51,7 @@ function receive(
   options: GreetingOptions = base,
   adopt: (meeting: Meeting) => Promise<Meeting> = async (meeting) => meeting,
 ): Promise<Meeting> {
-  return receiveGuest(channel, credentials, {
+  return acceptPeer(channel, credentials, {
     open: async (hello) => ({ options, answer: `hello, ${String(hello)}` }),
     adopt,
   });
@@ -57,7 +59,7 @@ function receive(
 
 async function visit(channel: ControlChannel, options: GreetingOptions, token: string): Promise<Meeting> {
   const greeted = await sayHello(channel, helloOf(credentialsOf(token)), introduce(options, options.name));
-  return visitHost(channel, greeted, options);
+  return connectPeer(channel, greeted, options);
 }
 
 async function greet(
@@ -73,7 +75,7 @@ async function greet(
   hostSocket.destroy();
   guestSocket.destroy();
   for (const result of results) {
-    if (result.status === 'fulfilled') for (const socket of result.value.sockets) socket[Symbol.dispose]();
+    if (result.status === 'fulfilled') result.value.paths[Symbol.dispose]();
   }
   return results;
 }
@@ -89,8 +91,8 @@ test('both sides learn the same secret, the paths both can have, and the largest
   const [host, guest] = await meet({ connectionId: 7 }, { connectionId: 9, paths: 2 });
   assert.equal(host.secret, guest.secret);
   assert.deepEqual([host.hello, guest.hello], ['guest', 'hello, guest']);
-  assert.equal(host.sockets.length, 2);
-  assert.equal(guest.sockets.length, 2);
+  assert.equal(host.paths.count, 2);
+  assert.equal(guest.paths.count, 2);
   assert.deepEqual([host.remoteId, guest.remoteId], [9, 7]);
   assert.deepEqual([host.peerName, guest.peerName], ['guest', 'host']);
   assert.equal(host.segmentBytes, guest.segmentBytes);
@@ -118,11 +120,11 @@ test('the caller has its connection only once the side that was called has adopt
   assert.deepEqual(steps, ['adopted', 'connected']);
   hostSocket.destroy();
   guestSocket.destroy();
-  for (const { sockets } of meetings) for (const socket of sockets) socket[Symbol.dispose]();
+  for (const { paths } of meetings) paths[Symbol.dispose]();
 });
 
-async function findNoRoom({ sockets }: Meeting): Promise<Meeting> {
-  for (const socket of sockets) socket[Symbol.dispose]();
+async function findNoRoom({ paths }: Meeting): Promise<Meeting> {
+  paths[Symbol.dispose]();
   throw new WeftlineError('WL_CAPACITY', 'no room for a connection');
 }
 
@@ -143,7 +145,7 @@ test('a caller hears why the side that was called could not adopt the connection
 test('the smaller packet size wins, and no offload means none', async () => {
   const [host, guest] = await meet({ segmentBytes: 1472, segmentationOffload: false }, {});
   assert.deepEqual([host.segmentBytes, guest.segmentBytes], [1472, 1472]);
-  assert.equal(host.cutsSends, false);
+  assert.equal(host.paths.cutsSends, false);
 });
 
 test('IPv6 works alike', async (t) => {

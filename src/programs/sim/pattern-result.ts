@@ -61,7 +61,7 @@ export interface TransportCounts {
 export function completionTimes(times: readonly number[]): CompletionTimes | undefined {
   if (times.length === 0) return undefined;
   const sorted = times.toSorted((a, b) => a - b);
-  return { p50: quantile(sorted, 0.5), p99: quantile(sorted, 0.99), max: sorted.at(-1) as number };
+  return { p50: quantile(sorted, 0.5), p99: quantile(sorted, 0.99), max: quantile(sorted, 1) };
 }
 
 export function jainFairness(rates: readonly number[]): number {

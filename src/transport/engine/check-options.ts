@@ -5,12 +5,12 @@ import { PACKET_KEY_BYTES, type PacketKeys } from '../authentication/packet-keys
 import type { RegionTable } from './region-table.ts';
 import type { ConnectionOptions, LocalRange, RemoteRange, ScatterOptions, SignalOptions } from './transport-engine.ts';
 
-const MOST_SEGMENT_BYTES = 65_472;
+const MAX_SEGMENT_BYTES = 65_472;
 
 export function checkConnection(options: ConnectionOptions): void {
   const { paths, segmentBytes, secret, packetKeys, localId, remoteId, peerName } = options;
   whole('paths', paths, 1, MAX_PATHS);
-  whole('segmentBytes', segmentBytes, 512, MOST_SEGMENT_BYTES);
+  whole('segmentBytes', segmentBytes, 512, MAX_SEGMENT_BYTES);
   if (segmentBytes % 8 !== 0) throw invalidArgument('segmentBytes', segmentBytes, 'a multiple of 8');
   whole('localId', localId, 0, 0xffff_ffff);
   whole('remoteId', remoteId, 0, 0xffff_ffff);

@@ -3,7 +3,7 @@ import { WeftlineError, invalidArgument } from '../../core/errors.ts';
 import type { Region } from './region.ts';
 import type { RegisterOptions } from './transport-engine.ts';
 
-const MOST_REGIONS = 2 ** 16;
+const MAX_REGIONS = 2 ** 16;
 
 export class RegionTable {
   readonly #slots: (Region | undefined)[] = [];
@@ -13,15 +13,15 @@ export class RegionTable {
   register({ bytes, address = 0, remote = {} }: RegisterOptions): Region {
     if (!(bytes instanceof Uint8Array)) throw invalidArgument('bytes', bytes, 'a Uint8Array');
     const slot = this.#free.pop() ?? this.#slots.length;
-    if (slot === MOST_REGIONS) {
-      throw new WeftlineError('WL_CAPACITY', `Cannot register another region: the engine has ${MOST_REGIONS}`, {
-        details: { regions: MOST_REGIONS },
+    if (slot === MAX_REGIONS) {
+      throw new WeftlineError('WL_CAPACITY', `Cannot register another region: the engine has ${MAX_REGIONS}`, {
+        details: { regions: MAX_REGIONS },
       });
     }
     const generation = ((this.#generations[slot] ?? 0) % 0xffff) + 1;
     this.#generations[slot] = generation;
     const region: Region = Object.freeze({
-      id: generation * MOST_REGIONS + slot,
+      id: generation * MAX_REGIONS + slot,
       key: crypto.getRandomValues(new Uint32Array(1))[0]!,
       bytes,
       address,
@@ -32,19 +32,19 @@ export class RegionTable {
   }
 
   release(region: Region): void {
-    const slot = region.id % MOST_REGIONS;
+    const slot = region.id % MAX_REGIONS;
     if (this.#slots[slot] !== region) return;
     this.#slots[slot] = undefined;
     this.#free.push(slot);
   }
 
   isRegistered(region: Region): boolean {
-    return this.#slots[region.id % MOST_REGIONS] === region;
+    return this.#slots[region.id % MAX_REGIONS] === region;
   }
 
   /** Takes any 32-bit number, as signed or unsigned. */
   find(id: number): Region | undefined {
-    const region = this.#slots[id & (MOST_REGIONS - 1)];
+    const region = this.#slots[id & (MAX_REGIONS - 1)];
     return region !== undefined && region.id === id >>> 0 ? region : undefined;
   }
 }

@@ -6,7 +6,8 @@ import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { Engine } from '../engine/engine.ts';
-import { EngineLoop } from '../io/udp/engine-loop.ts';
+import type { PacketLoop } from '../io/packet-io-kind.ts';
+import { transportIo } from '../io/packet-ios.ts';
 import {
   type RequestHandle,
   requestStatus,
@@ -51,7 +52,7 @@ export class EngineHost implements HostedEngine {
     statistics: (connection) => this.#statistics(connection),
     stop: () => this.#stop(),
   };
-  readonly #loop: EngineLoop;
+  readonly #loop: PacketLoop;
   readonly #requests: SharedRequests;
   readonly #onEvent: (event: HostEvent) => void;
   readonly #connections: (HostedConnection | undefined)[] = [];
@@ -75,7 +76,7 @@ export class EngineHost implements HostedEngine {
       done: (slot, bytes) => this.#done(slot, bytes),
       failed: (slot, error) => this.#fail(slot, error),
     });
-    this.#loop = new EngineLoop({
+    this.#loop = transportIo.openLoop({
       spinUs: settings.transportSpinUs,
       engine: (io) =>
         new Engine({
@@ -141,12 +142,16 @@ export class EngineHost implements HostedEngine {
   }
 
   #connect(options: HostConnection): number {
-    const { descriptors, segments, ...names } = options;
+    const { endpoint, ...names } = options;
     const free = this.#connections.indexOf(undefined);
     const number = free === -1 ? this.#connections.length : free;
     try {
-      this.#loop.addPeer({ peer: number, descriptors, segments });
-      const connection = this.#loop.engine.createConnection({ ...names, peer: number, paths: descriptors.length });
+      this.#loop.addPeer(number, endpoint);
+      const connection = this.#loop.engine.createConnection({
+        ...names,
+        peer: number,
+        paths: endpoint.descriptors.length,
+      });
       this.#connections[number] = { connection, reason: undefined, isShut: false };
     } catch (error) {
       this.#loop.removePeer(number);

@@ -5,6 +5,7 @@ import type { Calls } from '../../threads/worker-port.ts';
 import type { PacketKeys } from '../authentication/packet-keys.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import type { ConnectionStatistics, DropCounters } from '../engine/transport-engine.ts';
+import type { PathEndpoint } from '../io/packet-io-kind.ts';
 import type { LinePlan, TransferPlan } from './prepared-transfers.ts';
 
 export interface HostCalls extends Calls {
@@ -37,9 +38,8 @@ export interface HostConnection {
   readonly secret: bigint;
   readonly packetKeys: PacketKeys | undefined;
   readonly segmentBytes: number;
-  /** By path; the host closes them. */
-  readonly descriptors: readonly number[];
-  readonly segments: number;
+  /** The host closes it. */
+  readonly endpoint: PathEndpoint;
 }
 
 export interface HostRegion {

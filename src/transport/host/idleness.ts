@@ -3,7 +3,7 @@ import { SpinTime } from '../../threads/spin-time.ts';
 import { yieldProcessor } from '../../native/libc.ts';
 
 /** The most; less where it turns out to be in vain. */
-const MOST_MICROSECONDS = 300;
+const MAX_SPIN_MICROSECONDS = 300;
 const NOT_IDLE = -1;
 
 /**
@@ -12,7 +12,7 @@ const NOT_IDLE = -1;
  */
 export class Idleness {
   readonly #isAwaited: () => boolean;
-  readonly #spin = new SpinTime(MOST_MICROSECONDS);
+  readonly #spin = new SpinTime(MAX_SPIN_MICROSECONDS);
   #since = NOT_IDLE;
   #pollsUntil = 0;
 

@@ -5,9 +5,15 @@ import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { findScatters } from './find-scatters.ts';
 import { longestScattered } from '../engine/check-options.ts';
-import type { RangeList } from '../send/range-list.ts';
+import { RangeList } from '../send/range-list.ts';
 import type { Region } from '../engine/region.ts';
-import type { RequestHandle, TransportConnection } from '../engine/transport-engine.ts';
+import type {
+  RemoteOptions,
+  RequestHandle,
+  ScatterOptions,
+  SignalOptions,
+  TransportConnection,
+} from '../engine/transport-engine.ts';
 
 /** Plain data, so that it can cross threads. */
 export interface TransferPlan {
@@ -63,7 +69,7 @@ export interface TransferHost {
 }
 
 /** Requests of transfers in the engine at a time; it has 2^16 for everything. */
-const MOST_PARTS = 8192;
+const MAX_PARTS = 8192;
 
 /** A plan, with its runs of small ranges that go together. */
 interface Prepared extends TransferPlan {
@@ -85,6 +91,16 @@ interface Post {
   message: TransferMessage;
 }
 
+type Writable<T> = { -readonly [K in keyof T]: T[K] };
+
+const nowhere = { remoteRegion: 0, remoteKey: 0, remoteOffset: 0 };
+const NO_REGION: Region = { id: 0, key: 0, bytes: new Uint8Array(), address: 0, remote: { read: false, write: false } };
+const NO_RANGES = new RangeList({
+  sources: new Float64Array(1),
+  targets: new Float64Array(1),
+  lengths: new Float64Array(1),
+});
+
 export class PreparedTransfers {
   readonly #host: TransferHost;
   /** Numbers are not used again: who forgets a plan may not have heard yet that its connection ended, and the plan with it. */
@@ -96,6 +112,10 @@ export class PreparedTransfers {
   /** Those with ranges that are not posted yet, oldest first. */
   readonly #waiting: Post[] = [];
   #underWay = 0;
+  /** What is being posted: the engine reads these during its calls, and they are filled in again for the next. */
+  readonly #part: Writable<RemoteOptions> = { region: NO_REGION, flow: 0, offset: 0, bytes: 0, ...nowhere };
+  readonly #scattered: Writable<ScatterOptions> = { region: NO_REGION, ranges: NO_RANGES, flow: 0, ...nowhere };
+  readonly #cell: Writable<SignalOptions> = { flow: 0, add: 0, ...nowhere };
 
   constructor(host: TransferHost) {
     this.#host = host;
@@ -184,7 +204,7 @@ export class PreparedTransfers {
       const { plan } = post;
       if (plan !== undefined && post.error === undefined) {
         while (post.posted < plan.table.count && post.error === undefined) {
-          if (this.#underWay >= MOST_PARTS) return;
+          if (this.#underWay >= MAX_PARTS) return;
           const scatter = plan.scatters[post.scatters];
           if (scatter?.first === post.posted) this.#postScatter(post, plan, scatter);
           else this.#postPart(post, plan);
@@ -198,6 +218,7 @@ export class PreparedTransfers {
   #postPart(post: Post, plan: Prepared): void {
     const at = post.posted;
     const { table } = plan;
+    const part = this.#part;
     const remote = table.remote[at]!;
     part.offset = table.localOffset[at]!;
     part.remoteRegion = plan.remoteRegions[remote]!;
@@ -216,6 +237,7 @@ export class PreparedTransfers {
     post.posted += ranges.count;
     post.scatters++;
     post.bytes += ranges.bytes;
+    const scattered = this.#scattered;
     try {
       scattered.region = this.#region(region);
       scattered.ranges = ranges;
@@ -241,6 +263,7 @@ export class PreparedTransfers {
   }
 
   #request(post: Post, { connection: number, flow, operation }: Way, regionNumber: number): void {
+    const part = this.#part;
     try {
       const connection = this.#connection(number);
       part.region = this.#region(regionNumber);
@@ -288,13 +311,14 @@ export class PreparedTransfers {
     if (first < bytes) this.#sendPiece(post, plan, offset + first, 0, bytes - first);
     line.position = (position + bytes) % plan.ringBytes;
     if (post.error !== undefined) return;
+    const cell = this.#cell;
     try {
       cell.flow = plan.flow;
       cell.remoteRegion = plan.remoteRegion;
       cell.remoteKey = plan.remoteKey;
       cell.remoteOffset = plan.counter;
       cell.add = bytes;
-      this.#follow(post, (this.#host.connection(plan.connection) as TransportConnection).signal(cell));
+      this.#follow(post, this.#connection(plan.connection).signal(cell));
     } catch (error) {
       post.error ??= encodeError(error);
     }
@@ -302,6 +326,7 @@ export class PreparedTransfers {
 
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per message
   #sendPiece(post: Post, plan: LinePlan, offset: number, position: number, bytes: number): void {
+    const part = this.#part;
     part.offset = offset;
     part.remoteRegion = plan.remoteRegion;
     part.remoteKey = plan.remoteKey;
@@ -317,25 +342,6 @@ interface Way {
   readonly flow: number;
   readonly operation?: 'read' | 'write';
 }
-
-/** The range that is being posted. One object: the engine reads it during the call. */
-const part = {
-  region: undefined as unknown as Region,
-  offset: 0,
-  bytes: 0,
-  flow: 0,
-  remoteRegion: 0,
-  remoteKey: 0,
-  remoteOffset: 0,
-};
-const scattered = {
-  region: undefined as unknown as Region,
-  ranges: undefined as unknown as RangeList,
-  flow: 0,
-  remoteRegion: 0,
-  remoteKey: 0,
-};
-const cell = { flow: 0, remoteRegion: 0, remoteKey: 0, remoteOffset: 0, add: 0 };
 
 function emptyPost(slot: number): Post {
   return {

@@ -16,10 +16,11 @@ import {
   helloOf,
   introduce,
   type Meeting,
-  receiveGuest,
-  visitHost,
-} from '../io/udp/greeting.ts';
+  acceptPeer,
+  connectPeer,
+} from './greeting.ts';
 import type { RemoteAccess } from '../engine/region.ts';
+import { transportIo } from '../io/packet-ios.ts';
 import { Connection } from './connection.ts';
 import type { HostEvent } from './host-calls.ts';
 import type { EngineLink } from './engine-link.ts';
@@ -57,9 +58,6 @@ export interface TransportListenOptions {
   /** Hears what a caller says that has proven itself, and answers it. What it throws refuses the caller with that reason. */
   readonly receive?: (hello: unknown) => Guest<Connection> | Promise<Guest<Connection>>;
 }
-
-/** The kernel cuts a send into no more on every version. */
-const MAX_CUTS = 64;
 
 export class Transport implements AsyncDisposable {
   readonly settings: Settings;
@@ -133,7 +131,7 @@ export class Transport implements AsyncDisposable {
       const abort = (): void => channel.hangUp();
       signal?.addEventListener('abort', abort);
       try {
-        return await this.#adopt(channel, connectionId, await visitHost(channel, greeted, greeting));
+        return await this.#adopt(channel, await connectPeer(channel, greeted, greeting));
       } catch (error) {
         channel.hangUp();
         signal?.throwIfAborted();
@@ -233,7 +231,7 @@ export class Transport implements AsyncDisposable {
     let connectionId: number | undefined;
     let guest: Guest<Connection> | undefined;
     try {
-      return await receiveGuest(channel, this.#credentials, {
+      return await acceptPeer(channel, this.#credentials, {
         open: async (hello) => {
           // Strangers do not get this far.
           channel.deadline = performance.now() + this.settings.timeoutMs;
@@ -243,7 +241,7 @@ export class Transport implements AsyncDisposable {
           return { options: this.#greeting(connectionId), answer: guest?.answer };
         },
         adopt: async (meeting) => {
-          const connection = await this.#adopt(channel, connectionId as unknown as number, meeting);
+          const connection = await this.#adopt(channel, meeting);
           if (guest?.adopt === undefined) return connection;
           guest.adopt(connection);
           return undefined;
@@ -268,6 +266,7 @@ export class Transport implements AsyncDisposable {
   #greeting(connectionId: number): GreetingOptions {
     const { settings } = this;
     return {
+      io: transportIo,
       name: this.name,
       paths: settings.transportPaths,
       segmentBytes: settings.transportSegmentBytes,
@@ -279,16 +278,14 @@ export class Transport implements AsyncDisposable {
   }
 
   /** Gives what came of a meeting to the engine. */
-  async #adopt(channel: ControlChannel, localId: number, meeting: Meeting): Promise<Connection> {
-    const { peerName, segmentBytes, sockets, remoteId, secret, packetKeys, cutsSends, hello } = meeting;
+  async #adopt(channel: ControlChannel, meeting: Meeting): Promise<Connection> {
+    const { peerName, segmentBytes, paths, localId, remoteId, secret, packetKeys, hello } = meeting;
     if (this.#link.failure !== undefined) {
-      for (const socket of sockets) socket[Symbol.dispose]();
+      paths[Symbol.dispose]();
       throw this.#link.failure;
     }
-    const descriptors = sockets.map(({ fd }) => fd);
-    const segments = cutsSends ? MAX_CUTS : 1;
     // From here on the engine closes the sockets, also if it fails.
-    const options = { localId, remoteId, peerName, secret, packetKeys, segmentBytes, descriptors, segments };
+    const options = { localId, remoteId, peerName, secret, packetKeys, segmentBytes, endpoint: paths.endpoint };
     const number = await this.#link.call('connect', options);
     const connection = new Connection({
       link: this.#link,
@@ -296,9 +293,9 @@ export class Transport implements AsyncDisposable {
       channel,
       number,
       peerName,
-      paths: sockets.length,
+      paths: paths.count,
       segmentBytes,
-      cutsSends,
+      cutsSends: paths.cutsSends,
       hello,
       onClose: () => this.#connections.delete(number),
     });

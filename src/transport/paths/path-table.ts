@@ -3,11 +3,11 @@
 
 const RTT_GAIN = 1 / 8;
 const VARIATION_GAIN = 1 / 4;
-const LEAST_RTT_DRIFT = 2 ** -16;
+const MIN_RTT_DRIFT = 2 ** -16;
 /** A loss doubles the round-trip time that the choice of a path sees, up to this factor; each echo takes some back. */
-const MOST_PENALTY = 64;
+const MAX_PENALTY = 64;
 const PENALTY_DECAY = 0.9;
-const PENALTY_OF_THE_REVIVED = 4;
+const REVIVED_PATH_PENALTY = 4;
 /** What is left, each time a path is not taken, of its penalty and of its excess over the path that is. */
 const FADE = 0.98;
 /** Share of the better path's round-trip time that an untried path's fades to: below 1, or it would not be tried. */
@@ -68,7 +68,7 @@ export class PathTable {
     const smoothed = this.rtt[path]!;
     const variation = this.rttVariation[path]!;
     const least = this.leastRtt[path]!;
-    this.leastRtt[path] = rtt < least ? rtt : least + LEAST_RTT_DRIFT * (rtt - least);
+    this.leastRtt[path] = rtt < least ? rtt : least + MIN_RTT_DRIFT * (rtt - least);
     const isFirst = smoothed === 0;
     const next = isFirst ? rtt : smoothed + RTT_GAIN * (rtt - smoothed);
     this.rttVariation[path] = isFirst ? rtt / 2 : variation + VARIATION_GAIN * (Math.abs(smoothed - rtt) - variation);
@@ -78,7 +78,7 @@ export class PathTable {
   }
 
   penalise(path: number): void {
-    this.penalty[path] = Math.min(MOST_PENALTY, this.penalty[path]! * 2);
+    this.penalty[path] = Math.min(MAX_PENALTY, this.penalty[path]! * 2);
   }
 
   /** The path answered. */
@@ -87,14 +87,14 @@ export class PathTable {
     if (this.alive[path] === 1) return;
     this.alive[path] = 1;
     this.aliveCount++;
-    this.penalty[path] = PENALTY_OF_THE_REVIVED;
+    this.penalty[path] = REVIVED_PATH_PENALTY;
   }
 
   kill(path: number): void {
     if (this.alive[path] === 0) return;
     this.alive[path] = 0;
     this.aliveCount--;
-    this.penalty[path] = MOST_PENALTY;
+    this.penalty[path] = MAX_PENALTY;
   }
 
   /**

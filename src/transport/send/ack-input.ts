@@ -10,7 +10,7 @@ import type { SendSide } from './send-side.ts';
 const ACK = ackHeader.offset;
 const ECHO = ackPath.offset;
 /** Echoes beyond this are of another clock, in microseconds. */
-const LONGEST_RTT = 60_000_000;
+const MAX_RTT = 60_000_000;
 /** What the echoes of the ack at hand said. */
 const echoes = { rttSum: 0, baseSum: 0, rtts: 0, marks: 0 };
 
@@ -39,7 +39,7 @@ export function onAck(connection: Connection, view: DataView, at: number, bytes:
   echoes.rtts = 0;
   echoes.marks = 0;
   for (let echo = 0; echo < paths; echo++) takeEcho(connection, view, at + ackHeader.size + echo * ackPath.size);
-  tellCongestion(connection);
+  notifyCongestion(connection);
   finishFlushes(connection);
   connection.wake();
   if ((flags & packetFlags.reset) !== 0) {
@@ -146,7 +146,7 @@ function takeEcho(connection: Connection, view: DataView, at: number): void {
   echoes.marks += view.getUint16(at + ECHO.marks, true);
   const age = ((engine.now | 0) - view.getInt32(at + ECHO.timestamp, true)) | 0;
   const hold = view.getInt32(at + ECHO.hold, true);
-  if (age < 0 || age > LONGEST_RTT || hold < 0 || hold > age) return;
+  if (age < 0 || age > MAX_RTT || hold < 0 || hold > age) return;
   paths.echoedSequence[path] = sequence;
   paths.echoedSentAt[path] = engine.now - age;
   paths.echoedAt[path] = engine.now;
@@ -180,7 +180,7 @@ function takeAcked({ bursts }: SendSide, controller: number): number {
 }
 
 /** Tells each window what arrived of it. */
-function tellCongestion(connection: Connection): void {
+function notifyCongestion(connection: Connection): void {
   const { engine } = connection;
   const { bursts, congestion } = connection.send;
   const { sample } = engine;

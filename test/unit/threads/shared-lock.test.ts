@@ -18,7 +18,7 @@ test('threads that hold the lock in turn lose none of their stores', async () =>
            for (let round = 0; round < rounds; round += 1) {
              lock.take();
              count[0] += 1;
-             lock.letGo();
+             lock.release();
            }
          });`,
         {
@@ -32,7 +32,7 @@ test('threads that hold the lock in turn lose none of their stores', async () =>
   for (let round = 0; round < ROUNDS; round += 1) {
     lock.take();
     (count[0] as number) += 1;
-    lock.letGo();
+    lock.release();
   }
   await Promise.all(ends);
   assert.equal(count[0], 3 * ROUNDS);

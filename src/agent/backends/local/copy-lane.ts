@@ -61,7 +61,7 @@ export class CopyLane {
     else jobs(last).words[jobWord.next] = id;
     lane[laneWord.last] = id;
     if (last === 0) onWork();
-    lock.letGo();
+    lock.release();
   }
 
   /** Either thread. Copies one step of the first job, and ends the job if it was its last. */
@@ -82,7 +82,7 @@ export class CopyLane {
       Atomics.add(words, jobWord.active, 1);
     } finally {
       // Also of a thread that fails: the other one goes on alone.
-      lock.letGo();
+      lock.release();
     }
     this.#endStep(job, this.#copy(job, step));
     return 'moved';
@@ -113,7 +113,7 @@ export class CopyLane {
       // The other thread may have gone to sleep because this one was within the last step.
       else if (words[jobWord.claimed] === table.steps && this.#end(job) === 'blocked') onWork();
     } finally {
-      lock.letGo();
+      lock.release();
     }
   }
 
@@ -126,7 +126,7 @@ export class CopyLane {
       this.#unlink(id);
       Atomics.store(words, jobWord.state, jobStates.idle);
     }
-    lock.letGo();
+    lock.release();
     for (;;) {
       const active = Atomics.load(words, jobWord.active);
       if (active === 0) return;

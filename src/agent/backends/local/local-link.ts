@@ -208,7 +208,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     lock.take();
     sender.catchUp();
     const isSent = sender.push(message);
-    lock.letGo();
+    lock.release();
     return isSent;
   }
 
@@ -355,7 +355,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     lock.take();
     sender.catchUp();
     const hasRoom = sender.hasRoom(bytes);
-    lock.letGo();
+    lock.release();
     return hasRoom;
   }
 

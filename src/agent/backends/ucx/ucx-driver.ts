@@ -104,7 +104,7 @@ export class UcxDriver {
   }
 
   leave(): void {
-    this.#lock.letGo();
+    this.#lock.release();
     this.#wakeThread();
   }
 
@@ -212,7 +212,7 @@ export class UcxDriver {
         this.#checkProcesses(performance.now());
       if (this.links.isClosing) this.links.reap();
     } finally {
-      this.#lock.letGo();
+      this.#lock.release();
     }
     this.#wakeThread();
   }

@@ -107,7 +107,7 @@ class UcxThread {
       Atomics.store(this.#words, at.stop, 1);
       throw error;
     } finally {
-      this.#lock.letGo();
+      this.#lock.release();
     }
   }
 
@@ -133,7 +133,7 @@ class UcxThread {
       if (canSleep) Atomics.store(this.#words, at.thread, threadStates.armed);
       return canSleep;
     } finally {
-      this.#lock.letGo();
+      this.#lock.release();
     }
   }
 
@@ -144,7 +144,7 @@ class UcxThread {
     try {
       this.#processes.endLinks(this.#engine);
     } finally {
-      this.#lock.letGo();
+      this.#lock.release();
     }
   }
 }

@@ -8,7 +8,8 @@ import { ControlChannel } from '#lib/meeting/control-channel.js';
 import { credentialsOf } from '#lib/meeting/credentials.js';
 import { type HelloBody, receiveHello, sayHello } from '#lib/meeting/hello.js';
 import { decodeRefusal } from '#lib/meeting/refusal.js';
-import { receiveGuest } from '#lib/transport/io/udp/greeting.js';
+import { acceptPeer } from '#lib/transport/host/greeting.js';
+import { transportIo } from '#lib/transport/io/packet-ios.js';
 import { StoreConnection } from '#lib/world/store-connection.js';
 import { StoreCore } from '#lib/world/store-core.js';
 import { readRank } from '#lib/world/store-hello.js';
@@ -168,6 +169,7 @@ function calledByPeer(
 }
 
 const transportOptions = {
+  io: transportIo,
   name: 'host',
   paths: 1,
   segmentBytes: 1400,
@@ -179,10 +181,10 @@ const transportOptions = {
 
 const toTransport = calledByPeer(
   'hello-to-a-transport',
-  (channel) => receiveGuest(channel, credentials, { open: async () => ({ options: transportOptions }), adopt: never }),
+  (channel) => acceptPeer(channel, credentials, { open: async () => ({ options: transportOptions }), adopt: never }),
   helloNamed(
     'weftline-transport',
-    await versionOf((channel) => receiveGuest(channel, credentials, { open: never, adopt: never })),
+    await versionOf((channel) => acceptPeer(channel, credentials, { open: never, adopt: never })),
   ),
 );
 

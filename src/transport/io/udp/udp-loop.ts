@@ -2,7 +2,7 @@
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { closeDescriptor } from '../../../native/udp.ts';
-import type { PacketIo } from '../packet-io.ts';
+import type { PacketLoop, PacketLoopOptions, PathEndpoint } from '../packet-io-kind.ts';
 import type { TransportEngine } from '../../engine/transport-engine.ts';
 import { DatagramReceiver, RECEIVE_ARENA_BYTES } from './datagram-receiver.ts';
 import { type PathSocket, type SendFailures, UdpPacketIo } from './udp-packet-io.ts';
@@ -12,26 +12,10 @@ const BATCHES_PER_ROUND = 4;
 /** In place of a socket's number. */
 const DOORBELL = -1;
 /** Nothing is missed by a longer sleep, but a thread that sleeps cannot be ended from outside. */
-const LONGEST_SLEEP_MICROSECONDS = 100_000;
+const MAX_SLEEP_MICROSECONDS = 100_000;
 const STALE_MICROSECONDS = 1000;
 
-export interface EngineLoopOptions {
-  /** Makes the engine over the I/O. */
-  readonly engine: (io: PacketIo) => TransportEngine;
-  /** How long the loop polls after the last packet before it sleeps. */
-  readonly spinUs: number;
-}
-
-export interface PeerSockets {
-  /** A small number that no other peer has. */
-  readonly peer: number;
-  /** By path. The loop closes them. */
-  readonly descriptors: readonly number[];
-  /** Most segments that the kernel cuts one send into; 1 if it must not. */
-  readonly segments: number;
-}
-
-export class EngineLoop implements Disposable {
+export class UdpLoop implements PacketLoop {
   readonly engine: TransportEngine;
   /** Rung by other threads to end a sleep. */
   readonly doorbell: Doorbell = Doorbell.create();
@@ -49,7 +33,7 @@ export class EngineLoop implements Disposable {
   #lastWork = 0;
   #lastTimer = 0;
 
-  constructor({ engine, spinUs }: EngineLoopOptions) {
+  constructor({ engine, spinUs }: PacketLoopOptions) {
     const arena = new NativeBlock(RECEIVE_ARENA_BYTES);
     this.#receiver = new DatagramReceiver(arena);
     this.#io = new UdpPacketIo(arena, (peer) => this.refused.push(peer));
@@ -58,12 +42,11 @@ export class EngineLoop implements Disposable {
     this.engine = engine(this.#io);
   }
 
-  /** Sends that the kernel did not take. */
-  get failures(): Readonly<SendFailures> {
+  get failures(): Readonly<Record<keyof SendFailures, number>> {
     return this.#io.failures;
   }
 
-  addPeer({ peer, descriptors, segments }: PeerSockets): void {
+  addPeer(peer: number, { descriptors, segments }: PathEndpoint): void {
     const paths = descriptors.map((fd) => ({ fd, peer, segments }));
     this.#paths.set(peer, paths);
     this.#io.setPeer(peer, paths);
@@ -106,10 +89,10 @@ export class EngineLoop implements Disposable {
   }
 
   /** Sleeps until a packet comes, the engine's next deadline, the doorbell, or `most` is over. */
-  sleep(most: number = LONGEST_SLEEP_MICROSECONDS): void {
+  sleep(most: number = MAX_SLEEP_MICROSECONDS): void {
     const due = this.engine.nextDeadline() - microseconds();
     if (due <= 0) return;
-    this.#readiness.sleep(Math.min(due, most, LONGEST_SLEEP_MICROSECONDS));
+    this.#readiness.sleep(Math.min(due, most, MAX_SLEEP_MICROSECONDS));
     // A doorbell that stays rung would end every later sleep at once; a loop with one socket never looks at it.
     this.doorbell.silence();
   }

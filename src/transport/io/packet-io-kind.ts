@@ -1,0 +1,75 @@
+// What a way to carry packets offers to the transport: the loop of the engine's thread, and how two sides prepare paths.
+import type { ControlChannel, ControlFrame } from '../../meeting/control-channel.ts';
+import type { Doorbell } from '../../native/readiness.ts';
+import type { TransportEngine } from '../engine/transport-engine.ts';
+import type { PacketIo } from './packet-io.ts';
+
+export interface PacketLoopOptions {
+  /** Makes the engine over the I/O. */
+  readonly engine: (io: PacketIo) => TransportEngine;
+  /** How long the loop polls after the last packet before it sleeps. */
+  readonly spinUs: number;
+}
+
+/** One engine with its I/O on one thread: takes packets in, lets the engine send, sleeps when nothing happens. */
+export interface PacketLoop extends Disposable {
+  readonly engine: TransportEngine;
+  /** Rung by other threads to end a sleep. */
+  readonly doorbell: Doorbell;
+  /** Peers that are found to be gone, for the owner to take out. */
+  readonly refused: number[];
+  /** Sends that were not taken, by reason. */
+  readonly failures: Readonly<Record<string, number>>;
+  /** `peer` is a small number that no other peer has. The loop closes the endpoint. */
+  addPeer(peer: number, endpoint: PathEndpoint): void;
+  removePeer(peer: number): void;
+  /** Hot path. Takes in what has arrived, sends what is due. False if there was nothing to do. */
+  step(): boolean;
+  /** True once so little happens that the thread had better sleep. */
+  readonly isIdle: boolean;
+  /** Sleeps until a packet comes, the engine's next deadline, the doorbell, or `most` microseconds are over. */
+  sleep(most?: number): void;
+  /** To be called before requests are posted: the engine then knows what time it is, and the loop polls for a while. */
+  touch(): void;
+}
+
+/** This side's ends of the paths to a peer, for the engine's thread: plain data. */
+export interface PathEndpoint {
+  /** By path. */
+  readonly descriptors: readonly number[];
+  /** Most segments that one send is cut into on its way; 1 if it must not be. */
+  readonly segments: number;
+}
+
+export interface PathOptions {
+  /** Bytes of a packet; 0: as large as reaches the peer. */
+  readonly segmentBytes: number;
+  readonly bufferBytes: number;
+  /** False sends every packet by itself. */
+  readonly segmentationOffload: boolean;
+}
+
+/** This side's ends of the paths to a peer while the two meet. Disposed by its owner, unless the engine's thread got them. */
+export interface PeerPaths extends Disposable {
+  readonly count: number;
+  /** What the peer must know of them, fields of a frame. */
+  readonly offer: ControlFrame;
+  /** Connects them with what the peer offers. Fails with WL_PROTOCOL. */
+  connect(peerOffer: ControlFrame): void;
+  /**
+   * Both sides find out by packets what reaches the other, and take the smaller. `secret` tells their packets from others.
+   * Returns the bytes of a packet. Fails with WL_TIMEOUT if nothing passes.
+   */
+  agree(secret: bigint): Promise<number>;
+  /** True once `agree` has found that large sends are cut into packets on the way. */
+  readonly cutsSends: boolean;
+  readonly endpoint: PathEndpoint;
+}
+
+export interface PacketIoKind {
+  openLoop(options: PacketLoopOptions): PacketLoop;
+  /** `count` paths to the peer that the channel leads to. */
+  openPaths(channel: ControlChannel, count: number, options: PathOptions): PeerPaths;
+  /** How many paths an offer is for. Fails with WL_PROTOCOL if it is none. */
+  countOf(offer: ControlFrame): number;
+}
