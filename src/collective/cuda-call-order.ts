@@ -76,7 +76,7 @@ export class CudaCallOrder implements Disposable {
     return this.#own;
   }
 
-  /** The end of what is enqueued on a stream now. Who was told to wait for an earlier mark still waits for that one. */
+  /** The end of what is enqueued on a stream now. A stream that waits for an earlier mark still waits for that one. */
   #mark(stream: CudaStream): CudaEvent {
     this.#marked ??= this.#device.createEvent();
     return this.#marked.record(stream);

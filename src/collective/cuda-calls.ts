@@ -32,7 +32,7 @@ export class CudaCalls implements Disposable {
     this.#group = group;
     this.#options = options;
     this.traps = new TrapBox(device.context);
-    // Whoever waits for the device next learns that a kernel left early, instead of taking what it left for results.
+    // The next wait for the device learns that a kernel left early, instead of taking what it left for results.
     this.#stopJudging = device.context.judgeWaits(() => {
       if (this.#broken === undefined) this.#throwIfFailed();
     });

@@ -36,7 +36,7 @@ export interface SendingShape extends RowShape {
   readonly grid: number;
   /** Warps of a block that move rows, and how many may where a block has few tokens and latency counts. */
   readonly rowWarps: number;
-  readonly mostRowWarps: number;
+  readonly maxRowWarps: number;
 }
 
 /** Each warp brings a row into memory of its own and stores it from there. `room`: shared memory beside the barriers. */
@@ -64,7 +64,7 @@ export function sendingShape(room: number, rowBytes: number, { sms, ranks, topk 
   const filling = Math.round(WIRE_BYTES_UNDER_WAY / (grid * partBytes * copies));
   const rowWarps = grid < SENDING_BLOCKS || ranks === 1 ? most : Math.max(1, Math.min(most, filling));
   const sharedBytes = BARRIER_BYTES + most * partBytes;
-  return { grid, block: SENDING_WARPS * 32, sharedBytes, partBytes, rowWarps, mostRowWarps: most };
+  return { grid, block: SENDING_WARPS * 32, sharedBytes, partBytes, rowWarps, maxRowWarps: most };
 }
 
 export interface GatherShape extends RowShape {

@@ -104,7 +104,7 @@ export class LocalBarrier {
     await waitForWord(this.#generation, {
       ready,
       check: () => {
-        // Whoever died between the last arrival and its publication must not cost the others their barrier.
+        // A rank that died between the last arrival and its publication must not cost the others their barrier.
         if (this.#publishIfComplete(epoch)) return;
         const reason = this.#reasonToGiveUp(epoch, signal);
         // ORDER: a peer may publish this barrier and give up in the next; then this one still counts.

@@ -96,7 +96,7 @@ function openDescriptor({ pid, fd, device, inode, bytes }: SharedMemoryName, own
   const path = `/proc/${pid}/fd/${fd}`;
   const isIt = (found: Stats): boolean => {
     if (found.dev !== device || found.ino !== inode || found.size !== bytes) return false;
-    // Whoever owns it can change its size, and so end processes that have it mapped.
+    // Its owner can change its size, and so end processes that have it mapped.
     const uid = process.geteuid?.() ?? found.uid;
     if (found.uid === uid) return true;
     throw new WeftlineError(

@@ -37,8 +37,6 @@ export interface StoreReply {
 
 export const MAX_KEY_LENGTH = 1024;
 const MAX_KEYS = 4096;
-/** As many ranks as a job can have. */
-const MAX_MEMBERS = 65_536;
 const MAX_TIMEOUT_MS = 2 ** 31 - 1;
 
 /** Checks a header that came over a wire. Fails with WL_PROTOCOL naming the field. */
@@ -66,7 +64,7 @@ export function parseRequest(header: Readonly<Record<string, unknown>>): StoreRe
 
 function members(header: Readonly<Record<string, unknown>>): { readonly members?: readonly number[] } {
   if (header['members'] === undefined) return {};
-  const ranks = list(header, 'members', isRank, MAX_MEMBERS);
+  const ranks = list(header, 'members', isRank);
   if (ranks.every((rank, index) => index === 0 || rank > ranks[index - 1]!)) return { members: ranks };
   throw protocolError('a request whose members are not in ascending order');
 }
@@ -88,7 +86,7 @@ const isRank = (value: unknown): value is number => Number.isInteger(value) && (
 function text(header: Readonly<Record<string, unknown>>, field: string): string {
   const value = header[field];
   if (isText(value)) return value;
-  throw protocolError(`a request whose ${field} is not a text of 1 to ${MAX_KEY_LENGTH} characters`);
+  throw protocolError(`a request whose ${field} is not a string of 1 to ${MAX_KEY_LENGTH} characters`);
 }
 
 function integer(header: Readonly<Record<string, unknown>>, field: string): number {
@@ -107,9 +105,8 @@ function list<T>(
   header: Readonly<Record<string, unknown>>,
   field: string,
   is: (value: unknown) => value is T,
-  max = MAX_KEYS,
 ): readonly T[] {
   const value = header[field];
-  if (Array.isArray(value) && value.length > 0 && value.length <= max && value.every(is)) return value;
-  throw protocolError(`a request whose ${field} is not a list of 1 to ${max} entries`);
+  if (Array.isArray(value) && value.length > 0 && value.length <= MAX_KEYS && value.every(is)) return value;
+  throw protocolError(`a request whose ${field} is not a list of 1 to ${MAX_KEYS} entries`);
 }

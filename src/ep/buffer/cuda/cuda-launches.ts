@@ -128,7 +128,7 @@ function dispatchPlan(
   { sms, ranks, room, rowBytes, config }: DispatchPlanOptions,
 ): DispatchLaunch {
   const shape = sendingShape(room, rowBytes, { sms, ranks, topk: config.maxTopk });
-  const { grid, block, partBytes, sharedBytes, rowWarps, mostRowWarps } = shape;
+  const { grid, block, partBytes, sharedBytes, rowWarps, maxRowWarps } = shape;
   // Before rows are staged there, blocks count in the same memory: choices per expert, and a byte for each token.
   const countBytes = config.numExperts * 4 + Math.ceil(config.maxTokensPerRank / grid);
   if (countBytes > room) throw tooManyTokens(config, grid, room);
@@ -139,7 +139,7 @@ function dispatchPlan(
   });
   plan.arguments.set('rowBytes', rowBytes);
   plan.arguments.set('stageBytes', partBytes);
-  const few = mostRowWarps * grid;
+  const few = maxRowWarps * grid;
   return { plan, rowWarps: (tokens) => (tokens <= few ? Math.max(1, Math.ceil(tokens / grid)) : rowWarps) };
 }
 
