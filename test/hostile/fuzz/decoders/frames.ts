@@ -45,6 +45,9 @@ const requests = [
   { op: 'wait', keys: ['a', 'b'], read: true, from: [0, 2], timeoutMs: 100 },
   { op: 'gather', name: 'g', timeoutMs: 100 },
   { op: 'barrier', name: 'b', timeoutMs: 100 },
+  { op: 'gather', name: 'g', members: [0, 1], timeoutMs: 100 },
+  { op: 'barrier', name: 'b', members: [1], timeoutMs: 100 },
+  { op: 'wait', keys: ['a'], read: true, members: [1, 2], timeoutMs: 100 },
 ];
 
 /** A request of rank 1, then that rank's end; the store must be able to serve the others after it. */
