@@ -5,10 +5,10 @@
 // go. The host gets the error when it waits for the stream. A loop over nixlGpuReadSignal has no deadline; weftline::wait has.
 #pragma once
 #ifdef __CUDACC_RTC__
-// NVRTC has no headers; these are the types of an LP64 target, as in <stdint.h>.
+// NVRTC has no headers. Other libraries that name these types for it name the same ones.
 using uint32_t = unsigned int;
-using uint64_t = unsigned long;
-using uintptr_t = unsigned long;
+using uint64_t = unsigned long long;
+using uintptr_t = uint64_t;
 using size_t = decltype(sizeof(0));
 #else
 #include <cstddef>

@@ -1,5 +1,6 @@
 // The way to one peer of this host: its regions, the transfers that are under way, whether it still lives.
 import { WeftlineError } from '../../../core/errors.ts';
+import { log } from '../../../core/log.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
@@ -381,7 +382,10 @@ export class LocalLink implements BackendLink, LinkedMemory {
   }
 
   #fail(state: LinkState, error: WeftlineError): void {
-    if (this.#state === 'open') this.#state = state;
+    if (this.#state === 'open') {
+      this.#state = state;
+      if (state === 'dead') log('agent', 'warn', error.message);
+    }
     this.#error ??= error;
     for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) transfer.fail(this.#error);
     this.#first = undefined;

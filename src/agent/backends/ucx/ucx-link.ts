@@ -1,6 +1,7 @@
 // The way to one peer over UCX, as the agent has it: regions, transfers, channels, notifications.
 import { PART_FIELDS, linkWord, partField } from '../../../abi/ucx-words.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { log } from '../../../core/log.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import type {
@@ -277,6 +278,7 @@ export class UcxLink implements BackendLink {
   #note(failure: number, detail: number): void {
     this.#error = failureError(failure, detail, this.peer);
     this.#state = linkStateOf(failure);
+    if (this.#state === 'dead') log('agent', 'warn', this.#error.message);
   }
 
   #peerLeft(farewell: boolean): void {
