@@ -13,7 +13,7 @@ export type { Transfer, TransferTelemetry } from './transfer.ts';
 export { Endpoint, type EndpointOptions } from './endpoint/endpoint.ts';
 export type { EndpointConnection } from './endpoint/endpoint-connection.ts';
 export type { Operation } from './endpoint/operation.ts';
-export type { LocalPart, LocalParts } from './endpoint/ranges.ts';
+export type { EndpointPart, EndpointParts } from './endpoint/ranges.ts';
 export { etcdMetadataStore, type EtcdOptions } from './exchange/etcd-store.ts';
 export {
   exchangeMetadata,

@@ -1,7 +1,7 @@
 // Messages of endpoints: receives of very many parts, peers that send nonsense, and peers that take nothing.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { DescriptorList, Endpoint, type EndpointConnection, type LocalPart } from 'weftline/agent';
+import { DescriptorList, Endpoint, type EndpointConnection, type EndpointPart } from 'weftline/agent';
 import { ENDPOINT_MAGIC, endpointMessage, endpointMessageKinds, MAX_OFFERED_BYTES } from '#lib/abi/endpoint-message.js';
 import { Block } from '#lib/abi/layout.js';
 import { type BackendName, MAX_NOTIFICATION_BYTES } from '#lib/agent/backend.js';
@@ -74,7 +74,7 @@ function forge(kind: Kind | number, fields: Fields, payload: Uint8Array = new Ui
 }
 
 /** Every second piece of eight bytes. */
-function scattered(region: LocalPart['region'], count: number): LocalPart[] {
+function scattered(region: EndpointPart['region'], count: number): EndpointPart[] {
   return Array.from({ length: count }, (_, index) => ({ region, offset: index * 16, bytes: 8 }));
 }
 

@@ -37,6 +37,19 @@ test('every exported name is imported somewhere, or belongs to an entry file', (
   assert.deepEqual(unused, []);
 });
 
+test('no two entries give one name to two things', () => {
+  const places = new Map<string, Set<string>>();
+  for (const entry of sources.filter((file) => entryFiles.includes(file.path))) {
+    for (const { target, names } of entry.imports) {
+      for (const name of names) places.set(name, (places.get(name) ?? new Set()).add(target));
+    }
+  }
+  assert.deepEqual(
+    [...places].filter(([, targets]) => targets.size > 1).map(([name]) => name),
+    [],
+  );
+});
+
 /** A type that the file's other exports mention is part of their signatures, even if nobody names it. */
 function isOwnSignatureType(file: SourceFile, name: string): boolean {
   const declared = new RegExp(`^export (?:type|interface) ${name}\\b`, 'm').test(file.text);

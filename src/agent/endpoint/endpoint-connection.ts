@@ -15,7 +15,7 @@ import { encodeMessage, encodePieces, type MessageHead, MessageReader, type Whol
 import { sendFailed, tooManyOffers, tooSmall } from './message-errors.ts';
 import { Mover } from './mover.ts';
 import { Operation } from './operation.ts';
-import { cutAlike, listOf, type LocalParts } from './ranges.ts';
+import { cutAlike, listOf, type EndpointParts } from './ranges.ts';
 
 export interface ConnectionParts {
   readonly agent: Agent;
@@ -98,7 +98,7 @@ export class EndpointConnection implements AsyncDisposable {
   }
 
   /** Sends one message to the next receive of the peer. Fails with WL_CAPACITY on both sides if that is too small. */
-  send(parts: LocalParts): Operation {
+  send(parts: EndpointParts): Operation {
     const memory = listOf(parts);
     const operation = this.#begin(`A send of ${memory.bytes} bytes`);
     this.#sends.push({ operation, memory });
@@ -110,7 +110,7 @@ export class EndpointConnection implements AsyncDisposable {
    * Takes the next message that the peer sends; its bytes are what `wait` gives. Fails with WL_CAPACITY for more parts than
    * can be offered at all, WL_BUSY for more than can be beside earlier receives.
    */
-  recv(parts: LocalParts): Operation {
+  recv(parts: EndpointParts): Operation {
     const memory = listOf(parts);
     const payload = memory.encode();
     const cost = offerCost(payload.length);
@@ -125,11 +125,11 @@ export class EndpointConnection implements AsyncDisposable {
   }
 
   /** Writes into memory of the peer, which need do nothing. Both sides have as many bytes. */
-  write(parts: LocalParts, remote: DescriptorList): Operation {
+  write(parts: EndpointParts, remote: DescriptorList): Operation {
     return this.#oneSided('write', parts, remote);
   }
 
-  read(parts: LocalParts, remote: DescriptorList): Operation {
+  read(parts: EndpointParts, remote: DescriptorList): Operation {
     return this.#oneSided('read', parts, remote);
   }
 
@@ -256,7 +256,7 @@ export class EndpointConnection implements AsyncDisposable {
     operation.fail(error as WeftlineError);
   }
 
-  #oneSided(operation: TransferOperation, parts: LocalParts, remote: DescriptorList): Operation {
+  #oneSided(operation: TransferOperation, parts: EndpointParts, remote: DescriptorList): Operation {
     const local = listOf(parts);
     if (local.bytes !== remote.bytes) {
       throw new WeftlineError(

@@ -5,18 +5,18 @@ import { checkPart, DescriptorList } from '../descriptors.ts';
 import type { Registration } from '../registration.ts';
 
 /** Part of registered memory of this side; all of it by default. */
-export interface LocalPart {
+export interface EndpointPart {
   readonly region: Registration;
   readonly offset?: number;
   readonly bytes?: number;
 }
 
-const localPartNames: OptionNames<LocalPart> = { region: true, offset: true, bytes: true };
+const localPartNames: OptionNames<EndpointPart> = { region: true, offset: true, bytes: true };
 
 /** One part, or several that count as one message (the vectored calls). */
-export type LocalParts = LocalPart | readonly LocalPart[];
+export type EndpointParts = EndpointPart | readonly EndpointPart[];
 
-export function listOf(parts: LocalParts): DescriptorList {
+export function listOf(parts: EndpointParts): DescriptorList {
   if (typeof parts !== 'object' || parts === null) throw invalidArgument('parts', parts, 'a part, or a list of them');
   const list = 'region' in parts ? [parts] : parts;
   const kind = list[0]?.region?.kind;
