@@ -8,7 +8,18 @@ const FIRST_PORT = 21_000;
 const PORTS = 4000;
 
 function start(role, port, transport) {
-  const work = ['--sizes', '256,65536,1048576,10485760', '--iters', '40', '--inflight', '4', '--pings', '40'];
+  const work = [
+    '--mode',
+    'write',
+    '--sizes',
+    '256,65536,1048576,10485760',
+    '--iterations',
+    '40',
+    '--inflight',
+    '4',
+    '--pings',
+    '40',
+  ];
   const words = ['bench', 'p2p', '--role', role, '--backend', 'ucx', '--port', String(port), '--timeout', '20000'];
   const child = spawn(process.execPath, [main, ...words, ...(role === 'client' ? work : [])], {
     env: { ...process.env, UCX_TLS: transport },

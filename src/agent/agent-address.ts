@@ -1,16 +1,14 @@
 // The address at which peers reach an agent: given, or in a job over several hosts that of the route to its master.
 import { createSocket, type Socket } from 'node:dgram';
-import { lookup } from 'node:dns/promises';
 import { isIP, isIPv6 } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { invalidArgument, type WeftlineError } from '../core/errors.ts';
 import type { CredentialKind } from '../meeting/credentials.ts';
 import { isLoopback, isUnspecified, requireToken } from '../meeting/loopback.ts';
+import { addressTowards } from '../meeting/route.ts';
 import { readEnvironment } from '../world/environment.ts';
 
 const DEFAULT_HOST = '127.0.0.1';
-/** Connecting a UDP socket sends nothing; any port tells the route. */
-const ANY_PORT = 9;
 const MAX_EXAMPLES = 3;
 
 /**
@@ -24,7 +22,7 @@ export async function addressOfAgent(given: string | undefined, kind: Credential
   if (isUnspecified(given)) throw notOfThisHost(given);
   const socket = createSocket({ type: isIPv6(given) ? 'udp6' : 'udp4' });
   try {
-    await settled(socket, 'listening', () => socket.bind({ address: given, port: 0 }));
+    await listening(socket, given);
   } catch {
     throw notOfThisHost(given);
   } finally {
@@ -43,23 +41,11 @@ async function addressInWorld(): Promise<string> {
   }
 }
 
-/** The address of this host from which packets to another one go. */
-async function addressTowards(host: string): Promise<string> {
-  const { address, family } = await lookup(host);
-  const socket = createSocket({ type: family === 6 ? 'udp6' : 'udp4' });
-  try {
-    await settled(socket, 'connect', () => socket.connect(ANY_PORT, address));
-    return socket.address().address;
-  } finally {
-    socket.close();
-  }
-}
-
-function settled(socket: Socket, event: 'connect' | 'listening', begin: () => void): Promise<void> {
+function listening(socket: Socket, address: string): Promise<void> {
   return new Promise((resolve, reject) => {
     socket.once('error', reject);
-    socket.once(event, resolve);
-    begin();
+    socket.once('listening', resolve);
+    socket.bind({ address, port: 0 });
   });
 }
 

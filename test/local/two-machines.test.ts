@@ -124,6 +124,10 @@ test('between machines a token is needed, and the error says how to give one', o
       assert.match(stderr, part, words.join(' '));
     assert.doesNotMatch(stderr, /\n {4}at /);
   }
+  // An address of another machine is refused before the two meet.
+  const foreign = ['2proc', '--role', 'target', '--peer-ip', addresses.b, '--host', addresses.b];
+  const { stderr: why } = await two.start('a', [main, ...foreign], token).ended;
+  assert.match(why, /WL_INVALID_ARGUMENT: Invalid host: expected a numeric address of this host/);
   // Without a token a server is for this machine alone, and says so.
   const server = two.start('a', [main, 'bench', 'transport', '--role', 'server', '--timeout', '2000'], none);
   await server.said('listening at 127.0.0.1 port 19999: this machine only; for others set WEFTLINE_TOKEN on both');

@@ -83,7 +83,8 @@ export function listeningLine(host: string, port: number): string {
     return `listening at all addresses of this host, port ${port}${reached}`;
   }
   if (isLoopback(host)) {
-    return `listening at ${host} port ${port}: this machine only; for others set WEFTLINE_TOKEN on both`;
+    const advice = readToken(undefined) === '' ? 'set WEFTLINE_TOKEN on both' : 'leave out --host';
+    return `listening at ${host} port ${port}: this machine only; for others ${advice}`;
   }
   return `listening at ${host} port ${port}`;
 }

@@ -1,13 +1,16 @@
 // weftline 2proc: a kernel of one process writes into memory of another and signals it; both check what came.
 import { type Command, Option } from 'commander';
+import { addressOfAgent } from '../../agent/agent-address.ts';
 import { type BackendName, backendNames } from '../../agent/backend.ts';
 import { WeftlineError } from '../../core/errors.ts';
+import { credentialsOf } from '../../meeting/credentials.ts';
 import { isLoopback } from '../../meeting/loopback.ts';
 import { addressTowards } from '../../meeting/route.ts';
 import { chooseDevice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
 import { runTwoProcess, type TwoProcessLevel, twoProcessLevels } from '../two-process/two-process.ts';
 import { settingsTable } from '../../settings/settings.ts';
+import { readToken } from '../../settings/token.ts';
 import { join, type World } from '../../world/world.ts';
 import { byteArgument, integerArgument } from './argument-values.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
@@ -106,7 +109,8 @@ async function endsOf(role: Role, flags: TwoProcessFlags): Promise<Ends> {
     const sentence = `Meeting at 127.0.0.1 port ${flags.port}: this machine only; for another one give --peer-ip`;
     return { meeting: '127.0.0.1', host: undefined, sentence };
   }
-  const host = flags.host ?? (await addressTowards(peer));
+  const { kind } = credentialsOf(readToken(undefined));
+  const host = flags.host === undefined ? await addressTowards(peer) : await addressOfAgent(flags.host, kind);
   // The target may call at any address of this host; what it is told to write to is at one.
   const meeting = role === 'target' ? peer : (flags.host ?? '0.0.0.0');
   const place = meeting === '0.0.0.0' ? 'all addresses of this host,' : meeting;
