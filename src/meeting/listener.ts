@@ -8,8 +8,11 @@ import type { Credentials } from './credentials.ts';
 import { isLoopback, requireToken } from './loopback.ts';
 import { strangers } from './strangers.ts';
 
-/** Where to listen: an address, all addresses of this host, or a listening socket that was inherited. */
-export type ListenTarget = { readonly host?: string; readonly port: number } | { readonly fd: number };
+/** Where to listen: at one address, or without `host` at all addresses of this host. */
+export interface ListenTarget {
+  readonly host?: string;
+  readonly port: number;
+}
 
 export interface MeetingListenerOptions {
   readonly target: ListenTarget;
@@ -36,11 +39,9 @@ export class MeetingListener {
     const { target, credentials } = options;
     // What is wrong with them is better told now than to each caller.
     credentials.read();
-    if (!('fd' in target)) {
-      if (target.host !== undefined) checkHost(target.host);
-      checkPort(target.port, 0);
-      requireToken(target.host ?? '', credentials.kind, `listening at ${nameOf(target)}`);
-    }
+    if (target.host !== undefined) checkHost(target.host);
+    checkPort(target.port, 0);
+    requireToken(target.host ?? '', credentials.kind, `listening at ${nameOf(target)}`);
     const server = createServer();
     await new Promise<void>((resolve, reject) => {
       server.once('error', (cause: NodeJS.ErrnoException) => reject(cannotListen(target, cause)));
@@ -100,7 +101,6 @@ export class MeetingListener {
 }
 
 function nameOf(target: ListenTarget): string {
-  if ('fd' in target) return `the inherited socket ${target.fd}`;
   return `${target.host ?? 'all addresses'} port ${target.port}`;
 }
 

@@ -1,5 +1,5 @@
 // Which rank this process is: read from the variables of weftline's launcher, torchrun, Slurm or Open MPI, in that order.
-import { createHash } from 'node:crypto';
+import { createHash, randomBytes } from 'node:crypto';
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { expandNodeList } from './node-list.ts';
@@ -13,7 +13,7 @@ export interface RankEnvironment {
   /** Where the launcher counts ranks per node; the world itself counts the ranks that share memory. */
   readonly localRank: number | undefined;
   readonly localSize: number | undefined;
-  /** Where rank 0 serves the store. */
+  /** Where the store is served. */
   readonly host: string;
   readonly port: number;
   /** The shared secret; empty if none is given, which only a job on one host may do. */
@@ -24,8 +24,10 @@ export interface RankEnvironment {
   readonly jobPrefix: string;
   /** The process that started this one, if it is weftline's launcher. */
   readonly launcherPid: number | undefined;
-  /** The listening socket that the launcher gave to rank 0. */
-  readonly storeDescriptor: number | undefined;
+  /** True if weftline's launcher serves the store; otherwise rank 0 does. */
+  readonly launcherServes: boolean;
+  /** Where ranks of weftline's launcher tell why they end. */
+  readonly failureLog: string | undefined;
 }
 
 /** Marks every process of one launch, so that the launcher finds those that left its groups; join() does not read it. */
@@ -36,6 +38,14 @@ const DERIVED_PORT_BASE = 15_000;
 const DERIVED_PORT_COUNT = 15_000;
 /** Ranks of one job. */
 export const MAX_WORLD_SIZE = 1024;
+
+/** Behind a prefix of 20 characters at most. */
+const UNIQUE_BYTES = 5;
+
+/** The id of a job, [a-z0-9]{1,32}, which tells it from others that have the same variables. */
+export function uniqueJobId(jobPrefix: string): string {
+  return jobPrefix + randomBytes(UNIQUE_BYTES).toString('hex');
+}
 
 /** Reads the first source that is there; without any, this is a world of one rank. Fails with WL_CONFIG naming the variable. */
 export function readEnvironment(environment: Environment = process.env): RankEnvironment {
@@ -68,7 +78,8 @@ function fromWeftline(variables: Variables): RankEnvironment {
   return {
     ...finish(variables, { source: 'weftline', ...ranks, host, port, names: [host, port] }),
     launcherPid: variables.optionalInteger('WEFTLINE_LAUNCHER_PID', 1, 2 ** 31),
-    storeDescriptor: variables.optionalInteger('WEFTLINE_STORE_FD', 3, 1023),
+    launcherServes: variables.text('WEFTLINE_STORE') === 'launcher',
+    failureLog: variables.text('WEFTLINE_FAILURE_LOG'),
   };
 }
 
@@ -140,7 +151,10 @@ function readRanks(variables: Variables, names: RankNames): Ranks {
   return { rank, size, localRank, localSize };
 }
 
-type Found = Omit<RankEnvironment, 'token' | 'scope' | 'jobPrefix' | 'launcherPid' | 'storeDescriptor'> & {
+type Found = Omit<
+  RankEnvironment,
+  'token' | 'scope' | 'jobPrefix' | 'launcherPid' | 'launcherServes' | 'failureLog'
+> & {
   /** What tells this job from others. */
   readonly names: readonly (string | number)[];
 };
@@ -159,7 +173,8 @@ function finish(variables: Variables, { names, ...found }: Found): RankEnvironme
     scope: digest(['scope', ...names]),
     jobPrefix: job ?? digest(['job', ...names]).slice(0, 12),
     launcherPid: undefined,
-    storeDescriptor: undefined,
+    launcherServes: false,
+    failureLog: undefined,
   };
 }
 

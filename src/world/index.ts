@@ -7,5 +7,7 @@ export type { WaitOptions } from '../core/deadline.ts';
 export { isRank } from './environment.ts';
 export { launch } from './launcher.ts';
 export type { LaunchOptions, LaunchResult } from './launch-options.ts';
+export type { NotedError } from './failure-log.ts';
+export type { RankFailure } from './first-failure.ts';
 export type { OutputLine } from './output-lines.ts';
 export type { RankResult } from './rank-process.ts';

@@ -1,5 +1,6 @@
 // What launch() takes and what it returns.
 import type { Settings } from '../settings/settings.ts';
+import type { RankFailure } from './first-failure.ts';
 import type { OutputLine } from './output-lines.ts';
 import type { RankResult } from './rank-process.ts';
 
@@ -11,7 +12,7 @@ export interface LaunchOptions {
   /** Nodes of the job, each with as many ranks and its own launcher; more than 1 needs `master` and WEFTLINE_TOKEN. */
   readonly nodeCount?: number;
   readonly nodeRank?: number;
-  /** Where rank 0 listens, as the other nodes reach it. */
+  /** Where the launcher of node 0 listens, as the other nodes reach it. */
   readonly master?: { readonly host: string; readonly port: number };
   readonly cwd?: string;
   /** Added to this process's environment. */
@@ -20,7 +21,7 @@ export interface LaunchOptions {
   readonly rawRank?: number;
   /** Takes the lines of the other ranks; by default they are printed as "[rank] line". */
   readonly onLine?: (line: OutputLine) => void;
-  /** Takes the launcher's own words on ranks that failed; by default they go to stderr. */
+  /** Takes the launcher's own messages on ranks that failed, the last one a summary; by default they go to stderr. */
   readonly onNotice?: (text: string) => void;
   /** Passes SIGINT, SIGTERM and SIGHUP of this process on to the ranks; true by default. */
   readonly forwardSignals?: boolean;
@@ -30,11 +31,11 @@ export interface LaunchOptions {
 }
 
 export interface LaunchResult {
-  /** 0 if all ranks ended well, else that of the first that did not: its exit code, or 128 and the signal's number. */
+  /** 0 if the ranks of all nodes ended well, else that of the first failure: its exit code, or 128 and the signal's number. */
   readonly exitCode: number;
   /** By rank; only those of this node. */
   readonly ranks: readonly RankResult[];
-  /** The rank that ended badly first. */
-  readonly firstFailure: RankResult | undefined;
+  /** The rank that failed first, on any node: the one that the failures of others follow from. */
+  readonly firstFailure: RankFailure | undefined;
   readonly durationMs: number;
 }

@@ -1,18 +1,22 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
-import { createServer, type Server } from 'node:net';
-import { LAUNCH_ID_VARIABLE } from './environment.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { settingsTable } from '../settings/settings.ts';
+import { tokenCredential } from '../meeting/credentials.ts';
+import { LAUNCH_ID_VARIABLE, uniqueJobId } from './environment.ts';
+import { failureLogOf, readFailures } from './failure-log.ts';
+import { failureSummary } from './failure-summary.ts';
+import { firstFailure, type FoundFailure, jobExitCode, type RankFailure } from './first-failure.ts';
 import { type JobPlan, planJob } from './job-plan.ts';
 import type { LaunchOptions, LaunchResult } from './launch-options.ts';
 import { endMarkedProcesses } from './marked-processes.ts';
-import { rankList } from './rank-list.ts';
+import { NodeLink } from './node-link.ts';
 import { eachLine, LineWriter, type OutputLine } from './output-lines.ts';
-import { describeEnd, exitCodeOf, RankProcess, type RankResult } from './rank-process.ts';
+import { listenTarget } from './rendezvous.ts';
+import { RankProcess, type RankResult } from './rank-process.ts';
 import { removeFilesOfJob } from './shared-memory-files.ts';
+import { StoreHost } from './store-host.ts';
 import { Watchdog } from './watchdog.ts';
 
-const STORE_FD = 3;
 /** How long a rank may take to end after SIGTERM, or after the user's own signal. */
 const STOP_MS = 5_000;
 const forwarded = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
@@ -20,7 +24,9 @@ const forwarded = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 /**
  * Runs one process per rank and waits for all of them. When one ends badly the others get `settings.graceMs` to report
  * their own error, then SIGTERM, then SIGKILL. Afterwards no process of the job and no file of it in /dev/shm is left.
- * Fails with WL_INVALID_ARGUMENT, WL_CONFIG, and WL_LAUNCH if a process cannot be started.
+ * With several nodes it waits for the ranks of all of them, and a failure on one ends all. Fails with WL_INVALID_ARGUMENT,
+ * WL_CONFIG, WL_LAUNCH if a process cannot be started, WL_TIMEOUT or WL_PEER_LOST if the launcher of a node does not come
+ * or is lost.
  */
 export async function launch(options: LaunchOptions): Promise<LaunchResult> {
   const plan = planJob(options);
@@ -47,7 +53,15 @@ class Job {
   readonly #abort = () => this.#stopAll(0);
   #stopping = false;
   #interrupted = false;
-  #firstFailure: RankResult | undefined;
+  /** True once the other nodes know how this one ended. */
+  #isComplete = false;
+  #storeHost: StoreHost | undefined;
+  #nodes: Promise<NodeLink> | undefined;
+  /** Of another node, or of the launchers among themselves. */
+  #remoteFailure: RankFailure | undefined;
+  #reported: Promise<RankFailure> | undefined;
+  readonly #ended: RankResult[] = [];
+  readonly #over = new AbortController();
 
   constructor(options: LaunchOptions, plan: JobPlan) {
     this.#options = options;
@@ -58,16 +72,11 @@ class Job {
   }
 
   async start(): Promise<void> {
-    const { ranks, nodeCount = 1, master } = this.#options;
-    // One node: the socket is made here and inherited by rank 0, so that nobody can take the port in between.
-    const server = nodeCount === 1 && ranks > 1 ? await listen() : undefined;
-    try {
-      const address = nodeCount === 1 || master === undefined ? { host: '127.0.0.1', port: portOf(server) } : master;
-      const print = this.#printer();
-      for (let local = 0; local < ranks; local += 1) await this.#startRank(local, { address, server, print });
-    } finally {
-      server?.close();
-    }
+    const { ranks, nodeCount = 1 } = this.#options;
+    const address = await this.#serve();
+    if (nodeCount > 1) this.#meetNodes(address);
+    const print = this.#printer();
+    for (let local = 0; local < ranks; local += 1) await this.#startRank(local, { address, print });
   }
 
   async finish(): Promise<LaunchResult> {
@@ -77,11 +86,14 @@ class Job {
     await Promise.all(this.#output);
     clearTimeout(timer);
     this.#options.signal?.throwIfAborted();
-    const firstFailure = this.#firstFailure;
+    const notes = readFailures(failureLogOf(this.#plan.jobPrefix));
+    const failure = await this.#jobFailure(ranks);
+    this.#isComplete = true;
+    if (failure !== undefined) this.#notice(failureSummary(failure, ranks, notes));
     return {
-      exitCode: firstFailure === undefined ? 0 : exitCodeOf(firstFailure),
+      exitCode: jobExitCode(failure),
       ranks,
-      firstFailure,
+      firstFailure: failure,
       durationMs: performance.now() - this.#started,
     };
   }
@@ -92,6 +104,7 @@ class Job {
     for (const rank of this.#ranks) rank.stop('SIGKILL');
     await Promise.all(this.#ranks.map((rank) => rank.ended));
     await endMarkedProcesses(this.#plan.launchId);
+    await this.#leaveNodes();
     this.#closePipes();
     for (const writer of this.#writers) writer[Symbol.dispose]();
     removeFilesOfJob(this.#plan.jobPrefix);
@@ -100,17 +113,81 @@ class Job {
     for (const signal of forwarded) process.off(signal, this.#forward);
   }
 
-  async #startRank(local: number, { address, server, print }: RankStart): Promise<void> {
+  /** Starts the store, in a thread that goes on whatever happens to rank 0; returns where it is. */
+  async #serve(): Promise<Address> {
+    const { nodeCount = 1, nodeRank = 0, master } = this.#options;
+    const { size, token, settings, jobPrefix } = this.#plan;
+    const address = nodeCount === 1 || master === undefined ? { host: '127.0.0.1', port: 0 } : master;
+    if (nodeRank > 0 || size === 1) return address;
+    const { storeMaxValueBytes: maxValueBytes, maxStrangers, greetingMs, timeoutMs } = settings;
+    this.#storeHost = await StoreHost.start({
+      listen: listenTarget(address.host, address.port),
+      size,
+      nodeCount: nodeCount === 1 ? 0 : nodeCount,
+      credential: tokenCredential(token),
+      jobId: uniqueJobId(jobPrefix),
+      maxValueBytes,
+      settings: { maxStrangers, greetingMs, timeoutMs },
+    });
+    return { ...address, port: this.#storeHost.port };
+  }
+
+  #meetNodes({ host, port }: Address): void {
+    const { nodeCount = 1, nodeRank = 0 } = this.#options;
+    const { token, settings } = this.#plan;
+    const { signal } = this.#over;
+    this.#nodes = NodeLink.connect({ host, port, nodeRank, nodeCount, token, settings, signal });
+    this.#nodes
+      .then((link) => link.failure())
+      .then((failure) => {
+        this.#remoteFailure = failure;
+        this.#stopAll(settings.graceMs);
+      })
+      // Without the other nodes there is no job; finish() says why.
+      .catch(() => this.#over.signal.aborted || this.#stopAll(settings.graceMs));
+  }
+
+  /** The first failure on any node, once the ranks of this node have ended; undefined if all ranks of all nodes ended well. */
+  async #jobFailure(ranks: readonly RankResult[]): Promise<RankFailure | undefined> {
+    const found = firstFailure(ranks, readFailures(failureLogOf(this.#plan.jobPrefix)));
+    if (this.#nodes === undefined) return found;
+    if (found !== undefined) return this.#reportedFailure(found);
+    if (this.#remoteFailure !== undefined) return this.#remoteFailure;
+    const link = await this.#nodes;
+    return Promise.race([link.failure(), link.allEnded().then(() => undefined)]);
+  }
+
+  async #reportedFailure(own: FoundFailure): Promise<RankFailure> {
+    const { graceMs } = this.#plan.settings;
+    try {
+      const link = await this.#nodes;
+      // The node whose rank was the first tells of it as soon as that rank has ended.
+      if (own.blamesOthers) await link?.failure(graceMs + STOP_MS).catch(() => {});
+      return (await link?.report(own)) ?? own;
+    } catch {
+      // Nobody can be told any more.
+      return own;
+    }
+  }
+
+  async #leaveNodes(): Promise<void> {
+    this.#over.abort();
+    const link = await this.#nodes?.catch(() => undefined);
+    await link?.close(this.#isComplete ? undefined : new WeftlineError('WL_LAUNCH', 'the launcher was stopped'));
+    // The others have been told why, and stop their own ranks.
+    const waitMs = this.#nodes === undefined ? 0 : this.#plan.settings.graceMs + 2 * STOP_MS;
+    await this.#storeHost?.stop(waitMs);
+  }
+
+  async #startRank(local: number, { address, print }: RankStart): Promise<void> {
     const { firstRank, size, token, jobPrefix, launchId, command, settings } = this.#plan;
     const rank = firstRank + local;
-    const holdsStore = rank === 0 && server !== undefined;
     const raw = this.#options.rawRank === rank;
     const started = await RankProcess.start({
       rank,
       command,
       cwd: this.#options.cwd,
       raw,
-      socket: holdsStore ? descriptorOf(server) : undefined,
       env: {
         ...process.env,
         ...this.#options.env,
@@ -125,8 +202,8 @@ class Job {
         WEFTLINE_LAUNCHER_PID: String(process.pid),
         [LAUNCH_ID_VARIABLE]: launchId,
         [settingsTable.hosts.env]: settings.hosts,
-        // Undefined removes what a launcher around this one may have set.
-        WEFTLINE_STORE_FD: holdsStore ? String(STORE_FD) : undefined,
+        WEFTLINE_STORE: 'launcher',
+        WEFTLINE_FAILURE_LOG: failureLogOf(jobPrefix),
       },
     });
     this.#watchdog.add(started.pid);
@@ -150,14 +227,19 @@ class Job {
 
   #rankEnded(result: RankResult): void {
     this.#watchdog.remove(result.pid);
+    this.#ended.push(result);
     if ((result.exitCode === 0 && result.signal === null) || result.stopped) return;
-    this.#firstFailure ??= result;
     // Interrupted ranks have been told already and may be saving their work.
-    if (this.#interrupted) return this.#stopAll(STOP_MS);
-    const running = this.#ranks.filter((rank) => rank.running).map(({ rank }) => rank);
-    const rest = this.#firstFailure === result && running.length > 0 ? `; stopping ${rankList(running)}` : '';
-    this.#notice(`rank ${result.rank} (process ${result.pid}) ended with ${describeEnd(result)}${rest}`);
-    this.#stopAll(this.#plan.settings.graceMs);
+    this.#stopAll(this.#interrupted ? STOP_MS : this.#plan.settings.graceMs);
+    this.#tellNodes();
+  }
+
+  /** The other nodes need not wait until all ranks of this one have ended. */
+  #tellNodes(): void {
+    const found = firstFailure(this.#ended, readFailures(failureLogOf(this.#plan.jobPrefix)));
+    if (found === undefined || found.blamesOthers || this.#nodes === undefined) return;
+    this.#reported ??= this.#nodes.then((link) => link.report(found));
+    this.#reported.catch(() => {});
   }
 
   /** SIGTERM after a grace time, SIGKILL some seconds later. */
@@ -190,28 +272,12 @@ class Job {
   }
 }
 
+interface Address {
+  readonly host: string;
+  readonly port: number;
+}
+
 interface RankStart {
-  readonly address: { readonly host: string; readonly port: number };
-  readonly server: Server | undefined;
+  readonly address: Address;
   readonly print: (rank: number, stream: OutputLine['stream'], line: Buffer) => Promise<void> | void;
-}
-
-function listen(): Promise<Server> {
-  return new Promise((resolve, reject) => {
-    const server = createServer((socket) => socket.destroy());
-    server.once('error', (cause) =>
-      reject(new WeftlineError('WL_LAUNCH', `Cannot listen on 127.0.0.1 for the ranks: ${cause.message}`, { cause })),
-    );
-    server.listen({ host: '127.0.0.1', port: 0, backlog: 4096 }, () => resolve(server));
-  });
-}
-
-function portOf(server: Server | undefined): number {
-  const address = server?.address();
-  return typeof address === 'object' && address !== null ? address.port : 0;
-}
-
-/** Node passes a descriptor on, but tells a server's only on its handle. */
-function descriptorOf(server: Server): number {
-  return (Reflect.get(server, '_handle') as { readonly fd: number }).fd;
 }

@@ -11,6 +11,8 @@ export interface RankResult {
   readonly exitCode: number | null;
   readonly signal: string | null;
   readonly durationMs: number;
+  /** Milliseconds since 1970. */
+  readonly endedAt: number;
   /** True if the launcher ended it because another rank failed, or on request. */
   readonly stopped: boolean;
 }
@@ -22,8 +24,6 @@ export interface RankProcessOptions {
   readonly env: NodeJS.ProcessEnv;
   /** True: the rank uses the launcher's own input and output. */
   readonly raw: boolean;
-  /** A listening socket, which becomes descriptor 3. */
-  readonly socket: number | undefined;
 }
 
 export class RankProcess {
@@ -42,12 +42,7 @@ export class RankProcess {
     const child = spawn(file, args, {
       env: options.env,
       ...(options.cwd === undefined ? {} : { cwd: options.cwd }),
-      stdio: [
-        options.raw ? 'inherit' : 'ignore',
-        output,
-        output,
-        ...(options.socket === undefined ? [] : [options.socket]),
-      ],
+      stdio: [options.raw ? 'inherit' : 'ignore', output, output],
       detached: true,
     });
     const started = performance.now();
@@ -72,8 +67,9 @@ export class RankProcess {
         // At once, while no other process can have taken the number: what the rank started and left behind.
         this.signalGroup('SIGKILL');
         const durationMs = performance.now() - started;
+        const endedAt = Date.now();
         void this.#groupGone().then(() =>
-          resolve({ rank, pid: this.pid, exitCode, signal, durationMs, stopped: this.#stopped }),
+          resolve({ rank, pid: this.pid, exitCode, signal, durationMs, endedAt, stopped: this.#stopped }),
         );
       });
     });

@@ -1,30 +1,20 @@
-// How a rank reaches the store: rank 0 serves it from a thread, others connect, a world of one keeps it in the process.
+// How a rank reaches the store: the launcher serves it, or rank 0 from a thread; a world of one keeps it in the process.
 import { randomBytes } from 'node:crypto';
-import { fstatSync } from 'node:fs';
+import { isIP } from 'node:net';
 import { hostname } from 'node:os';
 import { Deadline } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { type Credentials, credentialsOf, derive, tokenCredential } from '../meeting/credentials.ts';
-import type { ListenTarget } from '../meeting/listener.ts';
 import { isLoopback } from '../meeting/loopback.ts';
+import type { ListenTarget } from '../meeting/listener.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { RankEnvironment } from './environment.ts';
+import { reportFailures } from './failure-reporter.ts';
 import { PeerWatch } from './peer-watch.ts';
-import type { StoreLink } from './store.ts';
+import { leaveAtExit, type Rendezvous } from './rank-exit.ts';
 import { StoreClient } from './store-client.ts';
 import { StoreCore } from './store-core.ts';
 import { StoreHost } from './store-host.ts';
-
-export interface Rendezvous {
-  readonly link: StoreLink;
-  readonly jobId: string;
-  /** See World. */
-  readonly secret: string;
-  /** Hears of lost ranks. */
-  readonly peers: PeerWatch;
-  /** Says goodbye, with the error that ended this rank if any; rank 0 then serves the others for up to `waitMs`. */
-  close(waitMs: number, error?: unknown): Promise<void>;
-}
 
 export interface MeetOptions {
   readonly settings: Settings;
@@ -39,10 +29,19 @@ export interface MeetOptions {
 const LOOK_MS = 2_000;
 
 export async function meet(environment: RankEnvironment, options: MeetOptions): Promise<Rendezvous> {
+  const { rank, size, failureLog } = environment;
+  const reporter = failureLog === undefined ? undefined : reportFailures({ rank, log: failureLog });
+  const rendezvous = await findStore(environment, options);
+  if (size === 1) return rendezvous;
+  return leaveAtExit(rendezvous, { rank, size, reporter, waitMs: options.settings.timeoutMs });
+}
+
+async function findStore(environment: RankEnvironment, options: MeetOptions): Promise<Rendezvous> {
   const { size, token, host } = environment;
   if (size === 1) return meetAlone(environment, options);
   if (token === '' && !isLoopback(host)) throw tokenMissing(host);
-  return environment.rank === 0 ? hostStore(environment, options) : joinStore(environment, options);
+  const hosts = environment.rank === 0 && !environment.launcherServes;
+  return hosts ? hostStore(environment, options) : joinStore(environment, options);
 }
 
 function tokenMissing(host: string): WeftlineError {
@@ -75,6 +74,7 @@ function meetAlone({ token }: RankEnvironment, { settings, jobId }: MeetOptions)
       core.leave(0, { how: 'closed' });
       return Promise.resolve();
     },
+    closeAtExit: () => undefined,
   };
 }
 
@@ -85,9 +85,9 @@ async function hostStore(environment: RankEnvironment, options: MeetOptions): Pr
   // Read once: all ranks must get the same secret.
   const credential = credentialsOf(token, scope).read();
   const credentials: Credentials = { kind: credential.kind, read: () => credential };
+  const listen = listenTarget(environment.host, environment.port);
   let host: StoreHost;
   try {
-    const listen = listenTarget(environment);
     host = await StoreHost.start({
       listen,
       size,
@@ -102,7 +102,8 @@ async function hostStore(environment: RankEnvironment, options: MeetOptions): Pr
     throw error;
   }
   try {
-    const client = await connect(environment, { ...options, credentials }, { host: '127.0.0.1', port: host.port });
+    const own = { host: listen.host ?? '127.0.0.1', port: host.port };
+    const client = await connect(environment, { ...options, credentials }, own);
     return {
       link: client,
       jobId: client.jobId,
@@ -112,6 +113,7 @@ async function hostStore(environment: RankEnvironment, options: MeetOptions): Pr
         await client.close(error);
         await host.stop(waitMs);
       },
+      closeAtExit: () => 'ranks that still use the store, which rank 0 serves, lose it',
     };
   } catch (error) {
     await host.stop(0);
@@ -131,6 +133,7 @@ async function joinStore(environment: RankEnvironment, options: MeetOptions): Pr
     secret: jobSecret(used.key, client.jobId),
     peers: client.peers,
     close: (_waitMs, error) => client.close(error),
+    closeAtExit: () => void client.closeAtExit(),
   };
 }
 
@@ -139,7 +142,7 @@ interface CallerOptions extends Pick<MeetOptions, 'deadline' | 'signal'>, Partia
 }
 
 function connect(
-  { rank, size }: RankEnvironment,
+  { rank, size, launcherServes }: RankEnvironment,
   { credentials, deadline, signal, settings }: CallerOptions,
   { host, port }: { readonly host: string; readonly port: number },
 ): Promise<StoreClient> {
@@ -148,6 +151,7 @@ function connect(
     port,
     rank,
     size,
+    server: launcherServes ? 'the launcher of node 0' : 'rank 0',
     credentials,
     deadline,
     timeoutMs: deadline.timeoutMs,
@@ -156,25 +160,10 @@ function connect(
   });
 }
 
-function listenTarget({ storeDescriptor, host, port }: RankEnvironment): ListenTarget {
-  if (storeDescriptor !== undefined) return { fd: checkSocket(storeDescriptor) };
-  return isLoopback(host) ? { host: '127.0.0.1', port } : { port };
-}
-
-/** A process that only inherited the variables of rank 0 has something else there, which must not be touched. */
-function checkSocket(fd: number): number {
-  let isSocket = false;
-  try {
-    isSocket = fstatSync(fd).isSocket();
-  } catch {
-    // Not open at all.
-  }
-  if (isSocket) return fd;
-  throw new WeftlineError(
-    'WL_CONFIG',
-    `Invalid environment variable WEFTLINE_STORE_FD: descriptor ${fd} is not the socket that the launcher gave to rank 0; only the process that it started may join as rank 0`,
-    { details: { variable: 'WEFTLINE_STORE_FD', value: fd } },
-  );
+/** Where the ranks call: a loopback address as it is, otherwise all addresses of this host. */
+export function listenTarget(host: string, port: number): ListenTarget {
+  if (!isLoopback(host)) return { port };
+  return { host: isIP(host) === 0 ? '127.0.0.1' : host, port };
 }
 
 async function tellTaken(environment: RankEnvironment, credentials: Credentials): Promise<void> {

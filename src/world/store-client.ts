@@ -10,7 +10,7 @@ import { encodeFrame, type Frame, type FrameReader, protocolError } from '../mee
 import { decodePeerError, decodeRefusal } from '../meeting/refusal.ts';
 import { PeerWatch } from './peer-watch.ts';
 import type { StoreLink } from './store.ts';
-import { storeHello } from './store-hello.ts';
+import { type MemberKind, storeHello } from './store-hello.ts';
 import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
 
 export interface StoreAddress {
@@ -18,9 +18,16 @@ export interface StoreAddress {
   readonly port: number;
 }
 
+/** In messages. */
+export type StoreServerName = 'rank 0' | 'the launcher of node 0';
+
 export interface StoreClientOptions extends StoreAddress {
   readonly rank: number;
   readonly size: number;
+  /** What `rank` and `size` count; ranks by default. */
+  readonly kind?: MemberKind;
+  /** Who serves the store; rank 0 by default. */
+  readonly server?: StoreServerName;
   readonly credentials: Credentials;
   readonly timeoutMs: number;
   /** Of the call that this is a stage of, in place of `timeoutMs`. */
@@ -34,6 +41,12 @@ interface Pending {
   readonly resolve: (reply: StoreReply) => void;
   readonly reject: (error: unknown) => void;
   readonly end: () => void;
+}
+
+interface StoreFacts {
+  readonly jobId: string;
+  readonly address: StoreAddress;
+  readonly server: StoreServerName;
 }
 
 const GOODBYE_MS = 2_000;
@@ -51,6 +64,7 @@ export class StoreClient implements StoreLink {
   readonly #socket: Socket;
   readonly #reader: FrameReader;
   readonly #address: StoreAddress;
+  readonly #server: StoreServerName;
   readonly #pending = new Map<number, Pending>();
   #nextId = 1;
   #end: WeftlineError | undefined;
@@ -58,7 +72,7 @@ export class StoreClient implements StoreLink {
 
   /** Tries again, with growing pauses, until the deadline. */
   static async connect(options: StoreClientOptions): Promise<StoreClient> {
-    const { host, port, rank, size, credentials, timeoutMs, signal } = options;
+    const { host, port, rank, size, credentials, timeoutMs, signal, kind = 'rank', server = 'rank 0' } = options;
     try {
       const { channel, body } = await call(
         { host, port },
@@ -67,23 +81,24 @@ export class StoreClient implements StoreLink {
           ...(signal === undefined ? {} : { signal }),
           ...(options.silenceMs === undefined ? {} : { silenceMs: options.silenceMs }),
           hello: storeHello(credentials),
-          body: { rank, size, pid: process.pid, host: hostname() },
-          who: 'rank 0',
+          body: { kind, rank, size, pid: process.pid, host: hostname() },
+          who: server,
           awaitsName: true,
         },
       );
       const { jobId } = body;
       if (typeof jobId !== 'string' || !/^[a-z0-9]{1,32}$/.test(jobId)) throw protocolError('a welcome without a job');
       const { socket, reader } = channel.detach();
-      return new StoreClient(socket, reader, { jobId, address: { host, port } });
+      return new StoreClient(socket, reader, { jobId, address: { host, port }, server });
     } catch (error) {
       if (!(error instanceof WeftlineError) || error.code !== 'WL_TIMEOUT') throw error;
       throw unreachable(options, (error.cause as Error | undefined) ?? error);
     }
   }
 
-  constructor(socket: Socket, reader: FrameReader, facts: { readonly jobId: string; readonly address: StoreAddress }) {
+  constructor(socket: Socket, reader: FrameReader, facts: StoreFacts) {
     this.jobId = facts.jobId;
+    this.#server = facts.server;
     this.#socket = socket;
     this.#reader = reader;
     this.#address = facts.address;
@@ -133,6 +148,11 @@ export class StoreClient implements StoreLink {
     await ended;
   }
 
+  /** Says goodbye while the process ends, when nothing can be waited for: the system takes so few bytes at once. */
+  closeAtExit(): void {
+    if (this.#end === undefined) this.#send({ goodbye: true });
+  }
+
   #receive(chunk: Buffer): void {
     try {
       this.#reader.push(chunk);
@@ -147,7 +167,7 @@ export class StoreClient implements StoreLink {
     if (header['event'] === 'left') {
       return this.peers.lose(Number(header['rank']), decodePeerError(header['error'], '', MAX_TEXT));
     }
-    if (header['refused'] !== undefined) throw decodeRefusal(header['refused'], 'The store of rank 0');
+    if (header['refused'] !== undefined) throw decodeRefusal(header['refused'], `The store of ${this.#server}`);
     const pending = this.#settle(Number(header['id']));
     if (header['error'] === undefined) pending?.resolve(parseReply(header, parts));
     else pending?.reject(decodePeerError(header['error'], '', MAX_TEXT));
@@ -169,8 +189,8 @@ export class StoreClient implements StoreLink {
       this.#settle(id)?.reject(
         new WeftlineError(
           'WL_TIMEOUT',
-          `The store of rank 0 at ${host}:${port} did not answer on ${what} within ${request.timeoutMs} ms: rank 0 is stopped or cut off`,
-          { details: { missing: [0], host, port, timeoutMs: request.timeoutMs } },
+          `The store of ${this.#server} at ${host}:${port} did not answer on ${what} within ${request.timeoutMs} ms: ${this.#server} is stopped or cut off`,
+          { details: { missing: missingServer(this.#server), host, port, timeoutMs: request.timeoutMs } },
         ),
       );
     }, READ_FIRST_MS);
@@ -180,8 +200,10 @@ export class StoreClient implements StoreLink {
     const { host, port } = this.#address;
     const lost = new WeftlineError(
       'WL_PEER_LOST',
-      `Rank 0, which holds the rendezvous store at ${host}:${port}, was lost: its connection broke`,
-      { details: { rank: 0, host, port }, rank: 0 },
+      this.#server === 'rank 0'
+        ? `Rank 0, which holds the rendezvous store at ${host}:${port}, was lost: its connection broke`
+        : `The launcher of node 0, which holds the rendezvous store at ${host}:${port}, was lost: its connection broke`,
+      this.#server === 'rank 0' ? { details: { rank: 0, host, port }, rank: 0 } : { details: { host, port } },
     );
     this.#fail(lost);
     if (!this.#saidGoodbye) this.peers.loseAll(this.#end);
@@ -201,12 +223,18 @@ export class StoreClient implements StoreLink {
 }
 
 function unreachable(options: StoreClientOptions, cause: Error): WeftlineError {
-  const { host, port, rank, timeoutMs } = options;
+  const { host, port, rank, timeoutMs, kind = 'rank', server = 'rank 0' } = options;
+  const who = kind === 'rank' ? `Rank ${rank}` : `The launcher of node ${rank}`;
   return new WeftlineError(
     'WL_TIMEOUT',
-    `Rank ${rank} could not reach rank 0 at ${host}:${port} within ${timeoutMs} ms (${cause.message}): rank 0 is missing, or the address or a firewall is wrong`,
-    { details: { rank, missing: [0], host, port, timeoutMs }, cause },
+    `${who} could not reach ${server} at ${host}:${port} within ${timeoutMs} ms (${cause.message}): ${server} is missing, or the address or a firewall is wrong`,
+    { details: { rank, missing: missingServer(server), host, port, timeoutMs }, cause },
   );
+}
+
+/** The ranks to blame if the store does not answer. */
+function missingServer(server: StoreServerName): readonly number[] {
+  return server === 'rank 0' ? [0] : [];
 }
 
 /** An error that fits any header. */

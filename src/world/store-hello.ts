@@ -7,8 +7,12 @@ import type { HelloBody, HelloOptions } from '../meeting/hello.ts';
 const VERSION = 2;
 const MAX_HOST_LENGTH = 255;
 
-/** What a rank says. */
+/** Who takes part in a store: the ranks of the job, and the launchers of its nodes among themselves. */
+export type MemberKind = 'rank' | 'node';
+
+/** What a rank says, or a launcher of its node. */
 export interface RankIntroduction {
+  readonly kind: MemberKind;
   readonly rank: number;
   readonly size: number;
   readonly pid: number;
@@ -19,18 +23,25 @@ export function storeHello(credentials: Credentials): HelloOptions {
   return { protocol: 'weftline-store', version: VERSION, credentials };
 }
 
-/** Fails with WL_PROTOCOL for anything else, WL_CONFIG_MISMATCH for a rank of a world of another size. */
-export function readRank(body: HelloBody, size: number): RankIntroduction {
+/**
+ * Reads what a caller says; `sizes` holds how many members of each kind there are. Fails with WL_PROTOCOL for anything
+ * else, WL_CONFIG_MISMATCH for a member of a job of another size.
+ */
+export function readRank(body: HelloBody, sizes: Readonly<Record<MemberKind, number>>): RankIntroduction {
   const { rank, pid, host } = body;
+  const kind = body['kind'] === 'node' ? 'node' : 'rank';
+  const size = sizes[kind];
   if (typeof rank !== 'number' || typeof body['size'] !== 'number') {
     throw protocolError('a greeting without rank and size');
   }
   if (body['size'] !== size || !Number.isInteger(rank) || rank < 0 || rank >= size) {
     throw new WeftlineError(
       'WL_CONFIG_MISMATCH',
-      `Rank ${rank} of a world of ${body['size']} cannot join: rank 0 was started for a world of ${size}`,
+      kind === 'rank'
+        ? `Rank ${rank} of a world of ${body['size']} cannot join: rank 0 was started for a world of ${size}`
+        : `Node ${rank} of ${body['size']} cannot join: node 0 was started with --nnodes ${size}; start all nodes with the same --nnodes`,
       { details: { rank, size: body['size'], expected: size } },
     );
   }
-  return { rank, size, pid: Number(pid), host: String(host).slice(0, MAX_HOST_LENGTH) };
+  return { kind, rank, size, pid: Number(pid), host: String(host).slice(0, MAX_HOST_LENGTH) };
 }

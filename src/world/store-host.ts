@@ -1,4 +1,4 @@
-// Rank 0's end of the store's worker thread: starts it, stops it, never keeps the process alive for it.
+// The owner's end of the store's worker thread: starts it, stops it, never keeps the process alive for it.
 import type { Worker } from 'node:worker_threads';
 import { WeftlineError } from '../core/errors.ts';
 import { packageFile } from '../core/package-file.ts';
@@ -47,15 +47,12 @@ export class StoreHost {
 
 function listenError(options: StoreServerOptions, failure: { readonly code: string; readonly message: string }): Error {
   const { listen } = options;
-  const where =
-    'fd' in listen ? `the inherited socket ${listen.fd}` : `${listen.host ?? 'all interfaces'}:${listen.port}`;
+  const where = `${listen.host ?? 'all interfaces'}:${listen.port}`;
   const advice =
     failure.code === 'EADDRINUSE'
       ? 'another program uses the port; choose another one (--master, WEFTLINE_MASTER_PORT, MASTER_PORT) on all ranks'
       : 'check WEFTLINE_MASTER_ADDR or MASTER_ADDR, and that only the rank itself uses the variables of its launcher';
-  return new WeftlineError(
-    'WL_CONFIG',
-    `Rank 0 cannot listen on ${where} for the other ranks: ${failure.message}; ${advice}`,
-    { details: { listen, code: failure.code } },
-  );
+  return new WeftlineError('WL_CONFIG', `Cannot listen on ${where} for the ranks: ${failure.message}; ${advice}`, {
+    details: { listen, code: failure.code },
+  });
 }

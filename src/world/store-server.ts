@@ -8,11 +8,13 @@ import type { Settings } from '../settings/settings.ts';
 import type { Departure } from './membership.ts';
 import { StoreConnection } from './store-connection.ts';
 import { StoreCore } from './store-core.ts';
-import { readRank, storeHello } from './store-hello.ts';
+import { type MemberKind, readRank, storeHello } from './store-hello.ts';
 
 export interface StoreServerOptions {
   readonly listen: ListenTarget;
   readonly size: number;
+  /** Launchers that meet here too, among themselves; 0 by default. */
+  readonly nodeCount?: number;
   /** Fixed for the job: secrets of the job follow from it. */
   readonly credential: Credential;
   readonly jobId: string;
@@ -23,8 +25,7 @@ export interface StoreServerOptions {
 export class StoreServer {
   readonly #options: StoreServerOptions;
   readonly #credentials: Credentials;
-  readonly #core: StoreCore;
-  readonly #members = new Set<StoreConnection>();
+  readonly #groups: Readonly<Record<MemberKind, Group>>;
   #listener: MeetingListener | undefined;
   #whenEmpty: (() => void) | undefined;
 
@@ -47,16 +48,17 @@ export class StoreServer {
     const { credential } = options;
     this.#options = options;
     this.#credentials = { kind: credential.kind, read: () => credential };
-    this.#core = new StoreCore(options);
+    const { size, nodeCount = 0, maxValueBytes } = options;
+    this.#groups = { rank: newGroup(size, maxValueBytes), node: newGroup(nodeCount, maxValueBytes) };
   }
 
   get port(): number {
     return this.#listener?.port ?? 0;
   }
 
-  /** Waits, at most `waitMs`, until all ranks that joined have left, then ends every connection. */
+  /** Waits, at most `waitMs`, until all who joined have left, then ends every connection. */
   async stop(waitMs: number): Promise<void> {
-    if (this.#members.size > 0 && waitMs > 0) {
+    if (this.#members().length > 0 && waitMs > 0) {
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, waitMs);
         this.#whenEmpty = () => {
@@ -66,38 +68,54 @@ export class StoreServer {
       });
     }
     this.#listener?.close();
-    for (const member of this.#members) member.end();
+    for (const member of this.#members()) member.end();
+  }
+
+  #members(): StoreConnection[] {
+    return [...this.#groups.rank.members, ...this.#groups.node.members];
   }
 
   /** Lets a rank in that has proven itself and agrees on the job; anything else is refused with a reason. */
   async #welcome(channel: ControlChannel): Promise<void> {
-    const { size, jobId, maxValueBytes } = this.#options;
+    const { size, nodeCount = 0, jobId, maxValueBytes } = this.#options;
     let rank = -1;
+    let group = this.#groups.rank;
     await receiveHello(channel, storeHello(this.#credentials), (body) => {
-      const { pid, host, ...known } = readRank(body, size);
-      this.#core.join(known.rank, { pid, host });
+      const { kind, pid, host, ...known } = readRank(body, { rank: size, node: nodeCount });
+      group = this.#groups[kind];
+      group.core.join(known.rank, { pid, host });
       ({ rank } = known);
       return { jobId };
     });
     const member = new StoreConnection(channel.detach(), {
       rank,
-      core: this.#core,
+      core: group.core,
       maxValueBytes,
-      onDeparture: (gone, departure) => this.#departed(gone, departure),
+      onDeparture: (gone, departure) => departed(group, gone, departure),
       onEnd: (ended) => {
-        this.#members.delete(ended);
-        if (this.#members.size === 0) this.#whenEmpty?.();
+        group.members.delete(ended);
+        if (this.#members().length === 0) this.#whenEmpty?.();
       },
     });
-    this.#members.add(member);
+    group.members.add(member);
     member.start();
   }
+}
 
-  #departed(member: StoreConnection, departure: Departure): void {
-    const { rank } = member;
-    this.#core.leave(rank, departure);
-    if (departure.how === 'closed') return;
-    const { stack: _hidden, ...error } = encodeError(this.#core.members.failure(rank, 'the job'));
-    for (const other of this.#members) if (other !== member) other.announce(rank, error);
-  }
+/** Those who take part in collectives together, and hear of each other's departure. */
+interface Group {
+  readonly core: StoreCore;
+  readonly members: Set<StoreConnection>;
+}
+
+function newGroup(size: number, maxValueBytes: number): Group {
+  return { core: new StoreCore({ size, maxValueBytes }), members: new Set() };
+}
+
+function departed({ core, members }: Group, member: StoreConnection, departure: Departure): void {
+  const { rank } = member;
+  core.leave(rank, departure);
+  if (departure.how === 'closed') return;
+  const { stack: _hidden, ...error } = encodeError(core.members.failure(rank, 'the job'));
+  for (const other of members) if (other !== member) other.announce(rank, error);
 }

@@ -1,18 +1,18 @@
 // The world of ranks: join() finds the others through rank 0's store and agrees with them on who shares a host.
-import { randomBytes } from 'node:crypto';
 import { type CallWait, remaining, startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { signalOnParentDeath } from '../native/libc.ts';
 import { readSettings, type Settings, settingsTable } from '../settings/settings.ts';
-import { type Environment, type RankEnvironment, readEnvironment } from './environment.ts';
+import { type Environment, type RankEnvironment, readEnvironment, uniqueJobId } from './environment.ts';
 import { hostIdentity, machineIdentity } from './host-identity.ts';
 import { type Job, JobGroup } from './job-group.ts';
 import { ranksOfHosts } from './pretended-hosts.ts';
 import type { RankGroup } from './rank-group.ts';
 import { filePrefixOf, removeStaleFiles } from './shared-memory-files.ts';
 import { decodeJson, encodeJson, LinkedStore, type StoreLink } from './store.ts';
-import { type Rendezvous, meet } from './rendezvous.ts';
+import type { Rendezvous } from './rank-exit.ts';
+import { meet } from './rendezvous.ts';
 
 /** All ranks of one job. Obtained with `join()`; the caller owns it and closes it. */
 export interface World extends RankGroup, AsyncDisposable {
@@ -48,9 +48,6 @@ export interface JoinOptions {
   readonly signal?: AbortSignal;
 }
 
-/** Environment wins over the platform's random part: 20 characters at most come before these. */
-const UNIQUE_BYTES = 5;
-
 /**
  * Joins the job that this process was started for, and waits until all its ranks have. Without a launcher it is a world
  * of one rank, which needs no socket and no thread. Fails with WL_CONFIG (a variable), WL_TIMEOUT (names the ranks that
@@ -64,7 +61,7 @@ export async function join(options: JoinOptions = {}): Promise<World> {
   if (environment.size > 1) endWithLauncher(environment.launcherPid);
   const rendezvous = await meet(environment, {
     settings,
-    jobId: environment.jobPrefix + randomBytes(UNIQUE_BYTES).toString('hex'),
+    jobId: uniqueJobId(environment.jobPrefix),
     deadline: wait.deadline,
     ...(options.signal === undefined ? {} : { signal: options.signal }),
   });

@@ -89,7 +89,10 @@ test('a rank that is killed takes the job down: exit code, processes, shared mem
     graceMs: 50,
   });
   assert.equal(exitCode, 137, transcript);
-  assert.match(notices[0] ?? '', /^rank 1 .*SIGKILL; stopping ranks 0, 2$/);
+  assert.match(
+    notices.join('\n'),
+    /^the job failed: rank 1 \(process \d+ on .+\) ended with signal SIGKILL at .+Z\n {2}stopped: ranks 0, 2$/,
+  );
   assert.deepEqual(
     ranks.map(({ signal, stopped }) => ({ signal, stopped })),
     [
@@ -223,8 +226,9 @@ test(
     const { child, output } = start([script, 'fail']);
     assert.equal(await exitOf(child), 1, output.text);
     assert.match(output.text, /^\[1\] weftline: Error: on purpose$/m);
-    assert.equal(output.text.match(/on purpose/g)?.length, 1, output.text);
-    assert.match(output.text, /rank 0 \(process \d+\) ended with exit code 1/);
+    assert.match(output.text, /^ {2}first error: Error: on purpose$/m);
+    assert.equal(output.text.match(/on purpose/g)?.length, 2, output.text);
+    assert.match(output.text, /^weftline: the job failed: rank 1 \(process \d+ on .+\) ended with exit code 1 at /m);
   },
 );
 

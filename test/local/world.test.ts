@@ -82,7 +82,7 @@ test('a wait that times out names the ranks that are missing', async () => {
 test('a rank that is killed fails the waits of the others at once, naming it', async () => {
   const { exitCode, ranks, notices, transcript } = await run('killed', 4, { graceMs: 5_000 });
   assert.equal(exitCode, 137, transcript);
-  assert.match(notices[0] ?? '', /rank 2 .* ended with signal SIGKILL; stopping ranks 0, 1, 3/);
+  assert.match(notices[0] ?? '', /^the job failed: rank 2 .* ended with signal SIGKILL/);
   for (const rank of [0, 1, 3]) {
     interface Killed {
       readonly failures: readonly Failure[];

@@ -13,7 +13,8 @@ const ours = {
   WEFTLINE_TOKEN: 'secret',
   WEFTLINE_JOB_ID: 'job1',
   WEFTLINE_LAUNCHER_PID: '77',
-  WEFTLINE_STORE_FD: '3',
+  WEFTLINE_STORE: 'launcher',
+  WEFTLINE_FAILURE_LOG: '/dev/shm/log',
 };
 const torchrun = {
   RANK: '5',
@@ -56,7 +57,8 @@ test('readEnvironment() reads the variables of our launcher', () => {
     token: 'secret',
     jobPrefix: 'job1',
     launcherPid: 77,
-    storeDescriptor: 3,
+    launcherServes: true,
+    failureLog: '/dev/shm/log',
   });
 });
 

@@ -129,7 +129,7 @@ const helloBodies: Decoder = {
       readIntroduction,
       (words) => readHello(words['hello']),
       (words) => readWelcome(words, 'peer'),
-      (words) => readRank(words, 3),
+      (words) => readRank(words, { rank: 3, node: 2 }),
     ];
     let refused: unknown;
     for (const read of readers) {

@@ -45,7 +45,8 @@ const environments: readonly Readonly<Record<string, string>>[] = [
     WEFTLINE_JOB_ID: 'abc',
     WEFTLINE_TOKEN: 't',
     WEFTLINE_LAUNCHER_PID: '17',
-    WEFTLINE_STORE_FD: '3',
+    WEFTLINE_STORE: 'launcher',
+    WEFTLINE_FAILURE_LOG: '/dev/shm/x',
   },
   {
     RANK: '0',

@@ -1,0 +1,67 @@
+// Which rank failed first: by what the ranks have noted and whom they blame, not by the order in which processes ended.
+import { hostname } from 'node:os';
+import type { FailureNote, NotedError } from './failure-log.ts';
+import { exitCodeOf, type RankResult } from './rank-process.ts';
+
+/** The failure that ended a job. */
+export interface RankFailure {
+  readonly rank: number;
+  readonly pid: number;
+  readonly host: string;
+  /** What the rank ended with; null if a signal ended it. */
+  readonly exitCode: number | null;
+  readonly signal: NodeJS.Signals | null;
+  /** When it failed, in milliseconds since 1970. */
+  readonly time: number;
+  /** What it told before it ended, if it told anything. */
+  readonly error?: NotedError;
+}
+
+export interface FoundFailure extends RankFailure {
+  /** True if this rank blames ranks of other nodes: one of them failed first. */
+  readonly blamesOthers: boolean;
+}
+
+/** True for a rank that ended badly by itself; one that noted an error first was not stopped for the errors of others. */
+export function hasFailed(end: RankResult, notes: readonly FailureNote[]): boolean {
+  if (end.exitCode === 0) return false;
+  return !end.stopped || notes.some((note) => note.rank === end.rank && note.error !== undefined);
+}
+
+/**
+ * The first failure among ranks that have ended, undefined if none of them has failed. `notes` are in the order in which
+ * they were made. A rank that blames another one that has failed too was not the first; among the rest, the earliest was.
+ */
+export function firstFailure(ends: readonly RankResult[], notes: readonly FailureNote[]): FoundFailure | undefined {
+  const failed = ends.filter((end) => hasFailed(end, notes));
+  const failedRanks = new Set(failed.map(({ rank }) => rank));
+  const own = new Set(ends.map(({ rank }) => rank));
+  const facts = failed.map((end) => {
+    const at = notes.findIndex(({ rank }) => rank === end.rank);
+    const note = notes[at];
+    // Clocks of processes differ a little: the order of the notes counts.
+    const time = at < 0 ? end.endedAt : Math.max(...notes.slice(0, at + 1).map((earlier) => earlier.time));
+    return { end, at, time, note, because: note?.because ?? [] };
+  });
+  const ordered = facts.toSorted((left, right) => left.time - right.time || left.at - right.at);
+  const first = ordered.find(({ because }) => !because.some((rank) => failedRanks.has(rank))) ?? ordered[0];
+  if (first === undefined) return undefined;
+  const { end, note, time, because } = first;
+  // What the launcher's signal made of a rank that had failed already is not its own end.
+  const ownEnd = end.stopped ? { exitCode: note?.exitCode ?? 1, signal: null } : end;
+  return {
+    rank: end.rank,
+    pid: end.pid,
+    host: hostname(),
+    exitCode: ownEnd.exitCode,
+    signal: ownEnd.signal,
+    time,
+    ...(note?.error === undefined ? {} : { error: note.error }),
+    blamesOthers: because.length > 0 && because.every((rank) => !own.has(rank)),
+  };
+}
+
+/** The exit code of a job: 0, or that of its first failure as a shell would give it. */
+export function jobExitCode(failure: RankFailure | undefined): number {
+  return failure === undefined ? 0 : exitCodeOf(failure);
+}

@@ -1,0 +1,106 @@
+// How the launchers of a job's nodes know of each other: a failure on one node ends all of them, none ends before the rest.
+import { Deadline } from '../core/deadline.ts';
+import { asWeftlineError, blamedRanks, WeftlineError } from '../core/errors.ts';
+import { credentialsOf } from '../meeting/credentials.ts';
+import type { Settings } from '../settings/settings.ts';
+import type { RankFailure } from './first-failure.ts';
+import { decodeJson, encodeJson, LinkedStore } from './store.ts';
+import { StoreClient } from './store-client.ts';
+
+export interface NodeLinkOptions {
+  readonly host: string;
+  readonly port: number;
+  readonly nodeRank: number;
+  readonly nodeCount: number;
+  readonly token: string;
+  readonly settings: Settings;
+  readonly signal: AbortSignal;
+}
+
+const FAILURE_KEY = 'failure';
+/** Longer waits are asked for again. */
+const LONG_MS = 2 ** 30;
+
+export class NodeLink {
+  readonly #client: StoreClient;
+  readonly #store: LinkedStore;
+
+  /** Meets the launchers of all nodes. Fails with WL_TIMEOUT naming the nodes that did not come within `timeoutMs`. */
+  static async connect(options: NodeLinkOptions): Promise<NodeLink> {
+    const { host, port, nodeRank, nodeCount, token, settings, signal } = options;
+    const { timeoutMs } = settings;
+    const deadline = new Deadline(timeoutMs);
+    const client = await StoreClient.connect({
+      host,
+      port,
+      kind: 'node',
+      server: 'the launcher of node 0',
+      rank: nodeRank,
+      size: nodeCount,
+      credentials: credentialsOf(token),
+      deadline,
+      timeoutMs,
+      silenceMs: timeoutMs,
+      signal,
+    });
+    const link = new NodeLink(client, settings);
+    try {
+      await link.#store.barrier('start', { timeoutMs: Math.ceil(deadline.leftMs), signal });
+      return link;
+    } catch (error) {
+      await client.close();
+      throw ofNodes(error, timeoutMs);
+    }
+  }
+
+  private constructor(client: StoreClient, { timeoutMs, storeMaxValueBytes }: Settings) {
+    this.#client = client;
+    this.#store = new LinkedStore(client, { timeoutMs, maxValueBytes: storeMaxValueBytes });
+  }
+
+  /** Tells all nodes of a failure; resolves with the first that any node told of. */
+  async report(failure: RankFailure): Promise<RankFailure> {
+    const { swapped, value } = await this.#store.compareAndSet(FAILURE_KEY, undefined, encodeJson(failure));
+    return swapped || value === undefined ? failure : (decodeJson(value) as RankFailure);
+  }
+
+  /** Resolves with the first failure that any node tells of. Fails with WL_PEER_LOST when the launcher of a node is gone. */
+  async failure(timeoutMs: number = LONG_MS): Promise<RankFailure> {
+    return decodeJson(await this.#longWait((wait) => this.#store.get(FAILURE_KEY, wait), timeoutMs)) as RankFailure;
+  }
+
+  /** Resolves when the ranks of all nodes have ended well. */
+  async allEnded(): Promise<void> {
+    await this.#longWait((wait) => this.#store.barrier('end', wait), LONG_MS);
+  }
+
+  /** Without an error: the other nodes know how this one ended. */
+  close(error?: WeftlineError): Promise<void> {
+    return this.#client.close(error);
+  }
+
+  async #longWait<T>(wait: (options: { readonly timeoutMs: number }) => Promise<T>, timeoutMs: number): Promise<T> {
+    for (;;) {
+      try {
+        return await wait({ timeoutMs });
+      } catch (error) {
+        const known = asWeftlineError(error);
+        if (known.code !== 'WL_TIMEOUT' || timeoutMs < LONG_MS) throw ofNodes(known, timeoutMs);
+      }
+    }
+  }
+}
+
+/** The store counts members; here they are launchers of nodes, not ranks. */
+function ofNodes(error: unknown, timeoutMs: number): unknown {
+  const nodes = blamedRanks(error).join(', ');
+  if (!(error instanceof WeftlineError) || nodes === '') return error;
+  const { code } = error;
+  const details = { nodes: blamedRanks(error), timeoutMs };
+  if (code === 'WL_TIMEOUT') {
+    const message = `No launcher came for node ${nodes} within ${timeoutMs} ms: start weftline run on each node, with its own --node-rank and the same --nnodes, --master and WEFTLINE_TOKEN`;
+    return new WeftlineError(code, message, { details });
+  }
+  const how = code === 'WL_PEER_FAILED' ? 'was stopped' : 'was lost: its connection broke';
+  return new WeftlineError(code, `The launcher of node ${nodes} ${how} before the ranks had ended`, { details });
+}
