@@ -75,7 +75,7 @@ function isConsequence({ code }: NotedError): boolean {
   return code === 'WL_PEER_LOST' || code === 'WL_PEER_FAILED';
 }
 
-function* causes(error: unknown): Generator<unknown> {
+function* causes(error: unknown): Generator {
   for (let cause = error, depth = 0; cause !== undefined && depth < 8; depth += 1) {
     yield cause;
     cause = cause instanceof Error ? cause.cause : undefined;

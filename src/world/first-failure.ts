@@ -10,7 +10,7 @@ export interface RankFailure {
   readonly host: string;
   /** What the rank ended with; null if a signal ended it. */
   readonly exitCode: number | null;
-  readonly signal: NodeJS.Signals | null;
+  readonly signal: string | null;
   /** When it failed, in milliseconds since 1970. */
   readonly time: number;
   /** What it told before it ended, if it told anything. */

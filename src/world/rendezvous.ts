@@ -133,7 +133,10 @@ async function joinStore(environment: RankEnvironment, options: MeetOptions): Pr
     secret: jobSecret(used.key, client.jobId),
     peers: client.peers,
     close: (_waitMs, error) => client.close(error),
-    closeAtExit: () => void client.closeAtExit(),
+    closeAtExit: () => {
+      client.closeAtExit();
+      return undefined;
+    },
   };
 }
 
