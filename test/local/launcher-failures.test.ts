@@ -1,0 +1,63 @@
+// Which failure a job is said to have ended of, and how much is printed of it.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import test from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { runRanks } from './support/run-ranks.js';
+
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
+const script = new URL('./support/failing-rank.js', import.meta.url);
+
+function run(ranks: number, ...words: readonly string[]) {
+  const env = { ...process.env, NODE_TEST_CONTEXT: undefined };
+  const command = [main, 'run', '-n', String(ranks), fileURLToPath(script), ...words];
+  return spawnSync(process.execPath, command, { encoding: 'utf8', env, timeout: 60_000 });
+}
+
+for (const { way, code, how } of [
+  { way: 'throw', code: 1, how: 'exit code 1' },
+  { way: 'exit', code: 3, how: 'exit code 3' },
+  { way: 'kill', code: 137, how: 'signal SIGKILL' },
+] as const) {
+  test(
+    `the exit code and the rank that is named are those of the first failure: ${way}`,
+    { timeout: 120_000 },
+    async () => {
+      for (let round = 0; round < 6; round += 1) {
+        const failing = round % 3;
+        const { exitCode, notices, transcript } = await runRanks(3, script, { args: [way, String(failing)] });
+        assert.equal(exitCode, code, transcript);
+        assert.ok(notices[0]?.startsWith(`the job failed: rank ${failing} (process `), transcript);
+        assert.ok(notices[0]?.includes(` ended with ${how} at `), transcript);
+        assert.equal(notices.length, 1, transcript);
+      }
+    },
+  );
+}
+
+test('one bad argument on 8 ranks prints one stack and a summary', { timeout: 60_000 }, () => {
+  const { status, stdout, stderr } = run(8, 'argument');
+  assert.equal(status, 1, stderr);
+  assert.equal(stdout, '');
+  assert.match(stderr, /^\[\d\] weftline: rank \d: WL_INVALID_ARGUMENT: .*hidden/m);
+  assert.match(stderr, /^weftline: the job failed: rank \d .* ended with exit code 1 at /m);
+  assert.match(stderr, /^ {2}first error: WL_INVALID_ARGUMENT: .*hidden/m);
+  assert.doesNotMatch(stderr, /undefined/);
+  assert.equal(stderr.match(/failing-rank\.js/g)?.length, 1, stderr);
+  assert.ok(stderr.split('\n').length <= 20, stderr);
+});
+
+test('ranks behind a program that passes on no descriptors meet', { timeout: 60_000 }, () => {
+  const { status, stdout, stderr } = run(3, 'wrapped');
+  assert.equal(status, 0, stderr);
+  assert.deepEqual(stdout.trim().split('\n').toSorted(), ['[0] met 0,1,2', '[1] met 0,1,2', '[2] met 0,1,2']);
+});
+
+for (const way of ['unclosed', 'exits']) {
+  test(`ranks that end without world.close() end well: ${way}`, { timeout: 60_000 }, () => {
+    for (let round = 0; round < 4; round += 1) {
+      const { status, stdout, stderr } = run(4, way);
+      assert.deepEqual([status, stdout, stderr], [0, '', '']);
+    }
+  });
+}

@@ -1,0 +1,90 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import type { FailureNote } from '#lib/world/failure-log.js';
+import { firstFailure } from '#lib/world/first-failure.js';
+import { failureSummary } from '#lib/world/failure-summary.js';
+import type { RankResult } from '#lib/world/rank-process.js';
+import fc from '../../support/fast-check.js';
+
+const end = (rank: number, exitCode: number | null, facts: Partial<RankResult> = {}): RankResult => ({
+  rank,
+  pid: 100 + rank,
+  exitCode,
+  signal: null,
+  durationMs: 1,
+  endedAt: 1_000,
+  stopped: false,
+  ...facts,
+});
+const note = (rank: number, time: number, because: readonly number[] = []): FailureNote => ({ rank, time, because });
+
+test('the first failure is the one that the others blame, whatever order the processes end in', () => {
+  fc.assert(
+    fc.property(
+      fc.record({
+        ranks: fc.integer({ min: 1, max: 12 }),
+        seed: fc.array(fc.nat(), { minLength: 12, maxLength: 12 }),
+        ends: fc.array(fc.integer({ min: 0, max: 50 }), { minLength: 12, maxLength: 12 }),
+        silent: fc.boolean(),
+      }),
+      ({ ranks, seed, ends, silent }) => {
+        // Rank r was brought down by one that had failed before it; the root notes nothing if a signal ended it.
+        const order = Array.from({ length: ranks }, (_, rank) => rank).toSorted(
+          (a, b) => (seed[a] ?? 0) - (seed[b] ?? 0),
+        );
+        const root = order[0] ?? 0;
+        const notes = order
+          .map((rank, at) => note(rank, 1_000 + at, at === 0 ? [] : [order[(seed[rank] ?? 0) % at] ?? root]))
+          .slice(silent ? 1 : 0);
+        const results = order.map((rank) =>
+          rank === root && silent
+            ? end(rank, null, { signal: 'SIGKILL', endedAt: 1_100 })
+            : end(rank, rank + 1, { endedAt: 1_050 + (ends[rank] ?? 0) }),
+        );
+        const found = firstFailure(
+          results.toSorted((a, b) => a.rank - b.rank),
+          notes,
+        );
+        assert.equal(found?.rank, root);
+        assert.deepEqual([found.exitCode, found.signal], silent ? [null, 'SIGKILL'] : [root + 1, null]);
+        assert.equal(found.blamesOthers, false);
+      },
+    ),
+  );
+});
+
+test('ranks that ended well or were stopped have not failed; blame of a rank that did not fail is no excuse', () => {
+  assert.equal(firstFailure([end(0, 0), end(1, null, { signal: 'SIGTERM', stopped: true })], []), undefined);
+  const found = firstFailure([end(0, 4), end(1, null, { signal: 'SIGTERM', stopped: true })], [note(0, 900, [1])]);
+  assert.equal(found?.rank, 0);
+});
+
+test('a rank that noted an error and was stopped then is the first failure, with the exit code of an error', () => {
+  const failed: FailureNote = { ...note(1, 900), error: { code: 'WL_CHECK', message: 'the sum is wrong' } };
+  const ends = [end(0, 1), end(1, null, { signal: 'SIGTERM', stopped: true })];
+  const found = firstFailure(ends, [failed, note(0, 950, [1])]);
+  assert.deepEqual([found?.rank, found?.exitCode, found?.signal, found?.time], [1, 1, null, 900]);
+});
+
+test('a rank that blames ranks of other nodes says so', () => {
+  assert.equal(firstFailure([end(4, 1), end(5, 1)], [note(4, 1, [2]), note(5, 2, [4])])?.blamesOthers, true);
+});
+
+test('the summary groups ranks and has no field without a value', () => {
+  const notes: FailureNote[] = [
+    { ...note(3, 900), error: { code: 'WL_CHECK', message: 'the sum is wrong\nsecond line' } },
+    ...[0, 1].map((rank): FailureNote => ({
+      ...note(rank, 950, [3]),
+      error: { code: 'WL_PEER_FAILED', message: 'x' },
+    })),
+  ];
+  const ranks = [end(0, 1), end(1, 1), end(2, null, { signal: 'SIGTERM', stopped: true }), end(3, 7)];
+  const found = firstFailure(ranks, notes);
+  assert.ok(found !== undefined);
+  assert.deepEqual(failureSummary({ ...found, host: 'here' }, ranks, notes).split('\n'), [
+    'the job failed: rank 3 (process 103 on here) ended with exit code 7 at 1970-01-01T00:00:00.900Z',
+    '  first error: WL_CHECK: the sum is wrong',
+    '  failed after it, WL_PEER_FAILED: ranks 0, 1',
+    '  stopped: rank 2',
+  ]);
+});
