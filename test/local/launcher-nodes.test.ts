@@ -1,0 +1,124 @@
+// One job of several launchers: they meet at --master, end together, and name the failure of any node.
+import assert from 'node:assert/strict';
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, mkdtempSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join as joinPath } from 'node:path';
+import test from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { until } from '../support/until.js';
+
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
+const failingRank = fileURLToPath(new URL('./support/failing-rank.js', import.meta.url));
+const timeout = 90_000;
+
+interface Ended {
+  readonly code: number | null;
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+async function freePort(host: string): Promise<number> {
+  const server = createServer().listen({ host, port: 0 });
+  await once(server, 'listening');
+  const address = server.address();
+  server.close();
+  await once(server, 'close');
+  return typeof address === 'object' && address !== null ? address.port : 0;
+}
+
+interface Launcher {
+  readonly child: ChildProcess;
+  readonly ended: Promise<Ended>;
+}
+
+function start(nodeRank: number, master: string, ...words: readonly string[]): Launcher {
+  const command = [main, 'run', '-n', '2', '--nnodes', '2', '--node-rank', String(nodeRank), '--master', master];
+  const env = { ...process.env, NODE_TEST_CONTEXT: undefined, WEFTLINE_TOKEN: 'token of this test' };
+  const child = spawn(process.execPath, [...command, ...words], { stdio: ['ignore', 'pipe', 'pipe'], env });
+  let stdout = '';
+  let stderr = '';
+  child.stdout.on('data', (chunk) => (stdout += String(chunk)));
+  child.stderr.on('data', (chunk) => (stderr += String(chunk)));
+  const ended = new Promise<Ended>((resolve) => child.once('close', (code) => resolve({ code, stdout, stderr })));
+  return { child, ended };
+}
+
+async function runNodes(host: string, ...words: readonly string[]): Promise<Ended[]> {
+  const master = `${host}:${await freePort(host.replaceAll(/[[\]]/g, ''))}`;
+  return Promise.all([0, 1].map((nodeRank) => start(nodeRank, master, ...words).ended));
+}
+
+const folder = mkdtempSync(joinPath(tmpdir(), 'weftline-test-'));
+
+for (const host of ['127.0.0.1', '[::1]']) {
+  test(`two launchers form one world at ${host}`, { timeout }, async () => {
+    const ended = await runNodes(host, failingRank, 'meet');
+    assert.deepEqual(
+      ended.map(({ code, stdout, stderr }) => [code, stdout.trim().split('\n').toSorted(), stderr]),
+      [
+        [0, ['[0] met 0,1,2,3', '[1] met 0,1,2,3'], ''],
+        [0, ['[2] met 0,1,2,3', '[3] met 0,1,2,3'], ''],
+      ],
+    );
+  });
+}
+
+for (const failing of [1, 3]) {
+  test(`a failure of rank ${failing} ends both nodes with its exit code`, { timeout }, async () => {
+    for (const { code, stderr } of await runNodes('127.0.0.1', failingRank, 'alone', String(failing))) {
+      assert.equal(code, 3, stderr);
+      assert.match(stderr, new RegExp(`^weftline: the job failed: rank ${failing} .* ended with exit code 3 at `, 'm'));
+      assert.doesNotMatch(stderr, /undefined/);
+    }
+  });
+  test(`ranks that fail because of rank ${failing} of another node do not hide it`, { timeout }, async () => {
+    for (const { code, stderr } of await runNodes('127.0.0.1', failingRank, 'exit', String(failing))) {
+      assert.equal(code, 3, stderr);
+      assert.match(stderr, new RegExp(`^weftline: the job failed: rank ${failing} .* ended with exit code 3 at `, 'm'));
+    }
+  });
+}
+
+test('a node whose ranks have ended well waits for the others, and fails with them', { timeout }, async () => {
+  const file = joinPath(folder, 'pid');
+  // Rank 3 fails once rank 0 has ended.
+  const script = `case $WEFTLINE_RANK in
+    0) echo $$ > ${file}.draft; mv ${file}.draft ${file} ;;
+    3) until [ -e ${file} ]; do sleep 0.05; done; while kill -0 $(cat ${file}) 2> /dev/null; do sleep 0.05; done; exit 4 ;;
+  esac`;
+  for (const { code, stderr } of await runNodes('127.0.0.1', '/bin/sh', '-c', script)) {
+    assert.equal(code, 4, stderr);
+    assert.match(stderr, /^weftline: the job failed: rank 3 .* ended with exit code 4 at /);
+  }
+});
+
+test('the launcher of a node that is killed ends the others', { timeout }, async () => {
+  for (const killed of [0, 1]) {
+    const file = joinPath(folder, `started-${killed}`);
+    const script = `echo > ${file}-$WEFTLINE_RANK; sleep 100`;
+    const words = ['--timeout', '10000', '/bin/sh', '-c', script];
+    const master = `127.0.0.1:${await freePort('127.0.0.1')}`;
+    const launchers = [0, 1].map((nodeRank) => start(nodeRank, master, ...words));
+    await until(() => [0, 1, 2, 3].every((rank) => existsSync(`${file}-${rank}`)), 'the ranks');
+    launchers[killed]?.child.kill('SIGKILL');
+    const left = await launchers[1 - killed]?.ended;
+    assert.equal(left?.code, 1, left?.stderr);
+    assert.match(left.stderr, /^weftline: WL_(PEER_LOST|TIMEOUT): .*launcher .*node/);
+  }
+});
+
+test('a node that never comes is named', { timeout }, async () => {
+  const master = `127.0.0.1:${await freePort('127.0.0.1')}`;
+  const { code, stderr } = await start(0, master, '--timeout', '500', '/bin/true').ended;
+  assert.equal(code, 1);
+  assert.match(stderr, /^weftline: WL_TIMEOUT: No launcher came for node 1 within 500 ms: start weftline run on each/);
+  const alone = await start(1, master, '--timeout', '500', '/bin/true').ended;
+  assert.equal(alone.code, 1);
+  assert.match(
+    alone.stderr,
+    /^weftline: WL_TIMEOUT: The launcher of node 1 could not reach the launcher of node 0 at /,
+  );
+});
