@@ -74,14 +74,14 @@ export class SendSide {
     while (this.congestion.length < (settings.perPath ? paths : 1)) this.congestion.push(this.#newWindow());
   }
 
-  /** Bytes that may be in flight of a congestion window. */
+  /** Hot path. Bytes that may be in flight of a congestion window. */
   windowBytes(window: number): number {
-    return this.congestion[window]?.windowBytes ?? 0;
+    return this.congestion[window]!.windowBytes;
   }
 
-  /** Bytes that may be sent now through a congestion window; may be negative. */
+  /** Hot path. Bytes that may be sent now through a congestion window; may be negative. */
   allowance(window: number): number {
-    const left = this.windowBytes(window) - this.bursts.controllerBytes[window]!;
+    const left = this.congestion[window]!.windowBytes - this.bursts.controllerBytes[window]!;
     return this.credits === undefined ? left : Math.min(left, this.credits.left);
   }
 

@@ -313,7 +313,7 @@ function wantsAck(connection: Connection, request: Request | undefined): boolean
 function charge(connection: Connection, controller: number, bytes: number, now: number): void {
   const { send } = connection;
   send.credits?.onSend(bytes);
-  const rate = send.congestion[controller]?.rate ?? Number.POSITIVE_INFINITY;
+  const { rate } = send.congestion[controller]!;
   if (rate === Number.POSITIVE_INFINITY) return;
   const start = Math.max(send.nextSendAt[controller]!, now);
   send.nextSendAt[controller] = start + bytes / rate;
