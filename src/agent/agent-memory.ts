@@ -2,6 +2,7 @@
 import type { HostAccess } from '../device/host-access.ts';
 import type { SharedMemory } from '../windows/shared-memory.ts';
 
+/** Whose memory it is: of the host, or of a GPU. */
 export type MemoryKind = 'host' | 'cuda';
 
 /** It stays where it is, and allocated, until it is deregistered. */

@@ -6,6 +6,7 @@ import type { BackendLink, BackendName, BackendRegion, BackendRemoteRegion, Tran
 import type { DescriptorList } from './descriptors.ts';
 import type { Registration } from './registration.ts';
 
+/** How an agent reaches its peers, and which settings it has. */
 export interface AgentOptions {
   /** These, all of which must work. By default those that work here; of these `ucx` only with an active RDMA port. */
   readonly backends?: readonly BackendName[];
@@ -30,6 +31,7 @@ export const agentOptionNames: OptionNames<AgentOptions> = {
   ownThread: true,
 };
 
+/** What localMetadata() tells. */
 export interface MetadataOptions {
   /** Only these; then what the peer knows of others stays. */
   readonly regions?: readonly Registration[];
@@ -41,6 +43,7 @@ export interface MetadataOptions {
 
 export const metadataOptionNames: OptionNames<MetadataOptions> = { regions: true, withdrawn: true, connections: true };
 
+/** What a transfer moves, between which memory. */
 export interface PrepareOptions extends CallWait {
   readonly operation: TransferOperation;
   readonly peer: string;
@@ -63,6 +66,7 @@ export const prepareOptionNames: OptionNames<PrepareOptions> = {
   merge: true,
 };
 
+/** Which backend to take, and how long to wait for it. */
 export interface PeerOptions extends CallWait {
   readonly backend?: BackendName | undefined;
 }

@@ -75,6 +75,8 @@ export class Agent implements AsyncDisposable {
   /**
    * Fails with WL_INVALID_ARGUMENT for a host that is no address of this host, WL_CONFIG for settings, and for a host that
    * others can reach without a token, WL_UNSUPPORTED if a backend that was named cannot work here.
+   * @param name By which peers know it, unique among them.
+   * @param options Backends, token, host, settings.
    */
   static async create(name: string, options: AgentOptions = {}): Promise<Agent> {
     checkAgentName(name, (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${quote(name)}: ${why}`));
@@ -139,13 +141,21 @@ export class Agent implements AsyncDisposable {
     return this.#set.backends.map(({ name }) => name);
   }
 
-  /** Registers memory with every backend that takes it. Fails with WL_UNSUPPORTED if none does, telling why. */
+  /**
+   * Registers memory with every backend that takes it. Fails with WL_UNSUPPORTED if none does, telling why.
+   * @param memory A Uint8Array, a tensor, or a range of GPU memory.
+   * @param options A name that peers see.
+   */
   register(memory: Registrable, options: RegisterOptions = {}): Promise<Registration> {
     this.#checkOpen();
     return this.#registrations.add(memory, options);
   }
 
-  /** Zeroed host memory that all backends like, registered. It is freed when it is deregistered. */
+  /**
+   * Zeroed host memory that every backend can use, registered. It is freed when it is deregistered.
+   * @param bytes 1 or more.
+   * @param options A name that peers see.
+   */
   async allocate(bytes: number, options: RegisterOptions = {}): Promise<Registration> {
     this.#checkOpen();
     return this.#registrations.allocate(bytes, this.settings.reserveSharedMemory, options);
@@ -255,6 +265,9 @@ export class Agent implements AsyncDisposable {
    * Sends up to MAX_NOTIFICATION_BYTES (a string as UTF-8) to a peer, behind the data of all transfers to it that were seen
    * to be done. Connects if need be. Fails with WL_INVALID_ARGUMENT for a longer message, having sent nothing, and with
    * WL_BUSY while the peer does not take its notifications.
+   * @param peer Name of an agent whose metadata were loaded.
+   * @param message A string, sent as UTF-8, or bytes.
+   * @param options Which backend, how long to connect.
    */
   async notify(peer: string, message: Message, options: PeerOptions = {}): Promise<void> {
     const bytes = messageBytes(message);

@@ -6,6 +6,7 @@ import type { RegionMetadata } from './metadata.ts';
 import type { Registration } from './registration.ts';
 import type { RemoteAgent } from './remote-agent.ts';
 
+/** Whether a backend can reach a peer, and why not. */
 export interface BackendVerdict {
   readonly backend: BackendName;
   readonly isUsable: boolean;

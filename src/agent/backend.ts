@@ -8,8 +8,10 @@ import type { PlannedTransfer } from './transfer-plan.ts';
 
 /** In the order of preference. */
 export const backendNames = ['local', 'ucx', 'multipath'] as const;
+/** What can move the bytes of an agent, in the order of preference. */
 export type BackendName = (typeof backendNames)[number];
 
+/** A write moves local bytes to the peer, a read brings them. */
 export type TransferOperation = 'read' | 'write';
 
 /**

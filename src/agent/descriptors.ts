@@ -14,6 +14,7 @@ export interface Addressed {
   readonly length: number;
 }
 
+/** Blocks of equal size within a region. */
 export interface BlockOptions {
   /** Bytes of one block. */
   readonly blockBytes: number;
@@ -126,6 +127,7 @@ export class DescriptorList {
     this.bytes = sumOf(addresses, lengths, invalidList);
   }
 
+  /** How many ranges it lists. */
   get length(): number {
     return this.addresses.length;
   }

@@ -3,12 +3,14 @@ import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_NOTIFICATION_BYTES } from './backend.ts';
 import type { Awaited } from './waiting.ts';
 
+/** A message of a peer. */
 export interface Notification {
   /** Name of the agent that sent it. */
   readonly peer: string;
   readonly message: Uint8Array;
 }
 
+/** Which notifications are waited for. */
 export interface NotificationFilter {
   /** Only of this agent. */
   readonly from?: string;

@@ -47,10 +47,12 @@ export class Registration {
     this.number = number;
   }
 
+  /** Of the host, or of a GPU. */
   get kind(): MemoryKind {
     return this.memory.kind;
   }
 
+  /** Where the memory begins, as this process (or its GPU) sees it. */
   get address(): number {
     return this.memory.address;
   }

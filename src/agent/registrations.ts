@@ -7,6 +7,7 @@ import type { BackendSet } from './backend-set.ts';
 import type { RegionMetadata } from './metadata.ts';
 import { describeMemory, type Registrable, Registration, sharedHostMemory } from './registration.ts';
 
+/** How memory is registered. */
 export interface RegisterOptions {
   /** For peers to find it by; '' by default. */
   readonly name?: string;

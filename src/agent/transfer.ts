@@ -72,6 +72,7 @@ export class Transfer implements Awaited, AsyncDisposable {
     this.#parts = parts;
   }
 
+  /** Name of the agent at the other end. */
   get peer(): string {
     return this.#parts.peer.name;
   }
@@ -148,6 +149,7 @@ export class Transfer implements Awaited, AsyncDisposable {
     return this.release();
   }
 
+  /** Sizes, counts and times of its posts so far. */
   get telemetry(): TransferTelemetry {
     this.look();
     const { bytes, descriptors, parts } = this.#parts;

@@ -1,6 +1,7 @@
 // How a call fits between other work of a device: what it begins after, and whether others wait for it by themselves.
 import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
 
+/** How a call is ordered with other work of a GPU. */
 export interface OverlapOptions {
   /**
    * The call's device work begins after this event instead of after everything enqueued on the device's stream so far,

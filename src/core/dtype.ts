@@ -1,5 +1,6 @@
 // Element types of tensors: size, the typed array that holds them, and conversions to and from f32.
 
+/** Element types of tensors: bytes per element, and the typed array that views them. */
 export const dtypes = {
   bf16: { bytes: 2, array: Uint16Array },
   f16: { bytes: 2, array: Uint16Array },
@@ -10,6 +11,7 @@ export const dtypes = {
   u8: { bytes: 1, array: Uint8Array },
 } as const;
 
+/** Name of an element type of tensors. */
 export type DType = keyof typeof dtypes;
 
 /** What `tensor.view()` returns: bf16, f16 and fp8e4m3 as their bit patterns. */
@@ -50,14 +52,20 @@ export function f32FromBits(bits: number): number {
   return f32Cell[0]!;
 }
 
-/** f32 to bf16, round to nearest even; every NaN becomes 0x7fc0, as in PyTorch. */
+/**
+ * f32 to bf16, round to nearest even; every NaN becomes 0x7fc0, as in PyTorch.
+ * @param value Any number.
+ */
 export function toBf16(value: number): number {
   const bits = f32Bits(value);
   if ((bits & 0x7fff_ffff) > 0x7f80_0000) return 0x7fc0;
   return ((bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16) & 0xffff;
 }
 
-/** bf16 bit pattern to number; exact. */
+/**
+ * bf16 bit pattern to number; exact.
+ * @param bits The lower 16 bits count.
+ */
 export function fromBf16(bits: number): number {
   return f32FromBits((bits << 16) >>> 0);
 }
@@ -67,7 +75,10 @@ const F16_STEP = 2 ** -24;
 const F16_NAN = 0x7e00;
 const F16_INFINITY = 0x7c00;
 
-/** f32 to f16, round to nearest even; every NaN becomes 0x7e00. The value is rounded to f32 first. */
+/**
+ * f32 to f16, round to nearest even; every NaN becomes 0x7e00. The value is rounded to f32 first.
+ * @param value Any number.
+ */
 export function toF16(value: number): number {
   const bits = f32Bits(value);
   const sign = (bits >>> 16) & 0x8000;
@@ -80,7 +91,10 @@ export function toF16(value: number): number {
   return sign | ((magnitude - 0x3800_0000 + 0xfff + ((magnitude >>> 13) & 1)) >>> 13);
 }
 
-/** f16 bit pattern to number; exact. */
+/**
+ * f16 bit pattern to number; exact.
+ * @param bits The lower 16 bits count.
+ */
 export function fromF16(bits: number): number {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >>> 10) & 0x1f;

@@ -30,8 +30,10 @@ export const errorCodes = {
   WL_INTERNAL: 'a defect of weftline itself; please report it',
 } as const;
 
+/** One of the keys of errorCodes. */
 export type ErrorCode = keyof typeof errorCodes;
 
+/** The values that an error's message mentions, by name. */
 export type ErrorDetails = Readonly<Record<string, unknown>>;
 
 export interface ErrorOptions {
@@ -105,7 +107,11 @@ export interface EncodedError {
 /** Longest chain of causes that is encoded; a cause may lead back to its own error. */
 const CAUSE_DEPTH = 8;
 
-/** Turns any thrown value into plain JSON; a foreign error keeps its message and stack under WL_INTERNAL. Never throws. */
+/**
+ * Turns any thrown value into plain JSON; a foreign error keeps its message and stack under WL_INTERNAL. Never throws.
+ * @param error Anything that was thrown.
+ * @param rank Where it was thrown; an error that already names a rank keeps it.
+ */
 export function encodeError(error: unknown, rank?: number): EncodedError {
   return encodeChain(error, rank, CAUSE_DEPTH);
 }
@@ -126,7 +132,10 @@ function encodeChain(error: unknown, rank: number | undefined, depth: number): E
   };
 }
 
-/** The reverse of encodeError; an unknown code (a newer peer) becomes WL_INTERNAL and keeps the code in details. */
+/**
+ * The reverse of encodeError; an unknown code (a newer peer) becomes WL_INTERNAL and keeps the code in details.
+ * @param encoded What encodeError() returned, here or elsewhere.
+ */
 export function decodeError(encoded: EncodedError): WeftlineError {
   const known = Object.hasOwn(errorCodes, encoded.code);
   return new WeftlineError(known ? encoded.code : 'WL_INTERNAL', encoded.message, {

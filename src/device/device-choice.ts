@@ -12,9 +12,11 @@ export interface DeviceGroup {
   /** World ranks by rank, for errors. */
   readonly ranks: readonly number[];
   readonly settings: Settings;
+  /** Collective: result[r] is the value of rank r. */
   allGather<T>(name: string, value: T): Promise<T[]>;
 }
 
+/** The kind of device that all ranks of a group take, and why. */
 export interface DeviceChoice {
   readonly kind: DeviceKind;
   /** The same on all ranks: "every rank has a GPU of its own", "rank 2 found no GPU: no driver library: ...". */
@@ -30,6 +32,8 @@ type DeviceRequest = Settings['device'];
  * again from 0 where there are fewer. `auto` is `cuda` if every rank found a usable GPU (sm_80 or newer) that no other rank
  * uses, else `cpu`. With `cuda`, ranks may share a GPU; a rank without one fails all ranks with the same WL_UNSUPPORTED,
  * which names it. Ranks that ask for different kinds fail with WL_CONFIG_MISMATCH. `cpu` looks for nothing.
+ * @param request What the setting `device` allows.
+ * @param group Who takes part; a world is a group.
  */
 export function chooseDevice(request: DeviceRequest, group: DeviceGroup): Promise<DeviceChoice>;
 /** @internal By another driver. */

@@ -3,6 +3,7 @@ import type { DType, TypedArrayOf } from '../core/dtype.ts';
 import type { HostAccess } from './host-access.ts';
 import type { Tensor } from './tensor.ts';
 
+/** Where tensors live and kernels run: a CpuDevice or a CudaDevice. */
 export interface Device extends HostAccess, AsyncDisposable {
   /**
    * Uninitialised memory for a tensor. Fails with WL_MEMORY, telling what is used and by how much it is short. A tensor that

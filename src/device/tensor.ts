@@ -39,6 +39,7 @@ export class Tensor<D extends DType = DType> implements Disposable {
     }
   }
 
+  /** The device that owns its memory. */
   get device(): HostAccess {
     return this.storage.device;
   }
@@ -95,6 +96,7 @@ export class Tensor<D extends DType = DType> implements Disposable {
     return this.device.upload(this, values);
   }
 
+  /** Gives the memory back at once, if this tensor owns it; using it afterwards is WL_CLOSED. Idempotent. */
   dispose(): void {
     this.storage[Symbol.dispose]();
   }

@@ -8,6 +8,7 @@ import { ControlChannel } from './control-channel.ts';
 import { type Greeted, type HelloBody, type HelloOptions, sayHello } from './hello.ts';
 import { isLoopback, requireToken } from './loopback.ts';
 
+/** Where somebody listens: a host name or numeric address, and a TCP port. */
 export interface Address {
   readonly host: string;
   readonly port: number;

@@ -12,6 +12,7 @@ interface ValueOf {
   text: string;
 }
 
+/** Every setting by its name: its variable, flag, range, default and a sentence on what it does. */
 export const settingsTable = {
   device: {
     kind: 'choice',
@@ -217,6 +218,7 @@ type SettingValue<S extends Setting> = S extends { readonly kind: 'choice' }
   ? S['choices'][number]
   : ValueOf[Exclude<S['kind'], 'choice'>];
 
+/** The value of every setting, as readSettings() returns them. */
 export type Settings = {
   readonly [Name in SettingName]: SettingValue<(typeof settingsTable)[Name]>;
 };
@@ -224,6 +226,8 @@ export type Settings = {
 /**
  * Reads all settings: an override wins over the environment, which wins over the default. What `log` says holds for the
  * thread from then on. Fails with WL_CONFIG.
+ * @param overrides Values by name; they win.
+ * @param environment The variables; process.env by default.
  */
 export function readSettings(
   overrides: Partial<Settings> = {},

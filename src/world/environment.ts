@@ -60,7 +60,10 @@ export function readEnvironment(environment: Environment = process.env): RankEnv
   return finish(variables, { source: 'single', ...none, names: ['single'] });
 }
 
-/** True if this process is a rank that weftline started, or one of several that another launcher started. */
+/**
+ * True if this process is a rank that weftline started, or one of several that another launcher started.
+ * @param environment The variables; process.env by default.
+ */
 export function isRank(environment: Environment = process.env): boolean {
   const { source, size } = readEnvironment(environment);
   return source === 'weftline' || size > 1;

@@ -16,6 +16,7 @@ export interface FailureNote {
   readonly exitCode?: number;
 }
 
+/** What an error of a rank says, as the launcher keeps and prints it. */
 export interface NotedError {
   readonly code?: ErrorCode;
   readonly message: string;

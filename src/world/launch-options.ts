@@ -4,6 +4,7 @@ import type { RankFailure } from './first-failure.ts';
 import type { OutputLine } from './output-lines.ts';
 import type { RankResult } from './rank-process.ts';
 
+/** What launch() starts, and how many times. */
 export interface LaunchOptions {
   /** What each rank runs: a file and its arguments. JavaScript and TypeScript files are run by this very node. */
   readonly command: readonly string[];
@@ -30,6 +31,7 @@ export interface LaunchOptions {
   readonly signal?: AbortSignal;
 }
 
+/** How the ranks of a job ended. */
 export interface LaunchResult {
   /** 0 if the ranks of all nodes ended well, else that of the first failure: its exit code, or 128 and the signal's number. */
   readonly exitCode: number;

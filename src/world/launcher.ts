@@ -27,6 +27,7 @@ const forwarded = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
  * With several nodes it waits for the ranks of all of them, and a failure on one ends all. Fails with WL_INVALID_ARGUMENT,
  * WL_CONFIG, WL_LAUNCH if a process cannot be started, WL_TIMEOUT or WL_PEER_LOST if the launcher of a node does not come
  * or is lost.
+ * @param options The command, how many ranks, on how many nodes.
  */
 export async function launch(options: LaunchOptions): Promise<LaunchResult> {
   const plan = planJob(options);

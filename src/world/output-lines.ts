@@ -2,6 +2,7 @@
 import { once } from 'node:events';
 import type { Readable, Writable } from 'node:stream';
 
+/** A line that a rank printed. */
 export interface OutputLine {
   readonly rank: number;
   readonly stream: 'stdout' | 'stderr';

@@ -4,6 +4,7 @@ import type { Settings } from '../settings/settings.ts';
 import type { Store } from './store.ts';
 import type { Topology } from './topology.ts';
 
+/** Which group of a split this rank joins, and at which place. */
 export interface SplitOptions {
   /** Ranks of one color form a group: a string or a whole number. Without one, this rank is in none. */
   readonly color: string | number | undefined;

@@ -4,6 +4,7 @@ import { constants } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { WeftlineError } from '../core/errors.ts';
 
+/** How the process of a rank ended. */
 export interface RankResult {
   readonly rank: number;
   readonly pid: number;

@@ -3,6 +3,7 @@ import { checkTimeout, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_KEY_LENGTH, type StoreReply, type StoreRequest } from './store-request.ts';
 
+/** How long to wait for a key to be set. */
 export interface KeyWaitOptions extends WaitOptions {
   /** The ranks of the group that set the keys, so that an error can name them. Without it, any lost rank fails the wait. */
   readonly from?: readonly number[];
@@ -16,11 +17,13 @@ export interface KeyWaitOptions extends WaitOptions {
  * they depend on has left the job.
  */
 export interface Store {
+  /** Stores bytes under a key, at most `storeMaxValueBytes`; replaces what was there. */
   set(key: string, value: Uint8Array): Promise<void>;
   /** Waits until the key exists. The result is the caller's own copy. */
   get(key: string, options?: KeyWaitOptions): Promise<Uint8Array>;
   /** `set` with a value that JSON can express. */
   setJson(key: string, value: unknown): Promise<void>;
+  /** The value of setJson(), once there is one. Fails with WL_TIMEOUT. */
   getJson<T>(key: string, options?: KeyWaitOptions): Promise<T>;
   /** Waits until all keys exist. */
   wait(keys: readonly string[], options?: KeyWaitOptions): Promise<void>;
@@ -36,6 +39,7 @@ export interface Store {
   allGather(name: string, value: Uint8Array, options?: WaitOptions): Promise<Uint8Array[]>;
 }
 
+/** Whether compareAndSet() took effect, and what the key holds now. */
 export interface CompareAndSetResult {
   readonly swapped: boolean;
   /** What the key holds now; undefined if it does not exist. */

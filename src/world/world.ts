@@ -38,6 +38,7 @@ export interface World extends RankGroup, AsyncDisposable {
   close(error?: unknown): Promise<void>;
 }
 
+/** How join() finds the job, and for how long it tries. */
 export interface JoinOptions {
   /** Where the variables of the launcher are; process.env by default. */
   readonly environment?: Environment;
@@ -52,6 +53,7 @@ export interface JoinOptions {
  * Joins the job that this process was started for, and waits until all its ranks have. Without a launcher it is a world
  * of one rank, which needs no socket and no thread. Fails with WL_CONFIG (a variable), WL_TIMEOUT (names the ranks that
  * are missing), WL_RANK_TAKEN, WL_CONFIG_MISMATCH (another world size), WL_UNAUTHORIZED, WL_PROTOCOL.
+ * @param options Where the variables are, settings, how long to wait.
  */
 export async function join(options: JoinOptions = {}): Promise<World> {
   const environment = readEnvironment(options.environment);

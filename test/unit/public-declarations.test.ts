@@ -1,8 +1,10 @@
-// What a program sees of the package, read from the declarations that are built: each object can be closed by name.
+// What a program sees of the package, read from the declarations that are built: everything has a comment, and each object can
+// be closed by name.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { publicClasses } from './public-declarations/declarations.ts';
+import { publicClasses, publicDeclarations } from './public-declarations/declarations.ts';
 
+const declarations = publicDeclarations();
 const classes = publicClasses();
 
 test('the declarations of the public classes are found', () => {
@@ -18,5 +20,33 @@ test('what `await using` closes has a method that does the same on Node 20', () 
     .filter(({ members }) => members.some(({ name }) => /^\[Symbol\.(?:async)?[dD]ispose\]$/.test(name)))
     .filter(({ members }) => !members.some(({ name }) => enders.includes(name)))
     .map(({ file, name }) => `${file}: ${name} has none of ${enders.join(', ')}`);
+  assert.deepEqual(wrong, []);
+});
+
+test('everything that the package exports has a comment', () => {
+  const wrong = declarations.filter(({ comment }) => comment === '').map(({ file, name }) => `${file}: ${name}`);
+  assert.ok(declarations.length > 100);
+  assert.deepEqual(wrong, []);
+});
+
+test('every public method and getter has a comment', () => {
+  const wrong = classes.flatMap(({ file, name, members }) =>
+    members
+      .filter((member) => member.isMethod && !/^\[Symbol\.|^constructor$/.test(member.name))
+      // Of a method that is declared several times, one comment speaks for all.
+      .filter((member) => !members.some((other) => other.name === member.name && other.comment !== ''))
+      .map((member) => `${file}: ${name}.${member.name}`),
+  );
+  assert.deepEqual(wrong, []);
+});
+
+test('the comment of every function that the package exports names its parameters', () => {
+  const functions = declarations.filter(({ kind }) => kind === 'function');
+  assert.deepEqual(functions.find(({ name }) => name === 'openDevice')?.parameters, ['request', 'group']);
+  const wrong = functions.flatMap(({ file, name, comment, parameters }) =>
+    parameters
+      .filter((parameter) => !comment.includes(`@param ${parameter} `))
+      .map((parameter) => `${file}: ${name}(${parameter})`),
+  );
   assert.deepEqual(wrong, []);
 });

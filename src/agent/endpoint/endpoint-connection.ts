@@ -48,6 +48,9 @@ interface Send {
   readonly memory: DescriptorList;
 }
 
+/**
+ * A connection to the endpoint of a peer: messages that meet receives in order, writes and reads. Operations begin at once.
+ */
 export class EndpointConnection implements AsyncDisposable {
   /** Of the endpoint. */
   readonly id: number;
@@ -129,6 +132,7 @@ export class EndpointConnection implements AsyncDisposable {
     return this.#oneSided('write', parts, remote);
   }
 
+  /** Brings bytes of the peer into local parts; they are here when the operation is done. */
   read(parts: EndpointParts, remote: DescriptorList): Operation {
     return this.#oneSided('read', parts, remote);
   }

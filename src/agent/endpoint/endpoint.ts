@@ -26,6 +26,7 @@ import { EndpointConnection } from './endpoint-connection.ts';
 import { endpointHello, introduce, readIntroduction } from './greeting.ts';
 import { MessageRouter } from './message-router.ts';
 
+/** Where an endpoint listens, and how its agent is made. */
 export interface EndpointOptions extends AgentOptions {
   /**
    * Binds the endpoint to this GPU, if the machine has any: it is opened as `device`, and memory of others is refused. Peers
@@ -77,6 +78,7 @@ export class Endpoint implements AsyncDisposable {
    * Listens at once. Fails as Agent.create does, with WL_NATIVE if the address cannot be listened at, with
    * WL_INVALID_ARGUMENT if there is no GPU of that index, and WL_CUDA if it cannot be opened. Hosts other than 127.0.0.1 need
    * a token.
+   * @param options Where it listens, token, settings.
    */
   static async create(options: EndpointOptions = {}): Promise<Endpoint> {
     checkOptions(options, endpointOptionNames, 'options of Endpoint.create');
@@ -115,6 +117,7 @@ export class Endpoint implements AsyncDisposable {
     return this.agent.host;
   }
 
+  /** The TCP port that it listens at; 0 if it does not. */
   get port(): number {
     return this.#listener?.port ?? 0;
   }

@@ -3,6 +3,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { checkTimeout, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 
+/** Something that was begun on a connection: its state, its end, and how to wait for it. */
 export class Operation {
   /** For errors: "A send of 4096 bytes to 10.0.0.2". */
   readonly #what: string;

@@ -5,6 +5,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import { EtcdClient, type EtcdWait } from './etcd-client.ts';
 import type { MetadataStore } from './metadata-store.ts';
 
+/** Where etcd is, and how long it keeps what a process that ended has published. */
 export interface EtcdOptions {
   /** Such as "http://10.0.0.7:2379". */
   readonly endpoint: string;
@@ -28,7 +29,10 @@ const RENEWALS_PER_LEASE = 3;
 const FIRST_PAUSE_MS = 20;
 const LAST_PAUSE_MS = 500;
 
-/** Fails with WL_PEER_LOST if etcd cannot be reached, WL_PROTOCOL if something else answers. */
+/**
+ * Fails with WL_PEER_LOST if etcd cannot be reached, WL_PROTOCOL if something else answers.
+ * @param options Where etcd is.
+ */
 export function etcdMetadataStore(options: EtcdOptions): MetadataStore {
   checkOptions(options, etcdOptionNames, 'options of etcdMetadataStore');
   return new EtcdStore(options);

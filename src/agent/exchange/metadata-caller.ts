@@ -8,6 +8,7 @@ import { credentialsOfAgent } from '../agent-credentials.ts';
 import type { MetadataOptions } from '../agent-options.ts';
 import { MetadataChannel, metadataHello } from './metadata-channel.ts';
 
+/** Where a MetadataListener listens. */
 export interface ListenerAddress extends WaitOptions {
   readonly host: string;
   readonly port: number;
@@ -18,18 +19,29 @@ const addressNames: OptionNames<ListenerAddress> = { ...waitOptionNames, host: t
 /**
  * Each fails with WL_TIMEOUT, WL_PEER_LOST (nobody listens, or it broke off), WL_UNAUTHORIZED (another token or user), WL_PROTOCOL
  * (not an agent), WL_STALE (a later life of the agent is known there).
+ * @param agent Whose metadata.
+ * @param address Where the listener is.
+ * @param options Which part of them.
  */
 export async function sendMetadata(agent: Agent, address: ListenerAddress, options?: MetadataOptions): Promise<void> {
   const blob = agent.localMetadata(options);
   await ask(agent, address, (channel) => channel.ask({ verb: 'load', blob }));
 }
 
-/** Loads the listener's metadata; returns its name. */
+/**
+ * Loads the listener's metadata; returns its name.
+ * @param agent Which learns them.
+ * @param address Where the listener is.
+ */
 export async function fetchMetadata(agent: Agent, address: ListenerAddress): Promise<string> {
   return ask(agent, address, (channel) => fetchFrom(agent, channel));
 }
 
-/** Both at once: afterwards the two agents know each other. Returns the other's name. */
+/**
+ * Both at once: afterwards the two agents know each other. Returns the other's name.
+ * @param agent This side.
+ * @param address Where the listener is.
+ */
 export async function exchangeMetadata(agent: Agent, address: ListenerAddress): Promise<string> {
   return ask(agent, address, async (channel) => {
     await channel.ask({ verb: 'load', blob: agent.localMetadata() });
@@ -37,7 +49,11 @@ export async function exchangeMetadata(agent: Agent, address: ListenerAddress): 
   });
 }
 
-/** Tells the listener's agent to forget this one. */
+/**
+ * Tells the listener's agent to forget this one.
+ * @param agent Which is to be forgotten.
+ * @param address Where the listener is.
+ */
 export async function sendInvalidation(agent: Agent, address: ListenerAddress): Promise<void> {
   await ask(agent, address, (channel) => channel.ask({ verb: 'invalidate', name: agent.name }));
 }

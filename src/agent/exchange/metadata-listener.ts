@@ -7,6 +7,7 @@ import type { Agent } from '../agent.ts';
 import { credentialsOfAgent } from '../agent-credentials.ts';
 import { MetadataChannel, metadataHello, type MetadataRequest } from './metadata-channel.ts';
 
+/** Where a MetadataListener listens. */
 export interface ListenOptions {
   /** The agent's by default. Others than loopback addresses need a token. */
   readonly host?: string;
@@ -60,6 +61,7 @@ export class MetadataListener implements AsyncDisposable {
     this.#forget = agent.closeWith(() => this.close());
   }
 
+  /** The TCP port that it listens at. */
   get port(): number {
     return this.#listener?.port ?? 0;
   }

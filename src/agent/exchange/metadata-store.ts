@@ -16,12 +16,16 @@ export interface MetadataStore {
   put(name: string, blob: Uint8Array): Promise<(() => Promise<void>) | void>;
   /** Waits until there is some. Fails with WL_TIMEOUT, naming the agent that is missing. */
   get(name: string, options: WaitOptions): Promise<Uint8Array>;
+  /** Takes back what was published under a name. */
   delete(name: string): Promise<void>;
 }
 
 /**
  * Tells all agents that reach the store; again after memory was registered or deregistered. In etcd they are gone when the
  * agent closes, and some time after its process has ended.
+ * @param agent Whose metadata.
+ * @param store Where to; each name has one entry.
+ * @param options Which part of them.
  */
 export async function publishMetadata(agent: Agent, store: MetadataStore, options?: MetadataOptions): Promise<void> {
   const release = await store.put(agent.name, agent.localMetadata(options));
@@ -44,6 +48,10 @@ export interface MetadataLoader {
 /**
  * Loads what an agent has published, as soon as it has. Returns its name. While the store still holds what an earlier life
  * of the agent published than is known here, it waits for newer ones, and fails with WL_STALE if none come.
+ * @param agent Which learns them.
+ * @param store Where from.
+ * @param name Of the agent that published.
+ * @param options How long to wait.
  */
 export async function loadPublished(
   agent: MetadataLoader,
@@ -65,12 +73,19 @@ export async function loadPublished(
   }
 }
 
-/** Takes it back; who has loaded it keeps it. */
+/**
+ * Takes it back; who has loaded it keeps it.
+ * @param agent Whose metadata.
+ * @param store Where they are.
+ */
 export async function withdrawMetadata(agent: Agent, store: MetadataStore): Promise<void> {
   await store.delete(agent.name);
 }
 
-/** The rendezvous store of a world: `worldMetadataStore(world.store)`. */
+/**
+ * The rendezvous store of a world: `worldMetadataStore(world.store)`.
+ * @param store `world.store`, or that of a group.
+ */
 export function worldMetadataStore(store: Store): MetadataStore {
   return {
     put: (name, blob) => store.set(KEY_PREFIX + name, blob),

@@ -5,6 +5,7 @@ import { emptyCommand } from '../service/command.ts';
 import { CommandWriter, type QueueMemory } from '../service/command-queue.ts';
 import type { RequestShape } from '../service/request-shape.ts';
 
+/** Which range of a request, and which channel. */
 export interface CpuRoute {
   /** Which range of the request's peer; 0 by default. */
   readonly remote?: number;
@@ -14,6 +15,7 @@ export interface CpuRoute {
   readonly isDeferred?: boolean;
 }
 
+/** What a put copies, in bytes. */
 export interface CpuPut {
   /** Where in the peer's range. */
   readonly target: number;
@@ -22,6 +24,7 @@ export interface CpuPut {
   readonly bytes: number;
 }
 
+/** Which counter a signal adds to, and how much. */
 export interface CpuSignal {
   /** Where in the peer's range, a multiple of 8. */
   readonly target: number;
@@ -29,6 +32,7 @@ export interface CpuSignal {
   readonly add: number;
 }
 
+/** Eight bytes for a cell of the peer, with their number. */
 export interface CpuWord {
   /** Where in the peer's range, a multiple of 16: the value comes there, the epoch 8 bytes behind it. */
   readonly target: number;
@@ -55,6 +59,9 @@ export interface CpuKernelApiOptions {
 const LOOKS = 64;
 const TWO_32 = 2 ** 32;
 
+/**
+ * The device API on the CPU: what kernels call on a GPU, as methods. Handles are those of DeviceHost.createGpuReq().
+ */
 export class CpuKernelApi {
   readonly #options: CpuKernelApiOptions;
   readonly #writers: readonly CommandWriter[];
@@ -131,10 +138,12 @@ export class CpuKernelApi {
     await this.#until(() => writer.isDelivered(count), `${writer.depth} commands to ${peer} and others`);
   }
 
+  /** The value of a counter of this process; what peers put before its signals is visible then. */
   readSignal(counter: BigUint64Array): number {
     return Number(Atomics.load(counter, 0));
   }
 
+  /** Sets a counter, while nobody adds to it. */
   writeSignal(counter: BigUint64Array, value: number): void {
     Atomics.store(counter, 0, BigInt(value));
   }

@@ -4,6 +4,7 @@ import type { OptionNames } from '../../core/check-options.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 
+/** What a DeviceHost is made with. */
 export interface DeviceHostOptions {
   /** What peers call it. */
   readonly name: string;
@@ -43,6 +44,7 @@ export const deviceHostOptionNames: OptionNames<DeviceHostOptions> = {
   timeoutMs: true,
 };
 
+/** How the writes of a request go. */
 export interface WriteRequestOptions {
   /**
    * Only this request adds to counters of the peer's ranges, which are 0 now; for puts of 8 bytes, too. What goes through

@@ -31,6 +31,10 @@ interface Parts {
   readonly port: number | undefined;
 }
 
+/**
+ * The host's side of kernels that communicate: an agent, the memory that kernels reach, requests, and the thread that serves
+ * their command queues. Everything is made before the kernels run, and closed after they ended.
+ */
 export class DeviceHost implements AsyncDisposable {
   readonly name: string;
   /** Where it listens; undefined unless the option `port` was given. */
@@ -42,7 +46,10 @@ export class DeviceHost implements AsyncDisposable {
   readonly #withdrawals = new Set<() => Promise<void>>();
   #closing: Promise<void> | undefined;
 
-  /** Starts the thread that serves the queues. Fails with WL_INVALID_ARGUMENT, WL_CUDA, WL_UNSUPPORTED, WL_TIMEOUT. */
+  /**
+   * Starts the thread that serves the queues. Fails with WL_INVALID_ARGUMENT, WL_CUDA, WL_UNSUPPORTED, WL_TIMEOUT.
+   * @param options Name, devices, token, queues.
+   */
   static async create(options: DeviceHostOptions): Promise<DeviceHost> {
     checkOptions(options, deviceHostOptionNames, 'options of DeviceHost.create');
     const settings = readSettings(options.timeoutMs === undefined ? {} : { timeoutMs: options.timeoutMs });

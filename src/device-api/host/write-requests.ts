@@ -4,6 +4,7 @@ import type { RequestShape } from '../service/request-shape.ts';
 import type { DeviceHalf, MappedRanges } from './device-half.ts';
 import type { RegisteredVram } from './vram-regions.ts';
 
+/** One local range and the ranges of one peer that kernels may write to. */
 export interface WriteRequest extends RequestShape {
   readonly peerName: string;
   /** "direct: …", "queue: …": how its writes travel, and why. */

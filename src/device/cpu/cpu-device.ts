@@ -19,11 +19,13 @@ const HUGE_BLOCK = 4 << 20;
 /** Tensors start on a boundary that suits SIMD loads and two cache lines. */
 const TENSOR_ALIGNMENT = 128;
 
+/** Settings of a CPU device; those that are left out come from the environment. */
 export interface CpuDeviceOptions {
   /** Most memory this rank may address, in MiB; the setting `addressSpaceMiB` by default. */
   readonly addressSpaceMiB?: number;
 }
 
+/** Tensors in one WebAssembly memory of this process, and the kernels that work on them. A rank has one. */
 export class CpuDevice implements Device {
   readonly kind = 'cpu';
   /** @internal */
@@ -34,7 +36,10 @@ export class CpuDevice implements Device {
   readonly space: AddressSpace;
   readonly #abandoned: AbandonedMemory;
 
-  /** Makes the memory and compiles the kernels into it. Loads no native library. Fails with WL_MEMORY or WL_CONFIG. */
+  /**
+   * Makes the memory and compiles the kernels into it. Loads no native library. Fails with WL_MEMORY or WL_CONFIG.
+   * @param options Settings; the environment counts for what is left out.
+   */
   static async create(options: CpuDeviceOptions = {}): Promise<CpuDevice> {
     const { addressSpaceMiB } = readSettings(options);
     const pages = Math.floor((addressSpaceMiB * 1_048_576) / WASM_PAGE);
@@ -53,10 +58,12 @@ export class CpuDevice implements Device {
     });
   }
 
+  /** Uninitialised memory for a tensor; see Device. */
   empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D> {
     return new Tensor(this.allocate(elementCount(shape) * dtypes[dtype].bytes), dtype, shape);
   }
 
+  /** A tensor with the given values; see Device. */
   async tensor<D extends DType>(dtype: D, shape: readonly number[], values: TypedArrayOf[D]): Promise<Tensor<D>> {
     const tensor = await this.allocating(() => this.empty(dtype, shape));
     await tensor.fromHost(values);
@@ -108,16 +115,19 @@ export class CpuDevice implements Device {
     });
   }
 
+  /** A view of this memory, without a copy. `address` is in bytes, and a multiple of the element size. */
   hostView<D extends DType>(dtype: D, address: number, elements: number): TypedArrayOf[D] {
     return typedArrayOver(dtype, this.memory.buffer, address, elements);
   }
 
+  /** Copies values into a tensor. */
   upload<D extends DType>(tensor: Tensor<D>, values: TypedArrayOf[D]): Promise<void> {
     const bytes = new Uint8Array(values.buffer, values.byteOffset, values.byteLength);
     this.hostView('u8', tensor.address, tensor.bytes).set(bytes);
     return Promise.resolve();
   }
 
+  /** A copy of a tensor's values. */
   download<D extends DType>(tensor: Tensor<D>): Promise<TypedArrayOf[D]> {
     const copy = new Uint8Array(tensor.bytes);
     copy.set(this.hostView('u8', tensor.address, tensor.bytes));

@@ -5,6 +5,7 @@ import type { ScaledRows } from '../formats/scaled-rows.ts';
 import type { Tensor } from '../tensor.ts';
 import type { CpuDevice } from './cpu-device.ts';
 
+/** How rows are quantized. */
 export interface QuantizeOptions {
   /** Where to write; by default new tensors that the caller disposes. */
   readonly out?: ScaledRows;
@@ -16,6 +17,9 @@ export interface QuantizeOptions {
  * Quantises each row of x (bf16 [T, H], H a multiple of 8) in groups of 128 columns: the scale is max(|x|, 1e-4) / 448,
  * elements are rounded to nearest even. A NaN becomes NaN without touching its neighbours; an infinity counts as the
  * largest finite bf16. Fails with WL_INVALID_ARGUMENT.
+ * @param device Whose kernels do it.
+ * @param x The rows; unchanged.
+ * @param options Where to write.
  */
 export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: QuantizeOptions = {}): ScaledRows {
   const [rows, columns] = matrix('x', x.shape);
@@ -33,7 +37,12 @@ export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: Quan
   return out;
 }
 
-/** x = bf16(data * scale) into `out` (bf16 [T, H]), by default a new tensor that the caller disposes. */
+/**
+ * x = bf16(data * scale) into `out` (bf16 [T, H]), by default a new tensor that the caller disposes.
+ * @param device Whose kernels do it.
+ * @param rows fp8 data and their scales.
+ * @param out Where to write.
+ */
 export function dequantizeRows(device: CpuDevice, { data, scales }: ScaledRows, out?: Tensor<'bf16'>): Tensor<'bf16'> {
   const [rows, columns] = matrix('data', data.shape);
   expectShape('scales', scales.shape, [rows, Math.ceil(columns / FP8_GROUP)]);

@@ -35,6 +35,7 @@ import {
 } from './user-kernels.ts';
 import { type Fence, WorkFences } from './work-fence.ts';
 
+/** Which GPU, and where its compiled kernels come from. */
 export interface CudaDeviceOptions extends Partial<
   Pick<Settings, 'timeoutMs' | 'nvrtcPath' | 'cacheFolder' | 'aotFolder' | 'useAot'>
 > {
@@ -49,6 +50,9 @@ export type LoadedKernels<File extends KernelFile> = {
     : never;
 };
 
+/**
+ * One GPU: its context, its streams, a pool of memory, and weftline's kernels for it. Work that it enqueues runs on `stream`.
+ */
 export class CudaDevice implements Device {
   readonly kind = 'cuda';
   /** @internal */
@@ -122,6 +126,7 @@ export class CudaDevice implements Device {
     return new Tensor(storage, dtype, shape);
   }
 
+  /** A tensor with the given values; see Device. */
   async tensor<D extends DType>(dtype: D, shape: readonly number[], values: TypedArrayOf[D]): Promise<Tensor<D>> {
     const tensor = await this.#abandoned.allocating(() => this.empty(dtype, shape));
     await tensor.fromHost(values);
@@ -248,10 +253,12 @@ export class CudaDevice implements Device {
     );
   }
 
+  /** Copies values into a tensor, in the order of `stream`; the values may change once it has resolved. */
   upload<D extends DType>(tensor: Tensor<D>, values: TypedArrayOf[D]): Promise<void> {
     return this.#copy.toDevice(tensor.address, new Uint8Array(values.buffer, values.byteOffset, values.byteLength));
   }
 
+  /** A copy of a tensor's values, once earlier work on `stream` is done. Fails with what that work reported. */
   async download<D extends DType>(tensor: Tensor<D>): Promise<TypedArrayOf[D]> {
     const copy = new Uint8Array(tensor.bytes);
     await this.#copy.fromDevice(copy, tensor.address);

@@ -12,6 +12,7 @@ import type { LaunchPlan, LaunchShape } from './launch-plan.ts';
 /** By kernel, its parameters in their order: { scale: { x: 'ptr', count: 'u32', factor: 'f32' } }. */
 export type UserKernelParameters = Readonly<Record<string, Readonly<Record<string, Scalar>>>>;
 
+/** CUDA text with kernels of the caller, and the kinds of their parameters. */
 export interface UserSource<Kernels extends UserKernelParameters> {
   /** CUDA C++. Its kernels are `extern "C" __global__`; it may include weftline/weftline.cuh. */
   readonly source?: string;
@@ -37,6 +38,7 @@ export type CompiledKernels<Kernels extends UserKernelParameters> = {
   readonly [Name in keyof Kernels]: UserKernel<Kernels[Name]>;
 };
 
+/** A compiled kernel of the caller's text, ready to be launched. */
 export class UserKernel<Parameters extends Readonly<Record<string, Scalar>>> {
   readonly #kernel: CudaKernel;
   readonly #parameters: Parameters;

@@ -8,6 +8,7 @@ import { windowFootprint } from '../../windows/symmetric-window.ts';
 
 export const MAX_TOPK = 32;
 
+/** What an EpBuffer is made for. All ranks pass the same. */
 export interface EpBufferConfig {
   /** Most tokens that any rank passes to one dispatch. */
   readonly maxTokensPerRank: number;
@@ -31,6 +32,7 @@ export function withDefaults(config: EpBufferConfig): Required<EpBufferConfig> {
   return { combineRows: 'separate', numSms: 16, ...config };
 }
 
+/** A part of a rank's window. */
 export type EpRegion =
   | 'exchange'
   | 'rows'
@@ -41,6 +43,7 @@ export type EpRegion =
   | 'combineRows'
   | 'combineWeights';
 
+/** What an EpBuffer takes, in bytes of each rank's window. */
 export interface EpBufferSize {
   /** Bytes of one rank's window. */
   readonly bytes: number;
@@ -51,7 +54,11 @@ export interface EpBufferSize {
   readonly regions: Readonly<Record<EpRegion, Region>>;
 }
 
-/** Sizes of an EpBuffer over `numRanks` ranks of one host. Pure; fails with WL_INVALID_ARGUMENT. */
+/**
+ * Sizes of an EpBuffer over `numRanks` ranks of one host. Pure; fails with WL_INVALID_ARGUMENT.
+ * @param config As EpBuffer.create() takes it.
+ * @param numRanks 1 or more; divides numExperts.
+ */
 export function bufferSize(config: EpBufferConfig, numRanks: number): EpBufferSize {
   checkConfig(config, numRanks);
   const rows = numRanks * config.maxTokensPerRank;

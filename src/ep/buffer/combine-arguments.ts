@@ -9,6 +9,7 @@ import type { OverlapOptions } from '../../collective/overlap.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-check.ts';
 
+/** What EpBuffer.combine() takes. */
 export interface CombineArguments extends WaitOptions, OverlapOptions {
   /** bf16 [rows of the handle, H]: what the experts of this rank made of each received row, already weighted. */
   readonly x: Tensor<'bf16'>;

@@ -108,6 +108,9 @@ const combineChunks: Readonly<Record<number, Chunks>> = {
 /**
  * DeepEP's chunk sizes for this many ranks: the tuned ones where it has any, else its defaults. 20 SMs unless told. Fails
  * with WL_INVALID_ARGUMENT for rank counts that DeepEP cannot serve.
+ * @param operation Which of the two.
+ * @param numRanks Ranks of the job.
+ * @param numSms Multiprocessors.
  */
 export function deepEpConfig(operation: 'dispatch' | 'combine', numRanks: number, numSms = 20): DeepEpConfig {
   requireRanks(numRanks);
@@ -117,7 +120,10 @@ export function deepEpConfig(operation: 'dispatch' | 'combine', numRanks: number
   return new DeepEpConfig({ numSms, nvlSend, nvlRecv, rdmaSend, rdmaRecv });
 }
 
-/** True for up to 8 ranks, and for whole nodes of 8. */
+/**
+ * True for up to 8 ranks, and for whole nodes of 8.
+ * @param numRanks Ranks of the job.
+ */
 export function isDeepEpRankCount(numRanks: number): boolean {
   return isWhole(numRanks, 1) && (numRanks <= RANKS_PER_NODE || numRanks % RANKS_PER_NODE === 0);
 }
@@ -128,6 +134,7 @@ const SOURCE_META_BYTES = 8;
 const ASSUMED_MAX = 128;
 const METADATA_BYTES = SOURCE_META_BYTES + ASSUMED_MAX * 8 + ASSUMED_MAX * 4 + ASSUMED_MAX * 4;
 
+/** Sizes of DeepEP's low-latency buffer, in bytes per rank. */
 export interface DeepEpLowLatencySize {
   readonly dispatchMessageBytes: number;
   readonly combineMessageBytes: number;
@@ -136,7 +143,12 @@ export interface DeepEpLowLatencySize {
   readonly totalBytes: number;
 }
 
-/** Memory of the low-latency mode per rank: every expert has a slot for every token of every rank. */
+/**
+ * Memory of the low-latency mode per rank: every expert has a slot for every token of every rank.
+ * @param maxTokensPerRank Of one dispatch.
+ * @param hidden Elements of a token.
+ * @param numExperts Of all ranks.
+ */
 export function deepEpLowLatencySize(
   maxTokensPerRank: number,
   hidden: number,

@@ -16,6 +16,7 @@ import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-che
 /** bf16 rows, or fp8 rows with their scales. */
 export type RowsLike = Tensor<'bf16'> | ScaledRows;
 
+/** What EpBuffer.dispatch() takes. */
 export interface DispatchArguments extends WaitOptions, OverlapOptions {
   /** [T, H]; T at most maxTokensPerRank, 0 allowed, may differ between ranks. */
   readonly x: RowsLike;

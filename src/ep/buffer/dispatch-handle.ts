@@ -44,6 +44,7 @@ export class DispatchHandle implements Disposable {
     this.numRecvTokensPerExpert = Object.freeze([...parts.numRecvTokensPerExpert]);
   }
 
+  /** Gives its tables back at once rather than when it is collected. Idempotent. */
   dispose(): void {
     this.rowTable.dispose();
     this.recvSrcIdx.dispose();

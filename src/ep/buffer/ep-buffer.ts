@@ -18,6 +18,11 @@ import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor } from '../../collective/tensor-check.ts';
 
+/**
+ * Expert-parallel dispatch and combine between the ranks of a group on one host: one row per (token, rank), as in the high-throughput mode
+ * of DeepEP. Calls of all ranks are made in the same order; each has one deadline. After a failure that leaves the ranks in
+ * disagreement, every later call fails with its reason.
+ */
 export class EpBuffer implements AsyncDisposable {
   readonly #scope: EpScope;
   readonly #engine: EpEngine;
@@ -27,6 +32,10 @@ export class EpBuffer implements AsyncDisposable {
    * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device.
    * Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_UNSUPPORTED (several hosts), WL_CONFIG_MISMATCH,
    * WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT.
+   * @param group Who takes part; a world is a group.
+   * @param device This rank's.
+   * @param config The same on all ranks.
+   * @param options How long to wait for the others.
    */
   static async create(
     group: RankGroup,
@@ -47,18 +56,22 @@ export class EpBuffer implements AsyncDisposable {
     this.#engine = engine;
   }
 
+  /** The ranks that it was made over. */
   get group(): RankGroup {
     return this.#scope.group;
   }
 
+  /** This rank's device. */
   get device(): Device {
     return this.#scope.device;
   }
 
+  /** As create() got it, with defaults filled in. */
   get config(): Readonly<Required<EpBufferConfig>> {
     return this.#scope.config;
   }
 
+  /** What it takes. */
   get size(): EpBufferSize {
     return this.#scope.size;
   }

@@ -27,7 +27,11 @@ export interface ReferenceOptions {
   readonly expertAlignment?: number;
 }
 
-/** Every token goes once to each rank that holds one of its experts; rows stand by source rank, then token index. */
+/**
+ * Every token goes once to each rank that holds one of its experts; rows stand by source rank, then token index.
+ * @param inputs By rank.
+ * @param options Sizes of the job.
+ */
 export function referenceDispatch(inputs: readonly ReferenceInput[], options: ReferenceOptions): ReferenceReceived[] {
   const expertsPerRank = options.numExperts / inputs.length;
   return inputs.map((_, rank) => {
@@ -68,6 +72,7 @@ export function referenceDispatch(inputs: readonly ReferenceInput[], options: Re
   });
 }
 
+/** What one rank passes to combine, as plain arrays. */
 export interface ReferenceCombineInput {
   /** What referenceDispatch returned. */
   readonly received: readonly ReferenceReceived[];
@@ -86,7 +91,11 @@ export interface ReferenceToken {
   readonly bias?: readonly (readonly number[])[];
 }
 
-/** The combined bf16 row of one token: bias, then the ranks' rows in rank order, in f32, rounded once. */
+/**
+ * The combined bf16 row of one token: bias, then the ranks' rows in rank order, in f32, rounded once.
+ * @param input By rank, what combine() takes.
+ * @param of Which token of which rank.
+ */
 export function referenceCombine(input: ReferenceCombineInput, of: ReferenceToken): number[] {
   const rows = input.received.flatMap((received, rank) => {
     const row = rowOf(received, of);
@@ -95,7 +104,11 @@ export function referenceCombine(input: ReferenceCombineInput, of: ReferenceToke
   return sumRows([...(of.bias ?? []), ...rows], of.hidden);
 }
 
-/** The combined weights of one token: the ranks' weight rows in rank order, in f32. */
+/**
+ * The combined weights of one token: the ranks' weight rows in rank order, in f32.
+ * @param input By rank, what combine() takes.
+ * @param of Which token of which rank.
+ */
 export function referenceCombineWeights(input: ReferenceCombineInput, of: ReferenceToken): number[] {
   return Array.from({ length: of.topk }, (_, k) => {
     let sum = 0;

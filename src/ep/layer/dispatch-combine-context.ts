@@ -15,11 +15,13 @@ import type { CudaLayerMemory } from './cuda/cuda-layer-memory.ts';
 import type { EPConfig, TokenDType } from './ep-config.ts';
 import { grownRows, initialRows, type OutputRegion, type OutputSize } from './output-size.ts';
 
+/** What a DispatchCombineContext is made with besides its configuration. */
 export interface ContextOptions extends WaitOptions {
   /** Rows of the output buffer as a multiple of maxTokens * topk, a balanced load; 2 by default. It grows on demand. */
   readonly capacity?: number;
 }
 
+/** Where the output of a layer lies, with room for so many rows. */
 export interface OutputBuffers {
   /** [capacity rows, H] of the configuration's token dtype, in the window; valid until the next reallocation. */
   readonly dispatchOutputBuf: Tensor<TokenDType>;
@@ -27,6 +29,7 @@ export interface OutputBuffers {
   readonly weightRecvBuf: Tensor<'f32' | 'bf16'>;
 }
 
+/** The symmetric memory of a layer: one window per rank, which grows when more rows come than it holds. */
 export class DispatchCombineContext implements AsyncDisposable {
   readonly group: RankGroup;
   readonly device: CpuDevice | CudaDevice;
@@ -84,6 +87,7 @@ export class DispatchCombineContext implements AsyncDisposable {
     return this.memory.windowBytes;
   }
 
+  /** Where received rows lie now; it changes when the window grows. */
   get outputBuffers(): OutputBuffers {
     const rows = this.outputSize.capacityRows;
     return {

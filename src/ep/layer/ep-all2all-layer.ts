@@ -34,6 +34,7 @@ import type {
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
 import { StagedDispatch } from './staged-dispatch.ts';
 
+/** What an EPAll2AllLayer is made for. All ranks pass the same. */
 export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions {
   readonly maxTokens: number;
   readonly hidden: number;
@@ -97,6 +98,9 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   /**
    * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device; the
    * same error on every rank if it cannot be.
+   * @param group Who takes part; a world is a group.
+   * @param device This rank's.
+   * @param options The same on all ranks.
    */
   static async create<D extends TokenDType = 'bf16'>(
     group: RankGroup,

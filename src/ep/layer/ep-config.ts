@@ -7,6 +7,7 @@ import { isWhole, MAX_TOPK } from '../buffer/buffer-size.ts';
 /** What tokens may consist of; their sums are made in f32 and rounded once to the same dtype. */
 export type TokenDType = keyof typeof elementFormats;
 
+/** The fields of an EPConfig. */
 export interface EPConfigOptions {
   /** Most tokens per rank and call. */
   readonly maxTokens: number;
@@ -29,6 +30,7 @@ export interface EPConfigOptions {
   readonly keepDispatchOutput?: boolean;
 }
 
+/** Sizes of a layer and of the group that it works over, checked. */
 export class EPConfig {
   readonly maxTokens: number;
   readonly hidden: number;
@@ -70,6 +72,7 @@ export class EPConfig {
     this.keepDispatchOutput = options.keepDispatchOutput ?? false;
   }
 
+  /** Experts of each rank; rank r holds a contiguous r-th part. */
   get numExpertsPerRank(): number {
     return this.numExperts / this.worldSize;
   }
@@ -79,6 +82,7 @@ export class EPConfig {
     return this.hidden * dtypes[this.tokenDtype].bytes;
   }
 
+  /** True if all ranks are on one host. */
   get isIntraNode(): boolean {
     return this.localWorldSize === this.worldSize;
   }

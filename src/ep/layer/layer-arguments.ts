@@ -10,6 +10,7 @@ import type { DispatchCombineContext } from './dispatch-combine-context.ts';
 import type { EPConfig, TokenDType } from './ep-config.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
+/** What EPAll2AllLayer.dispatch() takes. */
 export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
   /** [T, H] of the layer's dtype; T at most maxTokens, may differ between ranks. */
   readonly input: Tensor<D>;
@@ -69,6 +70,7 @@ export function checkLayerDispatch(
   return { input, expIndices, weight, fullScatterIndices, numTokens };
 }
 
+/** What EPAll2AllLayer.combine() takes. */
 export interface LayerCombineArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
   /** [recv, H] of the layer's dtype: the experts' output, row by row as in dispatch's output, already weighted. */
   readonly input: Tensor<D>;

@@ -8,6 +8,7 @@ import type { TokenDType } from './ep-config.ts';
 import type { CheckedLayerCombine, LayerInput } from './layer-arguments.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
+/** What EPAll2AllLayer.dispatch() returns. */
 export interface LayerDispatchResult<D extends TokenDType = 'bf16'> {
   /**
    * [recv, H] of the layer's dtype in this rank's window, by local expert, then source rank, then token. Valid until the
@@ -22,6 +23,7 @@ export interface LayerDispatchResult<D extends TokenDType = 'bf16'> {
   readonly event: DeviceEvent | undefined;
 }
 
+/** What EPAll2AllLayer.combine() returns with asyncFinish. */
 export interface LayerCombineResult<D extends TokenDType = 'bf16'> {
   /** [T, H] of the layer's dtype. */
   readonly combined: Tensor<D>;

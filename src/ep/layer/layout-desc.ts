@@ -80,6 +80,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
     return this.tables.rowTable.storage.disposed;
   }
 
+  /** Gives its tables back at once rather than when it is collected. Idempotent. */
   dispose(): void {
     for (const tensor of this.tables.owned) tensor.dispose();
   }

@@ -13,6 +13,7 @@ const GROWTH = 1.25;
 /** `expertRows` is where combine reads: the memory of `rows`, unless dispatch's rows must stay as they are. */
 export type OutputRegion = 'rows' | 'expertRows' | 'weights' | 'sourceToken' | 'firstRow' | 'duplicates' | 'repeated';
 
+/** What a layer takes for so many received rows, in bytes. */
 export interface OutputSize {
   /** Rows that fit. */
   readonly capacityRows: number;
@@ -32,7 +33,11 @@ export function grownRows(config: EPConfig, needed: number): number {
   return Math.min(alignUp(Math.ceil(needed * GROWTH), ROW_STEP), config.maxRecvRows);
 }
 
-/** Pure: bytes and offsets for `capacityRows` rows. */
+/**
+ * Pure: bytes and offsets for `capacityRows` rows.
+ * @param config The layer's.
+ * @param capacityRows Received rows that fit.
+ */
 export function outputSize(config: EPConfig, capacityRows: number): OutputSize {
   const { bytes, regions } = layOutRegions<OutputRegion>({
     rows: capacityRows * config.rowBytes,

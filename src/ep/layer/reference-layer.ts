@@ -21,12 +21,17 @@ export interface ReferenceLayerRow {
   readonly expert: number;
 }
 
+/** What one rank gets from a layer's dispatch, as plain arrays. */
 export interface ReferenceLayerReceived {
   readonly rows: readonly ReferenceLayerRow[];
   readonly numRecvTokensPerExpert: readonly number[];
 }
 
-/** Rows of each rank's experts: by expert, then source rank, then token. */
+/**
+ * Rows of each rank's experts: by expert, then source rank, then token.
+ * @param inputs By rank.
+ * @param numExperts Of all ranks.
+ */
 export function referenceLayerDispatch(
   inputs: readonly ReferenceLayerInput[],
   numExperts: number,
@@ -77,6 +82,11 @@ export interface ReferenceSkippedRows {
   readonly duplicates: readonly (readonly number[])[];
 }
 
+/**
+ * Which rows a dispatch that skips repeated tokens leaves out, and where they are copied from.
+ * @param received What one rank gets.
+ * @param topk Choices of a token.
+ */
 export function referenceSkippedRows({ rows }: ReferenceLayerReceived, topk: number): ReferenceSkippedRows {
   const rowsOf = rows.map((row) => {
     const byChoice = Array.from({ length: topk }, () => -1);
@@ -93,6 +103,9 @@ export function referenceSkippedRows({ rows }: ReferenceLayerReceived, topk: num
 /**
  * The combined row of one token. `outputs[rank][row]` is what the experts made of each received row. Without local
  * combine: the sum over the choices in order. With it: per rank first, ranks in the order of the token's first choice.
+ * @param received From referenceLayerDispatch().
+ * @param outputs By rank, then by received row.
+ * @param of Which token of which rank.
  */
 export function referenceLayerCombine(
   received: readonly ReferenceLayerReceived[],

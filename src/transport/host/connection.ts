@@ -25,6 +25,7 @@ export interface RemotePart {
   readonly remoteOffset?: number;
 }
 
+/** Which counter of the peer a signal adds to, and how much. */
 export interface SignalPart extends RemotePart {
   readonly flow?: number;
   /** Added to the 64-bit cell at `remoteOffset`, a multiple of 8. */
@@ -170,6 +171,7 @@ export class Connection implements AsyncDisposable {
     this.#slots.cancel(request, this.#number);
   }
 
+  /** What this connection and its engine have counted. */
   statistics(): Promise<HostStatistics> {
     return this.#link.call('statistics', this.#number);
   }

@@ -56,6 +56,7 @@ export interface RegionName {
   readonly key: number;
 }
 
+/** Counts of a connection and of its engine since they were made. */
 export interface HostStatistics {
   readonly connection: ConnectionStatistics;
   readonly drops: DropCounters;

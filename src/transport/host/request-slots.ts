@@ -8,6 +8,7 @@ import { type Command, emptyCommand } from './shared-requests.ts';
 /** Names a request until its end has been taken; later it names nothing. */
 export type Request = number;
 
+/** How a request stands. */
 export type RequestState = 'pending' | 'done' | 'failed';
 
 /** An async wait looks at signals and at whether the engine lives at least this often. */

@@ -14,6 +14,7 @@ export interface ListenerOptions extends Omit<MeetingListenerOptions, 'serve'> {
 /** Maximum connections that wait for accept(); further ones are refused. */
 const MAX_READY = 1024;
 
+/** Accepts connections of callers that have authenticated. Closed by `close`, or with its transport. */
 export class TransportListener implements Disposable {
   readonly #meeting: MeetingListener;
   readonly #onClose: (listener: TransportListener) => void;
@@ -39,6 +40,7 @@ export class TransportListener implements Disposable {
     this.#onClose = onClose;
   }
 
+  /** The TCP port that it listens at. */
   get port(): number {
     return this.#meeting.port;
   }

@@ -29,6 +29,7 @@ import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } fr
 import { type Request, RequestSlots, type RequestState } from './request-slots.ts';
 import { TransportListener } from './transport-listener.ts';
 
+/** How a transport is named, which token it holds and which settings it has. */
 export interface TransportOptions {
   /** How errors of peers call this side, such as "rank 3"; host and process by default. */
   readonly name?: string;
@@ -54,11 +55,16 @@ export interface TransportConnectOptions extends ConnectOptions {
   readonly who?: string;
 }
 
+/** How a listener answers callers. */
 export interface TransportListenOptions {
   /** Hears what a caller says that has proven itself, and answers it. What it throws refuses the caller with that reason. */
   readonly receive?: (hello: unknown) => Guest<Connection> | Promise<Guest<Connection>>;
 }
 
+/**
+ * An engine that carries messages, writes and reads over many UDP paths, with the memory that is registered with it. All calls
+ * belong to the thread that created it; after `close` everything fails with WL_CLOSED.
+ */
 export class Transport implements AsyncDisposable {
   readonly settings: Settings;
   readonly name: string;
@@ -71,7 +77,10 @@ export class Transport implements AsyncDisposable {
   readonly #regions = new Map<number, RegisteredMemory>();
   #closing: Promise<void> | undefined;
 
-  /** Starts the engine. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing. */
+  /**
+   * Starts the engine. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing.
+   * @param options Name, token, settings.
+   */
   static async create(options: TransportOptions = {}): Promise<Transport> {
     const settings = readSettings(options.settings);
     return new Transport(await openTransportLink(settings, options.wake), settings, options);
@@ -113,6 +122,8 @@ export class Transport implements AsyncDisposable {
    * Connects to a transport that listens, trying again until it does. Fails with WL_TIMEOUT, WL_UNAUTHORIZED (another
    * token or user), WL_PROTOCOL (another version), WL_CONFIG (another host, and no token), WL_INVALID_ARGUMENT (no such
    * host).
+   * @param address Where the other transport listens.
+   * @param options How long to try, and what to say in the hello.
    */
   async connect(address: Address, options: TransportConnectOptions = {}): Promise<Connection> {
     const { hello, signal, who = 'transport' } = options;
@@ -145,7 +156,11 @@ export class Transport implements AsyncDisposable {
     }
   }
 
-  /** Memory becomes usable for requests of every connection. `remote` says what peers may do that are told its name. */
+  /**
+   * Memory becomes usable for requests of every connection. `remote` says what peers may do that are told its name.
+   * @param memory A Uint8Array or a tensor of the CPU device; it must stay where it is.
+   * @param remote What peers may do with it: `read`, `write`, `signal`; nothing by default.
+   */
   async register(memory: RegisteredMemory, remote: Partial<RemoteAccess> = {}): Promise<MemoryRegion> {
     const { bytes, address } = fixedBytes(memory);
     const options = { address, bytes: bytes.length, remote };
@@ -160,6 +175,7 @@ export class Transport implements AsyncDisposable {
     this.#regions.delete(region.number);
   }
 
+  /** How a request stands. Never waits. */
   state(request: Request): RequestState {
     return this.#slots.state(request);
   }

@@ -10,6 +10,8 @@ interface Member {
   readonly name: string;
   /** The comment above it, without its signs; empty if there is none. */
   readonly comment: string;
+  /** A method or a getter. */
+  readonly isMethod: boolean;
 }
 
 /** Something that an entry of the package exports. */
@@ -20,6 +22,8 @@ export interface PublicDeclaration {
   readonly kind: 'class' | 'interface' | 'function' | 'const' | 'type';
   readonly comment: string;
   readonly members: readonly Member[];
+  /** Names of a function's parameters. */
+  readonly parameters: readonly string[];
 }
 
 /** Everything that the entries in package.json export, once each. */
@@ -64,7 +68,7 @@ function reexports(index: string): Map<string, Set<string>> {
 }
 
 const head = /^export (?:declare )?(?:abstract )?(class|interface|function|const|type) (\w+)/;
-const member = /^ {4}(?:static |readonly |get |set |abstract )*((?:\[[\w.]+\]|\w+)\??)(?=[<(:?])/;
+const member = /^ {4}(?:static |readonly |set |abstract )*(get )?((?:\[[\w.]+\]|\w+)\??)(?=[<(:?])(.)/;
 
 function declarationsOf(file: string): PublicDeclaration[] {
   const lines = readFileSync(file, 'utf8').split('\n');
@@ -79,15 +83,31 @@ function declarationsOf(file: string): PublicDeclaration[] {
         kind: kind as PublicDeclaration['kind'],
         comment: commentAbove(lines, index),
         members: [],
+        parameters: kind === 'function' ? parametersOf(lines.slice(index).join('\n')) : [],
       });
       isInside = line.endsWith('{');
     } else if (line.startsWith('}')) isInside = false;
     else if (isInside && !/^ {4}(?:private|protected) /.test(line)) {
-      const found = member.exec(line)?.[1]?.replace('?', '');
-      if (found !== undefined) result.at(-1)?.members.push({ name: found, comment: commentAbove(lines, index) });
+      const [, getter, found, next = ''] = member.exec(line) ?? [];
+      if (found === undefined) continue;
+      const isMethod = getter !== undefined || '(<'.includes(next);
+      result.at(-1)?.members.push({ name: found.replace('?', ''), comment: commentAbove(lines, index), isMethod });
     }
   }
   return result;
+}
+
+/** Names at the outermost level of the parentheses that come first; one that is taken apart has none. */
+function parametersOf(text: string): string[] {
+  const names: string[] = [];
+  let depth = 0;
+  for (const [word] of text.slice(text.indexOf('(')).matchAll(/=>|\w+\??:|[({[<)}\]>]/g)) {
+    if ('({[<'.includes(word)) depth += 1;
+    else if (')}]>'.includes(word)) depth -= 1;
+    else if (depth === 1 && word !== '=>') names.push(word.replace(/\??:$/, ''));
+    if (depth === 0) break;
+  }
+  return names;
 }
 
 function commentAbove(lines: readonly string[], index: number): string {
