@@ -106,3 +106,30 @@ extern "C" __global__ void waitTwice(const u32* words, Waits waits, u32* tenths)
   const [spent = 0] = await tenths.toHost();
   assert.ok(spent >= 10 && spent < 15, `${spent} tenths`);
 });
+
+gpuTest(
+  'a launch may ask for shared memory up to the limit, beside what the kernel declares itself',
+  async (device) => {
+    const source = `
+extern "C" __global__ void sum(unsigned* out, unsigned words) {
+  extern __shared__ unsigned dynamic[];
+  __shared__ unsigned own[16];
+  for (unsigned i = threadIdx.x; i < words; i += blockDim.x) dynamic[i] = 1;
+  if (threadIdx.x < 16) own[threadIdx.x] = 100;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  unsigned total = 0;
+  for (unsigned i = 0; i < words; ++i) total += dynamic[i];
+  for (unsigned i = 0; i < 16; ++i) total += own[i];
+  *out = total;
+}`;
+    const { sum } = await device.compile({ source, kernels: { sum: { out: 'ptr', words: 'u32' } } });
+    using out = await device.tensor('i32', [1], Int32Array.of(0));
+    // Together with the 64 bytes of the kernel these are below, at and above the 48 KiB that need no consent.
+    for (const sharedBytes of [49_024, 49_088, 49_120, 49_152, 49_168]) {
+      const words = sharedBytes / 4;
+      sum.launch({ grid: 1, block: 128, sharedBytes }, { out, words });
+      assert.equal((await out.toHost())[0], words + 1600);
+    }
+  },
+);

@@ -7,10 +7,11 @@ import type { CudaStream } from './cuda-stream.ts';
 import { type ArgumentPassing, LaunchPlan, type LaunchShape } from './launch-plan.ts';
 
 /** CUfunction_attribute. */
+const STATIC_SHARED_BYTES = 1;
 const LOCAL_BYTES = 3;
 const REGISTERS = 4;
 const MAX_DYNAMIC_SHARED_BYTES = 8;
-/** A block gets this much without opting in. */
+/** A block gets this much without opting in, what the kernel declares itself included. */
 const PLAIN_SHARED_BYTES = 48 << 10;
 
 /** A loaded cubin; its kernels keep it. */
@@ -62,7 +63,8 @@ export class CudaKernel<Name extends string = string> {
   readonly #module: CudaModule;
   readonly #handle: number;
   readonly #options: KernelOptions<Name>;
-  #dynamicSharedBytes = PLAIN_SHARED_BYTES;
+  /** What a launch may ask for. */
+  #dynamicSharedBytes: number;
 
   constructor(module: CudaModule, options: KernelOptions<Name>) {
     const { context } = module;
@@ -77,6 +79,8 @@ export class CudaKernel<Name extends string = string> {
     this.registers = value[0];
     context.call('cuFuncGetAttribute', value, LOCAL_BYTES, this.#handle);
     this.localBytes = value[0];
+    context.call('cuFuncGetAttribute', value, STATIC_SHARED_BYTES, this.#handle);
+    this.#dynamicSharedBytes = PLAIN_SHARED_BYTES - value[0];
   }
 
   /** Prepares launches of this shape; keep the plan and set its arguments before each launch. */
