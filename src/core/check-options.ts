@@ -15,7 +15,11 @@ const MAX_LISTED = 16;
  * Fails with WL_INVALID_ARGUMENT if `options` is not an object or has a key that is not among `known`. `what` names the
  * argument in the error: "options of Agent.create".
  */
-export function checkOptions<T extends object>(options: T, known: OptionNames<T>, what: string): void {
+export function checkOptions<T extends object>(
+  options: T,
+  known: { readonly [Name in keyof T]-?: unknown },
+  what: string,
+): void {
   if (typeof options !== 'object' || options === null || Array.isArray(options)) {
     throw invalidArgument(what, options, 'an object');
   }

@@ -1,4 +1,5 @@
 // Every knob of weftline, once: name, environment variable, flag, unit, range, default and what it does.
+import { checkOptions } from '../core/check-options.ts';
 import { MAX_MAILBOX_SENDERS } from '../abi/agent-mailbox.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { setLogLevels } from '../core/log.ts';
@@ -225,7 +226,7 @@ export type Settings = {
 
 /**
  * Reads all settings: an override wins over the environment, which wins over the default. What `log` says holds for the
- * thread from then on. Fails with WL_CONFIG.
+ * thread from then on. Fails with WL_CONFIG, and with WL_INVALID_ARGUMENT for an override of a setting that does not exist.
  * @param overrides Values by name; they win.
  * @param environment The variables; process.env by default.
  */
@@ -233,6 +234,7 @@ export function readSettings(
   overrides: Partial<Settings> = {},
   environment: Readonly<Record<string, string | undefined>> = process.env,
 ): Settings {
+  checkOptions(overrides, settingsTable, 'settings');
   const result: Record<string, number | boolean | string> = {};
   for (const [name, setting] of Object.entries(settingsTable)) {
     const override = overrides[name as SettingName];

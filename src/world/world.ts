@@ -1,5 +1,6 @@
 // The world of ranks: join() finds the others through rank 0's store and agrees with them on who shares a host.
-import { type CallWait, remaining, startCall } from '../core/deadline.ts';
+import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { type CallWait, remaining, startCall, waitOptionNames } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { signalOnParentDeath } from '../native/libc.ts';
@@ -49,6 +50,8 @@ export interface JoinOptions {
   readonly signal?: AbortSignal;
 }
 
+const joinOptionNames: OptionNames<JoinOptions> = { ...waitOptionNames, environment: true, settings: true };
+
 /**
  * Joins the job that this process was started for, and waits until all its ranks have. Without a launcher it is a world
  * of one rank, which needs no socket and no thread. Fails with WL_CONFIG (a variable), WL_TIMEOUT (names the ranks that
@@ -56,6 +59,7 @@ export interface JoinOptions {
  * @param options Where the variables are, settings, how long to wait.
  */
 export async function join(options: JoinOptions = {}): Promise<World> {
+  checkOptions(options, joinOptionNames, 'options of join');
   const environment = readEnvironment(options.environment);
   const settings = readSettings(options.settings, options.environment);
   requireHostsOfEnvironment(settings, environment, options.environment);

@@ -1,6 +1,7 @@
 // The transport as a program uses it: registered memory, connections made and accepted, the ends of requests.
 import { hostname } from 'node:os';
-import { deadlineOf } from '../../core/deadline.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { callWaitNames, deadlineOf } from '../../core/deadline.ts';
 import { type EncodedError, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
@@ -61,6 +62,15 @@ export interface TransportListenOptions {
   readonly receive?: (hello: unknown) => Guest<Connection> | Promise<Guest<Connection>>;
 }
 
+const transportOptionNames: OptionNames<TransportOptions> = { name: true, token: true, settings: true, wake: true };
+const connectOptionNames: OptionNames<TransportConnectOptions> = {
+  ...callWaitNames,
+  retry: true,
+  hello: true,
+  who: true,
+};
+const listenOptionNames: OptionNames<TransportListenOptions> = { receive: true };
+
 /**
  * An engine that carries messages, writes and reads over many UDP paths, with the memory that is registered with it. All calls
  * belong to the thread that created it; after `close` everything fails with WL_CLOSED.
@@ -82,6 +92,7 @@ export class Transport implements AsyncDisposable {
    * @param options Name, token, settings.
    */
   static async create(options: TransportOptions = {}): Promise<Transport> {
+    checkOptions(options, transportOptionNames, 'options of Transport.create');
     const settings = readSettings(options.settings);
     return new Transport(await openTransportLink(settings, options.wake), settings, options);
   }
@@ -102,8 +113,10 @@ export class Transport implements AsyncDisposable {
    * Accepts connections at the address; port 0 takes any. Fails with WL_NATIVE if it cannot listen, WL_CONFIG if other hosts
    * could connect and there is no token, WL_CLOSED.
    */
-  async listen({ host, port }: Address, { receive }: TransportListenOptions = {}): Promise<TransportListener> {
+  async listen({ host, port }: Address, options: TransportListenOptions = {}): Promise<TransportListener> {
     this.#checkOpen();
+    checkOptions(options, listenOptionNames, 'options of listen');
+    const { receive } = options;
     const listener = await TransportListener.open({
       target: { host, port },
       credentials: this.#credentials,
@@ -126,6 +139,7 @@ export class Transport implements AsyncDisposable {
    * @param options How long to try, and what to say in the hello.
    */
   async connect(address: Address, options: TransportConnectOptions = {}): Promise<Connection> {
+    checkOptions(options, connectOptionNames, 'options of connect');
     const { hello, signal, who = 'transport' } = options;
     const deadline = deadlineOf(options, this.settings.timeoutMs);
     const connectionId = await this.#reserve();
