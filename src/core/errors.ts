@@ -57,15 +57,16 @@ export class WeftlineError extends Error {
   override readonly name: string = 'WeftlineError';
   readonly code: ErrorCode;
   readonly details: ErrorDetails;
-  readonly rank: number | undefined;
-  readonly remoteStack: string | undefined;
+  // Fields of their own only where there is a value: Node prints all fields of an error that nobody catches.
+  declare readonly rank: number | undefined;
+  declare readonly remoteStack: string | undefined;
 
   constructor(code: ErrorCode, message: string, options: ErrorOptions = {}) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause });
     this.code = code;
     this.details = Object.freeze({ ...options.details });
-    this.rank = options.rank;
-    this.remoteStack = options.remoteStack;
+    if (options.rank !== undefined) this.rank = options.rank;
+    if (options.remoteStack !== undefined) this.remoteStack = options.remoteStack;
     Object.defineProperty(this, brand, { value: true });
   }
 

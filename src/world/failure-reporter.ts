@@ -64,8 +64,13 @@ export class FailureReporter {
     const own = describe(error);
     const isKnown = others.some((note) => note.error?.message === own.message && note.error.code === own.code);
     const isMinor = isConsequence(own) || others.some((note) => note.error !== undefined && !isConsequence(note.error));
-    const code = own.code === undefined ? '' : `${own.code}: `;
-    if (!isKnown) process.stderr.write(`weftline: rank ${rank}: ${isMinor ? code + own.message : withStack(error)}\n`);
+    if (!isKnown) {
+      const code = own.code === undefined ? '' : `${own.code}: `;
+      // Node knows more of a foreign error, such as the line of a syntax error.
+      if (!isMinor && !(error instanceof WeftlineError)) return;
+      const text = error instanceof WeftlineError && !isMinor ? withStack(error) : code + own.message;
+      process.stderr.write(`weftline: rank ${rank}: ${text}\n`);
+    }
     process.exit(1);
   }
 }
@@ -88,18 +93,10 @@ function describe(error: unknown): NotedError {
 }
 
 /** As Node shows an error that nobody caught, without Node's own frames. */
-function withStack(error: unknown): string {
-  if (!(error instanceof WeftlineError)) return withoutNodeFrames(inspect(error));
-  const frames = withoutNodeFrames(error.stack ?? '')
-    .split('\n')
-    .filter(isFrame);
+function withStack(error: WeftlineError): string {
+  const frames = (error.stack ?? '').split('\n').filter((line) => isFrame(line) && !line.includes('node:internal/'));
   const because = [...causes(error.cause)].map((cause) => `  caused by ${describe(cause).message}`);
   return [`${error.code}: ${error.message}`, ...frames, ...because].join('\n');
-}
-
-function withoutNodeFrames(stack: string): string {
-  const lines = stack.split('\n').filter((line) => !(isFrame(line) && line.includes('node:internal/')));
-  return lines.join('\n');
 }
 
 function isFrame(line: string): boolean {

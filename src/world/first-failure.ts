@@ -18,7 +18,7 @@ export interface RankFailure {
 }
 
 export interface FoundFailure extends RankFailure {
-  /** True if this rank blames ranks of other nodes: one of them failed first. */
+  /** True if this rank blames ranks of other nodes, or lost the store that the launcher of another node serves. */
   readonly blamesOthers: boolean;
 }
 
@@ -57,7 +57,8 @@ export function firstFailure(ends: readonly RankResult[], notes: readonly Failur
     signal: ownEnd.signal,
     time,
     ...(note?.error === undefined ? {} : { error: note.error }),
-    blamesOthers: because.length > 0 && because.every((rank) => !own.has(rank)),
+    blamesOthers:
+      (because.length > 0 || note?.error?.code === 'WL_PEER_LOST') && because.every((rank) => !own.has(rank)),
   };
 }
 

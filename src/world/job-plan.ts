@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { existsSync, statSync } from 'node:fs';
 import { delimiter, resolve } from 'node:path';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { packageFile } from '../core/package-file.ts';
 import { quote } from '../core/quote.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { MAX_WORLD_SIZE } from './environment.ts';
@@ -86,7 +87,14 @@ function fullCommand({ command, cwd = process.cwd(), env }: LaunchOptions): read
     const hint = existsSync(resolve(cwd, file)) ? `; to run the file in ${quote(cwd)}, give ./${file}` : '';
     throw cannotStart(file, `no folder of PATH has a program of this name, and it is no .js, .mjs or .ts file${hint}`);
   }
-  return isScript ? [process.execPath, ...command] : command;
+  return isScript ? [process.execPath, ...preload(), ...command] : command;
+}
+
+/** Other runtimes take other flags; their ranks note failures from join() on. */
+function preload(): readonly string[] {
+  const { bun, deno } = process.versions;
+  if (bun !== undefined || deno !== undefined) return [];
+  return ['--import', packageFile('./rank-preload.js', import.meta.url).href];
 }
 
 function isFolder(path: string): boolean {

@@ -1,5 +1,5 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
-import { WeftlineError } from '../core/errors.ts';
+import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { settingsTable } from '../settings/settings.ts';
 import { tokenCredential } from '../meeting/credentials.ts';
 import { LAUNCH_ID_VARIABLE, uniqueJobId } from './environment.ts';
@@ -163,10 +163,12 @@ class Job {
     try {
       const link = await this.#nodes;
       // The node whose rank was the first tells of it as soon as that rank has ended.
-      if (own.blamesOthers) await link?.failure(graceMs + STOP_MS).catch(() => {});
+      if (own.blamesOthers) await link?.failure(graceMs + STOP_MS).catch(unlessLost);
       return (await link?.report(own)) ?? own;
-    } catch {
-      // Nobody can be told any more.
+    } catch (error) {
+      // Nobody can be told any more; ranks that failed because of it are not the reason.
+      if (own.blamesOthers) throw error;
+      this.#notice(asWeftlineError(error).message);
       return own;
     }
   }
@@ -271,6 +273,11 @@ class Job {
       child.stderr?.destroy();
     }
   }
+}
+
+/** A node may be slow to tell; one whose launcher is gone never will. */
+function unlessLost(error: unknown): void {
+  if (asWeftlineError(error).code !== 'WL_TIMEOUT') throw error;
 }
 
 interface Address {

@@ -23,7 +23,7 @@ for (const { way, code, how } of [
     `the exit code and the rank that is named are those of the first failure: ${way}`,
     { timeout: 120_000 },
     async () => {
-      for (let round = 0; round < 6; round += 1) {
+      for (let round = 0; round < 4; round += 1) {
         const failing = round % 3;
         const { exitCode, notices, transcript } = await runRanks(3, script, { args: [way, String(failing)] });
         assert.equal(exitCode, code, transcript);
@@ -47,6 +47,18 @@ test('one bad argument on 8 ranks prints one stack and a summary', { timeout: 60
   assert.ok(stderr.split('\n').length <= 20, stderr);
 });
 
+test('ranks that throw before join() print one stack and a summary', { timeout: 60_000 }, () => {
+  const { status, stdout, stderr } = run(4, 'early');
+  assert.equal(status, 1, stderr);
+  assert.equal(stdout, '');
+  assert.match(stderr, /^\[(\d)\] TypeError: on purpose, before join\(\)\n\[\1\] +at .*failing-rank/m);
+  assert.match(stderr, /^weftline: the job failed: rank \d .* ended with exit code 1 at /m);
+  assert.match(stderr, /^ {2}first error: TypeError: on purpose, before join\(\)$/m);
+  assert.doesNotMatch(stderr, /undefined/);
+  assert.equal(stderr.match(/^\[\d\] TypeError/gm)?.length, 1, stderr);
+  assert.ok(stderr.split('\n').length <= 20, stderr);
+});
+
 test('ranks behind a program that passes on no descriptors meet', { timeout: 60_000 }, () => {
   const { status, stdout, stderr } = run(3, 'wrapped');
   assert.equal(status, 0, stderr);
@@ -55,7 +67,7 @@ test('ranks behind a program that passes on no descriptors meet', { timeout: 60_
 
 for (const way of ['unclosed', 'exits']) {
   test(`ranks that end without world.close() end well: ${way}`, { timeout: 60_000 }, () => {
-    for (let round = 0; round < 4; round += 1) {
+    for (let round = 0; round < 2; round += 1) {
       const { status, stdout, stderr } = run(4, way);
       assert.deepEqual([status, stdout, stderr], [0, '', '']);
     }

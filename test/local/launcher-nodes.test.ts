@@ -2,31 +2,25 @@
 import assert from 'node:assert/strict';
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdtempSync } from 'node:fs';
-import { createServer } from 'node:net';
+import { mkdtempSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join as joinPath } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { until } from '../support/until.js';
+import { freePort } from '../support/free-port.js';
+import { addresses, machines, TwoMachines, whyNotTwoMachines } from '../support/two-machines.js';
+import { skipWithout } from './support/requirements.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const failingRank = fileURLToPath(new URL('./support/failing-rank.js', import.meta.url));
 const timeout = 90_000;
+const machineOptions = { skip: skipWithout('namespaces', whyNotTwoMachines()), timeout };
+const token = { WEFTLINE_TOKEN: 'token of this test' };
 
 interface Ended {
   readonly code: number | null;
   readonly stdout: string;
   readonly stderr: string;
-}
-
-async function freePort(host: string): Promise<number> {
-  const server = createServer().listen({ host, port: 0 });
-  await once(server, 'listening');
-  const address = server.address();
-  server.close();
-  await once(server, 'close');
-  return typeof address === 'object' && address !== null ? address.port : 0;
 }
 
 interface Launcher {
@@ -36,7 +30,7 @@ interface Launcher {
 
 function start(nodeRank: number, master: string, ...words: readonly string[]): Launcher {
   const command = [main, 'run', '-n', '2', '--nnodes', '2', '--node-rank', String(nodeRank), '--master', master];
-  const env = { ...process.env, NODE_TEST_CONTEXT: undefined, WEFTLINE_TOKEN: 'token of this test' };
+  const env = { ...process.env, NODE_TEST_CONTEXT: undefined, ...token };
   const child = spawn(process.execPath, [...command, ...words], { stdio: ['ignore', 'pipe', 'pipe'], env });
   let stdout = '';
   let stderr = '';
@@ -68,14 +62,28 @@ for (const host of ['127.0.0.1', '[::1]']) {
 
 for (const failing of [1, 3]) {
   test(`a failure of rank ${failing} ends both nodes with its exit code`, { timeout }, async () => {
-    for (const { code, stderr } of await runNodes('127.0.0.1', failingRank, 'alone', String(failing))) {
+    for (const { code, stderr } of await runNodes(
+      '127.0.0.1',
+      '--grace',
+      '300',
+      failingRank,
+      'alone',
+      String(failing),
+    )) {
       assert.equal(code, 3, stderr);
       assert.match(stderr, new RegExp(`^weftline: the job failed: rank ${failing} .* ended with exit code 3 at `, 'm'));
       assert.doesNotMatch(stderr, /undefined/);
     }
   });
   test(`ranks that fail because of rank ${failing} of another node do not hide it`, { timeout }, async () => {
-    for (const { code, stderr } of await runNodes('127.0.0.1', failingRank, 'exit', String(failing))) {
+    for (const { code, stderr } of await runNodes(
+      '127.0.0.1',
+      '--grace',
+      '300',
+      failingRank,
+      'exit',
+      String(failing),
+    )) {
       assert.equal(code, 3, stderr);
       assert.match(stderr, new RegExp(`^weftline: the job failed: rank ${failing} .* ended with exit code 3 at `, 'm'));
     }
@@ -95,30 +103,54 @@ test('a node whose ranks have ended well waits for the others, and fails with th
   }
 });
 
-test('the launcher of a node that is killed ends the others', { timeout }, async () => {
-  for (const killed of [0, 1]) {
-    const file = joinPath(folder, `started-${killed}`);
-    const script = `echo > ${file}-$WEFTLINE_RANK; sleep 100`;
-    const words = ['--timeout', '10000', '/bin/sh', '-c', script];
-    const master = `127.0.0.1:${await freePort('127.0.0.1')}`;
+for (const killed of [0, 1]) {
+  test(`the launcher of node ${killed} that is killed ends the other one`, { timeout }, async () => {
+    const master = `127.0.0.1:${await freePort()}`;
+    const words = ['--timeout', '10000', '--grace', '100', failingRank, 'stay'];
     const launchers = [0, 1].map((nodeRank) => start(nodeRank, master, ...words));
-    await until(() => [0, 1, 2, 3].every((rank) => existsSync(`${file}-${rank}`)), 'the ranks');
+    // The launchers meet while their ranks start.
+    await Promise.all(launchers.map(({ child }) => once(child.stdout!, 'data')));
     launchers[killed]?.child.kill('SIGKILL');
     const left = await launchers[1 - killed]?.ended;
     assert.equal(left?.code, 1, left?.stderr);
-    assert.match(left.stderr, /^weftline: WL_(PEER_LOST|TIMEOUT): .*launcher .*node/);
-  }
-});
+    assert.match(left.stderr, /^weftline: WL_(PEER_LOST|TIMEOUT): .*launcher .*node/m);
+  });
+}
 
 test('a node that never comes is named', { timeout }, async () => {
-  const master = `127.0.0.1:${await freePort('127.0.0.1')}`;
-  const { code, stderr } = await start(0, master, '--timeout', '500', '/bin/true').ended;
-  assert.equal(code, 1);
-  assert.match(stderr, /^weftline: WL_TIMEOUT: No launcher came for node 1 within 500 ms: start weftline run on each/);
-  const alone = await start(1, master, '--timeout', '500', '/bin/true').ended;
-  assert.equal(alone.code, 1);
+  const master = `127.0.0.1:${await freePort()}`;
+  const words = ['--timeout', '500', '/bin/true'];
+  const [first, second] = [await start(0, master, ...words).ended, await start(1, master, ...words).ended];
+  assert.deepEqual([first.code, second.code], [1, 1]);
   assert.match(
-    alone.stderr,
+    first.stderr,
+    /^weftline: WL_TIMEOUT: No launcher came for node 1 within 500 ms: start weftline run on each/,
+  );
+  assert.match(
+    second.stderr,
     /^weftline: WL_TIMEOUT: The launcher of node 1 could not reach the launcher of node 0 at /,
   );
+});
+
+test('two machines form one world, and a failure on one ends both', machineOptions, async () => {
+  using two = await TwoMachines.create();
+  const run = (...words: readonly string[]) =>
+    Promise.all(
+      machines.map((machine, nodeRank) => {
+        const node = ['-n', '2', '--nnodes', '2', '--node-rank', String(nodeRank), '--master', `${addresses.a}:29500`];
+        return two.start(machine, [main, 'run', ...node, ...words], token).ended;
+      }),
+    );
+  const met = await run(failingRank, 'meet');
+  assert.deepEqual(
+    met.map(({ code, stdout, stderr }) => [code, stdout.trim().split('\n').toSorted(), stderr]),
+    [
+      [0, ['[0] met 0,1,2,3', '[1] met 0,1,2,3'], ''],
+      [0, ['[2] met 0,1,2,3', '[3] met 0,1,2,3'], ''],
+    ],
+  );
+  for (const { code, stderr } of await run('--grace', '100', failingRank, 'alone', '2')) {
+    assert.equal(code, 3, stderr);
+    assert.match(stderr, /^weftline: the job failed: rank 2 .* ended with exit code 3 at /m);
+  }
 });

@@ -1,4 +1,4 @@
-// What a rank does in the tests of failures: argv names the way; argv[3] is the rank that fails.
+// What a rank does in the tests of how jobs end: argv names the way; argv[3] is the rank that fails.
 import { spawnSync } from 'node:child_process';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { CpuDevice, WeftlineError } from 'weftline';
@@ -11,6 +11,7 @@ if (way === 'wrapped') {
   const words = process.argv.slice(1).map((word) => (word === 'wrapped' ? 'meet' : word));
   process.exit(spawnSync(process.execPath, words, { stdio: ['ignore', 'inherit', 'inherit'] }).status ?? 1);
 }
+if (way === 'early') throw new TypeError('on purpose, before join()');
 const world = await join();
 const isFailing = world.rank === Number(failing);
 await world.barrier('start');
@@ -32,7 +33,8 @@ if (way === 'argument') {
   await EpBuffer.create(world, device, { maxTokensPerRank: 8, hidden: 7, numExperts: 16, maxTopk: 2 });
 }
 if (way === 'alone' && isFailing) process.exit(3);
-if (way === 'alone') await sleep(60_000);
+if (way === 'stay') console.log('met');
+if (way === 'alone' || way === 'stay') await sleep(60_000);
 // No close().
 if (way === 'unclosed' || way === 'exits') {
   for (let round = 0; round < 20; round += 1) await world.barrier('round');

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import test from 'node:test';
+import { inspect } from 'node:util';
 import { Worker } from 'node:worker_threads';
 import { decodeError, encodeError, type EncodedError, errorCodes, WeftlineError } from 'weftline';
 import type * as errorsModule from '#lib/core/errors.js';
@@ -155,4 +156,10 @@ test('quote() shows any text on one line, escaped and short', () => {
     quoteList(Array.from({ length: 10 }, (_, index) => `${index}`)),
     '"0", "1", "2", "3", "4", "5", "6", "7", 2 more',
   );
+});
+
+test('an error that Node prints has no field without a value', () => {
+  const plain = inspect(new WeftlineError('WL_CHECK', 'the sum is wrong'));
+  assert.doesNotMatch(plain, /undefined|remoteStack|rank/);
+  assert.match(inspect(new WeftlineError('WL_CHECK', 'the sum is wrong', { rank: 3 })), /rank: 3/);
 });

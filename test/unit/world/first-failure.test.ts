@@ -70,6 +70,11 @@ test('a rank that blames ranks of other nodes says so', () => {
   assert.equal(firstFailure([end(4, 1), end(5, 1)], [note(4, 1, [2]), note(5, 2, [4])])?.blamesOthers, true);
 });
 
+test('ranks that lost the store of another node blame its launcher, not themselves', () => {
+  const lost: FailureNote = { ...note(4, 1), error: { code: 'WL_PEER_LOST', message: 'the launcher was lost' } };
+  assert.equal(firstFailure([end(4, 1)], [lost])?.blamesOthers, true);
+});
+
 test('the summary groups ranks and has no field without a value', () => {
   const notes: FailureNote[] = [
     { ...note(3, 900), error: { code: 'WL_CHECK', message: 'the sum is wrong\nsecond line' } },
