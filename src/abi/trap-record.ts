@@ -20,7 +20,7 @@ export const trapReasons = {
   unknownFlags: 6,
 } as const;
 
-/** As `peer`: whoever may add to the counter that was waited for. */
+/** As `peer`: any peer that may add to the counter that was waited for. */
 export const TRAP_ANY_PEER = 0xffff_ffff;
 
 /** Numbers of the kernels that wait; a name is what an error shows. */

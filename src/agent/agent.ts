@@ -362,7 +362,7 @@ export class Agent implements AsyncDisposable {
       try {
         hasNews = this.poll();
       } catch {
-        // Whoever polls or waits next gets the error.
+        // The next poll or wait throws the error.
         return;
       }
       const pause = hasNews ? 0 : this.#set.prepareSleep();

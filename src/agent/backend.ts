@@ -132,7 +132,7 @@ export interface BackendRemoteRegion {
 
 /**
  * `open`: usable. `closed`: this side closed it, or the peer closed its link or agent. `dead`: the peer's process ended, fell
- * silent or is out of reach, or the link broke; whoever waits for the peer waits in vain. A link never opens again.
+ * silent or is out of reach, or the link broke; waits for the peer cannot succeed. A link never opens again.
  */
 export type LinkState = 'open' | 'closed' | 'dead';
 

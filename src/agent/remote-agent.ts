@@ -85,7 +85,7 @@ export class RemoteAgent {
       .map(({ name, number, kind, address, bytes, info }) => ({ name, number, kind, address, length: bytes, info }));
   }
 
-  /** What a backend needs to know to reach it; undefined if the peer has not got the backend. */
+  /** What a backend needs to know to reach it; undefined if the peer does not have the backend. */
   peer(backend: BackendName): BackendPeer | undefined {
     const connectionInfo = this.#connections.get(backend);
     if (connectionInfo === undefined) return undefined;
@@ -160,7 +160,7 @@ export class RemoteAgent {
       try {
         return await within(shared.entry, options, () => this.#late(backend.name, options.deadline));
       } catch (error) {
-        // Whoever asked first had it cancelled, or less time; this caller goes on.
+        // The first caller cancelled, or had less time; this caller goes on.
         if (!hasGivenUp(shared, options, error) || this.#ended !== undefined) throw error;
       }
     }
@@ -213,7 +213,7 @@ export class RemoteAgent {
   }
 }
 
-/** True if the connect ended for a reason of whoever asked first, which the one that shared it has not. */
+/** True if the connect ended for a reason of its first caller that does not hold for those that share it. */
 function hasGivenUp(first: PendingLink, own: LinkWait, error: unknown): boolean {
   if (own.deadline.isOver || own.signal?.aborted === true) return false;
   // A timer may be a little earlier than the clock says.

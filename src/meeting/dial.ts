@@ -1,4 +1,4 @@
-// Calls whoever listens at an address, or will soon, and says hello.
+// Connects to a listener, trying again until it listens, and says hello.
 import { connect as connectTcp, type Socket } from 'node:net';
 import type { CallWait, Deadline } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';

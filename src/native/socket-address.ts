@@ -6,7 +6,7 @@ import { invalidArgument } from '../core/errors.ts';
 const AF_INET = 2;
 const AF_INET6 = 10;
 
-/** Numeric: names are resolved by whoever asks the user. */
+/** Numeric: names are resolved where they are entered. */
 export interface SocketAddress {
   readonly host: string;
   readonly port: number;

@@ -125,7 +125,7 @@ const setVariable = lazyFunction(linuxLibrary, 'int setenv(const char*, const ch
 const unsetVariable = lazyFunction(linuxLibrary, 'int unsetenv(const char*)');
 
 function loadQuietly(path: string): void {
-  // Whoever names a file wants to read what UCX has to say.
+  // A log file was named, so UCX's messages are wanted.
   const variables = process.env['UCX_LOG_FILE'] === undefined ? silently : quietly;
   withVariables(variables, () => lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')());
 }

@@ -2,7 +2,7 @@
 
 /** Never less: a look costs next to nothing, and what is about to come is missed without. */
 const MIN_MS = 0.01;
-/** Whoever keeps the processor for so long computes; those who poll, too, give it back much sooner. */
+/** A thread that keeps the processor for so long is computing; threads that poll give it back much sooner. */
 const LONG_ABSENCE_MS = 0.5;
 /** How many waits then sleep early: who sleeps is woken in front of those who compute, who polls waits for their time to end. */
 const CAUTIOUS_WAITS = 100;
@@ -25,7 +25,7 @@ export class SpinTime {
     return this.#cautious > 0 ? this.#least : this.#milliseconds;
   }
 
-  /** True while to poll is in vain, or others need the processor: whoever lends it between looks had better sleep at once. */
+  /** True while polling does not pay, or other threads need the processor: callers should then sleep at once. */
   get isShort(): boolean {
     return this.milliseconds <= this.#least;
   }

@@ -56,7 +56,7 @@ export class AbortRecord {
     this.#message(bytes.length).set(bytes);
     Atomics.store(this.#word('abortLocalRank'), 0, index);
     Atomics.store(this.#word('abortLength'), 0, bytes.length);
-    // ORDER: the state last; whoever reads READABLE reads a whole record.
+    // ORDER: the state last; a rank that reads READABLE then reads a whole record.
     Atomics.store(this.#state, 0, READABLE);
   }
 

@@ -256,7 +256,7 @@ class Job {
     this.#timers.push(setTimeout(() => stop('SIGKILL'), graceMs + STOP_MS));
   }
 
-  /** The first signal is the ranks' to handle; whoever sends a second one does not want to wait. */
+  /** The first signal is the ranks' to handle; a second one means that the sender does not want to wait. */
   #interrupt(signal: NodeJS.Signals): void {
     for (const rank of this.#ranks) if (rank.running) rank.signalGroup(this.#interrupted ? 'SIGKILL' : signal);
     this.#interrupted = true;

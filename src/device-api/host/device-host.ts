@@ -325,7 +325,7 @@ export class DeviceHost implements AsyncDisposable {
     await service.releaseRequest(request.number);
   }
 
-  /** Kernels that wait leave within milliseconds; whoever waits for them gets the error, once. */
+  /** Kernels that wait leave within milliseconds; the next wait for them throws the error, once. */
   abort(reason: WeftlineError): void {
     for (const half of this.#parts.halves.values()) half.abort(reason);
   }

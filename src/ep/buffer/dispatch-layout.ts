@@ -61,7 +61,7 @@ export function computeLayout(topkIdx: Tensor<'i32' | 'i64'>, layout: LayoutTens
   );
 }
 
-/** Memory for a layout of `tokens` tokens, owned by whoever owns the allocator's tensors. */
+/** Memory for a layout of `tokens` tokens, owned like the allocator's tensors. */
 export function emptyLayout(tensors: TensorAllocator, tokens: number, shape: LayoutShape): LayoutTensors {
   return {
     numTokensPerRank: tensors.empty('i32', [shape.ranks]),

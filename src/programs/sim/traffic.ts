@@ -1,4 +1,4 @@
-// Who sends what to whom and when: pair, incast and permutation.
+// The messages of each pattern, with sender, receiver and time: pair, incast and permutation.
 import { invalidArgument } from '../../core/errors.ts';
 
 export const patternNames = ['pair', 'incast', 'permutation'] as const;

@@ -3,7 +3,7 @@ import type { PathTable } from '../paths/path-table.ts';
 import type { SendSide } from '../send/send-side.ts';
 import type { ConnectionStatistics, PathStatistics } from './transport-engine.ts';
 
-/** Written by whoever does what is counted. */
+/** Each count is written by the code that does what is counted. */
 export interface Counters {
   sentSegments: number;
   sentBytes: number;

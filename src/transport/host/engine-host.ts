@@ -286,7 +286,7 @@ export class EngineHost implements HostedEngine {
 
   #fail(slot: number, error: EncodedError): void {
     this.#forget(slot);
-    // ORDER: the reason first, so that whoever sees the failure finds it.
+    // ORDER: the reason first, so that a thread that sees the failure finds it.
     this.#onEvent({ event: 'failed', slot, error });
     this.#requests.finish(slot, false, 0);
     this.#wake?.ring();

@@ -72,7 +72,7 @@ export class ThreadLink implements EngineLink {
       onEvent: (event) => this.onEvent(event),
       onEnd: (error) => {
         this.#doorbell = undefined;
-        // Whoever waits looks at the failure.
+        // Waiters look at the failure.
         this.requests.wakeWaiters();
         wake?.ring();
         this.onFailure(error);
@@ -108,7 +108,7 @@ export class ThreadLink implements EngineLink {
   }
 
   waitBlocking(seen: number, milliseconds: number, isLone: boolean): void {
-    // Where many requests are under way, the engine needs the processor more than whoever waits.
+    // Where many requests are under way, the engine needs the processor more than the waiter.
     this.requests.waitBlocking(seen, milliseconds, isLone ? this.#spin : undefined);
     if (this.requests.hasCrashed) this.readEvents();
   }

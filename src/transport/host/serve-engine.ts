@@ -54,7 +54,7 @@ export function serveEngine(
     const idleness = new Idleness(() => requests.isAwaited || wakeWord?.isAwaited === true);
     run(host, { requests, port, idleness });
   } catch (error) {
-    // Whoever blocks the user's thread does not hear that this one ends.
+    // While the user's thread is blocked, it does not hear that this one ends.
     port.crash(error);
     requests.reportCrash();
     wakeWord?.ring();

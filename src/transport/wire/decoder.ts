@@ -154,7 +154,7 @@ export class Decoder {
     connection.receive.heardAt = this.#engine.now;
     connection.receive.arrivals.latestPath = this.#path;
     if (connection.error === undefined) return connection;
-    // Whoever still sends has not heard of the end.
+    // The peer still sends because it has not heard of the end.
     if (connection.life.endReason !== 0 && kind !== packetKinds.ack) {
       connection.life.endUnsent = true;
       this.#engine.wake();

@@ -375,7 +375,7 @@ export class Outgoing {
     } else {
       tables.failure[slot] = failure;
       tables.failureDetail[slot] = detail;
-      // ORDER: the reason first, so that whoever sees the failure finds it.
+      // ORDER: the reason first, so that a thread that sees the failure finds it.
       Atomics.store(tables.state, slot, failure === failures.none ? ucxTransferStates.done : ucxTransferStates.failed);
     }
     tables.tell();

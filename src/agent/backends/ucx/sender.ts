@@ -164,7 +164,7 @@ export class Sender {
 export function endLink({ block: { words }, tables }: LinkTools, failure: number, detail: number): void {
   if (words[linkWord.failure] !== failures.none) return;
   words[linkWord.failureDetail] = detail;
-  // ORDER: the detail first, so that whoever sees the failure finds it.
+  // ORDER: the detail first, so that a thread that sees the failure finds it.
   Atomics.store(words, linkWord.failure, failure);
   tables.tell();
 }

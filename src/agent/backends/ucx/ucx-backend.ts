@@ -146,7 +146,7 @@ export class UcxBackend implements Backend {
     return hasNews;
   }
 
-  /** Whoever looks works itself. */
+  /** A thread that polls does the work itself. */
   get gainsFromPolling(): boolean {
     return this.#drivers.hasLinks;
   }

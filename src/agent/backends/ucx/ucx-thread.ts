@@ -153,7 +153,7 @@ const options = workerData as UcxThreadOptions;
 try {
   new UcxThread(options).run();
 } catch (error) {
-  // Whoever blocks the agent's thread does not hear that this one ends.
+  // While the agent's thread is blocked, it does not hear that this one ends.
   options.port.postMessage(encodeError(error));
   Atomics.store(new Int32Array(options.words), at.crashed, 1);
   new WakeWord(options.wake).ring();

@@ -71,7 +71,7 @@ export async function runPerftest(host: string, port: number, what: PerftestCase
 export function perftestMissing(side: string): WeftlineError {
   return new WeftlineError(
     'WL_UNSUPPORTED',
-    `The ceiling of ucx is ${PROGRAM}, which ${side} has not got: install it (Debian and Ubuntu: "apt-get install ucx-utils"), or leave out --compare`,
+    `The ceiling of ucx is ${PROGRAM}, which ${side} does not have: install it (Debian and Ubuntu: "apt-get install ucx-utils"), or leave out --compare`,
   );
 }
 

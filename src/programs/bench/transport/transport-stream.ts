@@ -4,7 +4,7 @@ import type { Transport } from '../../../transport/index.ts';
 import type { BenchSession, MessageBuffers } from './transport-session.ts';
 import { messagesUnderWay, type TransportWorkload } from './transport-workload.ts';
 
-/** Whoever blocks must look at timers and sockets now and then. */
+/** A thread that blocks must look at timers and sockets now and then. */
 const BREATH_MICROSECONDS = 100_000;
 const WAIT_MS = 100;
 /** In place of a handle. */
