@@ -129,5 +129,5 @@ test('bench p2p --backend ucx --compare says what is missing without ucx_perftes
   ]);
   assert.notEqual(code, 0);
   assert.doesNotMatch(text, /GB\/s/, 'it is said before anything is measured');
-  assert.match(text, /ucx_perftest, which the server has not got: install it .*ucx-utils/);
+  assert.match(text, /ucx_perftest, which the server does not have: install it .*ucx-utils/);
 });
