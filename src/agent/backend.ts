@@ -1,10 +1,10 @@
 // The seam between the agent and what moves its bytes: one Backend per kind of path, one BackendLink per peer.
+import type { PartTable } from '../abi/part-table.ts';
 import type { Deadline } from '../core/deadline.ts';
 import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
-import type { PlannedTransfer } from './transfer-plan.ts';
 
 /** In the order of preference. */
 export const backendNames = ['local', 'ucx', 'multipath'] as const;
@@ -164,6 +164,14 @@ export interface BackendLink {
   openChannel(): BackendChannel;
   /** Pending transfers and channels fail with WL_CLOSED. Idempotent. */
   close(): Promise<void>;
+}
+
+/** A transfer as the agent hands it to a backend. Each part lies inside both of its regions and is not empty. */
+export interface PlannedTransfer<L, R> {
+  /** Regions that the transfer touches, each once; `parts` holds indices into these lists. */
+  readonly locals: readonly L[];
+  readonly remotes: readonly R[];
+  readonly parts: PartTable;
 }
 
 /** `idle`: never posted. `failed`: see `error`; may be posted again if the link is usable. */

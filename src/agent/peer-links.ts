@@ -2,14 +2,14 @@
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';
 import type { ChannelParts, PeerOptions, PrepareOptions } from './agent-options.ts';
-import type { BackendLink } from './backend.ts';
+import type { BackendLink, PlannedTransfer } from './backend.ts';
 import { type BackendVerdict, type ChoiceMemory, type ChoiceOptions, judgeBackends } from './backend-choice.ts';
 import type { BackendSet } from './backend-set.ts';
 import { chooseLink, type ChosenLink } from './choose-link.ts';
 import type { Registration } from './registration.ts';
 import type { Registrations } from './registrations.ts';
 import type { LinkWait, RemoteAgent } from './remote-agent.ts';
-import { type PlannedTransfer, planTransfer } from './transfer-plan.ts';
+import { planTransfer } from './transfer-plan.ts';
 
 export interface PeerLinksOptions {
   readonly agent: string;

@@ -1,17 +1,9 @@
 // Makes the table of parts of two lists of descriptors: finds the region of each entry, and joins neighbours.
 import { PartTable } from '../abi/part-table.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
-import type { TransferOperation } from './backend.ts';
+import type { PlannedTransfer, TransferOperation } from './backend.ts';
 import { type DescriptorList, whyNoRange } from './descriptors.ts';
 import { type AddressRange, RegionFinder } from './region-finder.ts';
-
-/** A transfer as the agent hands it to a backend. Each part lies inside both of its regions and is not empty. */
-export interface PlannedTransfer<L, R> {
-  /** Regions that the transfer touches, each once; `parts` holds indices into these lists. */
-  readonly locals: readonly L[];
-  readonly remotes: readonly R[];
-  readonly parts: PartTable;
-}
 
 export interface PlanSide<T extends AddressRange> {
   readonly list: DescriptorList;

@@ -2,7 +2,7 @@
 import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from '../../abi/endpoint-message.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { Deadline, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
 import type { Agent } from '../agent.ts';
 import type { BackendName, TransferOperation } from '../backend.ts';
@@ -257,7 +257,7 @@ export class EndpointConnection implements AsyncDisposable {
 
   #fail(operation: Operation, error: unknown): void {
     this.#running.delete(operation);
-    operation.fail(error as WeftlineError);
+    operation.fail(asWeftlineError(error));
   }
 
   #oneSided(operation: TransferOperation, parts: EndpointParts, remote: DescriptorList): Operation {
@@ -359,7 +359,7 @@ export class EndpointConnection implements AsyncDisposable {
     const pieces = encodePieces({ ...content, connection: this.#parts.remoteId }, payload);
     this.#outbox = this.#outbox
       .then(() => this.#send(pieces))
-      .catch((error: unknown) => this.end(error as WeftlineError));
+      .catch((error: unknown) => this.end(asWeftlineError(error)));
   }
 
   async #send(pieces: Iterable<Uint8Array>): Promise<void> {

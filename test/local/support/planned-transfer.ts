@@ -1,6 +1,6 @@
 // A planned transfer from parts that name their regions, as tests of backends write them down.
 import { PartTable } from '#lib/abi/part-table.js';
-import type { PlannedTransfer } from '#lib/agent/transfer-plan.js';
+import type { PlannedTransfer } from '#lib/agent/backend.js';
 
 export interface NamedPart<L, R> {
   readonly local: L;

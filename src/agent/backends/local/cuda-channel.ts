@@ -1,5 +1,5 @@
 // Puts and signals into memory of a GPU of this host, in order, on a stream of the channel. Hot path: no allocation.
-import { WeftlineError } from '../../../core/errors.ts';
+import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
@@ -53,7 +53,7 @@ export class LocalCudaChannel {
     this.#doneWord = this.#done.view('i32');
     if (StreamWrites.isSupported(device.context)) this.#writes = new StreamWrites(device.context, MOST_WRITES);
     this.ready = this.#prepare();
-    this.ready.catch((error: WeftlineError) => (this.#error = error));
+    this.ready.catch((error: unknown) => (this.#error = asWeftlineError(error)));
   }
 
   get error(): WeftlineError | undefined {
@@ -198,8 +198,8 @@ export class LocalCudaChannel {
     try {
       writes.enqueue(this.#stream);
     } catch (error) {
-      this.#error = error as WeftlineError;
-      throw error;
+      this.#error = asWeftlineError(error);
+      throw this.#error;
     }
   }
 
@@ -217,8 +217,8 @@ export class LocalCudaChannel {
     try {
       plan.launch(this.#stream);
     } catch (error) {
-      this.#error = error as WeftlineError;
-      throw error;
+      this.#error = asWeftlineError(error);
+      throw this.#error;
     }
   }
 }

@@ -1,18 +1,33 @@
 // Puts and signals between memory of hosts, carried out at once, or of GPUs, enqueued; in order. Hot path: no allocation
 // but that of a 64-bit sum.
-import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
 import { RangeList } from '../../../native/process-memory.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { LocalCudaChannel } from './cuda-channel.ts';
-import type { LocalLink } from './local-link.ts';
+import type { DeviceWork } from './device-work.ts';
 import type { LocalRegion } from './local-region.ts';
+import type { PeerSteps } from './peer-steps.ts';
 import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
 
+/** What a channel needs of its link. */
+export interface ChannelLink {
+  readonly peerName: string;
+  readonly pid: number;
+  readonly error: WeftlineError | undefined;
+  readonly steps: PeerSteps;
+  readonly deviceWork: DeviceWork;
+  readonly someDevice: CudaDevice | undefined;
+  mapAllocation(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): number;
+  requireUsable(): void;
+  refusal(): WeftlineError;
+  forget(channel: LocalChannel): void;
+}
+
 export class LocalChannel implements BackendChannel {
-  readonly #link: LocalLink;
+  readonly #link: ChannelLink;
   readonly #range: RangeList = new RangeList(1);
   readonly #range0 = { local: 0, remote: 0, bytes: 0 };
   readonly #cells = new Map<LocalRemoteRegion, BigInt64Array>();
@@ -24,7 +39,7 @@ export class LocalChannel implements BackendChannel {
   #cuda: LocalCudaChannel | undefined;
   #seen = 0;
 
-  constructor(link: LocalLink) {
+  constructor(link: ChannelLink) {
     this.#link = link;
   }
 
@@ -49,7 +64,7 @@ export class LocalChannel implements BackendChannel {
       cuda.settle();
     } catch (error) {
       // It ends the channel, and not the thread that polls.
-      this.#error ??= error as WeftlineError;
+      this.#error ??= asWeftlineError(error);
     }
     const { delivered } = cuda;
     const hasNews = delivered !== this.#seen;

@@ -1,29 +1,37 @@
 // A prepared transfer within the host. `post` is a hot path: no allocation.
-import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { BackendTransfer, TransferState } from '../../backend.ts';
 import { type CopyPlan, type HostCopies, INLINE_BYTES } from './copy-plan.ts';
-import type { LocalLink } from './local-link.ts';
 import type { LocalRegion } from './local-region.ts';
 import { recordBytes } from './notification-ring.ts';
 import type { PeerSteps } from './peer-steps.ts';
+import type { LocalTransferParts } from './plan-copies.ts';
 import { REVOKED, RegionGrants } from './region-grants.ts';
 import type { LocalRemoteRegion } from './remote-region.ts';
 import { type CopyHelp, SharedCopies } from './shared-copies.ts';
 
-export interface LocalTransferParts {
-  readonly plan: CopyPlan;
-  /** The plan, if the thread that copies can carry it out. */
-  readonly host: HostCopies | undefined;
-  /** Without repetition. */
-  readonly locals: readonly LocalRegion[];
-  readonly remotes: readonly LocalRemoteRegion[];
-  readonly dispose: () => void;
+/** What a transfer needs of its link. */
+export interface TransferLink {
+  readonly peerName: string;
+  readonly steps: PeerSteps;
+  readonly isQuiet: boolean;
+  checkPeer(): boolean;
+  requireUsable(): void;
+  requireRoom(bytes: number): void;
+  push(message: Uint8Array): boolean;
+  enqueue(transfer: LocalTransfer): void;
+  drop(transfer: LocalTransfer, error: WeftlineError): void;
+  drain(plan: CopyPlan): void;
+  noteCopied(bytes: number): WeftlineError | undefined;
+  findDeath(): WeftlineError | undefined;
+  lose(error: WeftlineError): void;
+  refusal(): WeftlineError;
 }
 
 export class LocalTransfer implements BackendTransfer {
   /** The link's list of pending transfers. */
   next: LocalTransfer | undefined;
-  readonly #link: LocalLink;
+  readonly #link: TransferLink;
   readonly #parts: LocalTransferParts;
   /** What each post looks at lies in fields of this object: a look through others costs as much as a check. */
   readonly #plan: CopyPlan;
@@ -42,7 +50,7 @@ export class LocalTransfer implements BackendTransfer {
   #shared: SharedCopies | undefined;
   #isHandedOver = false;
 
-  constructor(link: LocalLink, parts: LocalTransferParts) {
+  constructor(link: TransferLink, parts: LocalTransferParts) {
     this.#link = link;
     this.#parts = parts;
     this.#plan = parts.plan;
@@ -149,7 +157,7 @@ export class LocalTransfer implements BackendTransfer {
       if (!isSent) return false;
     } catch (error) {
       steps.end();
-      this.#end(error as WeftlineError);
+      this.#end(asWeftlineError(error));
       return true;
     }
     const death = this.#link.noteCopied(this.#bytes);

@@ -2,17 +2,25 @@
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
-import type { BackendRegion, BackendRemoteRegion, TransferOperation } from '../../backend.ts';
-import type { PlannedTransfer } from '../../transfer-plan.ts';
+import type { BackendRegion, BackendRemoteRegion, PlannedTransfer, TransferOperation } from '../../backend.ts';
 import { CopyList } from './copy-list.ts';
 import { type CopyPlan, HostCopies, JoinedCopies } from './copy-plan.ts';
 import { CudaCopies } from './cuda-copies.ts';
 import type { DeviceWork } from './device-work.ts';
 import type { LocalRegion } from './local-region.ts';
-import type { LocalTransferParts } from './local-transfer.ts';
 import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
 
 export type LocalPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;
+
+export interface LocalTransferParts {
+  readonly plan: CopyPlan;
+  /** The plan, if the thread that copies can carry it out. */
+  readonly host: HostCopies | undefined;
+  /** Without repetition. */
+  readonly locals: readonly LocalRegion[];
+  readonly remotes: readonly LocalRemoteRegion[];
+  readonly dispose: () => void;
+}
 
 /** What a link knows of the peer's memory. */
 export interface LinkedMemory {

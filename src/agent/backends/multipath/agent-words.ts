@@ -15,7 +15,7 @@ const mailbox = {
     .max(2 ** 32 - 1),
 };
 
-/** Of the agent that connects; `region` is its outbox. */
+/** Of the agent that connects; `region` is its message ring. */
 const hello = z.object({ name: z.string(), incarnation: z.string(), expects: z.string(), ...mailbox });
 /** Of the agent that is connected to; `region` is its inbox. */
 const welcome = z.object({ incarnation: z.string(), ...mailbox });

@@ -16,12 +16,12 @@ import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../..
 import { type Hello, readHello, readWelcome } from './agent-words.ts';
 import { Guest } from './guest.ts';
 import { Inbox } from './inbox.ts';
+import { MessageRing } from './message-ring.ts';
 import { MultipathLink } from './multipath-link.ts';
 import { MultipathRegion } from './multipath-region.ts';
-import { Outbox } from './outbox.ts';
 
 /** A view of more aborts Node 20. */
-const MOST_REGION_BYTES = 2 ** 32 - 65_536;
+const MAX_REGION_BYTES = 2 ** 32 - 65_536;
 /** Without a thread of its own. */
 const POLL_INTERVAL_MS = 0.1;
 
@@ -82,7 +82,7 @@ class MultipathBackend implements Backend {
 
   whyNotMemory({ kind, bytes }: AgentMemory): string | undefined {
     if (kind !== 'host') return 'it moves host memory only';
-    return bytes > MOST_REGION_BYTES ? `its regions have at most ${MOST_REGION_BYTES} bytes` : undefined;
+    return bytes > MAX_REGION_BYTES ? `its regions have at most ${MAX_REGION_BYTES} bytes` : undefined;
   }
 
   whyNotRemote(kind: MemoryKind): string | undefined {
@@ -110,23 +110,23 @@ class MultipathBackend implements Backend {
     const address = parseInfo(peer.connectionInfo);
     if (address === undefined) throw new WeftlineError('WL_PROTOCOL', `${peer.name} published no address of multipath`);
     const transport = this.#transport;
-    const outbox = new Outbox(peer.name);
-    const outboxRegion = await transport.register(outbox.bytes, { write: true });
+    const messages = new MessageRing(peer.name);
+    const messageRegion = await transport.register(messages.bytes, { write: true });
     let connection: Connection | undefined;
     try {
       const { agentName, incarnation } = this.#context;
-      const { remoteRegion: region, remoteKey: key } = outboxRegion.remote;
+      const { remoteRegion: region, remoteKey: key } = messageRegion.remote;
       const hello: Hello = { name: agentName, incarnation, expects: peer.incarnation, region, key };
       connection = await transport.connect(address, { ...options, retry: false, hello, who: `agent ${peer.name}` });
       const welcome = readWelcome(connection.hello, peer.name);
       if (welcome.incarnation !== peer.incarnation) throw stale(peer, welcome.incarnation);
       const onClose = (closed: MultipathLink): void => void this.#links.delete(closed);
-      const link = await MultipathLink.open({ transport, connection, outbox, outboxRegion, welcome, onClose });
+      const link = await MultipathLink.open({ transport, connection, messages, messageRegion, welcome, onClose });
       this.#links.add(link);
       return link;
     } catch (error) {
       await connection?.close();
-      await transport.release(outboxRegion).catch(() => {});
+      await transport.release(messageRegion).catch(() => {});
       throw error;
     }
   }

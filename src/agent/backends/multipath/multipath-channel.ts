@@ -1,44 +1,52 @@
 // Puts and signals on a flow of their own, in order; their ends are counted in the order of posting.
-import { WeftlineError } from '../../../core/errors.ts';
-import type { MemoryRegion, Request } from '../../../transport/index.ts';
+import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
+import type { Connection, MemoryRegion, Request, Transport } from '../../../transport/index.ts';
 import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
-import type { MultipathLink } from './multipath-link.ts';
 import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
 
 /** Operations under way. A power of two; all channels share the transport's 4096 requests. */
 const MOST_PENDING = 512;
 
+interface PostedWrite {
+  region: MemoryRegion;
+  offset: number;
+  bytes: number;
+  readonly flow: number;
+  remoteRegion: number;
+  remoteKey: number;
+  remoteOffset: number;
+}
+
+/** What a channel needs of its link. */
+export interface ChannelLink {
+  readonly transport: Transport;
+  readonly connection: Connection;
+  readonly error: WeftlineError | undefined;
+}
+
 export class MultipathChannel implements BackendChannel {
   posted = 0;
   delivered = 0;
   error: WeftlineError | undefined;
-  readonly #link: MultipathLink;
+  readonly #link: ChannelLink;
   readonly #requests = new Float64Array(MOST_PENDING);
   readonly #onClose: () => void;
-  /** What is posted. Objects of the channel, so that nothing is made per post. */
-  readonly #write = {
-    region: undefined as unknown as MemoryRegion,
-    offset: 0,
-    bytes: 0,
-    flow: 0,
-    remoteRegion: 0,
-    remoteKey: 0,
-    remoteOffset: 0,
-  };
+  /** What is posted. Objects of the channel, so that nothing is made per post; the first put makes this one. */
+  #write: PostedWrite | undefined;
   readonly #signal = { flow: 0, remoteRegion: 0, remoteKey: 0, remoteOffset: 0, add: 0 };
 
-  constructor(link: MultipathLink, flow: number, onClose: () => void) {
+  constructor(link: ChannelLink, flow: number, onClose: () => void) {
     this.#link = link;
-    this.#write.flow = flow;
     this.#signal.flow = flow;
     this.#onClose = onClose;
   }
 
   put(place: PutPlace): boolean {
     if (!this.#hasRoom()) return false;
-    const write = this.#write;
     const remote = own(MultipathRemoteRegion, place.remote);
-    write.region = own(MultipathRegion, place.local).region;
+    const { region } = own(MultipathRegion, place.local);
+    const write = (this.#write ??= newWrite(region, this.#signal.flow));
+    write.region = region;
     write.offset = place.localOffset;
     write.bytes = place.bytes;
     write.remoteRegion = remote.remoteRegion;
@@ -69,7 +77,7 @@ export class MultipathChannel implements BackendChannel {
         transport.take(request);
         this.delivered++;
       } catch (error) {
-        this.#fail(this.#link.error ?? (error as WeftlineError), this.delivered + 1);
+        this.#fail(this.#link.error ?? asWeftlineError(error), this.delivered + 1);
         return true;
       }
     }
@@ -108,4 +116,8 @@ export class MultipathChannel implements BackendChannel {
       void transport.wait(request).catch(() => {});
     }
   }
+}
+
+function newWrite(region: MemoryRegion, flow: number): PostedWrite {
+  return { region, offset: 0, bytes: 0, flow, remoteRegion: 0, remoteKey: 0, remoteOffset: 0 };
 }

@@ -4,13 +4,19 @@ import { PartTable } from '../../../abi/part-table.ts';
 import type { WeftlineError } from '../../../core/errors.ts';
 import type { Connection, MemoryRegion, Transport } from '../../../transport/index.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
-import type { BackendLink, BackendRegion, BackendRemoteRegion, LinkState, TransferOperation } from '../../backend.ts';
-import type { PlannedTransfer } from '../../transfer-plan.ts';
+import type {
+  BackendLink,
+  BackendRegion,
+  BackendRemoteRegion,
+  LinkState,
+  PlannedTransfer,
+  TransferOperation,
+} from '../../backend.ts';
 import type { Welcome } from './agent-words.ts';
+import type { MessageRing } from './message-ring.ts';
 import { MultipathChannel } from './multipath-channel.ts';
 import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
 import { MultipathTransfer } from './multipath-transfer.ts';
-import type { Outbox } from './outbox.ts';
 
 /** Flows of the transport: data of transfers, messages, then one per channel. */
 const DATA_FLOW = 0;
@@ -21,8 +27,8 @@ const CHANNEL_FLOWS = 60_000;
 export interface LinkParts {
   readonly transport: Transport;
   readonly connection: Connection;
-  readonly outbox: Outbox;
-  readonly outboxRegion: MemoryRegion;
+  readonly messages: MessageRing;
+  readonly messageRegion: MemoryRegion;
   readonly welcome: Welcome;
   readonly onClose: (link: MultipathLink) => void;
 }
@@ -30,8 +36,8 @@ export interface LinkParts {
 export class MultipathLink implements BackendLink {
   readonly transport: Transport;
   readonly connection: Connection;
-  readonly outbox: Outbox;
-  readonly #outboxRegion: MemoryRegion;
+  readonly messages: MessageRing;
+  readonly #messageRegion: MemoryRegion;
   readonly #line: number;
   readonly #onClose: (link: MultipathLink) => void;
   /** Those with something under way. */
@@ -43,10 +49,10 @@ export class MultipathLink implements BackendLink {
   #nextFlow = 0;
 
   static async open(parts: LinkParts): Promise<MultipathLink> {
-    const { connection, outboxRegion, welcome } = parts;
+    const { connection, messageRegion, welcome } = parts;
     const line = await connection.openLine({
       flow: MESSAGE_FLOW,
-      region: outboxRegion.number,
+      region: messageRegion.number,
       remoteRegion: welcome.region,
       remoteKey: welcome.key,
       counter: mailboxHead.offset.counter,
@@ -68,8 +74,8 @@ export class MultipathLink implements BackendLink {
   private constructor(parts: LinkParts, line: number, emptyPlan: number) {
     this.transport = parts.transport;
     this.connection = parts.connection;
-    this.outbox = parts.outbox;
-    this.#outboxRegion = parts.outboxRegion;
+    this.messages = parts.messages;
+    this.#messageRegion = parts.messageRegion;
     this.#onClose = parts.onClose;
     this.#line = line;
     this.#emptyPlan = emptyPlan;
@@ -126,7 +132,7 @@ export class MultipathLink implements BackendLink {
     await this.connection.close();
     this.poll();
     this.#abandon(this.connection.error);
-    await this.transport.release(this.#outboxRegion);
+    await this.transport.release(this.#messageRegion);
   }
 
   /** A transfer has been posted. */

@@ -1,16 +1,26 @@
 // A transfer that the transport's engine knows: posted with one command, looked at until it has ended.
-import { WeftlineError } from '../../../core/errors.ts';
-import type { Request } from '../../../transport/index.ts';
+import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
+import type { Connection, Request, Transport } from '../../../transport/index.ts';
 import type { BackendTransfer, TransferState } from '../../backend.ts';
-import type { MultipathLink } from './multipath-link.ts';
+import type { MessageRing } from './message-ring.ts';
 
 const NO_MESSAGE = { offset: 0, bytes: 0 };
 const NONE = -1;
 
+/** What a transfer needs of its link. */
+export interface TransferLink {
+  readonly transport: Transport;
+  readonly connection: Connection;
+  readonly messages: MessageRing;
+  readonly error: WeftlineError | undefined;
+  /** It has been posted. */
+  watch(transfer: MultipathTransfer): void;
+}
+
 export class MultipathTransfer implements BackendTransfer {
   state: TransferState = 'idle';
   error: WeftlineError | undefined;
-  readonly #link: MultipathLink;
+  readonly #link: TransferLink;
   readonly #plan: number;
   /** Where it goes back to when it has ended; the plan is then another's to release. */
   readonly #pool: MultipathTransfer[] | undefined;
@@ -20,7 +30,7 @@ export class MultipathTransfer implements BackendTransfer {
   #isReleased = false;
   readonly #onEnd: (() => void)[] = [];
 
-  constructor(link: MultipathLink, plan: number, pool?: MultipathTransfer[]) {
+  constructor(link: TransferLink, plan: number, pool?: MultipathTransfer[]) {
     this.#link = link;
     this.#plan = plan;
     this.#pool = pool;
@@ -28,12 +38,12 @@ export class MultipathTransfer implements BackendTransfer {
 
   post(message?: Uint8Array): void {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
-    const { connection, outbox } = this.#link;
+    const { connection, messages } = this.#link;
     if (connection.error !== undefined) throw connection.error;
-    this.#message = message === undefined ? NONE : outbox.reserve(message);
-    this.#messageBytes = message === undefined ? 0 : outbox.message.bytes;
+    this.#message = message === undefined ? NONE : messages.reserve(message);
+    this.#messageBytes = message === undefined ? 0 : messages.message.bytes;
     try {
-      this.#request = connection.postTransfer(this.#plan, message === undefined ? NO_MESSAGE : outbox.message);
+      this.#request = connection.postTransfer(this.#plan, message === undefined ? NO_MESSAGE : messages.message);
     } catch (error) {
       this.#releaseMessage(false);
       throw error;
@@ -66,7 +76,7 @@ export class MultipathTransfer implements BackendTransfer {
       transport.take(this.#request);
       this.end(undefined);
     } catch (error) {
-      this.end(this.#link.error ?? (error as WeftlineError));
+      this.end(this.#link.error ?? asWeftlineError(error));
     }
     return true;
   }
@@ -83,7 +93,7 @@ export class MultipathTransfer implements BackendTransfer {
 
   #releaseMessage(wasSent: boolean): void {
     if (this.#message === NONE) return;
-    this.#link.outbox.release(this.#message, wasSent, this.#messageBytes);
+    this.#link.messages.release(this.#message, wasSent, this.#messageBytes);
     this.#message = NONE;
   }
 }

@@ -2,16 +2,16 @@
 import { WeftlineError } from '../../../core/errors.ts';
 import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { failures } from './failure.ts';
+import type { LinkOperations } from './link-operations.ts';
 import { operationKinds } from './outgoing.ts';
-import type { RegionUser, UcxRegion } from './ucx-region.ts';
-import type { UcxLink, UcxRemoteRegion } from './ucx-link.ts';
+import type { RegionUser, UcxRegion, UcxRemoteRegion } from './ucx-region.ts';
 
 /** Operations under way; of more, `put` and `signal` say false. */
 const MOST_PENDING = 1024;
 
 export class UcxChannel implements BackendChannel, RegionUser {
   posted = 0;
-  readonly #link: UcxLink;
+  readonly #link: LinkOperations;
   readonly #number: number;
   /** For the peer all operations of the channel are one. */
   readonly #operation: number;
@@ -20,7 +20,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
   #closing: Promise<void> | undefined;
 
   /** The caller holds the lock. */
-  constructor(link: UcxLink, number: number, onClose: () => void) {
+  constructor(link: LinkOperations, number: number, onClose: () => void) {
     const { tables } = link.driver;
     this.#link = link;
     this.#number = number;

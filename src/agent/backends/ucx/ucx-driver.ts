@@ -245,17 +245,18 @@ export class UcxDriver {
 
   #throwFailure(): never {
     const said = receiveMessageOnPort(this.#port)?.message as EncodedError | undefined;
-    if (this.failure === undefined) this.#failed(said === undefined ? undefined : decodeError(said));
-    throw this.failure as unknown as WeftlineError;
+    throw this.#failed(said === undefined ? undefined : decodeError(said));
   }
 
-  #failed(cause: unknown): void {
+  /** Returns the first failure. */
+  #failed(cause: unknown): WeftlineError {
     const reason = cause instanceof Error ? `: ${cause.message}` : '';
     this.failure ??=
       cause instanceof WeftlineError
         ? cause
         : new WeftlineError('WL_INTERNAL', `The thread of UCX failed${reason}`, { cause });
     this.#options.wake.ring();
+    return this.failure;
   }
 }
 

@@ -11,19 +11,20 @@ import type {
   BackendRemoteRegion,
   BackendTransfer,
   LinkState,
+  PlannedTransfer,
   TransferOperation,
 } from '../../backend.ts';
-import type { PlannedTransfer } from '../../transfer-plan.ts';
 import { failureError, failures, linkStateOf } from './failure.ts';
 import { inRecord } from './incoming.ts';
 import { IN_RING_BYTES, type LinkBlock } from './link-block.ts';
+import type { LinkOperations } from './link-operations.ts';
 import { ringBytes } from './message-header.ts';
 import type { OutMessages } from './out-messages.ts';
 import { operationKinds, type Outgoing } from './outgoing.ts';
 import { UcxChannel } from './ucx-channel.ts';
 import type { UcxDriver } from './ucx-driver.ts';
 import { decodeUcxRegion } from './ucx-info.ts';
-import { UcxRegion } from './ucx-region.ts';
+import { UcxRegion, UcxRemoteRegion } from './ucx-region.ts';
 import type { UcxMeeting } from './ucx-meeting.ts';
 import { UcxTransfer } from './ucx-transfer.ts';
 
@@ -32,21 +33,9 @@ type UcxPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;
 /** Of a link that ends, before it does. */
 const MOST_LAST_STEPS = 64;
 
-export class UcxRemoteRegion implements BackendRemoteRegion {
-  readonly bytes: number;
-  readonly number: number;
-  readonly key: number;
-
-  constructor(bytes: number, { number, key }: { readonly number: number; readonly key: number }) {
-    this.bytes = bytes;
-    this.number = number;
-    this.key = key;
-  }
-}
-
 export type UcxLinkOptions = Pick<UcxMeeting, 'peer' | 'channel'> & { readonly onEnd: () => void };
 
-export class UcxLink implements BackendLink {
+export class UcxLink implements BackendLink, LinkOperations {
   readonly peer: string;
   readonly driver: UcxDriver;
   readonly block: LinkBlock;

@@ -1,5 +1,5 @@
-// Registered memory of this side, as the agent has it.
-import type { BackendRegion } from '../../backend.ts';
+// Registered memory of this side and of the peer, as the agent has it.
+import type { BackendRegion, BackendRemoteRegion } from '../../backend.ts';
 import { encodeUcxRegion, type UcxRegionName } from './ucx-info.ts';
 
 /** What of this side uses a region. */
@@ -32,5 +32,17 @@ export class UcxRegion implements BackendRegion {
 
   async #release(): Promise<void> {
     await Promise.all([this.#onRelease(), ...[...this.users].map((user) => user.endUse())]);
+  }
+}
+
+export class UcxRemoteRegion implements BackendRemoteRegion {
+  readonly bytes: number;
+  readonly number: number;
+  readonly key: number;
+
+  constructor(bytes: number, { number, key }: { readonly number: number; readonly key: number }) {
+    this.bytes = bytes;
+    this.number = number;
+    this.key = key;
   }
 }

@@ -5,8 +5,8 @@ import type { NativeBlock } from '../../../native/native-block.ts';
 import type { BackendTransfer, TransferOperation, TransferState } from '../../backend.ts';
 import { failures } from './failure.ts';
 import { SENDS } from './link-block.ts';
+import type { LinkOperations } from './link-operations.ts';
 import { operationKinds } from './outgoing.ts';
-import type { UcxLink } from './ucx-link.ts';
 import type { RegionUser, UcxRegion } from './ucx-region.ts';
 
 const stateNames: readonly TransferState[] = Object.entries(ucxTransferStates)
@@ -14,7 +14,7 @@ const stateNames: readonly TransferState[] = Object.entries(ucxTransferStates)
   .map(([name]) => name as TransferState);
 
 export class UcxTransfer implements BackendTransfer, RegionUser {
-  readonly #link: UcxLink;
+  readonly #link: LinkOperations;
   readonly #slot: number;
   readonly #kind: number;
   /** Of its parts. The table names its address. */
@@ -24,7 +24,7 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
 
   /** `records`: the fields of `partField` for each of `count` parts. The caller holds the lock. */
   constructor(
-    link: UcxLink,
+    link: LinkOperations,
     slot: number,
     plan: {
       readonly operation: TransferOperation;

@@ -4,9 +4,9 @@ import { alignUp } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 
 /** Messages that may wait; more than requests of a transport. A power of two. */
-const MOST_MESSAGES = 8192;
+const MAX_MESSAGES = 8192;
 
-export class Outbox {
+export class MessageRing {
   /** Registered by the link, so that the peer can count what it has taken. */
   readonly bytes: Uint8Array = new Uint8Array(new SharedArrayBuffer(mailboxHead.size + MAILBOX_RING_BYTES));
   /** What `reserve` found, to post with: offset in `bytes`, and bytes of the record. */
@@ -20,8 +20,8 @@ export class Outbox {
   #head = 0;
   #tail = 0;
   /** By message number: where it ends, and whether its transfer has ended. */
-  readonly #ends = new Uint32Array(MOST_MESSAGES);
-  readonly #ended = new Uint8Array(MOST_MESSAGES);
+  readonly #ends = new Uint32Array(MAX_MESSAGES);
+  readonly #ended = new Uint8Array(MAX_MESSAGES);
   #first = 0;
   #next = 0;
 
@@ -40,7 +40,7 @@ export class Outbox {
     // A message lies in one piece here; what is left at the end is passed over.
     const skipped = at + bytes > MAILBOX_RING_BYTES ? MAILBOX_RING_BYTES - at : 0;
     const waiting = (this.#head - this.#tail + skipped + bytes) >>> 0;
-    const isFull = this.#next - this.#first === MOST_MESSAGES;
+    const isFull = this.#next - this.#first === MAX_MESSAGES;
     if (untaken + bytes > MAILBOX_RING_BYTES || waiting > MAILBOX_RING_BYTES || isFull) throw this.#full(length);
     const offset = skipped > 0 ? 0 : at;
     this.#words[offset / 4] = length;
@@ -48,8 +48,8 @@ export class Outbox {
     this.#head = (this.#head + skipped + bytes) >>> 0;
     this.#promised = (this.#promised + bytes) | 0;
     const number = this.#next++;
-    this.#ends[number % MOST_MESSAGES] = this.#head;
-    this.#ended[number % MOST_MESSAGES] = 0;
+    this.#ends[number % MAX_MESSAGES] = this.#head;
+    this.#ended[number % MAX_MESSAGES] = 0;
     this.message.offset = mailboxHead.size + offset;
     this.message.bytes = bytes;
     return number;
@@ -58,9 +58,9 @@ export class Outbox {
   /** The transfer has ended, and its message's place is free; one that was not sent takes nothing of the peer's ring. */
   release(number: number, wasSent: boolean, bytes: number): void {
     if (!wasSent) this.#promised = (this.#promised - bytes) | 0;
-    this.#ended[number % MOST_MESSAGES] = 1;
-    while (this.#first < this.#next && this.#ended[this.#first % MOST_MESSAGES] === 1) {
-      this.#tail = this.#ends[this.#first % MOST_MESSAGES]!;
+    this.#ended[number % MAX_MESSAGES] = 1;
+    while (this.#first < this.#next && this.#ended[this.#first % MAX_MESSAGES] === 1) {
+      this.#tail = this.#ends[this.#first % MAX_MESSAGES]!;
       this.#first++;
     }
   }
