@@ -22,7 +22,11 @@ const flags = ['--test', '--test-concurrency=2', `--test-timeout=${MAX_TEST_MS}`
 /** What a terminal shows well, else what programs read; then a summary. */
 const reporters = [process.stdout.isTTY ? 'spec' : 'tap', fileURLToPath(new URL('test-summary.mjs', import.meta.url))];
 for (const reporter of reporters) flags.push(`--test-reporter=${reporter}`, '--test-reporter-destination=stdout');
+// One seed for all files, also where it is random.
+const { seed } = await import(new URL('../build/test/support/seed.js', import.meta.url).href);
+console.log(`# WEFTLINE_TEST_SEED=${seed}`);
 const { status } = spawnSync(process.execPath, [...flags, ...options, ...files], {
   stdio: 'inherit',
+  env: { ...process.env, WEFTLINE_TEST_SEED: String(seed) },
 });
 process.exit(status ?? 1);

@@ -42,7 +42,7 @@ test('kill -9 of a rank ends the waits of a layer too', { skip: noGpu }, async (
     graceMs: 10_000,
     onLine: ({ rank, text }) => {
       const [, pid] = /^running (\d+)/.exec(text) ?? [];
-      if (rank === 1 && pid !== undefined) setTimeout(() => process.kill(Number(pid), 'SIGKILL'), 300);
+      if (rank === 1 && pid !== undefined) process.kill(Number(pid), 'SIGKILL');
     },
   });
   for (const rank of [0, 2]) {

@@ -18,6 +18,7 @@ for (const backend of knownBackends()) {
     peer.child.kill('SIGSTOP');
     const connecting = agent.connect('there');
     const outcome = assert.rejects(connecting, { code: 'WL_CLOSED' });
+    // Whenever it is closed; after a while it has asked the peer.
     await new Promise((resolve) => setTimeout(resolve, 50));
     await agent.close();
     await outcome;

@@ -432,16 +432,18 @@ for (const backend of knownBackends()) {
     assert.throws(() => other.post(), withCode('WL_CLOSED', /deregistered/));
   });
 
-  test(`${backend}: another token is refused`, { skip: skip || backend === 'local' }, async () => {
-    await using pair = await openPair(backend, 64);
-    await using stranger = await Agent.create('stranger', {
-      backends: [backend],
-      token: 'another',
-      settings: { timeoutMs: 5000 },
+  // Within a host the user counts, not the token.
+  if (backend !== 'local')
+    test(`${backend}: another token is refused`, { skip }, async () => {
+      await using pair = await openPair(backend, 64);
+      await using stranger = await Agent.create('stranger', {
+        backends: [backend],
+        token: 'another',
+        settings: { timeoutMs: 5000 },
+      });
+      await stranger.loadRemoteMetadata(await pair.peer.metadata());
+      await assert.rejects(stranger.connect('there'), withCode('WL_UNAUTHORIZED'));
     });
-    await stranger.loadRemoteMetadata(await pair.peer.metadata());
-    await assert.rejects(stranger.connect('there'), withCode('WL_UNAUTHORIZED'));
-  });
 
   test(`${backend}: a killed peer fails what is under way, and may come back`, { skip }, async () => {
     await using pair = await openPair(backend, 64 * MiB, { settings: { timeoutMs: 20_000, transportGiveUpMs: 3000 } });
@@ -505,11 +507,23 @@ for (const backend of knownBackends()) {
       const options = { operation: 'write', peer: 'there', local: DescriptorList.of(out), remote } as const;
       await using first = await agent.prepare(options);
       const second = await agent.prepare(options);
-      first.post();
-      assert.throws(() => first.post(), withCode('WL_INVALID_ARGUMENT', /under way/));
+      // A thread may carry out all of a post before it is cancelled, but not every time.
+      let cancelled = 0;
+      for (let round = 0; round < 20 && cancelled === 0; round++) {
+        first.post();
+        assert.throws(() => first.post(), withCode('WL_INVALID_ARGUMENT', /under way/));
+        first.cancel();
+        const failure: unknown = await first.wait().then(
+          () => undefined,
+          (reason: unknown) => reason,
+        );
+        if (failure === undefined) continue;
+        withCode('WL_CLOSED', /cancelled/)(failure);
+        assert.equal(first.state, 'failed');
+        cancelled += 1;
+      }
+      assert.equal(cancelled, 1, 'no post was cancelled');
       second.post();
-      first.cancel();
-      await first.wait().catch(withCode('WL_CLOSED', /cancelled/));
       await second.release();
       await second.release();
       assert.throws(() => second.post(), withCode('WL_CLOSED'));

@@ -8,6 +8,8 @@ import { DeviceHost } from 'weftline/device-api';
 import type { BackendName } from '#lib/agent/backend.js';
 import { ProxyLink } from '#lib/device-api/service/proxy-link.js';
 import { readSettings } from '#lib/settings/settings.js';
+import { freePort } from '../support/free-port.ts';
+import { until } from '../support/until.ts';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
@@ -16,14 +18,18 @@ interface Ended {
   readonly output: string;
 }
 
-function weftline(...args: readonly string[]): { ended: Promise<Ended>; kill: () => void } {
+interface Running {
+  readonly ended: Promise<Ended>;
+  /** What it has said so far. */
+  output(): string;
+  kill(): void;
+}
+
+function weftline(...args: readonly string[]): Running {
   return weftlineWith({}, ...args);
 }
 
-function weftlineWith(
-  variables: Readonly<Record<string, string | undefined>>,
-  ...args: readonly string[]
-): { ended: Promise<Ended>; kill: () => void } {
+function weftlineWith(variables: Readonly<Record<string, string | undefined>>, ...args: readonly string[]): Running {
   const env = { ...process.env, NODE_TEST_CONTEXT: undefined, ...variables };
   const child = spawn(process.execPath, [commandLine, ...args], { env, stdio: ['ignore', 'pipe', 'pipe'] });
   let output = '';
@@ -31,7 +37,7 @@ function weftlineWith(
     stream.setEncoding('utf8').on('data', (text: string) => (output += text));
   }
   const ended = new Promise<Ended>((resolve) => child.on('close', (code) => resolve({ code, output })));
-  return { ended, kill: () => child.kill('SIGKILL') };
+  return { ended, output: () => output, kill: () => child.kill('SIGKILL') };
 }
 
 async function pair(timeoutMs: number, queueCapacity = 64) {
@@ -103,13 +109,11 @@ test('a peer that closes fails what is pushed after, with its name', { timeout: 
   const { one, two, handles } = both;
   await two[Symbol.asyncDispose]();
   await assert.rejects(
-    async () => {
-      for (let turn = 0; turn < 200; turn += 1) {
-        one.kernelApi.signal(handles.signal, { target: 0, add: 1 });
-        await one.kernelApi.flush(handles.signal);
-        await new Promise((resolve) => setTimeout(resolve, 5));
-      }
-    },
+    until(async () => {
+      one.kernelApi.signal(handles.signal, { target: 0, add: 1 });
+      await one.kernelApi.flush(handles.signal);
+      return false;
+    }),
     (error: { readonly code: string; readonly message: string }) =>
       ['WL_PEER_LOST', 'WL_UNAUTHORIZED', 'WL_PEER_FAILED'].includes(error.code),
   );
@@ -120,7 +124,7 @@ test('a wait that is left behind ends when its host is closed', { timeout: 30_00
   const { two, word, handles } = both;
   const signal = assert.rejects(two.kernelApi.wait(word, 1), { code: 'WL_CLOSED', message: /two was closed/ });
   const cell = assert.rejects(two.kernelApi.waitWord(word, 1), { code: 'WL_CLOSED' });
-  await new Promise((resolve) => setTimeout(resolve, 5));
+  await new Promise((resolve) => setImmediate(resolve));
   await two[Symbol.asyncDispose]();
   await Promise.all([signal, cell]);
   assert.throws(() => two.kernelApi.signal(handles.signal, { target: 0, add: 1 }), { code: 'WL_CLOSED' });
@@ -178,10 +182,10 @@ for (const [first, second] of [
   ['target', 'initiator'],
 ] as const) {
   test(`2proc: the ${first} may start first`, { timeout: 60_000 }, async () => {
-    const port = String(19_000 + (process.pid % 1000) + (first === 'target' ? 1000 : 0));
+    const port = String(await freePort());
     const args = ['--device', 'cpu', '--size', '100001', '--port', port];
     const early = weftline('2proc', '--mode', first, ...args);
-    await new Promise((resolve) => setTimeout(resolve, 700));
+    await until(() => early.output().includes('Meeting at'), 'that the first side meets');
     const late = weftline('2proc', '--mode', second, ...args);
     for (const { code, output } of await Promise.all([early.ended, late.ended])) {
       assert.equal(code, 0, output);
@@ -200,7 +204,7 @@ test(
       assert.notEqual(code, 0);
       assert.match(output, /WL_CONFIG: .*WEFTLINE_TOKEN/, mode);
     }
-    const port = String(17_000 + (process.pid % 1000));
+    const port = String(await freePort());
     const args = ['--device', 'cpu', '--timeout', '5000', '--port', port];
     const initiator = weftlineWith(none, '2proc', '--mode', 'initiator', ...args);
     const guess = { WEFTLINE_TOKEN: `2proc-${port}` };
@@ -212,19 +216,11 @@ test(
 );
 
 test('2proc without its other side ends with a reason', { timeout: 60_000 }, async () => {
-  const { code, output } = await weftline(
-    '2proc',
-    '--mode',
-    'target',
-    '--device',
-    'cpu',
-    '--port',
-    '18999',
-    '--timeout',
-    '700',
-  ).ended;
+  const port = String(await freePort());
+  const alone = ['--mode', 'target', '--device', 'cpu', '--port', port, '--timeout', '700'];
+  const { code, output } = await weftline('2proc', ...alone).ended;
   assert.notEqual(code, 0);
-  assert.match(output, /WL_\w+: .*127\.0\.0\.1:18999/);
+  assert.match(output, new RegExp(`WL_\\w+: .*127\\.0\\.0\\.1:${port}`));
   const wrong = await weftline('2proc', '--handles', '32').ended;
   assert.match(wrong.output, /WL_INVALID_ARGUMENT: --handles 32/);
 });

@@ -31,7 +31,7 @@ test('kill -9 of one rank mid-dispatch fails the others at once, names it and le
       const [, pid, job] = /^running (\d+) ([\w-]+)$/.exec(text) ?? [];
       if (rank !== 2 || pid === undefined || job === undefined) return;
       jobId = job;
-      setTimeout(() => process.kill(Number(pid), 'SIGKILL'), 300);
+      process.kill(Number(pid), 'SIGKILL');
     },
   });
   assert.notEqual(exitCode, 0, transcript);
@@ -133,7 +133,7 @@ test('kill -9 of one rank ends the waits of a layer too', async () => {
     graceMs: 5_000,
     onLine: ({ rank, text }) => {
       const [, pid] = /^running (\d+)/.exec(text) ?? [];
-      if (rank === 1 && pid !== undefined) setTimeout(() => process.kill(Number(pid), 'SIGKILL'), 200);
+      if (rank === 1 && pid !== undefined) process.kill(Number(pid), 'SIGKILL');
     },
   });
   for (const rank of [0, 2]) assert.match(failureOf(ranks[rank]).message, /[Rr]ank 1\b/, transcript);

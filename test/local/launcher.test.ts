@@ -2,10 +2,10 @@ import assert from 'node:assert/strict';
 import { type ChildProcess, spawn } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
 import test from 'node:test';
-import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { launch } from 'weftline/world';
 import { resultOf, runRanks } from './support/run-ranks.js';
+import { until } from '../support/until.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const worldRank = new URL('./support/world-rank.js', import.meta.url);
@@ -27,11 +27,6 @@ function isAlive(pid: number): boolean {
 }
 
 const filesOf = (prefix: string) => readdirSync('/dev/shm').filter((name) => name.startsWith(prefix));
-
-/** Waits until the condition holds; the test's own timeout ends a wait that lasts. */
-async function until(condition: () => boolean): Promise<void> {
-  while (!condition()) await sleep(20);
-}
 
 interface Started {
   readonly child: ChildProcess;

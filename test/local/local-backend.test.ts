@@ -19,6 +19,7 @@ import { hostMemory, openBackend, type OpenBackend, pollUntil, sharedMemory } fr
 import { planned } from './support/planned-transfer.ts';
 import { processUse } from './support/process-use.ts';
 import { withCode } from '../support/with-code.ts';
+import { until } from '../support/until.ts';
 
 const options = { timeoutMs: 5000 };
 const peerModule = new URL('./support/local-backend-peer.js', import.meta.url).pathname;
@@ -250,11 +251,10 @@ test('who sleeps is woken, asleep on a thread or blocking', async () => {
   await using two = await openTwo();
   const { b, link } = two;
   // Until the thread on the doorbell runs.
-  for (;;) {
+  await until(() => {
     b.backend.poll();
-    if (b.backend.prepareSleep() >= 10) break;
-    await new Promise((resolve) => setTimeout(resolve, 5));
-  }
+    return b.backend.prepareSleep() >= 10;
+  });
   b.backend.poll();
   const seen = b.wake.seen;
   assert.ok(b.backend.prepareSleep() > 0);
@@ -361,6 +361,7 @@ test('the places of senders that left are free again', async () => {
     link.notify(Buffer.from(`from ${round}`));
     await a.backend.close();
     if (round % 50 === 49) await pollUntil([b], () => b.received.length === round + 1);
+    // The receiver looks for senders that left every 50 ms.
     if (round % 50 === 49) await new Promise((resolve) => setTimeout(resolve, 60));
     for (let polls = 0; polls < 300; polls += 1) b.backend.poll();
   }

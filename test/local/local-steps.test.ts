@@ -106,6 +106,7 @@ test('a peer that died within a step, or that has left, holds nothing up, and it
   left[Symbol.dispose]();
   await next.release();
   for (let polls = 0; polls < 1000; polls += 1) owner.backend.poll();
+  // The owner looks for senders that left every 50 ms.
   await new Promise((resolve) => setTimeout(resolve, 60));
   for (let polls = 0; polls < 1000; polls += 1) owner.backend.poll();
   const again = openMailbox(owner);

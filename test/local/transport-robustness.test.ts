@@ -12,6 +12,7 @@ import { commandKinds } from '#lib/abi/transport-command.js';
 import { openTransportLink } from '#lib/transport/host/transport-engine-link.js';
 import { RequestSlots } from '#lib/transport/host/request-slots.js';
 import { type Connection, Transport, type TransportListener } from 'weftline/transport';
+import { until } from '../support/until.ts';
 
 const script = fileURLToPath(new URL('./support/transport-peer.js', import.meta.url));
 
@@ -21,9 +22,7 @@ function openDescriptors(): number {
 
 /** Sockets close a moment after they are told to. */
 async function descriptorsFall(most: number): Promise<void> {
-  const end = performance.now() + 10_000;
-  while (openDescriptors() > most && performance.now() < end) await new Promise((resolve) => setTimeout(resolve, 10));
-  assert.ok(openDescriptors() <= most, `${openDescriptors()} descriptors are open, ${most} were`);
+  await until(() => openDescriptors() <= most, `${most} open descriptors, as before,`);
 }
 
 /** A caller that says something the listener cannot like, and hears until it is hung up on. */

@@ -7,6 +7,7 @@ import type { BackendPeer } from '#lib/agent/backend.js';
 import { holdings, leftSince } from './support/process-holdings.js';
 import { fixedBytes, introduce, introduced, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
 import { planned } from './support/planned-transfer.ts';
+import { busyThreads } from '../support/busy-threads.ts';
 
 const peerModule = new URL('./support/ucx-peer.js', import.meta.url).pathname;
 
@@ -50,7 +51,7 @@ test('ucx: a transfer that was never posted is released, whoever had its slot be
       transfer.post();
       await until([near, far], () => transfer.state === 'done');
     }
-    await within(3000, transfer.release(), 'release');
+    await within(20_000, transfer.release(), 'release');
   }
 });
 
@@ -115,12 +116,13 @@ test('ucx over tcp: links are closed while large data flow', { skip }, async (co
     const transfer = await link.prepare('write', planned([{ local, localOffset: 0, remote, remoteOffset: 0, bytes }]));
     transfer.post();
     if (round === 11) await until([near, far], () => transfer.state === 'done');
+    // Closed at another moment each time, wherever the data are by then.
     else await new Promise((resolve) => setTimeout(resolve, 2));
     await link.close();
     releases.push(transfer.release());
     await new Promise((resolve) => setTimeout(resolve, 30));
   }
-  await within(8000, Promise.all(releases), 'release');
+  await within(20_000, Promise.all(releases), 'release');
 });
 
 test(
@@ -193,12 +195,9 @@ test('ucx: a dead peer keeps no thread busy while nobody looks', { skip }, async
   const link = await near.backend.connect(peer, { timeoutMs: 10_000 });
   const { seen } = near.wake;
   child.kill('SIGKILL');
-  near.wake.sleepBlocking(seen, 5000);
+  near.wake.sleepBlocking(seen, 20_000);
   assert.equal(link.error?.code, 'WL_PEER_LOST');
-  const before = process.cpuUsage();
-  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 700);
-  const { user, system } = process.cpuUsage(before);
-  assert.ok(user + system < 200_000, `${user + system} µs of 700,000`);
+  assert.deepEqual(busyThreads(), []);
 });
 
 /** Writes to a peer until that is stopped in the midst of it; then releases the transfer and closes this side. */
@@ -229,12 +228,8 @@ for (const tls of ['posix,self', 'tcp,self']) {
     await writeToStopped(context);
     const before = holdings();
     await writeToStopped(context);
-    const left = await leftSince(before);
-    // Of the peers themselves.
-    assert.deepEqual(
-      left.filter((what) => !/^(pipe|socket):/.test(what)),
-      [],
-    );
+    // Pipes and sockets are of the peers themselves.
+    assert.deepEqual(await leftSince(before, /^(pipe|socket):/), []);
   });
 
   const title = `ucx with UCX_TLS=${tls}: a peer that stands still in the midst of a write does not hold up deregistering`;

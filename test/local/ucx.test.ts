@@ -2,12 +2,12 @@
 import assert from 'node:assert/strict';
 import { type ChildProcess, execFile, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { readdirSync, readFileSync } from 'node:fs';
 import test from 'node:test';
 import { promisify } from 'node:util';
 import type { WeftlineError } from 'weftline';
 import type { BackendLink, BackendPeer } from '#lib/agent/backend.js';
 import { fixedBytes, UcxSide, until, whyNoUcx } from './support/ucx-side.js';
+import { busyThreads } from '../support/busy-threads.ts';
 import { planned } from './support/planned-transfer.ts';
 
 const waiterModule = new URL('./support/ucx-waiter.js', import.meta.url).pathname;
@@ -224,15 +224,7 @@ test('ucx: an idle backend sleeps', { skip }, async () => {
   await using near = await UcxSide.open('near');
   await using far = await UcxSide.open('far');
   await near.backend.connect(far.peer, { timeoutMs: 10_000 });
-  // A thread that polls is always runnable, however busy the machine is; one that waits sleeps at most looks.
-  const looks = 50;
-  const runnable = new Map<string, number>();
-  for (let look = 0; look < looks; look++) {
-    await new Promise((resolve) => setTimeout(resolve, 20));
-    for (const thread of runnableThreads()) runnable.set(thread, (runnable.get(thread) ?? 0) + 1);
-  }
-  for (const [thread, count] of runnable)
-    assert.ok(count < looks / 2, `thread ${thread} ran at ${count} of ${looks} looks`);
+  assert.deepEqual(busyThreads(), []);
 });
 
 test('ucx: sides without a transport in common are told so', { skip }, async (context) => {
@@ -249,16 +241,6 @@ test('ucx: sides without a transport in common are told so', { skip }, async (co
   await assert.rejects(near.backend.connect(far.peer, { timeoutMs: 5000 }), refusal);
   await assert.rejects(far.backend.connect(near.peer, { timeoutMs: 5000 }), isError('WL_UNSUPPORTED', /posix,self/));
 });
-
-/** Those of this process that run or wait for a processor, but for this one. */
-function runnableThreads(): string[] {
-  return readdirSync('/proc/self/task').filter((thread) => {
-    if (Number(thread) === process.pid) return false;
-    // The state stands behind the name, which is in parentheses.
-    const [, state] = /.*\) (\w)/s.exec(readFileSync(`/proc/self/task/${thread}/stat`, 'utf8')) ?? [];
-    return state === 'R';
-  });
-}
 
 /** How many sockets and memory files of UCX a program gets that this process starts. */
 function inherited(): number {

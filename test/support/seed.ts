@@ -1,4 +1,4 @@
-// The seed of random tests: fixed, unless WEFTLINE_TEST_SEED is set to a number, or to "random" for long runs.
+// The seed of random tests: fixed, unless WEFTLINE_TEST_SEED is set to a number, or to "random" as in `npm run test:nightly`; scripts/test.mjs prints it.
 
 const FIXED_SEED = 20_261_122;
 const MAX_SEED = 1_000_000_007;

@@ -25,9 +25,11 @@ export function holdings(): Holdings {
   };
 }
 
-/** What there is now that was not there before: empty as soon as nothing is left, else what is after a while. */
-export async function leftSince(before: Holdings, patienceMs = 2000): Promise<string[]> {
-  const end = performance.now() + patienceMs;
+const PATIENCE_MS = 20_000;
+
+/** What there is now that was not there before, but for what `ignored` matches: empty as soon as nothing is left, else what is after a while. */
+export async function leftSince(before: Holdings, ignored?: RegExp): Promise<string[]> {
+  const end = performance.now() + PATIENCE_MS;
   for (;;) {
     const now = holdings();
     const left = [
@@ -35,7 +37,7 @@ export async function leftSince(before: Holdings, patienceMs = 2000): Promise<st
       ...surplus(now.mappings, before.mappings),
       ...surplus(now.threads, before.threads),
       ...(now.segments > before.segments ? [`${now.segments - before.segments} System V segments`] : []),
-    ];
+    ].filter((what) => ignored?.test(what) !== true);
     if (left.length === 0 || performance.now() > end) return left;
     await new Promise((resolve) => setTimeout(resolve, 10));
   }

@@ -1,6 +1,6 @@
 // Whether a test may be skipped for what the machine lacks: not where WEFTLINE_TEST_REQUIRE says that it is there.
 import { WeftlineError } from 'weftline';
-import type { BackendName } from 'weftline/agent';
+import { knownBackends } from '#lib/agent/backends/create.js';
 
 /**
  * - a backend: it can be created
@@ -11,9 +11,17 @@ import type { BackendName } from 'weftline/agent';
  * - `other-user`: this code as run by another user (root, and a folder that others may read)
  * - `etcd`: the program etcd (Debian: etcd-server)
  */
-export type Requirement = BackendName | 'namespaces' | 'mounts' | 'capabilities' | 'tun' | 'other-user' | 'etcd';
+const requirements = [...knownBackends(), 'namespaces', 'mounts', 'capabilities', 'tun', 'other-user', 'etcd'] as const;
+export type Requirement = (typeof requirements)[number];
 
-const required = (process.env['WEFTLINE_TEST_REQUIRE'] ?? '').split(',').map((word) => word.trim());
+const required = (process.env['WEFTLINE_TEST_REQUIRE'] ?? '')
+  .split(',')
+  .map((word) => word.trim())
+  .filter((word) => word !== '');
+// A misspelt one would demand nothing.
+for (const word of required)
+  if (!requirements.some((known) => known === word))
+    throw new Error(`Invalid WEFTLINE_TEST_REQUIRE: expected some of ${requirements.join(', ')}, got ${word}`);
 
 /** For a test's option `skip`. `why`: what is lacking, undefined if nothing is. Throws if it was required. */
 export function skipWithout(requirement: Requirement, why: string | undefined): string | false {

@@ -40,12 +40,11 @@ function pretend(): Pretended {
 test('a failure that nobody waited for ends the wait of a later call at once, and of its kernel', async () => {
   const { calls, isAborted, fail } = pretend();
   setTimeout(fail, 5);
-  const start = performance.now();
+  // Not with WL_TIMEOUT.
   await assert.rejects(
-    calls.waitFor('The next call', () => false, { timeoutMs: 4000 }),
+    calls.waitFor('The next call', () => false, { timeoutMs: 20_000 }),
     failure,
   );
-  assert.ok(performance.now() - start < 3000);
   assert.ok(isAborted());
   assert.throws(() => calls.throwIfUnusable(), failure);
 });
@@ -53,7 +52,7 @@ test('a failure that nobody waited for ends the wait of a later call at once, an
 test('whoever waits for the device hears of a failure while the device still works, once', async () => {
   const { stream, isAborted, fail } = pretend();
   setTimeout(fail, 5);
-  await assert.rejects(stream.idle({ timeoutMs: 4000 }), failure);
+  await assert.rejects(stream.idle({ timeoutMs: 20_000 }), failure);
   assert.ok(isAborted());
   await assert.rejects(stream.idle({ timeoutMs: 10 }), { code: 'WL_TIMEOUT' });
 });
