@@ -1,4 +1,4 @@
-// A rank's connection to the store of rank 0: finds it, matches replies to requests.
+// The connection of a rank, or of a node's launcher, to the store of the job: finds it, matches replies to requests.
 import type { Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { deadlineOf, type Deadline, secondNet } from '../core/deadline.ts';

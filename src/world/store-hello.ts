@@ -1,4 +1,4 @@
-// What a rank and the store of rank 0 say of themselves in the hello of their connection.
+// What a rank, a node's launcher and the store say of themselves in the hello of their connection.
 import { WeftlineError } from '../core/errors.ts';
 import type { Credentials } from '../meeting/credentials.ts';
 import { protocolError } from '../meeting/frames.ts';

@@ -1,4 +1,4 @@
-// The world of ranks: join() finds the others through rank 0's store and agrees with them on who shares a host.
+// The world of ranks: join() finds the others through the job's store and agrees with them on who shares a host.
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type CallWait, remaining, startCall, waitOptionNames } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
