@@ -8,16 +8,19 @@ import { reasonOf } from './support/requirements.ts';
 
 const helper = new URL('./support/requirements.js', import.meta.url).href;
 
-/** What skipWithout gives, or how it fails, where WEFTLINE_TEST_REQUIRE is this. */
-function skipIn(demanded: string, requirement: string, why: string | undefined): string {
+/** What skipWithout gives for each, or how it fails, where WEFTLINE_TEST_REQUIRE is this. */
+function skipsIn(demanded: string, requirements: readonly string[], why: string | undefined): string[] {
   const text = `
     const { skipWithout } = await import('${helper}');
-    console.log(String(skipWithout('${requirement}', ${JSON.stringify(why)})));
+    for (const requirement of ${JSON.stringify(requirements)}) {
+      try { console.log(String(skipWithout(requirement, ${JSON.stringify(why)}))); }
+      catch (error) { console.log(error.message); }
+    }
   `;
   const env = { ...process.env, NODE_TEST_CONTEXT: undefined, WEFTLINE_TEST_REQUIRE: demanded };
   const words = ['--input-type=module', '-e', text];
   const { stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', env });
-  return stdout.trim() || (/^Error: (.*)$/m.exec(stderr)?.[1] ?? stderr);
+  return stdout === '' ? [/^Error: (.*)$/m.exec(stderr)?.[1] ?? stderr] : stdout.trim().split('\n');
 }
 
 test('only WL_UNSUPPORTED is a reason to skip', () => {
@@ -31,10 +34,11 @@ test('only WL_UNSUPPORTED is a reason to skip', () => {
 
 test('what WEFTLINE_TEST_REQUIRE demands fails where it is lacking', () => {
   const all = [...knownBackends(), 'etcd', 'namespaces'];
-  for (const requirement of all) {
-    assert.match(skipIn(all.join(', '), requirement, 'it is lacking'), new RegExp(`demands ${requirement}, .*lacking`));
-  }
-  assert.equal(skipIn('local,ucx', 'ucx', undefined), 'false');
-  assert.equal(skipIn('local', 'ucx', 'it is lacking'), 'it is lacking');
-  assert.match(skipIn('local,ucxx', 'local', undefined), /^Invalid WEFTLINE_TEST_REQUIRE: .* got ucxx$/);
+  const failures = skipsIn(all.join(', '), all, 'it is lacking');
+  assert.equal(failures.length, all.length);
+  for (const [index, failure] of failures.entries())
+    assert.match(failure, new RegExp(`demands ${all[index]}, .*: it is lacking$`));
+  assert.deepEqual(skipsIn('local,ucx', ['ucx'], undefined), ['false']);
+  assert.deepEqual(skipsIn('local', ['ucx'], 'it is lacking'), ['it is lacking']);
+  assert.match(skipsIn('local,ucxx', ['local'], undefined)[0] ?? '', /^Invalid WEFTLINE_TEST_REQUIRE: .* got ucxx$/);
 });

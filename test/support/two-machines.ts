@@ -69,7 +69,7 @@ export class TwoMachines implements Disposable {
     const child = spawn(command, [...before, process.execPath, ...words], {
       stdio: ['ignore', 'pipe', 'pipe'],
       env: { ...process.env, NODE_TEST_CONTEXT: undefined, ...env },
-      timeout: 90_000,
+      timeout: 240_000,
     });
     let stdout = '';
     let stderr = '';
