@@ -1,7 +1,7 @@
 // Which numbers of packets were taken: compared with a plain set, in every order, also where 32 bits end.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from '../../support/fast-check.ts';
+import fc from '../../../support/fast-check.ts';
 import { ReplayWindow } from '#lib/transport/authentication/replay-window.js';
 
 /** How far behind the newest a number may be. Blocks of 32 are forgotten together. */

@@ -8,7 +8,7 @@ import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
 import { formatUuid } from '#lib/device/cuda/device-properties.js';
 import { MemoryPool } from '#lib/device/cuda/memory-pool.js';
 import { WorkFences } from '#lib/device/cuda/work-fence.js';
-import { pretendDriver } from '../support/pretended-driver.ts';
+import { pretendDriver } from '../../support/pretended-driver.ts';
 
 function codeOf(act: () => unknown): { readonly code: string; readonly message: string; readonly details: unknown } {
   try {

@@ -5,7 +5,7 @@ import { WeftlineError, type EncodedError } from 'weftline';
 import type { Region } from '#lib/transport/engine/region.js';
 import type { ScatterOptions, TransportConnection } from '#lib/transport/engine/transport-engine.js';
 import { PreparedTransfers, type TransferPlan } from '#lib/transport/host/prepared-transfers.js';
-import { planned } from '../../local/support/planned-transfer.ts';
+import { planned } from '../../../local/support/planned-transfer.ts';
 
 const DATA_REGION = 3;
 const STAGING_REGION = 4;
