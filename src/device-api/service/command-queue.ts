@@ -64,13 +64,14 @@ export class CommandReader {
   #isReleased(): boolean {
     if (((this.#released - this.#taken) | 0) > 0) return true;
     if (((this.#looked - this.#taken) | 0) <= 0) this.#looked = (this.#taken + 1) | 0;
-    for (; ((this.#looked - this.#delivered) | 0) < this.capacity; this.#looked = (this.#looked + 1) | 0) {
+    // A push of two commands writes neither before there is room for both, so the last free slot may stay empty.
+    for (; ((this.#looked - this.#delivered) | 0) < this.capacity - 1; this.#looked = (this.#looked + 1) | 0) {
       const first = (this.#looked & (this.capacity - 1)) * WORDS;
       const found = peekCommand(this.#ring, first, phaseOf(this.#looked, this.#shift));
       if (found === 'none') return false;
       if (found === 'ready') break;
     }
-    // Also when the ring is full of deferred commands: the device has no room for one that is not.
+    // Also when less than two slots are free behind deferred commands: the device may have no room for one that is not.
     this.#released = this.#looked;
     return true;
   }

@@ -245,6 +245,21 @@ test('a ring that is full of deferred commands goes, over many laps, and nothing
   );
 });
 
+test('deferred commands go when they leave no room for a push of two, which waits before it writes either', () => {
+  for (const capacity of [2, 4, 8]) {
+    const { writer, server, one } = serve(capacity);
+    let pushed = 0;
+    for (let turn = 0; turn < 20; turn += 1) {
+      for (let free = capacity; free > 1; free -= 1) assert.ok(writer.push(deferred(pushed++)));
+      assert.ok(server.step());
+      assert.equal(one.log.length, pushed, `a ring of ${capacity}, turn ${turn}`);
+      one.channel.delivered = one.channel.posted;
+      server.step();
+      assert.equal(writer.depth, 0);
+    }
+  }
+});
+
 test('a room that is missing holds deferred commands back without changing their order', () => {
   fc.assert(
     fc.property(fc.array(fc.boolean(), { maxLength: 60 }), fc.integer({ min: 1, max: 5 }), (kinds, room) => {
