@@ -15,6 +15,13 @@ export interface TensorRule<D extends DType> {
   readonly alignment?: number;
 }
 
+/** Fails with WL_INVALID_ARGUMENT for anything but a device that collective objects run on. */
+export function requireDevice(device: unknown): void {
+  const kind = typeof device === 'object' && device !== null && 'kind' in device ? device.kind : undefined;
+  if (kind === 'cpu' || kind === 'cuda') return;
+  throw invalidArgument('device', device, 'a CpuDevice or CudaDevice, as openDevice() returns');
+}
+
 /** Of rows that the kernels of a GPU move; those of fp8 may be shorter than a multiple of what the copy engine takes. */
 export function rowAlignment(rowBytes: number): number {
   return rowBytes % 16 === 0 ? 16 : 8;

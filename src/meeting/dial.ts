@@ -102,7 +102,7 @@ function nobodyAnswered(cause: unknown, { host, port }: Address, { who, deadline
 }
 
 function nobodyListens({ host, port }: Address, who: string): string {
-  const gone = `Nobody listens at ${host} port ${port} any more: the process ended or closed its ${who}`;
+  const gone = `Nobody listens at ${host} port ${port}: the process ended, closed its ${who}, or has not opened it yet`;
   // Peers on another host that name their loopback address have sent callers to the callers' own host.
   return isLoopback(host)
     ? `${gone}; or it runs on another host, and needs the option host: the address at which others reach it`

@@ -20,8 +20,8 @@ export interface Job {
   readonly settings: Settings;
   readonly link: StoreLink;
   readonly peers: PeerWatch;
-  /** How many groups this rank has made of the same ranks: their members count alike. */
-  readonly groupCounts: Map<string, number>;
+  /** Calls of split() and group() of this rank so far, see nameOf(). */
+  groupCalls: number;
 }
 
 /** Names of groups begin the keys of their store. */
@@ -78,45 +78,46 @@ export class JobGroup implements RankGroup {
   async split(options: SplitOptions, wait: WaitOptions = {}): Promise<RankGroup | undefined> {
     const call = startCall(wait, this.settings.timeoutMs);
     // Checked on every rank before any of them goes on: a rank that threw alone would keep the others waiting.
-    const step = { name: 'weftline/split', facts: null, work: () => checkSplit(options, this.rank) };
-    const { values, failure } = await shareOutcome(this, step, call);
+    const facts = this.#nextCall();
+    const step = { name: 'weftline/split', facts, work: () => checkSplit(options, this.rank) };
+    const { facts: calls, values, failure } = await shareOutcome(this, step, call);
     if (failure !== undefined) throw failure;
     const { color } = options;
     if (color === undefined) return undefined;
-    const ranks = membersOf(values as readonly SplitChoice[], color).map((rank) => this.ranks[rank]!);
-    return new JobGroup(this.#job, ranks, this.#nameOf(ranks));
+    const members = membersOf(values as readonly SplitChoice[], color);
+    const ranks = members.map((rank) => this.ranks[rank]!);
+    const name = nameOf(
+      ranks,
+      members.map((rank) => calls[rank]!),
+    );
+    return new JobGroup(this.#job, ranks, name);
   }
 
   async group(ranks: readonly number[], wait: WaitOptions = {}): Promise<RankGroup> {
     const call = startCall(wait, this.settings.timeoutMs);
     checkRanks(ranks, this);
     const members = ranks.map((rank) => this.ranks[rank]!);
-    const group = new JobGroup(this.#job, members, this.#nameOf(members));
-    const step = { name: 'weftline/group', facts: members, work: () => null };
-    const { facts } = await shareOutcome(group, step, call).catch((error: unknown) => {
-      // No rank got the group, so that its name is free when all try again.
-      this.#count(members, -1);
-      throw error;
-    });
-    const other = facts.findIndex((list) => list.join() !== members.join());
-    if (other === -1) return group;
+    const meeting = new JobGroup(this.#job, members, `group ${rangesOf(members)}`);
+    const step = { name: 'weftline/group', facts: { members, call: this.#nextCall() }, work: () => null };
+    const { facts } = await shareOutcome(meeting, step, call);
+    const other = facts.findIndex((fact) => fact.members.join() !== members.join());
+    if (other === -1) {
+      const name = nameOf(
+        members,
+        facts.map((fact) => fact.call),
+      );
+      return new JobGroup(this.#job, members, name);
+    }
     throw new WeftlineError(
       'WL_CONFIG_MISMATCH',
-      `The ranks make a group in different orders: [${members.join(', ')}] on rank ${this.worldRank}, [${facts[other]!.join(', ')}] on rank ${members[other]}; all must pass the same list`,
-      { details: { ranks: members, rank: members[other], otherRanks: facts[other] } },
+      `The ranks make a group in different orders: [${members.join(', ')}] on rank ${this.worldRank}, [${facts[other]!.members.join(', ')}] on rank ${members[other]}; all must pass the same list`,
+      { details: { ranks: members, rank: members[other], otherRanks: facts[other]!.members } },
     );
   }
 
-  /** The same on all ranks of the group, whatever other groups they are in. */
-  #nameOf(ranks: readonly number[]): string {
-    return `group ${rangesOf(ranks)} #${this.#count(ranks, 1)}`;
-  }
-
-  #count(ranks: readonly number[], change: number): number {
-    const set = rangesOf(ranks);
-    const count = (this.#job.groupCounts.get(set) ?? 0) + change;
-    this.#job.groupCounts.set(set, count);
-    return count;
+  #nextCall(): number {
+    this.#job.groupCalls += 1;
+    return this.#job.groupCalls;
   }
 }
 
@@ -133,6 +134,16 @@ function checkSplit(options: SplitOptions, rank: number): SplitChoice {
   if (!isColor) throw invalidArgument('color', color, 'a string, a whole number, or undefined for no group');
   if (!Number.isFinite(key)) throw invalidArgument('key', key, 'a finite number');
   return { color: color ?? null, key };
+}
+
+/**
+ * A name that the members agree on and that no other group of the job has: each member gives the number of its own call,
+ * which it uses once, so that calls may fail on some ranks alone, and several may run at a time.
+ */
+function nameOf(ranks: readonly number[], calls: readonly number[]): string {
+  const [first = 0] = calls;
+  const number = calls.every((call) => call === first) ? String(first) : digestOf(calls.join());
+  return `group ${rangesOf(ranks)} #${number}`;
 }
 
 /** Ranks of the group that is split, in the order of the new one. */
@@ -161,5 +172,9 @@ function rangesOf(ranks: readonly number[]): string {
   }
   const text = ranges.join();
   if (text.length <= MAX_NAME_LENGTH) return text;
-  return `of ${sorted.length} ranks ${createHash('sha256').update(text).digest('hex').slice(0, DIGEST_LENGTH)}`;
+  return `of ${sorted.length} ranks ${digestOf(text)}`;
+}
+
+function digestOf(text: string): string {
+  return createHash('sha256').update(text).digest('hex').slice(0, DIGEST_LENGTH);
 }

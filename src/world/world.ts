@@ -80,7 +80,7 @@ export async function join(options: JoinOptions = {}): Promise<World> {
       settings,
       link: rendezvous.link,
       peers: rendezvous.peers,
-      groupCounts: new Map(),
+      groupCalls: 0,
     };
     const world = new JoinedWorld(job, rendezvous);
     if (environment.size > 1 && world.localRank === 0) removeStaleFiles();

@@ -189,12 +189,15 @@ test('wrong arguments fail before anything moves, naming argument, value and wha
     'layer topk': /Invalid expIndices/,
     'layer unknown option': /EPAll2AllLayer\.create: expected only .*, got "capasity" \(did you mean capacity\?\)/,
     'layer unknown argument': /EPAll2AllLayer\.dispatch: expected only .*, got "weights" \(did you mean weight\?\)/,
+    'no device': /Invalid device: expected a CpuDevice or CudaDevice/,
+    'layer no device': /Invalid device: expected a CpuDevice or CudaDevice/,
     'layer dtype': /Invalid tokenDtype: expected "bf16" or "f16" or "f32", got "fp8"/,
     'layer offsetDtype': /Invalid offsetDtype: expected "i32" or "i64", got "u8"/,
     'layer dtype of input': /Invalid input: expected a f16 tensor .*, got "bf16 \[2, 16\]"/,
     'layer stream': /Invalid stream: expected a stream of the device/,
     'layer call between stages': /Cannot call dispatch on an EPAll2AllLayer between .*: expected initOutputBuffer/,
     'layer stage too early': /Cannot call dispatchToken now: expected initOutputBuffer/,
+    'layer stage with a bad option': /Invalid timeoutMs/,
     'layer stage of nothing': /Invalid staged: expected what the last preprocess\(\) of this layer returned/,
   };
   for (const [name, pattern] of Object.entries(expected))

@@ -79,6 +79,15 @@ interface Death {
   readonly lost: readonly boolean[];
 }
 
+test('groups are the same on all ranks when calls overlap on one rank alone, and after one failed there', async () => {
+  const { exitCode, ranks, transcript } = await run('overlapping', 3);
+  assert.equal(exitCode, 0, transcript);
+  for (const [rank, output] of ranks.entries()) {
+    const gathered = ['s', 'g', 'a', 'l'].map((text) => [0, 1, 2].map((source) => `${text}${source}`));
+    assert.deepEqual(resultOf(output), rank === 0 ? [...gathered, 'WL_TIMEOUT'] : [...gathered, null], transcript);
+  }
+});
+
 test('the death of a rank ends its groups and the world, and no other group', async () => {
   const { ranks, transcript } = await run('death', 4, { graceMs: 20_000 });
   const results = ranks.map((rank) => resultOf(rank) as Death);
@@ -100,7 +109,7 @@ test('an error of a group names world ranks', async () => {
     assert.equal(results[rank]?.code, 'WL_TIMEOUT');
     assert.match(
       results[rank]?.message ?? '',
-      /barrier "group 0-2 #1\/lonely" after 300 ms: ranks? .*1.* did not come/,
+      /barrier "group 0-2 #\d+\/lonely" after 300 ms: ranks? .*1.* did not come/,
     );
   }
 });

@@ -2,7 +2,7 @@
 import { invalidArgument } from '../../core/errors.ts';
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import type { ScaledRows } from '../formats/scaled-rows.ts';
-import type { Tensor } from '../tensor.ts';
+import { Tensor } from '../tensor.ts';
 import type { CpuDevice } from './cpu-device.ts';
 
 /** How rows are quantized. */
@@ -22,6 +22,8 @@ export interface QuantizeOptions {
  * @param options Where to write.
  */
 export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: QuantizeOptions = {}): ScaledRows {
+  requireCpu(device);
+  if (!(x instanceof Tensor) || x.dtype !== 'bf16') throw invalidArgument('x', x, 'a bf16 tensor');
   const [rows, columns] = matrix('x', x.shape);
   const groups = Math.ceil(columns / FP8_GROUP);
   if (options.out !== undefined) {
@@ -50,6 +52,11 @@ export function dequantizeRows(device: CpuDevice, { data, scales }: ScaledRows, 
   const x = out ?? device.empty('bf16', [rows, columns]);
   device.kernels.dequantizeFp8(x.address, data.address, scales.address, rows, columns);
   return x;
+}
+
+function requireCpu(device: unknown): void {
+  const isCpu = typeof device === 'object' && device !== null && 'kind' in device && device.kind === 'cpu';
+  if (!isCpu) throw invalidArgument('device', device, 'a CpuDevice');
 }
 
 function matrix(argument: string, shape: readonly number[]): [rows: number, columns: number] {

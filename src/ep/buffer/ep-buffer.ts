@@ -16,7 +16,7 @@ import type { DispatchLayout } from './dispatch-layout.ts';
 import { callOptions, type EpEngine } from './engine.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { EpScope } from './scope.ts';
-import { checkTensor } from '../../collective/tensor-check.ts';
+import { checkTensor, requireDevice } from '../../collective/tensor-check.ts';
 
 /**
  * Expert-parallel dispatch and combine between the ranks of a group on one host: one row per (token, rank), as in the high-throughput mode
@@ -43,6 +43,7 @@ export class EpBuffer implements AsyncDisposable {
     config: EpBufferConfig,
     options: WaitOptions = {},
   ): Promise<EpBuffer> {
+    requireDevice(device);
     const full = withDefaults(config);
     const wait = startCall(options, group.settings.timeoutMs);
     if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(group, device, full, wait));

@@ -12,7 +12,7 @@ import { agreeOn, requireOneHost } from '../../collective/agree.ts';
 import { isWhole } from '../buffer/buffer-size.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
 import { callOptions } from '../buffer/engine.ts';
-import { overlaps } from '../../collective/tensor-check.ts';
+import { overlaps, requireDevice } from '../../collective/tensor-check.ts';
 import { createCpuLayerEngine } from './cpu/cpu-layer-engine.ts';
 import { DispatchCombineContext } from './dispatch-combine-context.ts';
 import { EPConfig, type TokenDType } from './ep-config.ts';
@@ -107,6 +107,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
     device: CpuDevice | CudaDevice,
     options: LayerOptions<D>,
   ): Promise<EPAll2AllLayer<D>> {
+    requireDevice(device);
     requireOneHost(group, 'EPAll2AllLayer');
     const {
       maxTokens,
@@ -173,16 +174,14 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
 
   /** Collective, after preprocess(): makes the output buffer larger on all ranks if some rank's rows would not fit. */
   async initOutputBuffer(staged: StagedDispatch, options: WaitOptions = {}): Promise<void> {
-    await this.#stage(staged, { call: 'initOutputBuffer', after: 'preprocess' }, (stages) =>
-      stages.makeRoom(startCall(options, this.#timeoutMs)),
-    );
+    const wait = startCall(options, this.#timeoutMs);
+    await this.#stage(staged, { call: 'initOutputBuffer', after: 'preprocess' }, (stages) => stages.makeRoom(wait));
   }
 
   /** Collective, after initOutputBuffer(): moves the rows. */
   async dispatchToken(staged: StagedDispatch, options: WaitOptions = {}): Promise<void> {
-    await this.#stage(staged, { call: 'dispatchToken', after: 'initOutputBuffer' }, (stages) =>
-      stages.send(startCall(options, this.#timeoutMs)),
-    );
+    const wait = startCall(options, this.#timeoutMs);
+    await this.#stage(staged, { call: 'dispatchToken', after: 'initOutputBuffer' }, (stages) => stages.send(wait));
   }
 
   /** The last stage, after dispatchToken(): what dispatch() returns. Not collective. */

@@ -36,6 +36,26 @@ async function useBuffer(buffer: EpBuffer, device: CpuDevice): Promise<readonly 
 }
 
 const scenarios: Readonly<Record<string, (world: World) => Promise<unknown>>> = {
+  /** Calls that are under way together on rank 0 and one after another on the others; then some that fail on rank 0 alone. */
+  async overlapping(world) {
+    const all = world.ranks;
+    const [split, group, again] =
+      world.rank === 0
+        ? await Promise.all([world.split({ color: 1 }), world.group(all), world.group(all)])
+        : [await world.split({ color: 1 }), await world.group(all), await world.group(all)];
+    const gather = (of: RankGroup, text: string): Promise<string[]> => of.allGather('v', `${text}${world.rank}`);
+    const early = world.rank === 0 ? await failure(world.group(all, { timeoutMs: 0 })) : undefined;
+    await world.barrier('after');
+    const last = await world.group(all);
+    return [
+      await gather(split, 's'),
+      await gather(group, 'g'),
+      await gather(again, 'a'),
+      await gather(last, 'l'),
+      early?.code,
+    ];
+  },
+
   /** Groups by host, of some ranks in an order of their own, of parts of a group, and of one; all at once. */
   async all(world) {
     await using device = await CpuDevice.create();

@@ -291,3 +291,14 @@ test('crc32c() gives the published values, whole or in pieces', () => {
     assert.equal(kernels.crc32c(first, tensor.address + cut, 4096 - cut) >>> 0, whole);
   }
 });
+
+test('quantizeRows() without its device or its rows says which is missing', () => {
+  const rows = device.empty('f32', [1, 8]);
+  assert.throws(() => quantizeRows(rows as never, undefined as never), {
+    code: 'WL_INVALID_ARGUMENT',
+    message: /device/,
+  });
+  assert.throws(() => quantizeRows(device, undefined as never), { code: 'WL_INVALID_ARGUMENT', message: /Invalid x/ });
+  assert.throws(() => quantizeRows(device, rows as never), { code: 'WL_INVALID_ARGUMENT', message: /a bf16 tensor/ });
+  rows.dispose();
+});

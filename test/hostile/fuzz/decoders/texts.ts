@@ -125,7 +125,8 @@ const names = Object.entries(settingsTable);
 
 const settings: Decoder = {
   name: 'settings',
-  codes: ['WL_CONFIG'],
+  // From the environment, and from a program.
+  codes: ['WL_CONFIG', 'WL_INVALID_ARGUMENT'],
   isJson: true,
   weight: 0.5,
   seeds: () => {

@@ -1,6 +1,6 @@
 // Arguments of a layer and its calls that are wrong by themselves.
 import type { Tensor } from 'weftline';
-import { EPAll2AllLayer } from 'weftline/ep';
+import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
 import { device, ids, layerOptions, type Scenarios, tokens, world } from './context.ts';
 
 /** By name of what is wrong. */
@@ -37,6 +37,8 @@ export async function wrongLayerCalls(): Promise<Scenarios> {
     'layer unknown option': () =>
       EPAll2AllLayer.create(world, device, { ...layerOptions, capasity: 3 } as typeof layerOptions),
     'layer unknown argument': () => layer.dispatch({ input: x, expIndices: topkIdx, weights: topkWeights } as never),
+    'no device': () => EpBuffer.create(world, layerOptions as never, undefined as never),
+    'layer no device': () => EPAll2AllLayer.create(world, layerOptions as never, undefined as never),
     'layer dtype': () => EPAll2AllLayer.create(world, device, { ...layerOptions, dtype: 'fp8' as 'f16' }),
     'layer offsetDtype': () => EPAll2AllLayer.create(world, device, { ...layerOptions, offsetDtype: 'u8' as 'i64' }),
     'layer dtype of input': async () => {
@@ -59,6 +61,17 @@ export async function wrongLayerCalls(): Promise<Scenarios> {
       const staged = await layer.preprocess({ input: x, expIndices: topkIdx });
       try {
         await layer.dispatchToken(staged);
+      } finally {
+        await layer.initOutputBuffer(staged);
+        await layer.dispatchToken(staged);
+        const { layoutDesc } = await layer.dispatchPostprocess(staged);
+        layoutDesc.dispose();
+      }
+    },
+    'layer stage with a bad option': async () => {
+      const staged = await layer.preprocess({ input: x, expIndices: topkIdx });
+      try {
+        await layer.initOutputBuffer(staged, { timeoutMs: -1 });
       } finally {
         await layer.initOutputBuffer(staged);
         await layer.dispatchToken(staged);
