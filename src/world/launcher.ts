@@ -51,7 +51,10 @@ class Job {
   readonly #timers: NodeJS.Timeout[] = [];
   readonly #writers: LineWriter[] = [];
   readonly #forward = (signal: NodeJS.Signals) => this.#interrupt(signal);
-  readonly #abort = () => this.#stopAll(0);
+  readonly #abort = () => {
+    this.#over.abort(this.#options.signal?.reason);
+    this.#stopAll(0);
+  };
   #stopping = false;
   #interrupted = false;
   /** True once the other nodes know how this one ended. */
@@ -62,6 +65,7 @@ class Job {
   #remoteFailure: RankFailure | undefined;
   #reported: Promise<RankFailure> | undefined;
   readonly #ended: RankResult[] = [];
+  /** Aborted when nothing is awaited from the other nodes any more. */
   readonly #over = new AbortController();
 
   constructor(options: LaunchOptions, plan: JobPlan) {
@@ -77,7 +81,10 @@ class Job {
     const address = await this.#serve();
     if (nodeCount > 1) this.#meetNodes(address);
     const print = this.#printer();
-    for (let local = 0; local < ranks; local += 1) await this.#startRank(local, { address, print });
+    for (let local = 0; local < ranks; local += 1) {
+      this.#over.signal.throwIfAborted();
+      await this.#startRank(local, { address, print });
+    }
   }
 
   async finish(): Promise<LaunchResult> {
@@ -256,10 +263,15 @@ class Job {
     this.#timers.push(setTimeout(() => stop('SIGKILL'), graceMs + STOP_MS));
   }
 
-  /** The first signal is the ranks' to handle; a second one means that the sender does not want to wait. */
+  /**
+   * The first signal is the ranks' to handle; a second one means that the sender does not want to wait. A launcher without
+   * ranks that run, which waits for the other nodes, ends at once.
+   */
   #interrupt(signal: NodeJS.Signals): void {
     for (const rank of this.#ranks) if (rank.running) rank.signalGroup(this.#interrupted ? 'SIGKILL' : signal);
     this.#interrupted = true;
+    if (this.#ranks.some((rank) => rank.running)) return;
+    this.#over.abort(new WeftlineError('WL_LAUNCH', `The launcher was interrupted by ${signal}`));
   }
 
   #notice(text: string): void {

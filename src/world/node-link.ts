@@ -1,5 +1,5 @@
 // How the launchers of a job's nodes know of each other: a failure on one node ends all of them, none ends before the rest.
-import { Deadline } from '../core/deadline.ts';
+import { Deadline, type WaitOptions } from '../core/deadline.ts';
 import { asWeftlineError, blamedRanks, WeftlineError } from '../core/errors.ts';
 import { credentialsOf } from '../meeting/credentials.ts';
 import type { Settings } from '../settings/settings.ts';
@@ -14,6 +14,7 @@ export interface NodeLinkOptions {
   readonly nodeCount: number;
   readonly token: string;
   readonly settings: Settings;
+  /** Ends every wait of the link, with its reason. */
   readonly signal: AbortSignal;
 }
 
@@ -24,6 +25,7 @@ const LONG_MS = 2 ** 30;
 export class NodeLink {
   readonly #client: StoreClient;
   readonly #store: LinkedStore;
+  readonly #signal: AbortSignal;
 
   /** Meets the launchers of all nodes. Fails with WL_TIMEOUT naming the nodes that did not come within `timeoutMs`. */
   static async connect(options: NodeLinkOptions): Promise<NodeLink> {
@@ -43,7 +45,7 @@ export class NodeLink {
       silenceMs: timeoutMs,
       signal,
     });
-    const link = new NodeLink(client, settings);
+    const link = new NodeLink(client, options);
     try {
       await link.#store.barrier('start', { timeoutMs: Math.ceil(deadline.leftMs), signal });
       return link;
@@ -53,8 +55,10 @@ export class NodeLink {
     }
   }
 
-  private constructor(client: StoreClient, { timeoutMs, storeMaxValueBytes }: Settings) {
+  private constructor(client: StoreClient, { settings, signal }: NodeLinkOptions) {
+    const { timeoutMs, storeMaxValueBytes } = settings;
     this.#client = client;
+    this.#signal = signal;
     this.#store = new LinkedStore(client, { timeoutMs, maxValueBytes: storeMaxValueBytes });
   }
 
@@ -79,11 +83,13 @@ export class NodeLink {
     return this.#client.close(error);
   }
 
-  async #longWait<T>(wait: (options: { readonly timeoutMs: number }) => Promise<T>, timeoutMs: number): Promise<T> {
+  async #longWait<T>(wait: (options: WaitOptions) => Promise<T>, timeoutMs: number): Promise<T> {
+    const signal = this.#signal;
     for (;;) {
       try {
-        return await wait({ timeoutMs });
+        return await wait({ timeoutMs, signal });
       } catch (error) {
+        signal.throwIfAborted();
         const known = asWeftlineError(error);
         if (known.code !== 'WL_TIMEOUT' || timeoutMs < LONG_MS) throw ofNodes(known, timeoutMs);
       }

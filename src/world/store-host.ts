@@ -9,6 +9,7 @@ import type { StoreWorkerMessage, StoreWorkerStop } from './store-worker.ts';
 export class StoreHost {
   readonly port: number;
   readonly #worker: Worker;
+  readonly #ended: Promise<void>;
 
   /** Fails with WL_CONFIG if the address cannot be listened on. */
   static start(options: StoreServerOptions): Promise<StoreHost> {
@@ -17,7 +18,8 @@ export class StoreHost {
       name: 'store',
     });
     return new Promise((resolve, reject) => {
-      worker.once('error', (cause) => {
+      // Later, clients find the store gone, which says more: the listener stays, an error without one would end the process.
+      worker.on('error', (cause) => {
         reject(
           new WeftlineError('WL_INTERNAL', `The thread of the rendezvous store failed: ${cause.message}`, { cause }),
         );
@@ -32,6 +34,7 @@ export class StoreHost {
 
   private constructor(worker: Worker, port: number) {
     this.#worker = worker;
+    this.#ended = new Promise((resolve) => worker.once('exit', () => resolve()));
     this.port = port;
   }
 
@@ -39,9 +42,8 @@ export class StoreHost {
   async stop(waitMs: number): Promise<void> {
     const stop: StoreWorkerStop = { waitMs };
     this.#worker.ref();
-    const ended = new Promise<void>((resolve) => this.#worker.once('exit', () => resolve()));
     this.#worker.postMessage(stop);
-    await ended;
+    await this.#ended;
   }
 }
 

@@ -5,10 +5,14 @@ import { once } from 'node:events';
 import { mkdtempSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join as joinPath } from 'node:path';
+import { createInterface } from 'node:readline';
+import { PassThrough, type Readable } from 'node:stream';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { launch } from 'weftline/world';
 import { freePort } from '../support/free-port.js';
 import { addresses, machines, TwoMachines, whyNotTwoMachines } from '../support/two-machines.js';
+import { until } from '../support/until.js';
 import { skipWithout } from './support/requirements.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
@@ -115,6 +119,67 @@ for (const killed of [0, 1]) {
     assert.equal(left?.code, 1, left?.stderr);
     assert.match(left.stderr, /^weftline: WL_(PEER_LOST|TIMEOUT): .*launcher .*node/m);
   });
+}
+
+test('a launcher whose ranks have ended, and which waits for another node, ends at a signal', { timeout }, async () => {
+  const master = `127.0.0.1:${await freePort()}`;
+  const words = ['--timeout', '20000', '--grace', '100', failingRank, 'half'];
+  const [first, second] = [start(0, master, ...words), start(1, master, ...words)];
+  const output = new PassThrough();
+  first.child.stdout?.pipe(output);
+  await untilGone(await processes(output));
+  first.child.kill('SIGINT');
+  const [stopped, left] = await Promise.all([first.ended, second.ended]);
+  assert.equal(stopped.code, 1, stopped.stderr);
+  assert.match(stopped.stderr, /^weftline: WL_LAUNCH: The launcher was interrupted by SIGINT/m);
+  assert.equal(left.code, 1, left.stderr);
+  assert.match(left.stderr, /^weftline: WL_PEER_FAILED: The launcher of node 0 was stopped before/m);
+});
+
+test('launch() that waits for another node rejects when it is aborted', { timeout }, async () => {
+  const port = await freePort();
+  const other = start(1, `127.0.0.1:${port}`, '--timeout', '20000', '--grace', '100', failingRank, 'half');
+  const output = new PassThrough();
+  const abort = new AbortController();
+  Object.assign(process.env, token);
+  const launched = launch({
+    command: [process.execPath, failingRank, 'half'],
+    ranks: 2,
+    nodeCount: 2,
+    nodeRank: 0,
+    master: { host: '127.0.0.1', port },
+    env: { NODE_TEST_CONTEXT: undefined },
+    settings: { graceMs: 100 },
+    forwardSignals: false,
+    signal: abort.signal,
+    onLine: ({ text }) => void output.write(`${text}\n`),
+  });
+  const rejected = assert.rejects(launched, { message: 'enough' });
+  await untilGone(await processes(output));
+  abort.abort(new Error('enough'));
+  await rejected;
+  assert.equal((await other.ended).code, 1);
+});
+
+/** The process numbers that both ranks of a node print. */
+async function processes(output: Readable): Promise<number[]> {
+  const found: number[] = [];
+  for await (const line of createInterface({ input: output })) {
+    if (found.push(Number(/process (\d+)$/.exec(line)?.[1])) === 2) break;
+  }
+  return found;
+}
+
+async function untilGone(pids: readonly number[]): Promise<void> {
+  for (const pid of pids) await until(() => !isRunning(pid), `the end of process ${pid}`);
+}
+
+function isRunning(pid: number): boolean {
+  try {
+    return process.kill(pid, 0);
+  } catch {
+    return false;
+  }
 }
 
 test('a node that never comes is named', { timeout }, async () => {

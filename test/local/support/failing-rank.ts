@@ -34,6 +34,11 @@ if (way === 'argument') {
 }
 if (way === 'alone' && isFailing) process.exit(3);
 if (way === 'stay') console.log('met');
+// Those of node 0 end, those of node 1 stay.
+if (way === 'half') {
+  console.log(`process ${process.pid}`);
+  if (world.rank >= 2) await sleep(60_000);
+}
 if (way === 'alone' || way === 'stay') await sleep(60_000);
 // No close().
 if (way === 'unclosed' || way === 'exits') {
