@@ -2,7 +2,8 @@
 import { createSocket, type Socket } from 'node:dgram';
 import { isIP, isIPv6 } from 'node:net';
 import { networkInterfaces } from 'node:os';
-import { invalidArgument, type WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { quote } from '../core/quote.ts';
 import type { CredentialKind } from '../meeting/credentials.ts';
 import { isLoopback, isUnspecified, requireToken } from '../meeting/loopback.ts';
 import { addressTowards } from '../meeting/route.ts';
@@ -13,7 +14,7 @@ const MAX_EXAMPLES = 3;
 
 /**
  * The address that was given, or the default. Fails with WL_INVALID_ARGUMENT unless `given` is a numeric address of this
- * host, WL_CONFIG for an address that others can reach without a token.
+ * host, WL_CONFIG for an address that others can reach without a token and for a master of the job that cannot be reached.
  */
 export async function addressOfAgent(given: string | undefined, kind: CredentialKind): Promise<string> {
   if (given === undefined) return kind === 'token' ? await addressInWorld() : DEFAULT_HOST;
@@ -31,13 +32,28 @@ export async function addressOfAgent(given: string | undefined, kind: Credential
   return given;
 }
 
-/** 127.0.0.1 without a job, or if its master is on this host alone. A job whose variables are wrong is told so by join(). */
+/** 127.0.0.1 without a job, or if its master is on this host alone. Fails if nothing leads to the master. */
 async function addressInWorld(): Promise<string> {
+  const { size, host } = jobOfProcess();
+  if (size === 1 || isLoopback(host)) return DEFAULT_HOST;
   try {
-    const { size, host } = readEnvironment();
-    return size === 1 || isLoopback(host) ? DEFAULT_HOST : await addressTowards(host);
+    return await addressTowards(host);
+  } catch (cause) {
+    const reason = cause instanceof Error ? cause.message : String(cause);
+    throw new WeftlineError(
+      'WL_CONFIG',
+      `Cannot find the address at which peers reach this host: the master of the job, ${quote(host)}, leads nowhere (${reason}). Correct the master's address, or give the option host`,
+      { details: { master: host }, cause },
+    );
+  }
+}
+
+/** A job whose variables are wrong is told so by join(), and no job for an agent. */
+function jobOfProcess(): { readonly size: number; readonly host: string } {
+  try {
+    return readEnvironment();
   } catch {
-    return DEFAULT_HOST;
+    return { size: 1, host: DEFAULT_HOST };
   }
 }
 

@@ -2,7 +2,8 @@
 import type { OptionNames } from '../core/check-options.ts';
 import { type CallWait, callWaitNames } from '../core/deadline.ts';
 import type { Settings } from '../settings/settings.ts';
-import type { BackendLink, BackendName, BackendRegion, BackendRemoteRegion, TransferOperation } from './backend.ts';
+import type { BackendLink, BackendRegion, BackendRemoteRegion, TransferOperation } from './backend.ts';
+import type { BackendName } from './backends/backend-table.ts';
 import type { DescriptorList } from './descriptors.ts';
 import type { Registration } from './registration.ts';
 

@@ -11,7 +11,8 @@ import { readToken } from '../settings/token.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import { addressOfAgent } from './agent-address.ts';
 import { keepCredentials } from './agent-credentials.ts';
-import type { BackendLink, BackendName } from './backend.ts';
+import type { BackendLink } from './backend.ts';
+import type { BackendName } from './backends/backend-table.ts';
 import {
   agentOptionNames,
   type AgentOptions,

@@ -1,6 +1,6 @@
 // Which backend carries a transfer: the first of a fixed order that both sides have and that takes both memories.
 import { WeftlineError } from '../core/errors.ts';
-import type { Backend, BackendName } from './backend.ts';
+import type { BackendName, NamedBackend } from './backends/backend-table.ts';
 import type { MemoryKind } from './agent-memory.ts';
 import type { RegionMetadata } from './metadata.ts';
 import type { Registration } from './registration.ts';
@@ -20,7 +20,7 @@ export interface ChoiceMemory {
 }
 
 export interface ChoiceOptions {
-  readonly backends: readonly Backend[];
+  readonly backends: readonly NamedBackend[];
   /** Those that could not be created, with the reason. */
   readonly missing: ReadonlyMap<BackendName, string>;
   readonly peer: RemoteAgent;
@@ -41,7 +41,7 @@ export function judgeBackends(options: ChoiceOptions): BackendVerdict[] {
 }
 
 /** Fails with WL_UNSUPPORTED, telling why not for each. */
-export function chooseBackend(options: ChoiceOptions): Backend {
+export function chooseBackend(options: ChoiceOptions): NamedBackend {
   const verdicts = judgeBackends(options);
   const chosen = verdicts.find(({ isUsable }) => isUsable);
   const found = options.backends.find(({ name }) => name === chosen?.backend);
@@ -54,7 +54,7 @@ export function chooseBackend(options: ChoiceOptions): Backend {
   });
 }
 
-function whyNot(backend: Backend, { peer, memory, forced }: ChoiceOptions): string | undefined {
+function whyNot(backend: NamedBackend, { peer, memory, forced }: ChoiceOptions): string | undefined {
   const found = peer.peer(backend.name);
   if (found === undefined) return `agent ${peer.name} does not offer it`;
   const unreachable = backend.whyNotPeer(found);

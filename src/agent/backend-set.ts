@@ -1,12 +1,18 @@
 // The backends of one agent: created together, looked at together, closed together.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { requirePackageFiles } from '../core/package-file.ts';
-import { type Backend, type BackendContext, type BackendName, backendNames } from './backend.ts';
-import { knownBackends, loadBackend, whyOnlyListed } from './backends/create.ts';
+import type { BackendContext } from './backend.ts';
+import {
+  type BackendName,
+  backendNames,
+  loadBackend,
+  type NamedBackend,
+  whyOnlyListed,
+} from './backends/backend-table.ts';
 
 export class BackendSet {
   /** In the order of preference. */
-  readonly backends: readonly Backend[];
+  readonly backends: readonly NamedBackend[];
   /** Those that are not there, with the reason. */
   readonly missing: ReadonlyMap<BackendName, string>;
 
@@ -17,16 +23,15 @@ export class BackendSet {
   static async create(names: readonly BackendName[] | undefined, context: BackendContext): Promise<BackendSet> {
     // Backends that cannot work are left out, which would hide this.
     requirePackageFiles();
-    const known = knownBackends();
     if (names !== undefined && !Array.isArray(names)) {
-      throw invalidArgument('backends', names, `a list of names: ${known.join(', ')}`);
+      throw invalidArgument('backends', names, `a list of names: ${backendNames.join(', ')}`);
     }
     for (const name of names ?? []) {
-      if (known.includes(name)) continue;
-      throw new WeftlineError('WL_UNSUPPORTED', `There is no backend ${name}: known are ${known.join(', ')}`);
+      if (backendNames.includes(name)) continue;
+      throw new WeftlineError('WL_UNSUPPORTED', `There is no backend ${name}: known are ${backendNames.join(', ')}`);
     }
-    const wanted = backendNames.filter((name) => (names ?? known).includes(name));
-    const backends: Backend[] = [];
+    const wanted = backendNames.filter((name) => (names ?? backendNames).includes(name));
+    const backends: NamedBackend[] = [];
     const missing = new Map<BackendName, string>();
     for (const name of wanted) {
       const why = names === undefined ? whyOnlyListed(name) : undefined;
@@ -48,7 +53,7 @@ export class BackendSet {
     return new BackendSet(backends, missing);
   }
 
-  private constructor(backends: readonly Backend[], missing: ReadonlyMap<BackendName, string>) {
+  private constructor(backends: readonly NamedBackend[], missing: ReadonlyMap<BackendName, string>) {
     this.backends = backends;
     this.missing = missing;
   }

@@ -6,11 +6,6 @@ import type { Settings } from '../settings/settings.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
 
-/** In the order of preference. */
-export const backendNames = ['local', 'ucx', 'multipath'] as const;
-/** What can move the bytes of an agent, in the order of preference. */
-export type BackendName = (typeof backendNames)[number];
-
 /** A write moves local bytes to the peer, a read brings them. */
 export type TransferOperation = 'read' | 'write';
 
@@ -44,7 +39,7 @@ export interface BackendContext {
 }
 
 /** `create` fails with WL_UNSUPPORTED, saying what is missing, where the backend cannot run. */
-export type CreateBackend = (context: BackendContext) => Promise<Backend>;
+export type CreateBackend<Name extends string = string> = (context: BackendContext) => Promise<Backend<Name>>;
 
 /** A peer as its metadata describes it. */
 export interface BackendPeer {
@@ -72,8 +67,9 @@ export interface ConnectOptions {
 }
 
 /** Agent's thread only. Nothing but `poll` and `post` is a hot path. */
-export interface Backend {
-  readonly name: BackendName;
+export interface Backend<Name extends string = string> {
+  /** As in the table of backends. */
+  readonly name: Name;
   /** What peers need to connect. Fixed once created. */
   readonly connectionInfo: Uint8Array;
   /** Why it cannot use such memory here, as the end of a sentence: "it has no GPU support"; undefined if it can. */
@@ -139,7 +135,7 @@ export type LinkState = 'open' | 'closed' | 'dead';
 /** The way to one peer. Every backend notices the death of the peer without a call of the agent but `poll`. */
 export interface BackendLink {
   readonly state: LinkState;
-  /** Why it is unusable; undefined while its state is `open`. */
+  /** Why it is unusable: WL_CLOSED if its state is `closed`, WL_PEER_LOST if `dead`; undefined while it is `open`. */
   readonly error: WeftlineError | undefined;
   /** `kind` and `bytes` are what the peer's metadata say of the region. Fails with WL_PROTOCOL if info is not understood. */
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): BackendRemoteRegion;

@@ -1,12 +1,13 @@
 // Chooses the link for a transfer: the first backend that can carry it and by which the peer accepts another link.
 import { WeftlineError } from '../core/errors.ts';
 import { isLogged, log } from '../core/log.ts';
-import type { Backend, BackendLink } from './backend.ts';
+import type { BackendLink } from './backend.ts';
+import type { NamedBackend } from './backends/backend-table.ts';
 import { chooseBackend, type ChoiceOptions, judgeBackends } from './backend-choice.ts';
 import type { LinkWait } from './remote-agent.ts';
 
 export interface ChosenLink {
-  readonly backend: Backend;
+  readonly backend: NamedBackend;
   readonly link: BackendLink;
 }
 
@@ -33,7 +34,7 @@ export async function chooseLink(choice: ChoiceOptions, options: LinkWait): Prom
 }
 
 /** "multipath (not local: it is on another host)" */
-function describe(choice: ChoiceOptions, chosen: Backend): string {
+function describe(choice: ChoiceOptions, chosen: NamedBackend): string {
   const others = judgeBackends(choice).filter(({ backend, why }) => backend !== chosen.name && why !== undefined);
   const reasons = others.map(({ backend, why }) => `not ${backend}: ${why}`);
   return reasons.length === 0 ? chosen.name : `${chosen.name} (${reasons.join('; ')})`;

@@ -2,7 +2,8 @@
 export { Agent } from './agent.ts';
 export type { AgentOptions, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 export type { MemoryKind } from './agent-memory.ts';
-export { type BackendName, MAX_NOTIFICATION_BYTES, type TransferOperation, type TransferState } from './backend.ts';
+export { MAX_NOTIFICATION_BYTES, type TransferOperation, type TransferState } from './backend.ts';
+export type { BackendName } from './backends/backend-table.ts';
 export type { BackendVerdict } from './backend-choice.ts';
 export { type Addressed, type BlockOptions, DescriptorList } from './descriptors.ts';
 export type { Message, Notification, NotificationFilter } from './notifications.ts';

@@ -6,7 +6,8 @@ import { type Storage, Tensor } from '../device/tensor.ts';
 import type { SharedMemory } from '../windows/shared-memory.ts';
 import { addressOf } from '../native/library.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
-import type { BackendName, BackendRegion } from './backend.ts';
+import type { BackendRegion } from './backend.ts';
+import type { BackendName } from './backends/backend-table.ts';
 
 /** Device memory that is not a tensor. */
 export interface DeviceMemory {

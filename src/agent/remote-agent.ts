@@ -3,7 +3,8 @@ import { type Deadline, within } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { log } from '../core/log.ts';
 import type { MemoryKind } from './agent-memory.ts';
-import type { Backend, BackendLink, BackendName, BackendPeer, BackendRemoteRegion, ConnectOptions } from './backend.ts';
+import type { BackendLink, BackendPeer, BackendRemoteRegion, ConnectOptions } from './backend.ts';
+import type { BackendName, NamedBackend } from './backends/backend-table.ts';
 import type { Addressed } from './descriptors.ts';
 import type { AgentMetadata, RegionMetadata } from './metadata.ts';
 
@@ -94,7 +95,7 @@ export class RemoteAgent {
   }
 
   /** The link of the backend: made at the first call, and again once it broke. */
-  async link(backend: Backend, options: LinkWait): Promise<BackendLink> {
+  async link(backend: NamedBackend, options: LinkWait): Promise<BackendLink> {
     return (await this.#entry(backend, options)).link;
   }
 
@@ -105,7 +106,7 @@ export class RemoteAgent {
   }
 
   /** A region as the backend's link knows it. */
-  async region(backend: Backend, number: number, options: LinkWait): Promise<BackendRemoteRegion> {
+  async region(backend: NamedBackend, number: number, options: LinkWait): Promise<BackendRemoteRegion> {
     const entry = await this.#entry(backend, options);
     const known = entry.regions.get(number);
     if (known !== undefined) return known;
@@ -147,7 +148,7 @@ export class RemoteAgent {
     }
   }
 
-  async #entry(backend: Backend, options: LinkWait): Promise<LinkEntry> {
+  async #entry(backend: NamedBackend, options: LinkWait): Promise<LinkEntry> {
     if (this.#ended !== undefined) throw this.#ended;
     const open = this.#open.get(backend.name);
     if (open !== undefined) {
@@ -192,7 +193,7 @@ export class RemoteAgent {
     return new WeftlineError('WL_TIMEOUT', what, { details, cause });
   }
 
-  async #connect(backend: Backend, options: LinkWait): Promise<LinkEntry> {
+  async #connect(backend: NamedBackend, options: LinkWait): Promise<LinkEntry> {
     const signals = [this.#ending.signal, ...(options.signal === undefined ? [] : [options.signal])];
     const peer = this.peer(backend.name) as BackendPeer;
     let link: BackendLink;

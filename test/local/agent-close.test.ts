@@ -2,14 +2,14 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { Agent } from 'weftline/agent';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
 
 // What fails sooner fails because of the close.
 const settings = { timeoutMs: 120_000 };
 
-for (const backend of knownBackends()) {
+for (const backend of backendNames) {
   const skip = (await whyMissing(backend)) ?? (backend === 'local' ? 'it asks nobody' : false);
 
   test(`${backend}: close() ends a connect that nobody answers`, { skip, timeout: 30_000 }, async () => {

@@ -14,7 +14,7 @@ import {
   type RemoteMemory,
   type Transfer,
 } from 'weftline/agent';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { AgentPeer, openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
 import { until } from '../support/until.ts';
@@ -52,7 +52,7 @@ const threads: Readonly<Record<string, AgentOptions>> = {
   "on the caller's thread": { ownThread: false },
 };
 
-for (const backend of knownBackends()) {
+for (const backend of backendNames) {
   const skip = (await whyMissing(backend)) ?? false;
   // Within a host, this thread copies: what is too much for the call of post itself goes on when the thread does.
   // Within a host, more than a post copies itself.
@@ -355,11 +355,15 @@ for (const backend of knownBackends()) {
     await using pair = await openPair(backend, 64);
     const { agent, peer } = pair;
     const link = await agent.linkTo('there');
+    const local = DescriptorList.of(await agent.allocate(64));
+    const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
+    await using transfer = await agent.prepare({ operation: 'write', peer: 'there', local, remote });
     assert.deepEqual([link.state, link.error], ['open', undefined]);
     await peer.do({ do: 'close' });
     await until(() => agent.poll() || link.state !== 'open');
     assert.equal(link.state, 'closed', String(link.error));
-    assert.match(String(link.error), /there.* closed/);
+    withCode('WL_CLOSED', /there.* closed/)(link.error);
+    await assert.rejects(async () => postAndWait(transfer, 'nobody takes it'), withCode('WL_CLOSED', /there/));
     await using again = await openPair(backend, 64);
     const own = await again.agent.linkTo('there');
     await again.agent.invalidate('there');

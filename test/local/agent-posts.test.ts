@@ -5,7 +5,7 @@ import test from 'node:test';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { DescriptorList, type Transfer } from 'weftline/agent';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
 
@@ -20,7 +20,7 @@ const KEPT_BYTES = 4 << 20;
 setFlagsFromString('--expose-gc');
 const collectGarbage = runInNewContext('gc') as () => void;
 
-for (const backend of knownBackends()) {
+for (const backend of backendNames) {
   const skip = (await whyMissing(backend)) ?? false;
   const posts = Number(process.env['POSTS'] ?? quickPosts[backend] ?? 1500);
   test(`${backend}: ${posts} posts of ${BLOCKS} descriptors, ${OUTSTANDING} at a time`, { skip }, async (context) => {

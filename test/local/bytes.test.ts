@@ -5,14 +5,14 @@ import { CpuDevice } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
 import { Agent, DescriptorList, Endpoint } from 'weftline/agent';
 import { Transport } from 'weftline/transport';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { emptyShapes, shapesOf } from '../unit/support/byte-shapes.ts';
 import { whyMissing } from './support/missing-backend.ts';
 
 const COUNT = 1000;
 const values = Uint8Array.from({ length: COUNT }, (_, index) => index * 7 + 1);
 
-for (const backend of knownBackends()) {
+for (const backend of backendNames) {
   const skip = (await whyMissing(backend)) ?? false;
 
   test(`${backend}: metadata, messages and registered memory of any shape`, { skip }, async () => {

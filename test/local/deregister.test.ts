@@ -5,7 +5,7 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { WeftlineError } from 'weftline';
 import { Agent, DescriptorList, type Registration } from 'weftline/agent';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { SharedMemory } from '#lib/windows/shared-memory.js';
 import type { DeregisterNews, DeregisterRound } from './support/deregister-peer.ts';
@@ -64,7 +64,7 @@ async function untilDeregistered(agent: Agent, registration: Registration): Prom
   }
 }
 
-for (const backend of knownBackends()) {
+for (const backend of backendNames) {
   const skip = (await whyMissing(backend)) ?? false;
 
   test(`${backend}: after deregister() a peer changes and reads nothing, in ${ROUNDS} rounds`, { skip }, async () => {

@@ -5,7 +5,7 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { CpuDevice, type WeftlineError } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
-import type { BackendName } from '#lib/agent/backend.js';
+import type { BackendName } from '#lib/agent/backends/backend-table.js';
 import { ProxyLink } from '#lib/device-api/service/proxy-link.js';
 import { readSettings } from '#lib/settings/settings.js';
 import { freePort } from '../support/free-port.ts';

@@ -6,7 +6,7 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { CpuDevice, WeftlineError } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import type { DeviceHostPeer } from './support/device-host-peer.ts';
 import { whyMissing } from './support/missing-backend.ts';
 import { runRanks } from './support/run-ranks.ts';
@@ -19,7 +19,7 @@ const peerModule = fileURLToPath(new URL('./support/device-host-peer.js', import
 const seed = String(testSeed());
 const decode = (text: string): Uint8Array => Buffer.from(text, 'base64');
 
-for (const backend of knownBackends()) {
+for (const backend of backendNames) {
   const missing = await whyMissing(backend);
   const options = { skip: missing ?? false, timeout: 60_000 };
 
@@ -43,6 +43,25 @@ for (const backend of knownBackends()) {
     assert.throws(() => host.throwIfFailed(), { code: 'WL_PEER_LOST' });
     host.throwIfFailed();
   });
+
+  test(
+    `${backend}: a silent peer holds up nobody who adds it, and its death is noticed all the same`,
+    options,
+    async () => {
+      const victim = fork(peerModule, [backend]);
+      const [said] = (await once(victim, 'message')) as [DeviceHostPeer];
+      const device = await CpuDevice.create({ addressSpaceMiB: 64 });
+      await using host = await DeviceHost.create({ name: 'here', device, backends: [backend], timeoutMs: 15_000 });
+      const answer = await host.allocate(64);
+      victim.kill('SIGSTOP');
+      // Until the deadline of the link nothing would come, and then nobody would watch.
+      await host.addRemoteAgent(decode(said.metadata));
+      const word = new BigUint64Array(host.view(answer).buffer, host.view(answer).byteOffset, 1);
+      const lost = assert.rejects(host.kernelApi.wait(word, 1), { code: 'WL_PEER_LOST', message: /victim/ });
+      victim.kill('SIGKILL');
+      await lost;
+    },
+  );
 
   test(`${backend}: a peer that is killed ends waits and commands under way, by name`, options, async () => {
     const victim = fork(peerModule, [backend]);

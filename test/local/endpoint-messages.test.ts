@@ -4,8 +4,9 @@ import test from 'node:test';
 import { DescriptorList, Endpoint, type EndpointConnection, type EndpointPart } from 'weftline/agent';
 import { ENDPOINT_MAGIC, endpointMessage, endpointMessageKinds, MAX_OFFERED_BYTES } from '#lib/abi/endpoint-message.js';
 import { Block } from '#lib/abi/layout.js';
-import { type BackendName, MAX_NOTIFICATION_BYTES } from '#lib/agent/backend.js';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { MAX_NOTIFICATION_BYTES } from '#lib/agent/backend.js';
+import type { BackendName } from '#lib/agent/backends/backend-table.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { whyMissing } from './support/missing-backend.ts';
 import { until } from '../support/until.ts';
 import { withCode } from '../support/with-code.ts';
@@ -78,7 +79,7 @@ function scattered(region: EndpointPart['region'], count: number): EndpointPart[
   return Array.from({ length: count }, (_, index) => ({ region, offset: index * 16, bytes: 8 }));
 }
 
-for (const backend of knownBackends()) {
+for (const backend of backendNames) {
   const skip = (await whyMissing(backend)) ?? false;
 
   test(`${backend}: receives of any number of parts`, { skip }, async () => {

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { Agent, DescriptorList, type Registration } from 'weftline/agent';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { whyMissing } from './support/missing-backend.ts';
 
 const REGIONS = 40;
@@ -32,7 +32,7 @@ function allocate(agent: Agent): Promise<Registration[]> {
   return Promise.all(Array.from({ length: REGIONS }, () => agent.allocate(PER_REGION * STRIDE)));
 }
 
-for (const backend of knownBackends()) {
+for (const backend of backendNames) {
   const skip = (await whyMissing(backend)) ?? false;
 
   test(`${backend}: 200,000 parts between 40 regions are written and read`, { skip }, async () => {

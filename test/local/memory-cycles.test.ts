@@ -4,7 +4,7 @@ import { fork } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Agent, type Registration } from 'weftline/agent';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import type { Cycle } from './support/cycle-peer.ts';
 import { whyMissing } from './support/missing-backend.ts';
 import { nextMessage } from './support/next-message.ts';
@@ -30,7 +30,7 @@ function assertFlat(side: string, before: ProcessUse, after: ProcessUse): void {
   }
 }
 
-for (const backend of knownBackends()) {
+for (const backend of backendNames) {
   const skip = (await whyMissing(backend)) ?? false;
 
   test(`${backend}: ${CYCLES} cycles of memory leave nothing behind on either side`, { skip }, async () => {

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { WeftlineError } from 'weftline';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { reasonOf } from './support/requirements.ts';
 
 const helper = new URL('./support/requirements.js', import.meta.url).href;
@@ -33,7 +33,7 @@ test('only WL_UNSUPPORTED is a reason to skip', () => {
 });
 
 test('what WEFTLINE_TEST_REQUIRE demands fails where it is lacking', () => {
-  const all = [...knownBackends(), 'etcd', 'namespaces'];
+  const all = [...backendNames, 'etcd', 'namespaces'];
   const failures = skipsIn(all.join(', '), all, 'it is lacking');
   assert.equal(failures.length, all.length);
   for (const [index, failure] of failures.entries())

@@ -5,7 +5,8 @@ import { Deadline, type WaitOptions, waitOptionNames } from '../../core/deadline
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
 import type { Agent } from '../agent.ts';
-import type { BackendName, TransferOperation } from '../backend.ts';
+import type { TransferOperation } from '../backend.ts';
+import type { BackendName } from '../backends/backend-table.ts';
 import { DescriptorList } from '../descriptors.ts';
 import { decodeMetadata } from '../metadata.ts';
 import type { Registration } from '../registration.ts';

@@ -18,7 +18,7 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { Agent } from '../agent.ts';
 import { credentialsOfAgent } from '../agent-credentials.ts';
 import { agentOptionNames, type AgentOptions } from '../agent-options.ts';
-import type { BackendName } from '../backend.ts';
+import type { BackendName } from '../backends/backend-table.ts';
 import type { Notification } from '../notifications.ts';
 import { type Registrable, Registration } from '../registration.ts';
 import { checkGpu, openGpu } from './bound-gpu.ts';

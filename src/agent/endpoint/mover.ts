@@ -1,7 +1,8 @@
 // Moves what two lists describe to or from one peer: prepares, posts while there is room, waits, keeps for the next time.
 import { WeftlineError } from '../../core/errors.ts';
 import type { Agent } from '../agent.ts';
-import type { BackendName, TransferOperation } from '../backend.ts';
+import type { TransferOperation } from '../backend.ts';
+import type { BackendName } from '../backends/backend-table.ts';
 import type { Transfer } from '../transfer.ts';
 import { KeptTransfers, type Ways } from './kept-transfers.ts';
 

@@ -1,6 +1,7 @@
 // The agent of a proxy thread: its registered memory, its peers, and a channel per peer that commands are posted to.
 import { Agent } from '../../agent/agent.ts';
-import type { BackendChannel, BackendLink, BackendName, PutPlace } from '../../agent/backend.ts';
+import type { BackendChannel, BackendLink, PutPlace } from '../../agent/backend.ts';
+import type { BackendName } from '../../agent/backends/backend-table.ts';
 import {
   exchangeMetadata,
   fetchMetadata,
@@ -11,7 +12,7 @@ import {
 import { type ListenOptions, MetadataListener } from '../../agent/exchange/metadata-listener.ts';
 import type { Registration } from '../../agent/registration.ts';
 import { Deadline } from '../../core/deadline.ts';
-import type { WeftlineError } from '../../core/errors.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { viewAt } from '../../native/library.ts';
 import { AgentRoute } from './agent-route.ts';
@@ -27,6 +28,8 @@ export class ProxyAgent {
   readonly #channels = new Map<BackendLink, BackendChannel>();
   /** To peers whose death was not told. */
   readonly #watched = new Set<BackendLink>();
+  /** Why peers were lost before they could be watched. */
+  readonly #lost: WeftlineError[] = [];
   /** Of channels that cannot store 8 bytes: where those are put from. */
   readonly #staging = new Map<BackendChannel, { readonly stores: StagedStores; readonly memory: Registration }>();
 
@@ -75,7 +78,7 @@ export class ProxyAgent {
 
   async addRemote(metadata: Uint8Array): Promise<string> {
     const name = await this.#agent.loadRemoteMetadata(metadata);
-    await this.#watch(name);
+    this.#watch(name);
     return name;
   }
 
@@ -91,8 +94,7 @@ export class ProxyAgent {
 
   async listen(options: ListenOptions): Promise<number> {
     const listener = await MetadataListener.open(this.#agent, options, (peer) => {
-      // It may have been forgotten by then.
-      this.#watch(peer).catch(() => {});
+      this.#watch(peer);
     });
     return listener.port;
   }
@@ -102,17 +104,24 @@ export class ProxyAgent {
     else if (how === 'invalidate') await sendInvalidation(this.#agent, address);
     else {
       const name = await (how === 'fetch' ? fetchMetadata : exchangeMetadata)(this.#agent, address);
-      await this.#watch(name);
+      this.#watch(name);
       return name;
     }
     return undefined;
   }
 
-  async #watch(name: string): Promise<void> {
-    // Kernels may wait for a peer to which nothing goes from here, or not through a queue. One that cannot be watched is not
-    // watched: whoever needs the link hears why when it is made for a request.
-    const link = await this.#agent.linkTo(name).catch(() => undefined);
-    if (link !== undefined) this.#watched.add(link);
+  /**
+   * Kernels may wait for a peer to which nothing goes from here, or not through a queue. Links in the background: a silent peer
+   * holds up nobody. One that cannot be watched is not: whoever needs the link hears why when it is made for a request.
+   */
+  #watch(name: string): void {
+    this.#agent.linkTo(name).then(
+      (link) => this.#watched.add(link),
+      (error: unknown) => {
+        // It died before it was linked to.
+        if (error instanceof WeftlineError && error.code === 'WL_PEER_LOST') this.#lost.push(error);
+      },
+    );
   }
 
   /** Connects, if that is not done. The path is the backend's name. */
@@ -174,6 +183,8 @@ export class ProxyAgent {
 
   /** Why a peer that died was lost, told once; undefined if none was. One that closed its agent may do so. */
   nextDeath(): WeftlineError | undefined {
+    const lost = this.#lost.shift();
+    if (lost !== undefined) return lost;
     for (const link of this.#watched) {
       const { state } = link;
       if (state === 'open') continue;

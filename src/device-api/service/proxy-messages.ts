@@ -1,5 +1,5 @@
 // What a ProxyService and the thread that serves its queues say to each other.
-import type { BackendName } from '../../agent/backend.ts';
+import type { BackendName } from '../../agent/backends/backend-table.ts';
 import type { ListenerAddress } from '../../agent/exchange/metadata-caller.ts';
 import type { ListenOptions } from '../../agent/exchange/metadata-listener.ts';
 import type { Settings } from '../../settings/settings.ts';

@@ -1,6 +1,6 @@
 // weftline bench p2p: memory of one process to memory of another, over any backend of an agent.
 import { type Command, Option } from 'commander';
-import { type BackendName, backendNames } from '../../agent/backend.ts';
+import { type BackendName, backendNames } from '../../agent/backends/backend-table.ts';
 import { type P2pBenchOptions, runP2pBench, serveP2pBench } from '../bench/p2p/p2p-bench.ts';
 import { giveUpP2pBench } from '../bench/p2p/p2p-meeting.ts';
 import {

@@ -1,7 +1,7 @@
 // weftline 2proc: a kernel of one process writes into memory of another and signals it; both check what came.
 import { type Command, Option } from 'commander';
 import { addressOfAgent } from '../../agent/agent-address.ts';
-import { type BackendName, backendNames } from '../../agent/backend.ts';
+import { type BackendName, backendNames } from '../../agent/backends/backend-table.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { credentialsOf } from '../../meeting/credentials.ts';
 import { isLoopback } from '../../meeting/loopback.ts';

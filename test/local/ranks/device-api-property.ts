@@ -6,7 +6,7 @@ import { CpuDevice, CudaDevice } from 'weftline';
 import { DeviceHost, type RegisteredVram } from 'weftline/device-api';
 import { join } from 'weftline/world';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { makePutCase, REGION_BYTES, wordOf } from '../support/put-case.ts';
 import { loadPutKernels, putTable, waitForCounter } from '../support/put-kernels.ts';
 import { openTestDevice } from '../support/test-device.ts';
@@ -20,7 +20,7 @@ const TURNS = 5;
 await using world = await join();
 await using device = await openTestDevice(world);
 assert.ok(device instanceof CpuDevice || device instanceof CudaDevice);
-const backend = knownBackends().find((name) => name === way);
+const backend = backendNames.find((name) => name === way);
 await using host = await DeviceHost.create({
   name: `rank ${world.rank}`,
   device,

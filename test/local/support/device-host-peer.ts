@@ -1,7 +1,7 @@
 // A DeviceHost in a process of its own, which says what others need to write to it and waits to be killed: argv = way.
 import { CpuDevice, CudaDevice, cudaDeviceCount } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 
 export interface DeviceHostPeer {
   /** base64 */
@@ -15,7 +15,7 @@ const isCuda = process.env['WEFTLINE_TEST_DEVICE'] === 'cuda';
 const device = isCuda
   ? await CudaDevice.create({ ordinal: Math.min(1, cudaDeviceCount() - 1) })
   : await CpuDevice.create({ addressSpaceMiB: 64 });
-const backend = knownBackends().find((name) => name === way);
+const backend = backendNames.find((name) => name === way);
 const host = await DeviceHost.create({
   name: 'victim',
   device,

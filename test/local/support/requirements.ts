@@ -1,6 +1,6 @@
 // Whether a test may be skipped for what the machine lacks: not where WEFTLINE_TEST_REQUIRE says that it is there.
 import { WeftlineError } from 'weftline';
-import { knownBackends } from '#lib/agent/backends/create.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
 
 /**
  * - a backend: it can be created
@@ -11,7 +11,7 @@ import { knownBackends } from '#lib/agent/backends/create.js';
  * - `other-user`: this code as run by another user (root, and a folder that others may read)
  * - `etcd`: the program etcd (Debian: etcd-server)
  */
-const requirements = [...knownBackends(), 'namespaces', 'mounts', 'capabilities', 'tun', 'other-user', 'etcd'] as const;
+const requirements = [...backendNames, 'namespaces', 'mounts', 'capabilities', 'tun', 'other-user', 'etcd'] as const;
 export type Requirement = (typeof requirements)[number];
 
 const required = (process.env['WEFTLINE_TEST_REQUIRE'] ?? '')

@@ -1,5 +1,5 @@
 // One side of a conversation over the backend ucx: a backend, memory, and what it was told.
-import { createUcxBackend } from '#lib/agent/backends/ucx/ucx-backend.js';
+import { createBackend } from '#lib/agent/backends/ucx/ucx-backend.js';
 import type { AgentMemory } from '#lib/agent/agent-memory.js';
 import type { Backend, BackendPeer, BackendRegion } from '#lib/agent/backend.js';
 import { WakeWord } from '#lib/threads/wake-word.js';
@@ -28,7 +28,7 @@ export class UcxSide implements AsyncDisposable {
     const wake = new WakeWord();
     const messages: string[] = [];
     const incarnation = options.incarnation ?? '0123456789abcdef';
-    const backend = await createUcxBackend({
+    const backend = await createBackend({
       agentName: name,
       incarnation,
       settings: readSettings({ timeoutMs: options.timeoutMs ?? 10_000 }),

@@ -1,7 +1,8 @@
 // The way to a link: all that one call does for it, and whoever shares it, has the deadline of the own call.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { Backend, BackendLink, BackendName, ConnectOptions } from '#lib/agent/backend.js';
+import type { BackendLink, ConnectOptions } from '#lib/agent/backend.js';
+import type { BackendName, NamedBackend } from '#lib/agent/backends/backend-table.js';
 import { chooseLink } from '#lib/agent/choose-link.js';
 import { RemoteAgent } from '#lib/agent/remote-agent.js';
 import { Deadline } from '#lib/core/deadline.js';
@@ -9,18 +10,18 @@ import { WeftlineError } from '#lib/core/errors.js';
 
 const NEVER_MS = 60_000;
 
-function fakeBackend(name: BackendName, connect: (options: ConnectOptions) => Promise<BackendLink>): Backend {
-  const backend: Partial<Backend> = {
+function fakeBackend(name: BackendName, connect: (options: ConnectOptions) => Promise<BackendLink>): NamedBackend {
+  const backend: Partial<NamedBackend> = {
     name,
     whyNotPeer: () => undefined,
     whyNotMemory: () => undefined,
     whyNotRemote: () => undefined,
     connect: (_, options) => connect(options),
   };
-  return backend as Backend;
+  return backend as NamedBackend;
 }
 
-function peerOf(...backends: readonly Backend[]): RemoteAgent {
+function peerOf(...backends: readonly NamedBackend[]): RemoteAgent {
   const identity = { name: 'peer', incarnation: '0123456789abcdef', host: 'here', process: 1 };
   const connections = new Map(backends.map(({ name }) => [name, new Uint8Array()]));
   const metadata = { ...identity, isWhole: true, connections, regions: [], withdrawn: [] };

@@ -2,7 +2,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from 'weftline';
-import type { BackendName, BackendRegion } from '#lib/agent/backend.js';
+import type { BackendRegion } from '#lib/agent/backend.js';
+import type { BackendName } from '#lib/agent/backends/backend-table.js';
 import { Registration, sharedHostMemory } from '#lib/agent/registration.js';
 import { SharedMemory } from '#lib/windows/shared-memory.js';
 

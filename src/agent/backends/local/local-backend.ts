@@ -25,7 +25,8 @@ import { PeerMailbox } from './peer-mailbox.ts';
 import { whyForbidden, whyNotFilesOf, whyNotProcessMemory } from './process-permission.ts';
 import { isOfProcess } from './remote-region.ts';
 
-export const createBackend: CreateBackend = (context) => Promise.resolve().then(() => new LocalBackend(context));
+export const createBackend: CreateBackend<'local'> = (context) =>
+  Promise.resolve().then(() => new LocalBackend(context));
 
 /** How much is copied between two looks at everything else: a millisecond or two. Smaller steps make long copies slower. */
 const TURN_BYTES = 8 << 20;
@@ -36,7 +37,7 @@ const POLLS_PER_CLOCK = 256;
 /** As long as the thread on the doorbell starts. */
 const SHORT_SLEEP_MS = 1;
 
-class LocalBackend implements Backend {
+class LocalBackend implements Backend<'local'> {
   readonly name = 'local';
   readonly connectionInfo: Uint8Array;
   readonly #context: BackendContext;

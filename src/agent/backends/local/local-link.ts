@@ -288,9 +288,12 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#memory.sweep();
     const state = this.#mailbox.ownerState;
     if (state === 'open') return false;
-    const how = state === 'closed' ? 'closed its agent' : `is gone: its process ${this.pid} ended`;
-    const details = { peer: this.peerName, pid: this.pid };
-    this.#fail(state, new WeftlineError('WL_PEER_LOST', `${this.peerName} ${how}`, { details }));
+    const { peerName, pid } = this;
+    const [code, how] =
+      state === 'closed'
+        ? (['WL_CLOSED', 'closed its agent'] as const)
+        : (['WL_PEER_LOST', `is gone: its process ${pid} ended`] as const);
+    this.#fail(state, new WeftlineError(code, `${peerName} ${how}`, { details: { peer: peerName, pid } }));
     return true;
   }
 

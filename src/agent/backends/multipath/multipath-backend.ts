@@ -34,7 +34,7 @@ const infoSchema = z.object({
   network: z.string().max(MAX_NETWORK_LENGTH),
 });
 
-export async function createBackend(context: BackendContext): Promise<Backend> {
+export async function createBackend(context: BackendContext): Promise<Backend<'multipath'>> {
   const { agentName, token, settings, ownThread, wake } = context;
   const transport = await Transport.create({
     name: agentName,
@@ -50,7 +50,7 @@ export async function createBackend(context: BackendContext): Promise<Backend> {
   }
 }
 
-class MultipathBackend implements Backend {
+class MultipathBackend implements Backend<'multipath'> {
   readonly name = 'multipath';
   readonly #context: BackendContext;
   readonly #transport: Transport;

@@ -50,7 +50,7 @@ export function failureError(failure: number, detail: number, peer: string): Wef
     case failures.processEnded:
       return gone('its process ended');
     case failures.peerClosed:
-      return gone('it closed the link');
+      return closed(`${peer} closed the link`);
     case failures.connectionEnded:
       return gone('its process ended or the network broke');
     case failures.stalled:

@@ -18,7 +18,7 @@ import { UcxRegion } from './ucx-region.ts';
 import { chooseTransports, localSurroundings, type UcxTransports } from './ucx-transports.ts';
 
 /** Fails with WL_UNSUPPORTED without libucp, with WL_CONFIG for transports or addresses that cannot be. */
-export async function createUcxBackend(context: BackendContext): Promise<Backend> {
+export async function createBackend(context: BackendContext): Promise<Backend<'ucx'>> {
   // Before anything is made that would have to be closed.
   openUcx();
   return UcxBackend.open(context);
@@ -31,7 +31,7 @@ interface Place {
   readonly giveBack: () => void;
 }
 
-export class UcxBackend implements Backend {
+export class UcxBackend implements Backend<'ucx'> {
   readonly name = 'ucx';
   readonly #drivers: UcxDrivers;
   readonly #context: BackendContext;

@@ -1,0 +1,45 @@
+// The backends there are, in the order of preference, each loaded when an agent first wants it. A new one is a folder of its
+// own and a line here: agents, metadata, commands and the tests that all backends pass take their names from this table.
+import { localFiles } from '../../native/file-probe.ts';
+import { activeRdmaPorts } from '../../native/rdma-ports.ts';
+import type { Backend, CreateBackend } from '../backend.ts';
+
+interface BackendEntry {
+  readonly load: () => Promise<CreateBackend>;
+  /** See `whyOnlyListed`. Left out: never. */
+  readonly whyOnlyListed?: () => string | undefined;
+}
+
+const backends = {
+  local: { load: async () => (await import('./local/local-backend.ts')).createBackend },
+  ucx: { load: async () => (await import('./ucx/ucx-backend.ts')).createBackend, whyOnlyListed: whyNoRdma },
+  multipath: { load: async () => (await import('./multipath/multipath-backend.ts')).createBackend },
+} as const satisfies Readonly<Record<string, BackendEntry>>;
+
+/** What can move the bytes of an agent. */
+export type BackendName = keyof typeof backends;
+
+/** In the order of preference. */
+export const backendNames = Object.keys(backends) as readonly BackendName[];
+
+/** A backend of the table. */
+export type NamedBackend = Backend<BackendName>;
+
+/**
+ * Why an agent that was given no list of backends does not start this one, as the end of a sentence; undefined if it
+ * does.
+ */
+export function whyOnlyListed(name: BackendName): string | undefined {
+  const entry: BackendEntry = backends[name];
+  return entry.whyOnlyListed?.();
+}
+
+export function loadBackend(name: BackendName): CreateBackend<BackendName> {
+  return async (context) => (await backends[name].load())(context);
+}
+
+/** UCX opens ports and shared memory of its own, so it is not even loaded where it would not be chosen. */
+function whyNoRdma(): string | undefined {
+  if (activeRdmaPorts(localFiles()).length > 0) return undefined;
+  return 'this host has no RDMA device with an active port; to use it all the same, name it in the option backends of Agent.create';
+}

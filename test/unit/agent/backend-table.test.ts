@@ -1,0 +1,23 @@
+// What it takes to add a backend of agents.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
+import { listFiles, readSource } from '../architecture/source-tree.ts';
+
+const table = 'src/agent/backends/backend-table.ts';
+
+test('a new backend is a folder of its own and a line of the table', () => {
+  const files = listFiles('src', ['.ts']).map(readSource);
+  const folderOf = (path: string): string | undefined => /^src\/agent\/backends\/([^/]+)\//.exec(path)?.[1];
+  assert.deepEqual(
+    [...new Set(files.flatMap(({ path }) => folderOf(path) ?? []))].toSorted(),
+    [...backendNames].toSorted(),
+  );
+  const outside = files.filter((file) =>
+    file.imports.some(({ target }) => folderOf(target) !== undefined && folderOf(target) !== folderOf(file.path)),
+  );
+  assert.deepEqual(
+    outside.map(({ path }) => path),
+    [table],
+  );
+});
