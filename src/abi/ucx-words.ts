@@ -46,7 +46,7 @@ export const linkWord = {
   watermark: 10,
   told: 11,
   /** Bytes of large messages that have taken effect since the far side was told. */
-  untoldBytes: 12,
+  unacknowledgedBytes: 12,
   /** Bytes of notifications: taken here, told of those, sent, taken there; reserved by posts that have not sent theirs. */
   taken: 13,
   toldTaken: 14,

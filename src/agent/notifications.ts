@@ -38,7 +38,7 @@ export function messageBytes(message: Message): Uint8Array {
 /** What a message takes besides its bytes. */
 const ENTRY_BYTES = 64;
 /** Places of messages that were taken are given back when there are so many, and at least half are. */
-const MOST_GAPS = 1024;
+const MAX_GAPS = 1024;
 
 export class Notifications {
   readonly #mostBytes: number;
@@ -103,7 +103,7 @@ export class Notifications {
     }
     this.#waiting[at] = undefined;
     this.#head++;
-    if (this.#head < MOST_GAPS || this.#head * 2 < this.#waiting.length) return;
+    if (this.#head < MAX_GAPS || this.#head * 2 < this.#waiting.length) return;
     this.#waiting.splice(0, this.#head);
     this.#head = 0;
   }

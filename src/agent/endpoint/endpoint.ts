@@ -23,7 +23,7 @@ import type { Notification } from '../notifications.ts';
 import { type Registrable, Registration } from '../registration.ts';
 import { checkGpu, openGpu } from './bound-gpu.ts';
 import { EndpointConnection } from './endpoint-connection.ts';
-import { endpointHello, introduce, readIntroduction } from './greeting.ts';
+import { endpointHello, introduce, readIntroduction } from './introduction.ts';
 import { MessageRouter } from './message-router.ts';
 
 /** Where an endpoint listens, and how its agent is made. */

@@ -18,7 +18,7 @@ export interface Harm {
 const { lost = 0, corrupted = 0, deadPath, settings = {} } = JSON.parse(process.argv[2] ?? '{}') as Harm;
 const MESSAGE_BYTES = 1_000_000;
 const MESSAGES = 12;
-const MOST_MESSAGES = 500;
+const MAX_MESSAGES = 500;
 
 /** Needs a network namespace that is this process's alone. */
 function addRule(rule: string): void {
@@ -71,7 +71,7 @@ if (deadPath !== undefined) {
   const port = udpPorts()[deadPath];
   addRule(`udp dport ${port} drop`);
   addRule(`udp sport ${port} drop`);
-  for (let message = 0; message < MOST_MESSAGES; message += 1) {
+  for (let message = 0; message < MAX_MESSAGES; message += 1) {
     await sendOne(message);
     const { paths } = (await here.statistics()).connection;
     if (paths.some(({ alive }) => !alive)) break;

@@ -13,9 +13,9 @@ import type { channelPutArguments } from '../../../abi/channel-arguments.ts';
 const KERNEL_BYTES = 32 << 10;
 const THREADS = 256;
 /** Enqueued and not yet done. */
-const MOST_PENDING = 512;
+const MAX_PENDING = 512;
 /** Words of one call, the news of the last of them included. */
-const MOST_WRITES = 33;
+const MAX_WRITES = 33;
 const TWO_32 = 2 ** 32;
 
 type PutPlan = LaunchPlan<keyof typeof channelPutArguments.offset>;
@@ -51,7 +51,7 @@ export class LocalCudaChannel {
     this.#stream = device.createStream({ priority: 'high' });
     this.#done = device.allocateHost(4);
     this.#doneWord = this.#done.view('i32');
-    if (StreamWrites.isSupported(device.context)) this.#writes = new StreamWrites(device.context, MOST_WRITES);
+    if (StreamWrites.isSupported(device.context)) this.#writes = new StreamWrites(device.context, MAX_WRITES);
     this.ready = this.#prepare();
     this.ready.catch((error: unknown) => (this.#error = asWeftlineError(error)));
   }
@@ -161,7 +161,7 @@ export class LocalCudaChannel {
   /** What follows a true one is posted. */
   #hasRoom(): boolean {
     if (this.#error !== undefined) throw this.#error;
-    if (this.#plan === undefined || this.#posted - this.delivered >= MOST_PENDING) return false;
+    if (this.#plan === undefined || this.#posted - this.delivered >= MAX_PENDING) return false;
     this.#ticket ??= this.#work.begin();
     return true;
   }
@@ -187,7 +187,7 @@ export class LocalCudaChannel {
     writes.add64(address, low, high);
     this.#isHeld = true;
     this.#posted += 1;
-    if (writes.count === MOST_WRITES - 1) this.#send(writes);
+    if (writes.count === MAX_WRITES - 1) this.#send(writes);
     return true;
   }
 

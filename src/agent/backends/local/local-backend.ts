@@ -173,7 +173,7 @@ class LocalBackend implements Backend<'local'> {
   #forget(link: LocalLink, closed: Promise<void>): void {
     this.#links.delete(link);
     this.#busy = this.#busy.filter((other) => other !== link);
-    this.#letGo();
+    this.#allowExit();
     const ended = closed.catch(() => {}).finally(() => this.#leaving.delete(ended));
     this.#leaving.add(ended);
   }
@@ -185,7 +185,7 @@ class LocalBackend implements Backend<'local'> {
   }
 
   /** Without copies under way the process may end. */
-  #letGo(): void {
+  #allowExit(): void {
     if (this.#copyThread !== undefined && this.#busy.length === 0) this.#copyThread.keepsAlive = false;
   }
 
@@ -218,7 +218,7 @@ class LocalBackend implements Backend<'local'> {
       any = link.advance(TURN_BYTES) || any;
       if (link.isQuiet) this.#busy.splice(index, 1);
     }
-    this.#letGo();
+    this.#allowExit();
     return any;
   }
 

@@ -20,7 +20,7 @@ export class Guest {
   readonly #parts: GuestParts;
   readonly #delivery: InboxDelivery;
   /** Bytes that were taken and not told yet, and the signal that tells of earlier ones. */
-  #untold = 0;
+  #unsent = 0;
   #credit: Request = NONE;
   readonly #signal: { flow: number; remoteRegion: number; remoteKey: number; remoteOffset: number; add: number };
 
@@ -45,9 +45,9 @@ export class Guest {
   /** Hot path while nothing has arrived. True if something has. */
   poll(): boolean {
     const taken = this.#parts.inbox.drain(this.#delivery);
-    this.#untold += taken;
+    this.#unsent += taken;
     this.#reap();
-    if (this.#untold > 0 && this.#credit === NONE && !this.isGone) this.#tell();
+    if (this.#unsent > 0 && this.#credit === NONE && !this.isGone) this.#notify();
     return taken > 0;
   }
 
@@ -58,10 +58,10 @@ export class Guest {
     await transport.release(inboxRegion);
   }
 
-  #tell(): void {
-    this.#signal.add = this.#untold;
+  #notify(): void {
+    this.#signal.add = this.#unsent;
     this.#credit = this.#parts.connection.signal(this.#signal);
-    this.#untold = 0;
+    this.#unsent = 0;
   }
 
   #reap(): void {

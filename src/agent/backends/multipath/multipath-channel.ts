@@ -5,7 +5,7 @@ import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backen
 import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
 
 /** Operations under way. A power of two; all channels share the transport's 4096 requests. */
-const MOST_PENDING = 512;
+const MAX_PENDING = 512;
 
 interface PostedWrite {
   region: MemoryRegion;
@@ -29,7 +29,7 @@ export class MultipathChannel implements BackendChannel {
   delivered = 0;
   error: WeftlineError | undefined;
   readonly #link: ChannelLink;
-  readonly #requests = new Float64Array(MOST_PENDING);
+  readonly #requests = new Float64Array(MAX_PENDING);
   readonly #onClose: () => void;
   /** What is posted. Objects of the channel, so that nothing is made per post; the first put makes this one. */
   #write: PostedWrite | undefined;
@@ -71,7 +71,7 @@ export class MultipathChannel implements BackendChannel {
     const { transport } = this.#link;
     const before = this.delivered;
     while (this.delivered < this.posted && this.error === undefined) {
-      const request = this.#requests[this.delivered % MOST_PENDING] as Request;
+      const request = this.#requests[this.delivered % MAX_PENDING] as Request;
       if (transport.state(request) === 'pending') break;
       try {
         transport.take(request);
@@ -96,11 +96,11 @@ export class MultipathChannel implements BackendChannel {
 
   #hasRoom(): boolean {
     if (this.error !== undefined) throw this.error;
-    return this.posted - this.delivered < MOST_PENDING;
+    return this.posted - this.delivered < MAX_PENDING;
   }
 
   #note(request: Request): boolean {
-    this.#requests[this.posted % MOST_PENDING] = request;
+    this.#requests[this.posted % MAX_PENDING] = request;
     this.posted++;
     return true;
   }
@@ -111,7 +111,7 @@ export class MultipathChannel implements BackendChannel {
     const { transport, connection } = this.#link;
     if (transport.failure !== undefined) return;
     for (let at = first; at < this.posted; at++) {
-      const request = this.#requests[at % MOST_PENDING] as Request;
+      const request = this.#requests[at % MAX_PENDING] as Request;
       if (connection.error === undefined) connection.cancel(request);
       void transport.wait(request).catch(() => {});
     }

@@ -79,7 +79,7 @@ export class Incoming {
       this.#carryOut(place, next);
       block.inState[place] = states.unknown;
       link[linkWord.watermark] = next;
-      link[linkWord.untoldBytes] = link[linkWord.untoldBytes]! + block.inBytes[place]!;
+      link[linkWord.unacknowledgedBytes] = link[linkWord.unacknowledgedBytes]! + block.inBytes[place]!;
       isBusy = true;
     }
   }

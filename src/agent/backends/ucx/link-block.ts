@@ -1,7 +1,7 @@
 // What the threads of a process share about one link, in native memory. Everything is read and written under the lock.
 import { LINK_WORDS, linkWord } from '../../../abi/ucx-words.ts';
 import { UCX_CONTROL_BYTES } from '../../../abi/ucx-message.ts';
-import { Carver } from './carver.ts';
+import { ArenaLayout } from './arena-layout.ts';
 
 /** Messages that UCX has not finished sending. */
 export const SENDS = 256;
@@ -18,9 +18,9 @@ export const FAILED_OPERATIONS = 256;
 
 export class LinkBlock {
   static readonly bytes: number = ((): number => {
-    const carver = Carver.counting();
-    void new LinkBlock(carver, 0);
-    return carver.end;
+    const arena = ArenaLayout.counting();
+    void new LinkBlock(arena, 0);
+    return arena.end;
   })();
 
   readonly index: number;
@@ -32,7 +32,7 @@ export class LinkBlock {
   /** By send: the request, 0 once ended, and the region that is read, or -1. Control messages lie in `buffers`. */
   readonly sendRequest: Float64Array;
   readonly sendRegion: Int32Array;
-  readonly buffers: ReturnType<Carver['bytes']>;
+  readonly buffers: ReturnType<ArenaLayout['bytes']>;
 
   /** By operation: see Outgoing. */
   readonly kind: Int32Array;
@@ -56,7 +56,7 @@ export class LinkBlock {
   readonly local: Float64Array;
   readonly remoteOffset: Float64Array;
   readonly size: Float64Array;
-  readonly outRing: ReturnType<Carver['bytes']>;
+  readonly outRing: ReturnType<ArenaLayout['bytes']>;
 
   /** By place in the window: see Incoming. */
   readonly inState: Int32Array;
@@ -69,7 +69,7 @@ export class LinkBlock {
   readonly inOffset: Float64Array;
   readonly inBytes: Float64Array;
   readonly inAdd: Float64Array;
-  readonly inRing: ReturnType<Carver['bytes']>;
+  readonly inRing: ReturnType<ArenaLayout['bytes']>;
   readonly failed: Int32Array;
   readonly refusals: Int32Array;
 
@@ -84,56 +84,56 @@ export class LinkBlock {
   readonly readEntry: Int32Array;
   readonly readSequence: Int32Array;
 
-  constructor(carver: Carver, index: number) {
+  constructor(arena: ArenaLayout, index: number) {
     this.index = index;
-    const head = carver.bytes(LINK_WORDS * 4);
+    const head = arena.bytes(LINK_WORDS * 4);
     this.words = new Int32Array(head.bytes.buffer, head.bytes.byteOffset, head.bytes.length / 4);
     this.lostWord = head.address + linkWord.lost * 4;
-    this.endpoint = carver.numbers(1);
-    this.sendRequest = carver.numbers(SENDS);
-    this.sendRegion = carver.integers(SENDS);
-    this.kind = carver.integers(QUEUE);
-    this.slot = carver.integers(QUEUE);
-    this.operation = carver.integers(QUEUE);
-    this.first = carver.integers(QUEUE);
-    this.last = carver.integers(QUEUE);
-    this.hasSent = carver.integers(QUEUE);
-    this.failure = carver.integers(QUEUE);
-    this.failureDetail = carver.integers(QUEUE);
-    this.unanswered = carver.integers(QUEUE);
-    this.cursor = carver.integers(QUEUE);
-    this.messagePlace = carver.integers(QUEUE);
-    this.messageBytes = carver.integers(QUEUE);
-    this.messageEnd = carver.integers(QUEUE);
-    this.isMessageSent = carver.integers(QUEUE);
-    this.isReported = carver.integers(QUEUE);
-    this.region = carver.integers(QUEUE);
-    this.key = carver.integers(QUEUE);
-    this.cursorOffset = carver.numbers(QUEUE);
-    this.local = carver.numbers(QUEUE);
-    this.remoteOffset = carver.numbers(QUEUE);
-    this.size = carver.numbers(QUEUE);
-    this.inState = carver.integers(WINDOW);
-    this.inAction = carver.integers(WINDOW);
-    this.inOperation = carver.integers(WINDOW);
-    this.inRegion = carver.integers(WINDOW);
-    this.inKey = carver.integers(WINDOW);
-    this.inEnd = carver.integers(WINDOW);
-    this.inRequest = carver.numbers(WINDOW);
-    this.inOffset = carver.numbers(WINDOW);
-    this.inBytes = carver.numbers(WINDOW);
-    this.inAdd = carver.numbers(WINDOW);
-    this.failed = carver.integers(FAILED_OPERATIONS);
-    this.refusals = carver.integers(WINDOW * 2);
-    this.answerSequence = carver.integers(WINDOW);
-    this.answerRegion = carver.integers(WINDOW);
-    this.answerAddress = carver.numbers(WINDOW);
-    this.answerBytes = carver.numbers(WINDOW);
-    this.readRequest = carver.numbers(WINDOW);
-    this.readEntry = carver.integers(WINDOW);
-    this.readSequence = carver.integers(WINDOW);
-    this.outRing = carver.bytes(OUT_RING_BYTES);
-    this.inRing = carver.bytes(IN_RING_BYTES);
-    this.buffers = carver.bytes(SENDS * UCX_CONTROL_BYTES);
+    this.endpoint = arena.numbers(1);
+    this.sendRequest = arena.numbers(SENDS);
+    this.sendRegion = arena.integers(SENDS);
+    this.kind = arena.integers(QUEUE);
+    this.slot = arena.integers(QUEUE);
+    this.operation = arena.integers(QUEUE);
+    this.first = arena.integers(QUEUE);
+    this.last = arena.integers(QUEUE);
+    this.hasSent = arena.integers(QUEUE);
+    this.failure = arena.integers(QUEUE);
+    this.failureDetail = arena.integers(QUEUE);
+    this.unanswered = arena.integers(QUEUE);
+    this.cursor = arena.integers(QUEUE);
+    this.messagePlace = arena.integers(QUEUE);
+    this.messageBytes = arena.integers(QUEUE);
+    this.messageEnd = arena.integers(QUEUE);
+    this.isMessageSent = arena.integers(QUEUE);
+    this.isReported = arena.integers(QUEUE);
+    this.region = arena.integers(QUEUE);
+    this.key = arena.integers(QUEUE);
+    this.cursorOffset = arena.numbers(QUEUE);
+    this.local = arena.numbers(QUEUE);
+    this.remoteOffset = arena.numbers(QUEUE);
+    this.size = arena.numbers(QUEUE);
+    this.inState = arena.integers(WINDOW);
+    this.inAction = arena.integers(WINDOW);
+    this.inOperation = arena.integers(WINDOW);
+    this.inRegion = arena.integers(WINDOW);
+    this.inKey = arena.integers(WINDOW);
+    this.inEnd = arena.integers(WINDOW);
+    this.inRequest = arena.numbers(WINDOW);
+    this.inOffset = arena.numbers(WINDOW);
+    this.inBytes = arena.numbers(WINDOW);
+    this.inAdd = arena.numbers(WINDOW);
+    this.failed = arena.integers(FAILED_OPERATIONS);
+    this.refusals = arena.integers(WINDOW * 2);
+    this.answerSequence = arena.integers(WINDOW);
+    this.answerRegion = arena.integers(WINDOW);
+    this.answerAddress = arena.numbers(WINDOW);
+    this.answerBytes = arena.numbers(WINDOW);
+    this.readRequest = arena.numbers(WINDOW);
+    this.readEntry = arena.integers(WINDOW);
+    this.readSequence = arena.integers(WINDOW);
+    this.outRing = arena.bytes(OUT_RING_BYTES);
+    this.inRing = arena.bytes(IN_RING_BYTES);
+    this.buffers = arena.bytes(SENDS * UCX_CONTROL_BYTES);
   }
 }

@@ -21,8 +21,8 @@ export interface LinkTools {
 const KEPT = 16;
 const NO_REGION = -1;
 /** Far sides are told at once when so much has arrived: they may wait for nothing else. */
-const UNTOLD_BYTES = 256 * 1024;
-const UNTOLD_MESSAGES = WINDOW / 8;
+const UNACKNOWLEDGED_BYTES = 256 * 1024;
+const UNACKNOWLEDGED_MESSAGES = WINDOW / 8;
 
 export class Sender {
   readonly #tools: LinkTools;
@@ -73,7 +73,7 @@ export class Sender {
     putWide(header, base + at.bytes, 0);
     words[linkWord.told] = told;
     words[linkWord.toldTaken] = words[linkWord.taken]!;
-    words[linkWord.untoldBytes] = 0;
+    words[linkWord.unacknowledgedBytes] = 0;
   }
 
   /** Sends what was begun, with so many bytes behind the header. */
@@ -117,9 +117,12 @@ export class Sender {
   /** Tells the far side what has taken effect here, unless a message has. `isIdle`: there is nothing else to do. */
   acknowledge(isIdle: boolean): void {
     const { words } = this.#tools.block;
-    const untold = (words[linkWord.watermark]! - words[linkWord.told]!) | 0;
-    const hasNews = untold !== 0 || words[linkWord.taken] !== words[linkWord.toldTaken];
-    const isUrgent = untold >= UNTOLD_MESSAGES || words[linkWord.untoldBytes]! >= UNTOLD_BYTES || this.owesRoom;
+    const unacknowledged = (words[linkWord.watermark]! - words[linkWord.told]!) | 0;
+    const hasNews = unacknowledged !== 0 || words[linkWord.taken] !== words[linkWord.toldTaken];
+    const isUrgent =
+      unacknowledged >= UNACKNOWLEDGED_MESSAGES ||
+      words[linkWord.unacknowledgedBytes]! >= UNACKNOWLEDGED_BYTES ||
+      this.owesRoom;
     if (!hasNews || !(isIdle || isUrgent) || !this.hasControlRoom) return;
     this.begin(ucxMessageKinds.acknowledge, 0, 0);
     this.sendControl(0);

@@ -13,7 +13,7 @@ import { decodeUcxAddress, encodeUcxAddress } from './ucx-info.ts';
 import { UcxDriver } from './ucx-driver.ts';
 import { UcxDrivers } from './ucx-drivers.ts';
 import { UcxLink } from './ucx-link.ts';
-import { receiveUcxGuest, type UcxMeeting, type UcxSelf, visitUcxPeer } from './ucx-meeting.ts';
+import { acceptUcxPeer, type UcxMeeting, type UcxSelf, connectUcxPeer } from './ucx-meeting.ts';
 import { UcxRegion } from './ucx-region.ts';
 import { chooseTransports, localSurroundings, type UcxTransports } from './ucx-transports.ts';
 
@@ -123,7 +123,7 @@ export class UcxBackend implements Backend<'ucx'> {
     if (address === undefined) throw invalidArgument('connectionInfo', peer.name, 'that of a ucx backend');
     const place = this.#reserve();
     try {
-      return this.#establish(place, await visitUcxPeer({ peer, address }, { ...this.#self, ...place.self }, options));
+      return this.#establish(place, await connectUcxPeer({ peer, address }, { ...this.#self, ...place.self }, options));
     } catch (error) {
       place.giveBack();
       throw error;
@@ -178,7 +178,7 @@ export class UcxBackend implements Backend<'ucx'> {
       place = undefined;
     };
     try {
-      await receiveUcxGuest(channel, this.#self, { reserve, connect });
+      await acceptUcxPeer(channel, this.#self, { reserve, connect });
     } finally {
       place?.giveBack();
     }

@@ -7,7 +7,7 @@ import { operationKinds } from './outgoing.ts';
 import type { RegionUser, UcxRegion, UcxRemoteRegion } from './ucx-region.ts';
 
 /** Operations under way; of more, `put` and `signal` say false. */
-const MOST_PENDING = 1024;
+const MAX_PENDING = 1024;
 
 export class UcxChannel implements BackendChannel, RegionUser {
   posted = 0;
@@ -85,7 +85,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
     const { error } = this;
     if (error !== undefined) throw error;
     if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The channel was closed');
-    if (this.posted - this.delivered >= MOST_PENDING) return -1;
+    if (this.posted - this.delivered >= MAX_PENDING) return -1;
     const { number: region, key } = remote;
     driver.enter();
     const entry = link.outgoing.begin(kind, this.#number, this.#operation);

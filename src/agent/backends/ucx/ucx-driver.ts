@@ -8,7 +8,7 @@ import { startWorker } from '../../../threads/start-worker.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { Doorbell } from '../../../native/readiness.ts';
-import { Carver } from './carver.ts';
+import { ArenaLayout } from './arena-layout.ts';
 import { LinkTable } from './link-table.ts';
 import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
 import { UcxContext } from './ucx-context.ts';
@@ -69,7 +69,7 @@ export class UcxDriver {
     const { ownThread, wake, spinUs, transports } = options;
     this.patienceMs = options.patienceMs;
     this.context = new UcxContext({ canSleep: ownThread, transports });
-    this.tables = new UcxTables(Carver.of(this.#memory));
+    this.tables = new UcxTables(ArenaLayout.of(this.#memory));
     this.engine = new UcxEngine(new UcxWorker(this.context.handle), this.tables);
     this.links = new LinkTable(this.engine, { context: this.context, processes: this.#processes, transports });
     this.engine.postReceives();

@@ -3,7 +3,7 @@ import { PART_FIELDS, tableWord } from '../../../abi/ucx-words.ts';
 import { UCX_CONTROL_BYTES, UCX_KIND_MASK, UCX_LINK_MASK, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { isErrorPointer, ucxError } from '../../../native/ucx-status.ts';
-import { Carver } from './carver.ts';
+import { ArenaLayout } from './arena-layout.ts';
 import { failures } from './failure.ts';
 import { LinkBlock } from './link-block.ts';
 import { LinkHalves } from './link-halves.ts';
@@ -17,7 +17,7 @@ export const LINK_NUMBER_BITS = 9;
 /** Steps after which the oldest receive is asked although its memory shows nothing: a message that did not fit. */
 const STEPS_PER_TEST = 256;
 /** Of a worker that is closed: peers may go on sending. */
-const MOST_LAST_STEPS = 10_000;
+const MAX_LAST_STEPS = 10_000;
 
 const CONTROL_TAG = ucxTag(ucxTagKinds.control, 0, 0);
 
@@ -44,7 +44,7 @@ export class UcxEngine {
   /** So that UCX can be closed: receives never end otherwise, and of messages that nobody has received it complains. */
   cancelReceives(): void {
     const { worker, tables } = this;
-    for (let steps = 0; steps < MOST_LAST_STEPS && this.step(); steps++);
+    for (let steps = 0; steps < MAX_LAST_STEPS && this.step(); steps++);
     for (const request of tables.receiveRequest) {
       worker.cancel(request);
       worker.test(request);
@@ -59,7 +59,7 @@ export class UcxEngine {
 
   #discard(tag: number, mask: number): void {
     const { worker, tables } = this;
-    for (let messages = 0; messages < MOST_LAST_STEPS; messages++) {
+    for (let messages = 0; messages < MAX_LAST_STEPS; messages++) {
       const request = worker.expect(tables.receives.address, 0, tag, mask);
       if (isErrorPointer(request)) return;
       if (worker.test(request) !== ucsStatus.inProgress) continue;
@@ -71,7 +71,10 @@ export class UcxEngine {
 
   /** The block of a link whose memory another thread may have made. */
   block(index: number): LinkBlock {
-    return (this.#blocks[index] ??= new LinkBlock(Carver.at(this.tables.linkAddress[index]!, LinkBlock.bytes), index));
+    return (this.#blocks[index] ??= new LinkBlock(
+      ArenaLayout.at(this.tables.linkAddress[index]!, LinkBlock.bytes),
+      index,
+    ));
   }
 
   link(index: number): LinkHalves {
@@ -139,7 +142,7 @@ export class UcxEngine {
     const generation = tables.generation[slot]!;
     if (this.#generations[slot] !== generation || this.#parts[slot] === undefined) {
       const count = tables.partCount[slot]! * PART_FIELDS;
-      this.#parts[slot] = Carver.at(tables.partAddress[slot]!, count * 8).numbers(count);
+      this.#parts[slot] = ArenaLayout.at(tables.partAddress[slot]!, count * 8).numbers(count);
       this.#generations[slot] = generation;
     }
     return this.#parts[slot];

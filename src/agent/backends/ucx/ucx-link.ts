@@ -31,7 +31,7 @@ import { UcxTransfer } from './ucx-transfer.ts';
 type UcxPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;
 
 /** Of a link that ends, before it does. */
-const MOST_LAST_STEPS = 64;
+const MAX_LAST_STEPS = 64;
 
 export type UcxLinkOptions = Pick<UcxMeeting, 'peer' | 'channel'> & { readonly onEnd: () => void };
 
@@ -249,7 +249,7 @@ export class UcxLink implements BackendLink, LinkOperations {
       driver.enter();
       try {
         // What the peer has sent before it left may be here by now.
-        for (let steps = 0; steps < MOST_LAST_STEPS && driver.work(); steps++);
+        for (let steps = 0; steps < MAX_LAST_STEPS && driver.work(); steps++);
         this.look({ mayDeliver: () => true, deliver: (_peer, message) => this.#kept.push(message) });
         if (this.#kept.length > 0) driver.tables.tell();
         driver.links.close(this.block, failure);

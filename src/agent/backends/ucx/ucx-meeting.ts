@@ -53,7 +53,7 @@ export interface UcxGuest {
  * The side that was called. `reserve` is called once the caller has proven itself, so that strangers cost nothing; `connect`
  * makes this side's end of the link, before the caller may use its own.
  */
-export async function receiveUcxGuest(
+export async function acceptUcxPeer(
   channel: ControlChannel,
   self: Omit<UcxSelf, 'link' | 'address'>,
   { reserve, connect }: UcxGuest,
@@ -75,7 +75,7 @@ export async function receiveUcxGuest(
 }
 
 /** The side that calls. Fails as `Backend.connect` does. */
-export async function visitUcxPeer(
+export async function connectUcxPeer(
   { peer, address }: { readonly peer: BackendPeer; readonly address: { readonly host: string; readonly port: number } },
   self: UcxSelf,
   options: ConnectOptions,

@@ -1,7 +1,7 @@
 // What the threads of a process share about its UCX worker as a whole, in native memory: links, regions, transfers, channels.
 import { TABLE_WORDS, tableWord } from '../../../abi/ucx-words.ts';
 import { UCX_CONTROL_BYTES } from '../../../abi/ucx-message.ts';
-import { Carver } from './carver.ts';
+import { ArenaLayout } from './arena-layout.ts';
 
 /** So that their numbers stay below UCX_LINK_NUMBERS. */
 export const LINKS = 1023;
@@ -14,14 +14,14 @@ export const RECEIVES = 64;
 
 export class UcxTables {
   static readonly bytes: number = ((): number => {
-    const carver = Carver.counting();
-    void new UcxTables(carver);
-    return carver.end;
+    const arena = ArenaLayout.counting();
+    void new UcxTables(arena);
+    return arena.end;
   })();
 
   readonly words: Int32Array;
   readonly receiveRequest: Float64Array;
-  readonly receives: ReturnType<Carver['bytes']>;
+  readonly receives: ReturnType<ArenaLayout['bytes']>;
   /** Indices of links that are worked for, and where each link's block lies. */
   readonly active: Int32Array;
   readonly linkAddress: Float64Array;
@@ -50,28 +50,28 @@ export class UcxTables {
   readonly channelFailure: Int32Array;
   readonly channelDetail: Int32Array;
 
-  constructor(carver: Carver) {
-    this.words = carver.integers(TABLE_WORDS);
-    this.receiveRequest = carver.numbers(RECEIVES);
-    this.active = carver.integers(LINKS);
-    this.linkAddress = carver.numbers(LINKS);
-    this.regionIsOpen = carver.integers(REGIONS);
-    this.regionUses = carver.integers(REGIONS);
-    this.regionKey = carver.integers(REGIONS);
-    this.regionAddress = carver.numbers(REGIONS);
-    this.regionBytes = carver.numbers(REGIONS);
-    this.state = carver.integers(SLOTS);
-    this.failure = carver.integers(SLOTS);
-    this.failureDetail = carver.integers(SLOTS);
-    this.generation = carver.integers(SLOTS);
-    this.partCount = carver.integers(SLOTS);
-    this.partAddress = carver.numbers(SLOTS);
-    this.entry = carver.integers(SLOTS);
-    this.sendsAfter = carver.integers(SLOTS);
-    this.delivered = carver.integers(CHANNELS);
-    this.channelFailure = carver.integers(CHANNELS);
-    this.channelDetail = carver.integers(CHANNELS);
-    this.receives = carver.bytes(RECEIVES * UCX_CONTROL_BYTES);
+  constructor(arena: ArenaLayout) {
+    this.words = arena.integers(TABLE_WORDS);
+    this.receiveRequest = arena.numbers(RECEIVES);
+    this.active = arena.integers(LINKS);
+    this.linkAddress = arena.numbers(LINKS);
+    this.regionIsOpen = arena.integers(REGIONS);
+    this.regionUses = arena.integers(REGIONS);
+    this.regionKey = arena.integers(REGIONS);
+    this.regionAddress = arena.numbers(REGIONS);
+    this.regionBytes = arena.numbers(REGIONS);
+    this.state = arena.integers(SLOTS);
+    this.failure = arena.integers(SLOTS);
+    this.failureDetail = arena.integers(SLOTS);
+    this.generation = arena.integers(SLOTS);
+    this.partCount = arena.integers(SLOTS);
+    this.partAddress = arena.numbers(SLOTS);
+    this.entry = arena.integers(SLOTS);
+    this.sendsAfter = arena.integers(SLOTS);
+    this.delivered = arena.integers(CHANNELS);
+    this.channelFailure = arena.integers(CHANNELS);
+    this.channelDetail = arena.integers(CHANNELS);
+    this.receives = arena.bytes(RECEIVES * UCX_CONTROL_BYTES);
   }
 
   /** There is something for the agent's thread to look at. ORDER: after it can be seen. */

@@ -6,7 +6,7 @@ import { SharedLock } from '../../../threads/shared-lock.ts';
 import { WakeWord } from '../../../threads/wake-word.ts';
 import { yieldProcessor } from '../../../native/libc.ts';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
-import { Carver } from './carver.ts';
+import { ArenaLayout } from './arena-layout.ts';
 import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
 import { UcxEngine } from './ucx-engine.ts';
 import { UcxTables } from './ucx-tables.ts';
@@ -33,7 +33,7 @@ export interface UcxThreadOptions {
 /** How soon it takes over from an agent's thread that has stopped looking without a word. */
 const WATCH_MS = 2;
 /** Pieces of a large message come further apart than packets: a sleep between them costs a part of the throughput. */
-const LEAST_SPIN_MICROSECONDS = 300;
+const MIN_SPIN_MICROSECONDS = 300;
 /** Nothing is missed by a longer sleep, but a thread that sleeps cannot be ended from outside. */
 const LONGEST_SLEEP_MICROSECONDS = 100_000;
 
@@ -54,10 +54,10 @@ class UcxThread {
   #lastCheck = 0;
 
   constructor(options: UcxThreadOptions) {
-    this.#spinUs = Math.max(LEAST_SPIN_MICROSECONDS, options.spinUs);
+    this.#spinUs = Math.max(MIN_SPIN_MICROSECONDS, options.spinUs);
     this.#words = new Int32Array(options.words);
     this.#lock = new SharedLock(options.words, at.lock * 4);
-    this.#tables = new UcxTables(Carver.at(options.tables, UcxTables.bytes));
+    this.#tables = new UcxTables(ArenaLayout.at(options.tables, UcxTables.bytes));
     this.#engine = new UcxEngine(new UcxWorker(options.worker), this.#tables);
     this.#wake = new WakeWord(options.wake);
     this.#doorbell = Doorbell.of(options.doorbell);

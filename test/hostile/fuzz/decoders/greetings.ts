@@ -1,7 +1,7 @@
 // Hellos of strangers and of peers that hold the token, on both sides, and what follows them.
 import { readHello, readWelcome } from '#lib/agent/backends/multipath/agent-words.js';
-import { receiveUcxGuest } from '#lib/agent/backends/ucx/ucx-meeting.js';
-import { introduce, readIntroduction } from '#lib/agent/endpoint/greeting.js';
+import { acceptUcxPeer } from '#lib/agent/backends/ucx/ucx-meeting.js';
+import { introduce, readIntroduction } from '#lib/agent/endpoint/introduction.js';
 import { MetadataChannel } from '#lib/agent/exchange/metadata-channel.js';
 import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 import { ControlChannel } from '#lib/meeting/control-channel.js';
@@ -201,10 +201,10 @@ const reserveUcx = () => ({ link: 1, address: Uint8Array.of(1) });
 
 const toUcx = calledByPeer(
   'hello-to-ucx',
-  (channel) => receiveUcxGuest(channel, ucxSelf, { reserve: reserveUcx, connect: () => Promise.resolve() }),
+  (channel) => acceptUcxPeer(channel, ucxSelf, { reserve: reserveUcx, connect: () => Promise.resolve() }),
   helloNamed(
     'weftline-ucx',
-    await versionOf((channel) => receiveUcxGuest(channel, ucxSelf, { reserve: reserveUcx, connect: never })),
+    await versionOf((channel) => acceptUcxPeer(channel, ucxSelf, { reserve: reserveUcx, connect: never })),
   ),
 );
 

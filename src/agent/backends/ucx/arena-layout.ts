@@ -1,9 +1,9 @@
-// Cuts one piece of native memory into arrays, the same way on every thread.
+// How one piece of native memory is laid out as arrays, the same way on every thread.
 import { viewAt } from '../../../native/library.ts';
 import type { NativeBlock } from '../../../native/native-block.ts';
 
 /** Without memory it only counts: `end` is then how much is needed. */
-export class Carver {
+export class ArenaLayout {
   end = 0;
   readonly #buffer: ArrayBufferLike | undefined;
   readonly #offset: number;
@@ -15,18 +15,18 @@ export class Carver {
     this.#address = address;
   }
 
-  static counting(): Carver {
-    return new Carver(undefined, 0, 0);
+  static counting(): ArenaLayout {
+    return new ArenaLayout(undefined, 0, 0);
   }
 
   /** Of the thread that made the memory. */
-  static of({ bytes, address }: NativeBlock): Carver {
-    return new Carver(bytes.buffer, bytes.byteOffset, address);
+  static of({ bytes, address }: NativeBlock): ArenaLayout {
+    return new ArenaLayout(bytes.buffer, bytes.byteOffset, address);
   }
 
   /** Of another thread of the process. */
-  static at(address: number, bytes: number): Carver {
-    return new Carver(viewAt(address, bytes), 0, address);
+  static at(address: number, bytes: number): ArenaLayout {
+    return new ArenaLayout(viewAt(address, bytes), 0, address);
   }
 
   integers(count: number): Int32Array {
