@@ -8,7 +8,6 @@ const table = 'src/agent/backends/backend-table.ts';
 
 test('a new backend is a folder of its own and a line of the table', () => {
   const files = listFiles('src', ['.ts']).map(readSource);
-  const folderOf = (path: string): string | undefined => /^src\/agent\/backends\/([^/]+)\//.exec(path)?.[1];
   assert.deepEqual(
     [...new Set(files.flatMap(({ path }) => folderOf(path) ?? []))].toSorted(),
     [...backendNames].toSorted(),
@@ -21,3 +20,8 @@ test('a new backend is a folder of its own and a line of the table', () => {
     [table],
   );
 });
+
+/** Of the backend that a file is part of. */
+function folderOf(path: string): string | undefined {
+  return /^src\/agent\/backends\/([^/]+)\//.exec(path)?.[1];
+}
