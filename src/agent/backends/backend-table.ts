@@ -4,17 +4,19 @@ import { localFiles } from '../../native/file-probe.ts';
 import { activeRdmaPorts } from '../../native/rdma-ports.ts';
 import type { Backend, CreateBackend } from '../backend.ts';
 
-interface BackendEntry {
-  readonly load: () => Promise<CreateBackend>;
+interface BackendEntry<Name extends string> {
+  readonly load: () => Promise<CreateBackend<Name>>;
   /** See `whyOnlyListed`. Left out: never. */
   readonly whyOnlyListed?: () => string | undefined;
 }
 
-const backends = {
+type BackendTable<Name extends string> = { readonly [Key in Name]: BackendEntry<Key> };
+
+const backends = tableOf({
   local: { load: async () => (await import('./local/local-backend.ts')).createBackend },
   ucx: { load: async () => (await import('./ucx/ucx-backend.ts')).createBackend, whyOnlyListed: whyNoRdma },
   multipath: { load: async () => (await import('./multipath/multipath-backend.ts')).createBackend },
-} as const satisfies Readonly<Record<string, BackendEntry>>;
+});
 
 /** What can move the bytes of an agent. */
 export type BackendName = keyof typeof backends;
@@ -30,8 +32,7 @@ export type NamedBackend = Backend<BackendName>;
  * does.
  */
 export function whyOnlyListed(name: BackendName): string | undefined {
-  const entry: BackendEntry = backends[name];
-  return entry.whyOnlyListed?.();
+  return backends[name].whyOnlyListed?.();
 }
 
 export function loadBackend(name: BackendName): CreateBackend<BackendName> {
@@ -42,4 +43,9 @@ export function loadBackend(name: BackendName): CreateBackend<BackendName> {
 function whyNoRdma(): string | undefined {
   if (activeRdmaPorts(localFiles()).length > 0) return undefined;
   return 'this host has no RDMA device with an active port; to use it all the same, name it in the option backends of Agent.create';
+}
+
+/** Each name is that of its backend. Declarations of the package then show the names and no module of a backend. */
+function tableOf<Name extends string>(table: BackendTable<Name>): BackendTable<Name> {
+  return table;
 }
