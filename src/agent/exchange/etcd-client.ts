@@ -1,7 +1,7 @@
 // Requests to etcd through the JSON gateway of its version 3 interface.
 import { z } from 'zod';
 import type { Deadline } from '../../core/deadline.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { printable } from '../../core/quote.ts';
 
 /** Until when a request is answered; several may share a deadline. */
@@ -18,10 +18,11 @@ const keepAliveAnswer = z.object({ result: z.object({ TTL: z.string().optional()
 /** Each call fails with WL_PEER_LOST if etcd cannot be reached, WL_PROTOCOL if something else answers. */
 export class EtcdClient {
   /** Such as "http://10.0.0.7:2379". */
-  readonly #endpoint: string;
+  readonly origin: string;
 
+  /** Fails with WL_INVALID_ARGUMENT for an endpoint that is no origin of http or https. */
   constructor(endpoint: string) {
-    this.#endpoint = endpoint;
+    this.origin = originOf(endpoint);
   }
 
   /** Undefined if there is none. */
@@ -57,7 +58,7 @@ export class EtcdClient {
   }
 
   async #ask(path: string, body: unknown, { deadline, signal }: EtcdWait): Promise<unknown> {
-    const url = new URL(`/v3/${path}`, this.#endpoint);
+    const url = new URL(`/v3/${path}`, this.origin);
     const late = AbortSignal.timeout(Math.ceil(deadline.leftMs));
     let answer: Response;
     let text: string;
@@ -83,6 +84,17 @@ export class EtcdClient {
       throw notEtcd(url, 'an answer that is not JSON');
     }
   }
+}
+
+/** Credentials are refused, and not shown: fetch() takes no URL with them, and its error would quote them. */
+function originOf(endpoint: unknown): string {
+  const expected = 'http or https, a host and a port, such as "http://10.0.0.7:2379", without user, password and path';
+  const url = typeof endpoint === 'string' && URL.canParse(endpoint) ? new URL(endpoint) : undefined;
+  const isHttp = url !== undefined && (url.protocol === 'http:' || url.protocol === 'https:');
+  // A URL that has more than an origin differs from it: user, password, path, query or fragment.
+  if (isHttp && url.href === `${url.origin}/`) return url.origin;
+  const shown = typeof endpoint === 'string' ? endpoint.replace(/^.*@/s, '…@').replace(/[?#].*$/s, '…') : endpoint;
+  throw invalidArgument('endpoint', shown, expected);
 }
 
 function encode(key: string): string {

@@ -1,13 +1,13 @@
 // Metadata in etcd, under leases that end with the processes that published them.
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { Deadline, startCall, type WaitOptions } from '../../core/deadline.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { EtcdClient, type EtcdWait } from './etcd-client.ts';
 import type { MetadataStore } from './metadata-store.ts';
 
 /** Where etcd is, and how long it keeps what a process that ended has published. */
 export interface EtcdOptions {
-  /** Such as "http://10.0.0.7:2379". */
+  /** Such as "http://10.0.0.7:2379"; without user and password, which are refused. */
   readonly endpoint: string;
   /** Before each name; "/weftline/agents/" by default. */
   readonly prefix?: string;
@@ -26,11 +26,14 @@ const REQUEST_MS = 5000;
 const LEASE_MS = 120_000;
 /** A lease outlives two renewals that come to nothing. */
 const RENEWALS_PER_LEASE = 3;
+/** No timer holds more. */
+const MAX_MS = 2 ** 31 - 1;
 const FIRST_PAUSE_MS = 20;
 const LAST_PAUSE_MS = 500;
 
 /**
- * Fails with WL_PEER_LOST if etcd cannot be reached, WL_PROTOCOL if something else answers.
+ * Fails with WL_INVALID_ARGUMENT. The calls of the store fail with WL_PEER_LOST if etcd cannot be reached, WL_PROTOCOL if
+ * something else answers.
  * @param options Where etcd is.
  */
 export function etcdMetadataStore(options: EtcdOptions): MetadataStore {
@@ -49,7 +52,6 @@ interface Held {
 
 class EtcdStore implements MetadataStore {
   readonly #client: EtcdClient;
-  readonly #endpoint: string;
   readonly #prefix: string;
   readonly #requestMs: number;
   readonly #leaseMs: number;
@@ -59,7 +61,9 @@ class EtcdStore implements MetadataStore {
 
   constructor({ endpoint, prefix = '/weftline/agents/', requestMs = REQUEST_MS, leaseMs = LEASE_MS }: EtcdOptions) {
     this.#client = new EtcdClient(endpoint);
-    this.#endpoint = endpoint;
+    if (typeof prefix !== 'string') throw invalidArgument('prefix', prefix, 'a string');
+    checkDuration('requestMs', requestMs);
+    checkDuration('leaseMs', leaseMs);
     this.#prefix = prefix;
     this.#requestMs = requestMs;
     this.#leaseMs = leaseMs;
@@ -99,7 +103,7 @@ class EtcdStore implements MetadataStore {
         if (isFirst || signal?.aborted === true || !deadline.isOver) throw error;
       }
       if (value !== undefined) return value;
-      if (pause > deadline.leftMs) throw missing(name, this.#endpoint, deadline.timeoutMs);
+      if (pause > deadline.leftMs) throw missing(name, this.#client.origin, deadline.timeoutMs);
       await new Promise((resolve) => setTimeout(resolve, pause));
       signal?.throwIfAborted();
     }
@@ -149,6 +153,11 @@ class EtcdStore implements MetadataStore {
     clearInterval(held.timer);
     await this.#client.revoke(held.lease, wait);
   }
+}
+
+function checkDuration(name: string, ms: number): void {
+  if (typeof ms === 'number' && ms >= 1 && ms <= MAX_MS) return;
+  throw invalidArgument(name, ms, `a number of milliseconds from 1 to ${MAX_MS}`);
 }
 
 function missing(name: string, endpoint: string, timeoutMs: number): WeftlineError {

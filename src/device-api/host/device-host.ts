@@ -118,6 +118,7 @@ export class DeviceHost implements AsyncDisposable {
    * several devices, `deviceId` names one by its ordinal; the first by default.
    */
   async allocate(bytes: number, deviceId?: number): Promise<RegisteredVram> {
+    checkBytes(bytes);
     const half = this.#half(deviceId);
     const { address, id } = await half.allocate(bytes);
     if (id !== undefined) return this.#regions.add({ id, address, bytes, deviceId: half.deviceId });
@@ -134,6 +135,7 @@ export class DeviceHost implements AsyncDisposable {
    * this device cannot write to by itself: its host then moves them without a GPU's help. Freed as allocate() says.
    */
   async allocateHost(bytes: number, deviceId?: number): Promise<RegisteredVram> {
+    checkBytes(bytes);
     const half = this.#half(deviceId);
     const { id, address } = await this.#parts.service.allocate(bytes);
     return this.#regions.add({ id, address: half.pin(address, bytes), bytes, deviceId: half.deviceId });
@@ -141,9 +143,10 @@ export class DeviceHost implements AsyncDisposable {
 
   /** On the CPU the address is native, as allocate() gives it. The memory stays until it is deregistered. */
   async registerVram(address: number, bytes: number, deviceId?: number): Promise<RegisteredVram> {
-    if (!Number.isInteger(bytes) || bytes < 1 || bytes > MAX_COMMAND_OFFSET) {
-      throw invalidArgument('bytes', bytes, `1 to ${MAX_COMMAND_OFFSET}`);
-    }
+    checkBytes(bytes);
+    // No thread survives a native call with what is no address.
+    if (!Number.isSafeInteger(address) || address <= 0)
+      throw invalidArgument('address', address, 'an address of memory');
     const half = this.#half(deviceId);
     const id = await this.#parts.service.register({ address, bytes, ordinal: half.ordinal });
     return this.#regions.add({ id, address, bytes, deviceId: half.deviceId });
@@ -381,6 +384,11 @@ export class DeviceHost implements AsyncDisposable {
     const ipc = this.#half(memory.deviceId).exportMemory(memory.address + offset, bytes);
     return { region: memory.id, offset, bytes, ...(ipc === undefined ? {} : { ipc }) };
   }
+}
+
+function checkBytes(bytes: number): void {
+  if (Number.isSafeInteger(bytes) && bytes >= 1 && bytes <= MAX_COMMAND_OFFSET) return;
+  throw invalidArgument('bytes', bytes, `1 to ${MAX_COMMAND_OFFSET}`);
 }
 
 /** Whether a stream can write 8 bytes wherever a kernel finds a multiple of 8. */

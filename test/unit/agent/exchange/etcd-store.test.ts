@@ -4,7 +4,9 @@ import { once } from 'node:events';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import test from 'node:test';
+import { inspect } from 'node:util';
 import { Agent, etcdMetadataStore, publishMetadata } from 'weftline/agent';
+import { withCode } from '../../../support/with-code.ts';
 
 const KEEP_ALIVE = '/v3/lease/keepalive';
 const SLOW_MS = 50;
@@ -119,4 +121,35 @@ test('a get without time to wait still asks once, and says what is missing', asy
     server.closeAllConnections();
     server.close();
   }
+});
+
+test('options that cannot work are refused at once, and no password is shown', () => {
+  const endpoint = 'http://127.0.0.1:2379';
+  const secret = 'pass-word';
+  const bad = [
+    '',
+    5,
+    null,
+    undefined,
+    'garbage',
+    'ftp://127.0.0.1:2379',
+    `${endpoint}/etcd`,
+    `${endpoint}/?user=x`,
+    `http://user:${secret}@127.0.0.1:1/`,
+    `http://:${secret}@h`,
+    `http://user:${secret}@:x`,
+    `http://a:${secret}@@h`,
+  ].map((value): object => ({ endpoint: value }));
+  bad.push({ endpoint, prefix: 5 }, { endpoint, requestMs: 'x' }, { endpoint, requestMs: 0 });
+  bad.push({ endpoint, leaseMs: Number.NaN }, { endpoint, leaseMs: 2 ** 31 });
+  for (const options of bad) {
+    assert.throws(
+      () => Reflect.apply(etcdMetadataStore, undefined, [options]),
+      (error) => {
+        assert.ok(!inspect(error, { depth: 9 }).includes(secret));
+        return withCode('WL_INVALID_ARGUMENT', 'Invalid ')(error);
+      },
+    );
+  }
+  assert.ok(etcdMetadataStore({ endpoint: `${endpoint}/` }));
 });
