@@ -1,9 +1,10 @@
-// Rank 1 writes three pages into memory of rank 0 and tells it so. weftline run -n 2 agent.mjs
+// Rank 1 writes three pages into memory of rank 0 and tells it so. npx weftline run -n 2 agent.mjs
 import assert from 'node:assert/strict';
 import { Agent, DescriptorList, loadPublished, publishMetadata, worldMetadataStore } from 'weftline/agent';
 import { join } from 'weftline/world';
 
 const world = await join();
+if (world.size !== 2) throw new Error('start it with: npx weftline run -n 2 agent.mjs');
 const agent = await Agent.create(`rank ${world.rank}`, { token: world.secret });
 try {
   const store = worldMetadataStore(world.store);

@@ -1,10 +1,11 @@
-// Rows grouped by expert, ready for a grouped matrix product, and the weighted sum back. weftline run -n 2 expert-layer.mjs
+// Rows grouped by expert, ready for a grouped matrix product, and the weighted sum back. npx weftline run -n 2 expert-layer.mjs
 import assert from 'node:assert/strict';
 import { CpuDevice, fromBf16, toBf16 } from 'weftline';
 import { EPAll2AllLayer } from 'weftline/ep';
 import { join } from 'weftline/world';
 
 const world = await join();
+if (world.size !== 2) throw new Error('start it with: npx weftline run -n 2 expert-layer.mjs');
 const device = await CpuDevice.create();
 const [tokens, hidden, numTotExperts] = [3, 64, 8];
 const layer = await EPAll2AllLayer.create(world, device, { maxTokens: 256, hidden, topk: 2, numTotExperts });

@@ -1,10 +1,11 @@
-// Tokens travel to the ranks of their experts and back. Start it once per rank: weftline run -n 2 expert-parallel.mjs
+// Tokens travel to the ranks of their experts and back. Start it once per rank: npx weftline run -n 2 expert-parallel.mjs
 import assert from 'node:assert/strict';
 import { CpuDevice, fromBf16, toBf16 } from 'weftline';
 import { EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
 
 const world = await join();
+if (world.size !== 2) throw new Error('start it with: npx weftline run -n 2 expert-parallel.mjs');
 const device = await CpuDevice.create();
 const [tokens, hidden] = [3, 64];
 const buffer = await EpBuffer.create(world, device, { maxTokensPerRank: 128, hidden, numExperts: 8, maxTopk: 2 });

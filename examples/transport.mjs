@@ -1,9 +1,10 @@
-// Rank 1 reads memory of rank 0 and sends it a message, over UDP. weftline run -n 2 transport.mjs
+// Rank 1 reads memory of rank 0 and sends it a message, over UDP. npx weftline run -n 2 transport.mjs
 import assert from 'node:assert/strict';
 import { Transport } from 'weftline/transport';
 import { join } from 'weftline/world';
 
 const world = await join();
+if (world.size !== 2) throw new Error('start it with: npx weftline run -n 2 transport.mjs');
 const transport = await Transport.create({ name: `rank ${world.rank}`, token: world.secret });
 try {
   const memory = new Uint8Array(400_000).fill(10 + world.rank);
@@ -11,6 +12,7 @@ try {
   const region = await transport.register(memory, { read: true });
 
   if (world.rank === 0) {
+    // Between hosts, `host` is an address of this host, and rank 1 connects to that address.
     const listener = await transport.listen({ host: '127.0.0.1', port: 0 });
     await world.store.setJson('transport', { port: listener.port, name: region.remote });
     const connection = await listener.accept({ timeoutMs: 10_000 });
