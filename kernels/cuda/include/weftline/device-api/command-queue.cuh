@@ -1,4 +1,4 @@
-// The device's side of the queue to the host: a push takes a slot, a flush waits until the host has delivered it.
+// The device's side of the queue to the host: a push takes a slot, which is free again when the host has delivered it.
 //
 // Any threads may push at once; each command becomes visible by its own phase, so nobody waits for another thread.
 #pragma once
@@ -22,30 +22,6 @@ struct Command {
 
 __device__ __forceinline__ CommandQueueHead* hostSide(const DeviceQueue* queue) {
   return static_cast<CommandQueueHead*>(queue->host);
-}
-
-// Waits until the host has delivered so many commands; false when it does not in time, gives up, or fails at one.
-__device__ __forceinline__ bool waitDelivered(DeviceQueue* queue, u32 count, const WaitScope& scope, WaitFor whom) {
-  CommandQueueHead* host = hostSide(queue);
-  u64 start = 0;
-  u32 seen = 0;
-  for (u32 polls = 0;; ++polls) {
-    seen = loadAcquireSystem(&host->delivered);
-    if (epochReached(seen, count)) break;
-    if (polls == 0) start = globalTimer();
-    // Numbers that were given back are not waited for.
-    const u32 head = *static_cast<volatile u32*>(&queue->head);
-    if (!epochReached(head, count)) count = head;
-    if (waitIsOver(scope, polls + 1, start)) {
-      recordTrap(scope, whom, count, seen, expiryReason(scope));
-      return false;
-    }
-  }
-  queue->knownDelivered = seen;
-  const u32 failed = loadRelaxedSystem(&host->failed);
-  if (failed == 0) return true;
-  recordTrap(scope, whom, 0, failed - 1, trapReasonCommandFailed);
-  return false;
 }
 
 // Waits until the slots of the numbers [number, end) are free. False when they are not in time: the numbers are then given

@@ -128,6 +128,36 @@ __device__ __forceinline__ bool endDeferral(DeviceQueue* queue, const Opened& re
   return pushFor(request, {route.remote, route.channel, Order::Relaxed}, commands);
 }
 
+// Waits until the host has delivered what was pushed on the queue so far. False when it does not in time, gives up, or
+// fails at a command. By one thread.
+__device__ __forceinline__ bool waitDelivered(DeviceQueue* queue, const Opened& request, const Route& route) {
+  CommandQueueHead* host = hostSide(queue);
+  const WaitScope scope = scopeOf(waitsOf(request));
+  const WaitFor whom = {request.handle->peer, route.channel};
+  u32 count = loadAcquireGpu(&queue->head);
+  u64 start = 0;
+  u32 seen = 0;
+  for (u32 polls = 0;; ++polls) {
+    seen = loadAcquireSystem(&host->delivered);
+    if (epochReached(seen, count)) break;
+    // In each round: another thread may have taken its number, which counts, and only now say that its command is deferred.
+    if (!endDeferral(queue, request, route)) return false;
+    if (polls == 0) start = globalTimer();
+    // Numbers that were given back are not waited for.
+    const u32 head = *static_cast<volatile u32*>(&queue->head);
+    if (!epochReached(head, count)) count = head;
+    if (waitIsOver(scope, polls + 1, start)) {
+      recordTrap(scope, whom, count, seen, expiryReason(scope));
+      return false;
+    }
+  }
+  queue->knownDelivered = seen;
+  const u32 failed = loadRelaxedSystem(&host->failed);
+  if (failed == 0) return true;
+  recordTrap(scope, whom, 0, failed - 1, trapReasonCommandFailed);
+  return false;
+}
+
 // Returns when every put and signal that this group made on the channel is visible to the peer. False when that does
 // not happen until the deadline, or the host failed at one. At warp level lanes may call it without the others, for what
 // they made themselves.
@@ -143,13 +173,7 @@ __device__ __forceinline__ bool flush(const Opened& request, Route route = {}) {
     return true;
   }
   bool isDelivered = true;
-  if (Group<level>::isFirstOf(callers)) {
-    DeviceQueue* queue = queueOf(request, route);
-    isDelivered = endDeferral(queue, request, route);
-    const u32 pushed = loadAcquireGpu(&queue->head);
-    const WaitScope scope = scopeOf(waitsOf(request));
-    isDelivered = isDelivered && waitDelivered(queue, pushed, scope, {request.handle->peer, route.channel});
-  }
+  if (Group<level>::isFirstOf(callers)) isDelivered = waitDelivered(queueOf(request, route), request, route);
   return Group<level>::agree(isDelivered, callers);
 }
 
