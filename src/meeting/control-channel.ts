@@ -53,6 +53,11 @@ export class ControlChannel {
     return { own: `${this.localAddress} ${localPort}`, other: `${this.remoteAddress} ${remotePort}` };
   }
 
+  /** True once the connection has ended. */
+  get isOver(): boolean {
+    return this.#isOver;
+  }
+
   /** How large frames may be; those of strangers until this is set, which the peer must have proven itself for. */
   set limits(limits: FrameLimits) {
     this.#reader.limits = limits;

@@ -78,11 +78,14 @@ function fromWeftline(variables: Variables): RankEnvironment {
   });
   const host = variables.text('WEFTLINE_MASTER_ADDR') ?? '127.0.0.1';
   const port = ranks.size === 1 ? 0 : variables.port('WEFTLINE_MASTER_PORT');
+  // A rank that starts a job of its own passes these on with another address: they are not for that job.
+  const master = `${variables.text('WEFTLINE_MASTER_ADDR')}:${variables.text('WEFTLINE_MASTER_PORT')}`;
+  const launcherServes = variables.text('WEFTLINE_STORE') === master;
   return {
     ...finish(variables, { source: 'weftline', ...ranks, host, port, names: [host, port] }),
     launcherPid: variables.optionalInteger('WEFTLINE_LAUNCHER_PID', 1, 2 ** 31),
-    launcherServes: variables.text('WEFTLINE_STORE') === 'launcher',
-    failureLog: variables.text('WEFTLINE_FAILURE_LOG'),
+    launcherServes,
+    failureLog: launcherServes ? variables.text('WEFTLINE_FAILURE_LOG') : undefined,
   };
 }
 

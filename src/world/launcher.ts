@@ -134,6 +134,7 @@ class Job {
       nodeCount: nodeCount === 1 ? 0 : nodeCount,
       credential: tokenCredential(token),
       jobId: uniqueJobId(jobPrefix),
+      jobPrefix,
       maxValueBytes,
       settings: { maxStrangers, greetingMs, timeoutMs },
     });
@@ -212,7 +213,7 @@ class Job {
         WEFTLINE_LAUNCHER_PID: String(process.pid),
         [LAUNCH_ID_VARIABLE]: launchId,
         [settingsTable.hosts.env]: settings.hosts,
-        WEFTLINE_STORE: 'launcher',
+        WEFTLINE_STORE: `${address.host}:${address.port}`,
         WEFTLINE_FAILURE_LOG: failureLogOf(jobPrefix),
       },
     });

@@ -34,7 +34,7 @@ export class Membership {
     this.size = size;
   }
 
-  /** Fails with WL_RANK_TAKEN naming the holder; a rank joins once in the life of a job. */
+  /** Fails with WL_RANK_TAKEN naming the holder; a rank joins once in the life of a world. */
   join(rank: number, identity: MemberIdentity): void {
     const holder = this.#members.get(rank);
     if (holder === undefined) {
@@ -63,6 +63,12 @@ export class Membership {
   /** The ranks that have left, of those given: the first to leave comes first. */
   departed(ranks: readonly number[]): number[] {
     return this.#departed.filter((rank) => ranks.includes(rank));
+  }
+
+  /** True once all ranks have joined and closed their worlds without an error. */
+  get allClosed(): boolean {
+    if (this.#departed.length < this.size) return false;
+    return this.#departed.every((rank) => this.departure(rank)?.how === 'closed');
   }
 
   joined(rank: number): boolean {

@@ -1,13 +1,13 @@
 // The TCP server of the rendezvous store: lets ranks in, tells them who left.
-import { encodeError } from '../core/errors.ts';
+import { WeftlineError } from '../core/errors.ts';
 import type { ControlChannel } from '../meeting/control-channel.ts';
 import type { Credential, Credentials } from '../meeting/credentials.ts';
 import { receiveHello } from '../meeting/hello.ts';
 import { type ListenTarget, MeetingListener } from '../meeting/listener.ts';
 import type { Settings } from '../settings/settings.ts';
-import type { Departure } from './membership.ts';
+import { uniqueJobId } from './environment.ts';
 import { StoreConnection } from './store-connection.ts';
-import { StoreCore } from './store-core.ts';
+import { StoreGroup } from './store-group.ts';
 import { type MemberKind, readRank, storeHello } from './store-hello.ts';
 
 export interface StoreServerOptions {
@@ -18,6 +18,8 @@ export interface StoreServerOptions {
   /** Fixed for the job: secrets of the job follow from it. */
   readonly credential: Credential;
   readonly jobId: string;
+  /** If given, ranks that have all left may join again: that is a new world, whose id begins with this. */
+  readonly jobPrefix?: string;
   readonly maxValueBytes: number;
   readonly settings: Pick<Settings, 'maxStrangers' | 'greetingMs' | 'timeoutMs'>;
 }
@@ -25,7 +27,8 @@ export interface StoreServerOptions {
 export class StoreServer {
   readonly #options: StoreServerOptions;
   readonly #credentials: Credentials;
-  readonly #groups: Readonly<Record<MemberKind, Group>>;
+  readonly #groups: Record<MemberKind, StoreGroup>;
+  readonly #connections = new Set<StoreConnection>();
   #listener: MeetingListener | undefined;
   #whenEmpty: (() => void) | undefined;
 
@@ -48,8 +51,8 @@ export class StoreServer {
     const { credential } = options;
     this.#options = options;
     this.#credentials = { kind: credential.kind, read: () => credential };
-    const { size, nodeCount = 0, maxValueBytes } = options;
-    this.#groups = { rank: newGroup(size, maxValueBytes), node: newGroup(nodeCount, maxValueBytes) };
+    const { jobId, nodeCount = 0, maxValueBytes } = options;
+    this.#groups = { rank: this.#newWorld(jobId), node: new StoreGroup({ jobId, size: nodeCount, maxValueBytes }) };
   }
 
   get port(): number {
@@ -58,7 +61,8 @@ export class StoreServer {
 
   /** Waits, at most `waitMs`, until all who joined have left, then ends every connection. */
   async stop(waitMs: number): Promise<void> {
-    if (this.#members().length > 0 && waitMs > 0) {
+    this.#groups.rank.stop(new WeftlineError('WL_LAUNCH', 'The rendezvous store of this job was stopped'));
+    if (this.#connections.size > 0 && waitMs > 0) {
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, waitMs);
         this.#whenEmpty = () => {
@@ -68,54 +72,55 @@ export class StoreServer {
       });
     }
     this.#listener?.close();
-    for (const member of this.#members()) member.end();
+    for (const member of this.#connections) member.end();
   }
 
-  #members(): StoreConnection[] {
-    return [...this.#groups.rank.members, ...this.#groups.node.members];
+  /** Once all its ranks have left, another one takes its place, if they may join again. */
+  #newWorld(jobId: string): StoreGroup {
+    const { size, maxValueBytes, jobPrefix } = this.#options;
+    const world = new StoreGroup({ jobId, size, maxValueBytes });
+    if (jobPrefix !== undefined) {
+      void world.over.then(() => (this.#groups.rank = this.#newWorld(uniqueJobId(jobPrefix)))).catch(() => {});
+    }
+    return world;
+  }
+
+  /** A rank that joins again waits until all others have left. Fails with WL_PEER_FAILED if one of them is lost. */
+  async #groupFor(kind: MemberKind, rank: number, channel: ControlChannel): Promise<StoreGroup> {
+    for (;;) {
+      const group = this.#groups[kind];
+      const hasLeft = group.core.members.departure(rank)?.how === 'closed';
+      if (kind === 'node' || this.#options.jobPrefix === undefined || !hasLeft) return group;
+      await group.over;
+      if (channel.isOver) throw new WeftlineError('WL_PEER_LOST', `Rank ${rank} gave up joining again`, { rank });
+    }
   }
 
   /** Lets a rank in that has proven itself and agrees on the job; anything else is refused with a reason. */
   async #welcome(channel: ControlChannel): Promise<void> {
-    const { size, nodeCount = 0, jobId, maxValueBytes } = this.#options;
+    const { size, nodeCount = 0, maxValueBytes } = this.#options;
     let rank = -1;
     let group = this.#groups.rank;
-    await receiveHello(channel, storeHello(this.#credentials), (body) => {
+    await receiveHello(channel, storeHello(this.#credentials), async (body) => {
       const { kind, pid, host, ...known } = readRank(body, { rank: size, node: nodeCount });
-      group = this.#groups[kind];
+      group = await this.#groupFor(kind, known.rank, channel);
       group.core.join(known.rank, { pid, host });
       ({ rank } = known);
-      return { jobId };
+      return { jobId: group.jobId };
     });
     const member = new StoreConnection(channel.detach(), {
       rank,
       core: group.core,
       maxValueBytes,
-      onDeparture: (gone, departure) => departed(group, gone, departure),
+      onDeparture: (gone, departure) => group.departed(gone, departure),
       onEnd: (ended) => {
         group.members.delete(ended);
-        if (this.#members().length === 0) this.#whenEmpty?.();
+        this.#connections.delete(ended);
+        if (this.#connections.size === 0) this.#whenEmpty?.();
       },
     });
     group.members.add(member);
+    this.#connections.add(member);
     member.start();
   }
-}
-
-/** Those who take part in collectives together, and hear of each other's departure. */
-interface Group {
-  readonly core: StoreCore;
-  readonly members: Set<StoreConnection>;
-}
-
-function newGroup(size: number, maxValueBytes: number): Group {
-  return { core: new StoreCore({ size, maxValueBytes }), members: new Set() };
-}
-
-function departed({ core, members }: Group, member: StoreConnection, departure: Departure): void {
-  const { rank } = member;
-  core.leave(rank, departure);
-  if (departure.how === 'closed') return;
-  const { stack: _hidden, ...error } = encodeError(core.members.failure(rank, 'the job'));
-  for (const other of members) if (other !== member) other.announce(rank, error);
 }

@@ -65,6 +65,26 @@ test('ranks behind a program that passes on no descriptors meet', { timeout: 60_
   assert.deepEqual(stdout.trim().split('\n').toSorted(), ['[0] met 0,1,2', '[1] met 0,1,2', '[2] met 0,1,2']);
 });
 
+test('ranks that have all closed their worlds may join again: each time a new world', { timeout: 60_000 }, () => {
+  const { status, stdout, stderr } = run(3, 'lives');
+  assert.deepEqual([status, stderr], [0, '']);
+  const worlds = new Set(
+    stdout
+      .trim()
+      .split('\n')
+      .map((line) => line.slice('[0] '.length)),
+  );
+  assert.equal(worlds.size, 4, stdout);
+  const ids = [...worlds].map((line) => line.split(' ')[1]);
+  assert.equal(new Set(ids).size, 4, stdout);
+});
+
+test('a rank starts a job of its own by the variables', { timeout: 60_000 }, () => {
+  const { status, stdout, stderr } = run(1, 'inner');
+  assert.deepEqual([status, stderr], [0, '']);
+  assert.deepEqual(stdout, '[0] met 0,1\n[0] met 0,1\n');
+});
+
 for (const way of ['unclosed', 'exits']) {
   test(`ranks that end without world.close() end well: ${way}`, { timeout: 60_000 }, () => {
     for (let round = 0; round < 2; round += 1) {

@@ -12,10 +12,18 @@ const maxValueBytes = 4 << 20;
 const credentials = credentialsOf('token');
 const settings = { maxStrangers: 256, greetingMs: 10_000, timeoutMs: 10_000 };
 
-async function serve(size: number) {
+async function serve(size: number, jobPrefix?: string) {
   const listen = { host: '127.0.0.1', port: 0 };
   const credential = credentials.read();
-  const server = await StoreServer.listen({ listen, size, credential, jobId: 'job', maxValueBytes, settings });
+  const server = await StoreServer.listen({
+    listen,
+    size,
+    credential,
+    jobId: 'job',
+    maxValueBytes,
+    settings,
+    ...(jobPrefix === undefined ? {} : { jobPrefix }),
+  });
   const clients = await Promise.all(
     Array.from({ length: size }, (_, rank) =>
       StoreClient.connect({ host: '127.0.0.1', port: server.port, rank, size, credentials, timeoutMs: 5_000 }),
@@ -71,6 +79,24 @@ test('a client that closed, and one whose server is gone, say so', async () => {
   await waiting;
   await assert.rejects(stores[1].add('n', 1), lost);
   assert.equal(clients[1].peers.watch([1]).aborted, true);
+});
+
+test('a rank that joins again waits until the others have left, and fails if one is lost', async () => {
+  const { server, clients } = await serve(2, 'job');
+  const come = (rank: number) =>
+    StoreClient.connect({ host: '127.0.0.1', port: server.port, rank, size: 2, credentials, timeoutMs: 5_000 });
+  await clients[0].close();
+  const early = come(0);
+  await clients[1].close();
+  const [first, second] = await Promise.all([early, come(1)]);
+  assert.equal(first.jobId, second.jobId);
+  assert.match(first.jobId, /^job[0-9a-f]{10}$/);
+  await assert.rejects(come(1), { code: 'WL_RANK_TAKEN' });
+  await first.close();
+  const vain = assert.rejects(come(0), { code: 'WL_PEER_FAILED', rank: 1, message: /on purpose/ });
+  await second.close(new Error('on purpose'));
+  await vain;
+  await server.stop(0);
 });
 
 test('stop() waits for ranks that are still there', async () => {

@@ -1,9 +1,11 @@
 // What a rank does in the tests of how jobs end: argv names the way; argv[3] is the rank that fails.
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { CpuDevice, WeftlineError } from 'weftline';
 import { EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
+import { freePort } from '../../support/free-port.js';
 
 const [, , way, failing = '0'] = process.argv;
 if (way === 'wrapped') {
@@ -12,6 +14,26 @@ if (way === 'wrapped') {
   process.exit(spawnSync(process.execPath, words, { stdio: ['ignore', 'inherit', 'inherit'] }).status ?? 1);
 }
 if (way === 'early') throw new TypeError('on purpose, before join()');
+if (way === 'lives') {
+  for (let life = 0; life < 4; life += 1) {
+    const world = await join();
+    console.log(`${life} ${world.jobId} ${(await world.allGather('ranks', world.rank)).join()}`);
+    await world.close();
+  }
+  process.exit(0);
+}
+if (way === 'inner') {
+  const [, file = ''] = process.argv;
+  const port = String(await freePort());
+  const ended = [0, 1].map(async (rank) => {
+    const own = { WEFTLINE_RANK: `${rank}`, WEFTLINE_LOCAL_RANK: `${rank}`, WEFTLINE_MASTER_PORT: port };
+    const size = { WEFTLINE_WORLD_SIZE: '2', WEFTLINE_LOCAL_WORLD_SIZE: '2', WEFTLINE_MASTER_ADDR: '127.0.0.1' };
+    const env = { ...process.env, ...own, ...size };
+    const [code] = await once(spawn(process.execPath, [file, 'meet'], { stdio: 'inherit', env }), 'exit');
+    return code;
+  });
+  process.exit((await Promise.all(ended)).every((code) => code === 0) ? 0 : 1);
+}
 const world = await join();
 const isFailing = world.rank === Number(failing);
 await world.barrier('start');

@@ -13,7 +13,7 @@ const ours = {
   WEFTLINE_TOKEN: 'secret',
   WEFTLINE_JOB_ID: 'job1',
   WEFTLINE_LAUNCHER_PID: '77',
-  WEFTLINE_STORE: 'launcher',
+  WEFTLINE_STORE: 'node0:29500',
   WEFTLINE_FAILURE_LOG: '/dev/shm/log',
 };
 const torchrun = {
@@ -60,6 +60,13 @@ test('readEnvironment() reads the variables of our launcher', () => {
     launcherServes: true,
     failureLog: '/dev/shm/log',
   });
+});
+
+test('a job that a rank of the launcher starts itself has neither its store nor its failure log', () => {
+  for (const own of [{ WEFTLINE_MASTER_PORT: '29501' }, { WEFTLINE_MASTER_ADDR: 'node1' }]) {
+    const { launcherServes, failureLog } = readEnvironment({ ...ours, ...own });
+    assert.deepEqual([launcherServes, failureLog], [false, undefined]);
+  }
 });
 
 test("readEnvironment() reads torchrun's variables and leaves its agent's port alone", () => {

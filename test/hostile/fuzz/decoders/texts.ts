@@ -45,7 +45,7 @@ const environments: readonly Readonly<Record<string, string>>[] = [
     WEFTLINE_JOB_ID: 'abc',
     WEFTLINE_TOKEN: 't',
     WEFTLINE_LAUNCHER_PID: '17',
-    WEFTLINE_STORE: 'launcher',
+    WEFTLINE_STORE: 'node0:29500',
     WEFTLINE_FAILURE_LOG: '/dev/shm/x',
   },
   {
