@@ -14,8 +14,8 @@ import {
   unlinkSync,
   writeSync,
 } from 'node:fs';
-import { userInfo } from 'node:os';
 import { WeftlineError } from '../core/errors.ts';
+import { homeFolder } from '../core/home-folder.ts';
 
 const FOLDER_NAME = '.weftline';
 const FILE_NAME = 'secret';
@@ -79,22 +79,12 @@ const homes = new Map<number, string | undefined>();
 
 /** The home folder, unless others can replace files in it. */
 function homeOf(uid: number): string | undefined {
-  if (!homes.has(uid)) homes.set(uid, findHome());
+  if (!homes.has(uid)) homes.set(uid, homeFolder());
   const home = homes.get(uid);
   if (home === undefined) return undefined;
   try {
     const facts = statSync(home);
     return facts.isDirectory() && facts.uid === uid && (facts.mode & WRITABLE_BY_OTHERS) === 0 ? home : undefined;
-  } catch {
-    return undefined;
-  }
-}
-
-function findHome(): string | undefined {
-  try {
-    // Of the password database: HOME is not looked at.
-    const { homedir } = userInfo();
-    return homedir.startsWith('/') ? homedir : undefined;
   } catch {
     return undefined;
   }

@@ -1,7 +1,7 @@
 // A thread of the library as its owner sees it: calls with answers and deadlines, events, and how it ended.
 import { MessageChannel, type MessagePort, receiveMessageOnPort, type Worker } from 'node:worker_threads';
 import { secondNet } from '../core/deadline.ts';
-import { decodeError, WeftlineError } from '../core/errors.ts';
+import { decodeError, type EncodedError, WeftlineError } from '../core/errors.ts';
 import { startWorker } from './start-worker.ts';
 import type { Calls, FromThread, LinkedThread, ToThread } from './worker-port.ts';
 
@@ -211,7 +211,13 @@ export class WorkerLink<Table extends Calls, Event = never> {
 
   #endOf(cause: unknown): WeftlineError {
     if (cause instanceof WeftlineError) return cause;
+    // One that the thread threw is the error itself; Node's copy of it has its fields, but not its class.
+    if (isCopyOfOurs(cause)) return decodeError(cause);
     const why = cause instanceof Error ? `: ${cause.message}` : '';
     return new WeftlineError('WL_INTERNAL', `The ${this.#options.what} ended${why}`, { cause });
   }
+}
+
+function isCopyOfOurs(error: unknown): error is Omit<EncodedError, 'cause'> {
+  return error instanceof Error && error.name === 'WeftlineError' && 'code' in error && 'details' in error;
 }

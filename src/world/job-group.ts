@@ -1,7 +1,7 @@
 // The ranks of a job and the groups that are made of them, over the one store of the job.
 import { createHash } from 'node:crypto';
 import { checkOptions } from '../core/check-options.ts';
-import { startCall, type WaitOptions } from '../core/deadline.ts';
+import { callWaitNames, startCall, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import { shareOutcome } from './outcomes.ts';
@@ -76,6 +76,7 @@ export class JobGroup implements RankGroup {
   split(options: SplitOptions & { readonly color: string | number }, wait?: WaitOptions): Promise<RankGroup>;
   split(options: SplitOptions, wait?: WaitOptions): Promise<RankGroup | undefined>;
   async split(options: SplitOptions, wait: WaitOptions = {}): Promise<RankGroup | undefined> {
+    checkOptions(wait, callWaitNames, 'options of the wait of split');
     const call = startCall(wait, this.settings.timeoutMs);
     // Checked on every rank before any of them goes on: a rank that threw alone would keep the others waiting.
     const facts = this.#nextCall();
@@ -94,6 +95,7 @@ export class JobGroup implements RankGroup {
   }
 
   async group(ranks: readonly number[], wait: WaitOptions = {}): Promise<RankGroup> {
+    checkOptions(wait, callWaitNames, 'options of the wait of group');
     const call = startCall(wait, this.settings.timeoutMs);
     checkRanks(ranks, this);
     const members = ranks.map((rank) => this.ranks[rank]!);

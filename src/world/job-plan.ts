@@ -2,12 +2,13 @@
 import { randomBytes } from 'node:crypto';
 import { existsSync, statSync } from 'node:fs';
 import { delimiter, resolve } from 'node:path';
+import { checkOptions } from '../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { packageFile } from '../core/package-file.ts';
 import { quote } from '../core/quote.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { MAX_WORLD_SIZE } from './environment.ts';
-import type { LaunchOptions } from './launch-options.ts';
+import { type LaunchOptions, launchOptionNames } from './launch-options.ts';
 import { ranksOfHosts } from './pretended-hosts.ts';
 
 export interface JobPlan {
@@ -23,6 +24,7 @@ export interface JobPlan {
 
 /** Fails with WL_INVALID_ARGUMENT, WL_CONFIG, or WL_LAUNCH if there is no such program; nothing has been started then. */
 export function planJob(options: LaunchOptions): JobPlan {
+  checkOptions(options, launchOptionNames, 'options of launch');
   const { nodeCount = 1, nodeRank = 0, master } = options;
   checkInteger('ranks', options.ranks, 1, MAX_WORLD_SIZE);
   checkInteger('nodeCount', nodeCount, 1, MAX_WORLD_SIZE);
@@ -75,7 +77,8 @@ function sharedToken({ env }: LaunchOptions): string {
 
 /** JavaScript and TypeScript files are run by this very node. */
 function fullCommand({ command, cwd = process.cwd(), env }: LaunchOptions): readonly string[] {
-  const file = command[0];
+  const isText = Array.isArray(command) && command.every((part) => typeof part === 'string');
+  const file = isText ? command[0] : undefined;
   if (file === undefined || file === '') throw invalidArgument('command', command, 'a file and its arguments');
   if (!isFolder(cwd)) throw cannotStart(file, `there is no folder ${quote(cwd)} to start it in`);
   const isScript = /\.[cm]?[jt]s$/.test(file);

@@ -1,4 +1,5 @@
 // What launch() takes and what it returns.
+import type { OptionNames } from '../core/check-options.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { RankFailure } from './first-failure.ts';
 import type { OutputLine } from './output-lines.ts';
@@ -30,6 +31,22 @@ export interface LaunchOptions {
   /** Stops all ranks; launch() then rejects with the signal's reason. */
   readonly signal?: AbortSignal;
 }
+
+export const launchOptionNames: OptionNames<LaunchOptions> = {
+  command: true,
+  ranks: true,
+  nodeCount: true,
+  nodeRank: true,
+  master: true,
+  cwd: true,
+  env: true,
+  rawRank: true,
+  onLine: true,
+  onNotice: true,
+  forwardSignals: true,
+  settings: true,
+  signal: true,
+};
 
 /** How the ranks of a job ended. */
 export interface LaunchResult {

@@ -1,7 +1,7 @@
 // Arguments of a DeviceHost that cannot be, as a program without types would pass them: a coded error, and the host goes on.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { CpuDevice } from 'weftline';
+import { CpuDevice, WeftlineError } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
 import { withCode } from '../support/with-code.ts';
 
@@ -14,6 +14,10 @@ function as(value: unknown): never {
   return value as never;
 }
 
+function create(more: object): Promise<DeviceHost> {
+  return DeviceHost.create({ name: 'a', device, ...more });
+}
+
 test('what is no address or no length of memory is refused before any thread touches it', async () => {
   await using host = await DeviceHost.create({ name: 'a', device });
   for (const value of noNumbers) {
@@ -23,4 +27,46 @@ test('what is no address or no length of memory is refused before any thread tou
     await assert.rejects(host.allocateHost(as(value)), invalid);
   }
   assert.equal((await host.allocate(64)).bytes, 64);
+});
+
+test('options that cannot be fail as documented, whichever thread looks at them', async () => {
+  for (const more of [
+    ...[5, '', 'a\nb', Symbol('name'), () => {}].map((name) => ({ name })),
+    ...[5, '', 'nonsense', () => {}].map((host) => ({ host })),
+    ...['local', 5, [() => {}], [5]].map((backends) => ({ backends })),
+  ]) {
+    await assert.rejects(create(more), withCode('WL_INVALID_ARGUMENT', 'Invalid '));
+  }
+  await assert.rejects(create({ backends: ['x'] }), withCode('WL_UNSUPPORTED', 'There is no backend x'));
+  await assert.rejects(create({ host: '0.0.0.0', token: '' }), withCode('WL_CONFIG', 'token'));
+});
+
+test('records that are none are refused, and the host goes on', async () => {
+  await using host = await DeviceHost.create({ name: 'a', device });
+  const memory = await host.allocate(64);
+  const descs = host.serializeXferDescs({ memory });
+  for (const value of [null, 5, 'x', {}]) {
+    const wrong = as(value);
+    for (const more of [{ device: wrong }, { devices: [wrong] }, { devices: wrong }]) {
+      await assert.rejects(DeviceHost.create({ name: 'b', ...more }), withCode('WL_INVALID_ARGUMENT'));
+    }
+    for (const list of [wrong, as([value]), as({ memory: value })])
+      assert.throws(() => host.serializeXferDescs(list), invalid);
+    await assert.rejects(host.createWriteReq(wrong, descs, 'a'), invalid);
+    await assert.rejects(host.createWriteReq({ memory }, wrong, 'a'), invalid);
+    await assert.rejects(host.createWriteReq({ memory }, descs, wrong), withCode('WL_INVALID_ARGUMENT'));
+    if (typeof value !== 'object' || value === null) {
+      await assert.rejects(host.createWriteReq({ memory }, descs, 'a', wrong), invalid);
+    }
+    await assert.rejects(host.createGpuReq(wrong), invalid);
+    await assert.rejects(host.releaseWriteReq(wrong), invalid);
+    await assert.rejects(host.deregisterVram(wrong), invalid);
+    assert.throws(() => host.view(wrong), invalid);
+    await assert.rejects(host.read(wrong), invalid);
+    await assert.rejects(host.write(wrong, new Uint8Array(1)), invalid);
+    await assert.rejects(host.write(memory, wrong), invalid);
+    await assert.rejects(host.exchangeMetadata(wrong), withCode('WL_INVALID_ARGUMENT'));
+    await assert.rejects(host.addRemoteAgent(wrong), (error) => error instanceof WeftlineError);
+  }
+  assert.equal((await host.read(memory)).length, 64);
 });

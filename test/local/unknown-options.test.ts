@@ -5,7 +5,7 @@ import { CpuDevice } from 'weftline';
 import { Agent, DescriptorList, Endpoint } from 'weftline/agent';
 import { EpBuffer } from 'weftline/ep';
 import { Transport } from 'weftline/transport';
-import { join } from 'weftline/world';
+import { join, launch } from 'weftline/world';
 import { withCode } from '../support/with-code.ts';
 
 /** Options as a program without types gives them. */
@@ -63,4 +63,23 @@ test('transports and worlds refuse unknown options', async () => {
     transport.listen({ ...address, port: 0 }, mistyped({ recieve: null })),
     refused('recieve', 'receive'),
   );
+});
+
+test('a launch checks all of its options before it starts anything', async () => {
+  const command = ['node', '--version'];
+  for (const options of [undefined, null, 5, { command: [5], ranks: 1 }, { command: 'node', ranks: 1 }, { ranks: 1 }]) {
+    await assert.rejects(
+      Promise.resolve(options).then((value) => launch(value as never)),
+      withCode('WL_INVALID_ARGUMENT'),
+    );
+  }
+  await assert.rejects(launch(mistyped({ command, ranks: 1, rank: 1 })), refused('rank', 'ranks'));
+});
+
+test('groups refuse what is no wait', async () => {
+  await using world = await join({ timeoutMs: 5000 });
+  for (const wait of [null, 5, 'x', { timeout: 5 }]) {
+    await assert.rejects(world.split({ color: 1 }, wait as never), withCode('WL_INVALID_ARGUMENT'));
+    await assert.rejects(world.group([0], wait as never), withCode('WL_INVALID_ARGUMENT'));
+  }
 });

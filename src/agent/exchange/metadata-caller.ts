@@ -14,7 +14,7 @@ export interface ListenerAddress extends WaitOptions {
   readonly port: number;
 }
 
-const addressNames: OptionNames<ListenerAddress> = { ...waitOptionNames, host: true, port: true };
+export const addressNames: OptionNames<ListenerAddress> = { ...waitOptionNames, host: true, port: true };
 
 /**
  * Each fails with WL_TIMEOUT, WL_PEER_LOST (nobody listens, or it broke off), WL_UNAUTHORIZED (another token or user), WL_PROTOCOL

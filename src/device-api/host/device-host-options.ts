@@ -1,6 +1,8 @@
 // What DeviceHost.create() and createWriteReq() take.
 import type { BackendName } from '../../agent/index.ts';
-import type { OptionNames } from '../../core/check-options.ts';
+import { checkAgentName } from '../../agent/metadata.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 
@@ -30,7 +32,7 @@ export interface DeviceHostOptions {
   readonly timeoutMs?: number;
 }
 
-export const deviceHostOptionNames: OptionNames<DeviceHostOptions> = {
+const deviceHostOptionNames: OptionNames<DeviceHostOptions> = {
   name: true,
   device: true,
   devices: true,
@@ -43,6 +45,20 @@ export const deviceHostOptionNames: OptionNames<DeviceHostOptions> = {
   queueCapacity: true,
   timeoutMs: true,
 };
+
+/**
+ * Fails with WL_INVALID_ARGUMENT for what no thread can be sent. The agent, which is made in a thread, looks at which
+ * backends and addresses there are.
+ */
+export function checkDeviceHostOptions(options: DeviceHostOptions): void {
+  checkOptions(options, deviceHostOptionNames, 'options of DeviceHost.create');
+  const { name, host, backends } = options;
+  checkAgentName(name, (why) => invalidArgument('name', name, why));
+  if (host !== undefined && typeof host !== 'string') throw invalidArgument('host', host, 'a numeric address');
+  if (backends === undefined) return;
+  const isList = Array.isArray(backends) && backends.every((backend) => typeof backend === 'string');
+  if (!isList) throw invalidArgument('backends', backends, 'a list of names');
+}
 
 /** How the writes of a request go. */
 export interface WriteRequestOptions {

@@ -1,6 +1,7 @@
 // The host of kernels that communicate: registers their memory, exchanges it with peers, gives them handles to requests.
 import { type ListenerAddress, loadPublished, type MetadataStore } from '../../agent/index.ts';
-import { MAX_COMMAND_OFFSET, MAX_REQUEST_REMOTES } from '../../abi/command-queue.ts';
+import { addressNames } from '../../agent/exchange/metadata-caller.ts';
+import { MAX_REQUEST_REMOTES } from '../../abi/command-queue.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { log } from '../../core/log.ts';
@@ -13,14 +14,14 @@ import { checkQueueLayout } from '../service/queue-layout.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
 import type { DeviceHalf, MappedRanges } from './device-half.ts';
 import {
+  checkDeviceHostOptions,
   type DeviceHostOptions,
-  deviceHostOptionNames,
   type WriteRequestOptions,
   writeRequestOptionNames,
 } from './device-host-options.ts';
 import { checkDevices, openHalves } from './open-halves.ts';
 import { decodeDescs, type DescRange, encodeDescs, type TransferDescs } from './transfer-descs.ts';
-import { type RegisteredVram, type VramRange, VramRegions } from './vram-regions.ts';
+import { checkBytes, type RegisteredVram, type VramRange, VramRegions } from './vram-regions.ts';
 import { type WriteRequest, WriteRequests } from './write-requests.ts';
 
 interface Parts {
@@ -47,11 +48,12 @@ export class DeviceHost implements AsyncDisposable {
   #closing: Promise<void> | undefined;
 
   /**
-   * Starts the thread that serves the queues. Fails with WL_INVALID_ARGUMENT, WL_CUDA, WL_UNSUPPORTED, WL_TIMEOUT.
+   * Starts the thread that serves the queues. Fails with WL_INVALID_ARGUMENT, WL_CONFIG, WL_CUDA, WL_UNSUPPORTED,
+   * WL_TIMEOUT.
    * @param options Name, devices, token, queues.
    */
   static async create(options: DeviceHostOptions): Promise<DeviceHost> {
-    checkOptions(options, deviceHostOptionNames, 'options of DeviceHost.create');
+    checkDeviceHostOptions(options);
     const settings = readSettings(options.timeoutMs === undefined ? {} : { timeoutMs: options.timeoutMs });
     const { name, backends, host, port, queues = 4, queueCapacity: capacity = 1024 } = options;
     checkQueueLayout({ queues, capacity });
@@ -175,13 +177,14 @@ export class DeviceHost implements AsyncDisposable {
   }
 
   /** A copy of registered memory, or of its first bytes. */
-  async read(memory: RegisteredVram, bytes: number = memory.bytes): Promise<Uint8Array> {
-    const { memory: known } = this.#regions.range({ memory, bytes });
-    return this.#half(known.deviceId).read({ address: known.address, bytes });
+  async read(memory: RegisteredVram, bytes?: number): Promise<Uint8Array> {
+    const range = this.#regions.range(bytes === undefined ? { memory } : { memory, bytes });
+    return this.#half(range.memory.deviceId).read({ address: range.memory.address, bytes: range.bytes });
   }
 
   /** Overwrites the beginning of registered memory. */
   async write(memory: RegisteredVram, values: Uint8Array): Promise<void> {
+    if (!(values instanceof Uint8Array)) throw invalidArgument('values', values, 'a Uint8Array');
     const { memory: known } = this.#regions.range({ memory, bytes: values.length });
     await this.#half(known.deviceId).write(known.address, values);
   }
@@ -211,26 +214,26 @@ export class DeviceHost implements AsyncDisposable {
    * other. Returns its name. Fails with WL_TIMEOUT, WL_PEER_LOST (nobody listens), WL_UNAUTHORIZED (another token).
    */
   async exchangeMetadata(address: ListenerAddress): Promise<string> {
-    const name = await this.#parts.service.exchange('exchange', address);
+    const name = await this.#exchange('exchange', address);
     this.#parts.requests.addPeer(name!);
     return name!;
   }
 
   /** Only takes the listener's metadata; returns its name. Fails as exchangeMetadata(). */
   async fetchMetadata(address: ListenerAddress): Promise<string> {
-    const name = await this.#parts.service.exchange('fetch', address);
+    const name = await this.#exchange('fetch', address);
     this.#parts.requests.addPeer(name!);
     return name!;
   }
 
   /** Only gives the listener this host's metadata. Fails as exchangeMetadata(). */
   async sendMetadata(address: ListenerAddress): Promise<void> {
-    await this.#parts.service.exchange('send', address);
+    await this.#exchange('send', address);
   }
 
   /** Tells the listener to forget this host. Fails as exchangeMetadata(). */
   async sendInvalidation(address: ListenerAddress): Promise<void> {
-    await this.#parts.service.exchange('invalidate', address);
+    await this.#exchange('invalidate', address);
   }
 
   /** Puts this host's metadata into a store, such as etcdMetadataStore(), which they leave with close(). */
@@ -249,7 +252,7 @@ export class DeviceHost implements AsyncDisposable {
 
   /** Ranges of registered memory for a peer's createWriteReq(). */
   serializeXferDescs(ranges: VramRange | readonly VramRange[]): Uint8Array {
-    const list = 'memory' in ranges ? [ranges] : ranges;
+    const list = [ranges].flat();
     return encodeDescs({
       agent: this.name,
       host: hostIdentity(),
@@ -364,6 +367,11 @@ export class DeviceHost implements AsyncDisposable {
     }
   }
 
+  #exchange(how: 'exchange' | 'fetch' | 'send' | 'invalidate', address: ListenerAddress): Promise<string | undefined> {
+    checkOptions(address, addressNames, 'address of the listener');
+    return this.#parts.service.exchange(how, address);
+  }
+
   #half(deviceId?: number): DeviceHalf {
     const { halves } = this.#parts;
     const [first] = halves.keys();
@@ -384,11 +392,6 @@ export class DeviceHost implements AsyncDisposable {
     const ipc = this.#half(memory.deviceId).exportMemory(memory.address + offset, bytes);
     return { region: memory.id, offset, bytes, ...(ipc === undefined ? {} : { ipc }) };
   }
-}
-
-function checkBytes(bytes: number): void {
-  if (Number.isSafeInteger(bytes) && bytes >= 1 && bytes <= MAX_COMMAND_OFFSET) return;
-  throw invalidArgument('bytes', bytes, `1 to ${MAX_COMMAND_OFFSET}`);
 }
 
 /** Whether a stream can write 8 bytes wherever a kernel finds a multiple of 8. */

@@ -7,16 +7,21 @@ import { CudaHalf } from './cuda-half.ts';
 import type { DeviceHostOptions } from './device-host-options.ts';
 import type { DeviceHalf } from './device-half.ts';
 
+const kindsOfDevice: ReadonlySet<unknown> = new Set(['cpu', 'cuda']);
+
 /** Fails with WL_INVALID_ARGUMENT unless there is one device, or several GPUs. */
 export function checkDevices({ device, devices }: DeviceHostOptions): readonly (CpuDevice | CudaDevice)[] {
   if ((device === undefined) === (devices === undefined)) {
     throw invalidArgument('device', device, 'one device, or several by the option devices');
   }
-  if (device !== undefined) return [device];
+  if (device !== undefined) {
+    // Callers in plain JavaScript may pass anything.
+    if (!kindsOfDevice.has(device?.kind)) throw invalidArgument('device', device, 'a CpuDevice or a CudaDevice');
+    return [device];
+  }
   const list = devices ?? [];
-  if (list.length === 0) throw invalidArgument('devices', list, 'at least one GPU');
-  // Callers in plain JavaScript may pass anything.
-  const kinds = list.map(({ kind }): string => kind);
+  if (!Array.isArray(list) || list.length === 0) throw invalidArgument('devices', list, 'at least one GPU');
+  const kinds = list.map((one: Partial<CudaDevice> | null): unknown => one?.kind);
   if (kinds.some((kind) => kind !== 'cuda')) throw invalidArgument('devices', kinds, 'GPUs only');
   const ordinals = list.map(({ context }) => context.ordinal);
   if (new Set(ordinals).size < list.length) throw invalidArgument('devices', ordinals, 'each GPU once');

@@ -1,6 +1,6 @@
 // Ranges of registered memory as bytes for a peer, who makes requests from them: serialised transfer descriptors.
 import { z } from 'zod';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 
 const rangeSchema = z.object({
   /** Of the owner's registered memory, as its metadata numbers it. */
@@ -29,8 +29,11 @@ export function encodeDescs(descs: TransferDescs): Uint8Array {
   return Buffer.from(JSON.stringify({ schema: 'weftline.descs/1', ...descs }));
 }
 
-/** Fails with WL_PROTOCOL for bytes that are none. */
+/** Fails with WL_PROTOCOL for bytes that are none, WL_INVALID_ARGUMENT for what is not bytes. */
 export function decodeDescs(bytes: Uint8Array): TransferDescs {
+  if (!(bytes instanceof Uint8Array)) {
+    throw invalidArgument('remoteDescs', bytes, 'the Uint8Array that serializeXferDescs() of the peer returned');
+  }
   try {
     return descsSchema.parse(JSON.parse(Buffer.from(bytes).toString('utf8')));
   } catch (cause) {

@@ -1,4 +1,6 @@
 // The registered memory of a DeviceHost, and ranges of it.
+import { MAX_COMMAND_OFFSET } from '../../abi/command-queue.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
 
 /** Memory that requests may read from and peers may write to. */
@@ -19,6 +21,14 @@ export interface VramRange {
   readonly bytes?: number;
 }
 
+/** Of memory that is to be registered. Fails with WL_INVALID_ARGUMENT. */
+export function checkBytes(bytes: number): void {
+  if (Number.isSafeInteger(bytes) && bytes >= 1 && bytes <= MAX_COMMAND_OFFSET) return;
+  throw invalidArgument('bytes', bytes, `1 to ${MAX_COMMAND_OFFSET}`);
+}
+
+const rangeNames: OptionNames<VramRange> = { memory: true, offset: true, bytes: true };
+
 export class VramRegions {
   readonly #regions = new Map<number, RegisteredVram>();
 
@@ -32,7 +42,9 @@ export class VramRegions {
   }
 
   /** Whole numbers, inside of registered memory. Fails with WL_INVALID_ARGUMENT. */
-  range({ memory, offset = 0, bytes }: VramRange): Required<VramRange> {
+  range(range: VramRange): Required<VramRange> {
+    checkOptions(range, rangeNames, 'range');
+    const { memory, offset = 0, bytes } = range;
     const known = this.known(memory);
     const size = bytes ?? known.bytes - offset;
     const isInside = Number.isInteger(offset) && Number.isInteger(size) && offset >= 0 && size > 0;
@@ -42,8 +54,9 @@ export class VramRegions {
 
   /** Fails with WL_INVALID_ARGUMENT for memory that is not registered here, or no longer. */
   known(memory: RegisteredVram): RegisteredVram {
-    const known = this.#regions.get(memory.id);
-    if (known === undefined) throw invalidArgument('memory', memory.id, 'what registerVram() of this host returned');
-    return known;
+    const id = (memory as RegisteredVram | null | undefined)?.id;
+    const known = id === undefined ? undefined : this.#regions.get(id);
+    if (known !== undefined) return known;
+    throw invalidArgument('memory', id ?? memory, 'what registerVram() of this host returned');
   }
 }

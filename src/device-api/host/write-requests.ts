@@ -40,9 +40,10 @@ export class WriteRequests {
 
   /** Fails with WL_INVALID_ARGUMENT for a request of another host, or one that was released. */
   known(request: WriteRequest): OpenRequest {
-    const open = this.#open.get(request.number);
+    const number = (request as WriteRequest | null | undefined)?.number;
+    const open = number === undefined ? undefined : this.#open.get(number);
     if (open?.request === request) return open;
-    throw invalidArgument('request', request.number, 'what createWriteReq() of this host returned, not released');
+    throw invalidArgument('request', number ?? request, 'what createWriteReq() of this host returned, not released');
   }
 
   /** Kernels and commands can no longer use it; what it held is free again. */

@@ -1,8 +1,12 @@
 // A small block for those who have no file: random weights, and a skewed choice of experts, the same on every machine.
-import { existsSync, mkdirSync } from 'node:fs';
+import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { toBf16 } from '../../core/dtype.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { makeFolder } from '../../core/make-folder.ts';
+import { printable } from '../../core/quote.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
+import { settingsTable } from '../../settings/settings.ts';
 import { blockTensors } from './moe-block.ts';
 import { referenceMoeBlock } from './reference.ts';
 import { writeSafetensors } from './safetensors-writer.ts';
@@ -11,11 +15,34 @@ const shape = { tokens: 512, hidden: 128, intermediate: 32, topk: 4, experts: 32
 /** Part of the file's name: another version makes another block. */
 const VERSION = 1;
 
-/** Makes the block in `folder` unless it is there, and returns its path. Any number of processes may do so at once. */
-export async function exampleBlock(folder: string): Promise<string> {
+/**
+ * Makes the block in the cache folder unless it is there, and returns its path. Any number of processes may do so at once.
+ * Fails with WL_FILE if there is no such folder and none can be made, or it cannot be written.
+ */
+export async function exampleBlock(folder: string | undefined): Promise<string> {
+  if (folder === undefined) throw noRoom('there is no home folder to keep it in');
   const path = join(folder, `example-moe-block-${VERSION}.safetensors`);
   if (existsSync(path)) return path;
-  mkdirSync(folder, { recursive: true, mode: 0o700 });
+  try {
+    makeFolder(folder, 0o700);
+    await writeBlock(path);
+  } catch (cause) {
+    const why = cause instanceof Error ? cause.message : String(cause);
+    throw noRoom(`cannot write to ${printable(folder, 1024)}: ${printable(why, 1024)}`, cause);
+  }
+  return path;
+}
+
+function noRoom(why: string, cause?: unknown): WeftlineError {
+  const { env } = settingsTable.cacheFolder;
+  const todo = `set ${env} to a folder that you can write to, or give weftline moe a file`;
+  return new WeftlineError('WL_FILE', `Cannot keep the example block: ${why}; ${todo}`, {
+    details: { variable: env },
+    cause,
+  });
+}
+
+async function writeBlock(path: string): Promise<void> {
   const { tokens, hidden, intermediate, topk, experts } = shape;
   const random = seededRandom(VERSION);
   const values = (count: number, scale: number) =>
@@ -51,5 +78,4 @@ export async function exampleBlock(folder: string): Promise<string> {
       [blockTensors.reference]: output,
     },
   );
-  return path;
 }

@@ -15,6 +15,7 @@ interface TestCalls extends Calls {
   spin(): void;
   die(): void;
   fail(): void;
+  failWith(code: string): void;
 }
 
 const port = import.meta.resolve('#lib/threads/worker-port.js');
@@ -34,6 +35,7 @@ const program = `
     spin() { for (;;); },
     die() { process.exit(); },
     fail() { setImmediate(() => { throw new Error('broken'); }); },
+    failWith(code) { setImmediate(() => { throw new WeftlineError(code, 'no such name', { details: { name: 5 } }); }); },
     stop() {},
   });`;
 
@@ -119,6 +121,19 @@ for (const [how, why] of [
     await opened.link.stop();
   });
 }
+
+test('a thread that ends with an error of the library fails the calls that wait with that error', async () => {
+  using opened = open();
+  const expected = { code: 'WL_INVALID_ARGUMENT', message: 'no such name', details: { name: 5 } };
+  const waiting = assert.rejects(opened.link.call('wait', 'for ever'), expected);
+  await opened.link.call('failWith', 'WL_INVALID_ARGUMENT').catch(() => {});
+  await waiting;
+  assert.deepEqual(
+    opened.ends.map(({ code }) => code),
+    ['WL_INVALID_ARGUMENT'],
+  );
+  await opened.link.stop();
+});
 
 test('a thread that was stopped takes no calls, and its end is no news', async () => {
   using opened = open();

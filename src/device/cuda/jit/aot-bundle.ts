@@ -1,8 +1,9 @@
 // Kernels compiled ahead of time: a folder of cubins with a manifest, for machines without NVRTC.
-import { mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { z } from 'zod';
 import { WeftlineError } from '../../../core/errors.ts';
+import { makeFolder } from '../../../core/make-folder.ts';
 import { type ConstantValues, type KernelFile, variantName } from '../kernel-file.ts';
 import { sha256 } from './cubin-cache.ts';
 
@@ -37,7 +38,7 @@ export interface CompiledVariant {
 /** Fills a folder; variants of an earlier call stay, unless they are replaced. Fails with WL_FILE. */
 export function writeBundle(folder: string, compiler: string, compiled: readonly CompiledVariant[]): void {
   try {
-    mkdirSync(folder, { recursive: true });
+    makeFolder(folder);
     const variants = compiled.map(({ file, values, architecture, sources, cubin }) => {
       const name = variantName(file, values);
       const fileName = `${name.replaceAll(/[^\w.-]+/g, '-')}.${architecture}.cubin`;

@@ -1,22 +1,25 @@
 // Compiled kernels on disk: one folder per key that appears whole or not at all, and is not believed without its hash.
 import { createHash, randomBytes } from 'node:crypto';
-import { closeSync, fsyncSync, mkdirSync, openSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
-import { homedir } from 'node:os';
-import { join } from 'node:path';
+import { closeSync, fsyncSync, openSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { basename, isAbsolute, join, resolve } from 'node:path';
+import { homeFolder } from '../../../core/home-folder.ts';
+import { makeFolder } from '../../../core/make-folder.ts';
 import type { KernelText } from './kernel-text.ts';
 
 const CUBIN = 'kernel.cubin';
 const HASH = 'kernel.cubin.sha256';
 
-/** The folder that the setting `cacheFolder` names, or the user's own by the XDG rules. */
+/** The folder that the setting `cacheFolder` names, or the user's own by the XDG rules; undefined without a home folder. */
 export function resolveCacheFolder(
   setting: string,
   environment: Readonly<Record<string, string | undefined>> = process.env,
-): string {
-  if (setting !== '') return setting;
-  const base = environment['XDG_CACHE_HOME'];
-  // The rules say that a relative path is to be ignored.
-  return join(base?.startsWith('/') ? base : join(environment['HOME'] ?? homedir(), '.cache'), 'weftline');
+): string | undefined {
+  if (setting !== '') return resolve(setting);
+  // The rules say that a relative path is to be ignored; a cache must not appear in whatever folder the process runs in.
+  const { XDG_CACHE_HOME: base = '', HOME: given = '' } = environment;
+  if (isAbsolute(base)) return join(base, 'weftline');
+  const home = isAbsolute(given) ? given : homeFolder();
+  return home === undefined ? undefined : join(home, '.cache', 'weftline');
 }
 
 /** Everything that the machine code depends on. */
@@ -37,14 +40,16 @@ export function sha256(bytes: Uint8Array | string): string {
 }
 
 export class CubinCache {
-  readonly #folder: string;
+  readonly #folder: string | undefined;
 
-  constructor(folder: string) {
-    this.#folder = join(folder, 'kernels');
+  /** Without a folder it keeps nothing. */
+  constructor(folder: string | undefined) {
+    this.#folder = folder === undefined ? undefined : join(folder, 'kernels');
   }
 
   /** The cubin of that key; undefined when there is none, or what is there is damaged. */
   read(key: string): Uint8Array | undefined {
+    if (this.#folder === undefined) return undefined;
     const folder = join(this.#folder, key);
     try {
       const cubin = readFileSync(join(folder, CUBIN));
@@ -60,9 +65,11 @@ export class CubinCache {
    * Returns false when the folder cannot be written; a cache that is missing only costs time.
    */
   write(key: string, cubin: Uint8Array): boolean {
-    const temporary = join(this.#folder, `.new-${process.pid}-${randomBytes(6).toString('hex')}`);
+    const folder = this.#folder;
+    if (folder === undefined) return false;
+    const temporary = join(folder, `.new-${process.pid}-${randomBytes(6).toString('hex')}`);
     try {
-      mkdirSync(temporary, { recursive: true });
+      makeFolder(temporary);
     } catch {
       return false;
     }
@@ -70,8 +77,8 @@ export class CubinCache {
       writeDurably(join(temporary, CUBIN), cubin);
       writeDurably(join(temporary, HASH), sha256(cubin));
       syncFolder(temporary);
-      this.#publish(temporary, key);
-      syncFolder(this.#folder);
+      this.#publish(temporary, join(folder, key));
+      syncFolder(folder);
       return true;
     } catch {
       return false;
@@ -81,12 +88,11 @@ export class CubinCache {
   }
 
   /** A folder that exists is another process's work, unless it is damaged: then it makes room. */
-  #publish(temporary: string, key: string): void {
-    const final = join(this.#folder, key);
+  #publish(temporary: string, final: string): void {
     try {
       renameSync(temporary, final);
     } catch (error) {
-      if (this.read(key) !== undefined) return;
+      if (this.read(basename(final)) !== undefined) return;
       const { code } = error as NodeJS.ErrnoException;
       if (code !== 'ENOTEMPTY' && code !== 'EEXIST') throw error;
       renameSync(final, `${temporary}-damaged`);

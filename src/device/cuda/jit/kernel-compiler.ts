@@ -9,7 +9,7 @@ import { type KernelText, readKernelText } from './kernel-text.ts';
 export interface KernelCompilerOptions {
   /** As parseArchitecture() gives it. */
   readonly architecture: string;
-  readonly cacheFolder: string;
+  readonly cacheFolder: string | undefined;
   /** Looked at first; empty for none. */
   readonly aotFolder?: string;
   /** Only what the folder has. */

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { isAbsolute, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { readBundle, writeBundle } from '#lib/device/cuda/jit/aot-bundle.js';
 import { architectureOf, compileFlags, parseArchitecture } from '#lib/device/cuda/jit/architecture.js';
@@ -79,6 +79,17 @@ test('the cache lies in the folder of the setting, else where the XDG rules say'
   assert.equal(resolveCacheFolder('', { XDG_CACHE_HOME: '/b', HOME: '/c' }), '/b/weftline');
   assert.equal(resolveCacheFolder('', { XDG_CACHE_HOME: 'relative', HOME: '/c' }), '/c/.cache/weftline');
   assert.equal(resolveCacheFolder('', { HOME: '/c' }), '/c/.cache/weftline');
+  assert.equal(resolveCacheFolder('here', {}), join(process.cwd(), 'here'));
+  for (const HOME of ['', '.', 'relative', undefined]) {
+    const folder = resolveCacheFolder('', { HOME });
+    assert.ok(folder === undefined || (isAbsolute(folder) && !folder.startsWith(process.cwd())), folder);
+  }
+});
+
+test('a cache without a folder keeps nothing', () => {
+  const cache = new CubinCache(undefined);
+  assert.equal(cache.write('k', Uint8Array.of(1)), false);
+  assert.equal(cache.read('k'), undefined);
 });
 
 test('the cache gives back what was kept, and nothing that is damaged', (context) => {
