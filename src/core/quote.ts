@@ -14,6 +14,12 @@ export function printable(text: string, length: number = DEFAULT_LENGTH): string
   return text.length > length ? `${escaped}… (${text.length} characters)` : escaped;
 }
 
+/** Text of several lines, each escaped where it cannot be shown, none cut. */
+export function printableLines(text: string): string {
+  const lines = text.split('\n').map((line) => printable(line, Number.POSITIVE_INFINITY));
+  return lines.join('\n');
+}
+
 /** True for text that can be shown as it is. */
 export function isPrintable(text: string): boolean {
   return text.search(unprintable) === -1;

@@ -1,7 +1,9 @@
 // The file in which ranks of a launcher note why they end, before others can suffer from it: its order is that of events.
-import { readFileSync, writeFileSync } from 'node:fs';
+// Other users may write to /dev/shm and see its names: the launcher makes the file in a folder that only its user may enter.
+import { closeSync, constants, fstatSync, mkdtempSync, openSync, readSync, rmSync, writeSync } from 'node:fs';
+import { dirname } from 'node:path';
 import { type ErrorCode, errorCodes } from '../core/errors.ts';
-import { filePrefixOf, SHARED_MEMORY_FOLDER } from './shared-memory-files.ts';
+import { launcherFolderPrefix } from './shared-memory-files.ts';
 
 /** What a rank notes. */
 export interface FailureNote {
@@ -24,36 +26,80 @@ export interface NotedError {
 
 /** A note is one write: notes of ranks that fail together do not mix. */
 const MAX_MESSAGE_LENGTH = 2_000;
+/** Of a log that is read: as many notes as the ranks of the largest job make, at several KB each. */
+const MAX_LOG_BYTES = 16 * 1024 * 1024;
 
-export function failureLogOf(jobPrefix: string): string {
-  return `${SHARED_MEMORY_FOLDER}/${filePrefixOf(jobPrefix)}-failures`;
+/** The launcher's side of the log. Without /dev/shm, or room in it, there is none: ranks then print their errors themselves. */
+export class FailureLog implements Disposable {
+  /** For the ranks; undefined if there is no log. */
+  readonly path: string | undefined;
+  #fd: number | undefined;
+
+  constructor(jobPrefix: string) {
+    try {
+      this.path = `${mkdtempSync(launcherFolderPrefix(jobPrefix))}/failures`;
+      this.#fd = openOwn(this.path, constants.O_RDONLY | constants.O_CREAT | constants.O_EXCL);
+    } catch {
+      this[Symbol.dispose]();
+      this.path = undefined;
+    }
+  }
+
+  /** The folder of the log, which dispose removes. */
+  get folder(): string | undefined {
+    return this.path === undefined ? undefined : dirname(this.path);
+  }
+
+  /** All notes, in the order in which they were made; none if no rank has noted anything. */
+  read(): FailureNote[] {
+    try {
+      return this.#fd === undefined ? [] : readLines(this.#fd).flatMap(parseNote);
+    } catch {
+      return [];
+    }
+  }
+
+  [Symbol.dispose](): void {
+    if (this.#fd !== undefined) closeSync(this.#fd);
+    this.#fd = undefined;
+    if (this.folder !== undefined) rmSync(this.folder, { recursive: true, force: true });
+  }
 }
 
-/** Adds a note and returns those before it; undefined if the file cannot be written. */
+/** Adds a note to the log at this path and returns those before it; undefined if there is no log that only this user may write. */
 export function noteFailure(path: string, note: FailureNote): FailureNote[] | undefined {
   const { error } = note;
   const brief = error === undefined ? note : { ...note, error: { ...error, message: cut(error.message) } };
   const line = JSON.stringify(brief);
+  let fd: number | undefined;
   try {
-    writeFileSync(path, `${line}\n`, { flag: 'a', mode: 0o600 });
-    const lines = readLines(path);
-    return lines.slice(0, lines.indexOf(line)).flatMap(parseNote);
+    fd = openOwn(path, constants.O_RDWR | constants.O_APPEND);
+    writeSync(fd, `${line}\n`);
+    const lines = readLines(fd);
+    const at = lines.indexOf(line);
+    return (at < 0 ? lines : lines.slice(0, at)).flatMap(parseNote);
   } catch {
     return undefined;
+  } finally {
+    if (fd !== undefined) closeSync(fd);
   }
 }
 
-/** All notes, in the order in which they were made; none if no rank has noted anything. */
-export function readFailures(path: string): FailureNote[] {
-  try {
-    return readLines(path).flatMap(parseNote);
-  } catch {
-    return [];
-  }
+/** Opens a file that belongs to this user alone, and never waits for the other end of a pipe. */
+function openOwn(path: string, flags: number): number {
+  const fd = openSync(path, flags | constants.O_NOFOLLOW | constants.O_NONBLOCK, 0o600);
+  const facts = fstatSync(fd);
+  // A second name would be that of a file with another purpose.
+  const isOwn = facts.isFile() && facts.uid === process.geteuid?.() && facts.nlink === 1 && (facts.mode & 0o077) === 0;
+  if (isOwn) return fd;
+  closeSync(fd);
+  throw new Error(`${path} is not a file of this user alone`);
 }
 
-function readLines(path: string): string[] {
-  return readFileSync(path, 'utf8').split('\n').slice(0, -1);
+function readLines(fd: number): string[] {
+  const bytes = Buffer.alloc(Math.min(fstatSync(fd).size, MAX_LOG_BYTES));
+  const length = readSync(fd, bytes, 0, bytes.byteLength, 0);
+  return bytes.toString('utf8', 0, length).split('\n').slice(0, -1);
 }
 
 function cut(text: string): string {

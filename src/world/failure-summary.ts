@@ -1,4 +1,5 @@
 // What the launcher says at the end of a job that failed: which rank was the first, why, and what became of the others.
+import { printableLines } from '../core/quote.ts';
 import type { FailureNote } from './failure-log.ts';
 import { hasFailed, type RankFailure } from './first-failure.ts';
 import { rankList } from './rank-list.ts';
@@ -29,5 +30,5 @@ export function failureSummary(
   for (const [how, members] of groups) lines.push(`  failed after it, ${how}: ${rankList(members)}`);
   const stopped = others.filter((end) => end.stopped && !hasFailed(end, notes));
   if (stopped.length > 0) lines.push(`  stopped: ${rankList(stopped.map((end) => end.rank))}`);
-  return lines.join('\n');
+  return printableLines(lines.join('\n'));
 }

@@ -1,9 +1,10 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
+import { printableLines } from '../core/quote.ts';
 import { settingsTable } from '../settings/settings.ts';
 import { tokenCredential } from '../meeting/credentials.ts';
 import { LAUNCH_ID_VARIABLE, uniqueJobId } from './environment.ts';
-import { failureLogOf, readFailures } from './failure-log.ts';
+import { FailureLog } from './failure-log.ts';
 import { failureSummary } from './failure-summary.ts';
 import { firstFailure, type FoundFailure, jobExitCode, type RankFailure } from './first-failure.ts';
 import { type JobPlan, planJob } from './job-plan.ts';
@@ -44,6 +45,7 @@ export async function launch(options: LaunchOptions): Promise<LaunchResult> {
 class Job {
   readonly #options: LaunchOptions;
   readonly #plan: JobPlan;
+  readonly #log: FailureLog;
   readonly #watchdog: Watchdog;
   readonly #started = performance.now();
   readonly #ranks: RankProcess[] = [];
@@ -71,7 +73,8 @@ class Job {
   constructor(options: LaunchOptions, plan: JobPlan) {
     this.#options = options;
     this.#plan = plan;
-    this.#watchdog = new Watchdog(plan.jobPrefix, plan.launchId);
+    this.#log = new FailureLog(plan.jobPrefix);
+    this.#watchdog = new Watchdog(plan.jobPrefix, plan.launchId, this.#log.folder);
     options.signal?.addEventListener('abort', this.#abort);
     if (options.forwardSignals !== false) for (const signal of forwarded) process.on(signal, this.#forward);
   }
@@ -94,7 +97,7 @@ class Job {
     await Promise.all(this.#output);
     clearTimeout(timer);
     this.#options.signal?.throwIfAborted();
-    const notes = readFailures(failureLogOf(this.#plan.jobPrefix));
+    const notes = this.#log.read();
     const failure = await this.#jobFailure(ranks);
     this.#isComplete = true;
     if (failure !== undefined) this.#notice(failureSummary(failure, ranks, notes));
@@ -116,6 +119,7 @@ class Job {
     this.#closePipes();
     for (const writer of this.#writers) writer[Symbol.dispose]();
     removeFilesOfJob(this.#plan.jobPrefix);
+    this.#log[Symbol.dispose]();
     this.#watchdog.dismiss();
     this.#options.signal?.removeEventListener('abort', this.#abort);
     for (const signal of forwarded) process.off(signal, this.#forward);
@@ -158,7 +162,7 @@ class Job {
 
   /** The first failure on any node, once the ranks of this node have ended; undefined if all ranks of all nodes ended well. */
   async #jobFailure(ranks: readonly RankResult[]): Promise<RankFailure | undefined> {
-    const found = firstFailure(ranks, readFailures(failureLogOf(this.#plan.jobPrefix)));
+    const found = firstFailure(ranks, this.#log.read());
     if (this.#nodes === undefined) return found;
     if (found !== undefined) return this.#reportedFailure(found);
     if (this.#remoteFailure !== undefined) return this.#remoteFailure;
@@ -174,9 +178,10 @@ class Job {
       if (own.blamesOthers) await link?.failure(graceMs + STOP_MS).catch(unlessLost);
       return (await link?.report(own)) ?? own;
     } catch (error) {
+      const { code, message } = asWeftlineError(error);
       // Nobody can be told any more; ranks that failed because of it are not the reason.
-      if (own.blamesOthers) throw error;
-      this.#notice(asWeftlineError(error).message);
+      if (own.blamesOthers || code === 'WL_RANK_TAKEN') throw error;
+      this.#notice(printableLines(message));
       return own;
     }
   }
@@ -214,7 +219,7 @@ class Job {
         [LAUNCH_ID_VARIABLE]: launchId,
         [settingsTable.hosts.env]: settings.hosts,
         WEFTLINE_STORE: `${address.host}:${address.port}`,
-        WEFTLINE_FAILURE_LOG: failureLogOf(jobPrefix),
+        WEFTLINE_FAILURE_LOG: this.#log.path,
       },
     });
     this.#watchdog.add(started.pid);
@@ -247,7 +252,7 @@ class Job {
 
   /** The other nodes need not wait until all ranks of this one have ended. */
   #tellNodes(): void {
-    const found = firstFailure(this.#ended, readFailures(failureLogOf(this.#plan.jobPrefix)));
+    const found = firstFailure(this.#ended, this.#log.read());
     if (found === undefined || found.blamesOthers || this.#nodes === undefined) return;
     this.#reported ??= this.#nodes.then((link) => link.report(found));
     this.#reported.catch(() => {});

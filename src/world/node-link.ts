@@ -1,6 +1,7 @@
 // How the launchers of a job's nodes know of each other: a failure on one node ends all of them, none ends before the rest.
 import { Deadline, type WaitOptions } from '../core/deadline.ts';
 import { asWeftlineError, blamedRanks, WeftlineError } from '../core/errors.ts';
+import { printable } from '../core/quote.ts';
 import { credentialsOf } from '../meeting/credentials.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { RankFailure } from './first-failure.ts';
@@ -44,6 +45,8 @@ export class NodeLink {
       timeoutMs,
       silenceMs: timeoutMs,
       signal,
+    }).catch((error: unknown) => {
+      throw ofTakenNode(error);
     });
     const link = new NodeLink(client, options);
     try {
@@ -95,6 +98,15 @@ export class NodeLink {
       }
     }
   }
+}
+
+/** The store speaks of ranks; the caller is a launcher, and so is the one that came before it. */
+function ofTakenNode(error: unknown): unknown {
+  if (!(error instanceof WeftlineError) || error.code !== 'WL_RANK_TAKEN') return error;
+  const { rank, pid, host, left } = error.details;
+  const state = left === true ? 'was used and left by' : 'is used by';
+  const message = `Node ${Number(rank)} of this job ${state} the launcher with process id ${Number(pid)} on ${printable(String(host))}: give each launcher its own --node-rank`;
+  return new WeftlineError(error.code, message, { details: { node: rank, pid, host, left } });
 }
 
 /** The store counts members; here they are launchers of nodes, not ranks. */

@@ -1,6 +1,6 @@
 // The names of shared-memory files and their removal: those of one job at its end, those of dead jobs at the next start.
 import { createHash } from 'node:crypto';
-import { closeSync, openSync, readdirSync, statSync, unlinkSync } from 'node:fs';
+import { closeSync, constants, lstatSync, openSync, readdirSync, rmSync, statSync, unlinkSync } from 'node:fs';
 import { isAnyByteLocked } from '../native/libc.ts';
 
 export const SHARED_MEMORY_FOLDER = '/dev/shm';
@@ -26,15 +26,26 @@ export function filePrefixOf(jobPrefix: string): string {
   return FILE_PREFIX + hash.slice(0, HASH_LENGTH);
 }
 
+/** What the name of the launcher's own folder begins with; random characters follow. */
+export function launcherFolderPrefix(jobPrefix: string): string {
+  return `${SHARED_MEMORY_FOLDER}/${filePrefixOf(jobPrefix)}-launcher-${process.pid}-`;
+}
+
 /** Removes the files of the ranks that were started under this job prefix. */
 export function removeFilesOfJob(jobPrefix: string): void {
   for (const path of filesStartingWith(SHARED_MEMORY_FOLDER, filePrefixOf(jobPrefix))) remove(path);
 }
 
-/** Removes old files that no living process holds a lock on; returns their paths. Loads the native library only if there are any. */
+/**
+ * Removes old files that no living process holds a lock on, and old folders of launchers that are gone; returns their
+ * paths. Loads the native library only if there are any such files.
+ */
 export function removeStaleFiles(options: StaleFileOptions = {}): string[] {
   const { folder = SHARED_MEMORY_FOLDER, now = Date.now() } = options;
-  return filesStartingWith(folder, FILE_PREFIX).filter((path) => isOld(path, now) && !isHeld(path) && remove(path));
+  return filesStartingWith(folder, FILE_PREFIX).filter((path) => {
+    if (!isOld(path, now)) return false;
+    return launcherOf(path) === undefined ? !isHeld(path) && remove(path) : removeFolder(path);
+  });
 }
 
 function filesStartingWith(folder: string, prefix: string): string[] {
@@ -55,11 +66,38 @@ function isOld(path: string, now: number): boolean {
   }
 }
 
-/** A file that cannot be opened, another user's, counts as held. */
+/** The process that made this folder; undefined for files of ranks. */
+function launcherOf(path: string): number | undefined {
+  const pid = /-launcher-(\d+)-[^-/]+$/.exec(path)?.[1];
+  return pid === undefined ? undefined : Number(pid);
+}
+
+/** Leaves those of other users and of living launchers. */
+function removeFolder(path: string): boolean {
+  try {
+    const facts = lstatSync(path);
+    if (!facts.isDirectory() || facts.uid !== process.geteuid?.() || isAlive(launcherOf(path) ?? process.pid))
+      return false;
+    rmSync(path, { recursive: true, force: true });
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function isAlive(pid: number): boolean {
+  try {
+    return process.kill(pid, 0);
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code !== 'ESRCH';
+  }
+}
+
+/** A file that cannot be opened, another user's, counts as held. So does a link, which none of weftline's files is. */
 function isHeld(path: string): boolean {
   let fd: number;
   try {
-    fd = openSync(path, 'r+');
+    fd = openSync(path, constants.O_RDWR | constants.O_NOFOLLOW | constants.O_NONBLOCK);
   } catch {
     return true;
   }

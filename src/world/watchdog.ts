@@ -11,6 +11,7 @@ const script = `
 trap "" INT TERM HUP QUIT
 files=$1
 mark=$2
+folder=$3
 groups=" "
 while read -r word group; do
   case $word in
@@ -26,6 +27,7 @@ for round in 1 2; do
     kill -s KILL "\${pid%/environ}"
   done
   rm -f "$files"*
+  [ -z "$folder" ] || rm -rf "$folder"
   [ $round = 2 ] || sleep 1
 done
 `;
@@ -33,11 +35,11 @@ done
 export class Watchdog {
   readonly #process: ChildProcess;
 
-  /** `mark` is in the environment of all processes of this launcher, and of no others. */
-  constructor(jobPrefix: string, mark: string) {
+  /** `mark` is in the environment of all processes of this launcher, and of no others; `folder` is the launcher's own. */
+  constructor(jobPrefix: string, mark: string, folder = '') {
     const files = `${SHARED_MEMORY_FOLDER}/${filePrefixOf(jobPrefix)}`;
     // A session of its own: a terminal's Ctrl-C or hang-up must not reach it.
-    this.#process = spawn('/bin/sh', ['-c', script, 'weftline-watchdog', files, mark], {
+    this.#process = spawn('/bin/sh', ['-c', script, 'weftline-watchdog', files, mark, folder], {
       detached: true,
       cwd: '/',
       env: { PATH: '/usr/bin:/bin' },

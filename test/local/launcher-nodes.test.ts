@@ -182,6 +182,26 @@ function isRunning(pid: number): boolean {
   }
 }
 
+test('a launcher with a taken --node-rank is told of it', { timeout }, async () => {
+  const master = `127.0.0.1:${await freePort()}`;
+  const words = ['--grace', '100', failingRank, 'stay'];
+  const launchers = [0, 1].map((nodeRank) => start(nodeRank, master, ...words));
+  await Promise.all(launchers.map(({ child }) => once(child.stdout!, 'data')));
+  const second = await start(1, master, ...words).ended;
+  assert.equal(second.code, 1, second.stderr);
+  const holder = launchers[1]?.child.pid;
+  assert.match(
+    second.stderr,
+    new RegExp(
+      `^weftline: WL_RANK_TAKEN: Node 1 of this job is used by .*${holder} on .*: give each launcher its own --node-rank$`,
+      'm',
+    ),
+  );
+  assert.doesNotMatch(second.stderr, /the job failed: rank/);
+  for (const { child } of launchers) child.kill('SIGTERM');
+  await Promise.all(launchers.map(({ ended }) => ended));
+});
+
 test('a node that never comes is named', { timeout }, async () => {
   const master = `127.0.0.1:${await freePort()}`;
   const words = ['--timeout', '500', '/bin/true'];

@@ -35,6 +35,13 @@ if (way === 'inner') {
   process.exit((await Promise.all(ended)).every((code) => code === 0) ? 0 : 1);
 }
 const world = await join();
+if (way === 'signalled') {
+  process.once('SIGUSR2', () => {
+    throw new Error('x\u001b]0;pwn\u0007 y');
+  });
+  console.log(JSON.stringify({ pid: process.pid, log: process.env['WEFTLINE_FAILURE_LOG'] }));
+  await sleep(60_000);
+}
 const isFailing = world.rank === Number(failing);
 await world.barrier('start');
 if (way === 'throw' && isFailing) throw new WeftlineError('WL_CHECK', 'on purpose');
