@@ -151,7 +151,7 @@ export class WorkerLink<Table extends Calls, Event = never> {
       await this.#send('stop', undefined, { endsThread: true });
     } finally {
       const isEnded = this.#failure !== undefined;
-      this.#failure ??= new WeftlineError('WL_CLOSED', this.#options.closedMessage);
+      this.#failure ??= this.#closed();
       if (!isEnded) {
         this.#worker.ref();
         await this.#exited;
@@ -204,9 +204,15 @@ export class WorkerLink<Table extends Calls, Event = never> {
     // What the thread said last may still wait to be read.
     this.readMessages();
     const isNews = this.#failure === undefined;
-    this.#failure ??= this.#endOf(cause);
+    // A thread that has answered stop() may end before stop() goes on.
+    const isStopped = this.#stopping !== undefined && cause === undefined && this.#calls.size === 0;
+    this.#failure ??= isStopped ? this.#closed() : this.#endOf(cause);
     for (const id of this.#calls.keys()) this.#take(id)?.reject(this.#failure);
     if (isNews && this.#stopping === undefined) this.#options.onEnd(this.#failure);
+  }
+
+  #closed(): WeftlineError {
+    return new WeftlineError('WL_CLOSED', this.#options.closedMessage);
   }
 
   #endOf(cause: unknown): WeftlineError {

@@ -23,8 +23,10 @@ export interface LaunchOptions {
   readonly rawRank?: number;
   /** Takes the lines of the other ranks; by default they are printed as "[rank] line". */
   readonly onLine?: (line: OutputLine) => void;
-  /** Takes the launcher's own messages on ranks that failed, the last one a summary; by default they go to stderr. */
+  /** Takes the launcher's own messages on ranks that failed; by default they go to stderr. */
   readonly onNotice?: (text: string) => void;
+  /** Takes the summary of a job that failed; by default it is a message like the others, the last one. */
+  readonly onSummary?: (text: string, failure: RankFailure) => void;
   /** Passes SIGINT, SIGTERM and SIGHUP of this process on to the ranks; true by default. */
   readonly forwardSignals?: boolean;
   readonly settings?: Partial<Settings>;
@@ -43,6 +45,7 @@ export const launchOptionNames: OptionNames<LaunchOptions> = {
   rawRank: true,
   onLine: true,
   onNotice: true,
+  onSummary: true,
   forwardSignals: true,
   settings: true,
   signal: true,

@@ -100,7 +100,7 @@ class Job {
     const notes = this.#log.read();
     const failure = await this.#jobFailure(ranks);
     this.#isComplete = true;
-    if (failure !== undefined) this.#notice(failureSummary(failure, ranks, notes));
+    if (failure !== undefined) this.#summarize(failureSummary(failure, ranks, notes), failure);
     return {
       exitCode: jobExitCode(failure),
       ranks,
@@ -278,6 +278,12 @@ class Job {
     this.#interrupted = true;
     if (this.#ranks.some((rank) => rank.running)) return;
     this.#over.abort(new WeftlineError('WL_LAUNCH', `The launcher was interrupted by ${signal}`));
+  }
+
+  #summarize(text: string, failure: RankFailure): void {
+    const { onSummary } = this.#options;
+    if (onSummary === undefined) this.#notice(text);
+    else onSummary(text, failure);
   }
 
   #notice(text: string): void {

@@ -13,7 +13,15 @@ import { printError } from './print-error.ts';
 export async function withRanks(ranks: number, main: (world: World) => Promise<void>): Promise<void> {
   if (ranks > 1 && !isRank()) {
     const command = [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
-    const { exitCode } = await launch({ command, ranks, rawRank: 0 });
+    const { exitCode } = await launch({
+      command,
+      ranks,
+      rawRank: 0,
+      // A rank that knows why it failed has printed it.
+      onSummary: (text, { error }) => {
+        if (error === undefined) console.error(`weftline: ${text}`);
+      },
+    });
     process.exitCode = exitCode;
     return;
   }
