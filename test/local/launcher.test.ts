@@ -109,8 +109,9 @@ test('a launcher that is killed leaves no rank, no grandchild, no shared memory'
   await until(() => output.text.split('started').length === 4);
   const started = ranksIn(output.text);
   assert.equal(started.length, 3, output.text);
+  // A file of each rank, and the launcher's folder.
   assert.ok(
-    started.every(({ pid, grandchild, prefix }) => isAlive(pid) && isAlive(grandchild) && filesOf(prefix).length === 3),
+    started.every(({ pid, grandchild, prefix }) => isAlive(pid) && isAlive(grandchild) && filesOf(prefix).length === 4),
   );
   child.kill('SIGKILL');
   await until(() => started.every(({ pid, grandchild }) => !isAlive(pid) && !isAlive(grandchild)));
