@@ -137,7 +137,7 @@ test('the report and the picture show a run', async () => {
     seed: 1,
   };
   const text = simReport(description, result);
-  assert.match(text, /incast on star of 4 hosts, 100 Gb\/s per host; 1 path, congestion control swift/);
+  assert.match(text, /incast on star of 4 hosts, 100 Gbps per host; 1 path, congestion control swift/);
   assert.match(text, /All 12 messages arrived/);
   const picture = await samplePlot(description, result);
   assert.match(picture, /^<svg xmlns="http:\/\/www\.w3\.org\/2000\/svg"/);
