@@ -115,7 +115,7 @@ test('a peer that closes fails what is pushed after, with its name', { timeout: 
       return false;
     }),
     (error: { readonly code: string; readonly message: string }) =>
-      ['WL_PEER_LOST', 'WL_UNAUTHORIZED', 'WL_PEER_FAILED'].includes(error.code),
+      ['WL_CLOSED', 'WL_PEER_LOST', 'WL_UNAUTHORIZED', 'WL_PEER_FAILED'].includes(error.code),
   );
 });
 

@@ -122,5 +122,5 @@ test('a notification to an agent that closed fails', async () => {
   await agent.loadRemoteMetadata(peer.localMetadata());
   await agent.notify('b', Buffer.from('x'));
   await peer.close();
-  await assert.rejects(agent.notify('b', Buffer.from('y')), { code: 'WL_PEER_LOST' });
+  await assert.rejects(agent.notify('b', Buffer.from('y')), { code: 'WL_CLOSED', message: /b closed its agent/ });
 });
