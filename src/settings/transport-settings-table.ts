@@ -15,6 +15,14 @@ const hostSettings = {
     sentence:
       'UDP sockets (paths) of a connection, over which packets are spread, each with its own ports; the smaller number of the two sides is used.',
   },
+  transportRails: {
+    kind: 'text',
+    env: 'WEFTLINE_TRANSPORT_RAILS',
+    flag: '--rails <list>',
+    default: '',
+    sentence:
+      'Network interfaces (rails) over which the paths of a connection are spread, paired with those of the peer by index: names, beginnings of names or addresses, with commas between them; =eth0 is an exact name, ^docker,veth all but these and loopback; empty: the address of the control channel.',
+  },
   transportSegmentBytes: {
     kind: 'number',
     env: 'WEFTLINE_TRANSPORT_SEGMENT',

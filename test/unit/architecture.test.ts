@@ -16,6 +16,7 @@ const folderOrder = [
   'native',
   'threads',
   'meeting',
+  'rails',
   'device',
   'world',
   'windows',

@@ -4,6 +4,7 @@ import { Deadline } from '#lib/core/deadline.js';
 import { settingsTable } from '#lib/settings/settings.js';
 import { layOutHeader, parseHeader } from '#lib/programs/moe/safetensors-header.js';
 import { EtcdClient } from '#lib/agent/exchange/etcd-client.js';
+import { listRails } from '#lib/rails/rail-list.js';
 import { readEnvironment } from '#lib/world/environment.js';
 import { expandNodeList } from '#lib/world/node-list.js';
 import { type Decoder, Fault } from '../decoder.ts';
@@ -121,6 +122,30 @@ const nodeLists: Decoder = {
   },
 };
 
+const interfaces = [
+  { name: 'lo', addresses: ['127.0.0.1', '::1'] },
+  { name: 'eth0', addresses: ['10.0.0.1', 'fd00::1'] },
+  { name: 'eth1', addresses: ['169.254.3.4', 'fd01::1'] },
+  { name: 'eth10', addresses: ['10.0.2.1'] },
+  { name: 'docker0', addresses: ['172.17.0.1'] },
+];
+
+const railLists: Decoder = {
+  name: 'rail-lists',
+  codes: ['WL_CONFIG'],
+  weight: 0.3,
+  seeds: () =>
+    ['eth', 'eth0,10.0.2.1', '=eth1, 127.0.0.5', '^docker,=eth1', '^=eth0', 'fd00:0::1,=lo', 'eth10,^lo', '^', ','].map(
+      bytesOf,
+    ),
+  run: (input) => {
+    const rails = listRails(Buffer.from(input).toString('utf8'), interfaces);
+    const isKnown = rails.every(({ name }) => interfaces.some((one) => one.name === name));
+    if (!isKnown || new Set(rails.map(({ address }) => address)).size !== rails.length)
+      throw new Fault(`rails ${JSON.stringify(rails)}`);
+  },
+};
+
 const names = Object.entries(settingsTable);
 
 const settings: Decoder = {
@@ -184,4 +209,4 @@ const etcd: Decoder = {
   },
 };
 
-export const textDecoders: readonly Decoder[] = [safetensors, launchers, nodeLists, settings, etcd];
+export const textDecoders: readonly Decoder[] = [safetensors, launchers, nodeLists, railLists, settings, etcd];
