@@ -6,7 +6,7 @@ import { defineLayout } from './layout.ts';
  * at a multiple of 8. `store` is a put without a source; `set` a signal whose number replaces the sum: the writer waits for
  * no command behind it.
  */
-export const commandKinds = { set: 0, put: 1, signal: 2, store: 3 } as const;
+export const queueCommandKinds = { set: 0, put: 1, signal: 2, store: 3 } as const;
 
 export const COMMAND_BYTES = 16;
 

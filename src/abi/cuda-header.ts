@@ -27,7 +27,7 @@ import {
   layerWidenArguments,
 } from './layer-arguments.ts';
 import { channelPutArguments } from './channel-arguments.ts';
-import { commandBits, commandKinds, commandQueueHead, deviceQueue } from './command-queue.ts';
+import { commandBits, queueCommandKinds, commandQueueHead, deviceQueue } from './command-queue.ts';
 import {
   benchDevicePingArguments,
   benchDevicePushArguments,
@@ -102,7 +102,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapKernel: trapKernels,
   trapReason: trapReasons,
   trap: { anyPeer: TRAP_ANY_PEER },
-  commandKind: commandKinds,
+  commandKind: queueCommandKinds,
   commandBits,
   benchPingKind: benchPingKinds,
   epStatus,

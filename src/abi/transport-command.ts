@@ -1,7 +1,7 @@
 // What the user's thread and the engine's thread share: a ring of commands, and a table that shows how requests stand.
 import { defineLayout } from './layout.ts';
 
-export const commandKinds = {
+export const engineCommandKinds = {
   receive: 1,
   send: 2,
   write: 3,

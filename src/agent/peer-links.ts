@@ -18,12 +18,12 @@ export interface PeerLinksOptions {
   readonly timeoutMs: number;
 }
 
-type PeerMemory = RemoteAgent['memory'][number];
+type PeerRegion = RemoteAgent['memory'][number];
 
 /** The memory that a transfer touches. */
 export interface TouchedMemory {
   readonly local: readonly Registration[];
-  readonly remote: readonly PeerMemory[];
+  readonly remote: readonly PeerRegion[];
 }
 
 type Lists = Pick<PrepareOptions, 'local' | 'remote'>;
@@ -43,7 +43,7 @@ export class PeerLinks {
     return { deadline, timeoutMs: deadline.timeoutMs, signal: options.signal };
   }
 
-  plan(peer: RemoteAgent, { local, remote }: Lists, merge: boolean): PlannedTransfer<Registration, PeerMemory> {
+  plan(peer: RemoteAgent, { local, remote }: Lists, merge: boolean): PlannedTransfer<Registration, PeerRegion> {
     const { agent, registrations } = this.#options;
     return planTransfer(
       { list: local, regions: registrations.all, owner: `agent ${agent}` },
@@ -91,6 +91,6 @@ export class PeerLinks {
   }
 }
 
-export function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerMemory>): TouchedMemory {
+export function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerRegion>): TouchedMemory {
   return { local: locals, remote: remotes };
 }

@@ -5,13 +5,13 @@ import { rankList } from '../world/rank-list.ts';
 import { shareOutcome } from '../world/outcomes.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 
-type Scalar = string | number | boolean | undefined;
+type AgreedValue = string | number | boolean | undefined;
 
 export interface Agreement<T> {
   /** Of the object, for errors. */
   readonly what: string;
   /** With defaults filled in, so that a default equals its explicit value. */
-  readonly config: Readonly<Record<string, Scalar>>;
+  readonly config: Readonly<Record<string, AgreedValue>>;
   /** Local checks and allocations; if they throw on one rank, all ranks get that error. */
   prepare(): T;
   /** Undoes prepare() when another rank failed. */
@@ -36,7 +36,7 @@ export async function agreeOn<T>(group: RankGroup, agreement: Agreement<T>, wait
   return prepared[0]!;
 }
 
-type Config = Readonly<Record<string, Scalar>>;
+type Config = Readonly<Record<string, AgreedValue>>;
 
 /** `ranks`: of the world. */
 function compareConfigs(what: string, all: readonly Config[], ranks: readonly number[]): void {

@@ -14,12 +14,12 @@ export interface Address {
   readonly port: number;
 }
 
-export interface ConnectOptions extends CallWait {
+export interface DialWait extends CallWait {
   /** False: a port where nobody listens fails at once with WL_PEER_LOST. True by default. */
   readonly retry?: boolean;
 }
 
-export interface CallOptions extends ConnectOptions {
+export interface DialOptions extends DialWait {
   readonly deadline: Deadline;
   readonly hello: HelloOptions;
   readonly body: HelloBody;
@@ -43,7 +43,7 @@ const LAST_RETRY_MS = 200;
  * listener that is flooded by strangers drops callers before it knows them. What is final fails at once: WL_UNAUTHORIZED,
  * WL_PROTOCOL and other refusals, WL_CONFIG (the address needs a token), WL_INVALID_ARGUMENT (no such host, or no address).
  */
-export async function call(address: Address, options: CallOptions): Promise<Called> {
+export async function call(address: Address, options: DialOptions): Promise<Called> {
   const { host, port } = address;
   const { hello, deadline, signal } = options;
   checkHost(host);
@@ -67,7 +67,7 @@ export async function call(address: Address, options: CallOptions): Promise<Call
 }
 
 /** The error to end with if trying again is no use. */
-function whyFinal(cause: unknown, address: Address, options: CallOptions): WeftlineError | undefined {
+function whyFinal(cause: unknown, address: Address, options: DialOptions): WeftlineError | undefined {
   const { host, port } = address;
   const { who, deadline, retry = true, awaitsName = false } = options;
   const { timeoutMs } = deadline;
@@ -91,7 +91,7 @@ function whyFinal(cause: unknown, address: Address, options: CallOptions): Weftl
   return new WeftlineError('WL_PEER_LOST', nobodyListens(address, who), { details, cause });
 }
 
-function nobodyAnswered(cause: unknown, { host, port }: Address, { who, deadline }: CallOptions): WeftlineError {
+function nobodyAnswered(cause: unknown, { host, port }: Address, { who, deadline }: DialOptions): WeftlineError {
   const { timeoutMs } = deadline;
   const { message } = cause as Error;
   return new WeftlineError(
@@ -109,7 +109,7 @@ function nobodyListens({ host, port }: Address, who: string): string {
     : gone;
 }
 
-async function callOnce(address: Address, end: number, options: CallOptions): Promise<Called> {
+async function callOnce(address: Address, end: number, options: DialOptions): Promise<Called> {
   const { hello, body, signal, silenceMs } = options;
   const socket = await dial(address, end - performance.now(), signal);
   const channel = new ControlChannel(socket, end, silenceMs);

@@ -19,7 +19,7 @@ const ENOSYS = 38;
 export const MAX_RANGES = 1024;
 
 /** Ranges here and there that belong together in order; the kernel reads them in place. */
-export class RangeList {
+export class IovecList {
   readonly #local: NativeBlock;
   readonly #remote: NativeBlock;
 

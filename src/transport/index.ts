@@ -2,7 +2,7 @@
 export { Connection, type LocalPart, type RemotePart, type SignalPart } from './host/connection.ts';
 export type { HostStatistics } from './host/host-calls.ts';
 export type { MemoryRegion, RegisteredMemory } from './host/memory-region.ts';
-export type { Request, RequestState } from './host/request-slots.ts';
+export type { RequestHandle, RequestState } from './host/request-slots.ts';
 export type { Address } from '../meeting/dial.ts';
 export {
   type TransportConnectOptions,

@@ -2,24 +2,24 @@
 import { REGION_ALIGNMENT } from '../abi/exchange-record.ts';
 import { alignUp } from '../abi/layout.ts';
 
-export interface Region {
+export interface WindowRegion {
   /** From the beginning of each rank's part of the window. */
   readonly offset: number;
   readonly bytes: number;
 }
 
 /** A size in bytes, or the region whose memory this one is. */
-export type RegionTable<Name extends string> = Readonly<Record<Name, number | Name>>;
+export type RegionSizes<Name extends string> = Readonly<Record<Name, number | Name>>;
 
 export interface RegionLayout<Name extends string> {
   /** Bytes of one rank's part of the window. */
   readonly bytes: number;
-  readonly regions: Readonly<Record<Name, Region>>;
+  readonly regions: Readonly<Record<Name, WindowRegion>>;
 }
 
 /** Pure: the regions one after another in the order of the table, each on a boundary of REGION_ALIGNMENT. */
-export function layOutRegions<Name extends string>(table: RegionTable<Name>): RegionLayout<Name> {
-  const regions = new Map<string, Region>();
+export function layOutRegions<Name extends string>(table: RegionSizes<Name>): RegionLayout<Name> {
+  const regions = new Map<string, WindowRegion>();
   let end = 0;
   const entries = Object.entries<number | Name>(table);
   for (const [name, bytes] of entries) {
@@ -28,5 +28,5 @@ export function layOutRegions<Name extends string>(table: RegionTable<Name>): Re
     end = alignUp(end + bytes, REGION_ALIGNMENT);
   }
   const placed = entries.map(([name, of]) => [name, regions.get(typeof of === 'string' ? of : name)]);
-  return { bytes: end, regions: Object.fromEntries(placed) as Record<Name, Region> };
+  return { bytes: end, regions: Object.fromEntries(placed) as Record<Name, WindowRegion> };
 }

@@ -11,7 +11,7 @@ import { decodeJson, encodeJson, LinkedStore, type Store, type StoreLink } from 
 import { Topology } from './topology.ts';
 
 /** What the groups of one rank share. */
-export interface Job {
+export interface GroupContext {
   readonly worldRank: number;
   /** By world rank, equal for ranks of one host. */
   readonly hosts: readonly string[];
@@ -39,10 +39,10 @@ export class JobGroup implements RankGroup {
   readonly settings: Settings;
   readonly peerLost: AbortSignal;
   readonly filePrefix: string;
-  readonly #job: Job;
+  readonly #job: GroupContext;
 
   /** Local. `name`: of a group, see StoreLinkOptions; without one, these are all ranks of the job. */
-  constructor(job: Job, ranks: readonly number[], name?: string) {
+  constructor(job: GroupContext, ranks: readonly number[], name?: string) {
     const { settings } = job;
     this.rank = ranks.indexOf(job.worldRank);
     this.size = ranks.length;

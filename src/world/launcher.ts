@@ -3,6 +3,7 @@ import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { printableLines } from '../core/quote.ts';
 import { settingsTable } from '../settings/settings.ts';
 import { tokenCredential } from '../meeting/credentials.ts';
+import type { Address } from '../meeting/dial.ts';
 import { LAUNCH_ID_VARIABLE, uniqueJobId } from './environment.ts';
 import { FailureLog } from './failure-log.ts';
 import { failureSummary } from './failure-summary.ts';
@@ -302,11 +303,6 @@ class Job {
 /** A node may be slow to tell; one whose launcher is gone never will. */
 function unlessLost(error: unknown): void {
   if (asWeftlineError(error).code !== 'WL_TIMEOUT') throw error;
-}
-
-interface Address {
-  readonly host: string;
-  readonly port: number;
 }
 
 interface RankStart {

@@ -7,7 +7,7 @@ import type { Departure } from './membership.ts';
 import type { StoreCore } from './store-core.ts';
 import { parseRequest } from './store-request.ts';
 
-export interface ConnectionOptions {
+export interface StoreConnectionOptions {
   readonly rank: number;
   readonly core: StoreCore;
   readonly maxValueBytes: number;
@@ -25,7 +25,7 @@ const MAX_TEXT = 2000;
 export class StoreConnection {
   readonly rank: number;
   readonly #socket: Socket;
-  readonly #options: ConnectionOptions;
+  readonly #options: StoreConnectionOptions;
   readonly #reader: FrameReader;
   readonly #running = new Map<number, AbortController>();
   #departed = false;
@@ -33,7 +33,7 @@ export class StoreConnection {
   /** Of a rank that the store has let in. `reader` may hold bytes of its first requests. */
   constructor(
     { socket, reader }: { readonly socket: Socket; readonly reader: FrameReader },
-    options: ConnectionOptions,
+    options: StoreConnectionOptions,
   ) {
     this.rank = options.rank;
     this.#socket = socket;

@@ -7,7 +7,7 @@ import { signalOnParentDeath } from '../native/libc.ts';
 import { readSettings, type Settings, settingsTable } from '../settings/settings.ts';
 import { type Environment, type RankEnvironment, readEnvironment, uniqueJobId } from './environment.ts';
 import { hostIdentity, machineIdentity } from './host-identity.ts';
-import { type Job, JobGroup } from './job-group.ts';
+import { type GroupContext, JobGroup } from './job-group.ts';
 import { ranksOfHosts } from './pretended-hosts.ts';
 import type { RankGroup } from './rank-group.ts';
 import { filePrefixOf, removeStaleFiles } from './shared-memory-files.ts';
@@ -73,7 +73,7 @@ export async function join(options: JoinOptions = {}): Promise<World> {
   });
   try {
     const places = await exchangePlaces(environment, rendezvous.link, { ...options, settings }, wait);
-    const job: Job = {
+    const job: GroupContext = {
       ...places,
       worldRank: environment.rank,
       filePrefix: filePrefixOf(environment.jobPrefix),
@@ -120,7 +120,7 @@ async function exchangePlaces(
   link: StoreLink,
   { environment, settings }: JoinOptions & { readonly settings: Settings },
   wait: CallWait,
-): Promise<Pick<Job, 'hosts' | 'machineRank'>> {
+): Promise<Pick<GroupContext, 'hosts' | 'machineRank'>> {
   const store = new LinkedStore(link, { timeoutMs: settings.timeoutMs, maxValueBytes: settings.storeMaxValueBytes });
   const own: Place = { host: hostIdentity(environment), machine: machineIdentity(), hosts: settings.hosts };
   const parts = await store.allGather('weftline/join', encodeJson(own), remaining(wait));
@@ -144,7 +144,7 @@ class JoinedWorld extends JobGroup implements World {
   readonly #rendezvous: Rendezvous;
   #closing: Promise<void> | undefined;
 
-  constructor(job: Job, rendezvous: Rendezvous) {
+  constructor(job: GroupContext, rendezvous: Rendezvous) {
     super(job, [...job.hosts.keys()]);
     this.jobId = rendezvous.jobId;
     this.#rendezvous = rendezvous;

@@ -8,7 +8,7 @@ import { connect } from 'node:net';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { readSettings, type Settings } from 'weftline';
-import { commandKinds } from '#lib/abi/transport-command.js';
+import { engineCommandKinds } from '#lib/abi/transport-command.js';
 import { openTransportLink } from '#lib/transport/host/transport-engine-link.js';
 import { RequestSlots } from '#lib/transport/host/request-slots.js';
 import { type Connection, Transport, type TransportListener } from 'weftline/transport';
@@ -128,7 +128,7 @@ test('an engine that fails ends the waits of a thread that blocks, and those of 
   link.onFailure = (error) => failures.push(error);
   const slots = new RequestSlots(link, 20_000);
   // A cancellation of nothing, which never ends.
-  slots.command.kind = commandKinds.cancel;
+  slots.command.kind = engineCommandKinds.cancel;
   const requests = [slots.post('nobody'), slots.post('nobody')] as const;
   const expected = { code: 'WL_INTERNAL', message: /no such call/ };
   const call = link.call('no such call' as never);

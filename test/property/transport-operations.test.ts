@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../support/fast-check.ts';
 import { congestionNames } from '#lib/congestion/rules.js';
-import { type RequestHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
+import { type EngineHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { isEnded, Loopback, pattern, type Side } from '../unit/transport/support/loopback.js';
 
 const operation = fc.record({
@@ -51,7 +51,7 @@ test('whatever is asked ends, every byte is where it belongs, and nothing is lef
         settings: { ...settings, transportChecksum: 'full' },
       });
       if (deadPath && options.paths > 2) net.dead.add(1);
-      const waits: [Side, RequestHandle][] = [];
+      const waits: [Side, EngineHandle][] = [];
       const checks: (() => void)[] = [];
       const sums = { a: 0, b: 0 };
       const cells = { a: net.a.region(8), b: net.b.region(8) };

@@ -10,7 +10,7 @@ import { defaultLink, type LinkOptions } from '#lib/programs/sim/link.js';
 import { Network } from '#lib/programs/sim/network.js';
 import { MARK_CORRUPT, MARK_ECN, PacketPool } from '#lib/programs/sim/packet-pool.js';
 import { rails } from '#lib/programs/sim/rails.js';
-import { ecmpHash, routeOf, type Topology } from '#lib/programs/sim/topology.js';
+import { ecmpHash, routeOf, type NetworkTopology } from '#lib/programs/sim/topology.js';
 
 test('events come by time, and in order of insertion where times are equal', () => {
   fc.assert(
@@ -42,7 +42,7 @@ test('an event holds the highest kind and subject', () => {
 });
 
 /** A network with one function per thing a test does to it. */
-function start(topology: Topology, seed = 1) {
+function start(topology: NetworkTopology, seed = 1) {
   const events = new EventQueue();
   const packets = new PacketPool(2000, 2);
   const network = new Network({ topology, events, packets, random: seededRandom(seed), arrivalKind: 0 });
@@ -76,7 +76,7 @@ function near(value: number, expected: number): void {
   assert.ok(Math.abs(value / expected - 1) < 0.15, `${value} is not near ${expected}`);
 }
 
-const star = (link: Partial<LinkOptions> = {}, hosts = 3): Topology =>
+const star = (link: Partial<LinkOptions> = {}, hosts = 3): NetworkTopology =>
   rails({ hosts, rails: 1, link: { ...defaultLink, gigabitsPerSecond: 8, ...link } });
 
 test('a packet takes its time on each link, and waits behind others', () => {
@@ -154,7 +154,7 @@ function sendSome(seed: number): unknown {
   return run();
 }
 
-const topologies: readonly Topology[] = [
+const topologies: readonly NetworkTopology[] = [
   star(),
   rails({ hosts: 5, rails: 4, link: defaultLink }),
   leafSpine({ leaves: 4, hostsPerLeaf: 3, spines: 5, link: defaultLink, fabric: defaultLink, ecmp: 9 }),

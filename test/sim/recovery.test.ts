@@ -4,17 +4,17 @@ import test from 'node:test';
 import { leafSpine } from '#lib/programs/sim/leaf-spine.js';
 import { defaultLink } from '#lib/programs/sim/link.js';
 import { rails } from '#lib/programs/sim/rails.js';
-import type { MessageOperation, Operation, Scenario } from '#lib/programs/sim/scenario.js';
+import type { MessageOperation, ScenarioOperation, Scenario } from '#lib/programs/sim/scenario.js';
 import { runScenario } from '#lib/programs/sim/scenario-run.js';
 import { type SimulatedHost, Simulation } from '#lib/programs/sim/simulation.js';
 import { pathLinks } from '#lib/programs/sim/topology.js';
 import type { Region } from '#lib/transport/engine/region.js';
-import { type RequestHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
+import { type EngineHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
 
 const link = { ...defaultLink, gigabitsPerSecond: 10 };
 const place = { connection: 0, from: 0, flow: 0, at: 0 } as const;
 
-function check(changes: Partial<Scenario> & { readonly operations: readonly Operation[] }): void {
+function check(changes: Partial<Scenario> & { readonly operations: readonly ScenarioOperation[] }): void {
   const { problems } = runScenario({
     seed: 1,
     topology: rails({ hosts: 2, rails: 1, link }),
@@ -38,7 +38,7 @@ function message(flow: number, bytes: number): MessageOperation {
 }
 
 test('a signal that overtakes a lost write is done when it is added, and a flush behind it after that', () => {
-  const operations: Operation[] = [];
+  const operations: ScenarioOperation[] = [];
   for (let index = 0; index < 40; index += 1) {
     operations.push({ ...place, kind: 'write', bytes: 5000, badKey: false }, { ...place, kind: 'signal', add: 3 });
     if (index % 5 === 4) operations.push({ ...place, kind: 'flush' });
@@ -80,7 +80,7 @@ test('a path that dies with all that is under way is left, whatever it was', () 
       { ...place, kind: 'write', bytes: 20_000, badKey: false },
       { ...place, kind: 'message', bytes: 3000, room: 3000, receiveAt: 20 },
       { ...place, kind: 'message', bytes: 3000, room: 3000, receiveAt: 0, at: 20 },
-    ] satisfies Operation[]) {
+    ] satisfies ScenarioOperation[]) {
       check({ seed, topology, paths: 2, faults, operations: [operation] });
     }
   }
@@ -116,7 +116,7 @@ test('what a dead sender was granted does not keep others waiting until it is gi
   });
   const ends = [simulation.connect(0, 2, 1), simulation.connect(1, 2, 1)] as const;
   const regions = simulation.hosts.map(({ engine }) => engine.register({ bytes: new Uint8Array(1_000_000) }));
-  const post = (sender: 0 | 1, bytes: number): RequestHandle => {
+  const post = (sender: 0 | 1, bytes: number): EngineHandle => {
     const [near, far] = ends[sender];
     near.postSend({ region: regions[sender] as Region, offset: 0, bytes });
     const receive = far.postReceive({ region: regions[2] as Region, offset: 0, bytes });
@@ -126,7 +126,7 @@ test('what a dead sender was granted does not keep others waiting until it is gi
   };
   const { engine } = simulation.hosts[2] as SimulatedHost;
   const errors: string[] = [];
-  const done = new Set<RequestHandle>();
+  const done = new Set<EngineHandle>();
   (simulation.hosts[2] as SimulatedHost).onCompletion = (handle, status) => {
     if (status === requestStatus.done) done.add(handle);
     else errors.push(engine.requestError(handle)?.code ?? '');

@@ -18,7 +18,7 @@ import { Mover } from './mover.ts';
 import { Operation } from './operation.ts';
 import { cutAlike, listOf, type EndpointParts } from './ranges.ts';
 
-export interface ConnectionParts {
+export interface EndpointConnectionParts {
   readonly agent: Agent;
   /** This side's number of it, and the peer's. */
   readonly id: number;
@@ -60,7 +60,7 @@ export class EndpointConnection implements AsyncDisposable {
   readonly gpuIndex: number;
   /** Which path it got. */
   readonly backend: BackendName;
-  readonly #parts: ConnectionParts;
+  readonly #parts: EndpointConnectionParts;
   readonly #sends: Send[] = [];
   readonly #offers: Offer[] = [];
   readonly #receives = new Map<number, Receive>();
@@ -81,7 +81,7 @@ export class EndpointConnection implements AsyncDisposable {
   #error: WeftlineError | undefined;
 
   /** @internal */
-  constructor(parts: ConnectionParts) {
+  constructor(parts: EndpointConnectionParts) {
     this.id = parts.id;
     this.ip = parts.ip;
     this.gpuIndex = parts.gpuIndex;

@@ -1,7 +1,7 @@
 // The device API where kernels are functions of TypeScript: put, signal, wait and the rest, over the CPU's queues.
-import { commandKinds, MAX_COMMAND_BYTES } from '../../abi/command-queue.ts';
+import { queueCommandKinds, MAX_COMMAND_BYTES } from '../../abi/command-queue.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import { emptyCommand } from '../service/command.ts';
+import { emptyQueueCommand } from '../service/command.ts';
 import { CommandWriter, type QueueMemory } from '../service/command-queue.ts';
 import type { RequestShape } from '../service/request-shape.ts';
 
@@ -65,7 +65,7 @@ const TWO_32 = 2 ** 32;
 export class CpuKernelApi {
   readonly #options: CpuKernelApiOptions;
   readonly #writers: readonly CommandWriter[];
-  readonly #command = emptyCommand();
+  readonly #command = emptyQueueCommand();
   #closed: WeftlineError | undefined;
 
   /** @internal */
@@ -85,7 +85,7 @@ export class CpuKernelApi {
     checkRange('source range', source, bytes, shape.local.bytes);
     checkRange('range', 0, bytes, MAX_COMMAND_BYTES - 1);
     const command = this.#command;
-    command.kind = commandKinds.put;
+    command.kind = queueCommandKinds.put;
     command.target = target;
     command.source = source;
     command.bytes = bytes;
@@ -98,7 +98,7 @@ export class CpuKernelApi {
     if (target % 8 !== 0) throw invalidArgument('target', target, 'a multiple of 8');
     checkRange('counter', target, 8, this.#remoteBytes(shape, route));
     checkNumber('add', add);
-    this.#number(commandKinds.signal, target, add % TWO_32, Math.floor(add / TWO_32));
+    this.#number(queueCommandKinds.signal, target, add % TWO_32, Math.floor(add / TWO_32));
     this.#push(shape, route);
   }
 
@@ -112,9 +112,9 @@ export class CpuKernelApi {
     checkRange('cell', target, 16, this.#remoteBytes(shape, route));
     checkNumber('epoch', epoch);
     const bits = BigInt.asUintN(64, value);
-    this.#number(commandKinds.store, target, Number(bits & 0xffff_ffffn), Number(bits >> 32n));
+    this.#number(queueCommandKinds.store, target, Number(bits & 0xffff_ffffn), Number(bits >> 32n));
     this.#push(shape, route);
-    this.#number(commandKinds.set, target + 8, epoch % TWO_32, Math.floor(epoch / TWO_32));
+    this.#number(queueCommandKinds.set, target + 8, epoch % TWO_32, Math.floor(epoch / TWO_32));
     this.#push(shape, route);
   }
 
@@ -178,7 +178,7 @@ export class CpuKernelApi {
 
   /** An empty put, which makes the host take what was deferred before it. */
   #pushNothing(shape: RequestShape, route: CpuRoute): void {
-    Object.assign(this.#command, emptyCommand(), { kind: commandKinds.put });
+    Object.assign(this.#command, emptyQueueCommand(), { kind: queueCommandKinds.put });
     this.#push(shape, { ...route, isDeferred: false });
   }
 

@@ -2,7 +2,7 @@
 import type { BackendChannel, PutPlace } from '../../agent/backend.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { CommandRoute } from './command-server.ts';
-import type { RemoteRange } from './proxy-messages.ts';
+import type { PeerRange } from './proxy-messages.ts';
 import type { StagedStores } from './staged-stores.ts';
 
 /** The way of a request. */
@@ -19,7 +19,7 @@ export interface RouteRange {
   /** Of the local range in its region. */
   readonly offset: number;
   readonly bytes: number;
-  readonly range: RemoteRange;
+  readonly range: PeerRange;
   readonly isSoleWriter: boolean;
 }
 

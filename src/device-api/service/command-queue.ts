@@ -1,7 +1,7 @@
 // A command queue in memory that a device and its host share: what the host takes from it and tells the device.
 import { COMMAND_BYTES, commandQueueHead } from '../../abi/command-queue.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { type Command, decodeCommand, encodeCommand, peekCommand } from './command.ts';
+import { type QueueCommand, decodeCommand, encodeCommand, peekCommand } from './command.ts';
 
 const WORDS = COMMAND_BYTES / 4;
 const DELIVERED = commandQueueHead.offset.delivered / 4;
@@ -49,7 +49,7 @@ export class CommandReader {
   }
 
   /** The next command into `command`; false if there is none yet, or it is deferred and nothing makes it go. */
-  take(command: Command): boolean {
+  take(command: QueueCommand): boolean {
     // The device writes only into slots that were delivered, so a ring whose commands are all under way has none.
     if (this.underWay === this.capacity) return false;
     const first = (this.#taken & (this.capacity - 1)) * WORDS;
@@ -110,7 +110,7 @@ export class CommandWriter {
   }
 
   /** False if the ring is full: the host has not delivered what was pushed a lap ago. */
-  push(command: Command): boolean {
+  push(command: QueueCommand): boolean {
     if (((this.#pushed - Atomics.load(this.#head, DELIVERED)) | 0) >= this.capacity) return false;
     const first = (this.#pushed & (this.capacity - 1)) * WORDS;
     encodeCommand(this.#ring, first, phaseOf(this.#pushed, this.#shift), command);

@@ -1,8 +1,8 @@
 // Carries out the commands of one queue: posts them to the channels of their peers, and counts them when delivered. Hot path.
-import { commandKinds } from '../../abi/command-queue.ts';
+import { queueCommandKinds } from '../../abi/command-queue.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
-import { emptyCommand } from './command.ts';
+import { emptyQueueCommand } from './command.ts';
 import type { CommandReader } from './command-queue.ts';
 
 /** How a peer is reached, in the order of posting. BackendChannel of the agent is one, bound to regions by the routes. */
@@ -41,7 +41,7 @@ export class CommandServer {
   readonly #reader: CommandReader;
   readonly #requests: readonly (ServedRequest | undefined)[];
   readonly #onFailure: (error: WeftlineError) => void;
-  readonly #command = emptyCommand();
+  readonly #command = emptyQueueCommand();
   /** Of the commands under way, by slot. */
   readonly #channels: CommandChannel[];
   readonly #sequences: Float64Array;
@@ -120,7 +120,7 @@ export class CommandServer {
       this.#sequences[slot] = Number.POSITIVE_INFINITY;
       return true;
     }
-    const tells = kind === commandKinds.signal || kind === commandKinds.set;
+    const tells = kind === queueCommandKinds.signal || kind === queueCommandKinds.set;
     try {
       if (tells && this.#withheld.size > 0) this.#checkNothingWithheld(channel);
       if (!this.#postTo(route)) return false;
@@ -139,9 +139,9 @@ export class CommandServer {
 
   #postTo(route: CommandRoute): boolean {
     const { kind, target, source, bytes, low, high } = this.#command;
-    if (kind === commandKinds.put) return route.put(source, target, bytes);
-    if (kind === commandKinds.signal) return route.signal(target, high * 2 ** 32 + low);
-    return kind === commandKinds.store ? route.store(target, low, high) : route.set(target, low, high);
+    if (kind === queueCommandKinds.put) return route.put(source, target, bytes);
+    if (kind === queueCommandKinds.signal) return route.signal(target, high * 2 ** 32 + low);
+    return kind === queueCommandKinds.store ? route.store(target, low, high) : route.set(target, low, high);
   }
 
   #checkNothingWithheld(channel: CommandChannel): void {

@@ -1,11 +1,11 @@
 // One command as numbers, and how it lies in the 16 bytes of its slot. Hot path: no allocation.
-import { commandBits, commandKinds } from '../../abi/command-queue.ts';
+import { commandBits, queueCommandKinds } from '../../abi/command-queue.ts';
 
 const TWO_31 = 2 ** 31;
 const TWO_32 = 2 ** 32;
 
 /** One object per side, used again for each command. */
-export interface Command {
+export interface QueueCommand {
   kind: number;
   request: number;
   remote: number;
@@ -20,12 +20,12 @@ export interface Command {
   isDeferred: boolean;
 }
 
-export function emptyCommand(): Command {
+export function emptyQueueCommand(): QueueCommand {
   return { kind: 0, request: 0, remote: 0, target: 0, source: 0, bytes: 0, low: 0, high: 0, isDeferred: false };
 }
 
 /** Reads the slot at `first` into `command`; false if it does not hold the command of the lap with this phase. */
-export function decodeCommand(words: Uint32Array, first: number, phase: number, command: Command): boolean {
+export function decodeCommand(words: Uint32Array, first: number, phase: number, command: QueueCommand): boolean {
   // ORDER: the phase of a half is read before the rest of it; the writer writes each half at once.
   const high = Atomics.load(words, first);
   if ((high & 1) !== phase) return false;
@@ -38,7 +38,7 @@ export function decodeCommand(words: Uint32Array, first: number, phase: number, 
   command.request = (high >>> commandBits.request) & 4095;
   command.isDeferred = high >>> commandBits.deferred !== 0;
   command.target = ((high >>> commandBits.targetHigh) & 31) * TWO_31 + (target >>> commandBits.targetLow);
-  if (command.kind === commandKinds.put) {
+  if (command.kind === queueCommandKinds.put) {
     command.source = ((high >>> commandBits.sourceHigh) & 15) * TWO_32 + low;
     command.bytes = ((high >>> commandBits.bytesHigh) & 1) * TWO_32 + last;
     command.low = 0;
@@ -53,8 +53,8 @@ export function decodeCommand(words: Uint32Array, first: number, phase: number, 
 }
 
 /** Writes a command whose parts are in range; its first word goes last, so that it appears whole. */
-export function encodeCommand(words: Uint32Array, first: number, phase: number, command: Command): void {
-  const isPut = command.kind === commandKinds.put;
+export function encodeCommand(words: Uint32Array, first: number, phase: number, command: QueueCommand): void {
+  const isPut = command.kind === queueCommandKinds.put;
   const low = isPut ? command.source : command.low;
   const last = isPut ? command.bytes : command.high;
   let high = phase | (command.kind << commandBits.kind) | (command.remote << commandBits.remote);

@@ -17,7 +17,13 @@ import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { viewAt } from '../../native/library.ts';
 import { AgentRoute } from './agent-route.ts';
 import type { CommandRoute, ServedRequest } from './command-server.ts';
-import type { Allocation, ExchangeOptions, ProxyThread, RegisterOptions, RequestOptions } from './proxy-messages.ts';
+import type {
+  Allocation,
+  MetadataExchangeOptions,
+  ProxyThread,
+  ProxyRegisterOptions,
+  RequestOptions,
+} from './proxy-messages.ts';
 import { STAGED_BYTES, StagedStores } from './staged-stores.ts';
 
 export class ProxyAgent {
@@ -59,7 +65,7 @@ export class ProxyAgent {
   }
 
   /** Of this process. */
-  async register({ address, bytes, ordinal }: RegisterOptions): Promise<number> {
+  async register({ address, bytes, ordinal }: ProxyRegisterOptions): Promise<number> {
     const device = ordinal === undefined ? undefined : this.#devices.get(ordinal);
     const memory = device === undefined ? new Uint8Array(viewAt(address, bytes)) : { device, address, bytes };
     const registration = await this.#agent.register(memory);
@@ -99,7 +105,7 @@ export class ProxyAgent {
     return listener.port;
   }
 
-  async exchange(how: ExchangeOptions['how'], address: ListenerAddress): Promise<string | undefined> {
+  async exchange(how: MetadataExchangeOptions['how'], address: ListenerAddress): Promise<string | undefined> {
     if (how === 'send') await sendMetadata(this.#agent, address);
     else if (how === 'invalidate') await sendInvalidation(this.#agent, address);
     else {

@@ -22,7 +22,7 @@ export interface ProxyThread {
 /** Memory that both threads of the process reach: shared, or by its native address. */
 export type SharedBytes = SharedArrayBuffer | { readonly address: number; readonly bytes: number };
 
-export interface RemoteRange {
+export interface PeerRange {
   /** As the peer's metadata numbers it. */
   readonly region: number;
   readonly offset: number;
@@ -35,7 +35,7 @@ export interface RequestOptions {
   readonly offset: number;
   readonly bytes: number;
   readonly peer: string;
-  readonly remotes: readonly RemoteRange[];
+  readonly remotes: readonly PeerRange[];
   /** Nobody else writes to their counters, which are 0. */
   readonly isSoleWriter: boolean;
 }
@@ -52,14 +52,14 @@ export interface QueueOptions {
   readonly capacity: number;
 }
 
-export interface RegisterOptions {
+export interface ProxyRegisterOptions {
   readonly address: number;
   readonly bytes: number;
   /** The GPU that it is of; the host if there is none. */
   readonly ordinal?: number | undefined;
 }
 
-export interface ExchangeOptions {
+export interface MetadataExchangeOptions {
   readonly how: 'exchange' | 'fetch' | 'send' | 'invalidate';
   readonly address: Omit<ListenerAddress, 'signal'>;
 }
@@ -70,7 +70,7 @@ export interface ProxyCalls extends Calls {
   serve(queues: QueueOptions): void;
   allocate(bytes: number): Promise<Allocation>;
   /** Returns the number of the region. */
-  register(memory: RegisterOptions): Promise<number>;
+  register(memory: ProxyRegisterOptions): Promise<number>;
   deregister(region: number): Promise<void>;
   metadata(): Uint8Array;
   /** Returns the peer's name. */
@@ -82,7 +82,7 @@ export interface ProxyCalls extends Calls {
   /** Returns the port. */
   listen(options: ListenOptions): Promise<number>;
   /** Returns the peer's name, if its metadata came. */
-  exchange(options: ExchangeOptions, signal: AbortSignal): Promise<string | undefined>;
+  exchange(options: MetadataExchangeOptions, signal: AbortSignal): Promise<string | undefined>;
   /** Opens the way to the ranges, after which commands of the request are carried out. Returns the backend's name. */
   request(options: RequestOptions, signal: AbortSignal): Promise<BackendName>;
   releaseRequest(number: number): void;

@@ -4,7 +4,7 @@ import type { BackendName, ListenerAddress, ListenOptions } from '../../agent/in
 import type { WeftlineError } from '../../core/errors.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { ProxyLink } from './proxy-link.ts';
-import type { Allocation, QueueOptions, RegisterOptions, RequestOptions } from './proxy-messages.ts';
+import type { Allocation, QueueOptions, ProxyRegisterOptions, RequestOptions } from './proxy-messages.ts';
 import { checkQueueLayout } from './queue-layout.ts';
 import { RequestNumbers } from './request-numbers.ts';
 
@@ -55,7 +55,7 @@ export class ProxyService implements AsyncDisposable {
   }
 
   /** Memory of this process: of the GPU `ordinal`, or of the host. Returns the number of the region. */
-  register(memory: RegisterOptions): Promise<number> {
+  register(memory: ProxyRegisterOptions): Promise<number> {
     return this.#link.call('register', memory);
   }
 

@@ -14,7 +14,7 @@ import { CudaEvent } from './cuda-event.ts';
 import { CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED } from './cuda-status.ts';
 import { CudaStream } from './cuda-stream.ts';
 import { type DeviceProperties, readDeviceProperties } from './device-properties.ts';
-import { DeviceMemory } from './device-memory.ts';
+import { OwnedDeviceMemory } from './device-memory.ts';
 import { HostCopy } from './host-copy.ts';
 import { HostMemory } from './host-memory.ts';
 import { exportAllocation, exportMemory, PeerMemory } from './ipc.ts';
@@ -118,7 +118,7 @@ export class CudaDevice implements Device {
   empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D> {
     const bytes = elementCount(shape) * dtypes[dtype].bytes;
     const address = this.#pool.take(bytes);
-    const storage = new DeviceMemory(this, { address, bytes }, () => {
+    const storage = new OwnedDeviceMemory(this, { address, bytes }, () => {
       this.#abandoned.forget(storage);
       this.#pool.give(address);
     });
@@ -140,7 +140,7 @@ export class CudaDevice implements Device {
    */
   allocateShared(bytes: number): Storage {
     const address = this.#pool.allocate(bytes);
-    const storage = new DeviceMemory(this, { address, bytes }, () => {
+    const storage = new OwnedDeviceMemory(this, { address, bytes }, () => {
       this.context.disown(storage);
       this.context.release('cuMemFree', address);
     });

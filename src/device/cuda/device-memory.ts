@@ -2,7 +2,7 @@
 import type { Device } from '../device.ts';
 import type { Storage } from '../tensor.ts';
 
-export class DeviceMemory implements Storage {
+export class OwnedDeviceMemory implements Storage {
   readonly device: Device;
   readonly address: number;
   readonly bytes: number;

@@ -3,7 +3,7 @@ import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { layOutRegions, type Region } from '../../windows/region-layout.ts';
+import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 
 export const MAX_TOPK = 32;
@@ -51,7 +51,7 @@ export interface EpBufferSize {
   readonly maxRecvTokens: number;
   /** Address space that each rank of the host maps, all windows and their header. */
   readonly addressSpaceBytes: number;
-  readonly regions: Readonly<Record<EpRegion, Region>>;
+  readonly regions: Readonly<Record<EpRegion, WindowRegion>>;
 }
 
 /**

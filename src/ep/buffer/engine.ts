@@ -12,12 +12,12 @@ import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { OverlapOptions } from '../../collective/overlap.ts';
 
 /** How long to wait, and between what. */
-export interface CallOptions extends CallWait, OverlapOptions {
+export interface EpCallOptions extends CallWait, OverlapOptions {
   readonly deadline: Deadline;
 }
 
 /** Hot path: what an engine is told of a call's arguments besides the tensors, with the deadline of the call. */
-export function callOptions(args: CallWait & OverlapOptions, defaultMs: number): CallOptions {
+export function callOptions(args: CallWait & OverlapOptions, defaultMs: number): EpCallOptions {
   return {
     deadline: deadlineOf(args, defaultMs),
     signal: args.signal,
@@ -30,9 +30,9 @@ export interface EpEngine extends EpMemory {
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout;
-  dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult>;
-  dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: CallOptions): Promise<DispatchResult>;
-  combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult>;
+  dispatch(input: DispatchPlanInput, options: EpCallOptions): Promise<DispatchResult>;
+  dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: EpCallOptions): Promise<DispatchResult>;
+  combine(input: CheckedCombine, options: EpCallOptions): Promise<CombineResult>;
   barrier(wait: CallWait): Promise<void>;
   /** A tensor over one of this rank's own regions. */
   view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D>;

@@ -3,7 +3,7 @@ import type { CallWait } from '../../core/deadline.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { DeviceEvent } from '../../device/device-event.ts';
-import type { CallOptions } from '../buffer/engine.ts';
+import type { EpCallOptions } from '../buffer/engine.ts';
 import type { TokenDType } from './ep-config.ts';
 import type { CheckedLayerCombine, LayerInput } from './layer-arguments.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
@@ -47,10 +47,10 @@ export interface DispatchStages {
 export interface LayerEngine {
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
-  dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult<TokenDType>>;
+  dispatch(input: LayerInput, options: EpCallOptions): Promise<LayerDispatchResult<TokenDType>>;
   /** The part of a dispatch that decides where rows go. No other call may come before the last stage. */
-  prepare(input: LayerInput, options: CallOptions): Promise<DispatchStages>;
-  combine(input: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult<TokenDType>>;
+  prepare(input: LayerInput, options: EpCallOptions): Promise<DispatchStages>;
+  combine(input: CheckedLayerCombine, options: EpCallOptions): Promise<LayerCombineResult<TokenDType>>;
   barrier(options: CallWait & { readonly intraNodeOnly: boolean }): Promise<void>;
   /** Only enqueues. Fails with WL_INVALID_ARGUMENT where the device has no streams. */
   barrierOnStream(stream: CudaStream, options: CallWait & { readonly intraNodeOnly: boolean }): void;

@@ -1,7 +1,7 @@
 // The resizable part of the layer's symmetric memory: one row per received (token, expert), sized by capacity.
 import { alignUp } from '../../abi/layout.ts';
 import { dtypes } from '../../core/dtype.ts';
-import { layOutRegions, type Region } from '../../windows/region-layout.ts';
+import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 import type { EPConfig } from './ep-config.ts';
 
@@ -20,7 +20,7 @@ export interface OutputSize {
   /** Bytes of one rank's window. */
   readonly bytes: number;
   readonly addressSpaceBytes: number;
-  readonly regions: Readonly<Record<OutputRegion, Region>>;
+  readonly regions: Readonly<Record<OutputRegion, WindowRegion>>;
 }
 
 /** Rows for a new context: `capacity` times a balanced load, never more than can arrive. */

@@ -19,12 +19,12 @@ import { printError } from './print-error.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
 
-type Role = 'initiator' | 'target';
+type TwoProcessRole = 'initiator' | 'target';
 
 interface TwoProcessFlags extends PeerFlags, OutputFlags {
-  readonly role?: Role;
+  readonly role?: TwoProcessRole;
   /** Another name of `role`. */
-  readonly mode?: Role;
+  readonly mode?: TwoProcessRole;
   readonly size: number;
   readonly level: TwoProcessLevel;
   readonly pipeline: number;
@@ -101,7 +101,7 @@ interface Ends {
   readonly sentence: string;
 }
 
-async function endsOf(role: Role, flags: TwoProcessFlags): Promise<Ends> {
+async function endsOf(role: TwoProcessRole, flags: TwoProcessFlags): Promise<Ends> {
   const peer = peerAddress(flags);
   checkPeerAddress(peer);
   const isHere = isLoopback(peer) && flags.host === undefined;
@@ -119,7 +119,7 @@ async function endsOf(role: Role, flags: TwoProcessFlags): Promise<Ends> {
 }
 
 /** The two are ranks of a world that no launcher made: the initiator is rank 0, which listens. */
-function rankVariables(role: Role, meeting: string, port: number): Record<string, string> {
+function rankVariables(role: TwoProcessRole, meeting: string, port: number): Record<string, string> {
   return {
     WEFTLINE_RANK: String(roles.indexOf(role)),
     WEFTLINE_WORLD_SIZE: String(roles.length),

@@ -1,6 +1,6 @@
 // The three-level fat tree of k-port switches (Al-Fares, Loukissas, Vahdat, SIGCOMM 2008): k³/4 hosts, (k/2)² shortest paths between pods.
 import type { LinkOptions } from './link.ts';
-import { ARRIVED, ecmpHash, type Topology } from './topology.ts';
+import { ARRIVED, ecmpHash, type NetworkTopology } from './topology.ts';
 
 export interface FatTreeOptions {
   /** Ports of a switch; even. */
@@ -12,7 +12,7 @@ export interface FatTreeOptions {
 }
 
 /** Six groups of as many links as there are hosts: host to edge, edge to host, edge to aggregation and back, aggregation to core and back. */
-export function fatTree({ ports, link, fabric, ecmp }: FatTreeOptions): Topology {
+export function fatTree({ ports, link, fabric, ecmp }: FatTreeOptions): NetworkTopology {
   const half = ports / 2;
   const hosts = ports * half * half;
   const pod = half * half;

@@ -1,6 +1,6 @@
 // A two-level Clos network: hosts at leaf switches, each leaf connected to every spine switch.
 import type { LinkOptions } from './link.ts';
-import { ARRIVED, ecmpHash, type Topology } from './topology.ts';
+import { ARRIVED, ecmpHash, type NetworkTopology } from './topology.ts';
 
 export interface LeafSpineOptions {
   readonly leaves: number;
@@ -15,7 +15,7 @@ export interface LeafSpineOptions {
 }
 
 /** Numbers of links: hosts up, hosts down, leaf to spine (leaf-major), spine to leaf (leaf-major). */
-export function leafSpine({ leaves, hostsPerLeaf, spines, link, fabric, ecmp }: LeafSpineOptions): Topology {
+export function leafSpine({ leaves, hostsPerLeaf, spines, link, fabric, ecmp }: LeafSpineOptions): NetworkTopology {
   const hosts = leaves * hostsPerLeaf;
   const leafUps = 2 * hosts;
   const leafDowns = leafUps + leaves * spines;

@@ -2,10 +2,10 @@
 import type { EventQueue } from './event-queue.ts';
 import type { NetworkCounts } from './link.ts';
 import { MARK_CORRUPT, MARK_ECN, type PacketPool } from './packet-pool.ts';
-import { ARRIVED, type Topology } from './topology.ts';
+import { ARRIVED, type NetworkTopology } from './topology.ts';
 
 export interface NetworkOptions {
-  readonly topology: Topology;
+  readonly topology: NetworkTopology;
   readonly events: EventQueue;
   readonly packets: PacketPool;
   readonly random: () => number;
@@ -31,7 +31,7 @@ const FIELDS = 10;
 const BYTES_PER_GIGABIT = 125;
 
 export class Network {
-  readonly #topology: Topology;
+  readonly #topology: NetworkTopology;
   readonly #events: EventQueue;
   readonly #packets: PacketPool;
   readonly #random: () => number;

@@ -3,21 +3,17 @@ import type { WeftlineError } from '../../core/errors.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { Region } from '../../transport/engine/region.ts';
-import {
-  type RequestHandle,
-  requestStatus,
-  type TransportConnection,
-} from '../../transport/engine/transport-engine.ts';
+import { type EngineHandle, requestStatus, type TransportConnection } from '../../transport/engine/transport-engine.ts';
 import { completionTimes, jainFairness, type PatternResult, type Sample } from './pattern-result.ts';
 import type { NicOptions } from './simulated-io.ts';
 import { type RunEnd, type SimulatedHost, Simulation } from './simulation.ts';
 import { theory, wireBytes } from './theory.ts';
-import type { Topology } from './topology.ts';
+import type { NetworkTopology } from './topology.ts';
 import { makeTraffic, type PatternName } from './traffic.ts';
 
 export interface PatternOptions {
   readonly pattern: PatternName;
-  readonly topology: Topology;
+  readonly topology: NetworkTopology;
   /** Of one host, all its links together. */
   readonly hostGigabitsPerSecond: number;
   readonly seed: number;
@@ -85,8 +81,8 @@ class PatternRun {
   /** Bytes are not looked at here, only times: all messages of a host share one buffer. */
   readonly #regions: Region[];
   /** Each host's pending requests: the flow of a send; the flow and the number of the message of a receive. */
-  readonly #sends: Map<RequestHandle, RunningFlow>[];
-  readonly #receives: Map<RequestHandle, readonly [RunningFlow, number]>[];
+  readonly #sends: Map<EngineHandle, RunningFlow>[];
+  readonly #receives: Map<EngineHandle, readonly [RunningFlow, number]>[];
   readonly #times: number[] = [];
   readonly #samples: Sample[] = [];
   #failure: WeftlineError | undefined;
@@ -169,8 +165,8 @@ class PatternRun {
   }
 
   #listen(host: SimulatedHost): void {
-    const sends = this.#sends[host.index] as Map<RequestHandle, RunningFlow>;
-    const receives = this.#receives[host.index] as Map<RequestHandle, readonly [RunningFlow, number]>;
+    const sends = this.#sends[host.index] as Map<EngineHandle, RunningFlow>;
+    const receives = this.#receives[host.index] as Map<EngineHandle, readonly [RunningFlow, number]>;
     host.onConnectionEnd = (_connection, error) => {
       this.#failure ??= error;
     };

@@ -4,7 +4,7 @@ import { fatTree } from './fat-tree.ts';
 import { leafSpine } from './leaf-spine.ts';
 import { defaultLink, type LinkOptions } from './link.ts';
 import { rails } from './rails.ts';
-import type { Topology } from './topology.ts';
+import type { NetworkTopology } from './topology.ts';
 import type { PatternName } from './traffic.ts';
 
 export const topologyNames = ['pair', 'star', 'rails', 'leaf-spine', 'fat-tree'] as const;
@@ -35,7 +35,7 @@ export const usualTopology: Readonly<Record<PatternName, TopologyName>> = {
  * - leaf-spine: two levels without oversubscription, about as many hosts at a leaf as there are leaves.
  * - fat-tree: three levels of k-port switches; k³/4 hosts.
  */
-export function patternTopology(options: PatternTopologyOptions): Topology {
+export function patternTopology(options: PatternTopologyOptions): NetworkTopology {
   const { name, hosts, paths, seed, gigabitsPerSecond } = options;
   const link: LinkOptions = { ...defaultLink, ...options.link, gigabitsPerSecond };
   switch (name) {

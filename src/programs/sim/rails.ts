@@ -1,6 +1,6 @@
 // Rails: every host has a link to and from each of several switches that are not connected to one another; path p takes rail p.
 import type { LinkOptions } from './link.ts';
-import { ARRIVED, type Topology } from './topology.ts';
+import { ARRIVED, type NetworkTopology } from './topology.ts';
 
 export interface RailsOptions {
   readonly hosts: number;
@@ -10,7 +10,7 @@ export interface RailsOptions {
 }
 
 /** Link (host, rail) up is number host * rails + rail; those down follow. */
-export function rails({ hosts, rails: count, link }: RailsOptions): Topology {
+export function rails({ hosts, rails: count, link }: RailsOptions): NetworkTopology {
   const ups = hosts * count;
   return {
     name: count === 1 ? `star of ${hosts} hosts` : `${hosts} hosts on ${count} rails`,

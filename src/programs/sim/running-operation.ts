@@ -1,14 +1,14 @@
 // One operation of a scenario while it runs: its ends, its memory, and the requests that carry it out.
 import { longestScattered } from '../../transport/engine/check-options.ts';
 import { RangeList } from '../../transport/send/range-list.ts';
-import type { RemoteRange, RequestHandle, TransportConnection } from '../../transport/engine/transport-engine.ts';
-import type { Operation, Scenario } from './scenario.ts';
+import type { RemoteRange, EngineHandle, TransportConnection } from '../../transport/engine/transport-engine.ts';
+import type { ScenarioOperation, Scenario } from './scenario.ts';
 import { type BufferRange, bytesOf, fillContent, type ScenarioBuffers } from './scenario-buffers.ts';
 
 export interface RunningOperation {
   /** Its number in the scenario, which also determines its content. */
   readonly index: number;
-  readonly operation: Operation;
+  readonly operation: ScenarioOperation;
   /** The hosts that begin it and answer it, and their ends of the connection. */
   readonly near: number;
   readonly far: number;
@@ -27,13 +27,13 @@ export interface RunningOperation {
 export type Role = 'send' | 'receive' | 'write' | 'read' | 'signal' | 'flush';
 
 /** Bytes that operation and answer need on a host, all together. */
-export function memoryOf(operation: Operation): number {
+export function memoryOf(operation: ScenarioOperation): number {
   if (operation.kind === 'message') return operation.bytes + operation.room;
   return 'bytes' in operation ? 2 * operation.bytes : 8;
 }
 
 /** The operation asks for what may not be done. */
-export function mustFail(operation: Operation): boolean {
+export function mustFail(operation: ScenarioOperation): boolean {
   if (operation.kind === 'message') return operation.room < operation.bytes;
   return 'badKey' in operation && operation.badKey;
 }
@@ -44,11 +44,11 @@ export interface OperationPlan {
   /** Of each host. */
   readonly buffers: readonly ScenarioBuffers[];
   /** Takes the counter of a flow. */
-  readonly counter: (operation: Operation, buffers: ScenarioBuffers) => BufferRange;
+  readonly counter: (operation: ScenarioOperation, buffers: ScenarioBuffers) => BufferRange;
 }
 
 export function prepareOperation({ scenario, ends, buffers, counter }: OperationPlan, index: number): RunningOperation {
-  const operation = scenario.operations[index] as Operation;
+  const operation = scenario.operations[index] as ScenarioOperation;
   const [a, b] = scenario.connections[operation.connection] as readonly [number, number];
   const pair = ends[operation.connection] as readonly [TransportConnection, TransportConnection];
   const [near, far] = operation.from === 0 ? [a, b] : [b, a];
@@ -71,7 +71,7 @@ export function prepareOperation({ scenario, ends, buffers, counter }: Operation
 }
 
 /** Fills the source and posts the request of the near end. */
-export function beginOperation(running: RunningOperation): { readonly role: Role; readonly handle: RequestHandle } {
+export function beginOperation(running: RunningOperation): { readonly role: Role; readonly handle: EngineHandle } {
   const { index, operation, nearEnd } = running;
   const { flow } = operation;
   const source = running.source as BufferRange;
@@ -97,7 +97,7 @@ function write(
   { index, operation, nearEnd }: RunningOperation,
   source: BufferRange,
   target: BufferRange,
-): RequestHandle {
+): EngineHandle {
   const { flow } = operation;
   const place = remote(target, 'badKey' in operation && operation.badKey);
   const { bytes } = source;
@@ -116,7 +116,7 @@ function write(
 }
 
 /** Posts the request of the far end of a message. */
-export function postReceive({ operation, farEnd, target }: RunningOperation): RequestHandle {
+export function postReceive({ operation, farEnd, target }: RunningOperation): EngineHandle {
   return farEnd.postReceive({ ...(target as BufferRange), flow: operation.flow });
 }
 

@@ -3,7 +3,7 @@ import { type ErrorCode, WeftlineError } from '../../core/errors.ts';
 import { settingsTable } from '../../settings/settings.ts';
 import {
   type ConnectionStatistics,
-  type RequestHandle,
+  type EngineHandle,
   requestStatus,
   type TransportConnection,
 } from '../../transport/engine/transport-engine.ts';
@@ -58,7 +58,7 @@ class ScenarioRun {
   readonly #closed = new Set<number>();
   readonly #counters = new SignalCounters(this.#problems);
   /** Of each host. */
-  readonly #pending: readonly Map<RequestHandle, Pending>[];
+  readonly #pending: readonly Map<EngineHandle, Pending>[];
   #unposted = 0;
   #waiting = 0;
 
@@ -159,7 +159,7 @@ class ScenarioRun {
     });
   }
 
-  #note(running: RunningOperation, host: number, post: () => { role: Role; handle: RequestHandle }): void {
+  #note(running: RunningOperation, host: number, post: () => { role: Role; handle: EngineHandle }): void {
     try {
       const { role, handle } = post();
       this.#pending[host]?.set(handle, { running, role, postedAt: this.#simulation.now });
@@ -171,7 +171,7 @@ class ScenarioRun {
     }
   }
 
-  #ended(host: SimulatedHost, handle: RequestHandle): void {
+  #ended(host: SimulatedHost, handle: EngineHandle): void {
     const pending = this.#pending[host.index]?.get(handle);
     if (pending === undefined) {
       this.#problems.push(`host ${host.index}: request ${handle} ended, but it is not pending`);
@@ -282,7 +282,7 @@ class ScenarioRun {
 
   #kill(host: number): void {
     this.#simulation.kill(host);
-    const pending = this.#pending[host] as Map<RequestHandle, Pending>;
+    const pending = this.#pending[host] as Map<EngineHandle, Pending>;
     this.#waiting -= pending.size;
     pending.clear();
   }

@@ -7,7 +7,7 @@ import type { LinkOptions } from './link.ts';
 import type { LinkFault } from './pattern-run.ts';
 import { rails } from './rails.ts';
 import type { NicOptions } from './simulated-io.ts';
-import { pathLinks, type Topology } from './topology.ts';
+import { pathLinks, type NetworkTopology } from './topology.ts';
 
 /** Times are microseconds, `from` is the end of the connection (0 or 1) that begins the operation. */
 interface OperationPlace {
@@ -41,7 +41,7 @@ export interface FlushOperation extends OperationPlace {
   readonly kind: 'flush';
 }
 
-export type Operation = MessageOperation | RemoteOperation | SignalOperation | FlushOperation;
+export type ScenarioOperation = MessageOperation | RemoteOperation | SignalOperation | FlushOperation;
 
 export interface HostDeath {
   readonly host: number;
@@ -66,7 +66,7 @@ export interface Closing {
 
 export interface Scenario {
   readonly seed: number;
-  readonly topology: Topology;
+  readonly topology: NetworkTopology;
   readonly paths: number;
   readonly segmentBytes: number;
   readonly nic: NicOptions;
@@ -75,7 +75,7 @@ export interface Scenario {
   /** The hosts of each connection's ends. */
   readonly connections: readonly (readonly [number, number])[];
   /** In order of time within each connection, end and flow. */
-  readonly operations: readonly Operation[];
+  readonly operations: readonly ScenarioOperation[];
   readonly faults: readonly LinkFault[];
   readonly deaths: readonly HostDeath[];
   readonly cancellations: readonly Cancellation[];
@@ -186,7 +186,7 @@ interface NetworkDraft {
 function makeTopology(
   dice: Dice,
   { hosts, paths, link, salt }: NetworkDraft,
-): { readonly topology: Topology; readonly disjoint: boolean } {
+): { readonly topology: NetworkTopology; readonly disjoint: boolean } {
   const fabric = { ...link, gigabitsPerSecond: link.gigabitsPerSecond * dice.real(0.5, 1.5) };
   switch (dice.integer(0, 8)) {
     case 8:
@@ -243,12 +243,12 @@ function makeConnections(dice: Dice, hosts: number): [number, number][] {
 }
 
 interface Operations {
-  readonly operations: Operation[];
+  readonly operations: ScenarioOperation[];
   readonly cancellations: Cancellation[];
 }
 
 function makeOperations(dice: Dice, connections: readonly (readonly [number, number])[], span: number): Operations {
-  const operations: Operation[] = [];
+  const operations: ScenarioOperation[] = [];
   const cancellations: Cancellation[] = [];
   // Many flows have few messages each.
   const flows = dice.chance(0.2) ? Array.from({ length: 64 }, (_, flow) => flow * 16) : [0, 0, 1, 2, 65_535];
@@ -286,9 +286,9 @@ function makeOperations(dice: Dice, connections: readonly (readonly [number, num
 }
 
 /** The last operation is withdrawn some time after it was posted; a message at both ends, or one would wait for ever. */
-function makeCancellations(dice: Dice, operations: readonly Operation[], span: number): Cancellation[] {
+function makeCancellations(dice: Dice, operations: readonly ScenarioOperation[], span: number): Cancellation[] {
   const operation = operations.length - 1;
-  const last = operations[operation] as Operation;
+  const last = operations[operation] as ScenarioOperation;
   const after = (at: number): number => at + (dice.chance(0.5) ? dice.exponential(0.1, 200) : dice.real(0, span / 4));
   const near = { operation, by: 'near', at: after(last.at) } as const;
   if (last.kind === 'message') return [near, { operation, by: 'far', at: after(last.receiveAt) }];
@@ -302,7 +302,7 @@ function makeSize(dice: Dice, most: number): number {
 }
 
 interface FaultDraft {
-  readonly topology: Topology;
+  readonly topology: NetworkTopology;
   readonly paths: number;
   readonly disjoint: boolean;
   readonly span: number;

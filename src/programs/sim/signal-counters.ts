@@ -1,5 +1,5 @@
 // The counters of a scenario's signals: what they must show, and which writes must lie in their places by then.
-import type { Operation } from './scenario.ts';
+import type { ScenarioOperation } from './scenario.ts';
 import { type BufferRange, bytesOf, firstWrongByte, type ScenarioBuffers } from './scenario-buffers.ts';
 import { counterValue, nameOf, type RunningOperation } from './running-operation.ts';
 
@@ -21,7 +21,7 @@ export class SignalCounters {
     this.#problems = problems;
   }
 
-  take(operation: Operation, buffers: ScenarioBuffers): BufferRange {
+  take(operation: ScenarioOperation, buffers: ScenarioBuffers): BufferRange {
     const key = keyOf(operation);
     const known = this.#counters.get(key);
     if (known !== undefined) return known.range;
@@ -70,6 +70,6 @@ export class SignalCounters {
 }
 
 /** Names the end and the flow of an operation. */
-export function keyOf({ connection, from, flow }: Operation): string {
+export function keyOf({ connection, from, flow }: ScenarioOperation): string {
   return `${connection} ${from} ${flow}`;
 }

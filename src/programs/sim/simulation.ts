@@ -4,16 +4,16 @@ import { readSettings, type Settings } from '../../settings/settings.ts';
 import { PACKET_KEY_BYTES, type PacketKeys, splitSessionKey } from '../../transport/authentication/packet-keys.ts';
 import { Engine } from '../../transport/engine/engine.ts';
 import type { ReceivedBatch } from '../../transport/io/packet-io.ts';
-import type { RequestHandle, RequestStatus, TransportConnection } from '../../transport/engine/transport-engine.ts';
+import type { EngineHandle, RequestStatus, TransportConnection } from '../../transport/engine/transport-engine.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { EventQueue } from './event-queue.ts';
 import { Network } from './network.ts';
 import { PacketPool } from './packet-pool.ts';
 import { type NicOptions, SimulatedIo } from './simulated-io.ts';
-import type { Topology } from './topology.ts';
+import type { NetworkTopology } from './topology.ts';
 
 export interface SimulationOptions {
-  readonly topology: Topology;
+  readonly topology: NetworkTopology;
   readonly seed: number;
   /** Bytes of a full packet, header included. */
   readonly segmentBytes: number;
@@ -28,7 +28,7 @@ export interface SimulatedHost {
   readonly engine: Engine;
   readonly io: SimulatedIo;
   /** Set before requests are posted. */
-  onCompletion: (handle: RequestHandle, status: RequestStatus) => void;
+  onCompletion: (handle: EngineHandle, status: RequestStatus) => void;
   onConnectionEnd: (connection: TransportConnection, error: WeftlineError) => void;
   /** Called when the host's engine has taken packets in and sent its answers. */
   afterRound: () => void;
@@ -55,7 +55,7 @@ const ACTION = 3;
 const ROUND = 0.2;
 
 export class Simulation {
-  readonly topology: Topology;
+  readonly topology: NetworkTopology;
   readonly network: Network;
   readonly packets: PacketPool;
   readonly hosts: readonly SimulatedHost[];

@@ -2,7 +2,7 @@
 import { DATA_HEADER_BYTES } from '../../abi/transport-packet.ts';
 import type { PatternName } from './traffic.ts';
 import { WIRE_OVERHEAD_BYTES } from './simulated-io.ts';
-import { routeOf, type Topology } from './topology.ts';
+import { routeOf, type NetworkTopology } from './topology.ts';
 
 /** Bytes that a message takes on each link of its route, headers of all layers included. */
 export function wireBytes(messageBytes: number, segmentBytes: number): number {
@@ -12,13 +12,13 @@ export function wireBytes(messageBytes: number, segmentBytes: number): number {
 
 /** Microseconds from the first bit of a packet leaving its source to the last one reaching the destination, on idle links. */
 export function oneWayDelay(
-  topology: Topology,
+  topology: NetworkTopology,
   { source, destination }: { readonly source: number; readonly destination: number },
   packetBytes: number,
 ): number {
   let time = 0;
   for (const link of routeOf(topology, source, destination, 0)) {
-    const { delay, gigabitsPerSecond } = topology.links[link] as Topology['links'][number];
+    const { delay, gigabitsPerSecond } = topology.links[link] as NetworkTopology['links'][number];
     time += delay + (packetBytes + WIRE_OVERHEAD_BYTES) / (gigabitsPerSecond * 125);
   }
   return time;
@@ -26,7 +26,7 @@ export function oneWayDelay(
 
 export interface TheoryOptions {
   readonly pattern: PatternName;
-  readonly topology: Topology;
+  readonly topology: NetworkTopology;
   readonly messageBytes: number;
   readonly segmentBytes: number;
   /** All messages of all flows. */

@@ -5,7 +5,7 @@ import type { LinkOptions } from './link.ts';
 export const ARRIVED = -1;
 
 /** Links are numbered; a packet is routed by its source, its destination and its path (its UDP source port, so to say). */
-export interface Topology {
+export interface NetworkTopology {
   readonly name: string;
   readonly hosts: number;
   readonly links: readonly LinkOptions[];
@@ -15,7 +15,7 @@ export interface Topology {
 }
 
 /** All links of a route, in order. */
-export function routeOf(topology: Topology, source: number, destination: number, path: number): number[] {
+export function routeOf(topology: NetworkTopology, source: number, destination: number, path: number): number[] {
   const links: number[] = [];
   let link = topology.firstLink(source, destination, path);
   while (link !== ARRIVED) {
@@ -26,7 +26,7 @@ export function routeOf(topology: Topology, source: number, destination: number,
 }
 
 /** The links that a path uses and the next one does not. */
-export function pathLinks(topology: Topology, path: number, paths: number): number[] {
+export function pathLinks(topology: NetworkTopology, path: number, paths: number): number[] {
   const links = new Set<number>();
   const shared = new Set<number>();
   for (let source = 0; source < topology.hosts; source += 1) {

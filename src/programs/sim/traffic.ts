@@ -4,7 +4,7 @@ import { invalidArgument } from '../../core/errors.ts';
 export const patternNames = ['pair', 'incast', 'permutation'] as const;
 export type PatternName = (typeof patternNames)[number];
 
-export interface Flow {
+export interface TrafficFlow {
   readonly source: number;
   readonly destination: number;
 }
@@ -22,7 +22,7 @@ export interface TrafficOptions {
 }
 
 export interface Traffic {
-  readonly flows: readonly Flow[];
+  readonly flows: readonly TrafficFlow[];
   /** When each message is offered, flow-major: message m of flow f is element f * messages + m. Microseconds. */
   readonly offered: Float64Array;
 }
@@ -43,7 +43,7 @@ export function makeTraffic(options: TrafficOptions): Traffic {
   return { flows, offered };
 }
 
-function pairsOf({ pattern, hosts, random }: TrafficOptions): Flow[] {
+function pairsOf({ pattern, hosts, random }: TrafficOptions): TrafficFlow[] {
   switch (pattern) {
     case 'pair':
       return [{ source: 0, destination: 1 }];

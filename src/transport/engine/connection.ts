@@ -20,7 +20,7 @@ import type {
   ConnectionStatistics,
   MessageOptions,
   RemoteOptions,
-  RequestHandle,
+  EngineHandle,
   ScatterOptions,
   SignalOptions,
   TransportConnection,
@@ -89,13 +89,13 @@ export class Connection implements TransportConnection, RequestOwner {
     });
   }
 
-  postReceive(options: MessageOptions): RequestHandle {
+  postReceive(options: MessageOptions): EngineHandle {
     const request = this.#open('receive', options);
     this.receive.unannounced.push(request);
     return request.handle;
   }
 
-  postSend(options: MessageOptions): RequestHandle {
+  postSend(options: MessageOptions): EngineHandle {
     const request = this.#open('send', options);
     const flow = this.send.flow(request.flow);
     flow.unmatched.push(request);
@@ -103,7 +103,7 @@ export class Connection implements TransportConnection, RequestOwner {
     return request.handle;
   }
 
-  write(options: RemoteOptions): RequestHandle {
+  write(options: RemoteOptions): EngineHandle {
     checkRemote(options);
     const request = this.#open('write', options);
     request.target = options.remoteRegion;
@@ -113,7 +113,7 @@ export class Connection implements TransportConnection, RequestOwner {
     return request.handle;
   }
 
-  scatter(options: ScatterOptions): RequestHandle {
+  scatter(options: ScatterOptions): EngineHandle {
     checkScatter(this.engine.regions, options, this.payloadBytes);
     const request = this.#openWithout('write', options.flow ?? 0);
     request.region = options.region;
@@ -126,7 +126,7 @@ export class Connection implements TransportConnection, RequestOwner {
     return request.handle;
   }
 
-  read(options: RemoteOptions): RequestHandle {
+  read(options: RemoteOptions): EngineHandle {
     checkRemote(options);
     const request = this.#open('read', options);
     request.target = options.remoteRegion;
@@ -136,7 +136,7 @@ export class Connection implements TransportConnection, RequestOwner {
     return request.handle;
   }
 
-  signal(options: SignalOptions): RequestHandle {
+  signal(options: SignalOptions): EngineHandle {
     checkSignal(options);
     const request = this.#openWithout('signal', options.flow ?? 0);
     request.target = options.remoteRegion;
@@ -147,13 +147,13 @@ export class Connection implements TransportConnection, RequestOwner {
     return request.handle;
   }
 
-  flush(flow = 0): RequestHandle {
+  flush(flow = 0): EngineHandle {
     const request = this.#openWithout('flush', flow);
     this.send.enqueue(this.send.flow(flow).operations, request);
     return request.handle;
   }
 
-  cancel(handle: RequestHandle): boolean {
+  cancel(handle: EngineHandle): boolean {
     const request = this.engine.requests.find(handle);
     if (request === undefined || !request.isPending || request.owner !== this) return false;
     const what = `The ${request.kind} ${request.kind === 'receive' ? 'from' : 'to'} ${this.peerName} was cancelled`;

@@ -4,7 +4,7 @@ import type { TagMemory } from '../authentication/tag-memory.ts';
 import type { Admission } from '../receive/admission.ts';
 import type { AckSample } from '../../congestion/congestion.ts';
 import type { CreditPacer } from '../receive/credit-pacer.ts';
-import type { Outbox } from '../wire/packet-outbox.ts';
+import type { PacketOutbox } from '../wire/packet-outbox.ts';
 import type { PlacementRun } from '../io/packet-io.ts';
 import type { DataTemplate } from '../wire/data-template.ts';
 import type { RegionTable } from './region-table.ts';
@@ -14,7 +14,7 @@ import type { TransportSettings } from './transport-settings.ts';
 
 export interface EngineCore {
   readonly settings: TransportSettings;
-  readonly outbox: Outbox;
+  readonly outbox: PacketOutbox;
   readonly requests: RequestTable;
   readonly regions: RegionTable;
   /** Of connections whose packets are authenticated; made when first asked for. */

@@ -8,7 +8,7 @@ import { CreditPacer } from '../receive/credit-pacer.ts';
 import { Connection } from './connection.ts';
 import { Decoder } from '../wire/decoder.ts';
 import type { EngineCore } from './engine-core.ts';
-import { Outbox } from '../wire/packet-outbox.ts';
+import { PacketOutbox } from '../wire/packet-outbox.ts';
 import type { PlacementRun, ReceivedBatch } from '../io/packet-io.ts';
 import { createDataTemplate } from '../wire/data-template.ts';
 import { RegionTable } from './region-table.ts';
@@ -20,8 +20,8 @@ import {
   dropReasons,
   type EngineOptions,
   type Microseconds,
-  type RegisterOptions,
-  type RequestHandle,
+  type RegionOptions,
+  type EngineHandle,
   requestStatus,
   type RequestStatus,
   type TransportConnection,
@@ -41,7 +41,7 @@ const MAX_CONNECTIONS = 2 ** 16;
 
 export class Engine implements TransportEngine, EngineCore {
   readonly settings: TransportSettings;
-  readonly outbox: Outbox;
+  readonly outbox: PacketOutbox;
   readonly requests = new RequestTable();
   readonly regions = new RegionTable();
   readonly admission: Admission;
@@ -66,7 +66,7 @@ export class Engine implements TransportEngine, EngineCore {
   constructor(options: EngineOptions) {
     this.#options = options;
     this.settings = transportSettings(options.settings);
-    this.outbox = new Outbox(options.io, this.settings.checksum);
+    this.outbox = new PacketOutbox(options.io, this.settings.checksum);
     this.admission = new Admission(this.settings);
     this.random = seededRandom(options.seed ?? 0);
     this.credits = this.settings.receiverCredits ? new CreditPacer(this.settings.linkRate) : undefined;
@@ -117,7 +117,7 @@ export class Engine implements TransportEngine, EngineCore {
     return connection;
   }
 
-  register(options: RegisterOptions): Region {
+  register(options: RegionOptions): Region {
     return this.regions.register(options);
   }
 
@@ -180,19 +180,19 @@ export class Engine implements TransportEngine, EngineCore {
     return connection !== undefined && connection.id === id ? connection : undefined;
   }
 
-  poll(handle: RequestHandle): RequestStatus {
+  poll(handle: EngineHandle): RequestStatus {
     return this.requests.find(handle)?.status ?? requestStatus.unknown;
   }
 
-  receivedBytes(handle: RequestHandle): number {
+  receivedBytes(handle: EngineHandle): number {
     return this.requests.find(handle)?.received ?? 0;
   }
 
-  requestError(handle: RequestHandle): WeftlineError | undefined {
+  requestError(handle: EngineHandle): WeftlineError | undefined {
     return this.requests.find(handle)?.error;
   }
 
-  forget(handle: RequestHandle): void {
+  forget(handle: EngineHandle): void {
     const request = this.requests.find(handle);
     if (request !== undefined && !request.isPending) this.requests.close(request);
   }

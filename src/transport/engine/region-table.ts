@@ -1,7 +1,7 @@
 // The regions that an engine has registered, by number; a number is a slot and a generation.
 import { WeftlineError, invalidArgument } from '../../core/errors.ts';
 import type { Region } from './region.ts';
-import type { RegisterOptions } from './transport-engine.ts';
+import type { RegionOptions } from './transport-engine.ts';
 
 const MAX_REGIONS = 2 ** 16;
 
@@ -10,7 +10,7 @@ export class RegionTable {
   readonly #generations: number[] = [];
   readonly #free: number[] = [];
 
-  register({ bytes, address = 0, remote = {} }: RegisterOptions): Region {
+  register({ bytes, address = 0, remote = {} }: RegionOptions): Region {
     if (!(bytes instanceof Uint8Array)) throw invalidArgument('bytes', bytes, 'a Uint8Array');
     const slot = this.#free.pop() ?? this.#slots.length;
     if (slot === MAX_REGIONS) {

@@ -10,7 +10,7 @@ import type { Region, RemoteAccess } from './region.ts';
 export type Microseconds = number;
 
 /** Names a request of an engine; used again only after many others, so that a late look at it finds `unknown`. */
-export type RequestHandle = number;
+export type EngineHandle = number;
 
 /** `unknown`: released, or never given. */
 export const requestStatus = { unknown: 0, pending: 1, done: 2, failed: 3 } as const;
@@ -24,7 +24,7 @@ export interface EngineOptions {
   /** Determines every choice of the engine: same packets, same times, same seed, same behaviour. 0 if missing. */
   readonly seed?: number;
   /** Called inside `onPackets` or `onTimer` when a request has ended; `forget` is not needed then. Must not throw. */
-  readonly onCompletion?: (handle: RequestHandle, status: RequestStatus) => void;
+  readonly onCompletion?: (handle: EngineHandle, status: RequestStatus) => void;
   /** Called inside `onPackets` when signals of a peer were added to cells of this side. Must not throw. */
   readonly onSignal?: () => void;
   /** Called inside `onPackets` or `onTimer` when a connection has failed or the peer has closed it. Must not throw. */
@@ -87,7 +87,7 @@ export interface SignalOptions extends RemoteRange {
   readonly add: number;
 }
 
-export interface RegisterOptions {
+export interface RegionOptions {
   readonly bytes: Uint8Array;
   /** Native address of the first byte; 0 if missing. */
   readonly address?: number;
@@ -104,21 +104,21 @@ export interface TransportConnection {
   /** Why the connection is no longer usable; undefined while it is. */
   readonly error: WeftlineError | undefined;
   /** Offers memory for the next message of the flow. Done when a message lies in it: `receivedBytes` tells its size. */
-  postReceive(options: MessageOptions): RequestHandle;
+  postReceive(options: MessageOptions): EngineHandle;
   /** Sends a message to the next receive of the flow. Waits for that receive; done when every byte has arrived. */
-  postSend(options: MessageOptions): RequestHandle;
+  postSend(options: MessageOptions): EngineHandle;
   /** Writes into a region of the peer. Done when every byte lies there. */
-  write(options: RemoteOptions): RequestHandle;
+  write(options: RemoteOptions): EngineHandle;
   /** Writes many small ranges into a region of the peer, several in a packet. Done when all lie there. */
-  scatter(options: ScatterOptions): RequestHandle;
+  scatter(options: ScatterOptions): EngineHandle;
   /** Reads from a region of the peer. Done when every byte lies here. */
-  read(options: RemoteOptions): RequestHandle;
+  read(options: RemoteOptions): EngineHandle;
   /** Adds to a counter of the peer after the data of all earlier writes of the flow. Done when it is added. */
-  signal(options: SignalOptions): RequestHandle;
+  signal(options: SignalOptions): EngineHandle;
   /** Done when all writes and signals posted before on the flow (0 if missing) are. */
-  flush(flow?: number): RequestHandle;
+  flush(flow?: number): EngineHandle;
   /** Withdraws a pending request: it fails with WL_CLOSED, here and for the message's other end. False if it has ended. */
-  cancel(handle: RequestHandle): boolean;
+  cancel(handle: EngineHandle): boolean;
   /** Ends the connection: pending requests fail with WL_CLOSED, and the peer is told. */
   close(): void;
   readonly statistics: ConnectionStatistics;
@@ -171,7 +171,7 @@ export interface TransportEngine {
   releaseConnectionId(id: number): void;
   /** Fails with WL_INVALID_ARGUMENT for options out of range. */
   createConnection(options: ConnectionOptions): TransportConnection;
-  register(options: RegisterOptions): Region;
+  register(options: RegionOptions): Region;
   /** By its id, as signed or unsigned; undefined once it was released. */
   findRegion(id: number): Region | undefined;
   /** The region's memory is the caller's again; pending requests that use it fail with WL_CLOSED. */
@@ -183,13 +183,13 @@ export interface TransportEngine {
   /** When `onTimer` is next due: in the past if there is work now, Infinity if nothing is outstanding. */
   nextDeadline(): Microseconds;
   /** How a request stands. */
-  poll(handle: RequestHandle): RequestStatus;
+  poll(handle: EngineHandle): RequestStatus;
   /** Bytes of the message that a finished receive holds. */
-  receivedBytes(handle: RequestHandle): number;
+  receivedBytes(handle: EngineHandle): number;
   /** Why a failed request failed. */
-  requestError(handle: RequestHandle): WeftlineError | undefined;
+  requestError(handle: EngineHandle): WeftlineError | undefined;
   /** Gives the handle of an ended request back; needed once per request unless there is an `onCompletion`. */
-  forget(handle: RequestHandle): void;
+  forget(handle: EngineHandle): void;
   /** Packets that were not taken in, by reason. */
   readonly drops: DropCounters;
 }

@@ -1,12 +1,12 @@
 // A connection as the user sees it: requests are posted here, their ends are taken from the transport.
-import { commandKinds } from '../../abi/transport-command.ts';
+import { engineCommandKinds } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import type { HostStatistics } from './host-calls.ts';
 import type { EngineLink } from './engine-link.ts';
 import type { MemoryRegion } from './memory-region.ts';
 import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
-import type { Request, RequestSlots } from './request-slots.ts';
+import type { RequestHandle, RequestSlots } from './request-slots.ts';
 
 /** Part of a region of this side; all of it by default. */
 export interface LocalPart {
@@ -106,37 +106,37 @@ export class Connection implements AsyncDisposable {
   }
 
   /** Offers memory for the next message of the flow. The end tells how many bytes came. */
-  receive(part: LocalPart): Request {
-    return this.#postLocal(commandKinds.receive, part);
+  receive(part: LocalPart): RequestHandle {
+    return this.#postLocal(engineCommandKinds.receive, part);
   }
 
   /** Sends a message to the next receive of the flow; ends when every byte has arrived there. */
-  send(part: LocalPart): Request {
-    return this.#postLocal(commandKinds.send, part);
+  send(part: LocalPart): RequestHandle {
+    return this.#postLocal(engineCommandKinds.send, part);
   }
 
   /** Writes into a region of the peer; ends when every byte lies there. */
-  write(part: LocalPart & RemotePart): Request {
+  write(part: LocalPart & RemotePart): RequestHandle {
     this.#aim(part);
-    return this.#postLocal(commandKinds.write, part);
+    return this.#postLocal(engineCommandKinds.write, part);
   }
 
   /** Reads from a region of the peer; ends when every byte lies here. */
-  read(part: LocalPart & RemotePart): Request {
+  read(part: LocalPart & RemotePart): RequestHandle {
     this.#aim(part);
-    return this.#postLocal(commandKinds.read, part);
+    return this.#postLocal(engineCommandKinds.read, part);
   }
 
   /** Adds to a counter of the peer, after the data of all earlier writes of the flow. */
-  signal(part: SignalPart): Request {
+  signal(part: SignalPart): RequestHandle {
     this.#aim(part);
     this.#slots.command.add = part.add;
-    return this.#post(commandKinds.signal, part.flow);
+    return this.#post(engineCommandKinds.signal, part.flow);
   }
 
   /** Ends when all writes and signals posted before on the flow have. */
-  flush(flow?: number): Request {
-    return this.#post(commandKinds.flush, flow);
+  flush(flow?: number): RequestHandle {
+    return this.#post(engineCommandKinds.flush, flow);
   }
 
   /** @internal Describes a transfer of many ranges to the engine; `postTransfer` takes the number. */
@@ -153,12 +153,12 @@ export class Connection implements AsyncDisposable {
    * Posts all its ranges, then its message; ends when both have arrived. Failing ranges hold the message back.
    * @internal
    */
-  postTransfer(transfer: number, { offset, bytes }: TransferMessage): Request {
+  postTransfer(transfer: number, { offset, bytes }: TransferMessage): RequestHandle {
     const { command } = this.#slots;
     command.region = transfer;
     command.offset = offset;
     command.bytes = bytes;
-    return this.#post(commandKinds.transfer);
+    return this.#post(engineCommandKinds.transfer);
   }
 
   /** @internal None of its posts may be pending. */
@@ -167,7 +167,7 @@ export class Connection implements AsyncDisposable {
   }
 
   /** Withdraws a pending request, which then fails with WL_CLOSED here and there, unless it ends first. */
-  cancel(request: Request): void {
+  cancel(request: RequestHandle): void {
     this.#slots.cancel(request, this.#number);
   }
 
@@ -208,7 +208,7 @@ export class Connection implements AsyncDisposable {
     else this.#channel.hangUp();
   }
 
-  #postLocal(kind: number, { region, offset = 0, bytes, flow }: LocalPart): Request {
+  #postLocal(kind: number, { region, offset = 0, bytes, flow }: LocalPart): RequestHandle {
     const { command } = this.#slots;
     command.region = region.number;
     command.offset = offset;
@@ -216,7 +216,7 @@ export class Connection implements AsyncDisposable {
     return this.#post(kind, flow);
   }
 
-  #post(kind: number, flow = 0): Request {
+  #post(kind: number, flow = 0): RequestHandle {
     if (this.#error !== undefined) throw this.#error;
     const { command } = this.#slots;
     command.kind = kind;

@@ -1,5 +1,5 @@
 // Runs one engine for a user who may be on another thread: carries out commands, keeps the tables they refer to.
-import { commandKinds, REQUEST_SLOTS } from '../../abi/transport-command.ts';
+import { engineCommandKinds, REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
 import { viewAt } from '../../native/library.ts';
@@ -9,7 +9,7 @@ import { Engine } from '../engine/engine.ts';
 import type { PacketLoop } from '../io/packet-io-kind.ts';
 import { transportIo } from '../io/packet-ios.ts';
 import {
-  type RequestHandle,
+  type EngineHandle,
   requestStatus,
   type RequestStatus,
   type TransportConnection,
@@ -17,7 +17,7 @@ import {
 import type { HostCalls, HostConnection, HostEvent, HostRegion, HostStatistics, RegionName } from './host-calls.ts';
 import { PreparedTransfers } from './prepared-transfers.ts';
 import type { HostedEngine } from './serve-engine.ts';
-import { type Command, emptyCommand, type SharedRequests } from './shared-requests.ts';
+import { type EngineCommand, emptyEngineCommand, type SharedRequests } from './shared-requests.ts';
 
 export interface EngineHostOptions {
   readonly settings: Settings;
@@ -56,10 +56,10 @@ export class EngineHost implements HostedEngine {
   readonly #requests: SharedRequests;
   readonly #onEvent: (event: HostEvent) => void;
   readonly #connections: (HostedConnection | undefined)[] = [];
-  readonly #slotOf = new Map<RequestHandle, number>();
+  readonly #slotOf = new Map<EngineHandle, number>();
   readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
   readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
-  readonly #command: Command = emptyCommand();
+  readonly #command: EngineCommand = emptyEngineCommand();
   readonly #wake: WakeWord | undefined;
   readonly #transfers: PreparedTransfers;
   /** When a peer's ports were first found closed. */
@@ -207,15 +207,15 @@ export class EngineHost implements HostedEngine {
     for (const [number, hosted] of this.#connections.entries()) if (hosted !== undefined) this.#end(number, error);
   }
 
-  #carryOut(command: Command): void {
+  #carryOut(command: EngineCommand): void {
     const { slot } = command;
-    if (command.kind === commandKinds.cancel) {
+    if (command.kind === engineCommandKinds.cancel) {
       this.#cancel(slot, command.connection);
       return;
     }
     this.#connectionOf[slot] = command.connection;
     try {
-      if (command.kind === commandKinds.transfer) {
+      if (command.kind === engineCommandKinds.transfer) {
         this.#transfers.post(slot, command.region, command);
         return;
       }
@@ -227,26 +227,26 @@ export class EngineHost implements HostedEngine {
     }
   }
 
-  #post(command: Command): RequestHandle {
+  #post(command: EngineCommand): EngineHandle {
     const hosted = this.#connections[command.connection];
     if (hosted === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
     const { connection, isShut, reason } = hosted;
     if (isShut && reason !== undefined) throw decodeError(reason);
     const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
-    if (kind === commandKinds.flush) return connection.flush(flow);
-    if (kind === commandKinds.signal) {
+    if (kind === engineCommandKinds.flush) return connection.flush(flow);
+    if (kind === engineCommandKinds.signal) {
       return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
     }
     const region = this.#loop.engine.findRegion(command.region);
     if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
     const { offset, bytes } = command;
-    if (kind === commandKinds.send) return connection.postSend({ region, offset, bytes, flow });
-    if (kind === commandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
+    if (kind === engineCommandKinds.send) return connection.postSend({ region, offset, bytes, flow });
+    if (kind === engineCommandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
     const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset };
-    return kind === commandKinds.write ? connection.write(range) : connection.read(range);
+    return kind === engineCommandKinds.write ? connection.write(range) : connection.read(range);
   }
 
-  #completed(handle: RequestHandle, status: RequestStatus): void {
+  #completed(handle: EngineHandle, status: RequestStatus): void {
     const slot = this.#slotOf.get(handle);
     if (slot === undefined) return;
     const error = status === requestStatus.done ? undefined : this.#errorOf(handle, slot);
@@ -260,7 +260,7 @@ export class EngineHost implements HostedEngine {
     }
   }
 
-  #errorOf(handle: RequestHandle, slot: number): EncodedError {
+  #errorOf(handle: EngineHandle, slot: number): EncodedError {
     const error = this.#loop.engine.requestError(handle);
     const reason = this.#connections[this.#connectionOf[slot]!]?.reason;
     return reason ?? encodeError(error ?? new WeftlineError('WL_INTERNAL', 'A request failed silently'));

@@ -9,7 +9,7 @@ import { RangeList } from '../send/range-list.ts';
 import type { Region } from '../engine/region.ts';
 import type {
   RemoteOptions,
-  RequestHandle,
+  EngineHandle,
   ScatterOptions,
   SignalOptions,
   TransportConnection,
@@ -63,7 +63,7 @@ export interface TransferHost {
   connection(number: number): TransportConnection | undefined;
   region(number: number): Region | undefined;
   /** The request's end is to be reported under the slot. */
-  follow(handle: RequestHandle, slot: number): void;
+  follow(handle: EngineHandle, slot: number): void;
   done(slot: number, bytes: number): void;
   failed(slot: number, error: EncodedError): void;
 }
@@ -274,7 +274,7 @@ export class PreparedTransfers {
     }
   }
 
-  #follow(post: Post, handle: RequestHandle): void {
+  #follow(post: Post, handle: EngineHandle): void {
     post.pending++;
     this.#underWay++;
     this.#host.follow(handle, post.slot);

@@ -1,12 +1,12 @@
 // Requests as the user sees them: handles over the slots of the shared table, their ends, and waits with deadlines.
-import { commandKinds, REQUEST_SLOTS, slotStates } from '../../abi/transport-command.ts';
+import { engineCommandKinds, REQUEST_SLOTS, slotStates } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
 import type { EngineLink } from './engine-link.ts';
-import { type Command, emptyCommand } from './shared-requests.ts';
+import { type EngineCommand, emptyEngineCommand } from './shared-requests.ts';
 
 /** Names a request until its end has been taken; later it names nothing. */
-export type Request = number;
+export type RequestHandle = number;
 
 /** How a request stands. */
 export type RequestState = 'pending' | 'done' | 'failed';
@@ -16,7 +16,7 @@ const SLICE_MS = 100;
 
 export class RequestSlots {
   /** What the next `post` sends; written by the caller, who leaves `slot` alone. */
-  readonly command: Command = emptyCommand();
+  readonly command: EngineCommand = emptyEngineCommand();
   readonly #link: EngineLink;
   readonly #timeoutMs: number;
   readonly #free: Int32Array = Int32Array.from({ length: REQUEST_SLOTS }, (_, index) => REQUEST_SLOTS - 1 - index);
@@ -33,7 +33,7 @@ export class RequestSlots {
   }
 
   /** Hot path. Hands the command to the engine. Fails with WL_BUSY when too many requests are under way. */
-  post(peer: string): Request {
+  post(peer: string): RequestHandle {
     const { requests, failure } = this.#link;
     if (failure !== undefined) throw failure;
     if (this.#freeCount === 0) throw tooMany();
@@ -50,24 +50,24 @@ export class RequestSlots {
     return slot + this.#uses[slot]! * REQUEST_SLOTS;
   }
 
-  cancel(request: Request, connection: number): void {
+  cancel(request: RequestHandle, connection: number): void {
     const slot = this.#slotOf(request);
     const { command } = this;
-    command.kind = commandKinds.cancel;
+    command.kind = engineCommandKinds.cancel;
     command.connection = connection;
     command.slot = slot;
     if (!this.#link.requests.put(command)) throw tooMany();
     this.#link.nudge();
   }
 
-  state(request: Request): RequestState {
+  state(request: RequestHandle): RequestState {
     const state = this.#link.requests.stateOf(this.#slotOf(request));
     if (state === slotStates.pending) return 'pending';
     return state === slotStates.done ? 'done' : 'failed';
   }
 
   /** Takes note of the end of a request: its handle is free afterwards. Returns the bytes received, or throws why it failed. */
-  take(request: Request): number {
+  take(request: RequestHandle): number {
     const slot = this.#slotOf(request);
     const { requests } = this.#link;
     const state = requests.stateOf(slot);
@@ -83,7 +83,7 @@ export class RequestSlots {
   }
 
   /** Takes the end of a request when it has come. A request that is still pending at the deadline stays so. */
-  async wait(request: Request, options: WaitOptions = {}): Promise<number> {
+  async wait(request: RequestHandle, options: WaitOptions = {}): Promise<number> {
     const timeoutMs = checkTimeout(options.timeoutMs ?? this.#timeoutMs);
     const end = performance.now() + timeoutMs;
     // The engine's thread does not keep the process alive; a wait for it must.
@@ -102,7 +102,7 @@ export class RequestSlots {
   }
 
   /** The same, but blocks this thread: quicker, while timers and sockets of the thread stand still. */
-  waitBlocking(request: Request, timeoutMs: number = this.#timeoutMs): number {
+  waitBlocking(request: RequestHandle, timeoutMs: number = this.#timeoutMs): number {
     const end = performance.now() + checkTimeout(timeoutMs);
     for (;;) {
       const seen = this.#link.requests.ended;
@@ -120,7 +120,7 @@ export class RequestSlots {
     this.#errors.set(slot, error);
   }
 
-  #timeLeft(request: Request, end: number, timeoutMs: number): number {
+  #timeLeft(request: RequestHandle, end: number, timeoutMs: number): number {
     if (this.#link.failure !== undefined) throw this.#link.failure;
     const left = end - performance.now();
     if (left > 0) return left;
@@ -134,7 +134,7 @@ export class RequestSlots {
     );
   }
 
-  #slotOf(request: Request): number {
+  #slotOf(request: RequestHandle): number {
     const slot = request % REQUEST_SLOTS;
     const use = Math.floor(request / REQUEST_SLOTS);
     const isCurrent = this.#uses[slot] === use && this.#link.requests.stateOf(slot) !== slotStates.free;

@@ -19,7 +19,7 @@ const at = wordOffsets(sharedHead);
 const field = wordOffsets(commandRecord);
 
 /** A request as both threads write and read it; one object per side, used again for each. */
-export interface Command {
+export interface EngineCommand {
   kind: number;
   slot: number;
   connection: number;
@@ -33,7 +33,7 @@ export interface Command {
   add: number;
 }
 
-export function emptyCommand(): Command {
+export function emptyEngineCommand(): EngineCommand {
   return {
     kind: 0,
     slot: 0,
@@ -69,7 +69,7 @@ export class SharedRequests {
   // The user's side.
 
   /** False if the ring is full: the engine has not yet taken what was written before. */
-  put(command: Command): boolean {
+  put(command: EngineCommand): boolean {
     if (((this.#next - Atomics.load(this.#words, at.head)) | 0) >= REQUEST_SLOTS) return false;
     const first = (this.#next & (REQUEST_SLOTS - 1)) * WORDS;
     const ring = this.#ring;
@@ -180,7 +180,7 @@ export class SharedRequests {
   }
 
   /** Takes the next command into `command`; false if there is none. */
-  take(command: Command): boolean {
+  take(command: EngineCommand): boolean {
     if (Atomics.load(this.#words, at.tail) === this.#next) return false;
     const first = (this.#next & (REQUEST_SLOTS - 1)) * WORDS;
     const ring = this.#ring;

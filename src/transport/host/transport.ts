@@ -10,7 +10,7 @@ import type { WaitOptions } from '../../core/deadline.ts';
 import { readToken } from '../../settings/token.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { type Credentials, credentialsOf } from '../../meeting/credentials.ts';
-import { type Address, call, type ConnectOptions } from '../../meeting/dial.ts';
+import { type Address, call, type DialWait } from '../../meeting/dial.ts';
 import {
   type GreetingOptions,
   type Guest,
@@ -27,7 +27,7 @@ import type { HostEvent } from './host-calls.ts';
 import type { EngineLink } from './engine-link.ts';
 import { openTransportLink } from './transport-engine-link.ts';
 import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
-import { type Request, RequestSlots, type RequestState } from './request-slots.ts';
+import { type RequestHandle, RequestSlots, type RequestState } from './request-slots.ts';
 import { TransportListener } from './transport-listener.ts';
 
 /** How a transport is named, which token it holds and which settings it has. */
@@ -49,7 +49,7 @@ export interface TransportOptions {
 }
 
 /** What an application adds to the hello of a connection; see `Connection.hello`. */
-export interface TransportConnectOptions extends ConnectOptions {
+export interface TransportConnectOptions extends DialWait {
   /** What the application says of itself, as JSON expresses it, of some kilobytes. */
   readonly hello?: unknown;
   /** @internal Who is expected there, for errors: "agent b". A transport by default. */
@@ -190,22 +190,22 @@ export class Transport implements AsyncDisposable {
   }
 
   /** How a request stands. Never waits. */
-  state(request: Request): RequestState {
+  state(request: RequestHandle): RequestState {
     return this.#slots.state(request);
   }
 
   /** Takes the end of a request that has one: returns the bytes received, or throws why it failed. Its name is then free. */
-  take(request: Request): number {
+  take(request: RequestHandle): number {
     return this.#slots.take(request);
   }
 
   /** `take` once the request has ended. Fails with WL_TIMEOUT, naming the peer; the request then stays pending. */
-  wait(request: Request, options?: WaitOptions): Promise<number> {
+  wait(request: RequestHandle, options?: WaitOptions): Promise<number> {
     return this.#slots.wait(request, options);
   }
 
   /** The same, but blocks this thread: answers sooner, while its timers and sockets stand still. */
-  waitBlocking(request: Request, timeoutMs?: number): number {
+  waitBlocking(request: RequestHandle, timeoutMs?: number): number {
     return this.#slots.waitBlocking(request, timeoutMs);
   }
 

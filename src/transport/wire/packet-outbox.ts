@@ -17,7 +17,7 @@ interface Sender {
   readonly guard: PacketGuard | undefined;
 }
 
-export class Outbox {
+export class PacketOutbox {
   readonly io: PacketIo;
   readonly view: DataView;
   /** The arena in words: a header is written word by word. */

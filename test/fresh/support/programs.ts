@@ -71,7 +71,7 @@ import { CpuDevice, type Device, toBf16, WeftlineError } from 'weftline';
 import { Agent, DescriptorList, type Registration, type TransferState } from 'weftline/agent';
 import { DeviceHost, type WriteRequest } from 'weftline/device-api';
 import { EpBuffer, EPAll2AllLayer, type DispatchResult } from 'weftline/ep';
-import { type Request, Transport } from 'weftline/transport';
+import { type RequestHandle, Transport } from 'weftline/transport';
 import { join, type World } from 'weftline/world';
 
 const world: World = await join();
@@ -83,7 +83,7 @@ const region: Registration = await agent.allocate(64);
 const bytes: Uint8Array = region.bytes;
 const list: DescriptorList = DescriptorList.of(region);
 const transport: Transport = await Transport.create();
-export async function ended(request: Request): Promise<TransferState> {
+export async function ended(request: RequestHandle): Promise<TransferState> {
   try {
     await transport.wait(request);
     return 'done';

@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { encodeError, type Settings } from 'weftline';
 import { Agent, DescriptorList } from 'weftline/agent';
-import { type Connection, type MemoryRegion, type Request, Transport } from 'weftline/transport';
+import { type Connection, type MemoryRegion, type RequestHandle, Transport } from 'weftline/transport';
 import { Random } from '../fuzz/random.ts';
 import { addresses, type Host } from './two-hosts.ts';
 
@@ -79,7 +79,7 @@ async function runTransport(): Promise<TrafficResult> {
     connection = await transport.connect({ host: addresses.there, port: peer.port }, { timeoutMs: 30_000 });
   }
   // Messages, in both directions by turns; several are under way.
-  const open: { readonly request: Request; readonly round: number; readonly isReceive: boolean }[] = [];
+  const open: { readonly request: RequestHandle; readonly round: number; readonly isReceive: boolean }[] = [];
   const settle = async (): Promise<void> => {
     const first = open.shift();
     if (first === undefined) return;

@@ -2,9 +2,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../support/fast-check.ts';
-import { commandKinds, MAX_COMMAND_BYTES, MAX_COMMAND_OFFSET } from '#lib/abi/command-queue.js';
+import { queueCommandKinds, MAX_COMMAND_BYTES, MAX_COMMAND_OFFSET } from '#lib/abi/command-queue.js';
 import { WeftlineError } from 'weftline';
-import { type Command, decodeCommand, emptyCommand, encodeCommand } from '#lib/device-api/service/command.js';
+import { type QueueCommand, decodeCommand, emptyQueueCommand, encodeCommand } from '#lib/device-api/service/command.js';
 import { CpuKernelApi } from '#lib/device-api/host/cpu-kernel-api.js';
 import { CommandReader, CommandWriter, queueBytes } from '#lib/device-api/service/command-queue.js';
 import { type CommandRoute, CommandServer } from '#lib/device-api/service/command-server.js';
@@ -16,7 +16,7 @@ const offset = fc.oneof(
 const common = { request: fc.nat(4095), remote: fc.nat(63), target: offset, isDeferred: fc.boolean() };
 const put = fc.record({
   ...common,
-  kind: fc.constant<number>(commandKinds.put),
+  kind: fc.constant<number>(queueCommandKinds.put),
   source: offset,
   bytes: fc.oneof(
     fc.constantFrom(0, 2 ** 32, MAX_COMMAND_BYTES - 1),
@@ -28,7 +28,7 @@ const put = fc.record({
 const half = fc.oneof(fc.constantFrom(0, 1, 2 ** 31, 2 ** 32 - 1), fc.nat(2 ** 32 - 1));
 const numbered = fc.record({
   ...common,
-  kind: fc.constantFrom<number>(commandKinds.signal, commandKinds.store, commandKinds.set),
+  kind: fc.constantFrom<number>(queueCommandKinds.signal, queueCommandKinds.store, queueCommandKinds.set),
   source: fc.constant(0),
   bytes: fc.constant(0),
   low: half,
@@ -40,7 +40,7 @@ test('a command survives its slot, and a slot of the other phase holds none', ()
   fc.assert(
     fc.property(fc.oneof(put, numbered), fc.constantFrom(0, 1), (command, phase) => {
       encodeCommand(words, 4, phase, command);
-      const seen = emptyCommand();
+      const seen = emptyQueueCommand();
       assert.equal(decodeCommand(words, 4, phase ^ 1, seen), false);
       assert.equal(decodeCommand(words, 4, phase, seen), true);
       assert.deepEqual(seen, { ...command });
@@ -53,13 +53,13 @@ function makeQueue(capacity: number): { reader: CommandReader; writer: CommandWr
   return { reader: new CommandReader(memory), writer: new CommandWriter(memory) };
 }
 
-function signalOf(request: number, add: number): Command {
-  return { ...emptyCommand(), kind: commandKinds.signal, request, low: add };
+function signalOf(request: number, add: number): QueueCommand {
+  return { ...emptyQueueCommand(), kind: queueCommandKinds.signal, request, low: add };
 }
 
 test('a slot is free when its command is delivered, not when it was taken', () => {
   const { reader, writer } = makeQueue(4);
-  const command = emptyCommand();
+  const command = emptyQueueCommand();
   for (let number = 0; number < 4; number += 1) assert.ok(writer.push(signalOf(0, number)));
   assert.equal(writer.push(signalOf(0, 4)), false);
   for (let number = 0; number < 4; number += 1) {
@@ -122,7 +122,7 @@ function serve(capacity: number) {
 
 test('commands are counted in their order, whichever peer is faster', () => {
   const { writer, server, one, two } = serve(8);
-  writer.push({ ...emptyCommand(), kind: commandKinds.put, source: 8, target: 16, bytes: 24 });
+  writer.push({ ...emptyQueueCommand(), kind: queueCommandKinds.put, source: 8, target: 16, bytes: 24 });
   writer.push(signalOf(1, 5));
   writer.push(signalOf(0, 6));
   assert.ok(server.step());
@@ -188,9 +188,10 @@ test('a command that names no request fails alone', () => {
 test('no signal tells of bytes that were refused, until the failure was told', () => {
   const { writer, server, one, two, failures } = serve(8);
   one.refusal = 'the memory is gone';
-  for (let turn = 0; turn < 2; turn += 1) writer.push({ ...emptyCommand(), kind: commandKinds.put, bytes: 8 });
+  for (let turn = 0; turn < 2; turn += 1)
+    writer.push({ ...emptyQueueCommand(), kind: queueCommandKinds.put, bytes: 8 });
   writer.push(signalOf(0, 1));
-  writer.push({ ...signalOf(0, 1), kind: commandKinds.set });
+  writer.push({ ...signalOf(0, 1), kind: queueCommandKinds.set });
   writer.push(signalOf(1, 2));
   server.step();
   assert.deepEqual([one.log, two.log], [[], ['signal 0 2']]);
@@ -209,7 +210,7 @@ test('no signal tells of bytes that were refused, until the failure was told', (
   assert.deepEqual(one.log, ['signal 0 3']);
 });
 
-function deferred(add: number): Command {
+function deferred(add: number): QueueCommand {
   return { ...signalOf(0, add), isDeferred: true };
 }
 
@@ -303,7 +304,7 @@ test('what a command cannot hold is refused, and nothing is pushed', () => {
     assert.throws(() => api.signal(0, { target: 0, add }), wrong);
     assert.throws(() => api.putWord(0, { target: 0, value: 1n, epoch: add }), wrong);
   }
-  assert.equal(new CommandReader(queue).take(emptyCommand()), false);
+  assert.equal(new CommandReader(queue).take(emptyQueueCommand()), false);
   api.put(0, { target: 0, source: 0, bytes: MAX_COMMAND_BYTES - 1 });
   api.signal(0, { target: 0, add: Number.MAX_SAFE_INTEGER });
 });

@@ -1,7 +1,7 @@
 // What one transfer copies between memory of hosts: its native arguments, in memory that two threads share.
 import { COPY_COLUMNS, COPY_HEAD_BYTES, copyColumn, copyHeadWord } from '../../../abi/copy-words.ts';
 import { copyMemory } from '../../../native/libc.ts';
-import { copyRanges, MAX_RANGES, RangeList } from '../../../native/process-memory.ts';
+import { copyRanges, MAX_RANGES, IovecList } from '../../../native/process-memory.ts';
 import type { CopyList } from './copy-list.ts';
 
 export interface CopyTableParts {
@@ -31,7 +31,7 @@ export class CopyTable {
   readonly bytes: number;
   readonly steps: number;
   /** Kept because their addresses stand in rows. */
-  readonly ranges: RangeList | undefined;
+  readonly ranges: IovecList | undefined;
   readonly #firstRows: Int32Array;
   readonly #rows: Float64Array;
 
@@ -56,7 +56,7 @@ export class CopyTable {
     return new CopyTable(buffer, undefined);
   }
 
-  private constructor(buffer: SharedArrayBuffer, ranges: RangeList | undefined) {
+  private constructor(buffer: SharedArrayBuffer, ranges: IovecList | undefined) {
     const head = new Int32Array(buffer, 0, COPY_HEAD_BYTES / 4);
     const count = head[copyHeadWord.rows]!;
     this.buffer = buffer;
@@ -112,7 +112,7 @@ function putMapped(rows: Float64Array, { mapped, isRead, stepBytes }: CopyTableP
 
 /** Copies of another process's memory, as calls of the kernel. */
 interface ProcessCalls {
-  readonly ranges: RangeList | undefined;
+  readonly ranges: IovecList | undefined;
   /** By call: its first range, and the bytes of all its ranges. */
   readonly first: number[];
   readonly bytes: number[];
@@ -125,7 +125,7 @@ function callsOfProcess({ process, stepBytes, stepPieces }: CopyTableParts): Pro
   if (process.count === 0) return { ranges: undefined, first, bytes };
   const longest = Math.min(stepBytes, RANGE_BYTES);
   const most = Math.min(stepPieces, MAX_RANGES);
-  const ranges = new RangeList(process.countPieces(longest));
+  const ranges = new IovecList(process.countPieces(longest));
   let index = 0;
   let call = -1;
   process.cut(longest, (local, remote, pieceBytes) => {

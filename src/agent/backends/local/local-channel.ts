@@ -3,7 +3,7 @@
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
-import { RangeList } from '../../../native/process-memory.ts';
+import { IovecList } from '../../../native/process-memory.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { LocalCudaChannel } from './cuda-channel.ts';
@@ -28,7 +28,7 @@ export interface ChannelLink {
 
 export class LocalChannel implements BackendChannel {
   readonly #link: ChannelLink;
-  readonly #range: RangeList = new RangeList(1);
+  readonly #range: IovecList = new IovecList(1);
   readonly #range0 = { local: 0, remote: 0, bytes: 0 };
   readonly #cells = new Map<LocalRemoteRegion, BigInt64Array>();
   /** Of regions of GPUs, as the channel's GPU sees them. */

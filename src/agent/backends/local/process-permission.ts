@@ -2,7 +2,7 @@
 import { readFileSync, statSync } from 'node:fs';
 import { MAILBOX_MAGIC } from '../../../abi/agent-mailbox.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
-import { RangeList, whyCopyFailed } from '../../../native/process-memory.ts';
+import { IovecList, whyCopyFailed } from '../../../native/process-memory.ts';
 
 /** `address`: of the peer's mailbox in its own memory, which begins with a word that is known. */
 export function whyNotProcessMemory(pid: number, address: number): string | undefined {
@@ -26,7 +26,7 @@ export function whyForbidden(pid: number, address: number): string | undefined {
 
 function tryCopy(pid: number, address: number): 'permitted' | 'stranger' | ReturnType<typeof whyCopyFailed> {
   const word = new NativeBlock(4);
-  const range = new RangeList(1);
+  const range = new IovecList(1);
   range.set(0, { local: word.address, remote: address, bytes: 4 });
   const copied = range.copy(pid, true, 0, 1);
   if (copied !== 4) return whyCopyFailed(-copied);

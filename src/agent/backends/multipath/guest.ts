@@ -1,5 +1,5 @@
 // A peer that connected to this agent: its messages arrive in an inbox, and it is told what was taken.
-import type { Connection, MemoryRegion, Request, Transport } from '../../../transport/index.ts';
+import type { Connection, MemoryRegion, RequestHandle, Transport } from '../../../transport/index.ts';
 import type { Hello } from './agent-words.ts';
 import type { BackendContext } from '../../backend.ts';
 import type { Inbox, InboxDelivery } from './inbox.ts';
@@ -21,7 +21,7 @@ export class Guest {
   readonly #delivery: InboxDelivery;
   /** Bytes that were taken and not told yet, and the signal that tells of earlier ones. */
   #unsent = 0;
-  #credit: Request = NONE;
+  #credit: RequestHandle = NONE;
   readonly #signal: { flow: number; remoteRegion: number; remoteKey: number; remoteOffset: number; add: number };
 
   constructor(parts: GuestParts, { deliver, mayDeliver }: Pick<BackendContext, 'deliver' | 'mayDeliver'>) {

@@ -1,6 +1,6 @@
 // Puts and signals on a flow of their own, in order; their ends are counted in the order of posting.
 import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
-import type { Connection, MemoryRegion, Request, Transport } from '../../../transport/index.ts';
+import type { Connection, MemoryRegion, RequestHandle, Transport } from '../../../transport/index.ts';
 import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
 
@@ -71,7 +71,7 @@ export class MultipathChannel implements BackendChannel {
     const { transport } = this.#link;
     const before = this.delivered;
     while (this.delivered < this.posted && this.error === undefined) {
-      const request = this.#requests[this.delivered % MAX_PENDING] as Request;
+      const request = this.#requests[this.delivered % MAX_PENDING] as RequestHandle;
       if (transport.state(request) === 'pending') break;
       try {
         transport.take(request);
@@ -99,7 +99,7 @@ export class MultipathChannel implements BackendChannel {
     return this.posted - this.delivered < MAX_PENDING;
   }
 
-  #note(request: Request): boolean {
+  #note(request: RequestHandle): boolean {
     this.#requests[this.posted % MAX_PENDING] = request;
     this.posted++;
     return true;
@@ -111,7 +111,7 @@ export class MultipathChannel implements BackendChannel {
     const { transport, connection } = this.#link;
     if (transport.failure !== undefined) return;
     for (let at = first; at < this.posted; at++) {
-      const request = this.#requests[at % MAX_PENDING] as Request;
+      const request = this.#requests[at % MAX_PENDING] as RequestHandle;
       if (connection.error === undefined) connection.cancel(request);
       void transport.wait(request).catch(() => {});
     }

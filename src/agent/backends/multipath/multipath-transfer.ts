@@ -1,6 +1,6 @@
 // A transfer that the transport's engine knows: posted with one command, looked at until it has ended.
 import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
-import type { Connection, Request, Transport } from '../../../transport/index.ts';
+import type { Connection, RequestHandle, Transport } from '../../../transport/index.ts';
 import type { BackendTransfer, TransferState } from '../../backend.ts';
 import type { MessageRing } from './message-ring.ts';
 
@@ -24,7 +24,7 @@ export class MultipathTransfer implements BackendTransfer {
   readonly #plan: number;
   /** Where it goes back to when it has ended; the plan is then another's to release. */
   readonly #pool: MultipathTransfer[] | undefined;
-  #request: Request = NONE;
+  #request: RequestHandle = NONE;
   #message = NONE;
   #messageBytes = 0;
   #isReleased = false;

@@ -14,7 +14,7 @@ import { LINK_NUMBER_BITS, type UcxEngine } from './ucx-engine.ts';
 import { LINKS } from './ucx-tables.ts';
 import type { UcxTransports } from './ucx-transports.ts';
 
-export interface LinkOptions {
+export interface UcxLinkOptions {
   /** This side's number, that `reserve` gave, and the peer's. */
   readonly number: number;
   readonly remoteNumber: number;
@@ -95,7 +95,7 @@ export class LinkTable {
   }
 
   /** Fails with WL_NATIVE. */
-  open(options: LinkOptions): LinkBlock {
+  open(options: UcxLinkOptions): LinkBlock {
     const { number, process, peer, address } = options;
     const index = (number >>> LINK_NUMBER_BITS) - 1;
     const { tables } = this.#engine;

@@ -10,7 +10,7 @@ import { openUcx, type Ucx, withVariables } from '../../../native/ucx.ts';
 import { isErrorPointer, ucxError, ucxStatusName } from '../../../native/ucx-status.ts';
 import type { UcxTransports } from './ucx-transports.ts';
 
-export interface EndpointOptions {
+export interface UcxEndpointOptions {
   /** Of the peer's worker. */
   readonly address: Uint8Array;
   /** For errors. */
@@ -19,7 +19,7 @@ export interface EndpointOptions {
   readonly lostWord: number;
 }
 
-export interface ContextOptions {
+export interface UcxContextOptions {
   readonly canSleep: boolean;
   readonly transports: UcxTransports;
 }
@@ -42,7 +42,7 @@ export class UcxContext implements Disposable {
   #isDisposed = false;
 
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
-  constructor({ canSleep, transports }: ContextOptions) {
+  constructor({ canSleep, transports }: UcxContextOptions) {
     this.#ucx = openUcx();
     this.#transports = transports;
     this.#force.block.set('attributes', ucpMasks.request.flags);
@@ -57,7 +57,7 @@ export class UcxContext implements Disposable {
   }
 
   /** The endpoint to a peer's worker. Fails with WL_UNSUPPORTED if both have no transport in common, with WL_NATIVE. */
-  connect({ address, peer, lostWord }: EndpointOptions): number {
+  connect({ address, peer, lostWord }: UcxEndpointOptions): number {
     const own = new NativeBlock(address.length);
     own.bytes.set(address);
     const { block, address: params } = struct(ucpEndpointParams);

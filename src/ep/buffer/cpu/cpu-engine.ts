@@ -24,7 +24,7 @@ import {
   requireConsistentLayout,
   requireSameLayout,
 } from '../dispatch-layout.ts';
-import type { CallOptions, EpEngine } from '../engine.ts';
+import type { EpCallOptions, EpEngine } from '../engine.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import { type EpTables, makeEpTables } from '../ep-tables.ts';
@@ -107,7 +107,7 @@ class CpuEpEngine implements EpEngine {
     return this.window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), wait);
   }
 
-  async dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult> {
+  async dispatch(input: DispatchPlanInput, options: EpCallOptions): Promise<DispatchResult> {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
     const { group, config } = this.#scope;
     const { barrier } = this.window;
@@ -154,7 +154,7 @@ class CpuEpEngine implements EpEngine {
   async dispatchCached(
     input: DispatchPlanInput,
     handle: DispatchHandle,
-    options: CallOptions,
+    options: EpCallOptions,
   ): Promise<DispatchResult> {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
     const { barrier } = this.window;
@@ -173,7 +173,7 @@ class CpuEpEngine implements EpEngine {
     };
   }
 
-  async combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult> {
+  async combine(input: CheckedCombine, options: EpCallOptions): Promise<CombineResult> {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
     const { barrier } = this.window;
     const { handle, weights } = input;

@@ -22,7 +22,7 @@ import type { DispatchPlanInput, RowsLike } from '../dispatch-arguments.ts';
 import { setChoices, setRows } from './cuda-dispatch-inputs.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
 import type { DispatchLayout } from '../dispatch-layout.ts';
-import type { CallOptions, EpEngine } from '../engine.ts';
+import type { EpCallOptions, EpEngine } from '../engine.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import type { EpScope } from '../scope.ts';
@@ -143,7 +143,7 @@ class CudaEpEngine implements EpEngine {
     return { ...layout, [Symbol.dispose]: () => tensors[Symbol.dispose]() };
   }
 
-  async dispatch(input: DispatchPlanInput, options: CallOptions): Promise<DispatchResult> {
+  async dispatch(input: DispatchPlanInput, options: EpCallOptions): Promise<DispatchResult> {
     const device = this.#device;
     const { group, size } = this.#scope;
     const { hostPlan } = this.#memory;
@@ -190,7 +190,7 @@ class CudaEpEngine implements EpEngine {
     };
   }
 
-  dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: CallOptions): Promise<DispatchResult> {
+  dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: EpCallOptions): Promise<DispatchResult> {
     const event = this.#launchDispatch(input, handle, options);
     return Promise.resolve({
       recvX: this.#receivedRows(input, handle.rows),
@@ -202,7 +202,7 @@ class CudaEpEngine implements EpEngine {
     });
   }
 
-  combine(input: CheckedCombine, options: CallOptions): Promise<CombineResult> {
+  combine(input: CheckedCombine, options: EpCallOptions): Promise<CombineResult> {
     const { handle, weights, biases, x } = input;
     const { hidden } = this.#scope.config;
     const k = weights?.shape[1] ?? 0;
@@ -267,7 +267,7 @@ class CudaEpEngine implements EpEngine {
   #launchDispatch(
     input: DispatchPlanInput,
     to: DispatchHandle | NewHandle,
-    options: CallOptions,
+    options: EpCallOptions,
   ): CudaEvent | undefined {
     const { plan, rowWarps } = this.#launches.dispatch[input.data.dtype];
     const set = plan.arguments;
@@ -294,7 +294,7 @@ class CudaEpEngine implements EpEngine {
   }
 
   /** Until the kernel has told the host how many rows arrive; fails when none will, or when its wait has expired. */
-  async #awaitPlan(sequence: number, { topkIdx }: DispatchPlanInput, options: CallOptions): Promise<void> {
+  async #awaitPlan(sequence: number, { topkIdx }: DispatchPlanInput, options: EpCallOptions): Promise<void> {
     const { hostPlan } = this.#memory;
     this.#awaited = sequence;
     try {

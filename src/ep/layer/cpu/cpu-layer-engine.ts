@@ -10,7 +10,7 @@ import { isSharedByAll } from '../../../windows/window-agreement.ts';
 import { agreeOn } from '../../../collective/agree.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
 import { computeLayout } from '../../buffer/dispatch-layout.ts';
-import type { CallOptions } from '../../buffer/engine.ts';
+import type { EpCallOptions } from '../../buffer/engine.ts';
 import type { ExchangeHeader } from '../../../collective/exchange.ts';
 import { eventAtOnce } from '../../../collective/overlap.ts';
 import type { CpuLayerMemory } from './cpu-layer-memory.ts';
@@ -79,14 +79,14 @@ class CpuLayerEngine implements LayerEngine {
     this.#barrier.throwIfUnusable();
   }
 
-  async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult<TokenDType>> {
+  async dispatch(input: LayerInput, options: EpCallOptions): Promise<LayerDispatchResult<TokenDType>> {
     const stages = await this.prepare(input, options);
     await stages.makeRoom(options);
     await stages.send(options);
     return stages.finish();
   }
 
-  async prepare(input: LayerInput, options: CallOptions): Promise<DispatchStages> {
+  async prepare(input: LayerInput, options: EpCallOptions): Promise<DispatchStages> {
     await options.previousEvent?.wait(remaining(options));
     const { group, config } = this.#context;
     const { exchange } = this.#memory;
@@ -120,7 +120,7 @@ class CpuLayerEngine implements LayerEngine {
 
   async combine(
     { input, desc, out }: CheckedLayerCombine,
-    options: CallOptions,
+    options: EpCallOptions,
   ): Promise<LayerCombineResult<TokenDType>> {
     await options.previousEvent?.wait(remaining(options));
     const { kernels } = this.#device;

@@ -12,7 +12,7 @@ import { agreeOn } from '../../../collective/agree.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
 import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
 import { CudaCalls, numberAfter } from '../../../collective/cuda-calls.ts';
-import type { CallOptions } from '../../buffer/engine.ts';
+import type { EpCallOptions } from '../../buffer/engine.ts';
 import { overlaps } from '../../../collective/tensor-check.ts';
 import {
   bindLayerLaunches,
@@ -55,7 +55,7 @@ interface Sending {
   /** Disposes the tables. */
   readonly set: Disposable;
   readonly stream: CudaStream;
-  readonly options: CallOptions;
+  readonly options: EpCallOptions;
 }
 
 interface Parts {
@@ -121,7 +121,7 @@ class CudaLayerEngine implements LayerEngine {
     this.#calls.throwIfUnusable();
   }
 
-  async dispatch(input: LayerInput, options: CallOptions): Promise<LayerDispatchResult<TokenDType>> {
+  async dispatch(input: LayerInput, options: EpCallOptions): Promise<LayerDispatchResult<TokenDType>> {
     const sending = this.#begin(input, options);
     return this.#orEnd(sending, async () => {
       this.#launchPrepare(sending);
@@ -136,7 +136,7 @@ class CudaLayerEngine implements LayerEngine {
     });
   }
 
-  async prepare(input: LayerInput, options: CallOptions): Promise<DispatchStages> {
+  async prepare(input: LayerInput, options: EpCallOptions): Promise<DispatchStages> {
     const sending = this.#begin(input, options);
     await this.#orEnd(sending, () => {
       this.#launchPrepare(sending);
@@ -158,7 +158,7 @@ class CudaLayerEngine implements LayerEngine {
     };
   }
 
-  combine({ input, desc, out }: CheckedLayerCombine, options: CallOptions): Promise<LayerCombineResult<TokenDType>> {
+  combine({ input, desc, out }: CheckedLayerCombine, options: EpCallOptions): Promise<LayerCombineResult<TokenDType>> {
     const { config } = this.#context;
     const { repeatedRows, duplicates, rowTable, rankTable, sequence } = desc.tables;
     const timeoutNs = this.#calls.timeoutNs(options);
@@ -223,7 +223,7 @@ class CudaLayerEngine implements LayerEngine {
     for (const part of [this.#order, this.#scratch, this.#hostPlan, this.#calls]) part[Symbol.dispose]();
   }
 
-  #begin(input: LayerInput, options: CallOptions): Sending {
+  #begin(input: LayerInput, options: EpCallOptions): Sending {
     const { config, group } = this.#context;
     bindOutput(this.#launches, this.#memory);
     const { set, made: tables } = TensorSet.make(this.#device, (tensors) => ({

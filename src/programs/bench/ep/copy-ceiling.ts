@@ -2,14 +2,14 @@
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { EpBuffer, RowsLike } from '../../../ep/index.ts';
-import type { CopyPlan } from './ep-traffic.ts';
+import type { TrafficCopyPlan } from './ep-traffic.ts';
 import type { BenchGroup } from '../interleaved.ts';
 
 export interface CopyCeilingOptions {
   readonly device: CpuDevice;
   readonly buffer: EpBuffer;
   readonly x: RowsLike;
-  readonly plan: CopyPlan;
+  readonly plan: TrafficCopyPlan;
 }
 
 /** Returns the timed part: addresses are worked out here, so that it consists of copies only. */

@@ -8,7 +8,7 @@ import { checkCeiling, copyCeiling } from './copy-ceiling.ts';
 import type { EpCase } from './ep-case.ts';
 import { benchBufferConfig } from './ep-memory.ts';
 import type { CaseTraffic } from './ep-results.ts';
-import { type CopyPlan, countRows, countTokens, planCopies, tokensInRanks } from './ep-traffic.ts';
+import { type TrafficCopyPlan, countRows, countTokens, planCopies, tokensInRanks } from './ep-traffic.ts';
 import {
   combineRowBytes,
   dispatchRowBytes,
@@ -97,7 +97,7 @@ interface BufferInputs {
 }
 
 /** Where combine finds the rows of this rank's tokens. */
-function rowsInWindows(buffer: EpBuffer, { destinations, rows }: CopyPlan): Uint32Array {
+function rowsInWindows(buffer: EpBuffer, { destinations, rows }: TrafficCopyPlan): Uint32Array {
   return Uint32Array.from(destinations, (rank, copy) =>
     buffer.peerRowAddress(rank, rows[copy] as number, 'combineRows'),
   );

@@ -1,7 +1,7 @@
 // Which rows travel where for one routing: the plan of the copy ceiling, and the rows that bandwidths count.
 
 /** One copy per (token, destination rank), token-major: `tokens[i]` goes to row `rows[i]` of rank `destinations[i]`. */
-export interface CopyPlan {
+export interface TrafficCopyPlan {
   readonly tokens: Int32Array;
   readonly destinations: Int32Array;
   readonly rows: Int32Array;
@@ -24,7 +24,7 @@ export function countTokens(inRanks: Uint8Array, ranks: number): number[] {
 }
 
 /** Where dispatch puts each row: ordered by source rank, then token. `counts[source][destination]` of all ranks. */
-export function planCopies(inRanks: Uint8Array, counts: readonly (readonly number[])[], rank: number): CopyPlan {
+export function planCopies(inRanks: Uint8Array, counts: readonly (readonly number[])[], rank: number): TrafficCopyPlan {
   const ranks = counts.length;
   const next = Array.from({ length: ranks }, (_, destination) =>
     counts.slice(0, rank).reduce((sum, row) => sum + (row[destination] as number), 0),

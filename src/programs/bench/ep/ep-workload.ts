@@ -64,7 +64,7 @@ function scalesPerRow(hidden: number): number {
   return Math.ceil(hidden / FP8_GROUP);
 }
 
-export interface Routing {
+export interface EpRouting {
   /** [tokens, topk], no expert twice in a row. */
   readonly topkIdx: Int32Array;
   /** [tokens, topk] */
@@ -72,7 +72,7 @@ export interface Routing {
 }
 
 /** Top-k of random scores per token. */
-export function generateRouting(workload: EpWorkload, rank: number): Routing {
+export function generateRouting(workload: EpWorkload, rank: number): EpRouting {
   const { tokens, topk, experts } = workload;
   const random = seededRandom(workload.seed * 65_537 + rank);
   const logWeight = popularity(workload);

@@ -2,10 +2,10 @@
 import type { Transport } from '../../../transport/index.ts';
 import { monotonicMicroseconds } from '../clock.ts';
 import { type BenchSession, type MessageBuffers, openBuffers } from './transport-session.ts';
-import { runStreams, Stream, type StreamOptions, type StreamProgress } from './transport-stream.ts';
+import { runStreams, Stream, type MessageStreamOptions, type StreamProgress } from './transport-stream.ts';
 import { messagesUnderWay, type TransportWorkload } from './transport-workload.ts';
 
-export interface ExchangeOptions {
+export interface ThroughputOptions {
   readonly transport: Transport;
   readonly workload: TransportWorkload;
   /** Connections to send on, and to receive on; one may be both. */
@@ -27,7 +27,7 @@ export interface Flowed {
   readonly gbps: number;
 }
 
-export interface ExchangeResult {
+export interface ThroughputResult {
   readonly sent: Flowed;
   readonly received: Flowed;
   readonly seconds: number;
@@ -39,7 +39,7 @@ export interface ExchangeResult {
 
 const OVER = 'over';
 
-export async function runExchange(options: ExchangeOptions): Promise<ExchangeResult> {
+export async function runExchange(options: ThroughputOptions): Promise<ThroughputResult> {
   const { transport, workload, outgoing, incoming } = options;
   const buffers: MessageBuffers[] = [];
   const open = async (): Promise<MessageBuffers> => {
@@ -57,18 +57,18 @@ export async function runExchange(options: ExchangeOptions): Promise<ExchangeRes
 }
 
 async function exchange(
-  { transport, workload, outgoing, incoming, onSecond }: ExchangeOptions,
+  { transport, workload, outgoing, incoming, onSecond }: ThroughputOptions,
   outBuffers: readonly MessageBuffers[],
   inBuffers: readonly MessageBuffers[],
-): Promise<ExchangeResult> {
+): Promise<ThroughputResult> {
   const times: number[] = [];
   const cpu = process.cpuUsage();
   const begin = monotonicMicroseconds();
   const requests = workload.iterations === 0 ? Infinity : workload.iterations;
   const until = workload.iterations === 0 ? begin + workload.seconds * 1e6 : Infinity;
-  const sending: StreamOptions = { workload, requests, until, times };
+  const sending: MessageStreamOptions = { workload, requests, until, times };
   // The sender decides when it is over.
-  const receiving: StreamOptions = { workload, requests, until: Infinity };
+  const receiving: MessageStreamOptions = { workload, requests, until: Infinity };
   const senders = outgoing.map(
     (session, index) => new Stream(session, outBuffers[index] as MessageBuffers, true, sending),
   );

@@ -4,7 +4,7 @@ import { monotonicMicroseconds } from '../clock.ts';
 import { quantile } from '../../../core/quantile.ts';
 import { type BareStream, BareUdp } from './bare-udp.ts';
 import { IperfServer, runIperf } from './iperf.ts';
-import { type ExchangeResult, runExchange, type SecondOfExchange } from './transport-exchange.ts';
+import { type ThroughputResult, runExchange, type SecondOfExchange } from './transport-exchange.ts';
 import { type BenchSession, openBuffers } from './transport-session.ts';
 import { BASIC_BYTES, type TransportWorkload } from './transport-workload.ts';
 
@@ -141,7 +141,7 @@ async function serveThroughput(
   session: BenchSession,
   workload: TransportWorkload,
   { onLine }: PhaseOptions,
-): Promise<ExchangeResult> {
+): Promise<ThroughputResult> {
   const outgoing = workload.bi ? [session] : [];
   const onSecond = (second: SecondOfExchange): void => onLine(secondLine(workload, second));
   const result = await runExchange({ transport: session.transport, workload, outgoing, incoming: [session], onSecond });
@@ -156,7 +156,7 @@ export async function runThroughput(
   session: BenchSession,
   workload: TransportWorkload,
   { onLine }: PhaseOptions,
-): Promise<{ readonly client: ExchangeResult; readonly server: ExchangeResult }> {
+): Promise<{ readonly client: ThroughputResult; readonly server: ThroughputResult }> {
   await session.say({ phase: 'tpt', workload } satisfies Phase);
   const incoming = workload.bi ? [session] : [];
   const onSecond = (second: SecondOfExchange): void => onLine(secondLine(workload, second));

@@ -21,7 +21,7 @@ export interface StreamResult extends StreamProgress {
   readonly microseconds: number;
 }
 
-export interface StreamOptions {
+export interface MessageStreamOptions {
   readonly workload: TransportWorkload;
   /** Requests of each flow; Infinity for none. */
   readonly requests: number;
@@ -36,7 +36,7 @@ export class Stream {
   readonly #session: BenchSession;
   readonly #buffers: MessageBuffers;
   readonly #isSender: boolean;
-  readonly #options: StreamOptions;
+  readonly #options: MessageStreamOptions;
   /** By slot, that is flow * nreq + request, and message. */
   readonly #handles: Float64Array;
   readonly #posted: Float64Array;
@@ -51,7 +51,7 @@ export class Stream {
   #bytes = 0;
   #last: number = this.#begin;
 
-  constructor(session: BenchSession, buffers: MessageBuffers, isSender: boolean, options: StreamOptions) {
+  constructor(session: BenchSession, buffers: MessageBuffers, isSender: boolean, options: MessageStreamOptions) {
     const { nflow, nreq } = options.workload;
     this.#session = session;
     this.#buffers = buffers;

@@ -5,7 +5,7 @@ import { splitSessionKey } from '#lib/transport/authentication/packet-keys.js';
 import { Engine } from '#lib/transport/engine/engine.js';
 import { copyPayload, createReceivedBatch, type Burst, type PacketIo, placeRun } from '#lib/transport/io/packet-io.js';
 import type { Region } from '#lib/transport/engine/region.js';
-import { type RequestHandle, requestStatus, type TransportConnection } from '#lib/transport/engine/transport-engine.js';
+import { type EngineHandle, requestStatus, type TransportConnection } from '#lib/transport/engine/transport-engine.js';
 
 export interface LoopbackOptions {
   readonly seed?: number;
@@ -50,7 +50,7 @@ export class Side implements PacketIo {
   connection!: TransportConnection;
   other!: Side;
   readonly ended: WeftlineError[] = [];
-  readonly completed: RequestHandle[] = [];
+  readonly completed: EngineHandle[] = [];
   readonly #net: Loopback;
 
   constructor(net: Loopback, name: string, poll: boolean) {
@@ -62,7 +62,7 @@ export class Side implements PacketIo {
       settings: readSettings(net.options.settings, {}),
       seed: net.options.seed ?? 1,
       onConnectionEnd: (_connection, error) => this.ended.push(error),
-      ...(poll ? {} : { onCompletion: (handle: RequestHandle) => this.completed.push(handle) }),
+      ...(poll ? {} : { onCompletion: (handle: EngineHandle) => this.completed.push(handle) }),
     });
   }
 
@@ -252,6 +252,6 @@ export function pattern(bytes: Uint8Array, seed = 1): Uint8Array {
   return bytes;
 }
 
-export function isEnded(side: Side, handle: RequestHandle): boolean {
+export function isEnded(side: Side, handle: EngineHandle): boolean {
   return side.engine.poll(handle) !== requestStatus.pending;
 }

@@ -3,7 +3,7 @@ import { readSettings, type Settings } from 'weftline';
 import type { Connection } from '#lib/transport/engine/connection.js';
 import { Engine } from '#lib/transport/engine/engine.js';
 import { type Burst, createReceivedBatch, type PacketIo, type ReceivedBatch } from '#lib/transport/io/packet-io.js';
-import { type RequestHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
+import { type EngineHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
 
 const MESSAGE_BYTES = 1_048_576;
 const OUTSTANDING = 4;
@@ -63,8 +63,8 @@ export class MemoryPipe {
   readonly sender: Connection;
   readonly #engines: readonly [Engine, Engine];
   readonly #receiver: Connection;
-  readonly #sends: RequestHandle[] = [];
-  readonly #receives: RequestHandle[] = [];
+  readonly #sends: EngineHandle[] = [];
+  readonly #receives: EngineHandle[] = [];
   readonly #source;
   readonly #target;
   #now = 0;

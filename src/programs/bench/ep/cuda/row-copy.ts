@@ -33,7 +33,7 @@ export interface RowCopyOptions {
   readonly counter: Tensor<'i32'>;
 }
 
-type CopyPlan = LaunchPlan<FieldOf<typeof benchCopyArguments>>;
+type CopyLaunchPlan = LaunchPlan<FieldOf<typeof benchCopyArguments>>;
 
 export interface RowCopy {
   readonly shape: CopyShape;
@@ -102,7 +102,7 @@ async function trialRounds(
     .map(({ trial }) => trial);
 }
 
-function bindCopy({ arguments: set }: CopyPlan, meeting: CudaMeeting, options: RowCopyOptions): void {
+function bindCopy({ arguments: set }: CopyLaunchPlan, meeting: CudaMeeting, options: RowCopyOptions): void {
   meeting.bind(set);
   for (const [rank, address] of options.rows.entries()) set.set('rows', address, rank);
   for (const [rank, address] of (options.sides?.rows ?? []).entries()) set.set('sides', address, rank);
@@ -115,7 +115,7 @@ function bindCopy({ arguments: set }: CopyPlan, meeting: CudaMeeting, options: R
   set.set('sideBytes', options.sides?.bytes ?? 0);
 }
 
-function launchCopy(plan: CopyPlan, meeting: CudaMeeting): void {
+function launchCopy(plan: CopyLaunchPlan, meeting: CudaMeeting): void {
   plan.arguments.set('openingEpoch', meeting.nextEpoch());
   plan.arguments.set('closingEpoch', meeting.nextEpoch());
   plan.launch();
