@@ -37,6 +37,7 @@ import {
 } from './notifications.ts';
 import { memoryOf, PeerLinks } from './peer-links.ts';
 import { areOpen, type Registrable, type Registration } from './registration.ts';
+import { logRails } from './rail-log.ts';
 import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
 import type { RemoteMemory } from './remote-agent.ts';
@@ -87,6 +88,7 @@ export class Agent implements AsyncDisposable {
     const token = readToken(options.token);
     const credentials = credentialsOf(token);
     const host = await addressOfAgent(options.host, credentials.kind);
+    logRails(name, settings);
     const wake = new WakeWord();
     const notifications = new Notifications(settings.notificationBytes, () => wake.ring());
     const set = await BackendSet.create(options.backends, {

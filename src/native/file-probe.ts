@@ -1,5 +1,5 @@
 // What a search for libraries asks of a machine: its variables and its files. Tests put another machine in its place.
-import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, realpathSync } from 'node:fs';
 
 /** Reading never throws: what is missing or forbidden is undefined or empty. */
 export interface FileProbe {
@@ -9,6 +9,8 @@ export interface FileProbe {
   exists(path: string): boolean;
   /** Names in a folder, sorted. */
   list(folder: string): readonly string[];
+  /** Without symbolic links. */
+  realPath(path: string): string | undefined;
 }
 
 /** The machine we run on. */
@@ -19,6 +21,7 @@ export function localFiles(): FileProbe {
     readText: (path) => orUndefined(() => readFileSync(path, 'latin1')),
     exists: (path) => existsSync(path),
     list: (folder) => orUndefined(() => readdirSync(folder).toSorted()) ?? [],
+    realPath: (path) => orUndefined(() => realpathSync(path)),
   };
 }
 

@@ -18,6 +18,8 @@ export interface GroupContext {
   readonly machineRank: number;
   readonly filePrefix: string;
   readonly settings: Settings;
+  /** Names of this rank's rails, in order. */
+  readonly rails: readonly string[];
   readonly link: StoreLink;
   readonly peers: PeerWatch;
   /** Calls of split() and group() of this rank so far, see nameOf(). */
@@ -52,6 +54,7 @@ export class JobGroup implements RankGroup {
     this.topology = new Topology(
       this.rank,
       ranks.map((rank) => job.hosts[rank]!),
+      job.rails,
     );
     this.settings = settings;
     this.filePrefix = job.filePrefix;

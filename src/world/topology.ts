@@ -9,12 +9,13 @@ export class Topology {
   readonly hostIndex: number;
   /** This rank's position among the ranks of its host. */
   readonly scaleUpIndex: number;
-  /** Names of the network devices of this rank, by which it reaches other hosts. None so far. */
-  readonly rails: readonly string[] = Object.freeze([]);
+  /** Names of the network interfaces that the setting transportRails gives this rank, in order. */
+  readonly rails: readonly string[];
   readonly #places: readonly { readonly host: number; readonly index: number }[];
 
-  /** `identities`: by rank, equal for ranks of one host. */
-  constructor(rank: number, identities: readonly string[]) {
+  /** `identities`: by rank, equal for ranks of one host. `rails`: of this rank. */
+  constructor(rank: number, identities: readonly string[], rails: readonly string[] = []) {
+    this.rails = Object.freeze([...rails]);
     const byHost = new Map<string, number[]>();
     this.#places = identities.map((identity, other) => {
       const ranks = byHost.get(identity) ?? [];

@@ -4,6 +4,8 @@ import { type CallWait, remaining, startCall, waitOptionNames } from '../core/de
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { signalOnParentDeath } from '../native/libc.ts';
+import { hostInterfaces } from '../rails/host-interfaces.ts';
+import { listRails } from '../rails/rail-list.ts';
 import { readSettings, type Settings, settingsTable } from '../settings/settings.ts';
 import { type Environment, type RankEnvironment, readEnvironment, uniqueJobId } from './environment.ts';
 import { hostIdentity, machineIdentity } from './host-identity.ts';
@@ -64,6 +66,7 @@ export async function join(options: JoinOptions = {}): Promise<World> {
   const settings = readSettings(options.settings, options.environment);
   requireHostsOfEnvironment(settings, environment, options.environment);
   const wait = startCall(options, settings.timeoutMs);
+  const rails = listRails(settings.transportRails, hostInterfaces()).map(({ name }) => name);
   if (environment.size > 1) endWithLauncher(environment.launcherPid);
   const rendezvous = await meet(environment, {
     settings,
@@ -78,6 +81,7 @@ export async function join(options: JoinOptions = {}): Promise<World> {
       worldRank: environment.rank,
       filePrefix: filePrefixOf(environment.jobPrefix),
       settings,
+      rails,
       link: rendezvous.link,
       peers: rendezvous.peers,
       groupCalls: 0,

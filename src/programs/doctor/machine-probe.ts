@@ -5,6 +5,7 @@ import { wasm } from '../../device/cpu/wasm.ts';
 import { type FileProbe, localFiles, orUndefined } from '../../native/file-probe.ts';
 import { loadKoffi } from '../../native/library.ts';
 import { openUcx } from '../../native/ucx.ts';
+import { type HostInterface, hostInterfaces } from '../../rails/host-interfaces.ts';
 
 /** Reading never throws: what is missing or forbidden is undefined or empty. */
 export interface MachineProbe extends FileProbe {
@@ -13,6 +14,7 @@ export interface MachineProbe extends FileProbe {
   /** Logical processors of the machine, and how many of them this process may use. */
   readonly cores: { readonly model: string; readonly present: number; readonly usable: number };
   readonly memoryBytes: number;
+  readonly interfaces: readonly HostInterface[];
   fileSystem(path: string): { readonly totalBytes: number; readonly freeBytes: number } | undefined;
   /** Throws when the kernels cannot run here: compiles a SIMD module, reserves a shared memory of so many pages. */
   tryWebAssembly(maximumPages: number): void;
@@ -30,6 +32,7 @@ export function thisMachine(): MachineProbe {
     nodeVersion: process.versions.node,
     cores: { model: cpus()[0]?.model.trim() ?? 'unknown', present: cpus().length, usable: availableParallelism() },
     memoryBytes: totalmem(),
+    interfaces: hostInterfaces(),
     fileSystem: (path) =>
       orUndefined(() => {
         const { bsize, blocks, bavail } = statfsSync(path);

@@ -17,6 +17,7 @@ function machine(paths: readonly string[], env: Readonly<Record<string, string>>
             .map((path) => path.slice(folder.length + 1).split('/')[0] as string),
         ),
       ].toSorted(),
+    realPath: () => undefined,
   };
 }
 

@@ -18,6 +18,7 @@ test('hosts are numbered by their lowest rank, and a rank of the same place ther
   );
   assert.equal(new Topology(0, ['a', 'b', 'b', 'a']).ranksPerHost, 2);
   assert.deepEqual(topology.rails, []);
+  assert.deepEqual(new Topology(0, ['a'], ['eth0', 'eth1']).rails, ['eth0', 'eth1']);
   assert.throws(() => topology.hostOf(6), {
     code: 'WL_INVALID_ARGUMENT',
     message: /expected a rank of the group, 0 to 5, got 6/,

@@ -91,3 +91,12 @@ test('a world of one rank gives groups of one rank', async () => {
   await world.close();
   await assert.rejects(group.barrier('b'), { code: 'WL_CLOSED' });
 });
+
+test('the rails of a rank are the interfaces that its setting names', async () => {
+  await using none = await join({ environment: {} });
+  assert.deepEqual(none.topology.rails, []);
+  await using some = await join({ environment: { WEFTLINE_TRANSPORT_RAILS: '127.0.0.2,127.0.0.1' } });
+  assert.deepEqual(some.topology.rails, ['lo', 'lo']);
+  const wrong = join({ environment: { WEFTLINE_TRANSPORT_RAILS: '=no-such-rail' } });
+  await assert.rejects(wrong, { code: 'WL_CONFIG', message: /not "no-such-rail"/ });
+});

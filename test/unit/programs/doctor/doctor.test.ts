@@ -39,8 +39,27 @@ const completeFiles: Readonly<Record<string, string>> = {
   '/opt/ucx/lib/ucx/libuct_ib.so.0': '',
   '/opt/ucx/lib/ucx/libuct_ib.so': '',
   '/usr/lib64/libibverbs.so.1': '',
+  '/sys/class/net/eth0/speed': '400000\n',
+  '/sys/class/net/eth0/mtu': '9000\n',
+  '/sys/class/net/eth1/speed': '-1\n',
+  '/sys/class/net/eth1/mtu': '1500\n',
+  '/sys/devices/pci0000:80/0000:80:01.0/0000:03:00.0/numa_node': '1\n',
   '/sys/class/infiniband/mlx5_0/ports/1/state': '4: ACTIVE\n',
   '/sys/class/infiniband/mlx5_0/ports/1/rate': '400 Gb/sec (4X NDR)\n',
+};
+
+const interfaces = [
+  { name: 'eth0', addresses: ['10.0.0.1'] },
+  { name: 'eth1', addresses: ['10.0.1.1', 'fd00::1'] },
+  { name: 'lo', addresses: ['127.0.0.1'] },
+];
+
+/** Each GPU has an interface behind its own switch. */
+const places: Readonly<Record<string, string>> = {
+  '/sys/bus/pci/devices/0000:01:00.0': '/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0',
+  '/sys/bus/pci/devices/0000:02:00.0': '/sys/devices/pci0000:80/0000:80:01.0/0000:02:00.0',
+  '/sys/class/net/eth0/device': '/sys/devices/pci0000:80/0000:80:01.0/0000:03:00.0',
+  '/sys/class/net/eth1/device': '/sys/devices/pci0000:00/0000:00:01.0/0000:04:00.0',
 };
 
 function machine(
@@ -55,6 +74,7 @@ function machine(
     env: {},
     cores: { model: 'a processor', present: 16, usable: 16 },
     memoryBytes: 64 * GIB,
+    interfaces,
     readText: (path) => files[path],
     exists: (path) => paths.some((file) => file === path || file.startsWith(`${path}/`)),
     list: (folder) => [
@@ -67,6 +87,7 @@ function machine(
     fileSystem: () => ({ totalBytes: 32 * GIB, freeBytes: 30 * GIB }),
     tryWebAssembly: () => undefined,
     tryNativeCalls: () => undefined,
+    realPath: (path) => places[path],
     ucxVersion: () => '1.18.0',
     ...other,
   };
@@ -296,4 +317,30 @@ test('the report shows every row, its advice and the verdict', () => {
   assert.match(text, /shared memory \(\/dev\/shm\)\s+│ absent │ no such folder/);
   assert.match(text, /What to do:\n(.*\n)*  NVRTC: it compiles GPU kernels/);
   assert.match(text, /CPU ranks cannot run here\.\n$/);
+});
+
+test('rails have a row each, and each GPU its nearest one', () => {
+  const row = finding('network interfaces', machine());
+  assert.deepEqual(row.value.split('\n'), [
+    'eth0: 10.0.0.1, 400 Gbps, MTU 9000, PCI 0000:03:00.0, NUMA node 1',
+    'eth1: 10.0.1.1, speed unknown, MTU 1500, PCI 0000:04:00.0',
+    'GPU 0000:01:00.0: eth1 (same PCI switch, 2 hops)',
+    'GPU 0000:02:00.0: eth0 (same PCI switch, 2 hops)',
+  ]);
+  const { rails } = examine(machine());
+  assert.deepEqual(
+    rails?.gpus.map(({ rail }) => rail),
+    ['eth1', 'eth0'],
+  );
+});
+
+test('a list of rails is looked up, and a wrong one says what this machine has', () => {
+  const named = machine(completeFiles, { env: { WEFTLINE_TRANSPORT_RAILS: 'eth1' } });
+  assert.match(finding('rails', named).value, /^eth1: [^\n]*\nGPU 0000:01:00.0: eth1 \(same PCI switch, 2 hops\)\nGPU/);
+  const wrong = machine(completeFiles, { env: { WEFTLINE_TRANSPORT_RAILS: 'wlan0' } });
+  assert.equal(finding('rails', wrong).status, 'short');
+  assert.match(finding('rails', wrong).advice ?? '', /not "wlan0".*This host has eth0 \(10\.0\.0\.1\), eth1/);
+  assert.equal(examine(wrong).rails, undefined);
+  const alone = machine(completeFiles, { interfaces: interfaces.slice(2) });
+  assert.equal(finding('network interfaces', alone).status, 'absent');
 });
