@@ -95,7 +95,7 @@ export const protocolSettingsTable = {
     flag: '--receiver-credits',
     default: false,
     sentence:
-      'Receivers also give credits at the speed of their links (EQDS), together with the congestion control of the sender; both sides of a connection must set it.',
+      'Receivers also give credits at the speed of their links (EQDS), together with the congestion control of the sender; a connection uses them if either side sets it.',
   },
   transportCongestionScope: {
     kind: 'choice',

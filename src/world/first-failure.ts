@@ -1,4 +1,4 @@
-// Which rank failed first: by what the ranks have noted and whom they blame, not by the order in which processes ended.
+// Which rank failed first: by whom the ranks blame, then by what the launcher saw first, a note or the end of a process; never by clocks.
 import { hostname } from 'node:os';
 import type { FailureNote, NotedError } from './failure-log.ts';
 import { exitCodeOf, type RankResult } from './rank-process.ts';
@@ -22,6 +22,13 @@ export interface FoundFailure extends RankFailure {
   readonly blamesOthers: boolean;
 }
 
+/** An end of a rank's process as the launcher saw it. */
+export interface SeenExit {
+  readonly rank: number;
+  /** How many notes there were by then. */
+  readonly notes: number;
+}
+
 /** True for a rank that ended badly by itself; one that noted an error first was not stopped for the errors of others. */
 export function hasFailed(end: RankResult, notes: readonly FailureNote[]): boolean {
   if (end.exitCode === 0) return false;
@@ -30,20 +37,27 @@ export function hasFailed(end: RankResult, notes: readonly FailureNote[]): boole
 
 /**
  * The first failure among ranks that have ended, undefined if none of them has failed. `notes` are in the order in which
- * they were made. A rank that blames another one that has failed too was not the first; among the rest, the earliest was.
+ * they were made, `exits` in the order in which the launcher saw them. A rank that blames another one that has failed too was
+ * not the first. Among the rest the order of notes counts, and a rank that noted nothing, because a signal ended it, comes
+ * behind the notes that there were when the launcher saw its end, and before later ones.
  */
-export function firstFailure(ends: readonly RankResult[], notes: readonly FailureNote[]): FoundFailure | undefined {
+export function firstFailure(
+  ends: readonly RankResult[],
+  notes: readonly FailureNote[],
+  exits: readonly SeenExit[],
+): FoundFailure | undefined {
   const failed = ends.filter((end) => hasFailed(end, notes));
   const failedRanks = new Set(failed.map(({ rank }) => rank));
   const own = new Set(ends.map(({ rank }) => rank));
   const facts = failed.map((end) => {
     const at = notes.findIndex(({ rank }) => rank === end.rank);
     const note = notes[at];
-    // Clocks of processes differ a little: the order of the notes counts.
-    const time = at < 0 ? end.endedAt : Math.max(...notes.slice(0, at + 1).map((earlier) => earlier.time));
-    return { end, at, time, note, because: note?.because ?? [] };
+    const exit = exits.findIndex(({ rank }) => rank === end.rank);
+    // Between two notes: before the one that would be the next.
+    const place = at < 0 ? (exits[exit]?.notes ?? notes.length) - 0.5 : at;
+    return { end, place, exit, time: note?.time ?? end.endedAt, note, because: note?.because ?? [] };
   });
-  const ordered = facts.toSorted((left, right) => left.time - right.time || left.at - right.at);
+  const ordered = facts.toSorted((left, right) => left.place - right.place || left.exit - right.exit);
   const first = ordered.find(({ because }) => !because.some((rank) => failedRanks.has(rank))) ?? ordered[0];
   if (first === undefined) return undefined;
   const { end, note, time, because } = first;

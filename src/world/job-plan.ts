@@ -2,7 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import { existsSync, statSync } from 'node:fs';
 import { delimiter, resolve } from 'node:path';
-import { checkOptions } from '../core/check-options.ts';
+import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { packageFile } from '../core/package-file.ts';
 import { quote } from '../core/quote.ts';
@@ -25,6 +25,7 @@ export interface JobPlan {
 /** Fails with WL_INVALID_ARGUMENT, WL_CONFIG, or WL_LAUNCH if there is no such program; nothing has been started then. */
 export function planJob(options: LaunchOptions): JobPlan {
   checkOptions(options, launchOptionNames, 'options of launch');
+  checkTypes(options);
   const { nodeCount = 1, nodeRank = 0, master } = options;
   checkInteger('ranks', options.ranks, 1, MAX_WORLD_SIZE);
   checkInteger('nodeCount', nodeCount, 1, MAX_WORLD_SIZE);
@@ -58,6 +59,29 @@ export function planJob(options: LaunchOptions): JobPlan {
     command: fullCommand(options),
   };
 }
+
+/** Of what is handed on to the system, whose own errors name neither the option nor the value. */
+function checkTypes({ cwd, env, master, signal }: LaunchOptions): void {
+  if (cwd !== undefined && typeof cwd !== 'string') throw invalidArgument('cwd', cwd, 'the path of a folder');
+  if (env !== undefined) {
+    if (typeof env !== 'object' || env === null || Array.isArray(env)) {
+      throw invalidArgument('env', env, 'an object of strings by name');
+    }
+    for (const [name, value] of Object.entries(env)) {
+      if (value !== undefined && typeof value !== 'string') throw invalidArgument(`env.${name}`, value, 'a string');
+    }
+  }
+  if (master !== undefined) {
+    checkOptions(master, masterNames, 'option master');
+    const { host, port } = master;
+    if (typeof host !== 'string' || host === '') throw invalidArgument('master.host', host, 'a name or an address');
+    checkInteger('master.port', port, 1, 65_535);
+  }
+  if (signal !== undefined && !(signal instanceof AbortSignal))
+    throw invalidArgument('signal', signal, 'an AbortSignal');
+}
+
+const masterNames: OptionNames<NonNullable<LaunchOptions['master']>> = { host: true, port: true };
 
 function checkInteger(name: string, value: number, min: number, max: number): void {
   if (!Number.isInteger(value) || value < min || value > max) {

@@ -7,7 +7,7 @@ import type { Address } from '../meeting/dial.ts';
 import { LAUNCH_ID_VARIABLE, uniqueJobId } from './environment.ts';
 import { FailureLog } from './failure-log.ts';
 import { failureSummary } from './failure-summary.ts';
-import { firstFailure, type FoundFailure, jobExitCode, type RankFailure } from './first-failure.ts';
+import { firstFailure, type FoundFailure, jobExitCode, type RankFailure, type SeenExit } from './first-failure.ts';
 import { type JobPlan, planJob } from './job-plan.ts';
 import type { LaunchOptions, LaunchResult } from './launch-options.ts';
 import { endMarkedProcesses } from './marked-processes.ts';
@@ -68,6 +68,7 @@ class Job {
   #remoteFailure: RankFailure | undefined;
   #reported: Promise<RankFailure> | undefined;
   readonly #ended: RankResult[] = [];
+  readonly #exits: SeenExit[] = [];
   /** Aborted when nothing is awaited from the other nodes any more. */
   readonly #over = new AbortController();
 
@@ -163,7 +164,7 @@ class Job {
 
   /** The first failure on any node, once the ranks of this node have ended; undefined if all ranks of all nodes ended well. */
   async #jobFailure(ranks: readonly RankResult[]): Promise<RankFailure | undefined> {
-    const found = firstFailure(ranks, this.#log.read());
+    const found = firstFailure(ranks, this.#log.read(), this.#exits);
     if (this.#nodes === undefined) return found;
     if (found !== undefined) return this.#reportedFailure(found);
     if (this.#remoteFailure !== undefined) return this.#remoteFailure;
@@ -205,6 +206,7 @@ class Job {
       command,
       cwd: this.#options.cwd,
       raw,
+      onExit: (ended) => this.#exits.push({ rank: ended, notes: this.#log.read().length }),
       env: {
         ...process.env,
         ...this.#options.env,
@@ -253,7 +255,7 @@ class Job {
 
   /** The other nodes need not wait until all ranks of this one have ended. */
   #tellNodes(): void {
-    const found = firstFailure(this.#ended, this.#log.read());
+    const found = firstFailure(this.#ended, this.#log.read(), this.#exits);
     if (found === undefined || found.blamesOthers || this.#nodes === undefined) return;
     this.#reported ??= this.#nodes.then((link) => link.report(found));
     this.#reported.catch(() => {});

@@ -25,6 +25,8 @@ export interface RankProcessOptions {
   readonly env: NodeJS.ProcessEnv;
   /** True: the rank uses the launcher's own input and output. */
   readonly raw: boolean;
+  /** Called as soon as the process is seen to have ended. */
+  readonly onExit: (rank: number) => void;
 }
 
 export class RankProcess {
@@ -54,10 +56,10 @@ export class RankProcess {
         cause,
       });
     }
-    return new RankProcess(options.rank, child, started);
+    return new RankProcess(options, child, started);
   }
 
-  private constructor(rank: number, child: ChildProcess, started: number) {
+  private constructor({ rank, onExit }: RankProcessOptions, child: ChildProcess, started: number) {
     this.rank = rank;
     this.child = child;
     this.pid = child.pid ?? 0;
@@ -65,6 +67,7 @@ export class RankProcess {
     this.ended = new Promise((resolve) => {
       child.once('exit', (exitCode, signal) => {
         this.running = false;
+        onExit(rank);
         // At once, while no other process can have taken the number: what the rank started and left behind.
         this.signalGroup('SIGKILL');
         const durationMs = performance.now() - started;

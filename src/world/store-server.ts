@@ -61,7 +61,9 @@ export class StoreServer {
 
   /** Waits, at most `waitMs`, until all who joined have left, then ends every connection. */
   async stop(waitMs: number): Promise<void> {
-    this.#groups.rank.stop(new WeftlineError('WL_LAUNCH', 'The rendezvous store of this job was stopped'));
+    const reason = new WeftlineError('WL_LAUNCH', 'The rendezvous store of this job was stopped');
+    // Without a prefix nobody waits here: a rank that joins again finds the next store of rank 0.
+    if (this.#options.jobPrefix !== undefined) this.#groups.rank.stop(reason);
     if (this.#connections.size > 0 && waitMs > 0) {
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, waitMs);
@@ -85,12 +87,23 @@ export class StoreServer {
     return world;
   }
 
-  /** A rank that joins again waits until all others have left. Fails with WL_PEER_FAILED if one of them is lost. */
+  /**
+   * A rank that joins again waits until all others have left, here or, if this store ends with its world, by calling again
+   * until rank 0 serves the next one. Fails with WL_PEER_FAILED if one of the others is lost.
+   */
   async #groupFor(kind: MemberKind, rank: number, channel: ControlChannel): Promise<StoreGroup> {
     for (;;) {
       const group = this.#groups[kind];
       const hasLeft = group.core.members.departure(rank)?.how === 'closed';
-      if (kind === 'node' || this.#options.jobPrefix === undefined || !hasLeft) return group;
+      if (kind === 'node' || !hasLeft) return group;
+      if (this.#options.jobPrefix === undefined) {
+        // Rank 0 serves the next store itself: who calls here under its number is another process.
+        if (rank === 0) return group;
+        await Promise.race([group.over, Promise.resolve()]);
+        // Of a code that callers do not take for final.
+        const early = `Rank ${rank} joins again, and other ranks have not closed the world that it has left`;
+        throw new WeftlineError('WL_PEER_LOST', early, { rank });
+      }
       await group.over;
       if (channel.isOver) throw new WeftlineError('WL_PEER_LOST', `Rank ${rank} gave up joining again`, { rank });
     }

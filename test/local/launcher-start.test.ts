@@ -54,3 +54,19 @@ test('a job has at most 1024 ranks, on all nodes together', async () => {
     withCode('WL_INVALID_ARGUMENT', 'expected at most 1024 in all, got "512 on each of 3 nodes"'),
   );
 });
+
+test('options of the wrong type are refused by name, before any rank starts', async () => {
+  const wrong: readonly [object, string][] = [
+    [{ cwd: 7 }, 'Invalid cwd: expected the path of a folder, got 7'],
+    [{ env: 'A=1' }, 'Invalid env: expected an object of strings by name, got "A=1"'],
+    [{ env: { LEVEL: 3 } }, 'Invalid env.LEVEL: expected a string, got 3'],
+    [{ master: '10.0.0.1:29500' }, 'Invalid option master: expected an object, got "10.0.0.1:29500"'],
+    [{ master: { host: 5, port: 1 } }, 'Invalid master.host: expected a name or an address, got 5'],
+    [{ master: { host: 'a', port: '1' } }, 'Invalid master.port: expected an integer from 1 to 65535, got "1"'],
+    [{ signal: new AbortController() }, 'Invalid signal: expected an AbortSignal, got AbortController'],
+    [{ signal: null }, 'Invalid signal: expected an AbortSignal, got null'],
+  ];
+  for (const [options, message] of wrong) {
+    await assert.rejects(launch({ command: ['node'], ranks: 1, ...options }), withCode('WL_INVALID_ARGUMENT', message));
+  }
+});

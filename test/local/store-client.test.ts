@@ -32,8 +32,8 @@ async function serve(size: number, jobPrefix?: string) {
   const stores = clients.map((client) => new LinkedStore(client, { timeoutMs: 5_000, maxValueBytes }));
   return {
     server,
-    clients: clients as [StoreClient, StoreClient],
-    stores: stores as [LinkedStore, LinkedStore],
+    clients: clients as [StoreClient, StoreClient, ...StoreClient[]],
+    stores: stores as [LinkedStore, LinkedStore, ...LinkedStore[]],
   };
 }
 
@@ -95,6 +95,40 @@ test('a rank that joins again waits until the others have left, and fails if one
   await first.close();
   const vain = assert.rejects(come(0), { code: 'WL_PEER_FAILED', rank: 1, message: /on purpose/ });
   await second.close(new Error('on purpose'));
+  await vain;
+  await server.stop(0);
+});
+
+test('a rank that joins again before rank 0 has left finds the next store of rank 0', async () => {
+  const { server, clients } = await serve(3);
+  const { port } = server;
+  const come = (rank: number) =>
+    StoreClient.connect({ host: '127.0.0.1', port, rank, size: 3, credentials, timeoutMs: 20_000 });
+  await clients[1].close();
+  const again = come(1);
+  // Another process with the number of a rank that is there, or with that of the one that serves the store, is refused.
+  await assert.rejects(come(2), { code: 'WL_RANK_TAKEN' });
+  await clients[0].close();
+  await assert.rejects(come(0), { code: 'WL_RANK_TAKEN' });
+  const stopped = server.stop(10_000);
+  await clients[2]?.close();
+  await stopped;
+  const listen = { host: '127.0.0.1', port };
+  const credential = credentials.read();
+  const next = await StoreServer.listen({ listen, size: 3, credential, jobId: 'next', maxValueBytes, settings });
+  const second = await again;
+  assert.equal(second.jobId, 'next');
+  await second.close();
+  await next.stop(0);
+});
+
+test('a rank that joins again fails if another rank of the world that it has left is lost', async () => {
+  const { server, clients } = await serve(2);
+  const { port } = server;
+  await clients[1].close();
+  const again = StoreClient.connect({ host: '127.0.0.1', port, rank: 1, size: 2, credentials, timeoutMs: 20_000 });
+  const vain = assert.rejects(again, { code: 'WL_PEER_FAILED', rank: 0, message: /on purpose/ });
+  await clients[0].close(new Error('on purpose'));
   await vain;
   await server.stop(0);
 });

@@ -27,6 +27,7 @@ const base: GreetingOptions = {
   bufferBytes: 1 << 20,
   segmentationOffload: true,
   authenticate: false,
+  receiverCredits: false,
   connectionId: 7,
 };
 
@@ -176,6 +177,18 @@ test('packets are authenticated if either side demands it, with keys of this mee
     for (const key of Object.values(host.packetKeys)) seen.add(Buffer.from(key).toString('hex'));
   }
   assert.equal(seen.size, 6);
+});
+
+test('receivers give credits if either side wants it', async () => {
+  for (const here of [false, true]) {
+    for (const there of [false, true]) {
+      const meetings = await meet({ receiverCredits: here }, { receiverCredits: there });
+      for (const { receiverCredits, paths } of meetings) {
+        paths[Symbol.dispose]();
+        assert.equal(receiverCredits, here || there);
+      }
+    }
+  }
 });
 
 /** Passes frames on; changed ones say that packets need not be authenticated. Returns how many it changed. */

@@ -69,11 +69,16 @@ export function addTransportBench(bench: Command): void {
     )
     .option(
       '--iterations <n>',
-      'messages or requests per flow; 0 lets the time decide',
+      'messages of basic, rounds of lat, requests of each flow otherwise (default: 8, 10000, as many as fit in --seconds; the default of transport_test is 1000000, which would keep you for up to an hour); 0: the default',
       integerArgument(0, MAX_COUNT),
       0,
     )
-    .option('--seconds <s>', 'how long to send', decimalArgument(0.001, DAY_SECONDS), seconds)
+    .option(
+      '--seconds <s>',
+      'how long tpt and bi send without --iterations',
+      decimalArgument(0.001, DAY_SECONDS),
+      seconds,
+    )
     .addOption(switchOption('--warmup', 'a second, or 1000 rounds of lat, that do not count'))
     .addOption(switchOption('--flush', 'the receiver flushes behind each request before it offers its memory again'))
     .addOption(switchOption('--bi', 'both sides send'))
@@ -87,6 +92,7 @@ Examples:
   export WEFTLINE_TOKEN=$(cat token)
   weftline bench transport --role server
   weftline bench transport --role client --peer-ip 10.0.0.1 --perftype tpt --msize 1M --compare 5
+  weftline bench transport --role client --peer-ip 10.0.0.1 --iterations 1000000
   weftline bench transport --perftype incast --ranks 8 --msize 4M`,
     );
   addOutputOptions(command);

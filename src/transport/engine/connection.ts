@@ -54,7 +54,7 @@ export class Connection implements TransportConnection, RequestOwner {
   constructor(engine: EngineCore, options: ConnectionOptions) {
     checkConnection(options);
     const { settings, outbox, now } = engine;
-    const { segmentBytes, paths, packetKeys } = options;
+    const { segmentBytes, paths, packetKeys, receiverCredits = settings.receiverCredits } = options;
     this.engine = engine;
     this.id = options.localId;
     this.peer = options.peer;
@@ -78,6 +78,7 @@ export class Connection implements TransportConnection, RequestOwner {
     this.receive = new ReceiveSide({ paths, ackWords, start, credit, now, control: this.control, wake });
     this.send = new SendSide({
       settings,
+      receiverCredits,
       paths,
       segmentBytes,
       payloadBytes: this.payloadBytes,
@@ -194,7 +195,7 @@ export class Connection implements TransportConnection, RequestOwner {
     this.error = error;
     this.life.end(reason, engine.now);
     engine.admission.remove(receive);
-    engine.credits?.remove(receive.credit);
+    engine.credits.remove(receive.credit);
     for (const request of engine.requests) {
       if (request.owner === this && request.isPending) engine.fail(request, error);
     }

@@ -20,8 +20,8 @@ export interface EngineCore {
   /** Of connections whose packets are authenticated; made when first asked for. */
   readonly tagMemory: TagMemory;
   readonly admission: Admission;
-  /** If this side gives credits to its peers. */
-  readonly credits: CreditPacer | undefined;
+  /** Gives credits to the peers whose connections have agreed on them. */
+  readonly credits: CreditPacer;
   /** [0, 1), from the engine's seed. */
   readonly random: () => number;
   /** Objects that are filled in again and again. */

@@ -45,7 +45,7 @@ export class Engine implements TransportEngine, EngineCore {
   readonly requests = new RequestTable();
   readonly regions = new RegionTable();
   readonly admission: Admission;
-  readonly credits: CreditPacer | undefined;
+  readonly credits: CreditPacer;
   readonly random: () => number;
   readonly template = createDataTemplate();
   readonly sample: AckSample = { now: 0, ackedBytes: 0, rtt: 0, baseRtt: 0, marked: false };
@@ -69,7 +69,7 @@ export class Engine implements TransportEngine, EngineCore {
     this.outbox = new PacketOutbox(options.io, this.settings.checksum);
     this.admission = new Admission(this.settings);
     this.random = seededRandom(options.seed ?? 0);
-    this.credits = this.settings.receiverCredits ? new CreditPacer(this.settings.linkRate) : undefined;
+    this.credits = new CreditPacer(this.settings.linkRate);
     const nowhere = { id: 0, key: 0, bytes: new Uint8Array(0), address: 0, remote: { read: false, write: false } };
     this.placement = {
       source: nowhere.bytes,
@@ -113,7 +113,7 @@ export class Engine implements TransportEngine, EngineCore {
     const connection = new Connection(this, options);
     this.#slots[slot] = connection;
     this.#connections.push(connection);
-    this.credits?.add(connection.receive.credit);
+    if (connection.send.credits !== undefined) this.credits.add(connection.receive.credit);
     return connection;
   }
 
@@ -145,10 +145,10 @@ export class Engine implements TransportEngine, EngineCore {
     this.now = now;
     this.#awake = false;
     this.admission.run(now);
-    this.credits?.run(now);
+    this.credits.run(now);
     const connections = this.#connections;
     let left = BURSTS_PER_ROUND;
-    let deadline = Math.min(this.admission.deadline, this.credits?.deadline() ?? Number.POSITIVE_INFINITY);
+    let deadline = Math.min(this.admission.deadline, this.credits.deadline());
     for (let step = 0; step < connections.length; step++) {
       const connection = connections[(this.#turn + step) % connections.length] as Connection;
       if (deadlineOf(connection) <= now) {

@@ -45,6 +45,8 @@ export interface ConnectionOptions {
   readonly secret: bigint;
   /** If both sides authenticate their packets: the peer holds the same keys the other way round. */
   readonly packetKeys?: PacketKeys | undefined;
+  /** The peer gives credits, and this side gives it some. Both sides agree; without it the setting counts. */
+  readonly receiverCredits?: boolean | undefined;
   /** How many paths there are, 1 to 256. Both sides agree. */
   readonly paths: number;
   /** Bytes of a full packet on every path, header included. A multiple of 8, 512 to 65472. Both sides agree. */

@@ -5,7 +5,7 @@ import type { Settings } from '../../settings/settings.ts';
 
 export interface TransportSettings {
   readonly congestion: Settings['transportCongestion'];
-  /** Receivers give credits, at the speed of their links. */
+  /** Receivers give credits, at the speed of their links; of a connection, if either side wants it. */
   readonly receiverCredits: boolean;
   readonly perPath: boolean;
   readonly windowBytes: number;

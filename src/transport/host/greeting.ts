@@ -20,6 +20,8 @@ export interface GreetingOptions extends PathOptions {
   readonly paths: number;
   /** Demands that packets are authenticated; they are if one side demands it. */
   readonly authenticate: boolean;
+  /** Wants receivers to give credits; they do if one side wants it. */
+  readonly receiverCredits: boolean;
   /** This engine's name for the connection. */
   readonly connectionId: number;
 }
@@ -35,6 +37,8 @@ export interface Meeting {
   readonly secret: bigint;
   /** If packets are authenticated: keys with the same properties. */
   readonly packetKeys: PacketKeys | undefined;
+  /** Both sides give credits to the other. */
+  readonly receiverCredits: boolean;
   /** What the peer's application said. */
   readonly hello: unknown;
   readonly segmentBytes: number;
@@ -83,7 +87,7 @@ async function meetGuest(
   credentials: Credentials,
   open: Reception<unknown>['open'],
 ): Promise<Meeting> {
-  const opened: Opened = { paths: undefined, localId: 0, authenticate: false };
+  const opened: Opened = { paths: undefined, localId: 0, authenticate: false, receiverCredits: false };
   try {
     const { body, secrets } = await receiveHello(channel, helloOf(credentials), async (hello) => {
       const peerName = nameOf(hello);
@@ -94,15 +98,18 @@ async function meetGuest(
       const authenticate = options.authenticate || hello['authenticate'] === true;
       opened.paths = paths;
       opened.localId = options.connectionId;
+      const receiverCredits = options.receiverCredits || hello['receiverCredits'] === true;
       opened.authenticate = authenticate;
-      return { name: options.name, connection: options.connectionId, ...paths.offer, authenticate, hello: answer };
+      opened.receiverCredits = receiverCredits;
+      const agreed = { ...paths.offer, authenticate, receiverCredits };
+      return { name: options.name, connection: options.connectionId, ...agreed, hello: answer };
     });
-    const { paths, localId, authenticate } = opened;
+    const { paths, localId, authenticate, receiverCredits } = opened;
     if (paths === undefined) throw protocolError('a hello that nobody took');
     paths.connect(await channel.receive('ports'));
     channel.send({ connected: true });
     const packetKeys = authenticate ? splitSessionKey(secrets.key('packets'), 'listener') : undefined;
-    return await finish({ body, secrets, paths, localId, packetKeys });
+    return await finish({ body, secrets, paths, localId, packetKeys, receiverCredits });
   } catch (error) {
     opened.paths?.[Symbol.dispose]();
     channel.refuse(error);
@@ -111,8 +118,9 @@ async function meetGuest(
 }
 
 /** What the side that calls says of itself. */
-export function introduce({ name, connectionId, paths, authenticate }: GreetingOptions, hello: unknown): HelloBody {
-  return { name, connection: connectionId, paths, authenticate, hello };
+export function introduce(options: GreetingOptions, hello: unknown): HelloBody {
+  const { name, connectionId, paths, authenticate, receiverCredits } = options;
+  return { name, connection: connectionId, paths, authenticate, receiverCredits, hello };
 }
 
 /** The side that calls, after the hello. */
@@ -131,7 +139,9 @@ export async function connectPeer(
     const authenticate = body['authenticate'] === true;
     if (options.authenticate && !authenticate) throw protocolError('an answer that refuses to authenticate packets');
     const packetKeys = authenticate ? splitSessionKey(secrets.key('packets'), 'caller') : undefined;
-    const meeting = await finish({ body, secrets, paths, localId: options.connectionId, packetKeys });
+    const receiverCredits = body['receiverCredits'] === true;
+    const localId = options.connectionId;
+    const meeting = await finish({ body, secrets, paths, localId, packetKeys, receiverCredits });
     await channel.receive('sign that it has adopted the connection');
     return meeting;
   } catch (error) {
@@ -146,6 +156,7 @@ interface Opened {
   paths: PeerPaths | undefined;
   localId: number;
   authenticate: boolean;
+  receiverCredits: boolean;
 }
 
 /** Paths are connected on both sides. */
@@ -153,7 +164,7 @@ async function finish({
   body,
   secrets,
   ...known
-}: Greeted & Pick<Meeting, 'paths' | 'localId' | 'packetKeys'>): Promise<Meeting> {
+}: Greeted & Pick<Meeting, 'paths' | 'localId' | 'packetKeys' | 'receiverCredits'>): Promise<Meeting> {
   const secret = Buffer.from(secrets.key('packet secret', 8)).readBigUInt64LE();
   return {
     ...known,

@@ -37,6 +37,7 @@ export interface HostConnection {
   readonly peerName: string;
   readonly secret: bigint;
   readonly packetKeys: PacketKeys | undefined;
+  readonly receiverCredits: boolean;
   readonly segmentBytes: number;
   /** The host closes it. */
   readonly endpoint: PathEndpoint;

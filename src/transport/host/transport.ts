@@ -21,6 +21,7 @@ import {
   connectPeer,
 } from './greeting.ts';
 import type { RemoteAccess } from '../engine/region.ts';
+import { transportSettings } from '../engine/transport-settings.ts';
 import { transportIo } from '../io/packet-ios.ts';
 import { Connection } from './connection.ts';
 import type { HostEvent } from './host-calls.ts';
@@ -303,19 +304,21 @@ export class Transport implements AsyncDisposable {
       bufferBytes: settings.transportSocketBufferBytes,
       segmentationOffload: settings.transportSegmentationOffload,
       authenticate: settings.transportAuthentication,
+      receiverCredits: transportSettings(settings).receiverCredits,
       connectionId,
     };
   }
 
   /** Gives what came of a meeting to the engine. */
   async #adopt(channel: ControlChannel, meeting: Meeting): Promise<Connection> {
-    const { peerName, segmentBytes, paths, localId, remoteId, secret, packetKeys, hello } = meeting;
+    const { peerName, segmentBytes, paths, hello, localId, remoteId, secret, packetKeys, receiverCredits } = meeting;
     if (this.#link.failure !== undefined) {
       paths[Symbol.dispose]();
       throw this.#link.failure;
     }
     // From here on the engine closes the sockets, also if it fails.
-    const options = { localId, remoteId, peerName, secret, packetKeys, segmentBytes, endpoint: paths.endpoint };
+    const names = { localId, remoteId, peerName };
+    const options = { ...names, secret, packetKeys, receiverCredits, segmentBytes, endpoint: paths.endpoint };
     const number = await this.#link.call('connect', options);
     const connection = new Connection({
       link: this.#link,

@@ -13,6 +13,8 @@ import { SendWindow } from './send-window.ts';
 
 export interface SendSideOptions {
   readonly settings: TransportSettings;
+  /** The receiver gives credits. */
+  readonly receiverCredits: boolean;
   readonly paths: number;
   /** Of a full packet: all of it, and its payload. */
   readonly segmentBytes: number;
@@ -63,14 +65,14 @@ export class SendSide {
   readonly #options: SendSideOptions;
 
   constructor(options: SendSideOptions) {
-    const { settings, paths, limit, start, now } = options;
+    const { settings, receiverCredits, paths, limit, start, now } = options;
     this.#options = options;
     this.window = new SendWindow(limit, start);
     this.bursts = new BurstTable(this.window.mask + 1, paths, DATA_HEADER_BYTES);
     this.tolerance = new ReorderTolerance(settings.reorderSegments, settings.reorderShare);
     this.nextSendAt = new Float64Array(this.bursts.controllerBytes.length);
     this.progressAt = now;
-    this.credits = settings.receiverCredits ? new ReceiverCredits(start) : undefined;
+    this.credits = receiverCredits ? new ReceiverCredits(start) : undefined;
     while (this.congestion.length < (settings.perPath ? paths : 1)) this.congestion.push(this.#newWindow());
   }
 

@@ -77,8 +77,9 @@ for (const name of congestionNames) {
 }
 
 /** The most bytes that a transfer of 2 MB has on its way over one path of 1000 bytes per microsecond. */
-function mostInFlight(settings: Partial<Settings>): number {
-  const net = new Loopback({ seed, paths: 1, rate: 1000, queueBytes: 4_000_000, settings });
+function mostInFlight(settings: Partial<Settings>, receiverCredits?: boolean): number {
+  const agreed = receiverCredits === undefined ? {} : { receiverCredits };
+  const net = new Loopback({ seed, paths: 1, rate: 1000, queueBytes: 4_000_000, settings, ...agreed });
   const bytes = 2_000_000;
   const [from, to] = [net.a.region(bytes), net.b.region(bytes)];
   net.b.connection.postReceive({ region: to, offset: 0, bytes });
@@ -100,6 +101,12 @@ test('with receiver credits a sender never has more on its way than both its win
   // 100 bytes per microsecond for a path of 1000: what may go without credits, and the few credits that are given at once.
   assert.ok(mostInFlight({ ...window, ...credits }) < SPECULATIVE_BYTES + 5 * 16_384);
   assert.ok(mostInFlight({ ...window, ...credits, transportWindowBytes: 50_000 }) <= 50_000);
+});
+
+test('what both sides of a connection agree on counts more than the setting of each', () => {
+  const window = { transportCongestion: 'fixed', transportWindowBytes: 1_000_000, transportLinkGbps: 0.8 } as const;
+  assert.ok(mostInFlight(window, true) < SPECULATIVE_BYTES + 5 * 16_384);
+  assert.ok(mostInFlight({ ...window, transportReceiverCredits: true }, false) > 600_000);
 });
 
 test('a new rule is a file of its own and a line of the table', () => {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { FailureNote } from '#lib/world/failure-log.js';
-import { firstFailure } from '#lib/world/first-failure.js';
+import { firstFailure, type SeenExit } from '#lib/world/first-failure.js';
 import { failureSummary } from '#lib/world/failure-summary.js';
 import type { RankResult } from '#lib/world/rank-process.js';
 import fc from '../../support/fast-check.js';
@@ -17,6 +17,8 @@ const end = (rank: number, exitCode: number | null, facts: Partial<RankResult> =
   ...facts,
 });
 const note = (rank: number, time: number, because: readonly number[] = []): FailureNote => ({ rank, time, because });
+
+const seen = (rank: number, notes: number): SeenExit => ({ rank, notes });
 
 test('the first failure is the one that the others blame, whatever order the processes end in', () => {
   fc.assert(
@@ -44,6 +46,9 @@ test('the first failure is the one that the others blame, whatever order the pro
         const found = firstFailure(
           results.toSorted((a, b) => a.rank - b.rank),
           notes,
+          results
+            .toSorted((a, b) => (ends[a.rank] ?? 0) - (ends[b.rank] ?? 0))
+            .map(({ rank }) => seen(rank, notes.length)),
         );
         assert.equal(found?.rank, root);
         assert.deepEqual([found.exitCode, found.signal], silent ? [null, 'SIGKILL'] : [root + 1, null]);
@@ -53,26 +58,41 @@ test('the first failure is the one that the others blame, whatever order the pro
   );
 });
 
+test('what the launcher saw first decides, a note or an end without one, whatever the clocks say', () => {
+  const killed = end(0, null, { signal: 'SIGKILL', endedAt: 5_000 });
+  const exits = [end(1, 3, { endedAt: 1 }), end(2, 4, { endedAt: 2 })];
+  const notes = [note(1, 9_000), note(2, 10)];
+  const firstOf = (order: readonly SeenExit[]): number | undefined =>
+    firstFailure([killed, ...exits], notes, order)?.rank;
+  assert.equal(firstOf([seen(0, 0), seen(2, 2), seen(1, 2)]), 0);
+  assert.equal(firstOf([seen(0, 1), seen(2, 2), seen(1, 2)]), 1);
+  assert.equal(firstOf([seen(2, 2), seen(1, 2), seen(0, 2)]), 1);
+  // Two that noted nothing.
+  const other = end(3, null, { signal: 'SIGSEGV', endedAt: 1 });
+  assert.equal(firstFailure([killed, other], [], [seen(0, 0), seen(3, 0)])?.rank, 0);
+  assert.equal(firstFailure([killed, other], [], [seen(3, 0), seen(0, 0)])?.rank, 3);
+});
+
 test('ranks that ended well or were stopped have not failed; blame of a rank that did not fail is no excuse', () => {
-  assert.equal(firstFailure([end(0, 0), end(1, null, { signal: 'SIGTERM', stopped: true })], []), undefined);
-  const found = firstFailure([end(0, 4), end(1, null, { signal: 'SIGTERM', stopped: true })], [note(0, 900, [1])]);
+  assert.equal(firstFailure([end(0, 0), end(1, null, { signal: 'SIGTERM', stopped: true })], [], []), undefined);
+  const found = firstFailure([end(0, 4), end(1, null, { signal: 'SIGTERM', stopped: true })], [note(0, 900, [1])], []);
   assert.equal(found?.rank, 0);
 });
 
 test('a rank that noted an error and was stopped then is the first failure, with the exit code of an error', () => {
   const failed: FailureNote = { ...note(1, 900), error: { code: 'WL_CHECK', message: 'the sum is wrong' } };
   const ends = [end(0, 1), end(1, null, { signal: 'SIGTERM', stopped: true })];
-  const found = firstFailure(ends, [failed, note(0, 950, [1])]);
+  const found = firstFailure(ends, [failed, note(0, 950, [1])], []);
   assert.deepEqual([found?.rank, found?.exitCode, found?.signal, found?.time], [1, 1, null, 900]);
 });
 
 test('a rank that blames ranks of other nodes says so', () => {
-  assert.equal(firstFailure([end(4, 1), end(5, 1)], [note(4, 1, [2]), note(5, 2, [4])])?.blamesOthers, true);
+  assert.equal(firstFailure([end(4, 1), end(5, 1)], [note(4, 1, [2]), note(5, 2, [4])], [])?.blamesOthers, true);
 });
 
 test('ranks that lost the store of another node blame its launcher, not themselves', () => {
   const lost: FailureNote = { ...note(4, 1), error: { code: 'WL_PEER_LOST', message: 'the launcher was lost' } };
-  assert.equal(firstFailure([end(4, 1)], [lost])?.blamesOthers, true);
+  assert.equal(firstFailure([end(4, 1)], [lost], [])?.blamesOthers, true);
 });
 
 test('the summary groups ranks and has no field without a value', () => {
@@ -84,7 +104,7 @@ test('the summary groups ranks and has no field without a value', () => {
     })),
   ];
   const ranks = [end(0, 1), end(1, 1), end(2, null, { signal: 'SIGTERM', stopped: true }), end(3, 7)];
-  const found = firstFailure(ranks, notes);
+  const found = firstFailure(ranks, notes, []);
   assert.ok(found !== undefined);
   assert.deepEqual(failureSummary({ ...found, host: 'here' }, ranks, notes).split('\n'), [
     'the job failed: rank 3 (process 103 on here) ended with exit code 7 at 1970-01-01T00:00:00.900Z',

@@ -176,6 +176,7 @@ const transportOptions = {
   bufferBytes: 65_536,
   segmentationOffload: false,
   authenticate: false,
+  receiverCredits: false,
   connectionId: 1,
 } as const;
 

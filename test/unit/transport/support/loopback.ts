@@ -25,6 +25,8 @@ export interface LoopbackOptions {
   readonly reordering?: number;
   readonly corruption?: number;
   readonly settings?: Partial<Settings>;
+  /** What both sides of a connection have agreed; without it the settings count. */
+  readonly receiverCredits?: boolean;
   /** Hold the packets of a burst together, as receive offload does. */
   readonly join?: boolean;
   /** A packet for which this is true is lost. */
@@ -120,6 +122,7 @@ export class Loopback {
       secret: this.options.secret ?? 0x0123_4567_89ab_cdefn,
       paths: this.options.paths ?? 1,
       segmentBytes: this.options.segmentBytes ?? 1368,
+      receiverCredits: this.options.receiverCredits,
     };
     const keys = (end: 'caller' | 'listener') =>
       this.options.settings?.transportAuthentication === true
