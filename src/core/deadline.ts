@@ -97,17 +97,20 @@ export function within<T>(
   });
 }
 
+/** Timers that are given more fire at once. */
+const MAX_TIMER_MS = 2 ** 31 - 1;
 const SECOND_NET_SHARE = 0.1;
 const MIN_SECOND_NET_MS = 250;
 const MAX_SECOND_NET_MS = 2_000;
 
-/** When to give up on somebody who is to give up after `timeoutMs` itself, and knows better why. */
+/** When to give up on somebody who is to give up after `timeoutMs` itself, and knows better why; no more than a timer holds. */
 export function secondNet(timeoutMs: number): number {
-  return timeoutMs + Math.min(MAX_SECOND_NET_MS, Math.max(MIN_SECOND_NET_MS, timeoutMs * SECOND_NET_SHARE));
+  const later = Math.min(MAX_SECOND_NET_MS, Math.max(MIN_SECOND_NET_MS, timeoutMs * SECOND_NET_SHARE));
+  return Math.min(timeoutMs + later, MAX_TIMER_MS);
 }
 
 /** Fails with WL_INVALID_ARGUMENT for what no timer can hold, NaN and infinity among it: a wait must end. */
 export function checkTimeout(timeoutMs: number): number {
-  if (typeof timeoutMs === 'number' && timeoutMs >= 0 && timeoutMs < 2 ** 31) return timeoutMs;
+  if (typeof timeoutMs === 'number' && timeoutMs >= 0 && timeoutMs <= MAX_TIMER_MS) return timeoutMs;
   throw invalidArgument('timeoutMs', timeoutMs, 'a number of milliseconds from 0 to 2147483647');
 }

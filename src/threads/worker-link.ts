@@ -32,9 +32,17 @@ export interface WorkerLinkOptions<Event> {
 
 export interface CallOptions {
   /** Ends the wait: the call rejects with the signal's reason, and the thread is told that nobody waits. */
-  readonly signal?: AbortSignal;
+  readonly signal?: AbortSignal | undefined;
+  /** How long this call may take, in ms, in place of the link's `timeoutMs`. Checked by the caller. */
+  readonly timeoutMs?: number | undefined;
   /** A thread that does not answer in time is ended. */
   readonly endsThread?: boolean;
+}
+
+interface LateCall {
+  readonly name: string;
+  readonly timeoutMs: number;
+  readonly endsThread: boolean;
 }
 
 interface PendingCall {
@@ -101,8 +109,7 @@ export class WorkerLink<Table extends Calls, Event = never> {
     return this.callWith({}, name, ...argument);
   }
 
-  /** The same with a way to end the wait early, or the thread. */
-
+  /** The same with a time of its own, a way to end the wait early, or the thread. */
   callWith<Name extends keyof Table & string>(
     options: CallOptions,
     name: Name,
@@ -111,13 +118,15 @@ export class WorkerLink<Table extends Calls, Event = never> {
     return this.#send(name, argument[0], options) as Promise<ResultOf<Table, Name>>;
   }
 
-  #send(name: string, argument: unknown, { signal, endsThread = false }: CallOptions): Promise<unknown> {
+  #send(name: string, argument: unknown, options: CallOptions): Promise<unknown> {
+    const { signal, timeoutMs = this.#options.timeoutMs, endsThread = false } = options;
     if (this.#failure !== undefined) return Promise.reject(this.#failure);
     if (signal?.aborted === true) return Promise.reject(signal.reason as Error);
     const id = this.#nextCall++;
     return new Promise((resolve, reject) => {
       if (this.#calls.size === 0) this.#port.ref();
-      const timer = setTimeout(() => this.#giveUp(id, name, endsThread), secondNet(this.#options.timeoutMs));
+      const giveUp = (): void => this.#giveUp(id, { name, timeoutMs, endsThread });
+      const timer = setTimeout(giveUp, secondNet(timeoutMs));
       const abort = (): void => this.#abandon(id, signal?.reason);
       signal?.addEventListener('abort', abort);
       const release = (): void => {
@@ -166,8 +175,8 @@ export class WorkerLink<Table extends Calls, Event = never> {
     this.#options.onCall?.();
   }
 
-  #giveUp(id: number, name: string, endsThread: boolean): void {
-    const { what, timeoutMs, lateReason } = this.#options;
+  #giveUp(id: number, { name, timeoutMs, endsThread }: LateCall): void {
+    const { what, lateReason } = this.#options;
     const why = lateReason === undefined ? '' : `: ${lateReason}`;
     const error = new WeftlineError('WL_TIMEOUT', `The ${what} did not answer within ${timeoutMs} ms (${name})${why}`, {
       details: { call: name, timeoutMs },

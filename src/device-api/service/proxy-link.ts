@@ -1,4 +1,5 @@
 // How a ProxyService reaches the thread that serves its queues: starts it, calls it, hears of failures, ends it.
+import type { WaitOptions } from '../../core/deadline.ts';
 import { decodeError, type EncodedError, type WeftlineError } from '../../core/errors.ts';
 import { packageFile } from '../../core/package-file.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
@@ -51,13 +52,13 @@ export class ProxyLink implements AsyncDisposable {
     return this.#link.callWith({ endsThread: name === 'serve' }, name, ...argument);
   }
 
-  /** The same, until the signal ends the wait. */
-  callUntil<Name extends keyof ProxyCalls>(
-    signal: AbortSignal | undefined,
+  /** The same with a time of its own, or until the signal ends the wait. */
+  callWithin<Name extends keyof ProxyCalls>(
+    { timeoutMs, signal }: WaitOptions,
     name: Name,
     ...argument: ArgumentOf<ProxyCalls, Name>
   ): Promise<ResultOf<ProxyCalls, Name>> {
-    return this.#link.callWith(signal === undefined ? {} : { signal }, name, ...argument);
+    return this.#link.callWith({ timeoutMs, signal }, name, ...argument);
   }
 
   /** Closes the agent and ends the thread. Idempotent. */

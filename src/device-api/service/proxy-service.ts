@@ -1,10 +1,17 @@
 // The thread that serves command queues, as a service: whoever has queues in shared memory gives them to it, registers
 // memory, meets peers, and opens requests that the commands of the queues name. DeviceHost is one of its users.
 import type { BackendName, ListenerAddress, ListenOptions } from '../../agent/index.ts';
+import { checkTimeout } from '../../core/deadline.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { ProxyLink } from './proxy-link.ts';
-import type { Allocation, QueueOptions, ProxyRegisterOptions, RequestOptions } from './proxy-messages.ts';
+import type {
+  Allocation,
+  ExchangeOptions,
+  QueueOptions,
+  ProxyRegisterOptions,
+  RequestOptions,
+} from './proxy-messages.ts';
 import { checkQueueLayout } from './queue-layout.ts';
 import { RequestNumbers } from './request-numbers.ts';
 
@@ -90,9 +97,10 @@ export class ProxyService implements AsyncDisposable {
   }
 
   /** Asks another's listener; returns the peer's name, if metadata came. */
-  exchange(how: 'exchange' | 'fetch' | 'send' | 'invalidate', address: ListenerAddress): Promise<string | undefined> {
+  async exchange(how: ExchangeOptions['how'], address: ListenerAddress): Promise<string | undefined> {
     const { signal, ...plain } = address;
-    return this.#link.callUntil(signal, 'exchange', { how, address: plain });
+    if (plain.timeoutMs !== undefined) checkTimeout(plain.timeoutMs);
+    return this.#link.callWithin(address, 'exchange', { how, address: plain });
   }
 
   /** For openRequest(), or for a request whose writes need no queue. Fails with WL_CAPACITY. */

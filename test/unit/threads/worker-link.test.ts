@@ -59,7 +59,7 @@ function open(options: Partial<WorkerLinkOptions<string>> = {}): Opened {
     onEnd: (error) => ends.push(error),
     ...options,
   });
-  return { link, events, ends, [Symbol.dispose]: () => void link.stop() };
+  return { link, events, ends, [Symbol.dispose]: () => void link.stop().catch(() => {}) };
 }
 
 test('a call brings its result, or what the thread throws', async () => {
@@ -93,6 +93,18 @@ test('a call that is not answered in time fails with its name, and goes on no lo
   await assert.rejects(opened.link.call('wait', 'for ever'), late);
   assert.equal(opened.link.failure, undefined);
   assert.deepEqual(opened.ends, []);
+});
+
+test('a call may have a time of its own', async () => {
+  using opened = open({ timeoutMs: 50 });
+  const controller = new AbortController();
+  const patient = opened.link.callWith({ timeoutMs: 20_000, signal: controller.signal }, 'wait', 'for long');
+  const ended = assert.rejects(patient, { message: 'enough' });
+  await assert.rejects(opened.link.call('wait', 'for ever'), { code: 'WL_TIMEOUT' });
+  controller.abort(new Error('enough'));
+  await ended;
+  const hasty = opened.link.callWith({ timeoutMs: 1 }, 'wait', 'for ever');
+  await assert.rejects(hasty, { code: 'WL_TIMEOUT', message: / 1 ms /, details: { call: 'wait', timeoutMs: 1 } });
 });
 
 test('a thread that hangs is ended by a call that says so', async () => {

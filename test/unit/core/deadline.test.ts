@@ -1,0 +1,18 @@
+// Times of calls: what a timer can hold.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { checkTimeout, secondNet } from '#lib/core/deadline.js';
+
+const LONGEST_MS = 2 ** 31 - 1;
+
+test('the second net is later than the time itself, and never more than a timer holds', () => {
+  for (const timeoutMs of [0, 1, 100, 30_000, 3_600_000]) assert.ok(secondNet(timeoutMs) > timeoutMs);
+  for (const timeoutMs of [LONGEST_MS - 1, LONGEST_MS]) assert.equal(secondNet(timeoutMs), LONGEST_MS);
+});
+
+test('a time that no timer holds is refused', () => {
+  for (const timeoutMs of [0, LONGEST_MS]) assert.equal(checkTimeout(timeoutMs), timeoutMs);
+  for (const timeoutMs of [-1, LONGEST_MS + 1, Number.NaN, Number.POSITIVE_INFINITY, '5' as unknown as number]) {
+    assert.throws(() => checkTimeout(timeoutMs), { code: 'WL_INVALID_ARGUMENT' });
+  }
+});
