@@ -1,5 +1,5 @@
 // How a ProxyService reaches the thread that serves its queues: starts it, calls it, hears of failures, ends it.
-import type { WaitOptions } from '../../core/deadline.ts';
+import type { CallWait } from '../../core/deadline.ts';
 import { decodeError, type EncodedError, type WeftlineError } from '../../core/errors.ts';
 import { packageFile } from '../../core/package-file.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
@@ -54,7 +54,7 @@ export class ProxyLink implements AsyncDisposable {
 
   /** The same with a time of its own, or until the signal ends the wait. */
   callWithin<Name extends keyof ProxyCalls>(
-    { timeoutMs, signal }: WaitOptions,
+    { timeoutMs, signal }: CallWait,
     name: Name,
     ...argument: ArgumentOf<ProxyCalls, Name>
   ): Promise<ResultOf<ProxyCalls, Name>> {

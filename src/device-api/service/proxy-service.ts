@@ -99,8 +99,9 @@ export class ProxyService implements AsyncDisposable {
   /** Asks another's listener; returns the peer's name, if metadata came. */
   async exchange(how: ExchangeOptions['how'], address: ListenerAddress): Promise<string | undefined> {
     const { signal, ...plain } = address;
-    if (plain.timeoutMs !== undefined) checkTimeout(plain.timeoutMs);
-    return this.#link.callWithin(address, 'exchange', { how, address: plain });
+    const { timeoutMs } = plain;
+    if (timeoutMs !== undefined) checkTimeout(timeoutMs);
+    return this.#link.callWithin({ timeoutMs, signal }, 'exchange', { how, address: plain });
   }
 
   /** For openRequest(), or for a request whose writes need no queue. Fails with WL_CAPACITY. */

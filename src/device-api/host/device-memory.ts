@@ -1,0 +1,109 @@
+// The memory of a DeviceHost: made and registered on one of its devices, read, written, described to peers, given up.
+import { hostIdentity } from '../../world/host-identity.ts';
+import { invalidArgument } from '../../core/errors.ts';
+import type { ProxyService } from '../service/proxy-service.ts';
+import type { DeviceHalf } from './device-half.ts';
+import { type DescRange, encodeDescs } from './transfer-descs.ts';
+import { checkBytes, type RegisteredVram, type VramRange, VramRegions } from './vram-regions.ts';
+import type { WriteRequests } from './write-requests.ts';
+
+interface Parts {
+  /** By the number of their device. */
+  readonly halves: ReadonlyMap<number, DeviceHalf>;
+  readonly service: ProxyService;
+  readonly requests: WriteRequests;
+}
+
+/** The calls of DeviceHost with the same names say what each does. */
+export class DeviceMemory {
+  readonly #parts: Parts;
+  readonly #regions = new VramRegions();
+
+  constructor(parts: Parts) {
+    this.#parts = parts;
+  }
+
+  /** Of the device, the first by default. Fails with WL_INVALID_ARGUMENT. */
+  half(deviceId?: number): DeviceHalf {
+    const { halves } = this.#parts;
+    const [first] = halves.keys();
+    const half = halves.get(deviceId ?? first!);
+    if (half === undefined) throw invalidArgument('deviceId', deviceId, `one of ${[...halves.keys()].join(', ')}`);
+    return half;
+  }
+
+  /** Fails with WL_INVALID_ARGUMENT unless it is inside of registered memory. */
+  range(range: VramRange): Required<VramRange> {
+    return this.#regions.range(range);
+  }
+
+  async allocate(bytes: number, deviceId?: number): Promise<RegisteredVram> {
+    checkBytes(bytes);
+    const half = this.half(deviceId);
+    const { address, id } = await half.allocate(bytes);
+    if (id !== undefined) return this.#regions.add({ id, address, bytes, deviceId: half.deviceId });
+    try {
+      return await this.register(address, bytes, deviceId);
+    } catch (error) {
+      half.release(address);
+      throw error;
+    }
+  }
+
+  async allocateHost(bytes: number, deviceId?: number): Promise<RegisteredVram> {
+    checkBytes(bytes);
+    const half = this.half(deviceId);
+    const { id, address } = await this.#parts.service.allocate(bytes);
+    return this.#regions.add({ id, address: half.pin(address, bytes), bytes, deviceId: half.deviceId });
+  }
+
+  async register(address: number, bytes: number, deviceId?: number): Promise<RegisteredVram> {
+    checkBytes(bytes);
+    // No thread survives a native call with what is no address.
+    if (!Number.isSafeInteger(address) || address <= 0)
+      throw invalidArgument('address', address, 'an address of memory');
+    const half = this.half(deviceId);
+    const id = await this.#parts.service.register({ address, bytes, ordinal: half.ordinal });
+    return this.#regions.add({ id, address, bytes, deviceId: half.deviceId });
+  }
+
+  async deregister(memory: RegisteredVram): Promise<void> {
+    const known = this.#regions.known(memory);
+    const { requests, service } = this.#parts;
+    requests.checkUnused('memory', (open) => open.memory === known);
+    const half = this.half(known.deviceId);
+    // What is pinned belongs to the agent, which frees it next; memory of a GPU is freed when peers are out of it.
+    if (!half.isFar(known.address)) half.release(known.address);
+    await service.deregister(known.id);
+    this.#regions.remove(known);
+    half.release(known.address);
+  }
+
+  view(memory: RegisteredVram): Uint8Array {
+    const known = this.#regions.known(memory);
+    return this.half(known.deviceId).view(known);
+  }
+
+  async read(memory: RegisteredVram, bytes?: number): Promise<Uint8Array> {
+    const range = this.#regions.range(bytes === undefined ? { memory } : { memory, bytes });
+    return this.half(range.memory.deviceId).read({ address: range.memory.address, bytes: range.bytes });
+  }
+
+  async write(memory: RegisteredVram, values: Uint8Array): Promise<void> {
+    if (!(values instanceof Uint8Array)) throw invalidArgument('values', values, 'a Uint8Array');
+    const { memory: known } = this.#regions.range({ memory, bytes: values.length });
+    await this.half(known.deviceId).write(known.address, values);
+  }
+
+  /** What peers need to write to the ranges; `agent` is this host's name. */
+  describe(agent: string, ranges: readonly VramRange[]): Uint8Array {
+    const described = ranges.map((range) => this.#describeRange(range));
+    return encodeDescs({ agent, host: hostIdentity(), process: process.pid, ranges: described });
+  }
+
+  #describeRange(range: VramRange): DescRange {
+    const { memory, offset, bytes } = this.#regions.range(range);
+    const ipc = this.half(memory.deviceId).exportMemory(memory.address + offset, bytes);
+    return { region: memory.id, offset, bytes, ...(ipc === undefined ? {} : { ipc }) };
+  }
+}
