@@ -18,7 +18,7 @@ import {
   type WriteRequestOptions,
   writeRequestOptionNames,
 } from './device-host-options.ts';
-import { DeviceMemory } from './device-memory.ts';
+import { KernelMemory } from './kernel-memory.ts';
 import { HostPeers } from './host-peers.ts';
 import { checkDevices, openHalves } from './open-halves.ts';
 import { decodeDescs, type DescRange, type TransferDescs } from './transfer-descs.ts';
@@ -29,7 +29,7 @@ interface Parts {
   readonly halves: ReadonlyMap<number, DeviceHalf>;
   readonly service: ProxyService;
   readonly requests: WriteRequests;
-  readonly memory: DeviceMemory;
+  readonly memory: KernelMemory;
   readonly peers: HostPeers;
   readonly port: number | undefined;
 }
@@ -84,7 +84,7 @@ export class DeviceHost implements AsyncDisposable {
       for (const { queueMemory } of halves.values()) await service.serve({ memory: queueMemory, queues, capacity });
       const at = host === undefined ? {} : { host };
       const listening = port === undefined ? undefined : await service.listen({ ...at, port });
-      const memory = new DeviceMemory({ halves, service, requests });
+      const memory = new KernelMemory({ halves, service, requests });
       const peers = new HostPeers({ settings, service, requests });
       return new DeviceHost(options, { halves, service, requests, memory, peers, port: listening });
     } catch (error) {

@@ -7,7 +7,7 @@ import { readSettings, type Settings } from '../../settings/settings.ts';
 import { ProxyLink } from './proxy-link.ts';
 import type {
   Allocation,
-  ExchangeOptions,
+  MetadataExchangeOptions,
   QueueOptions,
   ProxyRegisterOptions,
   RequestOptions,
@@ -97,7 +97,7 @@ export class ProxyService implements AsyncDisposable {
   }
 
   /** Asks another's listener; returns the peer's name, if metadata came. */
-  async exchange(how: ExchangeOptions['how'], address: ListenerAddress): Promise<string | undefined> {
+  async exchange(how: MetadataExchangeOptions['how'], address: ListenerAddress): Promise<string | undefined> {
     const { signal, ...plain } = address;
     const { timeoutMs } = plain;
     if (timeoutMs !== undefined) checkTimeout(timeoutMs);

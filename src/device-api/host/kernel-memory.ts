@@ -1,4 +1,4 @@
-// The memory of a DeviceHost: made and registered on one of its devices, read, written, described to peers, given up.
+// The memory that kernels of a DeviceHost and its peers reach: made and registered, read, written, described, given up.
 import { hostIdentity } from '../../world/host-identity.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { ProxyService } from '../service/proxy-service.ts';
@@ -15,7 +15,7 @@ interface Parts {
 }
 
 /** The calls of DeviceHost with the same names say what each does. */
-export class DeviceMemory {
+export class KernelMemory {
   readonly #parts: Parts;
   readonly #regions = new VramRegions();
 
