@@ -11,8 +11,8 @@ const script = fileURLToPath(new URL('./ep-rank.js', import.meta.url));
 const RANKS = 3;
 /** Of a job whose rank is stopped and continued. */
 const ROUNDS = 150;
-const MOST_PATIENCE_MS = 60;
-const MOST_STOP_MS = 400;
+const MAX_PATIENCE_MS = 60;
+const MAX_STOP_MS = 400;
 const JOB_MS = 60_000;
 /** Threads of the pool start when they are needed; windows are what must not stay. */
 const SLACK = { descriptors: 2, mappings: 0, threads: 4 } as const;
@@ -32,12 +32,12 @@ export class EpJobs {
     let actedAt = 0;
     let acting: Promise<void> | undefined;
     const act = async (): Promise<void> => {
-      await sleep(random.next() * MOST_PATIENCE_MS);
+      await sleep(random.next() * MAX_PATIENCE_MS);
       const pid = pids.get(victim) as number;
       actedAt = performance.now();
       process.kill(pid, event === 'kill' ? 'SIGKILL' : 'SIGSTOP');
       if (event === 'kill') return;
-      await sleep(event === 'stop' ? random.next() * MOST_STOP_MS : DEADLINE_MS * 2.5);
+      await sleep(event === 'stop' ? random.next() * MAX_STOP_MS : DEADLINE_MS * 2.5);
       process.kill(pid, 'SIGCONT');
     };
     const outcomes = new Map<number, RankOutcome & { readonly afterMs: number }>();

@@ -6,7 +6,7 @@ import { type DriverWords, ended, Round, say, WrongBytes } from './driver-link.t
 import { TransportSide } from './transport-side.ts';
 
 /** Threads and descriptors of what was closed are gone a moment later. */
-const MOST_LOOKS = 40;
+const MAX_LOOKS = 40;
 
 type RoundWords = Extract<DriverWords, { readonly do: 'round' }>;
 
@@ -41,7 +41,7 @@ async function untilBothFinished(round: Round, told: number): Promise<number | u
 
 async function settledUsage(): Promise<ReturnType<typeof usageOf>> {
   let usage = usageOf();
-  for (let look = 0, same = 0; look < MOST_LOOKS && same < 4; look++) {
+  for (let look = 0, same = 0; look < MAX_LOOKS && same < 4; look++) {
     await sleep(5);
     const now = usageOf();
     same = now.descriptors === usage.descriptors && now.threads === usage.threads ? same + 1 : 0;

@@ -14,8 +14,8 @@ const script = fileURLToPath(new URL('./pair-process.js', import.meta.url));
 /** To start a process on a busy machine and get it to run. */
 const START_MS = 30_000;
 /** How long after it began to run something happens to the victim, at most. */
-const MOST_PATIENCE_MS = 60;
-const MOST_STOP_MS = 400;
+const MAX_PATIENCE_MS = 60;
+const MAX_STOP_MS = 400;
 /** The survivor's first rounds set up what it keeps. */
 const WARM_ROUNDS = 2;
 const SLACK = { descriptors: 2, mappings: 1, threads: 1 } as const;
@@ -110,7 +110,7 @@ export class PairRounds {
       const ends = [await survivor.player.heard('ended', 1), await victim.heard('ended', 1)];
       fault(`the pair did not begin to run: ${ends.map((end) => describe(end?.error)).join('; ')}`);
     } else {
-      await sleep(random.next() * MOST_PATIENCE_MS);
+      await sleep(random.next() * MAX_PATIENCE_MS);
       if (event === 'kill') await this.#kill(survivor, victim, { name, fault });
       else await this.#stop(survivor, victim, { isLong: event === 'long stop', random, fault });
     }
@@ -162,10 +162,10 @@ export class PairRounds {
     }: { readonly isLong: boolean; readonly random: Random; readonly fault: (what: string) => void },
   ): Promise<void> {
     victim.child.kill('SIGSTOP');
-    const stopMs = isLong ? DEADLINE_MS * 1.5 : random.next() * MOST_STOP_MS;
+    const stopMs = isLong ? DEADLINE_MS * 1.5 : random.next() * MAX_STOP_MS;
     await sleep(stopMs);
     victim.child.kill('SIGCONT');
-    await sleep(random.next() * MOST_PATIENCE_MS);
+    await sleep(random.next() * MAX_PATIENCE_MS);
     for (const one of [player, victim]) one.send({ do: 'finish' });
     // Whoever fails tells why; the other then waits for nobody.
     const watch = async (one: Player, other: Player, who: string): Promise<void> => {
