@@ -16,7 +16,8 @@ using size_t = decltype(sizeof(0));
 #endif
 #include "weftline/weftline.cuh"
 
-// WARP: all 32 lanes of a warp write together; a signal may be posted by lane 0 alone.
+// WARP: all 32 lanes of a warp write together, and wait for each other within the deadline; a signal may be posted by lane 0
+// alone. Between code that takes lanes different ways and a signal by several lanes belongs a __syncwarp().
 enum class nixl_gpu_level_t : uint64_t { THREAD = 0, WARP = 1, BLOCK = 2 };
 
 namespace nixl_gpu_flags {

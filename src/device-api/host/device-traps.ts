@@ -97,7 +97,7 @@ export class DeviceTraps implements Disposable {
       return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
     }
     if (reason === trapReasons.missingLanes) {
-      const message = `A kernel of ${agent} made a call at warp level for ${peer} by the lanes ${maskText(seen)} without the others it needs (${maskText(expected)}); nothing was written. Puts need all 32 lanes of a warp, a signal needs lane 0`;
+      const message = `A kernel of ${agent} made a call at warp level for ${peer} by the lanes ${maskText(seen)} without the others it needs (${maskText(expected)}); nothing was written. Puts need all 32 lanes of a warp until the deadline; a signal needs lane 0, and a __syncwarp() before it where lanes have gone different ways`;
       return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
     }
     if (reason === trapReasons.unknownFlags) {

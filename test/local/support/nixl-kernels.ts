@@ -107,6 +107,29 @@ extern "C" __global__ void putByLanes(Request data, u32 lanes, u64 bytes) {
   if (threadIdx.x < 32 && (lanes >> laneIndex() & 1) != 0) put<Level::Warp>(data, 0, 0, bytes);
 }
 
+// By all lanes, each after work of its own; the halves of the warp call it from different places.
+__device__ __noinline__ bool putOnce(Request data, u64 offset, u64 bytes) {
+  return put<Level::Warp>(data, offset, offset, bytes);
+}
+
+extern "C" __global__ void putApart(Request data, Request counter, u64 bytes, u32 turns, u32* waste) {
+  if (threadIdx.x >= 32) return;
+  for (u32 turn = 0; turn < turns; ++turn) {
+    bool isPut = false;
+    if ((laneIndex() >> turn % 5 & 1) != 0) {
+      for (u32 step = 0; step < (laneIndex() * 7 + turn) % 13; ++step) atomicAdd(waste, 1);
+      isPut = putOnce(data, 0, bytes);
+    } else {
+      isPut = putOnce(data, 0, bytes);
+      for (u32 step = 0; step < (laneIndex() * 5 + turn) % 11; ++step) atomicAdd(waste, 2);
+    }
+    if (!isPut) return;
+    __syncwarp();
+    if (!signal<Level::Warp>(counter, 0, 1)) return;
+  }
+  flush<Level::Warp>(counter);
+}
+
 extern "C" __global__ void postWithFlags(RequestHandle data, u32 count, u32 flags, u32 ends) {
   if (threadIdx.x != 0) return;
   for (u32 turn = 0; turn < count; ++turn) {
@@ -115,6 +138,26 @@ extern "C" __global__ void postWithFlags(RequestHandle data, u32 count, u32 flag
   if (ends == 1) postWrite<Level::Thread>(data, 8, 8, 0, 8, 0, false);
   if (ends == 2) flush<Level::Thread>(requestOf(data));
   if (ends == 3) postStatus(data);
+}
+
+// As many deferred posts as asked, then two commands that are pushed together.
+extern "C" __global__ void deferThenTell(Request data, Request counter, u32 count) {
+  if (threadIdx.x != 0) return;
+  for (u32 turn = 0; turn < count; ++turn) {
+    if (!postWrite<Level::Thread>(reinterpret_cast<RequestHandle>(data), 0, 0, 0, 8, postDeferred)) return;
+  }
+  if (putWithSignal<Level::Thread>(data, 8, 8, 8, counter, 0, 1)) flush<Level::Thread>(counter);
+}
+
+// One warp defers posts while the other waits for the delivery of its own.
+extern "C" __global__ void deferDuringFlush(RequestHandle data, u32 turns) {
+  if (threadIdx.x % 32 != 0) return;
+  const bool defers = threadIdx.x != 0;
+  for (u32 turn = 0; turn < turns; ++turn) {
+    const u64 offset = defers ? 8 : 0;
+    if (!postWrite<Level::Thread>(data, offset, offset, 0, 8, defers ? postDeferred : 0, !defers)) return;
+  }
+  if (defers) flush<Level::Thread>(requestOf(data));
 }
 
 // What fails ends its threads: no signal tells of bytes that did not go.
@@ -129,6 +172,9 @@ export const warpParameters = {
   signalByFirst: { data: 'ptr', counter: 'ptr', bytes: 'u64', turns: 'u32' },
   signalByLanes: { counter: 'ptr', lanes: 'u32' },
   putByLanes: { data: 'ptr', lanes: 'u32', bytes: 'u64' },
+  putApart: { data: 'ptr', counter: 'ptr', bytes: 'u64', turns: 'u32', waste: 'ptr' },
   postWithFlags: { data: 'u64', count: 'u32', flags: 'u32', ends: 'u32' },
+  deferThenTell: { data: 'ptr', counter: 'ptr', count: 'u32' },
+  deferDuringFlush: { data: 'u64', turns: 'u32' },
   postOutside: { data: 'ptr', counter: 'ptr', offset: 'u64' },
 } as const;

@@ -1,7 +1,8 @@
 // Who works together in a call of the device API: one thread, the 32 lanes of a warp, or all threads of a block.
 //
 // All of them make the call together, with the same arguments. A call without a level does not compile. At warp level
-// signal, flush and readSignal may also be called by some lanes alone, of which a signal needs lane 0.
+// puts wait, within their deadline, for lanes that come later; signal, flush and readSignal may also be called by some
+// lanes alone, of which a signal needs lane 0; before other calls the lanes of a warp come together by __syncwarp().
 #pragma once
 #include "weftline/types.cuh"
 

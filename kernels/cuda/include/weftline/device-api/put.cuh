@@ -3,6 +3,7 @@
 #include "weftline/device-api/command-queue.cuh"
 #include "weftline/copy/peer-copy.cuh"
 #include "weftline/device-api/request.cuh"
+#include "weftline/device-api/warp-arrival.cuh"
 
 namespace weftline {
 
@@ -38,10 +39,11 @@ __device__ __forceinline__ Command putCommand(const Opened& request, u64 target,
 // What a command can name.
 constexpr u64 maxPutBytes = (1ull << 33) - 1;
 
-// Whether the group came whole and both ranges of a put are inside; the leader records it if not.
+// Whether the group comes whole and both ranges of a put are inside; if not there is a record.
 template <Level level>
 __device__ __forceinline__ bool mayPut(const Opened& request, u64 target, u64 source, u64 bytes, const Route& route) {
-  return hasLanes<level>(request, route, Group<level>::callers(), allLanes) && hasRemote<level>(request, route) &&
+  const WaitFor whom = {request.handle->peer, route.channel};
+  return arrivesWhole<level>(scopeOf(waitsOf(request)), whom) && hasRemote<level>(request, route) &&
          isInside<level>(request, route, 0, bytes, maxPutBytes) &&
          isInside<level>(request, route, target, bytes, remoteBytesOf(request, route)) &&
          isInside<level>(request, route, source, bytes, request.localBytes);
@@ -55,8 +57,9 @@ __device__ __forceinline__ void endOfCopy() {
 
 // Copies `bytes` from `source` in the request's local range to `target` in the peer's. Returns when the peer's memory
 // has been told to change, not when it has: signal() and flush() of the same channel come after it. The source must
-// stay as it is until a flush, if the peer is not mapped. False, with a record for the host and nothing written, for a
-// range that is not inside, and when the queue stays full until the deadline: leave the kernel then.
+// stay as it is until a flush, if the peer is not mapped. At warp level lanes that come at different times wait for each
+// other. False, with a record for the host and nothing written, for a range that is not inside, when lanes of the warp do
+// not come until the deadline, and when the queue stays full until then: leave the kernel.
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool put(const Opened& request, u64 target, u64 source, u64 bytes, Route route = {}) {
   if (!mayPut<level>(request, target, source, bytes, route)) return false;
@@ -158,13 +161,9 @@ __device__ __forceinline__ bool waitDelivered(DeviceQueue* queue, const Opened& 
   return false;
 }
 
-// Returns when every put and signal that this group made on the channel is visible to the peer. False when that does
-// not happen until the deadline, or the host failed at one. At warp level lanes may call it without the others, for what
-// they made themselves.
-template <Level level = Level::Unnamed>
-__device__ __forceinline__ bool flush(const Opened& request, Route route = {}) {
-  const u32 callers = Group<level>::callers();
-  if (!hasRemote<level>(request, route)) return false;
+// A flush by the callers, which are together.
+template <Level level>
+__device__ __forceinline__ bool flushBy(u32 callers, const Opened& request, const Route& route) {
   Group<level>::synchronize(callers);
   if (directOf(request, route) != nullptr) {
     // ORDER: waits until the stores that this group made before have been performed.
@@ -175,6 +174,15 @@ __device__ __forceinline__ bool flush(const Opened& request, Route route = {}) {
   bool isDelivered = true;
   if (Group<level>::isFirstOf(callers)) isDelivered = waitDelivered(queueOf(request, route), request, route);
   return Group<level>::agree(isDelivered, callers);
+}
+
+// Returns when every put and signal that this group made on the channel is visible to the peer. False when that does
+// not happen until the deadline, or the host failed at one. At warp level lanes may call it without the others, for what
+// they made themselves.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool flush(const Opened& request, Route route = {}) {
+  const u32 callers = Group<level>::callers();
+  return hasRemote<level>(request, route) && flushBy<level>(callers, request, route);
 }
 
 }  // namespace weftline

@@ -13,13 +13,9 @@ __device__ __forceinline__ bool maySignal(const Opened& request, u64 target, con
   return isInside<level>(request, route, isAligned ? target : ~0ull - 7, 8, remoteBytesOf(request, route));
 }
 
-// Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
-// sees what this group put before on the same channel, unless the route's order is relaxed. At warp level lane 0 may call
-// it alone, or with any other lanes. False as put().
-template <Level level = Level::Unnamed>
-__device__ __forceinline__ bool signal(const Opened& request, u64 target, u64 add, Route route = {}) {
-  const u32 callers = Group<level>::callers();
-  if (!hasLanes<level>(request, route, callers, 1) || !maySignal<level>(request, target, route)) return false;
+// A signal by the callers, which are together and may signal.
+template <Level level>
+__device__ __forceinline__ bool signalBy(u32 callers, const Opened& request, u64 target, u64 add, const Route& route) {
   Group<level>::synchronize(callers);
   if (u8* direct = directOf(request, route)) {
     if (!Group<level>::isLeader()) return true;
@@ -37,6 +33,19 @@ __device__ __forceinline__ bool signal(const Opened& request, u64 target, u64 ad
   return Group<level>::agree(isPushed, callers);
 }
 
+// Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
+// sees what this group put before on the same channel, unless the route's order is relaxed. False as put().
+//
+// At warp level lane 0 may call it alone, or together with any other lanes. It tells of what the other lanes wrote by
+// themselves, and finds them at lane 0's side after work that took them different ways, if a __syncwarp() of all lanes
+// stands before it: lanes that come without lane 0 leave a record, because nobody knows whether lane 0 will come.
+template <Level level = Level::Unnamed>
+__device__ __forceinline__ bool signal(const Opened& request, u64 target, u64 add, Route route = {}) {
+  const u32 callers = Group<level>::callers();
+  if (!hasLanes<level>(request, route, callers, 1) || !maySignal<level>(request, target, route)) return false;
+  return signalBy<level>(callers, request, target, add, route);
+}
+
 // A put, and a signal that comes after it. The counter may be in another request, to the same peer.
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ bool putWithSignal(const Opened& data, u64 target, u64 source, u64 bytes, const Opened& counter,
@@ -46,8 +55,8 @@ __device__ __forceinline__ bool putWithSignal(const Opened& data, u64 target, u6
     if (!put<level>(data, target, source, bytes, route)) return false;
     // What goes through a queue is overtaken by what does not.
     const bool isOvertaken = directOf(data, route) == nullptr && route.order == Order::Release;
-    if (isOvertaken && !flush<level>(data, route)) return false;
-    return signal<level>(counter, counterTarget, add, route);
+    if (isOvertaken && !flushBy<level>(allLanes, data, route)) return false;
+    return signalBy<level>(allLanes, counter, counterTarget, add, route);
   }
   // Both at once, for one fence and so that the host sees them together.
   Group<level>::synchronize();
