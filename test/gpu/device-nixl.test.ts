@@ -153,48 +153,53 @@ for (const isDirect of [true, false]) {
 for (const isDirect of [true, false]) {
   const way = isDirect ? 'direct' : 'through a queue';
   const limit = { timeout: 60_000 };
-  gpuTest(`a put at warp level that lanes do not come to ends at its deadline, ${way}`, limit, async (device) => {
-    const kernels = await device.compile({ source: warpKernels, kernels: warpParameters });
-    using both = await openRequests(device, isDirect, 200);
-    const { data, target, log, traps, serve } = both;
-    for (const lanes of [1, 0xffff, 0xffff_fffe]) {
-      kernels.putByLanes.launch({ grid: 2, block: 32 }, { data, lanes, bytes: BYTES });
+  gpuTest(
+    `a put at warp level that lanes do not come to ends at its deadline, ${way}`,
+    async (device) => {
+      const kernels = await device.compile({ source: warpKernels, kernels: warpParameters });
+      using both = await openRequests(device, isDirect, 200);
+      const { data, target, log, traps, serve } = both;
+      for (const lanes of [1, 0xffff, 0xffff_fffe]) {
+        kernels.putByLanes.launch({ grid: 2, block: 32 }, { data, lanes, bytes: BYTES });
+        await serve();
+        const error = traps.take(true);
+        assert.equal(error?.code, 'WL_INVALID_ARGUMENT');
+        assert.match(error.message, new RegExp(`by the lanes 0x${lanes.toString(16).padStart(8, '0')} without`));
+        assert.match(error.message, /Puts need all 32 lanes/);
+      }
+      assert.deepEqual(log, []);
+      assert.ok((await target.toHost()).every((byte) => byte === 0));
+      // What such a kernel left in shared memory is nothing to the next one.
+      kernels.putByLanes.launch({ grid: 1, block: 32 }, { data, lanes: 0xffff_ffff, bytes: BYTES });
       await serve();
-      const error = traps.take(true);
-      assert.equal(error?.code, 'WL_INVALID_ARGUMENT');
-      assert.match(error.message, new RegExp(`by the lanes 0x${lanes.toString(16).padStart(8, '0')} without`));
-      assert.match(error.message, /Puts need all 32 lanes/);
-    }
-    assert.deepEqual(log, []);
-    assert.ok((await target.toHost()).every((byte) => byte === 0));
-    // What such a kernel left in shared memory is nothing to the next one.
-    kernels.putByLanes.launch({ grid: 1, block: 32 }, { data, lanes: 0xffff_ffff, bytes: BYTES });
-    await serve();
-    assert.equal(traps.take(true), undefined);
-    if (isDirect) assert.deepEqual(await target.toHost(), noise(BYTES));
-    else assert.deepEqual(log, [`put 0 0 ${BYTES}`]);
-  });
+      assert.equal(traps.take(true), undefined);
+      if (isDirect) assert.deepEqual(await target.toHost(), noise(BYTES));
+      else assert.deepEqual(log, [`put 0 0 ${BYTES}`]);
+    },
+    limit,
+  );
 
-  gpuTest(`lanes of a warp that come to a put at different times make it once, ${way}`, limit, async (device) => {
-    const kernels = await device.compile({ source: warpKernels, kernels: warpParameters });
-    using both = await openRequests(device, isDirect);
-    const { data, tell, target, counter, log, traps, serve } = both;
-    using waste = await device.tensor('i32', [1], Int32Array.of(0));
-    const turns = 500;
-    kernels.putApart.launch({ grid: 1, block: 32 }, { data, counter: tell, bytes: BYTES, turns, waste });
-    await serve();
-    assert.equal(traps.take(true), undefined);
-    if (isDirect) {
-      assert.equal((await counter.toHost())[0], turns);
-      assert.deepEqual(await target.toHost(), noise(BYTES));
-    } else {
-      const each = [`put 0 0 ${BYTES}`, 'signal 0 1'];
-      assert.deepEqual(
-        log,
-        Array.from({ length: turns }, () => each).flat(),
-      );
-    }
-  });
+  gpuTest(
+    `lanes of a warp that come to a put at different times make it once, ${way}`,
+    async (device) => {
+      const kernels = await device.compile({ source: warpKernels, kernels: warpParameters });
+      using both = await openRequests(device, isDirect);
+      const { data, tell, target, counter, log, traps, serve } = both;
+      using waste = await device.tensor('i32', [1], Int32Array.of(0));
+      const turns = 500;
+      kernels.putApart.launch({ grid: 1, block: 32 }, { data, counter: tell, bytes: BYTES, turns, waste });
+      await serve();
+      assert.equal(traps.take(true), undefined);
+      if (isDirect) {
+        assert.equal((await counter.toHost())[0], turns);
+        assert.deepEqual(await target.toHost(), noise(BYTES));
+      } else {
+        const each = [`put 0 0 ${BYTES}`, 'signal 0 1'];
+        assert.deepEqual(log, Array.from({ length: turns }, () => each).flat());
+      }
+    },
+    limit,
+  );
 }
 
 gpuTest('a put with its signal finds room behind deferred posts that fill the ring', async (device) => {
@@ -214,7 +219,7 @@ gpuTest('a flush ends while another warp defers posts, which the last flush take
   using both = await openRequests(device, false);
   const { data, log, serve, traps } = both;
   const turns = 2000;
-  deferDuringFlush.launch({ grid: 1, block: 64 }, { data: data, turns });
+  deferDuringFlush.launch({ grid: 1, block: 64 }, { data, turns });
   await serve();
   assert.equal(traps.take(true), undefined);
   for (const put of ['put 0 0 8', 'put 8 8 8']) assert.equal(log.filter((line) => line === put).length, turns);

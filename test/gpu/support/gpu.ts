@@ -17,9 +17,13 @@ export const rankCounts: readonly number[] = [...new Set([1, 2, Math.min(Math.ma
 export const cacheFolder: string = mkdtempSync(join(tmpdir(), 'weftline-gpu-'));
 process.on('exit', () => rmSync(cacheFolder, { recursive: true, force: true }));
 
-/** A test that gets a device, and is skipped where there is none. */
-export function gpuTest(name: string, run: (device: CudaDevice, context: TestContext) => Promise<void>): void {
-  test(name, { skip: noGpu }, async (context) => {
+/** A test that gets a device, and is skipped where there is none. `timeout` in ms is for kernels that a fault would hang. */
+export function gpuTest(
+  name: string,
+  run: (device: CudaDevice, context: TestContext) => Promise<void>,
+  { timeout }: { readonly timeout?: number } = {},
+): void {
+  test(name, { skip: noGpu, ...(timeout === undefined ? {} : { timeout }) }, async (context) => {
     await using device = await CudaDevice.create({ cacheFolder, timeoutMs: 20_000 });
     await run(device, context);
   });
