@@ -3,6 +3,7 @@
 #include "weftline/abi.cuh"
 #include "weftline/ep/gather-sum.cuh"
 #include "weftline/collective/rank-barrier.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
@@ -84,7 +85,9 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
   __syncthreads();
   const GatherShape shape = {a.count, a.rowBytes, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
+  WEFTLINE_TRACE_BEGIN("layer.combine.duplicates");
   gatherSums<Element>(shape, RepeatedRows{a}, {nullptr, nullptr}, memory, barriers);
+  WEFTLINE_TRACE_END("layer.combine.duplicates");
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) layerCombine(const __grid_constant__ LayerCombineArguments a) {
@@ -99,6 +102,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) layerCombine(const __grid_c
   fenceProxyAsync();
   const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
+  WEFTLINE_TRACE_BEGIN("layer.combine.rows");
   gatherSums<Element>(shape, ChoiceRows{a}, {nullptr, nullptr}, memory, barriers);
+  WEFTLINE_TRACE_END("layer.combine.rows");
+  WEFTLINE_TRACE_BEGIN("layer.closing");
   leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
+  WEFTLINE_TRACE_END("layer.closing");
 }

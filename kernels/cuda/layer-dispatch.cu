@@ -8,6 +8,7 @@
 #include "weftline/copy/bulk-copy.cuh"
 #include "weftline/ep/exchange-record.cuh"
 #include "weftline/collective/rank-barrier.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
@@ -242,8 +243,14 @@ extern "C" __global__ void __launch_bounds__(896, 1) layerDispatch(const __grid_
   __syncthreads();
   u8* stage = shared + barrierBytes + static_cast<u64>(warp) * a.stageBytes;
   u32 phase = 0;
+  WEFTLINE_TRACE_BEGIN("layer.dispatch.rows");
   if (blockIdx.x < a.sendBlocks) sendRows(a, stage, barrier, phase);
+  WEFTLINE_TRACE_END("layer.dispatch.rows");
+  WEFTLINE_TRACE_BEGIN("layer.dispatch.duplicates");
   const bool good = a.copies == 0 || copyRows(a, stage, barrier, phase, scope);
+  WEFTLINE_TRACE_END("layer.dispatch.duplicates");
   if (__syncthreads_or(!good)) return;
+  WEFTLINE_TRACE_BEGIN("layer.closing");
   leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
+  WEFTLINE_TRACE_END("layer.closing");
 }

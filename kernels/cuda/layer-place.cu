@@ -5,6 +5,7 @@
 #include "weftline/abi.cuh"
 #include "weftline/ep/exchange-record.cuh"
 #include "weftline/collective/rank-barrier.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
@@ -99,6 +100,7 @@ extern "C" __global__ void __launch_bounds__(threads) layerPlace(const __grid_co
   const ExchangeRecords records = {a.peers, a.exchangeOffset, a.ranks, a.recordWords, a.sequence};
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerPlace, a.rank, a.timeoutNs, sharedWaits()};
   if (threadIdx.x == 0) shared = {noCell, 0, epStatusGood, 0, 0};
+  WEFTLINE_TRACE_BEGIN("layer.dispatch.places");
   const u32 rows = static_cast<const LayerPlan*>(a.plan)->recvRows;
   for (u32 row = threadIdx.x; row < rows; row += threads) takenAt(a, a.rank)[row] = -1;
   __syncthreads();
@@ -114,6 +116,7 @@ extern "C" __global__ void __launch_bounds__(threads) layerPlace(const __grid_co
   tell(a, records, layerRecordEmptyRow, shared.empty);
   if (!meet(a, 2, scope)) return;
   judge(a, records, layerRecordEmptyRow, epStatusEmptyRow, shared);
+  WEFTLINE_TRACE_END("layer.dispatch.places");
   if (threadIdx.x == 0) {
     LayerHostPlan* host = static_cast<LayerHostPlan*>(a.hostPlan);
     host->status = shared.status;

@@ -7,6 +7,7 @@
 #include "weftline/abi.cuh"
 #include "weftline/ep/exchange-record.cuh"
 #include "weftline/collective/rank-barrier.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
@@ -323,6 +324,7 @@ extern "C" __global__ void __launch_bounds__(threads) layerPrepare(const __grid_
        cell += static_cast<u64>(gridDim.x) * threads) {
     static_cast<i32*>(a.rowTable)[cell] = -1;
   }
+  WEFTLINE_TRACE_BEGIN("layer.dispatch.counts");
   for (u32 tile = blockIdx.x; tile * a.tileWords * 32 < a.tokens; tile += gridDim.x) numberTile(a, tile, bits);
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -332,4 +334,5 @@ extern "C" __global__ void __launch_bounds__(threads) layerPrepare(const __grid_
   }
   __syncthreads();
   if (shared.last != 0) exchange(a, bits, shared);
+  WEFTLINE_TRACE_END("layer.dispatch.counts");
 }

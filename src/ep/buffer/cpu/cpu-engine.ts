@@ -161,8 +161,12 @@ class CpuEpEngine implements EpEngine {
     const { bytes } = dtypes[input.data.dtype];
     const call: Call = { kind: 'cached dispatch', detail: bytes, handle: handle.sequence };
     await barrier.wait(callWord(call, 'opening'), options);
+    traceBegin('ep.dispatch.rows');
     this.#sendRows(input, handle);
+    traceEnd('ep.dispatch.rows');
+    traceBegin('ep.closing');
     await barrier.wait(callWord(call, 'closing'), options);
+    traceEnd('ep.closing');
     return {
       recvX: this.#receivedRows(input, handle),
       recvTopkIdx: undefined,

@@ -3,6 +3,7 @@ import { EP_SYNC_BYTES, epPlan, epScratch, epStatus } from '../../../abi/ep-argu
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
@@ -208,6 +209,7 @@ class CudaEpEngine implements EpEngine {
     const k = weights?.shape[1] ?? 0;
     const combinedX = input.out ?? this.#device.empty('bf16', [handle.numTokens, hidden]);
     const combinedTopkWeights = weights && this.#device.empty('f32', [handle.numTokens, k]);
+    traceBegin('ep.launch');
     this.#setTimeout(options);
     const stream = this.#order.begin(options);
     this.#stage(x, 'combineRows', stream);
@@ -228,6 +230,7 @@ class CudaEpEngine implements EpEngine {
     set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord(call, 'closing'));
     combine.launch(stream);
+    traceEnd('ep.launch');
     const event = this.#order.end(options);
     return Promise.resolve({ combinedX, combinedTopkWeights, event });
   }
@@ -274,6 +277,7 @@ class CudaEpEngine implements EpEngine {
     const replay = to instanceof DispatchHandle;
     const { bytes } = dtypes[input.data.dtype];
     const call: Call = replay ? { kind: 'cached dispatch', detail: bytes, handle: to.sequence } : { kind: 'dispatch' };
+    traceBegin('ep.launch');
     this.#setTimeout(options);
     // Whatever may fail comes before the epochs are taken: the other ranks count them too.
     const stream = this.#order.begin(options);
@@ -290,6 +294,7 @@ class CudaEpEngine implements EpEngine {
     set.set('closingCall', callWord(call, 'closing'));
     set.set('worstRows', replay ? 0 : input.numWorstTokens);
     plan.launch(stream);
+    traceEnd('ep.launch');
     return this.#order.end(options);
   }
 
@@ -298,7 +303,9 @@ class CudaEpEngine implements EpEngine {
     const { hostPlan } = this.#memory;
     this.#awaited = sequence;
     try {
+      traceBegin('ep.dispatch.counts');
       await this.#calls.waitFor('The count exchange of a dispatch', () => hostPlan.isThere(sequence), options);
+      traceEnd('ep.dispatch.counts');
     } finally {
       this.#awaited = 0;
     }

@@ -3,6 +3,7 @@ import { elementFormats } from '../../../abi/element-formats.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { LocalBarrier } from '../../../windows/local-barrier.ts';
@@ -92,12 +93,14 @@ class CpuLayerEngine implements LayerEngine {
     const { exchange } = this.#memory;
     const barrier = this.#barrier;
     const { layout, shape } = this.#tables;
+    traceBegin('layer.dispatch.counts');
     computeLayout(input.expIndices, layout, shape);
     exchange.publish(this.#exchangeHeader(input), layout.numTokensPerRank.view(), layout.numTokensPerExpert.view());
     await barrier.wait(callWord({ kind: 'layer dispatch' }, 'opening'), options);
     this.#dispatches += 1;
     const counts = exchange.collect();
     const plan = planExperts(counts, group.rank, config.numExperts);
+    traceEnd('layer.dispatch.counts');
     const firstExpert = group.rank * config.numExpertsPerRank;
     let tables: PlaceTables | undefined;
     return {
@@ -133,10 +136,13 @@ class CpuLayerEngine implements LayerEngine {
     const sources = this.#tables.sources.address;
     if (input.address !== own.address) kernels.copyBytes(own.address, input.address, input.bytes);
     if (duplicates !== undefined) {
+      traceBegin('layer.combine.duplicates');
       kernels.sumDuplicates(own.address, rowBytes, desc.numRecvTokens, topk, duplicates.address, sources, format);
+      traceEnd('layer.combine.duplicates');
     }
     const call: Call = { kind: 'layer combine', handle: sequence };
     await this.#barrier.wait(callWord(call, 'opening'), options);
+    traceBegin('layer.combine.rows');
     kernels.gatherSum(
       combined.address,
       rowBytes,
@@ -151,7 +157,10 @@ class CpuLayerEngine implements LayerEngine {
       sources,
       format,
     );
+    traceEnd('layer.combine.rows');
+    traceBegin('layer.closing');
     await this.#barrier.wait(callWord(call, 'closing'), options);
+    traceEnd('layer.closing');
     return { combined, event: eventAtOnce(options) };
   }
 
@@ -235,9 +244,17 @@ class CpuLayerEngine implements LayerEngine {
     { plan, tables, options }: { plan: ExpertPlan; tables: PlaceTables; options: CallWait },
   ): Promise<void> {
     const barrier = this.#barrier;
-    if (input.fullScatterIndices) await this.#applyScatter(input.fullScatterIndices, input, { plan, tables, options });
+    if (input.fullScatterIndices) {
+      traceBegin('layer.dispatch.places');
+      await this.#applyScatter(input.fullScatterIndices, input, { plan, tables, options });
+      traceEnd('layer.dispatch.places');
+    }
+    traceBegin('layer.dispatch.rows');
     await barrier.orAbort(() => this.#sendRows(input, tables));
+    traceEnd('layer.dispatch.rows');
+    traceBegin('layer.closing');
     await barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), options);
+    traceEnd('layer.closing');
     if (input.fullScatterIndices) await this.#requireAllWritten(plan, options);
   }
 

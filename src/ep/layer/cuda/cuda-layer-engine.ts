@@ -1,8 +1,9 @@
 // The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
 import { layerPlan } from '../../../abi/layer-arguments.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
-import { type DType, dtypes } from '../../../core/dtype.ts';
+import type { DType } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { Tensor } from '../../../device/tensor.ts';
@@ -24,6 +25,7 @@ import {
 } from './cuda-layer-launches.ts';
 import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import { CudaLayerPlan } from './cuda-layer-plan.ts';
+import { type Sending, setDispatch, setPlace, setPrepare } from './cuda-layer-inputs.ts';
 import { copyBytes, copyTable, widenTable } from './cuda-tables.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import type { OutputRegion } from '../output-size.ts';
@@ -37,26 +39,6 @@ import type {
   LayerEngineOptions,
 } from '../layer-engine.ts';
 import { makeLayoutDesc } from '../make-layout-desc.ts';
-
-/** What a dispatch writes for its descriptor. */
-interface NewTables {
-  /** i32 [1, maxTokens, K] */
-  readonly rowTable: Tensor<'i32'>;
-  /** i32 [T, K] */
-  readonly rankTable: Tensor<'i32'>;
-  /** i32 [ranks] */
-  readonly numInputTokens: Tensor<'i32'>;
-}
-
-/** A dispatch under way. */
-interface Sending {
-  readonly input: LayerInput;
-  readonly tables: NewTables;
-  /** Disposes the tables. */
-  readonly set: Disposable;
-  readonly stream: CudaStream;
-  readonly options: EpCallOptions;
-}
 
 interface Parts {
   readonly memory: CudaLayerMemory;
@@ -169,6 +151,7 @@ class CudaLayerEngine implements LayerEngine {
       const allowed = 'combineInput of the same descriptor, or a tensor that shares no bytes with it';
       throw invalidArgument('input', 'a tensor that overlaps where peers read it', allowed);
     }
+    traceBegin('layer.launch');
     const stream = this.#order.begin(options);
     if (input.address !== own) copyBytes(this.#device, { to: own, from: input.address, bytes: input.bytes }, stream);
     if (repeatedRows !== undefined && duplicates !== undefined && repeatedRows.elements > 0) {
@@ -191,6 +174,7 @@ class CudaLayerEngine implements LayerEngine {
     combine.arguments.set('closingEpoch', this.#calls.nextEpoch());
     combine.arguments.set('closingCall', callWord(call, 'closing'));
     combine.launch(stream);
+    traceEnd('layer.launch');
     return Promise.resolve({ combined, event: this.#order.end(options) });
   }
 
@@ -276,14 +260,18 @@ class CudaLayerEngine implements LayerEngine {
   async #placeThenSend(sending: Sending, wait: CallWait): Promise<void> {
     this.#launchPlace(sending, wait);
     const isPlaced = (): boolean => this.#hostPlan.isPlaced(this.#dispatches);
+    traceBegin('layer.dispatch.places');
     await this.#calls.waitFor('The check of fullScatterIndices', isPlaced, wait);
+    traceEnd('layer.dispatch.places');
     await this.#hostPlan.throwIfFailed(sending.input);
     this.#launchDispatch(sending, wait);
   }
 
   async #awaitCounts({ input }: Sending, wait: CallWait): Promise<void> {
     const isCounted = (): boolean => this.#hostPlan.isCounted(this.#dispatches);
+    traceBegin('layer.dispatch.counts');
     await this.#calls.waitFor('The count exchange of a layer dispatch', isCounted, wait);
+    traceEnd('layer.dispatch.counts');
     await this.#hostPlan.throwIfFailed(input);
   }
 
@@ -303,62 +291,46 @@ class CudaLayerEngine implements LayerEngine {
     this.#device.setBytes(this.#scratch.plan.slice(status, status + 4), 0, stream);
   }
 
-  #launchPrepare({ input, tables, stream, options }: Sending): void {
+  #launchPrepare(sending: Sending): void {
+    traceBegin('layer.launch');
     const { prepare } = this.#launches;
     const set = prepare.arguments;
     this.#dispatches = numberAfter(this.#dispatches);
-    set.set('topk', input.expIndices.address);
-    set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
-    set.set('rowTable', tables.rowTable.address);
-    set.set('rankTable', tables.rankTable.address);
-    set.set('numInputTokens', tables.numInputTokens.address);
-    set.set('tokens', input.numTokens);
-    set.set('timeoutNs', this.#calls.timeoutNs(options));
+    setPrepare(set, sending);
+    set.set('timeoutNs', this.#calls.timeoutNs(sending.options));
     set.set('epoch', this.#calls.nextEpoch());
     set.set('call', callWord({ kind: 'layer dispatch' }, 'opening'));
     set.set('sequence', this.#dispatches);
-    set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
-    set.set('scattered', input.fullScatterIndices ? 1 : 0);
-    prepare.launch(stream);
+    prepare.launch(sending.stream);
+    traceEnd('layer.launch');
   }
 
-  #launchPlace({ input, tables, stream }: Sending, wait: CallWait): void {
+  #launchPlace(sending: Sending, wait: CallWait): void {
+    traceBegin('layer.launch');
     const { place } = this.#launches;
     const set = place.arguments;
-    const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
-    set.set('topk', input.expIndices.address);
-    set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
-    set.set('places', places.address);
-    set.set('placeBytes', dtypes[places.dtype].bytes);
-    set.set('rowTable', tables.rowTable.address);
-    set.set('rankTable', tables.rankTable.address);
-    set.set('tokens', input.numTokens);
+    setPlace(set, sending);
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
     set.set('sequence', this.#dispatches);
     for (let barrier = 0; barrier < 3; barrier++) {
       set.set('epochs', this.#calls.nextEpoch(), barrier);
       set.set('calls', callWord({ kind: 'layer dispatch', detail: barrier }, 'middle'), barrier);
     }
-    place.launch(stream);
+    place.launch(sending.stream);
+    traceEnd('layer.launch');
   }
 
-  #launchDispatch({ input, tables, stream }: Sending, wait: CallWait): void {
+  #launchDispatch(sending: Sending, wait: CallWait): void {
+    traceBegin('layer.launch');
     const { dispatch } = this.#launches;
     const set = dispatch.arguments;
+    setDispatch(set, sending);
     set.set('sequence', this.#dispatches);
-    set.set('x', input.input.address);
-    set.set('topk', input.expIndices.address);
-    set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
-    set.set('weights', input.weight?.address ?? 0);
-    set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
-    set.set('rowTable', tables.rowTable.address);
-    set.set('rankTable', tables.rankTable.address);
-    set.set('tokens', input.numTokens);
-    set.set('placed', input.fullScatterIndices ? 1 : 0);
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
     set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord({ kind: 'layer dispatch' }, 'closing'));
-    dispatch.launch(stream);
+    dispatch.launch(sending.stream);
+    traceEnd('layer.launch');
   }
 
   #receive({ input, tables, stream }: Sending): Omit<LayerDispatchResult<TokenDType>, 'event'> {

@@ -1,0 +1,64 @@
+// A dispatch of a layer under way on a GPU, and what its kernels are told of it.
+import { dtypes } from '../../../core/dtype.ts';
+import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import type { EpCallOptions } from '../../buffer/engine.ts';
+import type { LayerInput } from '../layer-arguments.ts';
+import type { LayerLaunches } from './cuda-layer-launches.ts';
+
+type ArgumentsOf<Name extends 'prepare' | 'place' | 'dispatch'> = LayerLaunches[Name]['arguments'];
+
+/** What a dispatch writes for its descriptor. */
+export interface NewTables {
+  /** i32 [1, maxTokens, K] */
+  readonly rowTable: Tensor<'i32'>;
+  /** i32 [T, K] */
+  readonly rankTable: Tensor<'i32'>;
+  /** i32 [ranks] */
+  readonly numInputTokens: Tensor<'i32'>;
+}
+
+/** A dispatch under way. */
+export interface Sending {
+  readonly input: LayerInput;
+  readonly tables: NewTables;
+  /** Disposes the tables. */
+  readonly set: Disposable;
+  readonly stream: CudaStream;
+  readonly options: EpCallOptions;
+}
+
+export function setPrepare(set: ArgumentsOf<'prepare'>, { input, tables }: Sending): void {
+  set.set('topk', input.expIndices.address);
+  set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+  set.set('rowTable', tables.rowTable.address);
+  set.set('rankTable', tables.rankTable.address);
+  set.set('numInputTokens', tables.numInputTokens.address);
+  set.set('tokens', input.numTokens);
+  set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
+  set.set('scattered', input.fullScatterIndices ? 1 : 0);
+}
+
+/** Of a dispatch whose caller chose the rows. */
+export function setPlace(set: ArgumentsOf<'place'>, { input, tables }: Sending): void {
+  const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
+  set.set('topk', input.expIndices.address);
+  set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+  set.set('places', places.address);
+  set.set('placeBytes', dtypes[places.dtype].bytes);
+  set.set('rowTable', tables.rowTable.address);
+  set.set('rankTable', tables.rankTable.address);
+  set.set('tokens', input.numTokens);
+}
+
+export function setDispatch(set: ArgumentsOf<'dispatch'>, { input, tables }: Sending): void {
+  set.set('x', input.input.address);
+  set.set('topk', input.expIndices.address);
+  set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+  set.set('weights', input.weight?.address ?? 0);
+  set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
+  set.set('rowTable', tables.rowTable.address);
+  set.set('rankTable', tables.rankTable.address);
+  set.set('tokens', input.numTokens);
+  set.set('placed', input.fullScatterIndices ? 1 : 0);
+}
