@@ -1,8 +1,10 @@
 // Writes docs/reference/ from what is built: settings, error and exit codes, commands with their flags.
 // With --check it writes nothing, and fails if a page is not what it would write.
-import { spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
+
+// Defaults are the settings' own, whoever runs this.
+for (const name of Object.keys(process.env)) if (name.startsWith('WEFTLINE_')) delete process.env[name];
 
 const root = fileURLToPath(new URL('..', import.meta.url));
 /** How documents that ship with the package name files that do not. */
@@ -84,36 +86,31 @@ async function errorsPage() {
   return page('Error codes and exit codes', ...parts);
 }
 
-function help(words) {
-  const { status, stdout, stderr } = spawnSync(process.execPath, ['dist/programs/cli/main.js', ...words, '--help'], {
-    cwd: root,
-    encoding: 'utf8',
-    env: Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith('WEFTLINE_'))),
-  });
-  if (status !== 0) throw new Error(`weftline ${words.join(' ')} --help ended with ${status}: ${stderr}`);
-  return stdout.trimEnd();
+/** What --help prints, in the width that it has without a terminal. */
+function helpOf(command) {
+  let text = '';
+  command.configureOutput({ writeOut: (part) => (text += part), getOutHelpWidth: () => undefined });
+  command.outputHelp();
+  return text.trimEnd();
 }
 
 /** A section for the command and for each of its subcommands. */
-function* commandSections(words) {
-  const text = help(words);
-  yield `## weftline ${words.join(' ')}`.trimEnd();
-  yield `\`\`\`text\n${text}\n\`\`\``;
-  const [, list = ''] = /^Commands:\n((?: .*\n?)*)/m.exec(`${text}\n`) ?? [];
-  for (const [, name] of list.matchAll(/^ {2}([a-z\d-]+)/gm)) {
-    if (name !== 'help') yield* commandSections([...words, name]);
-  }
+function* commandSections(command, words) {
+  yield `## ${words.join(' ')}`;
+  yield `\`\`\`text\n${helpOf(command)}\n\`\`\``;
+  for (const sub of command.commands) yield* commandSections(sub, [...words, sub.name()]);
 }
 
-function commandsPage() {
+async function commandsPage() {
+  const { createProgram } = await import('../dist/programs/cli/program.js');
   return page(
     'Commands',
     'In a project, `npx weftline`; in a clone, `node dist/programs/cli/main.js` after `npm run build`. Exit codes: [Error codes and exit codes](errors.md).',
-    ...commandSections([]),
+    ...commandSections(createProgram(), ['weftline']),
   );
 }
 
-const pages = { settings: await settingsPage(), errors: await errorsPage(), commands: commandsPage() };
+const pages = { settings: await settingsPage(), errors: await errorsPage(), commands: await commandsPage() };
 const isCheck = process.argv.includes('--check');
 const folder = `${root}docs/reference`;
 mkdirSync(folder, { recursive: true });

@@ -32,6 +32,7 @@ for (const backend of backendNames) {
     const aborted = agent.connect('there', { signal: AbortSignal.timeout(50) });
     await assert.rejects(aborted, { name: 'TimeoutError' });
     const connecting = assert.rejects(agent.connect('there'), { code: 'WL_STALE' });
+    // Whenever it is forgotten; after a while the hello waits for the stopped peer.
     await new Promise((resolve) => setTimeout(resolve, 50));
     assert.equal(await agent.invalidate('there'), true);
     await connecting;

@@ -12,7 +12,9 @@ import type { DeregisterNews, DeregisterRound } from './support/deregister-peer.
 import { openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
 import { nextMessage } from './support/next-message.ts';
+import { testSeed } from '../support/seed.ts';
 
+const seed = testSeed();
 const script = fileURLToPath(new URL('support/deregister-peer.js', import.meta.url));
 const ROUNDS = Number(process.env['WEFTLINE_TEST_DEREGISTER_ROUNDS'] ?? 25);
 const MiB = 1 << 20;
@@ -68,7 +70,7 @@ for (const backend of backendNames) {
   const skip = (await whyMissing(backend)) ?? false;
 
   test(`${backend}: after deregister() a peer changes and reads nothing, in ${ROUNDS} rounds`, { skip }, async () => {
-    const random = seededRandom(11);
+    const random = seededRandom(seed + 11);
     await using owner = await Agent.create('owner', { backends: [backend], token: 'secret' });
     const child = fork(script, [backend], { serialization: 'advanced' });
     try {
@@ -102,7 +104,7 @@ for (const backend of backendNames) {
   });
 
   test(`${backend}: after close() a peer changes and reads nothing`, { skip }, async () => {
-    const random = seededRandom(12);
+    const random = seededRandom(seed + 12);
     const child = fork(script, [backend], { serialization: 'advanced' });
     try {
       await nextMessage(child);
@@ -126,7 +128,7 @@ for (const backend of backendNames) {
   });
 
   test(`${backend}: a peer that stands still holds deregister() up until its deadline at most`, { skip }, async () => {
-    const random = seededRandom(14);
+    const random = seededRandom(seed + 14);
     const settings = { timeoutMs: 500 };
     await using owner = await Agent.create('owner', { backends: [backend], token: 'secret', settings });
     const child = fork(script, [backend], { serialization: 'advanced' });
@@ -162,7 +164,7 @@ for (const backend of backendNames) {
   });
 
   test(`${backend}: own reads write nothing after release() or deregister()`, { skip }, async () => {
-    const random = seededRandom(13);
+    const random = seededRandom(seed + 13);
     const length = 24 * MiB;
     await using pair = await openPair(backend, length);
     const { agent } = pair;

@@ -20,6 +20,7 @@ test('a connection whose other end does not read, and has no more room, stays', 
     endWhenSilent(socket, SILENCE_MS);
     const bytes = 32 << 20;
     socket.write(Buffer.alloc(bytes));
+    // Longer than a silent peer is given: this one reads nothing, and its system answers.
     await new Promise((resolve) => setTimeout(resolve, LONG_MS));
     assert.equal(socket.destroyed, false);
     let read = 0;

@@ -153,6 +153,7 @@ test('a rank that cannot reach rank 0 says where it looked', async () => {
   await assert.rejects(join({ environment, signal: AbortSignal.abort(new Error('enough')) }), { message: 'enough' });
   const abort = new AbortController();
   const joining = assert.rejects(join({ environment, signal: abort.signal }), { message: 'enough' });
+  // Whenever it comes: nobody answers.
   setTimeout(() => abort.abort(new Error('enough')), 30);
   await joining;
 });

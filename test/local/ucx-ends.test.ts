@@ -97,6 +97,7 @@ test('ucx: notifications that have come are delivered, though their sender has c
     // Only its thread works for the far side.
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
+  // By now far's thread has taken in what near sent before it closed.
   await new Promise((resolve) => setTimeout(resolve, 100));
   await until([far], () => far.messages.length === 3);
   assert.deepEqual(far.messages, ['near: one', 'near: two', 'near: three']);
@@ -120,6 +121,7 @@ test('ucx over tcp: links are closed while large data flow', { skip }, async (co
     else await new Promise((resolve) => setTimeout(resolve, 2));
     await link.close();
     releases.push(transfer.release());
+    // Both sides' threads end the link before the next one begins.
     await new Promise((resolve) => setTimeout(resolve, 30));
   }
   await within(20_000, Promise.all(releases), 'release');

@@ -1,41 +1,12 @@
 #!/usr/bin/env node
-// The weftline command: its name, its version, its commands, and how it ends when one fails.
-import { readFileSync } from 'node:fs';
-import { Command } from 'commander';
-import { addBenchCommand } from './bench-command.ts';
-import { addCompileCommand } from './compile-command.ts';
-import { addDoctorCommand } from './doctor-command.ts';
-import { addMoeCommand } from './moe-command.ts';
+// The weftline command as a process: how it ends when a command fails.
 import { printError } from './print-error.ts';
-import { addRunCommand } from './run-command.ts';
-import { addSimCommand } from './sim-command.ts';
+import { createProgram } from './program.ts';
 import { guardStandardStreams } from './standard-streams.ts';
-import { addTwoProcessCommand } from './two-process-command.ts';
 
 guardStandardStreams();
-const program = new Command('weftline')
-  .description('Expert-parallel communication for mixture-of-experts models')
-  .version(readVersion())
-  // What follows a script's name is the script's.
-  .enablePositionalOptions()
-  .showHelpAfterError('(weftline --help, or weftline COMMAND --help, shows what is allowed)')
-  .exitOverride();
-
-addRunCommand(program);
-addMoeCommand(program);
-addDoctorCommand(program);
-addBenchCommand(program);
-addCompileCommand(program);
-addSimCommand(program);
-addTwoProcessCommand(program);
-
 try {
-  await program.parseAsync();
+  await createProgram().parseAsync();
 } catch (error) {
   process.exitCode = printError(error);
-}
-
-function readVersion(): string {
-  const file = new URL('../../../package.json', import.meta.url);
-  return (JSON.parse(readFileSync(file, 'utf8')) as { readonly version: string }).version;
 }

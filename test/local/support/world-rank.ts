@@ -41,6 +41,7 @@ const scenarios: Readonly<Record<string, Scenario>> = {
     await world.barrier('added');
     const sum = await world.store.add('count', 0);
     if (world.rank === 0) {
+      // The others wait for the value by then, and must get it in any case.
       await sleep(50);
       await world.store.setJson('late', { from: 0 });
     }

@@ -86,6 +86,7 @@ test('drained() waits for every stream of the calls, and leaves it to others to 
   busy.add(own.handle);
   let released = false;
   const drained = order.drained().then(() => (released = true));
+  // Time for the looks that must find it busy.
   await new Promise((resolve) => setTimeout(resolve, 20));
   assert.equal(released, false);
   busy.delete(own.handle);

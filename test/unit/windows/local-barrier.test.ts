@@ -50,6 +50,7 @@ test('a kernel that is short of memory for waits costs nobody the window', async
   isShortOfMemory = true;
   try {
     const early = one.wait(1);
+    // So long that the early one sleeps, without the kernel's help.
     await new Promise((resolve) => setTimeout(resolve, 30));
     await Promise.all([early, other.wait(1)]);
     const alone = await failureOf(one.wait(2, { timeoutMs: 20 }));

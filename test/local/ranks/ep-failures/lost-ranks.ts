@@ -106,6 +106,7 @@ export const lostRanks: Scenarios = {
     const buffer = await EpBuffer.create(world, device, config);
     const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];
     if (world.rank === 0) return failureOf(() => buffer.dispatch({ x, topkIdx, timeoutMs: 30_000 }));
+    // Whenever it closes; by then rank 0 waits in its dispatch.
     await sleep(100);
     await world.close(new Error('boom'));
     // The process goes on for a while: it is not its end that the other hears of.
