@@ -1,6 +1,8 @@
 // Files that live in memory and have no name: made, mapped and unmapped. Whatever ends their processes frees them.
+import { constants, openSync } from 'node:fs';
 import { nativeError as failed } from './native-error.ts';
 import { systemCall } from './system-call.ts';
+import { closeDescriptor } from './udp.ts';
 
 const memfdFunction = systemCall('int memfd_create(const char*, uint)');
 const mmapFunction = systemCall('intptr_t mmap(intptr_t, size_t, int, int, int, int64_t)');
@@ -17,7 +19,16 @@ const MADV_POPULATE_WRITE = 23;
 export function createMemoryFile(name: string): number {
   const fd: number = memfdFunction()(name, MFD_CLOEXEC);
   if (fd < 0) throw failed('memfd_create', `creating the memory file ${name}`, fd);
-  return fd;
+  return process.versions['deno'] === undefined ? fd : reopened(fd);
+}
+
+/** Deno's functions of files take only descriptors that they opened themselves. */
+function reopened(fd: number): number {
+  try {
+    return openSync(`/proc/self/fd/${fd}`, constants.O_RDWR);
+  } finally {
+    closeDescriptor(fd);
+  }
 }
 
 /** Maps the first bytes of a file, shared with all who map it; returns the address. `populate` sets up all pages now. */

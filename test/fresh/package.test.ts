@@ -1,6 +1,7 @@
 // The package as users get it, from "npm pack" and from a git URL: installed into empty projects, it runs, type-checks,
 // and works beside a bundler. Needs npm's registry or its cache.
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -121,6 +122,14 @@ describe('installed from a tarball', { concurrency: 2 }, () => {
       (await mustRun(esm, 'npx', ['weftline', 'run', '-n', '2', '--', bun, 'whole.mjs'])).match(/all works/g)?.length,
       2,
     );
+  });
+
+  test('it runs on Deno', async (context) => {
+    const deno = ['deno', 'run', '-A', 'whole.mjs'] as const;
+    if (spawnSync(deno[0], ['--version']).status !== 0) return context.skip('there is no Deno in PATH');
+    assert.match(await mustRun(esm, deno[0], deno.slice(1)), /^all works$/m);
+    const ranks = await mustRun(esm, 'npx', ['weftline', 'run', '-n', '2', '--', ...deno]);
+    assert.equal(ranks.match(/all works/g)?.length, 2);
   });
 
   test('its command runs a block of its own without a file', async () => {
