@@ -146,7 +146,7 @@ extern "C" __global__ void deferThenTell(Request data, Request counter, u32 coun
   for (u32 turn = 0; turn < count; ++turn) {
     if (!postWrite<Level::Thread>(reinterpret_cast<RequestHandle>(data), 0, 0, 0, 8, postDeferred)) return;
   }
-  if (putWithSignal<Level::Thread>(data, 8, 8, 8, counter, 0, 1)) flush<Level::Thread>(counter);
+  putWithSignal<Level::Thread>(data, 8, 8, 8, counter, 0, 1);
 }
 
 // One warp defers posts while the other waits for the delivery of its own.
