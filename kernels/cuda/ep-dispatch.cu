@@ -181,7 +181,7 @@ __device__ bool addCounts(EpScratch* scratch, const EpDispatchArguments& a, Shar
   if (threadIdx.x == 0 && shared.badCell != noBadCell) atomicMax(&scratch->lastBadCell, ~shared.badCell);
   __syncthreads();
   if (threadIdx.x == 0) {
-    // ORDER: all of this block's counts, then its ticket; whoever draws the last one sees those of all.
+    // ORDER: all of this block's counts, then its ticket; the block that draws the last ticket sees the counts of all.
     fenceGpu();
     shared.last = fetchAddAcquireReleaseGpu(&scratch->tickets, 1) == gridDim.x - 1;
   }

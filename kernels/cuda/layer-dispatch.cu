@@ -3,7 +3,7 @@
 // Some blocks send, a warp per token. The bulk copy engine brings its row into shared memory and stores it to the row of
 // the token's first choice at each rank; lane k writes what belongs to choice k meanwhile. Memory is several times as fast
 // as the links, so the other blocks copy, meanwhile, the rows of tokens that came once and have several experts here: a
-// source says of each section of its tokens when it has gone. Whoever has sent all helps to copy.
+// source says of each section of its tokens when it has gone. Blocks that have sent everything help to copy.
 #include "weftline/abi.cuh"
 #include "weftline/copy/bulk-copy.cuh"
 #include "weftline/ep/exchange-record.cuh"

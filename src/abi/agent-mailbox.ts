@@ -51,7 +51,7 @@ export const mailboxHeader = defineLayout(
 
 /**
  * One per sender. The sender holds the lock of byte 1 + slot of the file, the owner that of byte 0; the kernel drops them
- * when their processes end. A slot is taken by whoever holds its lock and finds it free; the owner frees it once the
+ * when their processes end. A sender takes a slot by holding its lock and finding it free; the owner frees it once the
  * sender is gone and its ring is empty.
  *
  * - `tail`: bytes written so far, for the threads of the sender alone: the owner looks at the stamps of records, so that

@@ -11,7 +11,7 @@ export const metadataHeader = defineLayout(
   {
     magic: 'u32',
     version: 'u16',
-    /** 1 if every region of the agent is listed: those that are missing exist no more. */
+    /** 1 if every region of the agent is listed: the peer forgets those that are missing. */
     isWhole: 'u16',
     /** Of everything, this header included. */
     bytes: 'u32',

@@ -46,7 +46,7 @@ export const commandBits = {
  *   it, the device reads it: a slot is free again, and a flush is over, when it has come that far. A stale read only
  *   waits longer.
  * - `failed`: 1 + number of the request that failed first; 0 while none has. The host writes it before it counts the
- *   command as delivered; who waits looks at it behind `delivered`, and leaves.
+ *   command as delivered; waiting threads read it after `delivered`, and leave.
  */
 export const commandQueueHead = defineLayout(
   'CommandQueueHead',
@@ -62,10 +62,10 @@ export const commandQueueHead = defineLayout(
 /**
  * The device's side of a queue, in its own memory.
  *
- * - `head`: commands begun so far, wraps. Any thread takes the next number by an atomic addition; who finds no room until
+ * - `head`: commands begun so far, wraps. Any thread takes the next number by an atomic addition; a thread that finds no room until
  *   its deadline gives it back, the newest first, so that no number is left without a command.
- * - `knownDelivered`: what some thread last read of `delivered`, so that not every push reads host memory.
- * - `lateAt`: the GPU's time when a wait for room expired last; 0 before. Those who come within a deadline after it, and find
+ * - `knownDelivered`: the value of `delivered` that some thread read last, which saves most pushes a read of host memory.
+ * - `lateAt`: the GPU's time when a wait for room expired last; 0 before. Threads that come within a deadline after it, and find
  *   `delivered` still at `lateSeen`, leave at once.
  * - `deferred`: not 0 after a deferred command, until somebody pushes one that makes the host take it.
  */

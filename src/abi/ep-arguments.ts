@@ -62,7 +62,7 @@ const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
 export const epScratch = defineLayout('EpScratch', {
   /** Blocks that have counted; the last one takes it back to zero. */
   tickets: 'u32',
-  /** Sequence numbers of the last dispatch whose blockRows, and whose plan, are there. */
+  /** Sequence number of the last dispatch whose blockRows are here, and of the last one whose plan is. */
   numbered: 'u32',
   planned: 'u32',
   /** Complement of the flat index of the first bad choice; 0 for none. */

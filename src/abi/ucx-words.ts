@@ -5,9 +5,9 @@
  *   the words that say otherwise.
  * - `drives`: looks of the agent's thread so far. While they go on, the UCX thread stands back.
  * - `handOvers`: how often the agent's thread has told the UCX thread to take over, because it sleeps itself.
- * - `thread`: what the UCX thread does. ORDER: it stores `armed` under the lock, after it has found nothing to do; whoever
- *   then works under the lock finds it and rings the doorbell.
- * - `stop`: 1 once nobody is to work any more: the backend closes, or a turn has failed. Whoever has a turn asks for it under the lock.
+ * - `thread`: what the UCX thread does. ORDER: it stores `armed` under the lock, after it has found nothing to do; the next
+ *   thread that works under the lock sees that and rings the doorbell.
+ * - `stop`: 1 once all threads must stop working: the backend closes, or a turn has failed. A thread checks it under the lock at each turn.
  * - `crashed`: 1 once it has failed; its last message, with the reason, was posted before.
  */
 export const driverWords = { lock: 0, drives: 16, handOvers: 32, thread: 48, stop: 64, crashed: 80 } as const;

@@ -14,7 +14,7 @@ export const ABORT_MESSAGE_BYTES = 960;
 /**
  * One per window file. Words that several processes touch:
  *
- * - `generation`: the last barrier that everyone reached. Written by whoever sees the last arrival, read by all; its
+ * - `generation`: the last barrier that everyone reached. Written by the rank that sees the last arrival, read by all; its
  *   store publishes everything that any rank wrote to any window before it arrived. Also the futex word. Wraps after
  *   2^32 barriers; compared by signed difference.
  * - `waiters`: how many sleep on `generation`; a rank that dies asleep leaves it too high, which costs one system call

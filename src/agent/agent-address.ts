@@ -48,7 +48,7 @@ async function addressInWorld(): Promise<string> {
   }
 }
 
-/** A job whose variables are wrong is told so by join(), and no job for an agent. */
+/** For an agent, wrong variables of a job mean that there is no job; join() reports them. */
 function jobOfProcess(): { readonly size: number; readonly host: string } {
   try {
     return readEnvironment();

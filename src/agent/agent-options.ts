@@ -34,7 +34,7 @@ export const agentOptionNames: OptionNames<AgentOptions> = {
 
 /** What localMetadata() tells. */
 export interface MetadataOptions {
-  /** Only these; then what the peer knows of others stays. */
+  /** Only these; the peer keeps what it knows of others. */
   readonly regions?: readonly Registration[];
   /** Deregistered memory that the peer should forget. Whole metadata, which list all memory there is, do not need it. */
   readonly withdrawn?: readonly Registration[];

@@ -45,14 +45,14 @@ import { Transfer } from './transfer.ts';
 import { checkOperation } from './transfer-plan.ts';
 import { Waiter } from './waiting.ts';
 
-/** The pump looks at least this often, for what no backend rings for; on threads that must be polled, not more often. */
+/** The pump polls at least this often, for events that no backend rings for; where backends must be polled, at most this often. */
 const PUMP_MS = 1000;
 const LAZY_PUMP_MS = 20;
 const nextOptionNames: OptionNames<NotificationFilter & WaitOptions> = { ...waitOptionNames, from: true };
 
 /**
- * All calls belong to the thread that created it. What waits fails with WL_TIMEOUT, naming agent, peer and backend, and
- * takes a signal. After `close` everything fails with WL_CLOSED.
+ * All calls belong to the thread that created it. Calls that wait fail with WL_TIMEOUT, naming agent, peer and backend, and
+ * take a signal. After `close` everything fails with WL_CLOSED.
  */
 export class Agent implements AsyncDisposable {
   readonly name: string;

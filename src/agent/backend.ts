@@ -32,7 +32,7 @@ export interface BackendContext {
   /** To be called inside `poll` only. The bytes become the agent's; the peer is named as its own agent is. */
   readonly deliver: (peer: string, message: Uint8Array) => void;
   /**
-   * Hot path. False while as much as may of that peer waits for the agent's owner: further messages of it stay with the
+   * Hot path. False while the unread notifications of that peer are at their limit: further messages of it stay with the
    * backend, in order, until senders have no more room and fail with WL_BUSY. `wake` is rung when there is room again.
    */
   readonly mayDeliver: (peer: string) => boolean;
@@ -90,8 +90,8 @@ export interface Backend<Name extends string = string> {
    */
   poll(): boolean;
   /**
-   * True while peers write to where `poll` looks, with no thread of this process between: a blocking wait then polls for
-   * longer, which would only take the processor from a thread of the backend. Left out: never.
+   * True while peers write directly to where `poll` looks: a blocking wait then polls for longer. With a thread of the
+   * backend in between, polling would only take its processor. Backends leave it out if that is never so.
    */
   readonly gainsFromPolling?: boolean;
   /**

@@ -48,7 +48,7 @@ export class Notifications {
   #head = 0;
   /** By peer: what of it waits. Kept when nothing does: to take an entry out and put it in again costs more than the rest. */
   readonly #peers = new Map<string, { bytes: number }>();
-  /** Peers of whom nothing more is taken in, because so much of them waits. */
+  /** Peers whose unread notifications are at the limit: nothing more of them is taken in. */
   readonly #full = new Set<string>();
 
   /** `onRoom` is called when more can be taken in of a peer that had to wait. */
@@ -65,7 +65,7 @@ export class Notifications {
     else waits.bytes += bytes;
   }
 
-  /** False while as much of the peer waits as may. */
+  /** False while the peer's unread notifications are at the limit. */
   hasRoom(peer: string): boolean {
     if ((this.#peers.get(peer)?.bytes ?? 0) < this.#mostBytes) return true;
     this.#full.add(peer);

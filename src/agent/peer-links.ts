@@ -47,7 +47,7 @@ export class PeerLinks {
     const { agent, registrations } = this.#options;
     return planTransfer(
       { list: local, regions: registrations.all, owner: `agent ${agent}` },
-      // Of two regions at one address the newer is meant: the peer may have taken the older one back unheard.
+      // Of two regions at one address the newer is meant: the peer may have taken the older one back before this side heard of it.
       { list: remote, regions: peer.memory.toReversed(), owner: `agent ${peer.name}` },
       { merge },
     );

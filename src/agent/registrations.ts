@@ -82,7 +82,7 @@ export class Registrations {
     this.#leaving.delete(registration);
   }
 
-  /** Of all of them; errors are nobody's any more. */
+  /** Releases all of them; errors are ignored. */
   async close(): Promise<void> {
     const all = [...this.all, ...this.#leaving];
     this.#known.clear();

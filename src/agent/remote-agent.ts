@@ -169,7 +169,7 @@ export class RemoteAgent {
     signal?.throwIfAborted();
     const pending = { entry: this.#connect(backend, options), signal, deadline };
     this.#links.set(backend.name, pending);
-    // ORDER: before those hear of it who wait, so that they find the next one.
+    // ORDER: before the waiting callers hear of it, so that they find the next one.
     pending.entry.catch(() => {
       if (this.#links.get(backend.name) === pending) this.#links.delete(backend.name);
     });

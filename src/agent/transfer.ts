@@ -58,7 +58,7 @@ export class Transfer implements Awaited, AsyncDisposable {
   /** Which path it got. */
   readonly backend: BackendName;
   readonly #parts: TransferParts;
-  /** In one piece of memory: behind a copy that emptied the caches, each other place costs. */
+  /** In one piece of memory: after a copy that emptied the caches, each further cache line costs. */
   readonly #times: Float64Array = new Float64Array(5);
   #posts = 0;
   #failures = 0;

@@ -1,4 +1,4 @@
-// Lets one collective call at a time use an object: a second one before the first has ended would use the same window.
+// Lets one collective call at a time use an object, because overlapping calls would use the same window.
 import { WeftlineError } from '../core/errors.ts';
 
 export class CallGuard {

@@ -8,7 +8,7 @@ import { TrapBox } from '../device/cuda/trap-box.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import { describeCall } from './calls.ts';
 
-/** How much longer the host waits than a kernel, whose record says more. */
+/** How much longer the host waits than a kernel does, because the kernel's record says more. */
 const HOST_GRACE_MS = 2_000;
 
 export interface CudaCallsOptions {
@@ -32,7 +32,7 @@ export class CudaCalls implements Disposable {
     this.#group = group;
     this.#options = options;
     this.traps = new TrapBox(device.context);
-    // The next wait for the device learns that a kernel left early, instead of taking what it left for results.
+    // The next wait for the device throws if a kernel left early, so that nobody takes what it left for results.
     this.#stopJudging = device.context.judgeWaits(() => {
       if (this.#broken === undefined) this.#throwIfFailed();
     });
@@ -87,7 +87,7 @@ export class CudaCalls implements Disposable {
     this.#throwIfFailed();
   }
 
-  /** The object is unusable from now on, and its kernels that wait leave at once, as no peer will come for them. */
+  /** The object is unusable from now on, and its kernels that wait leave at once, because no peer will come. */
   giveUp(error: unknown): unknown {
     this.#broken ??= asReason(error);
     this.traps.abort(this.#broken);
@@ -97,7 +97,7 @@ export class CudaCalls implements Disposable {
   /** Kernels that wait for a rank that is gone leave at once instead of at their deadline. */
   readonly #abandon = (): void => this.traps.abort(this.#group.peerLost.reason);
 
-  /** A call that failed comes first: that others then waited in vain for a rank that knew of it is what followed. */
+  /** A call that failed comes first: timeouts of ranks that then waited for the failed one are its consequence. */
   #throwIfFailed(): void {
     const failure = this.#options.findFailure?.();
     if (failure !== undefined) throw this.giveUp(failure);

@@ -3,7 +3,7 @@ import { alignUp } from '../abi/layout.ts';
 
 /** The kernels' mbarriers, before what they stage. */
 export const BARRIER_BYTES = 1024;
-/** More only get into each other's way: 8 to 16 warps are alike, 28 are slower. */
+/** More warps contend with each other: 8 to 16 are equally fast, 28 are slower. */
 const MAX_STAGING_WARPS = 16;
 /** Longer rows are staged in equal parts: a part's memory is free again sooner than a row's. */
 const MAX_STAGE_BYTES = 8192;

@@ -8,7 +8,7 @@ export type OptionNames<T> = { readonly [Name in keyof T]-?: true };
 /** A name differs from the one that was meant by at most so many letters, and by fewer if it is short. */
 const MAX_SLIPS = 2;
 const LETTERS_PER_SLIP = 3;
-/** Longer lists help nobody in a message. */
+/** Maximum names in a message. */
 const MAX_LISTED = 16;
 
 /**

@@ -103,7 +103,10 @@ const SECOND_NET_SHARE = 0.1;
 const MIN_SECOND_NET_MS = 250;
 const MAX_SECOND_NET_MS = 2_000;
 
-/** When to give up on somebody who is to give up after `timeoutMs` itself, and knows better why; no more than a timer holds. */
+/**
+ * When to give up on a peer that gives up by itself after `timeoutMs`: a little later, because its error says more. At most
+ * what a timer holds.
+ */
 export function secondNet(timeoutMs: number): number {
   const later = Math.min(MAX_SECOND_NET_MS, Math.max(MIN_SECOND_NET_MS, timeoutMs * SECOND_NET_SHARE));
   return Math.min(timeoutMs + later, MAX_TIMER_MS);

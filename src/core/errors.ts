@@ -47,7 +47,7 @@ export interface ErrorOptions {
 
 const brand = Symbol.for('weftline.error');
 
-/** How much of an offending value a message shows. */
+/** Limits of what a message shows of an offending value. */
 const MAX_SHOWN_TEXT = 200;
 const MAX_SHOWN_ELEMENTS = 16;
 const MAX_SHOWN_DEPTH = 2;

@@ -1,7 +1,7 @@
 // The user's home folder as the system knows it.
 import { userInfo } from 'node:os';
 
-/** Of the password database, HOME is not looked at; undefined if it has none. */
+/** From the password database, not from HOME; undefined if the database has none. */
 export function homeFolder(): string | undefined {
   try {
     const { homedir } = userInfo();

@@ -2,7 +2,7 @@
 import { WeftlineError } from './errors.ts';
 import { quote } from './quote.ts';
 
-/** A level shows its own lines and those of the levels behind it. */
+/** A level shows its own lines and those of the levels after it in this list. */
 const levels = ['debug', 'info', 'warn', 'off'] as const;
 export type LogLevel = Exclude<(typeof levels)[number], 'off'>;
 

@@ -1,4 +1,4 @@
-// Memory of tensors that nobody disposed: it is given back once they are collected, which is seen to when memory gets short.
+// Memory of tensors that nobody disposed: it is given back once they are collected; a collection is started when memory gets short.
 import type { Session } from 'node:inspector';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { WeftlineError } from '../core/errors.ts';

@@ -33,7 +33,7 @@ type DeviceRequest = Settings['device'];
  * uses, else `cpu`. With `cuda`, ranks may share a GPU; a rank without one fails all ranks with the same WL_UNSUPPORTED,
  * which names it. Ranks that ask for different kinds fail with WL_CONFIG_MISMATCH. `cpu` looks for nothing.
  * @param request What the setting `device` allows.
- * @param group Who takes part; a world is a group.
+ * @param group The ranks that take part; a world is a group.
  */
 export function chooseDevice(request: DeviceRequest, group: DeviceGroup): Promise<DeviceChoice>;
 /** @internal By another driver. */

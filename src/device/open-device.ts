@@ -9,7 +9,7 @@ import type { Settings } from '../settings/settings.ts';
  * Collective: chooses a kind for all ranks (see chooseDevice) and opens this rank's device with the group's settings. A
  * world is a group. Fails as chooseDevice() and the devices' own create() do.
  * @param request What the setting `device` allows.
- * @param group Who takes part.
+ * @param group The ranks that take part.
  */
 export async function openDevice(request: Settings['device'], group: DeviceGroup): Promise<CpuDevice | CudaDevice> {
   return openChosenDevice(await chooseDevice(request, group), group.settings);

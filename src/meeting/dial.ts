@@ -25,7 +25,7 @@ export interface DialOptions extends DialWait {
   readonly body: HelloBody;
   /** True: a name that no host has yet may get one. False by default: it fails at once. */
   readonly awaitsName?: boolean;
-  /** Who is expected there, for errors: "transport". */
+  /** What is expected there, for errors: "transport". */
   readonly who: string;
   /** After so long without an answer of its system the peer counts as gone. */
   readonly silenceMs?: number;

@@ -63,14 +63,14 @@ export function mapZeroOver(address: bigint, bytes: number): void {
 }
 
 /**
- * Asks for huge pages, which make large copies up to 1.6 times as fast. Only a wish: the system may not grant it (its
- * transparent_hugepage settings decide), and nothing depends on it; never throws. `pages` begins and ends at pages.
+ * Asks for huge pages, which make large copies up to 1.6 times as fast. A hint: the system may ignore it (its
+ * transparent_hugepage settings decide), and nothing depends on it. Never throws. `pages` begins and ends at pages.
  */
 export function preferHugePages(pages: Uint8Array): void {
   try {
     madviseFunction()(addressOf(pages), pages.length, MADV_HUGEPAGE);
   } catch {
-    // No koffi or no C library: one rank works without them.
+    // No koffi or no C library; a single rank works without them.
   }
 }
 
@@ -102,7 +102,7 @@ export function lockByte(fd: number, offset: number): boolean {
   throw failed('fcntl(F_OFD_SETLK)', `locking byte ${offset}`, result);
 }
 
-/** A lock record that is used again: peers are looked at between copies. */
+/** A lock record that is reused, because peers are checked between copies. */
 const probe: Uint8Array = new Uint8Array(FILE_LOCK_BYTES);
 const probeWords: Uint32Array = new Uint32Array(probe.buffer);
 
@@ -135,7 +135,7 @@ export function signalOnParentDeath(signal: number): void {
   if (result !== 0) throw failed('prctl', 'PR_SET_PDEATHSIG', result);
 }
 
-/** Lets other threads that are ready to run on this processor go first; at once back where there are none. */
+/** Lets other threads that are ready to run on this processor go first; returns at once if there are none. */
 export function yieldProcessor(): void {
   yieldFunction()();
 }

@@ -32,7 +32,7 @@ const ownProcess = null;
 
 /**
  * Every Linux process has its C library loaded, whose file has other names elsewhere (libc.so.6, ld-musl-x86_64.so.1).
- * Other systems have functions of these names too, but not with these numbers: there the file is missing, which is told.
+ * Other systems have functions of these names too, but not with these numbers: there the file is missing, and the error says so.
  */
 export const linuxLibrary: string | null = process.platform === 'linux' ? ownProcess : 'libc.so.6';
 

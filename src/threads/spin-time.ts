@@ -4,7 +4,10 @@
 const MIN_MS = 0.01;
 /** A thread that keeps the processor for so long is computing; threads that poll give it back much sooner. */
 const LONG_ABSENCE_MS = 0.5;
-/** How many waits then sleep early: who sleeps is woken in front of those who compute, who polls waits for their time to end. */
+/**
+ * How many waits then sleep early: the scheduler runs a woken thread before threads that compute, while a polling thread
+ * waits until their time slice ends.
+ */
 const CAUTIOUS_WAITS = 100;
 
 export class SpinTime {

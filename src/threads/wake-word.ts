@@ -23,7 +23,7 @@ export class WakeWord {
     return Atomics.load(this.#words, wakeWord.events);
   }
 
-  /** True while a thread does nothing but wait for a ring: whoever rings had better be quick. */
+  /** True while a thread does nothing but wait for a ring, so that ringing soon pays. */
   get isAwaited(): boolean {
     return Atomics.load(this.#words, wakeWord.awaited) !== 0;
   }

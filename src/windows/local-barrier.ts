@@ -86,7 +86,7 @@ export class LocalBarrier {
     if (reason !== undefined) throw reason;
   }
 
-  /** The memory is about to go: no word of it may be touched any more. Fails while a call still waits here. */
+  /** The memory is about to be released: no word of it may be touched afterwards. Fails while a call still waits here. */
   close(): void {
     if (this.#waiting) throw new WeftlineError('WL_INVALID_ARGUMENT', 'Cannot close a window while a call waits on it');
     this.#closed = true;

@@ -1,4 +1,4 @@
-// Where the regions of a window lie, from a table of their sizes: a mode of its own brings a table of its own.
+// Where the regions of a window lie, from a table of their sizes; each mode has its own table.
 import { REGION_ALIGNMENT } from '../abi/exchange-record.ts';
 import { alignUp } from '../abi/layout.ts';
 

@@ -4,7 +4,7 @@ import type { Futex } from '../native/libc.ts';
 
 /** How long a wait may block the event loop at a time. */
 const BLOCKING_SLICE_NS = 1_000_000;
-/** From then on the wait sleeps on a pool thread, so that timers and sockets of this process go on. */
+/** After this long the wait sleeps on a pool thread, so that timers and sockets of this process go on. */
 const BLOCKING_LIMIT_MS = 4;
 /** How often a long wait looks at deadlines, signals and whether the peers still live. */
 const POOL_SLICE_NS = 50_000_000;

@@ -10,7 +10,7 @@ export interface ReporterOptions {
   readonly log: string;
 }
 
-/** Survives copies of this package: a process has one. */
+/** Shared by all copies of this package in a process. */
 const registered = Symbol.for('weftline.failureReporter');
 
 /** The one of this process, made by the first call: from then on the process notes why it ends. */
@@ -60,7 +60,7 @@ export class FailureReporter {
     if (process.listenerCount('uncaughtException') > 0 || process.hasUncaughtExceptionCaptureCallback()) return;
     const { rank } = this.#options;
     const others = this.#note({ error })?.filter((note) => note.rank !== rank);
-    // Nobody would know of it: Node prints it.
+    // No log would show it, so Node prints it.
     if (others === undefined) return;
     const own = describe(error);
     const isKnown = others.some((note) => note.error?.message === own.message && note.error.code === own.code);

@@ -181,7 +181,7 @@ class Job {
       return (await link?.report(own)) ?? own;
     } catch (error) {
       const { code, message } = asWeftlineError(error);
-      // Nobody can be told any more; ranks that failed because of it are not the reason.
+      // The failure cannot be reported to the other nodes; ranks that failed because of that are not the reason.
       if (own.blamesOthers || code === 'WL_RANK_TAKEN') throw error;
       this.#notice(printableLines(message));
       return own;
@@ -302,7 +302,7 @@ class Job {
   }
 }
 
-/** A node may be slow to tell; one whose launcher is gone never will. */
+/** A node may be slow to report; one whose launcher is gone never will. */
 function unlessLost(error: unknown): void {
   if (asWeftlineError(error).code !== 'WL_TIMEOUT') throw error;
 }

@@ -8,7 +8,7 @@ export interface MemberIdentity {
   readonly host: string;
 }
 
-/** A wait that a rank gave up, and the ranks that did not come to it. */
+/** A wait that a rank gave up, and the ranks that did not join it. */
 export interface VainWait {
   readonly waitingFor: string;
   readonly missing: readonly number[];

@@ -39,7 +39,7 @@ export class StoreGroup {
     for (const other of this.members) if (other !== member) other.announce(rank, error);
   }
 
-  /** Whoever waits until all have left fails. */
+  /** Waits until all have left fail. */
   stop(reason: WeftlineError): void {
     this.#fail(reason);
   }

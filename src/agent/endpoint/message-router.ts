@@ -56,7 +56,7 @@ export class MessageRouter {
     this.#early.delete(id);
   }
 
-  /** Never throws. What is not of an endpoint, and what names a connection of another peer, is ignored. */
+  /** Never throws. Notifications that are not of an endpoint, or name a connection of another peer, are ignored. */
   hear({ peer, message }: Notification): void {
     const id = connectionOf(message);
     if (id === undefined) return;

@@ -24,7 +24,7 @@ const etcdOptionNames: OptionNames<EtcdOptions> = { endpoint: true, prefix: true
 
 const REQUEST_MS = 5000;
 const LEASE_MS = 120_000;
-/** A lease outlives two renewals that come to nothing. */
+/** A lease outlives two failed renewals. */
 const RENEWALS_PER_LEASE = 3;
 /** No timer holds more. */
 const MAX_MS = 2 ** 31 - 1;
@@ -46,7 +46,7 @@ interface Held {
   blob: Uint8Array;
   lease: string;
   readonly timer: NodeJS.Timeout;
-  /** The same function for every put, so that whoever is to call it can keep one. */
+  /** The same function for every put, so that callers need to keep only one. */
   readonly release: () => Promise<void>;
 }
 
@@ -145,7 +145,7 @@ class EtcdStore implements MetadataStore {
     held.lease = await this.#store(name, held.blob, wait);
   }
 
-  /** What another process has published under the name since stays. */
+  /** A value that another process has published under the name since then stays. */
   async #release(name: string, wait: EtcdWait): Promise<void> {
     const held = this.#held.get(name);
     if (held === undefined) return;

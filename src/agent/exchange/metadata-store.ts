@@ -33,7 +33,7 @@ export async function publishMetadata(agent: Agent, store: MetadataStore, option
   try {
     agent.closeWith(release);
   } catch (error) {
-    // It was closed meanwhile, and nobody else takes back what came too late.
+    // It was closed meanwhile, so what was published too late is taken back here.
     await release();
     throw error;
   }
@@ -74,7 +74,7 @@ export async function loadPublished(
 }
 
 /**
- * Takes it back; who has loaded it keeps it.
+ * Takes it back; agents that have loaded it keep it.
  * @param agent Whose metadata.
  * @param store Where they are.
  */

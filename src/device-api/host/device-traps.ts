@@ -44,7 +44,7 @@ export class DeviceTraps implements Disposable {
 
   /**
    * Why a kernel left early; undefined if none did. The record is empty again. An abort is told when the work that was
-   * waited for is done: kernels see it until all of them have left, and whoever is told launches others.
+   * waited for is done: kernels see it until all of them have left; only then is the caller told, so that it may launch others.
    */
   take(isDone: boolean): WeftlineError | undefined {
     if (this.#leaving?.isPassed() === true) this.#endAbort();

@@ -59,7 +59,7 @@ export class KernelMemory {
 
   async register(address: number, bytes: number, deviceId?: number): Promise<RegisteredVram> {
     checkBytes(bytes);
-    // No thread survives a native call with what is no address.
+    // An invalid address in a native call would end the process.
     if (!Number.isSafeInteger(address) || address <= 0)
       throw invalidArgument('address', address, 'an address of memory');
     const half = this.half(deviceId);

@@ -51,7 +51,7 @@ export class CommandServer {
   #delivered = 0;
   /** The channel that the last signal went to, until it is told that this was all. */
   #toSend: CommandChannel | undefined;
-  /** Why bytes did not go. No signal of the channel may tell of them: until the failure was told, those fail too. */
+  /** Why bytes were not sent. Until the failure was reported, signals of the channel fail too, so that none announces those bytes. */
   readonly #withheld = new Map<CommandChannel, WeftlineError>();
 
   /** `requests` by number, may grow later. `onFailure` hears of each failure of a channel or of a command once. */

@@ -118,7 +118,7 @@ export class ProxyAgent {
 
   /**
    * Kernels may wait for a peer to which nothing goes from here, or not through a queue. Links in the background: a silent peer
-   * holds up nobody. One that cannot be watched is not: whoever needs the link hears why when it is made for a request.
+   * holds up nobody. A peer that cannot be watched is left alone: the first request that needs the link fails with the reason.
    */
   #watch(name: string): void {
     this.#agent.linkTo(name).then(

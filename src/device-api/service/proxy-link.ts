@@ -36,7 +36,7 @@ export class ProxyLink implements AsyncDisposable {
       lateReason: 'it waits for a peer, or for a kernel that does not end',
       onCall: () => this.wake.ring(),
       onEvent: (error) => onFailure(decodeError(error)),
-      // Kernels would wait until their deadlines for what nobody does any more.
+      // Otherwise kernels would wait until their deadlines for a thread that is gone.
       onEnd: onFailure,
     });
   }

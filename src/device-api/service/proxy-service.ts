@@ -1,4 +1,4 @@
-// The thread that serves command queues, as a service: whoever has queues in shared memory gives them to it, registers
+// The thread that serves command queues, as a service: owners of queues in shared memory give them to it, register
 // memory, meets peers, and opens requests that the commands of the queues name. DeviceHost is one of its users.
 import type { BackendName, ListenerAddress, ListenOptions } from '../../agent/index.ts';
 import { checkTimeout } from '../../core/deadline.ts';
@@ -36,7 +36,7 @@ export class ProxyService implements AsyncDisposable {
   readonly #link: ProxyLink;
   readonly #numbers = new RequestNumbers();
 
-  /** The thread starts at once; what it cannot do is told by the first call. */
+  /** The thread starts at once; if it cannot, the first call fails with the reason. */
   constructor({ name, settings, token, backends, host, ordinals = [], onFailure }: ProxyServiceOptions) {
     this.name = name;
     this.#link = new ProxyLink({ agent: name, settings, token, backends, ordinals, host }, onFailure, {

@@ -63,8 +63,8 @@ export class CudaStream implements Disposable {
   }
 
   /**
-   * The same, before memory is released: kernels that left without doing their work are as good as done. Their failure is
-   * still told, once, to whoever waits for results.
+   * The same, before memory is released: kernels that left without doing their work count as done. The next wait
+   * for results still throws their failure, once.
    */
   drained(options: DeviceWaitOptions = {}): Promise<void> {
     return this.#until(() => this.isIdle(), options);

@@ -23,7 +23,7 @@ export interface EpBufferConfig {
    * memory of the received rows, half the window; the expert output overwrites them.
    */
   readonly combineRows?: 'separate' | 'shared';
-  /** Multiprocessors for the kernels of a GPU, 16 by default; a CPU rank works on its one thread whatever it says. */
+  /** Multiprocessors for the kernels of a GPU, 16 by default; CPU ranks ignore it: they work on one thread. */
   readonly numSms?: number;
 }
 

@@ -32,7 +32,7 @@ export class EpBuffer implements AsyncDisposable {
    * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device.
    * Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_UNSUPPORTED (several hosts), WL_CONFIG_MISMATCH,
    * WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT.
-   * @param group Who takes part; a world is a group.
+   * @param group The ranks that take part; a world is a group.
    * @param device This rank's.
    * @param config The same on all ranks.
    * @param options How long to wait for the others.

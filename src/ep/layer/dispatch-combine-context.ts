@@ -115,7 +115,7 @@ export class DispatchCombineContext implements AsyncDisposable {
       try {
         await this.memory.allocate(grownRows(this.config, dispatchRecvTokens), wait);
       } catch (error) {
-        // Without the word of every rank nobody knows what the others have now, and waiting for them again is in vain.
+        // If a rank did not answer, no rank knows what the others have now, and waiting for them again is useless.
         if (isSharedByAll(error)) await this.#goBack(before, error, wait);
         throw error;
       }

@@ -53,7 +53,7 @@ export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions
    * own, as large as the output. Without it, the default, combine overwrites dispatch's output.
    */
   readonly keepDispatchOutput?: boolean;
-  /** Multiprocessors for the kernels of a GPU, 20 by default; a CPU rank works on its one thread whatever it says. */
+  /** Multiprocessors for the kernels of a GPU, 20 by default; CPU ranks ignore it: they work on one thread. */
   readonly numSm?: number;
   /**
    * Run kernels compiled ahead of time: on a GPU those that `weftline compile` put into the device's aotFolder, else
@@ -98,7 +98,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   /**
    * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device; the
    * same error on every rank if it cannot be.
-   * @param group Who takes part; a world is a group.
+   * @param group The ranks that take part; a world is a group.
    * @param device This rank's.
    * @param options The same on all ranks.
    */
@@ -159,8 +159,8 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   }
 
   /**
-   * Collective. The first stage of a dispatch, where dispatch() as a whole leaves no room for what you want to do
-   * between them: tells how many rows will come, and where each will go. initOutputBuffer(), dispatchToken() and
+   * Collective. The first stage of a dispatch, for callers that have work to do between the stages:
+   * returns how many rows will come, and where each will go. initOutputBuffer(), dispatchToken() and
    * dispatchPostprocess() must follow, with what this returns, before any other call on the layer.
    */
   async preprocess(args: LayerDispatchArguments<D>): Promise<StagedDispatch> {

@@ -16,6 +16,6 @@ export function guardStandardStreams(): void {
       if (code === exitCodes.success.code) process.exitCode = exitCodes.failure.code;
     });
   });
-  // Where stderr cannot be written to there is nobody left to tell.
+  // If stderr cannot be written to, the failure cannot be reported.
   process.stderr.on('error', () => {});
 }

@@ -49,7 +49,7 @@ export class PacketPool {
     return this.#most;
   }
 
-  /** A slot whose marks are clear and whose other fields are anything. */
+  /** A slot with cleared marks; its other fields may hold anything. */
   take(): number {
     if (this.#free === this.#next.length) this.#grow();
     const packet = this.#free;

@@ -57,7 +57,7 @@ export class Engine implements TransportEngine, EngineCore {
   readonly #slots: (Connection | undefined)[] = [];
   readonly #generations: number[] = [];
   readonly #freeSlots: number[] = [];
-  /** Those that are open, and those whose end is still told to whoever asks. */
+  /** Connections that are open, and ended ones whose end can still be asked for. */
   #connections: Connection[] = [];
   #turn = 0;
   #awake = false;

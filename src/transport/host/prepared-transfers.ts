@@ -31,7 +31,7 @@ export interface TransferPlan {
 
 /**
  * Carries messages in the order in which their transfers end: into a ring of a peer's region, followed by a signal that
- * adds their bytes to a counter. Nothing here keeps the ring from overflowing: whoever posts counts.
+ * adds their bytes to a counter. Nothing here keeps the ring from overflowing: the poster counts.
  */
 export interface LinePlan {
   readonly connection: number;

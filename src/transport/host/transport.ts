@@ -53,7 +53,7 @@ export interface TransportOptions {
 export interface TransportConnectOptions extends DialWait {
   /** What the application says of itself, as JSON expresses it, of some kilobytes. */
   readonly hello?: unknown;
-  /** @internal Who is expected there, for errors: "agent b". A transport by default. */
+  /** @internal What is expected there, for errors: "agent b". A transport by default. */
   readonly who?: string;
 }
 

@@ -22,7 +22,7 @@ export class PendingSignals {
 
   add(sequence: number, region: Region, cell: { readonly offset: number; readonly add: number }): void {
     const item = this.#items[this.count] ?? { sequence: 0, region: undefined, offset: 0, add: 0 };
-    // Paths overtake each other. Whoever reads a counter must never see a later signal without those before it: a reader
+    // Paths overtake each other. The reader of a counter must never see a later signal without those before it: a reader
     // of a ring would take bytes for a message whose own bytes are not counted yet.
     let at = this.count;
     for (; at > 0; at--) {

@@ -53,7 +53,7 @@ __device__ __forceinline__ void storeRelaxedSystem(u32* word, u32 value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
-// Both halves at once: whoever reads one of them new reads the other new as well. At a multiple of 16.
+// Both halves at once: a thread that reads the new value of one half reads that of the other as well. At a multiple of 16.
 __device__ __forceinline__ void storeRelaxedSystem(void* pair, u64 low, u64 high) {
   asm volatile(
       "{\n\t.reg .b128 both;\n\tmov.b128 both, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], both;\n\t}" ::"l"(pair),

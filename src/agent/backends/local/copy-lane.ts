@@ -1,5 +1,5 @@
-// Copies to one peer that two threads share: they take steps of the first transfer in turn; whoever ends it sends its
-// message and tells the agent. Hot path: no allocation.
+// Copies to one peer that two threads share: they take steps of the first transfer in turn; the one that copies the
+// last step sends its message and tells the agent. Hot path: no allocation.
 import { jobStates, jobWord, laneWord } from '../../../abi/copy-words.ts';
 import type { SharedLock } from '../../../threads/shared-lock.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';

@@ -30,7 +30,7 @@ export const createBackend: CreateBackend<'local'> = (context) =>
 
 /** How much is copied between two looks at everything else: a millisecond or two. Smaller steps make long copies slower. */
 const TURN_BYTES = 8 << 20;
-/** How often it is looked whether peers still live. */
+/** How often to check whether peers still live. */
 const PEER_CHECK_MS = 50;
 /** A look at the clock costs more than an empty poll. */
 const POLLS_PER_CLOCK = 256;

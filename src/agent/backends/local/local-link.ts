@@ -25,7 +25,7 @@ import { type LinkedMemory, type LocalPlan, planCopies } from './plan-copies.ts'
 import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
 import type { CopyHelp } from './shared-copies.ts';
 
-/** Takes most of a millisecond to copy, beside which a look whether the peer lives does not count. */
+/** Copying this much takes most of a millisecond; checking whether the peer lives costs nothing beside that. */
 const BYTES_PER_LOOK = 16 << 20;
 
 export interface LocalLinkOptions {
@@ -161,7 +161,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   }
 
   /**
-   * Why what was copied has come to nobody: the peer's process has ended. One that closed its agent may have done so
+   * Why the copied data reached nobody: the peer's process has ended. One that closed its agent may have done so
    * because it had all that it waited for.
    */
   findDeath(): WeftlineError | undefined {

@@ -33,7 +33,7 @@ export class LocalTransfer implements BackendTransfer {
   next: LocalTransfer | undefined;
   readonly #link: TransferLink;
   readonly #parts: LocalTransferParts;
-  /** What each post looks at lies in fields of this object: a look through others costs as much as a check. */
+  /** Everything that a post reads is in fields of this object: reading it through other objects costs as much as a check. */
   readonly #plan: CopyPlan;
   readonly #bytes: number;
   readonly #isShort: boolean;
@@ -77,7 +77,7 @@ export class LocalTransfer implements BackendTransfer {
   post(message?: Uint8Array): void {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
-    // Beside so long a copy a look does not count.
+    // A check costs nothing beside so long a copy.
     if (!this.#isShort) this.#link.checkPeer();
     this.#link.requireUsable();
     if (!areRegistered(this.#locals)) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');

@@ -24,7 +24,7 @@ interface Sender {
   readonly slot: number;
   readonly name: string;
   readonly ring: NotificationRing;
-  /** It wrote what cannot be; nothing of it is read any more. */
+  /** It wrote an invalid record; its ring is not read any more. */
   isBroken: boolean;
 }
 

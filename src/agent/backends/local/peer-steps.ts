@@ -11,7 +11,7 @@ interface ReleasableGrant extends RegionGrant {
 }
 
 /**
- * There an atomic addition is a barrier for everything, loads and stores otherwise stay in order, and ordinary ones do,
+ * On x86-64 an atomic addition is a full barrier, and loads and stores otherwise stay in order; so ordinary ones suffice,
  * which cost a fraction of a call of Atomics.
  */
 const IS_X64 = process.arch === 'x64';
@@ -39,7 +39,7 @@ export class PeerSteps {
     else Atomics.add(this.#words, this.#at, 1);
   }
 
-  /** True if the peer has all of them registered; within a step it waits with what it takes back. */
+  /** True if the peer has all of them registered. While this side is within a step, the peer's deregistration waits. */
   hold(grants: RegionGrants): boolean {
     return grants.areHeld(this.#keys);
   }

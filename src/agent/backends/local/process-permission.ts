@@ -18,7 +18,7 @@ export function whyNotProcessMemory(pid: number, address: number): string | unde
   return reasons[outcome];
 }
 
-/** The same of processes that are there: that one has ended is for whoever connects to it to tell. */
+/** The same for processes that exist. If one has ended, connecting to it reports that. */
 export function whyForbidden(pid: number, address: number): string | undefined {
   const outcome = tryCopy(pid, address);
   return outcome === 'forbidden' || outcome === 'missing' ? whyNotProcessMemory(pid, address) : undefined;
@@ -33,7 +33,7 @@ function tryCopy(pid: number, address: number): 'permitted' | 'stranger' | Retur
   return word.words[0] === MAILBOX_MAGIC ? 'permitted' : 'stranger';
 }
 
-/** `fd`: of a memory file of the process, which others open through its /proc entry. That it has ended is no answer. */
+/** `fd`: of a memory file of the process, which others open through its /proc entry. Undefined if the process has ended. */
 export function whyNotFilesOf({ pid, fd }: { readonly pid: number; readonly fd: number }): string | undefined {
   try {
     statSync(`/proc/${pid}/fd/${fd}`);

@@ -147,7 +147,7 @@ export class Incoming {
     return isDone;
   }
 
-  /** What has not ended by now never will. */
+  /** Operations that have not ended by now never will. */
   abandon(): void {
     const { block } = this.#options;
     for (let place = 0; place < WINDOW; place++) {
@@ -318,7 +318,7 @@ export class Incoming {
     this.#fail(words[base + at.operation]!);
     this.#pushRefusal(sequence, reason);
     const message = words[base + at.messageBytes]!;
-    // What was not stored will not be taken, and needs no room.
+    // Notifications that were not stored will not be taken, and need no room.
     if (message > 0 && block.inAction[place] !== actions.notify)
       Atomics.add(link, linkWord.taken, ringBytes(message - 1));
     block.inState[place] = states.complete;

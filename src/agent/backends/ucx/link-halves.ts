@@ -80,7 +80,7 @@ export class LinkHalves {
     if (this.#tools.block.words[linkWord.failure] === failures.none) this.#sender.acknowledge(isIdle);
   }
 
-  /** To be asked after notifications were taken: whether the next step had better be soon. */
+  /** To be asked after notifications were taken: true if the next step should come soon. */
   get owesRoom(): boolean {
     return this.#sender.owesRoom;
   }

@@ -119,7 +119,7 @@ export class Outgoing {
     this.#reads.cancel(sequence);
   }
 
-  /** What is not sent yet stays so; what was sent still ends in its time. */
+  /** Operations that were not sent yet stay unsent; those that were sent still end later. */
   stop(entry: number, failure: number, detail: number): void {
     const { block } = this.#options;
     if (block.failure[entry] === failures.none) {

@@ -20,7 +20,7 @@ export interface LinkTools {
 /** Room for acknowledgements and refusals, and for the data of a control message. */
 const KEPT = 16;
 const NO_REGION = -1;
-/** Far sides are told at once when so much has arrived: they may wait for nothing else. */
+/** The far side is told at once when this much has arrived, because it may be waiting for just that. */
 const UNACKNOWLEDGED_BYTES = 256 * 1024;
 const UNACKNOWLEDGED_MESSAGES = WINDOW / 8;
 
@@ -106,7 +106,7 @@ export class Sender {
     return isBusy;
   }
 
-  /** What has not ended by now never will. */
+  /** Operations that have not ended by now never will. */
   abandon(): void {
     const { words } = this.#tools.block;
     while (words[linkWord.sendsPopped] !== words[linkWord.sendsPushed]) {

@@ -17,7 +17,7 @@ import { acceptUcxPeer, type UcxMeeting, type UcxSelf, connectUcxPeer } from './
 import { UcxRegion } from './ucx-region.ts';
 import { chooseTransports, localSurroundings, type UcxTransports } from './ucx-transports.ts';
 
-/** Fails with WL_UNSUPPORTED without libucp, with WL_CONFIG for transports or addresses that cannot be. */
+/** Fails with WL_UNSUPPORTED without libucp, with WL_CONFIG for transports or addresses that are not allowed. */
 export async function createBackend(context: BackendContext): Promise<Backend<'ucx'>> {
   // Before anything is made that would have to be closed.
   openUcx();

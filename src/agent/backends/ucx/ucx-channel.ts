@@ -109,7 +109,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
   }
 
   async #close(): Promise<void> {
-    // What it has come to can be asked afterwards too.
+    // Its outcome can still be asked for afterwards.
     this.#error = this.error;
     this.#onClose();
     const { driver } = this.#link;

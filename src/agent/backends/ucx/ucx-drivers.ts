@@ -13,7 +13,7 @@ export interface OpenRegion {
 
 /**
  * Over shared memory each link has a worker of its own. UCX 1.13 has one queue per worker into which all its peers write:
- * one that is killed while it writes leaves a place that is never filled, behind which nothing of anybody is read any more.
+ * one that is killed while it writes leaves a place that is never filled, and UCX reads no message behind it.
  */
 export class UcxDrivers {
   readonly #create: () => UcxDriver;

@@ -41,7 +41,7 @@ export class UcxEngine {
     for (let place = 0; place < RECEIVES; place++) this.#postReceive(place);
   }
 
-  /** So that UCX can be closed: receives never end otherwise, and of messages that nobody has received it complains. */
+  /** So that UCX can be closed: otherwise receives never end, and UCX complains about messages that nobody received. */
   cancelReceives(): void {
     const { worker, tables } = this;
     for (let steps = 0; steps < MAX_LAST_STEPS && this.step(); steps++);

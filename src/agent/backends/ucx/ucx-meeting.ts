@@ -116,7 +116,7 @@ function helloOf(credentials: Credentials): HelloOptions {
   return { protocol: PROTOCOL_NAME, version: UCX_PROTOCOL_VERSION, credentials };
 }
 
-/** They follow from the hello and have not travelled. */
+/** Derived from the hello; they never cross the network. */
 function secretsOf(secrets: SessionSecrets): { readonly secretLow: number; readonly secretHigh: number } {
   const secret = Buffer.from(secrets.key('ucx link', 8));
   return { secretLow: secret.readUInt32LE(0), secretHigh: secret.readUInt32LE(4) };

@@ -74,7 +74,7 @@ class UcxThread {
       this.#tellNews();
       if (isBusy) {
         this.#lastWork = performance.now();
-        // What goes on with others must not hide the end of one.
+        // Traffic of other peers must not hide the end of one.
         if (this.#lastWork - this.#lastCheck > PROCESS_CHECK_MS) this.#checkProcesses();
       } else if ((performance.now() - this.#lastWork) * 1000 < this.#spinUs) yieldProcessor();
       else this.#sleep();

@@ -61,7 +61,7 @@ export function localSurroundings(host: string): UcxSurroundings {
   return { env: process.env, host, rdmaPorts: activeRdmaPorts(localFiles()), interfaces: networkInterfaces() };
 }
 
-/** Fails with WL_CONFIG for a UCX_TLS that must not be, and for a host whose address UCX cannot listen at. */
+/** Fails with WL_CONFIG for a UCX_TLS that is not allowed, and for a host whose address UCX cannot listen at. */
 export function chooseTransports(around: UcxSurroundings): UcxTransports {
   const { names, isExcluding } = readNames(around.env['UCX_TLS'] ?? defaultTransports(around));
   const list = `${isExcluding ? '^' : ''}${names.join(',')}`;

@@ -44,7 +44,7 @@ export async function createCudaEngine(
   const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare };
   const size = await agreeOn(group, agreement, wait);
   const scope = { group, device, config: Object.freeze({ ...config }), size };
-  // Compiling may fail or take long on one rank alone, so the ranks meet again behind it.
+  // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
   const launches = await loadLaunches(scope).catch((error: unknown) => error as Error);
   const parts = await agreeOn(
     group,
@@ -315,7 +315,7 @@ class CudaEpEngine implements EpEngine {
     throw hostPlan.errorOf(failure, own ? (await topkIdx?.toHost())?.[failure.detail] : undefined);
   }
 
-  /** What nobody waited for: a dispatch with a bound on its rows that failed. */
+  /** The failure of a dispatch with a bound on its rows, which nobody waited for. */
   #findFailure(): WeftlineError | undefined {
     const { hostPlan } = this.#memory;
     const failure = hostPlan.takeFailure(this.#awaited);

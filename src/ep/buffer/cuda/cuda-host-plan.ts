@@ -67,7 +67,7 @@ export class CudaHostPlan implements Disposable {
     return Int32Array.from({ length: cells }, (_, cell) => this.#plan.get('rankPrefixMatrix', cell));
   }
 
-  /** Why a dispatch but `except` failed, which every rank finds alike; forgotten then. Undefined if none did. */
+  /** Why a dispatch other than `except` failed, as every rank finds it; the failure is then forgotten. Undefined if none failed. */
   takeFailure(except = 0): EpFailure | undefined {
     const sequence = Atomics.load(this.#failed, 0) >>> 0;
     if (sequence === 0 || sequence === except) return undefined;

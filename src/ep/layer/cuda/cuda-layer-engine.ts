@@ -240,7 +240,7 @@ class CudaLayerEngine implements LayerEngine {
     return { ...received, event: this.#order.end(sending.options) };
   }
 
-  /** The usual case: rows are sent right behind the count exchange, which needs no host to be right. */
+  /** The usual case: rows are sent right after the count exchange, without waiting for the host. */
   async #sendAtOnce(sending: Sending, wait: CallWait): Promise<void> {
     this.#launchDispatch(sending, wait);
     try {

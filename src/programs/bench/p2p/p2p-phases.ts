@@ -260,7 +260,7 @@ export async function runPings(session: P2pSession, rounds: number): Promise<rea
   const [transfer] = await prepareSlots(session, 'write', { bytes: PING_BYTES, slots: 1 });
   if (transfer === undefined) return [];
   await session.hear();
-  // Until the other side blocks, its endpoint would take the first ping for a word of its own.
+  // If the first ping came before the other side blocks, its endpoint would take it for a word of its own.
   await new Promise((resolve) => setTimeout(resolve, PING_PAUSE_MS));
   const times = new Float64Array(rounds);
   const from = session.connection.peer;

@@ -1,4 +1,4 @@
-// Transport benches over the ranks of a world: everyone to one (incast), or everyone to another one (permutation).
+// Transport benches over the ranks of a world: all send to one (incast), or each sends to another one (permutation).
 import { seededRandom } from '../../../core/seeded-random.ts';
 import { Transport } from '../../../transport/index.ts';
 import type { World } from '../../../world/index.ts';

@@ -1,6 +1,6 @@
 // Copies bytes into memory that may be a peer's, by a group of threads: 16-byte vectors where both sides allow it.
 //
-// Nothing waits for the writes: whoever must know that they have arrived releases after them. Eight loads are under way
+// Nothing waits for the writes: a caller that must know that they have arrived releases after them. Eight loads are under way
 // per thread before the first store, because a link is kept busy by bytes in flight and not by threads.
 #pragma once
 #include "weftline/level.cuh"

@@ -78,12 +78,12 @@ __device__ __forceinline__ bool pushCommands(DeviceQueue* queue, const Command (
   if (isRelease) fenceSystem();
   const u32 number = atomicAdd(&queue->head, count);
   const u32 known = *static_cast<volatile u32*>(&queue->knownDelivered);
-  // What had the last of these slots a lap ago must be delivered.
+  // The command that had the last of these slots a lap ago must be delivered.
   const u32 end = number + count;
   if (!epochReached(known, end - queue->capacity) && !waitForRoom(queue, number, end, scope, whom)) return false;
 #pragma unroll
   for (u32 index = 0; index < count; ++index) writeCommand(queue, number + index, commands[index]);
-  // For whoever flushes. The value depends on the number, so a thread that sees it takes a later number.
+  // For threads that flush. The value depends on the number, so a thread that sees it takes a later number.
   if (commands[count - 1].isDeferred) *static_cast<volatile u32*>(&queue->deferred) = (number << 1) | 1u;
   return true;
 }

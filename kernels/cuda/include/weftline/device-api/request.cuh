@@ -12,7 +12,7 @@ using Request = const DeviceRequest*;
 // From DeviceHost.waits: what a wait needs to end.
 using Waits = const DeviceHostState*;
 
-// What a signal, or a command for the host, waits for before it goes. Release: whoever sees it sees what its group wrote
+// What a signal, or a command for the host, waits for before it goes. Release: a thread that sees it sees what its group wrote
 // and put before. Relaxed: it goes alone and at once, which spares a fence of about 1 us; what it tells of must be visible
 // already (written by an earlier kernel, say), or travel through the same queue.
 enum class Order : u32 { Release, Relaxed };

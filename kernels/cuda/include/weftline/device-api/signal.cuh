@@ -33,7 +33,7 @@ __device__ __forceinline__ bool signalBy(u32 callers, const Opened& request, u64
   return Group<level>::agree(isPushed, callers);
 }
 
-// Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. Whoever sees the sum
+// Adds to the counter at `target` (a multiple of 8) of the peer's range, once for the whole group. A thread that sees the sum
 // sees what this group put before on the same channel, unless the route's order is relaxed. False as put().
 //
 // At warp level lane 0 may call it alone, or together with any other lanes. It tells of what the other lanes wrote by
