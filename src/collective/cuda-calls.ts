@@ -119,7 +119,7 @@ export function requireCudaLimits(what: string, ranks: number, numExperts: numbe
   if (ranks <= EP_MAX_RANKS && numExperts <= EP_MAX_EXPERTS) return;
   throw new WeftlineError(
     'WL_UNSUPPORTED',
-    `An ${what} on GPUs has at most ${EP_MAX_RANKS} ranks per host and ${EP_MAX_EXPERTS} experts; asked are ${ranks} and ${numExperts}`,
+    `An ${what} on GPUs has at most ${EP_MAX_RANKS} ranks per host and ${EP_MAX_EXPERTS} experts, got ${ranks} and ${numExperts}`,
     { details: { ranks, numExperts } },
   );
 }

@@ -183,7 +183,7 @@ function checkOwner(path: string, facts: Stats, want: { readonly uid: number; re
 function wrong(path: string, why: string, cause?: unknown): WeftlineError {
   return new WeftlineError(
     'WL_CONFIG',
-    `Cannot use ${path}, by which processes of one user recognize each other: ${why}. Remove it, and it is made anew; or give all processes the same token (openssl rand -hex 32) by WEFTLINE_TOKEN or the option token`,
+    `Cannot use ${path}, by which processes of one user recognize each other: ${why}. Remove it, and a new one is made; or give all processes the same token (openssl rand -hex 32) by WEFTLINE_TOKEN or the option token`,
     { details: { path, why }, ...(cause === undefined ? {} : { cause }) },
   );
 }

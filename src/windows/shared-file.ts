@@ -75,9 +75,13 @@ export function openSharedFile(path: string, bytes: number): number {
   const { size } = fstatSync(fd);
   if (size === bytes) return fd;
   closeSync(fd);
-  throw new WeftlineError('WL_SHARED_MEMORY', `The shared memory ${path} has ${size} bytes, ${bytes} were announced`, {
-    details: { path, size, bytes },
-  });
+  throw new WeftlineError(
+    'WL_SHARED_MEMORY',
+    `The shared memory ${path} has ${size} bytes, expected ${bytes} as announced`,
+    {
+      details: { path, size, bytes },
+    },
+  );
 }
 
 export function removeSharedFile(path: string): void {

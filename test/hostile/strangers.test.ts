@@ -43,7 +43,7 @@ async function assertRefused(caller: Caller, target: Target, token: string): Pro
   assert.equal(outcome.code, 'WL_UNAUTHORIZED', `${target.kind}: ${outcome.message}`);
 }
 
-test('with a token: whoever has none or another one stays out', async (context) => {
+test('with a token: callers with none or another one stay out', async (context) => {
   await withKit(secret, async (host, caller) => {
     for (const target of host.targets) {
       await context.test(target.kind, async () => {
@@ -64,7 +64,7 @@ async function whyNoOtherUser(): Promise<string | undefined> {
 
 const skip = skipWithout('other-user', await whyNoOtherUser());
 
-test('without a token: another user stays out, and so does whoever has one', { skip }, async (context) => {
+test('without a token: another user stays out, and so do callers with a token', { skip }, async (context) => {
   using other = (await Caller.start(OTHER_USER)) as Caller;
   await withKit('', async (host, caller) => {
     for (const target of host.targets) {

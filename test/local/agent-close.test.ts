@@ -57,7 +57,7 @@ test(
   },
 );
 
-test('who cancels a connect does not cancel that of others to the same peer', async () => {
+test('cancelling a connect does not cancel other connects to the same peer', async () => {
   await using a = await Agent.create('a', { backends: ['multipath'] });
   await using b = await Agent.create('b', { backends: ['multipath'] });
   await a.loadRemoteMetadata(b.localMetadata());

@@ -17,7 +17,7 @@ function as(value: unknown): never {
   return value as never;
 }
 
-test('a wait whose time cannot be ends at once', async () => {
+test('a wait with an impossible timeout ends at once', async () => {
   await using transport = await Transport.create({ settings });
   using listener = await transport.listen({ host, port: 0 });
   await using endpoint = await Endpoint.create({ settings, backends: ['multipath'] });
@@ -37,7 +37,7 @@ test('a wait whose time cannot be ends at once', async () => {
   }
 });
 
-test('what is no address is told at once, not looked for until the deadline', async () => {
+test('an invalid address fails at once, not at the deadline', async () => {
   await using transport = await Transport.create({ settings });
   await using endpoint = await Endpoint.create({ settings, backends: ['multipath'] });
   for (const value of noPorts) {
@@ -92,7 +92,7 @@ test('a transport that was closed listens no more', async () => {
   await assert.rejects(transport.listen({ host, port: 0 }), { code: 'WL_CLOSED' });
 });
 
-test('taking back what is no registration harms nothing, and the agent still closes', async () => {
+test('deregistering something that is not registered harms nothing, and the agent still closes', async () => {
   const endpoint = await Endpoint.create({ settings, backends: ['multipath'] });
   for (const value of [undefined, null, 7, {}, new Uint8Array(8)]) {
     await assert.rejects(endpoint.agent.deregister(as(value)), invalid);

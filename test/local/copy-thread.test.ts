@@ -77,7 +77,7 @@ test("a message for which there is no room yet is the other thread's to send as 
   assert.equal(lane.step(), 'nothing');
 });
 
-test('a thread that fails lets go of the lock: the other goes on alone', () => {
+test('a thread that fails releases the lock, and the other one goes on alone', () => {
   const sender = new RecordSender(makeMailbox(), SLOT);
   let failures = 0;
   const { lane, free } = openLane(() => {

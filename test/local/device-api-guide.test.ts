@@ -46,7 +46,7 @@ for (const [what, code] of Object.entries({ nixlKernels, warpKernels })) {
   }
 }
 
-test('a level that NIXL names and nobody has here does not compile', { skip: noCompiler }, () => {
+test('a level of NIXL that weftline lacks does not compile', { skip: noCompiler }, () => {
   const call = 'nixlGpuReadSignal<static_cast<nixl_gpu_level_t>(3)>(counter)';
   const code = `#include "nixl_device.cuh"\nextern "C" __global__ void k(uint64_t* counter) { *counter = ${call}; }\n`;
   const { ok, said } = compile(code);
@@ -58,7 +58,7 @@ function kernel(call: string): string {
   return `#include "weftline/weftline.cuh"\nextern "C" __global__ void k(weftline::Request r) { weftline::${call}; }\n`;
 }
 
-test('a call at no level, or at one that is none, does not compile', { skip: noCompiler }, () => {
+test('a call without a level, or at an invalid one, does not compile', { skip: noCompiler }, () => {
   for (const call of [
     'put(r, 0, 0, 8)',
     'signal(r, 0, 1)',

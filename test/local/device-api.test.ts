@@ -80,7 +80,7 @@ test('puts and signals come in order, over many laps of a small ring', { timeout
   await one.kernelApi.flush(handles.put);
 });
 
-test('what is outside of its memory is refused, and a wait that is in vain ends', { timeout: 30_000 }, async () => {
+test('ranges outside of memory are refused, and a wait in vain ends', { timeout: 30_000 }, async () => {
   await using both = await pair(100);
   const { one, two, word, handles, data } = both;
   const { kernelApi } = one;

@@ -18,7 +18,7 @@ function create(more: object): Promise<DeviceHost> {
   return DeviceHost.create({ name: 'a', device, ...more });
 }
 
-test('what is no address or no length of memory is refused before any thread touches it', async () => {
+test('invalid addresses and lengths of memory are refused before any thread touches them', async () => {
   await using host = await DeviceHost.create({ name: 'a', device });
   for (const value of noNumbers) {
     await assert.rejects(host.registerVram(as(value), 5), invalid);
@@ -41,7 +41,7 @@ test('options that cannot be fail as documented, whichever thread looks at them'
   await assert.rejects(create({ host: '0.0.0.0', token: '' }), withCode('WL_CONFIG', 'token'));
 });
 
-test('records that are none are refused, and the host goes on', async () => {
+test('invalid records are refused, and the host goes on', async () => {
   await using host = await DeviceHost.create({ name: 'a', device });
   const memory = await host.allocate(64);
   const descs = host.serializeXferDescs({ memory });

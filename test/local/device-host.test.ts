@@ -208,5 +208,5 @@ test('the service works without a host: its own queue, its own memory', async ()
   writer.push({ ...emptyQueueCommand(), kind: queueCommandKinds.signal, request: number, target: 4088, low: 2 });
   one.wake();
   await until(() => failures.length > 0);
-  assert.match(String(failures[0]), /means nothing here: request 0/);
+  assert.match(String(failures[0]), /invalid command: request 0/);
 });

@@ -33,7 +33,7 @@ async function openTwo(backend: Backend): Promise<Two> {
 }
 
 for (const backend of ['local', 'multipath'] as const) {
-  test(`${backend}: messages meet receives in order, whoever comes first; memory of either kind`, async () => {
+  test(`${backend}: messages meet receives in order, whichever comes first; memory of either kind`, async () => {
     await using two = await openTwo(backend);
     const { server, client, there, here } = two;
     assert.equal(there.backend, backend);

@@ -104,7 +104,7 @@ for (const [scenario, code, message] of [
   });
 }
 
-test('what fails on one rank alone is told to the others, who do not wait', async () => {
+test('a failure on one rank alone is reported to the others, which do not wait', async () => {
   const { exitCode, ranks, transcript } = await run('fails alone', 2);
   assert.equal(exitCode, 0, transcript);
   assert.equal(failureOf(ranks[0]).code, 'WL_MEMORY', transcript);

@@ -127,7 +127,7 @@ test('errors of EpBuffer in a group name world ranks', async () => {
     const { capacity, mismatch, call } = resultOf(output) as Errors;
     assert.match(capacity.message, /^Rank 2 would receive 3 rows, more than its numWorstTokens 2/);
     assert.match(mismatch.message, /^The ranks disagree on weightBytes: 0 on rank 2, 4 on rank 1;/);
-    // Whoever looks first says it; the others learn that it gave up.
+    // The rank that looks first reports it; the others learn that it gave up.
     if (call.code === 'WL_CONFIG_MISMATCH')
       assert.match(call.message, rank === 0 ? /but rank [12] is in/ : /but rank 0 is in/);
     else assert.match(call.message, /^Rank [012] gave up: WL_CONFIG_MISMATCH: .*rank [012] is in/);

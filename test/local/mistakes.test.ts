@@ -21,7 +21,7 @@ async function answering(text: string): Promise<Server> {
   return server;
 }
 
-test('what is no name, list of backends, metadata, message or registration is refused', async () => {
+test('invalid names, lists of backends, metadata, messages and registrations are refused', async () => {
   const refused = { code: 'WL_INVALID_ARGUMENT' };
   await assert.rejects(Agent.create(anything(undefined)), { ...refused, message: /name/ });
   await assert.rejects(Agent.create('a', { backends: anything('local') }), {
@@ -51,7 +51,7 @@ test('an operation that is neither a write nor a read is refused', async () => {
   );
 });
 
-test('addresses and timeouts that are none are refused before anybody is called', async () => {
+test('invalid addresses and timeouts are refused before any call', async () => {
   const refused = { code: 'WL_INVALID_ARGUMENT' };
   for (const port of [-1, 1.5, 65_536, anything('80')]) {
     await assert.rejects(Endpoint.create({ port }), { ...refused, message: /port/ });

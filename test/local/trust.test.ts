@@ -39,7 +39,7 @@ function targetsOf(listeners: readonly OpenListener[]): Target[] {
   return listeners.map(({ name, port, facts }) => ({ name, port, facts }));
 }
 
-test('with a token, only who holds it is let in', async () => {
+test('with a token, only its holders are let in', async () => {
   await withListeners('right', async (listeners) => {
     for (const target of listeners) {
       for (const token of ['wrong', '', 'right ']) {
@@ -110,7 +110,7 @@ async function answerTo(port: number, bytes: Uint8Array): Promise<string> {
   return Buffer.concat(heard).toString('latin1');
 }
 
-test('what a caller sent in an earlier meeting lets nobody in', async () => {
+test('what a caller sent in an earlier meeting lets nobody in again', async () => {
   await withListeners('secret', async (listeners) => {
     for (const target of listeners) {
       const relay = await recordingRelay(target.port);
@@ -278,7 +278,7 @@ test('without a token, nothing listens at or calls an address of other hosts', a
   }
 });
 
-test('with a token, other addresses are open to who holds it', async () => {
+test('with a token, other addresses are open to its holders', async () => {
   await using transport = await Transport.create({ token: 'secret' });
   using listener = await transport.listen({ host: outside, port: 0 });
   const address = { host: outside === '0.0.0.0' ? host : outside, port: listener.port };

@@ -35,7 +35,7 @@ async function within<T>(milliseconds: number, work: Promise<T>, what: string): 
   return Promise.race([work, late]).finally(() => clearTimeout(timer));
 }
 
-test('ucx: a transfer that was never posted is released, whoever had its slot before', { skip }, async () => {
+test('ucx: a transfer that was never posted is released, whatever had its slot before', { skip }, async () => {
   await using near = await UcxSide.open('near');
   await using first = await UcxSide.open('first');
   await using second = await UcxSide.open('second');

@@ -41,13 +41,17 @@ function withoutUcx(...words: readonly string[]): Run {
 const isHidden = path === undefined || withoutUcx('-e', '').status === 0;
 const cannotHide = skipWithout('mounts', isHidden ? undefined : 'needs root and overlay mounts, to hide libucp');
 
-test('ucx without libucp: who asks for it is told what to install, others go without', { skip: cannotHide }, () => {
-  const { stdout, stderr } = withoutUcx(new URL('./support/ucx-missing.js', import.meta.url).pathname);
-  const { code, message, backends } = JSON.parse(stdout || `"${stderr}"`) as Record<string, unknown>;
-  assert.equal(code, 'WL_UNSUPPORTED');
-  assert.match(String(message), /libucp\.so\.0.*not found.*apt-get install libucx0/);
-  assert.ok(!(backends as string[]).includes('ucx'));
-});
+test(
+  'ucx without libucp: agents that ask for it learn what to install, others go without',
+  { skip: cannotHide },
+  () => {
+    const { stdout, stderr } = withoutUcx(new URL('./support/ucx-missing.js', import.meta.url).pathname);
+    const { code, message, backends } = JSON.parse(stdout || `"${stderr}"`) as Record<string, unknown>;
+    assert.equal(code, 'WL_UNSUPPORTED');
+    assert.match(String(message), /libucp\.so\.0.*not found.*apt-get install libucx0/);
+    assert.ok(!(backends as string[]).includes('ucx'));
+  },
+);
 
 test('ucx without libucp: weftline doctor says so', { skip: cannotHide }, () => {
   const main = new URL('../../../dist/programs/cli/main.js', import.meta.url).pathname;

@@ -158,7 +158,7 @@ for (const [name, value] of Object.entries(transports)) {
     await assert.rejects(near.backend.connect(first.peer, { timeoutMs: 5000 }), isError('WL_PEER_LOST', /peer/));
     const second = await spawnPeer('fedcba9876543210');
     const stale = { ...second.peer, incarnation: first.peer.incarnation };
-    await assert.rejects(near.backend.connect(stale, { timeoutMs: 5000 }), isError('WL_STALE', /another life/));
+    await assert.rejects(near.backend.connect(stale, { timeoutMs: 5000 }), isError('WL_STALE', /after a restart/));
     assert.equal(await (await open(second)).post(), undefined);
     await kill(second);
   });

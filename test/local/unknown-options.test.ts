@@ -76,7 +76,7 @@ test('a launch checks all of its options before it starts anything', async () =>
   await assert.rejects(launch(mistyped({ command, ranks: 1, rank: 1 })), refused('rank', 'ranks'));
 });
 
-test('groups refuse what is no wait', async () => {
+test('groups refuse invalid waits', async () => {
   await using world = await join({ timeoutMs: 5000 });
   for (const wait of [null, 5, 'x', { timeout: 5 }]) {
     await assert.rejects(world.split({ color: 1 }, wait as never), withCode('WL_INVALID_ARGUMENT'));

@@ -14,7 +14,7 @@ const skip = skipWithout(
   canCut ? undefined : 'no network of its own here: needs root, unshare, ip and nft',
 );
 
-test('whoever waits for a machine that has vanished gets an error', { skip, timeout: 120_000 }, () => {
+test('a wait for a machine that has vanished fails', { skip, timeout: 120_000 }, () => {
   const env = { ...process.env, NODE_TEST_CONTEXT: undefined };
   const { stdout, stderr } = spawnSync('unshare', ['-n', process.execPath, script], { env, timeout: 100_000 });
   const text = stdout.toString();

@@ -108,10 +108,7 @@ export class CommandServer {
     const route = this.#requests[request]?.remotes[remote];
     if (route === undefined) {
       const what = `request ${request}, remote range ${remote}, kind ${kind}`;
-      this.#refuse(
-        slot,
-        new WeftlineError('WL_PROTOCOL', `A device pushed a command that means nothing here: ${what}`),
-      );
+      this.#refuse(slot, new WeftlineError('WL_PROTOCOL', `A device pushed an invalid command: ${what}`));
       return true;
     }
     const { channel } = route;

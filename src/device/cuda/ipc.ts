@@ -40,7 +40,7 @@ export class PeerMemory implements Storage {
     if (reserved.length !== IPC_HANDLE_BYTES) {
       throw new WeftlineError(
         'WL_PROTOCOL',
-        `A memory handle has ${reserved.length} bytes, ${IPC_HANDLE_BYTES} are needed`,
+        `Invalid memory handle: expected ${IPC_HANDLE_BYTES} bytes, got ${reserved.length}`,
       );
     }
     const address: Out = [0];

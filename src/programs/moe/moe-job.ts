@@ -121,7 +121,7 @@ export function requirePassed({ check, block, dtype }: MoeReport): void {
   if (check === undefined || check.passed) return;
   throw new WeftlineError(
     'WL_CHECK',
-    `The output differs from output_f32 of ${block.path} by ${check.error.toExponential(2)} of its norm, allowed with ${dtype} rows is ${check.tolerance}`,
+    `The output differs from output_f32 of ${block.path} by ${check.error.toExponential(2)} of its norm, expected at most ${check.tolerance} with ${dtype} rows`,
     { details: { ...check } },
   );
 }

@@ -167,7 +167,7 @@ export class PairRounds {
     victim.child.kill('SIGCONT');
     await sleep(random.next() * MAX_PATIENCE_MS);
     for (const one of [player, victim]) one.send({ do: 'finish' });
-    // Whoever fails tells why; the other then waits for nobody.
+    // The side that fails says why; the other one then waits for nobody.
     const watch = async (one: Player, other: Player, who: string): Promise<void> => {
       const end = await one.heard('ended', DEADLINE_LIMIT_MS);
       this.operations += end?.operations ?? 0;

@@ -22,7 +22,7 @@ export function inputAt(decoder: Decoder, seeds: readonly Uint8Array[], seed: nu
   return mutate(decoder, seeds, new Random(mixSeed(seed, hashOf(decoder.name), index)));
 }
 
-/** Calls `before` with each input: whoever watches this thread must know what it was given, in case it never comes back. */
+/** Calls `before` with each input: the thread that watches this one must know what it was given, in case it never comes back. */
 export async function fuzzRange(
   decoder: Decoder,
   seeds: readonly Uint8Array[],

@@ -133,7 +133,7 @@ function portOf(blob: Uint8Array, kind: 'multipath' | 'ucx'): number {
   return (JSON.parse(Buffer.from(info).toString()) as { port: number }).port;
 }
 
-/** The same agent, to be reached through another port: that of whoever listens in between. */
+/** The same agent, reached through another port, at which somebody listens in between. */
 function withPort(blob: Uint8Array, kind: 'multipath' | 'ucx', port: number): Uint8Array {
   const metadata = decodeMetadata(blob);
   const info = Buffer.from(metadata.connections.get(kind) ?? []);

@@ -1,4 +1,4 @@
-// The way to a link: all that one call does for it, and whoever shares it, has the deadline of the own call.
+// The way to a link: each caller, also one that shares the attempt of another, has the deadline of its own call.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { BackendLink, ConnectOptions } from '#lib/agent/backend.js';

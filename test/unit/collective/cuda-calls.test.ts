@@ -49,7 +49,7 @@ test('a failure that nobody waited for ends the wait of a later call at once, an
   assert.throws(() => calls.throwIfUnusable(), failure);
 });
 
-test('whoever waits for the device hears of a failure while the device still works, once', async () => {
+test('a wait for the device reports a failure while the device still works, once', async () => {
   const { stream, isAborted, fail } = pretend();
   setTimeout(fail, 5);
   await assert.rejects(stream.idle({ timeoutMs: 20_000 }), failure);

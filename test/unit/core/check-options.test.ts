@@ -42,7 +42,7 @@ test('Names that objects inherit are unknown options, too', () => {
   }
 });
 
-test('What is no object is refused', () => {
+test('a value that is not an object is refused', () => {
   for (const options of [null, 'text', 5, [1]]) {
     assert.throws(
       () => check(options),

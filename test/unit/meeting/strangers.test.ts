@@ -34,7 +34,7 @@ function dropped(entries: readonly { readonly caller: Caller }[]): number[] {
   return entries.flatMap(({ caller }, index) => (caller.isDropped ? [index] : []));
 }
 
-test('the oldest goes first, and whoever has proven itself is not counted', (t) => {
+test('the oldest goes first, and callers that have proven themselves are not counted', (t) => {
   let now = 1000;
   t.mock.method(performance, 'now', () => now);
   const [first, ...rest] = Array.from({ length: 4 }, () => enter('10.0.0.1', 4));
@@ -49,7 +49,7 @@ test('the oldest goes first, and whoever has proven itself is not counted', (t) 
   assert.equal(strangers.count, 0);
 });
 
-test('whoever has just come keeps its place, and a newcomer of the same address finds none', (t) => {
+test('a caller that has just come keeps its place, and a newcomer of the same address finds none', (t) => {
   let now = 1000;
   t.mock.method(performance, 'now', () => now);
   const first = Array.from({ length: 8 }, () => enter('10.0.0.1', 8));

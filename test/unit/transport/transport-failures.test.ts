@@ -130,7 +130,7 @@ test('close() behind a finished message does not take it back, and fails the res
     assert.throws(() => net.b.connection.postReceive({ region: to, offset: 0, bytes: 1 }), { code: 'WL_CLOSED' });
     assert.ok(net.run(() => isEnded(net.a, send)));
     assert.equal(net.a.engine.poll(send), requestStatus.done, `seed ${seed}`);
-    // Whoever has something outstanding hears of the end, even if the first word of it was lost.
+    // A side with something outstanding hears of the end, even if the first packet that said so was lost.
     const late = net.a.connection.error === undefined ? net.a.connection.flush() : undefined;
     const write =
       net.a.connection.error === undefined

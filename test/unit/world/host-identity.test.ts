@@ -23,7 +23,7 @@ test('the setting hosts gives ranks of one machine the identities of several', (
   assert.notEqual(identities[3], identities[0]);
   const boots = [0, 1, 2, 3].map((rank) => bootIdentity(rankOf(rank, '2')));
   assert.deepEqual([boots[0] === boots[1], boots[1] === boots[2]], [true, false]);
-  // Whoever is no rank pretends nothing.
+  // A process that is not a rank pretends nothing.
   assert.equal(hostIdentity({ WEFTLINE_HOSTS: '2' }), machineIdentity());
   assert.throws(() => hostIdentity(rankOf(0, '5')), { code: 'WL_CONFIG', message: /WEFTLINE_HOSTS/ });
   const slurm = {

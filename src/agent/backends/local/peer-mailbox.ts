@@ -110,7 +110,7 @@ function checkHeader(buffer: ArrayBuffer, { peer, incarnation }: PeerMailboxOpti
   }
   const senders = header.get('senders');
   if (senders < 1 || senders > MAX_MAILBOX_SENDERS || mailboxBytes(senders) !== buffer.byteLength) {
-    throw new WeftlineError('WL_PROTOCOL', `The mailbox of ${peer} makes no sense: ${senders} senders`, {
+    throw new WeftlineError('WL_PROTOCOL', `The mailbox of ${peer} is invalid: it has places for ${senders} senders`, {
       details: { peer, senders, bytes: buffer.byteLength },
     });
   }

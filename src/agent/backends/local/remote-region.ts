@@ -100,5 +100,5 @@ export function isOfProcess(bytes: Uint8Array): boolean {
 }
 
 export function notUnderstood(why: string): WeftlineError {
-  return new WeftlineError('WL_PROTOCOL', `The description of a region of the peer makes no sense: ${why}`);
+  return new WeftlineError('WL_PROTOCOL', `Invalid description of a region of the peer: ${why}`);
 }

@@ -94,7 +94,7 @@ export async function connectUcxPeer(
     if (text(body, 'name') !== peer.name || text(body, 'incarnation') !== peer.incarnation) {
       throw new WeftlineError(
         'WL_STALE',
-        `At the address of ${peer.name} there is another agent, or another life of it: load its metadata anew`,
+        `Another agent, or ${peer.name} after a restart, answers at the address of ${peer.name}: load its metadata again`,
         { details: { peer: peer.name } },
       );
     }

@@ -72,7 +72,7 @@ function connect(id: number, peer: string): EndpointConnection {
     onClose: () => {},
   } as const;
   const connection = new EndpointConnection(parts);
-  // Whoever waits for these hears of the end of the connection.
+  // Waits for these hear of the end of the connection.
   for (const operation of [connection.recv({ region: memory }), connection.send({ region: memory })]) {
     operation.wait().catch(() => {});
   }
