@@ -16,6 +16,14 @@ export interface MessageBlockOptions {
   readonly iovecsPerMessage: number;
 }
 
+/** What messages of headers and parts have in common; the last part may be shorter. */
+export interface HeaderPairs {
+  readonly count: number;
+  readonly headerBytes: number;
+  readonly payloadBytes: number;
+  readonly lastPayloadBytes: number;
+}
+
 export class MessageBlock {
   readonly messages: number;
   readonly iovecsPerMessage: number;
@@ -54,6 +62,42 @@ export class MessageBlock {
     words[at] = address;
     words[at + 1] = address / TWO_32;
     words[at + 2] = bytes;
+  }
+
+  /** All iovecs of a message of headers, from address `header` on, each before its part of the memory from `payload` on. */
+  setPairs(message: number, pairs: HeaderPairs, header: number, payload: number): void {
+    const { count, headerBytes, payloadBytes, lastPayloadBytes } = pairs;
+    const last = 2 * (count - 1);
+    const headerHigh = Math.floor(header / TWO_32);
+    const payloadHigh = Math.floor(payload / TWO_32);
+    const isPlain =
+      Math.floor((header + count * headerBytes) / TWO_32) === headerHigh &&
+      Math.floor((payload + count * payloadBytes) / TWO_32) === payloadHigh;
+    if (isPlain) {
+      // Here only the low words differ, and whole numbers of 32 bits are quick.
+      const words = this.#words;
+      let headerLow = (header - headerHigh * TWO_32) | 0;
+      let payloadLow = (payload - payloadHigh * TWO_32) | 0;
+      let at = this.#firstIovec + message * this.iovecsPerMessage * IOVEC_WORDS;
+      for (let pair = 0; pair < count; pair += 1) {
+        words[at] = headerLow;
+        words[at + 1] = headerHigh;
+        words[at + 2] = headerBytes;
+        words[at + 4] = payloadLow;
+        words[at + 5] = payloadHigh;
+        words[at + 6] = payloadBytes;
+        headerLow = (headerLow + headerBytes) | 0;
+        payloadLow = (payloadLow + payloadBytes) | 0;
+        at += 2 * IOVEC_WORDS;
+      }
+    } else {
+      for (let pair = 0; pair < count; pair += 1) {
+        this.setIovec(message, 2 * pair, header + pair * headerBytes, headerBytes);
+        this.setIovec(message, 2 * pair + 1, payload + pair * payloadBytes, payloadBytes);
+      }
+    }
+    this.setIovec(message, last + 1, payload + (count - 1) * payloadBytes, lastPayloadBytes);
+    this.setIovecCount(message, 2 * count);
   }
 
   setIovecCount(message: number, count: number): void {

@@ -1,9 +1,8 @@
-// Takes in segments: finds runs of consecutive ones, checks where they belong, has them placed, and notes them.
+// Takes in runs of segments: checks where they belong, has them placed, and notes them.
 // Hot path: no allocation. Nothing is placed before every bound is checked.
 import {
   controlKinds,
   DATA_HEADER_BYTES,
-  dataHeader,
   failReasons,
   packetFlags,
   SCATTER_ENTRY_BYTES,
@@ -14,76 +13,12 @@ import { addToCell } from './pending-signals.ts';
 import type { Region } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
 import { ackDue } from './receive-side.ts';
+import { run, runBytes } from './segment-run.ts';
 
-const DATA = dataHeader.offset;
 const SCATTER = scatterEntry.offset;
 const TWO_32 = 2 ** 32;
 /** One refusal of the same place is enough for this many microseconds: the sender is told by a reliable record. */
 const REJECTION_INTERVAL = 5000;
-/** Flags that may differ between the segments of a run. */
-const SAME_FLAGS = ~packetFlags.ackNow;
-
-/** The run that is being collected: consecutive segments of one message, side by side. One object. */
-const run = {
-  view: undefined as DataView | undefined,
-  /** Header of the first in the view, and the distance to the next. */
-  at: 0,
-  stride: 0,
-  count: 0,
-  flags: 0,
-  sequence: 0,
-  target: 0,
-  targetKey: 0,
-  offset: 0,
-  messageBytes: 0,
-  base: 0,
-  payloadBytes: 0,
-  lastPayloadBytes: 0,
-};
-
-/** Begins a run with the segment whose header, checked by the decoder, is at `at`. */
-export function startRun(view: DataView, at: number, stride: number): void {
-  run.view = view;
-  run.at = at;
-  run.stride = stride;
-  run.count = 1;
-  run.flags = view.getUint16(at + DATA.flags, true);
-  run.sequence = view.getInt32(at + DATA.sequence, true);
-  run.target = view.getUint32(at + DATA.target, true);
-  run.targetKey = view.getUint32(at + DATA.targetKey, true);
-  run.offset = view.getUint32(at + DATA.offset, true) + view.getUint8(at + DATA.offsetHigh) * TWO_32;
-  run.messageBytes = view.getUint32(at + DATA.messageBytes, true) + view.getUint8(at + DATA.messageBytesHigh) * TWO_32;
-  run.base = view.getUint32(at + DATA.base, true) + view.getUint16(at + DATA.baseHigh, true) * TWO_32;
-  run.payloadBytes = view.getUint16(at + DATA.length, true);
-  run.lastPayloadBytes = run.payloadBytes;
-}
-
-/** Adds the segment at `at`, behind the run so far in the same packet. False if it does not go on where the run ends. */
-export function extendRun(view: DataView, at: number): boolean {
-  const { count, flags, payloadBytes } = run;
-  const bytes = view.getUint16(at + DATA.length, true);
-  const offset = run.offset + count * payloadBytes;
-  const joins =
-    at === run.at + count * run.stride &&
-    run.lastPayloadBytes === payloadBytes &&
-    bytes <= payloadBytes &&
-    (flags & (packetFlags.skip | packetFlags.signal | packetFlags.scatter)) === 0 &&
-    view.getInt32(at + DATA.sequence, true) === ((run.sequence + count) | 0) &&
-    view.getUint32(at + DATA.target, true) === run.target &&
-    view.getUint32(at + DATA.targetKey, true) === run.targetKey &&
-    ((view.getUint16(at + DATA.flags, true) ^ flags) & SAME_FLAGS) === 0 &&
-    view.getUint32(at + DATA.offset, true) === offset % TWO_32 &&
-    view.getUint8(at + DATA.offsetHigh) === Math.floor(offset / TWO_32) &&
-    view.getUint32(at + DATA.messageBytes, true) === run.messageBytes % TWO_32 &&
-    view.getUint8(at + DATA.messageBytesHigh) === Math.floor(run.messageBytes / TWO_32) &&
-    view.getUint32(at + DATA.base, true) === run.base % TWO_32 &&
-    view.getUint16(at + DATA.baseHigh, true) === Math.floor(run.base / TWO_32);
-  if (!joins) return false;
-  run.flags |= view.getUint16(at + DATA.flags, true) & packetFlags.ackNow;
-  run.lastPayloadBytes = bytes;
-  run.count = count + 1;
-  return true;
-}
 
 /** Takes in the run. */
 export function endRun(connection: Connection): void {
@@ -258,11 +193,6 @@ function placeScattered({ engine, counters }: Connection, region: Region): void 
 
 function scatterBase(view: DataView, at: number): number {
   return view.getUint32(at + SCATTER.base, true) + view.getUint16(at + SCATTER.baseHigh, true) * TWO_32;
-}
-
-/** Bytes that the run covers in its message. */
-function runBytes(): number {
-  return (run.count - 1) * run.payloadBytes + run.lastPayloadBytes;
 }
 
 /** Why the run cannot go to a posted request; 0 if it can. */

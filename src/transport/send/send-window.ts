@@ -84,6 +84,32 @@ export class SendWindow {
     return sequence;
   }
 
+  /** Begins `count` segments of one request that are sent at once in `burst`; the last may be shorter. Returns the first. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per burst
+  appendRun(
+    request: number,
+    offset: number,
+    count: number,
+    payloadBytes: number,
+    lastBytes: number,
+    burst: number,
+  ): number {
+    const sequence = this.next;
+    const { mask, acked, lost } = this;
+    for (let index = 0; index < count; index++) {
+      const slot = (sequence + index) & mask;
+      this.request[slot] = request;
+      this.offset[slot] = offset + index * payloadBytes;
+      this.bytes[slot] = payloadBytes;
+      this.burst[slot] = burst;
+      clearBit(acked, slot);
+      clearBit(lost, slot);
+    }
+    this.bytes[(sequence + count - 1) & mask] = lastBytes;
+    this.next = (sequence + count) | 0;
+    return sequence;
+  }
+
   /** The segment is lost and leaves its burst. It must be in flight. */
   lose(sequence: number, bursts: BurstTable): void {
     const slot = sequence & this.mask;

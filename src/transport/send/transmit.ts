@@ -94,18 +94,13 @@ function sendFresh(connection: Connection, request: Request, at: number, now: nu
   const burst = bursts.open(route.path, route.controller, now);
   const first = window.next;
   if (window.outstanding === 0) connection.send.progressAt = now;
-  let left = bytes;
-  for (let segment = 0; segment < count; segment++) {
-    const part = Math.min(left, payloadBytes);
-    const sequence = window.append(request.handle, position + bytes - left, part);
-    window.burst[sequence & window.mask] = burst;
-    left -= part;
-  }
+  const lastBytes = bytes - (count - 1) * payloadBytes;
+  window.appendRun(request.handle, position, count, payloadBytes, lastBytes, burst);
   request.position = position + bytes;
   request.segmented = request.position === request.bytes;
   request.unacked += count;
   connection.send.backlogBytes -= bytes;
-  template.lastPayloadBytes = bytes - (count - 1) * payloadBytes;
+  template.lastPayloadBytes = lastBytes;
   template.sequence = first;
   template.offset = position;
   template.count = count;

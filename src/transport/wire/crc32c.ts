@@ -64,3 +64,33 @@ export function crc32cZeroWord(crc: number): number {
 export function crc32cEnd(state: number): number {
   return ~state;
 }
+
+/**
+ * What a word that is changed by `difference` (exclusive or) changes in a checksum that goes on over `after` more bytes,
+ * 0 to 252: checksums are linear. Make one table for each distance, and use it for many words.
+ */
+export class WordChange {
+  readonly #changes = new Int32Array(1024);
+
+  /** `after`: bytes between the end of the word and the end of what is summed. */
+  constructor(after: number) {
+    const zeros = new DataView(new ArrayBuffer(after));
+    for (let byte = 0; byte < 4; byte++) {
+      for (let value = 0; value < 256; value++) {
+        const state = crc32cZeroWord(value << (8 * byte));
+        this.#changes[256 * byte + value] = crc32cUpdate(state, zeros, 0, after);
+      }
+    }
+  }
+
+  /** To be combined with the checksum by exclusive or. */
+  of(difference: number): number {
+    const changes = this.#changes;
+    return (
+      changes[difference & 255]! ^
+      changes[256 + ((difference >>> 8) & 255)]! ^
+      changes[512 + ((difference >>> 16) & 255)]! ^
+      changes[768 + (difference >>> 24)]!
+    );
+  }
+}

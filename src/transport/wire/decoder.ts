@@ -15,7 +15,8 @@ import type { PacketGuard } from '../authentication/packet-guard.ts';
 import { onAck } from '../send/ack-input.ts';
 import type { Connection } from '../engine/connection.ts';
 import { onControl } from '../control/control-input.ts';
-import { endRun, extendRun, raiseAck, startRun } from '../receive/data-input.ts';
+import { endRun, raiseAck } from '../receive/data-input.ts';
+import { extendRun, extendRunAlike, run, startRun } from '../receive/segment-run.ts';
 import type { EngineCore } from '../engine/engine-core.ts';
 import type { ReceivedBatch } from '../io/packet-io.ts';
 import type { DropReason } from '../engine/transport-engine.ts';
@@ -33,6 +34,8 @@ export class Decoder {
   readonly #engine: Connections;
   #bytes: Uint8Array | undefined;
   #view: DataView = new DataView(new ArrayBuffer(0));
+  /** The same in words; empty if it does not begin at one. */
+  #words: Int32Array = new Int32Array(0);
   /** The end of the datagram at hand, and which part of it has been copied to the memory where tags are checked. */
   #datagramEnd = 0;
   #copiedFrom = 0;
@@ -49,7 +52,9 @@ export class Decoder {
     const { bytes } = batch;
     if (this.#bytes !== bytes) {
       this.#bytes = bytes;
-      this.#view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+      const { buffer, byteOffset, byteLength } = bytes;
+      this.#view = new DataView(buffer, byteOffset, byteLength);
+      this.#words = byteOffset % 4 === 0 ? new Int32Array(buffer, byteOffset, byteLength >>> 2) : new Int32Array(0);
     }
     this.#engine.placement.source = bytes;
     for (let index = 0; index < batch.count; index++) {
@@ -73,12 +78,15 @@ export class Decoder {
     }
     this.#datagramEnd = to;
     this.#copiedTo = -1;
+    const inWords = this.#words.length > 0 && ((from | stride) & 3) === 0 && !marked;
     for (let at = from; at < to; at += stride) {
       const size = Math.min(stride, to - at);
       const connection = this.#authenticate(at, size, peer);
       if (connection === undefined) continue;
       if (marked && connection.error === undefined) connection.receive.arrivals.mark(this.#path);
       this.#takePacket(connection, at, size, stride);
+      if (inWords && this.#running === connection && connection.guard === undefined)
+        at += stride * this.#takeAlike(connection, at + stride, to);
     }
     this.#endRun();
   }
@@ -118,6 +126,18 @@ export class Decoder {
     }
     const taken = kind === packetKinds.ack ? onAck(connection, view, at, size) : onControl(connection, view, at, size);
     if (!taken) this.#drop('length');
+  }
+
+  /** The segments from `at` on that go on as the run at hand does, in one step. Returns how many. */
+  #takeAlike(connection: Connection, at: number, to: number): number {
+    const count = extendRunAlike(this.#words, at, to);
+    if (count === 0) return 0;
+    const view = this.#view;
+    const last = at + (count - 1) * run.stride;
+    const sequence = view.getInt32(last + DATA.pathSequence, true);
+    const timestamp = view.getInt32(last + DATA.timestamp, true);
+    connection.receive.arrivals.note(this.#path, sequence, timestamp, this.#engine.now);
+    return count;
   }
 
   #endRun(): void {

@@ -1,15 +1,28 @@
 // Where packets are put together: a cursor through the I/O's arena, and the one burst object. Hot path: no allocation.
 import { alignUp } from '../../abi/layout.ts';
-import { packetFlags, packetPrefix } from '../../abi/transport-packet.ts';
+import { DATA_HEADER_BYTES, dataHeader, packetFlags, packetPrefix } from '../../abi/transport-packet.ts';
 import type { Burst, PacketIo } from '../io/packet-io.ts';
 import type { RangeList } from '../send/range-list.ts';
 import type { Region } from '../engine/region.ts';
 import type { PacketGuard } from '../authentication/packet-guard.ts';
 import type { TagMemory } from '../authentication/tag-memory.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';
-import { CRC32C_START, crc32cEnd, crc32cUpdate } from './crc32c.ts';
+import { CRC32C_START, crc32cEnd, crc32cUpdate, WordChange } from './crc32c.ts';
 
-const { flags: FLAGS, checksum: CHECKSUM } = packetPrefix.offset;
+/** Words of a header. */
+const CHECKSUM = packetPrefix.offset.checksum / 4;
+const SEQUENCE = dataHeader.offset.sequence / 4;
+const PATH_SEQUENCE = dataHeader.offset.pathSequence / 4;
+const OFFSET = dataHeader.offset.offset / 4;
+const HIGH = dataHeader.offset.offsetHigh / 4;
+/** Of the words in which the headers of a burst differ. */
+const sequenceChange = changeAt(SEQUENCE);
+const pathSequenceChange = changeAt(PATH_SEQUENCE);
+const offsetChange = changeAt(OFFSET);
+
+function changeAt(word: number): WordChange {
+  return new WordChange(DATA_HEADER_BYTES - 4 * (word + 1));
+}
 
 /** The connection that a packet belongs to. */
 interface Sender {
@@ -104,24 +117,43 @@ export class PacketOutbox {
   }
 
   #sum(): void {
-    const { burst, view } = this;
+    const { burst, words } = this;
     const withPayload = this.#checksum === 'full' && burst.region !== undefined;
     const flags = packetFlags.checksum | (withPayload ? packetFlags.payloadChecksum : 0);
     if (withPayload) this.#viewPayload(burst.region as Region);
-    let payload = burst.payloadOffset;
-    for (let packet = 0; packet < burst.count; packet++) {
-      const at = burst.headerOffset + packet * burst.headerBytes;
-      view.setUint16(at + FLAGS, view.getUint16(at + FLAGS, true) | flags, true);
-      view.setInt32(at + CHECKSUM, 0, true);
-      let crc = crc32cUpdate(CRC32C_START, view, at, at + burst.headerBytes);
-      if (withPayload && burst.ranges !== undefined) crc = this.#sumRanges(crc, burst.ranges);
-      else if (withPayload) {
-        const bytes = packet === burst.count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
-        crc = crc32cUpdate(crc, this.#payload as DataView, payload, payload + bytes);
-        payload += bytes;
-      }
-      view.setInt32(at + CHECKSUM, crc32cEnd(crc), true);
+    const { count, headerBytes } = burst;
+    let word = burst.headerOffset >>> 2;
+    const first = word;
+    const last = first + (count - 1) * (headerBytes >>> 2);
+    for (let packet = 0; packet < count; packet++, word += headerBytes >>> 2) {
+      words[word] = words[word]! | (flags << 16);
+      const isAlike = !withPayload && word !== first && word !== last && words[word + HIGH] === words[first + HIGH];
+      words[word + CHECKSUM] = isAlike ? this.#sumAlike(word, first) : this.#sumPacket(packet, word, withPayload);
     }
+  }
+
+  #sumPacket(packet: number, word: number, withPayload: boolean): number {
+    const { burst, view, words } = this;
+    words[word + CHECKSUM] = 0;
+    let crc = crc32cUpdate(CRC32C_START, view, word * 4, word * 4 + burst.headerBytes);
+    if (withPayload && burst.ranges !== undefined) crc = this.#sumRanges(crc, burst.ranges);
+    else if (withPayload) {
+      const payload = burst.payloadOffset + packet * burst.payloadBytes;
+      const bytes = packet === burst.count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
+      crc = crc32cUpdate(crc, this.#payload as DataView, payload, payload + bytes);
+    }
+    return crc32cEnd(crc);
+  }
+
+  /** The checksum of a header from that of another, which differs in two numbers and the place alone, as those of a burst do. */
+  #sumAlike(word: number, from: number): number {
+    const { words } = this;
+    return (
+      words[from + CHECKSUM]! ^
+      sequenceChange.of(words[word + SEQUENCE]! ^ words[from + SEQUENCE]!) ^
+      pathSequenceChange.of(words[word + PATH_SEQUENCE]! ^ words[from + PATH_SEQUENCE]!) ^
+      offsetChange.of(words[word + OFFSET]! ^ words[from + OFFSET]!)
+    );
   }
 
   #sumRanges(crc: number, { sources, lengths }: RangeList): number {

@@ -142,7 +142,7 @@ export class UdpPacketIo implements PacketIo {
     const { block } = outbox;
     const message = outbox.count;
     const { count, headerBytes, region } = burst;
-    let header = this.#arenaAddress + burst.headerOffset;
+    const header = this.#arenaAddress + burst.headerOffset;
     outbox.sockets[message] = socket;
     outbox.count = message + 1;
     block.setSegmentBytes(message, count === 1 ? 0 : headerBytes + burst.payloadBytes);
@@ -155,15 +155,7 @@ export class UdpPacketIo implements PacketIo {
       this.#addRanges(outbox, burst, header, burst.ranges);
       return;
     }
-    let payload = region.address + burst.payloadOffset;
-    for (let packet = 0; packet < count; packet += 1) {
-      const bytes = packet === count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
-      block.setIovec(message, 2 * packet, header, headerBytes);
-      block.setIovec(message, 2 * packet + 1, payload, bytes);
-      header += headerBytes;
-      payload += bytes;
-    }
-    block.setIovecCount(message, 2 * count);
+    block.setPairs(message, burst, header, region.address + burst.payloadOffset);
   }
 
   /** The message that was begun last is a header, then ranges from here and there. */
