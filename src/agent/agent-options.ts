@@ -22,6 +22,8 @@ export interface AgentOptions {
   readonly host?: string;
   /** False: backends work inside waits and `poll` only, for latency. True by default: on threads of their own. */
   readonly ownThread?: boolean;
+  /** @internal For tests: host memory is staged as memory of GPUs is. */
+  readonly stagesHostMemory?: boolean;
 }
 
 export const agentOptionNames: OptionNames<AgentOptions> = {
@@ -30,6 +32,7 @@ export const agentOptionNames: OptionNames<AgentOptions> = {
   token: true,
   host: true,
   ownThread: true,
+  stagesHostMemory: true,
 };
 
 /** What localMetadata() tells. */

@@ -99,6 +99,7 @@ export class Agent implements AsyncDisposable {
       wake,
       host,
       ownThread: options.ownThread ?? true,
+      stagesHostMemory: options.stagesHostMemory ?? false,
       deliver: (peer, message) => notifications.push(peer, message),
       mayDeliver: (peer) => notifications.hasRoom(peer),
     });

@@ -27,8 +27,13 @@ export interface BackendContext {
   readonly host: string;
   /** True: progress happens on a thread of the backend's own. False: inside `poll`, for latency. */
   readonly ownThread: boolean;
-  /** To be rung, from any thread, after a transfer or channel operation ended, a notification came or a link broke. */
+  /**
+   * To be rung, from any thread, after a transfer or channel operation ended, a notification or a signal came, or a link
+   * broke.
+   */
   readonly wake: WakeWord;
+  /** For tests, which have no GPU: host memory is staged as memory of a device is. */
+  readonly stagesHostMemory?: boolean;
   /** To be called inside `poll` only. The bytes become the agent's; the peer is named as its own agent is. */
   readonly deliver: (peer: string, message: Uint8Array) => void;
   /**
@@ -78,6 +83,13 @@ export interface Backend<Name extends string = string> {
   whyNotPeer(peer: BackendPeer): string | undefined;
   /** Why memory of this kind cannot be used on the peer's side, in the same way; `region` says which it is, where it is known. */
   whyNotRemote(kind: MemoryKind, region?: RemoteRegionInfo): string | undefined;
+  /**
+   * True: it moves memory of GPUs itself, on both sides. Left out: host memory only; `withDeviceMemory` then stages the
+   * other.
+   */
+  readonly takesDeviceMemory?: boolean;
+  /** What is special about how it carries transfers between such memory: "staged through pinned memory". */
+  howItCarries?(local: readonly MemoryKind[], remote: readonly MemoryKind[]): string | undefined;
   register(memory: AgentMemory): Promise<BackendRegion>;
   /**
    * Fails with WL_TIMEOUT, WL_PEER_LOST (nobody is there any more), WL_STALE (another incarnation of the peer answered),

@@ -210,6 +210,28 @@ export const settingsTable = {
     sentence:
       "How long the thread that serves a device's command queues polls after the last command; then it looks once per millisecond.",
   },
+  stagingPieceBytes: {
+    kind: 'number',
+    env: 'WEFTLINE_STAGING_PIECE',
+    flag: '--staging-piece <bytes>',
+    unit: 'bytes',
+    min: 65_536,
+    max: 16_777_216,
+    default: 524_288,
+    sentence:
+      'Maximum size of the pieces in which memory of GPUs travels between hosts, through pinned memory of the host.',
+  },
+  stagingPieces: {
+    kind: 'number',
+    env: 'WEFTLINE_STAGING_PIECES',
+    flag: '--staging-pieces <count>',
+    unit: 'pieces',
+    min: 2,
+    max: 64,
+    default: 8,
+    sentence:
+      'How many such pieces may be under way per peer and direction; each takes its size in pinned memory on both sides.',
+  },
   ...transportSettingsTable,
 } as const satisfies Record<string, Setting>;
 

@@ -14,7 +14,7 @@ import {
   type RemoteMemory,
   type Transfer,
 } from 'weftline/agent';
-import { backendNames } from '#lib/agent/backends/backend-table.js';
+import { agentConfigurations } from './support/agent-configurations.ts';
 import { AgentPeer, openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
 import { until } from '../support/until.ts';
@@ -52,15 +52,16 @@ const threads: Readonly<Record<string, AgentOptions>> = {
   "on the caller's thread": { ownThread: false },
 };
 
-for (const backend of backendNames) {
+for (const configuration of agentConfigurations) {
+  const { name: backendName, backend } = configuration;
   const skip = (await whyMissing(backend)) ?? false;
   // Within a host, this thread copies: what is too much for the call of post itself goes on when the thread does.
   // Within a host, more than a post copies itself.
   const standingStill = backend === 'local' ? 16 * MiB : 2 * MiB;
 
   for (const [how, options] of Object.entries(threads)) {
-    test(`${backend}, ${how}: writes and reads of every size and place are intact`, { skip }, async () => {
-      await using pair = await openPair(backend, 3 * MiB, options);
+    test(`${backendName}, ${how}: writes and reads of every size and place are intact`, { skip }, async () => {
+      await using pair = await openPair(configuration, 3 * MiB, options);
       const { agent, peer } = pair;
       const out = await agent.register(randomBytes(3 * MiB));
       const back = await agent.allocate(3 * MiB);
@@ -92,8 +93,8 @@ for (const backend of backendNames) {
     });
   }
 
-  test(`${backend}: only what the descriptors name is written, in any order of blocks`, { skip }, async () => {
-    await using pair = await openPair(backend, MiB);
+  test(`${backendName}: only what the descriptors name is written, in any order of blocks`, { skip }, async () => {
+    await using pair = await openPair(configuration, MiB);
     const { agent, peer } = pair;
     const out = await agent.allocate(MiB);
     out.bytes.set(randomBytes(MiB));
@@ -116,8 +117,8 @@ for (const backend of backendNames) {
     assert.deepEqual(await peer.bytes('allocated', 0, MiB), expected);
   });
 
-  test(`${backend}: neighbours are moved as one, and telemetry counts`, { skip }, async () => {
-    await using pair = await openPair(backend, MiB);
+  test(`${backendName}: neighbours are moved as one, and telemetry counts`, { skip }, async () => {
+    await using pair = await openPair(configuration, MiB);
     const { agent } = pair;
     const out = await agent.allocate(MiB);
     const local = DescriptorList.blocks(out, { blockBytes: 4096, count: 128 });
@@ -141,8 +142,8 @@ for (const backend of backendNames) {
     assert.ok(transferMicroseconds > 0 && totalTransferMicroseconds > transferMicroseconds);
   });
 
-  test(`${backend}: a notification comes behind its data, while the initiator does nothing`, { skip }, async () => {
-    await using pair = await openPair(backend, standingStill);
+  test(`${backendName}: a notification comes behind its data, while the initiator does nothing`, { skip }, async () => {
+    await using pair = await openPair(configuration, standingStill);
     const { agent, peer } = pair;
     const folder = mkdtempSync(join(tmpdir(), 'weftline-agent-'));
     try {
@@ -168,8 +169,8 @@ for (const backend of backendNames) {
   });
 
   for (const blocking of [true, false]) {
-    test(`${backend}: many notifications arrive in order, ${blocking ? 'blocking' : 'async'}`, { skip }, async () => {
-      await using pair = await openPair(backend, 4096);
+    test(`${backendName}: many notifications arrive in order, ${blocking ? 'blocking' : 'async'}`, { skip }, async () => {
+      await using pair = await openPair(configuration, 4096);
       const { agent, peer } = pair;
       const out = await agent.allocate(64);
       const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
@@ -202,8 +203,8 @@ for (const backend of backendNames) {
     });
   }
 
-  test(`${backend}: the longest notification arrives, a longer one is refused`, { skip }, async () => {
-    await using pair = await openPair(backend, 4096);
+  test(`${backendName}: the longest notification arrives, a longer one is refused`, { skip }, async () => {
+    await using pair = await openPair(configuration, 4096);
     const { agent, peer } = pair;
     const out = await agent.allocate(64);
     const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
@@ -230,8 +231,8 @@ for (const backend of backendNames) {
     }
   });
 
-  test(`${backend}: a string arrives as UTF-8; what is neither bytes nor a string is refused`, { skip }, async () => {
-    await using pair = await openPair(backend, 4096);
+  test(`${backendName}: a string arrives as UTF-8; what is neither bytes nor a string is refused`, { skip }, async () => {
+    await using pair = await openPair(configuration, 4096);
     const { agent, peer } = pair;
     const local = DescriptorList.of(await agent.allocate(64));
     const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
@@ -258,11 +259,11 @@ for (const backend of backendNames) {
 
   for (const [how, options] of Object.entries(threads)) {
     test(
-      `${backend}, ${how}: notifications that nobody takes hold up their sender and nothing else`,
+      `${backendName}, ${how}: notifications that nobody takes hold up their sender and nothing else`,
       { skip },
       async () => {
         const settings = { timeoutMs: 20_000, notificationBytes: 16_384 };
-        await using pair = await openPair(backend, 65_536, { ...options, settings });
+        await using pair = await openPair(configuration, 65_536, { ...options, settings });
         const { agent, peer } = pair;
         const out = await agent.allocate(65_536);
         const remote = DescriptorList.of(memoryOf(agent, 'plain'));
@@ -310,10 +311,10 @@ for (const backend of backendNames) {
   }
 
   test(
-    `${backend}: both sides write to each other, and the peer's notification wakes an async wait here`,
+    `${backendName}: both sides write to each other, and the peer's notification wakes an async wait here`,
     { skip },
     async () => {
-      await using pair = await openPair(backend, MiB);
+      await using pair = await openPair(configuration, MiB);
       const { agent, peer } = pair;
       const mine = await agent.allocate(MiB, { name: 'mine' });
       assert.equal(await peer.do({ do: 'load', blob: agent.localMetadata() }), 'here');
@@ -325,8 +326,8 @@ for (const backend of backendNames) {
     },
   );
 
-  test(`${backend}: a channel's signals come behind its puts`, { skip }, async () => {
-    await using pair = await openPair(backend, 4 * MiB);
+  test(`${backendName}: a channel's signals come behind its puts`, { skip }, async () => {
+    await using pair = await openPair(configuration, 4 * MiB);
     const { agent, peer } = pair;
     await peer.do({ do: 'fill', name: 'allocated', value: 0 });
     const out = await agent.allocate(MiB);
@@ -334,6 +335,7 @@ for (const backend of backendNames) {
     const memory = memoryOf(agent, 'allocated');
     const { link, local, remote } = await agent.channelParts('there', out, memory.number);
     const channel = link.openChannel();
+    await channel.prepare?.(local, remote);
     const place = { local, localOffset: 0, remote, remoteOffset: 4096, bytes: MiB };
     for (let round = 0; round < 3; round++) {
       place.remoteOffset = 4096 + round * MiB;
@@ -351,8 +353,8 @@ for (const backend of backendNames) {
     await channel.close();
   });
 
-  test(`${backend}: a link is open until one side closes it, and then closed`, { skip }, async () => {
-    await using pair = await openPair(backend, 64);
+  test(`${backendName}: a link is open until one side closes it, and then closed`, { skip }, async () => {
+    await using pair = await openPair(configuration, 64);
     const { agent, peer } = pair;
     const link = await agent.linkTo('there');
     const local = DescriptorList.of(await agent.allocate(64));
@@ -364,15 +366,15 @@ for (const backend of backendNames) {
     assert.equal(link.state, 'closed', String(link.error));
     withCode('WL_CLOSED', /there.* closed/)(link.error);
     await assert.rejects(async () => postAndWait(transfer, 'nobody takes it'), withCode('WL_CLOSED', /there/));
-    await using again = await openPair(backend, 64);
+    await using again = await openPair(configuration, 64);
     const own = await again.agent.linkTo('there');
     await again.agent.invalidate('there');
     assert.equal(own.state, 'closed');
     withCode('WL_CLOSED')(own.error);
   });
 
-  test(`${backend}: a link is dead when the peer's process has ended, with nothing under way`, { skip }, async () => {
-    await using pair = await openPair(backend, 64);
+  test(`${backendName}: a link is dead when the peer's process has ended, with nothing under way`, { skip }, async () => {
+    await using pair = await openPair(configuration, 64);
     const { agent, peer } = pair;
     const link = await agent.linkTo('there');
     await peer.kill();
@@ -382,8 +384,8 @@ for (const backend of backendNames) {
     withCode('WL_PEER_LOST', /there/)(link.error);
   });
 
-  test(`${backend}: what is wrong is refused, and nothing is written`, { skip }, async () => {
-    await using pair = await openPair(backend, 65_536);
+  test(`${backendName}: what is wrong is refused, and nothing is written`, { skip }, async () => {
+    await using pair = await openPair(configuration, 65_536);
     const { agent, peer } = pair;
     const out = await agent.allocate(65_536);
     out.bytes.fill(1);
@@ -438,8 +440,8 @@ for (const backend of backendNames) {
 
   // Within a host the user counts, not the token.
   if (backend !== 'local')
-    test(`${backend}: another token is refused`, { skip }, async () => {
-      await using pair = await openPair(backend, 64);
+    test(`${backendName}: another token is refused`, { skip }, async () => {
+      await using pair = await openPair(configuration, 64);
       await using stranger = await Agent.create('stranger', {
         backends: [backend],
         token: 'another',
@@ -449,8 +451,8 @@ for (const backend of backendNames) {
       await assert.rejects(stranger.connect('there'), withCode('WL_UNAUTHORIZED'));
     });
 
-  test(`${backend}: a killed peer fails what is under way, and may come back`, { skip }, async () => {
-    await using pair = await openPair(backend, 64 * MiB, { settings: { timeoutMs: 20_000, transportGiveUpMs: 3000 } });
+  test(`${backendName}: a killed peer fails what is under way, and may come back`, { skip }, async () => {
+    await using pair = await openPair(configuration, 64 * MiB, { settings: { timeoutMs: 20_000, transportGiveUpMs: 3000 } });
     const { agent } = pair;
     const out = await agent.allocate(64 * MiB);
     const before = await pair.peer.metadata();
@@ -481,7 +483,11 @@ for (const backend of backendNames) {
     };
     await assert.rejects(late(), withCode('WL_PEER_LOST'));
     // The same name, another life.
-    await using again = await AgentPeer.start('there', { backends: [backend], token: 'secret' });
+    await using again = await AgentPeer.start('there', {
+      ...configuration.there,
+      backends: [backend],
+      token: 'secret',
+    });
     await again.do({ do: 'register', name: 'plain', bytes: 64 });
     await agent.loadRemoteMetadata(await again.metadata());
     assert.throws(() => transfers[0]?.post(), withCode('WL_STALE', /restarted/));
@@ -501,10 +507,10 @@ for (const backend of backendNames) {
   });
 
   test(
-    `${backend}: cancel and release end what is under way; close is awaited and may be repeated`,
+    `${backendName}: cancel and release end what is under way; close is awaited and may be repeated`,
     { skip },
     async () => {
-      await using pair = await openPair(backend, 64 * MiB);
+      await using pair = await openPair(configuration, 64 * MiB);
       const { agent } = pair;
       const out = await agent.allocate(64 * MiB);
       const remote = DescriptorList.of(memoryOf(agent, 'plain'));

@@ -3,9 +3,12 @@
 import { localFiles } from '../../native/file-probe.ts';
 import { activeRdmaPorts } from '../../native/rdma-ports.ts';
 import type { Backend, CreateBackend } from '../backend.ts';
+import { withDeviceMemory } from '../staging/staged-backend.ts';
 
 interface BackendEntry<Name extends string> {
   readonly load: () => Promise<CreateBackend<Name>>;
+  /** It carries host memory; other memory is staged. */
+  readonly isStaged?: boolean;
   /** See `whyOnlyListed`. Left out: never. */
   readonly whyOnlyListed?: () => string | undefined;
 }
@@ -14,8 +17,12 @@ type BackendTable<Name extends string> = { readonly [Key in Name]: BackendEntry<
 
 const backends = tableOf({
   local: { load: async () => (await import('./local/local-backend.ts')).createBackend },
-  ucx: { load: async () => (await import('./ucx/ucx-backend.ts')).createBackend, whyOnlyListed: whyNoRdma },
-  multipath: { load: async () => (await import('./multipath/multipath-backend.ts')).createBackend },
+  ucx: {
+    load: async () => (await import('./ucx/ucx-backend.ts')).createBackend,
+    isStaged: true,
+    whyOnlyListed: whyNoRdma,
+  },
+  multipath: { load: async () => (await import('./multipath/multipath-backend.ts')).createBackend, isStaged: true },
 });
 
 /** What can move the bytes of an agent. */
@@ -36,7 +43,16 @@ export function whyOnlyListed(name: BackendName): string | undefined {
 }
 
 export function loadBackend(name: BackendName): CreateBackend<BackendName> {
-  return async (context) => (await backends[name].load())(context);
+  const entry: BackendEntry<BackendName> = backends[name];
+  return async (context) => {
+    const createBackend = await entry.load();
+    return (entry.isStaged === true ? withDeviceMemory(createBackend) : createBackend)(context);
+  };
+}
+
+/** The backend itself, for the thread that stages for it. */
+export function loadHostBackend(name: BackendName): Promise<CreateBackend<BackendName>> {
+  return backends[name].load();
 }
 
 /** UCX opens ports and shared memory of its own, so it is not even loaded where it would not be chosen. */

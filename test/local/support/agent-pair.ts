@@ -5,6 +5,7 @@ import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 import { decodeError, type EncodedError } from 'weftline';
 import { Agent, type AgentOptions, type BackendName } from 'weftline/agent';
+import type { AgentConfiguration } from './agent-configurations.ts';
 import type { PeerCommand } from './agent-peer.ts';
 
 const script = fileURLToPath(new URL('./agent-peer.js', import.meta.url));
@@ -62,10 +63,16 @@ export interface AgentPair extends AsyncDisposable {
 }
 
 /** `bytes` of memory named `allocated` and of memory named `plain` at the peer, filled with 7. */
-export async function openPair(backend: BackendName, bytes: number, options: AgentOptions = {}): Promise<AgentPair> {
+export async function openPair(
+  configuration: AgentConfiguration | BackendName,
+  bytes: number,
+  options: AgentOptions = {},
+): Promise<AgentPair> {
+  const { backend, here, there } =
+    typeof configuration === 'string' ? { backend: configuration, here: {}, there: {} } : configuration;
   const all = { token: 'secret', settings: { timeoutMs: 20_000 }, ...options, backends: [backend] };
-  const agent = await Agent.create('here', all);
-  const peer = await AgentPeer.start('there', { ...all, ownThread: true });
+  const agent = await Agent.create('here', { ...all, ...here });
+  const peer = await AgentPeer.start('there', { ...all, ...there, ownThread: true });
   await peer.do({ do: 'allocate', name: 'allocated', bytes });
   await peer.do({ do: 'register', name: 'plain', bytes });
   for (const name of ['allocated', 'plain']) await peer.do({ do: 'fill', name, value: 7 });

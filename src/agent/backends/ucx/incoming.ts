@@ -379,7 +379,10 @@ export class Incoming {
     else if (!this.#isOpen(block.inRegion[place]!, block.inKey[place]!)) {
       this.#fail(block.inOperation[place]!);
       this.#pushRefusal(sequence, ucxRefusals.region);
-    } else this.#add(block.inOffset[place]!, block.inAdd[place]!);
+    } else {
+      this.#add(block.inOffset[place]!, block.inAdd[place]!);
+      tables.tell();
+    }
   }
 
   /** ORDER: atomic, so that a thread that sees the new count sees the data that was written before it. */

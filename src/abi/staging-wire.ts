@@ -1,0 +1,57 @@
+// What two staging threads know of each other's memory: names of regions, the head of a ring, and the head of each piece.
+import { defineLayout } from './layout.ts';
+
+/** Begins the description of a staged region, which no description of host memory does with this length. */
+export const STAGED_REGION_MAGIC = 0x5354_4731;
+
+/** In metadata; behind it stands how the owner's staging thread is reached. */
+export const stagedRegionInfo = defineLayout('StagedRegionInfo', {
+  magic: 'u32',
+  number: 'u32',
+  key: 'u64',
+  connectionBytes: 'u32',
+  reserved: 'u32',
+});
+
+/** Most pieces of a link that are under way. */
+export const MAX_STAGING_SLOTS = 64;
+
+/**
+ * At the begin of a ring. At the receiver of pieces, `counter` is how many have arrived: the sender adds to it by signals,
+ * behind the bytes. At their sender, it is how many came back, and `status` says by slot why one was refused; the receiver
+ * writes it before its signal. `status` of the receiver is where it sends that from.
+ */
+export const stagingRingHead = defineLayout(
+  'StagingRingHead',
+  { counter: 'u64', reserved: { of: 'u64', count: 7 }, status: { of: 'u64', count: MAX_STAGING_SLOTS } },
+  4096,
+);
+
+/** `nothing`: the sender gave the piece up. */
+export const pieceKinds = { nothing: 0, write: 1, read: 2, signal: 3 } as const;
+
+/** Why a piece was refused. */
+export const pieceStatuses = { good: 0, unauthorized: 1, failed: 2 } as const;
+
+/**
+ * Begins a slot. All fragments lie in one region of the receiver; `offset` and `add` are a signal's. The bytes begin
+ * `dataOffset` behind the begin of the slot.
+ */
+export const pieceHead = defineLayout(
+  'StagedPieceHead',
+  {
+    kind: 'u32',
+    region: 'u32',
+    key: 'u64',
+    fragments: 'u32',
+    dataOffset: 'u32',
+    offset: 'u64',
+    add: 'u64',
+  },
+  64,
+);
+
+/** Behind the head, as often as it says. `slotOffset` counts from `dataOffset`. */
+export const pieceFragment = defineLayout('StagedFragment', { remoteOffset: 'u64', bytes: 'u32', slotOffset: 'u32' });
+
+export const MAX_PIECE_FRAGMENTS = 2048;

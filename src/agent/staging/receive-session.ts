@@ -1,0 +1,204 @@
+// The receiver's side of two rings: takes pieces in order, checks them whole, copies, and sends them back. Hot path.
+import { wideAt } from '../../abi/wide-words.ts';
+import {
+  MAX_PIECE_FRAGMENTS,
+  pieceFragment,
+  pieceHead,
+  pieceKinds,
+  pieceStatuses,
+  stagingRingHead,
+} from '../../abi/staging-wire.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
+import type { CopyRun, CopyWay, DeviceCopies } from './device-copies.ts';
+import type { MemoryTable, StagedMemory } from './memory-table.ts';
+import { dataOffsetOf, type RingMemory } from './ring-memory.ts';
+import { tryPut, trySignal } from './try-post.ts';
+
+export interface ReceiveSessionParts {
+  readonly peer: string;
+  readonly memory: MemoryTable;
+  /** Of the thread. */
+  readonly run: CopyRun;
+  readonly ring: RingMemory;
+  readonly local: BackendRegion;
+  /** The sender's ring, of the same shape. */
+  readonly remote: BackendRemoteRegion;
+  readonly channel: BackendChannel;
+}
+
+/** What is left to do for a piece whose copies are done. */
+const steps = { status: 0, answer: 1, signal: 2 } as const;
+
+const { offset } = pieceHead;
+
+export class ReceiveSession {
+  readonly #parts: ReceiveSessionParts;
+  readonly #slots: number;
+  readonly #place: PutPlace;
+  /** Pieces so far. */
+  #started = 0;
+  #finished = 0;
+  /** By slot. */
+  readonly #kinds: Uint8Array;
+  readonly #statuses: Uint8Array;
+  readonly #tickets: Float64Array;
+  readonly #copies: (DeviceCopies | undefined)[];
+  readonly #dataOffsets: Uint32Array;
+  readonly #dataBytes: Uint32Array;
+  /** Of the oldest piece. */
+  #step: number = steps.status;
+
+  constructor(parts: ReceiveSessionParts) {
+    const { slots } = parts.ring.shape;
+    this.#parts = parts;
+    this.#slots = slots;
+    this.#place = { local: parts.local, localOffset: 0, remote: parts.remote, remoteOffset: 0, bytes: 0 };
+    this.#kinds = new Uint8Array(slots);
+    this.#statuses = new Uint8Array(slots);
+    this.#tickets = new Float64Array(slots);
+    this.#copies = Array.from({ length: slots }, () => undefined);
+    this.#dataOffsets = new Uint32Array(slots);
+    this.#dataBytes = new Uint32Array(slots);
+  }
+
+  /** Goes on. True if something moved. Fails with WL_PROTOCOL for what no sender of this library sends. */
+  step(): boolean {
+    const arrived = Atomics.load(this.#parts.ring.counter, 0);
+    const waiting = (arrived - this.#started) | 0;
+    if (waiting < 0 || waiting + this.#started - this.#finished > this.#slots) {
+      throw this.#protocol(`${waiting} more pieces, with ${this.#slots} slots`);
+    }
+    const before = this.#started + this.#finished;
+    while (((arrived - this.#started) | 0) > 0 && this.#start(this.#started % this.#slots)) this.#started++;
+    while (this.#finished < this.#started && this.#finish(this.#finished % this.#slots)) this.#finished++;
+    return this.#started + this.#finished > before;
+  }
+
+  #start(slot: number): boolean {
+    const { ring, memory } = this.#parts;
+    const { words } = ring;
+    const at = ring.slotOffset(slot);
+    // The sender could change a word after it was checked: each is read once.
+    const kind = words[(at + offset.kind) / 4]!;
+    const found = memory.find(words[(at + offset.region) / 4]!, wideAt(words, (at + offset.key) / 4));
+    this.#kinds[slot] = kind;
+    this.#copies[slot] = undefined;
+    this.#statuses[slot] = pieceStatuses.good;
+    if (kind === pieceKinds.nothing) return true;
+    if (kind !== pieceKinds.write && kind !== pieceKinds.read && kind !== pieceKinds.signal) {
+      throw this.#protocol(`a piece of kind ${kind}`);
+    }
+    if (found === undefined) {
+      this.#statuses[slot] = pieceStatuses.unauthorized;
+      return true;
+    }
+    try {
+      const ticket = kind === pieceKinds.signal ? this.#signal(slot, found) : this.#copy(slot, kind, found);
+      if (ticket < 0) return false;
+      this.#tickets[slot] = ticket;
+      this.#copies[slot] = found.copies;
+    } catch (error) {
+      if (error instanceof WeftlineError && error.code === 'WL_PROTOCOL') throw error;
+      this.#statuses[slot] = pieceStatuses.failed;
+    }
+    return true;
+  }
+
+  /** Behind all copies before it, whichever device makes them. */
+  #signal(slot: number, found: StagedMemory): number {
+    const { words } = this.#parts.ring;
+    const at = this.#parts.ring.slotOffset(slot);
+    const cell = wideAt(words, (at + offset.offset) / 4);
+    const add = wideAt(words, (at + offset.add) / 4);
+    if (!(Number.isSafeInteger(cell) && cell % 8 === 0 && cell + 8 <= found.bytes && Number.isSafeInteger(add))) {
+      throw this.#protocol(`a signal of ${add} at ${cell}, in ${found.bytes} bytes`);
+    }
+    for (let piece = this.#finished; piece < this.#started; piece++) {
+      const other = piece % this.#slots;
+      const copies = this.#copies[other];
+      if (copies !== undefined && copies !== found.copies && !this.#isCopied(other)) return -1;
+    }
+    return found.copies.add(found.address + cell, add);
+  }
+
+  #copy(slot: number, kind: number, found: StagedMemory): number {
+    const { ring, run } = this.#parts;
+    const { words } = ring;
+    const at = ring.slotOffset(slot);
+    const fragments = words[(at + offset.fragments) / 4]!;
+    if (fragments < 1 || fragments > MAX_PIECE_FRAGMENTS) throw this.#protocol(`${fragments} fragments in a piece`);
+    const dataOffset = dataOffsetOf(fragments);
+    const data = ring.address + at + dataOffset;
+    let end = 0;
+    run.clear();
+    for (let index = 0; index < fragments; index++) {
+      const first = at + pieceHead.size + index * pieceFragment.size;
+      const remoteOffset = wideAt(words, (first + pieceFragment.offset.remoteOffset) / 4);
+      const bytes = words[(first + pieceFragment.offset.bytes) / 4]!;
+      const slotOffset = words[(first + pieceFragment.offset.slotOffset) / 4]!;
+      const isInside = Number.isSafeInteger(remoteOffset) && remoteOffset + bytes <= found.bytes;
+      if (!isInside || bytes < 1 || slotOffset + bytes > ring.shape.pieceBytes) {
+        throw this.#protocol(
+          `fragment ${index} of ${bytes} bytes from ${slotOffset} on at ${remoteOffset}, in ${found.bytes} bytes`,
+        );
+      }
+      const address = found.address + remoteOffset;
+      if (kind === pieceKinds.write) run.add(address, data + slotOffset, bytes);
+      else run.add(data + slotOffset, address, bytes);
+      end = Math.max(end, slotOffset + bytes);
+    }
+    this.#dataOffsets[slot] = dataOffset;
+    this.#dataBytes[slot] = end;
+    return found.copies.copy(kind === pieceKinds.write ? 'in' : 'out', run);
+  }
+
+  /** True if its copies are done, also if they failed. */
+  #isCopied(slot: number): boolean {
+    const copies = this.#copies[slot];
+    if (copies === undefined) return true;
+    const way: CopyWay = this.#kinds[slot] === pieceKinds.read ? 'out' : 'in';
+    try {
+      if (!copies.isDone(way, this.#tickets[slot]!)) return false;
+    } catch {
+      this.#statuses[slot] = pieceStatuses.failed;
+    }
+    this.#copies[slot] = undefined;
+    return true;
+  }
+
+  /** False if it cannot go back yet. */
+  #finish(slot: number): boolean {
+    if (!this.#isCopied(slot)) return false;
+    const { ring, channel, remote } = this.#parts;
+    const place = this.#place;
+    const status = this.#statuses[slot]!;
+    if (this.#step === steps.status) {
+      if (status !== pieceStatuses.good) {
+        place.localOffset = place.remoteOffset = ring.statusOffset(slot);
+        place.bytes = 8;
+        ring.words[place.localOffset / 4] = status;
+        if (!tryPut(channel, place)) return false;
+      }
+      this.#step = steps.answer;
+    }
+    if (this.#step === steps.answer) {
+      if (status === pieceStatuses.good && this.#kinds[slot] === pieceKinds.read) {
+        place.localOffset = place.remoteOffset = ring.slotOffset(slot) + this.#dataOffsets[slot]!;
+        place.bytes = this.#dataBytes[slot]!;
+        if (!tryPut(channel, place)) return false;
+      }
+      this.#step = steps.signal;
+    }
+    if (!trySignal(channel, remote, stagingRingHead.offset.counter, 1)) return false;
+    this.#step = steps.status;
+    return true;
+  }
+
+  #protocol(what: string): WeftlineError {
+    const { peer } = this.#parts;
+    return new WeftlineError('WL_PROTOCOL', `The staging thread of ${peer} sent what makes no sense: ${what}`, {
+      details: { peer },
+    });
+  }
+}

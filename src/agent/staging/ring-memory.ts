@@ -1,0 +1,92 @@
+// Memory that pieces travel through: a head with counters, then slots; host memory that peers and devices reach.
+import { alignUp } from '../../abi/layout.ts';
+import { MAX_PIECE_FRAGMENTS, pieceFragment, pieceHead, stagingRingHead } from '../../abi/staging-wire.ts';
+import { NativeBlock } from '../../native/native-block.ts';
+import type { AgentMemory } from '../agent-memory.ts';
+
+/** Where bytes of a slot begin, at the latest. */
+const MAX_DATA_OFFSET = alignUp(pieceHead.size + MAX_PIECE_FRAGMENTS * pieceFragment.size, 4096);
+/** Bytes of a slot begin at a multiple of it. */
+const DATA_ALIGNMENT = 256;
+
+export interface RingShape {
+  readonly slots: number;
+  /** Most bytes of a piece. */
+  readonly pieceBytes: number;
+}
+
+export function slotBytesOf({ pieceBytes }: RingShape): number {
+  return MAX_DATA_OFFSET + alignUp(pieceBytes, 4096);
+}
+
+export function ringBytesOf(shape: RingShape): number {
+  return stagingRingHead.size + shape.slots * slotBytesOf(shape);
+}
+
+/** Where the bytes of a piece begin in its slot. */
+export function dataOffsetOf(fragments: number): number {
+  return alignUp(pieceHead.size + fragments * pieceFragment.size, DATA_ALIGNMENT);
+}
+
+/** Host memory for a ring; `free` when nothing touches it any more. */
+export interface RingStorage {
+  readonly address: number;
+  readonly buffer: ArrayBufferLike;
+  readonly byteOffset: number;
+  free(): void;
+}
+
+export type MakeStorage = (bytes: number) => RingStorage;
+
+/** For links on which no GPU of this side takes part. */
+export function plainStorage(bytes: number): RingStorage {
+  const block = new NativeBlock(bytes);
+  return { address: block.address, buffer: block.bytes.buffer, byteOffset: block.bytes.byteOffset, free: () => {} };
+}
+
+export class RingMemory {
+  readonly shape: RingShape;
+  readonly slotBytes: number;
+  /** Of the whole ring. */
+  readonly words: Uint32Array;
+  readonly counter: Int32Array;
+  readonly memory: AgentMemory;
+  readonly #storage: RingStorage;
+
+  constructor(shape: RingShape, makeStorage: MakeStorage) {
+    const bytes = ringBytesOf(shape);
+    const storage = makeStorage(bytes);
+    const { address, buffer, byteOffset } = storage;
+    this.shape = shape;
+    this.slotBytes = slotBytesOf(shape);
+    this.words = new Uint32Array(buffer, byteOffset, bytes / 4);
+    this.counter = new Int32Array(buffer, byteOffset + stagingRingHead.offset.counter, 1);
+    this.memory = {
+      kind: 'host',
+      address,
+      bytes,
+      view: new Uint8Array(buffer, byteOffset, bytes),
+      device: undefined,
+      shared: undefined,
+    };
+    this.#storage = storage;
+  }
+
+  get address(): number {
+    return this.memory.address;
+  }
+
+  /** From the begin of the ring. */
+  slotOffset(slot: number): number {
+    return stagingRingHead.size + slot * this.slotBytes;
+  }
+
+  statusOffset(slot: number): number {
+    return stagingRingHead.offset.status + slot * 8;
+  }
+
+  /** Nothing touches it any more. */
+  free(): void {
+    this.#storage.free();
+  }
+}

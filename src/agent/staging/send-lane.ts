@@ -1,0 +1,140 @@
+// A lane to one peer with all that it holds: links, ring, session, messages. Made when it is first needed.
+import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import type { Backend, BackendLink, BackendRegion, BackendRemoteRegion } from '../backend.ts';
+import type { Greeter } from './greeter.ts';
+import type { InnerLinks, LinkUse } from './inner-links.ts';
+import { Lane } from './lane.ts';
+import { MessageQueue } from './message-queue.ts';
+import { type MakeStorage, RingMemory, type RingShape } from './ring-memory.ts';
+import { SendSession } from './send-session.ts';
+import { StagedMessages } from './staged-messages.ts';
+import type { LaneOptions } from './staging-messages.ts';
+
+export interface SendLaneParts {
+  readonly number: number;
+  readonly backend: Backend;
+  readonly links: InnerLinks;
+  readonly greeter: Greeter;
+  readonly shape: RingShape;
+  readonly makeStorage: MakeStorage;
+  readonly signal: AbortSignal;
+}
+
+export class SendLane {
+  readonly number: number;
+  readonly peer: string;
+  readonly lane: Lane;
+  readonly messages: MessageQueue;
+  /** To the peer's agent, for messages and its host memory. */
+  readonly link: BackendLink;
+  readonly ring: RingMemory;
+  /** The ring. */
+  readonly local: BackendRegion;
+  /** To the peer's staging thread; undefined of a lane to host memory. */
+  readonly session: SendSession | undefined;
+  readonly #uses: readonly LinkUse[];
+  readonly #greeter: Greeter;
+  #closing: Promise<void> | undefined;
+
+  static async open(options: LaneOptions, parts: SendLaneParts): Promise<SendLane> {
+    const { peer, connectionInfo, timeoutMs } = options;
+    const { backend, links, greeter, signal } = parts;
+    const uses: LinkUse[] = [];
+    const ring = new RingMemory(parts.shape, parts.makeStorage);
+    let local: BackendRegion | undefined;
+    try {
+      uses.push(await links.use(peer, { timeoutMs, signal }));
+      if (connectionInfo !== undefined) {
+        uses.push(await links.use({ ...peer, connectionInfo }, { timeoutMs, signal }));
+      }
+      local = await backend.register(ring.memory);
+      const session =
+        connectionInfo === undefined
+          ? undefined
+          : await meet({ peer: peer.name, ring, local, link: (uses[1] as LinkUse).link, timeoutMs }, parts);
+      return new SendLane(options, { number: parts.number, uses, greeter, ring, local, session });
+    } catch (error) {
+      await local?.release().catch(() => {});
+      ring.free();
+      await Promise.allSettled(uses.map((use) => use.giveBack()));
+      throw error;
+    }
+  }
+
+  private constructor(
+    { peer, messages }: LaneOptions,
+    parts: Pick<SendLane, 'number' | 'ring' | 'local' | 'session'> & {
+      readonly uses: readonly LinkUse[];
+      readonly greeter: Greeter;
+    },
+  ) {
+    const { number, uses, greeter, ring, local, session } = parts;
+    this.number = number;
+    this.peer = peer.name;
+    this.#uses = uses;
+    this.#greeter = greeter;
+    this.ring = ring;
+    this.local = local;
+    this.session = session;
+    this.link = (uses[0] as LinkUse).link;
+    this.lane = new Lane(ring, session);
+    this.messages = new MessageQueue(new StagedMessages(messages), this.link);
+  }
+
+  /** Why nothing goes on it any more. */
+  get error(): WeftlineError | undefined {
+    for (const { link } of this.#uses) if (link.error !== undefined) return link.error;
+    return this.session?.error;
+  }
+
+  /** Goes on. True if something moved. */
+  step(): boolean {
+    const { error } = this;
+    if (error !== undefined && this.lane.error === undefined) this.lane.fail(error);
+    if (this.messages.isStuck) this.messages.send();
+    return this.lane.step();
+  }
+
+  /** Host memory of the peer as its agent's backend published it. */
+  importHost(info: Uint8Array, bytes: number): BackendRemoteRegion {
+    return this.link.importRegion(info, { kind: 'host', bytes });
+  }
+
+  /** `fence` tells when no device touches the ring any more. */
+  close(error: WeftlineError, fence: () => Promise<void>): Promise<void> {
+    this.#closing ??= this.#close(error, fence);
+    return this.#closing;
+  }
+
+  async #close(error: WeftlineError, fence: () => Promise<void>): Promise<void> {
+    this.lane.fail(error);
+    const link = this.#uses[1]?.link;
+    if (link !== undefined) this.#greeter.sayGoodbye(link, { lane: this.number, from: 'sender', error });
+    this.#greeter.forget(this.number);
+    await fence();
+    await this.local.release();
+    this.ring.free();
+    await Promise.allSettled(this.#uses.map((use) => use.giveBack()));
+  }
+}
+
+interface Meeting {
+  readonly peer: string;
+  readonly ring: RingMemory;
+  readonly local: BackendRegion;
+  readonly link: BackendLink;
+  readonly timeoutMs: number;
+}
+
+async function meet(
+  { peer, ring, local, link, timeoutMs }: Meeting,
+  { number, greeter, signal }: SendLaneParts,
+): Promise<SendSession> {
+  const info = await greeter.meet({ peer, lane: number, ring: local.info, shape: ring.shape, link, timeoutMs, signal });
+  try {
+    const remote = link.importRegion(info, { kind: 'host', bytes: ring.memory.bytes });
+    return new SendSession({ peer, ring, local, remote, channel: link.openChannel() });
+  } catch (error) {
+    throw asWeftlineError(error);
+  }
+}

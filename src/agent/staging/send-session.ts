@@ -1,0 +1,127 @@
+// The sender's side of two rings: puts pieces into the peer's, and reads from its own what became of them. Hot path.
+import { putWide } from '../../abi/wide-words.ts';
+import { pieceFragment, pieceHead, pieceKinds, pieceStatuses, stagingRingHead } from '../../abi/staging-wire.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
+import type { LaneCarrier } from './lane.ts';
+import type { RingMemory } from './ring-memory.ts';
+import { tryPut, trySignal } from './try-post.ts';
+
+/** What a piece says of itself. Owned by its job and written again. */
+export interface PieceWords {
+  kind: number;
+  region: number;
+  key: number;
+  fragments: number;
+  dataOffset: number;
+  offset: number;
+  add: number;
+}
+
+export interface SendSessionParts {
+  readonly peer: string;
+  readonly ring: RingMemory;
+  readonly local: BackendRegion;
+  /** The peer's ring, of the same shape. */
+  readonly remote: BackendRemoteRegion;
+  readonly channel: BackendChannel;
+}
+
+const { offset } = pieceHead;
+const nothing: PieceWords = { kind: pieceKinds.nothing, region: 0, key: 0, fragments: 0, dataOffset: 0, offset: 0, add: 0 };
+
+export class SendSession implements LaneCarrier {
+  readonly peer: string;
+  readonly ring: RingMemory;
+  readonly #channel: BackendChannel;
+  readonly #remote: BackendRemoteRegion;
+  readonly #place: PutPlace;
+  /** The piece was put, but its signal found no room yet. */
+  #isPut = false;
+  #isSkipping = false;
+
+  constructor({ peer, ring, local, remote, channel }: SendSessionParts) {
+    this.peer = peer;
+    this.ring = ring;
+    this.#channel = channel;
+    this.#remote = remote;
+    this.#place = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
+  }
+
+  /** Why nothing goes any more. */
+  get error(): WeftlineError | undefined {
+    return this.#channel.error;
+  }
+
+  get returned(): number {
+    return Atomics.load(this.ring.counter, 0);
+  }
+
+  /** Writes the head of a slot, which is nobody else's now. */
+  fill(slot: number, piece: PieceWords): void {
+    const { ring } = this;
+    const { words } = ring;
+    const at = ring.slotOffset(slot);
+    words[(at + offset.kind) / 4] = piece.kind;
+    words[(at + offset.region) / 4] = piece.region;
+    putWide(words, (at + offset.key) / 4, piece.key);
+    words[(at + offset.fragments) / 4] = piece.fragments;
+    words[(at + offset.dataOffset) / 4] = piece.dataOffset;
+    putWide(words, (at + offset.offset) / 4, piece.offset);
+    putWide(words, (at + offset.add) / 4, piece.add);
+    words[ring.statusOffset(slot) / 4] = pieceStatuses.good;
+  }
+
+  /** One of its fragments. */
+  describe(slot: number, index: number, remoteOffset: number, bytes: number, slotOffset: number): void {
+    const { words } = this.ring;
+    const at = this.ring.slotOffset(slot) + pieceHead.size + index * pieceFragment.size;
+    putWide(words, (at + pieceFragment.offset.remoteOffset) / 4, remoteOffset);
+    words[(at + pieceFragment.offset.bytes) / 4] = bytes;
+    words[(at + pieceFragment.offset.slotOffset) / 4] = slotOffset;
+  }
+
+  /** Sends the first bytes of a slot. False, to be called again, if there is no room now. */
+  send(slot: number, bytes: number): boolean {
+    if (this.#isSkipping) this.#isPut = false;
+    this.#isSkipping = false;
+    return this.#push(slot, bytes);
+  }
+
+  skip(slot: number): boolean {
+    if (!this.#isSkipping) {
+      // What was put of a piece that was given up is overwritten before the signal tells of it.
+      this.#isPut = false;
+      this.#isSkipping = true;
+      this.fill(slot, nothing);
+    }
+    if (!this.#push(slot, pieceHead.size)) return false;
+    this.#isSkipping = false;
+    return true;
+  }
+
+  /** Of a piece that has come back. Fails if it was refused. */
+  check(slot: number): void {
+    const status = this.ring.words[this.ring.statusOffset(slot) / 4]!;
+    if (status === pieceStatuses.good) return;
+    const { peer } = this;
+    const details = { peer };
+    if (status === pieceStatuses.unauthorized) {
+      throw new WeftlineError('WL_UNAUTHORIZED', `${peer} has taken its memory back, or never offered it`, { details });
+    }
+    throw new WeftlineError('WL_PEER_FAILED', `${peer} could not copy between its device and pinned memory`, { details });
+  }
+
+  #push(slot: number, bytes: number): boolean {
+    if (!this.#isPut) {
+      const place = this.#place;
+      place.localOffset = place.remoteOffset = this.ring.slotOffset(slot);
+      place.bytes = bytes;
+      if (!tryPut(this.#channel, place)) return false;
+      this.#isPut = true;
+    }
+    if (!trySignal(this.#channel, this.#remote, stagingRingHead.offset.counter, 1)) return false;
+    this.#isPut = false;
+    return true;
+  }
+}

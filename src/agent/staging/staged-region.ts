@@ -1,0 +1,90 @@
+// Registered memory of this side and of a peer as a backend with staging has it.
+import type { AgentMemory } from '../agent-memory.ts';
+import type { BackendRegion, BackendRemoteRegion } from '../backend.ts';
+import type { StagedRegionName } from './region-info.ts';
+import type { StagingThread } from './staging-thread.ts';
+
+export interface StagedRegionParts {
+  readonly memory: AgentMemory;
+  /** What the backend itself made of host memory; undefined of memory that is staged. */
+  readonly host: BackendRegion | undefined;
+  readonly info: Uint8Array;
+  readonly thread: () => Promise<StagingThread>;
+  /** Of the staging thread, if the memory is staged. */
+  readonly number: number | undefined;
+  /** Of the GPU that owns it. */
+  readonly ordinal: number | undefined;
+}
+
+export class StagedRegion implements BackendRegion {
+  readonly info: Uint8Array;
+  readonly host: BackendRegion | undefined;
+  /** Of the staging thread; -1 until it knows the memory. */
+  number: number;
+  readonly #parts: StagedRegionParts;
+  #knowing: Promise<number> | undefined;
+  #releasing: Promise<void> | undefined;
+
+  constructor(parts: StagedRegionParts) {
+    this.info = parts.info;
+    this.host = parts.host;
+    this.number = parts.number ?? -1;
+    this.#parts = parts;
+  }
+
+  /** Memory of a GPU goes through it. */
+  get isPinned(): boolean {
+    return this.#parts.ordinal !== undefined;
+  }
+
+  /** The number of the memory; host memory is told to the staging thread when it is first moved by it. */
+  async staged(): Promise<number> {
+    if (this.number >= 0) return this.number;
+    this.#knowing ??= this.#tell().catch((error: unknown) => {
+      this.#knowing = undefined;
+      throw error;
+    });
+    return this.#knowing;
+  }
+
+  release(): Promise<void> {
+    this.#releasing ??= this.#release().catch((error: unknown) => {
+      this.#releasing = undefined;
+      throw error;
+    });
+    return this.#releasing;
+  }
+
+  async #tell(): Promise<number> {
+    const { address, bytes } = this.#parts.memory;
+    const thread = await this.#parts.thread();
+    const options = { address, bytes, ordinal: undefined, isOffered: false };
+    this.number = (await thread.call('register', options)).number;
+    return this.number;
+  }
+
+  async #release(): Promise<void> {
+    await this.host?.release();
+    if (this.#knowing !== undefined) await this.#knowing.catch(() => {});
+    if (this.number < 0) return;
+    const thread = await this.#parts.thread();
+    // A thread that has ended touches nothing.
+    if (thread.failure !== undefined) return;
+    try {
+      await thread.call('release', this.number);
+    } catch (error) {
+      if (thread.failure === undefined) throw error;
+    }
+  }
+}
+
+/** Memory that the peer stages. Other memory of it is what the backend itself imported. */
+export class StagedRemoteRegion implements BackendRemoteRegion {
+  readonly bytes: number;
+  readonly name: StagedRegionName;
+
+  constructor(bytes: number, name: StagedRegionName) {
+    this.bytes = bytes;
+    this.name = name;
+  }
+}

@@ -1,0 +1,386 @@
+// What a staging thread has and does: a backend of its own, memory, lanes to peers, transfers and channels on them.
+import { hostIdentity } from '../../world/host-identity.ts';
+import { PartTable } from '../../abi/part-table.ts';
+import { MAX_PIECE_FRAGMENTS } from '../../abi/staging-wire.ts';
+import { stagedStates, stagingCommandField, stagingCommandKinds } from '../../abi/staging-board.ts';
+import { asWeftlineError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import { WakeWord } from '../../threads/wake-word.ts';
+import type { Backend, BackendContext, BackendRemoteRegion, CreateBackend } from '../backend.ts';
+import { CopyRun } from './device-copies.ts';
+import { DeviceTable, type OpenGpu } from './device-table.ts';
+import { DirectTransfer } from './direct-transfer.ts';
+import { Greeter } from './greeter.ts';
+import { InnerLinks } from './inner-links.ts';
+import { MemoryTable, type StagedMemory } from './memory-table.ts';
+import { untilTrue } from './patience.ts';
+import { PiecePlan } from './piece-plan.ts';
+import type { PlannedJob } from './planned-job.ts';
+import { ReceiveSessions } from './receive-sessions.ts';
+import { plainStorage, type RingShape } from './ring-memory.ts';
+import { SendLane } from './send-lane.ts';
+import { type RemoteStagedMemory, SessionTransfer } from './session-transfer.ts';
+import { StagingBoard } from './staging-board.ts';
+import type { LaneOptions, RemoteMemoryName, StagedMemoryOptions, StagedPlan, StagingEvent, StagingThreadData } from './staging-messages.ts';
+import { ThreadChannel } from './thread-channel.ts';
+
+/** A transfer that the agent has prepared. */
+interface Prepared {
+  readonly lane: SendLane;
+  readonly job: PlannedJob;
+}
+
+/** A transfer that has failed, while devices of this side may still touch its memory. */
+interface Settling {
+  readonly transfer: number;
+  readonly error: WeftlineError;
+  readonly isOver: () => boolean;
+}
+
+export interface StagingHostOptions {
+  readonly data: StagingThreadData;
+  readonly createBackend: CreateBackend;
+  readonly openGpu: OpenGpu;
+  readonly wake: WakeWord;
+  readonly tell: (event: StagingEvent) => void;
+}
+
+export class StagingHost {
+  readonly #options: StagingHostOptions;
+  readonly #board: StagingBoard;
+  readonly #agentWake: WakeWord;
+  readonly #backend: Backend;
+  readonly #links: InnerLinks;
+  readonly #greeter: Greeter;
+  readonly #devices: DeviceTable;
+  readonly #memory = new MemoryTable();
+  readonly #receivers: ReceiveSessions;
+  readonly #shape: RingShape;
+  readonly #run = new CopyRun(MAX_PIECE_FRAGMENTS);
+  readonly #lanes = new Map<number, SendLane>();
+  /** Those that fail for good have told the agent. */
+  readonly #failedLanes = new WeakSet<SendLane>();
+  readonly #prepared: (Prepared | undefined)[] = [];
+  readonly #channels: (ThreadChannel | undefined)[] = [];
+  readonly #remotes: (RemoteStagedMemory | BackendRemoteRegion)[] = [];
+  #settling: Settling[] = [];
+  #nextLane = 1;
+
+  static async create(options: StagingHostOptions): Promise<StagingHost> {
+    const { data, createBackend, wake } = options;
+    let host: StagingHost | undefined;
+    const context: BackendContext = {
+      agentName: data.agentName,
+      incarnation: data.incarnation,
+      settings: data.settings,
+      token: data.token,
+      host: data.host,
+      ownThread: true,
+      wake,
+      deliver: (peer, message) => host?.hear(peer, message),
+      mayDeliver: () => true,
+    };
+    host = new StagingHost(options, await createBackend(context));
+    return host;
+  }
+
+  private constructor(options: StagingHostOptions, backend: Backend) {
+    const { data, openGpu } = options;
+    const { settings, incarnation } = data;
+    const { timeoutMs } = settings;
+    this.#options = options;
+    this.#board = new StagingBoard(data.board);
+    this.#agentWake = new WakeWord(data.agentWake);
+    this.#backend = backend;
+    this.#links = new InnerLinks(backend);
+    this.#devices = new DeviceTable(settings, openGpu);
+    this.#shape = { slots: settings.stagingPieces, pieceBytes: settings.stagingPieceBytes };
+    const { connectionInfo } = backend;
+    this.#greeter = new Greeter({
+      self: () => ({ incarnation, host: hostIdentity(), process: process.pid, connectionInfo }),
+      onHello: (peer, hello) => void this.#receivers.receive(peer, hello),
+      onSenderLeft: (peer, lane, why) => this.#receivers.leave(peer, lane, why),
+      onReceiverLeft: (peer, lane, why) => this.#receiverLeft(peer, lane, why),
+    });
+    this.#receivers = new ReceiveSessions({
+      backend,
+      links: this.#links,
+      greeter: this.#greeter,
+      memory: this.#memory,
+      devices: this.#devices,
+      run: this.#run,
+      timeoutMs,
+      fence: () => this.#fence(),
+    });
+  }
+
+  get connectionInfo(): Uint8Array {
+    return this.#backend.connectionInfo;
+  }
+
+  /** Devices work, and nobody rings when they have ended. */
+  get isDeviceBusy(): boolean {
+    return this.#devices.isBusy;
+  }
+
+  /** How long the thread may sleep, in ms. */
+  prepareSleep(): number {
+    return this.#backend.prepareSleep();
+  }
+
+  /** Goes on with everything. True if something happened. */
+  step(): boolean {
+    let hasNews = this.#backend.poll();
+    if (this.#carryOut()) hasNews = true;
+    if (this.#receivers.step()) hasNews = true;
+    for (const lane of this.#lanes.values()) {
+      if (lane.step()) hasNews = true;
+      if (lane.lane.error !== undefined && !this.#failedLanes.has(lane)) this.#laneFailed(lane, lane.lane.error);
+    }
+    if (this.#settling.length > 0) this.#settle();
+    return hasNews;
+  }
+
+  hear(peer: string, message: Uint8Array): void {
+    this.#greeter.hear(peer, message);
+  }
+
+  async register({ address, bytes, ordinal, isOffered }: StagedMemoryOptions): Promise<Pick<StagedMemory, 'number' | 'key'>> {
+    const copies = await this.#devices.copiesOf(ordinal);
+    await copies.ready;
+    const { number, key } = this.#memory.add({ address, bytes, copies, isOffered });
+    return { number, key };
+  }
+
+  async release(number: number): Promise<void> {
+    const memory = this.#memory.get(number);
+    memory.isOpen = false;
+    const error = new WeftlineError('WL_CLOSED', 'The memory was deregistered');
+    for (const [transfer, prepared] of this.#prepared.entries()) {
+      if (prepared?.job.locals.includes(memory) === true) this.#end(transfer, error);
+    }
+    for (const channel of this.#channels) if (channel?.uses(memory) === true) channel.fail(error);
+    await this.#fence();
+    this.#memory.remove(memory);
+  }
+
+  async openLane(options: LaneOptions, signal: AbortSignal): Promise<number> {
+    const number = this.#nextLane++;
+    const parts = {
+      number,
+      backend: this.#backend,
+      links: this.#links,
+      greeter: this.#greeter,
+      shape: this.#shape,
+      makeStorage: options.isPinned ? this.#devices.makeStorage : plainStorage,
+      signal,
+    };
+    this.#lanes.set(number, await SendLane.open(options, parts));
+    return number;
+  }
+
+  async closeLane(number: number): Promise<void> {
+    const lane = this.#lanes.get(number);
+    if (lane === undefined) return;
+    this.#failedLanes.add(lane);
+    this.#lanes.delete(number);
+    await lane.close(new WeftlineError('WL_CLOSED', `The link to ${lane.peer} was closed`), () => this.#fence());
+  }
+
+  async prepare({ lane: number, transfer, operation, locals: numbers, remotes, parts }: StagedPlan): Promise<void> {
+    const lane = this.#lane(number);
+    const locals = numbers.map((local) => this.#memory.get(local));
+    const { pieceBytes, slots } = this.#shape;
+    const deviceOf = locals.map(({ copies }) => copies);
+    const plan = new PiecePlan(PartTable.over(parts), { pieceBytes, deviceOf });
+    const onEnd = (error: WeftlineError | undefined): void => this.#ended(transfer, error);
+    const common = { operation, plan, locals, ring: lane.ring, run: this.#run, onEnd };
+    const { session } = lane;
+    const job =
+      session === undefined
+        ? await DirectTransfer.prepare(common, {
+            link: lane.link,
+            local: lane.local,
+            remotes: remotes.map((remote) => this.#host(lane, remote)),
+            firstSlot: transfer % slots,
+          })
+        : new SessionTransfer(common, session, remotes.map(stagedName));
+    this.#prepared[transfer] = { lane, job };
+  }
+
+  async unprepare(transfer: number): Promise<void> {
+    const prepared = this.#prepared[transfer];
+    if (prepared === undefined) return;
+    this.#end(transfer, new WeftlineError('WL_CLOSED', 'The transfer was released'));
+    const { timeoutMs } = this.#options.data.settings;
+    const isOver = (): boolean => !this.#settling.some((entry) => entry.transfer === transfer);
+    await untilTrue(isOver, timeoutMs, 'The work of a device for a transfer');
+    if (prepared.job instanceof DirectTransfer) await prepared.job.release();
+    this.#prepared[transfer] = undefined;
+  }
+
+  openChannel(lane: number, number: number): void {
+    this.#board.delivered[number] = 0;
+    this.#board.failed[number] = 0;
+    this.#channels[number] = new ThreadChannel(this.#lane(lane), {
+      run: this.#run,
+      onDelivered: (count) => {
+        Atomics.store(this.#board.delivered, number, count | 0);
+        this.#tellAgent();
+      },
+      onFailed: (error) => {
+        this.#options.tell({ channel: number, error: encodeError(error) });
+        Atomics.store(this.#board.failed, number, 1);
+        this.#tellAgent();
+      },
+    });
+  }
+
+  importRemote(lane: number, remote: RemoteMemoryName): number {
+    const found = this.#lane(lane);
+    this.#remotes.push(found.session === undefined ? this.#host(found, remote) : stagedName(remote));
+    return this.#remotes.length - 1;
+  }
+
+  async closeChannel(number: number): Promise<void> {
+    const channel = this.#channels[number];
+    this.#channels[number] = undefined;
+    await channel?.close();
+  }
+
+  async close(): Promise<void> {
+    const error = new WeftlineError('WL_CLOSED', `Agent ${this.#options.data.agentName} was closed`);
+    await Promise.allSettled([...this.#lanes.keys()].map((lane) => this.closeLane(lane)));
+    await this.#receivers.close(error);
+    await this.#backend.close();
+    await this.#devices.close();
+  }
+
+  #carryOut(): boolean {
+    const board = this.#board;
+    const { commands } = board;
+    const field = stagingCommandField;
+    let count = 0;
+    for (let at = board.next; at >= 0; at = board.next) {
+      const kind = commands[at + field.kind]!;
+      const number = commands[at + field.number]!;
+      if (kind === stagingCommandKinds.post) this.#post(number, commands[at + field.message]!);
+      else if (kind === stagingCommandKinds.cancel) this.#cancel(number);
+      else if (!this.#operate(number, kind, at)) break;
+      board.take();
+      count++;
+    }
+    return count > 0;
+  }
+
+  #post(transfer: number, messageBytes: number): void {
+    const prepared = this.#prepared[transfer];
+    if (prepared === undefined) return;
+    const { lane, job } = prepared;
+    if (messageBytes >= 0) lane.messages.add(transfer, messageBytes);
+    job.begin();
+    lane.lane.enqueue(job);
+  }
+
+  #cancel(transfer: number): void {
+    const peer = this.#prepared[transfer]?.lane.peer;
+    this.#end(transfer, new WeftlineError('WL_CLOSED', `A transfer with ${peer} was cancelled`));
+  }
+
+  /** False, with nothing taken, if the channel has no room now. */
+  #operate(number: number, kind: number, at: number): boolean {
+    const channel = this.#channels[number];
+    if (channel === undefined) return true;
+    if (!channel.hasRoom) return false;
+    const { commands } = this.#board;
+    const field = stagingCommandField;
+    const remote = this.#remotes[commands[at + field.remote]!];
+    const remoteOffset = commands[at + field.remoteOffset]!;
+    try {
+      if (kind === stagingCommandKinds.signal) channel.signal(remote, remoteOffset, commands[at + field.add]!);
+      else {
+        const local = this.#memory.get(commands[at + field.local]!);
+        const place = { localOffset: commands[at + field.localOffset]!, remoteOffset, bytes: commands[at + field.bytes]! };
+        channel.put(local, remote, place);
+      }
+    } catch (error) {
+      channel.fail(asWeftlineError(error));
+    }
+    return true;
+  }
+
+  /** Breaks off what the transfer does. */
+  #end(transfer: number, error: WeftlineError): void {
+    const prepared = this.#prepared[transfer];
+    if (prepared === undefined || prepared.job.isOver) return;
+    prepared.lane.lane.end(prepared.job, error);
+    if (prepared.job instanceof DirectTransfer) prepared.job.cancel();
+  }
+
+  /** Its post has ended. */
+  #ended(transfer: number, error: WeftlineError | undefined): void {
+    this.#prepared[transfer]?.lane.messages.settle(transfer, error === undefined);
+    if (error === undefined) {
+      Atomics.store(this.#board.states, transfer, stagedStates.done);
+      this.#tellAgent();
+      return;
+    }
+    const isOver = this.#devices.fence();
+    if (isOver()) this.#publish(transfer, error);
+    else this.#settling.push({ transfer, error, isOver });
+  }
+
+  #settle(): void {
+    const settling = this.#settling;
+    this.#settling = settling.filter((entry) => {
+      if (!entry.isOver()) return true;
+      this.#publish(entry.transfer, entry.error);
+      return false;
+    });
+  }
+
+  #publish(transfer: number, thrown: WeftlineError): void {
+    const error: EncodedError = encodeError(thrown);
+    // ORDER: the error before the state that tells of it.
+    this.#options.tell({ transfer, error });
+    Atomics.store(this.#board.states, transfer, stagedStates.failed);
+    this.#tellAgent();
+  }
+
+  #receiverLeft(peer: string, number: number, why: WeftlineError): void {
+    const lane = this.#lanes.get(number);
+    if (lane?.peer === peer) lane.lane.fail(why);
+  }
+
+  #laneFailed(lane: SendLane, error: WeftlineError): void {
+    this.#failedLanes.add(lane);
+    for (const channel of this.#channels) if (channel?.lane === lane) channel.fail(error);
+    this.#options.tell({ lane: lane.number, error: encodeError(error) });
+    this.#tellAgent();
+  }
+
+  #tellAgent(): void {
+    this.#board.tell();
+    this.#agentWake.ring();
+  }
+
+  #fence(): Promise<void> {
+    return untilTrue(this.#devices.fence(), this.#options.data.settings.timeoutMs, 'The work of a device');
+  }
+
+  #lane(number: number): SendLane {
+    const lane = this.#lanes.get(number);
+    if (lane === undefined) throw new WeftlineError('WL_CLOSED', 'The link was closed');
+    if (lane.lane.error !== undefined) throw lane.lane.error;
+    return lane;
+  }
+
+  #host(lane: SendLane, remote: RemoteMemoryName): BackendRemoteRegion {
+    if ('info' in remote) return lane.importHost(remote.info, remote.bytes);
+    throw new WeftlineError('WL_INTERNAL', 'Staged memory of a peer was named on a lane to its host memory');
+  }
+}
+
+function stagedName(remote: RemoteMemoryName): RemoteStagedMemory {
+  if ('number' in remote) return remote;
+  throw new WeftlineError('WL_INTERNAL', 'Host memory of a peer was named on a lane to its staging thread');
+}

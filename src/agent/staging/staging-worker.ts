@@ -1,0 +1,97 @@
+// The thread that stages memory of devices: serves calls, carries out commands, moves pieces, sleeps when nothing comes.
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { workerData } from 'node:worker_threads';
+import { WeftlineError } from '../../core/errors.ts';
+import { WakeWord } from '../../threads/wake-word.ts';
+import { type LinkedThread, WorkerPort } from '../../threads/worker-port.ts';
+import { loadHostBackend } from '../backends/backend-table.ts';
+import { openStagingGpu } from './cuda-copies.ts';
+import { StagingHost } from './staging-host.ts';
+import type { StagingCalls, StagingEvent, StagingThreadData } from './staging-messages.ts';
+
+/** How long the thread looks in one turn of the event loop. */
+const TURN_MS = 0.2;
+/** Looks between two looks at the clock. */
+const ROUNDS = 4;
+/** Nobody rings for the sockets of greetings while the thread blocks: so much later they are heard. */
+const BLOCKING_SLEEP_MS = 1;
+/** After so long without anything the thread sleeps in its event loop. */
+const IDLE_MS = 20;
+const LONG_SLEEP_MS = 1000;
+
+const { data, port: messages } = workerData as LinkedThread<StagingThreadData>;
+const port = new WorkerPort<StagingEvent>(messages);
+const wake = new WakeWord(data.wake);
+let host: StagingHost | undefined;
+let isOver = false;
+
+function staging(): StagingHost {
+  if (host === undefined) throw new WeftlineError('WL_CLOSED', 'The staging thread has no backend');
+  return host;
+}
+
+const calls: StagingCalls = {
+  async start() {
+    host = await StagingHost.create({
+      data,
+      createBackend: await loadHostBackend(data.backend),
+      openGpu: openStagingGpu,
+      wake,
+      tell: (event) => port.send(event),
+    });
+    return host.connectionInfo;
+  },
+  register: (memory) => staging().register(memory),
+  release: (memory) => staging().release(memory),
+  openLane: (options, signal) => staging().openLane(options, signal),
+  closeLane: (lane) => staging().closeLane(lane),
+  prepare: (plan) => staging().prepare(plan),
+  unprepare: (transfer) => staging().unprepare(transfer),
+  openChannel: ({ lane, channel }) => staging().openChannel(lane, channel),
+  importRemote: ({ lane, remote }) => staging().importRemote(lane, remote),
+  closeChannel: (channel) => staging().closeChannel(channel),
+  async stop() {
+    try {
+      await host?.close();
+    } finally {
+      isOver = true;
+      wake.ring();
+    }
+  },
+};
+
+function step(): boolean {
+  let hasWork = false;
+  for (let round = 0; round < ROUNDS; round++) hasWork = staging().step() || hasWork;
+  return hasWork;
+}
+
+async function serve(): Promise<void> {
+  const spinMs = data.settings.agentSpinUs / 1000;
+  let lastWork = performance.now();
+  while (!isOver) {
+    if (host === undefined) {
+      await wake.sleep(wake.seen, LONG_SLEEP_MS);
+      continue;
+    }
+    const { seen } = wake;
+    let now = performance.now();
+    const end = now + TURN_MS;
+    let hasWork: boolean;
+    do {
+      hasWork = step();
+      now = performance.now();
+      if (hasWork) lastWork = now;
+    } while (hasWork && now < end);
+    const idle = now - lastWork;
+    if (!hasWork && !host.isDeviceBusy && idle >= spinMs) {
+      const pause = Math.min(host.prepareSleep(), idle < IDLE_MS ? BLOCKING_SLEEP_MS : LONG_SLEEP_MS);
+      if (pause > BLOCKING_SLEEP_MS) await wake.sleep(seen, pause);
+      else if (pause > 0) wake.sleepBlocking(seen, pause);
+    }
+    await nextTurn();
+  }
+}
+
+port.serve(calls);
+await serve();

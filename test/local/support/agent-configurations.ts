@@ -1,0 +1,33 @@
+// The ways in which two agents can be set up, for tests that hold for all of them: each backend, and staging over some.
+import type { AgentOptions, BackendName } from 'weftline/agent';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
+
+export interface AgentConfiguration {
+  /** For the names of tests. */
+  readonly name: string;
+  readonly backend: BackendName;
+  /** Of the test's own agent, and of its peer. */
+  readonly here: AgentOptions;
+  readonly there: AgentOptions;
+}
+
+const staged: AgentOptions = { stagesHostMemory: true };
+
+/** Every backend as it is. */
+export const plainConfigurations: readonly AgentConfiguration[] = backendNames.map((backend) => ({
+  name: backend,
+  backend,
+  here: {},
+  there: {},
+}));
+
+/** Host memory is staged as memory of GPUs is, on both sides or on one. */
+export const stagedConfigurations: readonly AgentConfiguration[] = [
+  { name: 'multipath, staged on both sides', backend: 'multipath', here: staged, there: staged },
+  { name: 'multipath, staged here', backend: 'multipath', here: staged, there: {} },
+  { name: 'multipath, staged there', backend: 'multipath', here: {}, there: staged },
+  { name: 'ucx, staged on both sides', backend: 'ucx', here: staged, there: staged },
+  { name: 'ucx, staged here', backend: 'ucx', here: staged, there: {} },
+];
+
+export const agentConfigurations: readonly AgentConfiguration[] = [...plainConfigurations, ...stagedConfigurations];
