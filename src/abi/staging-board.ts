@@ -2,6 +2,8 @@
 
 export const STAGED_TRANSFERS = 16_384;
 export const STAGED_CHANNELS = 1024;
+/** Operations of a channel that may be under way: whoever posts counts them, so there is always a place for a command. */
+export const STAGED_OPERATIONS = 256;
 /** A power of two. */
 export const STAGING_COMMANDS = 4096;
 

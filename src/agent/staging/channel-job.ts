@@ -2,7 +2,7 @@
 import { pieceKinds } from '../../abi/staging-wire.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
-import { NO_TICKET, type CopyRun, type DeviceCopies } from './device-copies.ts';
+import { type CopyRun, NO_TICKET } from './device-copies.ts';
 import { Job } from './job.ts';
 import type { StagedMemory } from './memory-table.ts';
 import { dataOffsetOf, type RingMemory } from './ring-memory.ts';
@@ -46,7 +46,7 @@ export abstract class ChannelJob<Remote> extends Job {
   }
 
   isFilled(_piece: number, ticket: number): boolean {
-    return this.local === undefined || (this.local.copies as DeviceCopies).isDone('out', ticket);
+    return this.local === undefined || this.local.copies.isDone('out', ticket);
   }
 
   land(): number {
@@ -113,8 +113,12 @@ export class SessionChannelJob extends ChannelJob<RemoteStagedMemory> {
     words.dataOffset = dataOffset;
     words.offset = isPut ? 0 : this.remoteOffset;
     words.add = isPut ? 0 : this.add;
-    this.#session.fill(slot, words);
-    if (isPut) this.#session.describe(slot, 0, this.remoteOffset + this.offsetOf(piece), this.bytesOf(piece), 0);
+    const session = this.#session;
+    session.fill(slot, words);
+    if (isPut) {
+      const offset = this.remoteOffset + this.offsetOf(piece);
+      session.describe(session.placeOf(slot, 0), offset, this.bytesOf(piece), 0);
+    }
     return ticket;
   }
 

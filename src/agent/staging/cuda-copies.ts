@@ -1,7 +1,160 @@
-// Copies of one GPU for staging.
+// Copies of one GPU for staging: on a stream for each way, by copy engines; counters are added to by a kernel behind them.
+import type { channelPutArguments } from '../../abi/channel-arguments.ts';
 import { WeftlineError } from '../../core/errors.ts';
+import { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
+import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
+import type { HostMemory } from '../../device/cuda/host-memory.ts';
+import { channelKernels } from '../../device/cuda/kernels/channel.ts';
+import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
+import type { Settings } from '../../settings/settings.ts';
+import { type CopyRun, type CopyWay, type DeviceCopies, NO_TICKET } from './device-copies.ts';
 import type { StagingGpu } from './device-table.ts';
+import type { RingStorage } from './ring-memory.ts';
 
-export async function openStagingGpu(): Promise<StagingGpu> {
-  throw new WeftlineError('WL_UNSUPPORTED', 'not yet');
+/** Pieces of work of one way that may be under way. */
+const EVENTS = 128;
+
+type PutPlan = LaunchPlan<keyof typeof channelPutArguments.offset>;
+
+/** Work of one way in order: a ticket is the number of a piece of work, and its event is done when that is. */
+class WorkQueue {
+  readonly stream: CudaStream;
+  issued = 0;
+  #done = 0;
+  readonly #events: readonly CudaEvent[];
+
+  constructor(device: CudaDevice) {
+    this.stream = device.createStream({ priority: 'high' });
+    this.#events = Array.from({ length: EVENTS }, () => device.createEvent());
+  }
+
+  get hasRoom(): boolean {
+    return this.issued - this.#done < EVENTS || this.look() > this.issued - EVENTS;
+  }
+
+  /** What was enqueued is a piece of work. */
+  mark(): number {
+    (this.#events[this.issued % EVENTS] as CudaEvent).record(this.stream);
+    this.issued++;
+    return this.issued;
+  }
+
+  /** The last ticket whose work is done. */
+  look(): number {
+    while (this.#done < this.issued && (this.#events[this.#done % EVENTS] as CudaEvent).isDone()) this.#done++;
+    return this.#done;
+  }
+
+  isDone(ticket: number): boolean {
+    return this.#done >= ticket || this.look() >= ticket;
+  }
+}
+
+export class CudaCopies implements DeviceCopies {
+  readonly ready: Promise<void>;
+  readonly #device: CudaDevice;
+  readonly #out: WorkQueue;
+  readonly #in: WorkQueue;
+  /** The kernel that adds writes what nobody reads. */
+  readonly #unused: HostMemory;
+  #plan: PutPlan | undefined;
+
+  constructor(device: CudaDevice) {
+    this.#device = device;
+    this.#out = new WorkQueue(device);
+    this.#in = new WorkQueue(device);
+    this.#unused = device.allocateHost(8);
+    this.ready = this.#prepare();
+    this.ready.catch(() => {});
+  }
+
+  copy(way: CopyWay, { to, from, bytes, count }: CopyRun): number {
+    const queue = this.#queue(way);
+    if (!queue.hasRoom) return NO_TICKET;
+    const { context } = this.#device;
+    const { driver } = context;
+    const { handle } = queue.stream;
+    context.enter();
+    context.workCount += 1;
+    for (let at = 0; at < count; at++) {
+      if (way === 'out') {
+        const status = driver.cuMemcpyDtoHAsync(to[at]!, from[at]!, bytes[at]!, handle);
+        if (status !== 0) context.check('cuMemcpyDtoHAsync', status);
+      } else {
+        const status = driver.cuMemcpyHtoDAsync(to[at]!, from[at]!, bytes[at]!, handle);
+        if (status !== 0) context.check('cuMemcpyHtoDAsync', status);
+      }
+    }
+    return queue.mark();
+  }
+
+  add(address: number, value: number): number {
+    const plan = this.#plan;
+    if (plan === undefined) throw new WeftlineError('WL_INTERNAL', 'The kernel that adds to counters is not loaded');
+    if (!this.#in.hasRoom) return NO_TICKET;
+    plan.arguments.set('counter', address);
+    plan.arguments.set('add', value);
+    plan.launch(this.#in.stream);
+    return this.#in.mark();
+  }
+
+  isDone(way: CopyWay, ticket: number): boolean {
+    return this.#queue(way).isDone(ticket);
+  }
+
+  latest(way: CopyWay): number {
+    return this.#queue(way).issued;
+  }
+
+  get isBusy(): boolean {
+    return !this.#in.isDone(this.#in.issued) || !this.#out.isDone(this.#out.issued);
+  }
+
+  async close(): Promise<void> {
+    await Promise.allSettled([this.#in.stream.drained(), this.#out.stream.drained()]);
+  }
+
+  async #prepare(): Promise<void> {
+    const { channelPut } = await this.#device.loadKernels(channelKernels);
+    const plan = channelPut.plan({ grid: 1, block: 32 });
+    plan.arguments.set('done', this.#unused.deviceAddress);
+    // The driver puts off loading until the first launch, which would wait for kernels that run.
+    plan.launch(this.#in.stream);
+    await this.#in.stream.idle();
+    this.#plan = plan;
+  }
+
+  #queue(way: CopyWay): WorkQueue {
+    return way === 'in' ? this.#in : this.#out;
+  }
+}
+
+export async function openStagingGpu(ordinal: number, settings: Settings): Promise<StagingGpu> {
+  const { timeoutMs, nvrtcPath, cacheFolder, aotFolder, useAot } = settings;
+  const device = await CudaDevice.create({ ordinal, timeoutMs, nvrtcPath, cacheFolder, aotFolder, useAot });
+  try {
+    const copies = new CudaCopies(device);
+    return {
+      copies,
+      makeStorage: (bytes) => pinned(device, bytes),
+      async close() {
+        await copies.close();
+        await device.close();
+      },
+    };
+  } catch (error) {
+    await device.close();
+    throw error;
+  }
+}
+
+function pinned(device: CudaDevice, bytes: number): RingStorage {
+  const memory = device.allocateHost(bytes);
+  return {
+    address: memory.hostAddress,
+    buffer: memory.buffer,
+    byteOffset: 0,
+    free: () => memory[Symbol.dispose](),
+  };
 }

@@ -3,8 +3,7 @@ import { z } from 'zod';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 
 const whole = z.number().int().nonnegative().max(Number.MAX_SAFE_INTEGER);
-const bytes = z.base64()
-  .transform((text): Uint8Array => new Uint8Array(Buffer.from(text, 'base64')));
+const bytes = z.base64().transform((text): Uint8Array => new Uint8Array(Buffer.from(text, 'base64')));
 
 /** Of the side that sends pieces: its ring, to which answers go, and how it is reached. */
 const hello = z.object({

@@ -138,7 +138,8 @@ export class Lane {
 
   #takeBack(): void {
     const carrier = this.#carrier;
-    const limit = carrier === undefined ? this.#sent : this.#returned + Math.max(0, (carrier.returned - this.#returned) | 0);
+    const limit =
+      carrier === undefined ? this.#sent : this.#returned + Math.max(0, (carrier.returned - this.#returned) | 0);
     for (; this.#returned < Math.min(limit, this.#sent); this.#returned++) {
       const slot = this.#returned % this.#slots;
       const job = this.#owner(slot);

@@ -52,7 +52,7 @@ export class PiecePlan {
     for (let part = 0; part < parts.count; part++) {
       const local = parts.local[part]!;
       const whole = parts.bytes[part]!;
-      for (let done = 0; done < whole; ) {
+      for (let done = 0; done < whole;) {
         const bytes = Math.min(capacity, whole - done);
         const isOther = deviceOf[local] !== device || parts.remote[part]! !== remote;
         const start = pieces === 0 ? 0 : first[pieces - 1]!;

@@ -1,5 +1,5 @@
 // A lane to one peer with all that it holds: links, ring, session, messages. Made when it is first needed.
-import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, type WeftlineError } from '../../core/errors.ts';
 import type { Backend, BackendLink, BackendRegion, BackendRemoteRegion } from '../backend.ts';
 import type { Greeter } from './greeter.ts';
 import type { InnerLinks, LinkUse } from './inner-links.ts';

@@ -28,7 +28,15 @@ export interface SendSessionParts {
 }
 
 const { offset } = pieceHead;
-const nothing: PieceWords = { kind: pieceKinds.nothing, region: 0, key: 0, fragments: 0, dataOffset: 0, offset: 0, add: 0 };
+const nothing: PieceWords = {
+  kind: pieceKinds.nothing,
+  region: 0,
+  key: 0,
+  fragments: 0,
+  dataOffset: 0,
+  offset: 0,
+  add: 0,
+};
 
 export class SendSession implements LaneCarrier {
   readonly peer: string;
@@ -72,10 +80,14 @@ export class SendSession implements LaneCarrier {
     words[ring.statusOffset(slot) / 4] = pieceStatuses.good;
   }
 
-  /** One of its fragments. */
-  describe(slot: number, index: number, remoteOffset: number, bytes: number, slotOffset: number): void {
+  /** Where in the ring the slot's fragment of that index is described. */
+  placeOf(slot: number, index: number): number {
+    return this.ring.slotOffset(slot) + pieceHead.size + index * pieceFragment.size;
+  }
+
+  /** One of its fragments, at its place. */
+  describe(at: number, remoteOffset: number, bytes: number, slotOffset: number): void {
     const { words } = this.ring;
-    const at = this.ring.slotOffset(slot) + pieceHead.size + index * pieceFragment.size;
     putWide(words, (at + pieceFragment.offset.remoteOffset) / 4, remoteOffset);
     words[(at + pieceFragment.offset.bytes) / 4] = bytes;
     words[(at + pieceFragment.offset.slotOffset) / 4] = slotOffset;
@@ -109,7 +121,9 @@ export class SendSession implements LaneCarrier {
     if (status === pieceStatuses.unauthorized) {
       throw new WeftlineError('WL_UNAUTHORIZED', `${peer} has taken its memory back, or never offered it`, { details });
     }
-    throw new WeftlineError('WL_PEER_FAILED', `${peer} could not copy between its device and pinned memory`, { details });
+    throw new WeftlineError('WL_PEER_FAILED', `${peer} could not copy between its device and pinned memory`, {
+      details,
+    });
   }
 
   #push(slot: number, bytes: number): boolean {

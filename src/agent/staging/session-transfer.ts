@@ -44,7 +44,7 @@ export class SessionTransfer extends PlannedJob {
     for (let at = 0; at < count; at++) {
       const fragment = first + at;
       const { remoteOffset, bytes, slotOffset } = plan;
-      session.describe(slot, at, remoteOffset[fragment]!, bytes[fragment]!, slotOffset[fragment]!);
+      session.describe(session.placeOf(slot, at), remoteOffset[fragment]!, bytes[fragment]!, slotOffset[fragment]!);
     }
     return ticket;
   }

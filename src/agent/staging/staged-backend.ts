@@ -1,7 +1,14 @@
 // Memory of GPUs for backends that carry host memory: wraps one, and stages what it cannot carry by a thread of its own.
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { AgentMemory, MemoryKind } from '../agent-memory.ts';
-import type { Backend, BackendContext, BackendPeer, ConnectOptions, CreateBackend, RemoteRegionInfo } from '../backend.ts';
+import type {
+  Backend,
+  BackendContext,
+  BackendPeer,
+  ConnectOptions,
+  CreateBackend,
+  RemoteRegionInfo,
+} from '../backend.ts';
 import type { BackendName } from '../backends/backend-table.ts';
 import { encodeStagedRegion } from './region-info.ts';
 import { StagedLink } from './staged-link.ts';

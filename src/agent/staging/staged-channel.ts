@@ -1,13 +1,10 @@
 // Puts and signals in order, whichever memory they go between: by the backend's own channel, or by the staging thread.
-import { stagingCommandField, stagingCommandKinds } from '../../abi/staging-board.ts';
+import { STAGED_OPERATIONS, stagingCommandField, stagingCommandKinds } from '../../abi/staging-board.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import type { BackendChannel, BackendLink, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import type { AgentLane } from './agent-lane.ts';
 import type { StagedLink } from './staged-link.ts';
 import { type StagedRegion, StagedRemoteRegion } from './staged-region.ts';
-
-/** Commands under way of a channel. */
-const MAX_PENDING = 512;
 
 /** A channel of the staging thread, on one of its lanes. */
 class Route {
@@ -19,7 +16,11 @@ class Route {
   readonly remotes = new Map<BackendRemoteRegion, number>();
   posted = 0;
 
-  constructor(lane: AgentLane, channel: number, { isStagedThere, isPinned }: Pick<Route, 'isStagedThere' | 'isPinned'>) {
+  constructor(
+    lane: AgentLane,
+    channel: number,
+    { isStagedThere, isPinned }: Pick<Route, 'isStagedThere' | 'isPinned'>,
+  ) {
     this.lane = lane;
     this.channel = channel;
     this.isStagedThere = isStagedThere;
@@ -92,9 +93,7 @@ export class StagedChannel implements BackendChannel {
     const from = local as StagedRegion;
     const isStagedThere = remote instanceof StagedRemoteRegion;
     if (from.host !== undefined && !isStagedThere) return this.#putByHost(place, from.host);
-    const route = this.#routes.find(
-      (known) => known.isStagedThere === isStagedThere && known.isPinned === from.isPinned,
-    );
+    const route = this.#routeTo(remote, from.isPinned);
     const number = route?.remotes.get(remote);
     if (route === undefined || number === undefined || from.number < 0) return this.#prepareLater(local, remote);
     const at = this.#begin(route);
@@ -112,8 +111,7 @@ export class StagedChannel implements BackendChannel {
 
   signal(remote: BackendRemoteRegion, offset: number, add: number): boolean {
     this.#check();
-    const current = this.#way instanceof Route ? this.#way : undefined;
-    const route = current?.remotes.has(remote) === true ? current : this.#routes.find((known) => known.remotes.has(remote));
+    const route = this.#routeTo(remote, false);
     const number = route?.remotes.get(remote);
     if (route === undefined || number === undefined) {
       if (remote instanceof StagedRemoteRegion) return this.#prepareLater(undefined, remote);
@@ -172,9 +170,16 @@ export class StagedChannel implements BackendChannel {
     return host.put(place);
   }
 
+  /** The present one if it leads there. Memory of GPUs goes through pinned memory only, other memory through any. */
+  #routeTo(remote: BackendRemoteRegion, isPinned: boolean): Route | undefined {
+    const leadsThere = (known: Route): boolean => known.remotes.has(remote) && (known.isPinned || !isPinned);
+    const present = this.#way instanceof Route ? this.#way : undefined;
+    return present !== undefined && leadsThere(present) ? present : this.#routes.find(leadsThere);
+  }
+
   /** Where the command goes; -1 if there is no room now. */
   #begin(route: Route): number {
-    if (!this.#mayTake(route) || route.posted - route.delivered >= MAX_PENDING) return -1;
+    if (!this.#mayTake(route) || route.posted - route.delivered >= STAGED_OPERATIONS) return -1;
     return route.lane.thread.board.place;
   }
 
@@ -198,8 +203,7 @@ export class StagedChannel implements BackendChannel {
   /** False: there is room when it is prepared. */
   #prepareLater(local: BackendRegion | undefined, remote: BackendRemoteRegion): false {
     const known = local as StagedRegion | undefined;
-    const preparing =
-      known === undefined ? this.#importFor(remote as StagedRemoteRegion) : this.prepare(known, remote);
+    const preparing = known === undefined ? this.#importFor(remote as StagedRemoteRegion) : this.prepare(known, remote);
     preparing.catch((error: unknown) => (this.#error ??= asWeftlineError(error)));
     return false;
   }
@@ -213,8 +217,9 @@ export class StagedChannel implements BackendChannel {
   }
 
   #open(remote: StagedRemoteRegion | undefined, isPinned: boolean): Promise<Route> {
-    const key = `${remote === undefined} ${isPinned}`;
-    let opening = this.#opening.get(key);
+    const isStagedThere = remote !== undefined;
+    const key = `${isStagedThere} ${isPinned}`;
+    let opening = this.#opening.get(key) ?? this.#opening.get(`${isStagedThere} true`);
     if (opening === undefined) {
       opening = this.#openRoute(remote, isPinned);
       this.#opening.set(key, opening);

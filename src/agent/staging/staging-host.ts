@@ -20,7 +20,14 @@ import { plainStorage, type RingShape } from './ring-memory.ts';
 import { SendLane } from './send-lane.ts';
 import { type RemoteStagedMemory, SessionTransfer } from './session-transfer.ts';
 import { StagingBoard } from './staging-board.ts';
-import type { LaneOptions, RemoteMemoryName, StagedMemoryOptions, StagedPlan, StagingEvent, StagingThreadData } from './staging-messages.ts';
+import type {
+  LaneOptions,
+  RemoteMemoryName,
+  StagedMemoryOptions,
+  StagedPlan,
+  StagingEvent,
+  StagingThreadData,
+} from './staging-messages.ts';
 import { ThreadChannel } from './thread-channel.ts';
 
 /** A transfer that the agent has prepared. */
@@ -144,7 +151,12 @@ export class StagingHost {
     this.#greeter.hear(peer, message);
   }
 
-  async register({ address, bytes, ordinal, isOffered }: StagedMemoryOptions): Promise<Pick<StagedMemory, 'number' | 'key'>> {
+  async register({
+    address,
+    bytes,
+    ordinal,
+    isOffered,
+  }: StagedMemoryOptions): Promise<Pick<StagedMemory, 'number' | 'key'>> {
     const copies = await this.#devices.copiesOf(ordinal);
     await copies.ready;
     const { number, key } = this.#memory.add({ address, bytes, copies, isOffered });
@@ -152,6 +164,8 @@ export class StagingHost {
   }
 
   async release(number: number): Promise<void> {
+    // What the agent posted before this call comes before it.
+    this.#carryOut();
     const memory = this.#memory.get(number);
     memory.isOpen = false;
     const error = new WeftlineError('WL_CLOSED', 'The memory was deregistered');
@@ -179,6 +193,7 @@ export class StagingHost {
   }
 
   async closeLane(number: number): Promise<void> {
+    this.#carryOut();
     const lane = this.#lanes.get(number);
     if (lane === undefined) return;
     this.#failedLanes.add(lane);
@@ -208,6 +223,7 @@ export class StagingHost {
   }
 
   async unprepare(transfer: number): Promise<void> {
+    this.#carryOut();
     const prepared = this.#prepared[transfer];
     if (prepared === undefined) return;
     this.#end(transfer, new WeftlineError('WL_CLOSED', 'The transfer was released'));
@@ -242,6 +258,7 @@ export class StagingHost {
   }
 
   async closeChannel(number: number): Promise<void> {
+    this.#carryOut();
     const channel = this.#channels[number];
     this.#channels[number] = undefined;
     await channel?.close();
@@ -265,7 +282,7 @@ export class StagingHost {
       const number = commands[at + field.number]!;
       if (kind === stagingCommandKinds.post) this.#post(number, commands[at + field.message]!);
       else if (kind === stagingCommandKinds.cancel) this.#cancel(number);
-      else if (!this.#operate(number, kind, at)) break;
+      else this.#operate(number, kind, at);
       board.take();
       count++;
     }
@@ -286,11 +303,9 @@ export class StagingHost {
     this.#end(transfer, new WeftlineError('WL_CLOSED', `A transfer with ${peer} was cancelled`));
   }
 
-  /** False, with nothing taken, if the channel has no room now. */
-  #operate(number: number, kind: number, at: number): boolean {
+  #operate(number: number, kind: number, at: number): void {
     const channel = this.#channels[number];
-    if (channel === undefined) return true;
-    if (!channel.hasRoom) return false;
+    if (channel === undefined) return;
     const { commands } = this.#board;
     const field = stagingCommandField;
     const remote = this.#remotes[commands[at + field.remote]!];
@@ -299,13 +314,16 @@ export class StagingHost {
       if (kind === stagingCommandKinds.signal) channel.signal(remote, remoteOffset, commands[at + field.add]!);
       else {
         const local = this.#memory.get(commands[at + field.local]!);
-        const place = { localOffset: commands[at + field.localOffset]!, remoteOffset, bytes: commands[at + field.bytes]! };
+        const place = {
+          localOffset: commands[at + field.localOffset]!,
+          remoteOffset,
+          bytes: commands[at + field.bytes]!,
+        };
         channel.put(local, remote, place);
       }
     } catch (error) {
       channel.fail(asWeftlineError(error));
     }
-    return true;
   }
 
   /** Breaks off what the transfer does. */

@@ -102,7 +102,10 @@ export class StagingThread {
   takeTransfer(): number {
     const number = this.#transfers.pop();
     if (number !== undefined) return number;
-    throw new WeftlineError('WL_CAPACITY', `At most ${STAGED_TRANSFERS} prepared transfers are staged: release some first`);
+    throw new WeftlineError(
+      'WL_CAPACITY',
+      `At most ${STAGED_TRANSFERS} prepared transfers are staged: release some first`,
+    );
   }
 
   giveTransferBack(number: number): void {

@@ -23,7 +23,8 @@ const { data, port: messages } = workerData as LinkedThread<StagingThreadData>;
 const port = new WorkerPort<StagingEvent>(messages);
 const wake = new WakeWord(data.wake);
 let host: StagingHost | undefined;
-let isOver = false;
+/** Until the thread was stopped. */
+const life = { isOver: false };
 
 function staging(): StagingHost {
   if (host === undefined) throw new WeftlineError('WL_CLOSED', 'The staging thread has no backend');
@@ -54,7 +55,7 @@ const calls: StagingCalls = {
     try {
       await host?.close();
     } finally {
-      isOver = true;
+      life.isOver = true;
       wake.ring();
     }
   },
@@ -69,7 +70,7 @@ function step(): boolean {
 async function serve(): Promise<void> {
   const spinMs = data.settings.agentSpinUs / 1000;
   let lastWork = performance.now();
-  while (!isOver) {
+  while (!life.isOver) {
     if (host === undefined) {
       await wake.sleep(wake.seen, LONG_SLEEP_MS);
       continue;

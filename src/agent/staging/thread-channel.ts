@@ -1,14 +1,18 @@
 // A channel of the agent as its staging thread carries it out: operations in order on a lane. Hot path: no allocation.
+import { STAGED_OPERATIONS } from '../../abi/staging-board.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { BackendRemoteRegion } from '../backend.ts';
-import { type ChannelJob, type ChannelJobParts, type DirectChannel, DirectChannelJob, SessionChannelJob } from './channel-job.ts';
+import {
+  type ChannelJob,
+  type ChannelJobParts,
+  type DirectChannel,
+  DirectChannelJob,
+  SessionChannelJob,
+} from './channel-job.ts';
 import type { CopyRun } from './device-copies.ts';
 import type { StagedMemory } from './memory-table.ts';
 import type { SendLane } from './send-lane.ts';
 import type { RemoteStagedMemory } from './session-transfer.ts';
-
-/** Operations under way. */
-const MAX_OPERATIONS = 256;
 
 export interface ThreadChannelOptions {
   /** Of the thread. */
@@ -41,15 +45,16 @@ export class ThreadChannel {
     if (session === undefined) {
       const direct = { channel: lane.link.openChannel(), local, marks: new Float64Array(ring.shape.slots) };
       this.#direct = direct;
-      this.#jobs = Array.from({ length: MAX_OPERATIONS }, () => new DirectChannelJob(parts, direct) as ChannelJob<AnyRemote>);
+      this.#jobs = Array.from(
+        { length: STAGED_OPERATIONS },
+        () => new DirectChannelJob(parts, direct) as ChannelJob<AnyRemote>,
+      );
     } else {
-      this.#jobs = Array.from({ length: MAX_OPERATIONS }, () => new SessionChannelJob(parts, session) as ChannelJob<AnyRemote>);
+      this.#jobs = Array.from(
+        { length: STAGED_OPERATIONS },
+        () => new SessionChannelJob(parts, session) as ChannelJob<AnyRemote>,
+      );
     }
-  }
-
-  /** A channel that has failed takes everything and does nothing. */
-  get hasRoom(): boolean {
-    return this.#error !== undefined || this.#posted - this.#delivered < MAX_OPERATIONS;
   }
 
   put(
@@ -95,7 +100,7 @@ export class ThreadChannel {
 
   #next(remote: AnyRemote | undefined): ChannelJob<AnyRemote> | undefined {
     if (this.#error !== undefined) return undefined;
-    const job = this.#jobs[this.#posted % MAX_OPERATIONS] as ChannelJob<AnyRemote>;
+    const job = this.#jobs[this.#posted % STAGED_OPERATIONS] as ChannelJob<AnyRemote>;
     job.remote = remote;
     return job;
   }

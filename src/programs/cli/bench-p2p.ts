@@ -90,13 +90,20 @@ export function addP2pBench(bench: Command): void {
     )
     .option(
       '--compare <rounds>',
-      'writes (or reads) of 1 MiB and more beside the ceiling of the path: memcpy, bench transport or ucx_perftest',
+      'writes (or reads) of 1 MiB and more beside the ceiling of the path: memcpy, bench transport or ucx_perftest; of memory of a GPU between hosts: host memory on the same path',
       integerArgument(0, 1000),
       0,
     )
     .option('--no-agent-thread', "the agent works on the caller's thread alone, inside calls that wait");
   addOutputOptions(command);
-  addSettingOptions(command, ['timeoutMs', 'agentSpinUs', 'transportPaths', 'transportThread']);
+  addSettingOptions(command, [
+    'timeoutMs',
+    'agentSpinUs',
+    'transportPaths',
+    'transportThread',
+    'stagingPieceBytes',
+    'stagingPieces',
+  ]);
   command.action((flags: P2pFlags) => run(command, flags));
 }
 

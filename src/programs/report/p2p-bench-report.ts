@@ -11,6 +11,7 @@ const ceilingNames = {
   memcpy: 'memcpy',
   transport: 'bench transport, tpt',
   ucx_perftest: 'ucx_perftest',
+  host: 'host memory, same path',
 } as const;
 
 /** As UCCL's benchmark prints it. */

@@ -1,10 +1,11 @@
 // An agent with GPU memory and host memory: says its metadata, then the sum of its memory for each notification.
 import { CudaDevice } from 'weftline';
-import { Agent } from 'weftline/agent';
+import { Agent, type BackendName } from 'weftline/agent';
 
 const bytes = Number(process.argv[2]);
+const backend = (process.argv[3] ?? 'local') as BackendName;
 const device = await CudaDevice.create();
-const agent = await Agent.create('there', { backends: ['local'] });
+const agent = await Agent.create('there', { backends: [backend], token: 'secret' });
 const tensor = device.empty('u8', [bytes]);
 await tensor.fromHost(new Uint8Array(bytes).fill(1));
 await agent.register(tensor, { name: 'gpu' });

@@ -29,5 +29,3 @@ export const stagedConfigurations: readonly AgentConfiguration[] = [
   { name: 'ucx, staged on both sides', backend: 'ucx', here: staged, there: staged },
   { name: 'ucx, staged here', backend: 'ucx', here: staged, there: {} },
 ];
-
-export const agentConfigurations: readonly AgentConfiguration[] = [...plainConfigurations, ...stagedConfigurations];

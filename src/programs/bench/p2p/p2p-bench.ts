@@ -70,6 +70,7 @@ export async function serveP2pBench(options: P2pServerOptions): Promise<void> {
       options.onConnected({ id: connection.id, ip: connection.ip, gpuIndex: connection.gpuIndex, workload });
       session = new P2pSession(server, connection, words);
       await session.openMemory(memoryOf(workload), MEMORY_NAMES.server, options.device);
+      if (comparesHost(options, workload)) await session.openHostMemory(memoryOf(workload), MEMORY_NAMES.serverHost);
       session.say({ ready: true });
       await serveP2pPhases(session, { ...options, host: words.localAddress });
       session.say({});
@@ -107,6 +108,7 @@ async function runSession(session: P2pSession, options: P2pClientOptions): Promi
   const { workload, device } = options;
   const { connection, endpoint } = session;
   await session.openMemory(memoryOf(workload), MEMORY_NAMES.client, device);
+  if (comparesHost(options, workload)) await session.openHostMemory(memoryOf(workload), MEMORY_NAMES.clientHost);
   await session.hear();
   await session.remote(MEMORY_NAMES.server);
   const placementBefore = await samplePlacement();
@@ -177,6 +179,11 @@ async function measure(session: P2pSession, options: P2pClientOptions): Promise<
     ...(ceilings === undefined ? {} : { ceilings: ceilings.results, notCompared: ceilings.notCompared }),
     ...(pingCeiling === undefined ? {} : { pingCeiling }),
   };
+}
+
+/** The ceiling of memory of GPUs is host memory on the same path. */
+function comparesHost({ device }: P2pBenchOptions, { compare }: P2pWorkload): boolean {
+  return device === 'gpu' && compare > 0;
 }
 
 function openEndpoint({ localGpuIndex, device, backend, ownThread }: P2pBenchOptions, host: string): Promise<Endpoint> {

@@ -6,7 +6,7 @@ import { monotonicMicroseconds } from '../clock.ts';
 import { summarizeRatios } from '../statistics.ts';
 import { runTransportBench } from '../transport/transport-bench.ts';
 import { defaultTransportWorkload } from '../transport/transport-workload.ts';
-import { type P2pPhase, prepareSlots, runOneSided, runPings } from './p2p-phases.ts';
+import { type MovedMemory, type P2pPhase, prepareSlots, runOneSided, runPings } from './p2p-phases.ts';
 import type { CeilingResult, NotCompared, PingCeilingResult } from './p2p-results.ts';
 import type { P2pSession } from './p2p-session.ts';
 import { COMPARED_SLOTS, MIN_COMPARED_BYTES, PING_BYTES, slotsOf } from './p2p-workload.ts';
@@ -51,6 +51,8 @@ export async function runCeilings(
   for (const bytes of options.sizes) {
     if (bytes < MIN_COMPARED_BYTES) {
       notCompared.push({ bytes, why: `below ${formatBytes(MIN_COMPARED_BYTES)}, where other costs than bytes decide` });
+    } else if (session.memory.kind === 'cuda' && backend !== 'local') {
+      results.push(await besideHostMemory(session, bytes, options));
     } else if (backend === 'local' && session.memory.kind === 'host') {
       results.push(await besideMemcpy(session, bytes, options));
     } else if (backend === 'multipath') {
@@ -110,6 +112,26 @@ async function warmUp(session: P2pSession, mode: 'write' | 'read', target: numbe
     copyMemory(target, session.memory.address, WARM_BYTES);
   }
   await transfer?.release();
+}
+
+/** What staging costs: the same transfers between host memory, in turn. */
+async function besideHostMemory(
+  session: P2pSession,
+  bytes: number,
+  { mode, rounds, inflight }: CeilingOptions,
+): Promise<CeilingResult> {
+  const slots = slotsOf(inflight, bytes);
+  const count = Math.max(slots, Math.floor(ROUND_BYTES / bytes));
+  const speeds: Record<MovedMemory, number[]> = { own: [], host: [] };
+  // The first round warms up.
+  for (let round = -1; round < rounds; round += 1) {
+    for (const memory of round % 2 === 0 ? (['own', 'host'] as const) : (['host', 'own'] as const)) {
+      const { gigabytesPerSecond } = await runOneSided(session, { mode, bytes, count, slots, memory });
+      if (round >= 0) speeds[memory].push(gigabytesPerSecond);
+    }
+  }
+  const { own, host: ceilings } = speeds;
+  return { bytes, ceiling: 'host', own, ceilings, ratio: summarizeRatios(own, ceilings) };
 }
 
 async function besideTransport(

@@ -11,7 +11,12 @@ import { quantile } from '../../../core/quantile.ts';
 import { PerftestServer } from './ucx-perftest.ts';
 
 /** Names that the sides register their memory under. */
-export const MEMORY_NAMES = { client: 'client', server: 'server' } as const;
+export const MEMORY_NAMES = {
+  client: 'client',
+  server: 'server',
+  clientHost: 'client host',
+  serverHost: 'server host',
+} as const;
 
 /** What the client says before each phase. */
 export type P2pPhase =
@@ -107,12 +112,21 @@ interface Counted {
   readonly slots: number;
 }
 
+/** `host`: between the host memory of both sides, which are measured with memory of GPUs. */
+export type MovedMemory = 'own' | 'host';
+
 /** Writes or reads; the server does nothing. */
 export async function runOneSided(
   session: P2pSession,
-  { mode, bytes, count, slots }: Counted & { readonly mode: 'write' | 'read' },
+  {
+    mode,
+    bytes,
+    count,
+    slots,
+    memory = 'own',
+  }: Counted & { readonly mode: 'write' | 'read'; readonly memory?: MovedMemory },
 ): Promise<SizeResult> {
-  const transfers = await prepareSlots(session, mode, { bytes, slots });
+  const transfers = await prepareSlots(session, mode, { bytes, slots, memory });
   try {
     for (const transfer of transfers) {
       transfer.post();
@@ -139,10 +153,15 @@ export async function runOneSided(
 export async function prepareSlots(
   session: P2pSession,
   operation: 'write' | 'read',
-  { bytes, slots }: { readonly bytes: number; readonly slots: number },
+  {
+    bytes,
+    slots,
+    memory: moved = 'own',
+  }: { readonly bytes: number; readonly slots: number; readonly memory?: MovedMemory },
 ): Promise<Transfer[]> {
-  const { memory, connection, endpoint } = session;
-  const remote = await session.remote(MEMORY_NAMES.server);
+  const { connection, endpoint } = session;
+  const memory = moved === 'own' ? session.memory : session.hostMemory;
+  const remote = await session.remote(moved === 'own' ? MEMORY_NAMES.server : MEMORY_NAMES.serverHost);
   const { peer, backend } = connection;
   const prepare = (index: number): Promise<Transfer> =>
     endpoint.agent.prepare({

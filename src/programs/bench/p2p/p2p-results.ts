@@ -19,6 +19,7 @@ export const p2pMethod = {
   transport: 'bench transport --perftype tpt between the same processes, with its usual 4 flows of 2 requests.',
   ucx_perftest:
     'ucx_perftest of UCX between the same hosts with the same size and as many messages under way: tag_bw over all its messages; round trips beside twice the median of tag_lat, which measures one way.',
+  host: 'Transfers of the same size between host memory of the same processes over the same path, as many under way.',
   interleaved: 'Sides of one round follow each other; ratios are taken within a round.',
 } as const;
 
@@ -61,7 +62,7 @@ export interface Tail {
 
 export interface CeilingResult {
   readonly bytes: number;
-  readonly ceiling: 'memcpy' | 'transport' | 'ucx_perftest';
+  readonly ceiling: 'memcpy' | 'transport' | 'ucx_perftest' | 'host';
   /** GB/s of each round. */
   readonly own: readonly number[];
   readonly ceilings: readonly number[];

@@ -12,6 +12,7 @@ export class P2pSession {
   readonly connection: EndpointConnection;
   readonly #words: ControlChannel;
   #memory: Memory | undefined;
+  #hostMemory: Memory | undefined;
   #device: CudaDevice | undefined;
   #tensor: Tensor | undefined;
 
@@ -40,6 +41,17 @@ export class P2pSession {
     this.#memory = await this.endpoint.allocate(bytes, name);
     // Pages that were never written are quicker to read than memory.
     this.#memory.bytes.fill(0xa5);
+  }
+
+  /** Host memory beside that of a GPU, to compare with. */
+  async openHostMemory(bytes: number, name: string): Promise<void> {
+    this.#hostMemory = await this.endpoint.allocate(bytes, name);
+    this.#hostMemory.bytes.fill(0xa5);
+  }
+
+  /** See openHostMemory. */
+  get hostMemory(): Memory {
+    return this.#hostMemory as Memory;
   }
 
   remote(name: string): Promise<RemoteMemory> {

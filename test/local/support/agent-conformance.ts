@@ -1,0 +1,557 @@
+// The same cases for every backend of the agent: data, order, errors, and what survives a peer's death.
+import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test from 'node:test';
+import type { WeftlineError } from 'weftline';
+import {
+  Agent,
+  type AgentOptions,
+  DescriptorList,
+  MAX_NOTIFICATION_BYTES,
+  type RemoteMemory,
+  type Transfer,
+} from 'weftline/agent';
+import type { AgentConfiguration } from './agent-configurations.ts';
+import { AgentPeer, openPair } from './agent-pair.ts';
+import { whyMissing } from './missing-backend.ts';
+import { until } from '../../support/until.ts';
+import { withCode } from '../../support/with-code.ts';
+
+const MiB = 1 << 20;
+
+function memoryOf(agent: Agent, name: string): RemoteMemory {
+  const found = agent.remoteMemory('there').find((memory) => memory.name === name);
+  assert.ok(found);
+  return found;
+}
+
+async function postAndWait(transfer: Transfer, message: string | Uint8Array): Promise<void> {
+  transfer.post(Buffer.from(message));
+  await transfer.wait();
+}
+
+function canPost(transfer: Transfer, message: Buffer, number: number): boolean {
+  message.writeUInt32LE(number);
+  try {
+    transfer.post(message);
+    return true;
+  } catch (error) {
+    return !withCode('WL_BUSY')(error);
+  }
+}
+
+function hostRange(address: number, bytes: number): DescriptorList {
+  return new DescriptorList('host', Float64Array.of(address), Float64Array.of(bytes));
+}
+
+const threads: Readonly<Record<string, AgentOptions>> = {
+  'on its own thread': { ownThread: true },
+  "on the caller's thread": { ownThread: false },
+};
+
+/** Registers the tests. */
+export async function testConformance(configuration: AgentConfiguration): Promise<void> {
+  const { name, backend } = configuration;
+  const skip = (await whyMissing(backend)) ?? false;
+  // Within a host, this thread copies: what is too much for the call of post itself goes on when the thread does.
+  // Within a host, more than a post copies itself.
+  const standingStill = backend === 'local' ? 16 * MiB : 2 * MiB;
+
+  for (const [how, options] of Object.entries(threads)) {
+    test(`${name}, ${how}: writes and reads of every size and place are intact`, { skip }, async () => {
+      await using pair = await openPair(configuration, 3 * MiB, options);
+      const { agent, peer } = pair;
+      const out = await agent.register(randomBytes(3 * MiB));
+      const back = await agent.allocate(3 * MiB);
+      for (const name of ['allocated', 'plain']) {
+        const memory = memoryOf(agent, name);
+        for (const [offset, bytes] of [
+          [0, 1],
+          [13, 4099],
+          [1, 65_536],
+          [777, MiB + 5],
+          [0, 3 * MiB],
+        ] as const) {
+          const local = DescriptorList.of(out, offset, bytes);
+          const remote = DescriptorList.of(memory, offset, bytes);
+          await using write = await agent.prepare({ operation: 'write', peer: 'there', local, remote });
+          assert.equal(write.backend, backend);
+          assert.equal(write.state, 'idle');
+          write.post();
+          await write.wait();
+          const expected = out.bytes.slice(offset, offset + bytes);
+          assert.deepEqual(await peer.bytes(name, offset, bytes), new Uint8Array(expected));
+          const into = DescriptorList.of(back, offset, bytes);
+          await using read = await agent.prepare({ operation: 'read', peer: 'there', local: into, remote });
+          read.post();
+          read.waitBlocking();
+          assert.ok(Buffer.from(expected).equals(back.bytes.subarray(offset, offset + bytes)));
+        }
+      }
+    });
+  }
+
+  test(`${name}: only what the descriptors name is written, in any order of blocks`, { skip }, async () => {
+    await using pair = await openPair(configuration, MiB);
+    const { agent, peer } = pair;
+    const out = await agent.allocate(MiB);
+    out.bytes.set(randomBytes(MiB));
+    const ours = DescriptorList.blocks(out, { blockBytes: 1000, stride: 4096 });
+    const theirs = DescriptorList.blocks(memoryOf(agent, 'allocated'), { blockBytes: 1000, stride: 4096 });
+    const indices = [200, 3, 4, 5, 0, 77];
+    await using transfer = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local: ours.select(indices),
+      remote: theirs.select(indices.toReversed()),
+    });
+    transfer.post();
+    await transfer.wait();
+    const expected = new Uint8Array(MiB).fill(7);
+    for (const [at, index] of indices.toReversed().entries()) {
+      const from = (indices[at] as number) * 4096;
+      expected.set(out.bytes.subarray(from, from + 1000), index * 4096);
+    }
+    assert.deepEqual(await peer.bytes('allocated', 0, MiB), expected);
+  });
+
+  test(`${name}: neighbours are moved as one, and telemetry counts`, { skip }, async () => {
+    await using pair = await openPair(configuration, MiB);
+    const { agent } = pair;
+    const out = await agent.allocate(MiB);
+    const local = DescriptorList.blocks(out, { blockBytes: 4096, count: 128 });
+    const remote = DescriptorList.blocks(memoryOf(agent, 'plain'), { blockBytes: 4096, count: 128 });
+    const common = { operation: 'write', peer: 'there', local, remote } as const;
+    await using joined = await agent.prepare(common);
+    await using single = await agent.prepare({ ...common, merge: false });
+    for (const transfer of [joined, single]) {
+      for (let round = 0; round < 3; round++) {
+        transfer.post();
+        await transfer.wait();
+      }
+    }
+    assert.equal(joined.telemetry.parts, 1);
+    const { parts, descriptors, bytes, posts, failures, transferMicroseconds, totalTransferMicroseconds } =
+      single.telemetry;
+    assert.deepEqual(
+      { parts, descriptors, bytes, posts, failures },
+      { parts: 128, descriptors: 128, bytes: 524_288, posts: 3, failures: 0 },
+    );
+    assert.ok(transferMicroseconds > 0 && totalTransferMicroseconds > transferMicroseconds);
+  });
+
+  test(`${name}: a notification comes behind its data, while the initiator does nothing`, { skip }, async () => {
+    await using pair = await openPair(configuration, standingStill);
+    const { agent, peer } = pair;
+    const folder = mkdtempSync(join(tmpdir(), 'weftline-agent-'));
+    try {
+      const out = await agent.allocate(standingStill);
+      for (const operation of ['write', 'read'] as const) {
+        const path = join(folder, operation);
+        out.bytes.fill(99);
+        const remote = DescriptorList.of(memoryOf(agent, 'allocated'));
+        await using transfer = await agent.prepare({ operation, peer: 'there', local: DescriptorList.of(out), remote });
+        const marked = peer.do({ do: 'mark', name: 'allocated', path });
+        transfer.post(Buffer.from(operation));
+        // This thread stands still: nothing of the agent runs on it.
+        const end = performance.now() + 20_000;
+        while (!existsSync(path) && performance.now() < end)
+          Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 5);
+        await marked;
+        assert.equal(readFileSync(path, 'utf8'), `${operation} 99 99`);
+        await transfer.wait();
+      }
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+  });
+
+  for (const blocking of [true, false]) {
+    test(`${name}: many notifications arrive in order, ${blocking ? 'blocking' : 'async'}`, { skip }, async () => {
+      await using pair = await openPair(configuration, 4096);
+      const { agent, peer } = pair;
+      const out = await agent.allocate(64);
+      const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
+      await using transfer = await agent.prepare({
+        operation: 'write',
+        peer: 'there',
+        local: DescriptorList.of(out),
+        remote,
+      });
+      const sent: string[] = [];
+      for (let round = 0; round < 40; round++) {
+        const text = `${round} ${'x'.repeat(round * 97)}`;
+        sent.push(text);
+        if (round % 2 === 0) {
+          transfer.post(Buffer.from(text));
+          await transfer.wait();
+        } else await agent.notify('there', Buffer.from(text));
+        // Those of notify are ordered behind transfers that are done; the next one waits for them here.
+        const { peer: from, message } = (await peer.do({ do: 'next', blocking, timeoutMs: 20_000 })) as {
+          readonly peer: string;
+          readonly message: Uint8Array;
+        };
+        assert.equal(from, 'here');
+        assert.equal(Buffer.from(message).toString(), sent[round]);
+      }
+      await assert.rejects(
+        peer.do({ do: 'next', blocking, timeoutMs: 30 }),
+        withCode('WL_TIMEOUT', /No notification came to agent there within 30 ms/),
+      );
+    });
+  }
+
+  test(`${name}: the longest notification arrives, a longer one is refused`, { skip }, async () => {
+    await using pair = await openPair(configuration, 4096);
+    const { agent, peer } = pair;
+    const out = await agent.allocate(64);
+    const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
+    const lists = { local: DescriptorList.of(out), remote };
+    await using transfer = await agent.prepare({ operation: 'write', peer: 'there', ...lists });
+    const longest = randomBytes(MAX_NOTIFICATION_BYTES);
+    const longer = Buffer.alloc(MAX_NOTIFICATION_BYTES + 1);
+    const tooLong = withCode('WL_INVALID_ARGUMENT', /expected at most 32760 bytes, got 32761/);
+    assert.throws(() => transfer.post(longer), tooLong);
+    await assert.rejects(agent.notify('there', longer), tooLong);
+    // 16,381 characters of two bytes each: bytes count, not characters.
+    assert.throws(
+      () => transfer.post('é'.repeat(MAX_NOTIFICATION_BYTES / 2 + 1)),
+      withCode('WL_INVALID_ARGUMENT', '32762'),
+    );
+    assert.equal(transfer.state, 'idle');
+    await assert.rejects(peer.do({ do: 'next', blocking: false, timeoutMs: 30 }), withCode('WL_TIMEOUT'));
+    // More than once, so that each ring ends within a message.
+    for (let round = 0; round < 20; round++) {
+      if (round % 2 === 0) await agent.notify('there', longest);
+      else await postAndWait(transfer, longest);
+      const next = await peer.do({ do: 'next', blocking: false, timeoutMs: 20_000 });
+      assert.ok(longest.equals((next as { readonly message: Uint8Array }).message));
+    }
+  });
+
+  test(`${name}: a string arrives as UTF-8; what is neither bytes nor a string is refused`, { skip }, async () => {
+    await using pair = await openPair(configuration, 4096);
+    const { agent, peer } = pair;
+    const local = DescriptorList.of(await agent.allocate(64));
+    const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
+    await using transfer = await agent.prepare({ operation: 'write', peer: 'there', local, remote });
+    const text = 'größer: 東京 🙂';
+    const next = async (): Promise<string> => {
+      const { message } = (await peer.do({ do: 'next', blocking: false, timeoutMs: 20_000 })) as {
+        readonly message: Uint8Array;
+      };
+      return Buffer.from(message).toString('utf8');
+    };
+    await agent.notify('there', text);
+    assert.equal(await next(), text);
+    transfer.post(text);
+    await transfer.wait();
+    assert.equal(await next(), text);
+    for (const message of [7, null, {}, [1, 2], new ArrayBuffer(4), new Uint16Array(2)]) {
+      const refused = withCode('WL_INVALID_ARGUMENT', /Invalid message: expected a Uint8Array or a string/);
+      assert.throws(() => transfer.post(message as never), refused);
+      await assert.rejects(agent.notify('there', message as never), refused);
+    }
+    assert.equal(transfer.state, 'done');
+  });
+
+  for (const [how, options] of Object.entries(threads)) {
+    test(
+      `${name}, ${how}: notifications that nobody takes hold up their sender and nothing else`,
+      { skip },
+      async () => {
+        const settings = { timeoutMs: 20_000, notificationBytes: 16_384 };
+        await using pair = await openPair(configuration, 65_536, { ...options, settings });
+        const { agent, peer } = pair;
+        const out = await agent.allocate(65_536);
+        const remote = DescriptorList.of(memoryOf(agent, 'plain'));
+        const list = { operation: 'write', peer: 'there', local: DescriptorList.of(out), remote } as const;
+        await using transfer = await agent.prepare(list);
+        await using quiet = await agent.prepare(list);
+        const message = Buffer.alloc(4096);
+        let sent = 0;
+        const sendUntilFull = async (): Promise<void> => {
+          for (const end = performance.now() + 10_000; ; sent++) {
+            message.writeUInt32LE(sent);
+            try {
+              await postAndWait(transfer, message);
+            } catch (error) {
+              withCode('WL_BUSY', /there/)(error);
+              return;
+            }
+            assert.ok(performance.now() < end, `${sent} messages were taken in`);
+          }
+        };
+        const take = async (from: number, to: number): Promise<void> => {
+          for (let number = from; number < to; number++) {
+            const next = await peer.do({ do: 'next', blocking: number % 2 === 0, timeoutMs: 20_000 });
+            const { message: found } = next as { readonly message: Uint8Array };
+            assert.equal(Buffer.from(found).readUInt32LE(), number);
+          }
+        };
+        await sendUntilFull();
+        const first = sent;
+        assert.ok(first > 4 && first < 1000, `${first} messages`);
+        // Data goes on.
+        out.bytes.fill(88);
+        quiet.post();
+        await quiet.wait();
+        assert.deepEqual(await peer.bytes('plain', 0, 65_536), new Uint8Array(65_536).fill(88));
+        await take(0, first);
+        await until(() => canPost(transfer, message, sent));
+        sent++;
+        await transfer.wait();
+        await sendUntilFull();
+        await take(first, sent);
+        await assert.rejects(peer.do({ do: 'next', blocking: false, timeoutMs: 30 }), withCode('WL_TIMEOUT'));
+      },
+    );
+  }
+
+  test(
+    `${name}: both sides write to each other, and the peer's notification wakes an async wait here`,
+    { skip },
+    async () => {
+      await using pair = await openPair(configuration, MiB);
+      const { agent, peer } = pair;
+      const mine = await agent.allocate(MiB, { name: 'mine' });
+      assert.equal(await peer.do({ do: 'load', blob: agent.localMetadata() }), 'here');
+      await peer.do({ do: 'fill', name: 'plain', value: 55 });
+      const next = agent.nextNotification({ from: 'there' });
+      await peer.do({ do: 'write', peer: 'here', name: 'plain', message: Buffer.from('look') });
+      assert.equal(Buffer.from((await next).message).toString(), 'look');
+      assert.ok(mine.bytes.every((byte) => byte === 55));
+    },
+  );
+
+  test(`${name}: a channel's signals come behind its puts`, { skip }, async () => {
+    await using pair = await openPair(configuration, 4 * MiB);
+    const { agent, peer } = pair;
+    await peer.do({ do: 'fill', name: 'allocated', value: 0 });
+    const out = await agent.allocate(MiB);
+    out.bytes.fill(3);
+    const memory = memoryOf(agent, 'allocated');
+    const { link, local, remote } = await agent.channelParts('there', out, memory.number);
+    const channel = link.openChannel();
+    await channel.prepare?.(local, remote);
+    const place = { local, localOffset: 0, remote, remoteOffset: 4096, bytes: MiB };
+    for (let round = 0; round < 3; round++) {
+      place.remoteOffset = 4096 + round * MiB;
+      assert.ok(channel.put(place));
+      assert.ok(channel.signal(remote, 0, 5));
+    }
+    assert.equal(await peer.do({ do: 'awaitCell', name: 'allocated', value: 15 }), 15);
+    assert.deepEqual(await peer.bytes('allocated', 4096, 3 * MiB - 4096), new Uint8Array(3 * MiB - 4096).fill(3));
+    const end = performance.now() + 20_000;
+    while (channel.delivered < channel.posted && performance.now() < end) {
+      agent.poll();
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    assert.deepEqual([channel.posted, channel.delivered, channel.error], [6, 6, undefined]);
+    await channel.close();
+  });
+
+  test(`${name}: a link is open until one side closes it, and then closed`, { skip }, async () => {
+    await using pair = await openPair(configuration, 64);
+    const { agent, peer } = pair;
+    const link = await agent.linkTo('there');
+    const local = DescriptorList.of(await agent.allocate(64));
+    const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
+    await using transfer = await agent.prepare({ operation: 'write', peer: 'there', local, remote });
+    assert.deepEqual([link.state, link.error], ['open', undefined]);
+    await peer.do({ do: 'close' });
+    await until(() => agent.poll() || link.state !== 'open');
+    assert.equal(link.state, 'closed', String(link.error));
+    withCode('WL_CLOSED', /there.* closed/)(link.error);
+    await assert.rejects(async () => postAndWait(transfer, 'nobody takes it'), withCode('WL_CLOSED', /there/));
+    await using again = await openPair(configuration, 64);
+    const own = await again.agent.linkTo('there');
+    await again.agent.invalidate('there');
+    assert.equal(own.state, 'closed');
+    withCode('WL_CLOSED')(own.error);
+  });
+
+  test(`${name}: a link is dead when the peer's process has ended, with nothing under way`, { skip }, async () => {
+    await using pair = await openPair(configuration, 64);
+    const { agent, peer } = pair;
+    const link = await agent.linkTo('there');
+    await peer.kill();
+    // Nobody asks for it: the agent looks by itself.
+    await until(() => link.state !== 'open');
+    assert.equal(link.state, 'dead');
+    withCode('WL_PEER_LOST', /there/)(link.error);
+  });
+
+  test(`${name}: what is wrong is refused, and nothing is written`, { skip }, async () => {
+    await using pair = await openPair(configuration, 65_536);
+    const { agent, peer } = pair;
+    const out = await agent.allocate(65_536);
+    out.bytes.fill(1);
+    const memory = memoryOf(agent, 'plain');
+    const prepare = (local: DescriptorList, remote: DescriptorList): Promise<unknown> =>
+      agent.prepare({ operation: 'write', peer: 'there', local, remote });
+    const whole = DescriptorList.of(out);
+    await assert.rejects(
+      prepare(whole, hostRange(memory.address + 1, 65_536)),
+      withCode('WL_INVALID_ARGUMENT', /leaves a region of 65536 bytes by 1/),
+    );
+    await assert.rejects(
+      prepare(whole, hostRange(memory.address - 1, 65_536)),
+      withCode('WL_INVALID_ARGUMENT', /lies in no region that agent there/),
+    );
+    await assert.rejects(
+      prepare(hostRange(64, 8), hostRange(memory.address, 8)),
+      withCode('WL_INVALID_ARGUMENT', /no region that agent here has registered/),
+    );
+    await assert.rejects(
+      prepare(whole, hostRange(memory.address, 8)),
+      withCode('WL_INVALID_ARGUMENT', /as its local one has/),
+    );
+    await assert.rejects(
+      agent.prepare({ operation: 'write', peer: 'nobody', local: whole, remote: whole }),
+      withCode('WL_INVALID_ARGUMENT', /nobody/),
+    );
+    await using transfer = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local: whole,
+      remote: DescriptorList.of(memory),
+    });
+    await assert.rejects(transfer.wait(), withCode('WL_INVALID_ARGUMENT', /never posted/));
+    await peer.do({ do: 'deregister', name: 'plain' });
+    // At once, or when the peer says so.
+    await assert.rejects(postAndWait(transfer, 'must not come'), withCode('WL_UNAUTHORIZED', /there/));
+    assert.notEqual(transfer.state, 'done');
+    await assert.rejects(peer.do({ do: 'next', blocking: false, timeoutMs: 50 }), withCode('WL_TIMEOUT'));
+    // The rest goes on.
+    await using other = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local: whole,
+      remote: DescriptorList.of(memoryOf(agent, 'allocated')),
+    });
+    other.post();
+    await other.wait();
+    await agent.deregister(out);
+    assert.throws(() => other.post(), withCode('WL_CLOSED', /deregistered/));
+  });
+
+  // Within a host the user counts, not the token.
+  if (backend !== 'local')
+    test(`${name}: another token is refused`, { skip }, async () => {
+      await using pair = await openPair(configuration, 64);
+      await using stranger = await Agent.create('stranger', {
+        backends: [backend],
+        token: 'another',
+        settings: { timeoutMs: 5000 },
+      });
+      await stranger.loadRemoteMetadata(await pair.peer.metadata());
+      await assert.rejects(stranger.connect('there'), withCode('WL_UNAUTHORIZED'));
+    });
+
+  test(`${name}: a killed peer fails what is under way, and may come back`, { skip }, async () => {
+    await using pair = await openPair(configuration, 64 * MiB, {
+      settings: { timeoutMs: 20_000, transportGiveUpMs: 3000 },
+    });
+    const { agent } = pair;
+    const out = await agent.allocate(64 * MiB);
+    const before = await pair.peer.metadata();
+    const remote = DescriptorList.of(memoryOf(agent, 'plain'));
+    const transfers = await Promise.all(
+      Array.from({ length: 4 }, () =>
+        agent.prepare({ operation: 'write', peer: 'there', local: DescriptorList.of(out), remote }),
+      ),
+    );
+    for (const transfer of transfers) transfer.post();
+    await pair.peer.kill();
+    const ends = await Promise.allSettled(transfers.map((transfer) => transfer.wait()));
+    const failed = ends.filter((end) => end.status === 'rejected').map((end) => (end.reason as WeftlineError).code);
+    assert.ok(
+      failed.length > 0 && failed.every((code) => code === 'WL_PEER_LOST' || code === 'WL_CLOSED'),
+      failed.join(),
+    );
+    const late = async (): Promise<void> => {
+      const options = {
+        operation: 'write',
+        peer: 'there',
+        local: DescriptorList.of(out),
+        remote,
+        timeoutMs: 5000,
+      } as const;
+      await using transfer = await agent.prepare(options);
+      await postAndWait(transfer, 'too late');
+    };
+    await assert.rejects(late(), withCode('WL_PEER_LOST'));
+    // The same name, another life.
+    await using again = await AgentPeer.start('there', {
+      ...configuration.there,
+      backends: [backend],
+      token: 'secret',
+    });
+    await again.do({ do: 'register', name: 'plain', bytes: 64 });
+    await agent.loadRemoteMetadata(await again.metadata());
+    assert.throws(() => transfers[0]?.post(), withCode('WL_STALE', /restarted/));
+    await assert.rejects(agent.loadRemoteMetadata(before), withCode('WL_STALE', /a later one is known/));
+    await using anew = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local: DescriptorList.of(out, 0, 64),
+      remote: DescriptorList.of(memoryOf(agent, 'plain')),
+    });
+    anew.post(Buffer.from('back'));
+    await anew.wait();
+    const { message } = (await again.do({ do: 'next', blocking: false, timeoutMs: 5000 })) as {
+      readonly message: Uint8Array;
+    };
+    assert.equal(Buffer.from(message).toString(), 'back');
+  });
+
+  test(
+    `${name}: cancel and release end what is under way; close is awaited and may be repeated`,
+    { skip },
+    async () => {
+      await using pair = await openPair(configuration, 64 * MiB);
+      const { agent } = pair;
+      const out = await agent.allocate(64 * MiB);
+      const remote = DescriptorList.of(memoryOf(agent, 'plain'));
+      const options = { operation: 'write', peer: 'there', local: DescriptorList.of(out), remote } as const;
+      await using first = await agent.prepare(options);
+      const second = await agent.prepare(options);
+      // A thread may carry out all of a post before it is cancelled, but not every time.
+      let cancelled = 0;
+      for (let round = 0; round < 20 && cancelled === 0; round++) {
+        first.post();
+        assert.throws(() => first.post(), withCode('WL_INVALID_ARGUMENT', /under way/));
+        first.cancel();
+        const failure: unknown = await first.wait().then(
+          () => undefined,
+          (reason: unknown) => reason,
+        );
+        if (failure === undefined) continue;
+        withCode('WL_CLOSED', /cancelled/)(failure);
+        assert.equal(first.state, 'failed');
+        cancelled += 1;
+      }
+      assert.equal(cancelled, 1, 'no post was cancelled');
+      second.post();
+      await second.release();
+      await second.release();
+      assert.throws(() => second.post(), withCode('WL_CLOSED'));
+      first.post();
+      await first.wait();
+      await assert.rejects(
+        (async () => {
+          first.post();
+          await first.wait({ signal: AbortSignal.abort(new Error('enough')) });
+        })(),
+        /enough/,
+      );
+      await Promise.all([agent.close(), agent.close()]);
+      assert.throws(() => agent.localMetadata(), withCode('WL_CLOSED'));
+      await assert.rejects(agent.prepare(options), withCode('WL_CLOSED'));
+    },
+  );
+}
