@@ -51,8 +51,8 @@ export function loadBackend(name: BackendName): CreateBackend<BackendName> {
 }
 
 /** The backend itself, for the thread that stages for it. */
-export function loadHostBackend(name: BackendName): Promise<CreateBackend<BackendName>> {
-  return backends[name].load();
+export function loadHostBackend(name: string): Promise<CreateBackend<BackendName>> {
+  return backends[name as BackendName].load();
 }
 
 /** UCX opens ports and shared memory of its own, so it is not even loaded where it would not be chosen. */

@@ -51,7 +51,7 @@ class WorkQueue {
   }
 }
 
-export class CudaCopies implements DeviceCopies {
+class CudaCopies implements DeviceCopies {
   readonly ready: Promise<void>;
   readonly #device: CudaDevice;
   readonly #out: WorkQueue;

@@ -15,7 +15,7 @@ export interface RingShape {
   readonly pieceBytes: number;
 }
 
-export function slotBytesOf({ pieceBytes }: RingShape): number {
+function slotBytesOf({ pieceBytes }: RingShape): number {
   return MAX_DATA_OFFSET + alignUp(pieceBytes, 4096);
 }
 

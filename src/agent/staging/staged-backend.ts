@@ -9,21 +9,20 @@ import type {
   CreateBackend,
   RemoteRegionInfo,
 } from '../backend.ts';
-import type { BackendName } from '../backends/backend-table.ts';
 import { encodeStagedRegion } from './region-info.ts';
 import { StagedLink } from './staged-link.ts';
 import { StagedRegion } from './staged-region.ts';
 import { StagingThread } from './staging-thread.ts';
 
 /** The backend with memory of GPUs, staged where it cannot reach that itself. */
-export function withDeviceMemory<Name extends BackendName>(createBackend: CreateBackend<Name>): CreateBackend<Name> {
+export function withDeviceMemory<Name extends string>(createBackend: CreateBackend<Name>): CreateBackend<Name> {
   return async (context) => {
     const host = await createBackend(context);
     return host.takesDeviceMemory === true ? host : new StagedBackend(host, context);
   };
 }
 
-class StagedBackend<Name extends BackendName> implements Backend<Name> {
+class StagedBackend<Name extends string> implements Backend<Name> {
   readonly name: Name;
   readonly #host: Backend<Name>;
   readonly #context: BackendContext;

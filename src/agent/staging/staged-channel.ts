@@ -3,8 +3,16 @@ import { STAGED_OPERATIONS, stagingCommandField, stagingCommandKinds } from '../
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import type { BackendChannel, BackendLink, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import type { AgentLane } from './agent-lane.ts';
-import type { StagedLink } from './staged-link.ts';
 import { type StagedRegion, StagedRemoteRegion } from './staged-region.ts';
+import type { RemoteMemoryName } from './staging-messages.ts';
+
+/** What a channel needs of its link. */
+export interface ChannelLink {
+  readonly error: WeftlineError | undefined;
+  /** To the peer's staging thread, or without a region of it to its host memory. */
+  lane(region: StagedRemoteRegion | undefined, isPinned: boolean): Promise<AgentLane>;
+  nameOf(region: BackendRemoteRegion): RemoteMemoryName;
+}
 
 /** A channel of the staging thread, on one of its lanes. */
 class Route {
@@ -44,7 +52,7 @@ class Route {
 type Way = Route | BackendChannel;
 
 export class StagedChannel implements BackendChannel {
-  readonly #link: StagedLink;
+  readonly #link: ChannelLink;
   readonly #hostLink: BackendLink;
   #host: BackendChannel | undefined;
   readonly #routes: Route[] = [];
@@ -58,7 +66,7 @@ export class StagedChannel implements BackendChannel {
   /** For the backend, which knows its own regions only. */
   #place: PutPlace | undefined;
 
-  constructor(link: StagedLink, hostLink: BackendLink) {
+  constructor(link: ChannelLink, hostLink: BackendLink) {
     this.#link = link;
     this.#hostLink = hostLink;
   }

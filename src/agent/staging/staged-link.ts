@@ -111,10 +111,10 @@ export class StagedLink implements BackendLink {
     await this.#parts.host.close();
   }
 
-  /** To the peer's staging thread, or without a region of it to its host memory. */
   lane(region: StagedRemoteRegion | undefined, isPinned: boolean): Promise<AgentLane> {
-    const key = `${region === undefined ? 'host' : 'staged'} ${isPinned}`;
-    let opening = this.#lanes.get(key);
+    const to = region === undefined ? 'host' : 'staged';
+    const key = `${to} ${isPinned}`;
+    let opening = this.#lanes.get(key) ?? this.#lanes.get(`${to} true`);
     if (opening === undefined) {
       opening = this.#openLane(region?.name.connectionInfo, isPinned);
       this.#lanes.set(key, opening);

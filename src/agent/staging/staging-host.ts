@@ -19,6 +19,7 @@ import { ReceiveSessions } from './receive-sessions.ts';
 import { plainStorage, type RingShape } from './ring-memory.ts';
 import { SendLane } from './send-lane.ts';
 import { type RemoteStagedMemory, SessionTransfer } from './session-transfer.ts';
+import { Settling } from './settling.ts';
 import { StagingBoard } from './staging-board.ts';
 import type {
   LaneOptions,
@@ -34,13 +35,6 @@ import { ThreadChannel } from './thread-channel.ts';
 interface Prepared {
   readonly lane: SendLane;
   readonly job: PlannedJob;
-}
-
-/** A transfer that has failed, while devices of this side may still touch its memory. */
-interface Settling {
-  readonly transfer: number;
-  readonly error: WeftlineError;
-  readonly isOver: () => boolean;
 }
 
 export interface StagingHostOptions {
@@ -69,7 +63,7 @@ export class StagingHost {
   readonly #prepared: (Prepared | undefined)[] = [];
   readonly #channels: (ThreadChannel | undefined)[] = [];
   readonly #remotes: (RemoteStagedMemory | BackendRemoteRegion)[] = [];
-  #settling: Settling[] = [];
+  readonly #settling = new Settling((transfer, error) => this.#publish(transfer, error));
   #nextLane = 1;
 
   static async create(options: StagingHostOptions): Promise<StagingHost> {
@@ -143,7 +137,7 @@ export class StagingHost {
       if (lane.step()) hasNews = true;
       if (lane.lane.error !== undefined && !this.#failedLanes.has(lane)) this.#laneFailed(lane, lane.lane.error);
     }
-    if (this.#settling.length > 0) this.#settle();
+    this.#settling.look();
     return hasNews;
   }
 
@@ -228,8 +222,7 @@ export class StagingHost {
     if (prepared === undefined) return;
     this.#end(transfer, new WeftlineError('WL_CLOSED', 'The transfer was released'));
     const { timeoutMs } = this.#options.data.settings;
-    const isOver = (): boolean => !this.#settling.some((entry) => entry.transfer === transfer);
-    await untilTrue(isOver, timeoutMs, 'The work of a device for a transfer');
+    await untilTrue(() => !this.#settling.has(transfer), timeoutMs, 'The work of a device for a transfer');
     if (prepared.job instanceof DirectTransfer) await prepared.job.release();
     this.#prepared[transfer] = undefined;
   }
@@ -342,18 +335,7 @@ export class StagingHost {
       this.#tellAgent();
       return;
     }
-    const isOver = this.#devices.fence();
-    if (isOver()) this.#publish(transfer, error);
-    else this.#settling.push({ transfer, error, isOver });
-  }
-
-  #settle(): void {
-    const settling = this.#settling;
-    this.#settling = settling.filter((entry) => {
-      if (!entry.isOver()) return true;
-      this.#publish(entry.transfer, entry.error);
-      return false;
-    });
+    this.#settling.add({ transfer, error, isOver: this.#devices.fence() });
   }
 
   #publish(transfer: number, thrown: WeftlineError): void {

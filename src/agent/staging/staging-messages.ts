@@ -3,11 +3,11 @@ import type { EncodedError } from '../../core/errors.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { Calls } from '../../threads/worker-port.ts';
 import type { BackendPeer, TransferOperation } from '../backend.ts';
-import type { BackendName } from '../backends/backend-table.ts';
 
 /** What the thread is started with. */
 export interface StagingThreadData {
-  readonly backend: BackendName;
+  /** As in the table of backends. */
+  readonly backend: string;
   readonly agentName: string;
   readonly incarnation: string;
   readonly settings: Settings;

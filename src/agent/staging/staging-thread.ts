@@ -5,7 +5,6 @@ import { packageFile } from '../../core/package-file.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
 import type { BackendContext } from '../backend.ts';
-import type { BackendName } from '../backends/backend-table.ts';
 import { StagingBoard } from './staging-board.ts';
 import type { StagingCalls, StagingEvent, StagingThreadData } from './staging-messages.ts';
 
@@ -21,7 +20,7 @@ export class StagingThread {
   readonly #channelErrors = new Map<number, WeftlineError>();
   readonly #laneErrors = new Map<number, WeftlineError>();
 
-  static async start(backend: BackendName, context: BackendContext): Promise<StagingThread> {
+  static async start(backend: string, context: BackendContext): Promise<StagingThread> {
     const { agentName, incarnation, settings, token, host, wake: agentWake } = context;
     const wake = new WakeWord();
     const board = new StagingBoard();
