@@ -5,10 +5,10 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { WeftlineError } from 'weftline';
 import { Agent, DescriptorList, type Registration } from 'weftline/agent';
-import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { SharedMemory } from '#lib/windows/shared-memory.js';
 import type { DeregisterNews, DeregisterRound } from './support/deregister-peer.ts';
+import { oneStagedConfiguration } from './support/agent-configurations.ts';
 import { openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
 import { nextMessage } from './support/next-message.ts';
@@ -66,13 +66,16 @@ async function untilDeregistered(agent: Agent, registration: Registration): Prom
   }
 }
 
-for (const backend of backendNames) {
+for (const configuration of oneStagedConfiguration()) {
+  const { name: title, backend, here, there } = configuration;
+  const peerOptions = JSON.stringify({ ...there, backends: [backend] });
+  const common = { ...here, backends: [backend], token: 'secret' };
   const skip = (await whyMissing(backend)) ?? false;
 
-  test(`${backend}: after deregister() a peer changes and reads nothing, in ${ROUNDS} rounds`, { skip }, async () => {
+  test(`${title}: after deregister() a peer changes and reads nothing, in ${ROUNDS} rounds`, { skip }, async () => {
     const random = seededRandom(seed + 11);
-    await using owner = await Agent.create('owner', { backends: [backend], token: 'secret' });
-    const child = fork(script, [backend], { serialization: 'advanced' });
+    await using owner = await Agent.create('owner', common);
+    const child = fork(script, [peerOptions], { serialization: 'advanced' });
     try {
       await nextMessage<DeregisterNews>(child);
       for (let round = 0; round < ROUNDS; round += 1) {
@@ -103,13 +106,13 @@ for (const backend of backendNames) {
     }
   });
 
-  test(`${backend}: after close() a peer changes and reads nothing`, { skip }, async () => {
+  test(`${title}: after close() a peer changes and reads nothing`, { skip }, async () => {
     const random = seededRandom(seed + 12);
-    const child = fork(script, [backend], { serialization: 'advanced' });
+    const child = fork(script, [peerOptions], { serialization: 'advanced' });
     try {
       await nextMessage(child);
       for (let round = 0; round < 4; round += 1) {
-        const owner = await Agent.create('owner', { backends: [backend], token: 'secret' });
+        const owner = await Agent.create('owner', common);
         const name = `region ${round}`;
         using memory = await bytesOf(round % 2 === 0 ? 'allocated' : 'plain', owner, name, 7 * MiB);
         const { bytes } = memory;
@@ -127,11 +130,11 @@ for (const backend of backendNames) {
     }
   });
 
-  test(`${backend}: a peer that stands still holds deregister() up until its deadline at most`, { skip }, async () => {
+  test(`${title}: a peer that stands still holds deregister() up until its deadline at most`, { skip }, async () => {
     const random = seededRandom(seed + 14);
     const settings = { timeoutMs: 500 };
-    await using owner = await Agent.create('owner', { backends: [backend], token: 'secret', settings });
-    const child = fork(script, [backend], { serialization: 'advanced' });
+    await using owner = await Agent.create('owner', { ...common, settings });
+    const child = fork(script, [peerOptions], { serialization: 'advanced' });
     try {
       await nextMessage(child);
       for (let round = 0; round < 4; round += 1) {
@@ -163,10 +166,10 @@ for (const backend of backendNames) {
     }
   });
 
-  test(`${backend}: own reads write nothing after release() or deregister()`, { skip }, async () => {
+  test(`${title}: own reads write nothing after release() or deregister()`, { skip }, async () => {
     const random = seededRandom(seed + 13);
     const length = 24 * MiB;
-    await using pair = await openPair(backend, length);
+    await using pair = await openPair(configuration, length);
     const { agent } = pair;
     const memory = agent.remoteMemory('there').find(({ name }) => name === 'plain');
     assert.ok(memory);

@@ -4,7 +4,7 @@ import { fork } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Agent, type Registration } from 'weftline/agent';
-import { backendNames } from '#lib/agent/backends/backend-table.js';
+import { oneStagedConfiguration } from './support/agent-configurations.ts';
 import type { Cycle } from './support/cycle-peer.ts';
 import { whyMissing } from './support/missing-backend.ts';
 import { nextMessage } from './support/next-message.ts';
@@ -30,12 +30,12 @@ function assertFlat(side: string, before: ProcessUse, after: ProcessUse): void {
   }
 }
 
-for (const backend of backendNames) {
+for (const { name, backend, here, there } of oneStagedConfiguration()) {
   const skip = (await whyMissing(backend)) ?? false;
 
-  test(`${backend}: ${CYCLES} cycles of memory leave nothing behind on either side`, { skip }, async () => {
-    await using owner = await Agent.create('owner', { backends: [backend], token: 'secret' });
-    const child = fork(script, [backend], { serialization: 'advanced' });
+  test(`${name}: ${CYCLES} cycles of memory leave nothing behind on either side`, { skip }, async () => {
+    await using owner = await Agent.create('owner', { ...here, backends: [backend], token: 'secret' });
+    const child = fork(script, [JSON.stringify({ ...there, backends: [backend] })], { serialization: 'advanced' });
     try {
       await nextMessage(child);
       let before: readonly ProcessUse[] = [];

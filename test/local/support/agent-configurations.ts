@@ -21,6 +21,12 @@ export const plainConfigurations: readonly AgentConfiguration[] = backendNames.m
   there: {},
 }));
 
+/** Every backend as it is, and one on both sides of which memory is staged. */
+export const oneStagedConfiguration = (): readonly AgentConfiguration[] => [
+  ...plainConfigurations,
+  ...stagedConfigurations.slice(0, 1),
+];
+
 /** Host memory is staged as memory of GPUs is, on both sides or on one. */
 export const stagedConfigurations: readonly AgentConfiguration[] = [
   { name: 'multipath, staged on both sides', backend: 'multipath', here: staged, there: staged },

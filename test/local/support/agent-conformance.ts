@@ -54,14 +54,14 @@ const threads: Readonly<Record<string, AgentOptions>> = {
 
 /** Registers the tests. */
 export async function testConformance(configuration: AgentConfiguration): Promise<void> {
-  const { name, backend } = configuration;
+  const { name: title, backend } = configuration;
   const skip = (await whyMissing(backend)) ?? false;
   // Within a host, this thread copies: what is too much for the call of post itself goes on when the thread does.
   // Within a host, more than a post copies itself.
   const standingStill = backend === 'local' ? 16 * MiB : 2 * MiB;
 
   for (const [how, options] of Object.entries(threads)) {
-    test(`${name}, ${how}: writes and reads of every size and place are intact`, { skip }, async () => {
+    test(`${title}, ${how}: writes and reads of every size and place are intact`, { skip }, async () => {
       await using pair = await openPair(configuration, 3 * MiB, options);
       const { agent, peer } = pair;
       const out = await agent.register(randomBytes(3 * MiB));
@@ -94,7 +94,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     });
   }
 
-  test(`${name}: only what the descriptors name is written, in any order of blocks`, { skip }, async () => {
+  test(`${title}: only what the descriptors name is written, in any order of blocks`, { skip }, async () => {
     await using pair = await openPair(configuration, MiB);
     const { agent, peer } = pair;
     const out = await agent.allocate(MiB);
@@ -118,7 +118,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     assert.deepEqual(await peer.bytes('allocated', 0, MiB), expected);
   });
 
-  test(`${name}: neighbours are moved as one, and telemetry counts`, { skip }, async () => {
+  test(`${title}: neighbours are moved as one, and telemetry counts`, { skip }, async () => {
     await using pair = await openPair(configuration, MiB);
     const { agent } = pair;
     const out = await agent.allocate(MiB);
@@ -143,7 +143,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     assert.ok(transferMicroseconds > 0 && totalTransferMicroseconds > transferMicroseconds);
   });
 
-  test(`${name}: a notification comes behind its data, while the initiator does nothing`, { skip }, async () => {
+  test(`${title}: a notification comes behind its data, while the initiator does nothing`, { skip }, async () => {
     await using pair = await openPair(configuration, standingStill);
     const { agent, peer } = pair;
     const folder = mkdtempSync(join(tmpdir(), 'weftline-agent-'));
@@ -170,7 +170,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
   });
 
   for (const blocking of [true, false]) {
-    test(`${name}: many notifications arrive in order, ${blocking ? 'blocking' : 'async'}`, { skip }, async () => {
+    test(`${title}: many notifications arrive in order, ${blocking ? 'blocking' : 'async'}`, { skip }, async () => {
       await using pair = await openPair(configuration, 4096);
       const { agent, peer } = pair;
       const out = await agent.allocate(64);
@@ -204,7 +204,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     });
   }
 
-  test(`${name}: the longest notification arrives, a longer one is refused`, { skip }, async () => {
+  test(`${title}: the longest notification arrives, a longer one is refused`, { skip }, async () => {
     await using pair = await openPair(configuration, 4096);
     const { agent, peer } = pair;
     const out = await agent.allocate(64);
@@ -232,7 +232,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     }
   });
 
-  test(`${name}: a string arrives as UTF-8; what is neither bytes nor a string is refused`, { skip }, async () => {
+  test(`${title}: a string arrives as UTF-8; what is neither bytes nor a string is refused`, { skip }, async () => {
     await using pair = await openPair(configuration, 4096);
     const { agent, peer } = pair;
     const local = DescriptorList.of(await agent.allocate(64));
@@ -260,7 +260,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
 
   for (const [how, options] of Object.entries(threads)) {
     test(
-      `${name}, ${how}: notifications that nobody takes hold up their sender and nothing else`,
+      `${title}, ${how}: notifications that nobody takes hold up their sender and nothing else`,
       { skip },
       async () => {
         const settings = { timeoutMs: 20_000, notificationBytes: 16_384 };
@@ -312,7 +312,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
   }
 
   test(
-    `${name}: both sides write to each other, and the peer's notification wakes an async wait here`,
+    `${title}: both sides write to each other, and the peer's notification wakes an async wait here`,
     { skip },
     async () => {
       await using pair = await openPair(configuration, MiB);
@@ -327,7 +327,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     },
   );
 
-  test(`${name}: a channel's signals come behind its puts`, { skip }, async () => {
+  test(`${title}: a channel's signals come behind its puts`, { skip }, async () => {
     await using pair = await openPair(configuration, 4 * MiB);
     const { agent, peer } = pair;
     await peer.do({ do: 'fill', name: 'allocated', value: 0 });
@@ -354,7 +354,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     await channel.close();
   });
 
-  test(`${name}: a link is open until one side closes it, and then closed`, { skip }, async () => {
+  test(`${title}: a link is open until one side closes it, and then closed`, { skip }, async () => {
     await using pair = await openPair(configuration, 64);
     const { agent, peer } = pair;
     const link = await agent.linkTo('there');
@@ -374,7 +374,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     withCode('WL_CLOSED')(own.error);
   });
 
-  test(`${name}: a link is dead when the peer's process has ended, with nothing under way`, { skip }, async () => {
+  test(`${title}: a link is dead when the peer's process has ended, with nothing under way`, { skip }, async () => {
     await using pair = await openPair(configuration, 64);
     const { agent, peer } = pair;
     const link = await agent.linkTo('there');
@@ -385,7 +385,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     withCode('WL_PEER_LOST', /there/)(link.error);
   });
 
-  test(`${name}: what is wrong is refused, and nothing is written`, { skip }, async () => {
+  test(`${title}: what is wrong is refused, and nothing is written`, { skip }, async () => {
     await using pair = await openPair(configuration, 65_536);
     const { agent, peer } = pair;
     const out = await agent.allocate(65_536);
@@ -441,7 +441,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
 
   // Within a host the user counts, not the token.
   if (backend !== 'local')
-    test(`${name}: another token is refused`, { skip }, async () => {
+    test(`${title}: another token is refused`, { skip }, async () => {
       await using pair = await openPair(configuration, 64);
       await using stranger = await Agent.create('stranger', {
         backends: [backend],
@@ -452,7 +452,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
       await assert.rejects(stranger.connect('there'), withCode('WL_UNAUTHORIZED'));
     });
 
-  test(`${name}: a killed peer fails what is under way, and may come back`, { skip }, async () => {
+  test(`${title}: a killed peer fails what is under way, and may come back`, { skip }, async () => {
     await using pair = await openPair(configuration, 64 * MiB, {
       settings: { timeoutMs: 20_000, transportGiveUpMs: 3000 },
     });
@@ -510,7 +510,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
   });
 
   test(
-    `${name}: cancel and release end what is under way; close is awaited and may be repeated`,
+    `${title}: cancel and release end what is under way; close is awaited and may be repeated`,
     { skip },
     async () => {
       await using pair = await openPair(configuration, 64 * MiB);

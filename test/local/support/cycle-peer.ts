@@ -1,5 +1,5 @@
 // A process that uses memory of another one for a moment, as often as it is told to, and says what it holds meanwhile.
-import { Agent, type BackendName, DescriptorList } from 'weftline/agent';
+import { Agent, type AgentOptions, DescriptorList } from 'weftline/agent';
 import { processUse } from './process-use.ts';
 
 export interface Cycle {
@@ -7,8 +7,8 @@ export interface Cycle {
   readonly names: readonly string[];
 }
 
-const [backend] = process.argv.slice(2) as [BackendName];
-const agent = await Agent.create('user', { backends: [backend], token: 'secret' });
+const [options = '{}'] = process.argv.slice(2);
+const agent = await Agent.create('user', { ...(JSON.parse(options) as AgentOptions), token: 'secret' });
 const mine = await agent.allocate(1 << 20);
 
 async function use({ blob, names }: Cycle): Promise<void> {

@@ -1,5 +1,5 @@
 // A process that writes to and reads from another one's memory without a pause, until it may no longer.
-import { Agent, type BackendName, DescriptorList, type Registration, type Transfer } from 'weftline/agent';
+import { Agent, type AgentOptions, DescriptorList, type Registration, type Transfer } from 'weftline/agent';
 
 /** What the owner says: its metadata, the name of the region of the round, and what it fills the memory with afterwards. */
 export interface DeregisterRound {
@@ -83,8 +83,8 @@ async function round(agent: Agent, { blob, name, secret, places }: DeregisterRou
 }
 
 if (process.send !== undefined) {
-  const [backend] = process.argv.slice(2) as [BackendName];
-  const agent = await Agent.create('writer', { backends: [backend], token: 'secret' });
+  const [options = '{}'] = process.argv.slice(2);
+  const agent = await Agent.create('writer', { ...(JSON.parse(options) as AgentOptions), token: 'secret' });
   process.on('message', (order: DeregisterRound) => {
     round(agent, order).then(
       (news) => process.send?.(news),
