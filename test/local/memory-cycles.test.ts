@@ -30,10 +30,10 @@ function assertFlat(side: string, before: ProcessUse, after: ProcessUse): void {
   }
 }
 
-for (const { name, backend, here, there } of oneStagedConfiguration()) {
+for (const { name: title, backend, here, there } of oneStagedConfiguration()) {
   const skip = (await whyMissing(backend)) ?? false;
 
-  test(`${name}: ${CYCLES} cycles of memory leave nothing behind on either side`, { skip }, async () => {
+  test(`${title}: ${CYCLES} cycles of memory leave nothing behind on either side`, { skip }, async () => {
     await using owner = await Agent.create('owner', { ...here, backends: [backend], token: 'secret' });
     const child = fork(script, [JSON.stringify({ ...there, backends: [backend] })], { serialization: 'advanced' });
     try {

@@ -51,7 +51,7 @@ export class Greeter {
   async meet({ peer, lane, ring, shape, link, timeoutMs, signal }: MeetOptions): Promise<Uint8Array> {
     const expected: Expected = { peer, answer: undefined };
     this.#expected.set(lane, expected);
-    const hello = encodeGreeting({ is: 'hello', lane, ring, ...shape, ...this.#options.self() });
+    const hello = encodeGreeting({ is: 'hello', lane, ring, timeoutMs, ...shape, ...this.#options.self() });
     const what = `The greeting of the staging thread of ${peer}`;
     try {
       await patiently(() => link.notify(hello), timeoutMs, what);

@@ -16,6 +16,8 @@ const hello = z.object({
   ring: bytes,
   slots: whole,
   pieceBytes: whole,
+  /** How long the sender waits for the welcome. */
+  timeoutMs: whole,
 });
 /** Of the side that takes pieces: its ring. */
 const welcome = z.object({ is: z.literal('welcome'), lane: whole, ring: bytes });

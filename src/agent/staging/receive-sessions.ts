@@ -16,6 +16,8 @@ import { RingMemory, ringBytesOf } from './ring-memory.ts';
 const MAX_SESSIONS_OF_PEER = 8;
 const MAX_PIECE_BYTES: number = 16 << 20;
 const LEAST_PIECE_BYTES = 4096;
+/** The sender says how long it waits; a timer takes no more than this. */
+const MAX_GREETING_MS = 86_400_000;
 
 export interface ReceiveSessionsOptions {
   readonly backend: Backend;
@@ -24,7 +26,6 @@ export interface ReceiveSessionsOptions {
   readonly memory: MemoryTable;
   readonly devices: DeviceTable;
   readonly run: CopyRun;
-  readonly timeoutMs: number;
   /** Resolves when no device touches a ring any more. */
   readonly fence: () => Promise<void>;
 }
@@ -91,8 +92,9 @@ export class ReceiveSessions {
   }
 
   async #receive(peer: string, hello: Hello): Promise<void> {
-    const { backend, links, greeter, timeoutMs } = this.#options;
+    const { backend, links, greeter } = this.#options;
     const { lane, incarnation, host, process, connectionInfo } = hello;
+    const timeoutMs = Math.min(hello.timeoutMs, MAX_GREETING_MS);
     const use = await links.use({ name: peer, incarnation, host, process, connectionInfo }, { timeoutMs });
     let ring: RingMemory | undefined;
     let local: BackendRegion | undefined;

@@ -87,7 +87,6 @@ export class StagingHost {
   private constructor(options: StagingHostOptions, backend: Backend) {
     const { data, openGpu } = options;
     const { settings, incarnation } = data;
-    const { timeoutMs } = settings;
     this.#options = options;
     this.#board = new StagingBoard(data.board);
     this.#agentWake = new WakeWord(data.agentWake);
@@ -109,7 +108,6 @@ export class StagingHost {
       memory: this.#memory,
       devices: this.#devices,
       run: this.#run,
-      timeoutMs,
       fence: () => this.#fence(),
     });
   }

@@ -4,6 +4,7 @@ import { decodeError, WeftlineError } from '../../core/errors.ts';
 import { packageFile } from '../../core/package-file.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
+import { readSettings } from '../../settings/settings.ts';
 import type { BackendContext } from '../backend.ts';
 import { StagingBoard } from './staging-board.ts';
 import type { StagingCalls, StagingEvent, StagingThreadData } from './staging-messages.ts';
@@ -43,7 +44,8 @@ export class StagingThread {
       closedMessage: `Agent ${agentName} was closed`,
       data,
       trackUnmanagedFds: false,
-      timeoutMs: settings.timeoutMs,
+      // An agent may be given less than it takes to start a thread; its own calls have their own deadlines.
+      timeoutMs: Math.max(settings.timeoutMs, readSettings().timeoutMs),
       lateReason: 'it waits for a peer or a device',
       onCall: () => wake.ring(),
       onEvent: (event) => thread?.hear(event),
