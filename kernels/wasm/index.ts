@@ -8,3 +8,4 @@ export * from './swiglu';
 export * from './weighted-rows';
 export * from './crc32c';
 export * from './packet-tag';
+export * from './fragments';

@@ -52,6 +52,13 @@ import {
 } from './moe-arguments.ts';
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
 import { TRAP_ANY_PEER, trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
+import {
+  descriptorBlockHeader,
+  fragmentDescriptor,
+  moveFragmentsArguments,
+  RING_DESCRIPTORS,
+  RING_SLOT_BYTES,
+} from './unpack-block.ts';
 
 /** A layout that a kernel uses stands here; arguments of a kernel are one structure, passed by value. */
 const layouts: readonly Layout[] = [
@@ -94,6 +101,9 @@ const layouts: readonly Layout[] = [
   benchDevicePutArguments,
   benchDevicePingArguments,
   benchDevicePushArguments,
+  fragmentDescriptor,
+  descriptorBlockHeader,
+  moveFragmentsArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
@@ -112,6 +122,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   elementFormat: elementFormats,
   fp8: { group: FP8_GROUP },
   ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
+  ring: { slotBytes: RING_SLOT_BYTES, descriptors: RING_DESCRIPTORS },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },
 };
 

@@ -37,6 +37,8 @@ export const trapKernels = {
   /** A kernel of a user, in a function of the device API. */
   deviceApi: 10,
   layerBarrier: 11,
+  unpack: 12,
+  pack: 13,
 } as const;
 
 /**

@@ -18,6 +18,7 @@ const folderOrder = [
   'meeting',
   'rails',
   'device',
+  'unpack',
   'world',
   'windows',
   'transport',

@@ -138,6 +138,8 @@ export interface CpuKernels {
   isTagged: Kernel<[key: number, packet: number, bytes: number, low: number, high: number], number>;
   packetHash: Kernel<[key: number, address: number, bytes: number, out: number]>;
   sipHash: Kernel<[key: number, address: number, bytes: number, out: number]>;
+  // kernels/wasm/fragments.ts
+  moveFragments: Kernel<[descriptors: number, count: number, bounce: number, destination: number, packs: number]>;
   // kernels/wasm/fp8.ts, matmul.ts, swiglu.ts, weighted-rows.ts
   /** bf16 x [rows, columns] to e4m3 data of that shape and f32 scales [rows, ceil(columns / 128)]; columns a multiple of 8. */
   quantizeFp8(data: number, scales: number, x: number, rows: number, columns: number, roundScale: number): void;

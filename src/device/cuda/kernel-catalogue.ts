@@ -14,6 +14,7 @@ import {
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
 import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
+import { unpackKernels } from './kernels/unpack.ts';
 
 export const kernelCatalogue: readonly KernelFile[] = [
   selfTestKernels,
@@ -32,4 +33,5 @@ export const kernelCatalogue: readonly KernelFile[] = [
   channelKernels,
   twoProcessKernels,
   benchDeviceApiKernels,
+  unpackKernels,
 ];

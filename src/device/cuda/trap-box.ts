@@ -5,6 +5,19 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { CudaContext } from './cuda-context.ts';
 import { HostMemory } from './host-memory.ts';
 
+/** A wait of a kernel that ended without what it waited for. */
+export interface ExpiredWait {
+  readonly kernel: string;
+  readonly rank: number;
+  readonly peer: number;
+  readonly channel: number;
+  readonly expected: number;
+  readonly seen: number;
+  readonly timeoutMs: number;
+  /** One of trapReasons. */
+  readonly reason: number;
+}
+
 /** The device has one for its users' kernels; an object whose waits must end on their own makes one for itself. */
 export class TrapBox implements Disposable {
   readonly #memory: HostMemory;
@@ -39,23 +52,9 @@ export class TrapBox implements Disposable {
     describeChannel: (channel: number) => string = (channel) => `channel ${channel}`,
     ranks: readonly number[] = [],
   ): void {
-    if (this.#abortedBy !== undefined) throw this.#abortedBy;
-    if (Atomics.load(this.#state, 0) !== trapStates.readable) return;
-    const read = (field: keyof typeof trapRecord.offset): number => this.#record.get(field);
-    const worldRank = (field: 'rank' | 'peer'): number => ranks[read(field)] ?? read(field);
-    const number = read('kernel');
-    const kernel = Object.entries(trapKernels).find(([, value]) => value === number)?.[0] ?? `kernel ${number}`;
-    const details = {
-      kernel,
-      rank: worldRank('rank'),
-      peer: worldRank('peer'),
-      channel: read('channel'),
-      expected: read('expected'),
-      seen: read('seen'),
-      timeoutMs: read('timeoutNs') / 1e6,
-    };
-    const reason = read('reason');
-    Atomics.store(this.#state, 0, trapStates.empty);
+    const trap = this.takeExpired(ranks);
+    if (trap === undefined) return;
+    const { reason, ...details } = trap;
     if (reason === trapReasons.otherCall) {
       const [here, there] = [describeChannel(details.expected), describeChannel(details.seen)];
       throw new WeftlineError(
@@ -66,9 +65,30 @@ export class TrapBox implements Disposable {
     }
     throw new WeftlineError(
       'WL_TIMEOUT',
-      `Kernel ${kernel} of rank ${details.rank} waited ${details.timeoutMs} ms for rank ${details.peer} (${describeChannel(details.channel)}: expected ${details.expected}, seen ${details.seen}); rank ${details.peer} may still compute (raise --timeout), wait elsewhere, or have ended`,
+      `Kernel ${details.kernel} of rank ${details.rank} waited ${details.timeoutMs} ms for rank ${details.peer} (${describeChannel(details.channel)}: expected ${details.expected}, seen ${details.seen}); rank ${details.peer} may still compute (raise --timeout), wait elsewhere, or have ended`,
       { details },
     );
+  }
+
+  /** The record, which is empty again then; undefined if no wait has expired. Throws the reason of abort(). */
+  takeExpired(ranks: readonly number[] = []): ExpiredWait | undefined {
+    if (this.#abortedBy !== undefined) throw this.#abortedBy;
+    if (Atomics.load(this.#state, 0) !== trapStates.readable) return undefined;
+    const read = (field: keyof typeof trapRecord.offset): number => this.#record.get(field);
+    const worldRank = (field: 'rank' | 'peer'): number => ranks[read(field)] ?? read(field);
+    const number = read('kernel');
+    const expired = {
+      kernel: Object.entries(trapKernels).find(([, value]) => value === number)?.[0] ?? `kernel ${number}`,
+      rank: worldRank('rank'),
+      peer: worldRank('peer'),
+      channel: read('channel'),
+      expected: read('expected'),
+      seen: read('seen'),
+      timeoutMs: read('timeoutNs') / 1e6,
+      reason: read('reason'),
+    };
+    Atomics.store(this.#state, 0, trapStates.empty);
+    return expired;
   }
 
   [Symbol.dispose](): void {

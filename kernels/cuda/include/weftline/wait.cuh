@@ -104,6 +104,21 @@ __device__ __forceinline__ bool waitForEpoch(const u32* word, u32 expected, cons
   return waitForEpoch(word, expected, &value, scope, whom);
 }
 
+// The same for a counter of 64 bits that is to be at least `threshold`.
+__device__ __forceinline__ bool waitForThreshold(const u64* counter, u64 threshold, const WaitScope& scope,
+                                                 WaitFor whom) {
+  u64 value = loadAcquireSystem(counter);
+  if (value >= threshold) return true;
+  const u64 start = waitStart(scope);
+  for (u32 polls = 1;; ++polls) {
+    value = loadAcquireSystem(counter);
+    if (value >= threshold) return true;
+    if (waitIsOver(scope, polls, start)) break;
+  }
+  recordTrap(scope, whom, threshold, value, expiryReason(scope));
+  return false;
+}
+
 // The same for a word that is to become anything but `empty`; stores what it became in `*value`.
 __device__ __forceinline__ bool waitForChange(const u64* word, u64 empty, u64* value, const WaitScope& scope,
                                               WaitFor whom) {

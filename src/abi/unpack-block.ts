@@ -1,0 +1,59 @@
+// A block of descriptors: where the fragments of a bounce buffer belong, a header first, then one descriptor each.
+import { defineLayout, wordOffsets } from './layout.ts';
+
+/** What a producer may put into one block. */
+export const MAX_BLOCK_DESCRIPTORS = 2048;
+
+/** A pack reads at the destination offset and writes at the source offset: the sides swap their roles. */
+export const fragmentDescriptor = defineLayout(
+  'FragmentDescriptor',
+  {
+    /** In the bounce buffer. */
+    sourceOffset: 'u32',
+    length: 'u32',
+    /** In the destination. */
+    destinationOffset: 'u64',
+  },
+  16,
+);
+
+/** In front of the descriptors, so that a block may be copied only as far as it is filled. */
+export const descriptorBlockHeader = defineLayout('DescriptorBlockHeader', {
+  count: 'u32',
+  /** 1: kernels move several fragments per warp; 0: one at a time. Set in the blocks of a ring alone. */
+  isSmall: 'u32',
+  /** Sum of all lengths. */
+  totalBytes: 'u64',
+  bounce: 'ptr',
+  destination: 'ptr',
+  bounceBytes: 'u64',
+  destinationBytes: 'u64',
+  /** u64 that must have reached the threshold before the block is moved; 0 for none. */
+  readyFlag: 'ptr',
+  readyThreshold: 'u64',
+});
+
+export const blockHeaderWord = wordOffsets(descriptorBlockHeader);
+export const BLOCK_HEADER_WORDS = descriptorBlockHeader.size / 4;
+export const fragmentWord = wordOffsets(fragmentDescriptor);
+export const FRAGMENT_WORDS = fragmentDescriptor.size / 4;
+
+/** What a slot of a launcher's ring holds: long fragments are cut there, so that all warps have work. */
+export const RING_DESCRIPTORS = 2 * MAX_BLOCK_DESCRIPTORS;
+export const RING_SLOT_BYTES = descriptorBlockHeader.size + RING_DESCRIPTORS * fragmentDescriptor.size;
+
+/** What the kernels of kernels/cuda/unpack.cu take: a run of slots of a ring. */
+export const moveFragmentsArguments = defineLayout('MoveFragmentsArguments', {
+  ring: 'ptr',
+  slots: 'u32',
+  /** Of the run, which may go on at the beginning of the ring. */
+  firstSlot: 'u32',
+  blocks: 'u32',
+  /** Descriptors that one warp takes at a time, at most 32; and how many of these groups the largest block has. */
+  groupDescriptors: 'u32',
+  groupsPerBlock: 'u32',
+  /** 1 if a block has a ready flag. */
+  waits: 'u32',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+});

@@ -1,0 +1,177 @@
+// Moves fragments on a GPU by one kernel per launch. Hot path: what a launch needs is made once.
+import {
+  BLOCK_HEADER_WORDS,
+  blockHeaderWord,
+  descriptorBlockHeader,
+  FRAGMENT_WORDS,
+  fragmentDescriptor,
+  type moveFragmentsArguments,
+  RING_DESCRIPTORS,
+  RING_SLOT_BYTES,
+} from '../../abi/unpack-block.ts';
+import { invalidArgument } from '../../core/errors.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
+import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
+import type { HostMemory } from '../../device/cuda/host-memory.ts';
+import { unpackKernels } from '../../device/cuda/kernels/unpack.ts';
+import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
+import { type PollOptions, pollUntil } from '../../device/cuda/poll.ts';
+import { TrapBox } from '../../device/cuda/trap-box.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import { notReadyError } from '../descriptor-errors.ts';
+import type { FragmentEngine, FragmentRun } from '../fragment-engine.ts';
+import type { CheckedConfig } from '../launcher-config.ts';
+import type { Direction } from '../ring-writer.ts';
+
+/** Per multiprocessor: few have more loads under way each, and read descriptors ahead. */
+const WARPS_PER_SM = 16;
+const MAX_GROUP_DESCRIPTORS = 32;
+
+type MovePlan = LaunchPlan<keyof typeof moveFragmentsArguments.offset>;
+
+/** What marks a launch: its end, and with profiling its beginning. */
+interface Marks {
+  readonly begin: CudaEvent | undefined;
+  readonly end: CudaEvent;
+}
+
+export class LaunchedFragments implements FragmentEngine {
+  readonly warps: number;
+  readonly #device: CudaDevice;
+  readonly #config: CheckedConfig;
+  readonly #small: MovePlan;
+  readonly #large: MovePlan;
+  readonly #host: HostMemory;
+  /** Where kernels read the blocks, if they are copied. */
+  readonly #copy: Tensor | undefined;
+  readonly #slots: readonly Uint32Array[];
+  readonly #marks: readonly Marks[];
+  readonly #traps: TrapBox;
+  readonly #stopJudging: () => void;
+
+  /** Compiles the kernels unless they are in a cache. Fails with WL_COMPILE, WL_UNSUPPORTED, WL_MEMORY or WL_CUDA. */
+  static async create(device: CudaDevice, config: CheckedConfig, direction: Direction): Promise<LaunchedFragments> {
+    const kernels = await device.loadKernels(unpackKernels, { WARPS: WARPS_PER_SM });
+    const { unpackSmall, unpackLarge, packSmall, packLarge } = kernels;
+    const shape = { grid: 1, block: 32 * WARPS_PER_SM };
+    const [small, large] = direction === 'unpack' ? [unpackSmall, unpackLarge] : [packSmall, packLarge];
+    return new LaunchedFragments(device, config, small.plan(shape), large.plan(shape));
+  }
+
+  private constructor(device: CudaDevice, config: CheckedConfig, small: MovePlan, large: MovePlan) {
+    const { slots, numSms, memory, profiling, timeoutMs } = config;
+    this.warps = numSms * WARPS_PER_SM;
+    this.#device = device;
+    this.#config = config;
+    this.#small = small;
+    this.#large = large;
+    this.#host = device.allocateHost(slots * RING_SLOT_BYTES);
+    this.#copy = memory === 'copied' ? device.empty('u8', [slots * RING_SLOT_BYTES]) : undefined;
+    const words = BLOCK_HEADER_WORDS + RING_DESCRIPTORS * FRAGMENT_WORDS;
+    const { buffer } = this.#host;
+    this.#slots = Array.from({ length: slots }, (_, slot) => new Uint32Array(buffer, slot * RING_SLOT_BYTES, words));
+    this.#marks = Array.from({ length: slots }, () => ({
+      begin: profiling ? device.createEvent({ timing: true }) : undefined,
+      end: device.createEvent({ timing: profiling }),
+    }));
+    this.#traps = new TrapBox(device.context);
+    this.#stopJudging = device.context.judgeWaits((isDone) => {
+      if (isDone) this.throwIfExpired();
+    });
+    for (const { arguments: set } of [small, large]) {
+      set.set('ring', this.#copy?.address ?? this.#host.deviceAddress);
+      set.set('slots', slots);
+      set.set('trap', this.#traps.address);
+      set.set('timeoutNs', timeoutMs * 1e6);
+    }
+  }
+
+  slotWords(slot: number): Uint32Array {
+    return this.#slots[slot]!;
+  }
+
+  submit(run: Readonly<FragmentRun>, stream: CudaStream = this.#config.stream ?? this.#device.stream): void {
+    const { ticket, firstSlot, blocks, mostDescriptors } = run;
+    if (stream.context !== this.#device.context) {
+      throw invalidArgument(
+        'stream',
+        `a stream of GPU ${stream.context.ordinal}`,
+        `one of GPU ${this.#device.context.ordinal}`,
+      );
+    }
+    const { begin, end } = this.#marks[ticket]!;
+    begin?.record(stream);
+    if (this.#copy !== undefined) this.#copyBlocks(this.#copy, run, stream);
+    const { warps } = this;
+    const group = Math.min(MAX_GROUP_DESCRIPTORS, Math.max(1, Math.ceil((mostDescriptors * blocks) / warps)));
+    const groupsPerBlock = Math.max(1, Math.ceil(mostDescriptors / group));
+    const plan = run.isSmall ? this.#small : this.#large;
+    const set = plan.arguments;
+    set.set('firstSlot', firstSlot);
+    set.set('blocks', blocks);
+    set.set('groupDescriptors', group);
+    set.set('groupsPerBlock', groupsPerBlock);
+    set.set('waits', run.waits ? 1 : 0);
+    plan.setGrid(Math.min(this.#config.numSms, Math.ceil((groupsPerBlock * blocks) / WARPS_PER_SM)));
+    plan.launch(stream);
+    end.record(stream);
+  }
+
+  isDone(ticket: number): boolean {
+    return this.#marks[ticket]!.end.isDone();
+  }
+
+  throwIfExpired(): void {
+    const expired = this.#traps.takeExpired();
+    if (expired === undefined) return;
+    throw notReadyError(expired.channel, expired.seen, expired.expected, expired.timeoutMs);
+  }
+
+  pollUntil(ready: () => boolean, options: PollOptions): Promise<void> {
+    return pollUntil(() => this.#device.context.isGood(ready()), options);
+  }
+
+  microsecondsOf(ticket: number): number {
+    const { begin, end } = this.#marks[ticket]!;
+    return begin === undefined ? 0 : end.millisecondsSince(begin) * 1000;
+  }
+
+  async close(): Promise<void> {
+    this.#stopJudging();
+    const { context } = this.#device;
+    if (context.lost === undefined && !context.disposed) {
+      // Kernels read the ring: it stays until they have ended.
+      const { timeoutMs } = this.#config;
+      const what = 'The work of a launcher that is closed';
+      await pollUntil(() => this.#marks.every(({ end }) => end.isDone()), { timeoutMs: 2 * timeoutMs + 1000, what });
+    }
+    for (const { begin, end } of this.#marks) {
+      begin?.[Symbol.dispose]();
+      end[Symbol.dispose]();
+    }
+    this.#copy?.dispose();
+    this.#traps[Symbol.dispose]();
+    this.#host[Symbol.dispose]();
+  }
+
+  /** Headers and as many descriptors as there are. */
+  #copyBlocks(copy: Tensor, { firstSlot, blocks }: Readonly<FragmentRun>, stream: CudaStream): void {
+    const { context } = this.#device;
+    for (let block = 0; block < blocks; block++) {
+      const slot = (firstSlot + block) % this.#config.slots;
+      const count = this.#slots[slot]![blockHeaderWord.count]!;
+      const bytes = descriptorBlockHeader.size + count * fragmentDescriptor.size;
+      const at = slot * RING_SLOT_BYTES;
+      context.enter();
+      const status = context.driver.cuMemcpyHtoDAsync(
+        copy.address + at,
+        this.#host.hostAddress + at,
+        bytes,
+        stream.handle,
+      );
+      if (status !== 0) context.check('cuMemcpyHtoDAsync', status, `${bytes} bytes of descriptors`);
+    }
+    context.workCount += 1;
+  }
+}

@@ -1,0 +1,126 @@
+// Descriptors of fragments in the layout that producers and launchers share, over memory that is made once.
+import {
+  BLOCK_HEADER_WORDS,
+  blockHeaderWord,
+  descriptorBlockHeader,
+  FRAGMENT_WORDS,
+  fragmentDescriptor,
+  fragmentWord,
+  MAX_BLOCK_DESCRIPTORS,
+} from '../abi/unpack-block.ts';
+import { putWide, wideAt } from '../abi/wide-words.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+
+/** A run of one device's memory: a tensor, or an address and a number of bytes. */
+export interface MemorySpan {
+  readonly address: number;
+  readonly bytes: number;
+}
+
+/** A counter in memory that the device reads: 64 bits, at a multiple of 8. */
+export interface ReadyFlag {
+  readonly address: number;
+  /** The block is moved once the counter has reached this. */
+  readonly threshold: number;
+}
+
+const TWO_32 = 2 ** 32;
+
+/**
+ * Says where up to 2048 fragments of a bounce buffer belong in a destination. Make it once and fill it anew for each chunk;
+ * it may be changed as soon as launch() has returned.
+ */
+export class DescriptorBlock {
+  /** Header and descriptors as they lie in memory. */
+  readonly bytes: Uint8Array;
+  /** The most descriptors that it holds. */
+  readonly capacity: number;
+  /** @internal The same memory. */
+  readonly words: Uint32Array;
+
+  /**
+   * Over memory that another producer fills. Nothing of it is believed: the launcher checks header and descriptors.
+   * @param bytes Header and room for descriptors, at a multiple of 4 in its buffer.
+   */
+  static over(bytes: Uint8Array): DescriptorBlock {
+    return new DescriptorBlock(bytes);
+  }
+
+  /** @param capacity The most descriptors, at most 2048; or the memory of a block. */
+  constructor(capacity: number | Uint8Array = MAX_BLOCK_DESCRIPTORS) {
+    const bytes = typeof capacity === 'number' ? new Uint8Array(bytesOf(capacity)) : capacity;
+    const room = Math.floor((bytes.byteLength - descriptorBlockHeader.size) / fragmentDescriptor.size);
+    if (!(bytes instanceof Uint8Array) || bytes.byteOffset % 4 !== 0 || room < 1) {
+      const least = descriptorBlockHeader.size + fragmentDescriptor.size;
+      throw invalidArgument('bytes', bytes, `at least ${least} bytes at a multiple of 4 in their buffer`);
+    }
+    this.bytes = bytes;
+    this.capacity = Math.min(room, MAX_BLOCK_DESCRIPTORS);
+    this.words = new Uint32Array(bytes.buffer, bytes.byteOffset, BLOCK_HEADER_WORDS + this.capacity * FRAGMENT_WORDS);
+  }
+
+  /** Descriptors that it holds. */
+  get count(): number {
+    return this.words[blockHeaderWord.count]!;
+  }
+
+  /** Sum of their lengths. */
+  get totalBytes(): number {
+    return wideAt(this.words, blockHeaderWord.totalBytes);
+  }
+
+  /** Empties the block and says between which memory it moves. A pack writes the bounce buffer, an unpack reads it. */
+  begin(bounce: MemorySpan, destination: MemorySpan, ready?: ReadyFlag): this {
+    const { words } = this;
+    words[blockHeaderWord.count] = 0;
+    words[blockHeaderWord.isSmall] = 0;
+    putWide(words, blockHeaderWord.totalBytes, 0);
+    putWide(words, blockHeaderWord.bounce, bounce.address);
+    putWide(words, blockHeaderWord.bounceBytes, bounce.bytes);
+    putWide(words, blockHeaderWord.destination, destination.address);
+    putWide(words, blockHeaderWord.destinationBytes, destination.bytes);
+    putWide(words, blockHeaderWord.readyFlag, ready?.address ?? 0);
+    putWide(words, blockHeaderWord.readyThreshold, ready?.threshold ?? 0);
+    return this;
+  }
+
+  /**
+   * Adds a fragment. Ranges are checked by launch(). Fails with WL_CAPACITY if the block is full, and with
+   * WL_INVALID_ARGUMENT for what is no whole number.
+   */
+  add(sourceOffset: number, length: number, destinationOffset: number): this {
+    const { words } = this;
+    const count = words[blockHeaderWord.count]!;
+    if (count >= this.capacity) throw this.#full();
+    if (sourceOffset >>> 0 !== sourceOffset) throw invalidArgument('sourceOffset', sourceOffset, expected32);
+    if (length >>> 0 !== length) throw invalidArgument('length', length, expected32);
+    if (!Number.isSafeInteger(destinationOffset) || destinationOffset < 0) {
+      throw invalidArgument('destinationOffset', destinationOffset, 'a whole number from 0 to 2^53 - 1');
+    }
+    const at = BLOCK_HEADER_WORDS + count * FRAGMENT_WORDS;
+    words[at + fragmentWord.sourceOffset] = sourceOffset;
+    words[at + fragmentWord.length] = length;
+    words[at + fragmentWord.destinationOffset] = destinationOffset;
+    words[at + fragmentWord.destinationOffset + 1] = destinationOffset / TWO_32;
+    words[blockHeaderWord.count] = count + 1;
+    putWide(words, blockHeaderWord.totalBytes, this.totalBytes + length);
+    return this;
+  }
+
+  #full(): WeftlineError {
+    return new WeftlineError(
+      'WL_CAPACITY',
+      `A block of ${this.capacity} descriptors is full: launch it with a second one, which one launch may take too`,
+      { details: { capacity: this.capacity } },
+    );
+  }
+}
+
+const expected32 = 'a whole number from 0 to 2^32 - 1';
+
+function bytesOf(capacity: number): number {
+  if (Number.isInteger(capacity) && capacity >= 1 && capacity <= MAX_BLOCK_DESCRIPTORS) {
+    return descriptorBlockHeader.size + capacity * fragmentDescriptor.size;
+  }
+  throw invalidArgument('capacity', capacity, `a whole number from 1 to ${MAX_BLOCK_DESCRIPTORS}`);
+}

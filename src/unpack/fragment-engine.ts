@@ -1,0 +1,35 @@
+// What a launcher asks of a device: slots to write descriptors into, and work that moves what slots say.
+import type { CudaStream } from '../device/cuda/cuda-stream.ts';
+import type { PollOptions } from '../device/cuda/poll.ts';
+
+/** Slots of one launch, in the order of the ring, and what is known of them. A launcher has one and changes it. */
+export interface FragmentRun {
+  /** Which of the engine's tickets it is: 0 to slots - 1. */
+  ticket: number;
+  firstSlot: number;
+  blocks: number;
+  /** Of the fullest slot. */
+  mostDescriptors: number;
+  /** Several fragments per warp. */
+  isSmall: boolean;
+  /** A block has a ready flag. */
+  waits: boolean;
+}
+
+export interface FragmentEngine {
+  /** Warps that want work: long fragments are cut for them. 0 if they need not be cut. */
+  readonly warps: number;
+  /** Header and descriptors of a slot. */
+  slotWords(slot: number): Uint32Array;
+  /** Begins to move what the slots say, in the order of the stream. Fails with WL_INVALID_ARGUMENT or WL_CUDA. */
+  submit(run: Readonly<FragmentRun>, stream?: CudaStream): void;
+  /** True when the run of the ticket has ended, in whatever way. Fails with WL_CUDA. */
+  isDone(ticket: number): boolean;
+  /** Fails with WL_TIMEOUT if a run that has ended did not find its ready flag. */
+  throwIfExpired(): void;
+  /** Fails with what `ready` throws or with the device's own failure. */
+  pollUntil(ready: () => boolean, options: PollOptions): Promise<void>;
+  /** What the device took for a run that is done; only with profiling. */
+  microsecondsOf(ticket: number): number;
+  close(): Promise<void>;
+}

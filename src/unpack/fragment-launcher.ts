@@ -1,0 +1,186 @@
+// What unpacking and packing share: blocks are checked, taken into a ring of slots and moved, and slots come back in order.
+import { type WaitOptions } from '../core/deadline.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import type { CudaStream } from '../device/cuda/cuda-stream.ts';
+import { DescriptorBlock } from './descriptor-block.ts';
+import type { FragmentEngine, FragmentRun } from './fragment-engine.ts';
+import type { CheckedConfig } from './launcher-config.ts';
+import { LaunchProfile, type LaunchTimes } from './launch-profile.ts';
+import { type Direction, RingWriter } from './ring-writer.ts';
+
+/** Of one launch. */
+export interface FragmentLaunchOptions {
+  /** Instead of the stream of the configuration; of the launcher's own device. */
+  readonly stream?: CudaStream;
+}
+
+/** Fragments of this length on average and shorter are moved several per warp. */
+const SMALL_BYTES = 1024;
+
+/** The base of UnpackLauncher and PackLauncher. Not to be shared between threads. */
+export abstract class FragmentLauncher implements AsyncDisposable {
+  readonly #engine: FragmentEngine;
+  readonly #config: CheckedConfig;
+  readonly #writer: RingWriter;
+  readonly #profile: LaunchProfile | undefined;
+  readonly #single: DescriptorBlock[] = [];
+  readonly #run: FragmentRun = {
+    ticket: 0,
+    firstSlot: 0,
+    blocks: 0,
+    mostDescriptors: 0,
+    isSmall: false,
+    waits: false,
+  };
+  readonly #slotAt: (block: number) => Uint32Array;
+  /** By the engine's ticket: the slot behind the launch, counted since the beginning. */
+  readonly #endSlots: Float64Array;
+  /** Counted since the beginning: launches begun and over, slots taken and free again. */
+  #launched = 0;
+  #finished = 0;
+  #taken = 0;
+  #freed = 0;
+  #isClosed = false;
+
+  /** @internal Use UnpackLauncher.create() or PackLauncher.create(). */
+  constructor(engine: FragmentEngine, config: CheckedConfig, direction: Direction) {
+    this.#engine = engine;
+    this.#config = config;
+    this.#writer = new RingWriter(direction, config.slots);
+    this.#profile = config.profiling ? new LaunchProfile() : undefined;
+    this.#endSlots = new Float64Array(config.slots);
+    this.#slotAt = (block) => engine.slotWords((this.#taken + block) % config.slots);
+  }
+
+  /**
+   * Begins to move one block or several of them by one launch, and returns a number for isDone() and wait(). The blocks may be
+   * changed when it returns. Work that is enqueued on the same stream later finds the fragments in their places. Fails,
+   * before anything is moved, with WL_INVALID_ARGUMENT that names the descriptor if one lies outside of its memory, if two
+   * are written to the same bytes or if the sum is wrong, and with WL_BUSY if the ring has no room.
+   */
+  launch(blocks: DescriptorBlock | readonly DescriptorBlock[], options?: FragmentLaunchOptions): number {
+    const list = this.#listOf(blocks);
+    this.#requireRoom(list.length);
+    const writer = this.#writer;
+    const engine = this.#engine;
+    const begin = this.#profile === undefined ? 0 : performance.now();
+    writer.take(list, this.#slotAt);
+    const { smallKernel, slots } = this.#config;
+    const isSmall = smallKernel === 'auto' ? writer.totalBytes <= SMALL_BYTES * writer.fragments : smallKernel;
+    if (engine.warps > 0) writer.divide(list.length, engine.warps, isSmall, this.#slotAt);
+    const checked = this.#profile === undefined ? 0 : performance.now();
+    const run = this.#run;
+    run.ticket = this.#launched % slots;
+    run.firstSlot = this.#taken % slots;
+    run.blocks = list.length;
+    run.mostDescriptors = writer.mostDescriptors;
+    run.isSmall = isSmall;
+    run.waits = writer.waits;
+    engine.submit(run, options?.stream);
+    this.#taken += list.length;
+    this.#endSlots[run.ticket] = this.#taken;
+    this.#profile?.add(writer, { blocks: list.length, begin, checked });
+    this.#launched += 1;
+    return this.#launched;
+  }
+
+  /** The same, and resolves when the fragments are in their places. Fails as launch() and wait() do. */
+  async launchSync(
+    blocks: DescriptorBlock | readonly DescriptorBlock[],
+    options: FragmentLaunchOptions & WaitOptions = {},
+  ): Promise<void> {
+    await this.wait(this.launch(blocks, options), options);
+  }
+
+  /** True when the launch of this number, and all before it, are done. Does not wait. Fails as wait() does. */
+  isDone(launch: number): boolean {
+    if (launch > this.#finished) this.#reclaim();
+    return launch <= this.#finished;
+  }
+
+  /**
+   * Resolves when the launch of this number is done; that of all so far by default. Fails with WL_TIMEOUT, also when a block
+   * was not ready in time, with the signal's reason, or with WL_CUDA.
+   */
+  async wait(launch: number = this.#launched, options: WaitOptions = {}): Promise<void> {
+    if (!(launch <= this.#launched))
+      throw invalidArgument('launch', launch, `at most ${this.#launched}, the launches so far`);
+    await this.#until(() => this.isDone(launch), `Launch ${launch}`, options);
+  }
+
+  /** Blocks for which the ring has room now. */
+  get room(): number {
+    const { slots } = this.#config;
+    if (this.#taken - this.#freed > 0) this.#reclaim();
+    return slots - (this.#taken - this.#freed);
+  }
+
+  /** Resolves when the ring has room for so many blocks. Fails as wait() does. */
+  async whenRoom(blocks = 1, options: WaitOptions = {}): Promise<void> {
+    this.#checkCount(blocks);
+    await this.#until(() => this.room >= blocks, `Room for ${blocks} blocks`, options);
+  }
+
+  /** What was measured since the launcher was made. Fails with WL_INVALID_ARGUMENT without the option `profiling`. */
+  profile(): LaunchTimes {
+    if (this.#profile === undefined)
+      throw invalidArgument('profiling', false, 'true in the configuration of the launcher');
+    this.#reclaim();
+    return this.#profile.times();
+  }
+
+  /** Waits for what is under way, then gives back all that was made. Idempotent. */
+  async close(): Promise<void> {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    await this.#engine.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  #listOf(blocks: DescriptorBlock | readonly DescriptorBlock[]): readonly DescriptorBlock[] {
+    if (!(blocks instanceof DescriptorBlock)) return blocks;
+    this.#single[0] = blocks;
+    return this.#single;
+  }
+
+  #requireRoom(blocks: number): void {
+    if (this.#isClosed) throw new WeftlineError('WL_CLOSED', 'Cannot launch: the launcher was closed');
+    this.#checkCount(blocks);
+    const { slots } = this.#config;
+    if (slots - (this.#taken - this.#freed) >= blocks) return;
+    const { room } = this;
+    if (room >= blocks) return;
+    throw new WeftlineError(
+      'WL_BUSY',
+      `The ring has room for ${room} of ${blocks} blocks, as ${slots - room} are under way: await whenRoom(), or make a launcher with more slots`,
+      { details: { room, blocks, slots } },
+    );
+  }
+
+  #checkCount(blocks: number): void {
+    const { slots } = this.#config;
+    if (Number.isInteger(blocks) && blocks >= 1 && blocks <= slots) return;
+    throw invalidArgument('blocks of a launch', blocks, `1 to ${slots}, the slots of the launcher's ring`);
+  }
+
+  /** Slots come back in the order of launches, also where those went to several streams. */
+  #reclaim(): void {
+    const { slots } = this.#config;
+    while (this.#finished < this.#launched) {
+      const ticket = this.#finished % slots;
+      if (!this.#engine.isDone(ticket)) break;
+      if (this.#profile !== undefined) this.#profile.deviceMicroseconds += this.#engine.microsecondsOf(ticket);
+      this.#freed = this.#endSlots[ticket]!;
+      this.#finished += 1;
+    }
+    this.#engine.throwIfExpired();
+  }
+
+  #until(ready: () => boolean, what: string, options: WaitOptions): Promise<void> {
+    const { timeoutMs = this.#config.timeoutMs, signal } = options;
+    return this.#engine.pollUntil(ready, { timeoutMs, signal, what });
+  }
+}

@@ -1,0 +1,90 @@
+// The configuration of a launcher: names, defaults and ranges.
+import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { checkTimeout } from '../core/deadline.ts';
+import { invalidArgument } from '../core/errors.ts';
+import type { CudaStream } from '../device/cuda/cuda-stream.ts';
+import { readSettings } from '../settings/settings.ts';
+
+/** Where a launcher keeps the descriptors that kernels read. */
+export interface DescriptorPool {
+  /** Blocks that may be under way at a time; 16 by default. */
+  readonly slots?: number;
+  /**
+   * `mapped`: kernels read pinned memory of the host; `copied`: each launch first copies its blocks into device memory.
+   * `mapped` by default.
+   */
+  readonly memory?: 'mapped' | 'copied';
+}
+
+/** How a launcher works. What concerns kernels is ignored on the CPU device, where a launch is done when it returns. */
+export interface LauncherConfig {
+  /** Where launches go that are not told otherwise; the stream of the device by default. */
+  readonly stream?: CudaStream;
+  /** Measure each launch, for profile(); false by default, as it costs two timed events per launch. */
+  readonly profiling?: boolean;
+  /**
+   * The kernel that moves several fragments per warp at a time. `auto`, the default, takes it where fragments have 1 KiB or
+   * less on average.
+   */
+  readonly smallKernel?: boolean | 'auto';
+  readonly pool?: DescriptorPool;
+  /** Thread blocks of a launch, each of which takes a multiprocessor; 16 by default, at most all of the GPU. */
+  readonly numSms?: number;
+  /** How long kernels wait for ready flags, and wait() for launches; the setting `timeoutMs` by default. */
+  readonly timeoutMs?: number;
+}
+
+const configNames: OptionNames<LauncherConfig> = {
+  stream: true,
+  profiling: true,
+  smallKernel: true,
+  pool: true,
+  numSms: true,
+  timeoutMs: true,
+};
+const poolNames: OptionNames<DescriptorPool> = { slots: true, memory: true };
+
+const DEFAULT_SLOTS = 16;
+const MAX_SLOTS = 1024;
+const DEFAULT_SMS = 16;
+
+/** The same with every default. */
+export interface CheckedConfig {
+  readonly stream: CudaStream | undefined;
+  readonly profiling: boolean;
+  readonly smallKernel: boolean | 'auto';
+  readonly slots: number;
+  readonly memory: 'mapped' | 'copied';
+  readonly numSms: number;
+  readonly timeoutMs: number;
+}
+
+/** Fails with WL_INVALID_ARGUMENT. */
+export function checkConfig(config: LauncherConfig, multiprocessors: number): CheckedConfig {
+  checkOptions(config, configNames, 'configuration of a launcher');
+  const { smallKernel = 'auto', profiling = false } = config;
+  if (typeof profiling !== 'boolean') throw invalidArgument('profiling', profiling, 'true or false');
+  if (smallKernel !== 'auto' && typeof smallKernel !== 'boolean') {
+    throw invalidArgument('smallKernel', smallKernel, 'true, false or auto');
+  }
+  const numSms = config.numSms ?? Math.min(DEFAULT_SMS, multiprocessors);
+  if (!(Number.isInteger(numSms) && numSms >= 1 && numSms <= multiprocessors)) {
+    throw invalidArgument(
+      'numSms',
+      numSms,
+      `a whole number from 1 to ${multiprocessors}, the multiprocessors of this GPU`,
+    );
+  }
+  const timeoutMs = checkTimeout(config.timeoutMs ?? readSettings().timeoutMs);
+  return { stream: config.stream, profiling, smallKernel, ...checkPool(config.pool ?? {}), numSms, timeoutMs };
+}
+
+function checkPool(pool: DescriptorPool): Required<DescriptorPool> {
+  checkOptions(pool, poolNames, 'pool of a launcher');
+  const { slots = DEFAULT_SLOTS, memory = 'mapped' } = pool;
+  if (!(Number.isInteger(slots) && slots >= 1 && slots <= MAX_SLOTS)) {
+    throw invalidArgument('pool.slots', slots, `a whole number from 1 to ${MAX_SLOTS}`);
+  }
+  if (memory !== 'mapped' && memory !== 'copied') throw invalidArgument('pool.memory', memory, 'mapped or copied');
+  return { slots, memory };
+}

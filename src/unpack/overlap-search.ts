@@ -1,0 +1,115 @@
+// Finds two ranges that overlap among those of one launch. Ranges that come in order cost one comparison each.
+import { MAX_BLOCK_DESCRIPTORS } from '../abi/unpack-block.ts';
+import type { Overlap } from './descriptor-errors.ts';
+
+const TWO_32 = 2 ** 32;
+/** Digits that are sorted by, the lowest first. */
+const DIGIT_BITS = 11;
+const DIGITS = 1 << DIGIT_BITS;
+
+export class OverlapSearch {
+  readonly #starts: Float64Array;
+  readonly #lengths: Uint32Array;
+  /** Block and descriptor in one number. */
+  readonly #names: Uint32Array;
+  readonly #low: Uint32Array;
+  readonly #high: Uint32Array;
+  #order: Uint32Array;
+  #spare: Uint32Array;
+  readonly #ends = new Uint32Array(DIGITS);
+  #count = 0;
+  #isOrdered = true;
+  /** Where the range that was added last ends. */
+  #end = 0;
+  #least = Infinity;
+  #most = 0;
+
+  constructor(blocks: number) {
+    const room = blocks * MAX_BLOCK_DESCRIPTORS;
+    this.#starts = new Float64Array(room);
+    this.#lengths = new Uint32Array(room);
+    this.#names = new Uint32Array(room);
+    this.#low = new Uint32Array(room);
+    this.#high = new Uint32Array(room);
+    this.#order = new Uint32Array(room);
+    this.#spare = new Uint32Array(room);
+  }
+
+  clear(): void {
+    this.#count = 0;
+    this.#isOrdered = true;
+    this.#end = 0;
+    this.#least = Infinity;
+    this.#most = 0;
+  }
+
+  /** `length` is not 0. */
+  add(start: number, length: number, block: number, descriptor: number): void {
+    const index = this.#count++;
+    this.#starts[index] = start;
+    this.#lengths[index] = length;
+    this.#names[index] = block * MAX_BLOCK_DESCRIPTORS + descriptor;
+    if (start < this.#end) this.#isOrdered = false;
+    this.#end = start + length;
+    if (start < this.#least) this.#least = start;
+    if (start > this.#most) this.#most = start;
+  }
+
+  /** The lowest bytes that two ranges share, if there are any. */
+  find(): Overlap | undefined {
+    if (this.#isOrdered) return undefined;
+    this.#sort();
+    const order = this.#order;
+    for (let index = 1; index < this.#count; index++) {
+      const before = order[index - 1]!;
+      const range = order[index]!;
+      if (this.#starts[before]! + this.#lengths[before]! > this.#starts[range]!) return this.#describe(before, range);
+    }
+    return undefined;
+  }
+
+  /** By start; a sort by digits needs no comparisons and allocates nothing. */
+  #sort(): void {
+    const count = this.#count;
+    for (let index = 0; index < count; index++) {
+      const distance = this.#starts[index]! - this.#least;
+      this.#low[index] = distance;
+      this.#high[index] = distance / TWO_32;
+      this.#order[index] = index;
+    }
+    const most = this.#most - this.#least;
+    this.#sortBy(this.#low, Math.min(most, TWO_32 - 1));
+    this.#sortBy(this.#high, Math.floor(most / TWO_32));
+  }
+
+  #sortBy(keys: Uint32Array, most: number): void {
+    const ends = this.#ends;
+    const count = this.#count;
+    for (let shift = 0; most / 2 ** shift >= 1; shift += DIGIT_BITS) {
+      const order = this.#order;
+      const sorted = this.#spare;
+      ends.fill(0);
+      for (let index = 0; index < count; index++) ends[(keys[index]! >>> shift) & (DIGITS - 1)]! += 1;
+      for (let digit = 1; digit < DIGITS; digit++) ends[digit]! += ends[digit - 1]!;
+      for (let index = count - 1; index >= 0; index--) {
+        const range = order[index]!;
+        sorted[(ends[(keys[range]! >>> shift) & (DIGITS - 1)]! -= 1)] = range;
+      }
+      this.#order = sorted;
+      this.#spare = order;
+    }
+  }
+
+  /** The descriptor that came later is the one to blame. */
+  #describe(one: number, other: number): Overlap {
+    const [first, second] = [Math.min(one, other), Math.max(one, other)];
+    const [name, otherName] = [this.#names[second]!, this.#names[first]!];
+    return {
+      block: Math.floor(name / MAX_BLOCK_DESCRIPTORS),
+      descriptor: name % MAX_BLOCK_DESCRIPTORS,
+      otherBlock: Math.floor(otherName / MAX_BLOCK_DESCRIPTORS),
+      otherDescriptor: otherName % MAX_BLOCK_DESCRIPTORS,
+      address: Math.max(this.#starts[first]!, this.#starts[second]!),
+    };
+  }
+}

@@ -1,0 +1,162 @@
+// What a launcher writes into its ring, and what it finds wrong.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import {
+  BLOCK_HEADER_WORDS,
+  blockHeaderWord,
+  FRAGMENT_WORDS,
+  fragmentWord,
+  RING_DESCRIPTORS,
+  RING_SLOT_BYTES,
+} from '#lib/abi/unpack-block.js';
+import { wideAt } from '#lib/abi/wide-words.js';
+import { seededRandom } from '#lib/core/seeded-random.js';
+import { OverlapSearch } from '#lib/unpack/overlap-search.js';
+import { RingWriter } from '#lib/unpack/ring-writer.js';
+import { DescriptorBlock } from 'weftline/unpack';
+import { blocksOf, type FragmentOf, randomList } from '../../support/fragment-lists.js';
+import { seed } from '../../support/seed.js';
+
+const bounce = { address: 1 << 20, bytes: 2 ** 31 };
+const destination = { address: 2 ** 40, bytes: 2 ** 45 };
+
+function written(slot: Uint32Array): FragmentOf[] {
+  return Array.from({ length: slot[blockHeaderWord.count]! }, (_, index) => {
+    const at = BLOCK_HEADER_WORDS + index * FRAGMENT_WORDS;
+    return {
+      sourceOffset: slot[at + fragmentWord.sourceOffset]!,
+      length: slot[at + fragmentWord.length]!,
+      destinationOffset: wideAt(slot, at + fragmentWord.destinationOffset),
+    };
+  });
+}
+
+function takeAndDivide(
+  blocks: readonly DescriptorBlock[],
+  warps: number,
+): { slots: Uint32Array[]; writer: RingWriter } {
+  const writer = new RingWriter('unpack', blocks.length);
+  const slots = blocks.map(() => new Uint32Array(RING_SLOT_BYTES / 4));
+  writer.take(blocks, (block) => slots[block]!);
+  writer.divide(blocks.length, warps, false, (block) => slots[block]!);
+  return { slots, writer };
+}
+
+/** Neighbouring pieces joined again. */
+function joined(pieces: readonly FragmentOf[]): FragmentOf[] {
+  const whole: FragmentOf[] = [];
+  for (const piece of pieces) {
+    const last = whole.at(-1);
+    const follows =
+      last !== undefined &&
+      last.sourceOffset + last.length === piece.sourceOffset &&
+      last.destinationOffset + last.length === piece.destinationOffset;
+    if (follows) whole[whole.length - 1] = { ...last, length: last.length + piece.length };
+    else whole.push(piece);
+  }
+  return whole;
+}
+
+test('fragments are cut for the warps, and their pieces are the fragments', () => {
+  for (const [round, warps] of [1, 64, 512, 4224].entries()) {
+    const list = randomList(seed + round, {
+      count: 200,
+      length: (random) => Math.floor(random() ** 6 * 2e6),
+      gap: 100,
+    });
+    const { slots, writer } = takeAndDivide(blocksOf(list, bounce, destination), warps);
+    const pieces = written(slots[0]!);
+    // Two fragments that happen to be neighbours on both sides are joined by the test on both hands.
+    assert.deepEqual(joined(pieces), joined(list.fragments.filter(({ length }) => length > 0)));
+    assert.equal(writer.mostDescriptors, pieces.length);
+    assert.equal(
+      writer.totalBytes,
+      list.fragments.reduce((sum, { length }) => sum + length, 0),
+    );
+    const longest = Math.max(...pieces.map(({ length }) => length));
+    assert.ok(longest <= 1 << Math.ceil(Math.log2(Math.max(4096, writer.totalBytes / 2048))), String(longest));
+  }
+});
+
+test('a block of very long fragments fits into its slot, cut as far as there is room', () => {
+  for (const [count, length] of [
+    [2048, 2_000_003],
+    [1500, 2_800_003],
+    [3, 1_400_000_000],
+  ] as const) {
+    const block = new DescriptorBlock().begin({ address: 0, bytes: 2 ** 33 }, destination);
+    for (let index = 0; index < count; index++) block.add(index * length, length, length * (count - index));
+    const pieces = written(takeAndDivide([block], 512).slots[0]!);
+    assert.ok(pieces.length >= count && pieces.length <= RING_DESCRIPTORS, String(pieces.length));
+    assert.equal(
+      pieces.reduce((sum, piece) => sum + piece.length, 0),
+      count * length,
+    );
+  }
+});
+
+test('few long fragments are cut shorter than many', () => {
+  const few = new DescriptorBlock().begin(bounce, destination).add(0, 1 << 19, 0);
+  assert.equal(written(takeAndDivide([few], 512).slots[0]!).length, 512);
+  const many = new DescriptorBlock().begin(bounce, destination).add(0, 1 << 23, 0);
+  assert.equal(written(takeAndDivide([many], 512).slots[0]!).length, 2048);
+});
+
+test('an overlap is found among random ranges if and only if there is one', () => {
+  const random = seededRandom(seed);
+  const search = new OverlapSearch(1);
+  for (let round = 0; round < 300; round++) {
+    const span = 2 ** (6 + Math.floor(random() * 44));
+    const ranges = Array.from({ length: 1 + Math.floor(random() * 30) }, () => ({
+      start: Math.floor(random() * span),
+      length: 1 + Math.floor(random() * Math.min(span / 20, 2 ** 31)),
+    }));
+    search.clear();
+    for (const [index, { start, length }] of ranges.entries()) search.add(start, length, 0, index);
+    const expected = ranges.some((one, index) =>
+      ranges
+        .slice(0, index)
+        .some((other) => one.start < other.start + other.length && other.start < one.start + one.length),
+    );
+    const found = search.find();
+    assert.equal(found !== undefined, expected, JSON.stringify(ranges));
+    if (found === undefined) continue;
+    const [one, other] = [ranges[found.descriptor]!, ranges[found.otherDescriptor]!];
+    assert.ok(one.start < other.start + other.length && other.start < one.start + one.length);
+    assert.ok(found.otherDescriptor < found.descriptor);
+    assert.equal(found.address, Math.max(one.start, other.start));
+  }
+});
+
+test('what a producer changes after the check has no effect', () => {
+  const block = new DescriptorBlock(4).begin(bounce, destination).add(0, 100, 0);
+  const writer = new RingWriter('unpack', 1);
+  const slot = new Uint32Array(RING_SLOT_BYTES / 4);
+  writer.take([block], () => slot);
+  block.bytes.fill(0xff);
+  assert.deepEqual(written(slot), [{ sourceOffset: 0, length: 100, destinationOffset: 0 }]);
+});
+
+test('a block over memory of another producer is read as it lies there', () => {
+  const made = new DescriptorBlock(4).begin(bounce, destination).add(7, 100, 2 ** 40 + 1);
+  const over = DescriptorBlock.over(made.bytes);
+  assert.deepEqual([over.count, over.totalBytes, over.capacity], [1, 100, 4]);
+  assert.throws(() => DescriptorBlock.over(new Uint8Array(64)), { code: 'WL_INVALID_ARGUMENT' });
+  assert.throws(() => new DescriptorBlock(2049), { code: 'WL_INVALID_ARGUMENT' });
+});
+
+test('a full block says so, and offsets are whole numbers', () => {
+  const block = new DescriptorBlock(1).begin(bounce, destination).add(0, 1, 0);
+  assert.throws(() => block.add(1, 1, 1), { code: 'WL_CAPACITY' });
+  block.begin(bounce, destination);
+  for (const [source, length, place] of [
+    [-1, 1, 0],
+    [2 ** 32, 1, 0],
+    [0, 1.5, 0],
+    [0, 1, -1],
+    [0, 1, 2 ** 53],
+    [Number.NaN, 1, 0],
+  ] as const) {
+    assert.throws(() => block.add(source, length, place), { code: 'WL_INVALID_ARGUMENT' });
+  }
+});
