@@ -12,12 +12,14 @@ interface Goal extends Partial<Omit<PatternOptions, 'topology'>> {
   readonly pattern: PatternName;
   readonly network: TopologyName;
   readonly hosts: number;
+  readonly rails?: number;
   readonly link?: Partial<LinkOptions>;
 }
 
-function optionsOf({ network, hosts, link = {}, ...more }: Goal): PatternOptions {
+function optionsOf({ network, hosts, rails = 1, link = {}, ...more }: Goal): PatternOptions {
   const paths = more.paths ?? 8;
-  const topology = { name: network, hosts, paths, seed: 1, gigabitsPerSecond: 100, link: { delay: 1, ...link } };
+
+  const topology = { name: network, hosts, paths, rails, seed: 1, gigabitsPerSecond: 100, link: { delay: 1, ...link } };
   return {
     topology: patternTopology(topology),
     hostGigabitsPerSecond: 100,
@@ -31,7 +33,7 @@ function optionsOf({ network, hosts, link = {}, ...more }: Goal): PatternOptions
     load: 1,
     pollDelay: 2,
     nic: { burstSegments: 16, sendBufferBytes: 262_144, carryPayload: false, join: false },
-    settings: usualSettings(100),
+    settings: usualSettings(100, rails),
     until: 10_000_000,
     ...more,
   };

@@ -9,8 +9,9 @@ import { leafSpine } from '#lib/programs/sim/leaf-spine.js';
 import { defaultLink, type LinkOptions } from '#lib/programs/sim/link.js';
 import { Network } from '#lib/programs/sim/network.js';
 import { MARK_CORRUPT, MARK_ECN, PacketPool } from '#lib/programs/sim/packet-pool.js';
-import { rails } from '#lib/programs/sim/rails.js';
-import { ecmpHash, routeOf, type NetworkTopology } from '#lib/programs/sim/topology.js';
+import { changeRail, hostLinks, railLinks, separateRails, sharedRails } from '#lib/programs/sim/rails.js';
+import { star as starNetwork } from '#lib/programs/sim/star.js';
+import { ecmpHash, routeOf, SHARED, type NetworkTopology } from '#lib/programs/sim/topology.js';
 
 test('events come by time, and in order of insertion where times are equal', () => {
   fc.assert(
@@ -47,7 +48,7 @@ function start(topology: NetworkTopology, seed = 1) {
   const packets = new PacketPool(2000, 2);
   const network = new Network({ topology, events, packets, random: seededRandom(seed), arrivalKind: 0 });
   const send = (source: number, destination: number, now: number): number => {
-    const packet = packets.take();
+    const packet = packets.take(1000);
     packets.sources[packet] = source;
     packets.destinations[packet] = destination;
     packets.paths[packet] = 0;
@@ -77,7 +78,7 @@ function near(value: number, expected: number): void {
 }
 
 const star = (link: Partial<LinkOptions> = {}, hosts = 3): NetworkTopology =>
-  rails({ hosts, rails: 1, link: { ...defaultLink, gigabitsPerSecond: 8, ...link } });
+  starNetwork({ hosts, link: { ...defaultLink, gigabitsPerSecond: 8, ...link } });
 
 test('a packet takes its time on each link, and waits behind others', () => {
   const { send, run } = start(star());
@@ -156,7 +157,9 @@ function sendSome(seed: number): unknown {
 
 const topologies: readonly NetworkTopology[] = [
   star(),
-  rails({ hosts: 5, rails: 4, link: defaultLink }),
+  separateRails(starNetwork({ hosts: 5, link: defaultLink }), 4),
+  separateRails(fatTree({ ports: 4, link: defaultLink, fabric: defaultLink, ecmp: 1 }), 2),
+  sharedRails(leafSpine({ leaves: 4, hostsPerLeaf: 6, spines: 6, link: defaultLink, fabric: defaultLink, ecmp: 4 }), 3),
   leafSpine({ leaves: 4, hostsPerLeaf: 3, spines: 5, link: defaultLink, fabric: defaultLink, ecmp: 9 }),
   leafSpine({ leaves: 2, hostsPerLeaf: 1, spines: 8, link: defaultLink, fabric: defaultLink, ecmp: 'path' }),
   fatTree({ ports: 4, link: defaultLink, fabric: defaultLink, ecmp: 1 }),
@@ -183,6 +186,38 @@ for (const topology of topologies) {
     assert.equal(seen.size, topology.links.length);
   });
 }
+
+for (const topology of topologies) {
+  test(`on ${topology.name} a path keeps to its rail, and each host has links of its own on it`, () => {
+    const owners = new Map<number, string>();
+    for (let source = 0; source < topology.hosts; source += 1) {
+      for (let rail = 0; rail < topology.rails; rail += 1) {
+        for (const link of hostLinks(topology, source, rail)) {
+          assert.equal(topology.railOf(link), rail);
+          assert.ok(!owners.has(link), `link ${link} of ${owners.get(link)}`);
+          owners.set(link, `host ${source}, rail ${rail}`);
+        }
+      }
+      for (let path = 0; path < 16; path += 1) {
+        const rail = path % topology.rails;
+        const destination = (source + 1 + path) % topology.hosts;
+        if (destination === source) continue;
+        const route = routeOf(topology, source, destination, path);
+        assert.equal(route[0], hostLinks(topology, source, rail)[0]);
+        assert.equal(route.at(-1), hostLinks(topology, destination, rail)[1]);
+        for (const link of route) assert.ok([rail, SHARED].includes(topology.railOf(link)));
+      }
+    }
+  });
+}
+
+test('what changes on one rail leaves the others as they are', () => {
+  const network = separateRails(starNetwork({ hosts: 3, link: defaultLink }), 3);
+  const lossy = changeRail(network, 1, { loss: 0.5 });
+  const changed = lossy.links.flatMap(({ loss }, link) => (loss > 0 ? [link] : []));
+  assert.deepEqual(changed, railLinks(network, 1));
+  assert.deepEqual(changed, [6, 7, 8, 9, 10, 11]);
+});
 
 test('a fat tree gives a pair in different pods as many routes as there are core switches', () => {
   const tree = fatTree({ ports: 8, link: defaultLink, fabric: defaultLink, ecmp: 5 });

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { leafSpine } from '#lib/programs/sim/leaf-spine.js';
 import { defaultLink } from '#lib/programs/sim/link.js';
-import { rails } from '#lib/programs/sim/rails.js';
+import { star } from '#lib/programs/sim/star.js';
 import type { MessageOperation, ScenarioOperation, Scenario } from '#lib/programs/sim/scenario.js';
 import { runScenario } from '#lib/programs/sim/scenario-run.js';
 import { type SimulatedHost, Simulation } from '#lib/programs/sim/simulation.js';
@@ -17,7 +17,7 @@ const place = { connection: 0, from: 0, flow: 0, at: 0 } as const;
 function check(changes: Partial<Scenario> & { readonly operations: readonly ScenarioOperation[] }): void {
   const { problems } = runScenario({
     seed: 1,
-    topology: rails({ hosts: 2, rails: 1, link }),
+    topology: star({ hosts: 2, link }),
     paths: 1,
     segmentBytes: 1024,
     nic: { burstSegments: 4, sendBufferBytes: 100_000, carryPayload: true, join: false },
@@ -43,7 +43,7 @@ test('a signal that overtakes a lost write is done when it is added, and a flush
     operations.push({ ...place, kind: 'write', bytes: 5000, badKey: false }, { ...place, kind: 'signal', add: 3 });
     if (index % 5 === 4) operations.push({ ...place, kind: 'flush' });
   }
-  check({ topology: rails({ hosts: 2, rails: 1, link: { ...link, loss: 0.05 } }), operations });
+  check({ topology: star({ hosts: 2, link: { ...link, loss: 0.05 } }), operations });
 });
 
 test('a send that is too large for a receive that waits fails at both ends, after its call has returned', () => {
@@ -64,7 +64,7 @@ test('messages beyond what an engine may admit end, though later ones were grant
   for (let seed = 1; seed <= 20; seed += 1) {
     check({
       seed,
-      topology: rails({ hosts: 2, rails: 1, link: { ...link, loss: 0.02, reorder: 0.3, jitter: 30 } }),
+      topology: star({ hosts: 2, link: { ...link, loss: 0.02, reorder: 0.3, jitter: 30 } }),
       settings: { transportCtsBytes: 20_000, transportCtsChunkBytes: 8000 },
       operations: [message(0, 30_000), message(0, 60_000), message(0, 9000), message(1, 40_000), message(0, 25_000)],
     });
@@ -108,7 +108,7 @@ test('a peer that dies while segments of a request that has failed are under way
 test('what a dead sender was granted does not keep others waiting until it is given up', () => {
   const simulation = new Simulation({
     seed: 1,
-    topology: rails({ hosts: 3, rails: 1, link }),
+    topology: star({ hosts: 3, link }),
     segmentBytes: 1024,
     nic: { burstSegments: 4, sendBufferBytes: 100_000, carryPayload: true, join: false },
     pollDelay: 1,

@@ -1,5 +1,6 @@
 // weftline sim: the transport on simulated networks, with traffic patterns or random scenarios, the same for the same seed.
 import { type Command, Option } from 'commander';
+import { invalidArgument } from '../../core/errors.ts';
 import { type SimDescription, simReport } from '../report/sim-report.ts';
 import { type Settings, type SettingName, readSettings, settingsTable } from '../../settings/settings.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
@@ -7,6 +8,7 @@ import { type LinkFault, type PatternOptions, runPattern } from '../sim/pattern-
 import { patternTopology, type TopologyName, topologyNames, usualTopology } from '../sim/pattern-topology.ts';
 import { makeScenario } from '../sim/scenario.ts';
 import { runScenario } from '../sim/scenario-run.ts';
+import { changeRail } from '../sim/rails.ts';
 import { pathLinks } from '../sim/topology.ts';
 import { type PatternName, patternNames } from '../sim/traffic.ts';
 import { usualSettings } from '../sim/usual-settings.ts';
@@ -29,6 +31,7 @@ interface PatternFlags extends OutputFlags {
   readonly nreq: number;
   readonly msize: number;
   readonly paths: number;
+  readonly rails: number;
   readonly congestion?: Settings['transportCongestion'];
   /** Another name of `congestion`. */
   readonly cc?: Settings['transportCongestion'];
@@ -45,7 +48,9 @@ interface PatternFlags extends OutputFlags {
   readonly segment: number;
   readonly burst: number;
   readonly poll: number;
+  readonly lossRail?: number;
   readonly failPath?: number;
+  readonly failRail?: number;
   readonly failAt: number;
   readonly recoverAt?: number;
   readonly sample?: number;
@@ -60,8 +65,9 @@ const patternSentences: Readonly<Record<PatternName, string>> = {
   pair: 'one host sends to another over several paths',
   incast: 'all hosts send to one',
   permutation: 'every host sends to one other, every host receives from one other',
+  'all-to-all': 'every host sends to every other one',
 };
-const usualHosts: Readonly<Record<PatternName, number>> = { pair: 2, incast: 17, permutation: 128 };
+const usualHosts: Readonly<Record<PatternName, number>> = { pair: 2, incast: 17, permutation: 128, 'all-to-all': 16 };
 
 /** The protocol's settings, but for the congestion control, which has another default and a second name here. */
 const protocolSettings = (Object.keys(protocolSettingsTable) as SettingName[]).filter(
@@ -74,7 +80,8 @@ function addPattern(sim: Command, pattern: PatternName): void {
     .description(patternSentences[pattern])
     .option('--hosts <n>', 'hosts', integerArgument(2, 1024), usualHosts[pattern])
     .addOption(new Option('--topology <name>', `network (default: ${usualTopology[pattern]})`).choices(topologyNames))
-    .option('--nflow <n>', 'flows of each sender', count, 1)
+    .option('--rails <n>', 'network cards of each host, which share its rate', integerArgument(1, 16), 1)
+    .option('--nflow <n>', 'flows from a sender to a receiver', count, 1)
     .option('--nmsg <n>', 'messages of each flow', count, 16)
     .option('--nreq <n>', 'receives that each flow keeps posted', count, 2)
     .option('--msize <bytes>', 'bytes of each message', byteArgument(0, MAX_COUNT), 1_000_000)
@@ -92,6 +99,7 @@ function addPattern(sim: Command, pattern: PatternName): void {
       1,
     )
     .option('--loss <probability>', 'of each packet on each link', decimalArgument(0, 1), 0)
+    .option('--loss-rail <n>', 'the only rail that loses packets', integerArgument(0, 15))
     .option(
       '--reorder <probability>',
       'that a packet takes longer on a link, up to the jitter',
@@ -101,7 +109,7 @@ function addPattern(sim: Command, pattern: PatternName): void {
     .option('--jitter <us>', 'longest such delay', decimalArgument(0, 1_000_000), 50)
     .option('--duplicate <probability>', 'that a packet comes twice, on each link', decimalArgument(0, 1), 0)
     .option('--corrupt <probability>', 'that a packet changes on a link; turns checksums on', decimalArgument(0, 1), 0)
-    .option('--rate <Gbps>', 'of each host', decimalArgument(0.001, 10_000), 100)
+    .option('--rate <Gbps>', 'of each host, all its rails together', decimalArgument(0.001, 10_000), 100)
     .option('--delay <us>', 'of each link', decimalArgument(0, 1_000_000), 1)
     .option('--queue <bytes>', 'that may wait before each link', byteArgument(1, MAX_COUNT), 1_000_000)
     .option('--ecn <bytes>', 'from which on a queue marks packets', byteArgument(0, MAX_COUNT))
@@ -109,6 +117,7 @@ function addPattern(sim: Command, pattern: PatternName): void {
     .option('--burst <n>', 'most packets that go back to back on one path', integerArgument(1, 64), 16)
     .option('--poll <us>', 'from the arrival of a packet until its host looks', decimalArgument(0, 100_000), 2)
     .option('--fail-path <n>', 'a path that dies', integerArgument(0, 255))
+    .option('--fail-rail <n>', 'a rail that dies, of all hosts', integerArgument(0, 15))
     .option('--fail-at <us>', 'when it dies', decimalArgument(0, 1e9), 1000)
     .option('--recover-at <us>', 'when it works again; never if missing', decimalArgument(0, 1e9))
     .option('--sample <us>', 'take samples this often, for --json and --plot', decimalArgument(0.1, 1e9))
@@ -129,10 +138,12 @@ async function simulate(pattern: PatternName, flags: PatternFlags): Promise<void
     pattern,
     network: options.topology.name,
     gigabitsPerSecond: flags.rate,
+    rails: flags.rails,
     paths: flags.paths,
     congestion: readSettings(options.settings).transportCongestion,
     load: flags.load,
     loss: flags.loss,
+    ...(flags.lossRail === undefined ? {} : { lossRail: flags.lossRail }),
     flows: flags.nflow,
     messages: flags.nmsg,
     messageBytes: flags.msize,
@@ -148,14 +159,17 @@ async function simulate(pattern: PatternName, flags: PatternFlags): Promise<void
 
 function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptions {
   const { paths, seed, loss, reorder, jitter, duplicate, corrupt, delay, queue, ecn, rate, recoverAt } = flags;
-  const topology = patternTopology({
+  requireRail('fail-rail', flags.failRail, flags.rails);
+  requireRail('loss-rail', flags.lossRail, flags.rails);
+  const network = patternTopology({
     name: flags.topology ?? usualTopology[pattern],
     hosts: flags.hosts,
     paths,
+    rails: flags.rails,
     seed,
     gigabitsPerSecond: rate,
     link: {
-      loss,
+      loss: flags.lossRail === undefined ? loss : 0,
       reorder,
       jitter,
       duplicate,
@@ -165,6 +179,7 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
       ecnBytes: ecn ?? Number.POSITIVE_INFINITY,
     },
   });
+  const topology = flags.lossRail === undefined ? network : changeRail(network, flags.lossRail, { loss });
   const faults: LinkFault[] =
     flags.failPath === undefined
       ? []
@@ -190,18 +205,28 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
     // A change in a packet shows only where its bytes travel.
     nic: { burstSegments: flags.burst, sendBufferBytes: 262_144, carryPayload: corrupt > 0, join: false },
     settings: {
-      ...simSettings(rate, flags.cc ?? flags.congestion),
+      ...simSettings(flags, flags.cc ?? flags.congestion),
       ...(corrupt > 0 ? { transportChecksum: 'full' } : {}),
     },
     faults,
+    ...(flags.failRail === undefined
+      ? {}
+      : { outage: { rail: flags.failRail, from: flags.failAt, to: recoverAt ?? Number.POSITIVE_INFINITY } }),
     ...(sampleEvery === undefined ? {} : { sampleEvery }),
     until: flags.until * 1000,
   };
 }
 
+function requireRail(flag: string, rail: number | undefined, rails: number): void {
+  if (rail !== undefined && rail >= rails) throw invalidArgument(`--${flag}`, rail, `a rail from 0 to ${rails - 1}`);
+}
+
 /** What the user has set, and otherwise what suits a simulated network better than threads that share cores. */
-function simSettings(rate: number, cc: Settings['transportCongestion'] | undefined): Partial<Settings> {
-  const usual = usualSettings(rate);
+function simSettings(
+  { rate, rails }: PatternFlags,
+  cc: Settings['transportCongestion'] | undefined,
+): Partial<Settings> {
+  const usual = usualSettings(rate, rails);
   const wanted = readSettings();
   const set = Object.keys(usual).filter((name) => process.env[settingsTable[name as SettingName].env] !== undefined);
   return {

@@ -11,10 +11,13 @@ export interface SimDescription {
   readonly pattern: string;
   readonly network: string;
   readonly gigabitsPerSecond: number;
+  readonly rails: number;
   readonly paths: number;
   readonly congestion: string;
   readonly load: number;
   readonly loss: number;
+  /** The only rail that loses packets; all of them if missing. */
+  readonly lossRail?: number;
   readonly flows: number;
   readonly messages: number;
   readonly messageBytes: number;
@@ -22,17 +25,22 @@ export interface SimDescription {
 }
 
 export function simReport(description: SimDescription, result: PatternResult): string {
-  return [...heading(description), speedTable(description, result), ...countLines(result), verdict(result), ''].join(
-    '\n',
-  );
+  return [
+    ...heading(description),
+    speedTable(description, result),
+    ...countLines(result),
+    ...outageLines(result),
+    verdict(result),
+    '',
+  ].join('\n');
 }
 
 function heading(about: SimDescription): string[] {
-  const { pattern, network, gigabitsPerSecond, paths, congestion, load, loss, seed } = about;
+  const { pattern, network, gigabitsPerSecond, rails, paths, congestion, load, loss, lossRail, seed } = about;
   const { flows, messages, messageBytes } = about;
   return [
-    `${pattern} on ${network}, ${gigabitsPerSecond} Gbps per host; ${paths} ${paths === 1 ? 'path' : 'paths'}, congestion control ${congestion}`,
-    `${flows} ${flows === 1 ? 'flow' : 'flows'} per sender, ${messages} ${messages === 1 ? 'message' : 'messages'} of ${formatBytes(messageBytes)} each, load ${load}, loss ${loss} per link, seed ${seed}`,
+    `${pattern} on ${network}, ${gigabitsPerSecond} Gbps per host${rails === 1 ? '' : `, ${rails} rails`}; ${paths} ${paths === 1 ? 'path' : 'paths'}, congestion control ${congestion}`,
+    `${flows} ${flows === 1 ? 'flow' : 'flows'} per sender, ${messages} ${messages === 1 ? 'message' : 'messages'} of ${formatBytes(messageBytes)} each, load ${load}, loss ${loss} per link${lossRail === undefined ? '' : ` of rail ${lossRail}`}, seed ${seed}`,
   ];
 }
 
@@ -72,6 +80,27 @@ function countLines({ network, transport, events, mostPackets, longestQueueBytes
     `packets: ${network.sent} sent; dropped ${network.droppedFull} by full queues, ${network.droppedLoss} at random, ${network.droppedDown} on dead links; ${network.marked} marked; longest queue ${formatBytes(Math.round(longestQueueBytes))}`,
     `segments: ${transport.segments} sent, ${transport.retransmitted} of them again (${share.toFixed(2)} %), ${transport.duplicates} arrived twice; ${transport.acks} acks, ${transport.timeouts} timeouts`,
     `simulation: ${events} events, at most ${mostPackets} packets under way`,
+  ];
+}
+
+function ms(microseconds: number): string {
+  return `${(microseconds / 1000).toFixed(1)} ms`;
+}
+
+function gbps(value: number | undefined): string {
+  return value === undefined ? 'unknown' : `${value.toFixed(1)} Gbps`;
+}
+
+function outageLines({ outage, railBytes }: PatternResult): string[] {
+  const all = railBytes.reduce((sum, bytes) => sum + bytes, 0);
+  const shares = railBytes.map((bytes) => `${((100 * bytes) / Math.max(1, all)).toFixed(1)} %`);
+  const lines = railBytes.length === 1 ? [] : [`share of each rail: ${shares.join(', ')}`];
+  if (outage === undefined) return lines;
+  const { rail, from, to, before, worst, during, after } = outage;
+  const end = Number.isFinite(to) ? `to ${ms(to)}` : 'on';
+  return [
+    ...lines,
+    `rail ${rail} dead from ${ms(from)} ${end}: goodput ${gbps(before)} before, ${gbps(worst)} in the worst millisecond, ${gbps(during)} from 100 ms after its death on${Number.isFinite(to) ? `, ${gbps(after)} from 100 ms after its return on` : ''}`,
   ];
 }
 

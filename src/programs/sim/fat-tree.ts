@@ -22,6 +22,8 @@ export function fatTree({ ports, link, fabric, ecmp }: FatTreeOptions): NetworkT
   return {
     name: `fat tree of ${ports}-port switches, ${hosts} hosts`,
     hosts,
+    rails: 1,
+    railOf: () => 0,
     links: Array.from({ length: 6 * hosts }, (_, index) => (index < edgeUp ? link : fabric)),
     firstLink: (source) => source,
     nextLink: (at, source, destination, path) => {

@@ -23,8 +23,10 @@ export function leafSpine({ leaves, hostsPerLeaf, spines, link, fabric, ecmp }: 
   const choose = (source: number, destination: number, path: number): number =>
     (ecmp === 'path' ? path : ecmpHash(source, destination, path, ecmp)) % spines;
   return {
-    name: `${leaves} leaves of ${hostsPerLeaf} hosts, ${spines} spines`,
+    name: `${leaves} leaves of ${hostsPerLeaf} ports, ${spines} spines`,
     hosts,
+    rails: 1,
+    railOf: () => 0,
     links: Array.from({ length: leafDowns + leaves * spines }, (_, index) => (index < leafUps ? link : fabric)),
     firstLink: (source) => source,
     nextLink: (at, source, destination, path) => {

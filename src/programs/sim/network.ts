@@ -203,7 +203,7 @@ export class Network {
       packets.lengths[packet] = Math.floor(random() * length);
       return;
     }
-    const at = packet * packets.slotBytes + Math.floor(random() * length);
+    const at = packets.starts[packet]! + Math.floor(random() * Math.min(length, packets.room(packet)));
     packets.bytes[at] = packets.bytes[at]! ^ (1 + Math.floor(random() * 255));
   }
 }

@@ -1,15 +1,20 @@
-// Packets of a simulation: numbered slots of typed arrays, so that none is allocated while it runs.
+// Packets of a simulation: numbered entries of typed arrays, so that none is allocated while it runs.
 
 /** Bit of `marks`: a switch saw a long queue (explicit congestion notification). */
 export const MARK_ECN = 1;
 /** Bit of `marks`: bytes were changed on the way. */
 export const MARK_CORRUPT = 2;
 
+/** Most packets of a network that carries no payload are headers of this size. */
+const SMALL_BYTES = 128;
+const NONE = -1;
+
 export class PacketPool {
   /** Most bytes of one packet. */
-  readonly slotBytes: number;
-  /** Slot p begins at p * slotBytes. Replaced when the pool grows. */
+  readonly packetBytes: number;
+  /** Packet p begins at starts[p]. Replaced when the pool grows. */
   bytes: Uint8Array;
+  starts: Float64Array;
   /** Bytes of the packet, and bytes that it takes on a wire. */
   lengths: Int32Array;
   wireBytes: Int32Array;
@@ -20,14 +25,20 @@ export class PacketPool {
   links: Int32Array;
   epochs: Int32Array;
   marks: Uint8Array;
+  /** Whether its place has room for SMALL_BYTES only. */
+  #small: Uint8Array;
   #next: Int32Array;
-  #free = 0;
+  #freeSmall = NONE;
+  #freeLarge = NONE;
+  #count = 0;
+  #placed = 0;
   #used = 0;
   #most = 0;
 
-  constructor(slotBytes: number, capacity = 256) {
-    this.slotBytes = slotBytes;
-    this.bytes = new Uint8Array(capacity * slotBytes);
+  constructor(packetBytes: number, capacity = 256) {
+    this.packetBytes = packetBytes;
+    this.bytes = new Uint8Array(capacity * SMALL_BYTES);
+    this.starts = new Float64Array(capacity);
     this.lengths = new Int32Array(capacity);
     this.wireBytes = new Int32Array(capacity);
     this.sources = new Int32Array(capacity);
@@ -36,7 +47,8 @@ export class PacketPool {
     this.links = new Int32Array(capacity);
     this.epochs = new Int32Array(capacity);
     this.marks = new Uint8Array(capacity);
-    this.#next = Int32Array.from({ length: capacity }, (_, slot) => slot + 1);
+    this.#small = new Uint8Array(capacity);
+    this.#next = new Int32Array(capacity);
   }
 
   /** Packets that are under way. */
@@ -49,11 +61,13 @@ export class PacketPool {
     return this.#most;
   }
 
-  /** A slot with cleared marks; its other fields may hold anything. */
-  take(): number {
-    if (this.#free === this.#next.length) this.#grow();
-    const packet = this.#free;
-    this.#free = this.#next[packet]!;
+  /** A packet with room for so many bytes and cleared marks; its other fields may hold anything. */
+  take(bytes: number): number {
+    const isSmall = bytes <= SMALL_BYTES;
+    let packet = isSmall ? this.#freeSmall : this.#freeLarge;
+    if (packet === NONE) packet = this.#add(isSmall);
+    else if (isSmall) this.#freeSmall = this.#next[packet]!;
+    else this.#freeLarge = this.#next[packet]!;
     this.#used += 1;
     if (this.#used > this.#most) this.#most = this.#used;
     this.marks[packet] = 0;
@@ -61,16 +75,27 @@ export class PacketPool {
   }
 
   release(packet: number): void {
-    this.#next[packet] = this.#free;
-    this.#free = packet;
+    if (this.#small[packet] === 1) {
+      this.#next[packet] = this.#freeSmall;
+      this.#freeSmall = packet;
+    } else {
+      this.#next[packet] = this.#freeLarge;
+      this.#freeLarge = packet;
+    }
     this.#used -= 1;
+  }
+
+  /** Bytes that the packet's place has room for. */
+  room(packet: number): number {
+    return this.#small[packet] === 1 ? SMALL_BYTES : this.packetBytes;
   }
 
   /** A second packet with the same content and place. */
   copy(packet: number): number {
-    const twin = this.take();
-    const start = packet * this.slotBytes;
-    this.bytes.copyWithin(twin * this.slotBytes, start, start + this.lengths[packet]!);
+    const bytes = this.room(packet);
+    const twin = this.take(bytes);
+    const start = this.starts[packet]!;
+    this.bytes.copyWithin(this.starts[twin]!, start, start + Math.min(bytes, this.lengths[packet]!));
     this.lengths[twin] = this.lengths[packet]!;
     this.wireBytes[twin] = this.wireBytes[packet]!;
     this.sources[twin] = this.sources[packet]!;
@@ -82,17 +107,32 @@ export class PacketPool {
     return twin;
   }
 
-  #grow(): void {
-    const old = this.#next.length;
-    const capacity = old * 2;
-    const wider = (values: Int32Array): Int32Array => {
-      const grown = new Int32Array(capacity);
+  #add(isSmall: boolean): number {
+    const bytes = isSmall ? SMALL_BYTES : this.packetBytes;
+    if (this.#count === this.starts.length) this.#growTable();
+    if (this.#placed + bytes > this.bytes.length) this.#growBytes(this.#placed + bytes);
+    const packet = this.#count;
+    this.#count += 1;
+    this.starts[packet] = this.#placed;
+    this.#placed += bytes;
+    this.#small[packet] = isSmall ? 1 : 0;
+    return packet;
+  }
+
+  #growBytes(least: number): void {
+    const bytes = new Uint8Array(Math.max(least, 2 * this.bytes.length));
+    bytes.set(this.bytes);
+    this.bytes = bytes;
+  }
+
+  #growTable(): void {
+    const capacity = this.starts.length * 2;
+    const wider = <T extends Int32Array | Uint8Array | Float64Array>(values: T): T => {
+      const grown = new (values.constructor as new (length: number) => T)(capacity);
       grown.set(values);
       return grown;
     };
-    const bytes = new Uint8Array(capacity * this.slotBytes);
-    bytes.set(this.bytes);
-    this.bytes = bytes;
+    this.starts = wider(this.starts);
     this.lengths = wider(this.lengths);
     this.wireBytes = wider(this.wireBytes);
     this.sources = wider(this.sources);
@@ -100,10 +140,8 @@ export class PacketPool {
     this.paths = wider(this.paths);
     this.links = wider(this.links);
     this.epochs = wider(this.epochs);
-    const marks = new Uint8Array(capacity);
-    marks.set(this.marks);
-    this.marks = marks;
+    this.marks = wider(this.marks);
+    this.#small = wider(this.#small);
     this.#next = wider(this.#next);
-    for (let slot = old; slot < capacity; slot += 1) this.#next[slot] = slot + 1;
   }
 }

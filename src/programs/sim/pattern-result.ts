@@ -1,6 +1,7 @@
 // What a run of a traffic pattern found: how fast, how fair, what was lost, and what theory would allow.
 import { quantile } from '../../core/quantile.ts';
 import type { NetworkCounts } from './link.ts';
+import type { OutageEffect } from './outage.ts';
 import type { RunEnd } from './simulation.ts';
 import type { Theory } from './theory.ts';
 
@@ -38,6 +39,9 @@ export interface PatternResult {
   /** From the offer of a message to its arrival; undefined if none arrived. */
   readonly completion: CompletionTimes | undefined;
   readonly theory: Theory;
+  /** Bytes that all hosts sent by each rail, headers of all layers included. */
+  readonly railBytes: readonly number[];
+  readonly outage: OutageEffect | undefined;
   readonly network: NetworkCounts;
   readonly transport: TransportCounts;
   readonly events: number;

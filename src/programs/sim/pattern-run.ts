@@ -4,10 +4,12 @@ import { seededRandom } from '../../core/seeded-random.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { Region } from '../../transport/engine/region.ts';
 import { type EngineHandle, requestStatus, type TransportConnection } from '../../transport/engine/transport-engine.ts';
+import { type GoodputPoint, OUTAGE_STEP, outageEffect } from './outage.ts';
 import { completionTimes, jainFairness, type PatternResult, type Sample } from './pattern-result.ts';
 import type { NicOptions } from './simulated-io.ts';
 import { type RunEnd, type SimulatedHost, Simulation } from './simulation.ts';
-import { theory, wireBytes } from './theory.ts';
+import { type RailOutage, theory, wireBytes } from './theory.ts';
+import { railLinks } from './rails.ts';
 import type { NetworkTopology } from './topology.ts';
 import { makeTraffic, type PatternName } from './traffic.ts';
 
@@ -30,6 +32,8 @@ export interface PatternOptions {
   readonly nic: NicOptions;
   readonly settings: Partial<Settings>;
   readonly faults?: readonly LinkFault[];
+  /** A rail of all hosts that dies. */
+  readonly outage?: RailOutage & { readonly rail: number };
   /** Take samples this often, in microseconds; none if missing. */
   readonly sampleEvery?: number;
   /** Longest simulated time, in microseconds. */
@@ -85,6 +89,8 @@ class PatternRun {
   readonly #receives: Map<EngineHandle, readonly [RunningFlow, number]>[];
   readonly #times: number[] = [];
   readonly #samples: Sample[] = [];
+  readonly #points: GoodputPoint[] = [];
+  #receivedBefore = 0;
   #failure: WeftlineError | undefined;
 
   constructor(options: PatternOptions) {
@@ -99,10 +105,10 @@ class PatternRun {
   }
 
   run(): PatternResult {
-    const { messages, faults = [], sampleEvery, until } = this.#options;
+    const { messages, sampleEvery, until, outage } = this.#options;
     const simulation = this.#simulation;
     for (const host of simulation.hosts) this.#listen(host);
-    for (const { link, at, recoversAt } of faults) {
+    for (const { link, at, recoversAt } of this.#faults()) {
       simulation.at(at, () => simulation.network.fail(link));
       if (recoversAt !== undefined) simulation.at(recoversAt, () => simulation.network.recover(link, simulation.now));
     }
@@ -111,6 +117,7 @@ class PatternRun {
       this.#postSends(flow);
     }
     if (sampleEvery !== undefined) this.#sampleAt(sampleEvery, sampleEvery);
+    if (outage !== undefined) this.#pointAt(OUTAGE_STEP);
     const all = this.#flows.length * messages;
     const done = (): boolean => this.#times.length === all || this.#failure !== undefined;
     const end = simulation.run({ until, events: Number.POSITIVE_INFINITY, done });
@@ -118,15 +125,24 @@ class PatternRun {
     return this.#result(end);
   }
 
+  #faults(): readonly LinkFault[] {
+    const { topology, faults = [], outage } = this.#options;
+    if (outage === undefined) return faults;
+    const { rail, from: at, to: recoversAt } = outage;
+    const dying = railLinks(topology, rail);
+    return [...faults, ...dying.map((link) => (Number.isFinite(recoversAt) ? { link, at, recoversAt } : { link, at }))];
+  }
+
   #makeFlows(): RunningFlow[] {
     const { pattern, topology, seed, flows, messages, messageBytes, segmentBytes, load } = this.#options;
-    const perFlow = (load * this.#options.hostGigabitsPerSecond * 125) / wireBytes(messageBytes, segmentBytes) / flows;
+    const flowsOfSender = pattern === 'all-to-all' ? flows * (topology.hosts - 1) : flows;
+    const perSender = (load * this.#options.hostGigabitsPerSecond * 125) / wireBytes(messageBytes, segmentBytes);
     const traffic = makeTraffic({
       pattern,
       hosts: topology.hosts,
       flows,
       messages,
-      messagesPerMicrosecond: load === 1 ? Number.POSITIVE_INFINITY : perFlow,
+      messagesPerMicrosecond: load === 1 ? Number.POSITIVE_INFINITY : perSender / flowsOfSender,
       random: seededRandom(seed + 1),
     });
     const numbers = new Map<string, number>();
@@ -227,6 +243,18 @@ class PatternRun {
     });
   }
 
+  #pointAt(at: number): void {
+    this.#simulation.at(at, () => {
+      const received = [...this.#directions.values()].reduce(
+        (sum, { receiver }) => sum + receiver.statistics.receivedBytes,
+        0,
+      );
+      this.#points.push({ at, gbps: ((received - this.#receivedBefore) * 8) / (OUTAGE_STEP * 1000) });
+      this.#receivedBefore = received;
+      this.#pointAt(at + OUTAGE_STEP);
+    });
+  }
+
   #sampleAt(at: number, every: number): void {
     this.#simulation.at(at, () => {
       this.#samples.push(this.#sample(every));
@@ -257,7 +285,8 @@ class PatternRun {
   }
 
   #result(end: RunEnd): PatternResult {
-    const { pattern, topology, messageBytes, segmentBytes, messages, hostGigabitsPerSecond } = this.#options;
+    const { pattern, topology, messageBytes, segmentBytes, messages, paths, hostGigabitsPerSecond, outage } =
+      this.#options;
     const simulation = this.#simulation;
     const flows = this.#flows;
     const microseconds = flows.reduce((latest, flow) => Math.max(latest, flow.endedAt), 0);
@@ -280,8 +309,12 @@ class PatternRun {
         messageBytes,
         segmentBytes,
         messages: flows.length * messages,
+        paths,
         hostGigabitsPerSecond,
+        ...(outage === undefined ? {} : { outage }),
       }),
+      railBytes: this.#railBytes(),
+      outage: outage && outageEffect(outage, this.#points, Math.min(...flows.map(({ endedAt }) => endedAt))),
       network: { ...simulation.network.counts },
       transport: {
         segments: sum((one) => one.sentSegments),
@@ -298,5 +331,14 @@ class PatternRun {
       mostPackets: simulation.packets.most,
       samples: this.#samples,
     };
+  }
+  #railBytes(): number[] {
+    const { topology, hosts, network } = this.#simulation;
+    const bytes = Array.from({ length: topology.rails }, () => 0);
+    for (const link of hosts.flatMap(({ io }) => io.uplinks)) {
+      const rail = topology.railOf(link);
+      bytes[rail] = bytes[rail]! + network.linkLoad(link).bytes;
+    }
+    return bytes;
   }
 }

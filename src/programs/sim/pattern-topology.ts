@@ -3,17 +3,20 @@ import { invalidArgument } from '../../core/errors.ts';
 import { fatTree } from './fat-tree.ts';
 import { leafSpine } from './leaf-spine.ts';
 import { defaultLink, type LinkOptions } from './link.ts';
-import { rails } from './rails.ts';
+import { separateRails, sharedRails } from './rails.ts';
+import { star } from './star.ts';
 import type { NetworkTopology } from './topology.ts';
 import type { PatternName } from './traffic.ts';
 
-export const topologyNames = ['pair', 'star', 'rails', 'leaf-spine', 'fat-tree'] as const;
+export const topologyNames = ['pair', 'star', 'leaf-spine', 'rail-optimised', 'fat-tree'] as const;
 export type TopologyName = (typeof topologyNames)[number];
 
 export interface PatternTopologyOptions {
   readonly name: TopologyName;
   readonly hosts: number;
   readonly paths: number;
+  /** Network cards of a host, which share its rate. */
+  readonly rails: number;
   readonly seed: number;
   /** Of a host, all its links together. */
   readonly gigabitsPerSecond: number;
@@ -26,30 +29,43 @@ export const usualTopology: Readonly<Record<PatternName, TopologyName>> = {
   pair: 'pair',
   incast: 'star',
   permutation: 'leaf-spine',
+  'all-to-all': 'leaf-spine',
 };
 
 /**
- * - pair: two hosts with one link each; behind it, one link of the same rate per path.
- * - star: one switch.
- * - rails: a switch per path; a host's rate is shared out among its links.
- * - leaf-spine: two levels without oversubscription, about as many hosts at a leaf as there are leaves.
- * - fat-tree: three levels of k-port switches; k³/4 hosts.
+ * Each link has the rate of a rail.
+ * - pair: two hosts; behind their links, a link per path.
+ * - star: one switch per rail.
+ * - leaf-spine: two levels without oversubscription, about as many hosts at a leaf as there are leaves; all rails of a
+ *   host are at the same leaf.
+ * - rail-optimised: the same network once per rail, so that rails share no switch.
+ * - fat-tree: three levels of k-port switches for k³/4 hosts, once per rail.
  */
 export function patternTopology(options: PatternTopologyOptions): NetworkTopology {
-  const { name, hosts, paths, seed, gigabitsPerSecond } = options;
-  const link: LinkOptions = { ...defaultLink, ...options.link, gigabitsPerSecond };
+  const { name, hosts, paths, rails, seed } = options;
+  const link: LinkOptions = {
+    ...defaultLink,
+    ...options.link,
+    gigabitsPerSecond: options.gigabitsPerSecond / rails,
+  };
+  const leaves = hosts / largestDivisor(hosts);
+  const hostsPerLeaf = hosts / leaves;
   switch (name) {
-    case 'pair':
+    case 'pair': {
       if (hosts !== 2) throw invalidArgument('hosts of the topology pair', hosts, '2');
-      return leafSpine({ leaves: 2, hostsPerLeaf: 1, spines: paths, link, fabric: link, ecmp: 'path' });
+      const spines = Math.ceil(paths / rails);
+      return separateRails(leafSpine({ leaves: 2, hostsPerLeaf: 1, spines, link, fabric: link, ecmp: 'path' }), rails);
+    }
     case 'star':
-      return rails({ hosts, rails: 1, link });
-    case 'rails':
-      return rails({ hosts, rails: paths, link: { ...link, gigabitsPerSecond: gigabitsPerSecond / paths } });
+      return separateRails(star({ hosts, link }), rails);
     case 'leaf-spine': {
-      const hostsPerLeaf = largestDivisor(hosts);
-      const leaves = hosts / hostsPerLeaf;
-      return leafSpine({ leaves, hostsPerLeaf, spines: hostsPerLeaf, link, fabric: link, ecmp: seed });
+      const ports = hostsPerLeaf * rails;
+      const network = { leaves, hostsPerLeaf: ports, spines: ports, link, fabric: link, ecmp: seed };
+      return sharedRails(leafSpine(network), rails);
+    }
+    case 'rail-optimised': {
+      const network = { leaves, hostsPerLeaf, spines: hostsPerLeaf, link, fabric: link, ecmp: seed };
+      return separateRails(leafSpine(network), rails);
     }
     case 'fat-tree':
     default: {
@@ -61,7 +77,7 @@ export function patternTopology(options: PatternTopologyOptions): NetworkTopolog
           'k³/4 for an even k: 2, 16, 54, 128, 250, 432, 686 or 1024',
         );
       }
-      return fatTree({ ports, link, fabric: link, ecmp: seed });
+      return separateRails(fatTree({ ports, link, fabric: link, ecmp: seed }), rails);
     }
   }
 }

@@ -5,8 +5,9 @@ import { fatTree } from './fat-tree.ts';
 import { leafSpine } from './leaf-spine.ts';
 import type { LinkOptions } from './link.ts';
 import type { LinkFault } from './pattern-run.ts';
-import { rails } from './rails.ts';
+import { separateRails } from './rails.ts';
 import type { NicOptions } from './simulated-io.ts';
+import { star } from './star.ts';
 import { pathLinks, type NetworkTopology } from './topology.ts';
 
 /** Times are microseconds, `from` is the end of the connection (0 or 1) that begins the operation. */
@@ -193,10 +194,10 @@ function makeTopology(
       return { topology: fatTree({ ports: 4, link, fabric, ecmp: salt }), disjoint: false };
     case 0:
     case 4:
-      return { topology: rails({ hosts, rails: 1, link }), disjoint: false };
+      return { topology: star({ hosts, link }), disjoint: false };
     case 1:
     case 5:
-      return { topology: rails({ hosts, rails: Math.min(paths, 8), link }), disjoint: paths > 1 };
+      return { topology: separateRails(star({ hosts, link }), Math.min(paths, 8)), disjoint: paths > 1 };
     case 2:
     case 6: {
       const shape = { leaves: hosts, hostsPerLeaf: 1, spines: Math.min(paths, 8) };

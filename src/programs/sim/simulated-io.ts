@@ -59,7 +59,7 @@ export class SimulatedIo implements PacketIo {
     this.uplinks = options.uplinks;
     this.#sendBufferBytes = options.sendBufferBytes * options.uplinks.length;
     // Joined packets lie behind one another; others stay where they are in the pool.
-    this.#joined = new Uint8Array(options.join ? BATCH * options.packets.slotBytes : 0);
+    this.#joined = new Uint8Array(options.join ? BATCH * options.packets.packetBytes : 0);
     this.#batch = createReceivedBatch(this.#joined, BATCH);
   }
 
@@ -81,8 +81,8 @@ export class SimulatedIo implements PacketIo {
     const { peer, path, count, headerBytes, region } = burst;
     for (let index = 0; index < count; index += 1) {
       const payload = region === undefined ? 0 : index === count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
-      const packet = packets.take();
-      const start = packet * packets.slotBytes;
+      const packet = packets.take(carryPayload ? headerBytes + payload : headerBytes);
+      const start = packets.starts[packet]!;
       const header = burst.headerOffset + index * headerBytes;
       packets.bytes.set(this.arena.subarray(header, header + headerBytes), start);
       if (carryPayload) copyPayload(burst, index, packets.bytes, start + headerBytes);
@@ -152,7 +152,7 @@ export class SimulatedIo implements PacketIo {
     for (let index = first; index < end; index += 1) {
       const packet = this.#inbox[index]!;
       const entry = index - first;
-      batch.offset[entry] = packet * packets.slotBytes;
+      batch.offset[entry] = packets.starts[packet]!;
       batch.length[entry] = packets.lengths[packet]!;
       batch.segmentBytes[entry] = 0;
       batch.marked[entry] = packets.marks[packet]! & MARK_ECN;
@@ -170,7 +170,7 @@ export class SimulatedIo implements PacketIo {
     let path = -1;
     for (let index = first; index < end; index += 1) {
       const packet = this.#inbox[index]!;
-      const start = packet * packets.slotBytes;
+      const start = packets.starts[packet]!;
       const length = packets.lengths[packet]!;
       const mark = packets.marks[packet]! & MARK_ECN;
       const source = packets.sources[packet]!;

@@ -24,6 +24,13 @@ export function oneWayDelay(
   return time;
 }
 
+/** A rail that is down for all hosts from one time to another. */
+export interface RailOutage {
+  readonly from: number;
+  /** Infinity if it never recovers. */
+  readonly to: number;
+}
+
 export interface TheoryOptions {
   readonly pattern: PatternName;
   readonly topology: NetworkTopology;
@@ -31,12 +38,15 @@ export interface TheoryOptions {
   readonly segmentBytes: number;
   /** All messages of all flows. */
   readonly messages: number;
+  /** Paths of a connection: with fewer than there are rails, some rails are idle. */
+  readonly paths: number;
   /** Gbps of one host, all its links together. */
   readonly hostGigabitsPerSecond: number;
+  readonly outage?: RailOutage;
 }
 
 export interface Theory {
-  /** Most payload that all receivers together can get, in Gbps. */
+  /** Most payload that all receivers together can get while all rails are up, in Gbps. */
   readonly goodputGbps: number;
   /** The part of one sending host. */
   readonly fairShareGbps: number;
@@ -46,23 +56,36 @@ export interface Theory {
   readonly totalMicroseconds: number;
 }
 
+const hostsAtBothEnds: ReadonlySet<PatternName> = new Set(['permutation', 'all-to-all']);
+
 export function theory(options: TheoryOptions): Theory {
-  const { pattern, topology, messageBytes, segmentBytes, messages, hostGigabitsPerSecond } = options;
+  const { pattern, topology, messageBytes, segmentBytes, messages, paths, hostGigabitsPerSecond, outage } = options;
   const wire = wireBytes(messageBytes, segmentBytes);
   const efficiency = messageBytes / wire;
-  const receivers = pattern === 'permutation' ? topology.hosts : 1;
-  const senders = pattern === 'permutation' ? topology.hosts : pattern === 'incast' ? topology.hosts - 1 : 1;
-  const goodputGbps = receivers * hostGigabitsPerSecond * efficiency;
-  const bytesPerMicrosecond = hostGigabitsPerSecond * 125;
+  const areAll = hostsAtBothEnds.has(pattern);
+  const receivers = areAll ? topology.hosts : 1;
+  const senders = areAll ? topology.hosts : pattern === 'incast' ? topology.hosts - 1 : 1;
+  const rails = Math.min(paths, topology.rails);
+  const railRate = (hostGigabitsPerSecond * 125) / topology.rails;
+  const goodputGbps = (receivers * hostGigabitsPerSecond * efficiency * rails) / topology.rails;
   const farthest = { source: 0, destination: topology.hosts - 1 };
   const head = oneWayDelay(topology, farthest, Math.min(segmentBytes, messageBytes + DATA_HEADER_BYTES));
   // The first packet's own time on the first link is part of both.
-  const rest = Math.max(0, wire - segmentBytes - WIRE_OVERHEAD_BYTES) / bytesPerMicrosecond;
-  const others = ((messages / receivers - 1) * wire) / bytesPerMicrosecond;
+  const rest = Math.max(0, wire / rails - segmentBytes - WIRE_OVERHEAD_BYTES) / railRate;
+  const others = ((messages / receivers - 1) * wire) / (rails * railRate);
   return {
     goodputGbps,
     fairShareGbps: goodputGbps / senders,
     messageMicroseconds: head + rest,
-    totalMicroseconds: head + rest + others,
+    totalMicroseconds: delayedBy(outage, head + rest + others, (rails - 1) / rails),
   };
+}
+
+/** When work that takes so long with all rails is over, if `share` of the rails work during the outage. */
+function delayedBy(outage: RailOutage | undefined, microseconds: number, share: number): number {
+  if (outage === undefined || microseconds <= outage.from) return microseconds;
+  const left = microseconds - outage.from;
+  const done = share * (outage.to - outage.from);
+  if (share > 0 && left <= done) return outage.from + left / share;
+  return Number.isFinite(outage.to) ? outage.to + left - done : Number.POSITIVE_INFINITY;
 }

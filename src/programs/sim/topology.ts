@@ -3,12 +3,18 @@ import type { LinkOptions } from './link.ts';
 
 /** `nextLink` of the last link. */
 export const ARRIVED = -1;
+/** `railOf` a link that carries packets of several rails. */
+export const SHARED = -1;
 
 /** Links are numbered; a packet is routed by its source, its destination and its path (its UDP source port, so to say). */
 export interface NetworkTopology {
   readonly name: string;
   readonly hosts: number;
+  /** Network cards of a host, each with a link of its own to and from the network. */
+  readonly rails: number;
   readonly links: readonly LinkOptions[];
+  /** The rail whose packets alone a link carries, or SHARED. */
+  railOf(link: number): number;
   firstLink(source: number, destination: number, path: number): number;
   /** The link after `link`, or ARRIVED. */
   nextLink(link: number, source: number, destination: number, path: number): number;

@@ -1,7 +1,7 @@
-// The messages of each pattern, with sender, receiver and time: pair, incast and permutation.
+// The messages of each pattern, with sender, receiver and time: pair, incast, permutation and all-to-all.
 import { invalidArgument } from '../../core/errors.ts';
 
-export const patternNames = ['pair', 'incast', 'permutation'] as const;
+export const patternNames = ['pair', 'incast', 'permutation', 'all-to-all'] as const;
 export type PatternName = (typeof patternNames)[number];
 
 export interface TrafficFlow {
@@ -12,7 +12,7 @@ export interface TrafficFlow {
 export interface TrafficOptions {
   readonly pattern: PatternName;
   readonly hosts: number;
-  /** Flows of each sending host. */
+  /** Flows of each pair of a sender and a receiver. */
   readonly flows: number;
   /** Messages of each flow. */
   readonly messages: number;
@@ -49,6 +49,11 @@ function pairsOf({ pattern, hosts, random }: TrafficOptions): TrafficFlow[] {
       return [{ source: 0, destination: 1 }];
     case 'incast':
       return Array.from({ length: hosts - 1 }, (_, source) => ({ source, destination: hosts - 1 }));
+    case 'all-to-all':
+      // In each turn every host sends to another one.
+      return Array.from({ length: hosts - 1 }, (_, turn) => turn + 1).flatMap((step) =>
+        Array.from({ length: hosts }, (_, source) => ({ source, destination: (source + step) % hosts })),
+      );
     case 'permutation':
     default:
       return cycle(hosts, random).map((destination, source) => ({ source, destination }));
