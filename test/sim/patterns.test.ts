@@ -44,6 +44,11 @@ test('in an all-to-all every host sends to every other one, and in each turn to 
   }
 });
 
+test('an all-to-all of more hosts than memory has room for is refused', () => {
+  const many = { ...all, pattern: 'all-to-all', hosts: 129, flows: 1, random: seededRandom(1) } as const;
+  assert.throws(() => makeTraffic(many), { code: 'WL_INVALID_ARGUMENT', message: /at most 128, got 129/ });
+});
+
 test('messages are offered at random times of the given rate', () => {
   const random = seededRandom(2);
   const rate = { messages: 5000, messagesPerMicrosecond: 0.02 };

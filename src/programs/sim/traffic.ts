@@ -4,6 +4,9 @@ import { invalidArgument } from '../../core/errors.ts';
 export const patternNames = ['pair', 'incast', 'permutation', 'all-to-all'] as const;
 export type PatternName = (typeof patternNames)[number];
 
+/** Every pair of hosts has a connection: 128 hosts take 4.6 GB. */
+const MAX_ALL_TO_ALL_HOSTS = 128;
+
 export interface TrafficFlow {
   readonly source: number;
   readonly destination: number;
@@ -30,6 +33,9 @@ export interface Traffic {
 export function makeTraffic(options: TrafficOptions): Traffic {
   const { hosts, flows: perHost, messages, messagesPerMicrosecond, random } = options;
   if (hosts < 2) throw invalidArgument('hosts', hosts, 'at least 2');
+  if (options.pattern === 'all-to-all' && hosts > MAX_ALL_TO_ALL_HOSTS) {
+    throw invalidArgument('hosts of an all-to-all', hosts, `at most ${MAX_ALL_TO_ALL_HOSTS}`);
+  }
   const flows = pairsOf(options).flatMap((pair) => Array.from({ length: perHost }, () => pair));
   const offered = new Float64Array(flows.length * messages);
   if (messagesPerMicrosecond === Number.POSITIVE_INFINITY) return { flows, offered };
