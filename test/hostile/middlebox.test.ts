@@ -5,10 +5,12 @@ import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { skipWithout } from '../local/support/requirements.ts';
+import { testSeed } from '../support/seed.ts';
 import { type Impairment, Network, repairUdp } from './middlebox/impairment.ts';
 import type { MiddleboxCase, MiddleboxOutcome } from './middlebox/run.ts';
 import { whyNoTwoHosts } from './middlebox/two-hosts.ts';
 
+const seed = testSeed();
 const times = Number(process.env['WEFTLINE_TEST_MIDDLEBOX'] ?? 1);
 const script = fileURLToPath(new URL('./middlebox/run.js', import.meta.url));
 const skip = skipWithout('tun', whyNoTwoHosts());
@@ -37,7 +39,7 @@ function casesOf(kind: 'transport' | 'agent', names: readonly string[]): Middleb
     return {
       name,
       impairment,
-      traffic: { kind, seed: 100 + index, rounds: 16 * times, settings },
+      traffic: { kind, seed: seed + index, rounds: 16 * times, settings },
       timeoutMs: 45_000 * times,
     };
   });

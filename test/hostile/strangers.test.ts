@@ -10,6 +10,7 @@ import { Random } from './fuzz/random.ts';
 import { Caller, Host, OTHER_USER } from './strangers/processes.ts';
 import { beyondRefusal, flood, Recorder, visit } from './strangers/raw-caller.ts';
 import { settings, type Target } from './strangers/targets.ts';
+import { until } from '../support/until.ts';
 
 const FLOOD = Number(process.env['WEFTLINE_TEST_FLOOD'] ?? 300);
 const GREETING_MS = settings.greetingMs as number;
@@ -181,10 +182,5 @@ async function floodOf(context: TestContext, { caller, target, pid }: Flooded): 
   );
   const allowed = before + (settings.maxStrangers as number) + SLACK;
   assert.ok(most <= allowed, `the host held ${most} descriptors, ${before} before, at most ${allowed} are allowed`);
-  const end = performance.now() + WAIT_MS;
-  while (usageOf(pid).descriptors > before + 2 && performance.now() < end) {
-    await new Promise((resolve) => setTimeout(resolve, 20));
-  }
-  const after = usageOf(pid).descriptors;
-  assert.ok(after <= before + 2, `${after} descriptors are left after the flood, there were ${before}`);
+  await until(() => usageOf(pid).descriptors <= before + 2, `as few descriptors as the ${before} before`, WAIT_MS);
 }

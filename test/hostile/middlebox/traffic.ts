@@ -174,6 +174,7 @@ try {
   tell({ result });
 } catch (error) {
   tell({ error: encodeError(error) });
+  // The channel sends it before it is closed.
   await sleep(100);
   process.exitCode = 1;
 }
