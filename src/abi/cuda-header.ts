@@ -53,8 +53,10 @@ import {
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
 import { TRAP_ANY_PEER, trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
 import {
+  benchFragmentsArguments,
   descriptorBlockHeader,
   fragmentDescriptor,
+  fragmentPair,
   moveFragmentsArguments,
   RING_DESCRIPTORS,
   RING_SLOT_BYTES,
@@ -104,6 +106,8 @@ const layouts: readonly Layout[] = [
   fragmentDescriptor,
   descriptorBlockHeader,
   moveFragmentsArguments,
+  fragmentPair,
+  benchFragmentsArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */

@@ -57,3 +57,14 @@ export const moveFragmentsArguments = defineLayout('MoveFragmentsArguments', {
   trap: 'ptr',
   timeoutNs: 'u64',
 });
+
+/** Where one fragment lies and where it belongs, for the bare copy that the kernels are measured against. */
+export const fragmentPair = defineLayout('FragmentPair', { from: 'ptr', to: 'ptr' }, 16);
+
+/** What kernels/cuda/bench-unpack.cu takes: fragments of one length, a multiple of 16. */
+export const benchFragmentsArguments = defineLayout('BenchFragmentsArguments', {
+  /** FragmentPair[count] */
+  pairs: 'ptr',
+  count: 'u32',
+  bytes: 'u32',
+});

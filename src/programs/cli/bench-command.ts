@@ -6,8 +6,9 @@ import type { Command } from 'commander';
 import { addEpBench } from './bench-ep.ts';
 import { addP2pBench } from './bench-p2p.ts';
 import { addTransportBench } from './bench-transport.ts';
+import { addUnpackBench } from './bench-unpack.ts';
 
-const benches: readonly ((bench: Command) => void)[] = [addEpBench, addTransportBench, addP2pBench];
+const benches: readonly ((bench: Command) => void)[] = [addEpBench, addTransportBench, addP2pBench, addUnpackBench];
 
 export function addBenchCommand(program: Command): void {
   const bench = program.command('bench').description('measure this machine against its own limits');

@@ -24,11 +24,19 @@ import type { FragmentEngine, FragmentRun } from '../fragment-engine.ts';
 import type { CheckedConfig } from '../launcher-config.ts';
 import type { Direction } from '../ring-writer.ts';
 
+export type WarpsPerSm = 16 | 32;
+
 /** Per multiprocessor: few have more loads under way each, and read descriptors ahead. */
-const WARPS_PER_SM = 16;
+const WARPS_PER_SM: WarpsPerSm = 16;
 const MAX_GROUP_DESCRIPTORS = 32;
 
 type MovePlan = LaunchPlan<keyof typeof moveFragmentsArguments.offset>;
+
+interface Plans {
+  readonly small: MovePlan;
+  readonly large: MovePlan;
+  readonly warpsPerSm: number;
+}
 
 /** What marks a launch: its end, and with profiling its beginning. */
 interface Marks {
@@ -38,6 +46,7 @@ interface Marks {
 
 export class LaunchedFragments implements FragmentEngine {
   readonly warps: number;
+  readonly #warpsPerSm: number;
   readonly #device: CudaDevice;
   readonly #config: CheckedConfig;
   readonly #small: MovePlan;
@@ -51,17 +60,23 @@ export class LaunchedFragments implements FragmentEngine {
   readonly #stopJudging: () => void;
 
   /** Compiles the kernels unless they are in a cache. Fails with WL_COMPILE, WL_UNSUPPORTED, WL_MEMORY or WL_CUDA. */
-  static async create(device: CudaDevice, config: CheckedConfig, direction: Direction): Promise<LaunchedFragments> {
-    const kernels = await device.loadKernels(unpackKernels, { WARPS: WARPS_PER_SM });
+  static async create(
+    device: CudaDevice,
+    config: CheckedConfig,
+    direction: Direction,
+    warpsPerSm: WarpsPerSm = WARPS_PER_SM,
+  ): Promise<LaunchedFragments> {
+    const kernels = await device.loadKernels(unpackKernels, { WARPS: warpsPerSm });
     const { unpackSmall, unpackLarge, packSmall, packLarge } = kernels;
-    const shape = { grid: 1, block: 32 * WARPS_PER_SM };
+    const shape = { grid: 1, block: 32 * warpsPerSm };
     const [small, large] = direction === 'unpack' ? [unpackSmall, unpackLarge] : [packSmall, packLarge];
-    return new LaunchedFragments(device, config, small.plan(shape), large.plan(shape));
+    return new LaunchedFragments(device, config, { small: small.plan(shape), large: large.plan(shape), warpsPerSm });
   }
 
-  private constructor(device: CudaDevice, config: CheckedConfig, small: MovePlan, large: MovePlan) {
+  private constructor(device: CudaDevice, config: CheckedConfig, { small, large, warpsPerSm }: Plans) {
     const { slots, numSms, memory, profiling, timeoutMs } = config;
-    this.warps = numSms * WARPS_PER_SM;
+    this.#warpsPerSm = warpsPerSm;
+    this.warps = numSms * warpsPerSm;
     this.#device = device;
     this.#config = config;
     this.#small = small;
@@ -113,7 +128,7 @@ export class LaunchedFragments implements FragmentEngine {
     set.set('groupDescriptors', group);
     set.set('groupsPerBlock', groupsPerBlock);
     set.set('waits', run.waits ? 1 : 0);
-    plan.setGrid(Math.min(this.#config.numSms, Math.ceil((groupsPerBlock * blocks) / WARPS_PER_SM)));
+    plan.setGrid(Math.min(this.#config.numSms, Math.ceil((groupsPerBlock * blocks) / this.#warpsPerSm)));
     plan.launch(stream);
     end.record(stream);
   }

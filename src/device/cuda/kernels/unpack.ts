@@ -1,5 +1,5 @@
-// The kernels of kernels/cuda/unpack.cu, which move the fragments of descriptor blocks.
-import { moveFragmentsArguments } from '../../../abi/unpack-block.ts';
+// The kernels that move the fragments of descriptor blocks, and the bare copy that they are measured against.
+import { benchFragmentsArguments, moveFragmentsArguments } from '../../../abi/unpack-block.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 export const unpackKernels = defineKernelFile({
@@ -11,5 +11,12 @@ export const unpackKernels = defineKernelFile({
     packSmall: moveFragmentsArguments,
     packLarge: moveFragmentsArguments,
   },
+  hot: true,
+});
+
+export const benchUnpackKernels = defineKernelFile({
+  file: 'bench-unpack.cu',
+  constants: {},
+  kernels: { benchFragments: benchFragmentsArguments },
   hot: true,
 });

@@ -1,0 +1,81 @@
+// The tables that `weftline bench unpack` prints.
+import Table from 'cli-table3';
+import { formatBytes } from '../../core/byte-size.ts';
+import type { KernelRate } from '../bench/unpack/cuda/kernel-rates.ts';
+import type { UnpackBenchReport } from '../bench/unpack/unpack-results.ts';
+import { describeMachine, describeRounds } from './bench-heading.ts';
+import { plainTable } from './plain-table.ts';
+import { spread } from './time-format.ts';
+
+export function unpackBenchReport(report: UnpackBenchReport): string {
+  const { workload, device } = report;
+  const chunks = `${formatBytes(workload.totalBytes)} in chunks of ${formatBytes(workload.chunkBytes)}`;
+  return [
+    `${device}: ${chunks}; ${describeRounds(report)}`,
+    stageTable(report),
+    'Times in µs, medians (p25 to p75), from the first call until the last byte is in its place. × copies: how many times',
+    'faster than copies one by one in the same rounds. document: what it says per chunk; within a factor of 3 confirms it.',
+    ...(report.components.length === 0 ? [] : [componentTable(report)]),
+    ...(report.kernels.length === 0 ? [] : [kernelTable(report.kernels), kernelLegend]),
+    describeMachine(report.machine),
+    '',
+  ].join('\n');
+}
+
+function stageTable({ stages }: UnpackBenchReport): string {
+  const table = new Table({
+    head: ['fragments', 'stage', 'µs', '', 'per chunk', 'GB/s', '× copies', 'document', ''],
+    colAligns: ['right', 'left', 'right', 'left', 'right', 'right', 'right', 'right', 'left'],
+    ...plainTable,
+  });
+  for (const stage of stages) {
+    table.push([
+      formatBytes(stage.fragmentBytes),
+      stage.name,
+      tenths(stage.microseconds.median),
+      `(${spread(stage.microseconds, tenths)})`,
+      tenths(stage.microsecondsPerChunk),
+      stage.gigabytesPerSecond.toFixed(2),
+      stage.timesCopies.median.toFixed(2),
+      stage.documentMicrosecondsPerChunk ?? '',
+      stage.verdict,
+    ]);
+  }
+  return table.toString();
+}
+
+function componentTable({ components }: UnpackBenchReport): string {
+  const table = new Table({
+    head: ['part', 'µs', '', 'document', ''],
+    colAligns: ['left', 'right', 'left', 'right', 'left'],
+    ...plainTable,
+  });
+  for (const { name, microseconds, documentMicroseconds, verdict } of components) {
+    const times = [tenths(microseconds.median), `(${spread(microseconds, tenths)})`];
+    table.push([name, ...times, documentMicroseconds ?? '', verdict]);
+  }
+  return table.toString();
+}
+
+const kernelLegend = [
+  'GB/s of payload by events of the device, medians. ratio: time of the bare copy of the same fragments by as many SMs over',
+  'that of the kernel, from the same rounds.',
+].join('\n');
+
+function kernelTable(kernels: readonly KernelRate[]): string {
+  const table = new Table({
+    head: ['from', 'fragments', 'SMs', 'kernel', 'GB/s', 'ratio', ''],
+    colAligns: ['left', 'right', 'right', 'left', 'right', 'right', 'left'],
+    ...plainTable,
+  });
+  for (const { name, from, numSms, fragmentBytes, gigabytesPerSecond, ratioToBareCopy } of kernels) {
+    const ratio = ratioToBareCopy?.median.toFixed(3) ?? '';
+    const ratios = ratioToBareCopy ? `(${spread(ratioToBareCopy, (value) => value.toFixed(2))})` : '';
+    table.push([from, formatBytes(fragmentBytes), numSms, name, tenths(gigabytesPerSecond.median), ratio, ratios]);
+  }
+  return table.toString();
+}
+
+function tenths(value: number): string {
+  return value.toFixed(1);
+}
