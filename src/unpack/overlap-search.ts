@@ -1,4 +1,5 @@
-// Finds two ranges that overlap among those of one launch. Ranges that come in order cost one comparison each.
+// Finds two ranges that overlap among those of one launch. Ranges that come in order cost one comparison each, others mark
+// the bits of what they cover where those are few, and are sorted where they are many.
 import { MAX_BLOCK_DESCRIPTORS } from '../abi/unpack-block.ts';
 import type { Overlap } from './descriptor-errors.ts';
 
@@ -6,6 +7,8 @@ const TWO_32 = 2 ** 32;
 /** Digits that are sorted by, the lowest first. */
 const DIGIT_BITS = 11;
 const DIGITS = 1 << DIGIT_BITS;
+/** A range is sorted in the time in which so many words of bits are cleared and marked. */
+const WORDS_PER_RANGE = 16;
 
 export class OverlapSearch {
   readonly #starts: Float64Array;
@@ -23,6 +26,11 @@ export class OverlapSearch {
   #end = 0;
   #least = Infinity;
   #most = 0;
+  /** The start that was added first. */
+  #first = 0;
+  /** The bits in which starts differ from the first, and those of lengths: their lowest is a unit of all ranges. */
+  #bits = 0;
+  readonly #marks: Uint32Array;
 
   constructor(blocks: number) {
     const room = blocks * MAX_BLOCK_DESCRIPTORS;
@@ -33,6 +41,7 @@ export class OverlapSearch {
     this.#high = new Uint32Array(room);
     this.#order = new Uint32Array(room);
     this.#spare = new Uint32Array(room);
+    this.#marks = new Uint32Array(room * WORDS_PER_RANGE);
   }
 
   clear(): void {
@@ -41,6 +50,7 @@ export class OverlapSearch {
     this.#end = 0;
     this.#least = Infinity;
     this.#most = 0;
+    this.#bits = 0;
   }
 
   /** `length` is not 0. */
@@ -49,15 +59,18 @@ export class OverlapSearch {
     this.#starts[index] = start;
     this.#lengths[index] = length;
     this.#names[index] = block * MAX_BLOCK_DESCRIPTORS + descriptor;
+    const end = start + length;
+    if (index === 0) this.#first = start;
+    this.#bits |= (start - this.#first) | length;
     if (start < this.#end) this.#isOrdered = false;
-    this.#end = start + length;
+    this.#end = end;
     if (start < this.#least) this.#least = start;
-    if (start > this.#most) this.#most = start;
+    if (end > this.#most) this.#most = end;
   }
 
   /** The lowest bytes that two ranges share, if there are any. */
   find(): Overlap | undefined {
-    if (this.#isOrdered) return undefined;
+    if (this.#isOrdered || this.#markAll()) return undefined;
     this.#sort();
     const order = this.#order;
     for (let index = 1; index < this.#count; index++) {
@@ -66,6 +79,32 @@ export class OverlapSearch {
       if (this.#starts[before]! + this.#lengths[before]! > this.#starts[range]!) return this.#describe(before, range);
     }
     return undefined;
+  }
+
+  /** True if every range has marked its bits and found none that was marked; false too if they are too many to mark. */
+  #markAll(): boolean {
+    const count = this.#count;
+    const unit = (this.#bits & -this.#bits) >>> 0;
+    const words = Math.ceil((this.#most - this.#least) / unit / 32);
+    if (words > count * WORDS_PER_RANGE) return false;
+    const marks = this.#marks;
+    marks.fill(0, 0, words);
+    const scale = 1 / unit;
+    for (let index = 0; index < count; index++) {
+      let bit = (this.#starts[index]! - this.#least) * scale;
+      const end = bit + this.#lengths[index]! * scale;
+      while (bit < end) {
+        const at = bit & 31;
+        const bits = Math.min(32 - at, end - bit);
+        const mask = (bits === 32 ? -1 : (1 << bits) - 1) << at;
+        const word = bit >>> 5;
+        const seen = marks[word]!;
+        if ((seen & mask) !== 0) return false;
+        marks[word] = seen | mask;
+        bit += bits;
+      }
+    }
+    return true;
   }
 
   /** By start; a sort by digits needs no comparisons and allocates nothing. */
