@@ -58,6 +58,10 @@ import {
   fragmentDescriptor,
   fragmentPair,
   moveFragmentsArguments,
+  persistentArguments,
+  persistentControl,
+  persistentShared,
+  persistentStates,
   RING_DESCRIPTORS,
   RING_SLOT_BYTES,
 } from './unpack-block.ts';
@@ -108,6 +112,9 @@ const layouts: readonly Layout[] = [
   moveFragmentsArguments,
   fragmentPair,
   benchFragmentsArguments,
+  persistentControl,
+  persistentShared,
+  persistentArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
@@ -126,6 +133,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   elementFormat: elementFormats,
   fp8: { group: FP8_GROUP },
   ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
+  persistentState: persistentStates,
   ring: { slotBytes: RING_SLOT_BYTES, descriptors: RING_DESCRIPTORS },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },
 };

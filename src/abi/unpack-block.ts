@@ -58,6 +58,45 @@ export const moveFragmentsArguments = defineLayout('MoveFragmentsArguments', {
   timeoutNs: 'u64',
 });
 
+/** Whether the kernel of a persistent launcher runs: it says that it is about to leave, then looks for work once more. */
+export const persistentStates = { left: 0, runs: 1, leaves: 2 } as const;
+
+/** What the host and a persistent kernel share, in mapped host memory; a u32 for each slot follows, its last post done. */
+export const persistentControl = defineLayout(
+  'PersistentControl',
+  {
+    /** Blocks posted so far; wraps. Written by the host. */
+    posted: 'u32',
+    /** Set to 1 by the host: the kernel leaves when all posts are done. */
+    mustStop: 'u32',
+    /** One of persistentStates. */
+    state: 'u32',
+    /** Posts taken when the kernel left. */
+    taken: 'u32',
+  },
+  64,
+);
+
+/** What the blocks of a persistent kernel share, in device memory; a u32 for each slot follows: how many have done it. */
+export const persistentShared = defineLayout('PersistentShared', { posted: 'u32', leaving: 'u32' }, 64);
+
+/** What the kernels of kernels/cuda/unpack-persistent.cu take. */
+export const persistentArguments = defineLayout('PersistentArguments', {
+  ring: 'ptr',
+  control: 'ptr',
+  shared: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  /** The kernel leaves when nothing was posted for so long. */
+  idleNs: 'u64',
+  slots: 'u32',
+  /** Of the first post that is not taken. */
+  firstSlot: 'u32',
+  taken: 'u32',
+  /** Numbers the kernels of one launcher. */
+  generation: 'u32',
+});
+
 /** Where one fragment lies and where it belongs, for the bare copy that the kernels are measured against. */
 export const fragmentPair = defineLayout('FragmentPair', { from: 'ptr', to: 'ptr' }, 16);
 

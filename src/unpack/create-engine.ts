@@ -4,6 +4,7 @@ import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { CpuFragments } from './cpu/cpu-fragments.ts';
 import { LaunchedFragments } from './cuda/launched-fragments.ts';
+import { PersistentFragments } from './cuda/persistent-fragments.ts';
 import type { FragmentEngine } from './fragment-engine.ts';
 import { type CheckedConfig, checkConfig, type LauncherConfig } from './launcher-config.ts';
 import type { Direction } from './ring-writer.ts';
@@ -21,5 +22,6 @@ export async function createEngine(
   const multiprocessors = device.kind === 'cuda' ? device.properties.multiprocessors : NO_LIMIT;
   const checked = checkConfig(config, multiprocessors);
   if (device.kind === 'cpu') return { engine: new CpuFragments(device, checked, direction), checked };
-  return { engine: await LaunchedFragments.create(device, checked, direction), checked };
+  const Fragments = checked.persistent ? PersistentFragments : LaunchedFragments;
+  return { engine: await Fragments.create(device, checked, direction), checked };
 }

@@ -30,6 +30,14 @@ export interface LauncherConfig {
   readonly pool?: DescriptorPool;
   /** Thread blocks of a launch, each of which takes a multiprocessor; 16 by default, at most all of the GPU. */
   readonly numSms?: number;
+  /**
+   * A kernel that stays on its multiprocessors and takes blocks from mapped memory, on a stream of its own: a launch calls no
+   * driver. What a launch reads must be visible to the GPU before, and calls that wait for the whole GPU, such as freeing
+   * memory, wait until it leaves. Each block waits for its ready flag by itself. false by default.
+   */
+  readonly persistent?: boolean;
+  /** The kernel that stays leaves when nothing was launched for so long, and comes back with the next launch; 20 by default. */
+  readonly idleMs?: number;
   /** How long kernels wait for ready flags, and wait() for launches; the setting `timeoutMs` by default. */
   readonly timeoutMs?: number;
 }
@@ -40,6 +48,8 @@ const configNames: OptionNames<LauncherConfig> = {
   smallKernel: true,
   pool: true,
   numSms: true,
+  persistent: true,
+  idleMs: true,
   timeoutMs: true,
 };
 const poolNames: OptionNames<DescriptorPool> = { slots: true, memory: true };
@@ -47,6 +57,8 @@ const poolNames: OptionNames<DescriptorPool> = { slots: true, memory: true };
 const DEFAULT_SLOTS = 16;
 const MAX_SLOTS = 1024;
 const DEFAULT_SMS = 16;
+const DEFAULT_IDLE_MS = 20;
+const MAX_IDLE_MS = 10_000;
 
 /** The same with every default. */
 export interface CheckedConfig {
@@ -56,6 +68,8 @@ export interface CheckedConfig {
   readonly slots: number;
   readonly memory: 'mapped' | 'copied';
   readonly numSms: number;
+  readonly persistent: boolean;
+  readonly idleMs: number;
   readonly timeoutMs: number;
 }
 
@@ -76,7 +90,29 @@ export function checkConfig(config: LauncherConfig, multiprocessors: number): Ch
     );
   }
   const timeoutMs = checkTimeout(config.timeoutMs ?? readSettings().timeoutMs);
-  return { stream: config.stream, profiling, smallKernel, ...checkPool(config.pool ?? {}), numSms, timeoutMs };
+  return {
+    stream: config.stream,
+    profiling,
+    smallKernel,
+    ...checkPool(config.pool ?? {}),
+    ...checkPersistent(config),
+    numSms,
+    timeoutMs,
+  };
+}
+
+function checkPersistent({ persistent = false, idleMs = DEFAULT_IDLE_MS, stream }: LauncherConfig): {
+  readonly persistent: boolean;
+  readonly idleMs: number;
+} {
+  if (typeof persistent !== 'boolean') throw invalidArgument('persistent', persistent, 'true or false');
+  if (persistent && stream !== undefined) {
+    throw invalidArgument('stream', 'a stream', 'none: a persistent launcher has a stream of its own');
+  }
+  if (!(idleMs > 0 && idleMs <= MAX_IDLE_MS)) {
+    throw invalidArgument('idleMs', idleMs, `more than 0 and at most ${MAX_IDLE_MS}`);
+  }
+  return { persistent, idleMs };
 }
 
 function checkPool(pool: DescriptorPool): Required<DescriptorPool> {

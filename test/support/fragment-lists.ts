@@ -89,6 +89,11 @@ export function referencePack(list: FragmentList, bounce: Uint8Array, destinatio
 }
 
 export function randomBytes(seed: number, count: number): Uint8Array {
-  const random = seededRandom(seed);
-  return Uint8Array.from({ length: count }, () => random() * 256);
+  const words = new Uint32Array(Math.ceil(count / 4));
+  let state = seed | 1;
+  for (let index = 0; index < words.length; index++) {
+    state = Math.imul(state, 1_664_525) + 1_013_904_223;
+    words[index] = state ^ (state >>> 15);
+  }
+  return new Uint8Array(words.buffer, 0, count);
 }

@@ -14,7 +14,7 @@ import {
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
 import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
-import { benchUnpackKernels, unpackKernels } from './kernels/unpack.ts';
+import { benchUnpackKernels, persistentUnpackKernels, unpackKernels } from './kernels/unpack.ts';
 
 export const kernelCatalogue: readonly KernelFile[] = [
   selfTestKernels,
@@ -34,5 +34,6 @@ export const kernelCatalogue: readonly KernelFile[] = [
   twoProcessKernels,
   benchDeviceApiKernels,
   unpackKernels,
+  persistentUnpackKernels,
   benchUnpackKernels,
 ];

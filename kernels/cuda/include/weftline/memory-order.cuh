@@ -111,6 +111,9 @@ __device__ __forceinline__ u32 compareExchangeGpu(u32* word, u32 expected, u32 d
 __device__ __forceinline__ void fenceGpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ __forceinline__ void fenceSystem() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
+// ORDER: of two parties that each store, pass this and then load what the other stored, at least one sees the other's store.
+__device__ __forceinline__ void fenceSequentialSystem() { asm volatile("fence.sc.sys;" ::: "memory"); }
+
 // Between ordinary accesses and those of the bulk copy engine, both ways, all memory. Nothing to order before sm_90.
 __device__ __forceinline__ void fenceProxyAsync() {
 #if __CUDA_ARCH__ >= 900

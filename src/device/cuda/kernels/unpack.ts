@@ -1,5 +1,5 @@
 // The kernels that move the fragments of descriptor blocks, and the bare copy that they are measured against.
-import { benchFragmentsArguments, moveFragmentsArguments } from '../../../abi/unpack-block.ts';
+import { benchFragmentsArguments, moveFragmentsArguments, persistentArguments } from '../../../abi/unpack-block.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 export const unpackKernels = defineKernelFile({
@@ -11,6 +11,13 @@ export const unpackKernels = defineKernelFile({
     packSmall: moveFragmentsArguments,
     packLarge: moveFragmentsArguments,
   },
+  hot: true,
+});
+
+export const persistentUnpackKernels = defineKernelFile({
+  file: 'unpack-persistent.cu',
+  constants: {},
+  kernels: { unpackPersistent: persistentArguments, packPersistent: persistentArguments },
   hot: true,
 });
 

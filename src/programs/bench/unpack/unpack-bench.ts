@@ -105,9 +105,10 @@ async function checkStages(stages: readonly Stage[], destination: Tensor<'u8'>):
   await destination.fromHost(empty);
   await reference.run();
   const expected = await destination.toHost();
-  for (const { name, run } of stages) {
+  for (const { name, run, after } of stages) {
     await destination.fromHost(empty);
     await run();
+    await after?.();
     const left = await destination.toHost();
     if (Buffer.compare(left, expected) === 0) continue;
     throw new WeftlineError('WL_CHECK', `The stage "${name}" left other bytes than copies one by one`, {
@@ -125,9 +126,13 @@ async function timeStages(
   const { chunkBytes, totalBytes } = workload;
   const times = stages.map((): number[] => []);
   await interleave(stages.length, rounds, async (index, iteration) => {
+    const stage = stages[index]!;
+    await stage.prepare?.();
     const begin = monotonicMicroseconds();
-    await stages[index]!.run();
-    if (iteration >= 0) times[index]!.push(monotonicMicroseconds() - begin);
+    await stage.run();
+    const end = monotonicMicroseconds();
+    await stage.after?.();
+    if (iteration >= 0) times[index]!.push(end - begin);
   });
   const isDocuments = fragmentBytes === DOCUMENT_FRAGMENT && device.kind === 'cuda';
   const copies = times[stages.findIndex(({ name }) => name === COPIES)]!;

@@ -8,9 +8,10 @@ namespace weftline {
 
 constexpr u32 allLanes = 0xffffffffu;
 
-// A slot as the kernels need it. Two accesses of 16 bytes, which all lanes of a warp make together.
+// The first 32 bytes of a slot's header. Two accesses of 16 bytes, which all lanes of a warp make together.
 struct BlockHead {
   u32 count;
+  u32 isSmall;
   u8* bounce;
   u8* destination;
 };
@@ -22,14 +23,11 @@ __device__ __forceinline__ const u8* slotAt(const void* ring, u32 slot) {
 __device__ __forceinline__ u64 joined(u32 low, u32 high) { return static_cast<u64>(high) << 32 | low; }
 
 __device__ __forceinline__ BlockHead headOf(const u8* slot) {
-  static_assert(__builtin_offsetof(DescriptorBlockHeader, count) == 0 &&
-                    __builtin_offsetof(DescriptorBlockHeader, bounce) == 16 &&
-                    __builtin_offsetof(DescriptorBlockHeader, destination) == 24,
-                "two vectors");
   const uint4 first = loadOnce(reinterpret_cast<const uint4*>(slot));
   const uint4 second = loadOnce(reinterpret_cast<const uint4*>(slot) + 1);
   BlockHead head;
   head.count = first.x;
+  head.isSmall = first.y;
   head.bounce = reinterpret_cast<u8*>(joined(second.x, second.y));
   head.destination = reinterpret_cast<u8*>(joined(second.z, second.w));
   return head;
