@@ -1,10 +1,17 @@
-// The loop of an engine over sockets of this machine: what ends its sleep, and what does not.
+// The loop of an engine over sockets of this machine: what ends its sleep, what does not, and which sockets it looks at.
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { NativeBlock } from '#lib/native/native-block.js';
+import { MessageBlock } from '#lib/native/message-block.js';
+import { sendMessages } from '#lib/native/udp.js';
 import { readSettings } from '#lib/settings/settings.js';
 import { Engine } from '#lib/transport/engine/engine.js';
 import { UdpLoop } from '#lib/transport/io/udp/udp-loop.js';
 import { UdpSocket } from '#lib/transport/io/udp/udp-socket.js';
+
+function openSocket(): UdpSocket {
+  return new UdpSocket({ host: '127.0.0.1', bufferBytes: 65_536 });
+}
 
 for (const paths of [1, 2]) {
   test(`a ring of the doorbell ends one sleep, not all that follow, with ${paths} sockets`, () => {
@@ -12,7 +19,7 @@ for (const paths of [1, 2]) {
       spinUs: 0,
       engine: (io) => new Engine({ io, settings: readSettings() }),
     });
-    const sockets = Array.from({ length: paths }, () => new UdpSocket({ host: '127.0.0.1', bufferBytes: 65_536 }));
+    const sockets = Array.from({ length: paths }, openSocket);
     loop.addPeer(0, { descriptors: sockets.map(({ fd }) => fd), segments: 1 });
     loop.doorbell.ring();
     const begin = performance.now();
@@ -23,3 +30,35 @@ for (const paths of [1, 2]) {
     assert.ok(performance.now() - begin >= 19);
   });
 }
+
+test('a socket that has a packet at every look does not keep the loop from the others', () => {
+  using loop = new UdpLoop({ spinUs: 0, engine: (io) => new Engine({ io, settings: readSettings() }) });
+  const sockets = [openSocket(), openSocket()];
+  const senders = sockets.map((socket) => {
+    const sender = openSocket();
+    sender.connect(socket);
+    socket.connect(sender);
+    return sender;
+  });
+  loop.addPeer(0, { descriptors: sockets.map(({ fd }) => fd), segments: 1 });
+  const memory = new NativeBlock(64);
+  const block = new MessageBlock({ messages: 1, iovecsPerMessage: 1 });
+  // Too short to be packets: the engine counts them.
+  const send = (path: number): void => {
+    block.setIovec(0, 0, memory.address, 8);
+    block.setIovecCount(0, 1);
+    assert.equal(sendMessages((senders[path] as UdpSocket).fd, block.addressOf(0), 1), 1);
+  };
+  for (let round = 0; round < 10; round += 1) {
+    send(0);
+    loop.step();
+  }
+  assert.equal(loop.engine.drops.short, 10);
+  send(1);
+  for (let round = 0; round < 4; round += 1) {
+    send(0);
+    loop.step();
+  }
+  assert.equal(loop.engine.drops.short, 15);
+  for (const sender of senders) sender[Symbol.dispose]();
+});

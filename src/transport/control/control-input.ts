@@ -88,7 +88,7 @@ function takeClear(connection: Connection, { flow: id, a, bytes, more }: Record)
   if (connection.send.clearCount >= MAX_OPEN_RECEIVES)
     return broken(connection, `more than ${MAX_OPEN_RECEIVES} receives`);
   const flow = connection.send.flow(id);
-  flow.clears.push({ target: a, bytes, granted: more });
+  flow.clears.push({ target: a, bytes, record: connection.control.expected, granted: more });
   connection.send.clearCount++;
   connection.send.match(flow);
   return true;

@@ -24,6 +24,7 @@ export function announce(connection: Connection): void {
     unannounced.shift();
     head.announced = true;
     head.granted = engine.admission.firstGrant(head);
+    head.record = control.end;
     control.append(controlKinds.clearToSend, head.flow);
     control.setIds(head.handle, 0, 0);
     control.setSizes(head.bytes, head.granted);

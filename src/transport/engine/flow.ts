@@ -5,6 +5,8 @@ import { type Request, RequestQueue } from './request.ts';
 export interface ClearToSend {
   readonly target: number;
   readonly bytes: number;
+  /** Number of the control record that said so. */
+  readonly record: number;
   granted: number;
 }
 

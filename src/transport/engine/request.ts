@@ -54,6 +54,9 @@ export class Request {
   /** Of a send: bytes the receiver lets go. Of a receive: bytes let go. */
   granted = 0;
 
+  /** Of a receive: the control record that announces it. Of a send: the one that announced the receive it met. */
+  record = 0;
+
   /** Of a receive and a read: the size of the message, -1 before it is known, and its bytes that have arrived. */
   messageBytes = -1;
   received = 0;

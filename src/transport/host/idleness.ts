@@ -1,6 +1,6 @@
 // How long an engine's thread that has nothing to do goes on polling while somebody waits for what it does.
+import { ProcessorLoans } from '../../threads/processor-loans.ts';
 import { SpinTime } from '../../threads/spin-time.ts';
-import { yieldProcessor } from '../../native/libc.ts';
 
 /** The most; less where it turns out to be in vain. */
 const MAX_SPIN_MICROSECONDS = 300;
@@ -13,6 +13,7 @@ const NOT_IDLE = -1;
 export class Idleness {
   readonly #isAwaited: () => boolean;
   readonly #spin = new SpinTime(MAX_SPIN_MICROSECONDS);
+  readonly #loans = new ProcessorLoans();
   #since = NOT_IDLE;
   #pollsUntil = 0;
 
@@ -36,8 +37,7 @@ export class Idleness {
       this.#pollsUntil = this.#spin.isShort ? now : now + this.#spin.milliseconds;
     }
     if (now >= this.#pollsUntil || !this.#isAwaited()) return false;
-    yieldProcessor();
-    if (this.#spin.lent(performance.now() - now)) this.#pollsUntil = now;
+    if (this.#spin.lent(this.#loans.lend(now) - now)) this.#pollsUntil = now;
     return true;
   }
 }

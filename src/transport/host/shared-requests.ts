@@ -2,8 +2,8 @@
 import { wordOffsets } from '../../abi/layout.ts';
 import { commandRecord, REQUEST_SLOTS, sharedHead, slotStates } from '../../abi/transport-command.ts';
 import { putWide, wideAt } from '../../abi/wide-words.ts';
+import { ProcessorLoans } from '../../threads/processor-loans.ts';
 import type { SpinTime } from '../../threads/spin-time.ts';
-import { yieldProcessor } from '../../native/libc.ts';
 import { waitAsync } from '../../threads/wait-async.ts';
 
 /** A look at the clock costs as much as several looks at a word. */
@@ -57,6 +57,7 @@ export class SharedRequests {
   readonly #bytes: Float64Array;
   /** The ring's place of this side: of the next command to write, or to take. */
   #next = 0;
+  readonly #loans = new ProcessorLoans();
 
   constructor(buffer: SharedArrayBuffer = new SharedArrayBuffer(SHARED_BYTES)) {
     this.buffer = buffer;
@@ -146,14 +147,9 @@ export class SharedRequests {
 
   #poll(seen: number, start: number, milliseconds: number, spin: SpinTime): boolean {
     const most = Math.min(milliseconds, spin.milliseconds);
-    for (let now = start; now - start < most;) {
-      for (let look = 0; look < LOOKS_PER_CLOCK; look++) {
-        if (this.ended !== seen) return true;
-        yieldProcessor();
-      }
-      const before = now;
-      now = performance.now();
-      if (spin.lent(now - before)) break;
+    for (let now = start; now - start < most; now = performance.now()) {
+      for (let look = 0; look < LOOKS_PER_CLOCK; look++) if (this.ended !== seen) return true;
+      if (spin.lent(this.#loans.lend(now) - now)) break;
     }
     return this.ended !== seen;
   }

@@ -12,6 +12,8 @@ const REVIVED_PATH_PENALTY = 4;
 const FADE = 0.98;
 /** Share of the better path's round-trip time that an untried path's fades to: below 1, or it would not be tried. */
 const TRY_AGAIN = 0.9;
+/** Costs that differ by less than this factor make no difference. */
+const NEARLY = 1.25;
 /** Bytes in flight that double the cost of a path. */
 const LOAD_UNIT = 65_536;
 
@@ -110,6 +112,11 @@ export class PathTable {
     const better = secondWins ? second : first;
     this.#forgive(secondWins ? first : second, better);
     return better;
+  }
+
+  /** True if `path` lives and is hardly worse than `other`. */
+  isNearlyAsGood(path: number, other: number, inFlight: Float64Array): boolean {
+    return this.alive[path] === 1 && this.#score(path, inFlight) <= NEARLY * this.#score(other, inFlight);
   }
 
   /** A path that is not taken brings no news: what was held against it fades, so that it is tried again. */

@@ -124,7 +124,11 @@ function place(
   }
   if (request === undefined) return;
   if (request.kind === 'receive') {
-    if (!request.claimed) engine.admission.claim(connection.receive, request, run.messageBytes);
+    if (!request.claimed) {
+      // Who sends to it has read the record that announced it, and all before that: no ack need say so.
+      connection.control.confirm((request.record + 1) | 0, engine.now);
+      engine.admission.claim(connection.receive, request, run.messageBytes);
+    }
     engine.admission.arrived(connection.receive, request, bytes);
   }
   request.received += bytes;

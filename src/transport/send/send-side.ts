@@ -121,6 +121,7 @@ export class SendSide {
       this.clearCount--;
       flow.unmatched.shift();
       request.target = clear.target;
+      request.record = clear.record;
       request.granted = Math.min(clear.granted, request.bytes);
       if (request.bytes > clear.bytes) {
         request.granted = clear.bytes;

@@ -7,6 +7,7 @@ import {
   SCATTER_ENTRY_BYTES,
 } from '../../abi/transport-packet.ts';
 import type { Connection } from '../engine/connection.ts';
+import { ackDue } from '../receive/receive-side.ts';
 import { writeData, writeScatter } from '../wire/packet-writer.ts';
 import type { RangeList } from './range-list.ts';
 import type { Request } from '../engine/request.ts';
@@ -16,6 +17,8 @@ const AGAIN = Number.NEGATIVE_INFINITY;
 const NOT_BEFORE_NEWS = Number.POSITIVE_INFINITY;
 /** How long to wait for a full socket, in microseconds. */
 const SOCKET_WAIT = 50;
+/** Of packets that go alone: the share that is sent on any path. */
+const UNFAMILIAR_SHARE = 1 / 16;
 /** Header of a scattered segment, with all that say where its bytes belong. */
 const SCATTER_BYTES = DATA_HEADER_BYTES + MAX_SCATTER_ENTRIES * SCATTER_ENTRY_BYTES;
 
@@ -93,6 +96,7 @@ function sendFresh(connection: Connection, request: Request, at: number, now: nu
   const bytes = Math.min(limit - position, count * payloadBytes);
   const burst = bursts.open(route.path, route.controller, now);
   const first = window.next;
+  if (position === 0 && request.kind === 'send') saveAck(connection, request);
   if (window.outstanding === 0) connection.send.progressAt = now;
   const lastBytes = bytes - (count - 1) * payloadBytes;
   window.appendRun(request.handle, position, count, payloadBytes, lastBytes, burst);
@@ -109,6 +113,12 @@ function sendFresh(connection: Connection, request: Request, at: number, now: nu
   outgoing.burst = burst;
   outgoing.bytes = bytes;
   sendBurst(connection, request, now);
+}
+
+/** The first bytes of a message tell the peer that its record has come; an ack that would say nothing else is not sent. */
+function saveAck({ control, receive }: Connection, request: Request): void {
+  const saysMore = receive.ackDue !== ackDue.later || receive.unackedArrivals > 0 || receive.arrivals.touchedCount > 0;
+  if (!saysMore && ((request.record + 1) | 0) === control.expected) receive.ackDue = ackDue.no;
 }
 
 /** Sends the next ranges of a scattered write, as many as go into a segment. Its window entry names the first of them. */
@@ -320,6 +330,7 @@ function chooseRoute(connection: Connection, controller: number, wanted: number)
   route.resumeAt = NOT_BEFORE_NEWS;
   route.path = paths.choose(engine.random, connection.send.bursts.pathBytes);
   if (!engine.settings.perPath) {
+    if (wanted === 1 && connection.send.window.outstanding === 0) preferFamiliar(connection);
     route.controller = controller;
     return admit(connection, wanted);
   }
@@ -332,6 +343,16 @@ function chooseRoute(connection: Connection, controller: number, wanted: number)
     if (admit(connection, wanted)) return true;
   }
   return false;
+}
+
+/**
+ * A packet that goes alone takes the path that the peer's last one came on, if that is about as good: both ends then know
+ * which socket to look at. Now and then it does not, so that the other paths are known too.
+ */
+function preferFamiliar({ paths, engine, receive, send }: Connection): void {
+  const { latestPath } = receive.arrivals;
+  if (latestPath === -1 || engine.random() < UNFAMILIAR_SHARE) return;
+  if (paths.isNearlyAsGood(latestPath, route.path, send.bursts.pathBytes)) route.path = latestPath;
 }
 
 /** How many segments the window of `route.controller` admits: at least one if nothing of it is in flight. */

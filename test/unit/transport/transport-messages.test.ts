@@ -1,9 +1,12 @@
 // Messages over a lossless and a lossy network: every byte once, and both ends know.
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { packetKinds, packetPrefix } from '#lib/abi/transport-packet.js';
 import { settingsTable } from '#lib/settings/settings.js';
 import { requestStatus } from '#lib/transport/engine/transport-engine.js';
-import { isEnded, Loopback, type LoopbackOptions, pattern } from './support/loopback.js';
+import { type Flying, isEnded, Loopback, type LoopbackOptions, pattern } from './support/loopback.js';
+
+const AT = packetPrefix.offset;
 
 function sendOne(options: LoopbackOptions, bytes: number): Loopback {
   const net = new Loopback(options);
@@ -23,6 +26,24 @@ function sendOne(options: LoopbackOptions, bytes: number): Loopback {
 
 test('a message of any size arrives', () => {
   for (const bytes of [0, 1, 64, 1303, 1304, 1305, 100_000, 3_000_000]) sendOne({}, bytes);
+});
+
+test('the first bytes of a message acknowledge the record that announced its receive', () => {
+  const net = sendOne({}, 64);
+  net.settle();
+  const [sender, receiver] = [net.a.connection.statistics, net.b.connection.statistics];
+  assert.equal(sender.sentAcks, 0, 'the data says it');
+  assert.equal(receiver.sentAcks, 1);
+  // The record, the data, the ack of the data: nothing is repeated.
+  assert.equal(net.packets, 3);
+});
+
+test('if those bytes are lost, the record is repeated until an ack answers it', () => {
+  let lost = 0;
+  const lose = ({ bytes }: Flying): boolean => bytes[AT.kind] === packetKinds.data && lost++ < 3;
+  const net = sendOne({ lose, settings: { transportMinRtoUs: 500 } }, 64);
+  assert.ok(net.a.connection.statistics.sentAcks >= 1);
+  net.settle();
 });
 
 test('joined packets arrive as runs', () => {

@@ -114,6 +114,18 @@ test('PathTable: two distinct live paths are compared, the dead are not taken, n
   assert.equal(paths.aliveCount, 3);
 });
 
+test('PathTable: a path is nearly as good as another up to a quarter more of its cost, and if it lives', () => {
+  const paths = new PathTable(3);
+  const inFlight = new Float64Array(3);
+  for (const [path, rtt] of [100, 120, 130].entries()) paths.sample(path, rtt);
+  assert.equal(paths.isNearlyAsGood(1, 0, inFlight), true);
+  assert.equal(paths.isNearlyAsGood(2, 0, inFlight), false);
+  inFlight[1] = 65_536;
+  assert.equal(paths.isNearlyAsGood(1, 0, inFlight), false);
+  paths.kill(0);
+  assert.equal(paths.isNearlyAsGood(0, 2, inFlight), false);
+});
+
 test('ControlLog: keeps a reserve, confirms only what was sent, merges grants', () => {
   const log = new ControlLog();
   let ordinary = 0;

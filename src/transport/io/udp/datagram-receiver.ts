@@ -22,6 +22,8 @@ export class DatagramReceiver {
   isRefused = false;
   readonly #block = new MessageBlock({ messages: SLOTS, iovecsPerMessage: 1 });
   #slots = SLOTS;
+  /** Slots that the last call filled: the kernel has shortened what it was given for control records. */
+  #filled = SLOTS;
 
   /** `arena` has RECEIVE_ARENA_BYTES. */
   constructor(arena: NativeBlock) {
@@ -38,9 +40,10 @@ export class DatagramReceiver {
     const block = this.#block;
     const { batch } = this;
     const asked = this.#slots;
-    for (let slot = 0; slot < asked; slot += 1) block.expectControl(slot);
+    for (let slot = 0; slot < this.#filled; slot += 1) block.expectControl(slot);
     const count = receiveMessages(fd, block.addressOf(0), asked);
     batch.count = Math.max(0, count);
+    this.#filled = batch.count;
     this.isRefused = count === -ECONNREFUSED;
     if (count <= 0) return false;
     let bytes = 0;
