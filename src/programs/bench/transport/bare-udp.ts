@@ -9,7 +9,7 @@ import { monotonicMicroseconds } from '../clock.ts';
 export interface BareUdpOptions {
   readonly host: string;
   readonly bufferBytes: number;
-  /** How long to poll before sleeping; the transport's own setting, so that both wait alike. */
+  /** How long to poll before sleeping. */
   readonly spinUs: number;
 }
 

@@ -11,7 +11,7 @@ export const transportMethod = {
   latency:
     'One message under way. From the offer of memory by the receiver to the end of its receive, so that the way of the offer is in it: comparable to a round trip.',
   request: 'From posting the messages of a request to the end of the last of them, at the sender.',
-  bare: 'The same system calls without a protocol: same datagrams, same number per send, headers and payload apart, a window of 2 MiB, nothing is placed or checked.',
+  bare: 'The same system calls without a protocol: same datagrams, same number per send, headers and payload apart, a window of 2 MiB, nothing is placed or checked. The ping-pong polls and never sleeps.',
   tcp: 'iperf3 with one connection and writes of 1 MiB, what its receiver counted.',
   interleaved: 'Sides of one round follow each other within seconds; ratios are taken within a round.',
   cpu: 'User and system time of all threads of the process, over the bytes of messages.',
