@@ -21,8 +21,10 @@ export const stagingCommandField = {
   remoteOffset: 5,
   bytes: 6,
   add: 7,
+  /** Of a signal: what the cell then holds; -1 if that is not known. */
+  sum: 8,
 } as const;
-export const STAGING_COMMAND_FIELDS = 8;
+export const STAGING_COMMAND_FIELDS = 9;
 
 /** `pushed` and `taken` count commands, `news` what ended; all wrap. */
 export const stagingBoardWord = { pushed: 0, taken: 16, news: 32 } as const;

@@ -34,8 +34,8 @@ export const pieceKinds = { nothing: 0, write: 1, read: 2, signal: 3 } as const;
 export const pieceStatuses = { good: 0, unauthorized: 1, failed: 2 } as const;
 
 /**
- * Begins a slot. All fragments lie in one region of the receiver; `offset` and `add` are a signal's. The bytes begin
- * `dataOffset` behind the begin of the slot.
+ * Begins a slot. All fragments lie in one region of the receiver; the bytes begin `dataOffset` behind the begin of the slot.
+ * A signal adds `add` to the cell at `offset`, which then holds `sum` if `hasSum` is 1: it may be written instead.
  */
 export const pieceHead = defineLayout(
   'StagedPieceHead',
@@ -47,6 +47,8 @@ export const pieceHead = defineLayout(
     dataOffset: 'u32',
     offset: 'u64',
     add: 'u64',
+    sum: 'u64',
+    hasSum: 'u32',
   },
   64,
 );

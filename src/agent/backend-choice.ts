@@ -12,6 +12,8 @@ export interface BackendVerdict {
   readonly isUsable: boolean;
   /** Why not, as the end of a sentence; undefined if it is usable. */
   readonly why: string | undefined;
+  /** What is special about its way: "staged through pinned memory". Left out: nothing. */
+  readonly how?: string;
 }
 
 export interface ChoiceMemory {
@@ -34,7 +36,8 @@ export function judgeBackends(options: ChoiceOptions): BackendVerdict[] {
   const { backends, missing, forced } = options;
   const verdicts = backends.map((backend) => {
     const why = whyNot(backend, options);
-    return { backend: backend.name, isUsable: why === undefined, why };
+    const how = why === undefined ? howItCarries(backend, options) : undefined;
+    return { backend: backend.name, isUsable: why === undefined, why, ...(how === undefined ? {} : { how }) };
   });
   const absent = [...missing].map(([backend, why]) => ({ backend, isUsable: false, why }));
   return [...verdicts, ...absent].filter(({ backend }) => forced === undefined || backend === forced);
@@ -52,6 +55,11 @@ export function chooseBackend(options: ChoiceOptions): NamedBackend {
   throw new WeftlineError('WL_UNSUPPORTED', `No backend can carry this to agent ${peer.name}: ${reasons.join('; ')}`, {
     details: { peer: peer.name, verdicts },
   });
+}
+
+function howItCarries(backend: NamedBackend, { memory: { local, remote } }: ChoiceOptions): string | undefined {
+  const kindsOf = (memory: readonly { readonly kind: MemoryKind }[]): MemoryKind[] => memory.map(({ kind }) => kind);
+  return backend.howItCarries?.(kindsOf(local), kindsOf(remote));
 }
 
 function whyNot(backend: NamedBackend, { peer, memory, forced }: ChoiceOptions): string | undefined {

@@ -33,9 +33,12 @@ export async function chooseLink(choice: ChoiceOptions, options: LinkWait): Prom
   }
 }
 
-/** "multipath (not local: it is on another host)" */
+/** "multipath (staged through pinned memory; not local: it is on another host)" */
 function describe(choice: ChoiceOptions, chosen: NamedBackend): string {
-  const others = judgeBackends(choice).filter(({ backend, why }) => backend !== chosen.name && why !== undefined);
+  const verdicts = judgeBackends(choice);
+  const how = verdicts.find(({ backend }) => backend === chosen.name)?.how;
+  const others = verdicts.filter(({ backend, why }) => backend !== chosen.name && why !== undefined);
   const reasons = others.map(({ backend, why }) => `not ${backend}: ${why}`);
-  return reasons.length === 0 ? chosen.name : `${chosen.name} (${reasons.join('; ')})`;
+  const notes = how === undefined ? reasons : [how, ...reasons];
+  return notes.length === 0 ? chosen.name : `${chosen.name} (${notes.join('; ')})`;
 }

@@ -25,6 +25,8 @@ export abstract class ChannelJob<Remote> extends Job {
   remoteOffset = 0;
   bytes = 0;
   add = 0;
+  /** -1 if it is not known. */
+  sum = -1;
   protected readonly ring: RingMemory;
   readonly #run: CopyRun;
   readonly #onEnd: (error: WeftlineError | undefined) => void;
@@ -91,6 +93,7 @@ export class SessionChannelJob extends ChannelJob<RemoteStagedMemory> {
     dataOffset: 0,
     offset: 0,
     add: 0,
+    sum: -1,
   };
 
   constructor(parts: ChannelJobParts, session: SendSession) {
@@ -113,6 +116,7 @@ export class SessionChannelJob extends ChannelJob<RemoteStagedMemory> {
     words.dataOffset = dataOffset;
     words.offset = isPut ? 0 : this.remoteOffset;
     words.add = isPut ? 0 : this.add;
+    words.sum = isPut ? -1 : this.sum;
     const session = this.#session;
     session.fill(slot, words);
     if (isPut) {

@@ -1,5 +1,6 @@
 // Copies of one GPU for staging: on a stream for each way, by copy engines; counters are added to by a kernel behind them.
 import type { channelPutArguments } from '../../abi/channel-arguments.ts';
+import { stagingRingHead } from '../../abi/staging-wire.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
@@ -7,13 +8,17 @@ import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { channelKernels } from '../../device/cuda/kernels/channel.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
+import { StreamWrites } from '../../device/cuda/stream-writes.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { type CopyRun, type CopyWay, type DeviceCopies, NO_TICKET } from './device-copies.ts';
 import type { StagingGpu } from './device-table.ts';
-import type { RingStorage } from './ring-memory.ts';
+import { ringBytesOf, type RingStorage } from './ring-memory.ts';
 
 /** Pieces of work of one way that may be under way. */
 const EVENTS = 128;
+/** Rings that are there from the begin: to pin memory later could wait for a kernel that waits for a peer. */
+const SPARE_RINGS = 4;
+const TWO_32 = 2 ** 32;
 
 type PutPlan = LaunchPlan<keyof typeof channelPutArguments.offset>;
 
@@ -58,10 +63,13 @@ class CudaCopies implements DeviceCopies {
   readonly #in: WorkQueue;
   /** The kernel that adds writes what nobody reads. */
   readonly #unused: HostMemory;
+  /** Undefined where the driver cannot write words. */
+  readonly #writes: StreamWrites | undefined;
   #plan: PutPlan | undefined;
 
   constructor(device: CudaDevice) {
     this.#device = device;
+    if (StreamWrites.isSupported(device.context)) this.#writes = new StreamWrites(device.context, 1);
     this.#out = new WorkQueue(device);
     this.#in = new WorkQueue(device);
     this.#unused = device.allocateHost(8);
@@ -89,10 +97,16 @@ class CudaCopies implements DeviceCopies {
     return queue.mark();
   }
 
-  add(address: number, value: number): number {
+  /** A known sum is written by the stream, which needs no multiprocessor: kernels that wait may hold all of them. */
+  add(address: number, value: number, sum: number): number {
     const plan = this.#plan;
     if (plan === undefined) throw new WeftlineError('WL_INTERNAL', 'The kernel that adds to counters is not loaded');
     if (!this.#in.hasRoom) return NO_TICKET;
+    if (sum >= 0 && this.#writes !== undefined) {
+      this.#writes.add64(address, sum % TWO_32, Math.floor(sum / TWO_32));
+      this.#writes.enqueue(this.#in.stream);
+      return this.#in.mark();
+    }
     plan.arguments.set('counter', address);
     plan.arguments.set('add', value);
     plan.launch(this.#in.stream);
@@ -121,6 +135,8 @@ class CudaCopies implements DeviceCopies {
     plan.arguments.set('done', this.#unused.deviceAddress);
     // The driver puts off loading until the first launch, which would wait for kernels that run.
     plan.launch(this.#in.stream);
+    this.#writes?.add64(this.#unused.deviceAddress, 0, 0);
+    this.#writes?.enqueue(this.#in.stream);
     await this.#in.stream.idle();
     this.#plan = plan;
   }
@@ -130,14 +146,42 @@ class CudaCopies implements DeviceCopies {
   }
 }
 
+/** Pinned memory of a GPU's context. It is never freed while the context is used, which could wait for running kernels. */
+class PinnedRings {
+  readonly #device: CudaDevice;
+  readonly #spare: HostMemory[] = [];
+
+  constructor(device: CudaDevice, bytes: number) {
+    this.#device = device;
+    for (let ring = 0; ring < SPARE_RINGS; ring++) this.#spare.push(device.allocateHost(bytes));
+  }
+
+  make(bytes: number): RingStorage {
+    const at = this.#spare.findIndex((spare) => spare.bytes === bytes);
+    const [found] = at < 0 ? [] : this.#spare.splice(at, 1);
+    const memory = found ?? this.#device.allocateHost(bytes);
+    memory.view('u8').fill(0, 0, stagingRingHead.size);
+    return {
+      address: memory.hostAddress,
+      buffer: memory.buffer,
+      byteOffset: 0,
+      free: () => void this.#spare.push(memory),
+    };
+  }
+}
+
 export async function openStagingGpu(ordinal: number, settings: Settings): Promise<StagingGpu> {
   const { timeoutMs, nvrtcPath, cacheFolder, aotFolder, useAot } = settings;
   const device = await CudaDevice.create({ ordinal, timeoutMs, nvrtcPath, cacheFolder, aotFolder, useAot });
   try {
     const copies = new CudaCopies(device);
+    const rings = new PinnedRings(
+      device,
+      ringBytesOf({ slots: settings.stagingPieces, pieceBytes: settings.stagingPieceBytes }),
+    );
     return {
       copies,
-      makeStorage: (bytes) => pinned(device, bytes),
+      makeStorage: (bytes) => rings.make(bytes),
       async close() {
         await copies.close();
         await device.close();
@@ -147,14 +191,4 @@ export async function openStagingGpu(ordinal: number, settings: Settings): Promi
     await device.close();
     throw error;
   }
-}
-
-function pinned(device: CudaDevice, bytes: number): RingStorage {
-  const memory = device.allocateHost(bytes);
-  return {
-    address: memory.hostAddress,
-    buffer: memory.buffer,
-    byteOffset: 0,
-    free: () => memory[Symbol.dispose](),
-  };
 }

@@ -37,8 +37,8 @@ export interface DeviceCopies {
   readonly ready: Promise<void>;
   /** The ticket of the work; NO_TICKET if there is no room for it now. Fails with the device's error. */
   copy(way: CopyWay, run: CopyRun): number;
-  /** Adds to a cell of 64 bits, after all that was copied in before. */
-  add(address: number, value: number): number;
+  /** Adds to a cell of 64 bits, after all that was copied in before. `sum` is what it then holds, -1 if that is not known. */
+  add(address: number, value: number, sum: number): number;
   /** That work, and all before it on this way, is done and visible. Fails with the device's error. */
   isDone(way: CopyWay, ticket: number): boolean;
   /** The ticket of the latest work. */

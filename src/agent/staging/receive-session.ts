@@ -111,7 +111,9 @@ export class ReceiveSession {
     const at = this.#parts.ring.slotOffset(slot);
     const cell = wideAt(words, (at + offset.offset) / 4);
     const add = wideAt(words, (at + offset.add) / 4);
-    if (!(Number.isSafeInteger(cell) && cell % 8 === 0 && cell + 8 <= found.bytes && Number.isSafeInteger(add))) {
+    const sum = words[(at + offset.hasSum) / 4]! === 0 ? -1 : wideAt(words, (at + offset.sum) / 4);
+    const isCell = Number.isSafeInteger(cell) && cell % 8 === 0 && cell + 8 <= found.bytes;
+    if (!(isCell && Number.isSafeInteger(add) && Number.isSafeInteger(sum))) {
       throw this.#protocol(`a signal of ${add} at ${cell}, in ${found.bytes} bytes`);
     }
     for (let piece = this.#finished; piece < this.#started; piece++) {
@@ -119,7 +121,7 @@ export class ReceiveSession {
       const copies = this.#copies[other];
       if (copies !== undefined && copies !== found.copies && !this.#isCopied(other)) return -1;
     }
-    return found.copies.add(found.address + cell, add);
+    return found.copies.add(found.address + cell, add, sum);
   }
 
   #copy(slot: number, kind: number, found: StagedMemory): number {

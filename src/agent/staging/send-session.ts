@@ -16,6 +16,8 @@ export interface PieceWords {
   dataOffset: number;
   offset: number;
   add: number;
+  /** -1 if it is not known. */
+  sum: number;
 }
 
 export interface SendSessionParts {
@@ -36,6 +38,7 @@ const nothing: PieceWords = {
   dataOffset: 0,
   offset: 0,
   add: 0,
+  sum: -1,
 };
 
 export class SendSession implements LaneCarrier {
@@ -77,6 +80,8 @@ export class SendSession implements LaneCarrier {
     words[(at + offset.dataOffset) / 4] = piece.dataOffset;
     putWide(words, (at + offset.offset) / 4, piece.offset);
     putWide(words, (at + offset.add) / 4, piece.add);
+    putWide(words, (at + offset.sum) / 4, Math.max(piece.sum, 0));
+    words[(at + offset.hasSum) / 4] = piece.sum < 0 ? 0 : 1;
     words[ring.statusOffset(slot) / 4] = pieceStatuses.good;
   }
 

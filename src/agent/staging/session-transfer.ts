@@ -19,7 +19,7 @@ export class SessionTransfer extends PlannedJob {
     this.#session = session;
     this.#remotes = remotes;
     const kind = parts.operation === 'read' ? pieceKinds.read : pieceKinds.write;
-    this.#words = { kind, region: 0, key: 0, fragments: 0, dataOffset: 0, offset: 0, add: 0 };
+    this.#words = { kind, region: 0, key: 0, fragments: 0, dataOffset: 0, offset: 0, add: 0, sum: -1 };
   }
 
   fits(): boolean {

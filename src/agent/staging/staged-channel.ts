@@ -117,7 +117,7 @@ export class StagedChannel implements BackendChannel {
     return true;
   }
 
-  signal(remote: BackendRemoteRegion, offset: number, add: number): boolean {
+  signal(remote: BackendRemoteRegion, offset: number, add: number, sum = -1): boolean {
     this.#check();
     const route = this.#routeTo(remote, false);
     const number = route?.remotes.get(remote);
@@ -132,6 +132,7 @@ export class StagedChannel implements BackendChannel {
     commands[at + stagingCommandField.remote] = number;
     commands[at + stagingCommandField.remoteOffset] = offset;
     commands[at + stagingCommandField.add] = add;
+    commands[at + stagingCommandField.sum] = sum;
     this.#commit(route);
     return true;
   }

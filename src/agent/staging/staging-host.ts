@@ -302,8 +302,9 @@ export class StagingHost {
     const remote = this.#remotes[commands[at + field.remote]!];
     const remoteOffset = commands[at + field.remoteOffset]!;
     try {
-      if (kind === stagingCommandKinds.signal) channel.signal(remote, remoteOffset, commands[at + field.add]!);
-      else {
+      if (kind === stagingCommandKinds.signal) {
+        channel.signal(remote, remoteOffset, { add: commands[at + field.add]!, sum: commands[at + field.sum]! });
+      } else {
         const local = this.#memory.get(commands[at + field.local]!);
         const place = {
           localOffset: commands[at + field.localOffset]!,

@@ -71,12 +71,17 @@ export class ThreadChannel {
     this.#post(job);
   }
 
-  signal(remote: AnyRemote | undefined, offset: number, add: number): void {
+  signal(
+    remote: AnyRemote | undefined,
+    offset: number,
+    { add, sum }: { readonly add: number; readonly sum: number },
+  ): void {
     const job = this.#next(remote);
     if (job === undefined) return;
     job.local = undefined;
     job.remoteOffset = offset;
     job.add = add;
+    job.sum = sum;
     this.#post(job);
   }
 
