@@ -28,7 +28,9 @@ export interface ReceiveSessionParts {
 }
 
 /** What is left to do for a piece whose copies are done. */
-const steps = { status: 0, answer: 1, signal: 2 } as const;
+const steps = { status: 0, answer: 1 } as const;
+/** The sender is told after this share of its slots at the latest: it goes on with the others meanwhile. */
+const UNTOLD_SHARE = 4;
 
 const { offset } = pieceHead;
 
@@ -48,6 +50,8 @@ export class ReceiveSession {
   readonly #dataBytes: Uint32Array;
   /** Of the oldest piece. */
   #step: number = steps.status;
+  /** Finished pieces of which the sender was not told. */
+  #untold = 0;
 
   constructor(parts: ReceiveSessionParts) {
     const { slots } = parts.ring.shape;
@@ -66,12 +70,16 @@ export class ReceiveSession {
   step(): boolean {
     const arrived = Atomics.load(this.#parts.ring.counter, 0);
     const waiting = (arrived - this.#started) | 0;
-    if (waiting < 0 || waiting + this.#started - this.#finished > this.#slots) {
+    if (waiting < 0 || waiting + this.#started - this.#finished + this.#untold > this.#slots) {
       throw this.#protocol(`${waiting} more pieces, with ${this.#slots} slots`);
     }
     const before = this.#started + this.#finished;
     while (((arrived - this.#started) | 0) > 0 && this.#start(this.#started % this.#slots)) this.#started++;
-    while (this.#finished < this.#started && this.#finish(this.#finished % this.#slots)) this.#finished++;
+    while (this.#finished < this.#started && this.#finish(this.#finished % this.#slots)) {
+      this.#finished++;
+      this.#untold++;
+    }
+    if (this.#untold > 0) this.#tell(arrived);
     return this.#started + this.#finished > before;
   }
 
@@ -172,7 +180,7 @@ export class ReceiveSession {
   /** False if it cannot go back yet. */
   #finish(slot: number): boolean {
     if (!this.#isCopied(slot)) return false;
-    const { ring, channel, remote } = this.#parts;
+    const { ring, channel } = this.#parts;
     const place = this.#place;
     const status = this.#statuses[slot]!;
     if (this.#step === steps.status) {
@@ -190,11 +198,17 @@ export class ReceiveSession {
         place.bytes = this.#dataBytes[slot]!;
         if (!tryPut(channel, place)) return false;
       }
-      this.#step = steps.signal;
     }
-    if (!trySignal(channel, remote, stagingRingHead.offset.counter, 1)) return false;
     this.#step = steps.status;
     return true;
+  }
+
+  /** One signal for several pieces, while others are on their way that will be told of in any case. */
+  #tell(arrived: number): void {
+    const { channel, remote } = this.#parts;
+    const mayWait = this.#finished !== this.#started || ((arrived - this.#started) | 0) > 0;
+    if (mayWait && this.#untold * UNTOLD_SHARE < this.#slots) return;
+    if (trySignal(channel, remote, stagingRingHead.offset.counter, this.#untold)) this.#untold = 0;
   }
 
   #protocol(what: string): WeftlineError {

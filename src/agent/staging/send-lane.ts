@@ -92,7 +92,13 @@ export class SendLane {
     const { error } = this;
     if (error !== undefined && this.lane.error === undefined) this.lane.fail(error);
     if (this.messages.isStuck) this.messages.send();
-    return this.lane.step();
+    try {
+      return this.lane.step();
+    } catch (thrown) {
+      // What no job can be blamed for is the end of the way.
+      this.lane.fail(this.error ?? asWeftlineError(thrown));
+      return true;
+    }
   }
 
   /** Host memory of the peer as its agent's backend published it. */

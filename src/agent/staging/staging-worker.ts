@@ -2,6 +2,8 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { workerData } from 'node:worker_threads';
 import { WeftlineError } from '../../core/errors.ts';
+import { yieldProcessor } from '../../native/libc.ts';
+import { SpinTime } from '../../threads/spin-time.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { type LinkedThread, WorkerPort } from '../../threads/worker-port.ts';
 import { loadHostBackend } from '../backends/backend-table.ts';
@@ -61,37 +63,64 @@ const calls: StagingCalls = {
   },
 };
 
+/** True if anything happened. */
 function step(): boolean {
   let hasWork = false;
   for (let round = 0; round < ROUNDS; round++) hasWork = staging().step() || hasWork;
   return hasWork;
 }
 
-async function serve(): Promise<void> {
-  const spinMs = data.settings.agentSpinUs / 1000;
-  let lastWork = performance.now();
-  while (!life.isOver) {
-    if (host === undefined) {
-      await wake.sleep(wake.seen, LONG_SLEEP_MS);
-      continue;
-    }
-    const { seen } = wake;
-    let now = performance.now();
-    const end = now + TURN_MS;
-    let hasWork: boolean;
-    do {
-      hasWork = step();
-      now = performance.now();
-      if (hasWork) lastWork = now;
-    } while (hasWork && now < end);
-    const idle = now - lastWork;
-    if (!hasWork && !host.isDeviceBusy && idle >= spinMs) {
-      const pause = Math.min(host.prepareSleep(), idle < IDLE_MS ? BLOCKING_SLEEP_MS : LONG_SLEEP_MS);
-      if (pause > BLOCKING_SLEEP_MS) await wake.sleep(seen, pause);
-      else if (pause > 0) wake.sleepBlocking(seen, pause);
-    }
-    await nextTurn();
+/** Looks until nothing happens any more, or for a turn. True if anything happened. */
+function work(): boolean {
+  const end = performance.now() + TURN_MS;
+  let hasWorked = false;
+  while (step()) {
+    hasWorked = true;
+    if (performance.now() > end) break;
   }
+  return hasWorked;
+}
+
+async function serve(): Promise<void> {
+  const spin = new SpinTime(data.settings.agentSpinUs);
+  /** When the present wait began; 0 while there is none. */
+  let idleSince = 0;
+  while (!life.isOver) {
+    const { seen } = wake;
+    if (host === undefined) {
+      await wake.sleep(seen, LONG_SLEEP_MS);
+    } else if (work()) {
+      if (idleSince > 0) spin.learn(performance.now() - idleSince);
+      idleSince = 0;
+      await nextTurn();
+    } else {
+      const now = performance.now();
+      if (idleSince === 0) idleSince = now;
+      await pause(host, { seen, spin, idle: now - idleSince });
+    }
+  }
+}
+
+interface Idleness {
+  /** Of the wake word, before the last look. */
+  readonly seen: number;
+  readonly spin: SpinTime;
+  readonly idle: number;
+}
+
+/** Nothing happened at the last look: looks again soon, or sleeps. */
+async function pause(staging: StagingHost, { seen, spin, idle }: Idleness): Promise<void> {
+  if (staging.isDeviceBusy || idle < spin.milliseconds) {
+    const before = performance.now();
+    yieldProcessor();
+    spin.lent(performance.now() - before);
+    await nextTurn();
+    return;
+  }
+  const most = Math.min(staging.prepareSleep(), idle < IDLE_MS ? BLOCKING_SLEEP_MS : LONG_SLEEP_MS);
+  if (most > BLOCKING_SLEEP_MS) await wake.sleep(seen, most);
+  else if (most > 0) wake.sleepBlocking(seen, most);
+  await nextTurn();
 }
 
 port.serve(calls);
