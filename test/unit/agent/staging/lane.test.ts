@@ -1,0 +1,140 @@
+// A lane: pieces in order, jobs that end early, and what a failure ends.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { WeftlineError } from '#lib/core/errors.js';
+import { Job } from '#lib/agent/staging/job.js';
+import { Lane } from '#lib/agent/staging/lane.js';
+import { plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
+
+const ring = new RingMemory({ slots: 4, pieceBytes: 65_536 }, plainStorage);
+
+/** Says what happened to its pieces. */
+class TestJob extends Job {
+  readonly #log: string[];
+  readonly #name: string;
+  sendError: WeftlineError | undefined;
+
+  constructor(name: string, pieces: number, log: string[]) {
+    super();
+    this.#name = name;
+    this.pieces = pieces;
+    this.#log = log;
+    this.begin();
+  }
+
+  fits(): boolean {
+    return true;
+  }
+
+  open(piece: number, slot: number): number {
+    this.#log.push(`open ${this.#name}${piece} in ${slot}`);
+    return 0;
+  }
+
+  isFilled(): boolean {
+    return true;
+  }
+
+  send(piece: number): boolean {
+    if (this.sendError !== undefined) throw this.sendError;
+    this.#log.push(`send ${this.#name}${piece}`);
+    return true;
+  }
+
+  isBack(): boolean {
+    return true;
+  }
+
+  isDrained(): boolean {
+    return true;
+  }
+
+  land(): number {
+    return 0;
+  }
+
+  isLanded(): boolean {
+    return true;
+  }
+
+  protected ended(error: WeftlineError | undefined): void {
+    this.#log.push(`${this.#name} ${error === undefined ? 'done' : error.code}`);
+  }
+}
+
+function openLane() {
+  const carrier = { returned: 0, skipped: [] as number[], skip: (slot: number) => carrier.skipped.push(slot) > 0 };
+  return { carrier, lane: new Lane(ring, carrier) };
+}
+
+test('jobs go through the slots in order, as many pieces at a time as there are slots', () => {
+  const { lane, carrier } = openLane();
+  const log: string[] = [];
+  lane.enqueue(new TestJob('a', 3, log));
+  lane.enqueue(new TestJob('b', 3, log));
+  lane.step();
+  assert.deepEqual(log.splice(0), [
+    'open a0 in 0',
+    'open a1 in 1',
+    'open a2 in 2',
+    'open b0 in 3',
+    'send a0',
+    'send a1',
+    'send a2',
+    'send b0',
+  ]);
+  carrier.returned = 3;
+  while (lane.step());
+  assert.deepEqual(log.splice(0), ['a done', 'open b1 in 0', 'open b2 in 1', 'send b1', 'send b2']);
+  carrier.returned = 6;
+  while (lane.step());
+  assert.deepEqual(log, ['b done']);
+  assert.ok(lane.isIdle);
+});
+
+test('a job that is ended gives its places up: what was not sent is passed over, the next job goes on', () => {
+  const { lane, carrier } = openLane();
+  const log: string[] = [];
+  const first = new TestJob('a', 6, log);
+  const closed = new WeftlineError('WL_CLOSED', 'cancelled');
+  first.sendError = new WeftlineError('WL_UNAUTHORIZED', 'taken back');
+  lane.enqueue(first);
+  const second = new TestJob('b', 2, log);
+  lane.enqueue(second);
+  lane.step();
+  assert.deepEqual(carrier.skipped, [0, 1, 2, 3]);
+  carrier.returned = 4;
+  while (lane.step());
+  carrier.returned = 6;
+  while (lane.step());
+  assert.ok(log.includes('a WL_UNAUTHORIZED') && log.includes('b done'), log.join());
+  const third = new TestJob('c', 9, log);
+  lane.enqueue(third);
+  lane.step();
+  lane.end(third, closed);
+  third.begin();
+  lane.enqueue(third);
+  for (let returned = 7; returned <= 40; returned += 1) {
+    carrier.returned = returned;
+    while (lane.step());
+  }
+  assert.deepEqual(
+    log.filter((line) => line.startsWith('c ')),
+    ['c WL_CLOSED', 'c done'],
+  );
+});
+
+test('a lane that fails ends all its jobs once, and those that come later', () => {
+  const { lane } = openLane();
+  const log: string[] = [];
+  lane.enqueue(new TestJob('a', 9, log));
+  lane.enqueue(new TestJob('b', 1, log));
+  lane.step();
+  lane.fail(new WeftlineError('WL_PEER_LOST', 'gone'));
+  lane.fail(new WeftlineError('WL_CLOSED', 'closed'));
+  lane.enqueue(new TestJob('c', 1, log));
+  assert.deepEqual(
+    log.filter((line) => line.includes('WL_')),
+    ['a WL_PEER_LOST', 'b WL_PEER_LOST', 'c WL_PEER_LOST'],
+  );
+});

@@ -1,0 +1,150 @@
+// The receiver of pieces checks each whole before it writes anything: what makes no sense ends the session.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { pieceFragment, pieceHead, pieceKinds, pieceStatuses, stagingRingHead } from '#lib/abi/staging-wire.js';
+import { putWide } from '#lib/abi/wide-words.js';
+import type { BackendChannel, PutPlace } from '#lib/agent/backend.js';
+import { CopyRun } from '#lib/agent/staging/device-copies.js';
+import { MemoryTable } from '#lib/agent/staging/memory-table.js';
+import { PlainCopies } from '#lib/agent/staging/plain-copies.js';
+import { ReceiveSession } from '#lib/agent/staging/receive-session.js';
+import { dataOffsetOf, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
+import { NativeBlock } from '#lib/native/native-block.js';
+import { withCode } from '../../../support/with-code.ts';
+
+const BYTES = 4096;
+const SLOTS = 4;
+const DATA = 0x5a;
+
+interface Piece {
+  readonly kind?: number;
+  readonly key?: number;
+  readonly fragments?: number;
+  /** Remote offset, bytes, offset in the slot. */
+  readonly parts?: readonly (readonly [number, number, number])[];
+  readonly offset?: number;
+  readonly add?: number;
+}
+
+function open() {
+  const memory = new MemoryTable();
+  const block = new NativeBlock(BYTES);
+  const copies = new PlainCopies();
+  const region = memory.add({ address: block.address, bytes: BYTES, copies, isOffered: true });
+  const hidden = memory.add({ address: block.address, bytes: BYTES, copies, isOffered: false });
+  const ring = new RingMemory({ slots: SLOTS, pieceBytes: 65_536 }, plainStorage);
+  const puts: PutPlace[] = [];
+  const signals: number[] = [];
+  const channel = {
+    put: (place: PutPlace) => puts.push({ ...place }) > 0,
+    signal: (_remote: unknown, _offset: number, add: number) => signals.push(add) > 0,
+  } as unknown as BackendChannel;
+  const none = {} as never;
+  const run = new CopyRun(2048);
+  const session = new ReceiveSession({ peer: 'b', memory, run, ring, local: none, remote: none, channel });
+  let sent = 0;
+  /** As the sender's puts and signal leave it. */
+  const send = ({ kind = pieceKinds.write, key = region.key, parts = [[0, 8, 0]], ...rest }: Piece): void => {
+    const at = ring.slotOffset(sent % SLOTS);
+    const { words } = ring;
+    const fragments = rest.fragments ?? (kind === pieceKinds.signal ? 0 : parts.length);
+    words[(at + pieceHead.offset.kind) / 4] = kind;
+    words[(at + pieceHead.offset.region) / 4] = key === hidden.key ? hidden.number : region.number;
+    putWide(words, (at + pieceHead.offset.key) / 4, key);
+    words[(at + pieceHead.offset.fragments) / 4] = fragments;
+    words[(at + pieceHead.offset.dataOffset) / 4] = dataOffsetOf(fragments);
+    putWide(words, (at + pieceHead.offset.offset) / 4, rest.offset ?? 0);
+    putWide(words, (at + pieceHead.offset.add) / 4, rest.add ?? 0);
+    words[(at + pieceHead.offset.hasSum) / 4] = 0;
+    for (const [index, [remoteOffset, bytes, slotOffset]] of parts.entries()) {
+      const first = at + pieceHead.size + index * pieceFragment.size;
+      putWide(words, (first + pieceFragment.offset.remoteOffset) / 4, remoteOffset);
+      words[(first + pieceFragment.offset.bytes) / 4] = bytes;
+      words[(first + pieceFragment.offset.slotOffset) / 4] = slotOffset;
+    }
+    ring.memory.view?.fill(DATA, at + dataOffsetOf(parts.length), at + dataOffsetOf(parts.length) + 1024);
+    sent += 1;
+    Atomics.add(ring.counter, 0, 1);
+  };
+  return { session, send, block, ring, puts, signals, memory, region, hidden };
+}
+
+test('a write lands where its fragments say, a signal behind it, and each piece is given back', () => {
+  const { session, send, block, signals } = open();
+  send({
+    parts: [
+      [16, 8, 0],
+      [4000, 96, 512],
+    ],
+  });
+  send({ kind: pieceKinds.signal, offset: 8, add: 3 });
+  assert.ok(session.step());
+  const expected = new Uint8Array(BYTES);
+  expected.fill(DATA, 16, 24).fill(DATA, 4000, 4096);
+  expected[8] = 3;
+  assert.deepEqual(block.bytes, expected);
+  assert.equal(
+    signals.reduce((sum, add) => sum + add, 0),
+    2,
+  );
+});
+
+test('a read is answered with the bytes of its fragments', () => {
+  const { session, send, block, ring, puts } = open();
+  block.bytes.fill(9);
+  send({ kind: pieceKinds.read, parts: [[100, 50, 16]] });
+  session.step();
+  assert.equal(puts.length, 1);
+  const { localOffset, remoteOffset, bytes } = puts[0] as PutPlace;
+  assert.equal(localOffset, ring.slotOffset(0) + dataOffsetOf(1));
+  assert.deepEqual([remoteOffset, bytes], [localOffset, 66]);
+  assert.ok(ring.memory.view?.subarray(localOffset + 16, localOffset + 66).every((byte) => byte === 9));
+});
+
+test('memory that was released, or was never offered, is neither read nor written, and the sender is told', () => {
+  const { session, send, block, ring, puts, region, hidden } = open();
+  const before = block.bytes.slice();
+  send({ key: region.key + 1 });
+  send({ key: hidden.key });
+  region.isOpen = false;
+  send({});
+  session.step();
+  assert.deepEqual(block.bytes, before);
+  assert.deepEqual(
+    puts.map(({ remoteOffset }) => remoteOffset),
+    [0, 1, 2].map((slot) => ring.statusOffset(slot)),
+  );
+  assert.equal(ring.words[ring.statusOffset(2) / 4], pieceStatuses.unauthorized);
+});
+
+const bad: Readonly<Record<string, Piece>> = {
+  'of an unknown kind': { kind: 77 },
+  'with no fragment': { fragments: 0, parts: [] },
+  'with too many fragments': { fragments: 2049 },
+  'with a fragment that leaves the memory': {
+    parts: [
+      [0, 8, 0],
+      [BYTES - 4, 8, 16],
+    ],
+  },
+  'with a fragment that begins beyond 2^53': { parts: [[2 ** 60, 8, 0]] },
+  'with a fragment that leaves the slot': { parts: [[0, 4096, 65_000]] },
+  'with an empty fragment': { parts: [[0, 0, 0]] },
+  'with a signal outside of the memory': { kind: pieceKinds.signal, offset: BYTES },
+  'with a signal at an odd place': { kind: pieceKinds.signal, offset: 4 },
+};
+
+for (const [what, piece] of Object.entries(bad)) {
+  test(`a piece ${what} ends the session, and nothing of it is written`, () => {
+    const { session, send, block } = open();
+    send(piece);
+    assert.throws(() => session.step(), withCode('WL_PROTOCOL', /staging thread of b/));
+    assert.ok(block.bytes.every((byte) => byte === 0));
+  });
+}
+
+test('more pieces than there are slots end the session', () => {
+  const { session, ring } = open();
+  Atomics.store(ring.counter, stagingRingHead.offset.counter, SLOTS + 1);
+  assert.throws(() => session.step(), withCode('WL_PROTOCOL', /4 slots/));
+});
