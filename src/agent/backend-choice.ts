@@ -58,8 +58,7 @@ export function chooseBackend(options: ChoiceOptions): NamedBackend {
 }
 
 function howItCarries(backend: NamedBackend, { memory: { local, remote } }: ChoiceOptions): string | undefined {
-  const kindsOf = (memory: readonly { readonly kind: MemoryKind }[]): MemoryKind[] => memory.map(({ kind }) => kind);
-  return backend.howItCarries?.(kindsOf(local), kindsOf(remote));
+  return backend.howItCarries?.([...local, ...remote].map(({ kind }) => kind));
 }
 
 function whyNot(backend: NamedBackend, { peer, memory, forced }: ChoiceOptions): string | undefined {

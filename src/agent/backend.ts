@@ -88,8 +88,8 @@ export interface Backend<Name extends string = string> {
    * other.
    */
   readonly takesDeviceMemory?: boolean;
-  /** What is special about how it carries transfers between such memory: "staged through pinned memory". */
-  howItCarries?(local: readonly MemoryKind[], remote: readonly MemoryKind[]): string | undefined;
+  /** What is special about how it carries transfers between memory of these kinds: "staged through pinned memory". */
+  howItCarries?(kinds: readonly MemoryKind[]): string | undefined;
   register(memory: AgentMemory): Promise<BackendRegion>;
   /**
    * Fails with WL_TIMEOUT, WL_PEER_LOST (nobody is there any more), WL_STALE (another incarnation of the peer answered),

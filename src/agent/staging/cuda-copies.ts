@@ -1,4 +1,4 @@
-// Copies of one GPU for staging: on a stream for each way, by copy engines; counters are added to by a kernel behind them.
+// Copies of one GPU for staging: on a stream for each way, by copy engines, or by a kernel where many small ones go together.
 import type { channelPutArguments } from '../../abi/channel-arguments.ts';
 import { stagingRingHead } from '../../abi/staging-wire.ts';
 import { WeftlineError } from '../../core/errors.ts';
@@ -12,6 +12,7 @@ import { StreamWrites } from '../../device/cuda/stream-writes.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { type CopyRun, type CopyWay, type DeviceCopies, NO_TICKET } from './device-copies.ts';
 import type { StagingGpu } from './device-table.ts';
+import { ScatteredCopies } from './scattered-copies.ts';
 import { ringBytesOf, type RingStorage } from './ring-memory.ts';
 
 /** Pieces of work of one way that may be under way. */
@@ -66,6 +67,9 @@ class CudaCopies implements DeviceCopies {
   /** Undefined where the driver cannot write words. */
   readonly #writes: StreamWrites | undefined;
   #plan: PutPlan | undefined;
+  /** Undefined where kernels cannot be had. */
+  #scattered: ScatteredCopies | undefined;
+  #kernelError: unknown;
 
   constructor(device: CudaDevice) {
     this.#device = device;
@@ -73,16 +77,22 @@ class CudaCopies implements DeviceCopies {
     this.#out = new WorkQueue(device);
     this.#in = new WorkQueue(device);
     this.#unused = device.allocateHost(8);
-    this.ready = this.#prepare();
-    this.ready.catch(() => {});
+    // Copies need no kernel: without one, only counters whose sum is not known cannot be added to.
+    this.ready = this.#prepare().catch((error: unknown) => void (this.#kernelError = error));
   }
 
-  copy(way: CopyWay, { to, from, bytes, count }: CopyRun): number {
+  copy(way: CopyWay, run: CopyRun): number {
     const queue = this.#queue(way);
     if (!queue.hasRoom) return NO_TICKET;
+    const moved = this.#scattered?.move(way, run, queue.stream) ?? 'not';
+    if (moved === 'full') return NO_TICKET;
+    if (moved === 'not') this.#copyEach(way, run, queue.stream);
+    return queue.mark();
+  }
+
+  #copyEach(way: CopyWay, { to, from, bytes, count }: CopyRun, { handle }: CudaStream): void {
     const { context } = this.#device;
     const { driver } = context;
-    const { handle } = queue.stream;
     context.enter();
     context.workCount += 1;
     for (let at = 0; at < count; at++) {
@@ -94,19 +104,18 @@ class CudaCopies implements DeviceCopies {
         if (status !== 0) context.check('cuMemcpyHtoDAsync', status);
       }
     }
-    return queue.mark();
   }
 
   /** A known sum is written by the stream, which needs no multiprocessor: kernels that wait may hold all of them. */
   add(address: number, value: number, sum: number): number {
     const plan = this.#plan;
-    if (plan === undefined) throw new WeftlineError('WL_INTERNAL', 'The kernel that adds to counters is not loaded');
     if (!this.#in.hasRoom) return NO_TICKET;
     if (sum >= 0 && this.#writes !== undefined) {
       this.#writes.add64(address, sum % TWO_32, Math.floor(sum / TWO_32));
       this.#writes.enqueue(this.#in.stream);
       return this.#in.mark();
     }
+    if (plan === undefined) throw this.#kernelError ?? new WeftlineError('WL_CLOSED', 'The GPU is closed');
     plan.arguments.set('counter', address);
     plan.arguments.set('add', value);
     plan.launch(this.#in.stream);
@@ -127,6 +136,7 @@ class CudaCopies implements DeviceCopies {
 
   async close(): Promise<void> {
     await Promise.allSettled([this.#in.stream.drained(), this.#out.stream.drained()]);
+    await this.#scattered?.close();
   }
 
   async #prepare(): Promise<void> {
@@ -139,6 +149,7 @@ class CudaCopies implements DeviceCopies {
     this.#writes?.enqueue(this.#in.stream);
     await this.#in.stream.idle();
     this.#plan = plan;
+    this.#scattered = await ScatteredCopies.create(this.#device);
   }
 
   #queue(way: CopyWay): WorkQueue {

@@ -119,7 +119,8 @@ export class ReceiveSession {
     const at = this.#parts.ring.slotOffset(slot);
     const cell = wideAt(words, (at + offset.offset) / 4);
     const add = wideAt(words, (at + offset.add) / 4);
-    const sum = words[(at + offset.hasSum) / 4]! === 0 ? -1 : wideAt(words, (at + offset.sum) / 4);
+    const hasSum = words[(at + offset.hasSum) / 4]!;
+    const sum = hasSum === 0 ? -1 : wideAt(words, (at + offset.sum) / 4);
     const isCell = Number.isSafeInteger(cell) && cell % 8 === 0 && cell + 8 <= found.bytes;
     if (!(isCell && Number.isSafeInteger(add) && Number.isSafeInteger(sum))) {
       throw this.#protocol(`a signal of ${add} at ${cell}, in ${found.bytes} bytes`);

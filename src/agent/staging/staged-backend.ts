@@ -54,8 +54,8 @@ class StagedBackend<Name extends string> implements Backend<Name> {
     return kind === 'host' ? this.#host.whyNotRemote(kind, region) : undefined;
   }
 
-  howItCarries(local: readonly MemoryKind[], remote: readonly MemoryKind[]): string | undefined {
-    const isStaged = this.#context.stagesHostMemory === true || [...local, ...remote].includes('cuda');
+  howItCarries(kinds: readonly MemoryKind[]): string | undefined {
+    const isStaged = this.#context.stagesHostMemory === true || kinds.includes('cuda');
     return isStaged ? 'staged through pinned memory' : undefined;
   }
 

@@ -109,15 +109,15 @@ interface Idleness {
 }
 
 /** Nothing happened at the last look: looks again soon, or sleeps. */
-async function pause(staging: StagingHost, { seen, spin, idle }: Idleness): Promise<void> {
-  if (staging.isDeviceBusy || idle < spin.milliseconds) {
+async function pause(running: StagingHost, { seen, spin, idle }: Idleness): Promise<void> {
+  if (running.isDeviceBusy || idle < spin.milliseconds) {
     const before = performance.now();
     yieldProcessor();
     spin.lent(performance.now() - before);
     await nextTurn();
     return;
   }
-  const most = Math.min(staging.prepareSleep(), idle < IDLE_MS ? BLOCKING_SLEEP_MS : LONG_SLEEP_MS);
+  const most = Math.min(running.prepareSleep(), idle < IDLE_MS ? BLOCKING_SLEEP_MS : LONG_SLEEP_MS);
   if (most > BLOCKING_SLEEP_MS) await wake.sleep(seen, most);
   else if (most > 0) wake.sleepBlocking(seen, most);
   await nextTurn();
