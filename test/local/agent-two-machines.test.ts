@@ -9,22 +9,24 @@ const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.
 const script = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
 const options = { skip: skipWithout('namespaces', whyNotTwoMachines()), timeout: 120_000 };
 
-function run(node: number): string[] {
+function run(node: number, how: string): string[] {
   const job = ['-n', '1', '--nnodes', '2', '--node-rank', String(node), '--master', `${addresses.a}:29500`];
-  return [main, 'run', ...job, script('./ranks/agent-default-host.js')];
+  return [main, 'run', ...job, script('./ranks/agent-default-host.js'), how];
 }
 
-test('agents and endpoints of a job over two machines need no address', options, async () => {
-  using two = await TwoMachines.create();
-  const token = { WEFTLINE_TOKEN: 'two-machines' };
-  const nodes = [two.start('a', run(0), token), two.start('b', run(1), token)];
-  for (const [rank, { ended }] of nodes.entries()) {
-    const { code, stdout, stderr } = await ended;
-    assert.equal(code, 0, stdout + stderr);
-    const address = rank === 0 ? addresses.a : addresses.b;
-    assert.match(stdout, new RegExp(`rank ${rank}: read by multipath at ${address}`));
-  }
-});
+for (const how of ['plain', 'staged']) {
+  test(`agents and endpoints of a job over two machines need no address: ${how} memory`, options, async () => {
+    using two = await TwoMachines.create();
+    const token = { WEFTLINE_TOKEN: 'two-machines' };
+    const nodes = [two.start('a', run(0, how), token), two.start('b', run(1, how), token)];
+    for (const [rank, { ended }] of nodes.entries()) {
+      const { code, stdout, stderr } = await ended;
+      assert.equal(code, 0, stdout + stderr);
+      const address = rank === 0 ? addresses.a : addresses.b;
+      assert.match(stdout, new RegExp(`rank ${rank}: read by multipath at ${address}`));
+    }
+  });
+}
 
 test('a loopback address of another machine is refused with what to do', options, async () => {
   using two = await TwoMachines.create();

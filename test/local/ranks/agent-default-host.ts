@@ -4,8 +4,11 @@ import { Agent, DescriptorList, Endpoint, loadPublished, publishMetadata, worldM
 import { join } from 'weftline/world';
 
 const world = await join();
-const agent = await Agent.create(`rank ${world.rank}`, { token: world.secret, backends: ['multipath'] });
-const endpoint = await Endpoint.create({ token: world.secret, backends: ['multipath'] });
+// "staged": memory of the agents is staged as that of GPUs is, which takes addresses of its own.
+const stagesHostMemory = process.argv[2] === 'staged';
+const common = { token: world.secret, backends: ['multipath'] } as const;
+const agent = await Agent.create(`rank ${world.rank}`, { ...common, stagesHostMemory });
+const endpoint = await Endpoint.create(common);
 try {
   const memory = await agent.allocate(4096, { name: 'memory' });
   memory.bytes.fill(world.rank + 1);
