@@ -60,7 +60,7 @@ const hostSettings = {
     max: 1_000_000,
     default: 20,
     sentence:
-      'How long an engine polls its sockets after the last packet before it sleeps; raise it where the engine has a core to itself.',
+      'How long an engine polls its sockets after the last packet before it sleeps, ten times as long in a process that may use eight cores or more; raise it where the engine has a core to itself.',
   },
   transportPinCore: {
     kind: 'text',

@@ -49,3 +49,12 @@ export class SpinTime {
         : Math.max(this.#least, this.#milliseconds / 2);
   }
 }
+
+/** From so many processors on, a thread that polls takes none that another one needs. */
+const MANY_PROCESSORS = 8;
+const FACTOR = 10;
+
+/** How long a thread of a process with so many processors polls that would poll for `microseconds` where they are few. */
+export function spinWith(processors: number, microseconds: number): number {
+  return processors >= MANY_PROCESSORS ? FACTOR * microseconds : microseconds;
+}

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { SpinTime } from '#lib/threads/spin-time.js';
+import { SpinTime, spinWith } from '#lib/threads/spin-time.js';
 
 test('waits that last too long for polling make the next ones sleep sooner, down to a floor', () => {
   const spin = new SpinTime(200);
@@ -50,4 +50,12 @@ test('polling is short where it is in vain, and while others need the processor'
   assert.equal(spin.isShort, false);
   spin.lent(3);
   assert.equal(spin.isShort, true);
+});
+
+test('threads poll for longer where processors are plenty, and not at all where they must not', () => {
+  assert.deepEqual(
+    [1, 2, 7, 8, 32].map((processors) => spinWith(processors, 20)),
+    [20, 20, 20, 200, 200],
+  );
+  assert.equal(spinWith(32, 0), 0);
 });
