@@ -199,6 +199,15 @@ export const settingsTable = {
     default: false,
     sentence: 'Run only GPU kernels of the AOT folder; never compile one.',
   },
+  unpack: {
+    kind: 'choice',
+    env: 'WEFTLINE_UNPACK',
+    flag: '--unpack <mode>',
+    choices: ['kernel', 'd2d'],
+    default: 'kernel',
+    sentence:
+      'How the server of "weftline bench unpack" moves received pages to their places: by the unpack kernel, or by copies one by one.',
+  },
   proxySpinUs: {
     kind: 'number',
     env: 'WEFTLINE_PROXY_SPIN_US',

@@ -1,10 +1,14 @@
-// weftline bench unpack on the CPU device: every stage runs and is checked inside, and the document is whole.
+// weftline bench unpack on the CPU device: every stage runs and is checked inside, pages arrive, the documents are whole.
 import assert from 'node:assert/strict';
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { UnpackBenchReport } from '#lib/programs/bench/unpack/unpack-results.js';
+import type { RoadReport } from '#lib/programs/bench/unpack/road/road-client.js';
+import { checkRoadPlan } from '#lib/programs/bench/unpack/road/road-plan.js';
 import { verdictOf } from '#lib/programs/bench/unpack/document-figures.js';
+import { freePort } from '../support/free-port.js';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
@@ -50,4 +54,46 @@ test('a measurement confirms a figure within a factor of three', () => {
     [verdictOf(100, 299), verdictOf(100, 34), verdictOf(100, 301), verdictOf(100, 33), verdictOf(100, undefined)],
     ['confirms', 'confirms', 'refutes', 'refutes', ''],
   );
+});
+
+for (const mode of ['kernel', 'd2d']) {
+  test(`bench unpack sends scattered pages from a client to a server that moves them by ${mode}`, async () => {
+    const port = await freePort();
+    const server = spawn(
+      process.execPath,
+      [commandLine, 'bench', 'unpack', '--role', 'server', '--device', 'cpu', '--unpack', mode, '--port', String(port)],
+      { stdio: ['ignore', 'ignore', 'pipe'], timeout: 60_000 },
+    );
+    let said = '';
+    server.stderr.on('data', (text: Buffer) => (said += text.toString()));
+    const exited = once(server, 'exit');
+    const client = ['bench', 'unpack', '--role', 'client', '--port', String(port), '--chunk', '64K', '--total', '640K'];
+    const flags = ['--fragments', '1K', '--iterations', '3', '--warmup', '1', '--json', '-'];
+    const child = spawn(process.execPath, [commandLine, ...client, ...flags], { timeout: 60_000 });
+    let stdout = '';
+    let stderr = '';
+    child.stdout.on('data', (text: Buffer) => (stdout += text.toString()));
+    child.stderr.on('data', (text: Buffer) => (stderr += text.toString()));
+    const [status] = (await once(child, 'close')) as [number | null];
+    assert.equal(status, 0, stderr + said);
+    const report = JSON.parse(stdout) as RoadReport;
+    assert.equal(report.schema, 'weftline.bench.unpack-road/1');
+    assert.deepEqual([report.device, report.mode, report.microseconds.count], ['cpu', mode, 3]);
+    assert.deepEqual(report.plan, { chunkBytes: 65_536, chunks: 10, fragmentBytes: 1024, iterations: 3, warmup: 1 });
+    assert.deepEqual(await exited, [0, null], said);
+  });
+}
+
+test('a plan that no server would take is refused', () => {
+  const plan = { chunkBytes: 65_536, chunks: 4, fragmentBytes: 4096, iterations: 1, warmup: 0 };
+  assert.equal(checkRoadPlan(plan), plan);
+  for (const wrong of [
+    { chunks: 2 ** 20 },
+    { fragmentBytes: 5000 },
+    { chunkBytes: 1.5 },
+    { warmup: -1 },
+    { iterations: 0 },
+  ]) {
+    assert.throws(() => checkRoadPlan({ ...plan, ...wrong }), { code: 'WL_INVALID_ARGUMENT' });
+  }
 });

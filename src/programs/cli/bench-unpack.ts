@@ -5,13 +5,24 @@ import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { runUnpackBench } from '../bench/unpack/unpack-bench.ts';
-import { defaultUnpackWorkload } from '../bench/unpack/unpack-workload.ts';
-import { unpackBenchReport } from '../report/unpack-bench-report.ts';
+import { runRoad } from '../bench/unpack/road/road-client.ts';
+import { serveRoad } from '../bench/unpack/road/road-server.ts';
+import { checkUnpackWorkload, defaultUnpackWorkload } from '../bench/unpack/unpack-workload.ts';
+import { roadReport, unpackBenchReport } from '../report/unpack-bench-report.ts';
 import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import {
+  addBenchRoleOptions,
+  benchRole,
+  checkPeerAddress,
+  listenAddress,
+  listeningLine,
+  peerAddress,
+  type PeerFlags,
+} from './peer-options.ts';
 import { addSettingOptions } from './setting-options.ts';
 
-interface UnpackBenchFlags extends OutputFlags {
+interface UnpackBenchFlags extends PeerFlags, OutputFlags {
   readonly chunk: number;
   readonly total: number;
   readonly fragments: readonly number[];
@@ -21,33 +32,62 @@ interface UnpackBenchFlags extends OutputFlags {
 }
 
 const MAX_COUNT = 2 ** 31;
+const PAGE = 4096;
+const DEFAULT_PORT = 19_998;
 const size = byteArgument(16, 2 ** 30);
 const { chunkBytes, totalBytes, fragments } = defaultUnpackWorkload;
 
 export function addUnpackBench(bench: Command): void {
   const command = bench
     .command('unpack')
-    .description('scattered fragments to their places: stages, parts of a launch, kernels against bare copies')
+    .summary('scattered fragments to their places')
+    .description(
+      'Stages, parts of a launch, and kernels against bare copies. With --role the whole road: the client sends scattered ' +
+        'pages by the transport, and the server moves them to their places in the memory of its device; start it first.',
+    );
+  addBenchRoleOptions(command, DEFAULT_PORT)
     .option('--chunk <bytes>', 'what arrives together', size, chunkBytes)
     .option('--total <bytes>', 'moved per iteration of a stage', size, totalBytes)
-    .option('--fragments <list>', 'lengths of fragments, as 256,4K', listArgument(size), [...fragments])
+    .option('--fragments <list>', 'lengths of fragments, as 256,4K', listArgument(size), fragments)
     .option('--sms <list>', 'on GPUs: SM counts of the kernels', listArgument(integerArgument(1, 1024)), [16, 4])
     .option('--iterations <n>', 'timed rounds of all cases', integerArgument(1, MAX_COUNT), 20)
     .option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3);
   addOutputOptions(command);
-  addSettingOptions(command, ['device', 'timeoutMs', 'aotFolder', 'useAot', 'nvrtcPath']);
+  addSettingOptions(command, ['device', 'unpack', 'timeoutMs', 'aotFolder', 'useAot', 'nvrtcPath']);
   command.action(async (flags: UnpackBenchFlags) => {
     const output = new Output(flags);
-    const { iterations, warmup, sms } = flags;
-    await using device = await openBenchDevice();
-    const report = await runUnpackBench(device, {
-      workload: { chunkBytes: flags.chunk, totalBytes: flags.total, fragments: flags.fragments },
-      sms,
-      iterations,
-      warmup,
-    });
-    output.report(unpackBenchReport(report), report);
+    if (flags.role === undefined && flags.server === undefined && flags.serverip === undefined) {
+      await measureHere(flags, output);
+    } else if (benchRole(command, flags) === 'server') await serve(flags, output);
+    else await send(flags, output);
   });
+}
+
+async function measureHere(flags: UnpackBenchFlags, output: Output): Promise<void> {
+  const { iterations, warmup, sms } = flags;
+  const workload = { chunkBytes: flags.chunk, totalBytes: flags.total, fragments: flags.fragments };
+  await using device = await openBenchDevice();
+  const report = await runUnpackBench(device, { workload, sms, iterations, warmup });
+  output.report(unpackBenchReport(report), report);
+}
+
+async function serve(flags: UnpackBenchFlags, { line: onLine }: Output): Promise<void> {
+  const host = listenAddress(flags);
+  const onListening = (port: number): void => onLine(listeningLine(host, port));
+  await using device = await openBenchDevice();
+  await serveRoad({ host, port: flags.port, device, mode: readSettings().unpack, onLine, onListening });
+}
+
+async function send(flags: UnpackBenchFlags, output: Output): Promise<void> {
+  const host = peerAddress(flags);
+  checkPeerAddress(host);
+  const { chunk, iterations, warmup, port } = flags;
+  checkUnpackWorkload({ chunkBytes: chunk, totalBytes: flags.total, fragments: flags.fragments });
+  // One length per run: pages, unless others are asked for.
+  const fragmentBytes = flags.fragments === fragments ? PAGE : flags.fragments[0]!;
+  const plan = { chunkBytes: chunk, chunks: flags.total / chunk, fragmentBytes, iterations, warmup };
+  const report = await runRoad({ host, port, plan, onLine: output.line });
+  output.report(roadReport(report), report);
 }
 
 /** What the setting asks for; a GPU if there is one where nothing does. */

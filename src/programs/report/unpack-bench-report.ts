@@ -2,6 +2,7 @@
 import Table from 'cli-table3';
 import { formatBytes } from '../../core/byte-size.ts';
 import type { KernelRate } from '../bench/unpack/cuda/kernel-rates.ts';
+import type { RoadReport } from '../bench/unpack/road/road-client.ts';
 import type { UnpackBenchReport } from '../bench/unpack/unpack-results.ts';
 import { describeMachine, describeRounds } from './bench-heading.ts';
 import { plainTable } from './plain-table.ts';
@@ -18,6 +19,17 @@ export function unpackBenchReport(report: UnpackBenchReport): string {
     ...(report.components.length === 0 ? [] : [componentTable(report)]),
     ...(report.kernels.length === 0 ? [] : [kernelTable(report.kernels), kernelLegend]),
     describeMachine(report.machine),
+    '',
+  ].join('\n');
+}
+
+/** Of the whole road, by the transport. */
+export function roadReport({ device, mode, plan, microseconds, gigabytesPerSecond, machine }: RoadReport): string {
+  const { chunks, chunkBytes, fragmentBytes } = plan;
+  return [
+    `${chunks} chunks of ${formatBytes(chunkBytes)} in pages of ${formatBytes(fragmentBytes)} to ${device} by ${mode}; ${describeRounds(plan)}`,
+    `Median: ${(microseconds.median / 1000).toFixed(3)} ms, BW: ${gigabytesPerSecond.toFixed(2)} GB/s (p25 to p75: ${spread(microseconds, tenths)} µs); contents verified`,
+    describeMachine(machine),
     '',
   ].join('\n');
 }

@@ -26,8 +26,8 @@ import type { Direction } from '../ring-writer.ts';
 
 export type WarpsPerSm = 16 | 32;
 
-/** Per multiprocessor: few have more loads under way each, and read descriptors ahead. */
-const WARPS_PER_SM: WarpsPerSm = 16;
+/** Where many multiprocessors ask for descriptors over the host's link, fewer warps that ask for more at a time are faster. */
+const MANY_SMS = 64;
 const MAX_GROUP_DESCRIPTORS = 32;
 
 type MovePlan = LaunchPlan<keyof typeof moveFragmentsArguments.offset>;
@@ -64,7 +64,7 @@ export class LaunchedFragments implements FragmentEngine {
     device: CudaDevice,
     config: CheckedConfig,
     direction: Direction,
-    warpsPerSm: WarpsPerSm = WARPS_PER_SM,
+    warpsPerSm: WarpsPerSm = config.numSms < MANY_SMS ? 32 : 16,
   ): Promise<LaunchedFragments> {
     const kernels = await device.loadKernels(unpackKernels, { WARPS: warpsPerSm });
     const { unpackSmall, unpackLarge, packSmall, packLarge } = kernels;

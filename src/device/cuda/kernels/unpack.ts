@@ -24,6 +24,6 @@ export const persistentUnpackKernels = defineKernelFile({
 export const benchUnpackKernels = defineKernelFile({
   file: 'bench-unpack.cu',
   constants: {},
-  kernels: { benchFragments: benchFragmentsArguments },
+  kernels: { benchFragments: benchFragmentsArguments, benchFragmentsBatched: benchFragmentsArguments },
   hot: true,
 });

@@ -82,8 +82,8 @@ async function makeCases(
   device: CudaDevice,
   { source, destination, fragmentBytes, numSms }: Memory,
 ): Promise<{ readonly cases: Case[]; readonly close: () => Promise<void> }> {
-  const bare = await bareCopy(device, { source, destination, fragmentBytes, numSms });
-  const cases: Case[] = [{ name: 'bare copy', launch: bare.launch }];
+  const bare = await bareCopies(device, { source, destination, fragmentBytes, numSms });
+  const cases: Case[] = [...bare.cases];
   const blocks = chunkBlocks({ chunkBytes: CHUNK_BYTES, totalBytes: TOTAL_BYTES }, fragmentBytes, {
     bounce: source,
     destination,
@@ -106,11 +106,11 @@ async function makeCases(
   return { cases, close };
 }
 
-async function bareCopy(
+async function bareCopies(
   device: CudaDevice,
   { source, destination, fragmentBytes, numSms }: Memory,
-): Promise<{ readonly launch: () => void; readonly pairs: Tensor }> {
-  const { benchFragments } = await device.loadKernels(benchUnpackKernels);
+): Promise<{ readonly cases: readonly Case[]; readonly pairs: Tensor }> {
+  const { benchFragments, benchFragmentsBatched } = await device.loadKernels(benchUnpackKernels);
   const count = TOTAL_BYTES / fragmentBytes;
   const values = new DataView(new ArrayBuffer(count * fragmentPair.size));
   for (const [index, place] of places(count).entries()) {
@@ -118,11 +118,17 @@ async function bareCopy(
     setWide(values, index * fragmentPair.size + fragmentPair.offset.to, destination.address + place * fragmentBytes);
   }
   const pairs = await device.tensor('u8', [values.byteLength], new Uint8Array(values.buffer));
-  const plan = benchFragments.plan({ grid: numSms, block: 1024 });
-  plan.arguments.set('pairs', pairs.address);
-  plan.arguments.set('count', count);
-  plan.arguments.set('bytes', fragmentBytes);
-  return { launch: () => plan.launch(), pairs };
+  const cases = [
+    { name: 'bare copy', kernel: benchFragmentsBatched },
+    { name: 'bare copy, one load at a time', kernel: benchFragments },
+  ].map(({ name, kernel }) => {
+    const plan = kernel.plan({ grid: numSms, block: 1024 });
+    plan.arguments.set('pairs', pairs.address);
+    plan.arguments.set('count', count);
+    plan.arguments.set('bytes', fragmentBytes);
+    return { name, launch: () => plan.launch() };
+  });
+  return { cases, pairs };
 }
 
 /** One copy of everything in place: what the link gives. */
