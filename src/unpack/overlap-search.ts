@@ -10,11 +10,24 @@ const DIGITS = 1 << DIGIT_BITS;
 /** A range is sorted in the time in which so many words of bits are cleared and marked. */
 const WORDS_PER_RANGE = 16;
 
+/** What a caller has found out of the ranges of a block while it wrote them. */
+export interface WrittenRanges {
+  readonly count: number;
+  readonly first: number;
+  readonly bits: number;
+  /** Each begins behind the one before. */
+  readonly isOrdered: boolean;
+  readonly least: number;
+  /** Where the last byte of all ends. */
+  readonly most: number;
+}
+
 export class OverlapSearch {
-  readonly #starts: Float64Array;
-  readonly #lengths: Uint32Array;
+  /** Written by the caller, to whom a call per range would cost more than the range. */
+  readonly starts: Float64Array;
+  readonly lengths: Uint32Array;
   /** Block and descriptor in one number. */
-  readonly #names: Uint32Array;
+  readonly names: Uint32Array;
   readonly #low: Uint32Array;
   readonly #high: Uint32Array;
   #order: Uint32Array;
@@ -34,9 +47,9 @@ export class OverlapSearch {
 
   constructor(blocks: number) {
     const room = blocks * MAX_BLOCK_DESCRIPTORS;
-    this.#starts = new Float64Array(room);
-    this.#lengths = new Uint32Array(room);
-    this.#names = new Uint32Array(room);
+    this.starts = new Float64Array(room);
+    this.lengths = new Uint32Array(room);
+    this.names = new Uint32Array(room);
     this.#low = new Uint32Array(room);
     this.#high = new Uint32Array(room);
     this.#order = new Uint32Array(room);
@@ -53,19 +66,24 @@ export class OverlapSearch {
     this.#bits = 0;
   }
 
-  /** `length` is not 0. */
-  add(start: number, length: number, block: number, descriptor: number): void {
-    const index = this.#count++;
-    this.#starts[index] = start;
-    this.#lengths[index] = length;
-    this.#names[index] = block * MAX_BLOCK_DESCRIPTORS + descriptor;
-    const end = start + length;
-    if (index === 0) this.#first = start;
-    this.#bits |= (start - this.#first) | length;
-    if (start < this.#end) this.#isOrdered = false;
-    this.#end = end;
-    if (start < this.#least) this.#least = start;
-    if (end > this.#most) this.#most = end;
+  /** Where the next ranges are written, before they are counted: their starts, lengths and names. */
+  get next(): number {
+    return this.#count;
+  }
+
+  /**
+   * Counts the ranges of a block that were written from `next` on. Their lengths are not 0. `bits`: those in which their
+   * starts differ from `first`, and all bits of their lengths.
+   */
+  addBlock({ count, first, bits, isOrdered, least, most }: WrittenRanges): void {
+    if (count === 0) return;
+    if (this.#count === 0) this.#first = first;
+    this.#bits |= bits | (first - this.#first);
+    this.#isOrdered &&= isOrdered && this.starts[this.#count]! >= this.#end;
+    this.#count += count;
+    this.#end = this.starts[this.#count - 1]! + this.lengths[this.#count - 1]!;
+    if (least < this.#least) this.#least = least;
+    if (most > this.#most) this.#most = most;
   }
 
   /** The lowest bytes that two ranges share, if there are any. */
@@ -76,7 +94,7 @@ export class OverlapSearch {
     for (let index = 1; index < this.#count; index++) {
       const before = order[index - 1]!;
       const range = order[index]!;
-      if (this.#starts[before]! + this.#lengths[before]! > this.#starts[range]!) return this.#describe(before, range);
+      if (this.starts[before]! + this.lengths[before]! > this.starts[range]!) return this.#describe(before, range);
     }
     return undefined;
   }
@@ -91,8 +109,8 @@ export class OverlapSearch {
     marks.fill(0, 0, words);
     const scale = 1 / unit;
     for (let index = 0; index < count; index++) {
-      let bit = (this.#starts[index]! - this.#least) * scale;
-      const end = bit + this.#lengths[index]! * scale;
+      let bit = (this.starts[index]! - this.#least) * scale;
+      const end = bit + this.lengths[index]! * scale;
       while (bit < end) {
         const at = bit & 31;
         const bits = Math.min(32 - at, end - bit);
@@ -111,7 +129,7 @@ export class OverlapSearch {
   #sort(): void {
     const count = this.#count;
     for (let index = 0; index < count; index++) {
-      const distance = this.#starts[index]! - this.#least;
+      const distance = this.starts[index]! - this.#least;
       this.#low[index] = distance;
       this.#high[index] = distance / TWO_32;
       this.#order[index] = index;
@@ -142,13 +160,13 @@ export class OverlapSearch {
   /** The descriptor that came later is the one to blame. */
   #describe(one: number, other: number): Overlap {
     const [first, second] = [Math.min(one, other), Math.max(one, other)];
-    const [name, otherName] = [this.#names[second]!, this.#names[first]!];
+    const [name, otherName] = [this.names[second]!, this.names[first]!];
     return {
       block: Math.floor(name / MAX_BLOCK_DESCRIPTORS),
       descriptor: name % MAX_BLOCK_DESCRIPTORS,
       otherBlock: Math.floor(otherName / MAX_BLOCK_DESCRIPTORS),
       otherDescriptor: otherName % MAX_BLOCK_DESCRIPTORS,
-      address: Math.max(this.#starts[first]!, this.#starts[second]!),
+      address: Math.max(this.starts[first]!, this.starts[second]!),
     };
   }
 }

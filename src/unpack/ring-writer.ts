@@ -4,6 +4,7 @@ import {
   blockHeaderWord,
   FRAGMENT_WORDS,
   fragmentWord,
+  MAX_BLOCK_DESCRIPTORS,
   RING_DESCRIPTORS,
 } from '../abi/unpack-block.ts';
 import { wideAt } from '../abi/wide-words.ts';
@@ -82,9 +83,18 @@ export class RingWriter {
       throw wrongBlockError(block, `its ready flag lies at ${flag}, expected a multiple of 8`, { flag });
     this.waits ||= flag !== 0;
     const overlaps = this.#overlaps;
-    const written = this.#isPack ? bounce : destination;
+    const { starts, lengths, names, next } = overlaps;
+    const isPack = this.#isPack;
+    const written = isPack ? bounce : destination;
     let total = 0;
     let to = BLOCK_HEADER_WORDS;
+    let range = next;
+    let first = -1;
+    let bits = 0;
+    let isOrdered = true;
+    let end = 0;
+    let least = Infinity;
+    let most = 0;
     for (let descriptor = 0, at = BLOCK_HEADER_WORDS; descriptor < count; descriptor++, at += FRAGMENT_WORDS) {
       const sourceOffset = words[at + fragmentWord.sourceOffset]!;
       const length = words[at + fragmentWord.length]!;
@@ -105,8 +115,26 @@ export class RingWriter {
       slot[to + fragmentWord.destinationOffset] = low;
       slot[to + fragmentWord.destinationOffset + 1] = high;
       to += FRAGMENT_WORDS;
-      overlaps.add(written + (this.#isPack ? sourceOffset : destinationOffset), length, block, descriptor);
+      const offset = isPack ? sourceOffset : destinationOffset;
+      if (first < 0) first = offset;
+      bits |= (isPack ? sourceOffset ^ first : low ^ first) | length;
+      isOrdered &&= offset >= end;
+      end = offset + length;
+      if (offset < least) least = offset;
+      if (end > most) most = end;
+      starts[range] = written + offset;
+      lengths[range] = length;
+      names[range] = block * MAX_BLOCK_DESCRIPTORS + descriptor;
+      range += 1;
     }
+    overlaps.addBlock({
+      count: range - next,
+      first: written + first,
+      bits,
+      isOrdered,
+      least: written + least,
+      most: written + most,
+    });
     const said = wideAt(slot, blockHeaderWord.totalBytes);
     if (total !== said) throw sumError(block, { said, total, count });
     const fragments = (to - BLOCK_HEADER_WORDS) / FRAGMENT_WORDS;

@@ -102,6 +102,31 @@ test('few long fragments are cut shorter than many', () => {
   assert.equal(written(takeAndDivide([many], 512).slots[0]!).length, 2048);
 });
 
+function addBlock(
+  search: OverlapSearch,
+  ranges: readonly { readonly start: number; readonly length: number }[],
+  from: number,
+  to: number,
+): void {
+  const block = ranges.slice(from, to);
+  for (const [index, { start, length }] of block.entries()) {
+    search.starts[search.next + index] = start;
+    search.lengths[search.next + index] = length;
+    search.names[search.next + index] = from + index;
+  }
+  const first = block[0]!.start;
+  search.addBlock({
+    count: block.length,
+    first,
+    bits: block.reduce((bits, { start, length }) => bits | (start - first) | length, 0),
+    isOrdered: block.every(
+      ({ start }, index) => index === 0 || start >= block[index - 1]!.start + block[index - 1]!.length,
+    ),
+    least: Math.min(...block.map(({ start }) => start)),
+    most: Math.max(...block.map(({ start, length }) => start + length)),
+  });
+}
+
 test('an overlap is found among random ranges if and only if there is one', () => {
   const random = seededRandom(seed);
   const search = new OverlapSearch(1);
@@ -112,7 +137,9 @@ test('an overlap is found among random ranges if and only if there is one', () =
       length: 1 + Math.floor(random() * Math.min(span / 20, 2 ** 31)),
     }));
     search.clear();
-    for (const [index, { start, length }] of ranges.entries()) search.add(start, length, 0, index);
+    // In blocks, as a launch has them.
+    const perBlock = 1 + Math.floor(random() * 12);
+    for (let first = 0; first < ranges.length; first += perBlock) addBlock(search, ranges, first, first + perBlock);
     const expected = ranges.some((one, index) =>
       ranges
         .slice(0, index)
