@@ -40,7 +40,9 @@ export abstract class FragmentLauncher implements AsyncDisposable {
   #finished = 0;
   #taken = 0;
   #freed = 0;
-  #isClosed = false;
+  #closing: Promise<void> | undefined;
+  /** What the engine had is gone. */
+  #isOver = false;
 
   /** @internal Use UnpackLauncher.create() or PackLauncher.create(). */
   constructor(engine: FragmentEngine, config: CheckedConfig, direction: Direction) {
@@ -129,15 +131,24 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     return this.#profile.times();
   }
 
-  /** Waits for what is under way, then gives back all that was made. Idempotent. */
-  async close(): Promise<void> {
-    if (this.#isClosed) return;
-    this.#isClosed = true;
-    await this.#engine.close();
+  /**
+   * Waits for what is under way, then gives back all that was made. All launches count as done then; that a block was not
+   * ready in time is told by wait() alone. Idempotent.
+   */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
   }
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  async #close(): Promise<void> {
+    await this.#engine.close();
+    this.#isOver = true;
+    this.#finished = this.#launched;
+    this.#freed = this.#taken;
   }
 
   #listOf(blocks: DescriptorBlock | readonly DescriptorBlock[]): readonly DescriptorBlock[] {
@@ -147,7 +158,7 @@ export abstract class FragmentLauncher implements AsyncDisposable {
   }
 
   #requireRoom(blocks: number): void {
-    if (this.#isClosed) throw new WeftlineError('WL_CLOSED', 'Cannot launch: the launcher was closed');
+    if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'Cannot launch: the launcher was closed');
     this.#checkCount(blocks);
     const { slots } = this.#config;
     if (slots - (this.#taken - this.#freed) >= blocks) return;
@@ -168,6 +179,7 @@ export abstract class FragmentLauncher implements AsyncDisposable {
 
   /** Slots come back in the order of launches, also where those went to several streams. */
   #reclaim(): void {
+    if (this.#isOver) return;
     const { slots } = this.#config;
     while (this.#finished < this.#launched) {
       const ticket = this.#finished % slots;

@@ -87,6 +87,7 @@ for (const mode of ['kernel', 'd2d']) {
 test('a plan that no server would take is refused', () => {
   const plan = { chunkBytes: 65_536, chunks: 4, fragmentBytes: 4096, iterations: 1, warmup: 0 };
   assert.equal(checkRoadPlan(plan), plan);
+  assert.throws(() => checkRoadPlan(null), { code: 'WL_INVALID_ARGUMENT' });
   for (const wrong of [
     { chunks: 2 ** 20 },
     { fragmentBytes: 5000 },

@@ -232,8 +232,10 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
     const unpacker = await UnpackLauncher.create(device);
     const { blocks } = await twoBlocks(device);
     await unpacker.launchSync(blocks);
-    await unpacker.close();
-    await unpacker.close();
+    const last = unpacker.launch(blocks);
+    await Promise.all([unpacker.close(), unpacker.close()]);
+    assert.deepEqual([unpacker.isDone(last), unpacker.room], [true, 16]);
+    await unpacker.wait();
     assert.throws(() => unpacker.launch(blocks), { code: 'WL_CLOSED' });
   });
 

@@ -48,7 +48,12 @@ export function addUnpackBench(bench: Command): void {
   addBenchRoleOptions(command, DEFAULT_PORT)
     .option('--chunk <bytes>', 'what arrives together', size, chunkBytes)
     .option('--total <bytes>', 'moved per iteration of a stage', size, totalBytes)
-    .option('--fragments <list>', 'lengths of fragments, as 256,4K', listArgument(size), fragments)
+    .option(
+      '--fragments <list>',
+      'lengths of fragments, as 256,4K; with --role the first of them, or 4K',
+      listArgument(size),
+      fragments,
+    )
     .option('--sms <list>', 'on GPUs: SM counts of the kernels', listArgument(integerArgument(1, 1024)), [16, 4])
     .option('--iterations <n>', 'timed rounds of all cases', integerArgument(1, MAX_COUNT), 20)
     .option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3);

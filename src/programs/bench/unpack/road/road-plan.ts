@@ -23,8 +23,8 @@ const MAX_ITERATIONS = 1_000_000;
 const TWO_32 = 2 ** 32;
 
 /** Fails with WL_INVALID_ARGUMENT; at the server, for what a client says. */
-export function checkRoadPlan(plan: RoadPlan): RoadPlan {
-  const { chunkBytes, chunks, fragmentBytes, iterations, warmup } = plan;
+export function checkRoadPlan(plan: RoadPlan | null): RoadPlan {
+  const { chunkBytes = 0, chunks = 0, fragmentBytes = 0, iterations = 0, warmup = 0 }: Partial<RoadPlan> = plan ?? {};
   const areWhole = [chunkBytes, chunks, fragmentBytes, iterations].every(
     (value) => Number.isSafeInteger(value) && value > 0,
   );
@@ -38,7 +38,7 @@ export function checkRoadPlan(plan: RoadPlan): RoadPlan {
     chunkBytes % fragmentBytes === 0 &&
     fragmentBytes % 16 === 0 &&
     chunkBytes / fragmentBytes <= MAX_BLOCK_DESCRIPTORS;
-  if (fits) return plan;
+  if (fits && plan !== null) return plan;
   throw new WeftlineError(
     'WL_INVALID_ARGUMENT',
     `Invalid plan of the unpack bench: expected chunks of at most 64 MiB and 1 GiB in all, in fragments of multiples of 16 bytes, at most ${MAX_BLOCK_DESCRIPTORS} to a chunk, got ${JSON.stringify(plan)}`,

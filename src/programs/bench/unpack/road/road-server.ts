@@ -66,7 +66,8 @@ async function receiveAll(
   const stride = alignUp(messageBytes(plan), 4096);
   using destination = device.empty('u8', [plan.chunks * plan.chunkBytes]);
   using memory = makeBounce(device, ROAD_DEPTH * stride);
-  const region = await transport.register(memory.bounce.bytes);
+  await using ring = await registerRing(transport, memory.bounce.bytes);
+  const { region } = ring;
   await using mover = await createMover(mode, { device, bounce: memory.bounce, destination });
   const road: Road = { connection, transport, plan, stride, bounce: memory.bounce, destination, region, mover };
   const microseconds: number[] = [];
@@ -80,8 +81,16 @@ async function receiveAll(
     await verify(destination, iteration);
     await session.say({ verified: iteration });
   }
-  await transport.release(region);
   return microseconds;
+}
+
+/** Released before its memory is freed, also when a receive is still pending. */
+async function registerRing(
+  transport: Transport,
+  bytes: Uint8Array,
+): Promise<AsyncDisposable & { readonly region: MemoryRegion }> {
+  const region = await transport.register(bytes);
+  return { region, [Symbol.asyncDispose]: () => transport.release(region) };
 }
 
 interface Road {
