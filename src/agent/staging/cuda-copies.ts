@@ -131,7 +131,12 @@ class CudaCopies implements DeviceCopies {
   }
 
   get isBusy(): boolean {
-    return !this.#in.isDone(this.#in.issued) || !this.#out.isDone(this.#out.issued);
+    try {
+      return !this.#in.isDone(this.#in.issued) || !this.#out.isDone(this.#out.issued);
+    } catch {
+      // Those who wait for the work hear why it failed.
+      return false;
+    }
   }
 
   async close(): Promise<void> {

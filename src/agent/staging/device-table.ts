@@ -71,8 +71,9 @@ export class DeviceTable {
   }
 
   async close(): Promise<void> {
-    for (const gpu of this.#gpus) await gpu.close();
-    this.#gpus.length = 0;
+    // Nobody asks a GPU that is being closed whether it is busy.
+    const gpus = this.#gpus.splice(0);
+    for (const gpu of gpus) await gpu.close();
   }
 }
 

@@ -17,11 +17,18 @@ const SLOTS = 64;
 /** `full`: there is no room now. `not`: this is nothing for the kernel. */
 export type Moved = 'moved' | 'full' | 'not';
 
+interface Span {
+  address: number;
+  bytes: number;
+}
+
 export class ScatteredCopies {
   readonly #pack: PackLauncher;
   readonly #unpack: UnpackLauncher;
   readonly #block = new DescriptorBlock(MAX_PIECE_FRAGMENTS);
   readonly #options: { stream: CudaStream };
+  readonly #bounce: Span = { address: 0, bytes: 0 };
+  readonly #memory: Span = { address: 0, bytes: 0 };
 
   static async create(device: CudaDevice): Promise<ScatteredCopies> {
     const numSms = Math.min(MULTIPROCESSORS, device.properties.multiprocessors);
@@ -47,10 +54,11 @@ export class ScatteredCopies {
     if (count < LEAST_COPIES || sumOf(bytes, count) > MOST_AVERAGE_BYTES * count) return 'not';
     const bounce = way === 'out' ? run.to : run.from;
     const memory = way === 'out' ? run.from : run.to;
-    const block = this.#block.begin(spanOf(bounce, bytes, count), spanOf(memory, bytes, count));
-    const bounceBase = leastOf(bounce, count);
-    const memoryBase = leastOf(memory, count);
-    for (let at = 0; at < count; at++) block.add(bounce[at]! - bounceBase, bytes[at]!, memory[at]! - memoryBase);
+    const [here, there] = [this.#bounce, this.#memory];
+    setSpan(here, bounce, run);
+    setSpan(there, memory, run);
+    const block = this.#block.begin(here, there);
+    for (let at = 0; at < count; at++) block.add(bounce[at]! - here.address, bytes[at]!, memory[at]! - there.address);
     this.#options.stream = stream;
     try {
       (way === 'out' ? this.#pack : this.#unpack).launch(block, this.#options);
@@ -76,15 +84,14 @@ function sumOf(bytes: Float64Array, count: number): number {
   return sum;
 }
 
-function leastOf(addresses: Float64Array, count: number): number {
+/** All that the addresses begin. */
+function setSpan(span: Span, addresses: Float64Array, { bytes, count }: CopyRun): void {
   let least = addresses[0]!;
-  for (let at = 1; at < count; at++) least = Math.min(least, addresses[at]!);
-  return least;
-}
-
-function spanOf(addresses: Float64Array, bytes: Float64Array, count: number): { address: number; bytes: number } {
-  const address = leastOf(addresses, count);
   let end = 0;
-  for (let at = 0; at < count; at++) end = Math.max(end, addresses[at]! + bytes[at]!);
-  return { address, bytes: end - address };
+  for (let at = 0; at < count; at++) {
+    least = Math.min(least, addresses[at]!);
+    end = Math.max(end, addresses[at]! + bytes[at]!);
+  }
+  span.address = least;
+  span.bytes = end - least;
 }

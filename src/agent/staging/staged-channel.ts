@@ -91,8 +91,7 @@ export class StagedChannel implements BackendChannel {
     await from.staged();
     const route = await this.#open(isStagedThere ? remote : undefined, from.isPinned);
     if (route.remotes.has(remote)) return;
-    const { thread, number } = route.lane;
-    route.remotes.set(remote, await thread.call('importRemote', { lane: number, remote: this.#link.nameOf(remote) }));
+    await this.#import(route, remote);
   }
 
   put(place: PutPlace): boolean {
@@ -209,6 +208,10 @@ export class StagedChannel implements BackendChannel {
     return true;
   }
 
+  async #import({ lane, channel, remotes }: Route, remote: BackendRemoteRegion): Promise<void> {
+    remotes.set(remote, await lane.thread.call('importRemote', { channel, remote: this.#link.nameOf(remote) }));
+  }
+
   /** False: there is room when it is prepared. */
   #prepareLater(local: BackendRegion | undefined, remote: BackendRemoteRegion): false {
     const known = local as StagedRegion | undefined;
@@ -221,8 +224,7 @@ export class StagedChannel implements BackendChannel {
   async #importFor(remote: StagedRemoteRegion): Promise<void> {
     const route = this.#routes.find(({ isStagedThere }) => isStagedThere) ?? (await this.#open(remote, false));
     if (route.remotes.has(remote)) return;
-    const { thread, number } = route.lane;
-    route.remotes.set(remote, await thread.call('importRemote', { lane: number, remote: this.#link.nameOf(remote) }));
+    await this.#import(route, remote);
   }
 
   #open(remote: StagedRemoteRegion | undefined, isPinned: boolean): Promise<Route> {

@@ -31,11 +31,6 @@ export class StagedMessages {
     return true;
   }
 
-  /** The agent's thread: the last message was not posted after all. */
-  takeBack(bytes: number): void {
-    Atomics.sub(this.#words, stagedMessageWord.written, placeOf(bytes));
-  }
-
   /** The staging thread: a copy of the oldest message, of so many bytes. */
   read(bytes: number): Uint8Array {
     const at = this.#words[stagedMessageWord.taken]! & (STAGED_MESSAGE_BYTES - 1);

@@ -62,7 +62,8 @@ export class StagingHost {
   readonly #failedLanes = new WeakSet<SendLane>();
   readonly #prepared: (Prepared | undefined)[] = [];
   readonly #channels: (ThreadChannel | undefined)[] = [];
-  readonly #remotes: (RemoteStagedMemory | BackendRemoteRegion)[] = [];
+  /** Of the put that is being posted. */
+  readonly #place = { localOffset: 0, remoteOffset: 0, bytes: 0 };
   readonly #settling = new Settling((transfer, error) => this.#publish(transfer, error));
   #nextLane = 1;
 
@@ -242,10 +243,12 @@ export class StagingHost {
     });
   }
 
-  importRemote(lane: number, remote: RemoteMemoryName): number {
-    const found = this.#lane(lane);
-    this.#remotes.push(found.session === undefined ? this.#host(found, remote) : stagedName(remote));
-    return this.#remotes.length - 1;
+  importRemote(number: number, remote: RemoteMemoryName): number {
+    const channel = this.#channels[number];
+    if (channel === undefined) throw new WeftlineError('WL_CLOSED', 'The channel was closed');
+    const { lane, remotes } = channel;
+    remotes.push(lane.session === undefined ? this.#host(lane, remote) : stagedName(remote));
+    return remotes.length - 1;
   }
 
   async closeChannel(number: number): Promise<void> {
@@ -299,19 +302,17 @@ export class StagingHost {
     if (channel === undefined) return;
     const { commands } = this.#board;
     const field = stagingCommandField;
-    const remote = this.#remotes[commands[at + field.remote]!];
+    const remote = channel.remotes[commands[at + field.remote]!];
     const remoteOffset = commands[at + field.remoteOffset]!;
     try {
       if (kind === stagingCommandKinds.signal) {
-        channel.signal(remote, remoteOffset, { add: commands[at + field.add]!, sum: commands[at + field.sum]! });
+        channel.signal(remote, remoteOffset, commands[at + field.add]!, commands[at + field.sum]!);
       } else {
-        const local = this.#memory.get(commands[at + field.local]!);
-        const place = {
-          localOffset: commands[at + field.localOffset]!,
-          remoteOffset,
-          bytes: commands[at + field.bytes]!,
-        };
-        channel.put(local, remote, place);
+        const place = this.#place;
+        place.localOffset = commands[at + field.localOffset]!;
+        place.remoteOffset = remoteOffset;
+        place.bytes = commands[at + field.bytes]!;
+        channel.put(this.#memory.get(commands[at + field.local]!), remote, place);
       }
     } catch (error) {
       channel.fail(asWeftlineError(error));

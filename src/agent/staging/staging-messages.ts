@@ -69,8 +69,8 @@ export interface StagingCalls extends Calls {
   prepare(plan: StagedPlan): Promise<void>;
   unprepare(transfer: number): Promise<void>;
   openChannel(options: { readonly lane: number; readonly channel: number }): void;
-  /** The numbers by which commands of the lane's channels name the peer's memory. */
-  importRemote(options: { readonly lane: number; readonly remote: RemoteMemoryName }): number;
+  /** The number by which commands of the channel name the peer's memory. */
+  importRemote(options: { readonly channel: number; readonly remote: RemoteMemoryName }): number;
   closeChannel(channel: number): Promise<void>;
   stop(): Promise<void>;
 }

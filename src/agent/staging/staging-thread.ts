@@ -153,8 +153,8 @@ export class StagingThread {
   }
 
   #errorIn(errors: ReadonlyMap<number, WeftlineError>, number: number): WeftlineError | undefined {
-    // It was sent before the board told of it, but its message may wait to be read.
-    if (!errors.has(number)) this.#link.readMessages();
+    // It was sent before the board told of it, but its message may wait to be read; what is here may be of an earlier post.
+    this.#link.readMessages();
     return errors.get(number) ?? this.failure;
   }
 }

@@ -13,6 +13,8 @@ import type { StagingCalls, StagingEvent, StagingThreadData } from './staging-me
 
 /** How long the thread looks in one turn of the event loop. */
 const TURN_MS = 0.2;
+/** The same while nothing happens, but soon may. */
+const WATCH_MS = 0.05;
 /** Looks between two looks at the clock. */
 const ROUNDS = 4;
 /** Nobody rings for the sockets of greetings while the thread blocks: so much later they are heard. */
@@ -51,7 +53,7 @@ const calls: StagingCalls = {
   prepare: (plan) => staging().prepare(plan),
   unprepare: (transfer) => staging().unprepare(transfer),
   openChannel: ({ lane, channel }) => staging().openChannel(lane, channel),
-  importRemote: ({ lane, remote }) => staging().importRemote(lane, remote),
+  importRemote: ({ channel, remote }) => staging().importRemote(channel, remote),
   closeChannel: (channel) => staging().closeChannel(channel),
   async stop() {
     try {
@@ -81,6 +83,25 @@ function work(): boolean {
   return hasWorked;
 }
 
+/** Looks again and again for a moment, and lends the processor between looks. True if anything happened. */
+function watch(spin: SpinTime): boolean {
+  const end = performance.now() + WATCH_MS;
+  for (let now = 0; now < end;) {
+    const before = performance.now();
+    yieldProcessor();
+    now = performance.now();
+    if (step()) return true;
+    if (spin.lent(now - before)) return false;
+  }
+  return false;
+}
+
+async function sleep(running: StagingHost, seen: number, idle: number): Promise<void> {
+  const most = Math.min(running.prepareSleep(), idle < IDLE_MS ? BLOCKING_SLEEP_MS : LONG_SLEEP_MS);
+  if (most > BLOCKING_SLEEP_MS) await wake.sleep(seen, most);
+  else if (most > 0) wake.sleepBlocking(seen, most);
+}
+
 async function serve(): Promise<void> {
   const spin = new SpinTime(data.settings.agentSpinUs);
   /** When the present wait began; 0 while there is none. */
@@ -89,38 +110,20 @@ async function serve(): Promise<void> {
     const { seen } = wake;
     if (host === undefined) {
       await wake.sleep(seen, LONG_SLEEP_MS);
-    } else if (work()) {
+      continue;
+    }
+    const now = performance.now();
+    const idle = idleSince === 0 ? 0 : now - idleSince;
+    const mayWatch = host.isDeviceBusy || idle < spin.milliseconds;
+    if (work() || (mayWatch && watch(spin))) {
       if (idleSince > 0) spin.learn(performance.now() - idleSince);
       idleSince = 0;
-      await nextTurn();
     } else {
-      const now = performance.now();
       if (idleSince === 0) idleSince = now;
-      await pause(host, { seen, spin, idle: now - idleSince });
+      if (!mayWatch) await sleep(host, seen, idle);
     }
-  }
-}
-
-interface Idleness {
-  /** Of the wake word, before the last look. */
-  readonly seen: number;
-  readonly spin: SpinTime;
-  readonly idle: number;
-}
-
-/** Nothing happened at the last look: looks again soon, or sleeps. */
-async function pause(running: StagingHost, { seen, spin, idle }: Idleness): Promise<void> {
-  if (running.isDeviceBusy || idle < spin.milliseconds) {
-    const before = performance.now();
-    yieldProcessor();
-    spin.lent(performance.now() - before);
     await nextTurn();
-    return;
   }
-  const most = Math.min(running.prepareSleep(), idle < IDLE_MS ? BLOCKING_SLEEP_MS : LONG_SLEEP_MS);
-  if (most > BLOCKING_SLEEP_MS) await wake.sleep(seen, most);
-  else if (most > 0) wake.sleepBlocking(seen, most);
-  await nextTurn();
 }
 
 port.serve(calls);

@@ -26,6 +26,8 @@ type AnyRemote = RemoteStagedMemory | BackendRemoteRegion;
 
 export class ThreadChannel {
   readonly lane: SendLane;
+  /** Memory of the peer by the numbers of commands. */
+  readonly remotes: AnyRemote[] = [];
   readonly #jobs: readonly ChannelJob<AnyRemote>[];
   readonly #direct: DirectChannel | undefined;
   readonly #options: ThreadChannelOptions;
@@ -71,11 +73,8 @@ export class ThreadChannel {
     this.#post(job);
   }
 
-  signal(
-    remote: AnyRemote | undefined,
-    offset: number,
-    { add, sum }: { readonly add: number; readonly sum: number },
-  ): void {
+  /** `sum`: -1 if it is not known. */
+  signal(remote: AnyRemote | undefined, offset: number, add: number, sum: number): void {
     const job = this.#next(remote);
     if (job === undefined) return;
     job.local = undefined;
