@@ -61,6 +61,8 @@ export class StagedChannel implements BackendChannel {
   /** Operations of ways before this one, and what this one had posted when it began. */
   #before = 0;
   #startedAt = 0;
+  /** Something is prepared because an operation came before. */
+  #isPreparing = false;
   #error: WeftlineError | undefined;
   #closing: Promise<void> | undefined;
   /** For the backend, which knows its own regions only. */
@@ -214,9 +216,13 @@ export class StagedChannel implements BackendChannel {
 
   /** False: there is room when it is prepared. */
   #prepareLater(local: BackendRegion | undefined, remote: BackendRemoteRegion): false {
-    const known = local as StagedRegion | undefined;
-    const preparing = known === undefined ? this.#importFor(remote as StagedRemoteRegion) : this.prepare(known, remote);
-    preparing.catch((error: unknown) => (this.#error ??= asWeftlineError(error)));
+    if (this.#isPreparing) return false;
+    this.#isPreparing = true;
+    const preparing = local === undefined ? this.#importFor(remote as StagedRemoteRegion) : this.prepare(local, remote);
+    preparing.then(
+      () => (this.#isPreparing = false),
+      (error: unknown) => (this.#error ??= asWeftlineError(error)),
+    );
     return false;
   }
 
