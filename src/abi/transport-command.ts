@@ -1,4 +1,5 @@
-// What the user's thread and the engine's thread share: a ring of commands, and a table that shows how requests stand.
+// What the user's thread and the engines' threads share: a ring of commands for each engine, and a table that shows how
+// requests stand.
 import { defineLayout } from './layout.ts';
 
 export const engineCommandKinds = {
@@ -21,37 +22,40 @@ export const commandRecord = defineLayout(
     kind: 'u32',
     /** Of the request table. */
     slot: 'u32',
-    /** Numbers of the connection and of the region in the engine's thread. */
+    /** Numbers of the connection in the engine's thread, and of the region. */
     connection: 'u32',
     region: 'u32',
     flow: 'u32',
     remoteRegion: 'u32',
     remoteKey: 'u32',
-    reserved: 'u32',
+    /**
+     * Low half: of a part, the gate that it holds shut, counted from 1; of a signal and a flush, the gate that they wait
+     * for; 0: none. High half: where a part begins in its request, in units of 64 KiB: PART_BYTES.
+     */
+    gateAndPart: 'u32',
     offset: 'u64',
     bytes: 'u64',
+    /** Of a write: of the whole request. */
     remoteOffset: 'u64',
+    /** Of a send and a write: bytes of the whole request, of which this is a part. */
     add: 'u64',
   },
   64,
 );
 
 /**
- * The head of the shared block. Each word stands alone on its cache line.
+ * The head of an engine's command ring. Each word stands alone on its cache line.
  *
  * - `tail`: commands written so far. Written by the user's thread; its store publishes the records before it. Wraps.
  * - `head`: commands taken so far. Written by the engine's thread; the user's thread may write over what lies before it.
  * - `calls`: messages posted to the engine's port so far; it reads the port when this differs from what it has seen.
- * - `sleeping`: 1 while the engine's thread is asleep or about to be. ORDER: the engine stores it, then looks at `tail` and
- *   `calls` once more; the user's thread stores those, then looks at it. So one of the two sees the other.
- * - `ended`: requests that have ended so far, wraps. Written by the engine's thread behind the table's entry.
+ * - `fences`: how often other engines have ended the last part that this engine may be waiting for; wraps.
+ * - `sleeping`: 1 while the engine's thread is asleep or about to be. ORDER: the engine stores it, then looks at `tail`,
+ *   `calls` and `fences` once more; the others store those, then look at it. So one of the two sees the other.
  * - `crashed`: 1 once the engine has failed. Its last message, with the reason, was posted before.
- * - `awaited`: how many threads do nothing but wait for `ended`, polling or asleep. Written by them; the engine's thread is
- *   then slow to sleep. A stale look costs time only.
- * - `waiters`: how many waits of the user's thread sleep on `ended`; the engine wakes them only if there are any.
  */
-export const sharedHead = defineLayout(
-  'TransportShared',
+export const commandHead = defineLayout(
+  'TransportCommandHead',
   {
     tail: 'u32',
     tailPad: { of: 'u32', count: 15 },
@@ -59,14 +63,31 @@ export const sharedHead = defineLayout(
     headPad: { of: 'u32', count: 15 },
     calls: 'u32',
     callsPad: { of: 'u32', count: 15 },
+    fences: 'u32',
+    fencesPad: { of: 'u32', count: 15 },
     sleeping: 'u32',
     sleepingPad: { of: 'u32', count: 15 },
+    crashed: 'u32',
+    crashedPad: { of: 'u32', count: 15 },
+  },
+  64,
+);
+
+/**
+ * The head of the request table, which all engines of a transport share. Each word stands alone on its cache line.
+ *
+ * - `ended`: requests that have ended so far, wraps. Written by the engines' threads behind the table's entry.
+ * - `awaited`: how many threads do nothing but wait for `ended`, polling or asleep. Written by them; the engines' threads
+ *   are then slow to sleep. A stale look costs time only.
+ * - `waiters`: how many waits of the user's thread sleep on `ended`; an engine wakes them only if there are any.
+ */
+export const requestHead = defineLayout(
+  'TransportRequestHead',
+  {
     ended: 'u32',
     endedPad: { of: 'u32', count: 15 },
     waiters: 'u32',
     waitersPad: { of: 'u32', count: 15 },
-    crashed: 'u32',
-    crashedPad: { of: 'u32', count: 15 },
     awaited: 'u32',
     awaitedPad: { of: 'u32', count: 15 },
   },
@@ -76,5 +97,20 @@ export const sharedHead = defineLayout(
 /** Commands of the ring and entries of the table: most requests that are under way at a time. A power of two. */
 export const REQUEST_SLOTS = 4096;
 
-/** What a table entry says about its request; `free` has none. */
+/** What a table entry says about its request, in its low bits; `free` has none. */
 export const slotStates = { free: 0, pending: 1, done: 2, failed: 3 } as const;
+
+/**
+ * The other bits of the entry of a pending request: whether a part of it has failed, how many of its parts have not ended,
+ * and which engine, counted from 1, waits until it alone is left.
+ */
+export const slotBits = { states: 0b111, partFailed: 0b1000, partsShift: 4, partsMask: 0xff, lastShift: 12 } as const;
+
+/** Parts of a request begin at multiples of this. */
+export const PART_BYTES = 65_536;
+
+/** Most engines of a transport. */
+export const MAX_ENGINES = 16;
+
+/** Gates of a transport: each counts parts of writes that signals and flushes of a flow must come after. */
+export const GATES = 1024;

@@ -2,7 +2,7 @@
 import { defineLayout } from './layout.ts';
 
 /** Goes up with every change of this file; packets of another version are dropped. */
-export const TRANSPORT_VERSION = 4;
+export const TRANSPORT_VERSION = 5;
 
 export const packetKinds = {
   /** A segment of a message, a write or the answer to a read: dataHeader, then `length` bytes of payload. */
@@ -105,7 +105,7 @@ export const dataHeader = defineLayout(
     offset: 'u32',
     /** Bytes of the whole message: low 32 bits. */
     messageBytes: 'u32',
-    /** Position of the message in its region: low 32 bits. */
+    /** Position of the message in its region, or of a part in its message: low 32 bits. */
     base: 'u32',
     /** Bits 32 to 39 of `offset` and of `messageBytes`, bits 32 to 47 of `base`. */
     offsetHigh: 'u8',
@@ -198,6 +198,8 @@ export const controlKinds = {
   fail: 6,
   /** The receive that was announced as request `a` was withdrawn. */
   withdraw: 7,
+  /** So many receives as `bytes` says were withdrawn before they were announced; on connections that keep their places. */
+  vacant: 8,
 } as const;
 
 /** Reasons in `reject` and `fail` records and in acks that end a connection. */

@@ -15,6 +15,9 @@ const eventfdFunction = systemCall('int eventfd(uint32_t, int)');
 const readFunction = systemCall('int64_t read(int, intptr_t, size_t)');
 const writeFunction = systemCall('int64_t write(int, intptr_t, size_t)');
 
+const fcntlFunction = systemCall('int fcntl(int, int, int)');
+
+const F_DUPFD_CLOEXEC = 1030;
 const CLOEXEC = 0o2000000;
 const NONBLOCK = 0o4000;
 const EPOLL_CTL_ADD = 1;
@@ -121,6 +124,13 @@ export class Doorbell implements Disposable {
 
   /** The doorbell of another thread of this process. */
   static of(fd: number): Doorbell {
+    return new Doorbell(fd);
+  }
+
+  /** The same doorbell under another descriptor, which stays open when this one is closed. */
+  duplicate(): Doorbell {
+    const fd: number = fcntlFunction()(this.fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) throw nativeError('fcntl', 'making a doorbell known to another thread', fd);
     return new Doorbell(fd);
   }
 

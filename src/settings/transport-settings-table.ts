@@ -4,6 +4,26 @@ import type { Setting } from './setting.ts';
 
 /** Of sockets and threads. */
 const hostSettings = {
+  transportEngines: {
+    kind: 'number',
+    env: 'WEFTLINE_TRANSPORT_ENGINES',
+    flag: '--engines <count>',
+    unit: 'engines',
+    min: 0,
+    max: 16,
+    default: 0,
+    sentence:
+      'Engine threads of a transport, each with sockets of its own; a connection uses as many as the side with fewer has. 0: one per 8 cores that a rank has, at most 4.',
+  },
+  transportSpread: {
+    kind: 'choice',
+    env: 'WEFTLINE_TRANSPORT_SPREAD',
+    flag: '--spread <how>',
+    choices: ['turn', 'split'],
+    default: 'turn',
+    sentence:
+      'How several engines share what is large: whole messages, writes and reads in turn, or each split over all; turn if the two sides of a connection differ.',
+  },
   transportPaths: {
     kind: 'number',
     env: 'WEFTLINE_TRANSPORT_PATHS',
@@ -13,7 +33,7 @@ const hostSettings = {
     max: 256,
     default: 4,
     sentence:
-      'UDP sockets (paths) of a connection, over which packets are spread, each with its own ports; the smaller number of the two sides is used.',
+      'UDP sockets (paths) of an engine for each connection, over which packets are spread, each with its own ports; the smaller number of the two sides is used, but at least one per rail.',
   },
   transportRails: {
     kind: 'text',
@@ -65,9 +85,10 @@ const hostSettings = {
   transportPinCore: {
     kind: 'text',
     env: 'WEFTLINE_TRANSPORT_PIN',
-    flag: '--pin <core>',
+    flag: '--pin <cores>',
     default: '',
-    sentence: "Number of the core that the engine's thread is pinned to; empty: none.",
+    sentence:
+      "Cores that the engines' threads are pinned to, one each, such as 4,6,8-11; engines beyond the list take the cores that follow its last; empty: none.",
   },
   transportThread: {
     kind: 'boolean',
@@ -75,7 +96,7 @@ const hostSettings = {
     flag: '--no-engine-thread',
     default: true,
     sentence:
-      "Run the engine on its own thread; otherwise it runs on the caller's thread, inside calls that wait, and answers sooner.",
+      "Run engines on threads of their own; otherwise one runs on the caller's thread, inside calls that wait, and answers sooner.",
   },
 } as const satisfies Record<string, Setting>;
 
@@ -155,7 +176,7 @@ export const protocolSettingsTable = {
     max: 68719476736,
     default: 4_194_304,
     sentence:
-      'Maximum bytes that an engine allows all its peers together to send to posted receives at a time; bounds incast.',
+      'Maximum bytes that a transport allows all its peers together to send to posted receives at a time, shared evenly by its engines; bounds incast.',
   },
   transportCtsChunkBytes: {
     kind: 'number',

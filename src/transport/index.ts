@@ -1,6 +1,8 @@
 // weftline/transport: reliable messages, writes and reads between processes over many UDP paths.
-export { Connection, type LocalPart, type RemotePart, type SignalPart } from './host/connection.ts';
-export type { HostStatistics } from './host/host-calls.ts';
+export { Connection } from './host/connection.ts';
+export type { LocalPart, RemotePart, SignalPart } from './host/request-parts.ts';
+export type { RailPair } from './io/packet-io-kind.ts';
+export type { HostStatistics, LaneStatistics } from './host/host-calls.ts';
 export type { MemoryRegion, RegisteredMemory } from './host/memory-region.ts';
 export type { RequestHandle, RequestState } from './host/request-slots.ts';
 export type { Address } from '../meeting/dial.ts';

@@ -28,7 +28,9 @@ const base: GreetingOptions = {
   segmentationOffload: true,
   authenticate: false,
   receiverCredits: false,
-  connectionId: 7,
+  rails: [],
+  spread: 'turn',
+  connectionIds: [7],
 };
 
 /** Two ends of a TCP connection. */
@@ -89,12 +91,12 @@ async function meet(hostOptions: Partial<GreetingOptions>, guestOptions: Partial
 }
 
 test('both sides learn the same secret, the paths both can have, and the largest packet that passes', async () => {
-  const [host, guest] = await meet({ connectionId: 7 }, { connectionId: 9, paths: 2 });
-  assert.equal(host.secret, guest.secret);
+  const [host, guest] = await meet({ connectionIds: [7] }, { connectionIds: [9], paths: 2 });
+  assert.equal(host.lanes[0]?.secret, guest.lanes[0]?.secret);
   assert.deepEqual([host.hello, guest.hello], ['guest', 'hello, guest']);
   assert.equal(host.paths.count, 2);
   assert.equal(guest.paths.count, 2);
-  assert.deepEqual([host.remoteId, guest.remoteId], [9, 7]);
+  assert.deepEqual([host.lanes[0]?.remoteId, guest.lanes[0]?.remoteId], [9, 7]);
   assert.deepEqual([host.peerName, guest.peerName], ['guest', 'host']);
   assert.equal(host.segmentBytes, guest.segmentBytes);
   // The loopback of every Linux takes them.
@@ -166,15 +168,17 @@ test('packets are authenticated if either side demands it, with keys of this mee
     [false, true],
     [true, true],
   ] as const) {
-    const [host, guest] = await meet({ authenticate: here }, { authenticate: there });
+    const [{ packetKeys: hostKeys } = {}, { packetKeys: guestKeys } = {}] = (
+      await meet({ authenticate: here }, { authenticate: there })
+    ).map(({ lanes }) => lanes[0]);
     if (!here && !there) {
-      assert.deepEqual([host.packetKeys, guest.packetKeys], [undefined, undefined]);
+      assert.deepEqual([hostKeys, guestKeys], [undefined, undefined]);
       continue;
     }
-    assert.ok(host.packetKeys !== undefined && guest.packetKeys !== undefined);
-    assert.deepEqual(host.packetKeys.outgoing, guest.packetKeys.incoming);
-    assert.deepEqual(host.packetKeys.incoming, guest.packetKeys.outgoing);
-    for (const key of Object.values(host.packetKeys)) seen.add(Buffer.from(key).toString('hex'));
+    assert.ok(hostKeys !== undefined && guestKeys !== undefined);
+    assert.deepEqual(hostKeys.outgoing, guestKeys.incoming);
+    assert.deepEqual(hostKeys.incoming, guestKeys.outgoing);
+    for (const key of Object.values(hostKeys)) seen.add(Buffer.from(key).toString('hex'));
   }
   assert.equal(seen.size, 6);
 });
@@ -183,9 +187,9 @@ test('receivers give credits if either side wants it', async () => {
   for (const here of [false, true]) {
     for (const there of [false, true]) {
       const meetings = await meet({ receiverCredits: here }, { receiverCredits: there });
-      for (const { receiverCredits, paths } of meetings) {
+      for (const { lanes, paths } of meetings) {
         paths[Symbol.dispose]();
-        assert.equal(receiverCredits, here || there);
+        assert.equal(lanes[0]?.receiverCredits, here || there);
       }
     }
   }

@@ -9,7 +9,7 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { readSettings, type Settings } from 'weftline';
 import { engineCommandKinds } from '#lib/abi/transport-command.js';
-import { openTransportLink } from '#lib/transport/host/transport-engine-link.js';
+import { openEngines } from '#lib/transport/host/open-engines.js';
 import { RequestSlots } from '#lib/transport/host/request-slots.js';
 import { type Connection, Transport, type TransportListener } from 'weftline/transport';
 import { until } from '../support/until.ts';
@@ -123,19 +123,22 @@ test('a process ends by itself though its transport is open and a request is pen
 });
 
 test('an engine that fails ends the waits of a thread that blocks, and those of one that does not', async () => {
-  const link = await openTransportLink({ ...readSettings(), transportThread: true });
+  const engines = await openEngines({ ...readSettings(), transportThread: true });
   const failures: Error[] = [];
-  link.onFailure = (error) => failures.push(error);
-  const slots = new RequestSlots(link, 20_000);
+  engines.listen(
+    () => {},
+    (error) => failures.push(error),
+  );
+  const slots = new RequestSlots(engines, 20_000);
   // A cancellation of nothing, which never ends.
   slots.command.kind = engineCommandKinds.cancel;
-  const requests = [slots.post('nobody'), slots.post('nobody')] as const;
+  const requests = [slots.post('nobody', 0), slots.post('nobody', 0)] as const;
   const expected = { code: 'WL_INTERNAL', message: /no such call/ };
-  const call = link.call('no such call' as never);
+  const call = engines.call(0, 'no such call' as never);
   assert.throws(() => slots.waitBlocking(requests[0]), expected);
   await assert.rejects(slots.wait(requests[1]), expected);
   await assert.rejects(call, expected);
-  assert.throws(() => slots.post('nobody'), expected);
+  assert.throws(() => slots.post('nobody', 0), expected);
   assert.equal(failures.length, 1);
-  await link.close();
+  await engines.close();
 });

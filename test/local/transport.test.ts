@@ -69,6 +69,12 @@ const variants: Readonly<Record<string, Partial<Settings>>> = {
     transportPaths: 1,
     transportChecksum: 'full',
   },
+  'two engines': { transportEngines: 2 },
+  'four engines, messages split, packets of 1472 bytes': {
+    transportEngines: 4,
+    transportSpread: 'split',
+    transportSegmentBytes: 1472,
+  },
   'authenticated packets': { transportAuthentication: true },
   "authenticated packets of 1472 bytes, on the caller's thread": {
     transportAuthentication: true,
@@ -108,10 +114,19 @@ for (const [name, settings] of Object.entries(variants)) {
   });
 }
 
-for (const transportAuthentication of [false, true]) {
-  const how = transportAuthentication ? ', authenticated' : '';
-  test(`many messages under way in several flows, taken by blocking waits${how}`, () =>
-    manyMessages({ transportAuthentication }));
+const severalEngines = { transportEngines: 4 } as const;
+const crowds: Readonly<Record<string, Partial<Settings>>> = {
+  '': {},
+  ', authenticated': { transportAuthentication: true },
+  ', four engines': severalEngines,
+  ', four engines, split, authenticated': {
+    ...severalEngines,
+    transportSpread: 'split',
+    transportAuthentication: true,
+  },
+};
+for (const [how, settings] of Object.entries(crowds)) {
+  test(`many messages under way in several flows, taken by blocking waits${how}`, () => manyMessages(settings));
 }
 
 async function manyMessages(settings: Partial<Settings>): Promise<void> {
@@ -145,11 +160,17 @@ async function manyMessages(settings: Partial<Settings>): Promise<void> {
   transport.waitBlocking(connection.send({ region: copy, bytes: 10 }));
 }
 
-for (const transportThread of [true, false]) {
+const drivers: Readonly<Record<string, Partial<Settings>>> = {
+  'with an engine thread': {},
+  'with four': severalEngines,
+  'with four, split': { ...severalEngines, transportSpread: 'split' },
+  'without an engine thread': { transportThread: false },
+};
+for (const [driver, settings] of Object.entries(drivers)) {
   for (const blocking of [true, false]) {
-    const how = `${transportThread ? 'with' : 'without'} an engine thread, ${blocking ? 'blocking' : 'async'}`;
+    const how = `${driver}, ${blocking ? 'blocking' : 'async'}`;
     test(`a peer killed in the middle of a message is an error that names it: ${how}`, async () => {
-      await using peer = await withPeer('flood', { transportThread });
+      await using peer = await withPeer('flood', settings);
       const { transport, connection, child } = peer;
       const region = await sharedRegion(transport, 8 << 20);
       await transport.wait(connection.receive({ region }));

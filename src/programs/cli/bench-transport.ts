@@ -98,7 +98,10 @@ Examples:
   addOutputOptions(command);
   addSettingOptions(command, [
     'timeoutMs',
+    'transportEngines',
+    'transportSpread',
     'transportPaths',
+    'transportRails',
     'transportSegmentBytes',
     'transportSegmentationOffload',
     'transportSocketBufferBytes',

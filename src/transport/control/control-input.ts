@@ -79,6 +79,8 @@ function carryOut(connection: Connection, record: Record): boolean {
       return takeFail(connection, record);
     case controlKinds.withdraw:
       return takeWithdraw(connection, record);
+    case controlKinds.vacant:
+      return takeVacant(connection, record);
     default:
       return broken(connection, `a control record of the unknown kind ${record.kind}`);
   }
@@ -88,7 +90,7 @@ function takeClear(connection: Connection, { flow: id, a, bytes, more }: Record)
   if (connection.send.clearCount >= MAX_OPEN_RECEIVES)
     return broken(connection, `more than ${MAX_OPEN_RECEIVES} receives`);
   const flow = connection.send.flow(id);
-  flow.clears.push({ target: a, bytes, record: connection.control.expected, granted: more });
+  flow.clears.push({ target: a, bytes, record: connection.control.expected, granted: more, vacancies: 0 });
   connection.send.clearCount++;
   connection.send.match(flow);
   return true;
@@ -104,7 +106,7 @@ function takeGrant(connection: Connection, { flow: id, a, more }: Record): boole
     connection.wake();
     return true;
   }
-  const clear = flow.clears.find((waiting) => waiting.target === a);
+  const clear = flow.clears.find((waiting) => waiting.target === a && waiting.vacancies === 0);
   if (clear !== undefined) clear.granted = Math.max(clear.granted, more);
   return true;
 }
@@ -137,6 +139,7 @@ function takeRead(connection: Connection, { flow: id, a, b, c, bytes, more }: Re
   reply.offset = more;
   reply.bytes = bytes;
   reply.target = c;
+  reply.base = 0;
   connection.send.replyCount++;
   connection.life.addPending();
   connection.send.enqueue(connection.send.flow(id).replies, reply);
@@ -166,15 +169,25 @@ function takeFail(connection: Connection, { a, b, bytes }: Record): boolean {
 function takeWithdraw(connection: Connection, { flow: id, a }: Record): boolean {
   const flow = connection.send.flows.get(id);
   if (flow === undefined) return true;
-  const at = flow.clears.findIndex((waiting) => waiting.target === a);
+  const at = flow.clears.findIndex((waiting) => waiting.target === a && waiting.vacancies === 0);
   if (at !== -1) {
     flow.clears.splice(at, 1);
     connection.send.clearCount--;
+    if (connection.keepsPlaces) flow.addVacancies(at, 1);
     return true;
   }
   const request = findSend(flow.messages.head, a);
   if (request?.isPending)
     connection.engine.fail(request, peerFailure(connection.peerName, request, failReasons.cancelled, 0));
+  return true;
+}
+
+/** Receives are gone of which nothing was known yet: so are the sends that would meet them. */
+function takeVacant(connection: Connection, { flow: id, bytes }: Record): boolean {
+  if (!connection.keepsPlaces || bytes === 0) return broken(connection, `${bytes} vacant receives`);
+  const flow = connection.send.flow(id);
+  flow.addVacancies(flow.clears.length, bytes);
+  connection.send.match(flow);
   return true;
 }
 

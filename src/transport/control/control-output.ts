@@ -2,6 +2,7 @@
 import { controlHeader, controlKinds, controlRecord, MAX_OPEN_RECEIVES } from '../../abi/transport-packet.ts';
 import type { Connection } from '../engine/connection.ts';
 import { backOff } from '../paths/check-paths.ts';
+import { isVacancy } from '../engine/request.ts';
 import { sendControl } from '../wire/packet-writer.ts';
 
 /** Records before the new ones that are sent along, in case they were lost. */
@@ -19,6 +20,12 @@ export function announce(connection: Connection): void {
     control.setSizes(head.bytes, head.base);
   }
   for (let head = unannounced.head; head !== undefined && control.hasRoom(); head = unannounced.head) {
+    if (isVacancy(head)) {
+      unannounced.shift();
+      control.append(controlKinds.vacant, head.flow);
+      control.setSizes(head.value, 0);
+      continue;
+    }
     if (connection.receive.unclaimedReceives === MAX_OPEN_RECEIVES) return;
     connection.receive.unclaimedReceives++;
     unannounced.shift();

@@ -14,6 +14,7 @@ import { checkConnection, checkFlow, checkLocal, checkRemote, checkScatter, chec
 import { connectionStatistics, createCounters } from './connection-statistics.ts';
 import type { EngineCore } from './engine-core.ts';
 import { Liveness } from './liveness.ts';
+import { peerFailure } from './peer-failure.ts';
 import type { Request, RequestKind, RequestOwner } from './request.ts';
 import type {
   ConnectionOptions,
@@ -25,6 +26,9 @@ import type {
   SignalOptions,
   TransportConnection,
 } from './transport-engine.ts';
+
+/** Of a receive: it is not known yet which part of its message it takes in. */
+const UNKNOWN_BASE = -1;
 
 export class Connection implements TransportConnection, RequestOwner {
   readonly id: number;
@@ -43,6 +47,9 @@ export class Connection implements TransportConnection, RequestOwner {
   readonly payloadBytes: number;
   /** Segments of a full burst. */
   readonly burstSegments: number;
+
+  /** Cancelled messages and receives keep their places in their flow. */
+  readonly keepsPlaces: boolean;
 
   readonly paths: PathTable;
   readonly send: SendSide;
@@ -75,7 +82,9 @@ export class Connection implements TransportConnection, RequestOwner {
     const ackWords = Math.min(Math.floor(ackRoom / 4), RECEIVE_WINDOW_SEGMENTS / 32);
     const wake = (): void => this.wake();
     const credit = (start + SPECULATIVE_BYTES) | 0;
-    this.receive = new ReceiveSide({ paths, ackWords, start, credit, now, control: this.control, wake });
+    this.keepsPlaces = options.keepsPlaces ?? false;
+    const { keepsPlaces, control } = this;
+    this.receive = new ReceiveSide({ paths, ackWords, start, credit, now, control, wake, keepsPlaces });
     this.send = new SendSide({
       settings,
       receiverCredits,
@@ -87,17 +96,25 @@ export class Connection implements TransportConnection, RequestOwner {
       start,
       now,
       wake,
+      keepsPlaces,
+      refuse: (target, flow) => this.#tellCancelled(target, flow),
     });
   }
 
   postReceive(options: MessageOptions): EngineHandle {
     const request = this.#open('receive', options);
+    request.base = UNKNOWN_BASE;
     this.receive.unannounced.push(request);
     return request.handle;
   }
 
   postSend(options: MessageOptions): EngineHandle {
     const request = this.#open('send', options);
+    const { whole } = options;
+    if (whole !== undefined) {
+      request.base = whole.partOffset;
+      request.wholeBytes = whole.bytes;
+    }
     const flow = this.send.flow(request.flow);
     flow.unmatched.push(request);
     this.send.match(flow);
@@ -107,6 +124,13 @@ export class Connection implements TransportConnection, RequestOwner {
   write(options: RemoteOptions): EngineHandle {
     checkRemote(options);
     const request = this.#open('write', options);
+    const { whole } = options;
+    if (whole !== undefined) {
+      // Positions in packets are those in the whole, by whose bounds each of them is judged.
+      request.offset -= whole.partOffset;
+      request.partOffset = whole.partOffset;
+      request.wholeBytes = whole.bytes;
+    }
     request.target = options.remoteRegion;
     request.targetKey = options.remoteKey;
     request.base = options.remoteOffset;
@@ -164,11 +188,9 @@ export class Connection implements TransportConnection, RequestOwner {
 
   /** Fails a request for a reason of this side, and its other end, if it has one. */
   abandon(request: Request, error: WeftlineError): void {
-    const { control } = this;
     const meets = request.kind === 'reply' || (request.kind === 'send' && request.target !== 0);
-    if (meets && control.append(controlKinds.fail, request.flow)) {
-      control.setIds(request.target, failReasons.cancelled, 0);
-    }
+    if (meets) this.#tellCancelled(request.target, request.flow);
+    const { control } = this;
     if (request.kind === 'receive' && request.announced && control.append(controlKinds.withdraw, request.flow)) {
       control.setIds(request.handle, 0, 0);
     }
@@ -242,6 +264,7 @@ export class Connection implements TransportConnection, RequestOwner {
     request.region = options.region;
     request.offset = options.offset;
     request.bytes = options.bytes;
+    request.wholeBytes = options.bytes;
     return request;
   }
 
@@ -255,24 +278,36 @@ export class Connection implements TransportConnection, RequestOwner {
     request.bytes = 0;
     request.target = 0;
     request.base = 0;
+    request.partOffset = 0;
+    request.wholeBytes = 0;
     this.life.addPending();
     this.wake();
     return request;
   }
 
-  /** Fails the sends that are too large, here and at the peer. */
-  refuseOversized(): void {
-    const { oversized } = this.send;
+  /** Fails the sends that are too large, here and at the peer, and those whose receives were withdrawn. */
+  refuseUnfit(): void {
+    const { oversized, withdrawn } = this.send;
+    for (let head = withdrawn.head; head !== undefined; head = withdrawn.head) {
+      this.engine.fail(head, peerFailure(this.peerName, head, failReasons.cancelled, 0));
+    }
     for (let head = oversized.head; head !== undefined; head = oversized.head) this.#tooLarge(head, head.granted);
+  }
+
+  /** A request of the peer will get nothing: its other end was cancelled. */
+  #tellCancelled(target: number, flow: number): void {
+    if (!this.control.append(controlKinds.fail, flow)) return;
+    this.control.setIds(target, failReasons.cancelled, 0);
+    this.wake();
   }
 
   #tooLarge(request: Request, room: number): void {
     if (this.control.append(controlKinds.fail, request.flow)) {
       this.control.setIds(request.target, failReasons.tooLarge, 0);
-      this.control.setSizes(request.bytes, 0);
+      this.control.setSizes(request.wholeBytes, 0);
     }
-    const message = `Cannot send ${request.bytes} bytes to ${this.peerName}: the receive it met has room for ${room}`;
-    const details = { peer: this.peerName, bytes: request.bytes, room, flow: request.flow };
+    const message = `Cannot send ${request.wholeBytes} bytes to ${this.peerName}: the receive it met has room for ${room}`;
+    const details = { peer: this.peerName, bytes: request.wholeBytes, room, flow: request.flow };
     this.engine.fail(request, new WeftlineError('WL_CAPACITY', message, { details }));
   }
 }

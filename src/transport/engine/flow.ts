@@ -8,6 +8,8 @@ export interface ClearToSend {
   /** Number of the control record that said so. */
   readonly record: number;
   granted: number;
+  /** Of places of receives that were withdrawn: how many, one behind the other. 0 of one that waits. */
+  vacancies: number;
 }
 
 /** Requests that are cut into segments one after the other. */
@@ -49,6 +51,15 @@ export class Flow {
   constructor(id: number, controller: number) {
     this.id = id;
     this.controller = controller;
+  }
+
+  /** Receives that would stand at `at` among those of the peer were withdrawn. */
+  addVacancies(at: number, count: number): void {
+    const neighbour = [this.clears[at - 1], this.clears[at]].find(
+      (clear) => clear !== undefined && clear.vacancies > 0,
+    );
+    if (neighbour === undefined) this.clears.splice(at, 0, { target: 0, bytes: 0, record: 0, granted: 0, vacancies: count });
+    else neighbour.vacancies += count;
   }
 }
 

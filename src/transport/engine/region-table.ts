@@ -1,7 +1,7 @@
 // The regions that an engine has registered, by number; a number is a slot and a generation.
 import { WeftlineError, invalidArgument } from '../../core/errors.ts';
 import type { Region } from './region.ts';
-import type { RegionOptions } from './transport-engine.ts';
+import type { RegionName, RegionOptions } from './transport-engine.ts';
 
 const MAX_REGIONS = 2 ** 16;
 
@@ -10,19 +10,14 @@ export class RegionTable {
   readonly #generations: number[] = [];
   readonly #free: number[] = [];
 
-  register({ bytes, address = 0, remote = {} }: RegionOptions): Region {
+  register({ bytes, address = 0, remote = {}, name }: RegionOptions): Region {
     if (!(bytes instanceof Uint8Array)) throw invalidArgument('bytes', bytes, 'a Uint8Array');
-    const slot = this.#free.pop() ?? this.#slots.length;
-    if (slot === MAX_REGIONS) {
-      throw new WeftlineError('WL_CAPACITY', `Cannot register another region: the engine has ${MAX_REGIONS}`, {
-        details: { regions: MAX_REGIONS },
-      });
-    }
-    const generation = ((this.#generations[slot] ?? 0) % 0xffff) + 1;
-    this.#generations[slot] = generation;
+    const { id, key } = name ?? this.#newName();
+    const slot = id % MAX_REGIONS;
+    if (this.#slots[slot] !== undefined) throw invalidArgument('name.id', id, 'one that no registered region has');
     const region: Region = Object.freeze({
-      id: generation * MAX_REGIONS + slot,
-      key: crypto.getRandomValues(new Uint32Array(1))[0]!,
+      id,
+      key,
       bytes,
       address,
       remote: Object.freeze({ read: remote.read ?? false, write: remote.write ?? false }),
@@ -31,11 +26,24 @@ export class RegionTable {
     return region;
   }
 
+  #newName(): RegionName {
+    const slot = this.#free.pop() ?? this.#slots.length;
+    if (slot === MAX_REGIONS) {
+      throw new WeftlineError('WL_CAPACITY', `Cannot register another region: the engine has ${MAX_REGIONS}`, {
+        details: { regions: MAX_REGIONS },
+      });
+    }
+    const generation = ((this.#generations[slot] ?? 0) % 0xffff) + 1;
+    this.#generations[slot] = generation;
+    return { id: generation * MAX_REGIONS + slot, key: crypto.getRandomValues(new Uint32Array(1))[0]! };
+  }
+
   release(region: Region): void {
     const slot = region.id % MAX_REGIONS;
     if (this.#slots[slot] !== region) return;
     this.#slots[slot] = undefined;
-    this.#free.push(slot);
+    // Names that were given belong to the table that made them.
+    if (this.#generations[slot] === Math.floor(region.id / MAX_REGIONS)) this.#free.push(slot);
   }
 
   isRegistered(region: Region): boolean {

@@ -38,6 +38,9 @@ export class Request {
   target = 0;
   targetKey = 0;
   base = 0;
+  /** Of a write and a send that is a part: where it begins in the whole, and the bytes of that. */
+  partOffset = 0;
+  wholeBytes = 0;
   /** Of a scattered write: what it carries, and the first range that is in no segment yet. */
   ranges: RangeList | undefined;
   nextRange = 0;
@@ -139,6 +142,11 @@ function nextHandle(handle: number): number {
   return next < 2 ** 32 ? next : (next % MAX_REQUESTS) + MAX_REQUESTS;
 }
 
+/** True for what stands in a queue in place of requests that are over, as many as its `value`. */
+export function isVacancy(request: Request): boolean {
+  return request.status === requestStatus.unknown;
+}
+
 /** Requests in a row, linked through themselves. */
 export class RequestQueue {
   head: Request | undefined;
@@ -170,6 +178,34 @@ export class RequestQueue {
     this.head = head.next;
     head.next = undefined;
     if (this.head === undefined) this.#tail = undefined;
+  }
+
+  /** Leaves a vacancy in the place of a request. False if that is not in this queue. */
+  vacate(request: Request): boolean {
+    let before: Request | undefined;
+    let at = this.head;
+    while (at !== undefined && at !== request) {
+      before = at;
+      at = at.next;
+    }
+    if (at === undefined) return false;
+    const { next } = request;
+    const { flow } = request;
+    const neighbour = [before, next].find((other) => other !== undefined && isVacancy(other) && other.flow === flow);
+    if (neighbour !== undefined) {
+      neighbour.value++;
+      this.remove(request);
+      return true;
+    }
+    const place = new Request();
+    place.flow = flow;
+    place.value = 1;
+    place.next = next;
+    if (before === undefined) this.head = place;
+    else before.next = place;
+    if (this.#tail === request) this.#tail = place;
+    request.next = undefined;
+    return true;
   }
 
   /** Takes a request out, wherever it stands. False if it is not in this queue. */

@@ -51,6 +51,11 @@ export interface ConnectionOptions {
   readonly paths: number;
   /** Bytes of a full packet on every path, header included. A multiple of 8, 512 to 65472. Both sides agree. */
   readonly segmentBytes: number;
+  /**
+   * Messages and receives that are cancelled keep their places in their flow: what meets them fails as well, where
+   * otherwise it would meet the next. Needed where both sides count them. Both sides agree; false if missing.
+   */
+  readonly keepsPlaces?: boolean | undefined;
 }
 
 /** Memory of this side that a request sends from or receives into. */
@@ -63,6 +68,8 @@ export interface LocalRange {
 export interface MessageOptions extends LocalRange {
   /** Messages of a flow meet receives of the same flow in the order of posting. 0 to 65535; 0 if missing. */
   readonly flow?: number;
+  /** Of a send: if this is a part of a message that is spread over several engines. All its receives have its full size. */
+  readonly whole?: WholeRequest | undefined;
 }
 
 /** A range of a region that the peer has registered and told about. */
@@ -74,6 +81,15 @@ export interface RemoteRange {
 
 export interface RemoteOptions extends LocalRange, RemoteRange {
   readonly flow?: number;
+  /** Of a write: as of a message. `remoteOffset` is then that of the whole write. */
+  readonly whole?: WholeRequest | undefined;
+}
+
+/** What a request is a part of, whose other parts go through other engines. */
+export interface WholeRequest {
+  /** Where the part begins in it. */
+  readonly partOffset: number;
+  readonly bytes: number;
 }
 
 export interface ScatterOptions extends Omit<RemoteRange, 'remoteOffset'> {
@@ -95,6 +111,15 @@ export interface RegionOptions {
   readonly address?: number;
   /** What peers may do that hold the key; nothing if missing. */
   readonly remote?: Partial<RemoteAccess>;
+  /** That of the same memory in another engine of this side; a new one if missing. An engine takes only one of the two kinds. */
+  readonly name?: RegionName | undefined;
+}
+
+/** What peers must show to reach a region. */
+export interface RegionName {
+  /** Not used again soon: a request that still waits may name a region that was released. */
+  readonly id: number;
+  readonly key: number;
 }
 
 /** A connection to one peer. Every call only notes what to do; the engine's next `onTimer` does it. */

@@ -18,7 +18,7 @@ export function runConnection(connection: Connection, now: number, bursts: numbe
   }
   if (connection.life.pendingSince === Number.POSITIVE_INFINITY) connection.life.pendingSince = now;
   if (isGone(connection, now)) return 0;
-  connection.refuseOversized();
+  connection.refuseUnfit();
   announce(connection);
   if (connection.send.unrequested > 0) requestToSend(connection);
   if (now >= ackTime(connection.receive)) runAcks(connection, now);

@@ -3,41 +3,28 @@ import { engineCommandKinds } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import type { HostStatistics } from './host-calls.ts';
-import type { EngineLink } from './engine-link.ts';
+import type { RailPair } from '../io/packet-io-kind.ts';
+import { addStatistics } from './add-statistics.ts';
+import type { EngineGroup } from './engine-group.ts';
+import type { LaneEnd } from './lane-ends.ts';
+import { LanePosts } from './lane-posts.ts';
+import { LaneTransfers } from './lane-transfers.ts';
+import type { Spread } from '../lanes/lane-choice.ts';
 import type { MemoryRegion } from './memory-region.ts';
 import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
+import type { LocalPart, RemotePart, SignalPart } from './request-parts.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 
-/** Part of a region of this side; all of it by default. */
-export interface LocalPart {
-  readonly region: MemoryRegion;
-  readonly offset?: number;
-  readonly bytes?: number;
-  /** Messages of a flow meet receives of the same flow in the order of posting; 0 by default, at most 65535. */
-  readonly flow?: number;
-}
-
-/** Where a one-sided operation goes: `region.remote` of the peer, and an offset in it. */
-export interface RemotePart {
-  readonly remoteRegion: number;
-  readonly remoteKey: number;
-  /** 0 by default. */
-  readonly remoteOffset?: number;
-}
-
-/** Which counter of the peer a signal adds to, and how much. */
-export interface SignalPart extends RemotePart {
-  readonly flow?: number;
-  /** Added to the 64-bit cell at `remoteOffset`, a multiple of 8. */
-  readonly add: number;
-}
-
 export interface ConnectionParts {
-  readonly link: EngineLink;
+  readonly group: EngineGroup;
   readonly slots: RequestSlots;
   readonly channel: ControlChannel;
-  readonly number: number;
+  /** By lane. */
+  readonly ends: readonly LaneEnd[];
+  readonly spread: Spread;
+  readonly isRegistered: (region: MemoryRegion) => boolean;
   readonly peerName: string;
+  readonly rails: readonly RailPair[];
   readonly paths: number;
   readonly segmentBytes: number;
   readonly cutsSends: boolean;
@@ -55,8 +42,12 @@ const FAREWELL_MS = 100;
  */
 export class Connection implements AsyncDisposable {
   readonly peerName: string;
-  /** UDP sockets on each side. */
+  /** UDP sockets on each side, of all lanes. */
   readonly paths: number;
+  /** Engines of each side that it uses: what is large is spread over them. */
+  readonly lanes: number;
+  /** Between which addresses its packets go. */
+  readonly rails: readonly RailPair[];
   /** Bytes of a full packet. */
   readonly segmentBytes: number;
   /** True if the kernel cuts large sends into packets. */
@@ -66,38 +57,37 @@ export class Connection implements AsyncDisposable {
   /** Numeric addresses. */
   readonly localHost: string;
   readonly peerHost: string;
-  readonly #link: EngineLink;
-  readonly #slots: RequestSlots;
+  readonly #group: EngineGroup;
   readonly #channel: ControlChannel;
-  readonly #number: number;
+  readonly #ends: readonly LaneEnd[];
+  readonly #posts: LanePosts;
+  readonly #transfers: LaneTransfers;
   readonly #onClose: (connection: Connection) => void;
   #error: WeftlineError | undefined;
   #ending: Promise<void> | undefined;
 
   /** @internal */
-  constructor({ link, slots, channel, number, onClose, ...facts }: ConnectionParts) {
+  constructor({ group, slots, channel, ends, onClose, ...facts }: ConnectionParts) {
     this.peerName = facts.peerName;
     this.paths = facts.paths;
+    this.lanes = ends.length;
+    this.rails = facts.rails;
     this.segmentBytes = facts.segmentBytes;
     this.cutsSends = facts.cutsSends;
     this.hello = facts.hello;
     this.localHost = channel.localAddress;
     this.peerHost = channel.remoteAddress;
-    this.#link = link;
-    this.#slots = slots;
+    this.#group = group;
     this.#channel = channel;
-    this.#number = number;
+    this.#ends = ends;
+    this.#posts = new LanePosts({ slots, ends, ...facts });
+    this.#transfers = new LaneTransfers({ group, ends, posts: this.#posts });
     this.#onClose = onClose;
     channel.watch((farewell) => {
       if (farewell) setTimeout(() => void this.end(this.#closedByPeer()), FAREWELL_MS).unref();
       else void this.end(this.#lost());
     });
     channel.unref();
-  }
-
-  /** The engine's number of it. */
-  get number(): number {
-    return this.#number;
   }
 
   /** Why the connection is over; undefined while it is not. */
@@ -107,73 +97,73 @@ export class Connection implements AsyncDisposable {
 
   /** Offers memory for the next message of the flow. The end tells how many bytes came. */
   receive(part: LocalPart): RequestHandle {
-    return this.#postLocal(engineCommandKinds.receive, part);
+    this.#check();
+    return this.#posts.message(engineCommandKinds.receive, part);
   }
 
   /** Sends a message to the next receive of the flow; ends when every byte has arrived there. */
   send(part: LocalPart): RequestHandle {
-    return this.#postLocal(engineCommandKinds.send, part);
+    this.#check();
+    return this.#posts.message(engineCommandKinds.send, part);
   }
 
   /** Writes into a region of the peer; ends when every byte lies there. */
   write(part: LocalPart & RemotePart): RequestHandle {
-    this.#aim(part);
-    return this.#postLocal(engineCommandKinds.write, part);
+    this.#check();
+    return this.#posts.oneSided(engineCommandKinds.write, part);
   }
 
   /** Reads from a region of the peer; ends when every byte lies here. */
   read(part: LocalPart & RemotePart): RequestHandle {
-    this.#aim(part);
-    return this.#postLocal(engineCommandKinds.read, part);
+    this.#check();
+    return this.#posts.oneSided(engineCommandKinds.read, part);
   }
 
   /** Adds to a counter of the peer, after the data of all earlier writes of the flow. */
   signal(part: SignalPart): RequestHandle {
-    this.#aim(part);
-    this.#slots.command.add = part.add;
-    return this.#post(engineCommandKinds.signal, part.flow);
+    this.#check();
+    return this.#posts.signal(part);
   }
 
   /** Ends when all writes and signals posted before on the flow have. */
   flush(flow?: number): RequestHandle {
-    return this.#post(engineCommandKinds.flush, flow);
+    this.#check();
+    return this.#posts.flush(flow);
   }
 
-  /** @internal Describes a transfer of many ranges to the engine; `postTransfer` takes the number. */
+  /** @internal Describes a transfer of many ranges to the engines; `postTransfer` takes the number. */
   prepareTransfer(plan: Omit<TransferPlan, 'connection'>): Promise<number> {
-    return this.#link.call('prepare', { ...plan, connection: this.#number });
+    return this.#transfers.prepare(plan);
   }
 
   /** @internal Where messages of transfers go. Its number goes into their plans; it ends with the connection. */
   openLine(plan: Omit<LinePlan, 'connection'>): Promise<number> {
-    return this.#link.call('openLine', { ...plan, connection: this.#number });
+    return this.#transfers.openLine(plan);
   }
 
   /**
    * Posts all its ranges, then its message; ends when both have arrived. Failing ranges hold the message back.
    * @internal
    */
-  postTransfer(transfer: number, { offset, bytes }: TransferMessage): RequestHandle {
-    const { command } = this.#slots;
-    command.region = transfer;
-    command.offset = offset;
-    command.bytes = bytes;
-    return this.#post(engineCommandKinds.transfer);
+  postTransfer(transfer: number, message: TransferMessage): RequestHandle {
+    this.#check();
+    return this.#transfers.post(transfer, message);
   }
 
   /** @internal None of its posts may be pending. */
-  async releaseTransfer(transfer: number): Promise<void> {
-    await this.#link.call('unprepare', transfer);
+  releaseTransfer(transfer: number): Promise<void> {
+    return this.#transfers.release(transfer);
   }
 
   /** Withdraws a pending request, which then fails with WL_CLOSED here and there, unless it ends first. */
   cancel(request: RequestHandle): void {
-    this.#slots.cancel(request, this.#number);
+    this.#posts.cancel(request);
   }
 
-  /** What this connection and its engine have counted. */
-  statistics(): Promise<HostStatistics> {
-    return this.#link.call('statistics', this.#number);
+  /** What this connection and its engines have counted. */
+  async statistics(): Promise<HostStatistics> {
+    const lanes = this.#ends.map(({ engine, number }) => this.#group.call(engine, 'statistics', number));
+    return addStatistics(await Promise.all(lanes));
   }
 
   /** Pending requests fail with WL_CLOSED, here and at the peer. Idempotent. */
@@ -201,35 +191,18 @@ export class Connection implements AsyncDisposable {
 
   async #end(error: WeftlineError, farewell: boolean): Promise<void> {
     this.#onClose(this);
-    // An engine that is gone has ended it already.
-    if (this.#link.failure === undefined)
-      await this.#link.call('end', { connection: this.#number, error: encodeError(error) }).catch(() => {});
+    this.#posts.close();
+    // An engine that is gone has ended it already; its call fails at once.
+    const encoded = encodeError(error);
+    await Promise.allSettled(
+      this.#ends.map(({ engine, number }) => this.#group.call(engine, 'end', { connection: number, error: encoded })),
+    );
     if (farewell) this.#channel.close();
     else this.#channel.hangUp();
   }
 
-  #postLocal(kind: number, { region, offset = 0, bytes, flow }: LocalPart): RequestHandle {
-    const { command } = this.#slots;
-    command.region = region.number;
-    command.offset = offset;
-    command.bytes = bytes ?? region.bytes.length - offset;
-    return this.#post(kind, flow);
-  }
-
-  #post(kind: number, flow = 0): RequestHandle {
+  #check(): void {
     if (this.#error !== undefined) throw this.#error;
-    const { command } = this.#slots;
-    command.kind = kind;
-    command.connection = this.#number;
-    command.flow = flow;
-    return this.#slots.post(this.peerName);
-  }
-
-  #aim({ remoteRegion, remoteKey, remoteOffset = 0 }: RemotePart): void {
-    const { command } = this.#slots;
-    command.remoteRegion = remoteRegion;
-    command.remoteKey = remoteKey;
-    command.remoteOffset = remoteOffset;
   }
 
   #lost(): WeftlineError {

@@ -10,21 +10,22 @@ import type { PacketLoop } from '../io/packet-io-kind.ts';
 import { transportIo } from '../io/packet-ios.ts';
 import {
   type EngineHandle,
+  type RegionName,
   requestStatus,
   type RequestStatus,
   type TransportConnection,
 } from '../engine/transport-engine.ts';
-import type { HostCalls, HostConnection, HostEvent, HostRegion, HostStatistics, RegionName } from './host-calls.ts';
+import type { HostCalls, HostConnection, HostEvent, HostRegion, LaneStatistics } from './host-calls.ts';
+import { Gates, NONE } from '../lanes/gates.ts';
+import { HeldFences } from '../lanes/held-fences.ts';
 import { PreparedTransfers } from './prepared-transfers.ts';
-import type { HostedEngine } from './serve-engine.ts';
-import { type EngineCommand, emptyEngineCommand, type SharedRequests } from './shared-requests.ts';
+import { type CommandRing, type EngineCommand, emptyEngineCommand } from './command-ring.ts';
+import type { EngineBells } from './engine-bells.ts';
+import type { HostedEngine, HostParts } from './serve-engine.ts';
+import { NOBODY, type SharedRequests } from './shared-requests.ts';
 
-export interface EngineHostOptions {
+export interface EngineHostOptions extends HostParts {
   readonly settings: Settings;
-  readonly requests: SharedRequests;
-  readonly onEvent: (event: HostEvent) => void;
-  /** Rung when a request ended, when signals came, and when a connection ended. */
-  readonly wake?: WakeWord | undefined;
 }
 
 interface HostedConnection {
@@ -53,20 +54,37 @@ export class EngineHost implements HostedEngine {
     stop: () => this.#stop(),
   };
   readonly #loop: PacketLoop;
+  /** This engine's number in its transport. */
+  readonly #number: number;
   readonly #requests: SharedRequests;
+  readonly #ring: CommandRing;
+  readonly #bells: EngineBells;
   readonly #onEvent: (event: HostEvent) => void;
   readonly #connections: (HostedConnection | undefined)[] = [];
   readonly #slotOf = new Map<EngineHandle, number>();
   readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
   readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
+  /** By slot: the gate that its part holds shut, counted from 1. */
+  readonly #gateOf: Uint16Array = new Uint16Array(REQUEST_SLOTS);
   readonly #command: EngineCommand = emptyEngineCommand();
+  readonly #gates: Gates;
+  /** Signals and flushes that wait for parts of writes on other engines. */
+  readonly #held: HeldFences<EngineCommand>;
   readonly #wake: WakeWord | undefined;
   readonly #transfers: PreparedTransfers;
   /** When a peer's ports were first found closed. */
   readonly #refusedAt = new Map<number, number>();
 
-  constructor({ settings, requests, onEvent, wake }: EngineHostOptions) {
+  /** What `takeCommands` has seen of the ends on other engines. */
+  seenFences = 0;
+
+  constructor({ settings, engines, engine, requests, ring, bells, onEvent, wake }: EngineHostOptions) {
+    this.#number = engine;
     this.#requests = requests;
+    this.#ring = ring;
+    this.#bells = bells;
+    this.#gates = new Gates(requests.gates);
+    this.#held = new HeldFences(this.#gates, (command) => this.#begin(command));
     this.#onEvent = onEvent;
     this.#wake = wake;
     this.#transfers = new PreparedTransfers({
@@ -75,13 +93,16 @@ export class EngineHost implements HostedEngine {
       follow: (handle, slot) => this.#slotOf.set(handle, slot),
       done: (slot, bytes) => this.#done(slot, bytes),
       failed: (slot, error) => this.#fail(slot, error),
+      isAlone: (slot) => requests.partsLeft(slot) === 1,
+      hasFailedElsewhere: (slot) => requests.hasFailedPart(slot),
     });
     this.#loop = transportIo.openLoop({
       spinUs: settings.transportSpinUs,
       engine: (io) =>
         new Engine({
           io,
-          settings,
+          // The bound is the transport's.
+          settings: { ...settings, transportCtsBytes: Math.floor(settings.transportCtsBytes / engines) },
           onSignal: () => wake?.ring(),
           onCompletion: (handle, status) => this.#completed(handle, status),
           onConnectionEnd: (connection, error) => this.#connectionEnded(connection, error),
@@ -108,10 +129,22 @@ export class EngineHost implements HostedEngine {
   }
 
   takeCommands(): boolean {
-    if (!this.#requests.take(this.#command)) return false;
+    const hasFences = this.#ring.fences !== this.seenFences;
+    if (!this.#ring.take(this.#command)) return hasFences && this.#passFences();
     this.#loop.touch();
     do this.#carryOut(this.#command);
-    while (this.#requests.take(this.#command));
+    while (this.#ring.take(this.#command));
+    if (hasFences) this.#passFences();
+    return true;
+  }
+
+  /** Parts on other engines have ended: what waited for them goes on. */
+  #passFences(): boolean {
+    // ORDER: before the look, so that what ends during it is looked at again.
+    this.seenFences = this.#ring.fences;
+    this.#loop.touch();
+    this.#held.release();
+    this.#transfers.resume();
     return true;
   }
 
@@ -160,9 +193,9 @@ export class EngineHost implements HostedEngine {
     return number;
   }
 
-  #register({ address, bytes, remote }: HostRegion): RegionName {
+  #register({ address, bytes, remote, name }: HostRegion): RegionName {
     const view = new Uint8Array(viewAt(address, bytes));
-    const { id, key } = this.#loop.engine.register({ bytes: view, address, remote });
+    const { id, key } = this.#loop.engine.register({ bytes: view, address, remote, name });
     return { id, key };
   }
 
@@ -187,13 +220,14 @@ export class EngineHost implements HostedEngine {
     // What the close says goes out, and pending requests fail, before the sockets close.
     this.#loop.engine.onTimer(performance.now() * 1000);
     this.#transfers.end(number, error);
+    for (const { slot } of this.#held.end(number)) this.#fail(slot, error);
     for (const [slot, connection] of this.#connectionOf.entries()) {
       if (connection === number && this.#handleOf[slot] !== -1) this.#fail(slot, error);
     }
     this.#loop.removePeer(number);
   }
 
-  #statistics(number: number): HostStatistics {
+  #statistics(number: number): LaneStatistics {
     const hosted = this.#connections[number];
     if (hosted === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
     const { drops } = this.#loop.engine;
@@ -208,12 +242,25 @@ export class EngineHost implements HostedEngine {
   }
 
   #carryOut(command: EngineCommand): void {
-    const { slot } = command;
-    if (command.kind === engineCommandKinds.cancel) {
+    const { slot, kind, gate } = command;
+    if (kind === engineCommandKinds.cancel) {
       this.#cancel(slot, command.connection);
       return;
     }
     this.#connectionOf[slot] = command.connection;
+    if (kind === engineCommandKinds.signal || kind === engineCommandKinds.flush) {
+      if (this.#held.mustHold(command, gate - 1)) {
+        this.#held.hold({ ...command }, gate - 1);
+        return;
+      }
+    } else {
+      this.#gateOf[slot] = gate;
+    }
+    this.#begin(command);
+  }
+
+  #begin(command: EngineCommand): void {
+    const { slot } = command;
     try {
       if (command.kind === engineCommandKinds.transfer) {
         this.#transfers.post(slot, command.region, command);
@@ -240,9 +287,10 @@ export class EngineHost implements HostedEngine {
     const region = this.#loop.engine.findRegion(command.region);
     if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
     const { offset, bytes } = command;
-    if (kind === engineCommandKinds.send) return connection.postSend({ region, offset, bytes, flow });
+    const whole = command.add === bytes ? undefined : { partOffset: command.partOffset, bytes: command.add };
+    if (kind === engineCommandKinds.send) return connection.postSend({ region, offset, bytes, flow, whole });
     if (kind === engineCommandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
-    const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset };
+    const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset, whole };
     return kind === engineCommandKinds.write ? connection.write(range) : connection.read(range);
   }
 
@@ -268,6 +316,11 @@ export class EngineHost implements HostedEngine {
 
   #cancel(slot: number, number: number): void {
     const connection = this.#connections[number]?.connection;
+    if (this.#held.cancel(slot)) {
+      const message = `A signal or flush to ${connection?.peerName ?? 'a peer'} was cancelled`;
+      this.#fail(slot, encodeError(new WeftlineError('WL_CLOSED', message)));
+      return;
+    }
     if (!this.#transfers.has(slot)) {
       const handle = this.#handleOf[slot]!;
       if (handle !== -1) connection?.cancel(handle);
@@ -280,16 +333,30 @@ export class EngineHost implements HostedEngine {
 
   #done(slot: number, bytes: number): void {
     this.#forget(slot);
-    this.#requests.finish(slot, true, bytes);
+    this.#finish(slot, true, bytes);
+  }
+
+  #finish(slot: number, isDone: boolean, bytes: number): void {
+    const gate = this.#gateOf[slot]! - 1;
+    // ORDER: before the end of the request, after which the slot is another's.
+    if (gate !== NONE) {
+      this.#gateOf[slot] = 0;
+      this.#tell(this.#gates.leave(gate));
+    }
+    this.#tell(this.#requests.finish(slot, this.#number, isDone, bytes));
     this.#wake?.ring();
+  }
+
+  /** An engine, if there is one that waits, may go on. */
+  #tell(engine: number): void {
+    if (engine !== NOBODY) this.#bells.ring(engine);
   }
 
   #fail(slot: number, error: EncodedError): void {
     this.#forget(slot);
     // ORDER: the reason first, so that a thread that sees the failure finds it.
     this.#onEvent({ event: 'failed', slot, error });
-    this.#requests.finish(slot, false, 0);
-    this.#wake?.ring();
+    this.#finish(slot, false, 0);
   }
 
   #forget(slot: number): void {

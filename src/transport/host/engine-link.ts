@@ -1,4 +1,4 @@
-// How the user's thread reaches its engine: on a thread of its own, or on the same one inside calls that wait.
+// How the user's thread reaches an engine: on a thread of its own, or on the same one inside calls that wait.
 import { WeftlineError } from '../../core/errors.ts';
 import { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
@@ -7,12 +7,15 @@ import type { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
 import { findCall } from '../../threads/worker-port.ts';
 import type { HostCalls, HostEvent } from './host-calls.ts';
-import type { EngineCalls, EngineThread, HostedEngine } from './serve-engine.ts';
+import type { EngineCalls, EngineThread, HostedEngine, HostParts } from './serve-engine.ts';
+import { CommandRing } from './command-ring.ts';
+import { EngineBells } from './engine-bells.ts';
 import { SharedRequests } from './shared-requests.ts';
 
+/** One engine of a transport, as the user's thread sees it. */
 export interface EngineLink {
   /** The user's side of it. */
-  readonly requests: SharedRequests;
+  readonly ring: CommandRing;
   /** Why the engine is gone; undefined while it runs. */
   readonly failure: WeftlineError | undefined;
   onEvent: (event: HostEvent) => void;
@@ -22,17 +25,25 @@ export interface EngineLink {
     name: Name,
     ...argument: ArgumentOf<HostCalls, Name>
   ): Promise<ResultOf<HostCalls, Name>>;
-  /** Hot path. To be called after `requests.put`. */
+  /** Hot path. To be called after `ring.put`. */
   nudge(): void;
   /** Hands events that have arrived to `onEvent` now. */
   readEvents(): void;
   /** Lets the engine work, if it has no thread of its own. */
   progress(): void;
-  /** Until a further request has ended than `seen` counts, or the time is over. */
+  /** Until a further request of any engine has ended than `seen` counts, or the time is over. */
   wait(seen: number, milliseconds: number): Promise<void>;
   /** `isLone`: nothing else is under way, so that the wait is for one answer. */
   waitBlocking(seen: number, milliseconds: number, isLone: boolean): void;
   close(): Promise<void>;
+}
+
+/** What the engines of a transport share. */
+export interface SharedParts {
+  readonly requests: SharedRequests;
+  /** By engine. */
+  readonly rings: readonly CommandRing[];
+  readonly wake: WakeWord | undefined;
 }
 
 /** The most that blocking waits poll before they sleep; less where it turns out to be in vain. */
@@ -42,42 +53,64 @@ const MAX_ANSWER_MS = 30_000;
 
 /** An engine on a thread of its own. */
 export class ThreadLink implements EngineLink {
-  readonly requests = new SharedRequests();
+  readonly ring: CommandRing;
   onEvent: (event: HostEvent) => void = () => {};
   onFailure: (error: WeftlineError) => void = () => {};
+  readonly #requests: SharedRequests;
   readonly #link: WorkerLink<EngineCalls, HostEvent>;
   readonly #spin = new SpinTime(MAX_SPIN_MICROSECONDS);
   #doorbell: Doorbell | undefined;
 
-  /** Fails with what the engine fails with when it starts. */
-  static async start(entry: URL, settings: Settings, wake: WakeWord | undefined): Promise<ThreadLink> {
-    const link = new ThreadLink(entry, settings, wake);
+  /** Starts engine number `engine`. Fails with what it fails with when it starts. */
+  static async start(entry: URL, settings: Settings, engine: number, shared: SharedParts): Promise<ThreadLink> {
+    const link = new ThreadLink(entry, settings, engine, shared);
     link.#doorbell = Doorbell.of(await link.#link.call('start'));
     return link;
   }
 
-  private constructor(entry: URL, settings: Settings, wake: WakeWord | undefined) {
-    const data: EngineThread<Settings> = { settings, shared: this.requests.buffer, wake: wake?.buffer };
+  private constructor(entry: URL, settings: Settings, engine: number, { requests, rings, wake }: SharedParts) {
+    this.ring = rings[engine] as CommandRing;
+    this.#requests = requests;
+    const data: EngineThread<Settings> = {
+      settings,
+      shared: requests.buffer,
+      rings: rings.map(({ buffer }) => buffer),
+      engine,
+      wake: wake?.buffer,
+    };
     this.#link = new WorkerLink({
       entry,
-      name: 'transport',
+      name: engine === 0 ? 'transport' : `transport-${engine}`,
       what: "thread of the transport's engine",
       closedMessage: 'The transport was closed',
       data,
       timeoutMs: MAX_ANSWER_MS,
       onCall: () => {
-        this.requests.announceCall();
+        this.ring.announceCall();
         this.nudge();
       },
       onEvent: (event) => this.onEvent(event),
       onEnd: (error) => {
         this.#doorbell = undefined;
-        // Waiters look at the failure.
-        this.requests.wakeWaiters();
-        wake?.ring();
         this.onFailure(error);
+        // Waiters look at the failure.
+        requests.wakeWaiters();
+        wake?.ring();
       },
     });
+  }
+
+  /** The engine's doorbell under a number of its own, for other engines: it stays open when this engine ends. */
+  duplicateBell(): Doorbell | undefined {
+    return this.#doorbell?.duplicate();
+  }
+
+  /** Gives the engine the doorbells of all, by engine. */
+  meet(bells: readonly Doorbell[]): Promise<void> {
+    return this.#link.call(
+      'meet',
+      bells.map(({ fd }) => fd),
+    );
   }
 
   get failure(): WeftlineError | undefined {
@@ -92,7 +125,7 @@ export class ThreadLink implements EngineLink {
   }
 
   nudge(): void {
-    if (this.requests.engineSleeps) this.#doorbell?.ring();
+    if (this.ring.engineSleeps) this.#doorbell?.ring();
   }
 
   readEvents(): void {
@@ -104,13 +137,12 @@ export class ThreadLink implements EngineLink {
   }
 
   wait(seen: number, milliseconds: number): Promise<void> {
-    return this.requests.wait(seen, milliseconds);
+    return this.#requests.wait(seen, milliseconds);
   }
 
   waitBlocking(seen: number, milliseconds: number, isLone: boolean): void {
-    // Where many requests are under way, the engine needs the processor more than the waiter.
-    this.requests.waitBlocking(seen, milliseconds, isLone ? this.#spin : undefined);
-    if (this.requests.hasCrashed) this.readEvents();
+    // Where many requests are under way, the engines need the processor more than the waiter.
+    this.#requests.waitBlocking(seen, milliseconds, isLone ? this.#spin : undefined);
   }
 
   async close(): Promise<void> {
@@ -127,14 +159,26 @@ const NEVER: AbortSignal = new AbortController().signal;
 
 /** An engine on the caller's thread, inside calls that wait. */
 export class InlineLink implements EngineLink {
-  readonly requests: SharedRequests = new SharedRequests();
+  readonly ring: CommandRing;
   onEvent: (event: HostEvent) => void = () => {};
   onFailure: (error: WeftlineError) => void = () => {};
   failure: WeftlineError | undefined;
+  readonly #requests: SharedRequests;
   readonly #host: HostedEngine;
 
-  constructor(create: (requests: SharedRequests, onEvent: (event: HostEvent) => void) => HostedEngine) {
-    this.#host = create(new SharedRequests(this.requests.buffer), (event) => this.onEvent(event));
+  /** The only engine of its transport. */
+  constructor({ requests, rings, wake }: SharedParts, create: (parts: HostParts) => HostedEngine) {
+    this.ring = rings[0] as CommandRing;
+    this.#requests = requests;
+    this.#host = create({
+      engines: 1,
+      engine: 0,
+      requests: new SharedRequests(requests.buffer),
+      ring: new CommandRing(this.ring.buffer),
+      bells: new EngineBells(rings),
+      onEvent: (event) => this.onEvent(event),
+      wake,
+    });
   }
 
   async call<Name extends keyof HostCalls>(
@@ -160,7 +204,7 @@ export class InlineLink implements EngineLink {
       this.#run(seen, Math.min(end, performance.now() + INLINE_SLICE_MS));
       // Timers and sockets of this process go on.
       await new Promise((resolve) => setImmediate(resolve));
-    } while (this.requests.ended === seen && performance.now() < end);
+    } while (this.#requests.ended === seen && performance.now() < end);
   }
 
   waitBlocking(seen: number, milliseconds: number): void {
@@ -178,7 +222,7 @@ export class InlineLink implements EngineLink {
     const host = this.#host;
     while (this.failure === undefined) {
       const isBusy = this.#step();
-      if (this.requests.ended !== seen) return;
+      if (this.#requests.ended !== seen) return;
       if (isBusy) continue;
       const left = end - performance.now();
       if (left <= 0) return;

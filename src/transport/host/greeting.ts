@@ -1,5 +1,8 @@
-// How two transports meet over TCP, once both have proven themselves: count and ends of paths, then what passes on them.
+// How two transports meet over TCP, once both have proven themselves: lanes, count and ends of paths, then what passes on them.
+import { isIP } from 'node:net';
+import { MAX_ENGINES } from '../../abi/transport-command.ts';
 import { MAX_PATHS, TRANSPORT_VERSION } from '../../abi/transport-packet.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import { printable } from '../../core/quote.ts';
 import type { Credentials } from '../../meeting/credentials.ts';
 import { integerField, textField } from '../../meeting/frame-fields.ts';
@@ -8,6 +11,7 @@ import { type Greeted, type HelloBody, type HelloOptions, receiveHello } from '.
 import { type PacketKeys, splitSessionKey } from '../authentication/packet-keys.ts';
 import type { ControlChannel, ControlFrame } from '../../meeting/control-channel.ts';
 import type { PacketIoKind, PathOptions, PeerPaths } from '../io/packet-io-kind.ts';
+import { type Spread, spreads } from '../lanes/lane-choice.ts';
 
 const PROTOCOL_NAME = 'weftline-transport';
 const MAX_NAME_LENGTH = 200;
@@ -16,21 +20,22 @@ export interface GreetingOptions extends PathOptions {
   readonly io: PacketIoKind;
   /** How errors of the peer call this side. */
   readonly name: string;
-  /** Most paths that this side takes, 1 to 256. */
+  /** Most paths of an engine that this side takes, 1 to 256. */
   readonly paths: number;
+  /** Addresses that this side's packets go over; none: that of the control channel. */
+  readonly rails: readonly string[];
+  readonly spread: Spread;
   /** Demands that packets are authenticated; they are if one side demands it. */
   readonly authenticate: boolean;
   /** Wants receivers to give credits; they do if one side wants it. */
   readonly receiverCredits: boolean;
-  /** This engine's name for the connection. */
-  readonly connectionId: number;
+  /** The names of engines of this side for the connection, one each: as many lanes as it takes at most. */
+  readonly connectionIds: readonly number[];
 }
 
-/** What both sides know when they have met. The caller owns the paths. */
-export interface Meeting {
-  readonly paths: PeerPaths;
-  readonly peerName: string;
-  /** The engines' names for the connection, this side's and the peer's. */
+/** What two engines, one of each side, know of the connection between them. */
+export interface MeetingLane {
+  /** The engines' names for it, this side's and the peer's. */
   readonly localId: number;
   readonly remoteId: number;
   /** Of every packet. It follows from the hello and has not travelled. */
@@ -39,6 +44,16 @@ export interface Meeting {
   readonly packetKeys: PacketKeys | undefined;
   /** Both sides give credits to the other. */
   readonly receiverCredits: boolean;
+}
+
+/** What both sides know when they have met. The caller owns the paths. */
+export interface Meeting {
+  readonly paths: PeerPaths;
+  readonly peerName: string;
+  /** Lane i joins the same engines on both sides. */
+  readonly lanes: readonly MeetingLane[];
+  /** The setting of both sides, or `turn` if they differ. */
+  readonly spread: Spread;
   /** What the peer's application said. */
   readonly hello: unknown;
   readonly segmentBytes: number;
@@ -56,8 +71,11 @@ export interface Guest<Established> {
 
 /** What the side that was called does with its caller. */
 export interface Reception<Established> {
-  /** Called once the caller has proven itself. */
-  readonly open: (hello: unknown) => Promise<{ readonly options: GreetingOptions; readonly answer?: unknown }>;
+  /** Called once the caller has proven itself; it has offered so many lanes. */
+  readonly open: (
+    hello: unknown,
+    lanes: number,
+  ) => Promise<{ readonly options: GreetingOptions; readonly answer?: unknown }>;
   /** Makes this side's end of the connection. Owns the paths from then on, also if it fails. */
   readonly adopt: (meeting: Meeting) => Promise<Established>;
 }
@@ -87,31 +105,32 @@ async function meetGuest(
   credentials: Credentials,
   open: Reception<unknown>['open'],
 ): Promise<Meeting> {
-  const opened: Opened = { paths: undefined, localId: 0, authenticate: false, receiverCredits: false };
+  let opened: Opened | undefined;
   try {
     const { body, secrets } = await receiveHello(channel, helloOf(credentials), async (hello) => {
       const peerName = nameOf(hello);
       channel.peer = peerName;
-      const { options, answer } = await open(hello['hello']);
-      const count = Math.min(options.paths, integerField(hello, 'paths', MAX_PATHS));
-      const paths = options.io.openPaths(channel, count, options);
+      const remoteIds = idsOf(hello);
+      const { options, answer } = await open(hello['hello'], remoteIds.length);
+      const lanes = Math.min(options.connectionIds.length, remoteIds.length);
+      const localIds = options.connectionIds.slice(0, lanes);
+      const own = railsFor(channel, options);
+      const rails = own.slice(0, Math.max(1, integerField(hello, 'rails', MAX_PATHS)));
+      const paths = Math.max(Math.min(options.paths, integerField(hello, 'paths', MAX_PATHS)), rails.length, 1);
       const authenticate = options.authenticate || hello['authenticate'] === true;
-      opened.paths = paths;
-      opened.localId = options.connectionId;
+      const spread = hello['spread'] === options.spread ? options.spread : 'turn';
+      const ends = options.io.openPaths(channel, { lanes, paths, rails }, options);
       const receiverCredits = options.receiverCredits || hello['receiverCredits'] === true;
-      opened.authenticate = authenticate;
-      opened.receiverCredits = receiverCredits;
-      const agreed = { ...paths.offer, authenticate, receiverCredits };
-      return { name: options.name, connection: options.connectionId, ...agreed, hello: answer };
+      const agreed = { spread, authenticate, receiverCredits };
+      opened = { paths: ends, localIds, remoteIds, ...agreed };
+      return { name: options.name, connections: localIds, ...ends.offer, ...agreed, hello: answer };
     });
-    const { paths, localId, authenticate, receiverCredits } = opened;
-    if (paths === undefined) throw protocolError('a hello that nobody took');
-    paths.connect(await channel.receive('ports'));
+    if (opened === undefined) throw protocolError('a hello that nobody took');
+    opened.paths.connect(await channel.receive('ports'));
     channel.send({ connected: true });
-    const packetKeys = authenticate ? splitSessionKey(secrets.key('packets'), 'listener') : undefined;
-    return await finish({ body, secrets, paths, localId, packetKeys, receiverCredits });
+    return await finish({ body, secrets }, opened, 'listener');
   } catch (error) {
-    opened.paths?.[Symbol.dispose]();
+    opened?.paths[Symbol.dispose]();
     channel.refuse(error);
     throw error;
   }
@@ -119,8 +138,9 @@ async function meetGuest(
 
 /** What the side that calls says of itself. */
 export function introduce(options: GreetingOptions, hello: unknown): HelloBody {
-  const { name, connectionId, paths, authenticate, receiverCredits } = options;
-  return { name, connection: connectionId, paths, authenticate, receiverCredits, hello };
+  const { name, connectionIds, paths, rails, spread, authenticate, receiverCredits } = options;
+  const wishes = { paths, rails: rails.length, spread, authenticate, receiverCredits };
+  return { name, connections: connectionIds, ...wishes, hello };
 }
 
 /** The side that calls, after the hello. */
@@ -132,16 +152,26 @@ export async function connectPeer(
   let paths: PeerPaths | undefined;
   try {
     channel.peer = nameOf(body);
-    paths = options.io.openPaths(channel, options.io.countOf(body), options);
+    const remoteIds = idsOf(body);
+    const lanes = remoteIds.length;
+    if (lanes > options.connectionIds.length) throw protocolError(`${lanes} lanes, more than were offered`);
+    const counts = options.io.countsOf(body);
+    if (counts.paths % lanes !== 0) throw protocolError(`${counts.paths} paths for ${lanes} lanes`);
+    const rails = railsFor(channel, options).slice(0, Math.max(1, counts.rails));
+    const plan = { lanes, paths: counts.paths / lanes, rails };
+    if (plan.paths > Math.max(options.paths, rails.length)) throw protocolError(`${plan.paths} paths of each lane`);
+    paths = options.io.openPaths(channel, plan, options);
     paths.connect(body);
     channel.send(paths.offer);
     await channel.receive('sign that its sockets are connected');
     const authenticate = body['authenticate'] === true;
     if (options.authenticate && !authenticate) throw protocolError('an answer that refuses to authenticate packets');
-    const packetKeys = authenticate ? splitSessionKey(secrets.key('packets'), 'caller') : undefined;
+    const spread = spreads.find((known) => known === body['spread']);
+    if (spread === undefined) throw protocolError('an answer that does not say how messages are spread');
+    const localIds = options.connectionIds.slice(0, lanes);
     const receiverCredits = body['receiverCredits'] === true;
-    const localId = options.connectionId;
-    const meeting = await finish({ body, secrets, paths, localId, packetKeys, receiverCredits });
+    const opened = { paths, localIds, remoteIds, spread, authenticate, receiverCredits };
+    const meeting = await finish({ body, secrets }, opened, 'caller');
     await channel.receive('sign that it has adopted the connection');
     return meeting;
   } catch (error) {
@@ -151,29 +181,51 @@ export async function connectPeer(
   }
 }
 
-/** What the hello led to. */
+/** What the hello led to. Paths are connected on both sides when it is finished. */
 interface Opened {
-  paths: PeerPaths | undefined;
-  localId: number;
-  authenticate: boolean;
-  receiverCredits: boolean;
+  readonly paths: PeerPaths;
+  readonly localIds: readonly number[];
+  readonly remoteIds: readonly number[];
+  readonly spread: Spread;
+  readonly authenticate: boolean;
+  readonly receiverCredits: boolean;
 }
 
-/** Paths are connected on both sides. */
-async function finish({
-  body,
-  secrets,
-  ...known
-}: Greeted & Pick<Meeting, 'paths' | 'localId' | 'packetKeys' | 'receiverCredits'>): Promise<Meeting> {
-  const secret = Buffer.from(secrets.key('packet secret', 8)).readBigUInt64LE();
-  return {
-    ...known,
-    segmentBytes: await known.paths.agree(secret),
-    peerName: nameOf(body),
-    remoteId: integerField(body, 'connection', 2 ** 32 - 1),
-    secret,
-    hello: body['hello'],
-  };
+async function finish(
+  { body, secrets }: Greeted,
+  { paths, localIds, remoteIds, spread, authenticate, receiverCredits }: Opened,
+  side: Parameters<typeof splitSessionKey>[1],
+): Promise<Meeting> {
+  // Lanes number their packets alike: each has a secret and keys of its own, or packets of one would do for another.
+  const lanes = localIds.map((localId, lane): MeetingLane => {
+    const secret = Buffer.from(secrets.key(`packet secret ${lane}`, 8)).readBigUInt64LE();
+    const packetKeys = authenticate ? splitSessionKey(secrets.key(`packets ${lane}`), side) : undefined;
+    return { localId, remoteId: remoteIds[lane]!, secret, packetKeys, receiverCredits };
+  });
+  const segmentBytes = await paths.agree((lanes[0] as MeetingLane).secret);
+  return { paths, lanes, spread, segmentBytes, peerName: nameOf(body), hello: body['hello'] };
+}
+
+/** This side's rails. Fails with WL_CONFIG unless all are of the control channel's kind, IPv4 or IPv6. */
+function railsFor({ localAddress, peer }: ControlChannel, { rails }: GreetingOptions): readonly string[] {
+  const other = rails.find((address) => isIP(address) !== isIP(localAddress));
+  if (other === undefined) return rails;
+  throw new WeftlineError(
+    'WL_CONFIG',
+    `The rail ${other} cannot carry packets to ${peer}, which was met at ${localAddress}: name rails (WEFTLINE_TRANSPORT_RAILS) by addresses of one kind, IPv4 or IPv6, and meet at such an address`,
+    { details: { rail: other, localAddress } },
+  );
+}
+
+function idsOf(frame: ControlFrame): readonly number[] {
+  const ids = frame['connections'];
+  const areGood = Array.isArray(ids) && ids.length >= 1 && ids.length <= MAX_ENGINES && ids.every(isId);
+  if (areGood) return ids;
+  throw protocolError('a greeting without names of the connection');
+}
+
+function isId(id: unknown): id is number {
+  return typeof id === 'number' && Number.isInteger(id) && id >= 0 && id < 2 ** 32;
 }
 
 export function helloOf(credentials: Credentials): HelloOptions {

@@ -4,7 +4,7 @@ import type { EncodedError } from '../../core/errors.ts';
 import type { Calls } from '../../threads/worker-port.ts';
 import type { PacketKeys } from '../authentication/packet-keys.ts';
 import type { RemoteAccess } from '../engine/region.ts';
-import type { ConnectionStatistics, DropCounters } from '../engine/transport-engine.ts';
+import type { ConnectionStatistics, DropCounters, RegionName } from '../engine/transport-engine.ts';
 import type { PathEndpoint } from '../io/packet-io-kind.ts';
 import type { LinePlan, TransferPlan } from './prepared-transfers.ts';
 
@@ -23,7 +23,7 @@ export interface HostCalls extends Calls {
   unprepare(transfer: number): void;
   /** Ends a connection; its pending requests fail with the error. */
   end(end: HostEnd): void;
-  statistics(connection: number): HostStatistics;
+  statistics(connection: number): LaneStatistics;
 }
 
 export interface HostEnd {
@@ -39,6 +39,7 @@ export interface HostConnection {
   readonly packetKeys: PacketKeys | undefined;
   readonly receiverCredits: boolean;
   readonly segmentBytes: number;
+  readonly keepsPlaces: boolean;
   /** The host closes it. */
   readonly endpoint: PathEndpoint;
 }
@@ -48,20 +49,21 @@ export interface HostRegion {
   readonly address: number;
   readonly bytes: number;
   readonly remote: Partial<RemoteAccess>;
+  /** That of the first engine, so that a region has the same on all. */
+  readonly name?: RegionName | undefined;
 }
 
-/** What a peer needs to read or write the region. */
-export interface RegionName {
-  /** Also for requests of this side. Not used again soon: a transfer that still waits may name a region that was released. */
-  readonly id: number;
-  readonly key: number;
-}
-
-/** Counts of a connection and of its engine since they were made. */
-export interface HostStatistics {
+/** Counts of a connection on one engine, and of that engine, since they were made. */
+export interface LaneStatistics {
   readonly connection: ConnectionStatistics;
   readonly drops: DropCounters;
   readonly failures: Readonly<Record<string, number>>;
+}
+
+/** The sums over the engines of a connection, with the paths of all of them, and each by itself. */
+export interface HostStatistics extends LaneStatistics {
+  /** One entry per engine that the connection uses (lane). */
+  readonly lanes: readonly LaneStatistics[];
 }
 
 /** What the host tells without being asked. */

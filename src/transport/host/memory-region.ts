@@ -3,7 +3,7 @@ import { invalidArgument } from '../../core/errors.ts';
 import { formatBytes } from '../../core/byte-size.ts';
 import { Tensor } from '../../device/tensor.ts';
 import { addressOf } from '../../native/library.ts';
-import type { RegionName } from './host-calls.ts';
+import type { RegionName } from '../engine/transport-engine.ts';
 
 /** Host memory; a tensor must be the CPU device's. */
 export type RegisteredMemory = Uint8Array | Tensor;

@@ -66,6 +66,10 @@ export interface TransferHost {
   follow(handle: EngineHandle, slot: number): void;
   done(slot: number, bytes: number): void;
   failed(slot: number, error: EncodedError): void;
+  /** True if no other engine has a part of the slot's request that has not ended. */
+  isAlone(slot: number): boolean;
+  /** A part on another engine has failed. */
+  hasFailedElsewhere(slot: number): boolean;
 }
 
 /** Requests of transfers in the engine at a time; it has 2^16 for everything. */
@@ -88,6 +92,8 @@ interface Post {
   bytes: number;
   error: EncodedError | undefined;
   messageSent: boolean;
+  /** It stands in the list of those whose messages wait. */
+  isUnsent: boolean;
   message: TransferMessage;
 }
 
@@ -111,6 +117,8 @@ export class PreparedTransfers {
   readonly #posts: (Post | undefined)[] = Array.from({ length: REQUEST_SLOTS }, () => undefined);
   /** Those with ranges that are not posted yet, oldest first. */
   readonly #waiting: Post[] = [];
+  /** Those whose ranges are where they belong, while ranges on other engines are not: their messages wait. */
+  readonly #unsent: Post[] = [];
   #underWay = 0;
   /** What is being posted: the engine reads these during its calls, and they are filled in again for the next. */
   readonly #part: Writable<RemoteOptions> = { region: NO_REGION, flow: 0, offset: 0, bytes: 0, ...nowhere };
@@ -183,6 +191,14 @@ export class PreparedTransfers {
     post.error ??= encodeError(new WeftlineError('WL_CLOSED', 'The transfer was cancelled'));
     this.#advance(post);
     return true;
+  }
+
+  /** Ranges on other engines have ended: messages that waited for them go. */
+  resume(): void {
+    for (const post of this.#unsent.splice(0)) {
+      post.isUnsent = false;
+      this.#advance(post);
+    }
   }
 
   /** Fails the transfers of a connection that have requests no more. */
@@ -280,16 +296,23 @@ export class PreparedTransfers {
     this.#host.follow(handle, post.slot);
   }
 
-  /** ORDER: the message only when every range is where it belongs, and the end only when the message is. */
+  /** ORDER: the message only when every range is where it belongs, those on other engines as well, and the end only when the message is. */
   #advance(post: Post): void {
     const { plan, message } = post;
     if (plan === undefined || post.pending > 0) return;
     if (post.error === undefined) {
       if (post.posted < plan.table.count) return;
       if (message.bytes > 0 && !post.messageSent) {
-        post.messageSent = true;
-        this.#sendMessage(post, plan);
-        if (post.pending > 0) return;
+        if (!this.#host.isAlone(post.slot)) {
+          if (!post.isUnsent) this.#unsent.push(post);
+          post.isUnsent = true;
+          return;
+        }
+        if (!this.#host.hasFailedElsewhere(post.slot)) {
+          post.messageSent = true;
+          this.#sendMessage(post, plan);
+          if (post.pending > 0) return;
+        }
       }
     }
     const { error } = post;
@@ -353,6 +376,7 @@ function emptyPost(slot: number): Post {
     bytes: 0,
     error: undefined,
     messageSent: false,
+    isUnsent: false,
     message: { offset: 0, bytes: 0 },
   };
 }

@@ -2,8 +2,10 @@
 import { engineCommandKinds, REQUEST_SLOTS, slotStates } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
-import type { EngineLink } from './engine-link.ts';
-import { type EngineCommand, emptyEngineCommand } from './shared-requests.ts';
+import { GatePool, NONE } from '../lanes/gates.ts';
+import { type EngineCommand, emptyEngineCommand } from './command-ring.ts';
+import type { EngineGroup } from './engine-group.ts';
+import { NOBODY } from './shared-requests.ts';
 
 /** Names a request until its end has been taken; later it names nothing. */
 export type RequestHandle = number;
@@ -17,51 +19,82 @@ const SLICE_MS = 100;
 export class RequestSlots {
   /** What the next `post` sends; written by the caller, who leaves `slot` alone. */
   readonly command: EngineCommand = emptyEngineCommand();
-  readonly #link: EngineLink;
+  /** Of writes that later signals and flushes wait for. */
+  readonly gates: GatePool;
+  readonly #group: EngineGroup;
   readonly #timeoutMs: number;
   readonly #free: Int32Array = Int32Array.from({ length: REQUEST_SLOTS }, (_, index) => REQUEST_SLOTS - 1 - index);
   #freeCount: number = REQUEST_SLOTS;
   /** Per slot: which use of it is the current one, so that an old handle finds nothing. */
   readonly #uses: Float64Array = new Float64Array(REQUEST_SLOTS);
+  /** Per slot: the engines that have a part of the request, as bits. */
+  readonly #engines: Uint16Array = new Uint16Array(REQUEST_SLOTS);
+  /** Per slot: the gate that the request waits for, counted from 1; it is free once the request's end was taken. */
+  readonly #awaitedGates: Uint16Array = new Uint16Array(REQUEST_SLOTS);
   readonly #errors = new Map<number, EncodedError>();
   /** Who a slot's request is with, for errors. */
   readonly #peers: string[] = [];
 
-  constructor(link: EngineLink, timeoutMs: number) {
-    this.#link = link;
+  constructor(group: EngineGroup, timeoutMs: number) {
+    this.#group = group;
     this.#timeoutMs = timeoutMs;
+    this.gates = new GatePool(group.requests.gates);
   }
 
-  /** Hot path. Hands the command to the engine. Fails with WL_BUSY when too many requests are under way. */
-  post(peer: string): RequestHandle {
-    const { requests, failure } = this.#link;
-    if (failure !== undefined) throw failure;
-    if (this.#freeCount === 0) throw tooMany();
-    const slot = this.#free[this.#freeCount - 1]!;
-    this.command.slot = slot;
-    requests.open(slot);
-    if (!requests.put(this.command)) {
-      requests.release(slot);
-      throw tooMany();
-    }
+  /** Hot path. Hands the command to an engine. Fails with WL_BUSY when too many requests are under way. */
+  post(peer: string, engine: number): RequestHandle {
+    const request = this.open(peer, 1 << engine, 1, NOBODY);
+    this.put(engine);
+    return request;
+  }
+
+  /**
+   * Begins a request with a part on each of several engines, given as bits: `put` is to follow for each of them. `last` is
+   * the engine that is told when only its own part is left, or NOBODY. Fails with WL_BUSY when too many requests are under way; nothing has been posted then.
+   */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per request
+  open(peer: string, engines: number, parts: number, last: number): RequestHandle {
+    const group = this.#group;
+    if (group.failure !== undefined) throw group.failure;
+    if (this.#freeCount === 0 || !group.haveRoom(engines)) throw tooMany();
     this.#freeCount -= 1;
+    const slot = this.#free[this.#freeCount]!;
+    this.command.slot = slot;
+    this.#engines[slot] = engines;
     this.#peers[slot] = peer;
-    this.#link.nudge();
+    group.requests.open(slot, parts, last);
     return slot + this.#uses[slot]! * REQUEST_SLOTS;
   }
 
-  cancel(request: RequestHandle, connection: number): void {
+  /** Hot path. Hands the command to an engine as its part of the request that was opened last. */
+  put(engine: number): void {
+    this.#group.put(engine, this.command);
+  }
+
+  /** The request that was opened last waits for a gate, which is nobody else's from now on. */
+  awaitGate(gate: number, engine: number): void {
+    const { slot } = this.command;
+    this.#awaitedGates[slot] = gate + 1;
+    this.gates.wait(gate, engine);
+  }
+
+  /** `numbers`: of the connection, by engine. */
+  cancel(request: RequestHandle, numbers: readonly number[]): void {
     const slot = this.#slotOf(request);
+    const engines = this.#engines[slot]!;
+    if (!this.#group.haveRoom(engines)) throw tooMany();
     const { command } = this;
     command.kind = engineCommandKinds.cancel;
-    command.connection = connection;
     command.slot = slot;
-    if (!this.#link.requests.put(command)) throw tooMany();
-    this.#link.nudge();
+    for (let engine = 0; engines >> engine !== 0; engine++) {
+      if (((engines >> engine) & 1) === 0) continue;
+      command.connection = numbers[engine]!;
+      this.put(engine);
+    }
   }
 
   state(request: RequestHandle): RequestState {
-    const state = this.#link.requests.stateOf(this.#slotOf(request));
+    const state = this.#group.requests.stateOf(this.#slotOf(request));
     if (state === slotStates.pending) return 'pending';
     return state === slotStates.done ? 'done' : 'failed';
   }
@@ -69,13 +102,18 @@ export class RequestSlots {
   /** Takes note of the end of a request: its handle is free afterwards. Returns the bytes received, or throws why it failed. */
   take(request: RequestHandle): number {
     const slot = this.#slotOf(request);
-    const { requests } = this.#link;
+    const { requests } = this.#group;
     const state = requests.stateOf(slot);
     if (state === slotStates.pending) throw invalidArgument('request', request, 'one that has ended');
-    const bytes = requests.bytesOf(slot);
+    const bytes = this.#bytesOf(slot);
     const error = state === slotStates.failed ? this.#errorOf(slot) : undefined;
     requests.release(slot);
     this.#uses[slot]! += 1;
+    const gate = this.#awaitedGates[slot]! - 1;
+    if (gate !== NONE) {
+      this.gates.free(gate);
+      this.#awaitedGates[slot] = 0;
+    }
     this.#free[this.#freeCount] = slot;
     this.#freeCount += 1;
     if (error !== undefined) throw error;
@@ -90,11 +128,11 @@ export class RequestSlots {
     const alive = setInterval(() => {}, 2 ** 30);
     try {
       for (;;) {
-        const seen = this.#link.requests.ended;
+        const seen = this.#group.requests.ended;
         if (this.state(request) !== 'pending') return this.take(request);
         options.signal?.throwIfAborted();
         const left = this.#timeLeft(request, end, timeoutMs);
-        await this.#link.wait(seen, Math.min(left, SLICE_MS));
+        await this.#group.wait(seen, Math.min(left, SLICE_MS));
       }
     } finally {
       clearInterval(alive);
@@ -105,9 +143,9 @@ export class RequestSlots {
   waitBlocking(request: RequestHandle, timeoutMs: number = this.#timeoutMs): number {
     const end = performance.now() + checkTimeout(timeoutMs);
     for (;;) {
-      const seen = this.#link.requests.ended;
+      const seen = this.#group.requests.ended;
       if (this.state(request) !== 'pending') return this.take(request);
-      this.#link.waitBlocking(seen, this.#timeLeft(request, end, timeoutMs), this.isLone);
+      this.#group.waitBlocking(seen, this.#timeLeft(request, end, timeoutMs), this.isLone);
     }
   }
 
@@ -116,12 +154,22 @@ export class RequestSlots {
     return this.#freeCount >= REQUEST_SLOTS - 1;
   }
 
+  /** The first reason counts where several parts of a request fail. */
   failed(slot: number, error: EncodedError): void {
-    this.#errors.set(slot, error);
+    if (!this.#errors.has(slot)) this.#errors.set(slot, error);
+  }
+
+  #bytesOf(slot: number): number {
+    const engines = this.#engines[slot]!;
+    let bytes = 0;
+    for (let engine = 0; engines >> engine !== 0; engine++) {
+      if (((engines >> engine) & 1) === 1) bytes += this.#group.requests.bytesOf(slot, engine);
+    }
+    return bytes;
   }
 
   #timeLeft(request: RequestHandle, end: number, timeoutMs: number): number {
-    if (this.#link.failure !== undefined) throw this.#link.failure;
+    if (this.#group.failure !== undefined) throw this.#group.failure;
     const left = end - performance.now();
     if (left > 0) return left;
     const peer = this.#peers[this.#slotOf(request)];
@@ -137,13 +185,16 @@ export class RequestSlots {
   #slotOf(request: RequestHandle): number {
     const slot = request % REQUEST_SLOTS;
     const use = Math.floor(request / REQUEST_SLOTS);
-    const isCurrent = this.#uses[slot] === use && this.#link.requests.stateOf(slot) !== slotStates.free;
+    const isCurrent = this.#uses[slot] === use && this.#group.requests.stateOf(slot) !== slotStates.free;
     if (isCurrent) return slot;
     throw invalidArgument('request', request, 'one whose end has not been taken yet');
   }
 
   #errorOf(slot: number): WeftlineError {
-    if (!this.#errors.has(slot)) this.#link.readEvents();
+    // Each part that failed has said why before its end was to be seen. What is left unread would be taken for the reason of
+    // a later request.
+    const engines = this.#engines[slot]!;
+    if (!this.#errors.has(slot) || (engines & (engines - 1)) !== 0) this.#group.readEvents();
     const error = this.#errors.get(slot);
     this.#errors.delete(slot);
     if (error === undefined) return new WeftlineError('WL_INTERNAL', 'A request failed without a reason');

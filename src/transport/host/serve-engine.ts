@@ -4,6 +4,8 @@ import { WakeWord } from '../../threads/wake-word.ts';
 import { type LinkedThread, WorkerPort } from '../../threads/worker-port.ts';
 import type { HostCalls, HostEvent } from './host-calls.ts';
 import { Idleness } from './idleness.ts';
+import { CommandRing } from './command-ring.ts';
+import { EngineBells } from './engine-bells.ts';
 import { SharedRequests } from './shared-requests.ts';
 
 /** What moves data for a user who may be on another thread. */
@@ -13,8 +15,10 @@ export interface HostedEngine extends Disposable {
   readonly calls: HostCalls;
   /** Before each of `calls`. */
   beginCall(): void;
-  /** Hot path. Carries out what the user's side has put; false if there was nothing. */
+  /** Hot path. Carries out what the user's side has put, and what had to wait for other engines; false if there was nothing. */
   takeCommands(): boolean;
+  /** Of the ring: what `takeCommands` has seen of the ends on other engines. */
+  readonly seenFences: number;
   /** Hot path. False if there was nothing to do. */
   step(): boolean;
   /** True once so little happens that the thread had better sleep. */
@@ -27,61 +31,93 @@ export interface HostedEngine extends Disposable {
 export interface EngineCalls extends HostCalls {
   /** Descriptor of the doorbell. */
   start(): number;
+  /** The doorbells of all engines of the transport, in their order. */
+  meet(descriptors: readonly number[]): void;
 }
 
 export interface EngineThread<Data> {
   readonly settings: Data;
+  /** Of the request table. */
   readonly shared: SharedArrayBuffer;
+  /** Of the command rings of all engines of the transport, and which of them this one is. */
+  readonly rings: readonly SharedArrayBuffer[];
+  readonly engine: number;
   readonly wake: SharedArrayBuffer | undefined;
 }
 
-export type CreateHost = (
-  requests: SharedRequests,
-  onEvent: (event: HostEvent) => void,
-  wake: WakeWord | undefined,
-) => HostedEngine;
+/** What a hosted engine shares with other threads. */
+export interface HostParts {
+  /** How many engines the transport has, and which of them this one is. */
+  readonly engines: number;
+  readonly engine: number;
+  readonly requests: SharedRequests;
+  readonly ring: CommandRing;
+  /** Of the other engines. */
+  readonly bells: EngineBells;
+  readonly onEvent: (event: HostEvent) => void;
+  /** Rung when a request ended, when signals came, and when a connection ended. */
+  readonly wake: WakeWord | undefined;
+}
 
 /** Returns once the engine was told to stop. */
 export function serveEngine(
-  { data: { shared, wake }, port: messages }: LinkedThread<EngineThread<unknown>>,
-  create: CreateHost,
+  { data, port: messages }: LinkedThread<EngineThread<unknown>>,
+  create: (parts: HostParts) => HostedEngine,
 ): void {
-  const requests = new SharedRequests(shared);
+  const { engine } = data;
+  const requests = new SharedRequests(data.shared);
+  const rings = data.rings.map((buffer) => new CommandRing(buffer));
+  const ring = rings[engine] as CommandRing;
+  const bells = new EngineBells(rings);
   const port = new WorkerPort<HostEvent>(messages);
-  const wakeWord = wake === undefined ? undefined : new WakeWord(wake);
+  const wake = data.wake === undefined ? undefined : new WakeWord(data.wake);
   try {
-    using host = create(requests, (event) => port.send(event), wakeWord);
-    const idleness = new Idleness(() => requests.isAwaited || wakeWord?.isAwaited === true);
-    run(host, { requests, port, idleness });
+    using host = create({
+      engines: rings.length,
+      engine,
+      requests,
+      ring,
+      bells,
+      onEvent: (event) => port.send(event),
+      wake,
+    });
+    const idleness = new Idleness(() => requests.isAwaited || wake?.isAwaited === true);
+    run(host, { ring, bells, port, idleness });
   } catch (error) {
     // While the user's thread is blocked, it does not hear that this one ends.
     port.crash(error);
-    requests.reportCrash();
-    wakeWord?.ring();
+    ring.reportCrash();
+    requests.wakeWaiters();
+    wake?.ring();
   }
 }
 
 interface Run {
-  readonly requests: SharedRequests;
+  readonly ring: CommandRing;
+  readonly bells: EngineBells;
   readonly port: WorkerPort<HostEvent>;
   readonly idleness: Idleness;
 }
 
-function run(host: HostedEngine, { requests, port, idleness }: Run): void {
-  const calls: EngineCalls = { ...host.calls, start: () => host.doorbell.fd };
+function run(host: HostedEngine, { ring, bells, port, idleness }: Run): void {
+  const calls: EngineCalls = {
+    ...host.calls,
+    start: () => host.doorbell.fd,
+    meet: (descriptors) => bells.meet(descriptors),
+  };
   const beginCall = (): void => host.beginCall();
   let seenCalls = 0;
   while (!port.isStopped) {
     const hasCommands = host.takeCommands();
     const hasWork = host.step();
-    if (requests.calls !== seenCalls) {
-      seenCalls = requests.calls;
+    if (ring.calls !== seenCalls) {
+      seenCalls = ring.calls;
       port.serveNow(calls, beginCall);
     } else if (hasCommands || hasWork) {
       idleness.end();
-    } else if (!idleness.polls() && host.isIdle && requests.fallAsleep(seenCalls)) {
+    } else if (!idleness.polls() && host.isIdle && ring.fallAsleep(seenCalls, host.seenFences)) {
       host.sleep();
-      requests.wakeUp();
+      ring.wakeUp();
     }
   }
 }

@@ -1,126 +1,63 @@
-// The memory between the user's thread and the engine's: command ring, request table, words to sleep on. Hot path: no allocation.
+// The memory between the user's thread and all engines': the request table, the words to sleep on, the gates. Hot path: no
+// allocation.
 import { wordOffsets } from '../../abi/layout.ts';
-import { commandRecord, REQUEST_SLOTS, sharedHead, slotStates } from '../../abi/transport-command.ts';
-import { putWide, wideAt } from '../../abi/wide-words.ts';
+import { GATES, MAX_ENGINES, REQUEST_SLOTS, requestHead, slotBits, slotStates } from '../../abi/transport-command.ts';
 import { ProcessorLoans } from '../../threads/processor-loans.ts';
 import type { SpinTime } from '../../threads/spin-time.ts';
 import { waitAsync } from '../../threads/wait-async.ts';
 
 /** A look at the clock costs as much as several looks at a word. */
 const LOOKS_PER_CLOCK = 4;
-const WORDS = commandRecord.size / 4;
-const RING_OFFSET = sharedHead.size;
-const STATE_OFFSET = RING_OFFSET + REQUEST_SLOTS * commandRecord.size;
-const BYTES_OFFSET = STATE_OFFSET + REQUEST_SLOTS * 4;
+const STATE_OFFSET = requestHead.size;
+const GATE_OFFSET = STATE_OFFSET + REQUEST_SLOTS * 4;
+const BYTES_OFFSET = GATE_OFFSET + GATES * 4;
+const { states, partFailed, partsShift, partsMask, lastShift } = slotBits;
+const PART = 1 << partsShift;
 
-const SHARED_BYTES = BYTES_OFFSET + REQUEST_SLOTS * 8;
+const at = wordOffsets(requestHead);
 
-const at = wordOffsets(sharedHead);
-const field = wordOffsets(commandRecord);
-
-/** A request as both threads write and read it; one object per side, used again for each. */
-export interface EngineCommand {
-  kind: number;
-  slot: number;
-  connection: number;
-  region: number;
-  flow: number;
-  remoteRegion: number;
-  remoteKey: number;
-  offset: number;
-  bytes: number;
-  remoteOffset: number;
-  add: number;
-}
-
-export function emptyEngineCommand(): EngineCommand {
-  return {
-    kind: 0,
-    slot: 0,
-    connection: 0,
-    region: 0,
-    flow: 0,
-    remoteRegion: 0,
-    remoteKey: 0,
-    offset: 0,
-    bytes: 0,
-    remoteOffset: 0,
-    add: 0,
-  };
-}
+/** No engine. */
+export const NOBODY = -1;
 
 export class SharedRequests {
   readonly buffer: SharedArrayBuffer;
+  /** Of lanes/gates.ts. */
+  readonly gates: Int32Array;
   readonly #words: Int32Array;
-  readonly #ring: Uint32Array;
-  readonly #states: Int32Array;
+  readonly #entries: Int32Array;
+  /** By engine and slot. */
   readonly #bytes: Float64Array;
-  /** The ring's place of this side: of the next command to write, or to take. */
-  #next = 0;
   readonly #loans = new ProcessorLoans();
 
-  constructor(buffer: SharedArrayBuffer = new SharedArrayBuffer(SHARED_BYTES)) {
+  constructor(buffer: SharedArrayBuffer = new SharedArrayBuffer(BYTES_OFFSET + MAX_ENGINES * REQUEST_SLOTS * 8)) {
     this.buffer = buffer;
-    this.#words = new Int32Array(buffer, 0, sharedHead.size / 4);
-    this.#ring = new Uint32Array(buffer, RING_OFFSET, REQUEST_SLOTS * WORDS);
-    this.#states = new Int32Array(buffer, STATE_OFFSET, REQUEST_SLOTS);
-    this.#bytes = new Float64Array(buffer, BYTES_OFFSET, REQUEST_SLOTS);
+    this.#words = new Int32Array(buffer, 0, requestHead.size / 4);
+    this.#entries = new Int32Array(buffer, STATE_OFFSET, REQUEST_SLOTS);
+    this.gates = new Int32Array(buffer, GATE_OFFSET, GATES);
+    this.#bytes = new Float64Array(buffer, BYTES_OFFSET, MAX_ENGINES * REQUEST_SLOTS);
   }
 
   // The user's side.
 
-  /** False if the ring is full: the engine has not yet taken what was written before. */
-  put(command: EngineCommand): boolean {
-    if (((this.#next - Atomics.load(this.#words, at.head)) | 0) >= REQUEST_SLOTS) return false;
-    const first = (this.#next & (REQUEST_SLOTS - 1)) * WORDS;
-    const ring = this.#ring;
-    ring[first + field.kind] = command.kind;
-    ring[first + field.slot] = command.slot;
-    ring[first + field.connection] = command.connection;
-    ring[first + field.region] = command.region;
-    ring[first + field.flow] = command.flow;
-    ring[first + field.remoteRegion] = command.remoteRegion;
-    ring[first + field.remoteKey] = command.remoteKey;
-    putWide(ring, first + field.offset, command.offset);
-    putWide(ring, first + field.bytes, command.bytes);
-    putWide(ring, first + field.remoteOffset, command.remoteOffset);
-    putWide(ring, first + field.add, command.add);
-    this.#next = (this.#next + 1) | 0;
-    Atomics.store(this.#words, at.tail, this.#next);
-    return true;
-  }
-
-  /** Tells the engine that its port holds a message. */
-  announceCall(): void {
-    Atomics.add(this.#words, at.calls, 1);
-  }
-
-  /** True if the engine must be woken to see what was put or announced. */
-  get engineSleeps(): boolean {
-    return Atomics.load(this.#words, at.sleeping) === 1;
-  }
-
-  /** Marks a free entry as that of a request. */
-  open(slot: number): void {
-    Atomics.store(this.#states, slot, slotStates.pending);
+  /**
+   * Marks a free entry as that of a request with so many parts, each on an engine of its own. `last` is the engine that is
+   * told when all but its own part have ended, or NOBODY.
+   */
+  open(slot: number, parts: number, last: number): void {
+    Atomics.store(this.#entries, slot, slotStates.pending + parts * PART + ((last + 1) << lastShift));
   }
 
   release(slot: number): void {
-    Atomics.store(this.#states, slot, slotStates.free);
+    Atomics.store(this.#entries, slot, slotStates.free);
   }
 
   stateOf(slot: number): number {
-    return Atomics.load(this.#states, slot);
+    return Atomics.load(this.#entries, slot) & states;
   }
 
-  /** Valid once the request has ended. */
-  bytesOf(slot: number): number {
-    return this.#bytes[slot]!;
-  }
-
-  /** True once the engine has failed; why stands in its last message. */
-  get hasCrashed(): boolean {
-    return Atomics.load(this.#words, at.crashed) === 1;
+  /** What the engine's part of a request brought. Valid once the request has ended. */
+  bytesOf(slot: number, engine: number): number {
+    return this.#bytes[engine * REQUEST_SLOTS + slot]!;
   }
 
   /** How many requests have ended so far, to give to a wait. */
@@ -130,7 +67,7 @@ export class SharedRequests {
 
   /**
    * Blocks this thread until a further request has ended than `seen` counts, or the time is over. With `spin` it polls as
-   * long as that says, lending the processor to others, the engine's thread among them, before it sleeps.
+   * long as that says, lending the processor to others, the engines' threads among them, before it sleeps.
    */
   waitBlocking(seen: number, milliseconds: number, spin: SpinTime | undefined): void {
     const words = this.#words;
@@ -167,62 +104,42 @@ export class SharedRequests {
     Atomics.notify(this.#words, at.ended);
   }
 
-  // The engine's side.
-
-  /** Ends waits of the user's side, which finds the reason in the engine's last message. */
-  reportCrash(): void {
-    Atomics.store(this.#words, at.crashed, 1);
-    this.wakeWaiters();
-  }
-
-  /** Takes the next command into `command`; false if there is none. */
-  take(command: EngineCommand): boolean {
-    if (Atomics.load(this.#words, at.tail) === this.#next) return false;
-    const first = (this.#next & (REQUEST_SLOTS - 1)) * WORDS;
-    const ring = this.#ring;
-    command.kind = ring[first + field.kind]!;
-    command.slot = ring[first + field.slot]!;
-    command.connection = ring[first + field.connection]!;
-    command.region = ring[first + field.region]!;
-    command.flow = ring[first + field.flow]!;
-    command.remoteRegion = ring[first + field.remoteRegion]!;
-    command.remoteKey = ring[first + field.remoteKey]!;
-    command.offset = wideAt(ring, first + field.offset);
-    command.bytes = wideAt(ring, first + field.bytes);
-    command.remoteOffset = wideAt(ring, first + field.remoteOffset);
-    command.add = wideAt(ring, first + field.add);
-    this.#next = (this.#next + 1) | 0;
-    Atomics.store(this.#words, at.head, this.#next);
-    return true;
-  }
+  // The side of engines.
 
   /** True while a thread of the user's side does nothing but wait for a request to end. */
   get isAwaited(): boolean {
     return Atomics.load(this.#words, at.awaited) !== 0;
   }
 
-  /** Messages announced so far. */
-  get calls(): number {
-    return Atomics.load(this.#words, at.calls);
+  /** Parts of a request that have not ended. */
+  partsLeft(slot: number): number {
+    return (Atomics.load(this.#entries, slot) >> partsShift) & partsMask;
   }
 
-  /** To be called before sleeping; false, and nothing to sleep for, if something came since. */
-  fallAsleep(seenCalls: number): boolean {
-    Atomics.store(this.#words, at.sleeping, 1);
-    if (Atomics.load(this.#words, at.tail) === this.#next && this.calls === seenCalls) return true;
-    this.wakeUp();
-    return false;
+  /** A part of a pending request has failed. */
+  hasFailedPart(slot: number): boolean {
+    return (Atomics.load(this.#entries, slot) & partFailed) !== 0;
   }
 
-  wakeUp(): void {
-    Atomics.store(this.#words, at.sleeping, 0);
-  }
-
-  /** Publishes that a request has ended, with the bytes that came. */
-  finish(slot: number, isDone: boolean, bytes: number): void {
-    this.#bytes[slot] = bytes;
-    Atomics.store(this.#states, slot, isDone ? slotStates.done : slotStates.failed);
+  /**
+   * Notes that an engine's part of a request has ended, with the bytes that came, and publishes the request's end if it was
+   * the last. Returns the engine that is to be told that only its own part is left, or NOBODY.
+   */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per request
+  finish(slot: number, engine: number, isDone: boolean, bytes: number): number {
+    const entries = this.#entries;
+    this.#bytes[engine * REQUEST_SLOTS + slot] = bytes;
+    let entry = Atomics.load(entries, slot);
+    while (((entry >> partsShift) & partsMask) > 1) {
+      const next = (entry - PART) | (isDone ? 0 : partFailed);
+      const seen = Atomics.compareExchange(entries, slot, entry, next);
+      if (seen === entry) return ((next >> partsShift) & partsMask) === 1 ? (next >> lastShift) - 1 : NOBODY;
+      entry = seen;
+    }
+    const isWhole = isDone && (entry & partFailed) === 0;
+    Atomics.store(entries, slot, isWhole ? slotStates.done : slotStates.failed);
     Atomics.add(this.#words, at.ended, 1);
     if (Atomics.load(this.#words, at.waiters) !== 0) Atomics.notify(this.#words, at.ended);
+    return NOBODY;
   }
 }

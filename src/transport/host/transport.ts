@@ -20,13 +20,16 @@ import {
   acceptPeer,
   connectPeer,
 } from './greeting.ts';
+import { hostInterfaces } from '../../rails/host-interfaces.ts';
+import { listRails, type Rail } from '../../rails/rail-list.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import { transportSettings } from '../engine/transport-settings.ts';
 import { transportIo } from '../io/packet-ios.ts';
 import { Connection } from './connection.ts';
 import type { HostEvent } from './host-calls.ts';
-import type { EngineLink } from './engine-link.ts';
-import { openTransportLink } from './transport-engine-link.ts';
+import type { EngineGroup } from './engine-group.ts';
+import { LaneEnds, type Reserved } from './lane-ends.ts';
+import { openEngines } from './open-engines.ts';
 import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
 import { type RequestHandle, RequestSlots, type RequestState } from './request-slots.ts';
 import { TransportListener } from './transport-listener.ts';
@@ -73,41 +76,54 @@ const connectOptionNames: OptionNames<TransportConnectOptions> = {
 const listenOptionNames: OptionNames<TransportListenOptions> = { receive: true };
 
 /**
- * An engine that carries messages, writes and reads over many UDP paths, with the memory that is registered with it. All calls
+ * Engines that carry messages, writes and reads over many UDP paths, with the memory that is registered with it. All calls
  * belong to the thread that created it; after `close` everything fails with WL_CLOSED.
  */
 export class Transport implements AsyncDisposable {
   readonly settings: Settings;
   readonly name: string;
   readonly #credentials: Credentials;
-  readonly #link: EngineLink;
+  readonly #group: EngineGroup;
+  readonly #lanes: LaneEnds;
   readonly #slots: RequestSlots;
-  readonly #connections = new Map<number, Connection>();
+  /** By engine and that engine's number of it. */
+  readonly #connections = new Map<string, Connection>();
   readonly #listeners = new Set<TransportListener>();
+  /** Addresses, by the setting transportRails. */
+  readonly #rails: readonly string[];
   /** So that registered memory is not collected; a tensor as such, because its memory is freed with it. */
   readonly #regions = new Map<number, RegisteredMemory>();
   #closing: Promise<void> | undefined;
 
   /**
-   * Starts the engine. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing.
+   * Starts the engines. Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where the system calls are missing.
    * @param options Name, token, settings.
    */
   static async create(options: TransportOptions = {}): Promise<Transport> {
     checkOptions(options, transportOptionNames, 'options of Transport.create');
     const settings = readSettings(options.settings);
-    return new Transport(await openTransportLink(settings, options.wake), settings, options);
+    const rails = listRails(settings.transportRails, hostInterfaces());
+    return new Transport(await openEngines(settings, options.wake), settings, { ...options, rails });
   }
 
-  private constructor(link: EngineLink, settings: Settings, { name, token }: TransportOptions) {
+  private constructor(
+    group: EngineGroup,
+    settings: Settings,
+    { name, token, rails }: TransportOptions & { readonly rails: readonly Rail[] },
+  ) {
     this.settings = settings;
     this.name = name ?? `process ${process.pid} on ${hostname()}`;
     this.#credentials = credentialsOf(readToken(token));
-    this.#link = link;
-    this.#slots = new RequestSlots(link, settings.timeoutMs);
-    link.onEvent = (event) => this.#handle(event);
-    link.onFailure = (error) => {
-      for (const connection of this.#connections.values()) void connection.end(error);
-    };
+    this.#group = group;
+    this.#lanes = new LaneEnds(group);
+    this.#rails = rails.map(({ address }) => address);
+    this.#slots = new RequestSlots(group, settings.timeoutMs);
+    group.listen(
+      (event, engine) => this.#handle(event, engine),
+      (error) => {
+        for (const connection of new Set(this.#connections.values())) void connection.end(error);
+      },
+    );
   }
 
   /**
@@ -143,9 +159,9 @@ export class Transport implements AsyncDisposable {
     checkOptions(options, connectOptionNames, 'options of connect');
     const { hello, signal, who = 'transport' } = options;
     const deadline = deadlineOf(options, this.settings.timeoutMs);
-    const connectionId = await this.#reserve();
+    const reserved = await this.#lanes.reserve(this.engines);
     try {
-      const greeting = this.#greeting(connectionId);
+      const greeting = this.#greeting(reserved);
       const { channel, ...greeted } = await call(address, {
         ...options,
         deadline,
@@ -157,7 +173,7 @@ export class Transport implements AsyncDisposable {
       const abort = (): void => channel.hangUp();
       signal?.addEventListener('abort', abort);
       try {
-        return await this.#adopt(channel, await connectPeer(channel, greeted, greeting));
+        return await this.#adopt(channel, await connectPeer(channel, greeted, greeting), reserved);
       } catch (error) {
         channel.hangUp();
         signal?.throwIfAborted();
@@ -166,7 +182,7 @@ export class Transport implements AsyncDisposable {
         signal?.removeEventListener('abort', abort);
       }
     } catch (error) {
-      await this.#unreserve(connectionId);
+      await this.#lanes.unreserve(reserved);
       throw error;
     }
   }
@@ -179,15 +195,29 @@ export class Transport implements AsyncDisposable {
   async register(memory: RegisteredMemory, remote: Partial<RemoteAccess> = {}): Promise<MemoryRegion> {
     const { bytes, address } = fixedBytes(memory);
     const options = { address, bytes: bytes.length, remote };
-    const name = await this.#link.call('register', options);
+    const name = await this.#group.call(0, 'register', options);
+    // The others take the name that the first engine has given.
+    const others = this.#group.links.slice(1).map((link) => link.call('register', { ...options, name }));
+    const ends = await Promise.allSettled(others);
     this.#regions.set(name.id, memory);
-    return memoryRegion(bytes, name);
+    const region = memoryRegion(bytes, name);
+    const failed = ends.find((end) => end.status === 'rejected');
+    if (failed === undefined) return region;
+    await this.release(region).catch(() => {});
+    throw failed.reason;
   }
 
   /** The memory is the caller's again; pending requests that use it fail with WL_CLOSED. */
   async release(region: MemoryRegion): Promise<void> {
-    await this.#link.call('release', region.number);
+    // From now on no message of it takes a turn.
+    const memory = this.#regions.get(region.number);
     this.#regions.delete(region.number);
+    try {
+      await Promise.all(this.#group.links.map((link) => link.call('release', region.number)));
+    } finally {
+      // It must not be collected while an engine may still write to it.
+      void memory;
+    }
   }
 
   /** How a request stands. Never waits. */
@@ -212,25 +242,30 @@ export class Transport implements AsyncDisposable {
 
   /** Why the engine is gone; undefined while it runs. Requests that were pending then stay so. */
   get failure(): WeftlineError | undefined {
-    const link = this.#link;
-    if (link.failure === undefined && link.requests.hasCrashed) link.readEvents();
-    return link.failure;
+    const group = this.#group;
+    if (group.failure === undefined && group.hasCrashed) group.readEvents();
+    return group.failure;
+  }
+
+  /** How many engines it has. */
+  get engines(): number {
+    return this.#group.links.length;
   }
 
   /** How many requests have ended so far; wraps at 2^32. */
   get ended(): number {
-    return this.#link.requests.ended;
+    return this.#group.requests.ended;
   }
 
   /** Blocks this thread until a further request has ended than `seen` counts, or the time is over. */
   waitForEndBlocking(seen: number, milliseconds: number): void {
-    if (this.#link.failure !== undefined) throw this.#link.failure;
-    this.#link.waitBlocking(seen, milliseconds, this.#slots.isLone);
+    if (this.#group.failure !== undefined) throw this.#group.failure;
+    this.#group.waitBlocking(seen, milliseconds, this.#slots.isLone);
   }
 
   /** Lets packets move without waiting; only of use without an engine thread. */
   progress(): void {
-    this.#link.progress();
+    this.#group.progress();
   }
 
   /** Closes listeners and connections, ends the engine. Idempotent. */
@@ -249,8 +284,8 @@ export class Transport implements AsyncDisposable {
 
   async #close(): Promise<void> {
     for (const listener of this.#listeners) listener.close();
-    await Promise.all([...this.#connections.values()].map((connection) => connection.close()));
-    await this.#link.close();
+    await Promise.all([...new Set(this.#connections.values())].map((connection) => connection.close()));
+    await this.#group.close();
     this.#regions.clear();
   }
 
@@ -259,20 +294,20 @@ export class Transport implements AsyncDisposable {
     listener: TransportListener,
     receive: TransportListenOptions['receive'],
   ): Promise<Connection | undefined> {
-    let connectionId: number | undefined;
+    let reserved: readonly Reserved[] = [];
     let guest: Guest<Connection> | undefined;
     try {
       return await acceptPeer(channel, this.#credentials, {
-        open: async (hello) => {
+        open: async (hello, lanes) => {
           // Strangers do not get this far.
           channel.deadline = performance.now() + this.settings.timeoutMs;
           guest = await receive?.(hello);
           if (guest?.adopt === undefined) listener.checkRoom();
-          connectionId = await this.#reserve();
-          return { options: this.#greeting(connectionId), answer: guest?.answer };
+          reserved = await this.#lanes.reserve(Math.min(lanes, this.engines));
+          return { options: this.#greeting(reserved), answer: guest?.answer };
         },
         adopt: async (meeting) => {
-          const connection = await this.#adopt(channel, meeting);
+          const connection = await this.#adopt(channel, meeting, reserved);
           if (guest?.adopt === undefined) return connection;
           guest.adopt(connection);
           return undefined;
@@ -281,20 +316,12 @@ export class Transport implements AsyncDisposable {
     } catch (error) {
       channel.hangUp();
       guest?.abandon?.();
-      if (connectionId !== undefined) await this.#unreserve(connectionId);
+      await this.#lanes.unreserve(reserved);
       throw error;
     }
   }
 
-  async #reserve(): Promise<number> {
-    return this.#link.call('reserve');
-  }
-
-  async #unreserve(localId: number): Promise<void> {
-    if (this.#link.failure === undefined) await this.#link.call('unreserve', localId);
-  }
-
-  #greeting(connectionId: number): GreetingOptions {
+  #greeting(reserved: readonly Reserved[]): GreetingOptions {
     const { settings } = this;
     return {
       io: transportIo,
@@ -305,44 +332,53 @@ export class Transport implements AsyncDisposable {
       segmentationOffload: settings.transportSegmentationOffload,
       authenticate: settings.transportAuthentication,
       receiverCredits: transportSettings(settings).receiverCredits,
-      connectionId,
+      rails: this.#rails,
+      spread: settings.transportSpread,
+      connectionIds: reserved.map(({ id }) => id),
     };
   }
 
-  /** Gives what came of a meeting to the engine. */
-  async #adopt(channel: ControlChannel, meeting: Meeting): Promise<Connection> {
-    const { peerName, segmentBytes, paths, hello, localId, remoteId, secret, packetKeys, receiverCredits } = meeting;
-    if (this.#link.failure !== undefined) {
+  /** Gives what came of a meeting to the engines. `reserved`: the names that this side has offered, of which some are unused. */
+  async #adopt(channel: ControlChannel, meeting: Meeting, reserved: readonly Reserved[]): Promise<Connection> {
+    const { peerName, segmentBytes, paths, spread, hello } = meeting;
+    if (this.#group.failure !== undefined) {
       paths[Symbol.dispose]();
-      throw this.#link.failure;
+      throw this.#group.failure;
     }
-    // From here on the engine closes the sockets, also if it fails.
-    const names = { localId, remoteId, peerName };
-    const options = { ...names, secret, packetKeys, receiverCredits, segmentBytes, endpoint: paths.endpoint };
-    const number = await this.#link.call('connect', options);
+    const ends = await this.#lanes.connect(meeting, reserved);
+    const keys = ends.map(({ engine, number }) => `${engine} ${number}`);
     const connection = new Connection({
-      link: this.#link,
+      group: this.#group,
       slots: this.#slots,
       channel,
-      number,
+      ends,
+      spread,
+      isRegistered: (region) => this.#regions.has(region.number),
       peerName,
       paths: paths.count,
+      rails: paths.rails,
       segmentBytes,
       cutsSends: paths.cutsSends,
       hello,
-      onClose: () => this.#connections.delete(number),
+      onClose: () => {
+        for (const key of keys) this.#connections.delete(key);
+      },
     });
-    this.#connections.set(number, connection);
+    for (const key of keys) this.#connections.set(key, connection);
+    const rails = paths.rails.map(({ local, remote }) => `${local} - ${remote}`).join(', ');
+    log('transport', 'debug', `${this.name}: ${peerName} over ${ends.length} engines (${spread}), rails ${rails}`);
     if (this.#closing === undefined) return connection;
     await connection.close();
     throw new WeftlineError('WL_CLOSED', 'The transport was closed');
   }
 
-  #handle(event: HostEvent): void {
+  #handle(event: HostEvent, engine: number): void {
     if (event.event === 'failed') this.#slots.failed(event.slot, event.error);
     else {
-      this.#logEnd(event.error);
-      void this.#connections.get(event.connection)?.endWith(event.error);
+      const connection = this.#connections.get(`${engine} ${event.connection}`);
+      // Each lane tells of the end; the first one says why.
+      if (connection?.error === undefined) this.#logEnd(event.error);
+      void connection?.endWith(event.error);
     }
   }
 

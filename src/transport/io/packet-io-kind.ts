@@ -49,13 +49,31 @@ export interface PathOptions {
   readonly segmentationOffload: boolean;
 }
 
-/** This side's ends of the paths to a peer while the two meet. Disposed by its owner, unless the engine's thread got them. */
+/** How many paths lead to a peer, and from where. */
+export interface PathPlan {
+  /** Engines that the connection uses, and paths of each. */
+  readonly lanes: number;
+  readonly paths: number;
+  /** Addresses of this host; path p of each lane goes over rail p modulo their number. None: the control channel's. */
+  readonly rails: readonly string[];
+}
+
+/** Two addresses between which packets go. */
+export interface RailPair {
+  readonly local: string;
+  readonly remote: string;
+}
+
+/** This side's ends of the paths to a peer while the two meet. Disposed by its owner, unless the engines' threads got them. */
 export interface PeerPaths extends Disposable {
+  /** Of all lanes together. */
   readonly count: number;
   /** What the peer must know of them, fields of a frame. */
   readonly offer: ControlFrame;
   /** Connects them with what the peer offers. Fails with WL_PROTOCOL. */
   connect(peerOffer: ControlFrame): void;
+  /** This side's rails with those of the peer; known once connected. */
+  readonly rails: readonly RailPair[];
   /**
    * Both sides find out by packets what reaches the other, and take the smaller. `secret` tells their packets from others.
    * Returns the bytes of a packet. Fails with WL_TIMEOUT if nothing passes.
@@ -63,13 +81,13 @@ export interface PeerPaths extends Disposable {
   agree(secret: bigint): Promise<number>;
   /** True once `agree` has found that large sends are cut into packets on the way. */
   readonly cutsSends: boolean;
-  readonly endpoint: PathEndpoint;
+  endpoint(lane: number): PathEndpoint;
 }
 
 export interface PacketIoKind {
   openLoop(options: PacketLoopOptions): PacketLoop;
-  /** `count` paths to the peer that the channel leads to. */
-  openPaths(channel: ControlChannel, count: number, options: PathOptions): PeerPaths;
-  /** How many paths an offer is for. Fails with WL_PROTOCOL if it is none. */
-  countOf(offer: ControlFrame): number;
+  /** Paths to the peer that the channel leads to. */
+  openPaths(channel: ControlChannel, plan: PathPlan, options: PathOptions): PeerPaths;
+  /** How many paths and rails an offer is for. Fails with WL_PROTOCOL if it is none. */
+  countsOf(offer: ControlFrame): { readonly paths: number; readonly rails: number };
 }

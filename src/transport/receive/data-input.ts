@@ -116,7 +116,7 @@ function place(
     placement.sourceOffset = run.at + from * run.stride + DATA_HEADER_BYTES;
     placement.sourceStride = run.stride;
     placement.region = (region ?? request?.region) as Region;
-    placement.regionOffset = (region === undefined ? (request as Request).offset : run.base) + offset;
+    placement.regionOffset = (region === undefined ? (request as Request).offset : 0) + run.base + offset;
     placement.count = count;
     placement.payloadBytes = run.payloadBytes;
     placement.lastPayloadBytes = isLast ? run.lastPayloadBytes : run.payloadBytes;
@@ -203,12 +203,15 @@ function scatterBase(view: DataView, at: number): number {
 function refuseMessage(connection: Connection, request: Request | undefined): number {
   if (request === undefined || !request.isPending || request.owner !== connection) return failReasons.cancelled;
   if (request.kind !== 'receive' && request.kind !== 'read') return failReasons.cancelled;
-  if (run.messageBytes > request.bytes) return failReasons.tooLarge;
+  if (run.base + run.messageBytes > request.bytes) return failReasons.tooLarge;
   if (run.offset + runBytes() > run.messageBytes) return failReasons.bounds;
   // A sender that goes beyond its grant would take from the others what they were promised.
   if (request.kind === 'receive' && run.offset + runBytes() > request.granted) return failReasons.bounds;
   if (request.messageBytes === -1) request.messageBytes = run.messageBytes;
-  return request.messageBytes === run.messageBytes ? 0 : failReasons.bounds;
+  // A receive takes in one part of a message, which its first packet names.
+  if (request.base < 0) request.base = run.base;
+  const isSame = request.messageBytes === run.messageBytes && (request.kind === 'read' ? 0 : request.base) === run.base;
+  return isSame ? 0 : failReasons.bounds;
 }
 
 /** Why the run cannot be written to a region; 0 if it can. The whole write is judged by each of its segments. */

@@ -24,6 +24,8 @@ export interface ReceiveSideOptions {
   readonly control: ControlLog;
   /** Called when there is work for the next `onTimer`. */
   readonly wake: () => void;
+  /** Cancelled messages and receives keep their places. */
+  readonly keepsPlaces: boolean;
 }
 
 export class ReceiveSide {
@@ -57,8 +59,9 @@ export class ReceiveSide {
 
   readonly #control: ControlLog;
   readonly #wake: () => void;
+  readonly #keepsPlaces: boolean;
 
-  constructor({ paths, ackWords, start, credit, now, control, wake }: ReceiveSideOptions) {
+  constructor({ paths, ackWords, start, credit, now, control, wake, keepsPlaces }: ReceiveSideOptions) {
     this.window = new ReceiveWindow(start);
     this.arrivals = new Arrivals(paths, start);
     this.ackWords = ackWords;
@@ -66,6 +69,7 @@ export class ReceiveSide {
     this.heardAt = now;
     this.#control = control;
     this.#wake = wake;
+    this.#keepsPlaces = keepsPlaces;
   }
 
   /** One receive less that waits for a message: another may be announced. */
@@ -89,7 +93,8 @@ export class ReceiveSide {
 
   /** Takes a request out of whatever queue it stands in. */
   unqueue(request: Request): void {
-    this.unannounced.remove(request);
+    if (this.#keepsPlaces) this.unannounced.vacate(request);
+    else this.unannounced.remove(request);
     this.unannouncedReads.remove(request);
   }
 }

@@ -3,8 +3,8 @@
 import { DATA_HEADER_BYTES } from '../../abi/transport-packet.ts';
 import type { Congestion } from '../../congestion/congestion.ts';
 import { congestionRules } from '../../congestion/rules.ts';
-import { Flow, Schedule, type SendQueue } from '../engine/flow.ts';
-import { type Request, RequestQueue } from '../engine/request.ts';
+import { type ClearToSend, Flow, Schedule, type SendQueue } from '../engine/flow.ts';
+import { isVacancy, type Request, RequestQueue } from '../engine/request.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';
 import { BurstTable } from './burst-table.ts';
 import { ReceiverCredits } from './receiver-credits.ts';
@@ -26,6 +26,10 @@ export interface SendSideOptions {
   readonly now: number;
   /** Called when there is work for the next `onTimer`. */
   readonly wake: () => void;
+  /** Cancelled messages and receives keep their places. */
+  readonly keepsPlaces: boolean;
+  /** A receive of the peer, as request `target` there, has met a message that was cancelled. */
+  readonly refuse: (target: number, flow: number) => void;
 }
 
 export class SendSide {
@@ -39,6 +43,8 @@ export class SendSide {
   readonly flushes = new RequestQueue();
   /** Sends that are too large for the receives they met: the next `onTimer` fails them. */
   readonly oversized = new RequestQueue();
+  /** Sends that have met receives which were withdrawn: likewise. */
+  readonly withdrawn = new RequestQueue();
   /** Receives of the peer that wait for a send of this side. */
   clearCount = 0;
   /** Sends that may have to ask for a first grant. */
@@ -114,16 +120,31 @@ export class SendSide {
 
   /** Brings sends of a flow together with receives of the peer. */
   match(flow: Flow): void {
-    while (flow.unmatched.head !== undefined && flow.clears.length > 0) {
-      const request = flow.unmatched.head;
-      const clear = flow.clears.shift();
-      if (clear === undefined) return;
+    const { unmatched, clears } = flow;
+    while (unmatched.head !== undefined && clears.length > 0) {
+      const request = unmatched.head;
+      const clear = clears[0] as ClearToSend;
+      const isOver = isVacancy(request);
+      if (isOver && request.value > 1) request.value--;
+      else unmatched.shift();
+      if (clear.vacancies > 0) {
+        clear.vacancies--;
+        if (clear.vacancies === 0) clears.shift();
+        if (isOver) continue;
+        this.withdrawn.push(request);
+        this.#options.wake();
+        continue;
+      }
+      clears.shift();
       this.clearCount--;
-      flow.unmatched.shift();
+      if (isOver) {
+        this.#options.refuse(clear.target, flow.id);
+        continue;
+      }
       request.target = clear.target;
       request.record = clear.record;
       request.granted = Math.min(clear.granted, request.bytes);
-      if (request.bytes > clear.bytes) {
+      if (request.wholeBytes > clear.bytes) {
         request.granted = clear.bytes;
         this.oversized.push(request);
         this.#options.wake();
@@ -138,9 +159,11 @@ export class SendSide {
   unqueue(request: Request): void {
     this.flushes.remove(request);
     this.oversized.remove(request);
+    this.withdrawn.remove(request);
     const flow = this.flows.get(request.flow);
     if (flow === undefined) return;
-    flow.unmatched.remove(request);
+    if (this.#options.keepsPlaces) flow.unmatched.vacate(request);
+    else flow.unmatched.remove(request);
     for (const queue of [flow.messages, flow.operations, flow.replies]) {
       if (queue.remove(request)) this.backlogBytes -= request.bytes - request.position;
     }

@@ -257,10 +257,11 @@ function addressTo(connection: Connection, request: Request | undefined): void {
     template.messageBytes = Math.floor(request.value / 2 ** 32);
   } else if (request.kind === 'write') {
     template.flags = packetFlags.region;
+    template.offset += request.partOffset;
+    template.messageBytes = request.wholeBytes;
   } else {
     template.flags = 0;
     template.targetKey = 0;
-    template.base = 0;
   }
 }
 

@@ -1,4 +1,5 @@
 // The ways in which two agents can be set up, for tests that hold for all of them: each backend, and staging over some.
+import type { Settings } from 'weftline';
 import type { AgentOptions, BackendName } from 'weftline/agent';
 import { backendNames } from '#lib/agent/backends/backend-table.js';
 
@@ -25,6 +26,20 @@ export const plainConfigurations: readonly AgentConfiguration[] = backendNames.m
 export const oneStagedConfiguration = (): readonly AgentConfiguration[] => [
   ...plainConfigurations,
   ...stagedConfigurations.slice(0, 1),
+];
+
+const settings = (transport: Partial<Settings>): AgentOptions => ({ settings: { timeoutMs: 20_000, ...transport } });
+const split = settings({
+  transportEngines: 2,
+  transportSpread: 'split',
+  transportRails: '127.0.0.1,127.0.0.2,127.0.0.3',
+});
+const inTurn = settings({ transportEngines: 4, transportRails: '127.0.0.1,127.0.0.2' });
+
+/** Several engines and rails of the transport. */
+export const lanesConfigurations: readonly AgentConfiguration[] = [
+  { name: 'multipath on 2 engines and 3 rails, split', backend: 'multipath', here: split, there: split },
+  { name: 'multipath on 4 engines and 2 rails', backend: 'multipath', here: inTurn, there: inTurn },
 ];
 
 /** Host memory is staged as memory of GPUs is, on both sides or on one. */

@@ -1,10 +1,12 @@
-// Packets over UDP: a socket per path on each side, a probe of the largest datagram that passes, the loop over the sockets.
+// Packets over UDP: a socket per path on each side, a probe of the largest datagram that passes on each rail, the loop over
+// the sockets of an engine.
+import { isIP } from 'node:net';
+import { MAX_ENGINES } from '../../../abi/transport-command.ts';
 import { MAX_PATHS } from '../../../abi/transport-packet.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
-import { integerField } from '../../../meeting/frame-fields.ts';
 import { protocolError } from '../../../meeting/frames.ts';
-import type { PacketIoKind, PathEndpoint, PathOptions, PeerPaths } from '../packet-io-kind.ts';
+import type { PacketIoKind, PathEndpoint, PathOptions, PathPlan, PeerPaths, RailPair } from '../packet-io-kind.ts';
 import { DatagramProbe } from './datagram-probe.ts';
 import { UdpLoop } from './udp-loop.ts';
 import { UdpSocket } from './udp-socket.ts';
@@ -13,32 +15,35 @@ import { UdpSocket } from './udp-socket.ts';
 const PROBE_PATIENCE_MS = 200;
 const MIN_SEGMENT_BYTES = 512;
 const MAX_SEGMENT_BYTES = 65_472;
+const MAX_DATAGRAM = 65_535;
 /** The kernel cuts a send into no more on every version. */
 const MAX_CUTS = 64;
 
 export const udp: PacketIoKind = {
   openLoop: (options) => new UdpLoop(options),
-  openPaths: (channel, count, options) => new UdpPaths(channel, count, options),
-  countOf: (offer) => portsOf(offer).length,
+  openPaths: (channel, plan, options) => new UdpPaths(channel, plan, options),
+  countsOf: (offer) => ({ paths: portsOf(offer).length, rails: hostsOf(offer).length }),
 };
 
 class UdpPaths implements PeerPaths {
   readonly #channel: ControlChannel;
+  readonly #plan: PathPlan;
   readonly #options: PathOptions;
+  /** Lane by lane. */
   readonly #sockets: readonly UdpSocket[];
-  readonly #first: UdpSocket;
+  #rails: readonly RailPair[] = [];
   #cutsSends = false;
 
-  constructor(channel: ControlChannel, count: number, options: PathOptions) {
+  constructor(channel: ControlChannel, plan: PathPlan, options: PathOptions) {
     this.#channel = channel;
+    this.#plan = plan;
     this.#options = options;
     const sockets: UdpSocket[] = [];
     const { bufferBytes } = options;
-    const open = (): UdpSocket => new UdpSocket({ host: channel.localAddress, bufferBytes });
     try {
-      this.#first = open();
-      sockets.push(this.#first);
-      while (sockets.length < count) sockets.push(open());
+      while (sockets.length < plan.lanes * plan.paths) {
+        sockets.push(new UdpSocket({ host: this.#localHost(sockets.length), bufferBytes }));
+      }
     } catch (error) {
       for (const socket of sockets) socket[Symbol.dispose]();
       throw error;
@@ -51,66 +56,127 @@ class UdpPaths implements PeerPaths {
   }
 
   get offer(): ControlFrame {
-    return { ports: this.#sockets.map(({ port }) => port) };
+    return { hosts: this.#plan.rails, ports: this.#sockets.map(({ port }) => port) };
+  }
+
+  get rails(): readonly RailPair[] {
+    return this.#rails;
   }
 
   get cutsSends(): boolean {
     return this.#cutsSends;
   }
 
-  get endpoint(): PathEndpoint {
-    return { descriptors: this.#sockets.map(({ fd }) => fd), segments: this.#cutsSends ? MAX_CUTS : 1 };
+  endpoint(lane: number): PathEndpoint {
+    const { paths } = this.#plan;
+    const sockets = this.#sockets.slice(lane * paths, (lane + 1) * paths);
+    return { descriptors: sockets.map(({ fd }) => fd), segments: this.#cutsSends ? MAX_CUTS : 1 };
   }
 
   connect(peerOffer: ControlFrame): void {
     const ports = portsOf(peerOffer);
+    const hosts = hostsOf(peerOffer);
+    const { rails } = this.#plan;
     if (ports.length !== this.count) throw protocolError(`${ports.length} ports for ${this.count} paths`);
+    if (Math.max(1, hosts.length) !== this.#railCount) {
+      throw protocolError(`${hosts.length} rails where ${rails.length} were agreed on`);
+    }
+    this.#rails = Array.from({ length: this.#railCount }, (_, rail) => ({
+      local: this.#localHost(rail),
+      remote: hosts[rail] ?? this.#channel.remoteAddress,
+    }));
+    for (const { local, remote } of this.#rails) {
+      if (isIP(local) !== isIP(remote)) throw protocolError(`the rail ${remote} for the rail ${local}`);
+    }
     for (const [path, socket] of this.#sockets.entries()) {
-      socket.connect({ host: this.#channel.remoteAddress, port: ports[path]! });
+      const { remote } = this.#rails[this.#railOf(path)] as RailPair;
+      socket.connect({ host: remote, port: ports[path]! });
     }
   }
 
+  /** Each rail has its own size; the smallest of those that pass packets at all goes for all. */
   async agree(secret: bigint): Promise<number> {
     const channel = this.#channel;
     const options = this.#options;
-    const probe = new DatagramProbe(this.#first, secret);
+    const probes = this.#rails.map((_, rail) => new DatagramProbe(this.#sockets[rail] as UdpSocket, secret));
     const most = options.segmentBytes === 0 ? MAX_SEGMENT_BYTES : options.segmentBytes;
-    const sent = probe.send(most);
-    this.#cutsSends = options.segmentationOffload && probe.cutsSends();
+    const sent = probes.map((probe) => probe.send(most));
+    this.#cutsSends = options.segmentationOffload && probes.every((probe) => probe.cutsSends());
     channel.send({ sent });
-    const expected = integerField(await channel.receive('probes'), 'sent', 65_535);
-    const arrived = await waitForProbe(probe, expected);
+    const expected = this.#sizesOf(await channel.receive('probes'), 'sent');
+    const arrived = await waitForProbes(probes, expected);
     channel.send({ arrived });
-    const reached = integerField(await channel.receive('count of probes'), 'arrived', 65_535);
-    const segmentBytes = Math.floor(Math.min(arrived, reached, most) / 8) * 8;
-    if (segmentBytes >= MIN_SEGMENT_BYTES) return segmentBytes;
-    const { host, port } = this.#first;
+    const reached = this.#sizesOf(await channel.receive('count of probes'), 'arrived');
+    const sizes = arrived.map((bytes, rail) => Math.floor(Math.min(bytes, reached[rail]!, most) / 8) * 8);
+    const passing = sizes.filter((bytes) => bytes >= MIN_SEGMENT_BYTES);
+    if (passing.length > 0) return Math.min(...passing);
+    const { host, port } = this.#sockets[0] as UdpSocket;
     throw new WeftlineError(
       'WL_TIMEOUT',
-      `UDP packets do not pass between this host (${host} port ${port}) and ${channel.peer}, though TCP does: a firewall may drop them (of ${expected} bytes at most, ${arrived} arrived here and ${reached} there)`,
-      { details: { host, port, peer: channel.peer, arrived, reached } },
+      `UDP packets do not pass between this host (${host} port ${port}) and ${channel.peer}, though TCP does: a firewall may drop them (of ${expected[0]} bytes at most, ${arrived[0]} arrived here and ${reached[0]} there)`,
+      { details: { host, port, peer: channel.peer, arrived: arrived[0], reached: reached[0] } },
     );
   }
 
   [Symbol.dispose](): void {
     for (const socket of this.#sockets) socket[Symbol.dispose]();
   }
+
+  get #railCount(): number {
+    return Math.max(1, this.#plan.rails.length);
+  }
+
+  /** Of a path, counted over all lanes. */
+  #railOf(path: number): number {
+    return (path % this.#plan.paths) % this.#railCount;
+  }
+
+  #localHost(path: number): string {
+    return this.#plan.rails[this.#railOf(path)] ?? this.#channel.localAddress;
+  }
+
+  /** One per rail. */
+  #sizesOf(frame: ControlFrame, field: string): readonly number[] {
+    const sizes = frame[field];
+    if (Array.isArray(sizes) && sizes.length === this.#railCount && sizes.every(isSize)) return sizes;
+    throw protocolError(`a greeting whose ${field} does not say ${this.#railCount} sizes`);
+  }
 }
 
-async function waitForProbe(probe: DatagramProbe, expected: number): Promise<number> {
+async function waitForProbes(
+  probes: readonly DatagramProbe[],
+  expected: readonly number[],
+): Promise<readonly number[]> {
   const end = performance.now() + PROBE_PATIENCE_MS;
   for (;;) {
-    const arrived = probe.receive();
-    if (arrived >= expected || performance.now() >= end) return arrived;
+    const arrived = probes.map((probe) => probe.receive());
+    const haveAll = arrived.every((bytes, rail) => bytes >= expected[rail]!);
+    if (haveAll || performance.now() >= end) return arrived;
     await new Promise((resolve) => setTimeout(resolve, 1));
   }
 }
 
 function portsOf(frame: ControlFrame): readonly number[] {
   const ports = frame['ports'];
-  const areGood = Array.isArray(ports) && ports.length >= 1 && ports.length <= MAX_PATHS && ports.every(isPort);
+  const most = MAX_ENGINES * MAX_PATHS;
+  const areGood = Array.isArray(ports) && ports.length >= 1 && ports.length <= most && ports.every(isPort);
   if (areGood) return ports;
   throw protocolError('a greeting without ports');
+}
+
+/** Addresses of the peer's rails; none if packets go to the control channel's. */
+function hostsOf(frame: ControlFrame): readonly string[] {
+  const hosts = frame['hosts'];
+  if (Array.isArray(hosts) && hosts.length <= MAX_PATHS && hosts.every(isHost)) return hosts;
+  throw protocolError('a greeting without addresses of rails');
+}
+
+function isHost(host: unknown): host is string {
+  return typeof host === 'string' && isIP(host) !== 0;
+}
+
+function isSize(bytes: unknown): bytes is number {
+  return typeof bytes === 'number' && Number.isInteger(bytes) && bytes >= 0 && bytes <= MAX_DATAGRAM;
 }
 
 function isPort(port: unknown): port is number {

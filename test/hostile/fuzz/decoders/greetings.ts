@@ -177,7 +177,9 @@ const transportOptions = {
   segmentationOffload: false,
   authenticate: false,
   receiverCredits: false,
-  connectionId: 1,
+  rails: [],
+  spread: 'turn',
+  connectionIds: [1],
 } as const;
 
 const toTransport = calledByPeer(

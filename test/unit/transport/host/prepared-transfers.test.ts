@@ -15,7 +15,10 @@ function pretendedHost(payloadBytes = 0): {
   readonly transfers: PreparedTransfers;
   readonly log: string[];
   readonly end: (handle: number, error?: EncodedError) => void;
+  /** Of every request: parts on other engines that have not ended, and whether one has failed. */
+  readonly elsewhere: { parts: number; hasFailed: boolean };
 } {
+  const elsewhere = { parts: 0, hasFailed: false };
   const log: string[] = [];
   const slots = new Map<number, number>();
   let next = 1;
@@ -44,8 +47,10 @@ function pretendedHost(payloadBytes = 0): {
     follow: (handle, slot) => slots.set(handle, slot),
     done: (slot, bytes) => log.push(`slot ${slot} done, ${bytes} bytes`),
     failed: (slot, error) => log.push(`slot ${slot} failed: ${error.code}`),
+    isAlone: () => elsewhere.parts === 0,
+    hasFailedElsewhere: () => elsewhere.hasFailed,
   });
-  return { transfers, log, end: (handle, error) => transfers.ended(slots.get(handle) ?? -1, error) };
+  return { transfers, log, elsewhere, end: (handle, error) => transfers.ended(slots.get(handle) ?? -1, error) };
 }
 
 const lost: EncodedError = { code: 'WL_UNAUTHORIZED', message: 'no', details: {} };
@@ -136,6 +141,25 @@ test('the message follows when every range has ended, in pieces where the ring e
     '6 write 8 from 4+8 to 64 on 9',
     '7 signal 16 at 0 on 9',
   ]);
+});
+
+test('the message waits for the ranges on other engines, and is not sent if one of them fails', () => {
+  const { transfers, log, end, elsewhere } = pretendedHost();
+  const transfer = plan(transfers, { parts: 1 });
+  for (const hasFailed of [false, true]) {
+    Object.assign(elsewhere, { parts: 2, hasFailed: false });
+    log.length = 0;
+    transfers.post(5, transfer, { offset: 0, bytes: 8 });
+    end(Number(log[0]?.split(' ')[0]));
+    elsewhere.parts = 1;
+    transfers.resume();
+    assert.equal(log.length, 1);
+    Object.assign(elsewhere, { parts: 0, hasFailed });
+    transfers.resume();
+    assert.equal(log.length, hasFailed ? 2 : 3);
+    for (const line of log.slice(1)) if (/write|signal/.test(line)) end(Number(line.split(' ')[0]));
+    assert.equal(log.at(-1), 'slot 5 done, 10 bytes');
+  }
 });
 
 test('a range that fails holds the message back, and the end waits for the others', () => {

@@ -1,0 +1,92 @@
+// The engines of a transport as one: their rings, what they share, and how they fail and end together.
+import type { WeftlineError } from '../../core/errors.ts';
+import type { Doorbell } from '../../native/readiness.ts';
+import type { ArgumentOf, ResultOf } from '../../threads/worker-link.ts';
+import type { EngineCommand } from './command-ring.ts';
+import type { EngineLink } from './engine-link.ts';
+import type { HostCalls, HostEvent } from './host-calls.ts';
+import type { SharedRequests } from './shared-requests.ts';
+
+export class EngineGroup {
+  readonly requests: SharedRequests;
+  /** By engine. */
+  readonly links: readonly EngineLink[];
+  /** Descriptors through which the engines wake each other. */
+  readonly #bells: readonly Doorbell[];
+  #failure: WeftlineError | undefined;
+
+  constructor(requests: SharedRequests, links: readonly EngineLink[], bells: readonly Doorbell[] = []) {
+    this.requests = requests;
+    this.links = links;
+    this.#bells = bells;
+  }
+
+  /** Hears of all engines; the failure is called once. */
+  listen(onEvent: (event: HostEvent, engine: number) => void, onFailure: (error: WeftlineError) => void): void {
+    for (const [engine, link] of this.links.entries()) {
+      link.onEvent = (event) => onEvent(event, engine);
+      link.onFailure = (error) => {
+        if (this.#failure !== undefined) return;
+        this.#failure = error;
+        onFailure(error);
+      };
+    }
+  }
+
+  /** Why an engine is gone, and with it the transport; undefined while all run. */
+  get failure(): WeftlineError | undefined {
+    return this.#failure ?? (this.links[0] as EngineLink).failure;
+  }
+
+  /** True if an engine has failed of which nothing has been heard yet. */
+  get hasCrashed(): boolean {
+    return this.links.some(({ ring }) => ring.hasCrashed);
+  }
+
+  /** Hot path. True if each of the engines, given as bits, takes another command. */
+  haveRoom(engines: number): boolean {
+    for (let engine = 0; engines >> engine !== 0; engine++) {
+      if (((engines >> engine) & 1) === 1 && !(this.links[engine] as EngineLink).ring.hasRoom) return false;
+    }
+    return true;
+  }
+
+  /** Hot path. Hands a command to an engine, which must have room for it. */
+  put(engine: number, command: EngineCommand): void {
+    const link = this.links[engine] as EngineLink;
+    link.ring.put(command);
+    link.nudge();
+  }
+
+  call<Name extends keyof HostCalls>(
+    engine: number,
+    name: Name,
+    ...argument: ArgumentOf<HostCalls, Name>
+  ): Promise<ResultOf<HostCalls, Name>> {
+    return (this.links[engine] as EngineLink).call(name, ...argument);
+  }
+
+  readEvents(): void {
+    for (const link of this.links) link.readEvents();
+  }
+
+  progress(): void {
+    for (const link of this.links) link.progress();
+  }
+
+  wait(seen: number, milliseconds: number): Promise<void> {
+    return (this.links[0] as EngineLink).wait(seen, milliseconds);
+  }
+
+  waitBlocking(seen: number, milliseconds: number, isLone: boolean): void {
+    (this.links[0] as EngineLink).waitBlocking(seen, milliseconds, isLone);
+    if (this.hasCrashed) this.readEvents();
+  }
+
+  async close(): Promise<void> {
+    const ends = await Promise.allSettled(this.links.map((link) => link.close()));
+    // No engine is left that could ring them.
+    for (const bell of this.#bells) bell[Symbol.dispose]();
+    for (const end of ends) if (end.status === 'rejected') throw end.reason;
+  }
+}

@@ -1,0 +1,209 @@
+// Posts the requests of a connection to its lanes: small ones to one engine, large ones in parts to several. Hot path: no
+// allocation.
+import { engineCommandKinds } from '../../abi/transport-command.ts';
+import { MAX_FLOWS } from '../../abi/transport-packet.ts';
+import { FlowOrder } from '../lanes/flow-order.ts';
+import { NONE } from '../lanes/gates.ts';
+import { LaneChoice, type LaneFlow, type Spread } from '../lanes/lane-choice.ts';
+import type { LaneEnd } from './lane-ends.ts';
+import type { MemoryRegion } from './memory-region.ts';
+import type { LocalPart, RemotePart, SignalPart } from './request-parts.ts';
+import type { RequestHandle, RequestSlots } from './request-slots.ts';
+import { NOBODY } from './shared-requests.ts';
+
+export interface LanePostsParts {
+  readonly slots: RequestSlots;
+  /** By lane. */
+  readonly ends: readonly LaneEnd[];
+  readonly spread: Spread;
+  readonly isRegistered: (region: MemoryRegion) => boolean;
+  readonly peerName: string;
+}
+
+export class LanePosts {
+  readonly slots: RequestSlots;
+  readonly peerName: string;
+  readonly #ends: readonly LaneEnd[];
+  readonly #isRegistered: (region: MemoryRegion) => boolean;
+  readonly #choice: LaneChoice;
+  readonly #order: FlowOrder;
+  /** The connection's numbers by engine. */
+  readonly #numbers: number[] = [];
+
+  constructor({ slots, ends, spread, isRegistered, peerName }: LanePostsParts) {
+    this.slots = slots;
+    this.peerName = peerName;
+    this.#ends = ends;
+    this.#isRegistered = isRegistered;
+    this.#choice = new LaneChoice(ends.length, spread);
+    this.#order = new FlowOrder(slots.gates);
+    for (const { engine, number } of ends) this.#numbers[engine] = number;
+  }
+
+  /** A send or a receive. */
+  message(kind: number, part: LocalPart): RequestHandle {
+    this.#fill(kind, part);
+    if (this.#ends.length === 1) return this.#postWhole(0);
+    const { command } = this.slots;
+    const { offset, bytes } = command;
+    const choice = this.#choice;
+    const flow = choice.flow(command.flow);
+    // INVARIANT: only what no engine refuses takes a turn, or the two sides would no longer count alike.
+    if (!this.#isGood(part.region)) {
+      choice.refused(flow, bytes);
+      return this.#postWhole(flow.home);
+    }
+    const isSend = kind === engineCommandKinds.send;
+    choice.message(flow, isSend ? flow.sends : flow.receives, bytes);
+    this.#openParts(NONE);
+    for (let at = 0; at < choice.count; at++) {
+      const share = choice.parts[at]!;
+      if (isSend) {
+        command.offset = offset + share.offset;
+        command.bytes = share.bytes;
+        command.partOffset = share.offset;
+      }
+      this.#put(share.lane);
+    }
+    if (isSend) flow.sends++;
+    else flow.receives++;
+    return this.#request;
+  }
+
+  /** A write or a read. */
+  oneSided(kind: number, part: LocalPart & RemotePart): RequestHandle {
+    this.#fill(kind, part);
+    this.#aim(part);
+    if (this.#ends.length === 1) return this.#postWhole(0);
+    const { command } = this.slots;
+    const { offset, bytes, remoteOffset } = command;
+    const choice = this.#choice;
+    const flow = choice.flow(command.flow);
+    const isWrite = kind === engineCommandKinds.write;
+    choice.oneSided(flow, bytes);
+    const gate = isWrite && this.#leavesHome(flow) ? this.#order.gateFor(command.flow) : NONE;
+    if (isWrite && gate === NONE && this.#leavesHome(flow)) choice.refused(flow, bytes);
+    this.#openParts(NONE);
+    for (let at = 0; at < choice.count; at++) {
+      const share = choice.parts[at]!;
+      command.offset = offset + share.offset;
+      command.bytes = share.bytes;
+      command.gate = 0;
+      if (isWrite) {
+        command.partOffset = share.offset;
+        if (share.lane !== flow.home) {
+          this.slots.gates.enter(gate, 1);
+          command.gate = gate + 1;
+        }
+      } else {
+        command.remoteOffset = remoteOffset + share.offset;
+      }
+      this.#put(share.lane);
+    }
+    return this.#request;
+  }
+
+  signal(part: SignalPart): RequestHandle {
+    const { command } = this.slots;
+    command.kind = engineCommandKinds.signal;
+    command.flow = part.flow ?? 0;
+    command.partOffset = 0;
+    this.#aim(part);
+    command.add = part.add;
+    return this.#postFence();
+  }
+
+  flush(flow = 0): RequestHandle {
+    const { command } = this.slots;
+    command.kind = engineCommandKinds.flush;
+    command.flow = flow;
+    command.partOffset = 0;
+    return this.#postFence();
+  }
+
+  cancel(request: RequestHandle): void {
+    this.slots.cancel(request, this.#numbers);
+  }
+
+  /** The connection has ended. */
+  close(): void {
+    this.#order.close();
+  }
+
+  /** Signals and flushes go to the flow's home lane, which holds them until the writes before them are done. */
+  #postFence(): RequestHandle {
+    const { command } = this.slots;
+    command.gate = 0;
+    if (this.#ends.length === 1) return this.#postWhole(0);
+    const flow = this.#choice.flow(command.flow);
+    const gate = this.#order.fence(command.flow);
+    this.#choice.refused(flow, 0);
+    this.#openParts(gate);
+    if (gate !== NONE) this.#order.pass(command.flow);
+    command.gate = gate + 1;
+    this.#put(flow.home);
+    return this.#request;
+  }
+
+  #fill(kind: number, { region, offset = 0, bytes, flow = 0 }: LocalPart): void {
+    const { command } = this.slots;
+    command.kind = kind;
+    command.flow = flow;
+    command.region = region.number;
+    command.offset = offset;
+    command.bytes = bytes ?? region.bytes.length - offset;
+    command.gate = 0;
+    command.partOffset = 0;
+    command.add = command.bytes;
+  }
+
+  #aim({ remoteRegion, remoteKey, remoteOffset = 0 }: RemotePart): void {
+    const { command } = this.slots;
+    command.remoteRegion = remoteRegion;
+    command.remoteKey = remoteKey;
+    command.remoteOffset = remoteOffset;
+  }
+
+  /** True if the engines will take a message of this memory. */
+  #isGood(region: MemoryRegion): boolean {
+    const { flow, offset, bytes } = this.slots.command;
+    return (
+      this.#isRegistered(region) &&
+      isWhole(flow, MAX_FLOWS - 1) &&
+      isWhole(offset, region.bytes.length) &&
+      isWhole(bytes, region.bytes.length - offset)
+    );
+  }
+
+  #leavesHome({ home }: LaneFlow): boolean {
+    const { count, parts } = this.#choice;
+    return count > 1 || parts[0]!.lane !== home;
+  }
+
+  #postWhole(lane: number): RequestHandle {
+    const { engine, number } = this.#ends[lane]!;
+    this.slots.command.connection = number;
+    return this.slots.post(this.peerName, engine);
+  }
+
+  #request: RequestHandle = 0;
+
+  /** Begins a request with the parts that were chosen. If it waits for a gate, it is a single one. */
+  #openParts(gate: number): void {
+    const { count, parts } = this.#choice;
+    let engines = 0;
+    for (let at = 0; at < count; at++) engines |= 1 << this.#ends[parts[at]!.lane]!.engine;
+    this.#request = this.slots.open(this.peerName, engines, count, NOBODY);
+    if (gate !== NONE) this.slots.awaitGate(gate, this.#ends[parts[0]!.lane]!.engine);
+  }
+
+  #put(lane: number): void {
+    const { engine, number } = this.#ends[lane]!;
+    this.slots.command.connection = number;
+    this.slots.put(engine);
+  }
+}
+
+function isWhole(value: number, most: number): boolean {
+  return Number.isInteger(value) && value >= 0 && value <= most;
+}

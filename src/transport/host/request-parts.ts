@@ -1,0 +1,26 @@
+// What requests are about: memory here, memory and counters of the peer.
+import type { MemoryRegion } from './memory-region.ts';
+
+/** Part of a region of this side; all of it by default. */
+export interface LocalPart {
+  readonly region: MemoryRegion;
+  readonly offset?: number;
+  readonly bytes?: number;
+  /** Messages of a flow meet receives of the same flow in the order of posting; 0 by default, at most 65535. */
+  readonly flow?: number;
+}
+
+/** Where a one-sided operation goes: `region.remote` of the peer, and an offset in it. */
+export interface RemotePart {
+  readonly remoteRegion: number;
+  readonly remoteKey: number;
+  /** 0 by default. */
+  readonly remoteOffset?: number;
+}
+
+/** Which counter of the peer a signal adds to, and how much. */
+export interface SignalPart extends RemotePart {
+  readonly flow?: number;
+  /** Added to the 64-bit cell at `remoteOffset`, a multiple of 8. */
+  readonly add: number;
+}
