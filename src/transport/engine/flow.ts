@@ -58,7 +58,8 @@ export class Flow {
     const neighbour = [this.clears[at - 1], this.clears[at]].find(
       (clear) => clear !== undefined && clear.vacancies > 0,
     );
-    if (neighbour === undefined) this.clears.splice(at, 0, { target: 0, bytes: 0, record: 0, granted: 0, vacancies: count });
+    if (neighbour === undefined)
+      this.clears.splice(at, 0, { target: 0, bytes: 0, record: 0, granted: 0, vacancies: count });
     else neighbour.vacancies += count;
   }
 }

@@ -1,5 +1,4 @@
 // The ways in which two agents can be set up, for tests that hold for all of them: each backend, and staging over some.
-import type { Settings } from 'weftline';
 import type { AgentOptions, BackendName } from 'weftline/agent';
 import { backendNames } from '#lib/agent/backends/backend-table.js';
 
@@ -28,13 +27,14 @@ export const oneStagedConfiguration = (): readonly AgentConfiguration[] => [
   ...stagedConfigurations.slice(0, 1),
 ];
 
-const settings = (transport: Partial<Settings>): AgentOptions => ({ settings: { timeoutMs: 20_000, ...transport } });
-const split = settings({
-  transportEngines: 2,
-  transportSpread: 'split',
-  transportRails: '127.0.0.1,127.0.0.2,127.0.0.3',
-});
-const inTurn = settings({ transportEngines: 4, transportRails: '127.0.0.1,127.0.0.2' });
+const split: AgentOptions = {
+  settings: {
+    transportEngines: 2,
+    transportSpread: 'split',
+    transportRails: '127.0.0.1,127.0.0.2,127.0.0.3',
+  },
+};
+const inTurn: AgentOptions = { settings: { transportEngines: 4, transportRails: '127.0.0.1,127.0.0.2' } };
 
 /** Several engines and rails of the transport. */
 export const lanesConfigurations: readonly AgentConfiguration[] = [

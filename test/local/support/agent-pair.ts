@@ -71,8 +71,9 @@ export async function openPair(
   const { backend, here, there } =
     typeof configuration === 'string' ? { backend: configuration, here: {}, there: {} } : configuration;
   const all = { token: 'secret', settings: { timeoutMs: 20_000 }, ...options, backends: [backend] };
-  const agent = await Agent.create('here', { ...all, ...here });
-  const peer = await AgentPeer.start('there', { ...all, ...there, ownThread: true });
+  const settingsOf = (own: AgentOptions): AgentOptions => ({ settings: { ...all.settings, ...own.settings } });
+  const agent = await Agent.create('here', { ...all, ...here, ...settingsOf(here) });
+  const peer = await AgentPeer.start('there', { ...all, ...there, ...settingsOf(there), ownThread: true });
   await peer.do({ do: 'allocate', name: 'allocated', bytes });
   await peer.do({ do: 'register', name: 'plain', bytes });
   for (const name of ['allocated', 'plain']) await peer.do({ do: 'fill', name, value: 7 });

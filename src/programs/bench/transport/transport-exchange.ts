@@ -47,6 +47,7 @@ export async function runExchange(options: ThroughputOptions): Promise<Throughpu
     buffers.push(opened);
     return opened;
   };
+  for (const session of new Set([...outgoing, ...incoming])) session.beginExchange(workload.nflow);
   try {
     const outBuffers = await Promise.all(outgoing.map(open));
     const inBuffers = await Promise.all(incoming.map(open));

@@ -18,6 +18,8 @@ export class BenchSession {
   readonly #in: MemoryRegion;
   readonly #out: MemoryRegion;
   #pending: number;
+  #firstFlow = 0;
+  #endFlow = 0;
 
   static async open(transport: Transport, connection: Connection): Promise<BenchSession> {
     const incoming = await transport.register(new Uint8Array(new SharedArrayBuffer(WORD_BYTES)));
@@ -35,6 +37,20 @@ export class BenchSession {
     this.#in = incoming;
     this.#out = outgoing;
     this.#pending = connection.receive({ region: incoming, flow: WORD_FLOW });
+  }
+
+  /** The first flow of the exchange that goes on. */
+  get firstFlow(): number {
+    return this.#firstFlow;
+  }
+
+  /**
+   * Begins an exchange in flows of its own. Both sides count alike. Receives that an exchange withdraws at its end keep their
+   * places in their flows, where later messages would meet them.
+   */
+  beginExchange(flows: number): void {
+    this.#firstFlow = this.#endFlow + flows > WORD_FLOW ? 0 : this.#endFlow;
+    this.#endFlow = this.#firstFlow + flows;
   }
 
   /** Tells the other side something that JSON can express; resolves when it has arrived. */

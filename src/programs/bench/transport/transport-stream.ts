@@ -124,7 +124,8 @@ export class Stream {
   #flush(slot: number): void {
     const { workload } = this.#options;
     if (this.#isSender || !workload.flush) return this.#ended(slot);
-    this.#flushes[slot] = this.#session.connection.flush(Math.floor(slot / workload.nreq));
+    const { connection, firstFlow } = this.#session;
+    this.#flushes[slot] = connection.flush(firstFlow + Math.floor(slot / workload.nreq));
   }
 
   #takeFlushes(): boolean {
@@ -159,11 +160,12 @@ export class Stream {
     this.#live += 1;
     this.#posted[slot] = now;
     this.#left[slot] = nmsg;
-    const { connection } = this.#session;
+    const session = this.#session;
+    const { connection } = session;
     const { region } = this.#buffers;
     for (let message = 0; message < nmsg; message += 1) {
       const index = slot * nmsg + message;
-      const part = { region, offset: this.#buffers.offsetOf(index), bytes: msize, flow };
+      const part = { region, offset: this.#buffers.offsetOf(index), bytes: msize, flow: session.firstFlow + flow };
       this.#handles[index] = this.#isSender ? connection.send(part) : connection.receive(part);
     }
   }
