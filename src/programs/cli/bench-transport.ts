@@ -1,6 +1,7 @@
 // weftline bench transport: messages between two processes, or between ranks, over UDP.
 import { type Command, Option } from 'commander';
 import { giveUpTransportBench, runTransportBench, serveTransportBench } from '../bench/transport/transport-bench.ts';
+import { runPairsBench } from '../bench/transport/transport-pairs.ts';
 import { runRankBench } from '../bench/transport/transport-ranks.ts';
 import {
   checkTransportWorkload,
@@ -9,7 +10,7 @@ import {
   transportPatterns,
   type TransportWorkload,
 } from '../bench/transport/transport-workload.ts';
-import { rankBenchReport, transportBenchReport } from '../report/transport-bench-report.ts';
+import { pairsBenchReport, rankBenchReport, transportBenchReport } from '../report/transport-bench-report.ts';
 import { byteArgument, decimalArgument, integerArgument, switchArgument } from './argument-values.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import {
@@ -21,7 +22,7 @@ import {
   peerAddress,
   type PeerFlags,
 } from './peer-options.ts';
-import type { SettingName } from '../../settings/settings.ts';
+import { readSettings, type SettingName } from '../../settings/settings.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
@@ -46,6 +47,8 @@ const MAX_COUNT = 2 ** 31;
 const MAX_MESSAGE_BYTES = 2 ** 30;
 const DAY_SECONDS = 86_400;
 const LATENCY_BYTES = 64;
+/** Of the pattern engines. */
+const DEFAULT_ENGINES = 4;
 const DEFAULT_PORT = 19_999;
 
 export function addTransportBench(bench: Command): void {
@@ -55,7 +58,8 @@ export function addTransportBench(bench: Command): void {
     .summary('messages between two processes or many ranks over UDP')
     .description(
       'Start the server, then the client, which decides what is measured; the server ends by itself. Between hosts both ' +
-        'need the same WEFTLINE_TOKEN. The patterns incast and permutation need no role: they start ranks on this machine.',
+        'need the same WEFTLINE_TOKEN. The patterns incast, permutation and engines need no role: they start ranks on this ' +
+        'machine. engines compares one pair of processes with several engines (--engines) with as many pairs with one.',
     );
   addBenchRoleOptions(command, DEFAULT_PORT)
     .addOption(new Option('--perftype <type>', 'what is measured').choices(transportPatterns).default('tpt'))
@@ -93,7 +97,8 @@ Examples:
   weftline bench transport --role server
   weftline bench transport --role client --peer-ip 10.0.0.1 --perftype tpt --msize 1M --compare 5
   weftline bench transport --role client --peer-ip 10.0.0.1 --iterations 1000000
-  weftline bench transport --perftype incast --ranks 8 --msize 4M`,
+  weftline bench transport --perftype incast --ranks 8 --msize 4M
+  weftline bench transport --perftype engines --engines 4 --msize 1M --compare 5`,
     );
   addOutputOptions(command);
   addSettingOptions(command, [
@@ -128,6 +133,15 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
     await withRanks(flags.ranks, async (world) => {
       const report = await runRankBench(world, workload, { seed: flags.seed, onLine });
       if (report !== undefined) output.report(rankBenchReport(report), report);
+    });
+    return;
+  }
+  if (perftype === 'engines') {
+    checkTransportWorkload(workload);
+    const engines = readSettings().transportEngines || DEFAULT_ENGINES;
+    await withRanks(2 * engines, async (world) => {
+      const report = await runPairsBench(world, workload, { rounds: Math.max(1, flags.compare), onLine });
+      if (report !== undefined) output.report(pairsBenchReport(report), report);
     });
     return;
   }

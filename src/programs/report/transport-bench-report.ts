@@ -3,6 +3,7 @@ import Table from 'cli-table3';
 import { placementChanged } from '../bench/placement.ts';
 import type { Summary } from '../bench/statistics.ts';
 import { latencyQuantiles } from '../bench/transport/transport-phases.ts';
+import type { PairsBenchReport } from '../bench/transport/transport-pairs.ts';
 import type { RankBenchReport } from '../bench/transport/transport-ranks.ts';
 import type {
   Comparison,
@@ -37,6 +38,18 @@ export function rankBenchReport({ workload, ranks, totalGbps }: RankBenchReport)
       (sendsTo.length === 0 ? '' : `, to rank ${sendsTo.join(', ')}; ${showQuantiles(times)}`),
   );
   return `${[...lines, `all ranks: ${totalGbps.toFixed(2)} Gbps arrived`].join('\n')}\n`;
+}
+
+export function pairsBenchReport(report: PairsBenchReport): string {
+  const { engines, enginesGbps, processesGbps, ratioToProcesses, laneBytes } = report;
+  const total = laneBytes.reduce((sum, bytes) => sum + bytes, 0);
+  const lines = [
+    `${engines} engines in one pair of processes: ${middle(enginesGbps).toFixed(2)} Gbps, ${report.enginesCpuSecondsPerGB.toFixed(3)} s of CPU per GB`,
+    `${engines} pairs of processes with one engine each: ${middle(processesGbps).toFixed(2)} Gbps, ${report.processesCpuSecondsPerGB.toFixed(3)} s of CPU per GB`,
+    `ratio: ${ratioToProcesses.median.toFixed(2)} (${ratioToProcesses.p25.toFixed(2)} to ${ratioToProcesses.p75.toFixed(2)})`,
+    `shares of the lanes: ${laneBytes.map((bytes) => percent(bytes / total)).join(', ')}`,
+  ];
+  return `${lines.join('\n')}\n`;
 }
 
 function throughputLines({ workload }: TransportBenchReport, result: ThroughputResult): string[] {

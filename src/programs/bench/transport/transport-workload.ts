@@ -1,8 +1,8 @@
 // What the transport bench moves: its parameters, their defaults, what they mean in bytes.
 import { invalidArgument } from '../../../core/errors.ts';
 
-/** As UCCL's transport_test names them, and its two programs over many ranks. */
-export const transportPatterns = ['basic', 'lat', 'tpt', 'bi', 'incast', 'permutation'] as const;
+/** As UCCL's transport_test names them, its two programs over many ranks, and several engines beside several processes. */
+export const transportPatterns = ['basic', 'lat', 'tpt', 'bi', 'incast', 'permutation', 'engines'] as const;
 export type TransportPattern = (typeof transportPatterns)[number];
 
 export interface TransportWorkload {
