@@ -41,6 +41,35 @@ test('one of eight paths dies, every message arrives intact', options, () => {
   assert.equal(connection.paths.filter(({ alive }) => !alive).length, 1);
 });
 
+const rails = ['127.0.0.1', '127.0.0.2', '127.0.0.3'] as const;
+for (const [transportEngines, transportSpread, count] of [
+  [1, 'turn', 2],
+  [2, 'split', 3],
+  [4, 'turn', 2],
+] as const) {
+  const settings = { transportEngines, transportSpread, transportRails: rails.slice(0, count).join() };
+  const how = `${transportEngines} engines, ${count} rails, ${transportSpread}`;
+
+  test(`a rail is cut in mid-flight and comes back, every message arrives intact: ${how}`, options, () => {
+    const { connection, lanes } = runWith({ deadRail: rails[1], settings });
+    assert.equal(lanes.length, transportEngines);
+    assert.ok(connection.timeouts > 0);
+    assert.ok(connection.paths.every(({ alive }) => alive));
+  });
+
+  test(`one rail loses 5 % of its packets, every message arrives intact: ${how}`, options, () => {
+    const { lanes } = runWith({
+      lost: 5,
+      lossyRail: rails[1],
+      settings: { ...settings, transportSegmentBytes: 1472, transportPaths: count },
+    });
+    const lostOn = (rail: number): number =>
+      lanes.reduce((sum, lane) => sum + (lane.connection.paths[rail]?.lostSegments ?? 0), 0);
+    assert.ok(lostOn(1) > 0);
+    assert.ok(lostOn(0) < lostOn(1) / 4, `${lostOn(0)} lost on the good rail, ${lostOn(1)} on the other`);
+  });
+}
+
 test(
   '3 % of the packets are written over on the way: the checksum finds them, every message arrives intact',
   options,

@@ -155,7 +155,10 @@ export class Connection implements AsyncDisposable {
     return this.#transfers.release(transfer);
   }
 
-  /** Withdraws a pending request, which then fails with WL_CLOSED here and there, unless it ends first. */
+  /**
+   * Withdraws a pending request, which then fails with WL_CLOSED, unless it ends first. The other end of a message fails with
+   * WL_PEER_FAILED if the two have met; on a connection with several lanes, also if they meet later.
+   */
   cancel(request: RequestHandle): void {
     this.#posts.cancel(request);
   }

@@ -27,7 +27,16 @@ export function engineCount(
 
 /** Cores that this process may use, shared with the other ranks of its host. */
 function coresOfRank(): number {
-  return availableParallelism() / (readEnvironment().localSize ?? 1);
+  return availableParallelism() / ranksOfHost();
+}
+
+function ranksOfHost(): number {
+  try {
+    return readEnvironment().localSize ?? 1;
+  } catch {
+    // Variables of a launcher that make no sense are for join() to refuse; a transport needs none.
+    return 1;
+  }
 }
 
 /** Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where system calls are missing. */

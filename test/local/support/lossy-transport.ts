@@ -12,10 +12,21 @@ export interface Harm {
   readonly corrupted?: number;
   /** A path that dies after some messages; more are then sent until the sender has noticed. */
   readonly deadPath?: number;
+  /** Packets are lost only on this rail. */
+  readonly lossyRail?: string;
+  /** A rail that dies after some messages, and comes back once the sender has noticed. */
+  readonly deadRail?: string;
   readonly settings?: Partial<Settings>;
 }
 
-const { lost = 0, corrupted = 0, deadPath, settings = {} } = JSON.parse(process.argv[2] ?? '{}') as Harm;
+const {
+  lost = 0,
+  corrupted = 0,
+  deadPath,
+  lossyRail,
+  deadRail,
+  settings = {},
+} = JSON.parse(process.argv[2] ?? '{}') as Harm;
 const MESSAGE_BYTES = 1_000_000;
 const MESSAGES = 12;
 const MAX_MESSAGES = 500;
@@ -42,7 +53,8 @@ const [there, here] = await Promise.all([
   listener.accept({ timeoutMs: 10_000 }),
   near.connect({ host: '127.0.0.1', port: listener.port }),
 ]);
-if (lost !== 0) addRule(`ip protocol udp numgen random mod 100 < ${lost} drop`);
+const onRail = lossyRail === undefined ? '' : `ip daddr ${lossyRail} `;
+if (lost !== 0) addRule(`${onRail}ip protocol udp numgen random mod 100 < ${lost} drop`);
 if (corrupted !== 0) {
   addRule(`ip protocol udp udp length 1000-1500 numgen random mod 100 < ${corrupted} @th,1024,32 set 0x12345678`);
 }
@@ -77,8 +89,17 @@ if (deadPath !== undefined) {
     if (paths.some(({ alive }) => !alive)) break;
   }
 }
+if (deadRail !== undefined) {
+  const isDead = async (): Promise<boolean> => (await here.statistics()).connection.paths.some(({ alive }) => !alive);
+  addRule(`ip protocol udp ip daddr ${deadRail} drop`);
+  for (let message = 0; message < MAX_MESSAGES && !(await isDead()); message += 1) await sendOne(message);
+  assert.ok(await isDead(), 'no path is found to be dead');
+  execFileSync('nft', ['flush chain ip weftline in']);
+  for (let message = 0; message < MAX_MESSAGES && (await isDead()); message += 1) await sendOne(message);
+  assert.ok(!(await isDead()), 'a path stays dead');
+}
 await near.wait(here.write({ region: source, ...remote.remote }));
 assert.ok(Buffer.compare(remote.bytes, source.bytes) === 0);
-const { connection } = await here.statistics();
+const { connection, lanes } = await here.statistics();
 const { drops } = await there.statistics();
-process.stdout.write(JSON.stringify({ connection, drops }));
+process.stdout.write(JSON.stringify({ connection, drops, lanes }));
