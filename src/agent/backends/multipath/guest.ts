@@ -4,7 +4,11 @@ import type { Hello } from './agent-words.ts';
 import type { BackendContext } from '../../backend.ts';
 import type { Inbox, InboxDelivery } from './inbox.ts';
 
-const CREDIT_FLOW = 0;
+/**
+ * That of the link's messages, so that the engines that carry them carry their credits as well: on a lane of its own, a
+ * credit could come so late that a sender finds the ring full although every message was taken.
+ */
+const CREDIT_FLOW = 65_534;
 const NONE = -1;
 
 export interface GuestParts {
