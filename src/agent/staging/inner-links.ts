@@ -23,16 +23,21 @@ export class InnerLinks {
   async use(peer: BackendPeer, options: ConnectOptions): Promise<LinkUse> {
     const key = `${peer.incarnation} ${Buffer.from(peer.connectionInfo).toString('base64')}`;
     let entry = this.#entries.get(key);
-    if (entry !== undefined && (await isOver(entry.link))) {
-      if (this.#entries.get(key) === entry) this.#entries.delete(key);
-      entry = this.#entries.get(key);
+    if (entry !== undefined) {
+      // Counted before the wait, in which others may give the link back.
+      entry.users++;
+      if (await isOver(entry.link)) {
+        entry.users--;
+        if (this.#entries.get(key) === entry) this.#entries.delete(key);
+        entry = this.#entries.get(key);
+        if (entry !== undefined) entry.users++;
+      }
     }
     if (entry === undefined) {
-      entry = { link: this.#backend.connect(peer, options), users: 0 };
+      entry = { link: this.#backend.connect(peer, options), users: 1 };
       this.#entries.set(key, entry);
     }
     const mine = entry;
-    mine.users++;
     let isGivenBack = false;
     const giveBack = async (): Promise<void> => {
       if (isGivenBack) return;

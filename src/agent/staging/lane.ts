@@ -121,6 +121,8 @@ export class Lane {
       const slot = this.#sent % this.#slots;
       const job = this.#owner(slot);
       if (job === undefined) {
+        // A device may still write to the slot, into what its next piece says and holds.
+        if (!this.#isFilled(slot)) return;
         // What was never sent need not be awaited.
         this.#jobs[slot] = undefined;
         if (this.#carrier?.skip(slot) === false) return;
@@ -164,16 +166,28 @@ export class Lane {
   #close(): void {
     for (; this.#closed < this.#returned; this.#closed++) {
       const slot = this.#closed % this.#slots;
-      const job = this.#owner(slot);
+      const job = this.#jobs[slot];
       if (job === undefined) continue;
+      const isWanted = this.#owner(slot) === job;
       try {
+        // Also of a job that has ended: a device may still read the slot.
         if (!job.isLanded(this.#pieces[slot]!, this.#tickets[slot]!)) return;
       } catch (error) {
-        this.end(job, asWeftlineError(error));
+        if (isWanted) this.end(job, asWeftlineError(error));
         continue;
       }
       this.#jobs[slot] = undefined;
-      if (++job.closed === job.pieces) job.finish(undefined);
+      if (isWanted && ++job.closed === job.pieces) job.finish(undefined);
+    }
+  }
+
+  /** Of a piece that nobody waits for. */
+  #isFilled(slot: number): boolean {
+    try {
+      return this.#jobs[slot]?.isFilled(this.#pieces[slot]!, this.#tickets[slot]!) !== false;
+    } catch {
+      // The device has failed, and writes nothing more.
+      return true;
     }
   }
 

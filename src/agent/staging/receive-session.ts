@@ -8,7 +8,7 @@ import {
   pieceStatuses,
   stagingRingHead,
 } from '../../abi/staging-wire.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import type { CopyRun, CopyWay, DeviceCopies } from './device-copies.ts';
 import type { MemoryTable, StagedMemory } from './memory-table.ts';
@@ -83,6 +83,11 @@ export class ReceiveSession {
     return this.#started + this.#finished > before;
   }
 
+  /** Its channel is one of a link that others may go on with. */
+  close(): Promise<void> {
+    return this.#parts.channel.close();
+  }
+
   #start(slot: number): boolean {
     const { ring, memory } = this.#parts;
     const { words } = ring;
@@ -125,6 +130,9 @@ export class ReceiveSession {
     if (!(isCell && Number.isSafeInteger(add) && Number.isSafeInteger(sum))) {
       throw this.#protocol(`a signal of ${add} at ${cell}, in ${found.bytes} bytes`);
     }
+    // The sender does not know where the region begins. A GPU would end its context of it.
+    if ((found.address + cell) % 8 !== 0)
+      throw invalidArgument('address of a cell', found.address + cell, 'a multiple of 8');
     for (let piece = this.#finished; piece < this.#started; piece++) {
       const other = piece % this.#slots;
       const copies = this.#copies[other];

@@ -14,6 +14,8 @@ import { RingMemory, ringBytesOf } from './ring-memory.ts';
 
 /** Of one peer: one for its host memory and one for its GPUs, and those that are just ending. */
 const MAX_SESSIONS_OF_PEER = 8;
+/** Of one peer: greetings and ends of sessions that are under way. */
+const MAX_GREETINGS_OF_PEER: number = 4 * MAX_SESSIONS_OF_PEER;
 const MAX_PIECE_BYTES: number = 16 << 20;
 const LEAST_PIECE_BYTES = 4096;
 /** The sender says how long it waits; a timer takes no more than this. */
@@ -40,9 +42,18 @@ interface Guest {
   readonly session: ReceiveSession;
 }
 
+/** A sender that waits for its welcome. */
+interface Arrival {
+  readonly peer: string;
+  readonly lane: number;
+  /** It waits no more. */
+  left: WeftlineError | undefined;
+}
+
 export class ReceiveSessions {
   readonly #options: ReceiveSessionsOptions;
   readonly #guests = new Set<Guest>();
+  readonly #arrivals = new Set<Arrival>();
   /** By peer: sessions that are being made or ended. */
   readonly #changing = new Map<string, number>();
   readonly #ending = new Set<Promise<void>>();
@@ -71,12 +82,15 @@ export class ReceiveSessions {
 
   /** A peer wants to send pieces. Never throws. */
   async receive(peer: string, hello: Hello): Promise<void> {
+    const arrival: Arrival = { peer, lane: hello.lane, left: undefined };
+    this.#arrivals.add(arrival);
     this.#count(peer, 1);
     try {
-      await this.#receive(peer, hello);
+      await this.#receive(arrival, hello);
     } catch (error) {
       log('agent', 'warn', `no pieces from ${peer}: ${asWeftlineError(error).message}`);
     } finally {
+      this.#arrivals.delete(arrival);
       this.#count(peer, -1);
     }
   }
@@ -84,14 +98,20 @@ export class ReceiveSessions {
   /** The peer's lane of that number is closed. */
   leave(peer: string, lane: number, why: WeftlineError): void {
     for (const guest of this.#guests) if (guest.peer === peer && guest.lane === lane) this.#end(guest, why, false);
+    for (const arrival of this.#arrivals) if (arrival.peer === peer && arrival.lane === lane) arrival.left = why;
   }
 
   async close(error: WeftlineError): Promise<void> {
+    for (const arrival of this.#arrivals) arrival.left = error;
     for (const guest of this.#guests) this.#end(guest, error, true);
     await Promise.allSettled(this.#ending);
   }
 
-  async #receive(peer: string, hello: Hello): Promise<void> {
+  async #receive(arrival: Arrival, hello: Hello): Promise<void> {
+    const { peer } = arrival;
+    // Before it costs a connection; such a peer gets no answer.
+    if ((this.#changing.get(peer) ?? 0) > MAX_GREETINGS_OF_PEER)
+      throw new WeftlineError('WL_CAPACITY', 'It says hello too often');
     const { backend, links, greeter } = this.#options;
     const { lane, incarnation, host, process, connectionInfo } = hello;
     const timeoutMs = Math.min(hello.timeoutMs, MAX_GREETING_MS);
@@ -105,6 +125,7 @@ export class ReceiveSessions {
       ring = new RingMemory({ slots, pieceBytes }, this.#options.devices.makeStorage);
       local = await backend.register(ring.memory);
       const remote = link.importRegion(hello.ring, { kind: 'host', bytes: ringBytesOf(ring.shape) });
+      if (arrival.left !== undefined) throw arrival.left;
       const { memory, run } = this.#options;
       const session = new ReceiveSession({ peer, memory, run, ring, local, remote, channel: link.openChannel() });
       this.#guests.add({ peer, lane, ring, use, local, session });
@@ -146,9 +167,10 @@ export class ReceiveSessions {
   }
 
   /** Never throws. */
-  async #free({ peer, use, local, ring }: Guest): Promise<void> {
+  async #free({ peer, use, local, ring, session }: Guest): Promise<void> {
     try {
       await this.#options.fence();
+      await session.close();
       await local.release();
       ring.free();
       await use.giveBack();

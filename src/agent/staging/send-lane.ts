@@ -54,6 +54,9 @@ export class SendLane {
           : await meet({ peer: peer.name, ring, local, link: (uses[1] as LinkUse).link, timeoutMs }, parts);
       return new SendLane(options, { number: parts.number, uses, greeter, ring, local, session });
     } catch (error) {
+      // The peer may have made a ring for it.
+      const link = uses[1]?.link;
+      if (link !== undefined) greeter.sayGoodbye(link, { lane: parts.number, from: 'sender', error });
       await local?.release().catch(() => {});
       ring.free();
       await Promise.allSettled(uses.map((use) => use.giveBack()));
@@ -118,6 +121,7 @@ export class SendLane {
     if (link !== undefined) this.#greeter.sayGoodbye(link, { lane: this.number, from: 'sender', error });
     this.#greeter.forget(this.number);
     await fence();
+    await this.session?.close();
     await this.local.release();
     this.ring.free();
     await Promise.allSettled(this.#uses.map((use) => use.giveBack()));

@@ -131,6 +131,11 @@ export class SendSession implements LaneCarrier {
     });
   }
 
+  /** Its channel is one of a link that others may go on with. */
+  close(): Promise<void> {
+    return this.#channel.close();
+  }
+
   #push(slot: number, bytes: number): boolean {
     if (!this.#isPut) {
       const place = this.#place;

@@ -45,6 +45,9 @@ export interface StagingHostOptions {
   readonly tell: (event: StagingEvent) => void;
 }
 
+/** How soon a message is tried again that the peer did not take. */
+const STUCK_MESSAGE_MS = 1;
+
 export class StagingHost {
   readonly #options: StagingHostOptions;
   readonly #board: StagingBoard;
@@ -124,7 +127,10 @@ export class StagingHost {
 
   /** How long the thread may sleep, in ms. */
   prepareSleep(): number {
-    return this.#backend.prepareSleep();
+    const pause = this.#backend.prepareSleep();
+    // Nobody rings when a peer takes messages again.
+    for (const { messages } of this.#lanes.values()) if (messages.isStuck) return Math.min(pause, STUCK_MESSAGE_MS);
+    return pause;
   }
 
   /** Goes on with everything. True if something happened. */
@@ -181,7 +187,14 @@ export class StagingHost {
       makeStorage: options.isPinned ? this.#devices.makeStorage : plainStorage,
       signal,
     };
-    this.#lanes.set(number, await SendLane.open(options, parts));
+    const lane = await SendLane.open(options, parts);
+    if (signal.aborted) {
+      // Nobody waits for it any more.
+      const error = new WeftlineError('WL_CLOSED', `The wait for the link to ${lane.peer} was ended`);
+      await lane.close(error, () => this.#fence());
+      throw error;
+    }
+    this.#lanes.set(number, lane);
     return number;
   }
 

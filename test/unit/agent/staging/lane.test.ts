@@ -13,6 +13,9 @@ class TestJob extends Job {
   readonly #log: string[];
   readonly #name: string;
   sendError: WeftlineError | undefined;
+  /** What devices have done. */
+  isCopiedOut = true;
+  isCopiedIn = true;
 
   constructor(name: string, pieces: number, log: string[]) {
     super();
@@ -32,7 +35,7 @@ class TestJob extends Job {
   }
 
   isFilled(): boolean {
-    return true;
+    return this.isCopiedOut;
   }
 
   send(piece: number): boolean {
@@ -54,7 +57,7 @@ class TestJob extends Job {
   }
 
   isLanded(): boolean {
-    return true;
+    return this.isCopiedIn;
   }
 
   protected ended(error: WeftlineError | undefined): void {
@@ -136,5 +139,49 @@ test('a lane that fails ends all its jobs once, and those that come later', () =
   assert.deepEqual(
     log.filter((line) => line.includes('WL_')),
     ['a WL_PEER_LOST', 'b WL_PEER_LOST', 'c WL_PEER_LOST'],
+  );
+});
+
+test('a slot of a job that was ended is used again when its device has written to it, not before', () => {
+  const { lane, carrier } = openLane();
+  const log: string[] = [];
+  const first = new TestJob('a', 2, log);
+  first.isCopiedOut = false;
+  lane.enqueue(first);
+  lane.step();
+  lane.end(first, new WeftlineError('WL_CLOSED', 'cancelled'));
+  lane.enqueue(new TestJob('b', 4, log));
+  while (lane.step());
+  assert.deepEqual(carrier.skipped, []);
+  assert.ok(!log.includes('open b2 in 0'), log.join());
+  first.isCopiedOut = true;
+  lane.step();
+  assert.deepEqual(carrier.skipped, [0, 1]);
+  carrier.returned = 6;
+  while (lane.step());
+  assert.ok(log.includes('b done'), log.join());
+});
+
+test('a slot of a job that was ended is used again when its device has read it, not before', () => {
+  const { lane, carrier } = openLane();
+  const log: string[] = [];
+  const first = new TestJob('a', 4, log);
+  first.isCopiedIn = false;
+  lane.enqueue(first);
+  lane.step();
+  carrier.returned = 4;
+  while (lane.step());
+  lane.end(first, new WeftlineError('WL_CLOSED', 'cancelled'));
+  lane.enqueue(new TestJob('b', 1, log));
+  while (lane.step());
+  assert.ok(!log.includes('open b0 in 0'), log.join());
+  first.isCopiedIn = true;
+  while (lane.step());
+  assert.ok(log.includes('open b0 in 0'), log.join());
+  carrier.returned = 5;
+  while (lane.step());
+  assert.deepEqual(
+    log.filter((line) => line.endsWith('done')),
+    ['b done'],
   );
 });

@@ -31,6 +31,7 @@ function open() {
   const block = new NativeBlock(BYTES);
   const copies = new PlainCopies();
   const region = memory.add({ address: block.address, bytes: BYTES, copies, isOffered: true });
+  const odd = memory.add({ address: block.address + 4, bytes: BYTES - 4, copies, isOffered: true });
   const hidden = memory.add({ address: block.address, bytes: BYTES, copies, isOffered: false });
   const ring = new RingMemory({ slots: SLOTS, pieceBytes: 65_536 }, plainStorage);
   const puts: PutPlace[] = [];
@@ -49,7 +50,8 @@ function open() {
     const { words } = ring;
     const fragments = rest.fragments ?? (kind === pieceKinds.signal ? 0 : parts.length);
     words[(at + pieceHead.offset.kind) / 4] = kind;
-    words[(at + pieceHead.offset.region) / 4] = key === hidden.key ? hidden.number : region.number;
+    words[(at + pieceHead.offset.region) / 4] =
+      [hidden, odd].find((known) => known.key === key)?.number ?? region.number;
     putWide(words, (at + pieceHead.offset.key) / 4, key);
     words[(at + pieceHead.offset.fragments) / 4] = fragments;
     words[(at + pieceHead.offset.dataOffset) / 4] = dataOffsetOf(fragments);
@@ -66,7 +68,7 @@ function open() {
     sent += 1;
     Atomics.add(ring.counter, 0, 1);
   };
-  return { session, send, block, ring, puts, signals, memory, region, hidden };
+  return { session, send, block, ring, puts, signals, memory, region, hidden, odd };
 }
 
 test('a write lands where its fragments say, a signal behind it, and each piece is given back', () => {
@@ -115,6 +117,16 @@ test('memory that was released, or was never offered, is neither read nor writte
     [0, 1, 2].map((slot) => ring.statusOffset(slot)),
   );
   assert.equal(ring.words[ring.statusOffset(2) / 4], pieceStatuses.unauthorized);
+});
+
+test('a signal into a region that begins at no multiple of 8 is refused, and the session goes on', () => {
+  const { session, send, block, ring, odd } = open();
+  send({ kind: pieceKinds.signal, key: odd.key, offset: 8, add: 3 });
+  send({ parts: [[0, 8, 0]] });
+  session.step();
+  assert.equal(ring.words[ring.statusOffset(0) / 4], pieceStatuses.failed);
+  const expected = new Uint8Array(BYTES).fill(DATA, 0, 8);
+  assert.deepEqual(block.bytes, expected);
 });
 
 const bad: Readonly<Record<string, Piece>> = {
