@@ -31,8 +31,9 @@ for (const paths of [1, 2]) {
   });
 }
 
-test('a socket that has a packet at every look does not keep the loop from the others', () => {
-  using loop = new UdpLoop({ spinUs: 0, engine: (io) => new Engine({ io, settings: readSettings() }) });
+/** Two sockets in a loop, and what sends a datagram to each: too short to be a packet, so that the engine counts it. */
+function openPair(): { loop: UdpLoop; send: (path: number) => void; close: () => void } {
+  const loop = new UdpLoop({ spinUs: 0, engine: (io) => new Engine({ io, settings: readSettings() }) });
   const sockets = [openSocket(), openSocket()];
   const senders = sockets.map((socket) => {
     const sender = openSocket();
@@ -43,12 +44,20 @@ test('a socket that has a packet at every look does not keep the loop from the o
   loop.addPeer(0, { descriptors: sockets.map(({ fd }) => fd), segments: 1 });
   const memory = new NativeBlock(64);
   const block = new MessageBlock({ messages: 1, iovecsPerMessage: 1 });
-  // Too short to be packets: the engine counts them.
   const send = (path: number): void => {
     block.setIovec(0, 0, memory.address, 8);
     block.setIovecCount(0, 1);
     assert.equal(sendMessages((senders[path] as UdpSocket).fd, block.addressOf(0), 1), 1);
   };
+  const close = (): void => {
+    for (const sender of senders) sender[Symbol.dispose]();
+    loop[Symbol.dispose]();
+  };
+  return { loop, send, close };
+}
+
+test('a socket that has a packet at every look does not keep the loop from the others', () => {
+  const { loop, send, close } = openPair();
   for (let round = 0; round < 10; round += 1) {
     send(0);
     loop.step();
@@ -60,5 +69,22 @@ test('a socket that has a packet at every look does not keep the loop from the o
     loop.step();
   }
   assert.equal(loop.engine.drops.short, 15);
-  for (const sender of senders) sender[Symbol.dispose]();
+  close();
+});
+
+test('a look that comes a while after the one before finds a packet of any socket', () => {
+  const { loop, send, close } = openPair();
+  let sent = 0;
+  for (const more of [0, 1, 2, 3]) {
+    for (let round = 0; round < 6 + more; round += 1) {
+      send(0);
+      loop.step();
+    }
+    loop.sleep(2000);
+    send(1);
+    loop.step();
+    sent += 7 + more;
+    assert.equal(loop.engine.drops.short, sent, `after ${6 + more} rounds`);
+  }
+  close();
 });

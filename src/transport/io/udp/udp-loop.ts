@@ -16,6 +16,8 @@ const DOORBELL = -1;
 const NO_SOCKET = -1;
 /** After so many looks at one socket, whatever they found, all are looked at. */
 const LOOKS_AT_ONE = 2;
+/** After a pause as long as this, an empty socket is no reason to go: who looks seldom would find the others late. */
+const PAUSE_MICROSECONDS = 50;
 /** Nothing is missed by a longer sleep, but a thread that sleeps cannot be ended from outside. */
 const MAX_SLEEP_MICROSECONDS = 100_000;
 const STALE_MICROSECONDS = 1000;
@@ -38,6 +40,7 @@ export class UdpLoop implements PacketLoop {
   /** The one that packets come from one by one: to look at it first saves asking which socket has any. */
   #likely = NO_SOCKET;
   #looks = 0;
+  #lastLook = 0;
   #lastWork = 0;
   #lastTimer = 0;
 
@@ -86,6 +89,7 @@ export class UdpLoop implements PacketLoop {
   step(): boolean {
     const isBusy = this.#sockets === 1 && this.#descriptors.length === 1 ? this.#drain(0) : this.#drainReady();
     const now = microseconds();
+    this.#lastLook = now;
     if (this.engine.nextDeadline() > now && !isBusy) return false;
     this.#runTimer(now);
     this.#lastWork = now;
@@ -102,6 +106,8 @@ export class UdpLoop implements PacketLoop {
     const due = this.engine.nextDeadline() - microseconds();
     if (due <= 0) return;
     this.#readiness.sleep(Math.min(due, most, MAX_SLEEP_MICROSECONDS));
+    // Any socket may have ended it.
+    this.#lastLook = 0;
     // A doorbell that stays rung would end every later sleep at once; a loop with one socket never looks at it.
     this.doorbell.silence();
   }
@@ -128,7 +134,8 @@ export class UdpLoop implements PacketLoop {
   #drainReady(): boolean {
     if (this.#likely !== NO_SOCKET && this.#looks < LOOKS_AT_ONE) {
       this.#looks += 1;
-      return this.#drain(this.#likely);
+      if (this.#drain(this.#likely)) return true;
+      if (microseconds() - this.#lastLook < PAUSE_MICROSECONDS) return false;
     }
     this.#looks = 0;
     const ready = this.#readiness.poll();

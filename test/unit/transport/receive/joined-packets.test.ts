@@ -41,7 +41,8 @@ function exactly(packet: Uint8Array): string {
 function cutUp(trains: readonly Uint8Array[]): Uint8Array<ArrayBuffer>[] {
   const packets: Uint8Array<ArrayBuffer>[] = [];
   for (const train of trains)
-    for (let at = 0; at < train.length; at += SEGMENT_BYTES) packets.push(Uint8Array.from(train.subarray(at, at + SEGMENT_BYTES)));
+    for (let at = 0; at < train.length; at += SEGMENT_BYTES)
+      packets.push(Uint8Array.from(train.subarray(at, at + SEGMENT_BYTES)));
   return packets;
 }
 
@@ -56,7 +57,8 @@ function damage(packets: readonly Uint8Array[], steps: readonly Damage[]): Uint8
     if (kind === 'bit') packet[bit >> 3] = (packet[bit >> 3] as number) ^ (1 << (bit & 7));
     else if (kind === 'flag') packet[AT.flags] = (packet[AT.flags] as number) ^ (1 << (bit & 7));
     else if (kind === 'remove' && changed.length > 1) changed.splice(index, 1);
-    else if (kind === 'cut') changed[changed.length - 1] = (changed.at(-1) as Uint8Array<ArrayBuffer>).slice(0, 1 + (where % 511));
+    else if (kind === 'cut')
+      changed[changed.length - 1] = (changed.at(-1) as Uint8Array<ArrayBuffer>).slice(0, 1 + (where % 511));
     else if (kind === 'repeat') changed[index] = (changed[second] as Uint8Array<ArrayBuffer>).slice();
     else if (kind === 'swap') [changed[index], changed[second]] = [changed[second] as Uint8Array<ArrayBuffer>, packet];
   }
