@@ -76,11 +76,11 @@ const hostSettings = {
     env: 'WEFTLINE_TRANSPORT_SPIN_US',
     flag: '--transport-spin <us>',
     unit: 'µs',
-    min: 0,
+    min: -1,
     max: 1_000_000,
-    default: 20,
+    default: -1,
     sentence:
-      'How long an engine polls its sockets after the last packet before it sleeps, ten times as long in a process that may use eight cores or more; raise it where the engine has a core to itself.',
+      'How long an engine polls its sockets after the last packet before it sleeps; raise it where the engine has a core to itself. -1: 200 in a process that may use eight cores or more, else 20.',
   },
   transportPinCore: {
     kind: 'text',

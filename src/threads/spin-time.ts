@@ -1,4 +1,6 @@
 // How long blocking waits poll before they sleep: longer where waits turn out short, shorter where they do not.
+import { availableParallelism } from 'node:os';
+import type { Settings } from '../settings/settings.ts';
 
 /** Never less: a look costs next to nothing, and what is about to come is missed without. */
 const MIN_MS = 0.01;
@@ -52,9 +54,9 @@ export class SpinTime {
 
 /** From so many processors on, a thread that polls takes none that another one needs. */
 const MANY_PROCESSORS = 8;
-const FACTOR = 10;
 
-/** How long a thread of a process with so many processors polls that would poll for `microseconds` where they are few. */
-export function spinWith(processors: number, microseconds: number): number {
-  return processors >= MANY_PROCESSORS ? FACTOR * microseconds : microseconds;
+/** How long a thread polls for packets before it sleeps, in µs: as set, or what suits the processors of the process. */
+export function packetSpinUs({ transportSpinUs }: Settings, processors: number = availableParallelism()): number {
+  if (transportSpinUs !== -1) return transportSpinUs;
+  return processors >= MANY_PROCESSORS ? 200 : 20;
 }

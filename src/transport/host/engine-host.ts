@@ -5,6 +5,7 @@ import type { WakeWord } from '../../threads/wake-word.ts';
 import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
+import { packetSpinUs } from '../../threads/spin-time.ts';
 import { Engine } from '../engine/engine.ts';
 import type { PacketLoop } from '../io/packet-io-kind.ts';
 import { transportIo } from '../io/packet-ios.ts';
@@ -97,7 +98,7 @@ export class EngineHost implements HostedEngine {
       hasFailedElsewhere: (slot) => requests.hasFailedPart(slot),
     });
     this.#loop = transportIo.openLoop({
-      spinUs: settings.transportSpinUs,
+      spinUs: packetSpinUs(settings),
       engine: (io) =>
         new Engine({
           io,

@@ -7,7 +7,7 @@ import type { PacketIo } from './packet-io.ts';
 export interface PacketLoopOptions {
   /** Makes the engine over the I/O. */
   readonly engine: (io: PacketIo) => TransportEngine;
-  /** How long the loop polls after the last packet before it sleeps; longer where processors are plenty. */
+  /** How long the loop polls after the last packet before it sleeps. */
   readonly spinUs: number;
 }
 

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { SpinTime, spinWith } from '#lib/threads/spin-time.js';
+import { readSettings } from '#lib/settings/settings.js';
+import { packetSpinUs, SpinTime } from '#lib/threads/spin-time.js';
 
 test('waits that last too long for polling make the next ones sleep sooner, down to a floor', () => {
   const spin = new SpinTime(200);
@@ -52,10 +53,12 @@ test('polling is short where it is in vain, and while others need the processor'
   assert.equal(spin.isShort, true);
 });
 
-test('threads poll for longer where processors are plenty, and not at all where they must not', () => {
+test('threads poll for packets for longer where processors are plenty, unless a time is set', () => {
+  const unset = readSettings();
   assert.deepEqual(
-    [1, 2, 7, 8, 32].map((processors) => spinWith(processors, 20)),
+    [1, 2, 7, 8, 32].map((processors) => packetSpinUs(unset, processors)),
     [20, 20, 20, 200, 200],
   );
-  assert.equal(spinWith(32, 0), 0);
+  assert.equal(packetSpinUs(readSettings({ transportSpinUs: 0 }), 32), 0);
+  assert.equal(packetSpinUs(readSettings({ transportSpinUs: 50 }), 32), 50);
 });

@@ -15,6 +15,7 @@ import { UcxDrivers } from './ucx-drivers.ts';
 import { UcxLink } from './ucx-link.ts';
 import { acceptUcxPeer, type UcxMeeting, type UcxSelf, connectUcxPeer } from './ucx-meeting.ts';
 import { UcxRegion } from './ucx-region.ts';
+import { packetSpinUs } from '../../../threads/spin-time.ts';
 import { chooseTransports, localSurroundings, type UcxTransports } from './ucx-transports.ts';
 
 /** Fails with WL_UNSUPPORTED without libucp, with WL_CONFIG for transports or addresses that are not allowed. */
@@ -46,8 +47,7 @@ export class UcxBackend implements Backend<'ucx'> {
   static async open(context: BackendContext): Promise<UcxBackend> {
     const { ownThread, wake, settings } = context;
     const transports = chooseTransports(localSurroundings(context.host));
-    const { transportSpinUs: spinUs, timeoutMs: patienceMs } = settings;
-    const options = { ownThread, wake, spinUs, transports, patienceMs };
+    const options = { ownThread, wake, spinUs: packetSpinUs(settings), transports, patienceMs: settings.timeoutMs };
     const drivers = new UcxDrivers(() => new UcxDriver(options), !transports.isMemoryOnly);
     try {
       const backend = new UcxBackend(context, { drivers, transports });

@@ -6,6 +6,7 @@ import { type BareStream, BareUdp } from './bare-udp.ts';
 import { IperfServer, runIperf } from './iperf.ts';
 import { type ThroughputResult, runExchange, type SecondOfExchange } from './transport-exchange.ts';
 import { type BenchSession, openBuffers } from './transport-session.ts';
+import { packetSpinUs } from '../../../threads/spin-time.ts';
 import { BASIC_BYTES, type TransportWorkload } from './transport-workload.ts';
 
 /** What the client says before each phase. */
@@ -219,8 +220,9 @@ export async function runBareLatency(
 }
 
 function openBare({ transport }: BenchSession, { host }: PhaseOptions, spinUs?: number): BareUdp {
-  const { transportSocketBufferBytes, transportSpinUs } = transport.settings;
-  return new BareUdp({ host, bufferBytes: transportSocketBufferBytes, spinUs: spinUs ?? transportSpinUs });
+  const { settings } = transport;
+  const bufferBytes = settings.transportSocketBufferBytes;
+  return new BareUdp({ host, bufferBytes, spinUs: spinUs ?? packetSpinUs(settings) });
 }
 
 async function serveIperf(session: BenchSession, { host }: PhaseOptions): Promise<unknown> {

@@ -1,9 +1,7 @@
 // One engine over UDP sockets on one thread: takes packets in, lets the engine send, sleeps when nothing happens.
-import { availableParallelism } from 'node:os';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { closeDescriptor } from '../../../native/udp.ts';
-import { spinWith } from '../../../threads/spin-time.ts';
 import type { PacketLoop, PacketLoopOptions, PathEndpoint } from '../packet-io-kind.ts';
 import type { TransportEngine } from '../../engine/transport-engine.ts';
 import { DatagramReceiver, RECEIVE_ARENA_BYTES } from './datagram-receiver.ts';
@@ -48,7 +46,7 @@ export class UdpLoop implements PacketLoop {
     const arena = new NativeBlock(RECEIVE_ARENA_BYTES);
     this.#receiver = new DatagramReceiver(arena);
     this.#io = new UdpPacketIo(arena, (peer) => this.refused.push(peer));
-    this.#spinUs = spinWith(availableParallelism(), spinUs);
+    this.#spinUs = spinUs;
     this.#readiness.add(this.doorbell.fd, DOORBELL);
     this.engine = engine(this.#io);
   }
