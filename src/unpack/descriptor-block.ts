@@ -39,21 +39,23 @@ export class DescriptorBlock {
   readonly words: Uint32Array;
 
   /**
-   * Over memory that another producer fills. Nothing of it is believed: the launcher checks header and descriptors.
+   * Over memory that another producer fills. The launcher checks the descriptors against the memory that the header names;
+   * whether the producer may name that memory is for the caller to decide.
    * @param bytes Header and room for descriptors, at a multiple of 4 in its buffer.
    */
   static over(bytes: Uint8Array): DescriptorBlock {
+    if (!(bytes instanceof Uint8Array)) throw invalidArgument('bytes', bytes, 'a Uint8Array');
     return new DescriptorBlock(bytes);
   }
 
   /** @param capacity The most descriptors, at most 2048; or the memory of a block. */
   constructor(capacity: number | Uint8Array = MAX_BLOCK_DESCRIPTORS) {
     const bytes = typeof capacity === 'number' ? new Uint8Array(bytesOf(capacity)) : capacity;
-    const room = Math.floor((bytes.byteLength - descriptorBlockHeader.size) / fragmentDescriptor.size);
-    if (!(bytes instanceof Uint8Array) || bytes.byteOffset % 4 !== 0 || room < 1) {
-      const least = descriptorBlockHeader.size + fragmentDescriptor.size;
+    const least = descriptorBlockHeader.size + fragmentDescriptor.size;
+    if (!(bytes instanceof Uint8Array) || bytes.byteOffset % 4 !== 0 || bytes.byteLength < least) {
       throw invalidArgument('bytes', bytes, `at least ${least} bytes at a multiple of 4 in their buffer`);
     }
+    const room = Math.floor((bytes.byteLength - descriptorBlockHeader.size) / fragmentDescriptor.size);
     this.bytes = bytes;
     this.capacity = Math.min(room, MAX_BLOCK_DESCRIPTORS);
     this.words = new Uint32Array(bytes.buffer, bytes.byteOffset, BLOCK_HEADER_WORDS + this.capacity * FRAGMENT_WORDS);
@@ -69,9 +71,23 @@ export class DescriptorBlock {
     return wideAt(this.words, blockHeaderWord.totalBytes);
   }
 
-  /** Empties the block and says between which memory it moves. A pack writes the bounce buffer, an unpack reads it. */
+  /**
+   * Empties the block and says between which memory it moves. A pack writes the bounce buffer, an unpack reads it. Fails with
+   * WL_INVALID_ARGUMENT for what is no address or number of bytes.
+   */
   begin(bounce: MemorySpan, destination: MemorySpan, ready?: ReadyFlag): this {
     const { words } = this;
+    if (words.length === 0) throw invalidArgument('bytes', 'a detached buffer', 'memory that the block still has');
+    requireWide('bounce.address', bounce.address);
+    requireWide('bounce.bytes', bounce.bytes);
+    requireWide('destination.address', destination.address);
+    requireWide('destination.bytes', destination.bytes);
+    if (ready !== undefined) {
+      // An address of 0 would mean that there is no flag.
+      if (ready.address === 0) throw invalidArgument('ready.address', 0, 'the address of a counter');
+      requireWide('ready.address', ready.address);
+      requireWide('ready.threshold', ready.threshold);
+    }
     words[blockHeaderWord.count] = 0;
     words[blockHeaderWord.isSmall] = 0;
     putWide(words, blockHeaderWord.totalBytes, 0);
@@ -95,7 +111,7 @@ export class DescriptorBlock {
     if (sourceOffset >>> 0 !== sourceOffset) throw invalidArgument('sourceOffset', sourceOffset, expected32);
     if (length >>> 0 !== length) throw invalidArgument('length', length, expected32);
     if (!Number.isSafeInteger(destinationOffset) || destinationOffset < 0) {
-      throw invalidArgument('destinationOffset', destinationOffset, 'a whole number from 0 to 2^53 - 1');
+      throw invalidArgument('destinationOffset', destinationOffset, expected53);
     }
     const at = BLOCK_HEADER_WORDS + count * FRAGMENT_WORDS;
     words[at + fragmentWord.sourceOffset] = sourceOffset;
@@ -117,6 +133,12 @@ export class DescriptorBlock {
 }
 
 const expected32 = 'a whole number from 0 to 2^32 - 1';
+const expected53 = 'a whole number from 0 to 2^53 - 1';
+
+/** Other numbers would be cut to words that mean something else. */
+function requireWide(name: string, value: number): void {
+  if (!Number.isSafeInteger(value) || value < 0) throw invalidArgument(name, value, expected53);
+}
 
 function bytesOf(capacity: number): number {
   if (Number.isInteger(capacity) && capacity >= 1 && capacity <= MAX_BLOCK_DESCRIPTORS) {

@@ -152,7 +152,8 @@ export abstract class FragmentLauncher implements AsyncDisposable {
   }
 
   #listOf(blocks: DescriptorBlock | readonly DescriptorBlock[]): readonly DescriptorBlock[] {
-    if (!(blocks instanceof DescriptorBlock)) return blocks;
+    if (Array.isArray(blocks)) return blocks as readonly DescriptorBlock[];
+    if (!(blocks instanceof DescriptorBlock)) throw invalidArgument('blocks', blocks, 'a DescriptorBlock or several');
     this.#single[0] = blocks;
     return this.#single;
   }

@@ -8,7 +8,9 @@ import {
   RING_DESCRIPTORS,
 } from '../abi/unpack-block.ts';
 import { wideAt } from '../abi/wide-words.ts';
-import type { DescriptorBlock } from './descriptor-block.ts';
+import { invalidArgument } from '../core/errors.ts';
+import { BlockSpans } from './block-spans.ts';
+import { DescriptorBlock } from './descriptor-block.ts';
 import { outsideError, overlapError, sumError, tooManyError, wrongBlockError } from './descriptor-errors.ts';
 import { OverlapSearch } from './overlap-search.ts';
 
@@ -31,11 +33,13 @@ export class RingWriter {
   waits = false;
   readonly #isPack: boolean;
   readonly #overlaps: OverlapSearch;
+  readonly #spans: BlockSpans;
 
   /** `blocks`: the most that are taken at once. */
   constructor(direction: Direction, blocks: number) {
     this.#isPack = direction === 'pack';
     this.#overlaps = new OverlapSearch(blocks);
+    this.#spans = new BlockSpans(blocks);
   }
 
   /**
@@ -49,7 +53,12 @@ export class RingWriter {
     this.mostDescriptors = 0;
     this.waits = false;
     this.#overlaps.clear();
-    for (let index = 0; index < blocks.length; index++) this.#takeBlock(blocks[index]!, index, slotAt(index));
+    for (let index = 0; index < blocks.length; index++) {
+      const block = blocks[index]!;
+      requireBlock(block, index);
+      this.#takeBlock(block, index, slotAt(index));
+    }
+    if (blocks.length > 1) this.#requireAnyOrder(blocks.length);
     const overlap = this.#overlaps.find();
     if (overlap !== undefined) throw overlapError(overlap, this.#isPack ? 'source' : 'destination');
   }
@@ -69,6 +78,14 @@ export class RingWriter {
     }
   }
 
+  #requireAnyOrder(blocks: number): void {
+    const dependence = this.#spans.findDependence(blocks);
+    if (dependence === undefined) return;
+    const { reader, writer } = dependence;
+    const what = `it reads memory that block ${writer} writes, expected blocks that may be moved in any order: launch it behind that one`;
+    throw wrongBlockError(reader, what, { otherBlock: writer });
+  }
+
   #takeBlock({ words, capacity }: DescriptorBlock, block: number, slot: Uint32Array): void {
     for (let word = 0; word < BLOCK_HEADER_WORDS; word++) slot[word] = words[word]!;
     const count = slot[blockHeaderWord.count]!;
@@ -86,6 +103,8 @@ export class RingWriter {
     const { starts, lengths, names, next } = overlaps;
     const isPack = this.#isPack;
     const written = isPack ? bounce : destination;
+    this.#spans.set(block, isPack ? 'write' : 'read', bounce, bounceBytes);
+    this.#spans.set(block, isPack ? 'read' : 'write', destination, destinationBytes);
     let total = 0;
     let to = BLOCK_HEADER_WORDS;
     let range = next;
@@ -139,10 +158,17 @@ export class RingWriter {
     if (total !== said) throw sumError(block, { said, total, count });
     const fragments = (to - BLOCK_HEADER_WORDS) / FRAGMENT_WORDS;
     slot[blockHeaderWord.count] = fragments;
+    if (fragments === 0) this.#spans.leaveOut(block);
     this.totalBytes += total;
     this.fragments += fragments;
     if (fragments > this.mostDescriptors) this.mostDescriptors = fragments;
   }
+}
+
+function requireBlock(block: DescriptorBlock, index: number): void {
+  if (!(block instanceof DescriptorBlock)) throw invalidArgument(`blocks[${index}]`, block, 'a DescriptorBlock');
+  if (block.words.length > 0) return;
+  throw wrongBlockError(index, 'its buffer is detached, expected memory that it still has', {});
 }
 
 interface Spans {

@@ -212,6 +212,30 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
     await checkPlaced(destination, contentsOf(destination));
   });
 
+  run('a block that reads what another block of the launch writes is refused', async (device) => {
+    const [from, between, to] = await Promise.all([1, 2, 3].map((value) => place(device, randomBytes(value, 500), 0)));
+    const first = new DescriptorBlock(1).begin(from!.span, between!.span).add(0, 100, 0);
+    const second = new DescriptorBlock(1).begin(between!.span, to!.span).add(0, 100, 0);
+    await using unpacker = await UnpackLauncher.create(device);
+    await using packer = await PackLauncher.create(device);
+    assert.throws(() => unpacker.launch([first, second]), withDetails({ block: 1, otherBlock: 0 }));
+    assert.throws(() => packer.launch([first, second]), withDetails({ block: 0, otherBlock: 1 }));
+    for (const placed of [from!, between!, to!]) await checkPlaced(placed, contentsOf(placed));
+    // One that is empty moves nothing.
+    second.begin(between!.span, to!.span);
+    await unpacker.launchSync([first, second]);
+  });
+
+  run('what is no block, or a block without its memory, is refused', async (device) => {
+    await using unpacker = await UnpackLauncher.create(device);
+    const { blocks } = await twoBlocks(device);
+    for (const wrong of [undefined, null, 7, [blocks[0], null], [{ words: blocks[0].words, capacity: 8 }]]) {
+      assert.throws(() => unpacker.launch(wrong as never), { code: 'WL_INVALID_ARGUMENT' });
+    }
+    structuredClone(blocks[0].bytes.buffer, { transfer: [blocks[0].bytes.buffer as ArrayBuffer] });
+    assert.throws(() => unpacker.launch(blocks[0]), withDetails({ block: 0 }));
+  });
+
   run('a bounce buffer inside of its destination is refused', async (device) => {
     await using unpacker = await UnpackLauncher.create(device);
     const memory = await place(device, randomBytes(7, 3000), 0);

@@ -187,3 +187,25 @@ test('a full block says so, and offsets are whole numbers', () => {
     assert.throws(() => block.add(source, length, place), { code: 'WL_INVALID_ARGUMENT' });
   }
 });
+
+test('memory and flags of a block are whole numbers too', () => {
+  const block = new DescriptorBlock(1);
+  for (const value of [-1, 1.5, Number.NaN, 2 ** 53, undefined, '7'] as number[]) {
+    for (const part of ['address', 'bytes'] as const) {
+      assert.throws(() => block.begin({ ...bounce, [part]: value }, destination), { code: 'WL_INVALID_ARGUMENT' });
+      assert.throws(() => block.begin(bounce, { ...destination, [part]: value }), { code: 'WL_INVALID_ARGUMENT' });
+    }
+    const flag = { address: 4096, threshold: 1 };
+    for (const part of ['address', 'threshold'] as const) {
+      assert.throws(() => block.begin(bounce, destination, { ...flag, [part]: value }), {
+        code: 'WL_INVALID_ARGUMENT',
+      });
+    }
+  }
+  assert.throws(() => block.begin(bounce, destination, { address: 0, threshold: 1 }), { code: 'WL_INVALID_ARGUMENT' });
+  structuredClone(block.bytes.buffer, { transfer: [block.bytes.buffer as ArrayBuffer] });
+  assert.throws(() => block.begin(bounce, destination), { code: 'WL_INVALID_ARGUMENT' });
+  for (const memory of [null, undefined, new Uint32Array(99)]) {
+    assert.throws(() => DescriptorBlock.over(memory as never), { code: 'WL_INVALID_ARGUMENT' });
+  }
+});
