@@ -103,6 +103,8 @@ __device__ __forceinline__ void serve(const PersistentArguments& a) {
         const DescriptorBlockHeader* const header = reinterpret_cast<const DescriptorBlockHeader*>(slot);
         const u64* const flag = static_cast<const u64*>(header->readyFlag);
         isReady = flag == nullptr || waitForThreshold(flag, header->readyThreshold, scope, {0, index});
+        // ORDER: before this block arrives, so before the slot is done.
+        if (isReady == 0) storeRelaxedSystem(static_cast<u32*>(a.missed) + index, 1);
       }
       __syncthreads();
       if (isReady != 0) moveShare<packs>(slot);

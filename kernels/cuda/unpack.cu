@@ -16,9 +16,13 @@ constexpr u32 threads = WEFTLINE_WARPS * lanesPerWarp;
 constexpr bool isWide = WEFTLINE_WARPS <= 16;
 constexpr u32 batch = isWide ? 8 : 4;
 
-__device__ __forceinline__ const u8* slotOf(const MoveFragmentsArguments& a, u32 block) {
+__device__ __forceinline__ u32 slotIndex(const MoveFragmentsArguments& a, u32 block) {
   const u32 slot = a.firstSlot + block;
-  return slotAt(a.ring, slot < a.slots ? slot : slot - a.slots);
+  return slot < a.slots ? slot : slot - a.slots;
+}
+
+__device__ __forceinline__ const u8* slotOf(const MoveFragmentsArguments& a, u32 block) {
+  return slotAt(a.ring, slotIndex(a, block));
 }
 
 // By all threads. False if a block was not ready in time; the record says which.
@@ -28,9 +32,13 @@ __device__ bool areReady(const MoveFragmentsArguments& a, u32 kernel) {
   if (threadIdx.x == 0) {
     isReady = 1;
     for (u32 block = 0; block < a.blocks && isReady != 0; ++block) {
-      const DescriptorBlockHeader* header = reinterpret_cast<const DescriptorBlockHeader*>(slotOf(a, block));
+      const u32 slot = slotIndex(a, block);
+      const DescriptorBlockHeader* header = reinterpret_cast<const DescriptorBlockHeader*>(slotAt(a.ring, slot));
       const u64* flag = static_cast<const u64*>(header->readyFlag);
-      if (flag != nullptr && !waitForThreshold(flag, header->readyThreshold, scope, {0, block})) isReady = 0;
+      if (flag == nullptr || waitForThreshold(flag, header->readyThreshold, scope, {0, slot})) continue;
+      // The record of the GPU holds the first wait that expired alone.
+      storeRelaxedSystem(static_cast<u32*>(a.missed) + slot, 1);
+      isReady = 0;
     }
   }
   __syncthreads();

@@ -55,6 +55,8 @@ export const moveFragmentsArguments = defineLayout('MoveFragmentsArguments', {
   /** 1 if a block has a ready flag. */
   waits: 'u32',
   trap: 'ptr',
+  /** A u32 for each slot: set to 1 when its ready flag did not come in time. In mapped host memory. */
+  missed: 'ptr',
   timeoutNs: 'u64',
 });
 
@@ -86,6 +88,8 @@ export const persistentArguments = defineLayout('PersistentArguments', {
   control: 'ptr',
   shared: 'ptr',
   trap: 'ptr',
+  /** A u32 for each slot: set to 1 when its ready flag did not come in time. In mapped host memory. */
+  missed: 'ptr',
   timeoutNs: 'u64',
   /** The kernel leaves when nothing was posted for so long. */
   idleNs: 'u64',

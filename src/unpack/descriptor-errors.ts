@@ -72,11 +72,16 @@ function wrongDescriptor(
   );
 }
 
-/** `block` of its launch. */
-export function notReadyError(block: number, seen: number, threshold: number, timeoutMs: number): WeftlineError {
+/** `block` of its launch; `seen` if it is known. */
+export function notReadyError(
+  block: number,
+  seen: number | undefined,
+  threshold: number,
+  timeoutMs: number,
+): WeftlineError {
   return new WeftlineError(
     'WL_TIMEOUT',
-    `The ready flag of block ${block} of a launch was ${seen} after ${timeoutMs} ms, expected at least ${threshold}: see whether its producer still runs, or raise timeoutMs of the launcher`,
+    `The ready flag of block ${block} of a launch was ${seen ?? 'lower'} after ${timeoutMs} ms, expected at least ${threshold}: see whether its producer still runs, or raise timeoutMs of the launcher`,
     { details: { block, seen, threshold, timeoutMs } },
   );
 }

@@ -1,4 +1,5 @@
 // What a launcher asks of a device: slots to write descriptors into, and work that moves what slots say.
+import type { WeftlineError } from '../core/errors.ts';
 import type { CudaStream } from '../device/cuda/cuda-stream.ts';
 import type { PollOptions } from '../device/cuda/poll.ts';
 
@@ -25,11 +26,12 @@ export interface FragmentEngine {
   submit(run: Readonly<FragmentRun>, stream?: CudaStream): void;
   /** True when the run of the ticket has ended, in whatever way. Fails with WL_CUDA. */
   isDone(ticket: number): boolean;
-  /** Fails with WL_TIMEOUT if a run that has ended did not find its ready flag. */
-  throwIfExpired(): void;
+  /** WL_TIMEOUT if a run with ready flags that has ended did not find one of them. */
+  failureOf(firstSlot: number, blocks: number): WeftlineError | undefined;
   /** Fails with what `ready` throws or with the device's own failure. */
   pollUntil(ready: () => boolean, options: PollOptions): Promise<void>;
   /** What the device took for a run that is done; only with profiling. */
   microsecondsOf(ticket: number): number;
-  close(): Promise<void>;
+  /** Waits for what is under way, calls `beforeRelease`, and gives back all that was made. */
+  close(beforeRelease?: () => void): Promise<void>;
 }

@@ -41,8 +41,12 @@ export abstract class FragmentLauncher implements AsyncDisposable {
   #taken = 0;
   #freed = 0;
   #closing: Promise<void> | undefined;
-  /** What the engine had is gone. */
-  #isOver = false;
+  /** Set when nothing of the engine may be touched any more: what those learn who ask for a launch that is not known. */
+  #end: unknown;
+  /** Launches that did not find their ready flag; kept until the ring has gone round. */
+  readonly #failed = new Map<number, { readonly error: WeftlineError; isTold: boolean }>();
+  /** By the engine's ticket: 1 if a block of the launch has a ready flag. */
+  readonly #waits: Uint8Array;
 
   /** @internal Use UnpackLauncher.create() or PackLauncher.create(). */
   constructor(engine: FragmentEngine, config: CheckedConfig, direction: Direction) {
@@ -51,6 +55,7 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     this.#writer = new RingWriter(direction, config.slots);
     this.#profile = config.profiling ? new LaunchProfile() : undefined;
     this.#endSlots = new Float64Array(config.slots);
+    this.#waits = new Uint8Array(config.slots);
     this.#slotAt = (block) => engine.slotWords((this.#taken + block) % config.slots);
   }
 
@@ -81,6 +86,8 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     engine.submit(run, options?.stream);
     this.#taken += list.length;
     this.#endSlots[run.ticket] = this.#taken;
+    this.#waits[run.ticket] = run.waits ? 1 : 0;
+    if (this.#failed.size > 0) this.#failed.delete(this.#launched + 1 - slots);
     this.#profile?.add(writer, { blocks: list.length, begin, checked });
     this.#launched += 1;
     return this.#launched;
@@ -97,12 +104,14 @@ export abstract class FragmentLauncher implements AsyncDisposable {
   /** True when the launch of this number, and all before it, are done. Does not wait. Fails as wait() does. */
   isDone(launch: number): boolean {
     if (launch > this.#finished) this.#reclaim();
+    if (this.#failed.size > 0) this.#throwFailure(launch);
     return launch <= this.#finished;
   }
 
   /**
    * Resolves when the launch of this number is done; that of all so far by default. Fails with WL_TIMEOUT, also when a block
-   * was not ready in time, with the signal's reason, or with WL_CUDA.
+   * was not ready in time, of this launch or of one before it of which nobody was told yet; with the signal's reason, with
+   * WL_CUDA, or with WL_CLOSED if close() could not learn how the launch ended.
    */
   async wait(launch: number = this.#launched, options: WaitOptions = {}): Promise<void> {
     if (!(launch <= this.#launched))
@@ -131,24 +140,14 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     return this.#profile.times();
   }
 
-  /**
-   * Waits for what is under way, then gives back all that was made. All launches count as done then; that a block was not
-   * ready in time is told by wait() alone. Idempotent.
-   */
+  /** Waits for what is under way, then gives back all that was made. Idempotent. */
   close(): Promise<void> {
-    this.#closing ??= this.#close();
+    this.#closing ??= this.#engine.close(() => this.#lastLook());
     return this.#closing;
   }
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
-  }
-
-  async #close(): Promise<void> {
-    await this.#engine.close();
-    this.#isOver = true;
-    this.#finished = this.#launched;
-    this.#freed = this.#taken;
   }
 
   #listOf(blocks: DescriptorBlock | readonly DescriptorBlock[]): readonly DescriptorBlock[] {
@@ -180,16 +179,41 @@ export abstract class FragmentLauncher implements AsyncDisposable {
 
   /** Slots come back in the order of launches, also where those went to several streams. */
   #reclaim(): void {
-    if (this.#isOver) return;
     const { slots } = this.#config;
+    if (this.#end !== undefined) {
+      if (this.#finished < this.#launched) throw this.#end;
+      return;
+    }
     while (this.#finished < this.#launched) {
       const ticket = this.#finished % slots;
       if (!this.#engine.isDone(ticket)) break;
       if (this.#profile !== undefined) this.#profile.deviceMicroseconds += this.#engine.microsecondsOf(ticket);
+      const first = this.#freed;
       this.#freed = this.#endSlots[ticket]!;
       this.#finished += 1;
+      if (this.#waits[ticket] === 0) continue;
+      const error = this.#engine.failureOf(first % slots, this.#freed - first);
+      if (error !== undefined) this.#failed.set(this.#finished, { error, isTold: false });
     }
-    this.#engine.throwIfExpired();
+  }
+
+  /** A launch that failed says so each time; to those behind it, its failure is told if nobody has heard of it. */
+  #throwFailure(launch: number): void {
+    const own = this.#failed.get(launch);
+    const untold = own ?? [...this.#failed].find(([number, { isTold }]) => number < launch && !isTold)?.[1];
+    if (untold === undefined) return;
+    untold.isTold = true;
+    throw untold.error;
+  }
+
+  /** All work has ended, and its words are about to be given back. */
+  #lastLook(): void {
+    try {
+      this.#reclaim();
+      this.#end = new WeftlineError('WL_CLOSED', 'The launcher was closed');
+    } catch (error) {
+      this.#end = error;
+    }
   }
 
   #until(ready: () => boolean, what: string, options: WaitOptions): Promise<void> {

@@ -301,6 +301,38 @@ function testReadiness(run: (title: string, body: (device: UnpackDevice) => Prom
     await unpacker.launchSync(blocks[1]);
   });
 
+  run('each of several launches that were not ready fails, however often it is asked', async (device) => {
+    await using unpacker = await UnpackLauncher.create(device, { timeoutMs: 100 });
+    const flag = await device.tensor('i32', [2], Int32Array.of(4, 0));
+    const { blocks, bounce, destination } = await twoBlocks(device);
+    const waiting = new DescriptorBlock(8).begin(bounce.span, destination.span, {
+      address: flag.address,
+      threshold: 5,
+    });
+    waiting.add(0, 10, 1500);
+    const late = [unpacker.launch(waiting), unpacker.launch(waiting)];
+    const good = unpacker.launch(blocks[0]);
+    for (const launch of [...late, ...late]) {
+      await assert.rejects(unpacker.wait(launch, { timeoutMs: 5_000 }), { code: 'WL_TIMEOUT' });
+    }
+    await unpacker.wait(good);
+    await unpacker.close();
+    // The memory that the kernels wrote is gone; what was learnt is not.
+    assert.throws(() => unpacker.isDone(late[0]!), { code: 'WL_TIMEOUT' });
+    assert.equal(unpacker.isDone(good), true);
+  });
+
+  run('a launch that nobody asked for is known when its launcher was closed', async (device) => {
+    const unpacker = await UnpackLauncher.create(device);
+    const { blocks } = await twoBlocks(device);
+    const launch = unpacker.launch(blocks[0]);
+    const waiting = unpacker.wait(launch);
+    await Promise.all([unpacker.close(), unpacker.close()]);
+    await waiting;
+    assert.equal(unpacker.isDone(launch), true);
+    assert.equal(unpacker.room, 16);
+  });
+
   run('a flag that lies across words is refused', async (device) => {
     await using unpacker = await UnpackLauncher.create(device);
     const { blocks, bounce, destination } = await twoBlocks(device);

@@ -30,7 +30,8 @@ export class CpuFragments implements FragmentEngine {
   readonly #ring: Storage;
   readonly #slots: readonly Uint32Array[];
   readonly #times: Float64Array;
-  #expired: WeftlineError | undefined;
+  /** By the first slot of a run. */
+  readonly #failures: (WeftlineError | undefined)[];
 
   constructor(device: CpuDevice, config: CheckedConfig, direction: Direction) {
     const { slots } = config;
@@ -45,6 +46,7 @@ export class CpuFragments implements FragmentEngine {
       (_, slot) => new Uint32Array(device.memory.buffer, address + slot * RING_SLOT_BYTES, words),
     );
     this.#times = new Float64Array(slots);
+    this.#failures = Array.from({ length: slots });
   }
 
   slotWords(slot: number): Uint32Array {
@@ -55,7 +57,8 @@ export class CpuFragments implements FragmentEngine {
     const begin = this.#config.profiling ? performance.now() : 0;
     for (let block = 0; block < blocks; block++) this.#requireMemory(block, this.#slotAfter(firstSlot, block));
     // A run that was not ready in time is over without having moved anything.
-    if (waits && !this.#areReady(firstSlot, blocks)) return;
+    this.#failures[firstSlot] = waits ? this.#awaitFlags(firstSlot, blocks) : undefined;
+    if (this.#failures[firstSlot] !== undefined) return;
     for (let block = 0; block < blocks; block++) {
       const slot = this.#slotAfter(firstSlot, block);
       const words = this.#slots[slot]!;
@@ -74,17 +77,16 @@ export class CpuFragments implements FragmentEngine {
     return true;
   }
 
-  throwIfExpired(): void {
-    const expired = this.#expired;
-    this.#expired = undefined;
-    if (expired !== undefined) throw expired;
+  failureOf(firstSlot: number): WeftlineError | undefined {
+    return this.#failures[firstSlot];
   }
 
   microsecondsOf(ticket: number): number {
     return this.#times[ticket]!;
   }
 
-  close(): Promise<void> {
+  close(beforeRelease?: () => void): Promise<void> {
+    beforeRelease?.();
     this.#ring[Symbol.dispose]();
     return Promise.resolve();
   }
@@ -108,7 +110,7 @@ export class CpuFragments implements FragmentEngine {
     if (flag !== 0) require('ready flag', flag, 8);
   }
 
-  #areReady(firstSlot: number, blocks: number): boolean {
+  #awaitFlags(firstSlot: number, blocks: number): WeftlineError | undefined {
     const end = performance.now() + this.#config.timeoutMs;
     for (let block = 0; block < blocks; block++) {
       const words = this.#slots[this.#slotAfter(firstSlot, block)]!;
@@ -118,12 +120,11 @@ export class CpuFragments implements FragmentEngine {
       const counter = new BigUint64Array(this.#device.memory.buffer, flag, 1);
       while (Number(Atomics.load(counter, 0)) < threshold) {
         if (performance.now() >= end) {
-          this.#expired = notReadyError(block, Number(Atomics.load(counter, 0)), threshold, this.#config.timeoutMs);
-          return false;
+          return notReadyError(block, Number(Atomics.load(counter, 0)), threshold, this.#config.timeoutMs);
         }
         Atomics.wait(nap, 0, 0, NAP_MS);
       }
     }
-    return true;
+    return undefined;
   }
 }

@@ -9,7 +9,7 @@ import {
   RING_DESCRIPTORS,
   RING_SLOT_BYTES,
 } from '../../abi/unpack-block.ts';
-import { invalidArgument } from '../../core/errors.ts';
+import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
@@ -17,11 +17,10 @@ import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { unpackKernels } from '../../device/cuda/kernels/unpack.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
 import { type PollOptions, pollUntil } from '../../device/cuda/poll.ts';
-import { TrapBox } from '../../device/cuda/trap-box.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import { notReadyError } from '../descriptor-errors.ts';
 import type { FragmentEngine, FragmentRun } from '../fragment-engine.ts';
 import type { CheckedConfig } from '../launcher-config.ts';
+import { MissedFlags } from './missed-flags.ts';
 import type { Direction } from '../ring-writer.ts';
 
 export type WarpsPerSm = 16 | 32;
@@ -56,7 +55,7 @@ export class LaunchedFragments implements FragmentEngine {
   readonly #copy: Tensor | undefined;
   readonly #slots: readonly Uint32Array[];
   readonly #marks: readonly Marks[];
-  readonly #traps: TrapBox;
+  readonly #flags: MissedFlags;
   readonly #stopJudging: () => void;
 
   /** Compiles the kernels unless they are in a cache. Fails with WL_COMPILE, WL_UNSUPPORTED, WL_MEMORY or WL_CUDA. */
@@ -90,14 +89,15 @@ export class LaunchedFragments implements FragmentEngine {
       begin: profiling ? device.createEvent({ timing: true }) : undefined,
       end: device.createEvent({ timing: profiling }),
     }));
-    this.#traps = new TrapBox(device.context);
+    this.#flags = new MissedFlags(device, config, (slot) => this.#slots[slot]!);
     this.#stopJudging = device.context.judgeWaits((isDone) => {
-      if (isDone) this.throwIfExpired();
+      if (isDone) this.#flags.throwIfExpired();
     });
     for (const { arguments: set } of [small, large]) {
       set.set('ring', this.#copy?.address ?? this.#host.deviceAddress);
       set.set('slots', slots);
-      set.set('trap', this.#traps.address);
+      set.set('trap', this.#flags.trap);
+      set.set('missed', this.#flags.missed);
       set.set('timeoutNs', timeoutMs * 1e6);
     }
   }
@@ -115,6 +115,7 @@ export class LaunchedFragments implements FragmentEngine {
         `one of GPU ${this.#device.context.ordinal}`,
       );
     }
+    if (run.waits) this.#flags.begin(run);
     const { begin, end } = this.#marks[ticket]!;
     begin?.record(stream);
     if (this.#copy !== undefined) this.#copyBlocks(this.#copy, run, stream);
@@ -137,10 +138,8 @@ export class LaunchedFragments implements FragmentEngine {
     return this.#marks[ticket]!.end.isDone();
   }
 
-  throwIfExpired(): void {
-    const expired = this.#traps.takeExpired();
-    if (expired === undefined) return;
-    throw notReadyError(expired.channel, expired.seen, expired.expected, expired.timeoutMs);
+  failureOf(firstSlot: number, blocks: number): WeftlineError | undefined {
+    return this.#flags.failureOf(firstSlot, blocks);
   }
 
   pollUntil(ready: () => boolean, options: PollOptions): Promise<void> {
@@ -152,7 +151,7 @@ export class LaunchedFragments implements FragmentEngine {
     return begin === undefined ? 0 : end.millisecondsSince(begin) * 1000;
   }
 
-  async close(): Promise<void> {
+  async close(beforeRelease?: () => void): Promise<void> {
     this.#stopJudging();
     const { context } = this.#device;
     if (context.lost === undefined && !context.disposed) {
@@ -161,12 +160,13 @@ export class LaunchedFragments implements FragmentEngine {
       const what = 'The work of a launcher that is closed';
       await pollUntil(() => this.#marks.every(({ end }) => end.isDone()), { timeoutMs: 2 * timeoutMs + 1000, what });
     }
+    beforeRelease?.();
     for (const { begin, end } of this.#marks) {
       begin?.[Symbol.dispose]();
       end[Symbol.dispose]();
     }
     this.#copy?.dispose();
-    this.#traps[Symbol.dispose]();
+    this.#flags[Symbol.dispose]();
     this.#host[Symbol.dispose]();
   }
 

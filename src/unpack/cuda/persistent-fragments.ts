@@ -17,11 +17,10 @@ import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { persistentUnpackKernels } from '../../device/cuda/kernels/unpack.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
 import { type PollOptions, pollUntil } from '../../device/cuda/poll.ts';
-import { TrapBox } from '../../device/cuda/trap-box.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import { notReadyError } from '../descriptor-errors.ts';
 import type { FragmentEngine, FragmentRun } from '../fragment-engine.ts';
 import type { CheckedConfig } from '../launcher-config.ts';
+import { MissedFlags } from './missed-flags.ts';
 import type { Direction } from '../ring-writer.ts';
 
 const THREADS = 512;
@@ -47,7 +46,7 @@ export class PersistentFragments implements FragmentEngine {
   /** By slot: the last post that was done there. */
   readonly #done: Int32Array;
   readonly #shared: Tensor;
-  readonly #traps: TrapBox;
+  readonly #flags: MissedFlags;
   /** By ticket: its first slot, its blocks and its first post. */
   readonly #firstSlots: Int32Array;
   readonly #blocks: Int32Array;
@@ -81,7 +80,7 @@ export class PersistentFragments implements FragmentEngine {
     this.#done = this.#controlMemory.view('i32', persistentControl.size, slots);
     this.#shared = device.empty('u8', [persistentShared.size + 4 * slots]);
     device.setBytes(this.#shared, 0);
-    this.#traps = new TrapBox(device.context);
+    this.#flags = new MissedFlags(device, config, (slot) => this.#slots[slot]!);
     this.#firstSlots = new Int32Array(slots);
     this.#blocks = new Int32Array(slots);
     this.#firstPosts = new Int32Array(slots);
@@ -89,7 +88,8 @@ export class PersistentFragments implements FragmentEngine {
     set.set('ring', this.#ring.deviceAddress);
     set.set('control', this.#controlMemory.deviceAddress);
     set.set('shared', this.#shared.address);
-    set.set('trap', this.#traps.address);
+    set.set('trap', this.#flags.trap);
+    set.set('missed', this.#flags.missed);
     set.set('timeoutNs', timeoutMs * 1e6);
     set.set('idleNs', idleMs * 1e6);
     set.set('slots', slots);
@@ -99,11 +99,13 @@ export class PersistentFragments implements FragmentEngine {
     return this.#slots[slot]!;
   }
 
-  submit({ ticket, firstSlot, blocks }: Readonly<FragmentRun>, stream?: CudaStream): void {
+  submit(run: Readonly<FragmentRun>, stream?: CudaStream): void {
+    const { ticket, firstSlot, blocks } = run;
     if (stream !== undefined) {
       throw invalidArgument('stream', 'a stream', 'none: a persistent launcher has a stream of its own');
     }
     this.#device.context.enter();
+    if (run.waits) this.#flags.begin(run);
     this.#firstSlots[ticket] = firstSlot;
     this.#blocks[ticket] = blocks;
     this.#firstPosts[ticket] = this.#posted + 1;
@@ -123,10 +125,8 @@ export class PersistentFragments implements FragmentEngine {
     return true;
   }
 
-  throwIfExpired(): void {
-    const expired = this.#traps.takeExpired();
-    if (expired === undefined) return;
-    throw notReadyError(this.#blockOf(expired.channel), expired.seen, expired.expected, expired.timeoutMs);
+  failureOf(firstSlot: number, blocks: number): WeftlineError | undefined {
+    return this.#flags.failureOf(firstSlot, blocks);
   }
 
   pollUntil(ready: () => boolean, options: PollOptions): Promise<void> {
@@ -146,16 +146,17 @@ export class PersistentFragments implements FragmentEngine {
     return 0;
   }
 
-  async close(): Promise<void> {
+  async close(beforeRelease?: () => void): Promise<void> {
     Atomics.store(this.#control, controlAt.mustStop, 1);
     const { context } = this.#device;
     if (context.lost === undefined && !context.disposed) {
       const { timeoutMs, slots } = this.#config;
       await this.#stream.drained({ timeoutMs: Math.min(2 ** 31 - 1, timeoutMs * (slots + 1) + DECISION_MS) });
     }
+    beforeRelease?.();
     this.#stream[Symbol.dispose]();
     this.#shared.dispose();
-    this.#traps[Symbol.dispose]();
+    this.#flags[Symbol.dispose]();
     this.#controlMemory[Symbol.dispose]();
     this.#ring[Symbol.dispose]();
   }
@@ -189,15 +190,5 @@ export class PersistentFragments implements FragmentEngine {
     set.set('generation', this.#generation >>> 0);
     Atomics.store(this.#control, controlAt.state, persistentStates.runs);
     this.#plan.launch(this.#stream);
-  }
-
-  /** Of a launch, by its slot. */
-  #blockOf(slot: number): number {
-    const { slots } = this.#config;
-    for (let ticket = 0; ticket < slots; ticket++) {
-      const block = (slot - this.#firstSlots[ticket]! + slots) % slots;
-      if (block < this.#blocks[ticket]!) return block;
-    }
-    return slot;
   }
 }
