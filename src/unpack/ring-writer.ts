@@ -88,23 +88,20 @@ export class RingWriter {
 
   #takeBlock({ words, capacity }: DescriptorBlock, block: number, slot: Uint32Array): void {
     for (let word = 0; word < BLOCK_HEADER_WORDS; word++) slot[word] = words[word]!;
-    const count = slot[blockHeaderWord.count]!;
-    if (count > capacity) throw tooManyError(block, count, capacity);
+    const count = countOf(slot, block, capacity);
     const bounce = wideAt(slot, blockHeaderWord.bounce);
     const bounceBytes = wideAt(slot, blockHeaderWord.bounceBytes);
     const destination = wideAt(slot, blockHeaderWord.destination);
     const destinationBytes = wideAt(slot, blockHeaderWord.destinationBytes);
     checkSpans(block, { bounce, bounceBytes, destination, destinationBytes });
-    const flag = wideAt(slot, blockHeaderWord.readyFlag);
-    if (flag % 8 !== 0)
-      throw wrongBlockError(block, `its ready flag lies at ${flag}, expected a multiple of 8`, { flag });
-    this.waits ||= flag !== 0;
+    if (hasFlag(slot, block)) this.waits = true;
     const overlaps = this.#overlaps;
     const { starts, lengths, names, next } = overlaps;
     const isPack = this.#isPack;
     const written = isPack ? bounce : destination;
-    this.#spans.set(block, isPack ? 'write' : 'read', bounce, bounceBytes);
-    this.#spans.set(block, isPack ? 'read' : 'write', destination, destinationBytes);
+    const [ofBounce, ofDestination] = isPack ? packUses : unpackUses;
+    this.#spans.set(block, ofBounce, bounce, bounceBytes);
+    this.#spans.set(block, ofDestination, destination, destinationBytes);
     let total = 0;
     let to = BLOCK_HEADER_WORDS;
     let range = next;
@@ -220,4 +217,21 @@ function cutFragments(slot: Uint32Array, share: number): number {
     }
   }
   return pieces;
+}
+
+/** What a block does with its bounce buffer and with its destination. */
+const unpackUses = ['read', 'write'] as const;
+const packUses = ['write', 'read'] as const;
+
+/** True if the block has a ready flag. */
+function hasFlag(slot: Uint32Array, block: number): boolean {
+  const flag = wideAt(slot, blockHeaderWord.readyFlag);
+  if (flag % 8 === 0) return flag !== 0;
+  throw wrongBlockError(block, `its ready flag lies at ${flag}, expected a multiple of 8`, { flag });
+}
+
+function countOf(slot: Uint32Array, block: number, capacity: number): number {
+  const count = slot[blockHeaderWord.count]!;
+  if (count > capacity) throw tooManyError(block, count, capacity);
+  return count;
 }
