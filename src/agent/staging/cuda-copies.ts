@@ -1,24 +1,22 @@
 // Copies of one GPU for staging: on a stream for each way, by copy engines, or by a kernel where many small ones go together.
 import type { channelPutArguments } from '../../abi/channel-arguments.ts';
-import { stagingRingHead } from '../../abi/staging-wire.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
-import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { channelKernels } from '../../device/cuda/kernels/channel.ts';
+import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
 import { StreamWrites } from '../../device/cuda/stream-writes.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { type CopyRun, type CopyWay, type DeviceCopies, NO_TICKET } from './device-copies.ts';
 import type { StagingGpu } from './device-table.ts';
 import { ScatteredCopies } from './scattered-copies.ts';
-import { ringBytesOf, type RingStorage } from './ring-memory.ts';
+import { PinnedRings } from './pinned-rings.ts';
+import { ringBytesOf } from './ring-memory.ts';
 
 /** Pieces of work of one way that may be under way. */
 const EVENTS = 128;
-/** Rings that are there from the begin: to pin memory later could wait for a kernel that waits for a peer. */
-const SPARE_RINGS = 4;
 const TWO_32 = 2 ** 32;
 
 type PutPlan = LaunchPlan<keyof typeof channelPutArguments.offset>;
@@ -162,39 +160,13 @@ class CudaCopies implements DeviceCopies {
   }
 }
 
-/** Pinned memory of a GPU's context. It is never freed while the context is used, which could wait for running kernels. */
-class PinnedRings {
-  readonly #device: CudaDevice;
-  readonly #spare: HostMemory[] = [];
-
-  constructor(device: CudaDevice, bytes: number) {
-    this.#device = device;
-    for (let ring = 0; ring < SPARE_RINGS; ring++) this.#spare.push(device.allocateHost(bytes));
-  }
-
-  make(bytes: number): RingStorage {
-    const at = this.#spare.findIndex((spare) => spare.bytes === bytes);
-    const [found] = at < 0 ? [] : this.#spare.splice(at, 1);
-    const memory = found ?? this.#device.allocateHost(bytes);
-    memory.view('u8').fill(0, 0, stagingRingHead.size);
-    return {
-      address: memory.hostAddress,
-      buffer: memory.buffer,
-      byteOffset: 0,
-      free: () => void this.#spare.push(memory),
-    };
-  }
-}
-
 export async function openStagingGpu(ordinal: number, settings: Settings): Promise<StagingGpu> {
   const { timeoutMs, nvrtcPath, cacheFolder, aotFolder, useAot } = settings;
   const device = await CudaDevice.create({ ordinal, timeoutMs, nvrtcPath, cacheFolder, aotFolder, useAot });
   try {
     const copies = new CudaCopies(device);
-    const rings = new PinnedRings(
-      device,
-      ringBytesOf({ slots: settings.stagingPieces, pieceBytes: settings.stagingPieceBytes }),
-    );
+    const shape = { slots: settings.stagingPieces, pieceBytes: settings.stagingPieceBytes };
+    const rings = new PinnedRings((bytes) => device.allocateHost(bytes), ringBytesOf(shape));
     return {
       copies,
       makeStorage: (bytes) => rings.make(bytes),
