@@ -193,6 +193,16 @@ test('networks of every kind carry a permutation over several rails', () => {
   }
 });
 
+test('several engines of a host share its rails', () => {
+  for (const transportSpread of ['turn', 'split'] as const) {
+    const shape = options('pair', 2, { rails: 4, paths: 4, engines: 4, messages: 24, outstanding: 8 });
+    const result = runPattern({ ...shape, settings: { ...shape.settings, transportSpread } });
+    assert.equal(result.end, 'done');
+    assert.ok(result.goodputGbps > 0.5 * result.theory.goodputGbps, `${transportSpread}: ${result.goodputGbps} Gb/s`);
+    assert.deepEqual(runPattern({ ...shape, settings: { ...shape.settings, transportSpread } }), result);
+  }
+});
+
 test('loss on one rail is the loss of that rail alone', () => {
   const shape = options('pair', 2, { rails: 4, paths: 8, messages: 20 });
   const clean = runPattern(shape);
@@ -235,6 +245,7 @@ const aPair = {
   pattern: 'pair',
   network: 'a pair',
   gigabitsPerSecond: 20,
+  engines: 1,
   paths: 8,
   congestion: 'swift',
   load: 1,
@@ -253,6 +264,7 @@ test('the report and the picture show a run', async () => {
     network: 'star of 4 hosts',
     gigabitsPerSecond: 100,
     rails: 1,
+    engines: 1,
     paths: 1,
     congestion: 'swift',
     load: 1,

@@ -3,13 +3,14 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { leafSpine } from '#lib/programs/sim/leaf-spine.js';
 import { defaultLink } from '#lib/programs/sim/link.js';
+import { separateRails } from '#lib/programs/sim/rails.js';
 import { star } from '#lib/programs/sim/star.js';
 import type { MessageOperation, ScenarioOperation, Scenario } from '#lib/programs/sim/scenario.js';
 import { runScenario } from '#lib/programs/sim/scenario-run.js';
-import { type SimulatedHost, Simulation } from '#lib/programs/sim/simulation.js';
+import type { SimulatedHost } from '#lib/programs/sim/simulated-host.js';
+import { Simulation } from '#lib/programs/sim/simulation.js';
 import { pathLinks } from '#lib/programs/sim/topology.js';
 import type { Region } from '#lib/transport/engine/region.js';
-import { type EngineHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
 
 const link = { ...defaultLink, gigabitsPerSecond: 10 };
 const place = { connection: 0, from: 0, flow: 0, at: 0 } as const;
@@ -105,6 +106,62 @@ test('a peer that dies while segments of a request that has failed are under way
   });
 });
 
+test('a signal comes after the writes of its flow, whichever engine carried them, and a flush after both', () => {
+  const operations: ScenarioOperation[] = [];
+  for (let index = 0; index < 6; index += 1) {
+    const flow = index % 3;
+    operations.push(
+      { ...place, flow, kind: 'write', bytes: 150_000 + 100_001 * index, badKey: false },
+      { ...place, flow, kind: 'write', bytes: 70, badKey: false },
+      { ...place, flow, kind: 'signal', add: 3 },
+      { ...place, flow, kind: 'flush' },
+      { ...place, flow, kind: 'signal', add: 5 },
+    );
+  }
+  const topology = separateRails(star({ hosts: 2, link: { ...link, loss: 0.02 } }), 4);
+  for (const engines of [2, 4, 7]) {
+    for (const transportSpread of ['turn', 'split'] as const) {
+      check({ topology, paths: 2, engines, settings: { transportSpread }, operations });
+    }
+  }
+});
+
+test('messages that are spread over engines meet their receives in order, also where some are withdrawn or too large', () => {
+  const operations: ScenarioOperation[] = [];
+  for (let index = 0; index < 12; index += 1) {
+    const bytes = [200_000, 10, 0, 400_001][index % 4]!;
+    const room = index === 8 ? bytes - 1 : bytes + index * 1000;
+    operations.push({ ...place, kind: 'message', bytes, room, at: 3 * index, receiveAt: 40 });
+  }
+  operations.push({ ...place, flow: 9, kind: 'message', bytes: 300_000, room: 300_000, receiveAt: 0 });
+  const cancellations = [
+    { operation: 12, by: 'near', at: 60 },
+    { operation: 12, by: 'far', at: 70 },
+  ] as const;
+  const topology = star({ hosts: 2, link: { ...link, loss: 0.01 } });
+  for (const engines of [2, 3, 8]) {
+    for (const transportSpread of ['turn', 'split'] as const) {
+      check({ topology, paths: 2, engines, settings: { transportSpread }, operations, cancellations });
+    }
+  }
+});
+
+test('a host that dies ends all lanes of its connections', () => {
+  for (const transportSpread of ['turn', 'split'] as const) {
+    check({
+      engines: 4,
+      settings: { transportSpread },
+      operations: [
+        { ...place, kind: 'write', bytes: 2_000_000, badKey: false },
+        { ...place, kind: 'signal', add: 1 },
+        message(1, 500_000),
+        { ...place, kind: 'flush' },
+      ],
+      deaths: [{ host: 1, at: 100 }],
+    });
+  }
+});
+
 test('what a dead sender was granted does not keep others waiting until it is given up', () => {
   const simulation = new Simulation({
     seed: 1,
@@ -112,11 +169,12 @@ test('what a dead sender was granted does not keep others waiting until it is gi
     segmentBytes: 1024,
     nic: { burstSegments: 4, sendBufferBytes: 100_000, carryPayload: true, join: false },
     pollDelay: 1,
+    paths: 1,
     settings: { transportCtsBytes: 65_536, transportCtsChunkBytes: 8192 },
   });
-  const ends = [simulation.connect(0, 2, 1), simulation.connect(1, 2, 1)] as const;
-  const regions = simulation.hosts.map(({ engine }) => engine.register({ bytes: new Uint8Array(1_000_000) }));
-  const post = (sender: 0 | 1, bytes: number): EngineHandle => {
+  const ends = [simulation.connect(0, 2), simulation.connect(1, 2)] as const;
+  const regions = simulation.hosts.map((host) => host.register({ bytes: new Uint8Array(1_000_000) }));
+  const post = (sender: 0 | 1, bytes: number): number => {
     const [near, far] = ends[sender];
     near.postSend({ region: regions[sender] as Region, offset: 0, bytes });
     const receive = far.postReceive({ region: regions[2] as Region, offset: 0, bytes });
@@ -124,12 +182,12 @@ test('what a dead sender was granted does not keep others waiting until it is gi
     simulation.wake(2);
     return receive;
   };
-  const { engine } = simulation.hosts[2] as SimulatedHost;
+  const { engine } = (simulation.hosts[2] as SimulatedHost).engines[0]!;
   const errors: string[] = [];
-  const done = new Set<EngineHandle>();
-  (simulation.hosts[2] as SimulatedHost).onCompletion = (handle, status) => {
-    if (status === requestStatus.done) done.add(handle);
-    else errors.push(engine.requestError(handle)?.code ?? '');
+  const done = new Set<number>();
+  (simulation.hosts[2] as SimulatedHost).onEnd = ({ request, error }) => {
+    if (error === undefined) done.add(request);
+    else errors.push(error.code);
   };
   const first = post(0, 1_000_000);
   simulation.run({ until: 100, events: 100_000, done: () => false });

@@ -32,6 +32,7 @@ interface PatternFlags extends OutputFlags {
   readonly msize: number;
   readonly paths: number;
   readonly rails: number;
+  readonly engines: number;
   readonly congestion?: Settings['transportCongestion'];
   /** Another name of `congestion`. */
   readonly cc?: Settings['transportCongestion'];
@@ -81,11 +82,12 @@ function addPattern(sim: Command, pattern: PatternName): void {
     .option('--hosts <n>', 'hosts', integerArgument(2, 1024), usualHosts[pattern])
     .addOption(new Option('--topology <name>', `network (default: ${usualTopology[pattern]})`).choices(topologyNames))
     .option('--rails <n>', 'network cards of each host, which share its rate', integerArgument(1, 16), 1)
+    .option('--engines <n>', 'engines of each host; each connection has a lane on each', integerArgument(1, 16), 1)
     .option('--nflow <n>', 'flows from a sender to a receiver', count, 1)
     .option('--nmsg <n>', 'messages of each flow', count, 16)
     .option('--nreq <n>', 'receives that each flow keeps posted', count, 2)
     .option('--msize <bytes>', 'bytes of each message', byteArgument(0, MAX_COUNT), 1_000_000)
-    .option('--paths <n>', 'paths of each connection', integerArgument(1, 256), pattern === 'incast' ? 1 : 8)
+    .option('--paths <n>', 'paths of each lane of a connection', integerArgument(1, 256), pattern === 'incast' ? 1 : 8)
     .addOption(
       new Option('--congestion <algorithm>', 'congestion control; also --cc')
         .choices(settingsTable.transportCongestion.choices)
@@ -139,6 +141,7 @@ async function simulate(pattern: PatternName, flags: PatternFlags): Promise<void
     network: options.topology.name,
     gigabitsPerSecond: flags.rate,
     rails: flags.rails,
+    engines: flags.engines,
     paths: flags.paths,
     congestion: readSettings(options.settings).transportCongestion,
     load: flags.load,
@@ -199,6 +202,7 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
     outstanding: flags.nreq,
     messageBytes: flags.msize,
     paths,
+    engines: flags.engines,
     segmentBytes: flags.segment,
     load: flags.load,
     pollDelay: flags.poll,

@@ -12,6 +12,7 @@ export interface SimDescription {
   readonly network: string;
   readonly gigabitsPerSecond: number;
   readonly rails: number;
+  readonly engines: number;
   readonly paths: number;
   readonly congestion: string;
   readonly load: number;
@@ -36,10 +37,10 @@ export function simReport(description: SimDescription, result: PatternResult): s
 }
 
 function heading(about: SimDescription): string[] {
-  const { pattern, network, gigabitsPerSecond, rails, paths, congestion, load, loss, lossRail, seed } = about;
+  const { pattern, network, gigabitsPerSecond, rails, engines, paths, congestion, load, loss, lossRail, seed } = about;
   const { flows, messages, messageBytes } = about;
   return [
-    `${pattern} on ${network}, ${gigabitsPerSecond} Gbps per host${rails === 1 ? '' : `, ${rails} rails`}; ${paths} ${paths === 1 ? 'path' : 'paths'}, congestion control ${congestion}`,
+    `${pattern} on ${network}, ${gigabitsPerSecond} Gbps per host${rails === 1 ? '' : `, ${rails} rails`}${engines === 1 ? '' : `, ${engines} engines`}; ${paths} ${paths === 1 ? 'path' : 'paths'}, congestion control ${congestion}`,
     `${flows} ${flows === 1 ? 'flow' : 'flows'} per sender, ${messages} ${messages === 1 ? 'message' : 'messages'} of ${formatBytes(messageBytes)} each, load ${load}, loss ${loss} per link${lossRail === undefined ? '' : ` of rail ${lossRail}`}, seed ${seed}`,
   ];
 }

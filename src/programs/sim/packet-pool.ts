@@ -21,6 +21,8 @@ export class PacketPool {
   sources: Int32Array;
   destinations: Int32Array;
   paths: Int32Array;
+  /** Engine of the source and of the destination. */
+  lanes: Uint8Array;
   /** The link it is on, and how often that link had failed when the packet entered it. */
   links: Int32Array;
   epochs: Int32Array;
@@ -44,6 +46,7 @@ export class PacketPool {
     this.sources = new Int32Array(capacity);
     this.destinations = new Int32Array(capacity);
     this.paths = new Int32Array(capacity);
+    this.lanes = new Uint8Array(capacity);
     this.links = new Int32Array(capacity);
     this.epochs = new Int32Array(capacity);
     this.marks = new Uint8Array(capacity);
@@ -101,6 +104,7 @@ export class PacketPool {
     this.sources[twin] = this.sources[packet]!;
     this.destinations[twin] = this.destinations[packet]!;
     this.paths[twin] = this.paths[packet]!;
+    this.lanes[twin] = this.lanes[packet]!;
     this.links[twin] = this.links[packet]!;
     this.epochs[twin] = this.epochs[packet]!;
     this.marks[twin] = this.marks[packet]!;
@@ -138,6 +142,7 @@ export class PacketPool {
     this.sources = wider(this.sources);
     this.destinations = wider(this.destinations);
     this.paths = wider(this.paths);
+    this.lanes = wider(this.lanes);
     this.links = wider(this.links);
     this.epochs = wider(this.epochs);
     this.marks = wider(this.marks);

@@ -3,11 +3,12 @@ import type { WeftlineError } from '../../core/errors.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { Region } from '../../transport/engine/region.ts';
-import { type EngineHandle, requestStatus, type TransportConnection } from '../../transport/engine/transport-engine.ts';
+import type { LaneConnection } from './lane-connection.ts';
 import { type GoodputPoint, OUTAGE_STEP, outageEffect } from './outage.ts';
 import { completionTimes, jainFairness, type PatternResult, type Sample } from './pattern-result.ts';
 import type { NicOptions } from './simulated-io.ts';
-import { type RunEnd, type SimulatedHost, Simulation } from './simulation.ts';
+import type { SimulatedHost } from './simulated-host.ts';
+import { type RunEnd, Simulation } from './simulation.ts';
 import { type RailOutage, theory, wireBytes } from './theory.ts';
 import { railLinks } from './rails.ts';
 import type { NetworkTopology } from './topology.ts';
@@ -24,7 +25,10 @@ export interface PatternOptions {
   readonly messages: number;
   readonly outstanding: number;
   readonly messageBytes: number;
+  /** Of each lane of a connection. */
   readonly paths: number;
+  /** Of each host; one if missing. */
+  readonly engines?: number;
   readonly segmentBytes: number;
   /** Share of the hosts' rate that is offered, at random times; 1 offers all messages at once. */
   readonly load: number;
@@ -55,8 +59,8 @@ interface RunningFlow {
   readonly source: number;
   readonly destination: number;
   /** The ends of the connection, and the flow's number in it. */
-  readonly sender: TransportConnection;
-  readonly receiver: TransportConnection;
+  readonly sender: LaneConnection;
+  readonly receiver: LaneConnection;
   readonly number: number;
   /** When each message is offered. */
   readonly offered: Float64Array;
@@ -71,8 +75,8 @@ interface RunningFlow {
 
 /** One way of one connection, which may carry several flows. */
 interface Direction {
-  readonly sender: TransportConnection;
-  readonly receiver: TransportConnection;
+  readonly sender: LaneConnection;
+  readonly receiver: LaneConnection;
   /** What had been received when the last sample was taken. */
   bytesBefore: number;
 }
@@ -85,8 +89,8 @@ class PatternRun {
   /** Bytes are not looked at here, only times: all messages of a host share one buffer. */
   readonly #regions: Region[];
   /** Each host's pending requests: the flow of a send; the flow and the number of the message of a receive. */
-  readonly #sends: Map<EngineHandle, RunningFlow>[];
-  readonly #receives: Map<EngineHandle, readonly [RunningFlow, number]>[];
+  readonly #sends: Map<number, RunningFlow>[];
+  readonly #receives: Map<number, readonly [RunningFlow, number]>[];
   readonly #times: number[] = [];
   readonly #samples: Sample[] = [];
   readonly #points: GoodputPoint[] = [];
@@ -98,7 +102,7 @@ class PatternRun {
     this.#simulation = new Simulation(options);
     const { hosts } = this.#simulation;
     const bytes = new Uint8Array(options.messageBytes);
-    this.#regions = hosts.map(({ engine }) => engine.register({ bytes }));
+    this.#regions = hosts.map((host) => host.register({ bytes }));
     this.#sends = hosts.map(() => new Map());
     this.#receives = hosts.map(() => new Map());
     this.#flows = this.#makeFlows();
@@ -172,22 +176,20 @@ class PatternRun {
     const known = this.#directions.get(`${source} ${destination}`);
     if (known !== undefined) return known;
     const back = this.#directions.get(`${destination} ${source}`);
-    const [sender, receiver] = back
-      ? [back.receiver, back.sender]
-      : this.#simulation.connect(source, destination, this.#options.paths);
+    const [sender, receiver] = back ? [back.receiver, back.sender] : this.#simulation.connect(source, destination);
     const direction = { sender, receiver, bytesBefore: 0 };
     this.#directions.set(`${source} ${destination}`, direction);
     return direction;
   }
 
   #listen(host: SimulatedHost): void {
-    const sends = this.#sends[host.index] as Map<EngineHandle, RunningFlow>;
-    const receives = this.#receives[host.index] as Map<EngineHandle, readonly [RunningFlow, number]>;
+    const sends = this.#sends[host.index] as Map<number, RunningFlow>;
+    const receives = this.#receives[host.index] as Map<number, readonly [RunningFlow, number]>;
     host.onConnectionEnd = (_connection, error) => {
       this.#failure ??= error;
     };
-    host.onCompletion = (handle, status) => {
-      if (status === requestStatus.failed) this.#failure ??= host.engine.requestError(handle);
+    host.onEnd = ({ request: handle, error }) => {
+      this.#failure ??= error;
       const sending = sends.get(handle);
       if (sending !== undefined) {
         sends.delete(handle);
@@ -285,8 +287,17 @@ class PatternRun {
   }
 
   #result(end: RunEnd): PatternResult {
-    const { pattern, topology, messageBytes, segmentBytes, messages, paths, hostGigabitsPerSecond, outage } =
-      this.#options;
+    const {
+      pattern,
+      topology,
+      messageBytes,
+      segmentBytes,
+      messages,
+      paths,
+      engines = 1,
+      hostGigabitsPerSecond,
+      outage,
+    } = this.#options;
     const simulation = this.#simulation;
     const flows = this.#flows;
     const microseconds = flows.reduce((latest, flow) => Math.max(latest, flow.endedAt), 0);
@@ -309,7 +320,7 @@ class PatternRun {
         messageBytes,
         segmentBytes,
         messages: flows.length * messages,
-        paths,
+        paths: paths * engines,
         hostGigabitsPerSecond,
         ...(outage === undefined ? {} : { outage }),
       }),
@@ -335,7 +346,7 @@ class PatternRun {
   #railBytes(): number[] {
     const { topology, hosts, network } = this.#simulation;
     const bytes = Array.from({ length: topology.rails }, () => 0);
-    for (const link of hosts.flatMap(({ io }) => io.uplinks)) {
+    for (const link of hosts.flatMap(({ engines }) => engines[0]!.io.uplinks)) {
       const rail = topology.railOf(link);
       bytes[rail] = bytes[rail]! + network.linkLoad(link).bytes;
     }

@@ -1,7 +1,8 @@
 // One operation of a scenario while it runs: its ends, its memory, and the requests that carry it out.
 import { longestScattered } from '../../transport/engine/check-options.ts';
 import { RangeList } from '../../transport/send/range-list.ts';
-import type { RemoteRange, EngineHandle, TransportConnection } from '../../transport/engine/transport-engine.ts';
+import type { RemoteRange } from '../../transport/engine/transport-engine.ts';
+import type { LaneConnection } from './lane-connection.ts';
 import type { ScenarioOperation, Scenario } from './scenario.ts';
 import { type BufferRange, bytesOf, fillContent, type ScenarioBuffers } from './scenario-buffers.ts';
 
@@ -12,8 +13,8 @@ export interface RunningOperation {
   /** The hosts that begin it and answer it, and their ends of the connection. */
   readonly near: number;
   readonly far: number;
-  readonly nearEnd: TransportConnection;
-  readonly farEnd: TransportConnection;
+  readonly nearEnd: LaneConnection;
+  readonly farEnd: LaneConnection;
   /** Where the bytes come from and where they go; of a signal, the counter; none of a flush. */
   readonly source: BufferRange | undefined;
   readonly target: BufferRange | undefined;
@@ -40,7 +41,7 @@ export function mustFail(operation: ScenarioOperation): boolean {
 
 export interface OperationPlan {
   readonly scenario: Scenario;
-  readonly ends: readonly (readonly [TransportConnection, TransportConnection])[];
+  readonly ends: readonly (readonly [LaneConnection, LaneConnection])[];
   /** Of each host. */
   readonly buffers: readonly ScenarioBuffers[];
   /** Takes the counter of a flow. */
@@ -50,7 +51,7 @@ export interface OperationPlan {
 export function prepareOperation({ scenario, ends, buffers, counter }: OperationPlan, index: number): RunningOperation {
   const operation = scenario.operations[index] as ScenarioOperation;
   const [a, b] = scenario.connections[operation.connection] as readonly [number, number];
-  const pair = ends[operation.connection] as readonly [TransportConnection, TransportConnection];
+  const pair = ends[operation.connection] as readonly [LaneConnection, LaneConnection];
   const [near, far] = operation.from === 0 ? [a, b] : [b, a];
   const [nearEnd, farEnd] = operation.from === 0 ? pair : [pair[1], pair[0]];
   const [here, there] = [buffers[near] as ScenarioBuffers, buffers[far] as ScenarioBuffers];
@@ -71,7 +72,7 @@ export function prepareOperation({ scenario, ends, buffers, counter }: Operation
 }
 
 /** Fills the source and posts the request of the near end. */
-export function beginOperation(running: RunningOperation): { readonly role: Role; readonly handle: EngineHandle } {
+export function beginOperation(running: RunningOperation): { readonly role: Role; readonly handle: number } {
   const { index, operation, nearEnd } = running;
   const { flow } = operation;
   const source = running.source as BufferRange;
@@ -93,11 +94,7 @@ export function beginOperation(running: RunningOperation): { readonly role: Role
 }
 
 /** As one range, or, every other one, as many small ones, the last one first. */
-function write(
-  { index, operation, nearEnd }: RunningOperation,
-  source: BufferRange,
-  target: BufferRange,
-): EngineHandle {
+function write({ index, operation, nearEnd }: RunningOperation, source: BufferRange, target: BufferRange): number {
   const { flow } = operation;
   const place = remote(target, 'badKey' in operation && operation.badKey);
   const { bytes } = source;
@@ -116,7 +113,7 @@ function write(
 }
 
 /** Posts the request of the far end of a message. */
-export function postReceive({ operation, farEnd, target }: RunningOperation): EngineHandle {
+export function postReceive({ operation, farEnd, target }: RunningOperation): number {
   return farEnd.postReceive({ ...(target as BufferRange), flow: operation.flow });
 }
 

@@ -1,7 +1,7 @@
 // Memory of a scenario's hosts in which every wrong byte shows: known content, guards between ranges, poison after use.
 import type { Region } from '../../transport/engine/region.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
-import type { SimulatedHost } from './simulation.ts';
+import type { SimulatedHost } from './simulated-host.ts';
 
 const GUARD = 0x5a;
 const POISON = 0xa5;
@@ -36,7 +36,7 @@ export class ScenarioBuffers {
   /** `bytes` for all ranges together, `ranges` of them at most. */
   constructor(host: SimulatedHost, { bytes, ranges }: { readonly bytes: number; readonly ranges: number }) {
     const memory = new Uint8Array(bytes + (ranges + 1) * (GUARD_BYTES + 8)).fill(GUARD);
-    this.#region = host.engine.register({ bytes: memory, remote: { read: true, write: true } });
+    this.#region = host.register({ bytes: memory, remote: { read: true, write: true } });
   }
 
   /** A range that begins at an odd place, or at a multiple of eight. */

@@ -1,12 +1,8 @@
 // Runs a scenario and finds out whether the transport kept its promises.
 import { type ErrorCode, WeftlineError } from '../../core/errors.ts';
 import { settingsTable } from '../../settings/settings.ts';
-import {
-  type ConnectionStatistics,
-  type EngineHandle,
-  requestStatus,
-  type TransportConnection,
-} from '../../transport/engine/transport-engine.ts';
+import type { ConnectionStatistics } from '../../transport/engine/transport-engine.ts';
+import type { LaneConnection } from './lane-connection.ts';
 import {
   beginOperation,
   memoryOf,
@@ -20,7 +16,8 @@ import {
 import type { Cancellation, Closing, Scenario } from './scenario.ts';
 import { type BufferRange, firstWrongByte, ScenarioBuffers } from './scenario-buffers.ts';
 import { keyOf, SignalCounters } from './signal-counters.ts';
-import { type RunEnd, type SimulatedHost, Simulation } from './simulation.ts';
+import type { RequestEnd, SimulatedHost } from './simulated-host.ts';
+import { type RunEnd, Simulation } from './simulation.ts';
 
 export interface ScenarioResult {
   /** Promises that were broken, in words; empty if all were kept. */
@@ -52,13 +49,13 @@ class ScenarioRun {
   readonly #simulation: Simulation;
   readonly #operations: readonly RunningOperation[];
   readonly #buffers: readonly ScenarioBuffers[];
-  readonly #ends: readonly (readonly [TransportConnection, TransportConnection])[];
+  readonly #ends: readonly (readonly [LaneConnection, LaneConnection])[];
   readonly #problems: string[] = [];
   /** Connections that one end has closed. */
   readonly #closed = new Set<number>();
   readonly #counters = new SignalCounters(this.#problems);
   /** Of each host. */
-  readonly #pending: readonly Map<EngineHandle, Pending>[];
+  readonly #pending: readonly Map<number, Pending>[];
   #unposted = 0;
   #waiting = 0;
 
@@ -66,7 +63,7 @@ class ScenarioRun {
     this.#scenario = scenario;
     this.#simulation = new Simulation(scenario);
     const { hosts } = this.#simulation;
-    this.#ends = scenario.connections.map(([a, b]) => this.#simulation.connect(a, b, scenario.paths));
+    this.#ends = scenario.connections.map(([a, b]) => this.#simulation.connect(a, b));
     const bytes = scenario.operations.reduce((sum, operation) => sum + memoryOf(operation), 0);
     const ranges = 2 * scenario.operations.length;
     this.#buffers = hosts.map((host) => new ScenarioBuffers(host, { bytes, ranges }));
@@ -80,7 +77,7 @@ class ScenarioRun {
     const { faults, deaths, cancellations, closings } = this.#scenario;
     const simulation = this.#simulation;
     for (const host of simulation.hosts) {
-      host.onCompletion = (handle) => this.#ended(host, handle);
+      host.onEnd = (end) => this.#ended(host, end);
       host.afterRound = () => this.#counters.look(host.index, this.#operations);
     }
     for (const { link, at, recoversAt } of faults) {
@@ -118,7 +115,7 @@ class ScenarioRun {
     if (this.#scenario.settings.transportAuthentication === true) this.#checkDrops();
     const segments = this.#scenario.settings.transportWindowSegments ?? settingsTable.transportWindowSegments.default;
     // Both ways: data, as many copies and acknowledgements, and some control packets.
-    const bound = this.#ends.length * (6 * segments + 2000);
+    const bound = this.#ends.length * (this.#scenario.engines ?? 1) * (6 * segments + 2000);
     if (simulation.packets.most > bound) {
       this.#problems.push(`${simulation.packets.most} packets were under way at once, more than ${bound}`);
     }
@@ -127,13 +124,13 @@ class ScenarioRun {
 
   /** Where packets are authenticated, none that was changed on the way is taken in, and each that was not is recognised. */
   #checkDrops(): void {
-    for (const { index, io, engine } of this.#simulation.hosts) {
+    for (const { node, io, engine } of this.#simulation.hosts.flatMap(({ engines }) => engines)) {
       const { short, version, kind, connection, tag, checksum, secret, length } = engine.drops;
       // A late packet may find that its connection is over and forgotten.
       const refused = short + version + kind + tag;
       if (refused > io.corrupted || refused + connection < io.corrupted || checksum + secret + length > 0) {
         const drops = JSON.stringify(engine.drops);
-        this.#problems.push(`host ${index}: ${io.corrupted} changed packets came, dropped: ${drops}`);
+        this.#problems.push(`engine ${node}: ${io.corrupted} changed packets came, dropped: ${drops}`);
       }
     }
   }
@@ -159,7 +156,7 @@ class ScenarioRun {
     });
   }
 
-  #note(running: RunningOperation, host: number, post: () => { role: Role; handle: EngineHandle }): void {
+  #note(running: RunningOperation, host: number, post: () => { role: Role; handle: number }): void {
     try {
       const { role, handle } = post();
       this.#pending[host]?.set(handle, { running, role, postedAt: this.#simulation.now });
@@ -171,7 +168,7 @@ class ScenarioRun {
     }
   }
 
-  #ended(host: SimulatedHost, handle: EngineHandle): void {
+  #ended(host: SimulatedHost, { request: handle, error, bytes }: RequestEnd): void {
     const pending = this.#pending[host.index]?.get(handle);
     if (pending === undefined) {
       this.#problems.push(`host ${host.index}: request ${handle} ended, but it is not pending`);
@@ -180,8 +177,8 @@ class ScenarioRun {
     this.#pending[host.index]?.delete(handle);
     this.#waiting -= 1;
     const { running, role } = pending;
-    if (host.engine.poll(handle) === requestStatus.failed) {
-      this.#checkError(running, role, host.engine.requestError(handle));
+    if (error !== undefined) {
+      this.#checkError(running, role, error);
       // Nothing may come for it any more.
       if (role === 'receive' || role === 'read') this.#buffers[host.index]?.poison(running.target as BufferRange);
       return;
@@ -190,7 +187,7 @@ class ScenarioRun {
       this.#problems.push(`${nameOf(running)}: ${role} should have failed`);
       return;
     }
-    if (role === 'receive') this.#checkSize(running, host.engine.receivedBytes(handle));
+    if (role === 'receive') this.#checkSize(running, bytes);
     this.#checkDone(running, role);
   }
 
@@ -282,7 +279,7 @@ class ScenarioRun {
 
   #kill(host: number): void {
     this.#simulation.kill(host);
-    const pending = this.#pending[host] as Map<EngineHandle, Pending>;
+    const pending = this.#pending[host] as Map<number, Pending>;
     this.#waiting -= pending.size;
     pending.clear();
   }
@@ -299,15 +296,17 @@ class ScenarioRun {
     const connections = this.#ends.flatMap((ends, index) =>
       ends.map((end) => `  connection ${index} ${describe(end)}`),
     );
-    const engines = hosts.map(
-      ({ index, engine, alive }) =>
-        `  host ${index}, ${alive ? 'alive' : 'dead'}: due ${engine.nextDeadline().toFixed(1)} µs, drops ${JSON.stringify(engine.drops)}`,
+    const engines = hosts.flatMap((host) =>
+      host.engines.map(
+        ({ node, engine }) =>
+          `  engine ${node} of host ${host.index}, ${host.alive ? 'alive' : 'dead'}: due ${engine.nextDeadline().toFixed(1)} µs, drops ${JSON.stringify(engine.drops)}`,
+      ),
     );
     return [...waits, ...connections, ...engines, `  network: ${JSON.stringify(network.counts)}`];
   }
 }
 
-function describe({ peerName, error, statistics }: TransportConnection): string {
+function describe({ peerName, error, statistics }: LaneConnection): string {
   const { paths, ...counts } = statistics;
   const inFlight = paths.reduce((sum, path) => sum + path.inFlightBytes, 0);
   const alive = paths.filter((path) => path.alive).length;

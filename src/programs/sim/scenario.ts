@@ -1,11 +1,12 @@
 // A random scenario, all of it determined by a seed: who sends what to whom over which network, and what goes wrong.
+import { PART_BYTES } from '../../abi/transport-command.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import { type Settings, settingsTable } from '../../settings/settings.ts';
 import { fatTree } from './fat-tree.ts';
 import { leafSpine } from './leaf-spine.ts';
 import type { LinkOptions } from './link.ts';
 import type { LinkFault } from './pattern-run.ts';
-import { separateRails } from './rails.ts';
+import { changeRail, railLinks, separateRails } from './rails.ts';
 import type { NicOptions } from './simulated-io.ts';
 import { star } from './star.ts';
 import { pathLinks, type NetworkTopology } from './topology.ts';
@@ -68,7 +69,10 @@ export interface Closing {
 export interface Scenario {
   readonly seed: number;
   readonly topology: NetworkTopology;
+  /** Of each lane of a connection. */
   readonly paths: number;
+  /** Of each host; one if missing. */
+  readonly engines?: number;
   readonly segmentBytes: number;
   readonly nic: NicOptions;
   readonly pollDelay: number;
@@ -93,16 +97,21 @@ export function makeScenario(seed: number): Scenario {
   const wanted = dice.chance(0.5) ? 2 : dice.integer(3, 6);
   const paths = dice.chance(0.2) ? 1 : dice.pick([2, 3, 4, 8, 16, 64]);
   const link = makeLink(dice);
-  const { topology, disjoint } = makeTopology(dice, { hosts: wanted, paths, link, salt: seed });
+  // Drawn separately, so that the rest of a seed's scenario does not depend on them.
+  const more = new Dice(seededRandom(seed ^ 0x1a9e5));
+  const { topology, disjoint } = makeRails(more, makeTopology(dice, { hosts: wanted, paths, link, salt: seed }));
   const { hosts } = topology;
   const connections = makeConnections(dice, hosts);
   // Some are so slow that waiting alone is longer than the time after which a peer counts as lost.
   const span = dice.chance(0.05) ? dice.real(10_000_000, 40_000_000) : dice.exponential(10, 20_000);
-  const { operations, cancellations } = makeOperations(dice, connections, span);
+  const { operations: drawn, cancellations } = makeOperations(dice, connections, span);
+  const engines = more.chance(0.4) ? 1 : more.pick([2, 2, 3, 4, 8]);
+  const operations = engines === 1 ? drawn : enlargeSome(more, drawn);
   return {
     seed,
     topology,
     paths,
+    engines,
     segmentBytes: dice.pick([512, 1024, 1400, 2048, 4096, 8928]),
     nic: {
       burstSegments: dice.pick([1, 2, 16, 64]),
@@ -113,12 +122,15 @@ export function makeScenario(seed: number): Scenario {
     pollDelay: dice.chance(0.3) ? 0 : dice.exponential(0.1, 50),
     settings: {
       ...makeSettings(dice, link.corrupt > 0),
-      // Drawn separately, so that the rest of a seed's scenario does not depend on it.
+      transportSpread: more.pick(settingsTable.transportSpread.choices),
       transportAuthentication: new Dice(seededRandom(seed ^ 0x7a65)).chance(link.corrupt > 0 ? 0.6 : 0.25),
     },
     connections,
     operations,
-    faults: makeFaults(dice, { topology, paths, disjoint, span }),
+    faults: [
+      ...makeFaults(dice, { topology, paths, disjoint, span }),
+      ...makeRailFaults(more, { topology, paths, disjoint, span }),
+    ],
     deaths: dice.chance(0.06) ? [{ host: dice.integer(0, hosts - 1), at: dice.real(0, span) }] : [],
     cancellations,
     closings: dice.chance(0.06)
@@ -184,10 +196,7 @@ interface NetworkDraft {
 }
 
 /** `disjoint`: paths share no link between switches, so that one of them can die while the others live. */
-function makeTopology(
-  dice: Dice,
-  { hosts, paths, link, salt }: NetworkDraft,
-): { readonly topology: NetworkTopology; readonly disjoint: boolean } {
+function makeTopology(dice: Dice, { hosts, paths, link, salt }: NetworkDraft): DrawnTopology {
   const fabric = { ...link, gigabitsPerSecond: link.gigabitsPerSecond * dice.real(0.5, 1.5) };
   switch (dice.integer(0, 8)) {
     case 8:
@@ -208,6 +217,32 @@ function makeTopology(
       return { topology: leafSpine({ ...shape, link, fabric, ecmp: salt }), disjoint: false };
     }
   }
+}
+
+interface DrawnTopology {
+  readonly topology: NetworkTopology;
+  readonly disjoint: boolean;
+}
+
+/** Some hosts have several rails, each with a network of its own, and sometimes one of them loses more than the others. */
+function makeRails(dice: Dice, drawn: DrawnTopology): DrawnTopology {
+  if (dice.chance(0.5) || drawn.topology.rails > 1) return drawn;
+  const rails = dice.pick([2, 3, 4, 8]);
+  const topology = separateRails(drawn.topology, rails);
+  if (dice.chance(0.7)) return { ...drawn, topology };
+  const lossy = changeRail(topology, dice.integer(0, rails - 1), { loss: dice.exponential(0.01, 0.05) });
+  return { ...drawn, topology: lossy };
+}
+
+/** A rail that dies, and where there are paths on others, sometimes for ever. */
+function makeRailFaults(dice: Dice, { topology, paths, disjoint, span }: FaultDraft): LinkFault[] {
+  if (topology.rails === 1 || !dice.chance(0.3)) return [];
+  const at = dice.real(0, span);
+  const recoversAt = at + dice.exponential(10, 50_000);
+  // Where a path may die for ever as well, nothing might be left.
+  const isForEver = paths > 1 && !disjoint && dice.chance(0.5);
+  const dying = railLinks(topology, dice.integer(0, topology.rails - 1));
+  return dying.map((link) => (isForEver ? { link, at } : { link, at, recoversAt }));
 }
 
 function makeSettings(dice: Dice, corrupt: boolean): Partial<Settings> {
@@ -284,6 +319,19 @@ function makeOperations(dice: Dice, connections: readonly (readonly [number, num
     if (cancelled) cancellations.push(...makeCancellations(dice, operations, span));
   }
   return { operations, cancellations };
+}
+
+/** What is spread over engines is larger than most operations are. */
+function enlargeSome(dice: Dice, operations: readonly ScenarioOperation[]): readonly ScenarioOperation[] {
+  let left = 4;
+  return operations.map((operation) => {
+    if (!('bytes' in operation) || left === 0 || !dice.chance(0.2)) return operation;
+    left -= 1;
+    const bytes = dice.integer(2 * PART_BYTES, 10 * PART_BYTES);
+    if (operation.kind !== 'message') return { ...operation, bytes };
+    const room = operation.room - operation.bytes + bytes;
+    return { ...operation, bytes, room };
+  });
 }
 
 /** The last operation is withdrawn some time after it was posted; a message at both ends, or one would wait for ever. */

@@ -27,6 +27,9 @@ export interface NicOptions {
 
 export interface SimulatedIoOptions extends NicOptions {
   readonly host: number;
+  readonly lane: number;
+  /** Paths of a lane: those of different lanes have different numbers in the network. */
+  readonly lanePaths: number;
   readonly network: Network;
   readonly packets: PacketPool;
   readonly uplinks: readonly number[];
@@ -77,7 +80,7 @@ export class SimulatedIo implements PacketIo {
   }
 
   send(burst: Burst): void {
-    const { packets, network, host, carryPayload } = this.#options;
+    const { packets, network, host, lane, lanePaths, carryPayload } = this.#options;
     const { peer, path, count, headerBytes, region } = burst;
     for (let index = 0; index < count; index += 1) {
       const payload = region === undefined ? 0 : index === count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
@@ -90,7 +93,8 @@ export class SimulatedIo implements PacketIo {
       packets.wireBytes[packet] = headerBytes + payload + WIRE_OVERHEAD_BYTES;
       packets.sources[packet] = host;
       packets.destinations[packet] = peer;
-      packets.paths[packet] = path;
+      packets.paths[packet] = lane * lanePaths + path;
+      packets.lanes[packet] = lane;
       network.send(packet, this.now);
     }
   }

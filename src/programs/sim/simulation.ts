@@ -4,11 +4,13 @@ import { readSettings, type Settings } from '../../settings/settings.ts';
 import { PACKET_KEY_BYTES, type PacketKeys, splitSessionKey } from '../../transport/authentication/packet-keys.ts';
 import { Engine } from '../../transport/engine/engine.ts';
 import type { ReceivedBatch } from '../../transport/io/packet-io.ts';
-import type { EngineHandle, RequestStatus, TransportConnection } from '../../transport/engine/transport-engine.ts';
+import type { TransportConnection } from '../../transport/engine/transport-engine.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { EventQueue } from './event-queue.ts';
+import { LaneConnection } from './lane-connection.ts';
 import { Network } from './network.ts';
 import { PacketPool } from './packet-pool.ts';
+import { type SimulatedEngine, SimulatedHost } from './simulated-host.ts';
 import { type NicOptions, SimulatedIo } from './simulated-io.ts';
 import type { NetworkTopology } from './topology.ts';
 
@@ -21,18 +23,10 @@ export interface SimulationOptions {
   /** Microseconds from the arrival of a packet at an idle host to the moment when its engine looks. */
   readonly pollDelay: number;
   readonly settings: Partial<Settings>;
-}
-
-export interface SimulatedHost {
-  readonly index: number;
-  readonly engine: Engine;
-  readonly io: SimulatedIo;
-  /** Set before requests are posted. */
-  onCompletion: (handle: EngineHandle, status: RequestStatus) => void;
-  onConnectionEnd: (connection: TransportConnection, error: WeftlineError) => void;
-  /** Called when the host's engine has taken packets in and sent its answers. */
-  afterRound: () => void;
-  alive: boolean;
+  /** Paths of each lane of a connection. */
+  readonly paths: number;
+  /** Engines of each host; each connection has a lane on each of them. One if missing. */
+  readonly engines?: number;
 }
 
 /** How a run ended: as asked, with nothing left to happen, at its last moment, or after too many events. */
@@ -67,9 +61,13 @@ export class Simulation {
   readonly #queue = new EventQueue();
   readonly #actions: (() => void)[] = [];
   readonly #freeActions: number[] = [];
-  /** When each host's engine will run next by its own wish, or because packets wait. */
+  /** When each engine will run next by its own wish, or because packets wait. */
   readonly #timerAt: Float64Array;
   readonly #pollAt: Float64Array;
+  readonly #engines: number;
+  readonly #settings: Settings;
+  /** Of each host. */
+  readonly #connections: readonly LaneConnection[][];
   readonly #consume: ((batch: ReceivedBatch) => void)[];
   readonly #secrets: () => number;
 
@@ -86,28 +84,54 @@ export class Simulation {
       arrivalKind: ARRIVAL,
     });
     this.#secrets = seededRandom(seed ^ 0x5ec2e7);
-    this.#timerAt = new Float64Array(topology.hosts).fill(Number.POSITIVE_INFINITY);
-    this.#pollAt = new Float64Array(topology.hosts).fill(Number.POSITIVE_INFINITY);
+    const settings = readSettings(options.settings, {});
+    this.#engines = options.engines ?? 1;
+    // The bound is the host's.
+    const transportCtsBytes = Math.floor(settings.transportCtsBytes / this.#engines);
+    this.#settings = { ...settings, transportCtsBytes };
+    const nodes = topology.hosts * this.#engines;
+    this.#timerAt = new Float64Array(nodes).fill(Number.POSITIVE_INFINITY);
+    this.#pollAt = new Float64Array(nodes).fill(Number.POSITIVE_INFINITY);
     this.hosts = Array.from({ length: topology.hosts }, (_, index) => this.#createHost(index));
-    const own = new Set(this.hosts.flatMap(({ io }) => io.uplinks));
+    this.#connections = this.hosts.map(() => []);
+    const own = new Set(this.hosts.flatMap(({ engines }) => engines[0]!.io.uplinks));
     this.fabricLinks = topology.links.map((_, link) => link).filter((link) => !own.has(link));
-    this.#consume = this.hosts.map(
-      ({ engine }) =>
-        (batch) =>
-          engine.onPackets(batch, this.now),
-    );
+    this.#consume = this.hosts
+      .flatMap(({ engines }) => engines)
+      .map(
+        ({ engine }) =>
+          (batch) =>
+            engine.onPackets(batch, this.now),
+      );
   }
 
   /** Connects two hosts; element 0 is the end of host `a`. */
-  connect(a: number, b: number, paths: number): [TransportConnection, TransportConnection] {
-    const [first, second] = [this.#host(a), this.#host(b)];
+  connect(a: number, b: number): [LaneConnection, LaneConnection] {
+    const lanes = Array.from({ length: this.#engines }, (_, lane) => this.#connectLane(a, b, lane));
+    const spread = this.#settings.transportSpread;
+    const ends = [a, b].map((index, end) => {
+      const connections = this.#connections[index]!;
+      const connection = new LaneConnection({
+        host: this.#host(index),
+        number: connections.length,
+        lanes: lanes.map((lane) => lane[end]!),
+        spread,
+      });
+      connections.push(connection);
+      return connection;
+    });
+    return ends as [LaneConnection, LaneConnection];
+  }
+
+  #connectLane(a: number, b: number, lane: number): [TransportConnection, TransportConnection] {
+    const [first, second] = [this.#host(a).engines[lane]!, this.#host(b).engines[lane]!];
     const word = (): bigint => BigInt(Math.floor(this.#secrets() * 2 ** 32));
     // Segments are numbered from the upper half on: two of three connections soon reach an end of the numbers.
     const end = [2n ** 31n, 2n ** 32n, word()][Math.floor(this.#secrets() * 3)] as bigint;
     const secret = BigInt.asUintN(64, ((end - (word() >> 25n)) << 32n) | word());
     const ids = [first.engine.reserveConnectionId(), second.engine.reserveConnectionId()] as const;
-    const { segmentBytes } = this.#options;
-    const shared = { secret, paths, segmentBytes };
+    const { segmentBytes, paths } = this.#options;
+    const shared = { secret, paths, segmentBytes, keepsPlaces: this.#engines > 1 };
     const keys = this.#keys();
     return [
       first.engine.createConnection({
@@ -136,16 +160,16 @@ export class Simulation {
     this.#queue.push(Math.max(time, this.now), ACTION, index);
   }
 
-  /** Something was posted at the host: its engine runs as soon as the present event is over. */
+  /** Something was posted at the host: its engines run as soon as the present event is over. */
   wake(host: number): void {
-    this.#runAt(host, this.now);
+    for (const { node } of this.#host(host).engines) this.#runAt(node, this.now);
   }
 
   /** A host stops: what arrives is lost, nothing is sent any more. */
   kill(host: number): void {
     const victim = this.#host(host);
     victim.alive = false;
-    victim.io.discard();
+    for (const { io } of victim.engines) io.discard();
   }
 
   run({ until, events, done }: RunLimits): RunEnd {
@@ -188,72 +212,94 @@ export class Simulation {
   }
 
   #deliver(packet: number): void {
-    const host = this.packets.destinations[packet]!;
-    const { alive, io } = this.#host(host);
+    const { engines, alive } = this.#host(this.packets.destinations[packet]!);
     if (!alive) {
       this.packets.release(packet);
       return;
     }
+    const { io, node } = engines[this.packets.lanes[packet]!]!;
     io.receive(packet);
-    if (this.#pollAt[host] !== Number.POSITIVE_INFINITY) return;
-    this.#pollAt[host] = this.now + this.#options.pollDelay;
-    this.#queue.push(this.#pollAt[host], POLL, host);
+    if (this.#pollAt[node] !== Number.POSITIVE_INFINITY) return;
+    this.#pollAt[node] = this.now + this.#options.pollDelay;
+    this.#queue.push(this.#pollAt[node], POLL, node);
   }
 
-  #poll(index: number): void {
-    const { io, alive } = this.#host(index);
-    this.#pollAt[index] = Number.POSITIVE_INFINITY;
+  #poll(node: number): void {
+    const { alive, engines } = this.#hostOf(node);
+    const { io } = engines[node % this.#engines]!;
+    this.#pollAt[node] = Number.POSITIVE_INFINITY;
     if (!alive) return;
     io.now = this.now;
-    io.poll(this.#consume[index] as (batch: ReceivedBatch) => void);
-    this.#runEngine(index);
+    io.poll(this.#consume[node] as (batch: ReceivedBatch) => void);
+    this.#runEngine(node);
   }
 
-  #runEngine(index: number): void {
-    const { engine, io, alive, afterRound } = this.#host(index);
-    if (!alive) return;
+  #runEngine(node: number): void {
+    const host = this.#hostOf(node);
+    if (!host.alive) return;
+    const { engine, io } = host.engines[node % this.#engines]!;
     io.now = this.now;
     engine.onTimer(this.now);
-    afterRound();
+    host.afterRound();
     const due = engine.nextDeadline();
     if (due === Number.POSITIVE_INFINITY) return;
-    if (due > this.now) this.#runAt(index, due);
-    else this.#runAt(index, Math.max(this.now + ROUND, io.whenRoom()));
+    if (due > this.now) this.#runAt(node, due);
+    else this.#runAt(node, Math.max(this.now + ROUND, io.whenRoom()));
   }
 
-  #runAt(host: number, time: number): void {
-    if (this.#timerAt[host]! <= time) return;
-    this.#timerAt[host] = time;
-    this.#queue.push(time, TIMER, host);
+  #runAt(node: number, time: number): void {
+    if (this.#timerAt[node]! <= time) return;
+    this.#timerAt[node] = time;
+    this.#queue.push(time, TIMER, node);
   }
 
   #createHost(index: number): SimulatedHost {
-    const { topology, seed, nic, settings } = this.#options;
+    const { topology, nic, paths } = this.#options;
     const other = index === 0 ? 1 : 0;
     const uplinks = new Set(Array.from({ length: 256 }, (_, path) => topology.firstLink(index, other, path)));
-    const io = new SimulatedIo({
-      ...nic,
-      host: index,
-      network: this.network,
-      packets: this.packets,
-      uplinks: [...uplinks],
+    const engines = Array.from({ length: this.#engines }, (_, lane): SimulatedEngine => {
+      const io = new SimulatedIo({
+        ...nic,
+        host: index,
+        lane,
+        lanePaths: paths,
+        network: this.network,
+        packets: this.packets,
+        uplinks: [...uplinks],
+      });
+      const node = index * this.#engines + lane;
+      return { node, io, engine: this.#createEngine(node, io) };
     });
-    const host: SimulatedHost = {
-      index,
-      io,
-      alive: true,
-      onCompletion: () => {},
-      onConnectionEnd: () => {},
-      afterRound: () => {},
-      engine: new Engine({
-        io,
-        settings: readSettings(settings, {}),
-        seed: (Math.imul(seed, 0x9e37_79b1) + index) >>> 0,
-        onCompletion: (handle, status) => host.onCompletion(handle, status),
-        onConnectionEnd: (connection, error) => host.onConnectionEnd(connection, error),
+    const host = new SimulatedHost(index, engines, (action) =>
+      this.at(this.now, () => {
+        action();
+        this.wake(index);
       }),
-    };
+    );
     return host;
+  }
+
+  #createEngine(node: number, io: SimulatedIo): Engine {
+    return new Engine({
+      io,
+      settings: this.#settings,
+      seed: (Math.imul(this.#options.seed, 0x9e37_79b1) + node) >>> 0,
+      onCompletion: (handle, status) => this.#hostOf(node).ended(node % this.#engines, handle, status),
+      onConnectionEnd: (lane, error) => this.#laneEnded(this.#hostOf(node), lane, error),
+    });
+  }
+
+  /** One lane takes the others with it. */
+  #laneEnded(host: SimulatedHost, lane: TransportConnection, error: WeftlineError): void {
+    host.onConnectionEnd(lane, error);
+    this.at(this.now, () => {
+      this.#connections[host.index]?.find((connection) => connection.has(lane))?.end(error);
+      this.wake(host.index);
+    });
+  }
+
+  #hostOf(node: number): SimulatedHost {
+    return this.hosts[Math.floor(node / this.#engines)] as SimulatedHost;
   }
 
   /** The keys of both ends of a connection, if packets are authenticated. */
