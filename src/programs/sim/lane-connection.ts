@@ -32,6 +32,8 @@ export class LaneConnection {
   readonly #choice: LaneChoice;
   readonly #order: FlowOrder;
   #isOver = false;
+  /** Of the lane that ended first. */
+  #reason: WeftlineError | undefined;
 
   constructor({ host, number, lanes, spread }: LaneConnectionOptions) {
     this.#host = host;
@@ -50,7 +52,7 @@ export class LaneConnection {
   }
 
   get error(): WeftlineError | undefined {
-    return this.#lanes.find(({ error }) => error !== undefined)?.error;
+    return this.#reason ?? this.#lanes.find(({ error }) => error !== undefined)?.error;
   }
 
   /** The counters of all lanes together, and the paths of each. */
@@ -129,6 +131,7 @@ export class LaneConnection {
   end(reason?: WeftlineError): void {
     if (this.#isOver) return;
     this.#isOver = true;
+    this.#reason = reason;
     this.#order.close();
     if (reason !== undefined) {
       this.#host.noteReason(this.#lanes, reason);
