@@ -169,7 +169,7 @@ export class LaneConnection {
       this.#order.pass(flow);
     }
     const connection = this.#lanes[home]!;
-    const begin = (): void => host.put(request, home, NONE, connection, () => post(connection));
+    const begin = (): void => host.put(request, { lane: home, gate: NONE, connection, post: () => post(connection) });
     const fence = { slot: request, connection: this.#number, flow, post: begin };
     const held = host.held[home]!;
     if (held.mustHold(fence, gate)) held.hold(fence, gate);
@@ -187,7 +187,7 @@ export class LaneConnection {
       const { gate, post } = prepare(share);
       const connection = this.#lanes[lane]!;
       const here = host.regionOf(region, lane);
-      host.put(request, lane, gate, connection, () => post(connection, here));
+      host.put(request, { lane, gate, connection, post: () => post(connection, here) });
     }
     return request;
   }

@@ -40,6 +40,15 @@ interface Part {
   readonly handle: EngineHandle;
 }
 
+/** A part that is to be posted. */
+export interface NewPart {
+  readonly lane: number;
+  /** That it holds shut until it ends, or NONE. */
+  readonly gate: number;
+  readonly connection: TransportConnection;
+  readonly post: () => EngineHandle;
+}
+
 interface PendingRequest {
   readonly parts: Part[];
   left: number;
@@ -103,8 +112,8 @@ export class SimulatedHost {
     return request;
   }
 
-  /** Posts a part to an engine. What it refuses fails when the present event is over. `gate`: that the part holds shut. */
-  put(request: number, lane: number, gate: number, connection: TransportConnection, post: () => EngineHandle): void {
+  /** Posts a part to its engine. What that refuses fails when the present event is over. */
+  put(request: number, { lane, gate, connection, post }: NewPart): void {
     const pending = this.#requests.get(request);
     if (pending === undefined) return;
     try {
