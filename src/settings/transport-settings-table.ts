@@ -76,11 +76,11 @@ const hostSettings = {
     env: 'WEFTLINE_TRANSPORT_SPIN_US',
     flag: '--transport-spin <us>',
     unit: 'µs',
-    min: -1,
+    min: 0,
     max: 1_000_000,
-    default: -1,
+    default: 0,
     sentence:
-      'How long an engine polls its sockets after the last packet before it sleeps; raise it where the engine has a core to itself. -1: 200 in a process that may use eight cores or more, else 20.',
+      'How long an engine polls its sockets after the last packet before it sleeps; raise it where the engine has a core to itself. 0: 200 in a process that may use eight cores or more, else 20.',
   },
   transportPinCore: {
     kind: 'text',

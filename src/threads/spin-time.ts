@@ -57,6 +57,6 @@ const MANY_PROCESSORS = 8;
 
 /** How long a thread polls for packets before it sleeps, in µs: as set, or what suits the processors of the process. */
 export function packetSpinUs({ transportSpinUs }: Settings, processors: number = availableParallelism()): number {
-  if (transportSpinUs !== -1) return transportSpinUs;
+  if (transportSpinUs !== 0) return transportSpinUs;
   return processors >= MANY_PROCESSORS ? 200 : 20;
 }
