@@ -43,7 +43,7 @@ import { RemoteAgents } from './remote-agents.ts';
 import type { RemoteMemory } from './remote-agent.ts';
 import { Transfer } from './transfer.ts';
 import { checkOperation } from './transfer-plan.ts';
-import { Waiter } from './waiting.ts';
+import { type Awaited, Waiter } from './waiting.ts';
 
 /** The pump polls at least this often, for events that no backend rings for; where backends must be polled, at most this often. */
 const PUMP_MS = 1000;
@@ -314,6 +314,19 @@ export class Agent implements AsyncDisposable {
   ): Promise<ChannelParts> {
     this.#checkOpen();
     return this.#links.channelParts(this.#remotes.get(peer, this.name), { local, remote }, options);
+  }
+
+  /**
+   * @internal Waits for what the caller looks at, such as channels and cells that peers add to. It is asked after each look
+   * at the backends, and at least every 100 ms.
+   */
+  until(awaited: Awaited, wait?: WaitOptions): Promise<void> {
+    return this.#waiter.wait(awaited, wait);
+  }
+
+  /** @internal The same, but blocks this thread. Hot path: no allocation. */
+  untilBlocking(awaited: Awaited, timeoutMs?: number): void {
+    this.#waiter.waitBlocking(awaited, timeoutMs);
   }
 
   /** Hot path. Takes in what has happened; waits do so by themselves. True if anything happened. */
