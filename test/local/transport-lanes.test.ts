@@ -163,6 +163,32 @@ for (const [name, settings] of Object.entries(configurations)) {
       assert.equal(new BigUint64Array(back.bytes.buffer, 0, 1)[0], 200n);
     });
 
+    test('signals by the thousand, both ways at once, all end, also between messages', async () => {
+      await using pair = await openPair(settings);
+      const { near, far, here, there } = pair;
+      const ends = [
+        { transport: near, connection: here, cells: await memory(near, 8, { write: true }) },
+        { transport: far, connection: there, cells: await memory(far, 8, { write: true }) },
+      ] as const;
+      const count = 3000;
+      for (const messages of [false, true]) {
+        const requests: [Transport, RequestHandle][] = [];
+        const out = await memory(near, 70_000);
+        for (let index = 0; index < count; index++) {
+          for (const [end, { transport, connection }] of ends.entries()) {
+            requests.push([transport, connection.signal({ ...ends[1 - end]!.cells.remote, add: 1 })]);
+          }
+          if (!messages || index % 20 !== 0) continue;
+          requests.push(
+            [far, there.receive({ region: await memory(far, 70_000) })],
+            [near, here.send({ region: out })],
+          );
+        }
+        for (const [transport, request] of requests) await transport.wait(request, { timeoutMs: 20_000 });
+      }
+      for (const { cells } of ends) assert.equal(new BigUint64Array(cells.bytes.buffer)[0], BigInt(2 * count));
+    });
+
     test('reads of every size are intact; what is outside a region is refused, and nothing of it is written', async () => {
       await using pair = await openPair(settings);
       const { near, far, here } = pair;

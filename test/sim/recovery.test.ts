@@ -126,6 +126,16 @@ test('a signal comes after the writes of its flow, whichever engine carried them
   }
 });
 
+test('signals by the thousand, both ways at once, wait for the one that was lost, however many have come', () => {
+  const operations: ScenarioOperation[] = [];
+  for (let index = 0; index < 1500; index += 1) {
+    for (const from of [0, 1] as const) operations.push({ ...place, from, flow: index % 2, kind: 'signal', add: 1 });
+    if (index % 100 === 0) operations.push(message(2, 3000));
+  }
+  const topology = star({ hosts: 2, link: { ...link, loss: 0.02, reorder: 0.3, jitter: 300 } });
+  for (const engines of [1, 2, 4]) check({ topology, paths: 4, engines, operations });
+});
+
 test('messages that are spread over engines meet their receives in order, also where some are withdrawn or too large', () => {
   const operations: ScenarioOperation[] = [];
   for (let index = 0; index < 12; index += 1) {

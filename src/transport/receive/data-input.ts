@@ -244,11 +244,8 @@ function takeSignal(connection: Connection): void {
   if (window.isNext(sequence)) {
     addToCell(region, base, add);
     engine.signalled();
-  } else if (signals.hasRoom()) {
-    signals.add(sequence, region, { offset: base, add });
   } else {
-    engine.drops.window++;
-    return;
+    signals.add(sequence, region, { offset: base, add });
   }
   counters.receivedSegments++;
   window.add(sequence);

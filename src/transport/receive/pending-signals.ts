@@ -2,8 +2,8 @@
 // have come.
 import type { Region } from '../engine/region.ts';
 
-/** Signals beyond these are not taken; the peer sends them again. */
-const CAPACITY = 256;
+/** Room at first; it doubles where it does not suffice, up to the size of the receive window. */
+const FIRST_CAPACITY = 16;
 
 interface PendingSignal {
   sequence: number;
@@ -12,25 +12,28 @@ interface PendingSignal {
   add: number;
 }
 
+/** There is room for every segment of the window. Were one turned away, it could be the one that all others wait for. */
 export class PendingSignals {
-  #items: PendingSignal[] = [];
+  /** A ring; its size is a power of two. */
+  #items = Array.from({ length: FIRST_CAPACITY }, emptyItem);
+  #first = 0;
   count = 0;
 
-  hasRoom(): boolean {
-    return this.count < CAPACITY;
-  }
-
+  /** `sequence` is in the receive window and not here yet. */
   add(sequence: number, region: Region, cell: { readonly offset: number; readonly add: number }): void {
-    const item = this.#items[this.count] ?? { sequence: 0, region: undefined, offset: 0, add: 0 };
+    if (this.count === this.#items.length) this.#grow();
+    const items = this.#items;
+    const mask = items.length - 1;
+    let at = this.#first + this.count;
+    const item = items[at & mask] as PendingSignal;
     // Paths overtake each other. The reader of a counter must never see a later signal without those before it: a reader
     // of a ring would take bytes for a message whose own bytes are not counted yet.
-    let at = this.count;
-    for (; at > 0; at--) {
-      const earlier = this.#items[at - 1] as PendingSignal;
+    for (; at > this.#first; at--) {
+      const earlier = items[(at - 1) & mask] as PendingSignal;
       if (((earlier.sequence - sequence) | 0) <= 0) break;
-      this.#items[at] = earlier;
+      items[at & mask] = earlier;
     }
-    this.#items[at] = item;
+    items[at & mask] = item;
     item.sequence = sequence;
     item.region = region;
     item.offset = cell.offset;
@@ -40,8 +43,8 @@ export class PendingSignals {
 
   /** The region is no longer registered: what was to be added there is nobody's. */
   forget(region: Region): void {
-    for (let at = 0; at < this.count; at++) {
-      const item = this.#items[at] as PendingSignal;
+    for (let index = 0; index < this.count; index++) {
+      const item = this.#at(index);
       if (item.region === region) item.region = undefined;
     }
   }
@@ -49,20 +52,30 @@ export class PendingSignals {
   /** Carries out the signals before segment `next`, the oldest that is missing, in their order. True if there were any. */
   apply(next: number): boolean {
     const before = this.count;
-    let kept = 0;
-    for (let at = 0; at < this.count; at++) {
-      const item = this.#items[at] as PendingSignal;
-      if (((item.sequence - next) | 0) < 0) {
-        if (item.region !== undefined) addToCell(item.region, item.offset, item.add);
-        item.region = undefined;
-        continue;
-      }
-      this.#items[at] = this.#items[kept] as PendingSignal;
-      this.#items[kept++] = item;
+    while (this.count > 0) {
+      const item = this.#at(0);
+      if (((item.sequence - next) | 0) >= 0) break;
+      if (item.region !== undefined) addToCell(item.region, item.offset, item.add);
+      item.region = undefined;
+      this.#first = (this.#first + 1) & (this.#items.length - 1);
+      this.count--;
     }
-    this.count = kept;
-    return kept < before;
+    return this.count < before;
   }
+
+  #at(index: number): PendingSignal {
+    return this.#items[(this.#first + index) & (this.#items.length - 1)] as PendingSignal;
+  }
+
+  #grow(): void {
+    const { length } = this.#items;
+    this.#items = Array.from({ length: 2 * length }, (_, index) => (index < length ? this.#at(index) : emptyItem()));
+    this.#first = 0;
+  }
+}
+
+function emptyItem(): PendingSignal {
+  return { sequence: 0, region: undefined, offset: 0, add: 0 };
 }
 
 /** ORDER: atomic, so that a thread that sees the new count sees the data that was written before it. */

@@ -4,8 +4,8 @@ import test from 'node:test';
 import { DATA_HEADER_BYTES, dataHeader, SCATTER_ENTRY_BYTES, scatterEntry } from '#lib/abi/transport-packet.js';
 import { RangeList } from '#lib/transport/send/range-list.js';
 import type { Region } from '#lib/transport/engine/region.js';
-import { requestStatus } from '#lib/transport/engine/transport-engine.js';
-import { isEnded, Loopback, pattern } from './support/loopback.js';
+import { type EngineHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
+import { isEnded, Loopback, pattern, type Side } from './support/loopback.js';
 
 function remote(region: Region, remoteOffset = 0) {
   return { remoteRegion: region.id, remoteKey: region.key, remoteOffset };
@@ -64,6 +64,32 @@ test('a signal shows only behind the data of earlier writes', () => {
     assert.ok(ok);
     assert.equal(net.a.engine.poll(last), requestStatus.done);
     assert.equal(cell[2], 10n * (2n ** 33n + 1n));
+  }
+});
+
+test('signals by the thousand, both ways at once and between messages, all arrive on a network that reorders and loses', () => {
+  const count = 3000;
+  for (let seed = 1; seed <= 3; seed++) {
+    const net = new Loopback({ seed, paths: 4, loss: 0.05, reordering: 0.5, delay: (path) => 10 + 200 * path });
+    const sides = [net.a, net.b] as const;
+    const cells = sides.map((side) => side.region(8));
+    const data = sides.map((side) => side.region(10_000));
+    const posted: (readonly [Side, EngineHandle])[] = [];
+    for (let index = 0; index < count; index++) {
+      sides.forEach((side, end) => {
+        posted.push([side, side.connection.signal({ add: 1, ...remote(cells[1 - end]!) })]);
+        if (index % 100 !== 0) return;
+        const part = { region: data[end]!, offset: 0, bytes: index };
+        posted.push([side, side.connection.postReceive(part)], [side, side.connection.postSend(part)]);
+      });
+    }
+    assert.ok(
+      net.run(() => posted.every(([side, handle]) => isEnded(side, handle))),
+      `seed ${seed}`,
+    );
+    for (const [side, handle] of posted) assert.equal(side.engine.poll(handle), requestStatus.done);
+    for (const cell of cells) assert.equal(new BigUint64Array(cell.bytes.buffer)[0], BigInt(count), `seed ${seed}`);
+    for (const side of sides) assert.equal(side.engine.drops.window, 0);
   }
 });
 
