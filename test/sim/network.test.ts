@@ -10,6 +10,7 @@ import { defaultLink, type LinkOptions } from '#lib/programs/sim/link.js';
 import { Network } from '#lib/programs/sim/network.js';
 import { MARK_CORRUPT, MARK_ECN, PacketPool } from '#lib/programs/sim/packet-pool.js';
 import { changeRail, hostLinks, railLinks, separateRails, sharedRails } from '#lib/programs/sim/rails.js';
+import { SimulatedIo } from '#lib/programs/sim/simulated-io.js';
 import { star as starNetwork } from '#lib/programs/sim/star.js';
 import { ecmpHash, routeOf, SHARED, type NetworkTopology } from '#lib/programs/sim/topology.js';
 
@@ -116,6 +117,28 @@ test('loss, duplication and corruption happen as often as asked', () => {
   assert.equal(arrived.length, 4000 + counts.duplicated - counts.droppedLoss);
   near(arrived.filter(({ marks }) => (marks & MARK_CORRUPT) !== 0).length, arrived.length * (1 - 0.8 * 0.8));
   assert.equal(packets.used, 0);
+});
+
+test('packets that arrive together are joined, but for an empty one', () => {
+  const { network, packets } = start(star());
+  const nic = { burstSegments: 16, sendBufferBytes: 100_000, carryPayload: true, join: true };
+  const io = new SimulatedIo({ ...nic, host: 1, lane: 0, lanePaths: 1, network, packets, uplinks: [1] });
+  for (const length of [100, 100, 0, 100, 100, 40]) {
+    const packet = packets.take(100);
+    packets.lengths[packet] = length;
+    packets.sources[packet] = 0;
+    packets.paths[packet] = 0;
+    io.receive(packet);
+  }
+  let entries: number[][] = [];
+  io.poll(({ count, length, segmentBytes }) => {
+    entries = Array.from({ length: count }, (_, entry) => [length[entry]!, segmentBytes[entry]!]);
+  });
+  assert.deepEqual(entries, [
+    [200, 100],
+    [0, 0],
+    [240, 100],
+  ]);
 });
 
 test('some packets overtake others where links reorder', () => {

@@ -164,7 +164,10 @@ export class SimulatedIo implements PacketIo {
     }
   }
 
-  /** As the kernel does: packets of one sender, path and mark, all of one size but a shorter last one, at most 64 KiB. */
+  /**
+   * As the kernel does: packets of one sender, path and mark, all of one size but a shorter last one, at most 64 KiB. An
+   * empty packet stays alone: within others nobody would see it.
+   */
   #fillJoined(first: number, end: number): void {
     const { packets } = this.#options;
     const batch = this.#batch;
@@ -182,6 +185,7 @@ export class SimulatedIo implements PacketIo {
       const size: number = open ? batch.segmentBytes[entry]! || batch.length[entry]! : 0;
       const fits =
         open &&
+        length > 0 &&
         batch.peer[entry] === source &&
         path === packets.paths[packet] &&
         batch.marked[entry] === mark &&
