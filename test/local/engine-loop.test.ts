@@ -88,3 +88,18 @@ test('a look that comes a while after the one before finds a packet of any socke
   }
   close();
 });
+
+test('a ring of the doorbell does not hide that packets come from one socket alone', () => {
+  const { loop, send, close } = openPair();
+  loop.doorbell.ring();
+  send(0);
+  loop.step();
+  send(1);
+  send(0);
+  loop.step();
+  assert.equal(loop.engine.drops.short, 2, 'the socket of the first packet is looked at first');
+  loop.step();
+  loop.step();
+  assert.equal(loop.engine.drops.short, 3);
+  close();
+});

@@ -44,7 +44,8 @@ export function requestToSend(connection: Connection): void {
   const { flowOrder } = connection.send;
   for (const flow of flowOrder) {
     for (let request = flow.messages.head; request !== undefined; request = request.next) {
-      if (request.announced || request.granted > 0) continue;
+      // A message of no bytes goes without a grant.
+      if (request.announced || request.granted > 0 || request.bytes === 0) continue;
       if (!control.hasRoom()) return;
       control.append(controlKinds.requestToSend, request.flow);
       control.setIds(request.target, 0, 0);

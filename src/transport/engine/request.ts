@@ -83,8 +83,11 @@ export class RequestTable {
     request.owner = owner;
     request.position = 0;
     request.segmented = false;
+    request.nextRange = 0;
     request.unacked = 0;
+    request.value = 0;
     request.granted = 0;
+    request.record = 0;
     request.messageBytes = -1;
     request.received = 0;
     request.announced = false;

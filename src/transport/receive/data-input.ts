@@ -203,6 +203,8 @@ function scatterBase(view: DataView, at: number): number {
 function refuseMessage(connection: Connection, request: Request | undefined): number {
   if (request === undefined || !request.isPending || request.owner !== connection) return failReasons.cancelled;
   if (request.kind !== 'receive' && request.kind !== 'read') return failReasons.cancelled;
+  // The peer does not know of it: it is counted among those that wait for a message only once it does.
+  if (!request.announced) return failReasons.cancelled;
   if (run.base + run.messageBytes > request.bytes) return failReasons.tooLarge;
   if (run.offset + runBytes() > run.messageBytes) return failReasons.bounds;
   // A sender that goes beyond its grant would take from the others what they were promised.

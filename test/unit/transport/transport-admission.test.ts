@@ -1,11 +1,31 @@
 // Receiver-driven admission: the bound holds, senders share it, and receives that nobody claims starve nobody.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { requestStatus, type TransportConnection } from '#lib/transport/engine/transport-engine.js';
+import {
+  controlHeader,
+  controlKinds,
+  controlRecord,
+  dataHeader,
+  packetKinds,
+  packetPrefix,
+} from '#lib/abi/transport-packet.js';
+import { getWide } from '#lib/abi/wide-words.js';
+import { type EngineHandle, requestStatus, type TransportConnection } from '#lib/transport/engine/transport-engine.js';
 import { isEnded, Loopback } from './support/loopback.js';
 
 const MESSAGE = 400_000;
 const settings = { transportCtsBytes: 262_144, transportCtsChunkBytes: 32_768, transportWindowBytes: 65_536 };
+
+/** Those of a packet, if it has any. */
+function controlRecords(bytes: Uint8Array): { readonly kind: number; readonly bytes: number }[] {
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
+  if (view.getUint8(packetPrefix.offset.kind) !== packetKinds.control) return [];
+  return Array.from({ length: view.getUint16(controlHeader.offset.records, true) }, (_, index) => {
+    const at = controlHeader.size + index * controlRecord.size;
+    const kind = view.getUint16(at + controlRecord.offset.kind, true);
+    return { kind, bytes: getWide(view, at + controlRecord.offset.bytes) };
+  });
+}
 
 function senders(net: Loopback, count: number): [TransportConnection, TransportConnection][] {
   return Array.from({ length: count }, () => net.connect());
@@ -74,6 +94,60 @@ test('a short message gives the rest of its grant back', () => {
   assert.ok(net.run(() => isEnded(net.a, send) && isEnded(net.b, receive)));
   assert.equal(net.b.engine.receivedBytes(receive), 100);
   assert.deepEqual([net.b.engine.admission.claimedBytes, net.b.engine.admission.unclaimedBytes], [0, 0]);
+});
+
+test('a message of no bytes asks for no grant, and the record that it answers is not repeated', () => {
+  const seen: { readonly kind: number; readonly bytes: number }[] = [];
+  const net = new Loopback({
+    settings: { ...settings, transportCtsChunkBytes: 131_072, transportMinRtoUs: 1000 },
+    lose: ({ bytes }) => {
+      seen.push(...controlRecords(bytes));
+      return bytes[packetPrefix.offset.kind] === packetKinds.data && bytes.length > 100;
+    },
+  });
+  const from = net.a.region(MESSAGE);
+  const to = net.b.region(MESSAGE);
+  // A receive without a message and a message that does not get through hold all that may be granted.
+  const [other, otherEnd] = net.connect();
+  for (const flow of [0, 1]) otherEnd.postReceive({ region: to, offset: 0, bytes: MESSAGE, flow });
+  other.postSend({ region: from, offset: 0, bytes: MESSAGE, flow: 1 });
+  net.run(() => net.b.engine.admission.claimedBytes > 0, 1000);
+  seen.length = 0;
+  const { a, b } = net;
+  const ends = [MESSAGE, 0].map((bytes, flow) => [
+    b.connection.postReceive({ region: to, offset: 0, bytes: bytes, flow }),
+    a.connection.postSend({ region: from, offset: 0, bytes, flow }),
+  ]);
+  net.run(() => false, 6000);
+  const [receive, send] = ends[1] as [EngineHandle, EngineHandle];
+  assert.deepEqual([b.engine.poll(receive), a.engine.poll(send)], [requestStatus.done, requestStatus.done]);
+  assert.equal(b.engine.poll(ends[0]![0]!), requestStatus.pending);
+  assert.deepEqual(seen, [
+    { kind: controlKinds.clearToSend, bytes: MESSAGE },
+    { kind: controlKinds.clearToSend, bytes: 0 },
+    { kind: controlKinds.requestToSend, bytes: MESSAGE },
+  ]);
+});
+
+test('a packet for a receive that was not announced is refused', () => {
+  const taken: Uint8Array[] = [];
+  const net = new Loopback({
+    settings: { transportChecksum: 'none' },
+    lose: ({ bytes, to }) =>
+      to.name === 'b' && bytes[packetPrefix.offset.kind] === packetKinds.data && taken.push(bytes) > 0,
+  });
+  const region = net.a.region(0);
+  const to = net.b.region(100);
+  const { connection, engine } = net.b;
+  connection.postReceive({ region: to, offset: 0, bytes: 100 });
+  net.a.connection.postSend({ region, offset: 0, bytes: 0 });
+  assert.ok(net.run(() => taken.length > 0, 1000));
+  const packet = taken[0] as Uint8Array;
+  const later = connection.postReceive({ region: to, offset: 0, bytes: 100 });
+  new DataView(packet.buffer).setUint32(dataHeader.offset.target, later, true);
+  net.receive(net.b, packet);
+  assert.equal(engine.poll(later), requestStatus.pending);
+  assert.equal(engine.drops.target, 1);
 });
 
 test('a thousand receives, then a thousand sends, on several flows, in order', () => {

@@ -139,14 +139,16 @@ export class UdpLoop implements PacketLoop {
     const ready = this.#readiness.poll();
     let isBusy = false;
     let last = NO_SOCKET;
+    let sockets = 0;
     for (let index = 0; index < ready; index += 1) {
       const number = this.#readiness.numberAt(index);
       if (number === DOORBELL) continue;
       last = number;
+      sockets += 1;
       if (this.#drain(number)) isBusy = true;
     }
     // Under load all sockets have packets, and one question finds many of them.
-    if (last !== NO_SOCKET) this.#likely = ready === 1 && this.#receiver.batch.count === 1 ? last : NO_SOCKET;
+    if (last !== NO_SOCKET) this.#likely = sockets === 1 && this.#receiver.batch.count === 1 ? last : NO_SOCKET;
     return isBusy;
   }
 
