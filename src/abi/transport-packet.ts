@@ -1,5 +1,5 @@
 // The packets of the software transport, little endian: what each kind begins with, and what follows.
-import { defineLayout } from './layout.ts';
+import { defineLayout, wordOffsets } from './layout.ts';
 
 /** Goes up with every change of this file; packets of another version are dropped. */
 export const TRANSPORT_VERSION = 5;
@@ -114,6 +114,9 @@ export const dataHeader = defineLayout(
   },
   4,
 );
+
+/** Where each field of a data header stands, in words. Several share the first, that of `path` and that of `offsetHigh`. */
+export const dataWord: typeof dataHeader.offset = wordOffsets(dataHeader);
 
 export const scatterEntry = defineLayout(
   'TransportScatter',

@@ -1,8 +1,9 @@
 // The run that is being collected: consecutive segments of one message that lie side by side in one received packet.
 // Hot path: no allocation.
-import { DATA_HEADER_BYTES, dataHeader, packetFlags, packetPrefix } from '../../abi/transport-packet.ts';
+import { DATA_HEADER_BYTES, dataHeader, dataWord, packetFlags } from '../../abi/transport-packet.ts';
 
 const DATA = dataHeader.offset;
+const WORD = dataWord;
 const TWO_32 = 2 ** 32;
 /** Flags that may differ between the segments of a run. */
 const SAME_FLAGS = ~packetFlags.ackNow;
@@ -69,23 +70,6 @@ export function extendRun(view: DataView, at: number): boolean {
   return true;
 }
 
-/** Words of a header. The first holds version, kind and flags; that of `path` the length besides. */
-const [CONNECTION, SECRET_LOW, SECRET_HIGH] = [
-  packetPrefix.offset.connection / 4,
-  packetPrefix.offset.secretLow / 4,
-  packetPrefix.offset.secretHigh / 4,
-];
-const PATH = packetPrefix.offset.path / 4;
-const SEQUENCE = DATA.sequence / 4;
-const PATH_SEQUENCE = DATA.pathSequence / 4;
-const TIMESTAMP = DATA.timestamp / 4;
-const TARGET = DATA.target / 4;
-const TARGET_KEY = DATA.targetKey / 4;
-const DEMAND = DATA.demand / 4;
-const OFFSET = DATA.offset / 4;
-const MESSAGE_BYTES = DATA.messageBytes / 4;
-const BASE = DATA.base / 4;
-const HIGH = DATA.offsetHigh / 4;
 /** Of the first word: all but the flag that the last of a burst may have; and flags of segments that are taken one by one. */
 const COMMON = ~(packetFlags.ackNow << 16);
 const ALONE = (packetFlags.skip | packetFlags.signal | packetFlags.scatter | packetFlags.payloadChecksum) << 16;
@@ -105,18 +89,18 @@ export function extendRunAlike(words: Int32Array, at: number, end: number): numb
   const isPlain = (offset % TWO_32) + (end - at) < TWO_32 && (first & ALONE) === 0;
   if (!isPlain || run.lastPayloadBytes !== payloadBytes) return 0;
   offset |= 0;
-  const path = words[last + PATH]! & 0xffff;
+  const path = words[last + WORD.path]! & 0xffff;
   let added = 0;
   for (let from = at; from + DATA_HEADER_BYTES <= end; from += stride) {
     const word = from >>> 2;
     const bytes = Math.min(stride, end - from) - DATA_HEADER_BYTES;
     const isAlike =
       ((words[word]! ^ first) & COMMON) === 0 &&
-      words[word + PATH] === (path | (bytes << 16)) &&
+      words[word + WORD.path] === (path | (bytes << 16)) &&
       bytes <= payloadBytes &&
-      words[word + SEQUENCE] === ((words[last + SEQUENCE]! + 1) | 0) &&
-      words[word + PATH_SEQUENCE] === ((words[last + PATH_SEQUENCE]! + 1) | 0) &&
-      words[word + OFFSET] === offset &&
+      words[word + WORD.sequence] === ((words[last + WORD.sequence]! + 1) | 0) &&
+      words[word + WORD.pathSequence] === ((words[last + WORD.pathSequence]! + 1) | 0) &&
+      words[word + WORD.offset] === offset &&
       haveSameWords(words, word, last);
     if (!isAlike) break;
     run.flags |= (words[word]! >>> 16) & packetFlags.ackNow;
@@ -133,16 +117,16 @@ export function extendRunAlike(words: Int32Array, at: number, end: number): numb
 /** Of two neighbours in a run: everything but first word, length, checksum, numbers and place. */
 function haveSameWords(words: Int32Array, word: number, last: number): boolean {
   return (
-    words[word + CONNECTION] === words[last + CONNECTION] &&
-    words[word + SECRET_LOW] === words[last + SECRET_LOW] &&
-    words[word + SECRET_HIGH] === words[last + SECRET_HIGH] &&
-    words[word + TIMESTAMP] === words[last + TIMESTAMP] &&
-    words[word + TARGET] === words[last + TARGET] &&
-    words[word + TARGET_KEY] === words[last + TARGET_KEY] &&
-    words[word + DEMAND] === words[last + DEMAND] &&
-    words[word + MESSAGE_BYTES] === words[last + MESSAGE_BYTES] &&
-    words[word + BASE] === words[last + BASE] &&
-    words[word + HIGH] === words[last + HIGH]
+    words[word + WORD.connection] === words[last + WORD.connection] &&
+    words[word + WORD.secretLow] === words[last + WORD.secretLow] &&
+    words[word + WORD.secretHigh] === words[last + WORD.secretHigh] &&
+    words[word + WORD.timestamp] === words[last + WORD.timestamp] &&
+    words[word + WORD.target] === words[last + WORD.target] &&
+    words[word + WORD.targetKey] === words[last + WORD.targetKey] &&
+    words[word + WORD.demand] === words[last + WORD.demand] &&
+    words[word + WORD.messageBytes] === words[last + WORD.messageBytes] &&
+    words[word + WORD.base] === words[last + WORD.base] &&
+    words[word + WORD.offsetHigh] === words[last + WORD.offsetHigh]
   );
 }
 

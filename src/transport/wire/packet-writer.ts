@@ -5,7 +5,7 @@ import {
   controlHeader,
   controlRecord,
   DATA_HEADER_BYTES,
-  dataHeader,
+  dataWord,
   packetFlags,
   packetKinds,
   packetPrefix,
@@ -18,23 +18,10 @@ import type { Burst } from '../io/packet-io.ts';
 import type { RangeList } from '../send/range-list.ts';
 import type { DataTemplate } from './data-template.ts';
 
-const DATA = dataHeader.offset;
 const ACK = ackHeader.offset;
 const ECHO = ackPath.offset;
 const CONTROL = controlHeader.offset;
-/** Words of a data header. */
-const SEQUENCE = DATA.sequence / 4;
-const PATH_SEQUENCE = DATA.pathSequence / 4;
-const TIMESTAMP = DATA.timestamp / 4;
-const TARGET = DATA.target / 4;
-const TARGET_KEY = DATA.targetKey / 4;
-const DEMAND = DATA.demand / 4;
-const OFFSET = DATA.offset / 4;
-const MESSAGE_BYTES = DATA.messageBytes / 4;
-const BASE = DATA.base / 4;
-const HIGH = DATA.offsetHigh / 4;
-const PATH = packetPrefix.offset.path / 4;
-const CHECKSUM = packetPrefix.offset.checksum / 4;
+const WORD = dataWord;
 const WORDS = DATA_HEADER_BYTES / 4;
 const TWO_32 = 2 ** 32;
 
@@ -51,21 +38,21 @@ export function writeData(connection: Connection, data: DataTemplate, at: number
   for (let packet = 0; packet < count; packet++) {
     const last = packet === count - 1;
     words[word] = last ? first | (data.lastFlags << 16) : first;
-    words[word + 1] = remoteId;
-    words[word + 2] = secretLow;
-    words[word + 3] = secretHigh;
-    words[word + CHECKSUM] = 0;
-    words[word + PATH] = path | ((last ? data.lastPayloadBytes : payloadBytes) << 16);
-    words[word + SEQUENCE] = data.sequence + packet;
-    words[word + PATH_SEQUENCE] = data.pathSequence + packet;
-    words[word + TIMESTAMP] = now;
-    words[word + TARGET] = target;
-    words[word + TARGET_KEY] = targetKey;
-    words[word + DEMAND] = demand;
-    words[word + OFFSET] = offset;
-    words[word + MESSAGE_BYTES] = data.messageBytes;
-    words[word + BASE] = base;
-    words[word + HIGH] = high | Math.floor(offset / TWO_32);
+    words[word + WORD.connection] = remoteId;
+    words[word + WORD.secretLow] = secretLow;
+    words[word + WORD.secretHigh] = secretHigh;
+    words[word + WORD.checksum] = 0;
+    words[word + WORD.path] = path | ((last ? data.lastPayloadBytes : payloadBytes) << 16);
+    words[word + WORD.sequence] = data.sequence + packet;
+    words[word + WORD.pathSequence] = data.pathSequence + packet;
+    words[word + WORD.timestamp] = now;
+    words[word + WORD.target] = target;
+    words[word + WORD.targetKey] = targetKey;
+    words[word + WORD.demand] = demand;
+    words[word + WORD.offset] = offset;
+    words[word + WORD.messageBytes] = data.messageBytes;
+    words[word + WORD.base] = base;
+    words[word + WORD.offsetHigh] = high | Math.floor(offset / TWO_32);
     offset += payloadBytes;
     word += WORDS;
   }
@@ -116,11 +103,11 @@ function writePrefix(connection: Connection, at: number, kind: number, path: num
   const { words } = connection.engine.outbox;
   const word = at >>> 2;
   words[word] = TRANSPORT_VERSION | (kind << 8);
-  words[word + 1] = connection.remoteId;
-  words[word + 2] = connection.secretLow;
-  words[word + 3] = connection.secretHigh;
-  words[word + CHECKSUM] = 0;
-  words[word + PATH] = path;
+  words[word + WORD.connection] = connection.remoteId;
+  words[word + WORD.secretLow] = connection.secretLow;
+  words[word + WORD.secretHigh] = connection.secretHigh;
+  words[word + WORD.checksum] = 0;
+  words[word + WORD.path] = path;
 }
 
 /** Tells the peer what has arrived; with a reason, that the connection is over. False if the I/O takes nothing now. */
