@@ -16,16 +16,30 @@ export const stagedRegionInfo = defineLayout('StagedRegionInfo', {
 /** Most pieces of a link that are under way. */
 export const MAX_STAGING_SLOTS = 64;
 
+/** Most channels that the pieces of a ring take in turn: a transport has no more engines. */
+export const MAX_STAGING_CHANNELS = 16;
+/** Each in a cache line of its own, in numbers of 64 bits: different engines add to them. */
+const COUNTER_STRIDE = 8;
+
 /**
- * At the begin of a ring. At the receiver of pieces, `counter` is how many have arrived: the sender adds to it by signals,
- * behind the bytes. At their sender, it is how many came back, and `status` says by slot why one was refused; the receiver
- * writes it before its signal. `status` of the receiver is where it sends that from.
+ * At the begin of a ring. Piece n goes by channel n modulo their number, and channels overtake each other, so that each has
+ * a counter. At the receiver of pieces they are how many have arrived: the sender adds to them by signals, behind the bytes.
+ * At the sender they are how many came back, and `status` says by slot why a piece was refused; the receiver writes it
+ * before its signal. `status` of the receiver is where it sends that from.
  */
 export const stagingRingHead = defineLayout(
   'StagingRingHead',
-  { counter: 'u64', reserved: { of: 'u64', count: 7 }, status: { of: 'u64', count: MAX_STAGING_SLOTS } },
+  {
+    counters: { of: 'u64', count: MAX_STAGING_CHANNELS * COUNTER_STRIDE },
+    status: { of: 'u64', count: MAX_STAGING_SLOTS },
+  },
   4096,
 );
+
+/** Where a channel's counter lies in the ring. */
+export function stagingCounterOffset(channel: number): number {
+  return stagingRingHead.offset.counters + channel * COUNTER_STRIDE * 8;
+}
 
 /** `nothing`: the sender gave the piece up. */
 export const pieceKinds = { nothing: 0, write: 1, read: 2, signal: 3 } as const;

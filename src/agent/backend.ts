@@ -169,7 +169,9 @@ export interface BackendLink {
    */
   notify(message: Uint8Array): void;
   /** Ordered puts and signals whose places are known only when they are posted. */
-  openChannel(): BackendChannel;
+  /** How many ways of the link carry bytes side by side. One where it is left out. */
+  readonly lanes?: number;
+  openChannel(options?: ChannelOptions): BackendChannel;
   /** Pending transfers and channels fail with WL_CLOSED. Idempotent. */
   close(): Promise<void>;
 }
@@ -201,6 +203,14 @@ export interface BackendTransfer {
   cancel(): void;
   /** Frees it; cancels if pending. Memory is not touched after the promise. Idempotent. */
   release(): Promise<void>;
+}
+
+export interface ChannelOptions {
+  /**
+   * Counted from 0, of the link's `lanes`: all operations go there, so that a signal waits for nothing on other lanes. Left
+   * out: large puts take all of them in turn. Backends whose links have one lane ignore it.
+   */
+  readonly lane?: number;
 }
 
 /** Where a put goes. The caller owns one such object, writes to it and hands it over again. */

@@ -22,6 +22,7 @@ export interface MeetOptions {
   /** How the backend names this side's ring. */
   readonly ring: Uint8Array;
   readonly shape: RingShape;
+  readonly channels: number;
   /** To the peer's staging thread. */
   readonly link: BackendLink;
   readonly timeoutMs: number;
@@ -48,10 +49,10 @@ export class Greeter {
   }
 
   /** Returns how the backend names the peer's ring. */
-  async meet({ peer, lane, ring, shape, link, timeoutMs, signal }: MeetOptions): Promise<Uint8Array> {
+  async meet({ peer, lane, ring, shape, channels, link, timeoutMs, signal }: MeetOptions): Promise<Uint8Array> {
     const expected: Expected = { peer, answer: undefined };
     this.#expected.set(lane, expected);
-    const hello = encodeGreeting({ is: 'hello', lane, ring, timeoutMs, ...shape, ...this.#options.self() });
+    const hello = encodeGreeting({ is: 'hello', lane, ring, timeoutMs, channels, ...shape, ...this.#options.self() });
     const what = `The greeting of the staging thread of ${peer}`;
     try {
       await patiently(() => link.notify(hello), timeoutMs, what);

@@ -15,6 +15,8 @@ const hello = z.object({
   connectionInfo: bytes,
   ring: bytes,
   slots: whole,
+  /** That pieces and their answers take in turn. */
+  channels: whole,
   pieceBytes: whole,
   /** How long the sender waits for the welcome. */
   timeoutMs: whole,

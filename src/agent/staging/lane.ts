@@ -7,7 +7,7 @@ import type { RingMemory } from './ring-memory.ts';
 export interface LaneCarrier {
   /** Tells the receiver that nothing comes in this slot. False if there is no room now. */
   skip(slot: number): boolean;
-  /** Pieces that have come back, counted from the first; wraps. */
+  /** Pieces that have come back, counted from the first. */
   readonly returned: number;
 }
 
@@ -140,8 +140,7 @@ export class Lane {
 
   #takeBack(): void {
     const carrier = this.#carrier;
-    const limit =
-      carrier === undefined ? this.#sent : this.#returned + Math.max(0, (carrier.returned - this.#returned) | 0);
+    const limit = carrier === undefined ? this.#sent : carrier.returned;
     for (; this.#returned < Math.min(limit, this.#sent); this.#returned++) {
       const slot = this.#returned % this.#slots;
       const job = this.#owner(slot);

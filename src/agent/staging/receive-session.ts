@@ -1,19 +1,12 @@
 // The receiver's side of two rings: takes pieces in order, checks them whole, copies, and sends them back. Hot path.
 import { wideAt } from '../../abi/wide-words.ts';
-import {
-  MAX_PIECE_FRAGMENTS,
-  pieceFragment,
-  pieceHead,
-  pieceKinds,
-  pieceStatuses,
-  stagingRingHead,
-} from '../../abi/staging-wire.ts';
+import { MAX_PIECE_FRAGMENTS, pieceFragment, pieceHead, pieceKinds, pieceStatuses } from '../../abi/staging-wire.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
+import type { BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import type { CopyRun, CopyWay, DeviceCopies } from './device-copies.ts';
 import type { MemoryTable, StagedMemory } from './memory-table.ts';
+import type { PieceChannels } from './piece-channels.ts';
 import { dataOffsetOf, type RingMemory } from './ring-memory.ts';
-import { tryPut, trySignal } from './try-post.ts';
 
 export interface ReceiveSessionParts {
   readonly peer: string;
@@ -24,7 +17,7 @@ export interface ReceiveSessionParts {
   readonly local: BackendRegion;
   /** The sender's ring, of the same shape. */
   readonly remote: BackendRemoteRegion;
-  readonly channel: BackendChannel;
+  readonly channels: PieceChannels;
 }
 
 /** What is left to do for a piece whose copies are done. */
@@ -50,8 +43,9 @@ export class ReceiveSession {
   readonly #dataBytes: Uint32Array;
   /** Of the oldest piece. */
   #step: number = steps.status;
-  /** Finished pieces of which the sender was not told. */
-  #untold = 0;
+  /** By channel: finished pieces of which the sender was not told. */
+  readonly #untold: Int32Array;
+  #told = 0;
 
   constructor(parts: ReceiveSessionParts) {
     const { slots } = parts.ring.shape;
@@ -64,28 +58,37 @@ export class ReceiveSession {
     this.#copies = Array.from({ length: slots }, () => undefined);
     this.#dataOffsets = new Uint32Array(slots);
     this.#dataBytes = new Uint32Array(slots);
+    this.#untold = new Int32Array(parts.channels.count);
   }
 
   /** Goes on. True if something moved. Fails with WL_PROTOCOL for what no sender of this library sends. */
   step(): boolean {
-    const arrived = Atomics.load(this.#parts.ring.counter, 0);
-    const waiting = (arrived - this.#started) | 0;
-    if (waiting < 0 || waiting + this.#started - this.#finished + this.#untold > this.#slots) {
-      throw this.#protocol(`${waiting} more pieces, with ${this.#slots} slots`);
-    }
+    const { channels } = this.#parts;
     const before = this.#started + this.#finished;
-    while (((arrived - this.#started) | 0) > 0 && this.#start(this.#started % this.#slots)) this.#started++;
-    while (this.#finished < this.#started && this.#finish(this.#finished % this.#slots)) {
-      this.#finished++;
-      this.#untold++;
+    while (this.#hasCome() && this.#start(this.#started % this.#slots)) {
+      channels.take(this.#started);
+      this.#started++;
     }
-    if (this.#untold > 0) this.#tell(arrived);
+    while (this.#finished < this.#started && this.#finish(this.#finished % this.#slots)) {
+      this.#untold[this.#finished % channels.count]!++;
+      this.#finished++;
+    }
+    if (this.#told < this.#finished) this.#tellAll();
     return this.#started + this.#finished > before;
   }
 
-  /** Its channel is one of a link that others may go on with. */
   close(): Promise<void> {
-    return this.#parts.channel.close();
+    return this.#parts.channels.close();
+  }
+
+  /** The next piece is there. */
+  #hasCome(): boolean {
+    const waiting = this.#parts.channels.waiting(this.#started % this.#parts.channels.count);
+    const unanswered = this.#started - this.#told;
+    if (waiting < 0 || waiting > this.#slots || (waiting > 0 && unanswered >= this.#slots)) {
+      throw this.#protocol(`${waiting} more pieces, ${unanswered} unanswered ones, with ${this.#slots} slots`);
+    }
+    return waiting > 0;
   }
 
   #start(slot: number): boolean {
@@ -189,7 +192,8 @@ export class ReceiveSession {
   /** False if it cannot go back yet. */
   #finish(slot: number): boolean {
     if (!this.#isCopied(slot)) return false;
-    const { ring, channel } = this.#parts;
+    const { ring, channels } = this.#parts;
+    const channel = this.#finished % channels.count;
     const place = this.#place;
     const status = this.#statuses[slot]!;
     if (this.#step === steps.status) {
@@ -197,7 +201,7 @@ export class ReceiveSession {
         place.localOffset = place.remoteOffset = ring.statusOffset(slot);
         place.bytes = 8;
         ring.words[place.localOffset / 4] = status;
-        if (!tryPut(channel, place)) return false;
+        if (!channels.put(channel, place)) return false;
       }
       this.#step = steps.answer;
     }
@@ -205,19 +209,24 @@ export class ReceiveSession {
       if (status === pieceStatuses.good && this.#kinds[slot] === pieceKinds.read) {
         place.localOffset = place.remoteOffset = ring.slotOffset(slot) + this.#dataOffsets[slot]!;
         place.bytes = this.#dataBytes[slot]!;
-        if (!tryPut(channel, place)) return false;
+        if (!channels.put(channel, place)) return false;
       }
     }
     this.#step = steps.status;
     return true;
   }
 
-  /** One signal for several pieces, while others are on their way that will be told of in any case. */
-  #tell(arrived: number): void {
-    const { channel, remote } = this.#parts;
-    const mayWait = this.#finished !== this.#started || ((arrived - this.#started) | 0) > 0;
-    if (mayWait && this.#untold * UNTOLD_SHARE < this.#slots) return;
-    if (trySignal(channel, remote, stagingRingHead.offset.counter, this.#untold)) this.#untold = 0;
+  /** One signal for several pieces of a channel, while others are on their way that will be told of in any case. */
+  #tellAll(): void {
+    const { channels } = this.#parts;
+    const mayWait = this.#finished !== this.#started || this.#hasCome();
+    for (let channel = 0; channel < channels.count; channel++) {
+      const untold = this.#untold[channel]!;
+      if (untold === 0 || (mayWait && untold * UNTOLD_SHARE * channels.count < this.#slots)) continue;
+      if (!channels.tell(channel, untold)) continue;
+      this.#untold[channel] = 0;
+      this.#told += untold;
+    }
   }
 
   #protocol(what: string): WeftlineError {

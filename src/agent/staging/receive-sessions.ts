@@ -1,5 +1,5 @@
 // The rings of this thread that peers send pieces into: made when a peer says hello, gone when it leaves or misbehaves.
-import { MAX_STAGING_SLOTS } from '../../abi/staging-wire.ts';
+import { MAX_STAGING_CHANNELS, MAX_STAGING_SLOTS } from '../../abi/staging-wire.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import type { Backend, BackendRegion } from '../backend.ts';
@@ -10,6 +10,7 @@ import type { Hello } from './greeting.ts';
 import type { InnerLinks, LinkUse } from './inner-links.ts';
 import type { MemoryTable } from './memory-table.ts';
 import { ReceiveSession } from './receive-session.ts';
+import { PieceChannels } from './piece-channels.ts';
 import { RingMemory, ringBytesOf } from './ring-memory.ts';
 
 /** Of one peer: one for its host memory and one for its GPUs, and those that are just ending. */
@@ -121,13 +122,14 @@ export class ReceiveSessions {
     try {
       this.#check(peer, hello);
       const { link } = use;
-      const { slots, pieceBytes } = hello;
+      const { slots, pieceBytes, channels: count } = hello;
       ring = new RingMemory({ slots, pieceBytes }, this.#options.devices.makeStorage);
       local = await backend.register(ring.memory);
       const remote = link.importRegion(hello.ring, { kind: 'host', bytes: ringBytesOf(ring.shape) });
       if (arrival.left !== undefined) throw arrival.left;
       const { memory, run } = this.#options;
-      const session = new ReceiveSession({ peer, memory, run, ring, local, remote, channel: link.openChannel() });
+      const channels = PieceChannels.open(link, count, ring, remote);
+      const session = new ReceiveSession({ peer, memory, run, ring, local, remote, channels });
       this.#guests.add({ peer, lane, ring, use, local, session });
       await greeter.welcome(link, lane, local.info, timeoutMs);
     } catch (error) {
@@ -143,10 +145,14 @@ export class ReceiveSessions {
     }
   }
 
-  #check(peer: string, { slots, pieceBytes }: Hello): void {
+  #check(peer: string, { slots, pieceBytes, channels }: Hello): void {
     const isShape = slots >= 1 && slots <= MAX_STAGING_SLOTS && pieceBytes >= LEAST_PIECE_BYTES;
-    if (!isShape || pieceBytes > MAX_PIECE_BYTES) {
-      throw new WeftlineError('WL_PROTOCOL', `${peer} asked for a ring of ${slots} pieces of ${pieceBytes} bytes`);
+    const isSpread = channels >= 1 && channels <= Math.min(slots, MAX_STAGING_CHANNELS);
+    if (!isShape || !isSpread || pieceBytes > MAX_PIECE_BYTES) {
+      throw new WeftlineError(
+        'WL_PROTOCOL',
+        `${peer} asked for a ring of ${slots} pieces of ${pieceBytes} bytes on ${channels} channels`,
+      );
     }
     const open = [...this.#guests].filter((guest) => guest.peer === peer).length + (this.#changing.get(peer) ?? 0);
     if (open <= MAX_SESSIONS_OF_PEER) return;

@@ -1,6 +1,13 @@
 // Memory that pieces travel through: a head with counters, then slots; host memory that peers and devices reach.
 import { alignUp } from '../../abi/layout.ts';
-import { MAX_PIECE_FRAGMENTS, pieceFragment, pieceHead, stagingRingHead } from '../../abi/staging-wire.ts';
+import {
+  MAX_PIECE_FRAGMENTS,
+  MAX_STAGING_CHANNELS,
+  pieceFragment,
+  pieceHead,
+  stagingCounterOffset,
+  stagingRingHead,
+} from '../../abi/staging-wire.ts';
 import { NativeBlock } from '../../native/native-block.ts';
 import type { AgentMemory } from '../agent-memory.ts';
 
@@ -49,7 +56,8 @@ export class RingMemory {
   readonly slotBytes: number;
   /** Of the whole ring. */
   readonly words: Uint32Array;
-  readonly counter: Int32Array;
+  /** By channel: one word, which wraps. */
+  readonly counters: readonly Int32Array[];
   readonly memory: AgentMemory;
   readonly #storage: RingStorage;
 
@@ -60,7 +68,10 @@ export class RingMemory {
     this.shape = shape;
     this.slotBytes = slotBytesOf(shape);
     this.words = new Uint32Array(buffer, byteOffset, bytes / 4);
-    this.counter = new Int32Array(buffer, byteOffset + stagingRingHead.offset.counter, 1);
+    this.counters = Array.from(
+      { length: MAX_STAGING_CHANNELS },
+      (_, channel) => new Int32Array(buffer, byteOffset + stagingCounterOffset(channel), 1),
+    );
     this.memory = {
       kind: 'host',
       address,

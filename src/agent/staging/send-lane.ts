@@ -5,6 +5,7 @@ import type { Greeter } from './greeter.ts';
 import type { InnerLinks, LinkUse } from './inner-links.ts';
 import { Lane } from './lane.ts';
 import { MessageQueue } from './message-queue.ts';
+import { channelsTo, PieceChannels } from './piece-channels.ts';
 import { type MakeStorage, RingMemory, type RingShape } from './ring-memory.ts';
 import { SendSession } from './send-session.ts';
 import { StagedMessages } from './staged-messages.ts';
@@ -140,10 +141,13 @@ async function meet(
   { peer, ring, local, link, timeoutMs }: Meeting,
   { number, greeter, signal }: SendLaneParts,
 ): Promise<SendSession> {
-  const info = await greeter.meet({ peer, lane: number, ring: local.info, shape: ring.shape, link, timeoutMs, signal });
+  const { shape } = ring;
+  const count = channelsTo(link, shape.slots);
+  const hello = { peer, lane: number, ring: local.info, shape, channels: count };
+  const info = await greeter.meet({ ...hello, link, timeoutMs, signal });
   try {
     const remote = link.importRegion(info, { kind: 'host', bytes: ring.memory.bytes });
-    return new SendSession({ peer, ring, local, remote, channel: link.openChannel() });
+    return new SendSession({ peer, ring, local, remote, channels: PieceChannels.open(link, count, ring, remote) });
   } catch (error) {
     throw asWeftlineError(error);
   }

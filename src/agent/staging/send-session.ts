@@ -1,11 +1,11 @@
 // The sender's side of two rings: puts pieces into the peer's, and reads from its own what became of them. Hot path.
 import { putWide } from '../../abi/wide-words.ts';
-import { pieceFragment, pieceHead, pieceKinds, pieceStatuses, stagingRingHead } from '../../abi/staging-wire.ts';
+import { pieceFragment, pieceHead, pieceKinds, pieceStatuses } from '../../abi/staging-wire.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
+import type { BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import type { LaneCarrier } from './lane.ts';
+import type { PieceChannels } from './piece-channels.ts';
 import type { RingMemory } from './ring-memory.ts';
-import { tryPut, trySignal } from './try-post.ts';
 
 /** What a piece says of itself. Owned by its job and written again. */
 export interface PieceWords {
@@ -26,7 +26,7 @@ export interface SendSessionParts {
   readonly local: BackendRegion;
   /** The peer's ring, of the same shape. */
   readonly remote: BackendRemoteRegion;
-  readonly channel: BackendChannel;
+  readonly channels: PieceChannels;
 }
 
 const { offset } = pieceHead;
@@ -44,28 +44,30 @@ const nothing: PieceWords = {
 export class SendSession implements LaneCarrier {
   readonly peer: string;
   readonly ring: RingMemory;
-  readonly #channel: BackendChannel;
-  readonly #remote: BackendRemoteRegion;
+  readonly #channels: PieceChannels;
   readonly #place: PutPlace;
   /** The piece was put, but its signal found no room yet. */
   #isPut = false;
   #isSkipping = false;
+  /** Pieces so far. */
+  #sent = 0;
+  #returned = 0;
 
-  constructor({ peer, ring, local, remote, channel }: SendSessionParts) {
+  constructor({ peer, ring, local, remote, channels }: SendSessionParts) {
     this.peer = peer;
     this.ring = ring;
-    this.#channel = channel;
-    this.#remote = remote;
+    this.#channels = channels;
     this.#place = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
   }
 
   /** Why nothing goes any more. */
   get error(): WeftlineError | undefined {
-    return this.#channel.error;
+    return this.#channels.error;
   }
 
   get returned(): number {
-    return Atomics.load(this.ring.counter, 0);
+    while (this.#channels.take(this.#returned)) this.#returned++;
+    return this.#returned;
   }
 
   /** Writes the head of a slot, which is nobody else's now. */
@@ -131,21 +133,22 @@ export class SendSession implements LaneCarrier {
     });
   }
 
-  /** Its channel is one of a link that others may go on with. */
   close(): Promise<void> {
-    return this.#channel.close();
+    return this.#channels.close();
   }
 
   #push(slot: number, bytes: number): boolean {
+    const channel = this.#sent % this.#channels.count;
     if (!this.#isPut) {
       const place = this.#place;
       place.localOffset = place.remoteOffset = this.ring.slotOffset(slot);
       place.bytes = bytes;
-      if (!tryPut(this.#channel, place)) return false;
+      if (!this.#channels.put(channel, place)) return false;
       this.#isPut = true;
     }
-    if (!trySignal(this.#channel, this.#remote, stagingRingHead.offset.counter, 1)) return false;
+    if (!this.#channels.tell(channel, 1)) return false;
     this.#isPut = false;
+    this.#sent++;
     return true;
   }
 }

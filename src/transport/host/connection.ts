@@ -9,10 +9,10 @@ import type { EngineGroup } from './engine-group.ts';
 import type { LaneEnd } from './lane-ends.ts';
 import { LanePosts } from './lane-posts.ts';
 import { LaneTransfers } from './lane-transfers.ts';
-import type { Spread } from '../lanes/lane-choice.ts';
+import { homeLane, type Spread } from '../lanes/lane-choice.ts';
 import type { MemoryRegion } from './memory-region.ts';
 import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
-import type { LocalPart, RemotePart, SignalPart } from './request-parts.ts';
+import type { LocalPart, RemotePart, SignalPart, WriteOptions } from './request-parts.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 
 export interface ConnectionParts {
@@ -108,7 +108,7 @@ export class Connection implements AsyncDisposable {
   }
 
   /** Writes into a region of the peer; ends when every byte lies there. */
-  write(part: LocalPart & RemotePart): RequestHandle {
+  write(part: LocalPart & RemotePart & WriteOptions): RequestHandle {
     this.#check();
     return this.#posts.oneSided(engineCommandKinds.write, part);
   }
@@ -123,6 +123,11 @@ export class Connection implements AsyncDisposable {
   signal(part: SignalPart): RequestHandle {
     this.#check();
     return this.#posts.signal(part);
+  }
+
+  /** @internal Which lane carries the flow's signals, and its writes that stay home. */
+  homeLane(flow: number): number {
+    return homeLane(flow, this.lanes);
   }
 
   /** Ends when all writes and signals posted before on the flow have. */

@@ -7,7 +7,7 @@ import { NONE } from '../lanes/gates.ts';
 import { LaneChoice, type LaneFlow, type Spread } from '../lanes/lane-choice.ts';
 import type { LaneEnd } from './lane-ends.ts';
 import type { MemoryRegion } from './memory-region.ts';
-import type { LocalPart, RemotePart, SignalPart } from './request-parts.ts';
+import type { LocalPart, RemotePart, SignalPart, WriteOptions } from './request-parts.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 import { NOBODY } from './shared-requests.ts';
 
@@ -71,7 +71,7 @@ export class LanePosts {
   }
 
   /** A write or a read. */
-  oneSided(kind: number, part: LocalPart & RemotePart): RequestHandle {
+  oneSided(kind: number, part: LocalPart & RemotePart & WriteOptions): RequestHandle {
     this.#fill(kind, part);
     this.#aim(part);
     if (this.#ends.length === 1) return this.#postWhole(0);
@@ -79,6 +79,7 @@ export class LanePosts {
     const { offset, bytes, remoteOffset } = command;
     const choice = this.#choice;
     const flow = choice.flow(command.flow);
+    if (part.staysHome === true) return this.#postWhole(flow.home);
     const isWrite = kind === engineCommandKinds.write;
     choice.oneSided(flow, bytes);
     const gate = isWrite && this.#leavesHome(flow) ? this.#order.gateFor(command.flow) : NONE;

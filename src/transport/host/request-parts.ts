@@ -18,6 +18,12 @@ export interface RemotePart {
   readonly remoteOffset?: number;
 }
 
+/** What a write says beside its memory. */
+export interface WriteOptions {
+  /** It stays on the lane of its flow's signals, however large it is: none of them then waits for another lane. */
+  readonly staysHome?: boolean;
+}
+
 /** Which counter of the peer a signal adds to, and how much. */
 export interface SignalPart extends RemotePart {
   readonly flow?: number;

@@ -42,11 +42,19 @@ export const lanesConfigurations: readonly AgentConfiguration[] = [
   { name: 'multipath on 4 engines and 2 rails', backend: 'multipath', here: inTurn, there: inTurn },
 ];
 
+const stagedOnLanes: AgentOptions = { ...staged, settings: { transportEngines: 3, stagingPieces: 8 } };
+
 /** Host memory is staged as memory of GPUs is, on both sides or on one. */
 export const stagedConfigurations: readonly AgentConfiguration[] = [
   { name: 'multipath, staged on both sides', backend: 'multipath', here: staged, there: staged },
   { name: 'multipath, staged here', backend: 'multipath', here: staged, there: {} },
   { name: 'multipath, staged there', backend: 'multipath', here: {}, there: staged },
+  {
+    name: 'multipath on 3 engines, staged on both sides',
+    backend: 'multipath',
+    here: stagedOnLanes,
+    there: stagedOnLanes,
+  },
   { name: 'ucx, staged on both sides', backend: 'ucx', here: staged, there: staged },
   { name: 'ucx, staged here', backend: 'ucx', here: staged, there: {} },
 ];

@@ -12,9 +12,17 @@ interface PostedWrite {
   offset: number;
   bytes: number;
   readonly flow: number;
+  readonly staysHome: boolean;
   remoteRegion: number;
   remoteKey: number;
   remoteOffset: number;
+}
+
+/** How its operations go. */
+interface Way {
+  readonly flow: number;
+  /** All of them on one lane. */
+  readonly staysHome: boolean;
 }
 
 /** What a channel needs of its link. */
@@ -29,15 +37,17 @@ export class MultipathChannel implements BackendChannel {
   delivered = 0;
   error: WeftlineError | undefined;
   readonly #link: ChannelLink;
+  readonly #way: Way;
   readonly #requests = new Float64Array(MAX_PENDING);
   readonly #onClose: () => void;
   /** What is posted. Objects of the channel, so that nothing is made per post; the first put makes this one. */
   #write: PostedWrite | undefined;
   readonly #signal = { flow: 0, remoteRegion: 0, remoteKey: 0, remoteOffset: 0, add: 0 };
 
-  constructor(link: ChannelLink, flow: number, onClose: () => void) {
+  constructor(link: ChannelLink, way: Way, onClose: () => void) {
     this.#link = link;
-    this.#signal.flow = flow;
+    this.#way = way;
+    this.#signal.flow = way.flow;
     this.#onClose = onClose;
   }
 
@@ -45,7 +55,7 @@ export class MultipathChannel implements BackendChannel {
     if (!this.#hasRoom()) return false;
     const remote = own(MultipathRemoteRegion, place.remote);
     const { region } = own(MultipathRegion, place.local);
-    const write = (this.#write ??= newWrite(region, this.#signal.flow));
+    const write = (this.#write ??= newWrite(region, this.#way));
     write.region = region;
     write.offset = place.localOffset;
     write.bytes = place.bytes;
@@ -118,6 +128,6 @@ export class MultipathChannel implements BackendChannel {
   }
 }
 
-function newWrite(region: MemoryRegion, flow: number): PostedWrite {
-  return { region, offset: 0, bytes: 0, flow, remoteRegion: 0, remoteKey: 0, remoteOffset: 0 };
+function newWrite(region: MemoryRegion, way: Way): PostedWrite {
+  return { region, offset: 0, bytes: 0, ...way, remoteRegion: 0, remoteKey: 0, remoteOffset: 0 };
 }

@@ -8,6 +8,7 @@ import type {
   BackendLink,
   BackendRegion,
   BackendRemoteRegion,
+  ChannelOptions,
   LinkState,
   PlannedTransfer,
   TransferOperation,
@@ -120,9 +121,13 @@ export class MultipathLink implements BackendLink {
     carrier.post(message);
   }
 
-  openChannel(): MultipathChannel {
-    const flow = FIRST_CHANNEL_FLOW + (this.#nextFlow++ % CHANNEL_FLOWS);
-    const channel = new MultipathChannel(this, flow, () => this.#channels.delete(channel));
+  get lanes(): number {
+    return this.connection.lanes;
+  }
+
+  openChannel({ lane }: ChannelOptions = {}): MultipathChannel {
+    const way = { flow: this.#takeFlow(lane), staysHome: lane !== undefined };
+    const channel = new MultipathChannel(this, way, () => this.#channels.delete(channel));
     this.#channels.add(channel);
     return channel;
   }
@@ -133,6 +138,14 @@ export class MultipathLink implements BackendLink {
     this.poll();
     this.#abandon(this.connection.error);
     await this.transport.release(this.#messageRegion);
+  }
+
+  /** One that is at home on that lane, if it matters. */
+  #takeFlow(lane: number | undefined): number {
+    for (;;) {
+      const flow = FIRST_CHANNEL_FLOW + (this.#nextFlow++ % CHANNEL_FLOWS);
+      if (lane === undefined || this.connection.homeLane(flow) === lane % this.lanes) return flow;
+    }
   }
 
   /** A transfer has been posted. */

@@ -1,12 +1,13 @@
 // The receiver of pieces checks each whole before it writes anything: what makes no sense ends the session.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { pieceFragment, pieceHead, pieceKinds, pieceStatuses, stagingRingHead } from '#lib/abi/staging-wire.js';
+import { pieceFragment, pieceHead, pieceKinds, pieceStatuses, stagingCounterOffset } from '#lib/abi/staging-wire.js';
 import { putWide } from '#lib/abi/wide-words.js';
 import type { BackendChannel, PutPlace } from '#lib/agent/backend.js';
 import { CopyRun } from '#lib/agent/staging/device-copies.js';
 import { MemoryTable } from '#lib/agent/staging/memory-table.js';
 import { PlainCopies } from '#lib/agent/staging/plain-copies.js';
+import { PieceChannels } from '#lib/agent/staging/piece-channels.js';
 import { ReceiveSession } from '#lib/agent/staging/receive-session.js';
 import { dataOffsetOf, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
 import { NativeBlock } from '#lib/native/native-block.js';
@@ -26,7 +27,7 @@ interface Piece {
   readonly add?: number;
 }
 
-function open() {
+function open(count = 1) {
   const memory = new MemoryTable();
   const block = new NativeBlock(BYTES);
   const copies = new PlainCopies();
@@ -36,16 +37,29 @@ function open() {
   const ring = new RingMemory({ slots: SLOTS, pieceBytes: 65_536 }, plainStorage);
   const puts: PutPlace[] = [];
   const signals: number[] = [];
-  const channel = {
-    put: (place: PutPlace) => puts.push({ ...place }) > 0,
-    signal: (_remote: unknown, _offset: number, add: number) => signals.push(add) > 0,
-  } as unknown as BackendChannel;
+  /** By channel: what it did. */
+  const done: string[][] = [];
+  const channelOf = (number: number): BackendChannel => {
+    const log: string[] = [];
+    done.push(log);
+    return {
+      put: (place: PutPlace) => log.push('put') > 0 && puts.push({ ...place }) > 0,
+      signal: (_remote: unknown, offset: number, add: number) => {
+        assert.equal(offset, stagingCounterOffset(number));
+        return log.push(`tell ${add}`) > 0 && signals.push(add) > 0;
+      },
+    } as unknown as BackendChannel;
+  };
   const none = {} as never;
   const run = new CopyRun(2048);
-  const session = new ReceiveSession({ peer: 'b', memory, run, ring, local: none, remote: none, channel });
+  const opened = Array.from({ length: count }, (_, number) => channelOf(number));
+  const channels = new PieceChannels(opened, ring, none);
+  const session = new ReceiveSession({ peer: 'b', memory, run, ring, local: none, remote: none, channels });
   let sent = 0;
-  /** As the sender's puts and signal leave it. */
-  const send = ({ kind = pieceKinds.write, key = region.key, parts = [[0, 8, 0]], ...rest }: Piece): void => {
+  /** The sender's signal of that piece comes. */
+  const tell = (piece: number): void => void Atomics.add(ring.counters[piece % count] as Int32Array, 0, 1);
+  /** As the sender's put leaves it. Returns the piece's number. */
+  const put = ({ kind = pieceKinds.write, key = region.key, parts = [[0, 8, 0]], ...rest }: Piece): number => {
     const at = ring.slotOffset(sent % SLOTS);
     const { words } = ring;
     const fragments = rest.fragments ?? (kind === pieceKinds.signal ? 0 : parts.length);
@@ -65,10 +79,10 @@ function open() {
       words[(first + pieceFragment.offset.slotOffset) / 4] = slotOffset;
     }
     ring.memory.view?.fill(DATA, at + dataOffsetOf(parts.length), at + dataOffsetOf(parts.length) + 1024);
-    sent += 1;
-    Atomics.add(ring.counter, 0, 1);
+    return sent++;
   };
-  return { session, send, block, ring, puts, signals, memory, region, hidden, odd };
+  const send = (piece: Piece): void => tell(put(piece));
+  return { session, send, put, tell, done, block, ring, puts, signals, memory, region, hidden, odd };
 }
 
 test('a write lands where its fragments say, a signal behind it, and each piece is given back', () => {
@@ -157,6 +171,37 @@ for (const [what, piece] of Object.entries(bad)) {
 
 test('more pieces than there are slots end the session', () => {
   const { session, ring } = open();
-  Atomics.store(ring.counter, stagingRingHead.offset.counter, SLOTS + 1);
+  Atomics.store(ring.counters[0] as Int32Array, 0, SLOTS + 1);
+  assert.throws(() => session.step(), withCode('WL_PROTOCOL', /4 slots/));
+});
+
+test('pieces of several channels are taken in the order of their numbers, and answered each on its own', () => {
+  const { session, put, tell, block, done } = open(2);
+  const pieces = [0, 1, 2].map((piece) => put({ parts: [[piece * 8, 8, 0]] }));
+  // The second channel overtakes the first.
+  tell(1);
+  assert.equal(session.step(), false);
+  assert.ok(block.bytes.every((byte) => byte === 0));
+  tell(0);
+  assert.ok(session.step());
+  assert.deepEqual(block.bytes, new Uint8Array(BYTES).fill(DATA, 0, 16));
+  tell(2);
+  while (session.step());
+  assert.deepEqual(block.bytes, new Uint8Array(BYTES).fill(DATA, 0, 24));
+  assert.equal(pieces.length, 3);
+  assert.deepEqual(done, [['tell 1', 'tell 1'], ['tell 1']]);
+});
+
+test('a read of one channel is answered on that channel, before the signal that tells of it', () => {
+  const { session, send, done } = open(2);
+  send({ parts: [[0, 8, 0]] });
+  send({ kind: pieceKinds.read, parts: [[100, 50, 16]] });
+  session.step();
+  assert.deepEqual(done, [['tell 1'], ['put', 'tell 1']]);
+});
+
+test('more unanswered pieces than there are slots end the session, on however many channels they come', () => {
+  const { session, ring } = open(3);
+  for (const counter of ring.counters.slice(0, 3)) Atomics.store(counter, 0, 2);
   assert.throws(() => session.step(), withCode('WL_PROTOCOL', /4 slots/));
 });

@@ -26,6 +26,7 @@ function hello(lane: number): Hello {
     ring: new Uint8Array(),
     slots: 4,
     pieceBytes: 65_536,
+    channels: 2,
     timeoutMs: 1000,
   };
 }
@@ -84,7 +85,7 @@ test('a sender that leaves takes its ring, region and channel with it, though ot
   );
   sessions.leave('b', 1, left);
   await new Promise(setImmediate);
-  assert.deepEqual(held, { links: 1, channels: 1, regions: 1, rings: 1 });
+  assert.deepEqual(held, { links: 1, channels: 2, regions: 1, rings: 1 });
   await sessions.close(left);
   assert.deepEqual(held, nothing);
 });

@@ -1,0 +1,70 @@
+// The channels that pieces of a ring take in turn, one per lane of the link, so that each lane carries its share of them.
+import { MAX_STAGING_CHANNELS, stagingCounterOffset } from '../../abi/staging-wire.ts';
+import type { WeftlineError } from '../../core/errors.ts';
+import type { BackendChannel, BackendLink, BackendRemoteRegion, PutPlace } from '../backend.ts';
+import type { RingMemory } from './ring-memory.ts';
+import { tryPut, trySignal } from './try-post.ts';
+
+/** How many channels the pieces of a ring of so many slots take to that peer. */
+export function channelsTo({ lanes = 1 }: Pick<BackendLink, 'lanes'>, slots: number): number {
+  return Math.min(lanes, slots, MAX_STAGING_CHANNELS);
+}
+
+/** Channels are named by the number of the piece; both sides count pieces from 0 on. Hot path: no allocation. */
+export class PieceChannels {
+  readonly count: number;
+  readonly #channels: readonly BackendChannel[];
+  /** The other ring. */
+  readonly #remote: BackendRemoteRegion;
+  readonly #counters: readonly Int32Array[];
+  /** By channel: how many pieces were taken of those that its counter tells. Wraps. */
+  readonly #taken: Int32Array;
+
+  constructor(channels: readonly BackendChannel[], ring: RingMemory, remote: BackendRemoteRegion) {
+    this.count = channels.length;
+    this.#channels = channels;
+    this.#remote = remote;
+    this.#counters = ring.counters;
+    this.#taken = new Int32Array(channels.length);
+  }
+
+  static open(link: BackendLink, count: number, ring: RingMemory, remote: BackendRemoteRegion): PieceChannels {
+    const channels = Array.from({ length: count }, (_, lane) => link.openChannel({ lane }));
+    return new PieceChannels(channels, ring, remote);
+  }
+
+  /** Why nothing goes any more. */
+  get error(): WeftlineError | undefined {
+    for (const { error } of this.#channels) if (error !== undefined) return error;
+    return undefined;
+  }
+
+  /** Pieces of this channel that the other side has told of and that were not taken. */
+  waiting(channel: number): number {
+    return (Atomics.load(this.#counters[channel] as Int32Array, 0) - this.#taken[channel]!) | 0;
+  }
+
+  /** Takes that piece, the next of its channel. False if it is not there. */
+  take(piece: number): boolean {
+    const channel = piece % this.count;
+    if (this.waiting(channel) <= 0) return false;
+    this.#taken[channel]!++;
+    return true;
+  }
+
+  /** False if there is no room now. */
+  put(channel: number, place: PutPlace): boolean {
+    return tryPut(this.#channels[channel] as BackendChannel, place);
+  }
+
+  /** Tells the other side of so many pieces of the channel, behind all that was put on it. False if there is no room now. */
+  tell(channel: number, pieces: number): boolean {
+    return trySignal(this.#channels[channel] as BackendChannel, this.#remote, stagingCounterOffset(channel), pieces);
+  }
+
+  /** The link may be one that others go on with. All are closed, whatever becomes of one; then the first failure is thrown. */
+  async close(): Promise<void> {
+    const ends = await Promise.allSettled(this.#channels.map((channel) => channel.close()));
+    for (const end of ends) if (end.status === 'rejected') throw end.reason;
+  }
+}
