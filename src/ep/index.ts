@@ -33,6 +33,7 @@ export {
   type ReferenceInput,
   type ReferenceReceived,
 } from './buffer/reference.ts';
+export type { ReferenceHosts } from './buffer/reference-sum.ts';
 export {
   referenceLayerCombine,
   referenceLayerDispatch,

@@ -1,6 +1,6 @@
 // The specification of EpBuffer, slow and obvious: what every rank receives and gets back, computed in one process.
 import { alignUp } from '../../abi/layout.ts';
-import { f32Bits, f32FromBits, fromBf16, fromF16, toBf16, toF16 } from '../../core/dtype.ts';
+import { type ReferenceHosts, rowsByHost, sumAcrossHosts } from './reference-sum.ts';
 
 /** What one rank passes to dispatch, as plain arrays. A row is an array of H elements (bit patterns). */
 export interface ReferenceInput {
@@ -73,7 +73,7 @@ export function referenceDispatch(inputs: readonly ReferenceInput[], options: Re
 }
 
 /** What one rank passes to combine, as plain arrays. */
-export interface ReferenceCombineInput {
+export interface ReferenceCombineInput extends ReferenceHosts {
   /** What referenceDispatch returned. */
   readonly received: readonly ReferenceReceived[];
   /** outputs[rank][row]: bf16 rows that the experts of each rank made of what it received. */
@@ -92,56 +92,43 @@ export interface ReferenceToken {
 }
 
 /**
- * The combined bf16 row of one token: bias, then the ranks' rows in rank order, in f32, rounded once.
+ * The combined bf16 row of one token: bias, then the ranks' rows in rank order within a host and hosts in order, in f32;
+ * what another host has is one row, the sum of its rows; rounded once.
  * @param input By rank, what combine() takes.
  * @param of Which token of which rank.
  */
 export function referenceCombine(input: ReferenceCombineInput, of: ReferenceToken): number[] {
-  const rows = input.received.flatMap((received, rank) => {
-    const row = rowOf(received, of);
-    return row === -1 ? [] : [input.outputs[rank]?.[row] ?? []];
-  });
-  return sumRows([...(of.bias ?? []), ...rows], of.hidden);
+  const rows = rowsOf(input, of).map(({ rank, row }) => ({ rank, bits: input.outputs[rank]?.[row] ?? [] }));
+  const { hosts, combinePrecision } = input;
+  return sumAcrossHosts(of.bias ?? [], rows, { rank: of.rank, hidden: of.hidden, hosts, combinePrecision });
 }
 
 /**
- * The combined weights of one token: the ranks' weight rows in rank order, in f32.
+ * The combined weights of one token: the ranks' weight rows in the same order, in f32, also between hosts.
  * @param input By rank, what combine() takes.
  * @param of Which token of which rank.
  */
 export function referenceCombineWeights(input: ReferenceCombineInput, of: ReferenceToken): number[] {
+  const ofHosts = rowsByHost(rowsOf(input, of), { rank: of.rank, hosts: input.hosts });
   return Array.from({ length: of.topk }, (_, k) => {
-    let sum = 0;
-    for (const [rank, received] of input.received.entries()) {
-      const row = rowOf(received, of);
-      if (row !== -1) sum = Math.fround(sum + (input.weights?.[rank]?.[row]?.[k] ?? 0));
-    }
-    return sum;
+    const weight = ({ rank, row }: PlacedRow): number => input.weights?.[rank]?.[row]?.[k] ?? 0;
+    const addends = ofHosts.flatMap(({ isOwn, rows }) => (isOwn ? rows.map(weight) : [sum(rows.map(weight))]));
+    return sum(addends);
   });
 }
 
-/** A bit pattern as a number, and a number rounded to a bit pattern; every NaN gets the same one. */
-const codecs = {
-  bf16: { read: fromBf16, write: toBf16 },
-  f16: { read: fromF16, write: toF16 },
-  f32: { read: f32FromBits, write: (value: number) => (Number.isNaN(value) ? 0x7fc0_0000 : f32Bits(value)) },
-} as const;
+function sum(values: readonly number[]): number {
+  return values.reduce((total, value) => Math.fround(total + value), 0);
+}
 
-/** Sums rows of bit patterns in f32 from the first to the last and rounds once; one row alone is returned bit for bit. */
-export function sumRows(
-  rows: readonly (readonly number[])[],
-  hidden: number,
-  dtype: keyof typeof codecs = 'bf16',
-): number[] {
-  const { read, write } = codecs[dtype];
-  const [first, ...others] = rows;
-  if (first === undefined) return Array.from({ length: hidden }, () => 0);
-  if (others.length === 0) return [...first];
-  return Array.from({ length: hidden }, (_, column) => {
-    let sum = read(first[column] ?? 0);
-    for (const row of others) sum = Math.fround(sum + read(row[column] ?? 0));
-    return write(sum);
-  });
+interface PlacedRow {
+  readonly rank: number;
+  readonly row: number;
+}
+
+/** Where a token's rows are, by rank. */
+function rowsOf({ received }: ReferenceCombineInput, of: ReferenceToken): PlacedRow[] {
+  return received.map((one, rank) => ({ rank, row: rowOf(one, of) })).filter(({ row }) => row !== -1);
 }
 
 function rowOf(received: ReferenceReceived, { rank, token }: ReferenceToken): number {

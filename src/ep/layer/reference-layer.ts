@@ -1,5 +1,5 @@
 // The specification of EPAll2AllLayer, slow and obvious: one row per (token, expert), grouped by expert.
-import { sumRows } from '../buffer/reference.ts';
+import { type ReferenceHosts, sumAcrossHosts, sumRows } from '../buffer/reference-sum.ts';
 import type { TokenDType } from './ep-config.ts';
 
 /** What one rank passes to dispatch, as plain arrays. */
@@ -65,7 +65,7 @@ function rowsOfExpert(inputs: readonly ReferenceLayerInput[], expert: number): R
   );
 }
 
-export interface ReferenceLayerToken {
+export interface ReferenceLayerToken extends ReferenceHosts {
   readonly rank: number;
   readonly token: number;
   readonly hidden: number;
@@ -101,11 +101,13 @@ export function referenceSkippedRows({ rows }: ReferenceLayerReceived, topk: num
 }
 
 /**
- * The combined row of one token. `outputs[rank][row]` is what the experts made of each received row. Without local
- * combine: the sum over the choices in order. With it: per rank first, ranks in the order of the token's first choice.
+ * The combined row of one token. `outputs[rank][row]` is what the experts made of each received row. The order of the
+ * sum is, without local combine: hosts in order, within a host the choices in order. With it: a rank's rows first, as a
+ * row of that rank rounded to the dtype; then hosts in order, within a host the ranks in the order of the token's first
+ * choice. Either way the own host's rows count one by one, and another host's as their sum.
  * @param received From referenceLayerDispatch().
  * @param outputs By rank, then by received row.
- * @param of Which token of which rank.
+ * @param of Which token of which rank, and where the ranks are.
  */
 export function referenceLayerCombine(
   received: readonly ReferenceLayerReceived[],
@@ -113,11 +115,14 @@ export function referenceLayerCombine(
   of: ReferenceLayerToken,
 ): number[] {
   const mine = received
-    .flatMap(({ rows }, rank) => rows.map((row, index) => ({ ...row, rank, output: outputs[rank]?.[index] ?? [] })))
+    .flatMap(({ rows }, rank) => rows.map((row, index) => ({ ...row, rank, bits: outputs[rank]?.[index] ?? [] })))
     .filter((row) => row.sourceRank === of.rank && row.token === of.token)
     .toSorted((a, b) => a.choice - b.choice);
-  const sum = (rows: readonly (readonly number[])[]): number[] => sumRows(rows, of.hidden, of.dtype);
-  if (!of.localCombine) return sum(mine.map((row) => row.output));
-  const ranks = [...new Set(mine.map((row) => row.rank))];
-  return sum(ranks.map((rank) => sum(mine.filter((row) => row.rank === rank).map((row) => row.output))));
+  if (!of.localCombine) return sumAcrossHosts([], mine, of);
+  const ranks = [...new Set(mine.map(({ rank }) => rank))];
+  const ofRanks = ranks.map((rank) => {
+    const rows = mine.filter((row) => row.rank === rank).map(({ bits }) => bits);
+    return { rank, bits: sumRows(rows, of.hidden, of.dtype) };
+  });
+  return sumAcrossHosts([], ofRanks, of);
 }
