@@ -13,6 +13,8 @@ export const engineCommandKinds = {
   cancel: 7,
   /** Posts the prepared transfer `region`; its message lies at `offset` and has `bytes` bytes. */
   transfer: 8,
+  /** Writes `bytes` ranges of the shared table `region`, from number `offset` on. */
+  ranges: 9,
 } as const;
 
 /** One entry of the ring: a request. 64-bit values are below 2^53. */

@@ -222,6 +222,22 @@ export interface PutPlace {
   bytes: number;
 }
 
+/**
+ * Puts of a channel whose places stand in a table, which the caller fills in again and again. The table's indices of regions
+ * mean nothing here.
+ */
+export interface SharedParts {
+  /**
+   * Hot path: no allocation, never waits. Puts `count` parts from number `first` on, as one operation of the channel: it is
+   * delivered when all of them are. False, with nothing posted, if there is no room now. The entries must stay as they are
+   * until it is delivered. Fails with WL_INVALID_ARGUMENT for parts that the table does not have; ranges outside of a region
+   * end the channel.
+   */
+  put(first: number, count: number): boolean;
+  /** The table is the caller's alone again. None of its puts may be under way. Idempotent. */
+  release(): Promise<void>;
+}
+
 /** Hot path: no allocation. */
 export interface BackendChannel {
   /**
@@ -242,6 +258,11 @@ export interface BackendChannel {
    * Left out by backends that would have to send 8 bytes of registered memory.
    */
   store?(remote: BackendRemoteRegion, offset: number, low: number, high: number): boolean;
+  /**
+   * Puts of many parts between these two regions. Undefined if nothing but `put` goes between them; left out by backends
+   * that have nothing else.
+   */
+  shareParts?(table: PartTable, local: BackendRegion, remote: BackendRemoteRegion): Promise<SharedParts | undefined>;
   /** Starts what the channel holds back so that it goes together with what follows; else the next poll does. */
   send?(): void;
   /** Operations posted so far. */

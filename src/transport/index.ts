@@ -1,6 +1,13 @@
 // weftline/transport: reliable messages, writes and reads between processes over many UDP paths.
 export { Connection } from './host/connection.ts';
-export type { LocalPart, RemotePart, SignalPart, WriteOptions } from './host/request-parts.ts';
+export type {
+  LocalPart,
+  RangesPart,
+  RemotePart,
+  SharedRangesNames,
+  SignalPart,
+  WriteOptions,
+} from './host/request-parts.ts';
 export type { RailPair } from './io/packet-io-kind.ts';
 export type { HostStatistics, LaneStatistics } from './host/host-calls.ts';
 export type { MemoryRegion, RegisteredMemory } from './host/memory-region.ts';

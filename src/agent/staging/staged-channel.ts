@@ -1,7 +1,16 @@
 // Puts and signals in order, whichever memory they go between: by the backend's own channel, or by the staging thread.
+import type { PartTable } from '../../abi/part-table.ts';
 import { STAGED_OPERATIONS, stagingCommandField, stagingCommandKinds } from '../../abi/staging-board.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
-import type { BackendChannel, BackendLink, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
+import type {
+  BackendChannel,
+  BackendLink,
+  BackendRegion,
+  BackendRemoteRegion,
+  ChannelOptions,
+  PutPlace,
+  SharedParts,
+} from '../backend.ts';
 import type { AgentLane } from './agent-lane.ts';
 import { type StagedRegion, StagedRemoteRegion } from './staged-region.ts';
 import type { RemoteMemoryName } from './staging-messages.ts';
@@ -54,6 +63,7 @@ type Way = Route | BackendChannel;
 export class StagedChannel implements BackendChannel {
   readonly #link: ChannelLink;
   readonly #hostLink: BackendLink;
+  readonly #options: ChannelOptions | undefined;
   #host: BackendChannel | undefined;
   readonly #routes: Route[] = [];
   readonly #opening = new Map<string, Promise<Route>>();
@@ -68,8 +78,10 @@ export class StagedChannel implements BackendChannel {
   /** For the backend, which knows its own regions only. */
   #place: PutPlace | undefined;
 
-  constructor(link: ChannelLink, hostLink: BackendLink) {
+  /** `options` are those of the backend's own channel. */
+  constructor(link: ChannelLink, hostLink: BackendLink, options?: ChannelOptions) {
     this.#link = link;
+    this.#options = options;
     this.#hostLink = hostLink;
   }
 
@@ -138,6 +150,26 @@ export class StagedChannel implements BackendChannel {
     return true;
   }
 
+  /** Between host memory of both sides only. */
+  async shareParts(
+    table: PartTable,
+    local: BackendRegion,
+    remote: BackendRemoteRegion,
+  ): Promise<SharedParts | undefined> {
+    this.#check();
+    const from = (local as StagedRegion).host;
+    if (from === undefined || remote instanceof StagedRemoteRegion) return undefined;
+    const parts = await this.#byHost().shareParts?.(table, from, remote);
+    if (parts === undefined) return undefined;
+    return {
+      put: (first, count) => {
+        this.#check();
+        return this.#mayTake(this.#byHost()) && parts.put(first, count);
+      },
+      release: () => parts.release(),
+    };
+  }
+
   send(): void {
     this.#host?.send?.();
   }
@@ -165,7 +197,7 @@ export class StagedChannel implements BackendChannel {
   }
 
   #byHost(): BackendChannel {
-    return (this.#host ??= this.#hostLink.openChannel());
+    return (this.#host ??= this.#hostLink.openChannel(this.#options));
   }
 
   #putByHost(given: PutPlace, local: BackendRegion): boolean {

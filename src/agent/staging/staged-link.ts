@@ -7,6 +7,7 @@ import type {
   BackendRegion,
   BackendRemoteRegion,
   BackendTransfer,
+  ChannelOptions,
   LinkState,
   PlannedTransfer,
   TransferOperation,
@@ -95,8 +96,12 @@ export class StagedLink implements BackendLink {
     this.#parts.host.notify(message);
   }
 
-  openChannel(): StagedChannel {
-    return new StagedChannel(this, this.#parts.host);
+  get lanes(): number {
+    return this.#parts.host.lanes ?? 1;
+  }
+
+  openChannel(options?: ChannelOptions): StagedChannel {
+    return new StagedChannel(this, this.#parts.host, options);
   }
 
   close(): Promise<void> {

@@ -53,10 +53,11 @@ export function checkScatter(regions: RegionTable, options: ScatterOptions, payl
   checkRemote({ remoteRegion, remoteKey, remoteOffset: 0 });
   if (!regions.isRegistered(region)) throw invalidArgument('region', region, 'a region registered with this engine');
   whole('ranges.sourceEnd', ranges.sourceEnd, 0, region.bytes.byteLength);
-  whole('ranges.longest', ranges.longest, 0, longestScattered(payloadBytes));
+  // Each must fit into a packet.
+  whole('ranges.longest', ranges.longest, 0, payloadBytes - SCATTER_ENTRY_BYTES);
 }
 
-/** Longer ranges are worth packets of their own. */
+/** Of whole ranges: longer ones are worth packets of their own. */
 export function longestScattered(payloadBytes: number): number {
   return Math.floor(payloadBytes / 2) - SCATTER_ENTRY_BYTES;
 }

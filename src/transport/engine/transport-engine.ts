@@ -94,7 +94,7 @@ export interface WholeRequest {
 
 export interface ScatterOptions extends Omit<RemoteRange, 'remoteOffset'> {
   readonly region: Region;
-  /** None longer than half of `payloadBytes`. */
+  /** Each fits into a packet with its entry. */
   readonly ranges: RangeList;
   readonly flow?: number;
 }

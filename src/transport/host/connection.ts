@@ -1,4 +1,5 @@
 // A connection as the user sees it: requests are posted here, their ends are taken from the transport.
+import type { PartTable } from '../../abi/part-table.ts';
 import { engineCommandKinds } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
@@ -12,8 +13,16 @@ import { LaneTransfers } from './lane-transfers.ts';
 import { homeLane, type Spread } from '../lanes/lane-choice.ts';
 import type { MemoryRegion } from './memory-region.ts';
 import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
-import type { LocalPart, RemotePart, SignalPart, WriteOptions } from './request-parts.ts';
+import type {
+  LocalPart,
+  RangesPart,
+  RemotePart,
+  SharedRangesNames,
+  SignalPart,
+  WriteOptions,
+} from './request-parts.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
+import type { RangesPlan } from './shared-ranges.ts';
 
 export interface ConnectionParts {
   readonly group: EngineGroup;
@@ -158,6 +167,35 @@ export class Connection implements AsyncDisposable {
   /** @internal None of its posts may be pending. */
   releaseTransfer(transfer: number): Promise<void> {
     return this.#transfers.release(transfer);
+  }
+
+  /** @internal Tells the engines of a table of ranges, which this thread fills in again and again for `writeRanges`. */
+  async shareRanges(table: PartTable, plan: Omit<RangesPlan, 'connection' | 'parts'>): Promise<SharedRangesNames> {
+    this.#check();
+    const parts = table.buffer;
+    const numbers = await Promise.all(
+      this.#ends.map(({ engine, number: connection }) =>
+        this.#group.call(engine, 'shareRanges', { ...plan, connection, parts }),
+      ),
+    );
+    return { table, numbers };
+  }
+
+  /** @internal None of its writes may be pending. */
+  async unshareRanges({ numbers }: SharedRangesNames): Promise<void> {
+    await Promise.all(
+      this.#ends.map(({ engine }, lane) => this.#group.call(engine, 'unshareRanges', numbers[lane] as number)),
+    );
+  }
+
+  /**
+   * Writes ranges of a table as one request, which ends when every byte lies at the peer. The table may be filled in again
+   * when it has ended.
+   * @internal
+   */
+  writeRanges(part: RangesPart): RequestHandle {
+    this.#check();
+    return this.#posts.ranges(part);
   }
 
   /**

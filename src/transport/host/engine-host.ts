@@ -20,6 +20,7 @@ import type { HostCalls, HostConnection, HostEvent, HostRegion, LaneStatistics }
 import { Gates, NONE } from '../lanes/gates.ts';
 import { HeldFences } from '../lanes/held-fences.ts';
 import { PreparedTransfers } from './prepared-transfers.ts';
+import { SharedRanges } from './shared-ranges.ts';
 import { type CommandRing, type EngineCommand, emptyEngineCommand } from './command-ring.ts';
 import type { EngineBells } from './engine-bells.ts';
 import type { HostedEngine, HostParts } from './serve-engine.ts';
@@ -37,6 +38,8 @@ interface HostedConnection {
   isShut: boolean;
 }
 
+/** In place of a handle: there is nothing to write. */
+const NOTHING: EngineHandle = -1;
 /** A peer that closes in good order says so over TCP; its closed ports count only after this. */
 const REFUSED_PATIENCE_MS = 200;
 
@@ -50,6 +53,8 @@ export class EngineHost implements HostedEngine {
     prepare: (plan) => this.#transfers.prepare(plan),
     openLine: (plan) => this.#transfers.openLine(plan),
     unprepare: (transfer) => this.#transfers.forget(transfer),
+    shareRanges: (plan) => this.#ranges.share(plan),
+    unshareRanges: (table) => this.#ranges.forget(table),
     end: ({ connection, error }) => this.#end(connection, error),
     statistics: (connection) => this.#statistics(connection),
     stop: () => this.#stop(),
@@ -73,6 +78,9 @@ export class EngineHost implements HostedEngine {
   readonly #held: HeldFences<EngineCommand>;
   readonly #wake: WakeWord | undefined;
   readonly #transfers: PreparedTransfers;
+  readonly #ranges = new SharedRanges();
+  /** Of the write of ranges that is being posted. */
+  readonly #rangesWay = { payloadBytes: 0, findRegion: (id: number) => this.#loop.engine.findRegion(id) };
   /** When a peer's ports were first found closed. */
   readonly #refusedAt = new Map<number, number>();
 
@@ -221,6 +229,7 @@ export class EngineHost implements HostedEngine {
     // What the close says goes out, and pending requests fail, before the sockets close.
     this.#loop.engine.onTimer(performance.now() * 1000);
     this.#transfers.end(number, error);
+    this.#ranges.end(number);
     for (const { slot } of this.#held.end(number)) this.#fail(slot, error);
     for (const [slot, connection] of this.#connectionOf.entries()) {
       if (connection === number && this.#handleOf[slot] !== -1) this.#fail(slot, error);
@@ -268,6 +277,10 @@ export class EngineHost implements HostedEngine {
         return;
       }
       const handle = this.#post(command);
+      if (handle === NOTHING) {
+        this.#done(slot, 0);
+        return;
+      }
       this.#handleOf[slot] = handle;
       this.#slotOf.set(handle, slot);
     } catch (error) {
@@ -284,6 +297,11 @@ export class EngineHost implements HostedEngine {
     if (kind === engineCommandKinds.flush) return connection.flush(flow);
     if (kind === engineCommandKinds.signal) {
       return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
+    }
+    if (kind === engineCommandKinds.ranges) {
+      this.#rangesWay.payloadBytes = connection.payloadBytes;
+      const scatter = this.#ranges.pack(command, this.#rangesWay);
+      return scatter === undefined ? NOTHING : connection.scatter(scatter);
     }
     const region = this.#loop.engine.findRegion(command.region);
     if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
@@ -361,6 +379,7 @@ export class EngineHost implements HostedEngine {
   }
 
   #forget(slot: number): void {
+    this.#ranges.free(slot);
     this.#slotOf.delete(this.#handleOf[slot]!);
     this.#handleOf[slot] = -1;
   }

@@ -7,6 +7,7 @@ import type { RemoteAccess } from '../engine/region.ts';
 import type { ConnectionStatistics, DropCounters, RegionName } from '../engine/transport-engine.ts';
 import type { PathEndpoint } from '../io/packet-io-kind.ts';
 import type { LinePlan, TransferPlan } from './prepared-transfers.ts';
+import type { RangesPlan } from './shared-ranges.ts';
 
 export interface HostCalls extends Calls {
   /** A number for a connection to be; and it is not needed after all. */
@@ -21,6 +22,9 @@ export interface HostCalls extends Calls {
   /** Returns the number of the line. */
   openLine(plan: LinePlan): number;
   unprepare(transfer: number): void;
+  /** Returns the number of the table. */
+  shareRanges(plan: RangesPlan): number;
+  unshareRanges(table: number): void;
   /** Ends a connection; its pending requests fail with the error. */
   end(end: HostEnd): void;
   statistics(connection: number): LaneStatistics;

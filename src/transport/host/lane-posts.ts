@@ -1,5 +1,6 @@
 // Posts the requests of a connection to its lanes: small ones to one engine, large ones in parts to several. Hot path: no
 // allocation.
+import type { PartTable } from '../../abi/part-table.ts';
 import { engineCommandKinds } from '../../abi/transport-command.ts';
 import { MAX_FLOWS } from '../../abi/transport-packet.ts';
 import { FlowOrder } from '../lanes/flow-order.ts';
@@ -7,7 +8,7 @@ import { NONE } from '../lanes/gates.ts';
 import { LaneChoice, type LaneFlow, type Spread } from '../lanes/lane-choice.ts';
 import type { LaneEnd } from './lane-ends.ts';
 import type { MemoryRegion } from './memory-region.ts';
-import type { LocalPart, RemotePart, SignalPart, WriteOptions } from './request-parts.ts';
+import type { LocalPart, RangesPart, RemotePart, SignalPart, WriteOptions } from './request-parts.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 import { NOBODY } from './shared-requests.ts';
 
@@ -100,6 +101,44 @@ export class LanePosts {
         command.remoteOffset = remoteOffset + share.offset;
       }
       this.#put(share.lane);
+    }
+    return this.#request;
+  }
+
+  /** A write of ranges. Where it is cut, each lane takes as many of them. */
+  ranges({ ranges: { table, numbers }, first, count, flow: flowNumber = 0, staysHome }: RangesPart): RequestHandle {
+    const { command } = this.slots;
+    command.kind = engineCommandKinds.ranges;
+    command.flow = flowNumber;
+    command.gate = 0;
+    command.partOffset = 0;
+    command.offset = first;
+    command.bytes = count;
+    command.region = numbers[0]!;
+    if (this.#ends.length === 1) return this.#postWhole(0);
+    const choice = this.#choice;
+    const flow = choice.flow(flowNumber);
+    if (staysHome === true) {
+      command.region = numbers[flow.home]!;
+      return this.#postWhole(flow.home);
+    }
+    const bytes = bytesOf(table, first, count);
+    choice.oneSided(flow, bytes);
+    const gate = this.#leavesHome(flow) ? this.#order.gateFor(flowNumber) : NONE;
+    if (gate === NONE && this.#leavesHome(flow)) choice.refused(flow, bytes);
+    this.#openParts(NONE);
+    for (let at = 0; at < choice.count; at++) {
+      const { lane } = choice.parts[at]!;
+      const begin = Math.floor((count * at) / choice.count);
+      command.region = numbers[lane]!;
+      command.offset = first + begin;
+      command.bytes = Math.floor((count * (at + 1)) / choice.count) - begin;
+      command.gate = 0;
+      if (lane !== flow.home) {
+        this.slots.gates.enter(gate, 1);
+        command.gate = gate + 1;
+      }
+      this.#put(lane);
     }
     return this.#request;
   }
@@ -203,6 +242,12 @@ export class LanePosts {
     this.slots.command.connection = number;
     this.slots.put(engine);
   }
+}
+
+function bytesOf({ bytes }: PartTable, first: number, count: number): number {
+  let sum = 0;
+  for (let index = first; index < first + count; index++) sum += bytes[index]!;
+  return sum;
 }
 
 function isWhole(value: number, most: number): boolean {

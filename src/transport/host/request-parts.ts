@@ -1,4 +1,5 @@
 // What requests are about: memory here, memory and counters of the peer.
+import type { PartTable } from '../../abi/part-table.ts';
 import type { MemoryRegion } from './memory-region.ts';
 
 /** Part of a region of this side; all of it by default. */
@@ -29,4 +30,18 @@ export interface SignalPart extends RemotePart {
   readonly flow?: number;
   /** Added to the 64-bit cell at `remoteOffset`, a multiple of 8. */
   readonly add: number;
+}
+
+/** Some ranges of a table that all engines of a connection know. */
+export interface RangesPart extends WriteOptions {
+  readonly ranges: SharedRangesNames;
+  readonly first: number;
+  readonly count: number;
+  readonly flow?: number;
+}
+
+/** What the engines call a table of ranges, by lane of its connection. */
+export interface SharedRangesNames {
+  readonly table: PartTable;
+  readonly numbers: readonly number[];
 }

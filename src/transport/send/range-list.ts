@@ -9,21 +9,28 @@ export interface Ranges {
   readonly lengths: Float64Array;
 }
 
-/** Ranges `first` to before `end` of columns that other lists may share. Fixed once made, so that many writes can share one. */
+const NO_RANGES = new Float64Array();
+
+/** Ranges `first` to before `end` of columns that other lists may share. Fixed while a write uses it; many writes can share one. */
 export class RangeList {
-  readonly first: number;
-  readonly end: number;
-  readonly sources: Float64Array;
-  readonly targets: Float64Array;
-  readonly lengths: Float64Array;
+  first = 0;
+  end = 0;
+  sources: Float64Array = NO_RANGES;
+  targets: Float64Array = NO_RANGES;
+  lengths: Float64Array = NO_RANGES;
   /** Of all ranges. */
-  readonly bytes: number;
-  readonly longest: number;
+  bytes = 0;
+  longest = 0;
   /** Where the one that ends last ends, here. */
-  readonly sourceEnd: number;
+  sourceEnd = 0;
 
   /** Fails with WL_INVALID_ARGUMENT. */
-  constructor({ sources, targets, lengths }: Ranges, first = 0, end: number = lengths.length) {
+  constructor(ranges: Ranges, first = 0, end: number = ranges.lengths.length) {
+    this.fill(ranges, first, end);
+  }
+
+  /** Hot path. Names other ranges, once no write uses the list any more. Fails as the constructor does. */
+  fill({ sources, targets, lengths }: Ranges, first: number, end: number): void {
     if (first >= end) throw invalidArgument('lengths.length', 0, 'at least one range');
     let [bytes, longest, sourceEnd] = [0, 0, 0];
     for (let index = first; index < end; index++) {

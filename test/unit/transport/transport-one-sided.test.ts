@@ -312,7 +312,7 @@ test('a scattered packet that comes again is not written again', () => {
 });
 
 test('scatter() and its ranges are checked before anything is sent', () => {
-  const net = new Loopback({ segmentBytes: 1368 });
+  const net = new Loopback({ segmentBytes: 680 });
   const local = net.a.region(1000);
   const where = { region: local, remoteRegion: 1, remoteKey: 1 };
   assert.throws(() => net.a.connection.scatter({ ...where, ranges: one(990, 0, 11) }), /sourceEnd/);

@@ -1,7 +1,9 @@
 // Puts and signals on a flow of their own, in order; their ends are counted in the order of posting.
+import type { PartTable } from '../../../abi/part-table.ts';
 import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
-import type { Connection, MemoryRegion, RequestHandle, Transport } from '../../../transport/index.ts';
-import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
+import type { Connection, MemoryRegion, RangesPart, RequestHandle, Transport } from '../../../transport/index.ts';
+import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../backend.ts';
+import { MultipathParts } from './multipath-parts.ts';
 import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
 
 /** Operations under way. A power of two; all channels share the transport's 4096 requests. */
@@ -19,7 +21,7 @@ interface PostedWrite {
 }
 
 /** How its operations go. */
-interface Way {
+export interface ChannelWay {
   readonly flow: number;
   /** All of them on one lane. */
   readonly staysHome: boolean;
@@ -37,14 +39,14 @@ export class MultipathChannel implements BackendChannel {
   delivered = 0;
   error: WeftlineError | undefined;
   readonly #link: ChannelLink;
-  readonly #way: Way;
+  readonly #way: ChannelWay;
   readonly #requests = new Float64Array(MAX_PENDING);
   readonly #onClose: () => void;
   /** What is posted. Objects of the channel, so that nothing is made per post; the first put makes this one. */
   #write: PostedWrite | undefined;
   readonly #signal = { flow: 0, remoteRegion: 0, remoteKey: 0, remoteOffset: 0, add: 0 };
 
-  constructor(link: ChannelLink, way: Way, onClose: () => void) {
+  constructor(link: ChannelLink, way: ChannelWay, onClose: () => void) {
     this.#link = link;
     this.#way = way;
     this.#signal.flow = way.flow;
@@ -74,6 +76,24 @@ export class MultipathChannel implements BackendChannel {
     signal.remoteOffset = offset;
     signal.add = add;
     return this.#note(this.#link.connection.signal(signal));
+  }
+
+  async shareParts(table: PartTable, local: BackendRegion, remote: BackendRemoteRegion): Promise<MultipathParts> {
+    const { connection } = this.#link;
+    const { remoteRegion, remoteKey } = own(MultipathRemoteRegion, remote);
+    const region = own(MultipathRegion, local).region.number;
+    return new MultipathParts({
+      channel: this,
+      connection,
+      way: this.#way,
+      ranges: await connection.shareRanges(table, { region, remoteRegion, remoteKey }),
+    });
+  }
+
+  /** Hot path. Of MultipathParts. */
+  putRanges(part: RangesPart): boolean {
+    if (!this.#hasRoom()) return false;
+    return this.#note(this.#link.connection.writeRanges(part));
   }
 
   /** Hot path. True if something was delivered or failed. */
@@ -128,6 +148,6 @@ export class MultipathChannel implements BackendChannel {
   }
 }
 
-function newWrite(region: MemoryRegion, way: Way): PostedWrite {
+function newWrite(region: MemoryRegion, way: ChannelWay): PostedWrite {
   return { region, offset: 0, bytes: 0, ...way, remoteRegion: 0, remoteKey: 0, remoteOffset: 0 };
 }

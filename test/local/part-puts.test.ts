@@ -1,0 +1,262 @@
+// Puts of many parts over channels of every backend: data, order before signals, ends.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { PartTable } from '#lib/abi/part-table.js';
+import { PartPuts } from '#lib/agent/part-puts.js';
+import type { BackendChannel, BackendRemoteRegion } from '#lib/agent/backend.js';
+import { seededRandom } from '#lib/core/seeded-random.js';
+import { Agent, type Registration } from 'weftline/agent';
+import {
+  type AgentConfiguration,
+  lanesConfigurations,
+  plainConfigurations,
+  stagedConfigurations,
+} from './support/agent-configurations.ts';
+import { openPair } from './support/agent-pair.ts';
+import { whyMissing } from './support/missing-backend.ts';
+import { testSeed } from '../support/seed.ts';
+
+const MiB = 1 << 20;
+/** Of data at the receiver, behind the cell. */
+const BYTES = 6 * MiB;
+const CELL_BYTES = 64;
+const MOST_PARTS = 5000;
+
+const small = { settings: { transportSegmentBytes: 1472 } };
+const configurations: readonly AgentConfiguration[] = [
+  ...plainConfigurations,
+  { name: 'multipath with packets of 1472 bytes', backend: 'multipath', here: small, there: small },
+  ...lanesConfigurations,
+  ...stagedConfigurations.slice(0, 1),
+];
+
+/** Parts of random sizes at random places of both sides, none over another there. Returns how many bytes they move. */
+function fillTable(table: PartTable, count: number, random: () => number): number {
+  const most = [1, 200, 5000, 20_000, 100_000][Math.floor(random() * 5)]!;
+  const sizes = Array.from({ length: count }, () => 1 + Math.floor(random() * most));
+  const total = sizes.reduce((sum, size) => sum + size, 0);
+  const scale = Math.min(1, BYTES / total);
+  const gap = Math.max(0, Math.floor((BYTES - total * scale) / count / 2));
+  const order = sizes.map((_, index) => index).toSorted(() => random() - 0.5);
+  let at = CELL_BYTES;
+  let moved = 0;
+  for (const index of order) {
+    const bytes = Math.max(1, Math.floor(sizes[index]! * scale) - 1);
+    at += Math.floor(random() * (gap + 1));
+    table.remoteOffset[index] = at;
+    table.localOffset[index] = Math.floor(random() * (BYTES - bytes));
+    table.bytes[index] = bytes;
+    at += bytes;
+    moved += bytes;
+  }
+  assert.ok(at <= CELL_BYTES + BYTES + count);
+  return moved;
+}
+
+/** Waits for what a channel has posted. */
+function deliveryOf(channel: BackendChannel): { readonly isSettled: boolean; describe(): string } {
+  return {
+    get isSettled() {
+      if (channel.error !== undefined) throw channel.error;
+      return channel.delivered === channel.posted;
+    },
+    describe: () => `${channel.posted - channel.delivered} operations were not delivered`,
+  };
+}
+
+async function putAll(agent: Agent, puts: PartPuts, first: number, end: number): Promise<void> {
+  for (let at = first; at < end;) {
+    at += puts.put(at, end - at);
+    agent.poll();
+    if (at < end) await new Promise((resolve) => setImmediate(resolve));
+  }
+}
+
+async function signal(agent: Agent, channel: BackendChannel, remote: BackendRemoteRegion, add: number): Promise<void> {
+  while (!channel.signal(remote, 0, add)) {
+    agent.poll();
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+}
+
+interface Sides extends AsyncDisposable {
+  readonly here: Agent;
+  readonly there: Agent;
+  readonly out: Registration;
+  readonly into: Registration;
+}
+
+async function openSides({ backend, here, there }: AgentConfiguration): Promise<Sides> {
+  const settingsOf = (own: AgentConfiguration['here']) => ({
+    ...own,
+    token: 'secret',
+    backends: [backend],
+    settings: { timeoutMs: 20_000, ...own.settings },
+  });
+  const near = await Agent.create('here', settingsOf(here));
+  const far = await Agent.create('there', settingsOf(there));
+  const out = await near.allocate(BYTES);
+  const into = await far.allocate(CELL_BYTES + BYTES + MOST_PARTS);
+  await near.loadRemoteMetadata(far.localMetadata());
+  await far.loadRemoteMetadata(near.localMetadata());
+  return {
+    here: near,
+    there: far,
+    out,
+    into,
+    [Symbol.asyncDispose]: async () => {
+      await near.close();
+      await far.close();
+    },
+  };
+}
+
+for (const configuration of configurations) {
+  const { name, backend } = configuration;
+  const skip = (await whyMissing(backend)) ?? false;
+
+  test(`${name}: parts of any sizes arrive whole before the signal behind them`, { skip }, async () => {
+    const random = seededRandom(testSeed());
+    await using sides = await openSides(configuration);
+    const { here, there, out, into } = sides;
+    for (let at = 0; at < BYTES; at++) out.bytes[at] = Math.floor(random() * 256);
+    const { link, local, remote } = await here.channelParts('there', out, into.number);
+    const cell = new BigUint64Array(into.bytes.buffer, into.bytes.byteOffset, 1);
+    const expected = new Uint8Array(into.bytes.length);
+    const table = PartTable.ofCount(MOST_PARTS);
+    // Over all lanes of the link, and on one of them.
+    const ways = [{}, { lane: (link.lanes ?? 1) - 1 }].map((options) => link.openChannel(options));
+    const opened = ways.map(async (channel) => ({
+      channel,
+      puts: await PartPuts.open({ channel, table, local, remote }),
+    }));
+    const channels = await Promise.all(opened);
+    for (let round = 1; round <= 8; round++) {
+      const { channel, puts } = channels[round % 2]!;
+      const count = round <= 2 ? MOST_PARTS : 1 + Math.floor(random() * 300);
+      fillTable(table, count, random);
+      expected.fill(round, CELL_BYTES);
+      into.bytes.fill(round, CELL_BYTES);
+      for (let index = 0; index < count; index++) {
+        const from = table.localOffset[index]!;
+        expected.set(out.bytes.subarray(from, from + table.bytes[index]!), table.remoteOffset[index]);
+      }
+      // In two pieces, with a put by itself between them.
+      const middle = Math.floor(random() * (count + 1));
+      await putAll(here, puts, 0, middle);
+      const place = { local, localOffset: 5, remote, remoteOffset: into.bytes.length - 9, bytes: 9 };
+      while (!channel.put(place)) await here.until({ isSettled: true, describe: () => '' });
+      expected.set(out.bytes.subarray(5, 14), into.bytes.length - 9);
+      await putAll(here, puts, middle, count);
+      await signal(here, channel, remote, 1);
+      const came = there.until({
+        get isSettled() {
+          here.poll();
+          return Atomics.load(cell, 0) >= BigInt(round);
+        },
+        describe: () => 'The signal did not come',
+      });
+      await came;
+      assert.equal(
+        Buffer.compare(into.bytes.subarray(CELL_BYTES), expected.subarray(CELL_BYTES)),
+        0,
+        `round ${round}: ${count} parts`,
+      );
+      await here.until(deliveryOf(channel));
+    }
+    for (const { channel, puts } of channels) {
+      await puts.release();
+      await puts.release();
+      await channel.close();
+    }
+  });
+
+  test(`${name}: a peer that dies ends puts of parts with an error`, { skip }, async () => {
+    await using pair = await openPair(configuration, 4 * MiB);
+    const { agent, peer } = pair;
+    const out = await agent.allocate(4 * MiB);
+    const [memory] = agent.remoteMemory('there');
+    assert.ok(memory);
+    const { link, local, remote } = await agent.channelParts('there', out, memory.number);
+    const channel = link.openChannel();
+    const table = PartTable.ofCount(256);
+    for (let index = 0; index < 256; index++) {
+      table.localOffset[index] = index * 14_336;
+      table.remoteOffset[index] = (255 - index) * 14_336;
+      table.bytes[index] = 14_336;
+    }
+    const puts = await PartPuts.open({ channel, table, local, remote });
+    await putAll(agent, puts, 0, 256);
+    await agent.until(deliveryOf(channel));
+    const killed = peer.kill();
+    const failed = async (): Promise<void> => {
+      for (;;) {
+        await putAll(agent, puts, 0, 256);
+        await agent.until(deliveryOf(channel));
+      }
+    };
+    await assert.rejects(failed(), { code: 'WL_PEER_LOST' });
+    await killed;
+    await puts.release();
+    await channel.close();
+  });
+
+  test(`${name}: closing in mid-flight ends puts of parts, and the memory can be taken back`, { skip }, async () => {
+    await using sides = await openSides(configuration);
+    const { here, out, into } = sides;
+    const { link, local, remote } = await here.channelParts('there', out, into.number);
+    const table = PartTable.ofCount(400);
+    fillTable(table, 400, seededRandom(7));
+    for (const withAgent of [false, true]) {
+      const channel = link.openChannel();
+      const puts = await PartPuts.open({ channel, table, local, remote });
+      puts.put(0, 400);
+      if (withAgent) await here.close();
+      else await channel.close();
+      assert.throws(() => puts.put(0, 400), { code: 'WL_CLOSED' });
+      assert.equal(channel.error?.code, 'WL_CLOSED');
+      await puts.release();
+      await channel.close();
+      if (!withAgent) await here.deregister(await here.allocate(100));
+    }
+    assert.throws(() => out.bytes, { code: 'WL_CLOSED' });
+  });
+}
+
+test('multipath: parts that the table does not have are refused, ranges outside of the memory end the channel', async () => {
+  const [configuration] = configurations.filter(({ backend }) => backend === 'multipath');
+  assert.ok(configuration);
+  await using sides = await openSides(configuration);
+  const { here, out, into } = sides;
+  const { link, local, remote } = await here.channelParts('there', out, into.number);
+  for (const [localOffset, remoteOffset, bytes] of [
+    [BYTES, 0, 1],
+    [0, into.bytes.length, 1],
+    [0, 0, 1.5],
+  ] as const) {
+    const channel = link.openChannel();
+    const table = PartTable.ofCount(2);
+    const puts = await PartPuts.open({ channel, table, local, remote });
+    for (const [first, count] of [
+      [-1, 1],
+      [0, 3],
+      [2, 1],
+      [0.5, 1],
+      [0, Number.NaN],
+    ] as const) {
+      assert.throws(() => puts.put(first, count), { code: 'WL_INVALID_ARGUMENT' });
+    }
+    // Of nothing, or none at all: delivered like others.
+    assert.equal(puts.put(2, 0), 0);
+    assert.equal(puts.put(0, 2), 2);
+    await here.until(deliveryOf(channel));
+    assert.equal(channel.posted, 2);
+    table.localOffset[1] = localOffset;
+    table.remoteOffset[1] = remoteOffset;
+    table.bytes[1] = bytes;
+    puts.put(0, 2);
+    await assert.rejects(here.until(deliveryOf(channel)), { code: 'WL_INVALID_ARGUMENT' });
+    assert.throws(() => puts.put(0, 2), { code: 'WL_INVALID_ARGUMENT' });
+    await channel.close();
+  }
+});
