@@ -4,7 +4,12 @@ import { once } from 'node:events';
 
 export const machines = ['a', 'b'] as const;
 export type Machine = (typeof machines)[number];
-export const addresses: Readonly<Record<Machine, string>> = { a: '10.72.0.1', b: '10.72.0.2' };
+export const addresses: Readonly<Record<Machine, string>> = { a: railAddress('a', 0), b: railAddress('b', 0) };
+
+/** Each rail joins an interface of one machine, weftR, with that of the same name of the other. */
+export function railAddress(machine: Machine, rail: number): string {
+  return `10.72.${rail}.${machine === 'a' ? 1 : 2}`;
+}
 
 export interface Ended {
   readonly code: number | null;
@@ -14,8 +19,8 @@ export interface Ended {
 
 export interface Running {
   readonly ended: Promise<Ended>;
-  /** Resolves once stdout has this; rejects when the process ends before. */
-  said(text: string | RegExp): Promise<void>;
+  /** Resolves, with what matched, once stdout has this; rejects when the process ends before. */
+  said(text: string | RegExp): Promise<readonly string[]>;
 }
 
 /** Each with a /dev/shm of its own, so that nothing but the network joins them. */
@@ -34,27 +39,16 @@ export function whyNotTwoMachines(): string | undefined {
 export class TwoMachines implements Disposable {
   readonly #holders: Readonly<Record<Machine, ChildProcess>>;
 
-  static async create(): Promise<TwoMachines> {
+  static async create({ rails = 1 }: { readonly rails?: number } = {}): Promise<TwoMachines> {
     const [a, b] = await Promise.all([hold(), hold()]);
     const two = new TwoMachines({ a, b });
-    // Made inside, so that the names meet no other test's.
-    run(
-      ...two.#enter('a'),
-      'ip',
-      'link',
-      'add',
-      'weft0',
-      'type',
-      'veth',
-      'peer',
-      'name',
-      'weft0',
-      'netns',
-      String(b.pid),
-    );
-    for (const machine of machines) {
-      run(...two.#enter(machine), 'ip', 'address', 'add', `${addresses[machine]}/24`, 'dev', 'weft0');
-      run(...two.#enter(machine), 'ip', 'link', 'set', 'weft0', 'up');
+    for (let rail = 0; rail < rails; rail += 1) {
+      const name = `weft${rail}`;
+      // Made inside, so that the names meet no other test's.
+      two.run('a', `ip link add ${name} type veth peer name ${name} netns ${b.pid}`);
+      for (const machine of machines) {
+        two.run(machine, `ip address add ${railAddress(machine, rail)}/24 dev ${name} && ip link set ${name} up`);
+      }
     }
     return two;
   }
@@ -76,16 +70,25 @@ export class TwoMachines implements Disposable {
     child.stdout.on('data', (chunk: Buffer) => (stdout += chunk.toString()));
     child.stderr.on('data', (chunk: Buffer) => (stderr += chunk.toString()));
     const ended = once(child, 'close').then(([code]: number[]) => ({ code: code ?? null, stdout, stderr }));
-    const has = (text: string | RegExp): boolean =>
-      typeof text === 'string' ? stdout.includes(text) : text.test(stdout);
-    const said = (text: string | RegExp): Promise<void> =>
+    const found = (text: string | RegExp): readonly string[] | null =>
+      typeof text !== 'string' ? text.exec(stdout) : stdout.includes(text) ? [text] : null;
+    const said = (text: string | RegExp): Promise<readonly string[]> =>
       new Promise((resolve, reject) => {
-        const look = (): void => void (has(text) && resolve());
+        const look = (): void => {
+          const match = found(text);
+          if (match !== null) resolve(match);
+        };
         look();
         child.stdout.on('data', look);
         child.once('close', () => reject(new Error(`${String(text)} was not said: ${stdout}${stderr}`)));
       });
     return { ended, said };
+  }
+
+  /** Runs shell commands there. */
+  run(machine: Machine, commands: string): void {
+    const [command = '', ...words] = this.#enter(machine);
+    execFileSync(command, [...words, 'sh', '-c', commands], { stdio: 'inherit' });
   }
 
   [Symbol.dispose](): void {
@@ -101,8 +104,4 @@ async function hold(): Promise<ChildProcess> {
   const holder = spawn('unshare', [...namespaces, 'sh', '-c', HOLD], { stdio: ['pipe', 'pipe', 'inherit'] });
   await once(holder.stdout, 'data');
   return holder;
-}
-
-function run(...[command = '', ...words]: readonly string[]): void {
-  execFileSync(command, words, { stdio: 'inherit' });
 }
