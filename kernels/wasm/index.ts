@@ -9,3 +9,4 @@ export * from './weighted-rows';
 export * from './crc32c';
 export * from './packet-tag';
 export * from './fragments';
+export * from './fragment-check';

@@ -41,6 +41,7 @@ export const FRAGMENT_WORDS = fragmentDescriptor.size / 4;
 /** What a slot of a launcher's ring holds: long fragments are cut there, so that all warps have work. */
 export const RING_DESCRIPTORS = 2 * MAX_BLOCK_DESCRIPTORS;
 export const RING_SLOT_BYTES = descriptorBlockHeader.size + RING_DESCRIPTORS * fragmentDescriptor.size;
+export const MAX_RING_SLOTS = 1024;
 
 /** What the kernels of kernels/cuda/unpack.cu take: a run of slots of a ring. */
 export const moveFragmentsArguments = defineLayout('MoveFragmentsArguments', {

@@ -1,4 +1,5 @@
 // What unpacking and packing share: blocks are checked, taken into a ring of slots and moved, and slots come back in order.
+import { BLOCK_HEADER_WORDS, FRAGMENT_WORDS, RING_SLOT_BYTES } from '../abi/unpack-block.ts';
 import { type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CudaStream } from '../device/cuda/cuda-stream.ts';
@@ -6,16 +7,14 @@ import { DescriptorBlock } from './descriptor-block.ts';
 import type { FragmentEngine, FragmentRun } from './fragment-engine.ts';
 import type { CheckedConfig } from './launcher-config.ts';
 import { LaunchProfile, type LaunchTimes } from './launch-profile.ts';
-import { type Direction, RingWriter } from './ring-writer.ts';
+import { PreparedFragments } from './prepared-fragments.ts';
+import { type Direction, RingWriter, type WrittenFacts } from './ring-writer.ts';
 
 /** Of one launch. */
 export interface FragmentLaunchOptions {
   /** Instead of the stream of the configuration; of the launcher's own device. */
   readonly stream?: CudaStream;
 }
-
-/** Fragments of this length on average and shorter are moved several per warp. */
-const SMALL_BYTES = 1024;
 
 /** The base of UnpackLauncher and PackLauncher. Not to be shared between threads. */
 export abstract class FragmentLauncher implements AsyncDisposable {
@@ -64,38 +63,61 @@ export abstract class FragmentLauncher implements AsyncDisposable {
    * changed when it returns. Work that is enqueued on the same stream later finds the fragments in their places. Fails,
    * before anything is moved, with WL_INVALID_ARGUMENT that names the descriptor if one lies outside of its memory, if two
    * are written to the same bytes or if the sum is wrong, and with WL_BUSY if the ring has no room.
+   * @param blocks One block, several, or what prepare() made of them.
+   * @param options The stream, if not the launcher's own.
    */
-  launch(blocks: DescriptorBlock | readonly DescriptorBlock[], options?: FragmentLaunchOptions): number {
-    const list = this.#listOf(blocks);
-    this.#requireRoom(list.length);
-    const writer = this.#writer;
-    const engine = this.#engine;
+  launch(
+    blocks: DescriptorBlock | readonly DescriptorBlock[] | PreparedFragments,
+    options?: FragmentLaunchOptions,
+  ): number {
+    const stream = options?.stream;
+    const isPrepared = blocks instanceof PreparedFragments;
+    const count = isPrepared ? blocks.blocks : this.#listOf(blocks).length;
+    this.#requireRoom(count);
     const begin = this.#profile === undefined ? 0 : performance.now();
-    writer.take(list, this.#slotAt);
-    const { smallKernel, slots } = this.#config;
-    const isSmall = smallKernel === 'auto' ? writer.totalBytes <= SMALL_BYTES * writer.fragments : smallKernel;
-    if (engine.warps > 0) writer.divide(list.length, engine.warps, isSmall, this.#slotAt);
+    const facts = isPrepared ? this.#writePrepared(blocks) : this.#writeBlocks(this.#listOf(blocks));
     const checked = this.#profile === undefined ? 0 : performance.now();
+    const { slots } = this.#config;
     const run = this.#run;
     run.ticket = this.#launched % slots;
     run.firstSlot = this.#taken % slots;
-    run.blocks = list.length;
-    run.mostDescriptors = writer.mostDescriptors;
-    run.isSmall = isSmall;
-    run.waits = writer.waits;
-    engine.submit(run, options?.stream);
-    this.#taken += list.length;
+    run.blocks = count;
+    run.mostDescriptors = facts.mostDescriptors;
+    run.isSmall = facts.isSmall;
+    run.waits = facts.waits;
+    this.#engine.submit(run, stream);
+    this.#taken += count;
     this.#endSlots[run.ticket] = this.#taken;
     this.#waits[run.ticket] = run.waits ? 1 : 0;
     if (this.#failed.size > 0) this.#failed.delete(this.#launched + 1 - slots);
-    this.#profile?.add(writer, { blocks: list.length, begin, checked });
+    this.#profile?.add(facts, { blocks: count, begin, checked });
     this.#launched += 1;
     return this.#launched;
   }
 
+  /**
+   * Checks blocks once that are launched many times, and keeps a copy of them: each launch() of the result then costs the
+   * host a copy of the descriptors. Fails as launch() does, but never with WL_BUSY. The result is for this launcher alone.
+   * @param blocks What launch() would take.
+   */
+  prepare(blocks: DescriptorBlock | readonly DescriptorBlock[]): PreparedFragments {
+    const list = this.#listOf(blocks);
+    this.#checkCount(list.length);
+    const writer = this.#writer;
+    writer.take(list);
+    writer.shareAmong(this.#engine.warps, this.#config.smallKernel);
+    const slot = new Uint32Array(RING_SLOT_BYTES / 4);
+    const slots = list.map((_, block) => {
+      const count = writer.writeBlock(block, slot);
+      return slot.slice(0, BLOCK_HEADER_WORDS + count * FRAGMENT_WORDS);
+    });
+    const { totalBytes, fragments, mostDescriptors, isSmall, waits } = writer;
+    return new PreparedFragments(this, slots, { totalBytes, fragments, mostDescriptors, isSmall, waits });
+  }
+
   /** The same, and resolves when the fragments are in their places. Fails as launch() and wait() do. */
   async launchSync(
-    blocks: DescriptorBlock | readonly DescriptorBlock[],
+    blocks: DescriptorBlock | readonly DescriptorBlock[] | PreparedFragments,
     options: FragmentLaunchOptions & WaitOptions = {},
   ): Promise<void> {
     await this.wait(this.launch(blocks, options), options);
@@ -155,6 +177,20 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     if (!(blocks instanceof DescriptorBlock)) throw invalidArgument('blocks', blocks, 'a DescriptorBlock or several');
     this.#single[0] = blocks;
     return this.#single;
+  }
+
+  #writeBlocks(list: readonly DescriptorBlock[]): WrittenFacts {
+    const writer = this.#writer;
+    writer.take(list);
+    writer.shareAmong(this.#engine.warps, this.#config.smallKernel);
+    for (let block = 0; block < list.length; block++) writer.writeBlock(block, this.#slotAt(block));
+    return writer;
+  }
+
+  #writePrepared({ owner, slots, facts }: PreparedFragments): WrittenFacts {
+    if (owner !== this) throw invalidArgument('blocks', 'what another launcher prepared', 'what this one did');
+    for (let block = 0; block < slots.length; block++) this.#slotAt(block).set(slots[block]!);
+    return facts;
   }
 
   #requireRoom(blocks: number): void {

@@ -4,4 +4,5 @@ export type { FragmentLauncher, FragmentLaunchOptions } from './fragment-launche
 export type { LaunchTimes } from './launch-profile.ts';
 export type { DescriptorPool, LauncherConfig } from './launcher-config.ts';
 export { PackLauncher } from './pack-launcher.ts';
+export type { PreparedFragments } from './prepared-fragments.ts';
 export { UnpackLauncher } from './unpack-launcher.ts';

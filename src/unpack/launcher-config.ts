@@ -1,4 +1,5 @@
 // The configuration of a launcher: names, defaults and ranges.
+import { MAX_RING_SLOTS } from '../abi/unpack-block.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { checkTimeout } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';
@@ -55,7 +56,6 @@ const configNames: OptionNames<LauncherConfig> = {
 const poolNames: OptionNames<DescriptorPool> = { slots: true, memory: true };
 
 const DEFAULT_SLOTS = 16;
-const MAX_SLOTS = 1024;
 const DEFAULT_SMS = 16;
 const DEFAULT_IDLE_MS = 20;
 const MAX_IDLE_MS = 10_000;
@@ -118,8 +118,8 @@ function checkPersistent({ persistent = false, idleMs = DEFAULT_IDLE_MS, stream 
 function checkPool(pool: DescriptorPool): Required<DescriptorPool> {
   checkOptions(pool, poolNames, 'pool of a launcher');
   const { slots = DEFAULT_SLOTS, memory = 'mapped' } = pool;
-  if (!(Number.isInteger(slots) && slots >= 1 && slots <= MAX_SLOTS)) {
-    throw invalidArgument('pool.slots', slots, `a whole number from 1 to ${MAX_SLOTS}`);
+  if (!(Number.isInteger(slots) && slots >= 1 && slots <= MAX_RING_SLOTS)) {
+    throw invalidArgument('pool.slots', slots, `a whole number from 1 to ${MAX_RING_SLOTS}`);
   }
   if (memory !== 'mapped' && memory !== 'copied') throw invalidArgument('pool.memory', memory, 'mapped or copied');
   return { slots, memory };

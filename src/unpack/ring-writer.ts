@@ -1,4 +1,5 @@
-// Takes blocks over into slots of a ring and checks what it took: nothing is moved unless everything can be.
+// Copies the blocks of a launch, checks the copies, and writes them into slots of a ring: nothing is moved unless all can be.
+import { fragmentCheckWord, sortedFragment, sortedFragmentWord } from '../abi/fragment-check.ts';
 import {
   BLOCK_HEADER_WORDS,
   blockHeaderWord,
@@ -8,74 +9,109 @@ import {
   RING_DESCRIPTORS,
 } from '../abi/unpack-block.ts';
 import { wideAt } from '../abi/wide-words.ts';
-import { invalidArgument } from '../core/errors.ts';
+import { invalidArgument, type WeftlineError } from '../core/errors.ts';
 import { BlockSpans } from './block-spans.ts';
+import { type CheckMemory, checkMemory } from './check-memory.ts';
 import { DescriptorBlock } from './descriptor-block.ts';
-import { outsideError, overlapError, sumError, tooManyError, wrongBlockError } from './descriptor-errors.ts';
-import { OverlapSearch } from './overlap-search.ts';
+import {
+  outsideError,
+  type Overlap,
+  overlapError,
+  sumError,
+  tooManyError,
+  wrongBlockError,
+} from './descriptor-errors.ts';
 
 /** An unpack writes the destination, a pack the bounce buffer. */
 export type Direction = 'unpack' | 'pack';
 
-const TWO_32 = 2 ** 32;
+/** Fragments of this length on average and shorter are moved several per warp. */
+const SMALL_BYTES = 1024;
 /** Pieces shorter than this cost more than they spread, and a warp moves longer ones no faster. */
 const MIN_PIECE_BYTES = 1024;
 const MAX_PIECE_BYTES = 4096;
 
-export class RingWriter {
+/** What is known of blocks that were written into slots. */
+export interface WrittenFacts {
+  readonly totalBytes: number;
+  /** Without empty ones. */
+  readonly fragments: number;
+  /** Of the fullest slot. */
+  readonly mostDescriptors: number;
+  readonly isSmall: boolean;
+  readonly waits: boolean;
+}
+
+export class RingWriter implements WrittenFacts {
   /** Bytes of the blocks that were taken last. */
   totalBytes = 0;
   /** Their fragments, without empty ones. */
   fragments = 0;
-  /** Descriptors of the fullest slot. */
+  /** Descriptors of the fullest slot that was written. */
   mostDescriptors = 0;
   /** True if one of them has a ready flag. */
   waits = false;
-  readonly #isPack: boolean;
-  readonly #overlaps: OverlapSearch;
+  /** Several fragments per warp. */
+  isSmall = false;
+  #share = Infinity;
+  readonly #packs: number;
+  readonly #memory: CheckMemory;
   readonly #spans: BlockSpans;
+  /** By block: the longest fragment, and those that have bytes. */
+  readonly #longest: Uint32Array;
+  readonly #filled: Uint32Array;
 
-  /** `blocks`: the most that are taken at once. */
+  /** `blocks`: the most that are taken at once. Fails with WL_MEMORY. */
   constructor(direction: Direction, blocks: number) {
-    this.#isPack = direction === 'pack';
-    this.#overlaps = new OverlapSearch(blocks);
+    this.#packs = direction === 'pack' ? 1 : 0;
+    this.#memory = checkMemory();
     this.#spans = new BlockSpans(blocks);
+    this.#longest = new Uint32Array(blocks);
+    this.#filled = new Uint32Array(blocks);
   }
 
   /**
-   * Copies each block into its slot, without empty fragments. Fails with WL_INVALID_ARGUMENT, naming the block and the
-   * descriptor, unless all of them may be moved at the same time. Each word of a block is read once: a producer that goes
-   * on writing changes nothing after the check.
+   * Copies each block and checks the copies. Fails with WL_INVALID_ARGUMENT, naming the block and the descriptor, unless all
+   * of them may be moved at the same time. A producer that goes on writing changes nothing after the check.
    */
-  take(blocks: readonly DescriptorBlock[], slotAt: (block: number) => Uint32Array): void {
+  take(blocks: readonly DescriptorBlock[]): void {
+    const memory = this.#memory;
     this.totalBytes = 0;
     this.fragments = 0;
-    this.mostDescriptors = 0;
     this.waits = false;
-    this.#overlaps.clear();
+    memory.reserveCopies(blocks.length);
+    memory.kernels.beginFragmentCheck(memory.state);
     for (let index = 0; index < blocks.length; index++) {
       const block = blocks[index]!;
       requireBlock(block, index);
-      this.#takeBlock(block, index, slotAt(index));
+      this.#copyBlock(block, index);
+      this.#checkBlock(index);
     }
     if (blocks.length > 1) this.#requireAnyOrder(blocks.length);
-    const overlap = this.#overlaps.find();
-    if (overlap !== undefined) throw overlapError(overlap, this.#isPack ? 'source' : 'destination');
+    const overlap = this.#findOverlap(blocks.length);
+    if (overlap !== undefined) throw overlapError(overlap, this.#packs === 1 ? 'source' : 'destination');
   }
 
-  /** Cuts the long fragments of what was taken, so that so many warps have work, and says how warps are to take them. */
-  divide(blocks: number, warps: number, isSmall: boolean, slotAt: (block: number) => Uint32Array): void {
-    const share = Math.min(
-      MAX_PIECE_BYTES,
-      Math.max(MIN_PIECE_BYTES, 2 ** Math.ceil(Math.log2(this.totalBytes / warps))),
-    );
-    for (let index = 0; index < blocks; index++) {
-      const slot = slotAt(index);
-      slot[blockHeaderWord.isSmall] = isSmall ? 1 : 0;
-      const count = cutFragments(slot, share);
-      slot[blockHeaderWord.count] = count;
-      if (count > this.mostDescriptors) this.mostDescriptors = count;
-    }
+  /**
+   * How what was taken last is to be written: long fragments are cut so that so many warps have work; 0 leaves them whole.
+   * `auto` has several fragments per warp where they are short.
+   */
+  shareAmong(warps: number, smallKernel: boolean | 'auto'): void {
+    this.#share = warps === 0 ? Infinity : shareOf(this.totalBytes, warps);
+    this.isSmall = smallKernel === 'auto' ? this.totalBytes <= SMALL_BYTES * this.fragments : smallKernel;
+    this.mostDescriptors = 0;
+  }
+
+  /**
+   * Writes a block that was taken, without empty fragments, before blocks are taken again by whatever launcher. Returns how
+   * many descriptors the slot has.
+   */
+  writeBlock(block: number, slot: Uint32Array): number {
+    const count = this.#writeFragments(block, slot);
+    slot[blockHeaderWord.count] = count;
+    slot[blockHeaderWord.isSmall] = this.isSmall ? 1 : 0;
+    if (count > this.mostDescriptors) this.mostDescriptors = count;
+    return count;
   }
 
   #requireAnyOrder(blocks: number): void {
@@ -86,81 +122,155 @@ export class RingWriter {
     throw wrongBlockError(reader, what, { otherBlock: writer });
   }
 
-  #takeBlock({ words, capacity }: DescriptorBlock, block: number, slot: Uint32Array): void {
-    for (let word = 0; word < BLOCK_HEADER_WORDS; word++) slot[word] = words[word]!;
-    const count = countOf(slot, block, capacity);
-    const bounce = wideAt(slot, blockHeaderWord.bounce);
-    const bounceBytes = wideAt(slot, blockHeaderWord.bounceBytes);
-    const destination = wideAt(slot, blockHeaderWord.destination);
-    const destinationBytes = wideAt(slot, blockHeaderWord.destinationBytes);
-    checkSpans(block, { bounce, bounceBytes, destination, destinationBytes });
-    if (hasFlag(slot, block)) this.waits = true;
-    const overlaps = this.#overlaps;
-    const { starts, lengths, names, next } = overlaps;
-    const isPack = this.#isPack;
-    const written = isPack ? bounce : destination;
-    const [ofBounce, ofDestination] = isPack ? packUses : unpackUses;
-    this.#spans.set(block, ofBounce, bounce, bounceBytes);
-    this.#spans.set(block, ofDestination, destination, destinationBytes);
-    let total = 0;
-    let to = BLOCK_HEADER_WORDS;
-    let range = next;
-    let first = -1;
-    let bits = 0;
-    let isOrdered = true;
-    let end = 0;
-    let least = Infinity;
-    let most = 0;
-    for (let descriptor = 0, at = BLOCK_HEADER_WORDS; descriptor < count; descriptor++, at += FRAGMENT_WORDS) {
-      const sourceOffset = words[at + fragmentWord.sourceOffset]!;
-      const length = words[at + fragmentWord.length]!;
-      const low = words[at + fragmentWord.destinationOffset]!;
-      const high = words[at + fragmentWord.destinationOffset + 1]!;
-      const destinationOffset = low + high * TWO_32;
-      if (sourceOffset + length > bounceBytes) {
-        throw outsideError({ block, descriptor, side: 'source', offset: sourceOffset, length, bytes: bounceBytes });
-      }
-      if (destinationOffset + length > destinationBytes) {
-        const bytes = destinationBytes;
-        throw outsideError({ block, descriptor, side: 'destination', offset: destinationOffset, length, bytes });
-      }
-      if (length === 0) continue;
-      total += length;
-      slot[to + fragmentWord.sourceOffset] = sourceOffset;
-      slot[to + fragmentWord.length] = length;
-      slot[to + fragmentWord.destinationOffset] = low;
-      slot[to + fragmentWord.destinationOffset + 1] = high;
-      to += FRAGMENT_WORDS;
-      const offset = isPack ? sourceOffset : destinationOffset;
-      if (first < 0) first = offset;
-      bits |= (isPack ? sourceOffset ^ first : low ^ first) | length;
-      isOrdered &&= offset >= end;
-      end = offset + length;
-      if (offset < least) least = offset;
-      if (end > most) most = end;
-      starts[range] = written + offset;
-      lengths[range] = length;
-      names[range] = block * MAX_BLOCK_DESCRIPTORS + descriptor;
-      range += 1;
-    }
-    overlaps.addBlock({
-      count: range - next,
-      first: written + first,
-      bits,
-      isOrdered,
-      least: written + least,
-      most: written + most,
-    });
-    const said = wideAt(slot, blockHeaderWord.totalBytes);
+  /** The count is read once: what the producer writes meanwhile lies in the copy or does not, and the copy is checked. */
+  #copyBlock({ words, capacity }: DescriptorBlock, block: number): void {
+    const count = words[blockHeaderWord.count]!;
+    if (count > capacity) throw tooManyError(block, count, capacity);
+    const used = BLOCK_HEADER_WORDS + count * FRAGMENT_WORDS;
+    const copy = this.#memory.copyAt(block) / 4;
+    const all = this.#memory.words;
+    all.set(used === words.length ? words : words.subarray(0, used), copy);
+    all[copy + blockHeaderWord.count] = count;
+  }
+
+  #checkBlock(block: number): void {
+    const { kernels, words, state } = this.#memory;
+    const copy = this.#memory.copyAt(block);
+    const at = copy / 4;
+    const bounce = wideAt(words, at + blockHeaderWord.bounce);
+    const bounceBytes = wideAt(words, at + blockHeaderWord.bounceBytes);
+    const destination = wideAt(words, at + blockHeaderWord.destination);
+    const destinationBytes = wideAt(words, at + blockHeaderWord.destinationBytes);
+    checkSpans(block, bounce, bounceBytes, destination, destinationBytes);
+    if (hasFlag(words, at, block)) this.waits = true;
+    const outside = kernels.checkFragments(copy, this.#packs, state);
+    if (outside >= 0) throw this.#outsideError(block, outside);
+    const found = state / 4;
+    const total = wideAt(words, found + fragmentCheckWord.blockBytes);
+    const said = wideAt(words, at + blockHeaderWord.totalBytes);
+    const count = words[at + blockHeaderWord.count]!;
     if (total !== said) throw sumError(block, { said, total, count });
-    const fragments = (to - BLOCK_HEADER_WORDS) / FRAGMENT_WORDS;
-    slot[blockHeaderWord.count] = fragments;
-    if (fragments === 0) this.#spans.leaveOut(block);
+    const filled = words[found + fragmentCheckWord.blockFragments]!;
+    this.#longest[block] = words[found + fragmentCheckWord.longest]!;
+    this.#filled[block] = filled;
     this.totalBytes += total;
-    this.fragments += fragments;
-    if (fragments > this.mostDescriptors) this.mostDescriptors = fragments;
+    this.fragments += filled;
+    if (filled === 0) {
+      this.#spans.leaveOut(block);
+      return;
+    }
+    this.#spans.set(block, this.#packs === 1 ? 'write' : 'read', bounce, bounceBytes);
+    this.#spans.set(block, this.#packs === 1 ? 'read' : 'write', destination, destinationBytes);
+  }
+
+  #outsideError(block: number, descriptor: number): WeftlineError {
+    const { words } = this.#memory;
+    const header = this.#memory.copyAt(block) / 4;
+    const at = header + BLOCK_HEADER_WORDS + descriptor * FRAGMENT_WORDS;
+    const length = words[at + fragmentWord.length]!;
+    const source = words[at + fragmentWord.sourceOffset]!;
+    const bounceBytes = wideAt(words, header + blockHeaderWord.bounceBytes);
+    if (source + length > bounceBytes) {
+      return outsideError({ block, descriptor, side: 'source', offset: source, length, bytes: bounceBytes });
+    }
+    const offset = wideAt(words, at + fragmentWord.destinationOffset);
+    const bytes = wideAt(words, header + blockHeaderWord.destinationBytes);
+    return outsideError({ block, descriptor, side: 'destination', offset, length, bytes });
+  }
+
+  #findOverlap(blocks: number): Overlap | undefined {
+    const memory = this.#memory;
+    if (memory.words[memory.state / 4 + fragmentCheckWord.isOrdered] === 1) return undefined;
+    return this.#markAll(blocks) ? undefined : this.#sortAll(blocks);
+  }
+
+  /** True if every fragment has marked its units and found none that was marked; false too if they are too many to mark. */
+  #markAll(blocks: number): boolean {
+    const memory = this.#memory;
+    const { kernels, state } = memory;
+    const room = memory.reserveMarks(this.fragments);
+    const marks = memory.search;
+    if (kernels.beginMarks(state, marks, room) === 0) return false;
+    for (let block = 0; block < blocks; block++) {
+      if (kernels.markFragments(memory.copyAt(block), this.#packs, state, marks) === 0) return false;
+    }
+    return true;
+  }
+
+  #sortAll(blocks: number): Overlap | undefined {
+    const memory = this.#memory;
+    const { kernels, state, digits } = memory;
+    memory.reserveLists(this.fragments);
+    const list = memory.search;
+    const spare = list + this.fragments * sortedFragment.size;
+    let end = list;
+    for (let block = 0; block < blocks; block++) {
+      const firstName = block * MAX_BLOCK_DESCRIPTORS;
+      end = kernels.listFragments(memory.copyAt(block), this.#packs, firstName, state, end);
+    }
+    const second = kernels.findOverlap(list, end, spare, digits, state);
+    return second === 0 ? undefined : this.#describeOverlap(second / 4);
+  }
+
+  /** The descriptor that came later is the one to blame. `fragment`: the word of the later one in the sorted list. */
+  #describeOverlap(fragment: number): Overlap {
+    const { words } = this.#memory;
+    const one = words[fragment - sortedFragment.size / 4 + sortedFragmentWord.name]!;
+    const other = words[fragment + sortedFragmentWord.name]!;
+    const [first, second] = [Math.min(one, other), Math.max(one, other)];
+    return {
+      block: Math.floor(second / MAX_BLOCK_DESCRIPTORS),
+      descriptor: second % MAX_BLOCK_DESCRIPTORS,
+      otherBlock: Math.floor(first / MAX_BLOCK_DESCRIPTORS),
+      otherDescriptor: first % MAX_BLOCK_DESCRIPTORS,
+      address: Math.max(this.#startOf(first), this.#startOf(second)),
+    };
+  }
+
+  /** Where the descriptor of a name writes. */
+  #startOf(name: number): number {
+    const { words } = this.#memory;
+    const header = this.#memory.copyAt(Math.floor(name / MAX_BLOCK_DESCRIPTORS)) / 4;
+    const at = header + BLOCK_HEADER_WORDS + (name % MAX_BLOCK_DESCRIPTORS) * FRAGMENT_WORDS;
+    return this.#packs === 1
+      ? wideAt(words, header + blockHeaderWord.bounce) + words[at + fragmentWord.sourceOffset]!
+      : wideAt(words, header + blockHeaderWord.destination) + wideAt(words, at + fragmentWord.destinationOffset);
+  }
+
+  #writeFragments(block: number, slot: Uint32Array): number {
+    const share = this.#share;
+    const { kernels, words, divided } = this.#memory;
+    const copy = this.#memory.copyAt(block);
+    const at = copy / 4;
+    const count = words[at + blockHeaderWord.count]!;
+    const filled = this.#filled[block]!;
+    const longest = this.#longest[block]!;
+    if (filled === count && longest <= share) {
+      slot.set(words.subarray(at, at + BLOCK_HEADER_WORDS + count * FRAGMENT_WORDS));
+      return count;
+    }
+    slot.set(words.subarray(at, at + BLOCK_HEADER_WORDS));
+    const bytes =
+      longest <= share ? longest : pieceBytes(wideAt(words, at + blockHeaderWord.totalBytes), filled, share);
+    const pieces = kernels.divideFragments(copy, bytes, divided);
+    slot.set(words.subarray(divided / 4, divided / 4 + pieces * FRAGMENT_WORDS), BLOCK_HEADER_WORDS);
+    return pieces;
   }
 }
+
+function shareOf(bytes: number, warps: number): number {
+  return Math.min(MAX_PIECE_BYTES, Math.max(MIN_PIECE_BYTES, 2 ** Math.ceil(Math.log2(bytes / warps))));
+}
+
+/** So long that the pieces of a block have room in its slot: each fragment has at most one that is not full. */
+function pieceBytes(total: number, fragments: number, share: number): number {
+  let bytes = share;
+  while (total / bytes > RING_DESCRIPTORS - fragments) bytes *= 2;
+  return Math.min(bytes, MAX_LENGTH);
+}
+
+/** Of a fragment. */
+const MAX_LENGTH = 2 ** 32 - 1;
 
 function requireBlock(block: DescriptorBlock, index: number): void {
   if (!(block instanceof DescriptorBlock)) throw invalidArgument(`blocks[${index}]`, block, 'a DescriptorBlock');
@@ -168,70 +278,26 @@ function requireBlock(block: DescriptorBlock, index: number): void {
   throw wrongBlockError(index, 'its buffer is detached, expected memory that it still has', {});
 }
 
-interface Spans {
-  readonly bounce: number;
-  readonly bounceBytes: number;
-  readonly destination: number;
-  readonly destinationBytes: number;
-}
-
-function checkSpans(block: number, spans: Spans): void {
-  const { bounce, bounceBytes, destination, destinationBytes } = spans;
-  const ends = Math.max(bounce + bounceBytes, destination + destinationBytes);
-  if (!Number.isSafeInteger(ends)) {
-    throw wrongBlockError(block, 'its bounce buffer or destination ends above 2^53, expected addresses below', {
-      ...spans,
-    });
+// oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per block
+function checkSpans(
+  block: number,
+  bounce: number,
+  bounceBytes: number,
+  destination: number,
+  destinationBytes: number,
+): void {
+  const spans = (): Record<string, number> => ({ bounce, bounceBytes, destination, destinationBytes });
+  if (!Number.isSafeInteger(Math.max(bounce + bounceBytes, destination + destinationBytes))) {
+    throw wrongBlockError(block, 'its bounce buffer or destination ends above 2^53, expected addresses below', spans());
   }
   if (bounce < destination + destinationBytes && destination < bounce + bounceBytes) {
-    throw wrongBlockError(block, 'its bounce buffer and destination overlap, expected separate memory', { ...spans });
+    throw wrongBlockError(block, 'its bounce buffer and destination overlap, expected separate memory', spans());
   }
 }
 
-/** In place, from the last descriptor to the first. Returns how many descriptors there are now. */
-function cutFragments(slot: Uint32Array, share: number): number {
-  const count = slot[blockHeaderWord.count]!;
-  const lengthAt = (index: number): number => slot[BLOCK_HEADER_WORDS + index * FRAGMENT_WORDS + fragmentWord.length]!;
-  let longest = 0;
-  for (let index = 0; index < count; index++) if (lengthAt(index) > longest) longest = lengthAt(index);
-  if (longest <= share) return count;
-  let bytes = share;
-  // Each fragment has at most one piece that is not full.
-  const room = RING_DESCRIPTORS - count;
-  while (wideAt(slot, blockHeaderWord.totalBytes) / bytes > room) bytes *= 2;
-  let pieces = 0;
-  for (let index = 0; index < count; index++) pieces += Math.ceil(lengthAt(index) / bytes);
-  let to = BLOCK_HEADER_WORDS + pieces * FRAGMENT_WORDS;
-  for (let index = count - 1; index >= 0; index--) {
-    const from = BLOCK_HEADER_WORDS + index * FRAGMENT_WORDS;
-    const length = slot[from + fragmentWord.length]!;
-    const sourceOffset = slot[from + fragmentWord.sourceOffset]!;
-    const destinationOffset = wideAt(slot, from + fragmentWord.destinationOffset);
-    for (let start = (Math.ceil(length / bytes) - 1) * bytes; start >= 0; start -= bytes) {
-      to -= FRAGMENT_WORDS;
-      const place = destinationOffset + start;
-      slot[to + fragmentWord.sourceOffset] = sourceOffset + start;
-      slot[to + fragmentWord.length] = Math.min(bytes, length - start);
-      slot[to + fragmentWord.destinationOffset] = place;
-      slot[to + fragmentWord.destinationOffset + 1] = place / TWO_32;
-    }
-  }
-  return pieces;
-}
-
-/** What a block does with its bounce buffer and with its destination. */
-const unpackUses = ['read', 'write'] as const;
-const packUses = ['write', 'read'] as const;
-
-/** True if the block has a ready flag. */
-function hasFlag(slot: Uint32Array, block: number): boolean {
-  const flag = wideAt(slot, blockHeaderWord.readyFlag);
+/** True if the block whose header lies at a word has a ready flag. */
+function hasFlag(words: Uint32Array, header: number, block: number): boolean {
+  const flag = wideAt(words, header + blockHeaderWord.readyFlag);
   if (flag % 8 === 0) return flag !== 0;
   throw wrongBlockError(block, `its ready flag lies at ${flag}, expected a multiple of 8`, { flag });
-}
-
-function countOf(slot: Uint32Array, block: number, capacity: number): number {
-  const count = slot[blockHeaderWord.count]!;
-  if (count > capacity) throw tooManyError(block, count, capacity);
-  return count;
 }

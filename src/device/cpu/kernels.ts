@@ -140,6 +140,14 @@ export interface CpuKernels {
   sipHash: Kernel<[key: number, address: number, bytes: number, out: number]>;
   // kernels/wasm/fragments.ts
   moveFragments: Kernel<[descriptors: number, count: number, bounce: number, destination: number, packs: number]>;
+  // kernels/wasm/fragment-check.ts
+  beginFragmentCheck: Kernel<[state: number]>;
+  checkFragments: Kernel<[block: number, packs: number, state: number], number>;
+  beginMarks: Kernel<[state: number, marks: number, room: number], number>;
+  markFragments: Kernel<[block: number, packs: number, state: number, marks: number], number>;
+  listFragments: Kernel<[block: number, packs: number, firstName: number, state: number, list: number], number>;
+  findOverlap: Kernel<[list: number, end: number, spare: number, digits: number, state: number], number>;
+  divideFragments: Kernel<[block: number, share: number, to: number], number>;
   // kernels/wasm/fp8.ts, matmul.ts, swiglu.ts, weighted-rows.ts
   /** bf16 x [rows, columns] to e4m3 data of that shape and f32 scales [rows, ceil(columns / 128)]; columns a multiple of 8. */
   quantizeFp8(data: number, scales: number, x: number, rows: number, columns: number, roundScale: number): void;

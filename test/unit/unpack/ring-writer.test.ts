@@ -10,8 +10,6 @@ import {
   RING_SLOT_BYTES,
 } from '#lib/abi/unpack-block.js';
 import { wideAt } from '#lib/abi/wide-words.js';
-import { seededRandom } from '#lib/core/seeded-random.js';
-import { OverlapSearch } from '#lib/unpack/overlap-search.js';
 import { RingWriter } from '#lib/unpack/ring-writer.js';
 import { DescriptorBlock } from 'weftline/unpack';
 import { blocksOf, type FragmentOf, randomList } from '../../support/fragment-lists.js';
@@ -37,8 +35,9 @@ function takeAndDivide(
 ): { slots: Uint32Array[]; writer: RingWriter } {
   const writer = new RingWriter('unpack', blocks.length);
   const slots = blocks.map(() => new Uint32Array(RING_SLOT_BYTES / 4));
-  writer.take(blocks, (block) => slots[block]!);
-  writer.divide(blocks.length, warps, false, (block) => slots[block]!);
+  writer.take(blocks);
+  writer.shareAmong(warps, false);
+  for (const [block, slot] of slots.entries()) writer.writeBlock(block, slot);
   return { slots, writer };
 }
 
@@ -102,65 +101,14 @@ test('few long fragments are cut shorter than many', () => {
   assert.equal(written(takeAndDivide([many], 512).slots[0]!).length, 2048);
 });
 
-function addBlock(
-  search: OverlapSearch,
-  ranges: readonly { readonly start: number; readonly length: number }[],
-  from: number,
-  to: number,
-): void {
-  const block = ranges.slice(from, to);
-  for (const [index, { start, length }] of block.entries()) {
-    search.starts[search.next + index] = start;
-    search.lengths[search.next + index] = length;
-    search.names[search.next + index] = from + index;
-  }
-  const first = block[0]!.start;
-  search.addBlock({
-    count: block.length,
-    first,
-    bits: block.reduce((bits, { start, length }) => bits | (start - first) | length, 0),
-    isOrdered: block.every(
-      ({ start }, index) => index === 0 || start >= block[index - 1]!.start + block[index - 1]!.length,
-    ),
-    least: Math.min(...block.map(({ start }) => start)),
-    most: Math.max(...block.map(({ start, length }) => start + length)),
-  });
-}
-
-test('an overlap is found among random ranges if and only if there is one', () => {
-  const random = seededRandom(seed);
-  const search = new OverlapSearch(1);
-  for (let round = 0; round < 300; round++) {
-    const span = 2 ** (6 + Math.floor(random() * 44));
-    const ranges = Array.from({ length: 1 + Math.floor(random() * 30) }, () => ({
-      start: Math.floor(random() * span),
-      length: 1 + Math.floor(random() * Math.min(span / 20, 2 ** 31)),
-    }));
-    search.clear();
-    // In blocks, as a launch has them.
-    const perBlock = 1 + Math.floor(random() * 12);
-    for (let first = 0; first < ranges.length; first += perBlock) addBlock(search, ranges, first, first + perBlock);
-    const expected = ranges.some((one, index) =>
-      ranges
-        .slice(0, index)
-        .some((other) => one.start < other.start + other.length && other.start < one.start + one.length),
-    );
-    const found = search.find();
-    assert.equal(found !== undefined, expected, JSON.stringify(ranges));
-    if (found === undefined) continue;
-    const [one, other] = [ranges[found.descriptor]!, ranges[found.otherDescriptor]!];
-    assert.ok(one.start < other.start + other.length && other.start < one.start + one.length);
-    assert.ok(found.otherDescriptor < found.descriptor);
-    assert.equal(found.address, Math.max(one.start, other.start));
-  }
-});
-
 test('what a producer changes after the check has no effect', () => {
   const block = new DescriptorBlock(4).begin(bounce, destination).add(0, 100, 0);
   const writer = new RingWriter('unpack', 1);
   const slot = new Uint32Array(RING_SLOT_BYTES / 4);
-  writer.take([block], () => slot);
+  writer.take([block]);
   block.bytes.fill(0xff);
+  writer.shareAmong(0, 'auto');
+  writer.writeBlock(0, slot);
   assert.deepEqual(written(slot), [{ sourceOffset: 0, length: 100, destinationOffset: 0 }]);
 });
 

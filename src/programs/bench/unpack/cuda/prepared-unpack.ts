@@ -26,9 +26,9 @@ export class PreparedUnpack {
     const config = checkConfig({ numSms, smallKernel, pool }, device.properties.multiprocessors);
     const engine = await LaunchedFragments.create(device, config, 'unpack', warpsPerSm);
     const writer = new RingWriter('unpack', blocks.length);
-    const slotAt = (slot: number): Uint32Array => engine.slotWords(slot);
-    writer.take(blocks, slotAt);
-    writer.divide(blocks.length, engine.warps, smallKernel, slotAt);
+    writer.take(blocks);
+    writer.shareAmong(engine.warps, smallKernel);
+    for (let block = 0; block < blocks.length; block++) writer.writeBlock(block, engine.slotWords(block));
     const { mostDescriptors, waits } = writer;
     const run = { ticket: 0, firstSlot: 0, blocks: blocks.length, mostDescriptors, isSmall: smallKernel, waits };
     return new PreparedUnpack(engine, run);
