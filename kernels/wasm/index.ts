@@ -2,6 +2,7 @@
 export * from './layout';
 export * from './rows';
 export * from './sum';
+export * from './mixed-sum';
 export * from './fp8';
 export * from './matmul';
 export * from './swiglu';

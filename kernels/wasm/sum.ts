@@ -144,17 +144,34 @@ export function gatherSum(
     if (bias0 != 0) store<u32>(scratch + (<usize>(count++) << 2), <u32>(bias0 + at));
     if (bias1 != 0) store<u32>(scratch + (<usize>(count++) << 2), <u32>(bias1 + at));
     const firstCell = <usize>t * <usize>columns;
-    for (let c = 0; c < columns; c++) {
-      const cell = firstCell + <usize>c;
-      const place = load<i32>(rowTable + (cell << 2));
-      if (place < 0) continue;
-      const rank = rankTable == 0 ? c : load<i32>(rankTable + (cell << 2));
-      if (onePerRank != 0 && rankSeen(rankTable, firstCell, cell, rank)) continue;
-      const base = <usize>load<u32>(bases + (<usize>rank << 2));
-      store<u32>(scratch + (<usize>(count++) << 2), <u32>(base + <usize>place * rowBytes));
-    }
+    count = listRows(scratch, count, columns, firstCell, rowBytes, rowTable, rankTable, bases, onePerRank);
     sumRows(out + at, scratch, count, rowBytes, rankTable == 0 ? 0 : 1, format);
   }
+}
+
+/** Adds the addresses of the rows that a token's cells name to the `count` at `list`; returns how many there are then. */
+@inline
+export function listRows(
+  list: usize,
+  count: i32,
+  columns: i32,
+  firstCell: usize,
+  rowBytes: usize,
+  rowTable: usize,
+  rankTable: usize,
+  bases: usize,
+  onePerRank: i32,
+): i32 {
+  for (let c = 0; c < columns; c++) {
+    const cell = firstCell + <usize>c;
+    const place = load<i32>(rowTable + (cell << 2));
+    if (place < 0) continue;
+    const rank = rankTable == 0 ? c : load<i32>(rankTable + (cell << 2));
+    if (onePerRank != 0 && rankSeen(rankTable, firstCell, cell, rank)) continue;
+    const base = <usize>load<u32>(bases + (<usize>rank << 2));
+    store<u32>(list + (<usize>(count++) << 2), <u32>(base + <usize>place * rowBytes));
+  }
+  return count;
 }
 
 /** True when an earlier column of the token goes to the same rank. */

@@ -117,6 +117,39 @@ export interface CpuKernels {
   scatterDuplicates: Kernel<
     [tokens: number, k: number, rowTable: number, rankTable: number, firstBases: number, duplicateBases: number]
   >;
+  // kernels/wasm/mixed-sum.ts
+  gatherSumF32: Kernel<
+    [
+      out: number,
+      rowBytes: number,
+      tokens: number,
+      columns: number,
+      rowTable: number,
+      rankTable: number,
+      bases: number,
+      onePerRank: number,
+      scratch: number,
+      format: number,
+    ]
+  >;
+  /** `columnFormats`: i32 [columns], for each column `format` or that of f32. */
+  gatherSumMixed: Kernel<
+    [
+      out: number,
+      rowBytes: number,
+      tokens: number,
+      columns: number,
+      rowTable: number,
+      rankTable: number,
+      bases: number,
+      onePerRank: number,
+      bias0: number,
+      bias1: number,
+      scratch: number,
+      format: number,
+      columnFormats: number,
+    ]
+  >;
   // kernels/wasm/crc32c.ts
   /** CRC-32C of `bytes` bytes; `crc` is that of the bytes before, 0 at the beginning. The result may come as negative. */
   crc32c: Kernel<[crc: number, address: number, bytes: number], number>;
