@@ -1,4 +1,4 @@
-// What the transport must reach on simulated networks: incast, permutation, loss, a dead path.
+// What the transport must reach on simulated networks: incast, permutation, loss, a dead path, several rails.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { LinkOptions } from '#lib/programs/sim/link.js';
@@ -107,6 +107,18 @@ test('corruption, duplication and reordering cost little', () => {
   for (const link of [{ corrupt: 0.0025 }, { duplicate: 0.01 }, { reorder: 0.05, jitter: 20 }]) {
     const left = goodput({ ...pair, messages: 20, nic, settings, link });
     assert.ok(left >= 0.7 * lossless, `${JSON.stringify(link)}: ${left} of ${lossless} Gb/s`);
+  }
+});
+
+test('several rails carry what they can, whether each has one path or many', () => {
+  for (const paths of [8, 64]) {
+    const { end, microseconds, theory, railBytes } = runPattern(
+      optionsOf({ ...pair, rails: 8, paths, outstanding: 8, settings: usualSettings(100, 8) }),
+    );
+    assert.equal(end, 'done');
+    assert.ok(theory.totalMicroseconds >= 0.97 * microseconds, `${paths} paths: ${microseconds} µs`);
+    const mean = railBytes.reduce((sum, bytes) => sum + bytes) / railBytes.length;
+    assert.ok(Math.max(...railBytes) <= 1.03 * mean, `${paths} paths: ${railBytes.join(', ')} bytes`);
   }
 });
 

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { leafSpine } from '#lib/programs/sim/leaf-spine.js';
 import { defaultLink } from '#lib/programs/sim/link.js';
-import { separateRails } from '#lib/programs/sim/rails.js';
+import { railLinks, separateRails } from '#lib/programs/sim/rails.js';
 import { star } from '#lib/programs/sim/star.js';
 import type { MessageOperation, ScenarioOperation, Scenario } from '#lib/programs/sim/scenario.js';
 import { runScenario } from '#lib/programs/sim/scenario-run.js';
@@ -84,6 +84,21 @@ test('a path that dies with all that is under way is left, whatever it was', () 
     ] satisfies ScenarioOperation[]) {
       check({ seed, topology, paths: 2, faults, operations: [operation] });
     }
+  }
+});
+
+test('a rail that dies for ever before all its paths were tried is left', () => {
+  const slow = { ...link, delay: 100 };
+  const topology = separateRails(
+    leafSpine({ leaves: 2, hostsPerLeaf: 1, spines: 4, link: slow, fabric: slow, ecmp: 'path' }),
+    2,
+  );
+  for (let seed = 1; seed <= 40; seed += 1) {
+    const faults = railLinks(topology, 0).map((dead) => ({ link: dead, at: 400 }));
+    const operations = [message(0, 400_000), { ...message(1, 300_000), from: 1, at: 300, receiveAt: 500 } as const];
+    // A window that is soon full of what went to the dead rail.
+    const settings = { transportWindowBytes: 16_384, transportMinRtoUs: 400 };
+    check({ seed, topology, paths: 3 + (seed % 4), settings, faults, operations });
   }
 });
 

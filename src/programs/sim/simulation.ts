@@ -131,7 +131,8 @@ export class Simulation {
     const secret = BigInt.asUintN(64, ((end - (word() >> 25n)) << 32n) | word());
     const ids = [first.engine.reserveConnectionId(), second.engine.reserveConnectionId()] as const;
     const { segmentBytes, paths } = this.#options;
-    const shared = { secret, paths, segmentBytes, keepsPlaces: this.#engines > 1 };
+    const rails = Math.min(this.topology.rails, paths);
+    const shared = { secret, paths, rails, segmentBytes, keepsPlaces: this.#engines > 1 };
     const keys = this.#keys();
     return [
       first.engine.createConnection({

@@ -8,8 +8,9 @@ import type { ConnectionOptions, LocalRange, RemoteRange, ScatterOptions, Signal
 const MAX_SEGMENT_BYTES = 65_472;
 
 export function checkConnection(options: ConnectionOptions): void {
-  const { paths, segmentBytes, secret, packetKeys, localId, remoteId, peerName } = options;
+  const { paths, rails = 1, segmentBytes, secret, packetKeys, localId, remoteId, peerName } = options;
   whole('paths', paths, 1, MAX_PATHS);
+  whole('rails', rails, 1, paths);
   whole('segmentBytes', segmentBytes, 512, MAX_SEGMENT_BYTES);
   if (segmentBytes % 8 !== 0) throw invalidArgument('segmentBytes', segmentBytes, 'a multiple of 8');
   whole('localId', localId, 0, 0xffff_ffff);

@@ -61,7 +61,7 @@ export class Connection implements TransportConnection, RequestOwner {
   constructor(engine: EngineCore, options: ConnectionOptions) {
     checkConnection(options);
     const { settings, outbox, now } = engine;
-    const { segmentBytes, paths, packetKeys, receiverCredits = settings.receiverCredits } = options;
+    const { segmentBytes, paths, rails = 1, packetKeys, receiverCredits = settings.receiverCredits } = options;
     this.engine = engine;
     this.id = options.localId;
     this.peer = options.peer;
@@ -76,7 +76,7 @@ export class Connection implements TransportConnection, RequestOwner {
     // Every number that wraps begins anywhere: both ends take it from what only they know.
     const start = this.secretHigh;
     if (packetKeys !== undefined) this.guard = new PacketGuard(engine.tagMemory, packetKeys, start >>> 0);
-    this.paths = new PathTable(paths, start);
+    this.paths = new PathTable(paths, rails, start);
     this.control = new ControlLog(start);
     const ackRoom = segmentBytes - ackHeader.size - MAX_ECHOES * ackPath.size;
     const ackWords = Math.min(Math.floor(ackRoom / 4), RECEIVE_WINDOW_SEGMENTS / 32);
@@ -89,6 +89,7 @@ export class Connection implements TransportConnection, RequestOwner {
       settings,
       receiverCredits,
       paths,
+      rails,
       segmentBytes,
       payloadBytes: this.payloadBytes,
       // An ack can list every segment of the window, so that what it does not list has not arrived.
@@ -243,13 +244,12 @@ export class Connection implements TransportConnection, RequestOwner {
   /** Where acks and control packets go: back where the newest packet came from. */
   replyPath(): number {
     const { latestPath } = this.receive.arrivals;
-    return latestPath === -1 ? this.paths.choose(this.engine.random, this.send.bursts.pathBytes) : latestPath;
+    return latestPath === -1 ? this.paths.choose(this.engine.random, this.send.bursts) : latestPath;
   }
 
   /** Another path than this one, if there is one: what got no answer is tried elsewhere. */
   pathBesides(path: number): number {
-    const choice = this.paths.choose(this.engine.random, this.send.bursts.pathBytes);
-    return choice === path ? (path + 1) % this.paths.count : choice;
+    return this.paths.besides(path, this.engine.random);
   }
 
   /** There is work for the next `onTimer`. */

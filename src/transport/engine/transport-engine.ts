@@ -49,6 +49,8 @@ export interface ConnectionOptions {
   readonly receiverCredits?: boolean | undefined;
   /** How many paths there are, 1 to 256. Both sides agree. */
   readonly paths: number;
+  /** How many network cards of this host they leave by: path p by rail p modulo this. At most `paths`; 1 if missing. */
+  readonly rails?: number | undefined;
   /** Bytes of a full packet on every path, header included. A multiple of 8, 512 to 65472. Both sides agree. */
   readonly segmentBytes: number;
   /**

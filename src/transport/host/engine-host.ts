@@ -193,6 +193,7 @@ export class EngineHost implements HostedEngine {
         ...names,
         peer: number,
         paths: endpoint.descriptors.length,
+        rails: endpoint.rails,
       });
       this.#connections[number] = { connection, reason: undefined, isShut: false };
     } catch (error) {

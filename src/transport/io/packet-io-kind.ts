@@ -37,6 +37,8 @@ export interface PacketLoop extends Disposable {
 export interface PathEndpoint {
   /** By path. */
   readonly descriptors: readonly number[];
+  /** Path p leaves by rail p modulo this. */
+  readonly rails: number;
   /** Most segments that one send is cut into on its way; 1 if it must not be. */
   readonly segments: number;
 }

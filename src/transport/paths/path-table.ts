@@ -14,11 +14,20 @@ const FADE = 0.98;
 const TRY_AGAIN = 0.9;
 /** Costs that differ by less than this factor make no difference. */
 const NEARLY = 1.25;
-/** Bytes in flight that double the cost of a path. */
-const LOAD_UNIT = 65_536;
+/** Bytes in flight that double the cost of a path: its own, and those of all paths of its rail. */
+const PATH_LOAD_UNIT = 65_536;
+const RAIL_LOAD_UNIT = 16_384;
+
+/** Bytes in flight, by path and by rail. */
+export interface PathLoad {
+  readonly pathBytes: Float64Array;
+  readonly railBytes: Float64Array;
+}
 
 export class PathTable {
   readonly count: number;
+  /** Network cards of this host: path p leaves by rail p modulo this. At most as many as paths. */
+  readonly rails: number;
   /** Number of the next transmission on the path. */
   readonly nextSequence: Int32Array;
   /** The newest transmission that the peer has echoed, and when it was sent. */
@@ -45,8 +54,9 @@ export class PathTable {
   aliveCount: number;
 
   /** `first`: the number before that of the first transmission. */
-  constructor(count: number, first = 0) {
+  constructor(count: number, rails = 1, first = 0) {
     this.count = count;
+    this.rails = rails;
     this.nextSequence = new Int32Array(count).fill(first + 1);
     this.echoedSequence = new Int32Array(count).fill(first);
     this.echoedSentAt = new Float64Array(count);
@@ -100,12 +110,14 @@ export class PathTable {
   }
 
   /**
-   * The better of two distinct live paths that chance picks (power of two choices). A path is as good as its round-trip
-   * time is short, its losses are few, and its bytes in flight are few: a path that has just died collects those.
+   * The better of two distinct live paths that chance picks (power of two choices), or with several rails the best of one
+   * live path of each. A path is as good as its round-trip time is short, its losses are few, and few bytes are in flight
+   * on it and its rail: a path that has just died collects those.
    */
-  choose(random: () => number, inFlight: Float64Array): number {
+  choose(random: () => number, inFlight: PathLoad): number {
     const { count } = this;
     if (count === 1) return 0;
+    if (this.rails > 1 && this.aliveCount > 0) return this.#chooseRail(random, inFlight);
     const first = this.#liveFrom(Math.floor(random() * count));
     const second = this.#liveFrom((first + 1 + Math.floor(random() * (count - 1))) % count);
     const secondWins = this.#score(second, inFlight) < this.#score(first, inFlight);
@@ -114,8 +126,52 @@ export class PathTable {
     return better;
   }
 
+  #chooseRail(random: () => number, inFlight: PathLoad): number {
+    const { count, rails } = this;
+    // Of equals, the first one is taken: each rail has its turn to be that.
+    let rail = Math.floor(random() * rails);
+    let best = -1;
+    let leastScore = Number.POSITIVE_INFINITY;
+    let worse = -1;
+    for (let step = 0; step < rails; step++) {
+      const inRail = Math.ceil((count - rail) / rails);
+      const path = this.#liveOfRail(rail + rails * Math.floor(random() * inRail));
+      rail = rail + 1 === rails ? 0 : rail + 1;
+      if (path === -1) continue;
+      const score = this.#score(path, inFlight);
+      if (score < leastScore) {
+        worse = best;
+        best = path;
+        leastScore = score;
+      } else {
+        worse = path;
+      }
+    }
+    // One of those that were not taken, as with two choices: if all were forgiven, bad paths would be tried too often.
+    if (worse !== -1) this.#forgive(worse, best);
+    return best;
+  }
+
+  /**
+   * Any live path of another rail than that of `path`; if there is none, any other live one; if there is none, the next
+   * one. Chance decides, not how good they are: a path that was never tried seems the best, though it may be as dead.
+   */
+  besides(path: number, random: () => number): number {
+    const { count, rails } = this;
+    let at = Math.floor(random() * count);
+    let sameRail = -1;
+    for (let step = 0; step < count; step++) {
+      if (this.alive[at] === 1) {
+        if (at % rails !== path % rails) return at;
+        if (at !== path && sameRail === -1) sameRail = at;
+      }
+      at = at + 1 === count ? 0 : at + 1;
+    }
+    return sameRail === -1 ? (path + 1) % count : sameRail;
+  }
+
   /** True if `path` lives and is hardly worse than `other`. */
-  isNearlyAsGood(path: number, other: number, inFlight: Float64Array): boolean {
+  isNearlyAsGood(path: number, other: number, inFlight: PathLoad): boolean {
     return this.alive[path] === 1 && this.#score(path, inFlight) <= NEARLY * this.#score(other, inFlight);
   }
 
@@ -127,8 +183,8 @@ export class PathTable {
     if (surplus > 0) rtt[path] = rtt[path]! - surplus * (1 - FADE);
   }
 
-  #score(path: number, inFlight: Float64Array): number {
-    const load = LOAD_UNIT + inFlight[path]!;
+  #score(path: number, { pathBytes, railBytes }: PathLoad): number {
+    const load = (PATH_LOAD_UNIT + pathBytes[path]!) * (RAIL_LOAD_UNIT + railBytes[path % this.rails]!);
     return Math.max(1, this.#choiceRtt[path]!) * this.penalty[path]! * load;
   }
 
@@ -137,6 +193,18 @@ export class PathTable {
     if (this.aliveCount === this.count || this.aliveCount === 0) return path;
     let at = path;
     while (this.alive[at] === 0) at = at + 1 === this.count ? 0 : at + 1;
+    return at;
+  }
+
+  /** The path itself if it is alive, else the next live one of its rail; -1 if none is. */
+  #liveOfRail(path: number): number {
+    if (this.aliveCount === this.count) return path;
+    let at = path;
+    while (this.alive[at] === 0) {
+      at += this.rails;
+      if (at >= this.count) at %= this.rails;
+      if (at === path) return -1;
+    }
     return at;
   }
 

@@ -24,6 +24,8 @@ export class BurstTable {
   readonly #newest: Int32Array;
   /** Per path: bytes in flight. */
   readonly pathBytes: Float64Array;
+  /** Per rail: the same of all its paths. */
+  readonly railBytes: Float64Array;
   /** Per congestion window: bytes in flight. Grows with the flows of a connection. */
   controllerBytes: Float64Array;
   /** Per congestion window: bytes that arrived and were not yet told to congestion control. */
@@ -34,7 +36,12 @@ export class BurstTable {
   readonly headerBytes: number;
   #free = 0;
 
-  constructor(capacity: number, paths: number, headerBytes: number) {
+  /** Path p leaves by rail p modulo `rails`. */
+  constructor(
+    capacity: number,
+    { paths, rails }: { readonly paths: number; readonly rails: number },
+    headerBytes: number,
+  ) {
     this.firstSequence = new Int32Array(capacity);
     this.firstPathSequence = new Int32Array(capacity);
     this.count = new Uint8Array(capacity);
@@ -48,6 +55,7 @@ export class BurstTable {
     this.oldest = new Int32Array(paths).fill(NO_BURST);
     this.#newest = new Int32Array(paths).fill(NO_BURST);
     this.pathBytes = new Float64Array(paths);
+    this.railBytes = new Float64Array(rails);
     this.controllerBytes = new Float64Array(paths);
     this.controllerAcked = new Float64Array(paths);
     this.touched = new Int32Array(paths);
@@ -97,7 +105,7 @@ export class BurstTable {
     this.count[burst] = count;
     this.outstanding[burst] = count;
     this.bytes[burst] = bytes;
-    this.pathBytes[path] = this.pathBytes[path]! + bytes;
+    this.#addInFlight(path, bytes);
     this.controllerBytes[controller] = this.controllerBytes[controller]! + bytes;
   }
 
@@ -132,8 +140,15 @@ export class BurstTable {
     const path = this.path[burst]!;
     const controller = this.controller[burst]!;
     this.bytes[burst] = this.bytes[burst]! - bytes;
-    this.pathBytes[path] = this.pathBytes[path]! - bytes;
+    this.#addInFlight(path, -bytes);
     this.controllerBytes[controller] = this.controllerBytes[controller]! - bytes;
+  }
+
+  #addInFlight(path: number, bytes: number): void {
+    const { pathBytes, railBytes } = this;
+    const rail = path % railBytes.length;
+    pathBytes[path] = pathBytes[path]! + bytes;
+    railBytes[rail] = railBytes[rail]! + bytes;
   }
 
   #close(burst: number): void {

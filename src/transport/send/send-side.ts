@@ -16,6 +16,8 @@ export interface SendSideOptions {
   /** The receiver gives credits. */
   readonly receiverCredits: boolean;
   readonly paths: number;
+  /** Path p leaves by rail p modulo this. */
+  readonly rails: number;
   /** Of a full packet: all of it, and its payload. */
   readonly segmentBytes: number;
   readonly payloadBytes: number;
@@ -71,10 +73,10 @@ export class SendSide {
   readonly #options: SendSideOptions;
 
   constructor(options: SendSideOptions) {
-    const { settings, receiverCredits, paths, limit, start, now } = options;
+    const { settings, receiverCredits, paths, rails, limit, start, now } = options;
     this.#options = options;
     this.window = new SendWindow(limit, start);
-    this.bursts = new BurstTable(this.window.mask + 1, paths, DATA_HEADER_BYTES);
+    this.bursts = new BurstTable(this.window.mask + 1, { paths, rails }, DATA_HEADER_BYTES);
     this.tolerance = new ReorderTolerance(settings.reorderSegments, settings.reorderShare);
     this.nextSendAt = new Float64Array(this.bursts.controllerBytes.length);
     this.progressAt = now;

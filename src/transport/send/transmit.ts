@@ -329,7 +329,7 @@ function charge(connection: Connection, controller: number, bytes: number, now: 
 function chooseRoute(connection: Connection, controller: number, wanted: number): boolean {
   const { paths, engine } = connection;
   route.resumeAt = NOT_BEFORE_NEWS;
-  route.path = paths.choose(engine.random, connection.send.bursts.pathBytes);
+  route.path = paths.choose(engine.random, connection.send.bursts);
   if (!engine.settings.perPath) {
     if (wanted === 1 && connection.send.window.outstanding === 0) preferFamiliar(connection);
     route.controller = controller;
@@ -353,7 +353,7 @@ function chooseRoute(connection: Connection, controller: number, wanted: number)
 function preferFamiliar({ paths, engine, receive, send }: Connection): void {
   const { latestPath } = receive.arrivals;
   if (latestPath === -1 || engine.random() < UNFAMILIAR_SHARE) return;
-  if (paths.isNearlyAsGood(latestPath, route.path, send.bursts.pathBytes)) route.path = latestPath;
+  if (paths.isNearlyAsGood(latestPath, route.path, send.bursts)) route.path = latestPath;
 }
 
 /** How many segments the window of `route.controller` admits: at least one if nothing of it is in flight. */

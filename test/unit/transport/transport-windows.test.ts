@@ -66,7 +66,7 @@ test('SendWindow and BurstTable: bytes in flight come and go, the oldest lost se
   const window = new SendWindow(200);
   window.first = -40;
   window.next = -40;
-  const bursts = new BurstTable(window.mask + 1, 2, 64);
+  const bursts = new BurstTable(window.mask + 1, { paths: 2, rails: 1 }, 64);
   for (let index = 0; index < 4; index++) {
     const burst = bursts.open(index % 2, 0, index);
     const first = window.next;
@@ -89,7 +89,7 @@ test('SendWindow and BurstTable: bytes in flight come and go, the oldest lost se
   bursts.fill(again, 33, 1, 10);
   assert.equal(window.firstLost(), 70);
   for (let sequence = -40; sequence < 80; sequence++) if (sequence !== 5) window.acknowledge(sequence, bursts);
-  assert.deepEqual([...bursts.controllerBytes, ...bursts.pathBytes], [0, 0, 0, 0]);
+  assert.deepEqual([...bursts.controllerBytes, ...bursts.pathBytes, ...bursts.railBytes], [0, 0, 0, 0, 0]);
   assert.deepEqual([...bursts.oldest], [NO_BURST, NO_BURST]);
   assert.equal(window.lostCount, 0);
 });
@@ -97,7 +97,7 @@ test('SendWindow and BurstTable: bytes in flight come and go, the oldest lost se
 test('PathTable: two distinct live paths are compared, the dead are not taken, news fades', () => {
   const random = seededRandom(3);
   const paths = new PathTable(4);
-  const inFlight = new Float64Array(4);
+  const inFlight = { pathBytes: new Float64Array(4), railBytes: new Float64Array(1) };
   for (let path = 0; path < 4; path++) paths.sample(path, path === 2 ? 1000 : 100);
   const taken = [0, 0, 0, 0];
   const draw = (): number => (taken[paths.choose(random, inFlight)] as number)++;
@@ -114,13 +114,63 @@ test('PathTable: two distinct live paths are compared, the dead are not taken, n
   assert.equal(paths.aliveCount, 3);
 });
 
+test('PathTable: of several rails the one with the fewest bytes in flight is taken, with whatever live path it has', () => {
+  const random = seededRandom(5);
+  // Rail 0 has paths 0, 3 and 6; rail 1: 1 and 4; rail 2: 2 and 5.
+  const paths = new PathTable(7, 3);
+  const inFlight = { pathBytes: new Float64Array(7), railBytes: new Float64Array(3) };
+  const taken = (rounds = 300): number[] => {
+    const counts = [0, 0, 0, 0, 0, 0, 0];
+    for (let round = 0; round < rounds; round++) {
+      for (let path = 0; path < 7; path++) paths.sample(path, 100);
+      counts[paths.choose(random, inFlight)]! += 1;
+    }
+    return counts;
+  };
+  assert.ok(Math.min(...taken()) > 20, 'equal rails have equal parts, and so have the paths of each');
+  // The bytes are those of other paths of the rails.
+  inFlight.railBytes.set([100_000, 200_000, 50_000]);
+  assert.deepEqual(taken().toSpliced(5, 1).toSpliced(2, 1), [0, 0, 0, 0, 0]);
+  paths.kill(2);
+  assert.equal(taken()[5], 300);
+  paths.kill(5);
+  assert.deepEqual(
+    taken().map((count) => count > 0),
+    [true, false, false, true, false, false, true],
+  );
+  for (const path of [0, 3, 6, 1]) paths.kill(path);
+  assert.equal(taken()[4], 300);
+  paths.kill(4);
+  assert.equal(
+    taken().reduce((sum, count) => sum + count),
+    300,
+  );
+});
+
+test('PathTable: what got no answer is tried on any live path of another rail, else on any other live path', () => {
+  const random = seededRandom(6);
+  const paths = new PathTable(6, 2);
+  const besides = (path: number): number[] =>
+    [...new Set(Array.from({ length: 100 }, () => paths.besides(path, random)))].toSorted((a, b) => a - b);
+  assert.deepEqual(besides(0), [1, 3, 5]);
+  paths.kill(3);
+  assert.deepEqual(besides(0), [1, 5]);
+  assert.deepEqual(besides(3), [0, 2, 4]);
+  paths.kill(1);
+  paths.kill(5);
+  assert.deepEqual(besides(0), [2, 4]);
+  for (const path of [2, 4]) paths.kill(path);
+  assert.deepEqual(besides(0), [1]);
+  assert.equal(new PathTable(1).besides(0, random), 0);
+});
+
 test('PathTable: a path is nearly as good as another up to a quarter more of its cost, and if it lives', () => {
   const paths = new PathTable(3);
-  const inFlight = new Float64Array(3);
+  const inFlight = { pathBytes: new Float64Array(3), railBytes: new Float64Array(1) };
   for (const [path, rtt] of [100, 120, 130].entries()) paths.sample(path, rtt);
   assert.equal(paths.isNearlyAsGood(1, 0, inFlight), true);
   assert.equal(paths.isNearlyAsGood(2, 0, inFlight), false);
-  inFlight[1] = 65_536;
+  inFlight.pathBytes[1] = 65_536;
   assert.equal(paths.isNearlyAsGood(1, 0, inFlight), false);
   paths.kill(0);
   assert.equal(paths.isNearlyAsGood(0, 2, inFlight), false);

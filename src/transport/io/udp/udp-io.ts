@@ -70,7 +70,8 @@ class UdpPaths implements PeerPaths {
   endpoint(lane: number): PathEndpoint {
     const { paths } = this.#plan;
     const sockets = this.#sockets.slice(lane * paths, (lane + 1) * paths);
-    return { descriptors: sockets.map(({ fd }) => fd), segments: this.#cutsSends ? MAX_CUTS : 1 };
+    const segments = this.#cutsSends ? MAX_CUTS : 1;
+    return { descriptors: sockets.map(({ fd }) => fd), rails: this.#railCount, segments };
   }
 
   connect(peerOffer: ControlFrame): void {
