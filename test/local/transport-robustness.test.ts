@@ -89,10 +89,17 @@ test('two hundred connections of one transport, made at once, carry messages and
   await descriptorsFall(before);
 });
 
-for (const transportThread of [true, false]) {
-  const how = transportThread ? 'with an engine thread' : 'without';
+const twoRails = { transportRails: '127.0.0.1,127.0.0.2', transportPaths: 2 };
+const drivers: Readonly<Record<string, Partial<Settings>>> = {
+  'an engine thread': { transportEngines: 1 },
+  'no engine thread': { transportThread: false },
+  'two engines, two rails, split': { ...twoRails, transportEngines: 2, transportSpread: 'split' },
+  'four engines, two rails, in turn': { ...twoRails, transportEngines: 4 },
+};
+
+for (const [how, driver] of Object.entries(drivers)) {
   test(`a peer that stands still for too long is lost, and learns of it when it goes on: ${how}`, async (t) => {
-    const settings = { transportGiveUpMs: 300, transportKeepAliveMs: 50, transportThread };
+    const settings = { transportGiveUpMs: 300, transportKeepAliveMs: 50, ...driver };
     await using transport = await Transport.create({ settings });
     const { child, connection } = await connectedPeer('idle', transport, settings);
     t.after(() => child.kill('SIGKILL'));
@@ -107,6 +114,38 @@ for (const transportThread of [true, false]) {
     // Its wait ends, and with it the process.
     if (child.exitCode === null) await once(child, 'exit');
     assert.equal(child.exitCode, 0);
+  });
+
+  test(`a peer killed in mid-flight fails what is under way on every lane, and others go on: ${how}`, async (t) => {
+    await using transport = await Transport.create({ settings: driver });
+    const { child, connection } = await connectedPeer('flood', transport, driver);
+    const other = await connectedPeer('echo', transport, driver);
+    for (const peer of [child, other.child]) t.after(() => peer.kill('SIGKILL'));
+    const bytes = 8 << 20;
+    const region = await transport.register(new Uint8Array(new SharedArrayBuffer(bytes)));
+    await transport.wait(connection.receive({ region }));
+    const requests = [1, 2, 3, 4].flatMap((flow) => [
+      connection.send({ region, flow }),
+      connection.receive({ region, flow }),
+      connection.flush(flow),
+    ]);
+    requests.push(connection.receive({ region }), connection.receive({ region }));
+    const echoed = other.connection.receive({ region });
+    const sent = other.connection.send({ region });
+    child.kill('SIGKILL');
+    const ends = await Promise.allSettled(requests.map((request) => transport.wait(request, { timeoutMs: 20_000 })));
+    // A flush behind nothing is done at once, and what had come when the peer was killed may end a message.
+    for (const end of ends.filter(({ status }) => status === 'rejected'))
+      assert.equal((end as PromiseRejectedResult).reason.code, 'WL_PEER_LOST');
+    const messages = ends.filter((_, index) => index < 12 && index % 3 !== 2);
+    assert.ok(messages.every(({ status }) => status === 'rejected'));
+    await transport.wait(sent);
+    assert.equal(await transport.wait(echoed), bytes);
+    const last = other.connection.receive({ region });
+    await transport.wait(other.connection.send({ region, bytes: 1 }));
+    assert.equal(await transport.wait(last), 1);
+    if (other.child.exitCode === null) await once(other.child, 'exit');
+    assert.equal(other.child.exitCode, 0);
   });
 }
 
