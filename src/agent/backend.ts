@@ -90,6 +90,8 @@ export interface Backend<Name extends string = string> {
   readonly takesDeviceMemory?: boolean;
   /** What is special about how it carries transfers between memory of these kinds: "staged through pinned memory". */
   howItCarries?(kinds: readonly MemoryKind[]): string | undefined;
+  /** How many lanes its links have at most. One where it is left out. */
+  readonly lanes?: number;
   register(memory: AgentMemory): Promise<BackendRegion>;
   /**
    * Fails with WL_TIMEOUT, WL_PEER_LOST (nobody is there any more), WL_STALE (another incarnation of the peer answered),

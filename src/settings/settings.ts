@@ -235,11 +235,11 @@ export const settingsTable = {
     env: 'WEFTLINE_STAGING_PIECES',
     flag: '--staging-pieces <count>',
     unit: 'pieces',
-    min: 2,
+    min: 0,
     max: 64,
-    default: 8,
+    default: 0,
     sentence:
-      'How many such pieces may be under way per peer and direction; each takes its size in pinned memory on both sides.',
+      'How many such pieces may be under way per peer and direction; each takes its size in pinned memory on both sides. 0: 4 for each engine of the transport, but 8 at least.',
   },
   ...transportSettingsTable,
 } as const satisfies Record<string, Setting>;

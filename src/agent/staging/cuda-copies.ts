@@ -13,7 +13,7 @@ import { type CopyRun, type CopyWay, type DeviceCopies, NO_TICKET } from './devi
 import type { StagingGpu } from './device-table.ts';
 import { ScatteredCopies } from './scattered-copies.ts';
 import { PinnedRings } from './pinned-rings.ts';
-import { ringBytesOf } from './ring-memory.ts';
+import { ringBytesOf, type RingShape } from './ring-memory.ts';
 
 /** Pieces of work of one way that may be under way. */
 const EVENTS = 128;
@@ -160,12 +160,11 @@ class CudaCopies implements DeviceCopies {
   }
 }
 
-export async function openStagingGpu(ordinal: number, settings: Settings): Promise<StagingGpu> {
+export async function openStagingGpu(ordinal: number, settings: Settings, shape: RingShape): Promise<StagingGpu> {
   const { timeoutMs, nvrtcPath, cacheFolder, aotFolder, useAot } = settings;
   const device = await CudaDevice.create({ ordinal, timeoutMs, nvrtcPath, cacheFolder, aotFolder, useAot });
   try {
     const copies = new CudaCopies(device);
-    const shape = { slots: settings.stagingPieces, pieceBytes: settings.stagingPieceBytes };
     const rings = new PinnedRings((bytes) => device.allocateHost(bytes), ringBytesOf(shape));
     return {
       copies,

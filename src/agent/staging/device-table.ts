@@ -3,7 +3,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { CopyWay, DeviceCopies } from './device-copies.ts';
 import { PlainCopies } from './plain-copies.ts';
-import { type MakeStorage, plainStorage } from './ring-memory.ts';
+import { type MakeStorage, plainStorage, type RingShape } from './ring-memory.ts';
 
 /** A GPU as this thread uses it. */
 export interface StagingGpu {
@@ -13,7 +13,8 @@ export interface StagingGpu {
   close(): Promise<void>;
 }
 
-export type OpenGpu = (ordinal: number, settings: Settings) => Promise<StagingGpu>;
+/** `shape`: of this side's own rings. */
+export type OpenGpu = (ordinal: number, settings: Settings, shape: RingShape) => Promise<StagingGpu>;
 
 /** What was under way on a device at some moment. */
 interface Fence {
@@ -23,14 +24,12 @@ interface Fence {
 }
 
 export class DeviceTable {
-  readonly #settings: Settings;
-  readonly #openGpu: OpenGpu;
+  readonly #openGpu: (ordinal: number) => Promise<StagingGpu>;
   readonly #plain = new PlainCopies();
   readonly #opening = new Map<number, Promise<StagingGpu>>();
   readonly #gpus: StagingGpu[] = [];
 
-  constructor(settings: Settings, openGpu: OpenGpu) {
-    this.#settings = settings;
+  constructor(openGpu: (ordinal: number) => Promise<StagingGpu>) {
     this.#openGpu = openGpu;
   }
 
@@ -39,7 +38,7 @@ export class DeviceTable {
     if (ordinal === undefined) return this.#plain;
     let opening = this.#opening.get(ordinal);
     if (opening === undefined) {
-      opening = this.#openGpu(ordinal, this.#settings);
+      opening = this.#openGpu(ordinal);
       this.#opening.set(ordinal, opening);
       opening.then(
         (gpu) => this.#gpus.push(gpu),

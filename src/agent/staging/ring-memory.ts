@@ -3,12 +3,14 @@ import { alignUp } from '../../abi/layout.ts';
 import {
   MAX_PIECE_FRAGMENTS,
   MAX_STAGING_CHANNELS,
+  MAX_STAGING_SLOTS,
   pieceFragment,
   pieceHead,
   stagingCounterOffset,
   stagingRingHead,
 } from '../../abi/staging-wire.ts';
 import { NativeBlock } from '../../native/native-block.ts';
+import type { Settings } from '../../settings/settings.ts';
 import type { AgentMemory } from '../agent-memory.ts';
 
 /** Where bytes of a slot begin, at the latest. */
@@ -20,6 +22,20 @@ export interface RingShape {
   readonly slots: number;
   /** Most bytes of a piece. */
   readonly pieceBytes: number;
+}
+
+/** Where the settings leave it open: as many slots for each lane of a link as it takes to keep it busy, */
+const SLOTS_OF_LANE = 4;
+/** but so many at least, for copies and the network overlap on a single lane too. */
+const LEAST_SLOTS = 8;
+
+/** Of the rings of a staging thread whose backend's links have so many lanes. */
+export function ringShapeOf(
+  { stagingPieces, stagingPieceBytes }: Pick<Settings, 'stagingPieces' | 'stagingPieceBytes'>,
+  lanes: number,
+): RingShape {
+  const byLanes = Math.min(Math.max(LEAST_SLOTS, SLOTS_OF_LANE * lanes), MAX_STAGING_SLOTS);
+  return { slots: stagingPieces || byLanes, pieceBytes: stagingPieceBytes };
 }
 
 function slotBytesOf({ pieceBytes }: RingShape): number {

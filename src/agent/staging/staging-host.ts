@@ -16,7 +16,7 @@ import { untilTrue } from './patience.ts';
 import { PiecePlan } from './piece-plan.ts';
 import type { PlannedJob } from './planned-job.ts';
 import { ReceiveSessions } from './receive-sessions.ts';
-import { plainStorage, type RingShape } from './ring-memory.ts';
+import { plainStorage, type RingShape, ringShapeOf } from './ring-memory.ts';
 import { SendLane } from './send-lane.ts';
 import { type RemoteStagedMemory, SessionTransfer } from './session-transfer.ts';
 import { Settling } from './settling.ts';
@@ -96,8 +96,8 @@ export class StagingHost {
     this.#agentWake = new WakeWord(data.agentWake);
     this.#backend = backend;
     this.#links = new InnerLinks(backend);
-    this.#devices = new DeviceTable(settings, openGpu);
-    this.#shape = { slots: settings.stagingPieces, pieceBytes: settings.stagingPieceBytes };
+    this.#shape = ringShapeOf(settings, backend.lanes ?? 1);
+    this.#devices = new DeviceTable((ordinal) => openGpu(ordinal, settings, this.#shape));
     const { connectionInfo } = backend;
     this.#greeter = new Greeter({
       self: () => ({ incarnation, host: hostIdentity(), process: process.pid, connectionInfo }),

@@ -101,6 +101,10 @@ class MultipathBackend implements Backend<'multipath'> {
       : undefined;
   }
 
+  get lanes(): number {
+    return this.#transport.engines;
+  }
+
   async register(memory: AgentMemory): Promise<MultipathRegion> {
     const region = await this.#transport.register(memory.view as Uint8Array, { read: true, write: true });
     return new MultipathRegion(this.#transport, region);
