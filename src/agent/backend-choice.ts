@@ -70,6 +70,8 @@ function whyNot(backend: NamedBackend, { peer, memory, forced }: ChoiceOptions):
   if (refusal !== undefined) return refusal;
   for (const registration of memory.local) {
     if (registration.regions.has(backend.name)) continue;
+    const failure = registration.failureOf(backend.name);
+    if (failure !== undefined) return `it could not register the local memory: ${failure}`;
     return backend.whyNotMemory(registration.memory) ?? 'the local memory is not registered with it';
   }
   for (const { kind, info } of memory.remote) {

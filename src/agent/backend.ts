@@ -92,6 +92,8 @@ export interface Backend<Name extends string = string> {
   howItCarries?(kinds: readonly MemoryKind[]): string | undefined;
   /** How many lanes its links have at most. One where it is left out. */
   readonly lanes?: number;
+  /** True: where it cannot register such memory, though it may, the agent goes on with other backends that have. */
+  mayLack?(memory: AgentMemory): boolean;
   register(memory: AgentMemory): Promise<BackendRegion>;
   /**
    * Fails with WL_TIMEOUT, WL_PEER_LOST (nobody is there any more), WL_STALE (another incarnation of the peer answered),
@@ -273,5 +275,7 @@ export interface BackendChannel {
   readonly delivered: number;
   /** Why the channel ended. What was posted behind the operation that failed is not counted, and may have arrived. */
   readonly error: WeftlineError | undefined;
+  /** Of a channel that has failed: nothing that was posted on it reads memory of this side any more. Left out: so at once. */
+  readonly isQuiet?: boolean;
   close(): Promise<void>;
 }

@@ -30,6 +30,7 @@ export class Registration {
   /** Of a tensor: it is freed when nobody holds it, and its owner may free it early. */
   readonly #storage: Storage | undefined;
   readonly #regions = new Map<BackendName, BackendRegion>();
+  readonly #failures = new Map<BackendName, string>();
   readonly #released = new Set<BackendName>();
   /** Releases that are under way. */
   readonly #leaving = new Map<BackendName, Promise<void>>();
@@ -85,6 +86,16 @@ export class Registration {
   /** @internal Backends that can use it, and the region of each. */
   get regions(): ReadonlyMap<BackendName, BackendRegion> {
     return this.#regions;
+  }
+
+  /** @internal Why a backend that could use it does not: it failed to register it. */
+  failureOf(backend: BackendName): string | undefined {
+    return this.#failures.get(backend);
+  }
+
+  /** @internal */
+  noteFailure(backend: BackendName, why: string): void {
+    this.#failures.set(backend, why);
   }
 
   /** @internal */

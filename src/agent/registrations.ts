@@ -1,9 +1,12 @@
 // What an agent has registered, and with which of its backends.
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
-import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { asWeftlineError, invalidArgument, WeftlineError } from '../core/errors.ts';
+import { log } from '../core/log.ts';
+import { quote } from '../core/quote.ts';
 import { SharedMemory } from '../windows/shared-memory.ts';
 import type { AgentMemory } from './agent-memory.ts';
 import type { BackendSet } from './backend-set.ts';
+import type { BackendName } from './backends/backend-table.ts';
 import type { RegionMetadata } from './metadata.ts';
 import { describeMemory, type Registrable, Registration, sharedHostMemory } from './registration.ts';
 
@@ -98,12 +101,22 @@ export class Registrations {
   async #register(memory: AgentMemory, caller: Registrable, { name = '' }: RegisterOptions): Promise<Registration> {
     const registration = new Registration(memory, caller, { name, number: this.#nextNumber++ });
     const reasons: string[] = [...this.#set.missing].map(([backend, why]) => `${backend}: ${why}`);
+    const lacks: { readonly backend: BackendName; readonly error: unknown }[] = [];
     try {
       for (const backend of this.#set.backends) {
         const why = backend.whyNotMemory(memory);
-        if (why === undefined) registration.add(backend.name, await backend.register(memory));
-        else reasons.push(`${backend.name}: ${why}`);
+        if (why !== undefined) {
+          reasons.push(`${backend.name}: ${why}`);
+          continue;
+        }
+        try {
+          registration.add(backend.name, await backend.register(memory));
+        } catch (error) {
+          if (backend.mayLack?.(memory) !== true) throw error;
+          lacks.push({ backend: backend.name, error });
+        }
       }
+      if (registration.regions.size === 0 && lacks.length > 0) throw lacks[0]?.error;
     } catch (error) {
       await registration.withdraw(this.#timeoutMs);
       throw error;
@@ -111,6 +124,11 @@ export class Registrations {
     if (registration.regions.size === 0) {
       const why = reasons.join('; ');
       throw new WeftlineError('WL_UNSUPPORTED', `No backend of agent ${this.#agent} takes this memory: ${why}`);
+    }
+    for (const { backend, error } of lacks) {
+      const { message } = asWeftlineError(error);
+      registration.noteFailure(backend, message);
+      log('agent', 'warn', `memory ${quote(name)} is not registered with ${backend}: ${message}`);
     }
     this.#known.set(registration.number, registration);
     return registration;

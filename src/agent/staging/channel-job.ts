@@ -180,7 +180,7 @@ export class DirectChannelJob extends ChannelJob<BackendRemoteRegion> {
 
   isDrained(_piece: number, slot: number): boolean {
     const { channel, marks } = this.#direct;
-    return channel.error !== undefined || channel.delivered >= marks[slot]!;
+    return channel.error === undefined ? channel.delivered >= marks[slot]! : channel.isQuiet !== false;
   }
 
   #signal(): boolean {

@@ -84,7 +84,15 @@ class CudaCopies implements DeviceCopies {
     if (!queue.hasRoom) return NO_TICKET;
     const moved = this.#scattered?.move(way, run, queue.stream) ?? 'not';
     if (moved === 'full') return NO_TICKET;
-    if (moved === 'not') this.#copyEach(way, run, queue.stream);
+    if (moved === 'not') {
+      try {
+        this.#copyEach(way, run, queue.stream);
+      } catch (error) {
+        // Those before the one that failed are under way: who waits for the device waits for them.
+        queue.mark();
+        throw error;
+      }
+    }
     return queue.mark();
   }
 

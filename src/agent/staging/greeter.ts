@@ -1,4 +1,5 @@
 // Meets other staging threads: says hello for a lane and hears the welcome, tells goodbyes, hands on those of others.
+import type { Deadline } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { BackendLink } from '../backend.ts';
 import { decodeGreeting, encodeGreeting, goodbyeOf, type Hello, reasonOf } from './greeting.ts';
@@ -25,7 +26,7 @@ export interface MeetOptions {
   readonly channels: number;
   /** To the peer's staging thread. */
   readonly link: BackendLink;
-  readonly timeoutMs: number;
+  readonly deadline: Deadline;
   readonly signal: AbortSignal;
 }
 
@@ -49,19 +50,20 @@ export class Greeter {
   }
 
   /** Returns how the backend names the peer's ring. */
-  async meet({ peer, lane, ring, shape, channels, link, timeoutMs, signal }: MeetOptions): Promise<Uint8Array> {
+  async meet({ peer, lane, ring, shape, channels, link, deadline, signal }: MeetOptions): Promise<Uint8Array> {
     const expected: Expected = { peer, answer: undefined };
     this.#expected.set(lane, expected);
+    const timeoutMs = Math.ceil(deadline.leftMs);
     const hello = encodeGreeting({ is: 'hello', lane, ring, timeoutMs, channels, ...shape, ...this.#options.self() });
     const what = `The greeting of the staging thread of ${peer}`;
     try {
-      await patiently(() => link.notify(hello), timeoutMs, what);
+      await patiently(() => link.notify(hello), deadline, what);
       const isAnswered = (): boolean => {
         signal.throwIfAborted();
         if (link.error !== undefined) throw link.error;
         return expected.answer !== undefined;
       };
-      await untilTrue(isAnswered, timeoutMs, what);
+      await untilTrue(isAnswered, deadline, what);
     } finally {
       this.#expected.delete(lane);
     }
@@ -71,9 +73,9 @@ export class Greeter {
   }
 
   /** To the peer that said hello for that lane. */
-  welcome(link: BackendLink, lane: number, ring: Uint8Array, timeoutMs: number): Promise<void> {
+  welcome(link: BackendLink, lane: number, ring: Uint8Array, deadline: Deadline): Promise<void> {
     const message = encodeGreeting({ is: 'welcome', lane, ring });
-    return patiently(() => link.notify(message), timeoutMs, 'The welcome of a staging thread');
+    return patiently(() => link.notify(message), deadline, 'The welcome of a staging thread');
   }
 
   /** A peer that cannot hear it notices the end of the link. */

@@ -1,5 +1,6 @@
 // The rings of this thread that peers send pieces into: made when a peer says hello, gone when it leaves or misbehaves.
 import { MAX_STAGING_CHANNELS, MAX_STAGING_SLOTS } from '../../abi/staging-wire.ts';
+import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import type { Backend, BackendRegion } from '../backend.ts';
@@ -11,6 +12,7 @@ import type { InnerLinks, LinkUse } from './inner-links.ts';
 import type { MemoryTable } from './memory-table.ts';
 import { ReceiveSession } from './receive-session.ts';
 import { PieceChannels } from './piece-channels.ts';
+import { endRing } from './ring-end.ts';
 import { RingMemory, ringBytesOf } from './ring-memory.ts';
 
 /** Of one peer: one for its host memory and one for its GPUs, and those that are just ending. */
@@ -115,8 +117,9 @@ export class ReceiveSessions {
       throw new WeftlineError('WL_CAPACITY', 'It says hello too often');
     const { backend, links, greeter } = this.#options;
     const { lane, incarnation, host, process, connectionInfo } = hello;
-    const timeoutMs = Math.min(hello.timeoutMs, MAX_GREETING_MS);
-    const use = await links.use({ name: peer, incarnation, host, process, connectionInfo }, { timeoutMs });
+    const deadline = new Deadline(Math.min(hello.timeoutMs, MAX_GREETING_MS));
+    const { timeoutMs } = deadline;
+    const use = await links.use({ name: peer, incarnation, host, process, connectionInfo }, { timeoutMs, deadline });
     let ring: RingMemory | undefined;
     let local: BackendRegion | undefined;
     try {
@@ -131,7 +134,7 @@ export class ReceiveSessions {
       const channels = PieceChannels.open(link, count, ring, remote);
       const session = new ReceiveSession({ peer, memory, run, ring, local, remote, channels });
       this.#guests.add({ peer, lane, ring, use, local, session });
-      await greeter.welcome(link, lane, local.info, timeoutMs);
+      await greeter.welcome(link, lane, local.info, deadline);
     } catch (error) {
       const known = [...this.#guests].find((guest) => guest.ring === ring);
       if (known !== undefined) this.#end(known, asWeftlineError(error), true);
@@ -175,13 +178,8 @@ export class ReceiveSessions {
   /** Never throws. */
   async #free({ peer, use, local, ring, session }: Guest): Promise<void> {
     try {
-      await this.#options.fence();
-      await session.close();
-      await local.release();
-      ring.free();
-      await use.giveBack();
+      await endRing({ fence: this.#options.fence, session, local, ring, uses: [use] });
     } catch (error) {
-      // Its memory stays: something may still touch it.
       log('agent', 'warn', `a ring for pieces of ${peer} was not freed: ${asWeftlineError(error).message}`);
     }
   }

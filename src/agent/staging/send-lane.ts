@@ -1,4 +1,5 @@
 // A lane to one peer with all that it holds: links, ring, session, messages. Made when it is first needed.
+import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, type WeftlineError } from '../../core/errors.ts';
 import type { Backend, BackendLink, BackendRegion, BackendRemoteRegion } from '../backend.ts';
 import type { Greeter } from './greeter.ts';
@@ -7,6 +8,7 @@ import { Lane } from './lane.ts';
 import { MessageQueue } from './message-queue.ts';
 import { channelsTo, PieceChannels } from './piece-channels.ts';
 import { type MakeStorage, RingMemory, type RingShape } from './ring-memory.ts';
+import { endRing } from './ring-end.ts';
 import { SendSession } from './send-session.ts';
 import { StagedMessages } from './staged-messages.ts';
 import type { LaneOptions } from './staging-messages.ts';
@@ -39,20 +41,21 @@ export class SendLane {
 
   static async open(options: LaneOptions, parts: SendLaneParts): Promise<SendLane> {
     const { peer, connectionInfo, timeoutMs } = options;
+    const deadline = new Deadline(timeoutMs);
     const { backend, links, greeter, signal } = parts;
     const uses: LinkUse[] = [];
     const ring = new RingMemory(parts.shape, parts.makeStorage);
     let local: BackendRegion | undefined;
     try {
-      uses.push(await links.use(peer, { timeoutMs, signal }));
+      uses.push(await links.use(peer, { timeoutMs, deadline, signal }));
       if (connectionInfo !== undefined) {
-        uses.push(await links.use({ ...peer, connectionInfo }, { timeoutMs, signal }));
+        uses.push(await links.use({ ...peer, connectionInfo }, { timeoutMs, deadline, signal }));
       }
       local = await backend.register(ring.memory);
       const session =
         connectionInfo === undefined
           ? undefined
-          : await meet({ peer: peer.name, ring, local, link: (uses[1] as LinkUse).link, timeoutMs }, parts);
+          : await meet({ peer: peer.name, ring, local, link: (uses[1] as LinkUse).link, deadline }, parts);
       return new SendLane(options, { number: parts.number, uses, greeter, ring, local, session });
     } catch (error) {
       // The peer may have made a ring for it.
@@ -121,11 +124,8 @@ export class SendLane {
     const link = this.#uses[1]?.link;
     if (link !== undefined) this.#greeter.sayGoodbye(link, { lane: this.number, from: 'sender', error });
     this.#greeter.forget(this.number);
-    await fence();
-    await this.session?.close();
-    await this.local.release();
-    this.ring.free();
-    await Promise.allSettled(this.#uses.map((use) => use.giveBack()));
+    const { session, local, ring } = this;
+    await endRing({ fence, session, local, ring, uses: this.#uses });
   }
 }
 
@@ -134,17 +134,17 @@ interface Meeting {
   readonly ring: RingMemory;
   readonly local: BackendRegion;
   readonly link: BackendLink;
-  readonly timeoutMs: number;
+  readonly deadline: Deadline;
 }
 
 async function meet(
-  { peer, ring, local, link, timeoutMs }: Meeting,
+  { peer, ring, local, link, deadline }: Meeting,
   { number, greeter, signal }: SendLaneParts,
 ): Promise<SendSession> {
   const { shape } = ring;
   const count = channelsTo(link, shape.slots);
   const hello = { peer, lane: number, ring: local.info, shape, channels: count };
-  const info = await greeter.meet({ ...hello, link, timeoutMs, signal });
+  const info = await greeter.meet({ ...hello, link, deadline, signal });
   try {
     const remote = link.importRegion(info, { kind: 'host', bytes: ring.memory.bytes });
     return new SendSession({ peer, ring, local, remote, channels: PieceChannels.open(link, count, ring, remote) });

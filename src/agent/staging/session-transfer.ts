@@ -1,12 +1,20 @@
 // A transfer to or from memory that the peer stages: its pieces say where in that memory their bytes belong. Hot path.
 import { pieceFragment, pieceHead, pieceKinds } from '../../abi/staging-wire.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import { PlannedJob, type PlannedJobParts } from './planned-job.ts';
 import { dataOffsetOf } from './ring-memory.ts';
 import type { PieceWords, SendSession } from './send-session.ts';
+import type { RemoteMemoryName } from './staging-messages.ts';
 
 export interface RemoteStagedMemory {
   readonly number: number;
   readonly key: number;
+}
+
+/** Of memory that the peer stages. */
+export function stagedName(remote: RemoteMemoryName): RemoteStagedMemory {
+  if ('number' in remote) return remote;
+  throw new WeftlineError('WL_INTERNAL', 'Host memory of a peer was named on a lane to its staging thread');
 }
 
 export class SessionTransfer extends PlannedJob {

@@ -59,6 +59,11 @@ class StagedBackend<Name extends string> implements Backend<Name> {
     return isStaged ? 'staged through pinned memory' : undefined;
   }
 
+  /** It takes a thread, pinned memory and kernels, which transfers within a host do without. */
+  mayLack({ kind }: AgentMemory): boolean {
+    return kind === 'cuda';
+  }
+
   async register(memory: AgentMemory): Promise<StagedRegion> {
     const thread = (): Promise<StagingThread> => this.#staging();
     if (memory.kind === 'host' && this.#context.stagesHostMemory !== true) {

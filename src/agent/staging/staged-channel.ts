@@ -55,6 +55,13 @@ class Route {
     if (Atomics.load(thread.board.failed, this.channel) !== 0) return thread.channelError(this.channel);
     return thread.failure;
   }
+
+  async close(): Promise<void> {
+    const { thread } = this.lane;
+    if (thread.failure !== undefined) return;
+    await thread.call('closeChannel', this.channel);
+    thread.giveChannelBack(this.channel);
+  }
 }
 
 /** The way that operations go now; another is taken only when all of its operations are delivered. */
@@ -182,13 +189,8 @@ export class StagedChannel implements BackendChannel {
   async #close(): Promise<void> {
     this.#error = this.error ?? new WeftlineError('WL_CLOSED', 'The channel was closed');
     await Promise.allSettled(this.#opening.values());
-    for (const { lane, channel } of this.#routes) {
-      const { thread } = lane;
-      if (thread.failure !== undefined) continue;
-      await thread.call('closeChannel', channel);
-      thread.giveChannelBack(channel);
-    }
-    await this.#host?.close();
+    const ends = await Promise.allSettled([...this.#routes.map((route) => route.close()), this.#host?.close()]);
+    for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
 
   #check(): void {

@@ -1,4 +1,5 @@
 // Registered memory of this side and of a peer as a backend with staging has it.
+import { WeftlineError } from '../../core/errors.ts';
 import type { AgentMemory } from '../agent-memory.ts';
 import type { BackendRegion, BackendRemoteRegion } from '../backend.ts';
 import type { StagedRegionName } from './region-info.ts';
@@ -19,17 +20,23 @@ export interface StagedRegionParts {
 export class StagedRegion implements BackendRegion {
   readonly info: Uint8Array;
   readonly host: BackendRegion | undefined;
-  /** Of the staging thread; -1 until it knows the memory. */
-  number: number;
+  /** As the staging thread knows the memory; -1 if it does not. */
+  #known: number;
   readonly #parts: StagedRegionParts;
   #knowing: Promise<number> | undefined;
   #releasing: Promise<void> | undefined;
+  #isReleased = false;
 
   constructor(parts: StagedRegionParts) {
     this.info = parts.info;
     this.host = parts.host;
-    this.number = parts.number ?? -1;
+    this.#known = parts.number ?? -1;
     this.#parts = parts;
+  }
+
+  /** Of the staging thread; -1 until it knows the memory, and from its release on: the thread uses numbers again. */
+  get number(): number {
+    return this.#isReleased ? -1 : this.#known;
   }
 
   /** Memory of a GPU goes through it. */
@@ -37,8 +44,9 @@ export class StagedRegion implements BackendRegion {
     return this.#parts.ordinal !== undefined;
   }
 
-  /** The number of the memory; host memory is told to the staging thread when it is first moved by it. */
+  /** The number of the memory; host memory is told to the staging thread when it is first moved by it. Fails with WL_CLOSED. */
   async staged(): Promise<number> {
+    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
     if (this.number >= 0) return this.number;
     this.#knowing ??= this.#tell().catch((error: unknown) => {
       this.#knowing = undefined;
@@ -48,6 +56,7 @@ export class StagedRegion implements BackendRegion {
   }
 
   release(): Promise<void> {
+    this.#isReleased = true;
     this.#releasing ??= this.#release().catch((error: unknown) => {
       this.#releasing = undefined;
       throw error;
@@ -59,19 +68,19 @@ export class StagedRegion implements BackendRegion {
     const { address, bytes } = this.#parts.memory;
     const thread = await this.#parts.thread();
     const options = { address, bytes, ordinal: undefined, isOffered: false };
-    this.number = (await thread.call('register', options)).number;
-    return this.number;
+    this.#known = (await thread.call('register', options)).number;
+    return this.#known;
   }
 
   async #release(): Promise<void> {
     await this.host?.release();
     if (this.#knowing !== undefined) await this.#knowing.catch(() => {});
-    if (this.number < 0) return;
+    if (this.#known < 0) return;
     const thread = await this.#parts.thread();
     // A thread that has ended touches nothing.
     if (thread.failure !== undefined) return;
     try {
-      await thread.call('release', this.number);
+      await thread.call('release', this.#known);
     } catch (error) {
       if (thread.failure === undefined) throw error;
     }

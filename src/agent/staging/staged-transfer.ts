@@ -10,6 +10,7 @@ const names: readonly TransferState[] = ['idle', 'pending', 'done', 'failed'];
 export class StagedTransfer implements BackendTransfer {
   readonly #lane: AgentLane;
   readonly #number: number;
+  #isReleased = false;
   #releasing: Promise<void> | undefined;
   /** What it had come to when it was released. */
   #last: TransferState | undefined;
@@ -45,7 +46,7 @@ export class StagedTransfer implements BackendTransfer {
   }
 
   post(message?: Uint8Array): void {
-    if (this.#releasing !== undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
+    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     const lane = this.#lane;
     const error = lane.link.error ?? lane.error;
     if (error !== undefined) throw error;
@@ -72,7 +73,12 @@ export class StagedTransfer implements BackendTransfer {
   }
 
   release(): Promise<void> {
-    this.#releasing ??= this.#release();
+    this.#isReleased = true;
+    // A device that is late now may be done when it is released again.
+    this.#releasing ??= this.#release().catch((error: unknown) => {
+      this.#releasing = undefined;
+      throw error;
+    });
     return this.#releasing;
   }
 

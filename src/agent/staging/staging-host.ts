@@ -3,6 +3,7 @@ import { hostIdentity } from '../../world/host-identity.ts';
 import { PartTable } from '../../abi/part-table.ts';
 import { MAX_PIECE_FRAGMENTS } from '../../abi/staging-wire.ts';
 import { stagedStates, stagingCommandField, stagingCommandKinds } from '../../abi/staging-board.ts';
+import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import type { Backend, BackendContext, BackendRemoteRegion, CreateBackend } from '../backend.ts';
@@ -18,7 +19,7 @@ import type { PlannedJob } from './planned-job.ts';
 import { ReceiveSessions } from './receive-sessions.ts';
 import { plainStorage, type RingShape, ringShapeOf } from './ring-memory.ts';
 import { SendLane } from './send-lane.ts';
-import { type RemoteStagedMemory, SessionTransfer } from './session-transfer.ts';
+import { SessionTransfer, stagedName } from './session-transfer.ts';
 import { Settling } from './settling.ts';
 import { StagingBoard } from './staging-board.ts';
 import type {
@@ -233,8 +234,7 @@ export class StagingHost {
     const prepared = this.#prepared[transfer];
     if (prepared === undefined) return;
     this.#end(transfer, new WeftlineError('WL_CLOSED', 'The transfer was released'));
-    const { timeoutMs } = this.#options.data.settings;
-    await untilTrue(() => !this.#settling.has(transfer), timeoutMs, 'The work of a device for a transfer');
+    await untilTrue(() => !this.#settling.has(transfer), this.#deadline(), 'The work of a device for a transfer');
     if (prepared.job instanceof DirectTransfer) await prepared.job.release();
     this.#prepared[transfer] = undefined;
   }
@@ -377,7 +377,11 @@ export class StagingHost {
   }
 
   #fence(): Promise<void> {
-    return untilTrue(this.#devices.fence(), this.#options.data.settings.timeoutMs, 'The work of a device');
+    return untilTrue(this.#devices.fence(), this.#deadline(), 'The work of a device');
+  }
+
+  #deadline(): Deadline {
+    return new Deadline(this.#options.data.settings.timeoutMs);
   }
 
   #lane(number: number): SendLane {
@@ -391,9 +395,4 @@ export class StagingHost {
     if ('info' in remote) return lane.importHost(remote.info, remote.bytes);
     throw new WeftlineError('WL_INTERNAL', 'Staged memory of a peer was named on a lane to its host memory');
   }
-}
-
-function stagedName(remote: RemoteMemoryName): RemoteStagedMemory {
-  if ('number' in remote) return remote;
-  throw new WeftlineError('WL_INTERNAL', 'Host memory of a peer was named on a lane to its staging thread');
 }

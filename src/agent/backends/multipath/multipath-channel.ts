@@ -42,6 +42,8 @@ export class MultipathChannel implements BackendChannel {
   readonly #way: ChannelWay;
   readonly #requests = new Float64Array(MAX_PENDING);
   readonly #onClose: () => void;
+  /** Requests that were withdrawn and have not ended. */
+  #leaving = 0;
   /** What is posted. Objects of the channel, so that nothing is made per post; the first put makes this one. */
   #write: PostedWrite | undefined;
   readonly #signal = { flow: 0, remoteRegion: 0, remoteKey: 0, remoteOffset: 0, add: 0 };
@@ -124,6 +126,10 @@ export class MultipathChannel implements BackendChannel {
     this.#onClose();
   }
 
+  get isQuiet(): boolean {
+    return this.#leaving === 0;
+  }
+
   #hasRoom(): boolean {
     if (this.error !== undefined) throw this.error;
     return this.posted - this.delivered < MAX_PENDING;
@@ -143,7 +149,9 @@ export class MultipathChannel implements BackendChannel {
     for (let at = first; at < this.posted; at++) {
       const request = this.#requests[at % MAX_PENDING] as RequestHandle;
       if (connection.error === undefined) connection.cancel(request);
-      void transport.wait(request).catch(() => {});
+      this.#leaving++;
+      const onEnd = (): void => void this.#leaving--;
+      void transport.wait(request).then(onEnd, onEnd);
     }
   }
 }

@@ -68,9 +68,13 @@ export class UcxChannel implements BackendChannel, RegionUser {
     return this.#error;
   }
 
+  get isQuiet(): boolean {
+    return this.#link.error !== undefined || !this.#link.outgoing.hasChannel(this.#number);
+  }
+
   /** Of memory that puts send from: they end, as the peer's agent answers them. */
   async endUse(): Promise<void> {
-    await this.#link.settle(() => this.#link.error !== undefined || !this.#link.outgoing.hasChannel(this.#number));
+    await this.#link.settle(() => this.isQuiet);
   }
 
   close(): Promise<void> {
