@@ -5,7 +5,7 @@ import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CudaStream } from '../device/cuda/cuda-stream.ts';
 import { DescriptorBlock } from './descriptor-block.ts';
 import type { FragmentEngine, FragmentRun } from './fragment-engine.ts';
-import type { CheckedConfig } from './launcher-config.ts';
+import { type CheckedConfig, checkStream } from './launcher-config.ts';
 import { LaunchProfile, type LaunchTimes } from './launch-profile.ts';
 import { PreparedFragments } from './prepared-fragments.ts';
 import { type Direction, RingWriter, type WrittenFacts } from './ring-writer.ts';
@@ -71,6 +71,7 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     options?: FragmentLaunchOptions,
   ): number {
     const stream = options?.stream;
+    if (stream !== undefined) checkStream(stream);
     const isPrepared = blocks instanceof PreparedFragments;
     const count = isPrepared ? blocks.blocks : this.#listOf(blocks).length;
     this.#requireRoom(count);

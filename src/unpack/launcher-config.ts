@@ -3,12 +3,12 @@ import { MAX_RING_SLOTS } from '../abi/unpack-block.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { checkTimeout } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';
-import type { CudaStream } from '../device/cuda/cuda-stream.ts';
+import { CudaStream } from '../device/cuda/cuda-stream.ts';
 import { readSettings } from '../settings/settings.ts';
 
 /** Where a launcher keeps the descriptors that kernels read. */
 export interface DescriptorPool {
-  /** Blocks that may be under way at a time; 16 by default. */
+  /** Blocks that may be under way at a time; 16 by default, at most 1024. Each takes 64 KiB, on GPUs of pinned memory. */
   readonly slots?: number;
   /**
    * `mapped`: kernels read pinned memory of the host; `copied`: each launch first copies its blocks into device memory.
@@ -89,6 +89,7 @@ export function checkConfig(config: LauncherConfig, multiprocessors: number): Ch
       `a whole number from 1 to ${multiprocessors}, the multiprocessors of this GPU`,
     );
   }
+  if (config.stream !== undefined) checkStream(config.stream);
   const timeoutMs = checkTimeout(config.timeoutMs ?? readSettings().timeoutMs);
   return {
     stream: config.stream,
@@ -99,6 +100,12 @@ export function checkConfig(config: LauncherConfig, multiprocessors: number): Ch
     numSms,
     timeoutMs,
   };
+}
+
+/** Fails with WL_INVALID_ARGUMENT for what is no stream, or one that was disposed. */
+export function checkStream(stream: CudaStream): void {
+  if (!(stream instanceof CudaStream)) throw invalidArgument('stream', stream, 'a stream that a CudaDevice made');
+  if (stream.disposed) throw invalidArgument('stream', 'a stream that was disposed', 'one that was not');
 }
 
 function checkPersistent({ persistent = false, idleMs = DEFAULT_IDLE_MS, stream }: LauncherConfig): {

@@ -66,6 +66,24 @@ gpuTest('a kernel that stays names the block whose flag did not come, and goes o
   await unpacker.launchSync(ready);
 });
 
+gpuTest('a flag that did not come fails the waits for its own stream, and those for others go on', async (device) => {
+  using own = device.createStream();
+  using other = device.createStream();
+  await using unpacker = await UnpackLauncher.create(device, { timeoutMs: 200, stream: own });
+  await using bystander = await UnpackLauncher.create(device, { stream: other });
+  const bounce = await place(device, randomBytes(1, 100), 0);
+  const destination = await place(device, new Uint8Array(100), 0);
+  const flag = await device.tensor('i32', [2], Int32Array.of(4, 0));
+  const late = new DescriptorBlock(1).begin(bounce.span, destination.span, { address: flag.address, threshold: 5 });
+  const launch = unpacker.launch(late.add(50, 50, 50));
+  await own.drained({ timeoutMs: 5_000 });
+  await bystander.launchSync(new DescriptorBlock(1).begin(bounce.span, destination.span).add(0, 50, 0));
+  await other.idle();
+  await device.createEvent().record(other).wait();
+  await assert.rejects(own.idle(), { code: 'WL_TIMEOUT' });
+  await assert.rejects(unpacker.wait(launch), { code: 'WL_TIMEOUT' });
+});
+
 gpuTest('a persistent launcher takes no stream of others', async (device) => {
   await using unpacker = await UnpackLauncher.create(device, { persistent: true });
   const { stream } = device;

@@ -24,7 +24,7 @@ test('bench unpack measures every stage for every length of fragments', () => {
   const report = JSON.parse(stdout) as UnpackBenchReport;
   assert.equal(report.schema, 'weftline.bench.unpack/1');
   assert.deepEqual(report.workload, { chunkBytes: 65_536, totalBytes: 262_144, fragments: [64, 4096] });
-  const names = ['launcher per chunk', 'preallocated', 'batched', 'copies one by one'];
+  const names = ['launcher per chunk', 'preallocated', 'batched', 'batched, prepared once', 'copies one by one'];
   assert.deepEqual(
     report.stages.map(({ name, fragmentBytes }) => [name, fragmentBytes]),
     [64, 4096].flatMap((bytes) => names.map((name) => [name, bytes])),
@@ -47,6 +47,12 @@ test('bench unpack refuses lengths that do not divide the chunk', () => {
     assert.equal(status, 1);
     assert.match(stderr, /WL_INVALID_ARGUMENT: Invalid (?:fragments|total): expected .*multiple/);
   }
+});
+
+test('bench unpack refuses multiprocessors for the CPU device', () => {
+  const { status, stderr } = bench('--sms', '4');
+  assert.equal(status, 1);
+  assert.match(stderr, /WL_INVALID_ARGUMENT: Invalid sms: expected none/);
 });
 
 test('a measurement confirms a figure within a factor of three', () => {

@@ -98,6 +98,39 @@ export function testUnpack({ open, skip, name, configs }: ConformanceOptions): v
     await checkPlaced(destination, referenceUnpack(list, contentsOf(bounce), contentsOf(destination)));
   });
 
+  for (const config of configs) {
+    run(`what was prepared is launched again and again, ${JSON.stringify(config)}`, async (device) => {
+      await using unpacker = await UnpackLauncher.create(device, config);
+      const list = randomList(seed, { count: 3000, length: (random) => Math.floor(random() ** 4 * 9000) });
+      const bounce = await place(device, randomBytes(1, list.bounceBytes), 0);
+      const destination = await place(device, new Uint8Array(list.destinationBytes), 3);
+      const blocks = blocksOf(list, bounce.span, destination.span);
+      const prepared = unpacker.prepare(blocks);
+      const moved = list.fragments.filter(({ length }) => length > 0);
+      assert.deepEqual([prepared.blocks, prepared.fragments], [blocks.length, moved.length]);
+      // It holds copies.
+      for (const block of blocks) block.bytes.fill(0xff);
+      const expected = referenceUnpack(list, contentsOf(bounce), contentsOf(destination));
+      for (let round = 0; round < 12; round++) {
+        await unpacker.launchSync(prepared);
+        await checkPlaced(destination, expected);
+        await destination.tensor.fromHost(destination.before);
+      }
+    });
+  }
+
+  run('what another launcher prepared is refused, and so are bad blocks', async (device) => {
+    await using unpacker = await UnpackLauncher.create(device);
+    await using other = await UnpackLauncher.create(device);
+    const { blocks } = await twoBlocks(device);
+    const prepared = other.prepare(blocks);
+    assert.throws(() => unpacker.launch(prepared), { code: 'WL_INVALID_ARGUMENT' });
+    blocks[1].add(0, 10, 495);
+    assert.throws(() => unpacker.prepare(blocks), withDetails({ block: 1, otherBlock: 0, otherDescriptor: 1 }));
+    assert.throws(() => unpacker.prepare([]), { code: 'WL_INVALID_ARGUMENT' });
+    await other.launchSync(prepared);
+  });
+
   run('what was packed is unpacked by the same block', async (device) => {
     await using packer = await PackLauncher.create(device);
     await using unpacker = await UnpackLauncher.create(device);
@@ -261,6 +294,17 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
     assert.deepEqual([unpacker.isDone(last), unpacker.room], [true, 16]);
     await unpacker.wait();
     assert.throws(() => unpacker.launch(blocks), { code: 'WL_CLOSED' });
+  });
+
+  run('what is no stream is refused, for a launcher and for a launch', async (device) => {
+    await using unpacker = await UnpackLauncher.create(device);
+    const { blocks, destination } = await twoBlocks(device);
+    for (const stream of [null, 7, {}, { context: {}, handle: 1 }] as never[]) {
+      await assert.rejects(UnpackLauncher.create(device, { stream }), { code: 'WL_INVALID_ARGUMENT' });
+      assert.throws(() => unpacker.launch(blocks[0], { stream }), { code: 'WL_INVALID_ARGUMENT' });
+    }
+    await checkPlaced(destination, contentsOf(destination));
+    assert.equal(unpacker.room, 16);
   });
 
   run('options that do not exist are refused', async (device) => {

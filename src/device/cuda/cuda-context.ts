@@ -12,6 +12,9 @@ export interface ContextResource extends Disposable {
   readonly disposed: boolean;
 }
 
+/** `stream`: the CUstream whose work is waited for. */
+export type Verdict = (isDone: boolean, stream: number | undefined) => void;
+
 export class CudaContext implements Disposable {
   readonly driver: CudaDriver;
   readonly ordinal: number;
@@ -26,7 +29,7 @@ export class CudaContext implements Disposable {
   #lost: WeftlineError | undefined;
   #disposed = false;
   readonly #resources = new Set<ContextResource>();
-  readonly #verdicts = new Set<(isDone: boolean) => void>();
+  readonly #verdicts = new Set<Verdict>();
 
   /** Retains the primary context, which the process shares with other CUDA libraries. Fails with WL_CUDA or WL_UNSUPPORTED. */
   static retain(ordinal: number, driver: CudaDriver = cudaDriver): CudaContext {
@@ -115,16 +118,17 @@ export class CudaContext implements Disposable {
 
   /**
    * Called while the host waits for device work, and after it; throws when that work left without doing what it was to do, so
-   * that nobody takes its results for good. It is told whether the work is done. Returns a function that ends this.
+   * that nobody takes its results for good. It is told whether the work is done, and of which stream it is if that is known.
+   * Returns a function that ends this.
    */
-  judgeWaits(verdict: (isDone: boolean) => void): () => void {
+  judgeWaits(verdict: Verdict): () => void {
     this.#verdicts.add(verdict);
     return () => this.#verdicts.delete(verdict);
   }
 
   /** For each look of a wait, returning what it saw: fails with what any judge finds, which may end the work awaited. */
-  isGood(done: boolean): boolean {
-    for (const verdict of this.#verdicts) verdict(done);
+  isGood(done: boolean, stream?: number): boolean {
+    for (const verdict of this.#verdicts) verdict(done, stream);
     return done;
   }
 

@@ -18,6 +18,8 @@ export class CudaEvent implements DeviceEvent {
   /** CUevent. */
   readonly handle: number;
   readonly #defaults: EventDefaults;
+  /** Where it was recorded last. */
+  #stream: number | undefined;
   #disposed = false;
 
   /** @internal Use device.createEvent(). */
@@ -38,6 +40,7 @@ export class CudaEvent implements DeviceEvent {
   record(stream: { readonly handle: number }): this {
     this.context.enter();
     this.context.check('cuEventRecord', this.context.driver.cuEventRecord(this.handle, stream.handle));
+    this.#stream = stream.handle;
     return this;
   }
 
@@ -52,7 +55,7 @@ export class CudaEvent implements DeviceEvent {
 
   /** Resolves when the work before the mark is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
   async wait(options: DeviceWaitOptions = {}): Promise<void> {
-    await pollUntil(() => this.context.isGood(this.isDone()), {
+    await pollUntil(() => this.context.isGood(this.isDone(), this.#stream), {
       timeoutMs: options.timeoutMs ?? this.#defaults.timeoutMs,
       signal: options.signal,
       what: `The work before an event of GPU ${this.context.ordinal}`,

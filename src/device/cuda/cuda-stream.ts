@@ -59,7 +59,7 @@ export class CudaStream implements Disposable {
 
   /** Resolves when everything enqueued is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
   idle(options: DeviceWaitOptions = {}): Promise<void> {
-    return this.#until(() => this.context.isGood(this.isIdle()), options);
+    return this.#until(() => this.context.isGood(this.isIdle(), this.handle), options);
   }
 
   /**

@@ -1,5 +1,6 @@
 // weftline bench unpack: scattered fragments to their places, in stages, in parts, and against bare copies.
 import type { Command } from 'commander';
+import { invalidArgument } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -62,16 +63,18 @@ export function addUnpackBench(bench: Command): void {
   command.action(async (flags: UnpackBenchFlags) => {
     const output = new Output(flags);
     if (flags.role === undefined && flags.server === undefined && flags.serverip === undefined) {
-      await measureHere(flags, output);
+      await measureHere(flags, command.getOptionValueSource('sms') === 'cli', output);
     } else if (benchRole(command, flags) === 'server') await serve(flags, output);
     else await send(flags, output);
   });
 }
 
-async function measureHere(flags: UnpackBenchFlags, output: Output): Promise<void> {
+async function measureHere(flags: UnpackBenchFlags, isSmsGiven: boolean, output: Output): Promise<void> {
   const { iterations, warmup, sms } = flags;
   const workload = { chunkBytes: flags.chunk, totalBytes: flags.total, fragments: flags.fragments };
   await using device = await openBenchDevice();
+  if (device.kind === 'cpu' && isSmsGiven)
+    throw invalidArgument('sms', sms, 'none: the CPU device has no multiprocessors');
   const report = await runUnpackBench(device, { workload, sms, iterations, warmup });
   output.report(unpackBenchReport(report), report);
 }

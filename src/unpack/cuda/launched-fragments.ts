@@ -56,6 +56,8 @@ export class LaunchedFragments implements FragmentEngine {
   readonly #slots: readonly Uint32Array[];
   readonly #marks: readonly Marks[];
   readonly #flags: MissedFlags;
+  /** CUstreams on which kernels have waited for ready flags. */
+  readonly #waitingStreams = new Set<number>();
   readonly #stopJudging: () => void;
 
   /** Compiles the kernels unless they are in a cache. Fails with WL_COMPILE, WL_UNSUPPORTED, WL_MEMORY or WL_CUDA. */
@@ -90,8 +92,9 @@ export class LaunchedFragments implements FragmentEngine {
       end: device.createEvent({ timing: profiling }),
     }));
     this.#flags = new MissedFlags(device, config, (slot) => this.#slots[slot]!);
-    this.#stopJudging = device.context.judgeWaits((isDone) => {
-      if (isDone) this.#flags.throwIfExpired();
+    // Those who wait for what lies behind a launch learn that it was not moved; others have nothing to do with it.
+    this.#stopJudging = device.context.judgeWaits((isDone, stream) => {
+      if (isDone && stream !== undefined && this.#waitingStreams.has(stream)) this.#flags.throwIfExpired();
     });
     for (const { arguments: set } of [small, large]) {
       set.set('ring', this.#copy?.address ?? this.#host.deviceAddress);
@@ -109,13 +112,13 @@ export class LaunchedFragments implements FragmentEngine {
   submit(run: Readonly<FragmentRun>, stream: CudaStream = this.#config.stream ?? this.#device.stream): void {
     const { ticket, firstSlot, blocks, mostDescriptors } = run;
     if (stream.context !== this.#device.context) {
-      throw invalidArgument(
-        'stream',
-        `a stream of GPU ${stream.context.ordinal}`,
-        `one of GPU ${this.#device.context.ordinal}`,
-      );
+      const { ordinal } = this.#device.context;
+      throw invalidArgument('stream', `a stream of GPU ${stream.context.ordinal}`, `one of GPU ${ordinal}`);
     }
-    if (run.waits) this.#flags.begin(run);
+    if (run.waits) {
+      this.#flags.begin(run);
+      this.#waitingStreams.add(stream.handle);
+    }
     const { begin, end } = this.#marks[ticket]!;
     begin?.record(stream);
     if (this.#copy !== undefined) this.#copyBlocks(this.#copy, run, stream);

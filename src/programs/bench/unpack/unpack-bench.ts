@@ -90,9 +90,13 @@ function makeStages(
   return cudaStages(device, blocks, {
     numSms: sms[0]!,
     copyOneByOne: () => {
+      const { driver } = context;
+      context.enter();
       for (let index = 0; index < order.length; index++) {
         const to = destination.address + order[index]! * fragmentBytes;
-        context.call('cuMemcpyDtoDAsync', to, bounce.address + index * fragmentBytes, fragmentBytes, stream.handle);
+        const from = bounce.address + index * fragmentBytes;
+        const status = driver.cuMemcpyDtoDAsync(to, from, fragmentBytes, stream.handle);
+        if (status !== 0) context.check('cuMemcpyDtoDAsync', status);
       }
       return stream.idle();
     },

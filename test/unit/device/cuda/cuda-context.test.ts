@@ -144,3 +144,18 @@ test('a machine without driver has no GPU, and other failures are none either', 
 test('formatUuid() groups as nvidia-smi does', () => {
   assert.equal(formatUuid(Uint8Array.from({ length: 16 }, (_, i) => i)), 'GPU-00010203-0405-0607-0809-0a0b0c0d0e0f');
 });
+
+test('who judges a wait is told of which stream it is: its own, or that on which the event was recorded', async () => {
+  const { driver } = pretendDriver();
+  using context = CudaContext.retain(0, driver);
+  const options = { priority: 'normal', timeoutMs: 100 } as const;
+  const streams = [1, 2].map(() => new CudaStream(context, options, () => undefined));
+  const heard: (number | undefined)[] = [];
+  const end = context.judgeWaits((_isDone, stream) => heard.push(stream));
+  await streams[0]!.idle();
+  await new CudaEvent(context, { timing: false, timeoutMs: 100 }).record(streams[1]!).wait();
+  context.isGood(true);
+  end();
+  context.isGood(true);
+  assert.deepEqual(heard, [streams[0]!.handle, streams[1]!.handle, undefined]);
+});
