@@ -35,7 +35,7 @@ export interface CongestionOptions {
   readonly maxWindow: number;
   /** Time in queues beyond the shortest round trip that is accepted, in microseconds. */
   readonly targetDelay: number;
-  /** Bytes per microsecond of the slowest link of this host. */
+  /** Bytes per microsecond that this host can send over all its links. */
   readonly linkRate: number;
 }
 

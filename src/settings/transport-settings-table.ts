@@ -155,7 +155,7 @@ export const protocolSettingsTable = {
     max: 1000000,
     default: 300,
     sentence:
-      'Queueing delay beyond the minimum round-trip time that swift and timely accept; raise it where threads share cores.',
+      'Queueing delay beyond the minimum round-trip time that swift and timely accept; raise it where threads share cores, and above twice the time of a burst (64 KiB) on a slow rail.',
   },
   transportLinkGbps: {
     kind: 'number',
@@ -165,7 +165,8 @@ export const protocolSettingsTable = {
     min: 0.001,
     max: 10000,
     default: 100,
-    sentence: 'Speed of the slowest link of this host, from which timely starts and at which receivers give credits.',
+    sentence:
+      'Speed of this host on the network, all its rails together: each flow starts at it with timely, and receivers give credits at it, each engine its share.',
   },
   transportCtsBytes: {
     kind: 'number',
@@ -176,7 +177,7 @@ export const protocolSettingsTable = {
     max: 68719476736,
     default: 4_194_304,
     sentence:
-      'Maximum bytes that a transport allows all its peers together to send to posted receives at a time, shared evenly by its engines; bounds incast.',
+      'Maximum bytes that a transport allows all its peers together to send to posted receives at a time, shared evenly by its engines; bounds incast. Raise it where all rails together carry more in a round trip.',
   },
   transportCtsChunkBytes: {
     kind: 'number',

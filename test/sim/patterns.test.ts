@@ -203,6 +203,18 @@ test('several engines of a host share its rails', () => {
   }
 });
 
+test('several engines of a receiver give credits for its link once, not once each', () => {
+  const settings = { ...usualSettings(100), transportCongestion: 'eqds', transportCtsBytes: 1e9 } as const;
+  const dropped = [1, 4].map((engines) => {
+    const shape = options('incast', 9, { engines, paths: 1, messages: 24, outstanding: 8, settings });
+    const { end, network } = runPattern(shape);
+    assert.equal(end, 'done');
+    return network.droppedFull / network.sent;
+  });
+  // Each lane may send a little before it has credits.
+  assert.ok(dropped[1]! < 0.1, `${dropped.join(' and ')} of the packets were dropped`);
+});
+
 test('loss on one rail is the loss of that rail alone', () => {
   const shape = options('pair', 2, { rails: 4, paths: 8, messages: 20 });
   const clean = runPattern(shape);

@@ -84,11 +84,8 @@ export class Simulation {
       arrivalKind: ARRIVAL,
     });
     this.#secrets = seededRandom(seed ^ 0x5ec2e7);
-    const settings = readSettings(options.settings, {});
+    this.#settings = readSettings(options.settings, {});
     this.#engines = options.engines ?? 1;
-    // The bound is the host's.
-    const transportCtsBytes = Math.floor(settings.transportCtsBytes / this.#engines);
-    this.#settings = { ...settings, transportCtsBytes };
     const nodes = topology.hosts * this.#engines;
     this.#timerAt = new Float64Array(nodes).fill(Number.POSITIVE_INFINITY);
     this.#pollAt = new Float64Array(nodes).fill(Number.POSITIVE_INFINITY);
@@ -284,6 +281,7 @@ export class Simulation {
     return new Engine({
       io,
       settings: this.#settings,
+      engines: this.#engines,
       seed: (Math.imul(this.#options.seed, 0x9e37_79b1) + node) >>> 0,
       onCompletion: (handle, status) => this.#hostOf(node).ended(node % this.#engines, handle, status),
       onConnectionEnd: (lane, error) => this.#laneEnded(this.#hostOf(node), lane, error),

@@ -65,11 +65,11 @@ export class Engine implements TransportEngine, EngineCore {
 
   constructor(options: EngineOptions) {
     this.#options = options;
-    this.settings = transportSettings(options.settings);
+    this.settings = transportSettings(options.settings, options.engines);
     this.outbox = new PacketOutbox(options.io, this.settings.checksum);
     this.admission = new Admission(this.settings);
     this.random = seededRandom(options.seed ?? 0);
-    this.credits = new CreditPacer(this.settings.linkRate);
+    this.credits = new CreditPacer(this.settings.creditRate);
     const nowhere = { id: 0, key: 0, bytes: new Uint8Array(0), address: 0, remote: { read: false, write: false } };
     this.placement = {
       source: nowhere.bytes,

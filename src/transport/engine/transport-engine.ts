@@ -21,6 +21,8 @@ export interface EngineOptions {
   readonly io: PacketIo;
   /** Those whose names begin with `transport` count. */
   readonly settings: Settings;
+  /** Of this host, which share what bounds all that it receives; 1 if missing. */
+  readonly engines?: number;
   /** Determines every choice of the engine: same packets, same times, same seed, same behaviour. 0 if missing. */
   readonly seed?: number;
   /** Called inside `onPackets` or `onTimer` when a request has ended; `forget` is not needed then. Must not throw. */

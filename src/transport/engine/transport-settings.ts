@@ -11,8 +11,9 @@ export interface TransportSettings {
   readonly windowBytes: number;
   readonly windowSegments: number;
   readonly targetDelay: number;
-  /** Bytes per microsecond. */
+  /** Bytes per microsecond: what this host can send and receive, and the share of it that this engine gives credits for. */
   readonly linkRate: number;
+  readonly creditRate: number;
   readonly ctsBytes: number;
   readonly ctsChunkBytes: number;
   readonly minRto: number;
@@ -26,7 +27,9 @@ export interface TransportSettings {
   readonly checksum: Settings['transportChecksum'];
 }
 
-export function transportSettings(settings: Settings): TransportSettings {
+/** `engines`: of this host, which share what bounds all that it receives. */
+export function transportSettings(settings: Settings, engines = 1): TransportSettings {
+  const ctsBytes = Math.floor(settings.transportCtsBytes / engines);
   const rule: CongestionRule = congestionRules[settings.transportCongestion];
   return {
     congestion: settings.transportCongestion,
@@ -36,9 +39,10 @@ export function transportSettings(settings: Settings): TransportSettings {
     windowSegments: settings.transportWindowSegments,
     targetDelay: settings.transportTargetDelayUs,
     linkRate: settings.transportLinkGbps * 125,
-    ctsBytes: settings.transportCtsBytes,
+    creditRate: (settings.transportLinkGbps * 125) / engines,
+    ctsBytes,
     // Half of the bytes are for receives that nobody has claimed yet, and one chunk must fit in each half.
-    ctsChunkBytes: Math.min(settings.transportCtsChunkBytes, Math.floor(settings.transportCtsBytes / 2)),
+    ctsChunkBytes: Math.min(settings.transportCtsChunkBytes, Math.floor(ctsBytes / 2)),
     minRto: settings.transportMinRtoUs,
     ackDelay: settings.transportAckDelayUs,
     ackSegments: settings.transportAckSegments,

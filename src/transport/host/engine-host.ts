@@ -110,8 +110,8 @@ export class EngineHost implements HostedEngine {
       engine: (io) =>
         new Engine({
           io,
-          // The bound is the transport's.
-          settings: { ...settings, transportCtsBytes: Math.floor(settings.transportCtsBytes / engines) },
+          settings,
+          engines,
           onSignal: () => wake?.ring(),
           onCompletion: (handle, status) => this.#completed(handle, status),
           onConnectionEnd: (connection, error) => this.#connectionEnded(connection, error),
