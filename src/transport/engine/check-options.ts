@@ -2,6 +2,7 @@
 import { MAX_FLOWS, MAX_MESSAGE_BYTES, MAX_PATHS, SCATTER_ENTRY_BYTES } from '../../abi/transport-packet.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { PACKET_KEY_BYTES, type PacketKeys } from '../authentication/packet-keys.ts';
+import { MAX_RANGES, RANGE_SPAN } from '../send/range-list.ts';
 import type { RegionTable } from './region-table.ts';
 import type { ConnectionOptions, LocalRange, RemoteRange, ScatterOptions, SignalOptions } from './transport-engine.ts';
 
@@ -48,17 +49,16 @@ export function checkRemote({ remoteRegion, remoteKey, remoteOffset }: RemoteRan
   whole('remoteOffset', remoteOffset, 0, 2 ** 48 - 1);
 }
 
-/** `payloadBytes`: of a full packet. */
-export function checkScatter(regions: RegionTable, options: ScatterOptions, payloadBytes: number): void {
+export function checkScatter(regions: RegionTable, options: ScatterOptions): void {
   const { region, ranges, remoteRegion, remoteKey } = options;
   checkRemote({ remoteRegion, remoteKey, remoteOffset: 0 });
   if (!regions.isRegistered(region)) throw invalidArgument('region', region, 'a region registered with this engine');
   whole('ranges.sourceEnd', ranges.sourceEnd, 0, region.bytes.byteLength);
-  // Each must fit into a packet.
-  whole('ranges.longest', ranges.longest, 0, payloadBytes - SCATTER_ENTRY_BYTES);
+  whole('ranges.longest', ranges.longest, 0, RANGE_SPAN - 1);
+  whole('ranges.end', ranges.end, 0, MAX_RANGES);
 }
 
-/** Of whole ranges: longer ones are worth packets of their own. */
+/** Of prepared transfers, by `payloadBytes` of a full packet: longer ranges are worth requests of their own. */
 export function longestScattered(payloadBytes: number): number {
   return Math.floor(payloadBytes / 2) - SCATTER_ENTRY_BYTES;
 }

@@ -140,11 +140,12 @@ export class Connection implements TransportConnection, RequestOwner {
   }
 
   scatter(options: ScatterOptions): EngineHandle {
-    checkScatter(this.engine.regions, options, this.payloadBytes);
+    checkScatter(this.engine.regions, options);
     const request = this.#openWithout('write', options.flow ?? 0);
     request.region = options.region;
     request.ranges = options.ranges;
     request.nextRange = options.ranges.first;
+    request.rangePosition = 0;
     request.bytes = options.ranges.bytes;
     request.target = options.remoteRegion;
     request.targetKey = options.remoteKey;

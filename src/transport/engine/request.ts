@@ -41,9 +41,10 @@ export class Request {
   /** Of a write and a send that is a part: where it begins in the whole, and the bytes of that. */
   partOffset = 0;
   wholeBytes = 0;
-  /** Of a scattered write: what it carries, and the first range that is in no segment yet. */
+  /** Of a scattered write: what it carries, the first range that is not all in segments, and how much of that is. */
   ranges: RangeList | undefined;
   nextRange = 0;
+  rangePosition = 0;
   /** Bytes that are in segments, and whether the last segment is made: a message of no bytes has one too. */
   position = 0;
   segmented = false;
@@ -84,6 +85,7 @@ export class RequestTable {
     request.position = 0;
     request.segmented = false;
     request.nextRange = 0;
+    request.rangePosition = 0;
     request.unacked = 0;
     request.value = 0;
     request.granted = 0;

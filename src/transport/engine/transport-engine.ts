@@ -98,7 +98,7 @@ export interface WholeRequest {
 
 export interface ScatterOptions extends Omit<RemoteRange, 'remoteOffset'> {
   readonly region: Region;
-  /** Each fits into a packet with its entry. */
+  /** Those that fit into packets share them; each below 512 MiB. */
   readonly ranges: RangeList;
   readonly flow?: number;
 }

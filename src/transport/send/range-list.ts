@@ -9,6 +9,10 @@ export interface Ranges {
   readonly lengths: Float64Array;
 }
 
+/** The windows name a segment of a scattered write by the number of a range times this, and a place in that range. */
+export const RANGE_SPAN: number = 2 ** 29;
+export const MAX_RANGES: number = 2 ** 53 / RANGE_SPAN;
+
 const NO_RANGES = new Float64Array();
 
 /** Ranges `first` to before `end` of columns that other lists may share. Fixed while a write uses it; many writes can share one. */
@@ -56,6 +60,11 @@ export class RangeList {
 
   get count(): number {
     return this.end - this.first;
+  }
+
+  /** Hot path. True if a range can share a packet with `payloadBytes`; the segments of a longer one are its alone. */
+  isShort(range: number, payloadBytes: number): boolean {
+    return this.lengths[range]! <= payloadBytes - SCATTER_ENTRY_BYTES;
   }
 
   /** Hot path. The first range from `first` on that does not go into a packet with `room` bytes behind its header. */

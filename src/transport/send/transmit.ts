@@ -9,21 +9,17 @@ import {
 import type { Connection } from '../engine/connection.ts';
 import { ackDue } from '../receive/receive-side.ts';
 import { writeData, writeScatter } from '../wire/packet-writer.ts';
-import type { RangeList } from './range-list.ts';
+import { RANGE_SPAN, type RangeList } from './range-list.ts';
 import type { Request } from '../engine/request.ts';
+import { chooseRoute, route } from './route.ts';
 
 /** When sending can go on: now with the next round, not before an ack or a post, or when the I/O has room again. */
 const AGAIN = Number.NEGATIVE_INFINITY;
 const NOT_BEFORE_NEWS = Number.POSITIVE_INFINITY;
 /** How long to wait for a full socket, in microseconds. */
 const SOCKET_WAIT = 50;
-/** Of packets that go alone: the share that is sent on any path. */
-const UNFAMILIAR_SHARE = 1 / 16;
 /** Header of a scattered segment, with all that say where its bytes belong. */
 const SCATTER_BYTES = DATA_HEADER_BYTES + MAX_SCATTER_ENTRIES * SCATTER_ENTRY_BYTES;
-
-/** Where the next burst may go. One object: nothing here outlives a call. */
-const route = { path: 0, controller: 0, segments: 0, resumeAt: 0 };
 
 /** The burst that is being made: its headers' place, its number, its payload. */
 const outgoing = { at: 0, burst: 0, bytes: 0 };
@@ -67,22 +63,27 @@ function sendNext(connection: Connection, now: number): Outcome {
     return SKIPPED;
   }
   const { ranges } = request;
-  const ready = (request.kind === 'send' ? request.granted : request.bytes) - request.position;
-  const wanted = ranges === undefined ? Math.max(1, Math.ceil(ready / connection.payloadBytes)) : 1;
+  const isGathered = ranges?.isShort(request.nextRange, connection.payloadBytes) === true;
+  const wanted = isGathered ? 1 : Math.max(1, Math.ceil(readyBytes(request) / connection.payloadBytes));
   const room = window.room();
   if (room <= 0) return stuck(connection, NOT_BEFORE_NEWS);
   if (!chooseRoute(connection, queue.flow.controller, Math.min(wanted, connection.burstSegments, room))) {
     return stuck(connection, route.resumeAt);
   }
-  const at = connection.engine.outbox.reserve(
-    ranges === undefined ? route.segments * DATA_HEADER_BYTES : SCATTER_BYTES,
-  );
+  const at = connection.engine.outbox.reserve(isGathered ? SCATTER_BYTES : route.segments * DATA_HEADER_BYTES);
   if (at === -1) return stuck(connection, now + SOCKET_WAIT);
   if (ranges === undefined) sendFresh(connection, request, at, now);
-  else sendScattered(connection, request, ranges, at);
+  else if (isGathered) sendScattered(connection, request, ranges, at);
+  else sendRange(connection, request, ranges, at);
   if (request.segmented) queue.remove(request);
   schedule.advance();
   return WENT;
+}
+
+/** What may go of the request; of a scattered write, of the range that is next. */
+function readyBytes({ kind, granted, bytes, position, ranges, nextRange, rangePosition }: Request): number {
+  if (ranges !== undefined) return ranges.lengths[nextRange]! - rangePosition;
+  return (kind === 'send' ? granted : bytes) - position;
 }
 
 /** Cuts the next segments of a request and sends them on the chosen route. */
@@ -132,7 +133,7 @@ function sendScattered(connection: Connection, request: Request, ranges: RangeLi
   const bytes = data + (end - first) * SCATTER_ENTRY_BYTES;
   const burst = bursts.open(route.path, route.controller, now);
   if (window.outstanding === 0) connection.send.progressAt = now;
-  const sequence = window.append(request.handle, first, bytes);
+  const sequence = window.append(request.handle, first * RANGE_SPAN, bytes);
   window.burst[sequence & window.mask] = burst;
   request.nextRange = end;
   request.position += data;
@@ -144,6 +145,53 @@ function sendScattered(connection: Connection, request: Request, ranges: RangeLi
   outgoing.bytes = bytes;
   engine.template.sequence = sequence;
   sendRanges(connection, request, first, end);
+}
+
+/** Cuts the next segments of a range that is too long to share a packet, as those of a write by itself. */
+function sendRange(connection: Connection, request: Request, ranges: RangeList, at: number): void {
+  const { engine, payloadBytes } = connection;
+  const { window, bursts } = connection.send;
+  const { template, now } = engine;
+  const { nextRange, rangePosition } = request;
+  const count = route.segments;
+  const length = ranges.lengths[nextRange]!;
+  const bytes = Math.min(length - rangePosition, count * payloadBytes);
+  const lastBytes = bytes - (count - 1) * payloadBytes;
+  const burst = bursts.open(route.path, route.controller, now);
+  if (window.outstanding === 0) connection.send.progressAt = now;
+  template.sequence = window.appendRun(
+    request.handle,
+    nextRange * RANGE_SPAN + rangePosition,
+    count,
+    payloadBytes,
+    lastBytes,
+    burst,
+  );
+  const isWhole = rangePosition + bytes === length;
+  request.nextRange = isWhole ? nextRange + 1 : nextRange;
+  request.rangePosition = isWhole ? 0 : rangePosition + bytes;
+  request.position += bytes;
+  request.segmented = request.nextRange === ranges.end;
+  request.unacked += count;
+  connection.send.backlogBytes -= bytes;
+  template.lastPayloadBytes = lastBytes;
+  template.offset = rangePosition;
+  template.count = count;
+  addressTo(connection, request);
+  addressRange(connection, request, nextRange);
+  outgoing.at = at;
+  outgoing.burst = burst;
+  outgoing.bytes = bytes;
+  sendBurst(connection, request, now);
+}
+
+/** The segments belong to a range by itself of the scattered write. */
+function addressRange(connection: Connection, request: Request, range: number): void {
+  const { template } = connection.engine;
+  const { sources, targets, lengths } = request.ranges as RangeList;
+  request.offset = sources[range]!;
+  template.base = targets[range]!;
+  template.messageBytes = lengths[range]!;
 }
 
 /** Sends the ranges from `first` to before `end` of a scattered write as one packet. */
@@ -176,10 +224,12 @@ function retransmit(connection: Connection, now: number): Outcome {
   const found = requests.find(handle);
   const request = found !== undefined && found.isPending ? found : undefined;
   const controller = request === undefined ? 0 : connection.send.flow(request.flow).controller;
-  if (!chooseRoute(connection, controller, lostRun(connection, first, request?.ranges !== undefined)))
-    return stuck(connection, route.resumeAt);
   const ranges = request?.ranges;
-  const at = engine.outbox.reserve(ranges === undefined ? route.segments * DATA_HEADER_BYTES : SCATTER_BYTES);
+  const range = ranges === undefined ? 0 : Math.floor(window.offset[slot]! / RANGE_SPAN);
+  const isGathered = ranges?.isShort(range, connection.payloadBytes) === true;
+  if (!chooseRoute(connection, controller, lostRun(connection, first, isGathered)))
+    return stuck(connection, route.resumeAt);
+  const at = engine.outbox.reserve(isGathered ? SCATTER_BYTES : route.segments * DATA_HEADER_BYTES);
   if (at === -1) return stuck(connection, now + SOCKET_WAIT);
   const count = route.segments;
   const burst = bursts.open(route.path, route.controller, now);
@@ -191,21 +241,21 @@ function retransmit(connection: Connection, now: number): Outcome {
     bytes += window.bytes[sequence & window.mask]!;
     window.setInFlight(sequence, burst);
   }
-  if (request !== undefined && ranges !== undefined) {
-    const firstRange = window.offset[slot]!;
+  if (request !== undefined && ranges !== undefined && isGathered) {
     template.sequence = first;
     outgoing.at = at;
     outgoing.burst = burst;
     outgoing.bytes = bytes;
-    sendRanges(connection, request, firstRange, ranges.endOf(firstRange, bytes));
+    sendRanges(connection, request, range, ranges.endOf(range, bytes));
     connection.counters.retransmittedSegments++;
     return WENT;
   }
   template.lastPayloadBytes = window.bytes[(first + count - 1) & window.mask]!;
   template.sequence = first;
-  template.offset = window.offset[slot]!;
+  template.offset = window.offset[slot]! - range * RANGE_SPAN;
   template.count = count;
   addressTo(connection, request);
+  if (request !== undefined && ranges !== undefined) addressRange(connection, request, range);
   // A segment that a grant cut short may be followed by its like.
   template.payloadBytes = window.bytes[slot]!;
   outgoing.at = at;
@@ -217,13 +267,13 @@ function retransmit(connection: Connection, now: number): Outcome {
 }
 
 /** How many segments from `first` on are lost, of the same request and, but for the last, full. */
-function lostRun(connection: Connection, first: number, isScattered: boolean): number {
+function lostRun(connection: Connection, first: number, isGathered: boolean): number {
   const { burstSegments } = connection;
   const { window } = connection.send;
-  const { mask, request, bytes } = window;
+  const { mask, request, bytes, offset } = window;
   const full = bytes[first & mask]!;
   let count = 1;
-  if (isScattered) return count;
+  if (isGathered) return count;
   while (count < burstSegments && bytes[(first + count - 1) & mask] === full) {
     const sequence = (first + count) | 0;
     const next = sequence & mask;
@@ -231,6 +281,8 @@ function lostRun(connection: Connection, first: number, isScattered: boolean): n
       window.isOutstanding(sequence) &&
       window.isLost(sequence) &&
       request[next] === request[first & mask] &&
+      // Of a scattered write, what follows may be another range.
+      offset[next] === offset[first & mask]! + count * full &&
       bytes[next]! <= full;
     if (!joins) break;
     count++;
@@ -323,60 +375,6 @@ function charge(connection: Connection, controller: number, bytes: number, now: 
   if (rate === Number.POSITIVE_INFINITY) return;
   const start = Math.max(send.nextSendAt[controller]!, now);
   send.nextSendAt[controller] = start + bytes / rate;
-}
-
-/** Finds a path, the window it counts against, and how many of the `wanted` segments may go. False: see `resumeAt`. */
-function chooseRoute(connection: Connection, controller: number, wanted: number): boolean {
-  const { paths, engine } = connection;
-  route.resumeAt = NOT_BEFORE_NEWS;
-  route.path = paths.choose(engine.random, connection.send.bursts);
-  if (!engine.settings.perPath) {
-    if (wanted === 1 && connection.send.window.outstanding === 0) preferFamiliar(connection);
-    route.controller = controller;
-    return admit(connection, wanted);
-  }
-  const first = route.path;
-  for (let step = 0; step < paths.count; step++) {
-    const path = (first + step) % paths.count;
-    if (paths.alive[path] === 0 && paths.aliveCount > 0) continue;
-    route.path = path;
-    route.controller = path;
-    if (admit(connection, wanted)) return true;
-  }
-  return false;
-}
-
-/**
- * A packet that goes alone takes the path that the peer's last one came on, if that is about as good: both ends then know
- * which socket to look at. Now and then it does not, so that the other paths are known too.
- */
-function preferFamiliar({ paths, engine, receive, send }: Connection): void {
-  const { latestPath } = receive.arrivals;
-  if (latestPath === -1 || engine.random() < UNFAMILIAR_SHARE) return;
-  if (paths.isNearlyAsGood(latestPath, route.path, send.bursts)) route.path = latestPath;
-}
-
-/** How many segments the window of `route.controller` admits: at least one if nothing of it is in flight. */
-function admit(connection: Connection, wanted: number): boolean {
-  const { controller } = route;
-  const { send } = connection;
-  const paced = send.nextSendAt[controller]!;
-  if (paced > connection.engine.now) {
-    route.resumeAt = Math.min(route.resumeAt, paced);
-    return false;
-  }
-  const inFlight = send.bursts.controllerBytes[controller]!;
-  const allowance = send.allowance(controller);
-  const admitted = Math.floor(allowance / connection.segmentBytes);
-  if (inFlight <= 0) {
-    route.segments = Math.max(1, Math.min(wanted, admitted));
-    return true;
-  }
-  // A few segments of a large window are not worth a burst of their own: acks will bring more room.
-  const sliver = admitted * 2 < wanted && allowance * 4 < send.windowBytes(controller);
-  if (admitted < 1 || sliver) return false;
-  route.segments = Math.min(wanted, admitted);
-  return true;
 }
 
 function stuck(connection: Connection, resumeAt: number): Outcome {

@@ -42,10 +42,21 @@ test('neighbours are joined, long ranges are cut so that they fill packets, rang
   assert.deepEqual([packed.list.sources[0], packed.list.targets[0], packed.list.lengths[0]], [100, 1100, 50]);
 });
 
-test('every packet is filled but for the last of a cut, and has no more entries than may be', () => {
+test('of long ranges, what fills packets comes first and by itself, the rest shares packets', () => {
+  const packed = new PackedRanges();
+  const { table } = reversed([5700, 100, 5600, 5599]);
+  assert.equal(packed.pack(table, 0, 4, { regionBytes: 20_000, payloadBytes: 1400 }), 9);
+  const { sources, targets, lengths, end } = packed.list;
+  assert.deepEqual([...lengths.subarray(0, end)], [5600, 5600, 100, 100, 1152, 1344, 1344, 1344, 415]);
+  assert.deepEqual([...sources.subarray(0, 5)], [0, 5800, 5600, 5700, 11_400]);
+  assert.deepEqual([...targets.subarray(0, 5)], [11_302, 5600, 16_902, 11_201, 0]);
+  assert.equal(packed.list.bytes, 16_999);
+});
+
+test('every shared packet is filled but for the last of a cut, and has no more entries than may be', () => {
   const payloadBytes = 1400;
   const packed = new PackedRanges();
-  for (const length of [1, 9, 100, 1391, 1392, 1393, 1400, 14_336]) {
+  for (const length of [1, 9, 100, 1391, 1392, 1393, 1400, 5599]) {
     const count = 500;
     const { table } = reversed(Array.from({ length: count }, () => length));
     packed.pack(table, 0, count, { regionBytes: count * length, payloadBytes });
