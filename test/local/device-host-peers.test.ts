@@ -19,6 +19,11 @@ const peerModule = fileURLToPath(new URL('./support/device-host-peer.js', import
 const seed = String(testSeed());
 const decode = (text: string): Uint8Array => Buffer.from(text, 'base64');
 
+test('random puts, signals and words arrive as they are where memory is staged', { timeout: 60_000 }, async () => {
+  const { exitCode, transcript } = await runRanks(2, property, { args: ['staged', seed, '3'], timeoutMs: 40_000 });
+  assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+});
+
 for (const backend of backendNames) {
   const missing = await whyMissing(backend);
   const options = { skip: missing ?? false, timeout: 60_000 };

@@ -4,6 +4,10 @@ import { DescriptorList, Endpoint, type EndpointConnection } from 'weftline/agen
 import { withCode } from '../support/with-code.ts';
 
 type Backend = 'local' | 'multipath';
+type Way = Backend | 'staged';
+
+/** "staged": memory is staged as that of GPUs is. */
+const ways: readonly Way[] = ['local', 'multipath', 'staged'];
 
 interface Two extends AsyncDisposable {
   readonly server: Endpoint;
@@ -13,9 +17,10 @@ interface Two extends AsyncDisposable {
   readonly here: EndpointConnection;
 }
 
-async function openTwo(backend: Backend): Promise<Two> {
-  const server = await Endpoint.create({ backends: [backend], localGpuIndex: 3 });
-  const client = await Endpoint.create({ backends: [backend] });
+async function openTwo(way: Way): Promise<Two> {
+  const options = { backends: [backendOf(way)], stagesHostMemory: way === 'staged' };
+  const server = await Endpoint.create({ ...options, localGpuIndex: 3 });
+  const client = await Endpoint.create(options);
   const accepted = server.accept();
   const there = await client.connect('127.0.0.1', server.port);
   const here = await accepted;
@@ -32,11 +37,15 @@ async function openTwo(backend: Backend): Promise<Two> {
   };
 }
 
-for (const backend of ['local', 'multipath'] as const) {
-  test(`${backend}: messages meet receives in order, whichever comes first; memory of either kind`, async () => {
-    await using two = await openTwo(backend);
+function backendOf(way: Way): Backend {
+  return way === 'staged' ? 'multipath' : way;
+}
+
+for (const way of ways) {
+  test(`${way}: messages meet receives in order, whichever comes first; memory of either kind`, async () => {
+    await using two = await openTwo(way);
     const { server, client, there, here } = two;
-    assert.equal(there.backend, backend);
+    assert.equal(there.backend, backendOf(way));
     assert.equal(there.gpuIndex, 3);
     assert.equal(there.ip, '127.0.0.1');
     const source = await client.reg(new Uint8Array(new SharedArrayBuffer(100_000)));
@@ -62,8 +71,8 @@ for (const backend of ['local', 'multipath'] as const) {
     }
   });
 
-  test(`${backend}: vectors that are cut differently on both sides; writes and reads`, async () => {
-    await using two = await openTwo(backend);
+  test(`${way}: vectors that are cut differently on both sides; writes and reads`, async () => {
+    await using two = await openTwo(way);
     const { server, client, there, here } = two;
     const source = await client.allocate(1000);
     const target = await server.allocate(1000, 'target');
@@ -100,8 +109,8 @@ for (const backend of ['local', 'multipath'] as const) {
     );
   });
 
-  test(`${backend}: a receive that is too small fails on both sides, and the next message arrives`, async () => {
-    await using two = await openTwo(backend);
+  test(`${way}: a receive that is too small fails on both sides, and the next message arrives`, async () => {
+    await using two = await openTwo(way);
     const { server, client, there, here } = two;
     const source = await client.allocate(100);
     const target = await server.allocate(100);

@@ -30,6 +30,8 @@ export interface DeviceHostOptions {
   readonly queueCapacity?: number;
   /** Deadline of kernels' waits, and of connecting to a peer; the setting `timeoutMs` by default. */
   readonly timeoutMs?: number;
+  /** @internal For tests: host memory is staged as memory of GPUs is. */
+  readonly stagesHostMemory?: boolean;
 }
 
 const deviceHostOptionNames: OptionNames<DeviceHostOptions> = {
@@ -44,6 +46,7 @@ const deviceHostOptionNames: OptionNames<DeviceHostOptions> = {
   queues: true,
   queueCapacity: true,
   timeoutMs: true,
+  stagesHostMemory: true,
 };
 
 /**

@@ -65,6 +65,7 @@ export class DeviceHost implements AsyncDisposable {
       token: readToken(options.token),
       backends,
       host,
+      stagesHostMemory: options.stagesHostMemory,
       ordinals: devices.flatMap((device) => (device.kind === 'cuda' ? [device.context.ordinal] : [])),
       onFailure: (error) => {
         log('device-api', 'warn', `${name}: waits of kernels end: ${error.code}: ${error.message}`);

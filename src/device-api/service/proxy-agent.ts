@@ -39,11 +39,19 @@ export class ProxyAgent {
   /** Of channels that cannot store 8 bytes: where those are put from. */
   readonly #staging = new Map<BackendChannel, { readonly stores: StagedStores; readonly memory: Registration }>();
 
-  static async create({ agent, backends, token, settings, ordinals, host }: ProxyThread): Promise<ProxyAgent> {
+  static async create({
+    agent,
+    backends,
+    token,
+    settings,
+    ordinals,
+    host,
+    stagesHostMemory = false,
+  }: ProxyThread): Promise<ProxyAgent> {
     const devices = new Map<number, CudaDevice>();
     try {
       for (const ordinal of ordinals) devices.set(ordinal, await CudaDevice.create({ ...settings, ordinal }));
-      const options = { settings, token, ...(host === undefined ? {} : { host }) };
+      const options = { settings, token, stagesHostMemory, ...(host === undefined ? {} : { host }) };
       const made = await Agent.create(agent, { ...options, ...(backends === undefined ? {} : { backends }) });
       return new ProxyAgent(made, devices);
     } catch (error) {

@@ -13,6 +13,8 @@ export interface ProxyThread {
   readonly backends: readonly BackendName[] | undefined;
   /** The address that peers reach this host by. */
   readonly host: string | undefined;
+  /** See AgentOptions. */
+  readonly stagesHostMemory?: boolean | undefined;
   /** GPUs whose memory is registered. */
   readonly ordinals: readonly number[];
   /** Of a WakeWord: rung when a queue or a call has something for a thread that sleeps. */

@@ -24,6 +24,8 @@ export interface ProxyServiceOptions {
   readonly backends?: readonly BackendName[] | undefined;
   /** The numeric address that peers of other hosts reach this one by. */
   readonly host?: string | undefined;
+  /** See AgentOptions. */
+  readonly stagesHostMemory?: boolean | undefined;
   /** GPUs whose memory is registered; none by default. */
   readonly ordinals?: readonly number[];
   /** Hears of commands that failed, of peers that died, and of the thread's end: once per cause. */
@@ -37,9 +39,11 @@ export class ProxyService implements AsyncDisposable {
   readonly #numbers = new RequestNumbers();
 
   /** The thread starts at once; if it cannot, the first call fails with the reason. */
-  constructor({ name, settings, token, backends, host, ordinals = [], onFailure }: ProxyServiceOptions) {
+  constructor({ name, ordinals = [], onFailure, ...options }: ProxyServiceOptions) {
+    const { settings, token, backends, host, stagesHostMemory } = options;
     this.name = name;
-    this.#link = new ProxyLink({ agent: name, settings, token, backends, ordinals, host }, onFailure, {
+    const data = { agent: name, settings, token, backends, ordinals, host, stagesHostMemory };
+    this.#link = new ProxyLink(data, onFailure, {
       // Kernels may be given less than it takes to start a thread.
       timeoutMs: Math.max(settings.timeoutMs, readSettings().timeoutMs),
     });

@@ -1,6 +1,6 @@
 // Random puts, signals and words from rank 0 to rank 1, compared with what they are to leave: argv = way seed rounds.
 //
-// The way is the name of a backend, or on GPUs also "direct", "queue", "sole" (the only writer) and "host".
+// The way is the name of a backend, "staged" (multipath with memory that is staged as that of GPUs is), or on GPUs also "direct", "queue", "sole" (the only writer) and "host".
 import assert from 'node:assert/strict';
 import { CpuDevice, CudaDevice } from 'weftline';
 import { DeviceHost, type RegisteredVram } from 'weftline/device-api';
@@ -20,7 +20,8 @@ const TURNS = 5;
 await using world = await join();
 await using device = await openTestDevice(world);
 assert.ok(device instanceof CpuDevice || device instanceof CudaDevice);
-const backend = backendNames.find((name) => name === way);
+const stagesHostMemory = way === 'staged';
+const backend = stagesHostMemory ? 'multipath' : backendNames.find((name) => name === way);
 await using host = await DeviceHost.create({
   name: `rank ${world.rank}`,
   device,
@@ -29,6 +30,7 @@ await using host = await DeviceHost.create({
   timeoutMs: 20_000,
   queueCapacity: 32,
   queues: 2,
+  stagesHostMemory,
   ...(backend === undefined ? {} : { backends: [backend] }),
 });
 const allocate = (bytes: number): Promise<RegisteredVram> =>
@@ -149,7 +151,7 @@ await pushByLanes();
 await world.barrier('pushed');
 // A backend that only adds cannot begin an epoch again.
 for (let level = 0; level < (kernels === undefined ? 1 : 3); level += 1) {
-  if (level > 0 && (way === 'ucx' || way === 'multipath')) break;
+  if (level > 0 && (way === 'ucx' || way === 'multipath' || way === 'staged')) break;
   await talk(level);
 }
 await world.barrier('end');

@@ -14,6 +14,9 @@ const host = '10.9.9.9';
 const settings = { timeoutMs: 3000, transportGiveUpMs: 2500 };
 const common = { token: 'secret', settings };
 const agentOptions = { ...common, host, backends: ['multipath'] as const };
+/** Memory is staged as that of GPUs is. */
+const stagedOptions = { ...agentOptions, stagesHostMemory: true };
+const STAGED_BYTES = 16 << 20;
 
 export interface Outcome {
   readonly code: string;
@@ -75,7 +78,13 @@ async function stay(): Promise<void> {
   const agent = await Agent.create('there', agentOptions);
   const listener = await MetadataListener.open(agent, { host });
   await agent.allocate(4096);
-  process.send?.({ metadata: agent.localMetadata(), listener: listener.port });
+  const staged = await Agent.create('staged there', stagedOptions);
+  await staged.allocate(STAGED_BYTES);
+  process.send?.({
+    metadata: agent.localMetadata(),
+    stagedMetadata: staged.localMetadata(),
+    listener: listener.port,
+  });
   const outcomes: Outcomes = {
     'rank 0, seen by rank 1': await failureOf(untilLost(lossOf(world))),
     'a connection, at the other end': await failureOf(untilLost(() => connections[0]?.error)),
@@ -98,26 +107,25 @@ async function watch(): Promise<Outcomes> {
   const busy = await listener.accept({ timeoutMs: 20_000 });
   const world = await joining;
   const agent = await Agent.create('here', agentOptions);
-  const [{ metadata, listener: port }] = (await ready) as [
-    { readonly metadata: Uint8Array; readonly listener: number },
+  const staged = await Agent.create('staged here', stagedOptions);
+  const [{ metadata, stagedMetadata, listener: port }] = (await ready) as [
+    { readonly metadata: Uint8Array; readonly stagedMetadata: Uint8Array; readonly listener: number },
   ];
-  await agent.loadRemoteMetadata(metadata);
-  const memory = await agent.allocate(4096);
-  const [remote] = agent.remoteMemory('there');
-  if (remote === undefined) throw new Error('no memory of the peer');
-  const list = { local: DescriptorList.of(memory), remote: DescriptorList.of(remote) };
-  const transfer = await agent.prepare({ operation: 'write', peer: 'there', ...list });
-  transfer.post();
-  await transfer.wait();
+  const { transfer } = await write(agent, metadata, 4096);
+  const stagedWrite = await write(staged, stagedMetadata, STAGED_BYTES);
   const region = await transport.register(new Uint8Array(new SharedArrayBuffer(4096)));
   const far = once(child, 'message') as Promise<[{ readonly outcomes: Outcomes }]>;
 
   for (const end of ['saddr', 'daddr']) nft(`add rule ip weftline in ip ${end} ${host} drop`);
   transfer.post();
+  stagedWrite.transfer.post();
+  const stagedEnd = stagedWrite.transfer.wait({ timeoutMs: 60_000 });
   const calls: Record<string, Promise<unknown>> = {
     'an idle connection': untilLost(() => idle.error),
     'a receive': transport.wait(busy.receive({ region }), { timeoutMs: 60_000 }),
     'a transfer': transfer.wait({ timeoutMs: 60_000 }),
+    'a staged transfer': stagedEnd,
+    'the end of the memory of a staged transfer': stagedEnd.catch(() => staged.deregister(stagedWrite.memory)),
     "a listener's metadata": fetchMetadata(agent, { host, port, timeoutMs: 1000 }),
     'a key': world.store.get('never', { from: [1], timeoutMs: 1000 }),
     'rank 1, seen by rank 0': untilLost(lossOf(world)),
@@ -127,6 +135,19 @@ async function watch(): Promise<Outcomes> {
   const [{ outcomes }] = await far;
   child.kill('SIGKILL');
   return { ...near, ...outcomes };
+}
+
+/** Writes all of the peer's memory once. */
+async function write(agent: Agent, metadata: Uint8Array, bytes: number) {
+  const peer = await agent.loadRemoteMetadata(metadata);
+  const memory = await agent.allocate(bytes);
+  const [remote] = agent.remoteMemory(peer);
+  if (remote === undefined) throw new Error('no memory of the peer');
+  const lists = { local: DescriptorList.of(memory), remote: DescriptorList.of(remote) };
+  const transfer = await agent.prepare({ operation: 'write', peer, ...lists });
+  transfer.post();
+  await transfer.wait();
+  return { memory, transfer };
 }
 
 function nft(command: string): void {

@@ -1,0 +1,56 @@
+// A peer that is killed while memory is staged: what goes to it fails, its rings are given back, and others go on.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { type Agent, DescriptorList } from 'weftline/agent';
+import { type AgentConfiguration, stagedConfigurations } from './support/agent-configurations.ts';
+import { AgentPeer, openPair } from './support/agent-pair.ts';
+import { whyMissing } from './support/missing-backend.ts';
+
+const BYTES = 16 << 20;
+const TRANSFERS = 4;
+
+function allOf(agent: Agent, peer: string): DescriptorList {
+  const memory = agent.remoteMemory(peer).find(({ name }) => name === 'allocated');
+  assert.ok(memory);
+  return DescriptorList.of(memory);
+}
+
+async function testKilled(configuration: AgentConfiguration): Promise<void> {
+  await using pair = await openPair(configuration, BYTES);
+  const { agent, peer } = pair;
+  const memory = await agent.allocate(BYTES);
+  memory.bytes.fill(5);
+  const prepareTo = (name: string, operation: 'write' | 'read') =>
+    agent.prepare({ operation, peer: name, local: DescriptorList.of(memory), remote: allOf(agent, name) });
+  const transfers = await Promise.all(
+    Array.from({ length: TRANSFERS }, (_, index) => prepareTo('there', index % 2 === 0 ? 'write' : 'read')),
+  );
+  for (const transfer of transfers) transfer.post();
+  peer.child.kill('SIGKILL');
+  const ends = await Promise.allSettled(transfers.map((transfer) => transfer.wait({ timeoutMs: 20_000 })));
+  for (const end of ends) assert.equal(end.status === 'rejected' && end.reason.code, 'WL_PEER_LOST');
+  await Promise.all(transfers.map((transfer) => transfer.release()));
+  await using other = await AgentPeer.start('other', {
+    token: 'secret',
+    backends: [configuration.backend],
+    ...configuration.there,
+    ownThread: true,
+  });
+  await other.do({ do: 'allocate', name: 'allocated', bytes: BYTES });
+  await agent.loadRemoteMetadata(await other.metadata());
+  memory.bytes.fill(6);
+  const write = await prepareTo('other', 'write');
+  write.post();
+  await write.wait();
+  assert.deepEqual(await other.bytes('allocated', BYTES - 4, 4), Uint8Array.of(6, 6, 6, 6));
+  await write.release();
+  await agent.deregister(memory);
+}
+
+for (const configuration of stagedConfigurations) {
+  const { name, backend } = configuration;
+  const skip = (await whyMissing(backend)) ?? false;
+  test(`${name}: a killed peer fails what goes to it, and another is reached`, { skip }, () =>
+    testKilled(configuration),
+  );
+}
