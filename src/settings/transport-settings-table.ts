@@ -19,10 +19,10 @@ const hostSettings = {
     kind: 'choice',
     env: 'WEFTLINE_TRANSPORT_SPREAD',
     flag: '--spread <how>',
-    choices: ['turn', 'split'],
+    choices: ['turn', 'split', 'flow'],
     default: 'turn',
     sentence:
-      'How several engines share what is large: whole messages, writes and reads in turn, or each split over all; turn if the two sides of a connection differ.',
+      'How several engines share what is large: whole messages, writes and reads in turn, each split over all, or each flow on an engine of its own; turn if the two sides of a connection differ.',
   },
   transportPaths: {
     kind: 'number',

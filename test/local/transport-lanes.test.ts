@@ -47,6 +47,7 @@ const configurations: Readonly<Record<string, Partial<Settings>>> = {
   'two engines, in turn': { transportEngines: 2 },
   'four engines, in turn': { transportEngines: 4 },
   'four engines, split': { transportEngines: 4, transportSpread: 'split' },
+  'three engines, by flow': { transportEngines: 3, transportSpread: 'flow' },
   'three engines, split, authenticated': {
     transportEngines: 3,
     transportSpread: 'split',

@@ -11,6 +11,7 @@ import type { SimulatedHost } from '#lib/programs/sim/simulated-host.js';
 import { Simulation } from '#lib/programs/sim/simulation.js';
 import { pathLinks } from '#lib/programs/sim/topology.js';
 import type { Region } from '#lib/transport/engine/region.js';
+import { spreads } from '#lib/transport/lanes/lane-choice.js';
 
 const link = { ...defaultLink, gigabitsPerSecond: 10 };
 const place = { connection: 0, from: 0, flow: 0, at: 0 } as const;
@@ -135,7 +136,7 @@ test('a signal comes after the writes of its flow, whichever engine carried them
   }
   const topology = separateRails(star({ hosts: 2, link: { ...link, loss: 0.02 } }), 4);
   for (const engines of [2, 4, 7]) {
-    for (const transportSpread of ['turn', 'split'] as const) {
+    for (const transportSpread of spreads) {
       check({ topology, paths: 2, engines, settings: { transportSpread }, operations });
     }
   }
@@ -165,14 +166,14 @@ test('messages that are spread over engines meet their receives in order, also w
   ] as const;
   const topology = star({ hosts: 2, link: { ...link, loss: 0.01 } });
   for (const engines of [2, 3, 8]) {
-    for (const transportSpread of ['turn', 'split'] as const) {
+    for (const transportSpread of spreads) {
       check({ topology, paths: 2, engines, settings: { transportSpread }, operations, cancellations });
     }
   }
 });
 
 test('a host that dies ends all lanes of its connections', () => {
-  for (const transportSpread of ['turn', 'split'] as const) {
+  for (const transportSpread of spreads) {
     check({
       engines: 4,
       settings: { transportSpread },

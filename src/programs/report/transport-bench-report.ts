@@ -46,6 +46,7 @@ export function pairsBenchReport(report: PairsBenchReport): string {
   const lines = [
     `${engines} engines in one pair of processes: ${middle(enginesGbps).toFixed(2)} Gbps, ${report.enginesCpuSecondsPerGB.toFixed(3)} s of CPU per GB`,
     `${engines} pairs of processes with one engine each: ${middle(processesGbps).toFixed(2)} Gbps, ${report.processesCpuSecondsPerGB.toFixed(3)} s of CPU per GB`,
+    `slowest of these pairs: ${middle(report.slowestProcessGbps).toFixed(2)} Gbps`,
     `ratio: ${ratioToProcesses.median.toFixed(2)} (${ratioToProcesses.p25.toFixed(2)} to ${ratioToProcesses.p75.toFixed(2)})`,
     `shares of the lanes: ${laneBytes.map((bytes) => percent(bytes / total)).join(', ')}`,
   ];

@@ -3,8 +3,8 @@
 
 import { PART_BYTES } from '../../abi/transport-command.ts';
 
-/** How large requests are spread: each is cut, or whole ones go by turns. */
-export const spreads = ['turn', 'split'] as const;
+/** How large requests are spread: whole ones go by turns, each is cut, or all of a flow stay on its home lane. */
+export const spreads = ['turn', 'split', 'flow'] as const;
 export type Spread = (typeof spreads)[number];
 
 /** What a lane takes of a request: `bytes` from `offset` of it on. */
@@ -58,6 +58,7 @@ export class LaneChoice {
    */
   message(flow: LaneFlow, turn: number, bytes: number): void {
     if (this.#spread === 'turn') this.#whole((flow.home + turn) % this.lanes, bytes);
+    else if (this.#spread === 'flow') this.#whole(flow.home, bytes);
     // Neither side knows what the other has posted, so that every lane has its part of each, however small.
     else {
       this.#cut(flow.home, this.lanes, bytes);
@@ -74,7 +75,7 @@ export class LaneChoice {
   oneSided(flow: LaneFlow, bytes: number): void {
     const most = Math.min(this.lanes, Math.floor(bytes / PART_BYTES));
     // One of fewer than two whole parts stays on the home lane; so does one that is no number.
-    if (!(most >= 2)) {
+    if (this.#spread === 'flow' || !(most >= 2)) {
       this.#whole(flow.home, bytes);
       return;
     }

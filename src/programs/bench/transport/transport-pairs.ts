@@ -20,6 +20,8 @@ export interface PairsBenchReport {
   readonly enginesGbps: readonly number[];
   readonly processesGbps: readonly number[];
   readonly ratioToProcesses: Summary;
+  /** Of each round, the slowest of the pairs: engines that take turns go at the pace of the slowest. */
+  readonly slowestProcessGbps: readonly number[];
   /** CPU time of senders and receivers over what they moved. */
   readonly enginesCpuSecondsPerGB: number;
   readonly processesCpuSecondsPerGB: number;
@@ -81,6 +83,7 @@ export async function runPairsBench(
     enginesGbps,
     processesGbps,
     ratioToProcesses: summarizeRatios(enginesGbps, processesGbps),
+    slowestProcessGbps: each.map(slowestGbps),
     enginesCpuSecondsPerGB: cpuPerGB(all),
     processesCpuSecondsPerGB: cpuPerGB(each),
     laneBytes: lanes.map(({ connection }) => connection.sentBytes),
@@ -130,6 +133,10 @@ async function runRound(world: World, side: Side | undefined, workload: Transpor
 
 function totalGbps(shares: readonly Share[]): number {
   return shares.reduce((sum, { gbps }) => sum + gbps, 0);
+}
+
+function slowestGbps(shares: readonly Share[]): number {
+  return Math.min(...shares.filter(({ bytes }) => bytes > 0).map(({ gbps }) => gbps));
 }
 
 function cpuPerGB(rounds: readonly (readonly Share[])[]): number {

@@ -72,6 +72,16 @@ test('small one-sided requests stay on the home lane, large ones are spread', ()
   assert.deepEqual(laneOf('split', 1_000_000).slice(0, 4), [2, 3, 0, 1]);
 });
 
+test('flows that are not spread keep their home lane, whatever their size and turn', () => {
+  assert.deepEqual(laneOf('flow', 1_000_000), [2, 2, 2, 2]);
+  const choice = new LaneChoice(4, 'flow');
+  const lanesOfMessages = [0, 1, 2].map((turn) => {
+    choice.message(choice.flow(7), turn, 1_000_000);
+    return chosen(choice).map(({ lane }) => lane);
+  });
+  assert.deepEqual(lanesOfMessages, [[3], [3], [3]]);
+});
+
 test('the parts of a transfer are shared out by bytes, in their order, and large ones are cut', () => {
   const part = fc.record({ bytes: fc.oneof(fc.nat(4000), fc.nat(3_000_000)), local: fc.nat(3), remote: fc.nat(2) });
   fc.assert(
