@@ -59,14 +59,16 @@ export async function runPairsBench(
   await using wide = isFirst ? await openSide(world, 'wide', engines) : await openNothing(world, 'wide');
   const all: Share[][] = [];
   const each: Share[][] = [];
-  for (let round = 0; round < rounds; round++) {
+  const warmups = workload.warmup ? 1 : 0;
+  for (let round = 1 - warmups; round <= rounds; round++) {
     // As many messages are under way in all, over one connection or over several.
     const wideShares = await runRound(world, wide, { ...workload, nflow: workload.nflow * engines });
     const pairShares = await runRound(world, single, workload);
+    if (round < 1) continue;
     all.push(wideShares);
     each.push(pairShares);
     if (world.rank === 0)
-      onLine(`round ${round + 1}: ${engines} engines ${show(wideShares)}, ${engines} pairs ${show(pairShares)}`);
+      onLine(`round ${round}: ${engines} engines ${show(wideShares)}, ${engines} pairs ${show(pairShares)}`);
   }
   if (world.rank !== 0 || wide === undefined) return undefined;
   const { lanes } = await wide.connection.statistics();
