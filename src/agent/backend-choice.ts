@@ -2,6 +2,7 @@
 import { WeftlineError } from '../core/errors.ts';
 import type { BackendName, NamedBackend } from './backends/backend-table.ts';
 import type { MemoryKind } from './agent-memory.ts';
+import type { LinkRail } from './link-rails.ts';
 import type { RegionMetadata } from './metadata.ts';
 import type { Registration } from './registration.ts';
 import type { RemoteAgent } from './remote-agent.ts';
@@ -14,6 +15,8 @@ export interface BackendVerdict {
   readonly why: string | undefined;
   /** What is special about its way: "staged through pinned memory". Left out: nothing. */
   readonly how?: string;
+  /** Of an open link over network cards: those of this host with those of the peer. Left out before there is one. */
+  readonly rails?: readonly LinkRail[];
 }
 
 export interface ChoiceMemory {

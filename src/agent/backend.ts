@@ -3,6 +3,7 @@ import type { PartTable } from '../abi/part-table.ts';
 import type { Deadline } from '../core/deadline.ts';
 import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
+import type { RailPair } from '../transport/index.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
 
@@ -172,9 +173,11 @@ export interface BackendLink {
    * having sent nothing, if the peer has not taken earlier messages.
    */
   notify(message: Uint8Array): void;
-  /** Ordered puts and signals whose places are known only when they are posted. */
+  /** Addresses of this host's network cards with those of the peer's between which it goes; left out where it uses none. */
+  readonly rails?: readonly RailPair[];
   /** How many ways of the link carry bytes side by side. One where it is left out. */
   readonly lanes?: number;
+  /** Ordered puts and signals whose places are known only when they are posted. */
   openChannel(options?: ChannelOptions): BackendChannel;
   /** Pending transfers and channels fail with WL_CLOSED. Idempotent. */
   close(): Promise<void>;

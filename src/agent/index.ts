@@ -5,6 +5,7 @@ export type { MemoryKind } from './agent-memory.ts';
 export { MAX_NOTIFICATION_BYTES, type TransferOperation, type TransferState } from './backend.ts';
 export type { BackendName } from './backends/backend-table.ts';
 export type { BackendVerdict } from './backend-choice.ts';
+export type { LinkRail } from './link-rails.ts';
 export { type Addressed, type BlockOptions, DescriptorList } from './descriptors.ts';
 export type { Message, Notification, NotificationFilter } from './notifications.ts';
 export type { DeviceMemory, Registrable, Registration } from './registration.ts';

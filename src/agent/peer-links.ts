@@ -3,6 +3,7 @@ import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';
 import type { ChannelParts, PeerOptions, PrepareOptions } from './agent-options.ts';
 import type { BackendLink, PlannedTransfer } from './backend.ts';
+import { describeRails } from './link-rails.ts';
 import { type BackendVerdict, type ChoiceMemory, type ChoiceOptions, judgeBackends } from './backend-choice.ts';
 import type { BackendSet } from './backend-set.ts';
 import { chooseLink, type ChosenLink } from './choose-link.ts';
@@ -56,7 +57,10 @@ export class PeerLinks {
   /** Every backend, and why it does not reach the peer; with lists, why it cannot carry them. */
   explain(peer: RemoteAgent, lists: Lists | undefined): readonly BackendVerdict[] {
     const memory = lists === undefined ? NO_MEMORY : memoryOf(this.plan(peer, lists, true));
-    return judgeBackends(this.#choice(peer, memory, {}));
+    return judgeBackends(this.#choice(peer, memory, {})).map((verdict) => {
+      const rails = peer.openLink(verdict.backend)?.rails ?? [];
+      return rails.length === 0 ? verdict : { ...verdict, rails: describeRails(rails) };
+    });
   }
 
   /** A link that can carry this memory. */

@@ -61,7 +61,13 @@ test('an agent that is given the address of a listener knows it afterwards, and 
   assert.deepEqual([a.remoteMemory('b')[0]?.name, b.remoteMemory('a')[0]?.name], ['of b', 'of a']);
   await writeAll(b, 'a');
   await writeAll(a, 'b');
-  assert.deepEqual(a.explain('b'), [{ backend: 'multipath', isUsable: true, why: undefined }]);
+  const [verdict, ...others] = a.explain('b');
+  assert.deepEqual(others, []);
+  assert.deepEqual([verdict?.backend, verdict?.isUsable, verdict?.why], ['multipath', true, undefined]);
+  assert.deepEqual(
+    verdict?.rails?.map(({ local, remote }) => [local, remote]),
+    [[host, host]],
+  );
   await sendInvalidation(b, { host, port: listener.port });
   assert.throws(() => a.remoteMemory('b'), /metadata agent a has loaded/);
   await sendMetadata(b, { host, port: listener.port });

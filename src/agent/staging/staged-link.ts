@@ -1,5 +1,6 @@
 // The way to one peer: the backend's own link, and lanes of the staging thread for what that cannot carry.
 import type { WeftlineError } from '../../core/errors.ts';
+import type { RailPair } from '../../transport/index.ts';
 import type { MemoryKind } from '../agent-memory.ts';
 import type {
   BackendLink,
@@ -94,6 +95,10 @@ export class StagedLink implements BackendLink {
 
   notify(message: Uint8Array): void {
     this.#parts.host.notify(message);
+  }
+
+  get rails(): readonly RailPair[] {
+    return this.#parts.host.rails ?? [];
   }
 
   get lanes(): number {

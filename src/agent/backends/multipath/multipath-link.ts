@@ -2,7 +2,7 @@
 import { MAILBOX_RING_BYTES, mailboxHead } from '../../../abi/multipath-mailbox.ts';
 import { PartTable } from '../../../abi/part-table.ts';
 import type { WeftlineError } from '../../../core/errors.ts';
-import type { Connection, MemoryRegion, Transport } from '../../../transport/index.ts';
+import type { Connection, MemoryRegion, RailPair, Transport } from '../../../transport/index.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
 import type {
   BackendLink,
@@ -119,6 +119,10 @@ export class MultipathLink implements BackendLink {
   notify(message: Uint8Array): void {
     const carrier = this.#carriers.pop() ?? new MultipathTransfer(this, this.#emptyPlan, this.#carriers);
     carrier.post(message);
+  }
+
+  get rails(): readonly RailPair[] {
+    return this.connection.rails;
   }
 
   get lanes(): number {
