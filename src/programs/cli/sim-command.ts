@@ -11,15 +11,17 @@ import { runScenario } from '../sim/scenario-run.ts';
 import { changeRail } from '../sim/rails.ts';
 import { pathLinks } from '../sim/topology.ts';
 import { type PatternName, patternNames } from '../sim/traffic.ts';
-import { usualSettings } from '../sim/usual-settings.ts';
 import { byteArgument, decimalArgument, integerArgument } from './argument-values.ts';
 import { exitCodes } from './exit-codes.ts';
 import { addOutputOptions, Output, type OutputFlags, requireWritableFolder, writeOutputFile } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
+import { addSimEp } from './sim-ep.ts';
+import { simSettings } from './sim-settings.ts';
 
 export function addSimCommand(program: Command): void {
   const sim = program.command('sim').description('run the transport on a simulated network');
   for (const pattern of patternNames) addPattern(sim, pattern);
+  addSimEp(sim);
   addRandom(sim);
 }
 
@@ -209,7 +211,7 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
     // A change in a packet shows only where its bytes travel.
     nic: { burstSegments: flags.burst, sendBufferBytes: 262_144, carryPayload: corrupt > 0, join: false },
     settings: {
-      ...simSettings(flags, flags.cc ?? flags.congestion),
+      ...simSettings({ rate, rails: flags.rails, congestion: flags.cc ?? flags.congestion }),
       ...(corrupt > 0 ? { transportChecksum: 'full' } : {}),
     },
     faults,
@@ -223,22 +225,6 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
 
 function requireRail(flag: string, rail: number | undefined, rails: number): void {
   if (rail !== undefined && rail >= rails) throw invalidArgument(`--${flag}`, rail, `a rail from 0 to ${rails - 1}`);
-}
-
-/** What the user has set, and otherwise what suits a simulated network better than threads that share cores. */
-function simSettings(
-  { rate, rails }: PatternFlags,
-  cc: Settings['transportCongestion'] | undefined,
-): Partial<Settings> {
-  const usual = usualSettings(rate, rails);
-  const wanted = readSettings();
-  const set = Object.keys(usual).filter((name) => process.env[settingsTable[name as SettingName].env] !== undefined);
-  return {
-    ...wanted,
-    ...usual,
-    ...Object.fromEntries(set.map((name) => [name, wanted[name as SettingName]])),
-    ...(cc === undefined ? {} : { transportCongestion: cc }),
-  };
 }
 
 function addRandom(sim: Command): void {
