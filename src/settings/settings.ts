@@ -239,7 +239,7 @@ export const settingsTable = {
     max: 64,
     default: 0,
     sentence:
-      'How many such pieces may be under way per peer and direction; each takes its size in pinned memory on both sides. 0: 4 for each engine of the transport, but 8 at least.',
+      'How many such pieces may be under way per peer and direction; each takes its size in pinned memory on both sides. 0: 8 for each engine of the transport.',
   },
   ...transportSettingsTable,
 } as const satisfies Record<string, Setting>;

@@ -11,6 +11,8 @@ export interface LaneCarrier {
   readonly returned: number;
 }
 
+/** Slots that are filled between two looks at what can be sent. */
+const OPENED_TOGETHER = 2;
 /** Places of the queue that were passed are given back when there are so many. */
 const MAX_GAPS = 256;
 
@@ -81,13 +83,18 @@ export class Lane {
     const before = this.#opened + this.#sent + this.#returned + this.#closed;
     this.#close();
     this.#takeBack();
-    this.#open();
-    this.#send();
+    // The first piece goes out before all slots are filled: to enqueue a copy takes a device some microseconds.
+    for (let opened = -1; opened < this.#opened;) {
+      opened = this.#opened;
+      this.#open();
+      this.#send();
+    }
     return this.#opened + this.#sent + this.#returned + this.#closed > before;
   }
 
   #open(): void {
-    while (this.#head < this.#queue.length && this.#opened - this.#closed < this.#slots) {
+    const most = Math.min(this.#opened + OPENED_TOGETHER, this.#closed + this.#slots);
+    while (this.#head < this.#queue.length && this.#opened < most) {
       const job = this.#queue[this.#head] as Job;
       const slot = this.#opened % this.#slots;
       this.#jobs[slot] = undefined;

@@ -24,18 +24,15 @@ export interface RingShape {
   readonly pieceBytes: number;
 }
 
-/** Where the settings leave it open: as many slots for each lane of a link as it takes to keep it busy, */
-const SLOTS_OF_LANE = 4;
-/** but so many at least, for copies and the network overlap on a single lane too. */
-const LEAST_SLOTS = 8;
+/** Where the settings leave it open: as many slots for each lane of a link as it takes to keep it busy. */
+const SLOTS_OF_LANE = 8;
 
 /** Of the rings of a staging thread whose backend's links have so many lanes. */
 export function ringShapeOf(
   { stagingPieces, stagingPieceBytes }: Pick<Settings, 'stagingPieces' | 'stagingPieceBytes'>,
   lanes: number,
 ): RingShape {
-  const byLanes = Math.min(Math.max(LEAST_SLOTS, SLOTS_OF_LANE * lanes), MAX_STAGING_SLOTS);
-  return { slots: stagingPieces || byLanes, pieceBytes: stagingPieceBytes };
+  return { slots: stagingPieces || Math.min(SLOTS_OF_LANE * lanes, MAX_STAGING_SLOTS), pieceBytes: stagingPieceBytes };
 }
 
 function slotBytesOf({ pieceBytes }: RingShape): number {

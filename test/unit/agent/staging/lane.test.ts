@@ -79,10 +79,10 @@ test('jobs go through the slots in order, as many pieces at a time as there are 
   assert.deepEqual(log.splice(0), [
     'open a0 in 0',
     'open a1 in 1',
-    'open a2 in 2',
-    'open b0 in 3',
     'send a0',
     'send a1',
+    'open a2 in 2',
+    'open b0 in 3',
     'send a2',
     'send b0',
   ]);
@@ -105,10 +105,8 @@ test('a job that is ended gives its places up: what was not sent is passed over,
   const second = new TestJob('b', 2, log);
   lane.enqueue(second);
   lane.step();
-  assert.deepEqual(carrier.skipped, [0, 1, 2, 3]);
+  assert.deepEqual(carrier.skipped, [0, 1]);
   carrier.returned = 4;
-  while (lane.step());
-  carrier.returned = 6;
   while (lane.step());
   assert.ok(log.includes('a WL_UNAUTHORIZED') && log.includes('b done'), log.join());
   const third = new TestJob('c', 9, log);
@@ -117,7 +115,7 @@ test('a job that is ended gives its places up: what was not sent is passed over,
   lane.end(third, closed);
   third.begin();
   lane.enqueue(third);
-  for (let returned = 7; returned <= 40; returned += 1) {
+  for (let returned = 5; returned <= 40; returned += 1) {
     carrier.returned = returned;
     while (lane.step());
   }
