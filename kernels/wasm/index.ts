@@ -1,6 +1,7 @@
 // The CPU kernels: everything exported here is one WASM module over one shared memory.
 export * from './layout';
 export * from './rows';
+export * from './host-rows';
 export * from './sum';
 export * from './mixed-sum';
 export * from './fp8';

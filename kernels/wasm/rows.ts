@@ -2,7 +2,8 @@
 //
 // A row table names, for token t and column c, a row at some rank, or -1. The rank is the column itself (compact layout:
 // one column per rank) or stands in a rank table of the same shape (expanded layout: one column per top-k choice).
-// `bases[r]` is the address of row 0 of the region at rank r.
+// `bases[r]` is the address of row 0 of the region at rank r, 0 for ranks of other hosts, whose rows the network carries:
+// the kernels that write leave them out.
 //
 // `memory.copy` is the fastest copy there is here: the engine hands it to the C library, which does not read what it
 // overwrites. The source row comes from memory once and from the first-level cache for the other ranks.
@@ -46,6 +47,7 @@ export function scatterRow(
     const place = load<i32>(rowTable + (cell << 2));
     if (place < 0) continue;
     const base = <usize>load<u32>(bases + (<usize>rankAt(rankTable, cell, c) << 2));
+    if (base == 0) continue;
     memory.copy(base + <usize>place * rowBytes, row, rowBytes);
   }
 }
@@ -64,6 +66,7 @@ export function scatterTokenIndex(
       const place = load<i32>(rowTable + (cell << 2));
       if (place < 0) continue;
       const base = <usize>load<u32>(bases + (<usize>rankAt(rankTable, cell, c) << 2));
+      if (base == 0) continue;
       store<i32>(base + (<usize>place << 2), t);
     }
   }
@@ -87,6 +90,7 @@ export function scatterWeight(
     const place = load<i32>(rowTable + (cell << 2));
     if (place < 0) continue;
     const base = <usize>load<u32>(bases + (<usize>load<i32>(rankTable + (cell << 2)) << 2));
+    if (base == 0) continue;
     if (weightBytes == 4) store<u32>(base + (<usize>place << 2), load<u32>(weights + (cell << 2)));
     else store<u16>(base + (<usize>place << 1), load<u16>(weights + (cell << 1)));
   }
@@ -94,17 +98,19 @@ export function scatterWeight(
 
 /**
  * Compact layout: sends the top-k choices of each token to every rank that receives it, as that rank's local expert
- * ids, -1 for experts of other ranks. `indexBytes` is 4 (i32) or 8 (i64), the same here and there.
+ * ids, -1 for experts of other ranks. `indexBytes` is 4 (i32) or 8 (i64), the same here and there. `columnRanks` i32
+ * [columns] says whose column each is; 0: column r is rank r's.
  */
 export function scatterTopkIndex(
   topk: usize,
   indexBytes: i32,
   tokens: i32,
   k: i32,
-  ranks: i32,
+  columns: i32,
   expertsPerRank: i32,
   rowTable: usize,
   bases: usize,
+  columnRanks: usize,
 ): void {
   let cell: usize = 0;
   const wide = indexBytes == 8;
@@ -112,11 +118,13 @@ export function scatterTopkIndex(
   const most = i32x4.splat(expertsPerRank);
   for (let t = 0; t < tokens; t++) {
     const row = topk + <usize>t * pitch;
-    for (let r = 0; r < ranks; r++, cell++) {
+    for (let c = 0; c < columns; c++, cell++) {
       const place = load<i32>(rowTable + (cell << 2));
       if (place < 0) continue;
-      const target = <usize>load<u32>(bases + (<usize>r << 2)) + <usize>place * pitch;
-      const firstExpert = r * expertsPerRank;
+      const base = <usize>load<u32>(bases + (<usize>c << 2));
+      if (base == 0) continue;
+      const target = base + <usize>place * pitch;
+      const firstExpert = (columnRanks == 0 ? c : load<i32>(columnRanks + (<usize>c << 2))) * expertsPerRank;
       let j: usize = 0;
       if (!wide) {
         // Unsigned, so that -1 and experts of lower ranks are beyond every bound.
@@ -135,17 +143,18 @@ export function scatterTopkIndex(
   }
 }
 
-/** Compact layout: sends the weights of each token, 0 where the expert belongs to another rank. */
+/** Compact layout: sends the weights of each token, 0 where the expert belongs to another rank. See scatterTopkIndex. */
 export function scatterTopkWeight(
   topk: usize,
   indexBytes: i32,
   weights: usize,
   tokens: i32,
   k: i32,
-  ranks: i32,
+  columns: i32,
   expertsPerRank: i32,
   rowTable: usize,
   bases: usize,
+  columnRanks: usize,
 ): void {
   let cell: usize = 0;
   const wide = indexBytes == 8;
@@ -153,11 +162,13 @@ export function scatterTopkWeight(
   for (let t = 0; t < tokens; t++) {
     const row = topk + <usize>(t * k * indexBytes);
     const weightRow = weights + (<usize>(t * k) << 2);
-    for (let r = 0; r < ranks; r++, cell++) {
+    for (let c = 0; c < columns; c++, cell++) {
       const place = load<i32>(rowTable + (cell << 2));
       if (place < 0) continue;
-      const target = <usize>load<u32>(bases + (<usize>r << 2)) + (<usize>place * <usize>k << 2);
-      const firstExpert = r * expertsPerRank;
+      const base = <usize>load<u32>(bases + (<usize>c << 2));
+      if (base == 0) continue;
+      const target = base + (<usize>place * <usize>k << 2);
+      const firstExpert = (columnRanks == 0 ? c : load<i32>(columnRanks + (<usize>c << 2))) * expertsPerRank;
       let j: usize = 0;
       if (!wide) {
         for (; j + 4 <= <usize>k; j += 4) {

@@ -225,7 +225,9 @@ export function scatterDuplicates(
       const row = load<i32>(rowTable + ((firstCell + j) << 2));
       if (row < 0) continue;
       const rank = load<i32>(rankTable + ((firstCell + j) << 2));
-      const list = <usize>load<u32>(duplicateBases + (<usize>rank << 2)) + (<usize>row * <usize>k << 2);
+      const base = <usize>load<u32>(duplicateBases + (<usize>rank << 2));
+      if (base == 0) continue;
+      const list = base + (<usize>row * <usize>k << 2);
       let first = -1;
       for (let i: usize = 0; i < <usize>k; i++) {
         const here = load<i32>(rankTable + ((firstCell + i) << 2)) == rank;

@@ -27,12 +27,23 @@ export const exchangeOwnFields = ['numTokens', 'rowBound'] as const;
 /** Header word of a later agreement within the call: 0 good, else what went wrong at that rank. */
 export const EXCHANGE_STATUS_WORD: number = EXCHANGE_HEADER_WORDS - 1;
 
-/** Bytes of one source rank's record: header words, counts per rank, counts per expert. */
-export function exchangeRecordBytes(numRanks: number, numExperts: number): number {
-  return alignUp((EXCHANGE_HEADER_WORDS + numRanks + numExperts) * 4, REGION_ALIGNMENT);
+/** Header word of records that cross the network: the call that the rank has begun, as callWord() encodes it. */
+export const EXCHANGE_CALL_WORD: number = EXCHANGE_HEADER_WORDS - 2;
+
+/** How many counts a record holds. */
+export interface ExchangeShape {
+  readonly ranks: number;
+  readonly experts: number;
+  /** 0 for a group on one host, whose records have no counts per host. */
+  readonly hosts: number;
+}
+
+/** Bytes of one source rank's record: header words, counts per rank, per expert and per host. */
+export function exchangeRecordBytes({ ranks, experts, hosts }: ExchangeShape): number {
+  return alignUp((EXCHANGE_HEADER_WORDS + ranks + experts + hosts) * 4, REGION_ALIGNMENT);
 }
 
 /** Bytes of the records of all sources, twice; see CountExchange. */
-export function exchangeRegionBytes(numRanks: number, numExperts: number): number {
-  return 2 * numRanks * exchangeRecordBytes(numRanks, numExperts);
+export function exchangeRegionBytes(shape: ExchangeShape): number {
+  return 2 * shape.ranks * exchangeRecordBytes(shape);
 }

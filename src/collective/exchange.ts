@@ -1,13 +1,17 @@
-// The count exchange: every rank writes what it is about to send into every window; after a barrier all know all.
+// The count exchange: every rank writes what it is about to send into every window of its host; after a barrier all know
+// all. Records of ranks of other hosts come over the network, into the window of the rank that serves their sender.
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { SymmetricWindow } from '../windows/symmetric-window.ts';
+import type { RankGroup } from '../world/rank-group.ts';
 import {
+  EXCHANGE_CALL_WORD,
   EXCHANGE_HEADER_WORDS,
   EXCHANGE_STATUS_WORD,
   exchangeFields,
   exchangeOwnFields,
   exchangeRecordBytes,
+  type ExchangeShape,
 } from '../abi/exchange-record.ts';
 
 export type ExchangeHeader = Record<(typeof exchangeFields)[number] | (typeof exchangeOwnFields)[number], number>;
@@ -20,39 +24,69 @@ export interface ExchangeResult {
   readonly perRank: Int32Array;
   /** perExpert[s * E + e]: choices of expert e by rank s. */
   readonly perExpert: Int32Array;
+  /** perHost[s * H + h]: tokens of rank s that go to host h; empty for a group on one host. */
+  readonly perHost: Int32Array;
+}
+
+/** What a rank is about to send. */
+export interface ExchangeCounts {
+  readonly perRank: Int32Array;
+  readonly perExpert: Int32Array;
+  /** Of a group on several hosts. */
+  readonly perHost?: Int32Array;
+}
+
+/** Where a record lies in a window. */
+export interface RecordPlace {
+  readonly offset: number;
+  readonly bytes: number;
+}
+
+export interface ExchangeOptions extends ExchangeShape {
+  /** Where the exchange region starts in each window. */
+  readonly offset: number;
+  readonly group: RankGroup;
 }
 
 export class CountExchange {
   /**
-   * [parity][destination][source]. Two sets, used in turn: a rank that failed right after a barrier may publish its next
+   * [parity][window][source]. Two sets, used in turn: a rank that failed right after a barrier may publish its next
    * call while a slow peer still reads this one, but cannot pass the next barrier without that peer.
    */
   readonly #sets: readonly (readonly Int32Array[][])[];
   #parity = 0;
-  readonly #ranks: number;
-  readonly #experts: number;
+  readonly #shape: ExchangeShape;
+  readonly #offset: number;
+  /** This rank in the group, and the number of its window. */
   readonly #self: number;
+  readonly #window: number;
+  /** By source: the window of this host in which its record comes to lie; -1: every one has it. */
+  readonly #holders: readonly number[];
   readonly #worldRanks: readonly number[];
 
-  /** `offset`: where the exchange region starts in each window. */
-  constructor(device: CpuDevice, window: SymmetricWindow, region: { offset: number; experts: number }) {
-    this.#ranks = window.ranks.length;
-    this.#experts = region.experts;
-    this.#self = window.index;
-    this.#worldRanks = window.ranks;
-    const bytes = exchangeRecordBytes(this.#ranks, this.#experts);
+  constructor(device: CpuDevice, window: SymmetricWindow, { offset, group, ...shape }: ExchangeOptions) {
+    const { topology, ranks } = group;
+    this.#shape = shape;
+    this.#offset = offset;
+    this.#self = group.rank;
+    this.#window = window.index;
+    this.#worldRanks = ranks;
+    const local = window.ranks.length;
+    this.#holders = ranks.map((_, source) =>
+      topology.hostOf(source) === topology.hostIndex ? -1 : topology.scaleUpIndexOf(source) % local,
+    );
+    const bytes = exchangeRecordBytes(shape);
     this.#sets = [0, 1].map((parity) =>
       window.addresses.map((address) =>
-        window.ranks.map((_, source) => {
-          const offset = region.offset + (parity * this.#ranks + source) * bytes;
-          return device.hostView('i32', address + offset, bytes / 4);
-        }),
+        ranks.map((_, source) =>
+          device.hostView('i32', address + this.#placeOf(parity, source).offset, bytes / 4),
+        ),
       ),
     );
   }
 
-  /** Writes this rank's record into every window. A barrier must follow before collect(). */
-  publish(header: ExchangeHeader, perRank: Int32Array, perExpert: Int32Array): void {
+  /** Writes this rank's record into every window of its host. A barrier must follow before collect(). */
+  publish(header: ExchangeHeader, { perRank, perExpert, perHost }: ExchangeCounts): void {
     this.#parity ^= 1;
     for (const records of this.#destinations()) {
       const record = records[this.#self] as Int32Array;
@@ -60,27 +94,47 @@ export class CountExchange {
       for (const field of exchangeFields) record[word++] = header[field];
       for (const field of exchangeOwnFields) record[word++] = header[field];
       record.set(perRank, EXCHANGE_HEADER_WORDS);
-      record.set(perExpert, EXCHANGE_HEADER_WORDS + this.#ranks);
+      record.set(perExpert, EXCHANGE_HEADER_WORDS + this.#shape.ranks);
+      if (perHost) record.set(perHost, EXCHANGE_HEADER_WORDS + this.#shape.ranks + this.#shape.experts);
     }
+  }
+
+  /** For a call without counts: the next record, of which only the header counts. */
+  beginCall(): void {
+    this.#parity ^= 1;
+  }
+
+  /** Says in this rank's own window which call it has begun, and where the record lies that is to go to other hosts. */
+  announce(call: number): RecordPlace {
+    const own = this.#received(this.#self) as Int32Array;
+    own[EXCHANGE_CALL_WORD] = call | 0;
+    return this.#placeOf(this.#parity, this.#self);
+  }
+
+  /** The call that a rank of another host, which this rank serves, has begun. */
+  announced(source: number): number {
+    return (this.#destinations()[this.#window]?.[source]?.[EXCHANGE_CALL_WORD] ?? 0) >>> 0;
   }
 
   /** All ranks' records, after the barrier. Every rank fails with the same WL_CONFIG_MISMATCH if they disagree. */
   collect(): ExchangeResult {
-    const n = this.#ranks;
-    const records = this.#received();
+    const { ranks: n, experts, hosts } = this.#shape;
+    const records = this.#all();
     this.#compare(records);
     const result = {
       numTokens: new Int32Array(n),
       rowBound: new Int32Array(n),
       perRank: new Int32Array(n * n),
-      perExpert: new Int32Array(n * this.#experts),
+      perExpert: new Int32Array(n * experts),
+      perHost: new Int32Array(n * hosts),
     };
     for (const [source, record] of records.entries()) {
       result.numTokens[source] = record[exchangeFields.length]!;
       result.rowBound[source] = record[exchangeFields.length + 1]!;
       const counts = EXCHANGE_HEADER_WORDS;
       result.perRank.set(record.subarray(counts, counts + n), source * n);
-      result.perExpert.set(record.subarray(counts + n, counts + n + this.#experts), source * this.#experts);
+      result.perExpert.set(record.subarray(counts + n, counts + n + experts), source * experts);
+      result.perHost.set(record.subarray(counts + n + experts, counts + n + experts + hosts), source * hosts);
     }
     return result;
   }
@@ -91,16 +145,26 @@ export class CountExchange {
   }
 
   statuses(): number[] {
-    return this.#received().map((record) => record[EXCHANGE_STATUS_WORD]!);
+    return this.#all().map((record) => record[EXCHANGE_STATUS_WORD]!);
+  }
+
+  #placeOf(parity: number, source: number): RecordPlace {
+    const bytes = exchangeRecordBytes(this.#shape);
+    return { offset: this.#offset + (parity * this.#shape.ranks + source) * bytes, bytes };
   }
 
   #destinations(): readonly Int32Array[][] {
     return this.#sets[this.#parity] as readonly Int32Array[][];
   }
 
-  /** The records of all sources in this rank's own window. */
-  #received(): readonly Int32Array[] {
-    return this.#destinations()[this.#self] as readonly Int32Array[];
+  #all(): readonly Int32Array[] {
+    return this.#holders.map((_, source) => this.#received(source) as Int32Array);
+  }
+
+  /** The record of a source where this host has it. */
+  #received(source: number): Int32Array | undefined {
+    const holder = this.#holders[source]!;
+    return this.#destinations()[holder === -1 ? this.#window : holder]?.[source];
   }
 
   #compare(records: readonly Int32Array[]): void {

@@ -13,6 +13,7 @@ import { formatBytes } from '../core/byte-size.ts';
 import { startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
+import type { MemoryRange } from '../device/host-access.ts';
 import type { Storage } from '../device/tensor.ts';
 import { isByteLocked, lockByte } from '../native/libc.ts';
 import { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
@@ -103,6 +104,17 @@ export class SymmetricWindow implements Disposable {
   /** Address of this rank's own part. */
   get address(): number {
     return this.addresses[this.index]!;
+  }
+
+  /** The parts of all ranks of this host, one behind the other. */
+  get parts(): MemoryRange {
+    const { address } = this.storage;
+    return { address: address + WINDOW_HEADER_BYTES, bytes: this.storage.bytes - WINDOW_HEADER_BYTES };
+  }
+
+  /** Of the part of the rank of that scale-up index within `parts`, the same on every host. */
+  offsetOf(index: number): number {
+    return index * alignUp(this.bytes, WINDOW_ALIGNMENT);
   }
 
   /** Unmaps the window here; peers that still wait for this rank get WL_PEER_LOST. Tensors over it become invalid. */

@@ -41,10 +41,11 @@ export interface CpuKernels {
       indexBytes: number,
       tokens: number,
       k: number,
-      ranks: number,
+      columns: number,
       expertsPerRank: number,
       rowTable: number,
       bases: number,
+      columnRanks: number,
     ]
   >;
   scatterTopkWeight: Kernel<
@@ -54,13 +55,44 @@ export interface CpuKernels {
       weights: number,
       tokens: number,
       k: number,
-      ranks: number,
+      columns: number,
       expertsPerRank: number,
       rowTable: number,
       bases: number,
+      columnRanks: number,
     ]
   >;
   gatherTopkWeight: Kernel<[out: number, tokens: number, k: number, ranks: number, rowTable: number, bases: number]>;
+  // kernels/wasm/host-rows.ts
+  countHostTokens: Kernel<
+    [
+      membership: number,
+      tokens: number,
+      ranks: number,
+      hostOf: number,
+      hosts: number,
+      perHost: number,
+      lastToken: number,
+    ]
+  >;
+  listHostTokens: Kernel<
+    [
+      rowTable: number,
+      rankTable: number,
+      tokens: number,
+      columns: number,
+      localIndex: number,
+      outColumns: number,
+      outTokens: number,
+      outPlaces: number,
+      outRanks: number,
+    ],
+    number
+  >;
+  gatherRows: Kernel<[destination: number, source: number, rowBytes: number, list: number, count: number]>;
+  spreadRows: Kernel<
+    [rowBytes: number, tokens: number, columns: number, places: number, ranks: number, bases: number]
+  >;
   // kernels/wasm/layout.ts
   countChoices: Kernel<
     [

@@ -1,0 +1,266 @@
+// The way of a collective object to the group's ranks on other hosts: an agent, windows registered with it, channels to
+// each peer, and cells in which signals of peers are counted.
+import { Agent } from '../../agent/agent.ts';
+import type { BackendName } from '../../agent/backends/backend-table.ts';
+import type { Registration } from '../../agent/registration.ts';
+import {
+  MAX_NETWORK_CHANNELS,
+  networkCellOffset,
+  networkCells,
+} from '../../abi/network-cells.ts';
+import { type CallWait, remaining } from '../../core/deadline.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import { shareOutcome } from '../../world/outcomes.ts';
+import { engineCount } from '../../transport/host/open-engines.ts';
+import { type HostRoutes, hostRoutes } from './host-routes.ts';
+import { NetworkLink } from './network-link.ts';
+
+export interface HostNetworkOptions extends CallWait {
+  readonly group: RankGroup;
+  readonly device: CpuDevice;
+  /** Of the object, for names and errors. */
+  readonly name: string;
+  /** What peers write to, the mapping of this host's ranks each; the first one has the cells. */
+  readonly windows: readonly SymmetricWindow[];
+  /** Of the cells in the first window. */
+  readonly cells: number;
+}
+
+/** What is waited for across hosts. */
+export interface NetworkWait {
+  /** Asked after each look at the network; does the work that has become possible. */
+  isDone(): boolean;
+  /** For the error of a wait that takes too long, as the begin of a sentence. */
+  describe(): string;
+}
+
+interface Told {
+  readonly metadata: string;
+  readonly channels: number;
+  readonly regions: readonly number[];
+}
+
+/** Names of agents tell objects of one process apart. */
+let created = 0;
+
+export class HostNetwork {
+  readonly routes: HostRoutes;
+  readonly group: RankGroup;
+  /** To each peer: as many as the rank with the fewest engines has, the same on all ranks. */
+  channels = 1;
+  readonly #agent: Agent;
+  readonly #name: string;
+  readonly #device: CpuDevice;
+  readonly #windows: SymmetricWindow[];
+  readonly #cells: number;
+  /** Low words of all cells. */
+  readonly #counts: Int32Array;
+  readonly #links = new Map<number, NetworkLink>();
+  readonly #registered: Registration[] = [];
+  #memory: Registration | undefined;
+  #hasGivenUp = false;
+
+  /** Collective over a group on several hosts. Fails alike on all ranks. */
+  static async create(options: HostNetworkOptions): Promise<HostNetwork> {
+    const { group, name } = options;
+    const made: { agent?: Agent; network?: HostNetwork } = {};
+    const open = async (): Promise<Told> => {
+      const agentName = `${name}-${created++}-rank-${group.worldRank}`;
+      made.agent = await Agent.create(agentName, { settings: group.settings });
+      made.network = new HostNetwork(options, made.agent);
+      return made.network.#register();
+    };
+    try {
+      const told = await shareOutcome(group, { name: `network/${name}`, facts: 0, work: open }, options);
+      if (told.failure !== undefined) throw told.failure;
+      const { network } = made as { network: HostNetwork };
+      const connect = (): Promise<void> => network.#connect(told.values as readonly Told[], options);
+      const { failure } = await shareOutcome(group, { name: `network/${name}/links`, facts: 0, work: connect }, options);
+      if (failure !== undefined) throw failure;
+      return network;
+    } catch (error) {
+      await made.agent?.close();
+      throw error;
+    }
+  }
+
+  private constructor({ group, device, name, windows, cells }: HostNetworkOptions, agent: Agent) {
+    this.group = group;
+    this.routes = hostRoutes(group.topology.hosts, group.rank);
+    this.#agent = agent;
+    this.#name = name;
+    this.#device = device;
+    this.#windows = [...windows];
+    this.#cells = cells;
+    const own = windows[0]!.address + cells;
+    this.#counts = device.hostView('i32', own, networkCellOffset(group.size, 0) / 4);
+  }
+
+  /** The backend that carries to each peer, for reports. */
+  get carriers(): ReadonlyMap<number, BackendName> {
+    return new Map([...this.#links].map(([rank, link]) => [rank, link.backend]));
+  }
+
+  /** Bytes that puts to other hosts have carried so far. */
+  get sentBytes(): number {
+    let bytes = 0;
+    for (const link of this.#links.values()) bytes += link.bytes;
+    return bytes;
+  }
+
+  link(peer: number): NetworkLink {
+    return this.#links.get(peer) as NetworkLink;
+  }
+
+  /** How often a peer has signalled a cell; wraps at 2^32. */
+  count(peer: number, cell: number): number {
+    return Atomics.load(this.#counts, networkCellOffset(peer, cell) / 4);
+  }
+
+  /** In the first window's mapping at `peer`: the line that this rank adds to, a cell of it. */
+  cellAt(peer: number, cell: number): number {
+    return this.offsetAt(peer, 0, this.#cells + networkCellOffset(this.group.rank, cell));
+  }
+
+  /** Offset, in the mapping of a window at `peer`'s host, of a place in the part of `peer`. */
+  offsetAt(peer: number, window: number, offset: number): number {
+    return this.#windows[window]!.offsetOf(this.group.topology.scaleUpIndexOf(peer)) + offset;
+  }
+
+  /** Queues that put from memory of this device up to `end` can be used. To be awaited before addresses up to there are put. */
+  async useMemory(end: number): Promise<void> {
+    if (this.#memory !== undefined && end <= this.#memory.length) return;
+    const before = this.#memory;
+    this.#memory = await this.#agent.register(new Uint8Array(this.#device.memory.buffer));
+    for (const link of this.#links.values()) link.useMemory(this.#memory);
+    if (before !== undefined) await this.#agent.deregister(before);
+  }
+
+  /** Hot path. Takes in what has come, posts what there is room for. */
+  advance(): void {
+    this.#agent.poll();
+    for (const link of this.#links.values()) link.advance();
+  }
+
+  get isDelivered(): boolean {
+    for (const link of this.#links.values()) if (!link.isDelivered) return false;
+    return true;
+  }
+
+  /**
+   * Fails with WL_TIMEOUT, with the reason of a link that broke, of a peer that gave up, or of a rank that was lost; the
+   * caller then gives up for its host.
+   */
+  async until({ isDone, describe }: NetworkWait, wait: CallWait): Promise<void> {
+    const look = (): boolean => {
+      this.advance();
+      const done = isDone();
+      // Work that was done may have queued puts.
+      this.advance();
+      if (!done) this.throwIfBroken();
+      return done;
+    };
+    if (look()) return;
+    const awaited = {
+      get isSettled(): boolean {
+        return look();
+      },
+      describe,
+    };
+    await this.#agent.until(awaited, remaining(wait));
+  }
+
+  throwIfBroken(): void {
+    this.#windows[0]!.barrier.throwIfUnusable();
+    const { peerLost, ranks } = this.group;
+    if (peerLost.aborted) throw peerLost.reason;
+    for (const [peer, link] of this.#links) {
+      const { error } = link;
+      if (error !== undefined) throw error;
+      if (this.count(peer, networkCells.abort) !== 0) {
+        throw new WeftlineError('WL_PEER_FAILED', `Rank ${ranks[peer]}, on another host, gave up a call of this ${this.#name}`, {
+          details: { peer: ranks[peer] },
+          rank: ranks[peer]!,
+        });
+      }
+    }
+  }
+
+  /** Tells the peers that this rank has given up, so that they need not wait for their deadline. Never throws. */
+  giveUp(): void {
+    if (this.#hasGivenUp) return;
+    this.#hasGivenUp = true;
+    for (const [peer, link] of this.#links) link.giveUp(this.cellAt(peer, networkCells.abort));
+  }
+
+  /**
+   * Collective: a window was replaced by a larger one. Nothing may be under way to it.
+   * @param number Which one of the options' windows.
+   * @param window The new one, of the same ranks.
+   * @param wait Of the call.
+   */
+  async replaceWindow(number: number, window: SymmetricWindow, wait: CallWait): Promise<void> {
+    this.#windows[number] = window;
+    const work = async (): Promise<Told> => {
+      const before = this.#registered[number];
+      this.#registered[number] = await this.#registerWindow(window);
+      if (before !== undefined) await this.#agent.deregister(before);
+      return this.#told();
+    };
+    const told = await shareOutcome(this.group, { name: `network/${this.#name}/window`, facts: 0, work }, wait);
+    if (told.failure !== undefined) throw told.failure;
+    const connect = (): Promise<void> => this.#connect(told.values as readonly Told[], wait);
+    const { failure } = await shareOutcome(
+      this.group,
+      { name: `network/${this.#name}/regions`, facts: 0, work: connect },
+      wait,
+    );
+    if (failure !== undefined) throw failure;
+  }
+
+  close(): Promise<void> {
+    return this.#agent.close();
+  }
+
+  async #register(): Promise<Told> {
+    for (const window of this.#windows) this.#registered.push(await this.#registerWindow(window));
+    this.#memory = await this.#agent.register(new Uint8Array(this.#device.memory.buffer));
+    return this.#told();
+  }
+
+  /** All parts of the window, which one rank of this host writes for another. */
+  #registerWindow(window: SymmetricWindow): Promise<Registration> {
+    const { address, bytes } = window.parts;
+    return this.#agent.register(this.#device.hostView('u8', address, bytes));
+  }
+
+  #told(): Told {
+    const metadata = this.#agent.localMetadata({ regions: this.#registered });
+    return {
+      metadata: Buffer.from(metadata).toString('base64'),
+      channels: Math.min(MAX_NETWORK_CHANNELS, engineCount(this.#agent.settings)),
+      regions: this.#registered.map(({ number }) => number),
+    };
+  }
+
+  /** Links to all peers, or what has changed of their windows. */
+  async #connect(told: readonly Told[], wait: CallWait): Promise<void> {
+    this.channels = Math.min(...told.map(({ channels }) => channels));
+    await Promise.all(this.routes.peers.map((peer) => this.#connectPeer(peer, told[peer]!, wait)));
+  }
+
+  async #connectPeer(peer: number, { metadata, regions }: Told, wait: CallWait): Promise<void> {
+    const name = await this.#agent.loadRemoteMetadata(Buffer.from(metadata, 'base64'));
+    const memory = this.#memory as Registration;
+    const parts = await Promise.all(
+      regions.map((region) => this.#agent.channelParts(name, memory, region, { ...wait, ...remaining(wait) })),
+    );
+    const remotes = parts.map(({ remote }) => remote);
+    const known = this.#links.get(peer);
+    if (known === undefined) this.#links.set(peer, new NetworkLink(parts[0]!, remotes, this.channels));
+    else known.useWindows(remotes);
+  }
+}

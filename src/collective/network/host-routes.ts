@@ -1,0 +1,73 @@
+// Which ranks of a group send to each other across hosts: each host gets what is meant for it through one rank per source.
+
+/** Ranks of every host, by host; hosts are numbered by their lowest rank, as in Topology. */
+export type Hosts = readonly (readonly number[])[];
+
+/** From this rank to another host. */
+export interface HostWay {
+  readonly host: number;
+  /** The rank there that takes what this rank sends to the host. */
+  readonly forwarder: number;
+  /** Place of this rank among those that the forwarder serves. */
+  readonly slot: number;
+  /** Ranks of that host. */
+  readonly ranks: readonly number[];
+}
+
+/** A rank of another host whose forwarder on this host this rank is. */
+export interface ServedSource {
+  readonly rank: number;
+  readonly host: number;
+  /** Place of this host among the ways of that rank. */
+  readonly way: number;
+}
+
+export interface HostRoutes {
+  readonly hosts: Hosts;
+  /** This rank's. */
+  readonly host: number;
+  /** To every other host: first the one behind this host, so that not all hosts send to the same one at first. */
+  readonly ways: readonly HostWay[];
+  /** By slot; ascending ranks. */
+  readonly served: readonly ServedSource[];
+  /** All ranks that this one has a link to, ascending. */
+  readonly peers: readonly number[];
+}
+
+/** Pure. `rank` and the ranks of `hosts` are of the group. */
+export function hostRoutes(hosts: Hosts, rank: number): HostRoutes {
+  const host = hosts.findIndex((ranks) => ranks.includes(rank));
+  const index = hosts[host]!.indexOf(rank);
+  const ways = waysOf(hosts, host).map((other): HostWay => {
+    const ranks = hosts[other]!;
+    const at = index % ranks.length;
+    const slot = servedBy(hosts, other, at).findIndex((source) => source.rank === rank);
+    return { host: other, forwarder: ranks[at]!, slot, ranks };
+  });
+  const served = servedBy(hosts, host, index);
+  const peers = [...new Set([...ways.map(({ forwarder }) => forwarder), ...served.map((source) => source.rank)])];
+  return { hosts, host, ways, served, peers: peers.toSorted((a, b) => a - b) };
+}
+
+/** Most sources that any rank serves. */
+export function maxServed(hosts: Hosts): number {
+  return Math.max(0, ...hosts.flatMap((ranks, host) => ranks.map((_, index) => servedBy(hosts, host, index).length)));
+}
+
+function servedBy(hosts: Hosts, host: number, index: number): ServedSource[] {
+  const { length } = hosts[host]!;
+  return hosts
+    .flatMap((ranks, other) =>
+      other === host
+        ? []
+        : ranks.flatMap((rank, at) =>
+            at % length === index ? [{ rank, host: other, way: waysOf(hosts, other).indexOf(host) }] : [],
+          ),
+    )
+    .toSorted((a, b) => a.rank - b.rank);
+}
+
+/** The other hosts, beginning behind `host`. */
+function waysOf(hosts: Hosts, host: number): number[] {
+  return Array.from({ length: hosts.length - 1 }, (_, at) => (host + 1 + at) % hosts.length);
+}
