@@ -9,12 +9,14 @@ export const networkCells = {
   calls: 0,
   /** What a dispatch sends besides rows. */
   metadata: 1,
+  /** What a combine sends besides rows. */
+  weights: 2,
   /** Chunks of dispatched rows. */
-  rows: 2,
+  rows: 3,
   /** Chunks of summed rows, in combine. */
-  sums: 2 + MAX_NETWORK_CHANNELS,
+  sums: 3 + MAX_NETWORK_CHANNELS,
   /** The peer has given up. */
-  abort: 2 + 2 * MAX_NETWORK_CHANNELS,
+  abort: 3 + 2 * MAX_NETWORK_CHANNELS,
 } as const;
 
 const CELL_BYTES = 8;

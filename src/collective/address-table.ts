@@ -2,10 +2,14 @@
 import type { Tensor } from '../device/tensor.ts';
 import type { TensorAllocator } from '../device/tensor-set.ts';
 import type { SymmetricWindow } from '../windows/symmetric-window.ts';
+import type { RankGroup } from '../world/rank-group.ts';
 
 export type AddressTables<Region extends string> = Readonly<Record<Region, Tensor<'i32'>>>;
 
-/** One table i32 [ranks] per region, rank r's 32-bit address at index r; made before the window, filled after it. */
+/**
+ * One table i32 [ranks] per region, rank r's 32-bit address at index r, 0 for ranks of other hosts; made before the window,
+ * filled after it.
+ */
 export function makeAddressTables<Region extends string>(
   allocator: TensorAllocator,
   regions: readonly Region[],
@@ -17,10 +21,14 @@ export function makeAddressTables<Region extends string>(
 
 export function fillAddressTables<Region extends string>(
   tables: AddressTables<Region>,
-  window: SymmetricWindow,
+  { window, group }: { readonly window: SymmetricWindow; readonly group: RankGroup },
   regions: Readonly<Record<Region, { readonly offset: number }>>,
 ): void {
+  const { scaleUpRanks } = group.topology;
   for (const [region, table] of Object.entries(tables) as [Region, Tensor<'i32'>][]) {
-    table.view().set(window.addresses.map((address) => (address + regions[region].offset) | 0));
+    const view = table.view().fill(0);
+    for (const [index, rank] of scaleUpRanks.entries()) {
+      view[rank] = (window.addresses[index]! + regions[region].offset) | 0;
+    }
   }
 }

@@ -78,9 +78,7 @@ export class CountExchange {
     const bytes = exchangeRecordBytes(shape);
     this.#sets = [0, 1].map((parity) =>
       window.addresses.map((address) =>
-        ranks.map((_, source) =>
-          device.hostView('i32', address + this.#placeOf(parity, source).offset, bytes / 4),
-        ),
+        ranks.map((_, source) => device.hostView('i32', address + this.#placeOf(parity, source).offset, bytes / 4)),
       ),
     );
   }

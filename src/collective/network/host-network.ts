@@ -3,11 +3,7 @@
 import { Agent } from '../../agent/agent.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
 import type { Registration } from '../../agent/registration.ts';
-import {
-  MAX_NETWORK_CHANNELS,
-  networkCellOffset,
-  networkCells,
-} from '../../abi/network-cells.ts';
+import { MAX_NETWORK_CHANNELS, networkCellOffset, networkCells } from '../../abi/network-cells.ts';
 import { type CallWait, remaining } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -33,6 +29,8 @@ export interface HostNetworkOptions extends CallWait {
 export interface NetworkWait {
   /** Asked after each look at the network; does the work that has become possible. */
   isDone(): boolean;
+  /** True if something of this peer is missing. One that has closed its side sends nothing more. */
+  awaits(peer: number): boolean;
   /** For the error of a wait that takes too long, as the begin of a sentence. */
   describe(): string;
 }
@@ -78,7 +76,11 @@ export class HostNetwork {
       if (told.failure !== undefined) throw told.failure;
       const { network } = made as { network: HostNetwork };
       const connect = (): Promise<void> => network.#connect(told.values as readonly Told[], options);
-      const { failure } = await shareOutcome(group, { name: `network/${name}/links`, facts: 0, work: connect }, options);
+      const { failure } = await shareOutcome(
+        group,
+        { name: `network/${name}/links`, facts: 0, work: connect },
+        options,
+      );
       if (failure !== undefined) throw failure;
       return network;
     } catch (error) {
@@ -130,6 +132,11 @@ export class HostNetwork {
     return this.#windows[window]!.offsetOf(this.group.topology.scaleUpIndexOf(peer)) + offset;
   }
 
+  /** Of this rank's part of a window. */
+  windowAddress(window: number): number {
+    return this.#windows[window]!.address;
+  }
+
   /** Queues that put from memory of this device up to `end` can be used. To be awaited before addresses up to there are put. */
   async useMemory(end: number): Promise<void> {
     if (this.#memory !== undefined && end <= this.#memory.length) return;
@@ -154,13 +161,13 @@ export class HostNetwork {
    * Fails with WL_TIMEOUT, with the reason of a link that broke, of a peer that gave up, or of a rank that was lost; the
    * caller then gives up for its host.
    */
-  async until({ isDone, describe }: NetworkWait, wait: CallWait): Promise<void> {
+  async until(what: NetworkWait, wait: CallWait): Promise<void> {
     const look = (): boolean => {
       this.advance();
-      const done = isDone();
+      const done = what.isDone();
       // Work that was done may have queued puts.
       this.advance();
-      if (!done) this.throwIfBroken();
+      if (!done) this.#throwIfBroken(what);
       return done;
     };
     if (look()) return;
@@ -168,24 +175,30 @@ export class HostNetwork {
       get isSettled(): boolean {
         return look();
       },
-      describe,
+      describe: () => what.describe(),
     };
     await this.#agent.until(awaited, remaining(wait));
   }
 
-  throwIfBroken(): void {
+  #throwIfBroken(what: NetworkWait): void {
     this.#windows[0]!.barrier.throwIfUnusable();
     const { peerLost, ranks } = this.group;
     if (peerLost.aborted) throw peerLost.reason;
     for (const [peer, link] of this.#links) {
-      const { error } = link;
-      if (error !== undefined) throw error;
       if (this.count(peer, networkCells.abort) !== 0) {
-        throw new WeftlineError('WL_PEER_FAILED', `Rank ${ranks[peer]}, on another host, gave up a call of this ${this.#name}`, {
-          details: { peer: ranks[peer] },
-          rank: ranks[peer]!,
-        });
+        const text = `Rank ${ranks[peer]}, on another host, gave up a call of this ${this.#name}`;
+        throw new WeftlineError('WL_PEER_FAILED', text, { details: { peer: ranks[peer] }, rank: ranks[peer]! });
       }
+      const { error } = link;
+      if (error === undefined) continue;
+      if (!link.isClosed) throw error;
+      // ORDER: what it sent before it closed has come by now, and is looked at once more.
+      if (!what.awaits(peer) || what.isDone()) continue;
+      throw new WeftlineError(
+        'WL_PEER_LOST',
+        `${what.describe()}: rank ${ranks[peer]} closed its ${this.#name} while other ranks were in a call`,
+        { details: { peer: ranks[peer] }, rank: ranks[peer]!, cause: error },
+      );
     }
   }
 

@@ -36,13 +36,21 @@ export class NetworkLink {
     return undefined;
   }
 
+  /** What a peer that has closed its side did not take, it did not need: its calls had ended. */
   get isDelivered(): boolean {
+    if (this.isClosed) return true;
     for (const queue of this.queues) if (!queue.isDelivered) return false;
     return true;
   }
 
+  /** The peer has closed its side. What it sent before is here. */
+  get isClosed(): boolean {
+    return this.#parts.link.state === 'closed';
+  }
+
   /** Hot path. */
   advance(): void {
+    if (this.isClosed) return;
     for (const queue of this.queues) queue.advance();
   }
 

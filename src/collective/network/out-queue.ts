@@ -14,10 +14,10 @@ export class OutQueue {
   readonly #place: PutPlace;
   #remotes: RemoteWindows;
   /** In columns, so that a call that sends many rows makes no objects. */
-  #local = new Float64Array(FIRST_CAPACITY);
-  #remote = new Float64Array(FIRST_CAPACITY);
-  #length = new Float64Array(FIRST_CAPACITY);
-  #window = new Uint8Array(FIRST_CAPACITY);
+  #local: Float64Array = new Float64Array(FIRST_CAPACITY);
+  #remote: Float64Array = new Float64Array(FIRST_CAPACITY);
+  #length: Float64Array = new Float64Array(FIRST_CAPACITY);
+  #window: Uint8Array = new Uint8Array(FIRST_CAPACITY);
   #next = 0;
   #end = 0;
 
@@ -110,11 +110,6 @@ export class OutQueue {
   }
 
   #grow(): void {
-    const wider = (column: Float64Array): Float64Array => {
-      const grown = new Float64Array(column.length * 2);
-      grown.set(column);
-      return grown;
-    };
     this.#local = wider(this.#local);
     this.#remote = wider(this.#remote);
     this.#length = wider(this.#length);
@@ -122,4 +117,10 @@ export class OutQueue {
     window.set(this.#window);
     this.#window = window;
   }
+}
+
+function wider(column: Float64Array): Float64Array {
+  const grown = new Float64Array(column.length * 2);
+  grown.set(column);
+  return grown;
 }

@@ -90,9 +90,7 @@ export interface CpuKernels {
     number
   >;
   gatherRows: Kernel<[destination: number, source: number, rowBytes: number, list: number, count: number]>;
-  spreadRows: Kernel<
-    [rowBytes: number, tokens: number, columns: number, places: number, ranks: number, bases: number]
-  >;
+  spreadRows: Kernel<[rowBytes: number, tokens: number, columns: number, places: number, ranks: number, bases: number]>;
   // kernels/wasm/layout.ts
   countChoices: Kernel<
     [

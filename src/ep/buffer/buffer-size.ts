@@ -59,12 +59,12 @@ export interface EpBufferSize {
  * @param config As EpBuffer.create() takes it.
  * @param numRanks 1 or more; divides numExperts.
  */
-export function bufferSize(config: EpBufferConfig, numRanks: number): EpBufferSize {
+export function bufferSize(config: EpBufferConfig, numRanks: number, hosts = 0): EpBufferSize {
   checkConfig(config, numRanks);
   const rows = numRanks * config.maxTokensPerRank;
   const rowBytes = config.hidden * 2;
   const { bytes, regions } = layOutRegions<EpRegion>({
-    exchange: exchangeRegionBytes(numRanks, config.numExperts),
+    exchange: exchangeRegionBytes({ ranks: numRanks, experts: config.numExperts, hosts }),
     rows: rows * rowBytes,
     scales: rows * Math.ceil(config.hidden / FP8_GROUP) * 4,
     topkIdx: rows * config.maxTopk * 8,

@@ -1,5 +1,6 @@
 // What combine and a cached dispatch need to know of an earlier dispatch.
 import type { Tensor } from '../../device/tensor.ts';
+import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
 
 /**
  * Made by EpBuffer.dispatch and valid as long as that buffer; may be used any number of times, for combine and for
@@ -23,6 +24,8 @@ export class DispatchHandle implements Disposable {
   readonly rowTable: Tensor<'i32'>;
   /** @internal On a GPU, what its kernels need of the exchange (EpPlan); absent on the CPU. */
   readonly plan: Tensor<'u8'> | undefined;
+  /** @internal What crosses to other hosts; absent in a group on one. */
+  readonly routed: RoutedTokens | undefined;
   /** i32 [ranks, ranks] on the host: [s * ranks + d] = rows that ranks 0..s together send to d; as numRecvTokens. */
   readonly rankPrefixMatrix: Int32Array | undefined;
   /** i32 [rows]: the token's index at its source rank; -1 in the tail of a worst-case result. */
@@ -31,7 +34,12 @@ export class DispatchHandle implements Disposable {
   readonly numRecvTokensPerExpert: readonly number[];
 
   /** @internal */
-  constructor(parts: Omit<DispatchHandle, 'dispose' | 'plan' | typeof Symbol.dispose> & { plan?: Tensor<'u8'> }) {
+  constructor(
+    parts: Omit<DispatchHandle, 'dispose' | 'plan' | 'routed' | typeof Symbol.dispose> & {
+      plan?: Tensor<'u8'>;
+      routed?: RoutedTokens | undefined;
+    },
+  ) {
     this.owner = parts.owner;
     this.sequence = parts.sequence;
     this.numTokens = parts.numTokens;
@@ -39,6 +47,7 @@ export class DispatchHandle implements Disposable {
     this.rows = parts.rows;
     this.rowTable = parts.rowTable;
     this.plan = parts.plan;
+    this.routed = parts.routed;
     this.rankPrefixMatrix = parts.rankPrefixMatrix;
     this.recvSrcIdx = parts.recvSrcIdx;
     this.numRecvTokensPerExpert = Object.freeze([...parts.numRecvTokensPerExpert]);
@@ -49,6 +58,7 @@ export class DispatchHandle implements Disposable {
     this.rowTable.dispose();
     this.recvSrcIdx.dispose();
     this.plan?.dispose();
+    this.routed?.[Symbol.dispose]();
   }
 
   [Symbol.dispose](): void {

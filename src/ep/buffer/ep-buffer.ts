@@ -9,7 +9,7 @@ import type { RankGroup } from '../../world/rank-group.ts';
 import { type EpBufferConfig, type EpBufferSize, withDefaults } from './buffer-size.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
 import { checkCombine, type CombineArguments } from './combine-arguments.ts';
-import { createCpuEngine } from './cpu/cpu-engine.ts';
+import { createCpuEngine } from './cpu/create-cpu-engine.ts';
 import { checkDispatch, checkHandle, type DispatchArguments } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';

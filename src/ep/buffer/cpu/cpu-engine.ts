@@ -7,12 +7,11 @@ import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
-import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { fillAddressTables } from '../../../collective/address-table.ts';
-import { agreeOn, requireOneHost } from '../../../collective/agree.ts';
-import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from '../buffer-size.ts';
-import { type Call, callWord, describeCall } from '../../../collective/calls.ts';
+import type { EpRegion } from '../buffer-size.ts';
+import { type Call, callWord } from '../../../collective/calls.ts';
 import type { CheckedCombine } from '../combine-arguments.ts';
 import type { DispatchPlanInput, RowsLike } from '../dispatch-arguments.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
@@ -27,58 +26,51 @@ import {
 import type { EpCallOptions, EpEngine } from '../engine.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import type { CombineResult, DispatchResult } from '../ep-results.ts';
-import { type EpTables, makeEpTables } from '../ep-tables.ts';
+import type { EpTables } from '../ep-tables.ts';
 import { CountExchange, type ExchangeHeader } from '../../../collective/exchange.ts';
 import { eventAtOnce } from '../../../collective/overlap.ts';
 import { planReceive, type ReceivePlan } from '../receive-plan.ts';
+import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
 import type { EpScope } from '../scope.ts';
 
-/** Collective: agrees on the configuration, makes the tables and the window. */
-export async function createCpuEngine(
-  group: RankGroup,
-  device: CpuDevice,
-  config: Required<EpBufferConfig>,
-  wait: CallWait,
-): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
-  requireOneHost(group, 'EpBuffer');
-  const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
-    const size = bufferSize(config, group.size);
-    return { size, tables: makeEpTables(device, config, { ranks: group.size, size }) };
-  };
-  const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
-  const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare, release };
-  const { size, tables } = await agreeOn(group, agreement, wait);
-  try {
-    const of = { group, device, name: 'ep', bytes: size.bytes, describeCall };
-    const window = await SymmetricWindow.create({ ...wait, ...of });
-    const scope = { group, device, config: Object.freeze({ ...config }), size };
-    return { scope, engine: new CpuEpEngine(scope, window, tables) };
-  } catch (error) {
-    tables[Symbol.dispose]();
-    throw error;
-  }
+/** As an exchange counts them: 0 where all ranks are on one. */
+export function hostsOf({ topology: { hosts } }: RankGroup): number {
+  return hosts.length === 1 ? 0 : hosts.length;
 }
 
-/** Owns the window and the tables. */
-class CpuEpEngine implements EpEngine {
+/** What an engine is made of, and owns. */
+export interface CpuEngineParts {
+  readonly window: SymmetricWindow;
+  readonly tables: EpTables;
+  /** Of a group on several hosts. */
+  readonly network: CpuBufferNetwork | undefined;
+}
+
+export class CpuEpEngine implements EpEngine {
   readonly window: SymmetricWindow;
   readonly tables: EpTables;
   readonly #scope: EpScope<CpuDevice>;
   readonly #device: CpuDevice;
   readonly #exchange: CountExchange;
+  readonly #network: CpuBufferNetwork | undefined;
   /** Dispatches that counted tokens; alike on all ranks, because they are collective. */
   #dispatches = 0;
 
-  constructor(scope: EpScope<CpuDevice>, window: SymmetricWindow, tables: EpTables) {
+  constructor(scope: EpScope<CpuDevice>, { window, tables, network }: CpuEngineParts) {
     this.window = window;
     this.tables = tables;
     this.#scope = scope;
     this.#device = scope.device;
+    this.#network = network;
+    const { group } = scope;
     this.#exchange = new CountExchange(scope.device, window, {
       offset: scope.size.regions.exchange.offset,
+      group,
+      ranks: group.size,
       experts: scope.config.numExperts,
+      hosts: hostsOf(group),
     });
-    fillAddressTables(tables.bases, window, scope.size.regions);
+    fillAddressTables(tables.bases, { window, group }, scope.size.regions);
   }
 
   get mapped(): MemoryRange {
@@ -104,48 +96,44 @@ class CpuEpEngine implements EpEngine {
   }
 
   barrier(wait: CallWait): Promise<void> {
-    return this.window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), wait);
+    return this.#untilFailure(async () => {
+      await this.#begin({ kind: 'barrier' }, wait);
+      await this.#network?.exchange.settle(wait);
+    });
   }
 
   async dispatch(input: DispatchPlanInput, options: EpCallOptions): Promise<DispatchResult> {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
     const { group, config } = this.#scope;
-    const { barrier } = this.window;
     traceBegin('ep.dispatch.counts');
     const layout = this.#layoutOf(input);
-    this.#exchange.publish(
-      exchangeHeader(input),
-      layout.numTokensPerRank.view(),
-      layout.numTokensPerExpert.view().subarray(0, config.numExperts),
-    );
-    await barrier.wait(callWord({ kind: 'dispatch' }, 'opening'), options);
+    const perHost = this.#network?.countHosts(layout, input.numTokens);
+    this.#exchange.publish(exchangeHeader(input), {
+      perRank: layout.numTokensPerRank.view(),
+      perExpert: layout.numTokensPerExpert.view().subarray(0, config.numExperts),
+      ...(perHost && { perHost }),
+    });
+    await this.#begin({ kind: 'dispatch' }, options, true);
     this.#dispatches += 1;
     // All ranks compute the same from the same counts, so all fail here or none does.
     const { expertAlignment } = input;
-    const plan = planReceive(this.#exchange.collect(), {
+    const counts = this.#exchange.collect();
+    const plan = planReceive(counts, {
       rank: group.rank,
       ranks: group.ranks,
       experts: config.numExperts,
       expertAlignment,
     });
     traceEnd('ep.dispatch.counts');
-    return barrier.orAbort(async () => {
-      const making = this.#device.allocating(() => this.#makeHandle(input, plan));
+    return this.#untilFailure(async () => {
+      const making = this.#device.allocating(() => this.#makeHandle(input, { plan, layout, perHost: counts.perHost }));
       const handle = making instanceof Promise ? await making : making;
-      this.tables.nextRow.view().set(plan.firstRow);
-      this.#device.kernels.compactRows(
-        layout.isTokenInRank.address,
-        input.numTokens,
-        group.size,
-        this.tables.nextRow.address,
-        handle.rowTable.address,
-      );
       traceBegin('ep.dispatch.rows');
-      this.#sendRows(input, handle);
       this.#sendChoices(input, handle);
+      await this.#moveRows({ input, handle, isCached: false }, options);
       traceEnd('ep.dispatch.rows');
       traceBegin('ep.closing');
-      await barrier.wait(callWord({ kind: 'dispatch' }, 'closing'), options);
+      await this.window.barrier.wait(callWord({ kind: 'dispatch' }, 'closing'), options);
       traceEnd('ep.closing');
       return { ...this.#receive(input, handle, plan.numRecvTokens), event: eventAtOnce(options) };
     });
@@ -157,16 +145,17 @@ class CpuEpEngine implements EpEngine {
     options: EpCallOptions,
   ): Promise<DispatchResult> {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
-    const { barrier } = this.window;
     const { bytes } = dtypes[input.data.dtype];
     const call: Call = { kind: 'cached dispatch', detail: bytes, handle: handle.sequence };
-    await barrier.wait(callWord(call, 'opening'), options);
-    traceBegin('ep.dispatch.rows');
-    this.#sendRows(input, handle);
-    traceEnd('ep.dispatch.rows');
-    traceBegin('ep.closing');
-    await barrier.wait(callWord(call, 'closing'), options);
-    traceEnd('ep.closing');
+    await this.#untilFailure(async () => {
+      await this.#begin(call, options);
+      traceBegin('ep.dispatch.rows');
+      await this.#moveRows({ input, handle, isCached: true }, options);
+      traceEnd('ep.dispatch.rows');
+      traceBegin('ep.closing');
+      await this.window.barrier.wait(callWord(call, 'closing'), options);
+      traceEnd('ep.closing');
+    });
     return {
       recvX: this.#receivedRows(input, handle),
       recvTopkIdx: undefined,
@@ -179,7 +168,6 @@ class CpuEpEngine implements EpEngine {
 
   async combine(input: CheckedCombine, options: EpCallOptions): Promise<CombineResult> {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
-    const { barrier } = this.window;
     const { handle, weights } = input;
     const tokens = handle.numTokens;
     const k = weights?.shape[1] ?? 0;
@@ -191,22 +179,60 @@ class CpuEpEngine implements EpEngine {
     this.#stage(input.x, 'combineRows');
     if (weights) this.#stage(weights, 'combineWeights');
     const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };
-    await barrier.wait(callWord(call, 'opening'), options);
-    traceBegin('ep.combine.rows');
-    this.#sumRows(combinedX, input);
-    if (combinedTopkWeights) this.#sumWeights(combinedTopkWeights, handle);
-    traceEnd('ep.combine.rows');
-    traceBegin('ep.closing');
-    await barrier.wait(callWord(call, 'closing'), options);
-    traceEnd('ep.closing');
+    await this.#untilFailure(async () => {
+      this.#network?.exchange.announce(this.#exchange, call, false);
+      await this.window.barrier.wait(callWord(call, 'opening'), options);
+      traceBegin('ep.combine.rows');
+      if (this.#network === undefined) {
+        this.#sumRows(combinedX, input);
+        if (combinedTopkWeights) this.#sumWeights(combinedTopkWeights, handle);
+      } else {
+        const out = { rows: combinedX, weights: combinedTopkWeights };
+        await this.#network.combine(input, out, { ...options, exchange: this.#exchange });
+      }
+      traceEnd('ep.combine.rows');
+      traceBegin('ep.closing');
+      await this.window.barrier.wait(callWord(call, 'closing'), options);
+      traceEnd('ep.closing');
+    });
     return { combinedX, combinedTopkWeights, event: eventAtOnce(options) };
   }
 
   /** The window is unmapped: tensors over it become invalid. */
-  close(): Promise<void> {
+  async close(): Promise<void> {
+    // Its engines write into the window.
+    await this.#network?.close();
     this.window[Symbol.dispose]();
     this.tables[Symbol.dispose]();
-    return Promise.resolve();
+  }
+
+  /** Behind it, every rank of the group has begun the call, and this host has the records of all. */
+  async #begin(call: Call, options: CallWait, withCounts = false): Promise<void> {
+    const exchange = this.#network?.exchange;
+    await this.#untilFailure(async () => {
+      exchange?.announce(this.#exchange, call, withCounts);
+      await exchange?.meet(this.#exchange, options);
+      await this.window.barrier.wait(callWord(call, 'opening'), options);
+    });
+  }
+
+  /** A part of a call whose failure ends the buffer's use for all ranks; they hear of it at once. */
+  async #untilFailure<T>(work: () => Promise<T>): Promise<T> {
+    try {
+      return await this.window.barrier.orAbort(work);
+    } catch (error) {
+      this.#network?.exchange.network.giveUp();
+      throw error;
+    }
+  }
+
+  async #moveRows(
+    of: { readonly input: DispatchPlanInput; readonly handle: DispatchHandle; readonly isCached: boolean },
+    options: CallWait,
+  ): Promise<void> {
+    const { input, handle } = of;
+    if (this.#network === undefined) this.#sendRows(input, handle, 0, input.numTokens);
+    else await this.#network.dispatch(of, (first, count) => this.#sendRows(input, handle, first, count), options);
   }
 
   /** Counts the choices; a layout that came with them must say the same. */
@@ -221,32 +247,42 @@ class CpuEpEngine implements EpEngine {
     return counted;
   }
 
-  #makeHandle(input: DispatchPlanInput, plan: ReceivePlan): DispatchHandle {
+  #makeHandle(
+    input: DispatchPlanInput,
+    { plan, layout, perHost }: { plan: ReceivePlan; layout: LayoutTensors; perHost: Int32Array },
+  ): DispatchHandle {
     const { group } = this.#scope;
     const device = this.#device;
     const rows = input.numWorstTokens || plan.numRecvTokens;
+    const rowTable = device.empty('i32', [input.numTokens, group.size]);
+    this.tables.nextRow.view().set(plan.firstRow);
+    const { address } = this.tables.nextRow;
+    device.kernels.compactRows(layout.isTokenInRank.address, input.numTokens, group.size, address, rowTable.address);
     return new DispatchHandle({
       owner: this.#scope,
       sequence: this.#dispatches,
       numTokens: input.numTokens,
       numRecvTokens: plan.numRecvTokens,
       rows,
-      rowTable: device.empty('i32', [input.numTokens, group.size]),
+      rowTable,
+      routed: this.#network?.route(rowTable, input.numTokens, perHost),
       rankPrefixMatrix: plan.rankPrefixMatrix,
       recvSrcIdx: device.empty('i32', [rows]),
       numRecvTokensPerExpert: input.numWorstTokens ? [] : plan.numRecvTokensPerExpert,
     });
   }
 
-  #sendRows({ data, scales, numTokens }: DispatchPlanInput, { rowTable }: DispatchHandle): void {
+  /** To the ranks of this host. */
+  #sendRows({ data, scales }: DispatchPlanInput, { rowTable }: DispatchHandle, first: number, count: number): void {
     const { scatterRows } = this.#device.kernels;
     const { bases } = this.tables;
     const n = this.#scope.group.size;
     const rowBytes = this.#scope.config.hidden * dtypes[data.dtype].bytes;
-    scatterRows(data.address, rowBytes, numTokens, n, rowTable.address, 0, bases.rows.address);
+    const table = rowTable.address + first * n * 4;
+    scatterRows(data.address + first * rowBytes, rowBytes, count, n, table, 0, bases.rows.address);
     if (scales) {
       const scaleBytes = scales.shape[1]! * 4;
-      scatterRows(scales.address, scaleBytes, numTokens, n, rowTable.address, 0, bases.scales.address);
+      scatterRows(scales.address + first * scaleBytes, scaleBytes, count, n, table, 0, bases.scales.address);
     }
   }
 
@@ -261,11 +297,11 @@ class CpuEpEngine implements EpEngine {
     const k = topkIdx.shape[1]!;
     const indexBytes = dtypes[topkIdx.dtype].bytes;
     const perRank = this.#scope.config.numExperts / n;
-    kernels.scatterTopkIndex(topkIdx.address, indexBytes, numTokens, k, n, perRank, table, bases.topkIdx.address);
+    kernels.scatterTopkIndex(topkIdx.address, indexBytes, numTokens, k, n, perRank, table, bases.topkIdx.address, 0);
     if (!topkWeights) return;
     const weights = topkWeights.address;
     const target = bases.topkWeights.address;
-    kernels.scatterTopkWeight(topkIdx.address, indexBytes, weights, numTokens, k, n, perRank, table, target);
+    kernels.scatterTopkWeight(topkIdx.address, indexBytes, weights, numTokens, k, n, perRank, table, target, 0);
   }
 
   #sumRows(out: Tensor<'bf16'>, { handle, biases }: CheckedCombine): void {

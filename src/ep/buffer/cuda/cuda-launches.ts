@@ -102,7 +102,10 @@ export function bindLaunches(
     plan.arguments.set('hostPlan', bound.hostPlan.address);
     plan.arguments.set('hostExperts', bound.hostPlan.expertsAddress);
     plan.arguments.set('exchangeOffset', region('exchange'));
-    plan.arguments.set('recordWords', exchangeRecordBytes(group.size, config.numExperts) / 4);
+    plan.arguments.set(
+      'recordWords',
+      exchangeRecordBytes({ ranks: group.size, experts: config.numExperts, hosts: 0 }) / 4,
+    );
     plan.arguments.set('experts', config.numExperts);
     plan.arguments.set('expertsPerRank', config.numExperts / group.size);
     plan.arguments.set('rowsOffset', region('rows'));

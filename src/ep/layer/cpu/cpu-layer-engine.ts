@@ -95,7 +95,10 @@ class CpuLayerEngine implements LayerEngine {
     const { layout, shape } = this.#tables;
     traceBegin('layer.dispatch.counts');
     computeLayout(input.expIndices, layout, shape);
-    exchange.publish(this.#exchangeHeader(input), layout.numTokensPerRank.view(), layout.numTokensPerExpert.view());
+    exchange.publish(this.#exchangeHeader(input), {
+      perRank: layout.numTokensPerRank.view(),
+      perExpert: layout.numTokensPerExpert.view(),
+    });
     await barrier.wait(callWord({ kind: 'layer dispatch' }, 'opening'), options);
     this.#dispatches += 1;
     const counts = exchange.collect();

@@ -34,14 +34,20 @@ export class CpuLayerMemory implements LayerMemory {
 
   /** Collective; without an output yet. */
   static async create(group: RankGroup, device: CpuDevice, config: EPConfig, wait: CallWait): Promise<CpuLayerMemory> {
-    const bytes = exchangeRegionBytes(group.size, config.numExperts);
+    const bytes = exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: 0 });
     const of = { group, device, name: 'a2a-control', bytes, describeCall };
     return new CpuLayerMemory(await SymmetricWindow.create({ ...wait, ...of }), { group, device, config });
   }
 
   private constructor(control: SymmetricWindow, of: { group: RankGroup; device: CpuDevice; config: EPConfig }) {
     this.control = control;
-    this.exchange = new CountExchange(of.device, control, { offset: 0, experts: of.config.numExperts });
+    this.exchange = new CountExchange(of.device, control, {
+      offset: 0,
+      group: of.group,
+      ranks: of.group.size,
+      experts: of.config.numExperts,
+      hosts: 0,
+    });
     this.#group = of.group;
     this.#device = of.device;
     this.#config = of.config;
@@ -75,7 +81,7 @@ export class CpuLayerMemory implements LayerMemory {
       const of = { group, device, name: 'a2a-output', bytes: size.bytes, describeCall, prepare };
       const window = await SymmetricWindow.create({ ...wait, ...of });
       const { set, bases } = tables as Required<typeof tables>;
-      fillAddressTables(bases, window, size.regions);
+      fillAddressTables(bases, { window, group }, size.regions);
       this.#output = { window, size, bases, set };
     } catch (error) {
       tables.set?.[Symbol.dispose]();

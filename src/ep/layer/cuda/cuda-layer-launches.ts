@@ -177,7 +177,7 @@ export function bindLayerLaunches(
     plan.arguments.set('hostPlan', hostPlan.address);
     plan.arguments.set('blockStarts', scratch.blockStarts.address);
     plan.arguments.set('exchangeOffset', EP_SYNC_BYTES + LAYER_SECTION_BYTES);
-    plan.arguments.set('recordWords', exchangeRecordBytes(worldSize, numExperts) / 4);
+    plan.arguments.set('recordWords', exchangeRecordBytes({ ranks: worldSize, experts: numExperts, hosts: 0 }) / 4);
   }
   for (const plan of [prepare, dispatch]) {
     plan.arguments.set('experts', numExperts);

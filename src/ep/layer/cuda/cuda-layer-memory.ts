@@ -38,7 +38,10 @@ export class CudaLayerMemory implements LayerMemory {
   ): Promise<CudaLayerMemory> {
     requireOneHost(group, 'DispatchCombineContext');
     requireCudaLimits('EPAll2AllLayer', group.size, config.numExperts);
-    const bytes = EP_SYNC_BYTES + LAYER_SECTION_BYTES + exchangeRegionBytes(group.size, config.numExperts);
+    const bytes =
+      EP_SYNC_BYTES +
+      LAYER_SECTION_BYTES +
+      exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: 0 });
     const control = await CudaWindow.create({ ...wait, group, device, name: 'a2a-control', bytes });
     return new CudaLayerMemory(control, { group, device, config });
   }

@@ -1,0 +1,233 @@
+// The network side of a collective object on a CPU rank: its window, its links, and the meeting of ranks of all hosts.
+import { callWord, describeCall, type Call } from '../../collective/calls.ts';
+import type { CountExchange, RecordPlace } from '../../collective/exchange.ts';
+import { ChunkArrivals } from '../../collective/network/chunk-arrivals.ts';
+import { HostNetwork } from '../../collective/network/host-network.ts';
+import type { HostWay, ServedSource } from '../../collective/network/host-routes.ts';
+import { EXCHANGE_HEADER_WORDS } from '../../abi/exchange-record.ts';
+import { networkCells } from '../../abi/network-cells.ts';
+import type { CallWait } from '../../core/deadline.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import { TensorSet } from '../../device/tensor-set.ts';
+import { SymmetricWindow } from '../../windows/symmetric-window.ts';
+import { rankList } from '../../world/rank-list.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import { type NetworkRegion, type NetworkShape, type NetworkSize, networkSize } from './network-size.ts';
+
+/** Numbers of the windows in HostNetwork. */
+export const NETWORK_WINDOW = 0;
+/** The object's own, with the exchange records. */
+export const CALL_WINDOW = 1;
+/** Where rows are received; it may be the same window. */
+export const ROW_WINDOW = 2;
+
+/** Rows of one signal come to about this much: enough to be carried well, and soon enough for the forwarder. */
+const CHUNK_BYTES = 1 << 20;
+
+export interface HostExchangeOptions extends CallWait {
+  readonly group: RankGroup;
+  readonly device: CpuDevice;
+  readonly name: string;
+  readonly shape: NetworkShape;
+  /** The window with the exchange records, and that where rows are received. */
+  readonly calls: SymmetricWindow;
+  readonly rows: SymmetricWindow;
+}
+
+/** Small tables for kernels. */
+export interface HostTables extends Disposable {
+  /** i32 [ranks]: number of each rank's host. */
+  readonly hostOf: Tensor<'i32'>;
+  /** By way, i32 [ranks]: position of the host's ranks on it, -1 for others. */
+  readonly localIndex: readonly Tensor<'i32'>[];
+  /** i32 [hosts] each: tokens per host, and scratch. */
+  readonly perHost: Tensor<'i32'>;
+  readonly lastToken: Tensor<'i32'>;
+  /** i32 [ranks of this host]: their numbers in the group. */
+  readonly localRanks: Tensor<'i32'>;
+}
+
+export class HostExchange {
+  readonly network: HostNetwork;
+  readonly window: SymmetricWindow;
+  readonly size: NetworkSize;
+  readonly shape: NetworkShape;
+  readonly tables: HostTables;
+  readonly #group: RankGroup;
+  /** By slot. */
+  readonly #calls: readonly ChunkArrivals[];
+  #call = 0;
+
+  /** Collective; fails alike on all ranks. */
+  static async create(options: HostExchangeOptions): Promise<HostExchange> {
+    const { group, device, name, shape, calls, rows } = options;
+    const size = networkSize(shape);
+    const made: { tables?: HostTables; window?: SymmetricWindow } = {};
+    const prepare = (): void => {
+      made.tables = makeTables(group, device);
+    };
+    try {
+      const of = { group, device, name: `${name}-network`, bytes: size.bytes, describeCall, prepare };
+      const window = await SymmetricWindow.create({ ...options, ...of });
+      made.window = window;
+      device.hostView('u8', window.address, size.regions.cells.bytes).fill(0);
+      const windows = [window, calls, rows];
+      const network = await HostNetwork.create({ ...options, windows, cells: size.regions.cells.offset });
+      return new HostExchange(options, { size, window, network, tables: made.tables as HostTables });
+    } catch (error) {
+      made.window?.[Symbol.dispose]();
+      made.tables?.[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  private constructor(
+    { group, shape }: HostExchangeOptions,
+    parts: Pick<HostExchange, 'size' | 'window' | 'network' | 'tables'>,
+  ) {
+    this.#group = group;
+    this.shape = shape;
+    this.size = parts.size;
+    this.window = parts.window;
+    this.network = parts.network;
+    this.tables = parts.tables;
+    this.#calls = this.served.map(({ rank }) => new ChunkArrivals(parts.network, rank, networkCells.calls, 1));
+  }
+
+  get ways(): readonly HostWay[] {
+    return this.network.routes.ways;
+  }
+
+  get served(): readonly ServedSource[] {
+    return this.network.routes.served;
+  }
+
+  /** Tokens whose rows one signal stands for; alike on all ranks. */
+  chunkTokens(rowBytes: number): number {
+    return Math.max(1, Math.floor(CHUNK_BYTES / rowBytes));
+  }
+
+  /** Address of a slot of a region of this rank's own window. */
+  slotAddress(region: NetworkRegion, slot: number): number {
+    return this.window.address + this.#slotOffset(region, slot);
+  }
+
+  /** Where a slot of a region of a peer's window lies, for puts. */
+  slotAt(peer: number, region: NetworkRegion, slot: number): number {
+    return this.network.offsetAt(peer, NETWORK_WINDOW, this.#slotOffset(region, slot));
+  }
+
+  /** Tells the forwarders of this rank that it has begun the call; `withCounts`: its record has counts. */
+  announce(exchange: CountExchange, call: Call, withCounts: boolean): void {
+    if (!withCounts) exchange.beginCall();
+    this.#call = callWord(call, 'opening');
+    const place = exchange.announce(this.#call);
+    const bytes = withCounts ? place.bytes : EXCHANGE_HEADER_WORDS * 4;
+    for (const way of this.ways) this.#sendRecord(way, place, bytes);
+    for (const calls of this.#calls) calls.begin();
+    this.network.advance();
+  }
+
+  /** True when the served source of that slot has begun the same call. Fails with WL_CONFIG_MISMATCH if it is another one. */
+  hasEntered(exchange: CountExchange, slot: number): boolean {
+    const calls = this.#calls[slot] as ChunkArrivals;
+    if (calls.taken === 1) return true;
+    if (!calls.take()) return false;
+    const { rank } = this.served[slot] as ServedSource;
+    const other = exchange.announced(rank);
+    if (other === this.#call) return true;
+    const { ranks, worldRank } = this.#group;
+    throw new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `The ranks are in different calls: ${describeCall(this.#call)} on rank ${worldRank}, ${describeCall(other)} on rank ${ranks[rank]} of another host`,
+      { details: { rank: ranks[rank], call: this.#call, other } },
+    );
+  }
+
+  /** Returns when all ranks that this one serves have begun the call. With a local barrier behind it, all ranks have. */
+  async meet(exchange: CountExchange, wait: CallWait): Promise<void> {
+    const missing = (): number[] =>
+      this.served.flatMap(({ rank }, slot) => (this.#calls[slot]!.taken === 1 ? [] : [rank]));
+    await this.network.until(
+      {
+        isDone: () => {
+          let all = true;
+          for (let slot = 0; slot < this.served.length; slot++) all = this.hasEntered(exchange, slot) && all;
+          return all;
+        },
+        awaits: (peer) => missing().includes(peer),
+        describe: () =>
+          `Rank ${this.#group.worldRank} did not hear of ${describeCall(this.#call)} from ${rankList(missing().map((rank) => this.#group.ranks[rank]!))} of other hosts`,
+      },
+      wait,
+    );
+  }
+
+  /** Returns when all that this rank has sent is delivered: its memory may change. */
+  async settle(wait: CallWait): Promise<void> {
+    const { network } = this;
+    const awaits = (peer: number): boolean => !network.link(peer).isDelivered;
+    await network.until({ isDone: () => network.isDelivered, awaits, describe: () => this.describeUndelivered() }, wait);
+  }
+
+  describeUndelivered(): string {
+    const late = this.network.routes.peers
+      .filter((peer) => !this.network.link(peer).isDelivered)
+      .map((peer) => this.#group.ranks[peer]!);
+    return `What rank ${this.#group.worldRank} sent to ${rankList(late)} was not delivered`;
+  }
+
+  async close(): Promise<void> {
+    await this.network.close();
+    this.window[Symbol.dispose]();
+    this.tables[Symbol.dispose]();
+  }
+
+  #slotOffset(region: NetworkRegion, slot: number): number {
+    const { maxTokens, sumBytes, sumWeightBytes } = this.shape;
+    const bytes = {
+      cells: 0,
+      landed: this.size.slotBytes,
+      packed: this.size.slotBytes,
+      sums: maxTokens * sumBytes,
+      hostRows: maxTokens * sumBytes,
+      sumWeights: maxTokens * sumWeightBytes,
+      hostWeights: maxTokens * sumWeightBytes,
+    }[region];
+    return this.size.regions[region].offset + slot * bytes;
+  }
+
+  #sendRecord({ forwarder }: HostWay, { offset }: RecordPlace, bytes: number): void {
+    const { network } = this;
+    const queue = network.link(forwarder).queues[0]!;
+    queue.put(this.callAddress + offset, CALL_WINDOW, network.offsetAt(forwarder, CALL_WINDOW, offset), bytes);
+    queue.signal(NETWORK_WINDOW, network.cellAt(forwarder, networkCells.calls));
+  }
+
+  /** Of this rank's part of the window with the exchange records. */
+  get callAddress(): number {
+    return this.network.windowAddress(CALL_WINDOW);
+  }
+}
+
+function makeTables(group: RankGroup, device: CpuDevice): HostTables {
+  const { topology, size } = group;
+  const others = topology.hosts.length - 1;
+  const { set, made } = TensorSet.make(device, (tensors) => ({
+    hostOf: tensors.empty('i32', [size]),
+    localIndex: Array.from({ length: others }, () => tensors.empty('i32', [size])),
+    perHost: tensors.empty('i32', [others + 1]),
+    lastToken: tensors.empty('i32', [others + 1]),
+    localRanks: tensors.empty('i32', [topology.scaleUpRanks.length]),
+  }));
+  const ranks = group.ranks.map((_, rank) => rank);
+  made.hostOf.view().set(ranks.map((rank) => topology.hostOf(rank)));
+  made.localRanks.view().set(topology.scaleUpRanks);
+  for (const [at, table] of made.localIndex.entries()) {
+    const host = (topology.hostIndex + 1 + at) % (others + 1);
+    table.view().set(ranks.map((rank) => (topology.hostOf(rank) === host ? topology.scaleUpIndexOf(rank) : -1)));
+  }
+  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+}

@@ -1,0 +1,88 @@
+// Queues what a dispatch sends to other hosts: first what travels beside the rows, to the forwarder; then each row once,
+// straight to its first place there, in chunks that the forwarder is told of.
+import { networkCells } from '../../abi/network-cells.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { type HostExchange, NETWORK_WINDOW, ROW_WINDOW } from './host-exchange.ts';
+import type { SlotArray } from './network-size.ts';
+import type { HostTokens, RoutedTokens } from './routed-tokens.ts';
+
+/** An array of this rank with an entry per token. */
+export interface BesideRows {
+  readonly array: Extract<SlotArray, 'topkIdx' | 'topkWeights' | 'scales'>;
+  readonly address: number;
+  /** Per token. */
+  readonly bytes: number;
+}
+
+export interface OutgoingRows {
+  readonly address: number;
+  readonly rowBytes: number;
+  /** Of row 0 in the part of every rank. */
+  readonly offset: number;
+  readonly beside: readonly BesideRows[];
+  /** Also says which tokens these are and where they belong; a cached dispatch leaves that out, since it is known. */
+  readonly withPlaces: boolean;
+}
+
+/** True if a forwarder hears something besides the rows. */
+export function hasMetadata({ beside, withPlaces }: Pick<OutgoingRows, 'beside' | 'withPlaces'>): boolean {
+  return withPlaces || beside.length > 0;
+}
+
+export function queueRows(device: CpuDevice, exchange: HostExchange, routed: RoutedTokens, rows: OutgoingRows): void {
+  for (const [way, list] of routed.sent.entries()) {
+    if (list.count === 0) continue;
+    if (hasMetadata(rows)) queueMetadata({ device, exchange, way }, list, rows);
+    queueChunks(exchange, way, list, rows);
+  }
+}
+
+function queueMetadata(
+  { device, exchange, way }: { device: CpuDevice; exchange: HostExchange; way: number },
+  { count, tokens, places, ranks }: HostTokens,
+  { beside, withPlaces }: OutgoingRows,
+): void {
+  const { network, size } = exchange;
+  const { forwarder, slot } = exchange.ways[way]!;
+  const queue = network.link(forwarder).queues[0]!;
+  const target = exchange.slotAt(forwarder, 'landed', slot);
+  if (withPlaces) {
+    queue.put(tokens.address, NETWORK_WINDOW, target + size.slot.tokens.offset, tokens.bytes);
+    queue.put(places.address, NETWORK_WINDOW, target + size.slot.places.offset, places.bytes);
+    if (ranks) queue.put(ranks.address, NETWORK_WINDOW, target + size.slot.ranks.offset, ranks.bytes);
+  }
+  const packed = exchange.slotAddress('packed', way);
+  for (const { array, address, bytes } of beside) {
+    const { offset } = size.slot[array];
+    device.kernels.gatherRows(packed + offset, address, bytes, tokens.address, count);
+    queue.put(packed + offset, NETWORK_WINDOW, target + offset, count * bytes);
+  }
+  queue.signal(NETWORK_WINDOW, network.cellAt(forwarder, networkCells.metadata));
+}
+
+function queueChunks(exchange: HostExchange, way: number, list: HostTokens, rows: OutgoingRows): void {
+  const { network } = exchange;
+  const { forwarder, ranks: there } = exchange.ways[way]!;
+  const { queues } = network.link(forwarder);
+  const { address, rowBytes, offset } = rows;
+  const rowAt = there.map((rank) => network.offsetAt(rank, ROW_WINDOW, offset));
+  const tokens = list.tokens.view();
+  const places = list.places.view();
+  const ranks = list.ranks?.view();
+  const { count, columns } = list;
+  const chunk = exchange.chunkTokens(rowBytes);
+  for (let first = 0, number = 0; first < count; first += chunk, number++) {
+    const channel = number % queues.length;
+    const queue = queues[channel]!;
+    for (let i = first; i < Math.min(count, first + chunk); i++) {
+      let column = 0;
+      while (places[i * columns + column]! < 0) column++;
+      const rank = ranks ? ranks[i * columns + column]! : column;
+      const from = address + tokens[i]! * rowBytes;
+      const to = rowAt[rank]! + places[i * columns + column]! * rowBytes;
+      // Rows of one chunk alone are joined: a signal stands between two.
+      if (!queue.extend(from, ROW_WINDOW, to, rowBytes)) queue.put(from, ROW_WINDOW, to, rowBytes);
+    }
+    queue.signal(NETWORK_WINDOW, network.cellAt(forwarder, networkCells.rows + channel));
+  }
+}

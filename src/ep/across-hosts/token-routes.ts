@@ -1,0 +1,94 @@
+// Lists which tokens of a dispatch go to which host, and the table by which combine adds what comes back.
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import type { HostExchange } from './host-exchange.ts';
+import { makeRoutedTokens, type RoutedTokens } from './routed-tokens.ts';
+
+export interface RouteTables {
+  readonly numTokens: number;
+  /** i32 [T, ranks], or [T, K] with `rankTable`. */
+  readonly rowTable: Tensor<'i32'>;
+  /** i32 [T, K]: the rank of each choice; absent with a column per rank. */
+  readonly rankTable: Tensor<'i32'> | undefined;
+  /** [rank * hosts + host]: tokens of every rank that go to every host. */
+  readonly perHost: Int32Array;
+}
+
+/** Fails with WL_MEMORY. The served lists are filled in when they arrive. */
+export function routeTokens(device: CpuDevice, exchange: HostExchange, tables: RouteTables): RoutedTokens {
+  const { ways, served, network } = exchange;
+  const { hosts, host } = network.routes;
+  const { numTokens, rowTable, rankTable, perHost } = tables;
+  const columns = rowTable.shape.at(-1)!;
+  const columnsOf = (there: number): number => (rankTable ? columns : hosts[there]!.length);
+  const countOf = (rank: number, there: number): number => perHost[rank * hosts.length + there]!;
+  const routed = makeRoutedTokens(device, {
+    sent: ways.map((way) => ({ count: countOf(network.group.rank, way.host), columns: columnsOf(way.host) })),
+    served: served.map((source) => ({ count: countOf(source.rank, host), columns: columnsOf(host) })),
+    hasRanks: rankTable !== undefined,
+    tokens: numTokens,
+    sumColumns: columnsOf(host) + ways.length,
+  });
+  for (const [at, list] of routed.sent.entries()) {
+    device.kernels.listHostTokens(
+      rowTable.address,
+      rankTable?.address ?? 0,
+      numTokens,
+      columns,
+      exchange.tables.localIndex[at]!.address,
+      list.columns,
+      list.tokens.address,
+      list.places.address,
+      list.ranks?.address ?? 0,
+    );
+  }
+  fillSumTable(exchange, tables, routed);
+  return routed;
+}
+
+/** Columns by ascending host: this host's ranks or choices, one of each other host. */
+function fillSumTable(
+  { ways, network, tables: { hostOf } }: HostExchange,
+  { numTokens, rowTable, rankTable }: RouteTables,
+  { sent, sumTable, sumRanks, sumColumns }: RoutedTokens,
+): void {
+  const { hosts, host } = network.routes;
+  const table = sumTable.view();
+  const ranks = sumRanks?.view();
+  const rows = rowTable.view();
+  const choices = rankTable?.view();
+  const hostOfRank = hostOf.view();
+  const columns = rowTable.shape.at(-1)!;
+  table.fill(-1);
+  ranks?.fill(-1);
+  let column = 0;
+  for (let there = 0; there < hosts.length; there++) {
+    if (there !== host) {
+      const at = ways.findIndex((way) => way.host === there);
+      const { count, tokens } = sent[at]!;
+      const list = tokens.view();
+      for (let i = 0; i < count; i++) {
+        const cell = list[i]! * sumColumns + column;
+        table[cell] = i;
+        if (ranks) ranks[cell] = hostOfRank.length + at;
+      }
+      column++;
+      continue;
+    }
+    const own = hosts[host]!;
+    for (let t = 0; t < numTokens; t++) {
+      const cell = t * sumColumns + column;
+      if (choices && ranks) {
+        for (let c = 0; c < columns; c++) {
+          const rank = choices[t * columns + c]!;
+          if (rank < 0 || hostOfRank[rank] !== host) continue;
+          table[cell + c] = rows[t * columns + c]!;
+          ranks[cell + c] = rank;
+        }
+      } else {
+        for (let c = 0; c < own.length; c++) table[cell + c] = rows[t * columns + own[c]!]!;
+      }
+    }
+    column += choices ? columns : own.length;
+  }
+}

@@ -1,0 +1,44 @@
+// Makes the engine of an EpBuffer on CPU ranks: the ranks agree, then make windows and, on several hosts, links together.
+import { agreeOn } from '../../../collective/agree.ts';
+import { describeCall } from '../../../collective/calls.ts';
+import type { CallWait } from '../../../core/deadline.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
+import { bufferSize, type EpBufferConfig, type EpBufferSize } from '../buffer-size.ts';
+import type { EpEngine } from '../engine.ts';
+import { type EpTables, makeEpTables } from '../ep-tables.ts';
+import type { EpScope } from '../scope.ts';
+import { CpuBufferNetwork } from './cpu-buffer-network.ts';
+import { CpuEpEngine, hostsOf } from './cpu-engine.ts';
+
+/** Collective: agrees on the configuration, makes the tables and the window. */
+export async function createCpuEngine(
+  group: RankGroup,
+  device: CpuDevice,
+  config: Required<EpBufferConfig>,
+  wait: CallWait,
+): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
+  const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
+    const size = bufferSize(config, group.size, hostsOf(group));
+    return { size, tables: makeEpTables(device, config, { ranks: group.size, size }) };
+  };
+  const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
+  const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare, release };
+  const { size, tables } = await agreeOn(group, agreement, wait);
+  try {
+    const of = { group, device, name: 'ep', bytes: size.bytes, describeCall };
+    const window = await SymmetricWindow.create({ ...wait, ...of });
+    const scope = { group, device, config: Object.freeze({ ...config }), size };
+    try {
+      const network = hostsOf(group) === 0 ? undefined : await CpuBufferNetwork.create(scope, window, wait);
+      return { scope, engine: new CpuEpEngine(scope, { window, tables, network }) };
+    } catch (error) {
+      window[Symbol.dispose]();
+      throw error;
+    }
+  } catch (error) {
+    tables[Symbol.dispose]();
+    throw error;
+  }
+}
