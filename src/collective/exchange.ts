@@ -97,7 +97,7 @@ export class CountExchange {
     }
   }
 
-  /** For a call without counts: the next record, of which only the header counts. */
+  /** Of a call, or a part of one, without counts: turns to the next record, of which only the header counts. */
   beginCall(): void {
     this.#parity ^= 1;
   }

@@ -119,9 +119,11 @@ export class HostExchange {
     return this.network.offsetAt(peer, NETWORK_WINDOW, this.#slotOffset(region, slot));
   }
 
-  /** Tells the forwarders of this rank that it has begun the call; `withCounts`: its record has counts. */
-  announce(exchange: CountExchange, call: Call, withCounts: boolean): void {
-    if (!withCounts) exchange.beginCall();
+  /**
+   * Tells the forwarders of this rank that it has begun the call, behind publish() or beginCall() of the exchange;
+   * `withCounts`: the record has counts.
+   */
+  announce(exchange: CountExchange, call: Call, withCounts = false): void {
     this.#call = callWord(call, 'opening');
     const place = exchange.announce(this.#call);
     const bytes = withCounts ? place.bytes : EXCHANGE_HEADER_WORDS * 4;

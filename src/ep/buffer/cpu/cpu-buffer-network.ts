@@ -7,10 +7,10 @@ import type { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { HostExchange } from '../../across-hosts/host-exchange.ts';
-import { SumReceiver, SumSender } from '../../across-hosts/host-sums.ts';
+import { HostCalls } from '../../across-hosts/host-calls.ts';
 import type { HostTokens, RoutedTokens } from '../../across-hosts/routed-tokens.ts';
-import { RowForwarder } from '../../across-hosts/row-forwarder.ts';
-import { type BesideRows, hasMetadata, queueRows } from '../../across-hosts/send-rows.ts';
+import type { ForwardedCall } from '../../across-hosts/row-forwarder.ts';
+import type { BesideRows } from '../../across-hosts/send-rows.ts';
 import { routeTokens } from '../../across-hosts/token-routes.ts';
 import type { CountExchange } from '../../../collective/exchange.ts';
 import type { EpRegion } from '../buffer-size.ts';
@@ -20,9 +20,6 @@ import type { DispatchHandle } from '../dispatch-handle.ts';
 import type { LayoutTensors } from '../dispatch-layout.ts';
 import type { EpScope } from '../scope.ts';
 import { bufferNetworkShape } from './buffer-network-shape.ts';
-
-/** Tokens whose rows a rank moves within its host before it looks at the network again. */
-const SLICE_TOKENS = 64;
 
 /** Tables of addresses by rank of this host, or by column of a sum. */
 interface Bases extends Disposable {
@@ -53,9 +50,7 @@ export class CpuBufferNetwork {
   readonly exchange: HostExchange;
   readonly #scope: EpScope<CpuDevice>;
   readonly #bases: Bases;
-  readonly #forwarders: readonly RowForwarder[];
-  readonly #senders: readonly SumSender[];
-  readonly #receivers: readonly SumReceiver[];
+  readonly #calls: HostCalls;
 
   /** Collective; fails alike on all ranks. */
   static async create(scope: EpScope<CpuDevice>, window: SymmetricWindow, wait: CallWait): Promise<CpuBufferNetwork> {
@@ -76,9 +71,7 @@ export class CpuBufferNetwork {
     this.exchange = exchange;
     this.#scope = scope;
     this.#bases = makeBases(scope, window, exchange);
-    this.#forwarders = exchange.served.map((_, slot) => new RowForwarder(device, exchange, slot));
-    this.#senders = exchange.served.map((_, slot) => new SumSender(exchange, slot));
-    this.#receivers = exchange.ways.map((_, way) => new SumReceiver(exchange, way));
+    this.#calls = new HostCalls(device, exchange);
   }
 
   /** How many tokens go to each host. */
@@ -102,134 +95,77 @@ export class CpuBufferNetwork {
     return routeTokens(this.#scope.device, this.exchange, { numTokens, rowTable, rankTable: undefined, perHost });
   }
 
-  /**
-   * Sends the rows that go to other hosts, has `moveLocal` move those of this one, slice by slice, and forwards what comes
-   * from others. Returns when nothing of the call is under way to or from this rank.
-   */
-  async dispatch(
+  /** `moveLocal` moves the rows of some tokens to the ranks of this host. */
+  dispatch(
     { input, handle, isCached }: { input: DispatchPlanInput; handle: DispatchHandle; isCached: boolean },
     moveLocal: (first: number, count: number) => void,
     wait: CallWait,
   ): Promise<void> {
-    const { exchange } = this;
-    const { device, size, config } = this.#scope;
-    const { network } = exchange;
+    const { size, config } = this.#scope;
+    const { data, numTokens } = input;
+    const rows = {
+      address: data.address,
+      rowBytes: config.hidden * dtypes[data.dtype].bytes,
+      offset: size.regions.rows.offset,
+      beside: besideRows(input),
+      withPlaces: !isCached,
+    };
+    const spread: ForwardedCall['spread'] = (list, at) => this.#spread(input, list, at, isCached);
     const routed = handle.routed as RoutedTokens;
-    const rowBytes = config.hidden * dtypes[input.data.dtype].bytes;
-    const beside = besideRows(input);
-    const about = { rowBytes, beside, withPlaces: !isCached };
-    await network.useMemory(device.memory.buffer.byteLength);
-    const rowBases = this.#bases.rows.address;
-    for (const [slot, forwarder] of this.#forwarders.entries()) {
-      const spread = (list: HostTokens, at: (array: BesideRows['array']) => number): void =>
-        this.#spread(input, list, at, isCached);
-      const list = routed.served[slot]!;
-      forwarder.begin({ ...about, list, rowBases, hasMetadata: hasMetadata(about), spread });
-    }
-    queueRows(device, exchange, routed, { ...about, address: input.data.address, offset: size.regions.rows.offset });
-    for (let first = 0; first < input.numTokens; first += SLICE_TOKENS) {
-      network.advance();
-      moveLocal(first, Math.min(SLICE_TOKENS, input.numTokens - first));
-      for (const forwarder of this.#forwarders) forwarder.step();
-    }
-    await network.until(
-      {
-        isDone: () => {
-          let all = true;
-          for (const forwarder of this.#forwarders) {
-            forwarder.step();
-            all &&= forwarder.isDone;
-          }
-          return all && network.isDelivered;
-        },
-        awaits: (peer) => exchange.served.some(({ rank }, slot) => rank === peer && !this.#forwarders[slot]!.isDone),
-        describe: () => this.#describe(this.#forwarders),
-      },
+    return this.#calls.dispatch(
+      { routed, rows, rowBases: this.#bases.rows.address, spread, numTokens, moveLocal },
       wait,
     );
   }
 
-  /**
-   * Behind the barrier that makes the rows of this host's ranks readable: sums those of tokens of other hosts and sends
-   * them back, and adds up this rank's own tokens.
-   */
   async combine(
     { handle, weights, biases }: CheckedCombine,
     out: { readonly rows: Tensor<'bf16'>; readonly weights: Tensor<'f32'> | undefined },
-    { exchange: counts, ...wait }: CallWait & { readonly exchange: CountExchange },
+    { counts, ...wait }: CallWait & { readonly counts: CountExchange },
   ): Promise<void> {
-    const { exchange } = this;
     const { device, config } = this.#scope;
     const { kernels } = device;
-    const { network } = exchange;
     const routed = handle.routed as RoutedTokens;
+    const { sumTable, sumColumns } = routed;
     const rowBytes = config.hidden * 2;
     const k = weights?.shape[1] ?? 0;
-    const shape = { rowBytes, weightBytes: k * 4 };
     const bases = this.#bases;
-    await network.useMemory(device.memory.buffer.byteLength);
-    for (const [slot, sender] of this.#senders.entries()) {
-      sender.begin({
-        ...shape,
-        list: routed.served[slot]!,
-        hasEntered: () => exchange.hasEntered(counts, slot),
+    const sources = bases.sources.address;
+    const format = elementFormats.bf16;
+    const { numTokens } = handle;
+    await this.#calls.combine(
+      {
+        routed,
+        numTokens,
+        counts,
+        rowBytes,
+        weightBytes: k * 4,
         sumRows: ({ places, columns }, first, count, to) => {
           const table = places.address + first * columns * 4;
-          const sources = bases.sources.address;
-          const from = bases.combineRows.address;
-          kernels.gatherSum(to, rowBytes, count, columns, table, 0, from, 0, 0, 0, sources, elementFormats.bf16);
+          kernels.gatherSum(to, rowBytes, count, columns, table, 0, bases.combineRows.address, 0, 0, 0, sources, format);
         },
         sumWeights: ({ places, columns }, _first, count, to) =>
           kernels.gatherTopkWeight(to, count, k, columns, places.address, bases.combineWeights.address),
-      });
-    }
-    for (const [way, receiver] of this.#receivers.entries()) receiver.begin(routed.sent[way]!, shape);
-    let summed = 0;
-    const addUp = (): void => {
-      let ready = handle.numTokens;
-      for (const receiver of this.#receivers) ready = Math.min(ready, receiver.step(handle.numTokens));
-      if (ready <= summed) return;
-      const at = summed * rowBytes;
-      kernels.gatherSum(
-        out.rows.address + at,
-        rowBytes,
-        ready - summed,
-        routed.sumColumns,
-        routed.sumTable.address + summed * routed.sumColumns * 4,
-        0,
-        bases.sumRows.address,
-        0,
-        biases[0] ? biases[0].address + at : 0,
-        biases[1] ? biases[1].address + at : 0,
-        bases.sources.address,
-        elementFormats.bf16,
-      );
-      summed = ready;
-    };
-    await network.until(
-      {
-        isDone: () => {
-          let all = true;
-          for (const sender of this.#senders) {
-            while (sender.step()) network.advance();
-            all &&= sender.isDone;
-          }
-          addUp();
-          for (const receiver of this.#receivers) all &&= receiver.hasWeights;
-          return all && summed === handle.numTokens && network.isDelivered;
+        addUp: (first, count) => {
+          const at = first * rowBytes;
+          const table = sumTable.address + first * sumColumns * 4;
+          const [bias0, bias1] = [0, 1].map((bias) => (biases[bias] ? biases[bias].address + at : 0)) as [number, number];
+          const to = out.rows.address + at;
+          const from = bases.sumRows.address;
+          kernels.gatherSum(to, rowBytes, count, sumColumns, table, 0, from, 0, bias0, bias1, sources, format);
         },
-        awaits: (peer) =>
-          exchange.served.some(({ rank }, slot) => rank === peer && !exchange.hasEntered(counts, slot)) ||
-          exchange.ways.some(({ forwarder }, way) => forwarder === peer && !this.#receivers[way]!.isDone),
-        describe: () => this.#describe(this.#receivers),
       },
       wait,
     );
-    if (out.weights) {
-      const { sumTable, sumColumns } = routed;
-      const from = bases.sumWeights.address;
-      kernels.gatherTopkWeight(out.weights.address, handle.numTokens, k, sumColumns, sumTable.address, from);
-    }
+    if (!out.weights) return;
+    kernels.gatherTopkWeight(
+      out.weights.address,
+      numTokens,
+      k,
+      sumColumns,
+      sumTable.address,
+      bases.sumWeights.address,
+    );
   }
 
   async close(): Promise<void> {
@@ -266,12 +202,6 @@ export class CpuBufferNetwork {
     const from = at('topkWeights');
     const to = bases.topkWeights.address;
     kernels.scatterTopkWeight(idx, indexBytes, from, count, k, columns, perRank, table, to, ranks);
-  }
-
-  #describe(parts: readonly { describe(): string | undefined }[]): string {
-    const missing = parts.flatMap((part) => part.describe() ?? []);
-    if (missing.length === 0) return this.exchange.describeUndelivered();
-    return `Rank ${this.#scope.group.worldRank} did not get ${missing.join('; ')} from other hosts`;
   }
 }
 

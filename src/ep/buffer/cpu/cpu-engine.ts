@@ -180,7 +180,8 @@ export class CpuEpEngine implements EpEngine {
     if (weights) this.#stage(weights, 'combineWeights');
     const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };
     await this.#untilFailure(async () => {
-      this.#network?.exchange.announce(this.#exchange, call, false);
+      this.#exchange.beginCall();
+      this.#network?.exchange.announce(this.#exchange, call);
       await this.window.barrier.wait(callWord(call, 'opening'), options);
       traceBegin('ep.combine.rows');
       if (this.#network === undefined) {
@@ -188,7 +189,7 @@ export class CpuEpEngine implements EpEngine {
         if (combinedTopkWeights) this.#sumWeights(combinedTopkWeights, handle);
       } else {
         const out = { rows: combinedX, weights: combinedTopkWeights };
-        await this.#network.combine(input, out, { ...options, exchange: this.#exchange });
+        await this.#network.combine(input, out, { ...options, counts: this.#exchange });
       }
       traceEnd('ep.combine.rows');
       traceBegin('ep.closing');
@@ -210,6 +211,7 @@ export class CpuEpEngine implements EpEngine {
   async #begin(call: Call, options: CallWait, withCounts = false): Promise<void> {
     const exchange = this.#network?.exchange;
     await this.#untilFailure(async () => {
+      if (!withCounts) this.#exchange.beginCall();
       exchange?.announce(this.#exchange, call, withCounts);
       await exchange?.meet(this.#exchange, options);
       await this.window.barrier.wait(callWord(call, 'opening'), options);
