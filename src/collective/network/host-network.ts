@@ -57,7 +57,7 @@ export class HostNetwork {
   /** Low words of all cells. */
   readonly #counts: Int32Array;
   readonly #links = new Map<number, NetworkLink>();
-  readonly #registered: Registration[] = [];
+  readonly #registered: (Registration | undefined)[] = [];
   #memory: Registration | undefined;
   #hasGivenUp = false;
 
@@ -209,8 +209,15 @@ export class HostNetwork {
     for (const [peer, link] of this.#links) link.giveUp(this.cellAt(peer, networkCells.abort));
   }
 
+  /** A window is about to go: once it has resolved, no peer writes to it. Nothing may be under way. */
+  async releaseWindow(number: number): Promise<void> {
+    const before = this.#registered[number];
+    this.#registered[number] = undefined;
+    if (before !== undefined) await this.#agent.deregister(before);
+  }
+
   /**
-   * Collective: a window was replaced by a larger one. Nothing may be under way to it.
+   * Collective: a window that was released has a successor.
    * @param number Which one of the options' windows.
    * @param window The new one, of the same ranks.
    * @param wait Of the call.
@@ -218,9 +225,7 @@ export class HostNetwork {
   async replaceWindow(number: number, window: SymmetricWindow, wait: CallWait): Promise<void> {
     this.#windows[number] = window;
     const work = async (): Promise<Told> => {
-      const before = this.#registered[number];
       this.#registered[number] = await this.#registerWindow(window);
-      if (before !== undefined) await this.#agent.deregister(before);
       return this.#told();
     };
     const told = await shareOutcome(this.group, { name: `network/${this.#name}/window`, facts: 0, work }, wait);
@@ -251,11 +256,12 @@ export class HostNetwork {
   }
 
   #told(): Told {
-    const metadata = this.#agent.localMetadata({ regions: this.#registered });
+    const regions = this.#registered.filter((window) => window !== undefined);
+    const metadata = this.#agent.localMetadata({ regions });
     return {
       metadata: Buffer.from(metadata).toString('base64'),
       channels: Math.min(MAX_NETWORK_CHANNELS, engineCount(this.#agent.settings)),
-      regions: this.#registered.map(({ number }) => number),
+      regions: regions.map(({ number }) => number),
     };
   }
 

@@ -50,7 +50,10 @@ export class HostCalls {
    * Sends the rows that go to other hosts, moves those of this one slice by slice, and forwards what comes from others.
    * Returns when nothing of the call is under way to or from this rank.
    */
-  async dispatch({ routed, rows, rowBases, spread, numTokens, moveLocal }: HostDispatch, wait: CallWait): Promise<void> {
+  async dispatch(
+    { routed, rows, rowBases, spread, numTokens, moveLocal }: HostDispatch,
+    wait: CallWait,
+  ): Promise<void> {
     const exchange = this.#exchange;
     const forwarders = this.#forwarders;
     const { network, served } = exchange;

@@ -104,6 +104,22 @@ export class HostExchange {
     return this.network.routes.served;
   }
 
+  /** How many tokens go to each host. `isTokenInRank` u8 [tokens, ranks]. */
+  countHosts(device: CpuDevice, isTokenInRank: Tensor<'u8'>, tokens: number): Int32Array {
+    const { hostOf, perHost, lastToken } = this.tables;
+    const hosts = perHost.shape[0]!;
+    device.kernels.countHostTokens(
+      isTokenInRank.address,
+      tokens,
+      this.#group.size,
+      hostOf.address,
+      hosts,
+      perHost.address,
+      lastToken.address,
+    );
+    return perHost.view();
+  }
+
   /** Tokens whose rows one signal stands for; alike on all ranks. */
   chunkTokens(rowBytes: number): number {
     return Math.max(1, Math.floor(CHUNK_BYTES / rowBytes));
@@ -171,7 +187,10 @@ export class HostExchange {
   async settle(wait: CallWait): Promise<void> {
     const { network } = this;
     const awaits = (peer: number): boolean => !network.link(peer).isDelivered;
-    await network.until({ isDone: () => network.isDelivered, awaits, describe: () => this.describeUndelivered() }, wait);
+    await network.until(
+      { isDone: () => network.isDelivered, awaits, describe: () => this.describeUndelivered() },
+      wait,
+    );
   }
 
   describeUndelivered(): string {

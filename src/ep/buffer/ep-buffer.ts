@@ -19,8 +19,8 @@ import type { EpScope } from './scope.ts';
 import { checkTensor, requireDevice } from '../../collective/tensor-check.ts';
 
 /**
- * Expert-parallel dispatch and combine between the ranks of a group on one host: one row per (token, rank), as in the high-throughput mode
- * of DeepEP. Calls of all ranks are made in the same order; each has one deadline. After a failure that leaves the ranks in
+ * Expert-parallel dispatch and combine between the ranks of a group: one row per (token, rank), as in the high-throughput
+ * mode of DeepEP. To another host a row travels once, however many ranks there receive it. Calls of all ranks are made in the same order; each has one deadline. After a failure that leaves the ranks in
  * disagreement, every later call fails with its reason.
  */
 export class EpBuffer implements AsyncDisposable {
@@ -29,7 +29,7 @@ export class EpBuffer implements AsyncDisposable {
   readonly #guard = new CallGuard('EpBuffer');
 
   /**
-   * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device.
+   * Collective over the group (a world is one), whose ranks use the same kind of device; those of GPUs must be on one host.
    * Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_UNSUPPORTED (several hosts), WL_CONFIG_MISMATCH,
    * WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT.
    * @param group The ranks that take part; a world is a group.

@@ -96,8 +96,8 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   #staged: StagedDispatch | undefined;
 
   /**
-   * Collective over the group (a world is one), whose ranks must all be on one host and use the same kind of device; the
-   * same error on every rank if it cannot be.
+   * Collective over the group (a world is one), whose ranks use the same kind of device; those of GPUs must all be on one
+   * host. The same error on every rank if it cannot be.
    * @param group The ranks that take part; a world is a group.
    * @param device This rank's.
    * @param options The same on all ranks.
@@ -108,7 +108,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
     options: LayerOptions<D>,
   ): Promise<EPAll2AllLayer<D>> {
     requireDevice(device);
-    requireOneHost(group, 'EPAll2AllLayer');
+    if (device.kind === 'cuda') requireOneHost(group, 'EPAll2AllLayer');
     const {
       maxTokens,
       hidden,

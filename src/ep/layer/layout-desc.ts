@@ -1,5 +1,6 @@
 // EPAllToAllLayoutDesc: what combine needs to know of a layer dispatch.
 import type { Tensor } from '../../device/tensor.ts';
+import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
 
 /** Rows and counts, of the layer's offsetDtype. */
 export type OffsetTensor = Tensor<'i32' | 'i64'>;
@@ -18,8 +19,10 @@ export interface LayoutTables {
   readonly duplicates: Tensor<'i32'> | undefined;
   /** i32 [n]: first rows of the n tokens that have several rows here, in no particular order. Only on GPUs with local combine. */
   readonly repeatedRows: Tensor<'i32'> | undefined;
+  /** What crosses to other hosts; absent in a group on one. */
+  readonly routed: RoutedTokens | undefined;
   /** All that dispose() frees. */
-  readonly owned: readonly Tensor[];
+  readonly owned: readonly Disposable[];
 }
 
 export interface LayoutDescParts {
@@ -82,7 +85,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
 
   /** Gives its tables back at once rather than when it is collected. Idempotent. */
   dispose(): void {
-    for (const tensor of this.tables.owned) tensor.dispose();
+    for (const one of this.tables.owned) one[Symbol.dispose]();
   }
 
   [Symbol.dispose](): void {

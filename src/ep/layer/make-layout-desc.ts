@@ -1,5 +1,6 @@
 // The descriptor of a layer dispatch from its tables, whatever the device.
 import type { Tensor } from '../../device/tensor.ts';
+import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
 import type { LayerInput } from './layer-arguments.ts';
 import { EPAllToAllLayoutDesc, type OffsetTensor } from './layout-desc.ts';
 
@@ -17,6 +18,8 @@ export interface DispatchTables {
   readonly firstRows: Tensor<'i32'>;
   readonly duplicates: Tensor<'i32'>;
   readonly repeated: Tensor<'i32'> | undefined;
+  /** The descriptor's from now on. */
+  readonly routed?: RoutedTokens | undefined;
 }
 
 /** How a device makes tables of its own from others. */
@@ -29,8 +32,9 @@ export interface TableCopies {
 }
 
 export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPAllToAllLayoutDesc {
-  const { owner, sequence, input, rowTable, rankTable, numInputTokens, repeated, ...parts } = tables;
-  const owned: Tensor[] = [rowTable, rankTable, numInputTokens];
+  const { owner, sequence, input, rowTable, rankTable, numInputTokens, repeated, routed, ...parts } = tables;
+  const owned: Disposable[] = [rowTable, rankTable, numInputTokens];
+  if (routed) owned.push(routed);
   const keep = <T extends Tensor>(tensor: T): T => {
     owned.push(tensor);
     return tensor;
@@ -53,6 +57,6 @@ export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPA
       numRecvTokens: parts.numRecvTokens,
       numRecvTokensPerExpert: parts.numRecvTokensPerExpert,
     },
-    { owner, sequence, rowTable, rankTable, duplicates, repeatedRows, owned },
+    { owner, sequence, rowTable, rankTable, duplicates, repeatedRows, routed, owned },
   );
 }

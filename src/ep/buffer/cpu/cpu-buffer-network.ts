@@ -76,19 +76,7 @@ export class CpuBufferNetwork {
 
   /** How many tokens go to each host. */
   countHosts({ isTokenInRank }: LayoutTensors, tokens: number): Int32Array {
-    const { group, device } = this.#scope;
-    const { hostOf, perHost, lastToken } = this.exchange.tables;
-    const hosts = group.topology.hosts.length;
-    device.kernels.countHostTokens(
-      isTokenInRank.address,
-      tokens,
-      group.size,
-      hostOf.address,
-      hosts,
-      perHost.address,
-      lastToken.address,
-    );
-    return perHost.view();
+    return this.exchange.countHosts(this.#scope.device, isTokenInRank, tokens);
   }
 
   route(rowTable: Tensor<'i32'>, numTokens: number, perHost: Int32Array): RoutedTokens {
@@ -142,14 +130,30 @@ export class CpuBufferNetwork {
         weightBytes: k * 4,
         sumRows: ({ places, columns }, first, count, to) => {
           const table = places.address + first * columns * 4;
-          kernels.gatherSum(to, rowBytes, count, columns, table, 0, bases.combineRows.address, 0, 0, 0, sources, format);
+          kernels.gatherSum(
+            to,
+            rowBytes,
+            count,
+            columns,
+            table,
+            0,
+            bases.combineRows.address,
+            0,
+            0,
+            0,
+            sources,
+            format,
+          );
         },
         sumWeights: ({ places, columns }, _first, count, to) =>
           kernels.gatherTopkWeight(to, count, k, columns, places.address, bases.combineWeights.address),
         addUp: (first, count) => {
           const at = first * rowBytes;
           const table = sumTable.address + first * sumColumns * 4;
-          const [bias0, bias1] = [0, 1].map((bias) => (biases[bias] ? biases[bias].address + at : 0)) as [number, number];
+          const [bias0, bias1] = [0, 1].map((bias) => (biases[bias] ? biases[bias].address + at : 0)) as [
+            number,
+            number,
+          ];
           const to = out.rows.address + at;
           const from = bases.sumRows.address;
           kernels.gatherSum(to, rowBytes, count, sumColumns, table, 0, from, 0, bias0, bias1, sources, format);
@@ -158,14 +162,7 @@ export class CpuBufferNetwork {
       wait,
     );
     if (!out.weights) return;
-    kernels.gatherTopkWeight(
-      out.weights.address,
-      numTokens,
-      k,
-      sumColumns,
-      sumTable.address,
-      bases.sumWeights.address,
-    );
+    kernels.gatherTopkWeight(out.weights.address, numTokens, k, sumColumns, sumTable.address, bases.sumWeights.address);
   }
 
   async close(): Promise<void> {

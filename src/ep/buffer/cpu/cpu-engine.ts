@@ -8,7 +8,6 @@ import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
-import type { RankGroup } from '../../../world/rank-group.ts';
 import { fillAddressTables } from '../../../collective/address-table.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
@@ -27,16 +26,12 @@ import type { EpCallOptions, EpEngine } from '../engine.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import type { EpTables } from '../ep-tables.ts';
+import { hostsOf } from '../../across-hosts/hosts-of.ts';
 import { CountExchange, type ExchangeHeader } from '../../../collective/exchange.ts';
 import { eventAtOnce } from '../../../collective/overlap.ts';
 import { planReceive, type ReceivePlan } from '../receive-plan.ts';
 import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
 import type { EpScope } from '../scope.ts';
-
-/** As an exchange counts them: 0 where all ranks are on one. */
-export function hostsOf({ topology: { hosts } }: RankGroup): number {
-  return hosts.length === 1 ? 0 : hosts.length;
-}
 
 /** What an engine is made of, and owns. */
 export interface CpuEngineParts {

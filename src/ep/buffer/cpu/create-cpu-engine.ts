@@ -10,7 +10,8 @@ import type { EpEngine } from '../engine.ts';
 import { type EpTables, makeEpTables } from '../ep-tables.ts';
 import type { EpScope } from '../scope.ts';
 import { CpuBufferNetwork } from './cpu-buffer-network.ts';
-import { CpuEpEngine, hostsOf } from './cpu-engine.ts';
+import { hostsOf } from '../../across-hosts/hosts-of.ts';
+import { CpuEpEngine } from './cpu-engine.ts';
 
 /** Collective: agrees on the configuration, makes the tables and the window. */
 export async function createCpuEngine(

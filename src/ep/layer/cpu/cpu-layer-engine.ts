@@ -27,6 +27,7 @@ import type {
   LayerEngineOptions,
 } from '../layer-engine.ts';
 import { type LayerTables, makeLayerTables } from '../layer-tables.ts';
+import { type PlaceTables, placeRows } from './place-rows.ts';
 import { makeLayoutDesc } from '../make-layout-desc.ts';
 import { applyScatterIndices, throwIfOutOfBlock, throwIfRepeated } from '../scatter-indices.ts';
 
@@ -91,15 +92,16 @@ class CpuLayerEngine implements LayerEngine {
     await options.previousEvent?.wait(remaining(options));
     const { group, config } = this.#context;
     const { exchange } = this.#memory;
-    const barrier = this.#barrier;
     const { layout, shape } = this.#tables;
     traceBegin('layer.dispatch.counts');
     computeLayout(input.expIndices, layout, shape);
+    const perHost = this.#memory.network?.countHosts(layout, input.numTokens);
     exchange.publish(this.#exchangeHeader(input), {
       perRank: layout.numTokensPerRank.view(),
       perExpert: layout.numTokensPerExpert.view(),
+      ...(perHost && { perHost }),
     });
-    await barrier.wait(callWord({ kind: 'layer dispatch' }, 'opening'), options);
+    await this.#meet({ kind: 'layer dispatch' }, 'opening', { ...options, withCounts: true });
     this.#dispatches += 1;
     const counts = exchange.collect();
     const plan = planExperts(counts, group.rank, config.numExperts);
@@ -112,13 +114,17 @@ class CpuLayerEngine implements LayerEngine {
       // Everyone knows everyone's rows, so all decide alike whether the output must grow, and fail alike if it cannot.
       makeRoom: (wait) => this.#makeRoom(Math.max(...plan.recvRows), wait),
       send: async (wait) => {
-        tables = await barrier.orAbort(() => this.#device.allocating(() => this.#placeRows(input, plan)));
-        await this.#send(input, { plan, tables, options: wait });
+        tables = await this.#untilFailure(() =>
+          this.#device.allocating(() =>
+            placeRows(this.#device, this.#tables, { input, plan, config: this.#context.config }),
+          ),
+        );
+        await this.#send(input, { plan, tables, options: wait, perHost: counts.perHost });
       },
       finish: async () => {
         if (tables === undefined) throw new WeftlineError('WL_INTERNAL', 'A dispatch was finished before it was sent');
         const parts = { plan, tables, numTokens: counts.numTokens };
-        const received = await barrier.orAbort(() => this.#device.allocating(() => this.#receive(input, parts)));
+        const received = await this.#untilFailure(() => this.#device.allocating(() => this.#receive(input, parts)));
         return { ...received, event: eventAtOnce(options) };
       },
     };
@@ -131,7 +137,7 @@ class CpuLayerEngine implements LayerEngine {
     await options.previousEvent?.wait(remaining(options));
     const { kernels } = this.#device;
     const { topk, hidden, rowBytes, tokenDtype } = this.#context.config;
-    const { duplicates, rowTable, rankTable, sequence } = desc.tables;
+    const { duplicates, rowTable, rankTable, routed, sequence } = desc.tables;
     const shape = [desc.numDispatchTokenCurRank, hidden];
     const combined = out ?? (await this.#device.allocating(() => this.#device.empty(tokenDtype, shape)));
     const own = this.#memory.view(tokenDtype, 'expertRows', [desc.numRecvTokens, hidden]);
@@ -144,32 +150,43 @@ class CpuLayerEngine implements LayerEngine {
       traceEnd('layer.combine.duplicates');
     }
     const call: Call = { kind: 'layer combine', handle: sequence };
-    await this.#barrier.wait(callWord(call, 'opening'), options);
-    traceBegin('layer.combine.rows');
-    kernels.gatherSum(
-      combined.address,
-      rowBytes,
-      desc.numDispatchTokenCurRank,
-      topk,
-      rowTable.address,
-      rankTable.address,
-      this.#memory.bases('expertRows'),
-      this.#localCombine ? 1 : 0,
-      0,
-      0,
-      sources,
-      format,
-    );
-    traceEnd('layer.combine.rows');
-    traceBegin('layer.closing');
-    await this.#barrier.wait(callWord(call, 'closing'), options);
-    traceEnd('layer.closing');
+    await this.#untilFailure(async () => {
+      this.#memory.exchange.beginCall();
+      this.#memory.network?.exchange.announce(this.#memory.exchange, call);
+      await this.#barrier.wait(callWord(call, 'opening'), options);
+      traceBegin('layer.combine.rows');
+      if (routed) {
+        const of = { out: combined, routed, counts: this.#memory.exchange };
+        await this.#memory.network!.combine(of, { ...options, localCombine: this.#localCombine });
+      } else {
+        kernels.gatherSum(
+          combined.address,
+          rowBytes,
+          desc.numDispatchTokenCurRank,
+          topk,
+          rowTable.address,
+          rankTable.address,
+          this.#memory.bases('expertRows'),
+          this.#localCombine ? 1 : 0,
+          0,
+          0,
+          sources,
+          format,
+        );
+      }
+      traceEnd('layer.combine.rows');
+      traceBegin('layer.closing');
+      await this.#barrier.wait(callWord(call, 'closing'), options);
+      traceEnd('layer.closing');
+    });
     return { combined, event: eventAtOnce(options) };
   }
 
-  barrier(options: CallWait & { readonly intraNodeOnly: boolean }): Promise<void> {
-    const call = callWord({ kind: 'barrier', detail: options.intraNodeOnly ? 1 : 0 }, 'opening');
-    return this.#barrier.wait(call, options);
+  barrier({ intraNodeOnly, ...options }: CallWait & { readonly intraNodeOnly: boolean }): Promise<void> {
+    const call: Call = { kind: 'barrier', detail: intraNodeOnly ? 1 : 0 };
+    if (intraNodeOnly) return this.#barrier.wait(callWord(call, 'opening'), options);
+    this.#memory.exchange.beginCall();
+    return this.#meet(call, 'opening', { ...options, withCounts: false });
   }
 
   barrierOnStream(): never {
@@ -179,6 +196,28 @@ class CpuLayerEngine implements LayerEngine {
   close(): Promise<void> {
     this.#tables[Symbol.dispose]();
     return Promise.resolve();
+  }
+
+  /** Behind it, every rank has come to this point of the call, and this host has the records of all. */
+  #meet(
+    call: Call,
+    phase: 'opening' | 'middle',
+    { withCounts, ...options }: CallWait & { readonly withCounts: boolean },
+  ): Promise<void> {
+    return this.#untilFailure(async () => {
+      await this.#memory.network?.meet(this.#memory.exchange, call, { ...options, withCounts });
+      await this.#barrier.wait(callWord(call, phase), options);
+    });
+  }
+
+  /** A part of a call whose failure ends the layer's use for all ranks; they hear of it at once. */
+  async #untilFailure<T>(work: () => T | Promise<T>): Promise<T> {
+    try {
+      return await this.#barrier.orAbort(work);
+    } catch (error) {
+      this.#memory.network?.exchange.network.giveUp();
+      throw error;
+    }
   }
 
   #exchangeHeader(input: LayerInput): ExchangeHeader {
@@ -200,30 +239,8 @@ class CpuLayerEngine implements LayerEngine {
       await this.#context.reallocateDispatchOutputBuf(rows, remaining(options));
     } catch (error) {
       if (isSharedByAll(error)) throw error;
-      await this.#barrier.orAbort(() => Promise.reject(error as Error));
+      await this.#untilFailure(() => Promise.reject(error as Error));
     }
-  }
-
-  /** Row and rank of every choice, from prefix sums. */
-  #placeRows({ expIndices, numTokens }: LayerInput, plan: ExpertPlan): PlaceTables {
-    const device = this.#device;
-    const { topk, maxTokens, numExperts, numExpertsPerRank } = this.#context.config;
-    const rowTable = device.empty('i32', [1, maxTokens, topk]);
-    const rankTable = device.empty('i32', [numTokens, topk]);
-    rowTable.view().fill(-1, numTokens * topk);
-    this.#tables.nextRow.view().set(plan.firstRow);
-    device.kernels.expandedRows(
-      expIndices.address,
-      dtypes[expIndices.dtype].bytes,
-      numTokens,
-      topk,
-      numExperts,
-      numExpertsPerRank,
-      this.#tables.nextRow.address,
-      rowTable.address,
-      rankTable.address,
-    );
-    return { rowTable, rankTable };
   }
 
   /** Rows from the caller's indices instead; every rank gets the same error when one of them names a wrong row. */
@@ -234,41 +251,61 @@ class CpuLayerEngine implements LayerEngine {
   ): Promise<void> {
     const { exchange } = this.#memory;
     const bad = applyScatterIndices({ topkIdx: expIndices, fullScatterIndices, ...tables }, plan);
+    exchange.beginCall();
     exchange.publishStatus(bad + 1);
     // An empty token index marks a row that nobody wrote.
     this.#sourceTokens(plan).fill(-1);
-    await this.#barrier.wait(callWord({ kind: 'layer dispatch' }, 'middle'), options);
+    await this.#meet({ kind: 'layer dispatch' }, 'middle', { ...options, withCounts: false });
     throwIfOutOfBlock(exchange.statuses(), this.#context.group.ranks);
   }
 
   /** Collective. */
-  async #send(
-    input: LayerInput,
-    { plan, tables, options }: { plan: ExpertPlan; tables: PlaceTables; options: CallWait },
-  ): Promise<void> {
-    const barrier = this.#barrier;
+  async #send(input: LayerInput, { plan, tables, options, perHost }: SendPlan): Promise<void> {
     if (input.fullScatterIndices) {
       traceBegin('layer.dispatch.places');
       await this.#applyScatter(input.fullScatterIndices, input, { plan, tables, options });
       traceEnd('layer.dispatch.places');
     }
-    traceBegin('layer.dispatch.rows');
-    await barrier.orAbort(() => this.#sendRows(input, tables));
-    traceEnd('layer.dispatch.rows');
-    traceBegin('layer.closing');
-    await barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), options);
-    traceEnd('layer.closing');
+    await this.#untilFailure(async () => {
+      traceBegin('layer.dispatch.rows');
+      this.#sendBeside(input, tables);
+      const { network } = this.#memory;
+      if (network === undefined) this.#sendRows(input, tables, 0, input.numTokens);
+      else {
+        tables.routed = network.route(input, tables, perHost);
+        const of = { input, routed: tables.routed };
+        await network.dispatch(of, (first, count) => this.#sendRows(input, tables, first, count), options);
+      }
+      traceEnd('layer.dispatch.rows');
+      traceBegin('layer.closing');
+      await this.#barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), options);
+      traceEnd('layer.closing');
+    });
     if (input.fullScatterIndices) await this.#requireAllWritten(plan, options);
   }
 
-  #sendRows(input: LayerInput, { rowTable, rankTable }: PlaceTables): void {
+  /** To the ranks of this host, each row once per expert: a copy at the far side would read and write the same memory again. */
+  // oxlint-disable-next-line max-params -- hot path: called per slice of tokens
+  #sendRows({ input }: LayerInput, { rowTable, rankTable }: PlaceTables, first: number, count: number): void {
+    const { topk, rowBytes } = this.#context.config;
+    const cell = first * topk * 4;
+    this.#device.kernels.scatterRows(
+      input.address + first * rowBytes,
+      rowBytes,
+      count,
+      topk,
+      rowTable.address + cell,
+      rankTable.address + cell,
+      this.#memory.bases('rows'),
+    );
+  }
+
+  #sendBeside(input: LayerInput, { rowTable, rankTable }: PlaceTables): void {
     const memory = this.#memory;
     const { kernels } = this.#device;
-    const { topk, rowBytes } = this.#context.config;
+    const { topk } = this.#context.config;
     const { numTokens, weight } = input;
     const [table, ranks] = [rowTable.address, rankTable.address];
-    // Each row is written once per expert: on a CPU the copy at the far side would read and write the same memory again.
-    kernels.scatterRows(input.input.address, rowBytes, numTokens, topk, table, ranks, memory.bases('rows'));
     if (input.fullScatterIndices) {
       kernels.scatterTokenIndex(numTokens, topk, table, ranks, memory.bases('sourceToken'));
     }
@@ -281,8 +318,9 @@ class CpuLayerEngine implements LayerEngine {
 
   async #requireAllWritten(plan: ExpertPlan, options: CallWait): Promise<void> {
     const { exchange } = this.#memory;
+    exchange.beginCall();
     exchange.publishStatus(this.#sourceTokens(plan).includes(-1) ? 1 : 0);
-    await this.#barrier.wait(callWord({ kind: 'layer dispatch', detail: 1 }, 'middle'), options);
+    await this.#meet({ kind: 'layer dispatch', detail: 1 }, 'middle', { ...options, withCounts: false });
     throwIfRepeated(exchange.statuses(), this.#context.group.ranks);
   }
 
@@ -340,9 +378,9 @@ class CpuLayerEngine implements LayerEngine {
   }
 }
 
-interface PlaceTables {
-  /** i32 [1, maxTokens, K] */
-  readonly rowTable: Tensor<'i32'>;
-  /** i32 [T, K] */
-  readonly rankTable: Tensor<'i32'>;
+interface SendPlan {
+  readonly plan: ExpertPlan;
+  readonly tables: PlaceTables;
+  readonly options: CallWait;
+  readonly perHost: Int32Array;
 }

@@ -12,6 +12,8 @@ import { describeCall } from '../../../collective/calls.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import { CountExchange } from '../../../collective/exchange.ts';
 import type { EPConfig } from '../ep-config.ts';
+import { hostsOf } from '../../across-hosts/hosts-of.ts';
+import { CpuLayerNetwork } from './cpu-layer-network.ts';
 import { type LayerMemory, noOutput } from '../layer-memory.ts';
 import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';
 
@@ -30,11 +32,13 @@ export class CpuLayerMemory implements LayerMemory {
   readonly #group: RankGroup;
   readonly #device: CpuDevice;
   readonly #config: EPConfig;
+  /** Of a group on several hosts, once there is an output. */
+  network: CpuLayerNetwork | undefined;
   #output: Output | undefined;
 
   /** Collective; without an output yet. */
   static async create(group: RankGroup, device: CpuDevice, config: EPConfig, wait: CallWait): Promise<CpuLayerMemory> {
-    const bytes = exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: 0 });
+    const bytes = exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: hostsOf(group) });
     const of = { group, device, name: 'a2a-control', bytes, describeCall };
     return new CpuLayerMemory(await SymmetricWindow.create({ ...wait, ...of }), { group, device, config });
   }
@@ -46,7 +50,7 @@ export class CpuLayerMemory implements LayerMemory {
       group: of.group,
       ranks: of.group.size,
       experts: of.config.numExperts,
-      hosts: 0,
+      hosts: hostsOf(of.group),
     });
     this.#group = of.group;
     this.#device = of.device;
@@ -67,6 +71,7 @@ export class CpuLayerMemory implements LayerMemory {
 
   /** Every rank fails alike, also when only one of them has no memory for its tables. */
   async allocate(rows: number, wait: CallWait): Promise<void> {
+    await this.network?.releaseOutput();
     this.#releaseOutput();
     const [group, device] = [this.#group, this.#device];
     const size = outputSize(this.#config, rows);
@@ -83,8 +88,10 @@ export class CpuLayerMemory implements LayerMemory {
       const { set, bases } = tables as Required<typeof tables>;
       fillAddressTables(bases, { window, group }, size.regions);
       this.#output = { window, size, bases, set };
+      await this.#connect({ window, size }, wait);
     } catch (error) {
-      tables.set?.[Symbol.dispose]();
+      if (this.#output === undefined) tables.set?.[Symbol.dispose]();
+      else this.#releaseOutput();
       throw error;
     }
   }
@@ -105,10 +112,19 @@ export class CpuLayerMemory implements LayerMemory {
     return this.#present().bases[region].address;
   }
 
-  close(): Promise<void> {
+  async close(): Promise<void> {
+    // Its engines write into the windows.
+    await this.network?.close();
     this.#releaseOutput();
     this.control[Symbol.dispose]();
-    return Promise.resolve();
+  }
+
+  async #connect({ window, size }: Pick<Output, 'window' | 'size'>, wait: CallWait): Promise<void> {
+    const { control } = this;
+    const [group, device, config] = [this.#group, this.#device, this.#config];
+    if (hostsOf(group) === 0) return;
+    if (this.network !== undefined) return this.network.replaceOutput({ window, size }, wait);
+    this.network = await CpuLayerNetwork.create({ ...wait, group, device, config, control, output: window }, size);
   }
 
   #releaseOutput(): void {

@@ -1,0 +1,243 @@
+// What the calls of an all-to-all layer do across hosts on CPU ranks: one row per (token, host) on the network, copied at the
+// far side to the token's other experts there, and one sum per (token, host) back.
+import { elementFormats } from '../../../abi/element-formats.ts';
+import type { Call } from '../../../collective/calls.ts';
+import type { CountExchange } from '../../../collective/exchange.ts';
+import type { CallWait } from '../../../core/deadline.ts';
+import { dtypes } from '../../../core/dtype.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/tensor-set.ts';
+import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
+import { HostCalls } from '../../across-hosts/host-calls.ts';
+import { HostExchange, ROW_WINDOW } from '../../across-hosts/host-exchange.ts';
+import type { NetworkShape } from '../../across-hosts/network-size.ts';
+import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
+import type { ForwardedCall } from '../../across-hosts/row-forwarder.ts';
+import { routeTokens } from '../../across-hosts/token-routes.ts';
+import type { LayoutTensors } from '../../buffer/dispatch-layout.ts';
+import type { EPConfig } from '../ep-config.ts';
+import type { LayerInput } from '../layer-arguments.ts';
+import type { LayoutTables } from '../layout-desc.ts';
+import type { OutputRegion, OutputSize } from '../output-size.ts';
+
+/** What a layer's windows are on several hosts: the control window with the exchange, and the output, which grows. */
+export interface LayerNetworkOptions extends CallWait {
+  readonly group: RankGroup;
+  readonly device: CpuDevice;
+  readonly config: EPConfig;
+  readonly control: SymmetricWindow;
+  readonly output: SymmetricWindow;
+}
+
+/** The output as it is now. */
+interface Output {
+  readonly window: SymmetricWindow;
+  readonly size: OutputSize;
+}
+
+/** Regions that a forwarder writes; `expertRows` is what it sums. */
+const regions = ['rows', 'weights', 'sourceToken', 'firstRow', 'duplicates', 'expertRows'] as const;
+
+interface Bases extends Disposable, Readonly<Record<(typeof regions)[number], Tensor<'i32'>>> {
+  /** i32 [ranks + other hosts]: of expert rows by rank, then of the sums that come back, by way. */
+  readonly sums: Tensor<'i32'>;
+  readonly sources: Tensor<'i32'>;
+}
+
+export class CpuLayerNetwork {
+  readonly exchange: HostExchange;
+  readonly #group: RankGroup;
+  readonly #device: CpuDevice;
+  readonly #config: EPConfig;
+  readonly #bases: Bases;
+  readonly #calls: HostCalls;
+  #output: OutputSize | undefined;
+
+  /** Collective over a group on several hosts; fails alike on all ranks. */
+  static async create(options: LayerNetworkOptions, size: OutputSize): Promise<CpuLayerNetwork> {
+    const { group, config, control, output } = options;
+    const shape = layerNetworkShape(config, group);
+    const exchange = await HostExchange.create({ ...options, name: 'a2a', shape, calls: control, rows: output });
+    try {
+      const network = new CpuLayerNetwork(options, exchange);
+      network.#use({ window: output, size });
+      return network;
+    } catch (error) {
+      await exchange.close();
+      throw error;
+    }
+  }
+
+  private constructor({ group, device, config, control }: LayerNetworkOptions, exchange: HostExchange) {
+    this.exchange = exchange;
+    this.#group = group;
+    this.#device = device;
+    this.#config = config;
+    this.#bases = makeBases(device, { local: control.ranks.length, ways: exchange.ways.length, config });
+    this.#calls = new HostCalls(device, exchange);
+  }
+
+  /** Before the output's window goes: peers can write to it no more. */
+  releaseOutput(): Promise<void> {
+    return this.exchange.network.releaseWindow(ROW_WINDOW);
+  }
+
+  /** Collective: the output is now this. */
+  async replaceOutput(output: Output, wait: CallWait): Promise<void> {
+    await this.exchange.network.replaceWindow(ROW_WINDOW, output.window, wait);
+    this.#use(output);
+  }
+
+  /** How many tokens go to each host. */
+  countHosts({ isTokenInRank }: LayoutTensors, tokens: number): Int32Array {
+    return this.exchange.countHosts(this.#device, isTokenInRank, tokens);
+  }
+
+  route(
+    { numTokens }: LayerInput,
+    tables: Pick<LayoutTables, 'rowTable' | 'rankTable'>,
+    perHost: Int32Array,
+  ): RoutedTokens {
+    return routeTokens(this.#device, this.exchange, { ...tables, numTokens, perHost });
+  }
+
+  /** Behind it, and behind a local barrier, all ranks of all hosts have come to this point. */
+  async meet(
+    counts: CountExchange,
+    call: Call,
+    { withCounts, ...wait }: CallWait & { withCounts: boolean },
+  ): Promise<void> {
+    this.exchange.announce(counts, call, withCounts);
+    await this.exchange.meet(counts, wait);
+  }
+
+  dispatch(
+    { input, routed }: { readonly input: LayerInput; readonly routed: RoutedTokens },
+    moveLocal: (first: number, count: number) => void,
+    wait: CallWait,
+  ): Promise<void> {
+    const { rowBytes } = this.#config;
+    const { weight, numTokens } = input;
+    const weightBytes = weight ? this.#config.topk * dtypes[weight.dtype].bytes : 0;
+    const rows = {
+      address: input.input.address,
+      rowBytes,
+      offset: this.#output!.regions.rows.offset,
+      beside: weight ? [{ array: 'topkWeights', address: weight.address, bytes: weightBytes } as const] : [],
+      withPlaces: true,
+    };
+    const spread: ForwardedCall['spread'] = (list, at) => this.#spread(input, list, at('topkWeights'));
+    const rowBases = this.#bases.rows.address;
+    return this.#calls.dispatch({ routed, rows, rowBases, spread, numTokens, moveLocal }, wait);
+  }
+
+  combine(
+    { out, routed, counts }: { readonly out: Tensor; readonly routed: RoutedTokens; readonly counts: CountExchange },
+    { localCombine, ...wait }: CallWait & { readonly localCombine: boolean },
+  ): Promise<void> {
+    const { kernels } = this.#device;
+    const { rowBytes, tokenDtype } = this.#config;
+    const format = elementFormats[tokenDtype];
+    const onePerRank = localCombine ? 1 : 0;
+    const bases = this.#bases;
+    const sources = bases.sources.address;
+    const { sumTable, sumRanks, sumColumns } = routed;
+    const sumRows = (
+      { table, ranks, columns }: { table: number; ranks: number; columns: number },
+      { to, count, from }: { to: number; count: number; from: number },
+    ): void => kernels.gatherSum(to, rowBytes, count, columns, table, ranks, from, onePerRank, 0, 0, sources, format);
+    return this.#calls.combine(
+      {
+        routed,
+        numTokens: out.shape[0]!,
+        counts,
+        rowBytes,
+        weightBytes: 0,
+        sumRows: ({ places, ranks, columns }, first, count, to) => {
+          const cell = first * columns * 4;
+          const tables = { table: places.address + cell, ranks: ranks!.address + cell, columns };
+          sumRows(tables, { to, count, from: bases.expertRows.address });
+        },
+        sumWeights: () => {},
+        addUp: (first, count) => {
+          const cell = first * sumColumns * 4;
+          const tables = { table: sumTable.address + cell, ranks: sumRanks!.address + cell, columns: sumColumns };
+          sumRows(tables, { to: out.address + first * rowBytes, count, from: bases.sums.address });
+        },
+      },
+      wait,
+    );
+  }
+
+  async close(): Promise<void> {
+    await this.exchange.close();
+    this.#bases[Symbol.dispose]();
+  }
+
+  /** What came beside the rows of one source goes to the ranks of this host. */
+  #spread(
+    { weight, fullScatterIndices }: LayerInput,
+    list: Parameters<ForwardedCall['spread']>[0],
+    weights: number,
+  ): void {
+    const { kernels } = this.#device;
+    const bases = this.#bases;
+    const { topk } = this.#config;
+    const { count, places, ranks, tokens } = list;
+    const [table, ranksOf] = [places.address, ranks!.address];
+    if (fullScatterIndices) {
+      kernels.scatterRows(tokens.address, 4, count, topk, table, ranksOf, bases.sourceToken.address);
+    }
+    if (weight) {
+      const { bytes } = dtypes[weight.dtype];
+      kernels.scatterWeight(weights, bytes, count, topk, table, ranksOf, bases.weights.address);
+    }
+    kernels.scatterDuplicates(count, topk, table, ranksOf, bases.firstRow.address, bases.duplicates.address);
+  }
+
+  #use({ window, size }: Output): void {
+    this.#output = size;
+    const at = (region: OutputRegion): number[] =>
+      window.addresses.map((address) => (address + size.regions[region].offset) | 0);
+    for (const region of regions) this.#bases[region].view().set(at(region));
+    const { exchange } = this;
+    const { scaleUpRanks } = this.#group.topology;
+    const sums = this.#bases.sums.view().fill(0);
+    const rows = at('expertRows');
+    for (const [index, rank] of scaleUpRanks.entries()) sums[rank] = rows[index]!;
+    for (const way of exchange.ways.keys()) sums[this.#group.size + way] = exchange.slotAddress('hostRows', way) | 0;
+  }
+}
+
+/** Pure. A token has a place per choice. */
+function layerNetworkShape(config: EPConfig, group: RankGroup): NetworkShape {
+  return {
+    hosts: group.topology.hosts,
+    maxTokens: config.maxTokens,
+    columns: config.topk,
+    hasRanks: true,
+    topkBytes: 0,
+    weightBytes: config.topk * dtypes[config.weightDtype].bytes,
+    scaleBytes: 0,
+    sumBytes: config.rowBytes,
+    sumWeightBytes: 0,
+  };
+}
+
+/** Fails with WL_MEMORY. */
+function makeBases(device: CpuDevice, of: { local: number; ways: number; config: EPConfig }): Bases {
+  const { local, ways, config } = of;
+  const { set, made } = TensorSet.make(device, (tensors) => ({
+    rows: tensors.empty('i32', [local]),
+    weights: tensors.empty('i32', [local]),
+    sourceToken: tensors.empty('i32', [local]),
+    firstRow: tensors.empty('i32', [local]),
+    duplicates: tensors.empty('i32', [local]),
+    expertRows: tensors.empty('i32', [local]),
+    sums: tensors.empty('i32', [config.worldSize + ways]),
+    sources: tensors.empty('i32', [config.topk + ways + 2]),
+  }));
+  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+}

@@ -1,0 +1,49 @@
+// Row and rank of every choice of a layer dispatch, from prefix sums.
+import { dtypes } from '../../../core/dtype.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
+import type { EPConfig } from '../ep-config.ts';
+import type { ExpertPlan } from '../expert-plan.ts';
+import type { LayerInput } from '../layer-arguments.ts';
+import type { LayerTables } from '../layer-tables.ts';
+
+export interface PlaceTables {
+  /** i32 [1, maxTokens, K] */
+  readonly rowTable: Tensor<'i32'>;
+  /** i32 [T, K] */
+  readonly rankTable: Tensor<'i32'>;
+  /** On several hosts, once it is known. */
+  routed?: RoutedTokens;
+}
+
+export interface PlaceRowsOptions {
+  readonly input: LayerInput;
+  readonly plan: ExpertPlan;
+  readonly config: EPConfig;
+}
+
+/** Fails with WL_MEMORY. */
+export function placeRows(
+  device: CpuDevice,
+  { nextRow }: LayerTables,
+  { input: { expIndices, numTokens }, plan, config }: PlaceRowsOptions,
+): PlaceTables {
+  const { topk, maxTokens, numExperts, numExpertsPerRank } = config;
+  const rowTable = device.empty('i32', [1, maxTokens, topk]);
+  const rankTable = device.empty('i32', [numTokens, topk]);
+  rowTable.view().fill(-1, numTokens * topk);
+  nextRow.view().set(plan.firstRow);
+  device.kernels.expandedRows(
+    expIndices.address,
+    dtypes[expIndices.dtype].bytes,
+    numTokens,
+    topk,
+    numExperts,
+    numExpertsPerRank,
+    nextRow.address,
+    rowTable.address,
+    rankTable.address,
+  );
+  return { rowTable, rankTable };
+}
