@@ -122,7 +122,7 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
   });
   assert.equal(event !== undefined, of.overlap);
   await event?.wait();
-  const reference = { received: expected, outputs, weights: outWeights };
+  const reference = { received: expected, outputs, weights: outWeights, hosts: group.topology.hosts };
   const got = await combinedX.toHost();
   const gotWeights = await combinedTopkWeights?.toHost();
   for (let token = 0; token < mine.x.length; token++) {

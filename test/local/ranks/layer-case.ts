@@ -83,7 +83,8 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
   const combined = await combineAs(of, layer, { input: result, layoutDesc });
   const got = toPatterns(await combined.toHost());
   for (let token = 0; token < mine.input.length; token++) {
-    const place = { rank: group.rank, token, hidden: of.hidden, localCombine: of.localCombine, dtype: of.dtype };
+    const { hosts } = group.topology;
+    const place = { rank: group.rank, token, hidden: of.hidden, localCombine: of.localCombine, dtype: of.dtype, hosts };
     const row = got.slice(token * of.hidden, (token + 1) * of.hidden);
     assert.deepEqual(row, referenceLayerCombine(received, outputs, place), `combined row ${token}`);
   }
