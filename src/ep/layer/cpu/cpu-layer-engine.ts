@@ -182,11 +182,13 @@ class CpuLayerEngine implements LayerEngine {
     return { combined, event: eventAtOnce(options) };
   }
 
-  barrier({ intraNodeOnly, ...options }: CallWait & { readonly intraNodeOnly: boolean }): Promise<void> {
+  async barrier({ intraNodeOnly, ...options }: CallWait & { readonly intraNodeOnly: boolean }): Promise<void> {
     const call: Call = { kind: 'barrier', detail: intraNodeOnly ? 1 : 0 };
     if (intraNodeOnly) return this.#barrier.wait(callWord(call, 'opening'), options);
     this.#memory.exchange.beginCall();
-    return this.#meet(call, 'opening', { ...options, withCounts: false });
+    await this.#meet(call, 'opening', { ...options, withCounts: false });
+    // The last call before close(), often: peers must not find the link closed in place of the record.
+    await this.#untilFailure(() => this.#memory.network?.exchange.settle(options));
   }
 
   barrierOnStream(): never {
