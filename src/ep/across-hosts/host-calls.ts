@@ -16,7 +16,7 @@ export interface HostDispatch extends Pick<ForwardedCall, 'rowBases' | 'spread'>
   readonly rows: OutgoingRows;
   readonly numTokens: number;
   /** Moves the rows of these tokens to the ranks of this host. */
-  moveLocal(first: number, count: number): void;
+  readonly moveLocal: (first: number, count: number) => void;
 }
 
 export interface HostCombine extends SumShape {
@@ -28,7 +28,7 @@ export interface HostCombine extends SumShape {
   readonly sumRows: SumTokens;
   readonly sumWeights: SumTokens;
   /** Adds up this rank's own tokens [first, first + count): all rows of them are here. */
-  addUp(first: number, count: number): void;
+  readonly addUp: (first: number, count: number) => void;
 }
 
 export class HostCalls {

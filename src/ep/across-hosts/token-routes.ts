@@ -47,48 +47,65 @@ export function routeTokens(device: CpuDevice, exchange: HostExchange, tables: R
 }
 
 /** Columns by ascending host: this host's ranks or choices, one of each other host. */
-function fillSumTable(
-  { ways, network, tables: { hostOf } }: HostExchange,
-  { numTokens, rowTable, rankTable }: RouteTables,
-  { sent, sumTable, sumRanks, sumColumns }: RoutedTokens,
-): void {
-  const { hosts, host } = network.routes;
-  const table = sumTable.view();
-  const ranks = sumRanks?.view();
-  const rows = rowTable.view();
-  const choices = rankTable?.view();
-  const hostOfRank = hostOf.view();
-  const columns = rowTable.shape.at(-1)!;
-  table.fill(-1);
-  ranks?.fill(-1);
+function fillSumTable(exchange: HostExchange, tables: RouteTables, routed: RoutedTokens): void {
+  const { hosts, host } = exchange.network.routes;
+  routed.sumTable.view().fill(-1);
+  routed.sumRanks?.view().fill(-1);
   let column = 0;
   for (let there = 0; there < hosts.length; there++) {
-    if (there !== host) {
-      const at = ways.findIndex((way) => way.host === there);
-      const { count, tokens } = sent[at]!;
-      const list = tokens.view();
-      for (let i = 0; i < count; i++) {
-        const cell = list[i]! * sumColumns + column;
-        table[cell] = i;
-        if (ranks) ranks[cell] = hostOfRank.length + at;
-      }
-      column++;
-      continue;
-    }
-    const own = hosts[host]!;
-    for (let t = 0; t < numTokens; t++) {
-      const cell = t * sumColumns + column;
-      if (choices && ranks) {
-        for (let c = 0; c < columns; c++) {
-          const rank = choices[t * columns + c]!;
-          if (rank < 0 || hostOfRank[rank] !== host) continue;
-          table[cell + c] = rows[t * columns + c]!;
-          ranks[cell + c] = rank;
-        }
-      } else {
-        for (let c = 0; c < own.length; c++) table[cell + c] = rows[t * columns + own[c]!]!;
-      }
-    }
-    column += choices ? columns : own.length;
+    if (there === host) column += fillOwnColumns(exchange, tables, { routed, column });
+    else fillColumnOf(exchange, there, { routed, column: column++ });
   }
+}
+
+interface SumPlace {
+  readonly routed: RoutedTokens;
+  readonly column: number;
+}
+
+/** The place of each token among those sent to the host. */
+function fillColumnOf(
+  { ways, network }: HostExchange,
+  there: number,
+  { routed: { sent, sumTable, sumRanks, sumColumns }, column }: SumPlace,
+): void {
+  const way = ways.findIndex(({ host }) => host === there);
+  const { count, tokens } = sent[way]!;
+  const table = sumTable.view();
+  const ranks = sumRanks?.view();
+  const list = tokens.view();
+  for (let i = 0; i < count; i++) {
+    const cell = list[i]! * sumColumns + column;
+    table[cell] = i;
+    // Behind the ranks of the group.
+    if (ranks) ranks[cell] = network.group.size + way;
+  }
+}
+
+/** Rows at this host's ranks, or of its choices. Returns how many columns they take. */
+function fillOwnColumns(
+  { network, tables: { hostOf } }: HostExchange,
+  { numTokens, rowTable, rankTable }: RouteTables,
+  { routed: { sumTable, sumRanks, sumColumns }, column }: SumPlace,
+): number {
+  const { hosts, host } = network.routes;
+  const own = hosts[host]!;
+  const table = sumTable.view();
+  const rows = rowTable.view();
+  const columns = rowTable.shape.at(-1)!;
+  const width = rankTable ? columns : own.length;
+  const choices = rankTable?.view();
+  const ranks = sumRanks?.view();
+  const hostOfRank = hostOf.view();
+  for (let t = 0; t < numTokens; t++) {
+    const cell = t * sumColumns + column;
+    for (let c = 0; c < width; c++) {
+      const from = t * columns + (choices ? c : own[c]!);
+      const rank = choices ? choices[from]! : own[c]!;
+      if (rank < 0 || hostOfRank[rank] !== host) continue;
+      table[cell + c] = rows[from]!;
+      if (ranks) ranks[cell + c] = rank;
+    }
+  }
+  return width;
 }

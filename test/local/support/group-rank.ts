@@ -70,10 +70,14 @@ const scenarios: Readonly<Record<string, (world: World) => Promise<unknown>>> = 
     const twice = await failure(world.group([world.rank, world.rank]));
     const badKey = await failure(world.split({ color: 1, key: world.rank === 2 ? Number.NaN : 0 }));
     const order = await failure(world.group(world.rank === 1 ? [1, 0, 2, 3] : [0, 1, 2, 3]));
-    const wide = await failure(openBuffer(world, device));
+    await using wide = await openBuffer(world, device);
     await using buffer = await openBuffer(host, device);
     await using alone = await openBuffer(self, device);
-    const [used, usedAlone] = await Promise.all([useBuffer(buffer, device), useBuffer(alone, device)]);
+    const [used, usedAlone, usedWide] = await Promise.all([
+      useBuffer(buffer, device),
+      useBuffer(alone, device),
+      useBuffer(wide, device),
+    ]);
     const uneven = await failure(openBuffer(host, device, 2 * host.size * (1 + (world.rank % 2))));
     const { hosts, hostIndex, scaleUpIndex } = world.topology;
     const { localRanks, nodeCount, machineRank } = world;
@@ -85,8 +89,7 @@ const scenarios: Readonly<Record<string, (world: World) => Promise<unknown>>> = 
       twice,
       badKey,
       order,
-      wide,
-      used: [...used, ...usedAlone],
+      used: [...used, ...usedAlone, ...usedWide],
       uneven,
     };
   },
