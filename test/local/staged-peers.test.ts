@@ -1,4 +1,4 @@
-// A peer that is killed while memory is staged: what goes to it fails, its rings are given back, and others go on.
+// Staged memory and its peers: one that is killed fails what goes to it alone, and memory that is given up ends no link.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type Agent, DescriptorList } from 'weftline/agent';
@@ -53,4 +53,47 @@ for (const configuration of stagedConfigurations) {
   test(`${name}: a killed peer fails what goes to it, and another is reached`, { skip }, () =>
     testKilled(configuration),
   );
+}
+
+const toStaged = stagedConfigurations.filter(({ name }) => name.endsWith('staged there'));
+
+for (const configuration of toStaged) {
+  test(`${configuration.name}: host memory that is given up while it is sent ends its transfer, not the link`, async () => {
+    await using pair = await openPair(configuration, BYTES);
+    const { agent, peer } = pair;
+    const lasting = await agent.allocate(BYTES);
+    const link = await agent.linkTo('there');
+    for (let round = 0; round < 5; round++) {
+      const memory = await agent.allocate(BYTES);
+      memory.bytes.fill(1);
+      const remote = allOf(agent, 'there');
+      const transfer = await agent.prepare({
+        operation: 'write',
+        peer: 'there',
+        local: DescriptorList.of(memory),
+        remote,
+      });
+      transfer.post();
+      for (let turn = 0; turn < round * 20; turn++) await new Promise((next) => setImmediate(next));
+      await agent.deregister(memory);
+      const end = await transfer.wait().then(
+        () => 'done',
+        ({ code }) => String(code),
+      );
+      assert.ok(end === 'done' || end === 'WL_CLOSED', end);
+      await transfer.release();
+      lasting.bytes.fill(10 + round);
+      await using next = await agent.prepare({
+        operation: 'write',
+        peer: 'there',
+        local: DescriptorList.of(lasting),
+        remote,
+      });
+      next.post();
+      await next.wait();
+      assert.equal(link.state, 'open');
+      const came = await peer.bytes('allocated', 0, BYTES);
+      assert.ok(came.every((byte) => byte === 10 + round));
+    }
+  });
 }

@@ -1,6 +1,7 @@
 // Memory that a staging thread reaches: by number, with the key that peers must name and the device that copies it.
 import { randomBytes } from 'node:crypto';
 import { WeftlineError } from '../../core/errors.ts';
+import type { BackendRegion } from '../backend.ts';
 import type { DeviceCopies } from './device-copies.ts';
 
 export interface StagedMemory {
@@ -10,6 +11,8 @@ export interface StagedMemory {
   readonly bytes: number;
   readonly copies: DeviceCopies;
   readonly isOffered: boolean;
+  /** Of host memory that the thread's backend sends from without a copy. */
+  readonly region?: BackendRegion | undefined;
   /** False from the begin of its release on. */
   isOpen: boolean;
 }

@@ -62,6 +62,15 @@ export class PieceChannels {
     return trySignal(this.#channels[channel] as BackendChannel, this.#remote, stagingCounterOffset(channel), pieces);
   }
 
+  /** Tells whether nothing that is posted now reads memory of this side any more. */
+  fence(): () => boolean {
+    const marks = this.#channels.map(({ posted }) => posted);
+    return () =>
+      this.#channels.every(({ error, delivered, isQuiet }, channel) =>
+        error === undefined ? delivered >= marks[channel]! : isQuiet !== false,
+      );
+  }
+
   /** The link may be one that others go on with. All are closed, whatever becomes of one; then the first failure is thrown. */
   async close(): Promise<void> {
     const ends = await Promise.allSettled(this.#channels.map((channel) => channel.close()));

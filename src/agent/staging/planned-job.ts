@@ -6,6 +6,7 @@ import { Job } from './job.ts';
 import type { StagedMemory } from './memory-table.ts';
 import type { PiecePlan } from './piece-plan.ts';
 import type { RingMemory } from './ring-memory.ts';
+import type { SendLane } from './send-lane.ts';
 
 export interface PlannedJobParts {
   readonly operation: TransferOperation;
@@ -15,6 +16,12 @@ export interface PlannedJobParts {
   /** Of the thread. */
   readonly run: CopyRun;
   readonly onEnd: (error: WeftlineError | undefined) => void;
+}
+
+/** A transfer that the agent has prepared. */
+export interface Prepared {
+  readonly lane: SendLane;
+  readonly job: PlannedJob;
 }
 
 export abstract class PlannedJob extends Job {

@@ -5,7 +5,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import type { LaneCarrier } from './lane.ts';
 import type { PieceChannels } from './piece-channels.ts';
-import type { RingMemory } from './ring-memory.ts';
+import { dataOffsetOf, type RingMemory } from './ring-memory.ts';
 
 /** What a piece says of itself. Owned by its job and written again. */
 export interface PieceWords {
@@ -46,8 +46,9 @@ export class SendSession implements LaneCarrier {
   readonly ring: RingMemory;
   readonly #channels: PieceChannels;
   readonly #place: PutPlace;
-  /** The piece was put, but its signal found no room yet. */
-  #isPut = false;
+  #direct: PutPlace | undefined;
+  /** Puts of the piece that were made before one, or its signal, found no room. */
+  #puts = 0;
   #isSkipping = false;
   /** Pieces so far. */
   #sent = 0;
@@ -102,19 +103,35 @@ export class SendSession implements LaneCarrier {
 
   /** Sends the first bytes of a slot. False, to be called again, if there is no room now. */
   send(slot: number, bytes: number): boolean {
-    if (this.#isSkipping) this.#isPut = false;
-    this.#isSkipping = false;
-    return this.#push(slot, bytes);
+    this.#beginSend();
+    return this.#putSlot(slot, bytes) && this.#tell();
+  }
+
+  /** The same of a piece whose one fragment lies in memory that the backend sends from. */
+  sendFrom(slot: number, region: BackendRegion, localOffset: number, bytes: number): boolean {
+    this.#beginSend();
+    const dataOffset = dataOffsetOf(1);
+    if (!this.#putSlot(slot, dataOffset)) return false;
+    if (this.#puts === 1) {
+      const place = (this.#direct ??= { ...this.#place });
+      place.local = region;
+      place.localOffset = localOffset;
+      place.remoteOffset = this.ring.slotOffset(slot) + dataOffset;
+      place.bytes = bytes;
+      if (!this.#channels.put(this.#channel, place)) return false;
+      this.#puts = 2;
+    }
+    return this.#tell();
   }
 
   skip(slot: number): boolean {
     if (!this.#isSkipping) {
       // What was put of a piece that was given up is overwritten before the signal tells of it.
-      this.#isPut = false;
+      this.#puts = 0;
       this.#isSkipping = true;
       this.fill(slot, nothing);
     }
-    if (!this.#push(slot, pieceHead.size)) return false;
+    if (!this.#putSlot(slot, pieceHead.size) || !this.#tell()) return false;
     this.#isSkipping = false;
     return true;
   }
@@ -133,21 +150,38 @@ export class SendSession implements LaneCarrier {
     });
   }
 
+  /** Tells whether nothing that is on its way now is read from memory of this side any more. */
+  fence(): () => boolean {
+    return this.#channels.fence();
+  }
+
   close(): Promise<void> {
     return this.#channels.close();
   }
 
-  #push(slot: number, bytes: number): boolean {
-    const channel = this.#sent % this.#channels.count;
-    if (!this.#isPut) {
-      const place = this.#place;
-      place.localOffset = place.remoteOffset = this.ring.slotOffset(slot);
-      place.bytes = bytes;
-      if (!this.#channels.put(channel, place)) return false;
-      this.#isPut = true;
-    }
-    if (!this.#channels.tell(channel, 1)) return false;
-    this.#isPut = false;
+  get #channel(): number {
+    return this.#sent % this.#channels.count;
+  }
+
+  #beginSend(): void {
+    if (this.#isSkipping) this.#puts = 0;
+    this.#isSkipping = false;
+  }
+
+  /** The first bytes of a slot. */
+  #putSlot(slot: number, bytes: number): boolean {
+    if (this.#puts > 0) return true;
+    const place = this.#place;
+    place.localOffset = place.remoteOffset = this.ring.slotOffset(slot);
+    place.bytes = bytes;
+    if (!this.#channels.put(this.#channel, place)) return false;
+    this.#puts = 1;
+    return true;
+  }
+
+  #tell(): boolean {
+    if (!this.#channels.tell(this.#channel, 1)) return false;
+    this.#puts = 0;
     this.#sent++;
     return true;
   }

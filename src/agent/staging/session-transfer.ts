@@ -1,10 +1,15 @@
 // A transfer to or from memory that the peer stages: its pieces say where in that memory their bytes belong. Hot path.
 import { pieceFragment, pieceHead, pieceKinds } from '../../abi/staging-wire.ts';
 import { WeftlineError } from '../../core/errors.ts';
+import type { BackendRegion } from '../backend.ts';
+import type { StagedMemory } from './memory-table.ts';
 import { PlannedJob, type PlannedJobParts } from './planned-job.ts';
 import { dataOffsetOf } from './ring-memory.ts';
 import type { PieceWords, SendSession } from './send-session.ts';
 import type { RemoteMemoryName } from './staging-messages.ts';
+
+/** A second put costs more than to copy fewer bytes. */
+const LEAST_FROM_PLACE = 32 << 10;
 
 export interface RemoteStagedMemory {
   readonly number: number;
@@ -39,7 +44,7 @@ export class SessionTransfer extends PlannedJob {
     const first = plan.first[piece]!;
     const count = plan.first[piece + 1]! - first;
     const dataOffset = dataOffsetOf(count);
-    const ticket = this.fillSlot(piece, slot, dataOffset);
+    const ticket = this.#isSentFromPlace(piece) ? 0 : this.fillSlot(piece, slot, dataOffset);
     if (ticket < 0) return ticket;
     const { number, key } = this.#remotes[plan.remote[first]!] as RemoteStagedMemory;
     const words = this.#words;
@@ -59,7 +64,12 @@ export class SessionTransfer extends PlannedJob {
 
   send(piece: number, slot: number): boolean {
     const { plan } = this;
-    const count = plan.first[piece + 1]! - plan.first[piece]!;
+    const first = plan.first[piece]!;
+    if (this.#isSentFromPlace(piece)) {
+      const { region } = this.locals[plan.local[first]!] as StagedMemory;
+      return this.#session.sendFrom(slot, region as BackendRegion, plan.localOffset[first]!, plan.bytes[first]!);
+    }
+    const count = plan.first[piece + 1]! - first;
     const headBytes = pieceHead.size + count * pieceFragment.size;
     return this.#session.send(slot, this.isRead ? headBytes : dataOffsetOf(count) + plan.pieceBytes[piece]!);
   }
@@ -76,5 +86,14 @@ export class SessionTransfer extends PlannedJob {
   land(piece: number, slot: number): number {
     const count = this.plan.first[piece + 1]! - this.plan.first[piece]!;
     return this.emptySlot(piece, slot, dataOffsetOf(count));
+  }
+
+  /** A write of one large range of memory that the backend reaches. */
+  #isSentFromPlace(piece: number): boolean {
+    if (this.isRead) return false;
+    const { plan } = this;
+    const first = plan.first[piece]!;
+    const isOne = plan.first[piece + 1]! - first === 1 && plan.bytes[first]! >= LEAST_FROM_PLACE;
+    return isOne && this.locals[plan.local[first]!]?.region !== undefined;
   }
 }

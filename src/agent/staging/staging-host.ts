@@ -15,10 +15,11 @@ import { InnerLinks } from './inner-links.ts';
 import { MemoryTable, type StagedMemory } from './memory-table.ts';
 import { untilTrue } from './patience.ts';
 import { PiecePlan } from './piece-plan.ts';
-import type { PlannedJob } from './planned-job.ts';
+import type { Prepared } from './planned-job.ts';
 import { ReceiveSessions } from './receive-sessions.ts';
 import { plainStorage, type RingShape, ringShapeOf } from './ring-memory.ts';
 import { SendLane } from './send-lane.ts';
+import { registerSent, untilSent } from './sent-memory.ts';
 import { SessionTransfer, stagedName } from './session-transfer.ts';
 import { Settling } from './settling.ts';
 import { StagingBoard } from './staging-board.ts';
@@ -31,12 +32,6 @@ import type {
   StagingThreadData,
 } from './staging-messages.ts';
 import { ThreadChannel } from './thread-channel.ts';
-
-/** A transfer that the agent has prepared. */
-interface Prepared {
-  readonly lane: SendLane;
-  readonly job: PlannedJob;
-}
 
 export interface StagingHostOptions {
   readonly data: StagingThreadData;
@@ -159,7 +154,10 @@ export class StagingHost {
   }: StagedMemoryOptions): Promise<Pick<StagedMemory, 'number' | 'key'>> {
     const copies = await this.#devices.copiesOf(ordinal);
     await copies.ready;
-    const { number, key } = this.#memory.add({ address, bytes, copies, isOffered });
+    // Memory that is offered is staged on both ways; other host memory is sent from its place.
+    const isSent = ordinal === undefined && !isOffered;
+    const region = isSent ? await registerSent(this.#backend, { address, bytes }) : undefined;
+    const { number, key } = this.#memory.add({ address, bytes, copies, isOffered, region });
     return { number, key };
   }
 
@@ -174,6 +172,8 @@ export class StagingHost {
     }
     for (const channel of this.#channels) if (channel?.uses(memory) === true) channel.fail(error);
     await this.#fence();
+    await untilSent([memory], this.#lanes.values(), this.#deadline());
+    await memory.region?.release();
     this.#memory.remove(memory);
   }
 
@@ -236,6 +236,7 @@ export class StagingHost {
     this.#end(transfer, new WeftlineError('WL_CLOSED', 'The transfer was released'));
     await untilTrue(() => !this.#settling.has(transfer), this.#deadline(), 'The work of a device for a transfer');
     if (prepared.job instanceof DirectTransfer) await prepared.job.release();
+    else await untilSent(prepared.job.locals, this.#lanes.values(), this.#deadline());
     this.#prepared[transfer] = undefined;
   }
 

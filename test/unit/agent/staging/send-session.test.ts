@@ -1,0 +1,98 @@
+// The sender of pieces: head and bytes of a piece are put once, whenever there is room, and told of behind both.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { stagingCounterOffset } from '#lib/abi/staging-wire.js';
+import { WeftlineError } from '#lib/core/errors.js';
+import type { BackendChannel, BackendRegion, PutPlace } from '#lib/agent/backend.js';
+import { PieceChannels } from '#lib/agent/staging/piece-channels.js';
+import { dataOffsetOf, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
+import { SendSession } from '#lib/agent/staging/send-session.js';
+
+const own = { info: new Uint8Array() } as unknown as BackendRegion;
+const place = { info: new Uint8Array() } as unknown as BackendRegion;
+
+function open(count: number) {
+  const ring = new RingMemory({ slots: 4, pieceBytes: 65_536 }, plainStorage);
+  const log: string[] = [];
+  /** How often there is room. */
+  const room = { left: Number.POSITIVE_INFINITY };
+  const states = Array.from({ length: count }, () => ({
+    posted: 0,
+    delivered: 0,
+    error: undefined as WeftlineError | undefined,
+    isQuiet: true,
+  }));
+  const channels = states.map((state, number) =>
+    Object.assign(state, {
+      put: ({ local, localOffset, remoteOffset, bytes }: PutPlace) => {
+        if (room.left-- <= 0) return false;
+        state.posted++;
+        const from = local === own ? 'ring' : 'memory';
+        return log.push(`${number}: ${bytes} of ${from} at ${localOffset} to ${remoteOffset}`) > 0;
+      },
+      signal: (_remote: unknown, offset: number, add: number) => {
+        assert.equal(offset, stagingCounterOffset(number));
+        if (room.left-- <= 0) return false;
+        state.posted++;
+        return log.push(`${number}: tell ${add}`) > 0;
+      },
+    }),
+  );
+  const remote = {} as never;
+  const pieces = new PieceChannels(channels as unknown as BackendChannel[], ring, remote);
+  const session = new SendSession({ peer: 'b', ring, local: own, remote, channels: pieces });
+  return { ring, log, room, states, session };
+}
+
+test('a piece of memory that the backend reaches goes from its place, behind its head, and is told of last', () => {
+  const { ring, log, room, session } = open(1);
+  const slot = ring.slotOffset(2);
+  const data = slot + dataOffsetOf(1);
+  room.left = 0;
+  assert.equal(session.sendFrom(2, place, 77, 40_000), false);
+  for (let step = 0; step < 2; step++) {
+    room.left = 1;
+    assert.equal(session.sendFrom(2, place, 77, 40_000), false);
+  }
+  room.left = 1;
+  assert.equal(session.sendFrom(2, place, 77, 40_000), true);
+  assert.deepEqual(log, [
+    `0: ${dataOffsetOf(1)} of ring at ${slot} to ${slot}`,
+    `0: 40000 of memory at 77 to ${data}`,
+    '0: tell 1',
+  ]);
+});
+
+test('a piece that was given up half-way is passed over, and the next begins anew on the next channel', () => {
+  const { ring, log, room, session } = open(2);
+  room.left = 2;
+  assert.equal(session.sendFrom(0, place, 0, 40_000), false);
+  room.left = Number.POSITIVE_INFINITY;
+  log.length = 0;
+  assert.ok(session.skip(0));
+  assert.ok(session.send(1, 100));
+  assert.deepEqual(
+    log.map((line) => line.split(' of ')[0]),
+    ['0: 64', '0: tell 1', '1: 100', '1: tell 1'],
+  );
+  Atomics.add(ring.counters[1] as Int32Array, 0, 1);
+  assert.equal(session.returned, 0);
+  Atomics.add(ring.counters[0] as Int32Array, 0, 1);
+  assert.equal(session.returned, 2);
+});
+
+test('memory may be given up when all that was put from it is delivered, or its channel has failed and is quiet', () => {
+  const { states, session } = open(2);
+  assert.ok(session.sendFrom(0, place, 0, 40_000));
+  const isOver = session.fence();
+  assert.ok(session.send(1, 100));
+  assert.equal(isOver(), false);
+  states[0]!.delivered = 3;
+  assert.equal(isOver(), true);
+  const isAllOver = session.fence();
+  states[1]!.error = new WeftlineError('WL_PEER_LOST', 'gone');
+  states[1]!.isQuiet = false;
+  assert.equal(isAllOver(), false);
+  states[1]!.isQuiet = true;
+  assert.equal(isAllOver(), true);
+});
