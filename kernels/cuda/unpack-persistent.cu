@@ -1,8 +1,8 @@
 // Unpacks and packs without a launch per chunk: the kernel stays, takes the blocks that the host posts into a ring of mapped
 // memory, and leaves when it is told to or when nothing was posted for a while, so it outlives no owner.
 //
-// The first thread block looks at the host's counter and tells the others, which look at device memory alone. They need
-// not run at the same time: what was posted stays posted until every one of them has taken its share.
+// The thread block that begins first looks at the host's counter and tells the others, which look at device memory alone.
+// They need not run at the same time: what was posted stays posted until every one of them has taken its share.
 #include "weftline/abi.cuh"
 #include "weftline/memory-order.cuh"
 #include "weftline/unpack/blocks.cuh"
@@ -69,51 +69,108 @@ __device__ News askLeader(const PersistentArguments& a, u32 taken, const WaitSco
   }
 }
 
-// By all threads of a block: its share of one slot.
-template <bool packs>
-__device__ __forceinline__ void moveShare(const u8* slot) {
-  const BlockHead head = headOf(slot);
+// Slots that are moved together, none of which waits but for the first one.
+struct Batch {
+  u32 slots;
+  // Descriptors that a warp takes at a time, and how many of these groups all slots have, up to each slot's end.
+  u32 most;
+  u32 groupEnds[lanesPerWarp];
+  BlockHead heads[lanesPerWarp];
+};
+
+__device__ __forceinline__ u32 slotBehind(const PersistentArguments& a, u32 index, u32 distance) {
+  return (index + distance) % a.slots;
+}
+
+// By one warp: reads the headers of the slots from `index` on, all at once, and waits for the flag of the first.
+__device__ __forceinline__ void makeBatch(const PersistentArguments& a, u32 index, u32 left, const WaitScope& scope, Batch& batch) {
+  const u32 lane = laneIndex();
+  const u32 slot = slotBehind(a, index, lane);
+  BlockHead head = {};
+  const u64* flag = nullptr;
+  u64 threshold = 0;
+  if (lane < left) {
+    const u8* const memory = slotAt(a.ring, slot);
+    const DescriptorBlockHeader* const header = reinterpret_cast<const DescriptorBlockHeader*>(memory);
+    head = headOf(memory);
+    flag = static_cast<const u64*>(header->readyFlag);
+    threshold = header->readyThreshold;
+  }
+  const u32 later = __ballot_sync(allLanes, flag != nullptr) & ~1u;
+  const u32 slots = min(min(left, lanesPerWarp), later == 0 ? lanesPerWarp : static_cast<u32>(__ffs(later)) - 1);
+  if (lane == 0 && flag != nullptr && !waitForThreshold(flag, threshold, scope, {0, slot})) {
+    // ORDER: before this block arrives, so before the slot is done.
+    storeRelaxedSystem(static_cast<u32*>(a.missed) + slot, 1);
+    head.count = 0;
+  }
+  const u32 count = lane < slots ? head.count : 0;
   const u32 warps = gridDim.x * (threads / lanesPerWarp);
-  const u32 most = min((head.count + warps - 1) / warps, lanesPerWarp);
-  for (u32 group = blockIdx.x + threadIdx.x / lanesPerWarp * gridDim.x; group * most < head.count; group += warps) {
-    const Group descriptors = groupAt(slot, group * most, most);
-    if (head.isSmall != 0) moveGroup<packs, true, batch>(descriptors);
-    else moveGroup<packs, false, batch>(descriptors);
+  const u32 total = __shfl_sync(allLanes, warpInclusiveSum(count), lanesPerWarp - 1);
+  const u32 most = max(min((total + warps - 1) / warps, lanesPerWarp), 1u);
+  batch.groupEnds[lane] = warpInclusiveSum((count + most - 1) / most);
+  batch.heads[lane] = head;
+  batch.slots = slots;
+  batch.most = most;
+}
+
+// By all warps: those groups of a batch that are this warp's.
+template <bool packs>
+__device__ __forceinline__ void moveShare(const PersistentArguments& a, u32 index, const Batch& slots) {
+  const u32 lane = laneIndex();
+  const u32 warps = gridDim.x * (threads / lanesPerWarp);
+  const u32 groupEnd = slots.groupEnds[lane];
+  const u32 groups = __shfl_sync(allLanes, groupEnd, lanesPerWarp - 1);
+  const auto load = [&](u32 group) {
+    const u32 slot = __popc(__ballot_sync(allLanes, groupEnd <= group));
+    const u32 start = slot == 0 ? 0 : slots.groupEnds[slot - 1];
+    const u8* const memory = slotAt(a.ring, slotBehind(a, index, slot));
+    return groupOf(slots.heads[slot], memory, (group - start) * slots.most, slots.most);
+  };
+  u32 at = blockIdx.x + threadIdx.x / lanesPerWarp * gridDim.x;
+  if (at >= groups) return;
+  Group next = load(at);
+  for (; at < groups; at += warps) {
+    const Group group = next;
+    if (at + warps < groups) next = load(at + warps);
+    if (group.head.isSmall != 0) moveGroup<packs, true, batch>(group);
+    else moveGroup<packs, false, batch>(group);
   }
 }
 
 template <bool packs>
 __device__ __forceinline__ void serve(const PersistentArguments& a) {
   __shared__ News news;
-  __shared__ u32 isReady;
-  u32* const done = reinterpret_cast<u32*>(static_cast<u8*>(a.control) + sizeof(PersistentControl));
+  __shared__ Batch slots;
+  __shared__ bool leads;
+  u32* const done = static_cast<u32*>(a.done);
   u32* const arrived = reinterpret_cast<u32*>(static_cast<u8*>(a.shared) + sizeof(PersistentShared));
   const WaitScope scope = scopeOf(a, packs ? trapKernelPack : trapKernelUnpack);
+  // Whoever waits for the leader waits for a block that runs.
+  if (threadIdx.x == 0) leads = atomicInc(&static_cast<PersistentShared*>(a.shared)->begun, gridDim.x - 1) == 0;
   u32 taken = a.taken;
   u32 index = a.firstSlot;
   for (u32 isLast = 0; isLast == 0;) {
     __syncthreads();
-    if (threadIdx.x == 0) news = blockIdx.x == 0 ? askHost(a, taken) : askLeader(a, taken, scope);
+    if (threadIdx.x == 0) news = leads ? askHost(a, taken) : askLeader(a, taken, scope);
     __syncthreads();
     const u32 posted = news.posted;
     isLast = news.isLast;
-    for (; taken != posted; ++taken, index = index + 1 == a.slots ? 0 : index + 1) {
-      const u8* const slot = slotAt(a.ring, index);
-      if (threadIdx.x == 0) {
-        const DescriptorBlockHeader* const header = reinterpret_cast<const DescriptorBlockHeader*>(slot);
-        const u64* const flag = static_cast<const u64*>(header->readyFlag);
-        isReady = flag == nullptr || waitForThreshold(flag, header->readyThreshold, scope, {0, index});
-        // ORDER: before this block arrives, so before the slot is done.
-        if (isReady == 0) storeRelaxedSystem(static_cast<u32*>(a.missed) + index, 1);
-      }
+    while (taken != posted) {
+      if (threadIdx.x < lanesPerWarp) makeBatch(a, index, posted - taken, scope, slots);
       __syncthreads();
-      if (isReady != 0) moveShare<packs>(slot);
+      moveShare<packs>(a, index, slots);
+      const u32 count = slots.slots;
       __syncthreads();
-      // ORDER: what the threads of this block have stored is published by its first, what all blocks have by the last one.
-      if (threadIdx.x == 0 && fetchAddAcquireReleaseGpu(&arrived[index], 1) == gridDim.x - 1) {
-        arrived[index] = 0;
-        storeReleaseSystem(&done[index], taken + 1);
+      // ORDER: what the threads of this block have stored is published by one of them, what all blocks have by the last one.
+      if (threadIdx.x < count) {
+        const u32 slot = slotBehind(a, index, threadIdx.x);
+        if (fetchAddAcquireReleaseGpu(&arrived[slot], 1) == gridDim.x - 1) {
+          arrived[slot] = 0;
+          storeReleaseSystem(&done[slot], taken + threadIdx.x + 1);
+        }
       }
+      taken += count;
+      index = slotBehind(a, index, count);
     }
   }
 }

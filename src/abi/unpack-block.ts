@@ -64,7 +64,7 @@ export const moveFragmentsArguments = defineLayout('MoveFragmentsArguments', {
 /** Whether the kernel of a persistent launcher runs: it says that it is about to leave, then looks for work once more. */
 export const persistentStates = { left: 0, runs: 1, leaves: 2 } as const;
 
-/** What the host and a persistent kernel share, in mapped host memory; a u32 for each slot follows, its last post done. */
+/** What the host and a persistent kernel share, in mapped host memory. */
 export const persistentControl = defineLayout(
   'PersistentControl',
   {
@@ -81,12 +81,25 @@ export const persistentControl = defineLayout(
 );
 
 /** What the blocks of a persistent kernel share, in device memory; a u32 for each slot follows: how many have done it. */
-export const persistentShared = defineLayout('PersistentShared', { posted: 'u32', leaving: 'u32' }, 64);
+export const persistentShared = defineLayout(
+  'PersistentShared',
+  {
+    posted: 'u32',
+    /** Generation of the kernel that leaves. */
+    leaving: 'u32',
+    /** Blocks of the kernel that have begun, less those of full kernels: the first one leads. */
+    begun: 'u32',
+  },
+  64,
+);
 
 /** What the kernels of kernels/cuda/unpack-persistent.cu take. */
 export const persistentArguments = defineLayout('PersistentArguments', {
   ring: 'ptr',
+  /** Of this kernel: the one behind it has another. */
   control: 'ptr',
+  /** A u32 for each slot: its last post that is done. In mapped host memory. */
+  done: 'ptr',
   shared: 'ptr',
   trap: 'ptr',
   /** A u32 for each slot: set to 1 when its ready flag did not come in time. In mapped host memory. */

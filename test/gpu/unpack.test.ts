@@ -50,6 +50,42 @@ gpuTest('a launcher that is closed while its kernel stays ends it, with all bloc
   await checkPlaced(destination, referenceUnpack(list, contentsOf(bounce), contentsOf(destination)));
 });
 
+gpuTest('a kernel that always has work is followed by another, so that freed memory comes back', async (device) => {
+  await using unpacker = await UnpackLauncher.create(device, { persistent: true, idleMs: 50, pool: { slots: 8 } });
+  const list = randomList(seed, { count: 4000, length: () => 100 });
+  const bounce = await place(device, randomBytes(1, list.bounceBytes), 0);
+  const destination = await place(device, new Uint8Array(list.destinationBytes), 0);
+  const blocks = blocksOf(list, bounce.span, destination.span, 1000);
+  unpacker.launch(blocks);
+  const fence = device.workFence();
+  const end = performance.now() + 10_000;
+  // Never fewer than one block under way.
+  while (!fence.isPassed() && performance.now() < end) {
+    await unpacker.whenRoom(4);
+    unpacker.launch(blocks);
+  }
+  assert.equal(fence.isPassed(), true);
+  await unpacker.wait();
+  await checkPlaced(destination, referenceUnpack(list, contentsOf(bounce), contentsOf(destination)));
+});
+
+gpuTest('a kernel that stays waits for the flag of one block with those before it in their places', async (device) => {
+  await using unpacker = await UnpackLauncher.create(device, { persistent: true, timeoutMs: 5_000 });
+  const bounce = await place(device, randomBytes(1, 300), 0);
+  const destination = await place(device, new Uint8Array(300), 0);
+  const flag = await device.tensor('i32', [2], Int32Array.of(4, 0));
+  const blocks = [0, 100, 200].map((at) => {
+    const ready = at === 100 ? { address: flag.address, threshold: 5 } : undefined;
+    return new DescriptorBlock(1).begin(bounce.span, destination.span, ready).add(at, 100, at);
+  });
+  const launches = blocks.map((block) => unpacker.launch(block));
+  await unpacker.wait(launches[0]);
+  assert.equal(unpacker.isDone(launches[1]!), false);
+  await flag.fromHost(Int32Array.of(5, 0));
+  await unpacker.wait(launches[2]);
+  await checkPlaced(destination, contentsOf(bounce));
+});
+
 gpuTest('a kernel that stays names the block whose flag did not come, and goes on', async (device) => {
   await using unpacker = await UnpackLauncher.create(device, { persistent: true, timeoutMs: 300 });
   const bounce = await place(device, randomBytes(1, 100), 0);

@@ -24,6 +24,8 @@ import { MissedFlags } from './missed-flags.ts';
 import type { Direction } from '../ring-writer.ts';
 
 const THREADS = 512;
+/** A kernel that has work all the time hands over to another after this or `idleMs`: what waits for its end goes on. */
+const LEAST_STAY_MS = 100;
 /** A kernel that is about to leave decides within microseconds. */
 const DECISION_MS = 1_000;
 /** Looks of a wait between two questions to the driver whether the kernel failed. */
@@ -42,7 +44,11 @@ export class PersistentFragments implements FragmentEngine {
   readonly #ring: HostMemory;
   readonly #slots: readonly Uint32Array[];
   readonly #controlMemory: HostMemory;
-  readonly #control: Int32Array;
+  /** Of the kernel that takes posts, and of the one before it or none. */
+  #control: Int32Array;
+  #otherControl: Int32Array;
+  readonly #stayMs: number;
+  #startedAt = 0;
   /** By slot: the last post that was done there. */
   readonly #done: Int32Array;
   readonly #shared: Tensor;
@@ -53,6 +59,7 @@ export class PersistentFragments implements FragmentEngine {
   readonly #firstPosts: Int32Array;
   #posted = 0;
   #generation = 0;
+  #failure: WeftlineError | undefined;
 
   /** Compiles the kernel unless it is in a cache; it is launched with the first block. */
   static async create(device: CudaDevice, config: CheckedConfig, direction: Direction): Promise<PersistentFragments> {
@@ -75,9 +82,12 @@ export class PersistentFragments implements FragmentEngine {
     const words = BLOCK_HEADER_WORDS + RING_DESCRIPTORS * FRAGMENT_WORDS;
     const { buffer } = this.#ring;
     this.#slots = Array.from({ length: slots }, (_, slot) => new Uint32Array(buffer, slot * RING_SLOT_BYTES, words));
-    this.#controlMemory = device.allocateHost(persistentControl.size + 4 * slots);
-    this.#control = this.#controlMemory.view('i32', 0, persistentControl.size / 4);
-    this.#done = this.#controlMemory.view('i32', persistentControl.size, slots);
+    const { size } = persistentControl;
+    this.#controlMemory = device.allocateHost(2 * size + 4 * slots);
+    this.#control = this.#controlMemory.view('i32', 0, size / 4);
+    this.#otherControl = this.#controlMemory.view('i32', size, size / 4);
+    this.#done = this.#controlMemory.view('i32', 2 * size, slots);
+    this.#stayMs = Math.max(idleMs, LEAST_STAY_MS);
     this.#shared = device.empty('u8', [persistentShared.size + 4 * slots]);
     device.setBytes(this.#shared, 0);
     this.#flags = new MissedFlags(device, config, (slot) => this.#slots[slot]!);
@@ -86,7 +96,7 @@ export class PersistentFragments implements FragmentEngine {
     this.#firstPosts = new Int32Array(slots);
     const set = plan.arguments;
     set.set('ring', this.#ring.deviceAddress);
-    set.set('control', this.#controlMemory.deviceAddress);
+    set.set('done', this.#controlMemory.deviceAddress + 2 * persistentControl.size);
     set.set('shared', this.#shared.address);
     set.set('trap', this.#flags.trap);
     set.set('missed', this.#flags.missed);
@@ -104,15 +114,25 @@ export class PersistentFragments implements FragmentEngine {
     if (stream !== undefined) {
       throw invalidArgument('stream', 'a stream', 'none: a persistent launcher has a stream of its own');
     }
+    if (this.#failure !== undefined) throw this.#failure;
     this.#device.context.enter();
     if (run.waits) this.#flags.begin(run);
     this.#firstSlots[ticket] = firstSlot;
     this.#blocks[ticket] = blocks;
     this.#firstPosts[ticket] = this.#posted + 1;
+    if (performance.now() - this.#startedAt > this.#stayMs) this.#handOver();
     this.#posted += blocks;
     // ORDER: descriptors before the counter, the counter before the state is read; the kernel does the reverse.
     Atomics.store(this.#control, controlAt.posted, this.#posted | 0);
-    if (this.#stateWhenDecided() === persistentStates.left) this.#start();
+    if (this.#stateWhenDecided() !== persistentStates.left) return;
+    try {
+      this.#start();
+    } catch (error) {
+      // No kernel runs that could have seen the post.
+      this.#posted -= blocks;
+      Atomics.store(this.#control, controlAt.posted, this.#posted | 0);
+      throw error;
+    }
   }
 
   isDone(ticket: number): boolean {
@@ -151,7 +171,8 @@ export class PersistentFragments implements FragmentEngine {
     const { context } = this.#device;
     if (context.lost === undefined && !context.disposed) {
       const { timeoutMs, slots } = this.#config;
-      await this.#stream.drained({ timeoutMs: Math.min(2 ** 31 - 1, timeoutMs * (slots + 1) + DECISION_MS) });
+      const drain = { timeoutMs: Math.min(2 ** 31 - 1, timeoutMs * (slots + 1) + DECISION_MS) };
+      await this.#stream.drained(drain);
     }
     beforeRelease?.();
     this.#stream[Symbol.dispose]();
@@ -168,20 +189,47 @@ export class PersistentFragments implements FragmentEngine {
     const end = performance.now() + DECISION_MS;
     while (state === persistentStates.leaves) {
       if (performance.now() > end) {
-        throw new WeftlineError(
+        // Whether it has seen the post is not known, so the ring cannot be used any more.
+        this.#failure = new WeftlineError(
           'WL_INTERNAL',
-          `A persistent kernel has not left within ${DECISION_MS} ms of saying so`,
+          `A persistent kernel has not left within ${DECISION_MS} ms of saying so: close the launcher and make another one`,
         );
+        throw this.#failure;
       }
       state = Atomics.load(this.#control, controlAt.state);
     }
     return state;
   }
 
+  /**
+   * A kernel that runs takes no more posts: one behind it takes what follows, so that all that was posted so far is done when
+   * the kernel that runs has ended, and the stream knows.
+   */
+  #handOver(): void {
+    const [old, next] = [this.#control, this.#otherControl];
+    const isLeft = (control: Int32Array): boolean => Atomics.load(control, controlAt.state) === persistentStates.left;
+    // One that has left is started again by the post; and one that has not begun has not stayed long.
+    if (isLeft(old) || !isLeft(next)) return;
+    Atomics.store(next, controlAt.posted, this.#posted | 0);
+    Atomics.store(next, controlAt.taken, this.#posted | 0);
+    Atomics.store(next, controlAt.mustStop, 0);
+    this.#control = next;
+    this.#otherControl = old;
+    try {
+      this.#start();
+    } catch (error) {
+      this.#control = old;
+      this.#otherControl = next;
+      throw error;
+    }
+    Atomics.store(old, controlAt.mustStop, 1);
+  }
+
   /** Behind the kernel that left, in the order of the stream. */
   #start(): void {
     const { slots } = this.#config;
     const set = this.#plan.arguments;
+    set.set('control', this.#controlMemory.deviceAddress + this.#control.byteOffset);
     const missing = (this.#posted - this.#control[controlAt.taken]!) >>> 0;
     const taken = this.#posted - missing;
     this.#generation += 1;
@@ -189,6 +237,12 @@ export class PersistentFragments implements FragmentEngine {
     set.set('firstSlot', taken % slots);
     set.set('generation', this.#generation >>> 0);
     Atomics.store(this.#control, controlAt.state, persistentStates.runs);
-    this.#plan.launch(this.#stream);
+    try {
+      this.#plan.launch(this.#stream);
+      this.#startedAt = performance.now();
+    } catch (error) {
+      Atomics.store(this.#control, controlAt.state, persistentStates.left);
+      throw error;
+    }
   }
 }

@@ -49,6 +49,20 @@ struct Group {
   u32 count;
 };
 
+// Of a slot whose header is known.
+__device__ __forceinline__ Group groupOf(const BlockHead& head, const u8* slot, u32 first, u32 most) {
+  const u32 lane = laneIndex();
+  Group group;
+  group.head = head;
+  const u32 left = head.count > first ? head.count - first : 0;
+  group.count = min(left, most);
+  group.descriptor = make_uint4(0, 0, 0, 0);
+  if (lane < group.count) {
+    group.descriptor = loadOnce(reinterpret_cast<const uint4*>(slot + sizeof(DescriptorBlockHeader)) + first + lane);
+  }
+  return group;
+}
+
 // The loads do not wait for each other: a descriptor behind the last one is loaded too, and forgotten.
 __device__ __forceinline__ Group groupAt(const u8* slot, u32 first, u32 most) {
   const u32 lane = laneIndex();
@@ -64,18 +78,23 @@ __device__ __forceinline__ Group groupAt(const u8* slot, u32 first, u32 most) {
   return group;
 }
 
+// The same for all lanes.
+__device__ __forceinline__ uint4 descriptorAt(const Group& group, u32 lane) {
+  uint4 one;
+  one.x = __shfl_sync(allLanes, group.descriptor.x, lane);
+  one.y = __shfl_sync(allLanes, group.descriptor.y, lane);
+  one.z = __shfl_sync(allLanes, group.descriptor.z, lane);
+  one.w = __shfl_sync(allLanes, group.descriptor.w, lane);
+  return one;
+}
+
 template <bool packs, bool isSmall, u32 batch>
 __device__ __forceinline__ void moveGroup(const Group& group) {
   if constexpr (isSmall) {
     moveFragments<batch>(fragmentOf<packs>(group.head, group.descriptor));
   } else {
     for (u32 lane = 0; lane < group.count; ++lane) {
-      uint4 one;
-      one.x = __shfl_sync(allLanes, group.descriptor.x, lane);
-      one.y = __shfl_sync(allLanes, group.descriptor.y, lane);
-      one.z = __shfl_sync(allLanes, group.descriptor.z, lane);
-      one.w = __shfl_sync(allLanes, group.descriptor.w, lane);
-      moveFragment<batch>(fragmentOf<packs>(group.head, one));
+      moveFragment<batch>(fragmentOf<packs>(group.head, descriptorAt(group, lane)));
     }
   }
 }
