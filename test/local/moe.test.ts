@@ -132,6 +132,16 @@ test('weftline moe runs the example on 4 ranks, prints tables of at most 100 col
   assert.deepEqual(readdirSync(folder), ['output.safetensors']);
 });
 
+for (const layer of ['buffer', 'all2all']) {
+  test(`f32 sums between hosts give the error of one host, by ${layer}`, () => {
+    const args = [example, '--hosts', '3+1', '--layer', layer, '--combine-precision', 'f32'];
+    const report = reportOf(...args);
+    const oneHost = reportOf(example, '--layer', layer, '--combine-precision', 'f32');
+    const [error, expected] = [report.check!.error, oneHost.check!.error];
+    assert.ok(Math.abs(error - expected) < 1e-5, `${error} instead of about ${expected}`);
+  });
+}
+
 test('weftline moe with layer all2all counts a row per token and expert', () => {
   const report = reportOf(example, '-n', '2', '--layer', 'all2all');
   assert.ok((report.check?.error ?? 1) < 4e-3);

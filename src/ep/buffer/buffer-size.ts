@@ -3,6 +3,7 @@ import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { invalidArgument } from '../../core/errors.ts';
+import { type CombinePrecision, combinePrecisions } from '../combine-precision.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 
@@ -23,13 +24,18 @@ export interface EpBufferConfig {
    * memory of the received rows, half the window; the expert output overwrites them.
    */
   readonly combineRows?: 'separate' | 'shared';
+  /**
+   * What a host's sum of a token's rows travels to another host as: rounded to bf16 (default), or as 'f32', twice the bytes.
+   * On one host it makes no difference.
+   */
+  readonly combinePrecision?: CombinePrecision;
   /** Multiprocessors for the kernels of a GPU, 16 by default; CPU ranks ignore it: they work on one thread. */
   readonly numSms?: number;
 }
 
 /** Fills in what a configuration leaves out. */
 export function withDefaults(config: EpBufferConfig): Required<EpBufferConfig> {
-  return { combineRows: 'separate', numSms: 16, ...config };
+  return { combineRows: 'separate', combinePrecision: 'bf16', numSms: 16, ...config };
 }
 
 /** A part of a rank's window. */
@@ -82,6 +88,7 @@ const configNames: OptionNames<EpBufferConfig> = {
   numExperts: true,
   maxTopk: true,
   combineRows: true,
+  combinePrecision: true,
   numSms: true,
 };
 
@@ -100,6 +107,10 @@ function checkConfig(config: EpBufferConfig, numRanks: number): void {
   if (!isWhole(config.numSms ?? 1, 1)) throw invalidArgument('numSms', config.numSms, 'a whole number of at least 1');
   if (combineRows !== 'separate' && combineRows !== 'shared') {
     throw invalidArgument('combineRows', combineRows, '"separate" or "shared"');
+  }
+  const { combinePrecision = 'bf16' } = config;
+  if (!combinePrecisions.includes(combinePrecision)) {
+    throw invalidArgument('combinePrecision', combinePrecision, '"bf16" or "f32"');
   }
 }
 

@@ -7,6 +7,7 @@
 //
 // added from left to right in f32, hosts in the order of their lowest ranks. A sum of one row alone is that row, bit for
 // bit where it is not widened. On one host nothing is rounded but the end.
+import type { CombinePrecision } from '../combine-precision.ts';
 import { f32Bits, f32FromBits, fromBf16, fromF16, toBf16, toF16 } from '../../core/dtype.ts';
 
 /** A bit pattern as a number, and a number rounded to a bit pattern; every NaN gets the same one. */
@@ -24,7 +25,7 @@ export interface ReferenceHosts {
   /** The ranks of each host, as Topology.hosts has them; all on one host by default. */
   readonly hosts?: readonly (readonly number[])[] | undefined;
   /** What a host's sum travels as: rounded to the dtype of the rows ('bf16', default) or as f32. */
-  readonly combinePrecision?: 'bf16' | 'f32' | undefined;
+  readonly combinePrecision?: CombinePrecision | undefined;
 }
 
 /** A row that some rank adds to a token. */

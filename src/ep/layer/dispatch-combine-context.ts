@@ -49,8 +49,9 @@ export class DispatchCombineContext implements AsyncDisposable {
   ): Promise<DispatchCombineContext> {
     const { capacity = 2 } = options;
     const wait = startCall(options, group.settings.timeoutMs);
-    const { maxTokens, hidden, topk, numExperts, tokenDtype, weightDtype, keepDispatchOutput } = epConfig;
-    const dtypesOf = { tokenDtype, weightDtype, keepDispatchOutput };
+    const { maxTokens, hidden, topk, numExperts, tokenDtype, weightDtype } = epConfig;
+    const { keepDispatchOutput, combinePrecision } = epConfig;
+    const dtypesOf = { tokenDtype, weightDtype, keepDispatchOutput, combinePrecision };
     const config = { maxTokens, hidden, topk, numExperts, ...dtypesOf, capacity, device: device.kind };
     const prepare = (): void => {
       if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');

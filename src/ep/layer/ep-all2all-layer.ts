@@ -9,6 +9,7 @@ import { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn, requireOneHost } from '../../collective/agree.ts';
+import type { CombinePrecision } from '../combine-precision.ts';
 import { isWhole } from '../buffer/buffer-size.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
 import { callOptions } from '../buffer/engine.ts';
@@ -53,6 +54,11 @@ export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions
    * own, as large as the output. Without it, the default, combine overwrites dispatch's output.
    */
   readonly keepDispatchOutput?: boolean;
+  /**
+   * What a host's sum of a token's rows travels to another host as: rounded to the layer's dtype ('bf16', the default,
+   * whichever dtype that is), or as 'f32', twice the bytes of 16-bit rows. On one host it makes no difference.
+   */
+  readonly combinePrecision?: CombinePrecision;
   /** Multiprocessors for the kernels of a GPU, 20 by default; CPU ranks ignore it: they work on one thread. */
   readonly numSm?: number;
   /**
@@ -74,6 +80,7 @@ const layerOptionNames: OptionNames<LayerOptions> = {
   offsetDtype: true,
   enableLocalCombine: true,
   keepDispatchOutput: true,
+  combinePrecision: true,
   numSm: true,
   useAot: true,
   capacity: true,
@@ -118,12 +125,12 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
       weightDtype = 'f32',
       offsetDtype = 'i32',
     } = options;
-    const { enableLocalCombine = false, keepDispatchOutput = false } = options;
+    const { enableLocalCombine = false, keepDispatchOutput = false, combinePrecision = 'bf16' } = options;
     const { capacity = 2, numSm = 20, useAot = false } = options;
     const shape = { maxTokens, hidden, topk, numTotExperts, dtype, weightDtype, offsetDtype };
     const agreement = {
       what: 'EPAll2AllLayer',
-      config: { ...shape, enableLocalCombine, keepDispatchOutput, capacity, device: device.kind },
+      config: { ...shape, enableLocalCombine, keepDispatchOutput, combinePrecision, capacity, device: device.kind },
       prepare: (): EPConfig => makeConfig(options, group),
     };
     const wait = startCall(options, group.settings.timeoutMs);
@@ -340,7 +347,8 @@ async function createEngine(
 function makeConfig(options: LayerOptions<TokenDType>, group: RankGroup): EPConfig {
   checkOptions(options, layerOptionNames, 'options of EPAll2AllLayer.create');
   const { maxTokens, hidden, topk, numTotExperts, numSm = 20 } = options;
-  const { dtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32', keepDispatchOutput = false } = options;
+  const { dtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32' } = options;
+  const { keepDispatchOutput = false, combinePrecision = 'bf16' } = options;
   if (!isWhole(numSm, 1)) throw invalidArgument('numSm', numSm, 'a whole number of at least 1');
   if (!isWhole(numTotExperts, 1) || numTotExperts % group.size !== 0) {
     throw invalidArgument('numTotExperts', numTotExperts, `a positive multiple of the ${group.size} ranks`);
@@ -357,5 +365,6 @@ function makeConfig(options: LayerOptions<TokenDType>, group: RankGroup): EPConf
     weightDtype,
     offsetDtype,
     keepDispatchOutput,
+    combinePrecision,
   });
 }

@@ -2,6 +2,7 @@
 import type { elementFormats } from '../../abi/element-formats.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
+import { type CombinePrecision, combinePrecisions } from '../combine-precision.ts';
 import { isWhole, MAX_TOPK } from '../buffer/buffer-size.ts';
 
 /** What tokens may consist of; their sums are made in f32 and rounded once to the same dtype. */
@@ -28,6 +29,8 @@ export interface EPConfigOptions {
   readonly offsetDtype?: 'i32' | 'i64';
   /** Combine reads rows of its own instead of those of dispatch's output, which thus stays; doubles the output's memory. */
   readonly keepDispatchOutput?: boolean;
+  /** What a host's sum of a token's rows travels to another host as; 'bf16', the dtype of the tokens, by default. */
+  readonly combinePrecision?: CombinePrecision;
 }
 
 /** Sizes of a layer and of the group that it works over, checked. */
@@ -43,11 +46,12 @@ export class EPConfig {
   readonly weightDtype: 'f32' | 'bf16';
   readonly offsetDtype: 'i32' | 'i64';
   readonly keepDispatchOutput: boolean;
+  readonly combinePrecision: CombinePrecision;
 
   /** Fails with WL_INVALID_ARGUMENT naming the first value that is not allowed. */
   constructor(options: EPConfigOptions) {
     const { hidden, topk, numExperts, rank, worldSize, localWorldSize } = options;
-    const { tokenDtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32' } = options;
+    const { tokenDtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32', combinePrecision = 'bf16' } = options;
     for (const name of ['maxTokens', 'hidden', 'topk', 'numExperts', 'worldSize', 'localWorldSize'] as const) {
       if (!isWhole(options[name], 1)) throw invalidArgument(name, options[name], 'a whole number of at least 1');
     }
@@ -59,6 +63,7 @@ export class EPConfig {
     requireOneOf('tokenDtype', tokenDtype, ['bf16', 'f16', 'f32']);
     requireOneOf('weightDtype', weightDtype, ['f32', 'bf16']);
     requireOneOf('offsetDtype', offsetDtype, ['i32', 'i64']);
+    requireOneOf('combinePrecision', combinePrecision, combinePrecisions);
     this.maxTokens = options.maxTokens;
     this.hidden = hidden;
     this.topk = topk;
@@ -70,6 +75,7 @@ export class EPConfig {
     this.weightDtype = weightDtype;
     this.offsetDtype = offsetDtype;
     this.keepDispatchOutput = options.keepDispatchOutput ?? false;
+    this.combinePrecision = combinePrecision;
   }
 
   /** Experts of each rank; rank r holds a contiguous r-th part. */

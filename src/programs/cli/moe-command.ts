@@ -5,6 +5,7 @@ import { chooseDevice } from '../../device/device-choice.ts';
 import { resolveCacheFolder } from '../../device/cuda/jit/cubin-cache.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
 import { readSettings } from '../../settings/settings.ts';
+import { combinePrecisions } from '../../ep/combine-precision.ts';
 import { exampleBlock } from '../moe/example-block.ts';
 import { describeMoeBlock, maxTopk } from '../moe/moe-block.ts';
 import { type MoeJobOptions, moeLayers, requirePassed, runMoeJob } from '../moe/moe-job.ts';
@@ -45,6 +46,11 @@ export function addMoeCommand(program: Command): void {
     )
     .addOption(new Option('--layer <layer>', 'what carries the tokens').choices(moeLayers).default('buffer'))
     .addOption(new Option('--dtype <dtype>', 'how rows travel to the experts').choices(['bf16', 'fp8']).default('bf16'))
+    .addOption(
+      new Option('--combine-precision <dtype>', "how a host's sums travel to other hosts")
+        .choices(combinePrecisions)
+        .default('bf16'),
+    )
     .option('--out <file>', 'write the output, tensor "output" bf16 [T, H]')
     .option('--iterations <count>', 'timed passes; also --repeat', timedPasses, 5)
     .addOption(new Option('--repeat <count>').argParser(timedPasses).hideHelp())

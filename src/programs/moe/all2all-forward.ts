@@ -8,7 +8,7 @@ import { largestTokenShare } from './token-split.ts';
 
 /** Collective, like every phase that it returns. */
 export async function createAll2AllForward(options: ForwardOptions): Promise<MoeForward> {
-  const { world, device, block, share, dtype } = options;
+  const { world, device, block, share, dtype, combinePrecision } = options;
   if (dtype !== 'bf16') throw invalidArgument('dtype', dtype, '"bf16" with layer "all2all"');
   const { x, topkIdx, topkWeights, experts } = share;
   const layer = await EPAll2AllLayer.create(world, device, {
@@ -16,6 +16,7 @@ export async function createAll2AllForward(options: ForwardOptions): Promise<Moe
     hidden: block.hidden,
     topk: block.topk,
     numTotExperts: block.experts,
+    combinePrecision,
   });
   const output = device.empty('bf16', x.shape);
   let received: LayerDispatchResult | undefined;

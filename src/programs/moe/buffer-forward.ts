@@ -11,13 +11,14 @@ import { largestTokenShare } from './token-split.ts';
 
 /** Collective, like every phase that it returns. */
 export async function createBufferForward(options: ForwardOptions): Promise<MoeForward> {
-  const { world, device, engine, block, share, dtype } = options;
+  const { world, device, engine, block, share, dtype, combinePrecision } = options;
   const { x, topkIdx, topkWeights, experts } = share;
   const buffer = await EpBuffer.create(world, device, {
     maxTokensPerRank: Math.max(1, largestTokenShare(block.tokens, world.size)),
     hidden: block.hidden,
     numExperts: block.experts,
     maxTopk: block.topk,
+    combinePrecision,
   });
   const fp8 = dtype === 'fp8' ? emptyScaledRows(device, x) : undefined;
   const output = device.empty('bf16', x.shape);

@@ -1,6 +1,7 @@
 // One pass of a MoE block over all ranks, as a list of phases that can be timed one by one.
 import type { Tensor } from '../../device/tensor.ts';
 import type { World } from '../../world/world.ts';
+import type { CombinePrecision } from '../../ep/combine-precision.ts';
 import type { BlockShare } from './block-share.ts';
 import type { MoeBlock } from './moe-block.ts';
 import type { MoeDevice, MoeEngine } from './moe-engine.ts';
@@ -32,6 +33,7 @@ export interface ForwardOptions {
   readonly block: MoeBlock;
   readonly share: BlockShare;
   readonly dtype: MoeRowDtype;
+  readonly combinePrecision: CombinePrecision;
 }
 
 /** The first phase of a block whose file has a gate instead of expert ids. */

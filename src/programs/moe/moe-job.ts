@@ -4,6 +4,7 @@ import { fromBf16 } from '../../core/dtype.ts';
 import type { DeviceChoice } from '../../device/device-choice.ts';
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import type { World } from '../../world/world.ts';
+import type { CombinePrecision } from '../../ep/combine-precision.ts';
 import { createAll2AllForward } from './all2all-forward.ts';
 import { type BlockShare, readBlockShare } from './block-share.ts';
 import { createBufferForward } from './buffer-forward.ts';
@@ -25,6 +26,7 @@ export interface MoeJobOptions extends MoeBlockOptions {
   readonly path: string;
   readonly layer: (typeof moeLayers)[number];
   readonly dtype: MoeRowDtype;
+  readonly combinePrecision: CombinePrecision;
   /** Timed passes. */
   readonly repeat: number;
   /** Where to write the tensor `output`, bf16 [T, H]; a place that all ranks can write to. */
@@ -85,13 +87,13 @@ export async function runMoeJob(
   device: MoeDevice,
   options: MoeJobOptions,
 ): Promise<MoeReport | undefined> {
-  const { layer, dtype, repeat, out } = options;
+  const { layer, dtype, combinePrecision, repeat, out } = options;
   await using file = await SafetensorsFile.open(options.path);
   const block = describeMoeBlock(file, options);
   using engine = await openMoeEngine(device, world.settings);
   using share = await readBlockShare(device, { engine, file, block, rank: world.rank, ranks: world.size });
   const create = layer === 'buffer' ? createBufferForward : createAll2AllForward;
-  await using forward = await create({ world, device, engine, block, share, dtype });
+  await using forward = await create({ world, device, engine, block, share, dtype, combinePrecision });
   const times = await timePhases(world, forward, { repeat, finish: () => engine.finish() });
   if (out !== undefined) await writeOutput(world, { path: out, block, share, forward });
   const check =

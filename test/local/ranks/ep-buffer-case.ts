@@ -26,6 +26,7 @@ export async function runBufferCase(group: RankGroup, device: EpDevice, of: EpCa
     numExperts: of.expertsPerRank * group.size,
     maxTopk: of.topk,
     combineRows: of.sharedRows ? 'shared' : 'separate',
+    combinePrecision: of.combinePrecision,
     numSms: of.numSms,
   });
   const handles: DispatchHandle[] = [];
@@ -122,7 +123,9 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
   });
   assert.equal(event !== undefined, of.overlap);
   await event?.wait();
-  const reference = { received: expected, outputs, weights: outWeights, hosts: group.topology.hosts };
+  const { hosts } = group.topology;
+  const { combinePrecision } = of;
+  const reference = { received: expected, outputs, weights: outWeights, hosts, combinePrecision };
   const got = await combinedX.toHost();
   const gotWeights = await combinedTopkWeights?.toHost();
   for (let token = 0; token < mine.x.length; token++) {

@@ -21,6 +21,7 @@ export interface EpCase {
   readonly inPlace: boolean;
   readonly sharedRows: boolean;
   readonly localCombine: boolean;
+  readonly combinePrecision: 'bf16' | 'f32';
   readonly scatter: boolean;
   readonly capacity: number;
   /** Of a layer's tokens. */
@@ -54,6 +55,7 @@ export function epCase(ranks: number): fc.Arbitrary<EpCase> {
     inPlace: fc.boolean(),
     sharedRows: fc.boolean(),
     localCombine: fc.boolean(),
+    combinePrecision: fc.constantFrom('bf16', 'f32'),
     scatter: fc.boolean(),
     capacity: fc.constantFrom(0.1, 1, 2),
     dtype: fc.constantFrom('bf16', 'bf16', 'f16', 'f32'),

@@ -36,6 +36,7 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
     offsetDtype: of.wideOffsets ? 'i64' : 'i32',
     keepDispatchOutput: of.keepOutput,
     enableLocalCombine: of.localCombine,
+    combinePrecision: of.combinePrecision,
     capacity: of.capacity,
   });
   const inputValues = patternsOf(of.dtype, mine.input.flat());
@@ -84,7 +85,8 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
   const got = toPatterns(await combined.toHost());
   for (let token = 0; token < mine.input.length; token++) {
     const { hosts } = group.topology;
-    const place = { rank: group.rank, token, hidden: of.hidden, localCombine: of.localCombine, dtype: of.dtype, hosts };
+    const { hidden, localCombine, dtype, combinePrecision } = of;
+    const place = { rank: group.rank, token, hidden, localCombine, dtype, hosts, combinePrecision };
     const row = got.slice(token * of.hidden, (token + 1) * of.hidden);
     assert.deepEqual(row, referenceLayerCombine(received, outputs, place), `combined row ${token}`);
   }

@@ -2,11 +2,12 @@
 import { FP8_GROUP } from '../../../abi/element-formats.ts';
 import type { Hosts } from '../../../collective/network/host-routes.ts';
 import type { NetworkShape } from '../../across-hosts/network-size.ts';
+import { sumBytes } from '../../combine-precision.ts';
 import type { EpBufferConfig } from '../buffer-size.ts';
 
 /** Pure. A token has a place per rank of a host; choices of 8 bytes, weights and scales are the most that travels with it. */
 export function bufferNetworkShape(config: EpBufferConfig, hosts: Hosts): NetworkShape {
-  const { hidden, maxTopk, maxTokensPerRank: maxTokens } = config;
+  const { hidden, maxTopk, maxTokensPerRank: maxTokens, combinePrecision = 'bf16' } = config;
   return {
     hosts,
     maxTokens,
@@ -15,7 +16,7 @@ export function bufferNetworkShape(config: EpBufferConfig, hosts: Hosts): Networ
     topkBytes: maxTopk * 8,
     weightBytes: maxTopk * 4,
     scaleBytes: Math.ceil(hidden / FP8_GROUP) * 4,
-    sumBytes: hidden * 2,
+    sumBytes: sumBytes(hidden, 'bf16', combinePrecision),
     sumWeightBytes: maxTopk * 4,
   };
 }

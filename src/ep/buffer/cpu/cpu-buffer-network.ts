@@ -1,5 +1,4 @@
 // What the calls of an EpBuffer do across hosts on CPU ranks: which arrays travel, where they belong, who sums what.
-import { elementFormats } from '../../../abi/element-formats.ts';
 import { dtypes } from '../../../core/dtype.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
@@ -10,6 +9,7 @@ import { HostExchange } from '../../across-hosts/host-exchange.ts';
 import { HostCalls } from '../../across-hosts/host-calls.ts';
 import type { HostTokens, RoutedTokens } from '../../across-hosts/routed-tokens.ts';
 import type { ForwardedCall } from '../../across-hosts/row-forwarder.ts';
+import { makeRowSumTables, RowSums, type RowSumsShape, type RowSumTables } from '../../across-hosts/row-sums.ts';
 import type { BesideRows } from '../../across-hosts/send-rows.ts';
 import { routeTokens } from '../../across-hosts/token-routes.ts';
 import type { CountExchange } from '../../../collective/exchange.ts';
@@ -32,8 +32,7 @@ interface Bases extends Disposable {
   readonly combineWeights: Tensor<'i32'>;
   readonly sumRows: Tensor<'i32'>;
   readonly sumWeights: Tensor<'i32'>;
-  /** Scratch of sums: addresses of their rows. */
-  readonly sources: Tensor<'i32'>;
+  readonly sums: RowSumTables;
 }
 
 const localRegions = [
@@ -50,6 +49,7 @@ export class CpuBufferNetwork {
   readonly exchange: HostExchange;
   readonly #scope: EpScope<CpuDevice>;
   readonly #bases: Bases;
+  readonly #sums: RowSums;
   readonly #calls: HostCalls;
 
   /** Collective; fails alike on all ranks. */
@@ -70,7 +70,9 @@ export class CpuBufferNetwork {
     const { device } = scope;
     this.exchange = exchange;
     this.#scope = scope;
-    this.#bases = makeBases(scope, window, exchange);
+    const sums = sumsShape(scope, exchange);
+    this.#bases = makeBases(scope, window, { exchange, sums });
+    this.#sums = new RowSums(device, sums, this.#bases.sums);
     this.#calls = new HostCalls(device, exchange);
   }
 
@@ -111,53 +113,28 @@ export class CpuBufferNetwork {
     out: { readonly rows: Tensor<'bf16'>; readonly weights: Tensor<'f32'> | undefined },
     { counts, ...wait }: CallWait & { readonly counts: CountExchange },
   ): Promise<void> {
-    const { device, config } = this.#scope;
-    const { kernels } = device;
+    const { kernels } = this.#scope.device;
     const routed = handle.routed as RoutedTokens;
     const { sumTable, sumColumns } = routed;
-    const rowBytes = config.hidden * 2;
     const k = weights?.shape[1] ?? 0;
     const bases = this.#bases;
-    const sources = bases.sources.address;
-    const format = elementFormats.bf16;
+    const sums = this.#sums;
     const { numTokens } = handle;
+    const [bias0, bias1] = [biases[0]?.address, biases[1]?.address];
+    const [from, sumsFrom, result] = [bases.combineRows.address, bases.sumRows.address, out.rows.address];
     await this.#calls.combine(
       {
         routed,
         numTokens,
         counts,
-        rowBytes,
+        rowBytes: sums.sumBytes,
         weightBytes: k * 4,
-        sumRows: ({ places, columns }, first, count, to) => {
-          const table = places.address + first * columns * 4;
-          kernels.gatherSum(
-            to,
-            rowBytes,
-            count,
-            columns,
-            table,
-            0,
-            bases.combineRows.address,
-            0,
-            0,
-            0,
-            sources,
-            format,
-          );
-        },
+        sumRows: (list, first, count, to) =>
+          sums.sumHere(list, { first, count, out: to, bases: from, onePerRank: false }),
         sumWeights: ({ places, columns }, _first, count, to) =>
           kernels.gatherTopkWeight(to, count, k, columns, places.address, bases.combineWeights.address),
-        addUp: (first, count) => {
-          const at = first * rowBytes;
-          const table = sumTable.address + first * sumColumns * 4;
-          const [bias0, bias1] = [0, 1].map((bias) => (biases[bias] ? biases[bias].address + at : 0)) as [
-            number,
-            number,
-          ];
-          const to = out.rows.address + at;
-          const from = bases.sumRows.address;
-          kernels.gatherSum(to, rowBytes, count, sumColumns, table, 0, from, 0, bias0, bias1, sources, format);
-        },
+        addUp: (first, count) =>
+          sums.addUp(routed, { first, count, out: result, bases: sumsFrom, onePerRank: false }, bias0, bias1),
       },
       wait,
     );
@@ -218,11 +195,17 @@ function besideRows({ topkIdx, topkWeights, scales }: DispatchPlanInput): Beside
   );
 }
 
+/** A column per rank of this host. */
+function sumsShape({ config }: EpScope, { network: { routes } }: HostExchange): RowSumsShape {
+  const ownColumns = routes.hosts[routes.host]!.length;
+  return { routes, ownColumns, hidden: config.hidden, dtype: 'bf16', precision: config.combinePrecision };
+}
+
 /** Fails with WL_MEMORY. */
 function makeBases(
-  { device, size, group }: EpScope<CpuDevice>,
+  { device, size }: EpScope<CpuDevice>,
   window: SymmetricWindow,
-  exchange: HostExchange,
+  { exchange, sums }: { readonly exchange: HostExchange; readonly sums: RowSumsShape },
 ): Bases {
   const { hosts, host } = exchange.network.routes;
   const { ways } = exchange;
@@ -238,7 +221,7 @@ function makeBases(
     combineWeights: tensors.empty('i32', [local]),
     sumRows: tensors.empty('i32', [columns]),
     sumWeights: tensors.empty('i32', [columns]),
-    sources: tensors.empty('i32', [Math.max(columns, group.size) + 2]),
+    sums: makeRowSumTables(tensors, sums),
   }));
   const at = (region: EpRegion): number[] =>
     window.addresses.map((address) => (address + size.regions[region].offset) | 0);

@@ -1,6 +1,5 @@
 // What the calls of an all-to-all layer do across hosts on CPU ranks: one row per (token, host) on the network, copied at the
 // far side to the token's other experts there, and one sum per (token, host) back.
-import { elementFormats } from '../../../abi/element-formats.ts';
 import type { Call } from '../../../collective/calls.ts';
 import type { CountExchange } from '../../../collective/exchange.ts';
 import type { CallWait } from '../../../core/deadline.ts';
@@ -15,7 +14,9 @@ import { HostExchange, ROW_WINDOW } from '../../across-hosts/host-exchange.ts';
 import type { NetworkShape } from '../../across-hosts/network-size.ts';
 import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
 import type { ForwardedCall } from '../../across-hosts/row-forwarder.ts';
+import { makeRowSumTables, RowSums, type RowSumsShape, type RowSumTables } from '../../across-hosts/row-sums.ts';
 import { routeTokens } from '../../across-hosts/token-routes.ts';
+import { sumBytes } from '../../combine-precision.ts';
 import type { LayoutTensors } from '../../buffer/dispatch-layout.ts';
 import type { EPConfig } from '../ep-config.ts';
 import type { LayerInput } from '../layer-arguments.ts';
@@ -43,7 +44,7 @@ const regions = ['rows', 'weights', 'sourceToken', 'firstRow', 'duplicates', 'ex
 interface Bases extends Disposable, Readonly<Record<(typeof regions)[number], Tensor<'i32'>>> {
   /** i32 [ranks + other hosts]: of expert rows by rank, then of the sums that come back, by way. */
   readonly sums: Tensor<'i32'>;
-  readonly sources: Tensor<'i32'>;
+  readonly rowSums: RowSumTables;
 }
 
 export class CpuLayerNetwork {
@@ -52,6 +53,7 @@ export class CpuLayerNetwork {
   readonly #device: CpuDevice;
   readonly #config: EPConfig;
   readonly #bases: Bases;
+  readonly #sums: RowSums;
   readonly #calls: HostCalls;
   #output: OutputSize | undefined;
 
@@ -75,7 +77,10 @@ export class CpuLayerNetwork {
     this.#group = group;
     this.#device = device;
     this.#config = config;
-    this.#bases = makeBases(device, { local: control.ranks.length, ways: exchange.ways.length, config });
+    const { hidden, topk: ownColumns, tokenDtype: dtype, combinePrecision: precision } = config;
+    const shape = { routes: exchange.network.routes, ownColumns, hidden, dtype, precision };
+    this.#bases = makeBases(device, { local: control.ranks.length, ways: exchange.ways.length, config, shape });
+    this.#sums = new RowSums(device, shape, this.#bases.rowSums);
     this.#calls = new HostCalls(device, exchange);
   }
 
@@ -137,35 +142,21 @@ export class CpuLayerNetwork {
     { out, routed, counts }: { readonly out: Tensor; readonly routed: RoutedTokens; readonly counts: CountExchange },
     { localCombine, ...wait }: CallWait & { readonly localCombine: boolean },
   ): Promise<void> {
-    const { kernels } = this.#device;
-    const { rowBytes, tokenDtype } = this.#config;
-    const format = elementFormats[tokenDtype];
-    const onePerRank = localCombine ? 1 : 0;
-    const bases = this.#bases;
-    const sources = bases.sources.address;
-    const { sumTable, sumRanks, sumColumns } = routed;
-    const sumRows = (
-      { table, ranks, columns }: { table: number; ranks: number; columns: number },
-      { to, count, from }: { to: number; count: number; from: number },
-    ): void => kernels.gatherSum(to, rowBytes, count, columns, table, ranks, from, onePerRank, 0, 0, sources, format);
+    const sums = this.#sums;
+    const { expertRows, sums: allRows } = this.#bases;
+    const [from, sumsFrom, result] = [expertRows.address, allRows.address, out.address];
     return this.#calls.combine(
       {
         routed,
         numTokens: out.shape[0]!,
         counts,
-        rowBytes,
+        rowBytes: sums.sumBytes,
         weightBytes: 0,
-        sumRows: ({ places, ranks, columns }, first, count, to) => {
-          const cell = first * columns * 4;
-          const tables = { table: places.address + cell, ranks: ranks!.address + cell, columns };
-          sumRows(tables, { to, count, from: bases.expertRows.address });
-        },
+        sumRows: (list, first, count, to) =>
+          sums.sumHere(list, { first, count, out: to, bases: from, onePerRank: localCombine }),
         sumWeights: () => {},
-        addUp: (first, count) => {
-          const cell = first * sumColumns * 4;
-          const tables = { table: sumTable.address + cell, ranks: sumRanks!.address + cell, columns: sumColumns };
-          sumRows(tables, { to: out.address + first * rowBytes, count, from: bases.sums.address });
-        },
+        addUp: (first, count) =>
+          sums.addUp(routed, { first, count, out: result, bases: sumsFrom, onePerRank: localCombine }),
       },
       wait,
     );
@@ -221,14 +212,17 @@ function layerNetworkShape(config: EPConfig, group: RankGroup): NetworkShape {
     topkBytes: 0,
     weightBytes: config.topk * dtypes[config.weightDtype].bytes,
     scaleBytes: 0,
-    sumBytes: config.rowBytes,
+    sumBytes: sumBytes(config.hidden, config.tokenDtype, config.combinePrecision),
     sumWeightBytes: 0,
   };
 }
 
 /** Fails with WL_MEMORY. */
-function makeBases(device: CpuDevice, of: { local: number; ways: number; config: EPConfig }): Bases {
-  const { local, ways, config } = of;
+function makeBases(
+  device: CpuDevice,
+  of: { local: number; ways: number; config: EPConfig; shape: RowSumsShape },
+): Bases {
+  const { local, ways, config, shape } = of;
   const { set, made } = TensorSet.make(device, (tensors) => ({
     rows: tensors.empty('i32', [local]),
     weights: tensors.empty('i32', [local]),
@@ -237,7 +231,7 @@ function makeBases(device: CpuDevice, of: { local: number; ways: number; config:
     duplicates: tensors.empty('i32', [local]),
     expertRows: tensors.empty('i32', [local]),
     sums: tensors.empty('i32', [config.worldSize + ways]),
-    sources: tensors.empty('i32', [config.topk + ways + 2]),
+    rowSums: makeRowSumTables(tensors, shape),
   }));
   return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
 }
