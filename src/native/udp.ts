@@ -12,11 +12,14 @@ const setsockoptFunction = systemCall('int setsockopt(int, int, int, void*, int)
 const getsockoptFunction = systemCall('int getsockopt(int, int, int, void*, void*)');
 const sendmmsgFunction = systemCall('int sendmmsg(int, intptr_t, uint32_t, int)');
 const recvmmsgFunction = systemCall('int recvmmsg(int, intptr_t, uint32_t, int, intptr_t)');
+const recvFunction = systemCall('int recv(int, intptr_t, uintptr_t, int)');
 const closeFunction = systemCall('int close(int)');
 
 const SOCK_DGRAM = 2;
 const SOCK_CLOEXEC = 0o2000000;
 const SOCK_NONBLOCK = 0o4000;
+const MSG_PEEK = 0x02;
+const MSG_TRUNC = 0x20;
 const MSG_DONTWAIT = 0x40;
 
 /** Levels and names of the socket options that the transport uses, as Linux numbers them. */
@@ -101,6 +104,11 @@ export function sendMessages(fd: number, address: number, count: number): number
 /** Hot path. Receives into at most `count` of the mmsghdr at `address`; returns how many came, or a negative errno. */
 export function receiveMessages(fd: number, address: number, count: number): number {
   return recvmmsgFunction()(fd, address, count, MSG_DONTWAIT, 0);
+}
+
+/** Hot path. Copies the beginning of the next datagram, which stays where it is. Returns how long it is, or a negative errno. */
+export function peekMessage(fd: number, address: number, bytes: number): number {
+  return recvFunction()(fd, address, bytes, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
 }
 
 export function closeDescriptor(fd: number): void {

@@ -61,6 +61,59 @@ function burst(fields: Partial<Burst>): Burst {
   };
 }
 
+test('large datagrams that travel alone are put where they belong once some have come, all others into the arena', () => {
+  using pair = ends(1);
+  const { io, to } = pair;
+  const payload = 60_000;
+  const region = regionOf(24 * payload);
+  const place = new NativeBlock(24 * payload);
+  const asked: number[] = [];
+  let isWelcome = true;
+  const arena = new NativeBlock(RECEIVE_ARENA_BYTES);
+  const receiver = new DatagramReceiver(arena, {
+    payloadAddress: (bytes, at, length) => {
+      const number = bytes[at]!;
+      asked.push(length);
+      return isWelcome ? place.address + number * payload : 0;
+    },
+  });
+  const { batch } = receiver;
+  const send = (number: number, bytes: number): void => {
+    io.arena[0] = number;
+    io.send(burst({ region, payloadOffset: number * payload, payloadBytes: bytes, lastPayloadBytes: bytes }));
+    io.flush();
+  };
+  const payloadOf = (number: number, bytes: number): Uint8Array =>
+    region.bytes.subarray(number * payload, number * payload + bytes);
+  send(0, payload);
+  receiver.receive(to.fd, 3);
+  assert.deepEqual([batch.count, batch.placed[0], asked.length], [1, 0, 0]);
+  for (let number = 1; number <= 3; number += 1) send(number, number === 2 ? 100 : payload);
+  receiver.receive(to.fd, 3);
+  assert.equal(batch.count, 3);
+  assert.deepEqual([...batch.placed.subarray(0, 3)], [1, 0, 1]);
+  assert.deepEqual([...batch.length.subarray(0, 3)], [payload + HEADER, 100 + HEADER, payload + HEADER]);
+  assert.deepEqual(
+    [0, 1, 2].map((slot) => batch.bytes[batch.offset[slot]!]),
+    [1, 2, 3],
+  );
+  assert.deepEqual(place.bytes.slice(payload, 2 * payload), payloadOf(1, payload).slice());
+  assert.deepEqual(place.bytes.slice(3 * payload, 4 * payload), payloadOf(3, payload).slice());
+  const second = batch.offset[1]! + HEADER;
+  assert.deepEqual(batch.bytes.slice(second, second + 100), payloadOf(2, 100).slice());
+  // Those that may not are received whole, and then not asked about for a while.
+  isWelcome = false;
+  asked.length = 0;
+  for (let number = 4; number <= 6; number += 1) {
+    send(number, payload);
+    receiver.receive(to.fd, 3);
+    assert.deepEqual([batch.count, batch.placed[0], batch.length[0]], [1, 0, payload + HEADER]);
+    const at = batch.offset[0]! + HEADER;
+    assert.deepEqual(batch.bytes.slice(at, at + payload), payloadOf(number, payload).slice());
+  }
+  assert.equal(asked.length, 1);
+});
+
 /** Every datagram that has arrived, joined ones taken apart. */
 function arrived({ receiver, to }: Ends): Uint8Array[] {
   const packets: Uint8Array[] = [];

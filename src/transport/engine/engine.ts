@@ -141,6 +141,11 @@ export class Engine implements TransportEngine, EngineCore {
     this.#decoder.take(batch);
   }
 
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
+  payloadAddress(bytes: Uint8Array, at: number, length: number, peer: number): number {
+    return this.#decoder.payloadAddress(bytes, at, length, peer);
+  }
+
   onTimer(now: Microseconds): void {
     this.now = now;
     this.#awake = false;

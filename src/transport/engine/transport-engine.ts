@@ -207,6 +207,12 @@ export interface TransportEngine {
   findRegion(id: number): Region | undefined;
   /** The region's memory is the caller's again; pending requests that use it fail with WL_CLOSED. */
   release(region: Region): void;
+  /**
+   * Hot path. Of a packet that waits to be received: the native address where its payload belongs, so that the kernel can put
+   * it there, or 0 if it must be received whole and looked at first. `bytes` holds its header at `at`, `length` is all of it.
+   * Where it was put there, ReceivedBatch.placed says so.
+   */
+  payloadAddress(bytes: Uint8Array, at: number, length: number, peer: number): number;
   /** Takes in received packets; answers are sent by the next `onTimer`. */
   onPackets(batch: ReceivedBatch, now: Microseconds): void;
   /** Sends what is due, then calls `flush` of the I/O. */

@@ -84,6 +84,8 @@ export interface ReceivedBatch {
   readonly segmentBytes: Uint32Array;
   /** 1 if the network marked the packet (ECN congestion experienced). */
   readonly marked: Uint8Array;
+  /** 1 if the payload of a single data packet already lies where `payloadAddress` said; here is only its header. */
+  readonly placed: Uint8Array;
   /** The sender as the I/O names it; -1 where it cannot tell. A packet of another peer than the connection's is dropped. */
   readonly peer: Int32Array;
 }
@@ -97,6 +99,7 @@ export function createReceivedBatch(bytes: Uint8Array, capacity: number): Receiv
     length: new Uint32Array(capacity),
     segmentBytes: new Uint32Array(capacity),
     marked: new Uint8Array(capacity),
+    placed: new Uint8Array(capacity),
     peer: new Int32Array(capacity).fill(-1),
   };
 }

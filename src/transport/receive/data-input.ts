@@ -111,7 +111,7 @@ function place(
   const bytes = (count - 1) * run.payloadBytes + (isLast ? run.lastPayloadBytes : run.payloadBytes);
   counters.receivedSegments += count;
   counters.receivedBytes += bytes;
-  if (bytes > 0) {
+  if (bytes > 0 && !run.isPlaced) {
     const offset = run.offset + from * run.payloadBytes;
     placement.sourceOffset = run.at + from * run.stride + DATA_HEADER_BYTES;
     placement.sourceStride = run.stride;

@@ -24,6 +24,8 @@ export const run = {
   base: 0,
   payloadBytes: 0,
   lastPayloadBytes: 0,
+  /** The payload has been received straight into its place. */
+  isPlaced: false,
 };
 
 /** Begins a run with the segment whose header, checked by the decoder, is at `at`. */

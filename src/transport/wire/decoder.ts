@@ -16,6 +16,7 @@ import { onAck } from '../send/ack-input.ts';
 import type { Connection } from '../engine/connection.ts';
 import { onControl } from '../control/control-input.ts';
 import { endRun, raiseAck } from '../receive/data-input.ts';
+import { payloadAddress } from '../receive/payload-address.ts';
 import { extendRun, extendRunAlike, run, startRun } from '../receive/segment-run.ts';
 import type { EngineCore } from '../engine/engine-core.ts';
 import type { ReceivedBatch } from '../io/packet-io.ts';
@@ -50,12 +51,7 @@ export class Decoder {
 
   take(batch: ReceivedBatch): void {
     const { bytes } = batch;
-    if (this.#bytes !== bytes) {
-      this.#bytes = bytes;
-      const { buffer, byteOffset, byteLength } = bytes;
-      this.#view = new DataView(buffer, byteOffset, byteLength);
-      this.#words = byteOffset % 4 === 0 ? new Int32Array(buffer, byteOffset, byteLength >>> 2) : new Int32Array(0);
-    }
+    this.#lookAt(bytes);
     this.#engine.placement.source = bytes;
     for (let index = 0; index < batch.count; index++) {
       const at = batch.offset[index]!;
@@ -63,6 +59,39 @@ export class Decoder {
       if (at + length > bytes.byteLength) this.#drop('short');
       else this.#takeJoined(batch, index, at, at + length);
     }
+  }
+
+  /** As the engine's method of this name says. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
+  payloadAddress(bytes: Uint8Array, at: number, size: number, peer: number): number {
+    this.#lookAt(bytes);
+    const view = this.#view;
+    const isData =
+      size > DATA_HEADER_BYTES &&
+      view.getUint8(at + PREFIX.version) === TRANSPORT_VERSION &&
+      view.getUint8(at + PREFIX.kind) === packetKinds.data &&
+      DATA_HEADER_BYTES + view.getUint16(at + PREFIX.length, true) === size;
+    // What is summed or tagged as a whole must be here as a whole.
+    if (!isData || this.#engine.settings.checksum === 'full') return 0;
+    const connection = this.#engine.find(view.getUint32(at + PREFIX.connection, true));
+    const isKnown =
+      connection !== undefined &&
+      connection.error === undefined &&
+      connection.guard === undefined &&
+      view.getInt32(at + PREFIX.secretLow, true) === connection.secretLow &&
+      view.getInt32(at + PREFIX.secretHigh, true) === connection.secretHigh &&
+      (peer === -1 || peer === connection.peer) &&
+      view.getUint16(at + PREFIX.path, true) < connection.paths.count;
+    if (!isKnown || !this.#isIntact(at, DATA_HEADER_BYTES, DATA_HEADER_BYTES)) return 0;
+    return payloadAddress(connection, view, at);
+  }
+
+  #lookAt(bytes: Uint8Array): void {
+    if (this.#bytes === bytes) return;
+    this.#bytes = bytes;
+    const { buffer, byteOffset, byteLength } = bytes;
+    this.#view = new DataView(buffer, byteOffset, byteLength);
+    this.#words = byteOffset % 4 === 0 ? new Int32Array(buffer, byteOffset, byteLength >>> 2) : new Int32Array(0);
   }
 
   /** A datagram, or several that the kernel joined. */
@@ -76,6 +105,7 @@ export class Decoder {
       this.#drop('short');
       return;
     }
+    run.isPlaced = batch.placed[index] === 1;
     this.#datagramEnd = to;
     this.#copiedTo = -1;
     const inWords = this.#words.length > 0 && ((from | stride) & 3) === 0 && !marked;

@@ -44,11 +44,11 @@ export class UdpLoop implements PacketLoop {
 
   constructor({ engine, spinUs }: PacketLoopOptions) {
     const arena = new NativeBlock(RECEIVE_ARENA_BYTES);
-    this.#receiver = new DatagramReceiver(arena);
     this.#io = new UdpPacketIo(arena, (peer) => this.refused.push(peer));
     this.#spinUs = spinUs;
     this.#readiness.add(this.doorbell.fd, DOORBELL);
     this.engine = engine(this.#io);
+    this.#receiver = new DatagramReceiver(arena, this.engine);
   }
 
   get failures(): Readonly<Record<keyof SendFailures, number>> {

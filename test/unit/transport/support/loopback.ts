@@ -29,6 +29,8 @@ export interface LoopbackOptions {
   readonly receiverCredits?: boolean;
   /** Hold the packets of a burst together, as receive offload does. */
   readonly join?: boolean;
+  /** Payload is put where the engine says before it takes the packet in, as sockets do with large packets. */
+  readonly direct?: boolean;
   /** A packet for which this is true is lost. */
   readonly lose?: (packet: Flying) => boolean;
 }
@@ -42,6 +44,10 @@ export interface Flying {
   readonly segmentBytes: number;
 }
 
+/** In place of native addresses: a region at each multiple. */
+const ADDRESS_STEP = 2 ** 40;
+const HEADER_BYTES = 64;
+
 /** One engine with its end of the network. */
 export class Side implements PacketIo {
   readonly arena = new Uint8Array(262_144);
@@ -54,6 +60,7 @@ export class Side implements PacketIo {
   readonly ended: WeftlineError[] = [];
   readonly completed: EngineHandle[] = [];
   readonly #net: Loopback;
+  readonly #memories: Uint8Array[] = [];
 
   constructor(net: Loopback, name: string, poll: boolean) {
     this.#net = net;
@@ -84,7 +91,21 @@ export class Side implements PacketIo {
   place = placeRun;
 
   region(bytes: number, remote = { read: true, write: true }): Region {
-    return this.engine.register({ bytes: new Uint8Array(bytes), remote });
+    return this.regionOf(new Uint8Array(bytes), remote);
+  }
+
+  regionOf(bytes: Uint8Array, remote = { read: true, write: true }): Region {
+    if (this.#net.options.direct !== true) return this.engine.register({ bytes, remote });
+    this.#memories.push(bytes);
+    return this.engine.register({ bytes, remote, address: this.#memories.length * ADDRESS_STEP });
+  }
+
+  /** The memory that `address` is said to be of, which must hold `bytes` from there on. */
+  memoryAt(address: number, bytes: number): Uint8Array {
+    const memory = this.#memories[Math.floor(address / ADDRESS_STEP) - 1];
+    const at = address % ADDRESS_STEP;
+    if (memory === undefined || at + bytes > memory.length) throw new Error(`${bytes} bytes at ${address}: nowhere`);
+    return memory.subarray(at, at + bytes);
   }
 }
 
@@ -98,6 +119,8 @@ export class Loopback {
   /** Sides that have died: nothing reaches them and they do nothing. */
   readonly gone = new Set<Side>();
   packets = 0;
+  /** Those whose payload went straight to its place. */
+  placed = 0;
   readonly #linkFree = new Map<string, number>();
   #order = 0;
   readonly #flying: Flying[] = [];
@@ -228,7 +251,17 @@ export class Loopback {
   /** Hands bytes to a side as if they had come over the network. */
   receive(to: Side, bytes: Uint8Array, segmentBytes = 0): void {
     const batch = this.#batch;
-    batch.bytes.set(bytes);
+    batch.placed[0] = 0;
+    if (this.options.direct === true && segmentBytes === 0 && bytes.length > HEADER_BYTES) {
+      batch.bytes.set(bytes.subarray(0, HEADER_BYTES));
+      const address = to.engine.payloadAddress(batch.bytes, 0, bytes.length, -1);
+      if (address !== 0) {
+        to.memoryAt(address, bytes.length - HEADER_BYTES).set(bytes.subarray(HEADER_BYTES));
+        batch.placed[0] = 1;
+        this.placed++;
+      }
+    }
+    if (batch.placed[0] === 0) batch.bytes.set(bytes);
     batch.count = 1;
     batch.offset[0] = 0;
     batch.length[0] = bytes.length;
