@@ -21,7 +21,11 @@ export const engineCommandKinds = {
 export const commandRecord = defineLayout(
   'TransportCommand',
   {
-    kind: 'u32',
+    /**
+     * Low 8 bits: the kind. The others: where a part begins in its request, in units of 64 KiB: PART_BYTES. They reach to
+     * 2^40, beyond which no request goes.
+     */
+    kindAndPart: 'u32',
     /** Of the request table. */
     slot: 'u32',
     /** Numbers of the connection in the engine's thread, and of the region. */
@@ -31,10 +35,9 @@ export const commandRecord = defineLayout(
     remoteRegion: 'u32',
     remoteKey: 'u32',
     /**
-     * Low half: of a part, the gate that it holds shut, counted from 1; of a signal and a flush, the gate that they wait
-     * for; 0: none. High half: where a part begins in its request, in units of 64 KiB: PART_BYTES.
+     * Of a part: the gate that it holds shut, counted from 1. Of a signal and a flush: the gate that they wait for. 0: none.
      */
-    gateAndPart: 'u32',
+    gate: 'u32',
     offset: 'u64',
     bytes: 'u64',
     /** Of a write: of the whole request. */

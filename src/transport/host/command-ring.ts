@@ -5,6 +5,8 @@ import { commandHead, commandRecord, PART_BYTES, REQUEST_SLOTS } from '../../abi
 import { putWide, wideAt } from '../../abi/wide-words.ts';
 
 const WORDS = commandRecord.size / 4;
+/** A kind is below this: what stands above it in its word is the part's. */
+const KINDS = 256;
 const RING_BYTES = commandHead.size + REQUEST_SLOTS * commandRecord.size;
 
 const at = wordOffsets(commandHead);
@@ -70,14 +72,14 @@ export class CommandRing {
   put(command: EngineCommand): void {
     const first = (this.#next & (REQUEST_SLOTS - 1)) * WORDS;
     const ring = this.#ring;
-    ring[first + field.kind] = command.kind;
+    ring[first + field.kindAndPart] = command.kind + (command.partOffset / PART_BYTES) * KINDS;
     ring[first + field.slot] = command.slot;
     ring[first + field.connection] = command.connection;
     ring[first + field.region] = command.region;
     ring[first + field.flow] = command.flow;
     ring[first + field.remoteRegion] = command.remoteRegion;
     ring[first + field.remoteKey] = command.remoteKey;
-    ring[first + field.gateAndPart] = command.gate + command.partOffset;
+    ring[first + field.gate] = command.gate;
     putWide(ring, first + field.offset, command.offset);
     putWide(ring, first + field.bytes, command.bytes);
     putWide(ring, first + field.remoteOffset, command.remoteOffset);
@@ -119,16 +121,16 @@ export class CommandRing {
     if (Atomics.load(this.#words, at.tail) === this.#next) return false;
     const first = (this.#next & (REQUEST_SLOTS - 1)) * WORDS;
     const ring = this.#ring;
-    command.kind = ring[first + field.kind]!;
+    const kindAndPart = ring[first + field.kindAndPart]!;
+    command.kind = kindAndPart % KINDS;
+    command.partOffset = Math.floor(kindAndPart / KINDS) * PART_BYTES;
     command.slot = ring[first + field.slot]!;
     command.connection = ring[first + field.connection]!;
     command.region = ring[first + field.region]!;
     command.flow = ring[first + field.flow]!;
     command.remoteRegion = ring[first + field.remoteRegion]!;
     command.remoteKey = ring[first + field.remoteKey]!;
-    const gateAndPart = ring[first + field.gateAndPart]!;
-    command.gate = gateAndPart % PART_BYTES;
-    command.partOffset = gateAndPart - command.gate;
+    command.gate = ring[first + field.gate]!;
     command.offset = wideAt(ring, first + field.offset);
     command.bytes = wideAt(ring, first + field.bytes);
     command.remoteOffset = wideAt(ring, first + field.remoteOffset);
