@@ -23,6 +23,8 @@ export interface HostNetworkOptions extends CallWait {
   readonly windows: readonly SymmetricWindow[];
   /** Of the cells in the first window. */
   readonly cells: number;
+  /** Most rows that one call sends to a peer, and the number of the window that they go to. */
+  readonly rows: { readonly rows: number; readonly rowWindow: number };
 }
 
 /** What is waited for across hosts. */
@@ -54,6 +56,7 @@ export class HostNetwork {
   readonly #device: CpuDevice;
   readonly #windows: SymmetricWindow[];
   readonly #cells: number;
+  readonly #rows: HostNetworkOptions['rows'];
   /** Low words of all cells. */
   readonly #counts: Int32Array;
   readonly #links = new Map<number, NetworkLink>();
@@ -89,7 +92,8 @@ export class HostNetwork {
     }
   }
 
-  private constructor({ group, device, name, windows, cells }: HostNetworkOptions, agent: Agent) {
+  private constructor({ group, device, name, windows, cells, rows }: HostNetworkOptions, agent: Agent) {
+    this.#rows = rows;
     this.group = group;
     this.routes = hostRoutes(group.topology.hosts, group.rank);
     this.#agent = agent;
@@ -142,8 +146,13 @@ export class HostNetwork {
     if (this.#memory !== undefined && end <= this.#memory.length) return;
     const before = this.#memory;
     this.#memory = await this.#agent.register(new Uint8Array(this.#device.memory.buffer));
-    for (const link of this.#links.values()) link.useMemory(this.#memory);
+    for (const link of this.#links.values()) await link.useMemory(this.#memory);
     if (before !== undefined) await this.#agent.deregister(before);
+  }
+
+  /** A call begins: nothing of an earlier one is under way from this rank. */
+  begin(): void {
+    for (const link of this.#links.values()) link.begin();
   }
 
   /** Hot path. Takes in what has come, posts what there is room for. */
@@ -279,7 +288,9 @@ export class HostNetwork {
     );
     const remotes = parts.map(({ remote }) => remote);
     const known = this.#links.get(peer);
-    if (known === undefined) this.#links.set(peer, new NetworkLink(parts[0]!, remotes, this.channels));
-    else known.useWindows(remotes);
+    if (known !== undefined) return known.useWindows(remotes);
+    const { channels } = this;
+    const link = await NetworkLink.open({ parts: parts[0]!, remotes, channels, ...this.#rows });
+    this.#links.set(peer, link);
   }
 }

@@ -1,25 +1,47 @@
 // The channels to one peer on another host, and what waits to be sent on them.
+import { PartTable } from '../../abi/part-table.ts';
 import type { ChannelParts } from '../../agent/agent-options.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
-import type { BackendRegion, BackendRemoteRegion } from '../../agent/backend.ts';
+import type { BackendLink, BackendRegion, BackendRemoteRegion } from '../../agent/backend.ts';
 import type { Registration } from '../../agent/registration.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { OutQueue } from './out-queue.ts';
+
+export interface NetworkLinkOptions {
+  readonly parts: ChannelParts;
+  /** The peer's windows. */
+  readonly remotes: readonly BackendRemoteRegion[];
+  readonly channels: number;
+  /** Most rows that one call sends, and the number of the window that they go to. */
+  readonly rows: number;
+  readonly rowWindow: number;
+}
 
 export class NetworkLink {
   readonly backend: BackendName;
   /** By channel. Within one everything is in order, between two nothing is. */
   readonly queues: readonly OutQueue[];
-  readonly #parts: ChannelParts;
+  readonly #link: BackendLink;
   #local: BackendRegion;
   #remotes: readonly BackendRemoteRegion[];
 
-  constructor(parts: ChannelParts, remotes: readonly BackendRemoteRegion[], channels: number) {
+  /** Fails as the link does. */
+  static async open({ parts, remotes, channels, rows, rowWindow }: NetworkLinkOptions): Promise<NetworkLink> {
+    const { link, local } = parts;
+    const queues: OutQueue[] = [];
+    for (let number = 0; number < channels; number++) {
+      const channel = link.openChannel({ lane: number });
+      queues.push(await OutQueue.open({ channel, local, remotes, rows: PartTable.ofCount(rows), rowWindow }));
+    }
+    return new NetworkLink(parts, remotes, queues);
+  }
+
+  private constructor(parts: ChannelParts, remotes: readonly BackendRemoteRegion[], queues: readonly OutQueue[]) {
     this.backend = parts.backend;
-    this.#parts = parts;
+    this.#link = parts.link;
     this.#local = parts.local;
     this.#remotes = remotes;
-    this.queues = Array.from({ length: channels }, () => new OutQueue(parts.link.openChannel(), parts.local, remotes));
+    this.queues = queues;
   }
 
   /** Of all puts so far. */
@@ -30,9 +52,9 @@ export class NetworkLink {
   }
 
   get error(): WeftlineError | undefined {
-    const { error } = this.#parts.link;
+    const { error } = this.#link;
     if (error !== undefined) return error;
-    for (const queue of this.queues) if (queue.error !== undefined) return queue.error as WeftlineError;
+    for (const queue of this.queues) if (queue.error !== undefined) return queue.error;
     return undefined;
   }
 
@@ -45,7 +67,7 @@ export class NetworkLink {
 
   /** The peer has closed its side. What it sent before is here. */
   get isClosed(): boolean {
-    return this.#parts.link.state === 'closed';
+    return this.#link.state === 'closed';
   }
 
   /** Hot path. */
@@ -55,15 +77,20 @@ export class NetworkLink {
   }
 
   /** The memory that puts come from is now this. */
-  useMemory(memory: Registration): void {
+  useMemory(memory: Registration): Promise<void> {
     this.#local = memory.regionBy(this.backend);
-    this.#use();
+    return this.#use();
   }
 
   /** The windows that puts go to are now these. */
-  useWindows(remotes: readonly BackendRemoteRegion[]): void {
+  useWindows(remotes: readonly BackendRemoteRegion[]): Promise<void> {
     this.#remotes = remotes;
-    this.#use();
+    return this.#use();
+  }
+
+  /** A call begins: nothing of an earlier one is under way. */
+  begin(): void {
+    for (const queue of this.queues) queue.begin();
   }
 
   /** Adds to the abort cell in the peer's first window, if anything can still be sent. */
@@ -77,7 +104,7 @@ export class NetworkLink {
     }
   }
 
-  #use(): void {
-    for (const queue of this.queues) queue.use(this.#local, this.#remotes);
+  async #use(): Promise<void> {
+    await Promise.all(this.queues.map((queue) => queue.use(this.#local, this.#remotes)));
   }
 }

@@ -1,19 +1,39 @@
-// What one channel to a peer is still to send: puts and signals in order, posted as the channel has room. Hot path.
+// What one channel to a peer is still to send: puts, rows and signals in order, posted as the channel has room. Hot path.
+import type { PartTable } from '../../abi/part-table.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../agent/backend.ts';
+import { PartPuts } from '../../agent/part-puts.ts';
+import type { WeftlineError } from '../../core/errors.ts';
 
 /** Memory of the peer that puts go to, by the number of the window that it belongs to. */
 export type RemoteWindows = readonly BackendRemoteRegion[];
 
-const SIGNAL = -1;
+export interface OutQueueOptions {
+  readonly channel: BackendChannel;
+  /** Where puts come from. */
+  readonly local: BackendRegion;
+  readonly remotes: RemoteWindows;
+  /** Places of rows of one call: as many rows as the channel may have to send. This queue's own. */
+  readonly rows: PartTable;
+  /** The window that rows go to. */
+  readonly rowWindow: number;
+}
+
+const kinds = { put: 0, signal: 1, rows: 2 } as const;
 const FIRST_CAPACITY = 64;
 
 export class OutQueue {
-  /** Bytes of the puts so far. */
+  /** Bytes of the puts and rows so far. */
   bytes = 0;
   readonly #channel: BackendChannel;
+  readonly #rowWindow: number;
+  readonly #rows: PartTable;
   readonly #place: PutPlace;
   #remotes: RemoteWindows;
-  /** In columns, so that a call that sends many rows makes no objects. */
+  #puts: PartPuts | undefined;
+  /** Rows of this call that stand in the table. */
+  #rowCount = 0;
+  /** In columns, so that a call that sends much makes no objects. Of rows, `local` is the first and `length` their number. */
+  #kind: Uint8Array = new Uint8Array(FIRST_CAPACITY);
   #local: Float64Array = new Float64Array(FIRST_CAPACITY);
   #remote: Float64Array = new Float64Array(FIRST_CAPACITY);
   #length: Float64Array = new Float64Array(FIRST_CAPACITY);
@@ -21,65 +41,81 @@ export class OutQueue {
   #next = 0;
   #end = 0;
 
-  constructor(channel: BackendChannel, local: BackendRegion, remotes: RemoteWindows) {
+  /** Fails as the link does. */
+  static async open(options: OutQueueOptions): Promise<OutQueue> {
+    const queue = new OutQueue(options);
+    await queue.use(options.local, options.remotes);
+    return queue;
+  }
+
+  private constructor({ channel, local, remotes, rows, rowWindow }: OutQueueOptions) {
     this.#channel = channel;
+    this.#rows = rows;
+    this.#rowWindow = rowWindow;
     this.#remotes = remotes;
     this.#place = { local, localOffset: 0, remote: remotes[0]!, remoteOffset: 0, bytes: 0 };
   }
 
-  /** For what is put from now on. Nothing may wait here. */
-  use(local: BackendRegion, remotes: RemoteWindows): void {
+  /** The memory that puts come from and go to from now on. Nothing may wait or be under way here. */
+  async use(local: BackendRegion, remotes: RemoteWindows): Promise<void> {
+    await this.#puts?.release();
+    this.#puts = undefined;
     this.#place.local = local;
     this.#remotes = remotes;
+    const [channel, table] = [this.#channel, this.#rows];
+    this.#puts = await PartPuts.open({ channel, table, local, remote: remotes[this.#rowWindow]! });
+  }
+
+  /** A call begins: nothing of an earlier one is under way here. */
+  begin(): void {
+    this.#rowCount = 0;
   }
 
   /** `local` is an address in this rank's memory; `remote` an offset in a window's mapping at the peer. */
   put(local: number, window: number, remote: number, bytes: number): void {
     if (bytes === 0) return;
     this.bytes += bytes;
-    this.#add(local, window, remote, bytes);
+    this.#add(kinds.put, local, window, remote, bytes);
   }
 
-  /** The next put starts where the last one ends, on both sides: they become one. False if that is not so. */
-  extend(local: number, window: number, remote: number, bytes: number): boolean {
+  /** The same for a row, of which many go as one operation. */
+  putRow(local: number, remote: number, bytes: number): void {
+    const { localOffset, remoteOffset, bytes: lengths } = this.#rows;
+    const at = this.#rowCount;
     const last = this.#end - 1;
-    if (last < this.#next || this.#length[last] === SIGNAL || this.#window[last] !== window) return false;
-    const length = this.#length[last]!;
-    if (this.#local[last]! + length !== local || this.#remote[last]! + length !== remote) return false;
-    this.#length[last] = length + bytes;
+    const isRun = last >= this.#next && this.#kind[last] === kinds.rows;
     this.bytes += bytes;
-    return true;
+    if (
+      isRun &&
+      local - (localOffset[at - 1] ?? 0) === lengths[at - 1] &&
+      remote - (remoteOffset[at - 1] ?? 0) === lengths[at - 1]
+    ) {
+      lengths[at - 1] = lengths[at - 1]! + bytes;
+      return;
+    }
+    localOffset[at] = local;
+    remoteOffset[at] = remote;
+    lengths[at] = bytes;
+    this.#rowCount++;
+    if (isRun) this.#length[last] = this.#length[last]! + 1;
+    else this.#add(kinds.rows, at, this.#rowWindow, 0, 1);
   }
 
-  /** Adds 1 to a cell behind all earlier puts. */
+  /** Adds 1 to a cell behind everything before it. */
   signal(window: number, remote: number): void {
-    this.#add(0, window, remote, SIGNAL);
+    this.#add(kinds.signal, 0, window, remote, 0);
   }
 
   /** Posts what the channel has room for. True if anything was posted. */
   advance(): boolean {
     const first = this.#next;
-    const place = this.#place;
-    while (this.#next < this.#end) {
-      const at = this.#next;
-      const remote = this.#remotes[this.#window[at]!]!;
-      const bytes = this.#length[at]!;
-      if (bytes === SIGNAL) {
-        if (!this.#channel.signal(remote, this.#remote[at]!, 1)) break;
-      } else {
-        place.remote = remote;
-        place.localOffset = this.#local[at]!;
-        place.remoteOffset = this.#remote[at]!;
-        place.bytes = bytes;
-        if (!this.#channel.put(place)) break;
-      }
-      this.#next++;
-    }
+    while (this.#next < this.#end && this.#post(this.#next)) this.#next++;
+    const hasPosted = this.#next !== first;
     if (this.#next === this.#end) {
       this.#next = 0;
       this.#end = 0;
     }
-    return this.#next !== first;
+    return hasPosted;
   }
 
   /** Everything that was queued is at the peer. */
@@ -87,22 +123,36 @@ export class OutQueue {
     return this.#next === this.#end && this.#channel.delivered === this.#channel.posted;
   }
 
-  /** Puts and signals that are not delivered yet, for errors. */
-  get pending(): number {
-    return this.#end - this.#next + this.#channel.posted - this.#channel.delivered;
-  }
-
-  get error(): Error | undefined {
+  get error(): WeftlineError | undefined {
     return this.#channel.error;
   }
 
-  close(): Promise<void> {
-    return this.#channel.close();
+  /** False if there was no room for all of it. */
+  #post(at: number): boolean {
+    const remote = this.#remotes[this.#window[at]!]!;
+    const kind = this.#kind[at];
+    if (kind === kinds.signal) return this.#channel.signal(remote, this.#remote[at]!, 1);
+    if (kind === kinds.rows) {
+      const first = this.#local[at]!;
+      const count = this.#length[at]!;
+      const taken = (this.#puts as PartPuts).put(first, count);
+      this.#local[at] = first + taken;
+      this.#length[at] = count - taken;
+      return taken === count;
+    }
+    const place = this.#place;
+    place.remote = remote;
+    place.localOffset = this.#local[at]!;
+    place.remoteOffset = this.#remote[at]!;
+    place.bytes = this.#length[at]!;
+    return this.#channel.put(place);
   }
 
-  #add(local: number, window: number, remote: number, bytes: number): void {
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per put
+  #add(kind: number, local: number, window: number, remote: number, bytes: number): void {
     if (this.#end === this.#local.length) this.#grow();
     const at = this.#end++;
+    this.#kind[at] = kind;
     this.#local[at] = local;
     this.#remote[at] = remote;
     this.#length[at] = bytes;
@@ -110,17 +160,15 @@ export class OutQueue {
   }
 
   #grow(): void {
-    this.#local = wider(this.#local);
-    this.#remote = wider(this.#remote);
-    this.#length = wider(this.#length);
-    const window = new Uint8Array(this.#window.length * 2);
-    window.set(this.#window);
-    this.#window = window;
+    this.#kind = wider(this.#kind, new Uint8Array(this.#kind.length * 2));
+    this.#window = wider(this.#window, new Uint8Array(this.#window.length * 2));
+    this.#local = wider(this.#local, new Float64Array(this.#local.length * 2));
+    this.#remote = wider(this.#remote, new Float64Array(this.#remote.length * 2));
+    this.#length = wider(this.#length, new Float64Array(this.#length.length * 2));
   }
 }
 
-function wider(column: Float64Array): Float64Array {
-  const grown = new Float64Array(column.length * 2);
+function wider<T extends Uint8Array | Float64Array>(column: T, grown: T): T {
   grown.set(column);
   return grown;
 }

@@ -74,7 +74,13 @@ export class HostExchange {
       made.window = window;
       device.hostView('u8', window.address, size.regions.cells.bytes).fill(0);
       const windows = [window, calls, rows];
-      const network = await HostNetwork.create({ ...options, windows, cells: size.regions.cells.offset });
+      const { offset: cells } = size.regions.cells;
+      const network = await HostNetwork.create({
+        ...options,
+        windows,
+        cells,
+        rows: { rows: shape.maxTokens, rowWindow: ROW_WINDOW },
+      });
       return new HostExchange(options, { size, window, network, tables: made.tables as HostTables });
     } catch (error) {
       made.window?.[Symbol.dispose]();
@@ -142,6 +148,7 @@ export class HostExchange {
   announce(exchange: CountExchange, call: Call, withCounts = false): void {
     this.#call = callWord(call, 'opening');
     const place = exchange.announce(this.#call);
+    this.network.begin();
     const bytes = withCounts ? place.bytes : EXCHANGE_HEADER_WORDS * 4;
     for (const way of this.ways) this.#sendRecord(way, place, bytes);
     for (const calls of this.#calls) calls.begin();

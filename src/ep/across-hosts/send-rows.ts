@@ -80,8 +80,7 @@ function queueChunks(exchange: HostExchange, way: number, list: HostTokens, rows
       const rank = ranks ? ranks[i * columns + column]! : column;
       const from = address + tokens[i]! * rowBytes;
       const to = rowAt[rank]! + places[i * columns + column]! * rowBytes;
-      // Rows of one chunk alone are joined: a signal stands between two.
-      if (!queue.extend(from, ROW_WINDOW, to, rowBytes)) queue.put(from, ROW_WINDOW, to, rowBytes);
+      queue.putRow(from, to, rowBytes);
     }
     queue.signal(NETWORK_WINDOW, network.cellAt(forwarder, networkCells.rows + channel));
   }
