@@ -47,31 +47,44 @@ export function listHostTokens(
   outRanks: usize,
 ): i32 {
   let count = 0;
-  let cell: usize = 0;
   for (let t = 0; t < tokens; t++) {
+    const firstCell = <usize>t * <usize>columns;
+    // The lists have room for the tokens that go to the host, and no more.
+    if (!goesToHost(rowTable, rankTable, firstCell, columns, localIndex)) continue;
     const places = outPlaces + (<usize>(count * outColumns) << 2);
     const ranks = outRanks + (<usize>(count * outColumns) << 2);
-    let goes = false;
-    for (let c = 0; c < columns; c++, cell++) {
+    for (let c = 0; c < columns; c++) {
+      const cell = firstCell + <usize>c;
       const place = load<i32>(rowTable + (cell << 2));
-      const rank = rankTable == 0 ? c : load<i32>(rankTable + (cell << 2));
-      const index = rank < 0 ? -1 : load<i32>(localIndex + (<usize>rank << 2));
+      const index = indexAt(rankTable, cell, c, localIndex);
       if (rankTable == 0) {
-        if (index < 0) continue;
-        store<i32>(places + (<usize>index << 2), place);
-        goes = goes || place >= 0;
-      } else {
-        const here = index >= 0 && place >= 0;
-        store<i32>(places + (<usize>c << 2), here ? place : -1);
-        store<i32>(ranks + (<usize>c << 2), here ? index : -1);
-        goes = goes || here;
+        if (index >= 0) store<i32>(places + (<usize>index << 2), place);
+        continue;
       }
+      const here = index >= 0 && place >= 0;
+      store<i32>(places + (<usize>c << 2), here ? place : -1);
+      store<i32>(ranks + (<usize>c << 2), here ? index : -1);
     }
-    if (!goes) continue;
     store<i32>(outTokens + (<usize>count << 2), t);
     count++;
   }
   return count;
+}
+
+@inline
+function goesToHost(rowTable: usize, rankTable: usize, firstCell: usize, columns: i32, localIndex: usize): bool {
+  for (let c = 0; c < columns; c++) {
+    const cell = firstCell + <usize>c;
+    if (load<i32>(rowTable + (cell << 2)) >= 0 && indexAt(rankTable, cell, c, localIndex) >= 0) return true;
+  }
+  return false;
+}
+
+/** Position on the host of the rank that a cell stands for, -1 if that rank is of another host. */
+@inline
+function indexAt(rankTable: usize, cell: usize, column: i32, localIndex: usize): i32 {
+  const rank = rankTable == 0 ? column : load<i32>(rankTable + (cell << 2));
+  return rank < 0 ? -1 : load<i32>(localIndex + (<usize>rank << 2));
 }
 
 /** destination[i] = source[list[i]], rows of `rowBytes`. */
