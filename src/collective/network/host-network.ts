@@ -141,9 +141,13 @@ export class HostNetwork {
     return this.#windows[window]!.address;
   }
 
-  /** Queues that put from memory of this device up to `end` can be used. To be awaited before addresses up to there are put. */
-  async useMemory(end: number): Promise<void> {
-    if (this.#memory !== undefined && end <= this.#memory.length) return;
+  /** True if what lies below `end` in this device's memory can be put from. */
+  hasMemory(end: number): boolean {
+    return this.#memory !== undefined && end <= this.#memory.length;
+  }
+
+  /** Makes all of this device's memory a place to put from, after it has grown. Nothing may be under way: settle before. */
+  async useMemory(): Promise<void> {
     const before = this.#memory;
     this.#memory = await this.#agent.register(new Uint8Array(this.#device.memory.buffer));
     for (const link of this.#links.values()) await link.useMemory(this.#memory);

@@ -57,7 +57,7 @@ export class HostCalls {
     const exchange = this.#exchange;
     const forwarders = this.#forwarders;
     const { network, served } = exchange;
-    await network.useMemory(this.#device.memory.buffer.byteLength);
+    if (!network.hasMemory(this.#device.memory.buffer.byteLength)) await this.#useMemory(wait);
     const { rowBytes, withPlaces } = rows;
     const about = { rowBytes, withPlaces, rowBases, spread, hasMetadata: hasMetadata(rows) };
     for (const [slot, forwarder] of forwarders.entries()) forwarder.begin({ ...about, list: routed.served[slot]! });
@@ -89,7 +89,7 @@ export class HostCalls {
     const receivers = this.#receivers;
     const { network, served, ways } = exchange;
     const { routed, numTokens, counts, rowBytes, weightBytes, sumRows, sumWeights } = call;
-    await network.useMemory(this.#device.memory.buffer.byteLength);
+    if (!network.hasMemory(this.#device.memory.buffer.byteLength)) await this.#useMemory(wait);
     for (const [slot, sender] of this.#senders.entries()) {
       const hasEntered = (): boolean => exchange.hasEntered(counts, slot);
       sender.begin({ rowBytes, weightBytes, list: routed.served[slot]!, hasEntered, sumRows, sumWeights });
@@ -113,6 +113,12 @@ export class HostCalls {
       served.some(({ rank }, slot) => rank === peer && !exchange.hasEntered(counts, slot)) ||
       ways.some(({ forwarder }, way) => forwarder === peer && !receivers[way]!.isDone);
     await network.until({ isDone, awaits, describe: () => this.#describe(receivers) }, wait);
+  }
+
+  /** The record of this call was put from the memory as it was registered before. */
+  async #useMemory(wait: CallWait): Promise<void> {
+    await this.#exchange.settle(wait);
+    await this.#exchange.network.useMemory();
   }
 
   #describe(parts: readonly { describe(): string | undefined }[]): string {
