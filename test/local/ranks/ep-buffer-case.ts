@@ -15,7 +15,7 @@ import {
 } from 'weftline/ep';
 import type { RankGroup } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
-import { choices, type EpCase, random, rows } from './ep-case.ts';
+import { choices, type EpCase, outputRows, random, rows } from './ep-case.ts';
 
 /** Several dispatches of different shapes and kinds over one buffer, and at the end a combine of the first one again. */
 export async function runBufferCase(group: RankGroup, device: EpDevice, of: EpCase): Promise<void> {
@@ -100,7 +100,7 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
   assert.equal(cached.recvTopkIdx, undefined);
 
   // Every rank knows all ranks' expert outputs, random ones, so that no two rows are alike.
-  const outputs = expected.map((received, rank) => rows(received.x.length, of.hidden, random(of.seed + 77 + rank)));
+  const outputs = expected.map((received, rank) => outputRows(of, received.x.length, random(of.seed + 77 + rank)));
   const outWeights = expected.map((received, rank) => {
     const next = random(of.seed + 99 + rank);
     return received.x.map(() => Array.from({ length: of.topk }, () => Math.fround(next())));
@@ -132,6 +132,8 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
     const place = { rank: group.rank, token, hidden: of.hidden, topk: of.topk, bias: bias.map((b) => b[token] ?? []) };
     const want = referenceCombine(reference, place);
     assert.deepEqual([...got.subarray(token * of.hidden, (token + 1) * of.hidden)], want, `combined row ${token}`);
+    if (of.exact && of.biases === 0)
+      assert.deepEqual(want, referenceCombine({ ...reference, hosts: undefined }, place));
     if (gotWeights) {
       const row = [...gotWeights.subarray(token * of.topk, (token + 1) * of.topk)];
       assert.deepEqual(row, referenceCombineWeights(reference, place), `combined weights of row ${token}`);

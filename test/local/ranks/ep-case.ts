@@ -34,6 +34,8 @@ export interface EpCase {
   readonly numSms: number;
   /** With previousEvent and asyncFinish. */
   readonly overlap: boolean;
+  /** Experts return small whole numbers, whose sums are exact: where the ranks are makes no difference then. */
+  readonly exact: boolean;
 }
 
 export function epCase(ranks: number): fc.Arbitrary<EpCase> {
@@ -64,6 +66,7 @@ export function epCase(ranks: number): fc.Arbitrary<EpCase> {
     staged: fc.boolean(),
     numSms: fc.constantFrom(1, 3, 16),
     overlap: fc.boolean(),
+    exact: fc.boolean(),
   });
   // Rarely more tokens than the threads of a block, in short rows.
   const crowd = { hidden: 8, numSms: 1 };
@@ -123,6 +126,18 @@ export function rows(
   return Array.from({ length: count }, () =>
     Array.from({ length: width }, () => (next() < 0.02 ? Math.floor(next() * any) : of((next() - 0.5) * 16))),
   );
+}
+
+/** What experts return. */
+export function outputRows(
+  of: EpCase,
+  count: number,
+  next: () => number,
+  dtype: keyof typeof patterns = 'bf16',
+): number[][] {
+  if (!of.exact) return rows(count, of.hidden, next, dtype);
+  const whole = (): number => patterns[dtype].of(Math.floor(next() * 9) - 4);
+  return Array.from({ length: count }, () => Array.from({ length: of.hidden }, whole));
 }
 
 /** Bit patterns as a tensor of the dtype takes them. */

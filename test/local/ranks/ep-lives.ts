@@ -6,13 +6,13 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fromBf16, type Tensor } from 'weftline';
 import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
-import { groupOfHost, openTestDevice } from '../support/test-device.ts';
+import { testGroup, openTestDevice } from '../support/test-device.ts';
 import { random } from './ep-case.ts';
 
 const lives = Number(process.argv[2]);
 const [tokens, hidden, topk] = [40, 64, 3];
 await using world = await join();
-const group = await groupOfHost(world);
+const group = await testGroup(world);
 await using device = await openTestDevice(group);
 const experts = 4 * group.size;
 const next = random(group.rank + 1);

@@ -1,7 +1,7 @@
 // Runs random cases in lockstep on all ranks: argv = what ("buffer" or "layer"), runs, seed.
 import fc from '../../support/fast-check.ts';
 import { join } from 'weftline/world';
-import { bytesInUse, groupOfHost, openTestDevice } from '../support/test-device.ts';
+import { bytesInUse, testGroup, openTestDevice } from '../support/test-device.ts';
 import { runBufferCase } from './ep-buffer-case.ts';
 import { epCase } from './ep-case.ts';
 import { runLayerCase } from './layer-case.ts';
@@ -9,7 +9,7 @@ import { runLayerCase } from './layer-case.ts';
 const [what, runs, seed] = process.argv.slice(2);
 const run = what === 'layer' ? runLayerCase : runBufferCase;
 await using world = await join();
-const group = await groupOfHost(world);
+const group = await testGroup(world);
 await using device = await openTestDevice(group);
 const property = fc.asyncProperty(epCase(group.size), async (of) => {
   let failure: string | null = null;

@@ -6,13 +6,13 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { Tensor } from 'weftline';
 import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
-import { groupOfHost, openTestDevice } from '../support/test-device.ts';
+import { testGroup, openTestDevice } from '../support/test-device.ts';
 import { random } from './ep-case.ts';
 
 const [repeats, what] = process.argv.slice(2);
 const [tokens, hidden, topk, experts] = [48, 264, 6, 24];
 await using world = await join();
-const group = await groupOfHost(world);
+const group = await testGroup(world);
 await using device = await openTestDevice(group);
 const next = random(group.rank + 1);
 const x = await device.tensor(

@@ -16,7 +16,7 @@ import {
 import type { RankGroup } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
 import { flat, overlapOf, uploadChoices } from './ep-buffer-case.ts';
-import { choices, type EpCase, patternsOf, random, rows, toPatterns } from './ep-case.ts';
+import { choices, type EpCase, outputRows, patternsOf, random, rows, toPatterns } from './ep-case.ts';
 
 export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCase): Promise<void> {
   const n = group.size;
@@ -75,7 +75,7 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
   await checkSkippedRows(want, { of, layoutDesc });
   assert.equal(layoutDesc.numDispatchTokenCurRank, mine.input.length);
 
-  const outputs = received.map((one, rank) => rows(one.rows.length, of.hidden, random(of.seed + 7 + rank), of.dtype));
+  const outputs = received.map((one, rank) => outputRows(of, one.rows.length, random(of.seed + 7 + rank), of.dtype));
   const result = of.inPlace ? layer.combineInput(layoutDesc) : device.empty<TokenDType>(of.dtype, output.shape);
   const ownOutputs = outputs[group.rank] as number[][];
   const inOrder = order.map((row) => ownOutputs[row] as number[]);
@@ -87,8 +87,10 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
     const { hosts } = group.topology;
     const { hidden, localCombine, dtype, combinePrecision } = of;
     const place = { rank: group.rank, token, hidden, localCombine, dtype, hosts, combinePrecision };
-    const row = got.slice(token * of.hidden, (token + 1) * of.hidden);
-    assert.deepEqual(row, referenceLayerCombine(received, outputs, place), `combined row ${token}`);
+    const row = got.slice(token * hidden, (token + 1) * hidden);
+    const wanted = referenceLayerCombine(received, outputs, place);
+    assert.deepEqual(row, wanted, `combined row ${token}`);
+    if (of.exact) assert.deepEqual(wanted, referenceLayerCombine(received, outputs, { ...place, hosts: undefined }));
   }
   if (before) assert.deepEqual(toPatterns(await output.toHost()), before, 'output after combine');
   if (device instanceof CudaDevice && of.overlap) {

@@ -12,10 +12,24 @@ export async function openTestDevice(group: RankGroup): Promise<EpDevice> {
   return openDevice(kind, group);
 }
 
-/** The ranks that conformance programs work with. With WEFTLINE_HOSTS each host has a group, in the reverse order of world ranks; all groups work at once. */
-export async function groupOfHost(world: World): Promise<RankGroup> {
-  const { hosts, hostIndex } = world.topology;
-  return hosts.length === 1 ? world : world.split({ color: hostIndex, key: -world.rank });
+/**
+ * The ranks that conformance programs work with, by WEFTLINE_TEST_GROUP: "each" (default), with WEFTLINE_HOSTS a group
+ * for each host, in the reverse order of world ranks, all at work at once; "all", the world, over all hosts; "mixed", the
+ * same ranks in the order of their places on their hosts, so that neighbours are on different hosts.
+ */
+export async function testGroup(world: World): Promise<RankGroup> {
+  const { hosts, hostIndex, scaleUpIndex } = world.topology;
+  const shape = process.env['WEFTLINE_TEST_GROUP'] ?? 'each';
+  switch (shape) {
+    case 'all':
+      return world;
+    case 'mixed':
+      return world.split({ color: 0, key: -(scaleUpIndex * hosts.length + hostIndex) });
+    case 'each':
+      return hosts.length === 1 ? world : world.split({ color: hostIndex, key: -world.rank });
+    default:
+      throw new Error(`WEFTLINE_TEST_GROUP is ${shape}, not each, all or mixed`);
+  }
 }
 
 /** Bytes that were taken and not given back; undefined where the device keeps no count. */
