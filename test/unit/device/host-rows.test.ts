@@ -50,11 +50,11 @@ for (const hasRanks of [false, true]) {
       for (const output of outputs) output.view().fill(77);
       const [tokens, places, outRanks] = outputs.map(({ address }) => address) as [number, number, number];
       const count = device.kernels.listHostTokens(
-        rowTable!.address,
-        hasRanks ? rankTable!.address : 0,
+        rowTable.address,
+        hasRanks ? rankTable.address : 0,
         rows.length,
         columns,
-        local!.address,
+        local.address,
         outColumns,
         tokens,
         places,
