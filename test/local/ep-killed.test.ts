@@ -36,7 +36,9 @@ describe('killed ranks', { concurrency: 2 }, () => {
       for (const point of points) {
         const all = Array.from({ length: topology.ranks }, (_, rank) => rank);
         // In the gate one rank per phase, in turn: it is first or last on its host, with or without peers.
-        for (const victim of isLong ? all : [turn++ % topology.ranks]) {
+        const victims = isLong ? all : [turn % topology.ranks];
+        turn += 1;
+        for (const victim of victims) {
           test(`${topology.name}, ${call} of a ${what}, ${point}: rank ${victim} is killed`, async () => {
             let jobId = '';
             const { ranks, transcript } = await runRanks(topology.ranks, script, {
