@@ -78,8 +78,8 @@ export class EngineGroup {
     return (this.links[0] as EngineLink).wait(seen, milliseconds);
   }
 
-  waitBlocking(seen: number, milliseconds: number, isLone: boolean): void {
-    (this.links[0] as EngineLink).waitBlocking(seen, milliseconds, isLone);
+  waitBlocking(seen: number, milliseconds: number, areFew: boolean): void {
+    (this.links[0] as EngineLink).waitBlocking(seen, milliseconds, areFew);
     if (this.hasCrashed) this.readEvents();
   }
 

@@ -33,8 +33,8 @@ export interface EngineLink {
   progress(): void;
   /** Until a further request of any engine has ended than `seen` counts, or the time is over. */
   wait(seen: number, milliseconds: number): Promise<void>;
-  /** `isLone`: nothing else is under way, so that the wait is for one answer. */
-  waitBlocking(seen: number, milliseconds: number, isLone: boolean): void;
+  /** `areFew`: hardly anything else is under way, so that the wait is for one answer. */
+  waitBlocking(seen: number, milliseconds: number, areFew: boolean): void;
   close(): Promise<void>;
 }
 
@@ -140,9 +140,9 @@ export class ThreadLink implements EngineLink {
     return this.#requests.wait(seen, milliseconds);
   }
 
-  waitBlocking(seen: number, milliseconds: number, isLone: boolean): void {
+  waitBlocking(seen: number, milliseconds: number, areFew: boolean): void {
     // Where many requests are under way, the engines need the processor more than the waiter.
-    this.#requests.waitBlocking(seen, milliseconds, isLone ? this.#spin : undefined);
+    this.#requests.waitBlocking(seen, milliseconds, areFew ? this.#spin : undefined);
   }
 
   async close(): Promise<void> {

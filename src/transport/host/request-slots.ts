@@ -16,6 +16,9 @@ export type RequestState = 'pending' | 'done' | 'failed';
 /** An async wait looks at signals and at whether the engine lives at least this often. */
 const SLICE_MS = 100;
 
+/** The request that is waited for, and receives that were posted ahead, which may wait for long. */
+const FEW_REQUESTS = 4;
+
 export class RequestSlots {
   /** What the next `post` sends; written by the caller, who leaves `slot` alone. */
   readonly command: EngineCommand = emptyEngineCommand();
@@ -145,13 +148,13 @@ export class RequestSlots {
     for (;;) {
       const seen = this.#group.requests.ended;
       if (this.state(request) !== 'pending') return this.take(request);
-      this.#group.waitBlocking(seen, this.#timeLeft(request, end, timeoutMs), this.isLone);
+      this.#group.waitBlocking(seen, this.#timeLeft(request, end, timeoutMs), this.areFew);
     }
   }
 
-  /** At most one request is under way. */
-  get isLone(): boolean {
-    return this.#freeCount >= REQUEST_SLOTS - 1;
+  /** So few requests are under way that a wait is for one answer, not for one of a stream of ends. */
+  get areFew(): boolean {
+    return this.#freeCount >= REQUEST_SLOTS - FEW_REQUESTS;
   }
 
   /** The first reason counts where several parts of a request fail. */

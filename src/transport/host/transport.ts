@@ -260,7 +260,7 @@ export class Transport implements AsyncDisposable {
   /** Blocks this thread until a further request has ended than `seen` counts, or the time is over. */
   waitForEndBlocking(seen: number, milliseconds: number): void {
     if (this.#group.failure !== undefined) throw this.#group.failure;
-    this.#group.waitBlocking(seen, milliseconds, this.#slots.isLone);
+    this.#group.waitBlocking(seen, milliseconds, this.#slots.areFew);
   }
 
   /** Lets packets move without waiting; only of use without an engine thread. */
