@@ -189,6 +189,12 @@ test('a dispatch and a combine come near what the links allow, without loss, the
   assert.deepEqual(runEp(options), result);
 });
 
+test('between two hosts sums of the own host keep nothing from the network', () => {
+  const shape = { hosts: 2, tokens: 256, hidden: 7168, topk: 8, experts: 64 };
+  const { combine } = runEp(optionsOf({ shape, simulatedRanks: 1 }));
+  assert.ok(combine.rows <= 1.1 * combine.bounds.rows, `${combine.rows} of ${combine.bounds.rows} µs`);
+});
+
 test('all bytes arrive: those of the plan pass the links, whatever the rule', () => {
   for (const rows of ['per-host', 'per-expert'] as const) {
     const options = optionsOf({ protocol: { rows }, shape: { dtype: 'fp8' } });

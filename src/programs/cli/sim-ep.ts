@@ -84,7 +84,7 @@ export function addSimEp(sim: Command): void {
     .option('--recorded <file>', 'a MoE block (safetensors) whose choices are used, again and again')
     .addOption(new Option('--rows <rule>', 'how often a row crosses the network').choices(rowRules).default('per-host'))
     .addOption(new Option('--order <order>', 'in which a rank serves hosts').choices(serveOrders).default('rotated'))
-    .option('--chunk <bytes>', 'most bytes of rows behind which a signal is sent', byteArgument(1, MAX_COUNT), 262_144)
+    .option('--chunk <bytes>', 'most bytes of rows behind which a signal is sent', byteArgument(1, MAX_COUNT), 65_536)
     .option(
       '--outstanding <bytes>',
       'that may be under way to a rank from all others together; 0: any number',

@@ -9,16 +9,10 @@ import { ServeOrder } from './serve-order.ts';
 
 /** When a rank got to what, in microseconds; of one call. */
 export interface RankTimes {
-  entered: number;
-  /** All records of its peers had come. */
-  met: number;
   /** Its host had met: it began to send. */
   began: number;
-  /** What it sent had arrived. */
-  delivered: number;
-  /** Everything that was meant for it had come, and was then copied or added. */
+  /** The last rows that were meant for it had come. */
   arrived: number;
-  done: number;
 }
 
 export interface EpRankOptions {
@@ -61,6 +55,8 @@ export class EpRank {
   #sentChunks: Int32Array;
   /** When the rank is done with what it copies or sums. */
   #busyUntil = 0;
+  /** What its own host's rows take, which wait while others are waited for; in microseconds. */
+  #ownWork = 0;
   #isDone = true;
 
   constructor(options: EpRankOptions) {
@@ -89,7 +85,6 @@ export class EpRank {
     this.#phase = phase;
     this.#isDone = false;
     this.#recordsLeft = this.#hosts - 1;
-    this.times[phase].entered = simulation.now;
     const bytes = plan.recordBytes(phase);
     for (let step = 1; step < this.#hosts; step += 1) {
       const host = (this.#own + step) % this.#hosts;
@@ -114,7 +109,7 @@ export class EpRank {
       .filter((host) => host !== this.#own)
       .reduce((sum, host) => sum + plan.chunks(phase, plan.peer(rank, host), this.#own), 0);
     this.#busyUntil = simulation.now;
-    this.#work(plan.ownPlaces(rank));
+    this.#ownWork = (plan.ownPlaces(rank) * plan.rowBytes(phase)) / this.#options.localRate;
     times.arrived = simulation.now;
     this.#send();
     this.#look();
@@ -177,10 +172,7 @@ export class EpRank {
     const { record, chunk } = kindOf[this.#phase];
     if (this.#recordsLeft > 0) {
       this.#recordsLeft -= this.#take(record, () => {});
-      if (this.#recordsLeft === 0) {
-        this.times[this.#phase].met = this.#options.simulation.now;
-        this.#options.onMet();
-      }
+      if (this.#recordsLeft === 0) this.#options.onMet();
     }
     if (this.#serve === undefined || this.#chunksLeft === 0) return;
     const { plan, rank, simulation } = this.#options;
@@ -209,21 +201,27 @@ export class EpRank {
     return count;
   }
 
-  /** Copies or adds so many rows, after what it is busy with. */
+  /** Copies or adds so many rows, after what it is busy with. Where it was idle, it went on with its own host's rows. */
   #work(rows: number): void {
-    const { plan, localRate, simulation } = this.#options;
-    const bytes = rows * plan.rowBytes(this.#phase);
-    this.#busyUntil = Math.max(this.#busyUntil, simulation.now) + bytes / localRate;
+    const { plan, localRate } = this.#options;
+    this.#useIdleTime();
+    this.#busyUntil += (rows * plan.rowBytes(this.#phase)) / localRate;
+  }
+
+  #useIdleTime(): void {
+    const { now } = this.#options.simulation;
+    const idle = now - this.#busyUntil;
+    if (idle <= 0) return;
+    this.#ownWork = Math.max(0, this.#ownWork - idle);
+    this.#busyUntil = now;
   }
 
   #finishIfDone(): void {
     if (this.#isDone || this.#chunksLeft > 0 || this.#serve?.isDone !== true) return;
     const { simulation, onDone } = this.#options;
     this.#isDone = true;
-    const times = this.times[this.#phase];
-    times.delivered = simulation.now;
-    simulation.at(this.#busyUntil, () => {
-      times.done = simulation.now;
+    this.#useIdleTime();
+    simulation.at(this.#busyUntil + this.#ownWork, () => {
       this.#serve = undefined;
       onDone();
     });
@@ -231,5 +229,5 @@ export class EpRank {
 }
 
 function noTimes(): RankTimes {
-  return { entered: 0, met: 0, began: 0, delivered: 0, arrived: 0, done: 0 };
+  return { began: 0, arrived: 0 };
 }
