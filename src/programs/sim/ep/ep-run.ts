@@ -70,16 +70,10 @@ class EpRun {
     const { hosts, ranks } = this.#plan;
     const simulation = this.#simulation;
     const ends: (LaneConnection | undefined)[][] = simulation.hosts.map(() => Array.from({ length: hosts }));
-    // Neighbours first, so that no two ranks look at their connections in the same order.
-    for (let step = 1; step <= hosts / 2; step += 1) {
-      for (const rank of simulation.hosts.keys()) {
-        const host = Math.floor(rank / ranks);
-        const other = (host + step) % hosts;
-        if (ends[rank]![other] !== undefined) continue;
-        const pair = simulation.connect(rank, this.#plan.peer(rank, other));
-        [ends[rank]![other], ends[this.#plan.peer(rank, other)]![host]] = pair;
-        this.#connections.push(...pair);
-      }
+    for (const [rank, peer] of this.#pairs()) {
+      const pair = simulation.connect(rank, peer);
+      [ends[rank]![Math.floor(peer / ranks)], ends[peer]![Math.floor(rank / ranks)]] = pair;
+      this.#connections.push(...pair);
     }
     const all = simulation.hosts.map((host, rank) => {
       const place = Math.floor(rank / ranks);
@@ -102,6 +96,29 @@ class EpRun {
       for (let host = 0; host < hosts; host += 1) one.learn(host, all[this.#plan.peer(rank, host)]!.region);
     }
     return all;
+  }
+
+  /**
+   * All pairs of peers, in the order in which they connect, since an engine looks at its connections in that order:
+   * neighbours first, so that no two ranks have the same, or by number where hosts are served by number.
+   */
+  #pairs(): (readonly [number, number])[] {
+    const { hosts, ranks } = this.#plan;
+    const pairs: (readonly [number, number])[] = [];
+    const numbers = Array.from({ length: hosts * ranks }, (_, rank) => rank);
+    for (let step = 1; step < hosts; step += 1) {
+      for (const rank of numbers) {
+        const other = Math.floor(rank / ranks) + step;
+        // Of two hosts, the one from which the other is not behind by more than half.
+        if (2 * step < hosts || (2 * step === hosts && other < hosts)) {
+          pairs.push([rank, this.#plan.peer(rank, other % hosts)]);
+        }
+      }
+    }
+    if (this.#options.protocol.order === 'rotated') return pairs;
+    return pairs
+      .map(([a, b]) => [Math.min(a, b), Math.max(a, b)] as const)
+      .toSorted(([a, b], [c, d]) => a - c || b - d);
   }
 
   #enter(phase: EpPhase): void {
