@@ -9,12 +9,13 @@ export class ChunkArrivals {
   readonly #seen: Int32Array;
   #taken = 0;
 
-  /** `firstCell`: that of channel 0; the others follow. */
-  constructor(network: HostNetwork, peer: number, firstCell: number, channels: number = network.channels) {
+  /** `firstCell`: that of channel 0; the others follow. `before`: what all of them hold already. */
+  // oxlint-disable-next-line max-params -- for tests to come near the wrap-around of `before`
+  constructor(network: HostNetwork, peer: number, firstCell: number, channels: number = network.channels, before = 0) {
     this.#network = network;
     this.#peer = peer;
     this.#firstCell = firstCell;
-    this.#seen = new Int32Array(channels);
+    this.#seen = new Int32Array(channels).fill(before);
   }
 
   /** A call begins, whose first chunk has number 0. */
