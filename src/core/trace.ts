@@ -1,11 +1,16 @@
-// The places where time goes, by name. They do nothing yet: what measures them goes in here, and nowhere else.
+// The places where time goes, by name. What measures them goes in here, and nowhere else: a benchmark sets a sink.
 //
-// The functions are empty, so the JavaScript engine's compiler removes the calls. The macros of
-// kernels/cuda/include/weftline/trace.cuh are the same for kernels.
+// Without one, a call is the look at a variable. The macros of kernels/cuda/include/weftline/trace.cuh are the same for
+// kernels; they do nothing yet.
 
 /**
  * - ep.dispatch.counts: from the choices of all ranks to the plan of who receives what; the ranks meet in it
  * - ep.dispatch.rows, ep.combine.rows: rows move, by this thread
+ * - ep.dispatch.network, ep.combine.network: of a rank with peers on other hosts, of buffers and layers alike: from the
+ *   first row that is queued or summed until nothing is under way; the parts of it that this thread works:
+ *   ep.dispatch.queue: what goes to other hosts is packed and queued; ep.dispatch.local: rows move within the host;
+ *   ep.dispatch.forward: rows from other hosts go to their other places; ep.combine.host-sums: sums for other hosts;
+ *   ep.combine.own-sums: sums of this rank's own tokens
  * - ep.closing: from the last row to the meeting of the ranks behind it
  * - ep.launch: from the first argument of a kernel to its launch
  * - layer.…: the same of the layer; places: the check of rows that the caller chose; duplicates: rows of one token at one
@@ -18,6 +23,13 @@ export type TracePoint =
   | 'ep.dispatch.counts'
   | 'ep.dispatch.rows'
   | 'ep.combine.rows'
+  | 'ep.dispatch.network'
+  | 'ep.dispatch.queue'
+  | 'ep.dispatch.local'
+  | 'ep.dispatch.forward'
+  | 'ep.combine.network'
+  | 'ep.combine.host-sums'
+  | 'ep.combine.own-sums'
   | 'ep.closing'
   | 'ep.launch'
   | 'layer.dispatch.counts'
@@ -33,8 +45,28 @@ export type TracePoint =
   | 'transport.burst'
   | 'device-api.serve';
 
+/** What is told of the points of this thread. */
+export interface TraceSink {
+  begin(point: TracePoint, subject: number): void;
+  end(point: TracePoint, subject: number): void;
+}
+
+let sink: TraceSink | undefined;
+
+/**
+ * From now on this thread's points are told to that sink, none without one.
+ * @param next Must not fail.
+ */
+export function traceTo(next: TraceSink | undefined): void {
+  sink = next;
+}
+
 /** Hot path. `subject` tells apart what runs at once: the number of a transfer, of a connection. */
-export function traceBegin(_point: TracePoint, _subject = 0): void {}
+export function traceBegin(point: TracePoint, subject = 0): void {
+  if (sink !== undefined) sink.begin(point, subject);
+}
 
 /** Hot path. The end of what the same point and subject began on this thread; it does not come if what they are around fails. */
-export function traceEnd(_point: TracePoint, _subject = 0): void {}
+export function traceEnd(point: TracePoint, subject = 0): void {
+  if (sink !== undefined) sink.end(point, subject);
+}

@@ -1,6 +1,7 @@
 // The two calls of a rank that has peers on other hosts, as they go over the network; what the rows are is the caller's.
 import type { CountExchange } from '../../collective/exchange.ts';
 import type { CallWait } from '../../core/deadline.ts';
+import { traceBegin, traceEnd } from '../../core/trace.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { HostExchange } from './host-exchange.ts';
 import { SumReceiver, SumSender, type SumShape, type SumTokens } from './host-sums.ts';
@@ -61,10 +62,15 @@ export class HostCalls {
     const { rowBytes, withPlaces } = rows;
     const about = { rowBytes, withPlaces, rowBases, spread, hasMetadata: hasMetadata(rows) };
     for (const [slot, forwarder] of forwarders.entries()) forwarder.begin({ ...about, list: routed.served[slot]! });
+    traceBegin('ep.dispatch.network');
+    traceBegin('ep.dispatch.queue');
     queueRows(this.#device, exchange, routed, rows);
+    traceEnd('ep.dispatch.queue');
     for (let first = 0; first < numTokens; first += SLICE_TOKENS) {
       network.advance();
+      traceBegin('ep.dispatch.local');
       moveLocal(first, Math.min(SLICE_TOKENS, numTokens - first));
+      traceEnd('ep.dispatch.local');
       for (const forwarder of forwarders) forwarder.step();
     }
     const isDone = (): boolean => {
@@ -78,6 +84,7 @@ export class HostCalls {
     const awaits = (peer: number): boolean =>
       served.some(({ rank }, slot) => rank === peer && !forwarders[slot]!.isDone);
     await network.until({ isDone, awaits, describe: () => this.#describe(forwarders) }, wait);
+    traceEnd('ep.dispatch.network');
   }
 
   /**
@@ -90,6 +97,7 @@ export class HostCalls {
     const { network, served, ways } = exchange;
     const { routed, numTokens, counts, rowBytes, weightBytes, sumRows, sumWeights } = call;
     if (!network.hasMemory(this.#device.memory.buffer.byteLength)) await this.#useMemory(wait);
+    traceBegin('ep.combine.network');
     for (const [slot, sender] of this.#senders.entries()) {
       const hasEntered = (): boolean => exchange.hasEntered(counts, slot);
       sender.begin({ rowBytes, weightBytes, list: routed.served[slot]!, hasEntered, sumRows, sumWeights });
@@ -104,7 +112,11 @@ export class HostCalls {
       }
       let ready = numTokens;
       for (const receiver of receivers) ready = Math.min(ready, receiver.step(numTokens));
-      if (ready > added) call.addUp(added, ready - added);
+      if (ready > added) {
+        traceBegin('ep.combine.own-sums');
+        call.addUp(added, ready - added);
+        traceEnd('ep.combine.own-sums');
+      }
       added = ready;
       for (const receiver of receivers) all &&= receiver.isDone;
       return all && network.isDelivered;
@@ -113,6 +125,7 @@ export class HostCalls {
       served.some(({ rank }, slot) => rank === peer && !exchange.hasEntered(counts, slot)) ||
       ways.some(({ forwarder }, way) => forwarder === peer && !receivers[way]!.isDone);
     await network.until({ isDone, awaits, describe: () => this.#describe(receivers) }, wait);
+    traceEnd('ep.combine.network');
   }
 
   /** The record of this call was put from the memory as it was registered before. */

@@ -2,6 +2,7 @@
 // the source adds those rows to its own host's. Hot path.
 import { networkCells } from '../../abi/network-cells.ts';
 import { ChunkArrivals } from '../../collective/network/chunk-arrivals.ts';
+import { traceBegin, traceEnd } from '../../core/trace.ts';
 import { type HostExchange, NETWORK_WINDOW } from './host-exchange.ts';
 import type { HostTokens } from './routed-tokens.ts';
 
@@ -59,7 +60,9 @@ export class SumSender {
     if (this.#summed < list.count) {
       const count = Math.min(chunk, list.count - this.#summed);
       const out = this.#exchange.slotAddress('sums', this.#slot) + this.#summed * rowBytes;
+      traceBegin('ep.combine.host-sums');
       call.sumRows(list, this.#summed, count, out);
+      traceEnd('ep.combine.host-sums');
       this.#summed += count;
     }
     if (call.hasEntered()) this.#queue(call, chunk);

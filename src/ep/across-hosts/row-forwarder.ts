@@ -2,6 +2,7 @@
 // and copies each row from its first place to the others. Hot path.
 import { networkCells } from '../../abi/network-cells.ts';
 import { ChunkArrivals } from '../../collective/network/chunk-arrivals.ts';
+import { traceBegin, traceEnd } from '../../core/trace.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { HostExchange } from './host-exchange.ts';
 import type { SlotArray } from './network-size.ts';
@@ -66,7 +67,9 @@ export class RowForwarder {
       const count = Math.min(chunk, list.count - this.#done);
       const cell = this.#done * list.columns * 4;
       const ranks = list.ranks ? list.ranks.address + cell : 0;
+      traceBegin('ep.dispatch.forward');
       this.#device.kernels.spreadRows(rowBytes, count, list.columns, list.places.address + cell, ranks, rowBases);
+      traceEnd('ep.dispatch.forward');
       this.#done += count;
     }
   }

@@ -1,6 +1,7 @@
 // What EpBuffer asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
 import { type CallWait, type Deadline, deadlineOf } from '../../core/deadline.ts';
 import type { DType } from '../../core/dtype.ts';
+import type { HostNetwork } from '../../collective/network/host-network.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { EpRegion } from './buffer-size.ts';
 import type { CheckedCombine } from './combine-arguments.ts';
@@ -27,6 +28,8 @@ export function callOptions(args: CallWait & OverlapOptions, defaultMs: number):
 }
 
 export interface EpEngine extends EpMemory {
+  /** Of a group on several hosts; for benchmarks. */
+  readonly hostNetwork?: HostNetwork | undefined;
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout;

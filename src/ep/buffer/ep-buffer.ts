@@ -7,6 +7,7 @@ import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type EpBufferConfig, type EpBufferSize, withDefaults } from './buffer-size.ts';
+import type { HostNetwork } from '../../collective/network/host-network.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
 import { checkCombine, type CombineArguments } from './combine-arguments.ts';
 import { createCpuEngine } from './cpu/create-cpu-engine.ts';
@@ -127,6 +128,14 @@ export class EpBuffer implements AsyncDisposable {
   peerRowAddress(rank: number, row: number, region: 'rows' | 'combineRows' = 'rows'): number {
     const index = this.group.topology.scaleUpIndexOf(rank);
     return this.#engine.regionAddress(region, index) + row * this.config.hidden * 2;
+  }
+
+  /**
+   * The way to the group's other hosts, undefined on one host; for benchmarks.
+   * @internal
+   */
+  get hostNetwork(): HostNetwork | undefined {
+    return this.#engine.hostNetwork;
   }
 
   /** Collective: returns when all ranks have called it. */

@@ -4,6 +4,8 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runEpBench } from '../bench/ep/ep-bench.ts';
 import type { EpCudaBenchReport } from '../bench/ep/cuda/ep-results.ts';
 import type { EpBenchReport } from '../bench/ep/ep-results.ts';
+import { runEpHostBench } from '../bench/ep/hosts/host-bench.ts';
+import type { EpHostBenchReport } from '../bench/ep/hosts/host-results.ts';
 import { requireAddressSpace } from '../bench/ep/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep/ep-workload.ts';
 import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
@@ -11,9 +13,12 @@ import { WeftlineError } from '../../core/errors.ts';
 import { chooseDevice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
 import { epBenchReport } from '../report/ep-bench-report.ts';
+import { epHostBenchReport } from '../report/ep-host-bench-report.ts';
 import { epCudaBenchReport } from '../report/ep-cuda-bench-report.ts';
 import { readSettings } from '../../settings/settings.ts';
+import { isRank } from '../../world/environment.ts';
 import type { World } from '../../world/index.ts';
+import { ranksOfHosts } from '../../world/pretended-hosts.ts';
 import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
@@ -24,6 +29,7 @@ interface EpBenchFlags extends Omit<EpWorkload, 'dtype'>, OutputFlags {
   readonly sms?: readonly number[];
   readonly iterations: number;
   readonly warmup: number;
+  readonly pairs: number;
   readonly layer: boolean;
   /** A setting, which the ranks read for themselves. */
   readonly device?: string;
@@ -54,6 +60,7 @@ export function addEpBench(bench: Command): void {
     .option('--sms <list>', `on GPUs: SM counts to run with, as 8,16,24 (default: ${defaultSms.join(',')})`, smList)
     .option('--iterations <n>', 'timed rounds of all cases', positive, 20)
     .option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3)
+    .option('--pairs <n>', 'across hosts: dispatches and combines in turn', positive, 32)
     .option('--seed <n>', 'of tokens and routing', integerArgument(0, MAX_COUNT), seed)
     .option('--skew <s>', 'popularity of experts: 0 even, 1 as words in a text', decimalArgument(0, MAX_SKEW), skew)
     .option('--no-layer', 'leave out EPAll2AllLayer, which takes the most memory');
@@ -71,11 +78,14 @@ export function addEpBench(bench: Command): void {
 
 /** What can be known before any process starts. */
 function checkBeforeLaunch(flags: EpBenchFlags): void {
-  const { device, addressSpaceMiB } = readSettings();
+  const { device, addressSpaceMiB, hosts } = readSettings();
   checkEpWorkload(workloadOf(flags));
   if (device === 'cpu' || (device === 'auto' && cudaDeviceCount() === 0)) {
     requireCpuFlags(flags, device === 'cpu' ? 'asked for' : 'there is no GPU');
-    requireAddressSpace(workloadOf(flags), flags.layer, addressSpaceMiB * 1_048_576);
+    // Where other hosts have ranks is known behind join().
+    if (isRank()) return;
+    const ranksOfHost = Math.max(...ranksOfHosts(hosts, flags.ranks));
+    requireAddressSpace(workloadOf(flags), flags.layer, addressSpaceMiB * 1_048_576, ranksOfHost);
   }
 }
 
@@ -94,18 +104,23 @@ function workloadOf({ ranks, tokens, hidden, topk, experts, dtype, seed, skew }:
 }
 
 interface Result {
-  readonly report: EpBenchReport | EpCudaBenchReport;
+  readonly report: EpBenchReport | EpHostBenchReport | EpCudaBenchReport;
   readonly text: string;
 }
 
 async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | undefined> {
-  const { iterations, warmup, layer } = flags;
+  const { iterations, warmup, layer, pairs } = flags;
   const choice = await chooseDevice(world.settings.device, world);
   if (choice.kind === 'cpu') requireCpuFlags(flags, choice.reason);
   await using device = await openChosenDevice(choice, world.settings);
   using bar = new RoundBar(world, flags.quiet === true);
   if (device.kind === 'cpu') {
     const workload = { ...workloadOf(flags), ranks: world.size };
+    if (world.topology.hosts.length > 1) {
+      const options = { iterations, warmup, layer, workload, pairs };
+      const report = await runEpHostBench(world, device, options, bar.show);
+      return report && { report, text: epHostBenchReport(report) };
+    }
     const report = await runEpBench(world, device, { iterations, warmup, layer, workload }, bar.show);
     return report && { report, text: epBenchReport(report) };
   }

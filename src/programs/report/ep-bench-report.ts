@@ -1,9 +1,8 @@
 // The tables that `weftline bench ep` prints.
 import Table from 'cli-table3';
 import type { CaseResult, EpBenchReport } from '../bench/ep/ep-results.ts';
-import { placementChanged, type PlacementSample } from '../bench/placement.ts';
 import { formatBytes } from '../../core/byte-size.ts';
-import { describeMachine, describeRounds, describeWorkload } from './bench-heading.ts';
+import { describeRounds, describeWorkload, machineLines } from './bench-heading.ts';
 import { plainTable } from './plain-table.ts';
 import { formatTime, spread } from './time-format.ts';
 
@@ -58,20 +57,4 @@ function memoryLines({ memory }: EpBenchReport): string[] {
   return [
     `memory: windows of EpBuffer ${formatBytes(memory.bufferWindowsBytes)}${layer} (all ranks), device memory of rank 0 ${formatBytes(memory.deviceBytes)}${hint}`,
   ];
-}
-
-function machineLines({ machine, loadAverage, placement }: EpBenchReport): string[] {
-  const lines = [
-    describeMachine(machine),
-    `load ${loadAverage.before.toFixed(1)} before, ${loadAverage.after.toFixed(1)} after; arithmetic and round trip between cores ${showPlacement(placement.before)} before, ${showPlacement(placement.after)} after`,
-  ];
-  if (placementChanged(placement.before, placement.after)) {
-    lines.push('The machine changed while it ran (other load, or its processors moved): run again before comparing.');
-  }
-  return lines;
-}
-
-function showPlacement({ arithmeticMilliseconds, coreRoundTripNanoseconds }: PlacementSample): string {
-  const trip = coreRoundTripNanoseconds === undefined ? 'unknown' : `${coreRoundTripNanoseconds.toFixed(0)} ns`;
-  return `${arithmeticMilliseconds.toFixed(1)} ms, ${trip}`;
 }

@@ -28,6 +28,7 @@ import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import type { EpTables } from '../ep-tables.ts';
 import { hostsOf } from '../../across-hosts/hosts-of.ts';
 import { CountExchange, type ExchangeHeader } from '../../../collective/exchange.ts';
+import type { HostNetwork } from '../../../collective/network/host-network.ts';
 import { eventAtOnce } from '../../../collective/overlap.ts';
 import { planReceive, type ReceivePlan } from '../receive-plan.ts';
 import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
@@ -66,6 +67,10 @@ export class CpuEpEngine implements EpEngine {
       hosts: hostsOf(group),
     });
     fillAddressTables(tables.bases, { window, group }, scope.size.regions);
+  }
+
+  get hostNetwork(): HostNetwork | undefined {
+    return this.#network?.exchange.network;
   }
 
   get mapped(): MemoryRange {

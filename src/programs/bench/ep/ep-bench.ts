@@ -8,7 +8,7 @@ import { requireAddressSpace } from './ep-memory.ts';
 import { checkEpWorkload, combineRowBytes, type EpWorkload } from './ep-workload.ts';
 import { runInterleaved } from '../interleaved.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
-import { type PlacementSample, samplePlacement } from '../placement.ts';
+import { sampleMachine } from './sample-machine.ts';
 
 export interface EpBenchOptions {
   readonly workload: EpWorkload;
@@ -33,11 +33,11 @@ export async function runEpBench(
   requireAddressSpace(workload, options.layer, device.space.limit);
   await using made = await makeEpCases(world, device, workload, options.layer);
   const { group, cases } = made;
-  const before = await sampleHere(world);
+  const before = await sampleMachine(world);
   const loadBefore = loadAverage();
   const times = await runInterleaved(group, cases, { warmup, iterations, progress });
   const loadAfter = loadAverage();
-  const after = await sampleHere(world);
+  const after = await sampleMachine(world);
   // Nobody releases its windows while others still work.
   await world.barrier('bench-done');
   if (before === undefined || after === undefined) return undefined;
@@ -60,14 +60,6 @@ export async function runEpBench(
     },
     cases: summarizeCases(times, cases, world.size),
   };
-}
-
-/** On rank 0 only, while the others wait: two threads of one process measure the machine. */
-async function sampleHere(world: World): Promise<PlacementSample | undefined> {
-  await world.barrier('bench-quiet');
-  const sample = world.rank === 0 ? await samplePlacement() : undefined;
-  await world.barrier('bench-sampled');
-  return sample;
 }
 
 /** DeepEP makes one buffer for both directions, so the larger hint counts; undefined for rank counts it cannot serve. */

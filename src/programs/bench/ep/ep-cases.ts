@@ -1,23 +1,15 @@
 // The cases of the expert-parallel bench over one EpBuffer and, unless left out, one EPAll2AllLayer.
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import type { Tensor } from '../../../device/tensor.ts';
-import { type DispatchHandle, EpBuffer, type RowsLike } from '../../../ep/index.ts';
+import type { EpBuffer, RowsLike } from '../../../ep/index.ts';
 import type { World } from '../../../world/index.ts';
+import type { BenchGroup } from '../interleaved.ts';
+import { type BufferCalls, makeBufferCalls } from './buffer-calls.ts';
 import { checkCopyBack, copyBack } from './copy-back.ts';
 import { checkCeiling, copyCeiling } from './copy-ceiling.ts';
 import type { EpCase } from './ep-case.ts';
-import { benchBufferConfig } from './ep-memory.ts';
 import type { CaseTraffic } from './ep-results.ts';
 import { type TrafficCopyPlan, countRows, countTokens, planCopies, tokensInRanks } from './ep-traffic.ts';
-import {
-  combineRowBytes,
-  dispatchRowBytes,
-  type EpWorkload,
-  generateBf16Rows,
-  generateFp8Rows,
-  generateRouting,
-} from './ep-workload.ts';
-import type { BenchGroup } from '../interleaved.ts';
+import { combineRowBytes, dispatchRowBytes, type EpWorkload } from './ep-workload.ts';
 import { makeLayerCases } from './layer-cases.ts';
 
 export interface EpCases extends AsyncDisposable {
@@ -36,27 +28,15 @@ export async function makeEpCases(
   workload: EpWorkload,
   withLayer: boolean,
 ): Promise<EpCases> {
-  const { tokens, hidden, topk, experts } = workload;
-  const routing = generateRouting(workload, world.rank);
-  const topkIdx = await device.tensor('i32', [tokens, topk], routing.topkIdx);
-  const topkWeights = await device.tensor('f32', [tokens, topk], routing.topkWeights);
-  const bf16 = await device.tensor('bf16', [tokens, hidden], generateBf16Rows(workload, tokens, world.rank));
-  const x: RowsLike = workload.dtype === 'bf16' ? bf16 : await fp8Input(device, workload, world.rank);
-  const buffer = await EpBuffer.create(world, device, benchBufferConfig(workload));
-  const group: BenchGroup = {
-    rank: world.rank,
-    size: world.size,
-    barrier: () => buffer.barrier(),
-    allGather: (name, value) => world.allGather(name, value),
-  };
+  const { topk, experts } = workload;
+  const calls = await makeBufferCalls(world, device, workload);
+  const { group, buffer, routing, topkIdx, topkWeights, bf16, x, out } = calls;
 
   const inRanks = tokensInRanks(routing.topkIdx, topk, experts / world.size, world.size);
   const counts = await world.allGather('bench-counts', countTokens(inRanks, world.size));
   const plan = planCopies(inRanks, counts, world.rank);
   const ceiling = copyCeiling({ device, buffer, x, plan });
-  const first = await buffer.dispatch({ x, topkIdx, topkWeights });
-  await checkCeiling(group, receivedWords(device, first.recvX), ceiling);
-  const out = device.empty('bf16', [tokens, hidden]);
+  await checkCeiling(group, receivedWords(device, calls.recvX), ceiling);
   const back = copyBack({ device, sources: rowsInWindows(buffer, plan), tokens: plan.tokens, out });
   await checkCopyBack(group, { sent: bf16, out }, copyCeiling({ device, buffer, x: bf16, plan }), back);
 
@@ -67,8 +47,7 @@ export async function makeEpCases(
     rowBytes: dispatchRowBytes(workload),
     run: ceiling,
   };
-  const inputs = { device, buffer, x, topkIdx, topkWeights, workload, first: first.handle, back, out };
-  const cases = bufferCases(inputs, dispatched);
+  const cases = bufferCases(calls, { workload, back }, dispatched);
   const layer = withLayer
     ? await makeLayerCases({ group, world, device, workload, input: bf16, topkIdx, topkWeights, out })
     : undefined;
@@ -79,21 +58,9 @@ export async function makeEpCases(
     layerWindowsBytes: layer?.windowsBytes,
     async [Symbol.asyncDispose]() {
       await layer?.[Symbol.asyncDispose]();
-      await buffer[Symbol.asyncDispose]();
+      await calls[Symbol.asyncDispose]();
     },
   };
-}
-
-interface BufferInputs {
-  readonly device: CpuDevice;
-  readonly buffer: EpBuffer;
-  readonly x: RowsLike;
-  readonly topkIdx: Tensor<'i32'>;
-  readonly topkWeights: Tensor<'f32'>;
-  readonly workload: EpWorkload;
-  readonly first: DispatchHandle;
-  readonly back: () => void;
-  readonly out: Tensor<'bf16'>;
 }
 
 /** Where combine finds the rows of this rank's tokens. */
@@ -103,36 +70,29 @@ function rowsInWindows(buffer: EpBuffer, { destinations, rows }: TrafficCopyPlan
   );
 }
 
-function bufferCases(inputs: BufferInputs, { rows, rowBytes }: CaseTraffic): EpCase[] {
-  const { device, buffer, x, topkIdx, topkWeights, workload, back, out } = inputs;
-  const handles = [inputs.first];
-  const handle = (): DispatchHandle => handles[0] as DispatchHandle;
-  // The experts' output: the routing never changes, so one tensor serves all iterations.
-  const expertOutput = device.empty('bf16', [handle().rows, workload.hidden]);
-  expertOutput.view().set(generateBf16Rows(workload, handle().rows, buffer.group.rank));
+function bufferCases(
+  calls: BufferCalls,
+  { workload, back }: { readonly workload: EpWorkload; readonly back: () => void },
+  { rows, rowBytes }: CaseTraffic,
+): EpCase[] {
   const moved = { rows, rowBytes: combineRowBytes(workload) };
   const combined = { ...moved, copyBack: 'copy back' };
-  const writeExpertOutput = (): void => {
-    const target = buffer.combineInput(handle());
-    device.kernels.copyBytes(target.address, expertOutput.address, expertOutput.bytes);
-  };
+  const { writeExpertOutput } = calls;
   return [
     {
       name: 'dispatch',
       description: 'EpBuffer.dispatch with choices and weights: counts, exchange, rows',
       rows,
       rowBytes,
-      prepare: () => {
-        for (const old of handles.splice(1)) old.dispose();
-      },
-      run: async () => void handles.unshift((await buffer.dispatch({ x, topkIdx, topkWeights })).handle),
+      prepare: calls.tidy,
+      run: calls.dispatch,
     },
     {
       name: 'dispatch cached',
       description: 'EpBuffer.dispatch with the handle of an earlier one: rows only',
       rows,
       rowBytes,
-      run: async () => void (await buffer.dispatch({ x, handle: handle() })),
+      run: calls.dispatchCached,
     },
     {
       name: 'copy back',
@@ -146,24 +106,15 @@ function bufferCases(inputs: BufferInputs, { rows, rowBytes }: CaseTraffic): EpC
       description: 'EpBuffer.combine of rows that were written into the window (combineInput)',
       ...combined,
       prepare: writeExpertOutput,
-      run: async () => void (await buffer.combine({ x: buffer.combineInput(handle()), handle: handle(), out })),
+      run: calls.combine,
     },
     {
       name: 'combine staged',
       description: 'EpBuffer.combine of rows elsewhere, which it copies into the window first',
       ...combined,
-      run: async () => void (await buffer.combine({ x: expertOutput, handle: handle(), out })),
+      run: calls.combineStaged,
     },
   ];
-}
-
-async function fp8Input(device: CpuDevice, workload: EpWorkload, rank: number): Promise<RowsLike> {
-  const { tokens, hidden } = workload;
-  const { data, scales } = generateFp8Rows(workload, tokens, rank);
-  return {
-    data: await device.tensor('fp8e4m3', [tokens, hidden], data),
-    scales: await device.tensor('f32', [tokens, scales.length / tokens], scales),
-  };
 }
 
 /** The received rows as words, to compare them quickly. */

@@ -1,0 +1,60 @@
+// weftline bench ep across hosts, small: every call runs, the carrier is checked inside, and the document is whole.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import test from 'node:test';
+import { fileURLToPath } from 'node:url';
+import type { EpHostBenchReport } from '#lib/programs/bench/ep/hosts/host-results.js';
+
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
+const env = { ...process.env, WEFTLINE_TOKEN: undefined, NODE_TEST_CONTEXT: undefined };
+const small = '--device cpu --tokens 24 --hidden 64 --topk 3 --experts 12 --iterations 2 --warmup 1 --pairs 3';
+
+function bench(...args: string[]): {
+  readonly status: number | null;
+  readonly stdout: string;
+  readonly stderr: string;
+} {
+  const words = [main, 'bench', 'ep', ...small.split(' '), ...args];
+  return spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 60_000, env });
+}
+
+test('two hosts: calls, carrier and pairs stand in the document, and no row crosses twice', () => {
+  const { status, stdout, stderr } = bench('--ranks', '4', '--hosts', '2', '--json', '-');
+  assert.equal(status, 0, stderr);
+  const report = JSON.parse(stdout) as EpHostBenchReport;
+  assert.equal(report.schema, 'weftline.bench.ep.hosts/1');
+  assert.deepEqual(report.hosts, [
+    [0, 1],
+    [2, 3],
+  ]);
+  const names = report.cases.map(({ name }) => name);
+  const calls = ['dispatch', 'dispatch cached', 'combine', 'layer dispatch', 'layer combine'];
+  assert.deepEqual(names, ['carrier', 'carrier back', ...calls]);
+  for (const { name, networkBytes, sentBytes, microseconds, ratioToCarrier, networkPhase, phases } of report.cases) {
+    const isCarrier = name.startsWith('carrier');
+    assert.equal(microseconds.count, 2);
+    // What travels beside small rows counts; rows alone are the least there is.
+    const beside = ['dispatch', 'layer dispatch'].includes(name);
+    if (beside) assert.ok(sentBytes > networkBytes && sentBytes < 2 * networkBytes, `${name}: ${sentBytes}`);
+    else assert.ok(sentBytes >= networkBytes && sentBytes < networkBytes + 4096, `${name}: ${sentBytes}`);
+    assert.equal(ratioToCarrier === undefined, isCarrier);
+    assert.equal(networkPhase === undefined, isCarrier);
+    assert.equal(phases.network === undefined, isCarrier);
+  }
+  assert.deepEqual(
+    report.pairs.map(({ name, pairs }) => [name, pairs]),
+    [
+      ['EpBuffer', 3],
+      ['EPAll2AllLayer', 3],
+    ],
+  );
+});
+
+test('hosts of unlike size, fp8, without the layer: as tables', () => {
+  const { status, stdout, stderr } = bench('--ranks', '3', '--hosts', '2+1', '--dtype', 'fp8', '--no-layer');
+  assert.equal(status, 0, stderr);
+  assert.match(stdout, /2 hosts of 2, 1 ranks; \w+/);
+  assert.match(stdout, /EpBuffer: dispatch and combine in turn, every [^\n]*3 pairs/);
+  assert.match(stdout, /dispatch cached/);
+  assert.doesNotMatch(stdout, /layer/);
+});
