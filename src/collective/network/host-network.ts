@@ -204,7 +204,10 @@ export class HostNetwork {
       }
       const { error } = link;
       if (error === undefined) continue;
-      if (!link.isClosed) throw error;
+      if (!link.isClosed) {
+        const text = `Rank ${ranks[peer]}, on another host, is out of reach: ${error.message}`;
+        throw new WeftlineError(error.code, text, { details: error.details, rank: ranks[peer]!, cause: error });
+      }
       // ORDER: what it sent before it closed has come by now, and is looked at once more.
       if (!what.awaits(peer) || what.isDone()) continue;
       throw new WeftlineError(

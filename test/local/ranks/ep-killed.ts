@@ -41,6 +41,7 @@ const topkWeights = await device.tensor('f32', [tokens, topk], new Float32Array(
 interface Calls {
   readonly calls: Readonly<Record<string, () => Promise<unknown>>>;
   readonly barrier: () => Promise<unknown>;
+  readonly object: AsyncDisposable;
 }
 
 async function openBuffer(): Promise<Calls> {
@@ -55,6 +56,7 @@ async function openBuffer(): Promise<Calls> {
       combine: () => buffer.combine({ x: buffer.combineInput(handle), handle, topkWeights: weights, timeoutMs }),
     },
     barrier: () => buffer.barrier({ timeoutMs }),
+    object: buffer,
   };
 }
 
@@ -68,10 +70,11 @@ async function openLayer(): Promise<Calls> {
       combine: () => layer.combine({ input: output, layoutDesc, timeoutMs }),
     },
     barrier: () => layer.epBarrierAll(),
+    object: layer,
   };
 }
 
-const { calls, barrier } = await (what === 'layer' ? openLayer() : openBuffer());
+const { calls, barrier, object } = await (what === 'layer' ? openLayer() : openBuffer());
 const call = calls[name] as () => Promise<unknown>;
 // Nobody still looks at what came before.
 await world.barrier('ready');
@@ -89,4 +92,7 @@ try {
   const { code, message } = error as { code: string; message: string };
   console.log(JSON.stringify({ code, message, ms: performance.now() - began }));
 }
+// Nothing of it may keep the process.
+await object[Symbol.asyncDispose]();
+await device[Symbol.asyncDispose]();
 await world.close();
