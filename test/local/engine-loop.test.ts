@@ -103,3 +103,24 @@ test('a ring of the doorbell does not hide that packets come from one socket alo
   assert.equal(loop.engine.drops.short, 3);
   close();
 });
+
+test('a peer that was taken out leaves no closed ports behind for the next of its number', () => {
+  using loop = new UdpLoop({
+    spinUs: 0,
+    engine: (io) => new Engine({ io, settings: readSettings() }),
+  });
+  const socket = openSocket();
+  const gone = openSocket();
+  socket.connect(gone);
+  loop.addPeer(0, { descriptors: [socket.fd], rails: 1, segments: 1 });
+  gone[Symbol.dispose]();
+  const message = new MessageBlock({ messages: 1, iovecsPerMessage: 1 });
+  const bytes = new NativeBlock(8);
+  message.setIovec(0, 0, bytes.address, 8);
+  message.setIovecCount(0, 1);
+  assert.equal(sendMessages(socket.fd, message.addressOf(0), 1), 1);
+  loop.step();
+  assert.deepEqual(loop.refused, [0]);
+  loop.removePeer(0);
+  assert.deepEqual(loop.refused, []);
+});

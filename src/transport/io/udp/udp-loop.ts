@@ -81,6 +81,8 @@ export class UdpLoop implements PacketLoop {
       this.#sockets -= 1;
     }
     this.#paths.delete(peer);
+    // The number may soon be another peer's.
+    for (let at = this.refused.length - 1; at >= 0; at--) if (this.refused[at] === peer) this.refused.splice(at, 1);
   }
 
   /** Hot path. Takes in what has arrived, sends what is due. False if there was nothing to do. */
