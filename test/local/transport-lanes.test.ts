@@ -267,3 +267,37 @@ test('requests under way on every lane fail with one reason when the connection 
   for (const send of sends) await assert.rejects(near.wait(send), { code: 'WL_CLOSED' });
   for (const receive of receives) await assert.rejects(far.wait(receive), { code: 'WL_CLOSED' });
 });
+
+test('numbers that cannot be are refused by name, over however many engines', async () => {
+  for (const settings of Object.values(configurations)) {
+    await using pair = await openPair(settings);
+    const { near, here, there, far } = pair;
+    const region = await memory(near, 1 << 20, { write: true });
+    const { remote } = region;
+    const invalid = { code: 'WL_INVALID_ARGUMENT' };
+    const refused = async (post: () => RequestHandle, what: string): Promise<void> => {
+      await assert.rejects(async () => near.wait(post()), invalid, `${what}, ${JSON.stringify(settings)}`);
+    };
+    for (const flow of [-1, 1.5, 65_536, Number.NaN, Number.POSITIVE_INFINITY]) {
+      const what = `flow ${flow}`;
+      await refused(() => here.send({ region, flow }), `send: ${what}`);
+      await refused(() => here.receive({ region, flow }), `receive: ${what}`);
+      await refused(() => here.write({ region, flow, ...remote }), `write: ${what}`);
+      await refused(() => here.read({ region, flow, ...remote }), `read: ${what}`);
+      await refused(() => here.signal({ flow, add: 1, ...remote }), `signal: ${what}`);
+      await refused(() => here.flush(flow), `flush: ${what}`);
+    }
+    for (const bytes of [-1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 1e300, 2 ** 53, (1 << 20) + 1]) {
+      const what = `bytes ${bytes}`;
+      await refused(() => here.send({ region, bytes }), `send: ${what}`);
+      await refused(() => here.receive({ region, bytes }), `receive: ${what}`);
+      await refused(() => here.write({ region, bytes, ...remote }), `write: ${what}`);
+      await refused(() => here.read({ region, bytes, ...remote }), `read: ${what}`);
+    }
+    // None of them took a turn.
+    const into = await memory(far, 1 << 20);
+    const received = there.receive({ region: into });
+    await near.wait(here.send({ region }));
+    assert.equal(await far.wait(received), 1 << 20);
+  }
+});

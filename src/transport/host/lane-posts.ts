@@ -3,6 +3,7 @@
 import type { PartTable } from '../../abi/part-table.ts';
 import { engineCommandKinds } from '../../abi/transport-command.ts';
 import { MAX_FLOWS } from '../../abi/transport-packet.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import { FlowOrder } from '../lanes/flow-order.ts';
 import { NONE } from '../lanes/gates.ts';
 import { LaneChoice, type LaneFlow, type Spread } from '../lanes/lane-choice.ts';
@@ -11,6 +12,9 @@ import type { MemoryRegion } from './memory-region.ts';
 import type { LocalPart, RangesPart, RemotePart, SignalPart, WriteOptions } from './request-parts.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 import { NOBODY } from './shared-requests.ts';
+
+/** Of what a command holds in 32 bits. */
+const MAX_WORD = 2 ** 32 - 1;
 
 export interface LanePostsParts {
   readonly slots: RequestSlots;
@@ -144,6 +148,8 @@ export class LanePosts {
   }
 
   signal(part: SignalPart): RequestHandle {
+    checkHeld('flow', part.flow ?? 0, MAX_WORD);
+    checkHeld('add', part.add, Number.MAX_SAFE_INTEGER);
     const { command } = this.slots;
     command.kind = engineCommandKinds.signal;
     command.flow = part.flow ?? 0;
@@ -154,6 +160,7 @@ export class LanePosts {
   }
 
   flush(flow = 0): RequestHandle {
+    checkHeld('flow', flow, MAX_WORD);
     const { command } = this.slots;
     command.kind = engineCommandKinds.flush;
     command.flow = flow;
@@ -185,19 +192,24 @@ export class LanePosts {
     return this.#request;
   }
 
-  #fill(kind: number, { region, offset = 0, bytes, flow = 0 }: LocalPart): void {
+  #fill(kind: number, { region, offset = 0, bytes = region.bytes.length - offset, flow = 0 }: LocalPart): void {
+    checkHeld('flow', flow, MAX_WORD);
+    checkHeld('offset', offset, Number.MAX_SAFE_INTEGER);
+    // Of an offset behind the region's end as well, which is then the mistake.
+    if (bytes !== region.bytes.length - offset) checkHeld('bytes', bytes, Number.MAX_SAFE_INTEGER);
     const { command } = this.slots;
     command.kind = kind;
     command.flow = flow;
     command.region = region.number;
     command.offset = offset;
-    command.bytes = bytes ?? region.bytes.length - offset;
+    command.bytes = bytes;
     command.gate = 0;
     command.partOffset = 0;
     command.add = command.bytes;
   }
 
   #aim({ remoteRegion, remoteKey, remoteOffset = 0 }: RemotePart): void {
+    checkHeld('remoteOffset', remoteOffset, Number.MAX_SAFE_INTEGER);
     const { command } = this.slots;
     command.remoteRegion = remoteRegion;
     command.remoteKey = remoteKey;
@@ -248,6 +260,11 @@ function bytesOf({ bytes }: PartTable, first: number, count: number): number {
   let sum = 0;
   for (let index = first; index < first + count; index++) sum += bytes[index]!;
   return sum;
+}
+
+/** A command would hold another number, which the engine would take for what was meant. */
+function checkHeld(name: string, value: number, most: number): void {
+  if (!isWhole(value, most)) throw invalidArgument(name, value, `a whole number from 0 to ${most}`);
 }
 
 function isWhole(value: number, most: number): boolean {
