@@ -30,7 +30,10 @@ export interface HostRoutes {
   readonly ways: readonly HostWay[];
   /** By slot; ascending ranks. */
   readonly served: readonly ServedSource[];
-  /** All ranks that this one has a link to, ascending. */
+  /**
+   * All ranks that this one has a link to, in the order of `ways`, then those served besides: a transport serves links in the
+   * order in which they were made, and so each rank begins with another host.
+   */
   readonly peers: readonly number[];
 }
 
@@ -46,7 +49,7 @@ export function hostRoutes(hosts: Hosts, rank: number): HostRoutes {
   });
   const served = servedBy(hosts, host, index);
   const peers = [...new Set([...ways.map(({ forwarder }) => forwarder), ...served.map((source) => source.rank)])];
-  return { hosts, host, ways, served, peers: peers.toSorted((a, b) => a - b) };
+  return { hosts, host, ways, served, peers };
 }
 
 /** Most sources that any rank serves. */
