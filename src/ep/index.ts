@@ -1,5 +1,6 @@
 // weftline/ep: expert-parallel dispatch and combine.
 export { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from './buffer/buffer-size.ts';
+export type { NetworkRegion, NetworkSize, SlotArray } from './across-hosts/network-size.ts';
 export type { CombinePrecision } from './combine-precision.ts';
 export type { CombineArguments } from './buffer/combine-arguments.ts';
 export type { DispatchArguments, RowsLike } from './buffer/dispatch-arguments.ts';

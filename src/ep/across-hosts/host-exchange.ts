@@ -19,7 +19,7 @@ import { type NetworkRegion, type NetworkShape, type NetworkSize, networkSize } 
 /** Numbers of the windows in HostNetwork. */
 export const NETWORK_WINDOW = 0;
 /** The object's own, with the exchange records. */
-export const CALL_WINDOW = 1;
+const CALL_WINDOW = 1;
 /** Where rows are received; it may be the same window. */
 export const ROW_WINDOW = 2;
 

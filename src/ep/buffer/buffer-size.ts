@@ -4,6 +4,8 @@ import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { type CombinePrecision, combinePrecisions } from '../combine-precision.ts';
+import { networkSize, type NetworkSize } from '../across-hosts/network-size.ts';
+import { bufferNetworkShape } from './buffer-network-shape.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 
@@ -55,18 +57,33 @@ export interface EpBufferSize {
   readonly bytes: number;
   /** Received rows in the worst case: every rank sends all its tokens here. */
   readonly maxRecvTokens: number;
-  /** Address space that each rank of the host maps, all windows and their header. */
+  /** Address space that each rank of the host with most ranks maps: all windows of its host and their headers. */
   readonly addressSpaceBytes: number;
   readonly regions: Readonly<Record<EpRegion, WindowRegion>>;
+  /**
+   * With several hosts, what a rank has besides for the network, in a window of host memory that its carrier reads and writes.
+   * It depends on tokens, ranks and hosts and not on the routing, since a token crosses to a host once. Undefined on one host.
+   */
+  readonly network: NetworkSize | undefined;
 }
 
 /**
- * Sizes of an EpBuffer over `numRanks` ranks of one host. Pure; fails with WL_INVALID_ARGUMENT.
+ * Sizes of an EpBuffer over `numRanks` ranks. Pure; fails with WL_INVALID_ARGUMENT.
  * @param config As EpBuffer.create() takes it.
  * @param numRanks 1 or more; divides numExperts.
+ * @param ranksOfHosts Ranks of each host, whose sum is `numRanks`; all on one by default.
  */
-export function bufferSize(config: EpBufferConfig, numRanks: number, hosts = 0): EpBufferSize {
+export function bufferSize(
+  config: EpBufferConfig,
+  numRanks: number,
+  ranksOfHosts: readonly number[] = [numRanks],
+): EpBufferSize {
   checkConfig(config, numRanks);
+  const sum = ranksOfHosts.reduce((total, count) => total + count, 0);
+  if (sum !== numRanks || !ranksOfHosts.every((count) => isWhole(count, 1))) {
+    throw invalidArgument('ranksOfHosts', ranksOfHosts, `whole numbers of at least 1 whose sum is ${numRanks}`);
+  }
+  const hosts = ranksOfHosts.length === 1 ? 0 : ranksOfHosts.length;
   const rows = numRanks * config.maxTokensPerRank;
   const rowBytes = config.hidden * 2;
   const { bytes, regions } = layOutRegions<EpRegion>({
@@ -79,7 +96,16 @@ export function bufferSize(config: EpBufferConfig, numRanks: number, hosts = 0):
     combineRows: config.combineRows === 'shared' ? 'rows' : rows * rowBytes,
     combineWeights: rows * config.maxTopk * 4,
   });
-  return { bytes, maxRecvTokens: rows, addressSpaceBytes: windowFootprint(bytes, numRanks), regions };
+  const network = hosts === 0 ? undefined : networkSize(bufferNetworkShape(config, numberRanks(ranksOfHosts)));
+  const local = Math.max(...ranksOfHosts);
+  const addressSpaceBytes = windowFootprint(bytes, local) + (network ? windowFootprint(network.bytes, local) : 0);
+  return { bytes, maxRecvTokens: rows, addressSpaceBytes, regions, network };
+}
+
+/** The ranks of each host, numbered host by host: sizes depend on how many there are alone. */
+function numberRanks(ranksOfHosts: readonly number[]): number[][] {
+  let next = 0;
+  return ranksOfHosts.map((count) => Array.from({ length: count }, () => next++));
 }
 
 const configNames: OptionNames<EpBufferConfig> = {

@@ -23,8 +23,8 @@ import {
   checkLayerDispatch,
   type LayerCombineArguments,
   type LayerDispatchArguments,
-  type LayerInput,
 } from './layer-arguments.ts';
+import type { LayerInput } from './layer-input.ts';
 import type {
   DispatchStages,
   LayerCombineResult,
@@ -233,8 +233,8 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   /**
    * Collective. With a stream of the layer's GPU it only enqueues: what comes behind it on that stream begins when all
    * ranks have come so far on theirs, and calls of the layer come behind it too. Without a stream it resolves when all
-   * ranks have called it and their earlier calls on the layer are done. One host holds all ranks, so `intraNodeOnly`
-   * makes no difference but that all must pass the same.
+   * ranks have called it and their earlier calls on the layer are done. With `intraNodeOnly` the ranks of each host meet
+   * among themselves; all ranks of a host must pass the same.
    *
    * @param stream the stream to enqueue on; a CPU device has none
    */

@@ -9,6 +9,7 @@ import { checkTensor, rowAlignment } from '../../collective/tensor-check.ts';
 import type { DispatchCombineContext } from './dispatch-combine-context.ts';
 import type { EPConfig, TokenDType } from './ep-config.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
+import type { LayerInput } from './layer-input.ts';
 
 /** What EPAll2AllLayer.dispatch() takes. */
 export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
@@ -23,14 +24,6 @@ export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends W
    * choice's expert, and all choices of all ranks together must name every row once. All ranks or none.
    */
   readonly fullScatterIndices?: Tensor<'i32' | 'i64'>;
-}
-
-export interface LayerInput {
-  readonly input: Tensor<TokenDType>;
-  readonly expIndices: Tensor<'i32' | 'i64'>;
-  readonly weight: Tensor<'f32' | 'bf16'> | undefined;
-  readonly fullScatterIndices: Tensor<'i32' | 'i64'> | undefined;
-  readonly numTokens: number;
 }
 
 const dispatchOptionNames: OptionNames<LayerDispatchArguments> = {

@@ -5,7 +5,8 @@ import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { DeviceEvent } from '../../device/device-event.ts';
 import type { EpCallOptions } from '../buffer/engine.ts';
 import type { TokenDType } from './ep-config.ts';
-import type { CheckedLayerCombine, LayerInput } from './layer-arguments.ts';
+import type { CheckedLayerCombine } from './layer-arguments.ts';
+import type { LayerInput } from './layer-input.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
 /** What EPAll2AllLayer.dispatch() returns. */

@@ -42,7 +42,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
   readonly numDispatchTokenCurRank: number;
   /** [worldSize], of offsetDtype: tokens that each rank dispatched. */
   readonly numInputTokensPerRank: OffsetTensor;
-  /** Send requests of other nodes; only between nodes, so always absent on one host. */
+  /** Send requests of other nodes: always absent, as what crosses between hosts is kept in tables of the layer's own. */
   readonly sendReqsRecvTensor: undefined;
   /** [T, K]: the caller's expert indices. Not owned. */
   readonly topkIndicesTensor: Tensor<'i32' | 'i64'>;

@@ -1,7 +1,7 @@
 // The descriptor of a layer dispatch from its tables, whatever the device.
 import type { Tensor } from '../../device/tensor.ts';
 import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
-import type { LayerInput } from './layer-arguments.ts';
+import type { LayerInput } from './layer-input.ts';
 import { EPAllToAllLayoutDesc, type OffsetTensor } from './layout-desc.ts';
 
 export interface DispatchTables {

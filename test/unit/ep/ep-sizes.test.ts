@@ -75,6 +75,28 @@ test('bufferSize() is the worst case and nothing beyond it but alignment', () =>
   assert.deepEqual(shared.regions.combineRows, shared.regions.rows);
 });
 
+test('bufferSize() over several hosts tells the network side, which follows from tokens, ranks and hosts', () => {
+  const config = { maxTokensPerRank: 4096, hidden: 7168, numExperts: 256, maxTopk: 8 };
+  assert.equal(bufferSize(config, 4).network, undefined);
+  const size = bufferSize(config, 4, [2, 2]);
+  const { network } = size;
+  // A rank serves one source, and has one other host: rows that it sums, and rows that come back.
+  assert.equal(network?.regions.sums.bytes, 4096 * 7168 * 2);
+  assert.equal(network.regions.hostRows.bytes, 4096 * 7168 * 2);
+  const beside = 4096 * (4 + 2 * 4 + 8 * 8 + 8 * 4 + 56 * 4);
+  assert.equal(network.regions.landed.bytes, beside);
+  assert.equal(network.regions.packed.bytes, beside);
+  const pages = [size.bytes, network.bytes].map((bytes) => 1 + 2 * Math.ceil(bytes / 65_536));
+  assert.equal(size.addressSpaceBytes, (pages[0]! + pages[1]!) * 65_536);
+  const exact = bufferSize({ ...config, combinePrecision: 'f32' }, 4, [2, 2]);
+  assert.equal(exact.network?.regions.sums.bytes, 4096 * 7168 * 4);
+  // The lone rank of the second host serves all three of the first.
+  assert.equal(bufferSize(config, 4, [3, 1]).network?.regions.sums.bytes, 3 * 4096 * 7168 * 2);
+  for (const ranksOfHosts of [[2], [2, 3], [4, 0], [1.5, 2.5], []]) {
+    assert.throws(() => bufferSize(config, 4, ranksOfHosts), withCode('WL_INVALID_ARGUMENT', /ranksOfHosts/));
+  }
+});
+
 test('bufferSize() lays regions out without overlap, aligned, for any configuration', () => {
   const config = fc.record({
     maxTokensPerRank: fc.integer({ min: 1, max: 5000 }),

@@ -19,7 +19,7 @@ import type { DispatchPlanInput } from '../dispatch-arguments.ts';
 import type { DispatchHandle } from '../dispatch-handle.ts';
 import type { LayoutTensors } from '../dispatch-layout.ts';
 import type { EpScope } from '../scope.ts';
-import { bufferNetworkShape } from './buffer-network-shape.ts';
+import { bufferNetworkShape } from '../buffer-network-shape.ts';
 
 /** Tables of addresses by rank of this host, or by column of a sum. */
 interface Bases extends Disposable {

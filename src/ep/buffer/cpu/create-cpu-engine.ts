@@ -21,7 +21,11 @@ export async function createCpuEngine(
   wait: CallWait,
 ): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
   const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
-    const size = bufferSize(config, group.size, hostsOf(group));
+    const size = bufferSize(
+      config,
+      group.size,
+      group.topology.hosts.map(({ length }) => length),
+    );
     return { size, tables: makeEpTables(device, config, { ranks: group.size, size }) };
   };
   const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();

@@ -18,7 +18,8 @@ import type { CpuLayerMemory } from './cpu-layer-memory.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import { type ExpertPlan, planExperts } from '../expert-plan.ts';
 import type { TokenDType } from '../ep-config.ts';
-import type { CheckedLayerCombine, LayerInput } from '../layer-arguments.ts';
+import type { CheckedLayerCombine } from '../layer-arguments.ts';
+import type { LayerInput } from '../layer-input.ts';
 import type {
   DispatchStages,
   LayerCombineResult,
@@ -184,7 +185,7 @@ class CpuLayerEngine implements LayerEngine {
 
   async barrier({ intraNodeOnly, ...options }: CallWait & { readonly intraNodeOnly: boolean }): Promise<void> {
     const call: Call = { kind: 'barrier', detail: intraNodeOnly ? 1 : 0 };
-    if (intraNodeOnly) return this.#barrier.wait(callWord(call, 'opening'), options);
+    if (intraNodeOnly) return this.#untilFailure(() => this.#barrier.wait(callWord(call, 'opening'), options));
     this.#memory.exchange.beginCall();
     await this.#meet(call, 'opening', { ...options, withCounts: false });
     // The last call before close(), often: peers must not find the link closed in place of the record.

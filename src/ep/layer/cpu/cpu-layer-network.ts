@@ -19,7 +19,7 @@ import { routeTokens } from '../../across-hosts/token-routes.ts';
 import { sumBytes } from '../../combine-precision.ts';
 import type { LayoutTensors } from '../../buffer/dispatch-layout.ts';
 import type { EPConfig } from '../ep-config.ts';
-import type { LayerInput } from '../layer-arguments.ts';
+import type { LayerInput } from '../layer-input.ts';
 import type { LayoutTables } from '../layout-desc.ts';
 import type { OutputRegion, OutputSize } from '../output-size.ts';
 

@@ -5,7 +5,7 @@ import type { Tensor } from '../../../device/tensor.ts';
 import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
 import type { EPConfig } from '../ep-config.ts';
 import type { ExpertPlan } from '../expert-plan.ts';
-import type { LayerInput } from '../layer-arguments.ts';
+import type { LayerInput } from '../layer-input.ts';
 import type { LayerTables } from '../layer-tables.ts';
 
 export interface PlaceTables {

@@ -30,7 +30,8 @@ import { copyBytes, copyTable, widenTable } from './cuda-tables.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import type { OutputRegion } from '../output-size.ts';
 import type { TokenDType } from '../ep-config.ts';
-import type { CheckedLayerCombine, LayerInput } from '../layer-arguments.ts';
+import type { CheckedLayerCombine } from '../layer-arguments.ts';
+import type { LayerInput } from '../layer-input.ts';
 import type {
   DispatchStages,
   LayerCombineResult,

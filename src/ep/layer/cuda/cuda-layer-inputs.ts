@@ -3,7 +3,7 @@ import { dtypes } from '../../../core/dtype.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
-import type { LayerInput } from '../layer-arguments.ts';
+import type { LayerInput } from '../layer-input.ts';
 import type { LayerLaunches } from './cuda-layer-launches.ts';
 
 type ArgumentsOf<Name extends 'prepare' | 'place' | 'dispatch'> = LayerLaunches[Name]['arguments'];

@@ -6,7 +6,7 @@ import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import type { EPConfig } from '../ep-config.ts';
-import type { LayerInput } from '../layer-arguments.ts';
+import type { LayerInput } from '../layer-input.ts';
 import { throwIfOutOfBlock, throwIfRepeated } from '../scatter-indices.ts';
 
 export class CudaLayerPlan implements Disposable {

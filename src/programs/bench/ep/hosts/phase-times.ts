@@ -2,7 +2,7 @@
 import type { TracePoint, TraceSink } from '../../../../core/trace.ts';
 
 /** In the order in which a call comes to them; those of the layer stand for the same parts of its calls. */
-export const phases = {
+const phases = {
   'ep.dispatch.counts': 'counts',
   'layer.dispatch.counts': 'counts',
   'ep.dispatch.network': 'network',

@@ -1,0 +1,11 @@
+// The checked arguments of a layer's dispatch.
+import type { Tensor } from '../../device/tensor.ts';
+import type { TokenDType } from './ep-config.ts';
+
+export interface LayerInput {
+  readonly input: Tensor<TokenDType>;
+  readonly expIndices: Tensor<'i32' | 'i64'>;
+  readonly weight: Tensor<'f32' | 'bf16'> | undefined;
+  readonly fullScatterIndices: Tensor<'i32' | 'i64'> | undefined;
+  readonly numTokens: number;
+}
