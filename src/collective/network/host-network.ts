@@ -290,14 +290,23 @@ export class HostNetwork {
   async #connectPeer(peer: number, { metadata, regions }: Told, wait: CallWait): Promise<void> {
     const name = await this.#agent.loadRemoteMetadata(Buffer.from(metadata, 'base64'));
     const memory = this.#memory as Registration;
-    const parts = await Promise.all(
-      regions.map((region) => this.#agent.channelParts(name, memory, region, { ...wait, ...remaining(wait) })),
-    );
+    const backend = this.#carrierTo(name);
+    const options = { ...wait, ...remaining(wait), ...(backend && { backend }) };
+    const parts = await Promise.all(regions.map((region) => this.#agent.channelParts(name, memory, region, options)));
     const remotes = parts.map(({ remote }) => remote);
     const known = this.#links.get(peer);
     if (known !== undefined) return known.useWindows(remotes);
     const { channels } = this;
     const link = await NetworkLink.open({ parts: parts[0]!, remotes, channels, ...this.#rows });
     this.#links.set(peer, link);
+  }
+
+  /**
+   * Hosts of a group may be containers of one machine, whose processes can copy into each other. They share no memory
+   * all the same, which signals within a machine need: then the next backend carries. Undefined: the agent's choice.
+   */
+  #carrierTo(peer: string): BackendName | undefined {
+    const usable = this.#agent.explain(peer).filter(({ isUsable }) => isUsable);
+    return usable[0]?.backend === 'local' ? usable[1]?.backend : undefined;
   }
 }
