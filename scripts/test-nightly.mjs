@@ -10,7 +10,17 @@ const seed = wish === 'random' ? String(randomInt(1, MAX_SEED)) : wish;
 console.log(`WEFTLINE_TEST_SEED=${seed}`);
 
 const steps = [
-  ['scripts/test.mjs', 'property/', 'sim/', 'hostile/', 'ep-conformance', 'device-api', 'local-copies'],
+  [
+    'scripts/test.mjs',
+    'property/',
+    'sim/',
+    'hostile/',
+    'ep-conformance',
+    'ep-topologies',
+    'ep-loss',
+    'device-api',
+    'local-copies',
+  ],
   ['dist/programs/cli/main.js', 'sim', 'random', '--seed', seed, '--count', '10000'],
   ['scripts/test-hostile.mjs', '--seed', seed],
 ];

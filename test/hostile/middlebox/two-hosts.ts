@@ -1,4 +1,5 @@
 // Two network namespaces of one kernel, joined by a middlebox in this process. To be used inside `unshare -n`, as root.
+// The second one has a /dev/shm of its own, so that nothing but the network joins them.
 import { execFileSync, fork, spawn, spawnSync, type ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
 import { TunDevice } from '../../support/tun-device.ts';
@@ -12,8 +13,9 @@ const MTU = 1500;
 export function whyNoTwoHosts(): string | undefined {
   if (process.getuid?.() !== 0) return 'needs root, to make network namespaces';
   const command = 'ip link set lo up && ip tuntap add dev weftline0 mode tun && nsenter -t $$ -n true';
-  const can = spawnSync('unshare', ['-n', 'sh', '-c', command]).status === 0;
-  return can ? undefined : 'needs unshare, nsenter, ip and /dev/net/tun';
+  const mounted = `mount -t tmpfs tmpfs /dev/shm && ${command}`;
+  const can = spawnSync('unshare', ['-n', '-m', '--propagation', 'private', 'sh', '-c', mounted]).status === 0;
+  return can ? undefined : 'needs unshare, nsenter, mount, ip and /dev/net/tun';
 }
 
 export class TwoHosts implements Disposable {
@@ -23,7 +25,9 @@ export class TwoHosts implements Disposable {
 
   static async create(seed: number): Promise<TwoHosts> {
     // Holds the second namespace, and ends with this process.
-    const holder = spawn('unshare', ['-n', 'sh', '-c', 'echo ready; exec cat'], { stdio: ['pipe', 'pipe', 'inherit'] });
+    const hold = 'mount -t tmpfs tmpfs /dev/shm && echo ready && exec cat';
+    const words = ['-n', '-m', '--propagation', 'private', 'sh', '-c', hold];
+    const holder = spawn('unshare', words, { stdio: ['pipe', 'pipe', 'inherit'] });
     await once(holder.stdout, 'data');
     return new TwoHosts(seed, holder);
   }
@@ -58,7 +62,7 @@ export class TwoHosts implements Disposable {
   }
 
   #enter(host: Host): readonly string[] {
-    return host === 'here' ? [] : ['nsenter', '-t', String(this.#holder.pid), '-n'];
+    return host === 'here' ? [] : ['nsenter', '-t', String(this.#holder.pid), '-n', '-m'];
   }
 
   #carry(packet: Buffer, to: TunDevice): void {
