@@ -32,6 +32,7 @@ export type NetworkRegion = 'cells' | 'landed' | 'packed' | 'sums' | 'sumWeights
 /** Arrays of one slot of `landed` and `packed`. */
 export type SlotArray = 'tokens' | 'places' | 'ranks' | 'topkIdx' | 'topkWeights' | 'scales';
 
+/** What the network side of a rank takes, in bytes of host memory. */
 export interface NetworkSize {
   /** Bytes of one rank's window. */
   readonly bytes: number;
