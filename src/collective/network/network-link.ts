@@ -70,10 +70,15 @@ export class NetworkLink {
     return this.#link.state === 'closed';
   }
 
-  /** Hot path. */
+  /** Hot path. Of a link that broke nothing is posted; waits look at `error`, and name the peer. */
   advance(): void {
-    if (this.isClosed) return;
-    for (const queue of this.queues) queue.advance();
+    if (this.error !== undefined) return;
+    try {
+      for (const queue of this.queues) queue.advance();
+    } catch (thrown) {
+      // It broke since.
+      if (this.error === undefined) throw thrown;
+    }
   }
 
   /** The memory that puts come from is now this. */
