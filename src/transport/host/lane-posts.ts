@@ -196,7 +196,9 @@ export class LanePosts {
     checkHeld('flow', flow, MAX_WORD);
     checkHeld('offset', offset, Number.MAX_SAFE_INTEGER);
     // Of an offset behind the region's end as well, which is then the mistake.
-    if (bytes !== region.bytes.length - offset) checkHeld('bytes', bytes, Number.MAX_SAFE_INTEGER);
+    const room = region.bytes.length - offset;
+    // Here, not by the engines: one of them would refuse a part of what the others have sent.
+    if (bytes !== room) checkHeld('bytes', bytes, room < 0 ? Number.MAX_SAFE_INTEGER : room);
     const { command } = this.slots;
     command.kind = kind;
     command.flow = flow;
