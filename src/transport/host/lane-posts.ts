@@ -84,7 +84,8 @@ export class LanePosts {
     const { offset, bytes, remoteOffset } = command;
     const choice = this.#choice;
     const flow = choice.flow(command.flow);
-    if (part.staysHome === true) return this.#postWhole(flow.home);
+    // One engine alone refuses what is wrong: others would have sent their parts of it.
+    if (part.staysHome === true || !this.#isGood(part.region)) return this.#postWhole(flow.home);
     const isWrite = kind === engineCommandKinds.write;
     choice.oneSided(flow, bytes);
     const gate = isWrite && this.#leavesHome(flow) ? this.#order.gateFor(command.flow) : NONE;
@@ -196,9 +197,7 @@ export class LanePosts {
     checkHeld('flow', flow, MAX_WORD);
     checkHeld('offset', offset, Number.MAX_SAFE_INTEGER);
     // Of an offset behind the region's end as well, which is then the mistake.
-    const room = region.bytes.length - offset;
-    // Here, not by the engines: one of them would refuse a part of what the others have sent.
-    if (bytes !== room) checkHeld('bytes', bytes, room < 0 ? Number.MAX_SAFE_INTEGER : room);
+    if (bytes !== region.bytes.length - offset) checkHeld('bytes', bytes, Number.MAX_SAFE_INTEGER);
     const { command } = this.slots;
     command.kind = kind;
     command.flow = flow;
