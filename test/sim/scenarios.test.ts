@@ -16,6 +16,12 @@ test(`${SCENARIOS} random scenarios`, () => {
   }
 });
 
+test('packets that were cut short and joined are counted one by one', () => {
+  // Two of them came together.
+  const { problems } = runScenario(makeScenario(9970));
+  assert.deepEqual(problems, []);
+});
+
 test('a scenario is determined by its seed', () => {
   const once = runScenario(makeScenario(42));
   const again = runScenario(makeScenario(42));

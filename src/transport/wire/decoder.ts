@@ -102,7 +102,9 @@ export class Decoder {
     const marked = batch.marked[index] === 1;
     const peer = batch.peer[index]!;
     if (stride < PREFIX_BYTES) {
-      this.#drop('short');
+      // Each of several that were joined; an empty one comes alone.
+      const packets = stride === 0 ? 1 : Math.ceil((to - from) / stride);
+      for (let packet = 0; packet < packets; packet++) this.#drop('short');
       return;
     }
     run.isPlaced = batch.placed[index] === 1;
