@@ -118,6 +118,10 @@ for packed in "$here"/${exampleFolder}/*.gz; do
   # A folder that cannot be written only lacks the example.
   { gzip -dc "$packed" >"$plain.$$" && mv "$plain.$$" "$plain"; } 2>/dev/null || rm -f "$plain.$$"
 done
+if [ "$1" = ep-network ]; then
+  shift
+  exec "$node" "$here/scripts/ep-network.mjs" "$@"
+fi
 if [ "$1" = test-gpu ]; then
   shift
   # Timings are part of what the tests report, so they run one after another.
@@ -132,6 +136,10 @@ for (const path of ['package.json', 'LICENSE', 'dist', ...tests, ...testPackages
   copy(path);
 }
 copyExamples();
+// A benchmark for machines with more cores than ours; the source of its peer among it.
+for (const path of ['scripts/ep-network.mjs', 'scripts/ep-network']) {
+  cpSync(`${root}${path}`, `${bundle}/${path}`, { recursive: true });
+}
 cpSync(compressedNode(), `${bundle}/node.gz`);
 writeFileSync(`${bundle}/weftline`, launcher);
 chmodSync(`${bundle}/weftline`, 0o755);

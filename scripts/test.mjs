@@ -16,8 +16,11 @@ if (files.length === 0) {
   console.error(`No test file matches ${wanted.join(', ')} under ${root}`);
   process.exit(1);
 }
-/** A test or a file that takes longer hangs, for instance because a failed test left something open. */
-const MAX_TEST_MS = 600_000;
+/**
+ * A test or a file that takes longer hangs, for instance because a failed test left something open. Files whose cases
+ * WEFTLINE_TEST_EP multiplies may take as many times as long.
+ */
+const MAX_TEST_MS = 600_000 * Math.max(1, Number(process.env.WEFTLINE_TEST_EP ?? 1));
 const flags = ['--test', '--test-concurrency=2', `--test-timeout=${MAX_TEST_MS}`];
 /** What a terminal shows well, else what programs read; then a summary. */
 const reporters = [process.stdout.isTTY ? 'spec' : 'tap', fileURLToPath(new URL('test-summary.mjs', import.meta.url))];

@@ -8,10 +8,10 @@ using namespace weftline;
 // The counts are zero before; sums of whole numbers do not depend on their order.
 extern "C" __global__ void __launch_bounds__(256) epLayout(const __grid_constant__ EpLayoutArguments a) {
   __shared__ u32 experts[epMaxExperts];
-  __shared__ u32 counts[epMaxRanks];
+  __shared__ u32 counts[epMaxGroupRanks];
   __shared__ u32 badCell;
   for (u32 expert = threadIdx.x; expert < a.experts; expert += blockDim.x) experts[expert] = 0;
-  if (threadIdx.x < epMaxRanks) counts[threadIdx.x] = 0;
+  if (threadIdx.x < epMaxGroupRanks) counts[threadIdx.x] = 0;
   if (threadIdx.x == 0) badCell = noBadCell;
   __syncthreads();
   const Routing routing = {a.topk, nullptr, a.topkColumns, a.indexBytes, a.experts, a.ranks};

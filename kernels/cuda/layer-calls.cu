@@ -1,15 +1,22 @@
 // Small kernels of EPAll2AllLayer: a barrier of all ranks on a stream, and tables of i32 as tables of i64.
 #include "weftline/abi.cuh"
 #include "weftline/collective/rank-barrier.cuh"
+#include "weftline/ep/network-meeting.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
 
+// One block.
 extern "C" __global__ void __launch_bounds__(32) layerBarrier(const __grid_constant__ LayerBarrierArguments a) {
-  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerBarrier, a.rank, a.timeoutNs, sharedWaits()};
+  const EpNetwork* network = static_cast<const EpNetwork*>(a.network);
+  const u32 rank = network == nullptr ? a.rank : network->rank;
+  const u32* names = network == nullptr ? nullptr : network->localRanks;
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerBarrier, rank, a.timeoutNs, sharedWaits()};
+  const RankBarrier barrier = {a.peers, a.ranks, a.rank, a.epoch, a.call, names};
   // ORDER: what this stream wrote before reaches peers before the arrival; what it reads behind the barrier comes after.
   fenceSystem();
-  enterTogether({a.peers, a.ranks, a.rank, a.epoch, a.call}, scope);
+  if (network == nullptr || a.networkCall == 0) enterTogether(barrier, scope);
+  else enterAcrossHosts(*network, {a.networkCall, a.call}, barrier, scope);
   fenceSystem();
 }
 

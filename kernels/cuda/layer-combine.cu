@@ -2,6 +2,7 @@
 // token's choices. With local combine every rank first sums the rows that it holds of one token, so that one travels.
 #include "weftline/abi.cuh"
 #include "weftline/ep/gather-sum.cuh"
+#include "weftline/ep/network-choice-sums.cuh"
 #include "weftline/collective/rank-barrier.cuh"
 #include "weftline/trace.cuh"
 #include "weftline/types.cuh"
@@ -13,10 +14,11 @@ namespace {
 // The dtype of the tokens.
 using Element = ElementOf<WEFTLINE_ELEMENT>;
 
+constexpr bool hosts = WEFTLINE_HOSTS != 0;
 constexpr u32 barrierBytes = 1024;
 constexpr u32 allLanes = 0xffffffffu;
 
-// An item is a token of this rank; lane k has to do with its choice k.
+// On one host. An item is a token of this rank; lane k has to do with its choice k.
 struct ChoiceRows {
   struct Place {
     i32 rank;
@@ -75,6 +77,22 @@ struct RepeatedRows {
   __device__ __forceinline__ void begin(u32) const {}
 };
 
+// False when the block must leave.
+__device__ __forceinline__ bool combineOnHost(const LayerCombineArguments& a, u8* memory, const RankBarrier& opening,
+                                              const WaitScope& scope) {
+  const u32 warp = threadIdx.x / lanesPerWarp;
+  u64* barriers = reinterpret_cast<u64*>(memory) + gatherStages * warp;
+  makeGatherBarriers(barriers);
+  if (!enterTogether(opening, scope)) return false;
+  // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
+  fenceProxyAsync();
+  const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
+  WEFTLINE_TRACE_BEGIN("layer.combine.rows");
+  gatherSums<Element>(shape, ChoiceRows{a}, {nullptr, nullptr}, memory + barrierBytes + warp * gatherBytes(shape), barriers);
+  WEFTLINE_TRACE_END("layer.combine.rows");
+  return true;
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __grid_constant__ LayerSumArguments a) {
@@ -90,22 +108,23 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
   WEFTLINE_TRACE_END("layer.combine.duplicates");
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) layerCombine(const __grid_constant__ LayerCombineArguments a) {
+extern "C" __global__ void __launch_bounds__(hosts ? 512 : 256, 1)
+    layerCombine(const __grid_constant__ LayerCombineArguments a) {
   extern __shared__ __align__(128) u8 shared[];
-  const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = reinterpret_cast<u64*>(shared) + gatherStages * warp;
-  makeGatherBarriers(barriers);
-  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerCombine, a.rank, a.timeoutNs, sharedWaits()};
-  const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
-  if (!enterTogether(opening, scope)) return;
-  // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
-  fenceProxyAsync();
-  const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
-  u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
-  WEFTLINE_TRACE_BEGIN("layer.combine.rows");
-  gatherSums<Element>(shape, ChoiceRows{a}, {nullptr, nullptr}, memory, barriers);
-  WEFTLINE_TRACE_END("layer.combine.rows");
+  const u32 rank = hosts ? networkOf(a).rank : a.rank;
+  const u32* names = hosts ? networkOf(a).localRanks : nullptr;
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerCombine, rank, a.timeoutNs, sharedWaits()};
+  const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall, names};
+  bool isSummed;
+  if constexpr (hosts) isSummed = combineAcrossHosts<Element>(a, opening, scope);
+  else isSummed = combineOnHost(a, shared, opening, scope);
+  if (!isSummed) return;
   WEFTLINE_TRACE_BEGIN("layer.closing");
-  leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
+  const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall, names};
+  const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), scope);
   WEFTLINE_TRACE_END("layer.closing");
+  if constexpr (hosts) {
+    const u32* sent = static_cast<const LayerRoute*>(a.route)->sentTokens;
+    if (arrived && threadIdx.x == 0) takeSums(networkOf(a), {sent, sumStrideOf<Element>(a)});
+  }
 }

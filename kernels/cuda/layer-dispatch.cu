@@ -6,7 +6,8 @@
 // source says of each section of its tokens when it has gone. Blocks that have sent everything help to copy.
 #include "weftline/abi.cuh"
 #include "weftline/copy/bulk-copy.cuh"
-#include "weftline/ep/exchange-record.cuh"
+#include "weftline/ep/choice-places.cuh"
+#include "weftline/ep/network-choices.cuh"
 #include "weftline/collective/rank-barrier.cuh"
 #include "weftline/trace.cuh"
 #include "weftline/types.cuh"
@@ -17,75 +18,18 @@ namespace {
 
 constexpr u32 barrierBytes = 1024;
 constexpr u32 allLanes = 0xffffffffu;
+constexpr bool hosts = WEFTLINE_HOSTS != 0;
 
-// Lane k: of the token's choice k, its rank or -1 and its row there. Lane r: number of the token's list at rank r, or -1.
-struct Place {
-  i32 rank;
-  i32 row;
-  i32 repeat;
-};
-
-__device__ __forceinline__ u8* output(const LayerDispatchArguments& a, u32 rank, u64 offset) {
-  return static_cast<u8*>(a.outputs[rank]) + offset;
-}
-
-__device__ __forceinline__ Place placeAt(const LayerDispatchArguments& a, u32 token) {
-  Place place = {-1, -1, -1};
-  if (token >= a.tokens) return place;
-  const u32 lane = laneIndex();
-  const u32 bins = a.ranks + a.experts;
-  const u32* before = static_cast<const u32*>(a.tileCounts) + static_cast<u64>(token / (a.tileWords * 32)) * bins;
-  const u32* firstRows = static_cast<const u32*>(a.firstRows);
-  if (lane < a.topkColumns) {
-    const u64 cell = static_cast<u64>(token) * a.topkColumns + lane;
-    place.rank = static_cast<const i32*>(a.rankTable)[cell];
-    place.row = static_cast<const i32*>(a.rowTable)[cell];
-    if (place.rank >= 0 && a.placed == 0) {
-      const u32 bin = a.ranks + static_cast<u32>(integerAt(a.topk, a.indexBytes, cell));
-      place.row += static_cast<i32>(firstRows[bin] + before[bin]);
-    }
-  }
-  if (lane < a.ranks) {
-    place.repeat = static_cast<const i32*>(a.repeatTable)[static_cast<u64>(token) * a.ranks + lane];
-    if (place.repeat >= 0) place.repeat += static_cast<i32>(firstRows[lane] + before[lane]);
-  }
-  return place;
-}
-
-// At every rank that the token goes to: the rows of its choices there, by the first of them, lane k writing column k.
-__device__ void sendLists(const LayerDispatchArguments& a, const Place& place) {
-  const u32 lane = laneIndex();
-  for (u32 r = 0; r < a.ranks; ++r) {
-    const i32 repeat = __shfl_sync(allLanes, place.repeat, r);
-    const u32 lanes = __ballot_sync(allLanes, place.rank == static_cast<i32>(r));
-    if (lanes == 0) continue;
-    const i32 first = __shfl_sync(allLanes, place.row, __ffs(lanes) - 1);
-    i32* duplicates = reinterpret_cast<i32*>(output(a, r, a.duplicatesOffset));
-    const bool here = (lanes >> lane) & 1;
-    if (lane < a.topkColumns) duplicates[static_cast<u64>(first) * a.topkColumns + lane] = here ? place.row : -1;
-    if (repeat >= 0 && lane == 0) reinterpret_cast<i32*>(output(a, r, a.repeatedOffset))[repeat] = first;
-    if (here) reinterpret_cast<i32*>(output(a, r, a.firstRowOffset))[place.row] = first;
-    for (u32 others = lanes & (lanes - 1); others != 0; others &= others - 1) {
-      const i32 row = __shfl_sync(allLanes, place.row, __ffs(others) - 1);
-      if (lane < a.topkColumns) duplicates[static_cast<u64>(row) * a.topkColumns + lane] = -1;
-    }
-  }
-}
-
-__device__ void sendChoices(const LayerDispatchArguments& a, u32 token, const Place& place) {
+__device__ void sendChoices(const LayerDispatchArguments& a, u32 token, const ChoicePlace& place) {
   const u32 lane = laneIndex();
   const u64 cell = static_cast<u64>(token) * a.topkColumns + lane;
   if (lane < a.topkColumns) static_cast<i32*>(a.rowTable)[cell] = place.row;
-  if (place.rank >= 0 && a.weightBytes != 0) {
-    u8* weights = output(a, static_cast<u32>(place.rank), a.weightsOffset);
-    if (a.weightBytes == 4) reinterpret_cast<u32*>(weights)[place.row] = static_cast<const u32*>(a.weights)[cell];
-    else reinterpret_cast<u16*>(weights)[place.row] = static_cast<const u16*>(a.weights)[cell];
-  }
+  sendWeight(a, place, static_cast<const u8*>(a.weights) + cell * a.weightBytes);
   sendLists(a, place);
 }
 
 // The part of a row in `stage` to its places. Beginning with the next rank spreads the load over the links.
-__device__ __forceinline__ void storePart(const LayerDispatchArguments& a, const Place& place, const u8* stage, u32 at,
+__device__ __forceinline__ void storePart(const LayerDispatchArguments& a, const ChoicePlace& place, const u8* stage, u32 at,
                                           u32 bytes) {
   for (u32 step = 1, r = a.rank; step <= a.ranks; ++step) {
     r = r + 1 == a.ranks ? 0 : r + 1;
@@ -94,7 +38,7 @@ __device__ __forceinline__ void storePart(const LayerDispatchArguments& a, const
     if (r != a.rank) lanes &= ~(lanes - 1);
     for (; lanes != 0; lanes &= lanes - 1) {
       const i32 row = __shfl_sync(allLanes, place.row, __ffs(lanes) - 1);
-      warpStoreRow(output(a, r, a.rowsOffset) + static_cast<u64>(row) * a.rowBytes + at, stage, bytes);
+      warpStoreRow(outputAt(a, r, a.rowsOffset) + static_cast<u64>(row) * a.rowBytes + at, stage, bytes);
     }
   }
   warpCommitStores();
@@ -127,7 +71,7 @@ __device__ void endSection(const LayerDispatchArguments& a, u32 section) {
   last = __shfl_sync(allLanes, last, 0);
   __syncwarp();
   if (last == 0 || laneIndex() >= a.ranks) return;
-  const u64 cell = static_cast<u64>(tilesBefore(a, section + 1)) * (a.ranks + a.experts) + laneIndex();
+  const u64 cell = static_cast<u64>(tilesBefore(a, section + 1)) * binsOf<hosts>(a) + groupRankOf<hosts>(a, laneIndex());
   const u64 repeated = static_cast<const u32*>(a.tileCounts)[cell];
   storeReleaseSystem(sectionWord(a, laneIndex(), a.rank, section), repeated << 32 | a.sequence);
 }
@@ -136,11 +80,11 @@ __device__ void endSection(const LayerDispatchArguments& a, u32 section) {
 __device__ void sendRows(const LayerDispatchArguments& a, u8* stage, u64* barrier, u32& phase) {
   const u32 step = a.sendBlocks * (blockDim.x / lanesPerWarp);
   u32 token = blockIdx.x + threadIdx.x / lanesPerWarp * a.sendBlocks;
-  Place next = placeAt(a, token);
+  ChoicePlace next = placeAt<hosts>(a, token);
   for (u32 section = 0; section < layerSections; ++section) {
     const u32 end = min(tilesBefore(a, section + 1) * a.tileWords * 32, a.tokens);
     for (; token < end; token += step) {
-      const Place place = next;
+      const ChoicePlace place = next;
       const u8* source = static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes;
       for (u32 at = 0; at < a.rowBytes; at += a.stageBytes) {
         const u32 bytes = min(a.stageBytes, a.rowBytes - at);
@@ -149,7 +93,7 @@ __device__ void sendRows(const LayerDispatchArguments& a, u8* stage, u64* barrie
         warpLoadRow(stage, source + at, bytes, barrier);
         if (at == 0) {
           // Asked for one token ahead, while the row is on its way.
-          next = placeAt(a, token + step);
+          next = placeAt<hosts>(a, token + step);
           sendChoices(a, token, place);
         }
         warpWaitRow(barrier, phase & 1);
@@ -164,9 +108,9 @@ __device__ void sendRows(const LayerDispatchArguments& a, u8* stage, u64* barrie
 // The rows of a repeated token here, lane k that of choice k or -1; peers wrote them during this kernel.
 __device__ __forceinline__ i32 duplicateAt(const LayerDispatchArguments& a, u32 index, u32 rows) {
   if (laneIndex() >= a.topkColumns) return -1;
-  const u32 first = reinterpret_cast<const volatile u32*>(output(a, a.rank, a.repeatedOffset))[index];
+  const u32 first = reinterpret_cast<const volatile u32*>(outputAt(a, a.rank, a.repeatedOffset))[index];
   if (first >= rows) return -1;
-  const volatile i32* duplicates = reinterpret_cast<const volatile i32*>(output(a, a.rank, a.duplicatesOffset));
+  const volatile i32* duplicates = reinterpret_cast<const volatile i32*>(outputAt(a, a.rank, a.duplicatesOffset));
   const i32 row = duplicates[static_cast<u64>(first) * a.topkColumns + laneIndex()];
   return row >= 0 && static_cast<u32>(row) < rows ? row : -1;
 }
@@ -175,7 +119,7 @@ __device__ __forceinline__ i32 duplicateAt(const LayerDispatchArguments& a, u32 
 __device__ void copyToken(const LayerDispatchArguments& a, i32 row, u8* stage, u64* barrier, u32& phase) {
   const u32 lanes = __ballot_sync(allLanes, row >= 0);
   if (lanes == 0) return;
-  u8* rows = output(a, a.rank, a.rowsOffset);
+  u8* rows = outputAt(a, a.rank, a.rowsOffset);
   const u8* first = rows + static_cast<u64>(__shfl_sync(allLanes, row, __ffs(lanes) - 1)) * a.rowBytes;
   for (u32 at = 0; at < a.rowBytes; at += a.stageBytes) {
     const u32 bytes = min(a.stageBytes, a.rowBytes - at);
@@ -201,7 +145,7 @@ __device__ __forceinline__ u32 takeToken(const LayerDispatchArguments& a) {
 __device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrier, u32& phase,
                          const WaitScope& scope) {
   const LayerPlan* plan = static_cast<const LayerPlan*>(a.plan);
-  const u32 first = laneIndex() < a.ranks ? plan->repeatedFirst[laneIndex()] : 0;
+  const u32 first = laneIndex() < a.ranks ? plan->repeatedFirst[groupRankOf<hosts>(a, laneIndex())] : 0;
   u32* taken = static_cast<u32*>(a.counter) + 2 + layerSections;
   // Lane s: the token of source s that this warp will copy next, kept until its section has come.
   u32 mine = takeToken(a);
@@ -211,7 +155,7 @@ __device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrie
       const u64* cell = sectionWord(a, a.rank, source, section);
       u64 word = 0;
       const bool came =
-          laneIndex() != 0 || waitForEpoch(cell, a.sequence, &word, scope, {source, a.closingCall});
+          laneIndex() != 0 || waitForEpoch(cell, a.sequence, &word, scope, {groupRankOf<hosts>(a, source), a.closingCall});
       if (!__all_sync(allLanes, came)) return false;
       __syncwarp();
       const u32 end = __shfl_sync(allLanes, static_cast<u32>(word >> 32), 0);
@@ -232,17 +176,24 @@ __device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrie
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(896, 1) layerDispatch(const __grid_constant__ LayerDispatchArguments a) {
+extern "C" __global__ void __launch_bounds__(hosts ? 512 : 896, 1)
+    layerDispatch(const __grid_constant__ LayerDispatchArguments a) {
   extern __shared__ __align__(128) u8 shared[];
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barrier = reinterpret_cast<u64*>(shared) + warp;
   if (laneIndex() == 0) warpRowBarrierInit(barrier);
   // A plan that failed moves nothing; every rank's has failed alike.
   if (static_cast<const LayerPlan*>(a.plan)->status != epStatusGood) return;
-  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerDispatch, a.rank, a.timeoutNs, sharedWaits()};
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerDispatch, a.groupRank, a.timeoutNs, sharedWaits()};
   __syncthreads();
   u8* stage = shared + barrierBytes + static_cast<u64>(warp) * a.stageBytes;
   u32 phase = 0;
+  if constexpr (hosts) {
+    WEFTLINE_TRACE_BEGIN("ep.dispatch.queue");
+    const bool isPacked = packChoices(a, scope);
+    WEFTLINE_TRACE_END("ep.dispatch.queue");
+    if (!__syncthreads_and(isPacked)) return;
+  }
   WEFTLINE_TRACE_BEGIN("layer.dispatch.rows");
   if (blockIdx.x < a.sendBlocks) sendRows(a, stage, barrier, phase);
   WEFTLINE_TRACE_END("layer.dispatch.rows");
@@ -250,7 +201,18 @@ extern "C" __global__ void __launch_bounds__(896, 1) layerDispatch(const __grid_
   const bool good = a.copies == 0 || copyRows(a, stage, barrier, phase, scope);
   WEFTLINE_TRACE_END("layer.dispatch.duplicates");
   if (__syncthreads_or(!good)) return;
+  if constexpr (hosts) {
+    WEFTLINE_TRACE_BEGIN("ep.dispatch.forward");
+    const bool isForwarded = forwardChoices(a, scope);
+    WEFTLINE_TRACE_END("ep.dispatch.forward");
+    if (!isForwarded) return;
+  }
   WEFTLINE_TRACE_BEGIN("layer.closing");
-  leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall}, static_cast<u32*>(a.counter), scope);
+  const u32* names = hosts ? networkOf(a).localRanks : nullptr;
+  const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall, names};
+  const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), scope);
   WEFTLINE_TRACE_END("layer.closing");
+  if constexpr (hosts) {
+    if (arrived && threadIdx.x == 0) takeRows(networkOf(a), servedRowsOf(a));
+  }
 }

@@ -5,8 +5,11 @@
 // below a token numbers it, in token order and without depending on which thread was first. The last block to end adds
 // the tiles up and meets the peers. Dispatch adds the beginnings to the numbers.
 #include "weftline/abi.cuh"
+#include "weftline/ep/block-scan.cuh"
 #include "weftline/ep/exchange-record.cuh"
 #include "weftline/collective/rank-barrier.cuh"
+#include "weftline/ep/network-meeting.cuh"
+#include "weftline/ep/token-layout.cuh"
 #include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
@@ -14,6 +17,9 @@ using namespace weftline;
 
 namespace {
 
+constexpr bool hosts = WEFTLINE_HOSTS != 0;
+// Ranks of a group.
+constexpr u32 mostRanks = Destinations<hosts>::most;
 constexpr u32 threads = 512;
 constexpr u32 warps = threads / lanesPerWarp;
 
@@ -22,13 +28,22 @@ struct Shared {
   u32 status;
   u32 detail;
   u32 culprit;
-  u32 headers[epMaxRanks][epRecordHeaderWords];
-  u32 recvRows[epMaxRanks];
+  u32 headers[mostRanks][epRecordHeaderWords];
+  u32 recvRows[mostRanks];
   u32 warpSums[warps];
+  // Of several hosts: the ranks of each other host as bits, and those of this one.
+  u32 ways[hosts ? epMaxWays : 1];
+  u32 ownRanks;
 };
 
-// Of a tile: per rank the tokens that go there more than once, then per expert its choices.
-__device__ __forceinline__ u32 binCount(const LayerPrepareArguments& a) { return a.ranks + a.experts; }
+// Of a tile: per rank of the group the tokens that go there more than once, then per expert its choices, then per way the tokens
+// that go to that host.
+__device__ __forceinline__ u32 binsBeforeWays(const LayerPrepareArguments& a) { return a.groupRanks + a.experts; }
+__device__ __forceinline__ u32 binCount(const LayerPrepareArguments& a) { return binsBeforeWays(a) + (hosts ? a.ways : 0); }
+
+__device__ __forceinline__ const EpNetwork& networkOf(const LayerPrepareArguments& a) {
+  return *static_cast<const EpNetwork*>(a.network);
+}
 
 __device__ __forceinline__ i64 choiceAt(const LayerPrepareArguments& a, u64 cell) {
   return integerAt(a.topk, a.indexBytes, cell);
@@ -38,9 +53,16 @@ __device__ __forceinline__ bool isDropped(const LayerPrepareArguments& a, i64 ex
   return expert == -1 || expert == static_cast<i64>(a.experts);
 }
 
-// Sets the token's bits; returns the ranks that it goes to more than once. The first bad choice of all is kept.
-__device__ u32 markChoices(const LayerPrepareArguments& a, u32 token, u32* word) {
-  const u32 expertsPerRank = a.experts / a.ranks;
+// Where a token goes, as bits of ranks of the group.
+struct TokenRanks {
+  // It goes there, and it goes there more than once.
+  u32 once;
+  u32 again;
+};
+
+// Sets the token's bits. The first bad choice of all is kept.
+__device__ TokenRanks markChoices(const LayerPrepareArguments& a, u32 token, u32* word) {
+  const u32 expertsPerRank = a.experts / a.groupRanks;
   const u32 bit = 1u << laneIndex();
   u32 once = 0;
   u32 again = 0;
@@ -51,7 +73,7 @@ __device__ u32 markChoices(const LayerPrepareArguments& a, u32 token, u32* word)
     i32 rank = -1;
     if (!isDropped(a, expert)) {
       const bool inRange = expert >= 0 && expert < static_cast<i64>(a.experts);
-      const bool bad = !inRange || (atomicOr(&word[a.ranks + static_cast<u32>(expert)], bit) & bit) != 0;
+      const bool bad = !inRange || (atomicOr(&word[a.groupRanks + static_cast<u32>(expert)], bit) & bit) != 0;
       if (bad) {
         // Kept as its complement, so that zero is "none".
         atomicMax(static_cast<u32*>(a.counter) + 1, ~static_cast<u32>(cell));
@@ -63,8 +85,10 @@ __device__ u32 markChoices(const LayerPrepareArguments& a, u32 token, u32* word)
     }
     static_cast<i32*>(a.rankTable)[cell] = rank;
   }
-  // A rank writes its own tokens' rows itself; only local combine must know which belong together.
-  return a.localCombine != 0 ? again : again & ~(1u << a.rank);
+  // A rank writes its own tokens' rows itself, as the forwarder does on other hosts; only local combine must know which belong
+  // together.
+  if (a.localCombine == 0) again &= ~(1u << a.groupRank);
+  return {once, again};
 }
 
 // How many of the tile's tokens before this thread's have the bin's bit.
@@ -75,7 +99,7 @@ __device__ __forceinline__ i32 numberOf(const u32* bits, u32 bins, u32 bin) {
   return static_cast<i32>(count);
 }
 
-__device__ void numberTile(const LayerPrepareArguments& a, u32 tile, u32* bits) {
+__device__ void numberTile(const LayerPrepareArguments& a, u32 tile, u32* bits, const Shared& shared) {
   const u32 bins = binCount(a);
   const u32 warp = threadIdx.x / lanesPerWarp;
   const u32 token = tile * a.tileWords * 32 + threadIdx.x;
@@ -83,11 +107,19 @@ __device__ void numberTile(const LayerPrepareArguments& a, u32 tile, u32* bits) 
   for (u32 index = threadIdx.x; index < a.tileWords * bins; index += threads) bits[index] = 0;
   __syncthreads();
   if (warp < a.tileWords) {
-    const u32 again = here ? markChoices(a, token, bits + warp * bins) : 0;
+    TokenRanks ranks = {0, 0};
+    if (here) ranks = markChoices(a, token, bits + warp * bins);
+    if constexpr (hosts) {
+      if (a.localCombine == 0) ranks.again &= shared.ownRanks;
+      for (u32 way = 0; way < a.ways; ++way) {
+        const u32 goes = __ballot_sync(0xffffffffu, (ranks.once & shared.ways[way]) != 0);
+        if (laneIndex() == 0) bits[warp * bins + binsBeforeWays(a) + way] = goes;
+      }
+    }
 #pragma unroll
-    for (u32 r = 0; r < epMaxRanks; ++r) {
-      const u32 repeat = __ballot_sync(0xffffffffu, (again >> r) & 1);
-      if (r < a.ranks && laneIndex() == 0) bits[warp * bins + r] = repeat;
+    for (u32 r = 0; r < mostRanks; ++r) {
+      const u32 repeat = __ballot_sync(0xffffffffu, (ranks.again >> r) & 1);
+      if (r < a.groupRanks && laneIndex() == 0) bits[warp * bins + r] = repeat;
     }
   }
   __syncthreads();
@@ -103,12 +135,17 @@ __device__ void numberTile(const LayerPrepareArguments& a, u32 tile, u32* bits) 
     for (u32 j = 0; j < a.topkColumns; ++j) {
       const i64 expert = choiceAt(a, first + j);
       const bool none = expert < 0 || expert >= static_cast<i64>(a.experts);
-      const i32 number = none ? -1 : numberOf(bits, bins, a.ranks + static_cast<u32>(expert));
+      const i32 number = none ? -1 : numberOf(bits, bins, a.groupRanks + static_cast<u32>(expert));
       static_cast<i32*>(a.rowTable)[first + j] = number;
     }
-    for (u32 r = 0; r < a.ranks; ++r) {
+    for (u32 r = 0; r < a.groupRanks; ++r) {
       const bool repeats = (bits[warp * bins + r] >> laneIndex()) & 1;
-      static_cast<i32*>(a.repeatTable)[static_cast<u64>(token) * a.ranks + r] = repeats ? numberOf(bits, bins, r) : -1;
+      static_cast<i32*>(a.repeatTable)[static_cast<u64>(token) * a.groupRanks + r] = repeats ? numberOf(bits, bins, r) : -1;
+    }
+    for (u32 way = 0; hosts && way < a.ways; ++way) {
+      const u32 bin = binsBeforeWays(a) + way;
+      const bool goes = (bits[warp * bins + bin] >> laneIndex()) & 1;
+      static_cast<i32*>(a.wayTable)[static_cast<u64>(token) * a.ways + way] = goes ? numberOf(bits, bins, bin) : -1;
     }
   }
   __syncthreads();
@@ -140,57 +177,28 @@ __device__ void addTiles(const LayerPrepareArguments& a, u32* totals) {
   __syncthreads();
 }
 
-__device__ void publish(const LayerPrepareArguments& a, const ExchangeRecords& records, const u32* totals) {
+// `copy`: for other hosts, or null.
+__device__ void publish(const LayerPrepareArguments& a, const ExchangeRecords& records, const u32* totals, u32* copy) {
   for (u32 index = threadIdx.x; index < epRecordHeaderWords + binCount(a); index += threads) {
     u32 word = 0;
     if (index >= epRecordHeaderWords) word = totals[index - epRecordHeaderWords];
     else if (index == layerRecordWeightBytes) word = a.weightBytes;
     else if (index == layerRecordScattered) word = a.scattered;
     else if (index == layerRecordNumTokens) word = a.tokens;
+    else if (hosts && index == layerRecordCall) word = a.call;
     else if (index == layerRecordBadChoice) {
       const u32 complement = *(static_cast<volatile u32*>(a.counter) + 1);
       word = complement == 0 ? 0 : ~complement + 1;
     }
-    for (u32 peer = 0; peer < a.ranks; ++peer) records.at(peer, a.rank)[index] = word;
+    for (u32 peer = 0; peer < a.ranks; ++peer) records.at(peer, a.groupRank)[index] = word;
+    if (copy != nullptr) copy[index] = word;
   }
   __syncthreads();
-}
-
-// Replaces the counts by the sums of those before them; returns the sum of all. `values` in shared memory.
-__device__ u32 scanCounts(u32* values, u32 count, Shared& shared) {
-  const u32 each = (count + threads - 1) / threads;
-  const u32 first = min(threadIdx.x * each, count);
-  const u32 end = min(first + each, count);
-  u32 sum = 0;
-  for (u32 index = first; index < end; ++index) sum += values[index];
-  u32 inclusive = sum;
-#pragma unroll
-  for (u32 distance = 1; distance < lanesPerWarp; distance *= 2) {
-    const u32 other = __shfl_up_sync(0xffffffffu, inclusive, distance);
-    if (laneIndex() >= distance) inclusive += other;
-  }
-  const u32 warp = threadIdx.x / lanesPerWarp;
-  if (laneIndex() == lanesPerWarp - 1) shared.warpSums[warp] = inclusive;
-  __syncthreads();
-  u32 before = 0;
-  u32 total = 0;
-  for (u32 w = 0; w < warps; ++w) {
-    if (w < warp) before += shared.warpSums[w];
-    total += shared.warpSums[w];
-  }
-  u32 run = before + inclusive - sum;
-  for (u32 index = first; index < end; ++index) {
-    const u32 value = values[index];
-    values[index] = run;
-    run += value;
-  }
-  __syncthreads();
-  return total;
 }
 
 // One thread: the same answer at every rank, because all read the same records.
 __device__ void judge(const LayerPrepareArguments& a, Shared& shared) {
-  for (u32 source = 0; source < a.ranks; ++source) {
+  for (u32 source = 0; source < a.groupRanks; ++source) {
     const u32 bad = shared.headers[source][layerRecordBadChoice];
     if (bad == 0) continue;
     shared.status = epStatusBadChoice;
@@ -199,7 +207,7 @@ __device__ void judge(const LayerPrepareArguments& a, Shared& shared) {
     return;
   }
   for (u32 word = layerRecordWeightBytes; word <= layerRecordScattered; ++word) {
-    for (u32 source = 1; source < a.ranks; ++source) {
+    for (u32 source = 1; source < a.groupRanks; ++source) {
       if (shared.headers[source][word] == shared.headers[0][word]) continue;
       shared.status = epStatusMismatch;
       shared.culprit = source;
@@ -207,39 +215,39 @@ __device__ void judge(const LayerPrepareArguments& a, Shared& shared) {
       return;
     }
   }
-  for (u32 r = 0; r < a.ranks; ++r) {
+  for (u32 r = 0; r < a.groupRanks; ++r) {
     if (shared.recvRows[r] > a.capacityRows) shared.status = epStatusGrow;
   }
 }
 
 // `starts` becomes the row where each expert's block begins when all outputs are numbered as one.
 __device__ void plan(const LayerPrepareArguments& a, const ExchangeRecords& records, u32* starts, Shared& shared) {
-  const u32 expertsPerRank = a.experts / a.ranks;
-  if (threadIdx.x < a.ranks * epRecordHeaderWords) {
-    const u32 source = threadIdx.x / epRecordHeaderWords;
-    const u32 word = threadIdx.x % epRecordHeaderWords;
+  const u32 expertsPerRank = a.experts / a.groupRanks;
+  for (u32 index = threadIdx.x; index < a.groupRanks * epRecordHeaderWords; index += threads) {
+    const u32 source = index / epRecordHeaderWords;
+    const u32 word = index % epRecordHeaderWords;
     shared.headers[source][word] = records.received(a.rank, source, word);
   }
   u32* firstRows = static_cast<u32*>(a.firstRows);
-  for (u32 bin = threadIdx.x; bin < binCount(a); bin += threads) {
-    LayerPlan* repeated = bin == a.rank ? static_cast<LayerPlan*>(a.plan) : nullptr;
+  for (u32 bin = threadIdx.x; bin < binsBeforeWays(a); bin += threads) {
+    LayerPlan* repeated = bin == a.groupRank ? static_cast<LayerPlan*>(a.plan) : nullptr;
     u32 total = 0;
     u32 before = 0;
 #pragma unroll
-    for (u32 source = 0; source < epMaxRanks; ++source) {
-      if (source >= a.ranks) break;
+    for (u32 source = 0; source < mostRanks; ++source) {
+      if (source >= a.groupRanks) break;
       const u32 count = records.received(a.rank, source, epRecordHeaderWords + bin);
       if (repeated != nullptr) repeated->repeatedFirst[source] = total;
       total += count;
-      if (source < a.rank) before += count;
+      if (source < a.groupRank) before += count;
     }
     firstRows[bin] = before;
-    if (bin >= a.ranks) starts[bin - a.ranks] = total;
+    if (bin >= a.groupRanks) starts[bin - a.groupRanks] = total;
     if (repeated != nullptr) repeated->repeated = total;
   }
   __syncthreads();
-  const u32 all = scanCounts(starts, a.experts, shared);
-  if (threadIdx.x < a.ranks) {
+  const u32 all = scanCounts<threads>(starts, a.experts, shared.warpSums);
+  if (threadIdx.x < a.groupRanks) {
     const u32 end = (threadIdx.x + 1) * expertsPerRank;
     shared.recvRows[threadIdx.x] = (end == a.experts ? all : starts[end]) - starts[threadIdx.x * expertsPerRank];
   }
@@ -247,14 +255,14 @@ __device__ void plan(const LayerPrepareArguments& a, const ExchangeRecords& reco
   u32* blockStarts = static_cast<u32*>(a.blockStarts);
   for (u32 expert = threadIdx.x; expert < a.experts; expert += threads) {
     const u32 owner = expert / expertsPerRank;
-    firstRows[a.ranks + expert] += starts[expert] - starts[owner * expertsPerRank];
+    firstRows[a.groupRanks + expert] += starts[expert] - starts[owner * expertsPerRank];
     blockStarts[expert] = starts[expert];
-    if (owner == a.rank) {
+    if (owner == a.groupRank) {
       const u32 next = expert + 1 == a.experts ? all : starts[expert + 1];
       static_cast<u32*>(a.hostExperts)[expert - owner * expertsPerRank] = next - starts[expert];
     }
   }
-  if (threadIdx.x < a.ranks) {
+  if (threadIdx.x < a.groupRanks) {
     static_cast<u32*>(a.numInputTokens)[threadIdx.x] = shared.headers[threadIdx.x][layerRecordNumTokens];
   }
   if (threadIdx.x == 0) {
@@ -267,10 +275,10 @@ __device__ void plan(const LayerPrepareArguments& a, const ExchangeRecords& reco
 __device__ void report(const LayerPrepareArguments& a, const Shared& shared) {
   LayerPlan* plan = static_cast<LayerPlan*>(a.plan);
   LayerHostPlan* host = static_cast<LayerHostPlan*>(a.hostPlan);
-  if (threadIdx.x < a.ranks) host->recvRows[threadIdx.x] = shared.recvRows[threadIdx.x];
+  if (threadIdx.x < a.groupRanks) host->recvRows[threadIdx.x] = shared.recvRows[threadIdx.x];
   if (threadIdx.x == 0) {
     plan->status = shared.status;
-    plan->recvRows = shared.recvRows[a.rank];
+    plan->recvRows = shared.recvRows[a.groupRank];
     host->status = shared.status;
     host->detail = shared.detail;
     host->culprit = shared.culprit;
@@ -287,19 +295,41 @@ __device__ void report(const LayerPrepareArguments& a, const Shared& shared) {
   }
 }
 
+// What the block that ends last does before the ranks of this host meet: the record also crosses to other hosts, and those of
+// the sources that this rank serves come in.
+__device__ void meetHosts(const LayerPrepareArguments& a, const ExchangeRecords& records, const u32* totals,
+                          const WaitScope& scope, Shared& shared) {
+  const EpNetwork& network = networkOf(a);
+  LayerRoute* route = static_cast<LayerRoute*>(a.route);
+  const NetworkCall call = {a.networkCall, a.call};
+  const u32 words = epRecordHeaderWords + binCount(a);
+  if (threadIdx.x < a.ways) route->sentTokens[threadIdx.x] = totals[binsBeforeWays(a) + threadIdx.x];
+  if (!sendRecord(network, call, words * 4, scope) && threadIdx.x == 0) shared.status = epStatusTimeout;
+  __syncthreads();
+  spreadRecords(network, call, records, a.ranks, words, {&shared.status, &shared.culprit}, scope);
+  if (shared.status != epStatusGood || threadIdx.x >= network.served) return;
+  const u32 word = epRecordHeaderWords + binsBeforeWays(a) + network.servedWay[threadIdx.x];
+  route->servedTokens[threadIdx.x] = records.received(a.rank, network.servedRank[threadIdx.x], word);
+}
+
 // By the block that ends last.
 __device__ void exchange(const LayerPrepareArguments& a, u32* words, Shared& shared) {
-  const ExchangeRecords records = {a.peers, a.exchangeOffset, a.ranks, a.recordWords, a.sequence};
+  const ExchangeRecords records = {a.peers, a.exchangeOffset, a.groupRanks, a.recordWords, a.sequence};
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerPrepare, a.groupRank, a.timeoutNs};
   addTiles(a, words);
-  publish(a, records, words);
-  if (threadIdx.x < a.ranks) {
-    const RankBarrier barrier = {a.peers, a.ranks, a.rank, a.epoch, a.call};
-    const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerPrepare, a.rank, a.timeoutNs};
+  u32* copy = nullptr;
+  if constexpr (hosts) copy = reinterpret_cast<u32*>(networkAt(networkOf(a), recordOutOffset(networkOf(a), a.networkCall)));
+  publish(a, records, words, copy);
+  if constexpr (hosts) meetHosts(a, records, words, scope, shared);
+  // A rank that has not heard of those it serves does not tell the others that it has.
+  if (threadIdx.x < a.ranks && (!hosts || shared.status == epStatusGood)) {
+    const u32* names = hosts ? networkOf(a).localRanks : nullptr;
+    const RankBarrier barrier = {a.peers, a.ranks, a.rank, a.epoch, a.call, names};
     signalRank(barrier, threadIdx.x);
     const u32 status = awaitRank(barrier, threadIdx.x, scope);
     if (status != epStatusGood) {
       atomicMax(&shared.status, status);
-      if (status == epStatusOtherCall) shared.culprit = threadIdx.x;
+      if (status == epStatusOtherCall) shared.culprit = hosts ? names[threadIdx.x] : threadIdx.x;
     }
   }
   __syncthreads();
@@ -318,14 +348,22 @@ extern "C" __global__ void __launch_bounds__(threads) layerPrepare(const __grid_
     shared.detail = 0;
     shared.culprit = 0;
   }
-  if (threadIdx.x < epMaxRanks) shared.recvRows[threadIdx.x] = 0;
+  if (threadIdx.x < mostRanks) shared.recvRows[threadIdx.x] = 0;
+  if constexpr (hosts) {
+    const EpNetwork& network = networkOf(a);
+    if (threadIdx.x < a.ways) shared.ways[threadIdx.x] = ranksOfWay(network, threadIdx.x);
+    if (threadIdx.x == 0) {
+      shared.ownRanks = 0;
+      for (u32 index = 0; index < a.ranks; ++index) shared.ownRanks |= 1u << network.localRanks[index];
+    }
+  }
   const u64 cells = static_cast<u64>(a.maxTokens) * a.topkColumns;
   for (u64 cell = static_cast<u64>(a.tokens) * a.topkColumns + blockIdx.x * threads + threadIdx.x; cell < cells;
        cell += static_cast<u64>(gridDim.x) * threads) {
     static_cast<i32*>(a.rowTable)[cell] = -1;
   }
   WEFTLINE_TRACE_BEGIN("layer.dispatch.counts");
-  for (u32 tile = blockIdx.x; tile * a.tileWords * 32 < a.tokens; tile += gridDim.x) numberTile(a, tile, bits);
+  for (u32 tile = blockIdx.x; tile * a.tileWords * 32 < a.tokens; tile += gridDim.x) numberTile(a, tile, bits, shared);
   __syncthreads();
   if (threadIdx.x == 0) {
     // ORDER: this block's counts, then its arrival; the last block sees those of all.

@@ -72,8 +72,8 @@ __device__ News askLeader(const PersistentArguments& a, u32 taken, const WaitSco
 // Slots that are moved together, none of which waits but for the first one.
 struct Batch {
   u32 slots;
-  // Descriptors that a warp takes at a time, and how many of these groups all slots have, up to each slot's end.
-  u32 most;
+  // The warp that takes the first group, and how many groups all slots have, up to each slot's end.
+  u32 firstWarp;
   u32 groupEnds[lanesPerWarp];
   BlockHead heads[lanesPerWarp];
 };
@@ -96,6 +96,7 @@ __device__ __forceinline__ void makeBatch(const PersistentArguments& a, u32 inde
     flag = static_cast<const u64*>(header->readyFlag);
     threshold = header->readyThreshold;
   }
+  const u32 count = head.count;
   const u32 later = __ballot_sync(allLanes, flag != nullptr) & ~1u;
   const u32 slots = min(min(left, lanesPerWarp), later == 0 ? lanesPerWarp : static_cast<u32>(__ffs(later)) - 1);
   if (lane == 0 && flag != nullptr && !waitForThreshold(flag, threshold, scope, {0, slot})) {
@@ -103,17 +104,16 @@ __device__ __forceinline__ void makeBatch(const PersistentArguments& a, u32 inde
     storeRelaxedSystem(static_cast<u32*>(a.missed) + slot, 1);
     head.count = 0;
   }
-  const u32 count = lane < slots ? head.count : 0;
-  const u32 warps = gridDim.x * (threads / lanesPerWarp);
-  const u32 total = __shfl_sync(allLanes, warpInclusiveSum(count), lanesPerWarp - 1);
-  const u32 most = max(min((total + warps - 1) / warps, lanesPerWarp), 1u);
-  batch.groupEnds[lane] = warpInclusiveSum((count + most - 1) / most);
+  // Of a slot that was missed too: what each warp takes of a slot does not depend on what this block found.
+  const u32 groups = lane < slots && count != 0 ? (count + head.groupDescriptors - 1) / head.groupDescriptors : 0;
+  batch.groupEnds[lane] = warpInclusiveSum(groups);
   batch.heads[lane] = head;
+  if (lane == 0) batch.firstWarp = head.firstWarp;
   batch.slots = slots;
-  batch.most = most;
 }
 
-// By all warps: those groups of a batch that are this warp's.
+// By all warps: those groups of a batch that are this warp's. The host numbers the groups of all slots in the order of posts, and
+// the warps take turns: blocks that have other slots in their batch find the same share of each.
 template <bool packs>
 __device__ __forceinline__ void moveShare(const PersistentArguments& a, u32 index, const Batch& slots) {
   const u32 lane = laneIndex();
@@ -124,9 +124,11 @@ __device__ __forceinline__ void moveShare(const PersistentArguments& a, u32 inde
     const u32 slot = __popc(__ballot_sync(allLanes, groupEnd <= group));
     const u32 start = slot == 0 ? 0 : slots.groupEnds[slot - 1];
     const u8* const memory = slotAt(a.ring, slotBehind(a, index, slot));
-    return groupOf(slots.heads[slot], memory, (group - start) * slots.most, slots.most);
+    const BlockHead& head = slots.heads[slot];
+    return groupOf(head, memory, (group - start) * head.groupDescriptors, head.groupDescriptors);
   };
-  u32 at = blockIdx.x + threadIdx.x / lanesPerWarp * gridDim.x;
+  const u32 warp = blockIdx.x + threadIdx.x / lanesPerWarp * gridDim.x;
+  u32 at = (warp + warps - slots.firstWarp) % warps;
   if (at >= groups) return;
   Group next = load(at);
   for (; at < groups; at += warps) {

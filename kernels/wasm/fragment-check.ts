@@ -70,7 +70,7 @@ export function checkFragments(block: usize, packs: i32, state: usize): i32 {
 function checkPairs(block: usize, packs: i32, count: u32, state: usize): bool {
   const zero = i64x2.splat(0);
   const lowHalf = i64x2.splat(0xffff_ffff);
-  const bounceBytes = v128.load64_splat(block, BLOCK_HEADER_BOUNCE_BYTES);
+  const bounceBytes = i64x2.splat(reachOf(block));
   const destinationBytes = v128.load64_splat(block, BLOCK_HEADER_DESTINATION_BYTES);
   const written = i64x2.splat(writtenBase(block, packs));
   const first = v128.load64_splat(state, FRAGMENT_CHECK_FIRST);
@@ -123,6 +123,11 @@ function checkPairs(block: usize, packs: i32, count: u32, state: usize): bool {
   return true;
 }
 
+/** Bytes of the bounce buffer that offsets of 32 bits reach: every piece of a fragment has an offset of its own. */
+function reachOf(block: usize): u64 {
+  return min(load<u64>(block, BLOCK_HEADER_BOUNCE_BYTES), <u64>1 << 32);
+}
+
 // @ts-ignore: decorator
 @inline
 function u64At(vector: v128, lane: u8): u64 {
@@ -131,7 +136,7 @@ function u64At(vector: v128, lane: u8): u64 {
 
 /** Descriptors `from` to `to`. Returns the first one outside of its memory, or -1. */
 function checkSingly(block: usize, packs: i32, from: u32, to: u32, state: usize): i32 {
-  const bounceBytes = load<u64>(block, BLOCK_HEADER_BOUNCE_BYTES);
+  const bounceBytes = reachOf(block);
   const destinationBytes = load<u64>(block, BLOCK_HEADER_DESTINATION_BYTES);
   const written = writtenBase(block, packs);
   const first = load<u64>(state, FRAGMENT_CHECK_FIRST);

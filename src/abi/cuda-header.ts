@@ -3,6 +3,7 @@ import { benchCopyArguments, benchMeetArguments } from './bench-arguments.ts';
 import {
   EP_ARRIVAL_STRIDE,
   EP_MAX_EXPERTS,
+  EP_MAX_GROUP_RANKS,
   EP_MAX_RANKS,
   epCombineArguments,
   epDispatchArguments,
@@ -12,7 +13,8 @@ import {
   epScratch,
   epStatus,
 } from './ep-arguments.ts';
-import { EXCHANGE_HEADER_WORDS, epRecordWords } from './exchange-record.ts';
+import { EP_MAX_SERVED, EP_MAX_WAYS, epNetwork, networkPhases, networkSeen } from './ep-network.ts';
+import { EXCHANGE_CALL_WORD, EXCHANGE_HEADER_WORDS, epRecordWords } from './exchange-record.ts';
 import {
   LAYER_SECTIONS,
   layerBarrierArguments,
@@ -23,6 +25,7 @@ import {
   layerPlan,
   layerPrepareArguments,
   layerRecordWords,
+  layerRoute,
   layerSumArguments,
   layerWidenArguments,
 } from './layer-arguments.ts';
@@ -40,6 +43,7 @@ import { elementFormats, FP8_GROUP } from './element-formats.ts';
 import { deviceHostState, deviceRemote, deviceRequest } from './device-request.ts';
 import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
+import { MAX_NETWORK_CHANNELS, NETWORK_LINE_BYTES, networkCells } from './network-cells.ts';
 import {
   GROUPED_TILE_COLUMNS,
   GROUPED_TILE_ROWS,
@@ -83,8 +87,10 @@ const layouts: readonly Layout[] = [
   epLayoutArguments,
   epDispatchArguments,
   epCombineArguments,
+  epNetwork,
   layerPlan,
   layerHostPlan,
+  layerRoute,
   layerPrepareArguments,
   layerPlaceArguments,
   layerDispatchArguments,
@@ -127,12 +133,23 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   commandBits,
   benchPingKind: benchPingKinds,
   epStatus,
-  epRecord: { ...epRecordWords, headerWords: EXCHANGE_HEADER_WORDS },
-  layerRecord: layerRecordWords,
+  epRecord: { ...epRecordWords, call: EXCHANGE_CALL_WORD, headerWords: EXCHANGE_HEADER_WORDS },
+  layerRecord: { ...layerRecordWords, call: EXCHANGE_CALL_WORD },
   layer: { sections: LAYER_SECTIONS },
   elementFormat: elementFormats,
   fp8: { group: FP8_GROUP },
-  ep: { maxRanks: EP_MAX_RANKS, maxExperts: EP_MAX_EXPERTS, arrivalStride: EP_ARRIVAL_STRIDE },
+  ep: {
+    maxRanks: EP_MAX_RANKS,
+    maxGroupRanks: EP_MAX_GROUP_RANKS,
+    maxExperts: EP_MAX_EXPERTS,
+    maxWays: EP_MAX_WAYS,
+    maxServed: EP_MAX_SERVED,
+    arrivalStride: EP_ARRIVAL_STRIDE,
+  },
+  network: { maxChannels: MAX_NETWORK_CHANNELS, lineBytes: NETWORK_LINE_BYTES },
+  networkCell: networkCells,
+  networkPhase: networkPhases,
+  networkSeen,
   persistentState: persistentStates,
   ring: { slotBytes: RING_SLOT_BYTES, descriptors: RING_DESCRIPTORS },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },

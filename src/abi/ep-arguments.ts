@@ -3,6 +3,8 @@ import { defineLayout } from './layout.ts';
 
 /** Most ranks of one host that CUDA kernels serve. */
 export const EP_MAX_RANKS = 8;
+/** Most ranks of a group, over all hosts; with the other hosts they are at most so many, too: a lane each. */
+export const EP_MAX_GROUP_RANKS = 32;
 /** Most experts of all ranks: blocks count them in shared memory. */
 export const EP_MAX_EXPERTS = 4096;
 /** Most blocks of a dispatch; their counts are added up in device memory. */
@@ -34,8 +36,11 @@ export const epStatus = {
 export const epPlan = defineLayout('EpPlan', {
   status: 'u32',
   numRecvTokens: 'u32',
-  /** Row, at each rank, where this rank's tokens begin. */
-  firstRow: { of: 'u32', count: EP_MAX_RANKS },
+  /** Row, at each rank of the group, where this rank's tokens begin. */
+  firstRow: { of: 'u32', count: EP_MAX_GROUP_RANKS },
+  /** Tokens of this rank that cross to each other host, by way; tokens of each source that come through this rank, by slot. */
+  sentTokens: { of: 'u32', count: EP_MAX_GROUP_RANKS },
+  servedTokens: { of: 'u32', count: EP_MAX_GROUP_RANKS },
 });
 
 /**
@@ -53,7 +58,7 @@ export const epHostPlan = defineLayout('EpHostPlan', {
   /** Of a bad choice: columns of its topkIdx; of a capacity: the rank's bound. */
   extent: 'u32',
   numRecvTokens: 'u32',
-  rankPrefixMatrix: { of: 'u32', count: EP_MAX_RANKS * EP_MAX_RANKS },
+  rankPrefixMatrix: { of: 'u32', count: EP_MAX_GROUP_RANKS * EP_MAX_GROUP_RANKS },
 });
 
 const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
@@ -67,8 +72,8 @@ export const epScratch = defineLayout('EpScratch', {
   planned: 'u32',
   /** Complement of the flat index of the first bad choice; 0 for none. */
   lastBadCell: 'u32',
-  /** Per block and rank: its tokens, then its first row. */
-  blockRows: { of: 'u32', count: EP_MAX_BLOCKS * EP_MAX_RANKS },
+  /** Per block and destination, a rank or a way: its tokens, then its first row. */
+  blockRows: { of: 'u32', count: EP_MAX_BLOCKS * EP_MAX_GROUP_RANKS },
   experts: { of: 'u32', count: EP_MAX_EXPERTS },
 });
 
@@ -90,9 +95,10 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   scales: 'ptr',
   topk: 'ptr',
   weights: 'ptr',
-  /** Marks [T, ranks] and counts per expert that stand in for `topk`. */
+  /** Marks [T, groupRanks] and counts per expert that stand in for `topk`. */
   membership: 'ptr',
   givenExperts: 'ptr',
+  /** i32 [T, groupRanks + ways]: the row in this rank's numbering, or the place among what goes to that host. */
   rowTable: 'ptr',
   plan: 'ptr',
   /** Where the received token indices are kept beyond the next dispatch; null for a replay. */
@@ -109,8 +115,19 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   topkOffset: 'u64',
   weightsOffset: 'u64',
   sourceOffset: 'u64',
+  /** EpNetwork; null in a group on one host. */
+  network: 'ptr',
+  /** i32 [served, maxTokens, ranks]: rows that tokens of other hosts have at this host's ranks. Of the handle. */
+  forwardPlaces: 'ptr',
+  /** Ranks of this host, and this one's index there. */
   ranks: 'u32',
   rank: 'u32',
+  /** The same in the group, over all hosts. */
+  groupRanks: 'u32',
+  groupRank: 'u32',
+  hosts: 'u32',
+  /** Number of the buffer's call over the network, from 1 on. */
+  networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
   scaleBytes: 'u32',
@@ -146,8 +163,12 @@ export const epCombineArguments = defineLayout('EpCombineArguments', {
   timeoutNs: 'u64',
   rowsOffset: 'u64',
   weightsOffset: 'u64',
+  /** As in EpDispatchArguments. */
+  network: 'ptr',
+  forwardPlaces: 'ptr',
   ranks: 'u32',
   rank: 'u32',
+  networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
   /** Shared memory of a warp: for the parts of all rows of a token, and for their sum. */

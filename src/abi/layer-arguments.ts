@@ -1,5 +1,5 @@
 // What the CUDA kernels of EPAll2AllLayer take and exchange: arguments, the plan of a dispatch, words of its record.
-import { EP_MAX_RANKS } from './ep-arguments.ts';
+import { EP_MAX_GROUP_RANKS, EP_MAX_RANKS } from './ep-arguments.ts';
 import { defineLayout } from './layout.ts';
 
 /** A source's tokens are sent in so many sections; when one has gone, its receivers may copy its rows. */
@@ -12,7 +12,8 @@ export const LAYER_SECTION_BYTES = EP_MAX_RANKS * LAYER_SECTIONS * 8;
 
 /**
  * Header words of a layer's exchange record: what must agree, then what may differ. Behind the header stand as many
- * words as there are bins: per rank the tokens that go there more than once, then per expert its choices.
+ * words as there are bins: per rank of the group the tokens that go there more than once, then per expert its choices, then
+ * per way the tokens that go to that host.
  */
 export const layerRecordWords = {
   weightBytes: 0,
@@ -33,7 +34,7 @@ export const layerPlan = defineLayout('LayerPlan', {
   /** Tokens that arrive here once but have several rows here. */
   repeated: 'u32',
   /** Number, among them, of each source's first. */
-  repeatedFirst: { of: 'u32', count: EP_MAX_RANKS },
+  repeatedFirst: { of: 'u32', count: EP_MAX_GROUP_RANKS },
 });
 
 /** Mapped host memory; a sequence number is stored last and says for which dispatch the rest is. Counts per local expert follow. */
@@ -47,7 +48,13 @@ export const layerHostPlan = defineLayout('LayerHostPlan', {
   /** The rank that differs, passed the bad value, or has an empty row. */
   culprit: 'u32',
   repeated: 'u32',
-  recvRows: { of: 'u32', count: EP_MAX_RANKS },
+  recvRows: { of: 'u32', count: EP_MAX_GROUP_RANKS },
+});
+
+/** Device memory, one per dispatch over several hosts, which its combines use too; see EpPlan. */
+export const layerRoute = defineLayout('LayerRoute', {
+  sentTokens: { of: 'u32', count: EP_MAX_GROUP_RANKS },
+  servedTokens: { of: 'u32', count: EP_MAX_GROUP_RANKS },
 });
 
 /** See LayerPrepareArguments. */
@@ -62,7 +69,9 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
   rowTable: 'ptr',
   /** i32 [tokens, topk] */
   rankTable: 'ptr',
-  /** i32 [maxTokens, ranks]: number of the token among its tile's that repeat at the rank, or -1. */
+  /** i32 [maxTokens, ways]: number of the token among its tile's that go to that host, or -1; dispatch makes places of them. */
+  wayTable: 'ptr',
+  /** i32 [maxTokens, groupRanks]: number of the token among its tile's that repeat at the rank, or -1. */
   repeatTable: 'ptr',
   /** u32 [tiles + 1, bins]: a tile's counts, then the counts of all tiles before it. */
   tileCounts: 'ptr',
@@ -82,9 +91,20 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
   trap: 'ptr',
   timeoutNs: 'u64',
   exchangeOffset: 'u64',
+  /** EpNetwork; null in a group on one host. */
+  network: 'ptr',
+  /** LayerRoute of this dispatch. */
+  route: 'ptr',
   recordWords: 'u32',
+  /** Ranks of this host, and this one's index there. */
   ranks: 'u32',
   rank: 'u32',
+  /** The same in the group, over all hosts; other hosts than this one. */
+  groupRanks: 'u32',
+  groupRank: 'u32',
+  ways: 'u32',
+  /** Number of the layer's call over the network, from 1 on. */
+  networkCall: 'u32',
   tokens: 'u32',
   maxTokens: 'u32',
   topkColumns: 'u32',
@@ -139,6 +159,7 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
   rowTable: 'ptr',
   rankTable: 'ptr',
   repeatTable: 'ptr',
+  wayTable: 'ptr',
   tileCounts: 'ptr',
   firstRows: 'ptr',
   plan: 'ptr',
@@ -151,8 +172,19 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
   duplicatesOffset: 'u64',
   repeatedOffset: 'u64',
   sectionOffset: 'u64',
+  network: 'ptr',
+  route: 'ptr',
+  /**
+   * i32 [served, maxTokens, topk] each: rows that tokens of other hosts have at this host's ranks, and the index of each
+   * choice's rank; -1 for none. Of the descriptor.
+   */
+  forwardRows: 'ptr',
+  forwardRanks: 'ptr',
   ranks: 'u32',
   rank: 'u32',
+  groupRanks: 'u32',
+  groupRank: 'u32',
+  ways: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
   topkColumns: 'u32',
@@ -197,8 +229,14 @@ export const layerCombineArguments = defineLayout('LayerCombineArguments', {
   trap: 'ptr',
   timeoutNs: 'u64',
   rowsOffset: 'u64',
+  network: 'ptr',
+  route: 'ptr',
+  wayTable: 'ptr',
+  forwardRows: 'ptr',
+  forwardRanks: 'ptr',
   ranks: 'u32',
   rank: 'u32',
+  networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
   stageBytes: 'u32',
@@ -216,6 +254,9 @@ export const layerBarrierArguments = defineLayout('LayerBarrierArguments', {
   peers,
   trap: 'ptr',
   timeoutNs: 'u64',
+  /** EpNetwork; null in a group on one host. Number of the layer's call over the network; 0 for a barrier of this host alone. */
+  network: 'ptr',
+  networkCall: 'u32',
   ranks: 'u32',
   rank: 'u32',
   epoch: 'u32',

@@ -9,19 +9,24 @@ export const networkCells = {
   calls: 0,
   /** What a dispatch sends besides rows. */
   metadata: 1,
-  /** What a combine sends besides rows. */
-  weights: 2,
   /** Chunks of dispatched rows. */
-  rows: 3,
+  rows: 2,
   /** Chunks of summed rows, in combine. */
-  sums: 3 + MAX_NETWORK_CHANNELS,
+  sums: 2 + MAX_NETWORK_CHANNELS,
   /** The peer has given up. */
-  abort: 3 + 2 * MAX_NETWORK_CHANNELS,
+  abort: 2 + 2 * MAX_NETWORK_CHANNELS,
+  /** The peer has closed its side; what it sent before is here. */
+  closed: 3 + 2 * MAX_NETWORK_CHANNELS,
+  /** Chunks of summed rows whose places the peer may fill again. */
+  credits: 4 + 2 * MAX_NETWORK_CHANNELS,
 } as const;
 
 const CELL_BYTES = 8;
 /** A pair of cache lines, so that peers do not share one. */
 export const NETWORK_LINE_BYTES = 128;
+
+/** Why a peer has given up: a 32-bit length, then as much text. */
+export const NETWORK_ABORT_BYTES = 1024;
 
 /** Bytes of the lines of all ranks of a group. */
 export function networkCellsBytes(ranks: number): number {

@@ -22,10 +22,10 @@ export const MAX_STAGING_CHANNELS = 16;
 const COUNTER_STRIDE = 8;
 
 /**
- * At the begin of a ring. Piece n goes by channel n modulo their number, and channels overtake each other, so that each has
- * a counter. At the receiver of pieces they are how many have arrived: the sender adds to them by signals, behind the bytes.
- * At the sender they are how many came back, and `status` says by slot why a piece was refused; the receiver writes it
- * before its signal. `status` of the receiver is where it sends that from.
+ * At the begin of a ring. Slot n belongs to channel n modulo their number; pieces of a channel take its slots in turn.
+ * Channels overtake each other, so that each has a counter. At the receiver of pieces they are how many have arrived: the
+ * sender adds to them by signals, behind the bytes. At the sender they are how many came back, and `status` says by slot why
+ * a piece was refused; the receiver writes it before its signal. `status` of the receiver is where it sends that from.
  */
 export const stagingRingHead = defineLayout(
   'StagingRingHead',
@@ -49,7 +49,8 @@ export const pieceStatuses = { good: 0, unauthorized: 1, failed: 2 } as const;
 
 /**
  * Begins a slot. All fragments lie in one region of the receiver; the bytes begin `dataOffset` behind the begin of the slot.
- * A signal adds `add` to the cell at `offset`, which then holds `sum` if `hasSum` is 1: it may be written instead.
+ * A signal adds `add` to the cell at `offset`, which then holds `sum` if `hasSum` is 1: it may be written instead. Behind
+ * its head stand words, by channel: how many pieces of that channel come before it. They wrap.
  */
 export const pieceHead = defineLayout(
   'StagedPieceHead',

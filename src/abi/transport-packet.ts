@@ -2,7 +2,7 @@
 import { defineLayout, wordOffsets } from './layout.ts';
 
 /** Goes up with every change of this file; packets of another version are dropped. */
-export const TRANSPORT_VERSION = 5;
+export const TRANSPORT_VERSION = 6;
 
 export const packetKinds = {
   /** A segment of a message, a write or the answer to a read: dataHeader, then `length` bytes of payload. */
@@ -41,7 +41,16 @@ export const packetFlags = {
    * behind them belong, in turn. `offset` and `messageBytes` count nothing.
    */
   scatter: 256,
+  /**
+   * Data: a whole message that was sent before the receiver offered memory for it. `target` is its flow (low 16 bits) and
+   * the slot (above) that the receiver keeps it in until it has a receive; `targetKey` is the sender's request, `base` the
+   * number of the receive that it is meant for.
+   */
+  eager: 512,
 } as const;
+
+/** Of the flags of an ack, from this one on: a bit for each slot whose message has arrived and is not delivered. */
+export const PARKED_SHIFT = 14;
 
 /** The first fields of every packet. */
 const prefix = {
@@ -187,7 +196,10 @@ export const controlHeader = defineLayout(
 );
 
 export const controlKinds = {
-  /** Clear to send: request `a` of the receiver takes up to `bytes`, of which `more` may be sent now. */
+  /**
+   * Clear to send: request `a` of the receiver, the `b`-th receive of its flow, takes up to `bytes`, of which `more` may be
+   * sent now.
+   */
   clearToSend: 1,
   /** Up to `more` bytes of the message to request `a` may be sent. */
   grant: 2,
@@ -201,8 +213,15 @@ export const controlKinds = {
   fail: 6,
   /** The receive that was announced as request `a` was withdrawn. */
   withdraw: 7,
-  /** So many receives as `bytes` says were withdrawn before they were announced; on connections that keep their places. */
+  /**
+   * So many receives as `bytes` says, from the `b`-th of their flow on, were withdrawn before they were announced; on
+   * connections that keep their places.
+   */
   vacant: 8,
+  /** Slot `b` of the message that is request `a` of this record's receiver is free again; with `c` 1, it was delivered. */
+  delivered: 9,
+  /** The message for the `b`-th receive of the flow, request `a` of the sender, in slot `c`, is withdrawn. */
+  retract: 10,
 } as const;
 
 /** Reasons in `reject` and `fail` records and in acks that end a connection. */
@@ -242,4 +261,10 @@ export const MAX_PATHS = 256;
 export const MAX_FLOWS = 65_536;
 /** Receives of a connection that one side may have announced and the other has no message for. */
 export const MAX_OPEN_RECEIVES = 4096;
+/**
+ * Messages of a connection and direction that may be sent before their receives are announced, at most 2. Nobody admits
+ * them, so they are few: many senders with one receiver would fill the queue before it.
+ */
+export const EAGER_SLOTS = 2;
+export const MAX_EAGER_BYTES = 8192;
 export const MAX_MESSAGE_BYTES = 2 ** 40 - 1;

@@ -8,7 +8,8 @@ export const trapStates = { empty: 0, writing: 1, readable: 2 } as const;
  * Why a kernel left: a deadline passed, a peer arrived in another call (expected and seen are the calls), the host gave up,
  * the host could not carry out a command, or a range ends outside of its memory (expected are the bytes there, seen is
  * the end; one of them is 0 for what is inside and not aligned), lanes of a warp did not come to a call that needs them
- * (expected and seen are masks of lanes), or a post had flags that are not known (expected are those that are).
+ * (expected and seen are masks of lanes), a post had flags that are not known (expected are those that are), or a peer
+ * on another host gave up (seen is what its cell holds).
  */
 export const trapReasons = {
   timeout: 0,
@@ -18,6 +19,7 @@ export const trapReasons = {
   outOfRange: 4,
   missingLanes: 5,
   unknownFlags: 6,
+  peerGaveUp: 7,
 } as const;
 
 /** As `peer`: any peer that may add to the counter that was waited for. */

@@ -38,6 +38,16 @@ export const BLOCK_HEADER_WORDS = descriptorBlockHeader.size / 4;
 export const fragmentWord = wordOffsets(fragmentDescriptor);
 export const FRAGMENT_WORDS = fragmentDescriptor.size / 4;
 
+/**
+ * In the slots of a persistent launcher's ring, in place of the sum: descriptors that a warp takes at a time, and the warp that
+ * takes the first ones. Thread blocks come to a slot at different times, with different slots behind it: so that their shares
+ * are the whole slot, these may depend on nothing else.
+ */
+export const slotShareWord = {
+  groupDescriptors: blockHeaderWord.totalBytes,
+  firstWarp: blockHeaderWord.totalBytes + 1,
+} as const;
+
 /** What a slot of a launcher's ring holds: long fragments are cut there, so that all warps have work. */
 export const RING_DESCRIPTORS = 2 * MAX_BLOCK_DESCRIPTORS;
 export const RING_SLOT_BYTES = descriptorBlockHeader.size + RING_DESCRIPTORS * fragmentDescriptor.size;

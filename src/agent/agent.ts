@@ -37,6 +37,7 @@ import {
 } from './notifications.ts';
 import { memoryOf, PeerLinks } from './peer-links.ts';
 import { areOpen, type Registrable, type Registration } from './registration.ts';
+import { pump } from './pump.ts';
 import { logRails } from './rail-log.ts';
 import { type RegisterOptions, Registrations } from './registrations.ts';
 import { RemoteAgents } from './remote-agents.ts';
@@ -45,9 +46,6 @@ import { Transfer } from './transfer.ts';
 import { checkOperation } from './transfer-plan.ts';
 import { type Awaited, Waiter } from './waiting.ts';
 
-/** The pump polls at least this often, for events that no backend rings for; where backends must be polled, at most this often. */
-const PUMP_MS = 1000;
-const LAZY_PUMP_MS = 20;
 const nextOptionNames: OptionNames<NotificationFilter & WaitOptions> = { ...waitOptionNames, from: true };
 
 /**
@@ -137,7 +135,12 @@ export class Agent implements AsyncDisposable {
       gainsFromPolling: () => set.gainsFromPolling,
       prepareSleep: () => set.prepareSleep(),
     });
-    void this.#pump();
+    void pump({
+      wake,
+      isClosing: () => this.#closing !== undefined,
+      poll: () => this.poll(),
+      prepareSleep: () => set.prepareSleep(),
+    });
   }
 
   /** Those that work here, in the order of preference. */
@@ -207,6 +210,11 @@ export class Agent implements AsyncDisposable {
   /** Forgets a peer: its links close, its transfers fail with WL_STALE. False if it was not known. */
   async invalidate(peer: string): Promise<boolean> {
     return this.#remotes.forget(peer);
+  }
+
+  /** @internal Memory of a known peer that this side needs no more, until metadata name it again. */
+  forgetMemory(peer: string, numbers: readonly number[]): void {
+    this.#remotes.get(peer, this.name).forget(numbers);
   }
 
   /** Memory of a peer, in the order in which it registered it. Fails with WL_INVALID_ARGUMENT if the peer is not known. */
@@ -368,24 +376,6 @@ export class Agent implements AsyncDisposable {
       await this.#set.close();
     } finally {
       await this.#registrations.close();
-    }
-  }
-
-  /** Between waits, notifications must still be taken in: senders wait for it. */
-  async #pump(): Promise<void> {
-    while (this.#closing === undefined) {
-      const { seen } = this.#wake;
-      let hasNews: boolean;
-      try {
-        hasNews = this.poll();
-      } catch {
-        // The next poll or wait throws the error.
-        return;
-      }
-      const pause = hasNews ? 0 : this.#set.prepareSleep();
-      if (hasNews) await new Promise((resolve) => setImmediate(resolve));
-      else if (pause >= LAZY_PUMP_MS) await this.#wake.sleep(seen, Math.min(pause, PUMP_MS));
-      else await new Promise((resolve) => setTimeout(resolve, LAZY_PUMP_MS).unref());
     }
   }
 

@@ -3,7 +3,7 @@ import type { PartTable } from '../abi/part-table.ts';
 import type { Deadline } from '../core/deadline.ts';
 import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
-import type { RailPair } from '../transport/index.ts';
+import type { RailState } from '../transport/index.ts';
 import type { AgentMemory, MemoryKind } from './agent-memory.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
 
@@ -174,7 +174,7 @@ export interface BackendLink {
    */
   notify(message: Uint8Array): void;
   /** Addresses of this host's network cards with those of the peer's between which it goes; left out where it uses none. */
-  readonly rails?: readonly RailPair[];
+  readonly rails?: readonly RailState[];
   /** How many ways of the link carry bytes side by side. One where it is left out. */
   readonly lanes?: number;
   /** Ordered puts and signals whose places are known only when they are posted. */
@@ -253,7 +253,10 @@ export interface BackendChannel {
    * backends without memory of GPUs.
    */
   prepare?(local: BackendRegion, remote: BackendRemoteRegion): Promise<void>;
-  /** Never waits; reads `place` during the call only. False, with nothing posted, if there is no room now. */
+  /**
+   * Never waits; reads `place` during the call only. False, with nothing posted, if there is no room now. No bytes are
+   * delivered with what was posted before: true, with nothing posted, wherever they are said to be.
+   */
   put(place: PutPlace): boolean;
   /**
    * Adds to the 64-bit cell at `offset` (a multiple of 8), after the data of all earlier operations of the channel. `sum`

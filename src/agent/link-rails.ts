@@ -2,13 +2,10 @@
 import type { FileProbe } from '../native/file-probe.ts';
 import { type HostInterface, hostInterfaces } from '../rails/host-interfaces.ts';
 import { planRails } from '../rails/nearest-rail.ts';
-import type { RailPair } from '../transport/index.ts';
+import type { RailState } from '../transport/index.ts';
 
-/** A network card of this host, and the one of the peer that packets from it go to. */
-export interface LinkRail {
-  /** Addresses. */
-  readonly local: string;
-  readonly remote: string;
+/** A network card of this host, and the one of the peer that packets from it go to, with how it stands. */
+export interface LinkRail extends RailState {
   /** Name of this host's network interface; left out if no interface has the address any more. */
   readonly name?: string;
   /** PCI addresses of the GPUs that are nearer to it than to the other rails of the link. */
@@ -17,16 +14,16 @@ export interface LinkRail {
 
 /** `files` and `interfaces`: those of this host if missing. */
 export function describeRails(
-  pairs: readonly RailPair[],
+  pairs: readonly RailState[],
   files?: FileProbe,
   interfaces: readonly HostInterface[] = hostInterfaces(),
 ): readonly LinkRail[] {
   const known = pairs.filter(({ local }) => interfaces.some(({ addresses }) => addresses.includes(local)));
   const list = known.map(({ local }) => local).join();
   const plan = list === '' ? { rails: [], gpus: [] } : planRails(list, files, interfaces);
-  return pairs.map(({ local, remote }) => {
-    const rail = plan.rails.find(({ address }) => address === local);
+  return pairs.map((pair) => {
+    const rail = plan.rails.find(({ address }) => address === pair.local);
     const gpus = plan.gpus.filter((gpu) => rail !== undefined && gpu.rail === rail.name).map(({ gpu }) => gpu);
-    return { local, remote, ...(rail === undefined ? {} : { name: rail.name }), gpus };
+    return { ...pair, ...(rail === undefined ? {} : { name: rail.name }), gpus };
   });
 }

@@ -51,7 +51,7 @@ export class PartPuts {
       ) {
         place.bytes += bytes[next++]!;
       }
-      if (place.bytes > 0 && !this.#channel.put(place)) return index - first;
+      if (!this.#channel.put(place)) return index - first;
       index = next;
     }
     return count;

@@ -70,6 +70,11 @@ export class RemoteAgent {
     this.#refusals.clear();
   }
 
+  /** This side needs the memory no more. */
+  forget(numbers: readonly number[]): void {
+    for (const number of numbers) this.#forget(number);
+  }
+
   /** Until its metadata are loaded again or a link by that backend succeeds, another backend is chosen. */
   noteRefusal(backend: BackendName, why: string): void {
     this.#refusals.set(backend, why);

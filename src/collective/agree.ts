@@ -1,7 +1,6 @@
 // All ranks must create a collective object with the same, valid configuration; otherwise all fail with the same error.
 import type { CallWait } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
-import { rankList } from '../world/rank-list.ts';
 import { shareOutcome } from '../world/outcomes.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 
@@ -51,21 +50,4 @@ function compareConfigs(what: string, all: readonly Config[], ranks: readonly nu
       { details: { field, rank: ranks[other], rank0: values[0], other: values[1] } },
     );
   }
-}
-
-/** Hosts that an error lists. */
-const MAX_SHOWN_HOSTS = 4;
-
-/** Collective objects live on one host until a transport between hosts carries them. */
-export function requireOneHost({ topology, ranks, size }: RankGroup, what: string): void {
-  const hosts = topology.hosts.map((members) => members.map((rank) => ranks[rank]!));
-  if (hosts.length === 1) return;
-  const shown = hosts.slice(0, MAX_SHOWN_HOSTS).map((members) => rankList(members));
-  const more = hosts.length > MAX_SHOWN_HOSTS ? '; …' : '';
-  throw new WeftlineError(
-    'WL_UNSUPPORTED',
-    `${what} needs all ranks on one host, but these ${size} are on ${hosts.length} (${shown.join('; ')}${more}): make a group per host, as in "await world.split({ color: world.topology.hostIndex })", and pass that`,
-    // Every rank finds the same; the first one reports it.
-    { details: { size, hosts }, rank: ranks[0]! },
-  );
 }

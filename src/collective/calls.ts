@@ -1,4 +1,5 @@
 // The word each rank shows at a barrier, so that ranks in different calls fail with a reason instead of mixing data.
+import { networkPhases } from '../abi/ep-network.ts';
 
 /** What must agree besides the kind, and how an error tells it. */
 const kinds = {
@@ -19,6 +20,13 @@ const kindNames = Object.keys(kinds) as readonly CallKind[];
 /** The barrier before the data moves, the one in the middle where there is one, the one after it. */
 const phases = ['opening', 'middle', 'closing'] as const;
 
+/** What a kernel waits for from another host, by networkPhases. */
+const networkWaits: Readonly<Record<number, string>> = {
+  [networkPhases.record]: 'record from another host',
+  [networkPhases.rows]: 'rows from another host',
+  [networkPhases.sums]: 'sums from another host',
+};
+
 export interface Call {
   readonly kind: CallKind;
   /** 0 to 255, see `kinds`: columns of weights, bytes of a row's element. */
@@ -35,8 +43,9 @@ export function callWord({ kind, detail = 0, handle = 0 }: Call, phase: (typeof 
 
 export function describeCall(word: number): string {
   const kind = kindNames[word & 0xf] ?? 'none';
-  const phase = phases[(word >>> 4) & 0xf] ?? 'unknown';
-  return `${kinds[kind]((word >>> 8) & 0xff, word >>> 16)} (${phase} barrier)`;
+  const phase = (word >>> 4) & 0xf;
+  const awaited = networkWaits[phase] ?? `${phases[phase] ?? 'unknown'} barrier`;
+  return `${kinds[kind]((word >>> 8) & 0xff, word >>> 16)} (${awaited})`;
 }
 
 function rowKind(bytes: number): string {

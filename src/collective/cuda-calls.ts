@@ -14,6 +14,8 @@ const HOST_GRACE_MS = 2_000;
 export interface CudaCallsOptions {
   /** Looks for a failure that nobody waited for; the object is unusable from then on. */
   readonly findFailure?: () => WeftlineError | undefined;
+  /** Called when the object has become unusable: peers that do not share this host's fate can be told. */
+  readonly onGiveUp?: () => void;
 }
 
 /** What calls need of their ranks. */
@@ -25,12 +27,14 @@ export class CudaCalls implements Disposable {
   readonly #group: CallingGroup;
   readonly #options: CudaCallsOptions;
   readonly #stopJudging: () => void;
+  readonly #context: CudaDevice['context'];
   #epoch = 0;
   #broken: WeftlineError | undefined;
 
   constructor(group: CallingGroup, device: CudaDevice, options: CudaCallsOptions = {}) {
     this.#group = group;
     this.#options = options;
+    this.#context = device.context;
     this.traps = new TrapBox(device.context);
     // The next wait for the device throws if a kernel left early, so that nobody takes what it left for results.
     this.#stopJudging = device.context.judgeWaits(() => {
@@ -91,6 +95,7 @@ export class CudaCalls implements Disposable {
   giveUp(error: unknown): unknown {
     this.#broken ??= asReason(error);
     this.traps.abort(this.#broken);
+    this.#options.onGiveUp?.();
     return error;
   }
 
@@ -99,6 +104,8 @@ export class CudaCalls implements Disposable {
 
   /** A call that failed comes first: timeouts of ranks that then waited for the failed one are its consequence. */
   #throwIfFailed(): void {
+    // What kernels tell was in its memory.
+    if (this.#context.disposed) throw new WeftlineError('WL_CLOSED', 'The device of this object was closed');
     const failure = this.#options.findFailure?.();
     if (failure !== undefined) throw this.giveUp(failure);
     try {
@@ -115,7 +122,12 @@ export function numberAfter(number: number): number {
 }
 
 /** Fails with WL_UNSUPPORTED when the kernels cannot serve so many. */
-export function requireCudaLimits(what: string, ranks: number, numExperts: number): void {
+export function requireCudaLimits(
+  what: string,
+  { topology: { hosts } }: Pick<RankGroup, 'topology'>,
+  numExperts: number,
+): void {
+  const ranks = Math.max(...hosts.map(({ length }) => length));
   if (ranks <= EP_MAX_RANKS && numExperts <= EP_MAX_EXPERTS) return;
   throw new WeftlineError(
     'WL_UNSUPPORTED',

@@ -16,6 +16,10 @@
  * - layer.…: the same of the layer; places: the check of rows that the caller chose; duplicates: rows of one token at one
  *   rank, copied by a dispatch or summed by a combine
  * - agent.post: handing a transfer to its backend; agent.transfer: from there until its end was noticed
+ * - staging.transfer: a transfer of memory of a GPU between hosts, on the staging thread; subject is its number. Of each of
+ *   its pieces, subject is the slot: staging.copy-out: from the begin of its copy to pinned memory until it was posted;
+ *   staging.carry: from there until it has come back; staging.land: the copy of what came back of a read. On the
+ *   receiver's staging thread: staging.copy-in: from the sight of a piece to the end of its copy and answer
  * - transport.burst: making and sending packets of one connection
  * - device-api.serve: one round over a command queue
  */
@@ -42,6 +46,11 @@ export type TracePoint =
   | 'layer.launch'
   | 'agent.post'
   | 'agent.transfer'
+  | 'staging.transfer'
+  | 'staging.copy-out'
+  | 'staging.carry'
+  | 'staging.land'
+  | 'staging.copy-in'
   | 'transport.burst'
   | 'device-api.serve';
 

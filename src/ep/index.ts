@@ -1,6 +1,6 @@
 // weftline/ep: expert-parallel dispatch and combine.
 export { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from './buffer/buffer-size.ts';
-export type { NetworkRegion, NetworkSize, SlotArray } from './across-hosts/network-size.ts';
+export type { NetworkRegion, NetworkSize, SlotArray, SumRing } from './across-hosts/network-size.ts';
 export type { CombinePrecision } from './combine-precision.ts';
 export type { CombineArguments } from './buffer/combine-arguments.ts';
 export type { DispatchArguments, RowsLike } from './buffer/dispatch-arguments.ts';
@@ -9,14 +9,22 @@ export { dequantizeRows, type QuantizeOptions, quantizeRows } from '../device/cp
 export { DispatchHandle } from './buffer/dispatch-handle.ts';
 export type { DispatchLayout } from './buffer/dispatch-layout.ts';
 export { EpBuffer } from './buffer/ep-buffer.ts';
+export type { EpBufferOptions } from './buffer/ep-buffer-options.ts';
 export type { CombineResult, DispatchResult } from './buffer/ep-results.ts';
 export type { OverlapOptions } from '../collective/overlap.ts';
 export { type ContextOptions, DispatchCombineContext, type OutputBuffers } from './layer/dispatch-combine-context.ts';
-export { EPAll2AllLayer, type LayerOptions } from './layer/ep-all2all-layer.ts';
+export { EPAll2AllLayer } from './layer/ep-all2all-layer.ts';
+export type { LayerOptions } from './layer/layer-options.ts';
 export type { LayerCombineResult, LayerDispatchResult } from './layer/layer-engine.ts';
 export { EPConfig, type EPConfigOptions, type TokenDType } from './layer/ep-config.ts';
 export type { LayerCombineArguments, LayerDispatchArguments } from './layer/layer-arguments.ts';
 export { EPAllToAllLayoutDesc, type OffsetTensor } from './layer/layout-desc.ts';
+export type { DispatchSplits } from './layer/dispatch-splits.ts';
+export {
+  referenceNodeLayout,
+  type ReferenceNodeLayout,
+  type ReferenceNodeOptions,
+} from './layer/reference-node-layout.ts';
 export { StagedDispatch } from './layer/staged-dispatch.ts';
 export { type OutputRegion, type OutputSize, outputSize } from './layer/output-size.ts';
 export {

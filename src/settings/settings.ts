@@ -226,7 +226,7 @@ export const settingsTable = {
     unit: 'bytes',
     min: 65_536,
     max: 16_777_216,
-    default: 524_288,
+    default: 1_048_576,
     sentence:
       'Maximum size of the pieces in which memory of GPUs travels between hosts, through pinned memory of the host.',
   },
@@ -239,7 +239,7 @@ export const settingsTable = {
     max: 64,
     default: 0,
     sentence:
-      'How many such pieces may be under way per peer and direction; each takes its size in pinned memory on both sides. 0: 8 for each engine of the transport.',
+      'How many such pieces may be under way per peer and direction; each takes its size in pinned memory on both sides. 0: 4 for each engine of the transport, 8 at least.',
   },
   ...transportSettingsTable,
 } as const satisfies Record<string, Setting>;

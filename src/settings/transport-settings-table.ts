@@ -189,6 +189,17 @@ export const protocolSettingsTable = {
     default: 262_144,
     sentence: 'Bytes of one grant to a sender; senders take turns, one grant each.',
   },
+  transportEagerBytes: {
+    kind: 'number',
+    env: 'WEFTLINE_TRANSPORT_EAGER',
+    flag: '--eager-bytes <bytes>',
+    unit: 'bytes',
+    min: 0,
+    max: 8192,
+    default: 1024,
+    sentence:
+      'Messages of at most so many bytes, if they fit a packet, are sent before the receiver has offered memory for them; the smaller value of the two sides is used. 0: none. Each connection takes two of them at a time.',
+  },
   transportMinRtoUs: {
     kind: 'number',
     env: 'WEFTLINE_TRANSPORT_MIN_RTO_US',

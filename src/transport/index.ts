@@ -8,6 +8,7 @@ export type {
   SignalPart,
   WriteOptions,
 } from './host/request-parts.ts';
+export type { RailState } from './host/rail-states.ts';
 export type { RailPair } from './io/packet-io-kind.ts';
 export type { HostStatistics, LaneStatistics } from './host/host-calls.ts';
 export type { MemoryRegion, RegisteredMemory } from './host/memory-region.ts';

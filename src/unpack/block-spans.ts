@@ -1,4 +1,4 @@
-// What the blocks of one launch read and write. They move in any order, so none may read what another one writes.
+// What blocks read and write. Those that move in any order may not read what another one writes.
 
 /** A block and one whose memory it reads. */
 export interface Dependence {
@@ -30,6 +30,11 @@ export class BlockSpans {
     this.set(block, 'write', Infinity, 0);
   }
 
+  /** True if one of two blocks reads memory that the other one writes. */
+  depend(one: number, other: number): boolean {
+    return this.#readsFrom(one, other) || this.#readsFrom(other, one);
+  }
+
   /** Blocks are compared one by one only if all that is read and all that is written lie across each other. */
   findDependence(blocks: number): Dependence | undefined {
     let readFrom = Infinity;
@@ -45,12 +50,14 @@ export class BlockSpans {
     }
     if (readFrom >= writeTo || writeFrom >= readTo) return undefined;
     for (let reader = 0; reader < blocks; reader++) {
-      const from = this.#readFrom[reader]!;
-      const to = this.#readTo[reader]!;
       for (let writer = 0; writer < blocks; writer++) {
-        if (from < this.#writeTo[writer]! && this.#writeFrom[writer]! < to) return { reader, writer };
+        if (this.#readsFrom(reader, writer)) return { reader, writer };
       }
     }
     return undefined;
+  }
+
+  #readsFrom(reader: number, writer: number): boolean {
+    return this.#readFrom[reader]! < this.#writeTo[writer]! && this.#writeFrom[writer]! < this.#readTo[reader]!;
   }
 }

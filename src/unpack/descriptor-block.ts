@@ -10,6 +10,7 @@ import {
 } from '../abi/unpack-block.ts';
 import { putWide, wideAt } from '../abi/wide-words.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { type Storage, Tensor } from '../device/tensor.ts';
 
 /** A run of one device's memory: a tensor, or an address and a number of bytes. */
 export interface MemorySpan {
@@ -37,6 +38,10 @@ export class DescriptorBlock {
   readonly capacity: number;
   /** @internal The same memory. */
   readonly words: Uint32Array;
+  /** @internal What begin() was given as a tensor: launchers see whether it is still theirs to use. */
+  bounceStorage: Storage | undefined;
+  /** @internal */
+  destinationStorage: Storage | undefined;
 
   /**
    * Over memory that another producer fills. The launcher checks the descriptors against the memory that the header names;
@@ -72,17 +77,21 @@ export class DescriptorBlock {
   }
 
   /**
-   * Empties the block and says between which memory it moves. A pack writes the bounce buffer, an unpack reads it. Fails with
-   * WL_INVALID_ARGUMENT for what is no address or number of bytes.
+   * Empties the block and says between which memory it moves. A pack writes the bounce buffer, an unpack reads it. Tensors
+   * stay alive as long as the block; launchers refuse those of another device, and those that were disposed. Fails with
+   * WL_INVALID_ARGUMENT for what is no memory of a device.
    */
   begin(bounce: MemorySpan, destination: MemorySpan, ready?: ReadyFlag): this {
     const { words } = this;
     if (words.length === 0) throw invalidArgument('bytes', 'a detached buffer', 'memory that the block still has');
+    requireSpan('bounce', bounce);
     requireWide('bounce.address', bounce.address);
     requireWide('bounce.bytes', bounce.bytes);
+    requireSpan('destination', destination);
     requireWide('destination.address', destination.address);
     requireWide('destination.bytes', destination.bytes);
     if (ready !== undefined) {
+      if (ready === null) throw invalidArgument('ready', ready, 'an address and a threshold');
       // An address of 0 would mean that there is no flag.
       if (ready.address === 0) throw invalidArgument('ready.address', 0, 'the address of a counter');
       requireWide('ready.address', ready.address);
@@ -97,6 +106,8 @@ export class DescriptorBlock {
     putWide(words, blockHeaderWord.destinationBytes, destination.bytes);
     putWide(words, blockHeaderWord.readyFlag, ready?.address ?? 0);
     putWide(words, blockHeaderWord.readyThreshold, ready?.threshold ?? 0);
+    this.bounceStorage = bounce instanceof Tensor ? bounce.storage : undefined;
+    this.destinationStorage = destination instanceof Tensor ? destination.storage : undefined;
     return this;
   }
 
@@ -134,6 +145,11 @@ export class DescriptorBlock {
 
 const expected32 = 'a whole number from 0 to 2^32 - 1';
 const expected53 = 'a whole number from 0 to 2^53 - 1';
+
+function requireSpan(name: string, span: MemorySpan): void {
+  if (typeof span === 'object' && span !== null && !ArrayBuffer.isView(span)) return;
+  throw invalidArgument(name, span, 'a tensor of the device, or the address and the bytes of its memory');
+}
 
 /** Other numbers would be cut to words that mean something else. */
 function requireWide(name: string, value: number): void {

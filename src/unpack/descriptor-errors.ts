@@ -19,16 +19,18 @@ export interface Outside {
   readonly side: Side;
   readonly offset: number;
   readonly length: number;
-  /** What that side has. */
+  /** What that side has, or what offsets reach of it. */
   readonly bytes: number;
 }
 
 export function outsideError(outside: Outside): WeftlineError {
   const { block, descriptor, side, offset, length, bytes } = outside;
   const memory = side === 'source' ? 'bounce buffer' : 'destination';
+  const isAllThatOffsetsReach = side === 'source' && bytes === 2 ** 32;
+  const hint = isAllThatOffsetsReach ? ' that offsets of 32 bits reach' : bytes === 0 ? ' that begin() was given' : '';
   return wrongDescriptor(
     { block, descriptor },
-    `its ${length} bytes at ${side} offset ${offset} end at ${offset + length}, expected at most ${bytes}, the bytes of the ${memory}`,
+    `its ${length} bytes at ${side} offset ${offset} end at ${offset + length}, expected at most ${bytes}, the bytes of the ${memory}${hint}`,
     { ...outside },
   );
 }
@@ -58,6 +60,15 @@ export function wrongBlockError(block: number, what: string, details: ErrorDetai
   return new WeftlineError('WL_INVALID_ARGUMENT', `Invalid block ${block} of the launch: ${what}. Nothing was moved`, {
     details: { block, ...details },
   });
+}
+
+/** Memory that is not the launcher's to use. */
+export function disposedError(block: number, memory: string): WeftlineError {
+  return new WeftlineError(
+    'WL_CLOSED',
+    `Cannot launch block ${block}: the tensor of its ${memory} was disposed. Nothing was moved`,
+    { details: { block, memory } },
+  );
 }
 
 function wrongDescriptor(

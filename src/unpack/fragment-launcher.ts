@@ -1,8 +1,10 @@
 // What unpacking and packing share: blocks are checked, taken into a ring of slots and moved, and slots come back in order.
 import { BLOCK_HEADER_WORDS, FRAGMENT_WORDS, RING_SLOT_BYTES } from '../abi/unpack-block.ts';
-import { type WaitOptions } from '../core/deadline.ts';
+import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { checkTimeout, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CudaStream } from '../device/cuda/cuda-stream.ts';
+import { requireMemory } from './block-memory.ts';
 import { DescriptorBlock } from './descriptor-block.ts';
 import type { FragmentEngine, FragmentRun } from './fragment-engine.ts';
 import { type CheckedConfig, checkStream } from './launcher-config.ts';
@@ -15,6 +17,9 @@ export interface FragmentLaunchOptions {
   /** Instead of the stream of the configuration; of the launcher's own device. */
   readonly stream?: CudaStream;
 }
+
+const launchNames: OptionNames<FragmentLaunchOptions> = { stream: true };
+const launchSyncNames = { ...launchNames, ...waitOptionNames };
 
 /** The base of UnpackLauncher and PackLauncher. Not to be shared between threads. */
 export abstract class FragmentLauncher implements AsyncDisposable {
@@ -39,11 +44,14 @@ export abstract class FragmentLauncher implements AsyncDisposable {
   #finished = 0;
   #taken = 0;
   #freed = 0;
+  #isClosed = false;
   #closing: Promise<void> | undefined;
   /** Set when nothing of the engine may be touched any more: what those learn who ask for a launch that is not known. */
   #end: unknown;
   /** Launches that did not find their ready flag; kept until the ring has gone round. */
   readonly #failed = new Map<number, { readonly error: WeftlineError; isTold: boolean }>();
+  /** The first failure that nobody was told while its launch had a place in the ring. */
+  #untold: { readonly launch: number; readonly error: WeftlineError } | undefined;
   /** By the engine's ticket: 1 if a block of the launch has a ready flag. */
   readonly #waits: Uint8Array;
 
@@ -62,7 +70,8 @@ export abstract class FragmentLauncher implements AsyncDisposable {
    * Begins to move one block or several of them by one launch, and returns a number for isDone() and wait(). The blocks may be
    * changed when it returns. Work that is enqueued on the same stream later finds the fragments in their places. Fails,
    * before anything is moved, with WL_INVALID_ARGUMENT that names the descriptor if one lies outside of its memory, if two
-   * are written to the same bytes or if the sum is wrong, and with WL_BUSY if the ring has no room.
+   * are written to the same bytes or if the sum is wrong, with WL_CLOSED if the launcher, its device or a tensor of a block was
+   * closed, and with WL_BUSY if the ring has no room.
    * @param blocks One block, several, or what prepare() made of them.
    * @param options The stream, if not the launcher's own.
    */
@@ -70,8 +79,11 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     blocks: DescriptorBlock | readonly DescriptorBlock[] | PreparedFragments,
     options?: FragmentLaunchOptions,
   ): number {
+    if (options !== undefined) checkLaunch(options);
     const stream = options?.stream;
     if (stream !== undefined) checkStream(stream);
+    if (this.#isClosed) throw new WeftlineError('WL_CLOSED', 'Cannot launch: the launcher was closed');
+    this.#engine.requireOpen(stream);
     const isPrepared = blocks instanceof PreparedFragments;
     const count = isPrepared ? blocks.blocks : this.#listOf(blocks).length;
     this.#requireRoom(count);
@@ -90,7 +102,7 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     this.#taken += count;
     this.#endSlots[run.ticket] = this.#taken;
     this.#waits[run.ticket] = run.waits ? 1 : 0;
-    if (this.#failed.size > 0) this.#failed.delete(this.#launched + 1 - slots);
+    if (this.#failed.size > 0) this.#forgetFailure(this.#launched + 1 - slots);
     this.#profile?.add(facts, { blocks: count, begin, checked });
     this.#launched += 1;
     return this.#launched;
@@ -102,10 +114,12 @@ export abstract class FragmentLauncher implements AsyncDisposable {
    * @param blocks What launch() would take.
    */
   prepare(blocks: DescriptorBlock | readonly DescriptorBlock[]): PreparedFragments {
+    if (this.#isClosed) throw new WeftlineError('WL_CLOSED', 'Cannot prepare blocks: the launcher was closed');
     const list = this.#listOf(blocks);
     this.#checkCount(list.length);
     const writer = this.#writer;
     writer.take(list);
+    requireMemory(this.#engine, list);
     writer.shareAmong(this.#engine.warps, this.#config.smallKernel);
     const slot = new Uint32Array(RING_SLOT_BYTES / 4);
     const slots = list.map((_, block) => {
@@ -113,7 +127,8 @@ export abstract class FragmentLauncher implements AsyncDisposable {
       return slot.slice(0, BLOCK_HEADER_WORDS + count * FRAGMENT_WORDS);
     });
     const { totalBytes, fragments, mostDescriptors, isSmall, waits } = writer;
-    return new PreparedFragments(this, slots, { totalBytes, fragments, mostDescriptors, isSmall, waits });
+    const memory = list.map(({ bounceStorage, destinationStorage }) => ({ bounceStorage, destinationStorage }));
+    return new PreparedFragments(this, slots, { totalBytes, fragments, mostDescriptors, isSmall, waits }, memory);
   }
 
   /** The same, and resolves when the fragments are in their places. Fails as launch() and wait() do. */
@@ -121,13 +136,17 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     blocks: DescriptorBlock | readonly DescriptorBlock[] | PreparedFragments,
     options: FragmentLaunchOptions & WaitOptions = {},
   ): Promise<void> {
-    await this.wait(this.launch(blocks, options), options);
+    checkOptions(options, launchSyncNames, 'options of launchSync');
+    const { stream, ...waitOptions } = options;
+    checkWait(waitOptions, 'options of launchSync');
+    await this.wait(this.launch(blocks, stream === undefined ? undefined : { stream }), waitOptions);
   }
 
   /** True when the launch of this number, and all before it, are done. Does not wait. Fails as wait() does. */
   isDone(launch: number): boolean {
+    this.#requireLaunch(launch);
     if (launch > this.#finished) this.#reclaim();
-    if (this.#failed.size > 0) this.#throwFailure(launch);
+    if (this.#failed.size > 0 || this.#untold !== undefined) this.#throwFailure(launch);
     return launch <= this.#finished;
   }
 
@@ -137,8 +156,8 @@ export abstract class FragmentLauncher implements AsyncDisposable {
    * WL_CUDA, or with WL_CLOSED if close() could not learn how the launch ended.
    */
   async wait(launch: number = this.#launched, options: WaitOptions = {}): Promise<void> {
-    if (!(launch <= this.#launched))
-      throw invalidArgument('launch', launch, `at most ${this.#launched}, the launches so far`);
+    checkWait(options, 'options of wait');
+    this.#requireLaunch(launch);
     await this.#until(() => this.isDone(launch), `Launch ${launch}`, options);
   }
 
@@ -151,6 +170,7 @@ export abstract class FragmentLauncher implements AsyncDisposable {
 
   /** Resolves when the ring has room for so many blocks. Fails as wait() does. */
   async whenRoom(blocks = 1, options: WaitOptions = {}): Promise<void> {
+    checkWait(options, 'options of whenRoom');
     this.#checkCount(blocks);
     await this.#until(() => this.room >= blocks, `Room for ${blocks} blocks`, options);
   }
@@ -163,9 +183,19 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     return this.#profile.times();
   }
 
-  /** Waits for what is under way, then gives back all that was made. Idempotent. */
+  /**
+   * Waits for what is under way, then gives back all that was made. Launches that wait for flags are ended after `timeoutMs`,
+   * and fail. Idempotent; fails with WL_TIMEOUT or WL_CUDA, and may then be called again.
+   */
   close(): Promise<void> {
-    this.#closing ??= this.#engine.close(() => this.#lastLook());
+    this.#isClosed = true;
+    this.#closing ??= this.#engine
+      .close(() => this.#lastLook())
+      .catch((error: unknown) => {
+        // What is under way still uses the memory: another call waits for it again.
+        this.#closing = undefined;
+        throw error;
+      });
     return this.#closing;
   }
 
@@ -183,19 +213,20 @@ export abstract class FragmentLauncher implements AsyncDisposable {
   #writeBlocks(list: readonly DescriptorBlock[]): WrittenFacts {
     const writer = this.#writer;
     writer.take(list);
+    requireMemory(this.#engine, list);
     writer.shareAmong(this.#engine.warps, this.#config.smallKernel);
     for (let block = 0; block < list.length; block++) writer.writeBlock(block, this.#slotAt(block));
     return writer;
   }
 
-  #writePrepared({ owner, slots, facts }: PreparedFragments): WrittenFacts {
+  #writePrepared({ owner, slots, facts, memory }: PreparedFragments): WrittenFacts {
     if (owner !== this) throw invalidArgument('blocks', 'what another launcher prepared', 'what this one did');
+    requireMemory(this.#engine, memory);
     for (let block = 0; block < slots.length; block++) this.#slotAt(block).set(slots[block]!);
     return facts;
   }
 
   #requireRoom(blocks: number): void {
-    if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'Cannot launch: the launcher was closed');
     this.#checkCount(blocks);
     const { slots } = this.#config;
     if (slots - (this.#taken - this.#freed) >= blocks) return;
@@ -234,8 +265,26 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     }
   }
 
+  #requireLaunch(launch: number): void {
+    if (Number.isInteger(launch) && launch >= 0 && launch <= this.#launched) return;
+    const expected = `a number that launch() of this launcher returned, at most ${this.#launched} so far`;
+    throw invalidArgument('launch', launch, expected);
+  }
+
+  #forgetFailure(launch: number): void {
+    const failure = this.#failed.get(launch);
+    if (failure === undefined) return;
+    this.#failed.delete(launch);
+    if (!failure.isTold) this.#untold ??= { launch, error: failure.error };
+  }
+
   /** A launch that failed says so each time; to those behind it, its failure is told if nobody has heard of it. */
   #throwFailure(launch: number): void {
+    if (this.#untold !== undefined && this.#untold.launch <= launch) {
+      const { error } = this.#untold;
+      this.#untold = undefined;
+      throw error;
+    }
     const own = this.#failed.get(launch);
     const untold = own ?? [...this.#failed].find(([number, { isTold }]) => number < launch && !isTold)?.[1];
     if (untold === undefined) return;
@@ -256,5 +305,23 @@ export abstract class FragmentLauncher implements AsyncDisposable {
   #until(ready: () => boolean, what: string, options: WaitOptions): Promise<void> {
     const { timeoutMs = this.#config.timeoutMs, signal } = options;
     return this.#engine.pollUntil(ready, { timeoutMs, signal, what });
+  }
+}
+
+/** Hot path: the names are not listed. */
+function checkLaunch(options: FragmentLaunchOptions): void {
+  if (typeof options !== 'object' || options === null) throw invalidArgument('options of launch', options, 'an object');
+  for (const name in options) {
+    if (name !== 'stream') checkOptions(options, launchNames, 'options of launch');
+  }
+}
+
+/** A wait without an end would be one that hangs. */
+function checkWait(options: WaitOptions, what: string): void {
+  checkOptions(options, waitOptionNames, what);
+  if (options.timeoutMs !== undefined) checkTimeout(options.timeoutMs);
+  const { signal } = options;
+  if (signal !== undefined && !(signal instanceof AbortSignal)) {
+    throw invalidArgument('signal', signal, 'an AbortSignal');
   }
 }

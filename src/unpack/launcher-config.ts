@@ -34,7 +34,8 @@ export interface LauncherConfig {
   /**
    * A kernel that stays on its multiprocessors and takes blocks from mapped memory, on a stream of its own: a launch calls no
    * driver. What a launch reads must be visible to the GPU before, and calls that wait for the whole GPU, such as freeing
-   * memory, wait until it leaves. Each block waits for its ready flag by itself. false by default.
+   * memory, wait until it leaves. Each block waits for its ready flag by itself. Launches under way together may not write the
+   * same bytes. false by default.
    */
   readonly persistent?: boolean;
   /** The kernel that stays leaves when nothing was launched for so long, and comes back with the next launch; 20 by default. */
@@ -95,7 +96,7 @@ export function checkConfig(config: LauncherConfig, multiprocessors: number): Ch
     stream: config.stream,
     profiling,
     smallKernel,
-    ...checkPool(config.pool ?? {}),
+    ...checkPool(config.pool),
     ...checkPersistent(config),
     numSms,
     timeoutMs,
@@ -116,13 +117,13 @@ function checkPersistent({ persistent = false, idleMs = DEFAULT_IDLE_MS, stream 
   if (persistent && stream !== undefined) {
     throw invalidArgument('stream', 'a stream', 'none: a persistent launcher has a stream of its own');
   }
-  if (!(idleMs > 0 && idleMs <= MAX_IDLE_MS)) {
+  if (!(typeof idleMs === 'number' && idleMs > 0 && idleMs <= MAX_IDLE_MS)) {
     throw invalidArgument('idleMs', idleMs, `more than 0 and at most ${MAX_IDLE_MS}`);
   }
   return { persistent, idleMs };
 }
 
-function checkPool(pool: DescriptorPool): Required<DescriptorPool> {
+function checkPool(pool: DescriptorPool = {}): Required<DescriptorPool> {
   checkOptions(pool, poolNames, 'pool of a launcher');
   const { slots = DEFAULT_SLOTS, memory = 'mapped' } = pool;
   if (!(Number.isInteger(slots) && slots >= 1 && slots <= MAX_RING_SLOTS)) {

@@ -169,9 +169,9 @@ export class RingWriter implements WrittenFacts {
     const at = header + BLOCK_HEADER_WORDS + descriptor * FRAGMENT_WORDS;
     const length = words[at + fragmentWord.length]!;
     const source = words[at + fragmentWord.sourceOffset]!;
-    const bounceBytes = wideAt(words, header + blockHeaderWord.bounceBytes);
-    if (source + length > bounceBytes) {
-      return outsideError({ block, descriptor, side: 'source', offset: source, length, bytes: bounceBytes });
+    const reach = Math.min(wideAt(words, header + blockHeaderWord.bounceBytes), MAX_BOUNCE_BYTES);
+    if (source + length > reach) {
+      return outsideError({ block, descriptor, side: 'source', offset: source, length, bytes: reach });
     }
     const offset = wideAt(words, at + fragmentWord.destinationOffset);
     const bytes = wideAt(words, header + blockHeaderWord.destinationBytes);
@@ -269,6 +269,8 @@ function pieceBytes(total: number, fragments: number, share: number): number {
   return Math.min(bytes, MAX_LENGTH);
 }
 
+/** What source offsets reach. */
+const MAX_BOUNCE_BYTES = 2 ** 32;
 /** Of a fragment. */
 const MAX_LENGTH = 2 ** 32 - 1;
 

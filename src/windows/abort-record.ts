@@ -9,6 +9,35 @@ const READABLE = 2;
 /** Ranks that are named besides the text. */
 const MAX_BLAMED = 16;
 
+/** What decodeAbort() made: other ranks hear it as it stands, as the words of the rank where it began. */
+const heard = new WeakSet<object>();
+
+/**
+ * Why a rank gave up, for other ranks: the ranks to blame, a line break, then text for an error.
+ * @param error What ended the use of an object here.
+ * @param rank This rank, of the world.
+ * @param most Bytes that there is room for.
+ */
+export function encodeAbort(error: unknown, rank: number, most: number): Uint8Array {
+  const { code, message } = encodeError(error);
+  const blamed = blamedRanks(error).slice(0, MAX_BLAMED).join(',');
+  const wasHeard = typeof error === 'object' && error !== null && heard.has(error);
+  const own = `Rank ${rank} gave up: ${error instanceof WeftlineError ? `${code}: ` : ''}${message}`;
+  return new TextEncoder().encode(`${blamed}\n${wasHeard ? message : own}`).subarray(0, most);
+}
+
+/** WL_PEER_FAILED from encodeAbort() of the rank of the world with that number. */
+export function decodeAbort(bytes: Uint8Array, rank: number): WeftlineError {
+  // A decoder takes no shared memory; a character that was cut off at the end is left out.
+  const text = new TextDecoder().decode(bytes.slice(), { stream: true });
+  const firstLine = text.indexOf('\n');
+  const blamed = text.slice(0, firstLine).split(',').filter(Boolean).map(Number);
+  const details = { rank, blamed };
+  const error = new WeftlineError('WL_PEER_FAILED', text.slice(firstLine + 1), { details, rank: blamed[0] ?? rank });
+  heard.add(error);
+  return error;
+}
+
 export interface AbortRecordOptions {
   /** The window's header in this process. */
   readonly header: SharedArrayBuffer;
@@ -43,16 +72,14 @@ export class AbortRecord {
   /** Gives the window up for all ranks. The first one's reason stays. */
   raise(error: unknown): void {
     const { index, ranks } = this.#options;
-    const { code, message } = encodeError(error);
-    const known = error instanceof WeftlineError;
-    this.#reason ??= known
-      ? error
-      : new WeftlineError('WL_CLOSED', `An earlier call on this window failed: ${message}`, { cause: error });
+    this.#reason ??=
+      error instanceof WeftlineError
+        ? error
+        : new WeftlineError('WL_CLOSED', `An earlier call on this window failed: ${encodeError(error).message}`, {
+            cause: error,
+          });
     if (Atomics.compareExchange(this.#state, 0, NONE, WRITING) !== NONE) return;
-    const blamed = blamedRanks(error).slice(0, MAX_BLAMED).join(',');
-    const reason = `Rank ${ranks[index]} gave up: ${known ? `${code}: ` : ''}${message}`;
-    const text = new TextEncoder().encode(`${blamed}\n${reason}`);
-    const bytes = text.subarray(0, ABORT_MESSAGE_BYTES);
+    const bytes = encodeAbort(error, ranks[index]!, ABORT_MESSAGE_BYTES);
     this.#message(bytes.length).set(bytes);
     Atomics.store(this.#word('abortLocalRank'), 0, index);
     Atomics.store(this.#word('abortLength'), 0, bytes.length);
@@ -63,13 +90,7 @@ export class AbortRecord {
   #read(): WeftlineError {
     const rank = this.#options.ranks[Atomics.load(this.#word('abortLocalRank'), 0)] ?? -1;
     const length = Math.min(Atomics.load(this.#word('abortLength'), 0), ABORT_MESSAGE_BYTES);
-    const text = new TextDecoder().decode(this.#message(length).slice());
-    const firstLine = text.indexOf('\n');
-    const blamed = text.slice(0, firstLine).split(',').filter(Boolean).map(Number);
-    return new WeftlineError('WL_PEER_FAILED', text.slice(firstLine + 1), {
-      details: { rank, blamed },
-      rank: blamed[0] ?? rank,
-    });
+    return decodeAbort(this.#message(length), rank);
   }
 
   #message(bytes: number): Uint8Array {

@@ -6,7 +6,7 @@ import { reserveFile } from '../native/libc.ts';
 import { settingsTable } from '../settings/settings.ts';
 import { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
 
-const MORE_ROOM = 'enlarge it (mount -o remount,size=…, docker run --shm-size=…) or lower the tokens per rank';
+export const MORE_ROOM = 'enlarge it (mount -o remount,size=…, docker run --shm-size=…) or lower the tokens per rank';
 
 export interface SharedFileSpec {
   readonly path: string;

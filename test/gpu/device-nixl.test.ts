@@ -41,7 +41,7 @@ async function openRequests(device: CudaDevice, isDirect: boolean, timeoutMs = 5
   const [memory] = queuesIn(requests.buffer, 1, CAPACITY);
   assert.ok(memory !== undefined);
   const served = [0, 1].map(() => ({ peer: 'there', remotes: [route] }));
-  const server = new CommandServer(new CommandReader(memory), served, (error) => assert.fail(error));
+  const server = new CommandServer(new CommandReader(memory), served, { onFailure: (error) => assert.fail(error) });
   const fence = (): (() => boolean) => {
     const passed = device.workFence();
     return () => passed.isPassed();

@@ -99,6 +99,7 @@ for (const [scenario, code, message] of [
   ['other dtype', 'WL_CONFIG_MISMATCH', /disagree on rowBytes/],
   ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
   ['worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
+  ['calls behind worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
   ['worst of one rank too small', 'WL_CAPACITY', /Rank 1 would receive 4 rows, more than its numWorstTokens 2/],
   ['worst too small, then none', 'WL_CAPACITY', /Rank 1 would receive 4 rows, more than its numWorstTokens 1/],
   ['shifted rows', 'WL_INVALID_ARGUMENT', /Invalid x: expected .*, got "a view that begins at byte 2"/],

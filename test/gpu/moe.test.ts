@@ -64,6 +64,17 @@ for (const ranks of counts) {
   }
 }
 
+for (const [dtype, precision] of [
+  ['bf16', 'f32'],
+  ['fp8', 'bf16'],
+] as const) {
+  test(`2 ranks on 2 hosts, ${dtype} rows, sums as ${precision}`, { skip: noGpu }, () => {
+    const args = ['--device', 'cuda', '--hosts', '2', '--dtype', dtype, '--expert-product', 'kernel'];
+    const { report } = moe('-n', '2', ...args, '--combine-precision', precision);
+    assert.ok((report.check?.error ?? 1) < (dtype === 'fp8' ? 4.5e-2 : 5e-3), JSON.stringify(report.check));
+  });
+}
+
 test('the GPU is chosen by itself', { skip: noGpu }, () => {
   const { report } = moe('-n', '1', '--expert-product', 'kernel');
   assert.deepEqual(report.device, { kind: 'cuda', reason: 'every rank has a GPU of its own' });

@@ -133,16 +133,18 @@ gpuTest('a persistent launcher takes no stream of others', async (device) => {
   await unpacker.launchSync(block);
 });
 
-test('the kernel of an owner that was killed ends, and others use the GPU', { skip: noGpu }, async () => {
-  const script = fileURLToPath(new URL('processes/unpack-owner.js', import.meta.url));
-  const owner = spawn(process.execPath, [script, cacheFolder], { stdio: ['ignore', 'pipe', 'inherit'] });
-  await once(owner.stdout, 'data');
-  owner.kill('SIGKILL');
-  await once(owner, 'exit');
-  await using device = await CudaDevice.create({ cacheFolder, timeoutMs: 20_000 });
-  await using unpacker = await UnpackLauncher.create(device, { persistent: true });
-  const bounce = await place(device, randomBytes(1, 100), 0);
-  const destination = await place(device, new Uint8Array(100), 0);
-  await unpacker.launchSync(new DescriptorBlock(1).begin(bounce.span, destination.span).add(0, 100, 0));
-  await checkPlaced(destination, contentsOf(bounce));
-});
+for (const signal of ['SIGKILL', 'SIGTERM'] as const) {
+  test(`the kernel of an owner that ended by ${signal} ends, and others use the GPU`, { skip: noGpu }, async () => {
+    const script = fileURLToPath(new URL('processes/unpack-owner.js', import.meta.url));
+    const owner = spawn(process.execPath, [script, cacheFolder], { stdio: ['ignore', 'pipe', 'inherit'] });
+    await once(owner.stdout, 'data');
+    owner.kill(signal);
+    await once(owner, 'exit');
+    await using device = await CudaDevice.create({ cacheFolder, timeoutMs: 20_000 });
+    await using unpacker = await UnpackLauncher.create(device, { persistent: true });
+    const bounce = await place(device, randomBytes(1, 100), 0);
+    const destination = await place(device, new Uint8Array(100), 0);
+    await unpacker.launchSync(new DescriptorBlock(1).begin(bounce.span, destination.span).add(0, 100, 0));
+    await checkPlaced(destination, contentsOf(bounce));
+  });
+}

@@ -7,10 +7,12 @@ import { fileURLToPath } from 'node:url';
 import type { UnpackBenchReport } from '#lib/programs/bench/unpack/unpack-results.js';
 import type { RoadReport } from '#lib/programs/bench/unpack/road/road-client.js';
 import { checkRoadPlan } from '#lib/programs/bench/unpack/road/road-plan.js';
+import { cudaDeviceCount } from '#lib/device/cuda/cuda-context.js';
 import { verdictOf } from '#lib/programs/bench/unpack/document-figures.js';
 import { freePort } from '../support/free-port.js';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
+const hasGpu = cudaDeviceCount() > 0;
 
 function bench(...args: string[]): { status: number | null; stdout: string; stderr: string } {
   const all = [commandLine, 'bench', 'unpack', '--device', 'cpu', ...args];
@@ -35,6 +37,22 @@ test('bench unpack measures every stage for every length of fragments', () => {
     assert.equal(verdict, '');
   }
   assert.deepEqual([report.components, report.kernels], [[], []]);
+});
+
+test('the table of a CPU device has no columns for a document that speaks of GPUs', () => {
+  const sizes = ['--chunk', '64K', '--total', '128K', '--fragments', '4K'];
+  const { status, stdout, stderr } = bench(...sizes, '--iterations', '1', '--warmup', '0');
+  assert.equal(status, 0, stderr);
+  assert.match(stdout, /× copies/);
+  assert.doesNotMatch(stdout, /document/);
+});
+
+test('bench unpack on GPUs says what to do where there is none', { skip: hasGpu && 'this machine has a GPU' }, () => {
+  for (const role of [[], ['--role', 'server']]) {
+    const { status, stderr } = bench('--device', 'cuda', ...role);
+    assert.equal(status, 1);
+    assert.match(stderr, /WL_UNSUPPORTED: .*no GPU.*--device cpu/);
+  }
 });
 
 test('bench unpack refuses lengths that do not divide the chunk', () => {

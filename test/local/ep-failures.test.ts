@@ -76,8 +76,13 @@ for (const [scenario, code, message] of [
   ['other dtype', 'WL_CONFIG_MISMATCH', /rowBytes/],
   ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
   ['worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
+  ['calls behind worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
   ['worst of one rank too small', 'WL_CAPACITY', /Rank 1 would receive 4 rows, more than its numWorstTokens 2/],
-  ['address space', 'WL_MEMORY', /2 windows of .* GiB \(one per rank of this host\) need/],
+  [
+    'address space',
+    'WL_MEMORY',
+    /EpBuffer needs .* address space: 2 windows of .* GiB \(one per rank of this host\) need/,
+  ],
   [
     'other handle',
     'WL_CONFIG_MISMATCH',
@@ -87,7 +92,7 @@ for (const [scenario, code, message] of [
   ['weights on one rank', 'WL_CONFIG_MISMATCH', /combine with handle 1 with(out)? topkWeights/],
   ['invalid on one rank', 'WL_CONFIG_MISMATCH', /different hidden: 12 on rank 0, 16 on rank 1/],
   ['invalid on all ranks', 'WL_INVALID_ARGUMENT', /Invalid hidden: expected .*, got 12/],
-  ['no room for tables', 'WL_MEMORY', /Cannot take/],
+  ['no room', 'WL_MEMORY', /EpBuffer needs .*; .* are in use and the largest gap is 1 KiB/],
   ['layer cannot grow', 'WL_MEMORY', /windows of .* need/],
   ['other weights', 'WL_CONFIG_MISMATCH', /disagree on weightBytes/],
   ['scatter out of block', 'WL_INVALID_ARGUMENT', /fullScatterIndices of rank 1/],
@@ -187,7 +192,8 @@ test('wrong arguments fail before anything moves, naming argument, value and wha
     'after close': /^WL_CLOSED/,
     'layer weights': /Invalid weight: expected a f32 tensor \[2, 2\].*, got "bf16 \[2, 2\]"/,
     'layer topk': /Invalid expIndices/,
-    'layer unknown option': /EPAll2AllLayer\.create: expected only .*, got "capasity" \(did you mean capacity\?\)/,
+    'layer unknown option':
+      /EPAll2AllLayer\.create: expected one of its 17 names, got "capasity" \(did you mean capacity\?\)/,
     'layer unknown argument': /EPAll2AllLayer\.dispatch: expected only .*, got "weights" \(did you mean weight\?\)/,
     'no device': /Invalid device: expected a CpuDevice or CudaDevice/,
     'layer no device': /Invalid device: expected a CpuDevice or CudaDevice/,
@@ -212,5 +218,9 @@ test('too little /dev/shm is told before anything is allocated, with what is nee
   const cli = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
   const command = `mount -t tmpfs -o size=8m tmpfs /dev/shm && exec ${process.execPath} ${cli} run -n 2 ${fileURLToPath(script)} small`;
   const { stdout, stderr } = spawnSync('unshare', ['-m', 'sh', '-c', command], { encoding: 'utf8' });
-  assert.match(stdout, /WL_SHARED_MEMORY.*\/dev\/shm has 8 MiB free, 2 windows of .*B need .*B: enlarge it/, stderr);
+  assert.match(
+    stdout,
+    /WL_SHARED_MEMORY.*\/dev\/shm has 8 MiB free, 2 windows of .*B \(one per rank of this host\) need .*B: enlarge it/,
+    stderr,
+  );
 });

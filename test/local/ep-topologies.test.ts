@@ -3,13 +3,15 @@
 import assert from 'node:assert/strict';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
-import { runRanks } from './support/run-ranks.ts';
-import { environmentOf, topologies } from './support/topologies.ts';
+import { resultOf, runRanks } from './support/run-ranks.ts';
+import { environmentOf, topologies, twoGroups } from './support/topologies.ts';
 import { testSeed } from '../support/seed.ts';
 
 const property = new URL('./ranks/ep-property.js', import.meta.url);
 const repeats = new URL('./ranks/ep-repeats.js', import.meta.url);
+const example = new URL('./ranks/ep-example.js', import.meta.url);
 const growing = new URL('./ranks/ep-growing.js', import.meta.url);
+const oneExpert = new URL('./ranks/ep-one-expert.js', import.meta.url);
 const lives = new URL('./ranks/ep-lives.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run; the seed stands in every failure's output. */
 const seed = String(testSeed());
@@ -39,6 +41,27 @@ for (const topology of topologies) {
   });
 }
 
+for (const what of ['buffer', 'layer']) {
+  test(`${what}, ${twoGroups.name}: random cases agree with the reference in both`, async () => {
+    const options = { args: [what, String(3 * times), seed], env: environmentOf(twoGroups), timeoutMs };
+    const { exitCode, transcript } = await runRanks(twoGroups.ranks, property, options);
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+  });
+}
+
+test(`${twoGroups.name}: two buffers and a layer of each at once; nothing is left of them`, async () => {
+  const options = { args: [String(times)], env: environmentOf(twoGroups), timeoutMs };
+  const { exitCode, transcript } = await runRanks(twoGroups.ranks, lives, options);
+  assert.equal(exitCode, 0, transcript);
+});
+
+test('32 ranks on 4 hosts, 256 experts, top 8: the sums are right', async () => {
+  const env = { WEFTLINE_HOSTS: '4' };
+  const { exitCode, ranks, transcript } = await runRanks(32, example, { env, timeoutMs: 120_000 });
+  assert.equal(exitCode, 0, transcript);
+  for (const rank of ranks) assert.deepEqual(resultOf(rank), { hosts: 4, ranks: 32 }, transcript);
+});
+
 for (const topology of topologies.filter(({ name }) => ['2×2', '4×1'].includes(name))) {
   test(`${topology.name}: sums are right while memory grows between calls`, async () => {
     const options = { args: ['10'], env: environmentOf(topology), timeoutMs };
@@ -51,4 +74,14 @@ for (const topology of topologies.filter(({ name }) => ['2×2', '4×1'].includes
     const { exitCode, transcript } = await runRanks(topology.ranks, lives, options);
     assert.equal(exitCode, 0, transcript);
   });
+}
+
+for (const topology of topologies.filter(({ name }) => ['2×2', '3×2'].includes(name))) {
+  for (const what of ['buffer', 'layer']) {
+    test(`${what}, ${topology.name}: all tokens go to one expert; memory is what the sizes say`, async () => {
+      const options = { args: [what, '3'], env: environmentOf(topology), timeoutMs };
+      const { exitCode, transcript } = await runRanks(topology.ranks, oneExpert, options);
+      assert.equal(exitCode, 0, transcript);
+    });
+  }
 }

@@ -1,6 +1,6 @@
 // One job of several launchers: they meet at --master, end together, and name the failure of any node.
 import assert from 'node:assert/strict';
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -50,6 +50,18 @@ async function runNodes(host: string, ...words: readonly string[]): Promise<Ende
 }
 
 const folder = mkdtempSync(joinPath(tmpdir(), 'weftline-test-'));
+
+for (const [flags, expected] of [
+  [['--nnodes', '2'], /--nnodes 2 needs --master HOST:PORT/],
+  [['--nnodes', '2', '--node-rank', '2', '--master', '127.0.0.1:29500'], /--node-rank 2 is not below --nnodes, 2/],
+  [['--node-rank', '1'], /--node-rank 1 is not below --nnodes, 1/],
+] as const) {
+  test(`a launcher starts nothing with ${flags.join(' ')}`, () => {
+    const command = [main, 'run', '-n', '1', ...flags, failingRank, 'meet'];
+    const { status, stderr } = spawnSync(process.execPath, command, { encoding: 'utf8', timeout });
+    assert.deepEqual([status, expected.test(stderr)], [2, true], stderr);
+  });
+}
 
 for (const host of ['127.0.0.1', '[::1]']) {
   test(`two launchers form one world at ${host}`, { timeout }, async () => {

@@ -28,6 +28,7 @@ const base: GreetingOptions = {
   segmentationOffload: true,
   authenticate: false,
   receiverCredits: false,
+  eagerBytes: 1024,
   rails: [],
   spread: 'turn',
   connectionIds: [7],

@@ -247,7 +247,8 @@ test('the side with fewer engines decides, and how they spread if both say so', 
   );
   const { near, far, here, there } = pair;
   assert.deepEqual([here.lanes, there.lanes], [2, 2]);
-  assert.deepEqual(here.rails, [{ local: '127.0.0.1', remote: '127.0.0.3' }]);
+  const { paths } = here;
+  assert.deepEqual(here.rails, [{ local: '127.0.0.1', remote: '127.0.0.3', isUp: true, paths, livePaths: paths }]);
   const out = await memory(near, 600_000);
   const into = await memory(far, 600_000);
   fill(out.bytes, 5);
@@ -299,5 +300,48 @@ test('numbers that cannot be are refused by name, over however many engines', as
     const received = there.receive({ region: into });
     await near.wait(here.send({ region }));
     assert.equal(await far.wait(received), 1 << 20);
+  }
+});
+
+test('small messages arrive whichever sides send them ahead of their receives, and can be cancelled', async () => {
+  const sides = [
+    [1024, 1024],
+    [0, 1024],
+    [1024, 0],
+    [8192, 16],
+  ] as const;
+  for (const transportEngines of [1, 2]) {
+    for (const [nearBytes, farBytes] of sides) {
+      await using pair = await openPair(
+        { transportEngines, transportEagerBytes: nearBytes },
+        { transportEngines, transportEagerBytes: farBytes },
+      );
+      const { near, far, here, there } = pair;
+      const [out, into] = [await memory(near, 65_536), await memory(far, 65_536)];
+      fill(out.bytes, 3);
+      for (const [from, to, source, target] of [
+        [here, there, out, into],
+        [there, here, into, out],
+      ] as const) {
+        const [sender, receiver] = from === here ? [near, far] : [far, near];
+        const cancelled = from.send({ region: source, bytes: 8 });
+        from.cancel(cancelled);
+        await assert.rejects(sender.wait(cancelled), { code: 'WL_CLOSED' });
+        const sizes = [0, 8, 16, 17, 1024, 1025];
+        const sends = sizes.map((bytes, at) => from.send({ region: source, offset: at * 2048, bytes }));
+        // With several engines the message that was cancelled keeps its place.
+        if (transportEngines > 1) {
+          const met = to.receive({ region: target, offset: 40_000, bytes: 8 });
+          await assert.rejects(receiver.wait(met), { code: 'WL_PEER_FAILED' });
+        }
+        for (const [at, bytes] of sizes.entries()) {
+          const offset = 20_000 + at * 2048;
+          assert.equal(await receiver.wait(to.receive({ region: target, offset, bytes: 1500 })), bytes);
+          const sent = source.bytes.subarray(at * 2048, at * 2048 + bytes);
+          assert.deepEqual(target.bytes.subarray(offset, offset + bytes), sent);
+        }
+        for (const send of sends) await sender.wait(send);
+      }
+    }
   }
 });

@@ -37,6 +37,7 @@ const rules = fc.record({
   transportWindowBytes: fc.constantFrom(1024, 100_000, 2_097_152),
   transportWindowSegments: fc.constantFrom(64, 4096),
   transportAuthentication: fc.boolean(),
+  transportEagerBytes: fc.constantFrom(0, 64, 1024, 8192),
 });
 
 test('whatever is asked ends, every byte is where it belongs, and nothing is left over', () => {

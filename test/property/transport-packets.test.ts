@@ -57,7 +57,7 @@ function mostly(values: readonly number[]): fc.Arbitrary<number> {
 
 const packetOf = fc.record({
   kind: mostly(Object.values(packetKinds)),
-  flags: fc.integer({ min: 0, max: 511 }),
+  flags: fc.integer({ min: 0, max: 1023 }),
   path: mostly([0, 1, 3]),
   authentic: fc.boolean(),
   words: fc.array(mostly([0, 1, 2, 8, 31, 32, 100, 2000, 4000, 4096]), { minLength: 16, maxLength: 16 }),

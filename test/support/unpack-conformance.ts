@@ -1,8 +1,9 @@
 // What launchers do on every device: the tests of weftline/unpack, run by a file per device.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { type CpuDevice, type CudaDevice, type Tensor, WeftlineError } from 'weftline';
+import { CpuDevice, type CudaDevice, type Tensor, WeftlineError } from 'weftline';
 import { DescriptorBlock, type LauncherConfig, type MemorySpan, PackLauncher, UnpackLauncher } from 'weftline/unpack';
 import {
   blocksOf,
@@ -116,6 +117,30 @@ export function testUnpack({ open, skip, name, configs }: ConformanceOptions): v
         await checkPlaced(destination, expected);
         await destination.tensor.fromHost(destination.before);
       }
+    });
+  }
+
+  for (const config of configs) {
+    run(`a launch that reads what the one before wrote finds it there, ${JSON.stringify(config)}`, async (device) => {
+      await using unpacker = await UnpackLauncher.create(device, { ...config, pool: { slots: 6, ...config.pool } });
+      const bytes = 300_000;
+      const contents = randomBytes(1, bytes);
+      const places = [await place(device, contents, 0)];
+      while (places.length < 3) places.push(await place(device, new Uint8Array(bytes), places.length));
+      // Each launch moves everything on by one place and by some bytes, and the last one writes what the first one read.
+      const rounds = 60;
+      for (let round = 0; round < rounds; round++) {
+        await unpacker.whenRoom();
+        const block = new DescriptorBlock().begin(places[round % 3]!.span, places[(round + 1) % 3]!.span);
+        for (let at = 0; at < bytes; at += 1000) block.add(at, 1000, (at + 7000) % bytes);
+        unpacker.launch(block);
+      }
+      await unpacker.wait();
+      const turned = (rounds * 7000) % bytes;
+      const expected = new Uint8Array(bytes);
+      expected.set(contents.subarray(0, bytes - turned), turned);
+      expected.set(contents.subarray(bytes - turned));
+      await checkPlaced(places[rounds % 3]!, expected);
     });
   }
 
@@ -269,6 +294,28 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
     assert.throws(() => unpacker.launch(blocks[0]), withDetails({ block: 0 }));
   });
 
+  run('tensors of another device, and tensors that were disposed, are refused', async (device) => {
+    await using unpacker = await UnpackLauncher.create(device);
+    await using other = await CpuDevice.create({ addressSpaceMiB: 64 });
+    const [own, second, foreign] = await Promise.all(
+      [device, device, other].map((owner) => owner.tensor('u8', [1000], randomBytes(1, 1000))),
+    );
+    const block = new DescriptorBlock(1).begin(foreign!, own!).add(0, 1, 0);
+    assert.throws(() => unpacker.launch(block), withDetails({ block: 0, memory: 'bounce buffer' }));
+    assert.throws(
+      () => unpacker.prepare(block.begin(own!, foreign!)),
+      withDetails({ block: 0, memory: 'destination' }),
+    );
+    block.begin(own!.slice(0, 500), second!).add(0, 1, 0);
+    const prepared = unpacker.prepare(block);
+    await unpacker.launchSync(prepared);
+    second!.dispose();
+    const closed = { code: 'WL_CLOSED', message: /^Cannot launch block 0: the tensor of its destination was disposed/ };
+    for (const launched of [prepared, block]) assert.throws(() => unpacker.launch(launched), closed);
+    assert.throws(() => unpacker.prepare(block), closed);
+    assert.equal(unpacker.room, 16);
+  });
+
   run('a bounce buffer inside of its destination is refused', async (device) => {
     await using unpacker = await UnpackLauncher.create(device);
     const memory = await place(device, randomBytes(7, 3000), 0);
@@ -294,6 +341,7 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
     assert.deepEqual([unpacker.isDone(last), unpacker.room], [true, 16]);
     await unpacker.wait();
     assert.throws(() => unpacker.launch(blocks), { code: 'WL_CLOSED' });
+    assert.throws(() => unpacker.prepare(blocks), { code: 'WL_CLOSED' });
   });
 
   run('what is no stream is refused, for a launcher and for a launch', async (device) => {
@@ -307,9 +355,37 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
     assert.equal(unpacker.room, 16);
   });
 
+  run('launches that were never made, and waits without an end, are refused', async (device) => {
+    await using unpacker = await UnpackLauncher.create(device);
+    const { blocks } = await twoBlocks(device);
+    const launch = unpacker.launch(blocks[0]);
+    const refusal = { code: 'WL_INVALID_ARGUMENT' };
+    for (const wrong of [launch + 1, -1, 0.5, Number.NaN, '1', null, {}] as number[]) {
+      assert.throws(() => unpacker.isDone(wrong), refusal);
+      await assert.rejects(unpacker.wait(wrong), refusal);
+    }
+    for (const options of [{ timeoutMs: Number.NaN }, { timeoutMs: -1 }, { timeout: 5 }, { signal: 7 }, null, 5]) {
+      await assert.rejects(unpacker.wait(launch, options as never), refusal);
+      await assert.rejects(unpacker.whenRoom(1, options as never), refusal);
+      await assert.rejects(unpacker.launchSync(blocks[0], options as never), refusal);
+    }
+    assert.throws(() => unpacker.launch(blocks[0], { steam: undefined } as never), refusal);
+    assert.throws(() => unpacker.launch(blocks[0], null as never), refusal);
+    await unpacker.wait(launch, { timeoutMs: 5_000, signal: new AbortController().signal });
+    // Nothing of what was refused was launched.
+    await assert.rejects(unpacker.wait(launch + 1), refusal);
+  });
+
   run('options that do not exist are refused', async (device) => {
-    for (const config of [{ slots: 3 }, { pool: { slots: 0 } }, { pool: { memory: 'device' } }, { numSms: 0 }]) {
-      await assert.rejects(UnpackLauncher.create(device, config as LauncherConfig), { code: 'WL_INVALID_ARGUMENT' });
+    for (const config of [
+      { slots: 3 },
+      { pool: { slots: 0 } },
+      { pool: { memory: 'device' } },
+      { pool: null },
+      { idleMs: '5' },
+      { numSms: 0 },
+    ] as object[]) {
+      await assert.rejects(UnpackLauncher.create(device, config), { code: 'WL_INVALID_ARGUMENT' });
     }
   });
 }
@@ -364,6 +440,24 @@ function testReadiness(run: (title: string, body: (device: UnpackDevice) => Prom
     // The memory that the kernels wrote is gone; what was learnt is not.
     assert.throws(() => unpacker.isDone(late[0]!), { code: 'WL_TIMEOUT' });
     assert.equal(unpacker.isDone(good), true);
+  });
+
+  run('a failure of which nobody was told is told when its place in the ring was taken long ago', async (device) => {
+    await using unpacker = await UnpackLauncher.create(device, { timeoutMs: 50, pool: { slots: 2 } });
+    const flag = await device.tensor('i32', [2], Int32Array.of(4, 0));
+    const { blocks, bounce, destination } = await twoBlocks(device);
+    const waiting = new DescriptorBlock(8).begin(bounce.span, destination.span, {
+      address: flag.address,
+      threshold: 5,
+    });
+    unpacker.launch(waiting.add(0, 10, 1500));
+    for (let launch = 0; launch < 9; launch++) {
+      // As whoever looks for room alone.
+      while (unpacker.room === 0) await nextTurn();
+      unpacker.launch(blocks[0]);
+    }
+    await assert.rejects(unpacker.wait(undefined, { timeoutMs: 5_000 }), { code: 'WL_TIMEOUT', message: /^The ready/ });
+    await unpacker.wait();
   });
 
   run('a launch that nobody asked for is known when its launcher was closed', async (device) => {

@@ -23,6 +23,7 @@ export abstract class ChannelJob<Remote> extends Job {
   localOffset = 0;
   remote: Remote | undefined;
   remoteOffset = 0;
+  /** At least one: puts of none are not posted. */
   bytes = 0;
   add = 0;
   /** -1 if it is not known. */

@@ -15,7 +15,7 @@ const hello = z.object({
   connectionInfo: bytes,
   ring: bytes,
   slots: whole,
-  /** That pieces and their answers take in turn. */
+  /** Between which the slots are dealt out. */
   channels: whole,
   pieceBytes: whole,
   /** How long the sender waits for the welcome. */

@@ -1,14 +1,26 @@
-// The way of pieces through a ring: filled, sent, come back, landed, each stage in order. Hot path: no allocation.
+// The way of pieces through a ring: filled, sent, come back, landed; on each channel of it in order. Hot path: no allocation.
 import { asWeftlineError, type WeftlineError } from '../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../core/trace.ts';
 import type { Job } from './job.ts';
-import type { RingMemory } from './ring-memory.ts';
+import { type RingMemory, slotOf, slotsOfChannel } from './ring-memory.ts';
 
 /** Of lanes whose receiver counts every piece. */
 export interface LaneCarrier {
+  /** Of its channels. */
+  readonly count: number;
   /** Tells the receiver that nothing comes in this slot. False if there is no room now. */
   skip(slot: number): boolean;
-  /** Pieces that have come back, counted from the first. */
-  readonly returned: number;
+  /** Pieces of that channel that have come back, counted from the first. */
+  returned(channel: number): number;
+}
+
+/** The slots of a channel, and its pieces so far. */
+interface Track {
+  readonly slots: number;
+  opened: number;
+  sent: number;
+  returned: number;
+  closed: number;
 }
 
 /** Slots that are filled between two looks at what can be sent. */
@@ -19,17 +31,18 @@ const MAX_GAPS = 256;
 export class Lane {
   readonly ring: RingMemory;
   readonly #carrier: LaneCarrier | undefined;
-  readonly #slots: number;
+  /** By channel. */
+  readonly #tracks: readonly Track[];
   /** By slot: whose piece, of which time of the job, which one, and the ticket of its device work. */
   readonly #jobs: (Job | undefined)[];
   readonly #epochs: Float64Array;
   readonly #pieces: Int32Array;
   readonly #tickets: Float64Array;
-  /** Pieces so far; a piece's slot is its number modulo the number of slots. */
+  /** Pieces so far. */
   #opened = 0;
-  #sent = 0;
-  #returned = 0;
   #closed = 0;
+  /** Counts what moves. */
+  #moves = 0;
   /** Those before `#head` have opened all their pieces. */
   readonly #queue: Job[] = [];
   #head = 0;
@@ -37,13 +50,21 @@ export class Lane {
 
   /** Without a carrier, each job knows when its pieces have come back. */
   constructor(ring: RingMemory, carrier?: LaneCarrier) {
+    const { slots } = ring.shape;
+    const count = carrier?.count ?? 1;
     this.ring = ring;
     this.#carrier = carrier;
-    this.#slots = ring.shape.slots;
-    this.#jobs = Array.from({ length: this.#slots }, () => undefined);
-    this.#epochs = new Float64Array(this.#slots);
-    this.#pieces = new Int32Array(this.#slots);
-    this.#tickets = new Float64Array(this.#slots);
+    this.#tracks = Array.from({ length: count }, (_, channel) => ({
+      slots: slotsOfChannel(channel, count, slots),
+      opened: 0,
+      sent: 0,
+      returned: 0,
+      closed: 0,
+    }));
+    this.#jobs = Array.from({ length: slots }, () => undefined);
+    this.#epochs = new Float64Array(slots);
+    this.#pieces = new Int32Array(slots);
+    this.#tickets = new Float64Array(slots);
   }
 
   get error(): WeftlineError | undefined {
@@ -55,9 +76,9 @@ export class Lane {
     return this.#closed === this.#opened && this.#head === this.#queue.length;
   }
 
-  /** A job that has begun. */
+  /** A job that has begun. One without pieces is over at once. */
   enqueue(job: Job): void {
-    if (this.#error === undefined) this.#queue.push(job);
+    if (this.#error === undefined && job.pieces > 0) this.#queue.push(job);
     else job.finish(this.#error);
   }
 
@@ -80,40 +101,71 @@ export class Lane {
   /** Goes on with everything. True if something moved. */
   step(): boolean {
     if (this.#error !== undefined || this.isIdle) return false;
-    const before = this.#opened + this.#sent + this.#returned + this.#closed;
-    this.#close();
-    this.#takeBack();
+    const before = this.#moves;
+    const channels = this.#tracks.length;
+    for (let channel = 0; channel < channels; channel++) {
+      this.#close(channel);
+      this.#takeBack(channel);
+    }
     // The first piece goes out before all slots are filled: to enqueue a copy takes a device some microseconds.
     for (let opened = -1; opened < this.#opened;) {
       opened = this.#opened;
-      this.#open();
-      this.#send();
+      for (let count = 0; count < OPENED_TOGETHER && this.#open(); count++);
+      for (let channel = 0; channel < channels; channel++) this.#send(channel);
     }
-    return this.#opened + this.#sent + this.#returned + this.#closed > before;
+    return this.#moves > before;
   }
 
-  #open(): void {
-    const most = Math.min(this.#opened + OPENED_TOGETHER, this.#closed + this.#slots);
-    while (this.#head < this.#queue.length && this.#opened < most) {
+  /** Opens the next piece. False if there is none, or no room for it. */
+  #open(): boolean {
+    while (this.#head < this.#queue.length) {
+      const channel = this.#freestChannel();
+      if (channel < 0) return false;
+      const track = this.#tracks[channel]!;
       const job = this.#queue[this.#head] as Job;
-      const slot = this.#opened % this.#slots;
+      const slot = this.#slotOf(channel, track.opened);
       this.#jobs[slot] = undefined;
       if (job.fits(slot)) {
         try {
           const ticket = job.open(job.opened, slot);
-          if (ticket < 0) return;
+          if (ticket < 0) return false;
           this.#tickets[slot] = ticket;
         } catch (error) {
           this.end(job, asWeftlineError(error));
           continue;
         }
+        traceBegin('staging.copy-out', slot);
         this.#jobs[slot] = job;
         this.#epochs[slot] = job.epoch;
         this.#pieces[slot] = job.opened++;
         if (job.opened === job.pieces) this.#pass();
       }
+      track.opened++;
       this.#opened++;
+      this.#moves++;
+      return true;
     }
+    return false;
+  }
+
+  /** The one with the fewest pieces on their way; they differ in speed. -1 if all slots are taken. */
+  #freestChannel(): number {
+    const tracks = this.#tracks;
+    let best = -1;
+    let least = Number.POSITIVE_INFINITY;
+    for (let look = 0; look < tracks.length; look++) {
+      // Those that have the same take turns.
+      const channel = (this.#opened + look) % tracks.length;
+      const { slots, opened, returned, closed } = tracks[channel]!;
+      if (opened - closed === slots || opened - returned >= least) continue;
+      least = opened - returned;
+      best = channel;
+    }
+    return best;
+  }
+
+  #slotOf(channel: number, piece: number): number {
+    return slotOf(channel, this.#tracks.length, piece % this.#tracks[channel]!.slots);
   }
 
   #pass(): void {
@@ -123,9 +175,10 @@ export class Lane {
     this.#head = 0;
   }
 
-  #send(): void {
-    for (; this.#sent < this.#opened; this.#sent++) {
-      const slot = this.#sent % this.#slots;
+  #send(channel: number): void {
+    const track = this.#tracks[channel]!;
+    for (; track.sent < track.opened; track.sent++, this.#moves++) {
+      const slot = this.#slotOf(channel, track.sent);
       const job = this.#owner(slot);
       if (job === undefined) {
         // A device may still write to the slot, into what its next piece says and holds.
@@ -138,18 +191,21 @@ export class Lane {
       const piece = this.#pieces[slot]!;
       try {
         if (!job.isFilled(piece, this.#tickets[slot]!) || !job.send(piece, slot)) return;
+        traceEnd('staging.copy-out', slot);
+        traceBegin('staging.carry', slot);
       } catch (error) {
         this.end(job, asWeftlineError(error));
-        this.#sent--;
+        track.sent--;
       }
     }
   }
 
-  #takeBack(): void {
+  #takeBack(channel: number): void {
     const carrier = this.#carrier;
-    const limit = carrier === undefined ? this.#sent : carrier.returned;
-    for (; this.#returned < Math.min(limit, this.#sent); this.#returned++) {
-      const slot = this.#returned % this.#slots;
+    const track = this.#tracks[channel]!;
+    const limit = Math.min(track.sent, carrier === undefined ? track.sent : carrier.returned(channel));
+    for (; track.returned < limit; track.returned++, this.#moves++) {
+      const slot = this.#slotOf(channel, track.returned);
       const job = this.#owner(slot);
       const piece = this.#pieces[slot]!;
       if (job === undefined) {
@@ -162,22 +218,26 @@ export class Lane {
         const ticket = job.land(piece, slot);
         if (ticket < 0) return;
         this.#tickets[slot] = ticket;
+        traceEnd('staging.carry', slot);
+        traceBegin('staging.land', slot);
       } catch (error) {
         this.end(job, asWeftlineError(error));
-        this.#returned--;
+        track.returned--;
       }
     }
   }
 
-  #close(): void {
-    for (; this.#closed < this.#returned; this.#closed++) {
-      const slot = this.#closed % this.#slots;
+  #close(channel: number): void {
+    const track = this.#tracks[channel]!;
+    for (; track.closed < track.returned; track.closed++, this.#closed++, this.#moves++) {
+      const slot = this.#slotOf(channel, track.closed);
       const job = this.#jobs[slot];
       if (job === undefined) continue;
       const isWanted = this.#owner(slot) === job;
       try {
         // Also of a job that has ended: a device may still read the slot.
         if (!job.isLanded(this.#pieces[slot]!, this.#tickets[slot]!)) return;
+        traceEnd('staging.land', slot);
       } catch (error) {
         if (isWanted) this.end(job, asWeftlineError(error));
         continue;

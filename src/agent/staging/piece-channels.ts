@@ -1,4 +1,4 @@
-// The channels that pieces of a ring take in turn, one per lane of the link, so that each lane carries its share of them.
+// The channels of a ring, one per lane of the link: each has slots and a counter of its own, and pieces take the freest.
 import { MAX_STAGING_CHANNELS, stagingCounterOffset } from '../../abi/staging-wire.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import type { BackendChannel, BackendLink, BackendRemoteRegion, PutPlace } from '../backend.ts';
@@ -10,7 +10,7 @@ export function channelsTo({ lanes = 1 }: Pick<BackendLink, 'lanes'>, slots: num
   return Math.min(lanes, slots, MAX_STAGING_CHANNELS);
 }
 
-/** Channels are named by the number of the piece; both sides count pieces from 0 on. Hot path: no allocation. */
+/** Hot path: no allocation. */
 export class PieceChannels {
   readonly count: number;
   readonly #channels: readonly BackendChannel[];
@@ -44,9 +44,8 @@ export class PieceChannels {
     return (Atomics.load(this.#counters[channel] as Int32Array, 0) - this.#taken[channel]!) | 0;
   }
 
-  /** Takes that piece, the next of its channel. False if it is not there. */
-  take(piece: number): boolean {
-    const channel = piece % this.count;
+  /** Takes the next piece of the channel. False if it is not there. */
+  take(channel: number): boolean {
     if (this.waiting(channel) <= 0) return false;
     this.#taken[channel]!++;
     return true;

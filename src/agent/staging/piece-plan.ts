@@ -4,10 +4,13 @@ import { MAX_PIECE_FRAGMENTS } from '../../abi/staging-wire.ts';
 
 /** Fragments begin at multiples of it, so that copies are of whole words. */
 const FRAGMENT_ALIGNMENT = 16;
-/** A transfer is cut into so many pieces at least, so that copies and the network overlap, */
-const LEAST_PIECES = 4;
-/** but not into smaller ones than this. */
+/** A small transfer is cut into so many pieces, so that copies and the network overlap, */
+const FEW_PIECES = 4;
+/** of sizes between these; */
 const LEAST_PIECE_BYTES = 128 << 10;
+const MIDDLE_PIECE_BYTES = 512 << 10;
+/** a large one into so many or more: each piece costs the network two signals, whatever its size. */
+const MANY_PIECES = 16;
 const PAGE_BYTES = 4096;
 
 export interface PiecePlanOptions {
@@ -81,7 +84,9 @@ export class PiecePlan {
   }
 }
 
-function capacityFor(total: number, pieceBytes: number): number {
-  const fair = Math.ceil(total / LEAST_PIECES / PAGE_BYTES) * PAGE_BYTES;
+/** Bytes of the pieces of a transfer of so many: at most `pieceBytes`. */
+export function capacityFor(total: number, pieceBytes: number): number {
+  const small = Math.min(total / FEW_PIECES, MIDDLE_PIECE_BYTES);
+  const fair = Math.ceil(Math.max(small, total / MANY_PIECES) / PAGE_BYTES) * PAGE_BYTES;
   return Math.min(pieceBytes, Math.max(fair, LEAST_PIECE_BYTES));
 }

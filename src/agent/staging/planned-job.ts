@@ -1,5 +1,6 @@
 // A transfer on a lane: copies its pieces between memory of this side and the ring. Hot path: no allocation.
 import type { WeftlineError } from '../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../core/trace.ts';
 import type { TransferOperation } from '../backend.ts';
 import type { CopyRun, DeviceCopies } from './device-copies.ts';
 import { Job } from './job.ts';
@@ -9,6 +10,8 @@ import type { RingMemory } from './ring-memory.ts';
 import type { SendLane } from './send-lane.ts';
 
 export interface PlannedJobParts {
+  /** Of the board. */
+  readonly transfer: number;
   readonly operation: TransferOperation;
   readonly plan: PiecePlan;
   readonly locals: readonly StagedMemory[];
@@ -28,12 +31,14 @@ export abstract class PlannedJob extends Job {
   protected readonly plan: PiecePlan;
   protected readonly isRead: boolean;
   readonly locals: readonly StagedMemory[];
+  readonly #transfer: number;
   readonly #ring: RingMemory;
   readonly #run: CopyRun;
   readonly #onEnd: (error: WeftlineError | undefined) => void;
 
-  constructor({ operation, plan, locals, ring, run, onEnd }: PlannedJobParts) {
+  constructor({ transfer, operation, plan, locals, ring, run, onEnd }: PlannedJobParts) {
     super();
+    this.#transfer = transfer;
     this.pieces = plan.count;
     this.plan = plan;
     this.isRead = operation === 'read';
@@ -41,6 +46,11 @@ export abstract class PlannedJob extends Job {
     this.#ring = ring;
     this.#run = run;
     this.#onEnd = onEnd;
+  }
+
+  override begin(): void {
+    traceBegin('staging.transfer', this.#transfer);
+    super.begin();
   }
 
   isFilled(piece: number, ticket: number): boolean {
@@ -57,6 +67,7 @@ export abstract class PlannedJob extends Job {
   }
 
   protected ended(error: WeftlineError | undefined): void {
+    traceEnd('staging.transfer', this.#transfer);
     this.#onEnd(error);
   }
 

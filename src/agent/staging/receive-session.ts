@@ -1,12 +1,14 @@
-// The receiver's side of two rings: takes pieces in order, checks them whole, copies, and sends them back. Hot path.
+// The receiver's side of two rings: takes pieces in the order of each channel, checks them whole, copies, and sends them
+// back; a signal waits for the pieces before it on other channels. Hot path.
 import { wideAt } from '../../abi/wide-words.ts';
 import { MAX_PIECE_FRAGMENTS, pieceFragment, pieceHead, pieceKinds, pieceStatuses } from '../../abi/staging-wire.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../core/trace.ts';
 import type { BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import type { CopyRun, CopyWay, DeviceCopies } from './device-copies.ts';
 import type { MemoryTable, StagedMemory } from './memory-table.ts';
 import type { PieceChannels } from './piece-channels.ts';
-import { dataOffsetOf, type RingMemory } from './ring-memory.ts';
+import { channelOf, dataOffsetOf, type RingMemory, slotOf, slotsOfChannel } from './ring-memory.ts';
 
 export interface ReceiveSessionParts {
   readonly peer: string;
@@ -29,11 +31,12 @@ const { offset } = pieceHead;
 
 export class ReceiveSession {
   readonly #parts: ReceiveSessionParts;
-  readonly #slots: number;
   readonly #place: PutPlace;
-  /** Pieces so far. */
-  #started = 0;
-  #finished = 0;
+  /** By channel: its slots, its pieces so far, and those of which the sender was told. */
+  readonly #slotsOf: Uint32Array;
+  readonly #started: Float64Array;
+  readonly #finished: Float64Array;
+  readonly #told: Float64Array;
   /** By slot. */
   readonly #kinds: Uint8Array;
   readonly #statuses: Uint8Array;
@@ -41,16 +44,18 @@ export class ReceiveSession {
   readonly #copies: (DeviceCopies | undefined)[];
   readonly #dataOffsets: Uint32Array;
   readonly #dataBytes: Uint32Array;
-  /** Of the oldest piece. */
-  #step: number = steps.status;
-  /** By channel: finished pieces of which the sender was not told. */
-  readonly #untold: Int32Array;
-  #told = 0;
+  /** By channel: of its oldest piece. */
+  readonly #steps: Uint8Array;
 
   constructor(parts: ReceiveSessionParts) {
     const { slots } = parts.ring.shape;
+    const { count } = parts.channels;
+    this.#slotsOf = Uint32Array.from({ length: count }, (_, channel) => slotsOfChannel(channel, count, slots));
+    this.#started = new Float64Array(count);
+    this.#finished = new Float64Array(count);
+    this.#told = new Float64Array(count);
+    this.#steps = new Uint8Array(count);
     this.#parts = parts;
-    this.#slots = slots;
     this.#place = { local: parts.local, localOffset: 0, remote: parts.remote, remoteOffset: 0, bytes: 0 };
     this.#kinds = new Uint8Array(slots);
     this.#statuses = new Uint8Array(slots);
@@ -58,37 +63,49 @@ export class ReceiveSession {
     this.#copies = Array.from({ length: slots }, () => undefined);
     this.#dataOffsets = new Uint32Array(slots);
     this.#dataBytes = new Uint32Array(slots);
-    this.#untold = new Int32Array(parts.channels.count);
   }
 
   /** Goes on. True if something moved. Fails with WL_PROTOCOL for what no sender of this library sends. */
   step(): boolean {
     const { channels } = this.#parts;
-    const before = this.#started + this.#finished;
-    while (this.#hasCome() && this.#start(this.#started % this.#slots)) {
-      channels.take(this.#started);
-      this.#started++;
+    let hasMoved = false;
+    for (let channel = 0; channel < channels.count; channel++) {
+      while (this.#hasCome(channel)) {
+        const slot = this.#slotOf(channel, this.#started[channel]!);
+        if (!this.#start(slot)) break;
+        traceBegin('staging.copy-in', slot);
+        channels.take(channel);
+        this.#started[channel]!++;
+        hasMoved = true;
+      }
+      while (this.#finished[channel]! < this.#started[channel]!) {
+        const slot = this.#slotOf(channel, this.#finished[channel]!);
+        if (!this.#finish(channel, slot)) break;
+        traceEnd('staging.copy-in', slot);
+        this.#finished[channel]!++;
+        hasMoved = true;
+      }
+      if (this.#told[channel]! < this.#finished[channel]!) this.#tell(channel);
     }
-    while (this.#finished < this.#started && this.#finish(this.#finished % this.#slots)) {
-      this.#untold[this.#finished % channels.count]!++;
-      this.#finished++;
-    }
-    if (this.#told < this.#finished) this.#tellAll();
-    return this.#started + this.#finished > before;
+    return hasMoved;
   }
 
   close(): Promise<void> {
     return this.#parts.channels.close();
   }
 
-  /** The next piece is there. */
-  #hasCome(): boolean {
-    const waiting = this.#parts.channels.waiting(this.#started % this.#parts.channels.count);
-    const unanswered = this.#started - this.#told;
-    if (waiting < 0 || waiting > this.#slots || (waiting > 0 && unanswered >= this.#slots)) {
-      throw this.#protocol(`${waiting} more pieces, ${unanswered} unanswered ones, with ${this.#slots} slots`);
-    }
-    return waiting > 0;
+  /** The next piece of the channel is there. */
+  #hasCome(channel: number): boolean {
+    const waiting = this.#parts.channels.waiting(channel);
+    if (waiting === 0) return false;
+    const slots = this.#slotsOf[channel]!;
+    const unanswered = this.#started[channel]! - this.#told[channel]!;
+    if (waiting > 0 && unanswered + waiting <= slots) return true;
+    throw this.#protocol(`${waiting} more pieces, ${unanswered} unanswered ones, on a channel with ${slots} slots`);
+  }
+
+  #slotOf(channel: number, piece: number): number {
+    return slotOf(channel, this.#slotsOf.length, piece % this.#slotsOf[channel]!);
   }
 
   #start(slot: number): boolean {
@@ -121,10 +138,15 @@ export class ReceiveSession {
     return true;
   }
 
-  /** Behind all copies before it, whichever device makes them. */
+  /** Behind all copies before it, whichever channels they came by and whichever devices make them. */
   #signal(slot: number, found: StagedMemory): number {
     const { words } = this.#parts.ring;
     const at = this.#parts.ring.slotOffset(slot);
+    const own = channelOf(slot, this.#slotsOf.length);
+    for (let channel = 0; channel < this.#slotsOf.length; channel++) {
+      const missing = (words[(at + pieceHead.size) / 4 + channel]! - this.#started[channel]!) | 0;
+      if (channel !== own && missing > 0) return -1;
+    }
     const cell = wideAt(words, (at + offset.offset) / 4);
     const add = wideAt(words, (at + offset.add) / 4);
     const hasSum = words[(at + offset.hasSum) / 4]!;
@@ -136,8 +158,7 @@ export class ReceiveSession {
     // The sender does not know where the region begins. A GPU would end its context of it.
     if ((found.address + cell) % 8 !== 0)
       throw invalidArgument('address of a cell', found.address + cell, 'a multiple of 8');
-    for (let piece = this.#finished; piece < this.#started; piece++) {
-      const other = piece % this.#slots;
+    for (let other = 0; other < this.#copies.length; other++) {
       const copies = this.#copies[other];
       if (copies !== undefined && copies !== found.copies && !this.#isCopied(other)) return -1;
     }
@@ -190,43 +211,38 @@ export class ReceiveSession {
   }
 
   /** False if it cannot go back yet. */
-  #finish(slot: number): boolean {
+  #finish(channel: number, slot: number): boolean {
     if (!this.#isCopied(slot)) return false;
     const { ring, channels } = this.#parts;
-    const channel = this.#finished % channels.count;
     const place = this.#place;
     const status = this.#statuses[slot]!;
-    if (this.#step === steps.status) {
+    if (this.#steps[channel] === steps.status) {
       if (status !== pieceStatuses.good) {
         place.localOffset = place.remoteOffset = ring.statusOffset(slot);
         place.bytes = 8;
         ring.words[place.localOffset / 4] = status;
         if (!channels.put(channel, place)) return false;
       }
-      this.#step = steps.answer;
+      this.#steps[channel] = steps.answer;
     }
-    if (this.#step === steps.answer) {
+    if (this.#steps[channel] === steps.answer) {
       if (status === pieceStatuses.good && this.#kinds[slot] === pieceKinds.read) {
         place.localOffset = place.remoteOffset = ring.slotOffset(slot) + this.#dataOffsets[slot]!;
         place.bytes = this.#dataBytes[slot]!;
         if (!channels.put(channel, place)) return false;
       }
     }
-    this.#step = steps.status;
+    this.#steps[channel] = steps.status;
     return true;
   }
 
-  /** One signal for several pieces of a channel, while others are on their way that will be told of in any case. */
-  #tellAll(): void {
-    const { channels } = this.#parts;
-    const mayWait = this.#finished !== this.#started || this.#hasCome();
-    for (let channel = 0; channel < channels.count; channel++) {
-      const untold = this.#untold[channel]!;
-      if (untold === 0 || (mayWait && untold * UNTOLD_SHARE * channels.count < this.#slots)) continue;
-      if (!channels.tell(channel, untold)) continue;
-      this.#untold[channel] = 0;
-      this.#told += untold;
-    }
+  /** One signal for several pieces, while others of the channel are on their way that will be told of in any case. */
+  #tell(channel: number): void {
+    const finished = this.#finished[channel]!;
+    const untold = finished - this.#told[channel]!;
+    const mayWait = finished !== this.#started[channel]! || this.#parts.channels.waiting(channel) > 0;
+    if (mayWait && untold * UNTOLD_SHARE < this.#slotsOf[channel]!) return;
+    if (this.#parts.channels.tell(channel, untold)) this.#told[channel]! += untold;
   }
 
   #protocol(what: string): WeftlineError {

@@ -24,15 +24,18 @@ export interface RingShape {
   readonly pieceBytes: number;
 }
 
-/** Where the settings leave it open: as many slots for each lane of a link as it takes to keep it busy. */
-const SLOTS_OF_LANE = 8;
+/** Where the settings leave it open: as many slots for each lane of a link as it takes to keep it busy, */
+const SLOTS_OF_LANE = 4;
+/** but not fewer than one lane alone can use. */
+const LEAST_SLOTS = 8;
 
 /** Of the rings of a staging thread whose backend's links have so many lanes. */
 export function ringShapeOf(
   { stagingPieces, stagingPieceBytes }: Pick<Settings, 'stagingPieces' | 'stagingPieceBytes'>,
   lanes: number,
 ): RingShape {
-  return { slots: stagingPieces || Math.min(SLOTS_OF_LANE * lanes, MAX_STAGING_SLOTS), pieceBytes: stagingPieceBytes };
+  const slots = Math.min(Math.max(SLOTS_OF_LANE * lanes, LEAST_SLOTS), MAX_STAGING_SLOTS);
+  return { slots: stagingPieces || slots, pieceBytes: stagingPieceBytes };
 }
 
 function slotBytesOf({ pieceBytes }: RingShape): number {
@@ -41,6 +44,20 @@ function slotBytesOf({ pieceBytes }: RingShape): number {
 
 export function ringBytesOf(shape: RingShape): number {
   return stagingRingHead.size + shape.slots * slotBytesOf(shape);
+}
+
+/** How many slots of a ring belong to that channel of so many: they are dealt out in turn. */
+export function slotsOfChannel(channel: number, channels: number, slots: number): number {
+  return Math.ceil((slots - channel) / channels);
+}
+
+/** The slot of that number among those of the channel. */
+export function slotOf(channel: number, channels: number, number: number): number {
+  return number * channels + channel;
+}
+
+export function channelOf(slot: number, channels: number): number {
+  return slot % channels;
 }
 
 /** Where the bytes of a piece begin in its slot. */

@@ -5,7 +5,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import type { LaneCarrier } from './lane.ts';
 import type { PieceChannels } from './piece-channels.ts';
-import { dataOffsetOf, type RingMemory } from './ring-memory.ts';
+import { channelOf, dataOffsetOf, type RingMemory } from './ring-memory.ts';
 
 /** What a piece says of itself. Owned by its job and written again. */
 export interface PieceWords {
@@ -30,16 +30,6 @@ export interface SendSessionParts {
 }
 
 const { offset } = pieceHead;
-const nothing: PieceWords = {
-  kind: pieceKinds.nothing,
-  region: 0,
-  key: 0,
-  fragments: 0,
-  dataOffset: 0,
-  offset: 0,
-  add: 0,
-  sum: -1,
-};
 
 export class SendSession implements LaneCarrier {
   readonly peer: string;
@@ -47,18 +37,22 @@ export class SendSession implements LaneCarrier {
   readonly #channels: PieceChannels;
   readonly #place: PutPlace;
   #direct: PutPlace | undefined;
-  /** Puts of the piece that were made before one, or its signal, found no room. */
-  #puts = 0;
-  #isSkipping = false;
-  /** Pieces so far. */
-  #sent = 0;
-  #returned = 0;
+  /** By channel: puts of its piece that were made before one, or the signal, found no room; and whether it is given up. */
+  readonly #puts: Uint8Array;
+  readonly #skips: Uint8Array;
+  /** By channel: pieces that were filled, which wraps, and those that have come back. */
+  readonly #filled: Uint32Array;
+  readonly #returned: Float64Array;
 
   constructor({ peer, ring, local, remote, channels }: SendSessionParts) {
     this.peer = peer;
     this.ring = ring;
     this.#channels = channels;
     this.#place = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
+    this.#puts = new Uint8Array(channels.count);
+    this.#skips = new Uint8Array(channels.count);
+    this.#filled = new Uint32Array(channels.count);
+    this.#returned = new Float64Array(channels.count);
   }
 
   /** Why nothing goes any more. */
@@ -66,17 +60,23 @@ export class SendSession implements LaneCarrier {
     return this.#channels.error;
   }
 
-  get returned(): number {
-    while (this.#channels.take(this.#returned)) this.#returned++;
-    return this.#returned;
+  get count(): number {
+    return this.#channels.count;
   }
 
-  /** Writes the head of a slot, which is nobody else's now. */
+  returned(channel: number): number {
+    while (this.#channels.take(channel)) this.#returned[channel]!++;
+    return this.#returned[channel]!;
+  }
+
+  /** Writes the head of a slot, which is nobody else's now: of the next piece of its channel. */
   fill(slot: number, piece: PieceWords): void {
     const { ring } = this;
     const { words } = ring;
     const at = ring.slotOffset(slot);
     words[(at + offset.kind) / 4] = piece.kind;
+    if (piece.kind === pieceKinds.signal) words.set(this.#filled, (at + pieceHead.size) / 4);
+    this.#filled[channelOf(slot, this.count)]!++;
     words[(at + offset.region) / 4] = piece.region;
     putWide(words, (at + offset.key) / 4, piece.key);
     words[(at + offset.fragments) / 4] = piece.fragments;
@@ -103,36 +103,38 @@ export class SendSession implements LaneCarrier {
 
   /** Sends the first bytes of a slot. False, to be called again, if there is no room now. */
   send(slot: number, bytes: number): boolean {
-    this.#beginSend();
-    return this.#putSlot(slot, bytes) && this.#tell();
+    const channel = this.#beginSend(slot);
+    return this.#putSlot(channel, slot, bytes) && this.#tell(channel);
   }
 
   /** The same of a piece whose one fragment lies in memory that the backend sends from. */
   sendFrom(slot: number, region: BackendRegion, localOffset: number, bytes: number): boolean {
-    this.#beginSend();
+    const channel = this.#beginSend(slot);
     const dataOffset = dataOffsetOf(1);
-    if (!this.#putSlot(slot, dataOffset)) return false;
-    if (this.#puts === 1) {
+    if (!this.#putSlot(channel, slot, dataOffset)) return false;
+    if (this.#puts[channel] === 1) {
       const place = (this.#direct ??= { ...this.#place });
       place.local = region;
       place.localOffset = localOffset;
       place.remoteOffset = this.ring.slotOffset(slot) + dataOffset;
       place.bytes = bytes;
-      if (!this.#channels.put(this.#channel, place)) return false;
-      this.#puts = 2;
+      if (!this.#channels.put(channel, place)) return false;
+      this.#puts[channel] = 2;
     }
-    return this.#tell();
+    return this.#tell(channel);
   }
 
   skip(slot: number): boolean {
-    if (!this.#isSkipping) {
+    const channel = channelOf(slot, this.count);
+    if (this.#skips[channel] === 0) {
       // What was put of a piece that was given up is overwritten before the signal tells of it.
-      this.#puts = 0;
-      this.#isSkipping = true;
-      this.fill(slot, nothing);
+      this.#puts[channel] = 0;
+      this.#skips[channel] = 1;
+      const { ring } = this;
+      ring.words[(ring.slotOffset(slot) + offset.kind) / 4] = pieceKinds.nothing;
     }
-    if (!this.#putSlot(slot, pieceHead.size) || !this.#tell()) return false;
-    this.#isSkipping = false;
+    if (!this.#putSlot(channel, slot, pieceHead.size) || !this.#tell(channel)) return false;
+    this.#skips[channel] = 0;
     return true;
   }
 
@@ -159,30 +161,28 @@ export class SendSession implements LaneCarrier {
     return this.#channels.close();
   }
 
-  get #channel(): number {
-    return this.#sent % this.#channels.count;
-  }
-
-  #beginSend(): void {
-    if (this.#isSkipping) this.#puts = 0;
-    this.#isSkipping = false;
+  /** Returns the channel of the slot. */
+  #beginSend(slot: number): number {
+    const channel = channelOf(slot, this.count);
+    if (this.#skips[channel] === 1) this.#puts[channel] = 0;
+    this.#skips[channel] = 0;
+    return channel;
   }
 
   /** The first bytes of a slot. */
-  #putSlot(slot: number, bytes: number): boolean {
-    if (this.#puts > 0) return true;
+  #putSlot(channel: number, slot: number, bytes: number): boolean {
+    if (this.#puts[channel]! > 0) return true;
     const place = this.#place;
     place.localOffset = place.remoteOffset = this.ring.slotOffset(slot);
     place.bytes = bytes;
-    if (!this.#channels.put(this.#channel, place)) return false;
-    this.#puts = 1;
+    if (!this.#channels.put(channel, place)) return false;
+    this.#puts[channel] = 1;
     return true;
   }
 
-  #tell(): boolean {
-    if (!this.#channels.tell(this.#channel, 1)) return false;
-    this.#puts = 0;
-    this.#sent++;
+  #tell(channel: number): boolean {
+    if (!this.#channels.tell(channel, 1)) return false;
+    this.#puts[channel] = 0;
     return true;
   }
 }

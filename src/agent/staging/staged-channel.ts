@@ -117,6 +117,7 @@ export class StagedChannel implements BackendChannel {
 
   put(place: PutPlace): boolean {
     this.#check();
+    if (place.bytes === 0) return true;
     const { local, remote } = place;
     const from = local as StagedRegion;
     const isStagedThere = remote instanceof StagedRemoteRegion;

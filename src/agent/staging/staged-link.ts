@@ -1,6 +1,6 @@
 // The way to one peer: the backend's own link, and lanes of the staging thread for what that cannot carry.
 import type { WeftlineError } from '../../core/errors.ts';
-import type { RailPair } from '../../transport/index.ts';
+import type { RailState } from '../../transport/index.ts';
 import type { MemoryKind } from '../agent-memory.ts';
 import type {
   BackendLink,
@@ -97,7 +97,7 @@ export class StagedLink implements BackendLink {
     this.#parts.host.notify(message);
   }
 
-  get rails(): readonly RailPair[] {
+  get rails(): readonly RailState[] {
     return this.#parts.host.rails ?? [];
   }
 

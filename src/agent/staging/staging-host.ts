@@ -215,7 +215,7 @@ export class StagingHost {
     const deviceOf = locals.map(({ copies }) => copies);
     const plan = new PiecePlan(PartTable.over(parts), { pieceBytes, deviceOf });
     const onEnd = (error: WeftlineError | undefined): void => this.#ended(transfer, error);
-    const common = { operation, plan, locals, ring: lane.ring, run: this.#run, onEnd };
+    const common = { transfer, operation, plan, locals, ring: lane.ring, run: this.#run, onEnd };
     const { session } = lane;
     const job =
       session === undefined

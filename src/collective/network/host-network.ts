@@ -1,61 +1,61 @@
-// The way of a collective object to the group's ranks on other hosts: an agent, windows registered with it, channels to
+// The way of a collective object to the group's ranks on other hosts: windows registered with the rank's agent, channels to
 // each peer, and cells in which signals of peers are counted.
-import { Agent } from '../../agent/agent.ts';
+import type { Agent } from '../../agent/agent.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
+import { carrierAcrossHosts } from '../../agent/carrier-across-hosts.ts';
 import type { Registration } from '../../agent/registration.ts';
-import { MAX_NETWORK_CHANNELS, networkCellOffset, networkCells } from '../../abi/network-cells.ts';
+import { networkCellOffset, networkCells } from '../../abi/network-cells.ts';
 import { type CallWait, remaining } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
+import type { LocalBarrier } from '../../windows/local-barrier.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { shareOutcome } from '../../world/outcomes.ts';
-import { engineCount } from '../../transport/host/open-engines.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
+import { AbortSlots } from './abort-slots.ts';
+import { meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';
 import { NetworkLink } from './network-link.ts';
+import { type NetworkWait, owes } from './network-wait.ts';
+import type { NetworkWindow } from './network-window.ts';
+import { SharedAgent } from './shared-agent.ts';
 
 export interface HostNetworkOptions extends CallWait {
   readonly group: RankGroup;
   readonly device: CpuDevice;
   /** Of the object, for names and errors. */
   readonly name: string;
-  /** What peers write to, the mapping of this host's ranks each; the first one has the cells. */
-  readonly windows: readonly SymmetricWindow[];
-  /** Of the cells in the first window. */
+  /** Of the object's calls on this host: waits end when a rank here gives up. */
+  readonly barrier: LocalBarrier;
+  /** What peers write to; the first one has the cells and the reasons of peers that gave up. */
+  readonly windows: readonly NetworkWindow[];
+  /** Of the cells in the first window, and of a slot per rank for what it says when it gives up. */
   readonly cells: number;
+  readonly aborts: number;
   /** Most rows that one call sends to a peer, and the number of the window that they go to. */
   readonly rows: { readonly rows: number; readonly rowWindow: number };
 }
 
-/** What is waited for across hosts. */
-export interface NetworkWait {
-  /** Asked after each look at the network; does the work that has become possible. */
-  isDone(): boolean;
-  /** True if something of this peer is missing. One that has closed its side sends nothing more. */
-  awaits(peer: number): boolean;
-  /** For the error of a wait that takes too long, as the begin of a sentence. */
-  describe(): string;
-}
-
 interface Told {
+  /** The agent's name. */
+  readonly agent: string;
   readonly metadata: string;
   readonly channels: number;
   readonly regions: readonly number[];
 }
-
-/** Names of agents tell objects of one process apart. */
-let created = 0;
 
 export class HostNetwork {
   readonly routes: HostRoutes;
   readonly group: RankGroup;
   /** To each peer: as many as the rank with the fewest engines has, the same on all ranks. */
   channels = 1;
+  readonly #shared: SharedAgent;
   readonly #agent: Agent;
   readonly #name: string;
   readonly #device: CpuDevice;
-  readonly #windows: SymmetricWindow[];
+  readonly #barrier: LocalBarrier;
+  readonly #windows: NetworkWindow[];
   readonly #cells: number;
+  readonly #abortsOffset: number;
+  readonly #aborts: AbortSlots;
   readonly #rows: HostNetworkOptions['rows'];
   /** Low words of all cells. */
   readonly #counts: Int32Array;
@@ -63,40 +63,36 @@ export class HostNetwork {
   readonly #registered: (Registration | undefined)[] = [];
   #memory: Registration | undefined;
   #hasGivenUp = false;
+  #closing: Promise<void> | undefined;
 
   /** Collective over a group on several hosts. Fails alike on all ranks. */
   static async create(options: HostNetworkOptions): Promise<HostNetwork> {
     const { group, name } = options;
-    const made: { agent?: Agent; network?: HostNetwork } = {};
+    const made: { network?: HostNetwork } = {};
     const open = async (): Promise<Told> => {
-      const agentName = `${name}-${created++}-rank-${group.worldRank}`;
-      made.agent = await Agent.create(agentName, { settings: group.settings });
-      made.network = new HostNetwork(options, made.agent);
+      made.network = new HostNetwork(options, await SharedAgent.open(group));
       return made.network.#register();
     };
     try {
-      const told = await shareOutcome(group, { name: `network/${name}`, facts: 0, work: open }, options);
-      if (told.failure !== undefined) throw told.failure;
-      const { network } = made as { network: HostNetwork };
-      const connect = (): Promise<void> => network.#connect(told.values as readonly Told[], options);
-      const { failure } = await shareOutcome(
-        group,
-        { name: `network/${name}/links`, facts: 0, work: connect },
-        options,
-      );
-      if (failure !== undefined) throw failure;
-      return network;
+      const connect = (told: readonly Told[]): Promise<void> => (made.network as HostNetwork).#connect(told, options);
+      await meetAcrossHosts(group, { name: `network/${name}`, tell: open, connect }, options);
+      return made.network as HostNetwork;
     } catch (error) {
-      await made.agent?.close();
+      await made.network?.close();
       throw error;
     }
   }
 
-  private constructor({ group, device, name, windows, cells, rows }: HostNetworkOptions, agent: Agent) {
+  private constructor(options: HostNetworkOptions, shared: SharedAgent) {
+    const { group, device, name, windows, cells, rows } = options;
     this.#rows = rows;
+    this.#barrier = options.barrier;
+    this.#abortsOffset = options.aborts;
+    this.#aborts = new AbortSlots(device, windows[0]!.address + options.aborts);
     this.group = group;
     this.routes = hostRoutes(group.topology.hosts, group.rank);
-    this.#agent = agent;
+    this.#shared = shared;
+    this.#agent = shared.agent;
     this.#name = name;
     this.#device = device;
     this.#windows = [...windows];
@@ -194,35 +190,38 @@ export class HostNetwork {
   }
 
   #throwIfBroken(what: NetworkWait): void {
-    this.#windows[0]!.barrier.throwIfUnusable();
+    this.#barrier.throwIfUnusable();
     const { peerLost, ranks } = this.group;
     if (peerLost.aborted) throw peerLost.reason;
     for (const [peer, link] of this.#links) {
-      if (this.count(peer, networkCells.abort) !== 0) {
-        const text = `Rank ${ranks[peer]}, on another host, gave up a call of this ${this.#name}`;
-        throw new WeftlineError('WL_PEER_FAILED', text, { details: { peer: ranks[peer] }, rank: ranks[peer]! });
-      }
+      if (this.count(peer, networkCells.abort) !== 0) throw this.#aborts.read(peer, ranks[peer]!);
       const { error } = link;
-      if (error === undefined) continue;
       if (!link.isClosed) {
+        if (error === undefined) continue;
         const text = `Rank ${ranks[peer]}, on another host, is out of reach: ${error.message}`;
         throw new WeftlineError(error.code, text, { details: error.details, rank: ranks[peer]!, cause: error });
       }
-      // ORDER: what it sent before it closed has come by now, and is looked at once more.
-      if (!what.awaits(peer) || what.isDone()) continue;
+      if (!owes(peer, what)) continue;
       throw new WeftlineError(
         'WL_PEER_LOST',
         `${what.describe()}: rank ${ranks[peer]} closed its ${this.#name} while other ranks were in a call`,
-        { details: { peer: ranks[peer] }, rank: ranks[peer]!, cause: error },
+        { details: { peer: ranks[peer] }, rank: ranks[peer]!, ...(error && { cause: error }) },
       );
     }
   }
 
-  /** Tells the peers that this rank has given up, so that they need not wait for their deadline. Never throws. */
-  giveUp(): void {
+  /** Tells the peers that this rank has given up and why, so that they need not wait for their deadline. Never throws. */
+  giveUp(error: unknown): void {
     if (this.#hasGivenUp) return;
     this.#hasGivenUp = true;
-    for (const [peer, link] of this.#links) link.giveUp(this.cellAt(peer, networkCells.abort));
+    const { rank, worldRank } = this.group;
+    const bytes = this.#aborts.write(rank, worldRank, error);
+    const offset = this.#abortsOffset + this.#aborts.offsetOf(rank);
+    const from = this.windowAddress(0) + offset;
+    for (const [peer, link] of this.#links) {
+      const cell = this.cellAt(peer, networkCells.abort);
+      link.giveUp({ from, to: this.offsetAt(peer, 0, offset), bytes, cell });
+    }
   }
 
   /** A window is about to go: once it has resolved, no peer writes to it. Nothing may be under way. */
@@ -238,25 +237,56 @@ export class HostNetwork {
    * @param window The new one, of the same ranks.
    * @param wait Of the call.
    */
-  async replaceWindow(number: number, window: SymmetricWindow, wait: CallWait): Promise<void> {
+  async replaceWindow(number: number, window: NetworkWindow, wait: CallWait): Promise<void> {
     this.#windows[number] = window;
-    const work = async (): Promise<Told> => {
+    const tell = async (): Promise<Told> => {
       this.#registered[number] = await this.#registerWindow(window);
       return this.#told();
     };
-    const told = await shareOutcome(this.group, { name: `network/${this.#name}/window`, facts: 0, work }, wait);
-    if (told.failure !== undefined) throw told.failure;
-    const connect = (): Promise<void> => this.#connect(told.values as readonly Told[], wait);
-    const { failure } = await shareOutcome(
-      this.group,
-      { name: `network/${this.#name}/regions`, facts: 0, work: connect },
-      wait,
-    );
-    if (failure !== undefined) throw failure;
+    const connect = (told: readonly Told[]): Promise<void> => this.#connect(told, wait);
+    await meetAcrossHosts(this.group, { name: `network/${this.#name}/window`, tell, connect }, wait);
   }
 
+  /** Idempotent. Once it has resolved, nobody on another host writes to the windows, and nothing of them is read. */
   close(): Promise<void> {
-    return this.#agent.close();
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  async #close(): Promise<void> {
+    // The end of its agent tells the peers that it closed; an agent that goes on does not.
+    if (!this.#shared.isLast) await this.#leave();
+    await this.#shared.close();
+  }
+
+  /** Of an agent that others use: the peers hear that this object is closed, then everything of it is taken back. */
+  async #leave(): Promise<void> {
+    await this.#flush();
+    if (!this.#hasGivenUp) {
+      for (const [peer, link] of this.#links) link.tell(this.cellAt(peer, networkCells.closed));
+      // ORDER: who still sends to this object must know why its memory is gone.
+      await this.#flush();
+    }
+    await Promise.allSettled([...this.#links.values()].map((link) => link.close()));
+    const registered = [...this.#registered, this.#memory].filter((memory) => memory !== undefined);
+    const ends = await Promise.allSettled(registered.map((memory) => this.#agent.deregister(memory)));
+    for (const end of ends) if (end.status === 'rejected') throw end.reason;
+  }
+
+  /** Returns when what was sent is delivered where it can be; a peer that is silent does not hold it up for long. */
+  async #flush(): Promise<void> {
+    const links = [...this.#links.values()];
+    const look = (): boolean => {
+      for (const link of links) link.advance();
+      return links.every((link) => link.isDelivered || link.error !== undefined);
+    };
+    const sent = {
+      get isSettled(): boolean {
+        return look();
+      },
+      describe: () => `What this ${this.#name} sent was not delivered`,
+    };
+    await this.#agent.until(sent, { timeoutMs: this.group.settings.graceMs }).catch(() => {});
   }
 
   async #register(): Promise<Told> {
@@ -265,8 +295,8 @@ export class HostNetwork {
     return this.#told();
   }
 
-  /** All parts of the window, which one rank of this host writes for another. */
-  #registerWindow(window: SymmetricWindow): Promise<Registration> {
+  /** All parts of the window, of which a rank of this host may be told for another. */
+  #registerWindow(window: NetworkWindow): Promise<Registration> {
     const { address, bytes } = window.parts;
     return this.#agent.register(this.#device.hostView('u8', address, bytes));
   }
@@ -275,8 +305,9 @@ export class HostNetwork {
     const regions = this.#registered.filter((window) => window !== undefined);
     const metadata = this.#agent.localMetadata({ regions });
     return {
+      agent: this.#agent.name,
       metadata: Buffer.from(metadata).toString('base64'),
-      channels: Math.min(MAX_NETWORK_CHANNELS, engineCount(this.#agent.settings)),
+      channels: networkChannels(this.#agent.settings),
       regions: regions.map(({ number }) => number),
     };
   }
@@ -287,26 +318,28 @@ export class HostNetwork {
     await Promise.all(this.routes.peers.map((peer) => this.#connectPeer(peer, told[peer]!, wait)));
   }
 
-  async #connectPeer(peer: number, { metadata, regions }: Told, wait: CallWait): Promise<void> {
-    const name = await this.#agent.loadRemoteMetadata(Buffer.from(metadata, 'base64'));
+  async #connectPeer(peer: number, { agent: name, metadata, regions }: Told, wait: CallWait): Promise<void> {
+    await this.#shared.load(name, Buffer.from(metadata, 'base64'), regions);
     const memory = this.#memory as Registration;
-    const backend = this.#carrierTo(name);
+    const backend = carrierAcrossHosts(this.#agent, name);
     const options = { ...wait, ...remaining(wait), ...(backend && { backend }) };
     const parts = await Promise.all(regions.map((region) => this.#agent.channelParts(name, memory, region, options)));
     const remotes = parts.map(({ remote }) => remote);
     const known = this.#links.get(peer);
     if (known !== undefined) return known.useWindows(remotes);
     const { channels } = this;
-    const link = await NetworkLink.open({ parts: parts[0]!, remotes, channels, ...this.#rows });
+    const hasClosed = (): boolean => this.count(peer, networkCells.closed) !== 0;
+    const link = await NetworkLink.open({ parts: parts[0]!, remotes, channels, hasClosed, ...this.#rows });
     this.#links.set(peer, link);
   }
+}
 
-  /**
-   * Hosts of a group may be containers of one machine, whose processes can copy into each other. They share no memory
-   * all the same, which signals within a machine need: then the next backend carries. Undefined: the agent's choice.
-   */
-  #carrierTo(peer: string): BackendName | undefined {
-    const usable = this.#agent.explain(peer).filter(({ isUsable }) => isUsable);
-    return usable[0]?.backend === 'local' ? usable[1]?.backend : undefined;
+/** At the begin of each call. When the ranks of this host gave up, peers that have not heard of it wait for this rank. */
+export function throwIfUnusable(barrier: LocalBarrier, network: HostNetwork | undefined): void {
+  try {
+    barrier.throwIfUnusable();
+  } catch (error) {
+    network?.giveUp(error);
+    throw error;
   }
 }

@@ -12,6 +12,8 @@ export interface HostWay {
   readonly slot: number;
   /** Ranks of that host. */
   readonly ranks: readonly number[];
+  /** The forwarder's place on its host is that of this rank on its own: so it is unless that host has fewer ranks. */
+  readonly hasSamePlace: boolean;
 }
 
 /** A rank of another host whose forwarder on this host this rank is. */
@@ -20,6 +22,8 @@ export interface ServedSource {
   readonly host: number;
   /** Place of this host among the ways of that rank. */
   readonly way: number;
+  /** Its place on its host is that of this rank. */
+  readonly hasSamePlace: boolean;
 }
 
 export interface HostRoutes {
@@ -45,7 +49,7 @@ export function hostRoutes(hosts: Hosts, rank: number): HostRoutes {
     const ranks = hosts[other]!;
     const at = index % ranks.length;
     const slot = servedBy(hosts, other, at).findIndex((source) => source.rank === rank);
-    return { host: other, forwarder: ranks[at]!, slot, ranks };
+    return { host: other, forwarder: ranks[at]!, slot, ranks, hasSamePlace: at === index };
   });
   const served = servedBy(hosts, host, index);
   const peers = [...new Set([...ways.map(({ forwarder }) => forwarder), ...served.map((source) => source.rank)])];
@@ -64,7 +68,9 @@ function servedBy(hosts: Hosts, host: number, index: number): ServedSource[] {
       other === host
         ? []
         : ranks.flatMap((rank, at) =>
-            at % length === index ? [{ rank, host: other, way: waysOf(hosts, other).indexOf(host) }] : [],
+            at % length === index
+              ? [{ rank, host: other, way: waysOf(hosts, other).indexOf(host), hasSamePlace: at === index }]
+              : [],
           ),
     )
     .toSorted((a, b) => a.rank - b.rank);

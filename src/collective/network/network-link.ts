@@ -2,7 +2,7 @@
 import { PartTable } from '../../abi/part-table.ts';
 import type { ChannelParts } from '../../agent/agent-options.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
-import type { BackendLink, BackendRegion, BackendRemoteRegion } from '../../agent/backend.ts';
+import type { BackendChannel, BackendLink, BackendRegion, BackendRemoteRegion } from '../../agent/backend.ts';
 import type { Registration } from '../../agent/registration.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { OutQueue } from './out-queue.ts';
@@ -15,6 +15,18 @@ export interface NetworkLinkOptions {
   /** Most rows that one call sends, and the number of the window that they go to. */
   readonly rows: number;
   readonly rowWindow: number;
+  /** True if the peer has said that it closed its object, which may share its agent with others. */
+  readonly hasClosed: () => boolean;
+}
+
+/** What a rank that gives up puts to a peer's first window: its reason, and behind it the signal of it. */
+export interface AbortPlaces {
+  /** In this rank's memory. */
+  readonly from: number;
+  /** In the peer's first window, as `cell`. */
+  readonly to: number;
+  readonly bytes: number;
+  readonly cell: number;
 }
 
 export class NetworkLink {
@@ -22,23 +34,32 @@ export class NetworkLink {
   /** By channel. Within one everything is in order, between two nothing is. */
   readonly queues: readonly OutQueue[];
   readonly #link: BackendLink;
+  /** For one message, which must not wait behind rows that have no room. */
+  readonly #abort: BackendChannel;
+  /** What of that message is still to be posted. */
+  #owedReason: AbortPlaces | undefined;
+  #owedSignal: AbortPlaces | undefined;
+  readonly #hasClosed: () => boolean;
   #local: BackendRegion;
   #remotes: readonly BackendRemoteRegion[];
 
   /** Fails as the link does. */
-  static async open({ parts, remotes, channels, rows, rowWindow }: NetworkLinkOptions): Promise<NetworkLink> {
+  static async open(options: NetworkLinkOptions): Promise<NetworkLink> {
+    const { parts, remotes, channels, rows, rowWindow } = options;
     const { link, local } = parts;
     const queues: OutQueue[] = [];
     for (let number = 0; number < channels; number++) {
       const channel = link.openChannel({ lane: number });
       queues.push(await OutQueue.open({ channel, local, remotes, rows: PartTable.ofCount(rows), rowWindow }));
     }
-    return new NetworkLink(parts, remotes, queues);
+    return new NetworkLink(options, queues);
   }
 
-  private constructor(parts: ChannelParts, remotes: readonly BackendRemoteRegion[], queues: readonly OutQueue[]) {
+  private constructor({ parts, remotes, hasClosed }: NetworkLinkOptions, queues: readonly OutQueue[]) {
     this.backend = parts.backend;
     this.#link = parts.link;
+    this.#abort = parts.link.openChannel({ lane: 0 });
+    this.#hasClosed = hasClosed;
     this.#local = parts.local;
     this.#remotes = remotes;
     this.queues = queues;
@@ -55,19 +76,19 @@ export class NetworkLink {
     const { error } = this.#link;
     if (error !== undefined) return error;
     for (const queue of this.queues) if (queue.error !== undefined) return queue.error;
-    return undefined;
+    return this.#abort.error;
   }
 
   /** What a peer that has closed its side did not take, it did not need: its calls had ended. */
   get isDelivered(): boolean {
     if (this.isClosed) return true;
     for (const queue of this.queues) if (!queue.isDelivered) return false;
-    return true;
+    return this.#owedSignal === undefined && this.#abort.delivered === this.#abort.posted;
   }
 
-  /** The peer has closed its side. What it sent before is here. */
+  /** The peer has closed its side: this object, or its agent. What it sent before is here. */
   get isClosed(): boolean {
-    return this.#link.state === 'closed';
+    return this.#hasClosed() || this.#link.state === 'closed';
   }
 
   /** Hot path. Of a link that broke nothing is posted; waits look at `error`, and name the peer. */
@@ -75,6 +96,7 @@ export class NetworkLink {
     if (this.error !== undefined) return;
     try {
       for (const queue of this.queues) queue.advance();
+      if (this.#owedSignal) this.#postAbort();
     } catch (thrown) {
       // It broke since.
       if (this.error === undefined) throw thrown;
@@ -98,8 +120,8 @@ export class NetworkLink {
     for (const queue of this.queues) queue.begin();
   }
 
-  /** Adds to the abort cell in the peer's first window, if anything can still be sent. */
-  giveUp(cell: number): void {
+  /** Adds to a cell in the peer's first window, if anything can still be sent. */
+  tell(cell: number): void {
     try {
       const queue = this.queues[0]!;
       queue.signal(0, cell);
@@ -109,7 +131,40 @@ export class NetworkLink {
     }
   }
 
+  /** Says why, and that this rank has given up, if anything can still be sent. What has no room goes with a later advance(). */
+  giveUp(places: AbortPlaces): void {
+    this.#owedReason = places;
+    this.#owedSignal = places;
+    try {
+      this.#postAbort();
+    } catch {
+      // The peer will find the link broken.
+    }
+  }
+
+  #postAbort(): void {
+    const remote = this.#remotes[0]!;
+    if (this.#owedReason) {
+      const { from, to, bytes } = this.#owedReason;
+      if (!this.#abort.put({ local: this.#local, localOffset: from, remote, remoteOffset: to, bytes })) return;
+      this.#owedReason = undefined;
+    }
+    if (!this.#owedSignal || !this.#abort.signal(remote, this.#owedSignal.cell, 1)) return;
+    this.#owedSignal = undefined;
+    this.#abort.send?.();
+  }
+
+  /** This object's channels; the link belongs to the agent. */
+  async close(): Promise<void> {
+    await Promise.all([...this.queues, this.#abort].map((channel) => channel.close()));
+  }
+
+  /** Of a link that broke nothing is posted any more, whatever memory it would come from. */
   async #use(): Promise<void> {
-    await Promise.all(this.queues.map((queue) => queue.use(this.#local, this.#remotes)));
+    try {
+      await Promise.all(this.queues.map((queue) => queue.use(this.#local, this.#remotes)));
+    } catch (thrown) {
+      if (this.error === undefined) throw thrown;
+    }
   }
 }

@@ -127,6 +127,12 @@ export class OutQueue {
     return this.#channel.error;
   }
 
+  /** What is under way is withdrawn; what waits is never posted. */
+  async close(): Promise<void> {
+    await this.#channel.close();
+    await this.#puts?.release();
+  }
+
   /** False if there was no room for all of it. */
   #post(at: number): boolean {
     const remote = this.#remotes[this.#window[at]!]!;

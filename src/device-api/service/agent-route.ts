@@ -41,8 +41,6 @@ export class AgentRoute implements CommandRoute {
     // The device has checked this; its memory may have been overwritten since.
     if (source + bytes > localBytes) throw outside('source', source + bytes, localBytes);
     if (target + bytes > range.bytes) throw outside('target', target + bytes, range.bytes);
-    // Delivered with what was posted before.
-    if (bytes === 0) return true;
     const { place } = this.#way;
     place.localOffset = offset + source;
     place.remoteOffset = range.offset + target;

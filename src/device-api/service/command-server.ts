@@ -37,10 +37,18 @@ export interface ServedRequest {
 /** In place of a channel for a command that failed before it was posted. */
 const nowhere: CommandChannel = { posted: 0, delivered: 0, error: undefined };
 
+export interface CommandServerOptions {
+  /** Hears of each failure of a channel or of a command once. */
+  readonly onFailure: (error: WeftlineError) => void;
+  /** What a peer that has closed its side did not take counts as delivered: what it needed had come. */
+  readonly ignoresClosed?: boolean | undefined;
+}
+
 export class CommandServer {
   readonly #reader: CommandReader;
   readonly #requests: readonly (ServedRequest | undefined)[];
   readonly #onFailure: (error: WeftlineError) => void;
+  readonly #ignoresClosed: boolean;
   readonly #command = emptyQueueCommand();
   /** Of the commands under way, by slot. */
   readonly #channels: CommandChannel[];
@@ -54,15 +62,16 @@ export class CommandServer {
   /** Why bytes were not sent. Until the failure was reported, signals of the channel fail too, so that none announces those bytes. */
   readonly #withheld = new Map<CommandChannel, WeftlineError>();
 
-  /** `requests` by number, may grow later. `onFailure` hears of each failure of a channel or of a command once. */
+  /** `requests` by number, may grow later. */
   constructor(
     reader: CommandReader,
     requests: readonly (ServedRequest | undefined)[],
-    onFailure: (error: WeftlineError) => void,
+    { onFailure, ignoresClosed = false }: CommandServerOptions,
   ) {
     this.#reader = reader;
     this.#requests = requests;
     this.#onFailure = onFailure;
+    this.#ignoresClosed = ignoresClosed;
     this.#channels = Array.from({ length: reader.capacity }, () => nowhere);
     this.#sequences = new Float64Array(reader.capacity);
     this.#requestOf = new Uint16Array(reader.capacity);
@@ -75,6 +84,11 @@ export class CommandServer {
     const hasSettled = this.#settle();
     traceEnd('device-api.serve');
     return hasSettled || hasPosted;
+  }
+
+  /** Nothing that was taken is under way. */
+  get isIdle(): boolean {
+    return this.#reader.underWay === 0;
   }
 
   #post(): boolean {
@@ -168,7 +182,7 @@ export class CommandServer {
       if (channel.delivered >= this.#sequences[slot]!) continue;
       if (channel.error === undefined) break;
       // A failed command is over too: the device must not wait for it, it sees the failure.
-      reader.fail(this.#requestOf[slot]!);
+      if (!this.#ignoresClosed || channel.error.code !== 'WL_CLOSED') reader.fail(this.#requestOf[slot]!);
       this.#onFailure(channel.error);
     }
     if (count === 0) return false;

@@ -2,6 +2,7 @@
 import { Agent } from '../../agent/agent.ts';
 import type { BackendChannel, BackendLink, PutPlace } from '../../agent/backend.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
+import { carrierAcrossHosts } from '../../agent/carrier-across-hosts.ts';
 import {
   exchangeMetadata,
   fetchMetadata,
@@ -31,7 +32,9 @@ export class ProxyAgent {
   /** This thread's own objects for the GPUs; their contexts and memory are those of the process. */
   readonly #devices: ReadonlyMap<number, CudaDevice>;
   readonly #registrations = new Map<number, Registration>();
-  readonly #channels = new Map<BackendLink, BackendChannel>();
+  /** By lane of each link. */
+  readonly #channels = new Map<BackendLink, Map<number | undefined, BackendChannel>>();
+  readonly #acrossHosts: boolean;
   /** To peers whose death was not told. */
   readonly #watched = new Set<BackendLink>();
   /** Why peers were lost before they could be watched. */
@@ -47,21 +50,23 @@ export class ProxyAgent {
     ordinals,
     host,
     stagesHostMemory = false,
+    acrossHosts = false,
   }: ProxyThread): Promise<ProxyAgent> {
     const devices = new Map<number, CudaDevice>();
     try {
       for (const ordinal of ordinals) devices.set(ordinal, await CudaDevice.create({ ...settings, ordinal }));
       const options = { settings, token, stagesHostMemory, ...(host === undefined ? {} : { host }) };
       const made = await Agent.create(agent, { ...options, ...(backends === undefined ? {} : { backends }) });
-      return new ProxyAgent(made, devices);
+      return new ProxyAgent(made, devices, acrossHosts);
     } catch (error) {
       for (const device of devices.values()) await device.close();
       throw error;
     }
   }
 
-  private constructor(agent: Agent, devices: ReadonlyMap<number, CudaDevice>) {
+  private constructor(agent: Agent, devices: ReadonlyMap<number, CudaDevice>, acrossHosts: boolean) {
     this.#agent = agent;
+    this.#acrossHosts = acrossHosts;
     this.#devices = devices;
   }
 
@@ -102,7 +107,9 @@ export class ProxyAgent {
 
   async removeRemote(peer: string): Promise<boolean> {
     const wasKnown = await this.#agent.invalidate(peer);
-    for (const [link, channel] of this.#channels) if (channel.error !== undefined) this.#channels.delete(link);
+    for (const [link, channels] of this.#channels) {
+      if ([...channels.values()].some(({ error }) => error !== undefined)) this.#channels.delete(link);
+    }
     return wasKnown;
   }
 
@@ -129,6 +136,8 @@ export class ProxyAgent {
    * holds up nobody. A peer that cannot be watched is left alone: the first request that needs the link fails with the reason.
    */
   #watch(name: string): void {
+    // Every peer of another host gets a request, and so a link to watch.
+    if (this.#acrossHosts) return;
     this.#agent.linkTo(name).then(
       (link) => this.#watched.add(link),
       (error: unknown) => {
@@ -147,12 +156,14 @@ export class ProxyAgent {
     const remotes: CommandRoute[] = [];
     let path: BackendName | undefined;
     const deadline = new Deadline(this.#agent.settings.timeoutMs);
+    const backend = this.#acrossHosts ? carrierAcrossHosts(this.#agent, options.peer) : undefined;
+    const wait = { deadline, signal, ...(backend === undefined ? {} : { backend }) };
     for (const range of options.remotes) {
-      const parts = await this.#agent.channelParts(options.peer, registration, range.region, { deadline, signal });
+      const parts = await this.#agent.channelParts(options.peer, registration, range.region, wait);
       path ??= parts.backend;
       const { local, remote } = parts;
       const place: PutPlace = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
-      const channel = this.#channel(parts.link);
+      const channel = this.#channel(parts.link, options.lane);
       this.#watched.add(parts.link);
       await channel.prepare?.(local, remote);
       const staged =
@@ -195,25 +206,33 @@ export class ProxyAgent {
     return stores;
   }
 
-  /** Why a peer that died was lost, told once; undefined if none was. One that closed its agent may do so. */
-  nextDeath(): WeftlineError | undefined {
+  /**
+   * Why a peer that died was lost, told once; undefined if none was. One that closed its agent may do so, and is told of
+   * across hosts alone.
+   */
+  nextEnd(): WeftlineError | undefined {
     const lost = this.#lost.shift();
     if (lost !== undefined) return lost;
     for (const link of this.#watched) {
       const { state } = link;
       if (state === 'open') continue;
       this.#watched.delete(link);
-      if (state === 'dead') return link.error;
+      if (state === 'dead' || this.#acrossHosts) return link.error;
     }
     return undefined;
   }
 
-  /** One per link, whichever queue a command comes from: within it, all is in order. */
-  #channel(link: BackendLink): BackendChannel {
-    let channel = this.#channels.get(link);
+  /** One per lane of a link, whichever queue a command comes from: within it, all is in order. */
+  #channel(link: BackendLink, lane: number | undefined): BackendChannel {
+    let channels = this.#channels.get(link);
+    if (channels === undefined) {
+      channels = new Map();
+      this.#channels.set(link, channels);
+    }
+    let channel = channels.get(lane);
     if (channel === undefined || channel.error !== undefined) {
-      channel = link.openChannel();
-      this.#channels.set(link, channel);
+      channel = link.openChannel(lane === undefined ? {} : { lane });
+      channels.set(lane, channel);
     }
     return channel;
   }

@@ -15,6 +15,8 @@ export interface ProxyThread {
   readonly host: string | undefined;
   /** See AgentOptions. */
   readonly stagesHostMemory?: boolean | undefined;
+  /** See ProxyServiceOptions. */
+  readonly acrossHosts?: boolean | undefined;
   /** GPUs whose memory is registered. */
   readonly ordinals: readonly number[];
   /** Of a WakeWord: rung when a queue or a call has something for a thread that sleeps. */
@@ -40,6 +42,11 @@ export interface RequestOptions {
   readonly remotes: readonly PeerRange[];
   /** Nobody else writes to their counters, which are 0. */
   readonly isSoleWriter: boolean;
+  /**
+   * Requests of different lanes wait for nothing of each other, and may go by different engines; those of one share a
+   * channel. See ChannelOptions. Left out: all requests to the peer share a channel that uses every engine.
+   */
+  readonly lane?: number | undefined;
 }
 
 /** Memory that the agent made and registered. */
@@ -88,4 +95,6 @@ export interface ProxyCalls extends Calls {
   /** Opens the way to the ranges, after which commands of the request are carried out. Returns the backend's name. */
   request(options: RequestOptions, signal: AbortSignal): Promise<BackendName>;
   releaseRequest(number: number): void;
+  /** Resolves when all commands that were pushed before are delivered or have failed. */
+  settle(argument: undefined, signal: AbortSignal): Promise<void>;
 }

@@ -1,7 +1,7 @@
 // The thread that serves command queues, as a service: owners of queues in shared memory give them to it, register
 // memory, meets peers, and opens requests that the commands of the queues name. DeviceHost is one of its users.
 import type { BackendName, ListenerAddress, ListenOptions } from '../../agent/index.ts';
-import { checkTimeout } from '../../core/deadline.ts';
+import { type CallWait, checkTimeout } from '../../core/deadline.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { ProxyLink } from './proxy-link.ts';
@@ -26,6 +26,12 @@ export interface ProxyServiceOptions {
   readonly host?: string | undefined;
   /** See AgentOptions. */
   readonly stagesHostMemory?: boolean | undefined;
+  /**
+   * Peers are on other hosts, also where those are containers of this machine: the backend that carries memory within a
+   * machine is left out. What a peer that has closed its side did not take counts as delivered, and `onFailure` hears of
+   * each such peer, with WL_CLOSED.
+   */
+  readonly acrossHosts?: boolean | undefined;
   /** GPUs whose memory is registered; none by default. */
   readonly ordinals?: readonly number[];
   /** Hears of commands that failed, of peers that died, and of the thread's end: once per cause. */
@@ -40,9 +46,9 @@ export class ProxyService implements AsyncDisposable {
 
   /** The thread starts at once; if it cannot, the first call fails with the reason. */
   constructor({ name, ordinals = [], onFailure, ...options }: ProxyServiceOptions) {
-    const { settings, token, backends, host, stagesHostMemory } = options;
+    const { settings, token, backends, host, stagesHostMemory, acrossHosts } = options;
     this.name = name;
-    const data = { agent: name, settings, token, backends, ordinals, host, stagesHostMemory };
+    const data = { agent: name, settings, token, backends, ordinals, host, stagesHostMemory, acrossHosts };
     this.#link = new ProxyLink(data, onFailure, {
       // Kernels may be given less than it takes to start a thread.
       timeoutMs: Math.max(settings.timeoutMs, readSettings().timeoutMs),
@@ -122,6 +128,11 @@ export class ProxyService implements AsyncDisposable {
   async releaseRequest(number: number): Promise<void> {
     await this.#link.call('releaseRequest', number);
     this.#numbers.giveBack(number);
+  }
+
+  /** Resolves when all commands that were pushed before are delivered or have failed. */
+  settle(wait: CallWait = {}): Promise<void> {
+    return this.#link.callWithin(wait, 'settle', undefined);
   }
 
   /** Forgets requests, peers and registrations, and ends the thread. Idempotent. */

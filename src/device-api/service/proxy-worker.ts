@@ -35,11 +35,12 @@ function reportFailure(error: WeftlineError): void {
 }
 
 const agent = await ProxyAgent.create(options);
+const serving = { onFailure: reportFailure, ignoresClosed: options.acrossHosts };
 
 const calls: ProxyCalls = {
   serve({ memory, queues, capacity }) {
     for (const queue of queuesIn(bufferOf(memory), queues, capacity)) {
-      servers.push(new CommandServer(new CommandReader(queue), requests, reportFailure));
+      servers.push(new CommandServer(new CommandReader(queue), requests, serving));
     }
   },
   allocate: (bytes) => agent.allocate(bytes),
@@ -59,6 +60,16 @@ const calls: ProxyCalls = {
   releaseRequest(number) {
     requests[number] = undefined;
   },
+  async settle(_, signal) {
+    for (;;) {
+      let isQuiet = true;
+      for (const server of servers) isQuiet = !server.step() && server.isIdle && isQuiet;
+      if (isQuiet) return;
+      agent.poll();
+      signal.throwIfAborted();
+      await nextTurn();
+    }
+  },
   stop: () => agent.close(),
 };
 
@@ -77,20 +88,24 @@ function step(): boolean {
 
 async function serve(): Promise<void> {
   let lastWork = performance.now();
+  let lastSeen = wake.seen;
   let sleepMs = 0.05;
   while (!port.isStopped) {
     const seen = wake.seen;
     let now = performance.now();
-    const end = now + TURN_MS;
+    // Who rings has something coming, maybe from a device, which cannot ring itself.
+    if (seen !== lastSeen) lastWork = now;
+    lastSeen = seen;
+    const turnEnd = now + TURN_MS;
     let hasWork = false;
     do {
       for (let round = 0; round < ROUNDS; round += 1) hasWork = step() || hasWork;
       now = performance.now();
-    } while (now < end);
+    } while (now < turnEnd);
     if (hasWork) lastWork = now;
     // A kernel may wait for what a peer that is dead was to send, with no command of its own under way.
-    const death = agent.nextDeath();
-    if (death !== undefined) reportFailure(death);
+    const end = agent.nextEnd();
+    if (end !== undefined) reportFailure(end);
     if (hasWork || now - lastWork < options.settings.proxySpinUs / 1000) {
       sleepMs = 0.05;
     } else {

@@ -12,6 +12,14 @@ export interface ContextResource extends Disposable {
   readonly disposed: boolean;
 }
 
+/** Work that goes on until it is told to end. */
+export interface StayingWork {
+  /** Nothing is to follow what was enqueued. */
+  leave: () => void;
+  /** What it waits for is not to be waited for any more. */
+  giveUp: () => void;
+}
+
 /** `stream`: the CUstream whose work is waited for. */
 export type Verdict = (isDone: boolean, stream: number | undefined) => void;
 
@@ -30,6 +38,10 @@ export class CudaContext implements Disposable {
   #disposed = false;
   readonly #resources = new Set<ContextResource>();
   readonly #verdicts = new Set<Verdict>();
+  /** Told to end before the device is closed: releasing memory waits for it in the driver, without a deadline. */
+  readonly stayingWork: Set<StayingWork> = new Set();
+  /** How to end threads that use memory of this context by themselves: all of them have ended before the device is closed. */
+  readonly threads: Set<() => Promise<void>> = new Set();
 
   /** Retains the primary context, which the process shares with other CUDA libraries. Fails with WL_CUDA or WL_UNSUPPORTED. */
   static retain(ordinal: number, driver: CudaDriver = cudaDriver): CudaContext {

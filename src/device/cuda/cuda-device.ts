@@ -274,9 +274,17 @@ export class CudaDevice implements Device {
   /** Waits for running work, unless the device is lost; then everything that was made from it is gone. Idempotent. */
   async close(): Promise<void> {
     if (this.context.disposed) return;
+    const { stayingWork } = this.context;
+    for (const work of stayingWork) work.leave();
     try {
       await this.drained();
+    } catch (error) {
+      for (const work of stayingWork) work.giveUp();
+      if (stayingWork.size > 0) await this.drained();
+      throw error;
     } finally {
+      // Whatever becomes of their last words, they look at nothing any more.
+      await Promise.allSettled([...this.context.threads].map((end) => end()));
       this.#pool.dispose();
       this.context[Symbol.dispose]();
     }

@@ -1,4 +1,5 @@
 // A point in a stream: other streams wait for it on the device, the host polls it, two of them give a time.
+import { checkTimeout } from '../../core/deadline.ts';
 import type { Out } from '../../native/library.ts';
 import type { DeviceEvent, DeviceWaitOptions } from '../device-event.ts';
 import type { CudaContext } from './cuda-context.ts';
@@ -56,7 +57,7 @@ export class CudaEvent implements DeviceEvent {
   /** Resolves when the work before the mark is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
   async wait(options: DeviceWaitOptions = {}): Promise<void> {
     await pollUntil(() => this.context.isGood(this.isDone(), this.#stream), {
-      timeoutMs: options.timeoutMs ?? this.#defaults.timeoutMs,
+      timeoutMs: checkTimeout(options.timeoutMs ?? this.#defaults.timeoutMs),
       signal: options.signal,
       what: `The work before an event of GPU ${this.context.ordinal}`,
     });

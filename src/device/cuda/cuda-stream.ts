@@ -1,4 +1,5 @@
 // A queue of device work that runs in order, and beside other streams.
+import { checkTimeout } from '../../core/deadline.ts';
 import type { Out } from '../../native/library.ts';
 import type { DeviceWaitOptions } from '../device-event.ts';
 import type { CudaContext } from './cuda-context.ts';
@@ -70,9 +71,9 @@ export class CudaStream implements Disposable {
     return this.#until(() => this.isIdle(), options);
   }
 
-  #until(ready: () => boolean, options: DeviceWaitOptions): Promise<void> {
-    return pollUntil(ready, {
-      timeoutMs: options.timeoutMs ?? this.#timeoutMs,
+  async #until(ready: () => boolean, options: DeviceWaitOptions): Promise<void> {
+    await pollUntil(ready, {
+      timeoutMs: checkTimeout(options.timeoutMs ?? this.#timeoutMs),
       signal: options.signal,
       what: `The work of a stream of GPU ${this.context.ordinal}`,
     });

@@ -1,12 +1,15 @@
 // Host memory that does not move and that kernels reach by a device address: mailboxes, trap records, staging.
 import { type DType, dtypes, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { formatBytes } from '../../core/byte-size.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { type Out, viewAt } from '../../native/library.ts';
 import type { CudaContext } from './cuda-context.ts';
 
 /** Usable by all contexts of the process, and mapped into the device's address space. */
 const PORTABLE = 1;
 const DEVICE_MAPPED = 2;
+/** A view of more ends the process. */
+const MAX_BYTES = 2 ** 32;
 
 export class HostMemory implements Disposable {
   readonly context: CudaContext;
@@ -18,8 +21,10 @@ export class HostMemory implements Disposable {
   readonly #buffer: ArrayBuffer;
   #disposed = false;
 
-  /** Use device.allocateHost(). All bytes are zero. */
+  /** Use device.allocateHost(). All bytes are zero. Fails with WL_INVALID_ARGUMENT for more than 4 GiB. */
   constructor(context: CudaContext, bytes: number) {
+    if (!(bytes <= MAX_BYTES))
+      throw invalidArgument('bytes of host memory', bytes, `at most ${formatBytes(MAX_BYTES)}`);
     const host: Out = [0];
     context.call('cuMemHostAlloc', host, Math.max(bytes, 1), PORTABLE | DEVICE_MAPPED);
     const device: Out = [0];

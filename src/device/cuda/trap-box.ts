@@ -18,6 +18,9 @@ export interface ExpiredWait {
   readonly reason: number;
 }
 
+/** What the host adds to a cell `abort` of networkCells when the peer has closed its side; the peer itself adds 1. */
+const PEER_CLOSED = 2 ** 32;
+
 /** The device has one for its users' kernels; an object whose waits must end on their own makes one for itself. */
 export class TrapBox implements Disposable {
   readonly #memory: HostMemory;
@@ -39,14 +42,14 @@ export class TrapBox implements Disposable {
   /** Kernels that wait leave within a few milliseconds, and throwIfExpired() throws `reason` from then on. */
   abort(reason: unknown): void {
     this.#abortedBy ??= reason;
-    this.#record.set('abort', 1);
+    if (!this.#memory.disposed) this.#record.set('abort', 1);
   }
 
   /**
-   * To be called when a kernel that waits has ended. Fails with WL_TIMEOUT, or WL_CONFIG_MISMATCH when a peer arrived in
-   * another call. The record is empty again and the device as
-   * usable as before. `describeChannel` says what the kernel's channel number means, `ranks` the
-   * world ranks of those that the kernel counts.
+   * To be called when a kernel that waits has ended. Fails with WL_TIMEOUT; with WL_CONFIG_MISMATCH when a peer arrived in
+   * another call; with WL_PEER_FAILED or WL_PEER_LOST when a peer on another host gave up, is out of reach, or closed its
+   * side. Afterwards the record is empty again, and the device as usable as before. `describeChannel` says what the kernel's
+   * channel number means; `ranks` are the world ranks of those that the kernel counts.
    */
   throwIfExpired(
     describeChannel: (channel: number) => string = (channel) => `channel ${channel}`,
@@ -62,6 +65,20 @@ export class TrapBox implements Disposable {
         `Rank ${details.rank} is in ${here}, but rank ${details.peer} is in ${there}; all ranks must make the same calls in the same order`,
         { details: { ...details, here, there } },
       );
+    }
+    const waited = `Kernel ${details.kernel} of rank ${details.rank} waited for rank ${details.peer} (${describeChannel(details.channel)})`;
+    // One that gave up closes its side then, which says less.
+    if (reason === trapReasons.peerGaveUp && details.seen % PEER_CLOSED === 0) {
+      const message = `${waited}, which closed its side while other ranks were in a call`;
+      throw new WeftlineError('WL_PEER_LOST', message, { details, rank: details.peer });
+    }
+    if (reason === trapReasons.peerGaveUp) {
+      const message = `Rank ${details.peer}, on another host, gave up a call that kernel ${details.kernel} of rank ${details.rank} is in (${describeChannel(details.channel)})`;
+      throw new WeftlineError('WL_PEER_FAILED', message, { details, rank: details.peer });
+    }
+    if (reason === trapReasons.commandFailed) {
+      const message = `The host could not carry out what kernel ${details.kernel} of rank ${details.rank} had for rank ${details.peer}, on another host`;
+      throw new WeftlineError('WL_PEER_FAILED', message, { details });
     }
     throw new WeftlineError(
       'WL_TIMEOUT',

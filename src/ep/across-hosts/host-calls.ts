@@ -60,8 +60,12 @@ export class HostCalls {
     const { network, served } = exchange;
     if (!network.hasMemory(this.#device.memory.buffer.byteLength)) await this.#useMemory(wait);
     const { rowBytes, withPlaces } = rows;
-    const about = { rowBytes, withPlaces, rowBases, spread, hasMetadata: hasMetadata(rows) };
-    for (const [slot, forwarder] of forwarders.entries()) forwarder.begin({ ...about, list: routed.served[slot]! });
+    for (const [slot, forwarder] of forwarders.entries()) {
+      const list = routed.served[slot]!;
+      const choices = routed.choices?.served[slot];
+      const about = { rowBytes, withPlaces, rowBases, spread, hasMetadata: hasMetadata(rows, list, choices) };
+      forwarder.begin({ ...about, list, choices });
+    }
     traceBegin('ep.dispatch.network');
     traceBegin('ep.dispatch.queue');
     queueRows(this.#device, exchange, routed, rows);
@@ -102,7 +106,7 @@ export class HostCalls {
       const hasEntered = (): boolean => exchange.hasEntered(counts, slot);
       sender.begin({ rowBytes, weightBytes, list: routed.served[slot]!, hasEntered, sumRows, sumWeights });
     }
-    for (const [way, receiver] of receivers.entries()) receiver.begin(routed.sent[way]!, { rowBytes, weightBytes });
+    for (const [way, receiver] of receivers.entries()) receiver.begin(routed.sent[way]!);
     let added = 0;
     const isDone = (): boolean => {
       let all = true;
@@ -117,14 +121,18 @@ export class HostCalls {
         call.addUp(added, ready - added);
         traceEnd('ep.combine.own-sums');
       }
-      added = ready;
-      for (const receiver of receivers) all &&= receiver.isDone;
+      added = Math.max(added, ready);
+      for (const receiver of receivers) {
+        receiver.free(added);
+        all &&= receiver.isDone;
+      }
       return all && network.isDelivered;
     };
+    const senders = this.#senders;
     const awaits = (peer: number): boolean =>
-      served.some(({ rank }, slot) => rank === peer && !exchange.hasEntered(counts, slot)) ||
+      served.some(({ rank }, slot) => rank === peer && !senders[slot]!.isDone) ||
       ways.some(({ forwarder }, way) => forwarder === peer && !receivers[way]!.isDone);
-    await network.until({ isDone, awaits, describe: () => this.#describe(receivers) }, wait);
+    await network.until({ isDone, awaits, describe: () => this.#describe([...receivers, ...senders]) }, wait);
     traceEnd('ep.combine.network');
   }
 

@@ -1,9 +1,11 @@
-// The network side of a collective object on a CPU rank: its window, its links, and the meeting of ranks of all hosts.
+// The network side of a collective object on a CPU rank: its memory, its links, and the meeting of ranks of all hosts.
 import { callWord, describeCall, type Call } from '../../collective/calls.ts';
 import type { CountExchange, RecordPlace } from '../../collective/exchange.ts';
 import { ChunkArrivals } from '../../collective/network/chunk-arrivals.ts';
+import { agreeOn } from '../../collective/agree.ts';
 import { HostNetwork } from '../../collective/network/host-network.ts';
 import type { HostWay, ServedSource } from '../../collective/network/host-routes.ts';
+import { privateWindow } from '../../collective/network/network-window.ts';
 import { EXCHANGE_HEADER_WORDS } from '../../abi/exchange-record.ts';
 import { networkCells } from '../../abi/network-cells.ts';
 import type { CallWait } from '../../core/deadline.ts';
@@ -11,10 +13,17 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { TensorSet } from '../../device/tensor-set.ts';
-import { SymmetricWindow } from '../../windows/symmetric-window.ts';
+import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import { rankList } from '../../world/rank-list.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { type NetworkRegion, type NetworkShape, type NetworkSize, networkSize } from './network-size.ts';
+import {
+  chunkTokens,
+  type NetworkRegion,
+  type NetworkShape,
+  type NetworkSize,
+  networkSize,
+  type SumRing,
+} from './network-size.ts';
 
 /** Numbers of the windows in HostNetwork. */
 export const NETWORK_WINDOW = 0;
@@ -22,9 +31,6 @@ export const NETWORK_WINDOW = 0;
 const CALL_WINDOW = 1;
 /** Where rows are received; it may be the same window. */
 export const ROW_WINDOW = 2;
-
-/** Rows of one signal come to about this much: enough to be carried well, and soon enough for the forwarder. */
-const CHUNK_BYTES = 1 << 20;
 
 export interface HostExchangeOptions extends CallWait {
   readonly group: RankGroup;
@@ -34,6 +40,8 @@ export interface HostExchangeOptions extends CallWait {
   /** The window with the exchange records, and that where rows are received. */
   readonly calls: SymmetricWindow;
   readonly rows: SymmetricWindow;
+  /** Memory of this rank for the network side, of NetworkSize.bytes at least; made here if it is absent. */
+  readonly memory?: Tensor<'u8'> | undefined;
 }
 
 /** Small tables for kernels. */
@@ -51,11 +59,13 @@ export interface HostTables extends Disposable {
 
 export class HostExchange {
   readonly network: HostNetwork;
-  readonly window: SymmetricWindow;
+  /** Of this rank, where `size` lays out the regions. */
+  readonly address: number;
   readonly size: NetworkSize;
   readonly shape: NetworkShape;
   readonly tables: HostTables;
   readonly #group: RankGroup;
+  readonly #parts: HostParts;
   /** By slot. */
   readonly #calls: readonly ChunkArrivals[];
   #call = 0;
@@ -64,42 +74,40 @@ export class HostExchange {
   static async create(options: HostExchangeOptions): Promise<HostExchange> {
     const { group, device, name, shape, calls, rows } = options;
     const size = networkSize(shape);
-    const made: { tables?: HostTables; window?: SymmetricWindow } = {};
-    const prepare = (): void => {
-      made.tables = makeTables(group, device);
-    };
+    const prepare = (): HostParts => makeParts(options, size);
+    const agreement = { what: `network side of ${name}`, config: { bytes: size.bytes }, prepare, release };
+    const parts = await agreeOn(group, agreement, options);
     try {
-      const of = { group, device, name: `${name}-network`, bytes: size.bytes, describeCall, prepare };
-      const window = await SymmetricWindow.create({ ...options, ...of });
-      made.window = window;
-      device.hostView('u8', window.address, size.regions.cells.bytes).fill(0);
-      const windows = [window, calls, rows];
-      const { offset: cells } = size.regions.cells;
+      const { address } = parts.memory;
+      const { cells, aborts } = size.regions;
+      for (const { offset, bytes } of [cells, aborts]) device.hostView('u8', address + offset, bytes).fill(0);
       const network = await HostNetwork.create({
         ...options,
-        windows,
-        cells,
+        barrier: calls.barrier,
+        windows: [privateWindow({ address, bytes: size.bytes }), calls, rows],
+        cells: cells.offset,
+        aborts: aborts.offset,
         rows: { rows: shape.maxTokens, rowWindow: ROW_WINDOW },
       });
-      return new HostExchange(options, { size, window, network, tables: made.tables as HostTables });
+      return new HostExchange(options, { size, network, parts });
     } catch (error) {
-      made.window?.[Symbol.dispose]();
-      made.tables?.[Symbol.dispose]();
+      release(parts);
       throw error;
     }
   }
 
   private constructor(
     { group, shape }: HostExchangeOptions,
-    parts: Pick<HostExchange, 'size' | 'window' | 'network' | 'tables'>,
+    { size, network, parts }: Pick<HostExchange, 'size' | 'network'> & { readonly parts: HostParts },
   ) {
     this.#group = group;
     this.shape = shape;
-    this.size = parts.size;
-    this.window = parts.window;
-    this.network = parts.network;
+    this.size = size;
+    this.network = network;
+    this.address = parts.memory.address;
     this.tables = parts.tables;
-    this.#calls = this.served.map(({ rank }) => new ChunkArrivals(parts.network, rank, networkCells.calls, 1));
+    this.#parts = parts;
+    this.#calls = this.served.map(({ rank }) => new ChunkArrivals(network, rank, networkCells.calls, 1));
   }
 
   get ways(): readonly HostWay[] {
@@ -128,12 +136,17 @@ export class HostExchange {
 
   /** Tokens whose rows one signal stands for; alike on all ranks. */
   chunkTokens(rowBytes: number): number {
-    return Math.max(1, Math.floor(CHUNK_BYTES / rowBytes));
+    return chunkTokens(rowBytes);
+  }
+
+  /** The same of sums. */
+  get sumRing(): SumRing {
+    return this.size.sumRing;
   }
 
   /** Address of a slot of a region of this rank's own window. */
   slotAddress(region: NetworkRegion, slot: number): number {
-    return this.window.address + this.#slotOffset(region, slot);
+    return this.address + this.#slotOffset(region, slot);
   }
 
   /** Where a slot of a region of a peer's window lies, for puts. */
@@ -209,20 +222,21 @@ export class HostExchange {
 
   async close(): Promise<void> {
     await this.network.close();
-    this.window[Symbol.dispose]();
-    this.tables[Symbol.dispose]();
+    release(this.#parts);
   }
 
   #slotOffset(region: NetworkRegion, slot: number): number {
-    const { maxTokens, sumBytes, sumWeightBytes } = this.shape;
+    const { sumBytes, sumWeightBytes } = this.shape;
+    const { sumTokens } = this.size.sumRing;
     const bytes = {
       cells: 0,
+      aborts: 0,
       landed: this.size.slotBytes,
       packed: this.size.slotBytes,
-      sums: maxTokens * sumBytes,
-      hostRows: maxTokens * sumBytes,
-      sumWeights: maxTokens * sumWeightBytes,
-      hostWeights: maxTokens * sumWeightBytes,
+      sums: sumTokens * sumBytes,
+      hostRows: sumTokens * sumBytes,
+      sumWeights: sumTokens * sumWeightBytes,
+      hostWeights: sumTokens * sumWeightBytes,
     }[region];
     return this.size.regions[region].offset + slot * bytes;
   }
@@ -238,6 +252,30 @@ export class HostExchange {
   get callAddress(): number {
     return this.network.windowAddress(CALL_WINDOW);
   }
+}
+
+/** What a rank has besides its links. */
+interface HostParts {
+  readonly memory: Tensor<'u8'>;
+  /** Whether the memory is this side's to give back. */
+  readonly isOwn: boolean;
+  readonly tables: HostTables;
+}
+
+/** Fails with WL_MEMORY, having taken nothing. */
+function makeParts({ group, device, memory }: HostExchangeOptions, { bytes }: NetworkSize): HostParts {
+  const tables = makeTables(group, device);
+  try {
+    return { memory: memory ?? device.empty('u8', [bytes]), isOwn: memory === undefined, tables };
+  } catch (error) {
+    tables[Symbol.dispose]();
+    throw error;
+  }
+}
+
+function release({ memory, isOwn, tables }: HostParts): void {
+  if (isOwn) memory.dispose();
+  tables[Symbol.dispose]();
 }
 
 function makeTables(group: RankGroup, device: CpuDevice): HostTables {

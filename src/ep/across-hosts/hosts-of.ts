@@ -1,7 +1,27 @@
-// How many hosts an exchange of counts tells apart.
+// The hosts of a group, as counts and sizes see them.
+import { invalidArgument } from '../../core/errors.ts';
+import type { Hosts } from '../../collective/network/host-routes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 
-/** 0 where all ranks are on one host: nothing is counted per host then. */
+/** How many hosts an exchange of counts tells apart; 0 where all ranks are on one: nothing is counted per host then. */
 export function hostsOf({ topology: { hosts } }: RankGroup): number {
   return hosts.length === 1 ? 0 : hosts.length;
+}
+
+/** Ranks of each host of a group. */
+export function ranksOfHosts({ topology: { hosts } }: RankGroup): number[] {
+  return hosts.map(({ length }) => length);
+}
+
+/**
+ * Hosts with that many ranks each, numbered host by host: sizes depend on how many there are alone. Fails with
+ * WL_INVALID_ARGUMENT if they are not `numRanks` together.
+ */
+export function numberHosts(counts: readonly number[], numRanks: number): Hosts {
+  const sum = counts.reduce((total, count) => total + count, 0);
+  if (sum !== numRanks || !counts.every((count) => Number.isSafeInteger(count) && count >= 1)) {
+    throw invalidArgument('ranksOfHosts', counts, `whole numbers of at least 1 whose sum is ${numRanks}`);
+  }
+  let next = 0;
+  return counts.map((count) => Array.from({ length: count }, () => next++));
 }

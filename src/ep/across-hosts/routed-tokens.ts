@@ -29,6 +29,24 @@ export interface RoutedTokens extends Disposable {
   /** i32 as sumTable: whose rows each column's places are; only with a column per choice. */
   readonly sumRanks: Tensor<'i32'> | undefined;
   readonly sumColumns: number;
+  /** What the tokens chose; only of a layer. */
+  readonly choices: TokenChoices | undefined;
+}
+
+/** Expert ids of all tokens, as their callers gave them. */
+export interface TokenChoices {
+  /** i32 [T, K]: of this rank. */
+  readonly own: Tensor<'i32'>;
+  /** By slot, i32 [T of the source, K], filled in when they arrive: of sources whose place on their host is that of this rank. */
+  readonly served: readonly (Tensor<'i32'> | undefined)[];
+}
+
+/** Tokens and columns of the expert ids. */
+export interface ChoicesShape {
+  readonly own: number;
+  /** By slot; undefined where none come. */
+  readonly served: readonly (number | undefined)[];
+  readonly topk: number;
 }
 
 export interface RoutedShape {
@@ -37,6 +55,7 @@ export interface RoutedShape {
   readonly hasRanks: boolean;
   readonly tokens: number;
   readonly sumColumns: number;
+  readonly choices: ChoicesShape | undefined;
 }
 
 /** Fails with WL_MEMORY, having taken nothing. */
@@ -49,13 +68,19 @@ export function makeRoutedTokens(device: CpuDevice, shape: RoutedShape): RoutedT
       places: tensors.empty('i32', [count, columns]),
       ranks: shape.hasRanks ? tensors.empty('i32', [count, columns]) : undefined,
     });
-    const { tokens, sumColumns } = shape;
+    const { tokens, sumColumns, choices } = shape;
     return {
       sent: shape.sent.map(table),
       served: shape.served.map(table),
       sumTable: tensors.empty('i32', [tokens, sumColumns]),
       sumRanks: shape.hasRanks ? tensors.empty('i32', [tokens, sumColumns]) : undefined,
       sumColumns,
+      choices: choices && {
+        own: tensors.empty('i32', [choices.own, choices.topk]),
+        served: choices.served.map((count) =>
+          count === undefined ? undefined : tensors.empty('i32', [count, choices.topk]),
+        ),
+      },
     };
   });
   return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };

@@ -4,6 +4,7 @@ import { networkCells } from '../../abi/network-cells.ts';
 import { ChunkArrivals } from '../../collective/network/chunk-arrivals.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { Tensor } from '../../device/tensor.ts';
 import type { HostExchange } from './host-exchange.ts';
 import type { SlotArray } from './network-size.ts';
 import type { HostTokens } from './routed-tokens.ts';
@@ -11,6 +12,8 @@ import type { HostTokens } from './routed-tokens.ts';
 /** One dispatch. */
 export interface ForwardedCall {
   readonly list: HostTokens;
+  /** i32 [T of the source, K], to be filled in; of a layer. */
+  readonly choices: Tensor<'i32'> | undefined;
   readonly rowBytes: number;
   readonly hasMetadata: boolean;
   readonly withPlaces: boolean;
@@ -45,7 +48,7 @@ export class RowForwarder {
     this.#metadata.begin();
     this.#rows.begin();
     this.#done = 0;
-    this.#awaitsMetadata = call.hasMetadata && call.list.count > 0;
+    this.#awaitsMetadata = call.hasMetadata;
   }
 
   get isDone(): boolean {
@@ -84,7 +87,7 @@ export class RowForwarder {
     return `${call.list.count} rows of ${source}, of which ${this.#done} came`;
   }
 
-  #land({ list, withPlaces, spread }: ForwardedCall): void {
+  #land({ list, choices, withPlaces, spread }: ForwardedCall): void {
     const { kernels } = this.#device;
     const { slot } = this.#exchange.size;
     const landed = this.#exchange.slotAddress('landed', this.#slot);
@@ -93,6 +96,7 @@ export class RowForwarder {
       kernels.copyBytes(list.places.address, landed + slot.places.offset, list.places.bytes);
       if (list.ranks) kernels.copyBytes(list.ranks.address, landed + slot.ranks.offset, list.ranks.bytes);
     }
+    if (choices) kernels.copyBytes(choices.address, landed + slot.topkIdx.offset, choices.bytes);
     spread(list, (array) => landed + slot[array].offset);
   }
 }

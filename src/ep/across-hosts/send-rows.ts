@@ -2,6 +2,7 @@
 // straight to its first place there, in chunks that the forwarder is told of.
 import { networkCells } from '../../abi/network-cells.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { Tensor } from '../../device/tensor.ts';
 import { type HostExchange, NETWORK_WINDOW, ROW_WINDOW } from './host-exchange.ts';
 import type { SlotArray } from './network-size.ts';
 import type { HostTokens, RoutedTokens } from './routed-tokens.ts';
@@ -24,15 +25,19 @@ export interface OutgoingRows {
   readonly withPlaces: boolean;
 }
 
-/** True if a forwarder hears something besides the rows. */
-export function hasMetadata({ beside, withPlaces }: Pick<OutgoingRows, 'beside' | 'withPlaces'>): boolean {
-  return withPlaces || beside.length > 0;
+/** True if a forwarder hears something besides the rows of so many tokens; `choices`: that come with them. */
+export function hasMetadata(
+  { beside, withPlaces }: Pick<OutgoingRows, 'beside' | 'withPlaces'>,
+  { count }: Pick<HostTokens, 'count'>,
+  choices: Tensor<'i32'> | undefined,
+): boolean {
+  return (count > 0 && (withPlaces || beside.length > 0)) || (choices !== undefined && choices.bytes > 0);
 }
 
 export function queueRows(device: CpuDevice, exchange: HostExchange, routed: RoutedTokens, rows: OutgoingRows): void {
   for (const [way, list] of routed.sent.entries()) {
-    if (list.count === 0) continue;
-    if (hasMetadata(rows)) queueMetadata({ device, exchange, way }, list, rows);
+    const choices = exchange.ways[way]!.hasSamePlace ? routed.choices?.own : undefined;
+    if (hasMetadata(rows, list, choices)) queueMetadata({ device, exchange, way }, list, { ...rows, choices });
     queueChunks(exchange, way, list, rows);
   }
 }
@@ -40,7 +45,7 @@ export function queueRows(device: CpuDevice, exchange: HostExchange, routed: Rou
 function queueMetadata(
   { device, exchange, way }: { device: CpuDevice; exchange: HostExchange; way: number },
   { count, tokens, places, ranks }: HostTokens,
-  { beside, withPlaces }: OutgoingRows,
+  { beside, withPlaces, choices }: OutgoingRows & { readonly choices: Tensor<'i32'> | undefined },
 ): void {
   const { network, size } = exchange;
   const { forwarder, slot } = exchange.ways[way]!;
@@ -51,6 +56,7 @@ function queueMetadata(
     queue.put(places.address, NETWORK_WINDOW, target + size.slot.places.offset, places.bytes);
     if (ranks) queue.put(ranks.address, NETWORK_WINDOW, target + size.slot.ranks.offset, ranks.bytes);
   }
+  if (choices) queue.put(choices.address, NETWORK_WINDOW, target + size.slot.topkIdx.offset, choices.bytes);
   const packed = exchange.slotAddress('packed', way);
   for (const { array, address, bytes } of beside) {
     const { offset } = size.slot[array];

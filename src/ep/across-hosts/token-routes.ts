@@ -12,13 +12,15 @@ export interface RouteTables {
   readonly rankTable: Tensor<'i32'> | undefined;
   /** [rank * hosts + host]: tokens of every rank that go to every host. */
   readonly perHost: Int32Array;
+  /** Of a layer: the expert ids [T, K], and how many tokens every rank has. */
+  readonly choices?: { readonly ids: Tensor<'i32' | 'i64'>; readonly numTokens: Int32Array };
 }
 
 /** Fails with WL_MEMORY. The served lists are filled in when they arrive. */
 export function routeTokens(device: CpuDevice, exchange: HostExchange, tables: RouteTables): RoutedTokens {
   const { ways, served, network } = exchange;
   const { hosts, host } = network.routes;
-  const { numTokens, rowTable, rankTable, perHost } = tables;
+  const { numTokens, rowTable, rankTable, perHost, choices } = tables;
   const columns = rowTable.shape.at(-1)!;
   const columnsOf = (there: number): number => (rankTable ? columns : hosts[there]!.length);
   const countOf = (rank: number, there: number): number => perHost[rank * hosts.length + there]!;
@@ -28,7 +30,13 @@ export function routeTokens(device: CpuDevice, exchange: HostExchange, tables: R
     hasRanks: rankTable !== undefined,
     tokens: numTokens,
     sumColumns: columnsOf(host) + ways.length,
+    choices: choices && {
+      own: numTokens,
+      served: served.map(({ rank, hasSamePlace }) => (hasSamePlace ? choices.numTokens[rank]! : undefined)),
+      topk: columns,
+    },
   });
+  if (choices) copyIds(choices.ids, routed.choices!.own);
   for (const [at, list] of routed.sent.entries()) {
     device.kernels.listHostTokens(
       rowTable.address,
@@ -44,6 +52,13 @@ export function routeTokens(device: CpuDevice, exchange: HostExchange, tables: R
   }
   fillSumTable(exchange, tables, routed);
   return routed;
+}
+
+/** Peers take 32 bits, whatever the caller has; it may change its tensor when the call has returned. */
+function copyIds(ids: Tensor<'i32' | 'i64'>, own: Tensor<'i32'>): void {
+  const [from, to] = [ids.view(), own.view()];
+  if (from instanceof BigInt64Array) for (let at = 0; at < to.length; at++) to[at] = Number(from[at]);
+  else to.set(from);
 }
 
 /** Columns by ascending host: this host's ranks or choices, one of each other host. */
@@ -63,9 +78,9 @@ interface SumPlace {
   readonly column: number;
 }
 
-/** The place of each token among those sent to the host. */
+/** The place of each token among those sent to the host; places of sums are used in turn. */
 function fillColumnOf(
-  { ways, network }: HostExchange,
+  { ways, network, sumRing }: HostExchange,
   there: number,
   { routed: { sent, sumTable, sumRanks, sumColumns }, column }: SumPlace,
 ): void {
@@ -74,9 +89,10 @@ function fillColumnOf(
   const table = sumTable.view();
   const ranks = sumRanks?.view();
   const list = tokens.view();
+  const places = sumRing.chunk * sumRing.chunks;
   for (let i = 0; i < count; i++) {
     const cell = list[i]! * sumColumns + column;
-    table[cell] = i;
+    table[cell] = i % places;
     // Behind the ranks of the group.
     if (ranks) ranks[cell] = network.group.size + way;
   }

@@ -4,8 +4,12 @@ import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { type CombinePrecision, combinePrecisions } from '../combine-precision.ts';
+import { numberHosts } from '../across-hosts/hosts-of.ts';
+import type { Hosts } from '../../collective/network/host-routes.ts';
+import { requirePinnedBytes } from '../across-hosts/rdma-bytes.ts';
 import { networkSize, type NetworkSize } from '../across-hosts/network-size.ts';
-import { bufferNetworkShape } from './buffer-network-shape.ts';
+import type { PinnedNetworkSize } from '../across-hosts/pinned-network-size.ts';
+import { bufferNetworkShape, pinnedBufferNetwork } from './buffer-network-shape.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 
@@ -31,13 +35,18 @@ export interface EpBufferConfig {
    * On one host it makes no difference.
    */
   readonly combinePrecision?: CombinePrecision;
+  /**
+   * Most bytes of a rank's network side. 0, the default: as many as all tokens need at once. With fewer, combine moves sums in
+   * rounds. On one host it makes no difference.
+   */
+  readonly numRdmaBytes?: number;
   /** Multiprocessors for the kernels of a GPU, 16 by default; CPU ranks ignore it: they work on one thread. */
   readonly numSms?: number;
 }
 
 /** Fills in what a configuration leaves out. */
 export function withDefaults(config: EpBufferConfig): Required<EpBufferConfig> {
-  return { combineRows: 'separate', combinePrecision: 'bf16', numSms: 16, ...config };
+  return { combineRows: 'separate', combinePrecision: 'bf16', numRdmaBytes: 0, numSms: 16, ...config };
 }
 
 /** A part of a rank's window. */
@@ -57,32 +66,44 @@ export interface EpBufferSize {
   readonly bytes: number;
   /** Received rows in the worst case: every rank sends all its tokens here. */
   readonly maxRecvTokens: number;
-  /** Address space that each rank of the host with most ranks maps: all windows of its host and their headers. */
+  /**
+   * Address space that each rank of the host with most ranks takes: all windows of its host and their headers, and its network
+   * side.
+   */
   readonly addressSpaceBytes: number;
+  /** Of /dev/shm on that host, for all its ranks together; 0 for one rank alone. */
+  readonly sharedMemoryBytes: number;
   readonly regions: Readonly<Record<EpRegion, WindowRegion>>;
   /**
-   * With several hosts, what a rank has besides for the network, in a window of host memory that its carrier reads and writes.
-   * It depends on tokens, ranks and hosts and not on the routing, since a token crosses to a host once. Undefined on one host.
+   * With several hosts, what a rank has besides for the network, in host memory of its own that its carrier reads and writes;
+   * for GPUs it is pinned. It depends on tokens, ranks and hosts and not on the routing, since a token crosses to a host once.
+   * Undefined on one host.
    */
-  readonly network: NetworkSize | undefined;
+  readonly network: NetworkSize | PinnedNetworkSize | undefined;
+}
+
+/** Which memory the network side is in follows from the ranks' devices. */
+export interface SizesByDevice {
+  readonly cpu: EpBufferSize & { readonly network: NetworkSize | undefined };
+  readonly cuda: EpBufferSize & { readonly network: PinnedNetworkSize | undefined };
 }
 
 /**
- * Sizes of an EpBuffer over `numRanks` ranks. Pure; fails with WL_INVALID_ARGUMENT.
+ * Sizes of an EpBuffer over `numRanks` ranks. Pure; fails with WL_INVALID_ARGUMENT, or with WL_UNSUPPORTED where the network side
+ * of a GPU would be larger than 4 GiB.
  * @param config As EpBuffer.create() takes it.
  * @param numRanks 1 or more; divides numExperts.
  * @param ranksOfHosts Ranks of each host, whose sum is `numRanks`; all on one by default.
+ * @param device Of the ranks; 'cpu' by default.
  */
-export function bufferSize(
+export function bufferSize<Kind extends keyof SizesByDevice = 'cpu'>(
   config: EpBufferConfig,
   numRanks: number,
   ranksOfHosts: readonly number[] = [numRanks],
-): EpBufferSize {
+  device?: Kind,
+): SizesByDevice[Kind] {
   checkConfig(config, numRanks);
-  const sum = ranksOfHosts.reduce((total, count) => total + count, 0);
-  if (sum !== numRanks || !ranksOfHosts.every((count) => isWhole(count, 1))) {
-    throw invalidArgument('ranksOfHosts', ranksOfHosts, `whole numbers of at least 1 whose sum is ${numRanks}`);
-  }
+  const numbered = numberHosts(ranksOfHosts, numRanks);
   const hosts = ranksOfHosts.length === 1 ? 0 : ranksOfHosts.length;
   const rows = numRanks * config.maxTokensPerRank;
   const rowBytes = config.hidden * 2;
@@ -96,16 +117,22 @@ export function bufferSize(
     combineRows: config.combineRows === 'shared' ? 'rows' : rows * rowBytes,
     combineWeights: rows * config.maxTopk * 4,
   });
-  const network = hosts === 0 ? undefined : networkSize(bufferNetworkShape(config, numberRanks(ranksOfHosts)));
+  const isCuda = device === 'cuda';
+  const network =
+    hosts === 0 ? undefined : isCuda ? pinnedSize(config, numbered) : networkSize(bufferNetworkShape(config, numbered));
   const local = Math.max(...ranksOfHosts);
-  const addressSpaceBytes = windowFootprint(bytes, local) + (network ? windowFootprint(network.bytes, local) : 0);
-  return { bytes, maxRecvTokens: rows, addressSpaceBytes, regions, network };
+  const windows = windowFootprint(bytes, local);
+  const addressSpaceBytes = windows + (network?.bytes ?? 0);
+  const sharedMemoryBytes = numRanks === 1 || isCuda ? 0 : windows;
+  const size: EpBufferSize = { bytes, maxRecvTokens: rows, addressSpaceBytes, sharedMemoryBytes, regions, network };
+  return size as SizesByDevice[Kind];
 }
 
-/** The ranks of each host, numbered host by host: sizes depend on how many there are alone. */
-function numberRanks(ranksOfHosts: readonly number[]): number[][] {
-  let next = 0;
-  return ranksOfHosts.map((count) => Array.from({ length: count }, () => next++));
+function pinnedSize({ numRdmaBytes = 0, ...config }: EpBufferConfig, hosts: Hosts): PinnedNetworkSize {
+  const shape = bufferNetworkShape(config, hosts);
+  const size = pinnedBufferNetwork(config, shape);
+  requirePinnedBytes(size.bytes, numRdmaBytes);
+  return size;
 }
 
 const configNames: OptionNames<EpBufferConfig> = {
@@ -115,6 +142,7 @@ const configNames: OptionNames<EpBufferConfig> = {
   maxTopk: true,
   combineRows: true,
   combinePrecision: true,
+  numRdmaBytes: true,
   numSms: true,
 };
 
@@ -134,7 +162,8 @@ function checkConfig(config: EpBufferConfig, numRanks: number): void {
   if (combineRows !== 'separate' && combineRows !== 'shared') {
     throw invalidArgument('combineRows', combineRows, '"separate" or "shared"');
   }
-  const { combinePrecision = 'bf16' } = config;
+  const { combinePrecision = 'bf16', numRdmaBytes = 0 } = config;
+  if (!isWhole(numRdmaBytes, 0)) throw invalidArgument('numRdmaBytes', numRdmaBytes, 'a whole number of at least 0');
   if (!combinePrecisions.includes(combinePrecision)) {
     throw invalidArgument('combinePrecision', combinePrecision, '"bf16" or "f32"');
   }

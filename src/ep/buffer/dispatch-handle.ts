@@ -20,12 +20,17 @@ export class DispatchHandle implements Disposable {
   readonly numRecvTokens: number | undefined;
   /** Rows of the received tensors: numRecvTokens, or numWorstTokens if that was given. */
   readonly rows: number;
-  /** @internal i32 [T, ranks]: the row of each token at each rank, -1 where it does not go. */
+  /**
+   * @internal i32 [T, ranks]: the row of each token at each rank, -1 where it does not go. On GPUs, a row in the numbering of
+   * this rank's tokens, and behind the ranks a column for each other host: the place among the tokens that go there.
+   */
   readonly rowTable: Tensor<'i32'>;
   /** @internal On a GPU, what its kernels need of the exchange (EpPlan); absent on the CPU. */
   readonly plan: Tensor<'u8'> | undefined;
   /** @internal What crosses to other hosts; absent in a group on one. */
   readonly routed: RoutedTokens | undefined;
+  /** @internal On a GPU with peers on other hosts: the rows at this host's ranks of tokens that come through this rank. */
+  readonly forwardPlaces: Tensor<'i32'> | undefined;
   /** i32 [ranks, ranks] on the host: [s * ranks + d] = rows that ranks 0..s together send to d; as numRecvTokens. */
   readonly rankPrefixMatrix: Int32Array | undefined;
   /** i32 [rows]: the token's index at its source rank; -1 in the tail of a worst-case result. */
@@ -35,9 +40,10 @@ export class DispatchHandle implements Disposable {
 
   /** @internal */
   constructor(
-    parts: Omit<DispatchHandle, 'dispose' | 'plan' | 'routed' | typeof Symbol.dispose> & {
+    parts: Omit<DispatchHandle, 'dispose' | 'plan' | 'routed' | 'forwardPlaces' | typeof Symbol.dispose> & {
       plan?: Tensor<'u8'>;
       routed?: RoutedTokens | undefined;
+      forwardPlaces?: Tensor<'i32'> | undefined;
     },
   ) {
     this.owner = parts.owner;
@@ -48,6 +54,7 @@ export class DispatchHandle implements Disposable {
     this.rowTable = parts.rowTable;
     this.plan = parts.plan;
     this.routed = parts.routed;
+    this.forwardPlaces = parts.forwardPlaces;
     this.rankPrefixMatrix = parts.rankPrefixMatrix;
     this.recvSrcIdx = parts.recvSrcIdx;
     this.numRecvTokensPerExpert = Object.freeze([...parts.numRecvTokensPerExpert]);
@@ -58,6 +65,7 @@ export class DispatchHandle implements Disposable {
     this.rowTable.dispose();
     this.recvSrcIdx.dispose();
     this.plan?.dispose();
+    this.forwardPlaces?.dispose();
     this.routed?.[Symbol.dispose]();
   }
 

@@ -4,6 +4,7 @@ import type { DType } from '../../core/dtype.ts';
 import type { HostNetwork } from '../../collective/network/host-network.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { EpRegion } from './buffer-size.ts';
+import type { CudaHostNetwork } from '../across-hosts/cuda-host-network.ts';
 import type { CheckedCombine } from './combine-arguments.ts';
 import type { DispatchPlanInput } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
@@ -29,7 +30,7 @@ export function callOptions(args: CallWait & OverlapOptions, defaultMs: number):
 
 export interface EpEngine extends EpMemory {
   /** Of a group on several hosts; for benchmarks. */
-  readonly hostNetwork?: HostNetwork | undefined;
+  readonly hostNetwork?: HostNetwork | CudaHostNetwork | undefined;
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout;

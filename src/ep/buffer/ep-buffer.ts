@@ -1,4 +1,5 @@
 // EpBuffer: dispatch sends each token once to every rank that holds one of its experts; combine brings the sums back.
+import { checkOptions } from '../../core/check-options.ts';
 import { startCall } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -6,10 +7,11 @@ import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
+import { type EpBufferOptions, epBufferOptionNames } from './ep-buffer-options.ts';
 import { type EpBufferConfig, type EpBufferSize, withDefaults } from './buffer-size.ts';
-import type { HostNetwork } from '../../collective/network/host-network.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
 import { checkCombine, type CombineArguments } from './combine-arguments.ts';
+import { refuseRdmaBuffer } from '../across-hosts/rdma-bytes.ts';
 import { createCpuEngine } from './cpu/create-cpu-engine.ts';
 import { checkDispatch, checkHandle, type DispatchArguments } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
@@ -30,26 +32,28 @@ export class EpBuffer implements AsyncDisposable {
   readonly #guard = new CallGuard('EpBuffer');
 
   /**
-   * Collective over the group (a world is one), whose ranks use the same kind of device; those of GPUs must be on one host.
-   * Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_UNSUPPORTED (several hosts), WL_CONFIG_MISMATCH,
-   * WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT.
+   * Collective over the group (a world is one), whose ranks use the same kind of device and may be on several hosts. Fails
+   * on every rank with the same error: WL_INVALID_ARGUMENT, WL_UNSUPPORTED (more GPUs than kernels serve), WL_CONFIG_MISMATCH,
+   * WL_MEMORY, WL_SHARED_MEMORY, WL_CUDA or WL_TIMEOUT.
    * @param group The ranks that take part; a world is a group.
    * @param device This rank's.
    * @param config The same on all ranks.
-   * @param options How long to wait for the others.
+   * @param options How long to wait for the others, and this rank's own memory for the network.
    */
   static async create(
     group: RankGroup,
     device: CpuDevice | CudaDevice,
     config: EpBufferConfig,
-    options: WaitOptions = {},
+    options: EpBufferOptions = {},
   ): Promise<EpBuffer> {
     requireDevice(device);
+    checkOptions(options, epBufferOptionNames, 'options of EpBuffer.create');
     const full = withDefaults(config);
     const wait = startCall(options, group.settings.timeoutMs);
     if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(group, device, full, wait));
+    refuseRdmaBuffer(options.rdmaBuffer);
     // Loaded here, so that CPU ranks never load what GPUs need.
-    const { createCudaEngine } = await import('./cuda/cuda-engine.ts');
+    const { createCudaEngine } = await import('./cuda/create-cuda-engine.ts');
     return new EpBuffer(await createCudaEngine(group, device, full, wait));
   }
 
@@ -134,7 +138,7 @@ export class EpBuffer implements AsyncDisposable {
    * The way to the group's other hosts, undefined on one host; for benchmarks.
    * @internal
    */
-  get hostNetwork(): HostNetwork | undefined {
+  get hostNetwork(): EpEngine['hostNetwork'] {
     return this.#engine.hostNetwork;
   }
 

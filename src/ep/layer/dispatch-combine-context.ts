@@ -9,16 +9,26 @@ import { isSharedByAll } from '../../windows/window-agreement.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../collective/agree.ts';
+import { requireRoom } from '../../windows/room.ts';
+import { ranksOfHosts } from '../across-hosts/hosts-of.ts';
+import { checkRdmaBuffer, refuseRdmaBuffer, requirePinnedBytes } from '../across-hosts/rdma-bytes.ts';
 import { isWhole } from '../buffer/buffer-size.ts';
+import { layerPinnedSize } from './layer-pinned-size.ts';
 import { CpuLayerMemory } from './cpu/cpu-layer-memory.ts';
 import type { CudaLayerMemory } from './cuda/cuda-layer-memory.ts';
 import type { EPConfig, TokenDType } from './ep-config.ts';
-import { grownRows, initialRows, type OutputRegion, type OutputSize } from './output-size.ts';
+import { grownRows, initialRows, type OutputRegion, type OutputSize, outputSize } from './output-size.ts';
 
 /** What a DispatchCombineContext is made with besides its configuration. */
 export interface ContextOptions extends WaitOptions {
   /** Rows of the output buffer as a multiple of maxTokens * topk, a balanced load; 2 by default. It grows on demand. */
   readonly capacity?: number;
+  /**
+   * Memory of this rank's CPU device for the network side, `outputSize(…).network.bytes` at least: [bytes]. Peers write to it
+   * until the context is finalized; it stays the caller's, who disposes it after that. Made by the context if it is absent, and
+   * not used on one host.
+   */
+  readonly rdmaBuffer?: Tensor<'u8'>;
 }
 
 /** Where the output of a layer lies, with room for so many rows. */
@@ -47,17 +57,19 @@ export class DispatchCombineContext implements AsyncDisposable {
     epConfig: EPConfig,
     options: ContextOptions = {},
   ): Promise<DispatchCombineContext> {
-    const { capacity = 2 } = options;
+    const { capacity = 2, rdmaBuffer } = options;
     const wait = startCall(options, group.settings.timeoutMs);
     const { maxTokens, hidden, topk, numExperts, tokenDtype, weightDtype } = epConfig;
-    const { keepDispatchOutput, combinePrecision } = epConfig;
-    const dtypesOf = { tokenDtype, weightDtype, keepDispatchOutput, combinePrecision };
-    const config = { maxTokens, hidden, topk, numExperts, ...dtypesOf, capacity, device: device.kind };
+    const { keepDispatchOutput, combinePrecision, numRdmaBytes } = epConfig;
+    const kinds = { tokenDtype, weightDtype, keepDispatchOutput, combinePrecision, numRdmaBytes };
+    const config = { maxTokens, hidden, topk, numExperts, ...kinds, capacity, device: device.kind };
     const prepare = (): void => {
       if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');
+      if (device.kind === 'cpu') checkRoom(epConfig, { capacity, group, device, rdmaBuffer });
+      else checkPinned(epConfig, group, rdmaBuffer);
     };
     await agreeOn(group, { what: 'DispatchCombineContext', config, prepare }, wait);
-    const memory = await createMemory(group, device, epConfig, wait);
+    const memory = await createMemory(group, device, epConfig, { ...wait, rdmaBuffer });
     try {
       await memory.allocate(initialRows(epConfig, capacity), wait);
     } catch (error) {
@@ -83,7 +95,7 @@ export class DispatchCombineContext implements AsyncDisposable {
     return this.memory.size;
   }
 
-  /** Bytes of this rank's windows. */
+  /** Bytes of this rank's windows and, with several hosts, of its network side. */
   get windowBytes(): number {
     return this.memory.windowBytes;
   }
@@ -156,11 +168,38 @@ export class DispatchCombineContext implements AsyncDisposable {
   }
 }
 
+interface RoomOptions {
+  readonly capacity: number;
+  readonly group: RankGroup;
+  readonly device: CpuDevice;
+  readonly rdmaBuffer: Tensor<'u8'> | undefined;
+}
+
+function checkRoom(config: EPConfig, { capacity, group, device, rdmaBuffer }: RoomOptions): void {
+  const size = outputSize(config, initialRows(config, capacity), ranksOfHosts(group));
+  const parts = [
+    { name: 'windows for the output', bytes: size.bytes, isShared: true },
+    { name: 'windows for counts', bytes: size.controlBytes, isShared: true },
+  ];
+  if (size.network !== undefined) {
+    const { bytes } = size.network;
+    if (rdmaBuffer !== undefined) checkRdmaBuffer(rdmaBuffer, { device, bytes });
+    else parts.push({ name: 'network side', bytes, isShared: false });
+  }
+  requireRoom('EPAll2AllLayer', parts, { group, device });
+}
+
+/** Fails with WL_INVALID_ARGUMENT. */
+function checkPinned(config: EPConfig, group: RankGroup, rdmaBuffer: Tensor<'u8'> | undefined): void {
+  refuseRdmaBuffer(rdmaBuffer);
+  requirePinnedBytes(layerPinnedSize(config, group)?.bytes ?? 0, config.numRdmaBytes);
+}
+
 async function createMemory(
   group: RankGroup,
   device: CpuDevice | CudaDevice,
   config: EPConfig,
-  wait: CallWait,
+  wait: CallWait & { readonly rdmaBuffer: Tensor<'u8'> | undefined },
 ): Promise<CpuLayerMemory | CudaLayerMemory> {
   if (device.kind === 'cpu') return CpuLayerMemory.create(group, device, config, wait);
   // Loaded here, so that CPU ranks never load what GPUs need.

@@ -1,6 +1,6 @@
 // EPAll2AllLayer: dispatch gives one row per (token, expert), grouped by expert; combine sums a token's rows.
 import { type CallWait, startCall } from '../../core/deadline.ts';
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -8,15 +8,13 @@ import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { agreeOn, requireOneHost } from '../../collective/agree.ts';
-import type { CombinePrecision } from '../combine-precision.ts';
-import { isWhole } from '../buffer/buffer-size.ts';
+import { agreeOn } from '../../collective/agree.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
 import { callOptions } from '../buffer/engine.ts';
 import { overlaps, requireDevice } from '../../collective/tensor-check.ts';
 import { createCpuLayerEngine } from './cpu/cpu-layer-engine.ts';
 import { DispatchCombineContext } from './dispatch-combine-context.ts';
-import { EPConfig, type TokenDType } from './ep-config.ts';
+import type { EPConfig, TokenDType } from './ep-config.ts';
 import {
   checkDescriptor,
   checkLayerCombine,
@@ -25,6 +23,7 @@ import {
   type LayerDispatchArguments,
 } from './layer-arguments.ts';
 import type { LayerInput } from './layer-input.ts';
+import { type LayerOptions, makeConfig } from './layer-options.ts';
 import type {
   DispatchStages,
   LayerCombineResult,
@@ -32,61 +31,9 @@ import type {
   LayerEngine,
   LayerEngineOptions,
 } from './layer-engine.ts';
+import type { DispatchSplits } from './dispatch-splits.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
 import { StagedDispatch } from './staged-dispatch.ts';
-
-/** What an EPAll2AllLayer is made for. All ranks pass the same. */
-export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions {
-  readonly maxTokens: number;
-  readonly hidden: number;
-  readonly topk: number;
-  readonly numTotExperts: number;
-  /** Of the tokens: 'bf16' (the default), 'f16' or 'f32'. Sums are made in f32 and rounded once. */
-  readonly dtype?: D;
-  /** Of the routing weights; 'f32' by default. */
-  readonly weightDtype?: 'f32' | 'bf16';
-  /** Of rows and counts in layout descriptors; 'i32' by default. */
-  readonly offsetDtype?: 'i32' | 'i64';
-  /** Sum a token's rows on each rank first, so that combine moves one row per (token, rank); one more rounding to dtype. */
-  readonly enableLocalCombine?: boolean;
-  /**
-   * Keep dispatch's output as it is until the next dispatch: combine then reads the experts' output from memory of its
-   * own, as large as the output. Without it, the default, combine overwrites dispatch's output.
-   */
-  readonly keepDispatchOutput?: boolean;
-  /**
-   * What a host's sum of a token's rows travels to another host as: rounded to the layer's dtype ('bf16', the default,
-   * whichever dtype that is), or as 'f32', twice the bytes of 16-bit rows. On one host it makes no difference.
-   */
-  readonly combinePrecision?: CombinePrecision;
-  /** Multiprocessors for the kernels of a GPU, 20 by default; CPU ranks ignore it: they work on one thread. */
-  readonly numSm?: number;
-  /**
-   * Run kernels compiled ahead of time: on a GPU those that `weftline compile` put into the device's aotFolder, else
-   * WL_COMPILE; those of a CPU rank always are.
-   */
-  readonly useAot?: boolean;
-  /** Rows of the output buffer as a multiple of maxTokens * topk; 2 by default. It grows on demand. */
-  readonly capacity?: number;
-}
-
-const layerOptionNames: OptionNames<LayerOptions> = {
-  maxTokens: true,
-  hidden: true,
-  topk: true,
-  numTotExperts: true,
-  dtype: true,
-  weightDtype: true,
-  offsetDtype: true,
-  enableLocalCombine: true,
-  keepDispatchOutput: true,
-  combinePrecision: true,
-  numSm: true,
-  useAot: true,
-  capacity: true,
-  timeoutMs: true,
-  signal: true,
-};
 
 /**
  * Sends each token to all of its experts, one row per (token, expert) and the rows of an expert together, and sums what
@@ -103,8 +50,8 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   #staged: StagedDispatch | undefined;
 
   /**
-   * Collective over the group (a world is one), whose ranks use the same kind of device; those of GPUs must all be on one
-   * host. The same error on every rank if it cannot be.
+   * Collective over the group (a world is one), whose ranks use the same kind of device and may be on several hosts. The same
+   * error on every rank if it cannot be.
    * @param group The ranks that take part; a world is a group.
    * @param device This rank's.
    * @param options The same on all ranks.
@@ -115,7 +62,6 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
     options: LayerOptions<D>,
   ): Promise<EPAll2AllLayer<D>> {
     requireDevice(device);
-    if (device.kind === 'cuda') requireOneHost(group, 'EPAll2AllLayer');
     const {
       maxTokens,
       hidden,
@@ -126,16 +72,25 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
       offsetDtype = 'i32',
     } = options;
     const { enableLocalCombine = false, keepDispatchOutput = false, combinePrecision = 'bf16' } = options;
-    const { capacity = 2, numSm = 20, useAot = false } = options;
+    const { capacity = 2, numRdmaBytes = 0, numSm = 20, useAot = false } = options;
     const shape = { maxTokens, hidden, topk, numTotExperts, dtype, weightDtype, offsetDtype };
     const agreement = {
       what: 'EPAll2AllLayer',
-      config: { ...shape, enableLocalCombine, keepDispatchOutput, combinePrecision, capacity, device: device.kind },
+      config: {
+        ...shape,
+        enableLocalCombine,
+        keepDispatchOutput,
+        combinePrecision,
+        numRdmaBytes,
+        capacity,
+        device: device.kind,
+      },
       prepare: (): EPConfig => makeConfig(options, group),
     };
     const wait = startCall(options, group.settings.timeoutMs);
     const epConfig = await agreeOn(group, agreement, wait);
-    const contextOptions = { ...wait, capacity };
+    const { rdmaBuffer } = options;
+    const contextOptions = { ...wait, capacity, ...(rdmaBuffer && { rdmaBuffer }) };
     const context = await DispatchCombineContext.create(group, device, epConfig, contextOptions);
     try {
       const engine = await createEngine(context, { ...wait, enableLocalCombine, numSm, useAot });
@@ -177,6 +132,23 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
       this.#staged = new StagedDispatch(stages);
       return this.#staged;
     });
+  }
+
+  /**
+   * Between preprocess() and the last stage: who sends how much to which expert, and where rows will begin. Not collective, since
+   * preprocess() has exchanged the counts.
+   */
+  getAgSplitsAndRecvOffsetForDispatch(staged: StagedDispatch): Promise<DispatchSplits> {
+    return this.#guard.run('getAgSplitsAndRecvOffsetForDispatch', () => this.#present(staged).stages.splits());
+  }
+
+  /**
+   * Between preprocess() and the last stage: i32 [nodes, 2, maxTokens], the ranges of this rank's tokens that each other node is
+   * asked to take, as sendReqsRecvTensor has them there. Undefined on one host.
+   */
+  getDispatchSendReqs(staged: StagedDispatch): Int32Array | undefined {
+    this.#guard.requireOpen();
+    return this.#present(staged).stages.sendReqs();
   }
 
   /** Collective, after preprocess(): makes the output buffer larger on all ranks if some rank's rows would not fit. */
@@ -285,21 +257,21 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   ): Promise<T> {
     return this.#guard.run(call, async () => {
       this.#engine.throwIfUnusable();
-      if (!(staged instanceof StagedDispatch) || staged !== this.#staged) {
-        throw invalidArgument(
-          'staged',
-          staged,
-          'what the last preprocess() of this layer returned, before its last stage',
-        );
-      }
+      const present = this.#present(staged);
       try {
-        return await staged.run(call, after, run);
+        return await present.run(call, after, run);
       } catch (error) {
         // A stage that came too early has done nothing.
-        if (staged.failed) this.#staged = undefined;
+        if (present.failed) this.#staged = undefined;
         throw error;
       }
     });
+  }
+
+  #present(staged: unknown): StagedDispatch {
+    if (staged instanceof StagedDispatch && staged === this.#staged) return staged;
+    const allowed = 'what the last preprocess() of this layer returned, before its last stage';
+    throw invalidArgument('staged', staged, allowed);
   }
 
   #requireNoStages(call: string): void {
@@ -340,31 +312,6 @@ async function createEngine(
   const { device, memory } = context;
   if (device.kind === 'cpu' && memory.kind === 'cpu') return createCpuLayerEngine(context, device, memory, options);
   // Loaded here, so that CPU ranks never load what GPUs need.
-  const { createCudaLayerEngine } = await import('./cuda/cuda-layer-engine.ts');
+  const { createCudaLayerEngine } = await import('./cuda/create-cuda-layer-engine.ts');
   return createCudaLayerEngine(context, options);
-}
-
-function makeConfig(options: LayerOptions<TokenDType>, group: RankGroup): EPConfig {
-  checkOptions(options, layerOptionNames, 'options of EPAll2AllLayer.create');
-  const { maxTokens, hidden, topk, numTotExperts, numSm = 20 } = options;
-  const { dtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32' } = options;
-  const { keepDispatchOutput = false, combinePrecision = 'bf16' } = options;
-  if (!isWhole(numSm, 1)) throw invalidArgument('numSm', numSm, 'a whole number of at least 1');
-  if (!isWhole(numTotExperts, 1) || numTotExperts % group.size !== 0) {
-    throw invalidArgument('numTotExperts', numTotExperts, `a positive multiple of the ${group.size} ranks`);
-  }
-  return new EPConfig({
-    maxTokens,
-    hidden,
-    topk,
-    numExperts: numTotExperts,
-    rank: group.rank,
-    worldSize: group.size,
-    localWorldSize: group.topology.scaleUpRanks.length,
-    tokenDtype: dtype,
-    weightDtype,
-    offsetDtype,
-    keepDispatchOutput,
-    combinePrecision,
-  });
 }

@@ -31,6 +31,11 @@ export interface EPConfigOptions {
   readonly keepDispatchOutput?: boolean;
   /** What a host's sum of a token's rows travels to another host as; 'bf16', the dtype of the tokens, by default. */
   readonly combinePrecision?: CombinePrecision;
+  /**
+   * Most bytes of a rank's network side. 0, the default: as many as all tokens need at once. With fewer, combine moves sums in
+   * rounds. On one host it makes no difference.
+   */
+  readonly numRdmaBytes?: number;
 }
 
 /** Sizes of a layer and of the group that it works over, checked. */
@@ -47,6 +52,7 @@ export class EPConfig {
   readonly offsetDtype: 'i32' | 'i64';
   readonly keepDispatchOutput: boolean;
   readonly combinePrecision: CombinePrecision;
+  readonly numRdmaBytes: number;
 
   /** Fails with WL_INVALID_ARGUMENT naming the first value that is not allowed. */
   constructor(options: EPConfigOptions) {
@@ -64,6 +70,8 @@ export class EPConfig {
     requireOneOf('weightDtype', weightDtype, ['f32', 'bf16']);
     requireOneOf('offsetDtype', offsetDtype, ['i32', 'i64']);
     requireOneOf('combinePrecision', combinePrecision, combinePrecisions);
+    const { numRdmaBytes = 0 } = options;
+    if (!isWhole(numRdmaBytes, 0)) throw invalidArgument('numRdmaBytes', numRdmaBytes, 'a whole number of at least 0');
     this.maxTokens = options.maxTokens;
     this.hidden = hidden;
     this.topk = topk;
@@ -76,6 +84,7 @@ export class EPConfig {
     this.offsetDtype = offsetDtype;
     this.keepDispatchOutput = options.keepDispatchOutput ?? false;
     this.combinePrecision = combinePrecision;
+    this.numRdmaBytes = numRdmaBytes;
   }
 
   /** Experts of each rank; rank r holds a contiguous r-th part. */

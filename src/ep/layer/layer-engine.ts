@@ -4,6 +4,7 @@ import type { Tensor } from '../../device/tensor.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { DeviceEvent } from '../../device/device-event.ts';
 import type { EpCallOptions } from '../buffer/engine.ts';
+import type { DispatchSplits } from './dispatch-splits.ts';
 import type { TokenDType } from './ep-config.ts';
 import type { CheckedLayerCombine } from './layer-arguments.ts';
 import type { LayerInput } from './layer-input.ts';
@@ -38,6 +39,10 @@ export interface DispatchStages {
   readonly recvRows: readonly number[];
   /** Rows that each of this rank's experts receives. */
   readonly perExpert: readonly number[];
+  /** Who sends how much where. Not collective. */
+  splits(): Promise<DispatchSplits>;
+  /** What this rank asks other nodes to take: see sendRequests(). Undefined on one host. */
+  sendReqs(): Int32Array | undefined;
   /** Makes room for the rows where some rank has too little; alike on all ranks. */
   makeRoom(options: CallWait): Promise<void>;
   send(options: CallWait): Promise<void>;

@@ -1,9 +1,21 @@
 // EPAllToAllLayoutDesc: what combine needs to know of a layer dispatch.
 import type { Tensor } from '../../device/tensor.ts';
 import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
+import type { HostLayout } from './host-layout.ts';
 
 /** Rows and counts, of the layer's offsetDtype. */
 export type OffsetTensor = Tensor<'i32' | 'i64'>;
+
+/** What kernels of GPUs need to know of the tokens of one dispatch that cross to other hosts, or come from there. */
+export interface CrossingTables {
+  /** i32 [maxTokens, ways]: place of the token among those that go to that host, or -1. */
+  readonly wayTable: Tensor<'i32'>;
+  /** LayerRoute. */
+  readonly route: Tensor<'u8'>;
+  /** i32 [served, maxTokens, K] each: see LayerDispatchArguments. */
+  readonly forwardRows: Tensor<'i32'>;
+  readonly forwardRanks: Tensor<'i32'>;
+}
 
 /** What only the layer reads of a descriptor. */
 export interface LayoutTables {
@@ -21,6 +33,10 @@ export interface LayoutTables {
   readonly repeatedRows: Tensor<'i32'> | undefined;
   /** What crosses to other hosts; absent in a group on one. */
   readonly routed: RoutedTokens | undefined;
+  /** What there is to tell by node; absent in a group on one host. */
+  readonly hostLayout: HostLayout | undefined;
+  /** On GPUs, what crosses to other hosts; absent in a group on one. */
+  readonly crossing: CrossingTables | undefined;
   /** All that dispose() frees. */
   readonly owned: readonly Disposable[];
 }
@@ -42,12 +58,6 @@ export class EPAllToAllLayoutDesc implements Disposable {
   readonly numDispatchTokenCurRank: number;
   /** [worldSize], of offsetDtype: tokens that each rank dispatched. */
   readonly numInputTokensPerRank: OffsetTensor;
-  /** Send requests of other nodes: always absent, as what crosses between hosts is kept in tables of the layer's own. */
-  readonly sendReqsRecvTensor: undefined;
-  /** [T, K]: the caller's expert indices. Not owned. */
-  readonly topkIndicesTensor: Tensor<'i32' | 'i64'>;
-  /** [1, maxTokens, K], of offsetDtype: row of (token, choice) in the output of the expert's rank; -1 for dropped or absent ones. */
-  readonly tokenDstScatterIdx: OffsetTensor;
   /**
    * [recv], of offsetDtype: the first row here of the row's token. Without local combine and with i32 it lies in the
    * window and is valid until the next dispatch.
@@ -64,18 +74,46 @@ export class EPAllToAllLayoutDesc implements Disposable {
   readonly numRecvTokensPerExpert: readonly number[];
   /** @internal */
   readonly tables: LayoutTables;
+  readonly #topkIndices: Tensor<'i32' | 'i64'>;
+  readonly #dstScatterIdx: OffsetTensor;
 
   /** @internal */
   constructor(parts: LayoutDescParts, tables: LayoutTables) {
     this.numDispatchTokenCurRank = parts.numDispatchTokenCurRank;
     this.numInputTokensPerRank = parts.numInputTokensPerRank;
-    this.topkIndicesTensor = parts.topkIndicesTensor;
-    this.tokenDstScatterIdx = parts.tokenDstScatterIdx;
+    this.#topkIndices = parts.topkIndicesTensor;
+    this.#dstScatterIdx = parts.tokenDstScatterIdx;
     this.skippedTokenMappingIndices = parts.skippedTokenMappingIndices;
     this.skippedTokenTopkMappingIndices = parts.skippedTokenTopkMappingIndices;
     this.numRecvTokens = parts.numRecvTokens;
     this.numRecvTokensPerExpert = parts.numRecvTokensPerExpert;
     this.tables = tables;
+  }
+
+  /**
+   * On several hosts [nodes, 2, maxTokens], of offsetDtype: what this rank was asked to take for its node, by the rank of each
+   * other node whose place is that of this one. [node, 0] has where ranges of that rank's tokens begin, [node, 1] where they
+   * end, exclusive; behind them, and for this node, stands -1. A range holds consecutive tokens that chose an expert of this
+   * node, within a tile of 256. Undefined on one host. Made when it is first asked for, as the two below.
+   */
+  get sendReqsRecvTensor(): OffsetTensor | undefined {
+    return this.tables.hostLayout?.sendReqs;
+  }
+
+  /**
+   * [T, K]: the caller's own tensor of expert indices, not owned. On several hosts [nodes, maxTokens, K], of the same dtype:
+   * of the rank of each node whose place is that of this one, and for this node of this rank; -1 behind its tokens.
+   */
+  get topkIndicesTensor(): Tensor<'i32' | 'i64'> {
+    return this.tables.hostLayout?.topkIndices ?? this.#topkIndices;
+  }
+
+  /**
+   * [nodes, maxTokens, K], of offsetDtype: for the same tokens, the row of each choice of an expert of this node in the output
+   * of the expert's rank; -1 for choices of other nodes, dropped and absent ones.
+   */
+  get tokenDstScatterIdx(): OffsetTensor {
+    return this.tables.hostLayout?.dstScatterIdx ?? this.#dstScatterIdx;
   }
 
   /** True after dispose(). */

@@ -1,8 +1,9 @@
 // The descriptor of a layer dispatch from its tables, whatever the device.
 import type { Tensor } from '../../device/tensor.ts';
 import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
+import type { HostLayout } from './host-layout.ts';
 import type { LayerInput } from './layer-input.ts';
-import { EPAllToAllLayoutDesc, type OffsetTensor } from './layout-desc.ts';
+import { type CrossingTables, EPAllToAllLayoutDesc, type OffsetTensor } from './layout-desc.ts';
 
 export interface DispatchTables {
   readonly owner: object;
@@ -20,6 +21,8 @@ export interface DispatchTables {
   readonly repeated: Tensor<'i32'> | undefined;
   /** The descriptor's from now on. */
   readonly routed?: RoutedTokens | undefined;
+  readonly hostLayout?: HostLayout | undefined;
+  readonly crossing?: CrossingTables | undefined;
 }
 
 /** How a device makes tables of its own from others. */
@@ -32,9 +35,23 @@ export interface TableCopies {
 }
 
 export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPAllToAllLayoutDesc {
-  const { owner, sequence, input, rowTable, rankTable, numInputTokens, repeated, routed, ...parts } = tables;
+  const {
+    owner,
+    sequence,
+    input,
+    rowTable,
+    rankTable,
+    numInputTokens,
+    repeated,
+    routed,
+    hostLayout,
+    crossing,
+    ...parts
+  } = tables;
   const owned: Disposable[] = [rowTable, rankTable, numInputTokens];
   if (routed) owned.push(routed);
+  if (hostLayout) owned.push(hostLayout);
+  if (crossing) owned.push(...Object.values(crossing));
   const keep = <T extends Tensor>(tensor: T): T => {
     owned.push(tensor);
     return tensor;
@@ -51,12 +68,13 @@ export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPA
       numDispatchTokenCurRank: input.numTokens,
       numInputTokensPerRank: offsets(numInputTokens),
       topkIndicesTensor: input.expIndices,
-      tokenDstScatterIdx: offsets(rowTable),
+      // On several hosts the descriptor tells it by node.
+      tokenDstScatterIdx: hostLayout ? rowTable : offsets(rowTable),
       skippedTokenMappingIndices: offsets(firstRows ?? parts.firstRows),
       skippedTokenTopkMappingIndices: offsets(duplicates ?? parts.duplicates),
       numRecvTokens: parts.numRecvTokens,
       numRecvTokensPerExpert: parts.numRecvTokensPerExpert,
     },
-    { owner, sequence, rowTable, rankTable, duplicates, repeatedRows, routed, owned },
+    { owner, sequence, rowTable, rankTable, duplicates, repeatedRows, routed, hostLayout, crossing, owned },
   );
 }

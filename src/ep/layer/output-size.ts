@@ -1,9 +1,13 @@
-// The resizable part of the layer's symmetric memory: one row per received (token, expert), sized by capacity.
+// What a layer's memory takes: its output, one row per received (token, expert), sized by capacity, and what does not grow.
+import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { alignUp } from '../../abi/layout.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
+import { numberHosts } from '../across-hosts/hosts-of.ts';
+import { networkSize, type NetworkSize } from '../across-hosts/network-size.ts';
 import type { EPConfig } from './ep-config.ts';
+import { layerNetworkShape } from './layer-network-shape.ts';
 
 /** Reallocation rounds rows up to this, so that growth comes in few steps. */
 const ROW_STEP = 1024;
@@ -17,10 +21,23 @@ export type OutputRegion = 'rows' | 'expertRows' | 'weights' | 'sourceToken' | '
 export interface OutputSize {
   /** Rows that fit. */
   readonly capacityRows: number;
-  /** Bytes of one rank's window. */
+  /** Bytes of one rank's window with the output. */
   readonly bytes: number;
+  /** Bytes of one rank's window with what ranks tell each other. */
+  readonly controlBytes: number;
+  /**
+   * Address space that each CPU rank of the host with most ranks takes: all windows of its host and their headers, and its
+   * network side.
+   */
   readonly addressSpaceBytes: number;
+  /** Of /dev/shm on that host, for all its ranks together; 0 for one rank alone. */
+  readonly sharedMemoryBytes: number;
   readonly regions: Readonly<Record<OutputRegion, WindowRegion>>;
+  /**
+   * With several hosts, what a rank has besides for the network, in memory of its own. It depends on tokens, ranks and hosts
+   * and not on the routing, since a token crosses to a host once. Undefined on one host.
+   */
+  readonly network: NetworkSize | undefined;
 }
 
 /** Rows for a new context: `capacity` times a balanced load, never more than can arrive. */
@@ -34,11 +51,18 @@ export function grownRows(config: EPConfig, needed: number): number {
 }
 
 /**
- * Pure: bytes and offsets for `capacityRows` rows.
+ * Pure: bytes and offsets for `capacityRows` rows. Fails with WL_INVALID_ARGUMENT.
  * @param config The layer's.
  * @param capacityRows Received rows that fit.
+ * @param ranksOfHosts Ranks of each host; by default localWorldSize on each but the last, which has the rest.
  */
-export function outputSize(config: EPConfig, capacityRows: number): OutputSize {
+export function outputSize(
+  config: EPConfig,
+  capacityRows: number,
+  ranksOfHosts: readonly number[] = evenHosts(config),
+): OutputSize {
+  const numbered = numberHosts(ranksOfHosts, config.worldSize);
+  const hosts = numbered.length === 1 ? 0 : numbered.length;
   const { bytes, regions } = layOutRegions<OutputRegion>({
     rows: capacityRows * config.rowBytes,
     expertRows: config.keepDispatchOutput ? capacityRows * config.rowBytes : 'rows',
@@ -49,5 +73,16 @@ export function outputSize(config: EPConfig, capacityRows: number): OutputSize {
     // A token that is repeated has two rows at least.
     repeated: Math.floor(capacityRows / 2) * 4,
   });
-  return { capacityRows, bytes, addressSpaceBytes: windowFootprint(bytes, config.worldSize), regions };
+  const controlBytes = exchangeRegionBytes({ ranks: config.worldSize, experts: config.numExperts, hosts });
+  const network = hosts === 0 ? undefined : networkSize(layerNetworkShape(config, numbered));
+  const local = Math.max(...ranksOfHosts);
+  const windows = windowFootprint(bytes, local) + windowFootprint(controlBytes, local);
+  const addressSpaceBytes = windows + (network?.bytes ?? 0);
+  const sharedMemoryBytes = config.worldSize === 1 ? 0 : windows;
+  return { capacityRows, bytes, controlBytes, addressSpaceBytes, sharedMemoryBytes, regions, network };
+}
+
+function evenHosts({ worldSize, localWorldSize }: EPConfig): number[] {
+  const hosts = Math.ceil(worldSize / localWorldSize);
+  return Array.from({ length: hosts }, (_, host) => Math.min(localWorldSize, worldSize - host * localWorldSize));
 }

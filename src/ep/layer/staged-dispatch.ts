@@ -37,6 +37,11 @@ export class StagedDispatch {
   }
 
   /** @internal */
+  get stages(): DispatchStages {
+    return this.#stages;
+  }
+
+  /** @internal */
   async run<T>(call: string, after: string, stage: (stages: DispatchStages) => Promise<T>): Promise<T> {
     if (this.#done !== after) {
       throw new WeftlineError('WL_INVALID_ARGUMENT', `Cannot call ${call} now: expected ${this.next}`, {

@@ -9,7 +9,7 @@ import type { EpHostBenchReport } from '../bench/ep/hosts/host-results.ts';
 import { requireAddressSpace } from '../bench/ep/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep/ep-workload.ts';
 import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { chooseDevice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
 import { epBenchReport } from '../report/ep-bench-report.ts';
@@ -98,6 +98,13 @@ function requireCpuFlags({ sms, dtype }: EpBenchFlags, reason: string): void {
   });
 }
 
+/** Across hosts a run has one kind of rows and one count of SMs. Fails with WL_INVALID_ARGUMENT for several. */
+function smsAcrossHosts({ dtype, sms }: EpBenchFlags): number | undefined {
+  if (dtype === 'both') throw invalidArgument('--dtype', dtype, 'bf16 or fp8 for ranks on several hosts');
+  if (sms !== undefined && sms.length > 1) throw invalidArgument('--sms', sms, 'one count for ranks on several hosts');
+  return sms?.[0];
+}
+
 /** The flags alone, without a second dtype. */
 function workloadOf({ ranks, tokens, hidden, topk, experts, dtype, seed, skew }: EpBenchFlags): EpWorkload {
   return { ranks, tokens, hidden, topk, experts, dtype: dtype === 'fp8' ? 'fp8' : 'bf16', seed, skew };
@@ -114,13 +121,14 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
   if (choice.kind === 'cpu') requireCpuFlags(flags, choice.reason);
   await using device = await openChosenDevice(choice, world.settings);
   using bar = new RoundBar(world, flags.quiet === true);
+  if (world.topology.hosts.length > 1) {
+    const workload = { ...workloadOf(flags), ranks: world.size };
+    const options = { iterations, warmup, layer, workload, pairs, numSms: smsAcrossHosts(flags) };
+    const report = await runEpHostBench(world, device, options, bar.show);
+    return report && { report, text: epHostBenchReport(report) };
+  }
   if (device.kind === 'cpu') {
     const workload = { ...workloadOf(flags), ranks: world.size };
-    if (world.topology.hosts.length > 1) {
-      const options = { iterations, warmup, layer, workload, pairs };
-      const report = await runEpHostBench(world, device, options, bar.show);
-      return report && { report, text: epHostBenchReport(report) };
-    }
     const report = await runEpBench(world, device, { iterations, warmup, layer, workload }, bar.show);
     return report && { report, text: epBenchReport(report) };
   }

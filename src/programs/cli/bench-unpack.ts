@@ -1,6 +1,6 @@
 // weftline bench unpack: scattered fragments to their places, in stages, in parts, and against bare copies.
 import type { Command } from 'commander';
-import { invalidArgument } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -98,11 +98,21 @@ async function send(flags: UnpackBenchFlags, output: Output): Promise<void> {
   output.report(roadReport(report), report);
 }
 
+/** Fails with WL_UNSUPPORTED and what to do, instead of with the name of a library that is missing. */
+function requireGpu(): void {
+  if (cudaDeviceCount() > 0) return;
+  throw new WeftlineError(
+    'WL_UNSUPPORTED',
+    'Cannot run on a GPU: this machine has no GPU or no driver for it ("weftline doctor" tells); use --device cpu or WEFTLINE_DEVICE=cpu',
+  );
+}
+
 /** What the setting asks for; a GPU if there is one where nothing does. */
 function openBenchDevice(): Promise<CpuDevice | CudaDevice> {
   const settings = readSettings();
   const isCuda = settings.device === 'cuda' || (settings.device === 'auto' && cudaDeviceCount() > 0);
   if (!isCuda) return CpuDevice.create({ addressSpaceMiB: settings.addressSpaceMiB });
+  requireGpu();
   const { timeoutMs, nvrtcPath, cacheFolder, aotFolder, useAot } = settings;
   return CudaDevice.create({ timeoutMs, nvrtcPath, cacheFolder, aotFolder, useAot });
 }

@@ -44,6 +44,7 @@ Examples:
     );
   addSettingOptions(command, ['hosts', 'timeoutMs', 'graceMs']);
   command.action(async (script: string, args: readonly string[], options: RunOptions) => {
+    checkNodes(command, options);
     const { exitCode } = await launch({
       command: [script, ...args],
       ranks: options.ranks,
@@ -53,6 +54,18 @@ Examples:
     });
     process.exitCode = exitCode;
   });
+}
+
+/** What one flag says of another: a wrong command line, which starts nothing. */
+function checkNodes(command: Command, { nnodes, nodeRank, master }: RunOptions): void {
+  if (nodeRank >= nnodes) {
+    command.error(`error: --node-rank ${nodeRank} is not below --nnodes, ${nnodes}: nodes are numbered from 0`);
+  }
+  if (nnodes > 1 && master === undefined) {
+    command.error(
+      `error: --nnodes ${nnodes} needs --master HOST:PORT, an address of node 0 that the others reach, such as node0:29500`,
+    );
+  }
 }
 
 function parseAddress(text: string): { readonly host: string; readonly port: number } {

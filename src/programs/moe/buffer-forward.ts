@@ -69,7 +69,7 @@ export async function createBufferForward(options: ForwardOptions): Promise<MoeF
   return {
     phases: fp8 ? [...route, quantize, dispatch, dequantize, compute, combine] : [...route, dispatch, compute, combine],
     output,
-    windowBytes: buffer.size.bytes,
+    windowBytes: buffer.size.bytes + (buffer.size.network?.bytes ?? 0),
     async [Symbol.asyncDispose]() {
       received?.handle.dispose();
       for (const tensor of [output, ...(fp8 ? [fp8.data, fp8.scales] : [])]) tensor.dispose();

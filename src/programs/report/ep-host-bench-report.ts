@@ -8,11 +8,12 @@ import { plainTable } from './plain-table.ts';
 import { formatTime, spread } from './time-format.ts';
 
 export function epHostBenchReport(report: EpHostBenchReport): string {
-  const { hosts, carriers, channels, workload, pairs, cases } = report;
+  const { hosts, carriers, channels, workload, pairs, cases, device, numSms } = report;
+  const gpus = device === 'cuda' ? `; GPUs, ${numSms} multiprocessors of each` : '';
   const perPeer = channels === 1 ? 'a channel' : `${channels} channels`;
   return [
     `${describeWorkload(workload)}, dispatch ${workload.dtype}; ${describeRounds(report)}`,
-    `${hosts.length} hosts of ${hosts.map(({ length }) => length).join(', ')} ranks; ${carriers.join(', ')}, ${perPeer} per peer`,
+    `${hosts.length} hosts of ${hosts.map(({ length }) => length).join(', ')} ranks; ${carriers.join(', ')}, ${perPeer} per peer${gpus}`,
     ...pairs.map(
       ({ name, pairs: count, p50, p99 }) =>
         `${name}: dispatch and combine in turn, every ${formatTime(p50)} (p99 ${formatTime(p99)}, ${count} pairs)`,

@@ -123,6 +123,7 @@ export function makeScenario(seed: number): Scenario {
     settings: {
       ...makeSettings(dice, link.corrupt > 0),
       transportSpread: more.pick(settingsTable.transportSpread.choices),
+      transportEagerBytes: new Dice(seededRandom(seed ^ 0xea6e)).pick([0, 64, 1024, 1024, 8192]),
       transportAuthentication: new Dice(seededRandom(seed ^ 0x7a65)).chance(link.corrupt > 0 ? 0.6 : 0.25),
     },
     connections,

@@ -3,12 +3,14 @@ import {
   controlHeader,
   controlKinds,
   controlRecord,
+  EAGER_SLOTS,
   failReasons,
   MAX_OPEN_RECEIVES,
 } from '../../abi/transport-packet.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Connection } from '../engine/connection.ts';
 import { getWide } from '../../abi/wide-words.ts';
+import { takeRetract } from '../receive/eager-input.ts';
 import { raiseAck } from '../receive/data-input.ts';
 import { peerFailure } from '../engine/peer-failure.ts';
 import type { Request } from '../engine/request.ts';
@@ -81,15 +83,21 @@ function carryOut(connection: Connection, record: Record): boolean {
       return takeWithdraw(connection, record);
     case controlKinds.vacant:
       return takeVacant(connection, record);
+    case controlKinds.delivered:
+      return takeDelivered(connection, record);
+    case controlKinds.retract:
+      return takeRetracted(connection, record);
     default:
       return broken(connection, `a control record of the unknown kind ${record.kind}`);
   }
 }
 
-function takeClear(connection: Connection, { flow: id, a, bytes, more }: Record): boolean {
+function takeClear(connection: Connection, { flow: id, a, b, bytes, more }: Record): boolean {
   if (connection.send.clearCount >= MAX_OPEN_RECEIVES)
     return broken(connection, `more than ${MAX_OPEN_RECEIVES} receives`);
   const flow = connection.send.flow(id);
+  // A message is on its way to it already.
+  if (connection.send.eager !== undefined && flow.announce(b | 0, 1) === 0) return true;
   flow.clears.push({ target: a, bytes, record: connection.control.expected, granted: more, vacancies: 0 });
   connection.send.clearCount++;
   connection.send.match(flow);
@@ -153,16 +161,22 @@ function takeReject(connection: Connection, { a, b, bytes }: Record): boolean {
   const sequence = a | 0;
   if (!window.isOutstanding(sequence) || window.isAcked(sequence)) return true;
   const request = engine.requests.find(window.request[sequence & window.mask]!);
-  if (request?.isPending) engine.fail(request, peerFailure(connection.peerName, request, b, bytes));
+  if (request?.isPending) fail(connection, request, b, bytes);
   return true;
 }
 
 function takeFail(connection: Connection, { a, b, bytes }: Record): boolean {
   const request = connection.engine.requests.find(a);
   if (request?.isPending && request.owner === connection && request.kind !== 'reply') {
-    connection.engine.fail(request, peerFailure(connection.peerName, request, b, bytes));
+    fail(connection, request, b, bytes);
   }
   return true;
+}
+
+/** A request that this side has cancelled, and whose fate the peer had to tell, fails for that. */
+// oxlint-disable-next-line max-params -- four plain facts
+function fail({ engine, peerName }: Connection, request: Request, reason: number, bytes: number): void {
+  engine.fail(request, request.error ?? peerFailure(peerName, request, reason, bytes));
 }
 
 /** The receive is gone: so is the send that it has met. */
@@ -183,11 +197,31 @@ function takeWithdraw(connection: Connection, { flow: id, a }: Record): boolean 
 }
 
 /** Receives are gone of which nothing was known yet: so are the sends that would meet them. */
-function takeVacant(connection: Connection, { flow: id, bytes }: Record): boolean {
+function takeVacant(connection: Connection, { flow: id, b, bytes }: Record): boolean {
   if (!connection.keepsPlaces || bytes === 0) return broken(connection, `${bytes} vacant receives`);
   const flow = connection.send.flow(id);
-  flow.addVacancies(flow.clears.length, bytes);
+  const count = connection.send.eager === undefined ? bytes : flow.announce(b | 0, bytes);
+  if (count > 0) flow.addVacancies(flow.clears.length, count);
   connection.send.match(flow);
+  return true;
+}
+
+/** A message that went before its receive was known has been delivered, or taken back: its slot is free. */
+function takeDelivered(connection: Connection, { a, b, c }: Record): boolean {
+  const { eager } = connection.send;
+  if (eager === undefined || b >= EAGER_SLOTS) return broken(connection, `news of slot ${b}`);
+  eager.free(b, a);
+  const request = connection.engine.requests.find(a);
+  const isWaiting = request?.isPending === true && request.owner === connection && request.slot === b;
+  if (c === 1 && isWaiting) connection.engine.done(request);
+  return true;
+}
+
+function takeRetracted(connection: Connection, { flow, a, b, c }: Record): boolean {
+  if (connection.receive.eager === undefined || c >= EAGER_SLOTS) return broken(connection, `news of slot ${c}`);
+  if (!connection.control.hasRoom()) return false;
+  takeRetract(connection, flow, a, b | 0, c);
+  connection.wake();
   return true;
 }
 

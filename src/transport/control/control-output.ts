@@ -1,42 +1,11 @@
 // Sends control records: those of posts and grants, new ones at once, open ones again until the peer confirms them.
-import { controlHeader, controlKinds, controlRecord, MAX_OPEN_RECEIVES } from '../../abi/transport-packet.ts';
+import { controlHeader, controlKinds, controlRecord } from '../../abi/transport-packet.ts';
 import type { Connection } from '../engine/connection.ts';
 import { backOff } from '../paths/check-paths.ts';
-import { isVacancy } from '../engine/request.ts';
 import { sendControl } from '../wire/packet-writer.ts';
 
 /** Records before the new ones that are sent along, in case they were lost. */
 const REPEATED_RECORDS = 8;
-
-/** Posted receives and reads become control records as long as there is room for them. */
-export function announce(connection: Connection): void {
-  const { control, engine } = connection;
-  const { unannounced, unannouncedReads } = connection.receive;
-  for (let head = unannouncedReads.head; head !== undefined && control.hasRoom(); head = unannouncedReads.head) {
-    unannouncedReads.shift();
-    head.announced = true;
-    control.append(controlKinds.read, head.flow);
-    control.setIds(head.target, head.targetKey, head.handle);
-    control.setSizes(head.bytes, head.base);
-  }
-  for (let head = unannounced.head; head !== undefined && control.hasRoom(); head = unannounced.head) {
-    if (isVacancy(head)) {
-      unannounced.shift();
-      control.append(controlKinds.vacant, head.flow);
-      control.setSizes(head.value, 0);
-      continue;
-    }
-    if (connection.receive.unclaimedReceives === MAX_OPEN_RECEIVES) return;
-    connection.receive.unclaimedReceives++;
-    unannounced.shift();
-    head.announced = true;
-    head.granted = engine.admission.firstGrant(head);
-    head.record = control.end;
-    control.append(controlKinds.clearToSend, head.flow);
-    control.setIds(head.handle, 0, 0);
-    control.setSizes(head.bytes, head.granted);
-  }
-}
 
 /** Sends that have met a receive without a grant ask for one. */
 export function requestToSend(connection: Connection): void {
@@ -54,6 +23,16 @@ export function requestToSend(connection: Connection): void {
     }
   }
   connection.send.unrequested = 0;
+}
+
+/** Messages that went before their receives were announced, and were withdrawn since. */
+export function tellRetracts({ control, send: { eager } }: Connection): void {
+  eager?.tellRetracts((handle, flow, number, slot) => {
+    if (!control.hasRoom()) return false;
+    control.append(controlKinds.retract, flow);
+    control.setIds(handle, number, slot);
+    return true;
+  });
 }
 
 export function runControl(connection: Connection, now: number): void {

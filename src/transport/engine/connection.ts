@@ -9,6 +9,7 @@ import { MAX_ECHOES } from '../receive/arrivals.ts';
 import { ReceiveSide } from '../receive/receive-side.ts';
 import { RECEIVE_WINDOW_SEGMENTS } from '../receive/receive-window.ts';
 import { SPECULATIVE_BYTES } from '../send/receiver-credits.ts';
+import { NO_SLOT } from '../send/eager-slots.ts';
 import { SendSide } from '../send/send-side.ts';
 import { checkConnection, checkFlow, checkLocal, checkRemote, checkScatter, checkSignal } from './check-options.ts';
 import { connectionStatistics, createCounters } from './connection-statistics.ts';
@@ -61,7 +62,8 @@ export class Connection implements TransportConnection, RequestOwner {
   constructor(engine: EngineCore, options: ConnectionOptions) {
     checkConnection(options);
     const { settings, outbox, now } = engine;
-    const { segmentBytes, paths, rails = 1, packetKeys, receiverCredits = settings.receiverCredits } = options;
+    const { segmentBytes, paths, rails = 1, packetKeys } = options;
+    const { receiverCredits = settings.receiverCredits, eagerBytes = settings.eagerBytes } = options;
     this.engine = engine;
     this.id = options.localId;
     this.peer = options.peer;
@@ -76,7 +78,7 @@ export class Connection implements TransportConnection, RequestOwner {
     // Every number that wraps begins anywhere: both ends take it from what only they know.
     const start = this.secretHigh;
     if (packetKeys !== undefined) this.guard = new PacketGuard(engine.tagMemory, packetKeys, start >>> 0);
-    this.paths = new PathTable(paths, rails, start);
+    this.paths = new PathTable(paths, rails, start, (path, isAlive) => engine.pathChanged(this, path, isAlive));
     this.control = new ControlLog(start);
     const ackRoom = segmentBytes - ackHeader.size - MAX_ECHOES * ackPath.size;
     const ackWords = Math.min(Math.floor(ackRoom / 4), RECEIVE_WINDOW_SEGMENTS / 32);
@@ -84,10 +86,11 @@ export class Connection implements TransportConnection, RequestOwner {
     const credit = (start + SPECULATIVE_BYTES) | 0;
     this.keepsPlaces = options.keepsPlaces ?? false;
     const { keepsPlaces, control } = this;
-    this.receive = new ReceiveSide({ paths, ackWords, start, credit, now, control, wake, keepsPlaces });
+    this.receive = new ReceiveSide({ paths, ackWords, start, credit, now, control, wake, keepsPlaces, eagerBytes });
     this.send = new SendSide({
       settings,
       receiverCredits,
+      eagerBytes,
       paths,
       rails,
       segmentBytes,
@@ -119,6 +122,7 @@ export class Connection implements TransportConnection, RequestOwner {
     const flow = this.send.flow(request.flow);
     flow.unmatched.push(request);
     this.send.match(flow);
+    if (flow.unmatched.head === request) this.send.sendEagerly(flow, request);
     return request.handle;
   }
 
@@ -184,12 +188,19 @@ export class Connection implements TransportConnection, RequestOwner {
     const request = this.engine.requests.find(handle);
     if (request === undefined || !request.isPending || request.owner !== this) return false;
     const what = `The ${request.kind} ${request.kind === 'receive' ? 'from' : 'to'} ${this.peerName} was cancelled`;
-    this.abandon(request, new WeftlineError('WL_CLOSED', what, { details: { peer: this.peerName, handle } }));
+    const error = new WeftlineError('WL_CLOSED', what, { details: { peer: this.peerName, handle } });
+    if (request.slot === NO_SLOT) this.abandon(request, error);
+    else if (!request.isRetracted) {
+      // It may be with the peer already. It ends once the peer says whether it has been delivered.
+      request.error = error;
+      this.#retract(request);
+    }
     return true;
   }
 
   /** Fails a request for a reason of this side, and its other end, if it has one. */
   abandon(request: Request, error: WeftlineError): void {
+    if (request.slot !== NO_SLOT && !request.isRetracted) this.#retract(request);
     const meets = request.kind === 'reply' || (request.kind === 'send' && request.target !== 0);
     if (meets) this.#tellCancelled(request.target, request.flow);
     const { control } = this;
@@ -239,6 +250,8 @@ export class Connection implements TransportConnection, RequestOwner {
       this.engine.admission.end(this.receive, request);
     } else if (request.kind === 'reply') {
       this.send.replyCount--;
+    } else if (request.slot !== NO_SLOT && !request.isRetracted) {
+      this.send.eager?.free(request.slot, request.handle);
     }
   }
 
@@ -284,6 +297,12 @@ export class Connection implements TransportConnection, RequestOwner {
     this.life.addPending();
     this.wake();
     return request;
+  }
+
+  /** A message that was sent before its receive was announced is taken back. */
+  #retract(request: Request): void {
+    this.send.eager?.retract(request);
+    this.wake();
   }
 
   /** Fails the sends that are too large, here and at the peer, and those whose receives were withdrawn. */

@@ -39,6 +39,8 @@ export interface EngineCore {
   fail(request: Request, error: WeftlineError): void;
   /** Cells of this side have changed. */
   signalled(): void;
+  /** A path of the connection is taken for dead, or has answered again. */
+  pathChanged(connection: TransportConnection, path: number, isAlive: boolean): void;
   /** A connection has failed, or the peer has ended it. */
   connectionEnded(connection: TransportConnection, error: WeftlineError): void;
 }

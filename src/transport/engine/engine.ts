@@ -203,6 +203,7 @@ export class Engine implements TransportEngine, EngineCore {
   }
 
   done(request: Request): void {
+    request.error = undefined;
     this.#finish(request, requestStatus.done);
   }
 
@@ -214,6 +215,10 @@ export class Engine implements TransportEngine, EngineCore {
 
   signalled(): void {
     this.#options.onSignal?.();
+  }
+
+  pathChanged(connection: TransportConnection, path: number, isAlive: boolean): void {
+    this.#options.onPath?.(connection, path, isAlive);
   }
 
   connectionEnded(connection: TransportConnection, error: WeftlineError): void {

@@ -47,10 +47,33 @@ export class Flow {
   /** Sends without a receive, or receives of the peer without a send: one of the two is empty. */
   readonly unmatched = new RequestQueue();
   readonly clears: ClearToSend[] = [];
+  /**
+   * The number of the last receive that has its message or is in `clears`: the peer has told of it, or a message was sent
+   * for it before. Wraps. INVARIANT: one number, not one for each of the two: whichever stood still for 2^31 receives would
+   * seem to be ahead of the other.
+   */
+  last: number;
 
-  constructor(id: number, controller: number) {
+  /** Receives are numbered from after `start` on. */
+  constructor(id: number, controller: number, start: number) {
     this.id = id;
     this.controller = controller;
+    this.last = start;
+  }
+
+  /** The next message goes before its receive is known. Returns the number of that. */
+  passNext(): number {
+    this.last = (this.last + 1) | 0;
+    return this.last;
+  }
+
+  /** How many of the receives that the peer tells of, from number `first` on, have no message on its way to them. */
+  announce(first: number, count: number): number {
+    const end = (first + count - 1) | 0;
+    const ahead = (end - this.last) | 0;
+    if (ahead <= 0) return 0;
+    this.last = end;
+    return Math.min(count, ahead);
   }
 
   /** Receives that would stand at `at` among those of the peer were withdrawn. */

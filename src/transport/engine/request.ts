@@ -58,6 +58,14 @@ export class Request {
   /** Of a send: bytes the receiver lets go. Of a receive: bytes let go. */
   granted = 0;
 
+  /**
+   * Where messages may come before their receives are announced: the number of a receive in its flow, and of the one that a
+   * message was sent for before it was known; the receiver's slot for that, and whether it was taken back.
+   */
+  number = 0;
+  slot = -1;
+  isRetracted = false;
+
   /** Of a receive: the control record that announces it. Of a send: the one that announced the receive it met. */
   record = 0;
 
@@ -89,6 +97,9 @@ export class RequestTable {
     request.unacked = 0;
     request.value = 0;
     request.granted = 0;
+    request.number = 0;
+    request.slot = -1;
+    request.isRetracted = false;
     request.record = 0;
     request.messageBytes = -1;
     request.received = 0;

@@ -31,6 +31,8 @@ export interface EngineOptions {
   readonly onSignal?: () => void;
   /** Called inside `onPackets` or `onTimer` when a connection has failed or the peer has closed it. Must not throw. */
   readonly onConnectionEnd?: (connection: TransportConnection, error: WeftlineError) => void;
+  /** A path has died, or answers again. */
+  readonly onPath?: (connection: TransportConnection, path: number, isAlive: boolean) => void;
 }
 
 /** Both ends hold one; each learns the other's `localId` and paths, and both share `secret`, before the first packet. */
@@ -49,6 +51,11 @@ export interface ConnectionOptions {
   readonly packetKeys?: PacketKeys | undefined;
   /** The peer gives credits, and this side gives it some. Both sides agree; without it the setting counts. */
   readonly receiverCredits?: boolean | undefined;
+  /**
+   * Messages of at most so many bytes go before the receiver has offered memory for them. Both sides agree; without it the
+   * setting counts.
+   */
+  readonly eagerBytes?: number | undefined;
   /** How many paths there are, 1 to 256. Both sides agree. */
   readonly paths: number;
   /** How many network cards of this host they leave by: path p by rail p modulo this. At most `paths`; 1 if missing. */
@@ -148,7 +155,10 @@ export interface TransportConnection {
   signal(options: SignalOptions): EngineHandle;
   /** Done when all writes and signals posted before on the flow (0 if missing) are. */
   flush(flow?: number): EngineHandle;
-  /** Withdraws a pending request: it fails with WL_CLOSED, here and for the message's other end. False if it has ended. */
+  /**
+   * Withdraws a pending request: it fails with WL_CLOSED, here and for the message's other end. False if it has ended. A
+   * message that was sent before its receive was known ends once the peer has said whether it was delivered.
+   */
   cancel(handle: EngineHandle): boolean;
   /** Ends the connection: pending requests fail with WL_CLOSED, and the peer is told. */
   close(): void;

@@ -16,6 +16,7 @@ export interface TransportSettings {
   readonly creditRate: number;
   readonly ctsBytes: number;
   readonly ctsChunkBytes: number;
+  readonly eagerBytes: number;
   readonly minRto: number;
   readonly ackDelay: number;
   readonly ackSegments: number;
@@ -43,6 +44,7 @@ export function transportSettings(settings: Settings, engines = 1): TransportSet
     ctsBytes,
     // Half of the bytes are for receives that nobody has claimed yet, and one chunk must fit in each half.
     ctsChunkBytes: Math.min(settings.transportCtsChunkBytes, Math.floor(ctsBytes / 2)),
+    eagerBytes: settings.transportEagerBytes,
     minRto: settings.transportMinRtoUs,
     ackDelay: settings.transportAckDelayUs,
     ackSegments: settings.transportAckSegments,

@@ -2,7 +2,8 @@
 import { failReasons } from '../../abi/transport-packet.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
-import { announce, controlTime, requestToSend, runControl } from '../control/control-output.ts';
+import { announce } from '../control/announce.ts';
+import { controlTime, requestToSend, runControl, tellRetracts } from '../control/control-output.ts';
 import { checkPaths } from '../paths/check-paths.ts';
 import { ackDue, type ReceiveSide } from '../receive/receive-side.ts';
 import { finishFlushes } from '../send/ack-input.ts';
@@ -20,6 +21,7 @@ export function runConnection(connection: Connection, now: number, bursts: numbe
   if (isGone(connection, now)) return 0;
   connection.refuseUnfit();
   announce(connection);
+  if (connection.send.eager?.hasRetracts === true) tellRetracts(connection);
   if (connection.send.unrequested > 0) requestToSend(connection);
   if (now >= ackTime(connection.receive)) runAcks(connection, now);
   runControl(connection, now);
@@ -38,6 +40,7 @@ export function deadlineOf(connection: Connection): number {
   if (connection.error !== undefined)
     return connection.life.endUnsent ? Number.NEGATIVE_INFINITY : Number.POSITIVE_INFINITY;
   let deadline = Math.min(connection.send.deadline, connection.send.lossDeadline, ackTime(connection.receive));
+  deadline = Math.min(deadline, connection.receive.holdDeadline);
   if (connection.control.open > 0) deadline = Math.min(deadline, controlTime(connection));
   if (connection.life.pending > 0) deadline = Math.min(deadline, keepAliveTime(connection), giveUpTime(connection));
   return deadline;

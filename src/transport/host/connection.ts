@@ -5,6 +5,7 @@ import { decodeError, type EncodedError, encodeError, WeftlineError } from '../.
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import type { HostStatistics } from './host-calls.ts';
 import type { RailPair } from '../io/packet-io-kind.ts';
+import { type RailState, RailStates } from './rail-states.ts';
 import { addStatistics } from './add-statistics.ts';
 import type { EngineGroup } from './engine-group.ts';
 import type { LaneEnd } from './lane-ends.ts';
@@ -55,8 +56,6 @@ export class Connection implements AsyncDisposable {
   readonly paths: number;
   /** Engines of each side that it uses: what is large is spread over them. */
   readonly lanes: number;
-  /** Between which addresses its packets go. */
-  readonly rails: readonly RailPair[];
   /** Bytes of a full packet. */
   readonly segmentBytes: number;
   /** True if the kernel cuts large sends into packets. */
@@ -71,6 +70,7 @@ export class Connection implements AsyncDisposable {
   readonly #ends: readonly LaneEnd[];
   readonly #posts: LanePosts;
   readonly #transfers: LaneTransfers;
+  readonly #rails: RailStates;
   readonly #onClose: (connection: Connection) => void;
   #error: WeftlineError | undefined;
   #ending: Promise<void> | undefined;
@@ -80,7 +80,6 @@ export class Connection implements AsyncDisposable {
     this.peerName = facts.peerName;
     this.paths = facts.paths;
     this.lanes = ends.length;
-    this.rails = facts.rails;
     this.segmentBytes = facts.segmentBytes;
     this.cutsSends = facts.cutsSends;
     this.hello = facts.hello;
@@ -91,6 +90,7 @@ export class Connection implements AsyncDisposable {
     this.#ends = ends;
     this.#posts = new LanePosts({ slots, ends, ...facts });
     this.#transfers = new LaneTransfers({ group, ends, posts: this.#posts });
+    this.#rails = new RailStates(facts.rails, ends.length, facts.paths);
     this.#onClose = onClose;
     channel.watch((farewell) => {
       if (farewell) setTimeout(() => void this.end(this.#closedByPeer()), FAREWELL_MS).unref();
@@ -102,6 +102,13 @@ export class Connection implements AsyncDisposable {
   /** Why the connection is over; undefined while it is not. */
   get error(): WeftlineError | undefined {
     return this.#error;
+  }
+
+  /** Between which addresses its packets go, and whether they pass. */
+  get rails(): readonly RailState[] {
+    // Of what engines have told, some may wait to be read.
+    this.#group.readEvents();
+    return this.#rails.all;
   }
 
   /** Offers memory for the next message of the flow. The end tells how many bytes came. */
@@ -228,6 +235,15 @@ export class Connection implements AsyncDisposable {
     this.#error ??= error;
     this.#ending ??= this.#end(this.#error, false);
     return this.#ending;
+  }
+
+  /** @internal The engine's path has died at that time, or lives again: 0. */
+  notePath(engine: number, path: number, deadSince: number): void {
+    this.#rails.note(
+      this.#ends.findIndex((end) => end.engine === engine),
+      path,
+      deadSince,
+    );
   }
 
   /** @internal What the engine says of its end. */

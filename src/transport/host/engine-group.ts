@@ -1,5 +1,5 @@
 // The engines of a transport as one: their rings, what they share, and how they fail and end together.
-import type { WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { ArgumentOf, ResultOf } from '../../threads/worker-link.ts';
 import type { EngineCommand } from './command-ring.ts';
@@ -64,6 +64,26 @@ export class EngineGroup {
     ...argument: ArgumentOf<HostCalls, Name>
   ): Promise<ResultOf<HostCalls, Name>> {
     return (this.links[engine] as EngineLink).call(name, ...argument);
+  }
+
+  /**
+   * Calls every engine, also after one has failed, and waits for all. Fails with the failure of the only engine that failed,
+   * or with one that names all of them.
+   */
+  async callAll<Name extends keyof HostCalls>(name: Name, ...argument: ArgumentOf<HostCalls, Name>): Promise<void> {
+    const ends = await Promise.allSettled(this.links.map((link) => link.call(name, ...argument)));
+    const failures = ends.flatMap((end, engine) =>
+      end.status === 'rejected' ? [{ engine, error: asWeftlineError(end.reason) }] : [],
+    );
+    const [first] = failures;
+    if (first === undefined) return;
+    if (failures.length === 1) throw first.error;
+    const texts = failures.map(({ engine, error }) => `engine ${engine}: ${error.message}`);
+    throw new WeftlineError(
+      first.error.code,
+      `${failures.length} of ${ends.length} engines failed: ${texts.join('; ')}`,
+      { cause: first.error, details: { engines: failures.map(({ engine }) => engine) } },
+    );
   }
 
   readEvents(): void {

@@ -115,6 +115,7 @@ export class EngineHost implements HostedEngine {
           onSignal: () => wake?.ring(),
           onCompletion: (handle, status) => this.#completed(handle, status),
           onConnectionEnd: (connection, error) => this.#connectionEnded(connection, error),
+          onPath: (connection, path, isAlive) => this.#pathChanged(connection, path, isAlive),
         }),
     });
   }
@@ -383,6 +384,11 @@ export class EngineHost implements HostedEngine {
     this.#ranges.free(slot);
     this.#slotOf.delete(this.#handleOf[slot]!);
     this.#handleOf[slot] = -1;
+  }
+
+  #pathChanged(connection: TransportConnection, path: number, isAlive: boolean): void {
+    const number = this.#connections.findIndex((hosted) => hosted?.connection === connection);
+    if (number !== -1) this.#onEvent({ event: 'path', connection: number, path, deadSince: isAlive ? 0 : Date.now() });
   }
 
   #connectionEnded(connection: TransportConnection, error: WeftlineError): void {

@@ -1,7 +1,7 @@
 // How two transports meet over TCP, once both have proven themselves: lanes, count and ends of paths, then what passes on them.
 import { isIP } from 'node:net';
 import { MAX_ENGINES } from '../../abi/transport-command.ts';
-import { MAX_PATHS, TRANSPORT_VERSION } from '../../abi/transport-packet.ts';
+import { MAX_EAGER_BYTES, MAX_PATHS, TRANSPORT_VERSION } from '../../abi/transport-packet.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { printable } from '../../core/quote.ts';
 import type { Credentials } from '../../meeting/credentials.ts';
@@ -29,6 +29,8 @@ export interface GreetingOptions extends PathOptions {
   readonly authenticate: boolean;
   /** Wants receivers to give credits; they do if one side wants it. */
   readonly receiverCredits: boolean;
+  /** Bytes of messages that this side sends and takes before memory was offered for them. */
+  readonly eagerBytes: number;
   /** The names of engines of this side for the connection, one each: as many lanes as it takes at most. */
   readonly connectionIds: readonly number[];
 }
@@ -44,6 +46,8 @@ export interface MeetingLane {
   readonly packetKeys: PacketKeys | undefined;
   /** Both sides give credits to the other. */
   readonly receiverCredits: boolean;
+  /** The smaller setting of the two sides. */
+  readonly eagerBytes: number;
 }
 
 /** What both sides know when they have met. The caller owns the paths. */
@@ -121,7 +125,8 @@ async function meetGuest(
       const spread = hello['spread'] === options.spread ? options.spread : 'turn';
       const ends = options.io.openPaths(channel, { lanes, paths, rails }, options);
       const receiverCredits = options.receiverCredits || hello['receiverCredits'] === true;
-      const agreed = { spread, authenticate, receiverCredits };
+      const eagerBytes = Math.min(options.eagerBytes, integerField(hello, 'eagerBytes', MAX_EAGER_BYTES));
+      const agreed = { spread, authenticate, receiverCredits, eagerBytes };
       opened = { paths: ends, localIds, remoteIds, ...agreed };
       return { name: options.name, connections: localIds, ...ends.offer, ...agreed, hello: answer };
     });
@@ -138,8 +143,8 @@ async function meetGuest(
 
 /** What the side that calls says of itself. */
 export function introduce(options: GreetingOptions, hello: unknown): HelloBody {
-  const { name, connectionIds, paths, rails, spread, authenticate, receiverCredits } = options;
-  const wishes = { paths, rails: rails.length, spread, authenticate, receiverCredits };
+  const { name, connectionIds, paths, rails, spread, authenticate, receiverCredits, eagerBytes } = options;
+  const wishes = { paths, rails: rails.length, spread, authenticate, receiverCredits, eagerBytes };
   return { name, connections: connectionIds, ...wishes, hello };
 }
 
@@ -170,7 +175,8 @@ export async function connectPeer(
     if (spread === undefined) throw protocolError('an answer that does not say how messages are spread');
     const localIds = options.connectionIds.slice(0, lanes);
     const receiverCredits = body['receiverCredits'] === true;
-    const opened = { paths, localIds, remoteIds, spread, authenticate, receiverCredits };
+    const eagerBytes = integerField(body, 'eagerBytes', options.eagerBytes);
+    const opened = { paths, localIds, remoteIds, spread, authenticate, receiverCredits, eagerBytes };
     const meeting = await finish({ body, secrets }, opened, 'caller');
     await channel.receive('sign that it has adopted the connection');
     return meeting;
@@ -189,18 +195,19 @@ interface Opened {
   readonly spread: Spread;
   readonly authenticate: boolean;
   readonly receiverCredits: boolean;
+  readonly eagerBytes: number;
 }
 
 async function finish(
   { body, secrets }: Greeted,
-  { paths, localIds, remoteIds, spread, authenticate, receiverCredits }: Opened,
+  { paths, localIds, remoteIds, spread, authenticate, receiverCredits, eagerBytes }: Opened,
   side: Parameters<typeof splitSessionKey>[1],
 ): Promise<Meeting> {
   // Lanes number their packets alike: each has a secret and keys of its own, or packets of one would do for another.
   const lanes = localIds.map((localId, lane): MeetingLane => {
     const secret = Buffer.from(secrets.key(`packet secret ${lane}`, 8)).readBigUInt64LE();
     const packetKeys = authenticate ? splitSessionKey(secrets.key(`packets ${lane}`), side) : undefined;
-    return { localId, remoteId: remoteIds[lane]!, secret, packetKeys, receiverCredits };
+    return { localId, remoteId: remoteIds[lane]!, secret, packetKeys, receiverCredits, eagerBytes };
   });
   const segmentBytes = await paths.agree((lanes[0] as MeetingLane).secret);
   return { paths, lanes, spread, segmentBytes, peerName: nameOf(body), hello: body['hello'] };

@@ -42,6 +42,7 @@ export interface HostConnection {
   readonly secret: bigint;
   readonly packetKeys: PacketKeys | undefined;
   readonly receiverCredits: boolean;
+  readonly eagerBytes: number;
   readonly segmentBytes: number;
   readonly keepsPlaces: boolean;
   /** The host closes it. */
@@ -74,4 +75,6 @@ export interface HostStatistics extends LaneStatistics {
 export type HostEvent =
   /** Sent before the table shows that the request failed. */
   | { readonly event: 'failed'; readonly slot: number; readonly error: EncodedError }
+  /** A path of this engine has died, at that time in ms, or answers again: 0. */
+  | { readonly event: 'path'; readonly connection: number; readonly path: number; readonly deadSince: number }
   | { readonly event: 'ended'; readonly connection: number; readonly error: EncodedError };

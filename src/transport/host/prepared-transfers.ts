@@ -5,6 +5,7 @@ import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { findScatters } from './find-scatters.ts';
 import { longestScattered } from '../engine/check-options.ts';
+import { type PostQueue, PostTurns } from './post-turns.ts';
 import { RangeList } from '../send/range-list.ts';
 import type { Region } from '../engine/region.ts';
 import type {
@@ -72,9 +73,6 @@ export interface TransferHost {
   hasFailedElsewhere(slot: number): boolean;
 }
 
-/** Requests of transfers in the engine at a time; it has 2^16 for everything. */
-const MAX_PARTS = 8192;
-
 /** A plan, with its runs of small ranges that go together. */
 interface Prepared extends TransferPlan {
   readonly table: PartTable;
@@ -85,6 +83,8 @@ interface Prepared extends TransferPlan {
 interface Post {
   plan: Prepared | undefined;
   slot: number;
+  /** Of its connection. */
+  queue: PostQueue<Post> | undefined;
   /** Ranges that were posted, how many scatters were among them, and requests of those that have not ended. */
   posted: number;
   scatters: number;
@@ -115,11 +115,9 @@ export class PreparedTransfers {
   readonly #lines: (Line | undefined)[] = [];
   /** By slot; objects are used again. */
   readonly #posts: (Post | undefined)[] = Array.from({ length: REQUEST_SLOTS }, () => undefined);
-  /** Those with ranges that are not posted yet, oldest first. */
-  readonly #waiting: Post[] = [];
+  readonly #turns = new PostTurns<Post>();
   /** Those whose ranges are where they belong, while ranges on other engines are not: their messages wait. */
   readonly #unsent: Post[] = [];
-  #underWay = 0;
   /** What is being posted: the engine reads these during its calls, and they are filled in again for the next. */
   readonly #part: Writable<RemoteOptions> = { region: NO_REGION, flow: 0, offset: 0, bytes: 0, ...nowhere };
   readonly #scattered: Writable<ScatterOptions> = { region: NO_REGION, ranges: NO_RANGES, flow: 0, ...nowhere };
@@ -167,18 +165,21 @@ export class PreparedTransfers {
     post.messageSent = false;
     post.message.offset = message.offset;
     post.message.bytes = message.bytes;
-    this.#waiting.push(post);
-    this.#postWaiting();
+    const queue = this.#turns.of(plan.connection);
+    post.queue = queue;
+    queue.waiting.push(post);
+    this.#postWaiting(queue);
   }
 
   /** A request that was followed has ended; `error` is undefined if it is done. */
   ended(slot: number, error: EncodedError | undefined): void {
     const post = this.#posts[slot] as Post;
-    this.#underWay--;
+    const queue = post.queue as PostQueue<Post>;
+    this.#turns.ended(queue);
     post.pending--;
     post.error ??= error;
     this.#advance(post);
-    this.#postWaiting();
+    this.#postWaiting(queue);
   }
 
   /**
@@ -214,20 +215,21 @@ export class PreparedTransfers {
     }
   }
 
-  #postWaiting(): void {
-    while (this.#waiting.length > 0) {
-      const post = this.#waiting[0] as Post;
-      const { plan } = post;
-      if (plan !== undefined && post.error === undefined) {
-        while (post.posted < plan.table.count && post.error === undefined) {
-          if (this.#underWay >= MAX_PARTS) return;
-          const scatter = plan.scatters[post.scatters];
-          if (scatter?.first === post.posted) this.#postScatter(post, plan, scatter);
-          else this.#postPart(post, plan);
-        }
+  #postWaiting(queue: PostQueue<Post>): void {
+    const turns = this.#turns;
+    while (queue.waiting.length > 0) {
+      const post = queue.waiting[0] as Post;
+      const plan = post.plan as Prepared;
+      if (post.posted === plan.table.count || post.error !== undefined) {
+        turns.remove(queue, post);
+        this.#advance(post);
+      } else {
+        if (!turns.hasRoom(queue)) return;
+        if (!turns.goesOn(queue)) continue;
+        const scatter = plan.scatters[post.scatters];
+        if (scatter?.first === post.posted) this.#postScatter(post, plan, scatter);
+        else this.#postPart(post, plan);
       }
-      this.#waiting.shift();
-      this.#advance(post);
     }
   }
 
@@ -292,7 +294,7 @@ export class PreparedTransfers {
 
   #follow(post: Post, handle: EngineHandle): void {
     post.pending++;
-    this.#underWay++;
+    this.#turns.began(post.queue as PostQueue<Post>);
     this.#host.follow(handle, post.slot);
   }
 
@@ -315,7 +317,8 @@ export class PreparedTransfers {
         }
       }
     }
-    const { error } = post;
+    const { error, queue } = post;
+    if (queue !== undefined) this.#turns.remove(queue, post);
     post.plan = undefined;
     if (error === undefined) this.#host.done(post.slot, post.bytes);
     else this.#host.failed(post.slot, error);
@@ -370,6 +373,7 @@ function emptyPost(slot: number): Post {
   return {
     plan: undefined,
     slot,
+    queue: undefined,
     posted: 0,
     scatters: 0,
     pending: 0,

@@ -93,6 +93,8 @@ export class Transport implements AsyncDisposable {
   readonly #rails: readonly string[];
   /** So that registered memory is not collected; a tensor as such, because its memory is freed with it. */
   readonly #regions = new Map<number, RegisteredMemory>();
+  /** Memory that an engine may not have given back yet. */
+  readonly #leaving = new Map<number, RegisteredMemory>();
   #closing: Promise<void> | undefined;
 
   /**
@@ -207,17 +209,18 @@ export class Transport implements AsyncDisposable {
     throw failed.reason;
   }
 
-  /** The memory is the caller's again; pending requests that use it fail with WL_CLOSED. */
+  /**
+   * The memory is the caller's again; pending requests that use it fail with WL_CLOSED. It fails if an engine does not
+   * answer, when all others have given the memory back, and may be called again.
+   */
   async release(region: MemoryRegion): Promise<void> {
-    // From now on no message of it takes a turn.
-    const memory = this.#regions.get(region.number);
-    this.#regions.delete(region.number);
-    try {
-      await Promise.all(this.#group.links.map((link) => link.call('release', region.number)));
-    } finally {
-      // It must not be collected while an engine may still write to it.
-      void memory;
-    }
+    const { number } = region;
+    const memory = this.#regions.get(number);
+    // From now on no message of it takes a turn, but it must not be collected while an engine may still write to it.
+    this.#regions.delete(number);
+    if (memory !== undefined) this.#leaving.set(number, memory);
+    await this.#group.callAll('release', number);
+    this.#leaving.delete(number);
   }
 
   /** How a request stands. Never waits. */
@@ -245,6 +248,11 @@ export class Transport implements AsyncDisposable {
     const group = this.#group;
     if (group.failure === undefined && group.hasCrashed) group.readEvents();
     return group.failure;
+  }
+
+  /** @internal Hot path. False while too many requests are under way for another one. */
+  get hasRoom(): boolean {
+    return this.#slots.haveRoom;
   }
 
   /** How many engines it has. */
@@ -287,6 +295,7 @@ export class Transport implements AsyncDisposable {
     await Promise.all([...new Set(this.#connections.values())].map((connection) => connection.close()));
     await this.#group.close();
     this.#regions.clear();
+    this.#leaving.clear();
   }
 
   async #greetGuest(
@@ -332,6 +341,7 @@ export class Transport implements AsyncDisposable {
       segmentationOffload: settings.transportSegmentationOffload,
       authenticate: settings.transportAuthentication,
       receiverCredits: transportSettings(settings).receiverCredits,
+      eagerBytes: settings.transportEagerBytes,
       rails: this.#rails,
       spread: settings.transportSpread,
       connectionIds: reserved.map(({ id }) => id),
@@ -373,13 +383,12 @@ export class Transport implements AsyncDisposable {
   }
 
   #handle(event: HostEvent, engine: number): void {
-    if (event.event === 'failed') this.#slots.failed(event.slot, event.error);
-    else {
-      const connection = this.#connections.get(`${engine} ${event.connection}`);
-      // Each lane tells of the end; the first one says why.
-      if (connection?.error === undefined) this.#logEnd(event.error);
-      void connection?.endWith(event.error);
-    }
+    if (event.event === 'failed') return this.#slots.failed(event.slot, event.error);
+    const connection = this.#connections.get(`${engine} ${event.connection}`);
+    if (event.event === 'path') return connection?.notePath(engine, event.path, event.deadSince);
+    // Each lane tells of the end; the first one says why.
+    if (connection?.error === undefined) this.#logEnd(event.error);
+    void connection?.endWith(event.error);
   }
 
   /** A peer that closes says so with a reason; whatever else ends a connection is somebody's trouble. */

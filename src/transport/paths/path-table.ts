@@ -52,9 +52,10 @@ export class PathTable {
   readonly sentSegments: Float64Array;
   readonly lostSegments: Float64Array;
   aliveCount: number;
+  readonly #onChange: ((path: number, isAlive: boolean) => void) | undefined;
 
-  /** `first`: the number before that of the first transmission. */
-  constructor(count: number, rails = 1, first = 0) {
+  /** `first`: the number before that of the first transmission. `onChange` hears of paths that die and come back. */
+  constructor(count: number, rails = 1, first = 0, onChange?: (path: number, isAlive: boolean) => void) {
     this.count = count;
     this.rails = rails;
     this.nextSequence = new Int32Array(count).fill(first + 1);
@@ -73,6 +74,7 @@ export class PathTable {
     this.sentSegments = new Float64Array(count);
     this.lostSegments = new Float64Array(count);
     this.aliveCount = count;
+    this.#onChange = onChange;
   }
 
   /** A sample of the round-trip time (Jacobson's estimator, RFC 6298). */
@@ -100,6 +102,7 @@ export class PathTable {
     this.alive[path] = 1;
     this.aliveCount++;
     this.penalty[path] = REVIVED_PATH_PENALTY;
+    this.#onChange?.(path, true);
   }
 
   kill(path: number): void {
@@ -107,6 +110,7 @@ export class PathTable {
     this.alive[path] = 0;
     this.aliveCount--;
     this.penalty[path] = MAX_PENALTY;
+    this.#onChange?.(path, false);
   }
 
   /**

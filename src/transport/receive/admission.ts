@@ -43,7 +43,7 @@ export class Admission {
   /** A sender has a message of `messageBytes` for the receive. */
   claim(receive: ReceiveSide, request: Request, messageBytes: number): void {
     if (request.claimed) return;
-    receive.noteClaimed();
+    receive.noteClaimed(request);
     request.claimed = true;
     request.messageBytes = messageBytes;
     this.unclaimedBytes -= request.granted;
@@ -69,7 +69,7 @@ export class Admission {
   /** The receive has ended; what was granted and did not come is free again. */
   end(receive: ReceiveSide, request: Request): void {
     if (!request.announced) return;
-    if (!request.claimed) receive.noteClaimed();
+    if (!request.claimed) receive.noteClaimed(request);
     const open = Math.max(0, request.granted - request.received);
     if (request.claimed) this.#hold(receive, -open);
     else this.unclaimedBytes -= open;

@@ -9,6 +9,8 @@ import {
   scatterEntry,
 } from '../../abi/transport-packet.ts';
 import type { Connection } from '../engine/connection.ts';
+import { announce } from '../control/announce.ts';
+import { met, TAKEN, takeEager } from './eager-input.ts';
 import { addToCell } from './pending-signals.ts';
 import type { Region } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
@@ -19,6 +21,9 @@ const SCATTER = scatterEntry.offset;
 const TWO_32 = 2 ** 32;
 /** One refusal of the same place is enough for this many microseconds: the sender is told by a reliable record. */
 const REJECTION_INTERVAL = 5000;
+
+/** Flags of segments that are no part of a longer run. */
+const ALONE = packetFlags.skip | packetFlags.signal | packetFlags.scatter | packetFlags.eager;
 
 /** Takes in the run. */
 export function endRun(connection: Connection): void {
@@ -31,16 +36,8 @@ export function endRun(connection: Connection): void {
     engine.drops.window += count;
     return;
   }
-  if ((run.flags & packetFlags.skip) !== 0) {
-    noteSkipped(connection);
-    return;
-  }
-  if ((run.flags & packetFlags.signal) !== 0) {
-    takeSignal(connection);
-    return;
-  }
-  if ((run.flags & packetFlags.scatter) !== 0) {
-    takeScattered(connection);
+  if ((run.flags & ALONE) !== 0) {
+    takeAlone(connection);
     return;
   }
   // Judged by what is new of it: the message of segments that came twice may be over.
@@ -66,6 +63,14 @@ export function endRun(connection: Connection): void {
   }
   if (connection.receive.signals.count > 0) applySignals(connection);
   if (request !== undefined && request.received >= request.messageBytes) engine.done(request);
+}
+
+/** A segment that is taken by itself. */
+function takeAlone(connection: Connection): void {
+  if ((run.flags & packetFlags.skip) !== 0) noteSkipped(connection);
+  else if ((run.flags & packetFlags.signal) !== 0) takeSignal(connection);
+  else if ((run.flags & packetFlags.scatter) !== 0) takeScattered(connection);
+  else takeEarly(connection);
 }
 
 /** Index of the first segment of the run that has not come before; the run's count if all have. */
@@ -132,6 +137,30 @@ function place(
     engine.admission.arrived(connection.receive, request, bytes);
   }
   request.received += bytes;
+}
+
+/** A message that was sent before the peer knew of its receive. */
+function takeEarly(connection: Connection): void {
+  const { counters } = connection;
+  const { window, signals } = connection.receive;
+  const { sequence } = run;
+  const isNext = window.isNext(sequence);
+  if (!isNext) connection.receive.ackDue = ackDue.now;
+  if (window.has(sequence)) {
+    counters.duplicateSegments++;
+    return;
+  }
+  const reason = takeEager(connection, announce);
+  if (reason !== TAKEN) {
+    // So that messages which have one slot after the other do not count as the same.
+    run.target = run.targetKey;
+    reject(connection, reason, reason === failReasons.tooLarge ? met.room : 0);
+    return;
+  }
+  counters.receivedSegments++;
+  if (isNext) window.advance(1);
+  else window.add(sequence);
+  if (signals.count > 0) applySignals(connection);
 }
 
 /** A segment whose payload goes to several places of a region. */

@@ -3,6 +3,8 @@
 import { controlKinds } from '../../abi/transport-packet.ts';
 import type { ControlLog } from '../control/control-log.ts';
 import { type Request, RequestQueue } from '../engine/request.ts';
+import { EagerStore } from './eager-store.ts';
+import { ReceiveFlow } from './receive-flow.ts';
 import { Arrivals } from './arrivals.ts';
 import type { CreditAccount } from './credit-pacer.ts';
 import { PendingSignals } from './pending-signals.ts';
@@ -11,7 +13,12 @@ import { ReceiveWindow } from './receive-window.ts';
 /** `now`: before the next flush. `later`: with more, or at its deadline. */
 export const ackDue = { no: 0, later: 1, now: 2 } as const;
 
+/** No deadline. */
+const NEVER = Number.POSITIVE_INFINITY;
+
 export interface ReceiveSideOptions {
+  /** Messages of at most so many bytes come before their receives are announced; 0: none. */
+  readonly eagerBytes: number;
   readonly paths: number;
   /** Words of the bitmap that fit an ack. */
   readonly ackWords: number;
@@ -44,6 +51,14 @@ export class ReceiveSide {
   // -0 is held as a double from the start. When the first 64-bit size came, all compiled code that knows a connection was lost.
   claimedBytes: number = -0;
   silentSince = Number.POSITIVE_INFINITY;
+  /** If messages may come before their receives are announced: those that wait for a receive, and the flows. */
+  readonly eager: EagerStore | undefined;
+  readonly #flows = new Map<number, ReceiveFlow>();
+  /** Flows that hold receives back, and when the first of them announces them. */
+  readonly holding: ReceiveFlow[] = [];
+  holdDeadline = NEVER;
+  /** Some of them would announce receives now, but found no room. */
+  holdIsBlocked = false;
   /** Of receiver credits. */
   readonly credit: CreditAccount;
 
@@ -60,8 +75,11 @@ export class ReceiveSide {
   readonly #control: ControlLog;
   readonly #wake: () => void;
   readonly #keepsPlaces: boolean;
+  readonly #start: number;
 
-  constructor({ paths, ackWords, start, credit, now, control, wake, keepsPlaces }: ReceiveSideOptions) {
+  constructor(options: ReceiveSideOptions) {
+    const { paths, ackWords, start, credit, now, control, wake, keepsPlaces, eagerBytes } = options;
+    this.eager = eagerBytes > 0 ? new EagerStore(eagerBytes) : undefined;
     this.window = new ReceiveWindow(start);
     this.arrivals = new Arrivals(paths, start);
     this.ackWords = ackWords;
@@ -70,12 +88,32 @@ export class ReceiveSide {
     this.#control = control;
     this.#wake = wake;
     this.#keepsPlaces = keepsPlaces;
+    this.#start = start;
   }
 
-  /** One receive less that waits for a message: another may be announced. */
-  noteClaimed(): void {
+  flow(id: number): ReceiveFlow {
+    const known = this.#flows.get(id);
+    if (known !== undefined) return known;
+    const flow = new ReceiveFlow(id, this.#start);
+    this.#flows.set(id, flow);
+    return flow;
+  }
+
+  /** A receive is not announced before `until`. */
+  hold(flow: ReceiveFlow, request: Request, until: number): void {
+    if (flow.held.head === undefined) flow.heldUntil = until;
+    flow.held.push(request);
+    if (flow.isHolding) return;
+    flow.isHolding = true;
+    this.holding.push(flow);
+    this.holdDeadline = Math.min(this.holdDeadline, until);
+  }
+
+  /** An announced receive waits for a message no longer: another may be announced. */
+  noteClaimed(request: Request): void {
     this.unclaimedReceives--;
-    if (this.unannounced.head !== undefined) this.#wake();
+    if (this.eager !== undefined) this.flow(request.flow).open.remove(request);
+    if (this.unannounced.head !== undefined || this.holdIsBlocked) this.#wake();
   }
 
   /** Raises what a receive may be sent. False if the peer cannot be told now. */
@@ -96,5 +134,10 @@ export class ReceiveSide {
     if (this.#keepsPlaces) this.unannounced.vacate(request);
     else this.unannounced.remove(request);
     this.unannouncedReads.remove(request);
+    if (this.eager === undefined || request.kind !== 'receive') return;
+    const { held, open } = this.flow(request.flow);
+    if (this.#keepsPlaces) held.vacate(request);
+    else held.remove(request);
+    open.remove(request);
   }
 }

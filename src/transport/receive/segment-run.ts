@@ -54,7 +54,7 @@ export function extendRun(view: DataView, at: number): boolean {
     at === run.at + count * run.stride &&
     run.lastPayloadBytes === payloadBytes &&
     bytes <= payloadBytes &&
-    (flags & (packetFlags.skip | packetFlags.signal | packetFlags.scatter)) === 0 &&
+    (flags & (packetFlags.skip | packetFlags.signal | packetFlags.scatter | packetFlags.eager)) === 0 &&
     view.getInt32(at + DATA.sequence, true) === ((run.sequence + count) | 0) &&
     view.getUint32(at + DATA.target, true) === run.target &&
     view.getUint32(at + DATA.targetKey, true) === run.targetKey &&
@@ -74,7 +74,8 @@ export function extendRun(view: DataView, at: number): boolean {
 
 /** Of the first word: all but the flag that the last of a burst may have; and flags of segments that are taken one by one. */
 const COMMON = ~(packetFlags.ackNow << 16);
-const ALONE = (packetFlags.skip | packetFlags.signal | packetFlags.scatter | packetFlags.payloadChecksum) << 16;
+const ALONE =
+  (packetFlags.skip | packetFlags.signal | packetFlags.scatter | packetFlags.eager | packetFlags.payloadChecksum) << 16;
 
 /**
  * Adds the segments from `at` on, up to `end`, whose headers are what the one before lets expect: the next numbers, the

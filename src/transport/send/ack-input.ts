@@ -1,9 +1,10 @@
 // Takes in acks: what has arrived leaves the window, echoes give round-trip times and show what was lost on each path.
 // Hot path: no allocation.
-import { ackHeader, ackPath, failReasons, packetFlags } from '../../abi/transport-packet.ts';
+import { ackHeader, ackPath, failReasons, packetFlags, PARKED_SHIFT } from '../../abi/transport-packet.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { NO_BURST } from './burst-table.ts';
 import type { Connection } from '../engine/connection.ts';
+import { NO_SLOT } from './eager-slots.ts';
 import { detectLosses } from './loss.ts';
 import type { SendSide } from './send-side.ts';
 
@@ -13,6 +14,8 @@ const ECHO = ackPath.offset;
 const MAX_RTT = 60_000_000;
 /** What the echoes of the ack at hand said. */
 const echoes = { rttSum: 0, baseSum: 0, rtts: 0, marks: 0 };
+/** A bit for each slot whose message, the ack at hand says, has arrived and is not delivered. */
+let parked = 0;
 
 /** Takes in the ack at `at`, which has `bytes` bytes and has been authenticated. False if it is malformed. */
 export function onAck(connection: Connection, view: DataView, at: number, bytes: number): boolean {
@@ -29,6 +32,7 @@ export function onAck(connection: Connection, view: DataView, at: number, bytes:
   if ((flags & packetFlags.controlGap) !== 0) repeatControl(connection);
   connection.counters.receivedAcks++;
   connection.send.credits?.onCredit(view.getInt32(at + ACK.credit, true));
+  parked = flags >>> PARKED_SHIFT;
   advance(connection, cumulative);
   const bitmap = at + ackHeader.size + paths * ackPath.size;
   takeBitmap(connection, { view, at: bitmap, words, from: cumulative & ~31 });
@@ -126,7 +130,9 @@ function arrived(connection: Connection, sequence: number, count: number): void 
   request.unacked -= count;
   if (request.unacked !== 0 || !request.segmented) return;
   if (request.kind !== 'signal') {
-    engine.done(request);
+    // A record will tell when there is a receive for it.
+    const isParked = request.slot !== NO_SLOT && ((parked >>> request.slot) & 1) === 1;
+    if (!isParked) engine.done(request);
     return;
   }
   // The peer adds it when everything before it has come as well.

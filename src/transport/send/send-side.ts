@@ -6,6 +6,7 @@ import { congestionRules } from '../../congestion/rules.ts';
 import { type ClearToSend, Flow, Schedule, type SendQueue } from '../engine/flow.ts';
 import { isVacancy, type Request, RequestQueue } from '../engine/request.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';
+import { EagerSlots } from './eager-slots.ts';
 import { BurstTable } from './burst-table.ts';
 import { ReceiverCredits } from './receiver-credits.ts';
 import { ReorderTolerance } from './reorder-tolerance.ts';
@@ -21,6 +22,8 @@ export interface SendSideOptions {
   /** Of a full packet: all of it, and its payload. */
   readonly segmentBytes: number;
   readonly payloadBytes: number;
+  /** Messages of at most so many bytes go before their receives are announced; 0: none. */
+  readonly eagerBytes: number;
   /** Segments that may be outstanding. */
   readonly limit: number;
   /** Where numbers that wrap begin. */
@@ -60,6 +63,8 @@ export class SendSide {
   readonly congestion: Congestion[] = [];
   /** If the receiver gives credits: they bound what may be sent as well. */
   readonly credits: ReceiverCredits | undefined;
+  /** If messages may go before their receives are announced. */
+  readonly eager: EagerSlots | undefined;
   /** Per congestion window: when the next packet may go, with pacing. */
   nextSendAt: Float64Array;
 
@@ -80,6 +85,8 @@ export class SendSide {
     this.tolerance = new ReorderTolerance(settings.reorderSegments, settings.reorderShare);
     this.nextSendAt = new Float64Array(this.bursts.controllerBytes.length);
     this.progressAt = now;
+    this.eager =
+      options.eagerBytes > 0 ? new EagerSlots(Math.min(options.eagerBytes, options.payloadBytes)) : undefined;
     this.credits = receiverCredits ? new ReceiverCredits(start) : undefined;
     while (this.congestion.length < (settings.perPath ? paths : 1)) this.congestion.push(this.#newWindow());
   }
@@ -98,8 +105,9 @@ export class SendSide {
   flow(id: number): Flow {
     const known = this.flows.get(id);
     if (known !== undefined) return known;
-    const { perPath } = this.#options.settings;
-    const flow = new Flow(id, perPath ? 0 : this.flowOrder.length);
+    const { settings, start } = this.#options;
+    const { perPath } = settings;
+    const flow = new Flow(id, perPath ? 0 : this.flowOrder.length, start);
     if (!perPath && flow.controller > 0) this.congestion.push(this.#newWindow());
     this.bursts.reserveController(flow.controller);
     if (this.nextSendAt.length < this.bursts.controllerBytes.length) {
@@ -155,6 +163,17 @@ export class SendSide {
         this.enqueue(flow.messages, request);
       }
     }
+  }
+
+  /** Sends a message that is alone in its flow before its receive is announced, if it is small and there is a slot for it. */
+  sendEagerly(flow: Flow, request: Request): void {
+    const { eager } = this;
+    const fits = eager !== undefined && request.bytes <= eager.bytes && request.bytes === request.wholeBytes;
+    if (!fits || !eager.hasFree) return;
+    eager.take(request, flow.passNext());
+    flow.unmatched.shift();
+    request.granted = request.bytes;
+    this.enqueue(flow.messages, request);
   }
 
   /** Takes a request out of whatever queue it stands in. */

@@ -9,6 +9,7 @@ import {
 import type { Connection } from '../engine/connection.ts';
 import { ackDue } from '../receive/receive-side.ts';
 import { writeData, writeScatter } from '../wire/packet-writer.ts';
+import { NO_SLOT } from './eager-slots.ts';
 import { RANGE_SPAN, type RangeList } from './range-list.ts';
 import type { Request } from '../engine/request.ts';
 import { chooseRoute, route } from './route.ts';
@@ -97,7 +98,7 @@ function sendFresh(connection: Connection, request: Request, at: number, now: nu
   const bytes = Math.min(limit - position, count * payloadBytes);
   const burst = bursts.open(route.path, route.controller, now);
   const first = window.next;
-  if (position === 0 && request.kind === 'send') saveAck(connection, request);
+  if (position === 0 && request.kind === 'send' && request.slot === NO_SLOT) saveAck(connection, request);
   if (window.outstanding === 0) connection.send.progressAt = now;
   const lastBytes = bytes - (count - 1) * payloadBytes;
   window.appendRun(request.handle, position, count, payloadBytes, lastBytes, burst);
@@ -311,6 +312,11 @@ function addressTo(connection: Connection, request: Request | undefined): void {
     template.flags = packetFlags.region;
     template.offset += request.partOffset;
     template.messageBytes = request.wholeBytes;
+  } else if (request.slot !== NO_SLOT) {
+    template.flags = packetFlags.eager;
+    template.target = request.flow | (request.slot << 16);
+    template.targetKey = request.handle;
+    template.base = request.number >>> 0;
   } else {
     template.flags = 0;
     template.targetKey = 0;

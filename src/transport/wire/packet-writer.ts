@@ -9,6 +9,7 @@ import {
   packetFlags,
   packetKinds,
   packetPrefix,
+  PARKED_SHIFT,
   SCATTER_ENTRY_BYTES,
   TRANSPORT_VERSION,
 } from '../../abi/transport-packet.ts';
@@ -124,7 +125,8 @@ export function sendAck(connection: Connection, now: number, reason = 0): boolea
   writePrefix(connection, at, packetKinds.ack, path);
   const flags = (reason === 0 ? 0 : packetFlags.reset) | (connection.control.gap ? packetFlags.controlGap : 0);
   connection.control.gap = false;
-  view.setUint16(at + ACK.flags, flags, true);
+  const parked = (connection.receive.eager?.parked ?? 0) << PARKED_SHIFT;
+  view.setUint16(at + ACK.flags, flags | parked, true);
   view.setUint16(at + ACK.length, bytes - ackHeader.size, true);
   view.setInt32(at + ACK.cumulative, window.next, true);
   view.setInt32(at + ACK.controlExpected, connection.control.expected, true);

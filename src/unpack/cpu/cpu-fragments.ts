@@ -10,6 +10,7 @@ import { wideAt } from '../../abi/wide-words.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { pollUntil } from '../../device/cuda/poll.ts';
+import type { HostAccess } from '../../device/host-access.ts';
 import type { Storage } from '../../device/tensor.ts';
 import { notReadyError, wrongBlockError } from '../descriptor-errors.ts';
 import type { FragmentEngine, FragmentRun } from '../fragment-engine.ts';
@@ -49,8 +50,16 @@ export class CpuFragments implements FragmentEngine {
     this.#failures = Array.from({ length: slots });
   }
 
+  reaches(device: HostAccess): boolean {
+    return device === this.#device;
+  }
+
   slotWords(slot: number): Uint32Array {
     return this.#slots[slot]!;
+  }
+
+  requireOpen(): void {
+    // A CPU device has nothing to close.
   }
 
   submit({ ticket, firstSlot, blocks, waits }: Readonly<FragmentRun>): void {

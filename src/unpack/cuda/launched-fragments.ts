@@ -10,16 +10,18 @@ import {
   RING_SLOT_BYTES,
 } from '../../abi/unpack-block.ts';
 import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
-import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { StayingWork } from '../../device/cuda/cuda-context.ts';
+import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { unpackKernels } from '../../device/cuda/kernels/unpack.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
 import { type PollOptions, pollUntil } from '../../device/cuda/poll.ts';
+import type { HostAccess } from '../../device/host-access.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { FragmentEngine, FragmentRun } from '../fragment-engine.ts';
-import type { CheckedConfig } from '../launcher-config.ts';
+import { type CheckedConfig, checkStream } from '../launcher-config.ts';
 import { MissedFlags } from './missed-flags.ts';
 import type { Direction } from '../ring-writer.ts';
 
@@ -59,6 +61,7 @@ export class LaunchedFragments implements FragmentEngine {
   /** CUstreams on which kernels have waited for ready flags. */
   readonly #waitingStreams = new Set<number>();
   readonly #stopJudging: () => void;
+  readonly #staying: StayingWork;
 
   /** Compiles the kernels unless they are in a cache. Fails with WL_COMPILE, WL_UNSUPPORTED, WL_MEMORY or WL_CUDA. */
   static async create(
@@ -96,6 +99,8 @@ export class LaunchedFragments implements FragmentEngine {
     this.#stopJudging = device.context.judgeWaits((isDone, stream) => {
       if (isDone && stream !== undefined && this.#waitingStreams.has(stream)) this.#flags.throwIfExpired();
     });
+    this.#staying = { leave: () => undefined, giveUp: () => this.#flags.giveUp() };
+    device.context.stayingWork.add(this.#staying);
     for (const { arguments: set } of [small, large]) {
       set.set('ring', this.#copy?.address ?? this.#host.deviceAddress);
       set.set('slots', slots);
@@ -105,16 +110,24 @@ export class LaunchedFragments implements FragmentEngine {
     }
   }
 
+  reaches(device: HostAccess): boolean {
+    return device instanceof CudaDevice && device.context.ordinal === this.#device.context.ordinal;
+  }
+
   slotWords(slot: number): Uint32Array {
     return this.#slots[slot]!;
   }
 
+  requireOpen(stream: CudaStream = this.#config.stream ?? this.#device.stream): void {
+    this.#device.context.enter();
+    checkStream(stream);
+    if (stream.context === this.#device.context) return;
+    const { ordinal } = this.#device.context;
+    throw invalidArgument('stream', `a stream of GPU ${stream.context.ordinal}`, `one of GPU ${ordinal}`);
+  }
+
   submit(run: Readonly<FragmentRun>, stream: CudaStream = this.#config.stream ?? this.#device.stream): void {
     const { ticket, firstSlot, blocks, mostDescriptors } = run;
-    if (stream.context !== this.#device.context) {
-      const { ordinal } = this.#device.context;
-      throw invalidArgument('stream', `a stream of GPU ${stream.context.ordinal}`, `one of GPU ${ordinal}`);
-    }
     if (run.waits) {
       this.#flags.begin(run);
       this.#waitingStreams.add(stream.handle);
@@ -159,10 +172,9 @@ export class LaunchedFragments implements FragmentEngine {
     const { context } = this.#device;
     if (context.lost === undefined && !context.disposed) {
       // Kernels read the ring: it stays until they have ended.
-      const { timeoutMs } = this.#config;
-      const what = 'The work of a launcher that is closed';
-      await pollUntil(() => this.#marks.every(({ end }) => end.isDone()), { timeoutMs: 2 * timeoutMs + 1000, what });
+      await this.#flags.drain(() => this.#marks.every(({ end }) => end.isDone()));
     }
+    context.stayingWork.delete(this.#staying);
     beforeRelease?.();
     for (const { begin, end } of this.#marks) {
       begin?.[Symbol.dispose]();

@@ -1,13 +1,17 @@
 // Which slots of a ring were not moved because their ready flag did not come in time.
 import { blockHeaderWord } from '../../abi/unpack-block.ts';
 import { wideAt } from '../../abi/wide-words.ts';
-import type { WeftlineError } from '../../core/errors.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
+import { pollUntil } from '../../device/cuda/poll.ts';
 import { type ExpiredWait, TrapBox } from '../../device/cuda/trap-box.ts';
 import { notReadyError } from '../descriptor-errors.ts';
 import type { FragmentRun } from '../fragment-engine.ts';
 import type { CheckedConfig } from '../launcher-config.ts';
+
+/** Beyond the longest wait for a flag: for moving what is under way. */
+const MOVING_MS = 1_000;
 
 /** Kernels mark each slot that they missed; their record says in addition what the first of them saw. */
 export class MissedFlags implements Disposable {
@@ -19,6 +23,7 @@ export class MissedFlags implements Disposable {
   /** By slot: which block of its launch it holds. */
   readonly #blocks: Int32Array;
   #record: ExpiredWait | undefined;
+  #hasGivenUp = false;
 
   constructor(device: CudaDevice, config: CheckedConfig, slotWords: (slot: number) => Uint32Array) {
     this.#config = config;
@@ -54,7 +59,7 @@ export class MissedFlags implements Disposable {
     for (let block = 0; block < blocks; block++) {
       const slot = (firstSlot + block) % slots;
       if (Atomics.load(this.#missed, slot) === 0) continue;
-      this.#record = this.#traps.takeExpired() ?? this.#record;
+      if (!this.#hasGivenUp) this.#record = this.#traps.takeExpired() ?? this.#record;
       const seen = this.#record?.channel === slot ? this.#record.seen : undefined;
       return notReadyError(block, seen, wideAt(this.#slotWords(slot), blockHeaderWord.readyThreshold), timeoutMs);
     }
@@ -63,10 +68,33 @@ export class MissedFlags implements Disposable {
 
   /** For those who wait for other work of the device; the launch fails all the same. */
   throwIfExpired(): void {
+    if (this.#hasGivenUp) return;
     const expired = this.#traps.takeExpired();
     if (expired === undefined) return;
     this.#record = expired;
     throw notReadyError(this.#blocks[expired.channel]!, expired.seen, expired.expected, expired.timeoutMs);
+  }
+
+  /**
+   * Before memory is released: resolves when no kernel uses it any more. Several launches may wait for flags one after the
+   * other; what still waits when one wait should have ended is told to end. Fails with WL_TIMEOUT or WL_CUDA.
+   */
+  async drain(isDrained: () => boolean): Promise<void> {
+    const what = 'The work of a launcher that is closed';
+    const options = { timeoutMs: this.#config.timeoutMs + MOVING_MS, what };
+    try {
+      await pollUntil(isDrained, options);
+    } catch (error) {
+      if (!(error instanceof WeftlineError && error.code === 'WL_TIMEOUT')) throw error;
+      this.giveUp();
+      await pollUntil(isDrained, options);
+    }
+  }
+
+  /** Kernels wait for no flag any more; those that were waited for count as missed. */
+  giveUp(): void {
+    this.#hasGivenUp = true;
+    this.#traps.abort(new WeftlineError('WL_CLOSED', 'The launcher was closed'));
   }
 
   [Symbol.dispose](): void {

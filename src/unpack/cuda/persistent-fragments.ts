@@ -1,6 +1,7 @@
 // Moves fragments on a GPU by a kernel that stays: a launch writes descriptors and a counter, and calls no driver.
 import {
   BLOCK_HEADER_WORDS,
+  blockHeaderWord,
   FRAGMENT_WORDS,
   persistentControl,
   type persistentArguments,
@@ -8,22 +9,28 @@ import {
   persistentStates,
   RING_DESCRIPTORS,
   RING_SLOT_BYTES,
+  slotShareWord,
 } from '../../abi/unpack-block.ts';
 import { wordOffsets } from '../../abi/layout.ts';
+import { wideAt } from '../../abi/wide-words.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { StayingWork } from '../../device/cuda/cuda-context.ts';
+import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { persistentUnpackKernels } from '../../device/cuda/kernels/unpack.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
 import { type PollOptions, pollUntil } from '../../device/cuda/poll.ts';
+import type { HostAccess } from '../../device/host-access.ts';
 import type { Tensor } from '../../device/tensor.ts';
+import { BlockSpans } from '../block-spans.ts';
 import type { FragmentEngine, FragmentRun } from '../fragment-engine.ts';
 import type { CheckedConfig } from '../launcher-config.ts';
 import { MissedFlags } from './missed-flags.ts';
 import type { Direction } from '../ring-writer.ts';
 
 const THREADS = 512;
+const MAX_GROUP_DESCRIPTORS = 32;
 /** A kernel that has work all the time hands over to another after this or `idleMs`: what waits for its end goes on. */
 const LEAST_STAY_MS = 100;
 /** A kernel that is about to leave decides within microseconds. */
@@ -44,20 +51,32 @@ export class PersistentFragments implements FragmentEngine {
   readonly #ring: HostMemory;
   readonly #slots: readonly Uint32Array[];
   readonly #controlMemory: HostMemory;
-  /** Of the kernel that takes posts, and of the one before it or none. */
+  /** One for each kernel in turn. INVARIANT: each kernel that has not left but the first of them has a post to do. */
+  readonly #controls: readonly Int32Array[];
+  /** Of the kernel that takes posts. */
   #control: Int32Array;
-  #otherControl: Int32Array;
+  #current = 0;
+  readonly #packs: boolean;
+  /** By slot. */
+  readonly #spans: BlockSpans;
+  /** Posts that are known to be done, with all before them. */
+  #settled = 0;
+  /** Looks that found a run under way. */
+  #looks = 0;
   readonly #stayMs: number;
   #startedAt = 0;
   /** By slot: the last post that was done there. */
   readonly #done: Int32Array;
   readonly #shared: Tensor;
   readonly #flags: MissedFlags;
+  readonly #staying: StayingWork;
   /** By ticket: its first slot, its blocks and its first post. */
   readonly #firstSlots: Int32Array;
   readonly #blocks: Int32Array;
   readonly #firstPosts: Int32Array;
   #posted = 0;
+  /** The warp that takes the first descriptors of the next post. */
+  #nextWarp = 0;
   #generation = 0;
   #failure: WeftlineError | undefined;
 
@@ -65,13 +84,10 @@ export class PersistentFragments implements FragmentEngine {
   static async create(device: CudaDevice, config: CheckedConfig, direction: Direction): Promise<PersistentFragments> {
     const { unpackPersistent, packPersistent } = await device.loadKernels(persistentUnpackKernels);
     const kernel = direction === 'unpack' ? unpackPersistent : packPersistent;
-    const engine = new PersistentFragments(device, config, kernel.plan({ grid: config.numSms, block: THREADS }));
-    // The memory is zero before the kernel reads it on a stream of its own.
-    await device.stream.idle();
-    return engine;
+    return new PersistentFragments(device, config, kernel.plan({ grid: config.numSms, block: THREADS }), direction);
   }
 
-  private constructor(device: CudaDevice, config: CheckedConfig, plan: PersistentPlan) {
+  private constructor(device: CudaDevice, config: CheckedConfig, plan: PersistentPlan, direction: Direction) {
     const { slots, numSms, timeoutMs, idleMs } = config;
     this.warps = (numSms * THREADS) / 32;
     this.#device = device;
@@ -83,20 +99,27 @@ export class PersistentFragments implements FragmentEngine {
     const { buffer } = this.#ring;
     this.#slots = Array.from({ length: slots }, (_, slot) => new Uint32Array(buffer, slot * RING_SLOT_BYTES, words));
     const { size } = persistentControl;
-    this.#controlMemory = device.allocateHost(2 * size + 4 * slots);
-    this.#control = this.#controlMemory.view('i32', 0, size / 4);
-    this.#otherControl = this.#controlMemory.view('i32', size, size / 4);
-    this.#done = this.#controlMemory.view('i32', 2 * size, slots);
+    const controls = slots + 2;
+    const controlMemory = device.allocateHost(controls * size + 4 * slots);
+    this.#controlMemory = controlMemory;
+    this.#controls = Array.from({ length: controls }, (_, index) => controlMemory.view('i32', index * size, size / 4));
+    this.#control = this.#controls[0]!;
+    this.#done = controlMemory.view('i32', controls * size, slots);
+    this.#packs = direction === 'pack';
+    this.#spans = new BlockSpans(slots);
     this.#stayMs = Math.max(idleMs, LEAST_STAY_MS);
     this.#shared = device.empty('u8', [persistentShared.size + 4 * slots]);
-    device.setBytes(this.#shared, 0);
+    // In front of the kernels, which run on this stream.
+    device.setBytes(this.#shared, 0, this.#stream);
     this.#flags = new MissedFlags(device, config, (slot) => this.#slots[slot]!);
+    this.#staying = { leave: () => this.#leave(), giveUp: () => this.#flags.giveUp() };
+    device.context.stayingWork.add(this.#staying);
     this.#firstSlots = new Int32Array(slots);
     this.#blocks = new Int32Array(slots);
     this.#firstPosts = new Int32Array(slots);
     const set = plan.arguments;
     set.set('ring', this.#ring.deviceAddress);
-    set.set('done', this.#controlMemory.deviceAddress + 2 * persistentControl.size);
+    set.set('done', controlMemory.deviceAddress + controls * size);
     set.set('shared', this.#shared.address);
     set.set('trap', this.#flags.trap);
     set.set('missed', this.#flags.missed);
@@ -105,22 +128,31 @@ export class PersistentFragments implements FragmentEngine {
     set.set('slots', slots);
   }
 
+  reaches(device: HostAccess): boolean {
+    return device instanceof CudaDevice && device.context.ordinal === this.#device.context.ordinal;
+  }
+
   slotWords(slot: number): Uint32Array {
     return this.#slots[slot]!;
   }
 
-  submit(run: Readonly<FragmentRun>, stream?: CudaStream): void {
-    const { ticket, firstSlot, blocks } = run;
+  requireOpen(stream?: CudaStream): void {
+    this.#device.context.enter();
     if (stream !== undefined) {
       throw invalidArgument('stream', 'a stream', 'none: a persistent launcher has a stream of its own');
     }
     if (this.#failure !== undefined) throw this.#failure;
-    this.#device.context.enter();
+  }
+
+  submit(run: Readonly<FragmentRun>): void {
+    const { ticket, firstSlot, blocks } = run;
     if (run.waits) this.#flags.begin(run);
     this.#firstSlots[ticket] = firstSlot;
     this.#blocks[ticket] = blocks;
     this.#firstPosts[ticket] = this.#posted + 1;
-    if (performance.now() - this.#startedAt > this.#stayMs) this.#handOver();
+    if (this.#mustFollow(run) || this.#hasStayedLong()) this.#handOver();
+    const nextWarp = this.#nextWarp;
+    this.#shareOut(run);
     this.#posted += blocks;
     // ORDER: descriptors before the counter, the counter before the state is read; the kernel does the reverse.
     Atomics.store(this.#control, controlAt.posted, this.#posted | 0);
@@ -130,17 +162,21 @@ export class PersistentFragments implements FragmentEngine {
     } catch (error) {
       // No kernel runs that could have seen the post.
       this.#posted -= blocks;
+      this.#nextWarp = nextWarp;
       Atomics.store(this.#control, controlAt.posted, this.#posted | 0);
       throw error;
     }
   }
 
   isDone(ticket: number): boolean {
-    const { slots } = this.#config;
-    const first = this.#firstSlots[ticket]!;
+    const { context } = this.#device;
+    context.enter();
     for (let block = 0; block < this.#blocks[ticket]!; block++) {
-      const post = (this.#firstPosts[ticket]! + block) | 0;
-      if (Atomics.load(this.#done, (first + block) % slots) !== post) return false;
+      if (this.#isPostDone(this.#firstPosts[ticket]! - 1 + block)) continue;
+      this.#looks += 1;
+      // A kernel that failed leaves nothing in its words; the driver knows.
+      if (this.#looks % LOOKS_PER_QUESTION === 0) this.#stream.isIdle();
+      return false;
     }
     return true;
   }
@@ -150,15 +186,7 @@ export class PersistentFragments implements FragmentEngine {
   }
 
   pollUntil(ready: () => boolean, options: PollOptions): Promise<void> {
-    let looks = 0;
-    const look = (): boolean => {
-      if (ready()) return true;
-      looks += 1;
-      // A kernel that failed leaves nothing in its words; the driver knows.
-      if (looks % LOOKS_PER_QUESTION === 0) this.#stream.isIdle();
-      return false;
-    };
-    return pollUntil(look, options);
+    return pollUntil(ready, options);
   }
 
   /** A kernel that stays measures no single launch. */
@@ -167,19 +195,23 @@ export class PersistentFragments implements FragmentEngine {
   }
 
   async close(beforeRelease?: () => void): Promise<void> {
-    Atomics.store(this.#control, controlAt.mustStop, 1);
     const { context } = this.#device;
     if (context.lost === undefined && !context.disposed) {
-      const { timeoutMs, slots } = this.#config;
-      const drain = { timeoutMs: Math.min(2 ** 31 - 1, timeoutMs * (slots + 1) + DECISION_MS) };
-      await this.#stream.drained(drain);
+      this.#leave();
+      await this.#flags.drain(() => this.#stream.isIdle());
     }
+    context.stayingWork.delete(this.#staying);
     beforeRelease?.();
     this.#stream[Symbol.dispose]();
     this.#shared.dispose();
     this.#flags[Symbol.dispose]();
     this.#controlMemory[Symbol.dispose]();
     this.#ring[Symbol.dispose]();
+  }
+
+  /** The kernel ends when all that was posted is done. */
+  #leave(): void {
+    Atomics.store(this.#control, controlAt.mustStop, 1);
   }
 
   /** A kernel that says it leaves looks for posts once more, and then says whether it stays. */
@@ -201,27 +233,87 @@ export class PersistentFragments implements FragmentEngine {
     return state;
   }
 
+  /** Writes what each warp takes of the slots: one after the other as many descriptors as there are for each of them. */
+  #shareOut({ firstSlot, blocks }: Readonly<FragmentRun>): void {
+    const { slots } = this.#config;
+    let all = 0;
+    for (let block = 0; block < blocks; block++) {
+      all += this.#slots[(firstSlot + block) % slots]![blockHeaderWord.count]!;
+    }
+    const group = Math.min(MAX_GROUP_DESCRIPTORS, Math.max(1, Math.ceil(all / this.warps)));
+    for (let block = 0; block < blocks; block++) {
+      const words = this.#slots[(firstSlot + block) % slots]!;
+      words[slotShareWord.groupDescriptors] = group;
+      words[slotShareWord.firstWarp] = this.#nextWarp;
+      this.#nextWarp = (this.#nextWarp + Math.ceil(words[blockHeaderWord.count]! / group)) % this.warps;
+    }
+  }
+
+  /** `post`: counted from 0. */
+  #isPostDone(post: number): boolean {
+    return Atomics.load(this.#done, post % this.#config.slots) === ((post + 1) | 0);
+  }
+
+  /**
+   * A kernel moves all that was posted to it in any order. True if a block of the run reads what one that is under way
+   * writes, or writes what that reads, and so must be moved by a kernel behind it.
+   */
+  #mustFollow({ firstSlot, blocks }: Readonly<FragmentRun>): boolean {
+    const { slots } = this.#config;
+    while (this.#settled < this.#posted && this.#isPostDone(this.#settled)) this.#settled += 1;
+    let follows = false;
+    for (let block = 0; block < blocks; block++) {
+      const slot = (firstSlot + block) % slots;
+      this.#readSpans(slot);
+      for (let post = this.#settled; post < this.#posted && !follows; post++) {
+        follows = this.#spans.depend(slot, post % slots);
+      }
+    }
+    // One that has left is started again behind its own end.
+    return follows && Atomics.load(this.#control, controlAt.state) !== persistentStates.left;
+  }
+
+  #readSpans(slot: number): void {
+    const words = this.#slots[slot]!;
+    if (words[blockHeaderWord.count] === 0) {
+      this.#spans.leaveOut(slot);
+      return;
+    }
+    const [bounce, destination] = this.#packs ? (['write', 'read'] as const) : (['read', 'write'] as const);
+    const { bounceBytes, destinationBytes } = blockHeaderWord;
+    this.#spans.set(slot, bounce, wideAt(words, blockHeaderWord.bounce), wideAt(words, bounceBytes));
+    this.#spans.set(slot, destination, wideAt(words, blockHeaderWord.destination), wideAt(words, destinationBytes));
+  }
+
+  /** A kernel that has left is started again by a post; and one behind another that has not left has not stayed long. */
+  #hasStayedLong(): boolean {
+    if (performance.now() - this.#startedAt <= this.#stayMs) return false;
+    const before = this.#controls.at(this.#current - 1)!;
+    return (
+      Atomics.load(this.#control, controlAt.state) !== persistentStates.left &&
+      Atomics.load(before, controlAt.state) === persistentStates.left
+    );
+  }
+
   /**
    * A kernel that runs takes no more posts: one behind it takes what follows, so that all that was posted so far is done when
    * the kernel that runs has ended, and the stream knows.
    */
   #handOver(): void {
-    const [old, next] = [this.#control, this.#otherControl];
-    const isLeft = (control: Int32Array): boolean => Atomics.load(control, controlAt.state) === persistentStates.left;
-    // One that has left is started again by the post; and one that has not begun has not stayed long.
-    if (isLeft(old) || !isLeft(next)) return;
+    const old = this.#control;
+    const following = (this.#current + 1) % this.#controls.length;
+    const next = this.#controls[following]!;
     Atomics.store(next, controlAt.posted, this.#posted | 0);
     Atomics.store(next, controlAt.taken, this.#posted | 0);
     Atomics.store(next, controlAt.mustStop, 0);
     this.#control = next;
-    this.#otherControl = old;
     try {
       this.#start();
     } catch (error) {
       this.#control = old;
-      this.#otherControl = next;
       throw error;
     }
+    this.#current = following;
     Atomics.store(old, controlAt.mustStop, 1);
   }
 

@@ -26,6 +26,6 @@ export async function countingPeer(requests: CudaRequests, capacity: number) {
   const [memory] = queuesIn(requests.buffer, 1, capacity);
   assert.ok(memory !== undefined);
   const served = [{ peer: 'nobody', remotes: [route] }];
-  const server = new CommandServer(new CommandReader(memory), served, (error) => assert.fail(error));
+  const server = new CommandServer(new CommandReader(memory), served, { onFailure: (error) => assert.fail(error) });
   return { handle, seen, server };
 }

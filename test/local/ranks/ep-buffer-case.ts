@@ -4,6 +4,7 @@ import { CudaDevice, type Device, fromBf16, type Tensor } from 'weftline';
 import {
   type DispatchHandle,
   type DispatchResult,
+  bufferSize,
   EpBuffer,
   type OverlapOptions,
   referenceCombine,
@@ -15,20 +16,28 @@ import {
 } from 'weftline/ep';
 import type { RankGroup } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
-import { choices, type EpCase, outputRows, random, rows } from './ep-case.ts';
+import { caseFor, choices, type EpCase, outputRows, random, rdmaBytes, rows } from './ep-case.ts';
 
 /** Several dispatches of different shapes and kinds over one buffer, and at the end a combine of the first one again. */
-export async function runBufferCase(group: RankGroup, device: EpDevice, of: EpCase): Promise<void> {
+export async function runBufferCase(group: RankGroup, device: EpDevice, drawn: EpCase): Promise<void> {
+  const of = caseFor(device, group, drawn);
   const rounds = [of, another(of), of];
-  await using buffer = await EpBuffer.create(group, device, {
-    maxTokensPerRank: Math.max(1, ...of.tokens),
+  const maxTokensPerRank = Math.max(1, ...of.tokens);
+  const config = {
+    maxTokensPerRank,
     hidden: of.hidden,
     numExperts: of.expertsPerRank * group.size,
     maxTopk: of.topk,
     combineRows: of.sharedRows ? 'shared' : 'separate',
     combinePrecision: of.combinePrecision,
     numSms: of.numSms,
-  });
+  } as const;
+  const ranksOfHosts = group.topology.hosts.map(({ length }) => length);
+  const { network } = bufferSize(config, group.size, ranksOfHosts);
+  const numRdmaBytes = rdmaBytes(of, network, maxTokensPerRank);
+  using rdmaBuffer = of.rdma === 'own' ? device.empty('u8', [network?.bytes ?? 128]) : undefined;
+  const options = rdmaBuffer && { rdmaBuffer };
+  await using buffer = await EpBuffer.create(group, device, { ...config, numRdmaBytes }, options);
   const handles: DispatchHandle[] = [];
   for (const round of rounds) handles.push(await runRound(buffer, round));
   const [first, , last] = handles as [DispatchHandle, DispatchHandle, DispatchHandle];
@@ -41,7 +50,9 @@ export async function runBufferCase(group: RankGroup, device: EpDevice, of: EpCa
   const table = await first.rowTable.toHost();
   for (const [cell, count] of counts.entries()) {
     const token = Math.floor(cell / of.hidden);
-    const places = table.subarray(token * group.size, (token + 1) * group.size);
+    // On GPUs a table may have more columns.
+    const from = token * first.rowTable.shape[1]!;
+    const places = table.subarray(from, from + group.size);
     assert.equal(count, places.filter((row) => row >= 0).length);
   }
   await x.fromHost(new Uint16Array(x.elements).fill(0x3f80));

@@ -1,6 +1,8 @@
 // Random EpBuffer and EPAll2AllLayer cases: what each rank passes in, made alike on every rank from one seed.
 import fc from '../../support/fast-check.ts';
-import { toBf16, toF16, type TypedArrayOf } from 'weftline';
+import { type Device, toBf16, toF16, type TypedArrayOf } from 'weftline';
+import type { NetworkSize } from 'weftline/ep';
+import type { RankGroup } from 'weftline/world';
 
 export interface EpCase {
   readonly seed: number;
@@ -22,6 +24,8 @@ export interface EpCase {
   readonly sharedRows: boolean;
   readonly localCombine: boolean;
   readonly combinePrecision: 'bf16' | 'f32';
+  /** Of the network side: for all sums at once, for two at a time, or memory of the caller's. */
+  readonly rdma: 'all' | 'few' | 'own';
   readonly scatter: boolean;
   readonly capacity: number;
   /** Of a layer's tokens. */
@@ -58,6 +62,7 @@ export function epCase(ranks: number): fc.Arbitrary<EpCase> {
     sharedRows: fc.boolean(),
     localCombine: fc.boolean(),
     combinePrecision: fc.constantFrom('bf16', 'f32'),
+    rdma: fc.constantFrom('all', 'few', 'own'),
     scatter: fc.boolean(),
     capacity: fc.constantFrom(0.1, 1, 2),
     dtype: fc.constantFrom('bf16', 'bf16', 'f16', 'f32'),
@@ -72,6 +77,21 @@ export function epCase(ranks: number): fc.Arbitrary<EpCase> {
   const crowd = { hidden: 8, numSms: 1 };
   const crowded = cases.map((one) => ({ ...one, ...crowd, tokens: one.tokens.map((count) => count * 25) }));
   return fc.oneof({ weight: 40, arbitrary: cases }, crowded);
+}
+
+/** What is drawn for a device that takes no memory of the caller for the network, and no places across hosts: a GPU. */
+export function caseFor(device: Device, { topology }: RankGroup, drawn: EpCase): EpCase {
+  if (device.kind === 'cpu') return drawn;
+  return { ...drawn, rdma: 'all', scatter: drawn.scatter && topology.hosts.length === 1 };
+}
+
+/** What numRdmaBytes must be for a network side with room for two sums at a time; 0 for all. */
+export function rdmaBytes({ rdma }: EpCase, network: NetworkSize | undefined, maxTokens: number): number {
+  if (network === undefined || rdma !== 'few' || maxTokens <= 2) return 0;
+  const { sums, sumWeights, hostRows, hostWeights } = network.regions;
+  const perToken = [sums, sumWeights, hostRows, hostWeights].reduce((sum, { bytes }) => sum + bytes / maxTokens, 0);
+  // Regions begin at multiples of 128.
+  return network.bytes - Math.floor(perToken * (maxTokens - 2)) + 4 * 128;
 }
 
 /** mulberry32. */

@@ -3,12 +3,18 @@ import assert from 'node:assert/strict';
 import { CudaDevice, type Tensor, toBf16 } from 'weftline';
 import {
   EPAll2AllLayer,
+  EPConfig,
+  type EPConfigOptions,
+  type NetworkSize,
+  outputSize,
   type EPAllToAllLayoutDesc,
   type LayerDispatchArguments,
   type LayerDispatchResult,
   referenceLayerCombine,
   referenceLayerDispatch,
+  referenceNodeLayout,
   referenceSkippedRows,
+  type StagedDispatch,
   type TokenDType,
   type ReferenceLayerInput,
   type ReferenceLayerReceived,
@@ -16,17 +22,29 @@ import {
 import type { RankGroup } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
 import { flat, overlapOf, uploadChoices } from './ep-buffer-case.ts';
-import { choices, type EpCase, outputRows, patternsOf, random, rows, toPatterns } from './ep-case.ts';
+import {
+  caseFor,
+  choices,
+  type EpCase,
+  outputRows,
+  patternsOf,
+  random,
+  rdmaBytes,
+  rows,
+  toPatterns,
+} from './ep-case.ts';
 
-export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCase): Promise<void> {
+export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: EpCase): Promise<void> {
+  const of = caseFor(device, group, drawn);
   const n = group.size;
   const numExperts = of.expertsPerRank * n;
   const inputs = Array.from({ length: n }, (_, rank) => makeInput(of, rank, n));
   const received = referenceLayerDispatch(inputs, numExperts);
   const mine = inputs[group.rank] as ReferenceLayerInput;
   const want = received[group.rank] as ReferenceLayerReceived;
-  await using layer = await EPAll2AllLayer.create<TokenDType>(group, device, {
-    maxTokens: Math.max(1, ...of.tokens),
+  const maxTokens = Math.max(1, ...of.tokens);
+  const options = {
+    maxTokens,
     hidden: of.hidden,
     topk: of.topk,
     numTotExperts: numExperts,
@@ -38,7 +56,12 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
     enableLocalCombine: of.localCombine,
     combinePrecision: of.combinePrecision,
     capacity: of.capacity,
-  });
+  } as const;
+  const network = networkOf(group, { ...options, numExperts });
+  const numRdmaBytes = rdmaBytes(of, network, maxTokens);
+  using rdmaBuffer = of.rdma === 'own' ? device.empty('u8', [network?.bytes ?? 128]) : undefined;
+  const rdma = { numRdmaBytes, ...(rdmaBuffer && { rdmaBuffer }) };
+  await using layer = await EPAll2AllLayer.create<TokenDType>(group, device, { ...options, ...rdma });
   const inputValues = patternsOf(of.dtype, mine.input.flat());
   const input = await device.tensor<TokenDType>(of.dtype, [mine.input.length, of.hidden], inputValues);
   const expIndices = await uploadChoices(device, mine.expIndices, of);
@@ -50,13 +73,18 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
   const fullScatterIndices = of.scatter
     ? await device.tensor('i32', shape, scatterIndices(received, group.rank, mine))
     : undefined;
-  const { output, weights, layoutDesc, event } = await dispatchAs(of, layer, {
-    input,
-    expIndices,
-    ...(of.weights && { weight }),
-    ...(fullScatterIndices && { fullScatterIndices }),
-    ...overlapOf(of, device),
-  });
+  const { output, weights, layoutDesc, event } = await dispatchAs(
+    of,
+    layer,
+    {
+      input,
+      expIndices,
+      ...(of.weights && { weight }),
+      ...(fullScatterIndices && { fullScatterIndices }),
+      ...overlapOf(of, device),
+    },
+    { inputs, received },
+  );
   await event?.wait();
   const order = of.scatter ? want.rows.map((_, row) => reversed(want, row)) : want.rows.map((_, row) => row);
   const placed = order.map((row) => want.rows[row] as (typeof want.rows)[number]);
@@ -73,6 +101,7 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
     inputs.map((one) => one.input.length),
   );
   await checkSkippedRows(want, { of, layoutDesc });
+  await checkNodes(group, inputs, received, { of, layoutDesc, expIndices, maxTokens });
   assert.equal(layoutDesc.numDispatchTokenCurRank, mine.input.length);
 
   const outputs = received.map((one, rank) => outputRows(of, one.rows.length, random(of.seed + 7 + rank), of.dtype));
@@ -103,13 +132,24 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, of: EpCas
   if (!of.inPlace) result.dispose();
 }
 
+function networkOf(
+  group: RankGroup,
+  of: Omit<EPConfigOptions, 'rank' | 'worldSize' | 'localWorldSize' | 'tokenDtype'> & { readonly dtype: TokenDType },
+): NetworkSize | undefined {
+  const ranksOfHosts = group.topology.hosts.map(({ length }) => length);
+  const place = { rank: group.rank, worldSize: group.size, localWorldSize: group.topology.scaleUpRanks.length };
+  return outputSize(new EPConfig({ ...of, ...place, tokenDtype: of.dtype }), 1, ranksOfHosts).network;
+}
+
 async function dispatchAs(
   of: EpCase,
   layer: EPAll2AllLayer<TokenDType>,
   args: LayerDispatchArguments<TokenDType>,
+  all: Parameters<typeof checkSplits>[2],
 ): Promise<LayerDispatchResult<TokenDType>> {
   if (!of.staged) return layer.dispatch(args);
   const staged = await layer.preprocess(args);
+  await checkSplits(layer, staged, all);
   await layer.initOutputBuffer(staged);
   await layer.dispatchToken(staged);
   const result = await layer.dispatchPostprocess(staged);
@@ -130,6 +170,118 @@ async function checkSkippedRows(
   assert.deepEqual(Array.from(await skippedTokenMappingIndices.toHost(), Number), wantFirst);
   const wantDuplicates = order.flatMap((row) => duplicates[row]!.map(place));
   assert.deepEqual(Array.from(await skippedTokenTopkMappingIndices.toHost(), Number), wantDuplicates);
+}
+
+/** What the descriptor tells by node on several hosts; on one, the caller's choices and their rows. */
+async function checkNodes(
+  group: RankGroup,
+  inputs: readonly ReferenceLayerInput[],
+  received: readonly ReferenceLayerReceived[],
+  { of, layoutDesc, expIndices, maxTokens }: NodeCheck,
+): Promise<void> {
+  const { hosts } = group.topology;
+  const { sendReqsRecvTensor, topkIndicesTensor, tokenDstScatterIdx } = layoutDesc;
+  if (hosts.length > 1 && layoutDesc.tables.crossing !== undefined) {
+    // On GPUs: this rank's own tokens, and the rows of their choices at all ranks.
+    const mine = inputs[group.rank] as ReferenceLayerInput;
+    const rowOf = (expert: number, token: number, choice: number): number =>
+      received[Math.floor(expert / of.expertsPerRank)]?.rows.findIndex(
+        (row) => row.sourceRank === group.rank && row.token === token && row.choice === choice,
+      ) ?? -1;
+    const rowsHere = mine.expIndices.flatMap((experts, token) =>
+      experts.map((expert, choice) => rowOf(expert, token, choice)),
+    );
+    const got = Array.from(await tokenDstScatterIdx.toHost(), Number);
+    assert.deepEqual(got.slice(0, rowsHere.length), rowsHere, 'tokenDstScatterIdx');
+    assert.deepEqual(tokenDstScatterIdx.shape, [1, maxTokens, of.topk]);
+    assert.equal(topkIndicesTensor, expIndices);
+    assert.equal(sendReqsRecvTensor, undefined);
+    return;
+  }
+  const reference = referenceNodeLayout(inputs, received, { rank: group.rank, hosts, maxTokens, topk: of.topk });
+  // Where the caller chose the rows, those of the experts' ranks are back to front.
+  const ownerOf = (node: number, token: number, choice: number): ReferenceLayerReceived => {
+    const expert = reference.topkIndices[node]![token]![choice]!;
+    return received[Math.floor(expert / of.expertsPerRank)]!;
+  };
+  const rowsByNode = reference.dstScatterIdx.map((tokens, node) =>
+    tokens.map((rowsOf, token) =>
+      rowsOf.map((row, choice) => (row === -1 || !of.scatter ? row : reversed(ownerOf(node, token, choice), row))),
+    ),
+  );
+  assert.deepEqual(Array.from(await tokenDstScatterIdx.toHost(), Number), rowsByNode.flat(2), 'tokenDstScatterIdx');
+  assert.deepEqual(tokenDstScatterIdx.shape, [hosts.length, maxTokens, of.topk]);
+  assert.equal(tokenDstScatterIdx.dtype, of.wideOffsets ? 'i64' : 'i32');
+  if (hosts.length === 1) {
+    assert.equal(topkIndicesTensor, expIndices);
+    assert.equal(sendReqsRecvTensor, undefined);
+    return;
+  }
+  assert.deepEqual(Array.from(await topkIndicesTensor.toHost(), Number), reference.topkIndices.flat(2), 'topkIndices');
+  assert.equal(topkIndicesTensor.dtype, expIndices.dtype);
+  assert.deepEqual(Array.from(await sendReqsRecvTensor!.toHost(), Number), reference.sendReqs.flat(2), 'sendReqs');
+  assert.deepEqual(sendReqsRecvTensor!.shape, [hosts.length, 2, maxTokens]);
+  assert.equal(layoutDesc.sendReqsRecvTensor, sendReqsRecvTensor, 'made once');
+}
+
+interface NodeCheck {
+  readonly of: EpCase;
+  readonly layoutDesc: EPAllToAllLayoutDesc;
+  readonly expIndices: Tensor<'i32' | 'i64'>;
+  readonly maxTokens: number;
+}
+
+/** What lies between the stages: the counts of all ranks, and what this one asks the others for. */
+async function checkSplits(
+  layer: EPAll2AllLayer<TokenDType>,
+  staged: StagedDispatch,
+  {
+    inputs,
+    received,
+  }: { readonly inputs: readonly ReferenceLayerInput[]; readonly received: readonly ReferenceLayerReceived[] },
+): Promise<void> {
+  const { group, config } = layer.context;
+  const { numExperts, topk, maxTokens } = config;
+  const splits = await layer.getAgSplitsAndRecvOffsetForDispatch(staged);
+  const isDropped = (expert: number): boolean => expert < 0 || expert >= numExperts;
+  const wantSplits = inputs.map(({ expIndices }) => {
+    const all = expIndices.flat();
+    const ofExperts = Array.from({ length: numExperts }, (_, expert) => all.filter((one) => one === expert).length);
+    return [...ofExperts, all.filter(isDropped).length];
+  });
+  assert.deepEqual([...splits.fullSplits], wantSplits.flat(), 'splits');
+  assert.deepEqual(
+    [...splits.numInputTokensPerRank],
+    inputs.map((one) => one.expIndices.length),
+  );
+  assert.deepEqual(
+    [...splits.numRecvTokensPerRank],
+    received.map((one) => one.rows.length),
+  );
+  const offsets = received.flatMap(({ rows: all }, owner) =>
+    Array.from({ length: config.numExpertsPerRank }, (_, local) => owner * config.numExpertsPerRank + local).flatMap(
+      (expert) =>
+        inputs.map(
+          (_, source) =>
+            all.filter((row) => row.expert < expert || (row.expert === expert && row.sourceRank < source)).length,
+        ),
+    ),
+  );
+  assert.deepEqual([...splits.recvBufOffsetPerExpert], offsets, 'offsets');
+  const { hosts } = group.topology;
+  const requests = layer.getDispatchSendReqs(staged);
+  if (hosts.length === 1 || layer.context.device.kind === 'cuda') return assert.equal(requests, undefined);
+  // What a node is asked for is what the rank at the same place there has got of this one.
+  const own = hosts.findIndex((ranks) => ranks.includes(group.rank));
+  const place = hosts[own]!.indexOf(group.rank);
+  for (const [node, ranks] of hosts.entries()) {
+    const there = ranks[place];
+    if (there === undefined) continue;
+    const of = { rank: there, hosts, maxTokens, topk };
+    const want = referenceNodeLayout(inputs, received, of).sendReqs[own]!.flat();
+    const got = requests!.subarray(node * 2 * maxTokens, (node + 1) * 2 * maxTokens);
+    assert.deepEqual([...got], want, `requests of node ${node}`);
+  }
 }
 
 async function combineAs(

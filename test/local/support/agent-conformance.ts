@@ -14,6 +14,8 @@ import {
   type RemoteMemory,
   type Transfer,
 } from 'weftline/agent';
+import { PartTable } from '#lib/abi/part-table.js';
+import { PartPuts } from '#lib/agent/part-puts.js';
 import type { AgentConfiguration } from './agent-configurations.ts';
 import { AgentPeer, openPair } from './agent-pair.ts';
 import { whyMissing } from './missing-backend.ts';
@@ -507,6 +509,66 @@ export async function testConformance(configuration: AgentConfiguration): Promis
       readonly message: Uint8Array;
     };
     assert.equal(Buffer.from(message).toString(), 'back');
+  });
+
+  test(`${title}: a put of no bytes posts nothing, and what is around it arrives`, { skip }, async () => {
+    await using pair = await openPair(configuration, MiB);
+    const { agent, peer } = pair;
+    const out = await agent.register(randomBytes(4096));
+    const memory = memoryOf(agent, 'allocated');
+    const { link, local, remote } = await agent.channelParts('there', out, memory.number);
+    const channel = link.openChannel();
+    const isSettled = (): boolean => {
+      if (channel.error !== undefined) throw channel.error;
+      return channel.delivered === channel.posted;
+    };
+    const settled = (): Promise<void> =>
+      agent.until({
+        get isSettled() {
+          return isSettled();
+        },
+        describe: () => 'what a channel has posted is not delivered',
+      });
+    /** Until there is room. */
+    const post = async (attempt: () => boolean): Promise<void> => {
+      while (!attempt()) {
+        agent.poll();
+        await new Promise((resolve) => setTimeout(resolve, 1));
+      }
+    };
+    const nothing = { local, localOffset: 4096, remote, remoteOffset: MiB, bytes: 0 };
+    assert.equal(channel.put(nothing), true);
+    assert.deepEqual([channel.posted, channel.delivered], [0, 0]);
+    for (const at of [0, 1, 2]) {
+      const place = { local, localOffset: at * 100, remote, remoteOffset: 64 + at * 100, bytes: 100 };
+      await post(() => channel.put(place));
+      assert.equal(channel.put(nothing), true);
+    }
+    await post(() => channel.signal(remote, 0, 5));
+    assert.equal(channel.put(nothing), true);
+    assert.equal(channel.posted, 4);
+    await settled();
+    const expected = new Uint8Array(400).fill(7, 364);
+    expected.set(out.bytes.subarray(0, 300), 64);
+    expected.fill(7, 0, 64);
+    expected[0] = 12;
+    assert.deepEqual(await peer.bytes('allocated', 0, 400), expected);
+    // A table of parts without bytes is delivered too.
+    const table = PartTable.ofCount(3);
+    table.bytes[1] = 10;
+    const puts = await PartPuts.open({ channel, table, local, remote });
+    for (const [first, count] of [
+      [0, 1],
+      [0, 3],
+      [2, 1],
+    ] as const) {
+      await post(() => puts.put(first, count) === count);
+    }
+    await settled();
+    assert.deepEqual(await peer.bytes('allocated', 0, 10), out.bytes.slice(0, 10));
+    await puts.release();
+    await channel.close();
+    assert.throws(() => channel.put(nothing), withCode('WL_CLOSED'));
   });
 
   test(

@@ -132,9 +132,15 @@ async function runCaller(): Promise<void> {
   await exchangeUntil(() => round === ROUNDS_WITHOUT_HARM, 'all is well');
   await exchangeUntil(async () => {
     const { timeouts, paths } = await statistics();
-    return rails === 1 ? timeouts > 0 : paths.some(({ alive }) => !alive);
+    if (rails === 1) return timeouts > 0;
+    const states = connection.rails;
+    assert.ok(states.slice(0, -1).every(({ isUp, deadSince }) => isUp && deadSince === undefined));
+    return paths.some(({ alive }) => !alive) && states.at(-1)!.livePaths < states.at(-1)!.paths;
   }, 'a rail is dead');
-  await exchangeUntil(async () => (await statistics()).paths.every(({ alive }) => alive), 'all rails live');
+  await exchangeUntil(async () => {
+    const { paths } = await statistics();
+    return paths.every(({ alive }) => alive) && connection.rails.every((rail) => rail.livePaths === rail.paths);
+  }, 'all rails live');
   const before = await lost();
   await exchangeUntil(async () => (await lost()) > before + 5, 'packets are lost');
   const found = await connection.statistics();

@@ -15,7 +15,8 @@ export async function openTestDevice(group: RankGroup): Promise<EpDevice> {
 /**
  * The ranks that conformance programs work with, by WEFTLINE_TEST_GROUP: "each" (default), with WEFTLINE_HOSTS a group
  * for each host, in the reverse order of world ranks, all at work at once; "all", the world, over all hosts; "mixed", the
- * same ranks in the order of their places on their hosts, so that neighbours are on different hosts.
+ * same ranks in the order of their places on their hosts, so that neighbours are on different hosts; "alternate", two groups
+ * over all hosts, as those of expert parallelism inside of data parallelism.
  */
 export async function testGroup(world: World): Promise<RankGroup> {
   const { hosts, hostIndex, scaleUpIndex } = world.topology;
@@ -25,10 +26,12 @@ export async function testGroup(world: World): Promise<RankGroup> {
       return world;
     case 'mixed':
       return world.split({ color: 0, key: -(scaleUpIndex * hosts.length + hostIndex) });
+    case 'alternate':
+      return world.split({ color: scaleUpIndex % 2 });
     case 'each':
       return hosts.length === 1 ? world : world.split({ color: hostIndex, key: -world.rank });
     default:
-      throw new Error(`WEFTLINE_TEST_GROUP is ${shape}, not each, all or mixed`);
+      throw new Error(`WEFTLINE_TEST_GROUP is ${shape}, not each, all, mixed or alternate`);
   }
 }
 

@@ -1,7 +1,7 @@
 // Where the ranks of a group may be: the shapes that conformance programs run on, on hosts that this machine pretends.
 
 /** How a program's group is made of the world: see testGroup(). */
-export type GroupShape = 'each' | 'all' | 'mixed';
+export type GroupShape = 'each' | 'all' | 'mixed' | 'alternate';
 
 export interface Topology {
   /** Hosts × ranks. */
@@ -22,6 +22,9 @@ export const topologies: readonly Topology[] = [
   { name: '1+3', ranks: 4, hosts: '1+3', shape: 'mixed' },
   { name: '3×2', ranks: 6, hosts: '3', shape: 'all' },
 ];
+
+/** Two groups of two ranks on each of two hosts, at work at once. */
+export const twoGroups: Topology = { name: 'two groups of 2×2', ranks: 8, hosts: '2', shape: 'alternate' };
 
 /** The environment of a job's ranks. */
 export function environmentOf({ hosts, shape }: Topology): Readonly<Record<string, string>> {

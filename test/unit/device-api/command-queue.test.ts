@@ -109,7 +109,7 @@ class PretendedPeer implements CommandRoute {
   }
 }
 
-function serve(capacity: number) {
+function serve(capacity: number, options: { readonly ignoresClosed?: boolean } = {}) {
   const queue = makeQueue(capacity);
   const [one, two] = [new PretendedPeer(), new PretendedPeer()];
   const failures: WeftlineError[] = [];
@@ -117,7 +117,13 @@ function serve(capacity: number) {
     { peer: 'one', remotes: [one] },
     { peer: 'two', remotes: [two, two] },
   ];
-  return { ...queue, one, two, failures, server: new CommandServer(queue.reader, requests, (e) => failures.push(e)) };
+  return {
+    ...queue,
+    one,
+    two,
+    failures,
+    server: new CommandServer(queue.reader, requests, { ...options, onFailure: (e) => failures.push(e) }),
+  };
 }
 
 test('commands are counted in their order, whichever peer is faster', () => {
@@ -172,6 +178,25 @@ test('when a peer is lost its commands end as failed, which the device sees, and
   two.channel.delivered = two.channel.posted;
   assert.ok(server.step());
   assert.equal(two.log.length, 1, 'nothing is posted to a lost peer');
+});
+
+test('what a peer that has closed its side did not take counts as delivered, where that is wanted', () => {
+  for (const [code, fails] of [
+    ['WL_CLOSED', false],
+    ['WL_PEER_LOST', true],
+  ] as const) {
+    const { writer, server, two, failures } = serve(8, { ignoresClosed: true });
+    writer.push(signalOf(1, 1));
+    server.step();
+    assert.ok(!server.isIdle);
+    two.channel.error = new WeftlineError(code, 'two has ended');
+    writer.push(signalOf(1, 2));
+    server.step();
+    assert.ok(server.isIdle);
+    assert.deepEqual(failures, [two.channel.error, two.channel.error], 'told all the same');
+    if (fails) assert.throws(() => writer.isDelivered(2), { code: 'WL_PEER_FAILED' });
+    else assert.ok(writer.isDelivered(2));
+  }
 });
 
 test('a command that names no request fails alone', () => {
@@ -328,7 +353,9 @@ test('a wait whose host is closed ends before it looks again', async () => {
 test('what is deferred goes with a flush', async () => {
   const { api, queue } = makeApi(64);
   const two = new PretendedPeer();
-  const server = new CommandServer(new CommandReader(queue), [{ peer: 'two', remotes: [two] }], assert.fail);
+  const server = new CommandServer(new CommandReader(queue), [{ peer: 'two', remotes: [two] }], {
+    onFailure: assert.fail,
+  });
   api.put(0, { target: 0, source: 8, bytes: 16 }, { isDeferred: true });
   assert.equal(server.step(), false);
   const flushed = api.flush(0);
@@ -342,7 +369,9 @@ test('what is deferred goes with a flush', async () => {
 test('a push that finds no room until its deadline leaves no trace: the queue goes on when the host does', () => {
   const { api, queue } = makeApi(64);
   const two = new PretendedPeer();
-  const server = new CommandServer(new CommandReader(queue), [{ peer: 'two', remotes: [two] }], assert.fail);
+  const server = new CommandServer(new CommandReader(queue), [{ peer: 'two', remotes: [two] }], {
+    onFailure: assert.fail,
+  });
   for (let turn = 0; turn < 3; turn += 1) {
     for (let add = 0; add < 4; add += 1) api.signal(0, { target: 8, add });
     assert.throws(() => api.signal(0, { target: 8, add: 99 }), {

@@ -86,8 +86,8 @@ test('bufferSize() over several hosts tells the network side, which follows from
   const beside = 4096 * (4 + 2 * 4 + 8 * 8 + 8 * 4 + 56 * 4);
   assert.equal(network.regions.landed.bytes, beside);
   assert.equal(network.regions.packed.bytes, beside);
-  const pages = [size.bytes, network.bytes].map((bytes) => 1 + 2 * Math.ceil(bytes / 65_536));
-  assert.equal(size.addressSpaceBytes, (pages[0]! + pages[1]!) * 65_536);
+  assert.equal(size.sharedMemoryBytes, (1 + 2 * Math.ceil(size.bytes / 65_536)) * 65_536);
+  assert.equal(size.addressSpaceBytes, size.sharedMemoryBytes + network.bytes);
   const exact = bufferSize({ ...config, combinePrecision: 'f32' }, 4, [2, 2]);
   assert.equal(exact.network?.regions.sums.bytes, 4096 * 7168 * 4);
   // The lone rank of the second host serves all three of the first.
@@ -95,6 +95,58 @@ test('bufferSize() over several hosts tells the network side, which follows from
   for (const ranksOfHosts of [[2], [2, 3], [4, 0], [1.5, 2.5], []]) {
     assert.throws(() => bufferSize(config, 4, ranksOfHosts), withCode('WL_INVALID_ARGUMENT', /ranksOfHosts/));
   }
+});
+
+test('bufferSize() of GPUs over several hosts tells the pinned memory, in which the way there is that back, too', () => {
+  const config = { maxTokensPerRank: 4096, hidden: 7168, numExperts: 256, maxTopk: 8 };
+  const { network, regions } = bufferSize(config, 4, [2, 2], 'cuda');
+  assert.equal(network?.memory, 'pinned');
+  // Row, choices, weights and scales of a token, its index, and its row at each of two ranks; in multiples of 16.
+  const row = Math.ceil((7168 * 2 + 8 * 8 + 8 * 4 + 56 * 4 + 4 + 2 * 4) / 16) * 16;
+  assert.equal(network.slotBytes, 4096 * row);
+  // A rank serves one source, and has one other host.
+  assert.equal(network.regions.out.bytes, network.slotBytes);
+  assert.equal(network.regions.in.bytes, network.slotBytes);
+  assert.equal(network.maxChunks, Math.ceil(4096 / Math.floor(2 ** 18 / row)));
+  assert.equal(regions.exchange.bytes, 2 * 4 * network.recordBytes);
+  // Sums that are not rounded are larger than rows with what goes with them.
+  const exact = bufferSize({ ...config, combinePrecision: 'f32' }, 4, [2, 2], 'cuda');
+  assert.equal(exact.network?.slotBytes, 4096 * (7168 * 4 + 8 * 4));
+  assert.equal(bufferSize(config, 4, [3, 1], 'cuda').network?.maxServed, 3);
+  assert.equal(bufferSize(config, 4, [4], 'cuda').network, undefined);
+  // There is no smaller one.
+  const { bytes } = network;
+  assert.equal(bufferSize({ ...config, numRdmaBytes: bytes }, 4, [2, 2], 'cuda').network?.bytes, bytes);
+  assert.throws(
+    () => bufferSize({ ...config, numRdmaBytes: bytes - 1 }, 4, [2, 2], 'cuda'),
+    withCode('WL_INVALID_ARGUMENT', /numRdmaBytes: expected 0, or at least the \d+/),
+  );
+});
+
+test('numRdmaBytes bounds the network side: fewer sums fit at a time, and everything else as before', () => {
+  const config = { maxTokensPerRank: 4096, hidden: 7168, numExperts: 256, maxTopk: 8 };
+  const hosts = [8, 8, 8, 8];
+  const all = bufferSize(config, 32, hosts).network!;
+  // What DeepEP would ask for is far less than sums of all tokens.
+  const numRdmaBytes = deepEpConfig('dispatch', 32).getRdmaBufferSizeHint(7168 * 2, 32);
+  const few = bufferSize({ ...config, numRdmaBytes }, 32, hosts).network!;
+  assert.ok(few.bytes <= numRdmaBytes && numRdmaBytes < all.bytes);
+  assert.deepEqual(few.regions.landed, all.regions.landed);
+  const { sumTokens, chunk, chunks } = few.sumRing;
+  // Three sources served and three hosts, rows and weights.
+  const perToken = 2 * 3 * (7168 * 2 + 8 * 4);
+  assert.ok(numRdmaBytes - few.bytes < perToken + 4 * 128, 'no room is left over');
+  assert.ok(chunk * chunks <= sumTokens && chunks >= 2);
+  assert.deepEqual(bufferSize({ ...config, numRdmaBytes: all.bytes }, 32, hosts).network, all);
+  assert.deepEqual(bufferSize({ ...config, numRdmaBytes: 0 }, 32, hosts).network, all);
+  assert.throws(
+    () => bufferSize({ ...config, numRdmaBytes: 1 << 20 }, 32, hosts),
+    withCode(
+      'WL_INVALID_ARGUMENT',
+      /numRdmaBytes: expected 0, or at least \d+ \([^)]+\) for 4096 tokens .* got 1048576/,
+    ),
+  );
+  assert.equal(bufferSize({ ...config, numRdmaBytes: 1 }, 32).network, undefined);
 });
 
 test('bufferSize() lays regions out without overlap, aligned, for any configuration', () => {
@@ -116,6 +168,30 @@ test('bufferSize() lays regions out without overlap, aligned, for any configurat
       assert.ok(end <= size.bytes && size.bytes < end + 128);
     }),
   );
+});
+
+/** Of a window that ranks of a host share, with its header. */
+function footprint(bytes: number, ranks: number): number {
+  return (1 + ranks * Math.ceil(bytes / 65_536)) * 65_536;
+}
+
+test('outputSize() over several hosts counts the ranks of the fullest, the window of counts and the network side', () => {
+  const shape = { maxTokens: 256, hidden: 7168, topk: 8, numExperts: 32, rank: 0, worldSize: 4 };
+  const config = new EPConfig({ ...shape, localWorldSize: 3 });
+  const size = outputSize(config, 4096);
+  assert.deepEqual(size, outputSize(config, 4096, [3, 1]));
+  assert.equal(size.sharedMemoryBytes, footprint(size.bytes, 3) + footprint(size.controlBytes, 3));
+  assert.equal(size.addressSpaceBytes, size.sharedMemoryBytes + size.network!.bytes);
+  // The lone rank of the second host serves all three of the first.
+  assert.equal(size.network?.regions.sums.bytes, 3 * 256 * 7168 * 2);
+  const even = outputSize(new EPConfig({ ...shape, localWorldSize: 2 }), 4096);
+  assert.equal(even.sharedMemoryBytes, footprint(size.bytes, 2) + footprint(size.controlBytes, 2));
+  assert.equal(even.network?.regions.sums.bytes, 256 * 7168 * 2);
+  const alone = outputSize(new EPConfig({ ...shape, localWorldSize: 4 }), 4096);
+  assert.equal(alone.network, undefined);
+  assert.equal(alone.addressSpaceBytes, alone.sharedMemoryBytes);
+  const least = { ...shape, localWorldSize: 2, numRdmaBytes: even.network.bytes - 100 * 7168 * 2 };
+  assert.equal(outputSize(new EPConfig(least), 4096).network?.sumRing.sumTokens, 256 - 50);
 });
 
 test('outputSize() and EPConfig give sizes and bounds before anything is allocated', () => {

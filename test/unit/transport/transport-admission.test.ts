@@ -132,7 +132,7 @@ test('a message of no bytes asks for no grant, and the record that it answers is
 test('a packet for a receive that was not announced is refused', () => {
   const taken: Uint8Array[] = [];
   const net = new Loopback({
-    settings: { transportChecksum: 'none' },
+    settings: { transportChecksum: 'none', transportEagerBytes: 0 },
     lose: ({ bytes, to }) =>
       to.name === 'b' && bytes[packetPrefix.offset.kind] === packetKinds.data && taken.push(bytes) > 0,
   });

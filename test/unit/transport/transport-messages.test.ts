@@ -29,7 +29,7 @@ test('a message of any size arrives', () => {
 });
 
 test('the first bytes of a message acknowledge the record that announced its receive', () => {
-  const net = sendOne({}, 64);
+  const net = sendOne({ settings: { transportEagerBytes: 0 } }, 64);
   net.settle();
   const [sender, receiver] = [net.a.connection.statistics, net.b.connection.statistics];
   assert.equal(sender.sentAcks, 0, 'the data says it');
@@ -41,7 +41,7 @@ test('the first bytes of a message acknowledge the record that announced its rec
 test('if those bytes are lost, the record is repeated until an ack answers it', () => {
   let lost = 0;
   const lose = ({ bytes }: Flying): boolean => bytes[AT.kind] === packetKinds.data && lost++ < 3;
-  const net = sendOne({ lose, settings: { transportMinRtoUs: 500 } }, 64);
+  const net = sendOne({ lose, settings: { transportMinRtoUs: 500, transportEagerBytes: 0 } }, 64);
   assert.ok(net.a.connection.statistics.sentAcks >= 1);
   net.settle();
 });

@@ -94,6 +94,26 @@ test('a block of very long fragments fits into its slot, cut as far as there is 
   }
 });
 
+test('pieces of a fragment that ends at 4 GiB have offsets of their own; one that goes on is refused', () => {
+  const large = { address: 0, bytes: 2 ** 33 };
+  const start = 2 ** 32 - 100_000;
+  const block = new DescriptorBlock().begin(large, destination).add(start, 100_000, 7);
+  const pieces = written(takeAndDivide([block], 512).slots[0]!);
+  assert.ok(pieces.length > 1);
+  assert.deepEqual(joined(pieces), [{ sourceOffset: start, length: 100_000, destinationOffset: 7 }]);
+  for (const direction of ['unpack', 'pack'] as const) {
+    for (const others of [0, 1]) {
+      block.begin(large, destination);
+      for (let index = 0; index < others; index++) block.add(index, 1, index);
+      block.add(start, 100_001, 7);
+      assert.throws(() => new RingWriter(direction, 1).take([block]), {
+        code: 'WL_INVALID_ARGUMENT',
+        details: { block: 0, descriptor: others, side: 'source', offset: start, length: 100_001, bytes: 2 ** 32 },
+      });
+    }
+  }
+});
+
 test('few long fragments are cut shorter than many', () => {
   const few = new DescriptorBlock().begin(bounce, destination).add(0, 1 << 19, 0);
   assert.equal(written(takeAndDivide([few], 512).slots[0]!).length, 512);
@@ -151,6 +171,17 @@ test('memory and flags of a block are whole numbers too', () => {
     }
   }
   assert.throws(() => block.begin(bounce, destination, { address: 0, threshold: 1 }), { code: 'WL_INVALID_ARGUMENT' });
+  for (const memory of [null, undefined, 7, new Uint8Array(9)] as never[]) {
+    assert.throws(() => block.begin(memory, destination), {
+      code: 'WL_INVALID_ARGUMENT',
+      message: /^Invalid bounce: /,
+    });
+    assert.throws(() => block.begin(bounce, memory), {
+      code: 'WL_INVALID_ARGUMENT',
+      message: /^Invalid destination: /,
+    });
+  }
+  assert.throws(() => block.begin(bounce, destination, null as never), { code: 'WL_INVALID_ARGUMENT' });
   structuredClone(block.bytes.buffer, { transfer: [block.bytes.buffer as ArrayBuffer] });
   assert.throws(() => block.begin(bounce, destination), { code: 'WL_INVALID_ARGUMENT' });
   for (const memory of [null, undefined, new Uint32Array(99)]) {

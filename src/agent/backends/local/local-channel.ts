@@ -134,6 +134,7 @@ export class LocalChannel implements BackendChannel {
   }
 
   #put(place: PutPlace): boolean {
+    if (place.bytes === 0) return true;
     const local = place.local as LocalRegion;
     const { reach } = place.remote as LocalRemoteRegion;
     if (local.device !== undefined || reach.kind === 'cuda') {

@@ -6,7 +6,7 @@ import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } fro
 import { MultipathParts } from './multipath-parts.ts';
 import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
 
-/** Operations under way. A power of two; all channels share the transport's 4096 requests. */
+/** Operations under way. A power of two; all channels share the transport's requests, of which there may be none left. */
 const MAX_PENDING = 512;
 
 interface PostedWrite {
@@ -57,6 +57,7 @@ export class MultipathChannel implements BackendChannel {
 
   put(place: PutPlace): boolean {
     if (!this.#hasRoom()) return false;
+    if (place.bytes === 0) return true;
     const remote = own(MultipathRemoteRegion, place.remote);
     const { region } = own(MultipathRegion, place.local);
     const write = (this.#write ??= newWrite(region, this.#way));
@@ -132,7 +133,7 @@ export class MultipathChannel implements BackendChannel {
 
   #hasRoom(): boolean {
     if (this.error !== undefined) throw this.error;
-    return this.posted - this.delivered < MAX_PENDING;
+    return this.posted - this.delivered < MAX_PENDING && this.#link.transport.hasRoom;
   }
 
   #note(request: RequestHandle): boolean {

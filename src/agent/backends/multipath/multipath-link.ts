@@ -2,7 +2,7 @@
 import { MAILBOX_RING_BYTES, mailboxHead } from '../../../abi/multipath-mailbox.ts';
 import { PartTable } from '../../../abi/part-table.ts';
 import type { WeftlineError } from '../../../core/errors.ts';
-import type { Connection, MemoryRegion, RailPair, Transport } from '../../../transport/index.ts';
+import type { Connection, MemoryRegion, RailState, Transport } from '../../../transport/index.ts';
 import type { MemoryKind } from '../../agent-memory.ts';
 import type {
   BackendLink,
@@ -121,7 +121,7 @@ export class MultipathLink implements BackendLink {
     carrier.post(message);
   }
 
-  get rails(): readonly RailPair[] {
+  get rails(): readonly RailState[] {
     return this.connection.rails;
   }
 

@@ -31,6 +31,8 @@ export class UcxChannel implements BackendChannel, RegionUser {
   }
 
   put({ local, localOffset, remote, remoteOffset, bytes }: PutPlace): boolean {
+    this.#check();
+    if (bytes === 0) return true;
     const { block } = this.#link;
     const { address, users } = local as UcxRegion;
     const from = address + localOffset;
@@ -44,6 +46,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
   }
 
   signal(remote: BackendRemoteRegion, offset: number, add: number): boolean {
+    this.#check();
     const { block } = this.#link;
     const entry = this.#begin(operationKinds.signal, remote as UcxRemoteRegion, offset);
     if (entry < 0) return false;
@@ -82,13 +85,16 @@ export class UcxChannel implements BackendChannel, RegionUser {
     return this.#closing;
   }
 
+  #check(): void {
+    const { error } = this;
+    if (error !== undefined) throw error;
+    if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The channel was closed');
+  }
+
   /** With the lock, unless there is no room: then -1, without. */
   #begin(kind: number, remote: UcxRemoteRegion, offset: number): number {
     const link = this.#link;
     const { driver } = link;
-    const { error } = this;
-    if (error !== undefined) throw error;
-    if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The channel was closed');
     if (this.posted - this.delivered >= MAX_PENDING) return -1;
     const { number: region, key } = remote;
     driver.enter();

@@ -11,9 +11,12 @@ import {
 } from '../../../abi/layer-arguments.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
+/** 1 for a group on several hosts. */
+const hosts = { HOSTS: { choices: [0, 1] } } as const;
+
 export const layerPrepareKernels = defineKernelFile({
   file: 'layer-prepare.cu',
-  constants: {},
+  constants: hosts,
   kernels: { layerPrepare: layerPrepareArguments },
   hot: true,
 });
@@ -27,14 +30,14 @@ export const layerPlaceKernels = defineKernelFile({
 
 export const layerDispatchKernels = defineKernelFile({
   file: 'layer-dispatch.cu',
-  constants: {},
+  constants: hosts,
   kernels: { layerDispatch: layerDispatchArguments },
   hot: true,
 });
 
 export const layerCombineKernels = defineKernelFile({
   file: 'layer-combine.cu',
-  constants: { ELEMENT: { choices: Object.values(elementFormats) } },
+  constants: { ELEMENT: { choices: Object.values(elementFormats) }, ...hosts },
   kernels: { layerCombine: layerCombineArguments, layerSumRepeated: layerSumArguments },
   hot: true,
 });

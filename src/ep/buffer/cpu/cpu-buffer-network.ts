@@ -53,7 +53,11 @@ export class CpuBufferNetwork {
   readonly #calls: HostCalls;
 
   /** Collective; fails alike on all ranks. */
-  static async create(scope: EpScope<CpuDevice>, window: SymmetricWindow, wait: CallWait): Promise<CpuBufferNetwork> {
+  static async create(
+    scope: EpScope<CpuDevice>,
+    window: SymmetricWindow,
+    wait: CallWait & { readonly memory: Tensor<'u8'> | undefined },
+  ): Promise<CpuBufferNetwork> {
     const { group, device, config } = scope;
     const shape = bufferNetworkShape(config, group.topology.hosts);
     const options = { ...wait, group, device, name: 'ep', shape, calls: window, rows: window };
@@ -131,15 +135,19 @@ export class CpuBufferNetwork {
         weightBytes: k * 4,
         sumRows: (list, first, count, to) =>
           sums.sumHere(list, { first, count, out: to, bases: from, onePerRank: false }),
-        sumWeights: ({ places, columns }, _first, count, to) =>
-          kernels.gatherTopkWeight(to, count, k, columns, places.address, bases.combineWeights.address),
-        addUp: (first, count) =>
-          sums.addUp(routed, { first, count, out: result, bases: sumsFrom, onePerRank: false }, bias0, bias1),
+        sumWeights: ({ places, columns }, first, count, to) => {
+          const table = places.address + first * columns * 4;
+          kernels.gatherTopkWeight(to, count, k, columns, table, bases.combineWeights.address);
+        },
+        addUp: (first, count) => {
+          sums.addUp(routed, { first, count, out: result, bases: sumsFrom, onePerRank: false }, bias0, bias1);
+          if (!out.weights) return;
+          const [to, table] = [out.weights.address + first * k * 4, sumTable.address + first * sumColumns * 4];
+          kernels.gatherTopkWeight(to, count, k, sumColumns, table, bases.sumWeights.address);
+        },
       },
       wait,
     );
-    if (!out.weights) return;
-    kernels.gatherTopkWeight(out.weights.address, numTokens, k, sumColumns, sumTable.address, bases.sumWeights.address);
   }
 
   async close(): Promise<void> {

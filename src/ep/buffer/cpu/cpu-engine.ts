@@ -28,7 +28,7 @@ import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import type { EpTables } from '../ep-tables.ts';
 import { hostsOf } from '../../across-hosts/hosts-of.ts';
 import { CountExchange, type ExchangeHeader } from '../../../collective/exchange.ts';
-import type { HostNetwork } from '../../../collective/network/host-network.ts';
+import { type HostNetwork, throwIfUnusable } from '../../../collective/network/host-network.ts';
 import { eventAtOnce } from '../../../collective/overlap.ts';
 import { planReceive, type ReceivePlan } from '../receive-plan.ts';
 import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
@@ -78,7 +78,7 @@ export class CpuEpEngine implements EpEngine {
   }
 
   throwIfUnusable(): void {
-    this.window.barrier.throwIfUnusable();
+    throwIfUnusable(this.window.barrier, this.hostNetwork);
   }
 
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {
@@ -223,7 +223,7 @@ export class CpuEpEngine implements EpEngine {
     try {
       return await this.window.barrier.orAbort(work);
     } catch (error) {
-      this.#network?.exchange.network.giveUp();
+      this.#network?.exchange.network.giveUp(error);
       throw error;
     }
   }

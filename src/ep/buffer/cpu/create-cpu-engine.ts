@@ -5,12 +5,15 @@ import type { CallWait } from '../../../core/deadline.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
+import { requireRoom } from '../../../windows/room.ts';
 import { bufferSize, type EpBufferConfig, type EpBufferSize } from '../buffer-size.ts';
 import type { EpEngine } from '../engine.ts';
 import { type EpTables, makeEpTables } from '../ep-tables.ts';
 import type { EpScope } from '../scope.ts';
 import { CpuBufferNetwork } from './cpu-buffer-network.ts';
-import { hostsOf } from '../../across-hosts/hosts-of.ts';
+import { hostsOf, ranksOfHosts } from '../../across-hosts/hosts-of.ts';
+import { checkRdmaBuffer } from '../../across-hosts/rdma-bytes.ts';
+import type { EpBufferOptions } from '../ep-buffer-options.ts';
 import { CpuEpEngine } from './cpu-engine.ts';
 
 /** Collective: agrees on the configuration, makes the tables and the window. */
@@ -18,14 +21,18 @@ export async function createCpuEngine(
   group: RankGroup,
   device: CpuDevice,
   config: Required<EpBufferConfig>,
-  wait: CallWait,
+  options: EpBufferOptions & CallWait,
 ): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
+  const { rdmaBuffer: memory, ...wait } = options;
   const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
-    const size = bufferSize(
-      config,
-      group.size,
-      group.topology.hosts.map(({ length }) => length),
-    );
+    const size = bufferSize(config, group.size, ranksOfHosts(group));
+    const parts = [{ name: 'windows', bytes: size.bytes, isShared: true }];
+    if (size.network !== undefined) {
+      const { bytes } = size.network;
+      if (memory !== undefined) checkRdmaBuffer(memory, { device, bytes });
+      else parts.push({ name: 'network side', bytes, isShared: false });
+    }
+    requireRoom('EpBuffer', parts, { group, device });
     return { size, tables: makeEpTables(device, config, { ranks: group.size, size }) };
   };
   const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
@@ -36,7 +43,8 @@ export async function createCpuEngine(
     const window = await SymmetricWindow.create({ ...wait, ...of });
     const scope = { group, device, config: Object.freeze({ ...config }), size };
     try {
-      const network = hostsOf(group) === 0 ? undefined : await CpuBufferNetwork.create(scope, window, wait);
+      const network =
+        hostsOf(group) === 0 ? undefined : await CpuBufferNetwork.create(scope, window, { ...wait, memory });
       return { scope, engine: new CpuEpEngine(scope, { window, tables, network }) };
     } catch (error) {
       window[Symbol.dispose]();

@@ -1,5 +1,5 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
-import { EP_SYNC_BYTES, epPlan, epScratch, epStatus } from '../../../abi/ep-arguments.ts';
+import { EP_SYNC_BYTES, epPlan, epStatus } from '../../../abi/ep-arguments.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
@@ -9,16 +9,14 @@ import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
-import { CudaWindow } from '../../../windows/cuda-window.ts';
-import type { RankGroup } from '../../../world/rank-group.ts';
-import { agreeOn, requireOneHost } from '../../../collective/agree.ts';
-import { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from '../buffer-size.ts';
+import type { CudaWindow } from '../../../windows/cuda-window.ts';
+import type { EpRegion } from '../buffer-size.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
 import type { CheckedCombine } from '../combine-arguments.ts';
-import { CudaCalls, numberAfter, requireCudaLimits } from '../../../collective/cuda-calls.ts';
+import { type CudaCalls, numberAfter } from '../../../collective/cuda-calls.ts';
 import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
-import { CudaHostPlan } from './cuda-host-plan.ts';
-import { bindLaunches, type CudaLaunches, type LaunchMemory, loadLaunches } from './cuda-launches.ts';
+import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
+import { bindLaunches, type CudaLaunches, type LaunchMemory } from './cuda-launches.ts';
 import type { DispatchPlanInput, RowsLike } from '../dispatch-arguments.ts';
 import { setChoices, setRows } from './cuda-dispatch-inputs.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
@@ -29,63 +27,21 @@ import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import type { EpScope } from '../scope.ts';
 import { overlaps } from '../../../collective/tensor-check.ts';
 
-/** Collective: agrees on the configuration, compiles the kernels, makes the window. */
-export async function createCudaEngine(
-  group: RankGroup,
-  device: CudaDevice,
-  config: Required<EpBufferConfig>,
-  wait: CallWait,
-): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
-  requireOneHost(group, 'EpBuffer');
-  const prepare = (): EpBufferSize => {
-    requireCudaLimits('EpBuffer', group.size, config.numExperts);
-    return bufferSize(config, group.size);
-  };
-  const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare };
-  const size = await agreeOn(group, agreement, wait);
-  const scope = { group, device, config: Object.freeze({ ...config }), size };
-  // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
-  const launches = await loadLaunches(scope).catch((error: unknown) => error as Error);
-  const parts = await agreeOn(
-    group,
-    { what: 'EpBuffer kernels', config: {}, prepare: () => prepareParts(scope, launches), release: releaseParts },
-    wait,
-  );
-  try {
-    const bytes = EP_SYNC_BYTES + size.bytes;
-    const window = await CudaWindow.create({ ...wait, group, device, name: 'ep', bytes });
-    return { scope, engine: new CudaEpEngine(scope, window, parts) };
-  } catch (error) {
-    releaseParts(parts);
-    throw error;
-  }
+/** What calls ask of parts that are made after them. */
+export interface CallHooks {
+  network?: CudaHostNetwork;
+  findFailure?: () => WeftlineError | undefined;
 }
 
-/** What an engine has before its window. */
-interface Parts extends Pick<LaunchMemory, 'hostPlan' | 'counter' | 'scratch'> {
+/** What the ranks have made together. */
+export interface EngineParts extends Pick<LaunchMemory, 'hostPlan' | 'counter' | 'scratch'> {
   readonly launches: CudaLaunches;
+  readonly window: CudaWindow;
+  readonly calls: CudaCalls;
+  readonly hooks: CallHooks;
 }
 
-function prepareParts(scope: EpScope<CudaDevice>, launches: CudaLaunches | Error): Parts {
-  if (launches instanceof Error) throw launches;
-  const { set, made } = TensorSet.make(scope.device, (tensors) => ({
-    counter: tensors.empty('i32', [1]),
-    scratch: tensors.empty('u8', [epScratch.size]),
-  }));
-  try {
-    for (const tensor of [made.counter, made.scratch]) scope.device.setBytes(tensor, 0);
-    return { launches, ...made, hostPlan: new CudaHostPlan(scope) };
-  } catch (error) {
-    set[Symbol.dispose]();
-    throw error;
-  }
-}
-
-function releaseParts({ counter, scratch, hostPlan }: Parts): void {
-  for (const part of [counter, scratch, hostPlan]) part[Symbol.dispose]();
-}
-
-class CudaEpEngine implements EpEngine {
+export class CudaEpEngine implements EpEngine {
   readonly #scope: EpScope<CudaDevice>;
   readonly #device: CudaDevice;
   readonly #window: CudaWindow;
@@ -93,23 +49,33 @@ class CudaEpEngine implements EpEngine {
   readonly #memory: LaunchMemory;
   readonly #order: CudaCallOrder;
   readonly #calls: CudaCalls;
+  readonly #network: CudaHostNetwork | undefined;
+  /** Number of the last call across hosts. */
+  #networkCall = 0;
   /** Number of the last dispatch. */
   #dispatches = 0;
   /** The dispatch that the host waits for, which tells of its failure itself; 0 for none. */
   #awaited = 0;
 
-  constructor(scope: EpScope<CudaDevice>, window: CudaWindow, parts: Parts) {
+  constructor(scope: EpScope<CudaDevice>, parts: EngineParts) {
     const { device } = scope;
-    const { launches, hostPlan, counter, scratch } = parts;
+    const { launches, window, calls, hooks, hostPlan, counter, scratch } = parts;
     this.#scope = scope;
     this.#device = device;
     this.#window = window;
     this.#launches = launches;
-    this.#calls = new CudaCalls(scope.group, device, { findFailure: () => this.#findFailure() });
-    this.#memory = { addresses: window.addresses, hostPlan, traps: this.#calls.traps, counter, scratch };
+    this.#calls = calls;
+    this.#network = hooks.network;
+    hooks.findFailure = () => this.#findFailure();
+    const network = hooks.network?.address ?? 0;
+    this.#memory = { addresses: window.addresses, hostPlan, traps: calls.traps, counter, scratch, network };
     this.#order = new CudaCallOrder(device);
     bindLaunches(launches, scope, this.#memory);
     this.#setTimeout({});
+  }
+
+  get hostNetwork(): CudaHostNetwork | undefined {
+    return this.#network;
   }
 
   get mapped(): MemoryRange {
@@ -146,11 +112,14 @@ class CudaEpEngine implements EpEngine {
 
   async dispatch(input: DispatchPlanInput, options: EpCallOptions): Promise<DispatchResult> {
     const device = this.#device;
-    const { group, size } = this.#scope;
+    const { group, size, config } = this.#scope;
     const { hostPlan } = this.#memory;
+    const local = this.#window.ranks.length;
+    const network = this.#network;
     const sequence = numberAfter(this.#dispatches);
     const { set, made } = TensorSet.make(device, (tensors) => ({
-      rowTable: tensors.empty('i32', [input.numTokens, group.size]),
+      rowTable: tensors.empty('i32', [input.numTokens, group.size + (network?.routes.ways.length ?? 0)]),
+      forwardPlaces: network && tensors.empty('i32', [network.routes.served.length, config.maxTokensPerRank, local]),
       plan: tensors.empty('u8', [epPlan.size]),
       recvSrcIdx: tensors.empty('i32', [input.numWorstTokens || size.maxRecvTokens]),
     }));
@@ -166,7 +135,7 @@ class CudaEpEngine implements EpEngine {
       event?.[Symbol.dispose]();
       throw error;
     }
-    const { rowTable, plan, recvSrcIdx } = made;
+    const { rowTable, plan, recvSrcIdx, forwardPlaces } = made;
     const rows = input.numWorstTokens || hostPlan.numRecvTokens;
     const handle = new DispatchHandle({
       owner: this.#scope,
@@ -176,6 +145,7 @@ class CudaEpEngine implements EpEngine {
       rows,
       rowTable,
       plan,
+      forwardPlaces,
       rankPrefixMatrix: waits ? hostPlan.rankPrefixMatrix() : undefined,
       recvSrcIdx: recvSrcIdx.slice(0, rows),
       numRecvTokensPerExpert: waits ? hostPlan.perExpert(input.expertAlignment) : [],
@@ -229,6 +199,7 @@ class CudaEpEngine implements EpEngine {
     set.set('openingCall', callWord(call, 'opening'));
     set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord(call, 'closing'));
+    this.#crossHosts(set, handle);
     combine.launch(stream);
     traceEnd('ep.launch');
     const event = this.#order.end(options);
@@ -256,8 +227,22 @@ class CudaEpEngine implements EpEngine {
   async close(): Promise<void> {
     // Kernels that still run use the window.
     await this.#order.drained();
+    // What this rank has sent, peers may still wait for.
+    await this.#network?.close();
     const { hostPlan, counter, scratch } = this.#memory;
     for (const part of [this.#order, counter, scratch, hostPlan, this.#calls, this.#window]) part[Symbol.dispose]();
+  }
+
+  /** What a call needs to know besides where peers are on several hosts. */
+  #crossHosts(
+    set: { set(name: 'forwardPlaces' | 'networkCall', value: number): void },
+    { forwardPlaces }: Pick<DispatchHandle, 'forwardPlaces'>,
+  ): void {
+    if (forwardPlaces === undefined) return;
+    this.#networkCall = (this.#networkCall + 1) >>> 0;
+    set.set('forwardPlaces', forwardPlaces.address);
+    set.set('networkCall', this.#networkCall);
+    this.#network?.wake();
   }
 
   #setTimeout(wait: CallWait): void {
@@ -293,6 +278,7 @@ class CudaEpEngine implements EpEngine {
     set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord(call, 'closing'));
     set.set('worstRows', replay ? 0 : input.numWorstTokens);
+    this.#crossHosts(set, to);
     plan.launch(stream);
     traceEnd('ep.launch');
     return this.#order.end(options);
@@ -346,6 +332,7 @@ class CudaEpEngine implements EpEngine {
 /** What a dispatch makes besides moving rows. */
 interface NewHandle {
   readonly rowTable: Tensor<'i32'>;
+  readonly forwardPlaces: Tensor<'i32'> | undefined;
   readonly plan: Tensor<'u8'>;
   readonly recvSrcIdx: Tensor<'i32'>;
   readonly sequence: number;

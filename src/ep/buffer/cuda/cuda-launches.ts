@@ -15,6 +15,7 @@ import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { exchangeRecordBytes } from '../../../abi/exchange-record.ts';
+import { hostsOf } from '../../across-hosts/hosts-of.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import type { CudaHostPlan } from './cuda-host-plan.ts';
 import { BARRIER_BYTES, gatherShape, sendingShape } from '../../../collective/cuda-shapes.ts';
@@ -45,32 +46,43 @@ export interface LaunchMemory {
   readonly counter: Tensor<'i32'>;
   /** EpScratch, zero. */
   readonly scratch: Tensor<'u8'>;
+  /** EpNetwork; 0 in a group on one host. */
+  readonly network: number;
 }
 
 /** Choices of a token that a thread keeps in registers. */
 const COLUMN_VARIANTS = [8, 32] as const;
 const LAYOUT_THREADS = 256;
-/** What the kernels declare themselves. */
+/** What the kernels declare themselves; those of a group on several hosts more. */
 const STATIC_BYTES = 4096;
+const STATIC_BYTES_ACROSS_HOSTS = 16_384;
+/** Threads of a block of a combine across hosts. */
+const THREADS_ACROSS_HOSTS = 512;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 export async function loadLaunches({ device, config, group }: EpScope<CudaDevice>): Promise<CudaLaunches> {
   const COLUMNS = COLUMN_VARIANTS.find((columns) => config.maxTopk <= columns) ?? COLUMN_VARIANTS[1];
+  const isOneHost = hostsOf(group) === 0;
+  const HOSTS = isOneHost ? 0 : 1;
   const [{ epLayout }, { epDispatch }, { epCombine }] = await Promise.all([
     device.loadKernels(epLayoutKernels, { COLUMNS }),
-    device.loadKernels(epDispatchKernels, { COLUMNS }),
-    device.loadKernels(epCombineKernels),
+    device.loadKernels(epDispatchKernels, { COLUMNS, HOSTS }),
+    device.loadKernels(epCombineKernels, { HOSTS }),
   ]);
   const { multiprocessors, sharedBytesPerBlock } = device.properties;
   const grid = Math.min(config.numSms, multiprocessors, EP_MAX_BLOCKS);
-  const room = sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES;
+  const room = sharedBytesPerBlock - BARRIER_BYTES - (isOneHost ? STATIC_BYTES : STATIC_BYTES_ACROSS_HOSTS);
   const rowBytes = config.hidden * 2;
-  const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, { usual: group.size, most: group.size });
-  const combine = epCombine.plan({ grid, ...shape });
+  const ranks = group.topology.scaleUpRanks.length;
+  const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, { usual: ranks, most: ranks });
+  const combine = isOneHost
+    ? epCombine.plan({ grid, ...shape })
+    : epCombine.plan({ grid, block: THREADS_ACROSS_HOSTS, sharedBytes: BARRIER_BYTES });
   combine.arguments.set('rowBytes', rowBytes);
   combine.arguments.set('stageBytes', stageBytes);
   combine.arguments.set('partBytes', partBytes);
-  const sending = { sms: grid, ranks: group.size, room, config };
+  // What a block notes of a token while it counts: the ranks of the host, or all destinations.
+  const sending = { sms: grid, ranks, room, config, maskBytes: isOneHost ? 1 : 4 };
   return {
     layout: epLayout.plan({ grid, block: LAYOUT_THREADS }),
     dispatch: {
@@ -92,19 +104,23 @@ export function bindLaunches(
   layout.arguments.set('experts', config.numExperts);
   for (const plan of [dispatch.bf16.plan, dispatch.fp8e4m3.plan, combine]) {
     for (const [index, address] of bound.addresses.entries()) plan.arguments.set('peers', address, index);
-    plan.arguments.set('ranks', group.size);
-    plan.arguments.set('rank', group.rank);
+    plan.arguments.set('ranks', bound.addresses.length);
+    plan.arguments.set('rank', group.topology.scaleUpIndex);
+    plan.arguments.set('network', bound.network);
     plan.arguments.set('trap', bound.traps.address);
     plan.arguments.set('counter', bound.counter.address);
   }
   for (const { plan } of [dispatch.bf16, dispatch.fp8e4m3]) {
+    plan.arguments.set('groupRanks', group.size);
+    plan.arguments.set('groupRank', group.rank);
+    plan.arguments.set('hosts', hostsOf(group));
     plan.arguments.set('scratch', bound.scratch.address);
     plan.arguments.set('hostPlan', bound.hostPlan.address);
     plan.arguments.set('hostExperts', bound.hostPlan.expertsAddress);
     plan.arguments.set('exchangeOffset', region('exchange'));
     plan.arguments.set(
       'recordWords',
-      exchangeRecordBytes({ ranks: group.size, experts: config.numExperts, hosts: 0 }) / 4,
+      exchangeRecordBytes({ ranks: group.size, experts: config.numExperts, hosts: hostsOf(group) }) / 4,
     );
     plan.arguments.set('experts', config.numExperts);
     plan.arguments.set('expertsPerRank', config.numExperts / group.size);
@@ -124,17 +140,18 @@ interface DispatchPlanOptions {
   readonly room: number;
   readonly rowBytes: number;
   readonly config: EpScope['config'];
+  readonly maskBytes: number;
 }
 
 function dispatchPlan(
   kernel: CudaKernel<Names<typeof epDispatchArguments>>,
-  { sms, ranks, room, rowBytes, config }: DispatchPlanOptions,
+  { sms, ranks, room, rowBytes, config, maskBytes }: DispatchPlanOptions,
 ): DispatchLaunch {
   const shape = sendingShape(room, rowBytes, { sms, ranks, topk: config.maxTopk });
   const { grid, block, partBytes, sharedBytes, rowWarps, maxRowWarps } = shape;
-  // Before rows are staged there, blocks count in the same memory: choices per expert, and a byte for each token.
-  const countBytes = config.numExperts * 4 + Math.ceil(config.maxTokensPerRank / grid);
-  if (countBytes > room) throw tooManyTokens(config, grid, room);
+  // Before rows are staged there, blocks count in the same memory: choices per expert, and a mask for each token.
+  const countBytes = config.numExperts * 4 + maskBytes * Math.ceil(config.maxTokensPerRank / grid);
+  if (countBytes > room) throw tooManyTokens(config, grid, room, maskBytes);
   const plan = kernel.plan({
     grid,
     block,
@@ -146,8 +163,13 @@ function dispatchPlan(
   return { plan, rowWarps: (tokens) => (tokens <= few ? Math.max(1, Math.ceil(tokens / grid)) : rowWarps) };
 }
 
-function tooManyTokens({ maxTokensPerRank, numExperts }: EpScope['config'], grid: number, room: number): WeftlineError {
-  const most = grid * (room - numExperts * 4 - 16);
+function tooManyTokens(
+  { maxTokensPerRank, numExperts }: EpScope['config'],
+  grid: number,
+  room: number,
+  maskBytes: number,
+): WeftlineError {
+  const most = grid * Math.floor((room - numExperts * 4 - 16) / maskBytes);
   return new WeftlineError(
     'WL_UNSUPPORTED',
     `${grid} blocks cannot count ${maxTokensPerRank} tokens per rank, at most ${most}; use more of the GPU (numSms), or dispatch in several calls`,

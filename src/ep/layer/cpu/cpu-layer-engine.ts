@@ -12,10 +12,12 @@ import { agreeOn } from '../../../collective/agree.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
 import { computeLayout } from '../../buffer/dispatch-layout.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
-import type { ExchangeHeader } from '../../../collective/exchange.ts';
+import { throwIfUnusable } from '../../../collective/network/host-network.ts';
+import type { ExchangeHeader, ExchangeResult } from '../../../collective/exchange.ts';
 import { eventAtOnce } from '../../../collective/overlap.ts';
 import type { CpuLayerMemory } from './cpu-layer-memory.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
+import { dispatchSplits } from '../dispatch-splits.ts';
 import { type ExpertPlan, planExperts } from '../expert-plan.ts';
 import type { TokenDType } from '../ep-config.ts';
 import type { CheckedLayerCombine } from '../layer-arguments.ts';
@@ -79,7 +81,7 @@ class CpuLayerEngine implements LayerEngine {
   }
 
   throwIfUnusable(): void {
-    this.#barrier.throwIfUnusable();
+    throwIfUnusable(this.#barrier, this.#memory.network?.exchange.network);
   }
 
   async dispatch(input: LayerInput, options: EpCallOptions): Promise<LayerDispatchResult<TokenDType>> {
@@ -112,6 +114,8 @@ class CpuLayerEngine implements LayerEngine {
     return {
       recvRows: [...plan.recvRows],
       perExpert: [...plan.blockRows.subarray(firstExpert, firstExpert + config.numExpertsPerRank)],
+      splits: () => Promise.resolve(dispatchSplits(config, counts)),
+      sendReqs: () => this.#memory.network?.requests(input),
       // Everyone knows everyone's rows, so all decide alike whether the output must grow, and fail alike if it cannot.
       makeRoom: (wait) => this.#makeRoom(Math.max(...plan.recvRows), wait),
       send: async (wait) => {
@@ -120,7 +124,7 @@ class CpuLayerEngine implements LayerEngine {
             placeRows(this.#device, this.#tables, { input, plan, config: this.#context.config }),
           ),
         );
-        await this.#send(input, { plan, tables, options: wait, perHost: counts.perHost });
+        await this.#send(input, { plan, tables, options: wait, counts });
       },
       finish: async () => {
         if (tables === undefined) throw new WeftlineError('WL_INTERNAL', 'A dispatch was finished before it was sent');
@@ -218,7 +222,7 @@ class CpuLayerEngine implements LayerEngine {
     try {
       return await this.#barrier.orAbort(work);
     } catch (error) {
-      this.#memory.network?.exchange.network.giveUp();
+      this.#memory.network?.exchange.network.giveUp(error);
       throw error;
     }
   }
@@ -263,7 +267,7 @@ class CpuLayerEngine implements LayerEngine {
   }
 
   /** Collective. */
-  async #send(input: LayerInput, { plan, tables, options, perHost }: SendPlan): Promise<void> {
+  async #send(input: LayerInput, { plan, tables, options, counts }: SendPlan): Promise<void> {
     if (input.fullScatterIndices) {
       traceBegin('layer.dispatch.places');
       await this.#applyScatter(input.fullScatterIndices, input, { plan, tables, options });
@@ -275,7 +279,7 @@ class CpuLayerEngine implements LayerEngine {
       const { network } = this.#memory;
       if (network === undefined) this.#sendRows(input, tables, 0, input.numTokens);
       else {
-        tables.routed = network.route(input, tables, perHost);
+        tables.routed = network.route(input, tables, counts);
         const of = { input, routed: tables.routed };
         await network.dispatch(of, (first, count) => this.#sendRows(input, tables, first, count), options);
       }
@@ -353,6 +357,7 @@ class CpuLayerEngine implements LayerEngine {
         firstRows: this.#memory.view('i32', 'firstRow', [rows]),
         duplicates: this.#memory.view('i32', 'duplicates', [rows, topk]),
         repeated: undefined,
+        hostLayout: this.#memory.network?.describe(input, tables),
       },
       {
         localCombine: this.#localCombine,
@@ -385,5 +390,5 @@ interface SendPlan {
   readonly plan: ExpertPlan;
   readonly tables: PlaceTables;
   readonly options: CallWait;
-  readonly perHost: Int32Array;
+  readonly counts: ExchangeResult;
 }

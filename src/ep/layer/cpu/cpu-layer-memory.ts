@@ -12,7 +12,7 @@ import { describeCall } from '../../../collective/calls.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import { CountExchange } from '../../../collective/exchange.ts';
 import type { EPConfig } from '../ep-config.ts';
-import { hostsOf } from '../../across-hosts/hosts-of.ts';
+import { hostsOf, ranksOfHosts } from '../../across-hosts/hosts-of.ts';
 import { CpuLayerNetwork } from './cpu-layer-network.ts';
 import { type LayerMemory, noOutput } from '../layer-memory.ts';
 import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';
@@ -32,18 +32,27 @@ export class CpuLayerMemory implements LayerMemory {
   readonly #group: RankGroup;
   readonly #device: CpuDevice;
   readonly #config: EPConfig;
+  readonly #rdmaBuffer: Tensor<'u8'> | undefined;
   /** Of a group on several hosts, once there is an output. */
   network: CpuLayerNetwork | undefined;
   #output: Output | undefined;
 
   /** Collective; without an output yet. */
-  static async create(group: RankGroup, device: CpuDevice, config: EPConfig, wait: CallWait): Promise<CpuLayerMemory> {
+  static async create(
+    group: RankGroup,
+    device: CpuDevice,
+    config: EPConfig,
+    { rdmaBuffer, ...wait }: CallWait & { readonly rdmaBuffer?: Tensor<'u8'> | undefined },
+  ): Promise<CpuLayerMemory> {
     const bytes = exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: hostsOf(group) });
     const of = { group, device, name: 'a2a-control', bytes, describeCall };
-    return new CpuLayerMemory(await SymmetricWindow.create({ ...wait, ...of }), { group, device, config });
+    return new CpuLayerMemory(await SymmetricWindow.create({ ...wait, ...of }), { group, device, config, rdmaBuffer });
   }
 
-  private constructor(control: SymmetricWindow, of: { group: RankGroup; device: CpuDevice; config: EPConfig }) {
+  private constructor(
+    control: SymmetricWindow,
+    of: { group: RankGroup; device: CpuDevice; config: EPConfig; rdmaBuffer: Tensor<'u8'> | undefined },
+  ) {
     this.control = control;
     this.exchange = new CountExchange(of.device, control, {
       offset: 0,
@@ -55,6 +64,7 @@ export class CpuLayerMemory implements LayerMemory {
     this.#group = of.group;
     this.#device = of.device;
     this.#config = of.config;
+    this.#rdmaBuffer = of.rdmaBuffer;
   }
 
   get size(): OutputSize {
@@ -66,7 +76,7 @@ export class CpuLayerMemory implements LayerMemory {
   }
 
   get windowBytes(): number {
-    return this.control.bytes + this.size.bytes;
+    return this.control.bytes + this.size.bytes + (this.size.network?.bytes ?? 0);
   }
 
   /** Every rank fails alike, also when only one of them has no memory for its tables. */
@@ -74,7 +84,7 @@ export class CpuLayerMemory implements LayerMemory {
     await this.network?.releaseOutput();
     this.#releaseOutput();
     const [group, device] = [this.#group, this.#device];
-    const size = outputSize(this.#config, rows);
+    const size = outputSize(this.#config, rows, ranksOfHosts(group));
     const tables: { set?: TensorSet; bases?: AddressTables<OutputRegion> } = {};
     const prepare = (): void => {
       const names = Object.keys(size.regions) as OutputRegion[];
@@ -124,7 +134,8 @@ export class CpuLayerMemory implements LayerMemory {
     const [group, device, config] = [this.#group, this.#device, this.#config];
     if (hostsOf(group) === 0) return;
     if (this.network !== undefined) return this.network.replaceOutput({ window, size }, wait);
-    this.network = await CpuLayerNetwork.create({ ...wait, group, device, config, control, output: window }, size);
+    const of = { group, device, config, control, output: window, memory: this.#rdmaBuffer };
+    this.network = await CpuLayerNetwork.create({ ...wait, ...of }, size);
   }
 
   #releaseOutput(): void {

@@ -1,9 +1,10 @@
 // What the calls of an all-to-all layer do across hosts on CPU ranks: one row per (token, host) on the network, copied at the
 // far side to the token's other experts there, and one sum per (token, host) back.
 import type { Call } from '../../../collective/calls.ts';
-import type { CountExchange } from '../../../collective/exchange.ts';
+import type { CountExchange, ExchangeResult } from '../../../collective/exchange.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import { dtypes } from '../../../core/dtype.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
@@ -11,17 +12,19 @@ import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { HostCalls } from '../../across-hosts/host-calls.ts';
 import { HostExchange, ROW_WINDOW } from '../../across-hosts/host-exchange.ts';
-import type { NetworkShape } from '../../across-hosts/network-size.ts';
 import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
 import type { ForwardedCall } from '../../across-hosts/row-forwarder.ts';
 import { makeRowSumTables, RowSums, type RowSumsShape, type RowSumTables } from '../../across-hosts/row-sums.ts';
 import { routeTokens } from '../../across-hosts/token-routes.ts';
-import { sumBytes } from '../../combine-precision.ts';
 import type { LayoutTensors } from '../../buffer/dispatch-layout.ts';
 import type { EPConfig } from '../ep-config.ts';
+import { HostLayout } from '../host-layout.ts';
+import { layerNetworkShape } from '../layer-network-shape.ts';
 import type { LayerInput } from '../layer-input.ts';
 import type { LayoutTables } from '../layout-desc.ts';
 import type { OutputRegion, OutputSize } from '../output-size.ts';
+import { sendRequests } from '../send-requests.ts';
+import type { PlaceTables } from './place-rows.ts';
 
 /** What a layer's windows are on several hosts: the control window with the exchange, and the output, which grows. */
 export interface LayerNetworkOptions extends CallWait {
@@ -30,6 +33,8 @@ export interface LayerNetworkOptions extends CallWait {
   readonly config: EPConfig;
   readonly control: SymmetricWindow;
   readonly output: SymmetricWindow;
+  /** The caller's, for the network side. */
+  readonly memory: Tensor<'u8'> | undefined;
 }
 
 /** The output as it is now. */
@@ -60,7 +65,7 @@ export class CpuLayerNetwork {
   /** Collective over a group on several hosts; fails alike on all ranks. */
   static async create(options: LayerNetworkOptions, size: OutputSize): Promise<CpuLayerNetwork> {
     const { group, config, control, output } = options;
-    const shape = layerNetworkShape(config, group);
+    const shape = layerNetworkShape(config, group.topology.hosts);
     const exchange = await HostExchange.create({ ...options, name: 'a2a', shape, calls: control, rows: output });
     try {
       const network = new CpuLayerNetwork(options, exchange);
@@ -101,11 +106,35 @@ export class CpuLayerNetwork {
   }
 
   route(
-    { numTokens }: LayerInput,
+    { numTokens, expIndices: ids }: LayerInput,
     tables: Pick<LayoutTables, 'rowTable' | 'rankTable'>,
-    perHost: Int32Array,
+    counts: Pick<ExchangeResult, 'perHost' | 'numTokens'>,
   ): RoutedTokens {
-    return routeTokens(this.#device, this.exchange, { ...tables, numTokens, perHost });
+    const choices = { ids, numTokens: counts.numTokens };
+    return routeTokens(this.#device, this.exchange, { ...tables, numTokens, perHost: counts.perHost, choices });
+  }
+
+  /** What this rank asks other nodes to take. */
+  requests({ expIndices }: LayerInput): Int32Array {
+    const { numExperts, numExpertsPerRank, topk, maxTokens } = this.#config;
+    const { hosts, host } = this.exchange.network.routes;
+    const hostOfRank = this.exchange.tables.hostOf.view();
+    const hostOf = Array.from(
+      { length: numExperts },
+      (_, expert) => hostOfRank[Math.floor(expert / numExpertsPerRank)]!,
+    );
+    return sendRequests(expIndices.view(), hostOf, { host, hosts: hosts.length, topk, maxTokens });
+  }
+
+  /** What a descriptor of the dispatch tells by node; it goes with its tables. */
+  describe(
+    { expIndices: { dtype: indexDtype } }: LayerInput,
+    { routed, rowTable, rankTable }: PlaceTables,
+  ): HostLayout {
+    if (routed === undefined) throw new WeftlineError('WL_INTERNAL', 'A dispatch was described before it was routed');
+    const { routes } = this.exchange.network;
+    const [device, config] = [this.#device, this.#config];
+    return new HostLayout({ device, config, routes, routed, rowTable, rankTable, indexDtype });
   }
 
   /** Behind it, and behind a local barrier, all ranks of all hosts have come to this point. */
@@ -200,21 +229,6 @@ export class CpuLayerNetwork {
     for (const [index, rank] of scaleUpRanks.entries()) sums[rank] = rows[index]!;
     for (const way of exchange.ways.keys()) sums[this.#group.size + way] = exchange.slotAddress('hostRows', way) | 0;
   }
-}
-
-/** Pure. A token has a place per choice. */
-function layerNetworkShape(config: EPConfig, group: RankGroup): NetworkShape {
-  return {
-    hosts: group.topology.hosts,
-    maxTokens: config.maxTokens,
-    columns: config.topk,
-    hasRanks: true,
-    topkBytes: 0,
-    weightBytes: config.topk * dtypes[config.weightDtype].bytes,
-    scaleBytes: 0,
-    sumBytes: sumBytes(config.hidden, config.tokenDtype, config.combinePrecision),
-    sumWeightBytes: 0,
-  };
 }
 
 /** Fails with WL_MEMORY. */

@@ -1,5 +1,5 @@
 // The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
-import { layerPlan } from '../../../abi/layer-arguments.ts';
+import { layerPlan, layerRoute } from '../../../abi/layer-arguments.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import type { DType } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
@@ -9,25 +9,19 @@ import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
 import { isSharedByAll } from '../../../windows/window-agreement.ts';
-import { agreeOn } from '../../../collective/agree.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
 import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
-import { CudaCalls, numberAfter } from '../../../collective/cuda-calls.ts';
+import { type CudaCalls, numberAfter } from '../../../collective/cuda-calls.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
 import { overlaps } from '../../../collective/tensor-check.ts';
-import {
-  bindLayerLaunches,
-  bindOutput,
-  type LayerLaunches,
-  type LayerScratch,
-  loadLayerLaunches,
-  makeLayerScratch,
-} from './cuda-layer-launches.ts';
+import { bindLayerLaunches, bindOutput, type LayerLaunches, type LayerScratch } from './cuda-layer-launches.ts';
 import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import { CudaLayerPlan } from './cuda-layer-plan.ts';
-import { type Sending, setDispatch, setPlace, setPrepare } from './cuda-layer-inputs.ts';
+import { type Sending, setCrossing, setDispatch, setPlace, setPrepare } from './cuda-layer-inputs.ts';
+import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import { copyBytes, copyTable, widenTable } from './cuda-tables.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
+import { dispatchSplits } from '../dispatch-splits.ts';
 import type { OutputRegion } from '../output-size.ts';
 import type { TokenDType } from '../ep-config.ts';
 import type { CheckedLayerCombine } from '../layer-arguments.ts';
@@ -41,37 +35,18 @@ import type {
 } from '../layer-engine.ts';
 import { makeLayoutDesc } from '../make-layout-desc.ts';
 
-interface Parts {
+/** What the ranks have made together before the engine. */
+export interface LayerEngineParts {
   readonly memory: CudaLayerMemory;
   readonly launches: LayerLaunches;
   readonly scratch: LayerScratch & Disposable;
   readonly options: LayerEngineOptions;
+  readonly calls: CudaCalls;
+  /** Of a group on several hosts. */
+  readonly network: CudaHostNetwork | undefined;
 }
 
-/** Collective: compiles the kernels and takes their memory; every rank gets the same error if one cannot. */
-export async function createCudaLayerEngine(
-  context: DispatchCombineContext,
-  options: LayerEngineOptions & CallWait,
-): Promise<LayerEngine> {
-  const { memory, config, group } = context;
-  if (memory.kind !== 'cuda') throw new WeftlineError('WL_INTERNAL', 'This context lies in the memory of CPU ranks');
-  const { device } = memory;
-  const launches = await loadLayerLaunches(device, config, options).catch((error: unknown) => error as Error);
-  const prepare = (): Parts => {
-    if (launches instanceof Error) throw launches;
-    const { set, made } = TensorSet.make(device, (tensors) => makeLayerScratch(tensors, config, launches.tileWords));
-    const scratch = { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
-    return { memory, launches, scratch, options };
-  };
-  const parts = await agreeOn(group, { what: 'EPAll2AllLayer kernels', config: {}, prepare, release }, options);
-  return new CudaLayerEngine(context, parts);
-}
-
-function release({ scratch }: Parts): void {
-  scratch[Symbol.dispose]();
-}
-
-class CudaLayerEngine implements LayerEngine {
+export class CudaLayerEngine implements LayerEngine {
   readonly #context: DispatchCombineContext;
   readonly #device: CudaDevice;
   readonly #memory: CudaLayerMemory;
@@ -81,10 +56,13 @@ class CudaLayerEngine implements LayerEngine {
   readonly #hostPlan: CudaLayerPlan;
   readonly #calls: CudaCalls;
   readonly #order: CudaCallOrder;
-  /** Number of the last dispatch. */
+  readonly #network: CudaHostNetwork | undefined;
+  /** Number of the last dispatch, and of the last call across hosts. */
   #dispatches = 0;
+  #networkCall = 0;
 
-  constructor(context: DispatchCombineContext, { memory, launches, scratch, options }: Parts) {
+  constructor(context: DispatchCombineContext, parts: LayerEngineParts) {
+    const { memory, launches, scratch, options, calls, network } = parts;
     const { config, group } = context;
     const { device } = memory;
     this.#context = context;
@@ -94,10 +72,13 @@ class CudaLayerEngine implements LayerEngine {
     this.#scratch = scratch;
     this.#options = options;
     this.#hostPlan = new CudaLayerPlan(device, config, group.ranks);
-    this.#calls = new CudaCalls(group, device);
+    this.#calls = calls;
+    this.#network = network;
     this.#order = new CudaCallOrder(device);
     device.setBytes(scratch.counter, 0);
-    bindLayerLaunches(launches, config, { memory, scratch, hostPlan: this.#hostPlan, traps: this.#calls.traps });
+    const hostPlan = this.#hostPlan;
+    const bound = { memory, scratch, hostPlan, traps: calls.traps, network: network?.address ?? 0 };
+    bindLayerLaunches(launches, context, bound);
   }
 
   throwIfUnusable(): void {
@@ -128,6 +109,8 @@ class CudaLayerEngine implements LayerEngine {
     return {
       recvRows: this.#hostPlan.recvRows,
       perExpert: this.#hostPlan.perExpert,
+      splits: async () => dispatchSplits(this.#context.config, await this.#memory.readCounts(this.#dispatches)),
+      sendReqs: () => undefined,
       makeRoom: (wait) =>
         this.#orEnd(sending, async () => {
           if (this.#hostPlan.mustGrow) await this.#grow(sending, wait);
@@ -174,6 +157,8 @@ class CudaLayerEngine implements LayerEngine {
     combine.arguments.set('openingCall', callWord(call, 'opening'));
     combine.arguments.set('closingEpoch', this.#calls.nextEpoch());
     combine.arguments.set('closingCall', callWord(call, 'closing'));
+    if (desc.tables.crossing) setCrossing(combine.arguments, desc.tables.crossing);
+    combine.arguments.set('networkCall', this.#nextNetworkCall());
     combine.launch(stream);
     traceEnd('layer.launch');
     return Promise.resolve({ combined, event: this.#order.end(options) });
@@ -198,6 +183,7 @@ class CudaLayerEngine implements LayerEngine {
     barrier.arguments.set('timeoutNs', timeoutNs);
     barrier.arguments.set('epoch', this.#calls.nextEpoch());
     barrier.arguments.set('call', callWord(call, 'opening'));
+    barrier.arguments.set('networkCall', wait.intraNodeOnly ? 0 : this.#nextNetworkCall());
     barrier.launch(stream);
     this.#order.end({ asyncFinish: false });
   }
@@ -205,16 +191,26 @@ class CudaLayerEngine implements LayerEngine {
   async close(): Promise<void> {
     // Kernels that still run use this memory.
     await this.#order.drained();
+    // What this rank has sent, peers may still wait for.
+    await this.#network?.close();
     for (const part of [this.#order, this.#scratch, this.#hostPlan, this.#calls]) part[Symbol.dispose]();
   }
 
   #begin(input: LayerInput, options: EpCallOptions): Sending {
     const { config, group } = this.#context;
     bindOutput(this.#launches, this.#memory);
+    const across = this.#network?.routes;
+    if (across !== undefined && input.fullScatterIndices !== undefined) throw notPlaced();
     const { set, made: tables } = TensorSet.make(this.#device, (tensors) => ({
       rowTable: tensors.empty('i32', [1, config.maxTokens, config.topk]),
       rankTable: tensors.empty('i32', [input.numTokens, config.topk]),
       numInputTokens: tensors.empty('i32', [group.size]),
+      crossing: across && {
+        wayTable: tensors.empty('i32', [config.maxTokens, across.ways.length]),
+        route: tensors.empty('u8', [layerRoute.size]),
+        forwardRows: tensors.empty('i32', [across.served.length, config.maxTokens, config.topk]),
+        forwardRanks: tensors.empty('i32', [across.served.length, config.maxTokens, config.topk]),
+      },
     }));
     try {
       return { input, tables, set, stream: this.#order.begin(options), options };
@@ -292,6 +288,14 @@ class CudaLayerEngine implements LayerEngine {
     this.#device.setBytes(this.#scratch.plan.slice(status, status + 4), 0, stream);
   }
 
+  /** A call that crosses hosts is about to be launched; 0 on one host. */
+  #nextNetworkCall(): number {
+    if (this.#network === undefined) return 0;
+    this.#networkCall = (this.#networkCall + 1) >>> 0;
+    this.#network.wake();
+    return this.#networkCall;
+  }
+
   #launchPrepare(sending: Sending): void {
     traceBegin('layer.launch');
     const { prepare } = this.#launches;
@@ -302,6 +306,7 @@ class CudaLayerEngine implements LayerEngine {
     set.set('epoch', this.#calls.nextEpoch());
     set.set('call', callWord({ kind: 'layer dispatch' }, 'opening'));
     set.set('sequence', this.#dispatches);
+    set.set('networkCall', this.#nextNetworkCall());
     prepare.launch(sending.stream);
     traceEnd('layer.launch');
   }
@@ -366,4 +371,11 @@ class CudaLayerEngine implements LayerEngine {
   #view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {
     return this.#memory.view(dtype, region, shape);
   }
+}
+
+function notPlaced(): WeftlineError {
+  return new WeftlineError(
+    'WL_UNSUPPORTED',
+    'fullScatterIndices of ranks on several hosts is not built for GPUs: leave it out, or make a group per host',
+  );
 }

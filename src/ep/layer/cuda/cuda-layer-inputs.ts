@@ -4,6 +4,7 @@ import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
 import type { LayerInput } from '../layer-input.ts';
+import type { CrossingTables } from '../layout-desc.ts';
 import type { LayerLaunches } from './cuda-layer-launches.ts';
 
 type ArgumentsOf<Name extends 'prepare' | 'place' | 'dispatch'> = LayerLaunches[Name]['arguments'];
@@ -16,6 +17,8 @@ export interface NewTables {
   readonly rankTable: Tensor<'i32'>;
   /** i32 [ranks] */
   readonly numInputTokens: Tensor<'i32'>;
+  /** Of a group on several hosts. */
+  readonly crossing: CrossingTables | undefined;
 }
 
 /** A dispatch under way. */
@@ -28,6 +31,17 @@ export interface Sending {
   readonly options: EpCallOptions;
 }
 
+/** Also of a combine with the descriptor of the tables. */
+export function setCrossing(
+  set: { set(name: 'wayTable' | 'route' | 'forwardRows' | 'forwardRanks', value: number): void },
+  { wayTable, route, forwardRows, forwardRanks }: CrossingTables,
+): void {
+  set.set('wayTable', wayTable.address);
+  set.set('route', route.address);
+  set.set('forwardRows', forwardRows.address);
+  set.set('forwardRanks', forwardRanks.address);
+}
+
 export function setPrepare(set: ArgumentsOf<'prepare'>, { input, tables }: Sending): void {
   set.set('topk', input.expIndices.address);
   set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
@@ -37,6 +51,8 @@ export function setPrepare(set: ArgumentsOf<'prepare'>, { input, tables }: Sendi
   set.set('tokens', input.numTokens);
   set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
   set.set('scattered', input.fullScatterIndices ? 1 : 0);
+  set.set('wayTable', tables.crossing?.wayTable.address ?? 0);
+  set.set('route', tables.crossing?.route.address ?? 0);
 }
 
 /** Of a dispatch whose caller chose the rows. */
@@ -61,4 +77,5 @@ export function setDispatch(set: ArgumentsOf<'dispatch'>, { input, tables }: Sen
   set.set('rankTable', tables.rankTable.address);
   set.set('tokens', input.numTokens);
   set.set('placed', input.fullScatterIndices ? 1 : 0);
+  if (tables.crossing) setCrossing(set, tables.crossing);
 }

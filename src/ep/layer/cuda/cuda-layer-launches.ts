@@ -30,6 +30,9 @@ import { exchangeRecordBytes } from '../../../abi/exchange-record.ts';
 import { BARRIER_BYTES, gatherShape, stagingShape } from '../../../collective/cuda-shapes.ts';
 import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import type { CudaLayerPlan } from './cuda-layer-plan.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
+import { hostsOf } from '../../across-hosts/hosts-of.ts';
+import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import type { EPConfig } from '../ep-config.ts';
 import type { LayerEngineOptions } from '../layer-engine.ts';
 
@@ -57,8 +60,11 @@ const WIDEN_THREADS = 256;
 const SEND_SHARE = 0.6;
 /** Sums of rows from this GPU's own memory, which is nearer than the links, need more warps to keep it busy. */
 const SUM_WARPS = 14;
-/** What the kernels declare themselves. */
+/** What the kernels declare themselves; those of a group on several hosts more. */
 const STATIC_BYTES = 1024;
+const STATIC_BYTES_ACROSS_HOSTS = 16_384;
+/** Threads of a block of a combine across hosts. */
+const THREADS_ACROSS_HOSTS = 512;
 
 /** Device memory that the kernels of one dispatch hand to each other. */
 export interface LayerScratch {
@@ -71,12 +77,23 @@ export interface LayerScratch {
   readonly counter: Tensor<'i32'>;
 }
 
+/** Other hosts than this one. */
+function waysOf({ topology: { hosts } }: RankGroup): number {
+  return hosts.length - 1;
+}
+
+/** What a tile's tokens are counted by: ranks, experts, other hosts. */
+function binsOf(group: RankGroup, { worldSize, numExperts }: EPConfig): number {
+  return worldSize + numExperts + waysOf(group);
+}
+
 export function makeLayerScratch(
   tensors: TensorAllocator,
-  { maxTokens, numExperts, worldSize }: EPConfig,
+  { group, config }: Pick<DispatchCombineContext, 'group' | 'config'>,
   tileWords: number,
 ): LayerScratch {
-  const bins = worldSize + numExperts;
+  const { maxTokens, numExperts, worldSize } = config;
+  const bins = binsOf(group, config);
   return {
     repeatTable: tensors.empty('i32', [maxTokens, worldSize]),
     tileCounts: tensors.empty('i32', [Math.ceil(maxTokens / (tileWords * 32)) + 1, bins]),
@@ -90,9 +107,11 @@ export function makeLayerScratch(
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 export async function loadLayerLaunches(
   device: CudaDevice,
-  config: EPConfig,
+  { group, config }: Pick<DispatchCombineContext, 'group' | 'config'>,
   { enableLocalCombine, numSm, useAot }: LayerEngineOptions,
 ): Promise<LayerLaunches> {
+  const isOneHost = waysOf(group) === 0;
+  const HOSTS = isOneHost ? 0 : 1;
   const ELEMENT = elementFormats[config.tokenDtype];
   const [
     { layerPrepare },
@@ -101,23 +120,23 @@ export async function loadLayerLaunches(
     { layerCombine, layerSumRepeated },
     { layerBarrier, layerWiden },
   ] = await Promise.all([
-    device.loadKernels(layerPrepareKernels, {}, { useAot }),
+    device.loadKernels(layerPrepareKernels, { HOSTS }, { useAot }),
     device.loadKernels(layerPlaceKernels, {}, { useAot }),
-    device.loadKernels(layerDispatchKernels, {}, { useAot }),
-    device.loadKernels(layerCombineKernels, { ELEMENT }, { useAot }),
+    device.loadKernels(layerDispatchKernels, { HOSTS }, { useAot }),
+    device.loadKernels(layerCombineKernels, { ELEMENT, HOSTS }, { useAot }),
     device.loadKernels(layerCallKernels, {}, { useAot }),
   ]);
   const { multiprocessors, sharedBytesPerBlock } = device.properties;
   const grid = Math.min(numSm, multiprocessors);
-  const room = sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES;
+  const room = sharedBytesPerBlock - BARRIER_BYTES - (isOneHost ? STATIC_BYTES : STATIC_BYTES_ACROSS_HOSTS);
   const { rowBytes } = config;
-  const binBytes = (config.worldSize + config.numExperts) * 4;
+  const binBytes = binsOf(group, config) * 4;
   // As many tokens for a block as give every block some, and no more than its threads and its memory serve.
   const fitting = Math.min(PREPARE_THREADS / 32, Math.floor(room / binBytes));
   const tileWords = Math.max(1, Math.min(fitting, Math.ceil(config.maxTokens / 32 / grid)));
   const perRank = Math.min(config.topk, config.numExpertsPerRank);
   // Rows that came once are copied only where a token can have several experts, and the rank has others to get it from.
-  const copies = perRank > 1 && config.worldSize > 1;
+  const copies = perRank > 1 && group.topology.scaleUpRanks.length > 1;
   const sendBlocks = copies ? Math.ceil(grid * SEND_SHARE) : grid;
   const staging = stagingShape(room, rowBytes);
   const pulls = enableLocalCombine ? Math.min(config.topk, config.worldSize) : config.topk;
@@ -130,7 +149,9 @@ export async function loadLayerLaunches(
     // Blocks that copy wait for other ranks, so all blocks must be there.
     dispatch: layerDispatch.plan({ grid, block: staging.block, sharedBytes: staging.sharedBytes, cooperative: true }),
     sumRepeated: layerSumRepeated.plan({ grid, block: summed.block, sharedBytes: summed.sharedBytes }),
-    combine: layerCombine.plan({ grid, block: pulled.block, sharedBytes: pulled.sharedBytes }),
+    combine: isOneHost
+      ? layerCombine.plan({ grid, block: pulled.block, sharedBytes: pulled.sharedBytes })
+      : layerCombine.plan({ grid, block: THREADS_ACROSS_HOSTS, sharedBytes: BARRIER_BYTES }),
     barrier: layerBarrier.plan({ grid: 1, block: BARRIER_THREADS }),
     widen: layerWiden.plan({ grid, block: WIDEN_THREADS }),
     tileWords,
@@ -154,32 +175,40 @@ export async function loadLayerLaunches(
 /** Addresses and counts that stay the same for all calls of a layer. */
 export function bindLayerLaunches(
   { prepare, place, dispatch, sumRepeated, combine, barrier }: LayerLaunches,
-  config: EPConfig,
+  { group, config }: Pick<DispatchCombineContext, 'group' | 'config'>,
   bound: {
+    /** EpNetwork; 0 in a group on one host. */
+    readonly network: number;
     readonly memory: CudaLayerMemory;
     readonly scratch: LayerScratch;
     readonly hostPlan: CudaLayerPlan;
     readonly traps: TrapBox;
   },
 ): void {
-  const { memory, scratch, hostPlan, traps } = bound;
+  const { memory, scratch, hostPlan, traps, network } = bound;
   const { worldSize, rank, topk, numExperts } = config;
+  const { topology } = group;
   for (const plan of [prepare, place, dispatch, combine, barrier]) {
     for (const [peer, address] of memory.control.addresses.entries()) plan.arguments.set('peers', address, peer);
-    plan.arguments.set('ranks', worldSize);
-    plan.arguments.set('rank', rank);
+    plan.arguments.set('ranks', topology.scaleUpRanks.length);
+    plan.arguments.set('rank', topology.scaleUpIndex);
     plan.arguments.set('trap', traps.address);
   }
   for (const plan of [prepare, place, dispatch, sumRepeated, combine]) plan.arguments.set('topkColumns', topk);
   for (const plan of [prepare, place, dispatch]) plan.arguments.set('plan', scratch.plan.address);
   for (const plan of [prepare, dispatch, combine]) plan.arguments.set('counter', scratch.counter.address);
+  const recordBytes = exchangeRecordBytes({ ranks: worldSize, experts: numExperts, hosts: hostsOf(group) });
   for (const plan of [prepare, place]) {
     plan.arguments.set('hostPlan', hostPlan.address);
     plan.arguments.set('blockStarts', scratch.blockStarts.address);
     plan.arguments.set('exchangeOffset', EP_SYNC_BYTES + LAYER_SECTION_BYTES);
-    plan.arguments.set('recordWords', exchangeRecordBytes({ ranks: worldSize, experts: numExperts, hosts: 0 }) / 4);
+    plan.arguments.set('recordWords', recordBytes / 4);
   }
+  for (const plan of [prepare, dispatch, combine, barrier]) plan.arguments.set('network', network);
   for (const plan of [prepare, dispatch]) {
+    plan.arguments.set('groupRanks', worldSize);
+    plan.arguments.set('groupRank', rank);
+    plan.arguments.set('ways', waysOf(group));
     plan.arguments.set('experts', numExperts);
     plan.arguments.set('repeatTable', scratch.repeatTable.address);
     plan.arguments.set('tileCounts', scratch.tileCounts.address);

@@ -1,16 +1,18 @@
 // The windows of an all-to-all layer on GPUs: one with barrier cells and the count exchange, one with the output.
 import { EP_SYNC_BYTES } from '../../../abi/ep-arguments.ts';
-import { LAYER_SECTION_BYTES } from '../../../abi/layer-arguments.ts';
+import { LAYER_SECTION_BYTES, layerRecordWords } from '../../../abi/layer-arguments.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import type { DType } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
-import { requireOneHost } from '../../../collective/agree.ts';
-import { exchangeRegionBytes } from '../../../abi/exchange-record.ts';
+import { EXCHANGE_HEADER_WORDS, exchangeRecordBytes, exchangeRegionBytes } from '../../../abi/exchange-record.ts';
 import { requireCudaLimits } from '../../../collective/cuda-calls.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
+import { requireNetworkLimits } from '../../across-hosts/cuda-host-network.ts';
+import { hostsOf } from '../../across-hosts/hosts-of.ts';
+import type { GatheredCounts } from '../dispatch-splits.ts';
 import type { EPConfig } from '../ep-config.ts';
 import { type LayerMemory, noOutput } from '../layer-memory.ts';
 import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';
@@ -36,12 +38,12 @@ export class CudaLayerMemory implements LayerMemory {
     config: EPConfig,
     wait: CallWait,
   ): Promise<CudaLayerMemory> {
-    requireOneHost(group, 'DispatchCombineContext');
-    requireCudaLimits('EPAll2AllLayer', group.size, config.numExperts);
+    requireCudaLimits('EPAll2AllLayer', group, config.numExperts);
+    requireNetworkLimits('EPAll2AllLayer', group.topology);
     const bytes =
       EP_SYNC_BYTES +
       LAYER_SECTION_BYTES +
-      exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: 0 });
+      exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: hostsOf(group) });
     const control = await CudaWindow.create({ ...wait, group, device, name: 'a2a-control', bytes });
     return new CudaLayerMemory(control, { group, device, config });
   }
@@ -84,6 +86,24 @@ export class CudaLayerMemory implements LayerMemory {
     const size = outputSize(this.#config, rows);
     const window = await CudaWindow.create({ ...wait, group, device, name: 'a2a-output', bytes: size.bytes });
     this.#output = { window, size };
+  }
+
+  /** What all ranks counted for the dispatch of that number, which is the last one or the one before. */
+  async readCounts(sequence: number): Promise<GatheredCounts> {
+    const { worldSize: ranks, numExperts: experts } = this.#config;
+    const words = exchangeRecordBytes({ ranks, experts, hosts: hostsOf(this.#group) }) / 4;
+    const offset = EP_SYNC_BYTES + LAYER_SECTION_BYTES + (sequence & 1) * ranks * words * 4;
+    const records = await new Tensor(this.control.storage, 'i32', [ranks, words], offset).toHost();
+    const numTokens = new Int32Array(ranks);
+    const perExpert = new Int32Array(ranks * experts);
+    for (let source = 0; source < ranks; source++) {
+      const record = records.subarray(source * words, (source + 1) * words);
+      numTokens[source] = record[layerRecordWords.numTokens]!;
+      // Behind the header and the counts per rank.
+      const first = EXCHANGE_HEADER_WORDS + ranks;
+      perExpert.set(record.subarray(first, first + experts), source * experts);
+    }
+    return { numTokens, perExpert };
   }
 
   view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {

@@ -1,5 +1,6 @@
-// One EpBuffer of CPU ranks under test, its inputs and its calls.
+// One EpBuffer under test, its inputs and its calls, whatever the device: a call is over when its results are there.
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { type DispatchHandle, EpBuffer, type RowsLike } from '../../../ep/index.ts';
 import type { World } from '../../../world/index.ts';
@@ -29,7 +30,7 @@ export interface BufferCalls extends AsyncDisposable {
   readonly tidy: () => void;
   readonly dispatch: () => Promise<void>;
   readonly dispatchCached: () => Promise<void>;
-  /** Brings the experts' output to where combine reads it. */
+  /** Brings the experts' output to where combine reads it; on GPUs, what dispatch left there serves. */
   readonly writeExpertOutput: () => void;
   /** Of rows that lie in the window. */
   readonly combine: () => Promise<void>;
@@ -38,14 +39,19 @@ export interface BufferCalls extends AsyncDisposable {
 }
 
 /** Collective. Makes the buffer and its inputs, and dispatches once. */
-export async function makeBufferCalls(world: World, device: CpuDevice, workload: EpWorkload): Promise<BufferCalls> {
+export async function makeBufferCalls(
+  world: World,
+  device: CpuDevice | CudaDevice,
+  workload: EpWorkload,
+  options: { readonly numSms?: number } = {},
+): Promise<BufferCalls> {
   const { tokens, hidden, topk } = workload;
   const routing = generateRouting(workload, world.rank);
   const topkIdx = await device.tensor('i32', [tokens, topk], routing.topkIdx);
   const topkWeights = await device.tensor('f32', [tokens, topk], routing.topkWeights);
   const bf16 = await device.tensor('bf16', [tokens, hidden], generateBf16Rows(workload, tokens, world.rank));
   const x: RowsLike = workload.dtype === 'bf16' ? bf16 : await fp8Input(device, workload, world.rank);
-  const buffer = await EpBuffer.create(world, device, benchBufferConfig(workload));
+  const buffer = await EpBuffer.create(world, device, { ...benchBufferConfig(workload), ...options });
   const group: BenchGroup = {
     rank: world.rank,
     size: world.size,
@@ -55,8 +61,9 @@ export async function makeBufferCalls(world: World, device: CpuDevice, workload:
   const first = await buffer.dispatch({ x, topkIdx, topkWeights });
   const handles = [first.handle];
   const handle = (): DispatchHandle => handles[0] as DispatchHandle;
-  const expertOutput = device.empty('bf16', [handle().rows, hidden]);
-  expertOutput.view().set(generateBf16Rows(workload, handle().rows, world.rank));
+  const outputRows = generateBf16Rows(workload, handle().rows, world.rank);
+  const expertOutput = await device.tensor('bf16', [handle().rows, hidden], outputRows);
+  const done = async (): Promise<void> => (device.kind === 'cuda' ? device.stream.idle() : undefined);
   const out = device.empty('bf16', [tokens, hidden]);
   return {
     group,
@@ -73,19 +80,32 @@ export async function makeBufferCalls(world: World, device: CpuDevice, workload:
     tidy: () => {
       for (const old of handles.splice(1)) old.dispose();
     },
-    dispatch: async () => void handles.unshift((await buffer.dispatch({ x, topkIdx, topkWeights })).handle),
-    dispatchCached: async () => void (await buffer.dispatch({ x, handle: handle() })),
+    dispatch: async () => {
+      handles.unshift((await buffer.dispatch({ x, topkIdx, topkWeights })).handle);
+      await done();
+    },
+    dispatchCached: async () => {
+      await buffer.dispatch({ x, handle: handle() });
+      await done();
+    },
     writeExpertOutput: () => {
+      if (device.kind === 'cuda') return;
       const target = buffer.combineInput(handle());
       device.kernels.copyBytes(target.address, expertOutput.address, expertOutput.bytes);
     },
-    combine: async () => void (await buffer.combine({ x: buffer.combineInput(handle()), handle: handle(), out })),
-    combineStaged: async () => void (await buffer.combine({ x: expertOutput, handle: handle(), out })),
+    combine: async () => {
+      await buffer.combine({ x: buffer.combineInput(handle()), handle: handle(), out });
+      await done();
+    },
+    combineStaged: async () => {
+      await buffer.combine({ x: expertOutput, handle: handle(), out });
+      await done();
+    },
     [Symbol.asyncDispose]: () => buffer[Symbol.asyncDispose](),
   };
 }
 
-async function fp8Input(device: CpuDevice, workload: EpWorkload, rank: number): Promise<RowsLike> {
+async function fp8Input(device: CpuDevice | CudaDevice, workload: EpWorkload, rank: number): Promise<RowsLike> {
   const { tokens, hidden } = workload;
   const { data, scales } = generateFp8Rows(workload, tokens, rank);
   return {

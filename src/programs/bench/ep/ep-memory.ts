@@ -33,7 +33,7 @@ export function requireAddressSpace(
   );
 }
 
-/** The network's windows, which ranks of one host do without, are not counted. */
+/** The network side, which ranks of one host do without, is not counted. */
 function countBytes(
   workload: EpWorkload,
   withLayer: boolean,

@@ -177,6 +177,7 @@ const transportOptions = {
   segmentationOffload: false,
   authenticate: false,
   receiverCredits: false,
+  eagerBytes: 1024,
   rails: [],
   spread: 'turn',
   connectionIds: [1],

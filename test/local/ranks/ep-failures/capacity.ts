@@ -15,7 +15,7 @@ import {
 } from './context.ts';
 
 export const capacity: Scenarios = {
-  async 'no room for tables'() {
+  async 'no room'() {
     const space = addressSpace().largestGap - (world.rank === 0 ? 1024 : 0);
     device.empty('u8', [world.rank === 0 ? space : 8]);
     const failure = await failureOf(() => EpBuffer.create(world, device, config));
@@ -50,6 +50,22 @@ export const capacity: Scenarios = {
       const { recvX } = await buffer.dispatch({ x: await tokens(2), topkIdx, numWorstTokens: 2 });
       // A GPU's dispatch with a bound has not waited.
       await (recvX as Tensor).toHost();
+    });
+  },
+
+  async 'calls behind worst too small'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const topkIdx = await ids([
+      [2, 3],
+      [2, 3],
+    ]);
+    const x = await tokens(2);
+    return failureOf(async () => {
+      const { handle } = await buffer.dispatch({ x, topkIdx, numWorstTokens: 2 });
+      // A GPU's dispatch with a bound has not waited: kernels of these calls follow one that moved nothing.
+      const { recvX } = await buffer.dispatch({ x, handle });
+      const { combinedX } = await buffer.combine({ x: recvX as Tensor<'bf16'>, handle });
+      await combinedX.toHost();
     });
   },
 

@@ -102,6 +102,17 @@ export const lostRanks: Scenarios = {
     return failure;
   },
 
+  async 'closes its device'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];
+    (await buffer.dispatch({ x, topkIdx })).handle.dispose();
+    await world.barrier('used');
+    await device.close();
+    // What still looked at its memory would end the process.
+    await sleep(200);
+    return failureOf(() => buffer.dispatch({ x, topkIdx }));
+  },
+
   async 'closes with an error'() {
     const buffer = await EpBuffer.create(world, device, config);
     const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];

@@ -65,8 +65,16 @@ class TestJob extends Job {
   }
 }
 
-function openLane() {
-  const carrier = { returned: 0, skipped: [] as number[], skip: (slot: number) => carrier.skipped.push(slot) > 0 };
+function openLane(count = 1) {
+  const carrier = {
+    count,
+    back: 0,
+    /** By channel, in place of `back`. */
+    backOf: new Map<number, number>(),
+    returned: (channel: number) => carrier.backOf.get(channel) ?? carrier.back,
+    skipped: [] as number[],
+    skip: (slot: number) => carrier.skipped.push(slot) > 0,
+  };
   return { carrier, lane: new Lane(ring, carrier) };
 }
 
@@ -86,10 +94,10 @@ test('jobs go through the slots in order, as many pieces at a time as there are 
     'send a2',
     'send b0',
   ]);
-  carrier.returned = 3;
+  carrier.back = 3;
   while (lane.step());
   assert.deepEqual(log.splice(0), ['a done', 'open b1 in 0', 'open b2 in 1', 'send b1', 'send b2']);
-  carrier.returned = 6;
+  carrier.back = 6;
   while (lane.step());
   assert.deepEqual(log, ['b done']);
   assert.ok(lane.isIdle);
@@ -106,7 +114,7 @@ test('a job that is ended gives its places up: what was not sent is passed over,
   lane.enqueue(second);
   lane.step();
   assert.deepEqual(carrier.skipped, [0, 1]);
-  carrier.returned = 4;
+  carrier.back = 4;
   while (lane.step());
   assert.ok(log.includes('a WL_UNAUTHORIZED') && log.includes('b done'), log.join());
   const third = new TestJob('c', 9, log);
@@ -116,7 +124,7 @@ test('a job that is ended gives its places up: what was not sent is passed over,
   third.begin();
   lane.enqueue(third);
   for (let returned = 5; returned <= 40; returned += 1) {
-    carrier.returned = returned;
+    carrier.back = returned;
     while (lane.step());
   }
   assert.deepEqual(
@@ -155,7 +163,7 @@ test('a slot of a job that was ended is used again when its device has written t
   first.isCopiedOut = true;
   lane.step();
   assert.deepEqual(carrier.skipped, [0, 1]);
-  carrier.returned = 6;
+  carrier.back = 6;
   while (lane.step());
   assert.ok(log.includes('b done'), log.join());
 });
@@ -167,7 +175,7 @@ test('a slot of a job that was ended is used again when its device has read it, 
   first.isCopiedIn = false;
   lane.enqueue(first);
   lane.step();
-  carrier.returned = 4;
+  carrier.back = 4;
   while (lane.step());
   lane.end(first, new WeftlineError('WL_CLOSED', 'cancelled'));
   lane.enqueue(new TestJob('b', 1, log));
@@ -176,10 +184,59 @@ test('a slot of a job that was ended is used again when its device has read it, 
   first.isCopiedIn = true;
   while (lane.step());
   assert.ok(log.includes('open b0 in 0'), log.join());
-  carrier.returned = 5;
+  carrier.back = 5;
   while (lane.step());
   assert.deepEqual(
     log.filter((line) => line.endsWith('done')),
     ['b done'],
   );
+});
+
+test('a job without pieces is over at once, and holds up none', () => {
+  const { lane } = openLane();
+  const log: string[] = [];
+  lane.enqueue(new TestJob('a', 0, log));
+  assert.deepEqual(log.splice(0), ['a done']);
+  assert.ok(lane.isIdle);
+  lane.enqueue(new TestJob('b', 1, log));
+  lane.step();
+  assert.deepEqual(log, ['open b0 in 0', 'send b0']);
+});
+
+test('a piece takes the channel with the fewest pieces on their way, and its slots in turn', () => {
+  const { lane, carrier } = openLane(2);
+  const log: string[] = [];
+  lane.enqueue(new TestJob('a', 8, log));
+  const opened = (): string[] => log.splice(0).filter((line) => line.startsWith('open'));
+  lane.step();
+  assert.deepEqual(opened(), ['open a0 in 0', 'open a1 in 1', 'open a2 in 2', 'open a3 in 3']);
+  // The second channel is quicker: its pieces come back, and it gets the next ones.
+  carrier.backOf.set(1, 2);
+  while (lane.step());
+  assert.deepEqual(opened(), ['open a4 in 1', 'open a5 in 3']);
+  carrier.backOf.set(1, 3);
+  carrier.backOf.set(0, 1);
+  while (lane.step());
+  assert.deepEqual(opened().toSorted(), ['open a6 in 0', 'open a7 in 1']);
+  carrier.backOf.set(1, 5);
+  carrier.backOf.set(0, 3);
+  while (lane.step());
+  assert.deepEqual(log, ['a done']);
+});
+
+test('a channel whose pieces do not come back holds up its own slots alone', () => {
+  const { lane, carrier } = openLane(4);
+  const log: string[] = [];
+  lane.enqueue(new TestJob('a', 40, log));
+  lane.step();
+  for (let back = 1; back <= 20; back++) {
+    for (const channel of [1, 2, 3]) carrier.backOf.set(channel, back);
+    while (lane.step());
+  }
+  assert.equal(log.filter((line) => line.endsWith('in 0')).length, 1);
+  assert.equal(log.filter((line) => line.startsWith('open')).length, 40);
+  assert.ok(!log.includes('a done'));
+  carrier.backOf.set(0, 1);
+  while (lane.step());
+  assert.equal(log.at(-1), 'a done');
 });

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { PartTable } from '#lib/abi/part-table.js';
 import { MAX_PIECE_FRAGMENTS } from '#lib/abi/staging-wire.js';
-import { PiecePlan } from '#lib/agent/staging/piece-plan.js';
+import { capacityFor, PiecePlan } from '#lib/agent/staging/piece-plan.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { testSeed } from '../../../support/seed.ts';
 
@@ -45,4 +45,12 @@ test('pieces hold every byte of the parts once, each of one region of the peer a
     }
     assert.equal(part, parts.count);
   }
+});
+
+test('small transfers are cut into a few pieces, so that copies and the network overlap, large ones into larger ones', () => {
+  const [KiB, MiB] = [1 << 10, 1 << 20];
+  const sizes = [1, 256 * KiB, MiB, 4 * MiB, 16 * MiB, 64 * MiB].map((total) => capacityFor(total, MiB) / KiB);
+  assert.deepEqual(sizes, [128, 128, 256, 512, 1024, 1024]);
+  assert.equal(capacityFor(64 * MiB, 4 * MiB), 4 * MiB);
+  assert.equal(capacityFor(64 * MiB, 256 * KiB), 256 * KiB);
 });

@@ -25,6 +25,8 @@ interface Piece {
   readonly parts?: readonly (readonly [number, number, number])[];
   readonly offset?: number;
   readonly add?: number;
+  /** Of a signal, by channel: pieces that come before it. */
+  readonly marks?: readonly number[];
 }
 
 function open(count = 1) {
@@ -72,7 +74,8 @@ function open(count = 1) {
     putWide(words, (at + pieceHead.offset.offset) / 4, rest.offset ?? 0);
     putWide(words, (at + pieceHead.offset.add) / 4, rest.add ?? 0);
     words[(at + pieceHead.offset.hasSum) / 4] = 0;
-    for (const [index, [remoteOffset, bytes, slotOffset]] of parts.entries()) {
+    for (const [channel, mark] of (rest.marks ?? []).entries()) words[(at + pieceHead.size) / 4 + channel] = mark;
+    for (const [index, [remoteOffset, bytes, slotOffset]] of kind === pieceKinds.signal ? [] : parts.entries()) {
       const first = at + pieceHead.size + index * pieceFragment.size;
       putWide(words, (first + pieceFragment.offset.remoteOffset) / 4, remoteOffset);
       words[(first + pieceFragment.offset.bytes) / 4] = bytes;
@@ -175,21 +178,37 @@ test('more pieces than there are slots end the session', () => {
   assert.throws(() => session.step(), withCode('WL_PROTOCOL', /4 slots/));
 });
 
-test('pieces of several channels are taken in the order of their numbers, and answered each on its own', () => {
+test('pieces of a channel are taken whatever is missing on another one, and answered each on its own', () => {
   const { session, put, tell, block, done } = open(2);
-  const pieces = [0, 1, 2].map((piece) => put({ parts: [[piece * 8, 8, 0]] }));
+  const pieces = [0, 1, 2, 3].map((piece) => put({ parts: [[piece * 8, 8, 0]] }));
   // The second channel overtakes the first.
+  tell(1);
+  tell(3);
+  assert.ok(session.step());
+  assert.deepEqual(block.bytes, new Uint8Array(BYTES).fill(DATA, 8, 16).fill(DATA, 24, 32));
+  assert.deepEqual(done, [[], ['tell 2']]);
+  tell(0);
+  tell(2);
+  while (session.step());
+  assert.deepEqual(block.bytes, new Uint8Array(BYTES).fill(DATA, 0, 32));
+  assert.equal(pieces.length, 4);
+  assert.deepEqual(done, [['tell 2'], ['tell 2']]);
+});
+
+test('a signal waits for the pieces before it on other channels, and for none behind it', () => {
+  const { session, put, tell, block, done } = open(2);
+  put({ parts: [[0, 8, 0]] });
+  put({ kind: pieceKinds.signal, offset: 16, add: 3, marks: [1, 0] });
+  put({ parts: [[8, 8, 0]] });
   tell(1);
   assert.equal(session.step(), false);
   assert.ok(block.bytes.every((byte) => byte === 0));
   tell(0);
-  assert.ok(session.step());
-  assert.deepEqual(block.bytes, new Uint8Array(BYTES).fill(DATA, 0, 16));
-  tell(2);
   while (session.step());
-  assert.deepEqual(block.bytes, new Uint8Array(BYTES).fill(DATA, 0, 24));
-  assert.equal(pieces.length, 3);
-  assert.deepEqual(done, [['tell 1', 'tell 1'], ['tell 1']]);
+  const expected = new Uint8Array(BYTES).fill(DATA, 0, 8);
+  expected[16] = 3;
+  assert.deepEqual(block.bytes, expected);
+  assert.deepEqual(done, [['tell 1'], ['tell 1']]);
 });
 
 test('a read of one channel is answered on that channel, before the signal that tells of it', () => {
@@ -202,6 +221,7 @@ test('a read of one channel is answered on that channel, before the signal that 
 
 test('more unanswered pieces than there are slots end the session, on however many channels they come', () => {
   const { session, ring } = open(3);
+  // The first channel has two of the slots, the others have one each.
   for (const counter of ring.counters.slice(0, 3)) Atomics.store(counter, 0, 2);
-  assert.throws(() => session.step(), withCode('WL_PROTOCOL', /4 slots/));
+  assert.throws(() => session.step(), withCode('WL_PROTOCOL', /2 more pieces, 0 unanswered ones.* 1 slots/));
 });

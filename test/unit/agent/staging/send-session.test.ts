@@ -1,7 +1,7 @@
 // The sender of pieces: head and bytes of a piece are put once, whenever there is room, and told of behind both.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { stagingCounterOffset } from '#lib/abi/staging-wire.js';
+import { pieceHead, pieceKinds, stagingCounterOffset } from '#lib/abi/staging-wire.js';
 import { WeftlineError } from '#lib/core/errors.js';
 import type { BackendChannel, BackendRegion, PutPlace } from '#lib/agent/backend.js';
 import { PieceChannels } from '#lib/agent/staging/piece-channels.js';
@@ -63,7 +63,7 @@ test('a piece of memory that the backend reaches goes from its place, behind its
   ]);
 });
 
-test('a piece that was given up half-way is passed over, and the next begins anew on the next channel', () => {
+test('a piece that was given up half-way is passed over, and one of another channel begins anew', () => {
   const { ring, log, room, session } = open(2);
   room.left = 2;
   assert.equal(session.sendFrom(0, place, 0, 40_000), false);
@@ -76,9 +76,9 @@ test('a piece that was given up half-way is passed over, and the next begins ane
     ['0: 64', '0: tell 1', '1: 100', '1: tell 1'],
   );
   Atomics.add(ring.counters[1] as Int32Array, 0, 1);
-  assert.equal(session.returned, 0);
+  assert.deepEqual([session.returned(0), session.returned(1)], [0, 1]);
   Atomics.add(ring.counters[0] as Int32Array, 0, 1);
-  assert.equal(session.returned, 2);
+  assert.deepEqual([session.returned(0), session.returned(1)], [1, 1]);
 });
 
 test('memory may be given up when all that was put from it is delivered, or its channel has failed and is quiet', () => {
@@ -95,4 +95,22 @@ test('memory may be given up when all that was put from it is delivered, or its 
   assert.equal(isAllOver(), false);
   states[1]!.isQuiet = true;
   assert.equal(isAllOver(), true);
+});
+
+test('a signal says how many pieces of each channel come before it, those that were given up among them', () => {
+  const { ring, session } = open(2);
+  const words = { region: 1, key: 1, fragments: 0, dataOffset: 256, offset: 0, add: 1, sum: -1 };
+  const marksIn = (slot: number): number[] => [
+    ...ring.words.subarray(
+      (ring.slotOffset(slot) + pieceHead.size) / 4,
+      (ring.slotOffset(slot) + pieceHead.size) / 4 + 2,
+    ),
+  ];
+  for (const slot of [0, 1]) session.fill(slot, { ...words, kind: pieceKinds.write });
+  session.fill(2, { ...words, kind: pieceKinds.write });
+  assert.ok(session.skip(0));
+  session.fill(3, { ...words, kind: pieceKinds.signal });
+  assert.deepEqual(marksIn(3), [2, 1]);
+  session.fill(0, { ...words, kind: pieceKinds.signal });
+  assert.deepEqual(marksIn(0), [2, 2]);
 });

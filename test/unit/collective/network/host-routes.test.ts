@@ -32,7 +32,9 @@ test('every rank has one forwarder on each other host, which serves it in the sl
           assert.equal(way.host, (host + 1 + at) % hosts.length);
           assert.deepEqual(way.ranks, hosts[way.host]);
           assert.ok(way.ranks.includes(way.forwarder));
-          assert.deepEqual(all[way.forwarder]!.served[way.slot], { rank, host, way: at });
+          const hasSamePlace = hosts[host]!.indexOf(rank) === way.ranks.indexOf(way.forwarder);
+          assert.equal(way.hasSamePlace, hasSamePlace);
+          assert.deepEqual(all[way.forwarder]!.served[way.slot], { rank, host, way: at, hasSamePlace });
         }
       }
     }),

@@ -17,6 +17,7 @@ const anyShape = fc.record({
       ),
     ),
   maxTokens: fc.integer({ min: 1, max: 5000 }),
+  sumTokens: fc.integer({ min: 1, max: 5000 }),
   columns: fc.integer({ min: 1, max: 32 }),
   hasRanks: fc.boolean(),
   topkBytes: perToken,
@@ -49,15 +50,15 @@ test('each region has a slot for every rank that is served, or for every other h
   fc.assert(
     fc.property(anyShape, (shape) => {
       const { regions, slot, slotBytes } = networkSize(shape);
-      const { hosts, maxTokens, columns, hasRanks, sumBytes, sumWeightBytes } = shape;
+      const { hosts, maxTokens, sumTokens, columns, hasRanks, sumBytes, sumWeightBytes } = shape;
       const [served, others] = [maxServed(hosts), hosts.length - 1];
       assert.equal(regions.cells.bytes, hosts.flat().length * NETWORK_LINE_BYTES);
       assert.equal(regions.landed.bytes, served * slotBytes);
       assert.equal(regions.packed.bytes, others * slotBytes);
-      assert.equal(regions.sums.bytes, served * maxTokens * sumBytes);
-      assert.equal(regions.hostRows.bytes, others * maxTokens * sumBytes);
-      assert.equal(regions.sumWeights.bytes, served * maxTokens * sumWeightBytes);
-      assert.equal(regions.hostWeights.bytes, others * maxTokens * sumWeightBytes);
+      assert.equal(regions.sums.bytes, served * sumTokens * sumBytes);
+      assert.equal(regions.hostRows.bytes, others * sumTokens * sumBytes);
+      assert.equal(regions.sumWeights.bytes, served * sumTokens * sumWeightBytes);
+      assert.equal(regions.hostWeights.bytes, others * sumTokens * sumWeightBytes);
       assert.equal(slot.ranks.bytes, hasRanks ? maxTokens * columns * 4 : 0);
       assert.equal(slot.tokens.bytes, maxTokens * 4);
     }),

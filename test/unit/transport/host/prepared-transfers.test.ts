@@ -42,7 +42,7 @@ function pretendedHost(payloadBytes = 0): {
     signal: ({ remoteOffset, add, flow }: Options) => note(`signal ${add} at ${remoteOffset} on ${flow}`),
   } as unknown as TransportConnection;
   const transfers = new PreparedTransfers({
-    connection: (number) => (number === 0 ? connection : undefined),
+    connection: (number) => (number < 8 ? connection : undefined),
     region: (id) => (id === DATA_REGION || id === STAGING_REGION ? ({ id } as Region) : undefined),
     follow: (handle, slot) => slots.set(handle, slot),
     done: (slot, bytes) => log.push(`slot ${slot} done, ${bytes} bytes`),
@@ -59,6 +59,7 @@ interface PlanOptions {
   readonly parts?: number;
   readonly operation?: 'read' | 'write';
   readonly region?: number;
+  readonly connection?: number;
 }
 
 /** Region, offset, remote region, remote key, remote offset, bytes. */
@@ -80,9 +81,9 @@ function tableOf(rows: readonly Row[]): Pick<TransferPlan, 'parts' | 'regions' |
 }
 
 function plan(transfers: PreparedTransfers, options: PlanOptions = {}): number {
-  const { parts = 2, operation = 'write', region = DATA_REGION } = options;
+  const { parts = 2, operation = 'write', region = DATA_REGION, connection = 0 } = options;
   const line = transfers.openLine({
-    connection: 0,
+    connection,
     flow: 9,
     region: STAGING_REGION,
     remoteRegion: 1,
@@ -92,7 +93,7 @@ function plan(transfers: PreparedTransfers, options: PlanOptions = {}): number {
     ringBytes: 32,
   });
   const rows = Array.from({ length: parts }, (_, index) => [region, index * 10, 1, 1, index * 100, 10] as const);
-  return transfers.prepare({ connection: 0, operation, flow: 2, ...tableOf(rows), line });
+  return transfers.prepare({ connection, operation, flow: 2, ...tableOf(rows), line });
 }
 
 const nothing = { offset: 0, bytes: 0 };
@@ -172,7 +173,7 @@ test('a range that fails holds the message back, and the end waits for the other
   assert.deepEqual(log, ['slot 5 failed: WL_UNAUTHORIZED']);
 });
 
-test('no more than 8192 ranges are under way; the rest follows', () => {
+test('no more than 8192 ranges of a connection are under way; the rest follows', () => {
   const { transfers, log, end } = pretendedHost();
   transfers.post(1, plan(transfers, { parts: 8000 }), nothing);
   transfers.post(2, plan(transfers, { parts: 1000 }), nothing);
@@ -181,6 +182,48 @@ test('no more than 8192 ranges are under way; the rest follows', () => {
   assert.equal(log.length, 8193);
   for (let handle = 2; handle <= 9000; handle++) end(handle);
   assert.deepEqual(log.slice(9000), ['slot 1 done, 80000 bytes', 'slot 2 done, 10000 bytes']);
+});
+
+test('a transfer behind one that fills its connection takes its turn', () => {
+  const { transfers, log, end } = pretendedHost();
+  transfers.post(1, plan(transfers, { parts: 100_000 }), nothing);
+  transfers.post(2, plan(transfers, { parts: 3 }), nothing);
+  let handle = 1;
+  while (!log.includes('slot 2 done, 30 bytes')) end(handle++);
+  assert.ok(handle < 8192 + 200, `${handle} ranges came before it`);
+  for (; !log.includes('slot 1 done, 1000000 bytes'); handle++) end(handle);
+  assert.equal(log.length, 100_003 + 2);
+});
+
+test('a peer whose ranges do not end holds up no transfer to another one', () => {
+  const { transfers, log, end } = pretendedHost();
+  for (const connection of [0, 1, 2, 3, 4, 5]) {
+    transfers.post(connection, plan(transfers, { parts: 20_000, connection }), nothing);
+  }
+  assert.equal(log.length, 4 * 8192 + 2 * 16);
+  log.length = 0;
+  transfers.post(7, plan(transfers, { parts: 1000, connection: 7 }), nothing);
+  assert.equal(log.length, 16);
+  for (let handle = 4 * 8192 + 2 * 16 + 1; !log.includes('slot 7 done, 10000 bytes'); handle++) end(handle);
+  assert.equal(log.length, 1001);
+});
+
+test('a transfer that is cancelled while it waits for its turn leaves the others theirs', () => {
+  const { transfers, log, end } = pretendedHost();
+  transfers.post(1, plan(transfers, { parts: 9000 }), nothing);
+  transfers.post(2, plan(transfers, { parts: 1 }), nothing);
+  transfers.post(3, plan(transfers, { parts: 1 }), nothing);
+  assert.equal(transfers.cancel(2), true);
+  assert.equal(log.at(-1), 'slot 2 failed: WL_CLOSED');
+  // The slot is another's now.
+  transfers.post(2, plan(transfers, { parts: 2 }), nothing);
+  for (let handle = 1; handle <= 9003; handle++) end(handle);
+  assert.deepEqual(log.filter((line) => line.startsWith('slot')).toSorted(), [
+    'slot 1 done, 90000 bytes',
+    'slot 2 done, 20 bytes',
+    'slot 2 failed: WL_CLOSED',
+    'slot 3 done, 10 bytes',
+  ]);
 });
 
 test('cancelled, closed or without its region, a transfer fails', () => {

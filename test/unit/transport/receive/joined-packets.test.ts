@@ -87,7 +87,7 @@ function send(sizes: readonly number[], isAuthentic: boolean, seed: number): Sen
     trains.push(bytes);
     return true;
   };
-  const settings = { transportMinRtoUs: 500, transportAuthentication: isAuthentic };
+  const settings = { transportMinRtoUs: 500, transportAuthentication: isAuthentic, transportEagerBytes: 0 };
   const net = new Loopback({ seed, join: true, segmentBytes: SEGMENT_BYTES, lose, settings });
   const from = net.a.region(REGION_BYTES);
   const to = net.b.region(REGION_BYTES);

@@ -27,6 +27,7 @@ export interface LoopbackOptions {
   readonly settings?: Partial<Settings>;
   /** What both sides of a connection have agreed; without it the settings count. */
   readonly receiverCredits?: boolean;
+  readonly keepsPlaces?: boolean;
   /** Hold the packets of a burst together, as receive offload does. */
   readonly join?: boolean;
   /** Payload is put where the engine says before it takes the packet in, as sockets do with large packets. */
@@ -146,6 +147,7 @@ export class Loopback {
       paths: this.options.paths ?? 1,
       segmentBytes: this.options.segmentBytes ?? 1368,
       receiverCredits: this.options.receiverCredits,
+      keepsPlaces: this.options.keepsPlaces,
     };
     const keys = (end: 'caller' | 'listener') =>
       this.options.settings?.transportAuthentication === true

@@ -16,6 +16,8 @@ struct RankBarrier {
   u32 rank;
   u32 epoch;
   u32 call;
+  // What errors call the ranks, by index; null where that is the index itself.
+  const u32* names = nullptr;
 };
 
 __device__ __forceinline__ u64* arrivalCell(void* window, u32 epoch, u32 from) {
@@ -32,13 +34,14 @@ __device__ __forceinline__ void signalRank(const RankBarrier& barrier, u32 peer)
 
 // By one thread per rank. 0, or the epStatus of why the caller must leave the kernel.
 __device__ __forceinline__ u32 awaitRank(const RankBarrier& barrier, u32 peer, const WaitScope& scope) {
+  const WaitFor whom = {barrier.names == nullptr ? peer : barrier.names[peer], barrier.call};
   // Epoch and call are one word, written at once and read at once.
   const u64* cell = arrivalCell(barrier.peers[barrier.rank], barrier.epoch, peer);
   u64 word;
-  if (!waitForEpoch(cell, barrier.epoch, &word, scope, {peer, barrier.call})) return epStatusTimeout;
+  if (!waitForEpoch(cell, barrier.epoch, &word, scope, whom)) return epStatusTimeout;
   const u32 call = static_cast<u32>(word >> 32);
   if (call == barrier.call) return epStatusGood;
-  recordTrap(scope, {peer, barrier.call}, barrier.call, call, trapReasonOtherCall);
+  recordTrap(scope, whom, barrier.call, call, trapReasonOtherCall);
   return epStatusOtherCall;
 }
 

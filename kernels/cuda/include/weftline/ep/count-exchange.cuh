@@ -10,30 +10,43 @@
 
 namespace weftline {
 
-// In shared memory of the one block that exchanges.
+// In shared memory of the one block that exchanges. `most`: ranks of the group.
+template <u32 most>
 struct ExchangeState {
   u32 status;
   u32 detail;
   u32 culprit;
   u32 extent;
   // Rows that ranks 0..s together send to d, at [s * ranks + d].
-  u32 matrix[epMaxRanks * epMaxRanks];
-  u32 headers[epMaxRanks][epRecordHeaderWords];
-  u32 counts[epMaxRanks][epMaxRanks];
+  u32 matrix[most * most];
+  u32 headers[most][epRecordHeaderWords];
+  u32 counts[most][most];
 };
 
 __device__ __forceinline__ ExchangeRecords recordsOf(const EpDispatchArguments& a) {
-  return {a.peers, a.exchangeOffset, a.ranks, a.recordWords, a.sequence};
+  return {a.peers, a.exchangeOffset, a.groupRanks, a.recordWords, a.sequence};
 }
 
-// Writes this rank's record into every window. `counts` per rank in shared memory, `experts` in global memory.
+// Words of a record before its counts per expert; behind those are the tokens per way of its sender.
+__device__ __forceinline__ u32 wordsBeforeExperts(const EpDispatchArguments& a) { return epRecordHeaderWords + a.groupRanks; }
+__device__ __forceinline__ u32 wordsBeforeWays(const EpDispatchArguments& a) { return wordsBeforeExperts(a) + a.experts; }
+__device__ __forceinline__ u32 wordsOfRecord(const EpDispatchArguments& a) {
+  return wordsBeforeWays(a) + (a.hosts == 0 ? 0 : a.hosts - 1);
+}
+
+// Writes this rank's record into every window of its host, and to `copy` unless that is null. `counts` in shared memory, per
+// rank of the group, then per way; `experts` in global memory.
 __device__ __forceinline__ void publishRecord(const EpDispatchArguments& a, const u32* counts, const u32* experts,
-                                              u32 badCell) {
+                                              u32 badCell, u32* copy) {
   const ExchangeRecords records = recordsOf(a);
-  for (u32 index = threadIdx.x; index < epRecordHeaderWords + a.ranks + a.experts; index += blockDim.x) {
+  const u32 beforeExperts = wordsBeforeExperts(a);
+  const u32 beforeWays = wordsBeforeWays(a);
+  for (u32 index = threadIdx.x; index < wordsOfRecord(a); index += blockDim.x) {
     u32 word = 0;
-    if (index >= epRecordHeaderWords + a.ranks) word = __ldcg(experts + index - epRecordHeaderWords - a.ranks);
+    if (index >= beforeWays) word = counts[a.groupRanks + index - beforeWays];
+    else if (index >= beforeExperts) word = __ldcg(experts + index - beforeExperts);
     else if (index >= epRecordHeaderWords) word = counts[index - epRecordHeaderWords];
+    else if (index == epRecordCall) word = a.openingCall;
     else if (index == epRecordTopk) word = a.topk == nullptr ? 0 : a.topkColumns;
     else if (index == epRecordRowBytes) word = a.rowBytes;
     else if (index == epRecordScaleBytes) word = a.scaleBytes;
@@ -42,13 +55,15 @@ __device__ __forceinline__ void publishRecord(const EpDispatchArguments& a, cons
     else if (index == epRecordNumTokens) word = a.tokens;
     else if (index == epRecordRowBound) word = a.worstRows;
     else if (index == epRecordBadCell) word = badCell;
-    for (u32 peer = 0; peer < a.ranks; ++peer) records.at(peer, a.rank)[index] = word;
+    for (u32 peer = 0; peer < a.ranks; ++peer) records.at(peer, a.groupRank)[index] = word;
+    if (copy != nullptr) copy[index] = word;
   }
 }
 
 // By one thread, when something is known to be wrong: the first thing in a fixed order.
-__device__ __forceinline__ void findFault(const EpDispatchArguments& a, ExchangeState& state) {
-  for (u32 source = 0; source < a.ranks; ++source) {
+template <u32 most>
+__device__ __forceinline__ void findFault(const EpDispatchArguments& a, ExchangeState<most>& state) {
+  for (u32 source = 0; source < a.groupRanks; ++source) {
     const u32 bad = state.headers[source][epRecordBadCell];
     if (bad == 0xffffffffu) continue;
     state.status = epStatusBadChoice;
@@ -58,7 +73,7 @@ __device__ __forceinline__ void findFault(const EpDispatchArguments& a, Exchange
     return;
   }
   for (u32 word = epRecordTopk; word <= epRecordWeightBytes; ++word) {
-    for (u32 source = 1; source < a.ranks; ++source) {
+    for (u32 source = 1; source < a.groupRanks; ++source) {
       if (state.headers[source][word] == state.headers[0][word]) continue;
       state.status = epStatusMismatch;
       state.culprit = source;
@@ -66,9 +81,9 @@ __device__ __forceinline__ void findFault(const EpDispatchArguments& a, Exchange
       return;
     }
   }
-  for (u32 d = 0; d < a.ranks; ++d) {
+  for (u32 d = 0; d < a.groupRanks; ++d) {
     const u32 bound = state.headers[d][epRecordRowBound];
-    const u32 rows = state.matrix[(a.ranks - 1) * a.ranks + d];
+    const u32 rows = state.matrix[(a.groupRanks - 1) * a.groupRanks + d];
     if (bound == 0 || rows <= bound) continue;
     state.status = epStatusCapacity;
     state.culprit = d;
@@ -79,11 +94,12 @@ __device__ __forceinline__ void findFault(const EpDispatchArguments& a, Exchange
 }
 
 // By all threads, behind the barrier: reads all records, adds up, and judges.
-__device__ __forceinline__ void readRecords(const EpDispatchArguments& a, ExchangeState& state) {
+template <u32 most>
+__device__ __forceinline__ void readRecords(const EpDispatchArguments& a, ExchangeState<most>& state) {
   const ExchangeRecords records = recordsOf(a);
-  const u32 words = epRecordHeaderWords + a.ranks;
+  const u32 words = epRecordHeaderWords + a.groupRanks;
   // The loads of a thread, mostly one, are all under way together.
-  for (u32 index = threadIdx.x; index < a.ranks * words; index += blockDim.x) {
+  for (u32 index = threadIdx.x; index < a.groupRanks * words; index += blockDim.x) {
     const u32 source = index / words;
     const u32 word = index - source * words;
     const u32 value = records.received(a.rank, source, word);
@@ -92,12 +108,12 @@ __device__ __forceinline__ void readRecords(const EpDispatchArguments& a, Exchan
   }
   __syncthreads();
   bool fault = false;
-  if (threadIdx.x < a.ranks) {
+  if (threadIdx.x < a.groupRanks) {
     const u32 r = threadIdx.x;
     u32 sum = 0;
-    for (u32 source = 0; source < a.ranks; ++source) {
+    for (u32 source = 0; source < a.groupRanks; ++source) {
       sum += state.counts[source][r];
-      state.matrix[source * a.ranks + r] = sum;
+      state.matrix[source * a.groupRanks + r] = sum;
     }
     const u32 bound = state.headers[r][epRecordRowBound];
     fault = (bound != 0 && sum > bound) || state.headers[r][epRecordBadCell] != 0xffffffffu;
@@ -110,15 +126,17 @@ __device__ __forceinline__ void readRecords(const EpDispatchArguments& a, Exchan
   __syncthreads();
 }
 
-__device__ __forceinline__ u32 rowsHere(const EpDispatchArguments& a, const ExchangeState& state) {
-  return state.status == epStatusGood ? state.matrix[(a.ranks - 1) * a.ranks + a.rank] : 0;
+template <u32 most>
+__device__ __forceinline__ u32 rowsHere(const EpDispatchArguments& a, const ExchangeState<most>& state) {
+  return state.status == epStatusGood ? state.matrix[(a.groupRanks - 1) * a.groupRanks + a.groupRank] : 0;
 }
 
 // By all threads: the plan for the blocks of this dispatch and for later kernels. The caller publishes it.
-__device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const ExchangeState& state) {
+template <u32 most>
+__device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const ExchangeState<most>& state) {
   EpPlan* plan = static_cast<EpPlan*>(a.plan);
-  if (threadIdx.x < a.ranks) {
-    plan->firstRow[threadIdx.x] = a.rank == 0 ? 0 : state.matrix[(a.rank - 1) * a.ranks + threadIdx.x];
+  if (threadIdx.x < a.groupRanks) {
+    plan->firstRow[threadIdx.x] = a.groupRank == 0 ? 0 : state.matrix[(a.groupRank - 1) * a.groupRanks + threadIdx.x];
   }
   if (threadIdx.x == 0) {
     plan->status = state.status;
@@ -127,7 +145,8 @@ __device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const Ex
 }
 
 // By all threads: what the host waits for, in its memory; the sequence number last.
-__device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const ExchangeState& state) {
+template <u32 most>
+__device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const ExchangeState<most>& state) {
   EpHostPlan* host = static_cast<EpHostPlan*>(a.hostPlan);
   const ExchangeRecords records = recordsOf(a);
   if (threadIdx.x == 0) {
@@ -141,16 +160,16 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
       storeReleaseSystem(&host->failedSequence, a.sequence);
     }
   }
-  for (u32 cell = threadIdx.x; cell < a.ranks * a.ranks; cell += blockDim.x) {
+  for (u32 cell = threadIdx.x; cell < a.groupRanks * a.groupRanks; cell += blockDim.x) {
     host->rankPrefixMatrix[cell] = state.matrix[cell];
   }
   if (state.status == epStatusGood) {
     for (u32 local = threadIdx.x; local < a.expertsPerRank; local += blockDim.x) {
-      const u32 word = epRecordHeaderWords + a.ranks + a.rank * a.expertsPerRank + local;
+      const u32 word = wordsBeforeExperts(a) + a.groupRank * a.expertsPerRank + local;
       u32 count = 0;
 #pragma unroll
-      for (u32 source = 0; source < epMaxRanks; ++source) {
-        if (source < a.ranks) count += records.received(a.rank, source, word);
+      for (u32 source = 0; source < most; ++source) {
+        if (source < a.groupRanks) count += records.received(a.rank, source, word);
       }
       static_cast<u32*>(a.hostExperts)[local] = count;
     }

@@ -1,4 +1,5 @@
-// Which ranks a token goes to, and which place it takes among the tokens that go there: counting, then numbering.
+// Which ranks and other hosts a token goes to, and which place it takes among the tokens that go there: counting, then
+// numbering. Destinations are the ranks of the group, then the ways, each another host.
 //
 // A block takes consecutive tokens in tiles of one per thread. Ballots count and number a tile, so that the order is that
 // of the tokens without an atomic.
@@ -18,6 +19,24 @@ struct Routing {
   u32 indexBytes;
   u32 experts;
   u32 ranks;
+};
+
+// The ranks of other hosts as bits, by way: a token that goes to any of them goes that way, once.
+struct Ways {
+  const u32* ranks;
+  u32 count;
+};
+
+// What is compiled for a group on one host, and for one on several: the most destinations, and a word with a bit for each.
+template <bool hosts>
+struct Destinations {
+  static constexpr u32 most = epMaxRanks;
+  using Mask = u8;
+};
+template <>
+struct Destinations<true> {
+  static constexpr u32 most = epMaxGroupRanks;
+  using Mask = u32;
 };
 
 // Consecutive tokens of one block.
@@ -73,11 +92,19 @@ __device__ __forceinline__ u32 ranksFromMarks(const Routing& routing, u32 token)
   return mask;
 }
 
-// By all threads: counts the block's tokens per rank and their choices per expert, and keeps the ranks of each token.
-// `counts`, `experts` and `badCell` are in shared memory, cleared; all are complete after the caller's synchronisation.
-template <u32 columns>
-__device__ void countTokens(const Routing& routing, TokenRange range, u32* counts, u32* experts, u32* badCell,
-                            u8* masks) {
+// The bits of the ways of a token that goes to these ranks, behind those of the ranks.
+__device__ __forceinline__ u32 waysOfRanks(const Ways& ways, u32 ranks, u32 mask) {
+  u32 bits = 0;
+  for (u32 way = 0; way < ways.count; ++way) bits |= (mask & ways.ranks[way]) != 0 ? 1u << (ranks + way) : 0u;
+  return bits;
+}
+
+// By all threads: counts the block's tokens per destination and their choices per expert, and keeps the destinations of each
+// token. `counts`, `experts` and `badCell` are in shared memory, cleared; all are complete after the caller's synchronisation.
+template <u32 columns, bool hosts>
+__device__ void countTokens(const Routing& routing, const Ways& ways, TokenRange range, u32* counts, u32* experts,
+                            u32* badCell, typename Destinations<hosts>::Mask* masks) {
+  constexpr u32 most = Destinations<hosts>::most;
   u32 mine = 0;
   for (u32 tile = range.first; tile < range.end; tile += blockDim.x) {
     const u32 token = tile + threadIdx.x;
@@ -86,51 +113,55 @@ __device__ void countTokens(const Routing& routing, TokenRange range, u32* count
     if (here) {
       mask = routing.topk != nullptr ? ranksFromChoices<columns>(routing, token, experts, badCell)
                                      : ranksFromMarks(routing, token);
-      masks[token - range.first] = static_cast<u8>(mask);
+      if constexpr (hosts) mask |= waysOfRanks(ways, routing.ranks, mask);
+      masks[token - range.first] = static_cast<typename Destinations<hosts>::Mask>(mask);
     }
 #pragma unroll
-    for (u32 r = 0; r < epMaxRanks; ++r) {
-      const u32 ballot = __ballot_sync(0xffffffffu, (mask >> r) & 1);
-      if (laneIndex() == r) mine += __popc(ballot);
+    for (u32 d = 0; d < most; ++d) {
+      const u32 ballot = __ballot_sync(0xffffffffu, (mask >> d) & 1);
+      if (laneIndex() == d) mine += __popc(ballot);
     }
   }
-  if (laneIndex() < epMaxRanks && mine != 0) atomicAdd(&counts[laneIndex()], mine);
+  if (laneIndex() < most && mine != 0) atomicAdd(&counts[laneIndex()], mine);
 }
 
-// By all threads: rowTable[token][r] becomes the token's number among those that go to rank r, counted from carry[r], or
-// -1. `carry` (shared, per rank) grows by the block's counts; `warpRows` is shared memory of a word per warp and rank.
-__device__ void numberTokens(const u8* masks, TokenRange range, u32 ranks, u32* carry, u32 (*warpRows)[epMaxRanks],
-                             i32* rowTable) {
+// By all threads: rowTable[token][d] becomes the token's number among those that go to destination d, counted from carry[d],
+// or -1. `carry` (shared, per destination) grows by the block's counts; `warpRows` is shared memory of a word per warp and
+// destination.
+template <bool hosts>
+__device__ void numberTokens(const typename Destinations<hosts>::Mask* masks, TokenRange range, u32 destinations, u32* carry,
+                             u32 (*warpRows)[Destinations<hosts>::most], i32* rowTable) {
+  constexpr u32 most = Destinations<hosts>::most;
   const u32 warp = threadIdx.x / lanesPerWarp;
   const u32 warps = blockDim.x / lanesPerWarp;
   const u32 below = (1u << laneIndex()) - 1;
   for (u32 tile = range.first; tile < range.end; tile += blockDim.x) {
     const u32 token = tile + threadIdx.x;
     const u32 mask = token < range.end ? masks[token - range.first] : 0;
-    u32 ballots[epMaxRanks];
+    u32 ballots[most];
 #pragma unroll
-    for (u32 r = 0; r < epMaxRanks; ++r) {
-      ballots[r] = __ballot_sync(0xffffffffu, (mask >> r) & 1);
-      if (laneIndex() == r) warpRows[warp][r] = __popc(ballots[r]);
+    for (u32 d = 0; d < most; ++d) {
+      ballots[d] = __ballot_sync(0xffffffffu, (mask >> d) & 1);
+      if (laneIndex() == d) warpRows[warp][d] = __popc(ballots[d]);
     }
     __syncthreads();
-    // A warp per rank turns the warps' counts into their first rows. There are at most as many warps as lanes.
-    for (u32 r = warp; r < ranks; r += warps) {
-      const u32 count = laneIndex() < warps ? warpRows[laneIndex()][r] : 0;
+    // A warp per destination turns the warps' counts into their first rows. There are at most as many warps as lanes.
+    for (u32 d = warp; d < destinations; d += warps) {
+      const u32 count = laneIndex() < warps ? warpRows[laneIndex()][d] : 0;
       const u32 through = warpInclusiveSum(count);
-      const u32 first = carry[r];
+      const u32 first = carry[d];
       __syncwarp();
-      if (laneIndex() < warps) warpRows[laneIndex()][r] = first + through - count;
-      if (laneIndex() == lanesPerWarp - 1) carry[r] = first + through;
+      if (laneIndex() < warps) warpRows[laneIndex()][d] = first + through - count;
+      if (laneIndex() == lanesPerWarp - 1) carry[d] = first + through;
     }
     __syncthreads();
     if (token < range.end) {
 #pragma unroll
-      for (u32 r = 0; r < epMaxRanks; ++r) {
-        if (r >= ranks) break;
-        const bool goes = (mask >> r) & 1;
-        const i32 row = goes ? static_cast<i32>(warpRows[warp][r] + __popc(ballots[r] & below)) : -1;
-        rowTable[static_cast<u64>(token) * ranks + r] = row;
+      for (u32 d = 0; d < most; ++d) {
+        if (d >= destinations) break;
+        const bool goes = (mask >> d) & 1;
+        const i32 row = goes ? static_cast<i32>(warpRows[warp][d] + __popc(ballots[d] & below)) : -1;
+        rowTable[static_cast<u64>(token) * destinations + d] = row;
       }
     }
     __syncthreads();

@@ -12,6 +12,9 @@ constexpr u32 allLanes = 0xffffffffu;
 struct BlockHead {
   u32 count;
   u32 isSmall;
+  // In the rings of kernels that stay: descriptors that a warp takes at a time, and the warp that takes the first ones.
+  u32 groupDescriptors;
+  u32 firstWarp;
   u8* bounce;
   u8* destination;
 };
@@ -28,6 +31,8 @@ __device__ __forceinline__ BlockHead headOf(const u8* slot) {
   BlockHead head;
   head.count = first.x;
   head.isSmall = first.y;
+  head.groupDescriptors = first.z;
+  head.firstWarp = first.w;
   head.bounce = reinterpret_cast<u8*>(joined(second.x, second.y));
   head.destination = reinterpret_cast<u8*>(joined(second.z, second.w));
   return head;

@@ -1,5 +1,6 @@
-// The expert-parallel bench of CPU ranks on several hosts: calls beside the carrier alone, pairs in turn, where time goes.
+// The expert-parallel bench of ranks on several hosts: calls beside the carrier alone, pairs in turn, where time goes.
 import type { CpuDevice } from '../../../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../../../device/cuda/cuda-device.ts';
 import type { World } from '../../../../world/index.ts';
 import { loadAverage, machineDocument } from '../../machine.ts';
 import type { EpBenchOptions } from '../ep-bench.ts';
@@ -14,6 +15,8 @@ import { type PairPeriod, timePairs } from './time-pairs.ts';
 export interface EpHostBenchOptions extends EpBenchOptions {
   /** Of dispatch and combine in turn. */
   readonly pairs: number;
+  /** Multiprocessors of each GPU. */
+  readonly numSms?: number | undefined;
 }
 
 /**
@@ -23,15 +26,15 @@ export interface EpHostBenchOptions extends EpBenchOptions {
  */
 export async function runEpHostBench(
   world: World,
-  device: CpuDevice,
+  device: CpuDevice | CudaDevice,
   options: EpHostBenchOptions,
   progress?: (done: number, total: number) => void,
 ): Promise<EpHostBenchReport | undefined> {
   const { workload, iterations, warmup } = options;
   const { hosts, scaleUpRanks } = world.topology;
   checkEpWorkload(workload);
-  requireAddressSpace(workload, options.layer, device.space.limit, scaleUpRanks.length);
-  await using made = await makeHostCases(world, device, workload, options.layer);
+  if (device.kind === 'cpu') requireAddressSpace(workload, options.layer, device.space.limit, scaleUpRanks.length);
+  await using made = await makeHostCases(world, device, { workload, withLayer: options.layer, numSms: options.numSms });
   const { group, cases, network } = made;
   const before = await sampleMachine(world);
   const loadBefore = loadAverage();
@@ -47,9 +50,11 @@ export async function runEpHostBench(
     schema: 'weftline.bench.ep.hosts/1',
     date: new Date().toISOString(),
     method: hostMethod,
+    device: device.kind,
+    ...(device.kind === 'cuda' && { numSms: made.buffer.config.numSms }),
     workload,
     hosts,
-    carriers: [...new Set(network.carriers.values())],
+    carriers: network.carriers,
     channels: network.channels,
     warmup,
     iterations,

@@ -61,6 +61,9 @@ export interface EpHostBenchReport {
   readonly schema: 'weftline.bench.ep.hosts/1';
   readonly date: string;
   readonly method: typeof hostMethod;
+  readonly device: 'cpu' | 'cuda';
+  /** Multiprocessors of each GPU that calls use. */
+  readonly numSms?: number;
   readonly workload: EpWorkload;
   /** Ranks of each host. */
   readonly hosts: readonly (readonly number[])[];
@@ -121,11 +124,14 @@ function compare(
   const network = acrossRanks(ranks.map(({ phases }) => phases[phase]!)).map(largest);
   return {
     ratioToCarrier: summarizeRatios(of.carried, of.own),
-    networkPhase: {
-      microseconds: summarize(network),
-      networkGBps: bandwidth(of.networkBytes, network),
-      ratioToCarrier: summarizeRatios(of.carried, network),
-    },
+    // Kernels do not tell.
+    ...(network.every((time) => time > 0) && {
+      networkPhase: {
+        microseconds: summarize(network),
+        networkGBps: bandwidth(of.networkBytes, network),
+        ratioToCarrier: summarizeRatios(of.carried, network),
+      },
+    }),
   };
 }
 

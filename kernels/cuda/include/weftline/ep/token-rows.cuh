@@ -1,0 +1,78 @@
+// What combine sums on one host: the rows of a token at all ranks that hold it, in rank order, read from the peers' windows.
+#pragma once
+#include "weftline/abi.cuh"
+#include "weftline/collective/rank-barrier.cuh"
+#include "weftline/ep/gather-sum.cuh"
+#include "weftline/trace.cuh"
+#include "weftline/types.cuh"
+
+namespace weftline {
+
+// Lane r has to do with rank r; an item is a token.
+struct TokenRows {
+  const EpCombineArguments& a;
+  // Where this rank's rows begin at the lane's rank, and the rank's rows.
+  u32 firstRow;
+  const u8* rows;
+
+  __device__ __forceinline__ explicit TokenRows(const EpCombineArguments& arguments)
+      : a(arguments), firstRow(0), rows(nullptr) {
+    const u32 lane = laneIndex();
+    if (lane >= a.ranks) return;
+    firstRow = static_cast<const EpPlan*>(a.plan)->firstRow[lane];
+    rows = static_cast<const u8*>(a.peers[lane]) + a.rowsOffset;
+  }
+
+  // The row in its source's numbering, -1 for none (and for other lanes).
+  __device__ __forceinline__ i32 placeAt(u32 token) const {
+    if (laneIndex() >= a.ranks || token >= a.tokens) return -1;
+    return static_cast<const i32*>(a.rowTable)[static_cast<u64>(token) * a.ranks + laneIndex()];
+  }
+
+  __device__ __forceinline__ const u8* rowAt(i32 place) const {
+    return place < 0 ? nullptr : rows + (static_cast<u64>(firstRow) + place) * a.rowBytes;
+  }
+
+  __device__ __forceinline__ u8* outAt(u32 token, const u8*) const {
+    return static_cast<u8*>(a.out) + static_cast<u64>(token) * a.rowBytes;
+  }
+
+  __device__ __forceinline__ void begin(u32 token) const {
+    if (a.outWeights != nullptr) sumWeights(token);
+  }
+
+  __device__ void sumWeights(u32 token) const {
+    const u32 lane = laneIndex();
+    if (lane >= a.topkColumns) return;
+    f32 sum = 0;
+    for (u32 r = 0; r < a.ranks; ++r) {
+      const i32 row = static_cast<const i32*>(a.rowTable)[static_cast<u64>(token) * a.ranks + r];
+      if (row < 0) continue;
+      const u64 place = static_cast<u64>(static_cast<const EpPlan*>(a.plan)->firstRow[r]) + row;
+      const volatile f32* weights =
+          reinterpret_cast<const volatile f32*>(static_cast<const u8*>(a.peers[r]) + a.weightsOffset);
+      sum += weights[place * a.topkColumns + lane];
+    }
+    static_cast<f32*>(a.outWeights)[static_cast<u64>(token) * a.topkColumns + lane] = sum;
+  }
+};
+
+// By all blocks; `memory`: dynamic shared memory, which begins with the barriers of the copy engine. False when the block must
+// leave.
+__device__ __forceinline__ bool combineOnHost(const EpCombineArguments& a, u8* memory, const WaitScope& scope) {
+  constexpr u32 barrierBytes = 1024;
+  const u32 warp = threadIdx.x / lanesPerWarp;
+  u64* barriers = reinterpret_cast<u64*>(memory) + gatherStages * warp;
+  makeGatherBarriers(barriers);
+  const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
+  if (!enterTogether(opening, scope)) return false;
+  // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
+  fenceProxyAsync();
+  const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
+  WEFTLINE_TRACE_BEGIN("ep.combine.rows");
+  gatherSums<Bf16Element>(shape, TokenRows(a), {a.bias0, a.bias1}, memory + barrierBytes + warp * gatherBytes(shape), barriers);
+  WEFTLINE_TRACE_END("ep.combine.rows");
+  return true;
+}
+
+}  // namespace weftline

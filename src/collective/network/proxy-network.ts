@@ -1,0 +1,213 @@
+// The way of a device's kernels to the group's ranks on other hosts: a thread that posts what they push to command queues,
+// and a request for each channel to each peer. Cells in which signals of peers are counted lie in the memory that peers write.
+import type { BackendName } from '../../agent/backends/backend-table.ts';
+import { queueCommandKinds } from '../../abi/command-queue.ts';
+import { networkCellOffset, networkCells } from '../../abi/network-cells.ts';
+import type { CallWait } from '../../core/deadline.ts';
+import type { WeftlineError } from '../../core/errors.ts';
+import { emptyQueueCommand } from '../../device-api/service/command.ts';
+import { CommandWriter, queueBytes } from '../../device-api/service/command-queue.ts';
+import type { QueueOptions } from '../../device-api/service/proxy-messages.ts';
+import { ProxyService } from '../../device-api/service/proxy-service.ts';
+import { readToken } from '../../settings/token.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import { type HostRoutes, hostRoutes } from './host-routes.ts';
+import { meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';
+
+export interface ProxyNetworkOptions extends CallWait {
+  readonly group: RankGroup;
+  /** Of the object, for names and errors. */
+  readonly name: string;
+  /** What peers write to and what puts come from, laid out alike on all ranks. Host memory that does not move. */
+  readonly memory: { readonly address: number; readonly bytes: number };
+  /** Offset of the cells in it. */
+  readonly cells: number;
+  /** What the device's kernels push to. */
+  readonly queues: QueueOptions;
+  /**
+   * Hears why a peer is out of reach or, with WL_CLOSED, that it closed its side; `peer` is its rank in the group. Without a
+   * peer the thread itself has failed.
+   */
+  readonly onEnd: (error: WeftlineError, peer: number | undefined) => void;
+}
+
+export interface HostPut {
+  readonly from: number;
+  readonly to: number;
+  readonly bytes: number;
+}
+
+interface Told {
+  readonly metadata: string;
+  readonly channels: number;
+  readonly region: number;
+}
+
+/** Names of agents tell objects of one process apart. */
+let created = 0;
+/** The host pushes one command per peer at most. */
+const HOST_QUEUE_CAPACITY = 256;
+/** How long a rank that has given up waits for what it told its peers to be delivered. */
+const FAREWELL_MS = 500;
+
+export class ProxyNetwork implements AsyncDisposable {
+  readonly routes: HostRoutes;
+  /** To each peer: as many as the rank with the fewest engines has, the same on all ranks. */
+  channels = 1;
+  readonly #options: ProxyNetworkOptions;
+  readonly #service: ProxyService;
+  /** Ranks in the group by the names of their agents. */
+  readonly #ranks = new Map<string, number>();
+  /** Numbers of the requests, by peer, then channel. */
+  readonly #requests = new Map<number, readonly number[]>();
+  readonly #carriers = new Map<number, BackendName>();
+  /** What the host itself has to say. */
+  readonly #words = new SharedArrayBuffer(queueBytes(HOST_QUEUE_CAPACITY));
+  readonly #writer = new CommandWriter({ buffer: this.#words, byteOffset: 0, capacity: HOST_QUEUE_CAPACITY });
+  readonly #command = emptyQueueCommand();
+  #region = 0;
+  #hasGivenUp = false;
+  #closing: Promise<void> | undefined;
+
+  /** Collective over a group on several hosts. Fails alike on all ranks. */
+  static async create(options: ProxyNetworkOptions): Promise<ProxyNetwork> {
+    const { group, name } = options;
+    const network = new ProxyNetwork(options);
+    try {
+      await meetAcrossHosts(
+        group,
+        {
+          name: `network/${name}`,
+          tell: () => network.#register(),
+          connect: (told) => network.#connect(told),
+        },
+        options,
+      );
+      return network;
+    } catch (error) {
+      network.#hasGivenUp = true;
+      await network.close();
+      throw error;
+    }
+  }
+
+  private constructor(options: ProxyNetworkOptions) {
+    const { group, name } = options;
+    this.#options = options;
+    this.routes = hostRoutes(group.topology.hosts, group.rank);
+    this.#service = new ProxyService({
+      name: `${name}-proxy-${created++}-rank-${group.worldRank}`,
+      settings: group.settings,
+      token: readToken(undefined),
+      acrossHosts: true,
+      onFailure: (error) => options.onEnd(error, this.#peerOf(error)),
+    });
+  }
+
+  /** The backend that carries to each peer, for reports. */
+  get carriers(): ReadonlyMap<number, BackendName> {
+    return this.#carriers;
+  }
+
+  /** What commands call the way to a peer's memory by one of the channels. */
+  requestTo(peer: number, channel: number): number {
+    return this.#requests.get(peer)![channel]!;
+  }
+
+  /** Hot path. Commands will come soon: the thread looks for them without sleeping for a while. */
+  wake(): void {
+    this.#service.wake();
+  }
+
+  /**
+   * Puts bytes of this rank's memory into a peer's as the host's own command, offsets in both; for benchmarks. False if there
+   * is no room now.
+   */
+  put(peer: number, channel: number, { from, to, bytes }: HostPut): boolean {
+    const command = this.#command;
+    command.kind = queueCommandKinds.put;
+    command.request = this.requestTo(peer, channel);
+    command.source = from;
+    command.target = to;
+    command.bytes = bytes;
+    return this.#writer.push(command);
+  }
+
+  /** All that the host itself has pushed is at the peers. */
+  get isDelivered(): boolean {
+    return this.#writer.isDelivered(this.#writer.pushed);
+  }
+
+  /** Tells the peers that this rank has given up, so that they need not wait for their deadline. Never throws. */
+  giveUp(): void {
+    if (this.#hasGivenUp) return;
+    this.#hasGivenUp = true;
+    const { group, cells } = this.#options;
+    const command = this.#command;
+    command.kind = queueCommandKinds.signal;
+    command.source = 0;
+    command.bytes = 0;
+    command.target = cells + networkCellOffset(group.rank, networkCells.abort);
+    command.low = 1;
+    for (const [first] of this.#requests.values()) {
+      command.request = first!;
+      this.#writer.push(command);
+    }
+    this.wake();
+  }
+
+  /** When no kernel pushes any more: what was pushed is delivered first. Idempotent. */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  async #close(): Promise<void> {
+    const { group } = this.#options;
+    const timeoutMs = this.#hasGivenUp ? FAREWELL_MS : group.settings.timeoutMs;
+    // What a peer does not take, it does not need: it has ended or given up.
+    await this.#service.settle({ timeoutMs }).catch(() => {});
+    await this.#service.close();
+  }
+
+  async #register(): Promise<Told> {
+    const { group, memory, queues } = this.#options;
+    const service = this.#service;
+    this.#region = await service.register(memory);
+    await service.serve(queues);
+    await service.serve({ memory: this.#words, queues: 1, capacity: HOST_QUEUE_CAPACITY });
+    const metadata = Buffer.from(await service.metadata()).toString('base64');
+    return { metadata, channels: networkChannels(group.settings), region: this.#region };
+  }
+
+  async #connect(told: readonly Told[]): Promise<void> {
+    this.channels = Math.min(...told.map(({ channels }) => channels));
+    await Promise.all(this.routes.peers.map((peer) => this.#connectPeer(peer, told[peer]!)));
+  }
+
+  async #connectPeer(peer: number, { metadata, region }: Told): Promise<void> {
+    const service = this.#service;
+    const { bytes } = this.#options.memory;
+    const name = await service.addRemote(Buffer.from(metadata, 'base64'));
+    this.#ranks.set(name, peer);
+    const range = { offset: 0, bytes };
+    const numbers: number[] = [];
+    for (let lane = 0; lane < this.channels; lane++) {
+      const number = service.takeNumber();
+      numbers.push(number);
+      const request = { number, region: this.#region, ...range, peer: name, remotes: [{ region, ...range }] };
+      this.#carriers.set(peer, await service.openRequest({ ...request, isSoleWriter: false, lane }));
+    }
+    this.#requests.set(peer, numbers);
+  }
+
+  /** Of an error that names the peer's agent. */
+  #peerOf({ details }: WeftlineError): number | undefined {
+    const { peer } = details;
+    return typeof peer === 'string' ? this.#ranks.get(peer.replace(/^agent /, '')) : undefined;
+  }
+}

@@ -1,0 +1,296 @@
+// The network side of a collective object on a GPU: the pinned window that rows cross through, the requests that kernels push to, and
+// what kernels know of the other hosts.
+import { EP_MAX_GROUP_RANKS } from '../../abi/ep-arguments.ts';
+import { EP_MAX_WAYS, epNetwork } from '../../abi/ep-network.ts';
+import { Block, type Layout } from '../../abi/layout.ts';
+import { MAX_NETWORK_CHANNELS, NETWORK_LINE_BYTES, networkCellOffset, networkCells } from '../../abi/network-cells.ts';
+import type { CudaCalls } from '../../collective/cuda-calls.ts';
+import { PINNED_CHUNK_BYTES } from '../../collective/network/chunk-size.ts';
+import type { HostRoutes } from '../../collective/network/host-routes.ts';
+import { ProxyNetwork } from '../../collective/network/proxy-network.ts';
+import type { CallWait } from '../../core/deadline.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { log } from '../../core/log.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { HostMemory } from '../../device/cuda/host-memory.ts';
+import { CudaRequests } from '../../device-api/service/cuda-requests.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import { shareOutcome } from '../../world/outcomes.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import type { PinnedNetworkSize } from './pinned-network-size.ts';
+
+/** Commands of a queue: a chunk takes two, and a channel has so many operations under way at most. */
+const QUEUE_CAPACITY = 1024;
+/** A queue per channel, so that one that is slow holds up no other. */
+const QUEUES = MAX_NETWORK_CHANNELS;
+
+type Names<L> = L extends Layout<infer Name> ? Name : never;
+
+export interface CudaNetworkOptions extends CallWait {
+  /** On several hosts. */
+  readonly group: RankGroup;
+  readonly device: CudaDevice;
+  /** Of the object, for names and errors. */
+  readonly name: string;
+  readonly size: PinnedNetworkSize;
+  /** Most tokens of any rank. */
+  readonly maxTokens: number;
+  /** Sums cross the network as f32, unlike the rows. */
+  readonly isWide: boolean;
+  /** Hear when a peer is out of reach. */
+  readonly calls: CudaCalls;
+}
+
+interface Memory {
+  readonly window: HostMemory;
+  readonly requests: CudaRequests;
+  /** EpNetwork. */
+  readonly block: Tensor<'u8'>;
+  readonly seen: Tensor<'u8'>;
+  readonly chunkRows: Tensor<'u8'>;
+}
+
+export class CudaHostNetwork {
+  readonly #options: CudaNetworkOptions;
+  readonly #memory: Memory;
+  readonly #proxy: ProxyNetwork;
+
+  /** Collective; fails alike on all ranks. */
+  static async create(options: CudaNetworkOptions): Promise<CudaHostNetwork> {
+    const { group, name, size } = options;
+    const made: { memory?: Memory; proxy?: ProxyNetwork; network?: CudaHostNetwork } = {};
+    const allocate = async (): Promise<void> => void (made.memory = await makeMemory(options));
+    try {
+      const memoryStep = { name: `network/${name}/memory`, facts: 0, work: allocate };
+      const { failure } = await shareOutcome(group, memoryStep, options);
+      if (failure !== undefined) throw failure;
+      const memory = made.memory as Memory;
+      const { rings } = memory.requests;
+      const proxy = await ProxyNetwork.create({
+        ...options,
+        memory: { address: memory.window.hostAddress, bytes: memory.window.bytes },
+        cells: size.regions.cells.offset,
+        queues: { memory: rings, queues: QUEUES, capacity: QUEUE_CAPACITY },
+        onEnd: (error, peer) => {
+          if (endPeer(options, memory.window, { error, peer })) made.proxy?.giveUp();
+        },
+      });
+      made.proxy = proxy;
+      const network = new CudaHostNetwork(options, memory, proxy);
+      made.network = network;
+      const work = (): Promise<void> => network.#describe();
+      const described = await shareOutcome(group, { name: `network/${name}/kernels`, facts: 0, work }, options);
+      if (described.failure !== undefined) throw described.failure;
+      return network;
+    } catch (error) {
+      made.proxy?.giveUp();
+      await (made.network ?? made.proxy)?.close();
+      if (made.memory && made.network === undefined) release(made.memory);
+      throw error;
+    }
+  }
+
+  private constructor(options: CudaNetworkOptions, memory: Memory, proxy: ProxyNetwork) {
+    this.#options = options;
+    this.#memory = memory;
+    this.#proxy = proxy;
+    options.device.context.threads.add(this.#abandon);
+  }
+
+  get routes(): HostRoutes {
+    return this.#proxy.routes;
+  }
+
+  /** The way to other hosts itself, for benchmarks. */
+  get proxy(): ProxyNetwork {
+    return this.#proxy;
+  }
+
+  /** Where a slot begins in the window of any rank, for benchmarks. */
+  slotOffset(region: 'out' | 'in', slot: number): number {
+    const { regions, slotBytes } = this.#options.size;
+    return regions[region].offset + slot * slotBytes;
+  }
+
+  /** Bytes of this rank's window, for benchmarks. */
+  hostView(offset: number, bytes: number): Uint8Array {
+    return this.#memory.window.view('u8', offset, bytes);
+  }
+
+  /** Of EpNetwork, for kernels. */
+  get address(): number {
+    return this.#memory.block.address;
+  }
+
+  /** Hot path. A kernel is about to be launched. */
+  wake(): void {
+    this.#proxy.wake();
+  }
+
+  /** See ProxyNetwork. */
+  giveUp(): void {
+    this.#proxy.giveUp();
+  }
+
+  /** When no kernel uses it any more. Returns when what this rank has sent is delivered. */
+  async close(): Promise<void> {
+    await this.#proxy.close();
+    this.#options.device.context.threads.delete(this.#abandon);
+    release(this.#memory);
+  }
+
+  /** The device goes although the object was not closed. */
+  readonly #abandon = (): Promise<void> => {
+    this.#proxy.giveUp();
+    return this.#proxy.close();
+  };
+
+  /** Tells the kernels who sends to whom. */
+  async #describe(): Promise<void> {
+    const { group, size, device, maxTokens, isWide } = this.#options;
+    const { window, seen, chunkRows, block: target } = this.#memory;
+    const { topology } = group;
+    const { routes, channels } = this.#proxy;
+    const bytes = new Uint8Array(epNetwork.size);
+    const block = new Block(epNetwork, bytes.buffer, 0);
+    const numbers: Partial<Record<Names<typeof epNetwork>, number>> = {
+      window: window.deviceAddress,
+      seen: seen.address,
+      chunkRows: chunkRows.address,
+      cellsOffset: size.regions.cells.offset,
+      recordOutOffset: size.regions.recordOut.offset,
+      recordInOffset: size.regions.recordIn.offset,
+      outOffset: size.regions.out.offset,
+      inOffset: size.regions.in.offset,
+      slotBytes: size.slotBytes,
+      recordBytes: size.recordBytes,
+      maxServed: size.maxServed,
+      maxTokens,
+      maxChunks: size.maxChunks,
+      chunkBytes: PINNED_CHUNK_BYTES.most,
+      leastChunkBytes: PINNED_CHUNK_BYTES.least,
+      ranks: group.size,
+      rank: group.rank,
+      hosts: routes.hosts.length,
+      host: routes.host,
+      ways: routes.ways.length,
+      served: routes.served.length,
+      channels,
+      isWide: isWide ? 1 : 0,
+    };
+    for (const [name, value] of Object.entries(numbers)) block.set(name as Names<typeof epNetwork>, value);
+    for (const [index, rank] of topology.scaleUpRanks.entries()) block.set('localRanks', rank, index);
+    for (let rank = 0; rank < group.size; rank++) {
+      block.set('hostOf', topology.hostOf(rank), rank);
+      block.set('localIndexOf', topology.scaleUpIndexOf(rank), rank);
+    }
+    const handles = await this.#openRequests();
+    for (const [way, { host, forwarder, slot, ranks }] of routes.ways.entries()) {
+      block.set('wayHost', host, way);
+      block.set('wayRanks', ranks.length, way);
+      block.set('wayForwarder', forwarder, way);
+      block.set('waySlot', slot, way);
+      setAll(block, 'wayRequests', way, handles.get(forwarder)!);
+    }
+    for (const [slot, { rank, way }] of routes.served.entries()) {
+      block.set('servedRank', rank, slot);
+      block.set('servedWay', way, slot);
+      setAll(block, 'servedRequests', slot, handles.get(rank)!);
+    }
+    await target.fromHost(bytes);
+    // Also what fills the tables that kernels add to.
+    await device.stream.idle();
+  }
+
+  /** Handles of the requests to each peer, by channel. */
+  async #openRequests(): Promise<ReadonlyMap<number, readonly number[]>> {
+    const { requests, window } = this.#memory;
+    const { routes, channels } = this.#proxy;
+    const handles = new Map<number, readonly number[]>();
+    for (const peer of routes.peers) {
+      const ofPeer: number[] = [];
+      for (let channel = 0; channel < channels; channel++) {
+        const number = this.#proxy.requestTo(peer, channel);
+        const local = { address: window.deviceAddress, bytes: window.bytes };
+        const remotes = [{ direct: 0, bytes: window.bytes }];
+        ofPeer.push(await requests.add({ number, peer, inlines: false, local, remotes }));
+      }
+      handles.set(peer, ofPeer);
+    }
+    return handles;
+  }
+}
+
+/** Fails with WL_UNSUPPORTED for a group whose tokens have more destinations than a warp has lanes. */
+export function requireNetworkLimits(what: string, { hosts }: { readonly hosts: HostRoutes['hosts'] }): void {
+  const ranks = hosts.flat().length;
+  const ways = hosts.length - 1;
+  if (ranks + ways <= EP_MAX_GROUP_RANKS && ways <= EP_MAX_WAYS) return;
+  throw new WeftlineError(
+    'WL_UNSUPPORTED',
+    `An ${what} on GPUs across hosts has at most ${EP_MAX_WAYS + 1} hosts, and at most ${EP_MAX_GROUP_RANKS} ranks and other hosts together; ${ranks} ranks on ${hosts.length} hosts make ${ranks + ways}: make groups of fewer ranks`,
+    { details: { ranks, hosts: hosts.length, most: EP_MAX_GROUP_RANKS } },
+  );
+}
+
+function setAll(
+  block: Block<Names<typeof epNetwork>>,
+  field: 'wayRequests' | 'servedRequests',
+  at: number,
+  handles: readonly number[],
+): void {
+  for (const [channel, handle] of handles.entries()) block.set(field, handle, at * MAX_NETWORK_CHANNELS + channel);
+}
+
+async function makeMemory({ device, group, size, calls }: CudaNetworkOptions): Promise<Memory> {
+  const slots = group.topology.hosts.length - 1 + size.maxServed;
+  const made: Disposable[] = [];
+  const keep = <T extends Disposable>(part: T): T => (made.push(part), part);
+  try {
+    const window = keep(device.allocateHost(size.bytes));
+    const trap = calls.traps.address;
+    const { timeoutMs } = group.settings;
+    const requests = keep(
+      await CudaRequests.create({ device, trap, timeoutMs, queues: QUEUES, capacity: QUEUE_CAPACITY }),
+    );
+    const tables = {
+      block: keep(device.empty('u8', [epNetwork.size])),
+      seen: keep(device.empty('u8', [EP_MAX_GROUP_RANKS * (NETWORK_LINE_BYTES / 8) * 4])),
+      chunkRows: keep(device.empty('u8', [slots * size.maxChunks * 4])),
+    };
+    for (const tensor of [tables.seen, tables.chunkRows]) device.setBytes(tensor, 0);
+    return { window, requests, ...tables };
+  } catch (error) {
+    for (const part of made) part[Symbol.dispose]();
+    throw error;
+  }
+}
+
+function release({ window, requests, block, seen, chunkRows }: Memory): void {
+  for (const part of [requests, block, seen, chunkRows, window]) part[Symbol.dispose]();
+}
+
+/** What kernels learn of a peer that is out of reach; or that closed its side, of which what it sent before counts: false. */
+function endPeer(
+  { group, name, size, calls }: CudaNetworkOptions,
+  window: HostMemory,
+  { error, peer }: { readonly error: WeftlineError; readonly peer: number | undefined },
+): boolean {
+  if (peer === undefined) {
+    calls.traps.abort(error);
+    return true;
+  }
+  const rank = group.ranks[peer]!;
+  if (error.code === 'WL_CLOSED') {
+    const cell = size.regions.cells.offset + networkCellOffset(peer, networkCells.abort);
+    // The high word; the peer itself adds to the low one.
+    if (!window.disposed) Atomics.store(window.view('i32'), cell / 4 + 1, 1);
+    return false;
+  }
+  log('device-api', 'warn', `${name}: waits of kernels end: ${error.code}: ${error.message}`);
+  const text = `Rank ${rank}, on another host, is out of reach: ${error.message}`;
+  calls.traps.abort(
+    new WeftlineError(error.code, text, { details: { ...error.details, peer: rank }, rank, cause: error }),
+  );
+  return true;
+}

@@ -1,0 +1,178 @@
+// EpBuffer and EPAll2AllLayer on GPUs of several hosts, which this machine pretends: the same bytes as the reference with hosts, on any numbers of
+// GPUs, and what ranks hear of one that dies, stays away or closes.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { settingsTable } from 'weftline';
+import { resultOf, runRanks, type RunRanksResult } from '../local/support/run-ranks.ts';
+import { environmentOf, type Topology } from '../local/support/topologies.ts';
+import { cacheFolder, noGpu } from './support/gpu.ts';
+import { testSeed } from '../support/seed.ts';
+
+const property = new URL('../local/ranks/ep-property.js', import.meta.url);
+const lives = new URL('../local/ranks/ep-lives.js', import.meta.url);
+const repeats = new URL('../local/ranks/ep-repeats.js', import.meta.url);
+const large = new URL('../local/ranks/ep-large.js', import.meta.url);
+const failure = new URL('../local/ranks/ep-failure.js', import.meta.url);
+/** WEFTLINE_TEST_SEED=… repeats a failing run. */
+const seed = String(testSeed());
+const timeoutMs = 300_000;
+const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };
+
+interface Failure {
+  readonly code: string;
+  readonly message: string;
+}
+
+const onePerHost: Topology = { name: '2×1', ranks: 2, hosts: '2', shape: 'all' };
+const shapes: readonly (readonly [topology: Topology, cases: number])[] = [
+  [onePerHost, 30],
+  [{ name: '2×2', ranks: 4, hosts: '2', shape: 'all' }, 12],
+  [{ name: '2×2 with ranks in turn', ranks: 4, hosts: '2', shape: 'mixed' }, 8],
+  [{ name: '1+2', ranks: 3, hosts: '1+2', shape: 'all' }, 8],
+  [{ name: '3×1', ranks: 3, hosts: '3', shape: 'all' }, 8],
+];
+
+for (const what of ['buffer', 'layer']) {
+  for (const [topology, cases] of shapes) {
+    test(
+      `${what}: ${cases} random cases on ${topology.name} agree with the reference`,
+      { skip: noGpu },
+      async (context) => {
+        context.diagnostic(`WEFTLINE_TEST_SEED=${seed}`);
+        const options = { args: [what, String(cases), seed], env: { ...env, ...environmentOf(topology) }, timeoutMs };
+        const { exitCode, transcript } = await runRanks(topology.ranks, property, options);
+        assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+      },
+    );
+  }
+}
+
+test('two buffers and a layer across hosts at once; nothing is left of them', { skip: noGpu }, async () => {
+  const options = { args: ['5'], env: { ...env, ...environmentOf(onePerHost) }, timeoutMs };
+  const { exitCode, transcript } = await runRanks(2, lives, options);
+  assert.equal(exitCode, 0, transcript);
+});
+
+test('200 dispatches and combines across hosts give the same bytes', { skip: noGpu }, async () => {
+  const options = { args: ['200'], env: { ...env, ...environmentOf(onePerHost) }, timeoutMs };
+  const { exitCode, transcript } = await runRanks(2, repeats, options);
+  assert.equal(exitCode, 0, transcript);
+});
+
+for (const [name, ranks] of [
+  ['2×1', 2],
+  ['2×2', 4],
+] as const) {
+  test(`rows of many chunks arrive whole, and their sums: ${name}`, { skip: noGpu }, async () => {
+    const options = {
+      args: ['1500', '4096', '4'],
+      env: { ...env, ...environmentOf({ ...onePerHost, ranks }) },
+      timeoutMs,
+    };
+    const { exitCode, transcript } = await runRanks(ranks, large, options);
+    assert.equal(exitCode, 0, transcript);
+  });
+}
+
+function fail(scenario: string, ranks = 2, onLine?: (pid: number, rank: number) => void): Promise<RunRanksResult> {
+  return runRanks(ranks, failure, {
+    args: [scenario],
+    env: { ...env, WEFTLINE_HOSTS: '2' },
+    graceMs: 20_000,
+    onLine: ({ rank, text }) => {
+      const [, pid] = /^running (\d+)/.exec(text) ?? [];
+      if (pid !== undefined) onLine?.(Number(pid), rank);
+    },
+  });
+}
+
+test('a rank of another host that stays away is named by WL_TIMEOUT, with what it owes', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await fail('absent');
+  const { code, message } = resultOf(ranks[0]) as Failure;
+  assert.equal(code, 'WL_TIMEOUT', transcript);
+  assert.match(
+    message,
+    /Kernel epDispatch of rank 0 waited (?:3\d\d|400) ms for rank 1 \(dispatch \(record from another host\)/,
+    transcript,
+  );
+});
+
+test('a rank that stays away from a layer is named too', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await fail('layer absent');
+  const { code, message } = resultOf(ranks[0]) as Failure;
+  assert.equal(code, 'WL_TIMEOUT', transcript);
+  assert.match(message, /Kernel layerPrepare of rank 0 waited .* for rank 1 \(layer dispatch \(record/, transcript);
+});
+
+test('kill -9 of a rank of another host ends the waits of a layer', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await fail('layer loop', 3, (pid, rank) => {
+    if (rank === 1) process.kill(pid, 'SIGKILL');
+  });
+  for (const rank of [0, 2]) {
+    const { code, message } = resultOf(ranks[rank]) as Failure;
+    assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
+    assert.match(message, /[Rr]ank 1\b|Rank \d, on another host, gave up/, transcript);
+  }
+});
+
+test('kill -9 of a rank of another host ends the waits of kernels and names it', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await fail('lost before combine');
+  const { code, message } = resultOf(ranks[0]) as Failure;
+  assert.equal(code, 'WL_PEER_LOST', transcript);
+  assert.match(message, /[Rr]ank 1\b/, transcript);
+});
+
+test('kill -9 of a rank in the middle of calls: every other rank ends, on both hosts', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await fail('loop', 4, (pid, rank) => {
+    if (rank === 1) process.kill(pid, 'SIGKILL');
+  });
+  for (const rank of [0, 2, 3]) {
+    const { code, message } = resultOf(ranks[rank]) as Failure;
+    assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
+    assert.match(message, /[Rr]ank 1\b|Rank \d, on another host, gave up/, transcript);
+  }
+});
+
+test('a rank that closes its buffer while another host is in a call is named', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await fail('closes its buffer');
+  const { code, message } = resultOf(ranks[0]) as Failure;
+  assert.equal(code, 'WL_PEER_LOST', transcript);
+  assert.match(message, /rank 1\b.*closed its side/, transcript);
+});
+
+test('a device that is closed before its buffer leaves nothing that looks at its memory', { skip: noGpu }, async () => {
+  const { exitCode, ranks, transcript } = await fail('closes its device');
+  assert.equal(exitCode, 0, transcript);
+  for (const rank of ranks) assert.notEqual((resultOf(rank) as Failure).code, 'none', transcript);
+});
+
+for (const [scenario, code, message] of [
+  ['other topk', 'WL_CONFIG_MISMATCH', /disagree on topk/],
+  ['other dtype', 'WL_CONFIG_MISMATCH', /disagree on rowBytes/],
+  ['other weights', 'WL_CONFIG_MISMATCH', /disagree on weightBytes/],
+  ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
+  ['worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
+  ['calls behind worst too small', 'WL_CAPACITY', /Rank 1 would receive .* more than its numWorstTokens 2/],
+  ['worst of one rank too small', 'WL_CAPACITY', /Rank 1 would receive 4 rows, more than its numWorstTokens 2/],
+] as const) {
+  test(`across hosts, ${scenario}: every rank gets the same ${code}`, { skip: noGpu }, async () => {
+    const { exitCode, ranks, transcript } = await fail(scenario);
+    assert.equal(exitCode, 0, transcript);
+    for (const rank of ranks) {
+      const failed = resultOf(rank) as Failure;
+      assert.equal(failed.code, code, transcript);
+      assert.match(failed.message, message, transcript);
+    }
+  });
+}
+
+test('ranks of different hosts in different calls name both', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await fail('other call');
+  const failures = ranks.map((rank) => resultOf(rank) as Failure);
+  assert.ok(
+    failures.some(({ code, message }) => code === 'WL_CONFIG_MISMATCH' && /combine with handle/.test(message)),
+    transcript,
+  );
+  for (const { code } of failures)
+    assert.ok(['WL_CONFIG_MISMATCH', 'WL_PEER_FAILED', 'WL_TIMEOUT'].includes(code), transcript);
+});

@@ -1,0 +1,90 @@
+// What ranks of a group on several hosts hear when one of them fails: why, on whichever host they are, and soon.
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import { resultOf, runRanks } from './support/run-ranks.ts';
+
+const script = new URL('./ranks/ep-host-failure.js', import.meta.url);
+/** The calls of these tests may take 20 s. */
+const SOON_MS = 10_000;
+
+interface Ended {
+  readonly code: string;
+  readonly message: string;
+  readonly rank?: number;
+  readonly ms: number;
+}
+
+interface Case {
+  readonly scenario: string;
+  readonly culprit: number;
+  readonly hosts: string;
+  /** What the others hear. */
+  readonly heard: RegExp;
+  /** What the culprit itself gets. */
+  readonly own: RegExp;
+}
+
+const mismatch = /WL_CONFIG_MISMATCH|different calls|all ranks must make the same calls/;
+const cases: readonly Case[] = [
+  {
+    scenario: 'throws in dispatch',
+    culprit: 3,
+    hosts: '2',
+    heard: /^Rank 3 gave up: out of luck/,
+    own: /^out of luck/,
+  },
+  {
+    scenario: 'throws in dispatch',
+    culprit: 3,
+    hosts: '3+1',
+    heard: /^Rank 3 gave up: out of luck/,
+    own: /^out of luck/,
+  },
+  {
+    scenario: 'throws in combine',
+    culprit: 1,
+    hosts: '3+1',
+    heard: /^Rank 1 gave up: out of luck/,
+    own: /^out of luck/,
+  },
+  { scenario: 'throws between', culprit: 2, hosts: '2', heard: /\b[Rr]anks? 2\b/, own: /^out of luck/ },
+  { scenario: 'throws between', culprit: 1, hosts: '3+1', heard: /\b[Rr]anks? 1\b/, own: /^out of luck/ },
+  {
+    scenario: 'stays away',
+    culprit: 0,
+    hosts: '2',
+    heard: /\b[Rr]anks? 0\b/,
+    own: /Rank \d gave up: WL_TIMEOUT: .*[Rr]ank 0\b/,
+  },
+  { scenario: 'in another call', culprit: 2, hosts: '2', heard: mismatch, own: mismatch },
+  { scenario: 'in the other call on its host', culprit: 3, hosts: '3+1', heard: mismatch, own: mismatch },
+  { scenario: 'bad argument, then gone', culprit: 2, hosts: '3+1', heard: /\b[Rr]anks? 2\b/, own: /9999/ },
+];
+
+describe('failures across hosts', { concurrency: 2 }, () => {
+  for (const what of ['buffer', 'layer']) {
+    for (const { scenario, culprit, hosts, heard, own } of cases) {
+      test(`${what}, hosts ${hosts}: rank ${culprit} ${scenario}`, async () => {
+        const env = { WEFTLINE_HOSTS: hosts, WEFTLINE_TEST_GROUP: 'all' };
+        const options = { args: [scenario, what, String(culprit)], env, graceMs: 20_000 };
+        const { exitCode, ranks, transcript } = await runRanks(4, script, options);
+        assert.equal(exitCode, 0, transcript);
+        for (const [rank, output] of ranks.entries()) {
+          const { code, message, ms } = resultOf(output) as Ended;
+          assert.notEqual(code, 'none', transcript);
+          assert.match(message, rank === culprit ? own : heard, `rank ${rank}\n${transcript}`);
+          if (rank !== culprit) assert.ok(ms < SOON_MS, `rank ${rank}\n${transcript}`);
+        }
+      });
+    }
+
+    test(`${what}: a rank whose arguments are refused may call again; the others wait for it`, async () => {
+      const env = { WEFTLINE_HOSTS: '3+1', WEFTLINE_TEST_GROUP: 'all' };
+      const args = ['bad argument, then a good one', what, '2'];
+      const { exitCode, ranks, transcript } = await runRanks(4, script, { args, env });
+      assert.equal(exitCode, 0, transcript);
+      for (const output of ranks) assert.deepEqual(resultOf(output), { code: 'none' }, transcript);
+      assert.match(ranks[2]?.stdout.join('\n') ?? '', /WL_INVALID_ARGUMENT|expected an expert from 0 to 3/, transcript);
+    });
+  }
+});

@@ -1,0 +1,55 @@
+// The way of a device's kernels to ranks on other hosts: what commands bring over several lanes, and how ends are told. The
+// device is a CPU here, which pushes the commands that kernels push.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { resultOf, runRanks } from './support/run-ranks.ts';
+
+const script = new URL('./support/proxy-network-rank.js', import.meta.url);
+
+interface Told {
+  readonly channels: number;
+  readonly peers: readonly number[];
+  readonly heard: readonly { readonly code: string; readonly peer: number }[];
+}
+
+for (const [hosts, ranks] of [
+  ['2', 2],
+  ['2', 4],
+  ['1+2', 3],
+] as const) {
+  for (const engines of ['1', '2']) {
+    test(`rows and signals arrive on ${engines} lanes, between ${ranks} ranks on hosts ${hosts}`, async () => {
+      const env = { WEFTLINE_HOSTS: hosts, WEFTLINE_TRANSPORT_ENGINES: engines };
+      const { exitCode, ranks: ended, transcript } = await runRanks(ranks, script, { args: ['all', '-1'], env });
+      assert.equal(exitCode, 0, transcript);
+      for (const rank of ended) assert.equal((resultOf(rank) as Told).channels, Number(engines), transcript);
+    });
+  }
+}
+
+for (const [scenario, code] of [
+  ['close', 'WL_CLOSED'],
+  ['kill', 'WL_PEER_LOST'],
+] as const) {
+  test(`${scenario}: the peers of a rank hear of it by its number`, async () => {
+    const env = { WEFTLINE_HOSTS: '2' };
+    const { ranks, transcript } = await runRanks(4, script, { args: [scenario, '1'], env, graceMs: 20_000 });
+    for (const rank of [0, 2, 3]) {
+      const { peers, heard } = resultOf(ranks[rank]) as Told;
+      const expected = peers.includes(1) ? [{ code, peer: 1 }] : [];
+      assert.deepEqual(heard, expected, transcript);
+    }
+  });
+}
+
+test('a rank that gives up tells its peers, and nobody else', async () => {
+  const env = { WEFTLINE_HOSTS: '2' };
+  const { exitCode, transcript } = await runRanks(4, script, { args: ['give up', '2'], env });
+  assert.equal(exitCode, 0, transcript);
+});
+
+test('what was pushed last is delivered before its rank closes', async () => {
+  const env = { WEFTLINE_HOSTS: '2' };
+  const { exitCode, transcript } = await runRanks(4, script, { args: ['last words', '3'], env });
+  assert.equal(exitCode, 0, transcript);
+});
