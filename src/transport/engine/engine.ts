@@ -252,5 +252,5 @@ export class Engine implements TransportEngine, EngineCore {
 
 function isOver(this: Engine, connection: Connection): boolean {
   const { error, life } = connection;
-  return error !== undefined && !life.endUnsent && this.now - life.endedAt >= this.settings.giveUp;
+  return error !== undefined && life.endsUnsent === 0 && this.now - life.endedAt >= this.settings.giveUp;
 }

@@ -38,7 +38,7 @@ export function runConnection(connection: Connection, now: number, bursts: numbe
 /** When the connection next has something to do. */
 export function deadlineOf(connection: Connection): number {
   if (connection.error !== undefined)
-    return connection.life.endUnsent ? Number.NEGATIVE_INFINITY : Number.POSITIVE_INFINITY;
+    return connection.life.endsUnsent > 0 ? Number.NEGATIVE_INFINITY : Number.POSITIVE_INFINITY;
   let deadline = Math.min(connection.send.deadline, connection.send.lossDeadline, ackTime(connection.receive));
   deadline = Math.min(deadline, connection.receive.holdDeadline);
   if (connection.control.open > 0) deadline = Math.min(deadline, controlTime(connection));
@@ -61,8 +61,11 @@ function runAcks(connection: Connection, now: number): void {
 
 /** Tells the peer that the connection is over, with an ack of everything that had come. */
 function sendEnd(connection: Connection, now: number): void {
-  if (!connection.life.endUnsent || !sendAck(connection, now, connection.life.endReason)) return;
-  connection.life.endUnsent = false;
+  const { life } = connection;
+  for (let path = connection.replyPath(); life.endsUnsent > 0; path = connection.pathBesides(path)) {
+    if (!sendAck(connection, now, life.endReason, path)) return;
+    life.endsUnsent--;
+  }
 }
 
 function silentFrom(connection: Connection): number {

@@ -72,6 +72,8 @@ export class Connection implements AsyncDisposable {
   readonly #transfers: LaneTransfers;
   readonly #rails: RailStates;
   readonly #onClose: (connection: Connection) => void;
+  /** Engines whose lanes the peer has ended. */
+  readonly #endedLanes = new Set<number>();
   #error: WeftlineError | undefined;
   #ending: Promise<void> | undefined;
 
@@ -246,9 +248,16 @@ export class Connection implements AsyncDisposable {
     );
   }
 
-  /** @internal What the engine says of its end. */
-  endWith(error: EncodedError): Promise<void> {
-    return this.end(decodeError(error));
+  /**
+   * @internal What an engine says of its lane's end. When the peer has closed, the other lanes may still bring
+   * acknowledgements: requests there fail when their own lane ends, or after FAREWELL_MS.
+   */
+  endWith(engine: number, error: EncodedError): void {
+    const reason = decodeError(error);
+    this.#endedLanes.add(engine);
+    if (reason.code !== 'WL_CLOSED' || this.#endedLanes.size === this.#ends.length) return void this.end(reason);
+    this.#error ??= reason;
+    setTimeout(() => void this.end(reason), FAREWELL_MS).unref();
   }
 
   async #end(error: WeftlineError, farewell: boolean): Promise<void> {

@@ -388,7 +388,7 @@ export class Transport implements AsyncDisposable {
     if (event.event === 'path') return connection?.notePath(engine, event.path, event.deadSince);
     // Each lane tells of the end; the first one says why.
     if (connection?.error === undefined) this.#logEnd(event.error);
-    void connection?.endWith(event.error);
+    connection?.endWith(engine, event.error);
   }
 
   /** A peer that closes says so with a reason; whatever else ends a connection is somebody's trouble. */

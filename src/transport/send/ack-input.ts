@@ -1,6 +1,6 @@
 // Takes in acks: what has arrived leaves the window, echoes give round-trip times and show what was lost on each path.
 // Hot path: no allocation.
-import { ackHeader, ackPath, failReasons, packetFlags, PARKED_SHIFT } from '../../abi/transport-packet.ts';
+import { ackHeader, ackPath, EAGER_SLOTS, failReasons, packetFlags, PARKED_SHIFT } from '../../abi/transport-packet.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { NO_BURST } from './burst-table.ts';
 import type { Connection } from '../engine/connection.ts';
@@ -47,6 +47,7 @@ export function onAck(connection: Connection, view: DataView, at: number, bytes:
   finishFlushes(connection);
   connection.wake();
   if ((flags & packetFlags.reset) !== 0) {
+    finishDelivered(connection);
     endedByPeer(connection, view.getUint32(at + ACK.reason, true));
   }
   return true;
@@ -212,6 +213,20 @@ export function finishFlushes(connection: Connection): void {
     if (((head.value - window.first) | 0) > 0) return;
     flushes.shift();
     engine.done(head);
+  }
+}
+
+/**
+ * Messages that an earlier ack has called parked, and the peer's last one no longer does, were delivered: the record that
+ * says so may be lost. Only of the last ack, because another one may be older than the message.
+ */
+function finishDelivered({ engine, send: { eager } }: Connection): void {
+  if (eager === undefined) return;
+  for (let slot = 0; slot < EAGER_SLOTS; slot++) {
+    const request = engine.requests.find(eager.handleOf(slot));
+    if (request === undefined || !request.isPending || request.slot !== slot) continue;
+    const hasArrived = request.segmented && request.unacked === 0;
+    if (hasArrived && ((parked >>> slot) & 1) === 0) engine.done(request);
   }
 }
 

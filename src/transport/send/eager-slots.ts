@@ -36,6 +36,11 @@ export class EagerSlots {
     request.number = number;
   }
 
+  /** The message that has the slot, or had it last. */
+  handleOf(slot: number): number {
+    return this.#handle[slot]!;
+  }
+
   /** The message no longer needs its slot. One that has it no more changes nothing. */
   free(slot: number, handle: number): void {
     if (this.#handle[slot] === handle) this.#free |= 1 << slot;

@@ -208,7 +208,7 @@ export class Decoder {
     if (connection.error === undefined) return connection;
     // The peer still sends because it has not heard of the end.
     if (connection.life.endReason !== 0 && kind !== packetKinds.ack) {
-      connection.life.endUnsent = true;
+      connection.life.endsUnsent = Math.max(1, connection.life.endsUnsent);
       this.#engine.wake();
     }
     return this.#drop('stale');

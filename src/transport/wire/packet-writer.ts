@@ -112,7 +112,7 @@ function writePrefix(connection: Connection, at: number, kind: number, path: num
 }
 
 /** Tells the peer what has arrived; with a reason, that the connection is over. False if the I/O takes nothing now. */
-export function sendAck(connection: Connection, now: number, reason = 0): boolean {
+export function sendAck(connection: Connection, now: number, reason = 0, path = connection.replyPath()): boolean {
   const { outbox } = connection.engine;
   const { arrivals, window } = connection.receive;
   const echoes = Math.min(arrivals.touchedCount, MAX_ECHOES);
@@ -121,7 +121,6 @@ export function sendAck(connection: Connection, now: number, reason = 0): boolea
   const at = outbox.reserve(bytes);
   if (at === -1) return false;
   const { view } = outbox;
-  const path = connection.replyPath();
   writePrefix(connection, at, packetKinds.ack, path);
   const flags = (reason === 0 ? 0 : packetFlags.reset) | (connection.control.gap ? packetFlags.controlGap : 0);
   connection.control.gap = false;

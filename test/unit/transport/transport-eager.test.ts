@@ -67,6 +67,23 @@ test('a small message goes with its data, and one acknowledgement ends it', () =
   }
 });
 
+test('a message that was parked and delivered just before its receiver closed has been sent', () => {
+  for (const isDelivered of [true, false]) {
+    // The record that says so is lost.
+    const lose: LoopbackOptions['lose'] = ({ to, bytes }) => to.name === 'a' && bytes[AT.kind] === packetKinds.control;
+    const { net, send, receive, valueOf } = open({ lose });
+    const sending = send(7);
+    net.run(() => false, 10_000);
+    const receiving = isDelivered ? receive() : undefined;
+    net.run(() => false, 100);
+    assert.equal(stateOf(net.a, sending), 'pending');
+    if (receiving !== undefined) assert.deepEqual([stateOf(net.b, receiving), valueOf(receiving)], ['done', 7]);
+    net.b.connection.close();
+    assert.ok(net.run(() => isEnded(net.a, sending), 10_000));
+    assert.equal(stateOf(net.a, sending), isDelivered ? 'done' : 'WL_CLOSED');
+  }
+});
+
 test('a message waits for its receive, and only then has it been sent', () => {
   for (const isAuthentic of [false, true]) {
     const { net, send, receive, valueOf } = open({ settings: { transportAuthentication: isAuthentic } });

@@ -168,6 +168,30 @@ function messagesIn100Ms(dead: boolean): number {
   return sent - begin;
 }
 
+test('close() behind a finished message does not fail it, though its ack and two ends are lost', () => {
+  let isClosed = false;
+  let ends = 0;
+  const net = new Loopback({
+    paths: 4,
+    // Everything that `b` says of the message, but for its last packet.
+    lose: ({ to, bytes }) => {
+      const isAck = to === net.a && bytes[packetPrefix.offset.kind] === packetKinds.ack;
+      if (isAck && isClosed) ends++;
+      return isAck && ends < 3;
+    },
+  });
+  const receive = net.b.connection.postReceive({ region: net.b.region(1000), offset: 0, bytes: 1000 });
+  const send = net.a.connection.postSend({ region: net.a.region(1000), offset: 0, bytes: 1000 });
+  assert.ok(net.run(() => isEnded(net.b, receive)));
+  assert.equal(isEnded(net.a, send), false);
+  isClosed = true;
+  net.b.connection.close();
+  assert.ok(net.run(() => net.a.ended.length > 0, 1000));
+  assert.equal(ends, 3);
+  assert.equal(net.a.engine.poll(send), requestStatus.done);
+  assert.equal(net.a.ended[0]?.code, 'WL_CLOSED');
+});
+
 test('one dead path of eight is found, and costs little', () => {
   const [whole, broken] = [messagesIn100Ms(false), messagesIn100Ms(true)];
   assert.ok(broken >= 0.85 * whole, `${broken} messages with a dead path, ${whole} without`);
