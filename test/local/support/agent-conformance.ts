@@ -4,7 +4,7 @@ import { randomBytes } from 'node:crypto';
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import test from 'node:test';
+import test, { after } from 'node:test';
 import type { WeftlineError } from 'weftline';
 import {
   Agent,
@@ -17,7 +17,7 @@ import {
 import { PartTable } from '#lib/abi/part-table.js';
 import { PartPuts } from '#lib/agent/part-puts.js';
 import type { AgentConfiguration } from './agent-configurations.ts';
-import { AgentPeer, openPair } from './agent-pair.ts';
+import { AgentPeer, openPair, SharedPair } from './agent-pair.ts';
 import { whyMissing } from './missing-backend.ts';
 import { until } from '../../support/until.ts';
 import { withCode } from '../../support/with-code.ts';
@@ -58,9 +58,10 @@ const threads: Readonly<Record<string, AgentOptions>> = {
 export async function testConformance(configuration: AgentConfiguration): Promise<void> {
   const { name: title, backend } = configuration;
   const skip = (await whyMissing(backend)) ?? false;
-  // Within a host, this thread copies: what is too much for the call of post itself goes on when the thread does.
-  // Within a host, more than a post copies itself.
-  const standingStill = backend === 'local' ? 16 * MiB : 2 * MiB;
+  // Within a host, more than the call of post copies itself.
+  const sharedBytes = backend === 'local' ? 16 * MiB : 4 * MiB;
+  const shared = new SharedPair(configuration, sharedBytes);
+  after(() => shared.close());
 
   for (const [how, options] of Object.entries(threads)) {
     test(`${title}, ${how}: writes and reads of every size and place are intact`, { skip }, async () => {
@@ -97,8 +98,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
   }
 
   test(`${title}: only what the descriptors name is written, in any order of blocks`, { skip }, async () => {
-    await using pair = await openPair(configuration, MiB);
-    const { agent, peer } = pair;
+    const { agent, peer } = await shared.use();
     const out = await agent.allocate(MiB);
     out.bytes.set(randomBytes(MiB));
     const ours = DescriptorList.blocks(out, { blockBytes: 1000, stride: 4096 });
@@ -121,8 +121,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
   });
 
   test(`${title}: neighbours are moved as one, and telemetry counts`, { skip }, async () => {
-    await using pair = await openPair(configuration, MiB);
-    const { agent } = pair;
+    const { agent } = await shared.use();
     const out = await agent.allocate(MiB);
     const local = DescriptorList.blocks(out, { blockBytes: 4096, count: 128 });
     const remote = DescriptorList.blocks(memoryOf(agent, 'plain'), { blockBytes: 4096, count: 128 });
@@ -146,11 +145,10 @@ export async function testConformance(configuration: AgentConfiguration): Promis
   });
 
   test(`${title}: a notification comes behind its data, while the initiator does nothing`, { skip }, async () => {
-    await using pair = await openPair(configuration, standingStill);
-    const { agent, peer } = pair;
+    const { agent, peer } = await shared.use();
     const folder = mkdtempSync(join(tmpdir(), 'weftline-agent-'));
     try {
-      const out = await agent.allocate(standingStill);
+      const out = await agent.allocate(sharedBytes);
       for (const operation of ['write', 'read'] as const) {
         const path = join(folder, operation);
         out.bytes.fill(99);
@@ -173,8 +171,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
 
   for (const blocking of [true, false]) {
     test(`${title}: many notifications arrive in order, ${blocking ? 'blocking' : 'async'}`, { skip }, async () => {
-      await using pair = await openPair(configuration, 4096);
-      const { agent, peer } = pair;
+      const { agent, peer } = await shared.use();
       const out = await agent.allocate(64);
       const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
       await using transfer = await agent.prepare({
@@ -207,8 +204,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
   }
 
   test(`${title}: the longest notification arrives, a longer one is refused`, { skip }, async () => {
-    await using pair = await openPair(configuration, 4096);
-    const { agent, peer } = pair;
+    const { agent, peer } = await shared.use();
     const out = await agent.allocate(64);
     const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
     const lists = { local: DescriptorList.of(out), remote };
@@ -235,8 +231,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
   });
 
   test(`${title}: a string arrives as UTF-8; what is neither bytes nor a string is refused`, { skip }, async () => {
-    await using pair = await openPair(configuration, 4096);
-    const { agent, peer } = pair;
+    const { agent, peer } = await shared.use();
     const local = DescriptorList.of(await agent.allocate(64));
     const remote = DescriptorList.of(memoryOf(agent, 'plain'), 0, 64);
     await using transfer = await agent.prepare({ operation: 'write', peer: 'there', local, remote });
@@ -330,8 +325,7 @@ export async function testConformance(configuration: AgentConfiguration): Promis
   );
 
   test(`${title}: a channel's signals come behind its puts`, { skip }, async () => {
-    await using pair = await openPair(configuration, 4 * MiB);
-    const { agent, peer } = pair;
+    const { agent, peer } = await shared.use();
     await peer.do({ do: 'fill', name: 'allocated', value: 0 });
     const out = await agent.allocate(MiB);
     out.bytes.fill(3);
@@ -354,6 +348,120 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     }
     assert.deepEqual([channel.posted, channel.delivered, channel.error], [6, 6, undefined]);
     await channel.close();
+  });
+
+  test(`${title}: a put of no bytes posts nothing, and what is around it arrives`, { skip }, async () => {
+    const { agent, peer } = await shared.use();
+    const out = await agent.register(randomBytes(4096));
+    const memory = memoryOf(agent, 'allocated');
+    const { link, local, remote } = await agent.channelParts('there', out, memory.number);
+    const channel = link.openChannel();
+    const isSettled = (): boolean => {
+      if (channel.error !== undefined) throw channel.error;
+      return channel.delivered === channel.posted;
+    };
+    const settled = (): Promise<void> =>
+      agent.until({
+        get isSettled() {
+          return isSettled();
+        },
+        describe: () => 'what a channel has posted is not delivered',
+      });
+    /** Until there is room. */
+    const post = async (attempt: () => boolean): Promise<void> => {
+      while (!attempt()) {
+        agent.poll();
+        await new Promise((resolve) => setTimeout(resolve, 1));
+      }
+    };
+    const nothing = { local, localOffset: 4096, remote, remoteOffset: sharedBytes, bytes: 0 };
+    assert.equal(channel.put(nothing), true);
+    assert.deepEqual([channel.posted, channel.delivered], [0, 0]);
+    for (const at of [0, 1, 2]) {
+      const place = { local, localOffset: at * 100, remote, remoteOffset: 64 + at * 100, bytes: 100 };
+      await post(() => channel.put(place));
+      assert.equal(channel.put(nothing), true);
+    }
+    await post(() => channel.signal(remote, 0, 5));
+    assert.equal(channel.put(nothing), true);
+    assert.equal(channel.posted, 4);
+    await settled();
+    const expected = new Uint8Array(400).fill(7, 364);
+    expected.set(out.bytes.subarray(0, 300), 64);
+    expected.fill(7, 0, 64);
+    expected[0] = 12;
+    assert.deepEqual(await peer.bytes('allocated', 0, 400), expected);
+    // A table of parts without bytes is delivered too.
+    const table = PartTable.ofCount(3);
+    table.bytes[1] = 10;
+    const puts = await PartPuts.open({ channel, table, local, remote });
+    for (const [first, count] of [
+      [0, 1],
+      [0, 3],
+      [2, 1],
+    ] as const) {
+      await post(() => puts.put(first, count) === count);
+    }
+    await settled();
+    assert.deepEqual(await peer.bytes('allocated', 0, 10), out.bytes.slice(0, 10));
+    await puts.release();
+    await channel.close();
+    assert.throws(() => channel.put(nothing), withCode('WL_CLOSED'));
+  });
+
+  test(`${title}: what is wrong is refused, and nothing is written`, { skip }, async () => {
+    // It is no longer of use to others afterwards.
+    await using pair = await shared.take();
+    const { agent, peer } = pair;
+    const out = await agent.allocate(65_536);
+    out.bytes.fill(1);
+    const memory = memoryOf(agent, 'plain');
+    const prepare = (local: DescriptorList, remote: DescriptorList): Promise<unknown> =>
+      agent.prepare({ operation: 'write', peer: 'there', local, remote });
+    const whole = DescriptorList.of(out);
+    await assert.rejects(
+      prepare(whole, hostRange(memory.address + sharedBytes - 65_535, 65_536)),
+      withCode('WL_INVALID_ARGUMENT', new RegExp(`leaves a region of ${sharedBytes} bytes by 1`)),
+    );
+    await assert.rejects(
+      prepare(whole, hostRange(memory.address - 1, 65_536)),
+      withCode('WL_INVALID_ARGUMENT', /lies in no region that agent there/),
+    );
+    await assert.rejects(
+      prepare(hostRange(64, 8), hostRange(memory.address, 8)),
+      withCode('WL_INVALID_ARGUMENT', /no region that agent here has registered/),
+    );
+    await assert.rejects(
+      prepare(whole, hostRange(memory.address, 8)),
+      withCode('WL_INVALID_ARGUMENT', /as its local one has/),
+    );
+    await assert.rejects(
+      agent.prepare({ operation: 'write', peer: 'nobody', local: whole, remote: whole }),
+      withCode('WL_INVALID_ARGUMENT', /nobody/),
+    );
+    await using transfer = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local: whole,
+      remote: DescriptorList.of(memory, 0, 65_536),
+    });
+    await assert.rejects(transfer.wait(), withCode('WL_INVALID_ARGUMENT', /never posted/));
+    await peer.do({ do: 'deregister', name: 'plain' });
+    // At once, or when the peer says so.
+    await assert.rejects(postAndWait(transfer, 'must not come'), withCode('WL_UNAUTHORIZED', /there/));
+    assert.notEqual(transfer.state, 'done');
+    await assert.rejects(peer.do({ do: 'next', blocking: false, timeoutMs: 50 }), withCode('WL_TIMEOUT'));
+    // The rest goes on.
+    await using other = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local: whole,
+      remote: DescriptorList.of(memoryOf(agent, 'allocated'), 0, 65_536),
+    });
+    other.post();
+    await other.wait();
+    await agent.deregister(out);
+    assert.throws(() => other.post(), withCode('WL_CLOSED', /deregistered/));
   });
 
   test(`${title}: a link is open until one side closes it, and then closed`, { skip }, async () => {
@@ -385,60 +493,6 @@ export async function testConformance(configuration: AgentConfiguration): Promis
     await until(() => link.state !== 'open');
     assert.equal(link.state, 'dead');
     withCode('WL_PEER_LOST', /there/)(link.error);
-  });
-
-  test(`${title}: what is wrong is refused, and nothing is written`, { skip }, async () => {
-    await using pair = await openPair(configuration, 65_536);
-    const { agent, peer } = pair;
-    const out = await agent.allocate(65_536);
-    out.bytes.fill(1);
-    const memory = memoryOf(agent, 'plain');
-    const prepare = (local: DescriptorList, remote: DescriptorList): Promise<unknown> =>
-      agent.prepare({ operation: 'write', peer: 'there', local, remote });
-    const whole = DescriptorList.of(out);
-    await assert.rejects(
-      prepare(whole, hostRange(memory.address + 1, 65_536)),
-      withCode('WL_INVALID_ARGUMENT', /leaves a region of 65536 bytes by 1/),
-    );
-    await assert.rejects(
-      prepare(whole, hostRange(memory.address - 1, 65_536)),
-      withCode('WL_INVALID_ARGUMENT', /lies in no region that agent there/),
-    );
-    await assert.rejects(
-      prepare(hostRange(64, 8), hostRange(memory.address, 8)),
-      withCode('WL_INVALID_ARGUMENT', /no region that agent here has registered/),
-    );
-    await assert.rejects(
-      prepare(whole, hostRange(memory.address, 8)),
-      withCode('WL_INVALID_ARGUMENT', /as its local one has/),
-    );
-    await assert.rejects(
-      agent.prepare({ operation: 'write', peer: 'nobody', local: whole, remote: whole }),
-      withCode('WL_INVALID_ARGUMENT', /nobody/),
-    );
-    await using transfer = await agent.prepare({
-      operation: 'write',
-      peer: 'there',
-      local: whole,
-      remote: DescriptorList.of(memory),
-    });
-    await assert.rejects(transfer.wait(), withCode('WL_INVALID_ARGUMENT', /never posted/));
-    await peer.do({ do: 'deregister', name: 'plain' });
-    // At once, or when the peer says so.
-    await assert.rejects(postAndWait(transfer, 'must not come'), withCode('WL_UNAUTHORIZED', /there/));
-    assert.notEqual(transfer.state, 'done');
-    await assert.rejects(peer.do({ do: 'next', blocking: false, timeoutMs: 50 }), withCode('WL_TIMEOUT'));
-    // The rest goes on.
-    await using other = await agent.prepare({
-      operation: 'write',
-      peer: 'there',
-      local: whole,
-      remote: DescriptorList.of(memoryOf(agent, 'allocated')),
-    });
-    other.post();
-    await other.wait();
-    await agent.deregister(out);
-    assert.throws(() => other.post(), withCode('WL_CLOSED', /deregistered/));
   });
 
   // Within a host the user counts, not the token.
@@ -509,66 +563,6 @@ export async function testConformance(configuration: AgentConfiguration): Promis
       readonly message: Uint8Array;
     };
     assert.equal(Buffer.from(message).toString(), 'back');
-  });
-
-  test(`${title}: a put of no bytes posts nothing, and what is around it arrives`, { skip }, async () => {
-    await using pair = await openPair(configuration, MiB);
-    const { agent, peer } = pair;
-    const out = await agent.register(randomBytes(4096));
-    const memory = memoryOf(agent, 'allocated');
-    const { link, local, remote } = await agent.channelParts('there', out, memory.number);
-    const channel = link.openChannel();
-    const isSettled = (): boolean => {
-      if (channel.error !== undefined) throw channel.error;
-      return channel.delivered === channel.posted;
-    };
-    const settled = (): Promise<void> =>
-      agent.until({
-        get isSettled() {
-          return isSettled();
-        },
-        describe: () => 'what a channel has posted is not delivered',
-      });
-    /** Until there is room. */
-    const post = async (attempt: () => boolean): Promise<void> => {
-      while (!attempt()) {
-        agent.poll();
-        await new Promise((resolve) => setTimeout(resolve, 1));
-      }
-    };
-    const nothing = { local, localOffset: 4096, remote, remoteOffset: MiB, bytes: 0 };
-    assert.equal(channel.put(nothing), true);
-    assert.deepEqual([channel.posted, channel.delivered], [0, 0]);
-    for (const at of [0, 1, 2]) {
-      const place = { local, localOffset: at * 100, remote, remoteOffset: 64 + at * 100, bytes: 100 };
-      await post(() => channel.put(place));
-      assert.equal(channel.put(nothing), true);
-    }
-    await post(() => channel.signal(remote, 0, 5));
-    assert.equal(channel.put(nothing), true);
-    assert.equal(channel.posted, 4);
-    await settled();
-    const expected = new Uint8Array(400).fill(7, 364);
-    expected.set(out.bytes.subarray(0, 300), 64);
-    expected.fill(7, 0, 64);
-    expected[0] = 12;
-    assert.deepEqual(await peer.bytes('allocated', 0, 400), expected);
-    // A table of parts without bytes is delivered too.
-    const table = PartTable.ofCount(3);
-    table.bytes[1] = 10;
-    const puts = await PartPuts.open({ channel, table, local, remote });
-    for (const [first, count] of [
-      [0, 1],
-      [0, 3],
-      [2, 1],
-    ] as const) {
-      await post(() => puts.put(first, count) === count);
-    }
-    await settled();
-    assert.deepEqual(await peer.bytes('allocated', 0, 10), out.bytes.slice(0, 10));
-    await puts.release();
-    await channel.close();
-    assert.throws(() => channel.put(nothing), withCode('WL_CLOSED'));
   });
 
   test(

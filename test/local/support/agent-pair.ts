@@ -62,6 +62,8 @@ export interface AgentPair extends AsyncDisposable {
   readonly peer: AgentPeer;
 }
 
+const remoteNames = ['allocated', 'plain'];
+
 /** `bytes` of memory named `allocated` and of memory named `plain` at the peer, filled with 7. */
 export async function openPair(
   configuration: AgentConfiguration | BackendName,
@@ -76,7 +78,7 @@ export async function openPair(
   const peer = await AgentPeer.start('there', { ...all, ...there, ...settingsOf(there), ownThread: true });
   await peer.do({ do: 'allocate', name: 'allocated', bytes });
   await peer.do({ do: 'register', name: 'plain', bytes });
-  for (const name of ['allocated', 'plain']) await peer.do({ do: 'fill', name, value: 7 });
+  for (const name of remoteNames) await peer.do({ do: 'fill', name, value: 7 });
   assert.equal(await agent.loadRemoteMetadata(await peer.metadata()), 'there');
   return {
     agent,
@@ -86,4 +88,36 @@ export async function openPair(
       await peer.kill();
     },
   };
+}
+
+/** A pair that tests use one after the other, and leave as they found it. Opened when first asked for. */
+export class SharedPair {
+  readonly #configuration: AgentConfiguration;
+  readonly #bytes: number;
+  #pair: AgentPair | undefined;
+
+  /** `bytes`: of each of the peer's memories. */
+  constructor(configuration: AgentConfiguration, bytes: number) {
+    this.#configuration = configuration;
+    this.#bytes = bytes;
+  }
+
+  /** Its memory is filled with 7 again. */
+  async use(): Promise<AgentPair> {
+    if (this.#pair === undefined) this.#pair = await openPair(this.#configuration, this.#bytes);
+    else for (const name of remoteNames) await this.#pair.peer.do({ do: 'fill', name, value: 7 });
+    return this.#pair;
+  }
+
+  /** The pair is the caller's, who closes it. */
+  async take(): Promise<AgentPair> {
+    const pair = await this.use();
+    this.#pair = undefined;
+    return pair;
+  }
+
+  async close(): Promise<void> {
+    await this.#pair?.[Symbol.asyncDispose]();
+    this.#pair = undefined;
+  }
 }
