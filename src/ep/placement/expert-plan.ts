@@ -1,0 +1,112 @@
+// Which logical expert each physical expert is a copy of, layer by layer, and the same tables read the other way.
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { invalidArgument } from '../../core/errors.ts';
+import { isWhole } from '../buffer/buffer-size.ts';
+
+/** How large the tables of a plan are. */
+export interface ExpertPlanShape {
+  /** Layers of the model, each with experts of its own. */
+  readonly layers: number;
+  /** Logical experts of a layer: those that the router chooses from. */
+  readonly experts: number;
+  /** Ranks, of which each holds a contiguous part of the physical experts of every layer, all as many. */
+  readonly ranks: number;
+}
+
+/** What expertPlan() takes. */
+export interface ExpertPlanOptions extends ExpertPlanShape {
+  /** [layers, physical]: the logical expert that each physical expert is a copy of. Copied. */
+  readonly physicalToLogical: ArrayLike<number>;
+}
+
+/**
+ * Where the copies of all experts are. Physical expert p is on rank floor(p * ranks / physical); a logical expert has one
+ * or more of them. The tables are the plan's own: do not write to them.
+ */
+export interface ExpertPlan extends ExpertPlanShape {
+  /** Physical experts of a layer, on all ranks together. */
+  readonly physical: number;
+  /** Most copies that any expert of any layer has. */
+  readonly maxReplicas: number;
+  /** [layers, physical]: the logical expert of each physical one. */
+  readonly physicalToLogical: Int32Array;
+  /** [layers, experts, maxReplicas]: the physical experts of each logical one in ascending order, then -1. */
+  readonly logicalToPhysical: Int32Array;
+  /** [layers, experts]: how many copies each logical expert has, 1 or more. */
+  readonly replicaCounts: Int32Array;
+}
+
+const optionNames: OptionNames<ExpertPlanOptions> = {
+  layers: true,
+  experts: true,
+  ranks: true,
+  physicalToLogical: true,
+};
+
+/**
+ * The plan that a table of physical experts describes, such as one that another program made. Fails with
+ * WL_INVALID_ARGUMENT if the table has no such shape, names an expert that there is not, or leaves one out.
+ * @param options The shape and the table.
+ */
+export function expertPlan(options: ExpertPlanOptions): ExpertPlan {
+  checkOptions(options, optionNames, 'options of expertPlan');
+  const { layers, experts, ranks } = options;
+  for (const [name, value] of Object.entries({ layers, experts, ranks })) {
+    if (!isWhole(value, 1)) throw invalidArgument(name, value, 'a whole number of at least 1');
+  }
+  const physicalToLogical = Int32Array.from(options.physicalToLogical);
+  const physical = physicalToLogical.length / layers;
+  if (!isWhole(physical, experts) || physical % ranks !== 0) {
+    const expected = `${layers} layers of a multiple of ${ranks} physical experts (ranks), at least ${experts} each`;
+    throw invalidArgument('physicalToLogical.length', physicalToLogical.length, expected);
+  }
+  const shape = { layers, experts, ranks, physical };
+  const replicaCounts = countReplicas(physicalToLogical, options.physicalToLogical, shape);
+  const maxReplicas = replicaCounts.reduce((most, count) => Math.max(most, count), 0);
+  const logicalToPhysical = invert(physicalToLogical, maxReplicas, shape);
+  return Object.freeze({ ...shape, maxReplicas, physicalToLogical, logicalToPhysical, replicaCounts });
+}
+
+/**
+ * The plan without copies: expert e is physical expert e, in every layer.
+ * @param shape `ranks` divides `experts`.
+ */
+export function contiguousPlan({ layers, experts, ranks }: ExpertPlanShape): ExpertPlan {
+  const physicalToLogical = Int32Array.from({ length: layers * experts }, (_, at) => at % experts);
+  return expertPlan({ layers, experts, ranks, physicalToLogical });
+}
+
+type Shape = ExpertPlanShape & { readonly physical: number };
+
+function countReplicas(table: Int32Array, given: ArrayLike<number>, { layers, experts, physical }: Shape): Int32Array {
+  const counts = new Int32Array(layers * experts);
+  for (let at = 0; at < table.length; at++) {
+    const expert = table[at]!;
+    if (expert !== given[at] || expert < 0 || expert >= experts) {
+      const [layer, place] = [Math.floor(at / physical), at % physical];
+      throw invalidArgument(`physicalToLogical[${layer}][${place}]`, given[at], `an expert, 0 to ${experts - 1}`);
+    }
+    const entry = Math.floor(at / physical) * experts + expert;
+    counts[entry] = counts[entry]! + 1;
+  }
+  const missing = counts.indexOf(0);
+  if (missing !== -1) {
+    const [layer, expert] = [Math.floor(missing / experts), missing % experts];
+    throw invalidArgument(`physicalToLogical[${layer}]`, `no copy of expert ${expert}`, 'at least one of each expert');
+  }
+  return counts;
+}
+
+function invert(table: Int32Array, maxReplicas: number, { layers, experts, physical }: Shape): Int32Array {
+  const inverse = new Int32Array(layers * experts * maxReplicas).fill(-1);
+  const found = new Int32Array(experts);
+  for (let layer = 0; layer < layers; layer++) {
+    found.fill(0);
+    for (let place = 0; place < physical; place++) {
+      const expert = table[layer * physical + place]!;
+      inverse[(layer * experts + expert) * maxReplicas + found[expert]!] = place;
+      found[expert] = found[expert]! + 1;
+    }
+  }
+  return inverse;
+}

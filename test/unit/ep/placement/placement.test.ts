@@ -1,0 +1,69 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { expertPlan, Placement } from 'weftline/ep/placement';
+import { withCode } from '../../../support/with-code.ts';
+
+/** 4 ranks with 2 slots: expert 0 on ranks 0, 1 and 3 (twice), expert 1 on rank 2, expert 2 on rank 0, expert 3 on ranks 1 and 2. */
+const plan = expertPlan({ layers: 1, experts: 4, ranks: 4, physicalToLogical: [0, 2, 0, 3, 1, 3, 0, 0] });
+const hosts = [
+  [0, 1],
+  [2, 3],
+];
+
+function routed(rank: number, ...ids: readonly number[]): readonly number[] {
+  return [...new Placement(plan, { rank, hosts }).route(Int32Array.from(ids))];
+}
+
+test('route() takes a copy on the rank, else on its host, else anywhere, in turn', () => {
+  assert.deepEqual(routed(0, 0, 0, 0), [0, 0, 0]);
+  assert.deepEqual(routed(0, 3, 3), [3, 3]); // rank 1 is on the same host, rank 2 is not
+  assert.deepEqual(routed(2, 0, 0, 0), [6, 7, 6]); // rank 3, both copies in turn
+  assert.deepEqual(routed(3, 0, 0, 0), [7, 6, 7]); // rank 3 begins with the second
+  assert.deepEqual(routed(0, 1, 1), [4, 4]);
+});
+
+test('turns are counted by expert and begin anew with each call', () => {
+  const placement = new Placement(plan, { rank: 2, hosts });
+  const ids = Int32Array.of(0, 1, 3, 0, -1, 0, 4, 2);
+  assert.deepEqual([...placement.route(ids)], [6, 4, 5, 7, -1, 6, -1, 1]);
+  assert.deepEqual([...placement.route(ids)], [6, 4, 5, 7, -1, 6, -1, 1]);
+  assert.deepEqual([...placement.localExperts()], [1, 3]);
+  assert.equal(placement.slots, 2);
+});
+
+test('64-bit ids give 64-bit ids, also in place', () => {
+  const placement = new Placement(plan, { rank: 2, hosts });
+  const ids = BigInt64Array.of(0n, 1n, -1n, 0n, 4n);
+  assert.equal(placement.route(ids, { out: ids }), ids);
+  assert.deepEqual([...ids], [6n, 4n, -1n, 7n, -1n]);
+});
+
+test('wrong ids are named, and nothing is written', () => {
+  const placement = new Placement(plan, { rank: 0, hosts });
+  const ids = Int32Array.of(1, 5);
+  assert.throws(() => placement.route(ids, { out: ids }), withCode('WL_INVALID_ARGUMENT', /topkIdx\[1\].* got 5/));
+  assert.deepEqual([...ids], [1, 5]);
+  const wide = BigInt64Array.of(1n, 2n ** 32n);
+  assert.throws(() => placement.route(wide), withCode('WL_INVALID_ARGUMENT', /topkIdx\[1\].* got 4294967296n/));
+  const negative = BigInt64Array.of(-2n);
+  assert.throws(() => placement.route(negative), withCode('WL_INVALID_ARGUMENT', /got -2n/));
+  assert.throws(() => placement.route(ids, { out: new Int32Array(1) }), withCode('WL_INVALID_ARGUMENT', /out: /));
+  assert.throws(() => placement.route(ids, { layer: 1 }), withCode('WL_INVALID_ARGUMENT', /layer: expected 0 to 0/));
+  assert.throws(() => placement.route([1] as never), withCode('WL_INVALID_ARGUMENT', /topkIdx/));
+});
+
+test('a placement needs every rank of its plan on one host', () => {
+  for (const where of [
+    { rank: 0, hosts: [[0, 1, 2]] },
+    {
+      rank: 0,
+      hosts: [
+        [0, 1],
+        [1, 2, 3],
+      ],
+    },
+    { rank: 4, hosts },
+  ]) {
+    assert.throws(() => new Placement(plan, where), withCode('WL_INVALID_ARGUMENT'));
+  }
+});
