@@ -3,6 +3,7 @@ import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { invalidArgument } from '../../core/errors.ts';
+import { isWhole } from '../../core/whole-number.ts';
 import { type CombinePrecision, combinePrecisions } from '../combine-precision.ts';
 import { numberHosts } from '../across-hosts/hosts-of.ts';
 import type { Hosts } from '../../collective/network/host-routes.ts';
@@ -167,8 +168,4 @@ function checkConfig(config: EpBufferConfig, numRanks: number): void {
   if (!combinePrecisions.includes(combinePrecision)) {
     throw invalidArgument('combinePrecision', combinePrecision, '"bf16" or "f32"');
   }
-}
-
-export function isWhole(value: unknown, least: number): value is number {
-  return typeof value === 'number' && Number.isSafeInteger(value) && value >= least;
 }

@@ -2,7 +2,7 @@
 
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from './buffer-size.ts';
+import { isWhole } from '../../core/whole-number.ts';
 
 /** Chunk sizes of DeepEP's ring buffers, in tokens, and the multiprocessors of its kernels. */
 export interface DeepEpConfigOptions {

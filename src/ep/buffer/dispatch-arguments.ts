@@ -5,7 +5,7 @@ import { FP8_GROUP } from '../../abi/element-formats.ts';
 import type { ScaledRows } from '../../device/formats/scaled-rows.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
-import { isWhole } from './buffer-size.ts';
+import { isWhole } from '../../core/whole-number.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { EpMemory } from './ep-memory.ts';

@@ -12,7 +12,7 @@ import { agreeOn } from '../../collective/agree.ts';
 import { requireRoom } from '../../windows/room.ts';
 import { ranksOfHosts } from '../across-hosts/hosts-of.ts';
 import { checkRdmaBuffer, refuseRdmaBuffer, requirePinnedBytes } from '../across-hosts/rdma-bytes.ts';
-import { isWhole } from '../buffer/buffer-size.ts';
+import { isWhole } from '../../core/whole-number.ts';
 import { layerPinnedSize } from './layer-pinned-size.ts';
 import { CpuLayerMemory } from './cpu/cpu-layer-memory.ts';
 import type { CudaLayerMemory } from './cuda/cuda-layer-memory.ts';

@@ -4,7 +4,7 @@ import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { isWhole } from '../buffer/buffer-size.ts';
+import { isWhole } from '../../core/whole-number.ts';
 import type { CombinePrecision } from '../combine-precision.ts';
 import { EPConfig, type TokenDType } from './ep-config.ts';
 

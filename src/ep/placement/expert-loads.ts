@@ -3,7 +3,7 @@ import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { isWhole } from '../buffer/buffer-size.ts';
+import { isWhole } from '../../core/whole-number.ts';
 import type { ExpertIds, Placement } from './placement.ts';
 
 /** What is counted, and for how long. */

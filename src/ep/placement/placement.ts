@@ -1,7 +1,7 @@
 // Placement: a plan as one rank sees it, and which copy of an expert each of its tokens goes to.
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../buffer/buffer-size.ts';
+import { isWhole } from '../../core/whole-number.ts';
 import type { ExpertPlan } from './expert-plan.ts';
 import { nearestCopies, type NearestCopies } from './nearest-copies.ts';
 

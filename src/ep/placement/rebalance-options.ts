@@ -1,7 +1,7 @@
 // What rebalanceExperts() takes, and the checks of it.
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../buffer/buffer-size.ts';
+import { isWhole } from '../../core/whole-number.ts';
 
 const policies = ['hierarchical', 'global'] as const;
 
