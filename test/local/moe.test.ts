@@ -155,6 +155,28 @@ test('weftline moe with layer all2all counts a row per token and expert', () => 
   );
 });
 
+for (const [layer, hosts, difference] of [
+  // A token's rows are added up by rank before they are rounded, and its experts are on other ranks than before.
+  ['buffer', '1', 4e-3],
+  // Each choice is a row of its own, added in the order of choices: where the expert computes makes no difference.
+  ['all2all', '1', 0],
+  ['buffer', '2', 4e-3],
+  ['all2all', '3+1', 4e-3],
+] as const) {
+  test(`8 replicas of the example's busy experts even out the load, by ${layer} on 4 ranks of hosts ${hosts}`, () => {
+    const report = reportOf(example, '--layer', layer, '--hosts', hosts, '--replicas', '8');
+    const skew = ({ ranks }: MoeReport['load']): number =>
+      Math.max(...ranks.map(({ expertRows }) => expertRows)) / ((1536 * 4) / ranks.length);
+    assert.ok(report.replicas);
+    assert.equal(skew(report.replicas.without.load).toFixed(2), '1.60');
+    // Between hosts a copy on the own host is preferred, however busy it is.
+    assert.ok(skew(report.load) <= (hosts === '3+1' ? 1.25 : 1.1), `${skew(report.load)}`);
+    assert.equal(report.load.experts.length, 40);
+    assert.ok(report.replicas.check.error <= difference, `${report.replicas.check.error}`);
+    assert.ok((report.check?.error ?? 1) < 4e-3);
+  });
+}
+
 test('weftline moe with fp8 rows stays within 5e-2 and moves about half', () => {
   const report = reportOf(example, '-n', '2', '--dtype', 'fp8');
   assert.ok((report.check?.error ?? 1) < 5e-2);
@@ -224,6 +246,10 @@ test('weftline moe refuses what cannot work before any rank is started', () => {
   const wrong: readonly (readonly [args: readonly string[], words: RegExp])[] = [
     [[example, '-n', '3'], /WL_INVALID_ARGUMENT.*divisor of the 32 experts/],
     [[example, '--layer', 'all2all', '--dtype', 'fp8'], /WL_INVALID_ARGUMENT.*--dtype/],
+    [
+      [example, '--replicas', '7'],
+      /WL_INVALID_ARGUMENT.*--replicas: expected a multiple of the 4 ranks, such as 4 or 8, got 7/,
+    ],
     [[example, '--topk', '3'], /WL_INVALID_ARGUMENT.*topk/],
     [[join(folder, 'missing')], /WL_FILE: /],
     [[main], /WL_FILE_FORMAT/],

@@ -8,9 +8,10 @@ import { readSettings } from '../../settings/settings.ts';
 import { combinePrecisions } from '../../ep/combine-precision.ts';
 import { exampleBlock } from '../moe/example-block.ts';
 import { describeMoeBlock, maxTopk } from '../moe/moe-block.ts';
-import { type MoeJobOptions, moeLayers, requirePassed, runMoeJob } from '../moe/moe-job.ts';
+import { moeLayers } from '../moe/measure-forward.ts';
+import { type MoeJobOptions, requirePassed, runMoeJob } from '../moe/moe-job.ts';
 import { SafetensorsFile } from '../moe/safetensors-file.ts';
-import { expertShare } from '../moe/token-split.ts';
+import { expertShare, requireEvenReplicas } from '../moe/token-split.ts';
 import { moeReport } from '../report/moe-report.ts';
 import { integerArgument } from './argument-values.ts';
 import { addOutputOptions, Output, type OutputFlags, requireWritableFolder } from './output.ts';
@@ -50,6 +51,12 @@ export function addMoeCommand(program: Command): void {
       new Option('--combine-precision <dtype>', "how a host's sums travel to other hosts")
         .choices(combinePrecisions)
         .default('bf16'),
+    )
+    .option(
+      '--replicas <count>',
+      'copies of busy experts, besides the first of each: also runs the block without them and compares load and output; experts and copies together must be a multiple of the ranks',
+      integerArgument(0, 65_536),
+      0,
     )
     .option('--out <file>', 'write the output, tensor "output" bf16 [T, H]')
     .option('--iterations <count>', 'timed passes; also --repeat', timedPasses, 5)
@@ -92,5 +99,6 @@ async function checkBeforeLaunch(path: string, options: MoeOptions): Promise<voi
   await using file = await SafetensorsFile.open(path);
   const block = describeMoeBlock(file, options);
   expertShare(block.experts, 0, options.ranks);
+  requireEvenReplicas(block.experts, options.replicas, options.ranks);
   if (options.out !== undefined) requireWritableFolder(options.out);
 }

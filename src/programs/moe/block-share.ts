@@ -43,7 +43,11 @@ export async function readBlockShare(device: MoeDevice, options: ShareOptions): 
       ? await readChoices(device, { ...options, tokens })
       : await options.engine.openGate({ block, x, xValues, gate: await file.read(blockTensors.gate, 'bf16') });
   const reference = block.hasReference ? await file.read(blockTensors.reference, 'f32', tokens.first, end) : undefined;
-  const experts = await readExperts(device, options, mine);
+  const experts = await readExperts(
+    device,
+    options,
+    Array.from({ length: mine.count }, (_, index) => mine.first + index),
+  );
   return {
     tokens,
     x,
@@ -98,17 +102,27 @@ async function readIds({ file, block, tokens }: TokenOptions): Promise<BigInt64A
   return ids;
 }
 
-async function readExperts(
+/** The experts with these numbers, in this order. */
+export async function readExperts(
   device: MoeDevice,
-  { file, block, engine }: ShareOptions,
-  mine: Share,
+  { file, block, engine }: Pick<ShareOptions, 'file' | 'block' | 'engine'>,
+  ids: readonly number[],
 ): Promise<LocalExperts> {
   const { hidden, intermediate } = block;
-  const end = mine.first + mine.count;
-  const gateUp = await file.read(blockTensors.gateUp, 'bf16', mine.first, end);
-  const down = await file.read(blockTensors.down, 'bf16', mine.first, end);
+  const gateUp = await readRows(file, blockTensors.gateUp, { ids, rowElements: 2 * intermediate * hidden });
+  const down = await readRows(file, blockTensors.down, { ids, rowElements: hidden * intermediate });
   return engine.createExperts({
-    gateUp: await device.tensor('bf16', [mine.count, 2 * intermediate, hidden], gateUp),
-    down: await device.tensor('bf16', [mine.count, hidden, intermediate], down),
+    gateUp: await device.tensor('bf16', [ids.length, 2 * intermediate, hidden], gateUp),
+    down: await device.tensor('bf16', [ids.length, hidden, intermediate], down),
   });
+}
+
+async function readRows(
+  file: SafetensorsFile,
+  name: string,
+  { ids, rowElements }: { readonly ids: readonly number[]; readonly rowElements: number },
+): Promise<Uint16Array> {
+  const values = new Uint16Array(ids.length * rowElements);
+  for (const [at, id] of ids.entries()) values.set(await file.read(name, 'bf16', id, id + 1), at * rowElements);
+  return values;
 }

@@ -2,22 +2,17 @@
 import { WeftlineError } from '../../core/errors.ts';
 import { fromBf16 } from '../../core/dtype.ts';
 import type { DeviceChoice } from '../../device/device-choice.ts';
-import { FP8_GROUP } from '../../abi/element-formats.ts';
 import type { World } from '../../world/world.ts';
 import type { CombinePrecision } from '../../ep/combine-precision.ts';
-import { createAll2AllForward } from './all2all-forward.ts';
 import { type BlockShare, readBlockShare } from './block-share.ts';
-import { createBufferForward } from './buffer-forward.ts';
+import { type ForwardReport, measureForward, type MeasureOptions, type moeLayers } from './measure-forward.ts';
 import { describeMoeBlock, type MoeBlock, type MoeBlockOptions } from './moe-block.ts';
 import type { MoeDevice } from './moe-engine.ts';
 import { openMoeEngine } from './open-moe-engine.ts';
-import type { MoeForward, MoePhaseName, MoeRowDtype } from './moe-forward.ts';
-import { countRouting, gatherLoad, type MoeLoad } from './moe-load.ts';
-import { type PhaseTimes, timePhases } from './phase-times.ts';
+import type { MoeRowDtype } from './moe-forward.ts';
+import { planReplicas, replicateShare } from './replicated-share.ts';
 import { SafetensorsFile } from './safetensors-file.ts';
 import { type SafetensorsPlan, SafetensorsWriter } from './safetensors-writer.ts';
-
-export const moeLayers = ['buffer', 'all2all'] as const;
 
 export interface MoeJobOptions extends MoeBlockOptions {
   /** How the device was chosen, for the report. */
@@ -29,22 +24,10 @@ export interface MoeJobOptions extends MoeBlockOptions {
   readonly combinePrecision: CombinePrecision;
   /** Timed passes. */
   readonly repeat: number;
+  /** Copies of busy experts besides the first of each; 0 for none. Experts and copies divide evenly among the ranks. */
+  readonly replicas: number;
   /** Where to write the tensor `output`, bf16 [T, H]; a place that all ranks can write to. */
   readonly out?: string;
-}
-
-export interface PhaseReport {
-  readonly name: MoePhaseName;
-  /** Median over the passes of the slowest rank's time. */
-  readonly ms: number;
-  /** Of all ranks together, here and below. */
-  readonly rows: number;
-  /** What dispatch and combine bring to their destinations, a rank's own rows included; choices and weights not. */
-  readonly bytes?: number;
-  readonly gigabytesPerSecond?: number;
-  /** The part that comes from other ranks. */
-  readonly wireBytes?: number;
-  readonly wireGigabytesPerSecond?: number;
 }
 
 export interface MoeCheck {
@@ -54,7 +37,19 @@ export interface MoeCheck {
   readonly passed: boolean;
 }
 
-export interface MoeReport {
+/** What copies of busy experts change. */
+export interface ReplicaReport {
+  readonly count: number;
+  /** Experts that have more than one copy. */
+  readonly copiedExperts: number;
+  /** The same block without them. */
+  readonly without: ForwardReport;
+  /** Of the output from the output without them. */
+  readonly check: MoeCheck;
+}
+
+/** `load` and times are those with copies, if there are any; its experts are then physical ones. */
+export interface MoeReport extends ForwardReport {
   readonly block: MoeBlock;
   readonly layer: MoeJobOptions['layer'];
   readonly dtype: MoeRowDtype;
@@ -63,12 +58,8 @@ export interface MoeReport {
   /** What multiplied rows by the experts' weights on rank 0. */
   readonly product: string;
   readonly repeat: number;
-  readonly phases: readonly PhaseReport[];
-  /** Median of whole passes, without waiting for all ranks between phases. */
-  readonly forwardMs: number;
-  readonly load: MoeLoad;
-  /** Memory per rank that all ranks of the host share. */
-  readonly windowBytes: number;
+  /** Absent without copies. */
+  readonly replicas?: ReplicaReport;
   /** Absent if the file has no reference. */
   readonly check?: MoeCheck;
   readonly out?: string;
@@ -87,19 +78,20 @@ export async function runMoeJob(
   device: MoeDevice,
   options: MoeJobOptions,
 ): Promise<MoeReport | undefined> {
-  const { layer, dtype, combinePrecision, repeat, out } = options;
+  const { layer, dtype, repeat, replicas: count, out } = options;
+  const tolerance = tolerances[dtype];
   await using file = await SafetensorsFile.open(options.path);
   const block = describeMoeBlock(file, options);
   using engine = await openMoeEngine(device, world.settings);
   using share = await readBlockShare(device, { engine, file, block, rank: world.rank, ranks: world.size });
-  const create = layer === 'buffer' ? createBufferForward : createAll2AllForward;
-  await using forward = await create({ world, device, engine, block, share, dtype, combinePrecision });
-  const times = await timePhases(world, forward, { repeat, finish: () => engine.finish() });
-  if (out !== undefined) await writeOutput(world, { path: out, block, share, forward });
-  const check =
-    share.reference && (await checkOutput(world, share.reference, { forward, tolerance: tolerances[dtype] }));
-  const counts = countRouting(await share.topkIdx.toHost(), { ...block, ranks: world.size });
-  const load = gatherLoad(await world.allGather('moe/load', counts), layer === 'buffer' ? 'rank' : 'expert');
+  const measured: MeasureOptions = { ...options, world, device, engine, block, share };
+  const plain = await measureForward(measured);
+  const copied = count === 0 ? undefined : await measureReplicas({ ...measured, file, count });
+  const { report, output } = copied ?? plain;
+  if (out !== undefined) await writeOutput(world, { path: out, block, share, output });
+  const check = share.reference && (await checkOutput(world, output, { reference: share.reference, tolerance }));
+  const expected = copied && Float32Array.from(plain.output, fromBf16);
+  const same = expected && (await checkOutput(world, output, { reference: expected, tolerance }));
   if (world.rank !== 0) return undefined;
   return {
     block,
@@ -109,73 +101,50 @@ export async function runMoeJob(
     device: { kind: options.device.kind, reason: options.device.reason },
     product: engine.product,
     repeat,
-    phases: describePhases(forward, { times, load, block, dtype }),
-    forwardMs: times.forward,
-    load,
-    windowBytes: forward.windowBytes,
+    ...report,
+    ...(copied && same
+      ? { replicas: { count, copiedExperts: copied.copiedExperts, without: plain.report, check: same } }
+      : {}),
     ...(check === undefined ? {} : { check }),
     ...(out === undefined ? {} : { out }),
   };
 }
 
-/** Throws WL_CHECK if the output was compared and is too far from the reference. */
-export function requirePassed({ check, block, dtype }: MoeReport): void {
-  if (check === undefined || check.passed) return;
-  throw new WeftlineError(
-    'WL_CHECK',
-    `The output differs from output_f32 of ${block.path} by ${check.error.toExponential(2)} of its norm, expected at most ${check.tolerance} with ${dtype} rows`,
-    { details: { ...check } },
-  );
+async function measureReplicas(
+  options: MeasureOptions & { readonly file: SafetensorsFile; readonly count: number },
+): Promise<Awaited<ReturnType<typeof measureForward>> & { readonly copiedExperts: number }> {
+  const { world, device, block, count: replicas } = options;
+  const placement = await planReplicas(world, { ...options, replicas });
+  const { physical, replicaCounts } = placement.plan;
+  using share = await replicateShare(device, { ...options, placement });
+  const measured = await measureForward({ ...options, share, block: { ...block, experts: physical } });
+  return { ...measured, copiedExperts: replicaCounts.filter((copies) => copies > 1).length };
 }
 
-interface PhaseFacts {
-  readonly times: PhaseTimes;
-  readonly load: MoeLoad;
-  readonly block: MoeBlock;
-  readonly dtype: MoeRowDtype;
-}
-
-function describePhases(forward: MoeForward, { times, load, block, dtype }: PhaseFacts): PhaseReport[] {
-  const total = (count: (rank: MoeLoad['ranks'][number]) => number): number =>
-    load.ranks.reduce((sum, rank) => sum + count(rank), 0);
-  const received = total((rank) => rank.received);
-  const fromOthers = total((rank) => rank.receivedFromOthers);
-  const { hidden } = block;
-  const rowBytes = { bf16: hidden * 2, fp8: hidden + 4 * Math.ceil(hidden / FP8_GROUP) };
-  const rows: Readonly<Record<MoePhaseName, number>> = {
-    route: block.tokens,
-    quantize: block.tokens,
-    dispatch: received,
-    dequantize: received,
-    experts: total((rank) => rank.expertRows),
-    combine: received,
-  };
-  return forward.phases.map(({ name }, index) => {
-    const ms = times.phases[index]!;
-    const report = { name, ms, rows: rows[name] };
-    if (name !== 'dispatch' && name !== 'combine') return report;
-    const perRow = rowBytes[name === 'dispatch' ? dtype : 'bf16'];
-    const bytes = received * perRow;
-    const wireBytes = fromOthers * perRow;
-    const perSecond = (amount: number): number => amount / ms / 1e6;
-    return {
-      ...report,
-      bytes,
-      gigabytesPerSecond: perSecond(bytes),
-      wireBytes,
-      wireGigabytesPerSecond: perSecond(wireBytes),
-    };
-  });
+/** Throws WL_CHECK if the output was compared and is too far from the reference, or from that without copies of experts. */
+export function requirePassed({ check, replicas, block, dtype }: MoeReport): void {
+  const compared = [
+    [check, `output_f32 of ${block.path}`],
+    [replicas?.check, 'the output without replicas'],
+  ] as const;
+  for (const [one, what] of compared) {
+    if (one === undefined || one.passed) continue;
+    throw new WeftlineError(
+      'WL_CHECK',
+      `The output differs from ${what} by ${one.error.toExponential(2)} of its norm, expected at most ${one.tolerance} with ${dtype} rows`,
+      { details: { ...one } },
+    );
+  }
 }
 
 async function checkOutput(
   world: World,
-  reference: Float32Array,
-  { forward, tolerance }: { readonly forward: MoeForward; readonly tolerance: number },
+  output: Uint16Array,
+  { reference, tolerance }: { readonly reference: Float32Array; readonly tolerance: number },
 ): Promise<MoeCheck> {
   let difference = 0;
   let size = 0;
-  for (const [index, pattern] of (await forward.output.toHost()).entries()) {
+  for (const [index, pattern] of output.entries()) {
     const wanted = reference[index]!;
     difference += (fromBf16(pattern) - wanted) ** 2;
     size += wanted ** 2;
@@ -191,11 +160,12 @@ interface OutputFacts {
   readonly path: string;
   readonly block: MoeBlock;
   readonly share: BlockShare;
-  readonly forward: MoeForward;
+  /** bf16 [T, H] of this rank's tokens. */
+  readonly output: Uint16Array;
 }
 
 /** Every rank writes its tokens into one file, which gets its name when all have. */
-async function writeOutput(world: World, { path, block, share, forward }: OutputFacts): Promise<void> {
+async function writeOutput(world: World, { path, block, share, output }: OutputFacts): Promise<void> {
   const plan: SafetensorsPlan = {
     path,
     tensors: { output: { dtype: 'BF16', shape: [block.tokens, block.hidden] } },
@@ -205,7 +175,7 @@ async function writeOutput(world: World, { path, block, share, forward }: Output
   await using writer = creator;
   await world.barrier('moe/output made');
   await using attached = writer === undefined ? await SafetensorsWriter.attach(plan) : undefined;
-  await (writer ?? attached)?.write('output', await forward.output.toHost(), share.tokens.first);
+  await (writer ?? attached)?.write('output', output, share.tokens.first);
   await world.barrier('moe/output written');
   await writer?.commit();
 }

@@ -1,8 +1,9 @@
 // What `weftline moe` prints: time and traffic of each phase, the load of ranks and experts, and a verdict.
 import Table from 'cli-table3';
 import { formatBytes } from '../../core/byte-size.ts';
-import type { MoeReport, PhaseReport } from '../moe/moe-job.ts';
-import { spread } from '../moe/moe-load.ts';
+import type { PhaseReport } from '../moe/measure-forward.ts';
+import type { MoeReport } from '../moe/moe-job.ts';
+import { type MoeLoad, spread } from '../moe/moe-load.ts';
 import { plainTable } from './plain-table.ts';
 
 /** More ranks than this are shown by their spread alone. */
@@ -11,6 +12,7 @@ const MAX_RANK_ROWS = 16;
 export function moeReport(report: MoeReport): string {
   return [
     headline(report),
+    ...replicaLines(report),
     phaseTable(report),
     loadTable(report),
     ...(report.load.ranks.length > MAX_RANK_ROWS ? [] : [rankTable(report)]),
@@ -30,6 +32,18 @@ function headline({ block, layer, dtype, ranks, device, product, repeat, windowB
     `layer ${layer}, ${dtype} rows, window ${formatBytes(windowBytes)} per rank`,
     `Times: slowest rank, median of ${repeat}. Rows, bytes, GB/s: all ranks; off-rank: from other ranks.`,
   ].join('\n');
+}
+
+function replicaLines({ replicas, block, forwardMs }: MoeReport): string[] {
+  if (replicas === undefined) return [];
+  const { count, copiedExperts, without, check } = replicas;
+  const physical = block.experts + count;
+  const difference =
+    check.error === 0 ? 'the same bit for bit' : `differs by ${check.error.toExponential(2)} of its norm`;
+  return [
+    `replicas: ${count} copies of ${copiedExperts} busy experts, ${physical} physical experts in all`,
+    `before, without them: ${without.forwardMs.toFixed(1)} ms; after: ${forwardMs.toFixed(1)} ms; output ${difference}`,
+  ];
 }
 
 function phaseTable({ phases, forwardMs }: MoeReport): string {
@@ -63,7 +77,7 @@ function rate(gigabytesPerSecond: number | undefined): string {
   return gigabytesPerSecond === undefined ? '' : gigabytesPerSecond.toFixed(2);
 }
 
-function loadTable({ load }: MoeReport): string {
+function loadTable({ load, replicas }: MoeReport): string {
   const table = new Table({
     head: ['rows', 'mean', 'least', 'most', 'most / mean'],
     colAligns: ['left', 'right', 'right', 'right', 'right'],
@@ -75,23 +89,25 @@ function loadTable({ load }: MoeReport): string {
     const skew = mean === 0 ? '' : (most.value / mean).toFixed(2);
     table.push([name, mean.toFixed(1), extreme(least), extreme(most), skew]);
   };
-  const perRank = (count: (rank: (typeof load.ranks)[number]) => number): number[] => load.ranks.map(count);
-  add('per expert', 'expert', load.experts);
-  const computed = perRank((rank) => rank.expertRows);
-  add('computed per rank', 'rank', computed);
-  const received = perRank((rank) => rank.received);
-  add('received per rank', 'rank', received);
+  const addLoad = ({ experts, ranks }: MoeLoad, expert: string, suffix: string): void => {
+    add(`per ${expert}${suffix}`, 'expert', experts);
+    const computed = ranks.map(({ expertRows }) => expertRows);
+    add(`computed per rank${suffix}`, 'rank', computed);
+    const received = ranks.map((rank) => rank.received);
+    add(`received per rank${suffix}`, 'rank', received);
+  };
+  if (replicas !== undefined) addLoad(replicas.without.load, 'expert', ' before');
+  addLoad(load, replicas === undefined ? 'expert' : 'physical expert', replicas === undefined ? '' : ' after');
   return table.toString();
 }
 
-function rankTable({ load }: MoeReport): string {
-  const table = new Table({
-    head: ['rank', 'tokens', 'rows received', 'off-rank', 'rows computed'],
-    colAligns: ['right', 'right', 'right', 'right', 'right'],
-    ...plainTable,
-  });
+function rankTable({ load, replicas }: MoeReport): string {
+  const before = replicas?.without.load.ranks;
+  const head = ['rank', 'tokens', 'rows received', 'off-rank', 'rows computed', ...(before ? ['computed before'] : [])];
+  const table = new Table({ head, colAligns: head.map(() => 'right'), ...plainTable });
   for (const { rank, tokens, received, receivedFromOthers, expertRows } of load.ranks) {
-    table.push([rank, tokens, received, receivedFromOthers, expertRows]);
+    const plain = before?.[rank]?.expertRows;
+    table.push([rank, tokens, received, receivedFromOthers, expertRows, ...(plain === undefined ? [] : [plain])]);
   }
   return table.toString();
 }
