@@ -11,3 +11,5 @@ export { type ExpertIds, Placement, type PlacementRank, type RouteOptions } from
 export { rebalanceExperts } from './rebalance.ts';
 export { rebalanceExpertsAsync } from './rebalance-async.ts';
 export type { PlacementPolicy, RebalanceOptions } from './rebalance-options.ts';
+export { ExpertMover } from './expert-mover.ts';
+export type { ExpertMoverOptions, ExpertToLoad } from './expert-mover-options.ts';

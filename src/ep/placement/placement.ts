@@ -69,6 +69,15 @@ export class Placement {
     return this.plan.physicalToLogical.subarray(first, first + this.slots);
   }
 
+  /** The copies of a logical expert that this rank's choices go to, ascending. A view of a table of its own. */
+  nearestCopies(layer: number, expert: number): Int32Array {
+    this.#checkLayer(layer);
+    const { experts } = this.plan;
+    if (!isWhole(expert, 0) || expert >= experts) throw invalidArgument('expert', expert, `0 to ${experts - 1}`);
+    const { starts, copies } = this.#nearest;
+    return copies.subarray(starts[layer * experts + expert], starts[layer * experts + expert + 1]);
+  }
+
   /**
    * Hot path: no allocation if `out` is given. Physical experts [T, K] for choices [T, K] of logical ones. A choice of
    * none (-1, or the number of logical experts) becomes -1. Fails with WL_INVALID_ARGUMENT for other ids, before anything

@@ -1,0 +1,108 @@
+// A step that all ranks take or none: they tell each other how they fared, then the first to reach the store decides for all.
+import { type CallWait, remaining } from '../../core/deadline.ts';
+import { asWeftlineError, decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import { shareOutcome } from '../../world/outcomes.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+
+export interface CutOver {
+  /** With the number, of the exchange and of the decision in the store: no other step of the group has both. */
+  readonly name: string;
+  readonly number: number;
+  /** What must be alike on all ranks, in words. */
+  readonly facts: Readonly<Record<string, string | number>>;
+  /** Resolves when this rank can take the step. The signal says that it need not wait any longer. */
+  readonly ready: (signal: AbortSignal) => Promise<void>;
+}
+
+/** Why the step is not taken; null if it is. */
+interface Decision {
+  readonly error: EncodedError | null;
+}
+
+/**
+ * Collective. Resolves if the step is taken, fails if it is not, alike on all ranks that live and reach the store: a rank
+ * that waited in vain for others learns what those have decided that did not, and else decides against it for all. `onUndecided`
+ * is called if this rank cannot learn it.
+ */
+export async function cutOverTogether(
+  group: RankGroup,
+  step: CutOver,
+  wait: CallWait,
+  onUndecided: (error: WeftlineError) => void,
+): Promise<void> {
+  const key = `${step.name}/${step.number}`;
+  const proposal: Decision = { error: await whyNot(group, { ...step, key }, wait) };
+  let decision: Decision;
+  try {
+    const desired = Buffer.from(JSON.stringify(proposal));
+    const { value } = await group.store.compareAndSet(key, undefined, desired);
+    decision = value === undefined ? proposal : decode(value);
+    // All ranks have read the decision before this one, or they would not have taken part in this step.
+    if (group.rank === 0 && proposal.error === null) await group.store.delete(`${step.name}/${step.number - 1}`);
+  } catch (cause) {
+    const error = undecided(step, proposal, cause);
+    onUndecided(error);
+    throw error;
+  }
+  if (decision.error !== null) throw decodeError(decision.error);
+}
+
+async function whyNot(
+  group: RankGroup,
+  { key, facts, ready }: CutOver & { readonly key: string },
+  wait: CallWait,
+): Promise<EncodedError | null> {
+  const ending = new AbortController();
+  const refused = new AbortController();
+  const signalOf = (own: AbortController): AbortSignal =>
+    wait.signal === undefined ? own.signal : AbortSignal.any([own.signal, wait.signal]);
+  // Ranks that have given up do not come to the exchange any more, but they have decided.
+  const noticed = group.store.get(key, { ...remaining(wait), signal: signalOf(ending) }).then(
+    (value) => {
+      const { error } = decode(value);
+      if (error !== null) refused.abort(decodeError(error));
+    },
+    () => undefined,
+  );
+  try {
+    const signal = signalOf(refused);
+    const work = (): Promise<void> => ready(signal);
+    const outcomes = await shareOutcome(group, { name: key, facts, work }, { ...wait, signal });
+    if (outcomes.failure !== undefined) throw outcomes.failure;
+    compare(outcomes.facts, group.ranks);
+    return null;
+  } catch (error) {
+    return encodeError(error, group.worldRank);
+  } finally {
+    ending.abort();
+    await noticed;
+  }
+}
+
+function decode(value: Uint8Array): Decision {
+  return JSON.parse(Buffer.from(value).toString()) as Decision;
+}
+
+function compare(all: readonly CutOver['facts'][], ranks: readonly number[]): void {
+  for (const [field, first] of Object.entries(all[0] ?? {})) {
+    const other = all.findIndex((facts) => facts[field] !== first);
+    if (other === -1) continue;
+    const values = `${first} on rank ${ranks[0]}, ${all[other]![field]} on rank ${ranks[other]}`;
+    throw new WeftlineError('WL_CONFIG_MISMATCH', `The ranks cut over with different ${field}: ${values}`, {
+      details: { field, rank: ranks[other], rank0: first, other: all[other]![field] },
+    });
+  }
+}
+
+function undecided({ name, number }: CutOver, { error: reason }: Decision, thrown: unknown): WeftlineError {
+  const cause = asWeftlineError(thrown);
+  const why = reason === null ? '' : ` (before that: ${reason.message})`;
+  return new WeftlineError(
+    cause.code,
+    `Cannot learn whether the ranks have cut over (${name}/${number}): ${cause.message}${why}`,
+    {
+      details: { ...cause.details },
+      cause,
+    },
+  );
+}

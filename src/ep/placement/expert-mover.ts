@@ -1,0 +1,323 @@
+// ExpertMover: brings the weights of experts to the ranks of a new plan while traffic goes on, then all ranks change over.
+import { createHash, randomBytes } from 'node:crypto';
+import type { RemoteMemory } from '../../agent/remote-agent.ts';
+import type { Registration } from '../../agent/registration.ts';
+import { CallGuard } from '../../collective/call-guard.ts';
+import { meetAcrossHosts } from '../../collective/network/meet-across-hosts.ts';
+import { SharedAgent } from '../../collective/network/shared-agent.ts';
+import { checkOptions } from '../../core/check-options.ts';
+import { type CallWait, Deadline, startCall, type WaitOptions, waitOptionNames, within } from '../../core/deadline.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import { cutOverTogether } from './cut-over.ts';
+import { ExpertMemory, type Half } from './expert-memory.ts';
+import { checkMover, type ExpertMoverOptions } from './expert-mover-options.ts';
+import type { ExpertPlan } from './expert-plan.ts';
+import { fetchExperts, type ExpertSources } from './fetch-experts.ts';
+import { Placement } from './placement.ts';
+import { ExpertChecksums } from './expert-checksums.ts';
+
+/** Of the time of cutOver(), how much weights that are still on their way may take. */
+const READY_SHARE = 0.9;
+
+/** What a rank tells the others when the mover is made. */
+interface Told {
+  readonly agent: string;
+  readonly metadata: string;
+  readonly region: number;
+  /** By layer and slot. */
+  readonly checksums: readonly number[];
+  readonly id: string;
+}
+
+/** Weights on their way. */
+interface Staged {
+  readonly plan: ExpertPlan;
+  readonly done: Promise<void>;
+  readonly ending: AbortController;
+}
+
+/**
+ * Holds the weights of this rank's experts twice: those in force, which never change, and those of the next epoch. `stage()`
+ * reads what a new plan needs from the ranks that have it, through the rank's agent, while dispatch and combine go on, and
+ * checks every expert's CRC-32C. `cutOver()` takes the new plan into force on all ranks or on none, and counts the epoch. A
+ * rank that dies or gets wrong bytes leaves the earlier plan in force everywhere, and the error names it.
+ */
+export class ExpertMover implements AsyncDisposable {
+  readonly group: RankGroup;
+  readonly #guard = new CallGuard('ExpertMover');
+  readonly #memory: ExpertMemory;
+  readonly #shared: SharedAgent;
+  readonly #registration: Registration;
+  /** By rank: its agent, and the number of its memory there. */
+  readonly #peers = new Map<number, { readonly agent: string; readonly region: number }>();
+  #checksums: ExpertChecksums | undefined;
+  #id = '';
+  #placement: Placement;
+  #epoch = 0;
+  #steps = 0;
+  #staged: Staged | undefined;
+  #failure: WeftlineError | undefined;
+  #closing: Promise<void> | undefined;
+
+  /**
+   * Collective over the group. Fails alike on all ranks: WL_INVALID_ARGUMENT, WL_MEMORY, WL_CONFIG_MISMATCH if copies of one
+   * expert differ, WL_TIMEOUT.
+   * @param group The ranks of the plan.
+   * @param device This rank's; it has the memory, which is twice that of the rank's experts.
+   * @param options The plan in force at first, and the weights.
+   * @param wait How long to wait for the others and to load the weights.
+   */
+  static async create(
+    group: RankGroup,
+    device: CpuDevice,
+    options: ExpertMoverOptions,
+    wait: WaitOptions = {},
+  ): Promise<ExpertMover> {
+    checkOptions(wait, waitOptionNames, 'wait options of ExpertMover.create');
+    const call = startCall(wait, group.settings.timeoutMs);
+    const made: { mover?: ExpertMover } = {};
+    const tell = async (): Promise<Told> => {
+      checkMover(group, device, options);
+      made.mover = await ExpertMover.#open(group, device, options);
+      return made.mover.#load(options);
+    };
+    try {
+      const connect = (told: readonly Told[]): Promise<void> => (made.mover as ExpertMover).#connect(told);
+      await meetAcrossHosts(group, { name: 'ep/expert-mover', tell, connect }, call);
+      return made.mover as ExpertMover;
+    } catch (error) {
+      await made.mover?.close();
+      throw error;
+    }
+  }
+
+  static async #open(group: RankGroup, device: CpuDevice, options: ExpertMoverOptions): Promise<ExpertMover> {
+    const placement = new Placement(options.plan, { rank: group.rank, hosts: group.topology.hosts });
+    const { layers } = options.plan;
+    const memory = new ExpertMemory(device, { layers, slots: placement.slots, expertBytes: options.expertBytes });
+    let shared: SharedAgent | undefined;
+    try {
+      shared = await SharedAgent.open(group);
+      const registration = await shared.agent.register(memory.tensor, { name: 'experts' });
+      return new ExpertMover({ group, memory, shared, registration, placement });
+    } catch (error) {
+      await shared?.close();
+      memory[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  private constructor(parts: {
+    readonly group: RankGroup;
+    readonly memory: ExpertMemory;
+    readonly shared: SharedAgent;
+    readonly registration: Registration;
+    readonly placement: Placement;
+  }) {
+    this.group = parts.group;
+    this.#memory = parts.memory;
+    this.#shared = parts.shared;
+    this.#registration = parts.registration;
+    this.#placement = parts.placement;
+  }
+
+  /** The placement in force: route choices by it, and take weights from `weights`, until the next cutOver(). */
+  get placement(): Placement {
+    return this.#placement;
+  }
+
+  /** How often the ranks have cut over; the same on all of them. */
+  get epoch(): number {
+    return this.#epoch;
+  }
+
+  /** u8 [layers, slots, expertBytes]: the weights of `placement.localExperts(layer)`. Not to be written to; after the next cutOver() it is another tensor. */
+  get weights(): Tensor<'u8'> {
+    this.#guard.requireOpen();
+    return this.#memory.half(this.#half);
+  }
+
+  /**
+   * Brings the weights of this rank's experts of the next plan here, while anything else goes on; resolves when all are here
+   * and verified. Nothing changes for anybody before cutOver(), which all ranks call with the same plan staged. Fails with
+   * WL_INVALID_ARGUMENT for a plan of another shape or while another one is under way, WL_CHECK for bytes that are not those
+   * that were loaded, WL_PEER_LOST, WL_TIMEOUT; cutOver() then fails on all ranks with that error, so the promise need not be
+   * awaited.
+   */
+  stage(plan: ExpertPlan, wait: WaitOptions = {}): Promise<void> {
+    this.#guard.requireOpen();
+    checkOptions(wait, waitOptionNames, 'wait options of stage');
+    if (this.#failure !== undefined) throw this.#failure;
+    this.#checkPlan(plan);
+    if (this.#staged !== undefined) {
+      throw new WeftlineError(
+        'WL_INVALID_ARGUMENT',
+        'Cannot stage a plan: one is staged already; call cutOver() first',
+      );
+    }
+    const ending = new AbortController();
+    const call = startCall(wait, this.group.settings.timeoutMs);
+    const signal = call.signal === undefined ? ending.signal : AbortSignal.any([ending.signal, call.signal]);
+    const done = fetchExperts(this.#sources(), plan, { ...call, signal });
+    // It is told to those who wait for it, and by cutOver().
+    done.catch(() => undefined);
+    this.#staged = { plan, done, ending };
+    return done;
+  }
+
+  /**
+   * Collective; to be called by all ranks after the same step, when no row is under way. Waits until every rank has its
+   * weights, then takes the staged plan into force and returns the new epoch. If it fails, it fails on all ranks that live,
+   * with the reason of the first that had one; the plan in force stays, what was staged is dropped, and another one may be staged.
+   */
+  cutOver(wait: WaitOptions = {}): Promise<number> {
+    checkOptions(wait, waitOptionNames, 'wait options of cutOver');
+    return this.#guard.run('cutOver', async () => {
+      if (this.#failure !== undefined) throw this.#failure;
+      const call = startCall(wait, this.group.settings.timeoutMs);
+      const staged = this.#staged;
+      try {
+        await this.#agree(staged, call);
+      } catch (error) {
+        await this.#drop();
+        throw error;
+      }
+      this.#placement = this.#placementOf((staged as Staged).plan);
+      this.#epoch++;
+      this.#staged = undefined;
+      return this.#epoch;
+    });
+  }
+
+  /** Gives the memory back, once no peer reads it. Not collective; ranks that still read from this one get an error. Idempotent. */
+  close(): Promise<void> {
+    if (this.#closing === undefined && this.#guard.close()) this.#closing = this.#close();
+    return this.#closing ?? Promise.resolve();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  get #half(): Half {
+    return this.#epoch % 2 === 0 ? 0 : 1;
+  }
+
+  async #agree(staged: Staged | undefined, wait: ReturnType<typeof startCall<CallWait>>): Promise<void> {
+    const ready = async (signal: AbortSignal): Promise<void> => {
+      if (staged === undefined) {
+        throw new WeftlineError(
+          'WL_INVALID_ARGUMENT',
+          `Cannot cut over: rank ${this.group.worldRank} has staged no plan`,
+        );
+      }
+      // The rest of the time is for telling the others.
+      const deadline = new Deadline(wait.deadline.leftMs * READY_SHARE);
+      await within(staged.done, { deadline, signal }, () => this.#late(deadline.timeoutMs));
+    };
+    const facts = { epoch: this.#epoch, plan: staged === undefined ? 'none' : digest(staged.plan) };
+    const step = { name: `ep/expert-mover/${this.#id}`, number: this.#steps++, facts, ready };
+    await cutOverTogether(this.group, step, wait, (error) => (this.#failure = error));
+  }
+
+  #late(timeoutMs: number): WeftlineError {
+    const { worldRank } = this.group;
+    return new WeftlineError(
+      'WL_TIMEOUT',
+      `Rank ${worldRank} did not have its weights within ${Math.round(timeoutMs)} ms`,
+      {
+        details: { ranks: [worldRank], timeoutMs },
+      },
+    );
+  }
+
+  /** Nothing of it may still be written when the next plan is staged. */
+  async #drop(): Promise<void> {
+    const staged = this.#staged;
+    this.#staged = undefined;
+    staged?.ending.abort(new WeftlineError('WL_CLOSED', 'The staged plan was dropped'));
+    await staged?.done.catch(() => undefined);
+  }
+
+  async #close(): Promise<void> {
+    await this.#drop();
+    // Closing the agent gives up its memory as well.
+    if (!this.#shared.isLast) await this.#shared.agent.deregister(this.#registration);
+    await this.#shared.close();
+    this.#memory[Symbol.dispose]();
+  }
+
+  async #load({ plan, load }: ExpertMoverOptions): Promise<Told> {
+    const { agent } = this.#shared;
+    const checksums: number[] = [];
+    for (let layer = 0; layer < plan.layers; layer++) {
+      for (const [slot, expert] of this.#placement.localExperts(layer).entries()) {
+        await load({ layer, expert, bytes: this.#memory.bytes(0, layer, slot) });
+        checksums.push(await this.#memory.checksum(0, layer, slot));
+      }
+    }
+    const metadata = Buffer.from(agent.localMetadata({ regions: [this.#registration] })).toString('base64');
+    return {
+      agent: agent.name,
+      metadata,
+      region: this.#registration.number,
+      checksums,
+      id: randomBytes(8).toString('hex'),
+    };
+  }
+
+  async #connect(told: readonly Told[]): Promise<void> {
+    this.#id = told[0]!.id;
+    this.#checksums = new ExpertChecksums(
+      this.#placement.plan,
+      told.map(({ checksums }) => checksums),
+      this.group.ranks,
+    );
+    for (const [rank, { agent, metadata, region }] of told.entries()) {
+      if (rank === this.group.rank) continue;
+      await this.#shared.load(agent, Buffer.from(metadata, 'base64'), [region]);
+      this.#peers.set(rank, { agent, region });
+    }
+  }
+
+  #sources(): ExpertSources {
+    const half = this.#half;
+    return {
+      placement: this.#placement,
+      memory: this.#memory,
+      half,
+      agent: this.#shared.agent,
+      registration: this.#registration,
+      worldRanks: this.group.ranks,
+      checksums: this.#checksums as ExpertChecksums,
+      peer: (rank) => this.#peerMemory(rank),
+    };
+  }
+
+  #peerMemory(rank: number): { readonly agent: string; readonly memory: RemoteMemory } {
+    const { agent, region } = this.#peers.get(rank)!;
+    const memory = this.#shared.agent.remoteMemory(agent).find(({ number }) => number === region);
+    return { agent, memory: memory as RemoteMemory };
+  }
+
+  #placementOf(plan: ExpertPlan): Placement {
+    return new Placement(plan, { rank: this.group.rank, hosts: this.group.topology.hosts });
+  }
+
+  #checkPlan(plan: ExpertPlan): void {
+    const now = this.#placement.plan;
+    for (const field of ['layers', 'experts', 'ranks', 'physical'] as const) {
+      if (plan[field] === now[field]) continue;
+      throw invalidArgument(`plan.${field}`, plan[field], `${now[field]}, as in the plan in force`);
+    }
+  }
+}
+
+function digest({ physicalToLogical: table }: ExpertPlan): string {
+  return createHash('sha256')
+    .update(new Uint8Array(table.buffer, table.byteOffset, table.byteLength))
+    .digest('base64');
+}
