@@ -155,6 +155,11 @@ test('weftline moe with layer all2all counts a row per token and expert', () => 
   );
 });
 
+/** Of the example on 4 ranks: rows that the most loaded rank computes, by those of an average one. */
+function skew({ ranks }: MoeReport['load']): number {
+  return Math.max(...ranks.map(({ expertRows }) => expertRows)) / ((1536 * 4) / ranks.length);
+}
+
 for (const [layer, hosts, difference] of [
   // A token's rows are added up by rank before they are rounded, and its experts are on other ranks than before.
   ['buffer', '1', 4e-3],
@@ -165,8 +170,6 @@ for (const [layer, hosts, difference] of [
 ] as const) {
   test(`8 replicas of the example's busy experts even out the load, by ${layer} on 4 ranks of hosts ${hosts}`, () => {
     const report = reportOf(example, '--layer', layer, '--hosts', hosts, '--replicas', '8');
-    const skew = ({ ranks }: MoeReport['load']): number =>
-      Math.max(...ranks.map(({ expertRows }) => expertRows)) / ((1536 * 4) / ranks.length);
     assert.ok(report.replicas);
     assert.equal(skew(report.replicas.without.load).toFixed(2), '1.60');
     // Between hosts a copy on the own host is preferred, however busy it is.

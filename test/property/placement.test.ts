@@ -105,9 +105,8 @@ function plainRoute(
   return ids.map((expert, at) => {
     if (expert < 0 || expert >= plan.experts) return -1;
     const all = table.flatMap((logical, physical) => (logical === expert ? [physical] : []));
-    const rankOf = (physical: number): number => Math.floor(physical / slots);
-    const here = all.filter((physical) => rankOf(physical) === rank);
-    const near = all.filter((physical) => host.includes(rankOf(physical)));
+    const here = all.filter((physical) => Math.floor(physical / slots) === rank);
+    const near = all.filter((physical) => host.includes(Math.floor(physical / slots)));
     const nearest = [here, near, all].find((list) => list.length > 0)!;
     const earlier = ids.slice(0, at).filter((other) => other === expert).length;
     return nearest[(earlier + rank) % nearest.length]!;

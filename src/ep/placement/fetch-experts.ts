@@ -113,8 +113,11 @@ function other(half: Half): Half {
   return half === 0 ? 1 : 0;
 }
 
+function hex(crc: number): string {
+  return crc.toString(16).padStart(8, '0');
+}
+
 function wrongBytes(sum: number, expected: number): WeftlineError {
-  const hex = (value: number): string => value.toString(16).padStart(8, '0');
   return new WeftlineError(
     'WL_CHECK',
     `its bytes have the CRC-32C ${hex(sum)}, expected ${hex(expected)}, that of the weights that were loaded; weights in force must not be written to`,

@@ -4,7 +4,8 @@ import { packEvenly } from './pack-evenly.ts';
 import { checkRebalance, type RebalanceOptions, type RebalanceShape } from './rebalance-options.ts';
 
 /**
- * Where copies of the experts should be for such a load, by the algorithm of DeepSeek's EPLB: groups of experts are packed
+ * Where copies of the experts should be for such a load, by the algorithm of DeepSeek's EPLB
+ * (deepseek-ai/EPLB, `rebalance_experts`): groups of experts are packed
  * onto nodes; on each node the expert with most load per copy gets another copy, until there are `replicas`; copies are
  * packed onto the ranks of the node. Packing takes the heaviest item first and puts it into the lightest pack with room.
  *
@@ -75,8 +76,9 @@ function chooseCopies(loads: Float64Array, count: number): Copies {
     const item = isFirst ? copy : busiest(perCopy, copies);
     items[copy] = item;
     if (isFirst) continue;
-    copies[item] = copies[item]! + 1;
-    perCopy[item] = loads[item]! / copies[item]!;
+    const number = copies[item]! + 1;
+    copies[item] = number;
+    perCopy[item] = loads[item]! / number;
   }
   return { items, loads: Float64Array.from(items, (item) => perCopy[item]!) };
 }
