@@ -193,9 +193,9 @@ export class ExpertMover implements AsyncDisposable {
   }
 
   /** Gives the memory back, once no peer reads it. Not collective; ranks that still read from this one get an error. Idempotent. */
-  close(): Promise<void> {
-    if (this.#closing === undefined && this.#guard.close()) this.#closing = this.#close();
-    return this.#closing ?? Promise.resolve();
+  async close(): Promise<void> {
+    if (this.#guard.close()) this.#closing = this.#close();
+    await this.#closing;
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -244,9 +244,13 @@ export class ExpertMover implements AsyncDisposable {
 
   async #close(): Promise<void> {
     await this.#drop();
-    // Closing the agent gives up its memory as well.
-    if (!this.#shared.isLast) await this.#shared.agent.deregister(this.#registration);
-    await this.#shared.close();
+    try {
+      // Closing the agent gives up its memory as well.
+      if (!this.#shared.isLast) await this.#shared.agent.deregister(this.#registration);
+    } finally {
+      await this.#shared.close();
+    }
+    // Not after a failure: a peer may still read it.
     this.#memory[Symbol.dispose]();
   }
 

@@ -79,7 +79,7 @@ export class Placement {
   }
 
   /**
-   * Hot path: no allocation if `out` is given. Physical experts [T, K] for choices [T, K] of logical ones. A choice of
+   * Hot path: makes no array of ids if `out` is given. Physical experts [T, K] for choices [T, K] of logical ones. A choice of
    * none (-1, or the number of logical experts) becomes -1. Fails with WL_INVALID_ARGUMENT for other ids, before anything
    * is written.
    */

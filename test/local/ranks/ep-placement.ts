@@ -114,7 +114,7 @@ async function traffic(): Promise<void> {
   };
 
   const moved: number[] = [];
-  for (let round = 1; round <= 3; round++) {
+  for (let round = 1; round <= 2; round++) {
     for (let count = 0; count < 4; count++) await step();
     const weights = await chosen.gather(world);
     assert.deepEqual(weights, await received.gather(world));
