@@ -151,11 +151,11 @@ export const protocolSettingsTable = {
     env: 'WEFTLINE_TRANSPORT_TARGET_DELAY_US',
     flag: '--target-delay <us>',
     unit: 'µs',
-    min: 1,
+    min: 0,
     max: 1000000,
-    default: 300,
+    default: 0,
     sentence:
-      'Queueing delay beyond the minimum round-trip time that swift and timely accept; raise it where threads share cores, and above twice the time of a burst (64 KiB) on a slow rail.',
+      'Queueing delay beyond the minimum round-trip time that swift and timely accept; raise it above twice the time of a burst (64 KiB) on a slow rail. 0: 5000 in a rank whose thread and engines are more than its cores, else 300.',
   },
   transportLinkGbps: {
     kind: 'number',

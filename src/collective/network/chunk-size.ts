@@ -1,7 +1,14 @@
 // How much of a call's rows one signal stands for.
 
-/** Enough to be carried well, and soon enough for the forwarder. */
-export const NETWORK_CHUNK_BYTES: number = 1 << 20;
+/**
+ * Of CPU ranks, which share what a call sends to a peer out to so many chunks between these bounds: each one wakes threads on
+ * both sides, and the first and the last overlap with nothing.
+ */
+export const NETWORK_CHUNKS = {
+  count: 16,
+  leastBytes: 1 << 20,
+  mostBytes: 1 << 22,
+} as const;
 
 /**
  * The same of GPUs, which share what a call sends out to four chunks per channel between these bounds: few rows then use

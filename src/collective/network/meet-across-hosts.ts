@@ -2,7 +2,7 @@
 import { MAX_NETWORK_CHANNELS } from '../../abi/network-cells.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { Settings } from '../../settings/settings.ts';
-import { engineCount } from '../../transport/host/open-engines.ts';
+import { engineCount } from '../../transport/host/rank-cores.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 

@@ -134,9 +134,9 @@ export class HostExchange {
     return perHost.view();
   }
 
-  /** Tokens whose rows one signal stands for; alike on all ranks. */
-  chunkTokens(rowBytes: number): number {
-    return chunkTokens(rowBytes);
+  /** Tokens whose rows one signal stands for, of a list that both sides have; alike on all ranks. */
+  chunkTokens(rowBytes: number, tokens: number): number {
+    return chunkTokens(rowBytes, tokens);
   }
 
   /** The same of sums. */

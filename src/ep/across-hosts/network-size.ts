@@ -1,7 +1,7 @@
 // What the network side of a CPU rank takes: regions of memory of its own, whose sizes follow from the configuration and
 // the ranks of each host alone. No routing needs more: a token crosses to a host once.
 import { NETWORK_ABORT_BYTES, networkCellsBytes } from '../../abi/network-cells.ts';
-import { NETWORK_CHUNK_BYTES } from '../../collective/network/chunk-size.ts';
+import { NETWORK_CHUNKS } from '../../collective/network/chunk-size.ts';
 import { type Hosts, maxServed } from '../../collective/network/host-routes.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 
@@ -69,13 +69,15 @@ export interface SumRing {
   readonly sumTokens: number;
 }
 
-/** Rows of that many bytes that one signal stands for. */
-export function chunkTokens(rowBytes: number): number {
-  return Math.max(1, Math.floor(NETWORK_CHUNK_BYTES / rowBytes));
+/** Rows of that many bytes that one signal stands for, of `tokens` rows in all. */
+export function chunkTokens(rowBytes: number, tokens: number): number {
+  const { count, leastBytes, mostBytes } = NETWORK_CHUNKS;
+  const bytes = Math.min(mostBytes, Math.max(leastBytes, (tokens * rowBytes) / count));
+  return Math.max(1, Math.floor(bytes / rowBytes));
 }
 
 function ringOf({ maxTokens, sumTokens = maxTokens, sumBytes }: NetworkShape): SumRing {
-  const most = chunkTokens(sumBytes);
+  const most = chunkTokens(sumBytes, maxTokens);
   if (sumTokens >= maxTokens) return { chunk: most, chunks: Math.ceil(maxTokens / most), sumTokens };
   // Of two chunks one can be summed while the other is under way.
   const chunk = Math.min(most, Math.max(1, Math.floor(sumTokens / 2)));

@@ -65,7 +65,7 @@ export class RowForwarder {
       this.#awaitsMetadata = false;
     }
     const { list, rowBytes, rowBases } = call;
-    const chunk = this.#exchange.chunkTokens(rowBytes);
+    const chunk = this.#exchange.chunkTokens(rowBytes, list.count);
     while (this.#done < list.count && this.#rows.take()) {
       const count = Math.min(chunk, list.count - this.#done);
       const cell = this.#done * list.columns * 4;

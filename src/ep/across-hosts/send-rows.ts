@@ -76,7 +76,7 @@ function queueChunks(exchange: HostExchange, way: number, list: HostTokens, rows
   const places = list.places.view();
   const ranks = list.ranks?.view();
   const { count, columns } = list;
-  const chunk = exchange.chunkTokens(rowBytes);
+  const chunk = exchange.chunkTokens(rowBytes, count);
   for (let first = 0, number = 0; first < count; first += chunk, number++) {
     const channel = number % queues.length;
     const queue = queues[channel]!;

@@ -28,6 +28,9 @@ export interface TransportSettings {
   readonly checksum: Settings['transportChecksum'];
 }
 
+/** Where each thread has a core. */
+const USUAL_TARGET_DELAY_US = 300;
+
 /** `engines`: of this host, which share what bounds all that it receives. */
 export function transportSettings(settings: Settings, engines = 1): TransportSettings {
   const ctsBytes = Math.floor(settings.transportCtsBytes / engines);
@@ -38,7 +41,7 @@ export function transportSettings(settings: Settings, engines = 1): TransportSet
     perPath: settings.transportCongestionScope === 'path',
     windowBytes: settings.transportWindowBytes,
     windowSegments: settings.transportWindowSegments,
-    targetDelay: settings.transportTargetDelayUs,
+    targetDelay: settings.transportTargetDelayUs || USUAL_TARGET_DELAY_US,
     linkRate: settings.transportLinkGbps * 125,
     creditRate: (settings.transportLinkGbps * 125) / engines,
     ctsBytes,

@@ -1,10 +1,12 @@
 // The thread of an engine of the transport.
 import { workerData } from 'node:worker_threads';
 import { pinThread } from '../../native/thread-affinity.ts';
+import { useBatchScheduling } from '../../native/thread-scheduling.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { LinkedThread } from '../../threads/worker-port.ts';
 import { EngineHost } from './engine-host.ts';
 import { coreOf } from './pin-cores.ts';
+import { isCrowded } from './rank-cores.ts';
 import { type EngineThread, serveEngine } from './serve-engine.ts';
 
 const thread = workerData as LinkedThread<EngineThread<Settings>>;
@@ -12,4 +14,6 @@ const { settings, engine } = thread.data;
 
 const core = coreOf(settings.transportPinCore, engine);
 if (core !== undefined) pinThread(core);
+// Woken for each packet, it would take few of them at a time from those who send and compute on its core.
+if (isCrowded(settings)) useBatchScheduling();
 serveEngine(thread, (parts) => new EngineHost({ settings, ...parts }));

@@ -1,0 +1,14 @@
+// How the kernel schedules a thread.
+import { systemCall } from './system-call.ts';
+
+const setSchedulerFunction = systemCall('int sched_setscheduler(int, int, void*)');
+
+const SCHED_BATCH = 3;
+
+/**
+ * The calling thread no longer interrupts others when it is woken; its share of the processors stays the same. A kernel or
+ * sandbox that refuses leaves things as they are.
+ */
+export function useBatchScheduling(): void {
+  setSchedulerFunction()(0, SCHED_BATCH, new Int32Array(1));
+}

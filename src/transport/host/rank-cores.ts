@@ -1,0 +1,52 @@
+// The cores that a rank has for itself, and what suits an engine where there are fewer of them than threads.
+import { availableParallelism } from 'node:os';
+import type { Settings } from '../../settings/settings.ts';
+import { readEnvironment } from '../../world/environment.ts';
+
+/** Engines that a transport has by itself: one for so many cores, but no more than this. */
+const CORES_PER_ENGINE = 8;
+const MOST_BY_CORES = 4;
+
+/**
+ * A packet that waits for a processor is delayed for as long as other threads may keep it, which says nothing about the
+ * network. In µs: a few time slices of the scheduler.
+ */
+const CROWDED_TARGET_DELAY_US = 5000;
+
+/** How many engines a transport with these settings has. `cores`: those that are this rank's share. */
+export function engineCount(
+  { transportThread, transportEngines }: Pick<Settings, 'transportThread' | 'transportEngines'>,
+  cores: number = coresOfRank(),
+): number {
+  if (!transportThread) return 1;
+  if (transportEngines > 0) return transportEngines;
+  return Math.max(1, Math.min(MOST_BY_CORES, Math.floor(cores / CORES_PER_ENGINE)));
+}
+
+/** True if the rank's own thread and its engines are more than its cores: they then wait for each other. */
+export function isCrowded(
+  settings: Pick<Settings, 'transportThread' | 'transportEngines'>,
+  cores: number = coresOfRank(),
+): boolean {
+  return cores < 1 + (settings.transportThread ? engineCount(settings, cores) : 0);
+}
+
+/** The settings with what was left open filled in for a rank with so many cores. */
+export function suitCores(settings: Settings, cores: number = coresOfRank()): Settings {
+  if (settings.transportTargetDelayUs !== 0 || !isCrowded(settings, cores)) return settings;
+  return { ...settings, transportTargetDelayUs: CROWDED_TARGET_DELAY_US };
+}
+
+/** Cores that this process may use, shared with the other ranks of its host. */
+function coresOfRank(): number {
+  return availableParallelism() / ranksOfHost();
+}
+
+function ranksOfHost(): number {
+  try {
+    return readEnvironment().localSize ?? 1;
+  } catch {
+    // Variables of a launcher that make no sense are for join() to refuse; a transport needs none.
+    return 1;
+  }
+}
