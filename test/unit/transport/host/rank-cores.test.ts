@@ -24,9 +24,11 @@ test('a rank is crowded if its own thread and its engines have no core each', ()
   assert.equal(isCrowded({ transportThread: false, transportEngines: 4 }, 1), false);
 });
 
+function targetOf(settings: Parameters<typeof readSettings>[0], cores: number): number {
+  return suitCores(readSettings(settings), cores).transportTargetDelayUs;
+}
+
 test('a crowded rank accepts the delays of the scheduler, unless a target is set', () => {
-  const targetOf = (settings: Parameters<typeof readSettings>[0], cores: number): number =>
-    suitCores(readSettings(settings), cores).transportTargetDelayUs;
   assert.equal(targetOf({}, 0.5), 5000);
   assert.equal(targetOf({}, 8), 0);
   assert.equal(targetOf({ transportTargetDelayUs: 100 }, 0.5), 100);
