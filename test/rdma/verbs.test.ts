@@ -1,6 +1,6 @@
 // Boots a guest with RDMA devices once, runs the tests of guest/ there, and reports each of them here.
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { skipWithout } from '../local/support/requirements.ts';
@@ -51,4 +51,11 @@ test('verbs over soft-RoCE, in a guest', options, async (t) => {
     });
   }
   assert.equal(status, 0, said);
+});
+
+test('a guest that does not end in time is stopped, with its last words', options, () => {
+  const words = [rig, '--timeout', '0.5', 'true'];
+  const { status, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8' });
+  assert.equal(status, 125);
+  assert.match(stderr, /^soft-roce: The guest failed: it was stopped after 0\.5 s, before the command began/m);
 });
