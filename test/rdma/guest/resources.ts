@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { openSync, readdirSync } from 'node:fs';
 import test from 'node:test';
-import { WeftlineError } from 'weftline';
+import { WeftlineError } from '#lib/core/errors.js';
 import { sendOpcode } from '#lib/abi/verbs-words.js';
 import { NativeBlock } from '#lib/native/native-block.js';
 import { ReadinessSet } from '#lib/native/readiness.js';

@@ -1,5 +1,5 @@
 // A process with a small limit of locked memory: registers more, and prints the error.
-import { WeftlineError } from 'weftline';
+import { WeftlineError } from '#lib/core/errors.js';
 import { NativeBlock } from '#lib/native/native-block.js';
 import { VerbsContext } from '#lib/native/verbs/context.js';
 import { MemoryRegion } from '#lib/native/verbs/memory-region.js';
