@@ -14,8 +14,8 @@ case $LINKS in
   one)
     rdma link add rxe0 type rxe netdev lo ;;
   pair)
-    # Both ends are in one network namespace: rxe sends and receives in the first namespace only. The kernel takes packets
-    # that come from its own address off a wire only if it is told to.
+    # Both ends are in one network namespace: with kernel 6.1 no rxe device came up in a second one. The kernel takes
+    # packets that come from its own address off a wire only if it is told to.
     ip link add veth0 type veth peer name veth1
     for name in veth0 veth1; do
       echo 1 > /proc/sys/net/ipv4/conf/$name/accept_local

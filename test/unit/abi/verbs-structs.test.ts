@@ -6,8 +6,7 @@ import * as structs from '#lib/abi/verbs-structs.js';
 import { asyncEvents, completionStatuses } from '#lib/abi/verbs-words.js';
 
 /**
- * By offsetof and sizeof, with the headers of rdma-core 44 on x86-64; those on arm64 are the same. Where the size is
- * missing, weftline stops reading before the end.
+ * By offsetof and sizeof, with the headers of rdma-core 44 on x86-64. Where the size is missing, weftline stops reading before the end.
  */
 const recorded: Readonly<
   Record<string, { readonly size?: number; readonly offsets: Readonly<Record<string, number>> }>
