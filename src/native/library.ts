@@ -93,15 +93,19 @@ export type StatusCalls<Table extends Readonly<Record<string, Prototype<readonly
     : never;
 };
 
-/** Binds each function at its first call, after which the property is the native function itself. */
+/**
+ * Binds each function at its first call, after which the property is the native function itself, or what `wrap` makes of
+ * it. A call of a function that the library lacks fails with WL_UNSUPPORTED.
+ */
 export function bindLazily<const Table extends Readonly<Record<string, Prototype<readonly unknown[]>>>>(
   libraryName: () => string,
   table: Table,
+  wrap: (call: NativeFunction, name: string) => NativeFunction = (call) => call,
 ): StatusCalls<Table> {
   const calls: Record<string, NativeFunction> = {};
   for (const [name, { text }] of Object.entries(table)) {
     calls[name] = ((...parameters: unknown[]) => {
-      const bound = openLibrary(libraryName()).func(text);
+      const bound = wrap(bindOne(libraryName(), name, text), name);
       calls[name] = bound;
       return bound(...parameters) as unknown;
     }) as NativeFunction;
@@ -109,7 +113,30 @@ export function bindLazily<const Table extends Readonly<Record<string, Prototype
   return calls as unknown as StatusCalls<Table>;
 }
 
+function bindOne(libraryName: string, name: string, text: string): NativeFunction {
+  const library = openLibrary(libraryName);
+  try {
+    return library.func(text);
+  } catch (cause) {
+    throw new WeftlineError('WL_UNSUPPORTED', `${libraryName} has no function ${name}: it is too old`, {
+      details: { library: libraryName, name },
+      cause,
+    });
+  }
+}
+
 const dlsymFunction = lazyFunction(ownProcess, 'intptr_t dlsym(intptr_t, str)');
+
+/** koffi takes each name of a prototype once per process. */
+const pointerTypes = new Map<string, ReturnType<KoffiModule['proto']>>();
+
+/** The native function at an address, which native code has handed out. */
+export function functionAt(address: number, text: string): NativeFunction {
+  const loader = loadKoffi();
+  let type = pointerTypes.get(text);
+  if (type === undefined) pointerTypes.set(text, (type = loader.proto(text)));
+  return loader.decode(BigInt(address), type) as NativeFunction;
+}
 
 /** Where a function that is loaded in this process anyway begins, to be handed to native code. */
 export function symbolAddress(name: string): number {

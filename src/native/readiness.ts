@@ -18,6 +18,8 @@ const writeFunction = systemCall('int64_t write(int, intptr_t, size_t)');
 const fcntlFunction = systemCall('int fcntl(int, int, int)');
 
 const F_DUPFD_CLOEXEC = 1030;
+const F_GETFL = 3;
+const F_SETFL = 4;
 const CLOEXEC = 0o2000000;
 const NONBLOCK = 0o4000;
 const EPOLL_CTL_ADD = 1;
@@ -148,4 +150,11 @@ export class Doorbell implements Disposable {
   [Symbol.dispose](): void {
     closeDescriptor(this.fd);
   }
+}
+
+/** Reads of a descriptor that other native code has opened return at once from now on. */
+export function doNotBlock(fd: number): void {
+  const flags: number = fcntlFunction()(fd, F_GETFL, 0);
+  const result: number = flags < 0 ? flags : fcntlFunction()(fd, F_SETFL, flags | NONBLOCK);
+  if (result < 0) throw nativeError('fcntl', `making descriptor ${fd} nonblocking`, result);
 }

@@ -27,15 +27,19 @@ export function pooledSystemCall(text: string): (...parameters: unknown[]) => Pr
 }
 
 function bind(text: string): NativeFunction {
-  const call = openLibrary(linuxLibrary).func(text);
+  return substituted(text, withErrno(openLibrary(linuxLibrary).func(text), -1));
+}
+
+/** The function returns -errno in place of `failure`, by which the native one tells that it failed. */
+export function withErrno(call: NativeFunction, failure: number): NativeFunction {
   const errno = locateErrno();
-  const withErrno = (...parameters: unknown[]): unknown => {
+  const checked = (...parameters: unknown[]): unknown => {
     // INVARIANT: nothing is called or allocated between these two lines. V8 makes system calls of its own when it is
     // entered, to collect garbage for example, and those set errno too; a second native call to ask for it is too late.
     const result: unknown = call(...parameters);
-    return result === -1 ? -errno[0]! : result;
+    return result === failure ? -errno[0]! : result;
   };
-  return substituted(text, withErrno as NativeFunction);
+  return checked as NativeFunction;
 }
 
 function bindPooled(text: string): (...parameters: unknown[]) => Promise<number> {

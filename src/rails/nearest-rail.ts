@@ -1,7 +1,8 @@
 // What the rails of this host are made of, and which of them is nearest to each GPU.
 import { type FileProbe, localFiles } from '../native/file-probe.ts';
 import { type HostInterface, hostInterfaces } from './host-interfaces.ts';
-import { compareDistances, type PciDevice, pciDeviceOf, type PciDistance, pciDistance } from './pci-device.ts';
+import { gpuDevices, nearestDevices } from './nearest-device.ts';
+import { type PciDevice, pciDeviceOf, type PciDistance } from './pci-device.ts';
 import { listRails, type Rail } from './rail-list.ts';
 
 export interface RailHardware extends Rail {
@@ -35,11 +36,10 @@ export function planRails(
 ): RailPlan {
   const named = listRails(list, interfaces);
   const rails = (named.length > 0 ? named : usableRails(interfaces)).map((rail) => hardwareOf(rail, files));
-  const gpus = files.list('/proc/driver/nvidia/gpus').flatMap((address) => {
-    const device = pciDeviceOf(files, `/sys/bus/pci/devices/${address}`);
-    return device === undefined ? [] : [device];
-  });
-  return { rails, gpus: nearestRails(gpus, rails) };
+  const gpus = nearestDevices(gpuDevices(files), rails).map(({ gpu, nearest, distance }) =>
+    nearest === undefined || distance === undefined ? { gpu } : { gpu, rail: nearest.name, distance },
+  );
+  return { rails, gpus };
 }
 
 /** One line for each rail, then one for each GPU. */
@@ -80,22 +80,6 @@ function deviceOf(name: string, files: FileProbe, depth = 0): PciDevice | undefi
     if (lower !== undefined) return lower;
   }
   return undefined;
-}
-
-/** Among rails that are equally near, a GPU takes the one that the fewest GPUs before it took. */
-function nearestRails(gpus: readonly PciDevice[], rails: readonly RailHardware[]): readonly GpuRail[] {
-  const taken = new Map<RailHardware, number>();
-  return gpus.map((gpu) => {
-    const choices = rails.flatMap((rail) =>
-      rail.device === undefined ? [] : [{ rail, distance: pciDistance(gpu, rail.device) }],
-    );
-    const [best] = choices.toSorted(
-      (a, b) => compareDistances(a.distance, b.distance) || (taken.get(a.rail) ?? 0) - (taken.get(b.rail) ?? 0),
-    );
-    if (best === undefined) return { gpu: gpu.address };
-    taken.set(best.rail, (taken.get(best.rail) ?? 0) + 1);
-    return { gpu: gpu.address, rail: best.rail.name, distance: best.distance };
-  });
 }
 
 function describeRail({ name, address, gigabitsPerSecond, mtuBytes, device }: RailHardware): string {

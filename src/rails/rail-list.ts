@@ -4,6 +4,7 @@ import { WeftlineError } from '../core/errors.ts';
 import { printable, quote } from '../core/quote.ts';
 import { isLoopback } from '../meeting/loopback.ts';
 import type { HostInterface } from './host-interfaces.ts';
+import { matchingNames, type NamePattern, readNameList } from './name-list.ts';
 
 /** One network interface of this host that carries packets. Two hosts pair their rails by index. */
 export interface Rail {
@@ -33,20 +34,13 @@ export function listRails(text: string, interfaces: readonly HostInterface[]): r
   const list = text.trim();
   if (list === '') return [];
   const wrong = (expected: string): WeftlineError => wrongRails(text, expected, interfaces);
-  const isExclusion = list.startsWith('^');
-  const names = isExclusion ? list.slice(1).trim() : list;
-  const isExact = names.startsWith('=');
-  const elements = (isExact ? names.slice(1) : names).split(',').map((element) => element.trim());
-  const patterns = elements.map((element) => {
-    const isOwnExact = element.startsWith('=');
-    const name = isOwnExact ? element.slice(1).trim() : element;
-    if (name === '' || /[\^=]/.test(name)) {
-      throw wrong(
-        'names of interfaces or addresses with commas between them, "=" before exact names, or "^" before the whole list',
-      );
-    }
-    return { name, isExact: isExact || isOwnExact };
-  });
+  const names = readNameList(list);
+  if (names === undefined) {
+    throw wrong(
+      'names of interfaces or addresses with commas between them, "=" before exact names, or "^" before the whole list',
+    );
+  }
+  const { isExclusion, patterns } = names;
   const rails = isExclusion
     ? allBut(patterns, interfaces)
     : patterns.flatMap((pattern) => named(pattern, interfaces, wrong));
@@ -57,13 +51,8 @@ export function listRails(text: string, interfaces: readonly HostInterface[]): r
   return rails;
 }
 
-interface Pattern {
-  readonly name: string;
-  readonly isExact: boolean;
-}
-
 function named(
-  pattern: Pattern,
+  pattern: NamePattern,
   interfaces: readonly HostInterface[],
   wrong: (expected: string) => WeftlineError,
 ): readonly Rail[] {
@@ -73,26 +62,20 @@ function named(
     if (owner === undefined) throw wrong(`addresses of this host, not ${address}`);
     return [{ name: owner.name, address }];
   }
-  const found = matching(pattern, interfaces);
+  const found = matchingNames(pattern, interfaces);
   if (found.length === 0) throw wrong(`interfaces of this host that have an address, not ${quote(pattern.name)}`);
   return found.map(railOf);
 }
 
-function allBut(patterns: readonly Pattern[], interfaces: readonly HostInterface[]): readonly Rail[] {
+function allBut(patterns: readonly NamePattern[], interfaces: readonly HostInterface[]): readonly Rail[] {
   const excluded = new Set(
     patterns.flatMap((pattern) => {
       const address = canonical(pattern.name);
-      if (address === undefined) return matching(pattern, interfaces);
+      if (address === undefined) return matchingNames(pattern, interfaces);
       return interfaces.filter((one) => owns(one, address));
     }),
   );
   return interfaces.filter((one) => !excluded.has(one) && !one.addresses.every(isLoopback)).map(railOf);
-}
-
-function matching({ name, isExact }: Pattern, interfaces: readonly HostInterface[]): readonly HostInterface[] {
-  const same = interfaces.filter((one) => one.name === name);
-  if (same.length > 0 || isExact) return same;
-  return interfaces.filter((one) => one.name.startsWith(name));
 }
 
 function railOf({ name, addresses }: HostInterface): Rail {

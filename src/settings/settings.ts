@@ -4,6 +4,7 @@ import { MAX_MAILBOX_SENDERS } from '../abi/agent-mailbox.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { setLogLevels } from '../core/log.ts';
 import { quote } from '../core/quote.ts';
+import { rdmaSettingsTable } from './rdma-settings-table.ts';
 import type { Setting } from './setting.ts';
 import { transportSettingsTable } from './transport-settings-table.ts';
 
@@ -241,6 +242,7 @@ export const settingsTable = {
     sentence:
       'How many such pieces may be under way per peer and direction; each takes its size in pinned memory on both sides. 0: 4 for each engine of the transport, 8 at least.',
   },
+  ...rdmaSettingsTable,
   ...transportSettingsTable,
 } as const satisfies Record<string, Setting>;
 

@@ -7,6 +7,7 @@ import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { EpBenchReport } from '#lib/programs/bench/ep/ep-results.js';
 import type { Examination } from '#lib/programs/doctor/doctor.js';
+import type { RdmaExamination } from '#lib/programs/doctor/rdma-examination.js';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'weftline-commands-'));
@@ -30,6 +31,17 @@ const small = [
 function weftline(...args: string[]): { status: number | null; stdout: string; stderr: string } {
   return spawnSync(process.execPath, [commandLine, ...args], { encoding: 'utf8', timeout: 60_000 });
 }
+
+test('weftline doctor --rdma ends with 0 where a port can be used, and says why else', () => {
+  const { status, stdout } = weftline('doctor', '--rdma', '--json');
+  const examination = JSON.parse(stdout) as RdmaExamination;
+  assert.equal(examination.schema, 'weftline.doctor.rdma/1');
+  assert.equal(status, examination.rdmaReady ? 0 : 1);
+  assert.equal(examination.problem === undefined, examination.rdmaReady);
+  const refused = weftline('doctor', '--rdma', '--rdma-devices', 'no-such-device');
+  assert.equal(refused.status, 1);
+  assert.match(refused.stderr + refused.stdout, /WL_CONFIG: Invalid setting rdmaDevices|RDMA cannot be used: /);
+});
 
 test('weftline doctor ends with 0 where CPU ranks run, and prints JSON on request', () => {
   const text = weftline('doctor');

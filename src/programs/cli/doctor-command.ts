@@ -2,20 +2,38 @@
 import { type Command, Option } from 'commander';
 import { examine } from '../doctor/doctor.ts';
 import { thisMachine } from '../doctor/machine-probe.ts';
+import { examineRdma } from '../doctor/rdma-examination.ts';
 import { doctorReport } from '../report/doctor-report.ts';
+import { rdmaReport } from '../report/rdma-report.ts';
+import { rdmaSettingsTable } from '../../settings/rdma-settings-table.ts';
 import { exitCodes } from './exit-codes.ts';
 import { Output, type OutputFlags } from './output.ts';
+import { addSettingOptions } from './setting-options.ts';
+
+interface DoctorFlags extends OutputFlags {
+  readonly rdma?: boolean;
+}
+
+const rdmaSettingNames = Object.keys(rdmaSettingsTable) as (keyof typeof rdmaSettingsTable)[];
 
 export function addDoctorCommand(program: Command): void {
-  program
+  const command = program
     .command('doctor')
     .description('show what this machine offers, and what to do where it is short')
     .addOption(new Option('--json [file]', 'write JSON; to stdout without a file, or with -').preset('-'))
     .option('--quiet', 'show only what is short')
-    .action((flags: OutputFlags) => {
-      const output = new Output(flags);
-      const examination = examine(thisMachine());
-      output.report(doctorReport(examination, { onlyShort: flags.quiet === true }), examination);
-      if (!examination.cpuReady) process.exitCode = exitCodes.failure.code;
-    });
+    .option('--rdma', 'show every RDMA device and port instead, which of them would be used, and why');
+  addSettingOptions(command, rdmaSettingNames);
+  command.action((flags: DoctorFlags) => {
+    const output = new Output(flags);
+    if (flags.rdma === true) {
+      const rdma = examineRdma(thisMachine());
+      output.report(rdmaReport(rdma), rdma);
+      if (!rdma.rdmaReady) process.exitCode = exitCodes.failure.code;
+      return;
+    }
+    const examination = examine(thisMachine());
+    output.report(doctorReport(examination, { onlyShort: flags.quiet === true }), examination);
+    if (!examination.cpuReady) process.exitCode = exitCodes.failure.code;
+  });
 }

@@ -6,6 +6,7 @@ import { type FileProbe, localFiles, orUndefined } from '../../native/file-probe
 import { loadKoffi } from '../../native/library.ts';
 import { openUcx } from '../../native/ucx.ts';
 import { type HostInterface, hostInterfaces } from '../../rails/host-interfaces.ts';
+import { type RdmaDevice, rdmaHardware } from '../../rails/rdma-devices.ts';
 
 /** Reading never throws: what is missing or forbidden is undefined or empty. */
 export interface MachineProbe extends FileProbe {
@@ -20,6 +21,8 @@ export interface MachineProbe extends FileProbe {
   tryWebAssembly(maximumPages: number): void;
   /** Throws when native functions cannot be called here. */
   tryNativeCalls(): void;
+  /** Of libibverbs. Throws where there is none. */
+  rdmaHardware(): readonly RdmaDevice[];
   /** Of the UCX that an agent would use; undefined if none can be. */
   ucxVersion(): string | undefined;
 }
@@ -40,6 +43,7 @@ export function thisMachine(): MachineProbe {
       }),
     tryWebAssembly,
     tryNativeCalls: () => void loadKoffi(),
+    rdmaHardware: () => rdmaHardware(localFiles()),
     ucxVersion: () => orUndefined(() => openUcx().version),
   };
 }

@@ -9,9 +9,19 @@ import { backendNames } from '#lib/agent/backends/backend-table.js';
  * - `capabilities`: root without its capabilities (setpriv)
  * - `tun`: network interfaces that end in a process (root, unshare, nsenter, ip, /dev/net/tun)
  * - `other-user`: this code as run by another user (root, and a folder that others may read)
+ * - `soft-roce`: a guest with RDMA devices (QEMU and Debian's kernel package, see scripts/soft-roce)
  * - `etcd`: the program etcd (Debian: etcd-server)
  */
-const requirements = [...backendNames, 'namespaces', 'mounts', 'capabilities', 'tun', 'other-user', 'etcd'] as const;
+const requirements = [
+  ...backendNames,
+  'namespaces',
+  'mounts',
+  'capabilities',
+  'tun',
+  'other-user',
+  'etcd',
+  'soft-roce',
+] as const;
 export type Requirement = (typeof requirements)[number];
 
 const required = (process.env['WEFTLINE_TEST_REQUIRE'] ?? '')

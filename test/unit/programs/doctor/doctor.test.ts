@@ -88,6 +88,7 @@ function machine(
     tryWebAssembly: () => undefined,
     tryNativeCalls: () => undefined,
     realPath: (path) => places[path],
+    rdmaHardware: () => [],
     ucxVersion: () => '1.18.0',
     ...other,
   };

@@ -1,0 +1,190 @@
+// An open RDMA device: what it offers, and everything that is made from it, which ends with it.
+import { Block } from '../../abi/layout.ts';
+import {
+  ibvContext,
+  ibvDeviceAttributes,
+  ibvGidEntry,
+  ibvPortAttributes,
+  verbsContext,
+} from '../../abi/verbs-structs.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { functionAt, type NativeFunction, viewAt } from '../library.ts';
+import { NativeBlock } from '../native-block.ts';
+import { nativeError } from '../native-error.ts';
+import { openVerbsDevice } from './device-list.ts';
+import { deviceAttributesOf, gidOf, portAttributesOf } from './facts.ts';
+import type { DeviceAttributes, GidEntry, PortAttributes } from './facts.ts';
+import { openVerbs, type VerbsCalls } from './library.ts';
+
+/** Calls of the hot paths, which are function pointers of the context. Each returns 0 or an errno, polling a count. */
+export interface VerbsOperations {
+  /** (queue, most, ibv_wc array): how many were taken, or a negative number. */
+  readonly pollCompletions: (queue: number, most: number, into: number) => number;
+  /** (queue, only those of solicited requests): rings the channel at the next completion. */
+  readonly requestNotification: (queue: number, solicitedOnly: number) => number;
+  /** (queue pair, first request, where to write the address of the first that was refused) */
+  readonly postSend: (queuePair: number, first: number, refused: number) => number;
+  readonly postReceive: (queuePair: number, first: number, refused: number) => number;
+  readonly postSharedReceive: (queue: number, first: number, refused: number) => number;
+}
+
+/** What is made from a context and is closed with it at the latest. */
+export interface VerbsResource {
+  close(): void;
+}
+
+/** How many objects of a kind this process has of the device. */
+export type ResourceCounts = Record<'queuePairs' | 'completionQueues' | 'regions' | 'domains' | 'sharedQueues', number>;
+
+export class VerbsContext implements Disposable {
+  readonly device: string;
+  readonly address: number;
+  readonly calls: VerbsCalls;
+  readonly operations: VerbsOperations;
+  readonly attributes: DeviceAttributes;
+  readonly counts: ResourceCounts = { queuePairs: 0, completionQueues: 0, regions: 0, domains: 0, sharedQueues: 0 };
+  /** Readable when there is an asynchronous event. */
+  readonly asyncDescriptor: number;
+  readonly #fields: Block<keyof typeof ibvContext.offset>;
+  readonly #extension: Block<keyof typeof verbsContext.offset> | undefined;
+  readonly #resources: VerbsResource[] = [];
+  #isClosed = false;
+
+  private constructor(device: string, address: number) {
+    this.device = device;
+    this.address = address;
+    this.calls = openVerbs().calls;
+    this.#fields = new Block(ibvContext, viewAt(address, ibvContext.size), 0);
+    this.asyncDescriptor = this.#fields.get('asyncDescriptor');
+    this.#extension = extensionOf(address, this.#fields);
+    this.operations = operationsOf(this.#fields);
+    this.attributes = this.#readAttributes();
+  }
+
+  /**
+   * Opens a device by its name, such as mlx5_0. Fails with WL_UNSUPPORTED without libibverbs or without such a device, and
+   * with WL_NATIVE if it cannot be opened.
+   */
+  static open(device: string): VerbsContext {
+    const address = openVerbsDevice(device);
+    try {
+      return new VerbsContext(device, address);
+    } catch (error) {
+      openVerbs().calls.ibv_close_device(address);
+      throw error;
+    }
+  }
+
+  get isClosed(): boolean {
+    return this.#isClosed;
+  }
+
+  /** Port numbers begin at 1. */
+  queryPort(port: number): PortAttributes {
+    this.requireOpen();
+    const block = new NativeBlock(ibvPortAttributes.size);
+    const what = `reading port ${port} of ${this.device}`;
+    // The exported function fills the fields of old versions only; libibverbs' header calls this one where it exists.
+    const full = this.#extension?.get('queryPort') ?? 0;
+    const status: number =
+      full === 0
+        ? this.calls.ibv_query_port(this.address, port, block.address)
+        : (functionAt(full, 'int ibv_query_port_full(intptr_t, uint8_t, intptr_t, size_t)')(
+            this.address,
+            port,
+            block.address,
+            ibvPortAttributes.size,
+          ) as number);
+    if (status !== 0) throw nativeError('ibv_query_port', what, -Math.abs(status));
+    return portAttributesOf(Block.over(ibvPortAttributes, block.bytes));
+  }
+
+  /** The addresses of all ports. */
+  queryGids(): readonly GidEntry[] {
+    this.requireOpen();
+    let room = 0;
+    for (let port = 1; port <= this.attributes.physPortCnt; port += 1) room += this.queryPort(port).gidTblLen;
+    if (room === 0) return [];
+    const block = new NativeBlock(room * ibvGidEntry.size);
+    const count = this.calls.ibv_query_gid_table(this.address, block.address, room, 0, ibvGidEntry.size);
+    if (count < 0) throw nativeError('ibv_query_gid_table', `reading the GIDs of ${this.device}`, count);
+    return Array.from({ length: count }, (_, index) =>
+      gidOf(Block.over(ibvGidEntry, block.bytes.subarray(index * ibvGidEntry.size))),
+    );
+  }
+
+  /** An operation of the extended interface; undefined if this library or its driver has none. */
+  extension(name: 'allocNullMr', text: string): NativeFunction | undefined {
+    const address = this.#extension?.get(name) ?? 0;
+    return address === 0 ? undefined : functionAt(address, text);
+  }
+
+  /** For what is made from this context. */
+  adopt(resource: VerbsResource): void {
+    this.#resources.push(resource);
+  }
+
+  release(resource: VerbsResource): void {
+    const at = this.#resources.lastIndexOf(resource);
+    if (at !== -1) this.#resources.splice(at, 1);
+  }
+
+  /** Fails with WL_CLOSED after close(). */
+  requireOpen(): void {
+    if (this.#isClosed)
+      throw new WeftlineError('WL_CLOSED', `The RDMA device ${this.device} was closed by this process`);
+  }
+
+  /** Closes all that was made from it, the newest first, then the device. */
+  close(): void {
+    if (this.#isClosed) return;
+    for (const resource of this.#resources.toReversed()) resource.close();
+    this.#isClosed = true;
+    const status = this.calls.ibv_close_device(this.address);
+    if (status < 0) throw nativeError('ibv_close_device', `closing ${this.device}`, status);
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+
+  #readAttributes(): DeviceAttributes {
+    const block = new NativeBlock(ibvDeviceAttributes.size);
+    const status = this.calls.ibv_query_device(this.address, block.address);
+    if (status !== 0) throw nativeError('ibv_query_device', `reading what ${this.device} offers`, -Math.abs(status));
+    return deviceAttributesOf(Block.over(ibvDeviceAttributes, block.bytes));
+  }
+}
+
+/**
+ * What lies in front of the context since rdma-core 14. Fails with WL_UNSUPPORTED for older ones, whose structures differ.
+ * Of newer ones only those members are read that their size includes.
+ */
+function extensionOf(
+  address: number,
+  fields: Block<keyof typeof ibvContext.offset>,
+): Block<keyof typeof verbsContext.offset> | undefined {
+  const isExtended = [0, 1].every((word) => fields.get('abiCompatibility', word) === 0xffff_ffff);
+  if (!isExtended) {
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      `RDMA cannot be used: ${openVerbs().path} has the interface of rdma-core before version 14, whose structures weftline does not know`,
+    );
+  }
+  const extension = new Block(verbsContext, viewAt(address - verbsContext.size, verbsContext.size), 0);
+  // It begins where its own size says that it does; otherwise something else lies there.
+  return extension.get('bytes') >= verbsContext.size + ibvContext.size ? extension : undefined;
+}
+
+function operationsOf(fields: Block<keyof typeof ibvContext.offset>): VerbsOperations {
+  const bind = (field: keyof typeof ibvContext.offset, text: string): NativeFunction =>
+    functionAt(fields.get(field), text);
+  const post = 'int f(intptr_t, intptr_t, intptr_t)';
+  return {
+    pollCompletions: bind('pollCq', 'int ibv_poll_cq(intptr_t, int, intptr_t)'),
+    requestNotification: bind('requestNotifyCq', 'int ibv_req_notify_cq(intptr_t, int)'),
+    postSend: bind('postSend', post.replace('f', 'ibv_post_send')),
+    postReceive: bind('postReceive', post.replace('f', 'ibv_post_recv')),
+    postSharedReceive: bind('postSrqReceive', post.replace('f', 'ibv_post_srq_recv')),
+  };
+}
