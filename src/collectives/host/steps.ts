@@ -1,0 +1,106 @@
+// Carries out work that waits for other ranks now and then: polls and gives way to them, then sleeps, never without end.
+import { type CallWait, Deadline } from '../../core/deadline.ts';
+import { yieldProcessor } from '../../native/libc.ts';
+import { waitForWord } from '../../windows/wait.ts';
+import type { WindowFailure } from '../../windows/window-failure.ts';
+import type { RankBoard } from './rank-board.ts';
+
+/** Work in steps, some of which need what other ranks have yet to do. */
+export interface Steps {
+  /** Counts steps that were made; never resets. */
+  readonly progress: number;
+  /** Does what can be done now. True when all is done. */
+  advance(): boolean;
+  /** Ranks of the window that the next step needs and that are not so far; for errors. */
+  missing(): readonly number[];
+  /** "allReduce", for errors. */
+  readonly name: string;
+}
+
+/** Looks at the clock once in so many turns. */
+const TURNS = 16;
+
+export interface StepRunnerOptions {
+  readonly failure: WindowFailure;
+  readonly timeoutMs: number;
+  /** How long to poll without progress before sleeping. */
+  readonly spinUs: number;
+}
+
+export class StepRunner {
+  readonly #board: RankBoard;
+  readonly #options: StepRunnerOptions;
+
+  constructor(board: RankBoard, options: StepRunnerOptions) {
+    this.#board = board;
+    this.#options = options;
+  }
+
+  /**
+   * Hot path. undefined if the work ended without sleeping. If it fails, here or by the promise, the window is given up for all
+   * its ranks.
+   */
+  run(steps: Steps, wait: CallWait): Promise<void> | undefined {
+    try {
+      if (steps.advance() || this.#poll(steps)) return undefined;
+    } catch (error) {
+      this.#giveUp(error);
+      throw error;
+    }
+    return this.#sleepUntilDone(steps, wait);
+  }
+
+  /** True when all is done, false when nothing has moved for long. */
+  #poll(steps: Steps): boolean {
+    const patience = this.#options.spinUs / 1000;
+    let { progress } = steps;
+    let end = performance.now() + patience;
+    while (true) {
+      for (let turn = 0; turn < TURNS; turn++) {
+        // Where ranks outnumber processors, polling would keep the very rank from running that this one waits for.
+        yieldProcessor();
+        if (steps.advance()) return true;
+      }
+      const now = performance.now();
+      if (steps.progress !== progress) {
+        ({ progress } = steps);
+        end = now + patience;
+      } else if (now > end) return false;
+    }
+  }
+
+  async #sleepUntilDone(steps: Steps, { timeoutMs, signal, deadline: given }: CallWait): Promise<void> {
+    const { failure } = this.#options;
+    const deadline = given ?? new Deadline(timeoutMs ?? this.#options.timeoutMs);
+    const missing = (): readonly number[] => steps.missing();
+    let isDone = false;
+    try {
+      do {
+        const before = steps.progress;
+        const ready = (): boolean => {
+          isDone ||= steps.advance();
+          return isDone || steps.progress !== before;
+        };
+        const check = (): void => {
+          const reason = failure.reasonToGiveUp(missing, signal);
+          // ORDER: a peer may do its part and then leave or give up in a later call; then this one still counts.
+          if (reason !== undefined && !ready()) throw reason;
+          if (deadline.isOver && !ready()) throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name));
+        };
+        await waitForWord(this.#board.bell, { ready, check, spinUs: 0 });
+      } while (!isDone && !this.#poll(steps));
+    } catch (error) {
+      this.#giveUp(error);
+      throw error;
+    }
+  }
+
+  #giveUp(error: unknown): void {
+    this.#options.failure.raise(error);
+    this.#board.ringAll();
+  }
+}
+
+function hintOf(name: string): string {
+  return `this rank waits in ${name}; they live, and may still compute (raise --timeout) or be in another call (all ranks must make the same calls in the same order)`;
+}
