@@ -1,8 +1,8 @@
 // What ranks of one host share for collectives: who is how far, what each calls, who sleeps, and messages between pairs.
 import { defineLayout } from './layout.ts';
 
-/** Calls whose records a rank keeps; it is never half as many calls ahead of another rank. */
-export const CALL_RECORDS = 256;
+/** Calls whose records a rank keeps, a power of two; it is never half as many calls ahead of another rank. */
+export const CALL_RECORDS = 1024;
 /** Words that different ranks write lie on different cache lines. */
 export const CACHE_LINE = 64;
 
@@ -27,8 +27,8 @@ export const collectiveBoard = defineLayout(
 );
 
 /**
- * What a rank calls: record `call % CALL_RECORDS` of its ring, written before its first post of that call. Ranks compare
- * all but `reserved`.
+ * What a rank calls: record `call % CALL_RECORDS` of its ring, written before its first post of that call. Beside it, at the
+ * same place of a ring of words, stands its signature, which other ranks compare; they read the record to tell a difference.
  */
 export const callRecord = defineLayout('CollectiveCallRecord', {
   call: 'i32',
@@ -36,11 +36,7 @@ export const callRecord = defineLayout('CollectiveCallRecord', {
   operation: 'i32',
   root: 'i32',
   count: 'u32',
-  reserved: { of: 'i32', count: 4 },
 });
-
-/** Words of a record that are compared, from its beginning. */
-export const COMPARED_WORDS = 4;
 
 /**
  * One per (sender, receiver), in the sender's part: pieces that it has sent to that receiver. Its counterpart `taken` is in

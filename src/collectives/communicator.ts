@@ -60,6 +60,11 @@ type Read<Arguments> = (scope: CallScope, args: Arguments) => void;
  * does anything. One call at a time: await each.
  */
 export class Communicator implements AsyncDisposable {
+  /**
+   * The very promise that calls return that ended at once, but for those with `asyncFinish`. An await costs as much as a small
+   * message: a loop that cannot afford it may await only what is not `Communicator.done`.
+   */
+  static readonly done: Promise<CollectiveResult> = done;
   readonly group: RankGroup;
   readonly device: CpuDevice | CudaDevice;
   readonly #engine: CollectiveEngine;

@@ -90,7 +90,7 @@ export class PairMessages implements Steps {
     const { me } = this.#board;
     const { channel } = this.#regions;
     const sent = this.#board.pairPieces('sent', me, peer);
-    if (((sent - this.#board.pairPieces('taken', me, peer)) | 0) >= channel.count) return -1;
+    if (((sent - this.#board.pairPieces('taken', me, peer)) | 0) >= channel.slots) return -1;
     const piece = Math.min(channel.bytes, bytes - from);
     const at = this.#slot(me, peer, sent);
     const header = at / 4;
@@ -136,8 +136,8 @@ export class PairMessages implements Steps {
   #slot(from: number, to: number, piece: number): number {
     const { regions, channel } = this.#regions;
     const slot = pieceHeader.size + channel.bytes;
-    // The count of slots is a power of two, so that pieces may wrap.
-    const index = to * channel.count + (piece & (channel.count - 1));
+    // The number of slots is a power of two, so that pieces may wrap.
+    const index = to * channel.slots + (piece & (channel.slots - 1));
     return this.#window.addresses[from]! + regions.channels.offset + index * slot;
   }
 

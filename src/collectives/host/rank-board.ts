@@ -3,7 +3,6 @@ import {
   CALL_RECORDS,
   callRecord,
   collectiveBoard,
-  COMPARED_WORDS,
   pairCell,
 } from '../../abi/collective-window.ts';
 import { wordOffsets } from '../../abi/layout.ts';
@@ -19,7 +18,9 @@ const boardWord = wordOffsets(collectiveBoard);
 const recordWord = wordOffsets(callRecord);
 const RECORD_STRIDE = callRecord.size / 4;
 const CELL_STRIDE = pairCell.size / 4;
-const CHECKED_BACK = CALL_RECORDS / 2;
+const RECORD_MASK = CALL_RECORDS - 1;
+/** Ranks are at most CALL_RECORDS / 2 pieces of small calls, and a few of large ones, apart. */
+const CHECKED_BACK = CALL_RECORDS / 4;
 
 export class RankBoard {
   /** Ranks of the window, and this one among them. */
@@ -31,10 +32,13 @@ export class RankBoard {
   /** All windows in one array: typed arrays of each rank would cost a look-up per access. */
   readonly #words: Int32Array;
   readonly #boards: Int32Array;
+  readonly #signatures: Int32Array;
   readonly #records: Int32Array;
   readonly #sent: Int32Array;
   readonly #taken: Int32Array;
   readonly #futexes: readonly Futex[];
+  /** By rank: pieces that it has posted, when this rank last looked. A look costs a cache line that the other one writes. */
+  readonly #seen: Int32Array;
   #call = 0;
   #firstUnchecked = 1;
 
@@ -47,7 +51,9 @@ export class RankBoard {
     const wordsOf = (region: CollectiveRegion): Int32Array =>
       Int32Array.from(window.addresses, (address) => (address - storage.address + regions[region].offset) / 4);
     this.#boards = wordsOf('board');
+    this.#signatures = wordsOf('signatures');
     this.#records = wordsOf('records');
+    this.#seen = new Int32Array(this.ranks);
     this.#sent = wordsOf('sent');
     this.#taken = wordsOf('taken');
     const bells = Array.from(this.#boards, (board) => this.#word(board + boardWord.bell));
@@ -71,9 +77,11 @@ export class RankBoard {
     const words = this.#words;
     const at = this.#recordOf(this.me, number);
     words[at + recordWord.call] = number;
-    words[at + recordWord.operation] = operationWord(call);
+    const operation = operationWord(call);
+    words[at + recordWord.operation] = operation;
     words[at + recordWord.root] = call.root;
     words[at + recordWord.count] = call.count | 0;
+    words[this.#signatures[this.me]! + (number & RECORD_MASK)] = signature(operation, call.root, call.count);
   }
 
   /** Publishes all that this rank wrote before. */
@@ -89,7 +97,10 @@ export class RankBoard {
   }
 
   hasPosted(rank: number, piece: number): boolean {
-    return ((Atomics.load(this.#words, this.#boards[rank]! + boardWord.posted) - piece) | 0) >= 0;
+    const seen = this.#seen;
+    if (((seen[rank]! - piece) | 0) >= 0) return true;
+    seen[rank] = Atomics.load(this.#words, this.#boards[rank]! + boardWord.posted);
+    return ((seen[rank]! - piece) | 0) >= 0;
   }
 
   /** Something that the rank may wait for has changed. */
@@ -102,7 +113,7 @@ export class RankBoard {
 
   /** All ranks have posted a piece of that call: fails with WL_CONFIG_MISMATCH if any made another call, or did before. */
   checkCalls(call: number): void {
-    // Ranks are at most CHECKED_BACK calls apart, so that of so many calls all records are still there.
+    // Of so many calls all records are still there.
     if (((call - this.#firstUnchecked) | 0) > CHECKED_BACK) this.#firstUnchecked = (call - CHECKED_BACK) | 0;
     for (; ((call - this.#firstUnchecked) | 0) >= 0; this.#firstUnchecked = (this.#firstUnchecked + 1) | 0) {
       for (let rank = 0; rank < this.ranks; rank++) this.checkCall(rank, this.#firstUnchecked);
@@ -111,12 +122,9 @@ export class RankBoard {
 
   /** The same for one rank. */
   checkCall(rank: number, call: number): void {
-    const mine = this.#recordOf(this.me, call);
-    const theirs = this.#recordOf(rank, call);
     const words = this.#words;
-    for (let word = 0; word < COMPARED_WORDS; word++) {
-      if (words[mine + word] !== words[theirs + word]) throw this.#mismatch(rank, mine, theirs);
-    }
+    const at = call & RECORD_MASK;
+    if (words[this.#signatures[rank]! + at] !== words[this.#signatures[this.me]! + at]) throw this.#mismatch(rank, call);
   }
 
   /** Pieces that `from` has sent to `to`, or with 'taken' that `to` has taken of them. Either is counted by its writer. */
@@ -139,10 +147,10 @@ export class RankBoard {
   }
 
   #recordOf(rank: number, call: number): number {
-    return this.#records[rank]! + (call & (CALL_RECORDS - 1)) * RECORD_STRIDE;
+    return this.#records[rank]! + (call & RECORD_MASK) * RECORD_STRIDE;
   }
 
-  #mismatch(rank: number, mine: number, theirs: number): WeftlineError {
+  #mismatch(rank: number, call: number): WeftlineError {
     const words = this.#words;
     const describe = (at: number): string =>
       describeRecord(
@@ -150,8 +158,8 @@ export class RankBoard {
         words[at + recordWord.root]!,
         words[at + recordWord.count]! >>> 0,
       );
-    const [here, there] = [describe(mine), describe(theirs)];
-    const call = words[mine + recordWord.call]!;
+    const here = describe(this.#recordOf(this.me, call));
+    const there = describe(this.#recordOf(rank, call));
     const [self, other] = [this.#worldRanks[this.me], this.#worldRanks[rank]];
     return new WeftlineError(
       'WL_CONFIG_MISMATCH',
@@ -159,4 +167,9 @@ export class RankBoard {
       { details: { call, rank: other, here, there } },
     );
   }
+}
+
+/** Differs for calls that differ in one of these, because the factors are odd; for others, but for one in 2^32. */
+function signature(operation: number, root: number, count: number): number {
+  return Math.imul(operation, 0x9e37_79b1) ^ Math.imul(root + 1, 0x85eb_ca77) ^ Math.imul(count | 0, 0xc2b2_ae3d);
 }

@@ -147,7 +147,8 @@ export class StagedCall implements Steps, Piece {
     this.unitBytes = unitBytes;
     const parts = this.#movement.hasParts ? this.ranks : 1;
     const slotBytes = alignUp(unitBytes, PART_ALIGNMENT) * parts;
-    this.#ring = slotBytes <= this.#small.bytes ? this.#small : this.#large;
+    
+    this.#ring = slotBytes * 4 <= this.#small.bytes ? this.#small : this.#large;
     const most = Math.floor(this.#ring.bytes / parts / PART_ALIGNMENT) * PART_ALIGNMENT;
     const pieces = Math.max(1, Math.ceil(unitBytes / most));
     this.#pieceBytes = alignUp(Math.ceil(unitBytes / pieces), PART_ALIGNMENT);
@@ -159,8 +160,8 @@ export class StagedCall implements Steps, Piece {
     this.offset = offset;
     this.bytes = Math.min(this.#pieceBytes, this.unitBytes - offset);
     this.#slots = this.#ring;
-    this.#slots.next();
-    this.#slotOffset = this.#slots.offset;
+    const parts = this.#movement.hasParts ? this.ranks : 1;
+    this.#slotOffset = this.#slots.next(this.#pieceBytes * parts);
     this.#phase = 'staging';
     this.#cursor = 0;
   }
@@ -184,9 +185,11 @@ export class StagedCall implements Steps, Piece {
   }
 
   #isSlotFree(): boolean {
-    const { lastPiece, lastCall } = this.#slots;
-    if (!this.#allHavePosted((lastPiece + 1) | 0)) return false;
-    this.#board.checkCalls(lastCall);
+    const slots = this.#slots;
+    if (slots.isFree) return true;
+    if (!this.#allHavePosted((slots.lastPiece + 1) | 0)) return false;
+    this.#board.checkCalls(slots.lastCall);
+    slots.setFree();
     return true;
   }
 
