@@ -2,6 +2,8 @@
 import { type DType, fromBf16, toBf16, type TypedArrayOf } from '../core/dtype.ts';
 import type { ReducedDType, Reduction } from './collective-call.ts';
 
+const PLAIN_NAN = 0x7fc0_0000;
+
 const combine: Readonly<Record<Reduction, (a: number, b: number) => number>> = {
   sum: (a, b) => a + b,
   // Math.max and Math.min pass a NaN on and know that -0 is less than 0.
@@ -37,6 +39,11 @@ export function referenceReduction<D extends ReducedDType & DType>(
     let value = load(runs[0]![at]!);
     for (const run of runs.slice(1)) value = step(combine[op](value, load(run[at]!)));
     out[at] = store(value);
+  }
+  // Which NaN an array is given is up to the processor.
+  if (out instanceof Float32Array) {
+    const bits = new Uint32Array(out.buffer);
+    for (let at = 0; at < out.length; at++) if (Number.isNaN(out[at])) bits[at] = PLAIN_NAN;
   }
   return out;
 }

@@ -197,8 +197,12 @@ export const alone: Movement = {
   stages: () => false,
   stage: () => {},
   awaits: () => 'none',
-  take: ({ kernels, call, unitBytes }) => {
-    if (call.input !== call.output) kernels.copyBytes(call.output, call.input, unitBytes);
+  take: ({ kernels, call, elementBytes, unitBytes }) => {
+    const { input, output } = call;
+    if (call.kind === 'allToAllv') {
+      const to = output + call.recvOffsets[0]! * elementBytes;
+      kernels.copyBytes(to, input + call.sendOffsets[0]! * elementBytes, call.sendCounts[0]! * elementBytes);
+    } else if (input !== output) kernels.copyBytes(output, input, unitBytes);
   },
 };
 
