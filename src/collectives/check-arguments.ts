@@ -41,8 +41,11 @@ export function checkOptionsOf(name: keyof typeof argumentNames, args: Collectiv
   if (args.signal?.aborted) throw args.signal.reason;
 }
 
-export function readBarrier(scope: CallScope): void {
-  fill(scope.call, 'barrier', 0);
+export function readBarrier({ call }: CallScope): void {
+  fill(call, 'barrier', 0);
+  // It has none, and all ranks say the same.
+  call.dtype = 'u8';
+  call.elementBytes = 1;
 }
 
 export function readBroadcast(scope: CallScope, { input, output, root }: BroadcastArguments): void {
@@ -174,7 +177,6 @@ export function checkOwnMessages(messages: readonly PairMessage[], rank: number)
 function fill(call: CollectiveCall, kind: CollectiveKind, count: number): void {
   call.kind = kind;
   call.count = count;
-  call.dtype = 'u8';
   call.reduction = 'sum';
   call.root = 0;
   call.input = 0;
@@ -183,6 +185,7 @@ function fill(call: CollectiveCall, kind: CollectiveKind, count: number): void {
 
 function place(call: CollectiveCall, { dtype }: Tensor, input: number, output: number): void {
   call.dtype = dtype;
+  call.elementBytes = dtypes[dtype].bytes;
   call.input = input;
   call.output = output;
 }

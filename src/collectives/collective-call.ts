@@ -33,6 +33,7 @@ export interface VariableCounts {
 export interface CollectiveCall extends VariableCounts {
   kind: CollectiveKind;
   dtype: DType;
+  elementBytes: number;
   /** Of a kind that reduces. */
   reduction: Reduction;
   /** Of a kind that has one. */
@@ -52,6 +53,7 @@ export function makeCollectiveCall(ranks: number): CollectiveCall {
   return {
     kind: 'barrier',
     dtype: 'u8',
+    elementBytes: 1,
     reduction: 'sum',
     root: 0,
     count: 0,

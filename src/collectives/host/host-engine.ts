@@ -1,4 +1,5 @@
 // Collectives of CPU ranks of one host: through slots and channels in the window that they share.
+import { availableParallelism } from 'node:os';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
@@ -33,7 +34,8 @@ export class HostEngine implements CollectiveEngine {
     this.#staged = new StagedCall(device, { window, board, regions, idle: makeCollectiveCall(group.size) });
     this.#pairs = new PairMessages(device, { window, board, regions });
     const { timeoutMs, collectiveSpinUs: spinUs } = group.settings;
-    this.#runner = new StepRunner(board, { failure: window.barrier.failure, timeoutMs, spinUs });
+    const isCrowded = group.size > availableParallelism();
+    this.#runner = new StepRunner(board, { failure: window.barrier.failure, timeoutMs, spinUs, isCrowded });
   }
 
   throwIfUnusable(): void {

@@ -1,6 +1,5 @@
 // One collective call over the slots of the window: pieces that are staged, posted, taken, and freed by the next posts.
 import { alignUp } from '../../abi/layout.ts';
-import { dtypes } from '../../core/dtype.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Storage } from '../../device/tensor.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
@@ -80,8 +79,8 @@ export class StagedCall implements Steps, Piece {
   /** Hot path. The call goes on by advance(). */
   begin(call: CollectiveCall): void {
     this.call = call;
-    this.elementBytes = dtypes[call.dtype].bytes;
-    const unitBytes = call.count * this.elementBytes;
+    this.elementBytes = call.elementBytes;
+    const unitBytes = call.count * call.elementBytes;
     this.#isChecked = false;
     this.#board.record(call);
     if (this.ranks === 1) this.#begin(alone, unitBytes);
@@ -148,10 +147,14 @@ export class StagedCall implements Steps, Piece {
     const parts = this.#movement.hasParts ? this.ranks : 1;
     const slotBytes = alignUp(unitBytes, PART_ALIGNMENT) * parts;
     
-    this.#ring = slotBytes * 4 <= this.#small.bytes ? this.#small : this.#large;
-    const most = Math.floor(this.#ring.bytes / parts / PART_ALIGNMENT) * PART_ALIGNMENT;
-    const pieces = Math.max(1, Math.ceil(unitBytes / most));
-    this.#pieceBytes = alignUp(Math.ceil(unitBytes / pieces), PART_ALIGNMENT);
+    if (slotBytes * 4 <= this.#small.bytes) {
+      this.#ring = this.#small;
+      this.#pieceBytes = slotBytes / parts;
+    } else {
+      this.#ring = this.#large;
+      const most = Math.floor(this.#large.bytes / parts / PART_ALIGNMENT) * PART_ALIGNMENT;
+      this.#pieceBytes = alignUp(Math.ceil(unitBytes / Math.ceil(unitBytes / most)), PART_ALIGNMENT);
+    }
     this.stride = this.#pieceBytes;
     this.offset = -this.#pieceBytes;
   }

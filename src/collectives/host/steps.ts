@@ -25,15 +25,21 @@ export interface StepRunnerOptions {
   readonly timeoutMs: number;
   /** How long to poll without progress before sleeping. */
   readonly spinUs: number;
+  /** Whether the ranks outnumber the processors. */
+  readonly isCrowded: boolean;
 }
 
 export class StepRunner {
   readonly #board: RankBoard;
   readonly #options: StepRunnerOptions;
+  /** Looks between two yields, of which each takes as long as many looks. */
+  readonly #looks: number;
 
   constructor(board: RankBoard, options: StepRunnerOptions) {
     this.#board = board;
     this.#options = options;
+    // In a crowd the rank that is waited for may wait for this processor.
+    this.#looks = options.isCrowded ? 1 : 16;
   }
 
   /**
@@ -42,7 +48,8 @@ export class StepRunner {
    */
   run(steps: Steps, wait: CallWait): Promise<void> | undefined {
     try {
-      if (steps.advance() || this.#poll(steps)) return undefined;
+      for (let look = 0; look < this.#looks; look++) if (steps.advance()) return undefined;
+      if (this.#poll(steps)) return undefined;
     } catch (error) {
       this.#giveUp(error);
       throw error;
@@ -57,9 +64,8 @@ export class StepRunner {
     let end = performance.now() + patience;
     while (true) {
       for (let turn = 0; turn < TURNS; turn++) {
-        // Where ranks outnumber processors, polling would keep the very rank from running that this one waits for.
         yieldProcessor();
-        if (steps.advance()) return true;
+        for (let look = 0; look < this.#looks; look++) if (steps.advance()) return true;
       }
       const now = performance.now();
       if (steps.progress !== progress) {
