@@ -66,9 +66,9 @@ function reduce({ kernels, ranks, call, sources }: Piece, out: number, bytes: nu
   kernels.reduceRuns(out, sources, ranks, bytes, format, reductions[call.reduction]);
 }
 
-function reduceSlots(piece: Piece, out: number, first: number, bytes: number): void {
-  for (let rank = 0; rank < piece.ranks; rank++) piece.sourceTable[rank] = piece.slot(rank) + first;
-  reduce(piece, out, bytes);
+function reduceSlots(piece: Piece): void {
+  for (let rank = 0; rank < piece.ranks; rank++) piece.sourceTable[rank] = piece.slot(rank);
+  reduce(piece, piece.call.output + piece.offset, piece.bytes);
 }
 
 /** The part of a piece that a rank reduces for all. */
@@ -76,12 +76,24 @@ function shareBytes({ bytes, ranks }: Piece): number {
   return alignUp(Math.ceil(bytes / ranks), PART_ALIGNMENT);
 }
 
-/** Each rank reduces its share, in its own slot: nobody else reads that share of it before the second step. */
+/** All but this rank's own share, which nobody else reads. */
+function stageOtherShares(piece: Piece): void {
+  const { kernels, me, call, offset, bytes, slot } = piece;
+  const share = shareBytes(piece);
+  const [first, end] = [Math.min(bytes, me * share), Math.min(bytes, (me + 1) * share)];
+  kernels.copyBytes(slot(me), call.input + offset, first);
+  kernels.copyBytes(slot(me) + end, call.input + offset + end, bytes - end);
+}
+
+/** The result comes to lie in this rank's slot, from which all take it. */
 function reduceShare(piece: Piece): void {
-  const { me, bytes, slot } = piece;
+  const { ranks, me, call, offset, bytes, slot, sourceTable } = piece;
   const share = shareBytes(piece);
   const first = Math.min(bytes, me * share);
-  reduceSlots(piece, slot(me) + first, first, Math.min(share, bytes - first));
+  for (let rank = 0; rank < ranks; rank++) {
+    sourceTable[rank] = (rank === me ? call.input + offset : slot(rank)) + first;
+  }
+  reduce(piece, slot(me) + first, Math.min(share, bytes - first));
 }
 
 function takeShares(piece: Piece): void {
@@ -154,14 +166,14 @@ const allReduceAtOnce: Movement = {
   stages: yes,
   stage: stageWhole,
   awaits: all,
-  take: (piece) => reduceSlots(piece, piece.call.output + piece.offset, 0, piece.bytes),
+  take: reduceSlots,
 };
 
 /** Every rank reduces a share, then all gather the shares: each element is added up once. */
 const allReduceByShares: Movement = {
   hasParts: false,
   stages: yes,
-  stage: stageWhole,
+  stage: stageOtherShares,
   awaits: all,
   take: reduceShare,
   second: { awaits: all, take: takeShares },
@@ -173,14 +185,14 @@ const reduceAtOnce: Movement = {
   stage: stageWhole,
   awaits: rootOnly,
   take: (piece) => {
-    if (isRoot(piece)) reduceSlots(piece, piece.call.output + piece.offset, 0, piece.bytes);
+    if (isRoot(piece)) reduceSlots(piece);
   },
 };
 
 const reduceByShares: Movement = {
   hasParts: false,
   stages: yes,
-  stage: stageWhole,
+  stage: stageOtherShares,
   awaits: all,
   take: reduceShare,
   second: {

@@ -15,8 +15,11 @@ import type {
 import { type BenchedKind, busFactor, type CollectivesWorkload, countOf, type SizePlan, sizePlans } from './collectives-workload.ts';
 import { MpiLoop } from './mpi-loop.ts';
 
-/** Until the engine has compiled what the loops run. */
-const WARM_CALLS = 6000;
+/** Until the engine has compiled what the loops run, for little data and for more. */
+const warmups = [
+  { bytes: 64, calls: 20_000 },
+  { bytes: 65_536, calls: 1000 },
+] as const;
 /** Ranks that wait for the peer's loop. */
 const PEER_TIMEOUT_MS = 600_000;
 /** Sizes up to this one are small. */
@@ -64,9 +67,9 @@ export async function runCollectivesBench(
   for (let round = 0; round < workload.rounds; round++) {
     for (const [index, kind] of workload.kinds.entries()) {
       const ofKind = entries.filter((entry) => entry.kind === kind);
-      if (round === 0 && ofKind.length > 0) {
-        const { bytes } = ofKind[0]!.plan;
-        for (const isInPlace of [false, true]) await repeat(newCall(kind, bytes).prepare(isInPlace), WARM_CALLS);
+      for (const { bytes, calls } of round === 0 ? warmups : []) {
+        const call = newCall(kind, Math.min(bytes, workload.maxBytes));
+        for (const isInPlace of [false, true]) await repeat(call.prepare(isInPlace), calls);
       }
       for (const { plan, outOfPlace, inPlace } of ofKind) {
         const call = newCall(kind, plan.bytes);
