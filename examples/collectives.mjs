@@ -10,7 +10,11 @@ const device = await CpuDevice.create();
 const communicator = await Communicator.create(world, device);
 const { rank } = world;
 try {
-  const input = await device.tensor('f32', [4], Float32Array.of(1, 2, 3, 4).map((value) => value * (rank + 1)));
+  const input = await device.tensor(
+    'f32',
+    [4],
+    Float32Array.of(1, 2, 3, 4).map((value) => value * (rank + 1)),
+  );
   const sum = device.empty('f32', [4]);
   await communicator.allReduce({ input, output: sum });
   await communicator.broadcast({ output: input, root: 1 }); // in place: the root's elements replace those of the others
@@ -19,8 +23,8 @@ try {
   const got = device.empty('f32', [2]);
   const peer = 1 - rank;
   communicator.groupStart();
-  communicator.send({ input: sum.slice(0, 2), peer });
-  communicator.recv({ output: got, peer });
+  await communicator.send({ input: sum.slice(0, 2), peer });
+  await communicator.recv({ output: got, peer });
   await communicator.groupEnd();
 
   console.log(`sum ${sum.view().join(' ')}, of rank 1 ${input.view().join(' ')}, received ${got.view().join(' ')}`);

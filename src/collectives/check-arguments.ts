@@ -6,6 +6,7 @@ import { checkTimeout } from '../core/deadline.ts';
 import { dtypes } from '../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { Device } from '../device/device.ts';
+import type { HostAccess } from '../device/host-access.ts';
 import { Tensor } from '../device/tensor.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import {
@@ -53,7 +54,7 @@ export function readBroadcast(scope: CallScope, { input, output, root }: Broadca
   requireRank('root', root, group);
   requireTensor('output', output, scope.device);
   const from = input !== undefined && group.rank === root ? input : output;
-  requireLike('input', from, scope.device, output, output.elements);
+  requireLike('input', from, output, output.elements);
   requireSameOrApart('input', from, output);
   fill(call, 'broadcast', output.elements);
   place(call, from, from.address, output.address);
@@ -68,7 +69,7 @@ export function readReduce(scope: CallScope, { input, output, root, op = 'sum' }
   requireReduction(from, op);
   const isRoot = group.rank === root;
   if (isRoot || output !== undefined) {
-    requireLike('output', output, device, from, from.elements);
+    requireLike('output', output, from, from.elements);
     requireSameOrApart('output', output as Tensor, from);
   }
   fill(call, 'reduce', from.elements);
@@ -82,7 +83,7 @@ export function readAllReduce(scope: CallScope, { input, output, op = 'sum' }: A
   requireTensor('output', output, device);
   requireReduction(output, op);
   const from = input ?? output;
-  requireLike('input', from, device, output, output.elements);
+  requireLike('input', from, output, output.elements);
   requireSameOrApart('input', from, output);
   fill(call, 'allReduce', output.elements);
   place(call, output, from.address, output.address);
@@ -95,7 +96,7 @@ export function readAllGather(scope: CallScope, { input, output }: AllGatherArgu
   const count = share('output', output, group.size);
   const own = output.address + group.rank * count * dtypes[output.dtype].bytes;
   if (input !== undefined) {
-    requireLike('input', input, device, output, count);
+    requireLike('input', input, output, count);
     if (input.address !== own) requireApart('input', input, output);
   }
   fill(call, 'allGather', count);
@@ -109,7 +110,7 @@ export function readReduceScatter(scope: CallScope, { input, output, op = 'sum' 
   const count = share('input', input, group.size);
   const own = input.address + group.rank * count * dtypes[input.dtype].bytes;
   if (output !== undefined) {
-    requireLike('output', output, device, input, count);
+    requireLike('output', output, input, count);
     if (output.address !== own) requireApart('output', output, input);
   }
   fill(call, 'reduceScatter', count);
@@ -122,7 +123,7 @@ export function readAllToAll(scope: CallScope, { input, output }: AllToAllArgume
   requireTensor('output', output, device);
   const count = share('output', output, group.size);
   const from = input ?? output;
-  requireLike('input', from, device, output, output.elements);
+  requireLike('input', from, output, output.elements);
   requireSameOrApart('input', from, output);
   fill(call, 'allToAll', count);
   place(call, output, from.address, output.address);
@@ -139,7 +140,11 @@ export function readAllToAllv(scope: CallScope, args: AllToAllvArguments): void 
   readCounts('recv', args.recvCounts, args.recvOffsets, { tensor: output, ranks: group.size, ...recvOf(call) });
   const self = group.rank;
   if (call.sendCounts[self] !== call.recvCounts[self]) {
-    throw invalidArgument(`recvCounts[${self}]`, call.recvCounts[self], `${call.sendCounts[self]}, as sendCounts[${self}]`);
+    throw invalidArgument(
+      `recvCounts[${self}]`,
+      call.recvCounts[self],
+      `${call.sendCounts[self]}, as sendCounts[${self}]`,
+    );
   }
   fill(call, 'allToAllv', 0);
   place(call, input, input.address, output.address);
@@ -165,13 +170,15 @@ export function checkOwnMessages(messages: readonly PairMessage[], rank: number)
   const receives = own.filter(({ direction }) => direction === 'recv');
   const fits = sends.every(({ bytes, dtype }, at) => receives[at]?.bytes === bytes && receives[at].dtype === dtype);
   if (fits && sends.length === receives.length) return;
-  const show = (list: readonly PairMessage[]): string =>
-    list.map(({ bytes, dtype }) => `${bytes / dtypes[dtype].bytes} ${dtype}`).join(', ') || 'none';
   throw new WeftlineError(
     'WL_INVALID_ARGUMENT',
-    `Rank ${rank} sends to itself: expected one recv from itself for each send in the same group, in order and of equal count and dtype, got sends of ${show(sends)} and recvs of ${show(receives)}`,
+    `Rank ${rank} sends to itself: expected one recv from itself for each send in the same group, in order and of equal count and dtype, got sends of ${listed(sends)} and recvs of ${listed(receives)}`,
     { details: { rank, sends: sends.length, recvs: receives.length } },
   );
+}
+
+function listed(messages: readonly PairMessage[]): string {
+  return messages.map(({ bytes, dtype }) => `${bytes / dtypes[dtype].bytes} ${dtype}`).join(', ') || 'none';
 }
 
 function fill(call: CollectiveCall, kind: CollectiveKind, count: number): void {
@@ -195,7 +202,7 @@ function requireRank(name: string, value: unknown, { size }: RankGroup): void {
   throw invalidArgument(name, value, `a rank of the group, 0 to ${size - 1}`);
 }
 
-function requireTensor(name: string, value: unknown, device: Device): asserts value is Tensor {
+function requireTensor(name: string, value: unknown, device: HostAccess): asserts value is Tensor {
   if (value instanceof Tensor && value.device === device && !value.storage.disposed) return;
   const expected = `a tensor on the Communicator's ${device.kind} device`;
   if (!(value instanceof Tensor)) throw invalidArgument(name, value, expected);
@@ -203,9 +210,9 @@ function requireTensor(name: string, value: unknown, device: Device): asserts va
   throw invalidArgument(name, `a tensor of another ${value.device.kind} device`, expected);
 }
 
-/** Of the dtype of `like`, with so many elements. */
-function requireLike(name: string, value: unknown, device: Device, like: Tensor, elements: number): void {
-  requireTensor(name, value, device);
+/** On the device and of the dtype of `like`, with so many elements. */
+function requireLike(name: string, value: unknown, like: Tensor, elements: number): void {
+  requireTensor(name, value, like.device);
   if (value.dtype === like.dtype && value.elements === elements) return;
   throw invalidArgument(name, describe(value), `${elements} elements of ${like.dtype}`);
 }
@@ -262,7 +269,11 @@ function readCounts(
     const offset = places === undefined ? end : places[rank]!;
     end = offset + given[rank]!;
     if (end > tensor.elements) {
-      throw invalidArgument(`${side}Counts[${rank}]`, given[rank], `at most the ${tensor.elements} elements of its tensor, from ${offset} on`);
+      throw invalidArgument(
+        `${side}Counts[${rank}]`,
+        given[rank],
+        `at most the ${tensor.elements} elements of its tensor, from ${offset} on`,
+      );
     }
     counts[rank] = given[rank]!;
     offsets[rank] = offset;

@@ -1,5 +1,5 @@
 // A collective call as an engine gets it, checked; what must agree between the ranks, and how errors tell it.
-import { reductionFormats, reductions } from '../abi/element-formats.ts';
+import { type reductionFormats, reductions } from '../abi/element-formats.ts';
 import { type DType, dtypes } from '../core/dtype.ts';
 
 /** What becomes of the elements that lie at one place of all ranks. */

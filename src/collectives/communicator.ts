@@ -171,7 +171,7 @@ export class Communicator implements AsyncDisposable {
       checkOwnMessages(messages, this.group.rank);
       return this.#start('groupEnd', options, () => this.#engine.exchange(messages, options));
     } catch (error) {
-      return Promise.reject(error as Error);
+      return Promise.reject(error);
     }
   }
 
@@ -195,7 +195,7 @@ export class Communicator implements AsyncDisposable {
       if (this.#guard.close()) this.#engine.close();
       return Promise.resolve();
     } catch (error) {
-      return Promise.reject(error as Error);
+      return Promise.reject(error);
     }
   }
 
@@ -212,7 +212,7 @@ export class Communicator implements AsyncDisposable {
     try {
       this.#guard.begin(kind);
     } catch (error) {
-      return Promise.reject(error as Error);
+      return Promise.reject(error);
     }
     try {
       checkOptionsOf(kind, args);
@@ -226,7 +226,7 @@ export class Communicator implements AsyncDisposable {
       if (rest !== undefined) return this.#finish(rest, args);
     } catch (error) {
       this.#guard.end();
-      return Promise.reject(error as Error);
+      return Promise.reject(error);
     }
     this.#guard.end();
     return args.asyncFinish === true ? doneWithEvent : done;
@@ -269,7 +269,7 @@ export class Communicator implements AsyncDisposable {
       checkOwnMessages(messages, this.group.rank);
       return this.#start(kind, args, () => this.#engine.exchange(messages, args));
     } catch (error) {
-      return Promise.reject(error as Error);
+      return Promise.reject(error);
     }
   }
 

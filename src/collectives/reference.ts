@@ -13,7 +13,7 @@ const combine: Readonly<Record<Reduction, (a: number, b: number) => number>> = {
 
 /** To and from numbers: how each dtype is computed, and how a result is rounded. */
 const arithmetic: Readonly<
-  Record<ReducedDType, { load(bits: number): number; step(value: number): number; store(value: number): number }>
+  Record<ReducedDType, Readonly<Record<'load' | 'step' | 'store', (value: number) => number>>>
 > = {
   f32: { load: (value) => value, step: Math.fround, store: (value) => value },
   bf16: { load: fromBf16, step: Math.fround, store: toBf16 },

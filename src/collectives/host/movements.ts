@@ -24,7 +24,7 @@ export interface Piece {
   readonly sources: number;
   readonly sourceTable: Uint32Array;
   /** Address of a rank's slot. */
-  slot(rank: number): number;
+  readonly slot: (rank: number) => number;
 }
 
 /** Whose posts a step needs: every rank's, the root's, none. */

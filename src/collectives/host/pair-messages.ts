@@ -31,7 +31,11 @@ export class PairMessages implements Steps {
 
   constructor(
     device: CpuDevice,
-    { window, board, regions }: {
+    {
+      window,
+      board,
+      regions,
+    }: {
       readonly window: SymmetricWindow;
       readonly board: RankBoard;
       readonly regions: CollectiveRegions;
@@ -74,10 +78,11 @@ export class PairMessages implements Steps {
 
   /** True when it is over. */
   #move(message: PairMessage, index: number): boolean {
-    const piece = message.direction === 'send' ? this.#send : this.#receive;
     while (this.#moved[index] !== OVER) {
+      const isFirst = this.#moved[index] === NOT_BEGUN;
       const before = Math.max(0, this.#moved[index]!);
-      const bytes = piece.call(this, message, before, this.#moved[index] === NOT_BEGUN);
+      const bytes =
+        message.direction === 'send' ? this.#send(message, before) : this.#receive(message, before, isFirst);
       if (bytes < 0) return false;
       this.#moved[index] = before + bytes === message.bytes ? OVER : before + bytes;
       this.progress += 1;

@@ -1,10 +1,5 @@
 // How far each rank of the host is: posts of pieces, records of calls, and waking ranks that sleep. Hot path throughout.
-import {
-  CALL_RECORDS,
-  callRecord,
-  collectiveBoard,
-  pairCell,
-} from '../../abi/collective-window.ts';
+import { CALL_RECORDS, callRecord, collectiveBoard, pairCell } from '../../abi/collective-window.ts';
 import { wordOffsets } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -99,8 +94,9 @@ export class RankBoard {
   hasPosted(rank: number, piece: number): boolean {
     const seen = this.#seen;
     if (((seen[rank]! - piece) | 0) >= 0) return true;
-    seen[rank] = Atomics.load(this.#words, this.#boards[rank]! + boardWord.posted);
-    return ((seen[rank]! - piece) | 0) >= 0;
+    const posted = Atomics.load(this.#words, this.#boards[rank]! + boardWord.posted);
+    seen[rank] = posted;
+    return ((posted - piece) | 0) >= 0;
   }
 
   /** Something that the rank may wait for has changed. */
@@ -124,7 +120,8 @@ export class RankBoard {
   checkCall(rank: number, call: number): void {
     const words = this.#words;
     const at = call & RECORD_MASK;
-    if (words[this.#signatures[rank]! + at] !== words[this.#signatures[this.me]! + at]) throw this.#mismatch(rank, call);
+    if (words[this.#signatures[rank]! + at] !== words[this.#signatures[this.me]! + at])
+      throw this.#mismatch(rank, call);
   }
 
   /** Pieces that `from` has sent to `to`, or with 'taken' that `to` has taken of them. Either is counted by its writer. */

@@ -47,7 +47,12 @@ export class StagedCall implements Steps, Piece {
 
   constructor(
     device: CpuDevice,
-    { window, board, regions, idle }: {
+    {
+      window,
+      board,
+      regions,
+      idle,
+    }: {
       readonly window: SymmetricWindow;
       readonly board: RankBoard;
       readonly regions: CollectiveRegions;
@@ -146,7 +151,7 @@ export class StagedCall implements Steps, Piece {
     this.unitBytes = unitBytes;
     const parts = this.#movement.hasParts ? this.ranks : 1;
     const slotBytes = alignUp(unitBytes, PART_ALIGNMENT) * parts;
-    
+
     if (slotBytes * 4 <= this.#small.bytes) {
       this.#ring = this.#small;
       this.#pieceBytes = slotBytes / parts;

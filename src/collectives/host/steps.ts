@@ -79,14 +79,10 @@ export class StepRunner {
     const { failure } = this.#options;
     const deadline = given ?? new Deadline(timeoutMs ?? this.#options.timeoutMs);
     const missing = (): readonly number[] => steps.missing();
-    let isDone = false;
     try {
-      do {
-        const before = steps.progress;
-        const ready = (): boolean => {
-          isDone ||= steps.advance();
-          return isDone || steps.progress !== before;
-        };
+      while (true) {
+        const sleep = new Awakening(steps);
+        const ready = (): boolean => sleep.isOver();
         const check = (): void => {
           const reason = failure.reasonToGiveUp(missing, signal);
           // ORDER: a peer may do its part and then leave or give up in a later call; then this one still counts.
@@ -94,7 +90,8 @@ export class StepRunner {
           if (deadline.isOver && !ready()) throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name));
         };
         await waitForWord(this.#board.bell, { ready, check, spinUs: 0 });
-      } while (!isDone && !this.#poll(steps));
+        if (sleep.isDone || this.#poll(steps)) return;
+      }
     } catch (error) {
       this.#giveUp(error);
       throw error;
@@ -104,6 +101,24 @@ export class StepRunner {
   #giveUp(error: unknown): void {
     this.#options.failure.raise(error);
     this.#board.ringAll();
+  }
+}
+
+/** A sleep that ends when a step could be made. */
+class Awakening {
+  /** All is done. */
+  isDone = false;
+  readonly #steps: Steps;
+  readonly #before: number;
+
+  constructor(steps: Steps) {
+    this.#steps = steps;
+    this.#before = steps.progress;
+  }
+
+  isOver(): boolean {
+    this.isDone ||= this.#steps.advance();
+    return this.isDone || this.#steps.progress !== this.#before;
   }
 }
 

@@ -14,15 +14,7 @@ const CHANNEL_BYTES = 1 << 20;
 const MIN_CHANNEL_SLOT = 4096;
 const MAX_CHANNEL_SLOT = 65_536;
 
-export type CollectiveRegion =
-  | 'board'
-  | 'signatures'
-  | 'records'
-  | 'sent'
-  | 'taken'
-  | 'small'
-  | 'large'
-  | 'channels';
+export type CollectiveRegion = 'board' | 'signatures' | 'records' | 'sent' | 'taken' | 'small' | 'large' | 'channels';
 
 /** Blocks that are used in turn, each for pieces that fit, up to so many. */
 export interface RingShape {

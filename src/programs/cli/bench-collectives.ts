@@ -48,7 +48,9 @@ export function addCollectivesBench(bench: Command): void {
     .option('--iterations <n>', 'calls of a size and round; 0: by the size', integerArgument(0, 1_000_000), 0)
     .option('--rounds <n>', 'of everything, in turn with the peer', integerArgument(1, 1000), 3)
     .addOption(
-      new Option('--compare <peer>', "the same loops by the peer's own collectives (Open MPI, built by mpicc)").choices(['mpi']),
+      new Option('--compare <peer>', "the same loops by the peer's own collectives (Open MPI, built by mpicc)").choices(
+        ['mpi'],
+      ),
     );
   addOutputOptions(command);
   addSettingOptions(command, ['collectiveSpinUs', 'timeoutMs']);
@@ -76,9 +78,13 @@ export function addCollectivesBench(bench: Command): void {
 /** Before any process starts. Fails with WL_UNSUPPORTED if the peer is not there, WL_INVALID_ARGUMENT for what it has not. */
 function requirePeer({ dtype }: CollectivesBenchFlags): void {
   if (dtype === 'bf16') {
-    throw new WeftlineError('WL_INVALID_ARGUMENT', 'Invalid --dtype: expected f32 or i32 with --compare mpi, got bf16; MPI has no bf16', {
-      details: { dtype },
-    });
+    throw new WeftlineError(
+      'WL_INVALID_ARGUMENT',
+      'Invalid --dtype: expected f32 or i32 with --compare mpi, got bf16; MPI has no bf16',
+      {
+        details: { dtype },
+      },
+    );
   }
   MpiLoop.build()[Symbol.dispose]();
 }

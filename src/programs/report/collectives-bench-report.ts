@@ -40,7 +40,10 @@ function heading(hasPeer: boolean): string[] {
   ];
 }
 
-function line({ kind, bytes, count, outOfPlace, inPlace }: CollectiveRow, { workload, peer }: CollectivesBenchReport): string {
+function line(
+  { kind, bytes, count, outOfPlace, inPlace }: CollectiveRow,
+  { workload, peer }: CollectivesBenchReport,
+): string {
   const op = reducing.has(kind) ? workload.op : 'none';
   const timesOf = (times: CollectiveTimes): string =>
     cells([

@@ -35,9 +35,12 @@ export function collectiveCase(seed: number, ranks: number, longest: number): Co
   const pick = <T>(list: readonly T[]): T => list[Math.floor(next() * list.length)]!;
   const kind = pick(kinds);
   const isReduced = kind === 'reduce' || kind === 'reduceScatter' || kind === 'allReduce';
-  const length = (): number => Math.floor(pick([0, 1.9, 2.9, 8, 70, 1000, 5000, longest]) * (next() < 0.3 ? 1 : next()));
+  const length = (): number =>
+    Math.floor(pick([0, 1.9, 2.9, 8, 70, 1000, 5000, longest]) * (next() < 0.3 ? 1 : next()));
   const shared = length();
-  const counts = Array.from({ length: ranks }, () => Array.from({ length: ranks }, () => (next() < 0.2 ? 0 : length())));
+  const counts = Array.from({ length: ranks }, () =>
+    Array.from({ length: ranks }, () => (next() < 0.2 ? 0 : length())),
+  );
   return {
     kind,
     dtype: isReduced ? pick(reduced) : pick(movable),
@@ -88,7 +91,7 @@ function make({ kind, dtype, op, root, counts, seed }: CollectiveCase, ranks: nu
   );
   const wholes = parts.map((row) => row[0]!);
   const reduce = (runs: TypedArrayOf[DType][]): TypedArrayOf[DType] =>
-    referenceReduction(dtype as ReducedDType, op, runs as never) as TypedArrayOf[DType];
+    referenceReduction(dtype as ReducedDType, op, runs as never);
   const flat = (rank: number): TypedArrayOf[DType] => concat(dtype, parts[rank]!);
   const column = (rank: number): TypedArrayOf[DType][] => parts.map((row) => row[rank]!);
   switch (kind) {
@@ -107,6 +110,7 @@ function make({ kind, dtype, op, root, counts, seed }: CollectiveCase, ranks: nu
     case 'allToAll':
     case 'allToAllv':
     case 'pairs':
+    default:
       return { input: flat, expected: (rank) => concat(dtype, column(rank)) };
   }
 }
@@ -124,9 +128,13 @@ export async function runCollectiveCase(
   const expected = made.expected(rank);
   const count = counts[0]![0]!;
   const isLarge = kind === 'allGather' && inPlace;
-  using memory = await device.tensor(dtype, [values.length], values as never);
+  using memory = await device.tensor(dtype, [values.length], values);
   using results = device.empty(dtype, [expected?.length ?? values.length]);
-  if (isLarge) results.slice(rank * count, (rank + 1) * count).view().set(values as never);
+  if (isLarge)
+    results
+      .slice(rank * count, (rank + 1) * count)
+      .view()
+      .set(values as never);
   let output: Tensor | undefined = inPlace ? memory : results;
   const input = inPlace ? undefined : memory;
   switch (kind) {
@@ -172,14 +180,12 @@ async function exchangePairs(
   { from, to, counts }: { from: Tensor; to: Tensor; counts: readonly (readonly number[])[] },
 ): Promise<void> {
   const { rank, size } = communicator.group;
-  const before = (list: readonly number[], end: number): number =>
-    list.slice(0, end).reduce((sum, count) => sum + count, 0);
   const received = counts.map((row) => row[rank]!);
   communicator.groupStart();
   for (let step = 0; step < size; step++) {
     const peer = (rank + step) % size;
-    const sentAt = before(counts[rank]!, peer);
-    const receivedAt = before(received, peer);
+    const sentAt = sumBefore(counts[rank]!, peer);
+    const receivedAt = sumBefore(received, peer);
     void communicator.send({ input: from.slice(sentAt, sentAt + counts[rank]![peer]!), peer });
     void communicator.recv({ output: to.slice(receivedAt, receivedAt + received[peer]!), peer });
   }
@@ -187,9 +193,16 @@ async function exchangePairs(
 }
 
 function difference(got: TypedArrayOf[DType], expected: TypedArrayOf[DType]): string | undefined {
-  const bytes = (array: TypedArrayOf[DType]): Buffer => Buffer.from(array.buffer, array.byteOffset, array.byteLength);
   if (got.length !== expected.length) return `${got.length} elements instead of ${expected.length}`;
-  if (bytes(got).equals(bytes(expected))) return undefined;
+  if (bytesOf(got).equals(bytesOf(expected))) return undefined;
   const at = Array.from(got as ArrayLike<unknown>).findIndex((value, index) => !Object.is(value, expected[index]));
   return `element ${at} of ${got.length} is ${got[at]}, not ${expected[at]}`;
+}
+
+function bytesOf(array: TypedArrayOf[DType]): Buffer {
+  return Buffer.from(array.buffer, array.byteOffset, array.byteLength);
+}
+
+function sumBefore(list: readonly number[], end: number): number {
+  return list.slice(0, end).reduce((sum, count) => sum + count, 0);
 }

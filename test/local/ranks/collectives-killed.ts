@@ -1,5 +1,5 @@
 // One rank kills itself before or within a call; the others print how they were told: argv = what, the rank.
-import { CpuDevice, WeftlineError } from 'weftline';
+import { CpuDevice, type WeftlineError } from 'weftline';
 import { Communicator } from 'weftline/collectives';
 import { join } from 'weftline/world';
 

@@ -53,9 +53,21 @@ const cases: Readonly<Record<string, readonly [odd: Call, others: Call]>> = {
   ],
   'counts of allToAllv': [
     (of) =>
-      of.allToAllv({ input: tensor(9), output: tensor(9), sendCounts: [3, 1, 1, 1], recvCounts: [1, 1, 1, 1], timeoutMs }),
+      of.allToAllv({
+        input: tensor(9),
+        output: tensor(9),
+        sendCounts: [3, 1, 1, 1],
+        recvCounts: [1, 1, 1, 1],
+        timeoutMs,
+      }),
     (of) =>
-      of.allToAllv({ input: tensor(9), output: tensor(9), sendCounts: [1, 1, 1, 1], recvCounts: [1, 1, 1, 1], timeoutMs }),
+      of.allToAllv({
+        input: tensor(9),
+        output: tensor(9),
+        sendCounts: [1, 1, 1, 1],
+        recvCounts: [1, 1, 1, 1],
+        timeoutMs,
+      }),
   ],
   'length of a message': [
     (of) => of.send({ input: tensor(5), peer: 0, timeoutMs }),
@@ -75,9 +87,7 @@ const cases: Readonly<Record<string, readonly [odd: Call, others: Call]>> = {
   'no message': [
     async () => {},
     (of) =>
-      of.group.rank === 0
-        ? of.recv({ output: tensor(1), peer: odd, timeoutMs: 300 })
-        : of.barrier({ timeoutMs: 300 }),
+      of.group.rank === 0 ? of.recv({ output: tensor(1), peer: odd, timeoutMs: 300 }) : of.barrier({ timeoutMs: 300 }),
   ],
   leaves: [(of) => of.close(), (of) => of.barrier({ timeoutMs })],
 };

@@ -14,7 +14,13 @@ await using communicator = await Communicator.create(world, device, { pieceBytes
 const next = seededRandom(world.rank + 1);
 const counts = [3, 2000, 60_000];
 const inputs = await Promise.all(
-  counts.map((count) => device.tensor('f32', [count], Float32Array.from({ length: count }, () => next() - 0.5))),
+  counts.map((count) =>
+    device.tensor(
+      'f32',
+      [count],
+      Float32Array.from({ length: count }, () => next() - 0.5),
+    ),
+  ),
 );
 const outputs = counts.map((count) => device.empty('f32', [count]));
 

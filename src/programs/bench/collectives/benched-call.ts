@@ -2,7 +2,7 @@
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { fromBf16, toBf16 } from '../../../core/dtype.ts';
-import { Communicator, type CollectiveResult } from '../../../collectives/index.ts';
+import type { CollectiveResult, Communicator } from '../../../collectives/index.ts';
 import { type BenchedKind, type CollectivesWorkload, countOf, hasParts } from './collectives-workload.ts';
 
 /** Small integers: exact in every dtype, and their sums over up to 16 ranks too. */
@@ -65,10 +65,14 @@ export class BenchedCall {
         return () => of.allToAll(args);
       }
       case 'allGather': {
-        const args = { input: isInPlace ? output.slice(part, part + this.#count) : input.slice(0, this.#count), output };
+        const args = {
+          input: isInPlace ? output.slice(part, part + this.#count) : input.slice(0, this.#count),
+          output,
+        };
         return () => of.allGather(args);
       }
-      case 'reduceScatter': {
+      case 'reduceScatter':
+      default: {
         const args = { input, output: isInPlace ? undefined : output.slice(0, this.#count), op };
         return () => of.reduceScatter(args);
       }

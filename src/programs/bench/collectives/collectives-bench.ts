@@ -6,13 +6,15 @@ import { Communicator } from '../../../collectives/index.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { World } from '../../../world/index.ts';
 import { BenchedCall, makeBenchMemory } from './benched-call.ts';
-import type {
-  CollectiveRow,
-  CollectivesBenchReport,
-  CollectiveTimes,
-  PeerRatio,
-} from './collectives-results.ts';
-import { type BenchedKind, busFactor, type CollectivesWorkload, countOf, type SizePlan, sizePlans } from './collectives-workload.ts';
+import type { CollectiveRow, CollectivesBenchReport, CollectiveTimes, PeerRatio } from './collectives-results.ts';
+import {
+  type BenchedKind,
+  busFactor,
+  type CollectivesWorkload,
+  countOf,
+  type SizePlan,
+  sizePlans,
+} from './collectives-workload.ts';
 import { MpiLoop } from './mpi-loop.ts';
 
 /** Until the engine has compiled what the loops run, for little data and for more. */
@@ -67,16 +69,9 @@ export async function runCollectivesBench(
   for (let round = 0; round < workload.rounds; round++) {
     for (const [index, kind] of workload.kinds.entries()) {
       const ofKind = entries.filter((entry) => entry.kind === kind);
-      for (const { bytes, calls } of round === 0 ? warmups : []) {
-        const call = newCall(kind, Math.min(bytes, workload.maxBytes));
-        for (const isInPlace of [false, true]) await repeat(call.prepare(isInPlace), calls);
-      }
-      for (const { plan, outOfPlace, inPlace } of ofKind) {
-        const call = newCall(kind, plan.bytes);
-        for (const [measured, isInPlace] of [[outOfPlace, false], [inPlace, true]] as const) {
-          measured.own.push(await slowest(world, communicator, plan, call.prepare(isInPlace)));
-          if (round === 0) measured.wrong = await sumOver(world, await call.countWrong(isInPlace));
-        }
+      if (round === 0) await warm((bytes) => newCall(kind, Math.min(bytes, workload.maxBytes)));
+      for (const entry of ofKind) {
+        await measure({ world, communicator, isFirst: round === 0 }, entry, newCall(kind, entry.plan.bytes));
       }
       if (compare !== undefined) await comparePeer(world, peer, { kind, workload, ofKind });
       progress?.(round * workload.kinds.length + index + 1, total);
@@ -96,13 +91,36 @@ export async function runCollectivesBench(
   };
 }
 
+async function warm(newCall: (bytes: number) => BenchedCall): Promise<void> {
+  for (const { bytes, calls } of warmups) {
+    for (const isInPlace of [false, true]) await repeat(newCall(bytes).prepare(isInPlace), calls);
+  }
+}
+
+/** Both ways of placing; results are compared in the first round. */
+async function measure(
+  { world, communicator, isFirst }: { world: World; communicator: Communicator; isFirst: boolean },
+  { plan, outOfPlace, inPlace }: Entry,
+  call: BenchedCall,
+): Promise<void> {
+  for (const isInPlace of [false, true]) {
+    const measured = isInPlace ? inPlace : outOfPlace;
+    measured.own.push(await slowest(world, communicator, plan, call.prepare(isInPlace)));
+    if (isFirst) measured.wrong = await sumOver(world, await call.countWrong(isInPlace));
+  }
+}
+
 /** The other ranks sleep meanwhile. */
 async function comparePeer(
   world: World,
   peer: MpiLoop | undefined,
   { kind, workload, ofKind }: { kind: BenchedKind; workload: CollectivesWorkload; ofKind: readonly Entry[] },
 ): Promise<void> {
-  const times = await peer?.run(kind, workload, ofKind.map(({ plan }) => plan));
+  const times = await peer?.run(
+    kind,
+    workload,
+    ofKind.map(({ plan }) => plan),
+  );
   for (const [index, { outOfPlace, inPlace }] of ofKind.entries()) {
     if (times === undefined) continue;
     outOfPlace.peer.push(times[index]!.outOfPlace);
@@ -141,7 +159,10 @@ function newMeasured(): Measured {
 }
 
 function median(values: readonly number[]): number {
-  return quantile(values.toSorted((a, b) => a - b), 0.5);
+  return quantile(
+    values.toSorted((a, b) => a - b),
+    0.5,
+  );
 }
 
 function rowOf({ kind, plan: { bytes }, outOfPlace, inPlace }: Entry, workload: CollectivesWorkload): CollectiveRow {
