@@ -10,11 +10,8 @@ const device = await CpuDevice.create();
 const communicator = await Communicator.create(world, device);
 const { rank } = world;
 try {
-  const input = await device.tensor(
-    'f32',
-    [4],
-    Float32Array.of(1, 2, 3, 4).map((value) => value * (rank + 1)),
-  );
+  const values = Float32Array.of(1, 2, 3, 4).map((value) => value * (rank + 1));
+  const input = await device.tensor('f32', [4], values);
   const sum = device.empty('f32', [4]);
   await communicator.allReduce({ input, output: sum });
   await communicator.broadcast({ output: input, root: 1 }); // in place: the root's elements replace those of the others

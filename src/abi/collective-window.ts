@@ -4,7 +4,7 @@ import { defineLayout } from './layout.ts';
 /** Calls whose records a rank keeps, a power of two; it is never half as many calls ahead of another rank. */
 export const CALL_RECORDS = 1024;
 /** Words that different ranks write lie on different cache lines. */
-export const CACHE_LINE = 64;
+const CACHE_LINE = 64;
 
 /**
  * One per rank, in its part of the window. Only the rank itself writes to it, unless said otherwise.

@@ -8,7 +8,7 @@ export type Reduction = keyof typeof reductions;
 /** Element types that reductions take; copies take every one. */
 export type ReducedDType = keyof typeof reductionFormats;
 
-export const collectiveKinds = [
+const collectiveKinds = [
   'barrier',
   'broadcast',
   'reduce',
