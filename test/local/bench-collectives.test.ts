@@ -1,7 +1,6 @@
 // weftline bench collectives: every operation gives right results, the columns are those of nccl-tests, the peer may be missing.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { dirname } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { CollectivesBenchReport } from '#lib/programs/bench/collectives/collectives-results.js';
@@ -39,7 +38,7 @@ test('the table has a line for each size, in the columns of nccl-tests', () => {
 });
 
 test('--compare mpi says what is missing, before any rank starts', () => {
-  const env = { ...process.env, PATH: dirname(process.execPath) };
+  const env = { ...process.env, PATH: '/nowhere' };
   const { status, stderr } = bench([...quick, '--compare', 'mpi'], env);
   assert.equal(status, 1);
   assert.match(

@@ -69,7 +69,7 @@ export async function runCollectivesBench(
   for (let round = 0; round < workload.rounds; round++) {
     for (const [index, kind] of workload.kinds.entries()) {
       const ofKind = entries.filter((entry) => entry.kind === kind);
-      if (round === 0) await warm((bytes) => newCall(kind, Math.min(bytes, workload.maxBytes)));
+      if (round === 0) await warm(workload, (bytes) => newCall(kind, Math.min(bytes, workload.maxBytes)));
       for (const entry of ofKind) {
         await measure({ world, communicator, isFirst: round === 0 }, entry, newCall(kind, entry.plan.bytes));
       }
@@ -91,9 +91,11 @@ export async function runCollectivesBench(
   };
 }
 
-async function warm(newCall: (bytes: number) => BenchedCall): Promise<void> {
+/** Less where few iterations are asked for. */
+async function warm({ iterations }: CollectivesWorkload, newCall: (bytes: number) => BenchedCall): Promise<void> {
   for (const { bytes, calls } of warmups) {
-    for (const isInPlace of [false, true]) await repeat(newCall(bytes).prepare(isInPlace), calls);
+    const times = iterations > 0 ? Math.min(calls, 10 * iterations) : calls;
+    for (const isInPlace of [false, true]) await repeat(newCall(bytes).prepare(isInPlace), times);
   }
 }
 

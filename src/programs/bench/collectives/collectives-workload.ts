@@ -34,16 +34,16 @@ export function sizePlans({ minBytes, maxBytes, factor, iterations }: Collective
   const plans: SizePlan[] = [];
   for (let bytes = minBytes; bytes <= maxBytes; bytes *= factor) {
     const count = iterations > 0 ? iterations : iterationsOf(bytes);
-    plans.push({ bytes, iterations: count, warmup: Math.max(2, Math.ceil(count / 4)) });
+    plans.push({ bytes, iterations: count, warmup: Math.max(2, Math.ceil(count / 2)) });
   }
   return plans;
 }
 
 function iterationsOf(bytes: number): number {
   if (bytes <= 4096) return 4000;
-  if (bytes <= 65_536) return 800;
-  if (bytes <= 1 << 20) return 100;
-  return bytes <= 1 << 24 ? 10 : 4;
+  if (bytes <= 65_536) return 1500;
+  if (bytes <= 1 << 20) return 300;
+  return bytes <= 1 << 24 ? 16 : 6;
 }
 
 /** Elements of a rank's part, or of the whole where there are no parts; 0 if the size is too small for the ranks. */
