@@ -123,6 +123,12 @@ function copyCudaSources() {
   cpSync(`${root}kernels/cuda`, cudaFolder, { recursive: true });
 }
 
+/** The peer of a benchmark is built where it runs. */
+function copyPeerSources() {
+  const file = 'programs/bench/collectives/mpi-loop.c';
+  cpSync(`${root}src/${file}`, `${root}dist/${file}`);
+}
+
 /** What kernels share with the host: a CUDA header, and an AssemblyScript module. */
 function emitAbi() {
   mkdirSync(dirname(abiModule), { recursive: true });
@@ -140,6 +146,7 @@ packageTypes(
   Object.values(exports).flatMap(({ types }) => (types === undefined ? [] : [types.replace('./dist/types/', '')])),
 );
 copyCudaSources();
+copyPeerSources();
 emitAbi();
 buildWasm();
 chmodSync(`${root}dist/programs/cli/main.js`, 0o755);

@@ -4,6 +4,7 @@ export * from './rows';
 export * from './host-rows';
 export * from './sum';
 export * from './mixed-sum';
+export * from './reduce';
 export * from './fp8';
 export * from './matmul';
 export * from './swiglu';

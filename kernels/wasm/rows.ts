@@ -9,8 +9,44 @@
 // overwrites. The source row comes from memory once and from the first-level cache for the other ranks.
 import { expertAt } from './topk';
 
+/** Up to so many bytes the call of the C library costs more than the copy. */
+const SHORT: usize = 64;
+
 export function copyBytes(destination: usize, source: usize, bytes: usize): void {
-  memory.copy(destination, source, bytes);
+  if (bytes > SHORT) memory.copy(destination, source, bytes);
+  else if (bytes >= 16) copyVectors(destination, source, bytes);
+  else copyFew(destination, source, bytes);
+}
+
+/** 16 to 64 bytes: from both ends to the middle. All loads come first, so that the ranges may overlap. */
+@inline
+function copyVectors(destination: usize, source: usize, bytes: usize): void {
+  const first = v128.load(source), last = v128.load(source + bytes - 16);
+  if (bytes > 32) {
+    const second = v128.load(source, 16), third = v128.load(source + bytes - 32);
+    v128.store(destination, second, 16);
+    v128.store(destination + bytes - 32, third);
+  }
+  v128.store(destination, first);
+  v128.store(destination + bytes - 16, last);
+}
+
+@inline
+function copyFew(destination: usize, source: usize, bytes: usize): void {
+  if (bytes >= 8) {
+    const first = load<u64>(source), last = load<u64>(source + bytes - 8);
+    store<u64>(destination, first);
+    store<u64>(destination + bytes - 8, last);
+  } else if (bytes >= 4) {
+    const first = load<u32>(source), last = load<u32>(source + bytes - 4);
+    store<u32>(destination, first);
+    store<u32>(destination + bytes - 4, last);
+  } else if (bytes > 0) {
+    const first = load<u8>(source), middle = load<u8>(source + (bytes >> 1)), last = load<u8>(source + bytes - 1);
+    store<u8>(destination, first);
+    store<u8>(destination + (bytes >> 1), middle);
+    store<u8>(destination + bytes - 1, last);
+  }
 }
 
 @inline

@@ -1,11 +1,13 @@
 // The text of the module "abi" of kernels/wasm: constants that CPU kernels share with the host.
-import { elementFormats, FP8_GROUP } from './element-formats.ts';
+import { elementFormats, FP8_GROUP, reductionFormats, reductions } from './element-formats.ts';
 import { fragmentCheck, sortedFragment } from './fragment-check.ts';
 import { descriptorBlockHeader, fragmentDescriptor } from './unpack-block.ts';
 
 /** Prefix and numbers: { elementFormat: { bf16: 0 } } becomes `ELEMENT_FORMAT_BF16`. */
 const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   elementFormat: elementFormats,
+  reductionFormat: reductionFormats,
+  reduction: reductions,
   fp8: { group: FP8_GROUP },
   fragment: { ...fragmentDescriptor.offset, bytes: fragmentDescriptor.size },
   blockHeader: { ...descriptorBlockHeader.offset, bytes: descriptorBlockHeader.size },

@@ -13,6 +13,16 @@ export class CallGuard {
 
   /** Runs the call, or fails with WL_CLOSED after close(), WL_INVALID_ARGUMENT while another one runs. */
   async run<T>(name: string, call: () => Promise<T>): Promise<T> {
+    this.begin(name);
+    try {
+      return await call();
+    } finally {
+      this.end();
+    }
+  }
+
+  /** Hot path. The same for a call that is no promise; end() must follow, however it ends. */
+  begin(name: string): void {
     this.requireOpen();
     if (this.#present !== undefined) {
       throw new WeftlineError(
@@ -21,11 +31,10 @@ export class CallGuard {
       );
     }
     this.#present = name;
-    try {
-      return await call();
-    } finally {
-      this.#present = undefined;
-    }
+  }
+
+  end(): void {
+    this.#present = undefined;
   }
 
   requireOpen(): void {

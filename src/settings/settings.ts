@@ -72,6 +72,17 @@ export const settingsTable = {
     sentence:
       'Maximum time that a blocking wait of an agent polls before it sleeps, if the agent has peers on its host. The wait polls less after waits that took longer, and more after short ones. Without peers on the host it polls for at most 20 µs; asynchronous waits never poll.',
   },
+  collectiveSpinUs: {
+    kind: 'number',
+    env: 'WEFTLINE_COLLECTIVE_SPIN_US',
+    flag: '--collective-spin <us>',
+    unit: 'µs',
+    min: 0,
+    max: 1_000_000,
+    default: 500,
+    sentence:
+      'How long a call of a Communicator polls without progress before it sleeps; between looks it lends its processor to other threads (sched_yield).',
+  },
   reserveSharedMemory: {
     kind: 'boolean',
     env: 'WEFTLINE_RESERVE_SHM',

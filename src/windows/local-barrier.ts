@@ -3,26 +3,26 @@ import { ARRIVAL_OFFSET, ARRIVAL_STRIDE, windowArrival, windowHeader } from '../
 import { type CallWait, type Deadline, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { Futex } from '../native/libc.ts';
-import { rankList } from '../world/rank-list.ts';
-import { AbortRecord, type AbortRecordOptions } from './abort-record.ts';
 import { type SharedWord, waitForWord, wakeWord } from './wait.ts';
+import { WindowFailure, type WindowFailureOptions } from './window-failure.ts';
 
-export interface LocalBarrierOptions extends AbortRecordOptions {
+export interface LocalBarrierOptions extends WindowFailureOptions {
   readonly timeoutMs: number;
   readonly spinUs: number;
-  /** Aborted when a rank of the group is lost or reports an error; its reason ends a wait. */
-  readonly peerLost: AbortSignal;
-  /** False when the process of the rank of that scale-up index has ended or left the window. */
-  isAlive(index: number): boolean;
   /** What a call word means, for errors: "dispatch of bf16 rows". */
   describeCall(call: number): string;
 }
 
+/** What a timeout may mean when the process of the missing rank lives. */
+const MISSING_HINT =
+  'its process lives: it may still compute (raise --timeout) or wait elsewhere (all ranks must make the same calls in the same order)';
+
 export class LocalBarrier {
+  /** Why the window was given up, for other waits on it. */
+  readonly failure: WindowFailure;
   readonly #options: LocalBarrierOptions;
   readonly #arrivals: readonly Int32Array[];
   readonly #generation: SharedWord;
-  readonly #abort: AbortRecord;
   #epoch = 0;
   #closed = false;
   #waiting = false;
@@ -36,7 +36,7 @@ export class LocalBarrier {
     );
     const value = words(windowHeader.offset.generation, 1);
     this.#generation = { value, waiters: words(windowHeader.offset.waiters, 1), futex: new Futex(value) };
-    this.#abort = new AbortRecord(options);
+    this.failure = new WindowFailure(options);
   }
 
   /**
@@ -82,7 +82,7 @@ export class LocalBarrier {
   /** Fails with the reason if the window was given up, here or by a peer, and with WL_CLOSED after close(). */
   throwIfUnusable(): void {
     if (this.#closed) throw new WeftlineError('WL_CLOSED', 'The window of this object was closed');
-    const reason = this.#abort.reason();
+    const reason = this.failure.reason();
     if (reason !== undefined) throw reason;
   }
 
@@ -93,7 +93,7 @@ export class LocalBarrier {
   }
 
   #giveUp(error: unknown): void {
-    this.#abort.raise(error);
+    this.failure.raise(error);
     // Sleepers look at the record when they wake; one that was about to sleep looks within a slice.
     this.#generation.futex.wakeAll();
   }
@@ -101,15 +101,16 @@ export class LocalBarrier {
   async #sleepUntil(epoch: number, deadline: Deadline, signal: AbortSignal | undefined): Promise<void> {
     const { value } = this.#generation;
     const ready = (): boolean => ((Atomics.load(value, 0) - epoch) | 0) >= 0;
+    const missing = (): number[] => this.#missing(epoch);
     await waitForWord(this.#generation, {
       ready,
       check: () => {
         // A rank that died between the last arrival and its publication must not cost the others their barrier.
         if (this.#publishIfComplete(epoch)) return;
-        const reason = this.#reasonToGiveUp(epoch, signal);
+        const reason = this.failure.reasonToGiveUp(missing, signal);
         // ORDER: a peer may publish this barrier and give up in the next; then this one still counts.
         if (reason !== undefined && !ready()) throw reason;
-        if (deadline.isOver) throw this.#timeout(epoch, deadline.timeoutMs);
+        if (deadline.isOver) throw this.failure.timeout(missing, deadline.timeoutMs, MISSING_HINT);
       },
       spinUs: this.#options.spinUs,
     });
@@ -129,38 +130,6 @@ export class LocalBarrier {
       if (!hasArrived(this.#arrivals[index] as Int32Array, epoch)) missing.push(index);
     }
     return missing;
-  }
-
-  #reasonToGiveUp(epoch: number, signal: AbortSignal | undefined): unknown {
-    const { peerLost } = this.#options;
-    const aborted = this.#abort.reason();
-    if (aborted !== undefined) return aborted;
-    if (signal?.aborted) return signal.reason;
-    return this.#lost(epoch) ?? (peerLost.aborted ? peerLost.reason : undefined);
-  }
-
-  #lost(epoch: number): WeftlineError | undefined {
-    const gone = this.#missing(epoch).filter((index) => !this.#options.isAlive(index));
-    if (gone.length === 0) return undefined;
-    // ORDER: a rank arrives before it leaves. One that did both since we looked is not lost, so look again.
-    const missing = this.#missing(epoch);
-    const ranks = gone.filter((index) => missing.includes(index)).map((index) => this.#options.ranks[index]!);
-    if (ranks.length === 0) return undefined;
-    // ORDER: a rank that gives up says why before it leaves, so its reason can be read by now, or is just being written.
-    if (this.#abort.isBeingWritten) return undefined;
-    const aborted = this.#abort.reason();
-    if (aborted !== undefined) return aborted;
-    const message = `${rankList(ranks, 'Rank')} ended or left while this rank was waiting for it`;
-    return new WeftlineError('WL_PEER_LOST', message, { details: { ranks } });
-  }
-
-  #timeout(epoch: number, timeoutMs: number): WeftlineError {
-    const ranks = this.#missing(epoch).map((index) => this.#options.ranks[index]!);
-    return new WeftlineError(
-      'WL_TIMEOUT',
-      `${rankList(ranks, 'Rank')} did not arrive within ${timeoutMs} ms; its process lives: it may still compute (raise --timeout) or wait elsewhere (all ranks must make the same calls in the same order)`,
-      { details: { ranks, timeoutMs } },
-    );
   }
 
   #compareCalls(epoch: number, call: number): void {

@@ -26,6 +26,7 @@ const folderOrder = [
   'device-api',
   'collective',
   'ep',
+  'collectives',
   'programs',
   'index.ts',
 ] as const;

@@ -180,6 +180,9 @@ export interface CpuKernels {
       columnFormats: number,
     ]
   >;
+  // kernels/wasm/reduce.ts
+  /** `sources`: u32 [count], addresses; `format`: one of reductionFormats; `reduction`: one of reductions. */
+  reduceRuns: Kernel<[out: number, sources: number, count: number, bytes: number, format: number, reduction: number]>;
   // kernels/wasm/crc32c.ts
   /** CRC-32C of `bytes` bytes; `crc` is that of the bytes before, 0 at the beginning. The result may come as negative. */
   crc32c: Kernel<[crc: number, address: number, bytes: number], number>;

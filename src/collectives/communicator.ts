@@ -1,0 +1,289 @@
+// Communicator: collectives, and messages between pairs, of the ranks of a group.
+import { CallGuard } from '../collective/call-guard.ts';
+import { requireDevice } from '../collective/tensor-check.ts';
+import { remaining, startCall } from '../core/deadline.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import type { CpuDevice } from '../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../device/cuda/cuda-device.ts';
+import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
+import type { RankGroup } from '../world/rank-group.ts';
+import type {
+  AllGatherArguments,
+  AllReduceArguments,
+  AllToAllArguments,
+  AllToAllvArguments,
+  BroadcastArguments,
+  CollectiveOptions,
+  CollectiveResult,
+  RecvArguments,
+  ReduceArguments,
+  ReduceScatterArguments,
+  SendArguments,
+} from './call-arguments.ts';
+import {
+  type CallScope,
+  checkOptionsOf,
+  checkOwnMessages,
+  readAllGather,
+  readAllReduce,
+  readAllToAll,
+  readAllToAllv,
+  readBarrier,
+  readBroadcast,
+  readRecv,
+  readReduce,
+  readReduceScatter,
+  readSend,
+} from './check-arguments.ts';
+import { type CollectiveKind, makeCollectiveCall } from './collective-call.ts';
+import type { CollectiveEngine, PairMessage, Route } from './collective-engine.ts';
+import { type CommunicatorOptions, pieceBytesOf } from './communicator-options.ts';
+import { createEngine } from './create-engine.ts';
+
+/** One for all calls, so that a call that ends at once makes no object. */
+const done: Promise<CollectiveResult> = Promise.resolve(Object.freeze({ event: undefined }));
+const doneWithEvent: Promise<CollectiveResult> = Promise.resolve(Object.freeze({ event: passedEvent }));
+
+type Read<Arguments> = (scope: CallScope, args: Arguments) => void;
+
+/**
+ * Collectives between the ranks of a group, with the semantics of NCCL and MPI. Ranks in arguments are ranks of the group.
+ * All ranks make the same calls in the same order, with the same counts, dtypes, reductions and roots; a rank that does not
+ * ends the use of the Communicator for all of them with WL_CONFIG_MISMATCH, which names the call, the ranks and both sides.
+ * A broadcast returns without waiting for ranks that do not send to this one, so that there it may be found one call later.
+ *
+ * A reduction is computed in rank order, ((r0 + r1) + r2) + …, whatever the algorithm: the same input gives the same
+ * bytes. bf16 is summed in f32 and rounded once, i32 wraps, a NaN of any rank gives the plain NaN.
+ *
+ * A rank that is missing ends the call with WL_TIMEOUT or, if its process is gone, with WL_PEER_LOST, on all other ranks
+ * that wait for it; every later call fails with the reason. Bad arguments fail with WL_INVALID_ARGUMENT on this rank before it
+ * does anything. One call at a time: await each.
+ */
+export class Communicator implements AsyncDisposable {
+  /**
+   * The very promise that calls return that ended at once, but for those with `asyncFinish`. An await costs as much as a small
+   * message: a loop that cannot afford it may await only what is not `Communicator.done`.
+   */
+  static readonly done: Promise<CollectiveResult> = done;
+  readonly group: RankGroup;
+  readonly device: CpuDevice | CudaDevice;
+  readonly #engine: CollectiveEngine;
+  readonly #scope: CallScope;
+  readonly #guard = new CallGuard('Communicator');
+  /** Messages of the groups that were started, and how many of these were not yet ended. */
+  #messages: PairMessage[] = [];
+  #groups = 0;
+
+  /**
+   * Collective over the group (a world is one), whose ranks are CPU ranks of one host so far: WL_UNSUPPORTED names what is
+   * not built. Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY,
+   * WL_SHARED_MEMORY or WL_TIMEOUT.
+   * @param group The ranks that take part.
+   * @param device This rank's; tensors of calls are on it.
+   * @param options How long to wait for the others, and how much moves at a time.
+   */
+  static async create(
+    group: RankGroup,
+    device: CpuDevice | CudaDevice,
+    options: CommunicatorOptions = {},
+  ): Promise<Communicator> {
+    requireDevice(device);
+    const pieceBytes = pieceBytesOf(options, group.size);
+    const wait = startCall(options, group.settings.timeoutMs);
+    return new Communicator(group, device, await createEngine(group, device, { ...wait, pieceBytes }));
+  }
+
+  private constructor(group: RankGroup, device: CpuDevice | CudaDevice, engine: CollectiveEngine) {
+    this.group = group;
+    this.device = device;
+    this.#engine = engine;
+    this.#scope = { group, device, call: makeCollectiveCall(group.size) };
+  }
+
+  /** How bytes get from this rank to each rank of the group: 'self', or 'window' for shared memory. Chosen once. */
+  get routes(): readonly Route[] {
+    return this.#engine.routes;
+  }
+
+  /** Returns when all ranks have called it. */
+  barrier(options: CollectiveOptions = {}): Promise<CollectiveResult> {
+    return this.#run('barrier', options, readBarrier);
+  }
+
+  /** Every rank's `output` becomes the root's `input`. Any dtype. */
+  broadcast(args: BroadcastArguments): Promise<CollectiveResult> {
+    return this.#run('broadcast', args, readBroadcast);
+  }
+
+  /** The root's `output` becomes the reduction of the inputs. f32, bf16 or i32. */
+  reduce(args: ReduceArguments): Promise<CollectiveResult> {
+    return this.#run('reduce', args, readReduce);
+  }
+
+  /** Every rank's `output` becomes the inputs of all, by rank. Any dtype. */
+  allGather(args: AllGatherArguments): Promise<CollectiveResult> {
+    return this.#run('allGather', args, readAllGather);
+  }
+
+  /** Rank r's `output` becomes the reduction of part r of the inputs. f32, bf16 or i32. */
+  reduceScatter(args: ReduceScatterArguments): Promise<CollectiveResult> {
+    return this.#run('reduceScatter', args, readReduceScatter);
+  }
+
+  /** Every rank's `output` becomes the reduction of the inputs. f32, bf16 or i32. */
+  allReduce(args: AllReduceArguments): Promise<CollectiveResult> {
+    return this.#run('allReduce', args, readAllReduce);
+  }
+
+  /** Part s of rank r's `output` becomes part r of rank s's `input`. Any dtype. */
+  allToAll(args: AllToAllArguments): Promise<CollectiveResult> {
+    return this.#run('allToAll', args, readAllToAll);
+  }
+
+  /**
+   * The same with parts of any length: what rank r sends to rank s must be as long as what s expects from r, else all fail
+   * with WL_CONFIG_MISMATCH, which names both and their counts.
+   */
+  allToAllv(args: AllToAllvArguments): Promise<CollectiveResult> {
+    return this.#run('allToAllv', args, readAllToAllv);
+  }
+
+  /**
+   * From here to groupEnd(), send() and recv() only say what to do. Groups may be nested; the outermost end counts.
+   */
+  groupStart(): void {
+    this.#guard.requireOpen();
+    this.#groups += 1;
+  }
+
+  /**
+   * Carries out the messages since groupStart(), all at once, so that their order between different ranks does not matter;
+   * those to or from one rank keep their order. Resolves when this rank's are over.
+   */
+  groupEnd(options: CollectiveOptions = {}): Promise<CollectiveResult> {
+    try {
+      if (this.#groups === 0) throw new WeftlineError('WL_INVALID_ARGUMENT', 'groupEnd: no group was started');
+      this.#groups -= 1;
+      if (this.#groups > 0) return done;
+      const messages = this.#messages;
+      this.#messages = [];
+      checkOptionsOf('groupEnd', options);
+      checkOwnMessages(messages, this.group.rank);
+      return this.#start('groupEnd', options, () => this.#engine.exchange(messages, options));
+    } catch (error) {
+      return Promise.reject(error);
+    }
+  }
+
+  /**
+   * Sends a tensor to a rank of the group, which receives as many elements of the same dtype. Within a group it waits for
+   * groupEnd(), and until then the tensor must not change; alone it resolves when the tensor may be used again, which may be before the peer
+   * has received it.
+   */
+  send(args: SendArguments): Promise<CollectiveResult> {
+    return this.#message('send', args, () => readSend(this.#scope, args));
+  }
+
+  /** The counterpart of send(). */
+  recv(args: RecvArguments): Promise<CollectiveResult> {
+    return this.#message('recv', args, () => readRecv(this.#scope, args));
+  }
+
+  /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */
+  close(): Promise<void> {
+    try {
+      if (this.#guard.close()) this.#engine.close();
+      return Promise.resolve();
+    } catch (error) {
+      return Promise.reject(error);
+    }
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  /** Hot path: no object and no promise are made if the call ends at once. */
+  #run<Arguments extends CollectiveOptions>(
+    kind: CollectiveKind,
+    args: Arguments,
+    read: Read<Arguments>,
+  ): Promise<CollectiveResult> {
+    try {
+      this.#guard.begin(kind);
+    } catch (error) {
+      return Promise.reject(error);
+    }
+    try {
+      checkOptionsOf(kind, args);
+      if (this.#groups > 0) throw invalidArgument('call', kind, 'only send and recv between groupStart and groupEnd');
+      this.#engine.throwIfUnusable();
+      const { previousEvent } = args;
+      const rest =
+        previousEvent === undefined || previousEvent.isDone()
+          ? this.#begin(args, read)
+          : this.#beginAfter(previousEvent, args, read);
+      if (rest !== undefined) return this.#finish(rest, args);
+    } catch (error) {
+      this.#guard.end();
+      return Promise.reject(error);
+    }
+    this.#guard.end();
+    return args.asyncFinish === true ? doneWithEvent : done;
+  }
+
+  #begin<Arguments extends CollectiveOptions>(args: Arguments, read: Read<Arguments>): Promise<void> | undefined {
+    read(this.#scope, args);
+    return this.#engine.run(this.#scope.call, args);
+  }
+
+  async #beginAfter<Arguments extends CollectiveOptions>(
+    event: DeviceEvent,
+    args: Arguments,
+    read: Read<Arguments>,
+  ): Promise<void> {
+    const wait = startCall(args, this.group.settings.timeoutMs);
+    await event.wait(remaining(wait));
+    await this.#begin(wait, read);
+  }
+
+  async #finish(rest: Promise<void>, { asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
+    try {
+      await rest;
+    } finally {
+      this.#guard.end();
+    }
+    return asyncFinish === true ? doneWithEvent : done;
+  }
+
+  #message(kind: 'send' | 'recv', args: CollectiveOptions, read: () => PairMessage): Promise<CollectiveResult> {
+    try {
+      checkOptionsOf(kind, args);
+      this.#guard.requireOpen();
+      const message = read();
+      if (this.#groups > 0) {
+        this.#messages.push(message);
+        return done;
+      }
+      const messages = [message];
+      checkOwnMessages(messages, this.group.rank);
+      return this.#start(kind, args, () => this.#engine.exchange(messages, args));
+    } catch (error) {
+      return Promise.reject(error);
+    }
+  }
+
+  async #start(
+    kind: string,
+    options: CollectiveOptions,
+    exchange: () => Promise<void> | undefined,
+  ): Promise<CollectiveResult> {
+    const wait = startCall(options, this.group.settings.timeoutMs);
+    await options.previousEvent?.wait(remaining(wait));
+    return this.#guard.run(kind, async () => {
+      this.#engine.throwIfUnusable();
+      await exchange();
+      return options.asyncFinish === true ? doneWithEvent : done;
+    });
+  }
+}

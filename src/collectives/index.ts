@@ -1,0 +1,20 @@
+// weftline/collectives: broadcast, reductions, gathers, all-to-all and messages between the ranks of a group.
+export type {
+  AllGatherArguments,
+  AllReduceArguments,
+  AllToAllArguments,
+  AllToAllvArguments,
+  BroadcastArguments,
+  CollectiveOptions,
+  CollectiveResult,
+  RecvArguments,
+  ReduceArguments,
+  ReduceScatterArguments,
+  SendArguments,
+} from './call-arguments.ts';
+export type { ReducedDType, Reduction } from './collective-call.ts';
+export type { Route } from './collective-engine.ts';
+export { Communicator } from './communicator.ts';
+export type { CommunicatorOptions } from './communicator-options.ts';
+export { referenceReduction } from './reference.ts';
+export type { OverlapOptions } from '../collective/overlap.ts';

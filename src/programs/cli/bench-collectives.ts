@@ -1,0 +1,103 @@
+// weftline bench collectives: every collective over a range of sizes, in the columns of nccl-tests.
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { runCollectivesBench } from '../bench/collectives/collectives-bench.ts';
+import {
+  type BenchedKind,
+  benchedKinds,
+  type CollectivesWorkload,
+  sizePlans,
+} from '../bench/collectives/collectives-workload.ts';
+import { MpiLoop } from '../bench/collectives/mpi-loop.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { isRank } from '../../world/environment.ts';
+import { collectivesBenchReport } from '../report/collectives-bench-report.ts';
+import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
+import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addSettingOptions } from './setting-options.ts';
+import { withRanks } from './with-ranks.ts';
+
+interface CollectivesBenchFlags extends OutputFlags {
+  readonly ranks: number;
+  readonly operations: readonly BenchedKind[];
+  readonly dtype: CollectivesWorkload['dtype'];
+  readonly op: CollectivesWorkload['op'];
+  readonly min: number;
+  readonly max: number;
+  readonly factor: number;
+  readonly iterations: number;
+  readonly rounds: number;
+  readonly compare?: 'mpi';
+}
+
+const size = byteArgument(4, 2 ** 30);
+
+export function addCollectivesBench(bench: Command): void {
+  const command = bench
+    .command('collectives')
+    .description('collectives of ranks over a range of sizes, as nccl-tests print them')
+    .option('--ranks <n>', 'processes on this machine', integerArgument(1, 256), 4)
+    .option('--operations <list>', 'of allReduce, allGather, reduceScatter, allToAll, broadcast, reduce', kindList, [
+      ...benchedKinds,
+    ])
+    .addOption(new Option('--dtype <dtype>', 'of the elements').choices(['f32', 'bf16', 'i32']).default('f32'))
+    .addOption(new Option('--op <op>', 'of reductions').choices(['sum', 'max', 'min']).default('sum'))
+    .option('--min <bytes>', "the first size: of the larger of a rank's tensors", size, 8)
+    .option('--max <bytes>', 'the largest size', size, 64 << 20)
+    .option('--factor <n>', 'from one size to the next', integerArgument(2, 1024), 4)
+    .option('--iterations <n>', 'calls of a size and round; 0: by the size', integerArgument(0, 1_000_000), 0)
+    .option('--rounds <n>', 'of everything, in turn with the peer', integerArgument(1, 1000), 3)
+    .addOption(
+      new Option('--compare <peer>', "the same loops by the peer's own collectives (Open MPI, built by mpicc)").choices(
+        ['mpi'],
+      ),
+    );
+  addOutputOptions(command);
+  addSettingOptions(command, ['collectiveSpinUs', 'timeoutMs']);
+  command.action(async (flags: CollectivesBenchFlags) => {
+    const output = new Output(flags);
+    const workload = workloadOf(flags);
+    sizePlans(workload);
+    if (flags.compare !== undefined && !isRank()) requirePeer(flags);
+    await withRanks(flags.ranks, async (world) => {
+      await using device = await CpuDevice.create();
+      const ofWorld = { ...workload, ranks: world.size };
+      const { compare } = flags;
+      const report = await runCollectivesBench(world, device, {
+        workload: ofWorld,
+        compare,
+        progress: (done, total) => {
+          if (world.rank === 0 && process.stderr.isTTY) output.line(`${done} of ${total} operations measured`);
+        },
+      });
+      if (report !== undefined) output.report(collectivesBenchReport(report), report);
+    });
+  });
+}
+
+/** Before any process starts. Fails with WL_UNSUPPORTED if the peer is not there, WL_INVALID_ARGUMENT for what it has not. */
+function requirePeer({ dtype }: CollectivesBenchFlags): void {
+  if (dtype === 'bf16') {
+    throw new WeftlineError(
+      'WL_INVALID_ARGUMENT',
+      'Invalid --dtype: expected f32 or i32 with --compare mpi, got bf16; MPI has no bf16',
+      {
+        details: { dtype },
+      },
+    );
+  }
+  MpiLoop.build()[Symbol.dispose]();
+}
+
+function workloadOf(flags: CollectivesBenchFlags): CollectivesWorkload {
+  const { ranks, operations: kinds, dtype, op, min: minBytes, max: maxBytes, factor, iterations, rounds } = flags;
+  return { ranks, kinds, dtype, op, minBytes, maxBytes, factor, iterations, rounds };
+}
+
+function kindList(text: string): BenchedKind[] {
+  return listArgument((word) => {
+    const kind = benchedKinds.find((one) => one.toLowerCase() === word.toLowerCase());
+    if (kind === undefined) throw new InvalidArgumentError(`Expected some of ${benchedKinds.join(', ')}.`);
+    return kind;
+  })(text);
+}

@@ -1,0 +1,115 @@
+// Calls in which one rank does something else, each with a Communicator of its own; prints how every rank was told.
+import { CpuDevice, WeftlineError } from 'weftline';
+import { Communicator } from 'weftline/collectives';
+import { join } from 'weftline/world';
+
+await using world = await join();
+await using device = await CpuDevice.create();
+const tensor = (count: number, dtype: 'f32' | 'i32' = 'f32') => device.empty(dtype, [count]);
+const timeoutMs = 4000;
+/** The rank that differs. */
+const odd = 2;
+
+type Call = (communicator: Communicator) => Promise<unknown>;
+
+/** What the odd rank calls, and what the others do. */
+const cases: Readonly<Record<string, readonly [odd: Call, others: Call]>> = {
+  'another operation': [
+    (of) => of.allGather({ input: tensor(4), output: tensor(16), timeoutMs }),
+    (of) => of.allReduce({ output: tensor(4), timeoutMs }),
+  ],
+  'another count': [
+    (of) => of.allReduce({ output: tensor(5), timeoutMs }),
+    (of) => of.allReduce({ output: tensor(4), timeoutMs }),
+  ],
+  'another length of pieces': [
+    (of) => of.reduceScatter({ input: tensor(4), timeoutMs }),
+    (of) => of.reduceScatter({ input: tensor(4_000_000), timeoutMs }),
+  ],
+  'another dtype': [
+    (of) => of.allToAll({ output: tensor(8, 'i32'), timeoutMs }),
+    (of) => of.allToAll({ output: tensor(8), timeoutMs }),
+  ],
+  'another reduction': [
+    (of) => of.reduce({ output: tensor(4), root: 0, op: 'max', timeoutMs }),
+    (of) => of.reduce({ output: tensor(4), root: 0, timeoutMs }),
+  ],
+  'another root': [
+    async (of) => {
+      await of.broadcast({ output: tensor(4), root: odd, timeoutMs });
+      await of.barrier({ timeoutMs });
+    },
+    async (of) => {
+      await of.broadcast({ output: tensor(4), root: 0, timeoutMs });
+      await of.barrier({ timeoutMs });
+    },
+  ],
+  'barrier for broadcast': [
+    (of) => of.barrier({ timeoutMs }),
+    async (of) => {
+      await of.broadcast({ output: tensor(4), root: 0, timeoutMs });
+      await of.barrier({ timeoutMs });
+    },
+  ],
+  'counts of allToAllv': [
+    (of) =>
+      of.allToAllv({
+        input: tensor(9),
+        output: tensor(9),
+        sendCounts: [3, 1, 1, 1],
+        recvCounts: [1, 1, 1, 1],
+        timeoutMs,
+      }),
+    (of) =>
+      of.allToAllv({
+        input: tensor(9),
+        output: tensor(9),
+        sendCounts: [1, 1, 1, 1],
+        recvCounts: [1, 1, 1, 1],
+        timeoutMs,
+      }),
+  ],
+  'length of a message': [
+    (of) => of.send({ input: tensor(5), peer: 0, timeoutMs }),
+    async (of) => {
+      if (of.group.rank === 0) await of.recv({ output: tensor(6), peer: odd, timeoutMs });
+      await of.barrier({ timeoutMs });
+    },
+  ],
+  'dtype of a message': [
+    (of) => of.send({ input: tensor(5, 'i32'), peer: 0, timeoutMs }),
+    async (of) => {
+      if (of.group.rank === 0) await of.recv({ output: tensor(5), peer: odd, timeoutMs });
+      await of.barrier({ timeoutMs });
+    },
+  ],
+  'no call': [async () => {}, (of) => of.allReduce({ output: tensor(100_000), timeoutMs: 300 })],
+  'no message': [
+    async () => {},
+    (of) =>
+      of.group.rank === 0 ? of.recv({ output: tensor(1), peer: odd, timeoutMs: 300 }) : of.barrier({ timeoutMs: 300 }),
+  ],
+  leaves: [(of) => of.close(), (of) => of.barrier({ timeoutMs })],
+};
+
+async function told(run: () => Promise<unknown>): Promise<string> {
+  try {
+    await run();
+    return 'ok';
+  } catch (error) {
+    return error instanceof WeftlineError ? `${error.code}: ${error.message}` : String(error);
+  }
+}
+
+const results: Record<string, readonly [first: string, next: string]> = {};
+for (const [name, [odds, others]] of Object.entries(cases)) {
+  const communicator = await Communicator.create(world, device);
+  const call = world.rank === odd ? odds : others;
+  const first = await told(() => call(communicator));
+  // Nobody goes on before all know.
+  await world.barrier(name);
+  results[name] = [first, await told(() => communicator.barrier({ timeoutMs: 100 }))];
+  await world.barrier(name);
+  await communicator.close();
+}
+console.log(JSON.stringify(results));

@@ -1,0 +1,37 @@
+// Random collective calls in lockstep, in groups of 1 to all ranks, against the reference: argv = cases of each group, seed,
+// elements of the longest runs.
+import { CpuDevice } from 'weftline';
+import { Communicator } from 'weftline/collectives';
+import { join, type RankGroup } from 'weftline/world';
+import { collectiveCase, runCollectiveCase } from './collective-case.js';
+
+const [cases, seed, longest] = process.argv.slice(2).map(Number) as [number, number, number];
+await using world = await join();
+await using device = await CpuDevice.create();
+const first = device.space.used;
+
+async function runCases(group: RankGroup, salt: number): Promise<void> {
+  await using communicator = await Communicator.create(group, device, { pieceBytes: 65_536 });
+  for (let number = 0; number < cases; number++) {
+    const of = collectiveCase(seed + salt * 10_000 + number, group.size, longest);
+    const wrong = await runCollectiveCase(communicator, device, of);
+    if (wrong === undefined) continue;
+    const { counts, ...rest } = of;
+    throw new Error(`rank ${group.rank} of ${group.size}: ${wrong}: ${JSON.stringify({ ...rest, counts })}`);
+  }
+  await communicator.barrier();
+}
+
+for (let size = 1; size <= world.size; size++) {
+  const ranks = Array.from({ length: size }, (_, rank) => (rank * 3 + size) % world.size);
+  const members = [...new Set(ranks)];
+  if (members.includes(world.rank)) await runCases(await world.group(members), size);
+}
+// Groups of a group, at the same time as each other; and two Communicators of one group.
+const half = await world.split({ color: world.rank % 2, key: -world.rank });
+const quarter = await half.split({ color: Math.floor(half.rank / 2) });
+await Promise.all([runCases(half, 20), runCases(quarter, 21)]);
+await world.barrier('all');
+const left = device.space.used - first;
+if (left > 0) throw new Error(`${left} bytes of the device's memory were not given back`);
+console.log(`job ${world.filePrefix}, rank ${world.rank}: all cases agree with the reference`);
