@@ -23,6 +23,8 @@ const options = {
   packages: { type: 'boolean', default: false },
   /** Prepares everything and boots nothing. Fails with a reason where there can be no guest. */
   prepare: { type: 'boolean', default: false },
+  /** Fails unless everything has been prepared; downloads and boots nothing. */
+  'is-prepared': { type: 'boolean', default: false },
 };
 
 async function main() {
@@ -35,6 +37,11 @@ async function main() {
   if (why !== undefined) throw new GuestError(`There can be no guest here: ${why}`);
   const cacheHome = process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache');
   const cache = values.cache ?? process.env['WEFTLINE_SOFT_ROCE_CACHE'] ?? join(cacheHome, 'weftline/soft-roce');
+  if (values['is-prepared']) {
+    const { requireKernel } = await import('./soft-roce/kernel.mjs');
+    requireKernel(cache);
+    return 0;
+  }
   if (values.prepare) {
     const { prepareKernel } = await import('./soft-roce/kernel.mjs');
     console.log(prepareKernel(cache));

@@ -60,6 +60,12 @@ export function prepareKernel(cache) {
   return folder;
 }
 
+/** Fails unless there is a kernel in the cache. Downloads nothing. */
+export function requireKernel(cache) {
+  if (cachedKernels(cache).length > 0) return;
+  throw new Error(`no kernel in ${cache}: run "npm run soft-roce -- --prepare", which downloads some 70 MB`);
+}
+
 function cachedKernels(cache) {
   if (!existsSync(cache)) return [];
   return readdirSync(cache)
