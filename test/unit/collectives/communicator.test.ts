@@ -1,0 +1,102 @@
+// A Communicator of one rank: what it refuses, what it returns, and the order of its calls.
+import assert from 'node:assert/strict';
+import test, { after } from 'node:test';
+import { CpuDevice } from 'weftline';
+import { Communicator, referenceReduction } from 'weftline/collectives';
+import { join } from 'weftline/world';
+import { collectiveRegions } from '#lib/collectives/host/window-regions.js';
+import { withCode } from '../../support/with-code.ts';
+
+const world = await join({ environment: {} });
+const device = await CpuDevice.create();
+const other = await CpuDevice.create();
+const communicator = await Communicator.create(world, device);
+after(async () => {
+  await communicator.close();
+  await world.close();
+});
+const tensor = device.empty('f32', [8]);
+const half = tensor.slice(0, 4);
+const invalid = withCode('WL_INVALID_ARGUMENT');
+
+test('a call that ends at once returns one and the same promise, with asyncFinish one with an event', async () => {
+  assert.equal(communicator.allReduce({ output: tensor }), Communicator.done);
+  assert.equal((await communicator.barrier()).event, undefined);
+  assert.equal((await communicator.barrier({ asyncFinish: true })).event?.isDone(), true);
+  assert.deepEqual(communicator.routes, ['self']);
+});
+
+test('wrong arguments fail before anything moves', async () => {
+  const gone = device.empty('f32', [8]);
+  gone.dispose();
+  const calls: Readonly<Record<string, () => Promise<unknown>>> = {
+    'no tensor': () => communicator.allReduce({ output: [1] as never }),
+    'a disposed tensor': () => communicator.allReduce({ output: gone }),
+    'another device': () => communicator.allReduce({ output: other.empty('f32', [8]) }),
+    'another length': () => communicator.allReduce({ input: half, output: tensor }),
+    'another dtype': () => communicator.allReduce({ input: device.empty('i32', [8]), output: tensor }),
+    'a dtype that cannot be reduced': () => communicator.allReduce({ output: device.empty('f16', [8]) }),
+    'an unknown reduction': () => communicator.allReduce({ output: tensor, op: 'product' as never }),
+    'an unknown option': () => communicator.allReduce({ output: tensor, operation: 'max' } as never),
+    'tensors that overlap': () => communicator.allReduce({ input: tensor.slice(1, 5), output: half }),
+    'a root beyond the group': () => communicator.broadcast({ output: tensor, root: 1 }),
+    'no root': () => communicator.reduce({ output: tensor } as never),
+    'a time that no timer holds': () => communicator.barrier({ timeoutMs: Number.NaN }),
+    'counts of other ranks': () =>
+      communicator.allToAllv({ input: half, output: tensor.slice(4, 8), sendCounts: [1, 1], recvCounts: [1, 1] }),
+    'counts beyond the tensor': () =>
+      communicator.allToAllv({ input: half, output: tensor.slice(4, 8), sendCounts: [5], recvCounts: [5] }),
+    'an end without a group': () => communicator.groupEnd(),
+    'a message to itself without its counterpart': () => communicator.send({ input: half, peer: 0 }),
+  };
+  for (const [name, call] of Object.entries(calls)) await assert.rejects(call(), invalid, name);
+  assert.equal(communicator.allReduce({ output: tensor }), Communicator.done);
+});
+
+test('a signal that was aborted ends a call with its reason, and nothing else', async () => {
+  const reason = new Error('enough');
+  await assert.rejects(communicator.barrier({ signal: AbortSignal.abort(reason) }), reason);
+  await communicator.barrier();
+});
+
+test('a group moves messages of a rank to itself in order, and takes no other calls', async () => {
+  const source = await device.tensor('i32', [4], Int32Array.of(1, 2, 3, 4));
+  const target = device.empty('i32', [4]);
+  communicator.groupStart();
+  communicator.groupStart();
+  await communicator.recv({ output: target.slice(0, 3), peer: 0 });
+  await communicator.recv({ output: target.slice(3, 4), peer: 0 });
+  await communicator.groupEnd();
+  await communicator.send({ input: source.slice(1, 4), peer: 0 });
+  await communicator.send({ input: source.slice(0, 1), peer: 0 });
+  await assert.rejects(communicator.barrier(), invalid);
+  await communicator.groupEnd();
+  assert.deepEqual([...target.view()], [2, 3, 4, 1]);
+});
+
+test('after close() every call fails with WL_CLOSED', async () => {
+  const closed = await Communicator.create(world, device);
+  await closed.close();
+  await closed.close();
+  await assert.rejects(closed.barrier(), withCode('WL_CLOSED'));
+  assert.throws(() => closed.groupStart(), withCode('WL_CLOSED'));
+});
+
+test('pieceBytes is a multiple of 64 within its range', async () => {
+  for (const pieceBytes of [0, 65_535, 65_600.5, 1 << 25]) {
+    await assert.rejects(Communicator.create(world, device, { pieceBytes }), invalid);
+  }
+});
+
+test('windows of many ranks stay small', () => {
+  assert.ok(collectiveRegions(8, 1 << 19).bytes < 4 << 20);
+  assert.ok(collectiveRegions(256, 65_536).bytes < 6 << 20);
+});
+
+test('referenceReduction() computes in the order of the runs and rounds bf16 once', () => {
+  const runs = [2 ** 24, 1, 1].map((value) => Float32Array.of(value));
+  assert.deepEqual([...referenceReduction('f32', 'sum', runs)], [2 ** 24]);
+  const ones = [0x4380, 0x3f80, 0x3f80].map((bits) => Uint16Array.of(bits));
+  assert.deepEqual([...referenceReduction('bf16', 'sum', ones)], [0x4381]);
+  assert.deepEqual([...referenceReduction('i32', 'sum', [Int32Array.of(2 ** 31 - 1), Int32Array.of(1)])], [-(2 ** 31)]);
+});
