@@ -134,6 +134,7 @@ export class Agent implements AsyncDisposable {
       help: () => set.help(),
       gainsFromPolling: () => set.gainsFromPolling,
       prepareSleep: () => set.prepareSleep(),
+      nap: (milliseconds) => set.nap(milliseconds),
     });
     void pump({
       wake,

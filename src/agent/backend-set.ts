@@ -85,6 +85,11 @@ export class BackendSet {
     return pause;
   }
 
+  /** Blocks this thread for so many ms at most: a backend that has no thread of its own sleeps until there is work for it. */
+  nap(milliseconds: number): void {
+    for (const backend of this.backends) if (backend.nap?.(milliseconds) === true) return;
+  }
+
   async close(): Promise<void> {
     const ends = await Promise.allSettled(this.backends.map((backend) => backend.close()));
     for (const end of ends) if (end.status === 'rejected') throw end.reason;

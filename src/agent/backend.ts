@@ -122,6 +122,11 @@ export interface Backend<Name extends string = string> {
    * something already, or work to do in `poll`: do not sleep.
    */
   prepareSleep(): number;
+  /**
+   * Sleeps in place of the agent for so many ms, no longer than `prepareSleep` has said, and less if something comes that
+   * only this thread can take in. False, at once, of a backend that rings `wake` for all that comes; such may leave it out.
+   */
+  nap?(milliseconds: number): boolean;
   /** Closes links and frees everything. Awaited, idempotent. */
   close(): Promise<void>;
 }

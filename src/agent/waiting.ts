@@ -24,11 +24,16 @@ export interface WaiterOptions {
   readonly help: () => boolean;
   /** How long the agent may sleep before the next look, in ms; 0: not at all. */
   readonly prepareSleep: () => number;
+  /** Blocks this thread for so many ms at most, or until a backend without a thread of its own has work. */
+  readonly nap: (milliseconds: number) => void;
 }
 
 /** A wait looks at its deadline, at signals and at broken links at least this often. */
 const SLICE_MS = 100;
-/** Shorter sleeps are not worth a timer: the event loop turns once instead. */
+/**
+ * Shorter sleeps are not worth a timer: the event loop turns once instead, behind a nap where a backend takes one. A thread
+ * that polls on end would keep its processor from the ranks that it waits for until its time slice is over.
+ */
 const SHORTEST_SLEEP_MS = 1;
 /** A look at the clock costs as much as several looks at the backends. */
 const LOOKS_PER_CLOCK = 16;
@@ -49,7 +54,7 @@ export class Waiter {
   /** Fails with WL_TIMEOUT, and with the signal's reason. What is waited for goes on. */
   async wait(awaited: Awaited, { timeoutMs = this.#options.timeoutMs, signal }: WaitOptions = {}): Promise<void> {
     const end = performance.now() + checkTimeout(timeoutMs);
-    const { wake, poll, prepareSleep } = this.#options;
+    const { wake, poll, prepareSleep, nap } = this.#options;
     const onAbort = (): void => wake.ring();
     signal?.addEventListener('abort', onAbort);
     // Sleeping on a word does not keep the process alive; a wait must.
@@ -62,8 +67,12 @@ export class Waiter {
         signal?.throwIfAborted();
         const left = timeLeft(awaited, end, timeoutMs);
         const pause = hasNews ? 0 : Math.min(left, prepareSleep(), SLICE_MS);
-        if (pause < SHORTEST_SLEEP_MS) await new Promise((resolve) => setImmediate(resolve));
-        else await wake.sleep(seen, pause);
+        if (pause >= SHORTEST_SLEEP_MS) {
+          await wake.sleep(seen, pause);
+          continue;
+        }
+        if (pause > 0) nap(pause);
+        await new Promise((resolve) => setImmediate(resolve));
       }
     } finally {
       clearInterval(alive);

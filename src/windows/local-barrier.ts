@@ -25,6 +25,7 @@ export class LocalBarrier {
   readonly #generation: SharedWord;
   #epoch = 0;
   #closed = false;
+  #work: (() => void) | undefined;
   #waiting = false;
 
   constructor(options: LocalBarrierOptions) {
@@ -64,6 +65,11 @@ export class LocalBarrier {
       this.#giveUp(error);
       throw error;
     }
+  }
+
+  /** What this thread does again and again while it waits here, because nothing else does it. It must not throw. */
+  workWhileWaiting(work: () => void): void {
+    this.#work = work;
   }
 
   /**
@@ -113,6 +119,7 @@ export class LocalBarrier {
         if (deadline.isOver) throw this.failure.timeout(missing, deadline.timeoutMs, MISSING_HINT);
       },
       spinUs: this.#options.spinUs,
+      work: this.#work,
     });
   }
 

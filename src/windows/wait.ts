@@ -8,6 +8,8 @@ const BLOCKING_SLICE_NS = 1_000_000;
 const BLOCKING_LIMIT_MS = 4;
 /** How often a long wait looks at deadlines, signals and whether the peers still live. */
 const POOL_SLICE_NS = 50_000_000;
+/** In place of both, where this thread has other work to look for. */
+const WORKING_SLICE_NS = 500_000;
 /** How long to pause when the kernel refused a sleep. */
 const REFUSED_PAUSE_MS = 1;
 
@@ -25,6 +27,8 @@ export interface WordWait {
   /** Called between sleeps; throws to give up (deadline, abort, a peer that is gone). */
   check(): void;
   readonly spinUs: number;
+  /** What else this thread has to do for others meanwhile, often. Absent: nothing, and sleeps may be long. */
+  readonly work?: (() => void) | undefined;
 }
 
 /**
@@ -36,16 +40,20 @@ export interface WordWait {
 export async function waitForWord(word: SharedWord, wait: WordWait): Promise<void> {
   if (spin(wait)) return;
   const started = performance.now();
+  const { work } = wait;
+  const blockingSlice = work ? WORKING_SLICE_NS : BLOCKING_SLICE_NS;
+  const poolSlice = work ? WORKING_SLICE_NS : POOL_SLICE_NS;
   while (true) {
     wait.check();
+    work?.();
     Atomics.add(word.waiters, 0, 1);
     try {
       const seen = Atomics.load(word.value, 0);
       if (wait.ready()) return;
       const isShort = performance.now() - started < BLOCKING_LIMIT_MS;
       const hasSlept = isShort
-        ? word.futex.waitBlocking(seen, BLOCKING_SLICE_NS)
-        : await word.futex.wait(seen, POOL_SLICE_NS);
+        ? word.futex.waitBlocking(seen, blockingSlice)
+        : await word.futex.wait(seen, poolSlice);
       if (!hasSlept) await sleep(REFUSED_PAUSE_MS);
     } finally {
       Atomics.sub(word.waiters, 0, 1);

@@ -100,6 +100,10 @@ class StagedBackend<Name extends string> implements Backend<Name> {
     return this.#host.help?.() === true;
   }
 
+  nap(milliseconds: number): boolean {
+    return this.#host.nap?.(milliseconds) === true;
+  }
+
   prepareSleep(): number {
     return this.#host.prepareSleep();
   }

@@ -99,6 +99,8 @@ export class HostNetwork {
     this.#cells = cells;
     const own = windows[0]!.address + cells;
     this.#counts = device.hostView('i32', own, networkCellOffset(group.size, 0) / 4);
+    // Peers on other hosts need acks of an engine on this thread while it waits for the ranks of its own host.
+    if (!this.#agent.settings.transportThread) this.#barrier.workWhileWaiting(() => this.#answerPeers());
   }
 
   /** The backend that carries to each peer, for reports. */
@@ -187,6 +189,14 @@ export class HostNetwork {
       describe: () => what.describe(),
     };
     await this.#agent.until(awaited, remaining(wait));
+  }
+
+  #answerPeers(): void {
+    try {
+      this.advance();
+    } catch {
+      // The next wait for the network throws it.
+    }
   }
 
   #throwIfBroken(what: NetworkWait): void {

@@ -90,8 +90,8 @@ export class EngineGroup {
     for (const link of this.links) link.readEvents();
   }
 
-  progress(): void {
-    for (const link of this.links) link.progress();
+  progress(milliseconds: number): void {
+    for (const link of this.links) link.progress(milliseconds);
   }
 
   wait(seen: number, milliseconds: number): Promise<void> {

@@ -29,8 +29,11 @@ export interface EngineLink {
   nudge(): void;
   /** Hands events that have arrived to `onEvent` now. */
   readEvents(): void;
-  /** Lets the engine work, if it has no thread of its own. */
-  progress(): void;
+  /**
+   * Lets the engine work, if it has no thread of its own. If there is nothing to do it blocks for so many ms at most, until
+   * there is.
+   */
+  progress(milliseconds: number): void;
   /** Until a further request of any engine has ended than `seen` counts, or the time is over. */
   wait(seen: number, milliseconds: number): Promise<void>;
   /** `areFew`: hardly anything else is under way, so that the wait is for one answer. */
@@ -194,8 +197,9 @@ export class InlineLink implements EngineLink {
 
   readEvents(): void {}
 
-  progress(): void {
-    if (this.failure === undefined) this.#step();
+  progress(milliseconds: number): void {
+    if (this.failure !== undefined || this.#step() || milliseconds === 0) return;
+    if (this.#host.isIdle) this.#host.sleep(milliseconds * 1000);
   }
 
   async wait(seen: number, milliseconds: number): Promise<void> {

@@ -23,12 +23,15 @@ export function engineCount(
   return Math.max(1, Math.min(MOST_BY_CORES, Math.floor(cores / CORES_PER_ENGINE)));
 }
 
-/** True if the rank's own thread and its engines are more than its cores: they then wait for each other. */
+/**
+ * True if the rank's own thread and its engines are more than its cores: they then wait for each other. So does an engine on
+ * the rank's own thread, and on fewer cores than two other ranks run where it should answer.
+ */
 export function isCrowded(
   settings: Pick<Settings, 'transportThread' | 'transportEngines'>,
   cores: number = coresOfRank(),
 ): boolean {
-  return cores < 1 + (settings.transportThread ? engineCount(settings, cores) : 0);
+  return cores < 1 + engineCount(settings, cores);
 }
 
 /** The settings with what was left open filled in for a rank with so many cores. */

@@ -271,9 +271,9 @@ export class Transport implements AsyncDisposable {
     this.#group.waitBlocking(seen, milliseconds, this.#slots.areFew);
   }
 
-  /** Lets packets move without waiting; only of use without an engine thread. */
-  progress(): void {
-    this.#group.progress();
+  /** Lets packets move, blocking this thread for so many ms at most if none do; only of use without an engine thread. */
+  progress(milliseconds = 0): void {
+    this.#group.progress(milliseconds);
   }
 
   /** Closes listeners and connections, ends the engine. Idempotent. */

@@ -104,3 +104,22 @@ test('a rank that says why and leaves, just as another looks for it, is not name
   assert.match(failure.message, /^Rank 11 gave up: WL_PEER_LOST: Rank 12 ended/);
   assert.equal(failure.rank, 12);
 });
+
+test('a rank that waits goes on with what only its thread does, as long as another one needs that', async () => {
+  const [one, other] = barriers(2) as [LocalBarrier, LocalBarrier];
+  let turns = 0;
+  let waiting: Promise<void> | undefined;
+  await new Promise<void>((resolve) => {
+    one.workWhileWaiting(() => {
+      // The first waits block this thread, the later ones sleep beside it.
+      if (++turns === 50) resolve();
+    });
+    waiting = one.wait(1);
+  });
+  await other.wait(1);
+  await waiting;
+  const done = turns;
+  assert.ok(done >= 50);
+  await new Promise((resolve) => setImmediate(resolve));
+  assert.equal(turns, done);
+});

@@ -150,6 +150,13 @@ class MultipathBackend implements Backend<'multipath'> {
     return this.#transport.settings.transportThread ? Number.POSITIVE_INFINITY : POLL_INTERVAL_MS;
   }
 
+  nap(milliseconds: number): boolean {
+    const transport = this.#transport;
+    if (transport.settings.transportThread) return false;
+    transport.progress(milliseconds);
+    return true;
+  }
+
   close(): Promise<void> {
     this.#closing ??= this.#close();
     return this.#closing;

@@ -21,7 +21,14 @@ test('a rank is crowded if its own thread and its engines have no core each', ()
     [true, true, true, false, false, false],
   );
   assert.equal(isCrowded({ transportThread: true, transportEngines: 4 }, 4), true);
-  assert.equal(isCrowded({ transportThread: false, transportEngines: 4 }, 1), false);
+});
+
+test('an engine on the thread of its rank counts like one of its own: other ranks run where it should answer', () => {
+  const inline = { transportThread: false, transportEngines: 4 };
+  assert.deepEqual(
+    [0.5, 1, 1.5, 2, 4].map((cores) => isCrowded(inline, cores)),
+    [true, true, true, false, false],
+  );
 });
 
 function targetOf(settings: Parameters<typeof readSettings>[0], cores: number): number {
