@@ -51,9 +51,7 @@ export async function waitForWord(word: SharedWord, wait: WordWait): Promise<voi
       const seen = Atomics.load(word.value, 0);
       if (wait.ready()) return;
       const isShort = performance.now() - started < BLOCKING_LIMIT_MS;
-      const hasSlept = isShort
-        ? word.futex.waitBlocking(seen, blockingSlice)
-        : await word.futex.wait(seen, poolSlice);
+      const hasSlept = isShort ? word.futex.waitBlocking(seen, blockingSlice) : await word.futex.wait(seen, poolSlice);
       if (!hasSlept) await sleep(REFUSED_PAUSE_MS);
     } finally {
       Atomics.sub(word.waiters, 0, 1);
