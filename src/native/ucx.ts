@@ -1,8 +1,9 @@
 // UCX (libucp.so.0) as TypeScript functions: found at run time, opened once per process.
 import { WeftlineError } from '../core/errors.ts';
 import { localFiles, type FileProbe } from './file-probe.ts';
-import { bindLazily, lazyFunction, linuxLibrary, type Out, prototype, type StatusCalls } from './library.ts';
+import { bindLazily, lazyFunction, type Out, prototype, type StatusCalls } from './library.ts';
 import { findLibrary } from './library-search.ts';
+import { isLoaded, withVariables } from './load-environment.ts';
 
 /** Handles, requests and addresses are numbers: user-space addresses stay below 2^53. */
 const table = {
@@ -51,8 +52,8 @@ const table = {
   ucp_request_free: prototype<[request: number]>('void ucp_request_free(intptr_t)'),
 };
 
-/** The oldest interface that has all of these. */
-const API = { major: 1, minor: 10 } as const;
+/** The oldest interface that has all of these, and `ucp_config_modify` for settings of transports. */
+const API = { major: 1, minor: 12 } as const;
 
 export interface Ucx {
   readonly path: string;
@@ -108,6 +109,7 @@ function open(): Ucx {
  * What UCX must not do in this process unless the user wants it; it reads the variables while it is loaded.
  *
  * - It catches SIGSEGV and its like to print where it happened. Node needs SIGSEGV for WebAssembly.
+ * - It catches SIGHUP to print what it does from then on. A program whose terminal is gone is to end.
  * - It rewrites mmap, munmap and brk of the running process to hear when memory goes. Other threads of Node are in them
  *   at that moment, and crashes seen before this was set are thought to come from it. Without, UCX keeps no cache of registered memory for RDMA.
  * - It offers its state to a monitoring daemon, on a thread of its own.
@@ -115,28 +117,17 @@ function open(): Ucx {
  */
 const quietly: Readonly<Record<string, string>> = {
   UCX_HANDLE_ERRORS: 'none',
+  UCX_DEBUG_SIGNO: '0',
   UCX_MEM_EVENTS: 'n',
   UCX_VFS_ENABLE: 'n',
 };
 const silently: Readonly<Record<string, string>> = { ...quietly, UCX_LOG_LEVEL: 'fatal' };
 
-/** On a thread other than the first, process.env is a copy that native code does not see. */
-const setVariable = lazyFunction(linuxLibrary, 'int setenv(const char*, const char*, int)');
-const unsetVariable = lazyFunction(linuxLibrary, 'int unsetenv(const char*)');
-
 function loadQuietly(path: string): void {
+  // By another thread of the process, for instance: UCX reads these variables no more.
+  if (isLoaded(path)) return;
   // A log file was named, so UCX's messages are wanted.
-  const variables = process.env['UCX_LOG_FILE'] === undefined ? silently : quietly;
+  const wanted = process.env['UCX_LOG_FILE'] === undefined ? silently : quietly;
+  const variables = Object.fromEntries(Object.entries(wanted).filter(([name]) => process.env[name] === undefined));
   withVariables(variables, () => lazyFunction(path, 'void ucp_get_version(intptr_t, intptr_t, intptr_t)')());
-}
-
-/** Runs native code that reads environment variables, of which those that the user has not set have these values. */
-export function withVariables<T>(variables: Readonly<Record<string, string>>, run: () => T): T {
-  const added = Object.keys(variables).filter((variable) => process.env[variable] === undefined);
-  for (const variable of added) setVariable()(variable, variables[variable], 1);
-  try {
-    return run();
-  } finally {
-    for (const variable of added) unsetVariable()(variable);
-  }
 }

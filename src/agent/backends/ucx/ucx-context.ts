@@ -6,7 +6,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import { withoutInheritance } from '../../../native/descriptor-inheritance.ts';
 import { symbolAddress, viewAt } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
-import { openUcx, type Ucx, withVariables } from '../../../native/ucx.ts';
+import { openUcx, type Ucx } from '../../../native/ucx.ts';
 import { isErrorPointer, ucxError, ucxStatusName } from '../../../native/ucx-status.ts';
 import type { UcxTransports } from './ucx-transports.ts';
 
@@ -47,8 +47,8 @@ export class UcxContext implements Disposable {
     this.#transports = transports;
     this.#force.block.set('attributes', ucpMasks.request.flags);
     this.#force.block.set('flags', ucpMasks.closeFlags.force);
-    const [context, handle] = withVariables(transports.variables, () =>
-      withoutInheritance(() => this.#create(canSleep, transports.config)),
+    const [context, handle] = withoutInheritance(() =>
+      this.#create(canSleep, { ...transports.config, ...transports.tuning }),
     );
     this.#context = context;
     this.handle = handle;

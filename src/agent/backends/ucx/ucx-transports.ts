@@ -9,7 +9,7 @@ import { activeRdmaPorts } from '../../../native/rdma-ports.ts';
 
 /** What the choice depends on. */
 export interface UcxSurroundings {
-  /** UCX_TLS and UCX_NET_DEVICES, as the user has set them. */
+  /** UCX_TLS, UCX_NET_DEVICES and settings of transports, as the user has set them. */
   readonly env: Readonly<Record<string, string | undefined>>;
   /** The address that peers reach this host by. */
   readonly host: string;
@@ -21,10 +21,9 @@ export interface UcxSurroundings {
 }
 
 export interface UcxTransports {
-  /** Settings of the context, for `ucp_config_modify`. */
+  /** Settings of the context, for `ucp_config_modify`: of UCX itself, and of its transports unless the user has set them. */
   readonly config: Readonly<Record<string, string>>;
-  /** Variables of the environment, for what this cannot set. */
-  readonly variables: Readonly<Record<string, string>>;
+  readonly tuning: Readonly<Record<string, string>>;
   /** True: peers of this host by shared memory alone, no port is open. False: all peers over a network. */
   readonly isMemoryOnly: boolean;
 }
@@ -38,24 +37,40 @@ const memories: readonly string[] = ['posix', 'sysv', 'self'];
 /** What UCX means by these, but for the copiers, and for sysv, whose segments are open to the user's whole group. */
 const aliases: Readonly<Record<string, string>> = { sm: 'posix', shm: 'posix', mm: 'posix' };
 
-/**
- * UCX has two ways to send large messages over TCP. The one that it takes for endpoints that tell when their peer is lost
- * cuts them into pieces of the receiver's buffers: with its 64 KiB it reaches two thirds of the other, with these all of it.
- */
-const tcpVariables: Readonly<Record<string, string>> = { UCX_TCP_RX_SEG_SIZE: '256K' };
+interface TransportSetting {
+  /**
+   * Up to some version a transport's settings have no prefix, later they have the transport's. What UCX does not know it
+   * leaves out, with a warning in its log.
+   */
+  readonly names: readonly string[];
+  readonly value: string;
+  /** By which the user may have set it. */
+  readonly variables: readonly string[];
+}
 
-/**
- * So that UCX tells of a lost peer and closes its endpoint over shared memory as it does over a network; without, nothing
- * of an endpoint to a process that was killed could be freed. Not together with TCP: see `defaultTransports`.
- */
-const memoryVariables: Readonly<Record<string, string>> = {
-  UCX_POSIX_ERROR_HANDLING: 'y',
-  UCX_SYSV_ERROR_HANDLING: 'y',
+const tcpSettings: readonly TransportSetting[] = [
+  // UCX has two ways to send large messages over TCP. The one that it takes for endpoints that tell when their peer is lost
+  // cuts them into pieces of the receiver's buffers: with its 64 KiB it reaches two thirds of the other, with these all of it.
+  { names: ['RX_SEG_SIZE', 'TCP_RX_SEG_SIZE'], value: '256K', variables: ['UCX_TCP_RX_SEG_SIZE'] },
+];
+const ipv6Settings: readonly TransportSetting[] = [
+  { names: ['AF_PRIO', 'TCP_AF_PRIO'], value: 'inet6', variables: ['UCX_TCP_AF_PRIO'] },
+];
+
+const memorySettings: readonly TransportSetting[] = [
+  // So that UCX tells of a lost peer and closes its endpoint over shared memory as it does over a network; without, nothing
+  // of an endpoint to a process that was killed could be freed. Not together with TCP: see `defaultTransports`.
+  ofSharedMemory('ERROR_HANDLING', 'y'),
   // Large messages cross in pieces of this size, each with its own place in the queue. UCX has 8 KiB and 512 buffers: as much
   // memory.
-  UCX_MM_SEG_SIZE: '32K',
-  UCX_MM_RX_BUFS_GROW: '128',
-};
+  ofSharedMemory('SEG_SIZE', '32K'),
+  ofSharedMemory('RX_BUFS_GROW', '128'),
+];
+
+function ofSharedMemory(name: string, value: string): TransportSetting {
+  const variables = ['MM', 'POSIX', 'SYSV'].map((transport) => `UCX_${transport}_${name}`);
+  return { names: [`MM_${name}`], value, variables };
+}
 
 export function localSurroundings(host: string): UcxSurroundings {
   return { env: process.env, host, rdmaPorts: activeRdmaPorts(localFiles()), interfaces: networkInterfaces() };
@@ -68,9 +83,13 @@ export function chooseTransports(around: UcxSurroundings): UcxTransports {
   const isMemoryOnly = !isExcluding && names.every((name) => memories.includes(bare(name)));
   const usesTcp = names.some((name) => bare(name) === 'tcp') !== isExcluding;
   const devices = usesTcp && around.env['UCX_NET_DEVICES'] === undefined ? { NET_DEVICES: devicesOf(around) } : {};
-  const family = isIPv6(around.host) ? { UCX_TCP_AF_PRIO: 'inet6' } : {};
-  const variables = { ...(usesTcp && { ...tcpVariables, ...family }), ...(isMemoryOnly && memoryVariables) };
-  return { config: { TLS: list, ...devices }, variables, isMemoryOnly };
+  const settings = [
+    ...(usesTcp ? tcpSettings : []),
+    ...(usesTcp && isIPv6(around.host) ? ipv6Settings : []),
+    ...(isMemoryOnly ? memorySettings : []),
+  ].filter(({ variables }) => variables.every((variable) => around.env[variable] === undefined));
+  const tuning = Object.fromEntries(settings.flatMap(({ names: known, value }) => known.map((name) => [name, value])));
+  return { config: { TLS: list, ...devices }, tuning, isMemoryOnly };
 }
 
 /**

@@ -1,7 +1,7 @@
 // Which transports and addresses UCX gets: never two kinds of way at once, never copies from another process's memory.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { chooseTransports, type UcxSurroundings } from '#lib/agent/backends/ucx/ucx-transports.js';
+import { chooseTransports, type UcxSurroundings, type UcxTransports } from '#lib/agent/backends/ucx/ucx-transports.js';
 
 const interfaces = {
   lo: [
@@ -58,7 +58,7 @@ test('what the user has set counts, but for copies from the memory of other proc
 test('over TCP the address is that of the host option, or an error', () => {
   const ipv6 = chooseTransports({ env: {}, host: '2001:db8::2', rdmaPorts: [], interfaces });
   assert.equal(ipv6.config['NET_DEVICES'], 'eth0');
-  assert.equal(ipv6.variables['UCX_TCP_AF_PRIO'], 'inet6');
+  assert.equal(ipv6.tuning['AF_PRIO'], 'inet6');
   assert.throws(() => choose({}, '192.0.2.3'), {
     code: 'WL_CONFIG',
     message: /expected the first address of eth0, 192\.0\.2\.2/,
@@ -71,4 +71,16 @@ test('over TCP the address is that of the host option, or an error', () => {
     code: 'WL_CONFIG',
     message: /UCX cannot listen at 0\.0\.0\.0/,
   });
+});
+
+test("settings of transports go to the context, but for the user's own", () => {
+  const tuningOf = (env: UcxSurroundings['env'], host: string): UcxTransports['tuning'] =>
+    chooseTransports({ env, host, rdmaPorts: [], interfaces }).tuning;
+  const memory = { MM_ERROR_HANDLING: 'y', MM_SEG_SIZE: '32K', MM_RX_BUFS_GROW: '128' };
+  assert.deepEqual(tuningOf({}, '127.0.0.1'), memory);
+  assert.deepEqual(tuningOf({ UCX_POSIX_SEG_SIZE: '8K', UCX_MM_RX_BUFS_GROW: '64' }, '127.0.0.1'), {
+    MM_ERROR_HANDLING: 'y',
+  });
+  assert.deepEqual(tuningOf({}, '192.0.2.2'), { RX_SEG_SIZE: '256K', TCP_RX_SEG_SIZE: '256K' });
+  assert.deepEqual(tuningOf({ UCX_TCP_RX_SEG_SIZE: '64K' }, '192.0.2.2'), {});
 });
