@@ -73,9 +73,10 @@ test('over TCP the address is that of the host option, or an error', () => {
   });
 });
 
+const tuningOf = (env: UcxSurroundings['env'], host: string): UcxTransports['tuning'] =>
+  chooseTransports({ env, host, rdmaPorts: [], interfaces }).tuning;
+
 test("settings of transports go to the context, but for the user's own", () => {
-  const tuningOf = (env: UcxSurroundings['env'], host: string): UcxTransports['tuning'] =>
-    chooseTransports({ env, host, rdmaPorts: [], interfaces }).tuning;
   const memory = { MM_ERROR_HANDLING: 'y', MM_SEG_SIZE: '32K', MM_RX_BUFS_GROW: '128' };
   assert.deepEqual(tuningOf({}, '127.0.0.1'), memory);
   assert.deepEqual(tuningOf({ UCX_POSIX_SEG_SIZE: '8K', UCX_MM_RX_BUFS_GROW: '64' }, '127.0.0.1'), {
