@@ -1,4 +1,4 @@
-// The structures and numbers of UCX's C interface (ucp.h, API 1.10 and later), as far as weftline uses them.
+// The structures and numbers of UCX's C interface (ucp.h, API 1.12 and later), as far as weftline uses them.
 import { defineLayout } from './layout.ts';
 
 // Each structure has room for the fields that weftline leaves out: zero, and not in the field mask.

@@ -30,12 +30,26 @@ export function withVariables<T>(variables: Readonly<Record<string, string>>, ru
     before = Atomics.load(place, 0);
     own = tableWith(before, Object.entries(variables));
   } while (Atomics.compareExchange(place, 0, before, own) !== before);
+  const known = pointersOf(Number(before));
+  const added = pointersOf(Number(own)).slice(known.length);
   try {
     return run();
   } finally {
-    // If another thread has set a variable meanwhile, its table stays, which has these variables too.
-    Atomics.compareExchange(place, 0, own, before);
+    const present = pointersOf(Number(own));
+    const isUnchanged = known.every((pointer, index) => present[index] === pointer);
+    const isRestored = isUnchanged && Atomics.compareExchange(place, 0, own, before) === own;
+    // Another thread has set or removed a variable meanwhile: the table that has this stays, without what was added.
+    if (!isRestored) remove(Number(Atomics.load(place, 0)), added);
   }
+}
+
+/** Takes entries out of a table, in place. */
+function remove(table: number, entries: readonly bigint[]): void {
+  const all = pointersOf(table);
+  const left = all.filter((pointer) => !entries.includes(pointer));
+  const place = new BigUint64Array(viewAt(table, (all.length + 1) * POINTER_BYTES));
+  place.set(left);
+  place.fill(0n, left.length);
 }
 
 /** The address of a table, pointers to "NAME=value" and then 0, that holds what another does and these. */

@@ -9,7 +9,7 @@ export const rdmaSettingsTable = {
     flag: '--rdma-devices <list>',
     default: '',
     sentence:
-      'RDMA devices that may be used: names or beginnings of names with commas between them, each with :port if only that port may be; =mlx5_1 is an exact name, ^mlx5_0 all but these; empty: all.',
+      'RDMA devices that "weftline doctor --rdma" may choose (nothing sends by them yet; UCX has UCX_NET_DEVICES): names or beginnings of names with commas between them, each with :port if only that port may be; =mlx5_1 is an exact name, ^mlx5_0 all but these; empty: all.',
   },
   rdmaPort: {
     kind: 'number',
@@ -19,7 +19,7 @@ export const rdmaSettingsTable = {
     min: 0,
     max: 255,
     default: 0,
-    sentence: 'Port of the RDMA devices that is used; 0: each that is active.',
+    sentence: 'Number of the port of the RDMA devices that may be chosen; 0: each that is active.',
   },
   rdmaGidIndex: {
     kind: 'text',

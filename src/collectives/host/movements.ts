@@ -209,12 +209,12 @@ export const alone: Movement = {
   stages: () => false,
   stage: () => {},
   awaits: () => 'none',
-  take: ({ kernels, call, elementBytes, unitBytes }) => {
+  take: ({ kernels, call, elementBytes, offset, bytes }) => {
     const { input, output } = call;
     if (call.kind === 'allToAllv') {
       const to = output + call.recvOffsets[0]! * elementBytes;
       kernels.copyBytes(to, input + call.sendOffsets[0]! * elementBytes, call.sendCounts[0]! * elementBytes);
-    } else if (input !== output) kernels.copyBytes(output, input, unitBytes);
+    } else if (input !== output) kernels.copyBytes(output + offset, input + offset, bytes);
   },
 };
 

@@ -25,8 +25,8 @@ export class PairMessages implements Steps {
   /** By message: bytes that have moved, -1 before its first piece and -2 after its last one. */
   #moved: number[] = [];
   /** By peer: the pass in which a message of that direction was not yet over, so that later ones wait for it. */
-  readonly #heldSends: Int32Array;
-  readonly #heldReceives: Int32Array;
+  readonly #heldSends: Float64Array;
+  readonly #heldReceives: Float64Array;
   #pass = 0;
 
   constructor(
@@ -46,8 +46,8 @@ export class PairMessages implements Steps {
     this.#board = board;
     this.#regions = regions;
     this.#words = new Uint32Array(device.memory.buffer);
-    this.#heldSends = new Int32Array(board.ranks);
-    this.#heldReceives = new Int32Array(board.ranks);
+    this.#heldSends = new Float64Array(board.ranks);
+    this.#heldReceives = new Float64Array(board.ranks);
   }
 
   /** Messages to this rank itself are paired by their order; their sizes were checked. */

@@ -16,6 +16,8 @@ const CELL_STRIDE = pairCell.size / 4;
 const RECORD_MASK = CALL_RECORDS - 1;
 /** Ranks are at most CALL_RECORDS / 2 pieces of small calls, and a few of large ones, apart. */
 const CHECKED_BACK = CALL_RECORDS / 4;
+/** More pieces, or calls, than a rank can be ahead of another. What was seen of a rank so long ago that its number wrapped says nothing. */
+const MOST_AHEAD = 2 ** 20;
 
 export class RankBoard {
   /** Ranks of the window, and this one among them. */
@@ -93,7 +95,8 @@ export class RankBoard {
 
   hasPosted(rank: number, piece: number): boolean {
     const seen = this.#seen;
-    if (((seen[rank]! - piece) | 0) >= 0) return true;
+    const ahead = (seen[rank]! - piece) | 0;
+    if (ahead >= 0 && ahead <= MOST_AHEAD) return true;
     const posted = Atomics.load(this.#words, this.#boards[rank]! + boardWord.posted);
     seen[rank] = posted;
     return ((posted - piece) | 0) >= 0;
@@ -110,7 +113,9 @@ export class RankBoard {
   /** All ranks have posted a piece of that call: fails with WL_CONFIG_MISMATCH if any made another call, or did before. */
   checkCalls(call: number): void {
     // Of so many calls all records are still there.
-    if (((call - this.#firstUnchecked) | 0) > CHECKED_BACK) this.#firstUnchecked = (call - CHECKED_BACK) | 0;
+    const unchecked = (call - this.#firstUnchecked) | 0;
+    const hasWrapped = unchecked < -MOST_AHEAD;
+    if (unchecked > CHECKED_BACK || hasWrapped) this.#firstUnchecked = (call - CHECKED_BACK) | 0;
     for (; ((call - this.#firstUnchecked) | 0) >= 0; this.#firstUnchecked = (this.#firstUnchecked + 1) | 0) {
       for (let rank = 0; rank < this.ranks; rank++) this.checkCall(rank, this.#firstUnchecked);
     }

@@ -13,6 +13,9 @@ import type { CollectiveRegions } from './window-regions.ts';
 
 type Phase = 'staging' | 'taking' | 'collecting';
 
+/** Pieces that all ranks have long left behind, also where their numbers wrapped since. */
+const LONG_AGO = 2 ** 20;
+
 export class StagedCall implements Steps, Piece {
   readonly kernels: CpuDevice['kernels'];
   readonly ranks: number;
@@ -195,6 +198,11 @@ export class StagedCall implements Steps, Piece {
   #isSlotFree(): boolean {
     const slots = this.#slots;
     if (slots.isFree) return true;
+    const age = (this.#posted - slots.lastPiece) | 0;
+    if (age < 0 || age > LONG_AGO) {
+      slots.setFree();
+      return true;
+    }
     if (!this.#allHavePosted((slots.lastPiece + 1) | 0)) return false;
     this.#board.checkCalls(slots.lastCall);
     slots.setFree();

@@ -1,8 +1,11 @@
 // A step that all ranks take or none: they tell each other how they fared, then the first to reach the store decides for all.
-import { type CallWait, remaining } from '../../core/deadline.ts';
+import { type CallWait, Deadline, remaining, within } from '../../core/deadline.ts';
 import { asWeftlineError, decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
+
+/** Beyond the deadline: the ranks that waited in vain until then still decide. */
+const DECISION_MS = 5000;
 
 export interface CutOver {
   /** With the number, of the exchange and of the decision in the store: no other step of the group has both. */
@@ -35,16 +38,29 @@ export async function cutOverTogether(
   let decision: Decision;
   try {
     const desired = Buffer.from(JSON.stringify(proposal));
-    const { value } = await group.store.compareAndSet(key, undefined, desired);
+    const deadline = new Deadline((wait.deadline?.leftMs ?? group.settings.timeoutMs) + DECISION_MS);
+    const { value } = await within(group.store.compareAndSet(key, undefined, desired), { deadline }, () =>
+      storeIsLate(),
+    );
     decision = value === undefined ? proposal : decode(value);
-    // All ranks have read the decision before this one, or they would not have taken part in this step.
-    if (group.rank === 0 && proposal.error === null) await group.store.delete(`${step.name}/${step.number - 1}`);
+    if (group.rank === 0 && proposal.error === null) forget(group, `${step.name}/${step.number - 1}`);
   } catch (cause) {
     const error = undecided(step, proposal, cause);
     onUndecided(error);
     throw error;
   }
   if (decision.error !== null) throw decodeError(decision.error);
+}
+
+/** All ranks have read that decision, or they would not have taken part in the next step. */
+function forget(group: RankGroup, key: string): void {
+  // What is left behind in the store does no harm.
+  group.store.delete(key).catch(() => undefined);
+}
+
+function storeIsLate(): WeftlineError {
+  const message = `The store of rank 0 did not answer within ${DECISION_MS} ms beyond the deadline: rank 0 is stopped or cut off`;
+  return new WeftlineError('WL_TIMEOUT', message, { details: { missing: [0], timeoutMs: DECISION_MS } });
 }
 
 async function whyNot(

@@ -16,6 +16,9 @@ export interface ExpertLoadsOptions {
   readonly window: number;
 }
 
+/** 1 GiB of them. */
+const MAX_COUNTS = 2 ** 28;
+
 const optionNames: OptionNames<ExpertLoadsOptions> = { layers: true, experts: true, window: true };
 
 /**
@@ -39,6 +42,8 @@ export class ExpertLoads {
     for (const [name, value] of Object.entries({ layers, experts, window })) {
       if (!isWhole(value, 1)) throw invalidArgument(name, value, 'a whole number of at least 1');
     }
+    const counts = window * layers * experts;
+    if (counts > MAX_COUNTS) throw invalidArgument('window * layers * experts', counts, `at most ${MAX_COUNTS} counts`);
     this.layers = layers;
     this.experts = experts;
     this.window = window;

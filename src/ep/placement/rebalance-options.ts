@@ -44,13 +44,17 @@ const optionNames: OptionNames<RebalanceOptions> = {
   policy: true,
 };
 
+/** Far more than models have, and little enough for the memory of tables by physical expert. */
+const MAX_REPLICAS = 2 ** 16;
+
 /** Fails with WL_INVALID_ARGUMENT, naming the option, or the layer and expert. */
 export function checkRebalance(weights: readonly ArrayLike<number>[], options: RebalanceOptions): RebalanceShape {
   checkOptions(options, optionNames, 'options of rebalanceExperts');
   const { layers, experts } = checkWeights(weights);
   const { replicas, ranks, nodes = 1, groups = 1 } = options;
   for (const [name, value] of Object.entries({ replicas, ranks, nodes, groups })) {
-    if (!isWhole(value, 1)) throw invalidArgument(name, value, 'a whole number of at least 1');
+    if (!isWhole(value, 1) || value > MAX_REPLICAS)
+      throw invalidArgument(name, value, `a whole number from 1 to ${MAX_REPLICAS}`);
   }
   if (ranks % nodes !== 0) throw invalidArgument('ranks', ranks, `a multiple of the ${nodes} nodes`);
   if (replicas < experts || replicas % ranks !== 0) {

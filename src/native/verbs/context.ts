@@ -168,7 +168,7 @@ function extensionOf(
   if (!isExtended) {
     throw new WeftlineError(
       'WL_UNSUPPORTED',
-      `RDMA cannot be used: ${openVerbs().path} has the interface of rdma-core before version 14, whose structures weftline does not know`,
+      `${openVerbs().path} has the interface of rdma-core before version 14, whose structures weftline does not know`,
     );
   }
   const extension = new Block(verbsContext, viewAt(address - verbsContext.size, verbsContext.size), 0);

@@ -90,7 +90,7 @@ function open(): Verbs {
   if (path === undefined) {
     throw new WeftlineError(
       'WL_UNSUPPORTED',
-      'RDMA cannot be used: libibverbs.so.1 was not found: install it (Debian and Ubuntu: "apt-get install libibverbs1 ibverbs-providers"), or add its folder to LD_LIBRARY_PATH',
+      'libibverbs.so.1 was not found: install it (Debian and Ubuntu: "apt-get install libibverbs1 ibverbs-providers"), or add its folder to LD_LIBRARY_PATH',
     );
   }
   const calls = bindLazily(() => path, { ...creators, ...queries, ...actions }, withStatus);

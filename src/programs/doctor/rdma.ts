@@ -38,7 +38,7 @@ export function checkUcx(machine: MachineProbe): Finding {
       if (activeRdmaPorts(machine).length > 0) return { name, status: 'ok', value };
       return { name, status: 'ok', value: `${value}; without RDMA only for agents whose option backends names ucx` };
     }
-    return { name, status: 'short', value, advice: 'it cannot be used: 1.10 or a later 1.x is needed' };
+    return { name, status: 'short', value, advice: 'it cannot be used: 1.12 or a later 1.x is needed' };
   }
   const advice = 'optional, carries transfers of the agent between machines (backend ucx): "apt-get install libucx0"';
   return { name, status: 'absent', value: 'not found', advice };

@@ -74,6 +74,8 @@ export class Connection implements AsyncDisposable {
   readonly #onClose: (connection: Connection) => void;
   /** Engines whose lanes the peer has ended. */
   readonly #endedLanes = new Set<number>();
+  /** Why nothing more can be posted, though requests may still end. */
+  #leaving: WeftlineError | undefined;
   #error: WeftlineError | undefined;
   #ending: Promise<void> | undefined;
 
@@ -256,7 +258,7 @@ export class Connection implements AsyncDisposable {
     const reason = decodeError(error);
     this.#endedLanes.add(engine);
     if (reason.code !== 'WL_CLOSED' || this.#endedLanes.size === this.#ends.length) return void this.end(reason);
-    this.#error ??= reason;
+    this.#leaving ??= reason;
     setTimeout(() => void this.end(reason), FAREWELL_MS).unref();
   }
 
@@ -273,7 +275,8 @@ export class Connection implements AsyncDisposable {
   }
 
   #check(): void {
-    if (this.#error !== undefined) throw this.#error;
+    const reason = this.#error ?? this.#leaving;
+    if (reason !== undefined) throw reason;
   }
 
   #lost(): WeftlineError {

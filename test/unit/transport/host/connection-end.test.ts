@@ -43,10 +43,12 @@ const bothEnded = (code: string) => [0, 1].map((engine) => ({ engine, code }));
 test('a peer that closes ends lane by lane: acknowledgements of the other lane may still come', () => {
   const { connection, ended } = openConnection();
   connection.endWith(1, closed);
-  assert.equal(connection.error?.code, 'WL_CLOSED');
+  const before: WeftlineError | undefined = connection.error;
+  assert.equal(before, undefined);
   assert.throws(() => connection.flush(), { code: 'WL_CLOSED' });
   assert.deepEqual(ended, []);
   connection.endWith(0, closed);
+  assert.equal(connection.error?.code, 'WL_CLOSED');
   assert.deepEqual(ended, bothEnded('WL_CLOSED'));
 });
 
