@@ -147,15 +147,6 @@ export class Incoming {
     return isDone;
   }
 
-  /** Operations that have not ended by now never will. */
-  abandon(): void {
-    const { block } = this.#options;
-    for (let place = 0; place < WINDOW; place++) {
-      const state = block.inState[place];
-      if (state === states.receiving || state === states.refusing) this.#settle(place);
-    }
-  }
-
   /** The status of a receive; once it has ended, UCX does not use its memory any more. */
   #check(place: number): number {
     const { block, worker } = this.#options;

@@ -97,17 +97,7 @@ export class LinkHalves {
     return inState.some((state, place) => state === states.receiving && inRegion[place] === region);
   }
 
-  /** UCX will not use its memory any more, whatever it has not finished. */
-  abandon(): void {
-    const link = this.#tools.block.words;
-    if (link[linkWord.end] === ends.none) this.#windUp();
-    this.#incoming.abandon();
-    this.#sender.abandon();
-    link[linkWord.readsHead] = link[linkWord.readsTail]!;
-    link[linkWord.end] = ends.drained;
-  }
-
-  /** The link has ended, and UCX uses none of its memory. */
+  /** The link has ended, and UCX has returned all requests. */
   get isDrained(): boolean {
     return this.#tools.block.words[linkWord.end] === ends.drained;
   }

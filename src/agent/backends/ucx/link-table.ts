@@ -41,7 +41,10 @@ interface Closing {
   request: number;
 }
 
-/** How long an endpoint may take to close. On a busy machine that is little of the processor's time. */
+/**
+ * How long an endpoint may take to close, and UCX to return its requests. On a busy machine that is little of the
+ * processor's time.
+ */
 const LINGER_MS = 1000;
 /**
  * How long nothing of what is under way may end where the peer may live. UCX 1.13 crashes (in uct_tcp_iface_progress) when
@@ -68,8 +71,9 @@ export class LinkTable {
   /** By index: how many numbers it has had. */
   readonly #lives: number[] = [];
   readonly #closing: Closing[] = [];
+  /** Links whose requests UCX has not returned in time. No thread works for them; their places stay taken until it has. */
+  readonly #late: Closing[] = [];
   #made = 0;
-  #hasLost = false;
 
   constructor(engine: UcxEngine, { context, processes, transports }: LinkTableOptions) {
     this.#engine = engine;
@@ -142,31 +146,55 @@ export class LinkTable {
     this.#closing.push(closing);
   }
 
+  /** Hot path. Links end that are not late. */
   get isClosing(): boolean {
     return this.#closing.length > 0;
   }
 
-  /** Takes note of links that have come to their end. True if UCX holds none any more. */
-  reap(): boolean {
+  get isLate(): boolean {
+    return this.#late.length > 0;
+  }
+
+  /** UCX has closed the endpoints of all links that were closed. It aborts the process when a worker with others is destroyed. */
+  get isDisconnected(): boolean {
+    return this.#closing.length === 0 && this.#late.every(({ request }) => request === 0);
+  }
+
+  /** Takes note of links that have come to their end. */
+  reap(): void {
     for (let at = this.#closing.length - 1; at >= 0; at--) {
       const closing = this.#closing[at] as Closing;
-      const { block } = closing;
-      const link = this.#engine.link(block.index);
-      if (!closing.isDisconnected && !this.#disconnect(closing, link.isDrained)) continue;
-      if (closing.request !== 0 && this.#engine.worker.check(closing.request) !== ucsStatus.inProgress)
-        closing.request = 0;
-      const isClosed = closing.request === 0;
-      if (!(isClosed && link.isDrained) && performance.now() - closing.since < LINGER_MS) continue;
-      const wasDrained = link.isDrained;
-      link.abandon();
-      this.#deactivate(block.index);
+      const isOver = this.#isOver(closing);
+      const isLate = closing.isDisconnected && performance.now() - closing.since >= LINGER_MS;
+      if (!isOver && !isLate) continue;
+      this.#deactivate(closing.block.index);
       this.#closing.splice(at, 1);
-      if (isClosed && wasDrained) {
-        this.#engine.discard(block.words[linkWord.number]!);
-        this.#free.push(block.index);
-      } else this.#hasLost ||= !isClosed;
+      if (isOver) this.#free.push(closing.block.index);
+      else this.#late.push(closing);
     }
-    return this.#closing.length === 0 && !this.#hasLost;
+  }
+
+  /** The same of those that are late. */
+  reapLate(): void {
+    for (let at = this.#late.length - 1; at >= 0; at--) {
+      const closing = this.#late[at] as Closing;
+      this.#engine.link(closing.block.index).step();
+      if (!this.#isOver(closing)) continue;
+      this.#late.splice(at, 1);
+      this.#free.push(closing.block.index);
+    }
+  }
+
+  /** UCX has closed the endpoint and returned all requests. */
+  #isOver(closing: Closing): boolean {
+    const { worker } = this.#engine;
+    const { block } = closing;
+    const { isDrained } = this.#engine.link(block.index);
+    if (!closing.isDisconnected && !this.#disconnect(closing, isDrained)) return false;
+    if (closing.request !== 0 && worker.check(closing.request) !== ucsStatus.inProgress) closing.request = 0;
+    if (closing.request !== 0 || !isDrained) return false;
+    this.#engine.discard(block.words[linkWord.number]!);
+    return true;
   }
 
   /**

@@ -6,6 +6,7 @@ import { copyMemory } from '../../../native/libc.ts';
 import { failures } from './failure.ts';
 import { QUEUE, WINDOW } from './link-block.ts';
 import { CHUNK_BYTES, headerWord as at, INLINE_BYTES } from './message-header.ts';
+import { sendMark } from './memory-use.ts';
 import { NO_MESSAGE, type OutMessages } from './out-messages.ts';
 import type { Reads } from './reads.ts';
 import type { LinkTools, Sender } from './sender.ts';
@@ -315,8 +316,10 @@ export class Outgoing {
 
   #noteSends(entry: number): void {
     const { block, tables } = this.#options;
-    if (block.kind[entry]! > operationKinds.read) return;
-    tables.sendsAfter[block.slot[entry]!] = block.words[linkWord.sendsPushed]!;
+    const kind = block.kind[entry]!;
+    if (kind === operationKinds.notify) return;
+    const marks = kind <= operationKinds.read ? tables.sendsAfter : tables.channelSendsAfter;
+    marks[block.slot[entry]!] = sendMark(block);
   }
 
   #complete(): boolean {

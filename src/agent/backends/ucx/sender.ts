@@ -106,14 +106,6 @@ export class Sender {
     return isBusy;
   }
 
-  /** Operations that have not ended by now never will. */
-  abandon(): void {
-    const { words } = this.#tools.block;
-    while (words[linkWord.sendsPopped] !== words[linkWord.sendsPushed]) {
-      this.#settle(words[linkWord.sendsPopped]! & (SENDS - 1));
-    }
-  }
-
   /** Tells the far side what has taken effect here, unless a message has. `isIdle`: there is nothing else to do. */
   acknowledge(isIdle: boolean): void {
     const { words } = this.#tools.block;

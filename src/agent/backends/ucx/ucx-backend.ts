@@ -212,8 +212,9 @@ export class UcxBackend implements Backend<'ucx'> {
         const process = this.#processOf(meeting);
         const keys = { secretLow, secretHigh, process };
         const block = driver.links.open({ number: self.link, remoteNumber, peer, address, ...keys });
-        const onEnd = (): void => this.#forget(link);
-        const link: UcxLink = new UcxLink(driver, block, { peer, channel, onEnd });
+        const onEnd = (): void => this.#ended(link);
+        const onTaken = (): void => this.#forget(link);
+        const link: UcxLink = new UcxLink(driver, block, { peer, channel, onEnd, onTaken });
         this.#links.push(link);
         return link;
       } finally {
@@ -225,11 +226,20 @@ export class UcxBackend implements Backend<'ucx'> {
     }
   }
 
+  /** Its worker goes at once: while that lives, UCX may use memory. */
+  #ended(link: UcxLink): void {
+    this.#drivers.giveBack(link.driver);
+    if (!link.isHoldingBack) {
+      this.#forget(link);
+      return;
+    }
+    this.#isHoldingBack = true;
+    this.#context.wake.ring();
+  }
+
   #forget(link: UcxLink): void {
     const at = this.#links.indexOf(link);
-    if (at < 0) return;
-    this.#links.splice(at, 1);
-    this.#drivers.giveBack(link.driver);
+    if (at >= 0) this.#links.splice(at, 1);
   }
 
   /** A descriptor of the peer's process, if it is one of this host and the number means the same process here. */

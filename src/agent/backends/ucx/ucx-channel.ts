@@ -3,6 +3,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { failures } from './failure.ts';
 import type { LinkOperations } from './link-operations.ts';
+import { emptyMark, hasReturned, sendMark } from './memory-use.ts';
 import { operationKinds } from './outgoing.ts';
 import type { RegionUser, UcxRegion, UcxRemoteRegion } from './ucx-region.ts';
 
@@ -16,6 +17,8 @@ export class UcxChannel implements BackendChannel, RegionUser {
   /** For the peer all operations of the channel are one. */
   readonly #operation: number;
   readonly #onClose: () => void;
+  /** Of which puts were made. */
+  readonly #regions = new Set<UcxRegion>();
   #error: WeftlineError | undefined;
   #closing: Promise<void> | undefined;
 
@@ -26,6 +29,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
     this.#number = number;
     this.#onClose = onClose;
     this.#operation = tables.newOperation();
+    tables.channelSendsAfter[number] = emptyMark(link.block);
     tables.delivered[number] = 0;
     tables.channelFailure[number] = failures.none;
   }
@@ -34,9 +38,10 @@ export class UcxChannel implements BackendChannel, RegionUser {
     this.#check();
     if (bytes === 0) return true;
     const { block } = this.#link;
-    const { address, users } = local as UcxRegion;
-    const from = address + localOffset;
-    users.add(this);
+    const region = local as UcxRegion;
+    const from = region.address + localOffset;
+    region.users.add(this);
+    this.#regions.add(region);
     const entry = this.#begin(operationKinds.put, remote as UcxRemoteRegion, remoteOffset);
     if (entry < 0) return false;
     block.local[entry] = from;
@@ -72,12 +77,22 @@ export class UcxChannel implements BackendChannel, RegionUser {
   }
 
   get isQuiet(): boolean {
-    return this.#link.error !== undefined || !this.#link.outgoing.hasChannel(this.#number);
+    const { driver, block, outgoing, isDrained } = this.#link;
+    if (isDrained) return true;
+    return !outgoing.hasChannel(this.#number) && hasReturned(block, driver.tables.channelSendsAfter[this.#number]!);
   }
 
-  /** Of memory that puts send from: they end, as the peer's agent answers them. */
+  /** Of memory that puts send from: they end, as the peer's agent answers them. Later ones, of other memory, are not awaited. */
   async endUse(): Promise<void> {
-    await this.#link.settle(() => this.isQuiet);
+    const link = this.#link;
+    const { posted } = this;
+    let mark: number | undefined;
+    await link.settle(() => {
+      if (link.isDrained) return true;
+      if (this.delivered < posted && link.outgoing.hasChannel(this.#number)) return false;
+      mark ??= sendMark(link.block);
+      return hasReturned(link.block, mark);
+    });
   }
 
   close(): Promise<void> {
@@ -122,13 +137,14 @@ export class UcxChannel implements BackendChannel, RegionUser {
     // Its outcome can still be asked for afterwards.
     this.#error = this.error;
     this.#onClose();
-    const { driver } = this.#link;
-    const { outgoing } = this.#link;
-    if (driver.failure !== undefined) return;
-    driver.enter();
-    outgoing.stopChannel(this.#number, failures.channelClosed);
-    driver.leave();
-    await this.#link.settle(() => !outgoing.hasChannel(this.#number));
-    this.#link.driver.channels.push(this.#number);
+    const { driver, outgoing } = this.#link;
+    if (driver.failure === undefined) {
+      driver.enter();
+      outgoing.stopChannel(this.#number, failures.channelClosed);
+      driver.leave();
+    }
+    await this.#link.settle(() => this.isQuiet);
+    for (const region of this.#regions) region.users.delete(this);
+    driver.channels.push(this.#number);
   }
 }

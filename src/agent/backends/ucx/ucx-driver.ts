@@ -62,6 +62,7 @@ export class UcxDriver {
   #lastCheck = 0;
   #idleLooks = 0;
   #closing: Promise<void> | undefined;
+  #isOver = false;
 
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
   constructor(options: UcxDriverOptions) {
@@ -136,17 +137,18 @@ export class UcxDriver {
   }
 
   /**
-   * Works until the condition, which is asked under the lock, holds or UCX does not work any more. False if it does not
-   * hold in time.
+   * Works until the condition, which is asked under the lock, holds or UCX does not work any more, see `isOver`. False if
+   * it does not hold in time.
    */
   async until(isSo: () => boolean, timeoutMs: number): Promise<boolean> {
     const end = performance.now() + timeoutMs;
-    while (this.failure === undefined && Atomics.load(this.#words, at.crashed) === 0) {
+    while (this.#closing === undefined && this.failure === undefined && Atomics.load(this.#words, at.crashed) === 0) {
       this.#lock.take();
       try {
         if (isSo()) return true;
         this.work();
         this.links.reap();
+        this.links.reapLate();
       } finally {
         this.leave();
       }
@@ -170,6 +172,11 @@ export class UcxDriver {
     }
   }
 
+  /** No thread works for UCX any more, so it uses no memory: see memory-use.ts. */
+  get isOver(): boolean {
+    return this.#isOver;
+  }
+
   /** After all links were closed. Idempotent. */
   close(): Promise<void> {
     this.#closing ??= this.#close();
@@ -182,22 +189,24 @@ export class UcxDriver {
     this.failure ??= new WeftlineError('WL_CLOSED', 'The agent was closed');
     if (isBroken || !(await this.#sayFarewell())) this.context.abandon();
     this.context[Symbol.dispose]();
+    this.#isOver = true;
     this.#processes[Symbol.dispose]();
     this.#doorbell[Symbol.dispose]();
     this.#port.close();
   }
 
-  /** False if UCX still uses memory. Peers need the processor to let it go, and may live in this process. */
+  /** False if UCX has not closed all endpoints. Peers need the processor to let it go, and may live in this process. */
   async #sayFarewell(): Promise<boolean> {
     try {
       const end = performance.now() + FAREWELL_MS;
-      while (!this.links.reap() && this.links.isClosing && performance.now() < end) {
+      for (this.links.reap(); this.links.isClosing && performance.now() < end; this.links.reap()) {
         let steps = 0;
         while (steps < FAREWELL_STEPS && this.engine.step()) steps++;
         await new Promise((resolve) => (steps > 0 ? setImmediate(resolve) : setTimeout(resolve, 1)));
       }
       this.engine.cancelReceives();
-      return this.links.reap();
+      this.links.reap();
+      return this.links.isDisconnected;
     } catch {
       return false;
     }
@@ -220,6 +229,7 @@ export class UcxDriver {
   #checkProcesses(now: number): void {
     if (now - this.#lastCheck < PROCESS_CHECK_MS) return;
     this.#lastCheck = now;
+    if (this.links.isLate) this.links.reapLate();
     if (this.#processes.hasEnded()) this.#processes.endLinks(this.engine);
   }
 

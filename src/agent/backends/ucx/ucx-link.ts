@@ -33,7 +33,12 @@ type UcxPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;
 /** Of a link that ends, before it does. */
 const MAX_LAST_STEPS = 64;
 
-export type UcxLinkOptions = Pick<UcxMeeting, 'peer' | 'channel'> & { readonly onEnd: () => void };
+export type UcxLinkOptions = Pick<UcxMeeting, 'peer' | 'channel'> & {
+  /** It has ended; `isHoldingBack` tells whether the agent has all that came of it. */
+  readonly onEnd: () => void;
+  /** The agent has the rest. */
+  readonly onTaken: () => void;
+};
 
 export class UcxLink implements BackendLink, LinkOperations {
   readonly peer: string;
@@ -47,6 +52,7 @@ export class UcxLink implements BackendLink, LinkOperations {
   readonly #messages: OutMessages;
   readonly #life: number;
   readonly #onEnd: () => void;
+  readonly #onTaken: () => void;
   readonly #channel: UcxMeeting['channel'];
   readonly #channels = new Set<UcxChannel>();
   /** Notifications that had come when the link ended. */
@@ -54,12 +60,12 @@ export class UcxLink implements BackendLink, LinkOperations {
   #isClosed = false;
   #closing: Promise<void> | undefined;
 
-  /** `onEnd`: it has ended, and the agent has all that came of it. */
-  constructor(driver: UcxDriver, block: LinkBlock, { peer, channel, onEnd }: UcxLinkOptions) {
+  constructor(driver: UcxDriver, block: LinkBlock, { peer, channel, onEnd, onTaken }: UcxLinkOptions) {
     this.driver = driver;
     this.block = block;
     this.peer = peer;
     this.#onEnd = onEnd;
+    this.#onTaken = onTaken;
     const { outgoing, messages } = driver.engine.link(block.index);
     this.outgoing = outgoing;
     this.#messages = messages;
@@ -168,7 +174,7 @@ export class UcxLink implements BackendLink, LinkOperations {
     if (this.#isClosed) {
       while (this.#kept.length > 0 && mayDeliver(peer)) deliver(peer, this.#kept.shift() as Uint8Array);
       this.isHoldingBack = this.#kept.length > 0;
-      if (!this.isHoldingBack) this.#onEnd();
+      if (!this.isHoldingBack) this.#onTaken();
       return;
     }
     const { words, inRing } = block;
@@ -203,10 +209,10 @@ export class UcxLink implements BackendLink, LinkOperations {
     return this.error ?? failureError(failure, detail, this.peer);
   }
 
-  /** It has ended, and UCX uses none of its memory; its block may be another link's by now. */
+  /** It has ended, and UCX uses none of its memory: see memory-use.ts. Its block may be another link's by now. */
   get isDrained(): boolean {
     const { words } = this.block;
-    if (words[linkWord.life] !== this.#life) return true;
+    if (this.driver.isOver || words[linkWord.life] !== this.#life) return true;
     return this.driver.engine.link(this.block.index).isDrained;
   }
 
@@ -251,7 +257,6 @@ export class UcxLink implements BackendLink, LinkOperations {
         // What the peer has sent before it left may be here by now.
         for (let steps = 0; steps < MAX_LAST_STEPS && driver.work(); steps++);
         this.look({ mayDeliver: () => true, deliver: (_peer, message) => this.#kept.push(message) });
-        if (this.#kept.length > 0) driver.tables.tell();
         driver.links.close(this.block, failure);
       } finally {
         driver.leave();
@@ -260,7 +265,8 @@ export class UcxLink implements BackendLink, LinkOperations {
     // Its memory may soon be another link's.
     if (this.error === undefined) this.#note(failure, 0);
     this.#isClosed = true;
-    if (this.#kept.length === 0) this.#onEnd();
+    this.isHoldingBack = this.#kept.length > 0;
+    this.#onEnd();
   }
 
   /** The first failure ends the link. */

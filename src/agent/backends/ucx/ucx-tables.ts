@@ -41,11 +41,12 @@ export class UcxTables {
   readonly generation: Int32Array;
   readonly partCount: Int32Array;
   readonly partAddress: Float64Array;
-  /** Its place in the link's queue, and how many sends the link had posted after its last one. */
+  /** Its place in the link's queue, and how many sends the link had posted after its last one: see memory-use.ts. */
   readonly entry: Int32Array;
   readonly sendsAfter: Int32Array;
 
   /** By channel. `delivered` and `channelFailure` are also read without the lock. */
+  readonly channelSendsAfter: Int32Array;
   readonly delivered: Int32Array;
   readonly channelFailure: Int32Array;
   readonly channelDetail: Int32Array;
@@ -68,6 +69,7 @@ export class UcxTables {
     this.partAddress = arena.numbers(SLOTS);
     this.entry = arena.integers(SLOTS);
     this.sendsAfter = arena.integers(SLOTS);
+    this.channelSendsAfter = arena.integers(CHANNELS);
     this.delivered = arena.integers(CHANNELS);
     this.channelFailure = arena.integers(CHANNELS);
     this.channelDetail = arena.integers(CHANNELS);

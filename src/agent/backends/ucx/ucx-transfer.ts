@@ -1,11 +1,11 @@
 // A prepared transfer over UCX, as the agent has it.
-import { linkWord, ucxTransferStates } from '../../../abi/ucx-words.ts';
+import { ucxTransferStates } from '../../../abi/ucx-words.ts';
 import { WeftlineError, invalidArgument } from '../../../core/errors.ts';
 import type { NativeBlock } from '../../../native/native-block.ts';
 import type { BackendTransfer, TransferOperation, TransferState } from '../../backend.ts';
 import { failures } from './failure.ts';
-import { SENDS } from './link-block.ts';
 import type { LinkOperations } from './link-operations.ts';
+import { emptyMark, hasReturned } from './memory-use.ts';
 import { operationKinds } from './outgoing.ts';
 import type { RegionUser, UcxRegion } from './ucx-region.ts';
 
@@ -44,7 +44,7 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
     tables.generation[slot] = (tables.generation[slot]! + 1) | 0;
     tables.partCount[slot] = plan.count;
     tables.partAddress[slot] = this.#records.address;
-    tables.sendsAfter[slot] = link.block.words[linkWord.sendsPopped]!;
+    tables.sendsAfter[slot] = emptyMark(link.block);
   }
 
   post(message?: Uint8Array): void {
@@ -114,11 +114,7 @@ export class UcxTransfer implements BackendTransfer, RegionUser {
   /** UCX does not use its memory any more. */
   #isDone(): boolean {
     const { tables } = this.#link.driver;
-    const { words } = this.#link.block;
     if (tables.state[this.#slot] === ucxTransferStates.pending) return false;
-    if (this.#link.isDrained) return true;
-    const sends = (tables.sendsAfter[this.#slot]! - words[linkWord.sendsPopped]!) | 0;
-    // Of what was sent long ago the difference may have wrapped.
-    return words[linkWord.failure] === failures.none && (sends <= 0 || sends > SENDS);
+    return this.#link.isDrained || hasReturned(this.#link.block, tables.sendsAfter[this.#slot]!);
   }
 }
