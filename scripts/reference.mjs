@@ -106,7 +106,7 @@ async function commandsPage() {
   return page(
     'Commands',
     'In a project, `npx weftline`; in a clone, `node dist/programs/cli/main.js` after `npm run build`. Exit codes: [Error codes and exit codes](errors.md).',
-    ...commandSections(createProgram(), ['weftline']),
+    ...commandSections(await createProgram(), ['weftline']),
   );
 }
 

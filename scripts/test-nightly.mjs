@@ -20,13 +20,14 @@ const steps = [
     'ep-loss',
     'device-api',
     'local-copies',
+    'rdma/',
   ],
   ['dist/programs/cli/main.js', 'sim', 'random', '--seed', seed, '--count', '10000'],
   ['scripts/test-hostile.mjs', '--seed', seed],
 ];
 const failed = steps.filter((words) => {
   console.log(`\n> node ${words.join(' ')}`);
-  const env = { ...process.env, WEFTLINE_TEST_SEED: seed };
+  const env = { ...process.env, WEFTLINE_TEST_SEED: seed, WEFTLINE_TEST_RDMA: 'all' };
   return spawnSync(process.execPath, words, { cwd: root, stdio: 'inherit', env }).status !== 0;
 });
 for (const words of failed) console.error(`Failed with WEFTLINE_TEST_SEED=${seed}: node ${words.join(' ')}`);

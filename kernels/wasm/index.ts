@@ -6,6 +6,7 @@ export * from './sum';
 export * from './mixed-sum';
 export * from './reduce';
 export * from './fp8';
+export * from './low-latency';
 export * from './matmul';
 export * from './swiglu';
 export * from './weighted-rows';

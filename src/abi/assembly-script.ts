@@ -1,6 +1,7 @@
 // The text of the module "abi" of kernels/wasm: constants that CPU kernels share with the host.
 import { elementFormats, FP8_GROUP, reductionFormats, reductions } from './element-formats.ts';
 import { fragmentCheck, sortedFragment } from './fragment-check.ts';
+import { lowLatencyScales } from './low-latency.ts';
 import { descriptorBlockHeader, fragmentDescriptor } from './unpack-block.ts';
 
 /** Prefix and numbers: { elementFormat: { bf16: 0 } } becomes `ELEMENT_FORMAT_BF16`. */
@@ -9,6 +10,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   reductionFormat: reductionFormats,
   reduction: reductions,
   fp8: { group: FP8_GROUP },
+  lowLatencyScales,
   fragment: { ...fragmentDescriptor.offset, bytes: fragmentDescriptor.size },
   blockHeader: { ...descriptorBlockHeader.offset, bytes: descriptorBlockHeader.size },
   fragmentCheck: { ...fragmentCheck.offset, bytes: fragmentCheck.size },

@@ -180,6 +180,8 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
    */
   forwardRows: 'ptr',
   forwardRanks: 'ptr',
+  /** Rows of an output. */
+  capacityRows: 'u32',
   ranks: 'u32',
   rank: 'u32',
   groupRanks: 'u32',
@@ -234,6 +236,8 @@ export const layerCombineArguments = defineLayout('LayerCombineArguments', {
   wayTable: 'ptr',
   forwardRows: 'ptr',
   forwardRanks: 'ptr',
+  /** Rows of an output. */
+  capacityRows: 'u32',
   ranks: 'u32',
   rank: 'u32',
   networkCall: 'u32',

@@ -3,6 +3,8 @@ import { defineLayout } from './layout.ts';
 
 /** Begins the description of a staged region, which no description of host memory does with this length. */
 export const STAGED_REGION_MAGIC = 0x5354_4731;
+/** Goes up with every change of this file and of what staging threads tell each other; a reader refuses other versions. */
+export const STAGING_VERSION = 1;
 
 /** In metadata; behind it stands how the owner's staging thread is reached. */
 export const stagedRegionInfo = defineLayout('StagedRegionInfo', {
@@ -10,7 +12,7 @@ export const stagedRegionInfo = defineLayout('StagedRegionInfo', {
   number: 'u32',
   key: 'u64',
   connectionBytes: 'u32',
-  reserved: 'u32',
+  version: 'u32',
 });
 
 /** Most pieces of a link that are under way. */

@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { answerTo } from '../core/waits.ts';
 import { quote } from '../core/quote.ts';
 import { WakeWord } from '../threads/wake-word.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
@@ -61,6 +62,7 @@ export class Agent implements AsyncDisposable {
   readonly host: string;
   readonly #wake: WakeWord;
   readonly #set: BackendSet;
+  readonly #unname: () => void;
   readonly #waiter: Waiter;
   readonly #notifications: Notifications;
   readonly #registrations: Registrations;
@@ -126,6 +128,7 @@ export class Agent implements AsyncDisposable {
     this.#registrations = new Registrations(this.name, set, settings.timeoutMs);
     const { timeoutMs } = settings;
     this.#links = new PeerLinks({ agent: this.name, set, registrations: this.#registrations, timeoutMs });
+    this.#unname = answerTo(this.name);
     this.#waiter = new Waiter({
       wake,
       timeoutMs: settings.timeoutMs,
@@ -370,6 +373,7 @@ export class Agent implements AsyncDisposable {
   }
 
   async #close(): Promise<void> {
+    this.#unname();
     this.#wake.ring();
     await Promise.allSettled([...this.#closers].map((close) => close()));
     await this.#remotes.close(this.#closed());

@@ -137,4 +137,9 @@ export class NextNotification implements Awaited {
     const { from } = this.#filter;
     return `No notification came to agent ${this.#agent}${from === undefined ? '' : ` from agent ${from}`}`;
   }
+
+  missing(): { readonly peers: readonly string[] } {
+    const { from } = this.#filter;
+    return { peers: from === undefined ? [] : [from] };
+  }
 }

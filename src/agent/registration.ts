@@ -1,6 +1,7 @@
 // Memory that an agent has registered: what the caller gave, where it lies, and what each backend made of it.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
+import { whileWaiting } from '../core/waits.ts';
 import type { HostAccess } from '../device/host-access.ts';
 import { type Storage, Tensor } from '../device/tensor.ts';
 import type { SharedMemory } from '../windows/shared-memory.ts';
@@ -177,10 +178,11 @@ function isLate(error: unknown): boolean {
 const LATER_MS = 50;
 
 function beforeDeadline(ended: Promise<void>, timeoutMs: number, fail: () => WeftlineError): Promise<void> {
-  return new Promise((resolve, reject) => {
+  const settled = new Promise<void>((resolve, reject) => {
     const timer = setTimeout(() => reject(fail()), timeoutMs + LATER_MS);
     ended.then(resolve, reject).finally(() => clearTimeout(timer));
   });
+  return whileWaiting(settled, () => ({ operation: fail().message }), performance.now() + timeoutMs);
 }
 
 function late({ name, number }: Registration, backend: BackendName, timeoutMs: number): WeftlineError {

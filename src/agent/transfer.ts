@@ -181,6 +181,11 @@ export class Transfer implements Awaited, AsyncDisposable {
     return `${this.#name()} did not end`;
   }
 
+  /** @internal */
+  missing(): { readonly peers: readonly string[] } {
+    return { peers: [this.peer] };
+  }
+
   #end(now: number): void {
     this.#isUnderWay = false;
     traceEnd('agent.transfer', this.#parts.number);

@@ -4,12 +4,15 @@ import { SpinTime } from '../threads/spin-time.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
 import { yieldProcessor } from '../native/libc.ts';
 import { checkTimeout, type WaitOptions } from '../core/deadline.ts';
+import { beginWait, endWait, type WaitEntry, type WaitFacts } from '../core/waits.ts';
 
 /** What is waited for. `isSettled` is asked after each look at the backends. */
 export interface Awaited {
   readonly isSettled: boolean;
   /** For the error of a wait that takes too long: "Transfer 3 of agent a to agent b by multipath did not end". */
   describe(): string;
+  /** Who is missing, for those who ask meanwhile. */
+  missing?(): Pick<WaitFacts, 'ranks' | 'peers'>;
 }
 
 export interface WaiterOptions {
@@ -59,11 +62,13 @@ export class Waiter {
     signal?.addEventListener('abort', onAbort);
     // Sleeping on a word does not keep the process alive; a wait must.
     const alive = setInterval(() => {}, 2 ** 30);
+    let entry: WaitEntry | undefined;
     try {
       for (;;) {
         const { seen } = wake;
         const hasNews = poll();
         if (awaited.isSettled) return;
+        entry ??= beginWait({ waitFacts: () => factsOf(awaited) }, end);
         signal?.throwIfAborted();
         const left = timeLeft(awaited, end, timeoutMs);
         const pause = hasNews ? 0 : Math.min(left, prepareSleep(), SLICE_MS);
@@ -75,6 +80,7 @@ export class Waiter {
         await new Promise((resolve) => setImmediate(resolve));
       }
     } finally {
+      if (entry !== undefined) endWait(entry);
       clearInterval(alive);
       signal?.removeEventListener('abort', onAbort);
     }
@@ -144,6 +150,10 @@ export class Waiter {
     yieldProcessor();
     return this.#spin.lent(performance.now() - now);
   }
+}
+
+function factsOf(awaited: Awaited): WaitFacts {
+  return { operation: awaited.describe(), ...awaited.missing?.() };
 }
 
 function timeLeft(awaited: Awaited, end: number, timeoutMs: number): number {

@@ -1,14 +1,38 @@
 // Lets one collective call at a time use an object, because overlapping calls would use the same window.
 import { WeftlineError } from '../core/errors.ts';
+import { type ObjectSource, type ObjectState, watchObject } from '../core/waits.ts';
 
-export class CallGuard {
+/** How many objects of a kind there have been, by kind and ranks: collective objects are made in one order on all ranks. */
+const created = new Map<string, number>();
+
+export class CallGuard implements ObjectSource {
   readonly #object: string;
+  readonly #ranks: readonly number[];
+  readonly #number: number;
+  readonly #unwatch: () => void;
+  #calls = 0;
+  #last: string | undefined;
   #present: string | undefined;
   #closed = false;
 
-  /** `object` is its name in errors. */
-  constructor(object: string) {
+  /** `object` is its name in errors, `ranks` are the world ranks that make its calls together. */
+  constructor(object: string, ranks: readonly number[]) {
     this.#object = object;
+    this.#ranks = ranks;
+    const key = `${object} ${ranks.join()}`;
+    this.#number = (created.get(key) ?? 0) + 1;
+    created.set(key, this.#number);
+    this.#unwatch = watchObject(this);
+  }
+
+  objectState(): ObjectState {
+    return {
+      object: this.#number === 1 ? this.#object : `${this.#object} ${this.#number}`,
+      ranks: this.#ranks,
+      calls: this.#calls,
+      last: this.#last,
+      isRunning: this.#present !== undefined,
+    };
   }
 
   /** Runs the call, or fails with WL_CLOSED after close(), WL_INVALID_ARGUMENT while another one runs. */
@@ -31,6 +55,8 @@ export class CallGuard {
       );
     }
     this.#present = name;
+    this.#last = name;
+    this.#calls += 1;
   }
 
   end(): void {
@@ -51,6 +77,7 @@ export class CallGuard {
       );
     }
     this.#closed = true;
+    this.#unwatch();
     return true;
   }
 }

@@ -1,4 +1,5 @@
 // How a call fits between other work of a device: what it begins after, and whether others wait for it by themselves.
+import { invalidArgument } from '../core/errors.ts';
 import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
 
 /** How a call is ordered with other work of a GPU. */
@@ -14,6 +15,14 @@ export interface OverlapOptions {
    * `device.stream.waitFor(event)`, or `await event.wait()`; before it, neither inputs nor results may be touched.
    */
   readonly asyncFinish?: boolean | undefined;
+}
+
+/** Fails with WL_INVALID_ARGUMENT for a `previousEvent` that is no event. Which events a device can wait for, it says itself. */
+export function checkOverlap({ previousEvent }: OverlapOptions): void {
+  if (previousEvent === undefined) return;
+  const event: Partial<DeviceEvent> = previousEvent ?? {};
+  if (typeof event.isDone === 'function' && typeof event.wait === 'function') return;
+  throw invalidArgument('previousEvent', previousEvent, 'an event of device.createEvent(), or of an earlier call');
 }
 
 /** The event of a call whose work is done when it returns. */

@@ -3,6 +3,7 @@ import { type DType, dtypes } from '../core/dtype.ts';
 import { invalidArgument } from '../core/errors.ts';
 import type { Device } from '../device/device.ts';
 import { Tensor } from '../device/tensor.ts';
+import type { RankGroup } from '../world/rank-group.ts';
 
 /** A shape in which a string names an extent that may be anything. */
 export type ShapePattern = readonly (number | string)[];
@@ -20,6 +21,13 @@ export function requireDevice(device: unknown): void {
   const kind = typeof device === 'object' && device !== null && 'kind' in device ? device.kind : undefined;
   if (kind === 'cpu' || kind === 'cuda') return;
   throw invalidArgument('device', device, 'a CpuDevice or CudaDevice, as openDevice() returns');
+}
+
+/** Fails with WL_INVALID_ARGUMENT for anything but ranks that can take a collective object's calls together. */
+export function requireGroup(group: unknown): void {
+  const { ranks, allGather, settings }: Partial<RankGroup> = typeof group === 'object' && group !== null ? group : {};
+  if (Array.isArray(ranks) && typeof allGather === 'function' && typeof settings === 'object') return;
+  throw invalidArgument('group', group, 'a world, as join() returns, or a group of its ranks');
 }
 
 /** Of rows that the kernels of a GPU move; those of fp8 may be shorter than a multiple of what the copy engine takes. */

@@ -1,5 +1,6 @@
 // Checks of what a caller passes to a Communicator, and the call that an engine makes of it. Hot path where nothing is wrong.
 import { reductionFormats, reductions } from '../abi/element-formats.ts';
+import { checkOverlap } from '../collective/overlap.ts';
 import { overlaps } from '../collective/tensor-check.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { checkTimeout } from '../core/deadline.ts';
@@ -32,13 +33,14 @@ export interface CallScope {
   readonly call: CollectiveCall;
 }
 
-/** Fails with WL_INVALID_ARGUMENT for options that the call does not take, and the reason of an aborted signal.. */
+/** Fails with WL_INVALID_ARGUMENT for options that the call does not take, and the reason of an aborted signal. */
 export function checkOptionsOf(name: keyof typeof argumentNames, args: CollectiveOptions): void {
   const known: OptionNames<CollectiveOptions> = argumentNames[name];
   if (typeof args !== 'object' || args === null) checkOptions<CollectiveOptions>(args, known, `arguments of ${name}`);
   // No list of keys is made unless one is wrong.
   for (const key in args) if (!(key in known)) checkOptions(args, known, `arguments of ${name}`);
   if (args.timeoutMs !== undefined) checkTimeout(args.timeoutMs);
+  checkOverlap(args);
   if (args.signal?.aborted) throw args.signal.reason;
 }
 
@@ -138,6 +140,7 @@ export function readAllToAllv(scope: CallScope, args: AllToAllvArguments): void 
   requireApart('output', output, input);
   readCounts('send', args.sendCounts, args.sendOffsets, { tensor: input, ranks: group.size, ...sendOf(call) });
   readCounts('recv', args.recvCounts, args.recvOffsets, { tensor: output, ranks: group.size, ...recvOf(call) });
+  if (args.recvOffsets !== undefined) requireApartParts(call, group.size);
   const self = group.rank;
   if (call.sendCounts[self] !== call.recvCounts[self]) {
     throw invalidArgument(
@@ -277,6 +280,30 @@ function readCounts(
     }
     counts[rank] = given[rank]!;
     offsets[rank] = offset;
+  }
+}
+
+type Parts = Pick<CollectiveCall, 'recvCounts' | 'recvOffsets'>;
+
+/** Parts of two ranks must not share elements. Those in the order of the ranks, the usual ones, take one pass. */
+function requireApartParts(parts: Parts, ranks: number): void {
+  const { recvCounts: counts, recvOffsets: offsets } = parts;
+  let end = 0;
+  for (let rank = 0; rank < ranks; rank++) {
+    if (counts[rank] === 0) continue;
+    if (offsets[rank]! < end) requireApartFromEarlier(rank, parts);
+    end = Math.max(end, offsets[rank]! + counts[rank]!);
+  }
+}
+
+function requireApartFromEarlier(rank: number, { recvCounts: counts, recvOffsets: offsets }: Parts): void {
+  const begin = offsets[rank]!;
+  const end = begin + counts[rank]!;
+  for (let other = 0; other < rank; other++) {
+    const [from, to] = [offsets[other]!, offsets[other]! + counts[other]!];
+    if (counts[other] === 0 || to <= begin || from >= end) continue;
+    const expected = `a part of output apart from that of rank ${other}, elements ${from} to ${to - 1}`;
+    throw invalidArgument(`recvOffsets[${rank}]`, begin, `${expected} (rank ${rank} sends ${end - begin})`);
   }
 }
 

@@ -3,8 +3,8 @@ import type { CallWait } from '../core/deadline.ts';
 import type { DType } from '../core/dtype.ts';
 import type { CollectiveCall } from './collective-call.ts';
 
-/** How bytes get from one rank to another: within it, through the windows of its host. */
-export type Route = 'self' | 'window';
+/** How bytes get from one rank to another: within it, through the windows of its host, or over the network. */
+export type Route = 'self' | 'window' | 'network';
 
 /** One side of a message between two ranks of the group. */
 export interface PairMessage {
@@ -24,5 +24,6 @@ export interface CollectiveEngine {
   run(call: CollectiveCall, wait: CallWait): Promise<void> | undefined;
   /** The same for messages that make progress together. */
   exchange(messages: readonly PairMessage[], wait: CallWait): Promise<void> | undefined;
-  close(): void;
+  /** Once it has resolved, nobody else touches the engine's memory. */
+  close(): Promise<void>;
 }

@@ -1,6 +1,7 @@
 // Communicator: collectives, and messages between pairs, of the ranks of a group.
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { CallGuard } from '../collective/call-guard.ts';
-import { requireDevice } from '../collective/tensor-check.ts';
+import { requireDevice, requireGroup } from '../collective/tensor-check.ts';
 import { remaining, startCall } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
@@ -44,6 +45,10 @@ import { createEngine } from './create-engine.ts';
 const done: Promise<CollectiveResult> = Promise.resolve(Object.freeze({ event: undefined }));
 const doneWithEvent: Promise<CollectiveResult> = Promise.resolve(Object.freeze({ event: passedEvent }));
 
+/** A loop of calls that end at once gives the event loop a turn after this time; the clock is looked at once in so many calls. */
+const TURN_MS = 10;
+const CALLS_PER_LOOK = 16;
+
 type Read<Arguments> = (scope: CallScope, args: Arguments) => void;
 
 /**
@@ -69,15 +74,19 @@ export class Communicator implements AsyncDisposable {
   readonly device: CpuDevice | CudaDevice;
   readonly #engine: CollectiveEngine;
   readonly #scope: CallScope;
-  readonly #guard = new CallGuard('Communicator');
+  readonly #guard: CallGuard;
   /** Messages of the groups that were started, and how many of these were not yet ended. */
   #messages: PairMessage[] = [];
   #groups = 0;
+  #closing: Promise<void> = Promise.resolve();
+  /** Calls that ended at once since the clock was looked at, and when the event loop got its last turn. */
+  #endedAtOnce = 0;
+  #lastTurn = 0;
 
   /**
-   * Collective over the group (a world is one), whose ranks are CPU ranks of one host so far: WL_UNSUPPORTED names what is
-   * not built. Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY,
-   * WL_SHARED_MEMORY or WL_TIMEOUT.
+   * Collective over the group (a world is one), whose ranks are CPU ranks so far: WL_UNSUPPORTED names what is not built.
+   * Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY or
+   * WL_TIMEOUT.
    * @param group The ranks that take part.
    * @param device This rank's; tensors of calls are on it.
    * @param options How long to wait for the others, and how much moves at a time.
@@ -87,6 +96,7 @@ export class Communicator implements AsyncDisposable {
     device: CpuDevice | CudaDevice,
     options: CommunicatorOptions = {},
   ): Promise<Communicator> {
+    requireGroup(group);
     requireDevice(device);
     const pieceBytes = pieceBytesOf(options, group.size);
     const wait = startCall(options, group.settings.timeoutMs);
@@ -96,11 +106,12 @@ export class Communicator implements AsyncDisposable {
   private constructor(group: RankGroup, device: CpuDevice | CudaDevice, engine: CollectiveEngine) {
     this.group = group;
     this.device = device;
+    this.#guard = new CallGuard('Communicator', group.ranks);
     this.#engine = engine;
     this.#scope = { group, device, call: makeCollectiveCall(group.size) };
   }
 
-  /** How bytes get from this rank to each rank of the group: 'self', or 'window' for shared memory. Chosen once. */
+  /** How bytes get from this rank to each rank of the group: 'self', 'window' for shared memory, or 'network'. Chosen once. */
   get routes(): readonly Route[] {
     return this.#engine.routes;
   }
@@ -169,7 +180,7 @@ export class Communicator implements AsyncDisposable {
       this.#messages = [];
       checkOptionsOf('groupEnd', options);
       checkOwnMessages(messages, this.group.rank);
-      return this.#start('groupEnd', options, () => this.#engine.exchange(messages, options));
+      return this.#exchange('groupEnd', options, messages);
     } catch (error) {
       return Promise.reject(error);
     }
@@ -189,11 +200,14 @@ export class Communicator implements AsyncDisposable {
     return this.#message('recv', args, () => readRecv(this.#scope, args));
   }
 
-  /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */
+  /**
+   * Releases the window here. Ranks that still wait for this one get WL_PEER_LOST. Across hosts it returns when the ranks
+   * whose data come to this host through this rank have closed theirs too, at the latest after the timeout. Idempotent.
+   */
   close(): Promise<void> {
     try {
-      if (this.#guard.close()) this.#engine.close();
-      return Promise.resolve();
+      if (this.#guard.close()) this.#closing = this.#engine.close();
+      return this.#closing;
     } catch (error) {
       return Promise.reject(error);
     }
@@ -229,7 +243,18 @@ export class Communicator implements AsyncDisposable {
       return Promise.reject(error);
     }
     this.#guard.end();
-    return args.asyncFinish === true ? doneWithEvent : done;
+    return this.#ended(args);
+  }
+
+  /** Hot path: of a call that ended at once. Now and then timers, signals and sockets of the thread get their turn before it. */
+  #ended({ asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
+    const result = asyncFinish === true ? doneWithEvent : done;
+    if (++this.#endedAtOnce < CALLS_PER_LOOK) return result;
+    this.#endedAtOnce = 0;
+    const now = performance.now();
+    if (now - this.#lastTurn < TURN_MS) return result;
+    this.#lastTurn = now;
+    return nextTurn().then(() => result);
   }
 
   #begin<Arguments extends CollectiveOptions>(args: Arguments, read: Read<Arguments>): Promise<void> | undefined {
@@ -267,22 +292,22 @@ export class Communicator implements AsyncDisposable {
       }
       const messages = [message];
       checkOwnMessages(messages, this.group.rank);
-      return this.#start(kind, args, () => this.#engine.exchange(messages, args));
+      return this.#exchange(kind, args, messages);
     } catch (error) {
       return Promise.reject(error);
     }
   }
 
-  async #start(
-    kind: string,
-    options: CollectiveOptions,
-    exchange: () => Promise<void> | undefined,
-  ): Promise<CollectiveResult> {
-    const wait = startCall(options, this.group.settings.timeoutMs);
-    await options.previousEvent?.wait(remaining(wait));
+  /** The guard is taken before anything is waited for: what is called meanwhile is refused. */
+  #exchange(kind: string, options: CollectiveOptions, messages: readonly PairMessage[]): Promise<CollectiveResult> {
     return this.#guard.run(kind, async () => {
       this.#engine.throwIfUnusable();
-      await exchange();
+      const { previousEvent } = options;
+      const wait = previousEvent === undefined ? options : startCall(options, this.group.settings.timeoutMs);
+      await previousEvent?.wait(remaining(wait));
+      const rest = this.#engine.exchange(messages, wait);
+      if (rest === undefined) return this.#ended(options);
+      await rest;
       return options.asyncFinish === true ? doneWithEvent : done;
     });
   }

@@ -1,6 +1,7 @@
 // The point in time at which a call gives up: all its stages share it, instead of each starting the time anew.
 import type { OptionNames } from './check-options.ts';
 import { invalidArgument } from './errors.ts';
+import { beginWait, endWait } from './waits.ts';
 
 export class Deadline {
   /** What the call as a whole was given, for errors. */
@@ -81,8 +82,11 @@ export function within<T>(
   late: () => Error,
 ): Promise<T> {
   signal?.throwIfAborted();
+  // What it would fail with says best what it waits for.
+  const entry = beginWait({ waitFacts: () => ({ operation: late().message }) }, deadline.endsAt);
   return new Promise((resolve, reject) => {
     const settle = (act: () => void): void => {
+      endWait(entry);
       clearTimeout(timer);
       signal?.removeEventListener('abort', abort);
       act();

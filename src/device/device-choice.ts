@@ -1,5 +1,5 @@
 // On which kind of device the ranks of a job run: all on their own GPUs, or all on the CPU.
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { type CudaDriver, cudaDriver } from '../native/cuda-driver.ts';
 import type { Settings } from '../settings/settings.ts';
 import { findGpu, type FoundGpu, type NoGpu } from './cuda/find-gpu.ts';
@@ -43,6 +43,9 @@ export async function chooseDevice(
   group: DeviceGroup,
   driver: CudaDriver = cudaDriver,
 ): Promise<DeviceChoice> {
+  if (typeof (group as Partial<DeviceGroup> | undefined)?.allGather !== 'function') {
+    throw invalidArgument('group', group, 'a world, as join() returns, or a group of its ranks');
+  }
   const own: FoundGpu | NoGpu = request === 'cpu' ? { missing: 'not looked for' } : findGpu(group.machineRank, driver);
   const all = await group.allGather('weftline/device', { request, gpu: own });
   const { ranks } = group;

@@ -35,6 +35,37 @@ export {
   deepEpLowLatencySize,
   isDeepEpRankCount,
 } from './buffer/deepep-sizes.ts';
+export { EpLowLatency } from './low-latency/ep-low-latency.ts';
+export { LowLatencyHandle } from './low-latency/low-latency-handle.ts';
+export type {
+  LowLatencyCombineArguments,
+  LowLatencyDispatchArguments,
+  LowLatencyScales,
+} from './low-latency/low-latency-arguments.ts';
+export type {
+  LowLatencyCombineResult,
+  LowLatencyDispatchResult,
+  LowLatencyRows,
+  LowLatencyScaledRows,
+  PendingCombine,
+  PendingDispatch,
+} from './low-latency/low-latency-results.ts';
+export {
+  type LowLatencyConfig,
+  type LowLatencyRegion,
+  type LowLatencySize,
+  lowLatencySize,
+  type LowLatencySlots,
+} from './low-latency/low-latency-size.ts';
+export {
+  referenceLowLatencyCombine,
+  type ReferenceLowLatencyCombineInput,
+  referenceLowLatencyDispatch,
+  type ReferenceLowLatencyInput,
+  type ReferenceLowLatencyOptions,
+  type ReferenceLowLatencyReceived,
+  type ReferenceLowLatencyRow,
+} from './low-latency/reference-low-latency.ts';
 export {
   referenceCombine,
   referenceCombineWeights,

@@ -2,6 +2,7 @@
 import { connect as connectTcp, type Socket } from 'node:net';
 import type { CallWait, Deadline } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { type WaitFacts, whileWaiting } from '../core/waits.ts';
 import { quote } from '../core/quote.ts';
 import { checkHost, checkPort } from './check-address.ts';
 import { ControlChannel } from './control-channel.ts';
@@ -45,10 +46,16 @@ const LAST_RETRY_MS = 200;
  */
 export async function call(address: Address, options: DialOptions): Promise<Called> {
   const { host, port } = address;
-  const { hello, deadline, signal } = options;
+  const { hello, deadline, who } = options;
   checkHost(host);
   checkPort(port, 1);
   requireToken(host, hello.credentials.kind, `connecting to ${host} port ${port}`);
+  const describe = (): WaitFacts => ({ operation: `connecting to the ${who}`, peers: [`${host} port ${port}`] });
+  return whileWaiting(callAgain(address, options), describe, deadline.endsAt);
+}
+
+async function callAgain(address: Address, options: DialOptions): Promise<Called> {
+  const { deadline, signal } = options;
   const { endsAt: end } = deadline;
   let pause = FIRST_RETRY_MS;
   for (;;) {

@@ -62,18 +62,23 @@ export interface RdmaHost {
  */
 export function chooseRdma({ devices, gpus, interfaces }: RdmaHost, settings: RdmaSettings): RdmaChoice {
   const isWanted = deviceFilter(settings.rdmaDevices, devices);
+  const wantedGid = wantedGidIndex(settings, devices);
   const others: { name: string; port?: number; reason: string }[] = [];
   const rails: RdmaRail[] = [];
+  /** Ports that could be used if they have the address that is wanted. */
+  const candidates: { readonly name: string; readonly port: RdmaPort }[] = [];
   for (const device of devices) {
     const { name, problem } = device;
     if (problem !== undefined) others.push({ name, reason: problem });
     for (const port of device.ports) {
       const reason = whyNot(port, isWanted(name, port.number), settings.rdmaPort);
-      const rail = reason === undefined ? railOf(device, port, settings) : reason;
+      const rail = reason === undefined ? railOf(device, port, wantedGid) : reason;
       if (typeof rail === 'string') others.push({ name, port: port.number, reason: rail });
       else rails.push(rail);
+      if (reason === undefined) candidates.push({ name, port });
     }
   }
+  if (wantedGid !== undefined && rails.length === 0 && candidates.length > 0) throw noSuchGid(wantedGid, candidates);
   // Sorting keeps the order of names among equals.
   const sorted = rails.toSorted((a, b) => b.gigabitsPerSecond - a.gigabitsPerSecond);
   const nearest = nearestDevices(gpus, sorted).map(({ gpu, nearest: rail, distance }) =>
@@ -136,8 +141,8 @@ function withPort(
   return { devices: new Set(found.map((device) => device.name)), port: port === undefined ? undefined : Number(port) };
 }
 
-function railOf(device: RdmaDevice, port: RdmaPort, settings: RdmaSettings): RdmaRail | string {
-  const choice = chooseGid(device.name, port, settings.rdmaGidIndex.trim());
+function railOf(device: RdmaDevice, port: RdmaPort, wantedGid: number | undefined): RdmaRail | string {
+  const choice = chooseGid(port, wantedGid);
   if (typeof choice === 'string') return choice;
   const { gigabitsPerSecond, activeMtuBytes } = port.attributes;
   return {
@@ -163,16 +168,33 @@ const gidKinds = [
   { words: 'IPv6 that holds on its own link only', isOf: (gid: string) => gid.startsWith(LINK_LOCAL) },
 ] as const;
 
+/** The setting as a number, which is checked without a port too; undefined if weftline chooses. */
+function wantedGidIndex({ rdmaGidIndex }: RdmaSettings, devices: readonly RdmaDevice[]): number | undefined {
+  const text = rdmaGidIndex.trim();
+  if (text === '') return undefined;
+  if (/^\d{1,5}$/.test(text)) return Number(text);
+  throw wrongSetting('rdmaGidIndex', rdmaGidIndex, 'a whole number, the index of a GID', namesOf(devices));
+}
+
+function noSuchGid(
+  wanted: number,
+  candidates: readonly { readonly name: string; readonly port: RdmaPort }[],
+): WeftlineError {
+  const ports = candidates.map(({ name, port }) => `${name} port ${port.number}`);
+  const there = candidates.map(({ port: { gids } }, index) => {
+    const all = gids.map((gid) => `${gid.index} (${gid.gid}, ${gid.type})`).join(', ');
+    return `${ports[index]} with ${all || 'no GID'}`;
+  });
+  return wrongSetting('rdmaGidIndex', String(wanted), `an index of ${ports.join(' or ')}`, there.join('; '));
+}
+
 function chooseGid(
-  name: string,
-  { number, attributes, gids }: RdmaPort,
-  wanted: string,
+  { attributes, gids }: RdmaPort,
+  wanted: number | undefined,
 ): { readonly gid: RdmaGid; readonly reason: string } | string {
-  if (wanted !== '') {
-    const gid = gids.find(({ index }) => String(index) === wanted);
-    if (gid !== undefined) return { gid, reason: 'the setting rdmaGidIndex' };
-    const there = gids.map(({ index, gid: text, type }) => `${index} (${text}, ${type})`).join(', ');
-    throw wrongSetting('rdmaGidIndex', wanted, `an index of ${name} port ${number}`, there || 'none');
+  if (wanted !== undefined) {
+    const gid = gids.find(({ index }) => index === wanted);
+    return gid === undefined ? `it has no GID ${wanted}` : { gid, reason: 'the setting rdmaGidIndex' };
   }
   if (attributes.linkLayer !== 'Ethernet') {
     const [first] = gids;

@@ -9,7 +9,7 @@ export const rdmaSettingsTable = {
     flag: '--rdma-devices <list>',
     default: '',
     sentence:
-      'RDMA devices that "weftline doctor --rdma" may choose (nothing sends by them yet; UCX has UCX_NET_DEVICES): names or beginnings of names with commas between them, each with :port if only that port may be; =mlx5_1 is an exact name, ^mlx5_0 all but these; empty: all.',
+      'RDMA devices that may be used: names or prefixes of names, separated by commas, such as mlx5_0,mlx5_2:1, where :1 stands for port 1 alone. "=" before a name matches it exactly (=mlx5_1); "^" before the list excludes the devices in it (^mlx5_0). If empty, all devices. "weftline doctor --rdma" shows the choice; the backend ucx has UCX_NET_DEVICES instead.',
   },
   rdmaPort: {
     kind: 'number',
@@ -19,7 +19,7 @@ export const rdmaSettingsTable = {
     min: 0,
     max: 255,
     default: 0,
-    sentence: 'Number of the port of the RDMA devices that may be chosen; 0: each that is active.',
+    sentence: 'Number of the only port to use of each RDMA device; 0: every active port.',
   },
   rdmaGidIndex: {
     kind: 'text',
@@ -27,7 +27,7 @@ export const rdmaSettingsTable = {
     flag: '--rdma-gid-index <index>',
     default: '',
     sentence:
-      'Index of the address (GID) by which peers reach a port; empty: over Ethernet that of RoCE v2 with an IPv4 address, or else with an IPv6 address, over InfiniBand 0.',
+      'Index of the GID (address) at which peers reach a port; "weftline doctor --rdma" lists them. If empty, weftline chooses: over Ethernet a GID of RoCE v2, of IPv4 before IPv6; over InfiniBand the first.',
   },
   rdmaService: {
     kind: 'choice',
@@ -36,7 +36,7 @@ export const rdmaSettingsTable = {
     choices: ['rc', 'uc', 'ud'],
     default: 'rc',
     sentence:
-      'Queue pairs over which data goes: rc, the device repeats what is lost; uc and ud, weftline does, over connections or datagrams.',
+      'Kind of the queue pairs that carry data: rc (reliable connection, the device retransmits), uc (unreliable connection) or ud (unreliable datagram); with uc and ud weftline retransmits. The backend verbs of agents always takes rc.',
   },
   rdmaTrafficClass: {
     kind: 'number',
@@ -47,7 +47,7 @@ export const rdmaSettingsTable = {
     max: 255,
     default: 0,
     sentence:
-      'Traffic class of RDMA packets; over Ethernet the byte of IP headers that holds DSCP (4 times it) and ECN.',
+      'Traffic class of RDMA packets. Over Ethernet it is the byte of the IP header that holds DSCP and ECN: 4 times the DSCP.',
   },
   rdmaRelaxedOrdering: {
     kind: 'boolean',
@@ -55,7 +55,7 @@ export const rdmaSettingsTable = {
     flag: '--rdma-relaxed-ordering',
     default: false,
     sentence:
-      'Let writes of RDMA devices into registered memory pass each other on the PCI bus, where the device can; faster on some hosts.',
+      'Allow relaxed ordering on PCI: writes of an RDMA device to registered memory may overtake each other, if the device supports it. Faster on some hosts. Memory of agents never has it, because receivers of signals look at memory.',
   },
   rdmaControlInterface: {
     kind: 'text',
@@ -63,6 +63,6 @@ export const rdmaSettingsTable = {
     flag: '--rdma-control-interface <name>',
     default: '',
     sentence:
-      'The one network interface of this host over which peers of RDMA meet (TCP), whichever devices carry the data; empty: that of the address at which they call each other.',
+      'Network interface over which RDMA peers meet (TCP), whichever devices carry the data. If empty, the interface of the address at which a peer is called.',
   },
 } as const satisfies Record<string, Setting>;

@@ -81,7 +81,7 @@ export const settingsTable = {
     max: 1_000_000,
     default: 500,
     sentence:
-      'How long a call of a Communicator polls without progress before it sleeps; between looks it lends its processor to other threads (sched_yield).',
+      'How long a call of a Communicator or an EpLowLatency polls without progress before it sleeps; between looks it lends its processor to other threads (sched_yield).',
   },
   reserveSharedMemory: {
     kind: 'boolean',

@@ -4,6 +4,15 @@ import type { Setting } from './setting.ts';
 
 /** Of sockets and threads. */
 const hostSettings = {
+  transportIo: {
+    kind: 'choice',
+    env: 'WEFTLINE_TRANSPORT_IO',
+    flag: '--io <kind>',
+    choices: ['udp', 'verbs'],
+    default: 'udp',
+    sentence:
+      'What carries the packets of the transport: udp, sockets; verbs, queue pairs of an RDMA device, which WEFTLINE_RDMA_SERVICE says the kind of and WEFTLINE_RDMA_DEVICES may name. Both sides of a connection must use the same.',
+  },
   transportEngines: {
     kind: 'number',
     env: 'WEFTLINE_TRANSPORT_ENGINES',

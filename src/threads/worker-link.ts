@@ -1,6 +1,7 @@
 // A thread of the library as its owner sees it: calls with answers and deadlines, events, and how it ended.
 import { MessageChannel, type MessagePort, receiveMessageOnPort, type Worker } from 'node:worker_threads';
 import { secondNet } from '../core/deadline.ts';
+import { beginWait, endWait, type WaitFacts } from '../core/waits.ts';
 import { decodeError, type EncodedError, WeftlineError } from '../core/errors.ts';
 import { startWorker } from './start-worker.ts';
 import type { Calls, FromThread, LinkedThread, ToThread } from './worker-port.ts';
@@ -129,7 +130,10 @@ export class WorkerLink<Table extends Calls, Event = never> {
       const timer = setTimeout(giveUp, secondNet(timeoutMs));
       const abort = (): void => this.#abandon(id, signal?.reason);
       signal?.addEventListener('abort', abort);
+      const waitFacts = (): WaitFacts => ({ operation: `call ${name} of the ${this.#options.what}` });
+      const entry = beginWait({ waitFacts }, performance.now() + timeoutMs);
       const release = (): void => {
+        endWait(entry);
         clearTimeout(timer);
         signal?.removeEventListener('abort', abort);
       };

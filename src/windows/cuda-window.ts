@@ -2,6 +2,7 @@
 import { alignUp } from '../abi/layout.ts';
 import { remaining, startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { addMeter } from '../core/meters.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { Storage } from '../device/tensor.ts';
 import { agree, type WindowAgreement } from './window-agreement.ts';
@@ -23,6 +24,7 @@ export class CudaWindow implements Disposable {
   readonly addresses: readonly number[];
   /** This rank's part; tensors over the window hold on to it. */
   readonly storage: Storage;
+  readonly #unmeter: () => void;
   readonly #peers: readonly Storage[];
 
   /**
@@ -64,6 +66,7 @@ export class CudaWindow implements Disposable {
     this.storage = storage;
     this.addresses = this.ranks.map((_, index) => (peers.get(index) ?? storage).address);
     this.#peers = [...peers.values()];
+    this.#unmeter = addMeter(() => ({ windowBytes: bytes * this.ranks.length }));
   }
 
   /** Address of this rank's own part. */
@@ -78,6 +81,7 @@ export class CudaWindow implements Disposable {
 
   /** Unmaps the window here; no work that uses it, of any rank, may be running. Not collective. Idempotent. */
   [Symbol.dispose](): void {
+    this.#unmeter();
     this.closePeers();
     this.storage[Symbol.dispose]();
   }

@@ -2,6 +2,7 @@
 import { ARRIVAL_OFFSET, ARRIVAL_STRIDE, windowArrival, windowHeader } from '../abi/window-header.ts';
 import { type CallWait, type Deadline, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
+import type { WaitFacts, WaitSource } from '../core/waits.ts';
 import { Futex } from '../native/libc.ts';
 import { type SharedWord, waitForWord, wakeWord } from './wait.ts';
 import { WindowFailure, type WindowFailureOptions } from './window-failure.ts';
@@ -17,7 +18,7 @@ export interface LocalBarrierOptions extends WindowFailureOptions {
 const MISSING_HINT =
   'its process lives: it may still compute (raise --timeout) or wait elsewhere (all ranks must make the same calls in the same order)';
 
-export class LocalBarrier {
+export class LocalBarrier implements WaitSource {
   /** Why the window was given up, for other waits on it. */
   readonly failure: WindowFailure;
   readonly #options: LocalBarrierOptions;
@@ -104,6 +105,20 @@ export class LocalBarrier {
     this.#generation.futex.wakeAll();
   }
 
+  /** Of the wait that is under way. */
+  waitFacts(): WaitFacts {
+    const { ranks, index } = this.#options;
+    const epoch = this.#epoch;
+    const missing = this.#missing(epoch);
+    const call = Atomics.load(this.#arrivals[index] as Int32Array, 1 + (epoch & 1)) >>> 0;
+    return {
+      operation: this.#options.describeCall(call),
+      ranks: missing.map((other) => ranks[other]!),
+      expected: ranks.length,
+      seen: ranks.length - missing.length,
+    };
+  }
+
   async #sleepUntil(epoch: number, deadline: Deadline, signal: AbortSignal | undefined): Promise<void> {
     const { value } = this.#generation;
     const ready = (): boolean => ((Atomics.load(value, 0) - epoch) | 0) >= 0;
@@ -119,6 +134,8 @@ export class LocalBarrier {
         if (deadline.isOver) throw this.failure.timeout(missing, deadline.timeoutMs, MISSING_HINT);
       },
       spinUs: this.#options.spinUs,
+      source: this,
+      endsAt: deadline.endsAt,
       work: this.#work,
     });
   }

@@ -12,6 +12,7 @@ import {
 import { formatBytes } from '../core/byte-size.ts';
 import { startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { addMeter } from '../core/meters.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../device/host-access.ts';
 import type { Storage } from '../device/tensor.ts';
@@ -54,6 +55,7 @@ export class SymmetricWindow implements Disposable {
   /** Keeps the memory; tensors over the window hold on to it. */
   readonly storage: Storage;
   readonly #fd: number | undefined;
+  readonly #unmeter: () => void;
 
   /**
    * Collective over the group; the ranks of one host share a window. Every rank gets the same error when one cannot take
@@ -86,6 +88,7 @@ export class SymmetricWindow implements Disposable {
     this.bytes = bytes;
     this.storage = storage;
     this.#fd = fd;
+    this.#unmeter = addMeter(() => ({ windowBytes: storage.bytes }));
     const stride = alignUp(bytes, WINDOW_ALIGNMENT);
     this.addresses = this.ranks.map((_, index) => storage.address + WINDOW_HEADER_BYTES + index * stride);
     this.barrier = new LocalBarrier({
@@ -121,6 +124,7 @@ export class SymmetricWindow implements Disposable {
   [Symbol.dispose](): void {
     if (this.storage.disposed) return;
     this.barrier.close();
+    this.#unmeter();
     this.storage[Symbol.dispose]();
     if (this.#fd !== undefined) closeSync(this.#fd);
   }

@@ -1,5 +1,6 @@
 // Waiting for a word in memory that another process writes: spin briefly, then sleep in the kernel, never without end.
 import { setTimeout as sleep } from 'node:timers/promises';
+import { beginWait, endWait, type WaitSource } from '../core/waits.ts';
 import type { Futex } from '../native/libc.ts';
 
 /** How long a wait may block the event loop at a time. */
@@ -27,6 +28,10 @@ export interface WordWait {
   /** Called between sleeps; throws to give up (deadline, abort, a peer that is gone). */
   check(): void;
   readonly spinUs: number;
+  /** Tells those who ask what this is, and until when. */
+  readonly source: WaitSource;
+  /** On the clock of performance.now(). */
+  readonly endsAt: number;
   /** What else this thread has to do for others meanwhile, often. Absent: nothing, and sleeps may be long. */
   readonly work?: (() => void) | undefined;
 }
@@ -39,7 +44,15 @@ export interface WordWait {
  */
 export async function waitForWord(word: SharedWord, wait: WordWait): Promise<void> {
   if (spin(wait)) return;
-  const started = performance.now();
+  const entry = beginWait(wait.source, wait.endsAt);
+  try {
+    await sleepUntilReady(word, wait, entry.since);
+  } finally {
+    endWait(entry);
+  }
+}
+
+async function sleepUntilReady(word: SharedWord, wait: WordWait, started: number): Promise<void> {
   const { work } = wait;
   const blockingSlice = work ? WORKING_SLICE_NS : BLOCKING_SLICE_NS;
   const poolSlice = work ? WORKING_SLICE_NS : POOL_SLICE_NS;

@@ -1,5 +1,5 @@
 // Why a wait on a window cannot end well: the window was given up, a rank is gone, or the time is over.
-import { WeftlineError } from '../core/errors.ts';
+import { type ErrorDetails, WeftlineError } from '../core/errors.ts';
 import { rankList } from '../world/rank-list.ts';
 import { AbortRecord, type AbortRecordOptions } from './abort-record.ts';
 
@@ -22,6 +22,11 @@ export class WindowFailure {
     this.#abort = new AbortRecord(options);
   }
 
+  /** The world rank of that scale-up index. */
+  rankOf(index: number): number {
+    return this.#options.ranks[index]!;
+  }
+
   /** Hot path. The error that ended the use of the window, here or elsewhere; undefined while it is in use. */
   reason(): WeftlineError | undefined {
     return this.#abort.reason();
@@ -41,11 +46,11 @@ export class WindowFailure {
     return this.#lost(missing) ?? (peerLost.aborted ? peerLost.reason : undefined);
   }
 
-  /** `hint` follows the ranks and the time. */
-  timeout(missing: Missing, timeoutMs: number, hint: string): WeftlineError {
+  /** `hint` follows the ranks and the time; `details` join theirs. */
+  timeout(missing: Missing, timeoutMs: number, hint: string, details: ErrorDetails = {}): WeftlineError {
     const ranks = missing().map((index) => this.#options.ranks[index]!);
     const message = `${rankList(ranks, 'Rank')} did not arrive within ${timeoutMs} ms; ${hint}`;
-    return new WeftlineError('WL_TIMEOUT', message, { details: { ranks, timeoutMs } });
+    return new WeftlineError('WL_TIMEOUT', message, { details: { ...details, ranks, timeoutMs } });
   }
 
   #lost(missing: Missing): WeftlineError | undefined {

@@ -17,6 +17,9 @@ import { listenTarget } from './rendezvous.ts';
 import { RankProcess, type RankResult } from './rank-process.ts';
 import { removeFilesOfJob } from './shared-memory-files.ts';
 import { StoreHost } from './store-host.ts';
+import { explainJobOnSignal } from './watching/explain-signal.ts';
+import type { WatchedJob } from './watching/job-view.ts';
+import { rankProcesses } from './watching/process-facts.ts';
 import { Watchdog } from './watchdog.ts';
 
 /** How long a rank may take to end after SIGTERM, or after the user's own signal. */
@@ -60,6 +63,7 @@ class Job {
   };
   #stopping = false;
   #interrupted = false;
+  #stopExplaining: () => void = () => {};
   /** True once the other nodes know how this one ended. */
   #isComplete = false;
   #storeHost: StoreHost | undefined;
@@ -84,6 +88,7 @@ class Job {
   async start(): Promise<void> {
     const { ranks, nodeCount = 1 } = this.#options;
     const address = await this.#serve();
+    this.#explainOnSignal(address);
     if (nodeCount > 1) this.#meetNodes(address);
     const print = this.#printer();
     for (let local = 0; local < ranks; local += 1) {
@@ -113,6 +118,7 @@ class Job {
 
   /** Whatever happened: no process, no file, no listener is left. */
   async clean(): Promise<void> {
+    this.#stopExplaining();
     for (const timer of this.#timers) clearTimeout(timer);
     for (const rank of this.#ranks) rank.stop('SIGKILL');
     await Promise.all(this.#ranks.map((rank) => rank.ended));
@@ -151,7 +157,8 @@ class Job {
     const { nodeCount = 1, nodeRank = 0 } = this.#options;
     const { token, settings } = this.#plan;
     const { signal } = this.#over;
-    this.#nodes = NodeLink.connect({ host, port, nodeRank, nodeCount, token, settings, signal });
+    const answer = (): unknown => ({ processes: rankProcesses(this.#ranks) });
+    this.#nodes = NodeLink.connect({ host, port, nodeRank, nodeCount, token, settings, signal, answer });
     this.#nodes
       .then((link) => link.failure())
       .then((failure) => {
@@ -281,6 +288,19 @@ class Job {
     this.#interrupted = true;
     if (this.#ranks.some((rank) => rank.running)) return;
     this.#over.abort(new WeftlineError('WL_LAUNCH', `The launcher was interrupted by ${signal}`));
+  }
+
+  #explainOnSignal(address: Address): void {
+    if (this.#options.forwardSignals === false) return;
+    const { jobPrefix: prefix, size, token } = this.#plan;
+    const job = (): WatchedJob => ({
+      prefix,
+      address: { ...address, token, scope: '' },
+      size,
+      pids: new Map(this.#ranks.map(({ rank, pid }) => [rank, pid])),
+      launchers: [process.pid],
+    });
+    this.#stopExplaining = explainJobOnSignal(job, (text) => process.stderr.write(`weftline: ${text}`));
   }
 
   #summarize(text: string, failure: RankFailure): void {

@@ -71,6 +71,11 @@ export class Membership {
     return this.#departed.every((rank) => this.departure(rank)?.how === 'closed');
   }
 
+  /** By rank: who has joined. */
+  get identities(): ReadonlyMap<number, MemberIdentity> {
+    return this.#members;
+  }
+
   joined(rank: number): boolean {
     return this.#members.has(rank);
   }

@@ -17,6 +17,8 @@ export interface NodeLinkOptions {
   readonly settings: Settings;
   /** Ends every wait of the link, with its reason. */
   readonly signal: AbortSignal;
+  /** What this launcher says when somebody asks what the job does. Must not fail. */
+  readonly answer: () => unknown;
 }
 
 const FAILURE_KEY = 'failure';
@@ -30,7 +32,7 @@ export class NodeLink {
 
   /** Meets the launchers of all nodes. Fails with WL_TIMEOUT naming the nodes that did not come within `timeoutMs`. */
   static async connect(options: NodeLinkOptions): Promise<NodeLink> {
-    const { host, port, nodeRank, nodeCount, token, settings, signal } = options;
+    const { host, port, nodeRank, nodeCount, token, settings, signal, answer } = options;
     const { timeoutMs } = settings;
     const deadline = new Deadline(timeoutMs);
     const client = await StoreClient.connect({
@@ -45,6 +47,7 @@ export class NodeLink {
       timeoutMs,
       silenceMs: timeoutMs,
       signal,
+      answer,
     }).catch((error: unknown) => {
       throw ofTakenNode(error);
     });

@@ -4,6 +4,7 @@ import { hostname } from 'node:os';
 import { deadlineOf, type Deadline, secondNet } from '../core/deadline.ts';
 import { asWeftlineError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import { quote, quoteList } from '../core/quote.ts';
+import { beginWait, endWait, STORE_WAIT, type WaitFacts } from '../core/waits.ts';
 import type { Credentials } from '../meeting/credentials.ts';
 import { call } from '../meeting/dial.ts';
 import { encodeFrame, type Frame, type FrameReader, protocolError } from '../meeting/frames.ts';
@@ -11,6 +12,7 @@ import { decodePeerError, decodeRefusal } from '../meeting/refusal.ts';
 import { PeerWatch } from './peer-watch.ts';
 import type { StoreLink } from './store.ts';
 import { type MemberKind, storeHello } from './store-hello.ts';
+import { rankAnswer } from './watching/rank-answer.ts';
 import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
 
 export interface StoreAddress {
@@ -35,6 +37,8 @@ export interface StoreClientOptions extends StoreAddress {
   /** Rank 0 is lost when its system answers nothing for so long, at most 25 s, which is the default. */
   readonly silenceMs?: number;
   readonly signal?: AbortSignal;
+  /** What this member says when somebody asks what it does; by default what a rank says. Must not fail. */
+  readonly answer?: () => unknown;
 }
 
 interface Pending {
@@ -47,6 +51,7 @@ interface StoreFacts {
   readonly jobId: string;
   readonly address: StoreAddress;
   readonly server: StoreServerName;
+  readonly answer: () => unknown;
 }
 
 const GOODBYE_MS = 2_000;
@@ -65,6 +70,7 @@ export class StoreClient implements StoreLink {
   readonly #reader: FrameReader;
   readonly #address: StoreAddress;
   readonly #server: StoreServerName;
+  readonly #answer: () => unknown;
   readonly #pending = new Map<number, Pending>();
   #nextId = 1;
   #end: WeftlineError | undefined;
@@ -89,7 +95,8 @@ export class StoreClient implements StoreLink {
       const { jobId } = body;
       if (typeof jobId !== 'string' || !/^[a-z0-9]{1,32}$/.test(jobId)) throw protocolError('a welcome without a job');
       const { socket, reader } = channel.detach();
-      return new StoreClient(socket, reader, { jobId, address: { host, port }, server });
+      const { answer = rankAnswer } = options;
+      return new StoreClient(socket, reader, { jobId, address: { host, port }, server, answer });
     } catch (error) {
       if (!(error instanceof WeftlineError) || error.code !== 'WL_TIMEOUT') throw error;
       throw unreachable(options, (error.cause as Error | undefined) ?? error);
@@ -99,6 +106,7 @@ export class StoreClient implements StoreLink {
   constructor(socket: Socket, reader: FrameReader, facts: StoreFacts) {
     this.jobId = facts.jobId;
     this.#server = facts.server;
+    this.#answer = facts.answer;
     this.#socket = socket;
     this.#reader = reader;
     this.#address = facts.address;
@@ -126,7 +134,12 @@ export class StoreClient implements StoreLink {
             setTimeout(() => this.#checkAgain(id, request), secondNet(request.timeoutMs))
           : undefined;
       signal?.addEventListener('abort', abort);
+      const entry =
+        'timeoutMs' in request
+          ? beginWait({ waitFacts: () => storeWait(request) }, performance.now() + request.timeoutMs)
+          : undefined;
       const end = () => {
+        if (entry !== undefined) endWait(entry);
         clearTimeout(timer);
         signal?.removeEventListener('abort', abort);
       };
@@ -167,10 +180,16 @@ export class StoreClient implements StoreLink {
     if (header['event'] === 'left') {
       return this.peers.lose(Number(header['rank']), decodePeerError(header['error'], '', MAX_TEXT));
     }
+    if (header['event'] === 'ask') return void this.#tell();
     if (header['refused'] !== undefined) throw decodeRefusal(header['refused'], `The store of ${this.#server}`);
     const pending = this.#settle(Number(header['id']));
     if (header['error'] === undefined) pending?.resolve(parseReply(header, parts));
     else pending?.reject(decodePeerError(header['error'], '', MAX_TEXT));
+  }
+
+  async #tell(): Promise<void> {
+    const answer = await this.#answer();
+    if (this.#end === undefined) this.#send({ answer: true }, [Buffer.from(JSON.stringify(answer))]);
   }
 
   #settle(id: number): Pending | undefined {
@@ -185,7 +204,7 @@ export class StoreClient implements StoreLink {
   #checkAgain(id: number, request: WaitingRequest): void {
     setTimeout(() => {
       const { host, port } = this.#address;
-      const what = request.op === 'wait' ? `keys ${quoteList(request.keys)}` : `${request.op} ${quote(request.name)}`;
+      const what = describeRequest(request);
       this.#settle(id)?.reject(
         new WeftlineError(
           'WL_TIMEOUT',
@@ -220,6 +239,15 @@ export class StoreClient implements StoreLink {
     for (const piece of encodeFrame(header, parts)) this.#socket.write(piece);
     this.#socket.uncork();
   }
+}
+
+function describeRequest(request: WaitingRequest): string {
+  return request.op === 'wait' ? `keys ${quoteList(request.keys)}` : `${request.op} ${quote(request.name)}`;
+}
+
+/** The store knows who is missing, and says so itself where it is asked. */
+function storeWait(request: WaitingRequest): WaitFacts {
+  return { operation: `${STORE_WAIT} ${describeRequest(request)}` };
 }
 
 function unreachable(options: StoreClientOptions, cause: Error): WeftlineError {

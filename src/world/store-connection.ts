@@ -28,6 +28,9 @@ export class StoreConnection {
   readonly #options: StoreConnectionOptions;
   readonly #reader: FrameReader;
   readonly #running = new Map<number, AbortController>();
+  /** Who wait for this member's answer. It is asked again only after it has answered, however often others ask. */
+  readonly #askers = new Map<object, (answer: Uint8Array) => void>();
+  #heardAt = performance.now();
   #departed = false;
 
   /** Of a rank that the store has let in. `reader` may hold bytes of its first requests. */
@@ -57,6 +60,18 @@ export class StoreConnection {
     this.#send({ event: 'left', rank, error });
   }
 
+  /** How long ago it last said something, in ms. */
+  get silentMs(): number {
+    return performance.now() - this.#heardAt;
+  }
+
+  /** Asks the member what it waits for; the answer may never come. An asker that asks again replaces its former question. */
+  ask(asker: object, onAnswer: (answer: Uint8Array) => void): void {
+    const isAsked = this.#askers.size > 0;
+    this.#askers.set(asker, onAnswer);
+    if (!isAsked) this.#send({ event: 'ask' });
+  }
+
   destroy(): void {
     this.#socket.destroy();
   }
@@ -69,6 +84,7 @@ export class StoreConnection {
 
   #receive(chunk: Buffer): void {
     try {
+      this.#heardAt = performance.now();
       this.#reader.push(chunk);
       for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) this.#handle(frame);
     } catch (error) {
@@ -79,6 +95,7 @@ export class StoreConnection {
   #handle(frame: Frame): void {
     if (this.#socket.destroyed || this.#socket.writableEnded) return;
     if (frame.header['goodbye'] === true) this.#leave(frame.header['error']);
+    else if (frame.header['answer'] === true) this.#answered(frame.parts[0]);
     else if (frame.header['cancel'] !== undefined) this.#running.get(Number(frame.header['cancel']))?.abort();
     else this.#answer(this.rank, frame);
   }
@@ -96,6 +113,12 @@ export class StoreConnection {
       .then(({ parts, ...result }) => this.#send({ id, ...result }, parts))
       .catch((error: unknown) => this.#send({ id, error: encodeError(error) }))
       .finally(() => this.#running.delete(id));
+  }
+
+  #answered(answer: Uint8Array | undefined): void {
+    const askers = [...this.#askers.values()];
+    this.#askers.clear();
+    if (answer !== undefined) for (const onAnswer of askers) onAnswer(answer);
   }
 
   #leave(error: unknown): void {

@@ -2,6 +2,7 @@
 import { copyOf } from '../core/bytes.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { quote, quoteList } from '../core/quote.ts';
+import type { PresentWait } from '../core/waits.ts';
 import { protocolError } from '../meeting/frames.ts';
 import { type Departure, type MemberIdentity, Membership, type VainWait } from './membership.ts';
 import type { StoreReply, StoreRequest } from './store-request.ts';
@@ -14,6 +15,9 @@ export interface StoreCoreOptions {
 /** One request that waits for other ranks. */
 interface Wait {
   readonly rank: number;
+  /** On the clock of performance.now(), as `endsAt`. */
+  readonly since: number;
+  readonly endsAt: number;
   readonly waitingFor: string;
   /** The ranks whose departure ends the wait. */
   readonly awaited: () => readonly number[];
@@ -21,6 +25,11 @@ interface Wait {
   readonly needsAll: boolean;
   readonly fail: (error: unknown) => void;
   readonly finish: (reply: StoreReply) => void;
+}
+
+/** A member's wait, as others are told of it. */
+export interface StoreWait extends PresentWait {
+  readonly rank: number;
 }
 
 interface KeyWait extends Wait {
@@ -65,6 +74,17 @@ export class StoreCore {
     // Its own first: that takes back what it brought to collectives, so that the others see that it is missing.
     for (const wait of this.#waits) if (wait.rank === rank) wait.fail(closed);
     for (const wait of this.#waits) this.#failIfHopeless(wait);
+  }
+
+  /** What members wait for now. */
+  presentWaits(now: number = performance.now()): StoreWait[] {
+    return [...this.#waits].map(({ rank, since, endsAt, waitingFor, awaited }) => ({
+      rank,
+      operation: waitingFor,
+      ranks: awaited(),
+      ageMs: now - since,
+      leftMs: endsAt - now,
+    }));
   }
 
   /** Answers one request of a rank; rejects with a WeftlineError, or with the signal's reason. */
@@ -220,6 +240,7 @@ export class StoreCore {
 
   #wait(request: WaitRequest): Promise<StoreReply> {
     const { signal, timeoutMs, start, drop, missing, ...facts } = request;
+    const since = performance.now();
     return new Promise((resolve, reject) => {
       const end = () => {
         clearTimeout(timer);
@@ -228,6 +249,8 @@ export class StoreCore {
       };
       const wait: Wait = {
         ...facts,
+        since,
+        endsAt: since + timeoutMs,
         finish: (reply) => {
           end();
           this.#vainWaits.delete(request.rank);
@@ -314,7 +337,7 @@ interface Missing {
   readonly keys?: readonly string[];
 }
 
-interface WaitRequest extends Omit<Wait, 'fail' | 'finish'> {
+interface WaitRequest extends Omit<Wait, 'fail' | 'finish' | 'since' | 'endsAt'> {
   readonly timeoutMs: number;
   readonly signal: AbortSignal | undefined;
   /** Called once registered: may finish it at once. */

@@ -4,7 +4,7 @@ import type { Credentials } from '../meeting/credentials.ts';
 import { protocolError } from '../meeting/frames.ts';
 import type { HelloBody, HelloOptions } from '../meeting/hello.ts';
 
-const VERSION = 2;
+const VERSION = 3;
 const MAX_HOST_LENGTH = 255;
 
 /** Who takes part in a store: the ranks of the job, and the launchers of its nodes among themselves. */
@@ -17,6 +17,13 @@ export interface RankIntroduction {
   readonly size: number;
   readonly pid: number;
   readonly host: string;
+}
+
+/** What somebody says who takes no part, but asks the members what they wait for. */
+export const observerBody: HelloBody = { kind: 'observer' };
+
+export function isObserver(body: HelloBody): boolean {
+  return body['kind'] === observerBody['kind'];
 }
 
 export function storeHello(credentials: Credentials): HelloOptions {

@@ -8,7 +8,8 @@ import type { Settings } from '../settings/settings.ts';
 import { uniqueJobId } from './environment.ts';
 import { StoreConnection } from './store-connection.ts';
 import { StoreGroup } from './store-group.ts';
-import { type MemberKind, readRank, storeHello } from './store-hello.ts';
+import { isObserver, type MemberKind, readRank, storeHello } from './store-hello.ts';
+import { MAX_OBSERVERS, StoreObserver } from './watching/store-observer.ts';
 
 export interface StoreServerOptions {
   readonly listen: ListenTarget;
@@ -29,6 +30,7 @@ export class StoreServer {
   readonly #credentials: Credentials;
   readonly #groups: Record<MemberKind, StoreGroup>;
   readonly #connections = new Set<StoreConnection>();
+  readonly #observers = new Set<StoreObserver>();
   #listener: MeetingListener | undefined;
   #whenEmpty: (() => void) | undefined;
 
@@ -75,6 +77,7 @@ export class StoreServer {
     }
     this.#listener?.close();
     for (const member of this.#connections) member.end();
+    for (const observer of this.#observers) observer.end();
   }
 
   /** Once all its ranks have left, another one takes its place, if they may join again. */
@@ -109,18 +112,36 @@ export class StoreServer {
     }
   }
 
+  /** Fails with WL_BUSY when too many ask already. */
+  #admitObserver(): { readonly observers: number } {
+    const observers = this.#observers.size;
+    if (observers < MAX_OBSERVERS) return { observers };
+    throw new WeftlineError('WL_BUSY', `${observers} others ask this job already; end some of them`);
+  }
+
+  #observe(channel: ControlChannel): void {
+    const observer = new StoreObserver(channel.detach(), {
+      groups: () => this.#groups,
+      onEnd: (ended) => this.#observers.delete(ended),
+    });
+    this.#observers.add(observer);
+    observer.start();
+  }
+
   /** Lets a rank in that has proven itself and agrees on the job; anything else is refused with a reason. */
   async #welcome(channel: ControlChannel): Promise<void> {
     const { size, nodeCount = 0, maxValueBytes } = this.#options;
     let rank = -1;
     let group = this.#groups.rank;
-    await receiveHello(channel, storeHello(this.#credentials), async (body) => {
+    const { body: said } = await receiveHello(channel, storeHello(this.#credentials), async (body) => {
+      if (isObserver(body)) return this.#admitObserver();
       const { kind, pid, host, ...known } = readRank(body, { rank: size, node: nodeCount });
       group = await this.#groupFor(kind, known.rank, channel);
       group.core.join(known.rank, { pid, host });
       ({ rank } = known);
       return { jobId: group.jobId };
     });
+    if (isObserver(said)) return this.#observe(channel);
     const member = new StoreConnection(channel.detach(), {
       rank,
       core: group.core,

@@ -16,6 +16,7 @@ import { filePrefixOf, removeStaleFiles } from './shared-memory-files.ts';
 import { decodeJson, encodeJson, LinkedStore, type StoreLink } from './store.ts';
 import type { Rendezvous } from './rank-exit.ts';
 import { meet } from './rendezvous.ts';
+import { explainRankOnSignal } from './watching/explain-signal.ts';
 
 /** All ranks of one job. Obtained with `join()`; the caller owns it and closes it. */
 export interface World extends RankGroup, AsyncDisposable {
@@ -68,6 +69,7 @@ export async function join(options: JoinOptions = {}): Promise<World> {
   const wait = startCall(options, settings.timeoutMs);
   const rails = listRails(settings.transportRails, hostInterfaces()).map(({ name }) => name);
   if (environment.size > 1) endWithLauncher(environment.launcherPid);
+  if (environment.source !== 'single') explainRankOnSignal(environment.rank);
   const rendezvous = await meet(environment, {
     settings,
     jobId: uniqueJobId(environment.jobPrefix),

@@ -23,7 +23,8 @@ import {
 import { join } from 'weftline/world';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { AgentPeer } from './support/agent-pair.ts';
-import { freePort, runEtcd, withoutEtcd } from './support/run-etcd.ts';
+import { freePort } from '../support/free-port.ts';
+import { runEtcd, withoutEtcd } from './support/run-etcd.ts';
 import { until } from '../support/until.ts';
 
 const host = '127.0.0.1';

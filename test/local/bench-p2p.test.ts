@@ -2,25 +2,16 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
-import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { localFiles } from '#lib/native/file-probe.js';
 import { findUcx } from '#lib/native/ucx.js';
 import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
+import { freePort } from '../support/free-port.ts';
 import { skipWithout } from './support/requirements.js';
 
 const cli = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
-
-async function freePort(): Promise<string> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as { readonly port: number };
-  server.close();
-  await once(server, 'close');
-  return String(port);
-}
 
 async function bench(role: string, options: readonly string[]): Promise<string[]> {
   const { code, text } = await run(role, options, process.env);
@@ -55,7 +46,7 @@ for (const [backend, mode] of [
   test(`bench p2p --backend ${backend} --mode ${mode} prints the lines of both sides and ends by itself`, async () => {
     const folder = mkdtempSync(`${tmpdir()}/weftline-p2p-`);
     const json = `${folder}/result.json`;
-    const common = ['--port', await freePort(), '--backend', backend, '--mode', mode, '--iters', '20'];
+    const common = ['--port', String(await freePort()), '--backend', backend, '--mode', mode, '--iters', '20'];
     const client = [
       '--sizes',
       '256,65536',
@@ -120,7 +111,7 @@ for (const [backend, mode] of [
 const withoutUcx = skipWithout('ucx', findUcx(localFiles()) === undefined ? 'no libucp here' : undefined);
 
 test('bench p2p --backend ucx --compare says what is missing without ucx_perftest', { skip: withoutUcx }, async () => {
-  const common = ['--port', await freePort(), '--backend', 'ucx'];
+  const common = ['--port', String(await freePort()), '--backend', 'ucx'];
   const env = { ...process.env, PATH: '/nowhere' };
   const client = ['--sizes', '1048576', '--iters', '4', '--compare', '1', '--no-agent-thread'];
   const [, { code, text }] = await Promise.all([

@@ -14,6 +14,7 @@ import { BenchSession } from '#lib/programs/bench/transport/transport-session.js
 import { defaultTransportWorkload } from '#lib/programs/bench/transport/transport-workload.js';
 import type { TransportBenchReport } from '#lib/programs/bench/transport/transport-results.js';
 import type { RankBenchReport } from '#lib/programs/bench/transport/transport-ranks.js';
+import { freePort } from '../support/free-port.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
@@ -48,17 +49,9 @@ function start(words: readonly string[], token = 'bench'): Running {
   return { firstLine, ended: once(child, 'close').then(([status]) => ({ status: status as number, stdout, stderr })) };
 }
 
-async function freePort(): Promise<string> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as AddressInfo;
-  server.close();
-  return String(port);
-}
-
 /** A server, and a client once it listens. */
 async function bench(...words: string[]): Promise<{ readonly client: Ended; readonly server: Ended }> {
-  const port = await freePort();
+  const port = String(await freePort());
   const server = start(['--role', 'server', '--host', '127.0.0.1', '--port', port]);
   assert.match(await server.firstLine, /^listening at 127\.0\.0\.1 port/);
   const client = start(['--role', 'client', '--port', port, ...words]);
@@ -146,7 +139,7 @@ test('what goes wrong is said with its cause, and the exit code is not 0', async
     start(['--role', 'client', '--port', '1', '--timeout', '300']).ended,
     start(['--role', 'server', '--host', '127.0.0.1', '--port', String(port)]).ended,
     start(['--role', 'client', '--peer-ip', 'no-such-host.invalid']).ended,
-    start(['--role', 'server', '--port', await freePort(), '--timeout', '300']).ended,
+    start(['--role', 'server', '--port', String(await freePort()), '--timeout', '300']).ended,
   ]);
   taken.close();
   for (const { status, stderr } of [nobody, busy, unknown, lonely]) {
@@ -161,7 +154,7 @@ test('what goes wrong is said with its cause, and the exit code is not 0', async
 });
 
 test('another token is refused on both sides', async () => {
-  const port = await freePort();
+  const port = String(await freePort());
   const server = start(['--role', 'server', '--port', port, '--timeout', '4000'], 'one');
   await server.firstLine;
   const client = await start(['--role', 'client', '--port', port, '--timeout', '4000'], 'other').ended;

@@ -62,15 +62,15 @@ test('bench unpack refuses lengths that do not divide the chunk', () => {
     ['--total', '100K'],
   ]) {
     const { status, stderr } = bench(...sizes);
-    assert.equal(status, 1);
-    assert.match(stderr, /WL_INVALID_ARGUMENT: Invalid (?:fragments|total): expected .*multiple/);
+    assert.equal(status, 2);
+    assert.match(stderr, /WL_INVALID_ARGUMENT: Invalid --(?:fragments|total): expected .*multiple/);
   }
 });
 
 test('bench unpack refuses multiprocessors for the CPU device', () => {
   const { status, stderr } = bench('--sms', '4');
-  assert.equal(status, 1);
-  assert.match(stderr, /WL_INVALID_ARGUMENT: Invalid sms: expected none/);
+  assert.equal(status, 2);
+  assert.match(stderr, /WL_INVALID_ARGUMENT: Invalid --sms: expected none/);
 });
 
 test('a measurement confirms a figure within a factor of three', () => {

@@ -1,6 +1,11 @@
 // Arguments that cannot be: an error that names them at once, instead of a wait in vain or other bytes than were meant.
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { CpuDevice, openDevice } from 'weftline';
+import { Communicator } from 'weftline/collectives';
+import { DispatchCombineContext, EPAll2AllLayer, EpBuffer, EPConfig } from 'weftline/ep';
+import { ExpertMover } from 'weftline/ep/placement';
+import { join } from 'weftline/world';
 import { Agent, Endpoint, fetchMetadata, MetadataListener } from 'weftline/agent';
 import { Transport } from 'weftline/transport';
 
@@ -90,6 +95,36 @@ test('a transport that was closed listens no more', async () => {
   await transport.close();
   await begun;
   await assert.rejects(transport.listen({ host, port: 0 }), { code: 'WL_CLOSED' });
+});
+
+test('collective objects are made over ranks and a device, and nothing else', async () => {
+  const [world, device] = [await join({ environment: {} }), await CpuDevice.create({ addressSpaceMiB: 16 })];
+  const config = { maxTokensPerRank: 8, hidden: 8, numExperts: 1, maxTopk: 1 };
+  const options = { maxTokens: 8, hidden: 8, topk: 1, numTotExperts: 1 };
+  const epConfig = new EPConfig({ ...options, numExperts: 1, rank: 0, worldSize: 1, localWorldSize: 1 });
+  for (const value of [undefined, null, {}, 7, 'ranks', []]) {
+    const wrong = as(value);
+    await assert.rejects(Communicator.create(wrong, device), invalid);
+    await assert.rejects(Communicator.create(world, wrong), invalid);
+    await assert.rejects(EpBuffer.create(wrong, device, config), invalid);
+    await assert.rejects(EPAll2AllLayer.create(wrong, device, options), invalid);
+    await assert.rejects(EPAll2AllLayer.create(world, device, wrong), invalid);
+    await assert.rejects(DispatchCombineContext.create(wrong, device, epConfig), invalid);
+    await assert.rejects(DispatchCombineContext.create(world, device, wrong), invalid);
+    await assert.rejects(ExpertMover.create(wrong, device, wrong), invalid);
+    await assert.rejects(openDevice('cpu', wrong), invalid);
+    assert.throws(() => new EPConfig(wrong), invalid);
+  }
+  await using buffer = await EpBuffer.create(world, device, config);
+  const x = device.empty('bf16', [1, 8]);
+  const topkIdx = await device.tensor('i32', [1, 1], Int32Array.of(0));
+  for (const previousEvent of [null, {}, 7, { wait: () => Promise.resolve() }]) {
+    await assert.rejects(buffer.dispatch({ x, topkIdx, previousEvent: as(previousEvent) }), {
+      ...invalid,
+      message: /previousEvent/,
+    });
+  }
+  await world.close();
 });
 
 test('deregistering something that is not registered harms nothing, and the agent still closes', async () => {

@@ -13,6 +13,7 @@ const scripts = {
   mismatch: new URL('./ranks/collectives-mismatch.js', import.meta.url),
   killed: new URL('./ranks/collectives-killed.js', import.meta.url),
   repeats: new URL('./ranks/collectives-repeats.js', import.meta.url),
+  close: new URL('./ranks/collectives-close.js', import.meta.url),
 };
 
 function filesOf(transcript: string): string[] {
@@ -20,94 +21,120 @@ function filesOf(transcript: string): string[] {
   return readdirSync('/dev/shm').filter((name) => name.includes(jobId));
 }
 
-test('random calls of groups of 1 to 8 ranks, and of groups of groups, agree with the reference', async () => {
-  const seed = String(testSeed());
-  const args = [String(24 * factor), seed, isLong ? '300000' : '40000'];
-  const { exitCode, transcript } = await runRanks(8, scripts.property, { args, timeoutMs: 60_000 * factor });
-  assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
-  assert.deepEqual(filesOf(transcript), []);
-});
+for (const [hosts, cases] of [
+  ['1', 24],
+  ['2', 6],
+  ['3', 6],
+  ['8', 3],
+  ['5+1+2', 6],
+] as const) {
+  test(`random calls of groups of 1 to 8 ranks, and of groups of groups, agree with the reference; hosts ${hosts}`, async () => {
+    const seed = String(testSeed());
+    const args = [String(cases * factor), seed, isLong ? '300000' : '40000'];
+    const env = { WEFTLINE_HOSTS: hosts };
+    const { exitCode, transcript } = await runRanks(8, scripts.property, { args, env, timeoutMs: 120_000 * factor });
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+    assert.deepEqual(filesOf(transcript), []);
+  });
+}
 
-test(`${isLong ? 1000 : 50} repeats with ranks that are late give the same bytes`, async () => {
-  const args = [isLong ? '1000' : '50'];
-  const { exitCode, transcript } = await runRanks(4, scripts.repeats, { args, timeoutMs: 600_000 });
-  assert.equal(exitCode, 0, transcript);
-});
-
-describe('a rank that differs', () => {
-  type Told = Readonly<Record<string, readonly [first: string, next: string]>>;
-  let told: readonly Told[] = [];
-  const odd = 2;
-
-  before(async () => {
-    const { exitCode, ranks, transcript } = await runRanks(4, scripts.mismatch);
+for (const hosts of ['1', '2', '4']) {
+  test(`a rank that closes early still passes on what others of its host need; hosts ${hosts}`, async () => {
+    const env = { WEFTLINE_HOSTS: hosts, WEFTLINE_TIMEOUT_MS: '10000' };
+    const { exitCode, transcript } = await runRanks(4, scripts.close, { args: ['500'], env });
     assert.equal(exitCode, 0, transcript);
-    told = ranks.map((rank) => resultOf(rank) as Told);
+  });
+}
+
+for (const [hosts, repeats] of [
+  ['1', 50],
+  ['2', 10],
+] as const) {
+  const count = String(isLong ? 1000 : repeats);
+  test(`${count} repeats with ranks that are late give the same bytes; hosts ${hosts}`, async () => {
+    const env = { WEFTLINE_HOSTS: hosts };
+    const { exitCode, transcript } = await runRanks(4, scripts.repeats, { args: [count], env, timeoutMs: 600_000 });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
+
+for (const hosts of ['1', '2']) {
+  describe(`a rank that differs; hosts ${hosts}`, () => {
+    type Told = Readonly<Record<string, readonly [first: string, next: string]>>;
+    let told: readonly Told[] = [];
+    const odd = 2;
+
+    before(async () => {
+      const { exitCode, ranks, transcript } = await runRanks(4, scripts.mismatch, { env: { WEFTLINE_HOSTS: hosts } });
+      assert.equal(exitCode, 0, transcript);
+      told = ranks.map((rank) => resultOf(rank) as Told);
+    });
+
+    const differing: readonly (readonly [name: string, ...parts: RegExp[]])[] = [
+      ['another operation', /allReduce \(sum\) of 4 f32/, /allGather of 4 f32/],
+      ['another count', /allReduce \(sum\) of 4 f32/, /allReduce \(sum\) of 5 f32/],
+      ['another length of pieces', /reduceScatter \(sum\) of 1 f32/, /reduceScatter \(sum\) of 1000000 f32/],
+      ['another dtype', /allToAll of 2 f32/, /allToAll of 2 i32/],
+      ['another reduction', /reduce \(sum\) of 4 f32 with root 0/, /reduce \(max\) of 4 f32 with root 0/],
+      ['another root', /broadcast of 4 f32 with root 0/, /broadcast of 4 f32 with root 2/],
+      ['barrier for broadcast', /barrier/, /broadcast of 4 f32 with root 0/],
+      ['counts of allToAllv', /rank 2 sends 3 f32 to rank 0, which expects 1/],
+      ['length of a message', /Rank 2 sends 5 f32 to rank 0, whose recv expects 6 f32/],
+      ['dtype of a message', /Rank 2 sends 5 i32 to rank 0, whose recv expects 5 f32/],
+    ];
+    for (const [name, ...parts] of differing) {
+      test(`${name}: every rank hears of it, with both sides`, () => {
+        for (const rank of told) {
+          const [first, next] = rank[name]!;
+          // A rank that needs nothing of the others hears of it in its next call.
+          const heard = first === 'ok' ? next : first;
+          assert.match(heard, /WL_CONFIG_MISMATCH/);
+          assert.match(heard, /rank 2/i);
+          for (const part of parts) assert.match(heard, part);
+          assert.match(next, /WL_CONFIG_MISMATCH/);
+        }
+      });
+    }
+
+    for (const name of ['no call', 'no message']) {
+      test(`${name}: the wait ends at its deadline and names the rank`, () => {
+        for (const [rank, all] of told.entries()) {
+          const [first, next] = all[name]!;
+          if (rank === odd) assert.equal(first, 'ok');
+          else assert.match(first, /WL_TIMEOUT: .*[Rr]anks? .*\b2\b.* did not arrive within 300 ms/);
+          assert.match(next, /WL_TIMEOUT/);
+        }
+      });
+    }
+
+    test('a rank that closes its Communicator is named', () => {
+      for (const [rank, all] of told.entries()) {
+        if (rank === odd) assert.equal(all['leaves']![0], 'ok');
+        else assert.match(all['leaves']![0], /WL_PEER_LOST.*[Rr]ank 2 ended or left/);
+      }
+    });
   });
 
-  const differing: readonly (readonly [name: string, ...parts: RegExp[]])[] = [
-    ['another operation', /allReduce \(sum\) of 4 f32/, /allGather of 4 f32/],
-    ['another count', /allReduce \(sum\) of 4 f32/, /allReduce \(sum\) of 5 f32/],
-    ['another length of pieces', /reduceScatter \(sum\) of 1 f32/, /reduceScatter \(sum\) of 1000000 f32/],
-    ['another dtype', /allToAll of 2 f32/, /allToAll of 2 i32/],
-    ['another reduction', /reduce \(sum\) of 4 f32 with root 0/, /reduce \(max\) of 4 f32 with root 0/],
-    ['another root', /broadcast of 4 f32 with root 0/, /broadcast of 4 f32 with root 2/],
-    ['barrier for broadcast', /barrier/, /broadcast of 4 f32 with root 0/],
-    ['counts of allToAllv', /rank 2 sends 3 f32 to rank 0, which expects 1/],
-    ['length of a message', /Rank 2 sends 5 f32 to rank 0, whose recv expects 6 f32/],
-    ['dtype of a message', /Rank 2 sends 5 i32 to rank 0, whose recv expects 5 f32/],
-  ];
-  for (const [name, ...parts] of differing) {
-    test(`${name}: every rank hears of it, with both sides`, () => {
-      for (const rank of told) {
-        const [first, next] = rank[name]!;
-        // A rank that needs nothing of the others hears of it in its next call.
-        const heard = first === 'ok' ? next : first;
-        assert.match(heard, /WL_CONFIG_MISMATCH/);
-        assert.match(heard, /rank 2/i);
-        for (const part of parts) assert.match(heard, part);
-        assert.match(next, /WL_CONFIG_MISMATCH/);
-      }
-    });
-  }
-
-  for (const name of ['no call', 'no message']) {
-    test(`${name}: the wait ends at its deadline and names the rank`, () => {
-      for (const [rank, all] of told.entries()) {
-        const [first, next] = all[name]!;
-        if (rank === odd) assert.equal(first, 'ok');
-        else assert.match(first, /WL_TIMEOUT: .*[Rr]anks? .*\b2\b.* did not arrive within 300 ms/);
-        assert.match(next, /WL_TIMEOUT/);
-      }
-    });
-  }
-
-  test('a rank that closes its Communicator is named', () => {
-    for (const [rank, all] of told.entries()) {
-      if (rank === odd) assert.equal(all['leaves']![0], 'ok');
-      else assert.match(all['leaves']![0], /WL_PEER_LOST.*[Rr]ank 2 ended or left/);
+  describe(`killed ranks; hosts ${hosts}`, { concurrency: 2 }, () => {
+    for (const [what, victim] of [
+      ['before a barrier', 3],
+      ['within an allReduce', 1],
+      ['before a message', 2],
+    ] as const) {
+      test(`${what}: rank ${victim} is killed, and every other one is told`, async () => {
+        const args = [what, String(victim)];
+        const env = { WEFTLINE_HOSTS: hosts };
+        const { ranks, transcript } = await runRanks(4, scripts.killed, { args, env, graceMs: 10_000 });
+        assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
+        for (const [rank, output] of ranks.entries()) {
+          if (rank === victim) continue;
+          const { code, message, ms } = resultOf(output) as { code: string; message: string; ms: number };
+          assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
+          assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);
+          assert.ok(ms < 20_000, transcript);
+        }
+        assert.deepEqual(filesOf(transcript), []);
+      });
     }
   });
-});
-
-describe('killed ranks', { concurrency: 2 }, () => {
-  for (const [what, victim] of [
-    ['before a barrier', 3],
-    ['within an allReduce', 1],
-    ['before a message', 2],
-  ] as const) {
-    test(`${what}: rank ${victim} is killed, and every other one is told`, async () => {
-      const args = [what, String(victim)];
-      const { ranks, transcript } = await runRanks(4, scripts.killed, { args, graceMs: 10_000 });
-      assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
-      for (const [rank, output] of ranks.entries()) {
-        if (rank === victim) continue;
-        const { code, message, ms } = resultOf(output) as { code: string; message: string; ms: number };
-        assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
-        assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);
-        assert.ok(ms < 20_000, transcript);
-      }
-      assert.deepEqual(filesOf(transcript), []);
-    });
-  }
-});
+}

@@ -223,5 +223,5 @@ test('2proc without its other side ends with a reason', { timeout: 60_000 }, asy
   assert.notEqual(code, 0);
   assert.match(output, new RegExp(`WL_\\w+: .*127\\.0\\.0\\.1:${port}`));
   const wrong = await weftline('2proc', '--handles', '32').ended;
-  assert.match(wrong.output, /WL_INVALID_ARGUMENT: --handles 32/);
+  assert.match(wrong.output, /WL_INVALID_ARGUMENT: Invalid --level: expected warp with --handles 32/);
 });

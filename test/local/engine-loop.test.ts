@@ -20,7 +20,7 @@ for (const paths of [1, 2]) {
       engine: (io) => new Engine({ io, settings: readSettings() }),
     });
     const sockets = Array.from({ length: paths }, openSocket);
-    loop.addPeer(0, { descriptors: sockets.map(({ fd }) => fd), rails: 1, segments: 1 });
+    loop.addPeer(0, { ends: sockets.map(({ fd }) => fd), rails: 1, segments: 1 });
     loop.doorbell.ring();
     const begin = performance.now();
     loop.sleep(60_000_000);
@@ -41,7 +41,7 @@ function openPair(): { loop: UdpLoop; send: (path: number) => void; close: () =>
     socket.connect(sender);
     return sender;
   });
-  loop.addPeer(0, { descriptors: sockets.map(({ fd }) => fd), rails: 1, segments: 1 });
+  loop.addPeer(0, { ends: sockets.map(({ fd }) => fd), rails: 1, segments: 1 });
   const memory = new NativeBlock(64);
   const block = new MessageBlock({ messages: 1, iovecsPerMessage: 1 });
   const send = (path: number): void => {
@@ -112,7 +112,7 @@ test('a peer that was taken out leaves no closed ports behind for the next of it
   const socket = openSocket();
   const gone = openSocket();
   socket.connect(gone);
-  loop.addPeer(0, { descriptors: [socket.fd], rails: 1, segments: 1 });
+  loop.addPeer(0, { ends: [socket.fd], rails: 1, segments: 1 });
   gone[Symbol.dispose]();
   const message = new MessageBlock({ messages: 1, iovecsPerMessage: 1 });
   const bytes = new NativeBlock(8);

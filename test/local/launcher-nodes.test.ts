@@ -49,6 +49,14 @@ async function runNodes(host: string, ...words: readonly string[]): Promise<Ende
   return Promise.all([0, 1].map((nodeRank) => start(nodeRank, master, ...words).ended));
 }
 
+/** Resolves when a launcher has written something. Fails if it ends before: a wait for its output would never end. */
+async function untilOutput({ child, ended }: Launcher): Promise<void> {
+  const early = ended.then(({ code, stderr }) => assert.fail(`the launcher ended with exit code ${code}\n${stderr}`));
+  await Promise.race([once(child.stdout!, 'data'), early]);
+  // It may end badly from here on.
+  early.catch(() => {});
+}
+
 const folder = mkdtempSync(joinPath(tmpdir(), 'weftline-test-'));
 
 for (const [flags, expected] of [
@@ -125,7 +133,7 @@ for (const killed of [0, 1]) {
     const words = ['--timeout', '10000', '--grace', '100', failingRank, 'stay'];
     const launchers = [0, 1].map((nodeRank) => start(nodeRank, master, ...words));
     // The launchers meet while their ranks start.
-    await Promise.all(launchers.map(({ child }) => once(child.stdout!, 'data')));
+    await Promise.all(launchers.map(untilOutput));
     launchers[killed]?.child.kill('SIGKILL');
     const left = await launchers[1 - killed]?.ended;
     assert.equal(left?.code, 1, left?.stderr);
@@ -167,13 +175,15 @@ test('launch() that waits for another node rejects when it is aborted', { timeou
     onLine: ({ text }) => void output.write(`${text}\n`),
   });
   const rejected = assert.rejects(launched, { message: 'enough' });
+  // One that fails before writes nothing more, and says why below.
+  void rejected.catch(() => {}).finally(() => output.end());
   await untilGone(await processes(output));
   abort.abort(new Error('enough'));
   await rejected;
   assert.equal((await other.ended).code, 1);
 });
 
-/** The process numbers that both ranks of a node print. */
+/** The process numbers that both ranks of a node print; fewer if the output ends before. */
 async function processes(output: Readable): Promise<number[]> {
   const found: number[] = [];
   for await (const line of createInterface({ input: output })) {
@@ -198,7 +208,7 @@ test('a launcher with a taken --node-rank is told of it', { timeout }, async () 
   const master = `127.0.0.1:${await freePort()}`;
   const words = ['--grace', '100', failingRank, 'stay'];
   const launchers = [0, 1].map((nodeRank) => start(nodeRank, master, ...words));
-  await Promise.all(launchers.map(({ child }) => once(child.stdout!, 'data')));
+  await Promise.all(launchers.map(untilOutput));
   const second = await start(1, master, ...words).ended;
   assert.equal(second.code, 1, second.stderr);
   const holder = launchers[1]?.child.pid;
@@ -216,12 +226,12 @@ test('a launcher with a taken --node-rank is told of it', { timeout }, async () 
 
 test('a node that never comes is named', { timeout }, async () => {
   const master = `127.0.0.1:${await freePort()}`;
-  const words = ['--timeout', '500', '/bin/true'];
+  const words = ['--timeout', '3000', '/bin/true'];
   const [first, second] = [await start(0, master, ...words).ended, await start(1, master, ...words).ended];
   assert.deepEqual([first.code, second.code], [1, 1]);
   assert.match(
     first.stderr,
-    /^weftline: WL_TIMEOUT: No launcher came for node 1 within 500 ms: start weftline run on each/,
+    /^weftline: WL_TIMEOUT: No launcher came for node 1 within 3000 ms: start weftline run on each/,
   );
   assert.match(
     second.stderr,

@@ -26,7 +26,7 @@ test('invalid names, lists of backends, metadata, messages and registrations are
   await assert.rejects(Agent.create(anything(undefined)), { ...refused, message: /name/ });
   await assert.rejects(Agent.create('a', { backends: anything('local') }), {
     ...refused,
-    message: /local, ucx, multi/,
+    message: /local, verbs, ucx, multi/,
   });
   await using agent = await Agent.create('a', { backends: ['local'] });
   await assert.rejects(agent.loadRemoteMetadata(anything('text')), { ...refused, message: /localMetadata/ });

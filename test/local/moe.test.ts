@@ -167,14 +167,14 @@ for (const [layer, hosts, difference] of [
   ['all2all', '1', 0],
   ['all2all', '3+1', 4e-3],
 ] as const) {
-  test(`8 replicas of the example's busy experts even out the load, by ${layer} on 4 ranks of hosts ${hosts}`, () => {
-    const report = reportOf(example, '--layer', layer, '--hosts', hosts, '--replicas', '8');
-    assert.ok(report.replicas);
-    assert.equal(skew(report.replicas.without.load).toFixed(2), '1.60');
+  test(`8 redundant experts of the example's busy experts even out the load, by ${layer} on 4 ranks of hosts ${hosts}`, () => {
+    const report = reportOf(example, '--layer', layer, '--hosts', hosts, '--redundant-experts', '8');
+    assert.ok(report.redundantExperts);
+    assert.equal(skew(report.redundantExperts.without.load).toFixed(2), '1.60');
     // Between hosts a copy on the own host is preferred, however busy it is.
     assert.ok(skew(report.load) <= (hosts === '3+1' ? 1.25 : 1.1), `${skew(report.load)}`);
     assert.equal(report.load.experts.length, 40);
-    assert.ok(report.replicas.check.error <= difference, `${report.replicas.check.error}`);
+    assert.ok(report.redundantExperts.check.error <= difference, `${report.redundantExperts.check.error}`);
     assert.ok((report.check?.error ?? 1) < 4e-3);
   });
 }
@@ -249,8 +249,8 @@ test('weftline moe refuses what cannot work before any rank is started', () => {
     [[example, '-n', '3'], /WL_INVALID_ARGUMENT.*divisor of the 32 experts/],
     [[example, '--layer', 'all2all', '--dtype', 'fp8'], /WL_INVALID_ARGUMENT.*--dtype/],
     [
-      [example, '--replicas', '7'],
-      /WL_INVALID_ARGUMENT.*--replicas: expected a multiple of the 4 ranks, such as 4 or 8, got 7/,
+      [example, '--redundant-experts', '7'],
+      /WL_INVALID_ARGUMENT.*--redundant-experts: expected a multiple of the 4 ranks, such as 4 or 8, got 7/,
     ],
     [[example, '--topk', '3'], /WL_INVALID_ARGUMENT.*topk/],
     [[join(folder, 'missing')], /WL_FILE: /],

@@ -7,6 +7,7 @@ import { credentialsOf } from '#lib/meeting/credentials.js';
 import { LinkedStore } from '#lib/world/store.js';
 import { StoreClient } from '#lib/world/store-client.js';
 import { StoreServer } from '#lib/world/store-server.js';
+import { freePort } from '../support/free-port.ts';
 
 const maxValueBytes = 4 << 20;
 const credentials = credentialsOf('token');
@@ -146,9 +147,9 @@ test('stop() waits for ranks that are still there', async () => {
 test('a rank that cannot reach rank 0 says where it looked', async () => {
   const port = await freePort();
   const environment = { RANK: '1', WORLD_SIZE: '2', MASTER_ADDR: '127.0.0.1', MASTER_PORT: String(port) };
-  await assert.rejects(join({ environment, timeoutMs: 100 }), {
+  await assert.rejects(join({ environment, timeoutMs: 1000 }), {
     code: 'WL_TIMEOUT',
-    message: new RegExp(`Rank 1 could not reach rank 0 at 127\\.0\\.0\\.1:${port} within 100 ms .*ECONNREFUSED`),
+    message: new RegExp(`Rank 1 could not reach rank 0 at 127\\.0\\.0\\.1:${port} within 1000 ms .*ECONNREFUSED`),
   });
   await assert.rejects(join({ environment, signal: AbortSignal.abort(new Error('enough')) }), { message: 'enough' });
   const abort = new AbortController();
@@ -173,17 +174,6 @@ test('another service on the port, or the store of another job, is told apart', 
   });
   service.close();
 });
-
-/** A port that was free just now. */
-async function freePort(): Promise<number> {
-  const listener = createServer();
-  listener.listen(0, '127.0.0.1');
-  await once(listener, 'listening');
-  const { port } = listener.address() as AddressInfo;
-  listener.close();
-  await once(listener, 'close');
-  return port;
-}
 
 async function reasonsOfJoins(ranks: readonly number[], timeoutMs: number): Promise<string[]> {
   const common = { WORLD_SIZE: '4', MASTER_ADDR: '127.0.0.1', MASTER_PORT: `${await freePort()}` };

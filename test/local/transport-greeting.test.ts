@@ -16,11 +16,12 @@ import {
   acceptPeer,
   connectPeer,
 } from '#lib/transport/host/greeting.js';
-import { transportIo } from '#lib/transport/io/packet-ios.js';
+import { udp } from '#lib/transport/io/udp/udp-io.js';
 import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 
 const base: GreetingOptions = {
-  io: transportIo,
+  io: udp,
+  engines: [],
   name: 'host',
   paths: 3,
   segmentBytes: 0,

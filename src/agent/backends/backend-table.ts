@@ -17,6 +17,11 @@ type BackendTable<Name extends string> = { readonly [Key in Name]: BackendEntry<
 
 const backends = tableOf({
   local: { load: async () => (await import('./local/local-backend.ts')).createBackend },
+  verbs: {
+    load: async () => (await import('./verbs/verbs-backend.ts')).createBackend,
+    isStaged: true,
+    whyOnlyListed: whyNoRdma,
+  },
   ucx: {
     load: async () => (await import('./ucx/ucx-backend.ts')).createBackend,
     isStaged: true,
@@ -55,7 +60,7 @@ export function loadHostBackend(name: string): Promise<CreateBackend<BackendName
   return backends[name as BackendName].load();
 }
 
-/** UCX opens ports and shared memory of its own, so it is not even loaded where it would not be chosen. */
+/** These open ports of their own, so they are not even loaded where they would not be chosen. */
 function whyNoRdma(): string | undefined {
   if (activeRdmaPorts(localFiles()).length > 0) return undefined;
   return 'this host has no RDMA device with an active port; to use it all the same, name it in the option backends of Agent.create';

@@ -10,6 +10,7 @@ import {
   waitOptionNames,
 } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { beginWait, endWait, type WaitFacts } from '../../core/waits.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { call } from '../../meeting/dial.ts';
 import { type HelloBody, type HelloOptions, receiveHello } from '../../meeting/hello.ts';
@@ -168,8 +169,12 @@ export class Endpoint implements AsyncDisposable {
     checkTimeout(timeoutMs);
     const ready = this.#arrived.shift();
     if (ready !== undefined) return ready;
+    const { name } = this.agent;
+    const waitFacts = (): WaitFacts => ({ operation: `endpoint ${name}: accept` });
+    const entry = beginWait({ waitFacts }, performance.now() + timeoutMs);
     return new Promise((resolve, reject) => {
       const settle = (act: () => void): void => {
+        endWait(entry);
         clearTimeout(timer);
         signal?.removeEventListener('abort', onAbort);
         const index = this.#accepting.indexOf(take);

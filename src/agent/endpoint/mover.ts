@@ -1,5 +1,6 @@
 // Moves what two lists describe to or from one peer: prepares, posts while there is room, waits, keeps for the next time.
 import { WeftlineError } from '../../core/errors.ts';
+import { type WaitFacts, whileWaiting } from '../../core/waits.ts';
 import type { Agent } from '../agent.ts';
 import type { TransferOperation } from '../backend.ts';
 import type { BackendName } from '../backends/backend-table.ts';
@@ -47,7 +48,9 @@ export class Mover {
       const attempted = attempt();
       if (attempted !== undefined) await attempted;
     } catch (error) {
-      await this.#tryAgain(attempt, error);
+      const { agent, peer, who } = this.#options;
+      const describe = (): WaitFacts => ({ operation: `room on the way to ${who}`, peers: [peer] });
+      await whileWaiting(this.#tryAgain(attempt, error), describe, performance.now() + agent.settings.timeoutMs);
     }
   }
 

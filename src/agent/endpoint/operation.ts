@@ -1,4 +1,5 @@
 // A send, receive, write or read of an endpoint: asked whether it is done, or waited for.
+import { beginWait, endWait } from '../../core/waits.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { checkTimeout, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
@@ -60,8 +61,13 @@ export class Operation {
   }
 
   async #wait(timeoutMs: number, signal: AbortSignal | undefined): Promise<void> {
+    const entry = beginWait(
+      { waitFacts: () => ({ operation: `${this.#what} has not ended` }) },
+      performance.now() + timeoutMs,
+    );
     await new Promise<void>((resolve) => {
       const over = (): void => {
+        endWait(entry);
         clearTimeout(timer);
         signal?.removeEventListener('abort', over);
         resolve();

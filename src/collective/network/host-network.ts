@@ -62,6 +62,8 @@ export class HostNetwork {
   readonly #links = new Map<number, NetworkLink>();
   readonly #registered: (Registration | undefined)[] = [];
   #memory: Registration | undefined;
+  /** Of the device, when that was registered. */
+  #mappings = -1;
   #hasGivenUp = false;
   #closing: Promise<void> | undefined;
 
@@ -139,14 +141,15 @@ export class HostNetwork {
     return this.#windows[window]!.address;
   }
 
-  /** True if what lies below `end` in this device's memory can be put from. */
+  /** True if what lies below `end` in this device's memory can be put from: RDMA devices know the pages of then. */
   hasMemory(end: number): boolean {
-    return this.#memory !== undefined && end <= this.#memory.length;
+    return this.#memory !== undefined && end <= this.#memory.length && this.#mappings === this.#device.mappings;
   }
 
-  /** Makes all of this device's memory a place to put from, after it has grown. Nothing may be under way: settle before. */
+  /** Makes all of this device's memory a place to put from, after it has grown or files were mapped into it. Nothing may be under way: settle before. */
   async useMemory(): Promise<void> {
     const before = this.#memory;
+    this.#mappings = this.#device.mappings;
     this.#memory = await this.#agent.register(new Uint8Array(this.#device.memory.buffer));
     for (const link of this.#links.values()) await link.useMemory(this.#memory);
     if (before !== undefined) await this.#agent.deregister(before);
@@ -178,7 +181,7 @@ export class HostNetwork {
       const done = what.isDone();
       // Work that was done may have queued puts.
       this.advance();
-      if (!done) this.#throwIfBroken(what);
+      if (!done) this.throwIfBroken(what);
       return done;
     };
     if (look()) return;
@@ -187,6 +190,10 @@ export class HostNetwork {
         return look();
       },
       describe: () => what.describe(),
+      missing: () => {
+        const { ranks } = this.group;
+        return { ranks: this.routes.peers.filter((peer) => what.awaits(peer)).map((peer) => ranks[peer]!) };
+      },
     };
     await this.#agent.until(awaited, remaining(wait));
   }
@@ -199,7 +206,8 @@ export class HostNetwork {
     }
   }
 
-  #throwIfBroken(what: NetworkWait): void {
+  /** Fails where until() would, if what is waited for is not done. */
+  throwIfBroken(what: NetworkWait): void {
     this.#barrier.throwIfUnusable();
     const { peerLost, ranks } = this.group;
     if (peerLost.aborted) throw peerLost.reason;
@@ -257,26 +265,56 @@ export class HostNetwork {
     await meetAcrossHosts(this.group, { name: `network/${this.#name}/window`, tell, connect }, wait);
   }
 
-  /** Idempotent. Once it has resolved, nobody on another host writes to the windows, and nothing of them is read. */
-  close(): Promise<void> {
-    this.#closing ??= this.#close();
+  /**
+   * Idempotent. Once it has resolved, nobody on another host writes to the windows, and nothing of them is read.
+   * @param untilSourcesLeft Other ranks of this host may still need what ranks of other hosts write to this rank's part:
+   *   waits until those have closed their side too, for as long as a call would.
+   */
+  close({ untilSourcesLeft = false }: { readonly untilSourcesLeft?: boolean } = {}): Promise<void> {
+    this.#closing ??= this.#close(untilSourcesLeft);
     return this.#closing;
   }
 
-  async #close(): Promise<void> {
-    // The end of its agent tells the peers that it closed; an agent that goes on does not.
+  async #close(untilSourcesLeft: boolean): Promise<void> {
+    // Where it has given up, the end of its agent tells the peers as well.
+    if (!this.#hasGivenUp || !this.#shared.isLast) await this.#sayGoodbye();
+    if (untilSourcesLeft && !this.#hasGivenUp) await this.#sourcesLeft();
     if (!this.#shared.isLast) await this.#leave();
     await this.#shared.close();
   }
 
-  /** Of an agent that others use: the peers hear that this object is closed, then everything of it is taken back. */
-  async #leave(): Promise<void> {
+  /** What was sent arrives, and behind it the peers hear that this object is closed. */
+  async #sayGoodbye(): Promise<void> {
     await this.#flush();
-    if (!this.#hasGivenUp) {
-      for (const [peer, link] of this.#links) link.tell(this.cellAt(peer, networkCells.closed));
-      // ORDER: who still sends to this object must know why its memory is gone.
-      await this.#flush();
-    }
+    if (this.#hasGivenUp) return;
+    for (const [peer, link] of this.#links) link.tell(this.cellAt(peer, networkCells.closed));
+    // ORDER: who still sends to this object must know why its memory is gone.
+    await this.#flush();
+  }
+
+  /** Returns when the ranks that this one stands for here have closed their side, given up or gone, or the time is over. */
+  async #sourcesLeft(): Promise<void> {
+    const { served } = this.routes;
+    const hasLeft = (rank: number): boolean => {
+      const link = this.link(rank);
+      return link.isClosed || link.error !== undefined || this.count(rank, networkCells.abort) !== 0;
+    };
+    const look = (): boolean => {
+      this.advance();
+      const isOver = this.#barrier.failure.reason() !== undefined || this.group.peerLost.aborted;
+      return isOver || served.every(({ rank }) => hasLeft(rank));
+    };
+    const left = {
+      get isSettled(): boolean {
+        return look();
+      },
+      describe: () => `Ranks of other hosts did not close their ${this.#name}`,
+    };
+    await this.#agent.until(left, { timeoutMs: this.group.settings.timeoutMs }).catch(() => {});
+  }
+
+  /** Of an agent that others use: everything of this object is taken back. */
+  async #leave(): Promise<void> {
     await Promise.allSettled([...this.#links.values()].map((link) => link.close()));
     const registered = [...this.#registered, this.#memory].filter((memory) => memory !== undefined);
     const ends = await Promise.allSettled(registered.map((memory) => this.#agent.deregister(memory)));
@@ -301,6 +339,7 @@ export class HostNetwork {
 
   async #register(): Promise<Told> {
     for (const window of this.#windows) this.#registered.push(await this.#registerWindow(window));
+    this.#mappings = this.#device.mappings;
     this.#memory = await this.#agent.register(new Uint8Array(this.#device.memory.buffer));
     return this.#told();
   }

@@ -118,9 +118,14 @@ export class OutQueue {
     return hasPosted;
   }
 
+  /** Nothing waits here for room. */
+  get isPosted(): boolean {
+    return this.#next === this.#end;
+  }
+
   /** Everything that was queued is at the peer. */
   get isDelivered(): boolean {
-    return this.#next === this.#end && this.#channel.delivered === this.#channel.posted;
+    return this.isPosted && this.#channel.delivered === this.#channel.posted;
   }
 
   get error(): WeftlineError | undefined {

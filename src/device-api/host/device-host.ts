@@ -5,6 +5,8 @@ import { checkOptions } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { log } from '../../core/log.ts';
 import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { readToken } from '../../settings/token.ts';
 import { hostIdentity } from '../../world/host-identity.ts';
@@ -20,12 +22,13 @@ import {
 } from './device-host-options.ts';
 import { KernelMemory } from './kernel-memory.ts';
 import { HostPeers } from './host-peers.ts';
-import { checkDevices, openHalves } from './open-halves.ts';
+import { checkDevices, endBeforeDevices, openHalves } from './open-halves.ts';
 import { decodeDescs, type DescRange, type TransferDescs } from './transfer-descs.ts';
 import type { RegisteredVram, VramRange } from './vram-regions.ts';
 import { type WriteRequest, WriteRequests } from './write-requests.ts';
 
 interface Parts {
+  readonly devices: readonly (CpuDevice | CudaDevice)[];
   readonly halves: ReadonlyMap<number, DeviceHalf>;
   readonly service: ProxyService;
   readonly requests: WriteRequests;
@@ -44,6 +47,7 @@ export class DeviceHost implements AsyncDisposable {
   readonly port: number | undefined;
   readonly #parts: Parts;
   readonly #direct: boolean;
+  readonly #forgetDevices: () => void;
   #closing: Promise<void> | undefined;
 
   /**
@@ -87,7 +91,7 @@ export class DeviceHost implements AsyncDisposable {
       const listening = port === undefined ? undefined : await service.listen({ ...at, port });
       const memory = new KernelMemory({ halves, service, requests });
       const peers = new HostPeers({ settings, service, requests });
-      return new DeviceHost(options, { halves, service, requests, memory, peers, port: listening });
+      return new DeviceHost(options, { devices, halves, service, requests, memory, peers, port: listening });
     } catch (error) {
       await service.close();
       for (const half of halves.values()) half[Symbol.dispose]();
@@ -100,6 +104,7 @@ export class DeviceHost implements AsyncDisposable {
     this.port = parts.port;
     this.#direct = options.direct ?? true;
     this.#parts = parts;
+    this.#forgetDevices = endBeforeDevices(parts.devices, () => this.close());
   }
 
   /** The device API in TypeScript; WL_UNSUPPORTED on GPUs, whose kernels include weftline/weftline.cuh. */
@@ -296,7 +301,7 @@ export class DeviceHost implements AsyncDisposable {
 
   /**
    * Withdraws what was published, releases all requests, registrations and peers, closes the agent and frees what was
-   * allocated; no kernel that uses it may be running. Idempotent.
+   * allocated; no kernel that uses it may be running. Idempotent. Closing one of its GPUs does this first.
    */
   close(): Promise<void> {
     this.#closing ??= this.#close();
@@ -317,6 +322,7 @@ export class DeviceHost implements AsyncDisposable {
       await service.close();
     } finally {
       for (const half of halves.values()) half[Symbol.dispose]();
+      this.#forgetDevices();
     }
   }
 

@@ -28,6 +28,18 @@ export function checkDevices({ device, devices }: DeviceHostOptions): readonly (
   return list;
 }
 
+/**
+ * Whoever closes a GPU has `end` called and waited for first: a thread that serves queues would else read memory that is gone.
+ * Returns what is called once that has ended by itself.
+ */
+export function endBeforeDevices(devices: readonly (CpuDevice | CudaDevice)[], end: () => Promise<void>): () => void {
+  const gpus = devices.filter((device) => device.kind === 'cuda');
+  for (const { context } of gpus) context.threads.add(end);
+  return () => {
+    for (const { context } of gpus) context.threads.delete(end);
+  };
+}
+
 /** By the GPU's ordinal; 0 on the CPU. */
 export async function openHalves(
   devices: readonly (CpuDevice | CudaDevice)[],

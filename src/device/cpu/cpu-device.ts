@@ -35,6 +35,7 @@ export class CpuDevice implements Device {
   /** @internal */
   readonly space: AddressSpace;
   readonly #abandoned: AbandonedMemory;
+  #mappings = 0;
 
   /**
    * Makes the memory and compiles the kernels into it. Loads no native library. Fails with WL_MEMORY or WL_CONFIG.
@@ -96,11 +97,21 @@ export class CpuDevice implements Device {
   }
 
   /**
+   * Changes whenever a file is mapped into this memory or unmapped: devices that hold its pages, not its addresses, must
+   * then get it anew.
+   * @internal
+   */
+  get mappings(): number {
+    return this.#mappings;
+  }
+
+  /**
    * Maps a whole shared file, so that kernels and peers see the same bytes. `bytes` must be the file's size. `populate`
    * sets up the page tables at once, which allocates what the file does not hold yet.
    * @internal
    */
   mapFile(fd: number, bytes: number, populate = false): Storage {
+    this.#mappings++;
     const address = this.space.take(bytes, WASM_PAGE);
     this.#commitTaken(address, bytes);
     try {
@@ -110,6 +121,7 @@ export class CpuDevice implements Device {
       throw error;
     }
     return new CpuStorage(this, address, bytes, () => {
+      this.#mappings++;
       mapZeroOver(this.#base() + BigInt(address), bytes);
       this.space.release(address);
     });

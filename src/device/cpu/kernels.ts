@@ -147,6 +147,82 @@ export interface CpuKernels {
   scatterDuplicates: Kernel<
     [tokens: number, k: number, rowTable: number, rankTable: number, firstBases: number, duplicateBases: number]
   >;
+  // kernels/wasm/low-latency.ts
+  fillBytes: Kernel<[address: number, value: number, bytes: number]>;
+  /** `scales`: one of lowLatencyScales. */
+  scatterQuantized: Kernel<
+    [
+      x: number,
+      columns: number,
+      tokens: number,
+      ranks: number,
+      rowTable: number,
+      rowBases: number,
+      scaleBases: number,
+      rowStride: number,
+      wordStride: number,
+      scales: number,
+      scratch: number,
+    ]
+  >;
+  placeRows: Kernel<
+    [
+      rows: number,
+      rowBytes: number,
+      scales: number,
+      words: number,
+      tokens: number,
+      topk: number,
+      indexBytes: number,
+      count: number,
+      k: number,
+      capacity: number,
+      next: number,
+      outRows: number,
+      outScales: number,
+      outTokens: number,
+      rowOf: number,
+    ]
+  >;
+  closePlaces: Kernel<
+    [
+      first: number,
+      next: number,
+      sources: number,
+      experts: number,
+      capacity: number,
+      counts: number,
+      dropped: number,
+      ranges: number,
+      tokens: number,
+    ],
+    number
+  >;
+  choiceRows: Kernel<
+    [
+      topk: number,
+      indexBytes: number,
+      cells: number,
+      expertsPerRank: number,
+      capacity: number,
+      nextRow: number,
+      rowTable: number,
+      rankTable: number,
+    ]
+  >;
+  sumWeightedRows: Kernel<
+    [
+      out: number,
+      rowBytes: number,
+      tokens: number,
+      k: number,
+      rowTable: number,
+      rankTable: number,
+      weights: number,
+      bases: number,
+      scratch: number,
+    ]
+  >;
   // kernels/wasm/mixed-sum.ts
   gatherSumF32: Kernel<
     [

@@ -1,6 +1,7 @@
 // Waits for the device without blocking the event loop: polls a little, lets others run, polls again.
 import { setImmediate as nextTurn, setTimeout as sleep } from 'node:timers/promises';
 import { WeftlineError } from '../../core/errors.ts';
+import { beginWait, endWait, type WaitEntry } from '../../core/waits.ts';
 
 /** Longest stretch of polling in one turn of the event loop. */
 const TURN_MS = 0.2;
@@ -17,18 +18,26 @@ export interface PollOptions {
 /** Resolves when `ready` returns true. Fails with WL_TIMEOUT, the signal's reason, or whatever `ready` throws. */
 export async function pollUntil(ready: () => boolean, options: PollOptions): Promise<void> {
   const start = performance.now();
-  for (;;) {
-    const turn = performance.now();
-    do {
-      if (ready()) return;
-    } while (performance.now() - turn < TURN_MS);
-    options.signal?.throwIfAborted();
-    const waited = performance.now() - start;
-    if (waited >= options.timeoutMs) {
-      throw new WeftlineError('WL_TIMEOUT', `${options.what} did not finish within ${options.timeoutMs} ms`, {
-        details: { timeoutMs: options.timeoutMs },
-      });
+  const { timeoutMs, signal, what } = options;
+  let entry: WaitEntry | undefined;
+  try {
+    for (;;) {
+      const turn = performance.now();
+      do {
+        if (ready()) return;
+      } while (performance.now() - turn < TURN_MS);
+      signal?.throwIfAborted();
+      const waited = performance.now() - start;
+      if (waited >= timeoutMs) {
+        throw new WeftlineError('WL_TIMEOUT', `${what} did not finish within ${timeoutMs} ms`, {
+          details: { timeoutMs },
+        });
+      }
+      // Which ranks a kernel waits for is not known here.
+      entry ??= beginWait({ waitFacts: () => ({ operation: `GPU: ${what}` }) }, start + timeoutMs);
+      await (waited < EAGER_MS ? nextTurn() : sleep(1));
     }
-    await (waited < EAGER_MS ? nextTurn() : sleep(1));
+  } finally {
+    if (entry !== undefined) endWait(entry);
   }
 }

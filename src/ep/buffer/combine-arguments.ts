@@ -5,7 +5,7 @@ import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { checkHandle } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
-import type { OverlapOptions } from '../../collective/overlap.ts';
+import { checkOverlap, type OverlapOptions } from '../../collective/overlap.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-check.ts';
 
@@ -49,6 +49,7 @@ export function checkCombine(
   window: { readonly address: number; readonly bytes: number },
 ): CheckedCombine {
   checkOptions(args, combineArgumentNames, 'arguments of EpBuffer.combine');
+  checkOverlap(args);
   const { device, config } = scope;
   const handle = checkHandle(args.handle, scope);
   const { rows, numTokens } = handle;

@@ -9,7 +9,7 @@ import { isWhole } from '../../core/whole-number.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { EpMemory } from './ep-memory.ts';
-import type { OverlapOptions } from '../../collective/overlap.ts';
+import { checkOverlap, type OverlapOptions } from '../../collective/overlap.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-check.ts';
 
@@ -66,6 +66,7 @@ const dispatchArgumentNames: OptionNames<DispatchArguments> = {
 
 export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: EpMemory): DispatchPlanInput {
   checkOptions(args, dispatchArgumentNames, 'arguments of EpBuffer.dispatch');
+  checkOverlap(args);
   const { config } = scope;
   const { data, scales } = checkRows(args.x, scope);
   const numTokens = data.shape[0]!;

@@ -19,7 +19,7 @@ import type { DispatchLayout } from './dispatch-layout.ts';
 import { callOptions, type EpEngine } from './engine.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { EpScope } from './scope.ts';
-import { checkTensor, requireDevice } from '../../collective/tensor-check.ts';
+import { checkTensor, requireDevice, requireGroup } from '../../collective/tensor-check.ts';
 
 /**
  * Expert-parallel dispatch and combine between the ranks of a group: one row per (token, rank), as in the high-throughput
@@ -29,7 +29,7 @@ import { checkTensor, requireDevice } from '../../collective/tensor-check.ts';
 export class EpBuffer implements AsyncDisposable {
   readonly #scope: EpScope;
   readonly #engine: EpEngine;
-  readonly #guard = new CallGuard('EpBuffer');
+  readonly #guard: CallGuard;
 
   /**
    * Collective over the group (a world is one), whose ranks use the same kind of device and may be on several hosts. Fails
@@ -46,6 +46,7 @@ export class EpBuffer implements AsyncDisposable {
     config: EpBufferConfig,
     options: EpBufferOptions = {},
   ): Promise<EpBuffer> {
+    requireGroup(group);
     requireDevice(device);
     checkOptions(options, epBufferOptionNames, 'options of EpBuffer.create');
     const full = withDefaults(config);
@@ -60,6 +61,7 @@ export class EpBuffer implements AsyncDisposable {
   private constructor({ scope, engine }: { readonly scope: EpScope; readonly engine: EpEngine }) {
     this.#scope = scope;
     this.#engine = engine;
+    this.#guard = new CallGuard('EpBuffer', scope.group.ranks);
   }
 
   /** The ranks that it was made over. */

@@ -9,6 +9,7 @@ import { isSharedByAll } from '../../windows/window-agreement.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../collective/agree.ts';
+import { requireDevice, requireGroup } from '../../collective/tensor-check.ts';
 import { requireRoom } from '../../windows/room.ts';
 import { ranksOfHosts } from '../across-hosts/hosts-of.ts';
 import { checkRdmaBuffer, refuseRdmaBuffer, requirePinnedBytes } from '../across-hosts/rdma-bytes.ts';
@@ -16,7 +17,7 @@ import { isWhole } from '../../core/whole-number.ts';
 import { layerPinnedSize } from './layer-pinned-size.ts';
 import { CpuLayerMemory } from './cpu/cpu-layer-memory.ts';
 import type { CudaLayerMemory } from './cuda/cuda-layer-memory.ts';
-import type { EPConfig, TokenDType } from './ep-config.ts';
+import { EPConfig, type TokenDType } from './ep-config.ts';
 import { grownRows, initialRows, type OutputRegion, type OutputSize, outputSize } from './output-size.ts';
 
 /** What a DispatchCombineContext is made with besides its configuration. */
@@ -57,6 +58,9 @@ export class DispatchCombineContext implements AsyncDisposable {
     epConfig: EPConfig,
     options: ContextOptions = {},
   ): Promise<DispatchCombineContext> {
+    requireGroup(group);
+    requireDevice(device);
+    if (!(epConfig instanceof EPConfig)) throw invalidArgument('epConfig', epConfig, 'an EPConfig');
     const { capacity = 2, rdmaBuffer } = options;
     const wait = startCall(options, group.settings.timeoutMs);
     const { maxTokens, hidden, topk, numExperts, tokenDtype, weightDtype } = epConfig;

@@ -11,7 +11,7 @@ import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../collective/agree.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
 import { callOptions } from '../buffer/engine.ts';
-import { overlaps, requireDevice } from '../../collective/tensor-check.ts';
+import { overlaps, requireDevice, requireGroup } from '../../collective/tensor-check.ts';
 import { createCpuLayerEngine } from './cpu/cpu-layer-engine.ts';
 import { DispatchCombineContext } from './dispatch-combine-context.ts';
 import type { EPConfig, TokenDType } from './ep-config.ts';
@@ -23,7 +23,7 @@ import {
   type LayerDispatchArguments,
 } from './layer-arguments.ts';
 import type { LayerInput } from './layer-input.ts';
-import { type LayerOptions, makeConfig } from './layer-options.ts';
+import { type LayerOptions, makeConfig, requireLayerOptions } from './layer-options.ts';
 import type {
   DispatchStages,
   LayerCombineResult,
@@ -45,7 +45,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   readonly context: DispatchCombineContext;
   readonly enableLocalCombine: boolean;
   readonly #engine: LayerEngine;
-  readonly #guard = new CallGuard('EPAll2AllLayer');
+  readonly #guard: CallGuard;
   /** A dispatch of which some stages are still to come. */
   #staged: StagedDispatch | undefined;
 
@@ -61,7 +61,9 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
     device: CpuDevice | CudaDevice,
     options: LayerOptions<D>,
   ): Promise<EPAll2AllLayer<D>> {
+    requireGroup(group);
     requireDevice(device);
+    requireLayerOptions(options);
     const {
       maxTokens,
       hidden,
@@ -106,6 +108,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
     this.context = context;
     this.enableLocalCombine = enableLocalCombine;
     this.#engine = engine;
+    this.#guard = new CallGuard('EPAll2AllLayer', context.group.ranks);
   }
 
   /**

@@ -57,6 +57,9 @@ export class EPConfig {
 
   /** Fails with WL_INVALID_ARGUMENT naming the first value that is not allowed. */
   constructor(options: EPConfigOptions) {
+    if (typeof options !== 'object' || options === null) {
+      throw invalidArgument('options of EPConfig', options, 'an object');
+    }
     const { hidden, topk, numExperts, rank, worldSize, localWorldSize } = options;
     const { tokenDtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32', combinePrecision = 'bf16' } = options;
     for (const name of ['maxTokens', 'hidden', 'topk', 'numExperts', 'worldSize', 'localWorldSize'] as const) {

@@ -4,7 +4,7 @@ import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
-import type { OverlapOptions } from '../../collective/overlap.ts';
+import { checkOverlap, type OverlapOptions } from '../../collective/overlap.ts';
 import { checkTensor, rowAlignment } from '../../collective/tensor-check.ts';
 import type { DispatchCombineContext } from './dispatch-combine-context.ts';
 import type { EPConfig, TokenDType } from './ep-config.ts';
@@ -43,6 +43,7 @@ export function checkLayerDispatch(
   { config, device, call }: { readonly config: EPConfig; readonly device: Device; readonly call: string },
 ): LayerInput {
   checkOptions(args, dispatchOptionNames, `arguments of EPAll2AllLayer.${call}`);
+  checkOverlap(args);
   const alignment = rowAlignment(config.rowBytes);
   const dtype = [config.tokenDtype];
   const input = checkTensor('input', args.input, { device, dtype, shape: ['T', config.hidden], alignment });
@@ -103,6 +104,7 @@ export function checkLayerCombine(
   context: DispatchCombineContext,
 ): CheckedLayerCombine {
   checkOptions(args, combineOptionNames, 'arguments of EPAll2AllLayer.combine');
+  checkOverlap(args);
   const { device, config } = context;
   const desc = checkDescriptor(args.layoutDesc, context);
   const { hidden, rowBytes } = config;

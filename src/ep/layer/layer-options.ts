@@ -70,6 +70,12 @@ const layerOptionNames: OptionNames<LayerOptions> = {
   signal: true,
 };
 
+/** Fails with WL_INVALID_ARGUMENT for what has no options at all; what they are is checked on all ranks together. */
+export function requireLayerOptions(options: unknown): void {
+  if (typeof options === 'object' && options !== null) return;
+  throw invalidArgument('options of EPAll2AllLayer.create', options, 'an object');
+}
+
 /** Fails with WL_INVALID_ARGUMENT. */
 export function makeConfig(options: LayerOptions<TokenDType>, group: RankGroup): EPConfig {
   checkOptions(options, layerOptionNames, 'options of EPAll2AllLayer.create');

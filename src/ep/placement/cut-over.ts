@@ -7,12 +7,14 @@ import type { RankGroup } from '../../world/rank-group.ts';
 /** Beyond the deadline: the ranks that waited in vain until then still decide. */
 const DECISION_MS = 5000;
 
-export interface CutOver {
+export interface CutOver<Facts> {
   /** With the number, of the exchange and of the decision in the store: no other step of the group has both. */
   readonly name: string;
   readonly number: number;
-  /** What must be alike on all ranks, in words. */
-  readonly facts: Readonly<Record<string, string | number>>;
+  /** What this rank tells the others; JSON. */
+  readonly facts: Facts;
+  /** Fails if the ranks, whose facts these are, cannot take the step together. Called if all are ready. */
+  readonly compare: (all: readonly Facts[]) => void;
   /** Resolves when this rank can take the step. The signal says that it need not wait any longer. */
   readonly ready: (signal: AbortSignal) => Promise<void>;
 }
@@ -27,9 +29,9 @@ interface Decision {
  * that waited in vain for others learns what those have decided that did not, and else decides against it for all. `onUndecided`
  * is called if this rank cannot learn it.
  */
-export async function cutOverTogether(
+export async function cutOverTogether<Facts>(
   group: RankGroup,
-  step: CutOver,
+  step: CutOver<Facts>,
   wait: CallWait,
   onUndecided: (error: WeftlineError) => void,
 ): Promise<void> {
@@ -63,9 +65,9 @@ function storeIsLate(): WeftlineError {
   return new WeftlineError('WL_TIMEOUT', message, { details: { missing: [0], timeoutMs: DECISION_MS } });
 }
 
-async function whyNot(
+async function whyNot<Facts>(
   group: RankGroup,
-  { key, facts, ready }: CutOver & { readonly key: string },
+  { key, facts, ready, compare }: CutOver<Facts> & { readonly key: string },
   wait: CallWait,
 ): Promise<EncodedError | null> {
   const ending = new AbortController();
@@ -85,7 +87,7 @@ async function whyNot(
     const work = (): Promise<void> => ready(signal);
     const outcomes = await shareOutcome(group, { name: key, facts, work }, { ...wait, signal });
     if (outcomes.failure !== undefined) throw outcomes.failure;
-    compare(outcomes.facts, group.ranks);
+    compare(outcomes.facts);
     return null;
   } catch (error) {
     return encodeError(error, group.worldRank);
@@ -99,18 +101,11 @@ function decode(value: Uint8Array): Decision {
   return JSON.parse(Buffer.from(value).toString()) as Decision;
 }
 
-function compare(all: readonly CutOver['facts'][], ranks: readonly number[]): void {
-  for (const [field, first] of Object.entries(all[0] ?? {})) {
-    const other = all.findIndex((facts) => facts[field] !== first);
-    if (other === -1) continue;
-    const values = `${first} on rank ${ranks[0]}, ${all[other]![field]} on rank ${ranks[other]}`;
-    throw new WeftlineError('WL_CONFIG_MISMATCH', `The ranks cut over with different ${field}: ${values}`, {
-      details: { field, rank: ranks[other], rank0: first, other: all[other]![field] },
-    });
-  }
-}
-
-function undecided({ name, number }: CutOver, { error: reason }: Decision, thrown: unknown): WeftlineError {
+function undecided(
+  { name, number }: Pick<CutOver<unknown>, 'name' | 'number'>,
+  { error: reason }: Decision,
+  thrown: unknown,
+): WeftlineError {
   const cause = asWeftlineError(thrown);
   const why = reason === null ? '' : ` (before that: ${reason.message})`;
   return new WeftlineError(

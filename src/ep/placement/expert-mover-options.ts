@@ -4,7 +4,7 @@ import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import type { ExpertPlan } from './expert-plan.ts';
+import { type ExpertPlan, requirePlan } from './expert-plan.ts';
 
 /** An expert whose weights are to be loaded. */
 export interface ExpertToLoad {
@@ -32,8 +32,9 @@ export function checkMover(group: RankGroup, device: unknown, options: ExpertMov
   checkOptions(options, optionNames, 'options of ExpertMover.create');
   const { plan, expertBytes, load } = options;
   if (!(device instanceof CpuDevice)) throw invalidArgument('device', device, 'a CpuDevice');
-  if (plan?.ranks !== group.size)
-    throw invalidArgument('plan.ranks', plan?.ranks, `${group.size}, the ranks of the group`);
+  requirePlan(plan);
+  if (plan.ranks !== group.size)
+    throw invalidArgument('plan.ranks', plan.ranks, `${group.size}, the ranks of the group`);
   if (!isWhole(expertBytes, 16) || expertBytes % 16 !== 0) {
     throw invalidArgument('expertBytes', expertBytes, 'a positive multiple of 16');
   }

@@ -1,22 +1,24 @@
 // ExpertMover: brings the weights of experts to the ranks of a new plan while traffic goes on, then all ranks change over.
-import { createHash, randomBytes } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import type { RemoteMemory } from '../../agent/remote-agent.ts';
 import type { Registration } from '../../agent/registration.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
 import { meetAcrossHosts } from '../../collective/network/meet-across-hosts.ts';
 import { SharedAgent } from '../../collective/network/shared-agent.ts';
+import { requireGroup } from '../../collective/tensor-check.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { type CallWait, Deadline, startCall, type WaitOptions, waitOptionNames, within } from '../../core/deadline.ts';
-import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { cutOverTogether } from './cut-over.ts';
 import { ExpertMemory, type Half } from './expert-memory.ts';
 import { checkMover, type ExpertMoverOptions } from './expert-mover-options.ts';
-import type { ExpertPlan } from './expert-plan.ts';
+import { type ExpertPlan, requirePlan } from './expert-plan.ts';
 import { fetchExperts, type ExpertSources } from './fetch-experts.ts';
 import { Placement } from './placement.ts';
+import { factsOf, type PlanFacts, requireSame, requireSamePlan } from './plan-agreement.ts';
 import { ExpertChecksums } from './expert-checksums.ts';
 
 /** Of the time of cutOver(), how much weights that are still on their way may take. */
@@ -27,6 +29,8 @@ interface Told {
   readonly agent: string;
   readonly metadata: string;
   readonly region: number;
+  readonly plan: PlanFacts;
+  readonly expertBytes: number;
   /** By layer and slot. */
   readonly checksums: readonly number[];
   readonly id: string;
@@ -47,7 +51,7 @@ interface Staged {
  */
 export class ExpertMover implements AsyncDisposable {
   readonly group: RankGroup;
-  readonly #guard = new CallGuard('ExpertMover');
+  readonly #guard: CallGuard;
   readonly #memory: ExpertMemory;
   readonly #shared: SharedAgent;
   readonly #registration: Registration;
@@ -63,8 +67,9 @@ export class ExpertMover implements AsyncDisposable {
   #closing: Promise<void> | undefined;
 
   /**
-   * Collective over the group. Fails alike on all ranks: WL_INVALID_ARGUMENT, WL_MEMORY, WL_CONFIG_MISMATCH if copies of one
-   * expert differ, WL_TIMEOUT.
+   * Collective over the group. Fails alike on all ranks: WL_INVALID_ARGUMENT, WL_MEMORY, WL_CONFIG_MISMATCH if plans,
+   * `expertBytes` or copies of one expert differ, WL_TIMEOUT. If `load` throws, the error has its code (WL_INVALID_ARGUMENT if it has none), names
+   * the expert and the rank, and has what was thrown as its cause.
    * @param group The ranks of the plan.
    * @param device This rank's; it has the memory, which is twice that of the rank's experts.
    * @param options The plan in force at first, and the weights.
@@ -76,13 +81,14 @@ export class ExpertMover implements AsyncDisposable {
     options: ExpertMoverOptions,
     wait: WaitOptions = {},
   ): Promise<ExpertMover> {
+    requireGroup(group);
     checkOptions(wait, waitOptionNames, 'wait options of ExpertMover.create');
     const call = startCall(wait, group.settings.timeoutMs);
-    const made: { mover?: ExpertMover } = {};
+    const made: { mover?: ExpertMover; failure?: WeftlineError } = {};
     const tell = async (): Promise<Told> => {
       checkMover(group, device, options);
       made.mover = await ExpertMover.#open(group, device, options);
-      return made.mover.#load(options);
+      return made.mover.#load(options, (failure) => (made.failure = failure));
     };
     try {
       const connect = (told: readonly Told[]): Promise<void> => (made.mover as ExpertMover).#connect(told);
@@ -90,7 +96,8 @@ export class ExpertMover implements AsyncDisposable {
       return made.mover as ExpertMover;
     } catch (error) {
       await made.mover?.close();
-      throw error;
+      // What this rank's own function threw is the cause as it was, not as it was told to the others.
+      throw asWeftlineError(error).message === made.failure?.message ? made.failure : error;
     }
   }
 
@@ -118,6 +125,7 @@ export class ExpertMover implements AsyncDisposable {
     readonly placement: Placement;
   }) {
     this.group = parts.group;
+    this.#guard = new CallGuard('ExpertMover', parts.group.ranks);
     this.#memory = parts.memory;
     this.#shared = parts.shared;
     this.#registration = parts.registration;
@@ -218,8 +226,12 @@ export class ExpertMover implements AsyncDisposable {
       const deadline = new Deadline(wait.deadline.leftMs * READY_SHARE);
       await within(staged.done, { deadline, signal }, () => this.#late(deadline.timeoutMs));
     };
-    const facts = { epoch: this.#epoch, plan: staged === undefined ? 'none' : digest(staged.plan) };
-    const step = { name: `ep/expert-mover/${this.#id}`, number: this.#steps++, facts, ready };
+    // A rank that has staged none is not ready, so that nothing is compared.
+    const facts = factsOf((staged ?? this.#placement).plan);
+    const compare = (all: readonly PlanFacts[]): void => {
+      requireSamePlan('The ranks cut over with different plans', all, this.group.ranks);
+    };
+    const step = { name: `ep/expert-mover/${this.#id}`, number: this.#steps++, facts, compare, ready };
     await cutOverTogether(this.group, step, wait, (error) => (this.#failure = error));
   }
 
@@ -254,12 +266,21 @@ export class ExpertMover implements AsyncDisposable {
     this.#memory[Symbol.dispose]();
   }
 
-  async #load({ plan, load }: ExpertMoverOptions): Promise<Told> {
+  async #load(
+    { plan, expertBytes, load }: ExpertMoverOptions,
+    onFailure: (error: WeftlineError) => void,
+  ): Promise<Told> {
     const { agent } = this.#shared;
     const checksums: number[] = [];
     for (let layer = 0; layer < plan.layers; layer++) {
       for (const [slot, expert] of this.#placement.localExperts(layer).entries()) {
-        await load({ layer, expert, bytes: this.#memory.bytes(0, layer, slot) });
+        try {
+          await load({ layer, expert, bytes: this.#memory.bytes(0, layer, slot) });
+        } catch (error) {
+          const failure = cannotLoad(error, { layer, expert, rank: this.group.worldRank });
+          onFailure(failure);
+          throw failure;
+        }
         checksums.push(await this.#memory.checksum(0, layer, slot));
       }
     }
@@ -268,6 +289,8 @@ export class ExpertMover implements AsyncDisposable {
       agent: agent.name,
       metadata,
       region: this.#registration.number,
+      plan: factsOf(plan),
+      expertBytes,
       checksums,
       id: randomBytes(8).toString('hex'),
     };
@@ -275,6 +298,16 @@ export class ExpertMover implements AsyncDisposable {
 
   async #connect(told: readonly Told[]): Promise<void> {
     this.#id = told[0]!.id;
+    const { ranks } = this.group;
+    const what = 'The ranks made an ExpertMover of different';
+    for (const [rank, { expertBytes }] of told.entries()) {
+      requireSame(`${what} sizes: expertBytes`, [told[0]!.expertBytes, expertBytes], [ranks[0]!, ranks[rank]!]);
+    }
+    requireSamePlan(
+      `${what} plans`,
+      told.map(({ plan }) => plan),
+      ranks,
+    );
     this.#checksums = new ExpertChecksums(
       this.#placement.plan,
       told.map(({ checksums }) => checksums),
@@ -312,6 +345,7 @@ export class ExpertMover implements AsyncDisposable {
   }
 
   #checkPlan(plan: ExpertPlan): void {
+    requirePlan(plan);
     const now = this.#placement.plan;
     for (const field of ['layers', 'experts', 'ranks', 'physical'] as const) {
       if (plan[field] === now[field]) continue;
@@ -320,8 +354,17 @@ export class ExpertMover implements AsyncDisposable {
   }
 }
 
-function digest({ physicalToLogical: table }: ExpertPlan): string {
-  return createHash('sha256')
-    .update(new Uint8Array(table.buffer, table.byteOffset, table.byteLength))
-    .digest('base64');
+/** The error of the caller's own function, under its code. */
+function cannotLoad(
+  cause: unknown,
+  where: { readonly layer: number; readonly expert: number; readonly rank: number },
+): WeftlineError {
+  const { layer, expert, rank } = where;
+  const code = cause instanceof WeftlineError ? cause.code : 'WL_INVALID_ARGUMENT';
+  const why = cause instanceof Error ? cause.message : String(cause);
+  return new WeftlineError(
+    code,
+    `The function load of ExpertMover.create failed for expert ${expert} of layer ${layer} on rank ${rank}: ${why}`,
+    { details: { argument: 'load', ...where }, cause },
+  );
 }

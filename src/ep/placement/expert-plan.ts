@@ -36,12 +36,14 @@ export interface ExpertPlan extends ExpertPlanShape {
   readonly replicaCounts: Int32Array;
 }
 
+const shapeNames: OptionNames<ExpertPlanShape> = { layers: true, experts: true, ranks: true };
 const optionNames: OptionNames<ExpertPlanOptions> = {
-  layers: true,
-  experts: true,
-  ranks: true,
+  ...shapeNames,
   physicalToLogical: true,
 };
+
+/** Far more than the layers of a model have experts, and little memory. */
+const MAX_ENTRIES = 2 ** 24;
 
 /**
  * The plan that a table of physical experts describes, such as one that another program made. Fails with
@@ -51,9 +53,7 @@ const optionNames: OptionNames<ExpertPlanOptions> = {
 export function expertPlan(options: ExpertPlanOptions): ExpertPlan {
   checkOptions(options, optionNames, 'options of expertPlan');
   const { layers, experts, ranks } = options;
-  for (const [name, value] of Object.entries({ layers, experts, ranks })) {
-    if (!isWhole(value, 1)) throw invalidArgument(name, value, 'a whole number of at least 1');
-  }
+  checkShape(options, options.physicalToLogical?.length);
   const physicalToLogical = Int32Array.from(options.physicalToLogical);
   const physical = physicalToLogical.length / layers;
   if (!isWhole(physical, experts) || physical % ranks !== 0) {
@@ -63,17 +63,42 @@ export function expertPlan(options: ExpertPlanOptions): ExpertPlan {
   const shape = { layers, experts, ranks, physical };
   const replicaCounts = countReplicas(physicalToLogical, options.physicalToLogical, shape);
   const maxReplicas = replicaCounts.reduce((most, count) => Math.max(most, count), 0);
+  requireFit('maxReplicas * layers * experts', maxReplicas * layers * experts);
   const logicalToPhysical = invert(physicalToLogical, maxReplicas, shape);
   return Object.freeze({ ...shape, maxReplicas, physicalToLogical, logicalToPhysical, replicaCounts });
 }
 
+/** Fails with WL_INVALID_ARGUMENT for anything but a plan that this package made. */
+export function requirePlan(plan: unknown): asserts plan is ExpertPlan {
+  const { physicalToLogical, logicalToPhysical }: Partial<ExpertPlan> =
+    typeof plan === 'object' && plan !== null ? plan : {};
+  if (physicalToLogical instanceof Int32Array && logicalToPhysical instanceof Int32Array) return;
+  throw invalidArgument('plan', plan, 'a plan of expertPlan(), contiguousPlan() or rebalanceExperts()');
+}
+
 /**
  * The plan without copies: expert e is physical expert e, in every layer.
+ * Fails with WL_INVALID_ARGUMENT.
  * @param shape `ranks` divides `experts`.
  */
-export function contiguousPlan({ layers, experts, ranks }: ExpertPlanShape): ExpertPlan {
+export function contiguousPlan(shape: ExpertPlanShape): ExpertPlan {
+  checkOptions(shape, shapeNames, 'shape of contiguousPlan');
+  const { layers, experts, ranks } = shape;
+  checkShape(shape, layers * experts);
   const physicalToLogical = Int32Array.from({ length: layers * experts }, (_, at) => at % experts);
   return expertPlan({ layers, experts, ranks, physicalToLogical });
+}
+
+function checkShape({ layers, experts, ranks }: ExpertPlanShape, entries: unknown): void {
+  for (const [name, value] of Object.entries({ layers, experts, ranks })) {
+    if (!isWhole(value, 1)) throw invalidArgument(name, value, 'a whole number of at least 1');
+  }
+  requireFit('physicalToLogical.length', entries);
+}
+
+function requireFit(name: string, entries: unknown): void {
+  if (isWhole(entries, 0) && entries <= MAX_ENTRIES) return;
+  throw invalidArgument(name, entries, `at most the ${MAX_ENTRIES} entries that a table of a plan may have`);
 }
 
 type Shape = ExpertPlanShape & { readonly physical: number };

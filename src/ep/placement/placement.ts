@@ -2,7 +2,7 @@
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
-import type { ExpertPlan } from './expert-plan.ts';
+import { type ExpertPlan, requirePlan } from './expert-plan.ts';
 import { nearestCopies, type NearestCopies } from './nearest-copies.ts';
 
 /** Which rank routes, and which ranks share a host. */
@@ -48,8 +48,12 @@ export class Placement {
 
   /** Fails with WL_INVALID_ARGUMENT unless the hosts have every rank of the plan once. */
   constructor(plan: ExpertPlan, where: PlacementRank) {
+    requirePlan(plan);
     checkOptions(where, rankNames, 'second argument of Placement');
     const { rank, hosts } = where;
+    if (!Array.isArray(hosts) || !hosts.every((host) => Array.isArray(host))) {
+      throw invalidArgument('hosts', hosts, 'an array with the ranks of each host, such as group.topology.hosts');
+    }
     const ranks = hosts.flat().toSorted((one, other) => one - other);
     if (ranks.length !== plan.ranks || ranks.some((value, index) => value !== index)) {
       throw invalidArgument('hosts', hosts.flat(), `ranks 0 to ${plan.ranks - 1} of the plan, each once`);
@@ -85,8 +89,10 @@ export class Placement {
    */
   route<Ids extends ExpertIds>(topkIdx: Ids, options: RouteOptions<Ids> = {}): Ids {
     checkOptions(options, routeNames, 'options of route');
+    requireIds('topkIdx', topkIdx);
     const { layer = 0, out = topkIdx.slice() as Ids } = options;
     this.#checkLayer(layer);
+    requireIds('out', out);
     if (out.length !== topkIdx.length || out.constructor !== topkIdx.constructor) {
       const expected = `${topkIdx.length} elements in a ${topkIdx.constructor.name}`;
       throw invalidArgument('out', `${out.length} in a ${out.constructor.name}`, expected);
@@ -119,11 +125,14 @@ export class Placement {
   }
 }
 
+function requireIds(name: string, ids: unknown): void {
+  if (ids instanceof Int32Array || ids instanceof BigInt64Array) return;
+  throw invalidArgument(name, ids, 'an Int32Array or a BigInt64Array');
+}
+
 /** 64-bit ids as pairs of words, the lower one first: no BigInt is made for them. */
 function wordsOf(ids: ExpertIds): Int32Array {
-  if (ids instanceof Int32Array) return ids;
-  if (ids instanceof BigInt64Array) return new Int32Array(ids.buffer, ids.byteOffset, ids.length * 2);
-  throw invalidArgument('topkIdx', ids, 'an Int32Array or a BigInt64Array');
+  return ids instanceof Int32Array ? ids : new Int32Array(ids.buffer, ids.byteOffset, ids.length * 2);
 }
 
 function checkIds(words: Int32Array, stride: number, experts: number): void {

@@ -8,6 +8,7 @@ import { viewAt } from '../library.ts';
 import { NativeBlock } from '../native-block.ts';
 import { nativeError } from '../native-error.ts';
 import { doNotBlock } from '../readiness.ts';
+import { ChannelEvents } from './channel-events.ts';
 import type { VerbsContext } from './context.ts';
 import { refusalOf, requireWithin } from './limits.ts';
 
@@ -22,7 +23,7 @@ export class CompletionChannel implements Disposable {
   readonly context: VerbsContext;
   readonly address: number;
   readonly descriptor: number;
-  readonly #event = new NativeBlock(16);
+  readonly #events: ChannelEvents;
   #isClosed = false;
 
   constructor(context: VerbsContext) {
@@ -35,20 +36,13 @@ export class CompletionChannel implements Disposable {
     const fields = new Block(ibvCompletionChannel, viewAt(this.address, ibvCompletionChannel.size), 0);
     this.descriptor = fields.get('descriptor');
     doNotBlock(this.descriptor);
+    this.#events = new ChannelEvents(this.address);
     context.adopt(this);
   }
 
   /** Takes all events, so that the descriptor is not readable any more. Returns how many there were. Does not wait. */
   takeEvents(): number {
-    const { ibv_get_cq_event: take, ibv_ack_cq_events: acknowledge } = this.context.calls;
-    const { address, words } = this.#event;
-    let count = 0;
-    while (take(this.address, address, address + 8) === 0) {
-      // A queue cannot be closed before each of its events was acknowledged.
-      acknowledge(words[0]! + words[1]! * 2 ** 32, 1);
-      count += 1;
-    }
-    return count;
+    return this.#events.take();
   }
 
   /** After its queues. */

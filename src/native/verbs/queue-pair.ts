@@ -53,6 +53,8 @@ export interface ConnectionOptions {
   readonly retries?: number;
   /** How often a request is repeated that found no receive posted: 6 at most, as 7 is without end. */
   readonly receiverNotReadyRetries?: number;
+  /** How long the peer then waits, as a code of the InfiniBand specification: 12, which is 0.64 ms, by default. */
+  readonly receiverNotReadyTimer?: number;
 }
 
 /** 67 ms. */
@@ -135,7 +137,7 @@ export class QueuePair implements Disposable {
     block.set('remoteQueuePair', remote.number);
     block.set('receiveSequence', remote.firstSequence);
     block.set('maxRemoteReads', reads);
-    block.set('minReceiverNotReadyTimer', RECEIVER_NOT_READY_TIMER);
+    block.set('minReceiverNotReadyTimer', options.receiverNotReadyTimer ?? RECEIVER_NOT_READY_TIMER);
     const connection = qpMask.path | qpMask.pathMtu | qpMask.remoteQueuePair | qpMask.receiveSequence;
     const reliable = qpMask.maxRemoteReads | qpMask.minReceiverNotReadyTimer;
     this.#modify(qpMask.state | connection | (isReliable ? reliable : 0), 'connecting');

@@ -1,5 +1,5 @@
 // Values on the command line, checked where they are read: counts, sizes in bytes, decimals, switches and lists.
-import { InvalidArgumentError } from 'commander';
+import { InvalidArgumentError, Option } from 'commander';
 import { formatBytes } from '../../core/byte-size.ts';
 
 type Parse<T> = (text: string) => T;
@@ -34,6 +34,11 @@ export function decimalArgument(min: number, max: number): Parse<number> {
 /** A parser of values with commas between them. */
 export function listArgument<T>(one: Parse<T>): Parse<T[]> {
   return (text) => text.split(',').map((word) => one(word.trim()));
+}
+
+/** An option whose value is a list, with its default as a user would type it. */
+export function listOption(flags: string, sentence: string, parse: Parse<unknown>, usual: readonly number[]): Option {
+  return new Option(flags, sentence).argParser(parse).default(usual, usual.join(','));
 }
 
 /** A parser of switches that may be written as --name, --name=true or --name=false. */

@@ -8,13 +8,14 @@ import {
   sizePlans,
 } from '../bench/collectives/collectives-workload.ts';
 import { MpiLoop } from '../bench/collectives/mpi-loop.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { isRank } from '../../world/environment.ts';
 import { collectivesBenchReport } from '../report/collectives-bench-report.ts';
 import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
+import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
 
 interface CollectivesBenchFlags extends OutputFlags {
@@ -37,9 +38,11 @@ export function addCollectivesBench(bench: Command): void {
     .command('collectives')
     .description('collectives of ranks over a range of sizes, as nccl-tests print them')
     .option('--ranks <n>', 'processes on this machine', integerArgument(1, 256), 4)
-    .option('--operations <list>', 'of allReduce, allGather, reduceScatter, allToAll, broadcast, reduce', kindList, [
-      ...benchedKinds,
-    ])
+    .addOption(
+      new Option('--operations <list>', `each once, of ${benchedKinds.join(', ')}`)
+        .argParser(kindList)
+        .default([...benchedKinds], 'all of them'),
+    )
     .addOption(new Option('--dtype <dtype>', 'of the elements').choices(['f32', 'bf16', 'i32']).default('f32'))
     .addOption(new Option('--op <op>', 'of reductions').choices(['sum', 'max', 'min']).default('sum'))
     .option('--min <bytes>', "the first size: of the larger of a rank's tensors", size, 8)
@@ -53,12 +56,12 @@ export function addCollectivesBench(bench: Command): void {
       ),
     );
   addOutputOptions(command);
-  addSettingOptions(command, ['collectiveSpinUs', 'timeoutMs']);
+  addSettingOptions(command, ['hosts', 'collectiveSpinUs', 'timeoutMs']);
   command.action(async (flags: CollectivesBenchFlags) => {
     const output = new Output(flags);
     const workload = workloadOf(flags);
-    sizePlans(workload);
-    if (flags.compare !== undefined && !isRank()) requirePeer(flags);
+    checkUsage(command, () => checkWorkload(workload, flags));
+    if (flags.compare !== undefined && !isRank()) MpiLoop.build()[Symbol.dispose]();
     await withRanks(flags.ranks, async (world) => {
       await using device = await CpuDevice.create();
       const ofWorld = { ...workload, ranks: world.size };
@@ -75,18 +78,12 @@ export function addCollectivesBench(bench: Command): void {
   });
 }
 
-/** Before any process starts. Fails with WL_UNSUPPORTED if the peer is not there, WL_INVALID_ARGUMENT for what it has not. */
-function requirePeer({ dtype }: CollectivesBenchFlags): void {
-  if (dtype === 'bf16') {
-    throw new WeftlineError(
-      'WL_INVALID_ARGUMENT',
-      'Invalid --dtype: expected f32 or i32 with --compare mpi, got bf16; MPI has no bf16',
-      {
-        details: { dtype },
-      },
-    );
+/** Before any process starts. Fails with WL_INVALID_ARGUMENT. */
+function checkWorkload(workload: CollectivesWorkload, { compare, dtype }: CollectivesBenchFlags): void {
+  sizePlans(workload);
+  if (compare !== undefined && dtype === 'bf16') {
+    throw invalidArgument('--dtype', dtype, 'f32 or i32 with --compare mpi, as MPI has no bf16');
   }
-  MpiLoop.build()[Symbol.dispose]();
 }
 
 function workloadOf(flags: CollectivesBenchFlags): CollectivesWorkload {
@@ -95,9 +92,12 @@ function workloadOf(flags: CollectivesBenchFlags): CollectivesWorkload {
 }
 
 function kindList(text: string): BenchedKind[] {
-  return listArgument((word) => {
+  const kinds = listArgument((word) => {
     const kind = benchedKinds.find((one) => one.toLowerCase() === word.toLowerCase());
     if (kind === undefined) throw new InvalidArgumentError(`Expected some of ${benchedKinds.join(', ')}.`);
     return kind;
   })(text);
+  const repeated = kinds.find((kind, index) => kinds.indexOf(kind) !== index);
+  if (repeated === undefined) return kinds;
+  throw new InvalidArgumentError(`Expected each operation once, and ${repeated} stands there again.`);
 }

@@ -3,21 +3,18 @@
 //   2. ./bench-<name>.ts has `add<Name>Bench`: its flags, what it prints, and `Output` for --json and --quiet;
 //   3. this file has its line in `benches`.
 import type { Command } from 'commander';
-import { addCollectivesBench } from './bench-collectives.ts';
-import { addEpBench } from './bench-ep.ts';
-import { addP2pBench } from './bench-p2p.ts';
-import { addTransportBench } from './bench-transport.ts';
-import { addUnpackBench } from './bench-unpack.ts';
+import { addCommands } from './add-commands.ts';
 
-const benches: readonly ((bench: Command) => void)[] = [
-  addEpBench,
-  addCollectivesBench,
-  addTransportBench,
-  addP2pBench,
-  addUnpackBench,
-];
+const benches = {
+  ep: async () => (await import('./bench-ep.ts')).addEpBench,
+  collectives: async () => (await import('./bench-collectives.ts')).addCollectivesBench,
+  transport: async () => (await import('./bench-transport.ts')).addTransportBench,
+  p2p: async () => (await import('./bench-p2p.ts')).addP2pBench,
+  unpack: async () => (await import('./bench-unpack.ts')).addUnpackBench,
+};
 
-export function addBenchCommand(program: Command): void {
+/** `words` follow `bench`. */
+export async function addBenchCommand(program: Command, words: readonly string[]): Promise<void> {
   const bench = program.command('bench').description('measure this machine against its own limits');
-  for (const add of benches) add(bench);
+  await addCommands(bench, benches, words);
 }

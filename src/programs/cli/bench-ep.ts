@@ -4,16 +4,23 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runEpBench } from '../bench/ep/ep-bench.ts';
 import type { EpCudaBenchReport } from '../bench/ep/cuda/ep-results.ts';
 import type { EpBenchReport } from '../bench/ep/ep-results.ts';
+import { runLowLatencyBench } from '../bench/ep/low-latency/low-latency-bench.ts';
+import {
+  type LowLatencyBenchReport,
+  type LowLatencyVariant,
+  lowLatencyVariants,
+} from '../bench/ep/low-latency/low-latency-results.ts';
 import { runEpHostBench } from '../bench/ep/hosts/host-bench.ts';
 import type { EpHostBenchReport } from '../bench/ep/hosts/host-results.ts';
 import { requireAddressSpace } from '../bench/ep/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep/ep-workload.ts';
 import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import { chooseDevice } from '../../device/device-choice.ts';
+import { chooseDevice, type DeviceChoice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
 import { epBenchReport } from '../report/ep-bench-report.ts';
 import { epHostBenchReport } from '../report/ep-host-bench-report.ts';
+import { lowLatencyBenchReport } from '../report/low-latency-bench-report.ts';
 import { epCudaBenchReport } from '../report/ep-cuda-bench-report.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
@@ -21,7 +28,8 @@ import type { World } from '../../world/index.ts';
 import { ranksOfHosts } from '../../world/pretended-hosts.ts';
 import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
-import { addSettingOptions } from './setting-options.ts';
+import { addSettingOptions, checkHosts } from './setting-options.ts';
+import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
 
 interface EpBenchFlags extends Omit<EpWorkload, 'dtype'>, OutputFlags {
@@ -31,6 +39,8 @@ interface EpBenchFlags extends Omit<EpWorkload, 'dtype'>, OutputFlags {
   readonly warmup: number;
   readonly pairs: number;
   readonly layer: boolean;
+  readonly mode: 'normal' | 'low-latency';
+  readonly variant?: LowLatencyVariant;
   /** A setting, which the ranks read for themselves. */
   readonly device?: string;
 }
@@ -39,6 +49,8 @@ const MAX_COUNT = 2 ** 31;
 const MAX_SKEW = 100;
 const defaultSms = [8, 16, 24] as const;
 const positive = integerArgument(1, MAX_COUNT);
+/** As decoding has them: 4096 would take more than the address space of a rank. */
+const LOW_LATENCY_TOKENS = 128;
 
 export function addEpBench(bench: Command): void {
   const { ranks, tokens, hidden, topk, experts, seed, skew } = defaultEpWorkload;
@@ -46,7 +58,11 @@ export function addEpBench(bench: Command): void {
     .command('ep')
     .description('expert-parallel dispatch and combine against copying the same rows')
     .option('--ranks <n>', 'processes on this machine', integerArgument(1, 1024), ranks)
-    .option('--tokens <n>', 'tokens of each rank', positive, tokens)
+    .option(
+      '--tokens <n>',
+      `tokens of each rank (default: ${tokens}, or ${LOW_LATENCY_TOKENS} in low-latency mode)`,
+      positive,
+    )
     .option('--hidden <n>', 'elements of a token', positive, hidden)
     .option('--topk <n>', 'experts of a token', positive, topk)
     .option('--experts <n>', 'experts of all ranks', positive, experts)
@@ -57,18 +73,30 @@ export function addEpBench(bench: Command): void {
         'both',
       ]),
     )
+    .addOption(
+      new Option('--mode <mode>', 'normal: EpBuffer and the layer; low-latency: EpLowLatency, with fp8 and bf16 rows')
+        .choices(['normal', 'low-latency'])
+        .default('normal'),
+    )
+    .addOption(
+      new Option('--variant <name>', `of low-latency mode (default: ${lowLatencyVariants[0]})`).choices([
+        ...lowLatencyVariants,
+      ]),
+    )
     .option('--sms <list>', `on GPUs: SM counts to run with, as 8,16,24 (default: ${defaultSms.join(',')})`, smList)
     .option('--iterations <n>', 'timed rounds of all cases', positive, 20)
     .option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3)
-    .option('--pairs <n>', 'across hosts: dispatches and combines in turn', positive, 32)
+    .option('--pairs <n>', 'across hosts and in low-latency mode: dispatches and combines in turn', positive, 32)
     .option('--seed <n>', 'of tokens and routing', integerArgument(0, MAX_COUNT), seed)
     .option('--skew <s>', 'popularity of experts: 0 even, 1 as words in a text', decimalArgument(0, MAX_SKEW), skew)
     .option('--no-layer', 'leave out EPAll2AllLayer, which takes the most memory');
   addOutputOptions(command);
   addSettingOptions(command, ['device', 'hosts', 'timeoutMs', 'aotFolder', 'useAot', 'nvrtcPath']);
-  command.action(async (flags: EpBenchFlags) => {
+  command.action(async (given: Omit<EpBenchFlags, 'tokens'> & Partial<Pick<EpBenchFlags, 'tokens'>>) => {
+    const flags = { ...given, tokens: given.tokens ?? (given.mode === 'low-latency' ? LOW_LATENCY_TOKENS : tokens) };
     const output = new Output(flags);
-    checkBeforeLaunch(flags);
+    if (!isRank()) checkHosts(command, flags.ranks);
+    checkUsage(command, () => checkBeforeLaunch(flags));
     await withRanks(flags.ranks, async (world) => {
       const result = await benchRank(world, flags);
       if (result !== undefined) output.report(result.text, result.report);
@@ -76,16 +104,29 @@ export function addEpBench(bench: Command): void {
   });
 }
 
+/** What it takes depends on the variant; its own sizes say what does not fit. */
+function checkLowLatency({ ranks, sms, layer }: EpBenchFlags, hosts: string): void {
+  if (!isRank() && ranksOfHosts(hosts, ranks).length > 1) {
+    throw invalidArgument('--hosts', hosts, 'one host with --mode low-latency');
+  }
+  if (sms !== undefined) throw invalidArgument('--sms', sms.join(','), 'nothing with --mode low-latency');
+  if (!layer) throw invalidArgument('--no-layer', true, 'nothing with --mode low-latency, which has no layer');
+}
+
 /** What can be known before any process starts. */
 function checkBeforeLaunch(flags: EpBenchFlags): void {
   const { device, addressSpaceMiB, hosts } = readSettings();
   checkEpWorkload(workloadOf(flags));
+  if (flags.variant !== undefined && flags.mode !== 'low-latency') {
+    throw invalidArgument('--variant', flags.variant, 'nothing without --mode low-latency');
+  }
+  if (flags.mode === 'low-latency') return checkLowLatency(flags, hosts);
+  if (!isRank() && ranksOfHosts(hosts, flags.ranks).length > 1) smsAcrossHosts(flags);
   if (device === 'cpu' || (device === 'auto' && cudaDeviceCount() === 0)) {
     requireCpuFlags(flags, device === 'cpu' ? 'asked for' : 'there is no GPU');
     // Where other hosts have ranks is known behind join().
     if (isRank()) return;
-    const ranksOfHost = Math.max(...ranksOfHosts(hosts, flags.ranks));
-    requireAddressSpace(workloadOf(flags), flags.layer, addressSpaceMiB * 1_048_576, ranksOfHost);
+    requireAddressSpace(workloadOf(flags), flags.layer, addressSpaceMiB * 1_048_576, ranksOfHosts(hosts, flags.ranks));
   }
 }
 
@@ -111,13 +152,14 @@ function workloadOf({ ranks, tokens, hidden, topk, experts, dtype, seed, skew }:
 }
 
 interface Result {
-  readonly report: EpBenchReport | EpHostBenchReport | EpCudaBenchReport;
+  readonly report: EpBenchReport | EpHostBenchReport | EpCudaBenchReport | LowLatencyBenchReport;
   readonly text: string;
 }
 
 async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | undefined> {
   const { iterations, warmup, layer, pairs } = flags;
   const choice = await chooseDevice(world.settings.device, world);
+  if (flags.mode === 'low-latency') return benchLowLatency(world, flags, choice);
   if (choice.kind === 'cpu') requireCpuFlags(flags, choice.reason);
   await using device = await openChosenDevice(choice, world.settings);
   using bar = new RoundBar(world, flags.quiet === true);
@@ -139,6 +181,20 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
   const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
   const report = await runEpCudaBench(world, device, { iterations, warmup, layer, workload, dtypes, sms }, bar.show);
   return report && { report, text: epCudaBenchReport(report) };
+}
+
+async function benchLowLatency(world: World, flags: EpBenchFlags, choice: DeviceChoice): Promise<Result | undefined> {
+  const { iterations, warmup, pairs, variant = 'rank-sums', dtype = 'both' } = flags;
+  await using device = await openChosenDevice(choice, world.settings);
+  if (device.kind !== 'cpu') {
+    throw new WeftlineError('WL_UNSUPPORTED', 'Low-latency mode runs on CPU ranks only for now: pass --device cpu');
+  }
+  using bar = new RoundBar(world, flags.quiet === true);
+  const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
+  const dtypes = dtype === 'both' ? (['fp8', 'bf16'] as const) : [dtype];
+  const options = { workload, variant, dtypes, iterations, warmup, pairs };
+  const report = await runLowLatencyBench(world, device, options, bar.show);
+  return report && { report, text: lowLatencyBenchReport(report) };
 }
 
 /** Rank 0 shows how far all are, on a terminal. */

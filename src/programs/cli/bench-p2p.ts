@@ -24,7 +24,7 @@ import {
   p2pWorkloadLines,
   roleText,
 } from '../report/p2p-bench-report.ts';
-import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
+import { byteArgument, integerArgument, listArgument, listOption } from './argument-values.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import {
   addBenchRoleOptions,
@@ -35,7 +35,9 @@ import {
   peerAddress,
   type PeerFlags,
 } from './peer-options.ts';
+import { requireGpu } from './require-gpu.ts';
 import { addSettingOptions } from './setting-options.ts';
+import { checkUsage } from './usage.ts';
 
 interface P2pFlags extends PeerFlags, OutputFlags {
   readonly localGpuIdx: number;
@@ -75,12 +77,14 @@ export function addP2pBench(bench: Command): void {
     .addOption(new Option('--device <kind>', 'where the memory is').choices(['cpu', 'gpu']).default('cpu'))
     .addOption(new Option('--backend <name>', 'this path or none').choices(backendNames))
     .addOption(new Option('--mode <mode>', 'what the client does').choices(p2pModes).default(p2pModes[0]))
-    .option('--sizes <list>', 'bytes of messages, as 256,64K,1M', byteList, [...defaultSizes])
+    .addOption(listOption('--sizes <list>', 'bytes of messages, as 256,64K,1M', byteList, defaultSizes))
     .option('--iterations <n>', 'messages of each size; also --iters', count, DEFAULT_ITERATIONS)
     .addOption(new Option('--iters <n>').argParser(count).hideHelp())
     .option('--inflight <n>', 'messages under way at a time', integerArgument(1, 256), 1)
     .option('--blocks <first,last>', 'sweep of block sizes, doubling, with the columns of nixlbench', byteList)
-    .option('--batches <first,last>', 'blocks of a transfer in that sweep, doubling', listArgument(count), [1, 1])
+    .addOption(
+      listOption('--batches <first,last>', 'blocks of a transfer in that sweep, doubling', listArgument(count), [1, 1]),
+    )
     .option('--pings <n>', 'round trips of 256 bytes with a notification', integerArgument(0, MAX_COUNT), 0)
     .option(
       '--descriptors <n>',
@@ -116,11 +120,12 @@ async function run(command: Command, flags: P2pFlags): Promise<void> {
   output.line(`Creating Engine with GPU index: ${localGpuIndex}, engine threads: ${ownThread ? 1 : 0}`);
   if (flags.numCpus !== undefined) output.line('--num-cpus has no effect: an agent has one engine thread');
   if (role === 'server') await serve(options, flags, output);
-  else await measure(options, flags, output);
+  else await measure(command, options, flags, output);
   output.line(`[${roleText(role)}] Benchmark complete`);
 }
 
 async function serve(options: P2pBenchOptions, flags: P2pFlags, { line, result: show }: Output): Promise<void> {
+  checkDevice(options);
   const host = listenAddress(flags);
   await serveP2pBench({
     ...options,
@@ -138,13 +143,14 @@ async function serve(options: P2pBenchOptions, flags: P2pFlags, { line, result: 
   });
 }
 
-async function measure(options: P2pBenchOptions, flags: P2pFlags, output: Output): Promise<void> {
+async function measure(command: Command, options: P2pBenchOptions, flags: P2pFlags, output: Output): Promise<void> {
   const { line, result: show } = output;
   const workload = workloadOf(flags);
   const remoteIp = peerAddress(flags);
-  checkPeerAddress(remoteIp);
+  checkUsage(command, () => checkPeerAddress(remoteIp));
   try {
-    checkP2pWorkload(workload);
+    checkUsage(command, () => checkP2pWorkload(workload));
+    checkDevice(options);
   } catch (error) {
     await giveUpP2pBench({ host: remoteIp, port: options.port }, error);
     throw error;
@@ -168,6 +174,11 @@ async function measure(options: P2pBenchOptions, flags: P2pFlags, output: Output
     },
   });
   output.report(p2pBenchReport(report), report);
+}
+
+/** Fails with WL_UNSUPPORTED if the memory is to be of a GPU that this machine does not have. */
+function checkDevice({ device, localGpuIndex }: P2pBenchOptions): void {
+  if (device === 'gpu') requireGpu(localGpuIndex);
 }
 
 function workloadOf({ iterations, iters = iterations, blocks, batches, ...flags }: P2pFlags): P2pWorkload {

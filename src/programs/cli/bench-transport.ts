@@ -1,4 +1,4 @@
-// weftline bench transport: messages between two processes, or between ranks, over UDP.
+// weftline bench transport: messages between two processes, or between ranks.
 import { type Command, Option } from 'commander';
 import { giveUpTransportBench, runTransportBench, serveTransportBench } from '../bench/transport/transport-bench.ts';
 import { runPairsBench } from '../bench/transport/transport-pairs.ts';
@@ -23,8 +23,10 @@ import {
   type PeerFlags,
 } from './peer-options.ts';
 import { readSettings, type SettingName } from '../../settings/settings.ts';
+import { rdmaSettingsTable } from '../../settings/rdma-settings-table.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
 import { addSettingOptions } from './setting-options.ts';
+import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
 
 interface TransportFlags extends PeerFlags, OutputFlags {
@@ -55,7 +57,7 @@ export function addTransportBench(bench: Command): void {
   const { nflow, nmsg, nreq, msize, seconds } = defaultTransportWorkload;
   const command = bench
     .command('transport')
-    .summary('messages between two processes or many ranks over UDP')
+    .summary('messages between two processes or many ranks, over UDP or RDMA queue pairs')
     .description(
       'Start the server, then the client, which decides what is measured; the server ends by itself. Between hosts both ' +
         'need the same WEFTLINE_TOKEN. The patterns incast, permutation and engines need no role: they start ranks on this ' +
@@ -103,6 +105,8 @@ Examples:
   addOutputOptions(command);
   addSettingOptions(command, [
     'timeoutMs',
+    'transportIo',
+    ...(Object.keys(rdmaSettingsTable) as SettingName[]),
     'transportEngines',
     'transportSpread',
     'transportPaths',
@@ -129,7 +133,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
   const { perftype } = workload;
   const { line: onLine } = output;
   if (perftype === 'incast' || perftype === 'permutation') {
-    checkTransportWorkload(workload);
+    checkUsage(command, () => checkTransportWorkload(workload));
     await withRanks(flags.ranks, async (world) => {
       const report = await runRankBench(world, workload, { seed: flags.seed, onLine });
       if (report !== undefined) output.report(rankBenchReport(report), report);
@@ -137,7 +141,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
     return;
   }
   if (perftype === 'engines') {
-    checkTransportWorkload(workload);
+    checkUsage(command, () => checkTransportWorkload(workload));
     const engines = readSettings().transportEngines || DEFAULT_ENGINES;
     await withRanks(2 * engines, async (world) => {
       const report = await runPairsBench(world, workload, { rounds: Math.max(1, flags.compare), onLine });
@@ -152,9 +156,9 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
     return;
   }
   const host = peerAddress(flags);
-  checkPeerAddress(host);
+  checkUsage(command, () => checkPeerAddress(host));
   try {
-    checkTransportWorkload(workload);
+    checkUsage(command, () => checkTransportWorkload(workload));
   } catch (error) {
     await giveUpTransportBench({ host, port }, error);
     throw error;

@@ -1,6 +1,6 @@
 // weftline bench unpack: scattered fragments to their places, in stages, in parts, and against bare copies.
 import type { Command } from 'commander';
-import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -8,9 +8,9 @@ import { readSettings } from '../../settings/settings.ts';
 import { runUnpackBench } from '../bench/unpack/unpack-bench.ts';
 import { runRoad } from '../bench/unpack/road/road-client.ts';
 import { serveRoad } from '../bench/unpack/road/road-server.ts';
-import { checkUnpackWorkload, defaultUnpackWorkload } from '../bench/unpack/unpack-workload.ts';
+import { checkUnpackWorkload, defaultUnpackWorkload, type UnpackWorkload } from '../bench/unpack/unpack-workload.ts';
 import { roadReport, unpackBenchReport } from '../report/unpack-bench-report.ts';
-import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
+import { byteArgument, integerArgument, listArgument, listOption } from './argument-values.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import {
   addBenchRoleOptions,
@@ -21,7 +21,9 @@ import {
   peerAddress,
   type PeerFlags,
 } from './peer-options.ts';
+import { requireGpu } from './require-gpu.ts';
 import { addSettingOptions } from './setting-options.ts';
+import { checkUsage } from './usage.ts';
 
 interface UnpackBenchFlags extends PeerFlags, OutputFlags {
   readonly chunk: number;
@@ -49,34 +51,45 @@ export function addUnpackBench(bench: Command): void {
   addBenchRoleOptions(command, DEFAULT_PORT)
     .option('--chunk <bytes>', 'what arrives together', size, chunkBytes)
     .option('--total <bytes>', 'moved per iteration of a stage', size, totalBytes)
-    .option(
-      '--fragments <list>',
-      'lengths of fragments, as 256,4K; with --role the first of them, or 4K',
-      listArgument(size),
-      fragments,
+    .addOption(
+      listOption(
+        '--fragments <list>',
+        'lengths of fragments, as 256,4K; with --role the first of them, or 4K',
+        listArgument(size),
+        fragments,
+      ),
     )
-    .option('--sms <list>', 'on GPUs: SM counts of the kernels', listArgument(integerArgument(1, 1024)), [16, 4])
+    .addOption(
+      listOption('--sms <list>', 'on GPUs: SM counts of the kernels', listArgument(integerArgument(1, 1024)), [16, 4]),
+    )
     .option('--iterations <n>', 'timed rounds of all cases', integerArgument(1, MAX_COUNT), 20)
     .option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3);
   addOutputOptions(command);
   addSettingOptions(command, ['device', 'unpack', 'timeoutMs', 'aotFolder', 'useAot', 'nvrtcPath']);
   command.action(async (flags: UnpackBenchFlags) => {
     const output = new Output(flags);
+    checkUsage(command, () => checkUnpackWorkload(workloadOf(flags)));
     if (flags.role === undefined && flags.server === undefined && flags.serverip === undefined) {
-      await measureHere(flags, command.getOptionValueSource('sms') === 'cli', output);
+      await measureHere(command, flags, output);
     } else if (benchRole(command, flags) === 'server') await serve(flags, output);
-    else await send(flags, output);
+    else await send(command, flags, output);
   });
 }
 
-async function measureHere(flags: UnpackBenchFlags, isSmsGiven: boolean, output: Output): Promise<void> {
+async function measureHere(command: Command, flags: UnpackBenchFlags, output: Output): Promise<void> {
   const { iterations, warmup, sms } = flags;
-  const workload = { chunkBytes: flags.chunk, totalBytes: flags.total, fragments: flags.fragments };
+  const workload = workloadOf(flags);
   await using device = await openBenchDevice();
-  if (device.kind === 'cpu' && isSmsGiven)
+  checkUsage(command, () => {
+    if (device.kind === 'cuda' || command.getOptionValueSource('sms') !== 'cli') return;
     throw invalidArgument('sms', sms, 'none: the CPU device has no multiprocessors');
+  });
   const report = await runUnpackBench(device, { workload, sms, iterations, warmup });
   output.report(unpackBenchReport(report), report);
+}
+
+function workloadOf({ chunk, total, fragments: lengths }: UnpackBenchFlags): UnpackWorkload {
+  return { chunkBytes: chunk, totalBytes: total, fragments: lengths };
 }
 
 async function serve(flags: UnpackBenchFlags, { line: onLine }: Output): Promise<void> {
@@ -86,25 +99,15 @@ async function serve(flags: UnpackBenchFlags, { line: onLine }: Output): Promise
   await serveRoad({ host, port: flags.port, device, mode: readSettings().unpack, onLine, onListening });
 }
 
-async function send(flags: UnpackBenchFlags, output: Output): Promise<void> {
+async function send(command: Command, flags: UnpackBenchFlags, output: Output): Promise<void> {
   const host = peerAddress(flags);
-  checkPeerAddress(host);
+  checkUsage(command, () => checkPeerAddress(host));
   const { chunk, iterations, warmup, port } = flags;
-  checkUnpackWorkload({ chunkBytes: chunk, totalBytes: flags.total, fragments: flags.fragments });
   // One length per run: pages, unless others are asked for.
   const fragmentBytes = flags.fragments === fragments ? PAGE : flags.fragments[0]!;
   const plan = { chunkBytes: chunk, chunks: flags.total / chunk, fragmentBytes, iterations, warmup };
   const report = await runRoad({ host, port, plan, onLine: output.line });
   output.report(roadReport(report), report);
-}
-
-/** Fails with WL_UNSUPPORTED and what to do, instead of with the name of a library that is missing. */
-function requireGpu(): void {
-  if (cudaDeviceCount() > 0) return;
-  throw new WeftlineError(
-    'WL_UNSUPPORTED',
-    'Cannot run on a GPU: this machine has no GPU or no driver for it ("weftline doctor" tells); use --device cpu or WEFTLINE_DEVICE=cpu',
-  );
 }
 
 /** What the setting asks for; a GPU if there is one where nothing does. */

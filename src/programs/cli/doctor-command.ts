@@ -1,5 +1,6 @@
 // weftline doctor: what this machine offers.
 import { type Command, Option } from 'commander';
+import { WeftlineError } from '../../core/errors.ts';
 import { examine } from '../doctor/doctor.ts';
 import { thisMachine } from '../doctor/machine-probe.ts';
 import { examineRdma } from '../doctor/rdma-examination.ts';
@@ -9,6 +10,7 @@ import { rdmaSettingsTable } from '../../settings/rdma-settings-table.ts';
 import { exitCodes } from './exit-codes.ts';
 import { Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
+import { checkUsage } from './usage.ts';
 
 interface DoctorFlags extends OutputFlags {
   readonly rdma?: boolean;
@@ -27,9 +29,10 @@ export function addDoctorCommand(program: Command): void {
   command.action((flags: DoctorFlags) => {
     const output = new Output(flags);
     if (flags.rdma === true) {
-      const rdma = examineRdma(thisMachine());
+      const rdma = checkUsage(command, () => examineRdma(thisMachine()));
       output.report(rdmaReport(rdma), rdma);
-      if (!rdma.rdmaReady) process.exitCode = exitCodes.failure.code;
+      const { rdmaReady, problem } = rdma;
+      if (!rdmaReady) throw new WeftlineError('WL_UNSUPPORTED', `RDMA cannot be used: ${problem}`);
       return;
     }
     const examination = examine(thisMachine());

@@ -5,11 +5,12 @@ export const exitCodes = {
   failure: {
     code: 1,
     meaning:
-      'The command failed, or its result differs from what was expected; the last line of stderr is "weftline: WL_CODE: reason".',
+      'The command failed, its result differs from what was expected, or weftline why found a rank that is silent or overdue; of a failure, the last line of stderr is "weftline: WL_CODE: reason".',
   },
   usage: {
     code: 2,
-    meaning: 'The command line is wrong (unknown option, missing or invalid value); nothing was started.',
+    meaning:
+      'The command line is wrong (unknown option, missing or invalid value, values that do not fit together); nothing was started.',
   },
   rank: { code: '1 to 255', meaning: 'weftline run: the exit code of the first rank that failed.' },
   signal: {

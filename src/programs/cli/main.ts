@@ -6,7 +6,7 @@ import { guardStandardStreams } from './standard-streams.ts';
 
 guardStandardStreams();
 try {
-  await createProgram().parseAsync();
+  await (await createProgram(process.argv.slice(2))).parseAsync();
 } catch (error) {
   process.exitCode = printError(error);
 }

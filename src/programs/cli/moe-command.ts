@@ -6,16 +6,18 @@ import { resolveCacheFolder } from '../../device/cuda/jit/cubin-cache.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { combinePrecisions } from '../../ep/combine-precision.ts';
+import { isRank } from '../../world/environment.ts';
 import { exampleBlock } from '../moe/example-block.ts';
 import { describeMoeBlock, maxTopk } from '../moe/moe-block.ts';
 import { moeLayers } from '../moe/measure-forward.ts';
 import { type MoeJobOptions, requirePassed, runMoeJob } from '../moe/moe-job.ts';
 import { SafetensorsFile } from '../moe/safetensors-file.ts';
-import { expertShare, requireEvenReplicas } from '../moe/token-split.ts';
+import { expertShare, requireEvenExperts } from '../moe/token-split.ts';
 import { moeReport } from '../report/moe-report.ts';
 import { integerArgument } from './argument-values.ts';
 import { addOutputOptions, Output, type OutputFlags, requireWritableFolder } from './output.ts';
-import { addSettingOptions } from './setting-options.ts';
+import { addSettingOptions, checkHosts } from './setting-options.ts';
+import { checkUsageOf } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
 
 interface MoeOptions extends Omit<MoeJobOptions, 'path' | 'device' | 'repeat'>, OutputFlags {
@@ -53,7 +55,7 @@ export function addMoeCommand(program: Command): void {
         .default('bf16'),
     )
     .option(
-      '--replicas <count>',
+      '--redundant-experts <count>',
       'copies of busy experts, besides the first of each: also runs the block without them and compares load and output; experts and copies together must be a multiple of the ranks',
       integerArgument(0, 65_536),
       0,
@@ -78,7 +80,8 @@ export function addMoeCommand(program: Command): void {
   command.action(async (file: string | undefined, options: MoeOptions) => {
     const output = new Output(options);
     const path = file ?? (await exampleBlock(resolveCacheFolder(readSettings().cacheFolder)));
-    await checkBeforeLaunch(path, options);
+    if (!isRank()) checkHosts(command, options.ranks);
+    await checkUsageOf(command, checkBeforeLaunch(path, options));
     await withRanks(options.ranks, async (world) => {
       const choice = await chooseDevice(world.settings.device, world);
       await using device = await openChosenDevice(choice, world.settings);
@@ -99,6 +102,6 @@ async function checkBeforeLaunch(path: string, options: MoeOptions): Promise<voi
   await using file = await SafetensorsFile.open(path);
   const block = describeMoeBlock(file, options);
   expertShare(block.experts, 0, options.ranks);
-  requireEvenReplicas(block.experts, options.replicas, options.ranks);
+  requireEvenExperts(block.experts, options.redundantExperts, options.ranks);
   if (options.out !== undefined) requireWritableFolder(options.out);
 }

@@ -1,7 +1,7 @@
 // The options of commands with two ends on two machines: which end this is, where the other one is, where this one listens.
 import { networkInterfaces } from 'node:os';
 import { type Command, Option } from 'commander';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import { isLoopback, isUnspecified } from '../../meeting/loopback.ts';
 import { readToken } from '../../settings/token.ts';
 import { integerArgument, switchArgument } from './argument-values.ts';
@@ -91,10 +91,7 @@ export function listeningLine(host: string, port: number): string {
 
 /** Fails with WL_INVALID_ARGUMENT for an address that means "all of them": nobody can be called there. */
 export function checkPeerAddress(peer: string): void {
-  if (!isUnspecified(peer)) return;
-  throw new WeftlineError('WL_INVALID_ARGUMENT', `Invalid --peer-ip: expected the address of one host, got ${peer}`, {
-    details: { argument: '--peer-ip', value: peer },
-  });
+  if (isUnspecified(peer)) throw invalidArgument('--peer-ip', peer, 'the address of one host');
 }
 
 /** Those that other machines may reach. */

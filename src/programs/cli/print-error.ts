@@ -2,12 +2,13 @@
 import { CommanderError } from 'commander';
 import { WeftlineError } from '../../core/errors.ts';
 import { exitCodes } from './exit-codes.ts';
+import { UsageError } from './usage.ts';
 
 /** Prints what went wrong, unless commander has, and returns the exit code. */
 export function printError(error: unknown): number {
   if (error instanceof CommanderError) return error.exitCode === 0 ? exitCodes.success.code : exitCodes.usage.code;
   process.stderr.write(`weftline: ${textOf(error)}\n`);
-  return exitCodes.failure.code;
+  return error instanceof UsageError ? exitCodes.usage.code : exitCodes.failure.code;
 }
 
 /** With its stack only where it may be a defect: what the system refuses (a full disk, a missing file) is none. */

@@ -1,15 +1,22 @@
 // The weftline command with all its commands: names, flags, help.
 import { readFileSync } from 'node:fs';
 import { Command } from 'commander';
-import { addBenchCommand } from './bench-command.ts';
-import { addCompileCommand } from './compile-command.ts';
-import { addDoctorCommand } from './doctor-command.ts';
-import { addMoeCommand } from './moe-command.ts';
-import { addRunCommand } from './run-command.ts';
-import { addSimCommand } from './sim-command.ts';
-import { addTwoProcessCommand } from './two-process-command.ts';
+import { addCommands } from './add-commands.ts';
 
-export function createProgram(): Command {
+const commands = {
+  run: async () => (await import('./run-command.ts')).addRunCommand,
+  moe: async () => (await import('./moe-command.ts')).addMoeCommand,
+  doctor: async () => (await import('./doctor-command.ts')).addDoctorCommand,
+  bench: async () => (await import('./bench-command.ts')).addBenchCommand,
+  compile: async () => (await import('./compile-command.ts')).addCompileCommand,
+  sim: async () => (await import('./sim-command.ts')).addSimCommand,
+  '2proc': async () => (await import('./two-process-command.ts')).addTwoProcessCommand,
+  why: async () => (await import('./why-command.ts')).addWhyCommand,
+  top: async () => (await import('./top-command.ts')).addTopCommand,
+};
+
+/** For the words after `weftline`: with what they need of its commands. All of them without words, as help shows them. */
+export async function createProgram(words: readonly string[] = []): Promise<Command> {
   const program = new Command('weftline')
     .description('Expert-parallel communication for mixture-of-experts models')
     .version(readVersion())
@@ -17,13 +24,8 @@ export function createProgram(): Command {
     .enablePositionalOptions()
     .showHelpAfterError('(weftline --help, or weftline COMMAND --help, shows what is allowed)')
     .exitOverride();
-  addRunCommand(program);
-  addMoeCommand(program);
-  addDoctorCommand(program);
-  addBenchCommand(program);
-  addCompileCommand(program);
-  addSimCommand(program);
-  addTwoProcessCommand(program);
+  const isVersion = words[0] === '--version' || words[0] === '-V';
+  if (!isVersion) await addCommands(program, commands, words);
   return program;
 }
 

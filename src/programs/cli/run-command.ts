@@ -3,7 +3,7 @@ import { type Command, InvalidArgumentError } from 'commander';
 import { MAX_WORLD_SIZE } from '../../world/environment.ts';
 import { launch } from '../../world/launcher.ts';
 import { integerArgument } from './argument-values.ts';
-import { addSettingOptions } from './setting-options.ts';
+import { addSettingOptions, checkHosts } from './setting-options.ts';
 
 interface RunOptions {
   readonly ranks: number;
@@ -45,6 +45,7 @@ Examples:
   addSettingOptions(command, ['hosts', 'timeoutMs', 'graceMs']);
   command.action(async (script: string, args: readonly string[], options: RunOptions) => {
     checkNodes(command, options);
+    checkHosts(command, options.ranks);
     const { exitCode } = await launch({
       command: [script, ...args],
       ranks: options.ranks,

@@ -2,9 +2,11 @@
 import { type Command, Option } from 'commander';
 import type { Setting } from '../../settings/setting.ts';
 import { readSettings, type SettingName, settingsTable } from '../../settings/settings.ts';
+import { ranksOfHosts } from '../../world/pretended-hosts.ts';
 import { byteArgument } from './argument-values.ts';
+import { checkUsage } from './usage.ts';
 
-/** Adds the options of these settings; a wrong value fails with WL_CONFIG before the command begins. */
+/** Adds the options of these settings; a wrong value is an error before the command begins: of usage if its flag was given. */
 export function addSettingOptions(command: Command, names: readonly SettingName[]): Command {
   for (const name of names) {
     const setting = settingsTable[name];
@@ -21,8 +23,13 @@ export function addSettingOptions(command: Command, names: readonly SettingName[
       const value: unknown = action.getOptionValue(key);
       process.env[setting.env] = String(value);
     }
-    readSettings();
+    checkUsage(action, () => readSettings());
   });
+}
+
+/** Before ranks of this machine are started: fails if the setting `hosts` does not fit their number. */
+export function checkHosts(command: Command, ranks: number): void {
+  checkUsage(command, () => ranksOfHosts(readSettings().hosts, ranks));
 }
 
 /** With the default in words, as commander knows none: the value comes from readSettings(). */

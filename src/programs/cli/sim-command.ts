@@ -15,6 +15,7 @@ import { byteArgument, decimalArgument, integerArgument } from './argument-value
 import { exitCodes } from './exit-codes.ts';
 import { addOutputOptions, Output, type OutputFlags, requireWritableFolder, writeOutputFile } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
+import { checkUsage } from './usage.ts';
 import { addSimEp } from './sim-ep.ts';
 import { simSettings } from './sim-settings.ts';
 
@@ -130,13 +131,13 @@ function addPattern(sim: Command, pattern: PatternName): void {
     .option('--plot <file>', 'write a picture (SVG) of the samples');
   addOutputOptions(command);
   addSettingOptions(command, protocolSettings);
-  command.action((flags: PatternFlags) => simulate(pattern, flags));
+  command.action((flags: PatternFlags) => simulate(command, pattern, flags));
 }
 
-async function simulate(pattern: PatternName, flags: PatternFlags): Promise<void> {
+async function simulate(command: Command, pattern: PatternName, flags: PatternFlags): Promise<void> {
   const output = new Output(flags);
   if (flags.plot !== undefined) requireWritableFolder(flags.plot);
-  const options = patternOptions(pattern, flags);
+  const options = checkUsage(command, () => patternOptions(pattern, flags));
   const result = runPattern(options);
   const description: SimDescription = {
     pattern,

@@ -14,6 +14,7 @@ import { byteArgument, decimalArgument, integerArgument } from './argument-value
 import { exitCodes } from './exit-codes.ts';
 import { addOutputOptions, Output, type OutputFlags, requireWritableFolder, writeOutputFile } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
+import { checkUsageOf } from './usage.ts';
 import { simSettings } from './sim-settings.ts';
 
 interface EpFlags extends OutputFlags {
@@ -124,13 +125,13 @@ export function addSimEp(sim: Command): void {
     .option('--plot <file>', 'write a picture (SVG) of the samples');
   addOutputOptions(command);
   addSettingOptions(command, protocolSettings);
-  command.action(simulate);
+  command.action((flags: EpFlags) => simulate(command, flags));
 }
 
-async function simulate(flags: EpFlags): Promise<void> {
+async function simulate(command: Command, flags: EpFlags): Promise<void> {
   const output = new Output(flags);
   if (flags.plot !== undefined) requireWritableFolder(flags.plot);
-  const options = await epOptions(flags);
+  const options = await checkUsageOf(command, epOptions(flags));
   const description: SimEpDescription = {
     shape: options.shape,
     protocol: options.protocol,

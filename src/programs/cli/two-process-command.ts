@@ -2,7 +2,7 @@
 import { type Command, Option } from 'commander';
 import { addressOfAgent } from '../../agent/agent-address.ts';
 import { type BackendName, backendNames } from '../../agent/backends/backend-table.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import { credentialsOf } from '../../meeting/credentials.ts';
 import { isLoopback } from '../../meeting/loopback.ts';
 import { addressTowards } from '../../meeting/route.ts';
@@ -17,6 +17,7 @@ import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import { addAddressOptions, checkPeerAddress, peerAddress, type PeerFlags } from './peer-options.ts';
 import { printError } from './print-error.ts';
 import { addSettingOptions } from './setting-options.ts';
+import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
 
 type TwoProcessRole = 'initiator' | 'target';
@@ -66,13 +67,11 @@ export function addTwoProcessCommand(program: Command): void {
   addAddressOptions(command, DEFAULT_PORT);
   addOutputOptions(command);
   addSettingOptions(command, ['device', 'nvrtcPath', 'aotFolder', 'useAot', 'timeoutMs']);
-  command.action(run);
+  command.action((flags: TwoProcessFlags) => run(command, flags));
 }
 
-async function run(flags: TwoProcessFlags): Promise<void> {
-  if (flags.handles === '32' && flags.level !== 'warp') {
-    throw new WeftlineError('WL_INVALID_ARGUMENT', '--handles 32 is a request per lane: use --level warp');
-  }
+async function run(command: Command, flags: TwoProcessFlags): Promise<void> {
+  checkUsage(command, () => checkHandles(flags));
   process.env[settingsTable.timeoutMs.env] ??= String(DEADLINE_MS);
   const output = new Output(flags);
   const role = flags.role ?? flags.mode;
@@ -80,7 +79,7 @@ async function run(flags: TwoProcessFlags): Promise<void> {
     await withRanks(2, (world) => runSide(world, flags, { output, prefix: `[${roles[world.rank] ?? ''}] ` }));
     return;
   }
-  const ends = await endsOf(role, flags);
+  const ends = await endsOf(command, role, flags);
   output.line(ends.sentence);
   const world = await join({ environment: { ...process.env, ...rankVariables(role, ends.meeting, flags.port) } });
   try {
@@ -93,6 +92,12 @@ async function run(flags: TwoProcessFlags): Promise<void> {
   await world.close();
 }
 
+/** Fails with WL_INVALID_ARGUMENT. */
+function checkHandles({ handles, level }: TwoProcessFlags): void {
+  if (handles !== '32' || level === 'warp') return;
+  throw invalidArgument('--level', level, 'warp with --handles 32, which is a request per lane');
+}
+
 interface Ends {
   /** Where the initiator listens and the target calls. */
   readonly meeting: string;
@@ -101,9 +106,9 @@ interface Ends {
   readonly sentence: string;
 }
 
-async function endsOf(role: TwoProcessRole, flags: TwoProcessFlags): Promise<Ends> {
+async function endsOf(command: Command, role: TwoProcessRole, flags: TwoProcessFlags): Promise<Ends> {
   const peer = peerAddress(flags);
-  checkPeerAddress(peer);
+  checkUsage(command, () => checkPeerAddress(peer));
   const isHere = isLoopback(peer) && flags.host === undefined;
   if (isHere) {
     const sentence = `Meeting at 127.0.0.1 port ${flags.port}: this machine only; for another one give --peer-ip`;

@@ -10,7 +10,7 @@ import { describeMoeBlock, type MoeBlock, type MoeBlockOptions } from './moe-blo
 import type { MoeDevice } from './moe-engine.ts';
 import { openMoeEngine } from './open-moe-engine.ts';
 import type { MoeRowDtype } from './moe-forward.ts';
-import { planReplicas, replicateShare } from './replicated-share.ts';
+import { planRedundant, replicateShare } from './replicated-share.ts';
 import { SafetensorsFile } from './safetensors-file.ts';
 import { type SafetensorsPlan, SafetensorsWriter } from './safetensors-writer.ts';
 
@@ -25,7 +25,7 @@ export interface MoeJobOptions extends MoeBlockOptions {
   /** Timed passes. */
   readonly repeat: number;
   /** Copies of busy experts besides the first of each; 0 for none. Experts and copies divide evenly among the ranks. */
-  readonly replicas: number;
+  readonly redundantExperts: number;
   /** Where to write the tensor `output`, bf16 [T, H]; a place that all ranks can write to. */
   readonly out?: string;
 }
@@ -38,7 +38,7 @@ export interface MoeCheck {
 }
 
 /** What copies of busy experts change. */
-export interface ReplicaReport {
+export interface RedundantReport {
   readonly count: number;
   /** Experts that have more than one copy. */
   readonly copiedExperts: number;
@@ -59,7 +59,7 @@ export interface MoeReport extends ForwardReport {
   readonly product: string;
   readonly repeat: number;
   /** Absent without copies. */
-  readonly replicas?: ReplicaReport;
+  readonly redundantExperts?: RedundantReport;
   /** Absent if the file has no reference. */
   readonly check?: MoeCheck;
   readonly out?: string;
@@ -78,7 +78,7 @@ export async function runMoeJob(
   device: MoeDevice,
   options: MoeJobOptions,
 ): Promise<MoeReport | undefined> {
-  const { layer, dtype, repeat, replicas: count, out } = options;
+  const { layer, dtype, repeat, redundantExperts: count, out } = options;
   const tolerance = tolerances[dtype];
   await using file = await SafetensorsFile.open(options.path);
   const block = describeMoeBlock(file, options);
@@ -86,7 +86,7 @@ export async function runMoeJob(
   using share = await readBlockShare(device, { engine, file, block, rank: world.rank, ranks: world.size });
   const measured: MeasureOptions = { ...options, world, device, engine, block, share };
   const plain = await measureForward(measured);
-  const copied = count === 0 ? undefined : await measureReplicas({ ...measured, file, count });
+  const copied = count === 0 ? undefined : await measureRedundant({ ...measured, file, count });
   const { report, output } = copied ?? plain;
   if (out !== undefined) await writeOutput(world, { path: out, block, share, output });
   const check = share.reference && (await checkOutput(world, output, { reference: share.reference, tolerance }));
@@ -103,18 +103,18 @@ export async function runMoeJob(
     repeat,
     ...report,
     ...(copied && same
-      ? { replicas: { count, copiedExperts: copied.copiedExperts, without: plain.report, check: same } }
+      ? { redundantExperts: { count, copiedExperts: copied.copiedExperts, without: plain.report, check: same } }
       : {}),
     ...(check === undefined ? {} : { check }),
     ...(out === undefined ? {} : { out }),
   };
 }
 
-async function measureReplicas(
+async function measureRedundant(
   options: MeasureOptions & { readonly file: SafetensorsFile; readonly count: number },
 ): Promise<Awaited<ReturnType<typeof measureForward>> & { readonly copiedExperts: number }> {
-  const { world, device, block, count: replicas } = options;
-  const placement = await planReplicas(world, { ...options, replicas });
+  const { world, device, block, count } = options;
+  const placement = await planRedundant(world, { ...options, count });
   const { physical, replicaCounts } = placement.plan;
   using share = await replicateShare(device, { ...options, placement });
   const measured = await measureForward({ ...options, share, block: { ...block, experts: physical } });
@@ -122,10 +122,10 @@ async function measureReplicas(
 }
 
 /** Throws WL_CHECK if the output was compared and is too far from the reference, or from that without copies of experts. */
-export function requirePassed({ check, replicas, block, dtype }: MoeReport): void {
+export function requirePassed({ check, redundantExperts, block, dtype }: MoeReport): void {
   const compared = [
     [check, `output_f32 of ${block.path}`],
-    [replicas?.check, 'the output without replicas'],
+    [redundantExperts?.check, 'the output without redundant experts'],
   ] as const;
   for (const [one, what] of compared) {
     if (one === undefined || one.passed) continue;

@@ -7,15 +7,15 @@ import { type BlockShare, readExperts, type ShareOptions } from './block-share.t
 import type { MoeBlock } from './moe-block.ts';
 import type { MoeDevice } from './moe-engine.ts';
 
-/** Collective. Where copies should be for the choices of all ranks' tokens; `replicas`: copies besides the first of each expert. */
-export async function planReplicas(
+/** Collective. Where copies should be for the choices of all ranks' tokens; `count`: copies besides the first of each expert. */
+export async function planRedundant(
   world: World,
-  { block, share, replicas }: { readonly block: MoeBlock; readonly share: BlockShare; readonly replicas: number },
+  { block, share, count }: { readonly block: MoeBlock; readonly share: BlockShare; readonly count: number },
 ): Promise<Placement> {
   const loads = new ExpertLoads({ layers: 1, experts: block.experts, window: 1 });
   loads.addChoices(0, await share.topkIdx.toHost());
   const weights = await loads.gather(world);
-  const plan = await rebalanceExpertsAsync(weights, { replicas: block.experts + replicas, ranks: world.size });
+  const plan = await rebalanceExpertsAsync(weights, { replicas: block.experts + count, ranks: world.size });
   return new Placement(plan, { rank: world.rank, hosts: world.topology.hosts });
 }
 

@@ -29,8 +29,12 @@ export function expertShare(experts: number, rank: number, ranks: number): Share
 }
 
 /** Fails with WL_INVALID_ARGUMENT unless the experts and their further copies divide evenly among the ranks, which divide the experts. */
-export function requireEvenReplicas(experts: number, replicas: number, ranks: number): void {
-  if ((experts + replicas) % ranks === 0) return;
-  const [below, above] = [replicas - (replicas % ranks), replicas + ranks - (replicas % ranks)];
-  throw invalidArgument('--replicas', replicas, `a multiple of the ${ranks} ranks, such as ${below} or ${above}`);
+export function requireEvenExperts(experts: number, redundant: number, ranks: number): void {
+  if ((experts + redundant) % ranks === 0) return;
+  const [below, above] = [redundant - (redundant % ranks), redundant + ranks - (redundant % ranks)];
+  throw invalidArgument(
+    '--redundant-experts',
+    redundant,
+    `a multiple of the ${ranks} ranks, such as ${below} or ${above}`,
+  );
 }

@@ -12,7 +12,7 @@ const MAX_RANK_ROWS = 16;
 export function moeReport(report: MoeReport): string {
   return [
     headline(report),
-    ...replicaLines(report),
+    ...redundantLines(report),
     phaseTable(report),
     loadTable(report),
     ...(report.load.ranks.length > MAX_RANK_ROWS ? [] : [rankTable(report)]),
@@ -34,14 +34,14 @@ function headline({ block, layer, dtype, ranks, device, product, repeat, windowB
   ].join('\n');
 }
 
-function replicaLines({ replicas, block, forwardMs }: MoeReport): string[] {
-  if (replicas === undefined) return [];
-  const { count, copiedExperts, without, check } = replicas;
+function redundantLines({ redundantExperts, block, forwardMs }: MoeReport): string[] {
+  if (redundantExperts === undefined) return [];
+  const { count, copiedExperts, without, check } = redundantExperts;
   const physical = block.experts + count;
   const difference =
     check.error === 0 ? 'the same bit for bit' : `differs by ${check.error.toExponential(2)} of its norm`;
   return [
-    `replicas: ${count} copies of ${copiedExperts} busy experts, ${physical} physical experts in all`,
+    `redundant experts: ${count} copies of ${copiedExperts} busy experts, ${physical} physical experts in all`,
     `before, without them: ${without.forwardMs.toFixed(1)} ms; after: ${forwardMs.toFixed(1)} ms; output ${difference}`,
   ];
 }
@@ -77,7 +77,7 @@ function rate(gigabytesPerSecond: number | undefined): string {
   return gigabytesPerSecond === undefined ? '' : gigabytesPerSecond.toFixed(2);
 }
 
-function loadTable({ load, replicas }: MoeReport): string {
+function loadTable({ load, redundantExperts }: MoeReport): string {
   const table = new Table({
     head: ['rows', 'mean', 'least', 'most', 'most / mean'],
     colAligns: ['left', 'right', 'right', 'right', 'right'],
@@ -96,13 +96,17 @@ function loadTable({ load, replicas }: MoeReport): string {
     const received = ranks.map((rank) => rank.received);
     add(`received per rank${suffix}`, 'rank', received);
   };
-  if (replicas !== undefined) addLoad(replicas.without.load, 'expert', ' before');
-  addLoad(load, replicas === undefined ? 'expert' : 'physical expert', replicas === undefined ? '' : ' after');
+  if (redundantExperts !== undefined) addLoad(redundantExperts.without.load, 'expert', ' before');
+  addLoad(
+    load,
+    redundantExperts === undefined ? 'expert' : 'physical expert',
+    redundantExperts === undefined ? '' : ' after',
+  );
   return table.toString();
 }
 
-function rankTable({ load, replicas }: MoeReport): string {
-  const before = replicas?.without.load.ranks;
+function rankTable({ load, redundantExperts }: MoeReport): string {
+  const before = redundantExperts?.without.load.ranks;
   const head = ['rank', 'tokens', 'rows received', 'off-rank', 'rows computed', ...(before ? ['computed before'] : [])];
   const table = new Table({ head, colAligns: head.map(() => 'right'), ...plainTable });
   for (const { rank, tokens, received, receivedFromOthers, expertRows } of load.ranks) {

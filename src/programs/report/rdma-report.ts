@@ -6,13 +6,12 @@ import type { RdmaExamination } from '../doctor/rdma-examination.ts';
 import { plainTable } from './plain-table.ts';
 
 /** Attributes under the names that libibverbs and its tools give them. */
-export function rdmaReport({ devices, choice, settings, problem }: RdmaExamination): string {
+export function rdmaReport({ devices, choice, settings, flush }: RdmaExamination): string {
   const tables = devices.flatMap((device) => [
     deviceTable(device),
     ...device.ports.map((port) => portTable(device, port)),
   ]);
-  const verdict = problem === undefined ? [] : [`RDMA cannot be used: ${problem}.`];
-  return [...tables, ...(choice === undefined ? [] : choiceLines(choice, settings)), ...verdict, ''].join('\n');
+  return [...tables, ...(choice === undefined ? [] : choiceLines(choice, settings, flush)), ''].join('\n');
 }
 
 function deviceTable({ name, problem, attributes, device }: RdmaDevice): string {
@@ -81,7 +80,11 @@ function tableOf(title: string, rows: readonly (readonly [string, string | numbe
   return table.toString();
 }
 
-function choiceLines({ rails, reason, others, gpus, control }: RdmaChoice, settings: RdmaSettings): string[] {
+function choiceLines(
+  { rails, reason, others, gpus, control }: RdmaChoice,
+  settings: RdmaSettings,
+  flush: RdmaExamination['flush'],
+): string[] {
   const [best] = rails;
   const lines: string[] = [];
   if (best !== undefined) {
@@ -102,6 +105,7 @@ function choiceLines({ rails, reason, others, gpus, control }: RdmaChoice, setti
     lines.push(`GPU ${gpu}: ${nearest}.`);
   }
   if (gpus.length === 0) lines.push('No NVIDIA GPU on this machine.');
+  if (flush !== undefined) lines.push(`Writes into memory of a GPU would be flushed by ${flush.way}: ${flush.reason}.`);
   const ordering = settings.rdmaRelaxedOrdering ? 'relaxed' : 'strict';
   lines.push(
     `Queue pairs: ${settings.rdmaService}; traffic class ${settings.rdmaTrafficClass}; ${ordering} ordering on PCI.`,

@@ -118,7 +118,14 @@ export class Engine implements TransportEngine, EngineCore {
   }
 
   register(options: RegionOptions): Region {
-    return this.regions.register(options);
+    const region = this.regions.register(options);
+    try {
+      this.outbox.io.adopt?.(region);
+    } catch (error) {
+      this.regions.release(region);
+      throw error;
+    }
+    return region;
   }
 
   findRegion(id: number): Region | undefined {
@@ -134,6 +141,7 @@ export class Engine implements TransportEngine, EngineCore {
       const error = new WeftlineError('WL_CLOSED', what, { details: { kind: request.kind } });
       request.owner?.abandon(request, error);
     }
+    this.outbox.io.abandon?.(region);
   }
 
   onPackets(batch: ReceivedBatch, now: Microseconds): void {
@@ -209,6 +217,7 @@ export class Engine implements TransportEngine, EngineCore {
 
   fail(request: Request, error: WeftlineError): void {
     request.owner?.unqueue(request);
+    if (request.unacked > 0) this.outbox.io.settle?.();
     request.error = error;
     this.#finish(request, requestStatus.failed);
   }

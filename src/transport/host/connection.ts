@@ -3,6 +3,7 @@ import type { PartTable } from '../../abi/part-table.ts';
 import { engineCommandKinds } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
+import { addMeter, type Meters } from '../../core/meters.ts';
 import type { HostStatistics } from './host-calls.ts';
 import type { RailPair } from '../io/packet-io-kind.ts';
 import { type RailState, RailStates } from './rail-states.ts';
@@ -72,6 +73,7 @@ export class Connection implements AsyncDisposable {
   readonly #transfers: LaneTransfers;
   readonly #rails: RailStates;
   readonly #onClose: (connection: Connection) => void;
+  readonly #unmeter: () => void;
   /** Engines whose lanes the peer has ended. */
   readonly #endedLanes = new Set<number>();
   /** Why nothing more can be posted, though requests may still end. */
@@ -96,6 +98,7 @@ export class Connection implements AsyncDisposable {
     this.#transfers = new LaneTransfers({ group, ends, posts: this.#posts });
     this.#rails = new RailStates(facts.rails, ends.length, facts.paths);
     this.#onClose = onClose;
+    this.#unmeter = addMeter(() => this.#counted());
     channel.watch((farewell) => {
       if (farewell) setTimeout(() => void this.end(this.#closedByPeer()), FAREWELL_MS).unref();
       else void this.end(this.#lost());
@@ -264,6 +267,7 @@ export class Connection implements AsyncDisposable {
 
   async #end(error: WeftlineError, farewell: boolean): Promise<void> {
     this.#onClose(this);
+    this.#unmeter();
     this.#posts.close();
     // An engine that is gone has ended it already; its call fails at once.
     const encoded = encodeError(error);
@@ -272,6 +276,11 @@ export class Connection implements AsyncDisposable {
     );
     if (farewell) this.#channel.close();
     else this.#channel.hangUp();
+  }
+
+  async #counted(): Promise<Partial<Meters>> {
+    const { sentBytes, receivedBytes, sentSegments, retransmittedSegments } = (await this.statistics()).connection;
+    return { sentBytes, receivedBytes, sentPackets: sentSegments, retransmittedPackets: retransmittedSegments };
   }
 
   #check(): void {

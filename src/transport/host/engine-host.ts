@@ -5,7 +5,6 @@ import type { WakeWord } from '../../threads/wake-word.ts';
 import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
-import { packetSpinUs } from '../../threads/spin-time.ts';
 import { Engine } from '../engine/engine.ts';
 import type { PacketLoop } from '../io/packet-io-kind.ts';
 import { transportIo } from '../io/packet-ios.ts';
@@ -24,6 +23,7 @@ import { SharedRanges } from './shared-ranges.ts';
 import { type CommandRing, type EngineCommand, emptyEngineCommand } from './command-ring.ts';
 import type { EngineBells } from './engine-bells.ts';
 import type { HostedEngine, HostParts } from './serve-engine.ts';
+import { endCalls } from './path-ends.ts';
 import { NOBODY, type SharedRequests } from './shared-requests.ts';
 
 export interface EngineHostOptions extends HostParts {
@@ -57,6 +57,7 @@ export class EngineHost implements HostedEngine {
     unshareRanges: (table) => this.#ranges.forget(table),
     end: ({ connection, error }) => this.#end(connection, error),
     statistics: (connection) => this.#statistics(connection),
+    ...endCalls(() => this.#loop),
     stop: () => this.#stop(),
   };
   readonly #loop: PacketLoop;
@@ -105,8 +106,8 @@ export class EngineHost implements HostedEngine {
       isAlone: (slot) => requests.partsLeft(slot) === 1,
       hasFailedElsewhere: (slot) => requests.hasFailedPart(slot),
     });
-    this.#loop = transportIo.openLoop({
-      spinUs: packetSpinUs(settings),
+    this.#loop = transportIo(settings).openLoop({
+      settings,
       engine: (io) =>
         new Engine({
           io,
@@ -167,8 +168,8 @@ export class EngineHost implements HostedEngine {
     for (const [peer, at] of this.#refusedAt) {
       if (now - at < REFUSED_PATIENCE_MS) continue;
       const name = this.#connections[peer]?.connection.peerName;
-      const message = `${name} is gone: its UDP ports are closed`;
-      const error = encodeError(new WeftlineError('WL_PEER_LOST', message, { details: { peer: name } }));
+      const why = `${name} is gone: ${this.#loop.refusal}`;
+      const error = encodeError(new WeftlineError('WL_PEER_LOST', why, { details: { peer: name } }));
       this.#onEvent({ event: 'ended', connection: peer, error });
       this.#shut(peer, error);
     }
@@ -193,7 +194,7 @@ export class EngineHost implements HostedEngine {
       const connection = this.#loop.engine.createConnection({
         ...names,
         peer: number,
-        paths: endpoint.descriptors.length,
+        paths: endpoint.ends.length,
         rails: endpoint.rails,
       });
       this.#connections[number] = { connection, reason: undefined, isShut: false };
@@ -242,10 +243,9 @@ export class EngineHost implements HostedEngine {
   #statistics(number: number): LaneStatistics {
     const hosted = this.#connections[number];
     if (hosted === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
-    const { drops } = this.#loop.engine;
     // A copy: the counters themselves go on.
-    const { statistics } = hosted.connection;
-    return structuredClone({ connection: statistics, drops, failures: this.#loop.failures });
+    const { engine, failures } = this.#loop;
+    return structuredClone({ connection: hosted.connection.statistics, drops: engine.drops, failures });
   }
 
   #stop(): void {

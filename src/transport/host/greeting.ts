@@ -123,7 +123,8 @@ async function meetGuest(
       const paths = Math.max(Math.min(options.paths, integerField(hello, 'paths', MAX_PATHS)), rails.length, 1);
       const authenticate = options.authenticate || hello['authenticate'] === true;
       const spread = hello['spread'] === options.spread ? options.spread : 'turn';
-      const ends = options.io.openPaths(channel, { lanes, paths, rails }, options);
+      checkIo(hello, peerName, options);
+      const ends = await options.io.openPaths(channel, { lanes, paths, rails }, options);
       const receiverCredits = options.receiverCredits || hello['receiverCredits'] === true;
       const eagerBytes = Math.min(options.eagerBytes, integerField(hello, 'eagerBytes', MAX_EAGER_BYTES));
       const agreed = { spread, authenticate, receiverCredits, eagerBytes };
@@ -131,7 +132,7 @@ async function meetGuest(
       return { name: options.name, connections: localIds, ...ends.offer, ...agreed, hello: answer };
     });
     if (opened === undefined) throw protocolError('a hello that nobody took');
-    opened.paths.connect(await channel.receive('ports'));
+    await opened.paths.connect(await channel.receive('ports'));
     channel.send({ connected: true });
     return await finish({ body, secrets }, opened, 'listener');
   } catch (error) {
@@ -144,8 +145,20 @@ async function meetGuest(
 /** What the side that calls says of itself. */
 export function introduce(options: GreetingOptions, hello: unknown): HelloBody {
   const { name, connectionIds, paths, rails, spread, authenticate, receiverCredits, eagerBytes } = options;
-  const wishes = { paths, rails: rails.length, spread, authenticate, receiverCredits, eagerBytes };
+  const wishes = { io: options.io.name, paths, rails: rails.length, spread, authenticate, receiverCredits, eagerBytes };
   return { name, connections: connectionIds, ...wishes, hello };
+}
+
+/** Fails with WL_CONFIG on both sides, in the same words, unless the caller carries packets as this side does. */
+function checkIo(hello: ControlFrame, peerName: string, { io, name }: GreetingOptions): void {
+  const theirs = textField(hello, 'io');
+  if (theirs === io.name) return;
+  const said = printable(theirs, MAX_NAME_LENGTH);
+  throw new WeftlineError(
+    'WL_CONFIG',
+    `${peerName} carries packets over ${said}, ${name} over ${io.name}: set WEFTLINE_TRANSPORT_IO (udp, verbs) and WEFTLINE_RDMA_SERVICE alike on both sides; verbs needs RDMA devices on both, which "weftline doctor --rdma" shows`,
+    { details: { peer: peerName, theirs: said, ours: io.name } },
+  );
 }
 
 /** The side that calls, after the hello. */
@@ -165,8 +178,8 @@ export async function connectPeer(
     const rails = railsFor(channel, options).slice(0, Math.max(1, counts.rails));
     const plan = { lanes, paths: counts.paths / lanes, rails };
     if (plan.paths > Math.max(options.paths, rails.length)) throw protocolError(`${plan.paths} paths of each lane`);
-    paths = options.io.openPaths(channel, plan, options);
-    paths.connect(body);
+    paths = await options.io.openPaths(channel, plan, options);
+    await paths.connect(body);
     channel.send(paths.offer);
     await channel.receive('sign that its sockets are connected');
     const authenticate = body['authenticate'] === true;

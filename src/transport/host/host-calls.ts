@@ -5,11 +5,20 @@ import type { Calls } from '../../threads/worker-port.ts';
 import type { PacketKeys } from '../authentication/packet-keys.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import type { ConnectionStatistics, DropCounters, RegionName } from '../engine/transport-engine.ts';
-import type { PathEndpoint } from '../io/packet-io-kind.ts';
+import type { EndsJoin, EndsProbe, MadeEnds, PathEndpoint } from '../io/packet-io-kind.ts';
 import type { LinePlan, TransferPlan } from './prepared-transfers.ts';
 import type { RangesPlan } from './shared-ranges.ts';
 
-export interface HostCalls extends Calls {
+/** The EndMaker of the engine's loop. */
+export interface EndCalls {
+  openEnds(count: number): MadeEnds;
+  connectEnds(join: EndsJoin): void;
+  probeEnds(probe: EndsProbe): number;
+  probedEnds(probe: EndsProbe): number;
+  closeEnds(ends: readonly number[]): void;
+}
+
+export interface HostCalls extends Calls, EndCalls {
   /** A number for a connection to be; and it is not needed after all. */
   reserve(): number;
   unreserve(localId: number): void;

@@ -2,6 +2,7 @@
 import { engineCommandKinds, REQUEST_SLOTS, slotStates } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
+import { beginWait, endWait, type WaitEntry } from '../../core/waits.ts';
 import { GatePool, NONE } from '../lanes/gates.ts';
 import { type EngineCommand, emptyEngineCommand } from './command-ring.ts';
 import type { EngineGroup } from './engine-group.ts';
@@ -134,15 +135,18 @@ export class RequestSlots {
     const end = performance.now() + timeoutMs;
     // The engine's thread does not keep the process alive; a wait for it must.
     const alive = setInterval(() => {}, 2 ** 30);
+    let entry: WaitEntry | undefined;
     try {
       for (;;) {
         const seen = this.#group.requests.ended;
         if (this.state(request) !== 'pending') return this.take(request);
+        entry ??= this.#beginWait(request, end);
         options.signal?.throwIfAborted();
         const left = this.#timeLeft(request, end, timeoutMs);
         await this.#group.wait(seen, Math.min(left, SLICE_MS));
       }
     } finally {
+      if (entry !== undefined) endWait(entry);
       clearInterval(alive);
     }
   }
@@ -165,6 +169,11 @@ export class RequestSlots {
   /** The first reason counts where several parts of a request fail. */
   failed(slot: number, error: EncodedError): void {
     if (!this.#errors.has(slot)) this.#errors.set(slot, error);
+  }
+
+  #beginWait(request: RequestHandle, end: number): WaitEntry {
+    const peers = [this.#peers[this.#slotOf(request)]!];
+    return beginWait({ waitFacts: () => ({ operation: 'transport request', peers }) }, end);
   }
 
   #bytesOf(slot: number): number {

@@ -1,12 +1,11 @@
 // The transport as a program uses it: registered memory, connections made and accepted, the ends of requests.
 import { hostname } from 'node:os';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
-import { callWaitNames, deadlineOf } from '../../core/deadline.ts';
+import { callWaitNames, deadlineOf, type WaitOptions } from '../../core/deadline.ts';
 import { type EncodedError, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
 import { readToken } from '../../settings/token.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { type Credentials, credentialsOf } from '../../meeting/credentials.ts';
@@ -30,6 +29,7 @@ import type { HostEvent } from './host-calls.ts';
 import type { EngineGroup } from './engine-group.ts';
 import { LaneEnds, type Reserved } from './lane-ends.ts';
 import { openEngines } from './open-engines.ts';
+import { engineEnds } from './path-ends.ts';
 import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
 import { type RequestHandle, RequestSlots, type RequestState } from './request-slots.ts';
 import { TransportListener } from './transport-listener.ts';
@@ -76,7 +76,7 @@ const connectOptionNames: OptionNames<TransportConnectOptions> = {
 const listenOptionNames: OptionNames<TransportListenOptions> = { receive: true };
 
 /**
- * Engines that carry messages, writes and reads over many UDP paths, with the memory that is registered with it. All calls
+ * Engines that carry messages, writes and reads over many paths, with the memory that is registered with it. All calls
  * belong to the thread that created it; after `close` everything fails with WL_CLOSED.
  */
 export class Transport implements AsyncDisposable {
@@ -104,7 +104,7 @@ export class Transport implements AsyncDisposable {
   static async create(options: TransportOptions = {}): Promise<Transport> {
     checkOptions(options, transportOptionNames, 'options of Transport.create');
     const settings = readSettings(options.settings);
-    const rails = listRails(settings.transportRails, hostInterfaces());
+    const rails = transportIo(settings).hasRails ? listRails(settings.transportRails, hostInterfaces()) : [];
     return new Transport(await openEngines(settings, options.wake), settings, { ...options, rails });
   }
 
@@ -333,7 +333,8 @@ export class Transport implements AsyncDisposable {
   #greeting(reserved: readonly Reserved[]): GreetingOptions {
     const { settings } = this;
     return {
-      io: transportIo,
+      io: transportIo(settings),
+      engines: reserved.map(({ engine }) => engineEnds(this.#group, engine)),
       name: this.name,
       paths: settings.transportPaths,
       segmentBytes: settings.transportSegmentBytes,

@@ -1,14 +1,14 @@
 // What a way to carry packets offers to the transport: the loop of the engine's thread, and how two sides prepare paths.
 import type { ControlChannel, ControlFrame } from '../../meeting/control-channel.ts';
 import type { Doorbell } from '../../native/readiness.ts';
+import type { Settings } from '../../settings/settings.ts';
 import type { TransportEngine } from '../engine/transport-engine.ts';
 import type { PacketIo } from './packet-io.ts';
 
 export interface PacketLoopOptions {
   /** Makes the engine over the I/O. */
   readonly engine: (io: PacketIo) => TransportEngine;
-  /** How long the loop polls after the last packet before it sleeps. */
-  readonly spinUs: number;
+  readonly settings: Settings;
 }
 
 /** One engine with its I/O on one thread: takes packets in, lets the engine send, sleeps when nothing happens. */
@@ -18,6 +18,8 @@ export interface PacketLoop extends Disposable {
   readonly doorbell: Doorbell;
   /** Peers that are found to be gone, for the owner to take out. */
   readonly refused: number[];
+  /** How that shows, for errors: "its UDP ports are closed". */
+  readonly refusal: string;
   /** Sends that were not taken, by reason. */
   readonly failures: Readonly<Record<string, number>>;
   /** `peer` is a small number that no other peer has. The loop closes the endpoint. */
@@ -31,12 +33,51 @@ export interface PacketLoop extends Disposable {
   sleep(most?: number): void;
   /** To be called before requests are posted: the engine then knows what time it is, and the loop polls for a while. */
   touch(): void;
+  /** Missing where the threads that meet a peer make the ends of its paths themselves. */
+  readonly ends?: EndMaker;
 }
+
+/** Ends of paths that belong to the thread of their engine from the begin: it makes them before the peer is known. */
+export interface EndMaker {
+  /** Makes so many ends. Returns their numbers, and what the peer must know of them. */
+  open(count: number): MadeEnds;
+  /** Joins ends with those that the peer's engine offers. Fails with WL_PROTOCOL. */
+  connect(join: EndsJoin): void;
+  /** Sends probes of several sizes over the first of the ends. Returns the largest that it sent. */
+  probe(probe: EndsProbe): number;
+  /** The largest probe with this secret that has arrived so far; 0 for none. */
+  probed(probe: EndsProbe): number;
+  /** Ends that have become nobody's. Those that addPeer got end with the peer. */
+  close(ends: readonly number[]): void;
+}
+
+export interface MadeEnds {
+  readonly ends: readonly number[];
+  readonly offer: ControlFrame;
+}
+
+export interface EndsJoin {
+  readonly ends: readonly number[];
+  /** The `offer` of the peer's engine, which has been checked for nothing. */
+  readonly offer: unknown;
+}
+
+export interface EndsProbe {
+  readonly ends: readonly number[];
+  readonly secret: bigint;
+}
+
+/** The engine of a lane: its EndMaker, called from the thread that meets the peer. */
+export type EngineEnds = { readonly [Name in keyof EndMaker]: EndCall<EndMaker[Name]> };
+
+type EndCall<Method> = Method extends (argument: infer Argument) => infer Result
+  ? (argument: Argument) => Promise<Result>
+  : never;
 
 /** This side's ends of the paths to a peer, for the engine's thread: plain data. */
 export interface PathEndpoint {
-  /** By path. */
-  readonly descriptors: readonly number[];
+  /** By path: the descriptor of a socket, or the number of an end that the engine has made. */
+  readonly ends: readonly number[];
   /** Path p leaves by rail p modulo this. */
   readonly rails: number;
   /** Most segments that one send is cut into on its way; 1 if it must not be. */
@@ -49,6 +90,8 @@ export interface PathOptions {
   readonly bufferBytes: number;
   /** False sends every packet by itself. */
   readonly segmentationOffload: boolean;
+  /** This side's engines, by lane. */
+  readonly engines: readonly EngineEnds[];
 }
 
 /** How many paths lead to a peer, and from where. */
@@ -73,7 +116,7 @@ export interface PeerPaths extends Disposable {
   /** What the peer must know of them, fields of a frame. */
   readonly offer: ControlFrame;
   /** Connects them with what the peer offers. Fails with WL_PROTOCOL. */
-  connect(peerOffer: ControlFrame): void;
+  connect(peerOffer: ControlFrame): void | Promise<void>;
   /** This side's rails with those of the peer; known once connected. */
   readonly rails: readonly RailPair[];
   /**
@@ -87,9 +130,13 @@ export interface PeerPaths extends Disposable {
 }
 
 export interface PacketIoKind {
+  /** Both sides must carry packets in the same way. */
+  readonly name: string;
+  /** Its paths go over the rails of the setting transportRails. */
+  readonly hasRails: boolean;
   openLoop(options: PacketLoopOptions): PacketLoop;
   /** Paths to the peer that the channel leads to. */
-  openPaths(channel: ControlChannel, plan: PathPlan, options: PathOptions): PeerPaths;
+  openPaths(channel: ControlChannel, plan: PathPlan, options: PathOptions): PeerPaths | Promise<PeerPaths>;
   /** How many paths and rails an offer is for. Fails with WL_PROTOCOL if it is none. */
   countsOf(offer: ControlFrame): { readonly paths: number; readonly rails: number };
 }

@@ -1,4 +1,5 @@
 // The seam between the protocol and what moves its packets: bursts go out, batches of received packets come in.
+import { copyMemory } from '../../native/libc.ts';
 import type { RangeList } from '../send/range-list.ts';
 import type { Region } from '../engine/region.ts';
 
@@ -68,6 +69,15 @@ export interface PacketIo {
   flush(): void;
   /** Copies payload to its final place; called inside `onPackets`. `placeRun` does it for plain memory. */
   place(run: PlacementRun): void;
+  /** A region that bursts will refer to, for an I/O that must prepare its memory. Fails with WL_CAPACITY. */
+  adopt?(region: Region): void;
+  /** No burst refers to the region any more, and when this returns its memory is the caller's. */
+  abandon?(region: Region): void;
+  /**
+   * Where memory of bursts is read after `flush` has returned: waits, for a bounded time, until that is over for all of
+   * them. For requests that end before the peer has everything, since their memory is then the caller's again.
+   */
+  settle?(): void;
 }
 
 /**
@@ -102,6 +112,23 @@ export function createReceivedBatch(bytes: Uint8Array, capacity: number): Receiv
     placed: new Uint8Array(capacity),
     peer: new Int32Array(capacity).fill(-1),
   };
+}
+
+/** PacketIo.place for packets that lie in native memory from `address` on, as `bytes`. */
+export function placeNative(run: PlacementRun, bytes: Uint8Array, address: number): void {
+  const { region, payloadBytes } = run;
+  if (region.address === 0 || run.source !== bytes) {
+    placeRun(run);
+    return;
+  }
+  let from = address + run.sourceOffset;
+  let to = region.address + run.regionOffset;
+  for (let left = run.count; left > 1; left -= 1) {
+    copyMemory(to, from, payloadBytes);
+    from += run.sourceStride;
+    to += payloadBytes;
+  }
+  copyMemory(to, from, run.lastPayloadBytes);
 }
 
 /** PacketIo.place for regions that are plain memory of this process. */

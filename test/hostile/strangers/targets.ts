@@ -1,13 +1,11 @@
 // Everything that listens, in one process, and how an honest process reaches each of them.
-import { createServer } from 'node:net';
-import { once } from 'node:events';
-import type { AddressInfo } from 'node:net';
 import { type Settings, WeftlineError } from 'weftline';
 import { Agent, Endpoint, fetchMetadata, MetadataListener } from 'weftline/agent';
 import { Transport } from 'weftline/transport';
 import { join, type World } from 'weftline/world';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { decodeUcxAddress, encodeUcxAddress } from '#lib/agent/backends/ucx/ucx-info.js';
+import { freePort } from '../../support/free-port.ts';
 
 export type TargetKind = 'store' | 'transport' | 'endpoint' | 'metadata' | 'multipath' | 'ucx';
 
@@ -53,7 +51,7 @@ export async function listenAtAll(token: string): Promise<readonly Target[]> {
   } catch (error) {
     if ((error as { code?: string }).code !== 'WL_UNSUPPORTED') throw error;
   }
-  const port = await freePort();
+  const port = await freePort(host);
   // A world of two, both of whom are here.
   await Promise.all([joinAs(0, port, token), joinAs(1, port, token)]);
   targets.push({ kind: 'store', port });
@@ -116,15 +114,6 @@ function joinAs(rank: number, port: number, token: string): Promise<World> {
     ...(token === '' ? {} : { WEFTLINE_TOKEN: token }),
   };
   return join({ environment, settings });
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, host);
-  await once(server, 'listening');
-  const { port } = server.address() as AddressInfo;
-  server.close();
-  await once(server, 'close');
-  return port;
 }
 
 function portOf(blob: Uint8Array, kind: 'multipath' | 'ucx'): number {

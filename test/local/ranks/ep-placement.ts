@@ -1,6 +1,6 @@
 // Ranks whose experts move between them. Argument: "traffic", "refusals", or "killed" with the rank and the point of its death.
 import assert from 'node:assert/strict';
-import { CpuDevice, fromBf16, toBf16, type Tensor } from 'weftline';
+import { CpuDevice, fromBf16, toBf16, type Tensor, WeftlineError } from 'weftline';
 import { EpBuffer } from 'weftline/ep';
 import {
   type ExpertPlan,
@@ -149,6 +149,32 @@ async function refusals(): Promise<void> {
     message: /expert \d of layer 0 differ between rank \d and rank 3/,
   });
 
+  const failing = ExpertMover.create(world, device, {
+    plan: shiftedPlan(0),
+    expertBytes,
+    load: ({ layer, expert }) => {
+      if (rank === 2 && layer === 1) throw new RangeError(`no file for ${expert}`);
+    },
+  });
+  await assert.rejects(failing, (error: Error) => {
+    assert.ok(error instanceof WeftlineError);
+    assert.equal(error.code, 'WL_INVALID_ARGUMENT');
+    assert.match(error.message, /load .* failed for expert 6 of layer 1 on rank 2: no file for 6$/);
+    assert.match(String(error.cause), /no file for 6/);
+    assert.equal(error.cause instanceof RangeError, rank === 2);
+    return true;
+  });
+  const wrongSizes = { plan: shiftedPlan(0), expertBytes: rank === 1 ? 32 : 16, load: (): void => undefined };
+  await assert.rejects(ExpertMover.create(world, device, wrongSizes), {
+    code: 'WL_CONFIG_MISMATCH',
+    message: /different sizes: expertBytes is 16 on rank 0 and 32 on rank 1$/,
+  });
+  const wrongPlans = { plan: shiftedPlan(rank === 3 ? 1 : 0), expertBytes: 16, load: (): void => undefined };
+  await assert.rejects(ExpertMover.create(world, device, wrongPlans), {
+    code: 'WL_CONFIG_MISMATCH',
+    message: /different plans: rank 3 has other experts than rank 0 in layers 0, 1 of 2$/,
+  });
+
   await using mover = await openMover();
   const isRefused = async (code: string, message: RegExp): Promise<void> => {
     const { plan } = mover.placement;
@@ -160,7 +186,10 @@ async function refusals(): Promise<void> {
   if (rank !== 3) void mover.stage(shiftedPlan(3));
   await isRefused('WL_INVALID_ARGUMENT', /rank 3 has staged no plan/);
   void mover.stage(shiftedPlan(rank === 1 ? 4 : 3));
-  await isRefused('WL_CONFIG_MISMATCH', /different plan: .* on rank 0, .* on rank 1/);
+  await isRefused(
+    'WL_CONFIG_MISMATCH',
+    /The ranks cut over with different plans: rank 1 has other experts than rank 0 in layers 0, 1 of 2$/,
+  );
   assert.throws(
     () => mover.stage(expertPlan({ ...shape, physicalToLogical: [...Array(16).keys()].map((at) => at % 8) })),
     {

@@ -2,10 +2,10 @@
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
-import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { etcdMetadataStore } from 'weftline/agent';
+import { freePort } from '../../support/free-port.ts';
 import { until } from '../../support/until.ts';
 import { skipWithout } from './requirements.ts';
 
@@ -25,7 +25,7 @@ export interface RunningEtcd extends AsyncDisposable {
 /** Resolves when it answers. */
 export async function runEtcd(): Promise<RunningEtcd> {
   const folder = mkdtempSync(join(tmpdir(), 'weftline-etcd-'));
-  const [clients, peers] = [await freePort(), await freePort()];
+  const [clients, peers] = [await freePort(host), await freePort(host)];
   const endpoint = `http://${host}:${clients}`;
   const settings = {
     'data-dir': folder,
@@ -58,13 +58,4 @@ export async function runEtcd(): Promise<RunningEtcd> {
     throw error;
   }
   return { endpoint, [Symbol.asyncDispose]: stop };
-}
-
-export async function freePort(): Promise<number> {
-  const server = createServer().listen(0, host);
-  await once(server, 'listening');
-  const { port } = server.address() as { readonly port: number };
-  server.close();
-  await once(server, 'close');
-  return port;
 }

@@ -33,6 +33,7 @@ test('weftline doctor --rdma shows devices, ports and addresses, and chooses', (
     /GID 1\s+│ 0000:0000:0000:0000:0000:ffff:0a4d:0001, RoCE v2, veth0/,
     /^Used: rxe0 port 1 \(.* Gbit\/s, MTU \d+\): the only port that can be used\.$/m,
     /^Not used: rxe1 port 1: the setting rdmaDevices excludes it\.$/m,
+    /^Writes into memory of a GPU would be flushed by fetch-add: the device has atomics \(within the device\)/m,
     /^Peers meet over veth0 \(10\.77\.0\.1/m,
   ])
     assert.match(text, line);

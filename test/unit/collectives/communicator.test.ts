@@ -4,7 +4,7 @@ import test, { after } from 'node:test';
 import { CpuDevice } from 'weftline';
 import { Communicator, referenceReduction } from 'weftline/collectives';
 import { join } from 'weftline/world';
-import { collectiveRegions } from '#lib/collectives/host/window-regions.js';
+import { collectiveRegions } from '#lib/collectives/cpu/window-regions.js';
 import { withCode } from '../../support/with-code.ts';
 
 const world = await join({ environment: {} });
@@ -46,6 +46,7 @@ test('wrong arguments fail before anything moves', async () => {
       communicator.allToAllv({ input: half, output: tensor.slice(4, 8), sendCounts: [1, 1], recvCounts: [1, 1] }),
     'counts beyond the tensor': () =>
       communicator.allToAllv({ input: half, output: tensor.slice(4, 8), sendCounts: [5], recvCounts: [5] }),
+    'an event that is none': () => communicator.barrier({ previousEvent: {} as never }),
     'an end without a group': () => communicator.groupEnd(),
     'a message to itself without its counterpart': () => communicator.send({ input: half, peer: 0 }),
   };
@@ -57,6 +58,32 @@ test('a signal that was aborted ends a call with its reason, and nothing else', 
   const reason = new Error('enough');
   await assert.rejects(communicator.barrier({ signal: AbortSignal.abort(reason) }), reason);
   await communicator.barrier();
+});
+
+test('what is called while an event is waited for is refused, and messages wait for their turn', async () => {
+  const gate: (() => void)[] = [];
+  const promise = new Promise<void>((pass) => void gate.push(pass));
+  const previousEvent = { isDone: () => false, wait: () => promise, [Symbol.dispose]: () => undefined };
+  communicator.groupStart();
+  const sent = communicator.groupEnd({ previousEvent });
+  await assert.rejects(communicator.barrier(), withCode('WL_INVALID_ARGUMENT', /its groupEnd has not ended/));
+  gate[0]!();
+  await sent;
+  await communicator.barrier();
+});
+
+test('a loop of calls that end at once lets timers run', async () => {
+  const over = new AbortController();
+  const timer = setTimeout(() => over.abort(), 20);
+  const empty = device.empty('f32', [4]);
+  for (let call = 0; call < 1e7 && !over.signal.aborted; call++) {
+    await communicator.allReduce({ output: empty });
+    if (call % 3 !== 0) continue;
+    communicator.groupStart();
+    await communicator.groupEnd();
+  }
+  clearTimeout(timer);
+  assert.ok(over.signal.aborted);
 });
 
 test('a group moves messages of a rank to itself in order, and takes no other calls', async () => {
@@ -91,6 +118,22 @@ test('pieceBytes is a multiple of 64 within its range', async () => {
 test('windows of many ranks stay small', () => {
   assert.ok(collectiveRegions(8, 1 << 19).bytes < 4 << 20);
   assert.ok(collectiveRegions(256, 65_536).bytes < 6 << 20);
+});
+
+test('referenceReduction() refuses what it cannot reduce', () => {
+  const run = Float32Array.of(1, 2);
+  for (const [words, ...args] of [
+    [/dtype: expected one of f32, bf16, i32/, 'f16', 'sum', [run]],
+    [/op: expected one of sum, max, min/, 'f32', 'toString', [run]],
+    [/runs: expected an array of one run or more/, 'f32', 'sum', []],
+    [/runs\[1\]: expected a Float32Array/, 'f32', 'sum', [run, [1, 2]]],
+    [/runs\[1\]\.length: expected 2, as of the first run, got 1/, 'f32', 'sum', [run, run.subarray(1)]],
+  ] as const) {
+    assert.throws(
+      () => referenceReduction(...(args as never as [never, never, never])),
+      withCode('WL_INVALID_ARGUMENT', words),
+    );
+  }
 });
 
 test('referenceReduction() computes in the order of the runs and rounds bf16 once', () => {

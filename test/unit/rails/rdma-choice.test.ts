@@ -175,6 +175,16 @@ test('a GID by its index; other kinds of addresses', () => {
   assert.equal(choose(infiniband).rails[0]?.gidReason, 'the first of an InfiniBand port');
 });
 
+test('a GID that only some ports have leaves the others unused', () => {
+  const some: RdmaHost = { ...hostWith([v2(0, 'fd00:1')]), devices: [...hostWith([v2(0, 'fd00:1')]).devices, fast] };
+  const { rails, others } = choose(some, { rdmaGidIndex: '3' });
+  assert.deepEqual(
+    rails.map(({ name, gid }) => [name, gid.index]),
+    [['mlx5_2', 3]],
+  );
+  assert.deepEqual(others, [{ name: 'x', port: 1, reason: 'it has no GID 3' }]);
+});
+
 test('one interface for control, and devices that cannot be opened', () => {
   assert.equal(choose(notebook).control, undefined);
   assert.deepEqual(choose(notebook, { rdmaControlInterface: 'enp61s0f1np1' }).control, notebook.interfaces[0]);
@@ -190,6 +200,21 @@ test('settings that name what the host does not have are refused with what it ha
   );
   fails(notebook, { rdmaDevices: 'mlx5_0,,' }, /names of devices with commas/);
   fails(notebook, { rdmaDevices: 'mlx5_0:one' }, /a name and a port, not "mlx5_0:one"/);
-  fails(notebook, { rdmaGidIndex: '9' }, /an index of mlx5_1 port 1, got "9"\. This host has 0 \(fe80:/);
+  fails(
+    notebook,
+    { rdmaGidIndex: '9' },
+    /an index of mlx5_1 port 1, got "9"\. This host has mlx5_1 port 1 with 0 \(fe80:/,
+  );
+  fails(
+    pair,
+    { rdmaGidIndex: '9' },
+    /bnxt_re0 port 1 with 0 \(fe80.*; mlx5_2 port 1 with 0 .*; mlx5_10 port 1 with 0 /,
+  );
+  const without: RdmaHost = { devices: [], gpus: [], interfaces: [] };
+  fails(
+    without,
+    { rdmaGidIndex: 'v2' },
+    /expected a whole number, the index of a GID, got "v2"\. This host has no RDMA/,
+  );
   fails(notebook, { rdmaControlInterface: 'eth7' }, /This host has enp61s0f1np1$/);
 });

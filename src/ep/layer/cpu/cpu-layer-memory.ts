@@ -4,6 +4,7 @@ import type { DType } from '../../../core/dtype.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
+import { requireRoom } from '../../../windows/room.ts';
 import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { type AddressTables, fillAddressTables, makeAddressTables } from '../../../collective/address-table.ts';
@@ -86,7 +87,9 @@ export class CpuLayerMemory implements LayerMemory {
     const [group, device] = [this.#group, this.#device];
     const size = outputSize(this.#config, rows, ranksOfHosts(group));
     const tables: { set?: TensorSet; bases?: AddressTables<OutputRegion> } = {};
+    const parts = [{ name: 'windows for the output', bytes: size.bytes, isShared: true }];
     const prepare = (): void => {
+      requireRoom(`EPAll2AllLayer with ${rows} rows per rank`, parts, { group, device });
       const names = Object.keys(size.regions) as OutputRegion[];
       const { set, made } = TensorSet.make(device, (tensors) => makeAddressTables(tensors, names, group.size));
       tables.set = set;

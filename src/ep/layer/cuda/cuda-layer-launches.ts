@@ -228,7 +228,7 @@ export function bindOutput(launches: LayerLaunches, memory: CudaLayerMemory): vo
   for (const plan of [place, dispatch, combine]) {
     for (const [index, address] of memory.outputAddresses.entries()) plan.arguments.set('outputs', address, index);
   }
-  prepare.arguments.set('capacityRows', capacityRows);
+  for (const plan of [prepare, dispatch, combine]) plan.arguments.set('capacityRows', capacityRows);
   place.arguments.set('sourceOffset', regions.sourceToken.offset);
   dispatch.arguments.set('rowsOffset', regions.rows.offset);
   combine.arguments.set('rowsOffset', regions.expertRows.offset);

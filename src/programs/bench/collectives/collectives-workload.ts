@@ -28,8 +28,12 @@ export interface SizePlan {
   readonly iterations: number;
 }
 
-/** Fails with WL_INVALID_ARGUMENT if nothing is left to measure. */
-export function sizePlans({ minBytes, maxBytes, factor, iterations }: CollectivesWorkload): SizePlan[] {
+/** Fails with WL_INVALID_ARGUMENT if nothing is left to measure, or if sizes are not whole elements. */
+export function sizePlans({ dtype, minBytes, maxBytes, factor, iterations }: CollectivesWorkload): SizePlan[] {
+  const elementBytes = dtypes[dtype].bytes;
+  if (minBytes % elementBytes !== 0) {
+    throw invalidArgument('--min', minBytes, `a multiple of the ${elementBytes} bytes of an element of ${dtype}`);
+  }
   if (minBytes > maxBytes) throw invalidArgument('--min', minBytes, `at most --max, which is ${maxBytes}`);
   const plans: SizePlan[] = [];
   for (let bytes = minBytes; bytes <= maxBytes; bytes *= factor) {

@@ -1,8 +1,7 @@
 // What the expert-parallel bench takes of each rank's address space, known before anything is made.
 import { formatBytes } from '../../../core/byte-size.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { bufferSize, EPConfig, type EpBufferConfig, outputSize } from '../../../ep/index.ts';
-import { windowFootprint } from '../../../windows/symmetric-window.ts';
+import { bufferSize, EPConfig, type EpBufferConfig, type OutputSize, outputSize } from '../../../ep/index.ts';
 import { combineRowBytes, dispatchRowBytes, type EpWorkload } from './ep-workload.ts';
 
 /** One region for received and combined rows: half the memory, and zero-copy combine reads what dispatch wrote. */
@@ -11,46 +10,46 @@ export function benchBufferConfig({ tokens, hidden, topk, experts }: EpWorkload)
 }
 
 /**
- * Fails with WL_MEMORY when the windows and tensors of this workload cannot fit `addressSpaceBytes`. A rank maps the windows of
- * `ranksOfHost` ranks. They may need more
- * than what is counted here, which is the case of evenly loaded ranks.
+ * Fails with WL_MEMORY when the windows, tensors and, across hosts, the network side of this workload cannot fit
+ * `addressSpaceBytes`. They may need more than what is counted here, which is the case of evenly loaded ranks.
  */
 export function requireAddressSpace(
   workload: EpWorkload,
   withLayer: boolean,
   addressSpaceBytes: number,
-  ranksOfHost: number = workload.ranks,
+  ranksOfHosts: readonly number[] = [workload.ranks],
 ): void {
-  const needs = countBytes(workload, withLayer, ranksOfHost);
+  const needs = countBytes(workload, withLayer, ranksOfHosts);
   if (needs.total <= addressSpaceBytes) return;
   const layer = withLayer ? `, windows of EPAll2AllLayer ${formatBytes(needs.layer)}` : '';
+  const network = needs.network === 0 ? '' : `, their network side ${formatBytes(needs.network)}`;
   const without =
-    withLayer && countBytes(workload, false, ranksOfHost).total <= addressSpaceBytes ? ', or --no-layer' : '';
+    withLayer && countBytes(workload, false, ranksOfHosts).total <= addressSpaceBytes ? ', or --no-layer' : '';
   throw new WeftlineError(
     'WL_MEMORY',
-    `This bench needs at least ${formatBytes(needs.total)} of each rank's address space, which is ${formatBytes(addressSpaceBytes)}: windows of EpBuffer ${formatBytes(needs.buffer)}${layer}, tensors ${formatBytes(needs.tensors)}. Use fewer tokens or ranks${without}`,
+    `This bench needs at least ${formatBytes(needs.total)} of each rank's address space, which is ${formatBytes(addressSpaceBytes)}: windows of EpBuffer ${formatBytes(needs.buffer)}${layer}${network}, tensors ${formatBytes(needs.tensors)}. Use fewer tokens or ranks${without}`,
     { details: { ...needs, addressSpaceBytes } },
   );
 }
 
-/** The network side, which ranks of one host do without, is not counted. */
 function countBytes(
   workload: EpWorkload,
   withLayer: boolean,
-  ranksOfHost: number,
-): Record<'total' | 'buffer' | 'layer' | 'tensors', number> {
-  const { bytes } = bufferSize(benchBufferConfig(workload), workload.ranks);
-  const buffer = windowFootprint(bytes, ranksOfHost);
-  const layer = withLayer ? windowFootprint(layerWindowBytes(workload), ranksOfHost) : 0;
+  ranksOfHosts: readonly number[],
+): Record<'total' | 'buffer' | 'layer' | 'network' | 'tensors', number> {
+  const ofBuffer = bufferSize(benchBufferConfig(workload), workload.ranks, ranksOfHosts);
+  const ofLayer = withLayer ? layerSize(workload, ranksOfHosts) : undefined;
+  const network = (ofBuffer.network?.bytes ?? 0) + (ofLayer?.network?.bytes ?? 0);
+  const buffer = ofBuffer.addressSpaceBytes - (ofBuffer.network?.bytes ?? 0);
+  const layer = ofLayer === undefined ? 0 : ofLayer.addressSpaceBytes - (ofLayer.network?.bytes ?? 0);
   const tensors = tensorBytes(workload, withLayer);
-  return { total: buffer + layer + tensors, buffer, layer, tensors };
+  return { total: buffer + layer + network + tensors, buffer, layer, network, tensors };
 }
 
-/** Of one rank. */
-function layerWindowBytes({ ranks, tokens, hidden, topk, experts }: EpWorkload): number {
+function layerSize({ ranks, tokens, hidden, topk, experts }: EpWorkload, ranksOfHosts: readonly number[]): OutputSize {
   const shape = { maxTokens: tokens, hidden, topk, numExperts: experts };
-  const config = new EPConfig({ ...shape, rank: 0, worldSize: ranks, localWorldSize: ranks });
-  return outputSize(config, tokens * topk).bytes;
+  const config = new EPConfig({ ...shape, rank: 0, worldSize: ranks, localWorldSize: ranksOfHosts[0]! });
+  return outputSize(config, tokens * topk, ranksOfHosts);
 }
 
 function tensorBytes(workload: EpWorkload, withLayer: boolean): number {

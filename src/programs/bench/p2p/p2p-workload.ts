@@ -56,7 +56,7 @@ export const COMPARED_SLOTS: number = messagesUnderWay(defaultTransportWorkload)
 export function checkP2pWorkload({ sizes, inflight, blocks, descriptors, compare, pings }: P2pWorkload): void {
   for (const size of sizes) {
     if (!Number.isInteger(size) || size < 1 || size > MEMORY_BYTES) {
-      throw invalidArgument('size', size, `1 to ${MEMORY_BYTES} bytes (${formatBytes(MEMORY_BYTES)})`);
+      throw invalidArgument('sizes', size, `1 to ${MEMORY_BYTES} bytes (${formatBytes(MEMORY_BYTES)})`);
     }
   }
   if (compare > 0 && pings === 0 && sizes.every((size) => size < MIN_COMPARED_BYTES)) {
@@ -68,7 +68,11 @@ export function checkP2pWorkload({ sizes, inflight, blocks, descriptors, compare
   }
   if (inflight < 1 || inflight > 256) throw invalidArgument('inflight', inflight, '1 to 256');
   if (blocks !== undefined && blocks.maxBlockBytes * blocks.maxBatch > MEMORY_BYTES) {
-    throw invalidArgument('blocks times batch', blocks.maxBlockBytes * blocks.maxBatch, `up to ${MEMORY_BYTES} bytes`);
+    throw invalidArgument(
+      '--blocks times --batches',
+      blocks.maxBlockBytes * blocks.maxBatch,
+      `up to ${MEMORY_BYTES} bytes`,
+    );
   }
 }
 

@@ -60,9 +60,11 @@ export function checkTransportWorkload(workload: TransportWorkload): void {
   ] as const) {
     if (!Number.isInteger(value) || value < 1 || value > most) throw invalidArgument(name, value, `1 to ${most}`);
   }
-  if (nflow * nmsg * nreq > 1024) throw invalidArgument('nflow * nmsg * nreq', nflow * nmsg * nreq, 'at most 1024');
+  if (nflow * nmsg * nreq > 1024)
+    throw invalidArgument('--nflow * --nmsg * --nreq', nflow * nmsg * nreq, 'at most 1024');
   if (messagesUnderWay(workload) * msize > MAX_REGION_BYTES) {
-    throw invalidArgument('bytes under way', messagesUnderWay(workload) * msize, 'at most 1 GiB');
+    const bytes = messagesUnderWay(workload) * msize;
+    throw invalidArgument('--nflow * --nmsg * --nreq * --msize', bytes, 'at most 1 GiB under way');
   }
 }
 

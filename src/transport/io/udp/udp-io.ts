@@ -6,6 +6,7 @@ import { MAX_PATHS } from '../../../abi/transport-packet.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
 import { protocolError } from '../../../meeting/frames.ts';
+import { packetSpinUs } from '../../../threads/spin-time.ts';
 import type { PacketIoKind, PathEndpoint, PathOptions, PathPlan, PeerPaths, RailPair } from '../packet-io-kind.ts';
 import { DatagramProbe } from './datagram-probe.ts';
 import { UdpLoop } from './udp-loop.ts';
@@ -20,7 +21,9 @@ const MAX_DATAGRAM = 65_535;
 const MAX_CUTS = 64;
 
 export const udp: PacketIoKind = {
-  openLoop: (options) => new UdpLoop(options),
+  name: 'udp',
+  hasRails: true,
+  openLoop: ({ engine, settings }) => new UdpLoop({ engine, spinUs: packetSpinUs(settings) }),
   openPaths: (channel, plan, options) => new UdpPaths(channel, plan, options),
   countsOf: (offer) => ({ paths: portsOf(offer).length, rails: hostsOf(offer).length }),
 };
@@ -71,7 +74,7 @@ class UdpPaths implements PeerPaths {
     const { paths } = this.#plan;
     const sockets = this.#sockets.slice(lane * paths, (lane + 1) * paths);
     const segments = this.#cutsSends ? MAX_CUTS : 1;
-    return { descriptors: sockets.map(({ fd }) => fd), rails: this.#railCount, segments };
+    return { ends: sockets.map(({ fd }) => fd), rails: this.#railCount, segments };
   }
 
   connect(peerOffer: ControlFrame): void {

@@ -2,6 +2,7 @@
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { closeDescriptor } from '../../../native/udp.ts';
+import { EngineTurns, microseconds } from '../engine-turns.ts';
 import type { PacketLoop, PacketLoopOptions, PathEndpoint } from '../packet-io-kind.ts';
 import type { TransportEngine } from '../../engine/transport-engine.ts';
 import { DatagramReceiver, RECEIVE_ARENA_BYTES } from './datagram-receiver.ts';
@@ -16,9 +17,11 @@ const NO_SOCKET = -1;
 const LOOKS_AT_ONE = 2;
 /** After a pause as long as this, an empty socket is no reason to go: who looks seldom would find the others late. */
 const PAUSE_MICROSECONDS = 50;
-/** Nothing is missed by a longer sleep, but a thread that sleeps cannot be ended from outside. */
-const MAX_SLEEP_MICROSECONDS = 100_000;
-const STALE_MICROSECONDS = 1000;
+
+export interface UdpLoopOptions extends Pick<PacketLoopOptions, 'engine'> {
+  /** How long the loop polls after the last packet before it sleeps. */
+  readonly spinUs: number;
+}
 
 export class UdpLoop implements PacketLoop {
   readonly engine: TransportEngine;
@@ -26,10 +29,11 @@ export class UdpLoop implements PacketLoop {
   readonly doorbell: Doorbell = Doorbell.create();
   /** Peers whose ports the kernel says are closed, for the owner to take out. */
   readonly refused: number[] = [];
+  readonly refusal = 'its UDP ports are closed';
   readonly #io: UdpPacketIo;
   readonly #receiver: DatagramReceiver;
   readonly #readiness = new ReadinessSet();
-  readonly #spinUs: number;
+  readonly #turns: EngineTurns;
   /** By socket number; -1 for a number that is free. */
   readonly #descriptors: number[] = [];
   readonly #peers: number[] = [];
@@ -39,15 +43,13 @@ export class UdpLoop implements PacketLoop {
   #likely = NO_SOCKET;
   #looks = 0;
   #lastLook = 0;
-  #lastWork = 0;
-  #lastTimer = 0;
 
-  constructor({ engine, spinUs }: PacketLoopOptions) {
+  constructor({ engine, spinUs }: UdpLoopOptions) {
     const arena = new NativeBlock(RECEIVE_ARENA_BYTES);
     this.#io = new UdpPacketIo(arena, (peer) => this.refused.push(peer));
-    this.#spinUs = spinUs;
     this.#readiness.add(this.doorbell.fd, DOORBELL);
     this.engine = engine(this.#io);
+    this.#turns = new EngineTurns(this.engine, spinUs);
     this.#receiver = new DatagramReceiver(arena, this.engine);
   }
 
@@ -55,11 +57,11 @@ export class UdpLoop implements PacketLoop {
     return this.#io.failures;
   }
 
-  addPeer(peer: number, { descriptors, segments }: PathEndpoint): void {
-    const paths = descriptors.map((fd) => ({ fd, peer, segments }));
+  addPeer(peer: number, { ends, segments }: PathEndpoint): void {
+    const paths = ends.map((fd) => ({ fd, peer, segments }));
     this.#paths.set(peer, paths);
     this.#io.setPeer(peer, paths);
-    for (const fd of descriptors) {
+    for (const fd of ends) {
       const free = this.#descriptors.indexOf(-1);
       const number = free === -1 ? this.#descriptors.length : free;
       this.#descriptors[number] = fd;
@@ -90,22 +92,19 @@ export class UdpLoop implements PacketLoop {
     const isBusy = this.#sockets === 1 && this.#descriptors.length === 1 ? this.#drain(0) : this.#drainReady();
     const now = microseconds();
     this.#lastLook = now;
-    if (this.engine.nextDeadline() > now && !isBusy) return false;
-    this.#runTimer(now);
-    this.#lastWork = now;
-    return true;
+    return this.#turns.take(now, isBusy);
   }
 
   /** True once so little happens that the thread had better sleep. */
   get isIdle(): boolean {
-    return microseconds() - this.#lastWork >= this.#spinUs;
+    return this.#turns.isIdle;
   }
 
   /** Sleeps until a packet comes, the engine's next deadline, the doorbell, or `most` is over. */
-  sleep(most: number = MAX_SLEEP_MICROSECONDS): void {
-    const due = this.engine.nextDeadline() - microseconds();
-    if (due <= 0) return;
-    this.#readiness.sleep(Math.min(due, most, MAX_SLEEP_MICROSECONDS));
+  sleep(most?: number): void {
+    const time = this.#turns.sleepTime(most);
+    if (time <= 0) return;
+    this.#readiness.sleep(time);
     // Any socket may have ended it.
     this.#lastLook = 0;
     // A doorbell that stays rung would end every later sleep at once; a loop with one socket never looks at it.
@@ -114,21 +113,13 @@ export class UdpLoop implements PacketLoop {
 
   /** To be called before requests are posted: the engine then knows what time it is, and the loop polls for a while. */
   touch(): void {
-    const now = microseconds();
-    // The engine counts the silence of peers from the time it was last told.
-    if (now - this.#lastTimer > STALE_MICROSECONDS) this.#runTimer(now);
-    this.#lastWork = now;
+    this.#turns.touch();
   }
 
   [Symbol.dispose](): void {
     for (const peer of this.#paths.keys()) this.removePeer(peer);
     this.#readiness[Symbol.dispose]();
     this.doorbell[Symbol.dispose]();
-  }
-
-  #runTimer(now: number): void {
-    this.engine.onTimer(now);
-    this.#lastTimer = now;
   }
 
   #drainReady(): boolean {
@@ -167,9 +158,4 @@ export class UdpLoop implements PacketLoop {
     }
     return true;
   }
-}
-
-/** The clock of the loops of this thread. */
-function microseconds(): number {
-  return performance.now() * 1000;
 }

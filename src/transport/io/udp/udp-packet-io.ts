@@ -1,11 +1,10 @@
 // The PacketIo over UDP sockets: bursts become segmentation-offload sends without a copy. Hot path: no allocation.
 import { MessageBlock } from '../../../native/message-block.ts';
-import { copyMemory } from '../../../native/libc.ts';
 import { addressOf } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { waitWritable } from '../../../native/readiness.ts';
 import { sendMessages } from '../../../native/udp.ts';
-import { type Burst, type PacketIo, type PlacementRun, placeRun } from '../packet-io.ts';
+import { type Burst, type PacketIo, placeNative, type PlacementRun } from '../packet-io.ts';
 import type { RangeList } from '../../send/range-list.ts';
 import type { Region } from '../../engine/region.ts';
 import { MAX_DATAGRAM_BYTES } from './udp-socket.ts';
@@ -122,19 +121,7 @@ export class UdpPacketIo implements PacketIo {
   }
 
   place(run: PlacementRun): void {
-    const { region, payloadBytes } = run;
-    if (region.address === 0 || run.source !== this.#receiveBytes) {
-      placeRun(run);
-      return;
-    }
-    let from = this.#receiveAddress + run.sourceOffset;
-    let to = region.address + run.regionOffset;
-    for (let left = run.count; left > 1; left -= 1) {
-      copyMemory(to, from, payloadBytes);
-      from += run.sourceStride;
-      to += payloadBytes;
-    }
-    copyMemory(to, from, run.lastPayloadBytes);
+    placeNative(run, this.#receiveBytes, this.#receiveAddress);
   }
 
   /** One message; the kernel cuts it into the burst's packets. */

@@ -11,6 +11,8 @@ import {
   encodeUcxAddress,
   encodeUcxRegion,
 } from '#lib/agent/backends/ucx/ucx-info.js';
+import { decodeVerbsInfo, encodeVerbsInfo } from '#lib/agent/backends/verbs/verbs-meeting.js';
+import { VerbsRemoteRegion } from '#lib/agent/backends/verbs/verbs-region.js';
 import { type AgentMetadata, decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { DescriptorList } from 'weftline/agent';
 import { type Decoder, Fault } from '../decoder.ts';
@@ -141,4 +143,24 @@ const ucxInfos: Decoder = {
   },
 };
 
-export const agentDecoders: readonly Decoder[] = [metadata, regionInfos, descriptors, ucxInfos];
+const verbsInfos: Decoder = {
+  name: 'agent-verbs-infos',
+  codes: ['WL_PROTOCOL'],
+  weight: 0.3,
+  seeds: () => [
+    encodeVerbsInfo({
+      host: '127.0.0.1',
+      port: 4711,
+      network: 'boot/net',
+      rail: { name: 'rxe0 port 1', linkLayer: 'Ethernet' },
+    }),
+    new Uint8Array(16).fill(7),
+  ],
+  run: (input) => {
+    const info = decodeVerbsInfo(input);
+    if (info !== undefined && !/^[0-9a-f.:%]+$/i.test(info.host)) throw new Fault(`host ${info.host} was believed`);
+    void new VerbsRemoteRegion(input, REGION_BYTES, 'a peer');
+  },
+};
+
+export const agentDecoders: readonly Decoder[] = [metadata, regionInfos, descriptors, ucxInfos, verbsInfos];

@@ -1,6 +1,7 @@
 // Hellos of strangers and of peers that hold the token, on both sides, and what follows them.
 import { readHello, readWelcome } from '#lib/agent/backends/multipath/agent-words.js';
 import { acceptUcxPeer } from '#lib/agent/backends/ucx/ucx-meeting.js';
+import { acceptVerbsPeer } from '#lib/agent/backends/verbs/verbs-meeting.js';
 import { introduce, readIntroduction } from '#lib/agent/endpoint/introduction.js';
 import { MetadataChannel } from '#lib/agent/exchange/metadata-channel.js';
 import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
@@ -9,7 +10,7 @@ import { credentialsOf } from '#lib/meeting/credentials.js';
 import { type HelloBody, receiveHello, sayHello } from '#lib/meeting/hello.js';
 import { decodeRefusal } from '#lib/meeting/refusal.js';
 import { acceptPeer } from '#lib/transport/host/greeting.js';
-import { transportIo } from '#lib/transport/io/packet-ios.js';
+import { udp } from '#lib/transport/io/udp/udp-io.js';
 import { StoreConnection } from '#lib/world/store-connection.js';
 import { StoreCore } from '#lib/world/store-core.js';
 import { readRank } from '#lib/world/store-hello.js';
@@ -169,7 +170,8 @@ function calledByPeer(
 }
 
 const transportOptions = {
-  io: transportIo,
+  io: udp,
+  engines: [],
   name: 'host',
   paths: 1,
   segmentBytes: 1400,
@@ -210,6 +212,14 @@ const toUcx = calledByPeer(
     'weftline-ucx',
     await versionOf((channel) => acceptUcxPeer(channel, ucxSelf, { reserve: reserveUcx, connect: never })),
   ),
+);
+
+const verbsSelf = { credentials, name: 'host', incarnation: 'x' };
+
+const toVerbs = calledByPeer(
+  'hello-to-verbs',
+  (channel) => acceptVerbsPeer(channel, verbsSelf, ({ end }) => end),
+  helloNamed('weftline-verbs', await versionOf((channel) => acceptVerbsPeer(channel, verbsSelf, ({ end }) => end))),
 );
 
 const metadataFrames = [
@@ -320,6 +330,7 @@ export const greetingDecoders: readonly Decoder[] = [
   helloBodies,
   toTransport,
   toUcx,
+  toVerbs,
   metadataExchange,
   refusals,
   storeMember,

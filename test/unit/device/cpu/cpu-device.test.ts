@@ -23,7 +23,9 @@ test('mapFile() makes two ranges of the memory show the same bytes', async () =>
   const fd = openSync(path, 'w+');
   unlinkSync(path);
   ftruncateSync(fd, 131_072);
+  const before = device.mappings;
   const first = device.mapFile(fd, 131_072);
+  assert.notEqual(device.mappings, before);
   const second = device.mapFile(fd, 131_072);
   closeSync(fd);
   device.hostView('u8', first.address, 131_072)[70_000] = 77;

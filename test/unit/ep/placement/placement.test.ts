@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { expertPlan, Placement } from 'weftline/ep/placement';
+import { contiguousPlan, expertPlan, Placement } from 'weftline/ep/placement';
 import { withCode } from '../../../support/with-code.ts';
 
 /** 4 ranks with 2 slots: expert 0 on ranks 0, 1 and 3 (twice), expert 1 on rank 2, expert 2 on rank 0, expert 3 on ranks 1 and 2. */
@@ -9,6 +9,8 @@ const hosts = [
   [0, 1],
   [2, 3],
 ];
+
+const invalid = (words: RegExp): ReturnType<typeof withCode> => withCode('WL_INVALID_ARGUMENT', words);
 
 function routed(rank: number, ...ids: readonly number[]): readonly number[] {
   return [...new Placement(plan, { rank, hosts }).route(Int32Array.from(ids))];
@@ -50,6 +52,35 @@ test('wrong ids are named, and nothing is written', () => {
   assert.throws(() => placement.route(ids, { out: new Int32Array(1) }), withCode('WL_INVALID_ARGUMENT', /out: /));
   assert.throws(() => placement.route(ids, { layer: 1 }), withCode('WL_INVALID_ARGUMENT', /layer: expected 0 to 0/));
   assert.throws(() => placement.route([1] as never), withCode('WL_INVALID_ARGUMENT', /topkIdx/));
+});
+
+test('what is no plan, no hosts and no ids is named', () => {
+  assert.throws(() => new Placement({} as never, { rank: 0, hosts }), invalid(/plan: expected a plan of expertPlan/));
+  assert.throws(
+    () => new Placement(plan, { rank: 0, hosts: [0, 1] } as never),
+    invalid(/hosts: expected an array with/),
+  );
+  assert.throws(() => new Placement(plan, {} as never), invalid(/hosts: /));
+  const placement = new Placement(plan, { rank: 0, hosts });
+  assert.throws(() => placement.route(undefined as never), invalid(/topkIdx: expected an Int32Array/));
+  assert.throws(() => placement.route(Int32Array.of(0), { out: {} as never }), invalid(/out: expected an Int32Array/));
+});
+
+test('tables of a plan have bounds', () => {
+  assert.throws(
+    () => contiguousPlan({ layers: 1, experts: 2 ** 40, ranks: 1 }),
+    invalid(/at most the 16777216 entries/),
+  );
+  assert.throws(() => contiguousPlan({ layers: 2 ** 30, experts: 2 ** 30, ranks: 1 }), invalid(/at most the/));
+  assert.throws(() => contiguousPlan({ layers: 1, experts: 3, ranks: 2 }), invalid(/multiple of 2 physical experts/));
+  assert.throws(() => contiguousPlan(undefined as never), invalid(/shape of contiguousPlan: expected an object/));
+  assert.throws(() => expertPlan({ layers: 1, experts: 1, ranks: 1 } as never), invalid(/physicalToLogical/));
+  const copies = { length: 2 ** 20, 0: 0 } as ArrayLike<number>;
+  const one = Int32Array.from(copies, (_, at) => (at < 2 ** 10 ? at : 0));
+  assert.throws(
+    () => expertPlan({ layers: 1, experts: 2 ** 10, ranks: 1, physicalToLogical: one }),
+    invalid(/maxReplicas \* layers \* experts: expected at most/),
+  );
 });
 
 test('a placement needs every rank of its plan on one host', () => {

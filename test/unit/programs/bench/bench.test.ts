@@ -127,6 +127,12 @@ test('requireAddressSpace() lets the usual configuration pass and says what anot
     code: 'WL_MEMORY',
     message: /All2AllLayer .* GiB.*no-layer/,
   });
+  // Two hosts of two ranks map half the windows, and have a network side besides.
+  const apart = { ...defaultEpWorkload, tokens: 8000 };
+  assert.throws(() => requireAddressSpace(apart, true, 2 * 2 ** 30, [2, 2]), {
+    code: 'WL_MEMORY',
+    message: /windows of EPAll2AllLayer .* GiB, their network side .* [GM]iB, tensors/,
+  });
   const far = { ...defaultEpWorkload, ranks: 2, tokens: 200_000 };
   assert.throws(() => requireAddressSpace(far, false, limit), {
     code: 'WL_MEMORY',

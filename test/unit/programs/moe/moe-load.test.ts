@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { countRouting, gatherLoad, spread } from '#lib/programs/moe/moe-load.js';
-import { expertShare, largestTokenShare, requireEvenReplicas, tokenShare } from '#lib/programs/moe/token-split.js';
+import { expertShare, largestTokenShare, requireEvenExperts, tokenShare } from '#lib/programs/moe/token-split.js';
 
 test('tokenShare() splits into contiguous parts that differ by one at most', () => {
   for (const [tokens, ranks] of [
@@ -29,11 +29,11 @@ test('expertShare() splits evenly and names the rank counts that are possible', 
   });
 });
 
-test('requireEvenReplicas() names counts that divide evenly', () => {
-  requireEvenReplicas(32, 8, 4);
-  assert.throws(() => requireEvenReplicas(32, 2, 4), {
+test('requireEvenExperts() names counts that divide evenly', () => {
+  requireEvenExperts(32, 8, 4);
+  assert.throws(() => requireEvenExperts(32, 2, 4), {
     code: 'WL_INVALID_ARGUMENT',
-    message: /--replicas: expected a multiple of the 4 ranks, such as 0 or 4, got 2/,
+    message: /--redundant-experts: expected a multiple of the 4 ranks, such as 0 or 4, got 2/,
   });
 });
 

@@ -74,16 +74,22 @@ test('moeReport() leaves the table of ranks out when there are many', () => {
   assert.doesNotMatch(moeReport({ ...report, load: { ...report.load, ranks } }), /rows computed/);
 });
 
-test('moeReport() shows the load before and after replicas in 100 columns, and requirePassed() compares their outputs', () => {
+test('moeReport() shows the load before and after redundant experts in 100 columns, and requirePassed() compares their outputs', () => {
   const { phases, forwardMs, load, windowBytes } = report;
   const same = { error: 0, tolerance: 0.01, passed: true };
   const without = { phases, forwardMs, load, windowBytes };
-  const replicas = { count: 32, copiedExperts: 9, without, check: same };
-  const text = moeReport({ ...report, replicas });
+  const redundantExperts = { count: 32, copiedExperts: 9, without, check: same };
+  const text = moeReport({ ...report, redundantExperts });
   for (const line of text.split('\n')) assert.ok(line.length <= 100, line);
-  assert.match(text, /replicas: 32 copies of 9 busy experts, 288 physical experts in all/);
+  assert.match(text, /redundant experts: 32 copies of 9 busy experts, 288 physical experts in all/);
   assert.match(text, /before, without them: 1300\.0 ms; after: 1300\.0 ms; output the same bit for bit/);
   assert.match(text, /computed per rank before .*\n(?:.*\n)*.*computed per rank after /);
-  const failed = { ...report, replicas: { ...replicas, check: { ...same, error: 0.3, passed: false } } };
-  assert.throws(() => requirePassed(failed), { code: 'WL_CHECK', message: /the output without replicas by 3\.00e-1/ });
+  const failed = {
+    ...report,
+    redundantExperts: { ...redundantExperts, check: { ...same, error: 0.3, passed: false } },
+  };
+  assert.throws(() => requirePassed(failed), {
+    code: 'WL_CHECK',
+    message: /the output without redundant experts by 3\.00e-1/,
+  });
 });

@@ -52,6 +52,7 @@ __device__ __forceinline__ void sumChoices(const LayerCombineArguments& a, const
     const u64 cell = (static_cast<u64>(slot) * network.maxTokens + index) * a.topkColumns + laneIndex();
     rank = static_cast<const i32*>(a.forwardRanks)[cell];
     row = static_cast<const i32*>(a.forwardRows)[cell];
+    if (!hasChoiceRow(a, rank, row)) rank = -1;
   }
   const u8* mine = choiceRowAt(a, rank, row);
   u8* out = inSlot(network, slot) + static_cast<u64>(index) * stride;

@@ -121,11 +121,16 @@ __device__ __forceinline__ void forwardChoice(const LayerDispatchArguments& a, c
   if (lane < a.topkColumns) {
     place.row = __ldcg(reinterpret_cast<const i32*>(record + shape.rowsAt) + lane);
     place.rank = __ldcg(reinterpret_cast<const i32*>(record + shape.ranksAt) + lane);
+    if (!hasChoiceRow(a, place.rank, place.row)) place.rank = place.row = -1;
     const u64 cell = (static_cast<u64>(slot) * network.maxTokens + index) * a.topkColumns + lane;
     static_cast<i32*>(a.forwardRows)[cell] = place.row;
     static_cast<i32*>(a.forwardRanks)[cell] = place.rank;
   }
-  if (lane < a.ranks) place.repeat = __ldcg(reinterpret_cast<const i32*>(record + shape.repeatsAt) + lane);
+  if (lane < a.ranks) {
+    place.repeat = __ldcg(reinterpret_cast<const i32*>(record + shape.repeatsAt) + lane);
+    // A token that is repeated has two rows at least.
+    if (static_cast<u32>(place.repeat) >= a.capacityRows / 2) place.repeat = -1;
+  }
   u64 to = 0;
   if (place.rank >= 0) {
     to = reinterpret_cast<u64>(outputAt(a, static_cast<u32>(place.rank), a.rowsOffset)) + static_cast<u64>(place.row) * a.rowBytes;

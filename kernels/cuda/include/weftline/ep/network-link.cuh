@@ -40,6 +40,12 @@ __device__ __forceinline__ bool hasRow(const EpNetwork& network, i32 place) {
   return static_cast<u32>(place) < network.ranks * network.maxTokens;
 }
 
+// The same of a choice: the index of its rank on this host, and its row in the output there.
+template <class LayerArguments>
+__device__ __forceinline__ bool hasChoiceRow(const LayerArguments& a, i32 rank, i32 row) {
+  return static_cast<u32>(rank) < a.ranks && static_cast<u32>(row) < a.capacityRows;
+}
+
 __device__ __forceinline__ u64 recordOutOffset(const EpNetwork& network, u32 call) {
   return network.recordOutOffset + static_cast<u64>(call & 1) * network.recordBytes;
 }

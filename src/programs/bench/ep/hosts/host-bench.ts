@@ -31,9 +31,12 @@ export async function runEpHostBench(
   progress?: (done: number, total: number) => void,
 ): Promise<EpHostBenchReport | undefined> {
   const { workload, iterations, warmup } = options;
-  const { hosts, scaleUpRanks } = world.topology;
+  const { hosts } = world.topology;
   checkEpWorkload(workload);
-  if (device.kind === 'cpu') requireAddressSpace(workload, options.layer, device.space.limit, scaleUpRanks.length);
+  if (device.kind === 'cpu') {
+    const ranksOfHosts = hosts.map(({ length }) => length);
+    requireAddressSpace(workload, options.layer, device.space.limit, ranksOfHosts);
+  }
   await using made = await makeHostCases(world, device, { workload, withLayer: options.layer, numSms: options.numSms });
   const { group, cases, network } = made;
   const before = await sampleMachine(world);

@@ -1,0 +1,159 @@
+// Measures the agent's backend verbs beside perftest on the same RDMA devices, in turn: run in the guest, by
+// npm run soft-roce -- --pair node scripts/rdma-figures.mjs [--rounds 5] [--bytes 65536] [--count 400] [--pings 300]
+// Prints a table, and the figures as one line of JSON. The build must be fresh; perftest is a Debian package.
+import { fork, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+
+const { values } = parseArgs({
+  options: {
+    rounds: { type: 'string', default: '5' },
+    bytes: { type: 'string', default: '65536' },
+    count: { type: 'string', default: '400' },
+    pings: { type: 'string', default: '300' },
+    inflight: { type: 'string', default: '16' },
+  },
+});
+const rounds = Number(values.rounds);
+const workload = {
+  mode: 'write',
+  sizes: [Number(values.bytes)],
+  iterations: Number(values.count),
+  inflight: Number(values.inflight),
+  blocks: undefined,
+  compare: 0,
+  pings: Number(values.pings),
+  descriptors: 0,
+};
+/** Of the pings of the bench, see PING_BYTES there. */
+const PING_BYTES = 256;
+const self = fileURLToPath(import.meta.url);
+
+const bench = new URL('../dist/programs/bench/p2p/p2p-bench.js', import.meta.url);
+const common = { localGpuIndex: 0, device: 'cpu', backend: 'verbs', ownThread: true };
+const ignore = () => {};
+
+if (process.env['RDMA_FIGURES_ROLE'] === undefined) await measure();
+else await serveParent(process.env['RDMA_FIGURES_ROLE']);
+
+/** A process of the bench: one side of a session for each word of the parent. */
+async function serveParent(role) {
+  const { runP2pBench, serveP2pBench } = await import(bench);
+  process.send({ ready: true });
+  for await (const [message] of messages()) {
+    if (role === 'server') {
+      const hooks = { onListening: tellPort, onConnected: ignore, onSize: ignore, onOneSided: ignore };
+      await serveP2pBench({ ...common, ...hooks, host: '127.0.0.1', port: 0 });
+      process.send({ over: true });
+    } else {
+      const hooks = { onConnected: ignore, onSize: ignore, onBlock: ignore };
+      const { sizes, pingMicroseconds } = await runP2pBench({
+        ...common,
+        ...hooks,
+        remoteIp: '127.0.0.1',
+        port: message.port,
+        workload: message.workload,
+      });
+      process.send({ megabytes: sizes[0].gigabytesPerSecond * 1000, ping: pingMicroseconds[1] });
+    }
+  }
+}
+
+function tellPort(port) {
+  process.send({ port });
+}
+
+async function* messages() {
+  for (;;) yield once(process, 'message');
+}
+
+async function measure() {
+  const [server, client] = [startSide('server', 'rxe1'), startSide('client', 'rxe0')];
+  await Promise.all([server, client].map(hear));
+  const own = { megabytes: [], ping: [] };
+  const perftest = { megabytes: [], ping: [] };
+  // The first round warms up.
+  for (let round = -1; round < rounds; round += 1) {
+    for (const side of round % 2 === 0 ? [runOwn, runPerftest] : [runPerftest, runOwn]) {
+      const figures = await side(server, client);
+      if (round < 0) continue;
+      const into = side === runOwn ? own : perftest;
+      into.megabytes.push(figures.megabytes);
+      into.ping.push(figures.ping);
+    }
+  }
+  for (const child of [server, client]) child.kill();
+  report({ own, perftest });
+}
+
+function startSide(role, device) {
+  const env = { ...process.env, RDMA_FIGURES_ROLE: role, WEFTLINE_RDMA_DEVICES: device, WEFTLINE_TOKEN: 'figures' };
+  return fork(self, process.argv.slice(2), { env, serialization: 'advanced' });
+}
+
+async function hear(child) {
+  const [message] = await Promise.race([
+    once(child, 'message'),
+    once(child, 'exit').then(() => Promise.reject(new Error('a side of the bench ended'))),
+  ]);
+  return message;
+}
+
+async function runOwn(server, client) {
+  server.send({ serve: true });
+  const { port } = await hear(server);
+  client.send({ port, workload });
+  const [figures] = await Promise.all([hear(client), hear(server)]);
+  return figures;
+}
+
+async function runPerftest() {
+  const bandwidth = await perftestPair('ib_write_bw', ['-s', values.bytes, '-n', values.count, '-t', values.inflight]);
+  const latency = await perftestPair('ib_write_lat', ['-s', String(PING_BYTES), '-n', values.pings]);
+  // Average bandwidth in MiB/s; typical latency in microseconds, one way.
+  return { megabytes: numbers(bandwidth)[3] * 1.048_576, ping: 2 * numbers(latency)[4] };
+}
+
+async function perftestPair(program, words) {
+  const usual = ['-F', '-p', '18515', ...words];
+  const server = spawn(program, ['-d', 'rxe1', '-x', '1', ...usual], { stdio: 'ignore' });
+  const isOver = once(server, 'exit');
+  await new Promise((resolve) => setTimeout(resolve, 1000));
+  const client = spawn(program, ['-d', 'rxe0', '-x', '1', ...usual, '127.0.0.1']);
+  let text = '';
+  for (const stream of [client.stdout, client.stderr]) stream.on('data', (part) => (text += part));
+  await once(client, 'close');
+  await isOver;
+  return text;
+}
+
+/** The line of results: numbers alone. */
+function numbers(text) {
+  const line = text.split('\n').find((each) => /^\s*\d+\s+\d+\s+[\d.]+/.test(each));
+  if (line === undefined) throw new Error(`perftest said:\n${text}`);
+  return line.trim().split(/\s+/).map(Number);
+}
+
+function quartiles(list) {
+  const sorted = list.toSorted((a, b) => a - b);
+  const at = (part) => sorted[Math.min(sorted.length - 1, Math.round(part * (sorted.length - 1)))];
+  return { low: at(0.25), median: at(0.5), high: at(0.75) };
+}
+
+function report({ own, perftest }) {
+  const ratios = {
+    megabytes: quartiles(own.megabytes.map((value, round) => value / perftest.megabytes[round])),
+    ping: quartiles(own.ping.map((value, round) => value / perftest.ping[round])),
+  };
+  const line = (name, unit, key) => {
+    const [ours, theirs] = [quartiles(own[key]), quartiles(perftest[key])];
+    const { low, median, high } = ratios[key];
+    console.log(
+      `${name}: verbs ${ours.median.toFixed(1)} ${unit}, perftest ${theirs.median.toFixed(1)} ${unit}, ratio ${median.toFixed(2)} (${low.toFixed(2)} to ${high.toFixed(2)})`,
+    );
+  };
+  line(`write of ${values.bytes} bytes, ${values.inflight} under way`, 'MB/s', 'megabytes');
+  line(`write of ${PING_BYTES} bytes and notification, round trip`, 'us', 'ping');
+  console.log(JSON.stringify({ schema: 'weftline.rdma-figures/1', workload, rounds, own, perftest, ratios }));
+}

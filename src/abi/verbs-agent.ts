@@ -1,0 +1,48 @@
+// What two agents share over RDMA: how metadata name a region, the mailboxes of a link, and the immediate data of writes.
+import { defineLayout } from './layout.ts';
+
+/** The address and the key by which requests of peers name a region. */
+export const verbsRegionInfo = defineLayout('VerbsRegionInfo', { address: 'u64', key: 'u32', reserved: 'u32' }, 8);
+
+/** Bytes of messages that the receiver has not taken. A power of two. */
+export const VERBS_RING_BYTES = 256 * 1024;
+/** Messages that the receiver has not taken, and wakes that it has not seen. Each has a receive posted there. */
+export const VERBS_MESSAGES = 512;
+export const VERBS_WAKES = 512;
+
+/**
+ * The sender's mailbox. The receiver writes `messages` and `wakes`, as one write of 8 bytes: how many it has taken so far,
+ * modulo 2^32; a stale look shows fewer and costs time only. The device writes `oldValue`, which nobody reads: what a cell
+ * was before an atomic addition. The ring holds messages at the same offsets as the receiver's inbox, which is a ring alone.
+ */
+export const verbsMailboxHead = defineLayout(
+  'VerbsMailbox',
+  { messages: 'u32', wakes: 'u32', oldValue: 'u64', reserved: { of: 'u32', count: 12 } },
+  64,
+);
+
+/** Messages begin at multiples of this in the ring. */
+export const VERBS_MESSAGE_ALIGNMENT = 8;
+
+const LENGTH_SHIFT = 15;
+const FIELD_MASK = 0x7fff;
+const WAKE = 1 << 30;
+
+/** Immediate data of a write that tells the receiver to look at its cells. */
+export const VERBS_WAKE = WAKE;
+
+/** Of a write that brought a message: where it lies in the inbox, in units of VERBS_MESSAGE_ALIGNMENT, and its bytes. */
+export function messageImmediate(offset: number, bytes: number): number {
+  return offset / VERBS_MESSAGE_ALIGNMENT + (bytes << LENGTH_SHIFT);
+}
+
+export function immediateOffset(immediate: number): number {
+  return (immediate & FIELD_MASK) * VERBS_MESSAGE_ALIGNMENT;
+}
+
+export function immediateBytes(immediate: number): number {
+  return (immediate >>> LENGTH_SHIFT) & FIELD_MASK;
+}
+
+/** Version of all of this, and of the hello of the backend. */
+export const VERBS_AGENT_VERSION = 1;

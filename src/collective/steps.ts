@@ -1,0 +1,177 @@
+// Carries out work that waits for other ranks now and then: polls and gives way to them, then sleeps, never without end.
+import { type CallWait, Deadline } from '../core/deadline.ts';
+import type { ErrorDetails } from '../core/errors.ts';
+import { yieldProcessor } from '../native/libc.ts';
+import type { WaitFacts } from '../core/waits.ts';
+import type { RankBells } from '../windows/rank-bells.ts';
+import { waitForWord } from '../windows/wait.ts';
+import type { WindowFailure } from '../windows/window-failure.ts';
+
+/** Work in steps, some of which need what other ranks have yet to do. */
+export interface Steps {
+  /** Counts steps that were made; never resets. */
+  readonly progress: number;
+  /** Does what can be done now. True when all is done. */
+  advance(): boolean;
+  /** Ranks of the group that the next step needs and that are not so far; for errors. */
+  missing(): readonly number[];
+  /** "allReduce", for errors. */
+  readonly name: string;
+  /** What it waits for, for the error of a wait that takes too long. */
+  details?(): ErrorDetails;
+}
+
+/** Why steps cannot go on. On one host the ranks are the window's, whose WindowFailure serves as it is. */
+export type StepFailure = Pick<WindowFailure, 'reasonToGiveUp' | 'timeout' | 'raise' | 'reason' | 'rankOf'>;
+
+/** What steps put for ranks of other hosts. */
+export interface StepNetwork {
+  /** Hot path. Takes in what has come, posts what there is room for. */
+  advance(): void;
+  /** Everything was handed to the carrier, which needs no further call for it. */
+  readonly isPosted: boolean;
+  /** Ranks to whose hosts something waits to be posted. */
+  unposted(): readonly number[];
+}
+
+/** Looks at the clock once in so many turns. */
+const TURNS = 16;
+
+export interface StepRunnerOptions {
+  readonly failure: StepFailure;
+  /** Of a group on several hosts. */
+  readonly network?: StepNetwork | undefined;
+  readonly timeoutMs: number;
+  /** How long to poll without progress before sleeping. */
+  readonly spinUs: number;
+  /** Whether the ranks outnumber the processors. */
+  readonly isCrowded: boolean;
+}
+
+export class StepRunner {
+  readonly #bells: RankBells;
+  readonly #options: StepRunnerOptions;
+  /** Looks between two yields, of which each takes as long as many looks. */
+  readonly #looks: number;
+  /** The steps are done; what they put for other hosts may still wait for room. */
+  #areDone = false;
+
+  constructor(bells: RankBells, options: StepRunnerOptions) {
+    this.#bells = bells;
+    this.#options = options;
+    // In a crowd the rank that is waited for may wait for this processor.
+    this.#looks = options.isCrowded ? 1 : 16;
+  }
+
+  /**
+   * Hot path. undefined if the work ended without sleeping. If it fails, here or by the promise, the window is given up for all
+   * its ranks.
+   */
+  run(steps: Steps, wait: CallWait): Promise<void> | undefined {
+    this.#areDone = false;
+    try {
+      for (let look = 0; look < this.#looks; look++) if (this.#advance(steps)) return undefined;
+      if (this.#poll(steps)) return undefined;
+    } catch (error) {
+      this.#giveUp(error);
+      throw error;
+    }
+    return this.#sleepUntilDone(steps, wait);
+  }
+
+  /** True when all is done. */
+  #advance(steps: Steps): boolean {
+    const { network } = this.#options;
+    if (network === undefined) return steps.advance();
+    this.#areDone ||= steps.advance();
+    network.advance();
+    return this.#areDone && network.isPosted;
+  }
+
+  /** True when all is done, false when nothing has moved for long. */
+  #poll(steps: Steps): boolean {
+    const patience = this.#options.spinUs / 1000;
+    let { progress } = steps;
+    let end = performance.now() + patience;
+    while (true) {
+      for (let turn = 0; turn < TURNS; turn++) {
+        yieldProcessor();
+        for (let look = 0; look < this.#looks; look++) if (this.#advance(steps)) return true;
+      }
+      const now = performance.now();
+      if (steps.progress !== progress) {
+        ({ progress } = steps);
+        end = now + patience;
+      } else if (now > end) return false;
+    }
+  }
+
+  async #sleepUntilDone(steps: Steps, { timeoutMs, signal, deadline: given }: CallWait): Promise<void> {
+    const { failure, network } = this.#options;
+    const deadline = given ?? new Deadline(timeoutMs ?? this.#options.timeoutMs);
+    const missing = (): readonly number[] => this.#missing(steps);
+    const source = { waitFacts: (): WaitFacts => this.#factsOf(steps) };
+    const { endsAt } = deadline;
+    // What comes from other hosts rings no bell of this rank.
+    const work = network && ((): void => network.advance());
+    try {
+      while (true) {
+        const sleep = new Awakening(steps, () => this.#advance(steps));
+        const ready = (): boolean => sleep.isOver();
+        const check = (): void => {
+          const reason = failure.reasonToGiveUp(missing, signal);
+          // ORDER: a peer may do its part and then leave or give up in a later call; then this one still counts.
+          if (reason !== undefined && !ready()) throw reason;
+          if (deadline.isOver && !ready()) {
+            throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name), steps.details?.());
+          }
+        };
+        await waitForWord(this.#bells.own, { ready, check, spinUs: 0, work, source, endsAt });
+        if (sleep.isDone || this.#poll(steps)) return;
+      }
+    } catch (error) {
+      this.#giveUp(error);
+      throw error;
+    }
+  }
+
+  #factsOf(steps: Steps): WaitFacts {
+    const { failure } = this.#options;
+    const ranks = this.#missing(steps).map((rank) => failure.rankOf(rank));
+    return { operation: steps.name, ranks };
+  }
+
+  #missing(steps: Steps): readonly number[] {
+    const { network } = this.#options;
+    return this.#areDone && network !== undefined ? network.unposted() : steps.missing();
+  }
+
+  #giveUp(error: unknown): void {
+    this.#options.failure.raise(error);
+    this.#bells.ringAll();
+  }
+}
+
+/** A sleep that ends when a step could be made. */
+class Awakening {
+  /** All is done. */
+  isDone = false;
+  readonly #steps: Steps;
+  readonly #before: number;
+  readonly #advance: () => boolean;
+
+  constructor(steps: Steps, advance: () => boolean) {
+    this.#steps = steps;
+    this.#advance = advance;
+    this.#before = steps.progress;
+  }
+
+  isOver(): boolean {
+    this.isDone ||= this.#advance();
+    return this.isDone || this.#steps.progress !== this.#before;
+  }
+}
+
+function hintOf(name: string): string {
+  return `this rank waits in ${name}; they live, and may still compute (raise --timeout) or be in another call (all ranks must make the same calls in the same order)`;
+}

@@ -1,0 +1,118 @@
+// Why a wait of a collective call cannot end well: what the window of this host says, and what ranks of other hosts told.
+import { networkCellOffset, networkCells } from '../../abi/network-cells.ts';
+import { AbortSlots } from '../../collective/network/abort-slots.ts';
+import type { HostNetwork } from '../../collective/network/host-network.ts';
+import { hostRoutes } from '../../collective/network/host-routes.ts';
+import type { StepFailure } from '../../collective/steps.ts';
+import { type ErrorDetails, WeftlineError } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
+import type { Missing, WindowFailure } from '../../windows/window-failure.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import { rankList } from '../../world/rank-list.ts';
+
+export interface HostsFailureOptions {
+  readonly group: RankGroup;
+  readonly device: CpuDevice;
+  readonly window: SymmetricWindow;
+  readonly network: HostNetwork;
+  /** Offsets in each rank's part of the window. */
+  readonly cells: number;
+  readonly aborts: number;
+}
+
+/** What a rank of another host has told this host, in the part of the rank that stands for it here. */
+interface Told {
+  readonly rank: number;
+  readonly worldRank: number;
+  /** Low words: above zero once it gave up, or closed its side. */
+  readonly abort: Int32Array;
+  readonly closed: Int32Array;
+  readonly reasons: AbortSlots;
+}
+
+export class HostsFailure implements StepFailure {
+  readonly #group: RankGroup;
+  readonly #here: WindowFailure;
+  readonly #network: HostNetwork;
+  readonly #told: readonly Told[];
+
+  constructor({ group, device, window, network, cells, aborts }: HostsFailureOptions) {
+    const { topology, ranks } = group;
+    this.#group = group;
+    this.#here = window.barrier.failure;
+    this.#network = network;
+    const others = ranks.map((_, rank) => rank).filter((rank) => topology.hostOf(rank) !== topology.hostIndex);
+    this.#told = others.map((rank) => {
+      const { forwarder } = hostRoutes(topology.hosts, rank).ways.find(({ host }) => host === topology.hostIndex)!;
+      const part = window.addresses[topology.scaleUpIndexOf(forwarder)]!;
+      const word = (cell: number): Int32Array =>
+        device.hostView('i32', part + cells + networkCellOffset(rank, cell), 1);
+      const words = { abort: word(networkCells.abort), closed: word(networkCells.closed) };
+      return { rank, worldRank: ranks[rank]!, ...words, reasons: new AbortSlots(device, part + aborts) };
+    });
+  }
+
+  /** Hot path. When ranks of this host gave up, those of other hosts hear it from this one too. */
+  reason(): WeftlineError | undefined {
+    const reason = this.#here.reason() ?? this.#heard();
+    if (reason !== undefined) this.#network.giveUp(reason);
+    return reason;
+  }
+
+  rankOf(rank: number): number {
+    return this.#group.ranks[rank]!;
+  }
+
+  raise(error: unknown): void {
+    this.#here.raise(error);
+    this.#network.giveUp(error);
+  }
+
+  reasonToGiveUp(missing: Missing, signal: AbortSignal | undefined): unknown {
+    const { topology } = this.#group;
+    const here: Missing = () =>
+      missing().flatMap((rank) =>
+        topology.hostOf(rank) === topology.hostIndex ? [topology.scaleUpIndexOf(rank)] : [],
+      );
+    return this.#heard() ?? this.#here.reasonToGiveUp(here, signal) ?? this.#left(missing) ?? this.#broken(missing);
+  }
+
+  timeout(missing: Missing, timeoutMs: number, hint: string, details: ErrorDetails = {}): WeftlineError {
+    const ranks = missing().map((rank) => this.#group.ranks[rank]!);
+    const message = `${rankList(ranks, 'Rank')} did not arrive within ${timeoutMs} ms; ${hint}`;
+    return new WeftlineError('WL_TIMEOUT', message, { details: { ...details, ranks, timeoutMs } });
+  }
+
+  #heard(): WeftlineError | undefined {
+    for (const { rank, worldRank, abort, reasons } of this.#told) {
+      if (Atomics.load(abort, 0) !== 0) return reasons.read(rank, worldRank);
+    }
+    return undefined;
+  }
+
+  #left(missing: Missing): WeftlineError | undefined {
+    for (const { rank, worldRank, closed } of this.#told) {
+      if (Atomics.load(closed, 0) === 0) continue;
+      // ORDER: what it sent before it closed its side is here by now, but may have come since the last look.
+      if (!missing().includes(rank)) continue;
+      const message = `Rank ${worldRank} ended or left while this rank was waiting for it`;
+      return new WeftlineError('WL_PEER_LOST', message, { details: { ranks: [worldRank] }, rank: worldRank });
+    }
+    return undefined;
+  }
+
+  /** Of the links that this rank has itself. */
+  #broken(missing: Missing): unknown {
+    try {
+      this.#network.throwIfBroken({
+        isDone: () => missing().length === 0,
+        awaits: (peer) => missing().includes(peer),
+        describe: () => 'This rank waits for ranks of other hosts',
+      });
+      return undefined;
+    } catch (error) {
+      return error;
+    }
+  }
+}

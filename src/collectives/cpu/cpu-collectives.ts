@@ -1,0 +1,92 @@
+// Collectives of CPU ranks: through slots and channels in the window of their host, and mirrors of them on other hosts.
+import { availableParallelism } from 'node:os';
+import type { HostNetwork } from '../../collective/network/host-network.ts';
+import { type StepFailure, StepRunner } from '../../collective/steps.ts';
+import type { CallWait } from '../../core/deadline.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { isCrowded } from '../../transport/host/rank-cores.ts';
+import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import { type CollectiveCall, makeCollectiveCall } from '../collective-call.ts';
+import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
+import { HostsFailure } from './call-failure.ts';
+import { Mirrors } from './mirrors.ts';
+import { PairMessages } from './pair-messages.ts';
+import { RankBoard } from './rank-board.ts';
+import { rankParts } from './rank-parts.ts';
+import { StagedCall } from './staged-call.ts';
+import type { CollectiveRegions } from './window-regions.ts';
+
+/** What an engine is made of, and owns. */
+export interface CpuCollectivesParts {
+  readonly group: RankGroup;
+  readonly device: CpuDevice;
+  readonly window: SymmetricWindow;
+  readonly regions: CollectiveRegions;
+  /** Of a group on several hosts. Offsets are in each rank's part of the window. */
+  readonly across?: {
+    readonly network: HostNetwork;
+    readonly cells: number;
+    readonly aborts: number;
+    readonly mirrors: number;
+  };
+}
+
+export class CpuCollectives implements CollectiveEngine {
+  readonly routes: readonly Route[];
+  readonly #window: SymmetricWindow;
+  readonly #network: HostNetwork | undefined;
+  readonly #failure: StepFailure;
+  readonly #staged: StagedCall;
+  readonly #pairs: PairMessages;
+  readonly #runner: StepRunner;
+
+  constructor({ group, device, window, regions, across }: CpuCollectivesParts) {
+    const { topology, settings, rank: me } = group;
+    const { address } = window;
+    const mirrors = across && new Mirrors(across.network, { address, regions, mirrors: across.mirrors });
+    const parts = rankParts(group, window, { regions, mirrors: across?.mirrors ?? 0 });
+    const board = new RankBoard(device, parts, regions, mirrors);
+    const routeTo = (rank: number): Route => (topology.hostOf(rank) === topology.hostIndex ? 'window' : 'network');
+    this.routes = group.ranks.map((_, rank) => (rank === me ? 'self' : routeTo(rank)));
+    this.#window = window;
+    this.#network = across?.network;
+    this.#failure = across ? new HostsFailure({ ...across, group, device, window }) : window.barrier.failure;
+    this.#staged = new StagedCall(device, { parts, board, regions, mirrors, idle: makeCollectiveCall(group.size) });
+    this.#pairs = new PairMessages(device, { parts, board, regions, mirrors });
+    const { timeoutMs, collectiveSpinUs: spinUs } = settings;
+    const outnumber = topology.scaleUpRanks.length > availableParallelism();
+    this.#runner = new StepRunner(board.bells, {
+      failure: this.#failure,
+      network: mirrors,
+      timeoutMs,
+      spinUs,
+      isCrowded: outnumber || (across !== undefined && isCrowded(settings)),
+    });
+  }
+
+  throwIfUnusable(): void {
+    this.#window.barrier.throwIfUnusable();
+    const reason = this.#network && this.#failure.reason();
+    if (reason !== undefined) throw reason;
+  }
+
+  run(call: CollectiveCall, wait: CallWait): Promise<void> | undefined {
+    this.#staged.begin(call);
+    return this.#runner.run(this.#staged, wait);
+  }
+
+  exchange(messages: readonly PairMessage[], wait: CallWait): Promise<void> | undefined {
+    this.#pairs.begin(messages);
+    return this.#runner.run(this.#pairs, wait);
+  }
+
+  async close(): Promise<void> {
+    try {
+      await this.#network?.close({ untilSourcesLeft: true });
+    } finally {
+      this.#window[Symbol.dispose]();
+      this.#staged[Symbol.dispose]();
+    }
+  }
+}

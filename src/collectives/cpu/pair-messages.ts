@@ -1,0 +1,171 @@
+// Messages between pairs of ranks: pieces through channels in the senders' windows, all messages of a group at once.
+import { pieceHeader } from '../../abi/collective-window.ts';
+import { wordOffsets } from '../../abi/layout.ts';
+import { dtypes } from '../../core/dtype.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { dtypeNumber, dtypeOf } from '../collective-call.ts';
+import type { PairMessage } from '../collective-engine.ts';
+import type { Mirrors } from './mirrors.ts';
+import type { RankBoard } from './rank-board.ts';
+import type { RankParts } from './rank-parts.ts';
+import type { Steps } from '../../collective/steps.ts';
+import type { CollectiveRegions } from './window-regions.ts';
+
+const headerWord = wordOffsets(pieceHeader);
+
+export class PairMessages implements Steps {
+  readonly name = 'send and recv';
+  progress = 0;
+  readonly #device: CpuDevice;
+  readonly #board: RankBoard;
+  readonly #parts: RankParts;
+  readonly #mirrors: Mirrors | undefined;
+  readonly #regions: CollectiveRegions;
+  readonly #words: Uint32Array;
+  #messages: readonly PairMessage[] = [];
+  /** By message: bytes that have moved, -1 before its first piece and -2 after its last one. */
+  #moved: number[] = [];
+  /** By peer: the pass in which a message of that direction was not yet over, so that later ones wait for it. */
+  readonly #heldSends: Float64Array;
+  readonly #heldReceives: Float64Array;
+  #pass = 0;
+
+  constructor(
+    device: CpuDevice,
+    {
+      parts,
+      board,
+      regions,
+      mirrors,
+    }: {
+      readonly parts: RankParts;
+      readonly board: RankBoard;
+      readonly regions: CollectiveRegions;
+      /** Of a group on several hosts. */
+      readonly mirrors: Mirrors | undefined;
+    },
+  ) {
+    this.#device = device;
+    this.#parts = parts;
+    this.#mirrors = mirrors;
+    this.#board = board;
+    this.#regions = regions;
+    this.#words = new Uint32Array(device.memory.buffer);
+    this.#heldSends = new Float64Array(board.ranks);
+    this.#heldReceives = new Float64Array(board.ranks);
+  }
+
+  /** Messages to this rank itself are paired by their order; their sizes were checked. */
+  begin(messages: readonly PairMessage[]): void {
+    this.#messages = messages;
+    this.#moved = messages.map(() => NOT_BEGUN);
+    this.#moveWithin();
+  }
+
+  advance(): boolean {
+    this.#pass += 1;
+    let isDone = true;
+    for (const [index, message] of this.#messages.entries()) {
+      if (this.#moved[index] === OVER) continue;
+      const held = message.direction === 'send' ? this.#heldSends : this.#heldReceives;
+      if (held[message.peer] === this.#pass) continue;
+      if (this.#move(message, index)) continue;
+      held[message.peer] = this.#pass;
+      isDone = false;
+    }
+    return isDone;
+  }
+
+  missing(): number[] {
+    const peers = this.#messages.filter((_, index) => this.#moved[index] !== OVER).map(({ peer }) => peer);
+    return [...new Set(peers)];
+  }
+
+  /** True when it is over. */
+  #move(message: PairMessage, index: number): boolean {
+    while (this.#moved[index] !== OVER) {
+      const isFirst = this.#moved[index] === NOT_BEGUN;
+      const before = Math.max(0, this.#moved[index]!);
+      const bytes =
+        message.direction === 'send' ? this.#send(message, before) : this.#receive(message, before, isFirst);
+      if (bytes < 0) return false;
+      this.#moved[index] = before + bytes === message.bytes ? OVER : before + bytes;
+      this.progress += 1;
+    }
+    return true;
+  }
+
+  /** Bytes of the piece, -1 if there is no room for it yet. */
+  #send({ peer, address, bytes, dtype }: PairMessage, from: number): number {
+    const { me } = this.#board;
+    const { channel } = this.#regions;
+    const sent = this.#board.pairPieces('sent', me, peer);
+    if (((sent - this.#board.pairPieces('taken', me, peer)) | 0) >= channel.slots) return -1;
+    const piece = Math.min(channel.bytes, bytes - from);
+    const at = this.#slot(me, peer, sent);
+    const header = at / 4;
+    this.#words[header + headerWord.messageBytes] = bytes;
+    this.#words[header + headerWord.dtype] = dtypeNumber(dtype);
+    this.#words[header + headerWord.bytes] = piece;
+    this.#device.kernels.copyBytes(at + pieceHeader.size, address + from, piece);
+    this.#mirrors?.putTo(peer, at - this.#parts.addresses[me]!, pieceHeader.size + piece);
+    this.#board.setPairPieces('sent', me, peer, (sent + 1) | 0);
+    return piece;
+  }
+
+  /** Bytes of the piece, -1 if none has come. */
+  #receive(message: PairMessage, to: number, isFirst: boolean): number {
+    const { me } = this.#board;
+    const { peer, address } = message;
+    const taken = this.#board.pairPieces('taken', peer, me);
+    if (this.#board.pairPieces('sent', peer, me) === taken) return -1;
+    const at = this.#slot(peer, me, taken);
+    const header = at / 4;
+    if (isFirst) this.#check(message, header);
+    const piece = Math.min(this.#words[header + headerWord.bytes]!, message.bytes - to);
+    this.#device.kernels.copyBytes(address + to, at + pieceHeader.size, piece);
+    this.#board.setPairPieces('taken', peer, me, (taken + 1) | 0);
+    return piece;
+  }
+
+  #check({ peer, bytes, dtype }: PairMessage, header: number): void {
+    const sentBytes = this.#words[header + headerWord.messageBytes]!;
+    const sentDtype = dtypeOf(this.#words[header + headerWord.dtype]!);
+    if (sentBytes === bytes && sentDtype === dtype) return;
+    const { ranks, index } = this.#parts;
+    const [from, to] = [ranks[peer], ranks[index]];
+    const sent = `${sentBytes / dtypes[sentDtype ?? 'u8'].bytes} ${sentDtype ?? 'unknown'}`;
+    const expected = `${bytes / dtypes[dtype].bytes} ${dtype}`;
+    throw new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `Rank ${from} sends ${sent} to rank ${to}, whose recv expects ${expected}; a send and its recv must have the same count and dtype`,
+      { details: { operation: 'recv', rank: from, peer: to, sent, expected } },
+    );
+  }
+
+  /** The slot of that piece in the channel, which lies in the sender's window. */
+  #slot(from: number, to: number, piece: number): number {
+    const { regions, channel } = this.#regions;
+    const slot = pieceHeader.size + channel.bytes;
+    // The number of slots is a power of two, so that pieces may wrap.
+    const index = to * channel.slots + (piece & (channel.slots - 1));
+    return this.#parts.addresses[from]! + regions.channels.offset + index * slot;
+  }
+
+  #moveWithin(): void {
+    const { me } = this.#board;
+    const indices = [...this.#messages.keys()].filter((index) => this.#messages[index]!.peer === me);
+    const sends = indices.filter((index) => this.#messages[index]!.direction === 'send');
+    const receives = indices.filter((index) => this.#messages[index]!.direction === 'recv');
+    for (const [place, index] of sends.entries()) {
+      const from = this.#messages[index]!;
+      const to = this.#messages[receives[place]!]!;
+      if (to.address !== from.address) this.#device.kernels.copyBytes(to.address, from.address, from.bytes);
+    }
+    for (const index of indices) this.#moved[index] = OVER;
+  }
+}
+
+const NOT_BEGUN = -1;
+const OVER = -2;

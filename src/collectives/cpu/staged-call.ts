@@ -1,0 +1,263 @@
+// One collective call over the slots of the window: pieces that are staged, posted, taken, and freed by the next posts.
+import { alignUp } from '../../abi/layout.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { Storage } from '../../device/tensor.ts';
+import type { CollectiveCall } from '../collective-call.ts';
+import type { Mirrors } from './mirrors.ts';
+import { alone, type Awaited, type Movement, movementOf, PART_ALIGNMENT, type Piece } from './movements.ts';
+import type { RankBoard } from './rank-board.ts';
+import type { RankParts } from './rank-parts.ts';
+import type { Steps } from '../../collective/steps.ts';
+import { StagingRing } from './staging-ring.ts';
+import { VariableMovement } from './variable-movement.ts';
+import type { CollectiveRegions } from './window-regions.ts';
+
+type Phase = 'staging' | 'taking' | 'collecting';
+
+/** Pieces that all ranks have long left behind, also where their numbers wrapped since. */
+const LONG_AGO = 2 ** 20;
+
+export class StagedCall implements Steps, Piece {
+  readonly kernels: CpuDevice['kernels'];
+  readonly ranks: number;
+  readonly me: number;
+  call: CollectiveCall;
+  elementBytes = 1;
+  unitBytes = 0;
+  offset = 0;
+  bytes = 0;
+  stride = 0;
+  readonly sources: number;
+  readonly sourceTable: Uint32Array;
+  progress = 0;
+  readonly slot: (rank: number) => number;
+  readonly #board: RankBoard;
+  readonly #small: StagingRing;
+  readonly #large: StagingRing;
+  readonly #variable: VariableMovement;
+  readonly #sourceStorage: Storage;
+  readonly #mirrors: Mirrors | undefined;
+  readonly #range = { first: 0, bytes: 0 };
+  /** For the next piece, and of the present one. */
+  #ring: StagingRing;
+  #slots: StagingRing;
+  #slotOffset = 0;
+  #movement: Movement = alone;
+  #phase: Phase = 'staging';
+  /** Number of this rank's last post, over all calls. */
+  #posted = 0;
+  /** The next rank to look at in a wait for several. */
+  #cursor = 0;
+  #pieceBytes = 0;
+  #isChecked = false;
+
+  constructor(
+    device: CpuDevice,
+    {
+      parts,
+      board,
+      regions,
+      mirrors,
+      idle,
+    }: {
+      readonly parts: RankParts;
+      readonly board: RankBoard;
+      readonly regions: CollectiveRegions;
+      /** Of a group on several hosts. */
+      readonly mirrors: Mirrors | undefined;
+      /** A call to begin with, which is never made. */
+      readonly idle: CollectiveCall;
+    },
+  ) {
+    this.kernels = device.kernels;
+    this.ranks = board.ranks;
+    this.me = board.me;
+    this.call = idle;
+    this.#board = board;
+    this.#small = new StagingRing(regions.regions.small.offset, regions.small);
+    this.#large = new StagingRing(regions.regions.large.offset, regions.large);
+    this.#ring = this.#small;
+    this.#slots = this.#small;
+    this.#mirrors = mirrors;
+    this.#variable = new VariableMovement(parts.ranks, (most) => this.#divide(most));
+    this.#sourceStorage = device.allocate(board.ranks * 4);
+    this.sources = this.#sourceStorage.address;
+    this.sourceTable = new Uint32Array(device.memory.buffer, this.sources, board.ranks);
+    const { addresses } = parts;
+    this.slot = (rank) => addresses[rank]! + this.#slotOffset;
+  }
+
+  get name(): string {
+    return this.call.kind;
+  }
+
+  /** Hot path. The call goes on by advance(). */
+  begin(call: CollectiveCall): void {
+    this.call = call;
+    this.elementBytes = call.elementBytes;
+    const unitBytes = call.count * call.elementBytes;
+    this.#isChecked = false;
+    this.#board.record(call);
+    if (this.ranks === 1) this.#begin(alone, unitBytes);
+    else if (call.kind === 'allToAllv') {
+      this.#variable.begin();
+      // The first piece holds counts.
+      this.#begin(this.#variable, PART_ALIGNMENT);
+    } else this.#begin(movementOf(call.kind, unitBytes), unitBytes);
+  }
+
+  /** Hot path. */
+  advance(): boolean {
+    const movement = this.#movement;
+    while (true) {
+      if (this.#phase === 'staging') {
+        if (movement.stages(this)) {
+          if (!this.#isSlotFree()) return false;
+          movement.stage(this);
+          this.#mirror(movement);
+        }
+        this.#post('taking');
+      } else if (this.#phase === 'taking') {
+        if (!this.#haveCome(movement.awaits(this))) return false;
+        movement.take(this);
+        if (movement.second !== undefined) {
+          this.#mirror(movement.second);
+          this.#post('collecting');
+        } else if (this.#endPiece()) return true;
+      } else {
+        const second = movement.second!;
+        if (!this.#haveCome(second.awaits(this))) return false;
+        second.take(this);
+        if (this.#endPiece()) return true;
+      }
+    }
+  }
+
+  missing(): number[] {
+    const missing: number[] = [];
+    const awaited = this.#awaited();
+    const piece = this.#phase === 'staging' ? this.#slots.lastPiece + 1 : this.#posted;
+    for (let rank = 0; rank < this.ranks; rank++) {
+      const counts = awaited === 'all' || (awaited === 'root' && rank === this.call.root);
+      if (counts && rank !== this.me && !this.#board.hasPosted(rank, piece)) missing.push(rank);
+    }
+    return missing;
+  }
+
+  [Symbol.dispose](): void {
+    this.#sourceStorage[Symbol.dispose]();
+  }
+
+  #awaited(): Awaited {
+    if (this.#phase === 'staging') return 'all';
+    return this.#phase === 'taking' ? this.#movement.awaits(this) : this.#movement.second!.awaits(this);
+  }
+
+  #begin(movement: Movement, unitBytes: number): void {
+    this.#movement = movement;
+    this.#divide(unitBytes);
+    this.#beginPiece(0);
+  }
+
+  /** Chooses the slots, and pieces of equal length that fit them. */
+  #divide(unitBytes: number): void {
+    this.unitBytes = unitBytes;
+    const parts = this.#movement.hasParts ? this.ranks : 1;
+    const slotBytes = alignUp(unitBytes, PART_ALIGNMENT) * parts;
+
+    if (slotBytes * 4 <= this.#small.bytes) {
+      this.#ring = this.#small;
+      this.#pieceBytes = slotBytes / parts;
+    } else {
+      this.#ring = this.#large;
+      const most = Math.floor(this.#large.bytes / parts / PART_ALIGNMENT) * PART_ALIGNMENT;
+      this.#pieceBytes = alignUp(Math.ceil(unitBytes / Math.ceil(unitBytes / most)), PART_ALIGNMENT);
+    }
+    this.stride = this.#pieceBytes;
+    this.offset = -this.#pieceBytes;
+  }
+
+  #beginPiece(offset: number): void {
+    this.offset = offset;
+    this.bytes = Math.min(this.#pieceBytes, this.unitBytes - offset);
+    this.#slots = this.#ring;
+    const parts = this.#movement.hasParts ? this.ranks : 1;
+    this.#slotOffset = this.#slots.next(this.#pieceBytes * parts);
+    this.#phase = 'staging';
+    this.#cursor = 0;
+  }
+
+  #post(phase: Phase): void {
+    this.#posted = (this.#posted + 1) | 0;
+    this.#board.post(this.#posted);
+    this.#phase = phase;
+    this.#cursor = 0;
+    this.progress += 1;
+  }
+
+  /** True when it was the last one. */
+  #endPiece(): boolean {
+    this.#slots.used(this.#posted, this.#board.call);
+    this.progress += 1;
+    const next = this.offset + this.#pieceBytes;
+    if (next >= this.unitBytes) return true;
+    this.#beginPiece(next);
+    return false;
+  }
+
+  /** Puts what the ranks of each other host read of this rank's slot there, each byte once. */
+  #mirror(step: Pick<Movement, 'reads'>): void {
+    const mirrors = this.#mirrors;
+    if (mirrors === undefined) return;
+    const range = this.#range;
+    for (const way of mirrors.ways) {
+      let [first, end] = [0, 0];
+      for (const rank of way.ranks) {
+        step.reads(this, rank, range);
+        if (range.bytes === 0 || (range.first === first && range.first + range.bytes === end)) continue;
+        if (range.first !== end) {
+          mirrors.put(way, this.#slotOffset + first, end - first);
+          ({ first } = range);
+        }
+        end = range.first + range.bytes;
+      }
+      mirrors.put(way, this.#slotOffset + first, end - first);
+    }
+  }
+
+  #isSlotFree(): boolean {
+    const slots = this.#slots;
+    if (slots.isFree) return true;
+    const age = (this.#posted - slots.lastPiece) | 0;
+    if (age < 0 || age > LONG_AGO) {
+      slots.setFree();
+      return true;
+    }
+    if (!this.#allHavePosted((slots.lastPiece + 1) | 0)) return false;
+    this.#board.checkCalls(slots.lastCall);
+    slots.setFree();
+    return true;
+  }
+
+  #haveCome(awaited: Awaited): boolean {
+    if (awaited === 'none') return true;
+    const { call } = this.#board;
+    if (awaited === 'root') {
+      const { root } = this.call;
+      if (!this.#board.hasPosted(root, this.#posted)) return false;
+      if (!this.#isChecked) this.#board.checkCall(root, call);
+    } else {
+      if (!this.#allHavePosted(this.#posted)) return false;
+      if (!this.#isChecked) this.#board.checkCalls(call);
+    }
+    this.#isChecked = true;
+    return true;
+  }
+
+  #allHavePosted(piece: number): boolean {
+    for (; this.#cursor < this.ranks; this.#cursor++) {
+      if (this.#cursor !== this.me && !this.#board.hasPosted(this.#cursor, piece)) return false;
+    }
+    return true;
+  }
+}

@@ -1,0 +1,74 @@
+// What a Communicator's window holds at each rank: its board, staging slots for collectives, channels to each rank.
+import { CALL_RECORDS, callRecord, collectiveBoard, pairCell, pieceHeader } from '../../abi/collective-window.ts';
+import { NETWORK_ABORT_BYTES, networkCellsBytes } from '../../abi/network-cells.ts';
+import { type Hosts, maxServed } from '../../collective/network/host-routes.ts';
+import { layOutRegions, type RegionLayout } from '../../windows/region-layout.ts';
+
+/** Pieces of up to a quarter of a block: a rank may be so many of them ahead of the others, as a broadcast's root is. */
+const SMALL_BLOCKS = 4;
+const SMALL_BLOCK_BYTES = 65_536;
+const SMALL_PIECES = CALL_RECORDS / 2 / SMALL_BLOCKS;
+/** Two would do; with four, a rank that is late does not hold up the others at once. */
+const LARGE_BLOCKS = 4;
+/** Pieces of a message that may be under way between two ranks. */
+const CHANNEL_SLOTS = 4;
+const CHANNEL_BYTES = 1 << 20;
+const MIN_CHANNEL_SLOT = 4096;
+const MAX_CHANNEL_SLOT = 65_536;
+
+export type CollectiveRegion = 'board' | 'signatures' | 'records' | 'sent' | 'taken' | 'small' | 'large' | 'channels';
+
+/** Blocks that are used in turn, each for pieces that fit, up to so many. */
+export interface RingShape {
+  readonly blocks: number;
+  readonly bytes: number;
+  readonly maxPieces: number;
+}
+
+export interface ChannelShape {
+  readonly slots: number;
+  /** Of a piece; before it stands its header. */
+  readonly bytes: number;
+}
+
+export interface CollectiveRegions extends RegionLayout<CollectiveRegion> {
+  readonly small: RingShape;
+  readonly large: RingShape;
+  /** From one rank to another. */
+  readonly channel: ChannelShape;
+}
+
+/** `pieceBytes`: of a large block, a multiple of 64. */
+export function collectiveRegions(ranks: number, pieceBytes: number): CollectiveRegions {
+  const small = { blocks: SMALL_BLOCKS, bytes: SMALL_BLOCK_BYTES, maxPieces: SMALL_PIECES };
+  const large = { blocks: LARGE_BLOCKS, bytes: pieceBytes, maxPieces: 1 };
+  const share = Math.floor(CHANNEL_BYTES / (CHANNEL_SLOTS * Math.max(1, ranks - 1)) / 64) * 64;
+  const channelSlot = Math.min(MAX_CHANNEL_SLOT, Math.max(MIN_CHANNEL_SLOT, share));
+  const channel = { slots: CHANNEL_SLOTS, bytes: channelSlot };
+  const layout = layOutRegions<CollectiveRegion>({
+    board: collectiveBoard.size,
+    signatures: CALL_RECORDS * 4,
+    records: CALL_RECORDS * callRecord.size,
+    sent: ranks * pairCell.size,
+    taken: ranks * pairCell.size,
+    small: small.blocks * small.bytes,
+    large: large.blocks * large.bytes,
+    channels: ranks === 1 ? 0 : ranks * channel.slots * (pieceHeader.size + channel.bytes),
+  });
+  return { ...layout, small, large, channel };
+}
+
+type NetworkRegion = 'own' | 'cells' | 'aborts' | 'mirrors';
+
+/**
+ * The same of a group on several hosts. A rank's part then begins with its own regions. Behind them lie the cells and reasons
+ * that ranks of other hosts write, and a mirror of the own regions of each rank there that this rank stands for here.
+ */
+export function regionsAcrossHosts(own: CollectiveRegions, ranks: number, hosts: Hosts): RegionLayout<NetworkRegion> {
+  return layOutRegions<NetworkRegion>({
+    own: own.bytes,
+    cells: networkCellsBytes(ranks),
+    aborts: ranks * NETWORK_ABORT_BYTES,
+    mirrors: maxServed(hosts) * own.bytes,
+  });
+}

@@ -1,0 +1,39 @@
+// What ranks must agree on in a call of low-latency mode, as one word that they compare.
+import { WeftlineError } from '../../../core/errors.ts';
+import type { CheckedLowLatencyDispatch } from '../low-latency-arguments.ts';
+
+const formats = ['bf16', 'f32', 'rounded', 'ue8m0'] as const;
+const HAS_WEIGHTS = 1 << 8;
+const IS_WIDE = 1 << 9;
+const FORMAT_SHIFT = 10;
+
+/** K in bits 0-7, whether there are weights, whether ids are i64, the format of the rows. */
+export function dispatchWord({ topkIdx, topkWeights, scales }: CheckedLowLatencyDispatch): number {
+  const flags = (topkWeights === undefined ? 0 : HAS_WEIGHTS) | (topkIdx.dtype === 'i64' ? IS_WIDE : 0);
+  return topkIdx.shape[1]! | flags | (formats.indexOf(scales ?? 'bf16') << FORMAT_SHIFT);
+}
+
+function describeDispatch(word: number): string {
+  const format = formats[word >>> FORMAT_SHIFT] ?? 'bf16';
+  const rows = format === 'bf16' ? 'bf16 rows' : `fp8 rows with scales '${format}'`;
+  const weights = (word & HAS_WEIGHTS) === 0 ? 'without' : 'with';
+  return `a dispatch of ${rows}, ${word & 0xff} choices as ${(word & IS_WIDE) === 0 ? 'i32' : 'i64'}, ${weights} topkWeights`;
+}
+
+/** Fails with WL_CONFIG_MISMATCH unless the words are the same. */
+export function compareDispatch(here: number, there: number, rank: number): void {
+  if (here !== there) throw mismatch(describeDispatch(here), describeDispatch(there), rank);
+}
+
+/** The word of a combine is the number of the dispatch whose handle it uses. */
+export function compareCombine(here: number, there: number, rank: number): void {
+  if (here !== there) throw mismatch(`a combine of dispatch ${here}`, `a combine of dispatch ${there}`, rank);
+}
+
+function mismatch(here: string, there: string, rank: number): WeftlineError {
+  return new WeftlineError(
+    'WL_CONFIG_MISMATCH',
+    `This rank is in ${here}, but rank ${rank} is in ${there}; all ranks must make the same calls in the same order`,
+    { details: { rank, here, there } },
+  );
+}

@@ -1,0 +1,240 @@
+// EpLowLatency: dispatch and combine for decoding, where a call has few tokens and waits count more than bytes.
+import { CallGuard } from '../../collective/call-guard.ts';
+import { requireDevice } from '../../collective/tensor-check.ts';
+import { checkOptions } from '../../core/check-options.ts';
+import { deadlineOf, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { Device } from '../../device/device.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import { LOW_LATENCY_RESULTS } from '../../abi/low-latency.ts';
+import { createCpuLowLatency } from './cpu/create-cpu-low-latency.ts';
+import {
+  checkLowLatencyCombine,
+  type CheckedLowLatencyDispatch,
+  checkLowLatencyDispatch,
+  checkLowLatencyHandle,
+  type LowLatencyCombineArguments,
+  type LowLatencyDispatchArguments,
+  readsInPlace,
+} from './low-latency-arguments.ts';
+import type { LowLatencyEngine, LowLatencyWait, SentCombine } from './low-latency-engine.ts';
+import type { LowLatencyHandle } from './low-latency-handle.ts';
+import type {
+  LowLatencyCombineResult,
+  LowLatencyDispatchResult,
+  PendingCombine,
+  PendingDispatch,
+} from './low-latency-results.ts';
+import type { LowLatencyScope } from './low-latency-scope.ts';
+import { type LowLatencyConfig, type LowLatencySize, withLowLatencyDefaults } from './low-latency-size.ts';
+
+/**
+ * Dispatch and combine between the ranks of one host in the manner of DeepEP's low-latency mode: memory for the worst case,
+ * no exchange of counts before the rows, and no meeting of the ranks but for the rows themselves. Rows stand by expert (or
+ * source rank), then source rank, then token. Calls of all ranks are made in the same order, hooks in any; each has one
+ * deadline. After a failure that leaves the ranks in disagreement, every later call fails with its reason.
+ */
+export class EpLowLatency implements AsyncDisposable {
+  readonly #scope: LowLatencyScope;
+  readonly #engine: LowLatencyEngine;
+  readonly #guard: CallGuard;
+  /** Number of the last dispatch. */
+  #sequence = 0;
+  /** By parity of the dispatch: hooks that were handed out and not called. */
+  readonly #awaitsDispatch = [false, false];
+  readonly #awaitsCombine = [false, false];
+
+  /**
+   * Collective over the group (a world is one), whose ranks are CPU ranks of one host. Fails on every rank with the same
+   * error: WL_INVALID_ARGUMENT, WL_UNSUPPORTED (GPUs, several hosts), WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY or
+   * WL_TIMEOUT.
+   * @param group The ranks that take part; a world is a group.
+   * @param device This rank's.
+   * @param config The same on all ranks.
+   * @param options How long to wait for the others.
+   */
+  static async create(
+    group: RankGroup,
+    device: CpuDevice | CudaDevice,
+    config: LowLatencyConfig,
+    options: WaitOptions = {},
+  ): Promise<EpLowLatency> {
+    requireDevice(device);
+    checkOptions(options, waitOptionNames, 'options of EpLowLatency.create');
+    if (device.kind !== 'cpu') throw unsupported('runs on CPU ranks only for now: use EpBuffer on GPUs');
+    const full = withLowLatencyDefaults({ ...config }, group.size);
+    const { engine, scope } = await createCpuLowLatency(
+      { group, device, given: config, config: full },
+      startCall(options, group.settings.timeoutMs),
+    );
+    return new EpLowLatency(scope, engine);
+  }
+
+  private constructor(scope: LowLatencyScope, engine: LowLatencyEngine) {
+    this.#guard = new CallGuard('EpLowLatency', scope.group.ranks);
+    this.#scope = scope;
+    this.#engine = engine;
+  }
+
+  /** The ranks that it was made over. */
+  get group(): RankGroup {
+    return this.#scope.group;
+  }
+
+  /** This rank's device. */
+  get device(): Device {
+    return this.#scope.device;
+  }
+
+  /** As create() got it, with defaults filled in. */
+  get config(): Readonly<Required<LowLatencyConfig>> {
+    return this.#scope.config;
+  }
+
+  /** What it takes. */
+  get size(): LowLatencySize {
+    return this.#scope.size;
+  }
+
+  /**
+   * Collective. Sends row t of `x` to every expert that `topkIdx[t]` names. With returnRecvHook it returns once the rows are
+   * sent, with a hook that receives. Bad arguments fail with WL_INVALID_ARGUMENT on this rank before it does anything; the
+   * others then wait for it. The result of the last but one dispatch ends here; its hooks must have been called.
+   */
+  dispatch(args: LowLatencyDispatchArguments & { readonly returnRecvHook: true }): Promise<PendingDispatch>;
+  dispatch(args: LowLatencyDispatchArguments & { readonly returnRecvHook?: false }): Promise<LowLatencyDispatchResult>;
+  dispatch(args: LowLatencyDispatchArguments): Promise<PendingDispatch | LowLatencyDispatchResult>;
+  dispatch(args: LowLatencyDispatchArguments): Promise<PendingDispatch | LowLatencyDispatchResult> {
+    return this.#guard.run('dispatch', async () => {
+      this.#engine.throwIfUnusable();
+      const input = checkLowLatencyDispatch(args, this.#scope, this.#engine.mapped);
+      const sequence = this.#sequence + 1;
+      const slot = sequence % LOW_LATENCY_RESULTS;
+      this.#requireHooks(slot, sequence);
+      const wait = this.#waitOf(args);
+      const preparing = this.#engine.prepareDispatch(input, sequence);
+      if (preparing !== undefined) await preparing;
+      this.#sequence = sequence;
+      await this.#engine.sendDispatch(input, sequence, wait);
+      if (args.returnRecvHook !== true) return this.#engine.receiveDispatch(input, sequence, wait);
+      this.#awaitsDispatch[slot] = true;
+      return { hook: this.#hook('hook of dispatch', this.#awaitsDispatch, slot, this.#receiver(input, sequence)) };
+    });
+  }
+
+  /**
+   * Where the experts' rows can be written so that combine() need not copy them: bf16 in the shape of recvX, in memory that
+   * peers read, valid until the combine with that handle begins. Waits until peers have read what an earlier combine left
+   * there, as a rule not at all. Not with combineTravels 'rank-sums', which reads y wherever it is and copies nothing.
+   */
+  nextCombineBuffer(handle: LowLatencyHandle, options: WaitOptions = {}): Promise<Tensor<'bf16'>> {
+    return this.#guard.run('nextCombineBuffer', async () => {
+      this.#engine.throwIfUnusable();
+      checkOptions(options, waitOptionNames, 'options of EpLowLatency.nextCombineBuffer');
+      if (!readsInPlace(this.#scope)) {
+        throw unsupported("has no such buffer with combineTravels 'rank-sums': combine reads y where it is");
+      }
+      this.#requireAlive(checkLowLatencyHandle(handle, this.#scope));
+      return this.#engine.combineBuffer(handle, this.#waitOf(options));
+    });
+  }
+
+  /**
+   * Collective. The weighted sum of the experts' rows of each token, back at the token's rank: in f32, in the order of the
+   * choices, rounded once where `combineTravels` is 'choices'; with 'rank-sums' each rank's sum is rounded to bf16, and the
+   * sum of those in rank order again. referenceLowLatencyCombine() says it in code.
+   */
+  combine(args: LowLatencyCombineArguments & { readonly returnRecvHook: true }): Promise<PendingCombine>;
+  combine(args: LowLatencyCombineArguments & { readonly returnRecvHook?: false }): Promise<LowLatencyCombineResult>;
+  combine(args: LowLatencyCombineArguments): Promise<PendingCombine | LowLatencyCombineResult>;
+  combine(args: LowLatencyCombineArguments): Promise<PendingCombine | LowLatencyCombineResult> {
+    return this.#guard.run('combine', async () => {
+      this.#engine.throwIfUnusable();
+      const input = checkLowLatencyCombine(args, this.#scope, {
+        window: this.#engine.mapped,
+        buffer: (handle) => this.#engine.combineBufferAddress(handle),
+      });
+      this.#requireAlive(input.handle);
+      const wait = this.#waitOf(args);
+      const sent = await this.#engine.sendCombine(input, wait);
+      if (args.returnRecvHook !== true) return { combinedX: await this.#engine.receiveCombine(sent, wait) };
+      const slot = input.handle.sequence % LOW_LATENCY_RESULTS;
+      this.#awaitsCombine[slot] = true;
+      return { hook: this.#hook('hook of combine', this.#awaitsCombine, slot, this.#summer(sent)) };
+    });
+  }
+
+  /** Collective: returns when all ranks have called it. */
+  barrier(options: WaitOptions = {}): Promise<void> {
+    return this.#guard.run('barrier', () => {
+      checkOptions(options, waitOptionNames, 'options of EpLowLatency.barrier');
+      return this.#engine.barrier(this.#waitOf(options));
+    });
+  }
+
+  /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */
+  close(): Promise<void> {
+    if (this.#guard.close()) this.#engine.close();
+    return Promise.resolve();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  #receiver(input: CheckedLowLatencyDispatch, sequence: number) {
+    return (wait: LowLatencyWait): Promise<LowLatencyDispatchResult> =>
+      this.#engine.receiveDispatch(input, sequence, wait);
+  }
+
+  #summer(sent: SentCombine) {
+    return async (wait: LowLatencyWait): Promise<LowLatencyCombineResult> => ({
+      combinedX: await this.#engine.receiveCombine(sent, wait),
+    });
+  }
+
+  #hook<T>(name: string, awaited: boolean[], slot: number, receive: (wait: LowLatencyWait) => Promise<T>) {
+    let isCalled = false;
+    return (options: WaitOptions = {}): Promise<T> =>
+      this.#guard.run(name, () => {
+        this.#engine.throwIfUnusable();
+        checkOptions(options, waitOptionNames, `options of the ${name}`);
+        if (isCalled) throw new WeftlineError('WL_INVALID_ARGUMENT', `This ${name} was called before; call it once`);
+        const wait = this.#waitOf(options);
+        isCalled = true;
+        awaited[slot] = false;
+        return receive(wait);
+      });
+  }
+
+  #waitOf(options: WaitOptions): LowLatencyWait {
+    return { deadline: deadlineOf(options, this.group.settings.timeoutMs), signal: options.signal };
+  }
+
+  /** The dispatch with that number uses the memory of the last but one. */
+  #requireHooks(slot: number, sequence: number): void {
+    const call = this.#awaitsDispatch[slot] ? 'dispatch' : this.#awaitsCombine[slot] ? 'combine' : undefined;
+    if (call === undefined) return;
+    const of = sequence - LOW_LATENCY_RESULTS;
+    throw new WeftlineError(
+      'WL_INVALID_ARGUMENT',
+      `Cannot start dispatch ${sequence} on this EpLowLatency: the hook of ${call === 'combine' ? 'the combine of ' : ''}dispatch ${of}, whose memory it uses, was not called`,
+    );
+  }
+
+  #requireAlive({ sequence }: LowLatencyHandle): void {
+    const allowed = 'a handle of one of the last two dispatches';
+    if (sequence <= this.#sequence - LOW_LATENCY_RESULTS) {
+      throw invalidArgument('handle', `that of dispatch ${sequence}, ${this.#sequence} being the last one`, allowed);
+    }
+    if (!this.#awaitsCombine[sequence % LOW_LATENCY_RESULTS]) return;
+    throw invalidArgument('handle', 'one of a combine whose hook was not called', `${allowed} without such a combine`);
+  }
+}
+
+function unsupported(what: string): WeftlineError {
+  return new WeftlineError('WL_UNSUPPORTED', `EpLowLatency ${what}`);
+}

@@ -1,0 +1,44 @@
+// What EpLowLatency asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
+import type { Deadline } from '../../core/deadline.ts';
+import type { MemoryRange } from '../../device/host-access.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import type { LowLatencyHandle } from './low-latency-handle.ts';
+import type { CheckedLowLatencyCombine, CheckedLowLatencyDispatch } from './low-latency-arguments.ts';
+import type { LowLatencyDispatchResult } from './low-latency-results.ts';
+
+export interface LowLatencyWait {
+  readonly deadline: Deadline;
+  readonly signal: AbortSignal | undefined;
+}
+
+/** A combine whose rows peers can read. */
+export interface SentCombine {
+  readonly input: CheckedLowLatencyCombine;
+  /** Of the combine, from 1; the same on all ranks. */
+  readonly number: number;
+  readonly out: Tensor<'bf16'>;
+}
+
+export interface LowLatencyEngine {
+  /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */
+  readonly mapped: MemoryRange;
+  /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
+  throwIfUnusable(): void;
+  /** Choices that cannot be fail here, and memory that is missing, before anything has moved. */
+  prepareDispatch(input: CheckedLowLatencyDispatch, sequence: number): Promise<void> | void;
+  /** Puts this rank's rows to all ranks; waits for peers only where they are a call behind. */
+  sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void>;
+  receiveDispatch(
+    input: CheckedLowLatencyDispatch,
+    sequence: number,
+    wait: LowLatencyWait,
+  ): Promise<LowLatencyDispatchResult>;
+  /** Memory of this rank that peers read in a combine with that handle, once they read nothing of earlier ones there. */
+  combineBuffer(handle: LowLatencyHandle, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
+  /** Where that is, without waiting. */
+  combineBufferAddress(handle: LowLatencyHandle): number;
+  sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine>;
+  receiveCombine(sent: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
+  barrier(wait: LowLatencyWait): Promise<void>;
+  close(): void;
+}

@@ -1,0 +1,181 @@
+// What an EpLowLatency takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
+import { FP8_GROUP } from '../../abi/element-formats.ts';
+import { alignUp } from '../../abi/layout.ts';
+import { LOW_LATENCY_RESULTS, lowLatencyBell, lowLatencyCell } from '../../abi/low-latency.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { invalidArgument } from '../../core/errors.ts';
+import { isWhole } from '../../core/whole-number.ts';
+import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
+import { windowFootprint } from '../../windows/symmetric-window.ts';
+import { MAX_TOPK } from '../buffer/buffer-size.ts';
+
+/** What an EpLowLatency is made for. All ranks pass the same. */
+export interface LowLatencyConfig {
+  /** M: most tokens that any rank passes to one dispatch. */
+  readonly maxTokensPerRank: number;
+  /** H: elements of a token, a multiple of 8. */
+  readonly hidden: number;
+  /** Experts of all ranks together, a multiple of the number of ranks; rank r holds a contiguous r-th part. */
+  readonly numExperts: number;
+  /** Most choices per token, 1 to 32. */
+  readonly maxTopk: number;
+  /**
+   * How received rows stand. 'expert-major' (default): [experts of the rank, C, H], a row for each choice, C being
+   * maxTokensPerExpert. 'rank-major': [ranks, M, H], a row for each token of a source rank, with its choices beside it.
+   */
+  readonly layout?: 'expert-major' | 'rank-major';
+  /** C: rows of an expert in 'expert-major'. 0 (default): as many as can come, M times the ranks. */
+  readonly maxTokensPerExpert?: number;
+  /**
+   * When more than C rows come for an expert: 'fail' (default) ends the call with WL_CAPACITY and the use of the object on
+   * all ranks; 'drop' leaves out the last rows in the order of source rank and token, and counts them.
+   */
+  readonly overflow?: 'drop' | 'fail';
+  /**
+   * What combine sends of the experts' rows in 'expert-major'. 'rank-sums' (default): each rank adds up its weighted rows of
+   * a token, and one bf16 row per (token, rank) travels; the weights go with dispatch. 'choices': every row is read by the
+   * token's rank, which weights, adds and rounds once; the weights are given to combine. That takes C rows per expert in the
+   * window.
+   */
+  readonly combineTravels?: 'rank-sums' | 'choices';
+}
+
+/** Fills in what a configuration leaves out. */
+export function withLowLatencyDefaults(config: LowLatencyConfig, numRanks: number): Required<LowLatencyConfig> {
+  const { layout = 'expert-major', overflow = 'fail', combineTravels = 'rank-sums' } = config;
+  const maxTokensPerExpert = config.maxTokensPerExpert || numRanks * config.maxTokensPerRank;
+  return { ...config, layout, maxTokensPerExpert, overflow, combineTravels };
+}
+
+/** A part of a rank's window. */
+export type LowLatencyRegion =
+  | 'cells'
+  | 'bell'
+  | 'firstRows'
+  | 'rows'
+  | 'scales'
+  | 'sourceToken'
+  | 'topkIdx'
+  | 'topkWeights'
+  | 'combineRows';
+
+/** A region of several slots, which calls use in turn. */
+export interface LowLatencySlots extends WindowRegion {
+  /** Bytes from one slot to the next. */
+  readonly stride: number;
+}
+
+/** What an EpLowLatency takes. */
+export interface LowLatencySize {
+  /** Bytes of one rank's window. */
+  readonly bytes: number;
+  /** Address space that each rank takes for the windows of all ranks. */
+  readonly addressSpaceBytes: number;
+  /** Of /dev/shm, for all ranks together; 0 for one rank alone. */
+  readonly sharedMemoryBytes: number;
+  /**
+   * Of each rank's own memory for one result, scales included, of which there are two: made when a dispatch without `out`
+   * first needs it. 0 where results lie in the window ('rank-major').
+   */
+  readonly resultBytes: { readonly bf16: number; readonly fp8: number };
+  /** Dispatches whose rows a rank can hold before it has taken them. */
+  readonly receiveSlots: number;
+  /** Rows of one slot of `combineRows`. */
+  readonly combineRowCount: number;
+  readonly regions: Readonly<Record<LowLatencyRegion, LowLatencySlots>>;
+}
+
+/**
+ * Sizes of an EpLowLatency over `numRanks` ranks of one host. Pure; fails with WL_INVALID_ARGUMENT.
+ * @param config As EpLowLatency.create() takes it.
+ * @param numRanks 1 or more; divides numExperts.
+ */
+export function lowLatencySize(config: LowLatencyConfig, numRanks: number): LowLatencySize {
+  checkConfig(config, numRanks);
+  const { hidden, maxTopk, layout, ...full } = withLowLatencyDefaults(config, numRanks);
+  const isExpertMajor = layout === 'expert-major';
+  const experts = full.numExperts / numRanks;
+  const groups = Math.ceil(hidden / FP8_GROUP);
+  const arrived = numRanks * full.maxTokensPerRank;
+  // Rows by rank stay where they came until the second dispatch after their own begins here. With a third slot a rank that
+  // is a call behind holds up nobody. Rows by expert are copied out, and their slot is free as soon as they came.
+  const receiveSlots = isExpertMajor ? LOW_LATENCY_RESULTS : LOW_LATENCY_RESULTS + 1;
+  const isByChoice = isExpertMajor && full.combineTravels === 'choices';
+  const combineRowCount = isByChoice ? experts * full.maxTokensPerExpert : arrived;
+  const slots: Record<LowLatencyRegion, readonly [count: number, bytes: number]> = {
+    cells: [1, numRanks * lowLatencyCell.size],
+    bell: [1, lowLatencyBell.size],
+    firstRows: [LOW_LATENCY_RESULTS, isByChoice ? full.numExperts * 4 : 0],
+    rows: [receiveSlots, arrived * hidden * 2],
+    scales: [receiveSlots, arrived * groups * 4],
+    sourceToken: [receiveSlots, arrived * 4],
+    topkIdx: [receiveSlots, arrived * maxTopk * 8],
+    topkWeights: [receiveSlots, arrived * maxTopk * 4],
+    combineRows: [LOW_LATENCY_RESULTS, combineRowCount * hidden * 2],
+  };
+  const entries = Object.entries(slots) as [LowLatencyRegion, readonly [number, number]][];
+  const { bytes, regions } = layOutRegions(
+    Object.fromEntries(entries.map(([name, of]) => [name, of[0] * strideOf(of)])) as Record<LowLatencyRegion, number>,
+  );
+  const windows = windowFootprint(bytes, numRanks);
+  const resultRows = isExpertMajor ? experts * full.maxTokensPerExpert : 0;
+  return {
+    bytes,
+    addressSpaceBytes: windows,
+    sharedMemoryBytes: numRanks === 1 ? 0 : windows,
+    resultBytes: { bf16: resultRows * hidden * 2, fp8: resultRows * (hidden + groups * 4) },
+    receiveSlots,
+    combineRowCount,
+    regions: Object.fromEntries(
+      entries.map(([name, of]) => [name, { ...regions[name], stride: strideOf(of) }]),
+    ) as Record<LowLatencyRegion, LowLatencySlots>,
+  };
+}
+
+/** Slots begin on pairs of cache lines, as regions do. */
+const SLOT_ALIGNMENT = 128;
+
+function strideOf([, bytes]: readonly [count: number, bytes: number]): number {
+  return alignUp(bytes, SLOT_ALIGNMENT);
+}
+
+const configNames: OptionNames<LowLatencyConfig> = {
+  maxTokensPerRank: true,
+  hidden: true,
+  numExperts: true,
+  maxTopk: true,
+  layout: true,
+  maxTokensPerExpert: true,
+  overflow: true,
+  combineTravels: true,
+};
+
+function checkConfig(config: LowLatencyConfig, numRanks: number): void {
+  checkOptions(config, configNames, 'configuration of EpLowLatency');
+  const { maxTokensPerRank, hidden, numExperts, maxTopk, maxTokensPerExpert = 0 } = config;
+  if (!isWhole(numRanks, 1)) throw invalidArgument('numRanks', numRanks, 'a whole number of at least 1');
+  if (!isWhole(maxTokensPerRank, 1)) {
+    throw invalidArgument('maxTokensPerRank', maxTokensPerRank, 'a whole number of at least 1');
+  }
+  if (!isWhole(hidden, 8) || hidden % 8 !== 0) throw invalidArgument('hidden', hidden, 'a positive multiple of 8');
+  if (!isWhole(numExperts, 1) || numExperts % numRanks !== 0) {
+    throw invalidArgument('numExperts', numExperts, `a positive multiple of the ${numRanks} ranks`);
+  }
+  if (!isWhole(maxTopk, 1) || maxTopk > MAX_TOPK) throw invalidArgument('maxTopk', maxTopk, `1 to ${MAX_TOPK}`);
+  if (!isWhole(maxTokensPerExpert, 0)) {
+    throw invalidArgument('maxTokensPerExpert', maxTokensPerExpert, 'a whole number of at least 0');
+  }
+  requireWord('layout', config.layout, ['expert-major', 'rank-major']);
+  requireWord('overflow', config.overflow, ['drop', 'fail']);
+  requireWord('combineTravels', config.combineTravels, ['rank-sums', 'choices']);
+  if (config.layout !== 'rank-major') return;
+  // These would be ignored without a word.
+  for (const name of ['maxTokensPerExpert', 'overflow', 'combineTravels'] as const) {
+    if (config[name]) throw invalidArgument(name, config[name], "nothing with layout 'rank-major'");
+  }
+}
+
+function requireWord(name: string, value: unknown, words: readonly string[]): void {
+  if (value === undefined || (words as readonly unknown[]).includes(value)) return;
+  throw invalidArgument(name, value, words.map((word) => `"${word}"`).join(' or '));
+}

@@ -1,0 +1,63 @@
+// Looks at jobs again and again for `weftline top`: finds those that begin, forgets those that end, keeps the look before.
+import { chooseJobs, findJobs } from '../../world/watching/find-jobs.ts';
+import { type JobView, JobWatcher, type WatchedJob } from '../../world/watching/job-view.ts';
+import { type TopRow, topRows } from './top-rows.ts';
+
+export interface TopJob {
+  readonly view: JobView;
+  readonly rows: readonly TopRow[];
+}
+
+interface Watched {
+  readonly job: WatchedJob;
+  readonly watcher: JobWatcher;
+  last: { readonly view: JobView; readonly at: number } | undefined;
+}
+
+export class TopWatch {
+  readonly #wanted: string | undefined;
+  readonly #patienceMs: number;
+  readonly #watched = new Map<string, Watched>();
+
+  /** Looks at the jobs that `wanted` names, see chooseJobs(). */
+  constructor(wanted: string | undefined, patienceMs: number) {
+    this.#wanted = wanted;
+    this.#patienceMs = patienceMs;
+  }
+
+  /** Fails as chooseJobs() does the first time; later a job that has ended is no longer there. */
+  async look(): Promise<TopJob[]> {
+    const isFirst = this.#watched.size === 0;
+    const jobs = isFirst ? chooseJobs(findJobs(), this.#wanted) : findJobs();
+    const present = new Set(jobs.map(keyOf));
+    for (const job of jobs) this.#add(job, isFirst);
+    for (const [key, { watcher }] of this.#watched) {
+      if (present.has(key)) continue;
+      watcher.close();
+      this.#watched.delete(key);
+    }
+    return Promise.all([...this.#watched.values()].map((watched) => this.#lookAt(watched)));
+  }
+
+  close(): void {
+    for (const { watcher } of this.#watched.values()) watcher.close();
+  }
+
+  #add(job: WatchedJob, isFirst: boolean): void {
+    const key = keyOf(job);
+    if (this.#watched.has(key) || !(isFirst || this.#wanted === undefined)) return;
+    this.#watched.set(key, { job, watcher: new JobWatcher(job), last: undefined });
+  }
+
+  async #lookAt(watched: Watched): Promise<TopJob> {
+    const view = await watched.watcher.look(this.#patienceMs);
+    const at = performance.now();
+    const { last } = watched;
+    watched.last = { view, at };
+    return { view, rows: topRows(view, last?.view, last === undefined ? 1 : (at - last.at) / 1000) };
+  }
+}
+
+function keyOf({ prefix, address }: WatchedJob): string {
+  return `${prefix} ${address.host} ${address.port}`;
+}

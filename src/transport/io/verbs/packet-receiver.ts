@@ -1,0 +1,158 @@
+// Takes received packets out of the completion queue as batches for the engine, and offers their memory to the device again.
+// Hot path: no allocation, two native calls for 16 packets.
+import { ROUTING_HEADER_BYTES } from '../../../abi/verbs-words.ts';
+import type { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
+import type { ReceiveRing } from '../../../native/verbs/request-ring.ts';
+import type { SharedReceiveQueue } from '../../../native/verbs/shared-receive-queue.ts';
+import { createReceivedBatch, type ReceivedBatch } from '../packet-io.ts';
+import type { PacketMemory } from './packet-memory.ts';
+import { NOBODY, type PathEnd } from './path-end.ts';
+import type { VerbsFailures } from './verbs-packet-io.ts';
+
+const BATCH = 16;
+const NO_SLOT = -2;
+
+export interface ReceiverParts {
+  readonly completions: CompletionQueue;
+  readonly memory: PacketMemory;
+  /** Undefined where there is none: then each queue pair has slots of its own. */
+  readonly shared: SharedReceiveQueue | undefined;
+  readonly areDatagrams: boolean;
+  readonly failures: VerbsFailures;
+  readonly findEnd: (queuePair: number) => PathEnd | undefined;
+  /** Hears of packets that came before the end had a peer; they may be probes. */
+  readonly onEarly: (end: PathEnd, at: number, bytes: number) => void;
+}
+
+export class PacketReceiver {
+  /** What the last `receive` brought. */
+  readonly batch: ReceivedBatch;
+  readonly #parts: ReceiverParts;
+  readonly #headBytes: number;
+  /** Slots of no queue pair; with a shared queue all are posted there. */
+  readonly #free: number[] = [];
+  /** By slot: the ring it is posted to. */
+  readonly #ringOf: (ReceiveRing | undefined)[];
+  /** Slots that have been emptied, and rings that they go back to. */
+  readonly #empty: Int32Array = new Int32Array(BATCH);
+  #emptied = 0;
+  readonly #touched: ReceiveRing[] = [];
+  /** Of the packet that the batch ends with: slot, and whether another can join it. */
+  #lastSlot = NO_SLOT;
+  #lastEnd: PathEnd | undefined;
+
+  constructor(parts: ReceiverParts) {
+    const { memory, shared, areDatagrams } = parts;
+    this.#parts = parts;
+    this.#headBytes = areDatagrams ? ROUTING_HEADER_BYTES : 0;
+    this.batch = createReceivedBatch(memory.received, BATCH);
+    this.#ringOf = Array.from({ length: memory.receives }, () => undefined);
+    for (let slot = memory.receives - 1; slot >= 0; slot -= 1) this.#free.push(slot);
+    if (shared !== undefined) this.#offer(shared.receives, memory.receives);
+  }
+
+  /** Gives a queue pair without shared receives slots of its own. False if too few are left. */
+  equip(end: PathEnd, count: number): boolean {
+    if (this.#parts.shared !== undefined) return true;
+    if (this.#free.length < count) return false;
+    this.#offer(end.queuePair.receives, count);
+    return true;
+  }
+
+  /** The queue pair is closed: its slots are free for others. */
+  strip(end: PathEnd): void {
+    const { receives } = end.queuePair;
+    for (const [slot, ring] of this.#ringOf.entries()) {
+      if (ring !== receives) continue;
+      this.#ringOf[slot] = undefined;
+      this.#free.push(slot);
+    }
+  }
+
+  /** Fills the batch. False if no packet has come. `release` must follow once the batch has been taken in. */
+  receive(): boolean {
+    const { completions } = this.#parts;
+    const { batch } = this;
+    batch.count = 0;
+    this.#lastSlot = NO_SLOT;
+    const count = completions.poll();
+    for (let index = 0; index < count; index += 1) {
+      const slot = completions.tagAt(index);
+      this.#empty[this.#emptied] = slot;
+      this.#emptied += 1;
+      if (completions.isSuccess(index)) this.#take(index, slot);
+      else this.#parts.failures.broken += 1;
+    }
+    return count > 0;
+  }
+
+  /** Offers the slots of the batch again. */
+  release(): void {
+    for (let index = 0; index < this.#emptied; index += 1) {
+      const slot = this.#empty[index]!;
+      const ring = this.#ringOf[slot];
+      // Its queue pair has been closed.
+      if (ring === undefined) continue;
+      ring.done();
+      this.#start(ring, slot);
+      if (!this.#touched.includes(ring)) this.#touched.push(ring);
+    }
+    this.#emptied = 0;
+    for (const ring of this.#touched) ring.post();
+    this.#touched.length = 0;
+  }
+
+  #take(index: number, slot: number): void {
+    const { completions, memory, failures, areDatagrams } = this.#parts;
+    const end = this.#parts.findEnd(completions.queuePairAt(index));
+    if (end === undefined) return;
+    const bytes = completions.bytesAt(index) - this.#headBytes;
+    if (areDatagrams && completions.sourceAt(index) !== end.remoteNumber) {
+      failures.strangers += 1;
+      return;
+    }
+    const at = slot * memory.packetBytes;
+    if (end.peer === NOBODY) this.#parts.onEarly(end, at, bytes);
+    else if (!this.#join(end, slot, bytes)) this.#add(end, at, bytes);
+    this.#lastSlot = slot;
+    this.#lastEnd = end;
+  }
+
+  /** Full packets of one path in neighbouring slots are taken in together, as the kernel joins datagrams. */
+  #join(end: PathEnd, slot: number, bytes: number): boolean {
+    const { batch } = this;
+    const { packetBytes } = this.#parts.memory;
+    const last = batch.count - 1;
+    if (slot !== this.#lastSlot + 1 || end !== this.#lastEnd || bytes < 1) return false;
+    if (last < 0 || batch.length[last]! % packetBytes !== 0) return false;
+    batch.segmentBytes[last] = packetBytes;
+    batch.length[last] = batch.length[last]! + bytes;
+    return true;
+  }
+
+  #add(end: PathEnd, at: number, bytes: number): void {
+    const { batch } = this;
+    const entry = batch.count;
+    batch.offset[entry] = at;
+    batch.length[entry] = Math.max(0, bytes);
+    batch.segmentBytes[entry] = 0;
+    batch.peer[entry] = end.peer;
+    batch.count = entry + 1;
+  }
+
+  #offer(ring: ReceiveRing, count: number): void {
+    for (let left = count; left > 0; left -= 1) {
+      const slot = this.#free.pop() as number;
+      this.#ringOf[slot] = ring;
+      this.#start(ring, slot);
+    }
+    ring.post();
+  }
+
+  #start(ring: ReceiveRing, slot: number): void {
+    const { memory, areDatagrams } = this.#parts;
+    ring.start(slot);
+    if (areDatagrams) ring.add(memory.routingHeader, ROUTING_HEADER_BYTES, memory.localKey);
+    ring.add(memory.receivedAddress + slot * memory.packetBytes, memory.packetBytes, memory.localKey);
+  }
+}

@@ -1,0 +1,79 @@
+// The text that shows what the ranks of a job do and why it does not go on: aligned columns, then sentences.
+import type { ObjectState, PresentWait } from '../../core/waits.ts';
+import { type Conclusion, seconds } from './conclusion.ts';
+import type { JobView, RankView } from './job-view.ts';
+
+const columns = ['rank', 'host', 'pid', 'state', 'call', 'waits in', 'for', 'since', 'seen', 'time left'] as const;
+/** Waits of one rank that are shown. */
+const MAX_WAITS = 3;
+const MAX_NAMED = 6;
+
+/** @returns Lines, the last one ended. */
+export function describeJob(view: JobView, { sentences }: Conclusion): string {
+  const launchers = view.launchers.map(({ pid }) => pid).join(', ');
+  const head = `job ${view.jobId}: ${view.size} ${view.size === 1 ? 'rank' : 'ranks'}${launchers === '' ? '' : `, launcher ${launchers}`}`;
+  const rows = view.ranks.flatMap(rowsOf);
+  return [head, ...alignColumns([columns, ...rows]), ...sentences.map((sentence) => `${sentence}.`), ''].join('\n');
+}
+
+/** What one rank says of itself. */
+export function describeRank(rank: number, waits: readonly PresentWait[], objects: readonly ObjectState[]): string {
+  const rows = waits.map((wait) => [callText(objects), ...waitCells(wait)]);
+  const head = `rank ${rank}, process ${process.pid}: ${waits.length === 0 ? 'waits for nothing' : 'waits'}`;
+  const last = objects.map(
+    ({ object, calls, last: name }) => `${object}: ${calls} calls${name === undefined ? '' : `, the last is ${name}`}`,
+  );
+  return [head, ...alignColumns(rows.length === 0 ? [] : [columns.slice(4), ...rows]), ...last, ''].join('\n');
+}
+
+/** Cells of each column as wide as the widest. */
+export function alignColumns(rows: readonly (readonly string[])[]): string[] {
+  const widths = (rows[0] ?? []).map((_, column) => Math.max(...rows.map((row) => row[column]!.length)));
+  return rows.map((row) =>
+    row
+      .map((cell, column) => cell.padEnd(widths[column]!))
+      .join('  ')
+      .trimEnd(),
+  );
+}
+
+function rowsOf(view: RankView): string[][] {
+  const { rank, host, pid, waits, objects } = view;
+  const state = stateText(view);
+  const first = [String(rank), host || '?', pid === undefined ? '?' : String(pid), state, callText(objects)];
+  if (waits.length === 0) return [[...first, '', '', '', '', '']];
+  return waits.slice(0, MAX_WAITS).map((wait, at) => [...(at === 0 ? first : first.map(() => '')), ...waitCells(wait)]);
+}
+
+/** One word, and the letter by which the system tells the state of a process. */
+export function stateText({ state, waits, process }: RankView): string {
+  if (state === 'answers') return waits.length === 0 ? 'works' : 'waits';
+  return process === undefined ? state : `${state} (${process.state})`;
+}
+
+/** The call that runs, else the last one. */
+export function callText(objects: readonly ObjectState[]): string {
+  const object = objects.find(({ isRunning }) => isRunning) ?? objects.at(-1);
+  if (object === undefined || object.last === undefined) return '';
+  return `${object.object} ${object.last} ${object.calls}${object.isRunning ? '' : ' (ended)'}`;
+}
+
+function waitCells({ operation, ageMs, leftMs, seen, expected, ...wait }: PresentWait): string[] {
+  return [
+    operation,
+    awaitedText(wait),
+    seconds(ageMs),
+    expected === undefined ? '' : `${seen ?? '?'} of ${expected}`,
+    leftMs === undefined ? '' : seconds(leftMs),
+  ];
+}
+
+export function awaitedText({ ranks = [], peers = [] }: Pick<PresentWait, 'ranks' | 'peers'>): string {
+  const named = ranks.length === 0 ? [] : [`${ranks.length === 1 ? 'rank' : 'ranks'} ${cut(ranks)}`];
+  return [...named, ...(peers.length === 0 ? [] : [cut(peers)])].join('; ');
+}
+
+function cut(list: readonly (number | string)[]): string {
+  const more = list.length > MAX_NAMED ? ` and ${list.length - MAX_NAMED} more` : '';
+  return list.slice(0, MAX_NAMED).join(', ') + more;
+}

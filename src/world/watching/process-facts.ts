@@ -1,0 +1,80 @@
+// What the system shows of a process of this host, for ranks that do not answer. Linux; elsewhere nothing is known.
+import { readFileSync } from 'node:fs';
+import { fields, number, text } from './rank-answer.ts';
+
+export interface ProcessFacts {
+  readonly pid: number;
+  /** The letter of /proc/PID/stat: R runs, S sleeps, D waits for a device, T is stopped, Z has ended. */
+  readonly state: string;
+  readonly cpuMs: number;
+  readonly rssBytes: number;
+  /** Where in the kernel its main thread sleeps; empty if it does not, or if that is hidden. */
+  readonly kernelWait: string;
+}
+
+/** Of /proc on all systems that Node runs on. */
+const TICKS_PER_SECOND = 100;
+const PAGE_BYTES = 4096;
+
+/** undefined for a process that is gone. */
+export function processFacts(pid: number): ProcessFacts | undefined {
+  const stat = statOf(pid);
+  if (stat === undefined) return undefined;
+  const ticks = Number(stat[STAT.userTicks]) + Number(stat[STAT.systemTicks]);
+  const wait = readText(`/proc/${pid}/wchan`) ?? '';
+  return {
+    pid,
+    state: stat[STAT.state] ?? '?',
+    cpuMs: (ticks * 1000) / TICKS_PER_SECOND,
+    rssBytes: Number(stat[STAT.rssPages]) * PAGE_BYTES,
+    kernelWait: wait === '0' ? '' : wait,
+  };
+}
+
+/** Of ranks that a launcher has started, for those who ask it. */
+export function rankProcesses(
+  ranks: readonly { readonly rank: number; readonly pid: number }[],
+): readonly (ProcessFacts & { readonly rank: number })[] {
+  return ranks.flatMap(({ rank, pid }) => {
+    const facts = processFacts(pid);
+    return facts === undefined ? [] : [{ rank, ...facts }];
+  });
+}
+
+/** Those of a node's launcher on another host. */
+export function readProcessFacts(value: unknown): ProcessFacts {
+  const { pid, state, cpuMs, rssBytes, kernelWait } = fields(value);
+  return {
+    pid: number(pid),
+    state: text(state),
+    cpuMs: number(cpuMs),
+    rssBytes: number(rssBytes),
+    kernelWait: text(kernelWait),
+  };
+}
+
+/** True if a signal stopped it, or a debugger holds it. */
+export function isStopped(facts: ProcessFacts): boolean {
+  return facts.state === 'T' || facts.state === 't';
+}
+
+/** True if it leads a process group, as ranks of a launcher do and what they start does not. */
+export function leadsGroup(pid: number): boolean {
+  return Number(statOf(pid)?.[STAT.group]) === pid;
+}
+
+/** Positions behind the name, which may hold anything. */
+const STAT = { state: 0, group: 2, userTicks: 11, systemTicks: 12, rssPages: 21 } as const;
+
+function statOf(pid: number): readonly string[] | undefined {
+  const line = readText(`/proc/${pid}/stat`);
+  return line?.slice(line.lastIndexOf(')') + 2).split(' ');
+}
+
+function readText(path: string): string | undefined {
+  try {
+    return readFileSync(path, 'utf8').trim();
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,109 @@
+// Somebody who has proven that he belongs to the job and asks its members what they wait for: the store's end of his connection.
+import type { Socket } from 'node:net';
+import { encodeFrame, type FrameReader, protocolError, strangerLimits } from '../../meeting/frames.ts';
+import { encodeRefusal } from '../../meeting/refusal.ts';
+import type { StoreConnection } from '../store-connection.ts';
+import type { StoreGroup } from '../store-group.ts';
+import type { MemberKind } from '../store-hello.ts';
+
+/** How many may ask at the same time. */
+export const MAX_OBSERVERS = 16;
+
+/** What the store itself knows, as JSON in the first frame of each answer. */
+export interface StoreFacts {
+  readonly jobId: string;
+  /** How many ranks the job has. */
+  readonly size: number;
+  readonly members: readonly MemberFacts[];
+  /** What ranks wait for in the store, see StoreWait. */
+  readonly waits: readonly unknown[];
+}
+
+export interface MemberFacts {
+  readonly rank: number;
+  readonly pid: number;
+  readonly host: string;
+  /** How it left; absent while it is there. */
+  readonly left?: string;
+  /** How long ago it last said something to the store, in ms. */
+  readonly heardMs?: number;
+}
+
+export interface StoreObserverOptions {
+  readonly groups: () => Readonly<Record<MemberKind, StoreGroup>>;
+  readonly onEnd: (observer: StoreObserver) => void;
+}
+
+export class StoreObserver {
+  readonly #socket: Socket;
+  readonly #reader: FrameReader;
+  readonly #options: StoreObserverOptions;
+
+  /** `reader` may hold bytes of the first question. */
+  constructor(
+    { socket, reader }: { readonly socket: Socket; readonly reader: FrameReader },
+    options: StoreObserverOptions,
+  ) {
+    this.#socket = socket;
+    this.#reader = reader;
+    this.#options = options;
+    reader.limits = strangerLimits;
+    socket.on('data', (chunk) => this.#receive(chunk));
+    socket.on('end', () => socket.destroy());
+    socket.on('close', () => options.onEnd(this));
+  }
+
+  /** To be called once the store knows it: takes in what has arrived already. */
+  start(): void {
+    this.#receive(Buffer.alloc(0));
+  }
+
+  end(): void {
+    this.#socket.destroy();
+  }
+
+  #receive(chunk: Buffer): void {
+    try {
+      this.#reader.push(chunk);
+      for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) {
+        if (frame.header['ask'] !== true) throw protocolError('a frame of an observer that is no question');
+        this.#ask();
+      }
+    } catch (error) {
+      this.#send({ refused: encodeRefusal(error) });
+      this.#socket.destroySoon();
+    }
+  }
+
+  /** The store's own answer at once, then those of the members as they come. */
+  #ask(): void {
+    const groups = this.#options.groups();
+    this.#send({ event: 'job' }, [Buffer.from(JSON.stringify(storeFacts(groups.rank)))]);
+    for (const kind of ['rank', 'node'] as const) {
+      for (const member of groups[kind].members) {
+        member.ask(this, (answer) => this.#send({ event: 'answer', kind, rank: member.rank }, [answer]));
+      }
+    }
+  }
+
+  #send(header: Readonly<Record<string, unknown>>, parts: readonly Uint8Array[] = []): void {
+    if (this.#socket.destroyed || !this.#socket.writable) return;
+    for (const piece of encodeFrame(header, parts)) this.#socket.write(piece);
+  }
+}
+
+function storeFacts({ jobId, core, members: present }: StoreGroup): StoreFacts {
+  const heard = new Map([...present].map((member: StoreConnection) => [member.rank, member.silentMs]));
+  const members = [...core.members.identities].map(([rank, { pid, host }]): MemberFacts => {
+    const departure = core.members.departure(rank);
+    const heardMs = heard.get(rank);
+    return {
+      rank,
+      pid,
+      host,
+      ...(departure === undefined ? {} : { left: departure.how }),
+      ...(heardMs === undefined ? {} : { heardMs }),
+    };
+  });
+  return { jobId, size: core.members.size, members, waits: core.presentWaits() };
+}

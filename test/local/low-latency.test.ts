@@ -1,0 +1,96 @@
+// EpLowLatency against its reference: random cases on real ranks, bit for bit; and what its ranks see when one fails.
+import assert from 'node:assert/strict';
+import { readdirSync } from 'node:fs';
+import test from 'node:test';
+import { resultOf, runRanks, type RunRanksOptions } from './support/run-ranks.ts';
+import { testSeed } from '../support/seed.ts';
+
+const property = new URL('./ranks/low-latency-property.js', import.meta.url);
+/** WEFTLINE_TEST_SEED=… repeats a failing run; the seed stands in every failure's output. */
+const seed = String(testSeed());
+
+for (const [ranks, runs] of [
+  [1, 30],
+  [2, 30],
+  [3, 20],
+  [4, 20],
+] as const) {
+  test(`${runs} random cases on ${ranks} ranks agree with the reference`, async () => {
+    const { exitCode, transcript } = await runRanks(ranks, property, { args: [String(runs), seed] });
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+    const jobId = /job ([\w-]+)/.exec(transcript)?.[1] ?? 'no job';
+    assert.deepEqual(
+      readdirSync('/dev/shm').filter((name) => name.includes(jobId)),
+      [],
+    );
+  });
+}
+
+interface Failure {
+  readonly code: string;
+  readonly message: string;
+}
+
+const failing = new URL('./ranks/low-latency-failure.js', import.meta.url);
+
+async function failures(scenario: string, ranks: number, options: RunRanksOptions = {}) {
+  const run = await runRanks(ranks, failing, { graceMs: 5_000, ...options, args: [scenario] });
+  return { ...run, failures: run.ranks.map((rank) => resultOf(rank) as Failure) };
+}
+
+for (const scenario of ['killed between send and receive', 'killed before its rows']) {
+  test(`a rank that is ${scenario} ends the calls of the others, which name it`, async () => {
+    const { failures: got, ranks, transcript } = await failures(scenario, 3);
+    assert.equal(ranks[1]?.signal, 'SIGKILL', transcript);
+    for (const rank of [0, 2]) {
+      assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(got[rank]?.code ?? ''), transcript);
+      assert.match(got[rank]?.message ?? '', /[Rr]ank 1\b/, transcript);
+    }
+  });
+}
+
+test('a rank that never comes is named, with the call and what is waited for, and hears that the others gave up', async () => {
+  const { failures: got, transcript } = await failures('absent', 3);
+  const told = [got[0]!, got[2]!];
+  for (const { message } of told) {
+    assert.match(message, /Rank 1 did not arrive within 400 ms; this rank waits in dispatch 1, for rows/, transcript);
+  }
+  assert.ok(
+    told.some(({ code }) => code === 'WL_TIMEOUT'),
+    transcript,
+  );
+  assert.equal(got[1]?.code, 'WL_PEER_FAILED', transcript);
+});
+
+for (const [scenario, code, message] of [
+  ['overflow', 'WL_CAPACITY', /Expert [02] got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],
+  ['other format', 'WL_CONFIG_MISMATCH', /bf16 rows.*fp8 rows|fp8 rows.*bf16 rows/],
+  ['other handle', 'WL_CONFIG_MISMATCH', /combine of dispatch 1.*combine of dispatch 2|dispatch 2.*dispatch 1/],
+  ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
+  ['wrong config', 'WL_INVALID_ARGUMENT', /Invalid maxTopk: expected 1 to 32, got 33/],
+] as const) {
+  test(`${scenario}: every rank hears why`, async () => {
+    const { failures: got, transcript } = await failures(scenario, 2);
+    assert.ok(
+      got.some((one) => one.code === code),
+      transcript,
+    );
+    for (const one of got) {
+      assert.ok([code, 'WL_PEER_FAILED'].includes(one.code), transcript);
+      assert.match(one.message, message, transcript);
+    }
+  });
+}
+
+test('ranks on several hosts are refused in words', async () => {
+  const { failures: got, transcript } = await failures('hosts', 2, { env: { WEFTLINE_HOSTS: '2' } });
+  for (const { code, message } of got) {
+    assert.equal(code, 'WL_UNSUPPORTED', transcript);
+    assert.match(message, /works within one host for now.*use EpBuffer there/, transcript);
+  }
+});
+
+test('arguments that cannot be are refused at once, and later calls work', async () => {
+  const { failures: got, transcript } = await failures('arguments', 2);
+  assert.deepEqual(got, ['refused', 'refused'], transcript);
+});

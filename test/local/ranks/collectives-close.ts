@@ -1,0 +1,19 @@
+// Ranks that need nothing more close at once, while another rank of their host still waits for ranks of other hosts: argv =
+// milliseconds that the late rank takes.
+import { setTimeout as sleep } from 'node:timers/promises';
+import { CpuDevice } from 'weftline';
+import { Communicator } from 'weftline/collectives';
+import { join } from 'weftline/world';
+
+const late = Number(process.argv[2]);
+await using world = await join();
+await using device = await CpuDevice.create();
+const communicator = await Communicator.create(world, device);
+const output = device.empty('f32', [8]);
+output.view().fill(1);
+await communicator.barrier();
+// Of two hosts of two ranks, rank 1 reaches the root, rank 2, through rank 3, which needs nothing itself.
+if (world.rank === 1) await sleep(late);
+await communicator.reduce({ output, root: 2 });
+if (world.rank === 2 && output.view()[0] !== 4) throw new Error(`the sum is ${output.view()[0]}`);
+await communicator.close();

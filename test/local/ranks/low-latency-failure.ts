@@ -1,0 +1,189 @@
+// One failure of EpLowLatency per scenario (argv): prints what this rank got as its last line of JSON.
+import assert from 'node:assert/strict';
+import { EpLowLatency, type LowLatencyConfig, type LowLatencyDispatchResult } from 'weftline/ep';
+import { device, failureOf, ids, type Scenarios, tokens, world } from './ep-failures/context.ts';
+
+const config: LowLatencyConfig = { maxTokensPerRank: 8, hidden: 16, numExperts: 2 * world.size, maxTopk: 2 };
+const weightsOf = (rows: number, k = 2) => device.tensor('f32', [rows, k], new Float32Array(rows * k).fill(0.5));
+const invalid = { code: 'WL_INVALID_ARGUMENT' };
+
+/** Every token to each of the first two ranks, whatever their number. */
+async function inputOf(rows: number) {
+  return {
+    x: await tokens(rows),
+    topkIdx: await ids(Array.from({ length: rows }, () => [0, 2])),
+    topkWeights: await weightsOf(rows),
+  };
+}
+
+function combineArgs({ handle }: LowLatencyDispatchResult) {
+  return { y: device.empty('bf16', [2, 8 * world.size, 16]), handle };
+}
+
+/** As a program without types would pass it. */
+function as(value: unknown): never {
+  return value as never;
+}
+
+const scenarios: Scenarios = {
+  async 'killed between send and receive'() {
+    const ll = await EpLowLatency.create(world, device, config);
+    const input = await inputOf(2);
+    const { hook } = await ll.dispatch({ ...input, returnRecvHook: true });
+    if (world.rank === 1) process.kill(process.pid, 'SIGKILL');
+    // Its rows are here; the next ones are not.
+    return failureOf(async () => {
+      const result = await hook();
+      await ll.combine(combineArgs(result));
+      for (;;) await ll.dispatch(input);
+    });
+  },
+
+  async 'killed before its rows'() {
+    const ll = await EpLowLatency.create(world, device, config);
+    const input = await inputOf(2);
+    if (world.rank === 1) process.kill(process.pid, 'SIGKILL');
+    return failureOf(() => ll.dispatch(input));
+  },
+
+  async absent() {
+    const ll = await EpLowLatency.create(world, device, config);
+    const input = await inputOf(1);
+    if (world.rank === 1) await world.store.get('gave up', { timeoutMs: 30_000 });
+    const failure = await failureOf(() => ll.dispatch({ ...input, timeoutMs: 400 }));
+    if (world.rank !== 1) await world.store.set('gave up', new Uint8Array(1));
+    return failure;
+  },
+
+  async overflow() {
+    const ll = await EpLowLatency.create(world, device, { ...config, maxTokensPerExpert: 3 });
+    const input = await inputOf(2);
+    return failureOf(async () => {
+      await ll.dispatch(input);
+      await ll.dispatch(input);
+    });
+  },
+
+  async 'other format'() {
+    const ll = await EpLowLatency.create(world, device, config);
+    const input = await inputOf(1);
+    return failureOf(() => ll.dispatch({ ...input, dtype: world.rank === 0 ? 'bf16' : 'fp8' }));
+  },
+
+  async 'other handle'() {
+    const ll = await EpLowLatency.create(world, device, config);
+    const input = await inputOf(1);
+    const results = [await ll.dispatch(input), await ll.dispatch(input)];
+    return failureOf(() => ll.combine(combineArgs(results[world.rank === 0 ? 0 : 1]!)));
+  },
+
+  'other config': () => failureOf(() => EpLowLatency.create(world, device, { ...config, hidden: 16 + 8 * world.rank })),
+
+  'wrong config': () => failureOf(() => EpLowLatency.create(world, device, { ...config, maxTopk: 33 })),
+
+  hosts: () => failureOf(() => EpLowLatency.create(world, device, config)),
+
+  /** Each is refused at once, and the calls afterwards work. */
+  async arguments() {
+    const ll = await EpLowLatency.create(world, device, config);
+    const input = await inputOf(2);
+    const { x, topkIdx, topkWeights } = input;
+    const wrongs: readonly unknown[] = [
+      undefined,
+      7,
+      {},
+      { ...input, extra: 1 },
+      { ...input, x: await tokens(9) },
+      { ...input, x: device.empty('f32', [2, 16]) },
+      { ...input, x: x.view() },
+      { ...input, topkIdx: await ids([[0, 1]]) },
+      {
+        ...input,
+        topkIdx: await ids([
+          [0, 0],
+          [1, 2],
+        ]),
+      },
+      {
+        ...input,
+        topkIdx: await ids([
+          [0, 4],
+          [1, 2],
+        ]),
+      },
+      {
+        ...input,
+        topkIdx: await ids([
+          [0, -2],
+          [1, 2],
+        ]),
+      },
+      { x, topkIdx },
+      { ...input, topkWeights: await weightsOf(2, 1) },
+      { ...input, dtype: 'f32' },
+      { ...input, dtype: 'bf16', scales: 'f32' },
+      { ...input, scales: 'e8m0' },
+      { ...input, scales: 'toString' },
+      { ...input, out: x },
+      { ...input, out: { data: x, scales: x } },
+      { ...input, waitStats: await ids([[0]]) },
+      { ...input, cumulativeLocalExpertRecvStats: await ids([[0]]) },
+      { ...input, returnRecvHook: 1 },
+      { ...input, timeoutMs: Number.NaN },
+    ];
+    for (const [at, wrong] of wrongs.entries()) await assert.rejects(ll.dispatch(as(wrong)), invalid, `dispatch ${at}`);
+    const first = await ll.dispatch(input);
+    const args = combineArgs(first);
+    const wrongCombines: readonly unknown[] = [
+      undefined,
+      { ...args, handle: {} },
+      { ...args, y: x },
+      { ...args, topkWeights },
+      { ...args, out: await tokens(3) },
+      { ...args, zeroCopy: 'yes' },
+      { ...args, timeoutMs: -1 },
+    ];
+    for (const [at, wrong] of wrongCombines.entries()) {
+      await assert.rejects(ll.combine(as(wrong)), invalid, `combine ${at}`);
+    }
+    await assert.rejects(ll.nextCombineBuffer(first.handle), { code: 'WL_UNSUPPORTED' });
+    const pending = await ll.dispatch({ ...input, returnRecvHook: true });
+    await assert.rejects(pending.hook({ timeoutMs: as('soon') }), invalid);
+    await pending.hook();
+    await assert.rejects(pending.hook(), /was called before/);
+    const combining = await ll.combine({ ...args, returnRecvHook: true });
+    await assert.rejects(ll.combine(args), /hook was not called/);
+    await assert.rejects(ll.dispatch(input), /the hook of the combine of dispatch 1/);
+    await combining.hook();
+    const [third, fourth] = [
+      await ll.dispatch({ ...input, returnRecvHook: true }),
+      await ll.dispatch({ ...input, returnRecvHook: true }),
+    ];
+    await assert.rejects(ll.dispatch(input), /the hook of dispatch 3/);
+    await fourth.hook();
+    await third.hook();
+    await assert.rejects(ll.combine(args), /one of the last two dispatches/);
+    const other = await EpLowLatency.create(world, device, { ...config, layout: 'rank-major' });
+    await assert.rejects(other.combine(args), /a handle of another object/);
+    await assert.rejects(other.dispatch({ ...input, out: x }), invalid);
+    const { recvX, handle } = await other.dispatch({ ...input, dtype: 'bf16' });
+    await assert.rejects(other.dispatch({ ...input, x: as(recvX) }), invalid);
+    const y = device.empty('bf16', [world.size, 8, 16]);
+    await assert.rejects(other.combine({ y, handle, zeroCopy: true }), /nextCombineBuffer/);
+    const own = await other.nextCombineBuffer(handle);
+    await assert.rejects(other.combine({ y, handle, out: own.reshape([world.size * 8, 16]).slice(0, 2) }), /window/);
+    await other.combine({ y: own, handle, zeroCopy: true });
+    await world.barrier('done');
+    await other.close();
+    await ll.close();
+    await ll.close();
+    await assert.rejects(ll.dispatch(input), { code: 'WL_CLOSED' });
+    return 'refused';
+  },
+};
+
+const [, , name = ''] = process.argv;
+const scenario = Object.entries(scenarios).find(([known]) => known === name)?.[1];
+if (scenario === undefined) throw new Error(`no scenario ${name}`);
+console.log(JSON.stringify(await scenario()));
+await world.close();

@@ -1,0 +1,74 @@
+// Mistakes of the command line end with exit code 2 in one line that names the flag, before any process starts or listens.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import test from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { cudaDeviceCount } from '#lib/device/cuda/cuda-context.js';
+import { exitCodes } from '#lib/programs/cli/exit-codes.js';
+
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
+
+function weftline(args: readonly string[], variables: Readonly<Record<string, string>> = {}) {
+  const env = { ...process.env, WEFTLINE_TOKEN: '', ...variables };
+  return spawnSync(process.execPath, [main, ...args], { encoding: 'utf8', timeout: 60_000, env });
+}
+
+const mistakes: readonly (readonly [line: string, words: RegExp])[] = [
+  ['bench ep --ranks 2 --hosts 9', /WL_CONFIG: Invalid --hosts: expected 1 to 2, as this machine has 2 ranks, got "9"/],
+  ['bench ep --ranks 2 --hosts many', /WL_CONFIG: Invalid --hosts: expected a number of hosts/],
+  ['bench ep --timeout 0', /WL_CONFIG: Invalid --timeout: expected a number of ms from 1 to/],
+  ['bench ep --hidden 12', /WL_INVALID_ARGUMENT: Invalid --hidden: expected a multiple of 8, got 12/],
+  ['bench ep --ranks 2 --experts 4 --topk 5', /Invalid --topk: expected 1 to 4, got 5/],
+  ['bench ep --device cpu --sms 8', /--sms is for GPUs/],
+  ['bench ep --device cpu --skew 11', /Invalid --skew: expected 0 to 10, got 11/],
+  ['bench collectives --min 6', /Invalid --min: expected a multiple of the 4 bytes of an element of f32, got 6/],
+  ['bench collectives --min 64 --max 32', /Invalid --min: expected at most --max/],
+  ['bench collectives --operations reduce,allReduce,reduce', /'--operations <list>'.*reduce stands there again/],
+  ['bench collectives --dtype bf16 --compare mpi', /Invalid --dtype: expected f32 or i32 with --compare mpi/],
+  ['bench transport --perftype incast --nflow 1024 --nmsg 64', /Invalid --nflow \* --nmsg \* --nreq: expected at most/],
+  ['bench transport --role client --peer-ip 0.0.0.0', /Invalid --peer-ip: expected the address of one host/],
+  ['bench unpack --total 100K', /Invalid --total: expected a multiple of the chunk/],
+  ['bench unpack --device cpu --sms 4', /Invalid --sms: expected none/],
+  ['moe -n 3', /Invalid --ranks: expected a divisor of the/],
+  ['moe --hosts 5', /Invalid --hosts: expected 1 to 4, as this machine has 4 ranks, got "5"/],
+  ['moe --timeout abc', /Invalid --timeout: expected a number of ms/],
+  ['run -n 2 --hosts 3 missing.js', /Invalid --hosts: expected 1 to 2/],
+  ['2proc --handles 32', /Invalid --level: expected warp with --handles 32/],
+  ['sim ep --hosts 2 --slow-host 2', /Invalid --slow-host: expected a host from 0 to 1, got 2/],
+  ['sim incast --rails 2 --fail-rail 2', /Invalid --fail-rail: expected a rail from 0 to 1, got 2/],
+  ['doctor --rdma --rdma-devices a:b', /Invalid --rdma-devices: expected/],
+];
+
+test('a wrong command line ends with 2 and names the flag', () => {
+  for (const [line, words] of mistakes) {
+    const { status, stdout, stderr } = weftline(line.split(' '));
+    // Where libibverbs is missing nobody reads what it would be asked for.
+    if (status === exitCodes.failure.code && stderr.includes('RDMA cannot be used')) continue;
+    assert.equal(status, exitCodes.usage.code, `${line}: ${stderr}`);
+    assert.match(stderr, words, line);
+    assert.equal(stdout, '', line);
+    assert.doesNotMatch(stderr, /WEFTLINE_|\n {4}at /, line);
+  }
+});
+
+test('a wrong variable ends with 1 and is named as the user set it', () => {
+  for (const [variable, value] of [
+    ['WEFTLINE_HOSTS', '9'],
+    ['WEFTLINE_TIMEOUT_MS', 'soon'],
+  ] as const) {
+    const { status, stderr } = weftline(['bench', 'ep', '--ranks', '2'], { [variable]: value });
+    assert.equal(status, exitCodes.failure.code);
+    assert.match(stderr, new RegExp(`WL_CONFIG: Invalid setting .*${variable}.*got "?${value}`));
+  }
+});
+
+const skip = cudaDeviceCount() > 0 && 'this machine has a GPU';
+
+test('both sides of bench p2p fail at once where memory of a GPU is asked for and there is none', { skip }, () => {
+  for (const role of ['server', 'client']) {
+    const { status, stdout, stderr } = weftline(['bench', 'p2p', '--role', role, '--device', 'gpu']);
+    assert.equal(status, exitCodes.failure.code, stderr);
+    assert.match(stderr, /WL_UNSUPPORTED: Cannot run on a GPU: this machine has no GPU.*--device cpu/);
+    assert.doesNotMatch(stdout, /listening/);
+  }
+});

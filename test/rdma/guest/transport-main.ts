@@ -1,0 +1,2 @@
+// The tests of the transport in one process, because every start of Node takes a second in the guest.
+for (const part of ['transport-io', 'transport']) await import(`./${part}.js`);

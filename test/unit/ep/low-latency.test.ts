@@ -1,0 +1,87 @@
+// Sizes and reference of EpLowLatency, worked out by hand.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { toBf16 } from 'weftline';
+import { EpLowLatency, lowLatencySize, referenceLowLatencyCombine, referenceLowLatencyDispatch } from 'weftline/ep';
+import { withCode } from '../../support/with-code.ts';
+
+const config = { maxTokensPerRank: 128, hidden: 7168, numExperts: 288, maxTopk: 8 };
+
+test('windows hold rows once per (token, rank), twice for dispatch and twice for combine; results are the rank own', () => {
+  const size = lowLatencySize(config, 4);
+  assert.equal(size.receiveSlots, 2);
+  assert.equal(size.regions.rows.bytes, 2 * 4 * 128 * 14_336);
+  assert.equal(size.combineRowCount, 4 * 128);
+  assert.equal(size.resultBytes.bf16, 72 * 4 * 128 * 14_336);
+  assert.equal(size.resultBytes.fp8, 72 * 4 * 128 * (7168 + 56 * 4));
+  assert.ok(size.bytes < 32 * 2 ** 20, `${size.bytes}`);
+  assert.equal(lowLatencySize({ ...config, maxTokensPerExpert: 16 }, 4).resultBytes.bf16, 72 * 16 * 14_336);
+});
+
+test('where every choice travels the window holds the rows of all experts, twice', () => {
+  const size = lowLatencySize({ ...config, combineTravels: 'choices', maxTokensPerExpert: 64 }, 4);
+  assert.equal(size.regions.combineRows.bytes, 2 * 72 * 64 * 14_336);
+});
+
+test('rows by rank stay in the window, in three slots', () => {
+  const size = lowLatencySize({ ...config, layout: 'rank-major' }, 4);
+  assert.equal(size.receiveSlots, 3);
+  assert.deepEqual(size.resultBytes, { bf16: 0, fp8: 0 });
+  for (const { offset, stride } of Object.values(size.regions)) assert.equal((offset | stride) % 128, 0);
+});
+
+test('a configuration that cannot be is refused with its value', () => {
+  for (const [wrong, message] of [
+    [{ hidden: 12 }, /hidden/],
+    [{ numExperts: 3 }, /numExperts/],
+    [{ maxTopk: 0 }, /maxTopk/],
+    [{ maxTokensPerRank: 0.5 }, /maxTokensPerRank/],
+    [{ maxTokensPerExpert: -1 }, /maxTokensPerExpert/],
+    [{ layout: 'flat' }, /layout/],
+    [{ overflow: 'ignore' }, /overflow/],
+    [{ combineTravels: 'rows' }, /combineTravels/],
+    [{ layout: 'rank-major', overflow: 'drop' }, /overflow.*nothing with layout 'rank-major'/],
+    [{ capacity: 1 }, /capacity/],
+  ] as const) {
+    const given = { ...config, ...wrong } as typeof config;
+    assert.throws(() => lowLatencySize(given, 4), withCode('WL_INVALID_ARGUMENT', message));
+  }
+  assert.throws(() => lowLatencySize(null as never, 4), withCode('WL_INVALID_ARGUMENT'));
+  assert.throws(() => lowLatencySize(config, 5), withCode('WL_INVALID_ARGUMENT', /5 ranks/));
+});
+
+test('GPUs are refused in words', async () => {
+  const device = { kind: 'cuda' } as never;
+  const creating = EpLowLatency.create({ size: 1 } as never, device, { ...config, numExperts: 8 });
+  await assert.rejects(creating, { code: 'WL_UNSUPPORTED', message: /CPU ranks only for now: use EpBuffer on GPUs/ });
+});
+
+test('the reference drops the last rows of a full expert, and packs exponents lowest first', () => {
+  const one = { x: [[0x3f80], [0x4000]], topkIdx: [[0], [0]] };
+  const [received] = referenceLowLatencyDispatch([one], { numExperts: 1, scales: 'ue8m0', maxTokensPerExpert: 1 });
+  assert.deepEqual(received?.dropped, [1]);
+  assert.deepEqual(
+    received.byExpert[0]?.map(({ sourceToken }) => sourceToken),
+    [0],
+  );
+  // 1 / 448 lies between 2^-9 and 2^-8, so 1 travels as 2^8 with the exponent of 2^-8.
+  assert.deepEqual(received.byRank[0]?.[0]?.scales, [127 - 8]);
+  assert.deepEqual(received.byRank[0]?.[0]?.data, [0x78]);
+});
+
+test('the reference rounds once, or once per rank and once at the end', () => {
+  const weights = [0.5, 0.5, 1];
+  const token = { x: [[0]], topkIdx: [[0, 1, 2]], topkWeights: [weights] };
+  const none = { x: [], topkIdx: [], topkWeights: [] };
+  const inputs = [token, none];
+  const received = referenceLowLatencyDispatch(inputs, { numExperts: 4 });
+  // Halves of 256 and 1: 128.5 is no bf16, and rounds to even.
+  const outputs = [
+    [[[toBf16(256)]], [[toBf16(1)]]],
+    [[[toBf16(0.5)]], []],
+  ];
+  const combine = (mode: 'choices' | 'rank-sums'): number[] =>
+    referenceLowLatencyCombine({ inputs, received, outputs, mode }, { rank: 0, token: 0, hidden: 1 });
+  assert.deepEqual(combine('choices'), [toBf16(129)]);
+  assert.deepEqual(combine('rank-sums'), [toBf16(128)]);
+});
