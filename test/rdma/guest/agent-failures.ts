@@ -3,12 +3,12 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import { readdirSync, readlinkSync } from 'node:fs';
 import { connect } from 'node:net';
-import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { decodeVerbsInfo } from '#lib/agent/backends/verbs/verbs-meeting.js';
 import { hostMemory } from '../../local/support/backend-context.ts';
 import { withCode } from '../../support/with-code.ts';
 import { MEMORY_BYTES, openTwo, pollAll, prepareWrite, settled, type TwoBackends } from './support/agents.ts';
+import { command } from './support/command.ts';
 
 async function rest(two: TwoBackends): Promise<void> {
   const transfer = await prepareWrite(two, { bytes: 4096 });
@@ -91,11 +91,11 @@ test('strangers who send random bytes to the meeting get nothing, and the others
 test('a port that stays down ends its links, and the error names the event', async () => {
   const two = await openTwo();
   try {
-    assert.equal(spawnSync('ip', ['link', 'set', 'veth0', 'down']).status, 0);
+    command('ip', 'link', 'set', 'veth0', 'down');
     await pollAll(two.both, () => two.link.state === 'dead', 'the link stays open');
     withCode('WL_PEER_LOST', /rxe0 port 1: a port went down \(IBV_EVENT_PORT_ERR\)/)(two.link.error);
   } finally {
-    spawnSync('ip', ['link', 'set', 'veth0', 'up']);
+    command('ip', 'link', 'set', 'veth0', 'up');
     await two[Symbol.asyncDispose]();
   }
 });

@@ -14,14 +14,10 @@ import { verbsDeviceNames } from '#lib/native/verbs/device-list.js';
 import { MemoryRegion } from '#lib/native/verbs/memory-region.js';
 import { ProtectionDomain } from '#lib/native/verbs/protection-domain.js';
 import { QueuePair } from '#lib/native/verbs/queue-pair.js';
+import { command } from './support/command.ts';
 import { connectPair, doOne, Side } from './support/pair.ts';
 
 const memoryLimitChild = new URL('support/memory-limit.js', import.meta.url).pathname;
-
-function ip(...words: string[]): void {
-  const { status, stderr } = spawnSync('ip', words, { encoding: 'utf8' });
-  assert.equal(status, 0, stderr);
-}
 
 function fails(code: string, message: RegExp): (error: unknown) => boolean {
   return (error) => {
@@ -108,8 +104,8 @@ test('sizes beyond the device are refused with the limit and its name', () => {
 
 test('memory beyond the limit of locked memory is refused with the limit and how to raise it', () => {
   const words = ['--bounding-set', '-ipc_lock', '--inh-caps', '-ipc_lock', '--', 'sh', '-c'];
-  const command = `ulimit -l 1024; exec '${process.execPath}' '${memoryLimitChild}'`;
-  const { stdout, stderr } = spawnSync('setpriv', [...words, command], { encoding: 'utf8' });
+  const limited = `ulimit -l 1024; exec '${process.execPath}' '${memoryLimitChild}'`;
+  const { stdout, stderr } = spawnSync('setpriv', [...words, limited], { encoding: 'utf8' });
   assert.match(
     stdout,
     /^WL_CAPACITY ibv_reg_mr failed with ENOMEM: registering 4 MiB on rxe0: the limit of locked memory \(RLIMIT_MEMLOCK\) is 1 MiB, .* raise it with "ulimit -l unlimited"/,
@@ -163,9 +159,9 @@ test('a channel wakes a thread that sleeps, once for each arming', () => {
 });
 
 test('a port that goes down and comes up is told by events', () => {
-  ip('link', 'add', 'dummy9', 'type', 'dummy');
-  ip('link', 'set', 'dummy9', 'up');
-  assert.equal(spawnSync('rdma', ['link', 'add', 'rxe9', 'type', 'rxe', 'netdev', 'dummy9']).status, 0);
+  command('ip', 'link', 'add', 'dummy9', 'type', 'dummy');
+  command('ip', 'link', 'set', 'dummy9', 'up');
+  command('rdma', 'link', 'add', 'rxe9', 'type', 'rxe', 'netdev', 'dummy9');
   try {
     using context = VerbsContext.open('rxe9');
     const events = new AsyncEvents(context);
@@ -181,16 +177,16 @@ test('a port that goes down and comes up is told by events', () => {
         assert.ok(Date.now() < until, `no ${name} came`);
       }
     };
-    ip('link', 'set', 'dummy9', 'down');
+    command('ip', 'link', 'set', 'dummy9', 'down');
     const down = next('IBV_EVENT_PORT_ERR');
     assert.equal(down.port, 1);
     assert.equal(down.meaning, 'rxe9 port 1: a port went down');
     assert.notEqual(context.queryPort(1).state, 'active');
-    ip('link', 'set', 'dummy9', 'up');
+    command('ip', 'link', 'set', 'dummy9', 'up');
     assert.equal(next('IBV_EVENT_PORT_ACTIVE').meaning, 'rxe9 port 1: a port came up');
   } finally {
-    spawnSync('rdma', ['link', 'delete', 'rxe9']);
-    ip('link', 'delete', 'dummy9');
+    command('rdma', 'link', 'delete', 'rxe9');
+    command('ip', 'link', 'delete', 'dummy9');
   }
 });
 

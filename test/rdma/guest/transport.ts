@@ -15,6 +15,7 @@ import {
   type TransportPair,
   transportPromises,
 } from '../../support/transport-conformance.ts';
+import { command } from './support/command.ts';
 
 const peerScript = fileURLToPath(new URL('../../local/support/transport-peer.js', import.meta.url));
 const services = ['ud', 'uc', 'rc'] as const;
@@ -32,11 +33,6 @@ const devices = { near: { rdmaDevices: '=rxe0' }, far: { rdmaDevices: '=rxe1' } 
 
 function openVerbs(service: Service, settings: Partial<Settings> = {}): Promise<TransportPair> {
   return openPair({ ...base, rdmaService: service, ...settings }, devices);
-}
-
-function command(program: string, ...words: string[]): void {
-  const { status, stderr } = spawnSync(program, words, { encoding: 'utf8' });
-  assert.equal(status, 0, `${program} ${words.join(' ')}: ${stderr}`);
 }
 
 for (const service of services) {

@@ -1,0 +1,17 @@
+// Commands of the system, in the guest.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+
+/** The emulated processor has been seen to end a program by a signal for no reason of its own. */
+const ATTEMPTS = 3;
+
+/** Runs a command that may be repeated, and expects it to succeed. */
+export function command(program: string, ...words: string[]): void {
+  for (let attempt = 1; ; attempt++) {
+    const { status, signal, error, stderr } = spawnSync(program, words, { encoding: 'utf8' });
+    if (status === null && attempt < ATTEMPTS) continue;
+    const how = error?.message ?? (signal === null ? `exit code ${status}` : `ended by ${signal}`);
+    assert.equal(status, 0, `${program} ${words.join(' ')}, attempt ${attempt}: ${how}: ${stderr}`);
+    return;
+  }
+}
