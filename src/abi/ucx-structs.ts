@@ -29,7 +29,16 @@ export const ucpEndpointParams = defineLayout('ucp_ep_params_t', {
 export const ucpRequestParam = defineLayout('ucp_request_param_t', {
   attributes: 'u32',
   flags: 'u32',
-  others: { of: 'u64', count: 8 },
+  others: { of: 'u64', count: 7 },
+  /** Of `ucp_mem_map`. Up to 1.12, UCX does not know it. */
+  memory: 'u64',
+});
+
+export const ucpMemoryParams = defineLayout('ucp_mem_map_params_t', {
+  fieldMask: 'u64',
+  address: 'u64',
+  bytes: 'u64',
+  others: { of: 'u64', count: 4 },
 });
 
 /** What a receive tells of its message. */
@@ -42,8 +51,9 @@ export const ucpMasks = {
   /** No warning about requests of a peer that died. */
   workerFlags: { ignoreRequestLeak: 1 },
   endpoint: { address: 1, errorMode: 2, errorHandler: 4 },
+  memory: { address: 1, bytes: 2 },
   /** `noImmediate`: a call that ends at once returns a request all the same. */
-  request: { flags: 16, noImmediate: 2 ** 16 },
+  request: { flags: 16, memory: 2 ** 8, noImmediate: 2 ** 16 },
   closeFlags: { force: 1 },
 } as const;
 

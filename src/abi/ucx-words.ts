@@ -86,6 +86,6 @@ export const linkWord = {
 } as const;
 export const LINK_WORDS = 64;
 
-/** A part of a transfer: the numbers of its record. */
-export const partField = { local: 0, remoteOffset: 1, bytes: 2, region: 3, key: 4 } as const;
-export const PART_FIELDS = 5;
+/** A part of a transfer: the numbers of its record. `memory`: UCX's handle of the local memory. */
+export const partField = { local: 0, remoteOffset: 1, bytes: 2, region: 3, key: 4, memory: 5 } as const;
+export const PART_FIELDS = 6;

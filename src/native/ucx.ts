@@ -21,6 +21,10 @@ const table = {
     'int8_t ucp_init_version(uint32_t, uint32_t, intptr_t, intptr_t, intptr_t)',
   ),
   ucp_cleanup: prototype<[context: number]>('void ucp_cleanup(intptr_t)'),
+  ucp_mem_map: prototype<[context: number, params: number, memory: number]>(
+    'int8_t ucp_mem_map(intptr_t, intptr_t, intptr_t)',
+  ),
+  ucp_mem_unmap: prototype<[context: number, memory: number]>('int8_t ucp_mem_unmap(intptr_t, intptr_t)'),
   ucp_worker_create: prototype<[context: number, params: number, worker: number]>(
     'int8_t ucp_worker_create(intptr_t, intptr_t, intptr_t)',
   ),

@@ -1,7 +1,7 @@
 // The receiving half of a link: puts data where it belongs, keeps the order of signals and notifications.
 import { wideAt } from '../../../abi/wide-words.ts';
 import { linkWord } from '../../../abi/ucx-words.ts';
-import { UCX_WHOLE_MASK, ucxMessageKinds, ucxRefusals, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
+import { ucxMessageKinds, ucxRefusals, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
@@ -10,7 +10,8 @@ import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
 import { FAILED_OPERATIONS, IN_RING_BYTES, WINDOW } from './link-block.ts';
 import { CHUNK_BYTES, HEADER_BYTES, headerWord as at, INLINE_BYTES, ringBytes } from './message-header.ts';
 import type { Outgoing } from './outgoing.ts';
-import type { LinkTools, Sender } from './sender.ts';
+import type { LinkTools, MessagePlace, Sender } from './sender.ts';
+import type { MappedPlace } from './ucx-worker.ts';
 import { REGIONS } from './ucx-tables.ts';
 
 /** What is known of a sequence beyond the watermark. `refusing` is a receive whose message is thrown away. */
@@ -28,7 +29,8 @@ export interface IncomingOptions extends LinkTools {
 
 export class Incoming {
   readonly #options: IncomingOptions;
-  readonly #answer = { address: 0, bytes: 0, region: 0 };
+  readonly #answer: MessagePlace = { address: 0, bytes: 0, region: 0, memory: 0 };
+  readonly #into: MappedPlace = { address: 0, bytes: 0, memory: 0 };
   #cellAddress = 0;
   #cell = new BigUint64Array(1);
 
@@ -96,6 +98,7 @@ export class Incoming {
       this.#answer.address = block.answerAddress[place]!;
       this.#answer.bytes = block.answerBytes[place]!;
       this.#answer.region = region;
+      this.#answer.memory = tables.regionMemory[region]!;
       sender.sendData(ucxTagKinds.answer, sequence, this.#answer);
       tables.regionUses[region] = tables.regionUses[region]! - 1;
       block.inState[sequence & (WINDOW - 1)] = states.complete;
@@ -228,7 +231,10 @@ export class Incoming {
     const sequence = words[base + at.sequence]!;
     const place = sequence & (WINDOW - 1);
     const tag = ucxTag(ucxTagKinds.write, block.words[linkWord.number]!, sequence);
-    const request = worker.receive(to, bytes, tag, UCX_WHOLE_MASK);
+    this.#into.address = to;
+    this.#into.bytes = bytes;
+    this.#into.memory = region === NO_REGION ? block.ownMemory[0]! : tables.regionMemory[region]!;
+    const request = worker.receive(this.#into, tag);
     if (isErrorPointer(request)) return ucxRefusals.native;
     block.inRequest[place] = request;
     block.inRegion[place] = region;
@@ -319,7 +325,10 @@ export class Incoming {
     if (!hasData) return;
     // A receive without room makes UCX throw the message away.
     const tag = ucxTag(ucxTagKinds.write, link[linkWord.number]!, sequence);
-    const request = worker.receive(block.inRing.address, 0, tag, UCX_WHOLE_MASK);
+    this.#into.address = block.inRing.address;
+    this.#into.bytes = 0;
+    this.#into.memory = 0;
+    const request = worker.receive(this.#into, tag);
     if (isErrorPointer(request)) return;
     block.inRequest[place] = request;
     block.inState[place] = states.refusing;

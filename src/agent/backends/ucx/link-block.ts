@@ -28,6 +28,8 @@ export class LinkBlock {
   readonly lostWord: number;
   /** The endpoint; 0 once it was given up. */
   readonly endpoint: Float64Array;
+  /** UCX's handle of this block, whose rings hold notifications. */
+  readonly ownMemory: Float64Array;
 
   /** By send: the request, 0 once ended, and the region that is read, or -1. Control messages lie in `buffers`. */
   readonly sendRequest: Float64Array;
@@ -54,6 +56,8 @@ export class LinkBlock {
   readonly key: Int32Array;
   readonly cursorOffset: Float64Array;
   readonly local: Float64Array;
+  /** UCX's handle of the local memory. */
+  readonly memory: Float64Array;
   readonly remoteOffset: Float64Array;
   readonly size: Float64Array;
   readonly outRing: ReturnType<ArenaLayout['bytes']>;
@@ -90,6 +94,7 @@ export class LinkBlock {
     this.words = new Int32Array(head.bytes.buffer, head.bytes.byteOffset, head.bytes.length / 4);
     this.lostWord = head.address + linkWord.lost * 4;
     this.endpoint = arena.numbers(1);
+    this.ownMemory = arena.numbers(1);
     this.sendRequest = arena.numbers(SENDS);
     this.sendRegion = arena.integers(SENDS);
     this.kind = arena.integers(QUEUE);
@@ -111,6 +116,7 @@ export class LinkBlock {
     this.key = arena.integers(QUEUE);
     this.cursorOffset = arena.numbers(QUEUE);
     this.local = arena.numbers(QUEUE);
+    this.memory = arena.numbers(QUEUE);
     this.remoteOffset = arena.numbers(QUEUE);
     this.size = arena.numbers(QUEUE);
     this.inState = arena.integers(WINDOW);

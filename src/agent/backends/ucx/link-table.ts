@@ -103,9 +103,10 @@ export class LinkTable {
     const { number, process, peer, address } = options;
     const index = (number >>> LINK_NUMBER_BITS) - 1;
     const { tables } = this.#engine;
-    this.#memory[index] ??= new NativeBlock(LinkBlock.bytes);
-    tables.linkAddress[index] = this.#memory[index].address;
+    const memory = (this.#memory[index] ??= new NativeBlock(LinkBlock.bytes));
+    tables.linkAddress[index] = memory.address;
     const block = this.#engine.block(index);
+    block.ownMemory[0] ||= this.#context.map(memory.address, LinkBlock.bytes);
     const { words } = block;
     // Also those that came after it had ended.
     if (words[linkWord.number] !== 0) this.#engine.discard(words[linkWord.number]!);

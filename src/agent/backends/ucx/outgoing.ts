@@ -9,7 +9,7 @@ import { CHUNK_BYTES, headerWord as at, INLINE_BYTES } from './message-header.ts
 import { sendMark } from './memory-use.ts';
 import { NO_MESSAGE, type OutMessages } from './out-messages.ts';
 import type { Reads } from './reads.ts';
-import type { LinkTools, Sender } from './sender.ts';
+import type { LinkTools, MessagePlace, Sender } from './sender.ts';
 
 /** Of an operation. The last two are a channel's. */
 export const operationKinds = { write: 1, read: 2, notify: 3, put: 4, signal: 5 } as const;
@@ -26,13 +26,14 @@ export class Outgoing {
   readonly #options: OutgoingOptions;
   readonly #reads: Reads;
   readonly #messages: OutMessages;
-  readonly #data = { address: 0, bytes: 0, region: -1 };
+  readonly #data: MessagePlace = { address: 0, bytes: 0, region: -1, memory: 0 };
   /** The part that is sent next. */
   #local = 0;
   #remoteOffset = 0;
   #bytes = 0;
   #region = 0;
   #key = 0;
+  #memory = 0;
 
   constructor(options: OutgoingOptions) {
     this.#options = options;
@@ -213,6 +214,7 @@ export class Outgoing {
       this.#bytes = block.size[entry]!;
       this.#region = block.region[entry]!;
       this.#key = block.key[entry]!;
+      this.#memory = block.memory[entry]!;
       return;
     }
     const parts = partsOf(block.slot[entry]!);
@@ -222,6 +224,7 @@ export class Outgoing {
     this.#bytes = parts[first + partField.bytes]!;
     this.#region = parts[first + partField.region]!;
     this.#key = parts[first + partField.key]!;
+    this.#memory = parts[first + partField.memory]!;
   }
 
   /** False if there is no room. */
@@ -289,7 +292,8 @@ export class Outgoing {
   /** Asks for data: the receive is there before the question. */
   #ask(entry: number, done: number, bytes: number): void {
     const sequence = this.#begin(entry, ucxMessageKinds.read, this.#remoteOffset + done, bytes);
-    if (this.#reads.receive(entry, sequence, this.#local + done, bytes)) this.#options.sender.sendControl(0);
+    const place = this.#place(this.#local + done, bytes);
+    if (this.#reads.receive(entry, sequence, place)) this.#options.sender.sendControl(0);
   }
 
   #sendMessage(entry: number): void {
@@ -305,13 +309,20 @@ export class Outgoing {
     }
     this.#messages.count(entry, sender.base);
     sender.sendControl(0);
+    this.#memory = block.ownMemory[0]!;
     this.#sendData(sequence, block.outRing.address + block.messagePlace[entry]!, message);
   }
 
   #sendData(sequence: number, address: number, bytes: number): void {
+    this.#options.sender.sendData(ucxTagKinds.write, sequence, this.#place(address, bytes));
+  }
+
+  /** Of the part that was loaded. */
+  #place(address: number, bytes: number): MessagePlace {
     this.#data.address = address;
     this.#data.bytes = bytes;
-    this.#options.sender.sendData(ucxTagKinds.write, sequence, this.#data);
+    this.#data.memory = this.#memory;
+    return this.#data;
   }
 
   #noteSends(entry: number): void {

@@ -1,10 +1,11 @@
 // Reads of one link whose data have not all come: receives that were posted before the question was sent. Hot path: no allocation.
 import { linkWord } from '../../../abi/ucx-words.ts';
-import { UCX_WHOLE_MASK, ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
+import { ucxTag, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { isErrorPointer } from '../../../native/ucx-status.ts';
 import { WINDOW } from './link-block.ts';
 import type { LinkTools, Sender } from './sender.ts';
+import type { MappedPlace } from './ucx-worker.ts';
 
 export class Reads {
   readonly #tools: LinkTools;
@@ -21,19 +22,19 @@ export class Reads {
   }
 
   /** For the answer to the question with that sequence, which belongs to an entry of the queue. False if UCX is broken. */
-  receive(entry: number, sequence: number, address: number, bytes: number): boolean {
+  receive(entry: number, sequence: number, place: MappedPlace): boolean {
     const { block, worker } = this.#tools;
     const { words } = block;
     const tag = ucxTag(ucxTagKinds.answer, words[linkWord.number]!, sequence);
-    const request = worker.receive(address, bytes, tag, UCX_WHOLE_MASK);
+    const request = worker.receive(place, tag);
     if (isErrorPointer(request)) {
       this.#sender.break(request);
       return false;
     }
-    const place = words[linkWord.readsTail]! & (WINDOW - 1);
-    block.readRequest[place] = request;
-    block.readEntry[place] = entry;
-    block.readSequence[place] = sequence;
+    const at = words[linkWord.readsTail]! & (WINDOW - 1);
+    block.readRequest[at] = request;
+    block.readEntry[at] = entry;
+    block.readSequence[at] = sequence;
     block.unanswered[entry] = block.unanswered[entry]! + 1;
     words[linkWord.readsTail] = words[linkWord.readsTail]! + 1;
     return true;

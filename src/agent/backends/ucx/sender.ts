@@ -8,7 +8,12 @@ import { failures } from './failure.ts';
 import { type LinkBlock, OUT_RING_BYTES, SENDS, WINDOW } from './link-block.ts';
 import { CONTROL_WORDS, HEADER_BYTES, headerWord as at } from './message-header.ts';
 import type { UcxTables } from './ucx-tables.ts';
-import type { UcxWorker } from './ucx-worker.ts';
+import type { MappedPlace, UcxWorker } from './ucx-worker.ts';
+
+/** `region`: the number of a region of this side that must stay until then, or -1. */
+export interface MessagePlace extends MappedPlace {
+  region: number;
+}
 
 /** What the halves of a link work with. */
 export interface LinkTools {
@@ -20,12 +25,15 @@ export interface LinkTools {
 /** Room for acknowledgements and refusals, and for the data of a control message. */
 const KEPT = 16;
 const NO_REGION = -1;
+/** UCX sends these at once, and faster without a handle of their memory. */
+const SHORT_BYTES = 1024;
 /** The far side is told at once when this much has arrived, because it may be waiting for just that. */
 const UNACKNOWLEDGED_BYTES = 256 * 1024;
 const UNACKNOWLEDGED_MESSAGES = WINDOW / 8;
 
 export class Sender {
   readonly #tools: LinkTools;
+  readonly #control: MappedPlace = { address: 0, bytes: 0, memory: 0 };
   /** The first word of the header that was begun last, in `buffers`. */
   base = 0;
 
@@ -78,15 +86,26 @@ export class Sender {
 
   /** Sends what was begun, with so many bytes behind the header. */
   sendControl(inlineBytes: number): void {
-    const { words, buffers } = this.#tools.block;
-    const tag = ucxTag(ucxTagKinds.control, words[linkWord.remoteNumber]!, 0);
-    this.#send(buffers.address + this.base * 4, HEADER_BYTES + inlineBytes, tag, NO_REGION);
+    const { block, worker } = this.#tools;
+    const tag = ucxTag(ucxTagKinds.control, block.words[linkWord.remoteNumber]!, 0);
+    const address = block.buffers.address + this.base * 4;
+    const bytes = HEADER_BYTES + inlineBytes;
+    const to = block.endpoint[0]!;
+    if (bytes <= SHORT_BYTES) {
+      this.#note(worker.send(to, address, bytes, tag), NO_REGION);
+      return;
+    }
+    this.#control.address = address;
+    this.#control.bytes = bytes;
+    this.#control.memory = block.ownMemory[0]!;
+    this.#note(worker.sendFrom(this.#control, to, tag), NO_REGION);
   }
 
-  /** Sends memory as a message of its own; `region` is that of this side that must stay until then, or -1. */
-  sendData(tagKind: number, sequence: number, place: { address: number; bytes: number; region: number }): void {
-    const remote = this.#tools.block.words[linkWord.remoteNumber]!;
-    this.#send(place.address, place.bytes, ucxTag(tagKind, remote, sequence), place.region);
+  /** Sends memory as a message of its own. */
+  sendData(tagKind: number, sequence: number, place: MessagePlace): void {
+    const { block, worker } = this.#tools;
+    const tag = ucxTag(tagKind, block.words[linkWord.remoteNumber]!, sequence);
+    this.#note(worker.sendFrom(place, block.endpoint[0]!, tag), place.region);
   }
 
   /** False if nothing has ended. */
@@ -138,10 +157,10 @@ export class Sender {
     block.words[linkWord.sendsPopped] = block.words[linkWord.sendsPopped]! + 1;
   }
 
-  #send(address: number, bytes: number, tag: number, region: number): void {
-    const { block, worker, tables } = this.#tools;
+  /** What UCX has returned for a send. */
+  #note(request: number, region: number): void {
+    const { block, tables } = this.#tools;
     const { words } = block;
-    const request = worker.send(block.endpoint[0]!, address, bytes, tag);
     if (isErrorPointer(request)) {
       this.break(request);
       return;

@@ -109,7 +109,8 @@ export class UcxBackend implements Backend<'ucx'> {
     const { address, bytes } = memory;
     const key = randomBytes(4).readUInt32LE();
     const number = this.#drivers.register({ address, bytes, key, view: memory.view });
-    return new UcxRegion(address, { number, key }, () => this.#release(number));
+    const endRemoteUse = (): Promise<void> => this.#release(number);
+    return new UcxRegion(address, { number, key }, { endRemoteUse, forget: () => this.#drivers.forget(number) });
   }
 
   #release(region: number): Promise<void> {

@@ -45,6 +45,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
     const entry = this.#begin(operationKinds.put, remote as UcxRemoteRegion, remoteOffset);
     if (entry < 0) return false;
     block.local[entry] = from;
+    block.memory[entry] = this.#link.driver.tables.regionMemory[region.number]!;
     block.size[entry] = bytes;
     this.#commit();
     return true;

@@ -1,5 +1,11 @@
 // The UCX context and worker of one backend: made, connected and destroyed by the agent's thread.
-import { UCP_ERR_HANDLING_MODE_PEER, ucpEndpointParams, ucpMasks, ucpParams } from '../../../abi/ucx-structs.ts';
+import {
+  UCP_ERR_HANDLING_MODE_PEER,
+  ucpEndpointParams,
+  ucpMasks,
+  ucpMemoryParams,
+  ucpParams,
+} from '../../../abi/ucx-structs.ts';
 import { ucpRequestParam, ucpWorkerParams, UCS_THREAD_MODE_SERIALIZED, ucsStatus } from '../../../abi/ucx-structs.ts';
 import { Block, type Layout } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
@@ -38,6 +44,8 @@ export class UcxContext implements Disposable {
   readonly #transports: UcxTransports;
   /** UCX copies what it needs of them during the call, but an address may be read until the endpoint is connected. */
   readonly #addresses = new Map<number, NativeBlock>();
+  /** What `map` has returned. */
+  readonly #mapped = new Set<number>();
   #isAbandoned = false;
   #isDisposed = false;
 
@@ -84,6 +92,33 @@ export class UcxContext implements Disposable {
     return isErrorPointer(request) ? 0 : request;
   }
 
+  /**
+   * UCX's handle of memory, for sends and receives; 0 of no memory. Without one, UCX registers the memory of each large
+   * message anew (there is no cache, see native/ucx.ts), and versions 1.14 to 1.20 crash when such a message is broken off
+   * (openucx/ucx issue 11467). Fails with WL_NATIVE.
+   */
+  map(address: number, bytes: number): number {
+    if (bytes === 0) return 0;
+    const { block, address: params } = struct(ucpMemoryParams);
+    block.set('fieldMask', ucpMasks.memory.address + ucpMasks.memory.bytes);
+    block.set('address', address);
+    block.set('bytes', bytes);
+    const status = this.#ucx.calls.ucp_mem_map(this.#context, params, this.#out.address);
+    this.#check(
+      'ucp_mem_map',
+      status,
+      `registering ${bytes} bytes: over RDMA, the limit of locked memory (ulimit -l) must admit them`,
+    );
+    const memory = this.#outNumber(0);
+    this.#mapped.add(memory);
+    return memory;
+  }
+
+  /** When no request names it any more. */
+  unmap(memory: number): void {
+    if (!this.#isDisposed && this.#mapped.delete(memory)) this.#ucx.calls.ucp_mem_unmap(this.#context, memory);
+  }
+
   /** Something is under way that never ends. UCX aborts the process when such a worker is destroyed, so it will stay. */
   abandon(): void {
     this.#isAbandoned = true;
@@ -94,6 +129,7 @@ export class UcxContext implements Disposable {
     this.#isDisposed = true;
     if (this.#isAbandoned) return;
     this.#ucx.calls.ucp_worker_destroy(this.handle);
+    for (const memory of this.#mapped) this.#ucx.calls.ucp_mem_unmap(this.#context, memory);
     this.#ucx.calls.ucp_cleanup(this.#context);
   }
 

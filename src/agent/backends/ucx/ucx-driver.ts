@@ -12,6 +12,7 @@ import { ArenaLayout } from './arena-layout.ts';
 import { LinkTable } from './link-table.ts';
 import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
 import { UcxContext } from './ucx-context.ts';
+import type { OpenRegion } from './ucx-region.ts';
 import { UcxEngine } from './ucx-engine.ts';
 import { CHANNELS, SLOTS, UcxTables } from './ucx-tables.ts';
 import type { UcxThreadOptions } from './ucx-thread.ts';
@@ -107,6 +108,33 @@ export class UcxDriver {
   leave(): void {
     this.#lock.release();
     this.#wakeThread();
+  }
+
+  /** Peers may use the region from now on. Fails with WL_NATIVE if UCX refuses the memory. */
+  openRegion(number: number, { address, bytes, key }: Omit<OpenRegion, 'view'>): void {
+    const { tables } = this;
+    this.enter();
+    try {
+      tables.regionMemory[number] = this.context.map(address, bytes);
+      tables.regionAddress[number] = address;
+      tables.regionBytes[number] = bytes;
+      tables.regionKey[number] = key;
+      tables.regionUses[number] = 0;
+      tables.regionIsOpen[number] = 1;
+    } finally {
+      this.leave();
+    }
+  }
+
+  /** Nothing uses it any more. */
+  closeRegion(number: number): void {
+    const { tables } = this;
+    // Closing the worker gives up its memory, too.
+    if (this.failure !== undefined || tables.regionMemory[number] === 0) return;
+    this.enter();
+    this.context.unmap(tables.regionMemory[number]!);
+    tables.regionMemory[number] = 0;
+    this.leave();
   }
 
   /** Hot path. Works for the worker. True if there is something to look at. */

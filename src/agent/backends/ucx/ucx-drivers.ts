@@ -1,15 +1,8 @@
 // The UCX workers of one backend and the memory that peers reach through them: one worker for all links, or one for each.
 import { WeftlineError } from '../../../core/errors.ts';
 import type { UcxDriver } from './ucx-driver.ts';
-import { REGIONS, type UcxTables } from './ucx-tables.ts';
-
-export interface OpenRegion {
-  readonly address: number;
-  readonly bytes: number;
-  readonly key: number;
-  /** So that the memory lives as long. */
-  readonly view: Uint8Array | undefined;
-}
+import type { OpenRegion } from './ucx-region.ts';
+import { REGIONS } from './ucx-tables.ts';
 
 /**
  * Over shared memory each link has a worker of its own. UCX 1.13 has one queue per worker into which all its peers write:
@@ -43,7 +36,10 @@ export class UcxDrivers {
 
   /** The link has ended, or was not made. */
   giveBack(driver: UcxDriver): void {
-    if (this.#isShared) return;
+    if (!this.#isShared) this.#drop(driver);
+  }
+
+  #drop(driver: UcxDriver): void {
     const at = this.#drivers.indexOf(driver);
     if (at < 0) return;
     this.#drivers.splice(at, 1);
@@ -52,14 +48,15 @@ export class UcxDrivers {
     void closed.then(() => this.#closing.delete(closed));
   }
 
-  /** Returns the number of the region. Fails with WL_CAPACITY. */
+  /** Returns the number of the region. Fails with WL_CAPACITY, with WL_NATIVE if UCX refuses the memory. */
   register(region: OpenRegion): number {
     const number = this.#freeRegions.pop() ?? this.#madeRegions++;
     if (number >= REGIONS) throw new WeftlineError('WL_CAPACITY', 'Too many registered regions: deregister some first');
-    for (const driver of this.#drivers) {
-      driver.enter();
-      openRegion(driver.tables, number, region);
-      driver.leave();
+    try {
+      for (const driver of this.#drivers) driver.openRegion(number, region);
+    } catch (error) {
+      this.#free(number);
+      throw error;
     }
     this.#regions.set(number, region);
     return number;
@@ -82,7 +79,16 @@ export class UcxDrivers {
       throw new WeftlineError('WL_TIMEOUT', `UCX did not give up region ${number} within ${2 * driver.patienceMs} ms`);
     });
     await Promise.all([...ends, ...this.#closing]);
-    if (this.#releasing.delete(number)) this.#freeRegions.push(number);
+  }
+
+  /** After `release`, when this side does not use the region either. */
+  forget(number: number): void {
+    if (this.#releasing.delete(number)) this.#free(number);
+  }
+
+  #free(number: number): void {
+    for (const driver of this.#drivers) driver.closeRegion(number);
+    this.#freeRegions.push(number);
   }
 
   /** Hot path. True if there is something to look at. */
@@ -113,16 +119,13 @@ export class UcxDrivers {
 
   #open(): UcxDriver {
     const driver = this.#create();
-    for (const [number, region] of this.#regions) openRegion(driver.tables, number, region);
     this.#drivers.push(driver);
+    try {
+      for (const [number, region] of this.#regions) driver.openRegion(number, region);
+    } catch (error) {
+      this.#drop(driver);
+      throw error;
+    }
     return driver;
   }
-}
-
-function openRegion(tables: UcxTables, number: number, { address, bytes, key }: OpenRegion): void {
-  tables.regionAddress[number] = address;
-  tables.regionBytes[number] = bytes;
-  tables.regionKey[number] = key;
-  tables.regionUses[number] = 0;
-  tables.regionIsOpen[number] = 1;
 }

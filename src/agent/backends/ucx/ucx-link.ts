@@ -100,7 +100,7 @@ export class UcxLink implements BackendLink, LinkOperations {
     if (slot === undefined) throw new WeftlineError('WL_CAPACITY', 'Too many prepared transfers: release some first');
     const { driver } = this;
     try {
-      const records = recordsOf(plan);
+      const records = recordsOf(plan, driver.tables.regionMemory);
       driver.enter();
       try {
         return new UcxTransfer(this, slot, {
@@ -282,7 +282,7 @@ export class UcxLink implements BackendLink, LinkOperations {
 }
 
 /** The numbers of each part's record, in memory that the UCX thread sees. */
-function recordsOf({ locals, remotes, parts }: UcxPlan): NativeBlock {
+function recordsOf({ locals, remotes, parts }: UcxPlan, regionMemory: Float64Array): NativeBlock {
   const block = new NativeBlock(parts.count * PART_FIELDS * 8);
   const numbers = new Float64Array(block.bytes.buffer, block.bytes.byteOffset, parts.count * PART_FIELDS);
   for (let index = 0; index < parts.count; index++) {
@@ -297,6 +297,7 @@ function recordsOf({ locals, remotes, parts }: UcxPlan): NativeBlock {
     numbers[first + partField.bytes] = parts.bytes[index]!;
     numbers[first + partField.region] = remote.number;
     numbers[first + partField.key] = remote.key;
+    numbers[first + partField.memory] = regionMemory[local.number]!;
   }
   return block;
 }

@@ -2,24 +2,43 @@
 import type { BackendRegion, BackendRemoteRegion } from '../../backend.ts';
 import { encodeUcxRegion, type UcxRegionName } from './ucx-info.ts';
 
+/** Memory that peers may use. */
+export interface OpenRegion {
+  readonly address: number;
+  readonly bytes: number;
+  readonly key: number;
+  /** So that the memory lives as long. */
+  readonly view: Uint8Array | undefined;
+}
+
 /** What of this side uses a region. */
 export interface RegionUser {
   /** Ends what is under way; resolves when UCX does not use the memory any more. */
   endUse(): Promise<void>;
 }
 
+export interface RegionTools {
+  /** Resolves when nothing of peers uses the region any more. */
+  readonly endRemoteUse: () => Promise<void>;
+  /** Nothing at all does. */
+  readonly forget: () => void;
+}
+
 export class UcxRegion implements BackendRegion {
   readonly info: Uint8Array;
   /** Native, of the first byte. */
   readonly address: number;
+  /** Of this side, as UcxTables has it. */
+  readonly number: number;
   readonly users = new Set<RegionUser>();
-  readonly #onRelease: () => Promise<void>;
+  readonly #tools: RegionTools;
   #releasing: Promise<void> | undefined;
 
-  constructor(address: number, name: UcxRegionName, onRelease: () => Promise<void>) {
+  constructor(address: number, name: UcxRegionName, tools: RegionTools) {
     this.address = address;
+    this.number = name.number;
     this.info = encodeUcxRegion(name);
-    this.#onRelease = onRelease;
+    this.#tools = tools;
   }
 
   release(): Promise<void> {
@@ -31,7 +50,8 @@ export class UcxRegion implements BackendRegion {
   }
 
   async #release(): Promise<void> {
-    await Promise.all([this.#onRelease(), ...[...this.users].map((user) => user.endUse())]);
+    await Promise.all([this.#tools.endRemoteUse(), ...[...this.users].map((user) => user.endUse())]);
+    this.#tools.forget();
   }
 }
 

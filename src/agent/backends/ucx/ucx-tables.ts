@@ -32,6 +32,8 @@ export class UcxTables {
   readonly regionKey: Int32Array;
   readonly regionAddress: Float64Array;
   readonly regionBytes: Float64Array;
+  /** UCX's handle, 0 if there is none: see UcxContext.map. */
+  readonly regionMemory: Float64Array;
 
   /** By transfer. `state` is also read without the lock. */
   readonly state: Int32Array;
@@ -61,6 +63,7 @@ export class UcxTables {
     this.regionKey = arena.integers(REGIONS);
     this.regionAddress = arena.numbers(REGIONS);
     this.regionBytes = arena.numbers(REGIONS);
+    this.regionMemory = arena.numbers(REGIONS);
     this.state = arena.integers(SLOTS);
     this.failure = arena.integers(SLOTS);
     this.failureDetail = arena.integers(SLOTS);

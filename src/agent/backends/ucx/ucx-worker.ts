@@ -1,13 +1,24 @@
 // A UCX worker as any thread of the process uses it, one at a time: messages by tag, progress. Hot path: no allocation.
 import { ucpMasks, ucpRequestParam, ucpTagInfo, ucsStatus } from '../../../abi/ucx-structs.ts';
 import { Block } from '../../../abi/layout.ts';
+import { UCX_WHOLE_MASK } from '../../../abi/ucx-message.ts';
+import { putWide } from '../../../abi/wide-words.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { openUcx, type Ucx } from '../../../native/ucx.ts';
+
+/** Memory of a message. `memory`: what `UcxContext.map` has returned for it, or 0. */
+export interface MappedPlace {
+  address: number;
+  bytes: number;
+  memory: number;
+}
 
 export class UcxWorker {
   readonly #handle: number;
   readonly #calls: Ucx['calls'];
   readonly #plain: NativeBlock = requestParam(0);
+  readonly #mapped: NativeBlock = requestParam(ucpMasks.request.memory);
+  readonly #memoryWord: number = ucpRequestParam.offset.memory / 4;
   readonly #requested: NativeBlock = requestParam(ucpMasks.request.noImmediate);
   readonly #info = new NativeBlock(ucpTagInfo.size);
   readonly #bytesWord: number = ucpTagInfo.offset.bytes / 4;
@@ -32,9 +43,14 @@ export class UcxWorker {
     return this.#calls.ucp_tag_send_nbx(endpoint, address, bytes, tag, this.#plain.address);
   }
 
-  /** Receives the one message with this tag. Returns 0 if it is here, a request, or a negative status. */
-  receive(address: number, bytes: number, tag: number, mask: number): number {
-    return this.#calls.ucp_tag_recv_nbx(this.#handle, address, bytes, tag, mask, this.#plain.address);
+  /** The same from mapped memory. */
+  sendFrom({ address, bytes, memory }: MappedPlace, endpoint: number, tag: number): number {
+    return this.#calls.ucp_tag_send_nbx(endpoint, address, bytes, tag, this.#paramsOf(memory));
+  }
+
+  /** Receives the one message with this tag, into mapped memory. Returns 0 if it is here, a request, or a negative status. */
+  receive({ address, bytes, memory }: MappedPlace, tag: number): number {
+    return this.#calls.ucp_tag_recv_nbx(this.#handle, address, bytes, tag, UCX_WHOLE_MASK, this.#paramsOf(memory));
   }
 
   /** The same for a message of unknown length, always with a request, for `test`. */
@@ -59,6 +75,12 @@ export class UcxWorker {
     const status = this.#calls.ucp_request_check_status(request);
     if (status !== ucsStatus.inProgress) this.#calls.ucp_request_free(request);
     return status;
+  }
+
+  #paramsOf(memory: number): number {
+    if (memory === 0) return this.#plain.address;
+    putWide(this.#mapped.words, this.#memoryWord, memory);
+    return this.#mapped.address;
   }
 
   /** A receive that no message has met ends with UCS_ERR_CANCELED. */
