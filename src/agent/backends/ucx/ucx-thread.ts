@@ -36,6 +36,12 @@ const WATCH_MS = 2;
 const MIN_SPIN_MICROSECONDS = 300;
 /** Nothing is missed by a longer sleep, but a thread that sleeps cannot be ended from outside. */
 const LONGEST_SLEEP_MICROSECONDS = 100_000;
+/**
+ * UCX 1.18 does not let its worker be armed while a message over shared memory waits for a peer that takes nothing. Nobody
+ * rings then, so sleeps are short.
+ */
+const MAX_REFUSALS = 64;
+const REFUSED_SLEEP_MICROSECONDS = 500;
 
 class UcxThread {
   readonly #words: Int32Array;
@@ -52,6 +58,8 @@ class UcxThread {
   #seenNews = 0;
   #lastWork = 0;
   #lastCheck = 0;
+  /** How often in a row UCX has not let the thread sleep though there was nothing to do. */
+  #refusals = 0;
 
   constructor(options: UcxThreadOptions) {
     this.#spinUs = Math.max(MIN_SPIN_MICROSECONDS, options.spinUs);
@@ -72,11 +80,13 @@ class UcxThread {
       if (!this.#isMine()) continue;
       const isBusy = this.#turn();
       this.#tellNews();
+      const now = performance.now();
+      // Neither traffic of other peers nor a worker that does not let the thread sleep may hide the end of a peer.
+      if (now - this.#lastCheck > PROCESS_CHECK_MS) this.#checkProcesses();
       if (isBusy) {
-        this.#lastWork = performance.now();
-        // Traffic of other peers must not hide the end of one.
-        if (this.#lastWork - this.#lastCheck > PROCESS_CHECK_MS) this.#checkProcesses();
-      } else if ((performance.now() - this.#lastWork) * 1000 < this.#spinUs) yieldProcessor();
+        this.#lastWork = now;
+        this.#refusals = 0;
+      } else if ((now - this.#lastWork) * 1000 < this.#spinUs) yieldProcessor();
       else this.#sleep();
     }
     this.#readiness[Symbol.dispose]();
@@ -119,7 +129,11 @@ class UcxThread {
   }
 
   #sleep(): void {
-    if (!this.#arm()) return;
+    if (!this.#arm()) {
+      if (++this.#refusals > MAX_REFUSALS) this.#readiness.sleep(REFUSED_SLEEP_MICROSECONDS);
+      return;
+    }
+    this.#refusals = 0;
     this.#readiness.sleep(LONGEST_SLEEP_MICROSECONDS);
     Atomics.store(this.#words, at.thread, threadStates.running);
     this.#doorbell.silence();
