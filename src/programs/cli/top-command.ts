@@ -88,6 +88,16 @@ function headOf(jobId: string, size: number): string {
   return `${new Date().toISOString().slice(11, 19)} job ${jobId}: ${size} ranks`;
 }
 
+/** The terminal is given back as it was. */
+const endSignals = ['SIGTERM', 'SIGHUP'] as const;
+
+function whenAborted<T>(signal: AbortSignal, value: T): Promise<T> {
+  return new Promise((resolve) => {
+    if (signal.aborted) resolve(value);
+    else signal.addEventListener('abort', () => resolve(value), { once: true });
+  });
+}
+
 async function interact(watch: TopWatch, first: TopJob[], { interval, sort: given }: TopFlags): Promise<void> {
   let jobs = first;
   if (jobs.length === 0) {
@@ -118,13 +128,18 @@ async function interact(watch: TopWatch, first: TopJob[], { interval, sort: give
     draw();
   };
   const screen = new TopScreen(process.stdin, process.stdout, act);
+  const end = (): void => state.isOver.abort();
+  for (const signal of endSignals) process.once(signal, end);
   try {
     while (!state.isOver.signal.aborted && jobs.length > 0) {
       draw();
       await sleep(interval, undefined, { signal: state.isOver.signal }).catch(() => {});
-      if (!state.isOver.signal.aborted) jobs = await watch.look();
+      // Whoever leaves does not wait for a look that is under way.
+      if (!state.isOver.signal.aborted)
+        jobs = await Promise.race([watch.look(), whenAborted(state.isOver.signal, jobs)]);
     }
   } finally {
+    for (const signal of endSignals) process.off(signal, end);
     screen[Symbol.dispose]();
   }
 }

@@ -2,7 +2,7 @@
 import { type Command, Option } from 'commander';
 import { conclude } from '../../world/watching/conclusion.ts';
 import { OVERDUE_MS } from '../../world/watching/explain-signal.ts';
-import { chooseJobs, findJobs } from '../../world/watching/find-jobs.ts';
+import { chooseAnyJobs } from '../../world/watching/find-jobs.ts';
 import { describeJob } from '../../world/watching/job-text.ts';
 import { JobWatcher } from '../../world/watching/job-view.ts';
 import { integerArgument } from './argument-values.ts';
@@ -37,7 +37,7 @@ Examples:
   kill -USR2 4711              the same text on the stderr of the launcher, or of one rank`,
     );
   command.action(async (wanted: string | undefined, { wait, json, overdue }: WhyFlags) => {
-    const jobs = await orUsage(command, () => chooseJobs(findJobs(), wanted));
+    const jobs = await orUsage(command, () => chooseAnyJobs(wanted, wait));
     const found = await Promise.all(
       jobs.map(async (job) => {
         const watcher = new JobWatcher(job);

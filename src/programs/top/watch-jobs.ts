@@ -1,5 +1,5 @@
 // Looks at jobs again and again for `weftline top`: finds those that begin, forgets those that end, keeps the look before.
-import { chooseJobs, findJobs } from '../../world/watching/find-jobs.ts';
+import { chooseAnyJobs, findJobs } from '../../world/watching/find-jobs.ts';
 import { type JobView, JobWatcher, type WatchedJob } from '../../world/watching/job-view.ts';
 import { type TopRow, topRows } from './top-rows.ts';
 
@@ -9,7 +9,6 @@ export interface TopJob {
 }
 
 interface Watched {
-  readonly job: WatchedJob;
   readonly watcher: JobWatcher;
   last: { readonly view: JobView; readonly at: number } | undefined;
 }
@@ -25,10 +24,10 @@ export class TopWatch {
     this.#patienceMs = patienceMs;
   }
 
-  /** Fails as chooseJobs() does the first time; later a job that has ended is no longer there. */
+  /** Fails as chooseAnyJobs() does the first time; later a job that has ended is no longer there. */
   async look(): Promise<TopJob[]> {
     const isFirst = this.#watched.size === 0;
-    const jobs = isFirst ? chooseJobs(findJobs(), this.#wanted) : findJobs();
+    const jobs = isFirst ? await chooseAnyJobs(this.#wanted, this.#patienceMs) : findJobs();
     const present = new Set(jobs.map(keyOf));
     for (const job of jobs) this.#add(job, isFirst);
     for (const [key, { watcher }] of this.#watched) {
@@ -45,8 +44,10 @@ export class TopWatch {
 
   #add(job: WatchedJob, isFirst: boolean): void {
     const key = keyOf(job);
-    if (this.#watched.has(key) || !(isFirst || this.#wanted === undefined)) return;
-    this.#watched.set(key, { job, watcher: new JobWatcher(job), last: undefined });
+    const known = this.#watched.get(key);
+    if (known !== undefined) known.watcher.update(job);
+    if (known !== undefined || !(isFirst || this.#wanted === undefined)) return;
+    this.#watched.set(key, { watcher: new JobWatcher(job), last: undefined });
   }
 
   async #lookAt(watched: Watched): Promise<TopJob> {

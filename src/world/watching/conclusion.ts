@@ -44,8 +44,8 @@ export function conclude(view: JobView, overdueMs: number): Conclusion {
 }
 
 /** The store, without which ranks cannot meet, is served by a launcher or by rank 0. */
-function storeTrouble({ storeError, launchers, size }: JobView): string[] | undefined {
-  if (storeError === undefined || size === 1) return undefined;
+function storeTrouble({ storeError, isStoreBusy, launchers, size }: JobView): string[] | undefined {
+  if (storeError === undefined || isStoreBusy || size === 1) return undefined;
   for (const { pid, process } of launchers) {
     if (process === undefined) return [`The launcher, process ${pid}, has ended; its ranks end too. ${storeError}`];
     if (isStopped(process)) {

@@ -5,8 +5,8 @@ import { basename } from 'node:path';
 import { WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
 import { type Environment, type RankEnvironment, readEnvironment } from '../environment.ts';
-import type { WatchedJob } from './job-view.ts';
-import { leadsGroup } from './process-facts.ts';
+import { JobWatcher, type WatchedJob } from './job-view.ts';
+import { leadsGroup, parentOf } from './process-facts.ts';
 
 interface FoundRank {
   readonly pid: number;
@@ -33,6 +33,30 @@ export function findJobs(): WatchedJob[] {
     pids: new Map([...pids].toSorted(([left], [right]) => left - right)),
     launchers: [...launchers],
   }));
+}
+
+/** As chooseJobs(); a job of which this host has only nodes that do not know its id is asked for it. */
+export async function chooseAnyJobs(wanted: string | undefined, patienceMs: number): Promise<readonly WatchedJob[]> {
+  const jobs = findJobs();
+  try {
+    return chooseJobs(jobs, wanted);
+  } catch (error) {
+    const asked = await Promise.all(
+      jobs.map(async (job) => ({ ...job, prefix: job.prefix === '' ? await jobIdOf(job, patienceMs) : job.prefix })),
+    );
+    if (asked.every(({ prefix }, at) => prefix === jobs[at]?.prefix)) throw error;
+    return chooseJobs(asked, wanted);
+  }
+}
+
+/** Empty if its store does not answer. */
+async function jobIdOf(job: WatchedJob, patienceMs: number): Promise<string> {
+  const watcher = new JobWatcher(job);
+  try {
+    return (await watcher.look(patienceMs)).jobId;
+  } finally {
+    watcher.close();
+  }
 }
 
 /**
@@ -80,8 +104,12 @@ function* ownRanks(): Generator<FoundRank> {
 }
 
 /** What a rank starts inherits its variables; such a process is no rank. Other launchers start other programs too. */
-function isRankProcess(pid: number, { source }: RankEnvironment): boolean {
-  if (source === 'weftline') return leadsGroup(pid);
+function isRankProcess(pid: number, { source, launcherPid }: RankEnvironment): boolean {
+  if (source === 'weftline') {
+    // A daemon that a rank has left behind may lead a group, too.
+    const isLaunched = launcherPid === undefined || ownerOf(launcherPid) === undefined || parentOf(pid) === launcherPid;
+    return isLaunched && leadsGroup(pid);
+  }
   try {
     return ['node', 'bun', 'deno'].includes(basename(readlinkSync(`/proc/${pid}/exe`)));
   } catch {

@@ -35,7 +35,7 @@ export interface RankView {
   readonly names: readonly string[];
   /** What the system shows; only of ranks of this host, and of hosts whose launcher answers. */
   readonly process: ProcessFacts | undefined;
-  /** Share of one processor that it used while it was asked; undefined if that is not known. */
+  /** Share of one processor that its main thread used while it was asked; undefined if that is not known. */
   readonly cpuShare: number | undefined;
   readonly rssBytes: number | undefined;
   readonly meters: Meters | undefined;
@@ -56,6 +56,8 @@ export interface JobView {
   readonly launchers: readonly LauncherView[];
   /** Why the store could not be asked. */
   readonly storeError: string | undefined;
+  /** It answers, but too many ask it already. */
+  readonly isStoreBusy: boolean;
 }
 
 /** A rank whose share of a processor is to be told is watched for so long at least. */
@@ -63,10 +65,15 @@ const MIN_SAMPLE_MS = 50;
 
 /** Asks one job again and again over one connection. */
 export class JobWatcher {
-  readonly #job: WatchedJob;
+  #job: WatchedJob;
   #observer: JobObserver | undefined;
 
   constructor(job: WatchedJob) {
+    this.#job = job;
+  }
+
+  /** The same job as it was found anew: ranks may have been started again. */
+  update(job: WatchedJob): void {
     this.#job = job;
   }
 
@@ -79,6 +86,7 @@ export class JobWatcher {
     const before = new Map([...this.#job.pids].map(([rank, pid]) => [rank, processFacts(pid)]));
     let answers: JobAnswers | undefined;
     let storeError: string | undefined;
+    let isStoreBusy = false;
     if (this.#job.size === 1) storeError = 'a job of one rank has no store to be asked';
     else {
       try {
@@ -87,13 +95,15 @@ export class JobWatcher {
         answers = await this.#observer.ask(left, (known) => this.#isEnough(known));
       } catch (error) {
         this.close();
-        storeError = asWeftlineError(error).message;
+        const { code, message } = asWeftlineError(error);
+        storeError = message;
+        isStoreBusy = code === 'WL_BUSY';
       }
     }
     const sampled = performance.now() - started;
     const anySilent = answers === undefined || answers.ranks.size < answers.members.size;
     if (anySilent && sampled < MIN_SAMPLE_MS) await sleep(MIN_SAMPLE_MS - sampled);
-    return viewOf(this.#job, { answers, before, elapsedMs: performance.now() - started, storeError });
+    return viewOf(this.#job, { answers, before, elapsedMs: performance.now() - started, storeError, isStoreBusy });
   }
 
   close(): void {
@@ -116,10 +126,11 @@ interface Seen {
   readonly before: ReadonlyMap<number, ProcessFacts | undefined>;
   readonly elapsedMs: number;
   readonly storeError: string | undefined;
+  readonly isStoreBusy: boolean;
 }
 
 function viewOf(job: WatchedJob, seen: Seen): JobView {
-  const { answers, storeError } = seen;
+  const { answers, storeError, isStoreBusy } = seen;
   const size = answers?.size ?? job.size;
   return {
     jobId: answers?.jobId ?? job.prefix,
@@ -127,6 +138,7 @@ function viewOf(job: WatchedJob, seen: Seen): JobView {
     ranks: Array.from({ length: size }, (_, rank) => rankView(rank, job, seen)),
     launchers: job.launchers.map((pid) => ({ pid, process: processFacts(pid) })),
     storeError,
+    isStoreBusy,
   };
 }
 
@@ -175,7 +187,7 @@ function cpuShareOf(
   elapsedMs: number,
 ): number | undefined {
   if (before === undefined || before.pid !== after?.pid) return undefined;
-  return Math.max(0, (after.cpuMs - before.cpuMs) / elapsedMs);
+  return Math.max(0, (after.mainCpuMs - before.mainCpuMs) / elapsedMs);
 }
 
 function stateOf(

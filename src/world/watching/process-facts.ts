@@ -6,7 +6,10 @@ export interface ProcessFacts {
   readonly pid: number;
   /** The letter of /proc/PID/stat: R runs, S sleeps, D waits for a device, T is stopped, Z has ended. */
   readonly state: string;
+  /** Of all its threads. */
   readonly cpuMs: number;
+  /** Of its main thread, which runs the program. */
+  readonly mainCpuMs: number;
   readonly rssBytes: number;
   /** Where in the kernel its main thread sleeps; empty if it does not, or if that is hidden. */
   readonly kernelWait: string;
@@ -20,12 +23,12 @@ const PAGE_BYTES = 4096;
 export function processFacts(pid: number): ProcessFacts | undefined {
   const stat = statOf(pid);
   if (stat === undefined) return undefined;
-  const ticks = Number(stat[STAT.userTicks]) + Number(stat[STAT.systemTicks]);
   const wait = readText(`/proc/${pid}/wchan`) ?? '';
   return {
     pid,
     state: stat[STAT.state] ?? '?',
-    cpuMs: (ticks * 1000) / TICKS_PER_SECOND,
+    cpuMs: cpuMsOf(stat),
+    mainCpuMs: cpuMsOf(statOf(`${pid}/task/${pid}`) ?? stat),
     rssBytes: Number(stat[STAT.rssPages]) * PAGE_BYTES,
     kernelWait: wait === '0' ? '' : wait,
   };
@@ -43,11 +46,12 @@ export function rankProcesses(
 
 /** Those of a node's launcher on another host. */
 export function readProcessFacts(value: unknown): ProcessFacts {
-  const { pid, state, cpuMs, rssBytes, kernelWait } = fields(value);
+  const { pid, state, cpuMs, mainCpuMs, rssBytes, kernelWait } = fields(value);
   return {
     pid: number(pid),
     state: text(state),
     cpuMs: number(cpuMs),
+    mainCpuMs: number(mainCpuMs),
     rssBytes: number(rssBytes),
     kernelWait: text(kernelWait),
   };
@@ -63,11 +67,21 @@ export function leadsGroup(pid: number): boolean {
   return Number(statOf(pid)?.[STAT.group]) === pid;
 }
 
-/** Positions behind the name, which may hold anything. */
-const STAT = { state: 0, group: 2, userTicks: 11, systemTicks: 12, rssPages: 21 } as const;
+export function parentOf(pid: number): number | undefined {
+  const parent = statOf(pid)?.[STAT.parent];
+  return parent === undefined ? undefined : Number(parent);
+}
 
-function statOf(pid: number): readonly string[] | undefined {
-  const line = readText(`/proc/${pid}/stat`);
+/** Positions behind the name, which may hold anything. */
+const STAT = { state: 0, parent: 1, group: 2, userTicks: 11, systemTicks: 12, rssPages: 21 } as const;
+
+function cpuMsOf(stat: readonly string[]): number {
+  return ((Number(stat[STAT.userTicks]) + Number(stat[STAT.systemTicks])) * 1000) / TICKS_PER_SECOND;
+}
+
+/** `of`: a process, or PID/task/THREAD. */
+function statOf(of: number | string): readonly string[] | undefined {
+  const line = readText(`/proc/${of}/stat`);
   return line?.slice(line.lastIndexOf(')') + 2).split(' ');
 }
 

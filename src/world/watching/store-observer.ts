@@ -1,5 +1,6 @@
 // Somebody who has proven that he belongs to the job and asks its members what they wait for: the store's end of his connection.
 import type { Socket } from 'node:net';
+import { WeftlineError } from '../../core/errors.ts';
 import { encodeFrame, type FrameReader, protocolError, strangerLimits } from '../../meeting/frames.ts';
 import { encodeRefusal } from '../../meeting/refusal.ts';
 import type { StoreConnection } from '../store-connection.ts';
@@ -8,6 +9,8 @@ import type { MemberKind } from '../store-hello.ts';
 
 /** How many may ask at the same time. */
 export const MAX_OBSERVERS = 16;
+/** Of one of them; `weftline top --interval 50` asks 20. */
+const MAX_QUESTIONS_PER_SECOND = 50;
 
 /** What the store itself knows, as JSON in the first frame of each answer. */
 export interface StoreFacts {
@@ -38,6 +41,8 @@ export class StoreObserver {
   readonly #socket: Socket;
   readonly #reader: FrameReader;
   readonly #options: StoreObserverOptions;
+  #since = 0;
+  #questions = 0;
 
   /** `reader` may hold bytes of the first question. */
   constructor(
@@ -55,6 +60,8 @@ export class StoreObserver {
 
   /** To be called once the store knows it: takes in what has arrived already. */
   start(): void {
+    // Nothing tells of an end that came before.
+    if (this.#socket.destroyed) return this.#options.onEnd(this);
     this.#receive(Buffer.alloc(0));
   }
 
@@ -67,11 +74,25 @@ export class StoreObserver {
       this.#reader.push(chunk);
       for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) {
         if (frame.header['ask'] !== true) throw protocolError('a frame of an observer that is no question');
+        this.#admit();
         this.#ask();
       }
     } catch (error) {
       this.#send({ refused: encodeRefusal(error) });
       this.#socket.destroySoon();
+    }
+  }
+
+  /** Each question costs every rank an answer. */
+  #admit(): void {
+    const now = performance.now();
+    if (now - this.#since > 1000) {
+      this.#since = now;
+      this.#questions = 0;
+    }
+    this.#questions += 1;
+    if (this.#questions > MAX_QUESTIONS_PER_SECOND) {
+      throw new WeftlineError('WL_BUSY', `More than ${MAX_QUESTIONS_PER_SECOND} questions in a second: ask less often`);
     }
   }
 

@@ -13,6 +13,7 @@ function job(ranks: readonly Partial<RankView>[], facts: Partial<JobView> = {}):
     size: ranks.length,
     launchers: [],
     storeError: undefined,
+    isStoreBusy: false,
     ranks: ranks.map((view, rank) => ({
       rank,
       state: 'answers',
@@ -37,7 +38,7 @@ const waitsFor = (...ranks: number[]): Pick<RankView, 'waits'> => ({
 });
 
 function silenceOf(state: string, cpuShare: number, kernelWait = ''): string {
-  const process = { pid: 101, state, cpuMs: 0, rssBytes: 0, kernelWait };
+  const process = { pid: 101, state, cpuMs: 0, mainCpuMs: 0, rssBytes: 0, kernelWait };
   return conclude(job([waitsFor(1), { state: 'silent', process, cpuShare }]), 0).sentences[0]!;
 }
 
@@ -76,7 +77,7 @@ test('ranks that wait for each other are told as a circle', () => {
 });
 
 test('a silent rank is trouble, also if nobody waits for it yet', () => {
-  const process = { pid: 101, state: 'T', cpuMs: 0, rssBytes: 0, kernelWait: '' };
+  const process = { pid: 101, state: 'T', cpuMs: 0, mainCpuMs: 0, rssBytes: 0, kernelWait: '' };
   const { roots, sentences, isTrouble } = conclude(job([{}, { state: 'silent', process }]), 1000);
   assert.deepEqual([roots, isTrouble], [[1], true]);
   assert.equal(
@@ -117,7 +118,7 @@ test('a kernel that does not say whom it waits for waits for those that have not
 });
 
 test('a store that does not answer is the launcher that is stopped or gone, or what the error says', () => {
-  const stopped = { pid: 7, state: 'T', cpuMs: 0, rssBytes: 0, kernelWait: '' };
+  const stopped = { pid: 7, state: 'T', cpuMs: 0, mainCpuMs: 0, rssBytes: 0, kernelWait: '' };
   assert.match(storeTrouble({ launchers: [{ pid: 7, process: stopped }] }), /^The launcher, process 7, is stopped/);
   assert.match(storeTrouble({ launchers: [{ pid: 7, process: undefined }] }), /^The launcher, process 7, has ended/);
   assert.equal(storeTrouble({}), 'The store of the job could not be asked: no answer');
@@ -125,6 +126,10 @@ test('a store that does not answer is the launcher that is stopped or gone, or w
 
 test('a job of one rank has no store, which is no trouble', () => {
   assert.equal(conclude(job([{ state: 'unknown' }], { storeError: 'no store' }), 0).isTrouble, false);
+  const busy = { storeError: '16 others ask this job already', isStoreBusy: true };
+  const { isTrouble, sentences } = conclude(job([{ state: 'unknown' }, { state: 'unknown' }], busy), 0);
+  assert.equal(isTrouble, false);
+  assert.match(sentences[0]!, /were not asked: 16 others/);
 });
 
 test('the table is aligned, and a rank with several waits has a line for each', () => {

@@ -21,7 +21,7 @@ function job(ranks: readonly Partial<RankView>[]): JobView {
     heardMs: 0,
     ...view,
   }));
-  return { jobId: 'job', size: views.length, ranks: views, launchers: [], storeError: undefined };
+  return { jobId: 'job', size: views.length, ranks: views, launchers: [], storeError: undefined, isStoreBusy: false };
 }
 
 const sent = (sentBytes: number): Partial<RankView> => ({ meters: { ...meters, sentBytes } });
