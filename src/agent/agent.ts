@@ -9,6 +9,7 @@ import { WakeWord } from '../threads/wake-word.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { readToken } from '../settings/token.ts';
+import { startTracing } from '../tracing/start-tracing.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import { addressOfAgent } from './agent-address.ts';
 import { keepCredentials } from './agent-credentials.ts';
@@ -84,6 +85,7 @@ export class Agent implements AsyncDisposable {
     checkAgentName(name, (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${quote(name)}: ${why}`));
     checkOptions(options, agentOptionNames, 'options of Agent.create');
     const settings = readSettings(options.settings);
+    startTracing(settings);
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
     const token = readToken(options.token);
     const credentials = credentialsOf(token);

@@ -1,5 +1,6 @@
 // Lets one collective call at a time use an object, because overlapping calls would use the same window.
 import { WeftlineError } from '../core/errors.ts';
+import { traceBegin, traceEnd } from '../core/trace.ts';
 import { type ObjectSource, type ObjectState, watchObject } from '../core/waits.ts';
 
 /** How many objects of a kind there have been, by kind and ranks: collective objects are made in one order on all ranks. */
@@ -11,6 +12,7 @@ export class CallGuard implements ObjectSource {
   readonly #number: number;
   readonly #unwatch: () => void;
   #calls = 0;
+  readonly #labels = new Map<string, string>();
   #last: string | undefined;
   #present: string | undefined;
   #closed = false;
@@ -27,7 +29,7 @@ export class CallGuard implements ObjectSource {
 
   objectState(): ObjectState {
     return {
-      object: this.#number === 1 ? this.#object : `${this.#object} ${this.#number}`,
+      object: this.#name,
       ranks: this.#ranks,
       calls: this.#calls,
       last: this.#last,
@@ -57,10 +59,25 @@ export class CallGuard implements ObjectSource {
     this.#present = name;
     this.#last = name;
     this.#calls += 1;
+    traceBegin('call', this.#calls, this.#label(name));
   }
 
   end(): void {
+    if (this.#present !== undefined) traceEnd('call', this.#calls);
     this.#present = undefined;
+  }
+
+  /** The same text each time, so that a call makes none. */
+  #label(name: string): string {
+    const known = this.#labels.get(name);
+    if (known !== undefined) return known;
+    const label = `${this.#name}.${name}`;
+    this.#labels.set(name, label);
+    return label;
+  }
+
+  get #name(): string {
+    return this.#number === 1 ? this.#object : `${this.#object} ${this.#number}`;
   }
 
   requireOpen(): void {

@@ -1,9 +1,11 @@
-// The places where time goes, by name. What measures them goes in here, and nowhere else: a benchmark sets a sink.
+// The places where time goes, by name. What measures them goes in here, and nowhere else: benchmarks and traces add sinks.
 //
 // Without one, a call is the look at a variable. The macros of kernels/cuda/include/weftline/trace.cuh are the same for
 // kernels; they do nothing yet.
 
 /**
+ * - call: a collective call of an object, from its begin to its end for this thread; subject is its number among the object's
+ *   calls, label the object and the call
  * - ep.dispatch.counts: from the choices of all ranks to the plan of who receives what; the ranks meet in it
  * - ep.dispatch.rows, ep.combine.rows: rows move, by this thread
  * - ep.dispatch.network, ep.combine.network: of a rank with peers on other hosts, of buffers and layers alike: from the
@@ -23,56 +25,74 @@
  * - transport.burst: making and sending packets of one connection
  * - device-api.serve: one round over a command queue
  */
-export type TracePoint =
-  | 'ep.dispatch.counts'
-  | 'ep.dispatch.rows'
-  | 'ep.combine.rows'
-  | 'ep.dispatch.network'
-  | 'ep.dispatch.queue'
-  | 'ep.dispatch.local'
-  | 'ep.dispatch.forward'
-  | 'ep.combine.network'
-  | 'ep.combine.host-sums'
-  | 'ep.combine.own-sums'
-  | 'ep.closing'
-  | 'ep.launch'
-  | 'layer.dispatch.counts'
-  | 'layer.dispatch.places'
-  | 'layer.dispatch.rows'
-  | 'layer.dispatch.duplicates'
-  | 'layer.combine.duplicates'
-  | 'layer.combine.rows'
-  | 'layer.closing'
-  | 'layer.launch'
-  | 'agent.post'
-  | 'agent.transfer'
-  | 'staging.transfer'
-  | 'staging.copy-out'
-  | 'staging.carry'
-  | 'staging.land'
-  | 'staging.copy-in'
-  | 'transport.burst'
-  | 'device-api.serve';
+export const tracePoints = [
+  'call',
+  'ep.dispatch.counts',
+  'ep.dispatch.rows',
+  'ep.combine.rows',
+  'ep.dispatch.network',
+  'ep.dispatch.queue',
+  'ep.dispatch.local',
+  'ep.dispatch.forward',
+  'ep.combine.network',
+  'ep.combine.host-sums',
+  'ep.combine.own-sums',
+  'ep.closing',
+  'ep.launch',
+  'layer.dispatch.counts',
+  'layer.dispatch.places',
+  'layer.dispatch.rows',
+  'layer.dispatch.duplicates',
+  'layer.combine.duplicates',
+  'layer.combine.rows',
+  'layer.closing',
+  'layer.launch',
+  'agent.post',
+  'agent.transfer',
+  'staging.transfer',
+  'staging.copy-out',
+  'staging.carry',
+  'staging.land',
+  'staging.copy-in',
+  'transport.burst',
+  'device-api.serve',
+] as const;
 
-/** What is told of the points of this thread. */
+export type TracePoint = (typeof tracePoints)[number];
+
+/** What is told of the points of this thread. Must not fail. */
 export interface TraceSink {
-  begin(point: TracePoint, subject: number): void;
+  begin(point: TracePoint, subject: number, label?: string): void;
   end(point: TracePoint, subject: number): void;
 }
 
+const sinks = new Set<TraceSink>();
 let sink: TraceSink | undefined;
 
-/**
- * From now on this thread's points are told to that sink, none without one.
- * @param next Must not fail.
- */
-export function traceTo(next: TraceSink | undefined): void {
-  sink = next;
+/** From now on this thread's points are told to that sink too. Returns how to take it back. */
+export function addTraceSink(added: TraceSink): () => void {
+  sinks.add(added);
+  chooseSink();
+  return () => {
+    sinks.delete(added);
+    chooseSink();
+  };
 }
 
-/** Hot path. `subject` tells apart what runs at once: the number of a transfer, of a connection. */
-export function traceBegin(point: TracePoint, subject = 0): void {
-  if (sink !== undefined) sink.begin(point, subject);
+function chooseSink(): void {
+  const all = [...sinks];
+  if (all.length < 2) [sink] = all;
+  else {
+    sink = {
+      begin: (point, subject, label) => all.forEach((each) => each.begin(point, subject, label)),
+      end: (point, subject) => all.forEach((each) => each.end(point, subject)),
+    };
+  }
+}
+
+/** Hot path. `subject` tells apart what runs at once: the number of a transfer, of a connection. `label` says what it is. */
+export function traceBegin(point: TracePoint, subject = 0, label?: string): void {
+  if (sink !== undefined) sink.begin(point, subject, label);
 }
 
 /** Hot path. The end of what the same point and subject began on this thread; it does not come if what they are around fails. */

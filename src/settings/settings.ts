@@ -50,6 +50,14 @@ export const settingsTable = {
     sentence:
       'Lines to stderr about what weftline does: debug, info, warn or off, for all parts or for some (agent:debug,transport:info; parts are agent, device, device-api, transport, world); if empty, none.',
   },
+  trace: {
+    kind: 'text',
+    env: 'WEFTLINE_TRACE',
+    flag: '--trace <file>',
+    default: '',
+    sentence:
+      'File for a trace of where time goes: each process leaves FILE.HOST.PID.part with its last 65,536 records of each thread, also if it is killed; commands that start the processes make FILE of them, "weftline trace FILE" does it elsewhere. If empty, nothing is traced.',
+  },
   spinUs: {
     kind: 'number',
     env: 'WEFTLINE_SPIN_US',

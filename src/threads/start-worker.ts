@@ -1,5 +1,9 @@
 // The one place that starts threads.
-import { Worker, type WorkerOptions } from 'node:worker_threads';
+import { getEnvironmentData, Worker, type WorkerOptions } from 'node:worker_threads';
+import { packageFile } from '../core/package-file.ts';
+
+/** Key of `setEnvironmentData`: the address of the rings, while this process is traced. */
+export const TRACED_THREADS = 'weftline-traced-threads';
 
 export interface StartOptions extends Pick<WorkerOptions, 'workerData' | 'transferList' | 'trackUnmanagedFds'> {
   /** What debuggers and profilers show, after `weftline-`. */
@@ -14,5 +18,8 @@ export interface StartOptions extends Pick<WorkerOptions, 'workerData' | 'transf
  * process, such as V8's, hold for threads anyway.
  */
 export function startWorker(entry: URL, { name, ...options }: StartOptions): Worker {
-  return new Worker(entry, { ...options, name: `weftline-${name}`, execArgv: [] });
+  const given = { ...options, name: `weftline-${name}`, execArgv: [] };
+  if (getEnvironmentData(TRACED_THREADS) === undefined) return new Worker(entry, given);
+  const traced = packageFile('../tracing/traced-worker.js', import.meta.url);
+  return new Worker(traced, { ...given, argv: [entry.href, name] });
 }

@@ -7,6 +7,7 @@ import { signalOnParentDeath } from '../native/libc.ts';
 import { hostInterfaces } from '../rails/host-interfaces.ts';
 import { listRails } from '../rails/rail-list.ts';
 import { readSettings, type Settings, settingsTable } from '../settings/settings.ts';
+import { startTracing } from '../tracing/start-tracing.ts';
 import { type Environment, type RankEnvironment, readEnvironment, uniqueJobId } from './environment.ts';
 import { hostIdentity, machineIdentity } from './host-identity.ts';
 import { type GroupContext, JobGroup } from './job-group.ts';
@@ -66,6 +67,7 @@ export async function join(options: JoinOptions = {}): Promise<World> {
   const environment = readEnvironment(options.environment);
   const settings = readSettings(options.settings, options.environment);
   requireHostsOfEnvironment(settings, environment, options.environment);
+  startTracing(settings, environment);
   const wait = startCall(options, settings.timeoutMs);
   const rails = listRails(settings.transportRails, hostInterfaces()).map(({ name }) => name);
   if (environment.size > 1) endWithLauncher(environment.launcherPid);

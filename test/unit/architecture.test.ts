@@ -15,6 +15,7 @@ const folderOrder = [
   'settings',
   'native',
   'threads',
+  'tracing',
   'meeting',
   'rails',
   'device',

@@ -56,7 +56,7 @@ export function addCollectivesBench(bench: Command): void {
       ),
     );
   addOutputOptions(command);
-  addSettingOptions(command, ['hosts', 'collectiveSpinUs', 'timeoutMs']);
+  addSettingOptions(command, ['hosts', 'collectiveSpinUs', 'timeoutMs', 'trace']);
   command.action(async (flags: CollectivesBenchFlags) => {
     const output = new Output(flags);
     const workload = workloadOf(flags);

@@ -91,7 +91,7 @@ export function addEpBench(bench: Command): void {
     .option('--skew <s>', 'popularity of experts: 0 even, 1 as words in a text', decimalArgument(0, MAX_SKEW), skew)
     .option('--no-layer', 'leave out EPAll2AllLayer, which takes the most memory');
   addOutputOptions(command);
-  addSettingOptions(command, ['device', 'hosts', 'timeoutMs', 'aotFolder', 'useAot', 'nvrtcPath']);
+  addSettingOptions(command, ['device', 'hosts', 'timeoutMs', 'trace', 'aotFolder', 'useAot', 'nvrtcPath']);
   command.action(async (given: Omit<EpBenchFlags, 'tokens'> & Partial<Pick<EpBenchFlags, 'tokens'>>) => {
     const flags = { ...given, tokens: given.tokens ?? (given.mode === 'low-latency' ? LOW_LATENCY_TOKENS : tokens) };
     const output = new Output(flags);

@@ -102,6 +102,7 @@ export function addP2pBench(bench: Command): void {
   addOutputOptions(command);
   addSettingOptions(command, [
     'timeoutMs',
+    'trace',
     'agentSpinUs',
     'transportPaths',
     'transportThread',

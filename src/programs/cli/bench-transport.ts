@@ -105,6 +105,7 @@ Examples:
   addOutputOptions(command);
   addSettingOptions(command, [
     'timeoutMs',
+    'trace',
     'transportIo',
     ...(Object.keys(rdmaSettingsTable) as SettingName[]),
     'transportEngines',

@@ -10,3 +10,5 @@ try {
 } catch (error) {
   process.exitCode = printError(error);
 }
+// Settings are read where a trace is wanted only: short commands load as little as they can.
+if ((process.env['WEFTLINE_TRACE'] ?? '') !== '') await (await import('./finish-trace.ts')).finishTrace();

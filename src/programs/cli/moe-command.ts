@@ -76,6 +76,7 @@ export function addMoeCommand(program: Command): void {
     'aotFolder',
     'useAot',
     'timeoutMs',
+    'trace',
   ]);
   command.action(async (file: string | undefined, options: MoeOptions) => {
     const output = new Output(options);

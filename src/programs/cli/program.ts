@@ -11,6 +11,7 @@ const commands = {
   compile: async () => (await import('./compile-command.ts')).addCompileCommand,
   sim: async () => (await import('./sim-command.ts')).addSimCommand,
   '2proc': async () => (await import('./two-process-command.ts')).addTwoProcessCommand,
+  trace: async () => (await import('./trace-command.ts')).addTraceCommand,
   why: async () => (await import('./why-command.ts')).addWhyCommand,
   top: async () => (await import('./top-command.ts')).addTopCommand,
 };

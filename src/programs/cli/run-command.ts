@@ -42,7 +42,7 @@ Examples:
   weftline run -n 4 train.js --steps 100
   WEFTLINE_TOKEN=$(cat token) weftline run -n 8 --nnodes 2 --node-rank 0 --master node0:29500 train.js`,
     );
-  addSettingOptions(command, ['hosts', 'timeoutMs', 'graceMs']);
+  addSettingOptions(command, ['hosts', 'timeoutMs', 'trace', 'graceMs']);
   command.action(async (script: string, args: readonly string[], options: RunOptions) => {
     checkNodes(command, options);
     checkHosts(command, options.ranks);

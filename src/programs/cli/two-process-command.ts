@@ -66,7 +66,7 @@ export function addTwoProcessCommand(program: Command): void {
     );
   addAddressOptions(command, DEFAULT_PORT);
   addOutputOptions(command);
-  addSettingOptions(command, ['device', 'nvrtcPath', 'aotFolder', 'useAot', 'timeoutMs']);
+  addSettingOptions(command, ['device', 'nvrtcPath', 'aotFolder', 'useAot', 'timeoutMs', 'trace']);
   command.action((flags: TwoProcessFlags) => run(command, flags));
 }
 

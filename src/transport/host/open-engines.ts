@@ -3,6 +3,7 @@ import { packageFile } from '../../core/package-file.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
+import { startTracing } from '../../tracing/start-tracing.ts';
 import { CommandRing } from './command-ring.ts';
 import { EngineGroup } from './engine-group.ts';
 import { EngineHost } from './engine-host.ts';
@@ -12,6 +13,7 @@ import { SharedRequests } from './shared-requests.ts';
 
 /** Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where system calls are missing. */
 export async function openEngines(given: Settings, wake?: WakeWord): Promise<EngineGroup> {
+  startTracing(given);
   const settings = suitCores(given);
   const requests = new SharedRequests();
   const engines = engineCount(settings);

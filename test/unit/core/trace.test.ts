@@ -12,7 +12,7 @@ function named(text: string, pattern: RegExp): Set<string> {
   return new Set([...text.matchAll(pattern)].map(([, name]) => name!));
 }
 
-const points = named(readFileSync(`${root}src/core/trace.ts`, 'utf8'), /^ {2}\| '([^']+)'/gm);
+const points = named(readFileSync(`${root}src/core/trace.ts`, 'utf8'), /^ {2}'([^']+)',$/gm);
 const sources = ['src', 'kernels/cuda']
   .flatMap((folder) =>
     readdirSync(root + folder, { recursive: true, encoding: 'utf8' }).map((path) => join(folder, path)),

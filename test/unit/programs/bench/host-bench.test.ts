@@ -1,7 +1,7 @@
 // The expert-parallel bench across hosts: which rows count, and what the document makes of the ranks' times.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { traceBegin, traceEnd, traceTo } from '#lib/core/trace.js';
+import { traceBegin, traceEnd, addTraceSink } from '#lib/core/trace.js';
 import { summarizeHostCases } from '#lib/programs/bench/ep/hosts/host-results.js';
 import { countHostRows, countTokensOfHosts } from '#lib/programs/bench/ep/hosts/host-traffic.js';
 import { phaseNames, PhaseTimes } from '#lib/programs/bench/ep/hosts/phase-times.js';
@@ -57,12 +57,12 @@ test('the slowest rank counts, and ratios compare bytes with the carrier of the 
 test('a sink is told of points while it is set; those that are no phase are ignored', () => {
   const times = new PhaseTimes();
   const network = phaseNames.indexOf('network');
-  traceTo(times);
+  const removeSink = addTraceSink(times);
   traceBegin('ep.dispatch.network');
   traceBegin('transport.burst');
   traceEnd('transport.burst');
   traceEnd('ep.dispatch.network');
-  traceTo(undefined);
+  removeSink();
   const first = times.microseconds[network]!;
   assert.ok(first > 0);
   traceBegin('ep.combine.network');

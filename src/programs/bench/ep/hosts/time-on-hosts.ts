@@ -1,5 +1,5 @@
 // Times cases on ranks of several hosts, whose clocks have nothing in common: every rank times itself.
-import { traceTo } from '../../../../core/trace.ts';
+import { addTraceSink } from '../../../../core/trace.ts';
 import { type BenchCase, type BenchGroup, interleave, type Rounds } from '../../interleaved.ts';
 import { PhaseTimes, phaseNames } from './phase-times.ts';
 
@@ -28,7 +28,7 @@ export async function timeOnHosts(
     phases: phaseNames.map((): number[] => []),
   }));
   const sink = new PhaseTimes();
-  traceTo(sink);
+  const removeSink = addTraceSink(sink);
   try {
     await interleave(cases.length, rounds, async (index, iteration) => {
       const of = cases[index]!;
@@ -46,7 +46,7 @@ export async function timeOnHosts(
       for (const [phase, times] of to.phases.entries()) times.push(sink.microseconds[phase]!);
     });
   } finally {
-    traceTo(undefined);
+    removeSink();
   }
   const gathered: RankTimes[][] = [];
   // One case at a time: a value of the store has a limit, which all cases of many iterations would exceed.

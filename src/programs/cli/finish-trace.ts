@@ -1,0 +1,17 @@
+// After a command that was traced: the process that started the others makes the trace of what all have left.
+import { asWeftlineError } from '../../core/errors.ts';
+import { isRank } from '../../world/environment.ts';
+import { settingsTable } from '../../settings/settings.ts';
+
+/** Never fails: the command has done its work. */
+export async function finishTrace(): Promise<void> {
+  const file = process.env[settingsTable.trace.env] ?? '';
+  if (file === '' || isRank()) return;
+  try {
+    const { collectTrace } = await import('../trace/collect-trace.ts');
+    const { partsOf } = await import('../../tracing/trace-parts.ts');
+    if (partsOf(file).length > 0) collectTrace(file);
+  } catch (error) {
+    process.stderr.write(`weftline: the trace was not written: ${asWeftlineError(error).message}\n`);
+  }
+}

@@ -1,0 +1,113 @@
+// What a trace says in a few lines: time by phase and rank, and the rank for which the others wait.
+import { spanName } from './chrome-trace.ts';
+import type { TracePart } from './read-part.ts';
+
+export interface PhaseSummary {
+  /** A trace point, or an object and its call. */
+  readonly phase: string;
+  readonly count: number;
+  /** Of all ranks together, in microseconds. */
+  readonly totalUs: number;
+  readonly medianUs: number;
+  readonly p99Us: number;
+  readonly mostUs: number;
+  /** The process with the longest mean, and that mean over the mean of all. */
+  readonly slowest: string;
+  readonly slowestRatio: number;
+  /** Begun and not ended. */
+  readonly open: number;
+}
+
+export interface TraceSummary {
+  readonly processes: readonly string[];
+  /** Longest first. */
+  readonly phases: readonly PhaseSummary[];
+  /** By process: how often it was the last to enter a call that all ranks make, of how many. */
+  readonly lastIn: readonly { readonly process: string; readonly calls: number; readonly lateUs: number }[];
+  readonly calls: number;
+  /** Records that were overwritten by later ones. */
+  readonly lost: number;
+}
+
+export function summarize(parts: readonly TracePart[]): TraceSummary {
+  const durations = new Map<string, Map<string, number[]>>();
+  const open = new Map<string, number>();
+  for (const part of parts) {
+    for (const { spans } of part.threads) {
+      for (const span of spans) {
+        const phase = spanName(span);
+        if (span.end === undefined) {
+          open.set(phase, (open.get(phase) ?? 0) + 1);
+          continue;
+        }
+        const byProcess = durations.get(phase) ?? new Map<string, number[]>();
+        durations.set(phase, byProcess);
+        const name = processName(part);
+        const times = byProcess.get(name) ?? [];
+        byProcess.set(name, times);
+        times.push(span.end - span.begin);
+      }
+    }
+  }
+  const phases = [...new Set([...durations.keys(), ...open.keys()])].map((phase) =>
+    phaseSummary(phase, durations.get(phase) ?? new Map<string, number[]>(), open.get(phase) ?? 0),
+  );
+  return {
+    processes: parts.map(processName),
+    phases: phases.toSorted((left, right) => right.totalUs - left.totalUs),
+    ...lastIn(parts),
+    lost: parts.reduce((sum, { threads }) => sum + threads.reduce((inner, { lost }) => inner + lost, 0), 0),
+  };
+}
+
+function processName({ rank, program, pid }: TracePart): string {
+  return rank < 0 ? `${program} ${pid}` : `rank ${rank}`;
+}
+
+function phaseSummary(phase: string, byProcess: ReadonlyMap<string, readonly number[]>, open: number): PhaseSummary {
+  const all = [...byProcess.values()].flat().toSorted((left, right) => left - right);
+  const means = [...byProcess].map(([name, times]) => ({ name, mean: sumOf(times) / times.length }));
+  const [slowest] = means.toSorted((left, right) => right.mean - left.mean);
+  const totalUs = sumOf(all);
+  const mean = totalUs / Math.max(1, all.length);
+  return {
+    phase,
+    count: all.length,
+    totalUs,
+    medianUs: all[Math.floor(all.length / 2)] ?? 0,
+    p99Us: all[Math.min(all.length - 1, Math.floor(all.length * 0.99))] ?? 0,
+    mostUs: all.at(-1) ?? 0,
+    slowest: slowest?.name ?? '',
+    slowestRatio: mean === 0 ? 1 : (slowest?.mean ?? 0) / mean,
+    open,
+  };
+}
+
+/** Of calls that several ranks of one host have made, whose clocks are the same. */
+function lastIn(parts: readonly TracePart[]): Pick<TraceSummary, 'lastIn' | 'calls'> {
+  const calls = new Map<string, { readonly process: string; readonly begin: number }[]>();
+  for (const part of parts) {
+    for (const { spans } of part.threads) {
+      for (const { point, label, subject, begin } of spans) {
+        if (point !== 'call') continue;
+        const key = `${part.host} ${label} ${subject}`;
+        calls.set(key, [...(calls.get(key) ?? []), { process: processName(part), begin }]);
+      }
+    }
+  }
+  const late = new Map<string, { calls: number; lateUs: number }>();
+  let count = 0;
+  for (const entries of calls.values()) {
+    if (entries.length < 2) continue;
+    count += 1;
+    const [last, before] = entries.toSorted((left, right) => right.begin - left.begin);
+    const known = late.get(last!.process) ?? { calls: 0, lateUs: 0 };
+    late.set(last!.process, { calls: known.calls + 1, lateUs: known.lateUs + last!.begin - before!.begin });
+  }
+  const all = [...late].map(([process, facts]) => ({ process, ...facts }));
+  return { lastIn: all.toSorted((left, right) => right.lateUs - left.lateUs), calls: count };
+}
+
+function sumOf(values: readonly number[]): number {
+  return values.reduce((sum, value) => sum + value, 0);
+}

@@ -1,0 +1,11 @@
+// Entry of threads while the process is traced: takes a ring for the thread, then runs the module that it was started for.
+import { getEnvironmentData, threadId } from 'node:worker_threads';
+import { addTraceSink } from '../core/trace.ts';
+import { TRACED_THREADS } from '../threads/start-worker.ts';
+import { RingSink } from './ring-sink.ts';
+
+const [, , entry, name] = process.argv;
+const sink = RingSink.claim(getEnvironmentData(TRACED_THREADS) as number, `${name} ${threadId}`);
+if (sink !== undefined) addTraceSink(sink);
+process.argv.length = 2;
+await import(entry as string);

@@ -1,0 +1,78 @@
+// Jobs that are traced: one file with all ranks and threads, also where a rank was killed.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { fileURLToPath } from 'node:url';
+
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
+const traced = fileURLToPath(new URL('./ranks/traced.js', import.meta.url));
+
+interface Event {
+  readonly ph: string;
+  readonly name: string;
+  readonly pid: number;
+  readonly args: Readonly<Record<string, unknown>>;
+}
+
+class Folder {
+  readonly path = mkdtempSync(join(tmpdir(), 'weftline-trace-'));
+
+  constructor(t: TestContext) {
+    t.after(() => rmSync(this.path, { recursive: true }));
+  }
+
+  weftline(...words: readonly string[]): {
+    readonly status: number | null;
+    readonly stdout: string;
+    readonly stderr: string;
+  } {
+    const env = { ...process.env, WEFTLINE_DEVICE: 'cpu', WEFTLINE_TRACE: undefined };
+    return spawnSync(process.execPath, [main, ...words], { encoding: 'utf8', timeout: 120_000, cwd: this.path, env });
+  }
+
+  events(): Event[] {
+    assert.deepEqual(readdirSync(this.path), ['t.json'], 'no parts are left');
+    return (JSON.parse(readFileSync(join(this.path, 't.json'), 'utf8')) as { traceEvents: Event[] }).traceEvents;
+  }
+}
+
+test('a rank that was killed is in the trace with all its calls, and the last of another that was in one', (t) => {
+  const folder = new Folder(t);
+  const { status } = folder.weftline('run', '-n', '2', '--trace', 't.json', traced);
+  assert.notEqual(status, 0);
+  const calls = folder.events().filter(({ name }) => name === 'Communicator.barrier');
+  const endedOf = (rank: number): number => calls.filter(({ pid, ph }) => pid === rank && ph === 'X').length;
+  assert.equal(endedOf(1), 3);
+  // The fourth fails when the other is gone; the rank may be ended before.
+  assert.ok(endedOf(0) >= 3 && calls.filter(({ pid }) => pid === 0).length === 4);
+  const { stdout } = folder.weftline('trace', 't.json');
+  assert.match(stdout, /^t\.json: 2 processes: rank 0, rank 1\n/);
+  assert.match(stdout, /│ Communicator\.barrier │ [67] /);
+});
+
+test('threads of engines are tracks of their own', (t) => {
+  const folder = new Folder(t);
+  const words = ['moe', '--ranks', '2', '--hosts', '2', '--iterations', '1', '--trace', 't.json'];
+  const { status, stderr, stdout } = folder.weftline(...words);
+  assert.equal(status, 0, stdout + stderr);
+  const events = folder.events();
+  const threads = events.filter(({ name }) => name === 'thread_name').map(({ args }) => String(args['name']));
+  assert.ok(threads.includes('main') && threads.some((name) => name.startsWith('transport ')), threads.join());
+  assert.ok(events.some(({ name, ph }) => name === 'transport.burst' && ph === 'X'));
+  const { stdout: text } = folder.weftline('trace', 't.json', '--json', '-');
+  const { phases } = JSON.parse(text) as { phases: { phase: string; count: number }[] };
+  assert.ok(phases.some(({ phase, count }) => phase === 'transport.burst' && count > 0));
+});
+
+test('a trace that is not there, or cannot be written, is an error that says so', (t) => {
+  const folder = new Folder(t);
+  const { status, stderr } = folder.weftline('trace', 'missing.json');
+  assert.equal(status, 1);
+  assert.match(stderr, /There is no missing\.json/);
+  const { status: failed, stderr: why } = folder.weftline('moe', '--ranks', '1', '--trace', 'no/such/folder.json');
+  assert.equal(failed, 1);
+  assert.match(why, /WL_CONFIG: Cannot write the trace .*no\/such\/folder\.json.*ENOENT/);
+});

@@ -1,0 +1,136 @@
+// What a process traces is read back from its file as it was, shown as Chrome's JSON, and summed up.
+import assert from 'node:assert/strict';
+import { mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { TRACE_FILE_BYTES, TRACE_RECORDS, TRACE_RINGS } from '#lib/abi/trace-rings.js';
+import { chromeTrace, partsOfChrome } from '#lib/tracing/chrome-trace.js';
+import { clockOffsets } from '#lib/tracing/clock-offsets.js';
+import { readTracePart, type Span, type TracePart } from '#lib/tracing/read-part.js';
+import { RingSink } from '#lib/tracing/ring-sink.js';
+import { createTraceFile, describeRank } from '#lib/tracing/trace-rings.js';
+import { partPath, partsOf } from '#lib/tracing/trace-parts.js';
+import { summarize } from '#lib/tracing/trace-summary.js';
+
+function temporaryFolder(t: TestContext): string {
+  const folder = mkdtempSync(join(tmpdir(), 'weftline-trace-'));
+  t.after(() => rmSync(folder, { recursive: true }));
+  return folder;
+}
+
+const who = { pid: 7, rank: -1, size: 0, host: 'höst', program: 'train.js' } as const;
+
+test('records of threads are read back as spans, also those that have not ended', (t) => {
+  const path = join(temporaryFolder(t), 'part');
+  const address = createTraceFile(path, who);
+  const main = RingSink.claim(address, 'main')!;
+  const other = RingSink.claim(address, `engine ${'x'.repeat(300)}`)!;
+  main.begin('call', 1, 'EpBuffer.dispatch');
+  main.begin('agent.transfer', 3);
+  main.begin('agent.transfer', 4);
+  main.end('agent.transfer', 3);
+  main.end('call', 1);
+  other.end('transport.burst', 9);
+  describeRank(address, 2, 4);
+  const part = readTracePart(path);
+  const { pid, rank, size, host, program } = part;
+  assert.deepEqual({ pid, rank, size, host, program }, { ...who, rank: 2, size: 4 });
+  assert.deepEqual(
+    part.threads.map(({ name, lost }) => [name.slice(0, 8), lost]),
+    [
+      ['main', 0],
+      ['engine x', 0],
+    ],
+  );
+  const [spans, none] = part.threads.map((thread) => thread.spans);
+  assert.deepEqual(none, []);
+  assert.deepEqual(
+    spans!.map(({ point, subject, label, end }) => [point, subject, label, end !== undefined]),
+    [
+      ['call', 1, 'EpBuffer.dispatch', true],
+      ['agent.transfer', 3, '', true],
+      ['agent.transfer', 4, '', false],
+    ],
+  );
+  const now = Date.now() * 1000;
+  for (const { begin, end = begin } of spans!)
+    assert.ok(begin <= end && Math.abs(begin - now) < 60e6, `${begin} at ${now}`);
+});
+
+test('a ring keeps the last records, labels have bounded room, and rings are bounded', (t) => {
+  const path = join(temporaryFolder(t), 'part');
+  const address = createTraceFile(path, who);
+  const sink = RingSink.claim(address, 'main')!;
+  for (let call = 0; call < TRACE_RECORDS; call++) {
+    sink.begin('call', call, `label ${call % 1000}`);
+    sink.end('call', call);
+  }
+  for (let ring = 1; ring < TRACE_RINGS; ring++) assert.ok(RingSink.claim(address, 'more'));
+  assert.equal(RingSink.claim(address, 'too many'), undefined);
+  const part = readTracePart(path);
+  assert.equal(part.threads.length, TRACE_RINGS);
+  const { spans, lost } = part.threads[0]!;
+  assert.equal(lost, TRACE_RECORDS);
+  assert.equal(spans.length, TRACE_RECORDS / 2);
+  assert.equal(spans[0]!.subject, TRACE_RECORDS / 2);
+  assert.ok(spans.every(({ label, subject }) => label === '' || label === `label ${subject % 1000}`));
+  assert.ok(spans.some(({ label }) => label !== '') && spans.some(({ label }) => label === ''));
+});
+
+test('what is no part of a trace is refused by name', (t) => {
+  const folder = temporaryFolder(t);
+  const path = partPath(join(folder, 't.json'), 'host', 1);
+  writeFileSync(path, 'no trace');
+  assert.deepEqual(partsOf(join(folder, 't.json')), [path]);
+  assert.throws(() => readTracePart(path), { code: 'WL_FILE_FORMAT', message: /8 bytes long/ });
+  truncateSync(path, TRACE_FILE_BYTES);
+  assert.throws(() => readTracePart(path), { code: 'WL_FILE_FORMAT', message: /no trace/ });
+  for (const bad of [{}, { traceEvents: [] }, { traceEvents: 3, otherData: { weftline: 'trace' } }])
+    assert.throws(() => partsOfChrome(bad), /no events of weftline/);
+});
+
+function span(begin: number, end: number | undefined, facts: Partial<Span> = {}): Span {
+  return { point: 'call', subject: 1, label: 'Communicator.barrier', begin, end, ...facts };
+}
+
+function partOf(rank: number, host: string, spans: readonly Span[]): TracePart {
+  return { pid: 100 + rank, rank, size: 2, host, program: 'x', threads: [{ name: 'main', spans, lost: 0 }] };
+}
+
+test('clocks of hosts are compared by calls that nobody leaves before all have come', () => {
+  // The second clock is 1000 ahead; both are in the barrier from 10 to 20 and from 30 to 34 of the first clock.
+  const near = partOf(0, 'a', [span(10, 20), span(30, 34, { subject: 2 })]);
+  const far = partOf(1, 'b', [span(1012, 1020), span(1031, 1034, { subject: 2 })]);
+  const offsets = clockOffsets([near, far]);
+  assert.equal(offsets.get('a'), 0);
+  assert.ok(Math.abs(offsets.get('b')! - 1000) < 5, String(offsets.get('b')));
+  const { traceEvents, otherData } = chromeTrace([near, far], offsets);
+  assert.deepEqual(otherData['clockOffsetsUs'], Object.fromEntries(offsets));
+  const begins = traceEvents.filter(({ ph }) => ph === 'X').map(({ ts }) => ts as number);
+  assert.ok(
+    begins.every((ts) => ts > -5 && ts < 40),
+    begins.join(),
+  );
+  assert.equal(clockOffsets([near, partOf(1, 'b', [])]).get('b'), 0);
+});
+
+function checkSummary(all: readonly TracePart[]): void {
+  const { phases, lastIn, calls } = summarize(all);
+  assert.equal(calls, 2);
+  assert.deepEqual(lastIn, [{ process: 'rank 1', calls: 2, lateUs: 15 }]);
+  const [{ phase, count, totalUs, mostUs, slowest, open }] = phases as [(typeof phases)[0]];
+  assert.deepEqual(
+    { phase, count, totalUs, mostUs, slowest, open },
+    { phase: 'Communicator.barrier', count: 3, totalUs: 26, mostUs: 12, slowest: 'rank 0', open: 1 },
+  );
+}
+
+test('a summary names the slowest rank, who came last, and what has not ended', () => {
+  const parts = [
+    partOf(0, 'a', [span(0, 10), span(20, 32, { subject: 2 })]),
+    partOf(1, 'a', [span(6, 10), span(29, undefined, { subject: 2 })]),
+  ];
+  checkSummary(parts);
+  checkSummary(partsOfChrome(JSON.parse(JSON.stringify(chromeTrace(parts, clockOffsets(parts))))));
+});
