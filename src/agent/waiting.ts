@@ -2,7 +2,7 @@
 import { WeftlineError } from '../core/errors.ts';
 import { SpinTime } from '../threads/spin-time.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
-import { yieldProcessor } from '../native/libc.ts';
+import { involuntarySwitches, yieldProcessor } from '../native/libc.ts';
 import { checkTimeout, type WaitOptions } from '../core/deadline.ts';
 import { beginWait, endWait, type WaitEntry, type WaitFacts } from '../core/waits.ts';
 
@@ -48,6 +48,8 @@ const SELFISH_MS = 0.01;
 export class Waiter {
   readonly #options: WaiterOptions;
   readonly #spin: SpinTime;
+  /** Context switches of this thread when the present wait began to lend its processor; before that, undefined. */
+  #switches: number | undefined;
 
   constructor(options: WaiterOptions) {
     this.#options = options;
@@ -115,6 +117,7 @@ export class Waiter {
     const spin = this.#spinTime();
     let spinEnd = start + spin;
     let isBusy = false;
+    this.#switches = undefined;
     for (let looks = 1; ; looks += 1) {
       const { seen } = wake;
       isBusy = poll() || isBusy;
@@ -147,8 +150,11 @@ export class Waiter {
 
   /** True if others kept the processor so long that this wait had better sleep. */
   #lend(now: number): boolean {
+    this.#switches ??= involuntarySwitches();
     yieldProcessor();
-    return this.#spin.lent(performance.now() - now);
+    const away = performance.now() - now;
+    // A hypervisor gives the processor to other machines, however little this one does: not to poll would not help.
+    return this.#spin.isLong(away) && involuntarySwitches() !== this.#switches && this.#spin.lent(away);
   }
 }
 

@@ -37,9 +37,14 @@ export class SpinTime {
 
   /** Hot path. A wait lent its processor to other threads and has it back after so long. True if it had better sleep. */
   lent(milliseconds: number): boolean {
-    if (milliseconds <= LONG_ABSENCE_MS) return false;
+    if (!this.isLong(milliseconds)) return false;
     this.#cautious = CAUTIOUS_WAITS + 1;
     return true;
+  }
+
+  /** Hot path. Whether threads that compute may have had the processor for so long. */
+  isLong(milliseconds: number): boolean {
+    return milliseconds > LONG_ABSENCE_MS;
   }
 
   /** Hot path. A wait took so long, polling and sleeping. Twice as long as a wait that was worth it; half after one that was not. */

@@ -180,6 +180,11 @@ export class OperationQueue {
     return this.#owesWake;
   }
 
+  /** Something is not with the device yet: it waits for company, for room or for a connection. */
+  get holdsBack(): boolean {
+    return this.#unstarted !== this.#next || (this.#ring?.unposted ?? 0) > 0;
+  }
+
   /** False if the message of the owner's post is on its way: what has begun cannot be taken back. */
   canCancel(owner: OperationOwner, post: number): boolean {
     for (let number = this.#oldest; number < this.#next; number++) {

@@ -88,6 +88,10 @@ export class VerbsChannel implements BackendChannel, OperationOwner, RegionUser 
     this.#link.flush();
   }
 
+  get needsCalls(): boolean {
+    return this.#link.queue.holdsBack;
+  }
+
   get isQuiet(): boolean {
     return this.#inQueue === 0;
   }

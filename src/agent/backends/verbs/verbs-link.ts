@@ -33,8 +33,8 @@ export interface MetPeer {
 export interface LinkOptions {
   readonly peer: string;
   readonly device: VerbsDevice;
-  /** Tells the peer of this side's end, and learns of its. */
-  readonly meet: (end: MeetingEnd) => Promise<MetPeer>;
+  /** Tells the peer of this side's end, and learns of its. Fails when the link is left. */
+  readonly meet: (end: MeetingEnd, left: AbortSignal) => Promise<MetPeer>;
   readonly onEnd: (link: VerbsLink) => void;
   /** The agent may sleep, and there is news. */
   readonly ring: () => void;
@@ -77,6 +77,8 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
   #route = '';
   /** The first request of the connection that failed; until it was looked at. */
   #failure: Failure | undefined;
+  readonly #left = new AbortController();
+  #reconnecting: Promise<void> | undefined;
   #closing: Promise<void> | undefined;
 
   /** Fails as `Backend.connect` does. */
@@ -198,6 +200,7 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
 
   async #close(): Promise<void> {
     this.#finish('closed', new WeftlineError('WL_CLOSED', `The link to ${this.peer} was closed`));
+    await this.#reconnecting;
   }
 
   /** The peer's device has refused a request. What was posted behind it goes by another connection. */
@@ -207,7 +210,7 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
     if (isAccess && region !== undefined) region.isWithdrawn = true;
     log('agent', 'info', `${error.message}; connecting to ${this.peer} anew`);
     this.#leave();
-    void this.#reconnect();
+    this.#reconnecting = this.#reconnect();
   }
 
   #tryFlush(): void {
@@ -235,7 +238,10 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
     const end = new QueuePairEnd(device, options);
     try {
       const { address, region } = this.#mailbox;
-      const { channel, end: remote } = await meet({ ...end.address, mailbox: { address, key: region.remoteKey } });
+      const { channel, end: remote } = await meet(
+        { ...end.address, mailbox: { address, key: region.remoteKey } },
+        this.#left.signal,
+      );
       if (this.error !== undefined) {
         channel.close();
         throw this.error;
@@ -291,6 +297,7 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
     if (this.error !== undefined) return;
     this.error = error;
     this.state = state;
+    this.#left.abort(error);
     // ORDER: closing takes in what has completed by now, which counts; nothing touches memory for the rest any more.
     this.#leave();
     this.queue.abandon(error);
