@@ -48,8 +48,6 @@ const SELFISH_MS = 0.01;
 export class Waiter {
   readonly #options: WaiterOptions;
   readonly #spin: SpinTime;
-  /** Context switches of this thread when the present wait began to lend its processor; before that, undefined. */
-  #switches: number | undefined;
 
   constructor(options: WaiterOptions) {
     this.#options = options;
@@ -117,7 +115,6 @@ export class Waiter {
     const spin = this.#spinTime();
     let spinEnd = start + spin;
     let isBusy = false;
-    this.#switches = undefined;
     for (let looks = 1; ; looks += 1) {
       const { seen } = wake;
       isBusy = poll() || isBusy;
@@ -150,11 +147,11 @@ export class Waiter {
 
   /** True if others kept the processor so long that this wait had better sleep. */
   #lend(now: number): boolean {
-    this.#switches ??= involuntarySwitches();
+    const switches = involuntarySwitches();
     yieldProcessor();
     const away = performance.now() - now;
     // A hypervisor gives the processor to other machines, however little this one does: not to poll would not help.
-    return this.#spin.isLong(away) && involuntarySwitches() !== this.#switches && this.#spin.lent(away);
+    return this.#spin.isLong(away) && involuntarySwitches() !== switches && this.#spin.lent(away);
   }
 }
 

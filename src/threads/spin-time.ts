@@ -15,12 +15,15 @@ const CAUTIOUS_WAITS = 100;
 export class SpinTime {
   readonly #least: number;
   readonly #most: number;
+  readonly #longAbsence: number;
   #milliseconds: number;
   #cautious = 0;
 
   /** Begins with the most. */
   constructor(mostMicroseconds: number) {
     this.#most = mostMicroseconds / 1000;
+    // Who lets waits poll for longer wants them back from threads that compute for less.
+    this.#longAbsence = Math.max(this.#most, LONG_ABSENCE_MS);
     this.#least = Math.min(this.#most, MIN_MS);
     this.#milliseconds = this.#most;
   }
@@ -44,7 +47,7 @@ export class SpinTime {
 
   /** Hot path. Whether threads that compute may have had the processor for so long. */
   isLong(milliseconds: number): boolean {
-    return milliseconds > LONG_ABSENCE_MS;
+    return milliseconds > this.#longAbsence;
   }
 
   /** Hot path. A wait took so long, polling and sleeping. Twice as long as a wait that was worth it; half after one that was not. */

@@ -285,23 +285,31 @@ export class OperationQueue {
     const isRead = this.#kind[at] === kinds.read;
     const opcode = isRead ? sendOpcode.read : sendOpcode.write;
     const message = this.#message[at]!;
+    // A short message goes with the last of the data, as one request.
+    const isCarried = message !== NO_MESSAGE && !isRead && this.#messages.isShort(message);
     const { count, bytes, localAddress, remoteAddress, localKey, remoteKey } = parts;
     while (this.#part < count) {
       const part = this.#part;
       const offset = this.#offset;
       const left = bytes[part]! - offset;
       const chunk = Math.min(left, this.#chunkBytes);
-      const isLast = part === count - 1 && chunk === left && message === NO_MESSAGE;
-      if (!ring.start(opcode, isLast || ring.nextSequence % SIGNAL_EVERY === 0 ? sendFlag.signaled : 0, part))
-        return false;
+      const isEnd = part === count - 1 && chunk === left;
+      const carries = isEnd && isCarried;
+      const isLast = isEnd && (carries || message === NO_MESSAGE);
+      const flags = isLast || ring.nextSequence % SIGNAL_EVERY === 0 ? sendFlag.signaled : 0;
+      if (!ring.start(carries ? sendOpcode.writeWithImmediate : opcode, flags, part)) return false;
       ring.add(localAddress[part]! + offset, chunk, localKey[part]!);
       ring.target(remoteAddress[part]! + offset, remoteKey[part]!);
+      if (carries) {
+        ring.immediate(this.#messages.immediateOf(message));
+        this.#messages.posted(message);
+      }
       if (chunk === left) {
         this.#part++;
         this.#offset = 0;
       } else this.#offset += chunk;
     }
-    return message === NO_MESSAGE || this.#startMessage(ring, message, isRead);
+    return message === NO_MESSAGE || (isCarried && count > 0) || this.#startMessage(ring, message, isRead);
   }
 
   /** Behind the data: requests of a connection are carried out in order, and the fence makes it wait for reads. */
@@ -309,9 +317,10 @@ export class OperationQueue {
     const flags = sendFlag.signaled | (isFenced ? sendFlag.fence : 0);
     if (!ring.start(sendOpcode.writeWithImmediate, flags, NO_PART)) return false;
     const offset = this.#messages.offsetOf(message);
-    const length = this.#messages.lengthOf(message);
     const { address, ringOffset, region } = this.#mailbox;
-    if (length > 0) ring.add(address + ringOffset + offset, length, region.localKey);
+    if (!this.#messages.isShort(message)) {
+      ring.add(address + ringOffset + offset, this.#messages.lengthOf(message), region.localKey);
+    }
     ring.target(this.#inbox.address + offset, this.#inbox.key);
     ring.immediate(this.#messages.immediateOf(message));
     this.#messages.posted(message);
