@@ -115,10 +115,10 @@ async function hear(child) {
   }
 }
 
-async function runOwn(server, client, workload) {
+async function runOwn(server, client, moves) {
   server.send({ serve: true });
   const { port } = await hear(server);
-  client.send({ port, workload });
+  client.send({ port, workload: moves });
   const [figures] = await Promise.all([hear(client), hear(server)]);
   return figures;
 }

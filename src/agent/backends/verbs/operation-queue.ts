@@ -2,12 +2,12 @@
 // carried out is posted again on the next one. Hot path: no allocation.
 import { VERBS_WAKE, VERBS_WAKES } from '../../../abi/verbs-agent.ts';
 import { sendFlag, sendOpcode } from '../../../abi/verbs-words.ts';
-import { WeftlineError } from '../../../core/errors.ts';
+import type { WeftlineError } from '../../../core/errors.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import type { Mailbox } from './mailbox.ts';
 import { operationKinds as kinds, type OperationOwner, type RequestParts, type RequestPlace } from './operation.ts';
 import type { OutMessages } from './out-messages.ts';
-import type { VerbsRemoteRegion } from './verbs-region.ts';
+import { areWithdrawn, type VerbsRemoteRegion, withdrawnError } from './verbs-region.ts';
 
 /** Operations of a link that are under way. A power of two. */
 export const OPERATIONS = 1024;
@@ -167,11 +167,17 @@ export class OperationQueue {
     this.flush();
   }
 
+  /** The connection is over, and nobody knows what of it the peer has carried out: all that was started ends so. */
+  failStarted(error: WeftlineError): void {
+    this.#ring = undefined;
+    if (this.#part > 0 || this.#offset > 0) this.#unstarted++;
+    while (this.#oldest < this.#unstarted) this.#end(this.#oldest++ % OPERATIONS, error);
+  }
+
   /** The link is over, and no device touches memory for it any more. */
   abandon(error: WeftlineError): void {
     this.#ring = undefined;
-    for (let number = this.#oldest; number < this.#next; number++) this.#end(number % OPERATIONS, error);
-    this.#oldest = this.#next;
+    while (this.#oldest < this.#next) this.#end(this.#oldest++ % OPERATIONS, error);
     this.#unstarted = this.#next;
   }
 
@@ -379,17 +385,4 @@ export class OperationQueue {
     this.#wakesSent = (this.#wakesSent + 1) | 0;
     this.#owesWake = false;
   }
-}
-
-export function areWithdrawn(remotes: readonly VerbsRemoteRegion[]): boolean {
-  for (const remote of remotes) if (remote.isWithdrawn) return true;
-  return false;
-}
-
-export function withdrawnError(peer: string): WeftlineError {
-  return new WeftlineError(
-    'WL_UNAUTHORIZED',
-    `${peer} has taken back this memory: its device refused access (IBV_WC_REM_ACCESS_ERR)`,
-    { details: { peer } },
-  );
 }

@@ -23,6 +23,8 @@ import {
 import { VerbsRegion } from './verbs-region.ts';
 import { VerbsSleep } from './verbs-sleep.ts';
 
+/** A link whose connection broke off is lost after so long without another one. */
+const RECONNECT_MS = 10_000;
 /** Without a thread of its own: how long the agent's thread may sleep. */
 const POLL_INTERVAL_MS = 0.1;
 
@@ -148,7 +150,7 @@ class VerbsBackend implements Backend<'verbs'> {
       device: this.#device,
       meet: async (end, left) => {
         const mine = wait;
-        wait = { timeoutMs };
+        wait = { timeoutMs: Math.min(timeoutMs, RECONNECT_MS) };
         const signal = AbortSignal.any([
           left,
           this.#ending.signal,
