@@ -84,7 +84,7 @@ async function listen(path, stream) {
 
 /** Three serial lines: the console with the marks, and the command's two outputs. */
 function qemuWords({ folder, kernel, image }, { memory, processors }) {
-  const append = `console=ttyS0 quiet loglevel=3 mitigations=off nokaslr panic=-1 soft_roce=${folder}`;
+  const append = `console=ttyS0 quiet loglevel=3 mitigations=off nokaslr panic=-1 no_timer_check tsc=reliable clocksource=tsc soft_roce=${folder}`;
   // KVM hangs in some nested machines; translation works everywhere.
   const machine = ['-accel', 'tcg,thread=multi', '-cpu', 'max', '-M', 'q35', '-m', memory, '-smp', String(processors)];
   const start = [

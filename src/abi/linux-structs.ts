@@ -34,3 +34,7 @@ export const FILE_LOCK_BYTES = 32;
 export const socketAddressOffset = { family: 0, port: 2, ipv4: 4, ipv6: 8 } as const;
 export const SOCKADDR_IN_BYTES = 16;
 export const SOCKADDR_IN6_BYTES = 28;
+
+/** struct rusage: two times of 16 bytes and 14 numbers of 8, the last of which counts involuntary context switches. */
+export const RUSAGE_WORDS = 36;
+export const RUSAGE_INVOLUNTARY_WORD = 34;

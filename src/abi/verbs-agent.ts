@@ -44,5 +44,35 @@ export function immediateBytes(immediate: number): number {
   return (immediate >>> LENGTH_SHIFT) & FIELD_MASK;
 }
 
+/** A message of so many bytes at most stands in the immediate data itself, and takes no room in the inbox. */
+export const VERBS_SHORT_BYTES = 3;
+
+const SHORT_LENGTH_SHIFT = 24;
+const SHORT_MASK = 0x83ff_ffff;
+
+/** Of a write that is its own message. */
+export function shortImmediate(message: Uint8Array): number {
+  const { length } = message;
+  const bytes = (message[0] ?? 0) | ((message[1] ?? 0) << 8) | ((message[2] ?? 0) << 16);
+  return (2 ** 31 + (length << SHORT_LENGTH_SHIFT) + bytes) >>> 0;
+}
+
+export function isShort(immediate: number): boolean {
+  return immediate >= 2 ** 31;
+}
+
+/** False for immediate data that nobody makes. */
+export function canBeShort(immediate: number): boolean {
+  return (immediate & SHORT_MASK) >>> 0 === immediate;
+}
+
+/** A copy of the message. */
+export function shortMessage(immediate: number): Uint8Array {
+  const length = (immediate >>> SHORT_LENGTH_SHIFT) & VERBS_SHORT_BYTES;
+  const message = new Uint8Array(length);
+  for (let at = 0; at < length; at++) message[at] = immediate >>> (8 * at);
+  return message;
+}
+
 /** Version of all of this, and of the hello of the backend. */
 export const VERBS_AGENT_VERSION = 1;

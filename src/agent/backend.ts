@@ -284,6 +284,11 @@ export interface BackendChannel {
   readonly posted: number;
   /** How many of them, counted from the first, are delivered: those before it are all visible at the peer. */
   readonly delivered: number;
+  /**
+   * Hot path. Something that was posted waits for a call of this thread, such as a poll: the next look may find room for it,
+   * or hand it over. Left out: nothing ever does, because the backend's own thread or the device goes on by itself.
+   */
+  readonly needsCalls?: boolean;
   /** Why the channel ended. What was posted behind the operation that failed is not counted, and may have arrived. */
   readonly error: WeftlineError | undefined;
   /** Of a channel that has failed: nothing that was posted on it reads memory of this side any more. Left out: so at once. */

@@ -2,7 +2,7 @@
 import { WeftlineError } from '../core/errors.ts';
 import { SpinTime } from '../threads/spin-time.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
-import { yieldProcessor } from '../native/libc.ts';
+import { involuntarySwitches, yieldProcessor } from '../native/libc.ts';
 import { checkTimeout, type WaitOptions } from '../core/deadline.ts';
 import { beginWait, endWait, type WaitEntry, type WaitFacts } from '../core/waits.ts';
 
@@ -147,8 +147,11 @@ export class Waiter {
 
   /** True if others kept the processor so long that this wait had better sleep. */
   #lend(now: number): boolean {
+    const switches = involuntarySwitches();
     yieldProcessor();
-    return this.#spin.lent(performance.now() - now);
+    const away = performance.now() - now;
+    // A hypervisor gives the processor to other machines, however little this one does: not to poll would not help.
+    return this.#spin.isLong(away) && involuntarySwitches() !== switches && this.#spin.lent(away);
   }
 }
 

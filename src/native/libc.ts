@@ -1,5 +1,5 @@
 // The Linux calls that Node does not offer: memory mapping, futex, advisory locks, process control.
-import { FILE_LOCK_BYTES, fileLockOffset } from '../abi/linux-structs.ts';
+import { FILE_LOCK_BYTES, fileLockOffset, RUSAGE_INVOLUNTARY_WORD, RUSAGE_WORDS } from '../abi/linux-structs.ts';
 import { addressOf, lazyFunction, linuxLibrary as libc } from './library.ts';
 import { nativeError as failed } from './native-error.ts';
 import { pooledSystemCall, systemCall } from './system-call.ts';
@@ -9,6 +9,7 @@ const fallocateFunction = systemCall('int fallocate(int, int, int64_t, int64_t)'
 const fcntlFunction = systemCall('int fcntl(int, int, void*)');
 const prctlFunction = systemCall('int prctl(int, uint64_t, uint64_t, uint64_t, uint64_t)');
 const yieldFunction = lazyFunction(libc, 'int sched_yield()');
+const getrusageFunction = lazyFunction(libc, 'int getrusage(int, void*)');
 /** Its result is its first argument; not to take it saves half of the call. */
 const memcpyFunction = lazyFunction(libc, 'void memcpy(intptr_t, intptr_t, size_t)');
 const madviseFunction = lazyFunction(libc, 'int madvise(intptr_t, size_t, int)');
@@ -30,6 +31,7 @@ const F_OFD_SETLK = 37;
 const F_WRLCK = 1;
 const F_UNLCK = 2;
 const PR_SET_PDEATHSIG = 1;
+const RUSAGE_THREAD = 1;
 const FUTEX_WAIT = 0;
 const FUTEX_WAKE = 1;
 const EBADF = 9;
@@ -138,6 +140,18 @@ export function signalOnParentDeath(signal: number): void {
 /** Lets other threads that are ready to run on this processor go first; returns at once if there are none. */
 export function yieldProcessor(): void {
   yieldFunction()();
+}
+
+const usage: Int32Array = new Int32Array(RUSAGE_WORDS);
+
+/**
+ * How often other threads of this system were let onto the processor of this thread while it could go on, those that it
+ * let go first included; modulo 2^32. Does not count what a hypervisor does.
+ */
+export function involuntarySwitches(): number {
+  const result: number = getrusageFunction()(RUSAGE_THREAD, usage);
+  if (result !== 0) throw failed('getrusage', 'counting context switches', result);
+  return usage[RUSAGE_INVOLUNTARY_WORD]!;
 }
 
 /** The number of the futex call differs between architectures. */

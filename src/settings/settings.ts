@@ -78,7 +78,7 @@ export const settingsTable = {
     max: 1_000_000,
     default: 200,
     sentence:
-      'Maximum time that a blocking wait of an agent polls before it sleeps, if the agent has peers on its host. The wait polls less after waits that took longer, and more after short ones. Without peers on the host it polls for at most 20 µs; asynchronous waits never poll.',
+      'Maximum time that a blocking wait of an agent polls before it sleeps, if the agent has peers on its host or over RDMA. The wait polls less after waits that took longer, and more after short ones. Without such peers it polls for at most 20 µs; asynchronous waits never poll.',
   },
   collectiveSpinUs: {
     kind: 'number',

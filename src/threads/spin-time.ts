@@ -15,12 +15,15 @@ const CAUTIOUS_WAITS = 100;
 export class SpinTime {
   readonly #least: number;
   readonly #most: number;
+  readonly #longAbsence: number;
   #milliseconds: number;
   #cautious = 0;
 
   /** Begins with the most. */
   constructor(mostMicroseconds: number) {
     this.#most = mostMicroseconds / 1000;
+    // Who lets waits poll for longer wants them back from threads that compute for less.
+    this.#longAbsence = Math.max(this.#most, LONG_ABSENCE_MS);
     this.#least = Math.min(this.#most, MIN_MS);
     this.#milliseconds = this.#most;
   }
@@ -37,9 +40,14 @@ export class SpinTime {
 
   /** Hot path. A wait lent its processor to other threads and has it back after so long. True if it had better sleep. */
   lent(milliseconds: number): boolean {
-    if (milliseconds <= LONG_ABSENCE_MS) return false;
+    if (!this.isLong(milliseconds)) return false;
     this.#cautious = CAUTIOUS_WAITS + 1;
     return true;
+  }
+
+  /** Hot path. Whether threads that compute may have had the processor for so long. */
+  isLong(milliseconds: number): boolean {
+    return milliseconds > this.#longAbsence;
   }
 
   /** Hot path. A wait took so long, polling and sleeping. Twice as long as a wait that was worth it; half after one that was not. */

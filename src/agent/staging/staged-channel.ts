@@ -105,6 +105,11 @@ export class StagedChannel implements BackendChannel {
     return this.#error;
   }
 
+  get needsCalls(): boolean {
+    const way = this.#way;
+    return way !== undefined && !(way instanceof Route) && way.needsCalls === true;
+  }
+
   async prepare(local: BackendRegion, remote: BackendRemoteRegion): Promise<void> {
     const from = local as StagedRegion;
     const isStagedThere = remote instanceof StagedRemoteRegion;

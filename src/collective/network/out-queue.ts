@@ -118,14 +118,14 @@ export class OutQueue {
     return hasPosted;
   }
 
-  /** Nothing waits here for room. */
+  /** Nothing waits here for room, and the carrier needs no further call for what it has. */
   get isPosted(): boolean {
-    return this.#next === this.#end;
+    return this.#next === this.#end && this.#channel.needsCalls !== true;
   }
 
   /** Everything that was queued is at the peer. */
   get isDelivered(): boolean {
-    return this.isPosted && this.#channel.delivered === this.#channel.posted;
+    return this.#next === this.#end && this.#channel.delivered === this.#channel.posted;
   }
 
   get error(): WeftlineError | undefined {

@@ -153,6 +153,11 @@ export class Connection implements AsyncDisposable {
     return homeLane(flow, this.lanes);
   }
 
+  /** @internal Hot path. False if what is under way goes on within calls of this thread alone. */
+  get hasThreads(): boolean {
+    return this.#group.hasThreads;
+  }
+
   /** Ends when all writes and signals posted before on the flow have. */
   flush(flow?: number): RequestHandle {
     this.#check();

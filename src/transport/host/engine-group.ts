@@ -38,6 +38,11 @@ export class EngineGroup {
     return this.#failure ?? (this.links[0] as EngineLink).failure;
   }
 
+  /** Hot path. False if the only engine works within calls of the user's thread. */
+  get hasThreads(): boolean {
+    return (this.links[0] as EngineLink).hasThread;
+  }
+
   /** True if an engine has failed of which nothing has been heard yet. */
   get hasCrashed(): boolean {
     return this.links.some(({ ring }) => ring.hasCrashed);

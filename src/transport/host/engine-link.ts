@@ -16,6 +16,8 @@ import { SharedRequests } from './shared-requests.ts';
 export interface EngineLink {
   /** The user's side of it. */
   readonly ring: CommandRing;
+  /** False if the engine works within calls of the user's thread alone. */
+  readonly hasThread: boolean;
   /** Why the engine is gone; undefined while it runs. */
   readonly failure: WeftlineError | undefined;
   onEvent: (event: HostEvent) => void;
@@ -56,6 +58,7 @@ const MAX_ANSWER_MS = 30_000;
 
 /** An engine on a thread of its own. */
 export class ThreadLink implements EngineLink {
+  readonly hasThread = true;
   readonly ring: CommandRing;
   onEvent: (event: HostEvent) => void = () => {};
   onFailure: (error: WeftlineError) => void = () => {};
@@ -162,6 +165,7 @@ const NEVER: AbortSignal = new AbortController().signal;
 
 /** An engine on the caller's thread, inside calls that wait. */
 export class InlineLink implements EngineLink {
+  readonly hasThread = false;
   readonly ring: CommandRing;
   onEvent: (event: HostEvent) => void = () => {};
   onFailure: (error: WeftlineError) => void = () => {};

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { VerbsContext, type VerbsOperations } from '#lib/native/verbs/context.js';
-import { openTwo, pollAll } from './support/agents.ts';
+import { openTwo, pollAll, prepareWrite } from './support/agents.ts';
 
 const BATCH = 16;
 
@@ -53,4 +53,23 @@ test('16 posted writes and their completions take 3 native calls at most', async
     assert.ok(into.bytes.subarray(0, BATCH * 64).every((byte) => byte === round));
   }
   await channel.close();
+});
+
+test('a message of up to 3 bytes goes with its write, behind its data, and in order with longer ones', async () => {
+  await using two = await openTwo();
+  const { there, both, into, out } = two;
+  const texts = ['abc', 'longer', '', 'x', 'four', 'yz', 'abc'];
+  const transfers = await Promise.all(
+    texts.map((_, index) => prepareWrite(two, { localOffset: index * 64, remoteOffset: index * 64, bytes: 64 })),
+  );
+  for (const [index, text] of texts.entries()) {
+    out.bytes.fill(index + 1, index * 64, (index + 1) * 64);
+    transfers[index]!.post(Buffer.from(text));
+  }
+  await pollAll(both, () => there.received.length === texts.length, 'messages are missing');
+  assert.deepEqual(
+    there.received.map(({ text }) => text),
+    texts,
+  );
+  for (let index = 0; index < texts.length; index += 1) assert.equal(into.bytes[index * 64 + 63], index + 1);
 });

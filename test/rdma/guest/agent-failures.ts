@@ -4,8 +4,9 @@ import { randomBytes } from 'node:crypto';
 import { readdirSync, readlinkSync } from 'node:fs';
 import { connect } from 'node:net';
 import test from 'node:test';
+import { createBackend } from '#lib/agent/backends/verbs/verbs-backend.js';
 import { decodeVerbsInfo } from '#lib/agent/backends/verbs/verbs-meeting.js';
-import { hostMemory } from '../../local/support/backend-context.ts';
+import { hostMemory, openBackend } from '../../local/support/backend-context.ts';
 import { withCode } from '../../support/with-code.ts';
 import { MEMORY_BYTES, openTwo, pollAll, prepareWrite, settled, type TwoBackends } from './support/agents.ts';
 import { command } from './support/command.ts';
@@ -109,6 +110,34 @@ function deviceFiles(): string[] {
     }
   });
 }
+
+test('a backend that is closed while it connects leaves nothing behind', async () => {
+  const before = deviceFiles().length;
+  const here = await openBackend(createBackend, 'here', { rdmaDevices: 'rxe0' });
+  const there = await openBackend(createBackend, 'there', { rdmaDevices: 'rxe1' });
+  // At once, and in the midst of the meeting.
+  for (const turns of [0, 3]) {
+    const mine = turns === 0 ? here : await openBackend(createBackend, 'again', { rdmaDevices: 'rxe0' });
+    const refused = assert.rejects(mine.backend.connect(there.peer, { timeoutMs: 20_000 }), withCode('WL_CLOSED'));
+    for (let turn = 0; turn < turns; turn += 1) await new Promise((resolve) => setImmediate(resolve));
+    await mine.backend.close();
+    await refused;
+  }
+  await there.backend.close();
+  assert.equal(deviceFiles().length, before);
+});
+
+test('puts that wait for company need a call, and none once they are with the device', async () => {
+  await using two = await openTwo();
+  const { link, local, remote, both } = two;
+  const channel = link.openChannel();
+  assert.ok(channel.put({ local, localOffset: 0, remote, remoteOffset: 0, bytes: 64 }));
+  assert.equal(channel.needsCalls, true);
+  two.here.backend.poll();
+  assert.equal(channel.needsCalls, false);
+  await pollAll(both, () => channel.delivered === channel.posted, 'the put does not end');
+  await channel.close();
+});
 
 test('nothing is registered after close', async () => {
   const before = deviceFiles().length;

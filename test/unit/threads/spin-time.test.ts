@@ -62,3 +62,10 @@ test('threads poll for packets for longer where processors are plenty, unless a 
   assert.equal(packetSpinUs(readSettings({ transportSpinUs: 1 }), 32), 1);
   assert.equal(packetSpinUs(readSettings({ transportSpinUs: 50 }), 32), 50);
 });
+
+test('who lets waits poll for long wants them back from threads that keep the processor for less', () => {
+  const spin = new SpinTime(20_000);
+  assert.equal(spin.lent(19), false);
+  assert.equal(spin.isShort, false);
+  assert.equal(spin.lent(21), true);
+});

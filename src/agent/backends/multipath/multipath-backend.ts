@@ -2,8 +2,6 @@
 import { isIP } from 'node:net';
 import { z } from 'zod';
 import { WeftlineError } from '../../../core/errors.ts';
-import { isLoopback } from '../../../meeting/loopback.ts';
-import { readToken } from '../../../settings/token.ts';
 import {
   type Connection,
   type Guest as TransportGuest,
@@ -13,6 +11,7 @@ import {
 import { networkIdentity } from '../../../world/host-identity.ts';
 import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
 import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../../backend.ts';
+import { whyNotAddress } from '../../peer-address.ts';
 import { type Hello, readHello, readWelcome } from './agent-words.ts';
 import { Guest } from './guest.ts';
 import { Inbox } from './inbox.ts';
@@ -92,13 +91,7 @@ class MultipathBackend implements Backend<'multipath'> {
   whyNotPeer({ connectionInfo }: BackendPeer): string | undefined {
     const address = parseInfo(connectionInfo);
     if (address === undefined) return 'what the peer published is not an address';
-    if (isLoopback(address.host) && address.network !== this.#network) {
-      return `the peer is on another machine but published ${address.host}, which only its own machine reaches: create its agent with the option host, an address at which others reach it`;
-    }
-    const needsToken = readToken(this.#context.token) === '' && !isLoopback(address.host);
-    return needsToken
-      ? `the peer is at ${address.host}, on another host, for which both need a token (WEFTLINE_TOKEN, or the option token)`
-      : undefined;
+    return whyNotAddress(address, { network: this.#network, token: this.#context.token });
   }
 
   get lanes(): number {

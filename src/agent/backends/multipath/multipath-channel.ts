@@ -127,6 +127,10 @@ export class MultipathChannel implements BackendChannel {
     this.#onClose();
   }
 
+  get needsCalls(): boolean {
+    return !this.#link.connection.hasThreads && this.delivered < this.posted;
+  }
+
   get isQuiet(): boolean {
     return this.#leaving === 0;
   }

@@ -61,6 +61,10 @@ export class UcxChannel implements BackendChannel, RegionUser {
     return true;
   }
 
+  get needsCalls(): boolean {
+    return !this.#link.driver.hasThread && this.delivered < this.posted;
+  }
+
   get delivered(): number {
     const known = Atomics.load(this.#link.driver.tables.delivered, this.#number);
     // The word wraps; fewer are under way than half of it counts.

@@ -49,6 +49,8 @@ export class UcxDriver {
   readonly channels: number[] = countDown(CHANNELS);
   /** Why nothing works any more. */
   failure: WeftlineError | undefined;
+  /** False if all is done within calls of the agent's thread. */
+  readonly hasThread: boolean;
   readonly #options: UcxDriverOptions;
   readonly #buffer = new SharedArrayBuffer(DRIVER_WORDS * 4);
   readonly #words = new Int32Array(this.#buffer);
@@ -70,6 +72,7 @@ export class UcxDriver {
     this.#options = options;
     const { ownThread, wake, spinUs, transports } = options;
     this.patienceMs = options.patienceMs;
+    this.hasThread = ownThread;
     this.context = new UcxContext({ canSleep: ownThread, transports });
     this.tables = new UcxTables(ArenaLayout.of(this.#memory));
     this.engine = new UcxEngine(new UcxWorker(this.context.handle), this.tables);

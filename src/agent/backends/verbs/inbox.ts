@@ -1,5 +1,13 @@
 // The receiver's memory of a link: messages of the peer, and the credits that it is told.
-import { VERBS_MESSAGES, VERBS_RING_BYTES, immediateBytes, immediateOffset } from '../../../abi/verbs-agent.ts';
+import {
+  VERBS_MESSAGES,
+  VERBS_RING_BYTES,
+  canBeShort,
+  immediateBytes,
+  immediateOffset,
+  isShort,
+  shortMessage,
+} from '../../../abi/verbs-agent.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
 import type { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
@@ -38,9 +46,7 @@ export class Inbox implements Disposable {
 
   /** Hot path. A message has come. Fails with WL_PROTOCOL if it cannot be one. */
   arrived(immediate: number): void {
-    const bytes = immediateBytes(immediate);
-    const isOutside = bytes > MAX_NOTIFICATION_BYTES || immediateOffset(immediate) + bytes > VERBS_RING_BYTES;
-    if (isOutside || this.#next - this.#first === VERBS_MESSAGES) {
+    if (!canBe(immediate) || this.#next - this.#first === VERBS_MESSAGES) {
       throw protocolError(`immediate data ${immediate.toString(16)} of a message that cannot be`);
     }
     this.#waiting[this.#next++ % VERBS_MESSAGES] = immediate;
@@ -58,13 +64,13 @@ export class Inbox implements Disposable {
   /** A copy of the oldest message, which is taken. */
   take(): Uint8Array {
     const immediate = this.#waiting[this.#first % VERBS_MESSAGES]!;
-    const bytes = immediateBytes(immediate);
-    const offset = immediateOffset(immediate);
-    const message = this.#bytes.slice(offset, offset + bytes);
     this.#first++;
     this.#untoldMessages++;
+    if (isShort(immediate)) return shortMessage(immediate);
+    const bytes = immediateBytes(immediate);
+    const offset = immediateOffset(immediate);
     this.#untoldBytes += bytes;
-    return message;
+    return this.#bytes.slice(offset, offset + bytes);
   }
 
   /** The sender should be told. */
@@ -86,4 +92,10 @@ export class Inbox implements Disposable {
   [Symbol.dispose](): void {
     this.region.close();
   }
+}
+
+function canBe(immediate: number): boolean {
+  if (isShort(immediate)) return canBeShort(immediate);
+  const bytes = immediateBytes(immediate);
+  return bytes <= MAX_NOTIFICATION_BYTES && immediateOffset(immediate) + bytes <= VERBS_RING_BYTES;
 }

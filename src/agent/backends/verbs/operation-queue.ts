@@ -2,12 +2,12 @@
 // carried out is posted again on the next one. Hot path: no allocation.
 import { VERBS_WAKE, VERBS_WAKES } from '../../../abi/verbs-agent.ts';
 import { sendFlag, sendOpcode } from '../../../abi/verbs-words.ts';
-import { WeftlineError } from '../../../core/errors.ts';
+import type { WeftlineError } from '../../../core/errors.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import type { Mailbox } from './mailbox.ts';
 import { operationKinds as kinds, type OperationOwner, type RequestParts, type RequestPlace } from './operation.ts';
 import type { OutMessages } from './out-messages.ts';
-import type { VerbsRemoteRegion } from './verbs-region.ts';
+import { areWithdrawn, type VerbsRemoteRegion, withdrawnError } from './verbs-region.ts';
 
 /** Operations of a link that are under way. A power of two. */
 export const OPERATIONS = 1024;
@@ -167,17 +167,28 @@ export class OperationQueue {
     this.flush();
   }
 
+  /** The connection is over, and nobody knows what of it the peer has carried out: all that was started ends so. */
+  failStarted(error: WeftlineError): void {
+    this.#ring = undefined;
+    if (this.#part > 0 || this.#offset > 0) this.#unstarted++;
+    while (this.#oldest < this.#unstarted) this.#end(this.#oldest++ % OPERATIONS, error);
+  }
+
   /** The link is over, and no device touches memory for it any more. */
   abandon(error: WeftlineError): void {
     this.#ring = undefined;
-    for (let number = this.#oldest; number < this.#next; number++) this.#end(number % OPERATIONS, error);
-    this.#oldest = this.#next;
+    while (this.#oldest < this.#next) this.#end(this.#oldest++ % OPERATIONS, error);
     this.#unstarted = this.#next;
   }
 
   /** The peer had not seen earlier wakes, and is to get one more. */
   get owesWake(): boolean {
     return this.#owesWake;
+  }
+
+  /** Something is not with the device yet: it waits for company, for room or for a connection. */
+  get holdsBack(): boolean {
+    return this.#unstarted !== this.#next || (this.#ring?.unposted ?? 0) > 0;
   }
 
   /** False if the message of the owner's post is on its way: what has begun cannot be taken back. */
@@ -280,23 +291,31 @@ export class OperationQueue {
     const isRead = this.#kind[at] === kinds.read;
     const opcode = isRead ? sendOpcode.read : sendOpcode.write;
     const message = this.#message[at]!;
+    // A short message goes with the last of the data, as one request.
+    const isCarried = message !== NO_MESSAGE && !isRead && this.#messages.isShort(message);
     const { count, bytes, localAddress, remoteAddress, localKey, remoteKey } = parts;
     while (this.#part < count) {
       const part = this.#part;
       const offset = this.#offset;
       const left = bytes[part]! - offset;
       const chunk = Math.min(left, this.#chunkBytes);
-      const isLast = part === count - 1 && chunk === left && message === NO_MESSAGE;
-      if (!ring.start(opcode, isLast || ring.nextSequence % SIGNAL_EVERY === 0 ? sendFlag.signaled : 0, part))
-        return false;
+      const isEnd = part === count - 1 && chunk === left;
+      const carries = isEnd && isCarried;
+      const isLast = isEnd && (carries || message === NO_MESSAGE);
+      const flags = isLast || ring.nextSequence % SIGNAL_EVERY === 0 ? sendFlag.signaled : 0;
+      if (!ring.start(carries ? sendOpcode.writeWithImmediate : opcode, flags, part)) return false;
       ring.add(localAddress[part]! + offset, chunk, localKey[part]!);
       ring.target(remoteAddress[part]! + offset, remoteKey[part]!);
+      if (carries) {
+        ring.immediate(this.#messages.immediateOf(message));
+        this.#messages.posted(message);
+      }
       if (chunk === left) {
         this.#part++;
         this.#offset = 0;
       } else this.#offset += chunk;
     }
-    return message === NO_MESSAGE || this.#startMessage(ring, message, isRead);
+    return message === NO_MESSAGE || (isCarried && count > 0) || this.#startMessage(ring, message, isRead);
   }
 
   /** Behind the data: requests of a connection are carried out in order, and the fence makes it wait for reads. */
@@ -304,9 +323,10 @@ export class OperationQueue {
     const flags = sendFlag.signaled | (isFenced ? sendFlag.fence : 0);
     if (!ring.start(sendOpcode.writeWithImmediate, flags, NO_PART)) return false;
     const offset = this.#messages.offsetOf(message);
-    const length = this.#messages.lengthOf(message);
     const { address, ringOffset, region } = this.#mailbox;
-    if (length > 0) ring.add(address + ringOffset + offset, length, region.localKey);
+    if (!this.#messages.isShort(message)) {
+      ring.add(address + ringOffset + offset, this.#messages.lengthOf(message), region.localKey);
+    }
     ring.target(this.#inbox.address + offset, this.#inbox.key);
     ring.immediate(this.#messages.immediateOf(message));
     this.#messages.posted(message);
@@ -365,17 +385,4 @@ export class OperationQueue {
     this.#wakesSent = (this.#wakesSent + 1) | 0;
     this.#owesWake = false;
   }
-}
-
-export function areWithdrawn(remotes: readonly VerbsRemoteRegion[]): boolean {
-  for (const remote of remotes) if (remote.isWithdrawn) return true;
-  return false;
-}
-
-export function withdrawnError(peer: string): WeftlineError {
-  return new WeftlineError(
-    'WL_UNAUTHORIZED',
-    `${peer} has taken back this memory: its device refused access (IBV_WC_REM_ACCESS_ERR)`,
-    { details: { peer } },
-  );
 }

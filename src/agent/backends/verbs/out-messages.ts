@@ -4,7 +4,9 @@ import {
   VERBS_MESSAGE_ALIGNMENT,
   VERBS_MESSAGES,
   VERBS_RING_BYTES,
+  VERBS_SHORT_BYTES,
   messageImmediate,
+  shortImmediate,
 } from '../../../abi/verbs-agent.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { Mailbox } from './mailbox.ts';
@@ -18,6 +20,7 @@ export class OutMessages {
   /** By message number. */
   readonly #offset = new Uint32Array(VERBS_MESSAGES);
   readonly #length = new Uint32Array(VERBS_MESSAGES);
+  readonly #immediate = new Uint32Array(VERBS_MESSAGES);
   readonly #end = new Float64Array(VERBS_MESSAGES);
   readonly #state = new Uint8Array(VERBS_MESSAGES);
   /** Numbers of the oldest that takes room, and of the next; bytes of the ring before them, which count up. */
@@ -37,7 +40,8 @@ export class OutMessages {
   reserve(message: Uint8Array): number {
     this.#reclaim();
     const { length } = message;
-    const room = alignUp(Math.max(1, length), VERBS_MESSAGE_ALIGNMENT);
+    const isShort = length <= VERBS_SHORT_BYTES;
+    const room = isShort ? 0 : alignUp(length, VERBS_MESSAGE_ALIGNMENT);
     const at = this.#head % VERBS_RING_BYTES;
     // A message lies in one piece; what is left at the end is passed over.
     const skipped = at + room > VERBS_RING_BYTES ? VERBS_RING_BYTES - at : 0;
@@ -51,7 +55,8 @@ export class OutMessages {
     this.#length[slot] = length;
     this.#end[slot] = this.#head;
     this.#state[slot] = states.waiting;
-    this.#mailbox.bytes.set(message, this.#mailbox.ringOffset + offset);
+    this.#immediate[slot] = isShort ? shortImmediate(message) : messageImmediate(offset, length);
+    if (!isShort) this.#mailbox.bytes.set(message, this.#mailbox.ringOffset + offset);
     return number;
   }
 
@@ -64,7 +69,12 @@ export class OutMessages {
   }
 
   immediateOf(number: number): number {
-    return messageImmediate(this.offsetOf(number), this.lengthOf(number));
+    return this.#immediate[number % VERBS_MESSAGES]!;
+  }
+
+  /** Its immediate data are all of it: any write to the peer can carry them. */
+  isShort(number: number): boolean {
+    return this.lengthOf(number) <= VERBS_SHORT_BYTES;
   }
 
   /** Its request was posted. */

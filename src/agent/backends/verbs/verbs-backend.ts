@@ -3,11 +3,10 @@ import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { ControlChannel } from '../../../meeting/control-channel.ts';
 import { credentialsOf } from '../../../meeting/credentials.ts';
 import { MeetingListener } from '../../../meeting/listener.ts';
-import { isLoopback } from '../../../meeting/loopback.ts';
-import { readToken } from '../../../settings/token.ts';
 import { networkIdentity } from '../../../world/host-identity.ts';
 import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
 import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../../backend.ts';
+import { whyNotAddress } from '../../peer-address.ts';
 import { PortWatch } from './port-watch.ts';
 import { unreachablePort, whyNotPort } from './queue-pair-end.ts';
 import { VerbsDevice } from './verbs-device.ts';
@@ -24,6 +23,8 @@ import {
 import { VerbsRegion } from './verbs-region.ts';
 import { VerbsSleep } from './verbs-sleep.ts';
 
+/** A link whose connection broke off is lost after so long without another one. */
+const RECONNECT_MS = 10_000;
 /** Without a thread of its own: how long the agent's thread may sleep. */
 const POLL_INTERVAL_MS = 0.1;
 
@@ -52,6 +53,10 @@ class VerbsBackend implements Backend<'verbs'> {
   #connectionInfo: Uint8Array = new Uint8Array(0);
   #listener: MeetingListener | undefined;
   readonly #links: VerbsLink[] = [];
+  /** Links that are being connected. */
+  readonly #opening = new Set<Promise<VerbsLink>>();
+  /** Ends meetings with peers when the backend closes. */
+  readonly #ending = new AbortController();
   /** In the order in which they came: of two from one peer, the messages of the older are delivered first. */
   readonly #guests: VerbsGuest[] = [];
   #closing: Promise<void> | undefined;
@@ -107,13 +112,8 @@ class VerbsBackend implements Backend<'verbs'> {
   whyNotPeer({ connectionInfo }: BackendPeer): string | undefined {
     const info = decodeVerbsInfo(connectionInfo);
     if (info === undefined) return 'what the peer published is not understood';
-    if (isLoopback(info.host) && info.network !== this.#network) {
-      return `the peer is on another machine but published ${info.host}, which only its own machine reaches: create its agent with the option host, an address at which others reach it`;
-    }
-    if (readToken(this.#context.token) === '' && !isLoopback(info.host)) {
-      return `the peer is at ${info.host}, on another host, for which both need a token (WEFTLINE_TOKEN, or the option token)`;
-    }
-    return whyNotPort(this.#device.port, info.rail);
+    const why = whyNotAddress(info, { network: this.#network, token: this.#context.token });
+    return why ?? whyNotPort(this.#device.port, info.rail);
   }
 
   /** The limit of locked memory may be too low for all that an agent registers; other backends need none. */
@@ -130,6 +130,16 @@ class VerbsBackend implements Backend<'verbs'> {
 
   async connect(peer: BackendPeer, options: ConnectOptions): Promise<VerbsLink> {
     this.#requireOpen();
+    const opening = this.#open(peer, options);
+    this.#opening.add(opening);
+    try {
+      return await opening;
+    } finally {
+      this.#opening.delete(opening);
+    }
+  }
+
+  async #open(peer: BackendPeer, options: ConnectOptions): Promise<VerbsLink> {
     const address = decodeVerbsInfo(peer.connectionInfo);
     if (address === undefined) throw invalidArgument('connectionInfo', peer.name, 'that of a verbs backend');
     // The first connection belongs to the caller, later ones to the link.
@@ -138,15 +148,21 @@ class VerbsBackend implements Backend<'verbs'> {
     const link = await VerbsLink.open({
       peer: peer.name,
       device: this.#device,
-      meet: async (end) => {
+      meet: async (end, left) => {
         const mine = wait;
-        wait = { timeoutMs };
-        return connectVerbsPeer({ peer, address }, { ...this.#self, end }, mine);
+        wait = { timeoutMs: Math.min(timeoutMs, RECONNECT_MS) };
+        const signal = AbortSignal.any([
+          left,
+          this.#ending.signal,
+          ...(mine.signal === undefined ? [] : [mine.signal]),
+        ]);
+        return connectVerbsPeer({ peer, address }, { ...this.#self, end }, { ...mine, signal });
       },
       onEnd: (ended) => remove(this.#links, ended),
       ring: () => this.#context.wake.ring(),
       until: (isSo) => this.#until(isSo),
     });
+    if (this.#closing !== undefined) await link.close();
     if (link.error !== undefined) throw link.error;
     this.#links.push(link);
     this.#context.wake.ring();
@@ -200,6 +216,9 @@ class VerbsBackend implements Backend<'verbs'> {
 
   async #close(): Promise<void> {
     this.#listener?.close();
+    this.#ending.abort(closed());
+    // ORDER: nothing makes queue pairs any more when the device is closed.
+    await Promise.allSettled(this.#opening);
     await Promise.all([...this.#links].map((link) => link.close()));
     for (const guest of this.#guests.splice(0)) guest.close();
     await this.#sleep.close();
@@ -255,16 +274,22 @@ class VerbsBackend implements Backend<'verbs'> {
   async #until(isSo: () => boolean): Promise<boolean> {
     const end = performance.now() + this.#context.settings.timeoutMs;
     for (;;) {
-      this.#progress();
+      // ORDER: asked first, because the queues of a backend that was closed meanwhile must not be looked at any more.
       if (isSo()) return true;
       if (performance.now() > end) return false;
+      this.#progress();
+      if (isSo()) return true;
       await new Promise((resolve) => setTimeout(resolve, 1));
     }
   }
 
   #requireOpen(): void {
-    if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The backend verbs was closed');
+    if (this.#closing !== undefined) throw closed();
   }
+}
+
+function closed(): WeftlineError {
+  return new WeftlineError('WL_CLOSED', 'The backend verbs was closed');
 }
 
 function remove<T>(list: T[], value: T): void {

@@ -2,8 +2,7 @@
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { operationKinds, type OperationOwner, type RequestPlace } from './operation.ts';
-import { withdrawnError } from './operation-queue.ts';
-import { own, type RegionUser, VerbsRegion, VerbsRemoteRegion } from './verbs-region.ts';
+import { own, type RegionUser, VerbsRegion, VerbsRemoteRegion, withdrawnError } from './verbs-region.ts';
 import type { OperationLink } from './verbs-transfer.ts';
 
 const TWO_32 = 2 ** 32;
@@ -86,6 +85,10 @@ export class VerbsChannel implements BackendChannel, OperationOwner, RegionUser 
 
   send(): void {
     this.#link.flush();
+  }
+
+  get needsCalls(): boolean {
+    return this.#link.queue.holdsBack;
   }
 
   get isQuiet(): boolean {

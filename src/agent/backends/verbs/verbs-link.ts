@@ -15,13 +15,13 @@ import type {
 import type { CompletionTaker } from './completion-pool.ts';
 import { Mailbox } from './mailbox.ts';
 import type { OperationOwner, RequestParts } from './operation.ts';
-import { OperationQueue, OPERATIONS, SEND_REQUESTS, withdrawnError } from './operation-queue.ts';
+import { OperationQueue, OPERATIONS, SEND_REQUESTS } from './operation-queue.ts';
 import { OutMessages } from './out-messages.ts';
 import { describePort, QueuePairEnd } from './queue-pair-end.ts';
 import { VerbsChannel } from './verbs-channel.ts';
 import type { VerbsDevice } from './verbs-device.ts';
 import type { MeetingEnd } from './verbs-meeting.ts';
-import { own, VerbsRemoteRegion } from './verbs-region.ts';
+import { own, VerbsRemoteRegion, withdrawnError } from './verbs-region.ts';
 import { type OperationLink, VerbsTransfer } from './verbs-transfer.ts';
 
 /** Both sides have met. */
@@ -33,8 +33,8 @@ export interface MetPeer {
 export interface LinkOptions {
   readonly peer: string;
   readonly device: VerbsDevice;
-  /** Tells the peer of this side's end, and learns of its. */
-  readonly meet: (end: MeetingEnd) => Promise<MetPeer>;
+  /** Tells the peer of this side's end, and learns of its. Fails when the link is left. */
+  readonly meet: (end: MeetingEnd, left: AbortSignal) => Promise<MetPeer>;
   readonly onEnd: (link: VerbsLink) => void;
   /** The agent may sleep, and there is news. */
   readonly ring: () => void;
@@ -75,8 +75,12 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
   #channel: ControlChannel | undefined;
   /** Of both ports, for errors. */
   #route = '';
+  /** The connection has carried something. */
+  #hasCarried = false;
   /** The first request of the connection that failed; until it was looked at. */
   #failure: Failure | undefined;
+  readonly #left = new AbortController();
+  #reconnecting: Promise<void> | undefined;
   #closing: Promise<void> | undefined;
 
   /** Fails as `Backend.connect` does. */
@@ -153,8 +157,10 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
 
   complete(queue: CompletionQueue, index: number): void {
     if (this.#failure !== undefined) return;
-    if (queue.isSuccess(index)) this.queue.done(queue.sequenceAt(index));
-    else {
+    if (queue.isSuccess(index)) {
+      this.#hasCarried = true;
+      this.queue.done(queue.sequenceAt(index));
+    } else {
       this.#failure = {
         status: queue.statusAt(index),
         sequence: queue.sequenceAt(index),
@@ -173,9 +179,11 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
     }
     if (this.#end === undefined) return;
     const { status, error } = failure;
-    const isUnreachable = status === completionStatus.retriesExceeded || status === completionStatus.flushed;
-    // A request of no operation would fail again and again.
-    if (isUnreachable || this.queue.isEmpty) this.#lost(error.message);
+    const isUnanswered = status === completionStatus.retriesExceeded;
+    // A request of no operation, and one of a way that has never worked, would fail again and again.
+    const isHopeless = this.queue.isEmpty || (isUnanswered && !this.#hasCarried);
+    if (isHopeless || status === completionStatus.flushed) this.#lost(error.message);
+    else if (isUnanswered) this.#unanswered(error);
     else this.#refused(failure);
   }
 
@@ -198,6 +206,7 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
 
   async #close(): Promise<void> {
     this.#finish('closed', new WeftlineError('WL_CLOSED', `The link to ${this.peer} was closed`));
+    await this.#reconnecting;
   }
 
   /** The peer's device has refused a request. What was posted behind it goes by another connection. */
@@ -207,7 +216,20 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
     if (isAccess && region !== undefined) region.isWithdrawn = true;
     log('agent', 'info', `${error.message}; connecting to ${this.peer} anew`);
     this.#leave();
-    void this.#reconnect();
+    this.#reconnecting = this.#reconnect();
+  }
+
+  /**
+   * A refusal that was lost on its way looks like this too, because a device that has refused a request is silent from then
+   * on. What the peer has carried out is unknown, so nothing of it goes again.
+   */
+  #unanswered({ message }: WeftlineError): void {
+    const why = `${message}; it may have been carried out, or refused because ${this.peer} has taken back the memory`;
+    log('agent', 'info', `${message}; connecting to ${this.peer} anew`);
+    // ORDER: no device touches the memory of what then ends.
+    this.#leave();
+    this.queue.failStarted(new WeftlineError('WL_PEER_FAILED', why, { details: { peer: this.peer } }));
+    this.#reconnecting = this.#reconnect();
   }
 
   #tryFlush(): void {
@@ -235,7 +257,10 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
     const end = new QueuePairEnd(device, options);
     try {
       const { address, region } = this.#mailbox;
-      const { channel, end: remote } = await meet({ ...end.address, mailbox: { address, key: region.remoteKey } });
+      const { channel, end: remote } = await meet(
+        { ...end.address, mailbox: { address, key: region.remoteKey } },
+        this.#left.signal,
+      );
       if (this.error !== undefined) {
         channel.close();
         throw this.error;
@@ -257,6 +282,7 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
     this.#end = end;
     this.#channel = channel;
     this.#failure = undefined;
+    this.#hasCarried = false;
     this.#route = `${describePort(end.address)} to ${describePort(remote)}`;
     end.takeCompletions(this);
     channel.unref();
@@ -291,6 +317,7 @@ export class VerbsLink implements BackendLink, CompletionTaker, OperationLink {
     if (this.error !== undefined) return;
     this.error = error;
     this.state = state;
+    this.#left.abort(error);
     // ORDER: closing takes in what has completed by now, which counts; nothing touches memory for the rest any more.
     this.#leave();
     this.queue.abandon(error);

@@ -1,7 +1,7 @@
 // Registered memory over RDMA, here and at the peer, and how it is named in metadata.
 import { Block } from '../../../abi/layout.ts';
 import { verbsRegionInfo } from '../../../abi/verbs-agent.ts';
-import { invalidArgument } from '../../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
 import type { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
@@ -87,4 +87,17 @@ export class VerbsRemoteRegion implements BackendRemoteRegion {
 export function own<T>(kind: abstract new (...parameters: never[]) => T, value: unknown): T {
   if (value instanceof kind) return value;
   throw invalidArgument('region', value, `a ${kind.name}`);
+}
+
+export function areWithdrawn(remotes: readonly VerbsRemoteRegion[]): boolean {
+  for (const remote of remotes) if (remote.isWithdrawn) return true;
+  return false;
+}
+
+export function withdrawnError(peer: string): WeftlineError {
+  return new WeftlineError(
+    'WL_UNAUTHORIZED',
+    `${peer} has taken back this memory: its device refused access (IBV_WC_REM_ACCESS_ERR)`,
+    { details: { peer } },
+  );
 }

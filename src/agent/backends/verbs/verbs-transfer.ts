@@ -9,9 +9,9 @@ import type {
   TransferState,
 } from '../../backend.ts';
 import type { OperationOwner, RequestParts } from './operation.ts';
-import { areWithdrawn, type OperationQueue, withdrawnError } from './operation-queue.ts';
+import type { OperationQueue } from './operation-queue.ts';
 import type { OutMessages } from './out-messages.ts';
-import { own, type RegionUser, VerbsRegion, VerbsRemoteRegion } from './verbs-region.ts';
+import { areWithdrawn, own, type RegionUser, VerbsRegion, VerbsRemoteRegion, withdrawnError } from './verbs-region.ts';
 
 const NO_MESSAGE = -1;
 

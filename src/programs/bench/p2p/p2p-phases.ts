@@ -34,7 +34,7 @@ export type P2pPhase =
 
 /** A long run lets the event loop turn this often. */
 const TURN_MICROSECONDS = 50_000;
-const PING = Buffer.from('ping');
+const PING = Buffer.from('hey');
 const PREPARATIONS = 20;
 const WARM_PINGS = 1000;
 

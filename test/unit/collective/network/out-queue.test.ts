@@ -11,6 +11,7 @@ const windows = [window('first'), window('second')];
 
 /** Takes as many operations as it has room for. */
 class PretendedChannel {
+  needsCalls: boolean | undefined;
   room = 0;
   posted = 0;
   delivered = 0;
@@ -120,4 +121,17 @@ test('without room nothing goes out, and nothing counts as delivered', async () 
   assert.ok(!queue.isDelivered);
   channel.delivered = 1;
   assert.ok(queue.isDelivered);
+});
+
+test('posted means that the carrier needs no further call: what it holds back is not', async () => {
+  const { channel, queue } = await pretend();
+  channel.room = 1;
+  channel.needsCalls = true;
+  queue.put(0, 0, 0, 8);
+  assert.ok(!queue.isPosted, 'it waits here');
+  assert.ok(queue.advance());
+  assert.ok(!queue.isPosted, 'it waits in the carrier');
+  channel.needsCalls = false;
+  assert.ok(queue.isPosted);
+  assert.ok(!queue.isDelivered);
 });
