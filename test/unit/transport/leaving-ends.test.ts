@@ -3,10 +3,10 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { LeavingEnds } from '#lib/transport/io/verbs/leaving-ends.js';
-import type { PathEnd } from '#lib/transport/io/verbs/path-end.js';
+import type { RailEnd } from '#lib/transport/io/verbs/verbs-rail.js';
 
 interface Fake {
-  readonly end: PathEnd;
+  readonly end: RailEnd;
   readonly state: { underWay: number; isFailed: boolean; hasTakenLast: boolean; isGone: boolean };
   /** What became of it, in order. */
   readonly story: string[];
@@ -27,7 +27,7 @@ function fakeEnd(isShared: boolean): Fake {
     },
     reapSome: () => 0,
   };
-  const end = Object.defineProperties({ queuePair, rail } as unknown as PathEnd, {
+  const end = Object.defineProperties({ queuePair, rail } as unknown as RailEnd, {
     underWay: { get: () => state.underWay },
     isFailed: { get: () => state.isFailed },
     hasTakenLast: { get: () => state.hasTakenLast },

@@ -1,15 +1,12 @@
 // Queue pairs on their way out: what they had to send leaves, what the device holds of receives comes back, then they are
 // destroyed. The loop goes on meanwhile.
-import type { PathEnd } from './path-end.ts';
-import { SETTLE_MICROSECONDS, type VerbsRail } from './verbs-rail.ts';
+import { type RailEnd, SETTLE_MICROSECONDS, type VerbsRail } from './verbs-rail.ts';
 
 /** A failed queue pair gives back its receives at once. Devices without an event for that of shared ones get this long. */
 const FLUSH_MICROSECONDS = 100_000;
 
-export type LeavingRail = Pick<VerbsRail, 'shared' | 'receiver' | 'findEnd' | 'fail' | 'closeEnd' | 'reapSome'>;
-
 interface Leaving {
-  readonly end: PathEnd;
+  readonly end: RailEnd;
   /** Sending what it has; then failed, and flushing. */
   isFlushing: boolean;
   /** Of the stage. */
@@ -18,13 +15,13 @@ interface Leaving {
 
 export class LeavingEnds {
   readonly #drain: (rail: VerbsRail) => void;
-  readonly #onClosed: (end: PathEnd) => void;
+  readonly #onClosed: (end: RailEnd) => void;
   #leaving: Leaving[] = [];
 
   /**
    * `drain` takes in all that has arrived at a port. `onClosed` hears of ends whose queue pairs are destroyed.
    */
-  constructor(drain: (rail: VerbsRail) => void, onClosed: (end: PathEnd) => void) {
+  constructor(drain: (rail: VerbsRail) => void, onClosed: (end: RailEnd) => void) {
     this.#drain = drain;
     this.#onClosed = onClosed;
   }
@@ -34,7 +31,7 @@ export class LeavingEnds {
   }
 
   /** Nobody sends over it any more. */
-  add(end: PathEnd, now: number): void {
+  add(end: RailEnd, now: number): void {
     this.#leaving.push({ end, isFlushing: false, since: now });
   }
 
@@ -79,7 +76,7 @@ export class LeavingEnds {
     return end.underWay === 0 && !hasReceives;
   }
 
-  #close(end: PathEnd): void {
+  #close(end: RailEnd): void {
     const { rail } = end;
     // Libraries drop completions with the queue pair that they are of, and with them the memory they stand for.
     this.#drain(rail);

@@ -6,7 +6,7 @@ import type { ReceiveRing } from '../../../native/verbs/request-ring.ts';
 import { createReceivedBatch, type ReceivedBatch } from '../packet-io.ts';
 import type { PacketMemory } from './packet-memory.ts';
 import { GONE, NOBODY, type PathEnd } from './path-end.ts';
-import type { VerbsFailures } from './verbs-rail.ts';
+import type { VerbsFailures } from './verbs-failures.ts';
 
 const BATCH = 16;
 const NO_SLOT = -2;

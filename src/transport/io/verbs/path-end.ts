@@ -3,16 +3,21 @@ import type { AddressHandle } from '../../../native/verbs/path.ts';
 import type { QueuePair } from '../../../native/verbs/queue-pair.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import type { PacketMemory } from './packet-memory.ts';
-import type { VerbsRail } from './verbs-rail.ts';
 
 /** In place of a peer: it has none yet, or no longer. */
 export const NOBODY = -1;
 export const GONE = -2;
 
-export class PathEnd {
+/** The memory of a port that packets are sent from. */
+interface WithMemory {
+  readonly memory: PacketMemory;
+}
+
+/** `Rail`: the port that it is an end at. */
+export class PathEnd<Rail extends WithMemory = WithMemory> {
   /** By which the engine's thread and those who meet the peer call it. */
   readonly number: number;
-  readonly rail: VerbsRail;
+  readonly rail: Rail;
   readonly queuePair: QueuePair;
   readonly sends: SendRing;
   /** Of datagrams that come in; others are dropped by the device. */
@@ -44,7 +49,7 @@ export class PathEnd {
   #next = 0;
 
   /** `names`: its number, the key of its datagrams and the number of the first packet. */
-  constructor(rail: VerbsRail, queuePair: QueuePair, names: Pick<PathEnd, 'number' | 'queueKey' | 'firstSequence'>) {
+  constructor(rail: Rail, queuePair: QueuePair, names: Pick<PathEnd, 'number' | 'queueKey' | 'firstSequence'>) {
     this.rail = rail;
     this.#memory = rail.memory;
     this.number = names.number;

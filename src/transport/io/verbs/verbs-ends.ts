@@ -11,7 +11,7 @@ import { LeavingEnds } from './leaving-ends.ts';
 import { GONE, NOBODY, PathEnd } from './path-end.ts';
 import { type EndName, flowLabel, type PortName, QUEUE_KEYS, readOffer, SEQUENCES } from './peer-offer.ts';
 import type { VerbsPacketIo } from './verbs-packet-io.ts';
-import { MAX_UNDER_WAY, type VerbsRail } from './verbs-rail.ts';
+import { MAX_UNDER_WAY, type RailEnd, type VerbsRail } from './verbs-rail.ts';
 
 /** Slots of a queue pair without shared receives. */
 const OWN_RECEIVES = 128;
@@ -34,7 +34,7 @@ export interface EndsParts {
 
 export class VerbsEnds implements EndMaker {
   readonly #parts: EndsParts;
-  readonly #ends: (PathEnd | undefined)[] = [];
+  readonly #ends: (RailEnd | undefined)[] = [];
   readonly #leaving: LeavingEnds;
 
   constructor(parts: EndsParts) {
@@ -46,7 +46,7 @@ export class VerbsEnds implements EndMaker {
 
   open({ count, rails }: EndsPlan): MadeEnds {
     const used = this.#railsOf(rails);
-    const ends: PathEnd[] = [];
+    const ends: RailEnd[] = [];
     try {
       while (ends.length < count) ends.push(this.#make(used[ends.length % rails] as VerbsRail));
     } catch (error) {
@@ -95,18 +95,18 @@ export class VerbsEnds implements EndMaker {
 
   close(ends: readonly number[]): void {
     const made = ends.map((number) => this.#ends[number]);
-    this.remove(made.filter((end): end is PathEnd => end !== undefined && end.peer === NOBODY));
+    this.remove(made.filter((end): end is RailEnd => end !== undefined && end.peer === NOBODY));
   }
 
   /** Those that a peer of the engine is given. */
-  take(ends: readonly number[], peer: number): readonly PathEnd[] {
+  take(ends: readonly number[], peer: number): readonly RailEnd[] {
     const taken = ends.map((number) => this.get(number));
     for (const end of taken) end.peer = peer;
     return taken;
   }
 
   /** Closes ends: what they have to send leaves, and the loop goes on meanwhile. */
-  remove(ends: readonly PathEnd[]): void {
+  remove(ends: readonly RailEnd[]): void {
     const now = microseconds();
     for (const end of ends) {
       if (end.peer === GONE) continue;
@@ -139,7 +139,7 @@ export class VerbsEnds implements EndMaker {
     end.probedSecret = (BigInt(probe.get('secretHigh')) << 32n) | BigInt(probe.get('secretLow'));
   }
 
-  get(number: number): PathEnd {
+  get(number: number): RailEnd {
     const end = this.#ends[number];
     if (end !== undefined) return end;
     throw new WeftlineError('WL_INTERNAL', `The engine has made no end of a path with the number ${number}`);
@@ -154,7 +154,7 @@ export class VerbsEnds implements EndMaker {
     );
   }
 
-  #make(rail: VerbsRail): PathEnd {
+  #make(rail: VerbsRail): RailEnd {
     const { port, service, receiver, shared, sends, receives } = rail;
     const queuePair = new QueuePair(port.domain, {
       service,
@@ -185,7 +185,7 @@ export class VerbsEnds implements EndMaker {
     return end;
   }
 
-  #join(end: PathEnd, peer: PortName, remote: EndName): void {
+  #join(end: RailEnd, peer: PortName, remote: EndName): void {
     const { queuePair, firstSequence } = end;
     const { port, service } = end.rail;
     const path = port.pathTo(peer, flowLabel(queuePair.number, remote.number));

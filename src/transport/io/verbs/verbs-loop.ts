@@ -11,7 +11,8 @@ import { GONE, NOBODY, type PathEnd } from './path-end.ts';
 import { VerbsEnds } from './verbs-ends.ts';
 import { VerbsPacketIo } from './verbs-packet-io.ts';
 import { packetRails, VerbsPort } from './verbs-port.ts';
-import { type VerbsFailures, VerbsRail } from './verbs-rail.ts';
+import type { VerbsFailures } from './verbs-failures.ts';
+import { type RailEnd, VerbsRail } from './verbs-rail.ts';
 
 /** Batches taken from a port before the engine may answer. */
 const BATCHES_PER_ROUND = 4;
@@ -44,7 +45,7 @@ export class VerbsLoop implements PacketLoop {
   readonly #io: VerbsPacketIo;
   readonly #readiness = new ReadinessSet();
   readonly #turns: EngineTurns;
-  readonly #peers = new Map<number, readonly PathEnd[]>();
+  readonly #peers = new Map<number, readonly RailEnd[]>();
   #nextEvents = 0;
   #nextLeaving = 0;
 
@@ -59,7 +60,7 @@ export class VerbsLoop implements PacketLoop {
         packetBytes,
         relaxedOrdering: settings.rdmaRelaxedOrdering,
         failures,
-        onFailed: (end: PathEnd) => this.#noteFailed(end),
+        onFailed: (end: PathEnd, device: string) => this.#noteFailed(end, device),
         onEarly: (end: PathEnd, at: number, bytes: number) => this.ends.noteProbe(end, at, bytes),
       };
       this.#rails = this.#ports.map((port) => new VerbsRail(port, options));
@@ -197,8 +198,8 @@ export class VerbsLoop implements PacketLoop {
     for (let event = rail.events.take(); event !== undefined; event = rail.events.take()) noteEvent(rail, event);
   }
 
-  #noteFailed({ peer, queuePair, rail }: PathEnd): void {
-    log('transport', 'info', `${rail.port.rail.name}: queue pair ${queuePair.number} has failed`);
+  #noteFailed({ peer, queuePair }: PathEnd, device: string): void {
+    log('transport', 'info', `${device}: queue pair ${queuePair.number} has failed`);
     if (peer <= NOBODY) return;
     const isLost = this.#peers.get(peer)?.every((end) => end.isFailed && !end.rail.canRestart) === true;
     if (isLost) this.refused.push(peer);

@@ -6,8 +6,8 @@ import type { Region } from '../../engine/region.ts';
 import { type Burst, copyPayload, type PacketIo, placeNative, type PlacementRun, placeRun } from '../packet-io.ts';
 import { microseconds } from '../engine-turns.ts';
 import { SMALL_BYTES } from './packet-memory.ts';
-import type { PathEnd } from './path-end.ts';
-import { BURST_SEGMENTS, type VerbsFailures, type VerbsRail } from './verbs-rail.ts';
+import { BURST_SEGMENTS, type RailEnd, type VerbsRail } from './verbs-rail.ts';
+import type { VerbsFailures } from './verbs-failures.ts';
 
 const ARENA_BYTES = 512 * 1024;
 const MAX_BURST_BYTES = 65_507;
@@ -19,8 +19,8 @@ export class VerbsPacketIo implements PacketIo {
   readonly #failures: VerbsFailures;
   readonly #arenaWords: Int32Array;
   readonly #rails: readonly VerbsRail[];
-  readonly #peers: (readonly PathEnd[] | undefined)[] = [];
-  readonly #pending: PathEnd[] = [];
+  readonly #peers: (readonly RailEnd[] | undefined)[] = [];
+  readonly #pending: RailEnd[] = [];
 
   constructor(rails: readonly VerbsRail[], failures: VerbsFailures) {
     const arena = new NativeBlock(ARENA_BYTES);
@@ -31,7 +31,7 @@ export class VerbsPacketIo implements PacketIo {
   }
 
   /** The ends of a peer, by path. */
-  setPeer(peer: number, ends: readonly PathEnd[] | undefined): void {
+  setPeer(peer: number, ends: readonly RailEnd[] | undefined): void {
     this.#peers[peer] = ends;
   }
 
@@ -104,7 +104,7 @@ export class VerbsPacketIo implements PacketIo {
   }
 
   /** Sends one packet of this process's own, header only, outside of bursts. */
-  sendBytes(end: PathEnd, packet: Uint8Array): void {
+  sendBytes(end: RailEnd, packet: Uint8Array): void {
     const { memory } = end.rail;
     if (end.isFailed || end.rail.room < 1) return;
     const place = this.#begin(end, packet.length);
@@ -113,7 +113,7 @@ export class VerbsPacketIo implements PacketIo {
   }
 
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per burst
-  #addReferences(end: PathEnd, burst: Burst, payload: number, key: number): void {
+  #addReferences(end: RailEnd, burst: Burst, payload: number, key: number): void {
     const { count, headerBytes, payloadBytes, lastPayloadBytes } = burst;
     const { sends } = end;
     const { words } = end.rail.memory;
@@ -132,7 +132,7 @@ export class VerbsPacketIo implements PacketIo {
   }
 
   /** Packets without payload, and those whose payload must be gathered or lies in memory that is not registered. */
-  #addCopies(end: PathEnd, burst: Burst): void {
+  #addCopies(end: RailEnd, burst: Burst): void {
     const { count, headerOffset, headerBytes } = burst;
     const { bytes } = end.rail.memory;
     for (let packet = 0; packet < count; packet += 1) {
@@ -154,7 +154,7 @@ export class VerbsPacketIo implements PacketIo {
   }
 
   /** Starts a request. Returns the place of so many bytes that it may read. */
-  #begin(end: PathEnd, bytes: number): number {
+  #begin(end: RailEnd, bytes: number): number {
     const { sends } = end;
     sends.start(sendOpcode.send, 0, end.number);
     if (end.handle !== undefined) sends.datagram(end.handle.address, end.remoteNumber, end.remoteQueueKey);
@@ -169,7 +169,7 @@ export class VerbsPacketIo implements PacketIo {
     return place;
   }
 
-  #post(end: PathEnd): void {
+  #post(end: RailEnd): void {
     end.isPending = false;
     if (end.isClosed || end.sends.unposted === 0) return;
     end.sends.signal();
@@ -187,7 +187,7 @@ export class VerbsPacketIo implements PacketIo {
   }
 }
 
-function addPiece(end: PathEnd, place: number, bytes: number): void {
+function addPiece(end: RailEnd, place: number, bytes: number): void {
   const { memory } = end.rail;
   end.sends.add(memory.address + place, bytes, memory.localKey);
 }

@@ -11,19 +11,8 @@ import { PacketMemory } from './packet-memory.ts';
 import { PacketReceiver } from './packet-receiver.ts';
 import { GONE, type PathEnd } from './path-end.ts';
 import { RegionKeys, type RegionUse } from './region-keys.ts';
+import type { VerbsFailures } from './verbs-failures.ts';
 import type { VerbsPort } from './verbs-port.ts';
-
-/** Counters of what did not go out or come in. */
-export interface VerbsFailures {
-  /** Queue pairs that have failed. */
-  queuePairs: number;
-  /** Packets given up because their queue pair had failed, or would not take them. */
-  unsent: number;
-  /** Packets that came with an error, such as messages of which a part was lost. */
-  broken: number;
-  /** Packets of queue pairs that are not the peer's. */
-  strangers: number;
-}
 
 /** Packets under way over all queue pairs of a port, each of which has room for so many. */
 export const MAX_UNDER_WAY = 512;
@@ -47,11 +36,14 @@ export interface RailOptions {
   readonly relaxedOrdering: boolean;
   /** Those of the engine. */
   readonly failures: VerbsFailures;
-  /** Hears of queue pairs that have failed. */
-  readonly onFailed: (end: PathEnd) => void;
+  /** Hears of queue pairs that have failed, and of the name of their device. */
+  readonly onFailed: (end: PathEnd, device: string) => void;
   /** Hears of packets that came before the end had a peer; they may be probes. */
   readonly onEarly: (end: PathEnd, at: number, bytes: number) => void;
 }
+
+/** An end of a path over such a port. */
+export type RailEnd = PathEnd<VerbsRail>;
 
 export class VerbsRail {
   readonly port: VerbsPort;
@@ -69,7 +61,7 @@ export class VerbsRail {
   /** By number of its queue pair. */
   readonly #ends = new Map<number, PathEnd>();
   readonly #failures: VerbsFailures;
-  readonly #onFailed: (end: PathEnd) => void;
+  readonly #onFailed: RailOptions['onFailed'];
   /** Since when there has been no room for a burst; 0 while there is. */
   #fullSince = 0;
   #isOver = false;
@@ -155,7 +147,7 @@ export class VerbsRail {
     end.isFailed = true;
     if (end.peer === GONE) return;
     this.#failures.queuePairs += 1;
-    this.#onFailed(end);
+    this.#onFailed(end, this.port.rail.name);
   }
 
   /** Fails it, and ends what it has under way: the device flushes that. */
