@@ -133,7 +133,7 @@ function isQuiet({ io }: End, region: Region): boolean {
 }
 
 async function until(done: () => boolean): Promise<void> {
-  const end = Date.now() + 20_000;
+  const end = Date.now() + 120_000;
   while (!done()) {
     assert.ok(Date.now() < end, 'it did not come');
     await new Promise((resolve) => setImmediate(resolve));

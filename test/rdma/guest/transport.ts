@@ -29,6 +29,9 @@ const base = {
   // The guest's processor is emulated: what waits behind others waits long.
   transportTargetDelayUs: 100_000,
   transportMinRtoUs: 20_000,
+  // Beside other guests it may stand still for seconds.
+  transportGiveUpMs: 60_000,
+  timeoutMs: 240_000,
 } as const;
 const devices = { near: { rdmaDevices: '=rxe0' }, far: { rdmaDevices: '=rxe1' } } as const;
 
@@ -119,7 +122,7 @@ for (const [service, percent] of [
 }
 
 test('a port that is down for a while costs time only; one that stays down ends the connection', async () => {
-  await using pair = await openVerbs('ud', { transportGiveUpMs: 4000 });
+  await using pair = await openVerbs('ud', { transportGiveUpMs: 10_000 });
   await exchange(pair, 2);
   const source = await memoryOf(pair.near, 500_000);
   const target = await memoryOf(pair.far, 500_000);
@@ -220,7 +223,7 @@ test('a killed peer is noticed at once', async () => {
     stdio: ['ignore', 'ignore', 'inherit'],
     env: { ...process.env, NODE_TEST_CONTEXT: undefined },
   });
-  const connection = await listener.accept({ timeoutMs: 60_000 });
+  const connection = await listener.accept({ timeoutMs: 240_000 });
   const region = await memoryOf(transport, 8 << 20);
   await transport.wait(connection.receive({ region, bytes: 8 << 20 }));
   child.kill('SIGKILL');
