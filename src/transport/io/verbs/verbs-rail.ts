@@ -150,10 +150,14 @@ export class VerbsRail {
     this.#onFailed(end, this.port.rail.name);
   }
 
-  /** Fails it, and ends what it has under way: the device flushes that. */
+  /** Fails it, and ends what it has under way: the device flushes that, unless it is gone itself. */
   cutOff(end: PathEnd): void {
-    end.queuePair.fail();
     this.fail(end);
+    try {
+      end.queuePair.fail();
+    } catch (error) {
+      log('transport', 'debug', `${this.port.rail.name}: ${String(error)}`);
+    }
   }
 
   /** Fails with WL_CAPACITY. */
