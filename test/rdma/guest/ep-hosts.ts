@@ -14,6 +14,8 @@ for (const what of ['buffer', 'layer']) {
       WEFTLINE_TEST_GROUP: 'all',
       WEFTLINE_LOG: 'agent:info',
       WEFTLINE_TIMEOUT_MS: String(TIMEOUT_MS),
+      // Each engine is a thread that takes the guest many seconds to start, and none of them carries rows here.
+      WEFTLINE_TRANSPORT_ENGINES: '1',
     };
     const { exitCode, transcript } = await runRanks(4, property, {
       args: [what, '1', '7'],
